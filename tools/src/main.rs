@@ -1,0 +1,2 @@
+//! The waterline command.
+fn main() {}
