@@ -1,1 +1,27 @@
-//! Number formats and model files.
+//! Quantized number formats, matrix products over them, and the files that hold them.
+//!
+//! Reading order: [`Format`] (what a block of numbers looks like; one file per format under `formats/`),
+//! [`Activations`] and [`Matrix`] (products of quantized rows with f32 inputs), `kernel.rs` and `simd/` (how a product is
+//! tiled and computed on each CPU), [`Bytes`] and [`Tensor`] (where numbers live), [`gguf`] and [`safetensors`] (files).
+//!
+//! Every format is bit-compatible with ggml's format of the same name.
+
+mod activations;
+mod aligned;
+mod cpu;
+mod error;
+mod format;
+mod formats;
+pub mod gguf;
+mod kernel;
+mod matrix;
+pub mod safetensors;
+mod simd;
+mod storage;
+
+pub use activations::Activations;
+pub use cpu::Simd;
+pub use error::{Error, Result};
+pub use format::{BF16, F16, F32, FORMATS, Format, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
+pub use matrix::{Matrix, Output};
+pub use storage::{Bytes, Tensor};

@@ -1,1 +1,45 @@
-//! The waterline runtime.
+//! waterline decodes recurrent and hybrid language models in fixed memory: everything a session needs is allocated
+//! when it is made, and nothing grows while tokens are read.
+//!
+//! ```no_run
+//! use waterline::{GenerateOptions, Model, Session, SessionOptions};
+//!
+//! # fn main() -> waterline::Result<()> {
+//! let model = Model::open("model.gguf")?;
+//! let mut session = Session::new(model.clone(), SessionOptions::default())?;
+//! session.feed(&model.tokenizer()?.encode("Once upon a time")?)?;
+//! for piece in session.generate(GenerateOptions::default())? {
+//!     print!("{}", piece?);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Reading order: [`spec`] (what a model is), `mixers` (one file each: its equations, weights, state and stages),
+//! `program` and `stages` (the fused operations), [`state`] (the one buffer of a session), `cpu` (how stages run),
+//! [`session`] (the loop), [`text`] (tokenizer, chat templates), `arch` (other people's configurations).
+
+mod arch;
+pub mod checkpoint;
+mod cpu;
+mod error;
+mod generate;
+pub mod mixers;
+mod model;
+pub mod program;
+mod sampler;
+pub mod session;
+pub mod spec;
+pub mod stages;
+pub mod state;
+pub mod text;
+
+pub use checkpoint::Checkpoint;
+pub use cpu::{Pool, physical_cores};
+pub use error::{Error, Result};
+pub use generate::{Finish, Generate, GenerateOptions};
+pub use model::Model;
+pub use sampler::{SamplerParams, SamplerState};
+pub use session::{Canceller, ContextEnd, Session, SessionOptions};
+pub use spec::{BlockSpec, MlpSpec, ModelSpec, Precision, WeightSpec};
+pub use state::{Kv, Snapshot, StateOptions, StatePlan};

@@ -1,0 +1,61 @@
+//! Which vector instructions this CPU has.
+
+/// A level of vector instructions for which kernels exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Simd {
+    /// Plain loops: the reference that the other levels are tested against.
+    Scalar,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, DQ, VL, VBMI and VNNI (Ice Lake, Zen 4 and later), and what [`Simd::Avx2`] needs.
+    Avx512Vnni,
+    /// 64-bit ARM without the `dotprod` extension.
+    Neon,
+    /// 64-bit ARM with the `dotprod` extension (8-bit dot products in hardware).
+    NeonDotprod,
+}
+
+impl Simd {
+    const ALL: [Simd; 5] = [Simd::Scalar, Simd::Avx2, Simd::Avx512Vnni, Simd::Neon, Simd::NeonDotprod];
+
+    /// The fastest level that this CPU has.
+    pub fn detect() -> Simd {
+        Simd::ALL.into_iter().rfind(|simd| simd.is_available()).unwrap_or(Simd::Scalar)
+    }
+
+    /// Every level that this CPU has, slowest first.
+    pub fn available() -> impl Iterator<Item = Simd> {
+        Simd::ALL.into_iter().filter(|simd| simd.is_available())
+    }
+
+    /// Whether this CPU has the level.
+    pub fn is_available(self) -> bool {
+        match self {
+            Simd::Scalar => true,
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx512Vnni => {
+                Simd::Avx2.is_available()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512vbmi")
+                    && is_x86_feature_detected!("avx512vnni")
+            }
+            #[cfg(target_arch = "aarch64")]
+            Simd::Neon => std::arch::is_aarch64_feature_detected!("neon"),
+            #[cfg(target_arch = "aarch64")]
+            Simd::NeonDotprod => {
+                Simd::Neon.is_available() && std::arch::is_aarch64_feature_detected!("dotprod")
+            }
+            #[allow(unreachable_patterns)]
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Number formats as values: name, block size, encoder, decoder, kernels.
+
+use crate::error::{Error, Result};
+use crate::formats;
+use crate::kernel::Kernel;
+use crate::cpu::Simd;
+
+/// A way of storing numbers: every row of a matrix is a sequence of equal blocks.
+pub struct Format {
+    /// ggml's name for it: "F32", "Q4_K", ...
+    pub name: &'static str,
+    /// ggml's number for it, as stored in GGUF files.
+    pub ggml_type: u32,
+    /// Numbers in a block; 1 for the float formats.
+    pub block_len: usize,
+    /// Bytes in a block.
+    pub block_bytes: usize,
+    pub(crate) integer_dot: bool,
+    pub(crate) encode: fn(&[f32], &mut [u8]),
+    pub(crate) decode: fn(&[u8], &mut [f32]),
+    pub(crate) kernel: fn(Simd) -> Kernel,
+}
+
+pub use formats::bf16::BF16;
+pub use formats::f16::F16;
+pub use formats::f32::F32;
+pub use formats::q4_0::Q4_0;
+pub use formats::q4_k::Q4_K;
+pub use formats::q5_k::Q5_K;
+pub use formats::q6_k::Q6_K;
+pub use formats::q8_0::Q8_0;
+
+/// Every format, most precise first.
+pub static FORMATS: [&Format; 8] = [&F32, &F16, &BF16, &Q8_0, &Q6_K, &Q5_K, &Q4_K, &Q4_0];
+
+impl Format {
+    /// The format called `name`, in any case.
+    pub fn by_name(name: &str) -> Result<&'static Format> {
+        FORMATS
+            .into_iter()
+            .find(|format| format.name.eq_ignore_ascii_case(name))
+            .ok_or_else(|| unknown(format!("'{name}'")))
+    }
+
+    /// The format with ggml's number `ggml_type`.
+    pub fn by_ggml_type(ggml_type: u32) -> Result<&'static Format> {
+        FORMATS
+            .into_iter()
+            .find(|format| format.ggml_type == ggml_type)
+            .ok_or_else(|| unknown(format!("with ggml type {ggml_type}")))
+    }
+
+    /// Bytes of a row of `cols` numbers. An error if that is not a whole number of blocks.
+    pub fn row_bytes(&self, cols: usize) -> Result<usize> {
+        if !cols.is_multiple_of(self.block_len) {
+            return Err(Error::PartialBlock { format: self.name, cols, block_len: self.block_len });
+        }
+        (cols / self.block_len)
+            .checked_mul(self.block_bytes)
+            .ok_or_else(|| Error::TooLarge { shape: vec![cols] })
+    }
+
+    /// Bytes of a tensor of `shape` (outermost dimension first). A tensor without dimensions is one number.
+    pub fn tensor_bytes(&self, shape: &[usize]) -> Result<usize> {
+        let (cols, outer) = shape.split_last().map_or((1, shape), |(&cols, outer)| (cols, outer));
+        outer
+            .iter()
+            .try_fold(self.row_bytes(cols)?, |bytes, &dim| bytes.checked_mul(dim))
+            .filter(|&bytes| isize::try_from(bytes).is_ok())
+            .ok_or_else(|| Error::TooLarge { shape: shape.to_vec() })
+    }
+
+    /// Stores `src` in `dst`. Numbers beyond the format's range become its largest or infinity, as in ggml.
+    ///
+    /// # Panics
+    /// If `src` is not a whole number of blocks or `dst` is not exactly as long as they need.
+    pub fn encode(&self, src: &[f32], dst: &mut [u8]) {
+        self.check_lengths(src.len(), dst.len());
+        (self.encode)(src, dst);
+    }
+
+    /// Reads the numbers stored in `src`.
+    ///
+    /// # Panics
+    /// If `dst` is not a whole number of blocks or `src` is not exactly as long as they are.
+    pub fn decode(&self, src: &[u8], dst: &mut [f32]) {
+        self.check_lengths(dst.len(), src.len());
+        (self.decode)(src, dst);
+    }
+
+    fn check_lengths(&self, numbers: usize, bytes: usize) {
+        assert!(
+            numbers.is_multiple_of(self.block_len) && numbers / self.block_len * self.block_bytes == bytes,
+            "{numbers} numbers do not make {bytes} bytes of {}",
+            self.name
+        );
+    }
+
+    /// Whether products use the inputs rounded to 8 bits ([`Activations::load`](crate::Activations::load) with `quantize`)
+    /// instead of the f32 inputs.
+    pub fn is_integer_dot(&self) -> bool {
+        self.integer_dot
+    }
+}
+
+fn unknown(found: String) -> Error {
+    Error::UnknownFormat { found, expected: FORMATS.map(|format| format.name).join(", ") }
+}
+
+impl PartialEq for Format {
+    fn eq(&self, other: &Format) -> bool {
+        self.ggml_type == other.ggml_type
+    }
+}
+
+impl Eq for Format {}
+
+impl std::fmt::Debug for Format {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl std::fmt::Display for Format {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}

@@ -1,0 +1,70 @@
+//! BF16: the upper half of an f32.
+
+use crate::activations::Row;
+use crate::format::Format;
+use crate::formats::{decode_blocks, encode_blocks};
+use crate::kernel;
+use crate::simd::scalar;
+
+/// 16-bit floats with 8 bits of exponent, rounded to nearest even.
+pub static BF16: Format = Format {
+    name: "BF16",
+    ggml_type: 30,
+    block_len: 1,
+    block_bytes: size_of::<Number>(),
+    integer_dot: false,
+    encode: |src, dst| encode_blocks(src, dst, |&[x]| Number::from_f32(x)),
+    decode: |src, dst| decode_blocks(src, dst, |number: &Number| [number.to_f32()]),
+    kernel: kernel::float::<Number>,
+};
+
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(crate) struct Number([u8; 2]);
+
+const _: () = assert!(size_of::<Number>() == 2);
+
+impl Number {
+    fn from_f32(value: f32) -> Number {
+        Number(half::bf16::from_f32(value).to_le_bytes())
+    }
+
+    fn to_f32(self) -> f32 {
+        f32::from_bits(u32::from(u16::from_le_bytes(self.0)) << 16)
+    }
+}
+
+impl scalar::Dot for Number {
+    fn dot(row: &[u8], x: Row) -> f32 {
+        let row: &[Number] = bytemuck::cast_slice(row);
+        row.iter().zip(x.values).map(|(w, x)| w.to_f32() * x).sum()
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::Number;
+    use crate::simd::{avx2, avx512};
+
+    impl avx512::Float for Number {
+        #[target_feature(enable = "avx512f")]
+        #[inline]
+        unsafe fn load(at: *const Number) -> __m512 {
+            // SAFETY: valid for 16 numbers.
+            let halves = _mm512_cvtepu16_epi32(unsafe { _mm256_loadu_si256(at.cast()) });
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
+        }
+    }
+
+    impl avx2::Float for Number {
+        #[target_feature(enable = "avx2")]
+        #[inline]
+        unsafe fn load(at: *const Number) -> __m256 {
+            // SAFETY: valid for 8 numbers.
+            let halves = _mm256_cvtepu16_epi32(unsafe { _mm_loadu_si128(at.cast()) });
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(halves))
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! F16: half precision.
+
+use crate::activations::Row;
+use crate::format::Format;
+use crate::formats::{Half, decode_blocks, encode_blocks};
+use crate::kernel;
+use crate::simd::scalar;
+
+/// 16-bit floats with 5 bits of exponent (IEEE 754 binary16), rounded to nearest even.
+pub static F16: Format = Format {
+    name: "F16",
+    ggml_type: 1,
+    block_len: 1,
+    block_bytes: size_of::<Half>(),
+    integer_dot: false,
+    encode: |src, dst| encode_blocks(src, dst, |&[x]| Half::from_f32(x)),
+    decode: |src, dst| decode_blocks(src, dst, |number: &Half| [number.to_f32()]),
+    kernel: kernel::float::<Half>,
+};
+
+const _: () = assert!(size_of::<Half>() == 2);
+
+impl scalar::Dot for Half {
+    fn dot(row: &[u8], x: Row) -> f32 {
+        let row: &[Half] = bytemuck::cast_slice(row);
+        row.iter().zip(x.values).map(|(w, x)| w.to_f32() * x).sum()
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::Half;
+    use crate::simd::{avx2, avx512};
+
+    impl avx512::Float for Half {
+        #[target_feature(enable = "avx512f")]
+        #[inline]
+        unsafe fn load(at: *const Half) -> __m512 {
+            // SAFETY: valid for 16 numbers.
+            _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(at.cast()) })
+        }
+    }
+
+    impl avx2::Float for Half {
+        #[target_feature(enable = "avx2,f16c")]
+        #[inline]
+        unsafe fn load(at: *const Half) -> __m256 {
+            // SAFETY: valid for 8 numbers.
+            _mm256_cvtph_ps(unsafe { _mm_loadu_si128(at.cast()) })
+        }
+    }
+}

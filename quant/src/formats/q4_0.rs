@@ -1,0 +1,175 @@
+//! Q4_0: blocks of 32 numbers, an f16 scale and 4-bit codes: `x = d * (q - 8)`.
+//!
+//! The low halves of the bytes are numbers 0..16, the high halves numbers 16..32.
+
+use crate::activations::Row;
+use crate::format::Format;
+use crate::formats::{Half, decode_blocks, encode_blocks};
+use crate::kernel;
+use crate::simd::scalar;
+
+/// 4.5 bits per number: blocks of 32 with one scale.
+pub static Q4_0: Format = Format {
+    name: "Q4_0",
+    ggml_type: 2,
+    block_len: 32,
+    block_bytes: size_of::<Block>(),
+    integer_dot: true,
+    encode: |src, dst| encode_blocks(src, dst, Block::encode),
+    decode: |src, dst| decode_blocks(src, dst, Block::decode),
+    kernel: kernel::integer::<Block>,
+};
+
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(crate) struct Block {
+    d: Half,
+    q: [u8; 16],
+}
+
+const _: () = assert!(size_of::<Block>() == 18);
+
+impl Block {
+    fn encode(x: &[f32; 32]) -> Block {
+        // The number of largest magnitude (the first of equals) becomes code 0, that is -8, exactly.
+        let extreme = x.iter().fold(0f32, |max, &x| if x.abs() > max.abs() { x } else { max });
+        let d = extreme / -8.0;
+        let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
+        let code = |x: f32| ((x * inverse + 8.5) as u8).min(15);
+        let mut q = [0; 16];
+        for i in 0..16 {
+            q[i] = code(x[i]) | code(x[i + 16]) << 4;
+        }
+        Block { d: Half::from_f32(d), q }
+    }
+
+    fn codes(&self) -> [i8; 32] {
+        let mut codes = [0; 32];
+        for i in 0..16 {
+            codes[i] = (self.q[i] & 15) as i8 - 8;
+            codes[i + 16] = (self.q[i] >> 4) as i8 - 8;
+        }
+        codes
+    }
+
+    fn decode(&self) -> [f32; 32] {
+        let d = self.d.to_f32();
+        self.codes().map(|q| d * f32::from(q))
+    }
+}
+
+impl scalar::Dot for Block {
+    fn dot(row: &[u8], x: Row) -> f32 {
+        let blocks: &[Block] = bytemuck::cast_slice(row);
+        let dot = |(b, block): (usize, &Block)| {
+            scalar::dot_codes(&block.codes(), &x.block(b)) as f32 * (block.d.to_f32() * x.scales[b])
+        };
+        blocks.iter().enumerate().map(dot).sum()
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::Block;
+    use crate::simd::avx512::constant;
+    use crate::simd::{avx2, avx512};
+
+    /// For each byte of four blocks' codes its place in bytes 0..64 (below 64) or 8..72 (from 64) of the blocks.
+    const CODES: [u8; 64] = {
+        let mut places = [0; 64];
+        let mut i = 0;
+        while i < 64 {
+            let place = (i / 16 * size_of::<Block>() + 2 + i % 16) as u8;
+            places[i] = if place < 64 { place } else { 64 + place - 8 };
+            i += 1;
+        }
+        places
+    };
+
+    /// For each 128-bit lane the place of its block's scale, in halves.
+    const SCALES: [u16; 32] = {
+        let mut places = [0; 32];
+        let mut i = 0;
+        while i < 16 {
+            places[i] = (i / 4 * size_of::<Block>() / 2) as u16;
+            i += 1;
+        }
+        places
+    };
+
+    impl avx512::Integer for Block {
+        type Chunk = [Block; 4];
+        type Header = ();
+
+        const GROUPS: usize = 1;
+        const OFFSET: i8 = 8;
+        const HALF_SCALES: bool = false;
+
+        #[inline]
+        unsafe fn header(_: *const [Block; 4]) {}
+
+        #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+        #[inline]
+        unsafe fn group(chunk: *const [Block; 4], _: (), _: usize) -> avx512::Group {
+            // SAFETY: a chunk is 72 bytes.
+            let (start, end) = unsafe {
+                let bytes = chunk.cast::<u8>();
+                (_mm512_loadu_si512(bytes.cast()), _mm512_loadu_si512(bytes.add(8).cast()))
+            };
+            let low = _mm512_set1_epi8(15);
+            let codes = _mm512_permutex2var_epi8(start, constant(&CODES), end);
+            let scales = _mm512_permutexvar_epi16(constant(&SCALES), start);
+            let scale = _mm512_cvtph_ps(_mm512_castsi512_si256(scales));
+            avx512::Group {
+                first: _mm512_and_si512(codes, low),
+                second: _mm512_and_si512(_mm512_srli_epi16::<4>(codes), low),
+                scale,
+                second_scale: scale,
+            }
+        }
+
+        #[inline]
+        fn mins(_: ()) -> Option<__m256> {
+            None
+        }
+    }
+
+    impl avx2::Integer for Block {
+        type Chunk = [Block; 2];
+        type Header = ();
+
+        const PAIRS: usize = 1;
+        const OFFSET: i8 = 8;
+        const SIGNED: bool = false;
+        const HALF_SCALES: bool = false;
+
+        #[inline]
+        unsafe fn header(_: *const [Block; 2]) {}
+
+        #[target_feature(enable = "avx2,f16c")]
+        #[inline]
+        unsafe fn pair(chunk: *const [Block; 2], _: (), _: usize) -> avx2::Pair {
+            // SAFETY: a chunk is 2 blocks, a block's codes are 16 bytes.
+            let (codes, d) = unsafe {
+                let (a, b) = (&(*chunk)[0], &(*chunk)[1]);
+                let codes = _mm256_loadu2_m128i(b.q.as_ptr().cast(), a.q.as_ptr().cast());
+                (codes, [a.d.bits(), b.d.bits()])
+            };
+            let low = _mm256_set1_epi8(15);
+            let scale = avx2::lanes(avx2::half(d[0]), avx2::half(d[1]));
+            avx2::Pair {
+                first: _mm256_and_si256(codes, low),
+                second: _mm256_and_si256(_mm256_srli_epi16::<4>(codes), low),
+                scale,
+                second_scale: scale,
+            }
+        }
+
+        #[inline]
+        fn mins(_: ()) -> Option<__m256> {
+            None
+        }
+    }
+}

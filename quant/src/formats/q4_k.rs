@@ -1,0 +1,150 @@
+//! Q4_K: super-blocks of 256 numbers, eight sub-blocks of 32 with a 6-bit scale and a 6-bit minimum each, 4-bit codes:
+//! `x = d * scale * q - dmin * min`.
+//!
+//! Each 32 bytes hold two sub-blocks, one in the low and one in the high halves.
+
+use crate::activations::Row;
+use crate::format::Format;
+use crate::formats::k_quants::{PackedScales, SUB, fit_super_block};
+use crate::formats::{Half, decode_blocks, encode_blocks};
+use crate::kernel;
+use crate::simd::scalar;
+
+/// 4.5 bits per number: super-blocks of 256, scale and minimum per 32.
+pub static Q4_K: Format = Format {
+    name: "Q4_K",
+    ggml_type: 12,
+    block_len: 256,
+    block_bytes: size_of::<Block>(),
+    integer_dot: true,
+    encode: |src, dst| encode_blocks(src, dst, Block::encode),
+    decode: |src, dst| decode_blocks(src, dst, Block::decode),
+    kernel: kernel::integer::<Block>,
+};
+
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(crate) struct Block {
+    d: Half,
+    dmin: Half,
+    scales: PackedScales,
+    q: [[u8; 32]; 4],
+}
+
+const _: () = assert!(size_of::<Block>() == 144);
+
+impl Block {
+    fn encode(x: &[f32; 256]) -> Block {
+        let fit = fit_super_block(x, 15);
+        let mut q = [[0; 32]; 4];
+        for (i, &x) in x.iter().enumerate() {
+            let sub = i / SUB;
+            q[sub / 2][i % SUB] |= fit.lines[sub].code(x, 15) << (sub % 2 * 4);
+        }
+        Block { d: fit.d, dmin: fit.dmin, scales: fit.packed, q }
+    }
+
+    fn codes(&self, sub: usize) -> [i8; SUB] {
+        self.q[sub / 2].map(|byte| (byte >> (sub % 2 * 4) & 15) as i8)
+    }
+
+    fn decode(&self) -> [f32; 256] {
+        let mut x = [0.0; 256];
+        let (scales, mins) = self.scales.unpack();
+        for (sub, x) in x.as_chunks_mut::<SUB>().0.iter_mut().enumerate() {
+            let scale = self.d.to_f32() * f32::from(scales.to_le_bytes()[sub]);
+            let min = self.dmin.to_f32() * f32::from(mins.to_le_bytes()[sub]);
+            *x = self.codes(sub).map(|q| scale * f32::from(q) - min);
+        }
+        x
+    }
+}
+
+impl scalar::Dot for Block {
+    fn dot(row: &[u8], x: Row) -> f32 {
+        let blocks: &[Block] = bytemuck::cast_slice(row);
+        let mut dot = 0.0;
+        for (b, block) in blocks.iter().enumerate() {
+            let (scales, mins) = block.scales.unpack();
+            for sub in 0..8 {
+                let scale = block.d.to_f32() * f32::from(scales.to_le_bytes()[sub]);
+                let min = block.dmin.to_f32() * f32::from(mins.to_le_bytes()[sub]);
+                let codes = scalar::dot_codes(&block.codes(sub), &x.block(8 * b + sub)) as f32;
+                dot += scale * x.scales[8 * b + sub] * codes - min * x.sums[8 * b + sub];
+            }
+        }
+        dot
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::Block;
+    use crate::formats::k_quants::x86::{EightLines, eight_lines};
+    use crate::simd::{avx2, avx512};
+
+    impl avx512::Integer for Block {
+        type Chunk = Block;
+        type Header = EightLines;
+
+        const GROUPS: usize = 2;
+        const OFFSET: i8 = 0;
+        const HALF_SCALES: bool = false;
+
+        #[target_feature(enable = "avx2,f16c")]
+        #[inline]
+        unsafe fn header(block: *const Block) -> EightLines {
+            // SAFETY: the block is valid.
+            unsafe { eight_lines(&(*block).d, &(*block).dmin, &(*block).scales) }
+        }
+
+        #[target_feature(enable = "avx512f,avx512bw")]
+        #[inline]
+        unsafe fn group(block: *const Block, header: EightLines, group: usize) -> avx512::Group {
+            // SAFETY: a group's codes are 64 bytes.
+            let codes = unsafe { _mm512_loadu_si512((*block).q.as_ptr().add(2 * group).cast()) };
+            let (first, second) = avx512::nibbles(codes);
+            let scale = header.spread(group);
+            avx512::Group { first, second, scale, second_scale: scale }
+        }
+
+        #[inline]
+        fn mins(header: EightLines) -> Option<__m256> {
+            Some(header.mins)
+        }
+    }
+
+    impl avx2::Integer for Block {
+        type Chunk = Block;
+        type Header = EightLines;
+
+        const PAIRS: usize = 4;
+        const OFFSET: i8 = 0;
+        const SIGNED: bool = false;
+        const HALF_SCALES: bool = false;
+
+        #[target_feature(enable = "avx2,f16c")]
+        #[inline]
+        unsafe fn header(block: *const Block) -> EightLines {
+            // SAFETY: the block is valid.
+            unsafe { eight_lines(&(*block).d, &(*block).dmin, &(*block).scales) }
+        }
+
+        #[target_feature(enable = "avx2")]
+        #[inline]
+        unsafe fn pair(block: *const Block, header: EightLines, pair: usize) -> avx2::Pair {
+            // SAFETY: a pair's codes are 32 bytes.
+            let codes = unsafe { _mm256_loadu_si256((*block).q.as_ptr().add(pair).cast()) };
+            let (first, second) = avx2::nibbles(codes);
+            let scale = header.spread_pair(pair);
+            avx2::Pair { first, second, scale, second_scale: scale }
+        }
+
+        #[inline]
+        fn mins(header: EightLines) -> Option<__m256> {
+            Some(header.mins)
+        }
+    }
+}

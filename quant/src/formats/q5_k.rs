@@ -1,0 +1,202 @@
+//! Q5_K: as Q4_K with a fifth bit per code: `x = d * scale * q - dmin * min`.
+//!
+//! Bit j of byte i of `high` is the fifth bit of number i of sub-block j.
+
+use crate::activations::Row;
+use crate::format::Format;
+use crate::formats::k_quants::{PackedScales, SUB, fit_super_block};
+use crate::formats::{Half, decode_blocks, encode_blocks};
+use crate::kernel;
+use crate::simd::scalar;
+
+/// 5.5 bits per number: super-blocks of 256, scale and minimum per 32.
+pub static Q5_K: Format = Format {
+    name: "Q5_K",
+    ggml_type: 13,
+    block_len: 256,
+    block_bytes: size_of::<Block>(),
+    integer_dot: true,
+    encode: |src, dst| encode_blocks(src, dst, Block::encode),
+    decode: |src, dst| decode_blocks(src, dst, Block::decode),
+    kernel: kernel::integer::<Block>,
+};
+
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(crate) struct Block {
+    d: Half,
+    dmin: Half,
+    scales: PackedScales,
+    high: [u8; 32],
+    low: [[u8; 32]; 4],
+}
+
+const _: () = assert!(size_of::<Block>() == 176);
+
+impl Block {
+    fn encode(x: &[f32; 256]) -> Block {
+        let fit = fit_super_block(x, 31);
+        let (mut high, mut low) = ([0; 32], [[0; 32]; 4]);
+        for (i, &x) in x.iter().enumerate() {
+            let sub = i / SUB;
+            let code = fit.lines[sub].code(x, 31);
+            low[sub / 2][i % SUB] |= (code & 15) << (sub % 2 * 4);
+            high[i % SUB] |= code >> 4 << sub;
+        }
+        Block { d: fit.d, dmin: fit.dmin, scales: fit.packed, high, low }
+    }
+
+    fn codes(&self, sub: usize) -> [i8; SUB] {
+        let mut codes = [0; SUB];
+        for i in 0..SUB {
+            let low = self.low[sub / 2][i] >> (sub % 2 * 4) & 15;
+            codes[i] = (low | (self.high[i] >> sub & 1) << 4) as i8;
+        }
+        codes
+    }
+
+    fn decode(&self) -> [f32; 256] {
+        let mut x = [0.0; 256];
+        let (scales, mins) = self.scales.unpack();
+        for (sub, x) in x.as_chunks_mut::<SUB>().0.iter_mut().enumerate() {
+            let scale = self.d.to_f32() * f32::from(scales.to_le_bytes()[sub]);
+            let min = self.dmin.to_f32() * f32::from(mins.to_le_bytes()[sub]);
+            *x = self.codes(sub).map(|q| scale * f32::from(q) - min);
+        }
+        x
+    }
+}
+
+impl scalar::Dot for Block {
+    fn dot(row: &[u8], x: Row) -> f32 {
+        let blocks: &[Block] = bytemuck::cast_slice(row);
+        let mut dot = 0.0;
+        for (b, block) in blocks.iter().enumerate() {
+            let (scales, mins) = block.scales.unpack();
+            for sub in 0..8 {
+                let scale = block.d.to_f32() * f32::from(scales.to_le_bytes()[sub]);
+                let min = block.dmin.to_f32() * f32::from(mins.to_le_bytes()[sub]);
+                let codes = scalar::dot_codes(&block.codes(sub), &x.block(8 * b + sub)) as f32;
+                dot += scale * x.scales[8 * b + sub] * codes - min * x.sums[8 * b + sub];
+            }
+        }
+        dot
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::Block;
+    use crate::formats::k_quants::x86::{EightLines, eight_lines};
+    use crate::simd::avx512::constant;
+    use crate::simd::{avx2, avx512};
+
+    /// The bit of `high` that belongs to each 128-bit lane of a group.
+    const BITS: [[u8; 64]; 2] = {
+        let mut bits = [[0; 64]; 2];
+        let mut i = 0;
+        while i < 128 {
+            bits[i / 64][i % 64] = 1 << (i / 16);
+            i += 1;
+        }
+        bits
+    };
+
+    impl avx512::Integer for Block {
+        type Chunk = Block;
+        type Header = EightLines;
+
+        const GROUPS: usize = 2;
+        const OFFSET: i8 = 0;
+        const HALF_SCALES: bool = false;
+
+        #[target_feature(enable = "avx2,f16c")]
+        #[inline]
+        unsafe fn header(block: *const Block) -> EightLines {
+            // SAFETY: the block is valid.
+            unsafe { eight_lines(&(*block).d, &(*block).dmin, &(*block).scales) }
+        }
+
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
+        #[inline]
+        unsafe fn group(block: *const Block, header: EightLines, group: usize) -> avx512::Group {
+            // SAFETY: a group's low bits are 64 bytes; the high bits are 32.
+            let (low, high_1, high_2) = unsafe {
+                let high = (*block).high.as_ptr().cast::<__m128i>();
+                (
+                    _mm512_loadu_si512((*block).low.as_ptr().add(2 * group).cast()),
+                    _mm512_broadcast_i32x4(_mm_loadu_si128(high)),
+                    _mm512_broadcast_i32x4(_mm_loadu_si128(high.add(1))),
+                )
+            };
+            let (first, second) = avx512::nibbles(low);
+            let bits = constant(&BITS[group]);
+            let sixteen = _mm512_set1_epi8(16);
+            let with = |low, high| _mm512_mask_add_epi8(low, _mm512_test_epi8_mask(high, bits), low, sixteen);
+            let scale = header.spread(group);
+            avx512::Group {
+                first: with(first, high_1),
+                second: with(second, high_2),
+                scale,
+                second_scale: scale,
+            }
+        }
+
+        #[inline]
+        fn mins(header: EightLines) -> Option<__m256> {
+            Some(header.mins)
+        }
+    }
+
+    impl avx2::Integer for Block {
+        type Chunk = Block;
+        type Header = EightLines;
+
+        const PAIRS: usize = 4;
+        const OFFSET: i8 = 0;
+        const SIGNED: bool = false;
+        const HALF_SCALES: bool = false;
+
+        #[target_feature(enable = "avx2,f16c")]
+        #[inline]
+        unsafe fn header(block: *const Block) -> EightLines {
+            // SAFETY: the block is valid.
+            unsafe { eight_lines(&(*block).d, &(*block).dmin, &(*block).scales) }
+        }
+
+        #[target_feature(enable = "avx2")]
+        #[inline]
+        unsafe fn pair(block: *const Block, header: EightLines, pair: usize) -> avx2::Pair {
+            // SAFETY: a pair's low bits are 32 bytes; the high bits are 32.
+            let (low, high_1, high_2) = unsafe {
+                let high = (*block).high.as_ptr().cast::<__m128i>();
+                (
+                    _mm256_loadu_si256((*block).low.as_ptr().add(pair).cast()),
+                    _mm256_broadcastsi128_si256(_mm_loadu_si128(high)),
+                    _mm256_broadcastsi128_si256(_mm_loadu_si128(high.add(1))),
+                )
+            };
+            let (first, second) = avx2::nibbles(low);
+            let (even, odd) = (1i8 << (2 * pair), 2u8.wrapping_shl(2 * pair as u32) as i8);
+            let bits = _mm256_set_m128i(_mm_set1_epi8(odd), _mm_set1_epi8(even));
+            let with = |low, high| {
+                let set = _mm256_cmpeq_epi8(_mm256_and_si256(high, bits), bits);
+                _mm256_or_si256(low, _mm256_and_si256(set, _mm256_set1_epi8(16)))
+            };
+            let scale = header.spread_pair(pair);
+            avx2::Pair {
+                first: with(first, high_1),
+                second: with(second, high_2),
+                scale,
+                second_scale: scale,
+            }
+        }
+
+        #[inline]
+        fn mins(header: EightLines) -> Option<__m256> {
+            Some(header.mins)
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Q6_K: super-blocks of 256 numbers, sixteen sub-blocks of 16 with an 8-bit scale each, 6-bit codes:
+//! `x = d * scale * (q - 32)`.
+//!
+//! Each half of 128 numbers is four runs of 32. Number i of run j has its low four bits in byte `32 * (j % 2) + i` of the
+//! half's `low` (runs 0 and 1 in the low, 2 and 3 in the high halves of the bytes) and its high two bits in bits
+//! `2 * j..2 * j + 2` of byte i of the half's `high`.
+
+use crate::activations::Row;
+use crate::format::Format;
+use crate::formats::{Half, decode_blocks, encode_blocks};
+use crate::kernel;
+use crate::simd::scalar;
+
+/// 6.56 bits per number: super-blocks of 256, scale per 16.
+pub static Q6_K: Format = Format {
+    name: "Q6_K",
+    ggml_type: 14,
+    block_len: 256,
+    block_bytes: size_of::<Block>(),
+    integer_dot: true,
+    encode: |src, dst| encode_blocks(src, dst, Block::encode),
+    decode: |src, dst| decode_blocks(src, dst, Block::decode),
+    kernel: kernel::integer::<Block>,
+};
+
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(crate) struct Block {
+    low: [[u8; 64]; 2],
+    high: [[u8; 32]; 2],
+    scales: [i8; 16],
+    d: Half,
+}
+
+const _: () = assert!(size_of::<Block>() == 210);
+
+impl Block {
+    fn encode(x: &[f32; 256]) -> Block {
+        let mut fitted = [0f32; 16];
+        for (scale, x) in fitted.iter_mut().zip(x.as_chunks::<16>().0) {
+            *scale = fit_scale(x);
+        }
+        // The scale of largest magnitude becomes -128 exactly.
+        let extreme = fitted.iter().fold(0f32, |max, &s| if s.abs() > max.abs() { s } else { max });
+        let mut block: Block = bytemuck::Zeroable::zeroed();
+        if extreme == 0.0 || !extreme.is_finite() {
+            return block;
+        }
+        block.d = Half::from_f32(extreme / -128.0);
+        block.scales = fitted.map(|s| (s * (-128.0 / extreme)).round_ties_even().min(127.0) as i8);
+        for (i, &x) in x.iter().enumerate() {
+            let scale = block.d.to_f32() * f32::from(block.scales[i / 16]);
+            let code = if scale == 0.0 { 32 } else { (nearest_code(x / scale) + 32.0) as u8 };
+            let (half, run, i) = (i / 128, i % 128 / 32, i % 32);
+            block.low[half][run % 2 * 32 + i] |= (code & 15) << (run / 2 * 4);
+            block.high[half][i] |= code >> 4 << (run * 2);
+        }
+        block
+    }
+
+    /// Codes of run `run` (of 8) less 32.
+    fn codes(&self, run: usize) -> [i8; 32] {
+        let (half, run) = (run / 4, run % 4);
+        let mut codes = [0; 32];
+        for i in 0..32 {
+            let low = self.low[half][run % 2 * 32 + i] >> (run / 2 * 4) & 15;
+            let high = self.high[half][i] >> (run * 2) & 3;
+            codes[i] = (low | high << 4) as i8 - 32;
+        }
+        codes
+    }
+
+    fn decode(&self) -> [f32; 256] {
+        let mut x = [0.0; 256];
+        for (run, x) in x.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            let codes = self.codes(run);
+            for i in 0..32 {
+                let scale = self.d.to_f32() * f32::from(self.scales[2 * run + i / 16]);
+                x[i] = scale * f32::from(codes[i]);
+            }
+        }
+        x
+    }
+}
+
+/// The nearest code, less 32.
+fn nearest_code(x: f32) -> f32 {
+    x.round_ties_even().clamp(-32.0, 31.0)
+}
+
+/// The scale (of either sign) with the least squared error over codes `-32..=31`, each number weighing as its square.
+///
+/// Candidate scales around the one that maps the extreme number to -32 give candidate codes; for each set of codes the best
+/// scale is `sum w q x / sum w q q`, and its gain over storing zeros `(sum w q x)^2 / sum w q q`.
+fn fit_scale(x: &[f32; 16]) -> f32 {
+    let extreme = x.iter().fold(0f32, |max, &x| if x.abs() > max.abs() { x } else { max });
+    if extreme == 0.0 || !extreme.is_finite() {
+        return 0.0;
+    }
+    let (mut best, mut best_gain) = (0.0, 0.0);
+    for step in -9..=9 {
+        let inverse = -(32.0 + 0.1 * step as f32) / extreme;
+        let (mut wqx, mut wqq) = (0f32, 0f32);
+        for &x in x {
+            // Relative to the extreme, so that squares neither overflow nor vanish.
+            let (weight, q) = ((x / extreme) * (x / extreme), nearest_code(x * inverse));
+            wqx += weight * q * (x / extreme);
+            wqq += weight * q * q;
+        }
+        if wqq > 0.0 && wqx * wqx > best_gain * wqq {
+            (best, best_gain) = (extreme * (wqx / wqq), wqx * wqx / wqq);
+        }
+    }
+    best
+}
+
+impl scalar::Dot for Block {
+    fn dot(row: &[u8], x: Row) -> f32 {
+        let blocks: &[Block] = bytemuck::cast_slice(row);
+        let mut dot = 0.0;
+        for (b, block) in blocks.iter().enumerate() {
+            for run in 0..8 {
+                let (weights, codes) = (block.codes(run), x.block(8 * b + run));
+                let mut sum = 0.0;
+                for (half, (weights, codes)) in
+                    weights.as_chunks::<16>().0.iter().zip(codes.as_chunks().0).enumerate()
+                {
+                    let scale = block.d.to_f32() * f32::from(block.scales[2 * run + half]);
+                    sum += scale * scalar::dot_codes(weights, codes) as f32;
+                }
+                dot += sum * x.scales[8 * b + run];
+            }
+        }
+        dot
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::Block;
+    use crate::simd::avx512::constant;
+    use crate::simd::{avx2, avx512};
+
+    /// Which of the sixteen scales each f32 lane takes: `SCALES[2 * group + half]`.
+    const SCALES: [[i32; 16]; 4] = {
+        let mut places = [[0; 16]; 4];
+        let mut i = 0;
+        while i < 64 {
+            places[i / 16][i % 16] = (8 * (i / 32) + i / 16 % 2 + 2 * (i % 16 / 4)) as i32;
+            i += 1;
+        }
+        places
+    };
+
+    /// How far each 128-bit lane is rotated left to bring its two high bits to bits 4 and 5: 4, 2, 0, -2.
+    const ROTATIONS: [i32; 16] = [4, 4, 4, 4, 2, 2, 2, 2, 0, 0, 0, 0, 30, 30, 30, 30];
+
+    impl avx512::Integer for Block {
+        type Chunk = Block;
+        type Header = __m512;
+
+        const GROUPS: usize = 2;
+        const OFFSET: i8 = 32;
+        const HALF_SCALES: bool = true;
+
+        #[target_feature(enable = "avx512f,f16c")]
+        #[inline]
+        unsafe fn header(block: *const Block) -> __m512 {
+            // SAFETY: the block is valid; its scales are 16 bytes.
+            let (scales, d) =
+                unsafe { (_mm_loadu_si128((*block).scales.as_ptr().cast()), (*block).d.bits()) };
+            _mm512_mul_ps(
+                _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(scales)),
+                _mm512_set1_ps(avx2::half(d)),
+            )
+        }
+
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
+        #[inline]
+        unsafe fn group(block: *const Block, header: __m512, group: usize) -> avx512::Group {
+            // SAFETY: a group has 64 bytes of low and 32 of high bits.
+            let (low, high_1, high_2) = unsafe {
+                let high = (*block).high.as_ptr().add(group).cast::<__m128i>();
+                (
+                    _mm512_loadu_si512((*block).low.as_ptr().add(group).cast()),
+                    _mm512_broadcast_i32x4(_mm_loadu_si128(high)),
+                    _mm512_broadcast_i32x4(_mm_loadu_si128(high.add(1))),
+                )
+            };
+            // Lanes of `low` are first and second half of runs 0 and 2, then of runs 1 and 3.
+            let first = _mm512_shuffle_i64x2::<0b10_00_10_00>(low, low);
+            let second = _mm512_shuffle_i64x2::<0b11_01_11_01>(low, low);
+            let rotations = constant(&ROTATIONS);
+            let join = |low, high| {
+                // The low four bits of `low`, the next two of `high`.
+                const SELECT: i32 = 0b1100_1010;
+                let low = _mm512_mask_srli_epi16::<4>(low, 0xffff_0000, low);
+                let high = _mm512_rolv_epi32(high, rotations);
+                let both = _mm512_ternarylogic_epi32::<SELECT>(_mm512_set1_epi8(15), low, high);
+                _mm512_and_si512(both, _mm512_set1_epi8(63))
+            };
+            avx512::Group {
+                first: join(first, high_1),
+                second: join(second, high_2),
+                scale: _mm512_permutexvar_ps(constant(&SCALES[2 * group]), header),
+                second_scale: _mm512_permutexvar_ps(constant(&SCALES[2 * group + 1]), header),
+            }
+        }
+
+        #[inline]
+        fn mins(_: __m512) -> Option<__m256> {
+            None
+        }
+    }
+
+    impl avx2::Integer for Block {
+        type Chunk = Block;
+        type Header = [f32; 16];
+
+        const PAIRS: usize = 4;
+        const OFFSET: i8 = 32;
+        const SIGNED: bool = false;
+        const HALF_SCALES: bool = true;
+
+        #[target_feature(enable = "avx2,f16c")]
+        #[inline]
+        unsafe fn header(block: *const Block) -> [f32; 16] {
+            // SAFETY: the block is valid.
+            let (scales, d) = unsafe { ((*block).scales, avx2::half((*block).d.bits())) };
+            scales.map(|scale| d * f32::from(scale))
+        }
+
+        #[target_feature(enable = "avx2")]
+        #[inline]
+        unsafe fn pair(block: *const Block, scales: [f32; 16], pair: usize) -> avx2::Pair {
+            let (half, upper) = (pair / 2, pair % 2);
+            // SAFETY: a half has 64 bytes of low and 32 of high bits.
+            let (low_1, low_2, high_1, high_2) = unsafe {
+                let low = (*block).low.as_ptr().add(half).cast::<__m128i>();
+                let high = (*block).high.as_ptr().add(half).cast::<__m128i>();
+                (
+                    _mm256_loadu2_m128i(low.add(2), low),
+                    _mm256_loadu2_m128i(low.add(3), low.add(1)),
+                    _mm256_broadcastsi128_si256(_mm_loadu_si128(high)),
+                    _mm256_broadcastsi128_si256(_mm_loadu_si128(high.add(1))),
+                )
+            };
+            // Runs 2 * upper and 2 * upper + 1, in the two lanes.
+            let down = _mm_cvtsi32_si128(4 * upper as i32);
+            let left = _mm256_set_epi64x(2, 2, 4, 4);
+            let join = |low, high| {
+                let low = _mm256_and_si256(_mm256_srl_epi16(low, down), _mm256_set1_epi8(15));
+                // Bits from neighbouring bytes are shifted in and masked away.
+                let high = _mm256_sllv_epi64(_mm256_srl_epi16(high, down), left);
+                _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(48)))
+            };
+            let s = &scales[4 * pair..][..4];
+            avx2::Pair {
+                first: join(low_1, high_1),
+                second: join(low_2, high_2),
+                scale: avx2::lanes(s[0], s[2]),
+                second_scale: avx2::lanes(s[1], s[3]),
+            }
+        }
+
+        #[inline]
+        fn mins(_: [f32; 16]) -> Option<__m256> {
+            None
+        }
+    }
+}

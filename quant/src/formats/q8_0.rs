@@ -1,0 +1,159 @@
+//! Q8_0: blocks of 32 numbers, an f16 scale and 8-bit codes: `x = d * q`.
+
+use crate::activations::Row;
+use crate::format::Format;
+use crate::formats::{Half, decode_blocks, encode_blocks};
+use crate::kernel;
+use crate::simd::scalar;
+
+/// 8.5 bits per number: blocks of 32 with one scale.
+pub static Q8_0: Format = Format {
+    name: "Q8_0",
+    ggml_type: 8,
+    block_len: 32,
+    block_bytes: size_of::<Block>(),
+    integer_dot: true,
+    encode: |src, dst| encode_blocks(src, dst, Block::encode),
+    decode: |src, dst| decode_blocks(src, dst, Block::decode),
+    kernel: kernel::integer::<Block>,
+};
+
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(crate) struct Block {
+    d: Half,
+    q: [i8; 32],
+}
+
+const _: () = assert!(size_of::<Block>() == 34);
+
+impl Block {
+    fn encode(x: &[f32; 32]) -> Block {
+        let d = x.iter().fold(0f32, |max, x| max.max(x.abs())) / 127.0;
+        let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
+        Block { d: Half::from_f32(d), q: x.map(|x| (x * inverse).round() as i8) }
+    }
+
+    fn decode(&self) -> [f32; 32] {
+        let d = self.d.to_f32();
+        self.q.map(|q| f32::from(q) * d)
+    }
+}
+
+impl scalar::Dot for Block {
+    fn dot(row: &[u8], x: Row) -> f32 {
+        let blocks: &[Block] = bytemuck::cast_slice(row);
+        let dot = |(b, block): (usize, &Block)| {
+            scalar::dot_codes(&block.q, &x.block(b)) as f32 * (block.d.to_f32() * x.scales[b])
+        };
+        blocks.iter().enumerate().map(dot).sum()
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::Block;
+    use crate::simd::avx512::constant;
+    use crate::simd::{avx2, avx512};
+
+    /// Blocks 0 and 1 are read by one register, 2 and 3 by another, both from byte 0. For each byte of the first halves of
+    /// the codes its place in the former (below 64) or the latter (from 64).
+    const FIRST: [u8; 64] = places(2);
+    /// The same for the second halves, with the registers read from byte 4.
+    const SECOND: [u8; 64] = places(14);
+
+    const fn places(start: usize) -> [u8; 64] {
+        let mut places = [0; 64];
+        let mut i = 0;
+        while i < 64 {
+            places[i] = (i / 32 * 64 + i / 16 % 2 * size_of::<Block>() + start + i % 16) as u8;
+            i += 1;
+        }
+        places
+    }
+
+    /// For each 128-bit lane the place of its block's scale in the registers read from byte 0, in halves.
+    const SCALES: [u16; 32] = {
+        let mut places = [0; 32];
+        let mut i = 0;
+        while i < 16 {
+            places[i] = (i / 8 * 32 + i / 4 % 2 * size_of::<Block>() / 2) as u16;
+            i += 1;
+        }
+        places
+    };
+
+    impl avx512::Integer for Block {
+        type Chunk = [Block; 4];
+        type Header = ();
+
+        const GROUPS: usize = 1;
+        // Codes are made unsigned by adding 128: the sign bit is flipped.
+        const OFFSET: i8 = -128;
+        const HALF_SCALES: bool = false;
+
+        #[inline]
+        unsafe fn header(_: *const [Block; 4]) {}
+
+        #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+        #[inline]
+        unsafe fn group(chunk: *const [Block; 4], _: (), _: usize) -> avx512::Group {
+            // SAFETY: a chunk is 136 bytes, 68 for each pair of blocks.
+            let load = |from: usize| unsafe { _mm512_loadu_si512(chunk.cast::<u8>().add(from).cast()) };
+            let (a, b) = (load(0), load(68));
+            let sign = _mm512_set1_epi8(-128);
+            let first = _mm512_permutex2var_epi8(a, constant(&FIRST), b);
+            let second = _mm512_permutex2var_epi8(load(4), constant(&SECOND), load(72));
+            let scales = _mm512_permutex2var_epi16(a, constant(&SCALES), b);
+            let scale = _mm512_cvtph_ps(_mm512_castsi512_si256(scales));
+            avx512::Group {
+                first: _mm512_xor_si512(first, sign),
+                second: _mm512_xor_si512(second, sign),
+                scale,
+                second_scale: scale,
+            }
+        }
+
+        #[inline]
+        fn mins(_: ()) -> Option<__m256> {
+            None
+        }
+    }
+
+    impl avx2::Integer for Block {
+        type Chunk = [Block; 2];
+        type Header = ();
+
+        const PAIRS: usize = 1;
+        const OFFSET: i8 = 0;
+        const SIGNED: bool = true;
+        const HALF_SCALES: bool = false;
+
+        #[inline]
+        unsafe fn header(_: *const [Block; 2]) {}
+
+        #[target_feature(enable = "avx2,f16c")]
+        #[inline]
+        unsafe fn pair(chunk: *const [Block; 2], _: (), _: usize) -> avx2::Pair {
+            // SAFETY: a chunk is 2 blocks, a block's codes are 32 bytes.
+            unsafe {
+                let (a, b) = (&(*chunk)[0], &(*chunk)[1]);
+                let (qa, qb) = (a.q.as_ptr().cast::<__m128i>(), b.q.as_ptr().cast::<__m128i>());
+                let scale = avx2::lanes(avx2::half(a.d.bits()), avx2::half(b.d.bits()));
+                avx2::Pair {
+                    first: _mm256_loadu2_m128i(qb, qa),
+                    second: _mm256_loadu2_m128i(qb.add(1), qa.add(1)),
+                    scale,
+                    second_scale: scale,
+                }
+            }
+        }
+
+        #[inline]
+        fn mins(_: ()) -> Option<__m256> {
+            None
+        }
+    }
+}

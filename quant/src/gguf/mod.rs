@@ -1,0 +1,178 @@
+//! GGUF: one file with typed metadata and aligned tensors, as ggml reads and writes it.
+//!
+//! ```text
+//! "GGUF", version u32, tensor count u64, metadata count u64
+//! metadata:  key string, type u32, value                      (strings: length u64, UTF-8)
+//! tensors:   name string, dimensions u32, sizes u64 innermost first, type u32, offset u64
+//! data:      from the next multiple of general.alignment (32 unless stated); offsets count from here
+//! ```
+//!
+//! Everything is little-endian. Version 3 is read and written, version 2 is read.
+
+mod read;
+mod value;
+mod write;
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::Path;
+
+pub use value::{Array, Value};
+pub use write::{NewTensor, Writer};
+
+use crate::error::{Error, Result};
+use crate::format::Format;
+use crate::storage::{Bytes, Tensor};
+
+/// An opened GGUF file. Nothing of the tensors is read until they are used.
+pub struct Gguf {
+    name: String,
+    bytes: Bytes,
+    metadata: Vec<(String, Value)>,
+    keys: HashMap<String, usize>,
+    tensors: Vec<TensorInfo>,
+    names: HashMap<String, usize>,
+    data: Range<usize>,
+}
+
+/// What a GGUF file says about one tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TensorInfo {
+    /// Its name.
+    pub name: String,
+    /// ggml's number of its format, which may be one that this crate does not know.
+    pub ggml_type: u32,
+    /// Outermost dimension first.
+    pub shape: Vec<usize>,
+    /// Where its data starts, from the start of the data section.
+    pub offset: usize,
+}
+
+impl TensorInfo {
+    /// The format, if this crate knows it.
+    pub fn format(&self) -> Option<&'static Format> {
+        Format::by_ggml_type(self.ggml_type).ok()
+    }
+}
+
+impl Gguf {
+    /// Maps and checks a file.
+    pub fn open(path: impl AsRef<Path>) -> Result<Gguf> {
+        let path = path.as_ref();
+        Gguf::parse(Bytes::map_file(path)?, path.display().to_string())
+    }
+
+    /// Checks a file that is in memory; error messages call it `name`.
+    ///
+    /// Header, metadata and the place of every tensor are validated here: what this accepts can be used without further checks.
+    pub fn parse(bytes: Bytes, name: impl Into<String>) -> Result<Gguf> {
+        let name = name.into();
+        let (metadata, tensors, data) = read::parse(&bytes, &name)?;
+        let keys = index(&name, "key", metadata.iter().map(|(key, _)| key))?;
+        let names = index(&name, "tensor", tensors.iter().map(|tensor| &tensor.name))?;
+        Ok(Gguf { name, bytes, metadata, keys, tensors, names, data })
+    }
+
+    /// What error messages call this file.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The metadata in the file's order.
+    pub fn metadata(&self) -> &[(String, Value)] {
+        &self.metadata
+    }
+
+    /// The tensors in the file's order.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    /// The value of `key`, if the file has it.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.keys.get(key).map(|&i| &self.metadata[i].1)
+    }
+
+    /// The string `key`. An error if it is missing or of another type, as for all typed getters.
+    pub fn get_str(&self, key: &str) -> Result<&str> {
+        self.typed(key, "a string", Value::as_str)
+    }
+
+    /// The unsigned integer `key`, stored in any integer type.
+    pub fn get_u64(&self, key: &str) -> Result<u64> {
+        self.typed(key, "an unsigned integer", Value::as_u64)
+    }
+
+    /// The unsigned integer `key` as a size.
+    pub fn get_usize(&self, key: &str) -> Result<usize> {
+        self.typed(key, "a size", |value| value.as_u64()?.try_into().ok())
+    }
+
+    /// The unsigned integer `key`, if it fits in 32 bits.
+    pub fn get_u32(&self, key: &str) -> Result<u32> {
+        self.typed(key, "an unsigned 32-bit integer", |value| value.as_u64()?.try_into().ok())
+    }
+
+    /// The float `key`, stored in 32 or 64 bits.
+    pub fn get_f32(&self, key: &str) -> Result<f32> {
+        self.typed(key, "a float", Value::as_f32)
+    }
+
+    /// The truth value `key`.
+    pub fn get_bool(&self, key: &str) -> Result<bool> {
+        self.typed(key, "a bool", Value::as_bool)
+    }
+
+    /// The array `key`.
+    pub fn get_array(&self, key: &str) -> Result<&Array> {
+        self.typed(key, "an array", Value::as_array)
+    }
+
+    fn typed<'a, T>(
+        &'a self,
+        key: &str,
+        expected: &str,
+        convert: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<T> {
+        let value = self.get(key).ok_or_else(|| Error::Missing {
+            file: self.name.clone(),
+            item: format!("key '{key}'"),
+        })?;
+        convert(value)
+            .ok_or_else(|| Error::invalid(&self.name, format!("key '{key}'"), value.describe(), expected))
+    }
+
+    /// The tensor `name`, without a copy. An error if it is missing or in a format that this crate does not know.
+    pub fn tensor(&self, name: &str) -> Result<Tensor> {
+        let info = self.names.get(name).map(|&i| &self.tensors[i]).ok_or_else(|| Error::Missing {
+            file: self.name.clone(),
+            item: format!("tensor '{name}'"),
+        })?;
+        let Some(format) = info.format() else {
+            return Err(Error::invalid(
+                &self.name,
+                format!("tensor '{name}'"),
+                format!("ggml type {}", info.ggml_type),
+                format!("one of {}", crate::FORMATS.map(|format| format.name).join(", ")),
+            ));
+        };
+        let start = self.data.start + info.offset;
+        let len = format.tensor_bytes(&info.shape)?;
+        Tensor::new(format, info.shape.clone(), self.bytes.slice(start..start + len))
+    }
+}
+
+fn index<'a>(
+    file: &str,
+    kind: &str,
+    names: impl Iterator<Item = &'a String>,
+) -> Result<HashMap<String, usize>> {
+    let mut index = HashMap::new();
+    for (i, name) in names.enumerate() {
+        if index.insert(name.clone(), i).is_some() {
+            let item = format!("{kind} '{name}'");
+            return Err(Error::invalid(file, item, "it twice", "each name once"));
+        }
+    }
+    Ok(index)
+}

@@ -1,0 +1,95 @@
+//! How a product is cut into tiles of rows and tokens.
+
+use std::ops::Range;
+
+use crate::activations::Activations;
+use crate::cpu::Simd;
+use crate::simd::scalar;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{avx2, avx512};
+
+/// A matrix, its inputs and where the results go.
+pub(crate) struct Product<'a> {
+    pub(crate) weights: &'a [u8], // [rows, row_bytes]
+    pub(crate) row_bytes: usize,
+    pub(crate) cols: usize,
+    pub(crate) x: &'a Activations, // [tokens, cols]
+    pub(crate) out: *mut f32,      // [tokens, out_stride], column 0 being row 0's
+    pub(crate) out_stride: usize,
+}
+
+/// Computes `out[token][row]` for the given rows and all tokens.
+///
+/// Its caller ensures that the CPU has the instructions of the level that the kernel was made for, that `rows` are rows of
+/// the weights, that `out` is valid for every (token, row) and that no other thread touches these elements meanwhile.
+pub(crate) type Kernel = unsafe fn(&Product, Range<usize>);
+
+/// The innermost part of a kernel: R rows by T tokens, accumulated in registers.
+///
+/// The value of one (row, token) must not depend on R and T: each accumulator sees the same operations in the same order.
+pub(crate) trait Tile {
+    /// # Safety
+    /// As for [`Kernel`], with rows `row..row + R` and tokens `token..token + T`.
+    unsafe fn tile<const R: usize, const T: usize>(product: &Product, row: usize, token: usize);
+}
+
+/// Inputs that are used again for every tile of rows should stay in the second-level cache.
+const TOKEN_BLOCK_BYTES: usize = 512 << 10;
+
+/// # Safety
+/// As for [`Kernel`].
+unsafe fn multiply<K: Tile>(product: &Product, rows: Range<usize>) {
+    let tokens = product.x.rows();
+    let token_bytes = if product.x.is_quantized() { product.cols } else { 4 * product.cols };
+    let token_block = (TOKEN_BLOCK_BYTES / token_bytes.max(1)).clamp(4, 64) / 4 * 4;
+    for start in (0..tokens).step_by(token_block) {
+        let end = tokens.min(start + token_block);
+        let mut row = rows.start;
+        while row + 4 <= rows.end {
+            // SAFETY: rows and tokens are within the ranges that the caller vouches for.
+            unsafe { sweep::<K, 4>(product, row, start..end) };
+            row += 4;
+        }
+        while row < rows.end {
+            // SAFETY: as above.
+            unsafe { sweep::<K, 1>(product, row, start..end) };
+            row += 1;
+        }
+    }
+}
+
+/// # Safety
+/// As for [`Kernel`], with rows `row..row + R`.
+unsafe fn sweep<K: Tile, const R: usize>(product: &Product, row: usize, tokens: Range<usize>) {
+    let mut token = tokens.start;
+    while token + 4 <= tokens.end {
+        // SAFETY: the tile lies within the caller's ranges.
+        unsafe { K::tile::<R, 4>(product, row, token) };
+        token += 4;
+    }
+    while token < tokens.end {
+        // SAFETY: as above.
+        unsafe { K::tile::<R, 1>(product, row, token) };
+        token += 1;
+    }
+}
+
+/// The kernel of a float format for a level.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn float<B: scalar::Dot + avx2::Float + avx512::Float>(simd: Simd) -> Kernel {
+    match simd {
+        Simd::Avx512Vnni => multiply::<avx512::FloatTile<B>>,
+        Simd::Avx2 => multiply::<avx2::FloatTile<B>>,
+        _ => multiply::<scalar::Tile<B>>,
+    }
+}
+
+/// The kernel of an integer format for a level.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn integer<B: scalar::Dot + avx2::Integer + avx512::Integer>(simd: Simd) -> Kernel {
+    match simd {
+        Simd::Avx512Vnni => multiply::<avx512::IntegerTile<B>>,
+        Simd::Avx2 => multiply::<avx2::IntegerTile<B>>,
+        _ => multiply::<scalar::Tile<B>>,
+    }
+}

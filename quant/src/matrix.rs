@@ -1,0 +1,160 @@
+//! A stored matrix and its product with prepared inputs.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use crate::activations::Activations;
+use crate::cpu::Simd;
+use crate::error::{Error, Result};
+use crate::format::Format;
+use crate::kernel::{Kernel, Product};
+use crate::storage::{Bytes, Tensor};
+
+/// A read-only matrix `[rows, cols]` in some number format. Cloning shares the data.
+#[derive(Clone)]
+pub struct Matrix {
+    format: &'static Format,
+    rows: usize,
+    cols: usize,
+    row_bytes: usize,
+    data: Bytes, // [rows, row_bytes]
+    kernel: Kernel,
+}
+
+impl Matrix {
+    /// A matrix over `data`, which holds `rows` rows of `cols` numbers and nothing else.
+    pub fn new(format: &'static Format, rows: usize, cols: usize, data: Bytes) -> Result<Matrix> {
+        Matrix::with_simd(format, rows, cols, data, Simd::detect())
+    }
+
+    /// The matrix that `tensor` holds: all dimensions but the last count rows.
+    pub fn from_tensor(tensor: &Tensor) -> Result<Matrix> {
+        let (rows, cols) = tensor.rows_cols();
+        Matrix::new(tensor.format, rows, cols, tensor.data.clone())
+    }
+
+    #[doc(hidden)]
+    pub fn with_simd(
+        format: &'static Format,
+        rows: usize,
+        cols: usize,
+        data: Bytes,
+        simd: Simd,
+    ) -> Result<Matrix> {
+        if !simd.is_available() {
+            return Err(Error::NoSimd(simd));
+        }
+        let expected = format.tensor_bytes(&[rows, cols])?;
+        if data.len() != expected {
+            let (format, found) = (format.name, data.len());
+            return Err(Error::DataLength { format, shape: vec![rows, cols], found, expected });
+        }
+        let row_bytes = format.row_bytes(cols)?;
+        Ok(Matrix { format, rows, cols, row_bytes, data, kernel: (format.kernel)(simd) })
+    }
+
+    /// The number format.
+    pub fn format(&self) -> &'static Format {
+        self.format
+    }
+
+    /// Rows: the length of a product.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns: the length of an input.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The stored bytes, row after row.
+    pub fn bytes(&self) -> &Bytes {
+        &self.data
+    }
+
+    /// Writes the numbers of row `row` to `out`, which is `cols` long.
+    ///
+    /// # Panics
+    /// If there is no such row or `out` has another length.
+    pub fn decode_row(&self, row: usize, out: &mut [f32]) {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        self.format.decode(&self.data[row * self.row_bytes..][..self.row_bytes], out);
+    }
+
+    /// For every token t of `x` and every row r in `rows`: `out[t][out_column + r] = dot(row r, x[t])`.
+    ///
+    /// The value for a row and a token does not depend on the other tokens in `x` nor on how rows are split over calls,
+    /// bit for bit.
+    ///
+    /// # Safety
+    /// While this runs no other thread accesses columns `out_column + rows` of the first `x.rows()` rows of `out`.
+    ///
+    /// # Panics
+    /// If `rows`, the length of the inputs, or the columns or rows of `out` do not fit, or if the format
+    /// [`is_integer_dot`](Format::is_integer_dot) and `x` is not quantized.
+    pub unsafe fn mul_rows(&self, rows: Range<usize>, x: &Activations, out: &Output, out_column: usize) {
+        assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
+        assert_eq!(self.cols, x.cols(), "columns of the matrix and of its inputs");
+        assert!(x.rows() <= out.height(), "{} tokens, {} rows of output", x.rows(), out.height());
+        assert!(
+            out_column + rows.end <= out.width,
+            "columns {out_column} + {rows:?} of {}",
+            out.width
+        );
+        assert!(
+            x.is_quantized() || !self.format.integer_dot,
+            "{} needs quantized activations",
+            self.format
+        );
+        if rows.is_empty() || x.rows() == 0 {
+            return;
+        }
+        let product = Product {
+            weights: &self.data,
+            row_bytes: self.row_bytes,
+            cols: self.cols,
+            x,
+            // SAFETY: out_column is within a row of the output, which is not empty.
+            out: unsafe { out.data.add(out_column) },
+            out_stride: out.width,
+        };
+        // SAFETY: the kernel was made for a level that this CPU has, the ranges were checked above, and the caller
+        // vouches for exclusive access to the columns.
+        unsafe { (self.kernel)(&product, rows) };
+    }
+}
+
+/// A `[height, width]` f32 buffer into which several threads write disjoint columns.
+pub struct Output<'a> {
+    data: *mut f32,
+    len: usize,
+    width: usize,
+    borrow: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: the buffer is written only by `Matrix::mul_rows`, whose callers keep the threads' columns apart.
+unsafe impl Send for Output<'_> {}
+// SAFETY: as for Send.
+unsafe impl Sync for Output<'_> {}
+
+impl<'a> Output<'a> {
+    /// A view of `data` as rows of `width` numbers.
+    ///
+    /// # Panics
+    /// If `data` is not a whole number of rows.
+    pub fn new(data: &'a mut [f32], width: usize) -> Output<'a> {
+        assert!(width > 0 && data.len().is_multiple_of(width), "{} numbers in rows of {width}", data.len());
+        Output { data: data.as_mut_ptr(), len: data.len(), width, borrow: PhantomData }
+    }
+
+    /// Numbers in a row.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Rows.
+    pub fn height(&self) -> usize {
+        self.len / self.width
+    }
+}

@@ -1,0 +1,161 @@
+//! Checkpoints in the safetensors format: one file, or several with an index, as model hubs store them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use safetensors::tensor::{Dtype, Metadata, SafeTensors};
+
+use crate::error::{Error, Result};
+use crate::format::{BF16, F16, F32, Format};
+use crate::storage::{Bytes, Tensor};
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// The tensors of one or several memory-mapped safetensors files, by name.
+pub struct Checkpoint {
+    name: String,
+    entries: BTreeMap<String, Entry>,
+}
+
+struct Entry {
+    file: String,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    data: Bytes,
+}
+
+impl Checkpoint {
+    /// Opens a folder that holds `model.safetensors`, or shards named by `model.safetensors.index.json`.
+    pub fn open(folder: impl AsRef<Path>) -> Result<Checkpoint> {
+        let folder = folder.as_ref();
+        let mut checkpoint = Checkpoint { name: folder.display().to_string(), entries: BTreeMap::new() };
+        let index = folder.join(INDEX);
+        if folder.join(SINGLE).is_file() || !index.is_file() {
+            checkpoint.add_file(&folder.join(SINGLE), |_| true)?;
+            return Ok(checkpoint);
+        }
+        let shards = read_index(&index)?;
+        for (shard, tensors) in &shards {
+            checkpoint.add_file(&folder.join(shard), |name| tensors.contains(name))?;
+            for tensor in tensors {
+                if !checkpoint.entries.contains_key(tensor) {
+                    let file = folder.join(shard).display().to_string();
+                    return Err(Error::Missing { file, item: format!("tensor '{tensor}', which {INDEX} promises,") });
+                }
+            }
+        }
+        Ok(checkpoint)
+    }
+
+    /// Opens a single file.
+    pub fn open_file(path: impl AsRef<Path>) -> Result<Checkpoint> {
+        let path = path.as_ref();
+        let mut checkpoint = Checkpoint { name: path.display().to_string(), entries: BTreeMap::new() };
+        checkpoint.add_file(path, |_| true)?;
+        Ok(checkpoint)
+    }
+
+    fn add_file(&mut self, path: &Path, wanted: impl Fn(&str) -> bool) -> Result<()> {
+        let file = path.display().to_string();
+        let bytes = Bytes::map_file(path)?;
+        let (header, metadata): (usize, Metadata) = SafeTensors::read_metadata(&bytes)
+            .map_err(|e| Error::invalid(&file, "header", e, "a safetensors header that fits the file"))?;
+        let start = size_of::<u64>() + header; // the header's length comes first
+        for (name, info) in metadata.tensors() {
+            if wanted(&name) {
+                let (from, to) = info.data_offsets;
+                self.entries.insert(
+                    name,
+                    Entry {
+                        file: file.clone(),
+                        dtype: info.dtype,
+                        shape: info.shape.clone(),
+                        data: bytes.slice(start + from..start + to),
+                    },
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// What error messages call this checkpoint.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The names of all tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
+    /// Whether there is a tensor `name`.
+    pub fn contains(&self, name: &str) -> bool {
+        self.entries.contains_key(name)
+    }
+
+    /// The shape of tensor `name`, outermost dimension first, if there is one.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.entries.get(name).map(|entry| &entry.shape[..])
+    }
+
+    /// The float tensor `name`. Without a copy if it lies in the file on a multiple of its number's size.
+    pub fn tensor(&self, name: &str) -> Result<Tensor> {
+        let entry = self.entry(name)?;
+        let format: &'static Format = match entry.dtype {
+            Dtype::F32 => &F32,
+            Dtype::F16 => &F16,
+            Dtype::BF16 => &BF16,
+            other => return Err(entry.wrong_type(name, other, "F32, F16 or BF16")),
+        };
+        let aligned = (entry.data.as_ptr() as usize).is_multiple_of(format.block_bytes);
+        let data = if aligned { entry.data.clone() } else { Bytes::copy_from(&entry.data) };
+        Tensor::new(format, entry.shape.clone(), data)
+    }
+
+    /// The integer tensor `name`: shape, and numbers in order.
+    pub fn read_i64(&self, name: &str) -> Result<(Vec<usize>, Vec<i64>)> {
+        let entry = self.entry(name)?;
+        let values = match entry.dtype {
+            Dtype::I64 => entry.data.as_chunks().0.iter().map(|&b| i64::from_le_bytes(b)).collect(),
+            Dtype::I32 => entry.data.as_chunks().0.iter().map(|&b| i32::from_le_bytes(b).into()).collect(),
+            other => return Err(entry.wrong_type(name, other, "I64 or I32")),
+        };
+        Ok((entry.shape.clone(), values))
+    }
+
+    fn entry(&self, name: &str) -> Result<&Entry> {
+        self.entries
+            .get(name)
+            .ok_or_else(|| Error::Missing { file: self.name.clone(), item: format!("tensor '{name}'") })
+    }
+}
+
+impl Entry {
+    fn wrong_type(&self, name: &str, found: Dtype, expected: &str) -> Error {
+        Error::invalid(&self.file, format!("tensor '{name}'"), format!("{found:?} numbers"), expected)
+    }
+}
+
+/// Shard file name -> names of its tensors.
+fn read_index(path: &Path) -> Result<BTreeMap<String, BTreeSet<String>>> {
+    let file = path.display().to_string();
+    let text = std::fs::read(path).map_err(|e| Error::io(path, "read", e))?;
+    let json: serde_json::Value =
+        serde_json::from_slice(&text).map_err(|e| Error::invalid(&file, "the text", e, "JSON"))?;
+    let map = json.get("weight_map").and_then(|map| map.as_object()).ok_or_else(|| Error::Missing {
+        file: file.clone(),
+        item: "object 'weight_map'".to_string(),
+    })?;
+    let mut shards = BTreeMap::<String, BTreeSet<String>>::new();
+    for (tensor, shard) in map {
+        // A plain file name: the index must not lead out of its folder.
+        let shard = shard.as_str().filter(|name| Path::new(name).file_name() == Some(name.as_ref()));
+        let Some(shard) = shard else {
+            let found = map[tensor].to_string();
+            return Err(Error::invalid(&file, format!("weight_map entry '{tensor}'"), found, "a file name"));
+        };
+        shards.entry(shard.to_string()).or_default().insert(tensor.clone());
+    }
+    Ok(shards)
+}

@@ -1,0 +1,342 @@
+//! AVX2 with FMA and F16C.
+
+use std::arch::x86_64::*;
+use std::marker::PhantomData;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::scale_and_inverse;
+use crate::activations::{BLOCK, GROUP};
+use crate::kernel::{self, Product};
+
+/// How a float format is read.
+pub(crate) trait Float: Pod {
+    /// 8 numbers as f32.
+    ///
+    /// # Safety
+    /// `at` is valid for 8 numbers, of any alignment.
+    unsafe fn load(at: *const Self) -> __m256;
+}
+
+/// How an integer format is unpacked.
+pub(crate) trait Integer {
+    /// What is unpacked at a time: blocks that hold [`Integer::PAIRS`] pairs of 32 numbers.
+    type Chunk: Pod;
+    /// What the pairs of a chunk share, in registers.
+    type Header: Copy;
+
+    /// Pairs of blocks in a chunk.
+    const PAIRS: usize;
+    /// What has to be subtracted from each unpacked code; codes are unsigned and below 64.
+    const OFFSET: i8;
+    /// Whether unpacked codes are signed instead.
+    const SIGNED: bool;
+    /// Whether the two halves of each block of 32 have scales of their own.
+    const HALF_SCALES: bool;
+
+    /// # Safety
+    /// `chunk` is valid for reading, of any alignment.
+    unsafe fn header(chunk: *const Self::Chunk) -> Self::Header;
+
+    /// # Safety
+    /// As for `header`; `pair < PAIRS`.
+    unsafe fn pair(chunk: *const Self::Chunk, header: Self::Header, pair: usize) -> Pair;
+
+    /// What is subtracted from every number of the chunk's eight blocks, for formats that have such minima.
+    fn mins(header: Self::Header) -> Option<__m256>;
+}
+
+/// Two blocks of 32 unpacked weights, one in each 128-bit lane.
+#[derive(Clone, Copy)]
+pub(crate) struct Pair {
+    /// Codes of the first 16 numbers of each block.
+    pub(crate) first: __m256i,
+    /// Codes of the last 16.
+    pub(crate) second: __m256i,
+    /// Scale of each lane of `first`, and of `second` unless these have their own.
+    pub(crate) scale: __m256,
+    /// Scale of each lane of `second`.
+    pub(crate) second_scale: __m256,
+}
+
+/// Two f32, each in one 128-bit lane.
+///
+/// # Safety
+/// `at` is valid for two f32.
+#[target_feature(enable = "avx2")]
+#[inline]
+pub(crate) unsafe fn spread(at: *const f32) -> __m256 {
+    // SAFETY: as the caller vouches.
+    unsafe { lanes(*at, *at.add(1)) }
+}
+
+/// Two f32, each in one 128-bit lane.
+#[target_feature(enable = "avx2")]
+#[inline]
+pub(crate) fn lanes(low: f32, high: f32) -> __m256 {
+    _mm256_set_m128(_mm_set1_ps(high), _mm_set1_ps(low))
+}
+
+/// The value of a half-precision number.
+#[target_feature(enable = "f16c")]
+#[inline]
+pub(crate) fn half(bits: u16) -> f32 {
+    _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits.into())))
+}
+
+/// Unpacks a K format's run of 32 bytes, whose low halves are the codes of one block and whose high halves those of the next.
+#[target_feature(enable = "avx2")]
+#[inline]
+pub(crate) fn nibbles(run: __m256i) -> (__m256i, __m256i) {
+    let low = _mm256_and_si256(run, _mm256_set1_epi8(15));
+    let high = _mm256_and_si256(_mm256_srli_epi16::<4>(run), _mm256_set1_epi8(15));
+    (_mm256_permute2x128_si256::<0x20>(low, high), _mm256_permute2x128_si256::<0x31>(low, high))
+}
+
+#[target_feature(enable = "avx2")]
+#[inline]
+fn horizontal_sum(v: __m256) -> f32 {
+    let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+    let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+    _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+}
+
+/// Sums of 4 consecutive products, in i32.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn dot<const SIGNED: bool>(w: __m256i, x: __m256i) -> __m256i {
+    // The instruction multiplies unsigned by signed. |w| <= 128 and |x| <= 127, so pairs do not saturate.
+    let pairs = if SIGNED {
+        _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
+    } else {
+        _mm256_maddubs_epi16(w, x)
+    };
+    _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+}
+
+/// Starts to load `count` items into the cache, wherever they are.
+#[inline(always)]
+pub(crate) fn prefetch<T>(at: *const T, count: usize) {
+    for i in (0..count * size_of::<T>()).step_by(64) {
+        // SAFETY: any address may be prefetched.
+        unsafe { _mm_prefetch::<_MM_HINT_NTA>(at.cast::<i8>().wrapping_add(i)) };
+    }
+}
+
+pub(crate) struct FloatTile<F>(PhantomData<F>);
+
+impl<F: Float> kernel::Tile for FloatTile<F> {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn tile<const R: usize, const T: usize>(product: &Product, row: usize, token: usize) {
+        const STEP: usize = 8;
+        let whole = product.cols / STEP;
+        let rest = product.cols % STEP;
+        let mut weights = [std::ptr::null::<F>(); R];
+        let mut x = [std::ptr::null::<f32>(); T];
+        // The numbers after the last whole step, completed by zeros; inputs are padded already.
+        let mut last = [[F::zeroed(); STEP]; R];
+        for r in 0..R {
+            let bytes = &product.weights[(row + r) * product.row_bytes..][..product.row_bytes];
+            weights[r] = bytes.as_ptr().cast();
+            let from = whole * STEP * size_of::<F>();
+            bytemuck::cast_slice_mut::<F, u8>(&mut last[r])[..rest * size_of::<F>()]
+                .copy_from_slice(&bytes[from..]);
+        }
+        for t in 0..T {
+            x[t] = product.x.padded_row(token + t).values.as_ptr();
+        }
+        let mut sum = [[_mm256_setzero_ps(); T]; R];
+        for step in 0..product.cols.div_ceil(STEP) {
+            if T == 1 {
+                // As for integer formats, below.
+                let ahead = weights[0].wrapping_byte_add(R * product.row_bytes);
+                prefetch(ahead.wrapping_add(step * R * STEP), R * STEP);
+            }
+            let mut w = [_mm256_setzero_ps(); R];
+            for r in 0..R {
+                // SAFETY: step is within the row, or the row's completed end is read.
+                w[r] = unsafe {
+                    F::load(if step < whole { weights[r].add(step * STEP) } else { last[r].as_ptr() })
+                };
+            }
+            for t in 0..T {
+                // SAFETY: rows of inputs are padded to a multiple of 256.
+                let x = unsafe { _mm256_loadu_ps(x[t].add(step * STEP)) };
+                for r in 0..R {
+                    sum[r][t] = _mm256_fmadd_ps(w[r], x, sum[r][t]);
+                }
+            }
+        }
+        for r in 0..R {
+            for t in 0..T {
+                let out = product.out.wrapping_add((token + t) * product.out_stride + row + r);
+                // SAFETY: the caller vouches for this element.
+                unsafe { out.write(horizontal_sum(sum[r][t])) };
+            }
+        }
+    }
+}
+
+pub(crate) struct IntegerTile<B>(PhantomData<B>);
+
+impl<B: Integer> kernel::Tile for IntegerTile<B> {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn tile<const R: usize, const T: usize>(product: &Product, row: usize, token: usize) {
+        let chunk_bytes = size_of::<B::Chunk>();
+        let whole = product.row_bytes / chunk_bytes;
+        let mut weights = [std::ptr::null::<B::Chunk>(); R];
+        let mut codes = [std::ptr::null::<i8>(); T];
+        let mut scales = [std::ptr::null::<f32>(); T];
+        let mut sums = [std::ptr::null::<f32>(); T];
+        // The blocks after the last whole chunk, completed by zeros; inputs are padded already.
+        let mut last = [B::Chunk::zeroed(); R];
+        for r in 0..R {
+            let bytes = &product.weights[(row + r) * product.row_bytes..][..product.row_bytes];
+            weights[r] = bytes.as_ptr().cast();
+            let rest = &bytes[whole * chunk_bytes..];
+            bytemuck::bytes_of_mut(&mut last[r])[..rest.len()].copy_from_slice(rest);
+        }
+        for t in 0..T {
+            let x = product.x.padded_row(token + t);
+            (codes[t], scales[t], sums[t]) = (x.codes.as_ptr(), x.scales.as_ptr(), x.sums.as_ptr());
+        }
+        let offset = _mm256_set1_epi8(B::OFFSET);
+        let mut sum = [[_mm256_setzero_ps(); T]; R];
+        for step in 0..product.row_bytes.div_ceil(chunk_bytes) {
+            let mut chunk = [std::ptr::null::<B::Chunk>(); R];
+            for r in 0..R {
+                chunk[r] = if step < whole { weights[r].wrapping_add(step) } else { &raw const last[r] };
+            }
+            // SAFETY (here and below): each chunk is within its row, or is the row's completed end.
+            let mut header = [unsafe { B::header(chunk[0]) }; R];
+            for r in 1..R {
+                // SAFETY: as above.
+                header[r] = unsafe { B::header(chunk[r]) };
+            }
+            // The next R rows, in the order of memory, while these are read from R places. With many tokens rows are read
+            // again and again, and loading them is no concern.
+            if T == 1 {
+                prefetch(weights[0].wrapping_byte_add(R * product.row_bytes).wrapping_add(step * R), R);
+            }
+            for p in 0..B::PAIRS {
+                // SAFETY: as above; p < PAIRS.
+                let mut w = [unsafe { B::pair(chunk[0], header[0], p) }; R];
+                for r in 1..R {
+                    // SAFETY: as above.
+                    w[r] = unsafe { B::pair(chunk[r], header[r], p) };
+                }
+                let pair = step * B::PAIRS + p;
+                for t in 0..T {
+                    // SAFETY: rows of inputs are padded to a multiple of 256: whole groups of two pairs.
+                    let (first, second, scale) = unsafe {
+                        let codes = codes[t].add(pair / 2 * GROUP + pair % 2 * 32);
+                        (
+                            _mm256_loadu_si256(codes.cast()),
+                            _mm256_loadu_si256(codes.add(64).cast()),
+                            spread(scales[t].add(pair * 2)),
+                        )
+                    };
+                    let (mut below, mut second_below) = (_mm256_setzero_si256(), _mm256_setzero_si256());
+                    if B::OFFSET != 0 {
+                        below = dot::<false>(offset, first);
+                        second_below = dot::<false>(offset, second);
+                        if !B::HALF_SCALES {
+                            below = _mm256_add_epi32(below, second_below);
+                        }
+                    }
+                    for r in 0..R {
+                        if B::HALF_SCALES {
+                            let dot_1 = _mm256_sub_epi32(dot::<false>(w[r].first, first), below);
+                            let dot_2 = _mm256_sub_epi32(dot::<false>(w[r].second, second), second_below);
+                            let scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(dot_1), w[r].scale);
+                            let scaled =
+                                _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot_2), w[r].second_scale, scaled);
+                            sum[r][t] = _mm256_fmadd_ps(scaled, scale, sum[r][t]);
+                        } else {
+                            let dot = if B::SIGNED {
+                                let first = dot::<true>(w[r].first, first);
+                                _mm256_add_epi32(first, dot::<true>(w[r].second, second))
+                            } else {
+                                // Codes below 64: four products still fit in 16 bits.
+                                let pairs = _mm256_add_epi16(
+                                    _mm256_maddubs_epi16(w[r].first, first),
+                                    _mm256_maddubs_epi16(w[r].second, second),
+                                );
+                                _mm256_sub_epi32(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)), below)
+                            };
+                            let scale = _mm256_mul_ps(w[r].scale, scale);
+                            sum[r][t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, sum[r][t]);
+                        }
+                    }
+                }
+            }
+            for r in 0..R {
+                if let Some(mins) = B::mins(header[r]) {
+                    for t in 0..T {
+                        // SAFETY: a chunk with minima has eight blocks, each with its sum.
+                        let sums = unsafe { _mm256_loadu_ps(sums[t].add(step * 8)) };
+                        sum[r][t] = _mm256_fnmadd_ps(mins, sums, sum[r][t]);
+                    }
+                }
+            }
+        }
+        for r in 0..R {
+            for t in 0..T {
+                let out = product.out.wrapping_add((token + t) * product.out_stride + row + r);
+                // SAFETY: the caller vouches for this element.
+                unsafe { out.write(horizontal_sum(sum[r][t])) };
+            }
+        }
+    }
+}
+
+/// See [`Activations`](crate::Activations) for the layout.
+///
+/// # Safety
+/// As for [`Quantize`](super::Quantize).
+#[target_feature(enable = "avx2")]
+pub(crate) unsafe fn quantize(values: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [f32]) {
+    let magnitude_bits = _mm256_set1_epi32(0x7fff_ffff);
+    for (block, x) in values.as_chunks::<BLOCK>().0.iter().enumerate() {
+        let mut parts = [_mm256_setzero_ps(); 4];
+        let mut magnitude = _mm256_setzero_si256();
+        for (part, x) in parts.iter_mut().zip(x.as_chunks::<8>().0) {
+            // SAFETY: x is 8 numbers.
+            *part = unsafe { _mm256_loadu_ps(x.as_ptr()) };
+            let bits = _mm256_and_si256(_mm256_castps_si256(*part), magnitude_bits);
+            magnitude = _mm256_max_epu32(magnitude, bits);
+        }
+        let magnitude =
+            _mm_max_epu32(_mm256_castsi256_si128(magnitude), _mm256_extracti128_si256::<1>(magnitude));
+        let magnitude = _mm_max_epu32(magnitude, _mm_shuffle_epi32::<0b01_00_11_10>(magnitude));
+        let magnitude = _mm_max_epu32(magnitude, _mm_shuffle_epi32::<0b10_11_00_01>(magnitude));
+        let (scale, inverse) = scale_and_inverse(_mm_cvtsi128_si32(magnitude) as u32);
+        let inverse = _mm256_set1_ps(inverse);
+        let mut rounded = [_mm256_setzero_si256(); 4];
+        for (rounded, part) in rounded.iter_mut().zip(parts) {
+            *rounded = _mm256_cvtps_epi32(_mm256_mul_ps(part, inverse));
+        }
+        // Packing interleaves the 128-bit lanes; the permutation restores the order.
+        let narrow = _mm256_packs_epi16(
+            _mm256_packs_epi32(rounded[0], rounded[1]),
+            _mm256_packs_epi32(rounded[2], rounded[3]),
+        );
+        let narrow = _mm256_permutevar8x32_epi32(narrow, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+        let codes = &mut codes[block / 4 * GROUP..][..GROUP];
+        // SAFETY: 16 bytes at up to 48, and at 64 more, within 128.
+        unsafe {
+            let first = codes.as_mut_ptr().add(block % 4 * 16);
+            _mm_storeu_si128(first.cast(), _mm256_castsi256_si128(narrow));
+            _mm_storeu_si128(first.add(64).cast(), _mm256_extracti128_si256::<1>(narrow));
+        }
+        let sum = _mm256_add_epi32(
+            _mm256_add_epi32(rounded[0], rounded[1]),
+            _mm256_add_epi32(rounded[2], rounded[3]),
+        );
+        let sum = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256::<1>(sum));
+        let sum = _mm_add_epi32(sum, _mm_shuffle_epi32::<0b01_00_11_10>(sum));
+        let sum = _mm_add_epi32(sum, _mm_shuffle_epi32::<0b10_11_00_01>(sum));
+        scales[block] = scale;
+        sums[block] = scale * _mm_cvtsi128_si32(sum) as f32;
+    }
+}

@@ -1,0 +1,282 @@
+//! AVX-512 with VNNI and VBMI.
+
+use std::arch::x86_64::*;
+use std::marker::PhantomData;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::avx2::prefetch;
+use super::scale_and_inverse;
+use crate::activations::{BLOCK, GROUP};
+use crate::kernel::{self, Product};
+
+/// How a float format is read.
+pub(crate) trait Float: Pod {
+    /// 16 numbers as f32.
+    ///
+    /// # Safety
+    /// `at` is valid for 16 numbers, of any alignment.
+    unsafe fn load(at: *const Self) -> __m512;
+}
+
+/// How an integer format is unpacked.
+pub(crate) trait Integer {
+    /// What is unpacked at a time: blocks that hold [`Integer::GROUPS`] groups of 128 numbers.
+    type Chunk: Pod;
+    /// What the groups of a chunk share, in registers.
+    type Header: Copy;
+
+    /// Groups in a chunk.
+    const GROUPS: usize;
+    /// What has to be subtracted from each unpacked code.
+    const OFFSET: i8;
+    /// Whether the two halves of each block of 32 have scales of their own.
+    const HALF_SCALES: bool;
+
+    /// # Safety
+    /// `chunk` is valid for reading, of any alignment.
+    unsafe fn header(chunk: *const Self::Chunk) -> Self::Header;
+
+    /// # Safety
+    /// As for `header`; `group < GROUPS`.
+    unsafe fn group(chunk: *const Self::Chunk, header: Self::Header, group: usize) -> Group;
+
+    /// What is subtracted from every number of the chunk's eight blocks, for formats that have such minima.
+    fn mins(header: Self::Header) -> Option<__m256>;
+}
+
+/// 128 unpacked weights, in the order of [`Activations`](crate::Activations): lane j (of 128 bits) belongs to block j.
+#[derive(Clone, Copy)]
+pub(crate) struct Group {
+    /// Unsigned codes of the first 16 numbers of each block.
+    pub(crate) first: __m512i,
+    /// Unsigned codes of the last 16.
+    pub(crate) second: __m512i,
+    /// Scale of each lane of `first`, and of `second` unless these have their own.
+    pub(crate) scale: __m512,
+    /// Scale of each lane of `second`.
+    pub(crate) second_scale: __m512,
+}
+
+/// Index of the f32 that each f32 lane takes when four consecutive ones are spread over 128-bit lanes.
+pub(crate) const SPREAD: [i32; 16] = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3];
+
+/// A constant as a register.
+#[target_feature(enable = "avx512f")]
+#[inline]
+pub(crate) fn constant<T: Pod>(value: &'static T) -> __m512i {
+    const { assert!(size_of::<T>() == 64) };
+    // SAFETY: the reference is valid for 64 bytes.
+    unsafe { _mm512_loadu_si512(std::ptr::from_ref(value).cast()) }
+}
+
+/// Unpacks two runs of 32 bytes of a K format: the low halves of a run's bytes are the codes of one block, the high halves
+/// those of the next. Returns the first and the second 16 codes of each of the four blocks.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+pub(crate) fn nibbles(runs: __m512i) -> (__m512i, __m512i) {
+    const ODD_LANES: u32 = 0xff00_ff00;
+    let low = _mm512_set1_epi8(15);
+    let first = _mm512_shuffle_i64x2::<0b10_10_00_00>(runs, runs);
+    let second = _mm512_shuffle_i64x2::<0b11_11_01_01>(runs, runs);
+    (
+        _mm512_and_si512(_mm512_mask_srli_epi16::<4>(first, ODD_LANES, first), low),
+        _mm512_and_si512(_mm512_mask_srli_epi16::<4>(second, ODD_LANES, second), low),
+    )
+}
+
+pub(crate) struct FloatTile<F>(PhantomData<F>);
+
+impl<F: Float> kernel::Tile for FloatTile<F> {
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,f16c")]
+    unsafe fn tile<const R: usize, const T: usize>(product: &Product, row: usize, token: usize) {
+        const STEP: usize = 16;
+        let whole = product.cols / STEP;
+        let rest = product.cols % STEP;
+        let mut weights = [std::ptr::null::<F>(); R];
+        let mut x = [std::ptr::null::<f32>(); T];
+        // The numbers after the last whole step, completed by zeros; inputs are padded already.
+        let mut last = [[F::zeroed(); STEP]; R];
+        for r in 0..R {
+            let bytes = &product.weights[(row + r) * product.row_bytes..][..product.row_bytes];
+            weights[r] = bytes.as_ptr().cast();
+            let from = whole * STEP * size_of::<F>();
+            bytemuck::cast_slice_mut::<F, u8>(&mut last[r])[..rest * size_of::<F>()]
+                .copy_from_slice(&bytes[from..]);
+        }
+        for t in 0..T {
+            x[t] = product.x.padded_row(token + t).values.as_ptr();
+        }
+        let mut sum = [[_mm512_setzero_ps(); T]; R];
+        for step in 0..product.cols.div_ceil(STEP) {
+            if T == 1 {
+                // As for integer formats, below.
+                let ahead = weights[0].wrapping_byte_add(R * product.row_bytes);
+                prefetch(ahead.wrapping_add(step * R * STEP), R * STEP);
+            }
+            let mut w = [_mm512_setzero_ps(); R];
+            for r in 0..R {
+                // SAFETY: step is within the row, or the row's completed end is read.
+                w[r] = unsafe {
+                    F::load(if step < whole { weights[r].add(step * STEP) } else { last[r].as_ptr() })
+                };
+            }
+            for t in 0..T {
+                // SAFETY: rows of inputs are padded to a multiple of 256.
+                let x = unsafe { _mm512_loadu_ps(x[t].add(step * STEP)) };
+                for r in 0..R {
+                    sum[r][t] = _mm512_fmadd_ps(w[r], x, sum[r][t]);
+                }
+            }
+        }
+        for r in 0..R {
+            for t in 0..T {
+                let out = product.out.wrapping_add((token + t) * product.out_stride + row + r);
+                // SAFETY: the caller vouches for this element.
+                unsafe { out.write(_mm512_reduce_add_ps(sum[r][t])) };
+            }
+        }
+    }
+}
+
+pub(crate) struct IntegerTile<B>(PhantomData<B>);
+
+impl<B: Integer> kernel::Tile for IntegerTile<B> {
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,f16c")]
+    unsafe fn tile<const R: usize, const T: usize>(product: &Product, row: usize, token: usize) {
+        let chunk_bytes = size_of::<B::Chunk>();
+        let whole = product.row_bytes / chunk_bytes;
+        let mut weights = [std::ptr::null::<B::Chunk>(); R];
+        let mut codes = [std::ptr::null::<i8>(); T];
+        let mut scales = [std::ptr::null::<f32>(); T];
+        let mut sums = [std::ptr::null::<f32>(); T];
+        // The blocks after the last whole chunk, completed by zeros; inputs are padded already.
+        let mut last = [B::Chunk::zeroed(); R];
+        for r in 0..R {
+            let bytes = &product.weights[(row + r) * product.row_bytes..][..product.row_bytes];
+            weights[r] = bytes.as_ptr().cast();
+            let rest = &bytes[whole * chunk_bytes..];
+            bytemuck::bytes_of_mut(&mut last[r])[..rest.len()].copy_from_slice(rest);
+        }
+        for t in 0..T {
+            let x = product.x.padded_row(token + t);
+            (codes[t], scales[t], sums[t]) = (x.codes.as_ptr(), x.scales.as_ptr(), x.sums.as_ptr());
+        }
+        let spread = constant(&SPREAD);
+        let offset = _mm512_set1_epi8(B::OFFSET);
+        let zero = _mm512_setzero_si512();
+        let mut sum = [[_mm512_setzero_ps(); T]; R];
+        for step in 0..product.row_bytes.div_ceil(chunk_bytes) {
+            let mut chunk = [std::ptr::null::<B::Chunk>(); R];
+            for r in 0..R {
+                chunk[r] = if step < whole { weights[r].wrapping_add(step) } else { &raw const last[r] };
+            }
+            // SAFETY (here and below): each chunk is within its row, or is the row's completed end.
+            let mut header = [unsafe { B::header(chunk[0]) }; R];
+            for r in 1..R {
+                // SAFETY: as above.
+                header[r] = unsafe { B::header(chunk[r]) };
+            }
+            // The next R rows, in the order of memory, while these are read from R places. With many tokens rows are read
+            // again and again, and loading them is no concern.
+            if T == 1 {
+                prefetch(weights[0].wrapping_byte_add(R * product.row_bytes).wrapping_add(step * R), R);
+            }
+            for g in 0..B::GROUPS {
+                // SAFETY: as above; g < GROUPS.
+                let mut w = [unsafe { B::group(chunk[0], header[0], g) }; R];
+                for r in 1..R {
+                    // SAFETY: as above.
+                    w[r] = unsafe { B::group(chunk[r], header[r], g) };
+                }
+                let group = step * B::GROUPS + g;
+                for t in 0..T {
+                    // SAFETY: rows of inputs are padded to a multiple of 256: whole groups, in pairs.
+                    let (first, second, scale) = unsafe {
+                        let codes = codes[t].add(group * GROUP);
+                        (
+                            _mm512_loadu_si512(codes.cast()),
+                            _mm512_loadu_si512(codes.add(64).cast()),
+                            _mm_loadu_ps(scales[t].add(group * 4)),
+                        )
+                    };
+                    let scale = _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(scale));
+                    let (mut start, mut second_start) = (zero, zero);
+                    if B::OFFSET != 0 {
+                        let below = _mm512_dpbusd_epi32(zero, offset, first);
+                        if B::HALF_SCALES {
+                            start = _mm512_sub_epi32(zero, below);
+                            second_start = _mm512_sub_epi32(zero, _mm512_dpbusd_epi32(zero, offset, second));
+                        } else {
+                            start = _mm512_sub_epi32(zero, _mm512_dpbusd_epi32(below, offset, second));
+                        }
+                    }
+                    for r in 0..R {
+                        let dot = _mm512_dpbusd_epi32(start, w[r].first, first);
+                        if B::HALF_SCALES {
+                            let second_dot = _mm512_dpbusd_epi32(second_start, w[r].second, second);
+                            let scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(dot), w[r].scale);
+                            let scaled = _mm512_fmadd_ps(
+                                _mm512_cvtepi32_ps(second_dot),
+                                w[r].second_scale,
+                                scaled,
+                            );
+                            sum[r][t] = _mm512_fmadd_ps(scaled, scale, sum[r][t]);
+                        } else {
+                            let dot = _mm512_dpbusd_epi32(dot, w[r].second, second);
+                            let scale = _mm512_mul_ps(w[r].scale, scale);
+                            sum[r][t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, sum[r][t]);
+                        }
+                    }
+                }
+            }
+            for r in 0..R {
+                if let Some(mins) = B::mins(header[r]) {
+                    let mins = _mm512_zextps256_ps512(mins);
+                    for t in 0..T {
+                        // SAFETY: a chunk with minima has eight blocks, each with its sum.
+                        let sums = unsafe { _mm256_loadu_ps(sums[t].add(step * 8)) };
+                        sum[r][t] = _mm512_fnmadd_ps(mins, _mm512_zextps256_ps512(sums), sum[r][t]);
+                    }
+                }
+            }
+        }
+        for r in 0..R {
+            for t in 0..T {
+                let out = product.out.wrapping_add((token + t) * product.out_stride + row + r);
+                // SAFETY: the caller vouches for this element.
+                unsafe { out.write(_mm512_reduce_add_ps(sum[r][t])) };
+            }
+        }
+    }
+}
+
+/// See [`Activations`](crate::Activations) for the layout.
+///
+/// # Safety
+/// As for [`Quantize`](super::Quantize).
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(crate) unsafe fn quantize(values: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [f32]) {
+    let magnitude_bits = _mm512_set1_epi32(0x7fff_ffff);
+    for (block, x) in values.as_chunks::<BLOCK>().0.iter().enumerate() {
+        // SAFETY: x is 32 numbers.
+        let (a, b) = unsafe { (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16))) };
+        let magnitude = _mm512_reduce_max_epu32(_mm512_max_epu32(
+            _mm512_and_si512(_mm512_castps_si512(a), magnitude_bits),
+            _mm512_and_si512(_mm512_castps_si512(b), magnitude_bits),
+        ));
+        let (scale, inverse) = scale_and_inverse(magnitude);
+        let inverse = _mm512_set1_ps(inverse);
+        let a = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse));
+        let b = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
+        let codes = &mut codes[block / 4 * GROUP..][..GROUP];
+        // SAFETY: 16 bytes at up to 48, and at 64 more, within 128.
+        unsafe {
+            let first = codes.as_mut_ptr().add(block % 4 * 16);
+            _mm_storeu_si128(first.cast(), _mm512_cvtsepi32_epi8(a));
+            _mm_storeu_si128(first.add(64).cast(), _mm512_cvtsepi32_epi8(b));
+        }
+        scales[block] = scale;
+        sums[block] = scale * _mm512_reduce_add_epi32(_mm512_add_epi32(a, b)) as f32;
+    }
+}

@@ -1,0 +1,42 @@
+//! What each CPU level computes, independent of number formats: tiles of a product, and rounding inputs to 8 bits.
+//!
+//! A format supplies the step that differs: how one chunk of its blocks is unpacked into registers.
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+pub(crate) mod scalar;
+
+use crate::cpu::Simd;
+
+/// Rounds one row of inputs to 8 bits: values, codes (both `[stride]`), scales, sums (both `[stride / 32]`).
+///
+/// # Safety
+/// The CPU has the instructions of the level that the function was made for, and the lengths are as stated, with a stride
+/// that is a multiple of 128.
+pub(crate) type Quantize = unsafe fn(&[f32], &mut [i8], &mut [f32], &mut [f32]);
+
+/// The rounding function for a level.
+pub(crate) fn quantize(simd: Simd) -> Quantize {
+    match simd {
+        #[cfg(target_arch = "x86_64")]
+        Simd::Avx512Vnni => avx512::quantize,
+        #[cfg(target_arch = "x86_64")]
+        Simd::Avx2 => avx2::quantize,
+        _ => scalar::quantize,
+    }
+}
+
+/// Scale of a block and its reciprocal, from the bits of the largest magnitude in it.
+///
+/// The magnitude is found by comparing bits as integers: NaN exceeds infinity, and neither is lost as in a float maximum.
+fn scale_and_inverse(magnitude: u32) -> (f32, f32) {
+    let magnitude = f32::from_bits(magnitude);
+    if !magnitude.is_finite() {
+        return (f32::NAN, 0.0);
+    }
+    // Below this the reciprocal overflows; such a block is rounded to zero.
+    let inverse = if magnitude > 1e-36 { 127.0 / magnitude } else { 0.0 };
+    (magnitude / 127.0, inverse)
+}

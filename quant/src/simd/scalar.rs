@@ -1,0 +1,49 @@
+//! The reference: plain loops.
+
+use std::marker::PhantomData;
+
+use super::scale_and_inverse;
+use crate::activations::{BLOCK, GROUP, Row};
+use crate::kernel::{self, Product};
+
+/// A format's dot product of one stored row with one row of inputs.
+pub(crate) trait Dot {
+    fn dot(row: &[u8], x: Row) -> f32;
+}
+
+pub(crate) struct Tile<B>(PhantomData<B>);
+
+impl<B: Dot> kernel::Tile for Tile<B> {
+    unsafe fn tile<const R: usize, const T: usize>(product: &Product, row: usize, token: usize) {
+        for r in row..row + R {
+            let weights = &product.weights[r * product.row_bytes..][..product.row_bytes];
+            for t in token..token + T {
+                let dot = B::dot(weights, product.x.padded_row(t));
+                // SAFETY: (t, r) is within the tile that the caller vouches for.
+                unsafe { product.out.add(t * product.out_stride + r).write(dot) };
+            }
+        }
+    }
+}
+
+/// See [`Activations`](crate::Activations) for the layout.
+pub(crate) fn quantize(values: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [f32]) {
+    for (block, x) in values.chunks_exact(BLOCK).enumerate() {
+        let magnitude = x.iter().map(|x| x.to_bits() & 0x7fff_ffff).max().unwrap_or(0);
+        let (scale, inverse) = scale_and_inverse(magnitude);
+        let first = block / 4 * GROUP + block % 4 * 16;
+        let mut sum = 0;
+        for (i, x) in x.iter().enumerate() {
+            let code = (x * inverse).round_ties_even() as i8;
+            codes[first + i / 16 * 64 + i % 16] = code;
+            sum += i32::from(code);
+        }
+        scales[block] = scale;
+        sums[block] = scale * sum as f32;
+    }
+}
+
+/// Sum of products of two blocks of codes.
+pub(crate) fn dot_codes<const N: usize>(weights: &[i8; N], x: &[i8; N]) -> i32 {
+    weights.iter().zip(x).map(|(&w, &x)| i32::from(w) * i32::from(x)).sum()
+}

@@ -1,0 +1,138 @@
+//! Where numbers live: a shared range of a mapped file, of static data or of owned memory.
+
+use std::fs::File;
+use std::ops::{Deref, Range};
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::aligned::Aligned;
+use crate::error::{Error, Result};
+use crate::format::Format;
+
+enum Storage {
+    Mapped(memmap2::Mmap),
+    Static(&'static [u8]),
+    Owned(Aligned),
+}
+
+impl Storage {
+    fn as_slice(&self) -> &[u8] {
+        match self {
+            Storage::Mapped(map) => map,
+            Storage::Static(bytes) => bytes,
+            Storage::Owned(bytes) => bytes.as_slice(),
+        }
+    }
+}
+
+/// A read-only range of bytes. Cloning and slicing share the storage.
+#[derive(Clone)]
+pub struct Bytes {
+    storage: Arc<Storage>,
+    range: Range<usize>,
+}
+
+impl Bytes {
+    /// Maps a whole file. It must not be shortened or rewritten in place while it is mapped; replacing it by renaming
+    /// another file over it is harmless.
+    pub fn map_file(path: impl AsRef<Path>) -> Result<Bytes> {
+        let path = path.as_ref();
+        let file = File::open(path).map_err(|e| Error::io(path, "open", e))?;
+        // SAFETY: the map is private to this process and read-only; that nobody shortens the file is documented above.
+        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| Error::io(path, "map", e))?;
+        Ok(Bytes::new(Storage::Mapped(map)))
+    }
+
+    /// Bytes that are part of the program.
+    pub fn from_static(bytes: &'static [u8]) -> Bytes {
+        Bytes::new(Storage::Static(bytes))
+    }
+
+    /// A copy of `bytes` that starts on a 64-byte boundary.
+    pub fn from_vec(bytes: Vec<u8>) -> Bytes {
+        Bytes::copy_from(&bytes)
+    }
+
+    pub(crate) fn copy_from(bytes: &[u8]) -> Bytes {
+        let mut aligned = Aligned::zeroed(bytes.len());
+        aligned.as_mut_slice().copy_from_slice(bytes);
+        Bytes::new(Storage::Owned(aligned))
+    }
+
+    fn new(storage: Storage) -> Bytes {
+        let range = 0..storage.as_slice().len();
+        Bytes { storage: Arc::new(storage), range }
+    }
+
+    /// The part `range` of these bytes.
+    ///
+    /// # Panics
+    /// If `range` is not within `0..self.len()`.
+    pub fn slice(&self, range: Range<usize>) -> Bytes {
+        assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {} bytes", self.len());
+        let start = self.range.start;
+        Bytes { storage: self.storage.clone(), range: start + range.start..start + range.end }
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.storage.as_slice()[self.range.clone()]
+    }
+}
+
+/// An array of numbers in some format.
+#[derive(Clone)]
+pub struct Tensor {
+    /// How the numbers are stored.
+    pub format: &'static Format,
+    /// Outermost dimension first; the last one is contiguous.
+    pub shape: Vec<usize>,
+    /// The blocks, exactly as many as the shape needs.
+    pub data: Bytes,
+}
+
+impl Tensor {
+    /// A tensor over `data`, whose length must be what `shape` needs.
+    pub fn new(format: &'static Format, shape: Vec<usize>, data: Bytes) -> Result<Tensor> {
+        let expected = format.tensor_bytes(&shape)?;
+        if data.len() != expected {
+            return Err(Error::DataLength { format: format.name, shape, found: data.len(), expected });
+        }
+        Ok(Tensor { format, shape, data })
+    }
+
+    /// How many numbers.
+    pub fn len(&self) -> usize {
+        self.data.len() / self.format.block_bytes * self.format.block_len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.data.is_empty()
+    }
+
+    /// All numbers, in order.
+    pub fn to_f32(&self) -> Vec<f32> {
+        let mut values = vec![0.0; self.len()];
+        self.format.decode(&self.data, &mut values);
+        values
+    }
+
+    /// The tensor as a matrix: the product of all dimensions but the last, and the last. One row if there is only one
+    /// dimension.
+    pub fn rows_cols(&self) -> (usize, usize) {
+        match self.shape.split_last() {
+            Some((&cols, outer)) => (outer.iter().product(), cols),
+            None => (1, 1),
+        }
+    }
+}
+
+impl std::fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {:?}", self.format, self.shape)
+    }
+}

@@ -1,0 +1,207 @@
+//! Products on every SIMD level of this CPU.
+
+use waterline_quant::{Activations, Bytes, FORMATS, Format, Matrix, Output, Simd};
+
+/// Numbers in -1..1 with a few large ones, the same on every run.
+fn numbers(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    (0..len).map(|_| if next() > 0.98 { 6.0 * next() } else { next() }).collect()
+}
+
+fn matrix(format: &'static Format, rows: usize, cols: usize, simd: Simd) -> Matrix {
+    let mut data = vec![0; rows * format.row_bytes(cols).unwrap()];
+    format.encode(&numbers(rows * cols, 1), &mut data);
+    Matrix::with_simd(format, rows, cols, Bytes::from_vec(data), simd).unwrap()
+}
+
+fn inputs(rows: usize, cols: usize) -> Activations {
+    let mut x = Activations::new(rows, cols);
+    x.load(&numbers(rows * cols, 2), rows, cols, true);
+    x
+}
+
+/// `[tokens, rows]`, computed in pieces that start at the given rows.
+fn product(matrix: &Matrix, x: &Activations, starts: &[usize]) -> Vec<f32> {
+    let width = matrix.rows() + 2;
+    let mut out = vec![f32::NAN; x.rows() * width];
+    let output = Output::new(&mut out, width);
+    for (i, &start) in starts.iter().enumerate() {
+        let end = starts.get(i + 1).copied().unwrap_or(matrix.rows());
+        // SAFETY: one thread.
+        unsafe { matrix.mul_rows(start..end, x, &output, 1) };
+    }
+    for row in out.chunks(width) {
+        assert!(row[0].is_nan() && row[width - 1].is_nan(), "columns outside were written");
+    }
+    out.chunks(width).flat_map(|row| row[1..width - 1].to_vec()).collect()
+}
+
+/// From one block to many; for float formats also lengths that are no multiple of anything.
+fn widths(format: &Format) -> Vec<usize> {
+    match format.block_len {
+        1 => vec![1, 3, 8, 15, 16, 17, 31, 64, 100, 257, 1000],
+        32 => [1, 2, 3, 4, 5, 7, 8, 9, 31, 33].map(|blocks| blocks * 32).to_vec(),
+        len => [1, 2, 3, 9].map(|blocks| blocks * len).to_vec(),
+    }
+}
+
+#[test]
+fn every_level_agrees_with_the_definition() {
+    // The definition, in f64, on the numbers that the blocks and the rounded inputs stand for.
+    for format in FORMATS {
+        for cols in widths(format) {
+            for simd in Simd::available() {
+                let rows = 7;
+                let matrix = matrix(format, rows, cols, simd);
+                for tokens in [1, 2, 3, 5, 8, 17] {
+                    let x = inputs(tokens, cols);
+                    let out = product(&matrix, &x, &[0]);
+                    for t in 0..tokens {
+                        let x = effective_inputs(format, &x, t);
+                        for r in 0..rows {
+                            let mut w = vec![0.0; cols];
+                            matrix.decode_row(r, &mut w);
+                            let terms = || w.iter().zip(&x).map(|(&w, &x)| f64::from(w) * f64::from(x));
+                            let (expected, scale) = (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
+                            let found = f64::from(out[t * rows + r]);
+                            assert!(
+                                (found - expected).abs() <= 4e-6 * scale,
+                                "{format} {simd:?} cols {cols} tokens {tokens} row {r}: {found}, expected {expected}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Row `t` as products see it: exact for float formats, rounded to 8 bits for integer formats.
+fn effective_inputs(format: &Format, x: &Activations, t: usize) -> Vec<f32> {
+    if !format.is_integer_dot() {
+        return x.row(t).to_vec();
+    }
+    let (codes, scales, _) = x.quantized_row(t);
+    let code = |i: usize| codes[i / 128 * 128 + i % 32 / 16 * 64 + i % 128 / 32 * 16 + i % 16];
+    (0..x.cols()).map(|i| scales[i / 32] * f32::from(code(i))).collect()
+}
+
+#[test]
+fn values_do_not_depend_on_tokens_or_splits() {
+    for format in FORMATS {
+        for simd in Simd::available() {
+            let (rows, cols, tokens) = (23, 1024 + format.block_len.min(32), 17);
+            let cols = if format.block_len == 256 { 1280 } else { cols };
+            let matrix = matrix(format, rows, cols, simd);
+            let values = numbers(tokens * cols, 2);
+            let mut x = Activations::new(tokens, cols);
+            x.load(&values, tokens, cols, true);
+            let whole = product(&matrix, &x, &[0]);
+            let pieces = product(&matrix, &x, &[0, 1, 4, 6, 13, 22]);
+            assert_eq!(bits(&whole), bits(&pieces), "{format} {simd:?}: rows split");
+            for count in [1, 2, 3, 5, 8] {
+                let mut parts = Vec::new();
+                for chunk in values.chunks(count * cols) {
+                    x.load(chunk, chunk.len() / cols, cols, true);
+                    parts.extend(product(&matrix, &x, &[0]));
+                }
+                assert_eq!(bits(&whole), bits(&parts), "{format} {simd:?}: {count} tokens at a time");
+            }
+        }
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn inputs_are_rounded_alike_on_every_level() {
+    let (rows, cols) = (3, 300);
+    let mut values = numbers(rows * cols, 3);
+    values[..32].fill(0.0);
+    values[32..64].fill(1e-40);
+    values[64] = 3e38;
+    let rounded: Vec<_> = Simd::available()
+        .map(|simd| {
+            let mut x = Activations::new(rows, cols);
+            x.force_simd(simd);
+            x.load(&values, rows, cols, true);
+            (0..rows)
+                .map(|t| {
+                    let (codes, scales, sums) = x.quantized_row(t);
+                    (codes.to_vec(), bits(scales), bits(sums))
+                })
+                .collect::<Vec<_>>()
+        })
+        .collect();
+    for other in &rounded[1..] {
+        assert!(other == &rounded[0]);
+    }
+    let x = inputs(1, 64);
+    for (i, (&exact, rounded)) in x.row(0).iter().zip(effective_inputs(&waterline_quant::Q8_0, &x, 0)).enumerate() {
+        let (_, scales, _) = x.quantized_row(0);
+        assert!((exact - rounded).abs() <= scales[i / 32] * 0.5001, "{exact} became {rounded}");
+    }
+}
+
+#[test]
+fn a_poisoned_input_poisons_its_token_only() {
+    for format in FORMATS {
+        for simd in Simd::available() {
+            let (rows, cols) = (5, 512);
+            let matrix = matrix(format, rows, cols, simd);
+            for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut values = numbers(3 * cols, 2);
+                values[cols + 77] = poison;
+                let mut x = Activations::new(3, cols);
+                x.force_simd(simd);
+                x.load(&values, 3, cols, true);
+                let out = product(&matrix, &x, &[0]);
+                for (i, value) in out.iter().enumerate() {
+                    assert_eq!(value.is_finite(), i / rows != 1, "{format} {simd:?} {poison}: {out:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn loading_fewer_columns_leaves_nothing_behind() {
+    for simd in Simd::available() {
+        let mut x = Activations::new(2, 1024);
+        x.load(&numbers(2048, 5), 2, 1024, true);
+        x.load(&numbers(2 * 96, 2), 2, 96, true);
+        let matrix = matrix(&waterline_quant::Q4_0, 3, 96, simd);
+        assert_eq!(product(&matrix, &x, &[0]), product(&matrix, &inputs(2, 96), &[0]));
+    }
+}
+
+#[test]
+fn lengths_are_checked() {
+    let q4_0 = &waterline_quant::Q4_0;
+    assert!(Matrix::new(q4_0, 2, 64, Bytes::from_vec(vec![0; 71])).is_err());
+    assert!(Matrix::new(q4_0, 2, 63, Bytes::from_vec(vec![0; 72])).is_err());
+    assert!(Matrix::new(q4_0, usize::MAX, 64, Bytes::from_vec(vec![0; 72])).is_err());
+    let matrix = Matrix::new(q4_0, 2, 64, Bytes::from_vec(vec![0; 72])).unwrap();
+    let attempt = |x: &Activations, rows: std::ops::Range<usize>, width: usize, column: usize| {
+        let mut out = vec![0.0; x.rows() * width];
+        let output = Output::new(&mut out, width);
+        // SAFETY: one thread.
+        std::panic::catch_unwind(|| unsafe { matrix.mul_rows(rows, x, &output, column) }).is_ok()
+    };
+    let x = inputs(2, 64);
+    assert!(attempt(&x, 0..2, 3, 1));
+    assert!(!attempt(&x, 0..3, 3, 0), "rows");
+    assert!(!attempt(&x, 0..2, 3, 2), "columns of the output");
+    assert!(!attempt(&inputs(2, 32), 0..2, 3, 0), "columns of the inputs");
+    let mut plain = Activations::new(1, 64);
+    plain.load(&[0.0; 64], 1, 64, false);
+    assert!(!attempt(&plain, 0..2, 3, 0), "unquantized inputs");
+}

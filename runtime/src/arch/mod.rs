@@ -1,0 +1,135 @@
+//! Frontends: from a Hugging Face configuration to a [`ModelSpec`] and the names that its tensors have there. One
+//! file per family of configurations.
+
+mod config;
+mod fla;
+
+use std::path::Path;
+
+use waterline_quant::safetensors;
+
+pub(crate) use config::Config;
+
+use crate::checkpoint::{Checkpoint, TextFiles};
+use crate::error::{Error, Result};
+use crate::program::Tensors;
+use crate::spec::ModelSpec;
+
+/// A family of configurations.
+struct Family {
+    /// The `model_type` values that it reads.
+    model_types: &'static [&'static str],
+    /// From the configuration to the dimensions.
+    spec: fn(&Config) -> Result<ModelSpec>,
+    /// From our name of a tensor to the checkpoint's.
+    tensor_name: fn(&str) -> String,
+}
+
+const FAMILIES: &[Family] = &[fla::FAMILY];
+
+/// Reads a Hugging Face directory: `config.json`, `*.safetensors`, and the tokenizer's files where they exist.
+pub(crate) fn open_directory(dir: &Path) -> Result<Checkpoint> {
+    let path = dir.join("config.json");
+    let file = path.display().to_string();
+    let text = std::fs::read(&path).map_err(|e| Error::io(&path, "cannot read", e))?;
+    let json = serde_json::from_slice(&text).map_err(|e| Error::Config {
+        file: file.clone(),
+        key: "the file".into(),
+        found: e.to_string(),
+        expected: "JSON".into(),
+    })?;
+    let config = Config::new(&file, json)?;
+    let model_type = config.string("model_type")?;
+    let Some(family) = FAMILIES
+        .iter()
+        .find(|family| family.model_types.contains(&model_type))
+    else {
+        let known: Vec<&str> = FAMILIES
+            .iter()
+            .flat_map(|family| family.model_types)
+            .copied()
+            .collect();
+        let what = format!("model_type {model_type:?}; known are {}", known.join(", "));
+        return Err(Error::Unsupported { file, what });
+    };
+    let spec = (family.spec)(&config)?;
+    spec.check(&file)?;
+    let weights = safetensors::Checkpoint::open(dir)?;
+    let mut tensors = Tensors::new();
+    for weight in spec.weights() {
+        let mut tensor = weights.tensor(&(family.tensor_name)(&weight.name))?;
+        // Convolutions are stored with dimensions of one: [channels, 1, taps].
+        let squeezed = |shape: &[usize]| {
+            shape
+                .iter()
+                .copied()
+                .filter(|&n| n != 1)
+                .collect::<Vec<_>>()
+        };
+        if squeezed(&tensor.shape) == squeezed(&weight.shape) {
+            tensor.shape = weight.shape;
+        }
+        tensors.insert(weight.name, tensor);
+    }
+    let name = config
+        .optional_string("_name_or_path")
+        .filter(|name| !name.is_empty())
+        .map_or_else(
+            || {
+                dir.file_name().map_or_else(
+                    || model_type.to_string(),
+                    |name| name.to_string_lossy().into_owned(),
+                )
+            },
+            str::to_string,
+        );
+    Ok(Checkpoint {
+        file: dir.display().to_string(),
+        name,
+        spec,
+        tensors,
+        text: text_files(dir, &config)?,
+    })
+}
+
+/// The tokenizer's files beside a checkpoint: `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`.
+fn text_files(dir: &Path, config: &Config) -> Result<TextFiles> {
+    let read = |name: &str| -> Result<Option<Vec<u8>>> {
+        let path = dir.join(name);
+        match std::fs::read(&path) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(Error::io(path, "cannot read", e)),
+        }
+    };
+    let mut text = TextFiles {
+        tokenizer: read("tokenizer.json")?,
+        ..TextFiles::default()
+    };
+    text.bos = config.optional_usize("bos_token_id")?.map(|id| id as u32);
+    text.eos = config
+        .optional_usize("eos_token_id")
+        .ok()
+        .flatten()
+        .map(|id| id as u32);
+    if let Some(bytes) = read("tokenizer_config.json")? {
+        let file = dir.join("tokenizer_config.json").display().to_string();
+        let json: serde_json::Value =
+            serde_json::from_slice(&bytes).map_err(|e| Error::Config {
+                file: file.clone(),
+                key: "the file".into(),
+                found: e.to_string(),
+                expected: "JSON".into(),
+            })?;
+        text.chat_template = json
+            .get("chat_template")
+            .and_then(|v| v.as_str())
+            .map(str::to_string);
+    }
+    if let Some(bytes) = read("chat_template.jinja")? {
+        text.chat_template = Some(String::from_utf8(bytes).map_err(|e| Error::Template {
+            reason: e.to_string(),
+        })?);
+    }
+    Ok(text)
+}

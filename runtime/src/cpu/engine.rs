@@ -1,0 +1,126 @@
+//! Runs a program over chunks of tokens, in memory that is allocated once.
+
+use std::sync::{Arc, Mutex};
+
+use waterline_quant::Activations;
+
+use super::Pool;
+use crate::program::Program;
+use crate::state::Arena;
+
+/// The buffers between stages.
+pub(crate) struct Buffers(Vec<Vec<f32>>);
+
+impl Buffers {
+    /// Values of a buffer, row by row.
+    pub fn get(&self, buffer: usize) -> &[f32] {
+        &self.0[buffer]
+    }
+
+    /// Values of a buffer, to change.
+    pub fn get_mut(&mut self, buffer: usize) -> &mut [f32] {
+        &mut self.0[buffer]
+    }
+
+    /// Takes a buffer out, so that it can be written while others are read; [`Buffers::put`] it back.
+    pub fn take(&mut self, buffer: usize) -> Vec<f32> {
+        std::mem::take(&mut self.0[buffer])
+    }
+
+    /// Puts a buffer back.
+    pub fn put(&mut self, buffer: usize, values: Vec<f32>) {
+        self.0[buffer] = values;
+    }
+}
+
+/// What a stage sees: the chunk's tokens, the buffers, the state, the threads.
+pub(crate) struct Frame<'a> {
+    pub pool: &'a Pool,
+    pub buffers: &'a mut Buffers,
+    pub inputs: &'a mut Activations,
+    /// Room for each worker.
+    pub scratch: &'a [Mutex<Vec<f32>>],
+    pub arena: &'a mut Arena,
+    pub tokens: &'a [u32],
+    /// Tokens read before the chunk.
+    pub position: u64,
+}
+
+/// The memory and threads that a session computes with.
+pub(crate) struct Engine {
+    pool: Arc<Pool>,
+    buffers: Buffers,
+    inputs: Activations,
+    scratch: Vec<Mutex<Vec<f32>>>,
+    chunk: usize,
+    widest: usize,
+}
+
+impl Engine {
+    /// Allocates for chunks of up to `chunk` tokens of `program`.
+    pub fn new(program: &Program, pool: Arc<Pool>, chunk: usize) -> Self {
+        let widest = program.widths.iter().copied().max().unwrap_or(0);
+        let scratch = program
+            .stages
+            .iter()
+            .map(|stage| stage.scratch(chunk))
+            .max()
+            .unwrap_or(0);
+        Engine {
+            buffers: Buffers(
+                program
+                    .widths
+                    .iter()
+                    .map(|width| vec![0.0; width * chunk])
+                    .collect(),
+            ),
+            inputs: Activations::new(chunk, widest),
+            scratch: (0..pool.threads())
+                .map(|_| Mutex::new(vec![0.0; scratch]))
+                .collect(),
+            pool,
+            chunk,
+            widest,
+        }
+    }
+
+    /// Bytes of working memory, besides the state.
+    pub fn bytes(&self) -> usize {
+        let buffers: usize = self.buffers.0.iter().map(Vec::len).sum();
+        let scratch: usize = self
+            .scratch
+            .iter()
+            .map(|s| s.lock().map_or(0, |s| s.len()))
+            .sum();
+        (buffers + scratch) * size_of::<f32>() + Activations::bytes(self.chunk, self.widest)
+    }
+
+    /// Largest number of tokens that [`Engine::run`] takes.
+    pub fn chunk(&self) -> usize {
+        self.chunk
+    }
+
+    /// Reads one chunk of tokens into the state.
+    pub fn run(&mut self, program: &Program, arena: &mut Arena, tokens: &[u32], position: u64) {
+        assert!(!tokens.is_empty() && tokens.len() <= self.chunk);
+        let mut frame = Frame {
+            pool: &self.pool,
+            buffers: &mut self.buffers,
+            inputs: &mut self.inputs,
+            scratch: &self.scratch,
+            arena,
+            tokens,
+            position,
+        };
+        for stage in &program.stages {
+            stage.run(&mut frame);
+        }
+    }
+
+    /// Writes the logits after token `row` of the chunk that was run last.
+    pub fn logits(&mut self, program: &Program, row: usize, logits: &mut [f32]) {
+        program
+            .logits
+            .run(&self.pool, &mut self.buffers, &mut self.inputs, row, logits);
+    }
+}

@@ -1,0 +1,77 @@
+//! Disjoint parts of one buffer, written by several workers at once.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use bytemuck::Pod;
+
+use crate::state::{Arena, StatePlan};
+
+/// A buffer that is handed out in parts across threads.
+pub(crate) struct Shared<'a, T> {
+    start: *mut T,
+    len: usize,
+    buffer: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: the only access is `part`, whose contract forbids overlapping parts.
+unsafe impl<T: Send> Sync for Shared<'_, T> {}
+
+impl<'a, T> Shared<'a, T> {
+    pub fn new(buffer: &'a mut [T]) -> Self {
+        Shared {
+            start: buffer.as_mut_ptr(),
+            len: buffer.len(),
+            buffer: PhantomData,
+        }
+    }
+
+    /// The values in `range`. Panics outside the buffer.
+    ///
+    /// # Safety
+    /// While the returned slice is in use, no other thread may hold a part that overlaps it.
+    #[allow(clippy::mut_from_ref)]
+    #[inline]
+    pub unsafe fn part(&self, range: Range<usize>) -> &'a mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: inside the borrowed buffer, and exclusive by the caller's contract.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}
+
+/// A session's state, whose slots several workers change at once.
+pub(crate) struct SharedArena<'a> {
+    plan: std::sync::Arc<StatePlan>,
+    bytes: Shared<'a, u8>,
+}
+
+impl SharedArena<'_> {
+    /// Values `range` of a slot.
+    ///
+    /// # Safety
+    /// While the returned slice is in use, no other thread may hold values of the slot that overlap it.
+    #[allow(clippy::mut_from_ref)]
+    #[inline]
+    pub unsafe fn slot<T: Pod>(&self, slot: usize, range: Range<usize>) -> &mut [T] {
+        let slot = &self.plan.slots[slot];
+        let (start, end) = (range.start * size_of::<T>(), range.end * size_of::<T>());
+        assert!(end <= slot.bytes);
+        // SAFETY: the caller's contract.
+        bytemuck::cast_slice_mut(unsafe { self.bytes.part(slot.offset + start..slot.offset + end) })
+    }
+
+    /// The second dimension of a slot: rows of each head.
+    pub fn rows(&self, slot: usize) -> usize {
+        self.plan.slots[slot].shape[1]
+    }
+}
+
+impl Arena {
+    /// The state, to be changed by several workers.
+    pub(crate) fn shared(&mut self) -> SharedArena<'_> {
+        SharedArena {
+            plan: self.plan().clone(),
+            bytes: Shared::new(self.bytes_mut()),
+        }
+    }
+}

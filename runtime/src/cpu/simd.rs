@@ -1,0 +1,299 @@
+//! Vector primitives on f32, written as plain loops that the compiler vectorises for the widest unit of this CPU.
+
+/// Values in flight per loop turn: four AVX-512 registers, eight AVX2 ones.
+const LANES: usize = 64;
+
+#[derive(Clone, Copy, PartialEq)]
+enum Level {
+    Base,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+fn level() -> Level {
+    static LEVEL: once_cell::sync::OnceCell<Level> = once_cell::sync::OnceCell::new();
+    *LEVEL.get_or_init(|| {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let has_avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c");
+            let has_avx512 = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl");
+            if has_avx2 && has_avx512 {
+                return Level::Avx512;
+            }
+            if has_avx2 {
+                return Level::Avx2;
+            }
+        }
+        Level::Base
+    })
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+fn on_avx512<R>(body: impl FnOnce() -> R) -> R {
+    body()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn on_avx2<R>(body: impl FnOnce() -> R) -> R {
+    body()
+}
+
+/// Runs `body` compiled for this CPU's vector unit. What `body` calls must be `#[inline(always)]` to gain by it.
+/// The results do not depend on the unit: no operation is fused or reordered by it.
+#[inline(always)]
+pub fn vectorize<R>(body: impl FnOnce() -> R) -> R {
+    match level() {
+        // SAFETY: the features were detected.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => unsafe { on_avx512(body) },
+        // SAFETY: the features were detected.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => unsafe { on_avx2(body) },
+        Level::Base => body(),
+    }
+}
+
+/// Sum of products.
+#[inline(always)]
+pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0.0f32; LANES];
+    let (a_chunks, a_rest) = a.as_chunks::<LANES>();
+    let (b_chunks, b_rest) = b.as_chunks::<LANES>();
+    for (x, y) in a_chunks.iter().zip(b_chunks) {
+        for l in 0..LANES {
+            sums[l] += x[l] * y[l];
+        }
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        for l in 0..width {
+            sums[l] += sums[l + width];
+        }
+        width /= 2;
+    }
+    let mut sum = sums[0];
+    let (a_chunks, a_rest) = a_rest.as_chunks::<8>();
+    let (b_chunks, b_rest) = b_rest.as_chunks::<8>();
+    let mut small = [0.0f32; 8];
+    for (x, y) in a_chunks.iter().zip(b_chunks) {
+        for l in 0..8 {
+            small[l] += x[l] * y[l];
+        }
+    }
+    for l in 0..8 {
+        sum += small[l];
+    }
+    for (x, y) in a_rest.iter().zip(b_rest) {
+        sum += x * y;
+    }
+    sum
+}
+
+/// `y += a x`.
+#[inline(always)]
+pub fn axpy(a: f32, x: &[f32], y: &mut [f32]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y += a * x;
+    }
+}
+
+/// `y *= a`.
+#[inline(always)]
+pub fn scale(a: f32, y: &mut [f32]) {
+    for y in y {
+        *y *= a;
+    }
+}
+
+/// `y += x`.
+#[inline(always)]
+pub fn add(x: &[f32], y: &mut [f32]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y += x;
+    }
+}
+
+/// Largest value; negative infinity for none.
+#[inline(always)]
+pub fn max(x: &[f32]) -> f32 {
+    x.iter()
+        .fold(f32::NEG_INFINITY, |m, &v| if v > m { v } else { m })
+}
+
+/// `e^x` to about two units in the last place; 0 below -87.3, infinity above 88.7.
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer
+    let clamped = x.clamp(-87.336_54, 88.722_83);
+    let n = (clamped * std::f32::consts::LOG2_E + ROUND) - ROUND;
+    // ln 2 in two parts, so that n * ln 2 is exact enough.
+    let r = (clamped - n * 0.693_359_4) - n * -2.121_944_4e-4;
+    let mut p = 1.987_569_1e-4;
+    p = p * r + 1.398_199_9e-3;
+    p = p * r + 8.333_452e-3;
+    p = p * r + 4.166_579_6e-2;
+    p = p * r + 0.166_666_65;
+    p = p * r + 0.5;
+    let y = (p * r * r + r) + 1.0;
+    // 2^n in two factors: 2^128 alone is not a float.
+    let half = (n * 0.5) as i32;
+    let rest = n as i32 - half;
+    let power = |n: i32| f32::from_bits(((n + 127) << 23) as u32);
+    let result = y * power(half) * power(rest);
+    if x < -87.336_54 {
+        0.0
+    } else if x > 88.722_83 {
+        f32::INFINITY
+    } else if x.is_nan() {
+        x
+    } else {
+        result
+    }
+}
+
+/// `1 / (1 + e^-x)`.
+#[inline(always)]
+pub fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+/// `x sigmoid(x)`.
+#[inline(always)]
+pub fn silu(x: f32) -> f32 {
+    x / (1.0 + exp(-x))
+}
+
+/// `ln(1 + e^x)`.
+pub fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}
+
+/// `C += A B`: C `[m, n]` and B `[k, n]` row by row with row lengths `c_row` and `b_row`; A's value (i, p) stands at
+/// `i * a_row + p * a_col`, so that a transposed A needs no copy.
+#[inline(always)]
+pub fn gemm(
+    [m, n, k]: [usize; 3],
+    a: &[f32],
+    [a_row, a_col]: [usize; 2],
+    b: &[f32],
+    b_row: usize,
+    c: &mut [f32],
+    c_row: usize,
+) {
+    let mut j = 0;
+    while j < n {
+        let width = n - j;
+        let b = &b[j..];
+        let mut i = 0;
+        while i < m {
+            let a = &a[i * a_row..];
+            let c = &mut c[i * c_row + j..];
+            let tall = m - i >= 4;
+            match (tall, width) {
+                (true, 32..) => tile::<4, 32>(k, a, a_row, a_col, b, b_row, c, c_row),
+                (true, 8..) => tile::<4, 8>(k, a, a_row, a_col, b, b_row, c, c_row),
+                (true, _) => tile::<4, 1>(k, a, a_row, a_col, b, b_row, c, c_row),
+                (false, 32..) => tile::<1, 32>(k, a, a_row, a_col, b, b_row, c, c_row),
+                (false, 8..) => tile::<1, 8>(k, a, a_row, a_col, b, b_row, c, c_row),
+                (false, _) => tile::<1, 1>(k, a, a_row, a_col, b, b_row, c, c_row),
+            }
+            i += if tall { 4 } else { 1 };
+        }
+        j += match width {
+            32.. => 32,
+            8.. => 8,
+            _ => 1,
+        };
+    }
+}
+
+#[inline(always)]
+fn tile<const M: usize, const N: usize>(
+    k: usize,
+    a: &[f32],
+    a_row: usize,
+    a_col: usize,
+    b: &[f32],
+    b_row: usize,
+    c: &mut [f32],
+    c_row: usize,
+) {
+    let mut sums = [[0.0f32; N]; M];
+    for p in 0..k {
+        let row: &[f32; N] = b[p * b_row..].first_chunk().expect("a row of B");
+        for i in 0..M {
+            let factor = a[i * a_row + p * a_col];
+            for l in 0..N {
+                sums[i][l] += factor * row[l];
+            }
+        }
+    }
+    for i in 0..M {
+        let row: &mut [f32; N] = c[i * c_row..].first_chunk_mut().expect("a row of C");
+        for l in 0..N {
+            row[l] += sums[i][l];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_accurate_and_ends_well() {
+        let mut worst = 0.0f64;
+        for i in -87_000..88_000 {
+            let x = i as f32 * 1e-3;
+            let exact = (x as f64).exp();
+            worst = worst.max(((exp(x) as f64 - exact) / exact).abs());
+        }
+        assert!(worst < 2.5e-7, "{worst}");
+        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+        assert_eq!(exp(f32::INFINITY), f32::INFINITY);
+        assert_eq!(exp(0.0), 1.0);
+        assert!(exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn gemm_matches_the_triple_loop() {
+        let value = |i: usize| ((i * 7919 + 13) % 101) as f32 / 50.0 - 1.0;
+        for [m, n, k] in [[1, 1, 1], [4, 32, 8], [5, 45, 3], [9, 70, 17], [3, 7, 64]] {
+            let a: Vec<f32> = (0..m * k).map(value).collect();
+            let b: Vec<f32> = (0..k * n).map(|i| value(i + 5)).collect();
+            let mut c: Vec<f32> = (0..m * n).map(|i| value(i + 9)).collect();
+            let mut expected = c.clone();
+            for i in 0..m {
+                for j in 0..n {
+                    for p in 0..k {
+                        // A is given transposed.
+                        expected[i * n + j] += a[p * m + i] * b[p * n + j];
+                    }
+                }
+            }
+            vectorize(|| gemm([m, n, k], &a, [1, m], &b, n, &mut c, n));
+            for (x, y) in c.iter().zip(&expected) {
+                assert!((x - y).abs() < 1e-4, "{m} {n} {k}: {x} {y}");
+            }
+        }
+    }
+
+    #[test]
+    fn dot_handles_every_length() {
+        for n in 0..200 {
+            let a: Vec<f32> = (0..n).map(|i| (i % 7) as f32).collect();
+            let b: Vec<f32> = (0..n).map(|i| (i % 5) as f32 - 2.0).collect();
+            let expected: f32 = a.iter().zip(&b).map(|(x, y)| x * y).sum();
+            assert_eq!(vectorize(|| dot(&a, &b)), expected, "{n}");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! The one error type of the library. Every message names the file, the key or tensor, what was found and what
+//! was expected.
+
+use std::path::PathBuf;
+
+/// What the library's calls return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong, as a sentence a user can act on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A number format, GGUF or safetensors problem.
+    #[error(transparent)]
+    Quant(#[from] waterline_quant::Error),
+    /// The operating system refused a file operation.
+    #[error("{}: {action}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was being done, such as "cannot write".
+        action: &'static str,
+        /// The system's own reason.
+        source: std::io::Error,
+    },
+    /// A configuration or metadata key has a value that cannot be used.
+    #[error("{file}: {key}: found {found}, expected {expected}")]
+    Config {
+        /// The file that holds the key.
+        file: String,
+        /// The key.
+        key: String,
+        /// What it says.
+        found: String,
+        /// What it should say.
+        expected: String,
+    },
+    /// A tensor is absent or has another shape or type than the description says.
+    #[error("{file}: tensor {name}: found {found}, expected {expected}")]
+    Tensor {
+        /// The file that holds, or should hold, the tensor.
+        file: String,
+        /// The tensor's name in that file.
+        name: String,
+        /// What was found.
+        found: String,
+        /// What was expected.
+        expected: String,
+    },
+    /// The model is well formed, but this library cannot run it.
+    #[error("{file}: not supported: {what}")]
+    Unsupported {
+        /// The file that asks for it.
+        file: String,
+        /// What is asked for, and what is known instead.
+        what: String,
+    },
+    /// The tokenizer is absent, malformed or refused a text.
+    #[error("{source_name}: tokenizer: {reason}")]
+    Tokenizer {
+        /// Where the tokenizer came from.
+        source_name: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The chat template is absent, malformed or cannot render the conversation.
+    #[error("chat template: {reason}")]
+    Template {
+        /// What is wrong.
+        reason: String,
+    },
+    /// A parameter is outside what it may be.
+    #[error("{what}: {reason}")]
+    Invalid {
+        /// The parameter.
+        what: String,
+        /// Why it cannot be used.
+        reason: String,
+    },
+    /// The session's declared context cannot hold the tokens.
+    #[error(
+        "the context is full: {position} of {context} tokens are used and {requested} more were given; \
+         open the session with a larger context or let the oldest tokens drop out"
+    )]
+    ContextFull {
+        /// The bound that the session was opened with, in tokens.
+        context: usize,
+        /// Tokens already read.
+        position: u64,
+        /// Tokens that were to be read.
+        requested: usize,
+    },
+    /// A snapshot cannot be restored into this session.
+    #[error("{file}: snapshot: {reason}")]
+    Snapshot {
+        /// The snapshot's file, or "memory".
+        file: String,
+        /// What differs.
+        reason: String,
+    },
+    /// The position cannot be reached again.
+    #[error("cannot rewind to position {position}: {reason}")]
+    Rewind {
+        /// The position asked for.
+        position: u64,
+        /// What is missing.
+        reason: String,
+    },
+    /// Reading was cancelled; the session stands at a whole token and can go on.
+    #[error("cancelled after {fed} tokens")]
+    Cancelled {
+        /// Tokens of the call that were read before it stopped.
+        fed: usize,
+    },
+}
+
+impl Error {
+    /// A parameter `what` that cannot be used, and why.
+    pub fn invalid(what: impl Into<String>, reason: impl Into<String>) -> Self {
+        Error::Invalid {
+            what: what.into(),
+            reason: reason.into(),
+        }
+    }
+
+    /// An input or output error on `path`.
+    pub fn io(path: impl Into<PathBuf>, action: &'static str, source: std::io::Error) -> Self {
+        Error::Io {
+            path: path.into(),
+            action,
+            source,
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Text out of a session: sampled tokens as pieces of whole characters, up to an end.
+
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::session::Session;
+use crate::text::{StopStrings, TextStream, Tokenizer};
+
+/// When to stop.
+#[derive(Debug, Clone)]
+pub struct GenerateOptions {
+    /// Most tokens.
+    pub max_tokens: usize,
+    /// Texts that end the generation; they are not part of it.
+    pub stop: Vec<String>,
+    /// Whether the token that ends an answer ends the generation.
+    pub stop_at_eos: bool,
+}
+
+impl Default for GenerateOptions {
+    fn default() -> Self {
+        GenerateOptions {
+            max_tokens: 1024,
+            stop: Vec::new(),
+            stop_at_eos: true,
+        }
+    }
+}
+
+/// Why a generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finish {
+    /// The model ended its answer; the end token has been read.
+    End,
+    /// A stop text was met.
+    Stop,
+    /// As many tokens as were allowed.
+    Length,
+    /// Cancelled from outside.
+    Cancelled,
+}
+
+/// An iterator of text pieces. Every token that it shows has been read by the session.
+pub struct Generate<'s> {
+    session: &'s mut Session,
+    tokenizer: Arc<Tokenizer>,
+    stream: TextStream,
+    stops: StopStrings,
+    eos: Option<u32>,
+    left: usize,
+    tokens: usize,
+    finish: Option<Finish>,
+    flushed: bool,
+}
+
+impl<'s> Generate<'s> {
+    /// Starts generating after what the session has read. Fails if the model has no tokenizer.
+    pub fn new(session: &'s mut Session, options: GenerateOptions) -> Result<Self> {
+        let model = Arc::clone(session.model());
+        Ok(Generate {
+            session,
+            tokenizer: model.tokenizer()?,
+            stream: TextStream::new(),
+            stops: StopStrings::new(options.stop)?,
+            eos: if options.stop_at_eos {
+                model.eos()
+            } else {
+                None
+            },
+            left: options.max_tokens,
+            tokens: 0,
+            finish: None,
+            flushed: false,
+        })
+    }
+
+    /// Tokens generated so far, an end token included.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Why it ended, once it has.
+    pub fn finish(&self) -> Option<Finish> {
+        self.finish
+    }
+
+    /// Samples and reads one token; returns the text that it completes.
+    fn advance(&mut self) -> Result<String> {
+        if self.left == 0 {
+            self.finish = Some(Finish::Length);
+            return Ok(String::new());
+        }
+        let token = self.session.sample()?;
+        match self.session.feed(&[token]) {
+            Err(Error::Cancelled { .. }) => {
+                self.finish = Some(Finish::Cancelled);
+                return Ok(String::new());
+            }
+            other => other?,
+        }
+        self.left -= 1;
+        self.tokens += 1;
+        if self.eos == Some(token) {
+            self.finish = Some(Finish::End);
+            return Ok(String::new());
+        }
+        if self.tokenizer.is_special(token) {
+            return Ok(String::new());
+        }
+        let step = self
+            .stops
+            .push(self.stream.push(self.tokenizer.token_bytes(token)));
+        if step.stopped() {
+            self.finish = Some(Finish::Stop);
+            self.flushed = true;
+        }
+        Ok(step.text.to_string())
+    }
+
+    /// What was held back: the beginning of a character or of a stop text that did not come.
+    fn flush(&mut self) -> String {
+        self.flushed = true;
+        let mut text = self.stops.push(self.stream.finish()).text.to_string();
+        text.push_str(self.stops.finish());
+        text
+    }
+}
+
+impl Iterator for Generate<'_> {
+    type Item = Result<String>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if self.finish.is_some() {
+                if self.flushed {
+                    return None;
+                }
+                let text = self.flush();
+                return if text.is_empty() {
+                    None
+                } else {
+                    Some(Ok(text))
+                };
+            }
+            match self.advance() {
+                Ok(text) if text.is_empty() => continue,
+                Ok(text) => return Some(Ok(text)),
+                Err(error) => {
+                    // What was computed so far stands; the iterator ends after the error.
+                    self.finish = Some(Finish::Cancelled);
+                    self.flushed = true;
+                    return Some(Err(error));
+                }
+            }
+        }
+    }
+}
+
+impl Session {
+    /// Generates text after what has been read.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] if the model has no tokenizer.
+    pub fn generate(&mut self, options: GenerateOptions) -> Result<Generate<'_>> {
+        Generate::new(self, options)
+    }
+}

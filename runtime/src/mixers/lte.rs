@@ -1,0 +1,263 @@
+//! Learnable token eviction (arXiv 2510.20787; idiap hybrid-linear-sparse-attention `fla/layers/lte.py`).
+//!
+//! Sliding-window attention whose leaving tokens may stay: a router scores each token from its neighbours' keys
+//! (unrotated) and values, and a set of `capacity` tokens for each key and value head keeps the highest scores.
+//! ```text
+//! score_p = map(conv stack over [k; v] at p - margin ..= p + margin)     the first `sink` tokens: infinity
+//! o_t     = softmax attention over t - window < j <= t and the set as it stands at t
+//! ```
+//! When token t enters, token `t - window` leaves: kept if its score is above zero and there is room or a strictly
+//! lower score. The reference lets prompt queries see the set of the prompt's end, which is not causal; here every
+//! query sees the set of its own time, which is what the reference does when it decodes.
+//! State: the window's keys, values and scores, the set's, and the router's last inputs.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::attention::Attention;
+use super::{Mismatch, Mixer};
+use crate::error::Result;
+use crate::program::Lowering;
+use crate::spec::WeightSpec;
+use crate::stages::{Eviction, RouterLayer, Score, Stage};
+use crate::state::{SlotDtype, SlotKind, SlotSpec};
+
+pub use crate::stages::ScoreMap;
+
+pub(super) const KIND: &str = "lte";
+
+/// Whether each key and value head has a router of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RouterScope {
+    /// One for each head.
+    Head,
+    /// One for the layer.
+    Layer,
+}
+
+/// Its numbers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lte {
+    /// The attention; its window is how many tokens a query sees besides the set.
+    pub attention: Attention,
+    /// Tokens that the set of one head holds, sinks included.
+    pub capacity: usize,
+    /// Tokens at the start that are always kept.
+    pub sink: usize,
+    /// Taps of each router convolution.
+    pub router_taps: Vec<usize>,
+    /// Dilation of each router convolution.
+    pub router_dilations: Vec<usize>,
+    /// Whose the routers are.
+    pub router_scope: RouterScope,
+    /// From a router's output to a score.
+    pub score: ScoreMap,
+}
+
+const WINDOW_SCORES: usize = 2;
+const SET_KEYS: usize = 3;
+const SET_VALUES: usize = 4;
+const SET_SCORES: usize = 5;
+const SET_COUNTS: usize = 6;
+const ROUTER: usize = 7;
+
+impl Lte {
+    /// Tokens that a score waits for.
+    fn margin(&self) -> usize {
+        self.past().map(|past| past - past / 2).sum()
+    }
+
+    /// Inputs that each router layer looks back on.
+    fn past(&self) -> impl Iterator<Item = usize> {
+        self.router_taps
+            .iter()
+            .zip(&self.router_dilations)
+            .map(|(taps, dilation)| (taps - 1) * dilation)
+    }
+
+    /// Channels into router layer `i`.
+    fn channels(&self, i: usize) -> usize {
+        (2 * self.attention.head_dim) >> i
+    }
+
+    fn groups(&self) -> usize {
+        match self.router_scope {
+            RouterScope::Head => self.attention.kv_heads,
+            RouterScope::Layer => 1,
+        }
+    }
+
+    fn window(&self) -> usize {
+        self.attention.window.unwrap_or(1)
+    }
+}
+
+impl Mixer for Lte {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn to_json(&self) -> Value {
+        json!(self)
+    }
+
+    fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
+        self.attention.check_heads()?;
+        Mismatch::unless(
+            self.attention.window.is_some(),
+            || "no window".into(),
+            "a window",
+        )?;
+        let (taps, dilations) = (&self.router_taps, &self.router_dilations);
+        Mismatch::unless(
+            taps.len() == dilations.len()
+                && (1..=8).contains(&taps.len())
+                && taps.iter().chain(dilations).all(|n| (1..=4096).contains(n)),
+            || format!("router taps {taps:?} with dilations {dilations:?}"),
+            "as many taps as dilations, one or more each",
+        )?;
+        Mismatch::unless(
+            self.channels(taps.len()) > 0 && self.channels(0).is_multiple_of(1 << taps.len()),
+            || {
+                format!(
+                    "{} router layers on {} channels",
+                    taps.len(),
+                    self.channels(0)
+                )
+            },
+            "channels that each layer can halve",
+        )?;
+        Mismatch::unless(
+            self.window() > self.margin(),
+            || {
+                format!(
+                    "a window of {} tokens, scores known after {}",
+                    self.window(),
+                    self.margin()
+                )
+            },
+            "a window longer than the router looks ahead",
+        )?;
+        Mismatch::unless(
+            self.sink <= self.capacity && self.capacity > 0,
+            || format!("{} sinks in a set of {}", self.sink, self.capacity),
+            "a set that holds the sinks",
+        )
+    }
+
+    fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
+        let mut weights = self.attention.weights(hidden);
+        let stack = "router.conv_stack";
+        let groups = self.groups();
+        for (i, &taps) in self.router_taps.iter().enumerate() {
+            let (inputs, outputs) = (self.channels(i), self.channels(i + 1));
+            let shape = [groups * outputs, inputs, taps];
+            weights.push(WeightSpec::full(
+                &format!("{stack}.convs.{i}.weight"),
+                &shape,
+            ));
+            weights.push(WeightSpec::full(
+                &format!("{stack}.convs.{i}.bias"),
+                &[groups * outputs],
+            ));
+        }
+        let last = self.channels(self.router_taps.len());
+        weights.push(WeightSpec::full(
+            &format!("{stack}.proj.weight"),
+            &[groups, last],
+        ));
+        weights.push(WeightSpec::full(&format!("{stack}.proj.bias"), &[groups]));
+        weights
+    }
+
+    fn slots(&self) -> Vec<SlotSpec> {
+        let Attention {
+            kv_heads, head_dim, ..
+        } = self.attention;
+        let mut slots = self.attention.slots();
+        let window = [kv_heads, self.window()];
+        slots.push(SlotSpec::new(
+            "window_scores",
+            SlotKind::Ring,
+            SlotDtype::F32,
+            &window,
+        ));
+        let set = [kv_heads, self.capacity, head_dim];
+        slots.push(SlotSpec::new(
+            "set_keys",
+            SlotKind::Set,
+            SlotDtype::Kv,
+            &set,
+        ));
+        slots.push(SlotSpec::new(
+            "set_values",
+            SlotKind::Set,
+            SlotDtype::Kv,
+            &set,
+        ));
+        slots.push(SlotSpec::new(
+            "set_scores",
+            SlotKind::Set,
+            SlotDtype::F32,
+            &set[..2],
+        ));
+        slots.push(SlotSpec::new(
+            "set_counts",
+            SlotKind::Counter,
+            SlotDtype::U32,
+            &[kv_heads],
+        ));
+        const NAMES: [&str; 8] = [
+            "router_0", "router_1", "router_2", "router_3", "router_4", "router_5", "router_6",
+            "router_7",
+        ];
+        for (i, (past, name)) in self.past().zip(NAMES).enumerate() {
+            let shape = [kv_heads, past, self.channels(i)];
+            slots.push(SlotSpec::new(name, SlotKind::Shift, SlotDtype::F32, &shape));
+        }
+        slots
+    }
+
+    fn lower(&self, block: &mut Lowering) -> Result<()> {
+        self.attention.lower_with(block, |block, k, v| {
+            let stack = "router.conv_stack";
+            let mut layers = Vec::new();
+            for (i, &dilation) in self.router_dilations.iter().enumerate() {
+                let weight = block.vector(&format!("{stack}.convs.{i}.weight"))?;
+                let bias = block.vector(&format!("{stack}.convs.{i}.bias"))?;
+                let (inputs, outputs) = (self.channels(i), self.channels(i + 1));
+                layers.push(RouterLayer::new(
+                    &weight,
+                    bias,
+                    inputs,
+                    outputs,
+                    dilation,
+                    block.slot(ROUTER + i),
+                ));
+            }
+            let scores = block.buffer(self.attention.kv_heads);
+            block.push(Stage::Score(Score {
+                kv_heads: self.attention.kv_heads,
+                k,
+                v,
+                layers,
+                weight: block.vector(&format!("{stack}.proj.weight"))?,
+                bias: block.vector(&format!("{stack}.proj.bias"))?,
+                map: self.score,
+                out: scores,
+            }));
+            Ok(Some(Eviction {
+                scores,
+                margin: self.margin(),
+                sink: self.sink,
+                window_scores: block.slot(WINDOW_SCORES),
+                set_keys: block.slot(SET_KEYS),
+                set_values: block.slot(SET_VALUES),
+                set_scores: block.slot(SET_SCORES),
+                set_counts: block.slot(SET_COUNTS),
+            }))
+        })
+    }
+}

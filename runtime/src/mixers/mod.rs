@@ -1,0 +1,106 @@
+//! Token mixers: one file each, and the only list of them.
+//!
+//! A mixer is its equations (in the file's head comment), its few numbers, a table of weights, a table of state
+//! slots, and how it lowers to stages. Nothing outside this folder names one, but the frontends in
+//! [`crate::arch`] that read a checkpoint's configuration.
+
+mod attention;
+mod gated_deltanet;
+mod lte;
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+pub use attention::Attention;
+pub use gated_deltanet::GatedDeltaNet;
+pub use lte::{Lte, RouterScope, ScoreMap};
+
+use crate::error::{Error, Result};
+use crate::program::Lowering;
+use crate::spec::WeightSpec;
+use crate::state::SlotSpec;
+
+/// A token mixer with its numbers.
+pub trait Mixer: Debug + Send + Sync {
+    /// Its name in files.
+    fn kind(&self) -> &'static str;
+
+    /// Its numbers, as they stand in a file.
+    fn to_json(&self) -> Value;
+
+    /// Checks the numbers against each other and the width `hidden` of the residual stream.
+    fn check(&self, hidden: usize) -> Result<(), Mismatch>;
+
+    /// Its tensors, named relative to the block.
+    fn weights(&self, hidden: usize) -> Vec<WeightSpec>;
+
+    /// Its state, in the order in which [`Mixer::lower`] counts the slots. All-zero bytes are the empty state.
+    fn slots(&self) -> Vec<SlotSpec>;
+
+    /// Writes the mixer as stages: from the block's input to the sum into the residual stream.
+    fn lower(&self, block: &mut Lowering) -> Result<()>;
+}
+
+/// Numbers of a mixer that do not fit together.
+#[derive(Debug)]
+pub struct Mismatch {
+    /// What the file says.
+    pub found: String,
+    /// What would fit.
+    pub expected: String,
+}
+
+impl Mismatch {
+    /// Fails with what was found and expected unless `holds`.
+    pub fn unless(
+        holds: bool,
+        found: impl FnOnce() -> String,
+        expected: &str,
+    ) -> Result<(), Mismatch> {
+        if holds {
+            Ok(())
+        } else {
+            Err(Mismatch {
+                found: found(),
+                expected: expected.into(),
+            })
+        }
+    }
+}
+
+type Read = fn(Value) -> Result<Arc<dyn Mixer>, serde_json::Error>;
+
+/// Every mixer: its name in files, and how its numbers are read.
+const MIXERS: &[(&str, Read)] = &[
+    (attention::KIND, read_as::<Attention>),
+    (gated_deltanet::KIND, read_as::<GatedDeltaNet>),
+    (lte::KIND, read_as::<Lte>),
+];
+
+fn read_as<M: Mixer + DeserializeOwned + 'static>(
+    value: Value,
+) -> Result<Arc<dyn Mixer>, serde_json::Error> {
+    Ok(Arc::new(serde_json::from_value::<M>(value)?))
+}
+
+/// Reads the mixer called `kind` from its numbers; `file` is named in errors.
+pub fn read(file: &str, kind: &str, numbers: Value) -> Result<Arc<dyn Mixer>> {
+    let Some((_, read)) = MIXERS.iter().find(|(name, _)| *name == kind) else {
+        let known: Vec<&str> = MIXERS.iter().map(|(name, _)| *name).collect();
+        return Err(Error::Config {
+            file: file.into(),
+            key: "mixer".into(),
+            found: format!("{kind:?}"),
+            expected: format!("one of {}", known.join(", ")),
+        });
+    };
+    read(numbers).map_err(|e| Error::Config {
+        file: file.into(),
+        key: kind.into(),
+        found: e.to_string(),
+        expected: "the numbers of this mixer".into(),
+    })
+}

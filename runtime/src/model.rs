@@ -1,0 +1,153 @@
+//! A model bound to its weights: read-only, shared by any number of sessions.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use once_cell::sync::OnceCell;
+use waterline_quant::Bytes;
+
+use crate::checkpoint::{Checkpoint, TextFiles};
+use crate::error::{Error, Result};
+use crate::program::{Lowering, Program};
+use crate::spec::ModelSpec;
+use crate::state::{StateOptions, StatePlan};
+use crate::text::{ChatTemplate, Tokenizer};
+
+/// Weights and description, ready to run.
+pub struct Model {
+    file: String,
+    name: String,
+    spec: ModelSpec,
+    program: Program,
+    fingerprint: u64,
+    files: TextFiles,
+    tokenizer: OnceCell<Arc<Tokenizer>>,
+}
+
+impl Model {
+    /// Opens a GGUF file or a Hugging Face directory. The weights are mapped and read where they lie.
+    pub fn open(path: impl AsRef<Path>) -> Result<Arc<Self>> {
+        Self::bind(Checkpoint::open(path)?)
+    }
+
+    /// Opens a GGUF file that is part of the program; `name` stands for the file in errors. The bytes must be
+    /// aligned to 64.
+    pub fn from_static(bytes: &'static [u8], name: &str) -> Result<Arc<Self>> {
+        Self::bind(Checkpoint::from_bytes(Bytes::from_static(bytes), name)?)
+    }
+
+    /// Binds an opened checkpoint.
+    pub fn bind(checkpoint: Checkpoint) -> Result<Arc<Self>> {
+        let first_slot = StatePlan::new(
+            &ModelSpec {
+                blocks: Vec::new(),
+                ..checkpoint.spec.clone()
+            },
+            &StateOptions::default(),
+        )?
+        .slots
+        .len();
+        let program = Lowering::model(
+            &checkpoint.file,
+            &checkpoint.spec,
+            &checkpoint.tensors,
+            first_slot,
+        )?;
+        Ok(Arc::new(Model {
+            fingerprint: checkpoint.fingerprint(),
+            file: checkpoint.file,
+            name: checkpoint.name,
+            spec: checkpoint.spec,
+            program,
+            files: checkpoint.text,
+            tokenizer: OnceCell::new(),
+        }))
+    }
+
+    /// The file or directory it came from.
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its dimensions.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// Its stages.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// Differs for different models.
+    pub fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    /// The state of a session on this model, before one is made.
+    pub fn plan(&self, options: &StateOptions) -> Result<StatePlan> {
+        StatePlan::new(&self.spec, options)
+    }
+
+    /// The token that begins every sequence, if there is one.
+    pub fn bos(&self) -> Option<u32> {
+        self.files.bos
+    }
+
+    /// The token that ends an answer, if there is one.
+    pub fn eos(&self) -> Option<u32> {
+        self.files.eos
+    }
+
+    /// The tokenizer, made when it is first wanted. Fails if the model has none or a broken one, or one with tokens
+    /// that the model does not know.
+    pub fn tokenizer(&self) -> Result<Arc<Tokenizer>> {
+        let make = || -> Result<Arc<Tokenizer>> {
+            let error = |reason: String| Error::Tokenizer {
+                source_name: self.file.clone(),
+                reason,
+            };
+            let json = self.files.tokenizer.as_ref().ok_or_else(|| {
+                error(
+                    "the model has none; add tokenizer.json to its directory and convert it again"
+                        .into(),
+                )
+            })?;
+            let tokenizer = Tokenizer::from_json(json, &self.file)?;
+            if tokenizer.vocab_size() > self.spec.vocab {
+                let (tokens, vocab) = (tokenizer.vocab_size(), self.spec.vocab);
+                return Err(error(format!(
+                    "it has {tokens} tokens, the model knows {vocab}"
+                )));
+            }
+            Ok(Arc::new(tokenizer))
+        };
+        self.tokenizer.get_or_try_init(make).cloned()
+    }
+
+    /// The chat template. Fails if the model has none or a broken one.
+    pub fn chat_template(&self) -> Result<ChatTemplate> {
+        let source = self
+            .files
+            .chat_template
+            .as_ref()
+            .ok_or_else(|| Error::Template {
+                reason: format!(
+                    "{} has none: it can complete text (run), but not chat",
+                    self.file
+                ),
+            })?;
+        let tokenizer = self.tokenizer()?;
+        let text = |id: Option<u32>| {
+            id.map_or_else(String::new, |id| {
+                String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned()
+            })
+        };
+        ChatTemplate::new(source, &text(self.bos()), &text(self.eos()))
+    }
+}

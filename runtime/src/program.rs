@@ -1,0 +1,303 @@
+//! A model as a list of stages over buffers: what both backends run, and how mixers write it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use waterline_quant::{Matrix, Tensor};
+
+use crate::error::{Error, Result};
+use crate::stages::{Embed, Emit, Linear, Logits, Mlp, Norm, Project, Stage};
+
+/// A small f32 tensor that never is quantized: a norm, bias, gate, convolution or router.
+pub type Vector = Arc<[f32]>;
+
+/// Columns of a buffer: `width` values of each token from column `start` on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct View {
+    /// The buffer.
+    pub buffer: usize,
+    /// First column.
+    pub start: usize,
+    /// Number of columns.
+    pub width: usize,
+    /// Values from one token to the next.
+    pub stride: usize,
+}
+
+impl View {
+    /// All columns of a buffer that holds `[tokens, width]`.
+    pub fn whole(buffer: usize, width: usize) -> Self {
+        View {
+            buffer,
+            start: 0,
+            width,
+            stride: width,
+        }
+    }
+}
+
+/// The residual stream is buffer 0.
+pub const RESIDUAL: usize = 0;
+/// Inputs of matrix products are gathered in buffer 1.
+pub const INPUTS: usize = 1;
+/// Products that are summed into the residual stream pass through buffer 2.
+pub const PRODUCT: usize = 2;
+/// A block's own buffers come after these.
+const FIRST: usize = 3;
+
+/// A bound model: stages in order, and the buffers between them.
+pub struct Program {
+    /// Widest use of each buffer: it has room for `[tokens, width]`.
+    pub widths: Vec<usize>,
+    /// The stages that read tokens into the state.
+    pub stages: Vec<Stage>,
+    /// What turns the residual stream into logits, for the tokens where they are wanted.
+    pub logits: Logits,
+}
+
+impl Program {
+    /// Bytes of weights that reading one token touches: every matrix once, and one row of the embedding.
+    pub fn weight_bytes(&self) -> usize {
+        self.stages.iter().map(Stage::weight_bytes).sum::<usize>()
+            + self.logits.matrix.bytes().len()
+    }
+}
+
+/// Tensors by their full names.
+pub type Tensors = HashMap<String, Tensor>;
+
+/// Where a mixer writes its stages: gives it its weights, buffers and slots.
+pub struct Lowering<'a> {
+    file: &'a str,
+    tensors: &'a Tensors,
+    block: usize,
+    first_slot: usize,
+    /// Buffers of this block in use; they are given to the next block again.
+    buffers: usize,
+    program: &'a mut Program,
+    hidden: usize,
+    norm_eps: f32,
+}
+
+impl<'a> Lowering<'a> {
+    /// Lowers a whole model: embedding, every block, logits.
+    pub(crate) fn model(
+        file: &str,
+        spec: &crate::ModelSpec,
+        tensors: &Tensors,
+        first_slot: usize,
+    ) -> Result<Program> {
+        let embedding = matrix(file, tensors, "token_embd.weight")?;
+        let output = if spec.tied {
+            embedding.clone()
+        } else {
+            matrix(file, tensors, "output.weight")?
+        };
+        let norm = Norm {
+            weight: vector(file, tensors, "output_norm.weight")?,
+            eps: spec.norm_eps,
+        };
+        let mut program = Program {
+            widths: vec![spec.hidden; FIRST],
+            stages: vec![Stage::Embed(Embed { matrix: embedding })],
+            logits: Logits {
+                norm,
+                matrix: output,
+            },
+        };
+        let mut first_slot = first_slot;
+        for (block, block_spec) in spec.blocks.iter().enumerate() {
+            let (hidden, norm_eps) = (spec.hidden, spec.norm_eps);
+            let program = &mut program;
+            let mut lowering = Lowering {
+                file,
+                tensors,
+                block,
+                first_slot,
+                buffers: FIRST,
+                program,
+                hidden,
+                norm_eps,
+            };
+            block_spec.mixer.lower(&mut lowering)?;
+            first_slot += block_spec.mixer.slots().len();
+            if block_spec.mlp.is_some() {
+                lowering.buffers = FIRST;
+                lowering.mlp()?;
+            }
+        }
+        Ok(program)
+    }
+
+    /// Width of the residual stream.
+    pub fn hidden(&self) -> usize {
+        self.hidden
+    }
+
+    /// The epsilon of the model's norms.
+    pub fn norm_eps(&self) -> f32 {
+        self.norm_eps
+    }
+
+    /// The arena's number of the mixer's slot `index`.
+    pub fn slot(&self, index: usize) -> usize {
+        self.first_slot + index
+    }
+
+    /// A f32 tensor of the mixer.
+    pub fn vector(&self, name: &str) -> Result<Vector> {
+        vector(
+            self.file,
+            self.tensors,
+            &format!("blk.{}.mixer.{name}", self.block),
+        )
+    }
+
+    /// A matrix of the mixer.
+    pub fn matrix(&self, name: &str) -> Result<Matrix> {
+        matrix(
+            self.file,
+            self.tensors,
+            &format!("blk.{}.mixer.{name}", self.block),
+        )
+    }
+
+    /// A buffer of `width` values a token, which lives until the end of the block.
+    pub fn buffer(&mut self, width: usize) -> View {
+        let buffer = self.buffers;
+        self.buffers += 1;
+        if buffer == self.program.widths.len() {
+            self.program.widths.push(0);
+        }
+        self.program.widths[buffer] = self.program.widths[buffer].max(width);
+        View::whole(buffer, width)
+    }
+
+    /// Appends a stage.
+    pub fn push(&mut self, stage: Stage) {
+        self.program.stages.push(stage);
+    }
+
+    /// Multiplies the normed residual stream with matrices stacked in one buffer, `{name}.weight` and, where it
+    /// exists, `{name}.bias`; returns each one's columns.
+    pub fn project(&mut self, names: &[&str]) -> Result<Vec<View>> {
+        let name = format!("blk.{}.attn_norm.weight", self.block);
+        let norm = Norm {
+            weight: vector(self.file, self.tensors, &name)?,
+            eps: self.norm_eps,
+        };
+        let input = View::whole(RESIDUAL, self.hidden);
+        self.project_from(input, Some(norm), names)
+    }
+
+    /// As [`Lowering::project`], from any columns and with or without a norm.
+    pub fn project_from(
+        &mut self,
+        input: View,
+        norm: Option<Norm>,
+        names: &[&str],
+    ) -> Result<Vec<View>> {
+        self.wide_inputs(input.width);
+        let mut linears = Vec::with_capacity(names.len());
+        let mut width = 0;
+        for name in names {
+            let matrix = self.matrix(&format!("{name}.weight"))?;
+            let bias = format!("{name}.bias");
+            let bias = match self
+                .tensors
+                .contains_key(&format!("blk.{}.mixer.{bias}", self.block))
+            {
+                true => Some(self.vector(&bias)?),
+                false => None,
+            };
+            linears.push(Linear {
+                column: width,
+                bias,
+                matrix,
+            });
+            width += linears[linears.len() - 1].matrix.rows();
+        }
+        let output = self.buffer(width);
+        let view = |linear: &Linear| View {
+            start: linear.column,
+            width: linear.matrix.rows(),
+            ..output
+        };
+        let views = linears.iter().map(view).collect();
+        self.push(Stage::Project(Project::new(input, norm, linears, output)));
+        Ok(views)
+    }
+
+    /// Ends the mixer: `finish` normalises and gates its output in place, the matrix `name` takes it back to the
+    /// residual stream.
+    pub fn emit(&mut self, input: View, finish: crate::stages::Finish, name: &str) -> Result<()> {
+        self.wide_inputs(input.width);
+        let matrix = self.matrix(&format!("{name}.weight"))?;
+        self.push(Stage::Emit(Emit {
+            input,
+            finish,
+            matrix,
+        }));
+        Ok(())
+    }
+
+    fn mlp(&mut self) -> Result<()> {
+        let tensor = |name: &str| {
+            matrix(
+                self.file,
+                self.tensors,
+                &format!("blk.{}.{name}.weight", self.block),
+            )
+        };
+        let (gate, up, down) = (tensor("ffn_gate")?, tensor("ffn_up")?, tensor("ffn_down")?);
+        let name = format!("blk.{}.ffn_norm.weight", self.block);
+        let norm = Norm {
+            weight: vector(self.file, self.tensors, &name)?,
+            eps: self.norm_eps,
+        };
+        let inner = self.buffer(2 * gate.rows());
+        self.wide_inputs(down.cols());
+        self.push(Stage::Mlp(Mlp {
+            norm,
+            gate,
+            up,
+            down,
+            inner,
+        }));
+        Ok(())
+    }
+
+    fn wide_inputs(&mut self, width: usize) {
+        self.program.widths[INPUTS] = self.program.widths[INPUTS].max(width);
+    }
+}
+
+fn missing(file: &str, name: &str) -> Error {
+    Error::Tensor {
+        file: file.into(),
+        name: name.into(),
+        found: "nothing".into(),
+        expected: "a tensor of that name".into(),
+    }
+}
+
+fn vector(file: &str, tensors: &Tensors, name: &str) -> Result<Vector> {
+    let tensor = tensors.get(name).ok_or_else(|| missing(file, name))?;
+    Ok(tensor.to_f32().into())
+}
+
+fn matrix(file: &str, tensors: &Tensors, name: &str) -> Result<Matrix> {
+    let tensor = tensors.get(name).ok_or_else(|| missing(file, name))?;
+    let (rows, cols) = match tensor.shape[..] {
+        [rows, cols] => (rows, cols),
+        _ => {
+            return Err(Error::Tensor {
+                file: file.into(),
+                name: name.into(),
+                found: format!("shape {:?}", tensor.shape),
+                expected: "a matrix".into(),
+            });
+        }
+    };
+    Ok(Matrix::new(tensor.format, rows, cols, tensor.data.clone())?)
+}

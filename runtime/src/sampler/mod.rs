@@ -1,0 +1,162 @@
+//! Chooses the next token from the logits.
+//!
+//! The order is fixed:
+//! 1. logit bias is added;
+//! 2. penalties over the last `penalty_window` tokens: repetition (a positive logit is divided,
+//!    a negative one multiplied), then `frequency * count + presence` is subtracted;
+//! 3. temperature: 0 returns the largest logit (the lowest token wins a tie) and stops here,
+//!    otherwise the logits are divided by it;
+//! 4. top-k keeps the k largest logits (again the lowest token wins a tie);
+//! 5. top-p keeps the shortest run of the most probable tokens whose probabilities sum to at
+//!    least p, where probabilities are renormalised over what top-k left;
+//! 6. min-p keeps the tokens at least min_p times as probable as the most probable one, a ratio
+//!    that no renormalisation changes;
+//! 7. one uniform number picks from the rest, renormalised, laid out by ascending token, so that
+//!    the choice depends on no sorting order and a prefix sum over the vocabulary gives the same.
+//!
+//! Temperature comes before the truncations, as in most inference APIs, so a high temperature
+//! also widens what top-p and min-p keep. Weights are `exp` in f32, sums are f64.
+
+mod params;
+mod random;
+mod select;
+#[cfg(test)]
+mod tests;
+
+pub use params::SamplerParams;
+pub use random::SamplerState;
+
+use crate::error::{Error, Result};
+use select::Candidate;
+
+/// A validated set of parameters with the scratch space that sampling needs.
+///
+/// What a saved session must keep is [`SamplerState`]; a sampler holds nothing from one token to
+/// the next.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    params: SamplerParams,
+    vocab: usize,
+    /// Biased and penalised logits `[vocab]`; empty if the parameters change no logit.
+    adjusted: Vec<f32>,
+    /// The penalised tokens, sorted so that equal ones are neighbours.
+    window: Vec<u32>,
+    candidates: Vec<Candidate>,
+}
+
+impl Sampler {
+    /// Checks `params` and allocates everything that [`sample`](Self::sample) needs for `vocab`
+    /// logits.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a parameter out of range or a bias on a token past `vocab`.
+    pub fn new(params: SamplerParams, vocab: usize) -> Result<Self> {
+        params.validate()?;
+        if vocab == 0 || u32::try_from(vocab).is_err() {
+            return Err(Error::Invalid {
+                what: "vocabulary".into(),
+                reason: format!("{vocab} tokens; expected 1 to {}", u32::MAX),
+            });
+        }
+        if let Some((token, _)) = params.logit_bias.iter().find(|b| b.0 as usize >= vocab) {
+            return Err(Error::Invalid {
+                what: "logit_bias".into(),
+                reason: format!("token {token} does not exist; the model has {vocab} tokens"),
+            });
+        }
+        let adjusts = params.penalizes() || !params.logit_bias.is_empty();
+        let candidates = match params.temperature {
+            0.0 => 0,
+            _ => select::capacity(params.top_k, vocab),
+        };
+        Ok(Self {
+            vocab,
+            adjusted: Vec::with_capacity(if adjusts { vocab } else { 0 }),
+            window: Vec::with_capacity(if params.penalizes() {
+                params.penalty_window
+            } else {
+                0
+            }),
+            candidates: Vec::with_capacity(candidates),
+            params,
+        })
+    }
+
+    /// The parameters this sampler was made with.
+    pub fn params(&self) -> &SamplerParams {
+        &self.params
+    }
+
+    /// Picks a token from `logits` `[vocab]`.
+    ///
+    /// `recent` is the token history, oldest first, as the two halves of a ring; only its last
+    /// `penalty_window` tokens count. Takes one random number from `state` if the temperature is
+    /// above zero, none otherwise and none on an error. Does not allocate.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the number of logits is not `vocab`, if one is NaN or +inf (before or
+    /// after bias and penalties), or if all are -inf.
+    pub fn sample(
+        &mut self,
+        logits: &[f32],
+        recent: (&[u32], &[u32]),
+        state: &mut SamplerState,
+    ) -> Result<u32> {
+        if logits.len() != self.vocab {
+            return Err(Error::Invalid {
+                what: "logits".into(),
+                reason: format!("found {}, expected {}", logits.len(), self.vocab),
+            });
+        }
+        let params = &self.params;
+        let logits = if params.penalizes() || !params.logit_bias.is_empty() {
+            self.adjusted.clear();
+            self.adjusted.extend_from_slice(logits);
+            for &(token, bias) in &params.logit_bias {
+                self.adjusted[token as usize] += bias;
+            }
+            if params.penalizes() {
+                last_tokens(recent, params.penalty_window, &mut self.window);
+                penalize(&mut self.adjusted, &mut self.window, params);
+            }
+            &self.adjusted[..]
+        } else {
+            logits
+        };
+        let max = select::maximum(logits)?;
+        if params.temperature == 0.0 {
+            return Ok(select::first_equal(logits, max));
+        }
+        let candidates = &mut self.candidates;
+        select::top_k(logits, params.top_k, candidates);
+        select::weigh(candidates, max, params.temperature);
+        select::truncate(candidates, params.top_p, params.min_p);
+        Ok(select::draw(candidates, state.draw()))
+    }
+}
+
+/// Copies the last `count` tokens of the ring's halves, older half first, into `window`.
+fn last_tokens((older, newer): (&[u32], &[u32]), count: usize, window: &mut Vec<u32>) {
+    let from_newer = newer.len().min(count);
+    let from_older = older.len().min(count - from_newer);
+    window.clear();
+    window.extend_from_slice(&older[older.len() - from_older..]);
+    window.extend_from_slice(&newer[newer.len() - from_newer..]);
+}
+
+/// Applies the three penalties once per distinct token of `window`. Sorts it; tokens that have no
+/// logit are passed over.
+fn penalize(logits: &mut [f32], window: &mut [u32], params: &SamplerParams) {
+    window.sort_unstable();
+    for run in window.chunk_by(|a, b| a == b) {
+        let Some(logit) = logits.get_mut(run[0] as usize) else {
+            continue;
+        };
+        if *logit > 0.0 {
+            *logit /= params.repetition_penalty;
+        } else {
+            *logit *= params.repetition_penalty;
+        }
+        *logit -= run.len() as f32 * params.frequency_penalty + params.presence_penalty;
+    }
+}

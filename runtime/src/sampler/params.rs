@@ -1,0 +1,131 @@
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// Longest window of the penalties, in tokens: the sampler allocates it up front.
+const MAX_PENALTY_WINDOW: usize = 1 << 16;
+
+/// What a user may choose about sampling. The steps, in this order: logit bias, penalties,
+/// temperature, top-k, top-p, min-p, draw.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SamplerParams {
+    /// Divides the logits; 0 always takes the most probable token.
+    pub temperature: f32,
+    /// Keep this many tokens; 0 keeps all.
+    pub top_k: usize,
+    /// Keep the most probable tokens up to this sum of probabilities, in (0, 1]; 1 keeps all.
+    pub top_p: f32,
+    /// Keep tokens at least this many times as probable as the first, in [0, 1]; 0 keeps all.
+    pub min_p: f32,
+    /// Factor against tokens seen in the window, above 0; 1 is off, more than 1 discourages.
+    pub repetition_penalty: f32,
+    /// Subtracted per occurrence in the window; 0 is off.
+    pub frequency_penalty: f32,
+    /// Subtracted once if the token occurs in the window; 0 is off.
+    pub presence_penalty: f32,
+    /// How many of the last tokens the three penalties look at; 0 turns them off.
+    pub penalty_window: usize,
+    /// Seed of the random numbers.
+    pub seed: u64,
+    /// Added to the logits of these tokens; several entries for a token add up. Must be finite:
+    /// -1e9 forbids a token.
+    pub logit_bias: Vec<(u32, f32)>,
+}
+
+impl Default for SamplerParams {
+    fn default() -> Self {
+        Self {
+            temperature: 0.7,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
+            repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            penalty_window: 64,
+            seed: 0,
+            logit_bias: Vec::new(),
+        }
+    }
+}
+
+impl SamplerParams {
+    /// Checks every range.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] naming the parameter, its value and what is allowed.
+    pub fn validate(&self) -> Result<()> {
+        let checks: [(&str, f32, bool, &str); 6] = [
+            (
+                "temperature",
+                self.temperature,
+                self.temperature >= 0.0 && self.temperature.is_finite(),
+                "0 (most probable token) or a positive number",
+            ),
+            (
+                "top_p",
+                self.top_p,
+                self.top_p > 0.0 && self.top_p <= 1.0,
+                "more than 0 and at most 1 (keep all)",
+            ),
+            (
+                "min_p",
+                self.min_p,
+                (0.0..=1.0).contains(&self.min_p),
+                "0 (keep all) to 1",
+            ),
+            (
+                "repetition_penalty",
+                self.repetition_penalty,
+                self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite(),
+                "a positive number, 1 for no penalty",
+            ),
+            (
+                "frequency_penalty",
+                self.frequency_penalty,
+                self.frequency_penalty.is_finite(),
+                "a finite number, 0 for no penalty",
+            ),
+            (
+                "presence_penalty",
+                self.presence_penalty,
+                self.presence_penalty.is_finite(),
+                "a finite number, 0 for no penalty",
+            ),
+        ];
+        for (name, value, ok, expected) in checks {
+            if !ok {
+                return Err(Error::Invalid {
+                    what: name.into(),
+                    reason: format!("found {value}, expected {expected}"),
+                });
+            }
+        }
+        if self.penalty_window > MAX_PENALTY_WINDOW {
+            return Err(Error::Invalid {
+                what: "penalty_window".into(),
+                reason: format!(
+                    "found {} tokens, expected at most {MAX_PENALTY_WINDOW}",
+                    self.penalty_window
+                ),
+            });
+        }
+        if let Some((token, bias)) = self.logit_bias.iter().find(|b| !b.1.is_finite()) {
+            return Err(Error::Invalid {
+                what: "logit_bias".into(),
+                reason: format!(
+                    "found {bias} for token {token}, expected a finite number (-1e9 forbids a token)"
+                ),
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether any of the three penalties can change a logit.
+    pub(super) fn penalizes(&self) -> bool {
+        self.penalty_window > 0
+            && (self.repetition_penalty != 1.0
+                || self.frequency_penalty != 0.0
+                || self.presence_penalty != 0.0)
+    }
+}

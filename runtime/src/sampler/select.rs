@@ -1,0 +1,203 @@
+use crate::error::{Error, Result};
+use std::cmp::Ordering;
+
+/// Logits looked at together: a block without a winner is passed over in vector instructions.
+const BLOCK: usize = 64;
+
+/// A token that may still be drawn.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Candidate {
+    pub token: u32,
+    pub logit: f32,
+    /// Probability relative to the most probable token, so that one's weight is exactly 1.
+    pub weight: f32,
+}
+
+/// Larger logits first, lower tokens first among equals. No logit is NaN here; `total_cmp` would
+/// part 0 from -0.
+fn most_probable_first(a: &Candidate, b: &Candidate) -> Ordering {
+    let by_logit = b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal);
+    by_logit.then(a.token.cmp(&b.token))
+}
+
+/// The largest logit.
+///
+/// # Errors
+/// [`Error::Invalid`] if a logit is NaN or +inf, or if all are -inf.
+pub(super) fn maximum(logits: &[f32]) -> Result<f32> {
+    // Independent lanes, so that the loop becomes vector instructions.
+    const LANES: usize = 16;
+    let mut max = [f32::NEG_INFINITY; LANES];
+    let mut bad = [0u32; LANES];
+    let (blocks, rest) = logits.as_chunks::<LANES>();
+    for block in blocks {
+        for lane in 0..LANES {
+            let x = block[lane];
+            max[lane] = if x > max[lane] { x } else { max[lane] };
+            bad[lane] |= not_a_logit(x) as u32;
+        }
+    }
+    let max = max
+        .iter()
+        .chain(rest)
+        .fold(f32::NEG_INFINITY, |max, &x| if x > max { x } else { max });
+    if bad.contains(&1) || rest.iter().any(|&x| not_a_logit(x)) {
+        let token = logits
+            .iter()
+            .position(|&x| not_a_logit(x))
+            .unwrap_or_default();
+        return Err(Error::Invalid {
+            what: "logits".into(),
+            reason: format!(
+                "token {token} has {}; expected a finite number or -inf (the weights or the \
+                 state are damaged)",
+                logits[token]
+            ),
+        });
+    }
+    if max == f32::NEG_INFINITY {
+        return Err(Error::Invalid {
+            what: "logits".into(),
+            reason: "all are -inf: no token can be chosen".into(),
+        });
+    }
+    Ok(max)
+}
+
+/// True for NaN and +inf.
+fn not_a_logit(x: f32) -> bool {
+    x.is_nan() || x == f32::INFINITY
+}
+
+/// The lowest token whose logit is `max`, which must occur.
+pub(super) fn first_equal(logits: &[f32], max: f32) -> u32 {
+    let holds = |block: &[f32]| block.iter().fold(false, |any, &x| any | (x == max));
+    let block = logits.chunks(BLOCK).position(holds).unwrap_or_default() * BLOCK;
+    let within = logits[block..]
+        .iter()
+        .position(|&x| x == max)
+        .unwrap_or_default();
+    (block + within) as u32
+}
+
+/// Candidates that [`top_k`] ever holds at once.
+pub(super) fn capacity(k: usize, vocab: usize) -> usize {
+    if k == 0 || k >= vocab {
+        vocab
+    } else {
+        (2 * k).max(64)
+    }
+}
+
+/// Fills `candidates` with the `k` largest logits (all for `k` = 0), in no particular order.
+/// Logits of -inf are never candidates.
+///
+/// One pass: what exceeds the k-th largest so far is collected, and each time the buffer is full
+/// it shrinks to the best k. Tokens come in ascending order, so what equals the k-th has lost to
+/// it and the comparison is strict.
+pub(super) fn top_k(logits: &[f32], k: usize, candidates: &mut Vec<Candidate>) {
+    let capacity = capacity(k, logits.len());
+    let k = if k == 0 {
+        logits.len()
+    } else {
+        k.min(logits.len())
+    };
+    let mut threshold = f32::NEG_INFINITY;
+    candidates.clear();
+    for (index, block) in logits.chunks(BLOCK).enumerate() {
+        if !block.iter().fold(false, |any, &x| any | (x > threshold)) {
+            continue;
+        }
+        for (offset, &logit) in block.iter().enumerate() {
+            if logit > threshold {
+                let token = (index * BLOCK + offset) as u32;
+                candidates.push(Candidate {
+                    token,
+                    logit,
+                    weight: 0.0,
+                });
+                if candidates.len() == capacity && k < capacity {
+                    keep_best(candidates, k);
+                    threshold = candidates[k - 1].logit;
+                }
+            }
+        }
+    }
+    if candidates.len() > k {
+        keep_best(candidates, k);
+    }
+}
+
+/// Shrinks to the best `count`, with the worst of them last.
+fn keep_best(candidates: &mut Vec<Candidate>, count: usize) {
+    candidates.select_nth_unstable_by(count - 1, most_probable_first);
+    candidates.truncate(count);
+}
+
+/// Turns logits into weights at `temperature`; `max` is the largest logit.
+pub(super) fn weigh(candidates: &mut [Candidate], max: f32, temperature: f32) {
+    for candidate in candidates {
+        candidate.weight = ((candidate.logit - max) / temperature).exp();
+    }
+}
+
+/// Top-p, then min-p. Each keeps a run of the most probable candidates, so the shorter run is the
+/// result, and min-p may thin out what top-p has to order.
+pub(super) fn truncate(candidates: &mut Vec<Candidate>, top_p: f32, min_p: f32) {
+    let enough = top_p as f64 * total(candidates);
+    if min_p > 0.0 {
+        candidates.retain(|candidate| candidate.weight >= min_p);
+    }
+    if top_p < 1.0 {
+        keep_weight(candidates, enough);
+    }
+}
+
+/// Keeps the shortest run of the most probable candidates that weighs `enough`, or all.
+fn keep_weight(candidates: &mut Vec<Candidate>, enough: f64) {
+    // The run is short for all but flat distributions: order only as much as it takes.
+    let mut ordered = 64.min(candidates.len());
+    loop {
+        if ordered < candidates.len() {
+            candidates.select_nth_unstable_by(ordered - 1, most_probable_first);
+        }
+        candidates[..ordered].sort_unstable_by(most_probable_first);
+        let mut sum = 0.0;
+        for count in 1..=ordered {
+            sum += candidates[count - 1].weight as f64;
+            if sum >= enough {
+                candidates.truncate(count);
+                return;
+            }
+        }
+        if ordered == candidates.len() {
+            return;
+        }
+        ordered = (4 * ordered).min(candidates.len());
+    }
+}
+
+/// Picks by `number` in [0, 1), with the candidates laid out by ascending token.
+pub(super) fn draw(candidates: &mut [Candidate], number: f64) -> u32 {
+    if !candidates.is_sorted_by_key(|candidate| candidate.token) {
+        candidates.sort_unstable_by_key(|candidate| candidate.token);
+    }
+    let target = number * total(candidates);
+    let mut sum = 0.0;
+    let mut last = 0;
+    for candidate in candidates.iter().filter(|candidate| candidate.weight > 0.0) {
+        sum += candidate.weight as f64;
+        last = candidate.token;
+        if sum > target {
+            break;
+        }
+    }
+    last
+}
+
+fn total(candidates: &[Candidate]) -> f64 {
+    candidates
+        .iter()
+        .map(|candidate| candidate.weight as f64)
+        .sum()
+}

@@ -1,0 +1,469 @@
+//! A session: one conversation's state, and the only hot loop.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::cpu::{Engine, Pool};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::sampler::{Sampler, SamplerParams, SamplerState};
+use crate::state::{Arena, HEADER, LOG, LOGITS, SAMPLER, Size, Snapshot, StateOptions};
+
+/// What happens when full attention's context is full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ContextEnd {
+    /// [`Error::ContextFull`], and nothing is read.
+    #[default]
+    Refuse,
+    /// The oldest tokens drop out of view.
+    DropOldest,
+}
+
+/// What a user chooses about a session.
+#[derive(Clone)]
+pub struct SessionOptions {
+    /// The state.
+    pub state: StateOptions,
+    /// At the end of the context.
+    pub context_end: ContextEnd,
+    /// Most tokens that are read at once.
+    pub chunk: usize,
+    /// Threads, the caller's included; 0 means one for each physical core. Not used if `pool` is given.
+    pub threads: usize,
+    /// Threads to share with other sessions.
+    pub pool: Option<Arc<Pool>>,
+    /// How many marks are kept for [`Session::rewind`]; each is as large as the state.
+    pub marks: usize,
+    /// How tokens are chosen.
+    pub sampler: SamplerParams,
+}
+
+impl Default for SessionOptions {
+    fn default() -> Self {
+        SessionOptions {
+            state: StateOptions::default(),
+            context_end: ContextEnd::Refuse,
+            chunk: 64,
+            threads: 0,
+            pool: None,
+            marks: 0,
+            sampler: SamplerParams::default(),
+        }
+    }
+}
+
+/// Stops a session that is reading or generating, from another thread or a signal handler.
+#[derive(Clone, Default)]
+pub struct Canceller(Arc<AtomicBool>);
+
+impl Canceller {
+    /// The call in progress, or else the next one, ends with [`Error::Cancelled`] at a whole token.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    /// Forgets a cancellation that no call has seen.
+    pub fn clear(&self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+
+    pub(crate) fn take(&self) -> bool {
+        self.0.swap(false, Ordering::SeqCst)
+    }
+}
+
+/// A state that [`Session::rewind`] can return to.
+struct Mark {
+    /// None: not taken yet.
+    position: Option<u64>,
+    arena: Arena,
+}
+
+/// One conversation. Everything it needs is allocated when it is made.
+pub struct Session {
+    model: Arc<Model>,
+    options: SessionOptions,
+    pool: Arc<Pool>,
+    engine: Engine,
+    arena: Arena,
+    marks: Vec<Mark>,
+    sampler: Sampler,
+    canceller: Canceller,
+    /// Whether some attention looks back on the whole context.
+    bounded: bool,
+}
+
+impl Session {
+    /// Allocates a session on `model`.
+    pub fn new(model: Arc<Model>, options: SessionOptions) -> Result<Self> {
+        if options.chunk == 0 || options.chunk > 1 << 16 {
+            return Err(Error::invalid("chunk", "must be 1 to 65536 tokens"));
+        }
+        let plan = Arc::new(model.plan(&options.state)?);
+        let pool = options
+            .pool
+            .clone()
+            .unwrap_or_else(|| Arc::new(Pool::new(options.threads)));
+        let arena = Arena::new(plan);
+        let marks = (0..options.marks)
+            .map(|_| Mark {
+                position: None,
+                arena: arena.clone(),
+            })
+            .collect();
+        let slots = |block: &crate::BlockSpec| block.mixer.slots();
+        let bounded = model
+            .spec()
+            .blocks
+            .iter()
+            .flat_map(slots)
+            .any(|slot| slot.shape.contains(&Size::Context));
+        let mut session = Session {
+            engine: Engine::new(model.program(), Arc::clone(&pool), options.chunk),
+            sampler: Sampler::new(options.sampler.clone(), model.spec().vocab)?,
+            canceller: Canceller::default(),
+            model,
+            options,
+            pool,
+            arena,
+            marks,
+            bounded,
+        };
+        session.reset();
+        Ok(session)
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// What the session was made with.
+    pub fn options(&self) -> &SessionOptions {
+        &self.options
+    }
+
+    /// Threads that compute.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// Tokens read so far.
+    pub fn position(&self) -> u64 {
+        self.arena.slot::<u64>(HEADER)[0]
+    }
+
+    /// Bytes of the state. They never change.
+    pub fn state_bytes(&self) -> usize {
+        self.arena.bytes().len()
+    }
+
+    /// Bytes of working memory and marks besides the state. They never change either.
+    pub fn work_bytes(&self) -> usize {
+        self.engine.bytes() + self.marks.len() * self.state_bytes()
+    }
+
+    /// Logits after the last token, `[vocab]`; zeros before the first.
+    pub fn logits(&self) -> &[f32] {
+        self.arena.slot(LOGITS)
+    }
+
+    /// The last tokens, oldest first, in two parts; as many as the log holds.
+    pub fn recent(&self) -> (&[u32], &[u32]) {
+        let log = self.arena.slot::<u32>(LOG);
+        let read = self.position();
+        if read <= log.len() as u64 {
+            return (&log[..read as usize], &[]);
+        }
+        let (newer, older) = log.split_at((read % log.len() as u64) as usize);
+        (older, newer)
+    }
+
+    /// The sampling parameters.
+    pub fn sampler(&self) -> &SamplerParams {
+        self.sampler.params()
+    }
+
+    /// Changes how tokens are chosen. A new seed restarts the random numbers.
+    pub fn set_sampler(&mut self, params: SamplerParams) -> Result<()> {
+        let reseed = params.seed != self.sampler.params().seed;
+        self.sampler = Sampler::new(params, self.model.spec().vocab)?;
+        if reseed {
+            self.seed();
+        }
+        Ok(())
+    }
+
+    fn seed(&mut self) {
+        let state = SamplerState::new(self.sampler.params().seed);
+        self.arena.slot_mut::<SamplerState>(SAMPLER)[0] = state;
+    }
+
+    /// A handle that stops this session's calls.
+    pub fn canceller(&self) -> Canceller {
+        self.canceller.clone()
+    }
+
+    /// Forgets everything that was read.
+    pub fn reset(&mut self) {
+        self.arena.reset();
+        self.seed();
+    }
+
+    /// Reads tokens. Afterwards [`Session::logits`] are those after the last one.
+    ///
+    /// # Errors
+    /// [`Error::ContextFull`] or [`Error::Invalid`] before anything is read; [`Error::Cancelled`] at a whole token.
+    pub fn feed(&mut self, tokens: &[u32]) -> Result<()> {
+        self.read(
+            tokens,
+            |session, chunk| session.write_logits(chunk - 1),
+            |_, _| (),
+        )
+    }
+
+    /// Reads tokens and shows the logits after each one: `each(index, logits)`.
+    ///
+    /// # Errors
+    /// As [`Session::feed`].
+    pub fn feed_each(&mut self, tokens: &[u32], mut each: impl FnMut(usize, &[f32])) -> Result<()> {
+        self.read(
+            tokens,
+            |_, _| (),
+            |session, (first, length)| {
+                for row in 0..length {
+                    session.write_logits(row);
+                    each(first + row, session.logits());
+                }
+            },
+        )
+    }
+
+    /// The loop over chunks: `shown` after each, `last` once at the end of the reading.
+    fn read(
+        &mut self,
+        tokens: &[u32],
+        last: impl FnOnce(&mut Self, usize),
+        mut shown: impl FnMut(&mut Self, (usize, usize)),
+    ) -> Result<()> {
+        self.check(tokens)?;
+        let model = Arc::clone(&self.model);
+        let (mut fed, mut chunk) = (0, 0);
+        let mut cancelled = false;
+        while fed < tokens.len() {
+            cancelled = self.canceller.take();
+            if cancelled {
+                break;
+            }
+            chunk = (tokens.len() - fed).min(self.engine.chunk());
+            let piece = &tokens[fed..fed + chunk];
+            let position = self.position();
+            self.engine
+                .run(model.program(), &mut self.arena, piece, position);
+            let log = self.arena.slot_mut::<u32>(LOG);
+            for (i, &token) in piece.iter().enumerate() {
+                log[((position + i as u64) % log.len() as u64) as usize] = token;
+            }
+            self.arena.slot_mut::<u64>(HEADER)[0] = position + chunk as u64;
+            shown(self, (fed, chunk));
+            fed += chunk;
+        }
+        if fed > 0 {
+            last(self, chunk);
+        }
+        if cancelled {
+            Err(Error::Cancelled { fed })
+        } else {
+            Ok(())
+        }
+    }
+
+    fn check(&self, tokens: &[u32]) -> Result<()> {
+        let vocab = self.model.spec().vocab;
+        if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocab) {
+            return Err(Error::invalid(
+                format!("token {token}"),
+                format!("the model knows tokens below {vocab}"),
+            ));
+        }
+        let context = self.options.state.context;
+        let refuse = self.bounded && self.options.context_end == ContextEnd::Refuse;
+        if refuse && self.position() + tokens.len() as u64 > context as u64 {
+            return Err(Error::ContextFull {
+                context,
+                position: self.position(),
+                requested: tokens.len(),
+            });
+        }
+        Ok(())
+    }
+
+    fn write_logits(&mut self, row: usize) {
+        let Session {
+            engine,
+            arena,
+            model,
+            ..
+        } = self;
+        engine.logits(model.program(), row, arena.slot_mut(LOGITS));
+    }
+
+    /// Chooses a token by the last logits, without reading it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] before the first token, or if the logits are not finite.
+    pub fn sample(&mut self) -> Result<u32> {
+        if self.position() == 0 {
+            return Err(Error::invalid("sample", "no token has been read yet"));
+        }
+        let mut state = self.arena.slot::<SamplerState>(SAMPLER)[0];
+        let log = self.arena.slot::<u32>(LOG);
+        let read = self.position();
+        let split = if read <= log.len() as u64 {
+            0
+        } else {
+            (read % log.len() as u64) as usize
+        };
+        let used = (read as usize).min(log.len());
+        let recent = (&log[split..used], &log[..split]);
+        let token = self
+            .sampler
+            .sample(self.arena.slot(LOGITS), recent, &mut state)?;
+        self.arena.slot_mut::<SamplerState>(SAMPLER)[0] = state;
+        Ok(token)
+    }
+
+    /// Chooses a token and reads it.
+    ///
+    /// # Errors
+    /// As [`Session::sample`] and [`Session::feed`].
+    pub fn step(&mut self) -> Result<u32> {
+        let token = self.sample()?;
+        self.feed(&[token])?;
+        Ok(token)
+    }
+
+    /// A second session in the same state, independent from now on. It shares the threads.
+    pub fn fork(&self) -> Result<Session> {
+        let options = SessionOptions {
+            pool: Some(Arc::clone(&self.pool)),
+            sampler: self.sampler.params().clone(),
+            ..self.options.clone()
+        };
+        let mut fork = Session::new(Arc::clone(&self.model), options)?;
+        fork.arena.copy_from(&self.arena);
+        Ok(fork)
+    }
+
+    /// A copy of the state.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            fingerprint: self.model.fingerprint(),
+            arena: self.arena.clone(),
+            note: Vec::new(),
+        }
+    }
+
+    /// Returns to a copied state. To go on from there is, bit for bit, to go on from where it was taken.
+    ///
+    /// # Errors
+    /// [`Error::Snapshot`] if it is of another model or another layout; the session is as it was.
+    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
+        let differs = |reason: String| Error::Snapshot {
+            file: "state".into(),
+            reason,
+        };
+        if snapshot.fingerprint != self.model.fingerprint() {
+            return Err(differs(format!(
+                "it was saved from another model than {}",
+                self.model.file()
+            )));
+        }
+        let (ours, theirs) = (&self.arena.plan().slots, &snapshot.arena.plan().slots);
+        if ours.len() != theirs.len() {
+            return Err(differs(format!(
+                "it has {} slots, this session {}",
+                theirs.len(),
+                ours.len()
+            )));
+        }
+        if let Some((ours, theirs)) = ours
+            .iter()
+            .zip(theirs)
+            .find(|(ours, theirs)| ours != theirs)
+        {
+            return Err(differs(format!(
+                "slot {} is {:?} {:?} there and {:?} {:?} here; open the session with the same context, cache type \
+                 and log",
+                ours.name, theirs.dtype, theirs.shape, ours.dtype, ours.shape
+            )));
+        }
+        self.arena.copy_from(&snapshot.arena);
+        Ok(())
+    }
+
+    /// Remembers this state for [`Session::rewind`], in place of the oldest mark if all are taken. Without marks in
+    /// the options it does nothing.
+    pub fn mark(&mut self) {
+        let position = self.position();
+        // A mark beyond this point belongs to tokens that were taken back.
+        for mark in &mut self.marks {
+            if mark.position.is_some_and(|p| p >= position) {
+                mark.position = None;
+            }
+        }
+        if let Some(oldest) = self
+            .marks
+            .iter_mut()
+            .min_by_key(|mark| mark.position.map_or(0, |p| p + 1))
+        {
+            oldest.position = Some(position);
+            oldest.arena.copy_from(&self.arena);
+        }
+    }
+
+    /// Returns to an earlier position: to the last mark at or before it, and from there by reading the logged tokens
+    /// again. At a mark the state is what it was, bit for bit.
+    ///
+    /// # Errors
+    /// [`Error::Rewind`] if the position has not been reached, or no mark and log lead there; nothing changes then.
+    pub fn rewind(&mut self, position: u64) -> Result<()> {
+        let here = self.position();
+        let error = |reason: &str| Error::Rewind {
+            position,
+            reason: reason.into(),
+        };
+        if position > here {
+            return Err(error("it has not been reached yet"));
+        }
+        if position == here {
+            return Ok(());
+        }
+        let mark = self
+            .marks
+            .iter()
+            .filter(|mark| mark.position.is_some_and(|p| p <= position));
+        let mark = mark.max_by_key(|mark| mark.position);
+        let from = mark.and_then(|mark| mark.position).unwrap_or(0);
+        let (older, newer) = self.recent();
+        let first = here - (older.len() + newer.len()) as u64;
+        if from < position && from < first {
+            return Err(error(
+                "the tokens from the last mark on are no longer in the log",
+            ));
+        }
+        let skip = (from.max(first) - first) as usize;
+        let again: Vec<u32> = older
+            .iter()
+            .chain(newer)
+            .copied()
+            .skip(skip)
+            .take((position - from) as usize)
+            .collect();
+        match mark {
+            Some(mark) => self.arena.copy_from(&mark.arena),
+            None => self.reset(),
+        }
+        self.feed(&again)
+    }
+}

@@ -1,0 +1,260 @@
+//! What a model is: checked dimensions, from which every other size follows.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use crate::error::{Error, Result};
+use crate::mixers::{self, Mixer};
+
+/// A tensor that a model needs: its name, its shape and how it may be stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WeightSpec {
+    /// Name; inside a mixer relative to the block, such as `q_proj.weight`.
+    pub name: String,
+    /// Shape, outermost dimension first. Dimensions of one are left out.
+    pub shape: Vec<usize>,
+    /// Which number formats keep the model's meaning.
+    pub precision: Precision,
+}
+
+/// Which number formats a tensor may be stored in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    /// A large matrix: any format, also 4 bits.
+    Quantized,
+    /// A decay, gate, norm, convolution or router: always f32.
+    Full,
+}
+
+impl WeightSpec {
+    /// A matrix `[rows, cols]` that may be quantized.
+    pub fn matrix(name: &str, rows: usize, cols: usize) -> Self {
+        WeightSpec {
+            name: name.into(),
+            shape: vec![rows, cols],
+            precision: Precision::Quantized,
+        }
+    }
+
+    /// A tensor that always stays f32.
+    pub fn full(name: &str, shape: &[usize]) -> Self {
+        WeightSpec {
+            name: name.into(),
+            shape: shape.to_vec(),
+            precision: Precision::Full,
+        }
+    }
+
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether the tensor has no values.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A gated feed-forward network, `down(silu(gate x) * up x)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MlpSpec {
+    /// Width between the two matrix products.
+    pub intermediate: usize,
+}
+
+/// One block: a token mixer, then a feed-forward network, each behind a norm and added to the residual stream.
+#[derive(Debug, Clone)]
+pub struct BlockSpec {
+    /// The token mixer.
+    pub mixer: Arc<dyn Mixer>,
+    /// The feed-forward network; some models have none.
+    pub mlp: Option<MlpSpec>,
+}
+
+/// A whole model's dimensions.
+#[derive(Debug, Clone)]
+pub struct ModelSpec {
+    /// Number of token ids.
+    pub vocab: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Added under the square root of every block's norm.
+    pub norm_eps: f32,
+    /// Whether the output matrix is the embedding.
+    pub tied: bool,
+    /// The blocks, first to last.
+    pub blocks: Vec<BlockSpec>,
+}
+
+/// Largest width, depth or count that is believed; what is larger is a corrupt file.
+const LARGEST: usize = 1 << 24;
+
+impl ModelSpec {
+    /// Checks every dimension; `file` is named in the error.
+    pub fn check(&self, file: &str) -> Result<()> {
+        let bound = |key: &str, value: usize| {
+            if (1..=LARGEST).contains(&value) {
+                return Ok(());
+            }
+            Err(Error::Config {
+                file: file.into(),
+                key: key.into(),
+                found: value.to_string(),
+                expected: format!("a number from 1 to {LARGEST}"),
+            })
+        };
+        bound("vocab", self.vocab)?;
+        bound("hidden", self.hidden)?;
+        bound("blocks", self.blocks.len())?;
+        if !(self.norm_eps >= 0.0 && self.norm_eps < 1.0) {
+            return Err(Error::Config {
+                file: file.into(),
+                key: "norm_eps".into(),
+                found: self.norm_eps.to_string(),
+                expected: "a small number, 0 or more".into(),
+            });
+        }
+        for (i, block) in self.blocks.iter().enumerate() {
+            if let Some(mlp) = block.mlp {
+                bound(&format!("blocks[{i}].mlp.intermediate"), mlp.intermediate)?;
+            }
+            block
+                .mixer
+                .check(self.hidden)
+                .map_err(|reason| Error::Config {
+                    file: file.into(),
+                    key: format!("blocks[{i}] ({})", block.mixer.kind()),
+                    found: reason.found,
+                    expected: reason.expected,
+                })?;
+            for weight in block.mixer.weights(self.hidden) {
+                let size = weight
+                    .shape
+                    .iter()
+                    .try_fold(1usize, |n, &d| n.checked_mul(d));
+                if size.is_none_or(|n| n == 0 || n > 1 << 40) {
+                    return Err(Error::Config {
+                        file: file.into(),
+                        key: format!("blocks[{i}] ({})", block.mixer.kind()),
+                        found: format!("{} of shape {:?}", weight.name, weight.shape),
+                        expected: "dimensions that a tensor can have".into(),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Every tensor of the model by its full name, in the order of the file.
+    pub fn weights(&self) -> Vec<WeightSpec> {
+        let mut all = vec![WeightSpec::matrix(
+            "token_embd.weight",
+            self.vocab,
+            self.hidden,
+        )];
+        for (i, block) in self.blocks.iter().enumerate() {
+            all.push(WeightSpec::full(
+                &format!("blk.{i}.attn_norm.weight"),
+                &[self.hidden],
+            ));
+            all.extend(
+                block
+                    .mixer
+                    .weights(self.hidden)
+                    .into_iter()
+                    .map(|w| WeightSpec {
+                        name: format!("blk.{i}.mixer.{}", w.name),
+                        ..w
+                    }),
+            );
+            if let Some(mlp) = block.mlp {
+                all.push(WeightSpec::full(
+                    &format!("blk.{i}.ffn_norm.weight"),
+                    &[self.hidden],
+                ));
+                for name in ["ffn_gate", "ffn_up"] {
+                    all.push(WeightSpec::matrix(
+                        &format!("blk.{i}.{name}.weight"),
+                        mlp.intermediate,
+                        self.hidden,
+                    ));
+                }
+                all.push(WeightSpec::matrix(
+                    &format!("blk.{i}.ffn_down.weight"),
+                    self.hidden,
+                    mlp.intermediate,
+                ));
+            }
+        }
+        all.push(WeightSpec::full("output_norm.weight", &[self.hidden]));
+        if !self.tied {
+            all.push(WeightSpec::matrix("output.weight", self.vocab, self.hidden));
+        }
+        all
+    }
+
+    /// Number of parameters.
+    pub fn parameters(&self) -> usize {
+        self.weights().iter().map(WeightSpec::len).sum()
+    }
+
+    /// The description as JSON, as it stands in a GGUF file under `waterline.spec`.
+    pub fn to_json(&self) -> Value {
+        let blocks: Vec<Value> = self
+            .blocks
+            .iter()
+            .map(|block| {
+                let mut object = Map::new();
+                object.insert("mixer".into(), json!(block.mixer.kind()));
+                if let Value::Object(parameters) = block.mixer.to_json() {
+                    object.extend(parameters);
+                }
+                if let Some(mlp) = block.mlp {
+                    object.insert("mlp".into(), json!({ "intermediate": mlp.intermediate }));
+                }
+                Value::Object(object)
+            })
+            .collect();
+        json!({
+            "vocab": self.vocab,
+            "hidden": self.hidden,
+            "norm_eps": self.norm_eps,
+            "tied": self.tied,
+            "blocks": blocks,
+        })
+    }
+
+    /// Reads the description back; `file` is named in errors.
+    pub fn from_json(file: &str, value: &Value) -> Result<Self> {
+        let config = crate::arch::Config::new(file, value.clone())?;
+        let mut blocks = Vec::new();
+        for (i, block) in config.array("blocks")?.iter().enumerate() {
+            let block = crate::arch::Config::new(&format!("{file}: blocks[{i}]"), block.clone())?;
+            let kind = block.string("mixer")?;
+            let mut parameters = block.object().clone();
+            parameters.remove("mixer");
+            let mlp = match parameters.remove("mlp") {
+                Some(mlp) => {
+                    let mlp = crate::arch::Config::new(&format!("{file}: blocks[{i}].mlp"), mlp)?;
+                    Some(MlpSpec {
+                        intermediate: mlp.usize("intermediate")?,
+                    })
+                }
+                None => None,
+            };
+            let mixer = mixers::read(block.file(), kind, Value::Object(parameters))?;
+            blocks.push(BlockSpec { mixer, mlp });
+        }
+        let spec = ModelSpec {
+            vocab: config.usize("vocab")?,
+            hidden: config.usize("hidden")?,
+            norm_eps: config.f32("norm_eps")?,
+            tied: config.bool("tied")?,
+            blocks,
+        };
+        spec.check(file)?;
+        Ok(spec)
+    }
+}

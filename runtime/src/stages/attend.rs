@@ -1,0 +1,451 @@
+//! Softmax attention over a circular segment of cached keys, the chunk itself, and optionally a capped set of
+//! retained tokens. Position p lies in row `p % rows` of the segment; a query sees the last `rows` positions, its
+//! own included.
+//!
+//! Keys pass in tiles under a running softmax, so that the scratch does not grow with the context.
+
+use bytemuck::Pod;
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
+use super::capped_set::CappedSet;
+use crate::cpu::{Buffers, Frame, Shared, SharedArena, simd};
+use crate::program::View;
+use crate::state::SlotDtype;
+
+/// Attention with grouped key and value heads.
+pub struct Attend {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; query head h reads head `h / (heads / kv_heads)`.
+    pub kv_heads: usize,
+    /// Queries `[heads, head_dim]`.
+    pub q: View,
+    /// Keys `[kv_heads, head_dim]`.
+    pub k: View,
+    /// Values `[kv_heads, head_dim]`.
+    pub v: View,
+    /// Multiplies the scores.
+    pub scale: f32,
+    /// The slot of the cached keys `[kv_heads, rows, head_dim]`.
+    pub keys: usize,
+    /// The slot of the cached values, likewise.
+    pub values: usize,
+    /// What is kept of tokens that leave the window.
+    pub eviction: Option<Eviction>,
+    /// Outputs `[heads, head_dim]`.
+    pub out: View,
+}
+
+/// Retention of tokens beyond the window (learnable token eviction).
+pub struct Eviction {
+    /// Scores `[kv_heads]`; row t is the score of the token `margin` before the chunk's token t.
+    pub scores: View,
+    /// Tokens between a token and the moment when its score is known.
+    pub margin: usize,
+    /// The first tokens are always kept.
+    pub sink: usize,
+    /// The slot of the window's scores `[kv_heads, rows]`.
+    pub window_scores: usize,
+    /// The slot of the retained keys `[kv_heads, capacity, head_dim]`.
+    pub set_keys: usize,
+    /// The slot of the retained values, likewise.
+    pub set_values: usize,
+    /// The slot of the retained scores `[kv_heads, capacity]`.
+    pub set_scores: usize,
+    /// The slot of the number of retained tokens `[kv_heads]`.
+    pub set_counts: usize,
+}
+
+/// Keys of a tile.
+const TILE: usize = 32;
+/// Queries that pass over the same tile together.
+const QUERIES: usize = 16;
+
+/// A number as keys and values are cached.
+trait Element: Pod {
+    fn widen(from: &[Self], to: &mut [f32]);
+    fn narrow(from: &[f32], to: &mut [Self]);
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn widen(from: &[f32], to: &mut [f32]) {
+        to.copy_from_slice(from);
+    }
+
+    #[inline(always)]
+    fn narrow(from: &[f32], to: &mut [f32]) {
+        to.copy_from_slice(from);
+    }
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    fn widen(from: &[f16], to: &mut [f32]) {
+        from.convert_to_f32_slice(to);
+    }
+
+    #[inline(always)]
+    fn narrow(from: &[f32], to: &mut [f16]) {
+        to.convert_from_f32_slice(from);
+    }
+}
+
+impl Attend {
+    fn head_dim(&self) -> usize {
+        self.k.width / self.kv_heads
+    }
+
+    pub(crate) fn scratch(&self) -> usize {
+        let head_dim = self.head_dim();
+        QUERIES * self.heads / self.kv_heads * (head_dim + 2) + 2 * TILE * head_dim + TILE
+    }
+
+    pub(crate) fn run(&self, frame: &mut Frame) {
+        match frame.arena.plan().slots[self.keys].dtype {
+            SlotDtype::F16 => self.run_as::<f16>(frame),
+            _ => self.run_as::<f32>(frame),
+        }
+    }
+
+    fn run_as<E: Element>(&self, frame: &mut Frame) {
+        let mut out = frame.buffers.take(self.out.buffer);
+        let out_width = self.out.stride;
+        // Keys and values share the projections' buffer with the queries: tasks write their own heads' columns.
+        let mut projected = frame.buffers.take(self.k.buffer);
+        let width = self.k.stride;
+        let rows = frame.arena.plan().slots[self.keys].shape[1];
+        {
+            let out = Shared::new(&mut out);
+            let projected = Shared::new(&mut projected);
+            let state = frame.arena.shared();
+            frame.pool.each(self.kv_heads, |worker, head| {
+                let mut scratch = frame.scratch[worker].lock().expect("scratch");
+                let task = Task::<E> {
+                    attend: self,
+                    buffers: frame.buffers,
+                    tokens: frame.tokens.len(),
+                    position: frame.position,
+                    head,
+                    rows,
+                    projected: &projected,
+                    width,
+                    out: &out,
+                    out_width,
+                    state: &state,
+                    element: std::marker::PhantomData,
+                };
+                simd::vectorize(|| task.run(&mut scratch));
+            });
+        }
+        frame.buffers.put(self.k.buffer, projected);
+        frame.buffers.put(self.out.buffer, out);
+    }
+}
+
+/// One key and value head over a chunk.
+struct Task<'a, E> {
+    attend: &'a Attend,
+    buffers: &'a Buffers,
+    tokens: usize,
+    position: u64,
+    head: usize,
+    rows: usize,
+    projected: &'a Shared<'a, f32>,
+    width: usize,
+    out: &'a Shared<'a, f32>,
+    out_width: usize,
+    state: &'a SharedArena<'a>,
+    element: std::marker::PhantomData<E>,
+}
+
+/// The running softmax of one query.
+struct Running<'a> {
+    largest: &'a mut f32,
+    sum: &'a mut f32,
+    weighted: &'a mut [f32],
+}
+
+impl<E: Element> Task<'_, E> {
+    #[inline(always)]
+    fn run(&self, scratch: &mut [f32]) {
+        let (tokens, dim) = (self.tokens, self.attend.head_dim());
+        // Rounded as they will be cached, so that a chunk gives what single steps give.
+        for t in 0..tokens {
+            for view in [&self.attend.k, &self.attend.v] {
+                let row = self.projection(view, self.head, t);
+                let mut rounded = [E::zeroed(); TILE];
+                for part in row.chunks_mut(TILE) {
+                    E::narrow(part, &mut rounded[..part.len()]);
+                    E::widen(&rounded[..part.len()], part);
+                }
+            }
+        }
+        let group = self.attend.heads / self.attend.kv_heads;
+        let (running, tile) = scratch.split_at_mut(QUERIES * group * (dim + 2));
+        let mut first = 0;
+        while first < tokens {
+            let queries = first..(first + QUERIES).min(tokens);
+            for entry in running.chunks_exact_mut(dim + 2) {
+                entry.fill(0.0);
+                entry[0] = f32::NEG_INFINITY;
+            }
+            if let Some(eviction) = &self.attend.eviction {
+                for t in queries.clone() {
+                    self.retain(eviction, t);
+                    self.attend_set(
+                        eviction,
+                        t,
+                        &mut running[(t - first) * group * (dim + 2)..],
+                        tile,
+                    );
+                }
+            }
+            self.attend_window(queries.clone(), running, tile);
+            for t in queries.clone() {
+                for g in 0..group {
+                    let entry = &running[((t - first) * group + g) * (dim + 2)..][..dim + 2];
+                    let start =
+                        t * self.out_width + self.attend.out.start + (self.head * group + g) * dim;
+                    // SAFETY: each task has its own heads' output columns.
+                    let out = unsafe { self.out.part(start..start + dim) };
+                    for (out, x) in out.iter_mut().zip(&entry[2..]) {
+                        *out = x / entry[1];
+                    }
+                }
+            }
+            first = queries.end;
+        }
+        for t in tokens.saturating_sub(self.rows)..tokens {
+            let row = self.row(self.position + t as u64);
+            for (slot, view) in [
+                (self.attend.keys, &self.attend.k),
+                (self.attend.values, &self.attend.v),
+            ] {
+                E::narrow(
+                    self.projection(view, self.head, t),
+                    self.cached(slot, row..row + 1),
+                );
+            }
+        }
+    }
+
+    /// The columns of one head in the projections of token `t`.
+    #[inline(always)]
+    fn projection(&self, view: &View, head: usize, t: usize) -> &mut [f32] {
+        let (start, dim) = (t * self.width + view.start, self.attend.head_dim());
+        // SAFETY: each task touches its own head of keys and values and its own group of queries.
+        unsafe {
+            self.projected
+                .part(start + head * dim..start + (head + 1) * dim)
+        }
+    }
+
+    /// The row of a position in the circular segment.
+    #[inline(always)]
+    fn row(&self, position: u64) -> usize {
+        (position % self.rows as u64) as usize
+    }
+
+    /// Rows of this head in a slot of cached keys or values.
+    #[inline(always)]
+    fn cached(&self, slot: usize, rows: std::ops::Range<usize>) -> &mut [E] {
+        let dim = self.attend.head_dim();
+        let first = self.head * self.state.rows(slot);
+        // SAFETY: each task has its own head's rows.
+        unsafe {
+            self.state
+                .slot::<E>(slot, (first + rows.start) * dim..(first + rows.end) * dim)
+        }
+    }
+
+    /// Notes the score that the chunk's token `t` completes, then lets go of the token that `t` pushes out of the
+    /// window, or retains it.
+    fn retain(&self, eviction: &Eviction, t: usize) {
+        let position = self.position + t as u64;
+        let head = self.head;
+        // SAFETY (all): each task has its own head's scores and count.
+        let window = unsafe {
+            self.state.slot::<f32>(
+                eviction.window_scores,
+                head * self.rows..(head + 1) * self.rows,
+            )
+        };
+        if let Some(scored) = position.checked_sub(eviction.margin as u64) {
+            let view = &eviction.scores;
+            let learned = self.buffers.get(view.buffer)[t * view.stride + view.start + head];
+            let sink = scored < eviction.sink as u64;
+            window[self.row(scored)] = if sink { f32::INFINITY } else { learned };
+        }
+        let Some(leaving) = position.checked_sub(self.rows as u64) else {
+            return;
+        };
+        let capacity = self.state.rows(eviction.set_scores);
+        let scores = unsafe {
+            self.state
+                .slot::<f32>(eviction.set_scores, head * capacity..(head + 1) * capacity)
+        };
+        let count = unsafe { &mut self.state.slot::<u32>(eviction.set_counts, head..head + 1)[0] };
+        let row = self.row(leaving);
+        let Some(kept) = (CappedSet { scores, count }).offer(window[row]) else {
+            return;
+        };
+        for (set, ring, view) in [
+            (eviction.set_keys, self.attend.keys, &self.attend.k),
+            (eviction.set_values, self.attend.values, &self.attend.v),
+        ] {
+            let place = self.cached(set, kept..kept + 1);
+            match leaving.checked_sub(self.position) {
+                // A chunk longer than the window: the token never entered the segment.
+                Some(t) => E::narrow(self.projection(view, head, t as usize), place),
+                None => place.copy_from_slice(self.cached(ring, row..row + 1)),
+            }
+        }
+    }
+
+    /// Query `t` over the retained tokens.
+    #[inline(always)]
+    fn attend_set(&self, eviction: &Eviction, t: usize, running: &mut [f32], tile: &mut [f32]) {
+        // SAFETY: each task has its own head's count.
+        let count = unsafe {
+            self.state
+                .slot::<u32>(eviction.set_counts, self.head..self.head + 1)[0]
+        } as usize;
+        let dim = self.attend.head_dim();
+        let (keys, rest) = tile.split_at_mut(TILE * dim);
+        let (values, scores) = rest.split_at_mut(TILE * dim);
+        let mut first = 0;
+        while first < count {
+            let n = (count - first).min(TILE);
+            E::widen(
+                self.cached(eviction.set_keys, first..first + n),
+                &mut keys[..n * dim],
+            );
+            E::widen(
+                self.cached(eviction.set_values, first..first + n),
+                &mut values[..n * dim],
+            );
+            self.attend_tile(t, n, keys, values, running, scores);
+            first += n;
+        }
+    }
+
+    /// The queries over the window: cached positions first, then those of the chunk.
+    #[inline(always)]
+    fn attend_window(
+        &self,
+        queries: std::ops::Range<usize>,
+        running: &mut [f32],
+        tile: &mut [f32],
+    ) {
+        let dim = self.attend.head_dim();
+        let per_query = self.attend.heads / self.attend.kv_heads * (dim + 2);
+        let start = self.position;
+        let oldest = |t: usize| (start + t as u64 + 1).saturating_sub(self.rows as u64);
+        let end = start + queries.end as u64;
+        let (keys, rest) = tile.split_at_mut(TILE * dim);
+        let (values, scores) = rest.split_at_mut(TILE * dim);
+        let mut first = oldest(queries.start);
+        while first < end {
+            let cached = first < start;
+            let mut n = ((if cached { start } else { end }) - first).min(TILE as u64) as usize;
+            if cached {
+                let row = self.row(first);
+                n = n.min(self.rows - row);
+                E::widen(
+                    self.cached(self.attend.keys, row..row + n),
+                    &mut keys[..n * dim],
+                );
+                E::widen(
+                    self.cached(self.attend.values, row..row + n),
+                    &mut values[..n * dim],
+                );
+            } else {
+                for i in 0..n {
+                    let t = (first - start) as usize + i;
+                    keys[i * dim..][..dim].copy_from_slice(self.projection(
+                        &self.attend.k,
+                        self.head,
+                        t,
+                    ));
+                    values[i * dim..][..dim].copy_from_slice(self.projection(
+                        &self.attend.v,
+                        self.head,
+                        t,
+                    ));
+                }
+            }
+            for t in queries.clone() {
+                // The part of the tile that this query sees.
+                let low = oldest(t).max(first);
+                let high = (start + t as u64 + 1).min(first + n as u64);
+                if low < high {
+                    let skip = (low - first) as usize * dim;
+                    let seen = (high - low) as usize;
+                    let running = &mut running[(t - queries.start) * per_query..];
+                    self.attend_tile(t, seen, &keys[skip..], &values[skip..], running, scores);
+                }
+            }
+            first += n as u64;
+        }
+    }
+
+    /// Adds `n` keys and values to the running softmax of each query head of token `t`.
+    #[inline(always)]
+    fn attend_tile(
+        &self,
+        t: usize,
+        n: usize,
+        keys: &[f32],
+        values: &[f32],
+        running: &mut [f32],
+        scores: &mut [f32],
+    ) {
+        let dim = self.attend.head_dim();
+        let group = self.attend.heads / self.attend.kv_heads;
+        for g in 0..group {
+            let query = self.projection(&self.attend.q, self.head * group + g, t);
+            let (largest, rest) = running[g * (dim + 2)..][..dim + 2]
+                .split_first_mut()
+                .expect("an entry");
+            let (sum, weighted) = rest.split_first_mut().expect("an entry");
+            let running = Running {
+                largest,
+                sum,
+                weighted,
+            };
+            running.add(query, self.attend.scale, n, keys, values, scores);
+        }
+    }
+}
+
+impl Running<'_> {
+    #[inline(always)]
+    fn add(
+        self,
+        query: &[f32],
+        scale: f32,
+        n: usize,
+        keys: &[f32],
+        values: &[f32],
+        scores: &mut [f32],
+    ) {
+        let dim = query.len();
+        let scores = &mut scores[..n];
+        for (i, score) in scores.iter_mut().enumerate() {
+            *score = scale * simd::dot(query, &keys[i * dim..][..dim]);
+        }
+        let largest = self.largest.max(simd::max(scores));
+        let shrink = simd::exp(*self.largest - largest);
+        scores
+            .iter_mut()
+            .for_each(|score| *score = simd::exp(*score - largest));
+        *self.largest = largest;
+        *self.sum = *self.sum * shrink + scores.iter().sum::<f32>();
+        simd::scale(shrink, self.weighted);
+        for (i, &score) in scores.iter().enumerate() {
+            simd::axpy(score, &values[i * dim..][..dim], self.weighted);
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! The one buffer that is a session's state.
+
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::plan::StatePlan;
+
+/// A cache line; the arena is made of them so that every slot is aligned to 64 bytes.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+/// A session's whole state: copying its bytes copies the session.
+#[derive(Clone)]
+pub struct Arena {
+    plan: Arc<StatePlan>,
+    lines: Vec<Line>,
+}
+
+impl Arena {
+    /// Allocates and touches the whole state; all zeros, which is the empty state.
+    pub fn new(plan: Arc<StatePlan>) -> Self {
+        let mut arena = Arena {
+            lines: vec![Line::zeroed(); plan.bytes / size_of::<Line>()],
+            plan,
+        };
+        // The allocator may hand out untouched zero pages: writing makes the memory resident now rather than
+        // while tokens are read.
+        arena.reset();
+        arena
+    }
+
+    /// The layout.
+    pub fn plan(&self) -> &Arc<StatePlan> {
+        &self.plan
+    }
+
+    /// All bytes.
+    pub fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.lines)
+    }
+
+    /// All bytes, to overwrite.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(&mut self.lines)
+    }
+
+    /// Empties the state: a fill, so that nothing of it survives, not even a NaN.
+    pub fn reset(&mut self) {
+        std::hint::black_box(self.bytes_mut()).fill(0);
+    }
+
+    /// The values of one slot.
+    pub fn slot<T: Pod>(&self, slot: usize) -> &[T] {
+        let slot = &self.plan.slots[slot];
+        bytemuck::cast_slice(&self.bytes()[slot.offset..slot.offset + slot.bytes])
+    }
+
+    /// The values of one slot, to change.
+    pub fn slot_mut<T: Pod>(&mut self, slot: usize) -> &mut [T] {
+        let [bytes] = self.slots_mut([slot]);
+        bytemuck::cast_slice_mut(bytes)
+    }
+
+    /// The bytes of several slots at once. Panics if one is named twice, which a program never does.
+    pub fn slots_mut<const N: usize>(&mut self, slots: [usize; N]) -> [&mut [u8]; N] {
+        let ranges = slots.map(|slot| {
+            let slot = &self.plan.slots[slot];
+            slot.offset..slot.offset + slot.bytes
+        });
+        bytemuck::cast_slice_mut(&mut self.lines)
+            .get_disjoint_mut(ranges)
+            .expect("slots do not overlap")
+    }
+
+    /// Takes over the state of `other`, which has the same plan.
+    pub fn copy_from(&mut self, other: &Arena) {
+        self.lines.copy_from_slice(&other.lines);
+    }
+}

@@ -1,0 +1,10 @@
+//! A session's state: what slots there are, where they lie, and copies of them.
+
+mod arena;
+mod plan;
+mod snapshot;
+
+pub use arena::Arena;
+pub(crate) use plan::{HEADER, LOG, LOGITS, SAMPLER};
+pub use plan::{Kv, Size, SlotDtype, SlotKind, SlotPlan, SlotSpec, StateOptions, StatePlan};
+pub use snapshot::Snapshot;

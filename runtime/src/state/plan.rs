@@ -1,0 +1,234 @@
+//! Where every slot of a session lies in its one buffer. Pure arithmetic: `inspect` prints it from a file's header.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::spec::ModelSpec;
+
+/// How a slot is used; for reports and for code that walks slots of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SlotKind {
+    /// A recurrent matrix.
+    Matrix,
+    /// The last inputs of a convolution, oldest first.
+    Shift,
+    /// A circular segment: position `p` lies in row `p % rows`.
+    Ring,
+    /// A capped set of retained entries.
+    Set,
+    /// Counters and small values.
+    Counter,
+}
+
+/// The type of a slot's values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SlotDtype {
+    /// 32-bit float.
+    F32,
+    /// 32-bit unsigned integer.
+    U32,
+    /// 64-bit unsigned integer.
+    U64,
+    /// A cached key or value: what [`StateOptions::kv`] says.
+    Kv,
+    /// 16-bit float: a cached key or value in a plan.
+    F16,
+}
+
+impl SlotDtype {
+    fn bytes(self) -> usize {
+        match self {
+            SlotDtype::F16 => 2,
+            SlotDtype::F32 | SlotDtype::U32 | SlotDtype::Kv => 4,
+            SlotDtype::U64 => 8,
+        }
+    }
+}
+
+/// A dimension of a slot: known from the model, or chosen when the session is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Size {
+    /// Known from the model.
+    Fixed(usize),
+    /// The session's context, in tokens.
+    Context,
+}
+
+/// A slot that a mixer asks for.
+#[derive(Debug, Clone)]
+pub struct SlotSpec {
+    /// Name within the block.
+    pub name: &'static str,
+    /// Shape, outermost dimension first.
+    pub shape: Vec<Size>,
+    /// Type of the values.
+    pub dtype: SlotDtype,
+    /// How it is used.
+    pub kind: SlotKind,
+}
+
+impl SlotSpec {
+    /// A slot whose dimensions all follow from the model.
+    pub fn new(name: &'static str, kind: SlotKind, dtype: SlotDtype, shape: &[usize]) -> Self {
+        SlotSpec {
+            name,
+            shape: shape.iter().map(|&n| Size::Fixed(n)).collect(),
+            dtype,
+            kind,
+        }
+    }
+}
+
+/// The type of cached keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kv {
+    /// 16-bit floats.
+    #[default]
+    F16,
+    /// 32-bit floats, for comparisons with recorded logits.
+    F32,
+}
+
+/// What a user chooses about a session's state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateOptions {
+    /// Tokens that full attention can look back on.
+    pub context: usize,
+    /// Type of cached keys and values.
+    pub kv: Kv,
+    /// How many of the last tokens are remembered, for penalties and for reading them again after a rewind.
+    pub log: usize,
+}
+
+impl Default for StateOptions {
+    fn default() -> Self {
+        StateOptions {
+            context: 4096,
+            kv: Kv::F16,
+            log: 4096,
+        }
+    }
+}
+
+/// One slot with its place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotPlan {
+    /// The block it belongs to; none for the session's own slots.
+    pub block: Option<usize>,
+    /// Name within the block or the session.
+    pub name: String,
+    /// How it is used.
+    pub kind: SlotKind,
+    /// Type of the values.
+    pub dtype: SlotDtype,
+    /// Shape, outermost dimension first.
+    pub shape: Vec<usize>,
+    /// First byte in the arena; a multiple of 64.
+    pub offset: usize,
+    /// Bytes used.
+    pub bytes: usize,
+}
+
+/// Every slot of a session, in the order in which they lie.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StatePlan {
+    /// The slots.
+    pub slots: Vec<SlotPlan>,
+    /// Size of the arena in bytes.
+    pub bytes: usize,
+}
+
+/// The session's own slots come first: position, sampler, token log, logits.
+pub(crate) const HEADER: usize = 0;
+pub(crate) const SAMPLER: usize = 1;
+pub(crate) const LOG: usize = 2;
+pub(crate) const LOGITS: usize = 3;
+
+const ALIGNMENT: usize = 64;
+
+impl StatePlan {
+    /// Lays out the state of a session on `spec`. Fails if it would not fit in memory's address range.
+    pub fn new(spec: &ModelSpec, options: &StateOptions) -> Result<Self> {
+        if options.context == 0 || options.log == 0 {
+            return Err(Error::invalid(
+                "context and log",
+                "must be at least one token",
+            ));
+        }
+        let mut plan = StatePlan {
+            slots: Vec::new(),
+            bytes: 0,
+        };
+        let counter = |name, dtype, n| SlotSpec::new(name, SlotKind::Counter, dtype, &[n]);
+        plan.add(None, &counter("position", SlotDtype::U64, 1), options)?;
+        plan.add(None, &counter("sampler", SlotDtype::U64, 2), options)?;
+        plan.add(
+            None,
+            &SlotSpec::new("log", SlotKind::Ring, SlotDtype::U32, &[options.log]),
+            options,
+        )?;
+        plan.add(
+            None,
+            &counter("logits", SlotDtype::F32, spec.vocab),
+            options,
+        )?;
+        for (i, block) in spec.blocks.iter().enumerate() {
+            for slot in block.mixer.slots() {
+                plan.add(Some(i), &slot, options)?;
+            }
+        }
+        Ok(plan)
+    }
+
+    fn add(&mut self, block: Option<usize>, slot: &SlotSpec, options: &StateOptions) -> Result<()> {
+        let shape: Vec<usize> = slot
+            .shape
+            .iter()
+            .map(|size| match size {
+                Size::Fixed(n) => *n,
+                Size::Context => options.context,
+            })
+            .collect();
+        let dtype = match (slot.dtype, options.kv) {
+            (SlotDtype::Kv, Kv::F16) => SlotDtype::F16,
+            (SlotDtype::Kv, Kv::F32) => SlotDtype::F32,
+            (dtype, _) => dtype,
+        };
+        let bytes = shape
+            .iter()
+            .try_fold(dtype.bytes(), |n, &d| n.checked_mul(d));
+        let end = bytes
+            .and_then(|b| self.bytes.checked_add(b))
+            .filter(|&n| n < isize::MAX as usize - ALIGNMENT);
+        let (Some(bytes), Some(end)) = (bytes, end) else {
+            return Err(Error::invalid(
+                format!("slot {}", slot.name),
+                format!("shape {shape:?} is larger than any memory; choose a smaller context"),
+            ));
+        };
+        let offset = self.bytes;
+        self.slots.push(SlotPlan {
+            block,
+            name: slot.name.into(),
+            kind: slot.kind,
+            dtype,
+            shape,
+            offset,
+            bytes,
+        });
+        self.bytes = end.next_multiple_of(ALIGNMENT);
+        Ok(())
+    }
+
+    /// Bytes of the slots of one block, or of the session's own for `None`.
+    pub fn block_bytes(&self, block: Option<usize>) -> usize {
+        self.slots
+            .iter()
+            .filter(|slot| slot.block == block)
+            .map(|slot| slot.bytes)
+            .sum()
+    }
+}

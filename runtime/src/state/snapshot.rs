@@ -1,0 +1,182 @@
+//! A session's state as a value: in memory, and as a file.
+//!
+//! The file: a magic number and version, the model's fingerprint, the slot table as JSON, the arena (which holds
+//! position, sampler, token log and last logits as well), the user's note, and a checksum of all before it.
+
+use std::io::{Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use super::arena::Arena;
+use super::plan::{SlotPlan, StatePlan};
+use crate::error::{Error, Result};
+
+const MAGIC: &[u8; 8] = b"WLSTATE1";
+/// Longest slot table or note that is believed.
+const LARGEST: u64 = 1 << 28;
+
+/// A copy of a session.
+#[derive(Clone)]
+pub struct Snapshot {
+    pub(crate) fingerprint: u64,
+    pub(crate) arena: Arena,
+    /// Kept with the state, not interpreted: a program's own notes, such as the messages of a chat.
+    pub note: Vec<u8>,
+}
+
+impl Snapshot {
+    /// Bytes of the state.
+    pub fn bytes(&self) -> usize {
+        self.arena.bytes().len()
+    }
+
+    /// Every slot with its bytes.
+    pub fn slots(&self) -> impl Iterator<Item = (&SlotPlan, &[u8])> {
+        let bytes = self.arena.bytes();
+        self.arena
+            .plan()
+            .slots
+            .iter()
+            .map(move |slot| (slot, &bytes[slot.offset..slot.offset + slot.bytes]))
+    }
+
+    /// Writes the snapshot to `path`, under a temporary name until it is whole.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let temporary = path.with_added_extension(format!("{}.tmp", std::process::id()));
+        let write = || -> std::io::Result<()> {
+            let mut file = std::io::BufWriter::new(std::fs::File::create(&temporary)?);
+            self.write(&mut file)?;
+            file.into_inner().map_err(|e| e.into_error())?.sync_all()?;
+            std::fs::rename(&temporary, path)
+        };
+        write().map_err(|e| {
+            // The write's own error is the one to report.
+            let _ = std::fs::remove_file(&temporary);
+            Error::io(path, "cannot save the session", e)
+        })
+    }
+
+    /// Writes the snapshot to `out`.
+    pub fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
+        let slots = serde_json::to_vec(&self.arena.plan().slots)?;
+        let mut out = Checked {
+            inner: out,
+            hash: crc32fast::Hasher::new(),
+        };
+        out.write_all(MAGIC)?;
+        out.write_all(&self.fingerprint.to_le_bytes())?;
+        for part in [&slots[..], self.arena.bytes(), &self.note] {
+            out.write_all(&(part.len() as u64).to_le_bytes())?;
+            out.write_all(part)?;
+        }
+        let sum = out.hash.clone().finalize();
+        out.inner.write_all(&sum.to_le_bytes())
+    }
+
+    /// Reads a snapshot file.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let file = std::fs::File::open(path).map_err(|e| Error::io(path, "cannot open", e))?;
+        let size = file
+            .metadata()
+            .map_err(|e| Error::io(path, "cannot open", e))?
+            .len();
+        Self::read(
+            &mut std::io::BufReader::new(file),
+            size,
+            &path.display().to_string(),
+        )
+    }
+
+    /// Reads a snapshot of `size` bytes from `input`, which errors call `name`.
+    pub fn read(input: &mut impl Read, size: u64, name: &str) -> Result<Self> {
+        let bad = |reason: &str| Error::Snapshot {
+            file: name.into(),
+            reason: reason.into(),
+        };
+        let cut = |_| bad("the file ends too early");
+        let mut input = Checked {
+            inner: input,
+            hash: crc32fast::Hasher::new(),
+        };
+        let mut magic = [0; 8];
+        input.read_exact(&mut magic).map_err(cut)?;
+        if &magic != MAGIC {
+            return Err(bad("this is not a saved session of this version"));
+        }
+        let mut number = [0; 8];
+        let mut next = |input: &mut Checked<_>| -> Result<u64> {
+            input.read_exact(&mut number).map_err(cut)?;
+            Ok(u64::from_le_bytes(number))
+        };
+        let fingerprint = next(&mut input)?;
+        let length = next(&mut input)?;
+        if length > LARGEST.min(size) {
+            return Err(bad("its slot table is longer than the file"));
+        }
+        let mut json = vec![0; length as usize];
+        input.read_exact(&mut json).map_err(cut)?;
+        let slots: Vec<SlotPlan> =
+            serde_json::from_slice(&json).map_err(|_| bad("its slot table is damaged"))?;
+        let length = next(&mut input)?;
+        let fits = |slot: &SlotPlan| {
+            slot.offset.is_multiple_of(64)
+                && slot
+                    .offset
+                    .checked_add(slot.bytes)
+                    .is_some_and(|end| end as u64 <= length)
+        };
+        if length > size || !length.is_multiple_of(64) || !slots.iter().all(fits) {
+            return Err(bad("its slot table and its state do not fit together"));
+        }
+        let mut arena = Arena::new(Arc::new(StatePlan {
+            slots,
+            bytes: length as usize,
+        }));
+        input.read_exact(arena.bytes_mut()).map_err(cut)?;
+        let length = next(&mut input)?;
+        if length > LARGEST.min(size) {
+            return Err(bad("its note is longer than the file"));
+        }
+        let mut note = vec![0; length as usize];
+        input.read_exact(&mut note).map_err(cut)?;
+        let sum = input.hash.clone().finalize();
+        let mut stored = [0; 4];
+        input.inner.read_exact(&mut stored).map_err(cut)?;
+        if u32::from_le_bytes(stored) != sum {
+            return Err(bad("the checksum does not match: the file is damaged"));
+        }
+        Ok(Snapshot {
+            fingerprint,
+            arena,
+            note,
+        })
+    }
+}
+
+/// Counts a checksum of all that passes.
+struct Checked<T> {
+    inner: T,
+    hash: crc32fast::Hasher,
+}
+
+impl<T: Write> Write for Checked<T> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let n = self.inner.write(bytes)?;
+        self.hash.update(&bytes[..n]);
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+impl<T: Read> Read for Checked<T> {
+    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        let n = self.inner.read(bytes)?;
+        self.hash.update(&bytes[..n]);
+        Ok(n)
+    }
+}

@@ -1,0 +1,161 @@
+use serde_json::Value;
+
+/// Tokens accepted, far above any real vocabulary: a hostile file may number one 2^32 - 1.
+const MAX_VOCAB: usize = 1 << 24;
+
+/// The exact bytes of every token, end to end, so that decoding a token is a table lookup.
+///
+/// How a vocabulary spells bytes depends on the tokenizer:
+/// - byte-level BPE spells each byte as one printable character;
+/// - all others spell text, with U+2581 for a space, and with `<0x0A>` for a byte if the model
+///   falls back to bytes.
+///
+/// Added tokens (control tokens and the like) are spelled as they are.
+pub(super) struct ByteTable {
+    bytes: Vec<u8>,
+    /// `[vocab + 1]`
+    offsets: Vec<u32>,
+}
+
+impl ByteTable {
+    /// Reads the vocabulary of `tokenizer`, whose file is `json`; the error is a reason.
+    pub fn new(tokenizer: &tokenizers::Tokenizer, json: &Value) -> Result<Self, String> {
+        let vocabulary = tokenizer.get_vocab(false);
+        let added = tokenizer.get_added_tokens_decoder();
+        let last = vocabulary.values().chain(added.keys()).max();
+        let vocab = last.map_or(0, |&id| id as usize + 1);
+        if vocab == 0 || vocab > MAX_VOCAB {
+            return Err(format!(
+                "found {vocab} token ids, expected 1 to {MAX_VOCAB}"
+            ));
+        }
+
+        let byte_level = has_step(&json["decoder"], "ByteLevel")
+            || has_step(&json["pre_tokenizer"], "ByteLevel");
+        let byte_fallback =
+            json["model"]["byte_fallback"] == true || has_step(&json["decoder"], "ByteFallback");
+        let alphabet = Alphabet::new();
+        let mut spelled: Vec<Vec<u8>> = vec![Vec::new(); vocab];
+        for (token, id) in vocabulary {
+            spelled[id as usize] = if byte_level {
+                alphabet.decode(&token)
+            } else if let Some(byte) = fallback_byte(&token).filter(|_| byte_fallback) {
+                vec![byte]
+            } else {
+                with_spaces(&token)
+            };
+        }
+        for (id, token) in added {
+            spelled[id as usize] = match byte_level {
+                true => token.content.into_bytes(),
+                false => with_spaces(&token.content),
+            };
+        }
+
+        let mut offsets = Vec::with_capacity(vocab + 1);
+        let mut bytes = Vec::new();
+        offsets.push(0);
+        for token in spelled {
+            bytes.extend(token);
+            let end =
+                u32::try_from(bytes.len()).map_err(|_| "the tokens exceed 4 GiB".to_string())?;
+            offsets.push(end);
+        }
+        Ok(Self { bytes, offsets })
+    }
+
+    /// One more than the largest id.
+    pub fn vocab_size(&self) -> usize {
+        self.offsets.len() - 1
+    }
+
+    /// The bytes of a token, none for an unknown id.
+    pub fn get(&self, id: u32) -> &[u8] {
+        let id = id as usize;
+        match (self.offsets.get(id), self.offsets.get(id + 1)) {
+            (Some(&start), Some(&end)) => &self.bytes[start as usize..end as usize],
+            _ => &[],
+        }
+    }
+}
+
+/// Whether a decoder or pre-tokenizer, or a step of one that is a sequence, is of type `name`.
+fn has_step(value: &Value, name: &str) -> bool {
+    let steps = value["decoders"]
+        .as_array()
+        .or_else(|| value["pretokenizers"].as_array());
+    value["type"] == name
+        || steps.is_some_and(|steps| steps.iter().any(|step| has_step(step, name)))
+}
+
+fn with_spaces(token: &str) -> Vec<u8> {
+    token.replace('\u{2581}', " ").into_bytes()
+}
+
+/// The byte of a token such as `<0x0A>`.
+fn fallback_byte(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    if digits.len() != 2 {
+        return None;
+    }
+    u8::from_str_radix(digits, 16).ok()
+}
+
+/// GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the others for the characters
+/// from U+0100 on.
+struct Alphabet {
+    byte_of: [Option<u8>; 0x144],
+}
+
+impl Alphabet {
+    fn new() -> Self {
+        let mut byte_of = [None; 0x144];
+        let mut next = 0x100;
+        for byte in 0..=255u8 {
+            if matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff) {
+                byte_of[byte as usize] = Some(byte);
+            } else {
+                byte_of[next] = Some(byte);
+                next += 1;
+            }
+        }
+        Self { byte_of }
+    }
+
+    /// Characters outside the alphabet stand for themselves.
+    fn decode(&self, token: &str) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(token.len());
+        for character in token.chars() {
+            match self.byte_of.get(character as usize).copied().flatten() {
+                Some(byte) => bytes.push(byte),
+                None => bytes.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes()),
+            }
+        }
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_alphabet_holds_every_byte_once() {
+        let alphabet = Alphabet::new();
+        let mut bytes: Vec<u8> = alphabet.byte_of.iter().flatten().copied().collect();
+        bytes.sort();
+        assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
+        assert_eq!(alphabet.decode("ĠHiĊ"), b" Hi\n");
+        assert_eq!(alphabet.decode("Ã©"), "é".as_bytes());
+        assert_eq!(alphabet.decode("日"), "日".as_bytes());
+    }
+
+    #[test]
+    fn fallback_bytes_are_two_hexadecimal_digits() {
+        assert_eq!(fallback_byte("<0x0A>"), Some(10));
+        assert_eq!(fallback_byte("<0xFF>"), Some(255));
+        for other in ["<0xA>", "<0x0AB>", "<0xG0>", "0x0A", "<s>"] {
+            assert_eq!(fallback_byte(other), None);
+        }
+    }
+}

@@ -1,0 +1,289 @@
+use super::{ChatTemplate, Message, Piece, Role, Tokenizer};
+use crate::error::{Error, Result};
+use std::sync::Arc;
+
+/// A conversation as the tokens that each turn adds.
+///
+/// A recurrent state cannot be fed a prompt that differs in the middle, so history is never fed
+/// again, and what the model itself generated stays as it is, token for token. A turn feeds what
+/// the template puts after the model's last answer: the end of that answer, the user's message,
+/// the beginning of the next answer.
+///
+/// To find it, the template is rendered with a placeholder in place of each content, and the
+/// rendering is cut at the last answer's placeholder. So it does not matter if a template renders
+/// older messages differently from newer ones (some drop a model's reasoning), and contents
+/// never pass through the template: a user who types the name of a control token gets its
+/// letters.
+///
+/// The end-of-turn token (the special token with which the template closes an answer, if any) is
+/// the border: whatever stops an answer, it has been fed when
+/// [`assistant_done`](Self::assistant_done)'s tokens have been, and everything after it belongs to
+/// the next turn. The messages are therefore the whole of what has to be saved.
+#[derive(Clone)]
+pub struct Turns {
+    template: Arc<ChatTemplate>,
+    tokenizer: Arc<Tokenizer>,
+    /// What the template puts between an answer and its end-of-turn token, and this token; empty
+    /// if no special token closes an answer.
+    end: Vec<u32>,
+    messages: Vec<Message>,
+}
+
+// Noncharacters of Unicode: no text meant for exchange holds them.
+const OPEN: char = '\u{fdd0}';
+const CLOSE: char = '\u{fdd1}';
+/// White space around a placeholder, unlike any in a template: where it is gone from the
+/// rendering, the template trims the content.
+const PAD: char = '\u{205f}';
+
+impl Turns {
+    /// An empty conversation. Rehearses two turns, so that a template that cannot work is an error
+    /// here and not in the middle of a conversation.
+    ///
+    /// # Errors
+    /// [`Error::Template`] if the template fails, leaves out a message, or closes an answer in
+    /// another way when a message follows it.
+    pub fn new(template: Arc<ChatTemplate>, tokenizer: Arc<Tokenizer>) -> Result<Self> {
+        let mut turns = Self {
+            template,
+            tokenizer,
+            end: Vec::new(),
+            messages: Vec::new(),
+        };
+        turns.user("question")?;
+        turns.messages.push(Message::new(Role::Assistant, "answer"));
+        let mut end = turns.tokens_after_answer(false)?;
+        let special = end
+            .iter()
+            .position(|&token| turns.tokenizer.is_special(token));
+        end.truncate(special.map_or(0, |position| position + 1));
+        turns.end = end;
+        turns.user("question")?;
+        turns.clear();
+        Ok(turns)
+    }
+
+    /// Sets the system message, which the first turn feeds; an empty text removes it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] after the first turn, [`Error::Template`] if the template knows no
+    /// system message.
+    pub fn system(&mut self, text: &str) -> Result<()> {
+        if self
+            .messages
+            .iter()
+            .any(|message| message.role != Role::System)
+        {
+            return Err(invalid(
+                "it must come before the first message",
+                "system message",
+            ));
+        }
+        self.messages.clear();
+        if text.is_empty() {
+            return Ok(());
+        }
+        self.messages.push(Message::new(Role::System, text));
+        if let Err(error) = self.user("question") {
+            self.messages.clear();
+            return Err(error);
+        }
+        self.messages.pop();
+        Ok(())
+    }
+
+    /// Adds the user's message and returns the tokens to feed, after which the model answers.
+    /// On an error the conversation is as before.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the last message has no answer yet, [`Error::Template`] if the
+    /// template refuses the conversation, [`Error::Tokenizer`] if the text cannot be encoded.
+    pub fn user(&mut self, text: &str) -> Result<Vec<u32>> {
+        if self
+            .messages
+            .last()
+            .is_some_and(|message| message.role == Role::User)
+        {
+            return Err(invalid(
+                "the message before has no answer yet",
+                "user message",
+            ));
+        }
+        self.messages.push(Message::new(Role::User, text));
+        let tokens = self.tokens_after_answer(true).and_then(|tokens| {
+            let answered = self
+                .messages
+                .iter()
+                .any(|message| message.role == Role::Assistant);
+            let end: &[u32] = if answered { &self.end } else { &[] };
+            match tokens.strip_prefix(end) {
+                Some(tokens) => Ok(tokens.to_vec()),
+                None => Err(template(
+                    "it closes an answer differently when a message follows",
+                )),
+            }
+        });
+        if tokens.is_err() {
+            self.messages.pop();
+        }
+        tokens
+    }
+
+    /// Adds the model's answer and returns the tokens that close it, to be fed before anything
+    /// else. `ended` says that the model generated its end token and was fed it; if it was
+    /// stopped before, by a limit or the user, the end-of-turn token is returned.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is no message to answer.
+    pub fn assistant_done(&mut self, text: &str, ended: bool) -> Result<Vec<u32>> {
+        if self
+            .messages
+            .last()
+            .is_none_or(|message| message.role != Role::User)
+        {
+            return Err(invalid("there is no message to answer", "answer"));
+        }
+        self.messages.push(Message::new(Role::Assistant, text));
+        Ok(if ended { Vec::new() } else { self.end.clone() })
+    }
+
+    /// Takes back the last message of the user and its answer, if any; returns the message. The
+    /// session must go back to its state before that turn.
+    pub fn pop_turn(&mut self) -> Option<String> {
+        let last = self
+            .messages
+            .iter()
+            .rposition(|message| message.role == Role::User)?;
+        let message = self.messages.drain(last..).next();
+        message.map(|message| message.content)
+    }
+
+    /// Forgets the conversation, the system message too.
+    pub fn clear(&mut self) {
+        self.messages.clear();
+    }
+
+    /// The conversation, which is all that has to be saved.
+    pub fn messages(&self) -> &[Message] {
+        &self.messages
+    }
+
+    /// Continues a saved conversation.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the messages are not an optional system message, then user and
+    /// assistant by turns.
+    pub fn restore(&mut self, messages: Vec<Message>) -> Result<()> {
+        let system = messages
+            .first()
+            .is_some_and(|message| message.role == Role::System) as usize;
+        let expected = [Role::User, Role::Assistant].into_iter().cycle();
+        for (index, (message, expected)) in messages.iter().skip(system).zip(expected).enumerate() {
+            if message.role != expected {
+                return Err(Error::Invalid {
+                    what: "saved conversation".into(),
+                    reason: format!(
+                        "message {} has the role {}, expected {}",
+                        index + system,
+                        message.role.name(),
+                        expected.name()
+                    ),
+                });
+            }
+        }
+        self.messages = messages;
+        Ok(())
+    }
+
+    /// The special token with which the template closes an answer: generation should stop there.
+    pub fn end_token(&self) -> Option<u32> {
+        self.end.last().copied()
+    }
+
+    /// Encodes what the template renders after the last answer, or all if there is none yet.
+    fn tokens_after_answer(&self, add_generation_prompt: bool) -> Result<Vec<u32>> {
+        let placeholders: Vec<Message> = (0..self.messages.len())
+            .map(|index| Message::new(self.messages[index].role, placeholder(index)))
+            .collect();
+        let rendered = self.template.render(&placeholders, add_generation_prompt)?;
+        let parts = parts(&rendered, &self.messages)?;
+        let find = |message: usize| parts.iter().rposition(|part| part.message == Some(message));
+
+        let answer = self
+            .messages
+            .iter()
+            .rposition(|message| message.role == Role::Assistant);
+        let start = match answer {
+            Some(answer) => 1 + find(answer).ok_or_else(|| template("it leaves out an answer"))?,
+            None => 0,
+        };
+        let last = self.messages.len() - 1;
+        if answer != Some(last) && find(last).is_none_or(|part| part < start) {
+            return Err(template("it leaves out the user's message"));
+        }
+        let pieces: Vec<Piece> = parts[start..].iter().map(|part| part.piece).collect();
+        self.tokenizer.encode_pieces(&pieces, start == 0)
+    }
+}
+
+/// A stretch of a rendering.
+struct Part<'a> {
+    /// Index of the message whose content this is; none for the template's own text.
+    message: Option<usize>,
+    piece: Piece<'a>,
+}
+
+fn placeholder(index: usize) -> String {
+    format!("{PAD}{OPEN}{index}{CLOSE}{PAD}")
+}
+
+/// Splits a rendering at its placeholders and puts the contents back in, trimmed where the
+/// template has trimmed the placeholder.
+fn parts<'a>(rendered: &'a str, messages: &'a [Message]) -> Result<Vec<Part<'a>>> {
+    let mut parts = Vec::new();
+    let mut rest = rendered;
+    while let Some((before, after)) = rest.split_once(OPEN) {
+        let (number, after) = after.split_once(CLOSE).unwrap_or((after, ""));
+        let message = number.parse::<usize>().ok();
+        let Some((index, message)) = message.and_then(|i| Some((i, messages.get(i)?))) else {
+            return Err(template("it takes the contents of messages apart"));
+        };
+        let mut content = message.content.as_str();
+        let before_pad = before.strip_suffix(PAD);
+        if before_pad.is_none() {
+            content = content.trim_start();
+        }
+        let after_pad = after.strip_prefix(PAD);
+        if after_pad.is_none() {
+            content = content.trim_end();
+        }
+        let before = Piece::Template(before_pad.unwrap_or(before));
+        parts.push(Part {
+            message: None,
+            piece: before,
+        });
+        parts.push(Part {
+            message: Some(index),
+            piece: Piece::Content(content),
+        });
+        rest = after_pad.unwrap_or(after);
+    }
+    parts.push(Part {
+        message: None,
+        piece: Piece::Template(rest),
+    });
+    Ok(parts)
+}
+
+fn template(reason: &str) -> Error {
+    Error::Template {
+        reason: reason.into(),
+    }
+}
+
+fn invalid(reason: &str, what: &str) -> Error {
+    Error::Invalid {
+        what: what.into(),
+        reason: reason.into(),
+    }
+}

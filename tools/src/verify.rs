@@ -1,0 +1,367 @@
+//! `waterline verify DIR`: a model against recorded logits, read four ways.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::json;
+use waterline::state::SlotDtype;
+use waterline::{Checkpoint, Kv, Model, Session, SessionOptions, Snapshot, StateOptions};
+use waterline_quant::{F16, F32, Tensor, safetensors};
+
+use crate::error::{Error, Result};
+
+/// Compare a model with recorded logits.
+///
+/// DIR holds a checkpoint (config.json, model.safetensors), case.safetensors with input_ids and recorded logits, and
+/// meta.json, which names the arrays to compare and the tolerance. The model runs in f32 four ways: the whole input
+/// as one chunk, in ragged chunks, token by token, and with a save and restore in the middle.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The folder of the case.
+    dir: PathBuf,
+    /// Where to compute.
+    #[arg(long, default_value = "cpu", value_parser = ["cpu", "cuda"])]
+    device: String,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+    /// Seed of the ragged chunks.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Threads; 0 means one for each physical core.
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+}
+
+/// What `meta.json` says.
+#[derive(Deserialize)]
+struct Meta {
+    compare: Vec<String>,
+    tolerance: f32,
+    #[serde(default)]
+    informational: bool,
+    #[serde(default)]
+    why: String,
+}
+
+/// Recorded logits `[rows, vocab]` of consecutive positions.
+struct Recorded {
+    name: String,
+    first: usize,
+    logits: Vec<f32>,
+}
+
+/// Largest absolute and relative L2 difference.
+#[derive(Clone, Copy, Default)]
+struct Difference {
+    absolute: f32,
+    relative: f64,
+}
+
+/// One way of reading: logits of every position, and the state at the end.
+struct Reading {
+    logits: Vec<f32>,
+    state: Snapshot,
+}
+
+/// Runs the command: success only if every difference is within the tolerance.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    if args.device != "cpu" {
+        return Err(Error::usage(
+            "--device cuda: this build computes on the CPU only",
+        ));
+    }
+    let meta = read_meta(&args.dir)?;
+    let case = safetensors::Checkpoint::open_file(args.dir.join("case.safetensors"))?;
+    let model = Model::bind(in_f32(Checkpoint::open(&args.dir)?)?)?;
+    let tokens = read_tokens(&case)?;
+    let recorded = read_recorded(&meta, &case, tokens.len(), model.spec().vocab)?;
+
+    let readings = read_four_ways(&model, &tokens, args)?;
+    let mut worst_of_all = 0.0f32;
+    let mut ways = serde_json::Map::new();
+    for (way, reading) in &readings {
+        let mut arrays = serde_json::Map::new();
+        for record in &recorded {
+            let vocab = model.spec().vocab;
+            let ours = &reading.logits[record.first * vocab..][..record.logits.len()];
+            let difference = compare(ours, &record.logits);
+            worst_of_all = worst_of_all.max(difference.absolute);
+            arrays.insert(record.name.clone(), difference.to_json());
+        }
+        let difference = compare_states(&readings[0].1.state, &reading.state);
+        worst_of_all = worst_of_all.max(difference.absolute);
+        arrays.insert("state".into(), difference.to_json());
+        ways.insert((*way).into(), arrays.into());
+    }
+    let within = worst_of_all <= meta.tolerance;
+    let result = json!({
+        "case": args.dir.file_name().map(|name| name.to_string_lossy()),
+        "device": args.device,
+        "tolerance": meta.tolerance,
+        "worst": worst_of_all,
+        "within": within,
+        "informational": meta.informational,
+        "ways": ways,
+    });
+    if args.json {
+        println!("{result}");
+    } else {
+        print_table(&args.dir, &meta, &result, within);
+    }
+    Ok(if within || meta.informational {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(1)
+    })
+}
+
+impl Difference {
+    fn to_json(self) -> serde_json::Value {
+        json!({ "max_abs": self.absolute, "relative_l2": self.relative })
+    }
+}
+
+fn print_table(dir: &Path, meta: &Meta, result: &serde_json::Value, within: bool) {
+    println!("{}", dir.display());
+    println!(
+        "{:<10} {:<16} {:>12} {:>12}",
+        "way", "compared", "max abs", "relative L2"
+    );
+    for (way, arrays) in result["ways"].as_object().into_iter().flatten() {
+        for (array, difference) in arrays.as_object().into_iter().flatten() {
+            let number = |key: &str| difference[key].as_f64().unwrap_or(f64::NAN);
+            println!(
+                "{way:<10} {array:<16} {:>12.3e} {:>12.3e}",
+                number("max_abs"),
+                number("relative_l2")
+            );
+        }
+    }
+    let verdict = match (within, meta.informational) {
+        (true, _) => "within the tolerance".to_string(),
+        (false, false) => "NOT within the tolerance".into(),
+        (false, true) => format!(
+            "not within the tolerance, which is expected of this case: {}",
+            meta.why
+        ),
+    };
+    println!("{verdict} {:e}", meta.tolerance);
+}
+
+fn read_meta(dir: &Path) -> Result<Meta> {
+    let path = dir.join("meta.json");
+    let text = std::fs::read(&path).map_err(|e| Error::io(&path, e))?;
+    serde_json::from_slice(&text).map_err(|e| Error::input(&path, e.to_string()))
+}
+
+fn read_tokens(case: &safetensors::Checkpoint) -> Result<Vec<u32>> {
+    let (_, ids) = case.read_i64("input_ids")?;
+    let token = |id: &i64| {
+        u32::try_from(*id)
+            .map_err(|_| Error::input(case.name(), format!("input_ids: {id} is not a token")))
+    };
+    let tokens = ids.iter().map(token).collect::<Result<Vec<_>>>()?;
+    if tokens.is_empty() {
+        Err(Error::input(case.name(), "input_ids is empty"))
+    } else {
+        Ok(tokens)
+    }
+}
+
+/// The arrays to compare, each with the position of its first row: `logits` and `prefill_logits` begin at 0,
+/// `decode_logits` end with the input.
+fn read_recorded(
+    meta: &Meta,
+    case: &safetensors::Checkpoint,
+    tokens: usize,
+    vocab: usize,
+) -> Result<Vec<Recorded>> {
+    let read = |name: &String| {
+        let tensor = case.tensor(name)?;
+        let rows = match tensor.shape[..] {
+            [rows, columns] if columns == vocab && rows <= tokens => rows,
+            _ => {
+                let reason = format!(
+                    "{name}: shape {:?}, expected at most [{tokens}, {vocab}]",
+                    tensor.shape
+                );
+                return Err(Error::input(case.name(), reason));
+            }
+        };
+        let first = if name == "decode_logits" {
+            tokens - rows
+        } else {
+            0
+        };
+        Ok(Recorded {
+            name: name.clone(),
+            first,
+            logits: tensor.to_f32(),
+        })
+    };
+    meta.compare.iter().map(read).collect()
+}
+
+/// The same model with every tensor in f32.
+fn in_f32(mut checkpoint: Checkpoint) -> Result<Checkpoint> {
+    for tensor in checkpoint.tensors.values_mut() {
+        if tensor.format.ggml_type != F32.ggml_type {
+            let values: Vec<u8> = tensor
+                .to_f32()
+                .iter()
+                .flat_map(|x| x.to_le_bytes())
+                .collect();
+            *tensor = Tensor::new(
+                &F32,
+                tensor.shape.clone(),
+                waterline_quant::Bytes::from_vec(values),
+            )?;
+        }
+    }
+    Ok(checkpoint)
+}
+
+fn read_four_ways(
+    model: &Arc<Model>,
+    tokens: &[u32],
+    args: &Args,
+) -> Result<Vec<(&'static str, Reading)>> {
+    let options = SessionOptions {
+        state: StateOptions {
+            context: tokens.len(),
+            kv: Kv::F32,
+            log: tokens.len(),
+        },
+        chunk: tokens.len(),
+        threads: args.threads,
+        ..SessionOptions::default()
+    };
+    let mut session = Session::new(Arc::clone(model), options)?;
+    let whole = [tokens.len()];
+    let ragged = ragged(tokens.len(), args.seed);
+    let single = vec![1; tokens.len()];
+    let mut readings = Vec::new();
+    for (way, pieces) in [
+        ("chunk", &whole[..]),
+        ("ragged", &ragged),
+        ("steps", &single),
+    ] {
+        session.reset();
+        let mut logits = Vec::new();
+        read_pieces(&mut session, tokens, pieces, &mut logits)?;
+        readings.push((
+            way,
+            Reading {
+                logits,
+                state: session.snapshot(),
+            },
+        ));
+    }
+
+    session.reset();
+    let (head, tail) = tokens.split_at(tokens.len() / 2);
+    let mut logits = Vec::new();
+    read_pieces(&mut session, head, &[head.len()], &mut logits)?;
+    let mut file = Vec::new();
+    session
+        .snapshot()
+        .write(&mut file)
+        .map_err(|e| Error::io("snapshot", e))?;
+    let mut restored = Session::new(Arc::clone(model), session.options().clone())?;
+    restored.restore(&Snapshot::read(
+        &mut &file[..],
+        file.len() as u64,
+        "memory",
+    )?)?;
+    read_pieces(&mut restored, tail, &[tail.len()], &mut logits)?;
+    readings.push((
+        "restore",
+        Reading {
+            logits,
+            state: restored.snapshot(),
+        },
+    ));
+    Ok(readings)
+}
+
+fn read_pieces(
+    session: &mut Session,
+    tokens: &[u32],
+    pieces: &[usize],
+    logits: &mut Vec<f32>,
+) -> Result<()> {
+    let mut rest = tokens;
+    for &piece in pieces {
+        let (now, later) = rest.split_at(piece);
+        session.feed_each(now, |_, row| logits.extend_from_slice(row))?;
+        rest = later;
+    }
+    Ok(())
+}
+
+/// Pieces of one to about twenty tokens that sum to `tokens`; a seed gives the same ones again.
+fn ragged(tokens: usize, seed: u64) -> Vec<usize> {
+    let mut state = seed;
+    let mut pieces = Vec::new();
+    let mut left = tokens;
+    while left > 0 {
+        // A linear congruential generator (Knuth's MMIX constants): only variety is wanted.
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        let piece = (1 + (state >> 33) as usize % 23).min(left);
+        pieces.push(piece);
+        left -= piece;
+    }
+    pieces
+}
+
+fn compare(ours: &[f32], theirs: &[f32]) -> Difference {
+    let mut difference = Difference::default();
+    let (mut error, mut norm) = (0.0f64, 0.0f64);
+    for (a, b) in ours.iter().zip(theirs) {
+        // Equal infinities (the scores of sinks) do not differ; a NaN differs from everything.
+        let d = if a == b { 0.0 } else { (a - b).abs() };
+        difference.absolute = if d.is_nan() {
+            f32::INFINITY
+        } else {
+            difference.absolute.max(d)
+        };
+        if b.is_finite() {
+            error += f64::from(d).powi(2);
+            norm += f64::from(*b).powi(2);
+        }
+    }
+    difference.relative = (error / norm.max(f64::MIN_POSITIVE)).sqrt();
+    difference
+}
+
+/// Two final states, slot by slot: floats by their difference, counters must be equal.
+fn compare_states(a: &Snapshot, b: &Snapshot) -> Difference {
+    let mut worst = Difference::default();
+    for ((slot, a), (_, b)) in a.slots().zip(b.slots()) {
+        let format = match slot.dtype {
+            SlotDtype::F16 => &F16,
+            SlotDtype::F32 => &F32,
+            _ if a == b => continue,
+            _ => {
+                return Difference {
+                    absolute: f32::INFINITY,
+                    relative: f64::INFINITY,
+                };
+            }
+        };
+        let decode = |bytes: &[u8]| {
+            let mut values = vec![0.0; bytes.len() / format.block_bytes];
+            format.decode(bytes, &mut values);
+            values
+        };
+        let difference = compare(&decode(a), &decode(b));
+        worst.absolute = worst.absolute.max(difference.absolute);
+        worst.relative = worst.relative.max(difference.relative);
+    }
+    worst
+}
