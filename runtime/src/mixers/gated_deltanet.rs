@@ -239,6 +239,7 @@ impl Mixer for GatedDeltaNet {
             Finish {
                 norm: Some(norm),
                 gate,
+                ..Finish::default()
             },
             "o_proj",
         )

@@ -5,7 +5,7 @@ use waterline_quant::{Matrix, Output};
 use super::norm::Norm;
 use super::project::piece;
 use crate::cpu::{Frame, simd};
-use crate::program::{INPUTS, PRODUCT, RESIDUAL, View};
+use crate::program::{INPUTS, PRODUCT, RESIDUAL, Vector, View};
 
 /// A norm over each group of values that its gains span: a head, or the whole width.
 pub type HeadNorm = Norm;
@@ -15,8 +15,20 @@ pub type HeadNorm = Norm;
 pub struct Finish {
     /// Norm over each head.
     pub norm: Option<HeadNorm>,
-    /// Multiplied by `silu` of these columns.
+    /// Multiplied by a map of these columns.
     pub gate: Option<View>,
+    /// The map.
+    pub gate_map: GateMap,
+}
+
+/// From a gate's value to a factor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum GateMap {
+    /// `x sigmoid(x)`.
+    #[default]
+    Silu,
+    /// `sigmoid(x)`.
+    Sigmoid,
 }
 
 /// `residual += matrix finish(input)`.
@@ -27,6 +39,8 @@ pub struct Emit {
     pub finish: Finish,
     /// The output matrix `[hidden, input.width]`.
     pub matrix: Matrix,
+    /// Added to the product `[hidden]`.
+    pub bias: Option<Vector>,
 }
 
 impl Emit {
@@ -40,24 +54,35 @@ impl Emit {
             }
         });
         if let Some(gate) = self.finish.gate {
-            frame.gate_inputs(gate);
+            frame.gate_inputs(gate, self.finish.gate_map);
         }
         frame.load_inputs(self.input.width, self.matrix.format().is_integer_dot());
         frame.add_product(&self.matrix);
+        if let Some(bias) = &self.bias {
+            let residual = frame.buffers.get_mut(RESIDUAL);
+            for row in residual
+                .chunks_exact_mut(bias.len())
+                .take(frame.tokens.len())
+            {
+                simd::add(bias, row);
+            }
+        }
     }
 }
 
 impl Frame<'_> {
-    /// Multiplies the input buffer by `silu` of the gate's columns.
-    fn gate_inputs(&mut self, gate: View) {
+    /// Multiplies the input buffer by the mapped columns of the gate.
+    fn gate_inputs(&mut self, gate: View, map: GateMap) {
         let mut staged = self.buffers.take(INPUTS);
         let width = gate.stride;
         let source = self.buffers.get(gate.buffer);
         simd::vectorize(|| {
             for t in 0..self.tokens.len() {
                 let gates = &source[t * width + gate.start..][..gate.width];
-                for (x, &g) in staged[t * gate.width..][..gate.width].iter_mut().zip(gates) {
-                    *x *= simd::silu(g);
+                let row = staged[t * gate.width..][..gate.width].iter_mut().zip(gates);
+                match map {
+                    GateMap::Silu => row.for_each(|(x, &g)| *x *= simd::silu(g)),
+                    GateMap::Sigmoid => row.for_each(|(x, &g)| *x *= simd::sigmoid(g)),
                 }
             }
         });

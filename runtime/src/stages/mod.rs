@@ -15,11 +15,11 @@ mod score;
 
 pub use attend::{Attend, Eviction};
 pub use embed::Embed;
-pub use emit::{Emit, Finish, HeadNorm};
+pub use emit::{Emit, Finish, GateMap, HeadNorm};
 pub use logits::Logits;
 pub use mlp::Mlp;
 pub use norm::Norm;
-pub use prepare::{Conv, Gate, Lane, Map, Prepare, Rope};
+pub use prepare::{Conv, Gate, Lane, Map, Prepare, Rope, RopeScaling};
 pub use project::{Linear, Project};
 pub use recur::{Decay, Recur, Write};
 pub use score::{RouterLayer, Score, ScoreMap};
