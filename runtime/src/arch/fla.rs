@@ -11,7 +11,7 @@ use crate::spec::{BlockSpec, MlpSpec, ModelSpec};
 pub(super) const FAMILY: Family = Family {
     model_types: &["transformer", "gated_deltanet", "hybrid_gated_deltanet"],
     spec,
-    tensor_name,
+    tensor: |_, weights, name| Ok(weights.tensor(&tensor_name(name))?),
 };
 
 /// The name in the checkpoint of one of our tensors.
@@ -112,6 +112,7 @@ fn attention(config: &Config, hidden: usize) -> Result<Attention> {
         bias: config.bool_or("qkv_bias", false)?,
         // The reference leaves the head norms at their default epsilon, whatever norm_eps says.
         head_norm_eps: config.bool_or("qk_norm", false)?.then_some(1e-5),
+        ..Attention::default()
     })
 }
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-pub use attention::Attention;
+pub use attention::{Attention, RopeScaling};
 pub use gated_deltanet::GatedDeltaNet;
 pub use lte::{Lte, RouterScope, ScoreMap};
 

@@ -6,7 +6,7 @@ use super::activation::Activation;
 use super::norm::Norm;
 use super::project::piece;
 use crate::cpu::{Frame, simd};
-use crate::program::{INPUTS, PRODUCT, RESIDUAL, View};
+use crate::program::{INPUTS, PRODUCT, RESIDUAL, Vector, View};
 
 /// What happens to a mixer's output before the output matrix.
 pub enum Finish {
@@ -26,6 +26,8 @@ pub struct Emit {
     pub finish: Vec<Finish>,
     /// The output matrix `[hidden, input.width]`.
     pub matrix: Matrix,
+    /// Added to the product `[hidden]`.
+    pub bias: Option<Vector>,
 }
 
 impl Emit {
@@ -53,6 +55,15 @@ impl Emit {
         }
         frame.load_inputs(self.input.width, self.matrix.format().is_integer_dot());
         frame.add_product(&self.matrix);
+        if let Some(bias) = &self.bias {
+            let residual = frame.buffers.get_mut(RESIDUAL);
+            for row in residual
+                .chunks_exact_mut(bias.len())
+                .take(frame.tokens.len())
+            {
+                simd::add(bias, row);
+            }
+        }
     }
 }
 

@@ -21,7 +21,7 @@ pub use emit::{Emit, Finish};
 pub use logits::Logits;
 pub use mlp::Mlp;
 pub use norm::Norm;
-pub use prepare::{Conv, Gate, Lane, Map, Prepare, Rope};
+pub use prepare::{Conv, Gate, Lane, Map, Prepare, Rope, RopeScaling};
 pub use project::{Linear, Project};
 pub use recur::{Decay, HeadGates, Key, Recur, Write};
 pub use score::{RouterLayer, Score, ScoreMap};

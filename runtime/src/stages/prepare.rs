@@ -1,6 +1,8 @@
 //! What happens to projected values before they meet the state: short convolutions, feature maps, head norms,
 //! rotary positions, gates. In place, one task a head.
 
+use serde::{Deserialize, Serialize};
+
 use super::norm::Norm;
 use crate::cpu::{Frame, Shared, SharedArena, simd};
 use crate::program::{Vector, View};
@@ -64,20 +66,65 @@ pub enum Map {
     Rope,
 }
 
-/// Rotary position embedding on halves: with a, b the halves of a head, `(a cos - b sin, b cos + a sin)`.
+/// Rotary position embedding on halves: with a, b the halves of a head's leading values,
+/// `(a cos - b sin, b cos + a sin)`. What follows them stays.
 pub struct Rope {
-    /// Angle per position of each pair, `[head_dim / 2]`.
+    /// Angle per position of each pair, `[table.width / 2]`.
     pub frequencies: Vector,
     /// Room for the cosines, then the sines, of each token: they are the same for every head.
     pub table: View,
 }
 
+/// How rotary frequencies are stretched so that a model reaches further than it was first trained to.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+pub enum RopeScaling {
+    /// All angles divided by `factor`.
+    Linear {
+        /// The divisor.
+        factor: f32,
+    },
+    /// Llama 3: slow angles divided by `factor`, fast ones kept, a smooth passage between.
+    Llama3 {
+        /// The divisor.
+        factor: f32,
+        /// Pairs that turn less often than this within `trained` tokens are divided.
+        low: f32,
+        /// Pairs that turn more often than this are kept.
+        high: f32,
+        /// The context of the first training, in tokens.
+        trained: f32,
+    },
+}
+
+impl RopeScaling {
+    fn apply(self, frequency: f64) -> f64 {
+        match self {
+            RopeScaling::Linear { factor } => frequency / f64::from(factor),
+            RopeScaling::Llama3 {
+                factor,
+                low,
+                high,
+                trained,
+            } => {
+                let turns = f64::from(trained) * frequency / std::f64::consts::TAU;
+                let kept = (turns - f64::from(low)) / (f64::from(high) - f64::from(low));
+                let kept = kept.clamp(0.0, 1.0);
+                frequency * (kept + (1.0 - kept) / f64::from(factor))
+            }
+        }
+    }
+}
+
 impl Rope {
-    /// Angles `theta^(-2 i / head_dim)`.
-    pub fn new(head_dim: usize, theta: f32, table: View) -> Self {
-        let frequency = |i| f64::from(theta).powf(-2.0 * i as f64 / head_dim as f64) as f32;
+    /// Angles `theta^(-2 i / d)` for the d columns of `table`, scaled.
+    pub fn new(theta: f32, scaling: Option<RopeScaling>, table: View) -> Self {
+        let frequency = |i| {
+            let plain = f64::from(theta).powf(-2.0 * i as f64 / table.width as f64);
+            scaling.map_or(plain, |scaling| scaling.apply(plain)) as f32
+        };
         Rope {
-            frequencies: (0..head_dim / 2).map(frequency).collect(),
+            frequencies: (0..table.width / 2).map(frequency).collect(),
             table,
         }
     }
