@@ -15,9 +15,7 @@ use super::{Mismatch, Mixer};
 use crate::error::Result;
 use crate::program::{Lowering, View};
 use crate::spec::WeightSpec;
-use crate::stages::{
-    Activation, Attend, Eviction, Finish, Lane, Map, Norm, Prepare, Rope, Stage,
-};
+use crate::stages::{Activation, Attend, Eviction, Finish, Lane, Map, Norm, Prepare, Rope, Stage};
 use crate::state::{Size, SlotDtype, SlotKind, SlotSpec};
 
 pub use crate::stages::RopeScaling;
