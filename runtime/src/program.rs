@@ -6,7 +6,7 @@ use std::sync::Arc;
 use waterline_quant::{Matrix, Tensor};
 
 use crate::error::{Error, Result};
-use crate::stages::{Embed, Emit, Linear, Logits, Mlp, Norm, Project, Stage};
+use crate::stages::{Embed, Emit, Finish, Linear, Logits, Mlp, Norm, Project, Stage};
 
 /// A small f32 tensor that never is quantized: a norm, bias, gate, convolution or router.
 pub type Vector = Arc<[f32]>;
@@ -153,6 +153,15 @@ impl<'a> Lowering<'a> {
         )
     }
 
+    /// A f32 tensor of the mixer, if its table has one of that name.
+    pub fn optional_vector(&self, name: &str) -> Result<Option<Vector>> {
+        let full = format!("blk.{}.mixer.{name}", self.block);
+        match self.tensors.contains_key(&full) {
+            true => self.vector(name).map(Some),
+            false => Ok(None),
+        }
+    }
+
     /// A matrix of the mixer.
     pub fn matrix(&self, name: &str) -> Result<Matrix> {
         matrix(
@@ -202,14 +211,7 @@ impl<'a> Lowering<'a> {
         let mut width = 0;
         for name in names {
             let matrix = self.matrix(&format!("{name}.weight"))?;
-            let bias = format!("{name}.bias");
-            let bias = match self
-                .tensors
-                .contains_key(&format!("blk.{}.mixer.{bias}", self.block))
-            {
-                true => Some(self.vector(&bias)?),
-                false => None,
-            };
+            let bias = self.optional_vector(&format!("{name}.bias"))?;
             linears.push(Linear {
                 column: width,
                 bias,
@@ -228,15 +230,17 @@ impl<'a> Lowering<'a> {
         Ok(views)
     }
 
-    /// Ends the mixer: `finish` normalises and gates its output in place, the matrix `name` takes it back to the
-    /// residual stream.
-    pub fn emit(&mut self, input: View, finish: crate::stages::Finish, name: &str) -> Result<()> {
+    /// Ends the mixer: `finish` normalises and gates its output, the matrix `name` takes it back to the residual
+    /// stream.
+    pub fn emit(&mut self, input: View, finish: Vec<Finish>, name: &str) -> Result<()> {
         self.wide_inputs(input.width);
         let matrix = self.matrix(&format!("{name}.weight"))?;
+        let bias = self.optional_vector(&format!("{name}.bias"))?;
         self.push(Stage::Emit(Emit {
             input,
             finish,
             matrix,
+            bias,
         }));
         Ok(())
     }
