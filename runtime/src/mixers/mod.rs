@@ -7,6 +7,7 @@
 mod attention;
 mod gated_deltanet;
 mod lte;
+mod native_sparse_attention;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use serde_json::Value;
 pub use attention::{Attention, RopeScaling};
 pub use gated_deltanet::GatedDeltaNet;
 pub use lte::{Lte, RouterScope, ScoreMap};
+pub use native_sparse_attention::NativeSparseAttention;
 
 use crate::error::{Error, Result};
 use crate::program::Lowering;
@@ -78,6 +80,10 @@ const MIXERS: &[(&str, Read)] = &[
     (attention::KIND, read_as::<Attention>),
     (gated_deltanet::KIND, read_as::<GatedDeltaNet>),
     (lte::KIND, read_as::<Lte>),
+    (
+        native_sparse_attention::KIND,
+        read_as::<NativeSparseAttention>,
+    ),
 ];
 
 fn read_as<M: Mixer + DeserializeOwned + 'static>(

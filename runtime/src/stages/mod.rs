@@ -1,6 +1,7 @@
 //! The fused operations that programs are made of. Each takes one or more tokens; a step is a chunk of one.
 
 mod attend;
+mod attend_blocks;
 mod capped_set;
 mod embed;
 mod emit;
@@ -12,8 +13,10 @@ mod project;
 mod recur;
 mod recur_chunk;
 mod score;
+mod softmax;
 
 pub use attend::{Attend, Eviction};
+pub use attend_blocks::AttendBlocks;
 pub use embed::Embed;
 pub use emit::{Emit, Finish, GateMap, HeadNorm};
 pub use logits::Logits;
@@ -40,6 +43,8 @@ pub enum Stage {
     Score(Score),
     /// Softmax attention over cached keys.
     Attend(Attend),
+    /// Softmax attention over block means, chosen blocks and a window.
+    AttendBlocks(AttendBlocks),
     /// Head norm, output gate, output matrix, sum into the residual stream.
     Emit(Emit),
     /// Norm, gated feed-forward network, sum into the residual stream.
@@ -56,6 +61,7 @@ impl Stage {
             Stage::Recur(stage) => stage.run(frame),
             Stage::Score(stage) => stage.run(frame),
             Stage::Attend(stage) => stage.run(frame),
+            Stage::AttendBlocks(stage) => stage.run(frame),
             Stage::Emit(stage) => stage.run(frame),
             Stage::Mlp(stage) => stage.run(frame),
         }
@@ -68,6 +74,7 @@ impl Stage {
             Stage::Recur(stage) => stage.scratch(chunk),
             Stage::Score(stage) => stage.scratch(chunk),
             Stage::Attend(stage) => stage.scratch(),
+            Stage::AttendBlocks(stage) => stage.scratch(),
             _ => 0,
         }
     }
@@ -82,7 +89,8 @@ impl Stage {
             Stage::Mlp(stage) => {
                 stage.gate.bytes().len() + stage.up.bytes().len() + stage.down.bytes().len()
             }
-            Stage::Prepare(_) | Stage::Recur(_) | Stage::Attend(_) => 0,
+            Stage::Prepare(_) | Stage::Recur(_) => 0,
+            Stage::Attend(_) | Stage::AttendBlocks(_) => 0,
         }
     }
 }
