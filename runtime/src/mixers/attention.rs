@@ -16,7 +16,7 @@ use crate::error::Result;
 use crate::program::{Lowering, View};
 use crate::spec::WeightSpec;
 use crate::stages::{
-    Attend, Eviction, Finish, Gate, GateMap, Lane, Map, Norm, Prepare, Rope, Stage,
+    Activation, Attend, Eviction, Finish, Gate, Lane, Map, Norm, Prepare, Rope, Stage,
 };
 use crate::state::{Size, SlotDtype, SlotKind, SlotSpec};
 
@@ -172,12 +172,8 @@ impl Attention {
             eviction,
             out,
         }));
-        let finish = Finish {
-            gate,
-            gate_map: GateMap::Sigmoid,
-            ..Finish::default()
-        };
-        block.emit(out, finish, "o_proj")
+        let finish = gate.map(|gate| Finish::Gate(gate, Activation::Sigmoid));
+        block.emit(out, finish.into_iter().collect(), "o_proj")
     }
 }
 

@@ -19,7 +19,7 @@ use super::{Mismatch, Mixer};
 use crate::error::Result;
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::stages::{AttendBlocks, Finish, Gate, Stage};
+use crate::stages::{AttendBlocks, Gate, Stage};
 use crate::state::{Size, SlotDtype, SlotKind, SlotSpec};
 
 pub(super) const KIND: &str = "native_sparse_attention";
@@ -107,6 +107,6 @@ impl Mixer for NativeSparseAttention {
             mean_values: block.slot(3),
             out,
         }));
-        block.emit(out, Finish::default(), "o_proj")
+        block.emit(out, Vec::new(), "o_proj")
     }
 }

@@ -1,5 +1,6 @@
 //! The fused operations that programs are made of. Each takes one or more tokens; a step is a chunk of one.
 
+mod activation;
 mod attend;
 mod attend_blocks;
 mod capped_set;
@@ -15,16 +16,17 @@ mod recur_chunk;
 mod score;
 mod softmax;
 
+pub use activation::Activation;
 pub use attend::{Attend, Eviction};
 pub use attend_blocks::AttendBlocks;
 pub use embed::Embed;
-pub use emit::{Emit, Finish, GateMap, HeadNorm};
+pub use emit::{Emit, Finish};
 pub use logits::Logits;
 pub use mlp::Mlp;
 pub use norm::Norm;
 pub use prepare::{Conv, Gate, Lane, Map, Prepare, Rope, RopeScaling};
 pub use project::{Linear, Project};
-pub use recur::{Decay, Recur, Write};
+pub use recur::{Decay, HeadGates, Key, Recur, Write};
 pub use score::{RouterLayer, Score, ScoreMap};
 
 use crate::cpu::Frame;
