@@ -13,6 +13,8 @@ mod prepare;
 mod project;
 mod recur;
 mod recur_chunk;
+#[cfg(test)]
+mod rig;
 mod score;
 mod softmax;
 
