@@ -9,13 +9,16 @@ use waterline_quant::{Tensor, safetensors};
 
 use super::{Config, Family, fla_linear, tensors};
 use crate::error::{Error, Result};
-use crate::mixers::{Attention, GatedDeltaNet, Lte, Mixer, RouterScope, ScoreMap};
+use crate::mixers::{
+    Attention, GatedDeltaNet, Lte, Mixer, NativeSparseAttention, RouterScope, ScoreMap,
+};
 use crate::spec::{BlockSpec, MlpSpec, ModelSpec, WeightSpec};
 use crate::stages::Activation;
 
 pub(super) const FAMILY: Family = Family {
     model_types: &[
         "transformer",
+        "nsa",
         "gated_deltanet",
         "hybrid_gated_deltanet",
         "softmax_gated_deltanet",
@@ -36,6 +39,7 @@ pub(super) const FAMILY: Family = Family {
 fn mixer(config: &Config, layer: usize) -> Result<Arc<dyn Mixer>> {
     Ok(match config.string("model_type")? {
         "transformer" => Arc::new(attention(config, config.usize("hidden_size")?)?),
+        "nsa" => Arc::new(native_sparse_attention(config)?),
         "gla" | "softmax_gla" => Arc::new(fla_linear::gla(config)?),
         "simple_gla" => Arc::new(fla_linear::simple_gla(config)?),
         "retnet" | "softmax_retnet" => Arc::new(fla_linear::retnet(config)?),
@@ -151,11 +155,11 @@ fn mlp(config: &Config, hidden: usize) -> Result<MlpSpec> {
 
 /// The attention of a hybrid's layer: plain, or with eviction.
 fn attention_layer(config: &Config, hidden: usize) -> Result<Arc<dyn Mixer>> {
-    let attention = attention(config, hidden)?;
     match config.optional_string("attn_type").unwrap_or("attn") {
-        "attn" => Ok(Arc::new(attention)),
-        "lte" => Ok(Arc::new(lte(config, attention)?)),
-        _ => Err(config.wrong("attn_type", "attn or lte")),
+        "attn" => Ok(Arc::new(attention(config, hidden)?)),
+        "lte" => Ok(Arc::new(lte(config, attention(config, hidden)?)?)),
+        "nsa" => Ok(Arc::new(native_sparse_attention(config)?)),
+        _ => Err(config.wrong("attn_type", "attn, lte or nsa")),
     }
 }
 
@@ -177,6 +181,25 @@ fn attention(config: &Config, hidden: usize) -> Result<Attention> {
         // The reference leaves the head norms at their default epsilon, whatever norm_eps says.
         head_norm_eps: config.bool_or("qk_norm", false)?.then_some(1e-5),
         ..Attention::default()
+    })
+}
+
+fn native_sparse_attention(config: &Config) -> Result<NativeSparseAttention> {
+    let heads = config.usize_or("num_heads", 64)?;
+    let block_count = config.usize_or("block_counts", 16)?;
+    Ok(NativeSparseAttention {
+        attention: Attention {
+            heads,
+            kv_heads: config.usize_or("num_kv_heads", heads)?,
+            head_dim: config.usize("head_dim")?,
+            rope_theta: Some(config.f32_or("rope_theta", 10000.0)?),
+            bias: config.bool_or("qkv_bias", false)?,
+            ..Attention::default()
+        },
+        block_size: config.usize_or("block_size", 64)?,
+        // The reference's kernel chooses a power of two.
+        block_count: block_count.min(1 << 32).next_power_of_two(),
+        window: config.usize_or("window_size", 512)?,
     })
 }
 

@@ -37,6 +37,17 @@ impl<'a, T> Shared<'a, T> {
         // SAFETY: inside the borrowed buffer, and exclusive by the caller's contract.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
+
+    /// The values in `range`, to read. Panics outside the buffer.
+    ///
+    /// # Safety
+    /// While the returned slice is in use, no other thread may hold a [`Shared::part`] that overlaps it.
+    #[inline]
+    pub unsafe fn read(&self, range: Range<usize>) -> &'a [T] {
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: inside the borrowed buffer, and written by nobody by the caller's contract.
+        unsafe { std::slice::from_raw_parts(self.start.add(range.start), range.len()) }
+    }
 }
 
 /// A session's state, whose slots several workers change at once.
@@ -58,6 +69,19 @@ impl SharedArena<'_> {
         assert!(end <= slot.bytes);
         // SAFETY: the caller's contract.
         bytemuck::cast_slice_mut(unsafe { self.bytes.part(slot.offset + start..slot.offset + end) })
+    }
+
+    /// Values `range` of a slot, to read.
+    ///
+    /// # Safety
+    /// While the returned slice is in use, no other thread may hold a [`SharedArena::slot`] that overlaps it.
+    #[inline]
+    pub unsafe fn read<T: Pod>(&self, slot: usize, range: Range<usize>) -> &[T] {
+        let slot = &self.plan.slots[slot];
+        let (start, end) = (range.start * size_of::<T>(), range.end * size_of::<T>());
+        assert!(end <= slot.bytes);
+        // SAFETY: the caller's contract.
+        bytemuck::cast_slice(unsafe { self.bytes.read(slot.offset + start..slot.offset + end) })
     }
 
     /// The second dimension of a slot: rows of each head.

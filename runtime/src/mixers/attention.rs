@@ -15,7 +15,9 @@ use super::{Mismatch, Mixer};
 use crate::error::Result;
 use crate::program::{Lowering, View};
 use crate::spec::WeightSpec;
-use crate::stages::{Activation, Attend, Eviction, Finish, Lane, Map, Norm, Prepare, Rope, Stage};
+use crate::stages::{
+    Activation, Attend, Eviction, Finish, Gate, Lane, Map, Norm, Prepare, Rope, Stage,
+};
 use crate::state::{Size, SlotDtype, SlotKind, SlotSpec};
 
 pub use crate::stages::RopeScaling;
@@ -90,19 +92,35 @@ impl Attention {
         )
     }
 
-    /// Projections, positions and, between the two, what `before` does with unrotated keys and with values.
-    pub(super) fn lower_with(
+    /// Fails if there is a window or gate, which a mixer around this attention has in another way.
+    pub(super) fn check_plain(&self) -> Result<(), Mismatch> {
+        Mismatch::unless(
+            self.window.is_none() && !self.gate,
+            || {
+                format!(
+                    "attention with window {:?}, gate {}",
+                    self.window, self.gate
+                )
+            },
+            "attention without window and gate",
+        )
+    }
+
+    /// Projects to q, k, v and `more`.
+    pub(super) fn project(&self, block: &mut Lowering, more: &[&str]) -> Result<Vec<View>> {
+        let mut names = vec!["q_proj", "k_proj", "v_proj"];
+        names.extend(more);
+        block.project(&names)
+    }
+
+    /// Head norms and positions of q and k, and what becomes of `gates`.
+    pub(super) fn prepare(
         &self,
         block: &mut Lowering,
-        before: impl FnOnce(&mut Lowering, View, View) -> Result<Option<Eviction>>,
+        q: View,
+        k: View,
+        gates: Vec<(View, Gate)>,
     ) -> Result<()> {
-        let mut names = vec!["q_proj", "k_proj", "v_proj"];
-        if self.gate {
-            names.push("g_proj");
-        }
-        let views = block.project(&names)?;
-        let (q, k, v, gate) = (views[0], views[1], views[2], views.get(3).copied());
-        let eviction = before(block, k, v)?;
         let mut lanes = Vec::new();
         for (view, norm) in [(q, "q_norm.weight"), (k, "k_norm.weight")] {
             let mut maps = Vec::new();
@@ -126,11 +144,21 @@ impl Attention {
             let table = block.buffer(self.rope_dim());
             Rope::new(theta, self.rope_scaling, table)
         });
-        block.push(Stage::Prepare(Prepare {
-            lanes,
-            rope,
-            gates: Vec::new(),
-        }));
+        block.push(Stage::Prepare(Prepare { lanes, rope, gates }));
+        Ok(())
+    }
+
+    /// The whole mixer, and between projections and positions what `before` does with unrotated keys and values.
+    pub(super) fn lower_with(
+        &self,
+        block: &mut Lowering,
+        before: impl FnOnce(&mut Lowering, View, View) -> Result<Option<Eviction>>,
+    ) -> Result<()> {
+        let gate: &[&str] = if self.gate { &["g_proj"] } else { &[] };
+        let views = self.project(block, gate)?;
+        let (q, k, v, gate) = (views[0], views[1], views[2], views.get(3).copied());
+        let eviction = before(block, k, v)?;
+        self.prepare(block, q, k, Vec::new())?;
         let out = block.buffer(self.heads * self.head_dim);
         block.push(Stage::Attend(Attend {
             heads: self.heads,

@@ -13,6 +13,7 @@ mod hgrn2;
 mod kda;
 mod linear_attention;
 mod lte;
+mod native_sparse_attention;
 mod retnet;
 mod short_conv;
 mod simple_gla;
@@ -32,6 +33,7 @@ pub use hgrn2::Hgrn2;
 pub use kda::Kda;
 pub use linear_attention::LinearAttention;
 pub use lte::{Lte, RouterScope, ScoreMap};
+pub use native_sparse_attention::NativeSparseAttention;
 pub use retnet::RetNet;
 pub use simple_gla::SimpleGla;
 
@@ -106,6 +108,10 @@ const MIXERS: &[(&str, Read)] = &[
     (hgrn2::KIND, read_as::<Hgrn2>),
     (kda::KIND, read_as::<Kda>),
     (lte::KIND, read_as::<Lte>),
+    (
+        native_sparse_attention::KIND,
+        read_as::<NativeSparseAttention>,
+    ),
     (retnet::KIND, read_as::<RetNet>),
     (simple_gla::KIND, read_as::<SimpleGla>),
 ];

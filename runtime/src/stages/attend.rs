@@ -4,11 +4,10 @@
 //!
 //! Keys pass in tiles under a running softmax, so that the scratch does not grow with the context.
 
-use bytemuck::Pod;
 use half::f16;
-use half::slice::HalfFloatSliceExt;
 
 use super::capped_set::CappedSet;
+use super::softmax::{Element, Running, TILE};
 use crate::cpu::{Buffers, Frame, Shared, SharedArena, simd};
 use crate::program::View;
 use crate::state::SlotDtype;
@@ -57,40 +56,8 @@ pub struct Eviction {
     pub set_counts: usize,
 }
 
-/// Keys of a tile.
-const TILE: usize = 32;
 /// Queries that pass over the same tile together.
 const QUERIES: usize = 16;
-
-/// A number as keys and values are cached.
-trait Element: Pod {
-    fn widen(from: &[Self], to: &mut [f32]);
-    fn narrow(from: &[f32], to: &mut [Self]);
-}
-
-impl Element for f32 {
-    #[inline(always)]
-    fn widen(from: &[f32], to: &mut [f32]) {
-        to.copy_from_slice(from);
-    }
-
-    #[inline(always)]
-    fn narrow(from: &[f32], to: &mut [f32]) {
-        to.copy_from_slice(from);
-    }
-}
-
-impl Element for f16 {
-    #[inline(always)]
-    fn widen(from: &[f16], to: &mut [f32]) {
-        from.convert_to_f32_slice(to);
-    }
-
-    #[inline(always)]
-    fn narrow(from: &[f32], to: &mut [f16]) {
-        to.convert_from_f32_slice(from);
-    }
-}
 
 impl Attend {
     fn head_dim(&self) -> usize {
@@ -160,13 +127,6 @@ struct Task<'a, E> {
     element: std::marker::PhantomData<E>,
 }
 
-/// The running softmax of one query.
-struct Running<'a> {
-    largest: &'a mut f32,
-    sum: &'a mut f32,
-    weighted: &'a mut [f32],
-}
-
 impl<E: Element> Task<'_, E> {
     #[inline(always)]
     fn run(&self, scratch: &mut [f32]) {
@@ -188,8 +148,7 @@ impl<E: Element> Task<'_, E> {
         while first < tokens {
             let queries = first..(first + QUERIES).min(tokens);
             for entry in running.chunks_exact_mut(dim + 2) {
-                entry.fill(0.0);
-                entry[0] = f32::NEG_INFINITY;
+                Running::clear(entry);
             }
             if let Some(eviction) = &self.attend.eviction {
                 for t in queries.clone() {
@@ -406,46 +365,8 @@ impl<E: Element> Task<'_, E> {
         let group = self.attend.heads / self.attend.kv_heads;
         for g in 0..group {
             let query = self.projection(&self.attend.q, self.head * group + g, t);
-            let (largest, rest) = running[g * (dim + 2)..][..dim + 2]
-                .split_first_mut()
-                .expect("an entry");
-            let (sum, weighted) = rest.split_first_mut().expect("an entry");
-            let running = Running {
-                largest,
-                sum,
-                weighted,
-            };
+            let running = Running::new(&mut running[g * (dim + 2)..][..dim + 2]);
             running.add(query, self.attend.scale, n, keys, values, scores);
-        }
-    }
-}
-
-impl Running<'_> {
-    #[inline(always)]
-    fn add(
-        self,
-        query: &[f32],
-        scale: f32,
-        n: usize,
-        keys: &[f32],
-        values: &[f32],
-        scores: &mut [f32],
-    ) {
-        let dim = query.len();
-        let scores = &mut scores[..n];
-        for (i, score) in scores.iter_mut().enumerate() {
-            *score = scale * simd::dot(query, &keys[i * dim..][..dim]);
-        }
-        let largest = self.largest.max(simd::max(scores));
-        let shrink = simd::exp(*self.largest - largest);
-        scores
-            .iter_mut()
-            .for_each(|score| *score = simd::exp(*score - largest));
-        *self.largest = largest;
-        *self.sum = *self.sum * shrink + scores.iter().sum::<f32>();
-        simd::scale(shrink, self.weighted);
-        for (i, &score) in scores.iter().enumerate() {
-            simd::axpy(score, &values[i * dim..][..dim], self.weighted);
         }
     }
 }

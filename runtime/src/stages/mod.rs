@@ -2,6 +2,7 @@
 
 mod activation;
 mod attend;
+mod attend_blocks;
 mod capped_set;
 mod embed;
 mod emit;
@@ -12,10 +13,14 @@ mod prepare;
 mod project;
 mod recur;
 mod recur_chunk;
+#[cfg(test)]
+mod rig;
 mod score;
+mod softmax;
 
 pub use activation::Activation;
 pub use attend::{Attend, Eviction};
+pub use attend_blocks::AttendBlocks;
 pub use embed::Embed;
 pub use emit::{Emit, Finish};
 pub use logits::Logits;
@@ -42,6 +47,8 @@ pub enum Stage {
     Score(Score),
     /// Softmax attention over cached keys.
     Attend(Attend),
+    /// Softmax attention over block means, chosen blocks and a window.
+    AttendBlocks(AttendBlocks),
     /// Head norm, output gate, output matrix, sum into the residual stream.
     Emit(Emit),
     /// Norm, gated feed-forward network, sum into the residual stream.
@@ -58,6 +65,7 @@ impl Stage {
             Stage::Recur(stage) => stage.run(frame),
             Stage::Score(stage) => stage.run(frame),
             Stage::Attend(stage) => stage.run(frame),
+            Stage::AttendBlocks(stage) => stage.run(frame),
             Stage::Emit(stage) => stage.run(frame),
             Stage::Mlp(stage) => stage.run(frame),
         }
@@ -70,6 +78,7 @@ impl Stage {
             Stage::Recur(stage) => stage.scratch(chunk),
             Stage::Score(stage) => stage.scratch(chunk),
             Stage::Attend(stage) => stage.scratch(),
+            Stage::AttendBlocks(stage) => stage.scratch(),
             _ => 0,
         }
     }
@@ -84,7 +93,8 @@ impl Stage {
             Stage::Mlp(stage) => {
                 stage.gate.bytes().len() + stage.up.bytes().len() + stage.down.bytes().len()
             }
-            Stage::Prepare(_) | Stage::Recur(_) | Stage::Attend(_) => 0,
+            Stage::Prepare(_) | Stage::Recur(_) => 0,
+            Stage::Attend(_) | Stage::AttendBlocks(_) => 0,
         }
     }
 }

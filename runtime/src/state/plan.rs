@@ -54,6 +54,8 @@ pub enum Size {
     Fixed(usize),
     /// The session's context, in tokens.
     Context,
+    /// Blocks of so many tokens that the session's context touches.
+    ContextBlocks(usize),
 }
 
 /// A slot that a mixer asks for.
@@ -190,6 +192,7 @@ impl StatePlan {
             .map(|size| match size {
                 Size::Fixed(n) => *n,
                 Size::Context => options.context,
+                Size::ContextBlocks(tokens) => options.context.div_ceil(*tokens),
             })
             .collect();
         let dtype = match (slot.dtype, options.kv) {

@@ -1,0 +1,112 @@
+//! Native sparse attention (arXiv 2502.11089; flash-linear-attention `layers/nsa.py`).
+//!
+//! Over keys k and values v with rotary positions, in blocks of `block_size` tokens, for query t:
+//! ```text
+//! means   = softmax attention over the averaged k and v of every complete block
+//! chosen  = softmax attention over the tokens up to t in `block_count` blocks: the first, the last two, and
+//!           those with the largest shares in the first softmax, summed over the heads that share keys
+//! window  = softmax attention over the last `window` tokens
+//! o       = sigmoid(g_0) means + sigmoid(g_1) chosen + sigmoid(g_2) window,   g = W_g x  [heads, 3]
+//! y       = W_o o
+//! ```
+//! State: keys and values of the session's context, and the blocks' averages.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::attention::Attention;
+use super::{Mismatch, Mixer};
+use crate::error::Result;
+use crate::program::Lowering;
+use crate::spec::WeightSpec;
+use crate::stages::{AttendBlocks, Gate, Stage};
+use crate::state::{Size, SlotDtype, SlotKind, SlotSpec};
+
+pub(super) const KIND: &str = "native_sparse_attention";
+
+/// Its numbers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NativeSparseAttention {
+    /// Projections and positions; without a window or gate of its own.
+    pub attention: Attention,
+    /// Tokens of a block.
+    pub block_size: usize,
+    /// Blocks that a query chooses, the first and the last two among them.
+    pub block_count: usize,
+    /// Tokens of the window, the query's own included; zero: no window.
+    pub window: usize,
+}
+
+impl Mixer for NativeSparseAttention {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn to_json(&self) -> Value {
+        json!(self)
+    }
+
+    fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
+        self.attention.check_heads()?;
+        self.attention.check_plain()?;
+        Mismatch::unless(
+            (1..=1 << 20).contains(&self.block_size) && (1..=1 << 16).contains(&self.block_count),
+            || format!("{} blocks of {} tokens", self.block_count, self.block_size),
+            "1 to 65536 blocks of 1 to 1048576 tokens",
+        )
+    }
+
+    fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
+        let mut weights = self.attention.weights(hidden);
+        let gates = [3 * self.attention.heads, hidden];
+        weights.push(WeightSpec::full("g_proj.weight", &gates));
+        weights
+    }
+
+    fn slots(&self) -> Vec<SlotSpec> {
+        let Attention {
+            kv_heads, head_dim, ..
+        } = self.attention;
+        let mut slots = self.attention.slots();
+        slots.extend(["mean_keys", "mean_values"].map(|name| SlotSpec {
+            name,
+            shape: vec![
+                Size::Fixed(kv_heads),
+                Size::ContextBlocks(self.block_size),
+                Size::Fixed(head_dim),
+            ],
+            dtype: SlotDtype::Kv,
+            kind: SlotKind::Ring,
+        }));
+        slots
+    }
+
+    fn lower(&self, block: &mut Lowering) -> Result<()> {
+        let attention = &self.attention;
+        let views = attention.project(block, &["g_proj"])?;
+        let [q, k, v, gates] = views[..] else {
+            unreachable!("a view for each projection")
+        };
+        attention.prepare(block, q, k, vec![(gates, Gate::Sigmoid { scale: 1.0 })])?;
+        let out = block.buffer(attention.heads * attention.head_dim);
+        block.push(Stage::AttendBlocks(AttendBlocks {
+            heads: attention.heads,
+            kv_heads: attention.kv_heads,
+            q,
+            k,
+            v,
+            gates,
+            scale: (attention.head_dim as f32).powf(-0.5),
+            block: self.block_size,
+            chosen: self.block_count,
+            window: self.window,
+            keys: block.slot(0),
+            values: block.slot(1),
+            mean_keys: block.slot(2),
+            mean_values: block.slot(3),
+            out,
+        }));
+        block.emit(out, Vec::new(), "o_proj")
+    }
+}

@@ -1,0 +1,98 @@
+//! Softmax over keys that pass in tiles, and the numbers that keys and values are cached in.
+
+use bytemuck::Pod;
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
+use crate::cpu::simd;
+
+/// Keys of a tile.
+pub(super) const TILE: usize = 32;
+
+/// A number as keys and values are cached.
+pub(super) trait Element: Pod + Sync {
+    fn widen(from: &[Self], to: &mut [f32]);
+    fn narrow(from: &[f32], to: &mut [Self]);
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn widen(from: &[f32], to: &mut [f32]) {
+        to.copy_from_slice(from);
+    }
+
+    #[inline(always)]
+    fn narrow(from: &[f32], to: &mut [f32]) {
+        to.copy_from_slice(from);
+    }
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    fn widen(from: &[f16], to: &mut [f32]) {
+        from.convert_to_f32_slice(to);
+    }
+
+    #[inline(always)]
+    fn narrow(from: &[f32], to: &mut [f16]) {
+        to.convert_from_f32_slice(from);
+    }
+}
+
+/// The running softmax of one query, kept in `head_dim + 2` values: the largest score so far, the sum of
+/// `exp(score - largest)`, and the values weighted by it.
+pub(super) struct Running<'a> {
+    largest: &'a mut f32,
+    sum: &'a mut f32,
+    weighted: &'a mut [f32],
+}
+
+impl<'a> Running<'a> {
+    /// Goes on from `entry`.
+    #[inline(always)]
+    pub fn new(entry: &'a mut [f32]) -> Self {
+        let (largest, rest) = entry.split_first_mut().expect("an entry");
+        let (sum, weighted) = rest.split_first_mut().expect("an entry");
+        Running {
+            largest,
+            sum,
+            weighted,
+        }
+    }
+
+    /// Makes `entry` that of no keys.
+    #[inline(always)]
+    pub fn clear(entry: &mut [f32]) {
+        entry.fill(0.0);
+        entry[0] = f32::NEG_INFINITY;
+    }
+
+    /// Adds `n` keys and values.
+    #[inline(always)]
+    pub fn add(
+        self,
+        query: &[f32],
+        scale: f32,
+        n: usize,
+        keys: &[f32],
+        values: &[f32],
+        scores: &mut [f32],
+    ) {
+        let dim = query.len();
+        let scores = &mut scores[..n];
+        for (i, score) in scores.iter_mut().enumerate() {
+            *score = scale * simd::dot(query, &keys[i * dim..][..dim]);
+        }
+        let largest = self.largest.max(simd::max(scores));
+        let shrink = simd::exp(*self.largest - largest);
+        scores
+            .iter_mut()
+            .for_each(|score| *score = simd::exp(*score - largest));
+        *self.largest = largest;
+        *self.sum = *self.sum * shrink + scores.iter().sum::<f32>();
+        simd::scale(shrink, self.weighted);
+        for (i, &score) in scores.iter().enumerate() {
+            simd::axpy(score, &values[i * dim..][..dim], self.weighted);
+        }
+    }
+}
