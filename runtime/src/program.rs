@@ -34,6 +34,17 @@ impl View {
             stride: width,
         }
     }
+
+    /// The first `width` columns, and the others.
+    pub fn split(self, width: usize) -> (Self, Self) {
+        let first = View { width, ..self };
+        let rest = View {
+            start: self.start + width,
+            width: self.width - width,
+            ..self
+        };
+        (first, rest)
+    }
 }
 
 /// The residual stream is buffer 0.
@@ -153,6 +164,15 @@ impl<'a> Lowering<'a> {
         )
     }
 
+    /// A f32 tensor of the mixer, if its table has one of that name.
+    pub fn optional_vector(&self, name: &str) -> Result<Option<Vector>> {
+        let full = format!("blk.{}.mixer.{name}", self.block);
+        match self.tensors.contains_key(&full) {
+            true => self.vector(name).map(Some),
+            false => Ok(None),
+        }
+    }
+
     /// A matrix of the mixer.
     pub fn matrix(&self, name: &str) -> Result<Matrix> {
         matrix(
@@ -202,14 +222,7 @@ impl<'a> Lowering<'a> {
         let mut width = 0;
         for name in names {
             let matrix = self.matrix(&format!("{name}.weight"))?;
-            let bias = format!("{name}.bias");
-            let bias = match self
-                .tensors
-                .contains_key(&format!("blk.{}.mixer.{bias}", self.block))
-            {
-                true => Some(self.vector(&bias)?),
-                false => None,
-            };
+            let bias = self.optional_vector(&format!("{name}.bias"))?;
             linears.push(Linear {
                 column: width,
                 bias,
@@ -233,10 +246,12 @@ impl<'a> Lowering<'a> {
     pub fn emit(&mut self, input: View, finish: crate::stages::Finish, name: &str) -> Result<()> {
         self.wide_inputs(input.width);
         let matrix = self.matrix(&format!("{name}.weight"))?;
+        let bias = self.optional_vector(&format!("{name}.bias"))?;
         self.push(Stage::Emit(Emit {
             input,
             finish,
             matrix,
+            bias,
         }));
         Ok(())
     }

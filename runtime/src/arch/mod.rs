@@ -3,6 +3,7 @@
 
 mod config;
 mod fla;
+mod mamba;
 
 use std::path::Path;
 
@@ -25,20 +26,14 @@ struct Family {
     tensor_name: fn(&str) -> String,
 }
 
-const FAMILIES: &[Family] = &[fla::FAMILY];
+const FAMILIES: &[Family] = &[fla::FAMILY, mamba::FAMILY, mamba::SAMBA];
 
 /// Reads a Hugging Face directory: `config.json`, `*.safetensors`, and the tokenizer's files where they exist.
 pub(crate) fn open_directory(dir: &Path) -> Result<Checkpoint> {
     let path = dir.join("config.json");
     let file = path.display().to_string();
     let text = std::fs::read(&path).map_err(|e| Error::io(&path, "cannot read", e))?;
-    let json = serde_json::from_slice(&text).map_err(|e| Error::Config {
-        file: file.clone(),
-        key: "the file".into(),
-        found: e.to_string(),
-        expected: "JSON".into(),
-    })?;
-    let config = Config::new(&file, json)?;
+    let config = Config::parse(&file, &text)?;
     let model_type = config.string("model_type")?;
     let Some(family) = FAMILIES
         .iter()

@@ -7,6 +7,7 @@
 mod attention;
 mod gated_deltanet;
 mod lte;
+mod mamba;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use serde_json::Value;
 pub use attention::Attention;
 pub use gated_deltanet::GatedDeltaNet;
 pub use lte::{Lte, RouterScope, ScoreMap};
+pub use mamba::Mamba;
 
 use crate::error::{Error, Result};
 use crate::program::Lowering;
@@ -78,6 +80,7 @@ const MIXERS: &[(&str, Read)] = &[
     (attention::KIND, read_as::<Attention>),
     (gated_deltanet::KIND, read_as::<GatedDeltaNet>),
     (lte::KIND, read_as::<Lte>),
+    (mamba::KIND, read_as::<Mamba>),
 ];
 
 fn read_as<M: Mixer + DeserializeOwned + 'static>(

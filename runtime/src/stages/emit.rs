@@ -5,7 +5,7 @@ use waterline_quant::{Matrix, Output};
 use super::norm::Norm;
 use super::project::piece;
 use crate::cpu::{Frame, simd};
-use crate::program::{INPUTS, PRODUCT, RESIDUAL, View};
+use crate::program::{INPUTS, PRODUCT, RESIDUAL, Vector, View};
 
 /// A norm over each group of values that its gains span: a head, or the whole width.
 pub type HeadNorm = Norm;
@@ -27,6 +27,8 @@ pub struct Emit {
     pub finish: Finish,
     /// The output matrix `[hidden, input.width]`.
     pub matrix: Matrix,
+    /// Added to the product `[hidden]`.
+    pub bias: Option<Vector>,
 }
 
 impl Emit {
@@ -44,6 +46,15 @@ impl Emit {
         }
         frame.load_inputs(self.input.width, self.matrix.format().is_integer_dot());
         frame.add_product(&self.matrix);
+        if let Some(bias) = &self.bias {
+            let residual = frame.buffers.get_mut(RESIDUAL);
+            for row in residual
+                .chunks_exact_mut(bias.len())
+                .take(frame.tokens.len())
+            {
+                simd::add(bias, row);
+            }
+        }
     }
 }
 

@@ -11,6 +11,7 @@ mod prepare;
 mod project;
 mod recur;
 mod recur_chunk;
+mod scan;
 mod score;
 
 pub use attend::{Attend, Eviction};
@@ -22,6 +23,7 @@ pub use norm::Norm;
 pub use prepare::{Conv, Gate, Lane, Map, Prepare, Rope};
 pub use project::{Linear, Project};
 pub use recur::{Decay, Recur, Write};
+pub use scan::Scan;
 pub use score::{RouterLayer, Score, ScoreMap};
 
 use crate::cpu::Frame;
@@ -36,6 +38,8 @@ pub enum Stage {
     Prepare(Prepare),
     /// A linear recurrence on matrix states.
     Recur(Recur),
+    /// A recurrence on a vector of states of each channel.
+    Scan(Scan),
     /// Scores of the retention router.
     Score(Score),
     /// Softmax attention over cached keys.
@@ -54,6 +58,7 @@ impl Stage {
             Stage::Project(stage) => stage.run(frame),
             Stage::Prepare(stage) => stage.run(frame),
             Stage::Recur(stage) => stage.run(frame),
+            Stage::Scan(stage) => stage.run(frame),
             Stage::Score(stage) => stage.run(frame),
             Stage::Attend(stage) => stage.run(frame),
             Stage::Emit(stage) => stage.run(frame),
@@ -82,7 +87,7 @@ impl Stage {
             Stage::Mlp(stage) => {
                 stage.gate.bytes().len() + stage.up.bytes().len() + stage.down.bytes().len()
             }
-            Stage::Prepare(_) | Stage::Recur(_) | Stage::Attend(_) => 0,
+            Stage::Prepare(_) | Stage::Recur(_) | Stage::Scan(_) | Stage::Attend(_) => 0,
         }
     }
 }

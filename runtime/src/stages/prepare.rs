@@ -27,6 +27,19 @@ pub struct Lane {
     pub maps: Vec<Map>,
 }
 
+impl Lane {
+    /// Columns without heads: parts as wide as a divisor of their number up to 128, so that threads can share them.
+    pub fn of_channels(view: View, conv: Option<Conv>, maps: Vec<Map>) -> Self {
+        let divides = |n: &usize| view.width.is_multiple_of(*n);
+        Lane {
+            view,
+            head_dim: (1..=128).rev().find(divides).unwrap_or(1),
+            conv,
+            maps,
+        }
+    }
+}
+
 /// `y_t = bias + sum_j weight[taps - 1 - j] x_{t - j}`, for each channel.
 pub struct Conv {
     /// `[taps, channels]`: the last row meets the current token.

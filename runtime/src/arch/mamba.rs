@@ -1,0 +1,139 @@
+//! Configurations of Mamba and Samba, as flash-linear-attention and as transformers write them.
+
+use std::sync::Arc;
+
+use super::{Config, Family, fla};
+use crate::error::{Error, Result};
+use crate::mixers::{Mamba, Mixer};
+use crate::spec::{BlockSpec, ModelSpec};
+
+pub(super) const FAMILY: Family = Family {
+    model_types: &["mamba"],
+    spec,
+    tensor_name,
+};
+
+pub(super) const SAMBA: Family = Family {
+    model_types: &["samba"],
+    spec: samba,
+    tensor_name: samba_tensor_name,
+};
+
+/// The name in the checkpoint of one of our tensors.
+fn tensor_name(name: &str) -> String {
+    match name {
+        "token_embd.weight" => "backbone.embeddings.weight".into(),
+        "output_norm.weight" => "backbone.norm_f.weight".into(),
+        "output.weight" => "lm_head.weight".into(),
+        _ => name
+            .replacen("blk.", "backbone.layers.", 1)
+            .replacen(".attn_norm.", ".norm.", 1),
+    }
+}
+
+fn samba_tensor_name(name: &str) -> String {
+    let parts = [
+        (".norm.", ".mixer_norm."),
+        (".ffn_norm.", ".mlp_norm."),
+        (".ffn_gate.", ".mlp.gate_proj."),
+        (".ffn_up.", ".mlp.up_proj."),
+        (".ffn_down.", ".mlp.down_proj."),
+    ];
+    let theirs = tensor_name(name);
+    match parts.iter().find(|(ours, _)| theirs.contains(ours)) {
+        Some((ours, part)) => theirs.replacen(ours, part, 1),
+        None => theirs,
+    }
+}
+
+fn spec(config: &Config) -> Result<ModelSpec> {
+    let block = BlockSpec {
+        mixer: mixer(config)?,
+        mlp: None,
+    };
+    let layers = config.usize("num_hidden_layers")?.min(1 << 20);
+    // transformers ties Mamba's matrices unless told otherwise, flash-linear-attention does not.
+    let transformers = config.object().contains_key("layer_norm_epsilon");
+    let tied = transformers && config.string("model_type")? == "mamba";
+    model(config, vec![block; layers], tied)
+}
+
+fn samba(config: &Config) -> Result<ModelSpec> {
+    let hidden = config.usize("hidden_size")?;
+    if config.optional_usize("attnres_block_size")?.is_some() {
+        return Err(Error::Unsupported {
+            file: config.file().into(),
+            what: "attnres_block_size; known are models without attention over residuals".into(),
+        });
+    }
+    if !config.object().contains_key("attn") {
+        return Err(config.wrong("attn", "the attention layers, or null"));
+    }
+    let attention = config.child("attn")?;
+    let attention_layers = match &attention {
+        Some(attention) => attention.usizes("layers")?,
+        None => Vec::new(),
+    };
+    let mlp = Some(fla::mlp_of_ratio(config, hidden)?);
+    // The reference leaves Samba's convolutions at their default, with a bias.
+    let mamba = Mamba {
+        conv_bias: true,
+        ..mamba(config)?
+    };
+    let mamba: Arc<dyn Mixer> = Arc::new(mamba);
+    let block = |layer| {
+        let mixer = match &attention {
+            Some(attention) if attention_layers.contains(&layer) => {
+                Arc::new(fla::attention(attention, hidden)?)
+            }
+            _ => Arc::clone(&mamba),
+        };
+        Ok(BlockSpec { mixer, mlp })
+    };
+    let layers = config.usize("num_hidden_layers")?.min(1 << 20);
+    let blocks = (0..layers).map(block).collect::<Result<_>>()?;
+    model(config, blocks, false)
+}
+
+fn model(config: &Config, blocks: Vec<BlockSpec>, tied: bool) -> Result<ModelSpec> {
+    Ok(ModelSpec {
+        vocab: config.usize("vocab_size")?,
+        hidden: config.usize("hidden_size")?,
+        norm_eps: config.f32_or(either(config, ["layer_norm_epsilon", "norm_eps"]), 1e-5)?,
+        tied: config.bool_or("tie_word_embeddings", tied)?,
+        blocks,
+    })
+}
+
+fn mixer(config: &Config) -> Result<Arc<dyn Mixer>> {
+    Ok(Arc::new(mamba(config)?))
+}
+
+fn mamba(config: &Config) -> Result<Mamba> {
+    config.one_of("hidden_act", (), &[("silu", ()), ("swish", ())])?;
+    let hidden = config.usize("hidden_size")?;
+    let rank = either(config, ["time_step_rank", "dt_rank"]);
+    Ok(Mamba {
+        inner: inner(config)?,
+        state: config.usize_or("state_size", 16)?,
+        rank: match config.optional_string(rank) {
+            Some("auto") => hidden.div_ceil(16),
+            _ => config.usize_or(rank, hidden.div_ceil(16))?,
+        },
+        conv: config.usize_or("conv_kernel", 4)?,
+        conv_bias: config.bool_or("use_conv_bias", true)?,
+        bias: config.bool_or("use_bias", false)?,
+    })
+}
+
+/// Channels inside a mixer.
+fn inner(config: &Config) -> Result<usize> {
+    let expanded = config.usize("hidden_size")? as f64 * f64::from(config.f32_or("expand", 2.0)?);
+    config.usize_or("intermediate_size", expanded as usize)
+}
+
+/// The first of the keys that the configuration has: transformers and flash-linear-attention differ in some.
+fn either(config: &Config, keys: [&'static str; 2]) -> &'static str {
+    let has = |key: &&&str| config.object().contains_key(**key);
+    keys.iter().find(has).unwrap_or(&keys[0])
+}
