@@ -6,7 +6,7 @@ use std::sync::Arc;
 use waterline_quant::{Matrix, Tensor};
 
 use crate::error::{Error, Result};
-use crate::stages::{Embed, Emit, Linear, Logits, Mlp, Norm, Project, Stage};
+use crate::stages::{Embed, Emit, Finish, Linear, Logits, Mlp, Norm, Project, Stage};
 
 /// A small f32 tensor that never is quantized: a norm, bias, gate, convolution or router.
 pub type Vector = Arc<[f32]>;
@@ -241,9 +241,9 @@ impl<'a> Lowering<'a> {
         Ok(views)
     }
 
-    /// Ends the mixer: `finish` normalises and gates its output in place, the matrix `name` takes it back to the
-    /// residual stream.
-    pub fn emit(&mut self, input: View, finish: crate::stages::Finish, name: &str) -> Result<()> {
+    /// Ends the mixer: `finish` normalises and gates its output, the matrix `name` takes it back to the residual
+    /// stream.
+    pub fn emit(&mut self, input: View, finish: Vec<Finish>, name: &str) -> Result<()> {
         self.wide_inputs(input.width);
         let matrix = self.matrix(&format!("{name}.weight"))?;
         let bias = self.optional_vector(&format!("{name}.bias"))?;

@@ -1,14 +1,14 @@
-//! Configurations of Mamba and Samba, as flash-linear-attention and as transformers write them.
+//! Configurations of Mamba, Mamba-2 and Samba, as flash-linear-attention and as transformers write them.
 
 use std::sync::Arc;
 
 use super::{Config, Family, fla};
 use crate::error::{Error, Result};
-use crate::mixers::{Mamba, Mixer};
+use crate::mixers::{Mamba, Mamba2, Mixer};
 use crate::spec::{BlockSpec, ModelSpec};
 
 pub(super) const FAMILY: Family = Family {
-    model_types: &["mamba"],
+    model_types: &["mamba", "mamba2"],
     spec,
     tensor_name,
 };
@@ -99,14 +99,17 @@ fn model(config: &Config, blocks: Vec<BlockSpec>, tied: bool) -> Result<ModelSpe
     Ok(ModelSpec {
         vocab: config.usize("vocab_size")?,
         hidden: config.usize("hidden_size")?,
-        norm_eps: config.f32_or(either(config, ["layer_norm_epsilon", "norm_eps"]), 1e-5)?,
+        norm_eps: norm_eps(config)?,
         tied: config.bool_or("tie_word_embeddings", tied)?,
         blocks,
     })
 }
 
 fn mixer(config: &Config) -> Result<Arc<dyn Mixer>> {
-    Ok(Arc::new(mamba(config)?))
+    match config.string("model_type")? {
+        "mamba2" => Ok(Arc::new(mamba2(config)?)),
+        _ => Ok(Arc::new(mamba(config)?)),
+    }
 }
 
 fn mamba(config: &Config) -> Result<Mamba> {
@@ -126,10 +129,49 @@ fn mamba(config: &Config) -> Result<Mamba> {
     })
 }
 
+fn mamba2(config: &Config) -> Result<Mamba2> {
+    config.one_of("hidden_act", (), &[("silu", ()), ("swish", ())])?;
+    let inner = inner(config)?;
+    let head_dim = config.usize_or("head_dim", 64)?;
+    if head_dim == 0 || !inner.is_multiple_of(head_dim) {
+        return Err(config.wrong("head_dim", &format!("a divisor of the {inner} channels")));
+    }
+    let heads = inner / head_dim;
+    if config.usize_or("num_heads", heads)? != heads {
+        return Err(config.wrong(
+            "num_heads",
+            &format!("{heads}, of {head_dim} channels each"),
+        ));
+    }
+    let transformers = config.object().contains_key("layer_norm_epsilon");
+    let groups = config.usize_or("n_groups", if transformers { 8 } else { 1 })?;
+    let limits = either(config, ["time_step_limit", "dt_limit"]);
+    let (step_min, step_max) = config.limits(limits, (0.0, f32::INFINITY))?;
+    Ok(Mamba2 {
+        heads,
+        head_dim,
+        groups,
+        state: config.usize_or("state_size", 128)?,
+        conv: config.usize_or("conv_kernel", 4)?,
+        conv_bias: config.bool_or("use_conv_bias", true)?,
+        bias: config.bool_or("use_bias", false)?,
+        skip_per_channel: config.bool_or("D_has_hdim", false)?,
+        norm_groups: config.bool_or("rmsnorm", true)?.then_some(groups),
+        norm_before_gate: config.bool_or("norm_before_gate", false)?,
+        norm_eps: norm_eps(config)?,
+        step_min,
+        step_max: step_max.is_finite().then_some(step_max),
+    })
+}
+
 /// Channels inside a mixer.
 fn inner(config: &Config) -> Result<usize> {
     let expanded = config.usize("hidden_size")? as f64 * f64::from(config.f32_or("expand", 2.0)?);
     config.usize_or("intermediate_size", expanded as usize)
+}
+
+fn norm_eps(config: &Config) -> Result<f32> {
+    config.f32_or(either(config, ["layer_norm_epsilon", "norm_eps"]), 1e-5)
 }
 
 /// The first of the keys that the configuration has: transformers and flash-linear-attention differ in some.

@@ -14,7 +14,7 @@ use super::{Mismatch, Mixer};
 use crate::error::Result;
 use crate::program::{Lowering, View};
 use crate::spec::WeightSpec;
-use crate::stages::{Attend, Eviction, Finish, Lane, Map, Norm, Prepare, Rope, Stage};
+use crate::stages::{Attend, Eviction, Lane, Map, Norm, Prepare, Rope, Stage};
 use crate::state::{Size, SlotDtype, SlotKind, SlotSpec};
 
 pub(super) const KIND: &str = "attention";
@@ -122,7 +122,7 @@ impl Attention {
             eviction,
             out,
         }));
-        block.emit(out, Finish::default(), "o_proj")
+        block.emit(out, Vec::new(), "o_proj")
     }
 }
 

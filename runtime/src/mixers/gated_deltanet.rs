@@ -18,7 +18,9 @@ use super::{Mismatch, Mixer};
 use crate::error::Result;
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::stages::{Conv, Decay, Finish, Gate, Lane, Map, Norm, Prepare, Recur, Stage, Write};
+use crate::stages::{
+    Activation, Conv, Decay, Finish, Gate, Key, Lane, Map, Norm, Prepare, Recur, Stage, Write,
+};
 use crate::state::{SlotDtype, SlotKind, SlotSpec};
 
 pub(super) const KIND: &str = "gated_deltanet";
@@ -220,12 +222,15 @@ impl Mixer for GatedDeltaNet {
         let out = block.buffer(self.value_width());
         block.push(Stage::Recur(Recur {
             heads: self.value_heads,
-            key_heads: self.heads,
+            states: self.value_heads,
+            dk: self.head_dim,
+            dv: self.value_dim,
             q,
-            k,
+            k: Key::View(k),
             v,
             decay: Decay::Head(decay),
             write: Write::Delta(beta),
+            gates: None,
             scale: (self.head_dim as f32).powf(-0.5),
             slot: block.slot(0),
             out,
@@ -234,13 +239,8 @@ impl Mixer for GatedDeltaNet {
             weight: block.vector("o_norm.weight")?,
             eps: self.norm_eps,
         };
-        block.emit(
-            out,
-            Finish {
-                norm: Some(norm),
-                gate,
-            },
-            "o_proj",
-        )
+        let mut finish = vec![Finish::Norm(norm)];
+        finish.extend(gate.map(|gate| Finish::Gate(gate, Activation::Silu)));
+        block.emit(out, finish, "o_proj")
     }
 }

@@ -17,7 +17,7 @@ use super::{Mismatch, Mixer};
 use crate::error::Result;
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::stages::{Conv, Finish, Lane, Map, Prepare, Scan, Stage};
+use crate::stages::{Activation, Conv, Finish, Lane, Map, Prepare, Scan, Stage};
 use crate::state::{SlotDtype, SlotKind, SlotSpec};
 
 pub(super) const KIND: &str = "mamba";
@@ -127,14 +127,13 @@ impl Mixer for Mamba {
             b,
             c,
             rate: (0..state * inner).map(rate).collect(),
-            skip: block.vector("D")?,
             slot: block.slot(0),
             out,
         }));
-        let finish = Finish {
-            gate: Some(z),
-            ..Finish::default()
-        };
+        let finish = vec![
+            Finish::Add(x, block.vector("D")?),
+            Finish::Gate(z, Activation::Silu),
+        ];
         block.emit(out, finish, "out_proj")
     }
 }

@@ -8,6 +8,7 @@ mod attention;
 mod gated_deltanet;
 mod lte;
 mod mamba;
+mod mamba2;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ pub use attention::Attention;
 pub use gated_deltanet::GatedDeltaNet;
 pub use lte::{Lte, RouterScope, ScoreMap};
 pub use mamba::Mamba;
+pub use mamba2::Mamba2;
 
 use crate::error::{Error, Result};
 use crate::program::Lowering;
@@ -81,6 +83,7 @@ const MIXERS: &[(&str, Read)] = &[
     (gated_deltanet::KIND, read_as::<GatedDeltaNet>),
     (lte::KIND, read_as::<Lte>),
     (mamba::KIND, read_as::<Mamba>),
+    (mamba2::KIND, read_as::<Mamba2>),
 ];
 
 fn read_as<M: Mixer + DeserializeOwned + 'static>(

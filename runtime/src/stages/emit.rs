@@ -2,29 +2,32 @@
 
 use waterline_quant::{Matrix, Output};
 
+use super::activation::Activation;
 use super::norm::Norm;
 use super::project::piece;
 use crate::cpu::{Frame, simd};
 use crate::program::{INPUTS, PRODUCT, RESIDUAL, Vector, View};
 
-/// A norm over each group of values that its gains span: a head, or the whole width.
-pub type HeadNorm = Norm;
-
-/// What happens to a mixer's output before the output matrix, in this order.
-#[derive(Default)]
-pub struct Finish {
-    /// Norm over each head.
-    pub norm: Option<HeadNorm>,
-    /// Multiplied by `silu` of these columns.
-    pub gate: Option<View>,
+/// What happens to a mixer's output before the output matrix.
+pub enum Finish {
+    /// A norm over each group of values that its gains span: a head, or the whole width.
+    Norm(Norm),
+    /// A norm over each of this many equal parts of the values that its gains span.
+    GroupNorm(Norm, usize),
+    /// Plus these columns, each times its gain.
+    Add(View, Vector),
+    /// A function of every value.
+    Map(Activation),
+    /// Multiplied by a function of these columns.
+    Gate(View, Activation),
 }
 
 /// `residual += matrix finish(input)`.
 pub struct Emit {
     /// The mixer's output.
     pub input: View,
-    /// Norm and gate.
-    pub finish: Finish,
+    /// Norms and gates, in order.
+    pub finish: Vec<Finish>,
     /// The output matrix `[hidden, input.width]`.
     pub matrix: Matrix,
     /// Added to the product `[hidden]`.
@@ -33,16 +36,40 @@ pub struct Emit {
 
 impl Emit {
     pub(crate) fn run(&self, frame: &mut Frame) {
-        frame.gather(self.input, |x, staged| {
-            staged.copy_from_slice(x);
-            if let Some(norm) = &self.finish.norm {
-                for head in staged.chunks_exact_mut(norm.weight.len()) {
-                    norm.apply_in_place(head);
+        frame.gather(self.input, |x, staged| staged.copy_from_slice(x));
+        let used = frame.tokens.len() * self.input.width;
+        for finish in &self.finish {
+            let mut staged = frame.buffers.take(INPUTS);
+            let values = &mut staged[..used];
+            simd::vectorize(|| match finish {
+                Finish::Norm(norm) => {
+                    for group in values.chunks_exact_mut(norm.weight.len()) {
+                        norm.apply_in_place(group);
+                    }
                 }
-            }
-        });
-        if let Some(gate) = self.finish.gate {
-            frame.gate_inputs(gate);
+                Finish::GroupNorm(norm, groups) => {
+                    for row in values.chunks_exact_mut(norm.weight.len()) {
+                        norm.apply_in_groups(row, *groups);
+                    }
+                }
+                Finish::Add(view, gains) => {
+                    let columns = frame.buffers.get(view.buffer).chunks(view.stride);
+                    for (row, columns) in values.chunks_exact_mut(view.width).zip(columns) {
+                        let columns = &columns[view.start..][..view.width];
+                        for ((x, column), gain) in row.iter_mut().zip(columns).zip(gains.iter()) {
+                            *x += gain * column;
+                        }
+                    }
+                }
+                Finish::Map(function) => function.apply(values),
+                Finish::Gate(gate, function) => {
+                    let gates = frame.buffers.get(gate.buffer).chunks(gate.stride);
+                    for (row, gates) in values.chunks_exact_mut(gate.width).zip(gates) {
+                        function.gate(&gates[gate.start..][..gate.width], row);
+                    }
+                }
+            });
+            frame.buffers.put(INPUTS, staged);
         }
         frame.load_inputs(self.input.width, self.matrix.format().is_integer_dot());
         frame.add_product(&self.matrix);
@@ -59,22 +86,6 @@ impl Emit {
 }
 
 impl Frame<'_> {
-    /// Multiplies the input buffer by `silu` of the gate's columns.
-    fn gate_inputs(&mut self, gate: View) {
-        let mut staged = self.buffers.take(INPUTS);
-        let width = gate.stride;
-        let source = self.buffers.get(gate.buffer);
-        simd::vectorize(|| {
-            for t in 0..self.tokens.len() {
-                let gates = &source[t * width + gate.start..][..gate.width];
-                for (x, &g) in staged[t * gate.width..][..gate.width].iter_mut().zip(gates) {
-                    *x *= simd::silu(g);
-                }
-            }
-        });
-        self.buffers.put(INPUTS, staged);
-    }
-
     /// `residual += matrix inputs`.
     pub(super) fn add_product(&mut self, matrix: &Matrix) {
         let hidden = matrix.rows();

@@ -1,5 +1,6 @@
 //! The fused operations that programs are made of. Each takes one or more tokens; a step is a chunk of one.
 
+mod activation;
 mod attend;
 mod capped_set;
 mod embed;
@@ -14,15 +15,16 @@ mod recur_chunk;
 mod scan;
 mod score;
 
+pub use activation::Activation;
 pub use attend::{Attend, Eviction};
 pub use embed::Embed;
-pub use emit::{Emit, Finish, HeadNorm};
+pub use emit::{Emit, Finish};
 pub use logits::Logits;
 pub use mlp::Mlp;
 pub use norm::Norm;
 pub use prepare::{Conv, Gate, Lane, Map, Prepare, Rope};
 pub use project::{Linear, Project};
-pub use recur::{Decay, Recur, Write};
+pub use recur::{Decay, HeadGates, Key, Recur, Write};
 pub use scan::Scan;
 pub use score::{RouterLayer, Score, ScoreMap};
 

@@ -127,6 +127,15 @@ pub enum Gate {
         /// 1, or 2 where negative eigenvalues are allowed.
         scale: f32,
     },
+    /// `softplus(x + bias)`, clamped.
+    Step {
+        /// Added to x.
+        bias: Vector,
+        /// Smallest result.
+        min: f32,
+        /// Largest result.
+        max: f32,
+    },
 }
 
 impl Prepare {
@@ -304,6 +313,11 @@ impl Gate {
             Gate::Sigmoid { scale } => values
                 .iter_mut()
                 .for_each(|x| *x = scale * simd::sigmoid(*x)),
+            Gate::Step { bias, min, max } => {
+                for (x, bias) in values.iter_mut().zip(bias.iter()) {
+                    *x = simd::softplus(*x + bias).clamp(*min, *max);
+                }
+            }
         }
     }
 }

@@ -1,16 +1,33 @@
-//! Linear recurrences on matrix states. For each head, with state S `[dk, dv]`:
-//! `S <- decay S + k^T write`, `o = scale q S`, the read after the write of the same token.
+//! Linear recurrences on matrix states. For each head, with a state S `[dk, dv]` that fades by key channel:
+//! `S <- diag(decay) S + k^T write`, `o = scale q S`, the read after the write of the same token.
+//!
+//! Heads share: where a view holds n heads, head h of the output takes number `h / (heads / n)`. So do the states:
+//! where there are fewer than heads, the heads of one state must differ in their queries only.
 
 use super::recur_chunk;
-use crate::cpu::{Frame, Shared, simd};
-use crate::program::View;
+use crate::cpu::{Buffers, Frame, Shared, simd};
+use crate::program::{Vector, View};
 
 /// How a state fades before a write.
 pub enum Decay {
     /// Not at all.
     None,
+    /// By `exp` of one constant for each head.
+    Fixed(Vector),
     /// By `exp` of one value for each head and token.
     Head(View),
+    /// By `exp` of one value for each head and token, times one constant for each head.
+    Step(View, Vector),
+    /// By `exp` of one value for each head, key channel and token: `[heads, dk]`.
+    Key(View),
+}
+
+/// Where keys come from.
+pub enum Key {
+    /// These columns, `[heads, dk]`.
+    View(View),
+    /// One minus the decay.
+    Complement,
 }
 
 /// What is written.
@@ -21,44 +38,126 @@ pub enum Write {
     Delta(View),
 }
 
-/// A recurrence over heads. Value head h reads and writes with key head `h / (heads / key_heads)`.
+/// Weights of each head and token.
+pub struct HeadGates {
+    /// Multiplies v, `[heads]`.
+    pub write: View,
+    /// Multiplies the output, `[heads]`.
+    pub read: Option<View>,
+}
+
+/// A recurrence over heads.
 pub struct Recur {
-    /// Value heads.
+    /// Heads of the output.
     pub heads: usize,
-    /// Query and key heads.
-    pub key_heads: usize,
-    /// Queries `[key_heads, dk]`.
+    /// States; `heads`, or a divisor.
+    pub states: usize,
+    /// Width of a key.
+    pub dk: usize,
+    /// Width of a value.
+    pub dv: usize,
+    /// Queries `[heads, dk]`.
     pub q: View,
-    /// Keys `[key_heads, dk]`.
-    pub k: View,
+    /// Keys.
+    pub k: Key,
     /// Values `[heads, dv]`.
     pub v: View,
     /// The decay.
     pub decay: Decay,
     /// The write.
     pub write: Write,
+    /// Weights of the heads.
+    pub gates: Option<HeadGates>,
     /// Multiplies the output.
     pub scale: f32,
-    /// The slot of the states `[heads, dk, dv]`.
+    /// The slot of the states `[states, dk, dv]`.
     pub slot: usize,
     /// Outputs `[heads, dv]`.
     pub out: View,
 }
 
-/// One head's inputs over a chunk: value row `t` of each stands at `t * stride`.
-pub(super) struct Head<'a> {
-    pub q: &'a [f32],
-    pub k: &'a [f32],
-    pub v: &'a [f32],
-    /// Row length of the buffer that holds q, k and v.
-    pub stride: [usize; 3],
-    /// Logarithm of the decay and its row length.
-    pub decay: Option<(&'a [f32], usize)>,
-    /// Write strength and its row length.
-    pub beta: Option<(&'a [f32], usize)>,
+/// Columns of a buffer from a head's first one on.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    values: &'a [f32],
+    stride: usize,
+}
+
+impl<'a> Rows<'a> {
+    #[inline(always)]
+    pub fn get(&self, t: usize, width: usize) -> &'a [f32] {
+        &self.values[t * self.stride..][..width]
+    }
+}
+
+/// The inputs of one state over a chunk.
+pub(super) struct Inputs<'a> {
+    /// Queries, one after another, that read the state.
+    pub queries: usize,
     pub dk: usize,
     pub dv: usize,
-    pub scale: f32,
+    pub q: Rows<'a>,
+    pub k: Option<Rows<'a>>,
+    pub v: Rows<'a>,
+    decay: Fade<'a>,
+    pub beta: Option<Rows<'a>>,
+    write_gate: Option<Rows<'a>>,
+    read_gate: Option<Rows<'a>>,
+    scale: f32,
+}
+
+enum Fade<'a> {
+    None,
+    Fixed(f32),
+    Head(Rows<'a>),
+    Step(Rows<'a>, f32),
+    Key(Rows<'a>),
+}
+
+impl Inputs<'_> {
+    /// Writes the factors by which the rows of the state fade before token t, `[dk]`.
+    #[inline(always)]
+    pub fn fade(&self, t: usize, fade: &mut [f32]) {
+        match self.decay {
+            Fade::None => fade.fill(1.0),
+            Fade::Fixed(g) => fade.fill(simd::exp(g)),
+            Fade::Head(g) => fade.fill(simd::exp(g.get(t, 1)[0])),
+            Fade::Step(step, rate) => fade.fill(simd::exp(rate * step.get(t, 1)[0])),
+            Fade::Key(g) => {
+                for (fade, &g) in fade.iter_mut().zip(g.get(t, self.dk)) {
+                    *fade = simd::exp(g);
+                }
+            }
+        }
+    }
+
+    /// Writes the key of token t, `[dk]`.
+    #[inline(always)]
+    pub fn key(&self, t: usize, fade: &[f32], key: &mut [f32]) {
+        match self.k {
+            Some(k) => key.copy_from_slice(k.get(t, self.dk)),
+            None => {
+                for (key, fade) in key.iter_mut().zip(fade) {
+                    *key = 1.0 - fade;
+                }
+            }
+        }
+    }
+
+    /// Weight of token t's value.
+    #[inline(always)]
+    pub fn write_gate(&self, t: usize) -> f32 {
+        self.write_gate.map_or(1.0, |gate| gate.get(t, 1)[0])
+    }
+
+    /// Factor of what the state's query `query` reads at token t.
+    #[inline(always)]
+    pub fn read_factor(&self, t: usize, query: usize) -> f32 {
+        let gate = self
+            .read_gate
+            .map_or(1.0, |gate| gate.get(t, query + 1)[query]);
+        self.scale * gate
+    }
 }
 
 /// Whether the matrix form pays for a chunk of this many tokens: below, its triangles cost more than they save.
@@ -67,71 +166,80 @@ fn in_matrix_form(tokens: usize) -> bool {
 }
 
 impl Recur {
-    fn dk(&self) -> usize {
-        self.k.width / self.key_heads
-    }
-
-    fn dv(&self) -> usize {
-        self.v.width / self.heads
-    }
-
     pub(crate) fn scratch(&self, chunk: usize) -> usize {
         if in_matrix_form(chunk) {
-            recur_chunk::scratch(chunk, self.dk(), self.dv())
+            recur_chunk::scratch(self.dk, self.dv)
         } else {
-            self.dv()
+            2 * self.dk
+        }
+    }
+
+    /// What the state number `state` takes from the buffers.
+    fn inputs<'a>(&self, buffers: &'a Buffers, state: usize) -> Inputs<'a> {
+        let queries = self.heads / self.states;
+        let head = state * queries;
+        let rows = |view: &View, width: usize| {
+            let sharing = self.heads / (view.width / width);
+            Rows {
+                values: &buffers.get(view.buffer)[view.start + head / sharing * width..],
+                stride: view.stride,
+            }
+        };
+        let own = |constants: &Vector| constants[head / (self.heads / constants.len())];
+        Inputs {
+            queries,
+            dk: self.dk,
+            dv: self.dv,
+            q: rows(&self.q, self.dk),
+            k: match &self.k {
+                Key::View(view) => Some(rows(view, self.dk)),
+                Key::Complement => None,
+            },
+            v: rows(&self.v, self.dv),
+            decay: match &self.decay {
+                Decay::None => Fade::None,
+                Decay::Fixed(g) => Fade::Fixed(own(g)),
+                Decay::Head(view) => Fade::Head(rows(view, 1)),
+                Decay::Step(view, rate) => Fade::Step(rows(view, 1), own(rate)),
+                Decay::Key(view) => Fade::Key(rows(view, self.dk)),
+            },
+            beta: match &self.write {
+                Write::Add => None,
+                Write::Delta(view) => Some(rows(view, 1)),
+            },
+            write_gate: self.gates.as_ref().map(|gates| rows(&gates.write, 1)),
+            read_gate: (self.gates.as_ref())
+                .and_then(|gates| gates.read.as_ref())
+                .map(|read| rows(read, 1)),
+            scale: self.scale,
         }
     }
 
     pub(crate) fn run(&self, frame: &mut Frame) {
-        let (dk, dv, tokens) = (self.dk(), self.dv(), frame.tokens.len());
+        let tokens = frame.tokens.len();
         let mut out = frame.buffers.take(self.out.buffer);
-        let out_width = self.out.stride;
         let states = Shared::new(frame.arena.slot_mut::<f32>(self.slot));
+        let size = self.dk * self.dv;
         {
             let out = Shared::new(&mut out);
-            let columns = |view: &View, start: usize| {
-                (
-                    &frame.buffers.get(view.buffer)[view.start + start..],
-                    view.stride,
-                )
-            };
-            frame.pool.each(self.heads, |worker, h| {
-                let key_head = h / (self.heads / self.key_heads);
-                let (q, q_stride) = columns(&self.q, key_head * dk);
-                let (k, k_stride) = columns(&self.k, key_head * dk);
-                let (v, v_stride) = columns(&self.v, h * dv);
-                let head = Head {
-                    q,
-                    k,
-                    v,
-                    stride: [q_stride, k_stride, v_stride],
-                    decay: match &self.decay {
-                        Decay::None => None,
-                        Decay::Head(view) => Some(columns(view, h)),
-                    },
-                    beta: match &self.write {
-                        Write::Add => None,
-                        Write::Delta(view) => Some(columns(view, h)),
-                    },
-                    dk,
-                    dv,
-                    scale: self.scale,
-                };
-                // SAFETY: each task has its own head's state and output columns.
-                let state = unsafe { states.part(h * dk * dv..(h + 1) * dk * dv) };
-                let start = self.out.start + h * dv;
-                // SAFETY: as above.
+            frame.pool.each(self.states, |worker, state| {
+                let inputs = self.inputs(frame.buffers, state);
+                // SAFETY: each task has its own state.
+                let matrix = unsafe { states.part(state * size..(state + 1) * size) };
+                let width = inputs.queries * self.dv;
+                let start = self.out.start + state * width;
+                // SAFETY: each task has its own columns of the output.
                 let mut row = |t: usize| unsafe {
-                    out.part(t * out_width + start..t * out_width + start + dv)
+                    let start = t * self.out.stride + start;
+                    out.part(start..start + width)
                 };
                 let mut scratch = frame.scratch[worker].lock().expect("scratch");
                 simd::vectorize(|| {
                     if in_matrix_form(tokens) {
-                        recur_chunk::run(&head, tokens, state, &mut row, &mut scratch);
+                        recur_chunk::run(&inputs, tokens, matrix, &mut row, &mut scratch);
                     } else {
                         for t in 0..tokens {
-                            step(&head, t, state, row(t), &mut scratch[..dv]);
+                            step(&inputs, t, matrix, row(t), &mut scratch);
                         }
                     }
                 });
@@ -143,75 +251,104 @@ impl Recur {
 
 /// One token: the equations as they stand.
 #[inline(always)]
-fn step(head: &Head, t: usize, state: &mut [f32], out: &mut [f32], write: &mut [f32]) {
-    let q = &head.q[t * head.stride[0]..][..head.dk];
-    let k = &head.k[t * head.stride[1]..][..head.dk];
-    let v = &head.v[t * head.stride[2]..][..head.dv];
-    let decay = head
-        .decay
-        .map_or(1.0, |(g, stride)| simd::exp(g[t * stride]));
-    let beta = head.beta.map(|(beta, stride)| beta[t * stride]);
-    let mut column = 0;
-    while column < head.dv {
-        match head.dv - column {
-            32.. => columns::<32>(
-                column, head.dv, q, k, v, decay, beta, head.scale, state, out, write,
-            ),
-            8.. => columns::<8>(
-                column, head.dv, q, k, v, decay, beta, head.scale, state, out, write,
-            ),
-            _ => columns::<1>(
-                column, head.dv, q, k, v, decay, beta, head.scale, state, out, write,
-            ),
+fn step(inputs: &Inputs, t: usize, state: &mut [f32], out: &mut [f32], scratch: &mut [f32]) {
+    let (fade, rest) = scratch.split_at_mut(inputs.dk);
+    let key = &mut rest[..inputs.dk];
+    inputs.fade(t, fade);
+    inputs.key(t, fade, key);
+    let token = Token {
+        fade,
+        key,
+        value: inputs.v.get(t, inputs.dv),
+        beta: inputs.beta.map(|beta| beta.get(t, 1)[0]),
+        gate: inputs.write_gate(t),
+        dv: inputs.dv,
+    };
+    for query in 0..inputs.queries {
+        let q = &inputs.q.get(t, inputs.queries * inputs.dk)[query * inputs.dk..][..inputs.dk];
+        let out = &mut out[query * inputs.dv..][..inputs.dv];
+        let mut column = 0;
+        while column < inputs.dv {
+            // The first query reads while the state is written.
+            column += match (query, inputs.dv - column) {
+                (0, 32..) => token.write::<32>(column, q, state, out),
+                (0, 8..) => token.write::<8>(column, q, state, out),
+                (0, _) => token.write::<1>(column, q, state, out),
+                (_, 32..) => token.read::<32>(column, q, state, out),
+                (_, 8..) => token.read::<8>(column, q, state, out),
+                (_, _) => token.read::<1>(column, q, state, out),
+            };
         }
-        column += match head.dv - column {
-            32.. => 32,
-            8.. => 8,
-            _ => 1,
-        };
+        simd::scale(inputs.read_factor(t, query), out);
     }
 }
 
-/// `N` columns of the state: they depend on no others, and fit in registers while the rows pass.
-#[inline(always)]
-fn columns<const N: usize>(
-    column: usize,
-    dv: usize,
-    q: &[f32],
-    k: &[f32],
-    v: &[f32],
-    decay: f32,
+/// One token's inputs. The columns of the state depend on no others: each group fits in registers while the rows
+/// pass.
+struct Token<'a> {
+    fade: &'a [f32],
+    key: &'a [f32],
+    value: &'a [f32],
     beta: Option<f32>,
-    scale: f32,
-    state: &mut [f32],
-    out: &mut [f32],
-    write: &mut [f32],
-) {
-    let write: &mut [f32; N] = write[column..]
-        .first_chunk_mut()
-        .expect("columns of a head");
-    write.copy_from_slice(&v[column..column + N]);
-    if let Some(beta) = beta {
-        let mut read = [0.0f32; N];
-        for (row, k) in state.chunks_exact(dv).zip(k) {
-            let row: &[f32; N] = row[column..].first_chunk().expect("columns of a row");
+    gate: f32,
+    dv: usize,
+}
+
+impl Token<'_> {
+    /// Writes and reads `N` columns of the state.
+    #[inline(always)]
+    fn write<const N: usize>(
+        &self,
+        column: usize,
+        q: &[f32],
+        state: &mut [f32],
+        out: &mut [f32],
+    ) -> usize {
+        let value: &[f32; N] = self.value[column..].first_chunk().expect("columns of v");
+        let mut write = value.map(|v| self.gate * v);
+        let rows = self.key.iter().zip(self.fade);
+        if let Some(beta) = self.beta {
+            let mut read = [0.0f32; N];
+            for (row, (key, fade)) in state.chunks_exact(self.dv).zip(rows.clone()) {
+                let row: &[f32; N] = row[column..].first_chunk().expect("columns of a row");
+                let key = key * fade;
+                for l in 0..N {
+                    read[l] += key * row[l];
+                }
+            }
             for l in 0..N {
-                read[l] += k * row[l];
+                write[l] = beta * (write[l] - read[l]);
             }
         }
-        for l in 0..N {
-            write[l] = beta * (write[l] - decay * read[l]);
+        let mut sums = [0.0f32; N];
+        for ((row, (key, fade)), q) in state.chunks_exact_mut(self.dv).zip(rows).zip(q) {
+            let row: &mut [f32; N] = row[column..].first_chunk_mut().expect("columns of a row");
+            for l in 0..N {
+                row[l] = fade * row[l] + key * write[l];
+                sums[l] += q * row[l];
+            }
         }
+        out[column..column + N].copy_from_slice(&sums);
+        N
     }
-    let mut sums = [0.0f32; N];
-    for ((row, k), q) in state.chunks_exact_mut(dv).zip(k).zip(q) {
-        let row: &mut [f32; N] = row[column..].first_chunk_mut().expect("columns of a row");
-        for l in 0..N {
-            row[l] = decay * row[l] + k * write[l];
-            sums[l] += q * row[l];
+
+    /// Reads `N` columns of the state.
+    #[inline(always)]
+    fn read<const N: usize>(
+        &self,
+        column: usize,
+        q: &[f32],
+        state: &[f32],
+        out: &mut [f32],
+    ) -> usize {
+        let mut sums = [0.0f32; N];
+        for (row, q) in state.chunks_exact(self.dv).zip(q) {
+            let row: &[f32; N] = row[column..].first_chunk().expect("columns of a row");
+            for l in 0..N {
+                sums[l] += q * row[l];
+            }
         }
-    }
-    for l in 0..N {
-        out[column + l] = scale * sums[l];
+        out[column..column + N].copy_from_slice(&sums);
+        N
     }
 }

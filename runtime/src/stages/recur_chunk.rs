@@ -1,128 +1,164 @@
-//! The recurrence in matrix form, for chunks. With G the running sum of the decays' logarithms inside a block of C
-//! tokens and S the state before it (Gated Delta Networks, arXiv 2412.06464, section 3.3):
+//! The recurrence in matrix form, for chunks. In a block of C tokens, with S the state before it, and the fade from
+//! token j to token i `F_ij = a_{j+1} * ... * a_i` (one factor for each key channel; j = 0: before the block):
 //!
 //! ```text
-//! u_i = beta_i (v_i - e^{G_i} k_i S - sum_{j<i} e^{G_i - G_j} (k_i k_j) u_j)     the delta rule; else u_i = v_i
-//! o_i = scale (e^{G_i} q_i S + sum_{j<=i} e^{G_i - G_j} (q_i k_j) u_j)
-//! S  <- e^{G_C} S + sum_j e^{G_C - G_j} k_j^T u_j
+//! u_i = beta_i (v_i - (k_i F_i0) S - sum_{j<i} (k_i . F_ij k_j) u_j)     the delta rule; else u_i = v_i
+//! o_i = scale ((q_i F_i0) S + sum_{j<=i} (q_i . F_ij k_j) u_j)
+//! S  <- F_C0 S + sum_j (F_Cj k_j)^T u_j
 //! ```
 //!
-//! Every exponent is at most zero, so nothing overflows.
+//! The usual `F_ij = e^{G_i} / e^{G_j}` overflows where a channel fades fast. Here the block's keys stand in a tile
+//! and fade with every token, as the state would: the products of factors at most one that the recurrence itself
+//! takes, and no exponential but one for each factor.
 
-use super::recur::Head;
-use crate::cpu::simd::{axpy, dot, exp, gemm, scale};
+use super::recur::Inputs;
+use crate::cpu::simd::{axpy, gemm, scale};
 
-/// Tokens of a block: the triangles cost C per token, the passes over the state 1 / C.
-const BLOCK: usize = 64;
+/// Tokens of a block, side by side in a row of the tile. A longer block passes over the state less often, but costs
+/// more for its triangles.
+const BLOCK: usize = 16;
 
-/// Floats of scratch for chunks of up to `chunk` tokens.
-pub(super) fn scratch(chunk: usize, dk: usize, dv: usize) -> usize {
-    let block = chunk.min(BLOCK);
-    block * (2 * dv + dk + block + 1)
+/// Floats of scratch.
+pub(super) fn scratch(dk: usize, dv: usize) -> usize {
+    BLOCK * (5 * dk + 2 * dv + BLOCK)
 }
 
-/// Runs `tokens` tokens of one head; `out(t)` is the place of an output `[dv]`.
+/// Runs `tokens` tokens on one state; `out(t)` is the place of an output `[queries, dv]`.
 #[inline(always)]
 pub(super) fn run<'o>(
-    head: &Head,
+    inputs: &Inputs,
     tokens: usize,
     state: &mut [f32],
     out: &mut impl FnMut(usize) -> &'o mut [f32],
     scratch: &mut [f32],
 ) {
-    let mut first = 0;
-    while first < tokens {
+    for first in (0..tokens).step_by(BLOCK) {
         let length = (tokens - first).min(BLOCK);
-        block(head, first, length, state, out, scratch);
-        first += length;
+        block(inputs, first, length, state, out, scratch);
     }
 }
 
 #[inline(always)]
 fn block<'o>(
-    head: &Head,
+    inputs: &Inputs,
     first: usize,
-    length: usize,
+    n: usize,
     state: &mut [f32],
     out: &mut impl FnMut(usize) -> &'o mut [f32],
     scratch: &mut [f32],
 ) {
-    let Head { dk, dv, .. } = *head;
-    let [q_stride, k_stride, v_stride] = head.stride;
-    let (q, k, v) = (
-        &head.q[first * q_stride..],
-        &head.k[first * k_stride..],
-        &head.v[first * v_stride..],
-    );
-    let key = |i: usize| &k[i * k_stride..][..dk];
-    let (sums, rest) = scratch.split_at_mut(length);
-    let (u, rest) = rest.split_at_mut(length * dv);
-    let (o, rest) = rest.split_at_mut(length * dv);
-    let (faded, rest) = rest.split_at_mut(length * dk);
-    let weights = &mut rest[..length * length];
+    let (dk, dv) = (inputs.dk, inputs.dv);
+    let (fades, rest) = scratch.split_at_mut(n * dk);
+    let (reach, rest) = rest.split_at_mut(n * dk);
+    let (keys, rest) = rest.split_at_mut(n * dk);
+    let (probe, rest) = rest.split_at_mut(n * dk);
+    let (tile, rest) = rest.split_at_mut(BLOCK * dk);
+    let (u, rest) = rest.split_at_mut(n * dv);
+    let (o, rest) = rest.split_at_mut(n * dv);
+    let weights = &mut rest[..n * BLOCK];
 
-    let mut sum = 0.0;
-    for (i, g) in sums.iter_mut().enumerate() {
-        sum += head
-            .decay
-            .map_or(0.0, |(g, stride)| g[(first + i) * stride]);
-        *g = sum;
+    for i in 0..n {
+        let fade = &mut fades[i * dk..][..dk];
+        inputs.fade(first + i, fade);
+        inputs.key(first + i, fade, &mut keys[i * dk..][..dk]);
+        // F_i0
+        let (before, rest) = reach.split_at_mut(i * dk);
+        rest[..dk].copy_from_slice(fade);
+        if i > 0 {
+            multiply(&before[(i - 1) * dk..], &mut rest[..dk]);
+        }
     }
 
-    match head.beta {
-        None => {
-            for i in 0..length {
-                u[i * dv..][..dv].copy_from_slice(&v[i * v_stride..][..dv]);
+    for i in 0..n {
+        let (t, u) = (first + i, &mut u[i * dv..][..dv]);
+        u.copy_from_slice(inputs.v.get(t, dv));
+        scale(inputs.write_gate(t), u);
+    }
+    if let Some(beta) = inputs.beta {
+        probe.copy_from_slice(keys);
+        triangle(n, dk, probe, keys, fades, tile, weights);
+        multiply(reach, probe);
+        o.fill(0.0);
+        gemm([n, dv, dk], probe, [dk, 1], state, dv, o, dv);
+        for i in 0..n {
+            let (before, rest) = u.split_at_mut(i * dv);
+            let row = &mut rest[..dv];
+            axpy(-1.0, &o[i * dv..][..dv], row);
+            for (weight, earlier) in weights[i * BLOCK..].iter().zip(before.chunks_exact(dv)) {
+                axpy(-weight, earlier, row);
+            }
+            scale(beta.get(first + i, 1)[0], row);
+        }
+    }
+
+    for query in 0..inputs.queries {
+        for (i, probe) in probe.chunks_exact_mut(dk).enumerate() {
+            let queries = inputs.q.get(first + i, inputs.queries * dk);
+            probe.copy_from_slice(&queries[query * dk..][..dk]);
+        }
+        triangle(n, dk, probe, keys, fades, tile, weights);
+        multiply(reach, probe);
+        o.fill(0.0);
+        gemm([n, dv, dk], probe, [dk, 1], state, dv, o, dv);
+        gemm([n, dv, n], weights, [BLOCK, 1], u, dv, o, dv);
+        for i in 0..n {
+            let factor = inputs.read_factor(first + i, query);
+            let out = &mut out(first + i)[query * dv..][..dv];
+            for (out, o) in out.iter_mut().zip(&o[i * dv..][..dv]) {
+                *out = factor * o;
             }
         }
-        Some((beta, stride)) => {
-            u.fill(0.0);
-            gemm([length, dv, dk], k, [k_stride, 1], state, dv, u, dv);
-            for i in 0..length {
-                let beta = beta[(first + i) * stride];
-                let (before, rest) = u.split_at_mut(i * dv);
-                let row = &mut rest[..dv];
-                let read = exp(sums[i]);
-                for (u, v) in row.iter_mut().zip(&v[i * v_stride..][..dv]) {
-                    *u = beta * (v - read * *u);
-                }
-                for (j, earlier) in before.chunks_exact(dv).enumerate() {
-                    axpy(
-                        -beta * exp(sums[i] - sums[j]) * dot(key(i), key(j)),
-                        earlier,
-                        row,
-                    );
-                }
+    }
+
+    // The tile is now faded to the end of the block.
+    for (row, fade) in state.chunks_exact_mut(dv).zip(&reach[(n - 1) * dk..]) {
+        scale(*fade, row);
+    }
+    gemm([dk, dv, n], tile, [BLOCK, 1], u, dv, state, dv);
+}
+
+/// `weights[i, j] = probe_i . F_ij k_j` for j up to i, else 0, and leaves the keys `[dk, BLOCK]` in the tile, faded to
+/// the last token.
+#[inline(always)]
+fn triangle(
+    n: usize,
+    dk: usize,
+    probe: &[f32],
+    keys: &[f32],
+    fades: &[f32],
+    tile: &mut [f32],
+    weights: &mut [f32],
+) {
+    for (c, row) in tile.chunks_exact_mut(BLOCK).enumerate() {
+        row.fill(0.0);
+        for (x, key) in row.iter_mut().zip(keys.chunks_exact(dk)) {
+            *x = key[c];
+        }
+    }
+    for i in 0..n {
+        let (probe, fade) = (&probe[i * dk..][..dk], &fades[i * dk..][..dk]);
+        let mut sums = [0.0f32; BLOCK];
+        for ((row, probe), fade) in tile
+            .as_chunks_mut::<BLOCK>()
+            .0
+            .iter_mut()
+            .zip(probe)
+            .zip(fade)
+        {
+            for l in 0..BLOCK {
+                row[l] *= if l < i { *fade } else { 1.0 };
+                sums[l] += probe * row[l];
             }
         }
+        sums[i + 1..].fill(0.0);
+        weights[i * BLOCK..][..BLOCK].copy_from_slice(&sums);
     }
+}
 
-    o.fill(0.0);
-    gemm([length, dv, dk], q, [q_stride, 1], state, dv, o, dv);
-    for i in 0..length {
-        scale(exp(sums[i]), &mut o[i * dv..][..dv]);
-        let query = &q[i * q_stride..][..dk];
-        for j in 0..length {
-            weights[i * length + j] = if j <= i {
-                exp(sums[i] - sums[j]) * dot(query, key(j))
-            } else {
-                0.0
-            };
-        }
+/// `y *= x`.
+#[inline(always)]
+fn multiply(x: &[f32], y: &mut [f32]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y *= x;
     }
-    gemm([length, dv, length], weights, [length, 1], u, dv, o, dv);
-    for i in 0..length {
-        for (out, o) in out(first + i).iter_mut().zip(&o[i * dv..][..dv]) {
-            *out = head.scale * o;
-        }
-    }
-
-    for j in 0..length {
-        let fade = exp(sum - sums[j]);
-        for (faded, k) in faded[j * dk..][..dk].iter_mut().zip(key(j)) {
-            *faded = fade * k;
-        }
-    }
-    scale(exp(sum), state);
-    gemm([dk, dv, length], faded, [1, dk], u, dv, state, dv);
 }

@@ -2,7 +2,7 @@
 //! own. For channel d and component n (Mamba, arXiv 2312.00752, algorithm 2):
 //!
 //! ```text
-//! h[n, d] <- exp(step_d rate[n, d]) h[n, d] + step_d x_d b[n],    y_d = sum_n c[n] h[n, d] + skip_d x_d
+//! h[n, d] <- exp(step_d rate[n, d]) h[n, d] + step_d x_d b[n],    y_d = sum_n c[n] h[n, d]
 //! ```
 //!
 //! The decay differs from component to component and from token to token, so that no matrix form exists: a chunk is
@@ -23,8 +23,6 @@ pub struct Scan {
     pub c: View,
     /// `-exp(A_log)`, `[state, channels]`.
     pub rate: Vector,
-    /// What of x goes straight to the output, `[channels]`.
-    pub skip: Vector,
     /// The slot of the states `[state, channels]`.
     pub slot: usize,
     /// Outputs y `[channels]`.
@@ -57,7 +55,6 @@ impl Scan {
                             columns(&self.b, t, 0, components),
                             columns(&self.c, t, 0, components),
                             |n| &self.rate[n * channels + first..][..width],
-                            &self.skip[first..][..width],
                             // SAFETY: each task has its own channels of the states.
                             |n| unsafe {
                                 states.part(n * channels + first..n * channels + first + width)
@@ -81,7 +78,6 @@ fn step<'s>(
     b: &[f32],
     c: &[f32],
     rate: impl Fn(usize) -> &'s [f32],
-    skip: &[f32],
     state: impl Fn(usize) -> &'s mut [f32],
     y: &mut [f32],
 ) {
@@ -90,7 +86,7 @@ fn step<'s>(
     for l in 0..x.len() {
         steps[l] = simd::softplus(step[l]);
         writes[l] = steps[l] * x[l];
-        y[l] = skip[l] * x[l];
+        y[l] = 0.0;
     }
     for (n, (&b, &c)) in b.iter().zip(c).enumerate() {
         let (rate, state) = (rate(n), state(n));
@@ -112,7 +108,6 @@ mod tests {
             let rate: Vec<f32> = (0..components * channels)
                 .map(|i| -2.0 - value(i))
                 .collect();
-            let skip: Vec<f32> = (0..channels).map(|i| value(i + 3)).collect();
             let mut state = vec![0.0f32; components * channels];
             let mut expected = vec![0.0f64; components * channels];
             for t in 0..tokens {
@@ -130,7 +125,6 @@ mod tests {
                         &b,
                         &c,
                         |n| &rate[n * channels..][..channels],
-                        &skip,
                         // SAFETY: one thread, one part at a time.
                         |n| unsafe { states.part(n * channels..(n + 1) * channels) },
                         &mut y,
@@ -138,7 +132,7 @@ mod tests {
                 });
                 for d in 0..channels {
                     let step = f64::from(steps[d]).exp().ln_1p();
-                    let mut sum = f64::from(skip[d] * x[d]);
+                    let mut sum = 0.0f64;
                     for n in 0..components {
                         let h = &mut expected[n * channels + d];
                         *h = (step * f64::from(rate[n * channels + d])).exp() * *h
