@@ -1,14 +1,15 @@
-//! Configurations of Mamba, Mamba-2 and Samba, as flash-linear-attention and as transformers write them.
+//! Configurations of Mamba, Mamba-2 and Samba, as flash-linear-attention and as transformers write them, with or
+//! without the sparse attention of HAX.
 
 use std::sync::Arc;
 
 use super::{Config, Family, fla};
 use crate::error::{Error, Result};
-use crate::mixers::{Mamba, Mamba2, Mixer};
+use crate::mixers::{Hax, Mamba, Mamba2, Mixer, Source};
 use crate::spec::{BlockSpec, ModelSpec};
 
 pub(super) const FAMILY: Family = Family {
-    model_types: &["mamba", "mamba2"],
+    model_types: &["mamba", "mamba2", "hax_mamba", "hax_mamba2"],
     spec,
     tensor_name,
 };
@@ -107,7 +108,7 @@ fn model(config: &Config, blocks: Vec<BlockSpec>, tied: bool) -> Result<ModelSpe
 
 fn mixer(config: &Config) -> Result<Arc<dyn Mixer>> {
     match config.string("model_type")? {
-        "mamba2" => Ok(Arc::new(mamba2(config)?)),
+        "mamba2" | "hax_mamba2" => Ok(Arc::new(mamba2(config)?)),
         _ => Ok(Arc::new(mamba(config)?)),
     }
 }
@@ -126,6 +127,7 @@ fn mamba(config: &Config) -> Result<Mamba> {
         conv: config.usize_or("conv_kernel", 4)?,
         conv_bias: config.bool_or("use_conv_bias", true)?,
         bias: config.bool_or("use_bias", false)?,
+        hax: hax(config)?,
     })
 }
 
@@ -145,6 +147,12 @@ fn mamba2(config: &Config) -> Result<Mamba2> {
     }
     let transformers = config.object().contains_key("layer_norm_epsilon");
     let groups = config.usize_or("n_groups", if transformers { 8 } else { 1 })?;
+    // HAX is built on a release whose norm did not know of groups.
+    let norm_groups = if config.object().contains_key("sparse_arch") {
+        1
+    } else {
+        groups
+    };
     let limits = either(config, ["time_step_limit", "dt_limit"]);
     let (step_min, step_max) = config.limits(limits, (0.0, f32::INFINITY))?;
     Ok(Mamba2 {
@@ -156,12 +164,65 @@ fn mamba2(config: &Config) -> Result<Mamba2> {
         conv_bias: config.bool_or("use_conv_bias", true)?,
         bias: config.bool_or("use_bias", false)?,
         skip_per_channel: config.bool_or("D_has_hdim", false)?,
-        norm_groups: config.bool_or("rmsnorm", true)?.then_some(groups),
+        norm_groups: config.bool_or("rmsnorm", true)?.then_some(norm_groups),
         norm_before_gate: config.bool_or("norm_before_gate", false)?,
         norm_eps: norm_eps(config)?,
         step_min,
         step_max: step_max.is_finite().then_some(step_max),
+        hax: hax(config)?,
     })
+}
+
+/// The sparse attention of HAX. Its released code takes `none` for attention over the whole sequence, what follows
+/// included; here it means none.
+fn hax(config: &Config) -> Result<Option<Hax>> {
+    let names = match config.optional_string("sparse_arch") {
+        None | Some("" | "none") => return Ok(None),
+        Some("full") => {
+            return Err(Error::Unsupported {
+                file: config.file().into(),
+                what: "sparse_arch full: attention over the whole context beside a scan".into(),
+            });
+        }
+        Some(names) => names,
+    };
+    let number = names.split('+').count();
+    let keys = config.usize_or("sparse_keys", 64)? / number;
+    if keys == 0 {
+        return Err(config.wrong(
+            "sparse_keys",
+            &format!("a key or more for each of {number} sources"),
+        ));
+    }
+    let source = |name| {
+        match name {
+        "sliding_window" => Ok(Source::Window),
+        "sink" => Ok(Source::Sink),
+        "dilated" => {
+            let length = config.usize_or("data_max_length", 2048)?;
+            let every = length / keys;
+            if every == 0 {
+                return Err(config.wrong("data_max_length", &format!("a multiple of {keys} keys")));
+            }
+            // As many as a sequence of that length has.
+            let keys = length / every;
+            Ok(Source::Dilated { every, keys })
+        }
+        "sign_bin_lsh" => Ok(Source::SignBins {
+            bits: config.usize_or("num_hash", 64)?,
+        }),
+        "argmax_lsh" => Ok(Source::ArgmaxBins {
+            bins: config.usize_or("num_hash", 64)?,
+        }),
+        "key_selection" => Ok(Source::Best),
+        _ => Err(config.wrong(
+            "sparse_arch",
+            "sliding_window, sink, dilated, sign_bin_lsh, argmax_lsh and key_selection, joined by +",
+        )),
+    }
+    };
+    let sources = names.split('+').map(source).collect::<Result<_>>()?;
+    Ok(Some(Hax { keys, sources }))
 }
 
 /// Channels inside a mixer.

@@ -13,7 +13,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{Mismatch, Mixer};
+use super::{Hax, Mismatch, Mixer};
 use crate::error::Result;
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
@@ -38,6 +38,9 @@ pub struct Mamba {
     pub conv_bias: bool,
     /// Whether the projections from and to the residual stream have a bias.
     pub bias: bool,
+    /// Sparse attention beside the scan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hax: Option<Hax>,
 }
 
 impl Mixer for Mamba {
@@ -60,7 +63,8 @@ impl Mixer for Mamba {
             (1..=64).contains(&self.conv),
             || format!("conv {}", self.conv),
             "1 to 64 taps",
-        )
+        )?;
+        self.hax.as_ref().map_or(Ok(()), Hax::check)
     }
 
     fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
@@ -84,16 +88,23 @@ impl Mixer for Mamba {
             weights.push(WeightSpec::full("in_proj.bias", &[2 * inner]));
             weights.push(WeightSpec::full("out_proj.bias", &[hidden]));
         }
+        if let Some(hax) = &self.hax {
+            weights.extend(hax.weights(self.state, inner));
+        }
         weights
     }
 
     fn slots(&self) -> Vec<SlotSpec> {
         let state = [self.state, self.inner];
         let conv = [self.conv - 1, self.inner];
-        vec![
+        let mut slots = vec![
             SlotSpec::new("state", SlotKind::Matrix, SlotDtype::F32, &state),
             SlotSpec::new("conv", SlotKind::Shift, SlotDtype::F32, &conv),
-        ]
+        ];
+        if let Some(hax) = &self.hax {
+            slots.extend(hax.slots(self.state, self.inner));
+        }
+        slots
     }
 
     fn lower(&self, block: &mut Lowering) -> Result<()> {
@@ -130,10 +141,11 @@ impl Mixer for Mamba {
             slot: block.slot(0),
             out,
         }));
-        let finish = vec![
-            Finish::Add(x, block.vector("D")?),
-            Finish::Gate(z, Activation::Silu),
-        ];
+        let mut finish = vec![Finish::Add(x, block.vector("D")?)];
+        if let Some(hax) = &self.hax {
+            finish.push(hax.lower(block, x, state, 2)?);
+        }
+        finish.push(Finish::Gate(z, Activation::Silu));
         block.emit(out, finish, "out_proj")
     }
 }

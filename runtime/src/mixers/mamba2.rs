@@ -13,7 +13,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{Mismatch, Mixer};
+use super::{Hax, Mismatch, Mixer};
 use crate::error::Result;
 use crate::program::{Lowering, Vector};
 use crate::spec::WeightSpec;
@@ -55,6 +55,9 @@ pub struct Mamba2 {
     pub step_min: f32,
     /// Largest step; none: any.
     pub step_max: Option<f32>,
+    /// Sparse attention beside the scan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hax: Option<Hax>,
 }
 
 impl Mamba2 {
@@ -114,7 +117,8 @@ impl Mixer for Mamba2 {
             (1..=64).contains(&self.conv),
             || format!("conv {}", self.conv),
             "1 to 64 taps",
-        )
+        )?;
+        self.hax.as_ref().map_or(Ok(()), Hax::check)
     }
 
     fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
@@ -138,16 +142,23 @@ impl Mixer for Mamba2 {
             weights.push(WeightSpec::full("in_proj.bias", &[self.projected()]));
             weights.push(WeightSpec::full("out_proj.bias", &[hidden]));
         }
+        if let Some(hax) = &self.hax {
+            weights.extend(hax.weights(self.state, inner));
+        }
         weights
     }
 
     fn slots(&self) -> Vec<SlotSpec> {
         let state = [self.heads, self.state, self.head_dim];
         let conv = [self.conv - 1, self.convolved()];
-        vec![
+        let mut slots = vec![
             SlotSpec::new("state", SlotKind::Matrix, SlotDtype::F32, &state),
             SlotSpec::new("conv", SlotKind::Shift, SlotDtype::F32, &conv),
-        ]
+        ];
+        if let Some(hax) = &self.hax {
+            slots.extend(hax.slots(self.state, self.inner()));
+        }
+        slots
     }
 
     fn lower(&self, block: &mut Lowering) -> Result<()> {
@@ -194,17 +205,25 @@ impl Mixer for Mamba2 {
             out,
         }));
 
-        let mut finish = vec![
-            Finish::Add(x, self.skip(block)?),
-            Finish::Gate(z, Activation::Silu),
-        ];
-        if let Some(groups) = self.norm_groups {
-            let norm = Norm {
-                weight: block.vector("norm.weight")?,
-                eps: self.norm_eps,
-            };
-            let place = if self.norm_before_gate { 1 } else { 2 };
-            finish.insert(place, Finish::GroupNorm(norm, groups));
+        let mut finish = vec![Finish::Add(x, self.skip(block)?)];
+        if let Some(hax) = &self.hax {
+            finish.push(hax.lower(block, x, self.state, 2)?);
+        }
+        let gate = Finish::Gate(z, Activation::Silu);
+        let norm = match self.norm_groups {
+            Some(groups) => Some(Finish::GroupNorm(
+                Norm {
+                    weight: block.vector("norm.weight")?,
+                    eps: self.norm_eps,
+                },
+                groups,
+            )),
+            None => None,
+        };
+        if self.norm_before_gate {
+            finish.extend(norm.into_iter().chain([gate]));
+        } else {
+            finish.extend([gate].into_iter().chain(norm));
         }
         block.emit(out, finish, "out_proj")
     }

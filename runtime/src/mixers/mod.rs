@@ -6,6 +6,7 @@
 
 mod attention;
 mod gated_deltanet;
+mod hax;
 mod lte;
 mod mamba;
 mod mamba2;
@@ -18,6 +19,7 @@ use serde_json::Value;
 
 pub use attention::Attention;
 pub use gated_deltanet::GatedDeltaNet;
+pub use hax::{Hax, Source};
 pub use lte::{Lte, RouterScope, ScoreMap};
 pub use mamba::Mamba;
 pub use mamba2::Mamba2;

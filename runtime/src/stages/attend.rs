@@ -63,7 +63,7 @@ const TILE: usize = 32;
 const QUERIES: usize = 16;
 
 /// A number as keys and values are cached.
-trait Element: Pod {
+pub(super) trait Element: Pod {
     fn widen(from: &[Self], to: &mut [f32]);
     fn narrow(from: &[f32], to: &mut [Self]);
 }

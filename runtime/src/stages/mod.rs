@@ -5,6 +5,8 @@ mod attend;
 mod capped_set;
 mod embed;
 mod emit;
+mod hax;
+mod hax_sources;
 mod logits;
 mod mlp;
 mod norm;
@@ -19,6 +21,8 @@ pub use activation::Activation;
 pub use attend::{Attend, Eviction};
 pub use embed::Embed;
 pub use emit::{Emit, Finish};
+pub use hax::Hax;
+pub use hax_sources::{Hash, Pattern, Scorer, Sources};
 pub use logits::Logits;
 pub use mlp::Mlp;
 pub use norm::Norm;
@@ -42,6 +46,8 @@ pub enum Stage {
     Recur(Recur),
     /// A recurrence on a vector of states of each channel.
     Scan(Scan),
+    /// Sparse attention beside a state-space model.
+    Hax(Hax),
     /// Scores of the retention router.
     Score(Score),
     /// Softmax attention over cached keys.
@@ -61,6 +67,7 @@ impl Stage {
             Stage::Prepare(stage) => stage.run(frame),
             Stage::Recur(stage) => stage.run(frame),
             Stage::Scan(stage) => stage.run(frame),
+            Stage::Hax(stage) => stage.run(frame),
             Stage::Score(stage) => stage.run(frame),
             Stage::Attend(stage) => stage.run(frame),
             Stage::Emit(stage) => stage.run(frame),
@@ -73,6 +80,7 @@ impl Stage {
         match self {
             Stage::Prepare(stage) => stage.scratch(chunk),
             Stage::Recur(stage) => stage.scratch(chunk),
+            Stage::Hax(stage) => stage.scratch(),
             Stage::Score(stage) => stage.scratch(chunk),
             Stage::Attend(stage) => stage.scratch(),
             _ => 0,
@@ -84,6 +92,7 @@ impl Stage {
         match self {
             Stage::Embed(stage) => stage.matrix.bytes().len() / stage.matrix.rows(),
             Stage::Project(stage) => stage.linears.iter().map(|l| l.matrix.bytes().len()).sum(),
+            Stage::Hax(stage) => stage.sources.weight_bytes(),
             Stage::Score(stage) => stage.weight_bytes(),
             Stage::Emit(stage) => stage.matrix.bytes().len(),
             Stage::Mlp(stage) => {
