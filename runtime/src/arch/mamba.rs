@@ -11,13 +11,13 @@ use crate::spec::{BlockSpec, ModelSpec};
 pub(super) const FAMILY: Family = Family {
     model_types: &["mamba", "mamba2", "hax_mamba", "hax_mamba2"],
     spec,
-    tensor_name,
+    tensor: |_, weights, weight| Ok(weights.tensor(&tensor_name(&weight.name))?),
 };
 
 pub(super) const SAMBA: Family = Family {
     model_types: &["samba"],
     spec: samba,
-    tensor_name: samba_tensor_name,
+    tensor: |_, weights, weight| Ok(weights.tensor(&samba_tensor_name(&weight.name))?),
 };
 
 /// The name in the checkpoint of one of our tensors.
@@ -70,11 +70,11 @@ fn samba(config: &Config) -> Result<ModelSpec> {
     if !config.object().contains_key("attn") {
         return Err(config.wrong("attn", "the attention layers, or null"));
     }
-    let attention = config.child("attn")?;
-    let attention_layers = match &attention {
-        Some(attention) => attention.usizes("layers")?,
-        None => Vec::new(),
-    };
+    let attention = config.children("attn")?;
+    let attention_layers = attention
+        .iter()
+        .map(|attention| attention.usizes("layers"))
+        .collect::<Result<Vec<_>>>()?;
     let mlp = Some(fla::mlp_of_ratio(config, hidden)?);
     // The reference leaves Samba's convolutions at their default, with a bias.
     let mamba = Mamba {
@@ -83,11 +83,12 @@ fn samba(config: &Config) -> Result<ModelSpec> {
     };
     let mamba: Arc<dyn Mixer> = Arc::new(mamba);
     let block = |layer| {
-        let mixer = match &attention {
-            Some(attention) if attention_layers.contains(&layer) => {
-                Arc::new(fla::attention(attention, hidden)?)
-            }
-            _ => Arc::clone(&mamba),
+        let index = attention_layers
+            .iter()
+            .position(|layers| layers.contains(&layer));
+        let mixer = match index {
+            Some(index) => Arc::new(fla::attention(&attention[index], hidden)?),
+            None => Arc::clone(&mamba),
         };
         Ok(BlockSpec { mixer, mlp })
     };

@@ -3,18 +3,22 @@
 
 mod config;
 mod fla;
+mod fla_linear;
+mod hugging_face;
 mod mamba;
+mod qwen3_next;
+mod tensors;
 
 use std::path::Path;
 
-use waterline_quant::safetensors;
+use waterline_quant::{Tensor, safetensors};
 
 pub(crate) use config::Config;
 
 use crate::checkpoint::{Checkpoint, TextFiles};
 use crate::error::{Error, Result};
 use crate::program::Tensors;
-use crate::spec::ModelSpec;
+use crate::spec::{ModelSpec, WeightSpec};
 
 /// A family of configurations.
 struct Family {
@@ -22,11 +26,17 @@ struct Family {
     model_types: &'static [&'static str],
     /// From the configuration to the dimensions.
     spec: fn(&Config) -> Result<ModelSpec>,
-    /// From our name of a tensor to the checkpoint's.
-    tensor_name: fn(&str) -> String,
+    /// Reads one of our tensors out of the checkpoint.
+    tensor: fn(&Config, &safetensors::Checkpoint, &WeightSpec) -> Result<Tensor>,
 }
 
-const FAMILIES: &[Family] = &[fla::FAMILY, mamba::FAMILY, mamba::SAMBA];
+const FAMILIES: &[Family] = &[
+    fla::FAMILY,
+    hugging_face::FAMILY,
+    mamba::FAMILY,
+    mamba::SAMBA,
+    qwen3_next::FAMILY,
+];
 
 /// Reads a Hugging Face directory: `config.json`, `*.safetensors`, and the tokenizer's files where they exist.
 pub(crate) fn open_directory(dir: &Path) -> Result<Checkpoint> {
@@ -52,7 +62,7 @@ pub(crate) fn open_directory(dir: &Path) -> Result<Checkpoint> {
     let weights = safetensors::Checkpoint::open(dir)?;
     let mut tensors = Tensors::new();
     for weight in spec.weights() {
-        let mut tensor = weights.tensor(&(family.tensor_name)(&weight.name))?;
+        let mut tensor = (family.tensor)(&config, &weights, &weight)?;
         // Convolutions are stored with dimensions of one: [channels, 1, taps].
         let squeezed = |shape: &[usize]| {
             shape

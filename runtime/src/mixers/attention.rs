@@ -1,9 +1,10 @@
-//! Softmax attention, over a sliding window or over the whole context (flash-linear-attention `layers/attn.py`).
+//! Softmax attention, over a sliding window or over the whole context (flash-linear-attention `layers/attn.py`,
+//! transformers' Llama, Qwen and Mistral).
 //!
 //! ```text
 //! q, k, v = W_q x, W_k x, W_v x (+ biases);  q, k <- rms per head (optional);  q, k <- rotary(position)
 //! o_t = sum_j softmax_j(head_dim^-1/2 q_t k_j) v_j   over t - window < j <= t, or over all j <= t
-//! y   = W_o o
+//! o   <- o sigmoid(W_g x) (optional);  y = W_o o (+ bias)
 //! ```
 //! State: a ring of keys and values, `window` tokens long, or as long as the session's context.
 
@@ -14,13 +15,15 @@ use super::{Mismatch, Mixer};
 use crate::error::Result;
 use crate::program::{Lowering, View};
 use crate::spec::WeightSpec;
-use crate::stages::{Attend, Eviction, Lane, Map, Norm, Prepare, Rope, Stage};
+use crate::stages::{Activation, Attend, Eviction, Finish, Lane, Map, Norm, Prepare, Rope, Stage};
 use crate::state::{Size, SlotDtype, SlotKind, SlotSpec};
+
+pub use crate::stages::RopeScaling;
 
 pub(super) const KIND: &str = "attention";
 
 /// Its numbers.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attention {
     /// Query heads.
@@ -33,8 +36,16 @@ pub struct Attention {
     pub window: Option<usize>,
     /// Base of the rotary positions; none: no positions.
     pub rope_theta: Option<f32>,
+    /// Leading values of each head that turn with the position; none: all.
+    pub rope_dim: Option<usize>,
+    /// How the rotary frequencies are stretched for long contexts; none: not at all.
+    pub rope_scaling: Option<RopeScaling>,
     /// Whether the projections of q, k and v have a bias.
     pub bias: bool,
+    /// Whether the output projection has a bias.
+    pub out_bias: bool,
+    /// Whether the output is gated.
+    pub gate: bool,
     /// Epsilon of the norm of each head of q and k; none: no norm.
     pub head_norm_eps: Option<f32>,
 }
@@ -42,6 +53,10 @@ pub struct Attention {
 impl Attention {
     fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
+    }
+
+    fn rope_dim(&self) -> usize {
+        self.rope_dim.unwrap_or(self.head_dim)
     }
 
     pub(super) fn check_heads(&self) -> Result<(), Mismatch> {
@@ -61,10 +76,12 @@ impl Attention {
             },
             "a whole number of heads for each key and value head",
         )?;
+        let rope_dim = self.rope_dim();
         Mismatch::unless(
-            self.rope_theta.is_none() || self.head_dim.is_multiple_of(2),
-            || format!("rotary positions on {} values", self.head_dim),
-            "an even head width",
+            self.rope_theta.is_none()
+                || rope_dim.is_multiple_of(2) && (2..=self.head_dim).contains(&rope_dim),
+            || format!("rotary positions on {rope_dim} values of {}", self.head_dim),
+            "an even number of values, no more than a head has",
         )?;
         Mismatch::unless(
             self.window != Some(0),
@@ -79,8 +96,12 @@ impl Attention {
         block: &mut Lowering,
         before: impl FnOnce(&mut Lowering, View, View) -> Result<Option<Eviction>>,
     ) -> Result<()> {
-        let views = block.project(&["q_proj", "k_proj", "v_proj"])?;
-        let (q, k, v) = (views[0], views[1], views[2]);
+        let mut names = vec!["q_proj", "k_proj", "v_proj"];
+        if self.gate {
+            names.push("g_proj");
+        }
+        let views = block.project(&names)?;
+        let (q, k, v, gate) = (views[0], views[1], views[2], views.get(3).copied());
         let eviction = before(block, k, v)?;
         let mut lanes = Vec::new();
         for (view, norm) in [(q, "q_norm.weight"), (k, "k_norm.weight")] {
@@ -101,9 +122,10 @@ impl Attention {
                 maps,
             });
         }
-        let rope = self
-            .rope_theta
-            .map(|theta| Rope::new(self.head_dim, theta, block.buffer(self.head_dim)));
+        let rope = self.rope_theta.map(|theta| {
+            let table = block.buffer(self.rope_dim());
+            Rope::new(theta, self.rope_scaling, table)
+        });
         block.push(Stage::Prepare(Prepare {
             lanes,
             rope,
@@ -122,7 +144,8 @@ impl Attention {
             eviction,
             out,
         }));
-        block.emit(out, Vec::new(), "o_proj")
+        let finish = gate.map(|gate| Finish::Gate(gate, Activation::Sigmoid));
+        block.emit(out, finish.into_iter().collect(), "o_proj")
     }
 }
 
@@ -157,7 +180,16 @@ impl Mixer for Attention {
                 weights.push(WeightSpec::full(name, &[self.head_dim]));
             }
         }
+        if self.gate {
+            weights.push(WeightSpec::matrix("g_proj.weight", width, hidden));
+            if self.bias {
+                weights.push(WeightSpec::full("g_proj.bias", &[width]));
+            }
+        }
         weights.push(WeightSpec::matrix("o_proj.weight", hidden, width));
+        if self.out_bias {
+            weights.push(WeightSpec::full("o_proj.bias", &[hidden]));
+        }
         weights
     }
 

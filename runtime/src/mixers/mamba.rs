@@ -120,7 +120,11 @@ impl Mixer for Mamba {
             block.slot(1),
         );
         block.push(Stage::Prepare(Prepare {
-            lanes: vec![Lane::of_channels(x, Some(conv), vec![Map::Silu])],
+            lanes: vec![Lane::of_channels(
+                x,
+                Some(conv),
+                vec![Map::Activation(Activation::Silu)],
+            )],
             rope: None,
             gates: Vec::new(),
         }));

@@ -179,7 +179,11 @@ impl Mixer for Mamba2 {
             max: self.step_max.unwrap_or(f32::INFINITY),
         };
         block.push(Stage::Prepare(Prepare {
-            lanes: vec![Lane::of_channels(xbc, Some(conv), vec![Map::Silu])],
+            lanes: vec![Lane::of_channels(
+                xbc,
+                Some(conv),
+                vec![Map::Activation(Activation::Silu)],
+            )],
             rope: None,
             gates: vec![(step, gate)],
         }));

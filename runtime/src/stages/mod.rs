@@ -26,7 +26,7 @@ pub use hax_sources::{Hash, Pattern, Scorer, Sources};
 pub use logits::Logits;
 pub use mlp::Mlp;
 pub use norm::Norm;
-pub use prepare::{Conv, Gate, Lane, Map, Prepare, Rope};
+pub use prepare::{Conv, Gate, Lane, Map, Prepare, Rope, RopeScaling};
 pub use project::{Linear, Project};
 pub use recur::{Decay, HeadGates, Key, Recur, Write};
 pub use scan::Scan;

@@ -1,6 +1,9 @@
 //! What happens to projected values before they meet the state: short convolutions, feature maps, head norms,
 //! rotary positions, gates. In place, one task a head.
 
+use serde::{Deserialize, Serialize};
+
+use super::activation::{Activation, log_sigmoid};
 use super::norm::Norm;
 use crate::cpu::{Frame, Shared, SharedArena, simd};
 use crate::program::{Vector, View};
@@ -11,7 +14,7 @@ pub struct Prepare {
     pub lanes: Vec<Lane>,
     /// Positions, where a lane has [`Map::Rope`].
     pub rope: Option<Rope>,
-    /// Columns that are mapped value by value.
+    /// Columns that are mapped token by token.
     pub gates: Vec<(View, Gate)>,
 }
 
@@ -67,30 +70,77 @@ impl Conv {
 
 /// A map of one head's values.
 pub enum Map {
-    /// `x sigmoid(x)`.
-    Silu,
+    /// A function of each value.
+    Activation(Activation),
     /// `x / sqrt(sum x^2 + 1e-6)`.
     L2Norm,
+    /// `x / sum |x|`.
+    SumNorm,
     /// Root-mean-square norm.
     Rms(Norm),
     /// Rotary position, as [`Prepare::rope`] says.
     Rope,
 }
 
-/// Rotary position embedding on halves: with a, b the halves of a head, `(a cos - b sin, b cos + a sin)`.
+/// Rotary position embedding on halves: with a, b the halves of a head's leading values,
+/// `(a cos - b sin, b cos + a sin)`. What follows them stays.
 pub struct Rope {
-    /// Angle per position of each pair, `[head_dim / 2]`.
+    /// Angle per position of each pair, `[table.width / 2]`.
     pub frequencies: Vector,
     /// Room for the cosines, then the sines, of each token: they are the same for every head.
     pub table: View,
 }
 
+/// How rotary frequencies are stretched so that a model reaches further than it was first trained to.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+pub enum RopeScaling {
+    /// All angles divided by `factor`.
+    Linear {
+        /// The divisor.
+        factor: f32,
+    },
+    /// Llama 3: slow angles divided by `factor`, fast ones kept, a smooth passage between.
+    Llama3 {
+        /// The divisor.
+        factor: f32,
+        /// Pairs that turn less often than this within `trained` tokens are divided.
+        low: f32,
+        /// Pairs that turn more often than this are kept.
+        high: f32,
+        /// The context of the first training, in tokens.
+        trained: f32,
+    },
+}
+
+impl RopeScaling {
+    fn apply(self, frequency: f64) -> f64 {
+        match self {
+            RopeScaling::Linear { factor } => frequency / f64::from(factor),
+            RopeScaling::Llama3 {
+                factor,
+                low,
+                high,
+                trained,
+            } => {
+                let turns = f64::from(trained) * frequency / std::f64::consts::TAU;
+                let kept = (turns - f64::from(low)) / (f64::from(high) - f64::from(low));
+                let kept = kept.clamp(0.0, 1.0);
+                frequency * (kept + (1.0 - kept) / f64::from(factor))
+            }
+        }
+    }
+}
+
 impl Rope {
-    /// Angles `theta^(-2 i / head_dim)`.
-    pub fn new(head_dim: usize, theta: f32, table: View) -> Self {
-        let frequency = |i| f64::from(theta).powf(-2.0 * i as f64 / head_dim as f64) as f32;
+    /// Angles `theta^(-2 i / d)` for the d columns of `table`, scaled.
+    pub fn new(theta: f32, scaling: Option<RopeScaling>, table: View) -> Self {
+        let frequency = |i| {
+            let plain = f64::from(theta).powf(-2.0 * i as f64 / table.width as f64);
+            scaling.map_or(plain, |scaling| scaling.apply(plain)) as f32
+        };
         Rope {
-            frequencies: (0..head_dim / 2).map(frequency).collect(),
+            frequencies: (0..table.width / 2).map(frequency).collect(),
             table,
         }
     }
@@ -113,15 +163,33 @@ fn rotate(angles: &[f32], head: &mut [f32]) {
     }
 }
 
-/// A map of single values to what a recurrence takes.
+/// A map of one token's columns to what a recurrence takes. Vectors have one value for each column.
 pub enum Gate {
-    /// The logarithm of a decay, `-exp(a_log) softplus(x + bias)`: `rate` is `exp(a_log)`.
+    /// The logarithm of a decay, `-rate softplus(x + bias)`.
     Decay {
-        /// `exp(a_log)`, one for each head.
+        /// `exp(a_log)`.
         rate: Vector,
         /// Added to x.
         bias: Vector,
     },
+    /// The logarithm of a decay that is bounded below, `bound sigmoid(rate (x + bias))`.
+    BoundedDecay {
+        /// `exp(a_log)`.
+        rate: Vector,
+        /// Added to x.
+        bias: Vector,
+        /// The smallest logarithm.
+        bound: f32,
+    },
+    /// The logarithm of a decay, `max(scale ln sigmoid(x), min)`.
+    LogSigmoid {
+        /// One over the gate's normalizer.
+        scale: f32,
+        /// The smallest logarithm; may be negative infinity.
+        min: f32,
+    },
+    /// The logarithm of a decay of at least L, `ln(L + (1 - L) sigmoid(x))`, given `ln L`.
+    LowerBound(Vector),
     /// `scale sigmoid(x)`.
     Sigmoid {
         /// 1, or 2 where negative eigenvalues are allowed.
@@ -136,6 +204,10 @@ pub enum Gate {
         /// Largest result.
         max: f32,
     },
+    /// Softmax over the columns.
+    Softmax,
+    /// A constant, whatever x is.
+    Constant(f32),
 }
 
 impl Prepare {
@@ -168,9 +240,11 @@ impl Prepare {
         for (view, gate) in &self.gates {
             let width = view.stride;
             let values = frame.buffers.get_mut(view.buffer);
-            for t in 0..tokens {
-                gate.apply(&mut values[t * width + view.start..][..view.width]);
-            }
+            simd::vectorize(|| {
+                for t in 0..tokens {
+                    gate.apply(&mut values[t * width + view.start..][..view.width]);
+                }
+            });
         }
     }
 
@@ -294,8 +368,12 @@ impl Map {
     #[inline(always)]
     fn apply(&self, angles: &[f32], head: &mut [f32]) {
         match self {
-            Map::Silu => head.iter_mut().for_each(|x| *x = simd::silu(*x)),
+            Map::Activation(function) => function.apply(head),
             Map::L2Norm => simd::scale(1.0 / (simd::dot(head, head) + 1e-6).sqrt(), head),
+            Map::SumNorm => {
+                let sum: f32 = head.iter().map(|x| x.abs()).sum();
+                simd::scale(1.0 / sum.max(1e-6), head);
+            }
             Map::Rms(norm) => norm.apply_in_place(head),
             Map::Rope => rotate(angles, head),
         }
@@ -303,11 +381,26 @@ impl Map {
 }
 
 impl Gate {
+    #[inline(always)]
     fn apply(&self, values: &mut [f32]) {
         match self {
             Gate::Decay { rate, bias } => {
                 for ((x, rate), bias) in values.iter_mut().zip(rate.iter()).zip(bias.iter()) {
                     *x = -rate * simd::softplus(*x + bias);
+                }
+            }
+            Gate::BoundedDecay { rate, bias, bound } => {
+                for ((x, rate), bias) in values.iter_mut().zip(rate.iter()).zip(bias.iter()) {
+                    *x = bound * simd::sigmoid(rate * (*x + bias));
+                }
+            }
+            Gate::LogSigmoid { scale, min } => values
+                .iter_mut()
+                .for_each(|x| *x = (scale * log_sigmoid(*x)).max(*min)),
+            Gate::LowerBound(log_bounds) => {
+                for (x, log_bound) in values.iter_mut().zip(log_bounds.iter()) {
+                    // (1 + L e^-x) / (1 + e^-x)
+                    *x = simd::softplus(log_bound - *x) - simd::softplus(-*x);
                 }
             }
             Gate::Sigmoid { scale } => values
@@ -318,6 +411,16 @@ impl Gate {
                     *x = simd::softplus(*x + bias).clamp(*min, *max);
                 }
             }
+            Gate::Softmax => {
+                let max = simd::max(values);
+                let mut sum = 0.0;
+                for x in values.iter_mut() {
+                    *x = simd::exp(*x - max);
+                    sum += *x;
+                }
+                simd::scale(1.0 / sum, values);
+            }
+            Gate::Constant(value) => values.fill(*value),
         }
     }
 }

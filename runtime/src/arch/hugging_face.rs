@@ -1,0 +1,197 @@
+//! Transformers as transformers saves them: Llama, Mistral, Qwen2, Qwen3.
+
+use std::sync::Arc;
+
+use super::{Config, Family};
+use crate::error::Result;
+use crate::mixers::{Attention, RopeScaling};
+use crate::spec::{BlockSpec, MlpSpec, ModelSpec};
+
+pub(super) const FAMILY: Family = Family {
+    model_types: &["llama", "mistral", "qwen2", "qwen3"],
+    spec,
+    tensor: |_, weights, weight| Ok(weights.tensor(&tensor_name(&weight.name, "self_attn"))?),
+};
+
+/// The name in the checkpoint of one of our tensors; `mixer` is what the layer's mixer is called there.
+pub(super) fn tensor_name(name: &str, mixer: &str) -> String {
+    let whole = [
+        ("token_embd.weight", "model.embed_tokens.weight"),
+        ("output_norm.weight", "model.norm.weight"),
+        ("output.weight", "lm_head.weight"),
+    ];
+    if let Some((_, theirs)) = whole.iter().find(|(ours, _)| *ours == name) {
+        return (*theirs).into();
+    }
+    let mixer = format!(".{mixer}.");
+    let parts = [
+        (".attn_norm.", ".input_layernorm."),
+        (".ffn_norm.", ".post_attention_layernorm."),
+        (".ffn_gate.", ".mlp.gate_proj."),
+        (".ffn_up.", ".mlp.up_proj."),
+        (".ffn_down.", ".mlp.down_proj."),
+        (".mixer.", mixer.as_str()),
+    ];
+    let theirs = name.replacen("blk.", "model.layers.", 1);
+    match parts.iter().find(|(ours, _)| theirs.contains(ours)) {
+        Some((ours, part)) => theirs.replacen(ours, part, 1),
+        None => theirs,
+    }
+}
+
+fn spec(config: &Config) -> Result<ModelSpec> {
+    let mlp = mlp(config)?;
+    let attention = attention(config)?;
+    let layers = config.usize("num_hidden_layers")?.min(1 << 20);
+    let blocks = (0..layers)
+        .map(|layer| {
+            let attention = Attention {
+                window: window(config, layer)?,
+                ..attention.clone()
+            };
+            Ok(BlockSpec {
+                mixer: Arc::new(attention),
+                mlp: Some(mlp),
+            })
+        })
+        .collect::<Result<_>>()?;
+    model(config, blocks)
+}
+
+/// What all of these configurations say of the model as a whole.
+pub(super) fn model(config: &Config, blocks: Vec<BlockSpec>) -> Result<ModelSpec> {
+    Ok(ModelSpec {
+        vocab: config.usize("vocab_size")?,
+        hidden: config.usize("hidden_size")?,
+        norm_eps: norm_eps(config)?,
+        tied: config.bool_or("tie_word_embeddings", false)?,
+        blocks,
+    })
+}
+
+pub(super) fn norm_eps(config: &Config) -> Result<f32> {
+    config.f32_or("rms_norm_eps", 1e-6)
+}
+
+pub(super) fn mlp(config: &Config) -> Result<MlpSpec> {
+    config.one_of("hidden_act", (), &[("silu", ()), ("swish", ())])?;
+    if config.bool_or("mlp_bias", false)? {
+        return Err(config.wrong("mlp_bias", "false"));
+    }
+    Ok(MlpSpec {
+        intermediate: config.usize("intermediate_size")?,
+    })
+}
+
+/// The attention of every layer, but for its window.
+pub(super) fn attention(config: &Config) -> Result<Attention> {
+    let heads = config.usize("num_attention_heads")?;
+    let hidden = config.usize("hidden_size")?;
+    let head_dim = match config.optional_usize("head_dim")? {
+        Some(head_dim) => head_dim,
+        None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
+        None => {
+            let expected = format!("a divisor of the hidden size {hidden}");
+            return Err(config.wrong("num_attention_heads", &expected));
+        }
+    };
+    let model_type = config.string("model_type")?;
+    let bias = config.bool_or("attention_bias", false)?;
+    Ok(Attention {
+        heads,
+        kv_heads: config.usize_or("num_key_value_heads", heads)?,
+        head_dim,
+        bias: bias || model_type == "qwen2",
+        out_bias: bias,
+        head_norm_eps: match model_type {
+            "qwen3" => Some(norm_eps(config)?),
+            _ => None,
+        },
+        ..rotary(config, head_dim)?
+    })
+}
+
+/// The rotary positions, under `rope_parameters` or, in older files, `rope_scaling` and keys beside it.
+fn rotary(config: &Config, head_dim: usize) -> Result<Attention> {
+    let nested = match config.child("rope_parameters")? {
+        Some(nested) => Some(nested),
+        None => config.child("rope_scaling")?,
+    };
+    let number = |key: &str| match &nested {
+        Some(nested) => match nested.optional_f32(key)? {
+            Some(number) => Ok(Some(number)),
+            None => config.optional_f32(key),
+        },
+        None => config.optional_f32(key),
+    };
+    let share = number("partial_rotary_factor")?;
+    Ok(Attention {
+        rope_theta: Some(number("rope_theta")?.unwrap_or(10000.0)),
+        rope_dim: share.map(|share| (head_dim as f64 * f64::from(share)) as usize),
+        rope_scaling: match &nested {
+            Some(nested) => scaling(nested)?,
+            None => None,
+        },
+        ..Attention::default()
+    })
+}
+
+fn scaling(rope: &Config) -> Result<Option<RopeScaling>> {
+    let key = if rope.object().contains_key("rope_type") {
+        "rope_type"
+    } else {
+        "type"
+    };
+    match rope.optional_string(key).unwrap_or("default") {
+        // Sections of the angles belong to image axes, which all stand at the token's position in a text.
+        "default" | "mrope" => Ok(None),
+        "linear" => Ok(Some(RopeScaling::Linear {
+            factor: rope.f32("factor")?,
+        })),
+        "llama3" => Ok(Some(RopeScaling::Llama3 {
+            factor: rope.f32("factor")?,
+            low: rope.f32("low_freq_factor")?,
+            high: rope.f32("high_freq_factor")?,
+            trained: rope.f32("original_max_position_embeddings")?,
+        })),
+        _ => Err(rope.wrong(key, "default, linear or llama3")),
+    }
+}
+
+/// The sliding window of layer `layer`, if it has one.
+fn window(config: &Config, layer: usize) -> Result<Option<usize>> {
+    let Some(window) = config.optional_usize("sliding_window")? else {
+        return Ok(None);
+    };
+    let slides = match config.string("model_type")? {
+        "mistral" => true,
+        "qwen2" | "qwen3" => {
+            config.bool_or("use_sliding_window", false)?
+                && match layer_type(config, layer)? {
+                    Some(layer_type) => layer_type == "sliding_attention",
+                    None => layer >= config.usize_or("max_window_layers", 28)?,
+                }
+        }
+        _ => false,
+    };
+    Ok(slides.then_some(window))
+}
+
+/// The kind of layer `layer`, if the configuration lists the layers' kinds.
+pub(super) fn layer_type(config: &Config, layer: usize) -> Result<Option<&str>> {
+    if config
+        .object()
+        .get("layer_types")
+        .is_none_or(|v| v.is_null())
+    {
+        return Ok(None);
+    }
+    match config
+        .array("layer_types")?
+        .get(layer)
+        .and_then(|v| v.as_str())
+    {
+        Some(layer_type) => Ok(Some(layer_type)),
+        None => Err(config.wrong("layer_types", "the kind of every layer")),
+    }
+}

@@ -1,0 +1,203 @@
+//! Qwen3-Next and the text models of Qwen3.5, as transformers saves them: Gated DeltaNet layers with one convolution
+//! over q, k and v side by side, and attention with an output gate inside its query projection. Norms are stored as
+//! their distance from one, but for the gated norm of Gated DeltaNet.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use waterline_quant::{Tensor, safetensors};
+
+use super::hugging_face::{attention, layer_type, mlp, model, norm_eps, tensor_name};
+use super::tensors::{one_plus, rows, rows_of_groups};
+use super::{Config, Family};
+use crate::error::{Error, Result};
+use crate::mixers::{Attention, GatedDeltaNet, Mixer};
+use crate::spec::{BlockSpec, ModelSpec, WeightSpec};
+use crate::stages::Activation;
+
+pub(super) const FAMILY: Family = Family {
+    model_types: &["qwen3_next", "qwen3_5_text"],
+    spec,
+    tensor,
+};
+
+fn spec(config: &Config) -> Result<ModelSpec> {
+    let mlp = mlp(config)?;
+    let attention = gated_attention(config)?;
+    let delta = gated_deltanet(config)?;
+    let blocks = (0..config.usize("num_hidden_layers")?.min(1 << 20))
+        .map(|layer| {
+            refuse_experts(config, layer)?;
+            let mixer: Arc<dyn Mixer> = match is_attention(config, layer)? {
+                true => Arc::new(attention.clone()),
+                false => Arc::new(delta.clone()),
+            };
+            Ok(BlockSpec {
+                mixer,
+                mlp: Some(mlp),
+            })
+        })
+        .collect::<Result<_>>()?;
+    model(config, blocks)
+}
+
+fn is_attention(config: &Config, layer: usize) -> Result<bool> {
+    match layer_type(config, layer)? {
+        Some("full_attention") => Ok(true),
+        Some("linear_attention") => Ok(false),
+        Some(_) => Err(config.wrong("layer_types", "full_attention or linear_attention")),
+        None => {
+            let interval = config.usize_or("full_attention_interval", 4)?;
+            Ok((layer + 1).is_multiple_of(interval))
+        }
+    }
+}
+
+/// Qwen3-Next has layers with a mixture of experts, unless the configuration lists them as plain.
+fn refuse_experts(config: &Config, layer: usize) -> Result<()> {
+    if config.string("model_type")? != "qwen3_next" {
+        return Ok(());
+    }
+    let plain = match config.object().get("mlp_only_layers") {
+        None | Some(serde_json::Value::Null) => false,
+        Some(_) => config.usizes("mlp_only_layers")?.contains(&layer),
+    };
+    let step = config.usize_or("decoder_sparse_step", 1)?;
+    let sparse = config.usize_or("num_experts", 512)? > 0 && (layer + 1).is_multiple_of(step);
+    if sparse && !plain {
+        return Err(Error::Unsupported {
+            file: config.file().into(),
+            what: format!("layer {layer} has a mixture of experts; known are dense layers"),
+        });
+    }
+    Ok(())
+}
+
+fn gated_attention(config: &Config) -> Result<Attention> {
+    let attention = attention(config)?;
+    Ok(Attention {
+        rope_dim: attention.rope_dim.or(Some(attention.head_dim / 4)),
+        head_norm_eps: Some(norm_eps(config)?),
+        gate: true,
+        ..attention
+    })
+}
+
+fn gated_deltanet(config: &Config) -> Result<GatedDeltaNet> {
+    Ok(GatedDeltaNet {
+        heads: config.usize_or("linear_num_key_heads", 16)?,
+        value_heads: config.usize_or("linear_num_value_heads", 32)?,
+        head_dim: config.usize_or("linear_key_head_dim", 128)?,
+        value_dim: config.usize_or("linear_value_head_dim", 128)?,
+        conv: Some(config.usize_or("linear_conv_kernel_dim", 4)?),
+        conv_bias: false,
+        gate: Some(Activation::Silu),
+        negative_eigenvalues: false,
+        decay: true,
+        head_gates: None,
+        norm_eps: norm_eps(config)?,
+    })
+}
+
+fn tensor(
+    config: &Config,
+    weights: &safetensors::Checkpoint,
+    weight: &WeightSpec,
+) -> Result<Tensor> {
+    let name = &weight.name[..];
+    let Some((layer, part)) = mixer_part(name) else {
+        let tensor = weights.tensor(&tensor_name(name, ""))?;
+        return match name.ends_with("norm.weight") {
+            true => one_plus(&tensor),
+            false => Ok(tensor),
+        };
+    };
+    if is_attention(config, layer)? {
+        attention_tensor(config, weights, name, part)
+    } else {
+        delta_tensor(config, weights, layer, part)
+    }
+}
+
+/// The layer and the mixer's part of a tensor's name, `blk.{layer}.mixer.{part}`.
+fn mixer_part(name: &str) -> Option<(usize, &str)> {
+    let (layer, part) = name.strip_prefix("blk.")?.split_once(".mixer.")?;
+    Some((layer.parse().ok()?, part))
+}
+
+fn attention_tensor(
+    config: &Config,
+    weights: &safetensors::Checkpoint,
+    name: &str,
+    part: &str,
+) -> Result<Tensor> {
+    let tensor = |name: &str| weights.tensor(&tensor_name(name, "self_attn"));
+    // A query head is followed by its gate.
+    let Attention {
+        heads, head_dim, ..
+    } = attention(config)?;
+    match part.split_once('.') {
+        Some(("q_proj", _)) => rows_of_groups(name, &tensor(name)?, heads, 0..head_dim),
+        Some(("g_proj", _)) => {
+            let fused = tensor(&name.replace("g_proj", "q_proj"))?;
+            rows_of_groups(name, &fused, heads, head_dim..2 * head_dim)
+        }
+        Some(("q_norm" | "k_norm", _)) => one_plus(&tensor(name)?),
+        _ => Ok(tensor(name)?),
+    }
+}
+
+fn delta_tensor(
+    config: &Config,
+    weights: &safetensors::Checkpoint,
+    layer: usize,
+    part: &str,
+) -> Result<Tensor> {
+    let delta = gated_deltanet(config)?;
+    let file = |name: &str| weights.tensor(&format!("model.layers.{layer}.linear_attn.{name}"));
+    let keys = delta.heads * delta.head_dim;
+    let values = delta.value_heads * delta.value_dim;
+    // q, k and v side by side.
+    let stacked = |part: &str| -> Range<usize> {
+        match part.as_bytes()[0] {
+            b'q' => 0..keys,
+            b'k' => keys..2 * keys,
+            _ => 2 * keys..2 * keys + values,
+        }
+    };
+    let grouped = config.string("model_type")? == "qwen3_next";
+    match part {
+        "q_conv1d.weight" | "k_conv1d.weight" | "v_conv1d.weight" => {
+            rows(part, &file("conv1d.weight")?, &[stacked(part)])
+        }
+        "q_proj.weight" | "k_proj.weight" | "v_proj.weight" | "g_proj.weight" if grouped => {
+            // For each key head: its query and key, then the values and gates of its value heads.
+            let key = delta.head_dim;
+            let value = delta.value_heads / delta.heads.max(1) * delta.value_dim;
+            let range = match part.as_bytes()[0] {
+                b'q' => 0..key,
+                b'k' => key..2 * key,
+                b'v' => 2 * key..2 * key + value,
+                _ => 2 * key + value..2 * (key + value),
+            };
+            rows_of_groups(part, &file("in_proj_qkvz.weight")?, delta.heads, range)
+        }
+        "a_proj.weight" | "b_proj.weight" if grouped => {
+            let count = delta.value_heads / delta.heads.max(1);
+            let range = match part.as_bytes()[0] {
+                b'b' => 0..count,
+                _ => count..2 * count,
+            };
+            rows_of_groups(part, &file("in_proj_ba.weight")?, delta.heads, range)
+        }
+        "q_proj.weight" | "k_proj.weight" | "v_proj.weight" => {
+            rows(part, &file("in_proj_qkv.weight")?, &[stacked(part)])
+        }
+        "g_proj.weight" => Ok(file("in_proj_z.weight")?),
+        "a_proj.weight" => Ok(file("in_proj_a.weight")?),
+        "b_proj.weight" => Ok(file("in_proj_b.weight")?),
+        "o_norm.weight" => Ok(file("norm.weight")?),
+        "o_proj.weight" => Ok(file("out_proj.weight")?),
+        _ => Ok(file(part)?),
+    }
+}

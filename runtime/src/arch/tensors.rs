@@ -1,0 +1,98 @@
+//! Changes of tensors between a checkpoint and us.
+
+use std::ops::Range;
+
+use waterline_quant::{Bytes, F32, Tensor};
+
+use crate::error::{Error, Result};
+
+/// Rows `ranges` of a tensor, one after another, where a row is all that belongs to one index of the first
+/// dimension. One range is not copied.
+pub(super) fn rows(name: &str, tensor: &Tensor, ranges: &[Range<usize>]) -> Result<Tensor> {
+    let count = tensor.shape.first().copied().unwrap_or(0);
+    if count == 0 || ranges.iter().any(|r| r.start >= r.end || r.end > count) {
+        return Err(Error::Tensor {
+            file: "the checkpoint".into(),
+            name: name.into(),
+            found: format!("shape {:?}", tensor.shape),
+            expected: format!(
+                "rows up to {}",
+                ranges.iter().map(|r| r.end).max().unwrap_or(0)
+            ),
+        });
+    }
+    let bytes = tensor.data.len() / count;
+    let span = |r: &Range<usize>| r.start * bytes..r.end * bytes;
+    let data = match ranges {
+        [range] => tensor.data.slice(span(range)),
+        _ => {
+            let parts: Vec<&[u8]> = ranges.iter().map(|r| &tensor.data[span(r)]).collect();
+            Bytes::from_vec(parts.concat())
+        }
+    };
+    let mut shape = tensor.shape.clone();
+    shape[0] = ranges.iter().map(Range::len).sum();
+    Ok(Tensor::new(tensor.format, shape, data)?)
+}
+
+/// Parts of every group of rows: with rows in `groups` groups of equal length, `part` of each.
+pub(super) fn rows_of_groups(
+    name: &str,
+    tensor: &Tensor,
+    groups: usize,
+    part: Range<usize>,
+) -> Result<Tensor> {
+    let length = tensor.shape.first().map_or(0, |rows| rows / groups.max(1));
+    let ranges: Vec<Range<usize>> = (0..groups)
+        .map(|group| group * length + part.start..group * length + part.end)
+        .collect();
+    rows(name, tensor, &ranges)
+}
+
+/// The gains of a norm that is stored as their distance from one.
+pub(super) fn one_plus(tensor: &Tensor) -> Result<Tensor> {
+    let gains: Vec<f32> = tensor.to_f32().into_iter().map(|w| 1.0 + w).collect();
+    from_f32(&tensor.shape, &gains)
+}
+
+/// A tensor of computed values.
+pub(super) fn from_f32(shape: &[usize], values: &[f32]) -> Result<Tensor> {
+    let data = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    Ok(Tensor::new(&F32, shape.to_vec(), Bytes::from_vec(data))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(shape: &[usize]) -> Tensor {
+        let values = 0..shape.iter().product::<usize>();
+        let data = values.flat_map(|i| (i as f32).to_le_bytes()).collect();
+        Tensor::new(&F32, shape.to_vec(), Bytes::from_vec(data)).expect("a tensor")
+    }
+
+    #[test]
+    fn rows_are_picked_in_order() {
+        let from = tensor(&[6, 1, 2]);
+        let one = rows("x", &from, &[1..3]).expect("rows");
+        assert_eq!(
+            (one.shape.clone(), one.to_f32()),
+            (vec![2, 1, 2], vec![2.0, 3.0, 4.0, 5.0])
+        );
+        let parts = rows_of_groups("x", &from, 2, 1..2).expect("rows");
+        assert_eq!(
+            (parts.shape.clone(), parts.to_f32()),
+            (vec![2, 1, 2], vec![2.0, 3.0, 8.0, 9.0])
+        );
+        assert!(rows("x", &from, &[4..7]).is_err());
+        assert!(rows("x", &tensor(&[0]), &[0..1]).is_err());
+    }
+
+    #[test]
+    fn gains_are_counted_from_one() {
+        assert_eq!(
+            one_plus(&tensor(&[3])).expect("gains").to_f32(),
+            [1.0, 2.0, 3.0]
+        );
+    }
+}
