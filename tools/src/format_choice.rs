@@ -1,14 +1,14 @@
 //! Which number format each tensor of an output file gets.
 
 use waterline::{Precision, WeightSpec};
-use waterline_quant::{F16, F32, Format, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
+use waterline_quant::{BF16, F16, F32, Format, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
 
 /// The formats of an output file.
 #[derive(clap::Args, Clone)]
 pub struct FormatArgs {
     /// Number format of the matrices: f32, f16, bf16, q8_0, q4_0, q4_k, q5_k or q6_k.
     ///
-    /// Norms, gates, decays, convolutions and routers stay f32. A matrix whose rows are not a whole number of blocks
+    /// Norms, gates, decays, convolutions and routers stay f32 (a --tensor-type may make them f16 or bf16, no less). A matrix whose rows are not a whole number of blocks
     /// falls back to q8_0 or f16.
     #[arg(long = "type", value_name = "T", value_parser = Format::by_name)]
     format: &'static Format,
@@ -47,15 +47,15 @@ impl FormatArgs {
     }
 
     fn wanted(&self, weight: &WeightSpec) -> &'static Format {
+        let named = |rule: &&Rule| weight.name.contains(&rule.part);
+        let rule = self.tensor_type.iter().rfind(named).map(|rule| rule.format);
         if weight.precision == Precision::Full {
-            return &F32;
+            return rule
+                .filter(|&format| format == &F16 || format == &BF16)
+                .unwrap_or(&F32);
         }
-        if let Some(rule) = self
-            .tensor_type
-            .iter()
-            .rfind(|rule| weight.name.contains(&rule.part))
-        {
-            return rule.format;
+        if let Some(format) = rule {
+            return format;
         }
         if !["token_embd.weight", "output.weight"].contains(&weight.name.as_str()) {
             return self.format;
@@ -116,11 +116,10 @@ mod tests {
     }
 
     #[test]
-    fn full_precision_has_no_exception() {
-        let flags = ["--type", "q4_0", "--tensor-type", "norm=q4_0"];
-        assert_eq!(
-            choose(&flags, WeightSpec::full("blk.0.attn_norm.weight", &[256])),
-            "F32"
-        );
+    fn full_precision_is_never_quantized() {
+        let norm = || WeightSpec::full("blk.0.attn_norm.weight", &[256]);
+        let flags = |rule| ["--type", "q4_0", "--tensor-type", rule];
+        assert_eq!(choose(&flags("norm=q4_0"), norm()), "F32");
+        assert_eq!(choose(&flags("norm=f16"), norm()), "F16");
     }
 }

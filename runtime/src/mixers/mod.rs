@@ -8,12 +8,15 @@ mod attention;
 mod delta_net;
 mod gated_deltanet;
 mod gla;
+mod hax;
 mod head_gates;
 mod hgrn2;
 mod kda;
 mod linear_attention;
 mod lte;
 mod native_sparse_attention;
+mod mamba;
+mod mamba2;
 mod retnet;
 mod short_conv;
 mod simple_gla;
@@ -28,12 +31,15 @@ pub use attention::{Attention, RopeScaling};
 pub use delta_net::{DeltaNet, KeyNorm};
 pub use gated_deltanet::GatedDeltaNet;
 pub use gla::Gla;
+pub use hax::{Hax, Source};
 pub use head_gates::HeadGateInput;
 pub use hgrn2::Hgrn2;
 pub use kda::Kda;
 pub use linear_attention::LinearAttention;
 pub use lte::{Lte, RouterScope, ScoreMap};
 pub use native_sparse_attention::NativeSparseAttention;
+pub use mamba::Mamba;
+pub use mamba2::Mamba2;
 pub use retnet::RetNet;
 pub use simple_gla::SimpleGla;
 
@@ -112,6 +118,8 @@ const MIXERS: &[(&str, Read)] = &[
         native_sparse_attention::KIND,
         read_as::<NativeSparseAttention>,
     ),
+    (mamba::KIND, read_as::<Mamba>),
+    (mamba2::KIND, read_as::<Mamba2>),
     (retnet::KIND, read_as::<RetNet>),
     (simple_gla::KIND, read_as::<SimpleGla>),
 ];
