@@ -12,6 +12,16 @@ use crate::state::Arena;
 pub(crate) struct Buffers(Vec<Vec<f32>>);
 
 impl Buffers {
+    /// Room for `tokens` rows of each width.
+    pub fn new(widths: &[usize], tokens: usize) -> Self {
+        Buffers(
+            widths
+                .iter()
+                .map(|width| vec![0.0; width * tokens])
+                .collect(),
+        )
+    }
+
     /// Values of a buffer, row by row.
     pub fn get(&self, buffer: usize) -> &[f32] {
         &self.0[buffer]
@@ -67,13 +77,7 @@ impl Engine {
             .max()
             .unwrap_or(0);
         Engine {
-            buffers: Buffers(
-                program
-                    .widths
-                    .iter()
-                    .map(|width| vec![0.0; width * chunk])
-                    .collect(),
-            ),
+            buffers: Buffers::new(&program.widths, chunk),
             inputs: Activations::new(chunk, widest),
             scratch: (0..pool.threads())
                 .map(|_| Mutex::new(vec![0.0; scratch]))

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-pub use attention::{Attention, RopeScaling};
+pub use attention::{Attention, Retained, RetainedPolicy, RopeScaling};
 pub use gated_deltanet::GatedDeltaNet;
 pub use lte::{Lte, RouterScope, ScoreMap};
 pub use native_sparse_attention::NativeSparseAttention;

@@ -13,11 +13,13 @@ mod prepare;
 mod project;
 mod recur;
 mod recur_chunk;
+#[cfg(test)]
+mod rig;
 mod score;
 mod softmax;
 
 pub use activation::Activation;
-pub use attend::{Attend, Eviction};
+pub use attend::{Attend, Eviction, Policy, ScoreSlots};
 pub use attend_blocks::AttendBlocks;
 pub use embed::Embed;
 pub use emit::{Emit, Finish};
