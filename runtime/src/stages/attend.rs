@@ -222,6 +222,7 @@ impl<E: Element> Task<'_, E> {
     }
 
     /// The columns of one head in the projections of token `t`.
+    #[allow(clippy::mut_from_ref)]
     #[inline(always)]
     fn projection(&self, view: &View, head: usize, t: usize) -> &mut [f32] {
         let (start, dim) = (t * self.width + view.start, self.attend.head_dim());
@@ -239,6 +240,7 @@ impl<E: Element> Task<'_, E> {
     }
 
     /// Rows of this head in a slot of cached keys or values.
+    #[allow(clippy::mut_from_ref)]
     #[inline(always)]
     fn cached(&self, slot: usize, rows: std::ops::Range<usize>) -> &mut [E] {
         let dim = self.attend.head_dim();
@@ -309,6 +311,7 @@ impl<E: Element> Task<'_, E> {
     }
 
     /// This head's scores in a slot.
+    #[allow(clippy::mut_from_ref)]
     fn scores(&self, slot: usize) -> &mut [f32] {
         let rows = self.state.rows(slot);
         // SAFETY: each task has its own head's scores.
