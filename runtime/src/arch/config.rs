@@ -151,6 +151,18 @@ impl Config {
         self.required(key, numbers, "a list of whole numbers")
     }
 
+    /// The objects at a key: none, one, or a list of them.
+    pub fn children(&self, key: &str) -> Result<Vec<Config>> {
+        let objects = match self.object.get(key) {
+            None | Some(Value::Null) => &[][..],
+            Some(Value::Array(objects)) => objects,
+            Some(object) => std::slice::from_ref(object),
+        };
+        let file = format!("{}: {key}", self.file);
+        let read = |object: &Value| Config::new(&file, object.clone());
+        objects.iter().map(read).collect()
+    }
+
     /// An object inside this one, if there is one.
     pub fn child(&self, key: &str) -> Result<Option<Config>> {
         match self.object.get(key) {

@@ -1,14 +1,19 @@
-//! flash-linear-attention's configurations: Transformer and Gated DeltaNet, the latter with attention layers and, in
-//! the learnable-token-eviction fork, with eviction.
+//! flash-linear-attention's configurations: what all its models share, Transformer and Gated DeltaNet, attention layers
+//! in hybrids and, in the learnable-token-eviction fork, eviction. Softmax linear attention (arXiv 2602.01744) has no
+//! published checkpoints; its models are read as `softmax_` before the name of the base, with the base's keys and
+//! `sla_gate_input`.
 
 use std::sync::Arc;
 
-use super::{Config, Family};
+use waterline_quant::{Tensor, safetensors};
+
+use super::{Config, Family, fla_linear, tensors};
 use crate::error::{Error, Result};
 use crate::mixers::{
     Attention, GatedDeltaNet, Lte, Mixer, NativeSparseAttention, RouterScope, ScoreMap,
 };
-use crate::spec::{BlockSpec, MlpSpec, ModelSpec};
+use crate::spec::{BlockSpec, MlpSpec, ModelSpec, WeightSpec};
+use crate::stages::Activation;
 
 pub(super) const FAMILY: Family = Family {
     model_types: &[
@@ -16,10 +21,62 @@ pub(super) const FAMILY: Family = Family {
         "nsa",
         "gated_deltanet",
         "hybrid_gated_deltanet",
+        "softmax_gated_deltanet",
+        "gla",
+        "softmax_gla",
+        "simple_gla",
+        "retnet",
+        "softmax_retnet",
+        "delta_net",
+        "hgrn2",
+        "kda",
     ],
     spec,
-    tensor: |_, weights, name| Ok(weights.tensor(&tensor_name(name))?),
+    tensor,
 };
+
+/// Reads the mixer of a layer that is not one of a hybrid's attention layers.
+fn mixer(config: &Config, layer: usize) -> Result<Arc<dyn Mixer>> {
+    Ok(match config.string("model_type")? {
+        "transformer" => Arc::new(attention(config, config.usize("hidden_size")?)?),
+        "nsa" => Arc::new(native_sparse_attention(config)?),
+        "gla" | "softmax_gla" => Arc::new(fla_linear::gla(config)?),
+        "simple_gla" => Arc::new(fla_linear::simple_gla(config)?),
+        "retnet" | "softmax_retnet" => Arc::new(fla_linear::retnet(config)?),
+        "delta_net" => Arc::new(fla_linear::delta_net(config)?),
+        "hgrn2" => Arc::new(fla_linear::hgrn2(config, layer)?),
+        "kda" => Arc::new(fla_linear::kda(config)?),
+        _ => Arc::new(gated_deltanet(config)?),
+    })
+}
+
+/// Reads one of our tensors from the checkpoint.
+fn tensor(
+    config: &Config,
+    weights: &safetensors::Checkpoint,
+    weight: &WeightSpec,
+) -> Result<Tensor> {
+    let name = tensor_name(&weight.name);
+    if let Some(block) = name.strip_suffix("attn.lower_bound") {
+        return fla_linear::lower_bound(weights, block);
+    }
+    if let Some(mixer) = name.strip_suffix("o_norm.weight") {
+        let theirs = ["o_norm.weight", "g_norm_swish_gate.weight", "g_norm.weight"]
+            .map(|norm| format!("{mixer}{norm}"));
+        if let Some(name) = theirs.iter().find(|name| weights.contains(name)) {
+            return Ok(weights.tensor(name)?);
+        }
+        if !config.bool_or("elementwise_affine", true)? {
+            return tensors::from_f32(&weight.shape, &vec![1.0; weight.len()]);
+        }
+    }
+    let tensor = weights.tensor(&name)?;
+    let gate = name.ends_with(".gate_q_proj.weight") || name.ends_with(".gate_k_proj.weight");
+    if gate && config.optional_string("sla_gate_input") == Some("head") {
+        return fla_linear::block_diagonal(&name, &tensor, weight);
+    }
+    Ok(tensor)
+}
 
 /// The name in the checkpoint of one of our tensors.
 fn tensor_name(name: &str) -> String {
@@ -49,24 +106,25 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     let hidden = config.usize("hidden_size")?;
     let norm_eps = config.f32_or("norm_eps", 1e-6)?;
     let mlp = mlp(config, hidden)?;
-    let attention_config = config.child("attn")?;
-    let attention_layers = match &attention_config {
-        Some(attention) => attention.usizes("layers")?,
-        None => Vec::new(),
-    };
+    if config.optional_usize("attnres_block_size")?.is_some() {
+        return Err(Error::Unsupported {
+            file: config.file().into(),
+            what: "attnres_block_size: attention over residuals; known is null".into(),
+        });
+    }
+    let attention_configs = config.children("attn")?;
+    let attention_layers = attention_configs
+        .iter()
+        .map(|attention| attention.usizes("layers"))
+        .collect::<Result<Vec<_>>>()?;
     let blocks = (0..config.usize("num_hidden_layers")?.min(1 << 20))
         .map(|layer| {
-            let mixer: Arc<dyn Mixer> = match &attention_config {
-                Some(attention) if attention_layers.contains(&layer) => {
-                    attention_layer(attention, hidden)?
-                }
-                _ if config.string("model_type")? == "transformer" => {
-                    Arc::new(attention(config, hidden)?)
-                }
-                _ if config.string("model_type")? == "nsa" => {
-                    Arc::new(native_sparse_attention(config)?)
-                }
-                _ => Arc::new(gated_deltanet(config, norm_eps)?),
+            let hybrid = attention_layers
+                .iter()
+                .position(|layers| layers.contains(&layer));
+            let mixer = match hybrid {
+                Some(index) => attention_layer(&attention_configs[index], hidden)?,
+                None => mixer(config, layer)?,
             };
             Ok(BlockSpec {
                 mixer,
@@ -171,36 +229,45 @@ fn lte(config: &Config, attention: Attention) -> Result<Lte> {
     })
 }
 
-fn gated_deltanet(config: &Config, norm_eps: f32) -> Result<GatedDeltaNet> {
+fn gated_deltanet(config: &Config) -> Result<GatedDeltaNet> {
     let heads = config.usize_or("num_heads", 6)?;
     let head_dim = config.usize_or("head_dim", 256)?;
-    let value_dim = head_dim as f64 * f64::from(config.f32_or("expand_v", 2.0)?);
-    if value_dim.fract() != 0.0 || value_dim < 1.0 || value_dim > 1e9 {
-        return Err(config.wrong("expand_v", "a factor that makes whole value heads"));
-    }
-    if let Some(activation) = config
-        .optional_string("output_gate_activation")
-        .filter(|&a| a != "swish")
-    {
-        return Err(Error::Unsupported {
-            file: config.file().into(),
-            what: format!("output_gate_activation {activation:?}; known is swish"),
-        });
-    }
-    let conv = config.bool_or("use_short_conv", true)?;
+    let activation = [
+        ("swish", Activation::Silu),
+        ("silu", Activation::Silu),
+        ("sigmoid", Activation::Sigmoid),
+    ];
+    let activation = config.one_of("output_gate_activation", Activation::Silu, &activation)?;
+    let head_gates = fla_linear::head_gates(config)?;
     Ok(GatedDeltaNet {
         heads,
         value_heads: config.usize_or("num_v_heads", heads)?,
         head_dim,
-        value_dim: value_dim as usize,
-        conv: if conv {
-            Some(config.usize_or("conv_size", 4)?)
-        } else {
-            None
-        },
+        value_dim: scaled(config, head_dim, "expand_v", 2.0)?,
+        conv: taps(config, true)?,
         conv_bias: config.bool_or("conv_bias", false)?,
-        gate: config.bool_or("use_gate", true)?,
+        gate: config.bool_or("use_gate", true)?.then_some(activation),
         negative_eigenvalues: config.bool_or("allow_neg_eigval", false)?,
-        norm_eps,
+        decay: head_gates.is_none() || config.bool_or("sla_gdn_decay", true)?,
+        head_gates,
+        norm_eps: config.f32_or("norm_eps", 1e-6)?,
+    })
+}
+
+/// `base` times the factor at `key`, which must be whole.
+pub(super) fn scaled(config: &Config, base: usize, key: &str, default: f32) -> Result<usize> {
+    let scaled = base as f64 * f64::from(config.f32_or(key, default)?);
+    let whole = scaled.round();
+    if (scaled - whole).abs() > 1e-5 * whole || !(1.0..1e9).contains(&whole) {
+        return Err(config.wrong(key, &format!("a factor that makes {base} a whole number")));
+    }
+    Ok(whole as usize)
+}
+
+/// Taps of the short convolutions, if there are any.
+pub(super) fn taps(config: &Config, default: bool) -> Result<Option<usize>> {
+    Ok(match config.bool_or("use_short_conv", default)? {
+        true => Some(config.usize_or("conv_size", 4)?),
+        false => None,
     })
 }

@@ -10,7 +10,7 @@ use crate::spec::{BlockSpec, MlpSpec, ModelSpec};
 pub(super) const FAMILY: Family = Family {
     model_types: &["llama", "mistral", "qwen2", "qwen3"],
     spec,
-    tensor: |_, weights, name| Ok(weights.tensor(&tensor_name(name, "self_attn"))?),
+    tensor: |_, weights, weight| Ok(weights.tensor(&tensor_name(&weight.name, "self_attn"))?),
 };
 
 /// The name in the checkpoint of one of our tensors; `mixer` is what the layer's mixer is called there.

@@ -3,6 +3,7 @@
 
 mod config;
 mod fla;
+mod fla_linear;
 mod hugging_face;
 mod qwen3_next;
 mod tensors;
@@ -16,7 +17,7 @@ pub(crate) use config::Config;
 use crate::checkpoint::{Checkpoint, TextFiles};
 use crate::error::{Error, Result};
 use crate::program::Tensors;
-use crate::spec::ModelSpec;
+use crate::spec::{ModelSpec, WeightSpec};
 
 /// A family of configurations.
 struct Family {
@@ -24,8 +25,8 @@ struct Family {
     model_types: &'static [&'static str],
     /// From the configuration to the dimensions.
     spec: fn(&Config) -> Result<ModelSpec>,
-    /// Reads the tensor that has our name `name` out of the checkpoint.
-    tensor: fn(&Config, &safetensors::Checkpoint, name: &str) -> Result<Tensor>,
+    /// Reads one of our tensors out of the checkpoint.
+    tensor: fn(&Config, &safetensors::Checkpoint, &WeightSpec) -> Result<Tensor>,
 }
 
 const FAMILIES: &[Family] = &[fla::FAMILY, hugging_face::FAMILY, qwen3_next::FAMILY];
@@ -60,7 +61,7 @@ pub(crate) fn open_directory(dir: &Path) -> Result<Checkpoint> {
     let weights = safetensors::Checkpoint::open(dir)?;
     let mut tensors = Tensors::new();
     for weight in spec.weights() {
-        let mut tensor = (family.tensor)(&config, &weights, &weight.name)?;
+        let mut tensor = (family.tensor)(&config, &weights, &weight)?;
         // Convolutions are stored with dimensions of one: [channels, 1, taps].
         let squeezed = |shape: &[usize]| {
             shape

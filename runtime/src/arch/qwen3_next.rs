@@ -12,7 +12,8 @@ use super::tensors::{one_plus, rows, rows_of_groups};
 use super::{Config, Family};
 use crate::error::{Error, Result};
 use crate::mixers::{Attention, GatedDeltaNet, Mixer};
-use crate::spec::{BlockSpec, ModelSpec};
+use crate::spec::{BlockSpec, ModelSpec, WeightSpec};
+use crate::stages::Activation;
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["qwen3_next", "qwen3_5_text"],
@@ -90,13 +91,20 @@ fn gated_deltanet(config: &Config) -> Result<GatedDeltaNet> {
         value_dim: config.usize_or("linear_value_head_dim", 128)?,
         conv: Some(config.usize_or("linear_conv_kernel_dim", 4)?),
         conv_bias: false,
-        gate: true,
+        gate: Some(Activation::Silu),
         negative_eigenvalues: false,
+        decay: true,
+        head_gates: None,
         norm_eps: norm_eps(config)?,
     })
 }
 
-fn tensor(config: &Config, weights: &safetensors::Checkpoint, name: &str) -> Result<Tensor> {
+fn tensor(
+    config: &Config,
+    weights: &safetensors::Checkpoint,
+    weight: &WeightSpec,
+) -> Result<Tensor> {
+    let name = &weight.name[..];
     let Some((layer, part)) = mixer_part(name) else {
         let tensor = weights.tensor(&tensor_name(name, ""))?;
         return match name.ends_with("norm.weight") {

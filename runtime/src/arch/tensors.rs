@@ -51,13 +51,14 @@ pub(super) fn rows_of_groups(
 
 /// The gains of a norm that is stored as their distance from one.
 pub(super) fn one_plus(tensor: &Tensor) -> Result<Tensor> {
-    let gains = tensor.to_f32().into_iter().map(|w| 1.0 + w);
-    let data = gains.flat_map(f32::to_le_bytes).collect();
-    Ok(Tensor::new(
-        &F32,
-        tensor.shape.clone(),
-        Bytes::from_vec(data),
-    )?)
+    let gains: Vec<f32> = tensor.to_f32().into_iter().map(|w| 1.0 + w).collect();
+    from_f32(&tensor.shape, &gains)
+}
+
+/// A tensor of computed values.
+pub(super) fn from_f32(shape: &[usize], values: &[f32]) -> Result<Tensor> {
+    let data = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    Ok(Tensor::new(&F32, shape.to_vec(), Bytes::from_vec(data))?)
 }
 
 #[cfg(test)]

@@ -14,13 +14,13 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{Mismatch, Mixer};
+use super::head_gates::HeadGateInput;
+use super::short_conv::{self, Branch};
+use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::stages::{
-    Activation, Conv, Decay, Finish, Gate, Key, Lane, Map, Norm, Prepare, Recur, Stage, Write,
-};
+use crate::stages::{Activation, Decay, Finish, Gate, Key, Map, Prepare, Recur, Stage, Write};
 use crate::state::{SlotDtype, SlotKind, SlotSpec};
 
 pub(super) const KIND: &str = "gated_deltanet";
@@ -41,30 +41,22 @@ pub struct GatedDeltaNet {
     pub conv: Option<usize>,
     /// Whether the convolutions have a bias.
     pub conv_bias: bool,
-    /// Whether the output is gated.
-    pub gate: bool,
+    /// What gates the output, if anything does.
+    pub gate: Option<Activation>,
     /// Whether the write strength reaches 2.
     pub negative_eigenvalues: bool,
+    /// Whether the state decays.
+    pub decay: bool,
+    /// Softmax over the value heads.
+    pub head_gates: Option<HeadGateInput>,
     /// Epsilon of the output norm.
     pub norm_eps: f32,
 }
 
 impl GatedDeltaNet {
-    fn key_width(&self) -> usize {
-        self.heads * self.head_dim
-    }
-
-    fn value_width(&self) -> usize {
-        self.value_heads * self.value_dim
-    }
-
-    /// The convolved projections: name, width and width of a head.
-    fn lanes(&self) -> [(&'static str, usize, usize); 3] {
-        [
-            ("q", self.key_width(), self.head_dim),
-            ("k", self.key_width(), self.head_dim),
-            ("v", self.value_width(), self.value_dim),
-        ]
+    fn branches(&self) -> [Branch; 3] {
+        let heads = [self.heads, self.heads, self.value_heads];
+        short_conv::qkv(heads, self.head_dim, self.value_dim)
     }
 }
 
@@ -89,137 +81,80 @@ impl Mixer for GatedDeltaNet {
             || format!("{} value heads on {} heads", self.value_heads, self.heads),
             "a whole number of value heads for each head",
         )?;
-        let conv = self.conv;
-        Mismatch::unless(
-            conv.is_none_or(|n| (1..=64).contains(&n)),
-            || format!("conv {conv:?}"),
-            "1 to 64 taps",
-        )
+        short_conv::check(self.conv)
     }
 
     fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
-        let mut weights = Vec::new();
-        for (name, width, _) in self.lanes() {
-            weights.push(WeightSpec::matrix(
-                &format!("{name}_proj.weight"),
-                width,
-                hidden,
-            ));
+        let branches = self.branches();
+        let [q, k, v] = &branches;
+        let mut weights = short_conv::weights(&branches, hidden, self.conv, self.conv_bias);
+        let heads = self.value_heads;
+        weights.push(WeightSpec::full("b_proj.weight", &[heads, hidden]));
+        if self.decay {
+            weights.push(WeightSpec::full("a_proj.weight", &[heads, hidden]));
+            weights.push(WeightSpec::full("A_log", &[heads]));
+            weights.push(WeightSpec::full("dt_bias", &[heads]));
         }
-        for (name, width, _) in self.lanes() {
-            let Some(taps) = self.conv else { continue };
-            weights.push(WeightSpec::full(
-                &format!("{name}_conv1d.weight"),
-                &[width, taps],
-            ));
-            if self.conv_bias {
-                weights.push(WeightSpec::full(&format!("{name}_conv1d.bias"), &[width]));
-            }
+        if let Some(input) = self.head_gates {
+            weights.extend(input.weights(hidden, heads, [q.width(), k.width()]));
         }
-        for name in ["a_proj.weight", "b_proj.weight"] {
-            weights.push(WeightSpec::full(name, &[self.value_heads, hidden]));
-        }
-        for name in ["A_log", "dt_bias"] {
-            weights.push(WeightSpec::full(name, &[self.value_heads]));
-        }
-        if self.gate {
-            weights.push(WeightSpec::matrix(
-                "g_proj.weight",
-                self.value_width(),
-                hidden,
-            ));
+        if self.gate.is_some() {
+            weights.push(WeightSpec::matrix("g_proj.weight", v.width(), hidden));
         }
         weights.push(WeightSpec::full("o_norm.weight", &[self.value_dim]));
-        weights.push(WeightSpec::matrix(
-            "o_proj.weight",
-            hidden,
-            self.value_width(),
-        ));
+        weights.push(WeightSpec::matrix("o_proj.weight", hidden, v.width()));
         weights
     }
 
     fn slots(&self) -> Vec<SlotSpec> {
         let shape = [self.value_heads, self.head_dim, self.value_dim];
-        let mut slots = vec![SlotSpec::new(
-            "state",
-            SlotKind::Matrix,
-            SlotDtype::F32,
-            &shape,
-        )];
-        if let Some(taps) = self.conv {
-            for (name, (_, width, _)) in
-                ["conv_q", "conv_k", "conv_v"].into_iter().zip(self.lanes())
-            {
-                slots.push(SlotSpec::new(
-                    name,
-                    SlotKind::Shift,
-                    SlotDtype::F32,
-                    &[taps - 1, width],
-                ));
-            }
-        }
+        let state = SlotSpec::new("state", SlotKind::Matrix, SlotDtype::F32, &shape);
+        let mut slots = vec![state];
+        slots.extend(short_conv::slots(&self.branches(), self.conv));
         slots
     }
 
     fn lower(&self, block: &mut Lowering) -> Result<()> {
-        let mut names = vec!["q_proj", "k_proj", "v_proj", "a_proj", "b_proj"];
-        if self.gate {
-            names.push("g_proj");
-        }
+        let mut names = vec!["q_proj", "k_proj", "v_proj", "b_proj"];
+        names.extend(self.decay.then_some("a_proj"));
+        names.extend(self.gate.map(|_| "g_proj"));
+        let head_gates = self.head_gates.map_or(&[][..], HeadGateInput::projections);
+        names.extend(head_gates);
         let views = block.project(&names)?;
-        let (q, k, v, decay, beta, gate) = (
-            views[0],
-            views[1],
-            views[2],
-            views[3],
-            views[4],
-            views.get(5).copied(),
-        );
+        let view = |name: &str| names.iter().position(|n| *n == name).map(|i| views[i]);
+        let (q, k, v, beta) = (views[0], views[1], views[2], views[3]);
 
         let mut lanes = Vec::new();
-        for (i, (name, width, head_dim)) in self.lanes().into_iter().enumerate() {
-            let conv = match self.conv {
-                Some(_) => {
-                    let weight = block.vector(&format!("{name}_conv1d.weight"))?;
-                    let bias = match self.conv_bias {
-                        true => Some(block.vector(&format!("{name}_conv1d.bias"))?),
-                        false => None,
-                    };
-                    Some(Conv::new(&weight, width, bias, block.slot(1 + i)))
-                }
-                None => None,
-            };
-            let maps = if name == "v" {
-                vec![Map::Silu]
-            } else {
-                vec![Map::Silu, Map::L2Norm]
-            };
-            lanes.push(Lane {
-                view: views[i],
-                head_dim,
-                conv,
-                maps,
-            });
+        for (i, branch) in self.branches().iter().enumerate() {
+            let mut maps = vec![Map::Activation(Activation::Silu)];
+            if i < 2 {
+                maps.push(Map::L2Norm);
+            }
+            lanes.push(branch.lane(block, views[i], 1 + i, maps)?);
         }
-        let rate = block.vector("A_log")?.iter().map(|a| a.exp()).collect();
         let scale = if self.negative_eigenvalues { 2.0 } else { 1.0 };
-        let gates = vec![
-            (
-                decay,
-                Gate::Decay {
-                    rate,
-                    bias: block.vector("dt_bias")?,
-                },
-            ),
-            (beta, Gate::Sigmoid { scale }),
-        ];
+        let mut gates = vec![(beta, Gate::Sigmoid { scale })];
+        let mut decay = Decay::None;
+        if let Some(view) = view("a_proj") {
+            let rate = block.vector("A_log")?.iter().map(|a| a.exp()).collect();
+            let bias = block.vector("dt_bias")?;
+            gates.push((view, Gate::Decay { rate, bias }));
+            decay = Decay::Head(view);
+        }
         block.push(Stage::Prepare(Prepare {
             lanes,
             rope: None,
             gates,
         }));
+        let gates = match self.head_gates {
+            Some(input) => {
+                let projected = &views[views.len() - head_gates.len()..];
+                Some(input.lower(block, projected, [q, k])?)
+            }
+            None => None,
+        };
 
-        let out = block.buffer(self.value_width());
+        let out = block.buffer(self.value_heads * self.value_dim);
         block.push(Stage::Recur(Recur {
             heads: self.value_heads,
             states: self.value_heads,
@@ -228,19 +163,17 @@ impl Mixer for GatedDeltaNet {
             q,
             k: Key::View(k),
             v,
-            decay: Decay::Head(decay),
+            decay,
             write: Write::Delta(beta),
-            gates: None,
+            gates,
             scale: (self.head_dim as f32).powf(-0.5),
             slot: block.slot(0),
             out,
         }));
-        let norm = Norm {
-            weight: block.vector("o_norm.weight")?,
-            eps: self.norm_eps,
-        };
-        let mut finish = vec![Finish::Norm(norm)];
-        finish.extend(gate.map(|gate| Finish::Gate(gate, Activation::Silu)));
+        let mut finish = vec![output_norm(block, self.norm_eps)?];
+        if let (Some(activation), Some(gate)) = (self.gate, view("g_proj")) {
+            finish.push(Finish::Gate(gate, activation));
+        }
         block.emit(out, finish, "o_proj")
     }
 }

@@ -5,9 +5,18 @@
 //! [`crate::arch`] that read a checkpoint's configuration.
 
 mod attention;
+mod delta_net;
 mod gated_deltanet;
+mod gla;
+mod head_gates;
+mod hgrn2;
+mod kda;
+mod linear_attention;
 mod lte;
 mod native_sparse_attention;
+mod retnet;
+mod short_conv;
+mod simple_gla;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -16,13 +25,22 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 pub use attention::{Attention, Retained, RetainedPolicy, RopeScaling};
+pub use delta_net::{DeltaNet, KeyNorm};
 pub use gated_deltanet::GatedDeltaNet;
+pub use gla::Gla;
+pub use head_gates::HeadGateInput;
+pub use hgrn2::Hgrn2;
+pub use kda::Kda;
+pub use linear_attention::LinearAttention;
 pub use lte::{Lte, RouterScope, ScoreMap};
 pub use native_sparse_attention::NativeSparseAttention;
+pub use retnet::RetNet;
+pub use simple_gla::SimpleGla;
 
 use crate::error::{Error, Result};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
+use crate::stages::{Finish, Norm};
 use crate::state::SlotSpec;
 
 /// A token mixer with its numbers.
@@ -73,17 +91,29 @@ impl Mismatch {
     }
 }
 
+/// The norm of a mixer's output, with the gains `o_norm.weight`.
+fn output_norm(block: &Lowering, eps: f32) -> Result<Finish> {
+    let weight = block.vector("o_norm.weight")?;
+    Ok(Finish::Norm(Norm { weight, eps }))
+}
+
 type Read = fn(Value) -> Result<Arc<dyn Mixer>, serde_json::Error>;
 
 /// Every mixer: its name in files, and how its numbers are read.
 const MIXERS: &[(&str, Read)] = &[
     (attention::KIND, read_as::<Attention>),
+    (delta_net::KIND, read_as::<DeltaNet>),
     (gated_deltanet::KIND, read_as::<GatedDeltaNet>),
+    (gla::KIND, read_as::<Gla>),
+    (hgrn2::KIND, read_as::<Hgrn2>),
+    (kda::KIND, read_as::<Kda>),
     (lte::KIND, read_as::<Lte>),
     (
         native_sparse_attention::KIND,
         read_as::<NativeSparseAttention>,
     ),
+    (retnet::KIND, read_as::<RetNet>),
+    (simple_gla::KIND, read_as::<SimpleGla>),
 ];
 
 fn read_as<M: Mixer + DeserializeOwned + 'static>(

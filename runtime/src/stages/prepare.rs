@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::activation::{Activation, log_sigmoid};
 use super::norm::Norm;
 use crate::cpu::{Frame, Shared, SharedArena, simd};
 use crate::program::{Vector, View};
@@ -13,7 +14,7 @@ pub struct Prepare {
     pub lanes: Vec<Lane>,
     /// Positions, where a lane has [`Map::Rope`].
     pub rope: Option<Rope>,
-    /// Columns that are mapped value by value.
+    /// Columns that are mapped token by token.
     pub gates: Vec<(View, Gate)>,
 }
 
@@ -56,10 +57,12 @@ impl Conv {
 
 /// A map of one head's values.
 pub enum Map {
-    /// `x sigmoid(x)`.
-    Silu,
+    /// A function of each value.
+    Activation(Activation),
     /// `x / sqrt(sum x^2 + 1e-6)`.
     L2Norm,
+    /// `x / sum |x|`.
+    SumNorm,
     /// Root-mean-square norm.
     Rms(Norm),
     /// Rotary position, as [`Prepare::rope`] says.
@@ -147,20 +150,42 @@ fn rotate(angles: &[f32], head: &mut [f32]) {
     }
 }
 
-/// A map of single values to what a recurrence takes.
+/// A map of one token's columns to what a recurrence takes. Vectors have one value for each column.
 pub enum Gate {
-    /// The logarithm of a decay, `-exp(a_log) softplus(x + bias)`: `rate` is `exp(a_log)`.
+    /// The logarithm of a decay, `-rate softplus(x + bias)`.
     Decay {
-        /// `exp(a_log)`, one for each head.
+        /// `exp(a_log)`.
         rate: Vector,
         /// Added to x.
         bias: Vector,
     },
+    /// The logarithm of a decay that is bounded below, `bound sigmoid(rate (x + bias))`.
+    BoundedDecay {
+        /// `exp(a_log)`.
+        rate: Vector,
+        /// Added to x.
+        bias: Vector,
+        /// The smallest logarithm.
+        bound: f32,
+    },
+    /// The logarithm of a decay, `max(scale ln sigmoid(x), min)`.
+    LogSigmoid {
+        /// One over the gate's normalizer.
+        scale: f32,
+        /// The smallest logarithm; may be negative infinity.
+        min: f32,
+    },
+    /// The logarithm of a decay of at least L, `ln(L + (1 - L) sigmoid(x))`, given `ln L`.
+    LowerBound(Vector),
     /// `scale sigmoid(x)`.
     Sigmoid {
         /// 1, or 2 where negative eigenvalues are allowed.
         scale: f32,
     },
+    /// Softmax over the columns.
+    Softmax,
+    /// A constant, whatever x is.
+    Constant(f32),
 }
 
 impl Prepare {
@@ -193,9 +218,11 @@ impl Prepare {
         for (view, gate) in &self.gates {
             let width = view.stride;
             let values = frame.buffers.get_mut(view.buffer);
-            for t in 0..tokens {
-                gate.apply(&mut values[t * width + view.start..][..view.width]);
-            }
+            simd::vectorize(|| {
+                for t in 0..tokens {
+                    gate.apply(&mut values[t * width + view.start..][..view.width]);
+                }
+            });
         }
     }
 
@@ -319,8 +346,12 @@ impl Map {
     #[inline(always)]
     fn apply(&self, angles: &[f32], head: &mut [f32]) {
         match self {
-            Map::Silu => head.iter_mut().for_each(|x| *x = simd::silu(*x)),
+            Map::Activation(function) => function.apply(head),
             Map::L2Norm => simd::scale(1.0 / (simd::dot(head, head) + 1e-6).sqrt(), head),
+            Map::SumNorm => {
+                let sum: f32 = head.iter().map(|x| x.abs()).sum();
+                simd::scale(1.0 / sum.max(1e-6), head);
+            }
             Map::Rms(norm) => norm.apply_in_place(head),
             Map::Rope => rotate(angles, head),
         }
@@ -328,6 +359,7 @@ impl Map {
 }
 
 impl Gate {
+    #[inline(always)]
     fn apply(&self, values: &mut [f32]) {
         match self {
             Gate::Decay { rate, bias } => {
@@ -335,9 +367,33 @@ impl Gate {
                     *x = -rate * simd::softplus(*x + bias);
                 }
             }
+            Gate::BoundedDecay { rate, bias, bound } => {
+                for ((x, rate), bias) in values.iter_mut().zip(rate.iter()).zip(bias.iter()) {
+                    *x = bound * simd::sigmoid(rate * (*x + bias));
+                }
+            }
+            Gate::LogSigmoid { scale, min } => values
+                .iter_mut()
+                .for_each(|x| *x = (scale * log_sigmoid(*x)).max(*min)),
+            Gate::LowerBound(log_bounds) => {
+                for (x, log_bound) in values.iter_mut().zip(log_bounds.iter()) {
+                    // (1 + L e^-x) / (1 + e^-x)
+                    *x = simd::softplus(log_bound - *x) - simd::softplus(-*x);
+                }
+            }
             Gate::Sigmoid { scale } => values
                 .iter_mut()
                 .for_each(|x| *x = scale * simd::sigmoid(*x)),
+            Gate::Softmax => {
+                let max = simd::max(values);
+                let mut sum = 0.0;
+                for x in values.iter_mut() {
+                    *x = simd::exp(*x - max);
+                    sum += *x;
+                }
+                simd::scale(1.0 / sum, values);
+            }
+            Gate::Constant(value) => values.fill(*value),
         }
     }
 }

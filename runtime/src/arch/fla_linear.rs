@@ -1,0 +1,227 @@
+//! flash-linear-attention's linear attention layers: from its keys to the mixers' numbers.
+
+use waterline_quant::{Tensor, safetensors};
+
+use super::fla::{scaled, taps};
+use super::{Config, tensors};
+use crate::error::{Error, Result};
+use crate::mixers::{
+    DeltaNet, Gla, HeadGateInput, Hgrn2, Kda, KeyNorm, LinearAttention, RetNet, SimpleGla,
+};
+use crate::spec::WeightSpec;
+use crate::stages::Activation;
+
+const ACTIVATIONS: &[(&str, Activation)] = &[
+    ("silu", Activation::Silu),
+    ("swish", Activation::Silu),
+    ("sigmoid", Activation::Sigmoid),
+    ("logsigmoid", Activation::LogSigmoid),
+    ("relu", Activation::Relu),
+    ("sqrelu", Activation::SquaredRelu),
+    ("gelu", Activation::Gelu),
+];
+
+/// Where softmax linear attention's gates look, if the model has them.
+pub(super) fn head_gates(config: &Config) -> Result<Option<HeadGateInput>> {
+    let softmax = config.string("model_type")?.starts_with("softmax_");
+    if !config.bool_or("sla", softmax)? {
+        return Ok(None);
+    }
+    let known = [
+        ("hidden", HeadGateInput::Hidden),
+        ("qk", HeadGateInput::Projections),
+        ("query_key", HeadGateInput::Projections),
+        // One vector for each head, on its own query or key: the matrix on all of them is block-diagonal.
+        ("head", HeadGateInput::Projections),
+    ];
+    config
+        .one_of("sla_gate_input", HeadGateInput::Hidden, &known)
+        .map(Some)
+}
+
+fn linear_attention(
+    config: &Config,
+    [expand_k, expand_v]: [f32; 2],
+    heads: usize,
+) -> Result<LinearAttention> {
+    let hidden = config.usize("hidden_size")?;
+    let heads = config.usize_or("num_heads", heads)?;
+    let per_head = |key: &str, default: f32| {
+        let width = scaled(config, hidden, key, default)?;
+        if heads == 0 || !width.is_multiple_of(heads) {
+            let expected = format!("a divisor of the width {width} that {key} makes");
+            return Err(config.wrong("num_heads", &expected));
+        }
+        Ok(width / heads)
+    };
+    let feature_map = match config.optional_string("feature_map") {
+        Some(_) => Some(config.one_of("feature_map", Activation::Relu, ACTIVATIONS)?),
+        None => None,
+    };
+    Ok(LinearAttention {
+        heads,
+        kv_heads: config.usize_or("num_kv_heads", heads)?,
+        head_dim: per_head("expand_k", expand_k)?,
+        value_dim: per_head("expand_v", expand_v)?,
+        feature_map,
+        conv: None,
+        gate: config.bool_or("use_output_gate", true)?,
+        head_gates: head_gates(config)?,
+        norm_eps: config.f32_or("norm_eps", 1e-6)?,
+    })
+}
+
+pub(super) fn gla(config: &Config) -> Result<Gla> {
+    Ok(Gla {
+        linear: LinearAttention {
+            conv: taps(config, false)?,
+            ..linear_attention(config, [0.5, 1.0], 4)?
+        },
+        gate_rank: 16,
+        gate_normalizer: 16.0,
+        gate_min: config.optional_f32("clamp_min")?,
+    })
+}
+
+/// There is no such model in the library, only the layer; the keys are those of `gla`, with the layer's defaults.
+pub(super) fn simple_gla(config: &Config) -> Result<SimpleGla> {
+    Ok(SimpleGla {
+        linear: LinearAttention {
+            conv: taps(config, true)?,
+            gate: true,
+            ..linear_attention(config, [1.0, 1.0], 4)?
+        },
+        gate_normalizer: config.f32_or("gate_logit_normalizer", 16.0)?,
+    })
+}
+
+/// The model does not hand `use_short_conv` on to its layers: there is no convolution whatever it says.
+pub(super) fn retnet(config: &Config) -> Result<RetNet> {
+    Ok(RetNet {
+        linear: linear_attention(config, [1.0, 2.0], 8)?,
+        rope_theta: 10000.0,
+    })
+}
+
+pub(super) fn delta_net(config: &Config) -> Result<DeltaNet> {
+    let hidden = config.usize("hidden_size")?;
+    let heads = config.usize_or("num_heads", 16)?;
+    let per_head = |key: &str| {
+        let width = scaled(config, hidden, key, 1.0)?;
+        if heads == 0 || !width.is_multiple_of(heads) {
+            let expected = format!("a divisor of the width {width} that {key} makes");
+            return Err(config.wrong("num_heads", &expected));
+        }
+        Ok(width / heads)
+    };
+    let activations = [
+        ("silu", Some(Activation::Silu)),
+        ("relu", Some(Activation::Relu)),
+        ("elu", Some(Activation::EluPlusOne)),
+        ("identity", None),
+    ];
+    let norms = [("l2", KeyNorm::L2), ("sum", KeyNorm::Sum)];
+    Ok(DeltaNet {
+        heads,
+        head_dim: per_head("expand_k")?,
+        value_dim: per_head("expand_v")?,
+        conv: taps(config, true)?,
+        activation: config.one_of("qk_activation", activations[0].1, &activations)?,
+        key_norm: config.one_of("qk_norm", KeyNorm::L2, &norms)?,
+        beta: config.bool_or("use_beta", true)?,
+        gate: config.bool_or("use_gate", false)?,
+        negative_eigenvalues: config.bool_or("allow_neg_eigval", false)?,
+        norm_eps: config.f32_or("norm_eps", 1e-6)?,
+    })
+}
+
+pub(super) fn hgrn2(config: &Config, layer: usize) -> Result<Hgrn2> {
+    let hidden = config.usize("hidden_size")?;
+    let head_dim = match config.optional_usize("expand_ratio")? {
+        Some(ratio) => ratio,
+        None => hidden.checked_div(config.usize("num_heads")?).unwrap_or(0),
+    };
+    let heads = hidden.checked_div(head_dim).unwrap_or(0);
+    if heads == 0 || !hidden.is_multiple_of(heads) {
+        return Err(config.wrong("expand_ratio", "a divisor of hidden_size"));
+    }
+    Ok(Hgrn2 {
+        heads,
+        head_dim,
+        value_dim: hidden / heads,
+        conv: taps(config, false)?,
+        // The first layer's bound is zero.
+        lower_bound: config.bool_or("use_lower_bound", true)? && layer > 0,
+    })
+}
+
+/// The lower bounds of one block's decays: shares of a softmax over the layers, summed up to the block's own, without
+/// the first. `block` is the checkpoint's name of the block.
+pub(super) fn lower_bound(weights: &safetensors::Checkpoint, block: &str) -> Result<Tensor> {
+    let name = "model.lower_bounds";
+    let tensor = weights.tensor(name)?;
+    let layer = block.split('.').find_map(|part| part.parse().ok());
+    let (rows, width) = tensor.rows_cols();
+    let Some(layer) = layer.filter(|&layer: &usize| layer < rows) else {
+        return Err(Error::Tensor {
+            file: weights.name().into(),
+            name: name.into(),
+            found: format!("shape {:?}", tensor.shape),
+            expected: format!("a row for {block}"),
+        });
+    };
+    let values = tensor.to_f32();
+    let bounds: Vec<f32> = (0..width)
+        .map(|channel| {
+            let column = || values.iter().skip(channel).step_by(width);
+            let max = column().fold(f32::NEG_INFINITY, |max, &x| max.max(x));
+            let shares: Vec<f32> = column().map(|x| (x - max).exp()).collect();
+            shares[1..=layer].iter().sum::<f32>() / shares.iter().sum::<f32>()
+        })
+        .collect();
+    tensors::from_f32(&[width], &bounds)
+}
+
+/// The matrix that multiplies row h of `tensor` `[heads, head_dim]` with head h of an input of `weight`'s width.
+pub(super) fn block_diagonal(name: &str, tensor: &Tensor, weight: &WeightSpec) -> Result<Tensor> {
+    let ([heads, head_dim], &[rows, width]) = (&tensor.shape[..], &weight.shape[..]) else {
+        return Err(wrong_gate(name, tensor, weight));
+    };
+    let inputs = width / (*head_dim).max(1);
+    if *heads != rows || *head_dim == 0 || inputs * head_dim != width || inputs > rows {
+        return Err(wrong_gate(name, tensor, weight));
+    }
+    let mut values = vec![0.0; rows * width];
+    for (head, row) in tensor.to_f32().chunks_exact(*head_dim).enumerate() {
+        let start = head * width + head / (rows / inputs) * head_dim;
+        values[start..start + head_dim].copy_from_slice(row);
+    }
+    tensors::from_f32(&weight.shape, &values)
+}
+
+fn wrong_gate(name: &str, tensor: &Tensor, weight: &WeightSpec) -> Error {
+    Error::Tensor {
+        file: "the checkpoint".into(),
+        name: name.into(),
+        found: format!("shape {:?}", tensor.shape),
+        expected: format!(
+            "a row for each head, as wide as one of the heads of {:?}",
+            weight.shape
+        ),
+    }
+}
+
+pub(super) fn kda(config: &Config) -> Result<Kda> {
+    let heads = config.usize_or("num_heads", 16)?;
+    let head_dim = config.usize_or("head_dim", 128)?;
+    Ok(Kda {
+        heads,
+        value_heads: config.usize_or("num_v_heads", heads)?,
+        head_dim,
+        value_dim: scaled(config, head_dim, "expand_v", 1.0)?,
+        conv: taps(config, true)?,
+        negative_eigenvalues: config.bool_or("allow_neg_eigval", false)?,
+        decay_bound: config.optional_f32("lower_bound")?,
+        norm_eps: config.f32_or("norm_eps", 1e-6)?,
+    })
+}

@@ -1,0 +1,98 @@
+//! Gated linear attention (arXiv 2312.06635; flash-linear-attention `layers/gla.py`).
+//!
+//! With x the normed input, per head (head h uses key and value head `h / (heads / kv_heads)`, its gate included):
+//! ```text
+//! q, k, v = W_q x, W_k x, W_v x;  each silu(conv(.)) (optional);  q, k <- feature map (optional)
+//! a  = exp(max(ln sigmoid(W_2 W_1 x + b) / 16, min))       [head_dim]
+//! S <- diag(a) S + k^T v;  o = head_dim^-1/2 q S
+//! y  = W_o (rms(o) silu(W_g x))
+//! ```
+//! State: `S [kv_heads, head_dim, value_dim]` and the last `conv - 1` inputs of each convolution. Heads that share keys
+//! share their state, unless the heads are weighted (see `head_gates`).
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::linear_attention::LinearAttention;
+use super::{Mismatch, Mixer};
+use crate::error::Result;
+use crate::program::Lowering;
+use crate::spec::WeightSpec;
+use crate::stages::{Decay, Gate, Prepare, Stage};
+use crate::state::SlotSpec;
+
+pub(super) const KIND: &str = "gla";
+
+/// Its numbers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gla {
+    /// Heads and widths.
+    pub linear: LinearAttention,
+    /// Width between the two matrices of the gate.
+    pub gate_rank: usize,
+    /// Divides the gate's logarithm.
+    pub gate_normalizer: f32,
+    /// The gate's smallest logarithm, if it has one.
+    pub gate_min: Option<f32>,
+}
+
+impl Gla {
+    fn states(&self) -> usize {
+        match self.linear.head_gates {
+            Some(_) => self.linear.heads,
+            None => self.linear.kv_heads,
+        }
+    }
+}
+
+impl Mixer for Gla {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn to_json(&self) -> Value {
+        json!(self)
+    }
+
+    fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
+        self.linear.check()?;
+        Mismatch::unless(
+            self.gate_rank > 0,
+            || "gate_rank 0".into(),
+            "a rank of one or more",
+        )
+    }
+
+    fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
+        let width = self.linear.kv_heads * self.linear.head_dim;
+        let decay = vec![
+            WeightSpec::full("gk_proj.0.weight", &[self.gate_rank, hidden]),
+            WeightSpec::full("gk_proj.1.weight", &[width, self.gate_rank]),
+            WeightSpec::full("gk_proj.1.bias", &[width]),
+        ];
+        self.linear.weights(hidden, decay)
+    }
+
+    fn slots(&self) -> Vec<SlotSpec> {
+        self.linear.slots(self.states())
+    }
+
+    fn lower(&self, block: &mut Lowering) -> Result<()> {
+        let gate = Gate::LogSigmoid {
+            scale: 1.0 / self.gate_normalizer,
+            min: self.gate_min.unwrap_or(f32::NEG_INFINITY),
+        };
+        let names = ["gk_proj.0"];
+        self.linear
+            .lower(block, self.states(), None, &names, |block, views| {
+                let decay = block.project_from(views[0], None, &["gk_proj.1"])?[0];
+                block.push(Stage::Prepare(Prepare {
+                    lanes: Vec::new(),
+                    rope: None,
+                    gates: vec![(decay, gate)],
+                }));
+                Ok(Decay::Key(decay))
+            })
+    }
+}

@@ -1,0 +1,77 @@
+//! Softmax linear attention (arXiv 2602.01744) as an option of any linear attention: softmax over the heads weights what
+//! each head writes, and what it reads.
+//!
+//! ```text
+//! gate_q, gate_k = softmax_h(W_gq input), softmax_h(W_gk input)
+//! RetNet, GLA:    S_h += (gate_k k_h)^T v_h;                 o_h = (gate_q q_h) S_h
+//! Gated DeltaNet: S_h += k_h^T beta (gate_k v_h - k_h S_h);  o_h = gate_q (q_h S_h)
+//! ```
+//! The first line is the second without its delta, so that both are gates on what is written and what is read.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Result;
+use crate::program::{Lowering, View};
+use crate::spec::WeightSpec;
+use crate::stages::{Gate, HeadGates, Prepare, Stage};
+
+/// What the gates look at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HeadGateInput {
+    /// The block's normed input.
+    Hidden,
+    /// The heads' queries for reading and their keys for writing, as the recurrence takes them.
+    Projections,
+}
+
+const READ: &str = "gate_q_proj";
+const WRITE: &str = "gate_k_proj";
+
+impl HeadGateInput {
+    /// The matrices, given the widths of the queries and keys.
+    pub(super) fn weights(
+        self,
+        hidden: usize,
+        heads: usize,
+        [q_width, k_width]: [usize; 2],
+    ) -> [WeightSpec; 2] {
+        let width = |projected| match self {
+            HeadGateInput::Hidden => hidden,
+            HeadGateInput::Projections => projected,
+        };
+        [(READ, q_width), (WRITE, k_width)].map(|(name, projected)| {
+            WeightSpec::full(&format!("{name}.weight"), &[heads, width(projected)])
+        })
+    }
+
+    /// The matrices that multiply the block's input.
+    pub(super) fn projections(self) -> &'static [&'static str] {
+        match self {
+            HeadGateInput::Hidden => &[READ, WRITE],
+            HeadGateInput::Projections => &[],
+        }
+    }
+
+    /// The gates: from `projected`, the columns that [`HeadGateInput::projections`] made, or from the queries and keys.
+    pub(super) fn lower(
+        self,
+        block: &mut Lowering,
+        projected: &[View],
+        [q, k]: [View; 2],
+    ) -> Result<HeadGates> {
+        let (read, write) = match (self, projected) {
+            (HeadGateInput::Hidden, &[read, write]) => (read, write),
+            _ => (
+                block.project_from(q, None, &[READ])?[0],
+                block.project_from(k, None, &[WRITE])?[0],
+            ),
+        };
+        block.push(Stage::Prepare(Prepare {
+            lanes: Vec::new(),
+            rope: None,
+            gates: vec![(read, Gate::Softmax), (write, Gate::Softmax)],
+        }));
+        Ok(HeadGates { write, read })
+    }
+}

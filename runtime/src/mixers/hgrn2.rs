@@ -1,0 +1,147 @@
+//! HGRN2 (arXiv 2404.07904; flash-linear-attention `layers/hgrn2.py`).
+//!
+//! With x the normed input and L the block's lower bound (zero in the first block), per head:
+//! ```text
+//! q, f, v = silu(conv(W_q x)), conv(W_f x), conv(W_i x)     convolutions optional
+//! a  = L + (1 - L) sigmoid(f)                               [head_dim]
+//! S <- diag(a) S + (1 - a)^T v;  o = head_dim^-1/2 q S
+//! y  = W_o rms(o)                                           over all heads, epsilon 1e-5
+//! ```
+//! State: `S [heads, head_dim, value_dim]` and the last `conv - 1` inputs of each convolution.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::short_conv::{self, Branch};
+use super::{Mismatch, Mixer, output_norm};
+use crate::error::Result;
+use crate::program::Lowering;
+use crate::spec::WeightSpec;
+use crate::stages::{Activation, Decay, Gate, Key, Map, Prepare, Recur, Stage, Write};
+use crate::state::{SlotDtype, SlotKind, SlotSpec};
+
+pub(super) const KIND: &str = "hgrn2";
+
+/// The reference leaves the output norm at this default, whatever its configuration says.
+const NORM_EPS: f32 = 1e-5;
+
+/// Its numbers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Hgrn2 {
+    /// Heads.
+    pub heads: usize,
+    /// Width of a query or key head.
+    pub head_dim: usize,
+    /// Width of a value head.
+    pub value_dim: usize,
+    /// Taps of the short convolutions; none: no convolutions.
+    pub conv: Option<usize>,
+    /// Whether the decays have a lower bound.
+    pub lower_bound: bool,
+}
+
+impl Hgrn2 {
+    fn branches(&self) -> [Branch; 3] {
+        let branch = |projection, conv, head_dim| Branch {
+            projection,
+            conv,
+            head_dim,
+            heads: self.heads,
+        };
+        [
+            branch("q_proj", "q_conv1d", self.head_dim),
+            branch("f_proj", "f_conv1d", self.head_dim),
+            branch("i_proj", "i_conv1d", self.value_dim),
+        ]
+    }
+}
+
+impl Mixer for Hgrn2 {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn to_json(&self) -> Value {
+        json!(self)
+    }
+
+    fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
+        let dims = [self.heads, self.head_dim, self.value_dim];
+        Mismatch::unless(
+            dims.iter().all(|&n| n > 0),
+            || format!("{dims:?}"),
+            "heads and widths of one or more",
+        )?;
+        short_conv::check(self.conv)
+    }
+
+    fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
+        let mut weights = short_conv::weights(&self.branches(), hidden, self.conv, false);
+        if self.lower_bound {
+            let width = self.heads * self.head_dim;
+            weights.push(WeightSpec::full("lower_bound", &[width]));
+        }
+        let width = self.heads * self.value_dim;
+        weights.push(WeightSpec::full("o_norm.weight", &[width]));
+        weights.push(WeightSpec::matrix("o_proj.weight", hidden, width));
+        weights
+    }
+
+    fn slots(&self) -> Vec<SlotSpec> {
+        let shape = [self.heads, self.head_dim, self.value_dim];
+        let state = SlotSpec::new("state", SlotKind::Matrix, SlotDtype::F32, &shape);
+        let mut slots = vec![state];
+        slots.extend(short_conv::slots(&self.branches(), self.conv));
+        slots
+    }
+
+    fn lower(&self, block: &mut Lowering) -> Result<()> {
+        let branches = self.branches();
+        let views = block.project(&branches.each_ref().map(|branch| branch.projection))?;
+        let (q, f, v) = (views[0], views[1], views[2]);
+        let mut lanes = Vec::new();
+        for (i, branch) in branches.iter().enumerate() {
+            let maps = match i {
+                0 => vec![Map::Activation(Activation::Silu)],
+                _ => Vec::new(),
+            };
+            if self.conv.is_some() || !maps.is_empty() {
+                lanes.push(branch.lane(block, views[i], 1 + i, maps)?);
+            }
+        }
+        let decay = match self.lower_bound {
+            true => {
+                let bound = block.vector("lower_bound")?;
+                Gate::LowerBound(bound.iter().map(|bound| bound.ln()).collect())
+            }
+            false => Gate::LogSigmoid {
+                scale: 1.0,
+                min: f32::NEG_INFINITY,
+            },
+        };
+        block.push(Stage::Prepare(Prepare {
+            lanes,
+            rope: None,
+            gates: vec![(f, decay)],
+        }));
+        let out = block.buffer(self.heads * self.value_dim);
+        block.push(Stage::Recur(Recur {
+            heads: self.heads,
+            states: self.heads,
+            dk: self.head_dim,
+            dv: self.value_dim,
+            q,
+            k: Key::Complement,
+            v,
+            decay: Decay::Key(f),
+            write: Write::Add,
+            gates: None,
+            scale: (self.head_dim as f32).powf(-0.5),
+            slot: block.slot(0),
+            out,
+        }));
+        let norm = output_norm(block, NORM_EPS)?;
+        block.emit(out, vec![norm], "o_proj")
+    }
+}

@@ -1,0 +1,167 @@
+//! Kimi delta attention (arXiv 2510.26692; flash-linear-attention `layers/kda.py`): Gated DeltaNet with a decay for each
+//! key channel.
+//!
+//! With x the normed input, per value head (value head h uses query and key head `h / (value_heads / heads)`):
+//! ```text
+//! q, k = l2(silu(conv(W_q x))), l2(silu(conv(W_k x)))    [head_dim]
+//! v    = silu(conv(W_v x))                                [value_dim]
+//! beta = sigmoid(W_b x), twice that where negative eigenvalues are allowed
+//! z    = W_f2 W_f1 x + dt_bias                            [head_dim]
+//! a    = exp(-exp(A_log) softplus(z)), or exp(bound sigmoid(exp(A_log) z)) where the decay is bounded
+//! S   <- diag(a) S;  S <- S + k^T beta (v - k S);  o = head_dim^-1/2 q S
+//! y    = W_o (rms(o) sigmoid(W_g2 W_g1 x + b))
+//! ```
+//! State: `S [value_heads, head_dim, value_dim]` and the last `conv - 1` inputs of each convolution.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::short_conv::{self, Branch};
+use super::{Mismatch, Mixer, output_norm};
+use crate::error::Result;
+use crate::program::Lowering;
+use crate::spec::WeightSpec;
+use crate::stages::{Activation, Decay, Finish, Gate, Key, Map, Prepare, Recur, Stage, Write};
+use crate::state::{SlotDtype, SlotKind, SlotSpec};
+
+pub(super) const KIND: &str = "kda";
+
+/// Its numbers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kda {
+    /// Query and key heads.
+    pub heads: usize,
+    /// Value heads, a multiple of `heads`.
+    pub value_heads: usize,
+    /// Width of a query or key head.
+    pub head_dim: usize,
+    /// Width of a value head.
+    pub value_dim: usize,
+    /// Taps of the short convolutions; none: silu only.
+    pub conv: Option<usize>,
+    /// Whether the write strength reaches 2.
+    pub negative_eigenvalues: bool,
+    /// The smallest logarithm of a decay; none: no bound.
+    pub decay_bound: Option<f32>,
+    /// Epsilon of the output norm.
+    pub norm_eps: f32,
+}
+
+impl Kda {
+    fn branches(&self) -> [Branch; 3] {
+        let heads = [self.heads, self.heads, self.value_heads];
+        short_conv::qkv(heads, self.head_dim, self.value_dim)
+    }
+}
+
+impl Mixer for Kda {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn to_json(&self) -> Value {
+        json!(self)
+    }
+
+    fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
+        let dims = [self.heads, self.value_heads, self.head_dim, self.value_dim];
+        Mismatch::unless(
+            dims.iter().all(|&n| n > 0),
+            || format!("{dims:?}"),
+            "heads and widths of one or more",
+        )?;
+        Mismatch::unless(
+            self.value_heads.is_multiple_of(self.heads),
+            || format!("{} value heads on {} heads", self.value_heads, self.heads),
+            "a whole number of value heads for each head",
+        )?;
+        Mismatch::unless(
+            self.decay_bound.is_none_or(|bound| bound < 0.0),
+            || format!("decay_bound {:?}", self.decay_bound),
+            "a logarithm below zero",
+        )?;
+        short_conv::check(self.conv)
+    }
+
+    fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
+        let mut weights = short_conv::weights(&self.branches(), hidden, self.conv, false);
+        let (rank, decays) = (self.value_dim, self.value_heads * self.head_dim);
+        let width = self.value_heads * self.value_dim;
+        weights.extend([
+            WeightSpec::full("b_proj.weight", &[self.value_heads, hidden]),
+            WeightSpec::full("f_proj.0.weight", &[rank, hidden]),
+            WeightSpec::full("f_proj.1.weight", &[decays, rank]),
+            WeightSpec::full("A_log", &[self.value_heads]),
+            WeightSpec::full("dt_bias", &[decays]),
+            WeightSpec::matrix("g_proj.0.weight", rank, hidden),
+            WeightSpec::matrix("g_proj.1.weight", width, rank),
+            WeightSpec::full("g_proj.1.bias", &[width]),
+            WeightSpec::full("o_norm.weight", &[self.value_dim]),
+            WeightSpec::matrix("o_proj.weight", hidden, width),
+        ]);
+        weights
+    }
+
+    fn slots(&self) -> Vec<SlotSpec> {
+        let shape = [self.value_heads, self.head_dim, self.value_dim];
+        let state = SlotSpec::new("state", SlotKind::Matrix, SlotDtype::F32, &shape);
+        let mut slots = vec![state];
+        slots.extend(short_conv::slots(&self.branches(), self.conv));
+        slots
+    }
+
+    fn lower(&self, block: &mut Lowering) -> Result<()> {
+        let names = [
+            "q_proj", "k_proj", "v_proj", "b_proj", "f_proj.0", "g_proj.0",
+        ];
+        let views = block.project(&names)?;
+        let beta = views[3];
+        let decay = block.project_from(views[4], None, &["f_proj.1"])?[0];
+        let gate = block.project_from(views[5], None, &["g_proj.1"])?[0];
+
+        let mut lanes = Vec::new();
+        for (i, branch) in self.branches().iter().enumerate() {
+            let mut maps = vec![Map::Activation(Activation::Silu)];
+            if i < 2 {
+                maps.push(Map::L2Norm);
+            }
+            lanes.push(branch.lane(block, views[i], 1 + i, maps)?);
+        }
+        let rates = block.vector("A_log")?;
+        let rate = rates
+            .iter()
+            .flat_map(|a| std::iter::repeat_n(a.exp(), self.head_dim))
+            .collect();
+        let bias = block.vector("dt_bias")?;
+        let decay_gate = match self.decay_bound {
+            Some(bound) => Gate::BoundedDecay { rate, bias, bound },
+            None => Gate::Decay { rate, bias },
+        };
+        let scale = if self.negative_eigenvalues { 2.0 } else { 1.0 };
+        block.push(Stage::Prepare(Prepare {
+            lanes,
+            rope: None,
+            gates: vec![(decay, decay_gate), (beta, Gate::Sigmoid { scale })],
+        }));
+        let out = block.buffer(self.value_heads * self.value_dim);
+        block.push(Stage::Recur(Recur {
+            heads: self.value_heads,
+            states: self.value_heads,
+            dk: self.head_dim,
+            dv: self.value_dim,
+            q: views[0],
+            k: Key::View(views[1]),
+            v: views[2],
+            decay: Decay::Key(decay),
+            write: Write::Delta(beta),
+            gates: None,
+            scale: (self.head_dim as f32).powf(-0.5),
+            slot: block.slot(0),
+            out,
+        }));
+        let norm = output_norm(block, self.norm_eps)?;
+        let gate = Finish::Gate(gate, Activation::Sigmoid);
+        block.emit(out, vec![norm, gate], "o_proj")
+    }
+}

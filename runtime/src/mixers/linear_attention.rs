@@ -1,0 +1,162 @@
+//! What GLA, simple GLA and RetNet share: linear attention with a decay, which is what they differ in.
+
+use serde::{Deserialize, Serialize};
+
+use super::head_gates::HeadGateInput;
+use super::short_conv::{self, Branch};
+use super::{Mismatch, output_norm};
+use crate::error::Result;
+use crate::program::{Lowering, View};
+use crate::spec::WeightSpec;
+use crate::stages::{Activation, Decay, Finish, Key, Map, Prepare, Recur, Rope, Stage, Write};
+use crate::state::{SlotDtype, SlotKind, SlotSpec};
+
+/// Its numbers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinearAttention {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of a query or key head.
+    pub head_dim: usize,
+    /// Width of a value head.
+    pub value_dim: usize,
+    /// Applied to queries and keys.
+    pub feature_map: Option<Activation>,
+    /// Taps of the short convolutions, which end in silu; none: neither.
+    pub conv: Option<usize>,
+    /// Whether the output is gated, by silu.
+    pub gate: bool,
+    /// Softmax over the heads.
+    pub head_gates: Option<HeadGateInput>,
+    /// Epsilon of the output norm.
+    pub norm_eps: f32,
+}
+
+impl LinearAttention {
+    fn branches(&self) -> [Branch; 3] {
+        let heads = [self.heads, self.kv_heads, self.kv_heads];
+        short_conv::qkv(heads, self.head_dim, self.value_dim)
+    }
+
+    pub(super) fn check(&self) -> Result<(), Mismatch> {
+        let dims = [self.heads, self.kv_heads, self.head_dim, self.value_dim];
+        Mismatch::unless(
+            dims.iter().all(|&n| n > 0),
+            || format!("{dims:?}"),
+            "heads and widths of one or more",
+        )?;
+        Mismatch::unless(
+            self.heads.is_multiple_of(self.kv_heads),
+            || {
+                format!(
+                    "{} heads on {} key and value heads",
+                    self.heads, self.kv_heads
+                )
+            },
+            "a whole number of heads for each key and value head",
+        )?;
+        short_conv::check(self.conv)
+    }
+
+    /// The tensors, with those of the decay in their midst.
+    pub(super) fn weights(&self, hidden: usize, decay: Vec<WeightSpec>) -> Vec<WeightSpec> {
+        let branches = self.branches();
+        let mut weights = short_conv::weights(&branches, hidden, self.conv, false);
+        weights.extend(decay);
+        let [q, k, _] = &branches;
+        if let Some(input) = self.head_gates {
+            weights.extend(input.weights(hidden, self.heads, [q.width(), k.width()]));
+        }
+        let width = self.heads * self.value_dim;
+        if self.gate {
+            weights.push(WeightSpec::matrix("g_proj.weight", width, hidden));
+        }
+        weights.push(WeightSpec::full("o_norm.weight", &[self.value_dim]));
+        weights.push(WeightSpec::matrix("o_proj.weight", hidden, width));
+        weights
+    }
+
+    /// The slots for that many states.
+    pub(super) fn slots(&self, states: usize) -> Vec<SlotSpec> {
+        let shape = [states, self.head_dim, self.value_dim];
+        let state = SlotSpec::new("state", SlotKind::Matrix, SlotDtype::F32, &shape);
+        let mut slots = vec![state];
+        slots.extend(short_conv::slots(&self.branches(), self.conv));
+        slots
+    }
+
+    /// The stages; `decay` makes the decay from the columns of its matrices `names`.
+    pub(super) fn lower(
+        &self,
+        block: &mut Lowering,
+        states: usize,
+        rope_theta: Option<f32>,
+        names: &[&str],
+        decay: impl FnOnce(&mut Lowering, &[View]) -> Result<Decay>,
+    ) -> Result<()> {
+        let mut all = vec!["q_proj", "k_proj", "v_proj"];
+        all.extend(names);
+        let head_gates = self.head_gates.map_or(&[][..], HeadGateInput::projections);
+        all.extend(head_gates);
+        if self.gate {
+            all.push("g_proj");
+        }
+        let views = block.project(&all)?;
+        let (qkv, rest) = views.split_at(3);
+        let (decays, rest) = rest.split_at(names.len());
+        let (head_gates, gate) = rest.split_at(head_gates.len());
+        let (q, k, v) = (qkv[0], qkv[1], qkv[2]);
+        let decay = decay(block, decays)?;
+
+        let mut lanes = Vec::new();
+        for (i, branch) in self.branches().iter().enumerate() {
+            let mut maps = Vec::new();
+            maps.extend(self.conv.map(|_| Map::Activation(Activation::Silu)));
+            if i < 2 {
+                maps.extend(self.feature_map.map(Map::Activation));
+                maps.extend(rope_theta.map(|_| Map::Rope));
+            }
+            if !maps.is_empty() {
+                lanes.push(branch.lane(block, qkv[i], 1 + i, maps)?);
+            }
+        }
+        if !lanes.is_empty() {
+            let rope = rope_theta.map(|theta| Rope::new(theta, None, block.buffer(self.head_dim)));
+            block.push(Stage::Prepare(Prepare {
+                lanes,
+                rope,
+                gates: Vec::new(),
+            }));
+        }
+        let gates = match self.head_gates {
+            Some(input) => Some(input.lower(block, head_gates, [q, k])?),
+            None => None,
+        };
+
+        let out = block.buffer(self.heads * self.value_dim);
+        block.push(Stage::Recur(Recur {
+            heads: self.heads,
+            states,
+            dk: self.head_dim,
+            dv: self.value_dim,
+            q,
+            k: Key::View(k),
+            v,
+            decay,
+            write: Write::Add,
+            gates,
+            scale: (self.head_dim as f32).powf(-0.5),
+            slot: block.slot(0),
+            out,
+        }));
+        let mut finish = vec![output_norm(block, self.norm_eps)?];
+        finish.extend(
+            gate.first()
+                .map(|&gate| Finish::Gate(gate, Activation::Silu)),
+        );
+        block.emit(out, finish, "o_proj")
+    }
+}

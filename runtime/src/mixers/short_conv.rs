@@ -1,0 +1,99 @@
+//! Projections that pass a short causal convolution over time of each channel, as most linear attention has them.
+
+use super::Mismatch;
+use crate::error::Result;
+use crate::program::{Lowering, View};
+use crate::spec::WeightSpec;
+use crate::stages::{Conv, Lane, Map};
+use crate::state::{SlotDtype, SlotKind, SlotSpec};
+
+/// A projection of the block's input, heads side by side.
+pub(super) struct Branch {
+    /// The matrix, without `.weight`.
+    pub projection: &'static str,
+    /// The convolution, without `.weight`; also the slot of its last inputs.
+    pub conv: &'static str,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Heads.
+    pub heads: usize,
+}
+
+impl Branch {
+    pub fn width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Its columns as a lane; the convolution, if the mixer has one, keeps its inputs in the mixer's slot `slot`.
+    pub fn lane(&self, block: &Lowering, view: View, slot: usize, maps: Vec<Map>) -> Result<Lane> {
+        let weight = block.optional_vector(&format!("{}.weight", self.conv))?;
+        let bias = block.optional_vector(&format!("{}.bias", self.conv))?;
+        Ok(Lane {
+            view,
+            head_dim: self.head_dim,
+            conv: weight.map(|weight| Conv::new(&weight, self.width(), bias, block.slot(slot))),
+            maps,
+        })
+    }
+}
+
+/// Query, key and value.
+pub(super) fn qkv(
+    [q_heads, k_heads, v_heads]: [usize; 3],
+    head_dim: usize,
+    value_dim: usize,
+) -> [Branch; 3] {
+    let branch = |projection, conv, heads, head_dim| Branch {
+        projection,
+        conv,
+        head_dim,
+        heads,
+    };
+    [
+        branch("q_proj", "q_conv1d", q_heads, head_dim),
+        branch("k_proj", "k_conv1d", k_heads, head_dim),
+        branch("v_proj", "v_conv1d", v_heads, value_dim),
+    ]
+}
+
+/// Checks the number of taps.
+pub(super) fn check(taps: Option<usize>) -> Result<(), Mismatch> {
+    Mismatch::unless(
+        taps.is_none_or(|n| (1..=64).contains(&n)),
+        || format!("conv {taps:?}"),
+        "1 to 64 taps",
+    )
+}
+
+/// The matrices, then the convolutions.
+pub(super) fn weights(
+    branches: &[Branch],
+    hidden: usize,
+    taps: Option<usize>,
+    bias: bool,
+) -> Vec<WeightSpec> {
+    let mut weights: Vec<_> = branches
+        .iter()
+        .map(|b| WeightSpec::matrix(&format!("{}.weight", b.projection), b.width(), hidden))
+        .collect();
+    for branch in branches {
+        let Some(taps) = taps else { break };
+        let weight = format!("{}.weight", branch.conv);
+        weights.push(WeightSpec::full(&weight, &[branch.width(), taps]));
+        if bias {
+            let bias = format!("{}.bias", branch.conv);
+            weights.push(WeightSpec::full(&bias, &[branch.width()]));
+        }
+    }
+    weights
+}
+
+/// The convolutions' last inputs, one slot for each branch.
+pub(super) fn slots(branches: &[Branch], taps: Option<usize>) -> Vec<SlotSpec> {
+    let Some(taps) = taps else { return Vec::new() };
+    let slot = |branch: &Branch| {
+        let shape = [taps - 1, branch.width()];
+        SlotSpec::new(branch.conv, SlotKind::Shift, SlotDtype::F32, &shape)
+    };
+    branches.iter().map(slot).collect()
+}

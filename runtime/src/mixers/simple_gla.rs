@@ -1,0 +1,74 @@
+//! Gated linear attention with one gate for each head (flash-linear-attention `layers/simple_gla.py`).
+//!
+//! As [`super::Gla`], but
+//! ```text
+//! a = exp(ln sigmoid(W_gk x + b) / 16)
+//! ```
+//! for each query head. State: `S [heads, head_dim, value_dim]` and the last `conv - 1` inputs of each convolution.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::linear_attention::LinearAttention;
+use super::{Mismatch, Mixer};
+use crate::error::Result;
+use crate::program::Lowering;
+use crate::spec::WeightSpec;
+use crate::stages::{Decay, Gate, Prepare, Stage};
+use crate::state::SlotSpec;
+
+pub(super) const KIND: &str = "simple_gla";
+
+/// Its numbers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SimpleGla {
+    /// Heads and widths.
+    pub linear: LinearAttention,
+    /// Divides the gate's logarithm.
+    pub gate_normalizer: f32,
+}
+
+impl Mixer for SimpleGla {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn to_json(&self) -> Value {
+        json!(self)
+    }
+
+    fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
+        self.linear.check()
+    }
+
+    fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
+        let heads = self.linear.heads;
+        let decay = vec![
+            WeightSpec::full("gk_proj.weight", &[heads, hidden]),
+            WeightSpec::full("gk_proj.bias", &[heads]),
+        ];
+        self.linear.weights(hidden, decay)
+    }
+
+    fn slots(&self) -> Vec<SlotSpec> {
+        self.linear.slots(self.linear.heads)
+    }
+
+    fn lower(&self, block: &mut Lowering) -> Result<()> {
+        let gate = Gate::LogSigmoid {
+            scale: 1.0 / self.gate_normalizer,
+            min: f32::NEG_INFINITY,
+        };
+        let heads = self.linear.heads;
+        self.linear
+            .lower(block, heads, None, &["gk_proj"], |block, views| {
+                block.push(Stage::Prepare(Prepare {
+                    lanes: Vec::new(),
+                    rope: None,
+                    gates: vec![(views[0], gate)],
+                }));
+                Ok(Decay::Head(views[0]))
+            })
+    }
+}
