@@ -34,6 +34,17 @@ impl View {
             stride: width,
         }
     }
+
+    /// The first `width` columns, and the others.
+    pub fn split(self, width: usize) -> (Self, Self) {
+        let first = View { width, ..self };
+        let rest = View {
+            start: self.start + width,
+            width: self.width - width,
+            ..self
+        };
+        (first, rest)
+    }
 }
 
 /// The residual stream is buffer 0.

@@ -27,6 +27,19 @@ impl Config {
         }
     }
 
+    /// From the text of a file, as Python writes it: JSON, but for bare `Infinity` and `NaN`. They are read as
+    /// newer versions of transformers write them, as `{"__float__": "Infinity"}`.
+    pub fn parse(file: &str, text: &[u8]) -> Result<Self> {
+        let json = serde_json::from_slice(&quote_non_finite(text));
+        let value = json.map_err(|e| Error::Config {
+            file: file.into(),
+            key: "the file".into(),
+            found: e.to_string(),
+            expected: "JSON".into(),
+        })?;
+        Config::new(file, value)
+    }
+
     /// The file, for errors.
     pub fn file(&self) -> &str {
         &self.file
@@ -151,6 +164,21 @@ impl Config {
         self.required(key, numbers, "a list of whole numbers")
     }
 
+    /// A pair of numbers, the second of which may be infinite.
+    pub fn limits(&self, key: &str, default: (f32, f32)) -> Result<(f32, f32)> {
+        let number = |v: &Value| match v.get("__float__").and_then(Value::as_str) {
+            Some("Infinity") => Some(f32::INFINITY),
+            Some(_) => None,
+            None => v.as_f64().map(|n| n as f32),
+        };
+        let read = |v: &Value| match v.as_array()?.as_slice() {
+            [low, high] => Some((number(low)?, number(high)?)).filter(|(low, high)| low <= high),
+            _ => None,
+        };
+        let pair = self.optional(key, read, "two numbers, the smaller first")?;
+        Ok(pair.unwrap_or(default))
+    }
+
     /// The objects at a key: none, one, or a list of them.
     pub fn children(&self, key: &str) -> Result<Vec<Config>> {
         let objects = match self.object.get(key) {
@@ -178,5 +206,50 @@ fn short(value: &Value) -> String {
     match text.char_indices().nth(60) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text,
+    }
+}
+
+/// Replaces bare `Infinity`, `-Infinity` and `NaN` outside of strings.
+fn quote_non_finite(text: &[u8]) -> Vec<u8> {
+    let mut quoted = Vec::with_capacity(text.len());
+    let mut rest = text;
+    let mut in_string = false;
+    while let Some(&byte) = rest.first() {
+        let bare = ["-Infinity", "Infinity", "NaN"];
+        let word = bare.iter().find(|word| rest.starts_with(word.as_bytes()));
+        let taken = match (in_string, word, byte) {
+            (false, Some(word), _) => {
+                quoted.extend_from_slice(format!("{{\"__float__\":\"{word}\"}}").as_bytes());
+                rest = &rest[word.len()..];
+                continue;
+            }
+            (true, _, b'\\') => 2.min(rest.len()),
+            (_, _, b'"') => {
+                in_string = !in_string;
+                1
+            }
+            _ => 1,
+        };
+        quoted.extend_from_slice(&rest[..taken]);
+        rest = &rest[taken..];
+    }
+    quoted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_python_writes() {
+        let text = br#"{"limit": [0.0, Infinity], "new": [0.5, {"__float__": "Infinity"}], "s": "NaN \" Infinity"}"#;
+        let config = Config::parse("test", text).unwrap();
+        let infinite = f32::INFINITY;
+        assert_eq!(config.limits("limit", (1.0, 1.0)).unwrap(), (0.0, infinite));
+        assert_eq!(config.limits("new", (1.0, 1.0)).unwrap(), (0.5, infinite));
+        assert_eq!(config.limits("absent", (1.0, 2.0)).unwrap(), (1.0, 2.0));
+        assert_eq!(config.string("s").unwrap(), "NaN \" Infinity");
+        assert!(config.limits("s", (1.0, 1.0)).is_err());
+        assert!(Config::parse("test", b"{\"a\": \"\\").is_err());
     }
 }

@@ -8,11 +8,14 @@ mod attention;
 mod delta_net;
 mod gated_deltanet;
 mod gla;
+mod hax;
 mod head_gates;
 mod hgrn2;
 mod kda;
 mod linear_attention;
 mod lte;
+mod mamba;
+mod mamba2;
 mod native_sparse_attention;
 mod retnet;
 mod short_conv;
@@ -28,11 +31,14 @@ pub use attention::{Attention, Retained, RetainedPolicy, RopeScaling};
 pub use delta_net::{DeltaNet, KeyNorm};
 pub use gated_deltanet::GatedDeltaNet;
 pub use gla::Gla;
+pub use hax::{Hax, Source};
 pub use head_gates::HeadGateInput;
 pub use hgrn2::Hgrn2;
 pub use kda::Kda;
 pub use linear_attention::LinearAttention;
 pub use lte::{Lte, RouterScope, ScoreMap};
+pub use mamba::Mamba;
+pub use mamba2::Mamba2;
 pub use native_sparse_attention::NativeSparseAttention;
 pub use retnet::RetNet;
 pub use simple_gla::SimpleGla;
@@ -112,6 +118,8 @@ const MIXERS: &[(&str, Read)] = &[
         native_sparse_attention::KIND,
         read_as::<NativeSparseAttention>,
     ),
+    (mamba::KIND, read_as::<Mamba>),
+    (mamba2::KIND, read_as::<Mamba2>),
     (retnet::KIND, read_as::<RetNet>),
     (simple_gla::KIND, read_as::<SimpleGla>),
 ];

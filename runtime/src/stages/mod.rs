@@ -6,6 +6,8 @@ mod attend_blocks;
 mod capped_set;
 mod embed;
 mod emit;
+mod hax;
+mod hax_sources;
 mod logits;
 mod mlp;
 mod norm;
@@ -15,6 +17,7 @@ mod recur;
 mod recur_chunk;
 #[cfg(test)]
 mod rig;
+mod scan;
 mod score;
 mod softmax;
 
@@ -23,12 +26,15 @@ pub use attend::{Attend, Eviction, Policy, ScoreSlots};
 pub use attend_blocks::AttendBlocks;
 pub use embed::Embed;
 pub use emit::{Emit, Finish};
+pub use hax::Hax;
+pub use hax_sources::{Hash, Pattern, Scorer, Sources};
 pub use logits::Logits;
 pub use mlp::Mlp;
 pub use norm::Norm;
 pub use prepare::{Conv, Gate, Lane, Map, Prepare, Rope, RopeScaling};
 pub use project::{Linear, Project};
 pub use recur::{Decay, HeadGates, Key, Recur, Write};
+pub use scan::Scan;
 pub use score::{RouterLayer, Score, ScoreMap};
 
 use crate::cpu::Frame;
@@ -43,6 +49,10 @@ pub enum Stage {
     Prepare(Prepare),
     /// A linear recurrence on matrix states.
     Recur(Recur),
+    /// A recurrence on a vector of states of each channel.
+    Scan(Scan),
+    /// Sparse attention beside a state-space model.
+    Hax(Hax),
     /// Scores of the retention router.
     Score(Score),
     /// Softmax attention over cached keys.
@@ -63,6 +73,8 @@ impl Stage {
             Stage::Project(stage) => stage.run(frame),
             Stage::Prepare(stage) => stage.run(frame),
             Stage::Recur(stage) => stage.run(frame),
+            Stage::Scan(stage) => stage.run(frame),
+            Stage::Hax(stage) => stage.run(frame),
             Stage::Score(stage) => stage.run(frame),
             Stage::Attend(stage) => stage.run(frame),
             Stage::AttendBlocks(stage) => stage.run(frame),
@@ -76,6 +88,7 @@ impl Stage {
         match self {
             Stage::Prepare(stage) => stage.scratch(chunk),
             Stage::Recur(stage) => stage.scratch(chunk),
+            Stage::Hax(stage) => stage.scratch(),
             Stage::Score(stage) => stage.scratch(chunk),
             Stage::Attend(stage) => stage.scratch(),
             Stage::AttendBlocks(stage) => stage.scratch(),
@@ -88,12 +101,13 @@ impl Stage {
         match self {
             Stage::Embed(stage) => stage.matrix.bytes().len() / stage.matrix.rows(),
             Stage::Project(stage) => stage.linears.iter().map(|l| l.matrix.bytes().len()).sum(),
+            Stage::Hax(stage) => stage.sources.weight_bytes(),
             Stage::Score(stage) => stage.weight_bytes(),
             Stage::Emit(stage) => stage.matrix.bytes().len(),
             Stage::Mlp(stage) => {
                 stage.gate.bytes().len() + stage.up.bytes().len() + stage.down.bytes().len()
             }
-            Stage::Prepare(_) | Stage::Recur(_) => 0,
+            Stage::Prepare(_) | Stage::Recur(_) | Stage::Scan(_) => 0,
             Stage::Attend(_) | Stage::AttendBlocks(_) => 0,
         }
     }

@@ -25,9 +25,18 @@ impl Norm {
     /// Norms `x` in place.
     #[inline(always)]
     pub(crate) fn apply_in_place(&self, x: &mut [f32]) {
-        let inverse = inverse_rms(x, self.eps);
-        for (x, weight) in x.iter_mut().zip(self.weight.iter()) {
-            *x = *x * inverse * weight;
+        self.apply_in_groups(x, 1);
+    }
+
+    /// Norms each of `groups` equal parts of `x` in place.
+    #[inline(always)]
+    pub(crate) fn apply_in_groups(&self, x: &mut [f32], groups: usize) {
+        let size = x.len() / groups;
+        for (x, weights) in x.chunks_exact_mut(size).zip(self.weight.chunks(size)) {
+            let inverse = inverse_rms(x, self.eps);
+            for (x, weight) in x.iter_mut().zip(weights) {
+                *x = *x * inverse * weight;
+            }
         }
     }
 }

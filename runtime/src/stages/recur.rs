@@ -16,6 +16,8 @@ pub enum Decay {
     Fixed(Vector),
     /// By `exp` of one value for each head and token.
     Head(View),
+    /// By `exp` of one value for each head and token, times one constant for each head.
+    Step(View, Vector),
     /// By `exp` of one value for each head, key channel and token: `[heads, dk]`.
     Key(View),
 }
@@ -41,7 +43,7 @@ pub struct HeadGates {
     /// Multiplies v, `[heads]`.
     pub write: View,
     /// Multiplies the output, `[heads]`.
-    pub read: View,
+    pub read: Option<View>,
 }
 
 /// A recurrence over heads.
@@ -108,6 +110,7 @@ enum Fade<'a> {
     None,
     Fixed(f32),
     Head(Rows<'a>),
+    Step(Rows<'a>, f32),
     Key(Rows<'a>),
 }
 
@@ -119,6 +122,7 @@ impl Inputs<'_> {
             Fade::None => fade.fill(1.0),
             Fade::Fixed(g) => fade.fill(simd::exp(g)),
             Fade::Head(g) => fade.fill(simd::exp(g.get(t, 1)[0])),
+            Fade::Step(step, rate) => fade.fill(simd::exp(rate * step.get(t, 1)[0])),
             Fade::Key(g) => {
                 for (fade, &g) in fade.iter_mut().zip(g.get(t, self.dk)) {
                     *fade = simd::exp(g);
@@ -181,6 +185,7 @@ impl Recur {
                 stride: view.stride,
             }
         };
+        let own = |constants: &Vector| constants[head / (self.heads / constants.len())];
         Inputs {
             queries,
             dk: self.dk,
@@ -193,8 +198,9 @@ impl Recur {
             v: rows(&self.v, self.dv),
             decay: match &self.decay {
                 Decay::None => Fade::None,
-                Decay::Fixed(g) => Fade::Fixed(g[head / (self.heads / g.len())]),
+                Decay::Fixed(g) => Fade::Fixed(own(g)),
                 Decay::Head(view) => Fade::Head(rows(view, 1)),
+                Decay::Step(view, rate) => Fade::Step(rows(view, 1), own(rate)),
                 Decay::Key(view) => Fade::Key(rows(view, self.dk)),
             },
             beta: match &self.write {
@@ -202,7 +208,9 @@ impl Recur {
                 Write::Delta(view) => Some(rows(view, 1)),
             },
             write_gate: self.gates.as_ref().map(|gates| rows(&gates.write, 1)),
-            read_gate: self.gates.as_ref().map(|gates| rows(&gates.read, 1)),
+            read_gate: (self.gates.as_ref())
+                .and_then(|gates| gates.read.as_ref())
+                .map(|read| rows(read, 1)),
             scale: self.scale,
         }
     }
