@@ -198,10 +198,7 @@ impl Attention {
         for (view, norm) in [(q, "q_norm.weight"), (k, "k_norm.weight")] {
             let mut maps = Vec::new();
             if let Some(eps) = self.head_norm_eps {
-                maps.push(Map::Rms(Norm {
-                    weight: block.vector(norm)?,
-                    eps,
-                }));
+                maps.push(Map::Rms(Norm::rms(block.vector(norm)?, eps)));
             }
             if self.rope_theta.is_some() {
                 maps.push(Map::Rope);

@@ -18,8 +18,11 @@ mod mamba;
 mod mamba2;
 mod native_sparse_attention;
 mod retnet;
+mod rwkv7;
+mod rwkv_channel_mix;
 mod short_conv;
 mod simple_gla;
+mod token_shift;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -41,6 +44,8 @@ pub use mamba::Mamba;
 pub use mamba2::Mamba2;
 pub use native_sparse_attention::NativeSparseAttention;
 pub use retnet::RetNet;
+pub use rwkv_channel_mix::RwkvChannelMix;
+pub use rwkv7::Rwkv7;
 pub use simple_gla::SimpleGla;
 
 use crate::error::{Error, Result};
@@ -100,7 +105,7 @@ impl Mismatch {
 /// The norm of a mixer's output, with the gains `o_norm.weight`.
 fn output_norm(block: &Lowering, eps: f32) -> Result<Finish> {
     let weight = block.vector("o_norm.weight")?;
-    Ok(Finish::Norm(Norm { weight, eps }))
+    Ok(Finish::Norm(Norm::rms(weight, eps)))
 }
 
 type Read = fn(Value) -> Result<Arc<dyn Mixer>, serde_json::Error>;
@@ -121,6 +126,8 @@ const MIXERS: &[(&str, Read)] = &[
     (mamba::KIND, read_as::<Mamba>),
     (mamba2::KIND, read_as::<Mamba2>),
     (retnet::KIND, read_as::<RetNet>),
+    (rwkv_channel_mix::KIND, read_as::<RwkvChannelMix>),
+    (rwkv7::KIND, read_as::<Rwkv7>),
     (simple_gla::KIND, read_as::<SimpleGla>),
 ];
 
