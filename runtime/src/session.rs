@@ -102,7 +102,8 @@ impl Session {
         let plan = Arc::new(model.plan(&options.state)?);
         let bytes = plan.bytes.saturating_mul(1 + options.marks);
         if Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
-            let reason = format!("a session of {bytes} bytes cannot be allocated; choose a smaller context");
+            let reason =
+                format!("a session of {bytes} bytes cannot be allocated; choose a smaller context");
             return Err(Error::invalid("memory", reason));
         }
         let pool = options
@@ -488,7 +489,9 @@ impl Session {
         // Half way there the session would be at no position that the caller knows, so a cancellation waits.
         let mut cancelled = false;
         while let Err(error) = self.feed(&again[fed..]) {
-            let Error::Cancelled { fed: more } = error else { return Err(error) };
+            let Error::Cancelled { fed: more } = error else {
+                return Err(error);
+            };
             fed += more;
             cancelled = true;
         }

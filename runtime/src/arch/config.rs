@@ -1,5 +1,6 @@
 //! A JSON object whose values are read with errors that name the file and the key.
 
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
@@ -149,6 +150,14 @@ impl Config {
             .find(|(name, _)| *name == text)
             .map(|(_, t)| *t)
             .ok_or_else(|| self.wrong(key, &expected))
+    }
+
+    /// A value of our own types, `default` if the key is absent or null.
+    pub fn read_or<T: DeserializeOwned>(&self, key: &str, default: T) -> Result<T> {
+        let read = |v: &Value| serde_json::from_value(v.clone()).ok();
+        Ok(self
+            .optional(key, read, "a value of this key")?
+            .unwrap_or(default))
     }
 
     /// A list.

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::mixers::{
     Attention, GatedDeltaNet, Lte, Mixer, NativeSparseAttention, RouterScope, ScoreMap,
 };
-use crate::spec::{BlockSpec, MlpSpec, ModelSpec, WeightSpec};
+use crate::spec::{BlockSpec, MlpSpec, ModelSpec, NormKind, WeightSpec};
 use crate::stages::Activation;
 
 pub(super) const FAMILY: Family = Family {
@@ -135,7 +135,9 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     Ok(ModelSpec {
         vocab: config.usize("vocab_size")?,
         hidden,
+        norm: NormKind::Rms,
         norm_eps,
+        embedding_norm: false,
         tied: config.bool_or("tie_word_embeddings", false)?,
         blocks,
     })

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Config, Family, fla};
 use crate::error::{Error, Result};
 use crate::mixers::{Hax, Mamba, Mamba2, Mixer, Source};
-use crate::spec::{BlockSpec, ModelSpec};
+use crate::spec::{BlockSpec, ModelSpec, NormKind};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["mamba", "mamba2", "hax_mamba", "hax_mamba2"],
@@ -101,7 +101,9 @@ fn model(config: &Config, blocks: Vec<BlockSpec>, tied: bool) -> Result<ModelSpe
     Ok(ModelSpec {
         vocab: config.usize("vocab_size")?,
         hidden: config.usize("hidden_size")?,
+        norm: NormKind::Rms,
         norm_eps: norm_eps(config)?,
+        embedding_norm: false,
         tied: config.bool_or("tie_word_embeddings", tied)?,
         blocks,
     })

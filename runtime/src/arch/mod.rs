@@ -7,6 +7,7 @@ mod fla_linear;
 mod hugging_face;
 mod mamba;
 mod qwen3_next;
+mod rwkv;
 mod tensors;
 
 use std::path::Path;
@@ -36,6 +37,7 @@ const FAMILIES: &[Family] = &[
     mamba::FAMILY,
     mamba::SAMBA,
     qwen3_next::FAMILY,
+    rwkv::FAMILY,
 ];
 
 /// Reads a Hugging Face directory: `config.json`, `*.safetensors`, and the tokenizer's files where they exist.

@@ -216,10 +216,7 @@ impl Mixer for Mamba2 {
         let gate = Finish::Gate(z, Activation::Silu);
         let norm = match self.norm_groups {
             Some(groups) => Some(Finish::GroupNorm(
-                Norm {
-                    weight: block.vector("norm.weight")?,
-                    eps: self.norm_eps,
-                },
+                Norm::rms(block.vector("norm.weight")?, self.norm_eps),
                 groups,
             )),
             None => None,

@@ -7,8 +7,8 @@
 
 use half::f16;
 
-use super::softmax::Element;
 use super::hax_sources::{Sources, State};
+use super::softmax::Element;
 use crate::cpu::{Buffers, Frame, Shared, SharedArena, simd};
 use crate::program::View;
 use crate::state::SlotDtype;

@@ -15,14 +15,16 @@ mod prepare;
 mod project;
 mod recur;
 mod recur_chunk;
+mod replace;
 #[cfg(test)]
 mod rig;
 mod scan;
 mod score;
 mod softmax;
+mod token_shift;
 
 pub use activation::Activation;
-pub use attend::{Attend, Eviction};
+pub use attend::{Attend, Eviction, Policy, ScoreSlots};
 pub use attend_blocks::AttendBlocks;
 pub use embed::Embed;
 pub use emit::{Emit, Finish};
@@ -34,8 +36,10 @@ pub use norm::Norm;
 pub use prepare::{Conv, Gate, Lane, Map, Prepare, Rope, RopeScaling};
 pub use project::{Linear, Project};
 pub use recur::{Decay, HeadGates, Key, Recur, Write};
+pub use replace::{FirstValues, Replace};
 pub use scan::Scan;
 pub use score::{RouterLayer, Score, ScoreMap};
+pub use token_shift::TokenShift;
 
 use crate::cpu::Frame;
 
@@ -47,6 +51,10 @@ pub enum Stage {
     Project(Project),
     /// Short convolutions, feature maps, head norms, rotary positions and gates, in place.
     Prepare(Prepare),
+    /// Norm, then mixes of each token with the one before.
+    TokenShift(TokenShift),
+    /// Keys that remove a part of a state, and what is written instead.
+    Replace(Replace),
     /// A linear recurrence on matrix states.
     Recur(Recur),
     /// A recurrence on a vector of states of each channel.
@@ -72,6 +80,8 @@ impl Stage {
             Stage::Embed(stage) => stage.run(frame),
             Stage::Project(stage) => stage.run(frame),
             Stage::Prepare(stage) => stage.run(frame),
+            Stage::TokenShift(stage) => stage.run(frame),
+            Stage::Replace(stage) => stage.run(frame),
             Stage::Recur(stage) => stage.run(frame),
             Stage::Scan(stage) => stage.run(frame),
             Stage::Hax(stage) => stage.run(frame),
@@ -87,6 +97,7 @@ impl Stage {
     pub(crate) fn scratch(&self, chunk: usize) -> usize {
         match self {
             Stage::Prepare(stage) => stage.scratch(chunk),
+            Stage::TokenShift(stage) => stage.scratch(),
             Stage::Recur(stage) => stage.scratch(chunk),
             Stage::Hax(stage) => stage.scratch(),
             Stage::Score(stage) => stage.scratch(chunk),
@@ -108,6 +119,7 @@ impl Stage {
                 stage.gate.bytes().len() + stage.up.bytes().len() + stage.down.bytes().len()
             }
             Stage::Prepare(_) | Stage::Recur(_) | Stage::Scan(_) => 0,
+            Stage::TokenShift(_) | Stage::Replace(_) => 0,
             Stage::Attend(_) | Stage::AttendBlocks(_) => 0,
         }
     }
