@@ -83,6 +83,18 @@ pub(super) struct Rows<'a> {
 
 impl<'a> Rows<'a> {
     #[inline(always)]
+    pub fn new(values: &'a [f32], stride: usize) -> Self {
+        Rows { values, stride }
+    }
+
+    /// The rows from token t on, without the first columns.
+    #[inline(always)]
+    pub fn from(&self, t: usize, column: usize) -> Self {
+        Rows::new(&self.values[t * self.stride + column..], self.stride)
+    }
+
+    /// The first `width` columns of token t.
+    #[inline(always)]
     pub fn get(&self, t: usize, width: usize) -> &'a [f32] {
         &self.values[t * self.stride..][..width]
     }
@@ -176,10 +188,8 @@ impl Recur {
         let head = state * queries;
         let rows = |view: &View, width: usize| {
             let sharing = self.heads / (view.width / width);
-            Rows {
-                values: &buffers.get(view.buffer)[view.start + head / sharing * width..],
-                stride: view.stride,
-            }
+            let start = view.start + head / sharing * width;
+            Rows::new(&buffers.get(view.buffer)[start..], view.stride)
         };
         Inputs {
             queries,
@@ -226,15 +236,21 @@ impl Recur {
                     out.part(start..start + width)
                 };
                 let mut scratch = frame.scratch[worker].lock().expect("scratch");
-                simd::vectorize(|| {
-                    if in_matrix_form(tokens) {
-                        recur_chunk::run(&inputs, tokens, matrix, &mut row, &mut scratch);
-                    } else {
-                        for t in 0..tokens {
-                            step(&inputs, t, matrix, row(t), &mut scratch);
-                        }
-                    }
-                });
+                if in_matrix_form(tokens) {
+                    simd::vectorize(
+                        #[inline(always)]
+                        || recur_chunk::run(&inputs, tokens, matrix, &mut row, &mut scratch),
+                    );
+                } else {
+                    simd::vectorize(
+                        #[inline(always)]
+                        || {
+                            for t in 0..tokens {
+                                step(&inputs, t, matrix, row(t), &mut scratch);
+                            }
+                        },
+                    );
+                }
             });
         }
         frame.buffers.put(self.out.buffer, out);
