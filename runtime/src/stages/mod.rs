@@ -14,6 +14,8 @@ mod project;
 mod recur;
 mod recur_chunk;
 #[cfg(test)]
+mod recur_tests;
+#[cfg(test)]
 mod rig;
 mod score;
 mod softmax;
