@@ -5,7 +5,9 @@ mod config;
 mod fla;
 mod fla_linear;
 mod hugging_face;
+mod mamba;
 mod qwen3_next;
+mod rwkv;
 mod tensors;
 
 use std::path::Path;
@@ -29,20 +31,21 @@ struct Family {
     tensor: fn(&Config, &safetensors::Checkpoint, &WeightSpec) -> Result<Tensor>,
 }
 
-const FAMILIES: &[Family] = &[fla::FAMILY, hugging_face::FAMILY, qwen3_next::FAMILY];
+const FAMILIES: &[Family] = &[
+    fla::FAMILY,
+    hugging_face::FAMILY,
+    mamba::FAMILY,
+    mamba::SAMBA,
+    qwen3_next::FAMILY,
+    rwkv::FAMILY,
+];
 
 /// Reads a Hugging Face directory: `config.json`, `*.safetensors`, and the tokenizer's files where they exist.
 pub(crate) fn open_directory(dir: &Path) -> Result<Checkpoint> {
     let path = dir.join("config.json");
     let file = path.display().to_string();
     let text = std::fs::read(&path).map_err(|e| Error::io(&path, "cannot read", e))?;
-    let json = serde_json::from_slice(&text).map_err(|e| Error::Config {
-        file: file.clone(),
-        key: "the file".into(),
-        found: e.to_string(),
-        expected: "JSON".into(),
-    })?;
-    let config = Config::new(&file, json)?;
+    let config = Config::parse(&file, &text)?;
     let model_type = config.string("model_type")?;
     let Some(family) = FAMILIES
         .iter()

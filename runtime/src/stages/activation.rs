@@ -8,10 +8,14 @@ use crate::cpu::simd;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
+    /// `x`.
+    Identity,
     /// `x sigmoid(x)`.
     Silu,
     /// `1 / (1 + e^-x)`.
     Sigmoid,
+    /// `tanh x`.
+    Tanh,
     /// `ln sigmoid(x)`.
     LogSigmoid,
     /// `max(x, 0)`.
@@ -29,7 +33,9 @@ impl Activation {
     #[inline(always)]
     pub(crate) fn apply(self, values: &mut [f32]) {
         match self {
+            Activation::Identity => (),
             Activation::Silu => map(values, simd::silu),
+            Activation::Tanh => map(values, |x| 2.0 * simd::sigmoid(2.0 * x) - 1.0),
             Activation::Sigmoid => map(values, simd::sigmoid),
             Activation::LogSigmoid => map(values, log_sigmoid),
             Activation::Relu => map(values, |x| x.max(0.0)),

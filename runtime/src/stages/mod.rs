@@ -6,6 +6,8 @@ mod attend_blocks;
 mod capped_set;
 mod embed;
 mod emit;
+mod hax;
+mod hax_sources;
 mod logits;
 mod mlp;
 mod norm;
@@ -15,23 +17,31 @@ mod recur;
 mod recur_chunk;
 #[cfg(test)]
 mod recur_tests;
+mod replace;
 #[cfg(test)]
 mod rig;
+mod scan;
 mod score;
 mod softmax;
+mod token_shift;
 
 pub use activation::Activation;
-pub use attend::{Attend, Eviction};
+pub use attend::{Attend, Eviction, Policy, ScoreSlots};
 pub use attend_blocks::AttendBlocks;
 pub use embed::Embed;
 pub use emit::{Emit, Finish};
+pub use hax::Hax;
+pub use hax_sources::{Hash, Pattern, Scorer, Sources};
 pub use logits::Logits;
 pub use mlp::Mlp;
 pub use norm::Norm;
 pub use prepare::{Conv, Gate, Lane, Map, Prepare, Rope, RopeScaling};
 pub use project::{Linear, Project};
 pub use recur::{Decay, HeadGates, Key, Recur, Write};
+pub use replace::{FirstValues, Replace};
+pub use scan::Scan;
 pub use score::{RouterLayer, Score, ScoreMap};
+pub use token_shift::TokenShift;
 
 use crate::cpu::Frame;
 
@@ -43,8 +53,16 @@ pub enum Stage {
     Project(Project),
     /// Short convolutions, feature maps, head norms, rotary positions and gates, in place.
     Prepare(Prepare),
+    /// Norm, then mixes of each token with the one before.
+    TokenShift(TokenShift),
+    /// Keys that remove a part of a state, and what is written instead.
+    Replace(Replace),
     /// A linear recurrence on matrix states.
     Recur(Recur),
+    /// A recurrence on a vector of states of each channel.
+    Scan(Scan),
+    /// Sparse attention beside a state-space model.
+    Hax(Hax),
     /// Scores of the retention router.
     Score(Score),
     /// Softmax attention over cached keys.
@@ -64,7 +82,11 @@ impl Stage {
             Stage::Embed(stage) => stage.run(frame),
             Stage::Project(stage) => stage.run(frame),
             Stage::Prepare(stage) => stage.run(frame),
+            Stage::TokenShift(stage) => stage.run(frame),
+            Stage::Replace(stage) => stage.run(frame),
             Stage::Recur(stage) => stage.run(frame),
+            Stage::Scan(stage) => stage.run(frame),
+            Stage::Hax(stage) => stage.run(frame),
             Stage::Score(stage) => stage.run(frame),
             Stage::Attend(stage) => stage.run(frame),
             Stage::AttendBlocks(stage) => stage.run(frame),
@@ -77,7 +99,9 @@ impl Stage {
     pub(crate) fn scratch(&self, chunk: usize) -> usize {
         match self {
             Stage::Prepare(stage) => stage.scratch(chunk),
+            Stage::TokenShift(stage) => stage.scratch(),
             Stage::Recur(stage) => stage.scratch(chunk),
+            Stage::Hax(stage) => stage.scratch(),
             Stage::Score(stage) => stage.scratch(chunk),
             Stage::Attend(stage) => stage.scratch(),
             Stage::AttendBlocks(stage) => stage.scratch(),
@@ -90,12 +114,14 @@ impl Stage {
         match self {
             Stage::Embed(stage) => stage.matrix.bytes().len() / stage.matrix.rows(),
             Stage::Project(stage) => stage.linears.iter().map(|l| l.matrix.bytes().len()).sum(),
+            Stage::Hax(stage) => stage.sources.weight_bytes(),
             Stage::Score(stage) => stage.weight_bytes(),
             Stage::Emit(stage) => stage.matrix.bytes().len(),
             Stage::Mlp(stage) => {
                 stage.gate.bytes().len() + stage.up.bytes().len() + stage.down.bytes().len()
             }
-            Stage::Prepare(_) | Stage::Recur(_) => 0,
+            Stage::Prepare(_) | Stage::Recur(_) | Stage::Scan(_) => 0,
+            Stage::TokenShift(_) | Stage::Replace(_) => 0,
             Stage::Attend(_) | Stage::AttendBlocks(_) => 0,
         }
     }

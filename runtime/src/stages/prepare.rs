@@ -30,6 +30,19 @@ pub struct Lane {
     pub maps: Vec<Map>,
 }
 
+impl Lane {
+    /// Columns without heads: parts as wide as a divisor of their number up to 128, so that threads can share them.
+    pub fn of_channels(view: View, conv: Option<Conv>, maps: Vec<Map>) -> Self {
+        let divides = |n: &usize| view.width.is_multiple_of(*n);
+        Lane {
+            view,
+            head_dim: (1..=128).rev().find(divides).unwrap_or(1),
+            conv,
+            maps,
+        }
+    }
+}
+
 /// `y_t = bias + sum_j weight[taps - 1 - j] x_{t - j}`, for each channel.
 pub struct Conv {
     /// `[taps, channels]`: the last row meets the current token.
@@ -181,6 +194,15 @@ pub enum Gate {
     Sigmoid {
         /// 1, or 2 where negative eigenvalues are allowed.
         scale: f32,
+    },
+    /// `softplus(x + bias)`, clamped.
+    Step {
+        /// Added to x.
+        bias: Vector,
+        /// Smallest result.
+        min: f32,
+        /// Largest result.
+        max: f32,
     },
     /// Softmax over the columns.
     Softmax,
@@ -383,6 +405,11 @@ impl Gate {
             Gate::Sigmoid { scale } => values
                 .iter_mut()
                 .for_each(|x| *x = scale * simd::sigmoid(*x)),
+            Gate::Step { bias, min, max } => {
+                for (x, bias) in values.iter_mut().zip(bias.iter()) {
+                    *x = simd::softplus(*x + bias).clamp(*min, *max);
+                }
+            }
             Gate::Softmax => {
                 let max = simd::max(values);
                 let mut sum = 0.0;

@@ -16,6 +16,8 @@ pub enum Decay {
     Fixed(Vector),
     /// By `exp` of one value for each head and token.
     Head(View),
+    /// By `exp` of one value for each head and token, times one constant for each head.
+    Step(View, Vector),
     /// By `exp` of one value for each head, key channel and token: `[heads, dk]`.
     Key(View),
 }
@@ -34,6 +36,13 @@ pub enum Write {
     Add,
     /// The delta rule: `beta (v - k S)`, S already faded; `beta` is one value for each head and token.
     Delta(View),
+    /// `v`, and what `key` reads of S before it fades is taken off: `S <- diag(decay) S - (rate key)^T (key S) + k^T v`.
+    Replace {
+        /// What is removed, `[heads, dk]`.
+        key: View,
+        /// How much of it, for each channel of the key, `[heads, dk]`.
+        rate: View,
+    },
 }
 
 /// Weights of each head and token.
@@ -41,7 +50,7 @@ pub struct HeadGates {
     /// Multiplies v, `[heads]`.
     pub write: View,
     /// Multiplies the output, `[heads]`.
-    pub read: View,
+    pub read: Option<View>,
 }
 
 /// A recurrence over heads.
@@ -111,15 +120,24 @@ pub(super) struct Inputs<'a> {
     pub v: Rows<'a>,
     decay: Fade<'a>,
     pub beta: Option<Rows<'a>>,
+    pub removal: Option<Removal<'a>>,
     write_gate: Option<Rows<'a>>,
     read_gate: Option<Rows<'a>>,
     scale: f32,
+}
+
+/// What [`Write::Replace`] takes off a state.
+#[derive(Clone, Copy)]
+pub(super) struct Removal<'a> {
+    pub key: Rows<'a>,
+    pub rate: Rows<'a>,
 }
 
 enum Fade<'a> {
     None,
     Fixed(f32),
     Head(Rows<'a>),
+    Step(Rows<'a>, f32),
     Key(Rows<'a>),
 }
 
@@ -131,6 +149,7 @@ impl Inputs<'_> {
             Fade::None => fade.fill(1.0),
             Fade::Fixed(g) => fade.fill(simd::exp(g)),
             Fade::Head(g) => fade.fill(simd::exp(g.get(t, 1)[0])),
+            Fade::Step(step, rate) => fade.fill(simd::exp(rate * step.get(t, 1)[0])),
             Fade::Key(g) => {
                 for (fade, &g) in fade.iter_mut().zip(g.get(t, self.dk)) {
                     *fade = simd::exp(g);
@@ -191,6 +210,7 @@ impl Recur {
             let start = view.start + head / sharing * width;
             Rows::new(&buffers.get(view.buffer)[start..], view.stride)
         };
+        let own = |constants: &Vector| constants[head / (self.heads / constants.len())];
         Inputs {
             queries,
             dk: self.dk,
@@ -203,16 +223,26 @@ impl Recur {
             v: rows(&self.v, self.dv),
             decay: match &self.decay {
                 Decay::None => Fade::None,
-                Decay::Fixed(g) => Fade::Fixed(g[head / (self.heads / g.len())]),
+                Decay::Fixed(g) => Fade::Fixed(own(g)),
                 Decay::Head(view) => Fade::Head(rows(view, 1)),
+                Decay::Step(view, rate) => Fade::Step(rows(view, 1), own(rate)),
                 Decay::Key(view) => Fade::Key(rows(view, self.dk)),
             },
             beta: match &self.write {
-                Write::Add => None,
+                Write::Add | Write::Replace { .. } => None,
                 Write::Delta(view) => Some(rows(view, 1)),
             },
+            removal: match &self.write {
+                Write::Replace { key, rate } => Some(Removal {
+                    key: rows(key, self.dk),
+                    rate: rows(rate, self.dk),
+                }),
+                Write::Add | Write::Delta(_) => None,
+            },
             write_gate: self.gates.as_ref().map(|gates| rows(&gates.write, 1)),
-            read_gate: self.gates.as_ref().map(|gates| rows(&gates.read, 1)),
+            read_gate: (self.gates.as_ref())
+                .and_then(|gates| gates.read.as_ref())
+                .map(|read| rows(read, 1)),
             scale: self.scale,
         }
     }
@@ -269,6 +299,13 @@ fn step(inputs: &Inputs, t: usize, state: &mut [f32], out: &mut [f32], scratch: 
         key,
         value: inputs.v.get(t, inputs.dv),
         beta: inputs.beta.map(|beta| beta.get(t, 1)[0]),
+        removal: inputs.removal.map(|removal| {
+            let (key, rate) = (
+                removal.key.get(t, inputs.dk),
+                removal.rate.get(t, inputs.dk),
+            );
+            (key, rate)
+        }),
         gate: inputs.write_gate(t),
         dv: inputs.dv,
     };
@@ -298,6 +335,7 @@ struct Token<'a> {
     key: &'a [f32],
     value: &'a [f32],
     beta: Option<f32>,
+    removal: Option<(&'a [f32], &'a [f32])>,
     gate: f32,
     dv: usize,
 }
@@ -329,6 +367,26 @@ impl Token<'_> {
             }
         }
         let mut sums = [0.0f32; N];
+        if let Some((keys, rates)) = self.removal {
+            let mut read = [0.0f32; N];
+            for (row, key) in state.chunks_exact(self.dv).zip(keys) {
+                let row: &[f32; N] = row[column..].first_chunk().expect("columns of a row");
+                for l in 0..N {
+                    read[l] += key * row[l];
+                }
+            }
+            let removal = keys.iter().zip(rates).map(|(key, rate)| key * rate);
+            let state = state.chunks_exact_mut(self.dv).zip(removal);
+            for (((row, removed), (key, fade)), q) in state.zip(rows).zip(q) {
+                let row: &mut [f32; N] = row[column..].first_chunk_mut().expect("columns of a row");
+                for l in 0..N {
+                    row[l] = fade * row[l] + key * write[l] - removed * read[l];
+                    sums[l] += q * row[l];
+                }
+            }
+            out[column..column + N].copy_from_slice(&sums);
+            return N;
+        }
         for ((row, (key, fade)), q) in state.chunks_exact_mut(self.dv).zip(rows).zip(q) {
             let row: &mut [f32; N] = row[column..].first_chunk_mut().expect("columns of a row");
             for l in 0..N {

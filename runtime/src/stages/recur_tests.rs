@@ -18,14 +18,15 @@ struct Case {
     decay: Option<(usize, usize)>,
     complement: bool,
     delta: bool,
+    replace: bool,
     gates: bool,
 }
 
 const TOKENS: usize = 61;
 
 impl Case {
-    /// Columns of q, k, v, decay, beta, write gate, read gate: start and width.
-    fn columns(&self) -> [View; 7] {
+    /// Columns of q, k, v, decay, beta, write gate, read gate, removed key and its rate.
+    fn columns(&self) -> [View; 9] {
         let (decay_heads, per_head) = self.decay.unwrap_or((1, 1));
         let widths = [
             self.q_heads * self.dk,
@@ -35,6 +36,8 @@ impl Case {
             self.states,
             self.states,
             self.heads,
+            self.states * self.dk,
+            self.states * self.dk,
         ];
         let stride = widths.iter().sum();
         let mut start = 0;
@@ -50,7 +53,7 @@ impl Case {
     }
 
     fn input(&self, t: usize, column: usize) -> f32 {
-        let [_, k, v, decay, beta, _, _] = self.columns();
+        let [_, k, v, decay, beta, _, _, removed, rate] = self.columns();
         let x = noise(t * 1000 + column);
         match column {
             _ if column < k.start => x,
@@ -59,15 +62,16 @@ impl Case {
             // Slow, steep, and so steep that the factor is zero.
             _ if column < beta.start => match (t + column) % 7 {
                 0 => -40.0 * x.abs(),
-                1 if t % 3 == 0 => -500.0,
+                1 if t.is_multiple_of(3) => -500.0,
                 _ => -0.05 * x.abs(),
             },
+            _ if (removed.start..rate.start).contains(&column) => x / (self.dk as f32).sqrt(),
             _ => 0.5 + 0.5 * x,
         }
     }
 
     fn stage(&self, fixed: bool) -> Recur {
-        let [q, k, v, decay, beta, write, read] = self.columns();
+        let [q, k, v, decay, beta, write, read, removed, rate] = self.columns();
         Recur {
             heads: self.heads,
             states: self.states,
@@ -87,11 +91,15 @@ impl Case {
                 Some((_, 1)) => Decay::Head(decay),
                 Some(_) => Decay::Key(decay),
             },
-            write: match self.delta {
-                true => Write::Delta(beta),
-                false => Write::Add,
+            write: match (self.delta, self.replace) {
+                (true, _) => Write::Delta(beta),
+                (_, true) => Write::Replace { key: removed, rate },
+                _ => Write::Add,
             },
-            gates: self.gates.then_some(HeadGates { write, read }),
+            gates: self.gates.then_some(HeadGates {
+                write,
+                read: Some(read),
+            }),
             scale: 0.3,
             slot: 0,
             out: View::whole(1, self.heads * self.dv),
@@ -100,7 +108,7 @@ impl Case {
 
     /// Outputs of every token and the states at the end, by the equations in f64.
     fn plain(&self, fixed: bool) -> (Vec<f64>, Vec<f64>) {
-        let [q, k, v, decay, beta, write, read] = self.columns();
+        let [q, k, v, decay, beta, write, read, removed, rate] = self.columns();
         let x = |t: usize, column: usize| f64::from(self.input(t, column));
         let (dk, dv) = (self.dk, self.dv);
         let mut out = vec![0.0; TOKENS * self.heads * dv];
@@ -120,8 +128,19 @@ impl Case {
                     false => x(t, k.start + of(self.k_heads) * dk + c),
                 };
                 let state_of = of(self.states);
+                let removed = |c: usize| x(t, removed.start + state_of * dk + c);
+                let held: Vec<f64> = (0..dv)
+                    .map(|d| (0..dk).map(|c| removed(c) * state[c * dv + d]).sum())
+                    .collect();
                 for c in 0..dk {
-                    state[c * dv..][..dv].iter_mut().for_each(|s| *s *= fade(c));
+                    let rate = x(t, rate.start + state_of * dk + c);
+                    for d in 0..dv {
+                        let s = &mut state[c * dv + d];
+                        *s *= fade(c);
+                        if self.replace {
+                            *s -= rate * removed(c) * held[d];
+                        }
+                    }
                 }
                 for d in 0..dv {
                     let mut value = x(t, v.start + of(self.v_heads) * dv + d);
@@ -195,6 +214,7 @@ const PLAIN: Case = Case {
     decay: None,
     complement: false,
     delta: false,
+    replace: false,
     gates: false,
 };
 
@@ -216,6 +236,17 @@ fn decays_none_fixed_by_head_and_by_key() {
         ..PLAIN
     }
     .check(true);
+}
+
+#[test]
+fn a_key_removes_what_another_replaces() {
+    let decay = Some((3, 13));
+    let case = Case {
+        decay,
+        replace: true,
+        ..PLAIN
+    };
+    case.check(false);
 }
 
 #[test]
