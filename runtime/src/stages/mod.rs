@@ -15,6 +15,8 @@ mod prepare;
 mod project;
 mod recur;
 mod recur_chunk;
+#[cfg(test)]
+mod recur_tests;
 mod replace;
 #[cfg(test)]
 mod rig;
