@@ -423,14 +423,15 @@ mod tests {
         decay: Option<(usize, usize)>,
         complement: bool,
         delta: bool,
+        replace: bool,
         gates: bool,
     }
 
     const TOKENS: usize = 61;
 
     impl Case {
-        /// Columns of q, k, v, decay, beta, write gate, read gate: start and width.
-        fn columns(&self) -> [View; 7] {
+        /// Columns of q, k, v, decay, beta, write gate, read gate, removed key and rate: start and width.
+        fn columns(&self) -> [View; 9] {
             let (decay_heads, per_head) = self.decay.unwrap_or((1, 1));
             let widths = [
                 self.q_heads * self.dk,
@@ -440,6 +441,8 @@ mod tests {
                 self.states,
                 self.states,
                 self.heads,
+                self.k_heads * self.dk,
+                self.k_heads * self.dk,
             ];
             let stride = widths.iter().sum();
             let mut start = 0;
@@ -455,7 +458,7 @@ mod tests {
         }
 
         fn input(&self, t: usize, column: usize) -> f32 {
-            let [_, k, v, decay, beta, _, _] = self.columns();
+            let [_, k, v, decay, beta, _, _, removal, rate] = self.columns();
             let x = noise(t * 1000 + column);
             match column {
                 _ if column < k.start => x,
@@ -467,12 +470,13 @@ mod tests {
                     1 if t % 3 == 0 => -500.0,
                     _ => -0.05 * x.abs(),
                 },
+                _ if (removal.start..rate.start).contains(&column) => x / (self.dk as f32).sqrt(),
                 _ => 0.5 + 0.5 * x,
             }
         }
 
         fn stage(&self, fixed: bool) -> Recur {
-            let [q, k, v, decay, beta, write, read] = self.columns();
+            let [q, k, v, decay, beta, write, read, removal, rate] = self.columns();
             Recur {
                 heads: self.heads,
                 states: self.states,
@@ -492,11 +496,15 @@ mod tests {
                     Some((_, 1)) => Decay::Head(decay),
                     Some(_) => Decay::Key(decay),
                 },
-                write: match self.delta {
-                    true => Write::Delta(beta),
-                    false => Write::Add,
+                write: match (self.delta, self.replace) {
+                    (true, _) => Write::Delta(beta),
+                    (_, true) => Write::Replace { key: removal, rate },
+                    _ => Write::Add,
                 },
-                gates: self.gates.then_some(HeadGates { write, read }),
+                gates: self.gates.then_some(HeadGates {
+                    write,
+                    read: Some(read),
+                }),
                 scale: 0.3,
                 slot: 0,
                 out: View::whole(1, self.heads * self.dv),
@@ -505,7 +513,7 @@ mod tests {
 
         /// Outputs of every token and the states at the end, by the equations in f64.
         fn plain(&self, fixed: bool) -> (Vec<f64>, Vec<f64>) {
-            let [q, k, v, decay, beta, write, read] = self.columns();
+            let [q, k, v, decay, beta, write, read, removal, rate] = self.columns();
             let x = |t: usize, column: usize| f64::from(self.input(t, column));
             let (dk, dv) = (self.dk, self.dv);
             let mut out = vec![0.0; TOKENS * self.heads * dv];
@@ -525,8 +533,21 @@ mod tests {
                         false => x(t, k.start + of(self.k_heads) * dk + c),
                     };
                     let state_of = of(self.states);
+                    let removed =
+                        |part: &View, c: usize| x(t, part.start + of(self.k_heads) * dk + c);
+                    let held = |state: &[f64], d: usize| -> f64 {
+                        (0..dk)
+                            .map(|c| removed(&removal, c) * state[c * dv + d])
+                            .sum()
+                    };
+                    let held: Vec<f64> = (0..dv).map(|d| held(&state, d)).collect();
                     for c in 0..dk {
-                        state[c * dv..][..dv].iter_mut().for_each(|s| *s *= fade(c));
+                        for (s, held) in state[c * dv..][..dv].iter_mut().zip(&held) {
+                            *s *= fade(c);
+                            if self.replace {
+                                *s -= removed(&rate, c) * removed(&removal, c) * held;
+                            }
+                        }
                     }
                     for d in 0..dv {
                         let mut value = x(t, v.start + of(self.v_heads) * dv + d);
@@ -600,6 +621,7 @@ mod tests {
         decay: None,
         complement: false,
         delta: false,
+        replace: false,
         gates: false,
     };
 
@@ -621,6 +643,22 @@ mod tests {
             ..PLAIN
         }
         .check(true);
+    }
+
+    #[test]
+    fn a_key_removes_what_it_reads_before_the_state_fades() {
+        for decay in [None, Some((3, 13))] {
+            for (dk, dv) in [(13, 45), (32, 8), (5, 1)] {
+                Case {
+                    decay: decay.map(|(heads, _)| (heads, dk)),
+                    replace: true,
+                    dk,
+                    dv,
+                    ..PLAIN
+                }
+                .check(false);
+            }
+        }
     }
 
     #[test]
