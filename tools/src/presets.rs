@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use waterline::mixers::{Attention, GatedDeltaNet, Lte, Mixer, RouterScope, ScoreMap};
 use waterline::stages::Activation;
-use waterline::{BlockSpec, MlpSpec, ModelSpec};
+use waterline::{BlockSpec, MlpSpec, ModelSpec, NormKind};
 
 /// A model's shape by name.
 pub struct Preset {
@@ -64,7 +64,9 @@ fn model(size: Size, blocks: usize, mixers: &[Arc<dyn Mixer>]) -> ModelSpec {
     ModelSpec {
         vocab: size.vocab,
         hidden: size.hidden,
+        norm: NormKind::default(),
         norm_eps: 1e-6,
+        embedding_norm: false,
         tied: size.tied,
         blocks: mixers
             .map(|mixer| BlockSpec {

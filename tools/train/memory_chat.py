@@ -33,14 +33,55 @@ orchid pirate rabbit saddle tunnel velvet walnut yellow zebra anchor basket cast
 lantern magnet needle ocean pencil quartz ribbon sunset thunder umbrella violin whistle""".split()
 
 
+# More heroes, things, food, names and places for the stories of gen_synth.py: with its own few the model learns to tell about those
+# and nothing else.
+MORE = {
+    "ANIM": """dragon robot princess prince king queen knight pirate wizard witch fairy giant elf unicorn mermaid dinosaur lion tiger panda penguin
+        wolf snake crocodile giraffe zebra camel kangaroo koala whale dolphin shark octopus crab fish starfish snail spider bee butterfly ladybug ant worm
+        caterpillar parrot crow swan goose chicken rooster hen chick cow horse donkey sheep deer moose raccoon otter seal bat lizard hamster rat badger mole
+        weasel skunk chipmunk hippo rhino gorilla leopard llama ostrich peacock pigeon robin sparrow eagle seagull lobster shrimp jellyfish turkey bull calf
+        foal fawn cub farmer baker sailor doctor nurse teacher astronaut snowman ghost monster troll clown cook painter singer dancer tailor gardener
+        fisherman firefighter policeman postman librarian captain inventor scientist shepherd miller hunter woodcutter grandmother grandfather toad
+        dwarf goblin genie scarecrow alien ninja cowboy""".split(),
+    "OBJ": """guitar piano violin trumpet flute bicycle scooter skateboard sled wagon rocket airplane train truck car bus balloon candle lantern lamp
+        mirror clock watch ring necklace crown sword shield rope ladder bucket shovel hammer saw paintbrush pencil pen crayon notebook letter postcard puzzle
+        coin feather shell leaf flower rose tulip acorn pinecone seed pumpkin stick rock pebble pearl diamond telescope camera radio computer phone tent
+        backpack suitcase pillow quilt sweater coat jacket shirt dress skirt sock shoe boot slipper glove mitten cap ribbon button needle thread basket bowl
+        cup plate fork knife pot pan kettle teapot bottle jar barrel broom mop brush comb soap towel chair table bed sofa door window fence bridge tower
+        castle cottage igloo wheel anchor sail oar net hook flag tambourine harp xylophone marble yo-yo robot puppet mask costume wand cloak potion egg nest
+        bone collar leash saddle horseshoe cart sleigh snowball icicle star moon cloud rainbow raindrop stone brick log branch tree bush mushroom cactus
+        ticket stamp calendar poster painting statue trophy medal whistle horn drumstick compass magnet battery flashlight glasses helmet belt wallet
+        purse dollhouse rocking-horse jump-rope seesaw swing slide sandcastle surfboard canoe raft submarine helicopter tractor motorcycle ambulance
+        fire-truck hot-air-balloon spaceship treasure-chest music-box snow-globe pocket-watch magic-carpet""".split(),
+    "FOOD": """pizza pie pancake waffle muffin donut cupcake hamburger taco potato tomato orange peach melon strawberry lemon cherry coconut pineapple
+        mango cucumber onion radish turnip pumpkin egg omelet sausage pretzel cracker biscuit brownie pudding lollipop candy chocolate""".split()
+        + ["ice cream cone", "hot dog", "bowl of rice", "bowl of noodles", "slice of bread", "piece of cheese", "jar of honey", "glass of milk", "cup of tea",
+           "bag of nuts", "apple pie", "birthday cake", "blueberry muffin", "gingerbread man", "cheese sandwich", "bunch of grapes"],
+    "BOYS": """Peter Paul John James David Daniel Michael Adam Lucas Oliver Henry Arthur George Harry Felix Oscar Simon Victor Ivan Pedro Carlos Diego Ali
+        Hassan Yusuf Chen Wei Kenji Hiro Raj Arjun Samir Amir Emil Anton Erik Lars Otto Bruno Marco Pablo Mateo Kwame Jamal Tariq Alex Charlie Freddie Toby
+        Joshua""".split(),
+    "GIRLS": """Mary Jane Alice Sarah Laura Julia Clara Sophie Olivia Grace Hannah Ruth Helen Eva Maria Sofia Elena Carmen Lucia Fatima Aisha Amina Mei Lin
+        Yuki Hana Priya Anika Meera Zara Leah Naomi Ingrid Freya Astrid Greta Heidi Chloe Camille Bianca Paula Rita Vera Nadia Olga Daisy Poppy Violet Iris
+        Molly""".split(),
+    "ANAMES": """Rex Rusty Buddy Lucky Shadow Snowy Whiskers Mittens Socks Bandit Scout Ziggy Waffles Pickles Peanut Cookie Pumpkin Marble Clover Daisy Willow
+        Bramble Thistle Flint Ember Sparky Blaze Storm Breezy Bubbles Splash Finny Goldie Penny Copper Bolt Gizmo Rolo Toto Momo Kiki Lulu Zuzu Bingo Domino
+        Tango Fergus Barnaby Winston Matilda""".split(),
+    "PLACE": ["the castle", "the mountain", "the island", "the zoo", "the circus", "the library", "the museum", "the station", "the desert", "the jungle",
+        "the cave", "the village", "the city", "the bridge", "the harbor", "the bakery", "the toy shop", "the swimming pool", "the barn", "the orchard",
+        "the valley", "the waterfall", "the moon", "the old house", "the tower"]}
+
+
 def load_synth(path, seed):
-    """The definitions of gen_synth.py, seeded, without its output."""
+    """The definitions of gen_synth.py, seeded, without its output, and with wider lists."""
     argv = sys.argv
     sys.argv = [str(path), "/dev/null", "--stories", "0", "--chats", "0", "--recall", "0", "--seed", str(seed)]
     try:
-        return runpy.run_path(str(path))
+        synth = runpy.run_path(str(path))
     finally:
         sys.argv = argv
+    for name, more in MORE.items():
+        synth[name].extend(word.replace("-", " ") for word in more)
+    return synth
 
 
 def invented(r):
@@ -200,13 +241,18 @@ class Writer:
         text, topic, qa, hero, friend = s["story"]()
         an = s["an"]
         thing = re.search(r"\b(?:%s) (?:%s)\b" % ("|".join(s["COL"]), "|".join(s["OBJ"])), text)
+        bare = an(thing.group().split(" ", 1)[1]) if thing else None
         thing = an(thing.group()) if thing else None
+        food = next((f for f in s["FOOD"] if re.search(rf"\b{f}\b", text)), None)
         place = next((p for p in s["PLACE"] if p in text), None)
         who = r.choice([an(hero.kind), an(hero.kind), f"{an(hero.adj)} {hero.kind}", f"{an(hero.kind)} named {hero.name}", f"{an(hero.kind)} called {hero.name}", hero.name])
         other = r.choice([an(friend.kind), f"{an(friend.kind)} named {friend.name}", friend.name])
         forms = [who, topic]
         if thing:
             forms += [f"{who} and {thing}"] * 3 + [f"{who} with {thing}", thing, f"{who}, {other} and {thing}", f"{thing} and {who}", f"{who} who has {thing}"]
+            forms += [f"{who} and {bare}"] * 3 + [f"{who} with {bare}", bare, f"{who} who has {bare}", f"{bare} and {who}"]
+        if food:
+            forms += [f"{who} and {an(food)}"] * 2 + [f"{who} who likes {an(food)}", an(food)]
         if friend.kind != hero.kind:
             forms += [f"{who} and {other}"]
         if place:
