@@ -37,6 +37,7 @@ const FAMILIES: &[Family] = &[
     mamba::FAMILY,
     mamba::SAMBA,
     qwen3_next::FAMILY,
+    qwen3_next::WITH_IMAGES,
     rwkv::FAMILY,
 ];
 
