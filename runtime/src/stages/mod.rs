@@ -16,6 +16,7 @@ mod recur_chunk;
 #[cfg(test)]
 mod rig;
 mod score;
+mod slots;
 mod softmax;
 
 pub use activation::Activation;
@@ -30,6 +31,7 @@ pub use prepare::{Conv, Gate, Lane, Map, Prepare, Rope, RopeScaling};
 pub use project::{Linear, Project};
 pub use recur::{Decay, HeadGates, Key, Recur, Write};
 pub use score::{RouterLayer, Score, ScoreMap};
+pub use slots::Slots;
 
 use crate::cpu::Frame;
 
@@ -43,6 +45,8 @@ pub enum Stage {
     Prepare(Prepare),
     /// A linear recurrence on matrix states.
     Recur(Recur),
+    /// Attention over a fixed number of slots.
+    Slots(Slots),
     /// Scores of the retention router.
     Score(Score),
     /// Softmax attention over cached keys.
@@ -63,6 +67,7 @@ impl Stage {
             Stage::Project(stage) => stage.run(frame),
             Stage::Prepare(stage) => stage.run(frame),
             Stage::Recur(stage) => stage.run(frame),
+            Stage::Slots(stage) => stage.run(frame),
             Stage::Score(stage) => stage.run(frame),
             Stage::Attend(stage) => stage.run(frame),
             Stage::AttendBlocks(stage) => stage.run(frame),
@@ -76,6 +81,7 @@ impl Stage {
         match self {
             Stage::Prepare(stage) => stage.scratch(chunk),
             Stage::Recur(stage) => stage.scratch(chunk),
+            Stage::Slots(stage) => stage.scratch(chunk),
             Stage::Score(stage) => stage.scratch(chunk),
             Stage::Attend(stage) => stage.scratch(),
             Stage::AttendBlocks(stage) => stage.scratch(),
@@ -93,7 +99,7 @@ impl Stage {
             Stage::Mlp(stage) => {
                 stage.gate.bytes().len() + stage.up.bytes().len() + stage.down.bytes().len()
             }
-            Stage::Prepare(_) | Stage::Recur(_) => 0,
+            Stage::Prepare(_) | Stage::Recur(_) | Stage::Slots(_) => 0,
             Stage::Attend(_) | Stage::AttendBlocks(_) => 0,
         }
     }
