@@ -47,7 +47,8 @@ fn on_avx2<R>(body: impl FnOnce() -> R) -> R {
     body()
 }
 
-/// Runs `body` compiled for this CPU's vector unit. What `body` calls must be `#[inline(always)]` to gain by it.
+/// Runs `body` compiled for this CPU's vector unit. Only what is inlined is compiled for it: mark the closure itself,
+/// `vectorize(#[inline(always)] || ...)`, what it calls, and closures inside it, unless they are tiny.
 /// The results do not depend on the unit: no operation is fused or reordered by it.
 #[inline(always)]
 pub fn vectorize<R>(body: impl FnOnce() -> R) -> R {

@@ -93,6 +93,7 @@ impl<'a> Rows<'a> {
         Rows::new(&self.values[t * self.stride + column..], self.stride)
     }
 
+    /// The first `width` columns of token t.
     #[inline(always)]
     pub fn get(&self, t: usize, width: usize) -> &'a [f32] {
         &self.values[t * self.stride..][..width]
@@ -217,10 +218,8 @@ impl Recur {
         let head = state * queries;
         let rows = |view: &View, width: usize| {
             let sharing = self.heads / (view.width / width);
-            Rows {
-                values: &buffers.get(view.buffer)[view.start + head / sharing * width..],
-                stride: view.stride,
-            }
+            let start = view.start + head / sharing * width;
+            Rows::new(&buffers.get(view.buffer)[start..], view.stride)
         };
         Inputs {
             queries,
@@ -267,7 +266,10 @@ impl Recur {
                     out.part(start..start + width)
                 };
                 let mut scratch = frame.scratch[worker].lock().expect("scratch");
-                simd::vectorize(|| run(&inputs, tokens, matrix, &mut row, &mut scratch));
+                simd::vectorize(
+                    #[inline(always)]
+                    || run(&inputs, tokens, matrix, &mut row, &mut scratch),
+                );
             });
         }
         frame.buffers.put(self.out.buffer, out);

@@ -11,7 +11,7 @@
 //! and fade with every token, as the state would: the products of factors at most one that the recurrence itself
 //! takes, and no exponential but one for each factor.
 
-use super::recur::Inputs;
+use super::recur::{Inputs, Rows};
 use crate::cpu::simd::{axpy, gemm, scale};
 
 /// Tokens of a block, side by side in a row of the tile. A longer block passes over the state less often, but costs
@@ -53,9 +53,9 @@ fn block<'o>(
     let (keys, rest) = rest.split_at_mut(n * dk);
     let (probe, rest) = rest.split_at_mut(n * dk);
     let (tile, rest) = rest.split_at_mut(BLOCK * dk);
+    let (weights, rest) = rest.split_at_mut(n * BLOCK);
     let (u, rest) = rest.split_at_mut(n * dv);
-    let (o, rest) = rest.split_at_mut(n * dv);
-    let weights = &mut rest[..n * BLOCK];
+    let o = &mut rest[..n * dv];
 
     for i in 0..n {
         let fade = &mut fades[i * dk..][..dk];
@@ -67,23 +67,20 @@ fn block<'o>(
         if i > 0 {
             multiply(&before[(i - 1) * dk..], &mut rest[..dk]);
         }
+        let u = &mut u[i * dv..][..dv];
+        u.copy_from_slice(inputs.v.get(first + i, dv));
+        scale(inputs.write_gate(first + i), u);
     }
 
-    for i in 0..n {
-        let (t, u) = (first + i, &mut u[i * dv..][..dv]);
-        u.copy_from_slice(inputs.v.get(t, dv));
-        scale(inputs.write_gate(t), u);
-    }
     if let Some(beta) = inputs.beta {
-        probe.copy_from_slice(keys);
-        triangle(n, dk, probe, keys, fades, tile, weights);
-        multiply(reach, probe);
-        o.fill(0.0);
-        gemm([n, dv, dk], probe, [dk, 1], state, dv, o, dv);
+        triangle(n, Rows::new(keys, dk), keys, fades, tile, weights);
+        for ((probe, key), reach) in probe.iter_mut().zip(&*keys).zip(&*reach) {
+            *probe = -key * reach;
+        }
+        gemm([n, dv, dk], probe, [dk, 1], state, dv, u, dv);
         for i in 0..n {
             let (before, rest) = u.split_at_mut(i * dv);
             let row = &mut rest[..dv];
-            axpy(-1.0, &o[i * dv..][..dv], row);
             for (weight, earlier) in weights[i * BLOCK..].iter().zip(before.chunks_exact(dv)) {
                 axpy(-weight, earlier, row);
             }
@@ -92,11 +89,11 @@ fn block<'o>(
     }
 
     for query in 0..inputs.queries {
+        let q = inputs.q.from(first, query * dk);
+        triangle(n, q, keys, fades, tile, weights);
         for (i, probe) in probe.chunks_exact_mut(dk).enumerate() {
-            let queries = inputs.q.get(first + i, inputs.queries * dk);
-            probe.copy_from_slice(&queries[query * dk..][..dk]);
+            probe.copy_from_slice(q.get(i, dk));
         }
-        triangle(n, dk, probe, keys, fades, tile, weights);
         multiply(reach, probe);
         o.fill(0.0);
         gemm([n, dv, dk], probe, [dk, 1], state, dv, o, dv);
@@ -117,36 +114,31 @@ fn block<'o>(
     gemm([dk, dv, n], tile, [BLOCK, 1], u, dv, state, dv);
 }
 
-/// `weights[i, j] = probe_i . F_ij k_j` for j up to i, else 0, and leaves the keys `[dk, BLOCK]` in the tile, faded to
-/// the last token.
+/// `weights[i, j] = probe_i . F_ij k_j` for j up to i, else 0; leaves the keys `[dk, BLOCK]` in the tile, faded to the
+/// last token.
 #[inline(always)]
 fn triangle(
     n: usize,
-    dk: usize,
-    probe: &[f32],
+    probe: Rows,
     keys: &[f32],
     fades: &[f32],
     tile: &mut [f32],
     weights: &mut [f32],
 ) {
-    for (c, row) in tile.chunks_exact_mut(BLOCK).enumerate() {
+    let tile = tile.as_chunks_mut::<BLOCK>().0;
+    let dk = tile.len();
+    for (c, row) in tile.iter_mut().enumerate() {
         row.fill(0.0);
         for (x, key) in row.iter_mut().zip(keys.chunks_exact(dk)) {
             *x = key[c];
         }
     }
     for i in 0..n {
-        let (probe, fade) = (&probe[i * dk..][..dk], &fades[i * dk..][..dk]);
+        let (probe, fade) = (probe.get(i, dk), &fades[i * dk..][..dk]);
         let mut sums = [0.0f32; BLOCK];
-        for ((row, probe), fade) in tile
-            .as_chunks_mut::<BLOCK>()
-            .0
-            .iter_mut()
-            .zip(probe)
-            .zip(fade)
-        {
+        for ((row, &probe), &fade) in tile.iter_mut().zip(probe).zip(fade) {
             for l in 0..BLOCK {
-                row[l] *= if l < i { *fade } else { 1.0 };
+                row[l] *= if l < i { fade } else { 1.0 };
                 sums[l] += probe * row[l];
             }
         }

@@ -100,12 +100,15 @@ impl Slots {
                     out.part(start..start + width)
                 };
                 let mut scratch = frame.scratch[worker].lock().expect("scratch");
-                simd::vectorize(|| {
-                    for first in (0..frame.tokens.len()).step_by(PIECE) {
-                        let piece = first..(first + PIECE).min(frame.tokens.len());
-                        task.run(piece, keys, values, &mut out, &mut scratch);
-                    }
-                });
+                simd::vectorize(
+                    #[inline(always)]
+                    || {
+                        for first in (0..frame.tokens.len()).step_by(PIECE) {
+                            let piece = first..(first + PIECE).min(frame.tokens.len());
+                            task.run(piece, keys, values, &mut out, &mut scratch);
+                        }
+                    },
+                );
             });
         }
         frame.buffers.put(self.out.buffer, out);
