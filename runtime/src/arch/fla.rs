@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use waterline_quant::{Tensor, safetensors};
 
-use super::{Config, Family, fla_linear, tensors};
+use super::{Config, Family, fla_linear, fla_slots, tensors};
 use crate::error::{Error, Result};
 use crate::mixers::{
     Attention, GatedDeltaNet, Lte, Mixer, NativeSparseAttention, RouterScope, ScoreMap,
@@ -30,6 +30,8 @@ pub(super) const FAMILY: Family = Family {
         "delta_net",
         "hgrn2",
         "kda",
+        "gsa",
+        "abc",
     ],
     spec,
     tensor,
@@ -46,6 +48,8 @@ fn mixer(config: &Config, layer: usize) -> Result<Arc<dyn Mixer>> {
         "delta_net" => Arc::new(fla_linear::delta_net(config)?),
         "hgrn2" => Arc::new(fla_linear::hgrn2(config, layer)?),
         "kda" => Arc::new(fla_linear::kda(config)?),
+        "gsa" => Arc::new(fla_slots::gsa(config)?),
+        "abc" => Arc::new(fla_slots::abc(config)?),
         _ => Arc::new(gated_deltanet(config)?),
     })
 }

@@ -4,10 +4,12 @@
 //! slots, and how it lowers to stages. Nothing outside this folder names one, but the frontends in
 //! [`crate::arch`] that read a checkpoint's configuration.
 
+mod abc;
 mod attention;
 mod delta_net;
 mod gated_deltanet;
 mod gla;
+mod gsa;
 mod hax;
 mod head_gates;
 mod hgrn2;
@@ -30,10 +32,12 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+pub use abc::Abc;
 pub use attention::{Attention, Retained, RetainedPolicy, RopeScaling};
 pub use delta_net::{DeltaNet, KeyNorm};
 pub use gated_deltanet::GatedDeltaNet;
 pub use gla::Gla;
+pub use gsa::Gsa;
 pub use hax::{Hax, Source};
 pub use head_gates::HeadGateInput;
 pub use hgrn2::Hgrn2;
@@ -112,10 +116,12 @@ type Read = fn(Value) -> Result<Arc<dyn Mixer>, serde_json::Error>;
 
 /// Every mixer: its name in files, and how its numbers are read.
 const MIXERS: &[(&str, Read)] = &[
+    (abc::KIND, read_as::<Abc>),
     (attention::KIND, read_as::<Attention>),
     (delta_net::KIND, read_as::<DeltaNet>),
     (gated_deltanet::KIND, read_as::<GatedDeltaNet>),
     (gla::KIND, read_as::<Gla>),
+    (gsa::KIND, read_as::<Gsa>),
     (hgrn2::KIND, read_as::<Hgrn2>),
     (kda::KIND, read_as::<Kda>),
     (lte::KIND, read_as::<Lte>),

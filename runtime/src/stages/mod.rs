@@ -22,6 +22,7 @@ mod replace;
 mod rig;
 mod scan;
 mod score;
+mod slots;
 mod softmax;
 mod token_shift;
 
@@ -41,6 +42,7 @@ pub use recur::{Decay, HeadGates, Key, Recur, Write};
 pub use replace::{FirstValues, Replace};
 pub use scan::Scan;
 pub use score::{RouterLayer, Score, ScoreMap};
+pub use slots::Slots;
 pub use token_shift::TokenShift;
 
 use crate::cpu::Frame;
@@ -63,6 +65,8 @@ pub enum Stage {
     Scan(Scan),
     /// Sparse attention beside a state-space model.
     Hax(Hax),
+    /// Attention over a fixed number of slots.
+    Slots(Slots),
     /// Scores of the retention router.
     Score(Score),
     /// Softmax attention over cached keys.
@@ -87,6 +91,7 @@ impl Stage {
             Stage::Recur(stage) => stage.run(frame),
             Stage::Scan(stage) => stage.run(frame),
             Stage::Hax(stage) => stage.run(frame),
+            Stage::Slots(stage) => stage.run(frame),
             Stage::Score(stage) => stage.run(frame),
             Stage::Attend(stage) => stage.run(frame),
             Stage::AttendBlocks(stage) => stage.run(frame),
@@ -102,6 +107,7 @@ impl Stage {
             Stage::TokenShift(stage) => stage.scratch(),
             Stage::Recur(stage) => stage.scratch(chunk),
             Stage::Hax(stage) => stage.scratch(),
+            Stage::Slots(stage) => stage.scratch(chunk),
             Stage::Score(stage) => stage.scratch(chunk),
             Stage::Attend(stage) => stage.scratch(),
             Stage::AttendBlocks(stage) => stage.scratch(),
@@ -120,7 +126,7 @@ impl Stage {
             Stage::Mlp(stage) => {
                 stage.gate.bytes().len() + stage.up.bytes().len() + stage.down.bytes().len()
             }
-            Stage::Prepare(_) | Stage::Recur(_) | Stage::Scan(_) => 0,
+            Stage::Prepare(_) | Stage::Recur(_) | Stage::Scan(_) | Stage::Slots(_) => 0,
             Stage::TokenShift(_) | Stage::Replace(_) => 0,
             Stage::Attend(_) | Stage::AttendBlocks(_) => 0,
         }

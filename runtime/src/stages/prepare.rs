@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::activation::{Activation, log_sigmoid};
 use super::norm::Norm;
+use super::softmax::softmax;
 use crate::cpu::{Frame, Shared, SharedArena, simd};
 use crate::program::{Vector, View};
 
@@ -76,6 +77,10 @@ pub enum Map {
     L2Norm,
     /// `x / sum |x|`.
     SumNorm,
+    /// Softmax over the head.
+    Softmax,
+    /// The product with a matrix `[head_dim, head_dim]`.
+    Linear(Vector),
     /// Root-mean-square norm.
     Rms(Norm),
     /// Rotary position, as [`Prepare::rope`] says.
@@ -206,18 +211,33 @@ pub enum Gate {
     },
     /// Softmax over the columns.
     Softmax,
+    /// What a decay leaves to be written, `1 - sigmoid(x)^scale`.
+    Forget {
+        /// One over the gate's normalizer.
+        scale: f32,
+    },
+    /// Softmax over time of each column, as it stands at every token: what the token itself weighs.
+    RunningSoftmax {
+        /// Bounds of x.
+        clamp: [f32; 2],
+        /// The slot of each column's largest x, then of the sum of `e^(x - largest)`, `[2, columns]`.
+        slot: usize,
+    },
     /// A constant, whatever x is.
     Constant(f32),
 }
 
 impl Prepare {
     pub(crate) fn scratch(&self, _chunk: usize) -> usize {
-        let history = |lane: &Lane| {
-            lane.conv.as_ref().map_or(0, |conv| {
-                (conv.weight.len() / lane.view.width - 1) * lane.head_dim
-            })
+        // The convolution's history, or the input of a linear map.
+        let room = |lane: &Lane| {
+            let past = lane
+                .conv
+                .as_ref()
+                .map_or(0, |conv| conv.weight.len() / lane.view.width - 1);
+            past.max(1) * lane.head_dim
         };
-        self.lanes.iter().map(history).max().unwrap_or(0)
+        self.lanes.iter().map(room).max().unwrap_or(0)
     }
 
     pub(crate) fn run(&self, frame: &mut Frame) {
@@ -240,9 +260,13 @@ impl Prepare {
         for (view, gate) in &self.gates {
             let width = view.stride;
             let values = frame.buffers.get_mut(view.buffer);
+            let state = match gate {
+                Gate::RunningSoftmax { slot, .. } => frame.arena.slot_mut(*slot),
+                _ => &mut [],
+            };
             simd::vectorize(|| {
                 for t in 0..tokens {
-                    gate.apply(&mut values[t * width + view.start..][..view.width]);
+                    gate.apply(&mut values[t * width + view.start..][..view.width], state);
                 }
             });
         }
@@ -280,7 +304,7 @@ impl Prepare {
                     let angles =
                         angles.map_or(&[][..], |(table, angles)| &table[t * angles..][..angles]);
                     for map in &lane.maps {
-                        map.apply(angles, head);
+                        map.apply(angles, head, &mut scratch);
                     }
                 }
             });
@@ -366,8 +390,16 @@ impl Lane {
 
 impl Map {
     #[inline(always)]
-    fn apply(&self, angles: &[f32], head: &mut [f32]) {
+    fn apply(&self, angles: &[f32], head: &mut [f32], scratch: &mut [f32]) {
         match self {
+            Map::Softmax => softmax(head),
+            Map::Linear(matrix) => {
+                let input = &mut scratch[..head.len()];
+                input.copy_from_slice(head);
+                for (x, row) in head.iter_mut().zip(matrix.chunks_exact(input.len())) {
+                    *x = simd::dot(row, input);
+                }
+            }
             Map::Activation(function) => function.apply(head),
             Map::L2Norm => simd::scale(1.0 / (simd::dot(head, head) + 1e-6).sqrt(), head),
             Map::SumNorm => {
@@ -382,8 +414,22 @@ impl Map {
 
 impl Gate {
     #[inline(always)]
-    fn apply(&self, values: &mut [f32]) {
+    fn apply(&self, values: &mut [f32], state: &mut [f32]) {
         match self {
+            Gate::RunningSoftmax {
+                clamp: [low, high], ..
+            } => {
+                let (largest, sums) = state.split_at_mut(values.len());
+                for ((x, largest), sum) in values.iter_mut().zip(largest).zip(sums) {
+                    let now = x.max(*low).min(*high);
+                    // A sum of zero: the first token.
+                    let before = if *sum > 0.0 { *largest } else { now };
+                    *largest = now.max(before);
+                    let weight = simd::exp(now - *largest);
+                    *sum = *sum * simd::exp(before - *largest) + weight;
+                    *x = weight / *sum;
+                }
+            }
             Gate::Decay { rate, bias } => {
                 for ((x, rate), bias) in values.iter_mut().zip(rate.iter()).zip(bias.iter()) {
                     *x = -rate * simd::softplus(*x + bias);
@@ -410,15 +456,10 @@ impl Gate {
                     *x = simd::softplus(*x + bias).clamp(*min, *max);
                 }
             }
-            Gate::Softmax => {
-                let max = simd::max(values);
-                let mut sum = 0.0;
-                for x in values.iter_mut() {
-                    *x = simd::exp(*x - max);
-                    sum += *x;
-                }
-                simd::scale(1.0 / sum, values);
-            }
+            Gate::Softmax => softmax(values),
+            Gate::Forget { scale } => values
+                .iter_mut()
+                .for_each(|x| *x = 1.0 - simd::exp(scale * log_sigmoid(*x))),
             Gate::Constant(value) => values.fill(*value),
         }
     }
@@ -430,7 +471,7 @@ mod tests {
 
     fn mapped(gate: &Gate, values: &[f32]) -> Vec<f32> {
         let mut values = values.to_vec();
-        gate.apply(&mut values);
+        gate.apply(&mut values, &mut []);
         values
     }
 
@@ -478,10 +519,10 @@ mod tests {
     #[test]
     fn a_sum_norm_divides_by_absolute_values() {
         let mut head = [1.0, -3.0, 0.0];
-        Map::SumNorm.apply(&[], &mut head);
+        Map::SumNorm.apply(&[], &mut head, &mut []);
         assert_eq!(head, [0.25, -0.75, 0.0]);
         let mut zeros = [0.0; 3];
-        Map::SumNorm.apply(&[], &mut zeros);
+        Map::SumNorm.apply(&[], &mut zeros, &mut []);
         assert_eq!(zeros, [0.0; 3]);
     }
 }

@@ -86,8 +86,8 @@ pub struct Recur {
 /// Columns of a buffer from a head's first one on.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a> {
-    values: &'a [f32],
-    stride: usize,
+    pub values: &'a [f32],
+    pub stride: usize,
 }
 
 impl<'a> Rows<'a> {
@@ -118,12 +118,12 @@ pub(super) struct Inputs<'a> {
     pub q: Rows<'a>,
     pub k: Option<Rows<'a>>,
     pub v: Rows<'a>,
-    decay: Fade<'a>,
+    pub decay: Fade<'a>,
     pub beta: Option<Rows<'a>>,
     pub removal: Option<Removal<'a>>,
-    write_gate: Option<Rows<'a>>,
-    read_gate: Option<Rows<'a>>,
-    scale: f32,
+    pub write_gate: Option<Rows<'a>>,
+    pub read_gate: Option<Rows<'a>>,
+    pub scale: f32,
 }
 
 /// What [`Write::Replace`] takes off a state.
@@ -133,12 +133,14 @@ pub(super) struct Removal<'a> {
     pub rate: Rows<'a>,
 }
 
-enum Fade<'a> {
+/// How a state fades: by `exp` of these, or by one minus them.
+pub(super) enum Fade<'a> {
     None,
     Fixed(f32),
     Head(Rows<'a>),
     Step(Rows<'a>, f32),
     Key(Rows<'a>),
+    Complement(Rows<'a>),
 }
 
 impl Inputs<'_> {
@@ -153,6 +155,11 @@ impl Inputs<'_> {
             Fade::Key(g) => {
                 for (fade, &g) in fade.iter_mut().zip(g.get(t, self.dk)) {
                     *fade = simd::exp(g);
+                }
+            }
+            Fade::Complement(weights) => {
+                for (fade, &weight) in fade.iter_mut().zip(weights.get(t, self.dk)) {
+                    *fade = 1.0 - weight;
                 }
             }
         }
@@ -192,17 +199,40 @@ fn in_matrix_form(tokens: usize) -> bool {
     tokens >= 8
 }
 
+/// Floats of scratch that [`run`] needs for chunks of up to `chunk` tokens.
+pub(super) fn scratch(dk: usize, dv: usize, chunk: usize) -> usize {
+    if in_matrix_form(chunk) {
+        recur_chunk::scratch(dk, dv)
+    } else {
+        2 * dk
+    }
+}
+
+/// Runs `tokens` tokens on one state; `out(t)` is the place of an output `[queries, dv]`.
+#[inline(always)]
+pub(super) fn run<'o>(
+    inputs: &Inputs,
+    tokens: usize,
+    state: &mut [f32],
+    out: &mut impl FnMut(usize) -> &'o mut [f32],
+    scratch: &mut [f32],
+) {
+    if in_matrix_form(tokens) {
+        recur_chunk::run(inputs, tokens, state, out, scratch);
+    } else {
+        for t in 0..tokens {
+            step(inputs, t, state, out(t), scratch);
+        }
+    }
+}
+
 impl Recur {
     pub(crate) fn scratch(&self, chunk: usize) -> usize {
-        if in_matrix_form(chunk) {
-            recur_chunk::scratch(self.dk, self.dv)
-        } else {
-            2 * self.dk
-        }
+        scratch(self.dk, self.dv, chunk)
     }
 
     /// What the state number `state` takes from the buffers.
-    fn inputs<'a>(&self, buffers: &'a Buffers, state: usize) -> Inputs<'a> {
+    pub(super) fn inputs<'a>(&self, buffers: &'a Buffers, state: usize) -> Inputs<'a> {
         let queries = self.heads / self.states;
         let head = state * queries;
         let rows = |view: &View, width: usize| {
@@ -266,21 +296,10 @@ impl Recur {
                     out.part(start..start + width)
                 };
                 let mut scratch = frame.scratch[worker].lock().expect("scratch");
-                if in_matrix_form(tokens) {
-                    simd::vectorize(
-                        #[inline(always)]
-                        || recur_chunk::run(&inputs, tokens, matrix, &mut row, &mut scratch),
-                    );
-                } else {
-                    simd::vectorize(
-                        #[inline(always)]
-                        || {
-                            for t in 0..tokens {
-                                step(&inputs, t, matrix, row(t), &mut scratch);
-                            }
-                        },
-                    );
-                }
+                simd::vectorize(
+                    #[inline(always)]
+                    || run(&inputs, tokens, matrix, &mut row, &mut scratch),
+                );
             });
         }
         frame.buffers.put(self.out.buffer, out);

@@ -39,6 +39,18 @@ impl Element for f16 {
     }
 }
 
+/// Softmax in place.
+#[inline(always)]
+pub(super) fn softmax(values: &mut [f32]) {
+    let max = simd::max(values);
+    let mut sum = 0.0;
+    for x in values.iter_mut() {
+        *x = simd::exp(*x - max);
+        sum += *x;
+    }
+    simd::scale(1.0 / sum, values);
+}
+
 /// The running softmax of one query, kept in `head_dim + 2` values: the largest score so far, the sum of
 /// `exp(score - largest)`, and the values weighted by it.
 pub(super) struct Running<'a> {

@@ -1,0 +1,73 @@
+//! flash-linear-attention's slot attention layers: from its keys to the mixers' numbers.
+
+use super::Config;
+use super::fla::{scaled, taps};
+use crate::error::Result;
+use crate::mixers::{Abc, Gsa};
+use crate::stages::Activation;
+
+/// Width of each of `heads` heads, of a projection that is `key` times as wide as the model. The library misspells the
+/// key where it has not yet been read and written back.
+fn per_head(config: &Config, heads: usize, key: &str, default: f32) -> Result<usize> {
+    let misspelt = key.replace("expand", "exapnd");
+    let key = match config.object().contains_key(key) {
+        true => key,
+        false => &misspelt,
+    };
+    let width = scaled(config, config.usize("hidden_size")?, key, default)?;
+    if heads == 0 || !width.is_multiple_of(heads) {
+        let expected = format!("a divisor of the width {width} that {key} makes");
+        return Err(config.wrong("num_heads", &expected));
+    }
+    Ok(width / heads)
+}
+
+/// The number of slots: 64 if the key is absent, a head's width if it is null.
+fn slots(config: &Config, head_dim: usize) -> Result<usize> {
+    match config.object().get("num_slots") {
+        None => Ok(64),
+        Some(_) => config.usize_or("num_slots", head_dim),
+    }
+}
+
+pub(super) fn gsa(config: &Config) -> Result<Gsa> {
+    let heads = config.usize_or("num_heads", 4)?;
+    let head_dim = per_head(config, heads, "expand_k", 1.0)?;
+    let maps = [
+        ("swish", (Activation::Silu, false)),
+        ("relu", (Activation::Relu, false)),
+        ("t2r", (Activation::Relu, true)),
+    ];
+    let (feature_map, learned_map) = config.one_of("feature_map", maps[0].1, &maps)?;
+    Ok(Gsa {
+        heads,
+        kv_heads: config.usize_or("num_kv_heads", heads)?,
+        head_dim,
+        value_dim: per_head(config, heads, "expand_v", 1.0)?,
+        slots: slots(config, head_dim)?,
+        feature_map,
+        learned_map,
+        conv: taps(config, false)?,
+        gate_normalizer: config.f32_or("gate_logit_normalizer", 8.0)?,
+    })
+}
+
+pub(super) fn abc(config: &Config) -> Result<Abc> {
+    let heads = config.usize_or("num_heads", 4)?;
+    let head_dim = per_head(config, heads, "expand_k", 0.5)?;
+    let bound = |key: &str, default: f32| match config.object().contains_key(key) {
+        true => config.optional_f32(key),
+        false => Ok(Some(default)),
+    };
+    Ok(Abc {
+        heads,
+        head_dim,
+        value_dim: per_head(config, heads, "expand_v", 1.0)?,
+        slots: slots(config, head_dim)?,
+        conv: taps(config, false)?,
+        rope_theta: config.bool_or("use_rope", true)?.then_some(10000.0),
+        min: bound("clamp_min", -32.0)?,
+        max: bound("clamp_max", 32.0)?,
+        norm_eps: config.f32_or("norm_eps", 1e-6)?,
+    })
+}

@@ -1,0 +1,149 @@
+//! Attention with bounded-memory control (arXiv 2110.02488; flash-linear-attention `layers/abc.py`).
+//!
+//! With x the normed input, per head:
+//! ```text
+//! q, k, v = W_q x, W_k x, W_v x;  each silu(conv(.)) (optional);  q, k <- rotary(position) (optional)
+//! c  = clamp(W_s x, min, max)                                     [slots]
+//! s  = e^c_t / sum_{j<=t} e^c_j                                   what the token weighs in a softmax over time
+//! K <- K diag(1 - s) + k^T s;  V <- diag(1 - s) V + s^T v;  o = softmax(head_dim^-1/2 q K) V
+//! y  = W_o (rms(o) silu(W_g x))
+//! ```
+//! State: `K [heads, head_dim, slots]`, `V [heads, slots, value_dim]`, of each softmax over time the largest exponent
+//! and the sum relative to it, and the last `conv - 1` inputs of each convolution. (The reference does not keep the
+//! sum, so that its decoding differs from its prefill; this follows its prefill.)
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::short_conv::{self, Branch};
+use super::{Mismatch, Mixer, gsa, output_norm};
+use crate::error::Result;
+use crate::program::Lowering;
+use crate::spec::WeightSpec;
+use crate::stages::{Activation, Finish, Gate, Map, Prepare, Rope, Slots, Stage};
+use crate::state::{SlotDtype, SlotKind, SlotSpec};
+
+pub(super) const KIND: &str = "abc";
+
+/// Its numbers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Abc {
+    /// Heads.
+    pub heads: usize,
+    /// Width of a query or key head.
+    pub head_dim: usize,
+    /// Width of a value head.
+    pub value_dim: usize,
+    /// Slots of a head.
+    pub slots: usize,
+    /// Taps of the short convolutions, which end in silu; none: neither.
+    pub conv: Option<usize>,
+    /// Base of the rotary positions; none: no positions.
+    pub rope_theta: Option<f32>,
+    /// Smallest exponent of a write, if bounded.
+    pub min: Option<f32>,
+    /// Largest exponent of a write, if bounded.
+    pub max: Option<f32>,
+    /// Epsilon of the output norm.
+    pub norm_eps: f32,
+}
+
+impl Abc {
+    fn branches(&self) -> [Branch; 3] {
+        short_conv::qkv([self.heads; 3], self.head_dim, self.value_dim)
+    }
+}
+
+impl Mixer for Abc {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn to_json(&self) -> Value {
+        json!(self)
+    }
+
+    fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
+        let dims = [self.heads, self.head_dim, self.value_dim, self.slots];
+        Mismatch::unless(
+            dims.iter().all(|&n| n > 0),
+            || format!("{dims:?}"),
+            "heads, widths and slots of one or more",
+        )?;
+        Mismatch::unless(
+            self.rope_theta.is_none() || self.head_dim.is_multiple_of(2),
+            || format!("rotary positions on {} values", self.head_dim),
+            "an even number of values",
+        )?;
+        short_conv::check(self.conv)
+    }
+
+    fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
+        let mut weights = short_conv::weights(&self.branches(), hidden, self.conv, false);
+        let width = self.heads * self.value_dim;
+        weights.extend([
+            WeightSpec::full("s_proj.weight", &[self.heads * self.slots, hidden]),
+            WeightSpec::matrix("g_proj.weight", width, hidden),
+            WeightSpec::full("o_norm.weight", &[self.value_dim]),
+            WeightSpec::matrix("o_proj.weight", hidden, width),
+        ]);
+        weights
+    }
+
+    fn slots(&self) -> Vec<SlotSpec> {
+        let slots = gsa::slots(self.heads, self.slots, self.head_dim, self.value_dim);
+        let shape = [2, self.heads * self.slots];
+        let sums = SlotSpec::new("sums", SlotKind::Counter, SlotDtype::F32, &shape);
+        let mut all = Vec::from(slots);
+        all.push(sums);
+        all.extend(short_conv::slots(&self.branches(), self.conv));
+        all
+    }
+
+    fn lower(&self, block: &mut Lowering) -> Result<()> {
+        let views = block.project(&["q_proj", "k_proj", "v_proj", "s_proj", "g_proj"])?;
+        let (q, k, v, weights, gate) = (views[0], views[1], views[2], views[3], views[4]);
+        let mut lanes = Vec::new();
+        for (i, branch) in self.branches().iter().enumerate() {
+            let silu = Map::Activation(Activation::Silu);
+            let mut maps: Vec<_> = self.conv.map(|_| silu).into_iter().collect();
+            if i < 2 {
+                maps.extend(self.rope_theta.map(|_| Map::Rope));
+            }
+            if !maps.is_empty() {
+                lanes.push(branch.lane(block, views[i], 3 + i, maps)?);
+            }
+        }
+        let clamp = [
+            self.min.unwrap_or(f32::NEG_INFINITY),
+            self.max.unwrap_or(f32::INFINITY),
+        ];
+        let slot = block.slot(2);
+        let rope = self
+            .rope_theta
+            .map(|theta| Rope::new(theta, None, block.buffer(self.head_dim)));
+        block.push(Stage::Prepare(Prepare {
+            lanes,
+            rope,
+            gates: vec![(weights, Gate::RunningSoftmax { clamp, slot })],
+        }));
+        let out = block.buffer(self.heads * self.value_dim);
+        block.push(Stage::Slots(Slots {
+            heads: self.heads,
+            kv_heads: self.heads,
+            slots: self.slots,
+            q,
+            k,
+            v,
+            weights,
+            scale: (self.head_dim as f32).powf(-0.5),
+            keys: block.slot(0),
+            values: block.slot(1),
+            out,
+        }));
+        let norm = output_norm(block, self.norm_eps)?;
+        let gate = Finish::Gate(gate, Activation::Silu);
+        block.emit(out, vec![norm, gate], "o_proj")
+    }
+}

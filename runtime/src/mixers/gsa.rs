@@ -1,0 +1,178 @@
+//! Gated slot attention (arXiv 2409.07146; flash-linear-attention `layers/gsa.py`), also as transformers fine-tuned to
+//! it have it.
+//!
+//! With x the normed input, per head (head h uses key and value head `h / (heads / kv_heads)`, its slots included):
+//! ```text
+//! q, k, v = W_q x, W_k x, W_v x;  each silu(conv(.)) (optional)
+//! q, k <- feature map;  v <- silu(v)                silu, relu, or relu(W .) with one W for q, k and all heads
+//! s  = 1 - sigmoid(W_f x)^(1 / normalizer)           [slots]; but for the `written` largest, zero (optional)
+//! K <- K diag(1 - s) + k^T s;  V <- diag(1 - s) V + s^T v;  o = softmax(q K) V
+//! y  = W_o rms(silu(o))                              over all heads, epsilon 1e-5
+//! ```
+//! The scores are not scaled. State: `K [kv_heads, head_dim, slots]`, `V [kv_heads, slots, value_dim]` and the last
+//! `conv - 1` inputs of each convolution.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::short_conv::{self, Branch};
+use super::{Mismatch, Mixer, output_norm};
+use crate::error::Result;
+use crate::program::Lowering;
+use crate::spec::WeightSpec;
+use crate::stages::{Activation, Finish, Gate, Map, Prepare, Slots, Stage};
+use crate::state::{SlotDtype, SlotKind, SlotSpec};
+
+pub(super) const KIND: &str = "gsa";
+
+/// The reference leaves the output norm at this default, whatever its configuration says.
+const NORM_EPS: f32 = 1e-5;
+
+/// Its numbers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gsa {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of a query or key head.
+    pub head_dim: usize,
+    /// Width of a value head.
+    pub value_dim: usize,
+    /// Slots of a key and value head.
+    pub slots: usize,
+    /// Applied to queries and keys, after the learned matrix if there is one.
+    pub feature_map: Activation,
+    /// Whether a learned matrix comes before the feature map.
+    pub learned_map: bool,
+    /// Taps of the short convolutions, which end in silu; none: neither.
+    pub conv: Option<usize>,
+    /// Divides the logarithm of the slots' fade.
+    pub gate_normalizer: f32,
+}
+
+impl Gsa {
+    fn branches(&self) -> [Branch; 3] {
+        let heads = [self.heads, self.kv_heads, self.kv_heads];
+        short_conv::qkv(heads, self.head_dim, self.value_dim)
+    }
+}
+
+/// The states of keys and values over `slots` slots.
+pub(super) fn slots(
+    heads: usize,
+    slots: usize,
+    head_dim: usize,
+    value_dim: usize,
+) -> [SlotSpec; 2] {
+    let matrix =
+        |name, shape: [usize; 3]| SlotSpec::new(name, SlotKind::Matrix, SlotDtype::F32, &shape);
+    [
+        matrix("keys", [heads, head_dim, slots]),
+        matrix("values", [heads, slots, value_dim]),
+    ]
+}
+
+impl Mixer for Gsa {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn to_json(&self) -> Value {
+        json!(self)
+    }
+
+    fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
+        let dims = [
+            self.heads,
+            self.kv_heads,
+            self.head_dim,
+            self.value_dim,
+            self.slots,
+        ];
+        Mismatch::unless(
+            dims.iter().all(|&n| n > 0),
+            || format!("{dims:?}"),
+            "heads, widths and slots of one or more",
+        )?;
+        Mismatch::unless(
+            self.heads.is_multiple_of(self.kv_heads),
+            || {
+                format!(
+                    "{} heads on {} key and value heads",
+                    self.heads, self.kv_heads
+                )
+            },
+            "a whole number of heads for each key and value head",
+        )?;
+        short_conv::check(self.conv)
+    }
+
+    fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
+        let mut weights = short_conv::weights(&self.branches(), hidden, self.conv, false);
+        let gates = [self.kv_heads * self.slots, hidden];
+        weights.push(WeightSpec::full("f_proj.weight", &gates));
+        if self.learned_map {
+            let square = [self.head_dim; 2];
+            weights.push(WeightSpec::full("feature_map.layer.weight", &square));
+        }
+        let width = self.heads * self.value_dim;
+        weights.push(WeightSpec::full("o_norm.weight", &[width]));
+        weights.push(WeightSpec::matrix("o_proj.weight", hidden, width));
+        weights
+    }
+
+    fn slots(&self) -> Vec<SlotSpec> {
+        let mut all = Vec::from(slots(
+            self.kv_heads,
+            self.slots,
+            self.head_dim,
+            self.value_dim,
+        ));
+        all.extend(short_conv::slots(&self.branches(), self.conv));
+        all
+    }
+
+    fn lower(&self, block: &mut Lowering) -> Result<()> {
+        let views = block.project(&["q_proj", "k_proj", "v_proj", "f_proj"])?;
+        let (q, k, v, weights) = (views[0], views[1], views[2], views[3]);
+        let mut lanes = Vec::new();
+        for (i, branch) in self.branches().iter().enumerate() {
+            let silu = Map::Activation(Activation::Silu);
+            let mut maps: Vec<_> = self.conv.map(|_| silu).into_iter().collect();
+            if i < 2 {
+                if self.learned_map {
+                    maps.push(Map::Linear(block.vector("feature_map.layer.weight")?));
+                }
+                maps.push(Map::Activation(self.feature_map));
+            } else {
+                maps.push(Map::Activation(Activation::Silu));
+            }
+            lanes.push(branch.lane(block, views[i], 2 + i, maps)?);
+        }
+        let scale = 1.0 / self.gate_normalizer;
+        block.push(Stage::Prepare(Prepare {
+            lanes,
+            rope: None,
+            gates: vec![(weights, Gate::Forget { scale })],
+        }));
+        let out = block.buffer(self.heads * self.value_dim);
+        block.push(Stage::Slots(Slots {
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            slots: self.slots,
+            q,
+            k,
+            v,
+            weights,
+            scale: 1.0,
+            keys: block.slot(0),
+            values: block.slot(1),
+            out,
+        }));
+        let norm = output_norm(block, NORM_EPS)?;
+        let silu = Finish::Map(Activation::Silu);
+        block.emit(out, vec![silu, norm], "o_proj")
+    }
+}
