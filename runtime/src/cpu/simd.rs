@@ -302,7 +302,10 @@ mod tests {
                     }
                 }
             }
-            vectorize(|| gemm([m, n, k], &a, [1, m], &b, n, &mut c, n));
+            vectorize(
+                #[inline(always)]
+                || gemm([m, n, k], &a, [1, m], &b, n, &mut c, n),
+            );
             for (x, y) in c.iter().zip(&expected) {
                 assert!((x - y).abs() < 1e-4, "{m} {n} {k}: {x} {y}");
             }
@@ -315,7 +318,14 @@ mod tests {
             let a: Vec<f32> = (0..n).map(|i| (i % 7) as f32).collect();
             let b: Vec<f32> = (0..n).map(|i| (i % 5) as f32 - 2.0).collect();
             let expected: f32 = a.iter().zip(&b).map(|(x, y)| x * y).sum();
-            assert_eq!(vectorize(|| dot(&a, &b)), expected, "{n}");
+            assert_eq!(
+                vectorize(
+                    #[inline(always)]
+                    || dot(&a, &b)
+                ),
+                expected,
+                "{n}"
+            );
         }
     }
 }

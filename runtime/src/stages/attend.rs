@@ -86,7 +86,10 @@ impl Attend {
                     state: &state,
                     element: std::marker::PhantomData,
                 };
-                simd::vectorize(|| task.run(&mut scratch));
+                simd::vectorize(
+                    #[inline(always)]
+                    || task.run(&mut scratch),
+                );
             });
         }
         frame.buffers.put(self.k.buffer, projected);

@@ -97,22 +97,31 @@ impl AttendBlocks {
                 // Nothing is overwritten: all tokens can be cached before the first query.
                 frame.pool.each(self.kv_heads, |worker, head| {
                     let mut scratch = frame.scratch[worker].lock().expect("scratch");
-                    simd::vectorize(|| (0..tokens).for_each(|t| task.cache(head, t, &mut scratch)));
+                    simd::vectorize(
+                        #[inline(always)]
+                        || (0..tokens).for_each(|t| task.cache(head, t, &mut scratch)),
+                    );
                 });
                 frame.pool.each(self.kv_heads * tokens, |worker, index| {
                     let mut scratch = frame.scratch[worker].lock().expect("scratch");
                     let (t, head) = (index / self.kv_heads, index % self.kv_heads);
-                    simd::vectorize(|| task.query(head, t, &mut scratch));
+                    simd::vectorize(
+                        #[inline(always)]
+                        || task.query(head, t, &mut scratch),
+                    );
                 });
             } else {
                 frame.pool.each(self.kv_heads, |worker, head| {
                     let mut scratch = frame.scratch[worker].lock().expect("scratch");
-                    simd::vectorize(|| {
-                        for t in 0..tokens {
-                            task.cache(head, t, &mut scratch);
-                            task.query(head, t, &mut scratch);
-                        }
-                    });
+                    simd::vectorize(
+                        #[inline(always)]
+                        || {
+                            for t in 0..tokens {
+                                task.cache(head, t, &mut scratch);
+                                task.query(head, t, &mut scratch);
+                            }
+                        },
+                    );
                 });
             }
         }

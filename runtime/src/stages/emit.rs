@@ -41,34 +41,38 @@ impl Emit {
         for finish in &self.finish {
             let mut staged = frame.buffers.take(INPUTS);
             let values = &mut staged[..used];
-            simd::vectorize(|| match finish {
-                Finish::Norm(norm) => {
-                    for group in values.chunks_exact_mut(norm.weight.len()) {
-                        norm.apply_in_place(group);
-                    }
-                }
-                Finish::GroupNorm(norm, groups) => {
-                    for row in values.chunks_exact_mut(norm.weight.len()) {
-                        norm.apply_in_groups(row, *groups);
-                    }
-                }
-                Finish::Add(view, gains) => {
-                    let columns = frame.buffers.get(view.buffer).chunks(view.stride);
-                    for (row, columns) in values.chunks_exact_mut(view.width).zip(columns) {
-                        let columns = &columns[view.start..][..view.width];
-                        for ((x, column), gain) in row.iter_mut().zip(columns).zip(gains.iter()) {
-                            *x += gain * column;
+            simd::vectorize(
+                #[inline(always)]
+                || match finish {
+                    Finish::Norm(norm) => {
+                        for group in values.chunks_exact_mut(norm.weight.len()) {
+                            norm.apply_in_place(group);
                         }
                     }
-                }
-                Finish::Map(function) => function.apply(values),
-                Finish::Gate(gate, function) => {
-                    let gates = frame.buffers.get(gate.buffer).chunks(gate.stride);
-                    for (row, gates) in values.chunks_exact_mut(gate.width).zip(gates) {
-                        function.gate(&gates[gate.start..][..gate.width], row);
+                    Finish::GroupNorm(norm, groups) => {
+                        for row in values.chunks_exact_mut(norm.weight.len()) {
+                            norm.apply_in_groups(row, *groups);
+                        }
                     }
-                }
-            });
+                    Finish::Add(view, gains) => {
+                        let columns = frame.buffers.get(view.buffer).chunks(view.stride);
+                        for (row, columns) in values.chunks_exact_mut(view.width).zip(columns) {
+                            let columns = &columns[view.start..][..view.width];
+                            for ((x, column), gain) in row.iter_mut().zip(columns).zip(gains.iter())
+                            {
+                                *x += gain * column;
+                            }
+                        }
+                    }
+                    Finish::Map(function) => function.apply(values),
+                    Finish::Gate(gate, function) => {
+                        let gates = frame.buffers.get(gate.buffer).chunks(gate.stride);
+                        for (row, gates) in values.chunks_exact_mut(gate.width).zip(gates) {
+                            function.gate(&gates[gate.start..][..gate.width], row);
+                        }
+                    }
+                },
+            );
             frame.buffers.put(INPUTS, staged);
         }
         frame.load_inputs(self.input.width, self.matrix.format().is_integer_dot());
@@ -98,7 +102,10 @@ impl Frame<'_> {
             unsafe { matrix.mul_rows(piece(hidden, index, pieces), self.inputs, &rows, 0) };
         });
         let residual = &mut self.buffers.get_mut(RESIDUAL)[..used];
-        simd::vectorize(|| simd::add(&product[..used], residual));
+        simd::vectorize(
+            #[inline(always)]
+            || simd::add(&product[..used], residual),
+        );
         self.buffers.put(PRODUCT, product);
     }
 }

@@ -59,16 +59,22 @@ impl Hax {
     fn run_as<E: Element>(&self, frame: &mut Frame) {
         let mut plan = frame.buffers.take(self.plan.buffer);
         let mut out = frame.buffers.take(self.out.buffer);
-        simd::vectorize(|| self.choose::<E>(frame, &mut plan));
+        simd::vectorize(
+            #[inline(always)]
+            || self.choose::<E>(frame, &mut plan),
+        );
         {
             let out = Shared::new(&mut out);
             let state = frame.arena.shared();
             let tokens = frame.tokens.len();
             let blocks = self.v.width.div_ceil(BLOCK);
             frame.pool.each(blocks, |_, block| {
-                simd::vectorize(|| {
-                    self.mix::<E>(block, tokens, frame.buffers, &plan, &state, &out);
-                });
+                simd::vectorize(
+                    #[inline(always)]
+                    || {
+                        self.mix::<E>(block, tokens, frame.buffers, &plan, &state, &out);
+                    },
+                );
             });
         }
         frame.buffers.put(self.out.buffer, out);

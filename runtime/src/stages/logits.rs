@@ -28,7 +28,10 @@ impl Logits {
         let hidden = self.matrix.cols();
         let mut staged = buffers.take(INPUTS);
         let residual = &buffers.get(RESIDUAL)[row * hidden..][..hidden];
-        simd::vectorize(|| self.norm.apply(residual, &mut staged[..hidden]));
+        simd::vectorize(
+            #[inline(always)]
+            || self.norm.apply(residual, &mut staged[..hidden]),
+        );
         inputs.load(
             &staged[..hidden],
             1,

@@ -43,15 +43,18 @@ impl Mlp {
             }
         });
         let staged = frame.buffers.get_mut(INPUTS);
-        simd::vectorize(|| {
-            for t in 0..frame.tokens.len() {
-                let (gate, up) =
-                    inner[t * 2 * intermediate..][..2 * intermediate].split_at(intermediate);
-                for ((out, &g), &u) in staged[t * intermediate..].iter_mut().zip(gate).zip(up) {
-                    *out = simd::silu(g) * u;
+        simd::vectorize(
+            #[inline(always)]
+            || {
+                for t in 0..frame.tokens.len() {
+                    let (gate, up) =
+                        inner[t * 2 * intermediate..][..2 * intermediate].split_at(intermediate);
+                    for ((out, &g), &u) in staged[t * intermediate..].iter_mut().zip(gate).zip(up) {
+                        *out = simd::silu(g) * u;
+                    }
                 }
-            }
-        });
+            },
+        );
         frame.buffers.put(self.inner.buffer, inner);
         frame.load_inputs(intermediate, self.down.format().is_integer_dot());
         frame.add_product(&self.down);

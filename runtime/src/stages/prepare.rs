@@ -264,11 +264,14 @@ impl Prepare {
                 Gate::RunningSoftmax { slot, .. } => frame.arena.slot_mut(*slot),
                 _ => &mut [],
             };
-            simd::vectorize(|| {
-                for t in 0..tokens {
-                    gate.apply(&mut values[t * width + view.start..][..view.width], state);
-                }
-            });
+            simd::vectorize(
+                #[inline(always)]
+                || {
+                    for t in 0..tokens {
+                        gate.apply(&mut values[t * width + view.start..][..view.width], state);
+                    }
+                },
+            );
         }
     }
 
@@ -289,25 +292,36 @@ impl Prepare {
             let mut scratch = frame.scratch[worker].lock().expect("scratch");
             let (lane, head) = self.lane_of(task);
             let column = head * lane.head_dim;
-            simd::vectorize(|| {
-                if let Some(conv) = &lane.conv {
-                    let tokens = frame.tokens.len();
-                    // SAFETY: each task has its own head's columns of the values and of the history.
-                    unsafe {
-                        lane.convolve(conv, &values, width, column, tokens, &state, &mut scratch)
-                    };
-                }
-                for t in 0..frame.tokens.len() {
-                    let start = t * width + lane.view.start + column;
-                    // SAFETY: as above.
-                    let head = unsafe { values.part(start..start + lane.head_dim) };
-                    let angles =
-                        angles.map_or(&[][..], |(table, angles)| &table[t * angles..][..angles]);
-                    for map in &lane.maps {
-                        map.apply(angles, head, &mut scratch);
+            simd::vectorize(
+                #[inline(always)]
+                || {
+                    if let Some(conv) = &lane.conv {
+                        let tokens = frame.tokens.len();
+                        // SAFETY: each task has its own head's columns of the values and of the history.
+                        unsafe {
+                            lane.convolve(
+                                conv,
+                                &values,
+                                width,
+                                column,
+                                tokens,
+                                &state,
+                                &mut scratch,
+                            )
+                        };
                     }
-                }
-            });
+                    for t in 0..frame.tokens.len() {
+                        let start = t * width + lane.view.start + column;
+                        // SAFETY: as above.
+                        let head = unsafe { values.part(start..start + lane.head_dim) };
+                        let angles = angles
+                            .map_or(&[][..], |(table, angles)| &table[t * angles..][..angles]);
+                        for map in &lane.maps {
+                            map.apply(angles, head, &mut scratch);
+                        }
+                    }
+                },
+            );
         });
     }
 

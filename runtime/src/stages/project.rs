@@ -91,12 +91,15 @@ impl Frame<'_> {
         let mut staged = self.buffers.take(INPUTS);
         let width = input.stride;
         let source = self.buffers.get(input.buffer);
-        simd::vectorize(|| {
-            for t in 0..self.tokens.len() {
-                let x = &source[t * width + input.start..][..input.width];
-                f(x, &mut staged[t * input.width..][..input.width]);
-            }
-        });
+        simd::vectorize(
+            #[inline(always)]
+            || {
+                for t in 0..self.tokens.len() {
+                    let x = &source[t * width + input.start..][..input.width];
+                    f(x, &mut staged[t * input.width..][..input.width]);
+                }
+            },
+        );
         self.buffers.put(INPUTS, staged);
     }
 

@@ -72,33 +72,36 @@ impl Replace {
         {
             let [k, v, removal, bonus, first] = buffers.each_mut().map(|b| Shared::new(b));
             frame.pool.each(self.heads, |_, head| {
-                simd::vectorize(|| {
-                    for t in 0..frame.tokens.len() {
-                        let columns = |view: &View| {
-                            let width = view.width / self.heads;
-                            let start = t * view.stride + view.start + head * width;
-                            start..start + width
-                        };
-                        let read = |view: &View| &frame.buffers.get(view.buffer)[columns(view)];
-                        // SAFETY (all): each task has its own head's columns.
-                        let k = unsafe { k.part(columns(&self.k)) };
-                        let v = unsafe { v.part(columns(&self.v)) };
-                        let removal = unsafe { removal.part(columns(&self.removal)) };
-                        let bonus = unsafe { bonus.part(columns(&self.bonus)) };
-                        match &self.first {
-                            FirstValues::Keep(view) => {
-                                unsafe { first.part(columns(view)) }.copy_from_slice(v);
-                            }
-                            FirstValues::Mix { first, mix } => {
-                                let inputs = read(first).iter().zip(read(mix));
-                                for (v, (first, mix)) in v.iter_mut().zip(inputs) {
-                                    *v += mix * (first - *v);
+                simd::vectorize(
+                    #[inline(always)]
+                    || {
+                        for t in 0..frame.tokens.len() {
+                            let columns = |view: &View| {
+                                let width = view.width / self.heads;
+                                let start = t * view.stride + view.start + head * width;
+                                start..start + width
+                            };
+                            let read = |view: &View| &frame.buffers.get(view.buffer)[columns(view)];
+                            // SAFETY (all): each task has its own head's columns.
+                            let k = unsafe { k.part(columns(&self.k)) };
+                            let v = unsafe { v.part(columns(&self.v)) };
+                            let removal = unsafe { removal.part(columns(&self.removal)) };
+                            let bonus = unsafe { bonus.part(columns(&self.bonus)) };
+                            match &self.first {
+                                FirstValues::Keep(view) => {
+                                    unsafe { first.part(columns(view)) }.copy_from_slice(v);
+                                }
+                                FirstValues::Mix { first, mix } => {
+                                    let inputs = read(first).iter().zip(read(mix));
+                                    for (v, (first, mix)) in v.iter_mut().zip(inputs) {
+                                        *v += mix * (first - *v);
+                                    }
                                 }
                             }
+                            self.keys(head, read(&self.r), read(&self.rate), k, removal, v, bonus);
                         }
-                        self.keys(head, read(&self.r), read(&self.rate), k, removal, v, bonus);
-                    }
-                });
+                    },
+                );
             });
         }
         for (view, buffer) in changed.into_iter().zip(buffers) {

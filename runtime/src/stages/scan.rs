@@ -46,24 +46,27 @@ impl Scan {
             frame.pool.each(channels.div_ceil(BLOCK), |_, task| {
                 let first = task * BLOCK;
                 let width = BLOCK.min(channels - first);
-                simd::vectorize(|| {
-                    for t in 0..frame.tokens.len() {
-                        let start = t * self.out.stride + self.out.start + first;
-                        step(
-                            columns(&self.x, t, first, width),
-                            columns(&self.step, t, first, width),
-                            columns(&self.b, t, 0, components),
-                            columns(&self.c, t, 0, components),
-                            |n| &self.rate[n * channels + first..][..width],
-                            // SAFETY: each task has its own channels of the states.
-                            |n| unsafe {
-                                states.part(n * channels + first..n * channels + first + width)
-                            },
-                            // SAFETY: each task has its own channels of the output.
-                            unsafe { out.part(start..start + width) },
-                        );
-                    }
-                });
+                simd::vectorize(
+                    #[inline(always)]
+                    || {
+                        for t in 0..frame.tokens.len() {
+                            let start = t * self.out.stride + self.out.start + first;
+                            step(
+                                columns(&self.x, t, first, width),
+                                columns(&self.step, t, first, width),
+                                columns(&self.b, t, 0, components),
+                                columns(&self.c, t, 0, components),
+                                |n| &self.rate[n * channels + first..][..width],
+                                // SAFETY: each task has its own channels of the states.
+                                |n| unsafe {
+                                    states.part(n * channels + first..n * channels + first + width)
+                                },
+                                // SAFETY: each task has its own channels of the output.
+                                unsafe { out.part(start..start + width) },
+                            );
+                        }
+                    },
+                );
             });
         }
         frame.buffers.put(self.out.buffer, out);
@@ -118,18 +121,21 @@ mod tests {
                 let (b, c) = (row(3, components), row(4, components));
                 let mut y = vec![0.0; channels];
                 let states = Shared::new(&mut state);
-                simd::vectorize(|| {
-                    step(
-                        &x,
-                        &steps,
-                        &b,
-                        &c,
-                        |n| &rate[n * channels..][..channels],
-                        // SAFETY: one thread, one part at a time.
-                        |n| unsafe { states.part(n * channels..(n + 1) * channels) },
-                        &mut y,
-                    );
-                });
+                simd::vectorize(
+                    #[inline(always)]
+                    || {
+                        step(
+                            &x,
+                            &steps,
+                            &b,
+                            &c,
+                            |n| &rate[n * channels..][..channels],
+                            // SAFETY: one thread, one part at a time.
+                            |n| unsafe { states.part(n * channels..(n + 1) * channels) },
+                            &mut y,
+                        );
+                    },
+                );
                 for d in 0..channels {
                     let step = f64::from(steps[d]).exp().ln_1p();
                     let mut sum = 0.0f64;

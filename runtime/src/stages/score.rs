@@ -136,28 +136,31 @@ impl Score {
             let state = frame.arena.shared();
             frame.pool.each(self.kv_heads, |worker, head| {
                 let mut scratch = frame.scratch[worker].lock().expect("scratch");
-                simd::vectorize(|| {
-                    let row = |t: usize| {
-                        let at = t * width + self.out.start + head;
-                        // SAFETY: each task has its own head's column.
-                        unsafe { &mut scores.part(at..at + 1)[0] }
-                    };
-                    let history = |layer: &RouterLayer| {
-                        let n = layer.past() * layer.inputs;
-                        // SAFETY: each task has its own head's history.
-                        unsafe { state.slot::<f32>(layer.slot, head * n..(head + 1) * n) }
-                    };
-                    let (tokens, position) = (frame.tokens.len(), frame.position);
-                    self.run_head(
-                        frame.buffers,
-                        tokens,
-                        position,
-                        head,
-                        &history,
-                        &row,
-                        &mut scratch,
-                    );
-                });
+                simd::vectorize(
+                    #[inline(always)]
+                    || {
+                        let row = |t: usize| {
+                            let at = t * width + self.out.start + head;
+                            // SAFETY: each task has its own head's column.
+                            unsafe { &mut scores.part(at..at + 1)[0] }
+                        };
+                        let history = |layer: &RouterLayer| {
+                            let n = layer.past() * layer.inputs;
+                            // SAFETY: each task has its own head's history.
+                            unsafe { state.slot::<f32>(layer.slot, head * n..(head + 1) * n) }
+                        };
+                        let (tokens, position) = (frame.tokens.len(), frame.position);
+                        self.run_head(
+                            frame.buffers,
+                            tokens,
+                            position,
+                            head,
+                            &history,
+                            &row,
+                            &mut scratch,
+                        );
+                    },
+                );
             });
         }
         frame.buffers.put(self.out.buffer, out);

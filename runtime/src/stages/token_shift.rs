@@ -28,20 +28,23 @@ impl TokenShift {
         let before = frame.arena.slot_mut::<f32>(self.slot);
         let mut scratch = frame.scratch[0].lock().expect("scratch");
         let normed = &mut scratch[..hidden];
-        simd::vectorize(|| {
-            let rows = out.chunks_exact_mut(self.out.stride);
-            for (x, row) in residual.zip(rows).take(frame.tokens.len()) {
-                self.norm.apply(x, normed);
-                let row = &mut row[self.out.start..][..self.out.width];
-                for (mix, out) in self.mixes.iter().zip(row.chunks_exact_mut(hidden)) {
-                    let inputs = normed.iter().zip(before.iter()).zip(mix.iter());
-                    for (out, ((h, before), mix)) in out.iter_mut().zip(inputs) {
-                        *out = h + mix * (before - h);
+        simd::vectorize(
+            #[inline(always)]
+            || {
+                let rows = out.chunks_exact_mut(self.out.stride);
+                for (x, row) in residual.zip(rows).take(frame.tokens.len()) {
+                    self.norm.apply(x, normed);
+                    let row = &mut row[self.out.start..][..self.out.width];
+                    for (mix, out) in self.mixes.iter().zip(row.chunks_exact_mut(hidden)) {
+                        let inputs = normed.iter().zip(before.iter()).zip(mix.iter());
+                        for (out, ((h, before), mix)) in out.iter_mut().zip(inputs) {
+                            *out = h + mix * (before - h);
+                        }
                     }
+                    before.copy_from_slice(normed);
                 }
-                before.copy_from_slice(normed);
-            }
-        });
+            },
+        );
         drop(scratch);
         frame.buffers.put(self.out.buffer, out);
     }
