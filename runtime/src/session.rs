@@ -9,6 +9,9 @@ use crate::model::Model;
 use crate::sampler::{Sampler, SamplerParams, SamplerState};
 use crate::state::{Arena, HEADER, LOG, LOGITS, SAMPLER, Size, Snapshot, StateOptions};
 
+/// Tokens whose logits [`Session::feed_each`] computes in one pass over the output matrix.
+const LOGIT_ROWS: usize = 16;
+
 /// What happens when full attention's context is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ContextEnd {
@@ -251,13 +254,23 @@ impl Session {
     /// # Errors
     /// As [`Session::feed`].
     pub fn feed_each(&mut self, tokens: &[u32], mut each: impl FnMut(usize, &[f32])) -> Result<()> {
+        let model = Arc::clone(&self.model);
+        let vocab = model.spec().vocab;
+        let together = LOGIT_ROWS.min(self.engine.chunk()).min(tokens.len());
+        let mut logits = vec![0.0; together * vocab];
         self.read(
             tokens,
             |_, _| (),
             |session, (first, length)| {
-                for row in 0..length {
-                    session.write_logits(row);
-                    each(first + row, session.logits());
+                for start in (0..length).step_by(together) {
+                    let rows = start..(start + together).min(length);
+                    let logits = &mut logits[..rows.len() * vocab];
+                    session.engine.logits(model.program(), rows, logits);
+                    for (row, logits) in logits.chunks_exact(vocab).enumerate() {
+                        each(first + start + row, logits);
+                    }
+                    let last = &logits[logits.len() - vocab..];
+                    session.arena.slot_mut(LOGITS).copy_from_slice(last);
                 }
             },
         )
@@ -329,7 +342,7 @@ impl Session {
             model,
             ..
         } = self;
-        engine.logits(model.program(), row, arena.slot_mut(LOGITS));
+        engine.logits(model.program(), row..row + 1, arena.slot_mut(LOGITS));
     }
 
     /// Chooses a token by the last logits, without reading it.

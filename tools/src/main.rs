@@ -4,10 +4,12 @@ mod builtin;
 mod chat;
 mod convert;
 mod error;
+mod eval;
 mod format_choice;
 mod inspect;
 mod interrupt;
 mod presets;
+mod progress;
 mod quantize;
 mod random;
 mod run;
@@ -53,6 +55,7 @@ enum Command {
     Quantize(quantize::Args),
     Verify(verify::Args),
     Synth(synth::Args),
+    Eval(eval::Args),
 }
 
 fn main() -> ExitCode {
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         Command::Quantize(args) => quantize::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Synth(args) => synth::run(&args),
+        Command::Eval(args) => eval::run(&args),
     };
     match result {
         Ok(status) => status,

@@ -1,10 +1,10 @@
 //! Writes a model as GGUF, tensor by tensor and piece by piece: no more than a few pieces are in memory.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::ops::Range;
 use std::path::Path;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use waterline::{Checkpoint, WeightSpec, physical_cores};
 use waterline_quant::gguf::{NewTensor, Value, Writer};
 use waterline_quant::{Format, Tensor};
@@ -12,6 +12,7 @@ use waterline_quant::{Format, Tensor};
 use crate::error::{Error, Result};
 use crate::format_choice::FormatArgs;
 use crate::interrupt::Interrupt;
+use crate::progress;
 use crate::random::Random;
 use crate::units;
 
@@ -58,7 +59,7 @@ pub fn write_model(
         .collect();
     let mut writer = Writer::create(path, metadata, &tensors).map_err(Error::Output)?;
     let total: usize = sources.iter().map(|source| source.weight.len()).sum();
-    let bar = progress(total);
+    let bar = progress::bar(total);
     let mut bytes = 0;
     for (source, (_, format)) in sources.iter().zip(&chosen) {
         bar.set_message(source.weight.name.clone());
@@ -135,15 +136,6 @@ fn note_fallbacks(sources: &[Source], chosen: &[(&'static Format, &'static Forma
             source.weight.name
         );
     }
-}
-
-fn progress(total: usize) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{bar:30} {percent:>3} % {eta:>4} {msg}");
-    ProgressBar::new(total as u64)
-        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
 /// Writes one tensor, several pieces at a time; returns its bytes.

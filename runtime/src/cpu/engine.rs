@@ -1,5 +1,6 @@
 //! Runs a program over chunks of tokens, in memory that is allocated once.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use waterline_quant::Activations;
@@ -121,10 +122,14 @@ impl Engine {
         }
     }
 
-    /// Writes the logits after token `row` of the chunk that was run last.
-    pub fn logits(&mut self, program: &Program, row: usize, logits: &mut [f32]) {
-        program
-            .logits
-            .run(&self.pool, &mut self.buffers, &mut self.inputs, row, logits);
+    /// Writes the logits `[rows, vocab]` after these tokens of the chunk that was run last.
+    pub fn logits(&mut self, program: &Program, rows: Range<usize>, logits: &mut [f32]) {
+        program.logits.run(
+            &self.pool,
+            &mut self.buffers,
+            &mut self.inputs,
+            rows,
+            logits,
+        );
     }
 }

@@ -1,5 +1,7 @@
 //! From the residual stream to logits.
 
+use std::ops::Range;
+
 use waterline_quant::{Activations, Matrix, Output};
 
 use super::norm::Norm;
@@ -16,28 +18,33 @@ pub struct Logits {
 }
 
 impl Logits {
-    /// Writes the logits `[vocab]` after the chunk's token `row`.
+    /// Writes the logits `[rows, vocab]` after these tokens of the chunk, in one pass over the output matrix.
     pub(crate) fn run(
         &self,
         pool: &Pool,
         buffers: &mut Buffers,
         inputs: &mut Activations,
-        row: usize,
+        rows: Range<usize>,
         logits: &mut [f32],
     ) {
         let hidden = self.matrix.cols();
+        let count = rows.len();
         let mut staged = buffers.take(INPUTS);
-        let residual = &buffers.get(RESIDUAL)[row * hidden..][..hidden];
+        let residual = &buffers.get(RESIDUAL)[rows.start * hidden..rows.end * hidden];
+        let normed = &mut staged[..count * hidden];
         simd::vectorize(
             #[inline(always)]
-            || self.norm.apply(residual, &mut staged[..hidden]),
+            || {
+                for (x, out) in residual
+                    .chunks_exact(hidden)
+                    .zip(normed.chunks_exact_mut(hidden))
+                {
+                    self.norm.apply(x, out);
+                }
+            },
         );
-        inputs.load(
-            &staged[..hidden],
-            1,
-            hidden,
-            self.matrix.format().is_integer_dot(),
-        );
+        let integer = self.matrix.format().is_integer_dot();
+        inputs.load(normed, count, hidden, integer);
         buffers.put(INPUTS, staged);
         let vocab = self.matrix.rows();
         let out = Output::new(logits, vocab);

@@ -195,6 +195,18 @@ impl Turns {
         Ok(())
     }
 
+    /// Tokens of a whole conversation, as the model was trained to read it; the roles may come in any order that the
+    /// template takes. The conversation held here is left alone.
+    ///
+    /// # Errors
+    /// [`Error::Template`] if the template refuses the messages, [`Error::Tokenizer`] if a text cannot be encoded.
+    pub fn transcript(&self, messages: &[Message]) -> Result<Vec<u32>> {
+        let rendered = self.template.render(&placeholders(messages), false)?;
+        let parts = parts(&rendered, messages)?;
+        let pieces: Vec<Piece> = parts.iter().map(|part| part.piece).collect();
+        self.tokenizer.encode_pieces(&pieces, true)
+    }
+
     /// The special token with which the template closes an answer: generation should stop there.
     pub fn end_token(&self) -> Option<u32> {
         self.end.last().copied()
@@ -202,9 +214,7 @@ impl Turns {
 
     /// Encodes what the template renders after the last answer, or all if there is none yet.
     fn tokens_after_answer(&self, add_generation_prompt: bool) -> Result<Vec<u32>> {
-        let placeholders: Vec<Message> = (0..self.messages.len())
-            .map(|index| Message::new(self.messages[index].role, placeholder(index)))
-            .collect();
+        let placeholders = placeholders(&self.messages);
         let rendered = self.template.render(&placeholders, add_generation_prompt)?;
         let parts = parts(&rendered, &self.messages)?;
         let find = |message: usize| parts.iter().rposition(|part| part.message == Some(message));
@@ -233,8 +243,12 @@ struct Part<'a> {
     piece: Piece<'a>,
 }
 
-fn placeholder(index: usize) -> String {
-    format!("{PAD}{OPEN}{index}{CLOSE}{PAD}")
+/// The messages with a placeholder in place of each content.
+fn placeholders(messages: &[Message]) -> Vec<Message> {
+    let placeholder = |(index, message): (usize, &Message)| {
+        Message::new(message.role, format!("{PAD}{OPEN}{index}{CLOSE}{PAD}"))
+    };
+    messages.iter().enumerate().map(placeholder).collect()
 }
 
 /// Splits a rendering at its placeholders and puts the contents back in, trimmed where the

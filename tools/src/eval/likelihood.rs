@@ -1,0 +1,241 @@
+//! `waterline eval bpb` and `ppl`: the probability that a model gives to a text.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::builder::RangedU64ValueParser;
+use serde_json::json;
+use waterline::{SamplerParams, Session};
+
+use super::documents::{self, Encoder};
+use crate::builtin::open_model;
+use crate::error::{Error, Result};
+use crate::interrupt::on_interrupt;
+use crate::progress;
+use crate::session::SessionArgs;
+
+/// FILE is plain text, which makes one document, or JSON lines with {"text": ...} or {"messages": [{"role", "content"},
+/// ...]}. Every document is read from an empty memory; the logarithms of the probabilities of all tokens but its first
+/// are summed, those of control tokens too. Bits per byte divides by the bytes of the text, perplexity is per token. The
+/// standard error is over documents.
+#[derive(clap::Args)]
+pub struct Args {
+    /// A text or JSONL file; - is standard input.
+    file: PathBuf,
+    /// A GGUF file or a Hugging Face directory.
+    model: Option<PathBuf>,
+    /// Most tokens of a document.
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = RangedU64ValueParser::<usize>::new().range(2..))]
+    tokens: usize,
+    /// Most documents.
+    #[arg(long, value_name = "N", default_value_t = usize::MAX, hide_default_value = true, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    limit: usize,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    session: SessionArgs,
+}
+
+/// Which number is printed first.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Headline {
+    /// `bpb`.
+    BitsPerByte,
+    /// `ppl`.
+    Perplexity,
+}
+
+/// What one document cost.
+#[derive(Clone, Copy, Default)]
+struct Cost {
+    bits: f64,
+    /// Tokens that were predicted.
+    tokens: usize,
+    /// Bytes of text in them.
+    bytes: usize,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, headline: Headline) -> Result<ExitCode> {
+    let documents = documents::read(&args.file, args.limit)?;
+    let model = open_model(args.model.as_deref())?;
+    let mut encoder = Encoder::new(&model)?;
+    let mut encoded = Vec::with_capacity(documents.len());
+    for document in &documents {
+        let mut tokens = encoder.encode(document)?;
+        tokens.truncate(args.tokens);
+        encoded.push(tokens);
+    }
+    let mut session = args.session.open(&model, SamplerParams::default(), 0)?;
+    let canceller = session.canceller();
+    on_interrupt(move || canceller.cancel())?;
+
+    let bar = progress::bar(encoded.iter().map(Vec::len).sum());
+    let start = Instant::now();
+    let mut costs = Vec::with_capacity(encoded.len());
+    for (index, tokens) in encoded.iter().enumerate() {
+        let (bits, predicted) = (bits(&mut session, tokens)?, tokens.len().saturating_sub(1));
+        if !bits.is_finite() {
+            let reason = format!("document {}: the logits are not finite", index + 1);
+            return Err(Error::input(model.file(), reason));
+        }
+        let bytes = encoder.text_bytes(tokens.get(1..).unwrap_or_default());
+        costs.push(Cost {
+            bits,
+            tokens: predicted,
+            bytes,
+        });
+        bar.inc(tokens.len() as u64);
+        let total = sum(&costs);
+        bar.set_message(format!(
+            "{:.4} bits per byte",
+            total.bits / total.bytes as f64
+        ));
+    }
+    bar.finish_and_clear();
+    let seconds = start.elapsed().as_secs_f64();
+
+    let total = sum(&costs);
+    if total.bytes == 0 {
+        return Err(Error::input(&args.file, "there is no text in it"));
+    }
+    let per_byte = Ratio::over(costs.iter().map(|cost| (cost.bits, cost.bytes as f64)));
+    let per_token = Ratio::over(costs.iter().map(|cost| (cost.bits, cost.tokens as f64)));
+    let perplexity = Ratio {
+        value: per_token.value.exp2(),
+        // The first term of the power series.
+        error: per_token
+            .error
+            .map(|error| error * std::f64::consts::LN_2 * per_token.value.exp2()),
+    };
+    let text = if args.json {
+        let summary = json!({
+            "model": model.file(),
+            "file": args.file,
+            "documents": costs.len(),
+            "tokens": total.tokens,
+            "bytes": total.bytes,
+            "bits": total.bits,
+            "bits_per_byte": per_byte.value,
+            "bits_per_byte_stderr": per_byte.error,
+            "bits_per_token": per_token.value,
+            "bits_per_token_stderr": per_token.error,
+            "perplexity": perplexity.value,
+            "perplexity_stderr": perplexity.error,
+            "most_tokens": args.tokens,
+            "seconds": seconds,
+        });
+        format!("{summary}\n")
+    } else {
+        let mut lines = [
+            format!("bits per byte  {}", per_byte.show()),
+            format!("perplexity     {} per token", perplexity.show()),
+        ];
+        if headline == Headline::Perplexity {
+            lines.reverse();
+        }
+        format!(
+            "{}\n{} documents, {} tokens, {} bytes of text, {:.0} tokens/s\n",
+            lines.join("\n"),
+            costs.len(),
+            total.tokens,
+            total.bytes,
+            total.tokens as f64 / seconds
+        )
+    };
+    let written = std::io::stdout().write_all(text.as_bytes());
+    written.map_err(Error::Stdout)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Minus the logarithm to base 2 of the probability of all tokens but the first.
+fn bits(session: &mut Session, tokens: &[u32]) -> Result<f64> {
+    session.reset();
+    let Some((_, read)) = tokens.split_last() else {
+        return Ok(0.0);
+    };
+    let mut bits = 0.0;
+    session.feed_each(read, |index, logits| {
+        bits += surprise(logits, tokens[index + 1]);
+    })?;
+    Ok(bits)
+}
+
+/// Minus the logarithm to base 2 of the probability of `token`.
+fn surprise(logits: &[f32], token: u32) -> f64 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits
+        .iter()
+        .map(|logit| f64::from((logit - max).exp()))
+        .sum();
+    (sum.ln() - f64::from(logits[token as usize] - max)) / std::f64::consts::LN_2
+}
+
+fn sum(costs: &[Cost]) -> Cost {
+    let add = |a: Cost, b: &Cost| Cost {
+        bits: a.bits + b.bits,
+        tokens: a.tokens + b.tokens,
+        bytes: a.bytes + b.bytes,
+    };
+    costs.iter().fold(Cost::default(), add)
+}
+
+/// A quotient of two sums over documents, and its standard error if there are several.
+struct Ratio {
+    value: f64,
+    error: Option<f64>,
+}
+
+impl Ratio {
+    fn over(pairs: impl Iterator<Item = (f64, f64)> + Clone) -> Self {
+        let count = pairs.clone().count() as f64;
+        let (above, below) = pairs
+            .clone()
+            .fold((0.0, 0.0), |(a, b), (x, y)| (a + x, b + y));
+        let value = above / below;
+        let squares: f64 = pairs.map(|(x, y)| (x - value * y).powi(2)).sum();
+        let error = (count > 1.0).then(|| (squares * count / (count - 1.0)).sqrt() / below);
+        Ratio { value, error }
+    }
+
+    fn show(&self) -> String {
+        match self.error {
+            Some(error) => format!("{:.4} ± {error:.4}", self.value),
+            None => format!("{:.4}", self.value),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ratio_of_equal_documents_has_the_error_of_a_mean() {
+        let bits = [1.0, 2.0, 4.0, 5.0];
+        let ratio = Ratio::over(bits.iter().map(|&x| (x, 2.0)));
+        assert_eq!(ratio.value, 1.5);
+        // Standard deviation of the four quotients 0.5, 1, 2, 2.5, divided by the root of 4.
+        let expected = (2.5f64 / 3.0).sqrt() / 2.0;
+        assert!((ratio.error.unwrap() - expected).abs() < 1e-12);
+        assert!(Ratio::over([(1.0, 2.0)].into_iter()).error.is_none());
+    }
+
+    #[test]
+    fn documents_that_differ_only_in_length_have_no_error() {
+        let ratio = Ratio::over([(1.0, 2.0), (3.0, 6.0), (10.0, 20.0)].into_iter());
+        assert_eq!((ratio.value, ratio.error), (0.5, Some(0.0)));
+    }
+
+    #[test]
+    fn surprise_is_the_logarithm_of_the_softmax() {
+        let logits = [0.0, 2f32.ln(), 5f32.ln()];
+        for (token, probability) in [(0, 0.125f64), (1, 0.25), (2, 0.625)] {
+            assert!((surprise(&logits, token) + probability.log2()).abs() < 1e-6);
+        }
+        assert!((surprise(&[1000.0, 1000.0], 0) - 1.0).abs() < 1e-6);
+    }
+}

@@ -1,0 +1,31 @@
+//! `waterline eval`: how well a model predicts, and what its memory keeps.
+
+mod documents;
+mod likelihood;
+
+use std::process::ExitCode;
+
+use crate::error::Result;
+
+/// Measure how well a model predicts.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(clap::Subcommand)]
+enum Task {
+    /// Bits per byte of a text.
+    Bpb(likelihood::Args),
+    /// Perplexity per token of a text.
+    Ppl(likelihood::Args),
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    match &args.task {
+        Task::Bpb(args) => likelihood::run(args, likelihood::Headline::BitsPerByte),
+        Task::Ppl(args) => likelihood::run(args, likelihood::Headline::Perplexity),
+    }
+}
