@@ -7,6 +7,7 @@ mod fla_linear;
 mod fla_slots;
 mod hugging_face;
 mod qwen3_next;
+mod sse;
 mod tensors;
 
 use std::path::Path;
@@ -30,7 +31,12 @@ struct Family {
     tensor: fn(&Config, &safetensors::Checkpoint, &WeightSpec) -> Result<Tensor>,
 }
 
-const FAMILIES: &[Family] = &[fla::FAMILY, hugging_face::FAMILY, qwen3_next::FAMILY];
+const FAMILIES: &[Family] = &[
+    fla::FAMILY,
+    hugging_face::FAMILY,
+    qwen3_next::FAMILY,
+    sse::FAMILY,
+];
 
 /// Reads a Hugging Face directory: `config.json`, `*.safetensors`, and the tokenizer's files where they exist.
 pub(crate) fn open_directory(dir: &Path) -> Result<Checkpoint> {

@@ -19,6 +19,8 @@ mod native_sparse_attention;
 mod retnet;
 mod short_conv;
 mod simple_gla;
+mod sse;
+mod sse_swa;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -40,6 +42,8 @@ pub use lte::{Lte, RouterScope, ScoreMap};
 pub use native_sparse_attention::NativeSparseAttention;
 pub use retnet::RetNet;
 pub use simple_gla::SimpleGla;
+pub use sse::{HeadMap, Sse, StateUpdate};
+pub use sse_swa::SseSwa;
 
 use crate::error::{Error, Result};
 use crate::program::Lowering;
@@ -120,6 +124,8 @@ const MIXERS: &[(&str, Read)] = &[
     ),
     (retnet::KIND, read_as::<RetNet>),
     (simple_gla::KIND, read_as::<SimpleGla>),
+    (sse::KIND, read_as::<Sse>),
+    (sse_swa::KIND, read_as::<SseSwa>),
 ];
 
 fn read_as<M: Mixer + DeserializeOwned + 'static>(

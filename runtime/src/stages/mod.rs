@@ -9,12 +9,14 @@ mod emit;
 mod logits;
 mod mlp;
 mod norm;
+mod partitions;
 mod prepare;
 mod project;
 mod recur;
 mod recur_chunk;
 #[cfg(test)]
 mod rig;
+mod route;
 mod score;
 mod slots;
 mod softmax;
@@ -27,9 +29,11 @@ pub use emit::{Emit, Finish};
 pub use logits::Logits;
 pub use mlp::Mlp;
 pub use norm::Norm;
+pub use partitions::Partitions;
 pub use prepare::{Conv, Gate, Lane, Map, Prepare, Rope, RopeScaling};
 pub use project::{Linear, Project};
 pub use recur::{Decay, HeadGates, Key, Recur, Write};
+pub use route::Route;
 pub use score::{RouterLayer, Score, ScoreMap};
 pub use slots::Slots;
 
@@ -45,6 +49,10 @@ pub enum Stage {
     Prepare(Prepare),
     /// A linear recurrence on matrix states.
     Recur(Recur),
+    /// A linear recurrence in partitions, of which each token uses a few.
+    Partitions(Partitions),
+    /// The choice of partitions.
+    Route(Route),
     /// Attention over a fixed number of slots.
     Slots(Slots),
     /// Scores of the retention router.
@@ -67,6 +75,8 @@ impl Stage {
             Stage::Project(stage) => stage.run(frame),
             Stage::Prepare(stage) => stage.run(frame),
             Stage::Recur(stage) => stage.run(frame),
+            Stage::Partitions(stage) => stage.run(frame),
+            Stage::Route(stage) => stage.run(frame),
             Stage::Slots(stage) => stage.run(frame),
             Stage::Score(stage) => stage.run(frame),
             Stage::Attend(stage) => stage.run(frame),
@@ -81,6 +91,7 @@ impl Stage {
         match self {
             Stage::Prepare(stage) => stage.scratch(chunk),
             Stage::Recur(stage) => stage.scratch(chunk),
+            Stage::Partitions(stage) => stage.scratch(chunk),
             Stage::Slots(stage) => stage.scratch(chunk),
             Stage::Score(stage) => stage.scratch(chunk),
             Stage::Attend(stage) => stage.scratch(),
@@ -100,6 +111,7 @@ impl Stage {
                 stage.gate.bytes().len() + stage.up.bytes().len() + stage.down.bytes().len()
             }
             Stage::Prepare(_) | Stage::Recur(_) | Stage::Slots(_) => 0,
+            Stage::Partitions(_) | Stage::Route(_) => 0,
             Stage::Attend(_) | Stage::AttendBlocks(_) => 0,
         }
     }

@@ -68,6 +68,10 @@ pub enum Map {
     Softmax,
     /// The product with a matrix `[head_dim, head_dim]`.
     Linear(Vector),
+    /// The sum with these columns of another buffer.
+    Add(View),
+    /// These columns of another buffer instead.
+    Copy(View),
     /// Root-mean-square norm.
     Rms(Norm),
     /// Rotary position, as [`Prepare::rope`] says.
@@ -282,7 +286,11 @@ impl Prepare {
                     let angles =
                         angles.map_or(&[][..], |(table, angles)| &table[t * angles..][..angles]);
                     for map in &lane.maps {
-                        map.apply(angles, head, &mut scratch);
+                        let source = map.source().map_or(&[][..], |view| {
+                            let start = t * view.stride + view.start + column;
+                            &frame.buffers.get(view.buffer)[start..start + lane.head_dim]
+                        });
+                        map.apply(angles, source, head, &mut scratch);
                     }
                 }
             });
@@ -367,9 +375,18 @@ impl Lane {
 }
 
 impl Map {
-    #[inline(always)]
-    fn apply(&self, angles: &[f32], head: &mut [f32], scratch: &mut [f32]) {
+    fn source(&self) -> Option<&View> {
         match self {
+            Map::Add(view) | Map::Copy(view) => Some(view),
+            _ => None,
+        }
+    }
+
+    #[inline(always)]
+    fn apply(&self, angles: &[f32], source: &[f32], head: &mut [f32], scratch: &mut [f32]) {
+        match self {
+            Map::Add(_) => simd::add(source, head),
+            Map::Copy(_) => head.copy_from_slice(source),
             Map::Softmax => softmax(head),
             Map::Linear(matrix) => {
                 let input = &mut scratch[..head.len()];
