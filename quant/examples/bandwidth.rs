@@ -20,15 +20,23 @@ const CHUNK: usize = 64; // rows that a thread takes at a time
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
-    let megabytes: usize = arguments.next().map_or(256, |text| text.parse().expect("MiB per matrix"));
+    let megabytes: usize = arguments
+        .next()
+        .map_or(256, |text| text.parse().expect("MiB per matrix"));
     let names: Vec<String> = arguments.collect();
     let formats: Vec<&Format> = if names.is_empty() {
         FORMATS.to_vec()
     } else {
-        names.iter().map(|name| Format::by_name(name).expect("format")).collect()
+        names
+            .iter()
+            .map(|name| Format::by_name(name).expect("format"))
+            .collect()
     };
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    println!("{:?}, {megabytes} MiB per matrix, {COLS} columns, medians of {TURNS}", Simd::detect());
+    println!(
+        "{:?}, {megabytes} MiB per matrix, {COLS} columns, medians of {TURNS}",
+        Simd::detect()
+    );
     println!("format  threads  read GB/s  T=1 GB/s  share  T=64 GFLOP/s");
     for format in formats {
         let matrix = random_matrix(format, megabytes << 20);
@@ -39,7 +47,8 @@ fn main() {
             let (mut read, mut multiply, mut share) = (Vec::new(), Vec::new(), Vec::new());
             for _ in 0..TURNS {
                 let bytes = matrix.bytes().len() as f64 * 1e-9;
-                let reading = bytes / timed(threads, |i| plain_read(part(matrix.bytes(), i, threads)));
+                let reading =
+                    bytes / timed(threads, |i| plain_read(part(matrix.bytes(), i, threads)));
                 let multiplying = bytes / product(&matrix, &x, threads, matrix.rows());
                 read.push(reading);
                 multiply.push(multiplying);
@@ -48,7 +57,9 @@ fn main() {
             x.load(&values, 64, COLS, true);
             let rows = matrix.rows().min(4096);
             let work = 2.0 * (rows * COLS * 64) as f64 * 1e-9;
-            let many = (0..5).map(|_| work / product(&matrix, &x, threads, rows)).collect();
+            let many = (0..5)
+                .map(|_| work / product(&matrix, &x, threads, rows))
+                .collect();
             println!(
                 "{:6}  {threads:7}  {:9.1}  {:8.1}  {:4.0}%  {:12.0}",
                 format.name,
@@ -65,17 +76,28 @@ fn main() {
 fn random_matrix(format: &'static Format, bytes: usize) -> Matrix {
     let row_bytes = format.row_bytes(COLS).expect("whole blocks");
     let rows = (bytes / row_bytes).next_multiple_of(CHUNK);
-    let values: Vec<f32> = (0..COLS * 4).map(|i| (i as f32 * 1.7).sin() * (i as f32 * 0.013).cos()).collect();
+    let values: Vec<f32> = (0..COLS * 4)
+        .map(|i| (i as f32 * 1.7).sin() * (i as f32 * 0.013).cos())
+        .collect();
     let mut pattern = vec![0; 4 * row_bytes];
     format.encode(&values, &mut pattern);
-    Matrix::new(format, rows, COLS, Bytes::from_vec(pattern.repeat(rows / 4))).expect("matrix")
+    Matrix::new(
+        format,
+        rows,
+        COLS,
+        Bytes::from_vec(pattern.repeat(rows / 4)),
+    )
+    .expect("matrix")
 }
 
 fn product(matrix: &Matrix, x: &Activations, threads: usize, rows: usize) -> f64 {
     let mut out = vec![0.0; x.rows() * matrix.rows()];
     let output = Output::new(&mut out, matrix.rows());
     timed(threads, |i| {
-        let (start, end) = (rows * i / threads / CHUNK * CHUNK, rows * (i + 1) / threads / CHUNK * CHUNK);
+        let (start, end) = (
+            rows * i / threads / CHUNK * CHUNK,
+            rows * (i + 1) / threads / CHUNK * CHUNK,
+        );
         for row in (start..end).step_by(CHUNK) {
             // SAFETY: threads take different rows.
             unsafe { matrix.mul_rows(row..row + CHUNK, x, &output, 0) };
@@ -98,7 +120,10 @@ fn timed(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
         };
         let others: Vec<_> = (1..threads).map(|i| scope.spawn(run(i))).collect();
         let first = run(0)();
-        others.into_iter().map(|thread| thread.join().expect("thread")).fold(first, f64::max)
+        others
+            .into_iter()
+            .map(|thread| thread.join().expect("thread"))
+            .fold(first, f64::max)
     })
 }
 

@@ -14,7 +14,10 @@ pub(crate) struct Aligned {
 
 impl Aligned {
     pub(crate) fn zeroed(bytes: usize) -> Aligned {
-        Aligned { lines: vec![Line::zeroed(); bytes.div_ceil(64)], bytes }
+        Aligned {
+            lines: vec![Line::zeroed(); bytes.div_ceil(64)],
+            bytes,
+        }
     }
 
     pub(crate) fn as_slice<T: Pod>(&self) -> &[T] {

@@ -7,7 +7,7 @@ pub enum Simd {
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
-    /// x86-64 with AVX-512 F, BW, DQ, VL, VBMI and VNNI (Ice Lake, Zen 4 and later), and what [`Simd::Avx2`] needs.
+    /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI (Cascade Lake, Zen 4 and later), and what [`Simd::Avx2`] needs.
     Avx512Vnni,
     /// 64-bit ARM without the `dotprod` extension.
     Neon,
@@ -16,11 +16,20 @@ pub enum Simd {
 }
 
 impl Simd {
-    const ALL: [Simd; 5] = [Simd::Scalar, Simd::Avx2, Simd::Avx512Vnni, Simd::Neon, Simd::NeonDotprod];
+    const ALL: [Simd; 5] = [
+        Simd::Scalar,
+        Simd::Avx2,
+        Simd::Avx512Vnni,
+        Simd::Neon,
+        Simd::NeonDotprod,
+    ];
 
     /// The fastest level that this CPU has.
     pub fn detect() -> Simd {
-        Simd::ALL.into_iter().rfind(|simd| simd.is_available()).unwrap_or(Simd::Scalar)
+        Simd::ALL
+            .into_iter()
+            .rfind(|simd| simd.is_available())
+            .unwrap_or(Simd::Scalar)
     }
 
     /// Every level that this CPU has, slowest first.
@@ -45,7 +54,6 @@ impl Simd {
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx512vbmi")
                     && is_x86_feature_detected!("avx512vnni")
             }
             #[cfg(target_arch = "aarch64")]

@@ -45,7 +45,9 @@ pub enum Error {
         expected: String,
     },
     /// A row that is not a whole number of blocks.
-    #[error("a row of {cols} numbers cannot be stored as {format}: expected a multiple of {block_len}")]
+    #[error(
+        "a row of {cols} numbers cannot be stored as {format}: expected a multiple of {block_len}"
+    )]
     PartialBlock {
         /// The format's name.
         format: &'static str,
@@ -82,7 +84,11 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     pub(crate) fn io(path: &Path, action: &'static str, source: std::io::Error) -> Error {
-        Error::Io { path: path.to_path_buf(), action, source }
+        Error::Io {
+            path: path.to_path_buf(),
+            action,
+            source,
+        }
     }
 
     pub(crate) fn invalid(

@@ -1,9 +1,9 @@
 //! Number formats as values: name, block size, encoder, decoder, kernels.
 
+use crate::cpu::Simd;
 use crate::error::{Error, Result};
 use crate::formats;
 use crate::kernel::Kernel;
-use crate::cpu::Simd;
 
 /// A way of storing numbers: every row of a matrix is a sequence of equal blocks.
 pub struct Format {
@@ -53,7 +53,11 @@ impl Format {
     /// Bytes of a row of `cols` numbers. An error if that is not a whole number of blocks.
     pub fn row_bytes(&self, cols: usize) -> Result<usize> {
         if !cols.is_multiple_of(self.block_len) {
-            return Err(Error::PartialBlock { format: self.name, cols, block_len: self.block_len });
+            return Err(Error::PartialBlock {
+                format: self.name,
+                cols,
+                block_len: self.block_len,
+            });
         }
         (cols / self.block_len)
             .checked_mul(self.block_bytes)
@@ -62,12 +66,25 @@ impl Format {
 
     /// Bytes of a tensor of `shape` (outermost dimension first). A tensor without dimensions is one number.
     pub fn tensor_bytes(&self, shape: &[usize]) -> Result<usize> {
-        let (cols, outer) = shape.split_last().map_or((1, shape), |(&cols, outer)| (cols, outer));
-        outer
+        let cols = shape.last().copied().unwrap_or(1);
+        let bytes = shape
             .iter()
-            .try_fold(self.row_bytes(cols)?, |bytes, &dim| bytes.checked_mul(dim))
-            .filter(|&bytes| isize::try_from(bytes).is_ok())
-            .ok_or_else(|| Error::TooLarge { shape: shape.to_vec() })
+            .rev()
+            .skip(1)
+            .try_fold(self.row_bytes(cols)?, |bytes, &dim| bytes.checked_mul(dim));
+        // Without its zeros too the shape must be one that can be counted: zeros may be dropped by looking at a part of it.
+        let numbers = shape.iter().try_fold(size_of::<f32>(), |numbers, &dim| {
+            numbers.checked_mul(dim.max(1))
+        });
+        match (
+            bytes,
+            numbers.filter(|&numbers| isize::try_from(numbers).is_ok()),
+        ) {
+            (Some(bytes), Some(_)) => Ok(bytes),
+            _ => Err(Error::TooLarge {
+                shape: shape.to_vec(),
+            }),
+        }
     }
 
     /// Stores `src` in `dst`. Numbers beyond the format's range become its largest or infinity, as in ggml.
@@ -90,7 +107,8 @@ impl Format {
 
     fn check_lengths(&self, numbers: usize, bytes: usize) {
         assert!(
-            numbers.is_multiple_of(self.block_len) && numbers / self.block_len * self.block_bytes == bytes,
+            numbers.is_multiple_of(self.block_len)
+                && numbers / self.block_len * self.block_bytes == bytes,
             "{numbers} numbers do not make {bytes} bytes of {}",
             self.name
         );
@@ -104,7 +122,10 @@ impl Format {
 }
 
 fn unknown(found: String) -> Error {
-    Error::UnknownFormat { found, expected: FORMATS.map(|format| format.name).join(", ") }
+    Error::UnknownFormat {
+        found,
+        expected: FORMATS.map(|format| format.name).join(", "),
+    }
 }
 
 impl PartialEq for Format {

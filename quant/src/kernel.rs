@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use crate::activations::Activations;
 use crate::cpu::Simd;
+#[cfg(target_arch = "aarch64")]
+use crate::simd::neon;
 use crate::simd::scalar;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{avx2, avx512};
@@ -40,7 +42,11 @@ const TOKEN_BLOCK_BYTES: usize = 512 << 10;
 /// As for [`Kernel`].
 unsafe fn multiply<K: Tile>(product: &Product, rows: Range<usize>) {
     let tokens = product.x.rows();
-    let token_bytes = if product.x.is_quantized() { product.cols } else { 4 * product.cols };
+    let token_bytes = if product.x.is_quantized() {
+        product.cols
+    } else {
+        4 * product.cols
+    };
     let token_block = (TOKEN_BLOCK_BYTES / token_bytes.max(1)).clamp(4, 64) / 4 * 4;
     for start in (0..tokens).step_by(token_block) {
         let end = tokens.min(start + token_block);
@@ -92,4 +98,35 @@ pub(crate) fn integer<B: scalar::Dot + avx2::Integer + avx512::Integer>(simd: Si
         Simd::Avx2 => multiply::<avx2::IntegerTile<B>>,
         _ => multiply::<scalar::Tile<B>>,
     }
+}
+
+/// The kernel of a float format for a level.
+#[cfg(target_arch = "aarch64")]
+pub(crate) fn float<B: scalar::Dot + neon::Float>(simd: Simd) -> Kernel {
+    match simd {
+        Simd::Neon | Simd::NeonDotprod => multiply::<neon::FloatTile<B>>,
+        _ => multiply::<scalar::Tile<B>>,
+    }
+}
+
+/// The kernel of an integer format for a level.
+#[cfg(target_arch = "aarch64")]
+pub(crate) fn integer<B: scalar::Dot + neon::Integer>(simd: Simd) -> Kernel {
+    match simd {
+        Simd::NeonDotprod => multiply::<neon::IntegerTile<B, true>>,
+        Simd::Neon => multiply::<neon::IntegerTile<B, false>>,
+        _ => multiply::<scalar::Tile<B>>,
+    }
+}
+
+/// The kernel of a float format.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub(crate) fn float<B: scalar::Dot>(_: Simd) -> Kernel {
+    multiply::<scalar::Tile<B>>
+}
+
+/// The kernel of an integer format.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub(crate) fn integer<B: scalar::Dot>(_: Simd) -> Kernel {
+    multiply::<scalar::Tile<B>>
 }

@@ -47,10 +47,22 @@ impl Matrix {
         let expected = format.tensor_bytes(&[rows, cols])?;
         if data.len() != expected {
             let (format, found) = (format.name, data.len());
-            return Err(Error::DataLength { format, shape: vec![rows, cols], found, expected });
+            return Err(Error::DataLength {
+                format,
+                shape: vec![rows, cols],
+                found,
+                expected,
+            });
         }
         let row_bytes = format.row_bytes(cols)?;
-        Ok(Matrix { format, rows, cols, row_bytes, data, kernel: (format.kernel)(simd) })
+        Ok(Matrix {
+            format,
+            rows,
+            cols,
+            row_bytes,
+            data,
+            kernel: (format.kernel)(simd),
+        })
     }
 
     /// The number format.
@@ -79,7 +91,8 @@ impl Matrix {
     /// If there is no such row or `out` has another length.
     pub fn decode_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows, "row {row} of {}", self.rows);
-        self.format.decode(&self.data[row * self.row_bytes..][..self.row_bytes], out);
+        self.format
+            .decode(&self.data[row * self.row_bytes..][..self.row_bytes], out);
     }
 
     /// For every token t of `x` and every row r in `rows`: `out[t][out_column + r] = dot(row r, x[t])`.
@@ -93,10 +106,29 @@ impl Matrix {
     /// # Panics
     /// If `rows`, the length of the inputs, or the columns or rows of `out` do not fit, or if the format
     /// [`is_integer_dot`](Format::is_integer_dot) and `x` is not quantized.
-    pub unsafe fn mul_rows(&self, rows: Range<usize>, x: &Activations, out: &Output, out_column: usize) {
-        assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
-        assert_eq!(self.cols, x.cols(), "columns of the matrix and of its inputs");
-        assert!(x.rows() <= out.height(), "{} tokens, {} rows of output", x.rows(), out.height());
+    pub unsafe fn mul_rows(
+        &self,
+        rows: Range<usize>,
+        x: &Activations,
+        out: &Output,
+        out_column: usize,
+    ) {
+        assert!(
+            rows.start <= rows.end && rows.end <= self.rows,
+            "rows {rows:?} of {}",
+            self.rows
+        );
+        assert_eq!(
+            self.cols,
+            x.cols(),
+            "columns of the matrix and of its inputs"
+        );
+        assert!(
+            x.rows() <= out.height(),
+            "{} tokens, {} rows of output",
+            x.rows(),
+            out.height()
+        );
         assert!(
             out_column + rows.end <= out.width,
             "columns {out_column} + {rows:?} of {}",
@@ -144,8 +176,17 @@ impl<'a> Output<'a> {
     /// # Panics
     /// If `data` is not a whole number of rows.
     pub fn new(data: &'a mut [f32], width: usize) -> Output<'a> {
-        assert!(width > 0 && data.len().is_multiple_of(width), "{} numbers in rows of {width}", data.len());
-        Output { data: data.as_mut_ptr(), len: data.len(), width, borrow: PhantomData }
+        assert!(
+            width > 0 && data.len().is_multiple_of(width),
+            "{} numbers in rows of {width}",
+            data.len()
+        );
+        Output {
+            data: data.as_mut_ptr(),
+            len: data.len(),
+            width,
+            borrow: PhantomData,
+        }
     }
 
     /// Numbers in a row.

@@ -29,7 +29,10 @@ impl Checkpoint {
     /// Opens a folder that holds `model.safetensors`, or shards named by `model.safetensors.index.json`.
     pub fn open(folder: impl AsRef<Path>) -> Result<Checkpoint> {
         let folder = folder.as_ref();
-        let mut checkpoint = Checkpoint { name: folder.display().to_string(), entries: BTreeMap::new() };
+        let mut checkpoint = Checkpoint {
+            name: folder.display().to_string(),
+            entries: BTreeMap::new(),
+        };
         let index = folder.join(INDEX);
         if folder.join(SINGLE).is_file() || !index.is_file() {
             checkpoint.add_file(&folder.join(SINGLE), |_| true)?;
@@ -41,7 +44,10 @@ impl Checkpoint {
             for tensor in tensors {
                 if !checkpoint.entries.contains_key(tensor) {
                     let file = folder.join(shard).display().to_string();
-                    return Err(Error::Missing { file, item: format!("tensor '{tensor}', which {INDEX} promises,") });
+                    return Err(Error::Missing {
+                        file,
+                        item: format!("tensor '{tensor}', which {INDEX} promises,"),
+                    });
                 }
             }
         }
@@ -51,7 +57,10 @@ impl Checkpoint {
     /// Opens a single file.
     pub fn open_file(path: impl AsRef<Path>) -> Result<Checkpoint> {
         let path = path.as_ref();
-        let mut checkpoint = Checkpoint { name: path.display().to_string(), entries: BTreeMap::new() };
+        let mut checkpoint = Checkpoint {
+            name: path.display().to_string(),
+            entries: BTreeMap::new(),
+        };
         checkpoint.add_file(path, |_| true)?;
         Ok(checkpoint)
     }
@@ -59,8 +68,15 @@ impl Checkpoint {
     fn add_file(&mut self, path: &Path, wanted: impl Fn(&str) -> bool) -> Result<()> {
         let file = path.display().to_string();
         let bytes = Bytes::map_file(path)?;
-        let (header, metadata): (usize, Metadata) = SafeTensors::read_metadata(&bytes)
-            .map_err(|e| Error::invalid(&file, "header", e, "a safetensors header that fits the file"))?;
+        let (header, metadata): (usize, Metadata) =
+            SafeTensors::read_metadata(&bytes).map_err(|e| {
+                Error::invalid(
+                    &file,
+                    "header",
+                    e,
+                    "a safetensors header that fits the file",
+                )
+            })?;
         let start = size_of::<u64>() + header; // the header's length comes first
         for (name, info) in metadata.tensors() {
             if wanted(&name) {
@@ -109,7 +125,11 @@ impl Checkpoint {
             other => return Err(entry.wrong_type(name, other, "F32, F16 or BF16")),
         };
         let aligned = (entry.data.as_ptr() as usize).is_multiple_of(format.block_bytes);
-        let data = if aligned { entry.data.clone() } else { Bytes::copy_from(&entry.data) };
+        let data = if aligned {
+            entry.data.clone()
+        } else {
+            Bytes::copy_from(&entry.data)
+        };
         Tensor::new(format, entry.shape.clone(), data)
     }
 
@@ -117,23 +137,41 @@ impl Checkpoint {
     pub fn read_i64(&self, name: &str) -> Result<(Vec<usize>, Vec<i64>)> {
         let entry = self.entry(name)?;
         let values = match entry.dtype {
-            Dtype::I64 => entry.data.as_chunks().0.iter().map(|&b| i64::from_le_bytes(b)).collect(),
-            Dtype::I32 => entry.data.as_chunks().0.iter().map(|&b| i32::from_le_bytes(b).into()).collect(),
+            Dtype::I64 => entry
+                .data
+                .as_chunks()
+                .0
+                .iter()
+                .map(|&b| i64::from_le_bytes(b))
+                .collect(),
+            Dtype::I32 => entry
+                .data
+                .as_chunks()
+                .0
+                .iter()
+                .map(|&b| i32::from_le_bytes(b).into())
+                .collect(),
             other => return Err(entry.wrong_type(name, other, "I64 or I32")),
         };
         Ok((entry.shape.clone(), values))
     }
 
     fn entry(&self, name: &str) -> Result<&Entry> {
-        self.entries
-            .get(name)
-            .ok_or_else(|| Error::Missing { file: self.name.clone(), item: format!("tensor '{name}'") })
+        self.entries.get(name).ok_or_else(|| Error::Missing {
+            file: self.name.clone(),
+            item: format!("tensor '{name}'"),
+        })
     }
 }
 
 impl Entry {
     fn wrong_type(&self, name: &str, found: Dtype, expected: &str) -> Error {
-        Error::invalid(&self.file, format!("tensor '{name}'"), format!("{found:?} numbers"), expected)
+        Error::invalid(
+            &self.file,
+            format!("tensor '{name}'"),
+            format!("{found:?} numbers"),
+            expected,
+        )
     }
 }
 
@@ -143,19 +181,32 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, BTreeSet<String>>> {
     let text = std::fs::read(path).map_err(|e| Error::io(path, "read", e))?;
     let json: serde_json::Value =
         serde_json::from_slice(&text).map_err(|e| Error::invalid(&file, "the text", e, "JSON"))?;
-    let map = json.get("weight_map").and_then(|map| map.as_object()).ok_or_else(|| Error::Missing {
-        file: file.clone(),
-        item: "object 'weight_map'".to_string(),
-    })?;
+    let map = json
+        .get("weight_map")
+        .and_then(|map| map.as_object())
+        .ok_or_else(|| Error::Missing {
+            file: file.clone(),
+            item: "object 'weight_map'".to_string(),
+        })?;
     let mut shards = BTreeMap::<String, BTreeSet<String>>::new();
     for (tensor, shard) in map {
         // A plain file name: the index must not lead out of its folder.
-        let shard = shard.as_str().filter(|name| Path::new(name).file_name() == Some(name.as_ref()));
+        let shard = shard
+            .as_str()
+            .filter(|name| Path::new(name).file_name() == Some(name.as_ref()));
         let Some(shard) = shard else {
             let found = map[tensor].to_string();
-            return Err(Error::invalid(&file, format!("weight_map entry '{tensor}'"), found, "a file name"));
+            return Err(Error::invalid(
+                &file,
+                format!("weight_map entry '{tensor}'"),
+                found,
+                "a file name",
+            ));
         };
-        shards.entry(shard.to_string()).or_default().insert(tensor.clone());
+        shards
+            .entry(shard.to_string())
+            .or_default()
+            .insert(tensor.clone());
     }
     Ok(shards)
 }

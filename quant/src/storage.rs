@@ -61,7 +61,10 @@ impl Bytes {
 
     fn new(storage: Storage) -> Bytes {
         let range = 0..storage.as_slice().len();
-        Bytes { storage: Arc::new(storage), range }
+        Bytes {
+            storage: Arc::new(storage),
+            range,
+        }
     }
 
     /// The part `range` of these bytes.
@@ -69,9 +72,16 @@ impl Bytes {
     /// # Panics
     /// If `range` is not within `0..self.len()`.
     pub fn slice(&self, range: Range<usize>) -> Bytes {
-        assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {} bytes", self.len());
+        assert!(
+            range.start <= range.end && range.end <= self.len(),
+            "{range:?} of {} bytes",
+            self.len()
+        );
         let start = self.range.start;
-        Bytes { storage: self.storage.clone(), range: start + range.start..start + range.end }
+        Bytes {
+            storage: self.storage.clone(),
+            range: start + range.start..start + range.end,
+        }
     }
 }
 
@@ -99,9 +109,18 @@ impl Tensor {
     pub fn new(format: &'static Format, shape: Vec<usize>, data: Bytes) -> Result<Tensor> {
         let expected = format.tensor_bytes(&shape)?;
         if data.len() != expected {
-            return Err(Error::DataLength { format: format.name, shape, found: data.len(), expected });
+            return Err(Error::DataLength {
+                format: format.name,
+                shape,
+                found: data.len(),
+                expected,
+            });
         }
-        Ok(Tensor { format, shape, data })
+        Ok(Tensor {
+            format,
+            shape,
+            data,
+        })
     }
 
     /// How many numbers.

@@ -11,7 +11,9 @@ fn numbers(len: usize, seed: u64) -> Vec<f32> {
         state ^= state << 17;
         (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     };
-    (0..len).map(|_| if next() > 0.98 { 6.0 * next() } else { next() }).collect()
+    (0..len)
+        .map(|_| if next() > 0.98 { 6.0 * next() } else { next() })
+        .collect()
 }
 
 fn matrix(format: &'static Format, rows: usize, cols: usize, simd: Simd) -> Matrix {
@@ -37,16 +39,23 @@ fn product(matrix: &Matrix, x: &Activations, starts: &[usize]) -> Vec<f32> {
         unsafe { matrix.mul_rows(start..end, x, &output, 1) };
     }
     for row in out.chunks(width) {
-        assert!(row[0].is_nan() && row[width - 1].is_nan(), "columns outside were written");
+        assert!(
+            row[0].is_nan() && row[width - 1].is_nan(),
+            "columns outside were written"
+        );
     }
-    out.chunks(width).flat_map(|row| row[1..width - 1].to_vec()).collect()
+    out.chunks(width)
+        .flat_map(|row| row[1..width - 1].to_vec())
+        .collect()
 }
 
 /// From one block to many; for float formats also lengths that are no multiple of anything.
 fn widths(format: &Format) -> Vec<usize> {
     match format.block_len {
         1 => vec![1, 3, 8, 15, 16, 17, 31, 64, 100, 257, 1000],
-        32 => [1, 2, 3, 4, 5, 7, 8, 9, 31, 33].map(|blocks| blocks * 32).to_vec(),
+        32 => [1, 2, 3, 4, 5, 7, 8, 9, 31, 33]
+            .map(|blocks| blocks * 32)
+            .to_vec(),
         len => [1, 2, 3, 9].map(|blocks| blocks * len).to_vec(),
     }
 }
@@ -67,8 +76,10 @@ fn every_level_agrees_with_the_definition() {
                         for r in 0..rows {
                             let mut w = vec![0.0; cols];
                             matrix.decode_row(r, &mut w);
-                            let terms = || w.iter().zip(&x).map(|(&w, &x)| f64::from(w) * f64::from(x));
-                            let (expected, scale) = (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
+                            let terms =
+                                || w.iter().zip(&x).map(|(&w, &x)| f64::from(w) * f64::from(x));
+                            let (expected, scale) =
+                                (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
                             let found = f64::from(out[t * rows + r]);
                             assert!(
                                 (found - expected).abs() <= 4e-6 * scale,
@@ -89,7 +100,9 @@ fn effective_inputs(format: &Format, x: &Activations, t: usize) -> Vec<f32> {
     }
     let (codes, scales, _) = x.quantized_row(t);
     let code = |i: usize| codes[i / 128 * 128 + i % 32 / 16 * 64 + i % 128 / 32 * 16 + i % 16];
-    (0..x.cols()).map(|i| scales[i / 32] * f32::from(code(i))).collect()
+    (0..x.cols())
+        .map(|i| scales[i / 32] * f32::from(code(i)))
+        .collect()
 }
 
 #[test]
@@ -111,7 +124,11 @@ fn values_do_not_depend_on_tokens_or_splits() {
                     x.load(chunk, chunk.len() / cols, cols, true);
                     parts.extend(product(&matrix, &x, &[0]));
                 }
-                assert_eq!(bits(&whole), bits(&parts), "{format} {simd:?}: {count} tokens at a time");
+                assert_eq!(
+                    bits(&whole),
+                    bits(&parts),
+                    "{format} {simd:?}: {count} tokens at a time"
+                );
             }
         }
     }
@@ -145,9 +162,17 @@ fn inputs_are_rounded_alike_on_every_level() {
         assert!(other == &rounded[0]);
     }
     let x = inputs(1, 64);
-    for (i, (&exact, rounded)) in x.row(0).iter().zip(effective_inputs(&waterline_quant::Q8_0, &x, 0)).enumerate() {
+    for (i, (&exact, rounded)) in x
+        .row(0)
+        .iter()
+        .zip(effective_inputs(&waterline_quant::Q8_0, &x, 0))
+        .enumerate()
+    {
         let (_, scales, _) = x.quantized_row(0);
-        assert!((exact - rounded).abs() <= scales[i / 32] * 0.5001, "{exact} became {rounded}");
+        assert!(
+            (exact - rounded).abs() <= scales[i / 32] * 0.5001,
+            "{exact} became {rounded}"
+        );
     }
 }
 
@@ -165,7 +190,11 @@ fn a_poisoned_input_poisons_its_token_only() {
                 x.load(&values, 3, cols, true);
                 let out = product(&matrix, &x, &[0]);
                 for (i, value) in out.iter().enumerate() {
-                    assert_eq!(value.is_finite(), i / rows != 1, "{format} {simd:?} {poison}: {out:?}");
+                    assert_eq!(
+                        value.is_finite(),
+                        i / rows != 1,
+                        "{format} {simd:?} {poison}: {out:?}"
+                    );
                 }
             }
         }
@@ -179,7 +208,10 @@ fn loading_fewer_columns_leaves_nothing_behind() {
         x.load(&numbers(2048, 5), 2, 1024, true);
         x.load(&numbers(2 * 96, 2), 2, 96, true);
         let matrix = matrix(&waterline_quant::Q4_0, 3, 96, simd);
-        assert_eq!(product(&matrix, &x, &[0]), product(&matrix, &inputs(2, 96), &[0]));
+        assert_eq!(
+            product(&matrix, &x, &[0]),
+            product(&matrix, &inputs(2, 96), &[0])
+        );
     }
 }
 
@@ -200,7 +232,10 @@ fn lengths_are_checked() {
     assert!(attempt(&x, 0..2, 3, 1));
     assert!(!attempt(&x, 0..3, 3, 0), "rows");
     assert!(!attempt(&x, 0..2, 3, 2), "columns of the output");
-    assert!(!attempt(&inputs(2, 32), 0..2, 3, 0), "columns of the inputs");
+    assert!(
+        !attempt(&inputs(2, 32), 0..2, 3, 0),
+        "columns of the inputs"
+    );
     let mut plain = Activations::new(1, 64);
     plain.load(&[0.0; 64], 1, 64, false);
     assert!(!attempt(&plain, 0..2, 3, 0), "unquantized inputs");

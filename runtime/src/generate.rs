@@ -15,6 +15,8 @@ pub struct GenerateOptions {
     pub stop: Vec<String>,
     /// Whether the token that ends an answer ends the generation.
     pub stop_at_eos: bool,
+    /// Tokens that end the generation besides it, such as a chat template's end of turn.
+    pub stop_tokens: Vec<u32>,
 }
 
 impl Default for GenerateOptions {
@@ -23,6 +25,7 @@ impl Default for GenerateOptions {
             max_tokens: 1024,
             stop: Vec::new(),
             stop_at_eos: true,
+            stop_tokens: Vec::new(),
         }
     }
 }
@@ -46,7 +49,7 @@ pub struct Generate<'s> {
     tokenizer: Arc<Tokenizer>,
     stream: TextStream,
     stops: StopStrings,
-    eos: Option<u32>,
+    ends: Vec<u32>,
     left: usize,
     tokens: usize,
     finish: Option<Finish>,
@@ -57,16 +60,14 @@ impl<'s> Generate<'s> {
     /// Starts generating after what the session has read. Fails if the model has no tokenizer.
     pub fn new(session: &'s mut Session, options: GenerateOptions) -> Result<Self> {
         let model = Arc::clone(session.model());
+        let mut ends = options.stop_tokens;
+        ends.extend(model.eos().filter(|_| options.stop_at_eos));
         Ok(Generate {
             session,
             tokenizer: model.tokenizer()?,
             stream: TextStream::new(),
             stops: StopStrings::new(options.stop)?,
-            eos: if options.stop_at_eos {
-                model.eos()
-            } else {
-                None
-            },
+            ends,
             left: options.max_tokens,
             tokens: 0,
             finish: None,
@@ -100,7 +101,7 @@ impl<'s> Generate<'s> {
         }
         self.left -= 1;
         self.tokens += 1;
-        if self.eos == Some(token) {
+        if self.ends.contains(&token) {
             self.finish = Some(Finish::End);
             return Ok(String::new());
         }

@@ -41,5 +41,5 @@ pub use generate::{Finish, Generate, GenerateOptions};
 pub use model::Model;
 pub use sampler::{SamplerParams, SamplerState};
 pub use session::{Canceller, ContextEnd, Session, SessionOptions};
-pub use spec::{BlockSpec, MlpSpec, ModelSpec, Precision, WeightSpec};
+pub use spec::{BlockSpec, MlpSpec, ModelSpec, NormKind, Precision, WeightSpec};
 pub use state::{Kv, Snapshot, StateOptions, StatePlan};

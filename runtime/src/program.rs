@@ -6,6 +6,7 @@ use std::sync::Arc;
 use waterline_quant::{Matrix, Tensor};
 
 use crate::error::{Error, Result};
+use crate::spec::NormKind;
 use crate::stages::{Embed, Emit, Finish, Linear, Logits, Mlp, Norm, Project, Stage};
 
 /// A small f32 tensor that never is quantized: a norm, bias, gate, convolution or router.
@@ -33,6 +34,17 @@ impl View {
             width,
             stride: width,
         }
+    }
+
+    /// The first `width` columns, and the others.
+    pub fn split(self, width: usize) -> (Self, Self) {
+        let first = View { width, ..self };
+        let rest = View {
+            start: self.start + width,
+            width: self.width - width,
+            ..self
+        };
+        (first, rest)
     }
 }
 
@@ -74,8 +86,11 @@ pub struct Lowering<'a> {
     first_slot: usize,
     /// Buffers of this block in use; they are given to the next block again.
     buffers: usize,
+    /// Buffers that live on after their block, by name.
+    published: &'a mut Vec<(&'static str, View)>,
     program: &'a mut Program,
     hidden: usize,
+    norm: NormKind,
     norm_eps: f32,
     /// What the names of the tensors begin with in this part of the mixer.
     prefix: &'static str,
@@ -99,31 +114,36 @@ impl<'a> Lowering<'a> {
         } else {
             matrix(file, tensors, "output.weight")?
         };
-        let norm = Norm {
-            weight: vector(file, tensors, "output_norm.weight")?,
-            eps: spec.norm_eps,
+        let named = |name: &str| norm(file, tensors, name, spec.norm, spec.norm_eps);
+        let embed = Embed {
+            matrix: embedding,
+            norm: match spec.embedding_norm {
+                true => Some(named("token_embd_norm")?),
+                false => None,
+            },
         };
         let mut program = Program {
             widths: vec![spec.hidden; FIRST],
-            stages: vec![Stage::Embed(Embed { matrix: embedding })],
+            stages: vec![Stage::Embed(embed)],
             logits: Logits {
-                norm,
+                norm: named("output_norm")?,
                 matrix: output,
             },
         };
         let mut first_slot = first_slot;
+        let mut published = Vec::new();
         for (block, block_spec) in spec.blocks.iter().enumerate() {
-            let (hidden, norm_eps) = (spec.hidden, spec.norm_eps);
-            let program = &mut program;
             let mut lowering = Lowering {
                 file,
                 tensors,
                 block,
                 first_slot,
                 buffers: FIRST,
-                program,
-                hidden,
-                norm_eps,
+                published: &mut published,
+                program: &mut program,
+                hidden: spec.hidden,
+                norm: spec.norm,
+                norm_eps: spec.norm_eps,
                 prefix: "",
                 merge: None,
                 sums: Vec::new(),
@@ -193,10 +213,8 @@ impl<'a> Lowering<'a> {
         self.prefix = prefix;
         self.first_slot += slot;
         let weight = self.vector("merge_norm.weight")?;
-        self.merge = Some(Norm {
-            weight: weight.iter().map(|w| share * w).collect(),
-            eps: self.norm_eps,
-        });
+        let weight = weight.iter().map(|w| share * w).collect();
+        self.merge = Some(Norm::rms(weight, self.norm_eps));
         lower(self)?;
         self.prefix = "";
         self.first_slot -= slot;
@@ -206,6 +224,9 @@ impl<'a> Lowering<'a> {
 
     /// A buffer of `width` values a token, which lives until the end of the block.
     pub fn buffer(&mut self, width: usize) -> View {
+        while (self.published.iter()).any(|(_, view)| view.buffer == self.buffers) {
+            self.buffers += 1;
+        }
         let buffer = self.buffers;
         self.buffers += 1;
         if buffer == self.program.widths.len() {
@@ -213,6 +234,42 @@ impl<'a> Lowering<'a> {
         }
         self.program.widths[buffer] = self.program.widths[buffer].max(width);
         View::whole(buffer, width)
+    }
+
+    /// A buffer of `width` values a token that later blocks read under `name`.
+    pub fn publish(&mut self, name: &'static str, width: usize) -> View {
+        let view = View::whole(self.program.widths.len(), width);
+        self.program.widths.push(width);
+        self.published.retain(|(other, _)| *other != name);
+        self.published.push((name, view));
+        view
+    }
+
+    /// The buffer that an earlier block has published under `name`, which must be of `width` values a token.
+    pub fn published(&self, name: &str, width: usize) -> Result<View> {
+        let found = self.published.iter().find(|(other, _)| *other == name);
+        match found {
+            Some((_, view)) if view.width == width => Ok(*view),
+            _ => Err(Error::Config {
+                file: self.file.into(),
+                key: format!("blocks[{}]", self.block),
+                found: match found {
+                    Some((_, view)) => format!("{} {name} from an earlier block", view.width),
+                    None => format!("no {name} from an earlier block"),
+                },
+                expected: format!("{width}"),
+            }),
+        }
+    }
+
+    /// The norm of the block's input.
+    pub fn input_norm(&self) -> Result<Norm> {
+        self.block_norm("attn_norm")
+    }
+
+    fn block_norm(&self, name: &str) -> Result<Norm> {
+        let name = format!("blk.{}.{name}", self.block);
+        norm(self.file, self.tensors, &name, self.norm, self.norm_eps)
     }
 
     /// Appends a stage.
@@ -223,11 +280,7 @@ impl<'a> Lowering<'a> {
     /// Multiplies the normed residual stream with matrices stacked in one buffer, `{name}.weight` and, where it
     /// exists, `{name}.bias`; returns each one's columns.
     pub fn project(&mut self, names: &[&str]) -> Result<Vec<View>> {
-        let name = format!("blk.{}.attn_norm.weight", self.block);
-        let norm = Norm {
-            weight: vector(self.file, self.tensors, &name)?,
-            eps: self.norm_eps,
-        };
+        let norm = self.input_norm()?;
         let input = View::whole(RESIDUAL, self.hidden);
         self.project_from(input, Some(norm), names)
     }
@@ -317,11 +370,7 @@ impl<'a> Lowering<'a> {
             )
         };
         let (gate, up, down) = (tensor("ffn_gate")?, tensor("ffn_up")?, tensor("ffn_down")?);
-        let name = format!("blk.{}.ffn_norm.weight", self.block);
-        let norm = Norm {
-            weight: vector(self.file, self.tensors, &name)?,
-            eps: self.norm_eps,
-        };
+        let norm = self.block_norm("ffn_norm")?;
         let inner = self.buffer(2 * gate.rows());
         self.wide_inputs(down.cols());
         self.push(Stage::Mlp(Mlp {
@@ -346,6 +395,18 @@ fn missing(file: &str, name: &str) -> Error {
         found: "nothing".into(),
         expected: "a tensor of that name".into(),
     }
+}
+
+fn norm(file: &str, tensors: &Tensors, name: &str, kind: NormKind, eps: f32) -> Result<Norm> {
+    let weight = vector(file, tensors, &format!("{name}.weight"))?;
+    Ok(Norm {
+        centred: kind != NormKind::Rms,
+        bias: match kind {
+            NormKind::Layer { bias: true } => Some(vector(file, tensors, &format!("{name}.bias"))?),
+            _ => None,
+        },
+        ..Norm::rms(weight, eps)
+    })
 }
 
 fn vector(file: &str, tensors: &Tensors, name: &str) -> Result<Vector> {

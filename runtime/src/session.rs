@@ -100,6 +100,12 @@ impl Session {
             return Err(Error::invalid("chunk", "must be 1 to 65536 tokens"));
         }
         let plan = Arc::new(model.plan(&options.state)?);
+        let bytes = plan.bytes.saturating_mul(1 + options.marks);
+        if Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
+            let reason =
+                format!("a session of {bytes} bytes cannot be allocated; choose a smaller context");
+            return Err(Error::invalid("memory", reason));
+        }
         let pool = options
             .pool
             .clone()
@@ -199,6 +205,16 @@ impl Session {
         self.arena.slot_mut::<SamplerState>(SAMPLER)[0] = state;
     }
 
+    /// The state of the random numbers.
+    pub fn random(&self) -> SamplerState {
+        self.arena.slot::<SamplerState>(SAMPLER)[0]
+    }
+
+    /// Sets the state of the random numbers: a rewound session that keeps its random numbers says something else.
+    pub fn set_random(&mut self, state: SamplerState) {
+        self.arena.slot_mut::<SamplerState>(SAMPLER)[0] = state;
+    }
+
     /// A handle that stops this session's calls.
     pub fn canceller(&self) -> Canceller {
         self.canceller.clone()
@@ -208,6 +224,14 @@ impl Session {
     pub fn reset(&mut self) {
         self.arena.reset();
         self.seed();
+        self.forget_marks(0);
+    }
+
+    /// Marks from `position` on belong to tokens that were taken back.
+    fn forget_marks(&mut self, position: u64) {
+        for mark in &mut self.marks {
+            mark.position = mark.position.filter(|&p| p < position);
+        }
     }
 
     /// Reads tokens. Afterwards [`Session::logits`] are those after the last one.
@@ -399,6 +423,7 @@ impl Session {
             )));
         }
         self.arena.copy_from(&snapshot.arena);
+        self.forget_marks(0);
         Ok(())
     }
 
@@ -406,12 +431,7 @@ impl Session {
     /// the options it does nothing.
     pub fn mark(&mut self) {
         let position = self.position();
-        // A mark beyond this point belongs to tokens that were taken back.
-        for mark in &mut self.marks {
-            if mark.position.is_some_and(|p| p >= position) {
-                mark.position = None;
-            }
-        }
+        self.forget_marks(position);
         if let Some(oldest) = self
             .marks
             .iter_mut()
@@ -423,7 +443,7 @@ impl Session {
     }
 
     /// Returns to an earlier position: to the last mark at or before it, and from there by reading the logged tokens
-    /// again. At a mark the state is what it was, bit for bit.
+    /// again. At a mark the state is what it was, bit for bit. A cancellation is left to the next call.
     ///
     /// # Errors
     /// [`Error::Rewind`] if the position has not been reached, or no mark and log lead there; nothing changes then.
@@ -464,6 +484,20 @@ impl Session {
             Some(mark) => self.arena.copy_from(&mark.arena),
             None => self.reset(),
         }
-        self.feed(&again)
+        self.forget_marks(position + 1);
+        let mut fed = 0;
+        // Half way there the session would be at no position that the caller knows, so a cancellation waits.
+        let mut cancelled = false;
+        while let Err(error) = self.feed(&again[fed..]) {
+            let Error::Cancelled { fed: more } = error else {
+                return Err(error);
+            };
+            fed += more;
+            cancelled = true;
+        }
+        if cancelled {
+            self.canceller.cancel();
+        }
+        Ok(())
     }
 }

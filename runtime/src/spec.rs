@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
@@ -57,6 +58,20 @@ impl WeightSpec {
     }
 }
 
+/// How the residual stream is normed before a mixer, a feed-forward network or the logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NormKind {
+    /// By the root of its mean square.
+    #[default]
+    Rms,
+    /// By mean and variance.
+    Layer {
+        /// Whether a bias is added.
+        bias: bool,
+    },
+}
+
 /// A gated feed-forward network, `down(silu(gate x) * up x)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MlpSpec {
@@ -69,7 +84,7 @@ pub struct MlpSpec {
 pub struct BlockSpec {
     /// The token mixer.
     pub mixer: Arc<dyn Mixer>,
-    /// The feed-forward network; some models have none.
+    /// The feed-forward network. Some models have none; one with a state of its own is a mixer in a block of its own.
     pub mlp: Option<MlpSpec>,
 }
 
@@ -80,8 +95,12 @@ pub struct ModelSpec {
     pub vocab: usize,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Added under the square root of every block's norm.
+    /// The norm before every block's parts and before the logits.
+    pub norm: NormKind,
+    /// Added under the square root of these norms.
     pub norm_eps: f32,
+    /// Whether the embedding is normed as well.
+    pub embedding_norm: bool,
     /// Whether the output matrix is the embedding.
     pub tied: bool,
     /// The blocks, first to last.
@@ -149,16 +168,25 @@ impl ModelSpec {
 
     /// Every tensor of the model by its full name, in the order of the file.
     pub fn weights(&self) -> Vec<WeightSpec> {
+        let norm = |name: &str| {
+            let mut parts = vec![format!("{name}.weight")];
+            if self.norm == (NormKind::Layer { bias: true }) {
+                parts.push(format!("{name}.bias"));
+            }
+            parts
+                .into_iter()
+                .map(|part| WeightSpec::full(&part, &[self.hidden]))
+        };
         let mut all = vec![WeightSpec::matrix(
             "token_embd.weight",
             self.vocab,
             self.hidden,
         )];
+        if self.embedding_norm {
+            all.extend(norm("token_embd_norm"));
+        }
         for (i, block) in self.blocks.iter().enumerate() {
-            all.push(WeightSpec::full(
-                &format!("blk.{i}.attn_norm.weight"),
-                &[self.hidden],
-            ));
+            all.extend(norm(&format!("blk.{i}.attn_norm")));
             all.extend(
                 block
                     .mixer
@@ -170,10 +198,7 @@ impl ModelSpec {
                     }),
             );
             if let Some(mlp) = block.mlp {
-                all.push(WeightSpec::full(
-                    &format!("blk.{i}.ffn_norm.weight"),
-                    &[self.hidden],
-                ));
+                all.extend(norm(&format!("blk.{i}.ffn_norm")));
                 for name in ["ffn_gate", "ffn_up"] {
                     all.push(WeightSpec::matrix(
                         &format!("blk.{i}.{name}.weight"),
@@ -188,7 +213,7 @@ impl ModelSpec {
                 ));
             }
         }
-        all.push(WeightSpec::full("output_norm.weight", &[self.hidden]));
+        all.extend(norm("output_norm"));
         if !self.tied {
             all.push(WeightSpec::matrix("output.weight", self.vocab, self.hidden));
         }
@@ -220,7 +245,9 @@ impl ModelSpec {
         json!({
             "vocab": self.vocab,
             "hidden": self.hidden,
+            "norm": self.norm,
             "norm_eps": self.norm_eps,
+            "embedding_norm": self.embedding_norm,
             "tied": self.tied,
             "blocks": blocks,
         })
@@ -250,7 +277,9 @@ impl ModelSpec {
         let spec = ModelSpec {
             vocab: config.usize("vocab")?,
             hidden: config.usize("hidden")?,
+            norm: config.read_or("norm", NormKind::default())?,
             norm_eps: config.f32("norm_eps")?,
+            embedding_norm: config.bool_or("embedding_norm", false)?,
             tied: config.bool("tied")?,
             blocks,
         };

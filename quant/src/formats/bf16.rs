@@ -68,3 +68,19 @@ mod x86 {
         }
     }
 }
+
+#[cfg(target_arch = "aarch64")]
+mod arm {
+    use std::arch::aarch64::*;
+
+    use super::Number;
+    use crate::simd::neon;
+
+    impl neon::Float for Number {
+        #[inline]
+        unsafe fn load(at: *const Number) -> float32x4_t {
+            // SAFETY: valid for 4 numbers.
+            unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(at.cast()))) }
+        }
+    }
+}

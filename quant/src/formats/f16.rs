@@ -52,3 +52,19 @@ mod x86 {
         }
     }
 }
+
+#[cfg(target_arch = "aarch64")]
+mod arm {
+    use std::arch::aarch64::*;
+
+    use super::Half;
+    use crate::simd::neon;
+
+    impl neon::Float for Half {
+        #[inline]
+        unsafe fn load(at: *const Half) -> float32x4_t {
+            // SAFETY: valid for 4 numbers.
+            unsafe { neon::load_halves(at.cast()) }
+        }
+    }
+}

@@ -39,7 +39,12 @@ fn encode_blocks<B: NoUninit + AnyBitPattern, const N: usize>(
     dst: &mut [u8],
     encode: impl Fn(&[f32; N]) -> B,
 ) {
-    for (values, block) in src.as_chunks::<N>().0.iter().zip(bytemuck::cast_slice_mut::<u8, B>(dst)) {
+    for (values, block) in src
+        .as_chunks::<N>()
+        .0
+        .iter()
+        .zip(bytemuck::cast_slice_mut::<u8, B>(dst))
+    {
         *block = encode(values);
     }
 }
@@ -50,7 +55,10 @@ fn decode_blocks<B: NoUninit + AnyBitPattern, const N: usize>(
     dst: &mut [f32],
     decode: impl Fn(&B) -> [f32; N],
 ) {
-    for (block, values) in bytemuck::cast_slice::<u8, B>(src).iter().zip(dst.as_chunks_mut::<N>().0) {
+    for (block, values) in bytemuck::cast_slice::<u8, B>(src)
+        .iter()
+        .zip(dst.as_chunks_mut::<N>().0)
+    {
         *values = decode(block);
     }
 }

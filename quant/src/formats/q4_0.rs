@@ -32,7 +32,9 @@ const _: () = assert!(size_of::<Block>() == 18);
 impl Block {
     fn encode(x: &[f32; 32]) -> Block {
         // The number of largest magnitude (the first of equals) becomes code 0, that is -8, exactly.
-        let extreme = x.iter().fold(0f32, |max, &x| if x.abs() > max.abs() { x } else { max });
+        let extreme = x
+            .iter()
+            .fold(0f32, |max, &x| if x.abs() > max.abs() { x } else { max });
         let d = extreme / -8.0;
         let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
         let code = |x: f32| ((x * inverse + 8.5) as u8).min(15);
@@ -40,7 +42,10 @@ impl Block {
         for i in 0..16 {
             q[i] = code(x[i]) | code(x[i + 16]) << 4;
         }
-        Block { d: Half::from_f32(d), q }
+        Block {
+            d: Half::from_f32(d),
+            q,
+        }
     }
 
     fn codes(&self) -> [i8; 32] {
@@ -73,31 +78,7 @@ mod x86 {
     use std::arch::x86_64::*;
 
     use super::Block;
-    use crate::simd::avx512::constant;
     use crate::simd::{avx2, avx512};
-
-    /// For each byte of four blocks' codes its place in bytes 0..64 (below 64) or 8..72 (from 64) of the blocks.
-    const CODES: [u8; 64] = {
-        let mut places = [0; 64];
-        let mut i = 0;
-        while i < 64 {
-            let place = (i / 16 * size_of::<Block>() + 2 + i % 16) as u8;
-            places[i] = if place < 64 { place } else { 64 + place - 8 };
-            i += 1;
-        }
-        places
-    };
-
-    /// For each 128-bit lane the place of its block's scale, in halves.
-    const SCALES: [u16; 32] = {
-        let mut places = [0; 32];
-        let mut i = 0;
-        while i < 16 {
-            places[i] = (i / 4 * size_of::<Block>() / 2) as u16;
-            i += 1;
-        }
-        places
-    };
 
     impl avx512::Integer for Block {
         type Chunk = [Block; 4];
@@ -110,18 +91,18 @@ mod x86 {
         #[inline]
         unsafe fn header(_: *const [Block; 4]) {}
 
-        #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+        #[target_feature(enable = "avx512f,avx512bw,f16c")]
         #[inline]
         unsafe fn group(chunk: *const [Block; 4], _: (), _: usize) -> avx512::Group {
-            // SAFETY: a chunk is 72 bytes.
-            let (start, end) = unsafe {
-                let bytes = chunk.cast::<u8>();
-                (_mm512_loadu_si512(bytes.cast()), _mm512_loadu_si512(bytes.add(8).cast()))
+            // SAFETY: the chunk is valid.
+            let [a, b, c, d] = unsafe { &*chunk };
+            let codes = |block: &Block| {
+                // SAFETY: a block's codes are 16 bytes.
+                unsafe { _mm_loadu_si128(block.q.as_ptr().cast()) }
             };
             let low = _mm512_set1_epi8(15);
-            let codes = _mm512_permutex2var_epi8(start, constant(&CODES), end);
-            let scales = _mm512_permutexvar_epi16(constant(&SCALES), start);
-            let scale = _mm512_cvtph_ps(_mm512_castsi512_si256(scales));
+            let codes = avx512::join(codes(a), codes(b), codes(c), codes(d));
+            let scale = avx512::spread_halves(a.d.bits(), b.d.bits(), c.d.bits(), d.d.bits());
             avx512::Group {
                 first: _mm512_and_si512(codes, low),
                 second: _mm512_and_si512(_mm512_srli_epi16::<4>(codes), low),
@@ -169,6 +150,45 @@ mod x86 {
 
         #[inline]
         fn mins(_: ()) -> Option<__m256> {
+            None
+        }
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod arm {
+    use std::arch::aarch64::*;
+
+    use super::Block;
+    use crate::simd::neon;
+
+    impl neon::Integer for Block {
+        type Header = ();
+
+        const BLOCKS: usize = 1;
+        const HALF_SCALES: bool = false;
+
+        #[inline]
+        fn header(&self) {}
+
+        #[inline]
+        fn unpack(&self, _: (), _: usize) -> neon::Block {
+            let codes = neon::load(&self.q, 0);
+            let scale = neon::half(self.d.bits());
+            // SAFETY: NEON is part of the architecture.
+            unsafe {
+                let signed = |codes| vsubq_s8(vreinterpretq_s8_u8(codes), vdupq_n_s8(8));
+                neon::Block {
+                    first: signed(vandq_u8(codes, vdupq_n_u8(15))),
+                    second: signed(vshrq_n_u8::<4>(codes)),
+                    scale,
+                    second_scale: scale,
+                }
+            }
+        }
+
+        #[inline]
+        fn mins(_: ()) -> Option<[float32x4_t; 2]> {
             None
         }
     }

@@ -41,7 +41,12 @@ impl Block {
             let sub = i / SUB;
             q[sub / 2][i % SUB] |= fit.lines[sub].code(x, 15) << (sub % 2 * 4);
         }
-        Block { d: fit.d, dmin: fit.dmin, scales: fit.packed, q }
+        Block {
+            d: fit.d,
+            dmin: fit.dmin,
+            scales: fit.packed,
+            q,
+        }
     }
 
     fn codes(&self, sub: usize) -> [i8; SUB] {
@@ -107,7 +112,12 @@ mod x86 {
             let codes = unsafe { _mm512_loadu_si512((*block).q.as_ptr().add(2 * group).cast()) };
             let (first, second) = avx512::nibbles(codes);
             let scale = header.spread(group);
-            avx512::Group { first, second, scale, second_scale: scale }
+            avx512::Group {
+                first,
+                second,
+                scale,
+                second_scale: scale,
+            }
         }
 
         #[inline]
@@ -139,11 +149,57 @@ mod x86 {
             let codes = unsafe { _mm256_loadu_si256((*block).q.as_ptr().add(pair).cast()) };
             let (first, second) = avx2::nibbles(codes);
             let scale = header.spread_pair(pair);
-            avx2::Pair { first, second, scale, second_scale: scale }
+            avx2::Pair {
+                first,
+                second,
+                scale,
+                second_scale: scale,
+            }
         }
 
         #[inline]
         fn mins(header: EightLines) -> Option<__m256> {
+            Some(header.mins)
+        }
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod arm {
+    use std::arch::aarch64::*;
+
+    use super::Block;
+    use crate::formats::k_quants::arm::{EightLines, eight_lines, nibbles};
+    use crate::simd::neon;
+
+    impl neon::Integer for Block {
+        type Header = EightLines;
+
+        const BLOCKS: usize = 8;
+        const HALF_SCALES: bool = false;
+
+        #[inline]
+        fn header(&self) -> EightLines {
+            eight_lines(&self.d, &self.dmin, &self.scales)
+        }
+
+        #[inline]
+        fn unpack(&self, header: EightLines, block: usize) -> neon::Block {
+            let (first, second) = nibbles(&self.q[block / 2], block % 2);
+            let scale = header.scales[block];
+            // SAFETY: NEON is part of the architecture.
+            let (first, second) =
+                unsafe { (vreinterpretq_s8_u8(first), vreinterpretq_s8_u8(second)) };
+            neon::Block {
+                first,
+                second,
+                scale,
+                second_scale: scale,
+            }
+        }
+
+        #[inline]
+        fn mins(header: EightLines) -> Option<[float32x4_t; 2]> {
             Some(header.mins)
         }
     }

@@ -43,7 +43,13 @@ impl Block {
             low[sub / 2][i % SUB] |= (code & 15) << (sub % 2 * 4);
             high[i % SUB] |= code >> 4 << sub;
         }
-        Block { d: fit.d, dmin: fit.dmin, scales: fit.packed, high, low }
+        Block {
+            d: fit.d,
+            dmin: fit.dmin,
+            scales: fit.packed,
+            high,
+            low,
+        }
     }
 
     fn codes(&self, sub: usize) -> [i8; SUB] {
@@ -134,7 +140,9 @@ mod x86 {
             let (first, second) = avx512::nibbles(low);
             let bits = constant(&BITS[group]);
             let sixteen = _mm512_set1_epi8(16);
-            let with = |low, high| _mm512_mask_add_epi8(low, _mm512_test_epi8_mask(high, bits), low, sixteen);
+            let with = |low, high| {
+                _mm512_mask_add_epi8(low, _mm512_test_epi8_mask(high, bits), low, sixteen)
+            };
             let scale = header.spread(group);
             avx512::Group {
                 first: with(first, high_1),
@@ -196,6 +204,52 @@ mod x86 {
 
         #[inline]
         fn mins(header: EightLines) -> Option<__m256> {
+            Some(header.mins)
+        }
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod arm {
+    use std::arch::aarch64::*;
+
+    use super::Block;
+    use crate::formats::k_quants::arm::{EightLines, eight_lines, nibbles};
+    use crate::simd::neon;
+
+    impl neon::Integer for Block {
+        type Header = EightLines;
+
+        const BLOCKS: usize = 8;
+        const HALF_SCALES: bool = false;
+
+        #[inline]
+        fn header(&self) -> EightLines {
+            eight_lines(&self.d, &self.dmin, &self.scales)
+        }
+
+        #[inline]
+        fn unpack(&self, header: EightLines, block: usize) -> neon::Block {
+            let (first, second) = nibbles(&self.low[block / 2], block % 2);
+            let scale = header.scales[block];
+            // SAFETY: NEON is part of the architecture.
+            unsafe {
+                let bit = vdupq_n_u8(1 << block);
+                let with = |low, half| {
+                    let set = vtstq_u8(neon::load(&self.high, half), bit);
+                    vreinterpretq_s8_u8(vorrq_u8(low, vandq_u8(set, vdupq_n_u8(16))))
+                };
+                neon::Block {
+                    first: with(first, 0),
+                    second: with(second, 1),
+                    scale,
+                    second_scale: scale,
+                }
+            }
+        }
+
+        #[inline]
+        fn mins(header: EightLines) -> Option<[float32x4_t; 2]> {
             Some(header.mins)
         }
     }

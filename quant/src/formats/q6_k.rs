@@ -7,6 +7,7 @@
 
 use crate::activations::Row;
 use crate::format::Format;
+use crate::formats::k_quants::nearest;
 use crate::formats::{Half, decode_blocks, encode_blocks};
 use crate::kernel;
 use crate::simd::scalar;
@@ -41,16 +42,22 @@ impl Block {
             *scale = fit_scale(x);
         }
         // The scale of largest magnitude becomes -128 exactly.
-        let extreme = fitted.iter().fold(0f32, |max, &s| if s.abs() > max.abs() { s } else { max });
+        let extreme = fitted
+            .iter()
+            .fold(0f32, |max, &s| if s.abs() > max.abs() { s } else { max });
         let mut block: Block = bytemuck::Zeroable::zeroed();
         if extreme == 0.0 || !extreme.is_finite() {
             return block;
         }
         block.d = Half::from_f32(extreme / -128.0);
-        block.scales = fitted.map(|s| (s * (-128.0 / extreme)).round_ties_even().min(127.0) as i8);
+        block.scales = fitted.map(|s| nearest((s * (-128.0 / extreme)).min(127.0)) as i8);
         for (i, &x) in x.iter().enumerate() {
             let scale = block.d.to_f32() * f32::from(block.scales[i / 16]);
-            let code = if scale == 0.0 { 32 } else { (nearest_code(x / scale) + 32.0) as u8 };
+            let code = if scale == 0.0 {
+                32
+            } else {
+                (nearest_code(x / scale) + 32.0) as u8
+            };
             let (half, run, i) = (i / 128, i % 128 / 32, i % 32);
             block.low[half][run % 2 * 32 + i] |= (code & 15) << (run / 2 * 4);
             block.high[half][i] |= code >> 4 << (run * 2);
@@ -85,7 +92,7 @@ impl Block {
 
 /// The nearest code, less 32.
 fn nearest_code(x: f32) -> f32 {
-    x.round_ties_even().clamp(-32.0, 31.0)
+    nearest(x.clamp(-32.0, 31.0))
 }
 
 /// The scale (of either sign) with the least squared error over codes `-32..=31`, each number weighing as its square.
@@ -93,20 +100,24 @@ fn nearest_code(x: f32) -> f32 {
 /// Candidate scales around the one that maps the extreme number to -32 give candidate codes; for each set of codes the best
 /// scale is `sum w q x / sum w q q`, and its gain over storing zeros `(sum w q x)^2 / sum w q q`.
 fn fit_scale(x: &[f32; 16]) -> f32 {
-    let extreme = x.iter().fold(0f32, |max, &x| if x.abs() > max.abs() { x } else { max });
+    let extreme = x
+        .iter()
+        .fold(0f32, |max, &x| if x.abs() > max.abs() { x } else { max });
     if extreme == 0.0 || !extreme.is_finite() {
         return 0.0;
     }
+    // Relative to the extreme, so that squares neither overflow nor vanish.
+    let relative = x.map(|x| x / extreme);
     let (mut best, mut best_gain) = (0.0, 0.0);
     for step in -9..=9 {
         let inverse = -(32.0 + 0.1 * step as f32) / extreme;
-        let (mut wqx, mut wqq) = (0f32, 0f32);
-        for &x in x {
-            // Relative to the extreme, so that squares neither overflow nor vanish.
-            let (weight, q) = ((x / extreme) * (x / extreme), nearest_code(x * inverse));
-            wqx += weight * q * (x / extreme);
-            wqq += weight * q * q;
+        let (mut wqx, mut wqq) = ([0f32; 16], [0f32; 16]);
+        for i in 0..16 {
+            let (weight, q) = (relative[i] * relative[i], nearest_code(x[i] * inverse));
+            wqx[i] = weight * q * relative[i];
+            wqq[i] = weight * q * q;
         }
+        let (wqx, wqq) = (wqx.iter().sum::<f32>(), wqq.iter().sum::<f32>());
         if wqq > 0.0 && wqx * wqx > best_gain * wqq {
             (best, best_gain) = (extreme * (wqx / wqq), wqx * wqx / wqq);
         }
@@ -122,8 +133,12 @@ impl scalar::Dot for Block {
             for run in 0..8 {
                 let (weights, codes) = (block.codes(run), x.block(8 * b + run));
                 let mut sum = 0.0;
-                for (half, (weights, codes)) in
-                    weights.as_chunks::<16>().0.iter().zip(codes.as_chunks().0).enumerate()
+                for (half, (weights, codes)) in weights
+                    .as_chunks::<16>()
+                    .0
+                    .iter()
+                    .zip(codes.as_chunks().0)
+                    .enumerate()
                 {
                     let scale = block.d.to_f32() * f32::from(block.scales[2 * run + half]);
                     sum += scale * scalar::dot_codes(weights, codes) as f32;
@@ -169,8 +184,12 @@ mod x86 {
         #[inline]
         unsafe fn header(block: *const Block) -> __m512 {
             // SAFETY: the block is valid; its scales are 16 bytes.
-            let (scales, d) =
-                unsafe { (_mm_loadu_si128((*block).scales.as_ptr().cast()), (*block).d.bits()) };
+            let (scales, d) = unsafe {
+                (
+                    _mm_loadu_si128((*block).scales.as_ptr().cast()),
+                    (*block).d.bits(),
+                )
+            };
             _mm512_mul_ps(
                 _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(scales)),
                 _mm512_set1_ps(avx2::half(d)),
@@ -217,7 +236,7 @@ mod x86 {
 
     impl avx2::Integer for Block {
         type Chunk = Block;
-        type Header = [f32; 16];
+        type Header = [__m256; 2];
 
         const PAIRS: usize = 4;
         const OFFSET: i8 = 32;
@@ -226,15 +245,23 @@ mod x86 {
 
         #[target_feature(enable = "avx2,f16c")]
         #[inline]
-        unsafe fn header(block: *const Block) -> [f32; 16] {
-            // SAFETY: the block is valid.
-            let (scales, d) = unsafe { ((*block).scales, avx2::half((*block).d.bits())) };
-            scales.map(|scale| d * f32::from(scale))
+        unsafe fn header(block: *const Block) -> [__m256; 2] {
+            // SAFETY: the block is valid; its scales are 16 bytes.
+            let (scales, d) = unsafe {
+                (
+                    _mm_loadu_si128((*block).scales.as_ptr().cast()),
+                    (*block).d.bits(),
+                )
+            };
+            let d = _mm256_set1_ps(avx2::half(d));
+            let floats =
+                |scales| _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(scales)), d);
+            [floats(scales), floats(_mm_srli_si128::<8>(scales))]
         }
 
         #[target_feature(enable = "avx2")]
         #[inline]
-        unsafe fn pair(block: *const Block, scales: [f32; 16], pair: usize) -> avx2::Pair {
+        unsafe fn pair(block: *const Block, header: [__m256; 2], pair: usize) -> avx2::Pair {
             let (half, upper) = (pair / 2, pair % 2);
             // SAFETY: a half has 64 bytes of low and 32 of high bits.
             let (low_1, low_2, high_1, high_2) = unsafe {
@@ -256,17 +283,71 @@ mod x86 {
                 let high = _mm256_sllv_epi64(_mm256_srl_epi16(high, down), left);
                 _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(48)))
             };
-            let s = &scales[4 * pair..][..4];
+            let scale = |half_of_run: i32| {
+                let places = _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2);
+                let places =
+                    _mm256_add_epi32(places, _mm256_set1_epi32(4 * upper as i32 + half_of_run));
+                _mm256_permutevar8x32_ps(header[half], places)
+            };
             avx2::Pair {
                 first: join(low_1, high_1),
                 second: join(low_2, high_2),
-                scale: avx2::lanes(s[0], s[2]),
-                second_scale: avx2::lanes(s[1], s[3]),
+                scale: scale(0),
+                second_scale: scale(1),
             }
         }
 
         #[inline]
-        fn mins(_: [f32; 16]) -> Option<__m256> {
+        fn mins(_: [__m256; 2]) -> Option<__m256> {
+            None
+        }
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod arm {
+    use std::arch::aarch64::*;
+
+    use super::Block;
+    use crate::formats::k_quants::arm::nibbles;
+    use crate::simd::neon;
+
+    impl neon::Integer for Block {
+        type Header = f32;
+
+        const BLOCKS: usize = 8;
+        const HALF_SCALES: bool = true;
+
+        #[inline]
+        fn header(&self) -> f32 {
+            neon::half(self.d.bits())
+        }
+
+        #[inline]
+        fn unpack(&self, d: f32, block: usize) -> neon::Block {
+            let (half, run) = (block / 4, block % 4);
+            let low = self.low[half].as_chunks().0;
+            let (first, second) = nibbles(&low[run % 2], run / 2);
+            let scale = |part: usize| d * f32::from(self.scales[2 * block + part]);
+            // SAFETY: NEON is part of the architecture.
+            unsafe {
+                let right = vdupq_n_s8(-2 * run as i8);
+                let with = |low, part| {
+                    let high = vshlq_u8(neon::load(&self.high[half], part), right);
+                    let code = vorrq_u8(low, vshlq_n_u8::<4>(vandq_u8(high, vdupq_n_u8(3))));
+                    vsubq_s8(vreinterpretq_s8_u8(code), vdupq_n_s8(32))
+                };
+                neon::Block {
+                    first: with(first, 0),
+                    second: with(second, 1),
+                    scale: scale(0),
+                    second_scale: scale(1),
+                }
+            }
+        }
+
+        #[inline]
+        fn mins(_: f32) -> Option<[float32x4_t; 2]> {
             None
         }
     }

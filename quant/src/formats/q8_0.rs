@@ -31,7 +31,10 @@ impl Block {
     fn encode(x: &[f32; 32]) -> Block {
         let d = x.iter().fold(0f32, |max, x| max.max(x.abs())) / 127.0;
         let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
-        Block { d: Half::from_f32(d), q: x.map(|x| (x * inverse).round() as i8) }
+        Block {
+            d: Half::from_f32(d),
+            q: x.map(|x| (x * inverse).round() as i8),
+        }
     }
 
     fn decode(&self) -> [f32; 32] {
@@ -55,35 +58,7 @@ mod x86 {
     use std::arch::x86_64::*;
 
     use super::Block;
-    use crate::simd::avx512::constant;
     use crate::simd::{avx2, avx512};
-
-    /// Blocks 0 and 1 are read by one register, 2 and 3 by another, both from byte 0. For each byte of the first halves of
-    /// the codes its place in the former (below 64) or the latter (from 64).
-    const FIRST: [u8; 64] = places(2);
-    /// The same for the second halves, with the registers read from byte 4.
-    const SECOND: [u8; 64] = places(14);
-
-    const fn places(start: usize) -> [u8; 64] {
-        let mut places = [0; 64];
-        let mut i = 0;
-        while i < 64 {
-            places[i] = (i / 32 * 64 + i / 16 % 2 * size_of::<Block>() + start + i % 16) as u8;
-            i += 1;
-        }
-        places
-    }
-
-    /// For each 128-bit lane the place of its block's scale in the registers read from byte 0, in halves.
-    const SCALES: [u16; 32] = {
-        let mut places = [0; 32];
-        let mut i = 0;
-        while i < 16 {
-            places[i] = (i / 8 * 32 + i / 4 % 2 * size_of::<Block>() / 2) as u16;
-            i += 1;
-        }
-        places
-    };
 
     impl avx512::Integer for Block {
         type Chunk = [Block; 4];
@@ -97,17 +72,20 @@ mod x86 {
         #[inline]
         unsafe fn header(_: *const [Block; 4]) {}
 
-        #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+        #[target_feature(enable = "avx512f,avx512bw,f16c")]
         #[inline]
         unsafe fn group(chunk: *const [Block; 4], _: (), _: usize) -> avx512::Group {
-            // SAFETY: a chunk is 136 bytes, 68 for each pair of blocks.
-            let load = |from: usize| unsafe { _mm512_loadu_si512(chunk.cast::<u8>().add(from).cast()) };
-            let (a, b) = (load(0), load(68));
+            // SAFETY: the chunk is valid.
+            let blocks = unsafe { &*chunk };
+            let half = |block: &Block, half: usize| {
+                // SAFETY: a block's codes are 32 bytes.
+                unsafe { _mm_loadu_si128(block.q.as_ptr().cast::<__m128i>().add(half)) }
+            };
             let sign = _mm512_set1_epi8(-128);
-            let first = _mm512_permutex2var_epi8(a, constant(&FIRST), b);
-            let second = _mm512_permutex2var_epi8(load(4), constant(&SECOND), load(72));
-            let scales = _mm512_permutex2var_epi16(a, constant(&SCALES), b);
-            let scale = _mm512_cvtph_ps(_mm512_castsi512_si256(scales));
+            let [a, b, c, d] = blocks;
+            let first = avx512::join(half(a, 0), half(b, 0), half(c, 0), half(d, 0));
+            let second = avx512::join(half(a, 1), half(b, 1), half(c, 1), half(d, 1));
+            let scale = avx512::spread_halves(a.d.bits(), b.d.bits(), c.d.bits(), d.d.bits());
             avx512::Group {
                 first: _mm512_xor_si512(first, sign),
                 second: _mm512_xor_si512(second, sign),
@@ -140,7 +118,10 @@ mod x86 {
             // SAFETY: a chunk is 2 blocks, a block's codes are 32 bytes.
             unsafe {
                 let (a, b) = (&(*chunk)[0], &(*chunk)[1]);
-                let (qa, qb) = (a.q.as_ptr().cast::<__m128i>(), b.q.as_ptr().cast::<__m128i>());
+                let (qa, qb) = (
+                    a.q.as_ptr().cast::<__m128i>(),
+                    b.q.as_ptr().cast::<__m128i>(),
+                );
                 let scale = avx2::lanes(avx2::half(a.d.bits()), avx2::half(b.d.bits()));
                 avx2::Pair {
                     first: _mm256_loadu2_m128i(qb, qa),
@@ -153,6 +134,43 @@ mod x86 {
 
         #[inline]
         fn mins(_: ()) -> Option<__m256> {
+            None
+        }
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod arm {
+    use std::arch::aarch64::*;
+
+    use super::Block;
+    use crate::simd::neon;
+
+    impl neon::Integer for Block {
+        type Header = ();
+
+        const BLOCKS: usize = 1;
+        const HALF_SCALES: bool = false;
+
+        #[inline]
+        fn header(&self) {}
+
+        #[inline]
+        fn unpack(&self, _: (), _: usize) -> neon::Block {
+            let scale = neon::half(self.d.bits());
+            // SAFETY: 32 codes.
+            let (first, second) =
+                unsafe { (vld1q_s8(self.q.as_ptr()), vld1q_s8(self.q.as_ptr().add(16))) };
+            neon::Block {
+                first,
+                second,
+                scale,
+                second_scale: scale,
+            }
+        }
+
+        #[inline]
+        fn mins(_: ()) -> Option<[float32x4_t; 2]> {
             None
         }
     }

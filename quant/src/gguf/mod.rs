@@ -70,7 +70,15 @@ impl Gguf {
         let (metadata, tensors, data) = read::parse(&bytes, &name)?;
         let keys = index(&name, "key", metadata.iter().map(|(key, _)| key))?;
         let names = index(&name, "tensor", tensors.iter().map(|tensor| &tensor.name))?;
-        Ok(Gguf { name, bytes, metadata, keys, tensors, names, data })
+        Ok(Gguf {
+            name,
+            bytes,
+            metadata,
+            keys,
+            tensors,
+            names,
+            data,
+        })
     }
 
     /// What error messages call this file.
@@ -110,7 +118,9 @@ impl Gguf {
 
     /// The unsigned integer `key`, if it fits in 32 bits.
     pub fn get_u32(&self, key: &str) -> Result<u32> {
-        self.typed(key, "an unsigned 32-bit integer", |value| value.as_u64()?.try_into().ok())
+        self.typed(key, "an unsigned 32-bit integer", |value| {
+            value.as_u64()?.try_into().ok()
+        })
     }
 
     /// The float `key`, stored in 32 or 64 bits.
@@ -138,27 +148,44 @@ impl Gguf {
             file: self.name.clone(),
             item: format!("key '{key}'"),
         })?;
-        convert(value)
-            .ok_or_else(|| Error::invalid(&self.name, format!("key '{key}'"), value.describe(), expected))
+        convert(value).ok_or_else(|| {
+            Error::invalid(
+                &self.name,
+                format!("key '{key}'"),
+                value.describe(),
+                expected,
+            )
+        })
     }
 
     /// The tensor `name`, without a copy. An error if it is missing or in a format that this crate does not know.
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
-        let info = self.names.get(name).map(|&i| &self.tensors[i]).ok_or_else(|| Error::Missing {
-            file: self.name.clone(),
-            item: format!("tensor '{name}'"),
-        })?;
+        let info = self
+            .names
+            .get(name)
+            .map(|&i| &self.tensors[i])
+            .ok_or_else(|| Error::Missing {
+                file: self.name.clone(),
+                item: format!("tensor '{name}'"),
+            })?;
         let Some(format) = info.format() else {
             return Err(Error::invalid(
                 &self.name,
                 format!("tensor '{name}'"),
                 format!("ggml type {}", info.ggml_type),
-                format!("one of {}", crate::FORMATS.map(|format| format.name).join(", ")),
+                format!(
+                    "one of {}",
+                    crate::FORMATS.map(|format| format.name).join(", ")
+                ),
             ));
         };
         let start = self.data.start + info.offset;
         let len = format.tensor_bytes(&info.shape)?;
-        Tensor::new(format, info.shape.clone(), self.bytes.slice(start..start + len))
+        Tensor::new(
+            format,
+            info.shape.clone(),
+            self.bytes.slice(start..start + len),
+        )
     }
 }
 

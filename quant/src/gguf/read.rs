@@ -17,16 +17,34 @@ type Parsed = (Vec<(String, Value)>, Vec<TensorInfo>, Range<usize>);
 
 /// Metadata, tensors, and where the data section is.
 pub(super) fn parse(bytes: &[u8], file: &str) -> Result<Parsed> {
-    let mut cursor = Cursor { bytes, position: 0, file };
+    let mut cursor = Cursor {
+        bytes,
+        position: 0,
+        file,
+    };
     if !bytes.starts_with(b"GGUF") {
         let found = format!("{:02x?}", &bytes[..bytes.len().min(4)]);
-        return Err(Error::invalid(file, "the first four bytes", found, "\"GGUF\""));
+        return Err(Error::invalid(
+            file,
+            "the first four bytes",
+            found,
+            "\"GGUF\"",
+        ));
     }
     cursor.position = 4;
     let version = cursor.u32("version")?;
     if !(2..=3).contains(&version) {
-        let note = if version.swap_bytes() <= 3 { " (a big-endian file)" } else { "" };
-        return Err(Error::invalid(file, "version", format!("{version}{note}"), "2 or 3"));
+        let note = if version.swap_bytes() <= 3 {
+            " (a big-endian file)"
+        } else {
+            ""
+        };
+        return Err(Error::invalid(
+            file,
+            "version",
+            format!("{version}{note}"),
+            "2 or 3",
+        ));
     }
     // The least sizes: an empty key with a one-byte value; an empty name, no dimensions, type, offset.
     let tensor_count = cursor.count("tensor count", 8 + 4 + 4 + 8)?;
@@ -58,33 +76,52 @@ fn alignment(metadata: &[(String, Value)], file: &str) -> Result<u64> {
     let Some((_, value)) = metadata.iter().find(|(key, _)| key == KEY) else {
         return Ok(DEFAULT_ALIGNMENT);
     };
-    value.as_u64().filter(|n| n.is_power_of_two() && *n <= 1 << 30).ok_or_else(|| {
-        Error::invalid(file, format!("key '{KEY}'"), value.describe(), "a power of two up to 2^30")
-    })
+    value
+        .as_u64()
+        .filter(|n| n.is_power_of_two() && *n <= 1 << 30)
+        .ok_or_else(|| {
+            Error::invalid(
+                file,
+                format!("key '{KEY}'"),
+                value.describe(),
+                "a power of two up to 2^30",
+            )
+        })
 }
 
 /// Every tensor is aligned, inside the data section, and apart from the others.
 fn check_places(tensors: &[TensorInfo], alignment: u64, data_len: usize, file: &str) -> Result<()> {
     let mut places = Vec::with_capacity(tensors.len());
     for tensor in tensors {
-        let invalid =
-            |found: String, expected: String| Error::invalid(file, format!("tensor '{}'", tensor.name), found, expected);
+        let invalid = |found: String, expected: String| {
+            Error::invalid(file, format!("tensor '{}'", tensor.name), found, expected)
+        };
         if !(tensor.offset as u64).is_multiple_of(alignment) {
-            return Err(invalid(format!("offset {}", tensor.offset), format!("a multiple of {alignment}")));
+            return Err(invalid(
+                format!("offset {}", tensor.offset),
+                format!("a multiple of {alignment}"),
+            ));
         }
         // Of an unknown format only the start can be checked.
         let len = match tensor.format() {
             Some(format) => format.tensor_bytes(&tensor.shape).map_err(|e| {
-                invalid(format!("shape {:?}", tensor.shape), format!("a shape that {format} can store ({e})"))
+                invalid(
+                    format!("shape {:?}", tensor.shape),
+                    format!("a shape that {format} can store ({e})"),
+                )
             })?,
             None => 0,
         };
-        let end = tensor.offset.checked_add(len).filter(|&end| end <= data_len).ok_or_else(|| {
-            invalid(
-                format!("{len} bytes at offset {}", tensor.offset),
-                format!("an end within the {data_len} bytes of tensor data"),
-            )
-        })?;
+        let end = tensor
+            .offset
+            .checked_add(len)
+            .filter(|&end| end <= data_len)
+            .ok_or_else(|| {
+                invalid(
+                    format!("{len} bytes at offset {}", tensor.offset),
+                    format!("an end within the {data_len} bytes of tensor data"),
+                )
+            })?;
         places.push((tensor.offset, end, &tensor.name));
     }
     places.sort_unstable();
@@ -114,7 +151,12 @@ impl<'a> Cursor<'a> {
     }
 
     fn invalid(&self, item: &str, found: impl ToString, expected: impl Into<String>) -> Error {
-        Error::invalid(self.file, format!("{item} (before byte {})", self.position), found, expected)
+        Error::invalid(
+            self.file,
+            format!("{item} (before byte {})", self.position),
+            found,
+            expected,
+        )
     }
 
     fn take(&mut self, len: usize, item: &str) -> Result<&'a [u8]> {
@@ -147,7 +189,11 @@ impl<'a> Cursor<'a> {
         let most = self.remaining() / least;
         match usize::try_from(count) {
             Ok(count) if count <= most => Ok(count),
-            _ => Err(self.invalid(item, count, format!("at most {most} in the {} bytes left", self.remaining()))),
+            _ => Err(self.invalid(
+                item,
+                count,
+                format!("at most {most} in the {} bytes left", self.remaining()),
+            )),
         }
     }
 
@@ -156,7 +202,11 @@ impl<'a> Cursor<'a> {
         let bytes = self.take(len, item)?;
         match std::str::from_utf8(bytes) {
             Ok(string) => Ok(string.to_string()),
-            Err(e) => Err(self.invalid(item, format!("bytes that are not UTF-8 ({e})"), "a UTF-8 string")),
+            Err(e) => Err(self.invalid(
+                item,
+                format!("bytes that are not UTF-8 ({e})"),
+                "a UTF-8 string",
+            )),
         }
     }
 
@@ -183,7 +233,13 @@ impl<'a> Cursor<'a> {
             10 => Value::U64(u64::from_le_bytes(self.array(item)?)),
             11 => Value::I64(i64::from_le_bytes(self.array(item)?)),
             12 => Value::F64(f64::from_le_bytes(self.array(item)?)),
-            other => return Err(self.invalid(item, format!("value type {other}"), "a type from 0 to 12")),
+            other => {
+                return Err(self.invalid(
+                    item,
+                    format!("value type {other}"),
+                    "a type from 0 to 12",
+                ));
+            }
         })
     }
 
@@ -203,18 +259,35 @@ impl<'a> Cursor<'a> {
             6 => Array::F32(self.numbers(item, f32::from_le_bytes)?),
             7 => Array::Bool(self.list(item, 1, |cursor| cursor.bool(item))?),
             STRING => Array::String(self.list(item, 8, |cursor| cursor.string(item))?),
-            ARRAY => Array::Array(self.list(item, 4 + 8, |cursor| cursor.elements(item, depth + 1))?),
+            ARRAY => {
+                Array::Array(self.list(item, 4 + 8, |cursor| cursor.elements(item, depth + 1))?)
+            }
             10 => Array::U64(self.numbers(item, u64::from_le_bytes)?),
             11 => Array::I64(self.numbers(item, i64::from_le_bytes)?),
             12 => Array::F64(self.numbers(item, f64::from_le_bytes)?),
-            other => return Err(self.invalid(item, format!("array of type {other}"), "a type from 0 to 12")),
+            other => {
+                return Err(self.invalid(
+                    item,
+                    format!("array of type {other}"),
+                    "a type from 0 to 12",
+                ));
+            }
         })
     }
 
-    fn numbers<T, const N: usize>(&mut self, item: &str, convert: fn([u8; N]) -> T) -> Result<Vec<T>> {
+    fn numbers<T, const N: usize>(
+        &mut self,
+        item: &str,
+        convert: fn([u8; N]) -> T,
+    ) -> Result<Vec<T>> {
         let count = self.count(item, N)?;
         let bytes = self.take(count * N, item)?;
-        Ok(bytes.as_chunks().0.iter().map(|&bytes| convert(bytes)).collect())
+        Ok(bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|&bytes| convert(bytes))
+            .collect())
     }
 
     fn list<T>(
@@ -237,13 +310,19 @@ impl<'a> Cursor<'a> {
         let item = format!("tensor '{name}'");
         let dims = self.u32(&item)?;
         if dims > MAX_DIMS {
-            return Err(self.invalid(&item, format!("{dims} dimensions"), format!("at most {MAX_DIMS}")));
+            return Err(self.invalid(
+                &item,
+                format!("{dims} dimensions"),
+                format!("at most {MAX_DIMS}"),
+            ));
         }
         let mut shape = Vec::with_capacity(dims as usize);
         let mut numbers = 1usize;
         for _ in 0..dims {
             let dim = self.u64(&item)?;
-            let product = usize::try_from(dim).ok().and_then(|dim| numbers.checked_mul(dim));
+            let product = usize::try_from(dim)
+                .ok()
+                .and_then(|dim| numbers.checked_mul(dim.max(1)));
             let Some(product) = product.filter(|&n| isize::try_from(n).is_ok()) else {
                 let found = format!("dimension {dim} after {shape:?} (innermost first)");
                 return Err(self.invalid(&item, found, "fewer than 2^63 numbers"));
@@ -255,8 +334,17 @@ impl<'a> Cursor<'a> {
         let ggml_type = self.u32(&item)?;
         let offset = self.u64(&item)?;
         let Ok(offset) = usize::try_from(offset) else {
-            return Err(self.invalid(&item, format!("offset {offset}"), "an offset within the file"));
+            return Err(self.invalid(
+                &item,
+                format!("offset {offset}"),
+                "an offset within the file",
+            ));
         };
-        Ok(TensorInfo { name, ggml_type, shape, offset })
+        Ok(TensorInfo {
+            name,
+            ggml_type,
+            shape,
+            offset,
+        })
     }
 }

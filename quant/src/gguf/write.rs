@@ -67,7 +67,10 @@ impl Writer {
             .map_err(|e| Error::io(&temporary, "create", e))?;
         let mut writer = Writer {
             path: path.to_path_buf(),
-            temporary: Temporary { path: temporary, keep: false },
+            temporary: Temporary {
+                path: temporary,
+                keep: false,
+            },
             file: BufWriter::with_capacity(1 << 20, file),
             tensors: sizes,
             current: 0,
@@ -90,7 +93,11 @@ impl Writer {
         let left = size - self.written;
         if bytes.len() > left {
             let item = format!("tensor '{name}'");
-            return Err(self.invalid(item, format!("{} bytes", bytes.len()), format!("at most {left}")));
+            return Err(self.invalid(
+                item,
+                format!("{} bytes", bytes.len()),
+                format!("at most {left}"),
+            ));
         }
         self.written += bytes.len();
         let complete = self.written == *size;
@@ -112,24 +119,41 @@ impl Writer {
             return Err(self.invalid(item, format!("{} bytes", self.written), format!("{size}")));
         }
         let temporary = &self.temporary.path;
-        self.file.flush().map_err(|e| Error::io(temporary, "write", e))?;
-        self.file.get_ref().sync_all().map_err(|e| Error::io(temporary, "write", e))?;
-        std::fs::rename(temporary, &self.path).map_err(|e| Error::io(&self.path, "rename to", e))?;
+        self.file
+            .flush()
+            .map_err(|e| Error::io(temporary, "write", e))?;
+        self.file
+            .get_ref()
+            .sync_all()
+            .map_err(|e| Error::io(temporary, "write", e))?;
+        std::fs::rename(temporary, &self.path)
+            .map_err(|e| Error::io(&self.path, "rename to", e))?;
         self.temporary.keep = true;
         sync_directory(&self.path)
     }
 
     fn write_all(&mut self, bytes: &[u8]) -> Result<()> {
-        self.file.write_all(bytes).map_err(|e| Error::io(&self.temporary.path, "write", e))
+        self.file
+            .write_all(bytes)
+            .map_err(|e| Error::io(&self.temporary.path, "write", e))
     }
 
     fn skip_empty(&mut self) {
-        while self.tensors.get(self.current).is_some_and(|(_, size)| *size == 0) {
+        while self
+            .tensors
+            .get(self.current)
+            .is_some_and(|(_, size)| *size == 0)
+        {
             self.current += 1;
         }
     }
 
-    fn invalid(&self, item: impl Into<String>, found: String, expected: impl Into<String>) -> Error {
+    fn invalid(
+        &self,
+        item: impl Into<String>,
+        found: String,
+        expected: impl Into<String>,
+    ) -> Error {
         Error::invalid(&self.path.display().to_string(), item, found, expected)
     }
 }
@@ -168,10 +192,20 @@ fn header(path: &Path, metadata: &[(String, Value)], tensors: &[NewTensor]) -> R
         put_value(&mut header, value);
     }
     let (mut sizes, mut offset) = (Vec::new(), 0usize);
-    for NewTensor { name, format, shape } in tensors {
+    for NewTensor {
+        name,
+        format,
+        shape,
+    } in tensors
+    {
         let size = format.tensor_bytes(shape).map_err(|e| {
             let item = format!("tensor '{name}'");
-            Error::invalid(&path.display().to_string(), item, format!("shape {shape:?}"), format!("{e}"))
+            Error::invalid(
+                &path.display().to_string(),
+                item,
+                format!("shape {shape:?}"),
+                format!("{e}"),
+            )
         })?;
         put_string(&mut header, name);
         header.extend((shape.len() as u32).to_le_bytes());
@@ -184,7 +218,9 @@ fn header(path: &Path, metadata: &[(String, Value)], tensors: &[NewTensor]) -> R
         offset = size
             .checked_next_multiple_of(ALIGNMENT)
             .and_then(|size| offset.checked_add(size))
-            .ok_or_else(|| Error::TooLarge { shape: shape.clone() })?;
+            .ok_or_else(|| Error::TooLarge {
+                shape: shape.clone(),
+            })?;
     }
     header.resize(header.len().next_multiple_of(ALIGNMENT), 0);
     Ok((header, sizes))

@@ -90,7 +90,10 @@ pub(crate) fn half(bits: u16) -> f32 {
 pub(crate) fn nibbles(run: __m256i) -> (__m256i, __m256i) {
     let low = _mm256_and_si256(run, _mm256_set1_epi8(15));
     let high = _mm256_and_si256(_mm256_srli_epi16::<4>(run), _mm256_set1_epi8(15));
-    (_mm256_permute2x128_si256::<0x20>(low, high), _mm256_permute2x128_si256::<0x31>(low, high))
+    (
+        _mm256_permute2x128_si256::<0x20>(low, high),
+        _mm256_permute2x128_si256::<0x31>(low, high),
+    )
 }
 
 #[target_feature(enable = "avx2")]
@@ -156,7 +159,11 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
             for r in 0..R {
                 // SAFETY: step is within the row, or the row's completed end is read.
                 w[r] = unsafe {
-                    F::load(if step < whole { weights[r].add(step * STEP) } else { last[r].as_ptr() })
+                    F::load(if step < whole {
+                        weights[r].add(step * STEP)
+                    } else {
+                        last[r].as_ptr()
+                    })
                 };
             }
             for t in 0..T {
@@ -169,7 +176,9 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
         }
         for r in 0..R {
             for t in 0..T {
-                let out = product.out.wrapping_add((token + t) * product.out_stride + row + r);
+                let out = product
+                    .out
+                    .wrapping_add((token + t) * product.out_stride + row + r);
                 // SAFETY: the caller vouches for this element.
                 unsafe { out.write(horizontal_sum(sum[r][t])) };
             }
@@ -205,9 +214,13 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
         for step in 0..product.row_bytes.div_ceil(chunk_bytes) {
             let mut chunk = [std::ptr::null::<B::Chunk>(); R];
             for r in 0..R {
-                chunk[r] = if step < whole { weights[r].wrapping_add(step) } else { &raw const last[r] };
+                chunk[r] = if step < whole {
+                    weights[r].wrapping_add(step)
+                } else {
+                    &raw const last[r]
+                };
             }
-            // SAFETY (here and below): each chunk is within its row, or is the row's completed end.
+            // SAFETY: each chunk is within its row, or is the row's completed end.
             let mut header = [unsafe { B::header(chunk[0]) }; R];
             for r in 1..R {
                 // SAFETY: as above.
@@ -216,7 +229,12 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
             // The next R rows, in the order of memory, while these are read from R places. With many tokens rows are read
             // again and again, and loading them is no concern.
             if T == 1 {
-                prefetch(weights[0].wrapping_byte_add(R * product.row_bytes).wrapping_add(step * R), R);
+                prefetch(
+                    weights[0]
+                        .wrapping_byte_add(R * product.row_bytes)
+                        .wrapping_add(step * R),
+                    R,
+                );
             }
             for p in 0..B::PAIRS {
                 // SAFETY: as above; p < PAIRS.
@@ -236,7 +254,8 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
                             spread(scales[t].add(pair * 2)),
                         )
                     };
-                    let (mut below, mut second_below) = (_mm256_setzero_si256(), _mm256_setzero_si256());
+                    let (mut below, mut second_below) =
+                        (_mm256_setzero_si256(), _mm256_setzero_si256());
                     if B::OFFSET != 0 {
                         below = dot::<false>(offset, first);
                         second_below = dot::<false>(offset, second);
@@ -247,10 +266,14 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
                     for r in 0..R {
                         if B::HALF_SCALES {
                             let dot_1 = _mm256_sub_epi32(dot::<false>(w[r].first, first), below);
-                            let dot_2 = _mm256_sub_epi32(dot::<false>(w[r].second, second), second_below);
+                            let dot_2 =
+                                _mm256_sub_epi32(dot::<false>(w[r].second, second), second_below);
                             let scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(dot_1), w[r].scale);
-                            let scaled =
-                                _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot_2), w[r].second_scale, scaled);
+                            let scaled = _mm256_fmadd_ps(
+                                _mm256_cvtepi32_ps(dot_2),
+                                w[r].second_scale,
+                                scaled,
+                            );
                             sum[r][t] = _mm256_fmadd_ps(scaled, scale, sum[r][t]);
                         } else {
                             let dot = if B::SIGNED {
@@ -262,7 +285,10 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
                                     _mm256_maddubs_epi16(w[r].first, first),
                                     _mm256_maddubs_epi16(w[r].second, second),
                                 );
-                                _mm256_sub_epi32(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)), below)
+                                _mm256_sub_epi32(
+                                    _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)),
+                                    below,
+                                )
                             };
                             let scale = _mm256_mul_ps(w[r].scale, scale);
                             sum[r][t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, sum[r][t]);
@@ -282,7 +308,9 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
         }
         for r in 0..R {
             for t in 0..T {
-                let out = product.out.wrapping_add((token + t) * product.out_stride + row + r);
+                let out = product
+                    .out
+                    .wrapping_add((token + t) * product.out_stride + row + r);
                 // SAFETY: the caller vouches for this element.
                 unsafe { out.write(horizontal_sum(sum[r][t])) };
             }
@@ -295,7 +323,12 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
 /// # Safety
 /// As for [`Quantize`](super::Quantize).
 #[target_feature(enable = "avx2")]
-pub(crate) unsafe fn quantize(values: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [f32]) {
+pub(crate) unsafe fn quantize(
+    values: &[f32],
+    codes: &mut [i8],
+    scales: &mut [f32],
+    sums: &mut [f32],
+) {
     let magnitude_bits = _mm256_set1_epi32(0x7fff_ffff);
     for (block, x) in values.as_chunks::<BLOCK>().0.iter().enumerate() {
         let mut parts = [_mm256_setzero_ps(); 4];
@@ -306,8 +339,10 @@ pub(crate) unsafe fn quantize(values: &[f32], codes: &mut [i8], scales: &mut [f3
             let bits = _mm256_and_si256(_mm256_castps_si256(*part), magnitude_bits);
             magnitude = _mm256_max_epu32(magnitude, bits);
         }
-        let magnitude =
-            _mm_max_epu32(_mm256_castsi256_si128(magnitude), _mm256_extracti128_si256::<1>(magnitude));
+        let magnitude = _mm_max_epu32(
+            _mm256_castsi256_si128(magnitude),
+            _mm256_extracti128_si256::<1>(magnitude),
+        );
         let magnitude = _mm_max_epu32(magnitude, _mm_shuffle_epi32::<0b01_00_11_10>(magnitude));
         let magnitude = _mm_max_epu32(magnitude, _mm_shuffle_epi32::<0b10_11_00_01>(magnitude));
         let (scale, inverse) = scale_and_inverse(_mm_cvtsi128_si32(magnitude) as u32);
@@ -333,7 +368,10 @@ pub(crate) unsafe fn quantize(values: &[f32], codes: &mut [i8], scales: &mut [f3
             _mm256_add_epi32(rounded[0], rounded[1]),
             _mm256_add_epi32(rounded[2], rounded[3]),
         );
-        let sum = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256::<1>(sum));
+        let sum = _mm_add_epi32(
+            _mm256_castsi256_si128(sum),
+            _mm256_extracti128_si256::<1>(sum),
+        );
         let sum = _mm_add_epi32(sum, _mm_shuffle_epi32::<0b01_00_11_10>(sum));
         let sum = _mm_add_epi32(sum, _mm_shuffle_epi32::<0b10_11_00_01>(sum));
         scales[block] = scale;

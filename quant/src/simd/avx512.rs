@@ -1,4 +1,4 @@
-//! AVX-512 with VNNI and VBMI.
+//! AVX-512 with VNNI.
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
@@ -70,6 +70,23 @@ pub(crate) fn constant<T: Pod>(value: &'static T) -> __m512i {
     unsafe { _mm512_loadu_si512(std::ptr::from_ref(value).cast()) }
 }
 
+/// Four 128-bit lanes.
+#[target_feature(enable = "avx512f")]
+#[inline]
+pub(crate) fn join(a: __m128i, b: __m128i, c: __m128i, d: __m128i) -> __m512i {
+    let (low, high) = (_mm256_set_m128i(b, a), _mm256_set_m128i(d, c));
+    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
+}
+
+/// Four half-precision numbers, each in one 128-bit lane.
+#[target_feature(enable = "avx512f,f16c")]
+#[inline]
+pub(crate) fn spread_halves(a: u16, b: u16, c: u16, d: u16) -> __m512 {
+    let bits = u64::from(a) | u64::from(b) << 16 | u64::from(c) << 32 | u64::from(d) << 48;
+    let floats = _mm_cvtph_ps(_mm_cvtsi64_si128(bits as i64));
+    _mm512_permutexvar_ps(constant(&SPREAD), _mm512_castps128_ps512(floats))
+}
+
 /// Unpacks two runs of 32 bytes of a K format: the low halves of a run's bytes are the codes of one block, the high halves
 /// those of the next. Returns the first and the second 16 codes of each of the four blocks.
 #[target_feature(enable = "avx512f,avx512bw")]
@@ -88,7 +105,7 @@ pub(crate) fn nibbles(runs: __m512i) -> (__m512i, __m512i) {
 pub(crate) struct FloatTile<F>(PhantomData<F>);
 
 impl<F: Float> kernel::Tile for FloatTile<F> {
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,f16c")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
     unsafe fn tile<const R: usize, const T: usize>(product: &Product, row: usize, token: usize) {
         const STEP: usize = 16;
         let whole = product.cols / STEP;
@@ -118,7 +135,11 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
             for r in 0..R {
                 // SAFETY: step is within the row, or the row's completed end is read.
                 w[r] = unsafe {
-                    F::load(if step < whole { weights[r].add(step * STEP) } else { last[r].as_ptr() })
+                    F::load(if step < whole {
+                        weights[r].add(step * STEP)
+                    } else {
+                        last[r].as_ptr()
+                    })
                 };
             }
             for t in 0..T {
@@ -131,7 +152,9 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
         }
         for r in 0..R {
             for t in 0..T {
-                let out = product.out.wrapping_add((token + t) * product.out_stride + row + r);
+                let out = product
+                    .out
+                    .wrapping_add((token + t) * product.out_stride + row + r);
                 // SAFETY: the caller vouches for this element.
                 unsafe { out.write(_mm512_reduce_add_ps(sum[r][t])) };
             }
@@ -142,7 +165,7 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
 pub(crate) struct IntegerTile<B>(PhantomData<B>);
 
 impl<B: Integer> kernel::Tile for IntegerTile<B> {
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,f16c")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
     unsafe fn tile<const R: usize, const T: usize>(product: &Product, row: usize, token: usize) {
         let chunk_bytes = size_of::<B::Chunk>();
         let whole = product.row_bytes / chunk_bytes;
@@ -169,9 +192,13 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
         for step in 0..product.row_bytes.div_ceil(chunk_bytes) {
             let mut chunk = [std::ptr::null::<B::Chunk>(); R];
             for r in 0..R {
-                chunk[r] = if step < whole { weights[r].wrapping_add(step) } else { &raw const last[r] };
+                chunk[r] = if step < whole {
+                    weights[r].wrapping_add(step)
+                } else {
+                    &raw const last[r]
+                };
             }
-            // SAFETY (here and below): each chunk is within its row, or is the row's completed end.
+            // SAFETY: each chunk is within its row, or is the row's completed end.
             let mut header = [unsafe { B::header(chunk[0]) }; R];
             for r in 1..R {
                 // SAFETY: as above.
@@ -180,7 +207,12 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
             // The next R rows, in the order of memory, while these are read from R places. With many tokens rows are read
             // again and again, and loading them is no concern.
             if T == 1 {
-                prefetch(weights[0].wrapping_byte_add(R * product.row_bytes).wrapping_add(step * R), R);
+                prefetch(
+                    weights[0]
+                        .wrapping_byte_add(R * product.row_bytes)
+                        .wrapping_add(step * R),
+                    R,
+                );
             }
             for g in 0..B::GROUPS {
                 // SAFETY: as above; g < GROUPS.
@@ -206,9 +238,11 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
                         let below = _mm512_dpbusd_epi32(zero, offset, first);
                         if B::HALF_SCALES {
                             start = _mm512_sub_epi32(zero, below);
-                            second_start = _mm512_sub_epi32(zero, _mm512_dpbusd_epi32(zero, offset, second));
+                            second_start =
+                                _mm512_sub_epi32(zero, _mm512_dpbusd_epi32(zero, offset, second));
                         } else {
-                            start = _mm512_sub_epi32(zero, _mm512_dpbusd_epi32(below, offset, second));
+                            start =
+                                _mm512_sub_epi32(zero, _mm512_dpbusd_epi32(below, offset, second));
                         }
                     }
                     for r in 0..R {
@@ -243,7 +277,9 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
         }
         for r in 0..R {
             for t in 0..T {
-                let out = product.out.wrapping_add((token + t) * product.out_stride + row + r);
+                let out = product
+                    .out
+                    .wrapping_add((token + t) * product.out_stride + row + r);
                 // SAFETY: the caller vouches for this element.
                 unsafe { out.write(_mm512_reduce_add_ps(sum[r][t])) };
             }
@@ -256,11 +292,21 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
 /// # Safety
 /// As for [`Quantize`](super::Quantize).
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(crate) unsafe fn quantize(values: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [f32]) {
+pub(crate) unsafe fn quantize(
+    values: &[f32],
+    codes: &mut [i8],
+    scales: &mut [f32],
+    sums: &mut [f32],
+) {
     let magnitude_bits = _mm512_set1_epi32(0x7fff_ffff);
     for (block, x) in values.as_chunks::<BLOCK>().0.iter().enumerate() {
         // SAFETY: x is 32 numbers.
-        let (a, b) = unsafe { (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16))) };
+        let (a, b) = unsafe {
+            (
+                _mm512_loadu_ps(x.as_ptr()),
+                _mm512_loadu_ps(x.as_ptr().add(16)),
+            )
+        };
         let magnitude = _mm512_reduce_max_epu32(_mm512_max_epu32(
             _mm512_and_si512(_mm512_castps_si512(a), magnitude_bits),
             _mm512_and_si512(_mm512_castps_si512(b), magnitude_bits),

@@ -6,6 +6,8 @@
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
 pub(crate) mod scalar;
 
 use crate::cpu::Simd;
@@ -24,6 +26,8 @@ pub(crate) fn quantize(simd: Simd) -> Quantize {
         Simd::Avx512Vnni => avx512::quantize,
         #[cfg(target_arch = "x86_64")]
         Simd::Avx2 => avx2::quantize,
+        #[cfg(target_arch = "aarch64")]
+        Simd::Neon | Simd::NeonDotprod => neon::quantize,
         _ => scalar::quantize,
     }
 }
@@ -37,6 +41,10 @@ fn scale_and_inverse(magnitude: u32) -> (f32, f32) {
         return (f32::NAN, 0.0);
     }
     // Below this the reciprocal overflows; such a block is rounded to zero.
-    let inverse = if magnitude > 1e-36 { 127.0 / magnitude } else { 0.0 };
+    let inverse = if magnitude > 1e-36 {
+        127.0 / magnitude
+    } else {
+        0.0
+    };
     (magnitude / 127.0, inverse)
 }

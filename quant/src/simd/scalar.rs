@@ -29,7 +29,11 @@ impl<B: Dot> kernel::Tile for Tile<B> {
 /// See [`Activations`](crate::Activations) for the layout.
 pub(crate) fn quantize(values: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [f32]) {
     for (block, x) in values.chunks_exact(BLOCK).enumerate() {
-        let magnitude = x.iter().map(|x| x.to_bits() & 0x7fff_ffff).max().unwrap_or(0);
+        let magnitude = x
+            .iter()
+            .map(|x| x.to_bits() & 0x7fff_ffff)
+            .max()
+            .unwrap_or(0);
         let (scale, inverse) = scale_and_inverse(magnitude);
         let first = block / 4 * GROUP + block % 4 * 16;
         let mut sum = 0;
@@ -45,5 +49,9 @@ pub(crate) fn quantize(values: &[f32], codes: &mut [i8], scales: &mut [f32], sum
 
 /// Sum of products of two blocks of codes.
 pub(crate) fn dot_codes<const N: usize>(weights: &[i8; N], x: &[i8; N]) -> i32 {
-    weights.iter().zip(x).map(|(&w, &x)| i32::from(w) * i32::from(x)).sum()
+    weights
+        .iter()
+        .zip(x)
+        .map(|(&w, &x)| i32::from(w) * i32::from(x))
+        .sum()
 }

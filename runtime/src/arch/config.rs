@@ -1,5 +1,6 @@
 //! A JSON object whose values are read with errors that name the file and the key.
 
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
@@ -25,6 +26,19 @@ impl Config {
                 expected: "a JSON object".into(),
             }),
         }
+    }
+
+    /// From the text of a file, as Python writes it: JSON, but for bare `Infinity` and `NaN`. They are read as
+    /// newer versions of transformers write them, as `{"__float__": "Infinity"}`.
+    pub fn parse(file: &str, text: &[u8]) -> Result<Self> {
+        let json = serde_json::from_slice(&quote_non_finite(text));
+        let value = json.map_err(|e| Error::Config {
+            file: file.into(),
+            key: "the file".into(),
+            found: e.to_string(),
+            expected: "JSON".into(),
+        })?;
+        Config::new(file, value)
     }
 
     /// The file, for errors.
@@ -138,6 +152,14 @@ impl Config {
             .ok_or_else(|| self.wrong(key, &expected))
     }
 
+    /// A value of our own types, `default` if the key is absent or null.
+    pub fn read_or<T: DeserializeOwned>(&self, key: &str, default: T) -> Result<T> {
+        let read = |v: &Value| serde_json::from_value(v.clone()).ok();
+        Ok(self
+            .optional(key, read, "a value of this key")?
+            .unwrap_or(default))
+    }
+
     /// A list.
     pub fn array(&self, key: &str) -> Result<&[Value]> {
         let list = self.optional(key, |v| v.as_array().map(Vec::as_slice), "a list")?;
@@ -149,6 +171,21 @@ impl Config {
         let number = |v: &Value| v.as_u64().and_then(|n| usize::try_from(n).ok());
         let numbers = self.array(key)?.iter().map(number).collect();
         self.required(key, numbers, "a list of whole numbers")
+    }
+
+    /// A pair of numbers, the second of which may be infinite.
+    pub fn limits(&self, key: &str, default: (f32, f32)) -> Result<(f32, f32)> {
+        let number = |v: &Value| match v.get("__float__").and_then(Value::as_str) {
+            Some("Infinity") => Some(f32::INFINITY),
+            Some(_) => None,
+            None => v.as_f64().map(|n| n as f32),
+        };
+        let read = |v: &Value| match v.as_array()?.as_slice() {
+            [low, high] => Some((number(low)?, number(high)?)).filter(|(low, high)| low <= high),
+            _ => None,
+        };
+        let pair = self.optional(key, read, "two numbers, the smaller first")?;
+        Ok(pair.unwrap_or(default))
     }
 
     /// The objects at a key: none, one, or a list of them.
@@ -178,5 +215,50 @@ fn short(value: &Value) -> String {
     match text.char_indices().nth(60) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text,
+    }
+}
+
+/// Replaces bare `Infinity`, `-Infinity` and `NaN` outside of strings.
+fn quote_non_finite(text: &[u8]) -> Vec<u8> {
+    let mut quoted = Vec::with_capacity(text.len());
+    let mut rest = text;
+    let mut in_string = false;
+    while let Some(&byte) = rest.first() {
+        let bare = ["-Infinity", "Infinity", "NaN"];
+        let word = bare.iter().find(|word| rest.starts_with(word.as_bytes()));
+        let taken = match (in_string, word, byte) {
+            (false, Some(word), _) => {
+                quoted.extend_from_slice(format!("{{\"__float__\":\"{word}\"}}").as_bytes());
+                rest = &rest[word.len()..];
+                continue;
+            }
+            (true, _, b'\\') => 2.min(rest.len()),
+            (_, _, b'"') => {
+                in_string = !in_string;
+                1
+            }
+            _ => 1,
+        };
+        quoted.extend_from_slice(&rest[..taken]);
+        rest = &rest[taken..];
+    }
+    quoted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_python_writes() {
+        let text = br#"{"limit": [0.0, Infinity], "new": [0.5, {"__float__": "Infinity"}], "s": "NaN \" Infinity"}"#;
+        let config = Config::parse("test", text).unwrap();
+        let infinite = f32::INFINITY;
+        assert_eq!(config.limits("limit", (1.0, 1.0)).unwrap(), (0.0, infinite));
+        assert_eq!(config.limits("new", (1.0, 1.0)).unwrap(), (0.5, infinite));
+        assert_eq!(config.limits("absent", (1.0, 2.0)).unwrap(), (1.0, 2.0));
+        assert_eq!(config.string("s").unwrap(), "NaN \" Infinity");
+        assert!(config.limits("s", (1.0, 1.0)).is_err());
+        assert!(Config::parse("test", b"{\"a\": \"\\").is_err());
     }
 }

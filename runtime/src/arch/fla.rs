@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::mixers::{
     Attention, GatedDeltaNet, Lte, Mixer, NativeSparseAttention, RouterScope, ScoreMap,
 };
-use crate::spec::{BlockSpec, MlpSpec, ModelSpec, WeightSpec};
+use crate::spec::{BlockSpec, MlpSpec, ModelSpec, NormKind, WeightSpec};
 use crate::stages::Activation;
 
 pub(super) const FAMILY: Family = Family {
@@ -139,21 +139,29 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     Ok(ModelSpec {
         vocab: config.usize("vocab_size")?,
         hidden,
+        norm: NormKind::Rms,
         norm_eps,
+        embedding_norm: false,
         tied: config.bool_or("tie_word_embeddings", false)?,
         blocks,
     })
 }
 
 pub(super) fn mlp(config: &Config, hidden: usize) -> Result<MlpSpec> {
-    config.one_of("hidden_act", (), &[("swish", ()), ("silu", ())])?;
-    let intermediate = match config.optional_usize("intermediate_size")? {
-        Some(intermediate) => intermediate,
-        None => {
-            let ratio = config.usize_or("hidden_ratio", 4)?;
-            (hidden.saturating_mul(ratio).saturating_mul(2) / 3).div_ceil(256) * 256
+    match config.optional_usize("intermediate_size")? {
+        Some(intermediate) => {
+            config.one_of("hidden_act", (), &[("swish", ()), ("silu", ())])?;
+            Ok(MlpSpec { intermediate })
         }
-    };
+        None => mlp_of_ratio(config, hidden),
+    }
+}
+
+/// A feed-forward network whose width follows from the hidden size and `hidden_ratio`.
+pub(super) fn mlp_of_ratio(config: &Config, hidden: usize) -> Result<MlpSpec> {
+    config.one_of("hidden_act", (), &[("swish", ()), ("silu", ())])?;
+    let ratio = config.usize_or("hidden_ratio", 4)?;
+    let intermediate = (hidden.saturating_mul(ratio).saturating_mul(2) / 3).div_ceil(256) * 256;
     Ok(MlpSpec { intermediate })
 }
 
@@ -167,7 +175,7 @@ fn attention_layer(config: &Config, hidden: usize) -> Result<Arc<dyn Mixer>> {
     }
 }
 
-fn attention(config: &Config, hidden: usize) -> Result<Attention> {
+pub(super) fn attention(config: &Config, hidden: usize) -> Result<Attention> {
     let heads = config.usize_or("num_heads", 32)?;
     if heads == 0 || !hidden.is_multiple_of(heads) {
         return Err(config.wrong(

@@ -170,16 +170,18 @@ pub(super) fn lower_bound(weights: &safetensors::Checkpoint, block: &str) -> Res
             expected: format!("a row for {block}"),
         });
     };
-    let values = tensor.to_f32();
-    let bounds: Vec<f32> = (0..width)
-        .map(|channel| {
-            let column = || values.iter().skip(channel).step_by(width);
-            let max = column().fold(f32::NEG_INFINITY, |max, &x| max.max(x));
-            let shares: Vec<f32> = column().map(|x| (x - max).exp()).collect();
-            shares[1..=layer].iter().sum::<f32>() / shares.iter().sum::<f32>()
-        })
-        .collect();
-    tensors::from_f32(&[width], &bounds)
+    tensors::from_f32(&[width], &shares_up_to(layer, width, &tensor.to_f32()))
+}
+
+/// For each column of `values`, the shares of a softmax over the rows, summed over rows `1..=row`.
+fn shares_up_to(row: usize, width: usize, values: &[f32]) -> Vec<f32> {
+    let sum = |column: usize| {
+        let column = || values.iter().skip(column).step_by(width);
+        let max = column().fold(f32::NEG_INFINITY, |max, &x| max.max(x));
+        let shares: Vec<f32> = column().map(|x| (x - max).exp()).collect();
+        shares[1..=row].iter().sum::<f32>() / shares.iter().sum::<f32>()
+    };
+    (0..width).map(sum).collect()
 }
 
 /// The matrix that multiplies row h of `tensor` `[heads, head_dim]` with head h of an input of `weight`'s width.
@@ -188,7 +190,8 @@ pub(super) fn block_diagonal(name: &str, tensor: &Tensor, weight: &WeightSpec) -
         return Err(wrong_gate(name, tensor, weight));
     };
     let inputs = width / (*head_dim).max(1);
-    if *heads != rows || *head_dim == 0 || inputs * head_dim != width || inputs > rows {
+    let whole = inputs > 0 && inputs * head_dim == width && rows.is_multiple_of(inputs);
+    if *heads != rows || !whole {
         return Err(wrong_gate(name, tensor, weight));
     }
     let mut values = vec![0.0; rows * width];
@@ -224,4 +227,41 @@ pub(super) fn kda(config: &Config) -> Result<Kda> {
         decay_bound: config.optional_f32("lower_bound")?,
         norm_eps: config.f32_or("norm_eps", 1e-6)?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lower_bounds_grow_with_the_layer() {
+        // Three layers of two channels; shares 1/2, 1/4, 1/4 and 1/7, 2/7, 4/7.
+        let ln = f32::ln;
+        let values = [ln(2.0), 0.0, 0.0, ln(2.0), 0.0, ln(4.0)];
+        let expected = [[0.0, 0.0], [0.25, 2.0 / 7.0], [0.5, 6.0 / 7.0]];
+        for (row, expected) in expected.iter().enumerate() {
+            for (found, expected) in shares_up_to(row, 2, &values).iter().zip(expected) {
+                assert!((found - expected).abs() < 1e-6, "{row}: {found} {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_vector_for_each_head_becomes_a_block_diagonal_matrix() {
+        let weights = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
+        let tensor = tensors::from_f32(&[4, 2], &weights).expect("a tensor");
+        // Four heads on two keys.
+        let shared = WeightSpec::full("gate", &[4, 4]);
+        let matrix = block_diagonal("gate", &tensor, &shared).expect("a matrix");
+        let rows: Vec<f32> = matrix.to_f32();
+        assert_eq!(rows[..8], [1.0, 2.0, 0.0, 0.0, 3.0, 4.0, 0.0, 0.0]);
+        assert_eq!(rows[8..], [0.0, 0.0, 5.0, 6.0, 0.0, 0.0, 7.0, 8.0]);
+        for shape in [[4, 3], [3, 6], [4, 12]] {
+            let wrong = WeightSpec::full("gate", &shape);
+            assert!(
+                block_diagonal("gate", &tensor, &wrong).is_err(),
+                "{shape:?}"
+            );
+        }
+    }
 }

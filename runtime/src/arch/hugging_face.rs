@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Config, Family};
 use crate::error::Result;
 use crate::mixers::{Attention, RopeScaling};
-use crate::spec::{BlockSpec, MlpSpec, ModelSpec};
+use crate::spec::{BlockSpec, MlpSpec, ModelSpec, NormKind};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["llama", "mistral", "qwen2", "qwen3"],
@@ -63,7 +63,9 @@ pub(super) fn model(config: &Config, blocks: Vec<BlockSpec>) -> Result<ModelSpec
     Ok(ModelSpec {
         vocab: config.usize("vocab_size")?,
         hidden: config.usize("hidden_size")?,
+        norm: NormKind::Rms,
         norm_eps: norm_eps(config)?,
+        embedding_norm: false,
         tied: config.bool_or("tie_word_embeddings", false)?,
         blocks,
     })

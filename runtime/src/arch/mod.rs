@@ -6,7 +6,9 @@ mod fla;
 mod fla_linear;
 mod fla_slots;
 mod hugging_face;
+mod mamba;
 mod qwen3_next;
+mod rwkv;
 mod sse;
 mod tensors;
 
@@ -34,7 +36,11 @@ struct Family {
 const FAMILIES: &[Family] = &[
     fla::FAMILY,
     hugging_face::FAMILY,
+    mamba::FAMILY,
+    mamba::SAMBA,
     qwen3_next::FAMILY,
+    qwen3_next::WITH_IMAGES,
+    rwkv::FAMILY,
     sse::FAMILY,
 ];
 
@@ -43,13 +49,7 @@ pub(crate) fn open_directory(dir: &Path) -> Result<Checkpoint> {
     let path = dir.join("config.json");
     let file = path.display().to_string();
     let text = std::fs::read(&path).map_err(|e| Error::io(&path, "cannot read", e))?;
-    let json = serde_json::from_slice(&text).map_err(|e| Error::Config {
-        file: file.clone(),
-        key: "the file".into(),
-        found: e.to_string(),
-        expected: "JSON".into(),
-    })?;
-    let config = Config::new(&file, json)?;
+    let config = Config::parse(&file, &text)?;
     let model_type = config.string("model_type")?;
     let Some(family) = FAMILIES
         .iter()

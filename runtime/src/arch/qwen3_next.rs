@@ -5,21 +5,50 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use waterline_quant::{Tensor, safetensors};
+use waterline_quant::Tensor;
 
 use super::hugging_face::{attention, layer_type, mlp, model, norm_eps, tensor_name};
 use super::tensors::{one_plus, rows, rows_of_groups};
 use super::{Config, Family};
 use crate::error::{Error, Result};
 use crate::mixers::{Attention, GatedDeltaNet, Mixer};
-use crate::spec::{BlockSpec, ModelSpec, WeightSpec};
+use crate::spec::{BlockSpec, ModelSpec};
 use crate::stages::Activation;
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["qwen3_next", "qwen3_5_text"],
     spec,
-    tensor,
+    tensor: |config, weights, weight| {
+        let read = |name: &str| Ok(weights.tensor(name)?);
+        tensor(config, &read, &weight.name)
+    },
 };
+
+/// The language model of one that also reads images.
+pub(super) const WITH_IMAGES: Family = Family {
+    model_types: &["qwen3_5"],
+    spec: |config| {
+        let text = text_config(config)?;
+        let tied = text.bool_or("tie_word_embeddings", false)?;
+        Ok(ModelSpec {
+            tied: config.bool_or("tie_word_embeddings", tied)?,
+            ..spec(&text)?
+        })
+    },
+    tensor: |config, weights, weight| {
+        let nested = |name: &str| name.replacen("model.", "model.language_model.", 1);
+        let read = |name: &str| Ok(weights.tensor(&nested(name))?);
+        tensor(&text_config(config)?, &read, &weight.name)
+    },
+};
+
+fn text_config(config: &Config) -> Result<Config> {
+    let text = config.child("text_config")?;
+    text.ok_or_else(|| config.wrong("text_config", "the language model"))
+}
+
+/// Reads a tensor of the checkpoint by its name there.
+type Read<'a> = &'a dyn Fn(&str) -> Result<Tensor>;
 
 fn spec(config: &Config) -> Result<ModelSpec> {
     let mlp = mlp(config)?;
@@ -99,23 +128,18 @@ fn gated_deltanet(config: &Config) -> Result<GatedDeltaNet> {
     })
 }
 
-fn tensor(
-    config: &Config,
-    weights: &safetensors::Checkpoint,
-    weight: &WeightSpec,
-) -> Result<Tensor> {
-    let name = &weight.name[..];
+fn tensor(config: &Config, read: Read, name: &str) -> Result<Tensor> {
     let Some((layer, part)) = mixer_part(name) else {
-        let tensor = weights.tensor(&tensor_name(name, ""))?;
+        let tensor = read(&tensor_name(name, ""))?;
         return match name.ends_with("norm.weight") {
             true => one_plus(&tensor),
             false => Ok(tensor),
         };
     };
     if is_attention(config, layer)? {
-        attention_tensor(config, weights, name, part)
+        attention_tensor(config, read, name, part)
     } else {
-        delta_tensor(config, weights, layer, part)
+        delta_tensor(config, read, layer, part)
     }
 }
 
@@ -125,13 +149,8 @@ fn mixer_part(name: &str) -> Option<(usize, &str)> {
     Some((layer.parse().ok()?, part))
 }
 
-fn attention_tensor(
-    config: &Config,
-    weights: &safetensors::Checkpoint,
-    name: &str,
-    part: &str,
-) -> Result<Tensor> {
-    let tensor = |name: &str| weights.tensor(&tensor_name(name, "self_attn"));
+fn attention_tensor(config: &Config, read: Read, name: &str, part: &str) -> Result<Tensor> {
+    let tensor = |name: &str| read(&tensor_name(name, "self_attn"));
     // A query head is followed by its gate.
     let Attention {
         heads, head_dim, ..
@@ -143,18 +162,13 @@ fn attention_tensor(
             rows_of_groups(name, &fused, heads, head_dim..2 * head_dim)
         }
         Some(("q_norm" | "k_norm", _)) => one_plus(&tensor(name)?),
-        _ => Ok(tensor(name)?),
+        _ => tensor(name),
     }
 }
 
-fn delta_tensor(
-    config: &Config,
-    weights: &safetensors::Checkpoint,
-    layer: usize,
-    part: &str,
-) -> Result<Tensor> {
+fn delta_tensor(config: &Config, read: Read, layer: usize, part: &str) -> Result<Tensor> {
     let delta = gated_deltanet(config)?;
-    let file = |name: &str| weights.tensor(&format!("model.layers.{layer}.linear_attn.{name}"));
+    let file = |name: &str| read(&format!("model.layers.{layer}.linear_attn.{name}"));
     let keys = delta.heads * delta.head_dim;
     let values = delta.value_heads * delta.value_dim;
     // q, k and v side by side.
@@ -193,11 +207,11 @@ fn delta_tensor(
         "q_proj.weight" | "k_proj.weight" | "v_proj.weight" => {
             rows(part, &file("in_proj_qkv.weight")?, &[stacked(part)])
         }
-        "g_proj.weight" => Ok(file("in_proj_z.weight")?),
-        "a_proj.weight" => Ok(file("in_proj_a.weight")?),
-        "b_proj.weight" => Ok(file("in_proj_b.weight")?),
-        "o_norm.weight" => Ok(file("norm.weight")?),
-        "o_proj.weight" => Ok(file("out_proj.weight")?),
-        _ => Ok(file(part)?),
+        "g_proj.weight" => file("in_proj_z.weight"),
+        "a_proj.weight" => file("in_proj_a.weight"),
+        "b_proj.weight" => file("in_proj_b.weight"),
+        "o_norm.weight" => file("norm.weight"),
+        "o_proj.weight" => file("out_proj.weight"),
+        _ => file(part),
     }
 }

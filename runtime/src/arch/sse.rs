@@ -10,7 +10,7 @@ use super::fla::{mlp, scaled, taps, tensor_name};
 use super::{Config, Family};
 use crate::error::{Error, Result};
 use crate::mixers::{Attention, HeadMap, Mixer, Sse, SseSwa, StateUpdate};
-use crate::spec::{BlockSpec, ModelSpec, WeightSpec};
+use crate::spec::{BlockSpec, ModelSpec, NormKind, WeightSpec};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["sse_swa_moba"],
@@ -46,7 +46,9 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     Ok(ModelSpec {
         vocab: config.usize("vocab_size")?,
         hidden,
+        norm: NormKind::Rms,
         norm_eps: config.f32_or("norm_eps", 1e-6)?,
+        embedding_norm: false,
         tied: config.bool_or("tie_word_embeddings", false)?,
         blocks,
     })

@@ -63,6 +63,8 @@ pub(super) fn from_f32(shape: &[usize], values: &[f32]) -> Result<Tensor> {
 
 #[cfg(test)]
 mod tests {
+    use std::slice::from_ref;
+
     use super::*;
 
     fn tensor(shape: &[usize]) -> Tensor {
@@ -74,7 +76,7 @@ mod tests {
     #[test]
     fn rows_are_picked_in_order() {
         let from = tensor(&[6, 1, 2]);
-        let one = rows("x", &from, &[1..3]).expect("rows");
+        let one = rows("x", &from, from_ref(&(1..3))).expect("rows");
         assert_eq!(
             (one.shape.clone(), one.to_f32()),
             (vec![2, 1, 2], vec![2.0, 3.0, 4.0, 5.0])
@@ -84,8 +86,8 @@ mod tests {
             (parts.shape.clone(), parts.to_f32()),
             (vec![2, 1, 2], vec![2.0, 3.0, 8.0, 9.0])
         );
-        assert!(rows("x", &from, &[4..7]).is_err());
-        assert!(rows("x", &tensor(&[0]), &[0..1]).is_err());
+        assert!(rows("x", &from, from_ref(&(4..7))).is_err());
+        assert!(rows("x", &tensor(&[0]), from_ref(&(0..1))).is_err());
     }
 
     #[test]

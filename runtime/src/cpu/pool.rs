@@ -65,11 +65,14 @@ impl Pool {
                 (handle, thread)
             })
             .collect();
-        Pool {
+        let pool = Pool {
             state,
             workers,
             region: Mutex::new(()),
-        }
+        };
+        // A thread allocates while it starts: afterwards nothing here does.
+        pool.run(&|_| ());
+        pool
     }
 
     /// Number of threads, the caller's included.

@@ -173,9 +173,18 @@ pub fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
 }
 
-/// `ln(1 + e^x)`.
+/// `ln(1 + e^x)`, with a small relative error also where it is tiny.
+#[inline(always)]
 pub fn softplus(x: f32) -> f32 {
-    if x > 20.0 { x } else { x.exp().ln_1p() }
+    // max(x, 0) + ln(1 + u) with u = e^-|x| at most 1, and ln(1 + u) = 2 artanh(s) with s at most 1/3.
+    let u = exp(-x.abs());
+    let s = u / (2.0 + u);
+    let square = s * s;
+    let mut p = 1.0 / 13.0;
+    for i in [11.0, 9.0, 7.0, 5.0, 3.0, 1.0] {
+        p = p * square + 1.0 / i;
+    }
+    x.max(0.0) + 2.0 * s * p
 }
 
 /// `C += A B`: C `[m, n]` and B `[k, n]` row by row with row lengths `c_row` and `b_row`; A's value (i, p) stands at
@@ -263,6 +272,18 @@ mod tests {
         assert_eq!(exp(f32::INFINITY), f32::INFINITY);
         assert_eq!(exp(0.0), 1.0);
         assert!(exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn softplus_is_accurate_at_both_ends() {
+        for i in -80_000..80_000 {
+            let x = i as f32 * 1e-3;
+            let exact = (x as f64).exp().ln_1p();
+            let error = (softplus(x) as f64 - exact).abs() / exact;
+            assert!(error < 5e-7, "{x}: {error}");
+        }
+        assert_eq!(softplus(200.0), 200.0);
+        assert_eq!(softplus(-200.0), 0.0);
     }
 
     #[test]

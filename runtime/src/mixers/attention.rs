@@ -6,7 +6,9 @@
 //! o_t = sum_j softmax_j(head_dim^-1/2 q_t k_j) v_j   over t - window < j <= t, or over all j <= t
 //! o   <- o sigmoid(W_g x) (optional);  y = W_o o (+ bias)
 //! ```
-//! State: a ring of keys and values, `window` tokens long, or as long as the session's context.
+//! Tokens that leave the window may stay in a set of capped size: those that the last query paid most attention to
+//! (TOVA, arXiv 2401.06104), or every so many one. This needs no training.
+//! State: a ring of keys and values, `window` tokens long, or as long as the session's context; the set.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -16,7 +18,8 @@ use crate::error::Result;
 use crate::program::{Lowering, View};
 use crate::spec::WeightSpec;
 use crate::stages::{
-    Activation, Attend, Eviction, Finish, Gate, Lane, Map, Norm, Prepare, Rope, Stage,
+    Activation, Attend, Eviction, Finish, Gate, Lane, Map, Norm, Policy, Prepare, Rope, ScoreSlots,
+    Stage,
 };
 use crate::state::{Size, SlotDtype, SlotKind, SlotSpec};
 
@@ -50,7 +53,39 @@ pub struct Attention {
     pub gate: bool,
     /// Epsilon of the norm of each head of q and k; none: no norm.
     pub head_norm_eps: Option<f32>,
+    /// What stays of the tokens that leave the window; none: nothing.
+    pub retained: Option<Retained>,
 }
+
+/// A set of tokens that have left the window.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Retained {
+    /// Tokens that the set of one key and value head holds, sinks included.
+    pub capacity: usize,
+    /// Tokens at the start that are always kept.
+    pub sink: usize,
+    /// Which others stay.
+    pub policy: RetainedPolicy,
+}
+
+/// Which tokens stay in a set.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RetainedPolicy {
+    /// Those to which the last query paid most attention, on average over the heads that share keys.
+    Attention,
+    /// The newest of every so many leaving tokens.
+    Stride(usize),
+}
+
+const SET_KEYS: usize = 2;
+const SET_VALUES: usize = 3;
+const SET_COUNTS: usize = 4;
+const WINDOW_SCORES: usize = 5;
+const SET_SCORES: usize = 6;
+/// The number of the first slot after those of a window and a set with scores.
+pub(super) const AFTER_SET: usize = 7;
 
 impl Attention {
     fn kv_width(&self) -> usize {
@@ -92,18 +127,56 @@ impl Attention {
         )
     }
 
-    /// Fails if there is a window or gate, which a mixer around this attention has in another way.
-    pub(super) fn check_plain(&self) -> Result<(), Mismatch> {
+    /// Fails unless a set of `capacity` tokens, `sink` of them the first, fits this attention.
+    pub(super) fn check_set(&self, capacity: usize, sink: usize) -> Result<(), Mismatch> {
         Mismatch::unless(
-            self.window.is_none() && !self.gate,
-            || {
-                format!(
-                    "attention with window {:?}, gate {}",
-                    self.window, self.gate
-                )
-            },
-            "attention without window and gate",
+            self.window.is_some(),
+            || "no window".into(),
+            "a window that tokens leave",
+        )?;
+        Mismatch::unless(
+            sink <= capacity && capacity > 0,
+            || format!("{sink} sinks in a set of {capacity}"),
+            "a set that holds the sinks",
         )
+    }
+
+    /// Slots of a set, which come after the ring.
+    pub(super) fn set_slots(&self, capacity: usize, scored: bool) -> Vec<SlotSpec> {
+        use SlotDtype::{F32, Kv, U32};
+        let set = [self.kv_heads, capacity, self.head_dim];
+        let window = [self.kv_heads, self.window.unwrap_or(1)];
+        let mut slots = vec![
+            SlotSpec::new("set_keys", SlotKind::Set, Kv, &set),
+            SlotSpec::new("set_values", SlotKind::Set, Kv, &set),
+            SlotSpec::new("set_counts", SlotKind::Counter, U32, &set[..1]),
+        ];
+        if scored {
+            slots.extend([
+                SlotSpec::new("window_scores", SlotKind::Ring, F32, &window),
+                SlotSpec::new("set_scores", SlotKind::Set, F32, &set[..2]),
+            ]);
+        }
+        slots
+    }
+
+    /// The slots of scores of a set.
+    pub(super) fn score_slots(block: &Lowering) -> ScoreSlots {
+        ScoreSlots {
+            window: block.slot(WINDOW_SCORES),
+            set: block.slot(SET_SCORES),
+        }
+    }
+
+    /// Retention by `policy` in the slots of a set.
+    pub(super) fn eviction(block: &Lowering, policy: Policy, sink: usize) -> Eviction {
+        Eviction {
+            policy,
+            sink,
+            set_keys: block.slot(SET_KEYS),
+            set_values: block.slot(SET_VALUES),
+            set_counts: block.slot(SET_COUNTS),
+        }
     }
 
     /// Projects to q, k, v and `more`.
@@ -125,10 +198,7 @@ impl Attention {
         for (view, norm) in [(q, "q_norm.weight"), (k, "k_norm.weight")] {
             let mut maps = Vec::new();
             if let Some(eps) = self.head_norm_eps {
-                maps.push(Map::Rms(Norm {
-                    weight: block.vector(norm)?,
-                    eps,
-                }));
+                maps.push(Map::Rms(Norm::rms(block.vector(norm)?, eps)));
             }
             if self.rope_theta.is_some() {
                 maps.push(Map::Rope);
@@ -187,7 +257,16 @@ impl Mixer for Attention {
     }
 
     fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
-        self.check_heads()
+        self.check_heads()?;
+        let Some(retained) = self.retained else {
+            return Ok(());
+        };
+        Mismatch::unless(
+            !matches!(retained.policy, RetainedPolicy::Stride(0)),
+            || "stride 0".into(),
+            "a stride of one token or more",
+        )?;
+        self.check_set(retained.capacity, retained.sink)
     }
 
     fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
@@ -224,17 +303,32 @@ impl Mixer for Attention {
     fn slots(&self) -> Vec<SlotSpec> {
         let rows = self.window.map_or(Size::Context, Size::Fixed);
         let shape = vec![Size::Fixed(self.kv_heads), rows, Size::Fixed(self.head_dim)];
-        ["keys", "values"]
-            .map(|name| SlotSpec {
-                name,
-                shape: shape.clone(),
-                dtype: SlotDtype::Kv,
-                kind: SlotKind::Ring,
-            })
-            .into()
+        let ring = |name| SlotSpec {
+            name,
+            shape: shape.clone(),
+            dtype: SlotDtype::Kv,
+            kind: SlotKind::Ring,
+        };
+        let mut slots = vec![ring("keys"), ring("values")];
+        if let Some(Retained {
+            capacity, policy, ..
+        }) = self.retained
+        {
+            let scored = matches!(policy, RetainedPolicy::Attention);
+            slots.extend(self.set_slots(capacity, scored));
+        }
+        slots
     }
 
     fn lower(&self, block: &mut Lowering) -> Result<()> {
-        self.lower_with(block, |_, _, _| Ok(None))
+        self.lower_with(block, |block, _, _| {
+            Ok(self.retained.map(|retained| {
+                let policy = match retained.policy {
+                    RetainedPolicy::Attention => Policy::Attention(Self::score_slots(block)),
+                    RetainedPolicy::Stride(every) => Policy::Stride(every),
+                };
+                Self::eviction(block, policy, retained.sink)
+            }))
+        })
     }
 }

@@ -72,6 +72,9 @@ impl HeadGateInput {
             rope: None,
             gates: vec![(read, Gate::Softmax), (write, Gate::Softmax)],
         }));
-        Ok(HeadGates { write, read })
+        Ok(HeadGates {
+            write,
+            read: Some(read),
+        })
     }
 }

@@ -111,10 +111,7 @@ impl Mixer for Hgrn2 {
             }
         }
         let decay = match self.lower_bound {
-            true => {
-                let bound = block.vector("lower_bound")?;
-                Gate::LowerBound(bound.iter().map(|bound| bound.ln()).collect())
-            }
+            true => Gate::LowerBound(block.vector("lower_bound")?),
             false => Gate::LogSigmoid {
                 scale: 1.0,
                 min: f32::NEG_INFINITY,

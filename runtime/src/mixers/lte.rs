@@ -14,12 +14,12 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::attention::Attention;
+use super::attention::{AFTER_SET, Attention};
 use super::{Mismatch, Mixer};
 use crate::error::Result;
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::stages::{Eviction, RouterLayer, Score, Stage};
+use crate::stages::{Policy, RouterLayer, Score, Stage};
 use crate::state::{SlotDtype, SlotKind, SlotSpec};
 
 pub use crate::stages::ScoreMap;
@@ -55,13 +55,6 @@ pub struct Lte {
     /// From a router's output to a score.
     pub score: ScoreMap,
 }
-
-const WINDOW_SCORES: usize = 2;
-const SET_KEYS: usize = 3;
-const SET_VALUES: usize = 4;
-const SET_SCORES: usize = 5;
-const SET_COUNTS: usize = 6;
-const ROUTER: usize = 7;
 
 impl Lte {
     /// Tokens that a score waits for.
@@ -105,10 +98,11 @@ impl Mixer for Lte {
 
     fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
         self.attention.check_heads()?;
+        self.attention.check_set(self.capacity, self.sink)?;
         Mismatch::unless(
-            self.attention.window.is_some(),
-            || "no window".into(),
-            "a window",
+            self.attention.retained.is_none(),
+            || format!("{:?}", self.attention.retained),
+            "one set, that of the router",
         )?;
         let (taps, dilations) = (&self.router_taps, &self.router_dilations);
         Mismatch::unless(
@@ -139,11 +133,6 @@ impl Mixer for Lte {
                 )
             },
             "a window longer than the router looks ahead",
-        )?;
-        Mismatch::unless(
-            self.sink <= self.capacity && self.capacity > 0,
-            || format!("{} sinks in a set of {}", self.sink, self.capacity),
-            "a set that holds the sinks",
         )
     }
 
@@ -173,48 +162,14 @@ impl Mixer for Lte {
     }
 
     fn slots(&self) -> Vec<SlotSpec> {
-        let Attention {
-            kv_heads, head_dim, ..
-        } = self.attention;
         let mut slots = self.attention.slots();
-        let window = [kv_heads, self.window()];
-        slots.push(SlotSpec::new(
-            "window_scores",
-            SlotKind::Ring,
-            SlotDtype::F32,
-            &window,
-        ));
-        let set = [kv_heads, self.capacity, head_dim];
-        slots.push(SlotSpec::new(
-            "set_keys",
-            SlotKind::Set,
-            SlotDtype::Kv,
-            &set,
-        ));
-        slots.push(SlotSpec::new(
-            "set_values",
-            SlotKind::Set,
-            SlotDtype::Kv,
-            &set,
-        ));
-        slots.push(SlotSpec::new(
-            "set_scores",
-            SlotKind::Set,
-            SlotDtype::F32,
-            &set[..2],
-        ));
-        slots.push(SlotSpec::new(
-            "set_counts",
-            SlotKind::Counter,
-            SlotDtype::U32,
-            &[kv_heads],
-        ));
+        slots.extend(self.attention.set_slots(self.capacity, true));
         const NAMES: [&str; 8] = [
             "router_0", "router_1", "router_2", "router_3", "router_4", "router_5", "router_6",
             "router_7",
         ];
         for (i, (past, name)) in self.past().zip(NAMES).enumerate() {
-            let shape = [kv_heads, past, self.channels(i)];
+            let shape = [self.attention.kv_heads, past, self.channels(i)];
             slots.push(SlotSpec::new(name, SlotKind::Shift, SlotDtype::F32, &shape));
         }
         slots
@@ -234,7 +189,7 @@ impl Mixer for Lte {
                     inputs,
                     outputs,
                     dilation,
-                    block.slot(ROUTER + i),
+                    block.slot(AFTER_SET + i),
                 ));
             }
             let scores = block.buffer(self.attention.kv_heads);
@@ -248,16 +203,12 @@ impl Mixer for Lte {
                 map: self.score,
                 out: scores,
             }));
-            Ok(Some(Eviction {
-                scores,
+            let policy = Policy::Learned {
+                router: scores,
                 margin: self.margin(),
-                sink: self.sink,
-                window_scores: block.slot(WINDOW_SCORES),
-                set_keys: block.slot(SET_KEYS),
-                set_values: block.slot(SET_VALUES),
-                set_scores: block.slot(SET_SCORES),
-                set_counts: block.slot(SET_COUNTS),
-            }))
+                scores: Attention::score_slots(block),
+            };
+            Ok(Some(Attention::eviction(block, policy, self.sink)))
         })
     }
 }

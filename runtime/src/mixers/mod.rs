@@ -10,17 +10,23 @@ mod delta_net;
 mod gated_deltanet;
 mod gla;
 mod gsa;
+mod hax;
 mod head_gates;
 mod hgrn2;
 mod kda;
 mod linear_attention;
 mod lte;
+mod mamba;
+mod mamba2;
 mod native_sparse_attention;
 mod retnet;
+mod rwkv7;
+mod rwkv_channel_mix;
 mod short_conv;
 mod simple_gla;
 mod sse;
 mod sse_swa;
+mod token_shift;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -29,18 +35,23 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 pub use abc::Abc;
-pub use attention::{Attention, RopeScaling};
+pub use attention::{Attention, Retained, RetainedPolicy, RopeScaling};
 pub use delta_net::{DeltaNet, KeyNorm};
 pub use gated_deltanet::GatedDeltaNet;
 pub use gla::Gla;
 pub use gsa::Gsa;
+pub use hax::{Hax, Source};
 pub use head_gates::HeadGateInput;
 pub use hgrn2::Hgrn2;
 pub use kda::Kda;
 pub use linear_attention::LinearAttention;
 pub use lte::{Lte, RouterScope, ScoreMap};
+pub use mamba::Mamba;
+pub use mamba2::Mamba2;
 pub use native_sparse_attention::NativeSparseAttention;
 pub use retnet::RetNet;
+pub use rwkv_channel_mix::RwkvChannelMix;
+pub use rwkv7::Rwkv7;
 pub use simple_gla::SimpleGla;
 pub use sse::{HeadMap, Sse, StateUpdate};
 pub use sse_swa::SseSwa;
@@ -102,7 +113,7 @@ impl Mismatch {
 /// The norm of a mixer's output, with the gains `o_norm.weight`.
 fn output_norm(block: &Lowering, eps: f32) -> Result<Finish> {
     let weight = block.vector("o_norm.weight")?;
-    Ok(Finish::Norm(Norm { weight, eps }))
+    Ok(Finish::Norm(Norm::rms(weight, eps)))
 }
 
 type Read = fn(Value) -> Result<Arc<dyn Mixer>, serde_json::Error>;
@@ -122,7 +133,11 @@ const MIXERS: &[(&str, Read)] = &[
         native_sparse_attention::KIND,
         read_as::<NativeSparseAttention>,
     ),
+    (mamba::KIND, read_as::<Mamba>),
+    (mamba2::KIND, read_as::<Mamba2>),
     (retnet::KIND, read_as::<RetNet>),
+    (rwkv_channel_mix::KIND, read_as::<RwkvChannelMix>),
+    (rwkv7::KIND, read_as::<Rwkv7>),
     (simple_gla::KIND, read_as::<SimpleGla>),
     (sse::KIND, read_as::<Sse>),
     (sse_swa::KIND, read_as::<SseSwa>),

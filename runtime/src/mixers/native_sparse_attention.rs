@@ -49,7 +49,12 @@ impl Mixer for NativeSparseAttention {
 
     fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
         self.attention.check_heads()?;
-        self.attention.check_plain()?;
+        let plain = &self.attention;
+        Mismatch::unless(
+            plain.window.is_none() && plain.retained.is_none() && !plain.gate,
+            || format!("{plain:?}"),
+            "attention without a window, set or gate of its own",
+        )?;
         Mismatch::unless(
             (1..=1 << 20).contains(&self.block_size) && (1..=1 << 16).contains(&self.block_count),
             || format!("{} blocks of {} tokens", self.block_count, self.block_size),

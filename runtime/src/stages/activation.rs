@@ -8,10 +8,14 @@ use crate::cpu::simd;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
+    /// `x`.
+    Identity,
     /// `x sigmoid(x)`.
     Silu,
     /// `1 / (1 + e^-x)`.
     Sigmoid,
+    /// `tanh x`.
+    Tanh,
     /// `ln sigmoid(x)`.
     LogSigmoid,
     /// `max(x, 0)`.
@@ -29,7 +33,9 @@ impl Activation {
     #[inline(always)]
     pub(crate) fn apply(self, values: &mut [f32]) {
         match self {
+            Activation::Identity => (),
             Activation::Silu => map(values, simd::silu),
+            Activation::Tanh => map(values, |x| 2.0 * simd::sigmoid(2.0 * x) - 1.0),
             Activation::Sigmoid => map(values, simd::sigmoid),
             Activation::LogSigmoid => map(values, log_sigmoid),
             Activation::Relu => map(values, |x| x.max(0.0)),
@@ -70,5 +76,45 @@ pub(super) fn log_sigmoid(x: f32) -> f32 {
 #[inline(always)]
 fn gelu(x: f32) -> f32 {
     // (1 + tanh z) / 2 is sigmoid(2 z).
-    x * simd::sigmoid(2.0 * 0.797_884_56 * x * (1.0 + 0.044_715 * x * x))
+    x * simd::sigmoid(2.0 * 0.797_884_6 * x * (1.0 + 0.044_715 * x * x))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_follow_their_definitions() {
+        let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+        let tanh_gelu =
+            |x: f64| 0.5 * x * (1.0 + (0.797_884_56 * x * (1.0 + 0.044_715 * x * x)).tanh());
+        let definitions: [(Activation, &dyn Fn(f64) -> f64); 7] = [
+            (Activation::Silu, &|x| x * sigmoid(x)),
+            (Activation::Sigmoid, &sigmoid),
+            (Activation::LogSigmoid, &|x| -(-x).exp().ln_1p()),
+            (Activation::Relu, &|x| x.max(0.0)),
+            (Activation::SquaredRelu, &|x| x.max(0.0).powi(2)),
+            (Activation::Gelu, &tanh_gelu),
+            (Activation::EluPlusOne, &|x| {
+                if x > 0.0 { x + 1.0 } else { x.exp() }
+            }),
+        ];
+        // More than one piece of a gate, and a rest.
+        let values: Vec<f32> = (0..150).map(|i| (i as f32 - 70.0) * 0.3).collect();
+        for (function, definition) in definitions {
+            let mut mapped = values.clone();
+            function.apply(&mut mapped);
+            let mut gated = vec![2.0; values.len()];
+            function.gate(&values, &mut gated);
+            for ((x, mapped), gated) in values.iter().zip(mapped).zip(gated) {
+                let expected = definition(f64::from(*x));
+                let error = (f64::from(mapped) - expected).abs();
+                assert!(
+                    error <= 1e-6 * (1.0 + expected.abs()),
+                    "{function:?} of {x}: {mapped}"
+                );
+                assert_eq!(gated, 2.0 * mapped);
+            }
+        }
+    }
 }

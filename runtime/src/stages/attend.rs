@@ -4,9 +4,12 @@
 //!
 //! Keys pass in tiles under a running softmax, so that the scratch does not grow with the context.
 
+mod retain;
+
 use half::f16;
 
-use super::capped_set::CappedSet;
+pub use retain::{Eviction, Policy, ScoreSlots};
+
 use super::softmax::{Element, Running, TILE};
 use crate::cpu::{Buffers, Frame, Shared, SharedArena, simd};
 use crate::program::View;
@@ -34,26 +37,6 @@ pub struct Attend {
     pub eviction: Option<Eviction>,
     /// Outputs `[heads, head_dim]`.
     pub out: View,
-}
-
-/// Retention of tokens beyond the window (learnable token eviction).
-pub struct Eviction {
-    /// Scores `[kv_heads]`; row t is the score of the token `margin` before the chunk's token t.
-    pub scores: View,
-    /// Tokens between a token and the moment when its score is known.
-    pub margin: usize,
-    /// The first tokens are always kept.
-    pub sink: usize,
-    /// The slot of the window's scores `[kv_heads, rows]`.
-    pub window_scores: usize,
-    /// The slot of the retained keys `[kv_heads, capacity, head_dim]`.
-    pub set_keys: usize,
-    /// The slot of the retained values, likewise.
-    pub set_values: usize,
-    /// The slot of the retained scores `[kv_heads, capacity]`.
-    pub set_scores: usize,
-    /// The slot of the number of retained tokens `[kv_heads]`.
-    pub set_counts: usize,
 }
 
 /// Queries that pass over the same tile together.
@@ -144,9 +127,15 @@ impl<E: Element> Task<'_, E> {
         }
         let group = self.attend.heads / self.attend.kv_heads;
         let (running, tile) = scratch.split_at_mut(QUERIES * group * (dim + 2));
+        // Where a query's weights decide what the next one sees, queries pass one by one.
+        let weighs = |e: &Eviction| matches!(e.policy, Policy::Attention(_));
+        let side_by_side = match self.attend.eviction.as_ref().is_some_and(weighs) {
+            true => 1,
+            false => QUERIES,
+        };
         let mut first = 0;
         while first < tokens {
-            let queries = first..(first + QUERIES).min(tokens);
+            let queries = first..(first + side_by_side).min(tokens);
             for entry in running.chunks_exact_mut(dim + 2) {
                 Running::clear(entry);
             }
@@ -162,6 +151,11 @@ impl<E: Element> Task<'_, E> {
                 }
             }
             self.attend_window(queries.clone(), running, tile);
+            if let Some(eviction) = &self.attend.eviction
+                && let Policy::Attention(scores) = &eviction.policy
+            {
+                self.weigh(eviction, scores, first, running, tile);
+            }
             for t in queries.clone() {
                 for g in 0..group {
                     let entry = &running[((t - first) * group + g) * (dim + 2)..][..dim + 2];
@@ -191,6 +185,7 @@ impl<E: Element> Task<'_, E> {
     }
 
     /// The columns of one head in the projections of token `t`.
+    #[allow(clippy::mut_from_ref)]
     #[inline(always)]
     fn projection(&self, view: &View, head: usize, t: usize) -> &mut [f32] {
         let (start, dim) = (t * self.width + view.start, self.attend.head_dim());
@@ -208,6 +203,7 @@ impl<E: Element> Task<'_, E> {
     }
 
     /// Rows of this head in a slot of cached keys or values.
+    #[allow(clippy::mut_from_ref)]
     #[inline(always)]
     fn cached(&self, slot: usize, rows: std::ops::Range<usize>) -> &mut [E] {
         let dim = self.attend.head_dim();
@@ -216,77 +212,6 @@ impl<E: Element> Task<'_, E> {
         unsafe {
             self.state
                 .slot::<E>(slot, (first + rows.start) * dim..(first + rows.end) * dim)
-        }
-    }
-
-    /// Notes the score that the chunk's token `t` completes, then lets go of the token that `t` pushes out of the
-    /// window, or retains it.
-    fn retain(&self, eviction: &Eviction, t: usize) {
-        let position = self.position + t as u64;
-        let head = self.head;
-        // SAFETY (all): each task has its own head's scores and count.
-        let window = unsafe {
-            self.state.slot::<f32>(
-                eviction.window_scores,
-                head * self.rows..(head + 1) * self.rows,
-            )
-        };
-        if let Some(scored) = position.checked_sub(eviction.margin as u64) {
-            let view = &eviction.scores;
-            let learned = self.buffers.get(view.buffer)[t * view.stride + view.start + head];
-            let sink = scored < eviction.sink as u64;
-            window[self.row(scored)] = if sink { f32::INFINITY } else { learned };
-        }
-        let Some(leaving) = position.checked_sub(self.rows as u64) else {
-            return;
-        };
-        let capacity = self.state.rows(eviction.set_scores);
-        let scores = unsafe {
-            self.state
-                .slot::<f32>(eviction.set_scores, head * capacity..(head + 1) * capacity)
-        };
-        let count = unsafe { &mut self.state.slot::<u32>(eviction.set_counts, head..head + 1)[0] };
-        let row = self.row(leaving);
-        let Some(kept) = (CappedSet { scores, count }).offer(window[row]) else {
-            return;
-        };
-        for (set, ring, view) in [
-            (eviction.set_keys, self.attend.keys, &self.attend.k),
-            (eviction.set_values, self.attend.values, &self.attend.v),
-        ] {
-            let place = self.cached(set, kept..kept + 1);
-            match leaving.checked_sub(self.position) {
-                // A chunk longer than the window: the token never entered the segment.
-                Some(t) => E::narrow(self.projection(view, head, t as usize), place),
-                None => place.copy_from_slice(self.cached(ring, row..row + 1)),
-            }
-        }
-    }
-
-    /// Query `t` over the retained tokens.
-    #[inline(always)]
-    fn attend_set(&self, eviction: &Eviction, t: usize, running: &mut [f32], tile: &mut [f32]) {
-        // SAFETY: each task has its own head's count.
-        let count = unsafe {
-            self.state
-                .slot::<u32>(eviction.set_counts, self.head..self.head + 1)[0]
-        } as usize;
-        let dim = self.attend.head_dim();
-        let (keys, rest) = tile.split_at_mut(TILE * dim);
-        let (values, scores) = rest.split_at_mut(TILE * dim);
-        let mut first = 0;
-        while first < count {
-            let n = (count - first).min(TILE);
-            E::widen(
-                self.cached(eviction.set_keys, first..first + n),
-                &mut keys[..n * dim],
-            );
-            E::widen(
-                self.cached(eviction.set_values, first..first + n),
-                &mut values[..n * dim],
-            );
-            self.attend_tile(t, n, keys, values, running, scores);
-            first += n;
         }
     }
 

@@ -285,7 +285,8 @@ impl<E: Element> Task<'_, E> {
             out.fill(0.0);
             for (branch, running) in [&*means, chosen, window].into_iter().enumerate() {
                 let entry = &running[g * (dim + 2)..][..dim + 2];
-                if entry[1] > 0.0 {
+                // No key has passed: not so for a NaN, which must show.
+                if entry[1] != 0.0 {
                     let gate = gates[query_head * BRANCHES + branch];
                     simd::axpy(gate / entry[1], &entry[2..], out);
                 }
@@ -403,3 +404,6 @@ impl Best<'_> {
         self.numbers[place] = number;
     }
 }
+
+#[cfg(test)]
+mod tests;

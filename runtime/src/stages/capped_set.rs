@@ -9,11 +9,15 @@ pub(super) struct CappedSet<'a> {
 }
 
 impl CappedSet<'_> {
-    /// Offers a token with `score`; returns the row that it takes, if it is kept. A token is kept if its score is
-    /// above zero and there is room, or if a retained score is strictly lower: the lowest goes, the first of equal
-    /// ones.
+    /// Takes in a token whose score is above zero, if there is room or a retained score is lower; returns its row.
     pub fn offer(&mut self, score: f32) -> Option<usize> {
-        if score.is_nan() || score <= 0.0 || self.scores.is_empty() {
+        (score > 0.0).then(|| self.insert(score))?
+    }
+
+    /// Takes in a token with `score`, if there is room or a retained score is strictly lower: the lowest goes, the
+    /// first of equal ones. Returns the row that the token takes.
+    pub fn insert(&mut self, score: f32) -> Option<usize> {
+        if score.is_nan() || self.scores.is_empty() {
             return None;
         }
         let used = *self.count as usize;
@@ -36,9 +40,25 @@ impl CappedSet<'_> {
     }
 }
 
+/// The row that a set of `capacity` gives to the leaving token at `position` when it keeps the first `sink` tokens
+/// and, of the others, every `every`-th: the newest of these, in a circle.
+pub(super) fn strided_row(
+    position: u64,
+    sink: usize,
+    every: usize,
+    capacity: usize,
+) -> Option<usize> {
+    let Some(later) = position.checked_sub(sink as u64) else {
+        return Some(position as usize);
+    };
+    let room = (capacity - sink) as u64;
+    let keeps = room > 0 && later.is_multiple_of(every as u64);
+    keeps.then(|| sink + (later / every as u64 % room) as usize)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::CappedSet;
+    use super::{CappedSet, strided_row};
 
     #[test]
     fn keeps_the_highest_scores_and_the_older_of_equals() {
@@ -58,5 +78,30 @@ mod tests {
         assert_eq!(set.offer(0.25), Some(2));
         assert_eq!(set.offer(0.21), None);
         assert_eq!((scores, count), ([0.3, f32::INFINITY, 0.25], 3));
+    }
+
+    #[test]
+    fn without_a_threshold_any_score_takes_a_free_place() {
+        let (mut scores, mut count) = ([0.0; 2], 0);
+        let mut set = CappedSet {
+            scores: &mut scores,
+            count: &mut count,
+        };
+        assert_eq!(set.insert(0.0), Some(0));
+        assert_eq!(set.insert(-1.0), Some(1));
+        assert_eq!(set.insert(-1.0), None);
+        assert_eq!(set.insert(-0.5), Some(1));
+        assert_eq!(set.insert(f32::NAN), None);
+    }
+
+    #[test]
+    fn a_stride_keeps_the_first_tokens_and_the_newest_of_the_others() {
+        let rows: Vec<_> = (0..14).map(|p| strided_row(p, 2, 3, 4)).collect();
+        let mut expected = vec![None; 14];
+        for (position, row) in [(0, 0), (1, 1), (2, 2), (5, 3), (8, 2), (11, 3)] {
+            expected[position] = Some(row);
+        }
+        assert_eq!(rows, expected);
+        assert_eq!(strided_row(5, 4, 1, 4), None, "no room beside the sinks");
     }
 }

@@ -2,6 +2,7 @@
 
 use waterline_quant::Matrix;
 
+use super::norm::Norm;
 use crate::cpu::Frame;
 use crate::program::RESIDUAL;
 
@@ -9,6 +10,8 @@ use crate::program::RESIDUAL;
 pub struct Embed {
     /// The embedding `[vocab, hidden]`.
     pub matrix: Matrix,
+    /// Applied to the rows.
+    pub norm: Option<Norm>,
 }
 
 impl Embed {
@@ -17,6 +20,9 @@ impl Embed {
         let residual = frame.buffers.get_mut(RESIDUAL);
         for (row, &token) in residual.chunks_exact_mut(hidden).zip(frame.tokens) {
             self.matrix.decode_row(token as usize, row);
+            if let Some(norm) = &self.norm {
+                norm.apply_in_place(row);
+            }
         }
     }
 }

@@ -12,6 +12,10 @@ use crate::program::{INPUTS, PRODUCT, RESIDUAL, Vector, View};
 pub enum Finish {
     /// A norm over each group of values that its gains span: a head, or the whole width.
     Norm(Norm),
+    /// A norm over each of this many equal parts of the values that its gains span.
+    GroupNorm(Norm, usize),
+    /// Plus these columns, each times its gain.
+    Add(View, Vector),
     /// A function of every value.
     Map(Activation),
     /// Multiplied by a function of these columns.
@@ -43,6 +47,20 @@ impl Emit {
                 Finish::Norm(norm) => {
                     for group in values.chunks_exact_mut(norm.weight.len()) {
                         norm.apply_in_place(group);
+                    }
+                }
+                Finish::GroupNorm(norm, groups) => {
+                    for row in values.chunks_exact_mut(norm.weight.len()) {
+                        norm.apply_in_groups(row, *groups);
+                    }
+                }
+                Finish::Add(view, gains) => {
+                    let columns = frame.buffers.get(view.buffer).chunks(view.stride);
+                    for (row, columns) in values.chunks_exact_mut(view.width).zip(columns) {
+                        let columns = &columns[view.start..][..view.width];
+                        for ((x, column), gain) in row.iter_mut().zip(columns).zip(gains.iter()) {
+                            *x += gain * column;
+                        }
                     }
                 }
                 Finish::Map(function) => function.apply(values),

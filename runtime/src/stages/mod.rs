@@ -6,6 +6,8 @@ mod attend_blocks;
 mod capped_set;
 mod embed;
 mod emit;
+mod hax;
+mod hax_sources;
 mod logits;
 mod mlp;
 mod norm;
@@ -15,17 +17,24 @@ mod project;
 mod recur;
 mod recur_chunk;
 #[cfg(test)]
+mod recur_tests;
+mod replace;
+#[cfg(test)]
 mod rig;
 mod route;
+mod scan;
 mod score;
 mod slots;
 mod softmax;
+mod token_shift;
 
 pub use activation::Activation;
-pub use attend::{Attend, Eviction};
+pub use attend::{Attend, Eviction, Policy, ScoreSlots};
 pub use attend_blocks::AttendBlocks;
 pub use embed::Embed;
 pub use emit::{Emit, Finish};
+pub use hax::Hax;
+pub use hax_sources::{Hash, Pattern, Scorer, Sources};
 pub use logits::Logits;
 pub use mlp::Mlp;
 pub use norm::Norm;
@@ -33,9 +42,12 @@ pub use partitions::Partitions;
 pub use prepare::{Conv, Gate, Lane, Map, Prepare, Rope, RopeScaling};
 pub use project::{Linear, Project};
 pub use recur::{Decay, HeadGates, Key, Recur, Write};
+pub use replace::{FirstValues, Replace};
 pub use route::Route;
+pub use scan::Scan;
 pub use score::{RouterLayer, Score, ScoreMap};
 pub use slots::Slots;
+pub use token_shift::TokenShift;
 
 use crate::cpu::Frame;
 
@@ -47,12 +59,20 @@ pub enum Stage {
     Project(Project),
     /// Short convolutions, feature maps, head norms, rotary positions and gates, in place.
     Prepare(Prepare),
+    /// Norm, then mixes of each token with the one before.
+    TokenShift(TokenShift),
+    /// Keys that remove a part of a state, and what is written instead.
+    Replace(Replace),
     /// A linear recurrence on matrix states.
     Recur(Recur),
     /// A linear recurrence in partitions, of which each token uses a few.
     Partitions(Partitions),
     /// The choice of partitions.
     Route(Route),
+    /// A recurrence on a vector of states of each channel.
+    Scan(Scan),
+    /// Sparse attention beside a state-space model.
+    Hax(Hax),
     /// Attention over a fixed number of slots.
     Slots(Slots),
     /// Scores of the retention router.
@@ -74,9 +94,13 @@ impl Stage {
             Stage::Embed(stage) => stage.run(frame),
             Stage::Project(stage) => stage.run(frame),
             Stage::Prepare(stage) => stage.run(frame),
+            Stage::TokenShift(stage) => stage.run(frame),
+            Stage::Replace(stage) => stage.run(frame),
             Stage::Recur(stage) => stage.run(frame),
             Stage::Partitions(stage) => stage.run(frame),
             Stage::Route(stage) => stage.run(frame),
+            Stage::Scan(stage) => stage.run(frame),
+            Stage::Hax(stage) => stage.run(frame),
             Stage::Slots(stage) => stage.run(frame),
             Stage::Score(stage) => stage.run(frame),
             Stage::Attend(stage) => stage.run(frame),
@@ -90,8 +114,10 @@ impl Stage {
     pub(crate) fn scratch(&self, chunk: usize) -> usize {
         match self {
             Stage::Prepare(stage) => stage.scratch(chunk),
+            Stage::TokenShift(stage) => stage.scratch(),
             Stage::Recur(stage) => stage.scratch(chunk),
             Stage::Partitions(stage) => stage.scratch(chunk),
+            Stage::Hax(stage) => stage.scratch(),
             Stage::Slots(stage) => stage.scratch(chunk),
             Stage::Score(stage) => stage.scratch(chunk),
             Stage::Attend(stage) => stage.scratch(),
@@ -105,12 +131,14 @@ impl Stage {
         match self {
             Stage::Embed(stage) => stage.matrix.bytes().len() / stage.matrix.rows(),
             Stage::Project(stage) => stage.linears.iter().map(|l| l.matrix.bytes().len()).sum(),
+            Stage::Hax(stage) => stage.sources.weight_bytes(),
             Stage::Score(stage) => stage.weight_bytes(),
             Stage::Emit(stage) => stage.matrix.bytes().len(),
             Stage::Mlp(stage) => {
                 stage.gate.bytes().len() + stage.up.bytes().len() + stage.down.bytes().len()
             }
-            Stage::Prepare(_) | Stage::Recur(_) | Stage::Slots(_) => 0,
+            Stage::Prepare(_) | Stage::Recur(_) | Stage::Scan(_) | Stage::Slots(_) => 0,
+            Stage::TokenShift(_) | Stage::Replace(_) => 0,
             Stage::Partitions(_) | Stage::Route(_) => 0,
             Stage::Attend(_) | Stage::AttendBlocks(_) => 0,
         }

@@ -31,6 +31,19 @@ pub struct Lane {
     pub maps: Vec<Map>,
 }
 
+impl Lane {
+    /// Columns without heads: parts as wide as a divisor of their number up to 128, so that threads can share them.
+    pub fn of_channels(view: View, conv: Option<Conv>, maps: Vec<Map>) -> Self {
+        let divides = |n: &usize| view.width.is_multiple_of(*n);
+        Lane {
+            view,
+            head_dim: (1..=128).rev().find(divides).unwrap_or(1),
+            conv,
+            maps,
+        }
+    }
+}
+
 /// `y_t = bias + sum_j weight[taps - 1 - j] x_{t - j}`, for each channel.
 pub struct Conv {
     /// `[taps, channels]`: the last row meets the current token.
@@ -184,12 +197,21 @@ pub enum Gate {
         /// The smallest logarithm; may be negative infinity.
         min: f32,
     },
-    /// The logarithm of a decay of at least L, `ln(L + (1 - L) sigmoid(x))`, given `ln L`.
+    /// The logarithm of a decay of at least L, `ln(L + (1 - L) sigmoid(x))`.
     LowerBound(Vector),
     /// `scale sigmoid(x)`.
     Sigmoid {
         /// 1, or 2 where negative eigenvalues are allowed.
         scale: f32,
+    },
+    /// `softplus(x + bias)`, clamped.
+    Step {
+        /// Added to x.
+        bias: Vector,
+        /// Smallest result.
+        min: f32,
+        /// Largest result.
+        max: f32,
     },
     /// Softmax over the columns.
     Softmax,
@@ -438,20 +460,86 @@ impl Gate {
             Gate::LogSigmoid { scale, min } => values
                 .iter_mut()
                 .for_each(|x| *x = (scale * log_sigmoid(*x)).max(*min)),
-            Gate::LowerBound(log_bounds) => {
-                for (x, log_bound) in values.iter_mut().zip(log_bounds.iter()) {
-                    // (1 + L e^-x) / (1 + e^-x)
-                    *x = simd::softplus(log_bound - *x) - simd::softplus(-*x);
+            Gate::LowerBound(bounds) => {
+                for (x, bound) in values.iter_mut().zip(bounds.iter()) {
+                    *x = (bound + (1.0 - bound) * simd::sigmoid(*x)).ln();
                 }
             }
             Gate::Sigmoid { scale } => values
                 .iter_mut()
                 .for_each(|x| *x = scale * simd::sigmoid(*x)),
+            Gate::Step { bias, min, max } => {
+                for (x, bias) in values.iter_mut().zip(bias.iter()) {
+                    *x = simd::softplus(*x + bias).clamp(*min, *max);
+                }
+            }
             Gate::Softmax => softmax(values),
             Gate::Forget { scale } => values
                 .iter_mut()
                 .for_each(|x| *x = 1.0 - simd::exp(scale * log_sigmoid(*x))),
             Gate::Constant(value) => values.fill(*value),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mapped(gate: &Gate, values: &[f32]) -> Vec<f32> {
+        let mut values = values.to_vec();
+        gate.apply(&mut values, &mut []);
+        values
+    }
+
+    #[test]
+    fn gates_keep_their_meaning_at_both_ends() {
+        let x = [-200.0f32, -30.0, -3.0, 0.0, 2.5, 40.0, 200.0];
+        let sigmoid = |x: f32| 1.0 / (1.0 + (-f64::from(x)).exp());
+        let close = |name: &str, found: &[f32], expected: &dyn Fn(f32) -> f64| {
+            for (found, x) in found.iter().zip(x) {
+                let (found, expected) = (f64::from(*found), expected(x));
+                let error = (found - expected).abs();
+                assert!(
+                    error <= 1e-6 * (1.0 + expected.abs()),
+                    "{name} of {x}: {found} {expected}"
+                );
+            }
+        };
+        let gate = Gate::LogSigmoid {
+            scale: 0.0625,
+            min: -1.0,
+        };
+        let expected = |x: f32| (0.0625 * -(1.0 + (-f64::from(x)).exp()).ln()).max(-1.0);
+        close("log sigmoid", &mapped(&gate, &x), &expected);
+
+        let gate = Gate::BoundedDecay {
+            rate: vec![0.5; x.len()].into(),
+            bias: vec![1.0; x.len()].into(),
+            bound: -5.0,
+        };
+        let expected = |x: f32| -5.0 * sigmoid(0.5 * (x + 1.0));
+        close("bounded decay", &mapped(&gate, &x), &expected);
+
+        // The factor itself: its logarithm is all but zero where it is close to one.
+        let bounds = |bound: f32| Gate::LowerBound(vec![bound; x.len()].into());
+        for bound in [0.0f32, 0.3, 1.0] {
+            let factors: Vec<f32> = mapped(&bounds(bound), &x).iter().map(|g| g.exp()).collect();
+            let low = f64::from(bound);
+            close("lower bound", &factors, &|x| low + (1.0 - low) * sigmoid(x));
+        }
+
+        let shares = mapped(&Gate::Softmax, &[1000.0, 1000.0, -1000.0]);
+        assert_eq!(shares, [0.5, 0.5, 0.0]);
+    }
+
+    #[test]
+    fn a_sum_norm_divides_by_absolute_values() {
+        let mut head = [1.0, -3.0, 0.0];
+        Map::SumNorm.apply(&[], &mut head, &mut []);
+        assert_eq!(head, [0.25, -0.75, 0.0]);
+        let mut zeros = [0.0; 3];
+        Map::SumNorm.apply(&[], &mut zeros, &mut []);
+        assert_eq!(zeros, [0.0; 3]);
     }
 }

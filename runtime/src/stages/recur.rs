@@ -16,6 +16,8 @@ pub enum Decay {
     Fixed(Vector),
     /// By `exp` of one value for each head and token.
     Head(View),
+    /// By `exp` of one value for each head and token, times one constant for each head.
+    Step(View, Vector),
     /// By `exp` of one value for each head, key channel and token: `[heads, dk]`.
     Key(View),
 }
@@ -34,6 +36,13 @@ pub enum Write {
     Add,
     /// The delta rule: `beta (v - k S)`, S already faded; `beta` is one value for each head and token.
     Delta(View),
+    /// `v`, and what `key` reads of S before it fades is taken off: `S <- diag(decay) S - (rate key)^T (key S) + k^T v`.
+    Replace {
+        /// What is removed, `[heads, dk]`.
+        key: View,
+        /// How much of it, for each channel of the key, `[heads, dk]`.
+        rate: View,
+    },
 }
 
 /// Weights of each head and token.
@@ -41,7 +50,7 @@ pub struct HeadGates {
     /// Multiplies v, `[heads]`.
     pub write: View,
     /// Multiplies the output, `[heads]`.
-    pub read: View,
+    pub read: Option<View>,
 }
 
 /// A recurrence over heads.
@@ -111,9 +120,17 @@ pub(super) struct Inputs<'a> {
     pub v: Rows<'a>,
     pub decay: Fade<'a>,
     pub beta: Option<Rows<'a>>,
+    pub removal: Option<Removal<'a>>,
     pub write_gate: Option<Rows<'a>>,
     pub read_gate: Option<Rows<'a>>,
     pub scale: f32,
+}
+
+/// What [`Write::Replace`] takes off a state.
+#[derive(Clone, Copy)]
+pub(super) struct Removal<'a> {
+    pub key: Rows<'a>,
+    pub rate: Rows<'a>,
 }
 
 /// How a state fades: by `exp` of these, by one minus them, or by them.
@@ -121,6 +138,7 @@ pub(super) enum Fade<'a> {
     None,
     Fixed(f32),
     Head(Rows<'a>),
+    Step(Rows<'a>, f32),
     Key(Rows<'a>),
     Complement(Rows<'a>),
     Factors(Rows<'a>),
@@ -134,6 +152,7 @@ impl Inputs<'_> {
             Fade::None => fade.fill(1.0),
             Fade::Fixed(g) => fade.fill(simd::exp(g)),
             Fade::Head(g) => fade.fill(simd::exp(g.get(t, 1)[0])),
+            Fade::Step(step, rate) => fade.fill(simd::exp(rate * step.get(t, 1)[0])),
             Fade::Key(g) => {
                 for (fade, &g) in fade.iter_mut().zip(g.get(t, self.dk)) {
                     *fade = simd::exp(g);
@@ -230,6 +249,7 @@ impl Recur {
             let start = view.start + part.0 * columns + head / sharing * width;
             Rows::new(&buffers.get(view.buffer)[start..], view.stride)
         };
+        let own = |constants: &Vector| constants[head / (self.heads / constants.len())];
         Inputs {
             queries,
             dk: self.dk,
@@ -242,16 +262,26 @@ impl Recur {
             v: rows(&self.v, self.dv),
             decay: match &self.decay {
                 Decay::None => Fade::None,
-                Decay::Fixed(g) => Fade::Fixed(g[head / (self.heads / g.len())]),
+                Decay::Fixed(g) => Fade::Fixed(own(g)),
                 Decay::Head(view) => Fade::Head(rows(view, 1)),
+                Decay::Step(view, rate) => Fade::Step(rows(view, 1), own(rate)),
                 Decay::Key(view) => Fade::Key(rows(view, self.dk)),
             },
             beta: match &self.write {
-                Write::Add => None,
+                Write::Add | Write::Replace { .. } => None,
                 Write::Delta(view) => Some(rows(view, 1)),
             },
+            removal: match &self.write {
+                Write::Replace { key, rate } => Some(Removal {
+                    key: rows(key, self.dk),
+                    rate: rows(rate, self.dk),
+                }),
+                Write::Add | Write::Delta(_) => None,
+            },
             write_gate: self.gates.as_ref().map(|gates| rows(&gates.write, 1)),
-            read_gate: self.gates.as_ref().map(|gates| rows(&gates.read, 1)),
+            read_gate: (self.gates.as_ref())
+                .and_then(|gates| gates.read.as_ref())
+                .map(|read| rows(read, 1)),
             scale: self.scale,
         }
     }
@@ -297,6 +327,13 @@ fn step(inputs: &Inputs, t: usize, state: &mut [f32], out: &mut [f32], scratch: 
         key,
         value: inputs.v.get(t, inputs.dv),
         beta: inputs.beta.map(|beta| beta.get(t, 1)[0]),
+        removal: inputs.removal.map(|removal| {
+            let (key, rate) = (
+                removal.key.get(t, inputs.dk),
+                removal.rate.get(t, inputs.dk),
+            );
+            (key, rate)
+        }),
         gate: inputs.write_gate(t),
         dv: inputs.dv,
     };
@@ -326,6 +363,7 @@ struct Token<'a> {
     key: &'a [f32],
     value: &'a [f32],
     beta: Option<f32>,
+    removal: Option<(&'a [f32], &'a [f32])>,
     gate: f32,
     dv: usize,
 }
@@ -357,6 +395,26 @@ impl Token<'_> {
             }
         }
         let mut sums = [0.0f32; N];
+        if let Some((keys, rates)) = self.removal {
+            let mut read = [0.0f32; N];
+            for (row, key) in state.chunks_exact(self.dv).zip(keys) {
+                let row: &[f32; N] = row[column..].first_chunk().expect("columns of a row");
+                for l in 0..N {
+                    read[l] += key * row[l];
+                }
+            }
+            let removal = keys.iter().zip(rates).map(|(key, rate)| key * rate);
+            let state = state.chunks_exact_mut(self.dv).zip(removal);
+            for (((row, removed), (key, fade)), q) in state.zip(rows).zip(q) {
+                let row: &mut [f32; N] = row[column..].first_chunk_mut().expect("columns of a row");
+                for l in 0..N {
+                    row[l] = fade * row[l] + key * write[l] - removed * read[l];
+                    sums[l] += q * row[l];
+                }
+            }
+            out[column..column + N].copy_from_slice(&sums);
+            return N;
+        }
         for ((row, (key, fade)), q) in state.chunks_exact_mut(self.dv).zip(rows).zip(q) {
             let row: &mut [f32; N] = row[column..].first_chunk_mut().expect("columns of a row");
             for l in 0..N {
@@ -386,280 +444,5 @@ impl Token<'_> {
         }
         out[column..column + N].copy_from_slice(&sums);
         N
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::Stage;
-    use super::super::rig::{Rig, noise};
-    use super::*;
-    use crate::state::SlotDtype;
-
-    /// A case: the numbers of heads, and what the recurrence does.
-    struct Case {
-        heads: usize,
-        states: usize,
-        q_heads: usize,
-        k_heads: usize,
-        v_heads: usize,
-        dk: usize,
-        dv: usize,
-        /// Heads of the decay, and its columns for each.
-        decay: Option<(usize, usize)>,
-        complement: bool,
-        delta: bool,
-        gates: bool,
-    }
-
-    const TOKENS: usize = 61;
-
-    impl Case {
-        /// Columns of q, k, v, decay, beta, write gate, read gate: start and width.
-        fn columns(&self) -> [View; 7] {
-            let (decay_heads, per_head) = self.decay.unwrap_or((1, 1));
-            let widths = [
-                self.q_heads * self.dk,
-                self.k_heads * self.dk,
-                self.v_heads * self.dv,
-                decay_heads * per_head,
-                self.states,
-                self.states,
-                self.heads,
-            ];
-            let stride = widths.iter().sum();
-            let mut start = 0;
-            widths.map(|width| {
-                start += width;
-                View {
-                    buffer: 0,
-                    start: start - width,
-                    width,
-                    stride,
-                }
-            })
-        }
-
-        fn input(&self, t: usize, column: usize) -> f32 {
-            let [_, k, v, decay, beta, _, _] = self.columns();
-            let x = noise(t * 1000 + column);
-            match column {
-                _ if column < k.start => x,
-                _ if column < v.start => x / (self.dk as f32).sqrt(),
-                _ if column < decay.start => x,
-                // Slow, steep, and so steep that the factor is zero.
-                _ if column < beta.start => match (t + column) % 7 {
-                    0 => -40.0 * x.abs(),
-                    1 if t % 3 == 0 => -500.0,
-                    _ => -0.05 * x.abs(),
-                },
-                _ => 0.5 + 0.5 * x,
-            }
-        }
-
-        fn stage(&self, fixed: bool) -> Recur {
-            let [q, k, v, decay, beta, write, read] = self.columns();
-            Recur {
-                heads: self.heads,
-                states: self.states,
-                dk: self.dk,
-                dv: self.dv,
-                q,
-                k: match self.complement {
-                    true => Key::Complement,
-                    false => Key::View(k),
-                },
-                v,
-                decay: match self.decay {
-                    None => Decay::None,
-                    Some(_) if fixed => {
-                        Decay::Fixed((0..decay.width).map(|i| -0.1 * i as f32).collect())
-                    }
-                    Some((_, 1)) => Decay::Head(decay),
-                    Some(_) => Decay::Key(decay),
-                },
-                write: match self.delta {
-                    true => Write::Delta(beta),
-                    false => Write::Add,
-                },
-                gates: self.gates.then_some(HeadGates { write, read }),
-                scale: 0.3,
-                slot: 0,
-                out: View::whole(1, self.heads * self.dv),
-            }
-        }
-
-        /// Outputs of every token and the states at the end, by the equations in f64.
-        fn plain(&self, fixed: bool) -> (Vec<f64>, Vec<f64>) {
-            let [q, k, v, decay, beta, write, read] = self.columns();
-            let x = |t: usize, column: usize| f64::from(self.input(t, column));
-            let (dk, dv) = (self.dk, self.dv);
-            let mut out = vec![0.0; TOKENS * self.heads * dv];
-            let mut states = vec![0.0; self.states * dk * dv];
-            for h in 0..self.heads {
-                let of = |heads: usize| h / (self.heads / heads);
-                let mut state = vec![0.0f64; dk * dv];
-                for t in 0..TOKENS {
-                    let fade = |c: usize| match self.decay {
-                        None => 1.0,
-                        Some((heads, _)) if fixed => (-0.1 * of(heads) as f64).exp(),
-                        Some((heads, 1)) => x(t, decay.start + of(heads)).exp(),
-                        Some((heads, _)) => x(t, decay.start + of(heads) * dk + c).exp(),
-                    };
-                    let key = |c: usize| match self.complement {
-                        true => 1.0 - fade(c),
-                        false => x(t, k.start + of(self.k_heads) * dk + c),
-                    };
-                    let state_of = of(self.states);
-                    for c in 0..dk {
-                        state[c * dv..][..dv].iter_mut().for_each(|s| *s *= fade(c));
-                    }
-                    for d in 0..dv {
-                        let mut value = x(t, v.start + of(self.v_heads) * dv + d);
-                        if self.gates {
-                            value *= x(t, write.start + state_of);
-                        }
-                        if self.delta {
-                            let held: f64 = (0..dk).map(|c| key(c) * state[c * dv + d]).sum();
-                            value = x(t, beta.start + state_of) * (value - held);
-                        }
-                        let mut sum = 0.0;
-                        for c in 0..dk {
-                            state[c * dv + d] += key(c) * value;
-                            let query = x(t, q.start + of(self.q_heads) * dk + c);
-                            sum += query * state[c * dv + d];
-                        }
-                        if self.gates {
-                            sum *= x(t, read.start + h);
-                        }
-                        out[(t * self.heads + h) * dv + d] = 0.3 * sum;
-                    }
-                }
-                states[of(self.states) * dk * dv..][..dk * dv].copy_from_slice(&state);
-            }
-            (out, states)
-        }
-
-        fn check(&self, fixed: bool) {
-            let (expected, expected_state) = self.plain(fixed);
-            let stage = Stage::Recur(self.stage(fixed));
-            let widths = [self.columns()[0].stride, self.heads * self.dv];
-            let shape = [self.states, self.dk, self.dv];
-            let slots = [(SlotDtype::F32, &shape[..])];
-            let mut rig = Rig::new(&stage, &widths, &slots);
-            let close = |name: &str, found: &[f32], expected: &[f64]| {
-                assert_eq!(found.len(), expected.len());
-                let largest = expected.iter().fold(0.0f64, |m, x| m.max(x.abs()));
-                for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
-                    let error = (f64::from(*found) - expected).abs();
-                    assert!(error < 3e-6 * largest, "{name} {i}: {found} {expected}");
-                }
-            };
-            for chunks in [vec![TOKENS], vec![1; TOKENS], vec![7, 1, 17, 16, 20]] {
-                let fill = |buffer: usize, t: usize, row: &mut [f32]| {
-                    for (column, x) in row.iter_mut().enumerate() {
-                        *x = if buffer == 0 {
-                            self.input(t, column)
-                        } else {
-                            f32::NAN
-                        };
-                    }
-                };
-                let out = View::whole(1, self.heads * self.dv);
-                let (out, state) = rig.read(&chunks, fill, out);
-                close("output", &out, &expected);
-                let values = state.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x));
-                let state: Vec<f32> = values.take(expected_state.len()).collect();
-                close("state", &state, &expected_state);
-            }
-        }
-    }
-
-    const PLAIN: Case = Case {
-        heads: 3,
-        states: 3,
-        q_heads: 3,
-        k_heads: 3,
-        v_heads: 3,
-        dk: 13,
-        dv: 45,
-        decay: None,
-        complement: false,
-        delta: false,
-        gates: false,
-    };
-
-    #[test]
-    fn decays_none_fixed_by_head_and_by_key() {
-        PLAIN.check(false);
-        for decay in [Some((3, 1)), Some((3, 13))] {
-            for delta in [false, true] {
-                Case {
-                    decay,
-                    delta,
-                    ..PLAIN
-                }
-                .check(false);
-            }
-        }
-        Case {
-            decay: Some((3, 1)),
-            ..PLAIN
-        }
-        .check(true);
-    }
-
-    #[test]
-    fn keys_are_one_minus_the_decay() {
-        let decay = Some((3, 13));
-        Case {
-            decay,
-            complement: true,
-            ..PLAIN
-        }
-        .check(false);
-    }
-
-    #[test]
-    fn heads_share_queries_keys_values_and_states() {
-        // Value heads on fewer query and key heads.
-        Case {
-            heads: 6,
-            states: 6,
-            v_heads: 6,
-            decay: Some((6, 13)),
-            delta: true,
-            ..PLAIN
-        }
-        .check(false);
-        // Query heads on fewer key and value heads, with states of their own or shared.
-        let shared = Case {
-            heads: 6,
-            q_heads: 6,
-            decay: Some((3, 13)),
-            dv: 7,
-            ..PLAIN
-        };
-        shared.check(false);
-        Case {
-            states: 6,
-            decay: Some((6, 1)),
-            gates: true,
-            ..shared
-        }
-        .check(true);
-    }
-
-    #[test]
-    fn heads_are_weighted() {
-        for delta in [false, true] {
-            Case {
-                decay: Some((3, 1)),
-                delta,
-                gates: true,
-                ..PLAIN
-            }
-            .check(false);
-        }
     }
 }

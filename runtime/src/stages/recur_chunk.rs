@@ -7,6 +7,9 @@
 //! S  <- F_C0 S + sum_j (F_Cj k_j)^T u_j
 //! ```
 //!
+//! Where a token removes what its key r_i reads, with the rates b_i, there is a second write `w_i` under the key
+//! `b_i r_i`: `w_i = -(r_i F_{i-1,0}) S - sum_{j<i} (r_i . F_{i-1,j} k_j) u_j - sum_{j<i} (r_i . F_{i-1,j} b_j r_j) w_j`.
+//!
 //! The usual `F_ij = e^{G_i} / e^{G_j}` overflows where a channel fades fast. Here the block's keys stand in a tile
 //! and fade with every token, as the state would: the products of factors at most one that the recurrence itself
 //! takes, and no exponential but one for each factor.
@@ -20,7 +23,7 @@ const BLOCK: usize = 16;
 
 /// Floats of scratch.
 pub(super) fn scratch(dk: usize, dv: usize) -> usize {
-    BLOCK * (5 * dk + 2 * dv + BLOCK)
+    BLOCK * (7 * dk + 3 * dv + 2 * BLOCK)
 }
 
 /// Runs `tokens` tokens on one state; `out(t)` is the place of an output `[queries, dv]`.
@@ -55,7 +58,12 @@ fn block<'o>(
     let (tile, rest) = rest.split_at_mut(BLOCK * dk);
     let (weights, rest) = rest.split_at_mut(n * BLOCK);
     let (u, rest) = rest.split_at_mut(n * dv);
-    let o = &mut rest[..n * dv];
+    let (o, rest) = rest.split_at_mut(n * dv);
+    // Of what is removed: its keys, their tile, the values read, the weights.
+    let (removals, rest) = rest.split_at_mut(n * dk);
+    let (removal_tile, rest) = rest.split_at_mut(BLOCK * dk);
+    let (w, rest) = rest.split_at_mut(n * dv);
+    let removal_weights = &mut rest[..n * BLOCK];
 
     for i in 0..n {
         let fade = &mut fades[i * dk..][..dk];
@@ -88,9 +96,50 @@ fn block<'o>(
         }
     }
 
+    if let Some(removal) = inputs.removal {
+        // Removal i + 1 reads before its token fades the state, as query i does: row i is its probe.
+        probe.fill(0.0);
+        o.fill(0.0);
+        for i in 0..n {
+            let key = removal.key.get(first + i, dk);
+            let place = &mut removals[i * dk..][..dk];
+            place.copy_from_slice(key);
+            multiply(removal.rate.get(first + i, dk), place);
+            if i > 0 {
+                probe[(i - 1) * dk..][..dk].copy_from_slice(key);
+            }
+        }
+        let readers = Rows::new(probe, dk);
+        triangle(n, readers, keys, fades, tile, weights);
+        triangle(n, readers, removals, fades, removal_tile, removal_weights);
+        multiply(reach, probe);
+        let key = removal.key.get(first, dk);
+        gemm([1, dv, dk], key, [dk, 1], state, dv, o, dv);
+        gemm([n - 1, dv, dk], probe, [dk, 1], state, dv, &mut o[dv..], dv);
+        for i in 0..n {
+            let (before, rest) = w.split_at_mut(i * dv);
+            let row = &mut rest[..dv];
+            row.copy_from_slice(&o[i * dv..][..dv]);
+            let written = |weights: &[f32], values: &[f32], row: &mut [f32]| {
+                if i > 0 {
+                    let weights = &weights[(i - 1) * BLOCK..][..i];
+                    for (weight, earlier) in weights.iter().zip(values.chunks_exact(dv)) {
+                        axpy(*weight, earlier, row);
+                    }
+                }
+            };
+            written(weights, u, row);
+            written(removal_weights, before, row);
+            scale(-1.0, row);
+        }
+    }
+
     for query in 0..inputs.queries {
         let q = inputs.q.from(first, query * dk);
         triangle(n, q, keys, fades, tile, weights);
+        if inputs.removal.is_some() {
+            triangle(n, q, removals, fades, removal_tile, removal_weights);
+        }
         for (i, probe) in probe.chunks_exact_mut(dk).enumerate() {
             probe.copy_from_slice(q.get(i, dk));
         }
@@ -98,6 +147,9 @@ fn block<'o>(
         o.fill(0.0);
         gemm([n, dv, dk], probe, [dk, 1], state, dv, o, dv);
         gemm([n, dv, n], weights, [BLOCK, 1], u, dv, o, dv);
+        if inputs.removal.is_some() {
+            gemm([n, dv, n], removal_weights, [BLOCK, 1], w, dv, o, dv);
+        }
         for i in 0..n {
             let factor = inputs.read_factor(first + i, query);
             let out = &mut out(first + i)[query * dv..][..dv];
@@ -112,6 +164,9 @@ fn block<'o>(
         scale(*fade, row);
     }
     gemm([dk, dv, n], tile, [BLOCK, 1], u, dv, state, dv);
+    if inputs.removal.is_some() {
+        gemm([dk, dv, n], removal_tile, [BLOCK, 1], w, dv, state, dv);
+    }
 }
 
 /// `weights[i, j] = probe_i . F_ij k_j` for j up to i, else 0; leaves the keys `[dk, BLOCK]` in the tile, faded to the

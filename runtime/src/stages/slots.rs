@@ -151,6 +151,7 @@ impl Task<'_> {
         }
         let weights = self.weights.from(first, 0);
         let second = Inputs {
+            removal: None,
             queries: self.queries,
             dk: self.stage.slots,
             dv: self.stage.dv(),

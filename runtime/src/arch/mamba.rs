@@ -1,0 +1,245 @@
+//! Configurations of Mamba, Mamba-2 and Samba, as flash-linear-attention and as transformers write them, with or
+//! without the sparse attention of HAX.
+
+use std::sync::Arc;
+
+use super::{Config, Family, fla};
+use crate::error::{Error, Result};
+use crate::mixers::{Hax, Mamba, Mamba2, Mixer, Source};
+use crate::spec::{BlockSpec, ModelSpec, NormKind};
+
+pub(super) const FAMILY: Family = Family {
+    model_types: &["mamba", "mamba2", "hax_mamba", "hax_mamba2"],
+    spec,
+    tensor: |_, weights, weight| Ok(weights.tensor(&tensor_name(&weight.name))?),
+};
+
+pub(super) const SAMBA: Family = Family {
+    model_types: &["samba"],
+    spec: samba,
+    tensor: |_, weights, weight| Ok(weights.tensor(&samba_tensor_name(&weight.name))?),
+};
+
+/// The name in the checkpoint of one of our tensors.
+fn tensor_name(name: &str) -> String {
+    match name {
+        "token_embd.weight" => "backbone.embeddings.weight".into(),
+        "output_norm.weight" => "backbone.norm_f.weight".into(),
+        "output.weight" => "lm_head.weight".into(),
+        _ => name
+            .replacen("blk.", "backbone.layers.", 1)
+            .replacen(".attn_norm.", ".norm.", 1),
+    }
+}
+
+fn samba_tensor_name(name: &str) -> String {
+    let parts = [
+        (".norm.", ".mixer_norm."),
+        (".ffn_norm.", ".mlp_norm."),
+        (".ffn_gate.", ".mlp.gate_proj."),
+        (".ffn_up.", ".mlp.up_proj."),
+        (".ffn_down.", ".mlp.down_proj."),
+    ];
+    let theirs = tensor_name(name);
+    match parts.iter().find(|(ours, _)| theirs.contains(ours)) {
+        Some((ours, part)) => theirs.replacen(ours, part, 1),
+        None => theirs,
+    }
+}
+
+fn spec(config: &Config) -> Result<ModelSpec> {
+    let block = BlockSpec {
+        mixer: mixer(config)?,
+        mlp: None,
+    };
+    let layers = config.usize("num_hidden_layers")?.min(1 << 20);
+    // transformers ties Mamba's matrices unless told otherwise, flash-linear-attention does not.
+    let transformers = config.object().contains_key("layer_norm_epsilon");
+    let tied = transformers && config.string("model_type")? == "mamba";
+    model(config, vec![block; layers], tied)
+}
+
+fn samba(config: &Config) -> Result<ModelSpec> {
+    let hidden = config.usize("hidden_size")?;
+    if config.optional_usize("attnres_block_size")?.is_some() {
+        return Err(Error::Unsupported {
+            file: config.file().into(),
+            what: "attnres_block_size; known are models without attention over residuals".into(),
+        });
+    }
+    if !config.object().contains_key("attn") {
+        return Err(config.wrong("attn", "the attention layers, or null"));
+    }
+    let attention = config.children("attn")?;
+    let attention_layers = attention
+        .iter()
+        .map(|attention| attention.usizes("layers"))
+        .collect::<Result<Vec<_>>>()?;
+    let mlp = Some(fla::mlp_of_ratio(config, hidden)?);
+    // The reference leaves Samba's convolutions at their default, with a bias.
+    let mamba = Mamba {
+        conv_bias: true,
+        ..mamba(config)?
+    };
+    let mamba: Arc<dyn Mixer> = Arc::new(mamba);
+    let block = |layer| {
+        let index = attention_layers
+            .iter()
+            .position(|layers| layers.contains(&layer));
+        let mixer = match index {
+            Some(index) => Arc::new(fla::attention(&attention[index], hidden)?),
+            None => Arc::clone(&mamba),
+        };
+        Ok(BlockSpec { mixer, mlp })
+    };
+    let layers = config.usize("num_hidden_layers")?.min(1 << 20);
+    let blocks = (0..layers).map(block).collect::<Result<_>>()?;
+    model(config, blocks, false)
+}
+
+fn model(config: &Config, blocks: Vec<BlockSpec>, tied: bool) -> Result<ModelSpec> {
+    Ok(ModelSpec {
+        vocab: config.usize("vocab_size")?,
+        hidden: config.usize("hidden_size")?,
+        norm: NormKind::Rms,
+        norm_eps: norm_eps(config)?,
+        embedding_norm: false,
+        tied: config.bool_or("tie_word_embeddings", tied)?,
+        blocks,
+    })
+}
+
+fn mixer(config: &Config) -> Result<Arc<dyn Mixer>> {
+    match config.string("model_type")? {
+        "mamba2" | "hax_mamba2" => Ok(Arc::new(mamba2(config)?)),
+        _ => Ok(Arc::new(mamba(config)?)),
+    }
+}
+
+fn mamba(config: &Config) -> Result<Mamba> {
+    config.one_of("hidden_act", (), &[("silu", ()), ("swish", ())])?;
+    let hidden = config.usize("hidden_size")?;
+    let rank = either(config, ["time_step_rank", "dt_rank"]);
+    Ok(Mamba {
+        inner: inner(config)?,
+        state: config.usize_or("state_size", 16)?,
+        rank: match config.optional_string(rank) {
+            Some("auto") => hidden.div_ceil(16),
+            _ => config.usize_or(rank, hidden.div_ceil(16))?,
+        },
+        conv: config.usize_or("conv_kernel", 4)?,
+        conv_bias: config.bool_or("use_conv_bias", true)?,
+        bias: config.bool_or("use_bias", false)?,
+        hax: hax(config)?,
+    })
+}
+
+fn mamba2(config: &Config) -> Result<Mamba2> {
+    config.one_of("hidden_act", (), &[("silu", ()), ("swish", ())])?;
+    let inner = inner(config)?;
+    let head_dim = config.usize_or("head_dim", 64)?;
+    if head_dim == 0 || !inner.is_multiple_of(head_dim) {
+        return Err(config.wrong("head_dim", &format!("a divisor of the {inner} channels")));
+    }
+    let heads = inner / head_dim;
+    if config.usize_or("num_heads", heads)? != heads {
+        return Err(config.wrong(
+            "num_heads",
+            &format!("{heads}, of {head_dim} channels each"),
+        ));
+    }
+    let transformers = config.object().contains_key("layer_norm_epsilon");
+    let groups = config.usize_or("n_groups", if transformers { 8 } else { 1 })?;
+    // HAX is built on a release whose norm did not know of groups.
+    let norm_groups = if config.object().contains_key("sparse_arch") {
+        1
+    } else {
+        groups
+    };
+    let limits = either(config, ["time_step_limit", "dt_limit"]);
+    let (step_min, step_max) = config.limits(limits, (0.0, f32::INFINITY))?;
+    Ok(Mamba2 {
+        heads,
+        head_dim,
+        groups,
+        state: config.usize_or("state_size", 128)?,
+        conv: config.usize_or("conv_kernel", 4)?,
+        conv_bias: config.bool_or("use_conv_bias", true)?,
+        bias: config.bool_or("use_bias", false)?,
+        skip_per_channel: config.bool_or("D_has_hdim", false)?,
+        norm_groups: config.bool_or("rmsnorm", true)?.then_some(norm_groups),
+        norm_before_gate: config.bool_or("norm_before_gate", false)?,
+        norm_eps: norm_eps(config)?,
+        step_min,
+        step_max: step_max.is_finite().then_some(step_max),
+        hax: hax(config)?,
+    })
+}
+
+/// The sparse attention of HAX. Its released code takes `none` for attention over the whole sequence, what follows
+/// included; here it means none.
+fn hax(config: &Config) -> Result<Option<Hax>> {
+    let names = match config.optional_string("sparse_arch") {
+        None | Some("" | "none") => return Ok(None),
+        Some("full") => {
+            return Err(Error::Unsupported {
+                file: config.file().into(),
+                what: "sparse_arch full: attention over the whole context beside a scan".into(),
+            });
+        }
+        Some(names) => names,
+    };
+    let number = names.split('+').count();
+    let keys = config.usize_or("sparse_keys", 64)? / number;
+    if keys == 0 {
+        return Err(config.wrong(
+            "sparse_keys",
+            &format!("a key or more for each of {number} sources"),
+        ));
+    }
+    let source = |name| {
+        match name {
+        "sliding_window" => Ok(Source::Window),
+        "sink" => Ok(Source::Sink),
+        "dilated" => {
+            let length = config.usize_or("data_max_length", 2048)?;
+            let every = length / keys;
+            if every == 0 {
+                return Err(config.wrong("data_max_length", &format!("a multiple of {keys} keys")));
+            }
+            // As many as a sequence of that length has.
+            let keys = length / every;
+            Ok(Source::Dilated { every, keys })
+        }
+        "sign_bin_lsh" => Ok(Source::SignBins {
+            bits: config.usize_or("num_hash", 64)?,
+        }),
+        "argmax_lsh" => Ok(Source::ArgmaxBins {
+            bins: config.usize_or("num_hash", 64)?,
+        }),
+        "key_selection" => Ok(Source::Best),
+        _ => Err(config.wrong(
+            "sparse_arch",
+            "sliding_window, sink, dilated, sign_bin_lsh, argmax_lsh and key_selection, joined by +",
+        )),
+    }
+    };
+    let sources = names.split('+').map(source).collect::<Result<_>>()?;
+    Ok(Some(Hax { keys, sources }))
+}
+
+/// Channels inside a mixer.
+fn inner(config: &Config) -> Result<usize> {
+    let expanded = config.usize("hidden_size")? as f64 * f64::from(config.f32_or("expand", 2.0)?);
+    config.usize_or("intermediate_size", expanded as usize)
+}
+
+fn norm_eps(config: &Config) -> Result<f32> {
+    config.f32_or(either(config, ["layer_norm_epsilon", "norm_eps"]), 1e-5)
+}
+
+/// The first of the keys that the configuration has: transformers and flash-linear-attention differ in some.
+fn either(config: &Config, keys: [&'static str; 2]) -> &'static str {
+    let has = |key: &&&str| config.object().contains_key(**key);
+    keys.iter().find(has).unwrap_or(&keys[0])
+}

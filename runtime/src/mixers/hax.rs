@@ -1,0 +1,245 @@
+//! Sparse attention that Mamba and Mamba-2 may have beside their scan (HAX, arXiv 2507.00449). With x the mixer's
+//! inner channels after the convolution:
+//!
+//! ```text
+//! k, q = W_xx x, k <- k / sqrt(state);   a_t = sum_j softmax_j(q_t k_j) x_j   over the tokens j that t sees
+//! ```
+//! and `E a` is added to the mixer's output before its gate. What t sees is the union of sources of a few tokens
+//! each: the last ones, the first ones, every n-th one, the last ones whose key hashes as the query does, those whose
+//! keys score highest. Hashed keys and queries are centred by the mean so far, and the score sees the mean query so
+//! far, where the released code takes means over the whole sequence, also of what follows.
+
+use serde::{Deserialize, Serialize};
+
+use super::Mismatch;
+use crate::error::Result;
+use crate::program::{Lowering, Vector, View};
+use crate::spec::WeightSpec;
+use crate::stages::{self, Finish, Hash, Pattern, Scorer, Sources, Stage};
+use crate::state::{SlotDtype, SlotKind, SlotSpec};
+
+/// Its numbers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Hax {
+    /// Tokens that a query sees of each source.
+    pub keys: usize,
+    /// The sources.
+    pub sources: Vec<Source>,
+}
+
+/// Where a query finds earlier tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// The last tokens.
+    Window,
+    /// The first tokens.
+    Sink,
+    /// The last of those at positions `every - 1`, `2 every - 1` and so on.
+    Dilated {
+        /// From one to the next.
+        every: usize,
+        /// How many, in place of [`Hax::keys`].
+        keys: usize,
+    },
+    /// The last tokens in the query's bin, whose number is made of signs.
+    SignBins {
+        /// Signs: the bins are 2 to this power.
+        bits: usize,
+    },
+    /// The last tokens in the query's bin, whose number is that of the largest product.
+    ArgmaxBins {
+        /// Products.
+        bins: usize,
+    },
+    /// The tokens with the highest scores.
+    Best,
+}
+
+/// Bins have a ring each, so that their number is a matter of memory.
+const MOST_BITS: usize = 16;
+
+impl Source {
+    /// Columns of the hash matrix, and bins.
+    fn hash(&self) -> Option<(usize, usize)> {
+        match *self {
+            Source::SignBins { bits } => Some((bits, 1 << bits.min(MOST_BITS))),
+            Source::ArgmaxBins { bins } => Some((bins, bins)),
+            _ => None,
+        }
+    }
+}
+
+impl Hax {
+    fn hash(&self) -> Option<(usize, usize)> {
+        self.sources.iter().find_map(Source::hash)
+    }
+
+    fn selects(&self) -> bool {
+        self.sources.contains(&Source::Best)
+    }
+
+    /// Tokens that a query sees of a source.
+    fn seen(&self, source: &Source) -> usize {
+        match source {
+            Source::Dilated { keys, .. } => *keys,
+            _ => self.keys,
+        }
+    }
+
+    fn rows(&self) -> usize {
+        let rows = |source: &Source| {
+            let bins = source.hash().map_or(1, |(_, bins)| bins);
+            self.seen(source).saturating_mul(bins)
+        };
+        self.sources.iter().map(rows).fold(0, usize::saturating_add)
+    }
+
+    pub(super) fn check(&self) -> Result<(), Mismatch> {
+        Mismatch::unless(
+            (1..=1 << 16).contains(&self.keys) && !self.sources.is_empty(),
+            || {
+                format!(
+                    "{} keys of each of {} sources",
+                    self.keys,
+                    self.sources.len()
+                )
+            },
+            "sources with 1 to 65536 keys each",
+        )?;
+        for (i, source) in self.sources.iter().enumerate() {
+            let fits = match *source {
+                Source::Dilated { every, keys } => every > 0 && (1..=1 << 16).contains(&keys),
+                Source::SignBins { bits } => (1..=MOST_BITS).contains(&bits),
+                Source::ArgmaxBins { bins } => (1..=1 << MOST_BITS).contains(&bins),
+                Source::Window | Source::Sink | Source::Best => true,
+            };
+            Mismatch::unless(
+                fits,
+                || format!("{source:?}"),
+                "steps and keys of one or more; 1 to 16 bits, or as many bins, since each bin has a ring of its own",
+            )?;
+            let like = |other: &Source| {
+                std::mem::discriminant(other) == std::mem::discriminant(source)
+                    || (other.hash().is_some() && source.hash().is_some())
+            };
+            Mismatch::unless(
+                !self.sources[..i].iter().any(like),
+                || format!("{:?}", self.sources),
+                "each source once, and at most one that hashes",
+            )?;
+        }
+        Mismatch::unless(
+            self.rows() < 1 << 31,
+            || format!("{} cached keys", self.rows()),
+            "fewer than 2^31",
+        )
+    }
+
+    /// For keys of `width` values and values of `inner` channels.
+    pub(super) fn weights(&self, width: usize, inner: usize) -> Vec<WeightSpec> {
+        let mut weights = vec![
+            WeightSpec::matrix("xx_proj.weight", 2 * width, inner),
+            WeightSpec::full("E", &[inner]),
+        ];
+        if let Some((columns, _)) = self.hash() {
+            weights.push(WeightSpec::full("lsh_hash", &[width, columns]));
+        }
+        if self.selects() {
+            for (i, rows) in [(1, 2 * width), (2, 2 * width), (3, 1)] {
+                let name = format!("dx_proj_{i}");
+                let shape = [rows, 2 * width];
+                weights.push(WeightSpec::full(&format!("{name}.weight"), &shape));
+                weights.push(WeightSpec::full(&format!("{name}.bias"), &[rows]));
+            }
+        }
+        weights
+    }
+
+    pub(super) fn slots(&self, width: usize, inner: usize) -> Vec<SlotSpec> {
+        let rows = self.rows();
+        let mut slots = vec![
+            SlotSpec::new("hax_keys", SlotKind::Set, SlotDtype::Kv, &[rows, width]),
+            SlotSpec::new("hax_values", SlotKind::Set, SlotDtype::Kv, &[rows, inner]),
+            SlotSpec::new("hax_positions", SlotKind::Set, SlotDtype::U64, &[rows]),
+            SlotSpec::new("hax_means", SlotKind::Counter, SlotDtype::F32, &[2, width]),
+        ];
+        if let Some((_, bins)) = self.hash() {
+            let shape = [bins];
+            slots.push(SlotSpec::new(
+                "hax_cursors",
+                SlotKind::Counter,
+                SlotDtype::U32,
+                &shape,
+            ));
+        }
+        if self.selects() {
+            let shape = [self.keys];
+            slots.push(SlotSpec::new(
+                "hax_scores",
+                SlotKind::Set,
+                SlotDtype::F32,
+                &shape,
+            ));
+        }
+        slots
+    }
+
+    /// Attends over the columns `x` with keys of `width` values; the mixer's slot `first` is the first of these.
+    /// Returns what to add to the mixer's output.
+    pub(super) fn lower(
+        &self,
+        block: &mut Lowering,
+        x: View,
+        width: usize,
+        first: usize,
+    ) -> Result<Finish> {
+        let (k, q) = block.project_from(x, None, &["xx_proj"])?[0].split(width);
+        let mut patterns = Vec::new();
+        for source in &self.sources {
+            let pattern = match source {
+                Source::Window => Pattern::Window,
+                Source::Sink => Pattern::Sink,
+                Source::Dilated { every, .. } => Pattern::Dilated(*every),
+                Source::SignBins { .. } | Source::ArgmaxBins { .. } => Pattern::Bins(Hash {
+                    weight: block.vector("lsh_hash")?,
+                    signs: matches!(source, Source::SignBins { .. }),
+                }),
+                Source::Best => Pattern::Best(scorer(block)?),
+            };
+            patterns.push((pattern, self.seen(source)));
+        }
+        let sources = Sources::new(patterns, width);
+        let plan = block.buffer(sources.plan_width());
+        let out = block.buffer(x.width);
+        let cursors = self.hash().map(|_| block.slot(first + 4));
+        let after = first + 4 + usize::from(cursors.is_some());
+        block.push(Stage::Hax(stages::Hax {
+            k,
+            q,
+            v: x,
+            sources,
+            keys: block.slot(first),
+            values: block.slot(first + 1),
+            positions: block.slot(first + 2),
+            means: block.slot(first + 3),
+            cursors,
+            scores: self.selects().then(|| block.slot(after)),
+            plan,
+            out,
+        }));
+        Ok(Finish::Add(out, block.vector("E")?))
+    }
+}
+
+fn scorer(block: &Lowering) -> Result<Scorer> {
+    let layer = |i: usize| -> Result<(Vector, Vector)> {
+        Ok((
+            block.vector(&format!("dx_proj_{i}.weight"))?,
+            block.vector(&format!("dx_proj_{i}.bias"))?,
+        ))
+    };
+    let (last, last_bias) = layer(3)?;
+    Ok(Scorer::new([layer(1)?, layer(2)?], last, last_bias[0]))
+}

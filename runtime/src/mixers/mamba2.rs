@@ -1,0 +1,231 @@
+//! Mamba-2 (arXiv 2405.21060; flash-linear-attention `layers/mamba2.py`, transformers `models/mamba2`).
+//!
+//! With u the normed input, per head (head h uses group `h / (heads / groups)` of b and c):
+//! ```text
+//! z, xbc, s = W_in u;  x, b, c = silu(conv(xbc))     [heads, head_dim], [groups, state], [groups, state]
+//! step      = softplus(s + dt_bias), clamped         [heads]
+//! S        <- exp(-step exp(A_log)) S + b^T step x
+//! o         = c S + D x
+//! y         = W_out rms(o silu(z))                   the norm in groups of channels
+//! ```
+//! State: `S [heads, state, head_dim]` and the last `conv - 1` inputs of the convolution.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::{Hax, Mismatch, Mixer};
+use crate::error::Result;
+use crate::program::{Lowering, Vector};
+use crate::spec::WeightSpec;
+use crate::stages::{
+    Activation, Conv, Decay, Finish, Gate, HeadGates, Key, Lane, Map, Norm, Prepare, Recur, Stage,
+    Write,
+};
+use crate::state::{SlotDtype, SlotKind, SlotSpec};
+
+pub(super) const KIND: &str = "mamba2";
+
+/// Its numbers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mamba2 {
+    /// Heads.
+    pub heads: usize,
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// Groups of heads that share b and c.
+    pub groups: usize,
+    /// Rows of a head's state.
+    pub state: usize,
+    /// Taps of the convolution.
+    pub conv: usize,
+    /// Whether the convolution has a bias.
+    pub conv_bias: bool,
+    /// Whether the projections from and to the residual stream have a bias.
+    pub bias: bool,
+    /// Whether D has a value for each channel, not only for each head.
+    pub skip_per_channel: bool,
+    /// Parts over which the output is normed; none: no norm.
+    pub norm_groups: Option<usize>,
+    /// Whether the output is normed before it is gated.
+    pub norm_before_gate: bool,
+    /// Epsilon of the output norm.
+    pub norm_eps: f32,
+    /// Smallest step.
+    pub step_min: f32,
+    /// Largest step; none: any.
+    pub step_max: Option<f32>,
+    /// Sparse attention beside the scan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hax: Option<Hax>,
+}
+
+impl Mamba2 {
+    fn inner(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    fn convolved(&self) -> usize {
+        self.inner() + 2 * self.groups * self.state
+    }
+
+    fn projected(&self) -> usize {
+        self.inner() + self.convolved() + self.heads
+    }
+
+    /// D for each channel.
+    fn skip(&self, block: &Lowering) -> Result<Vector> {
+        let skip = block.vector("D")?;
+        let channels = self.inner() / skip.len();
+        Ok((0..self.inner()).map(|i| skip[i / channels]).collect())
+    }
+}
+
+impl Mixer for Mamba2 {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn to_json(&self) -> Value {
+        json!(self)
+    }
+
+    fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
+        let dims = [self.heads, self.head_dim, self.groups, self.state];
+        Mismatch::unless(
+            dims.iter().all(|n| (1..1 << 20).contains(n)),
+            || format!("{dims:?}"),
+            "heads, widths and groups of one or more",
+        )?;
+        Mismatch::unless(
+            self.heads.is_multiple_of(self.groups),
+            || format!("{} heads in {} groups", self.heads, self.groups),
+            "a whole number of heads in each group",
+        )?;
+        let parts = self.norm_groups;
+        Mismatch::unless(
+            parts.is_none_or(|n| n > 0 && self.inner().is_multiple_of(n)),
+            || format!("a norm over {parts:?} parts of {} channels", self.inner()),
+            "equal parts",
+        )?;
+        Mismatch::unless(
+            self.step_max.is_none_or(|max| self.step_min <= max) && self.step_min >= 0.0,
+            || format!("steps from {} to {:?}", self.step_min, self.step_max),
+            "the smallest step first, 0 or more",
+        )?;
+        Mismatch::unless(
+            (1..=64).contains(&self.conv),
+            || format!("conv {}", self.conv),
+            "1 to 64 taps",
+        )?;
+        self.hax.as_ref().map_or(Ok(()), Hax::check)
+    }
+
+    fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
+        let (inner, heads) = (self.inner(), self.heads);
+        let skip = if self.skip_per_channel { inner } else { heads };
+        let mut weights = vec![
+            WeightSpec::matrix("in_proj.weight", self.projected(), hidden),
+            WeightSpec::full("conv1d.weight", &[self.convolved(), self.conv]),
+            WeightSpec::full("dt_bias", &[heads]),
+            WeightSpec::full("A_log", &[heads]),
+            WeightSpec::full("D", &[skip]),
+            WeightSpec::matrix("out_proj.weight", hidden, inner),
+        ];
+        if self.norm_groups.is_some() {
+            weights.push(WeightSpec::full("norm.weight", &[inner]));
+        }
+        if self.conv_bias {
+            weights.push(WeightSpec::full("conv1d.bias", &[self.convolved()]));
+        }
+        if self.bias {
+            weights.push(WeightSpec::full("in_proj.bias", &[self.projected()]));
+            weights.push(WeightSpec::full("out_proj.bias", &[hidden]));
+        }
+        if let Some(hax) = &self.hax {
+            weights.extend(hax.weights(self.state, inner));
+        }
+        weights
+    }
+
+    fn slots(&self) -> Vec<SlotSpec> {
+        let state = [self.heads, self.state, self.head_dim];
+        let conv = [self.conv - 1, self.convolved()];
+        let mut slots = vec![
+            SlotSpec::new("state", SlotKind::Matrix, SlotDtype::F32, &state),
+            SlotSpec::new("conv", SlotKind::Shift, SlotDtype::F32, &conv),
+        ];
+        if let Some(hax) = &self.hax {
+            slots.extend(hax.slots(self.state, self.inner()));
+        }
+        slots
+    }
+
+    fn lower(&self, block: &mut Lowering) -> Result<()> {
+        let projected = block.project(&["in_proj"])?[0];
+        let (z, rest) = projected.split(self.inner());
+        let (xbc, step) = rest.split(self.convolved());
+        let (x, bc) = xbc.split(self.inner());
+        let (b, c) = bc.split(self.groups * self.state);
+        let conv = Conv::new(
+            &block.vector("conv1d.weight")?,
+            self.convolved(),
+            block.optional_vector("conv1d.bias")?,
+            block.slot(1),
+        );
+        let gate = Gate::Step {
+            bias: block.vector("dt_bias")?,
+            min: self.step_min,
+            max: self.step_max.unwrap_or(f32::INFINITY),
+        };
+        block.push(Stage::Prepare(Prepare {
+            lanes: vec![Lane::of_channels(
+                xbc,
+                Some(conv),
+                vec![Map::Activation(Activation::Silu)],
+            )],
+            rope: None,
+            gates: vec![(step, gate)],
+        }));
+
+        let rate = block.vector("A_log")?.iter().map(|a| -a.exp()).collect();
+        let out = block.buffer(self.inner());
+        block.push(Stage::Recur(Recur {
+            heads: self.heads,
+            states: self.heads,
+            dk: self.state,
+            dv: self.head_dim,
+            q: c,
+            k: Key::View(b),
+            v: x,
+            decay: Decay::Step(step, rate),
+            write: Write::Add,
+            gates: Some(HeadGates {
+                write: step,
+                read: None,
+            }),
+            scale: 1.0,
+            slot: block.slot(0),
+            out,
+        }));
+
+        let mut finish = vec![Finish::Add(x, self.skip(block)?)];
+        if let Some(hax) = &self.hax {
+            finish.push(hax.lower(block, x, self.state, 2)?);
+        }
+        let gate = Finish::Gate(z, Activation::Silu);
+        let norm = match self.norm_groups {
+            Some(groups) => Some(Finish::GroupNorm(
+                Norm::rms(block.vector("norm.weight")?, self.norm_eps),
+                groups,
+            )),
+            None => None,
+        };
+        if self.norm_before_gate {
+            finish.extend(norm.into_iter().chain([gate]));
+        } else {
+            finish.extend([gate].into_iter().chain(norm));
+        }
+        block.emit(out, finish, "out_proj")
+    }
+}

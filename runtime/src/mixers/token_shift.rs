@@ -1,0 +1,26 @@
+//! What the two mixers of RWKV share: mixes of each token with the one before.
+
+use crate::error::Result;
+use crate::program::{Lowering, View};
+use crate::stages::{Stage, TokenShift};
+
+/// Norms the block's input and mixes each token with the one before, once for each of the vectors `names`. The last
+/// token is kept in slot `slot` of the mixer.
+pub(super) fn token_shift(block: &mut Lowering, names: &[&str], slot: usize) -> Result<Vec<View>> {
+    let hidden = block.hidden();
+    let out = block.buffer(names.len() * hidden);
+    let mixes = names.iter().map(|name| block.vector(name));
+    let stage = TokenShift {
+        norm: block.input_norm()?,
+        mixes: mixes.collect::<Result<_>>()?,
+        slot: block.slot(slot),
+        out,
+    };
+    block.push(Stage::TokenShift(stage));
+    let view = |i| View {
+        start: i * hidden,
+        width: hidden,
+        ..out
+    };
+    Ok((0..names.len()).map(view).collect())
+}

@@ -1,0 +1,48 @@
+//! Mixes each normed token with the one before it.
+
+use super::norm::Norm;
+use crate::cpu::{Frame, simd};
+use crate::program::{RESIDUAL, Vector, View};
+
+/// `h + mix (h_before - h)` with `h = norm(residual)`, for each of several mixes; zero before the first token.
+pub struct TokenShift {
+    /// Applied to the residual stream first.
+    pub norm: Norm,
+    /// How much of the token before each result takes, for each channel.
+    pub mixes: Vec<Vector>,
+    /// The slot of the last normed token `[hidden]`.
+    pub slot: usize,
+    /// Where the results stand, `[mixes, hidden]`.
+    pub out: View,
+}
+
+impl TokenShift {
+    pub(crate) fn scratch(&self) -> usize {
+        self.norm.weight.len()
+    }
+
+    pub(crate) fn run(&self, frame: &mut Frame) {
+        let hidden = self.norm.weight.len();
+        let mut out = frame.buffers.take(self.out.buffer);
+        let residual = frame.buffers.get(RESIDUAL).chunks_exact(hidden);
+        let before = frame.arena.slot_mut::<f32>(self.slot);
+        let mut scratch = frame.scratch[0].lock().expect("scratch");
+        let normed = &mut scratch[..hidden];
+        simd::vectorize(|| {
+            let rows = out.chunks_exact_mut(self.out.stride);
+            for (x, row) in residual.zip(rows).take(frame.tokens.len()) {
+                self.norm.apply(x, normed);
+                let row = &mut row[self.out.start..][..self.out.width];
+                for (mix, out) in self.mixes.iter().zip(row.chunks_exact_mut(hidden)) {
+                    let inputs = normed.iter().zip(before.iter()).zip(mix.iter());
+                    for (out, ((h, before), mix)) in out.iter_mut().zip(inputs) {
+                        *out = h + mix * (before - h);
+                    }
+                }
+                before.copy_from_slice(normed);
+            }
+        });
+        drop(scratch);
+        frame.buffers.put(self.out.buffer, out);
+    }
+}

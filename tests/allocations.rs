@@ -1,0 +1,78 @@
+//! Once a session is made, reading and generating allocate nothing, on any thread, at any position.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use waterline::{Model, SamplerParams, Session, SessionOptions, StateOptions};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: everything is handed to the system's allocator; counting touches no memory that it manages.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: the caller's contract is the system's.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's contract is the system's.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: the caller's contract is the system's.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn feed_and_step_allocate_nothing() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+    let mut tested = 0;
+    for entry in std::fs::read_dir(folder).expect("tests/fixtures") {
+        let path = entry.expect("an entry").path();
+        let model = Model::open(&path).expect("a fixture opens");
+        let tokens: Vec<u32> = (0..150)
+            .map(|i| (i * 37 % model.spec().vocab) as u32)
+            .collect();
+        for threads in [1, 2] {
+            let penalties = SamplerParams {
+                temperature: 0.8,
+                repetition_penalty: 1.1,
+                frequency_penalty: 0.1,
+                ..SamplerParams::default()
+            };
+            let options = SessionOptions {
+                state: StateOptions {
+                    context: 512,
+                    ..StateOptions::default()
+                },
+                threads,
+                sampler: penalties,
+                ..SessionOptions::default()
+            };
+            let mut session = Session::new(Arc::clone(&model), options).expect("a session");
+            let before = ALLOCATIONS.load(Ordering::SeqCst);
+            session.feed(&tokens).expect("a prompt");
+            for _ in 0..40 {
+                session.step().expect("a step");
+            }
+            session.feed(&tokens[..7]).expect("a few tokens");
+            session.reset();
+            session.feed(&tokens[..70]).expect("again");
+            let allocated = ALLOCATIONS.load(Ordering::SeqCst) - before;
+            assert_eq!(allocated, 0, "{} with {threads} threads", path.display());
+            tested += 1;
+        }
+    }
+    assert!(tested >= 16, "the fixtures are part of the repository");
+}

@@ -1,0 +1,481 @@
+//! A chat through a pipe: answers on standard output, everything else on standard error.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Outcome, Workplace, outcome_of_input};
+use waterline::Model;
+use waterline::text::Turns;
+
+/// Talks with a model in a new process.
+struct Talk<'a> {
+    place: &'a Workplace,
+    model: String,
+    flags: Vec<&'a str>,
+}
+
+impl<'a> Talk<'a> {
+    /// A model with random weights and answers of twelve tokens.
+    fn new(place: &'a Workplace, preset: &str) -> Self {
+        let model = place.model(preset).display().to_string();
+        let flags = vec![
+            "-n",
+            "12",
+            "--seed",
+            "3",
+            "--temperature",
+            "1",
+            "--ignore-eos",
+        ];
+        Talk {
+            place,
+            model,
+            flags,
+        }
+    }
+
+    fn say(&self, input: impl AsRef<[u8]>) -> Outcome {
+        let arguments = ["chat", &self.model]
+            .into_iter()
+            .chain(self.flags.iter().copied());
+        outcome_of_input(&mut self.place.command(arguments), input.as_ref())
+    }
+
+    /// What is printed if all goes well.
+    fn answers(&self, input: impl AsRef<[u8]>) -> String {
+        let outcome = self.say(input);
+        assert_eq!(outcome.status, Some(0), "{}", outcome.stderr);
+        outcome.text()
+    }
+}
+
+#[test]
+fn the_built_in_model_answers() {
+    let place = Workplace::new();
+    for arguments in [&["chat", "-n", "3"][..], &[]] {
+        // Without any argument the answer may be long, so there it is cut by a command.
+        let input: &[u8] = if arguments.is_empty() {
+            b"/set max-tokens 3\nHello\n"
+        } else {
+            b"Hello\n"
+        };
+        let outcome = outcome_of_input(&mut place.command(arguments), input);
+        assert_eq!(outcome.status, Some(0), "{}", outcome.stderr);
+        assert!(outcome.text().ends_with('\n'));
+    }
+    assert!(!place.path(".local").exists(), "a pipe has no history");
+}
+
+#[test]
+fn only_answers_go_to_standard_output() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "lalte-tiny");
+    let plain = talk.answers("hello\nand then?\n");
+    let talked = talk
+        .say("/help\nhello\n/state\n/stats\n/set\n/fork\n\n   \nand then?\n/quit\nnever sent\n");
+    assert_eq!((talked.status, talked.text()), (Some(0), plain.clone()));
+    for part in [
+        "/regen",
+        "set_counts",
+        "position",
+        "temperature 1",
+        "* main",
+    ] {
+        assert!(talked.stderr.contains(part), "{part}: {}", talked.stderr);
+    }
+    assert!(!plain.contains('\x1b') && !plain.contains("> "));
+    assert_eq!(talk.say("").succeeded().text(), "");
+}
+
+#[test]
+fn failures_are_sentences_and_the_conversation_goes_on() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "lalte-tiny");
+    let foreign = place
+        .file("foreign", "this was never a session")
+        .display()
+        .to_string();
+    let below = format!("{foreign}/below");
+    let plain = talk.answers("hello\nand then?\n");
+    let commands = [
+        "/nonsense".to_string(),
+        "/undo".into(),
+        "/regen".into(),
+        "/set temperature hot".into(),
+        "/set temperature -1".into(),
+        "/set volume 11".into(),
+        "/save".into(),
+        format!("/save {below}"),
+        format!("/save {}", place.home.path().display()),
+        "/load".into(),
+        format!("/load {foreign}"),
+        format!("/load {}", place.name("absent")),
+    ];
+    for command in &commands {
+        let failed = talk.say(format!("{command}\nhello\nand then?\n"));
+        assert_eq!(
+            (failed.status, failed.text()),
+            (Some(1), plain.clone()),
+            "{command}"
+        );
+        assert_eq!(
+            failed.stderr.lines().count(),
+            1,
+            "{command}: {}",
+            failed.stderr
+        );
+        assert!(!failed.stderr.contains("panicked"), "{}", failed.stderr);
+    }
+    // After the first turn: what was said stays.
+    for command in [
+        "/system Be brief.",
+        &format!("/load {foreign}"),
+        &format!("/save {below}"),
+    ] {
+        let failed = talk.say(format!("hello\n{command}\nand then?\n"));
+        assert_eq!(
+            (failed.status, failed.text()),
+            (Some(1), plain.clone()),
+            "{command}"
+        );
+    }
+    assert_eq!(place.files(), ["foreign", "lalte-tiny.gguf"]);
+}
+
+#[test]
+fn undo_returns_to_the_same_state() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "lalte-tiny");
+    let plain = talk.answers("hello\nand then?\nwhat next?\n");
+    let lines: Vec<&str> = plain.lines().collect();
+    let undone = talk.answers(
+        "hello\nand then?\n/undo\nand then?\n/undo\n/undo\nhello\nand then?\nwhat next?\n",
+    );
+    // The same random numbers are drawn again, so the same words come again.
+    assert!(undone.ends_with(&plain), "{undone}\n---\n{plain}");
+    assert!(undone.lines().count() > lines.len());
+}
+
+#[test]
+fn more_turns_can_be_undone_than_are_marked() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "lalte-tiny");
+    let say: String = (0..20).map(|i| format!("message {i}\n")).collect();
+    let undo = "/undo\n".repeat(20);
+    let (plain, again) = (
+        talk.answers(&say),
+        talk.say(format!("{say}{undo}/state\n/set temperature 0\n{say}")),
+    );
+    assert_eq!(again.status, Some(0), "{}", again.stderr);
+    assert!(again.text().starts_with(&plain));
+    assert!(again.stderr.contains("position 0,"), "{}", again.stderr);
+}
+
+#[test]
+fn regen_gives_another_answer_and_can_be_repeated() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "lalte-tiny");
+    let first = talk.answers("hello\n");
+    let again = talk.answers("hello\n/regen\n");
+    let other = again.strip_prefix(&first).unwrap();
+    assert_ne!(other, first);
+    assert_eq!(talk.answers("hello\n/regen\n"), again);
+    let third = talk.answers("hello\n/regen\n/regen\n");
+    assert!(third.starts_with(&again) && third[again.len()..] != *other);
+}
+
+#[test]
+fn a_saved_conversation_goes_on_as_if_never_interrupted() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "lalte-tiny");
+    let file = place.name("talk.state");
+    let first = talk.answers(format!(
+        "/system Be brief.\nhello\n/set top-k 100\n/save {file}\n"
+    ));
+    let whole = talk.answers("/system Be brief.\nhello\n/set top-k 100\nand then?\nwhat next?\n");
+    // Other settings than those that were saved with it.
+    let later = Talk {
+        flags: vec!["-n", "12", "--greedy", "--ignore-eos"],
+        model: talk.model.clone(),
+        place: &place,
+    };
+    let loaded = later.answers(format!(
+        "something else\n/load {file}\nand then?\n/undo\nand then?\nwhat next?\n"
+    ));
+    let rest = whole.strip_prefix(&first).unwrap();
+    assert!(loaded.ends_with(rest), "{loaded}\n---\n{rest}");
+    // The turn before the file was written can be taken back as well.
+    let back = later.say(format!("/load {file}\n/undo\n/state\n"));
+    assert_eq!(back.status, Some(0), "{}", back.stderr);
+    assert!(back.stderr.contains("position 0,"), "{}", back.stderr);
+}
+
+#[test]
+fn what_was_said_before_a_load_leaves_no_trace() {
+    let place = Workplace::new();
+    let mut talk = Talk::new(&place, "lalte-tiny");
+    talk.flags = vec!["-n", "12", "--greedy", "--ignore-eos"];
+    let file = place.name("talk.state");
+    let turns = "a first message of some length\nthe second\n";
+    let first = talk.answers(turns);
+    let whole = talk.answers(format!("{turns}the third\n/save {file}\n"));
+    let third = whole.strip_prefix(&first).unwrap();
+    // Other turns, whose marks lie at other positions.
+    let other = "x\ny\nz\n";
+    let before = talk.answers(other);
+    let again = talk.answers(format!("{other}/load {file}\n/undo\nthe third\n"));
+    assert_eq!(again.strip_prefix(&before), Some(third));
+    let anew = talk.answers(format!("{other}/clear\n{turns}/undo\n/undo\n{turns}"));
+    assert!(anew.ends_with(&first));
+}
+
+#[test]
+fn damaged_and_foreign_states_are_refused() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "lalte-tiny");
+    let other = Talk::new(&place, "gdn-tiny");
+    let (file, foreign) = (place.path("talk.state"), place.name("other.state"));
+    talk.answers(format!("hello\n/save {}\n", file.display()));
+    other.answers(format!("hello\n/save {foreign}\n"));
+    let plain = talk.answers("hello\nand then?\n");
+    let refused = |path: &str, part: &str| {
+        let failed = talk.say(format!("hello\n/load {path}\nand then?\n"));
+        assert_eq!(
+            (failed.status, failed.text()),
+            (Some(1), plain.clone()),
+            "{path}"
+        );
+        assert!(
+            failed.stderr.lines().count() == 1 && failed.stderr.contains(part),
+            "{path}: {}",
+            failed.stderr
+        );
+    };
+    refused(&foreign, "another model");
+
+    let content = std::fs::read(&file).unwrap();
+    for length in [0, 7, 8, 20, 100, content.len() / 2, content.len() - 1] {
+        let cut = place.file("cut.state", &content[..length]);
+        refused(&cut.display().to_string(), "cut.state");
+    }
+    for place_of_damage in [3, 17, content.len() / 3, content.len() - 2] {
+        let mut damaged = content.clone();
+        damaged[place_of_damage] ^= 0x40;
+        let damaged = place.file("damaged.state", damaged);
+        refused(&damaged.display().to_string(), "damaged.state");
+    }
+
+    let smaller = Talk {
+        flags: vec!["-n", "12", "--kv", "f32"],
+        model: talk.model.clone(),
+        place: &place,
+    };
+    let failed = smaller.say(format!("/load {}\n", file.display()));
+    assert_eq!(failed.status, Some(1));
+    assert!(failed.stderr.contains("slot keys"), "{}", failed.stderr);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_full_disk_loses_neither_the_old_file_nor_the_conversation() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "lalte-tiny");
+    let plain = talk.answers("hello\nand then?\n");
+    let file = place.file("talk.state", "old").display().to_string();
+    let mut shell = std::process::Command::new("sh");
+    shell.args([
+        "-c",
+        "trap '' XFSZ; ulimit -f 100; exec \"$0\" \"$@\"",
+        env!("CARGO_BIN_EXE_waterline"),
+        "chat",
+    ]);
+    shell
+        .arg(&talk.model)
+        .args(&talk.flags)
+        .env("HOME", place.home.path());
+    let failed = outcome_of_input(
+        &mut shell,
+        format!("hello\n/save {file}\nand then?\n").as_bytes(),
+    );
+    assert_eq!((failed.status, failed.text()), (Some(1), plain));
+    assert!(
+        failed.stderr.lines().count() == 1 && failed.stderr.contains("talk.state"),
+        "{}",
+        failed.stderr
+    );
+    assert_eq!(std::fs::read(&file).unwrap(), b"old");
+    assert_eq!(place.files(), ["lalte-tiny.gguf", "talk.state"]);
+}
+
+#[test]
+fn forks_do_not_disturb_each_other() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "lalte-tiny");
+    let straight = talk.answers("hello\nto the left\nand then?\n");
+    let hello = talk.answers("hello\n");
+    let left = straight.strip_prefix(&hello).unwrap();
+    let right_straight = talk.answers("hello\nto the right\n");
+    let right = right_straight.strip_prefix(&hello).unwrap();
+    let forked = talk.say(
+        "hello\n/fork left\nto the left\n/fork main\nto the right\n/fork left\nand then?\n/fork\n",
+    );
+    assert_eq!(forked.status, Some(0), "{}", forked.stderr);
+    let one_left = talk.answers("hello\nto the left\n");
+    let one_left = one_left.strip_prefix(&hello).unwrap();
+    let then = left.strip_prefix(one_left).unwrap();
+    assert_eq!(forked.text(), format!("{hello}{one_left}{right}{then}"));
+    assert!(
+        forked.stderr.contains("* left") && forked.stderr.contains("  main"),
+        "{}",
+        forked.stderr
+    );
+}
+
+#[test]
+fn clear_begins_anew_but_keeps_the_instructions() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "lalte-tiny");
+    let position = |input: &str| {
+        let said = talk.say(format!("{input}/state\n"));
+        assert_eq!(said.status, Some(0), "{}", said.stderr);
+        said.stderr
+            .lines()
+            .rfind(|line| line.starts_with("position"))
+            .unwrap()
+            .to_string()
+    };
+    let with_system = position("/system Be brief.\nhello\n");
+    assert_ne!(with_system, position("hello\n"));
+    assert_eq!(
+        position("/system Be brief.\nhello\nand then?\n/clear\nhello\n"),
+        with_system
+    );
+    assert_eq!(
+        position("/system Be brief.\nhello\n/clear\n/system\nhello\n"),
+        position("hello\n")
+    );
+}
+
+#[test]
+fn settings_apply_to_the_next_answer() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "lalte-tiny");
+    let greedy = Talk {
+        flags: vec!["-n", "12", "--greedy", "--ignore-eos"],
+        model: talk.model.clone(),
+        place: &place,
+    };
+    assert_eq!(
+        talk.answers("/set temperature 0\nhello\n"),
+        greedy.answers("hello\n")
+    );
+    let seeded = talk.answers("/set seed 8\nhello\n");
+    assert_ne!(seeded, talk.answers("hello\n"));
+    assert_eq!(seeded, talk.answers("/set seed 8\nhello\n"));
+    let short = talk.answers("/set max-tokens 2\nhello\n");
+    assert!(
+        talk.answers("hello\n")
+            .starts_with(short.trim_end_matches('\n'))
+            && short.len() > 1
+    );
+}
+
+#[test]
+fn an_answer_that_was_cut_is_closed_before_the_next_message() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "lalte-tiny");
+    let model = Model::open(&talk.model).unwrap();
+    let template = Arc::new(model.chat_template().unwrap());
+    let mut turns = Turns::new(template, model.tokenizer().unwrap()).unwrap();
+    let mut read = turns.user("hello").unwrap().len();
+    let end = turns.assistant_done("cut", false).unwrap().len();
+    assert!(end > 0);
+    read += end + turns.user("and then?").unwrap().len();
+
+    let said = talk.say("hello\nand then?\n/state\n");
+    assert_eq!(said.status, Some(0), "{}", said.stderr);
+    let position = format!("position {},", read + 2 * 12);
+    assert!(
+        said.stderr.contains(&position),
+        "{position} {}",
+        said.stderr
+    );
+}
+
+#[test]
+fn a_line_that_ends_in_a_backslash_goes_on() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "lalte-tiny");
+    let answers = talk.say("one\\\ntwo\\\nthree\n/undo\n");
+    assert_eq!(answers.status, Some(0), "{}", answers.stderr);
+    assert!(
+        answers.stderr.contains("taken back: one"),
+        "{}",
+        answers.stderr
+    );
+    let (lines, single) = (talk.answers("one\\\ntwo\n"), talk.answers("one two\n"));
+    assert_ne!(lines, single);
+}
+
+#[test]
+fn a_line_that_is_not_utf8_is_refused() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "lalte-tiny");
+    let plain = talk.answers("hello\n");
+    let failed = talk.say(b"ab\xff\nhello\n");
+    assert_eq!((failed.status, failed.text()), (Some(1), plain));
+    assert!(failed.stderr.contains("byte 2"), "{}", failed.stderr);
+}
+
+#[test]
+fn a_full_context_is_a_sentence_and_there_is_a_way_back() {
+    let place = Workplace::new();
+    let mut talk = Talk::new(&place, "transformer-tiny");
+    let plain = talk.answers("hello\n");
+    talk.flags.extend(["--context", "40"]);
+    let long = "one two three four five six seven eight nine ten ".repeat(5);
+    let failed = talk.say(format!("{long}\nhello\n"));
+    assert_eq!((failed.status, failed.text()), (Some(1), plain.clone()));
+    assert!(
+        failed.stderr.lines().count() == 1 && failed.stderr.contains("context is full"),
+        "{}",
+        failed.stderr
+    );
+
+    // The context becomes full in the middle of an answer: what was said stays, and can be taken back.
+    talk.flags.extend(["-n", "100"]);
+    talk.flags.drain(..2);
+    let failed = talk.say("hello\nmore\n/undo\n/set max-tokens 12\nhello\n");
+    assert_eq!(failed.status, Some(1), "{}", failed.stderr);
+    assert_eq!(
+        failed.stderr.matches("context is full").count(),
+        2,
+        "{}",
+        failed.stderr
+    );
+    assert!(failed.text().ends_with(&plain), "{}", failed.text());
+    assert!(
+        failed.text().starts_with(plain.trim_end_matches('\n')),
+        "{}",
+        failed.text()
+    );
+}
+
+#[test]
+fn a_long_message_is_read_whole() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "lalte-tiny");
+    let long = "The dog ran after the red ball. ".repeat(400);
+    let said = talk.say(format!("{long}\n/stats\n"));
+    assert_eq!(said.status, Some(0), "{}", said.stderr);
+    let position = said
+        .stderr
+        .split("position ")
+        .nth(1)
+        .unwrap()
+        .lines()
+        .next()
+        .unwrap();
+    assert!(position.parse::<u64>().unwrap() > 3000, "{position}");
+}

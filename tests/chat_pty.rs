@@ -1,0 +1,394 @@
+//! A chat on a real pseudo-terminal: keys, history, Ctrl-C.
+
+#![cfg(unix)]
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::Workplace;
+use rexpect::error::Error;
+use rexpect::process::WaitStatus;
+use rexpect::session::{PtySession, spawn_command};
+
+/// How long a slow and busy machine may take for one step.
+const PATIENCE: u64 = 120_000;
+
+const UP: &str = "\x1b[A";
+const DOWN: &str = "\x1b[B";
+const LEFT: &str = "\x1b[D";
+const PASTE: (&str, &str) = ("\x1b[200~", "\x1b[201~");
+
+/// What stands below each answer.
+const STATS: &str = "ms/token, position ";
+
+/// A person at a terminal.
+struct Person {
+    terminal: PtySession,
+}
+
+impl Person {
+    /// Starts a chat and waits for its prompt.
+    fn sits_down(place: &Workplace, model: &Path, flags: &[&str]) -> Self {
+        let mut command = place.command(["chat".as_ref(), model.as_os_str()]);
+        command
+            .args([
+                "-n",
+                "6",
+                "--seed",
+                "3",
+                "--temperature",
+                "1",
+                "--ignore-eos",
+            ])
+            .args(flags);
+        Self::starts(command)
+    }
+
+    fn starts(mut command: Command) -> Self {
+        command.env("NO_COLOR", "1");
+        let mut person = Self::waits(command);
+        person.sees("/help lists the commands");
+        person.sees_prompt();
+        person
+    }
+
+    /// Starts a chat and waits for nothing.
+    fn waits(mut command: Command) -> Self {
+        command.stdin(Stdio::inherit()).env("TERM", "xterm");
+        Person {
+            terminal: spawn_command(command, Some(PATIENCE)).expect("a terminal"),
+        }
+    }
+
+    /// Waits for `text`; returns what came before it.
+    #[track_caller]
+    fn sees(&mut self, text: &str) -> String {
+        self.terminal
+            .exp_string(text)
+            .unwrap_or_else(|error| panic!("{text:?} was not seen: {error}"))
+    }
+
+    #[track_caller]
+    fn sees_prompt(&mut self) {
+        self.sees("> ");
+    }
+
+    fn presses(&mut self, keys: &str) {
+        self.terminal
+            .send(keys)
+            .and_then(|_| self.terminal.flush())
+            .expect("the terminal takes keys");
+    }
+
+    /// Types a line and Enter.
+    fn types(&mut self, line: &str) {
+        self.presses(line);
+        self.sees_typed(line);
+        self.presses("\r");
+    }
+
+    /// Waits for the end of what was typed to be shown: before that, keys could come too early.
+    #[track_caller]
+    fn sees_typed(&mut self, line: &str) {
+        let end: String = line
+            .chars()
+            .rev()
+            .take(4)
+            .collect::<Vec<_>>()
+            .into_iter()
+            .rev()
+            .collect();
+        self.sees(&end);
+    }
+
+    /// Says something and waits for the end of the answer; returns the position after it.
+    #[track_caller]
+    fn says(&mut self, line: &str) -> u64 {
+        self.types(line);
+        let position = self.sees_position();
+        self.sees_prompt();
+        position
+    }
+
+    /// Gives a command and waits for `reply`.
+    #[track_caller]
+    fn commands(&mut self, line: &str, reply: &str) {
+        self.types(line);
+        self.sees(reply);
+        self.sees_prompt();
+    }
+
+    #[track_caller]
+    fn sees_position(&mut self) -> u64 {
+        self.sees(STATS);
+        self.sees(",").parse().expect("a position")
+    }
+
+    fn presses_ctrl(&mut self, key: char) {
+        self.terminal
+            .send_control(key)
+            .expect("the terminal takes keys");
+    }
+
+    /// The program has ended with `status`.
+    #[track_caller]
+    fn ends_with(mut self, status: i32) {
+        match self.terminal.exp_eof() {
+            // How the end of a terminal shows differs between systems.
+            Ok(_) | Err(Error::EOF { .. }) => {}
+            Err(error) => panic!("the program goes on: {error}"),
+        }
+        let ended = self.terminal.process().wait().expect("a status");
+        assert!(
+            matches!(ended, WaitStatus::Exited(_, found) if found == status),
+            "{ended:?}"
+        );
+    }
+}
+
+#[test]
+fn the_built_in_model_talks() {
+    let place = Workplace::new();
+    let mut person = Person::starts(place.command(["chat", "-n", "4"]));
+    assert!(person.says("Hello") > 1);
+    person.presses_ctrl('d');
+    person.ends_with(0);
+}
+
+#[test]
+fn keys_edit_the_line_and_recall_earlier_ones() {
+    let place = Workplace::new();
+    let model = place.model("lalte-tiny");
+    let mut person = Person::sits_down(&place, &model, &[]);
+    person.commands("/set seed 11", "seed 11");
+    person.commands("/set seed 22", "seed 22");
+    // Back to the first line, one too far and forth again.
+    person.presses(UP);
+    person.sees("seed 22");
+    person.presses(UP);
+    person.sees("seed 11");
+    person.presses("\r");
+    person.sees("seed 11");
+    person.sees_prompt();
+    person.presses(UP);
+    person.sees("seed 11");
+    person.presses(UP);
+    person.sees("seed 22");
+    person.presses(DOWN);
+    person.sees("seed 11");
+    // In the middle of the line: seed 11 becomes seed 151.
+    person.presses(&format!("{LEFT}5\r"));
+    person.sees("seed 151\r\n");
+    person.sees_prompt();
+    // Tab completes what can be one command only.
+    person.presses("/cl\t");
+    person.sees("ear");
+    person.presses("\r");
+    person.sees("is empty");
+    person.sees_prompt();
+    person.types("/quit");
+    person.ends_with(0);
+}
+
+#[test]
+fn history_outlives_the_program() {
+    let place = Workplace::new();
+    let model = place.model("gdn-tiny");
+    let history = place.path(".local/state/waterline/history");
+    let mut person = Person::sits_down(&place, &model, &[]);
+    person.commands("/set seed 4711", "seed 4711");
+    person.presses_ctrl('d');
+    person.ends_with(0);
+    assert!(
+        std::fs::read_to_string(&history)
+            .unwrap()
+            .contains("/set seed 4711")
+    );
+
+    let mut person = Person::sits_down(&place, &model, &[]);
+    person.presses(UP);
+    person.sees("/set seed 4711");
+    person.presses("\r");
+    person.sees("seed 4711\r\n");
+    person.sees_prompt();
+    person.presses_ctrl('d');
+    person.ends_with(0);
+
+    let own = place.path("own-history");
+    let mut person = Person::sits_down(&place, &model, &["--history", &own.display().to_string()]);
+    person.commands("/set seed 1", "seed 1");
+    person.presses_ctrl('d');
+    person.ends_with(0);
+    assert!(own.exists());
+
+    // A history that cannot be kept is no reason not to talk.
+    let file = place.file("file", "");
+    let mut command = place.command([
+        "chat".as_ref(),
+        model.as_os_str(),
+        "-n".as_ref(),
+        "2".as_ref(),
+    ]);
+    command
+        .arg("--history")
+        .arg(file.join("history"))
+        .env("NO_COLOR", "1");
+    let mut person = Person::waits(command);
+    person.sees("no history is kept");
+    person.sees_prompt();
+    assert!(person.says("Hello") > 1);
+    person.presses_ctrl('d');
+    person.ends_with(0);
+}
+
+#[test]
+fn ctrl_c_stops_the_answer_and_keeps_what_was_said() {
+    let place = Workplace::new();
+    let model = place.model("lalte-tiny");
+    let mut person = Person::sits_down(&place, &model, &[]);
+    let before = person.says("Hello");
+    person.commands("/set max-tokens 100000000", "max-tokens");
+    person.types("Go on");
+    // The cursor goes to the next line when the line editor has given the terminal back.
+    person.sees("\n");
+    person.presses_ctrl('c');
+    person.sees("stopped; ");
+    let after = person.sees_position();
+    person.sees_prompt();
+    assert!(after > before);
+
+    // The conversation goes on from there, and the stopped turn can be taken back like any other.
+    person.commands("/set max-tokens 3", "max-tokens 3");
+    assert!(person.says("And now?") > after);
+    person.commands("/undo", "taken back: And now?");
+    person.commands("/undo", "taken back: Go on");
+    person.commands("/stats", &format!("position {before}\r\n"));
+    person.presses_ctrl('d');
+    person.ends_with(0);
+}
+
+#[test]
+fn ctrl_c_stops_the_reading_of_a_message() {
+    let place = Workplace::new();
+    let model = place.model("lalte-tiny");
+    let mut person = Person::sits_down(&place, &model, &[]);
+    let long = "All work and no play makes Jack a dull boy. ".repeat(2000);
+    person.presses(&format!("{}{long}{}", PASTE.0, PASTE.1));
+    person.presses("-- the end\r");
+    person.sees("-- the end");
+    person.sees("\n");
+    person.presses_ctrl('c');
+    // Either while the message was read, which takes it back, or in the answer.
+    let (_, seen) = person
+        .terminal
+        .exp_regex("cancelled after|stopped; ")
+        .unwrap();
+    person.sees_prompt();
+    if seen.contains("cancelled") {
+        person.commands("/stats", "position 0\r\n");
+    }
+    person.presses_ctrl('d');
+    person.ends_with(0);
+}
+
+#[test]
+fn ctrl_c_at_an_empty_prompt_leaves_at_the_second_time() {
+    let place = Workplace::new();
+    let model = place.model("gdn-tiny");
+    let mut person = Person::sits_down(&place, &model, &[]);
+    // A line that was begun is dropped, and that does not count.
+    person.presses("never sent");
+    person.sees_typed("never sent");
+    person.presses_ctrl('c');
+    person.sees_prompt();
+    person.presses_ctrl('c');
+    person.sees("Ctrl-C again");
+    person.sees_prompt();
+    // A line in between, and it counts anew.
+    person.commands("/stats", "position 0\r\n");
+    person.presses_ctrl('c');
+    person.sees("Ctrl-C again");
+    person.sees_prompt();
+    person.presses_ctrl('c');
+    person.ends_with(0);
+}
+
+#[test]
+fn several_lines_make_one_message() {
+    let place = Workplace::new();
+    let model = place.model("gdn-tiny");
+    let mut person = Person::sits_down(&place, &model, &[]);
+    person.presses("one\\\r");
+    person.sees("\n");
+    person.presses("two\x1b\rthree\r");
+    person.sees_position();
+    person.sees_prompt();
+    person.commands("/undo", "taken back: one");
+    person.commands("/stats", "position 0\r\n");
+
+    person.presses(&format!("{}pasted\nlines\n{}", PASTE.0, PASTE.1));
+    person.sees("lines");
+    person.presses("\r");
+    person.sees_position();
+    person.sees_prompt();
+    person.commands("/undo", "taken back: pasted");
+    person.commands("/stats", "position 0\r\n");
+    person.presses_ctrl('d');
+    person.ends_with(0);
+}
+
+#[test]
+fn turns_can_be_taken_back_repeated_and_saved() {
+    let place = Workplace::new();
+    let model = place.model("lalte-tiny");
+    let file = place.name("talk.state");
+    let mut person = Person::sits_down(&place, &model, &[]);
+    let first = person.says("Hello");
+    let second = person.says("And then?");
+    assert!(second > first);
+    person.commands("/undo", "taken back: And then?");
+    person.commands("/stats", &format!("position {first}\r\n"));
+    assert_eq!(person.says("And then?"), second);
+    // Six tokens again, whichever they are.
+    assert_eq!(person.says("/regen"), second);
+    person.commands(&format!("/save {file}"), "saved");
+    person.commands("/clear", "is empty");
+    person.commands("/stats", "position 0\r\n");
+    person.commands("/load /no/such/file", "cannot open");
+    person.commands("/save /no/such/folder/file", "cannot save");
+    person.commands(
+        &format!("/load {file}"),
+        &format!("{second} tokens, 4 messages"),
+    );
+    person.commands("/undo", "taken back: And then?");
+    person.commands("/fork aside", "aside goes on from here");
+    assert_eq!(person.says("And then?"), second);
+    person.commands("/fork main", "main, 2 messages");
+    person.commands("/stats", &format!("position {first}\r\n"));
+    person.commands("/frobnicate", "no command /frobnicate");
+    person.presses_ctrl('d');
+    person.ends_with(0);
+}
+
+#[test]
+fn colours_are_for_terminals_without_no_color() {
+    let place = Workplace::new();
+    let model = place.model("gdn-tiny");
+    for (no_color, dimmed) in [("", true), ("1", false)] {
+        let mut command = place.command([
+            "chat".as_ref(),
+            model.as_os_str(),
+            "-n".as_ref(),
+            "2".as_ref(),
+        ]);
+        command.env("NO_COLOR", no_color);
+        let mut person = Person::waits(command);
+        let banner = person.sees("/help lists the commands");
+        assert_eq!(banner.contains("\x1b[2m"), dimmed, "{banner:?}");
+        person.sees_prompt();
+        person.presses_ctrl('d');
+        person.ends_with(0);
+    }
+}

@@ -1,0 +1,393 @@
+//! The program from outside: what it prints, where, and how it ends.
+
+mod common;
+
+use std::io::Read;
+use std::process::Stdio;
+
+use common::{Workplace, interrupt, outcome_of_input};
+
+const COMMANDS: [&str; 7] = [
+    "chat", "run", "inspect", "convert", "quantize", "verify", "synth",
+];
+
+#[test]
+fn every_command_has_help() {
+    let place = Workplace::new();
+    for command in COMMANDS {
+        let help = place.run([command, "--help"]).succeeded().text();
+        assert!(
+            help.contains(&format!("Usage: waterline {command}")),
+            "{help}"
+        );
+    }
+    let help = place.run(["--help"]).succeeded().text();
+    assert!(
+        COMMANDS.iter().all(|command| help.contains(command)) && help.contains("Exit status"),
+        "{help}"
+    );
+    assert!(
+        place
+            .run(["--version"])
+            .succeeded()
+            .text()
+            .starts_with("waterline ")
+    );
+}
+
+#[test]
+fn bad_usage_is_status_2() {
+    let place = Workplace::new();
+    for arguments in [
+        &["explode"][..],
+        &["run", "--no-such-flag"],
+        &["run", "-p", "x", "--top-k", "-3"],
+        &["run", "-p", "x", "-f", "y"],
+        &["synth", "no-such-preset", "--type", "f16", "-o", "x"],
+        &["synth", "gdn-tiny", "--type", "q3_x", "-o", "x"],
+        &["run", "-p", "x", "--threads", "99999999"],
+        &["inspect", "--context", "many"],
+    ] {
+        let outcome = place.run(arguments);
+        assert_eq!(outcome.status, Some(2), "{arguments:?}");
+        assert!(outcome.stderr.starts_with("error: "), "{}", outcome.stderr);
+    }
+    place.run(["run"]).failed(2, &["no prompt"]);
+    for (flags, part) in [
+        (["--temperature=-1", ""], "temperature"),
+        (["--top-p", "2"], "top_p"),
+        (["--min-p", "nan"], "min_p"),
+        (["--logit-bias", "99999999=1"], "99999999"),
+        (["--chunk", "0"], "chunk"),
+        (["--context", "0"], "context"),
+        (["--stop", ""], "stop"),
+    ] {
+        let flags = flags
+            .into_iter()
+            .take(1 + usize::from(!flags[0].contains('=')));
+        place
+            .run(["run", "-p", "x", "-n", "1"].into_iter().chain(flags))
+            .failed(2, &[part]);
+    }
+}
+
+#[test]
+fn the_built_in_model_needs_no_argument() {
+    let place = Workplace::new();
+    let inspected = place.run(["inspect", "--json"]).succeeded().json();
+    assert!(inspected["tokenizer"].as_bool().unwrap() && inspected["chat_template"].is_string());
+    place.run(["run", "-p", "Hello", "-n", "2"]).succeeded();
+}
+
+#[test]
+fn a_seed_makes_a_run_repeatable() {
+    let place = Workplace::new();
+    let model = place.model("lalte-tiny").display().to_string();
+    let run = |flags: &[&str]| {
+        let all = ["run", &model, "-p", "Once upon a time", "-n", "24"]
+            .into_iter()
+            .chain(flags.iter().copied());
+        place.run(all).succeeded().text()
+    };
+    assert_eq!(
+        run(&["--greedy"]),
+        run(&["--temperature", "0", "--seed", "5"])
+    );
+    let seeded = run(&["--seed", "1"]);
+    assert_eq!(seeded, run(&["--seed", "1", "--threads", "1"]));
+    assert_ne!(seeded, run(&["--seed", "2"]));
+    // How the prompt is cut into chunks makes no difference that could be seen.
+    assert_eq!(run(&["--greedy"]), run(&["--greedy", "--chunk", "1"]));
+}
+
+#[test]
+fn all_ways_to_give_a_prompt_and_to_print_agree() {
+    let place = Workplace::new();
+    let model = place.model("lalte-tiny").display().to_string();
+    let file = place
+        .file("prompt.txt", "A dog and a ball")
+        .display()
+        .to_string();
+    let flags = ["--greedy", "-n", "20", "--ignore-eos"];
+    let plain = place
+        .run(
+            ["run", &model, "-p", "A dog and a ball"]
+                .into_iter()
+                .chain(flags),
+        )
+        .succeeded()
+        .text();
+    assert_eq!(
+        place
+            .run(["run", &model, "-f", &file].into_iter().chain(flags))
+            .succeeded()
+            .text(),
+        plain
+    );
+    for dash in [&["run", &model, "-"][..], &["run", &model, "-f", "-"]] {
+        let mut command = place.command(dash.iter().copied().chain(flags));
+        assert_eq!(
+            outcome_of_input(&mut command, b"A dog and a ball")
+                .succeeded()
+                .text(),
+            plain
+        );
+    }
+
+    let json = place
+        .run(
+            ["run", &model, "-f", &file, "--json"]
+                .into_iter()
+                .chain(flags),
+        )
+        .succeeded()
+        .json();
+    assert_eq!(format!("{}\n", json["text"].as_str().unwrap()), plain);
+    assert_eq!(
+        (&json["tokens"], &json["finish"]),
+        (&20.into(), &"length".into())
+    );
+    assert_eq!(
+        json["position"].as_u64().unwrap(),
+        20 + json["prompt_tokens"].as_u64().unwrap()
+    );
+    for number in [
+        "prefill_tokens_per_s",
+        "decode_tokens_per_s",
+        "ms_per_token",
+        "state_bytes",
+    ] {
+        assert!(json[number].as_f64().unwrap() > 0.0, "{number}");
+    }
+
+    let stream = place
+        .run(
+            ["run", &model, "-f", &file, "--json-stream"]
+                .into_iter()
+                .chain(flags),
+        )
+        .succeeded()
+        .text();
+    let lines: Vec<serde_json::Value> = stream
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let (summary, pieces) = lines.split_last().unwrap();
+    let joined: String = pieces
+        .iter()
+        .map(|piece| piece["text"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        (&joined.as_str(), &summary["text"]),
+        (&json["text"].as_str().unwrap(), &json["text"])
+    );
+    assert!(pieces.len() > 1);
+}
+
+#[test]
+fn the_built_in_model_reads_standard_input_too() {
+    let place = Workplace::new();
+    let mut command = place.command(["run", "-", "-n", "2", "--ignore-eos", "--json"]);
+    assert_eq!(
+        outcome_of_input(&mut command, b"Hello").succeeded().json()["tokens"],
+        2
+    );
+}
+
+#[test]
+fn a_stop_text_ends_the_output_before_it() {
+    let place = Workplace::new();
+    let model = place.model("lalte-tiny").display().to_string();
+    let run = [
+        "run",
+        &model,
+        "-p",
+        "Once",
+        "-n",
+        "40",
+        "--greedy",
+        "--ignore-eos",
+        "--json",
+    ];
+    let text = place.run(run).succeeded().json()["text"]
+        .as_str()
+        .unwrap()
+        .to_string();
+    let middle: String = text.chars().skip(30).take(9).collect();
+    let stopped = place
+        .run(
+            run.into_iter()
+                .chain(["--stop", "never said", "--stop", &middle]),
+        )
+        .succeeded()
+        .json();
+    assert_eq!(stopped["finish"], "stop");
+    assert_eq!(stopped["text"].as_str(), text.split(&middle).next());
+}
+
+#[test]
+fn chat_and_raw_prompts_differ_in_their_tokens() {
+    let place = Workplace::new();
+    let model = place.model("lalte-tiny").display().to_string();
+    let tokens = |flags: &[&str]| {
+        let all = ["run", &model, "-p", "Hello", "-n", "1", "--json"]
+            .into_iter()
+            .chain(flags.iter().copied());
+        place.run(all).succeeded().json()["prompt_tokens"]
+            .as_u64()
+            .unwrap()
+    };
+    // The template of this tokenizer: <bos><user>...<assistant>.
+    assert_eq!(tokens(&[]), tokens(&["--raw"]) + 1);
+    assert_eq!(tokens(&["--chat"]), tokens(&["--raw"]) + 3);
+}
+
+#[test]
+fn a_full_context_is_an_error_that_keeps_the_output() {
+    let place = Workplace::new();
+    let model = place.model("transformer-tiny").display().to_string();
+    let run = |flags: &[&str]| {
+        let all = [
+            "run",
+            &model,
+            "-p",
+            "one two three four",
+            "--greedy",
+            "--ignore-eos",
+        ]
+        .into_iter();
+        place.run(all.chain(flags.iter().copied()))
+    };
+    let free = run(&["-n", "64", "--json"]).succeeded().json();
+    let prompt = free["prompt_tokens"].as_u64().unwrap();
+    let context = (prompt + 10).to_string();
+
+    let full = run(&["-n", "64", "--context", &context]).failed(1, &["context is full", &context]);
+    let kept = full.text();
+    assert!(
+        kept.trim_end().len() > 1
+            && free["text"]
+                .as_str()
+                .unwrap()
+                .starts_with(kept.trim_end_matches('\n')),
+        "{kept}"
+    );
+    let full = run(&["-n", "64", "--context", &context, "--json"])
+        .failed(1, &["context is full"])
+        .json();
+    assert_eq!(
+        (&full["finish"], &full["tokens"]),
+        (&"context".into(), &10.into())
+    );
+    assert!(full["error"].as_str().unwrap().contains("context is full"));
+    run(&["-n", "10", "--context", &context]).succeeded();
+    run(&["-n", "64", "--context", &context, "--drop-oldest"]).succeeded();
+
+    let small = run(&["-n", "1", "--context", "3"]).failed(1, &["context is full"]);
+    assert_eq!(small.text(), "");
+    run(&["-n", "1", "--context", "1000000000000000"]).failed(2, &["context"]);
+
+    // A state that does not grow has no such bound.
+    let recurrent = place.model("lalte-tiny").display().to_string();
+    place
+        .run([
+            "run",
+            &recurrent,
+            "-p",
+            "one two three four",
+            "-n",
+            "64",
+            "--context",
+            "3",
+            "--ignore-eos",
+        ])
+        .succeeded();
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_standard_output_is_an_error() {
+    let place = Workplace::new();
+    for arguments in [
+        &["run", "-p", "Hello"][..],
+        &["inspect"],
+        &["run", "-p", "Hello", "--json"],
+    ] {
+        let full = std::fs::File::options()
+            .write(true)
+            .open("/dev/full")
+            .unwrap();
+        let output = place
+            .command(arguments)
+            .stdout(full)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+            .wait_with_output()
+            .unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(
+            error.starts_with("waterline: cannot write to standard output")
+                && error.lines().count() == 1,
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_reader_may_leave() {
+    let place = Workplace::new();
+    let mut child = place
+        .command(["run", "-p", "Hello", "-n", "100000000", "--ignore-eos"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut byte = [0];
+    child.stdout.take().unwrap().read_exact(&mut byte).unwrap();
+    // The pipe is closed now.
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(
+        (
+            output.status.code(),
+            String::from_utf8(output.stderr).unwrap().as_str()
+        ),
+        (Some(0), "")
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_a_run_and_keeps_its_output() {
+    let place = Workplace::new();
+    let mut child = place
+        .command([
+            "run",
+            "-p",
+            "Hello",
+            "-n",
+            "100000000",
+            "--ignore-eos",
+            "--json-stream",
+        ])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    let mut printed = vec![0];
+    stdout.read_exact(&mut printed).unwrap();
+    interrupt(&child);
+    stdout.read_to_end(&mut printed).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    assert_eq!(
+        String::from_utf8(output.stderr).unwrap(),
+        "waterline: interrupted\n"
+    );
+    let last: serde_json::Value =
+        serde_json::from_str(String::from_utf8(printed).unwrap().lines().last().unwrap()).unwrap();
+    assert_eq!(last["finish"], "cancelled");
+    assert!(last["tokens"].as_u64().unwrap() > 0);
+}

@@ -1,0 +1,204 @@
+//! What the tests of the program share: running it, and files to run it on.
+
+#![allow(dead_code)] // each test binary uses a part
+
+use std::ffi::OsStr;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
+
+/// The program, with its own home and nothing to read.
+pub fn waterline(home: &TempDir) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_waterline"));
+    command
+        .stdin(Stdio::null())
+        .env("HOME", home.path())
+        .env_remove("XDG_STATE_HOME")
+        .env_remove("NO_COLOR");
+    command
+}
+
+/// How a run of the program ended.
+pub struct Outcome {
+    pub status: Option<i32>,
+    pub stdout: Vec<u8>,
+    pub stderr: String,
+}
+
+impl Outcome {
+    /// What was printed, as text.
+    pub fn text(&self) -> String {
+        String::from_utf8(self.stdout.clone()).expect("output is UTF-8")
+    }
+
+    /// The one JSON object that was printed.
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.stdout).unwrap_or_else(|e| panic!("{e} in {}", self.text()))
+    }
+
+    /// Succeeded, without a word on standard error.
+    #[track_caller]
+    pub fn succeeded(self) -> Self {
+        assert_eq!((self.status, self.stderr.as_str()), (Some(0), ""));
+        self
+    }
+
+    /// Failed with `status` and one sentence that names each of `parts`.
+    #[track_caller]
+    pub fn failed(self, status: i32, parts: &[&str]) -> Self {
+        assert_eq!(self.status, Some(status), "{}", self.stderr);
+        let sentence = self
+            .stderr
+            .strip_prefix("waterline: ")
+            .unwrap_or_else(|| panic!("{}", self.stderr));
+        assert_eq!(sentence.trim_end().lines().count(), 1, "{sentence}");
+        assert!(!sentence.contains("panicked"), "{sentence}");
+        for part in parts {
+            assert!(sentence.contains(part), "{part:?} is not in: {sentence}");
+        }
+        self
+    }
+}
+
+/// Runs a command to its end.
+pub fn outcome(command: &mut Command) -> Outcome {
+    let output = command.output().expect("the program starts");
+    Outcome {
+        status: output.status.code(),
+        stdout: output.stdout,
+        stderr: String::from_utf8(output.stderr).expect("errors are UTF-8"),
+    }
+}
+
+/// Runs a command on `input`.
+pub fn outcome_of_input(command: &mut Command, input: &[u8]) -> Outcome {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let mut stdin = child.stdin.take().expect("stdin is a pipe");
+    let output = std::thread::scope(|scope| {
+        // The program may leave before it has read all.
+        scope.spawn(move || drop(stdin.write_all(input)));
+        child.wait_with_output().expect("the program ends")
+    });
+    Outcome {
+        status: output.status.code(),
+        stdout: output.stdout,
+        stderr: String::from_utf8(output.stderr).expect("errors are UTF-8"),
+    }
+}
+
+/// A folder for one test, which is also the program's home.
+pub struct Workplace {
+    pub home: TempDir,
+}
+
+impl Workplace {
+    pub fn new() -> Self {
+        Workplace {
+            home: TempDir::new().expect("a temporary folder"),
+        }
+    }
+
+    /// A path in the folder.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.home.path().join(name)
+    }
+
+    /// A path in the folder as text.
+    pub fn name(&self, name: &str) -> String {
+        self.path(name).display().to_string()
+    }
+
+    /// A file in the folder.
+    pub fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path(name);
+        std::fs::write(&path, content).expect("the file is written");
+        path
+    }
+
+    /// The program with arguments.
+    pub fn command(&self, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
+        let mut command = waterline(&self.home);
+        command.args(arguments);
+        command
+    }
+
+    /// Runs the program with arguments.
+    pub fn run(&self, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Outcome {
+        outcome(&mut self.command(arguments))
+    }
+
+    /// A model with random weights and a tokenizer.
+    pub fn model(&self, preset: &str) -> PathBuf {
+        let path = self.path(&format!("{preset}.gguf"));
+        let tokenizer = tokenizer_folder();
+        let arguments = ["synth", preset, "--type", "q8_0", "--seed", "7"].map(OsStr::new);
+        let files = [
+            "-o".as_ref(),
+            path.as_os_str(),
+            "--tokenizer".as_ref(),
+            tokenizer.as_os_str(),
+        ];
+        self.run(arguments.into_iter().chain(files)).succeeded();
+        path
+    }
+
+    /// Names of the files in the folder, sorted.
+    pub fn files(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.home.path()).expect("the folder is there");
+        let name = |entry: std::io::Result<std::fs::DirEntry>| {
+            entry.unwrap().file_name().into_string().unwrap()
+        };
+        let mut names: Vec<String> = entries.map(name).collect();
+        names.sort();
+        names
+    }
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("tools lies in the workspace")
+}
+
+/// A tokenizer with 4096 tokens and a chat template.
+pub fn tokenizer_folder() -> PathBuf {
+    root().join("runtime/tests/data/tok4096")
+}
+
+/// The folder of a fixture case.
+pub fn fixture(case: &str) -> PathBuf {
+    let places = [
+        root().join("tests/fixtures"),
+        root().join("../shared/fixtures"),
+    ];
+    let mut folders = places.iter().map(|place| place.join(case));
+    folders
+        .find(|folder| folder.is_dir())
+        .unwrap_or_else(|| panic!("there is no fixture {case}"))
+}
+
+/// A copy of the model of a fixture case, which may be changed.
+pub fn copy_fixture(case: &str, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        let content = std::fs::read(fixture(case).join(file)).unwrap();
+        std::fs::write(to.join(file), content).unwrap();
+    }
+}
+
+/// Ctrl-C, for a program without a terminal.
+#[cfg(unix)]
+pub fn interrupt(child: &Child) {
+    let kill = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status()
+        .unwrap();
+    assert!(kill.success());
+}

@@ -1,0 +1,314 @@
+//! The commands that write and describe model files.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Workplace, copy_fixture, fixture, interrupt, outcome};
+use waterline::Checkpoint;
+
+#[test]
+fn inspect_says_what_a_session_takes() {
+    let place = Workplace::new();
+    for (preset, flags) in [
+        ("lalte-tiny", &["--kv", "f32"][..]),
+        ("gdn-tiny", &[]),
+        ("transformer-tiny", &["--context", "77"]),
+    ] {
+        let model = place.model(preset).display().to_string();
+        let inspect = ["inspect", &model, "--json"]
+            .into_iter()
+            .chain(flags.iter().copied());
+        let inspected = place.run(inspect).succeeded().json();
+
+        let numbers = |list: &serde_json::Value, key: &str| -> Vec<u64> {
+            list.as_array()
+                .unwrap()
+                .iter()
+                .map(|item| item[key].as_u64().unwrap())
+                .collect()
+        };
+        let session = &inspected["session"];
+        let (offsets, bytes) = (
+            numbers(&session["slots"], "offset"),
+            numbers(&session["slots"], "bytes"),
+        );
+        let mut end = 0;
+        for (offset, bytes) in offsets.iter().zip(&bytes) {
+            assert_eq!((*offset, offset % 64), (end, 0));
+            end = (offset + bytes).next_multiple_of(64);
+        }
+        assert_eq!(session["bytes"], end);
+        let of_blocks = |slot: &&serde_json::Value| !slot["block"].is_null();
+        let in_blocks = session["slots"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(of_blocks);
+        let sum: u64 = in_blocks.map(|slot| slot["bytes"].as_u64().unwrap()).sum();
+        assert_eq!(
+            numbers(&session["blocks"], "bytes").iter().sum::<u64>(),
+            sum
+        );
+        assert_eq!(
+            inspected["weight_bytes"],
+            numbers(&inspected["tensors"], "bytes").iter().sum::<u64>()
+        );
+
+        let run = ["run", &model, "-p", "Once", "-n", "2", "--json"]
+            .into_iter()
+            .chain(flags.iter().copied());
+        assert_eq!(
+            place.run(run).succeeded().json()["state_bytes"],
+            session["bytes"],
+            "{preset}"
+        );
+
+        let text = place
+            .run(["inspect", &model].into_iter().chain(flags.iter().copied()))
+            .succeeded()
+            .text();
+        assert!(
+            text.contains(&format!("({} bytes)", session["bytes"])),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn conversion_to_f32_keeps_every_value() {
+    let place = Workplace::new();
+    let dir = fixture("gdn_swa");
+    let converted = place.name("converted.gguf");
+    place
+        .run([
+            "convert",
+            &dir.display().to_string(),
+            "-o",
+            &converted,
+            "--type",
+            "f32",
+        ])
+        .succeeded();
+    let (before, after) = (
+        Checkpoint::open(&dir).unwrap(),
+        Checkpoint::open(&converted).unwrap(),
+    );
+    assert_eq!(before.spec.to_json(), after.spec.to_json());
+    for weight in before.spec.weights() {
+        let (before, after) = (&before.tensors[&weight.name], &after.tensors[&weight.name]);
+        assert_eq!(before.shape, after.shape, "{}", weight.name);
+        assert_eq!(before.to_f32(), after.to_f32(), "{}", weight.name);
+    }
+    assert_eq!(place.files(), ["converted.gguf"]);
+}
+
+/// Name and format of every tensor, as `inspect` says.
+fn formats(place: &Workplace, model: &str) -> BTreeSet<(String, String)> {
+    let inspected = place.run(["inspect", model, "--json"]).succeeded().json();
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_string();
+    let tensors = inspected["tensors"].as_array().unwrap();
+    tensors
+        .iter()
+        .map(|tensor| (text(&tensor["name"]), text(&tensor["format"])))
+        .collect()
+}
+
+#[test]
+fn only_matrices_are_quantized() {
+    let place = Workplace::new();
+    let full = place.name("full.gguf");
+    place
+        .run(["synth", "lalte-tiny", "--type", "f32", "-o", &full])
+        .succeeded();
+    let spec = Checkpoint::open(&full).unwrap().spec;
+    for (name, matrices, embedding) in [
+        ("f16", "F16", "F16"),
+        ("bf16", "BF16", "BF16"),
+        ("q8_0", "Q8_0", "Q8_0"),
+        ("Q4_0", "Q4_0", "Q6_K"),
+        ("q4_k", "Q4_K", "Q6_K"),
+        ("q5_k", "Q5_K", "Q6_K"),
+        ("q6_k", "Q6_K", "Q6_K"),
+    ] {
+        let quantized = place.name(&format!("{name}.gguf"));
+        place
+            .run(["quantize", &full, "-o", &quantized, "--type", name])
+            .succeeded();
+        let expected = spec.weights().into_iter().map(|weight| {
+            let format = match weight.precision {
+                waterline::Precision::Full => "F32",
+                waterline::Precision::Quantized if weight.name.starts_with("token_embd") => {
+                    embedding
+                }
+                waterline::Precision::Quantized => matrices,
+            };
+            (weight.name, format.to_string())
+        });
+        assert_eq!(formats(&place, &quantized), expected.collect());
+    }
+}
+
+#[test]
+fn rows_that_are_no_whole_blocks_fall_back_with_one_note() {
+    let place = Workplace::new();
+    let output = place.name("out.gguf");
+    // Its rows are 64 and 128 numbers long, a block of Q4_K is 256.
+    let dir = fixture("gdn_swa").display().to_string();
+    let outcome = place.run(["convert", &dir, "-o", &output, "--type", "q4_k"]);
+    assert_eq!(outcome.status, Some(0), "{}", outcome.stderr);
+    assert_eq!(outcome.stderr.lines().count(), 1, "{}", outcome.stderr);
+    assert!(
+        outcome.stderr.contains("Q8_0 instead of"),
+        "{}",
+        outcome.stderr
+    );
+    assert!(
+        formats(&place, &output)
+            .iter()
+            .all(|(_, format)| format == "F32" || format == "Q8_0")
+    );
+}
+
+#[test]
+fn quantizing_to_the_same_format_copies() {
+    let place = Workplace::new();
+    let model = place.model("lalte-tiny");
+    let copy = place.path("copy.gguf");
+    place
+        .run([
+            "quantize".as_ref(),
+            model.as_os_str(),
+            "-o".as_ref(),
+            copy.as_os_str(),
+            "--type=q8_0".as_ref(),
+        ])
+        .succeeded();
+    assert_eq!(
+        std::fs::read(&model).unwrap(),
+        std::fs::read(&copy).unwrap()
+    );
+}
+
+#[test]
+fn synthetic_models_depend_on_the_seed_only() {
+    let place = Workplace::new();
+    for (name, seed) in [("a", "1"), ("b", "1"), ("c", "2")] {
+        place
+            .run([
+                "synth",
+                "gdn-tiny",
+                "--type",
+                "q4_0",
+                "--seed",
+                seed,
+                "-o",
+                &place.name(name),
+            ])
+            .succeeded();
+    }
+    let read = |name: &str| std::fs::read(place.path(name)).unwrap();
+    assert!(read("a") == read("b"));
+    assert!(read("a") != read("c"));
+}
+
+#[test]
+fn outputs_that_cannot_be_written_leave_nothing_behind() {
+    let place = Workplace::new();
+    let model = place.model("gdn-tiny");
+    let before = std::fs::read(&model).unwrap();
+    let model = model.display().to_string();
+    let file = place.file("file", "kept").display().to_string();
+    std::fs::create_dir(place.path("folder")).unwrap();
+    let quantize = |output: &str| place.run(["quantize", &model, "-o", output, "--type", "f16"]);
+    quantize(&format!("{file}/out.gguf")).failed(1, &["file"]);
+    quantize(&place.name("absent/out.gguf")).failed(1, &["absent"]);
+    quantize(&place.name("folder")).failed(2, &["folder"]);
+    quantize(&model).failed(2, &["gdn-tiny.gguf", "input"]);
+    place
+        .run([
+            "synth",
+            "gdn-tiny",
+            "--type",
+            "f16",
+            "-o",
+            &place.name("absent/out.gguf"),
+        ])
+        .failed(1, &["absent"]);
+    let dir = place.path("dir");
+    copy_fixture("gdn_swa", &dir);
+    let inside = dir.join("model.safetensors").display().to_string();
+    place
+        .run([
+            "convert",
+            &dir.display().to_string(),
+            "-o",
+            &inside,
+            "--type",
+            "f16",
+        ])
+        .failed(2, &["input"]);
+
+    assert_eq!(std::fs::read(&model).unwrap(), before);
+    assert_eq!(std::fs::read(&file).unwrap(), b"kept");
+    assert_eq!(place.files(), ["dir", "file", "folder", "gdn-tiny.gguf"]);
+}
+
+/// A shell that runs the program with a limit on the size of files, which is a disk that becomes full.
+#[cfg(unix)]
+fn on_full_disk(place: &Workplace, arguments: &[&str]) -> Command {
+    let mut command = Command::new("sh");
+    command.args([
+        "-c",
+        "trap '' XFSZ; ulimit -f 100; exec \"$0\" \"$@\"",
+        env!("CARGO_BIN_EXE_waterline"),
+    ]);
+    command
+        .args(arguments)
+        .env("HOME", place.home.path())
+        .stdin(Stdio::null());
+    command
+}
+
+#[cfg(unix)]
+#[test]
+fn a_full_disk_keeps_the_old_file() {
+    let place = Workplace::new();
+    let output = place.file("out.gguf", "old").display().to_string();
+    let mut synth = on_full_disk(
+        &place,
+        &["synth", "gdn-tiny", "--type", "f32", "-o", &output],
+    );
+    outcome(&mut synth).failed(1, &["out.gguf"]);
+    assert_eq!(std::fs::read(&output).unwrap(), b"old");
+    assert_eq!(place.files(), ["out.gguf"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_leaves_no_half_written_file() {
+    let place = Workplace::new();
+    let output = place.name("large.gguf");
+    let child = place
+        .command(["synth", "lalte-1.4b", "--type", "q4_k", "-o", &output])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while place.files().is_empty() {
+        assert!(Instant::now() < deadline, "no file has been begun");
+        std::thread::yield_now();
+    }
+    interrupt(&child);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(
+        output.status.code(),
+        Some(130),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert_eq!(place.files(), [""; 0]);
+}

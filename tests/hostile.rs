@@ -1,0 +1,265 @@
+//! Files that are no models: each is a sentence and a status, and nothing is written.
+
+mod common;
+
+use std::path::Path;
+
+use common::{Workplace, copy_fixture, outcome_of_input};
+use waterline_quant::gguf::{NewTensor, Value, Writer};
+
+#[test]
+fn files_that_are_no_models_are_refused() {
+    let place = Workplace::new();
+    let whole = std::fs::read(place.model("lalte-tiny")).unwrap();
+    let header = whole.len() - 4 * (1 << 20);
+    let mut hostile = vec![
+        ("empty".to_string(), Vec::new()),
+        (
+            "image".to_string(),
+            b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec(),
+        ),
+        (
+            "text".to_string(),
+            b"general.architecture = waterline\n".to_vec(),
+        ),
+        (
+            "version".to_string(),
+            [b"GGUF".as_slice(), &9u32.to_le_bytes(), &[0; 16]].concat(),
+        ),
+        (
+            "counts".to_string(),
+            [b"GGUF".as_slice(), &3u32.to_le_bytes(), &[0xff; 16]].concat(),
+        ),
+    ];
+    for length in [
+        1,
+        4,
+        7,
+        23,
+        24,
+        60,
+        1000,
+        header,
+        whole.len() / 2,
+        whole.len() - 1,
+    ] {
+        hostile.push((format!("cut-{length}"), whole[..length].to_vec()));
+    }
+    for (name, content) in &hostile {
+        let path = place.file(name, content).display().to_string();
+        place.run(["inspect", &path]).failed(2, &[name]);
+        place
+            .run(["run", &path, "-p", "x", "-n", "1"])
+            .failed(2, &[name]);
+        place.run(["chat", &path]).failed(2, &[name]);
+        place
+            .run([
+                "quantize",
+                &path,
+                "-o",
+                &place.name("out.gguf"),
+                "--type",
+                "f16",
+            ])
+            .failed(2, &[name]);
+        place
+            .run([
+                "convert",
+                &path,
+                "-o",
+                &place.name("out.gguf"),
+                "--type",
+                "f16",
+            ])
+            .failed(2, &[name]);
+    }
+    place
+        .run(["inspect", &place.name("absent.gguf")])
+        .failed(2, &["absent.gguf"]);
+    assert!(!place.path("out.gguf").exists());
+}
+
+#[test]
+fn a_foreign_architecture_is_named() {
+    let place = Workplace::new();
+    let path = place.path("foreign.gguf");
+    let metadata = [(
+        "general.architecture".to_string(),
+        Value::String("clip".into()),
+    )];
+    let tensor = NewTensor {
+        name: "v.weight".into(),
+        format: &waterline_quant::F32,
+        shape: vec![4],
+    };
+    let mut writer = Writer::create(&path, &metadata, &[tensor]).unwrap();
+    writer.write_tensor(&[0; 16]).unwrap();
+    writer.finish().unwrap();
+    place
+        .run([
+            "run".as_ref(),
+            path.as_os_str(),
+            "-p".as_ref(),
+            "x".as_ref(),
+        ])
+        .failed(2, &["foreign.gguf", "clip"]);
+}
+
+#[test]
+fn directories_that_hold_no_model_are_refused() {
+    let place = Workplace::new();
+    let dir = place.path("dir");
+    let name = dir.display().to_string();
+    let convert = |parts: &[&str]| {
+        place
+            .run([
+                "convert",
+                &name,
+                "-o",
+                &place.name("out.gguf"),
+                "--type",
+                "f16",
+            ])
+            .failed(2, parts);
+        place.run(["inspect", &name]).failed(2, parts);
+    };
+    std::fs::create_dir(&dir).unwrap();
+    convert(&["config.json"]);
+
+    copy_fixture("gdn_swa", &dir);
+    let config = std::fs::read_to_string(dir.join("config.json")).unwrap();
+    let weights = std::fs::read(dir.join("model.safetensors")).unwrap();
+    let change = |key: &str, value: serde_json::Value| {
+        let mut json: serde_json::Value = serde_json::from_str(&config).unwrap();
+        json[key] = value;
+        std::fs::write(dir.join("config.json"), json.to_string()).unwrap();
+    };
+    for (key, value) in [
+        ("model_type", "none-such".into()),
+        ("model_type", 7.into()),
+        ("hidden_size", "wide".into()),
+        ("hidden_size", 0.into()),
+        ("hidden_size", (1u64 << 60).into()),
+        ("num_hidden_layers", (-3).into()),
+        ("num_hidden_layers", 0.into()),
+        ("vocab_size", serde_json::Value::Null),
+        ("attn", "some".into()),
+        ("norm_eps", serde_json::json!([])),
+        ("hidden_act", "gelu".into()),
+    ] {
+        change(key, value);
+        convert(&["dir"]);
+    }
+    for text in ["", "{", "[]", "\"config\""] {
+        std::fs::write(dir.join("config.json"), text).unwrap();
+        convert(&["config.json"]);
+    }
+    // A sound description of other weights.
+    change("vocab_size", 511.into());
+    convert(&["token_embd"]);
+    change("num_hidden_layers", 99.into());
+    convert(&["model.layers"]);
+
+    std::fs::write(dir.join("config.json"), &config).unwrap();
+    for length in [0, 7, 8, 100, weights.len() - 1] {
+        std::fs::write(dir.join("model.safetensors"), &weights[..length]).unwrap();
+        convert(&["model.safetensors"]);
+    }
+    std::fs::remove_file(dir.join("model.safetensors")).unwrap();
+    convert(&["model.safetensors"]);
+    assert_eq!(place.files(), ["dir"]);
+}
+
+#[test]
+fn a_model_without_a_tokenizer_says_so() {
+    let place = Workplace::new();
+    let model = place.name("mute.gguf");
+    place
+        .run(["synth", "gdn-tiny", "--type", "f16", "-o", &model])
+        .succeeded();
+    place
+        .run(["run", &model, "-p", "x"])
+        .failed(2, &["mute.gguf", "tokenizer"]);
+    place
+        .run(["chat", &model])
+        .failed(2, &["mute.gguf", "tokenizer"]);
+    place.run(["inspect", &model]).succeeded();
+}
+
+#[test]
+fn a_tokenizer_may_be_foreign_broken_or_without_a_template() {
+    let place = Workplace::new();
+    let dir = place.path("dir");
+    copy_fixture("gdn_swa", &dir);
+    let (name, output) = (dir.display().to_string(), place.name("out.gguf"));
+    let convert = || {
+        place
+            .run(["convert", &name, "-o", &output, "--type", "f16"])
+            .succeeded()
+    };
+    std::fs::copy(
+        common::tokenizer_folder().join("tokenizer.json"),
+        dir.join("tokenizer.json"),
+    )
+    .unwrap();
+    convert();
+    place
+        .run(["run", &output, "-p", "x"])
+        .failed(2, &["out.gguf", "4096 tokens"]);
+    std::fs::write(dir.join("tokenizer.json"), "{}").unwrap();
+    convert();
+    place
+        .run(["run", &output, "-p", "x"])
+        .failed(2, &["out.gguf", "tokenizer"]);
+
+    let tokenizer = place.path("tokenizer");
+    std::fs::create_dir(&tokenizer).unwrap();
+    std::fs::copy(
+        common::tokenizer_folder().join("tokenizer.json"),
+        tokenizer.join("tokenizer.json"),
+    )
+    .unwrap();
+    std::fs::write(
+        tokenizer.join("tokenizer_config.json"),
+        r#"{"bos_token": "<|bos|>"}"#,
+    )
+    .unwrap();
+    let synth = [
+        "synth",
+        "gdn-tiny",
+        "--type",
+        "f16",
+        "-o",
+        &output,
+        "--tokenizer",
+    ];
+    place
+        .run(
+            synth
+                .map(Path::new)
+                .into_iter()
+                .chain([tokenizer.as_path()]),
+        )
+        .succeeded();
+    place
+        .run(["run", &output, "-p", "x", "-n", "1"])
+        .succeeded();
+    place.run(["chat", &output]).failed(2, &["template"]);
+    place
+        .run(["run", &output, "-p", "x", "--chat"])
+        .failed(2, &["template"]);
+}
+
+#[test]
+fn a_prompt_that_is_not_utf8_is_refused_with_its_place() {
+    let place = Workplace::new();
+    let file = place.file("prompt", b"abc\xff\xfe").display().to_string();
+    place
+        .run(["run", "-f", &file])
+        .failed(2, &["prompt", "byte 3"]);
+    outcome_of_input(&mut place.command(["run", "-"]), b"\xc3")
+        .failed(2, &["standard input", "byte 0"]);
+    place
+        .run(["run", "-f", &place.name("absent")])
+        .failed(2, &["absent"]);
+}

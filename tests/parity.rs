@@ -1,0 +1,61 @@
+//! `waterline verify` on every recorded case: the ones in the repository, and those beside it where they are there.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn verify(folder: &Path) {
+    let mut cases: Vec<PathBuf> = std::fs::read_dir(folder)
+        .expect("a folder of cases")
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| path.join("meta.json").exists())
+        .collect();
+    cases.sort();
+    assert!(!cases.is_empty(), "{} holds no cases", folder.display());
+    let mut failed = Vec::new();
+    for case in &cases {
+        let output = Command::new(env!("CARGO_BIN_EXE_waterline"))
+            .args(["verify", "--json", "--seed", "5"])
+            .arg(case)
+            .output()
+            .expect("waterline runs");
+        let name = case
+            .file_name()
+            .expect("a name")
+            .to_string_lossy()
+            .into_owned();
+        if output.status.success() {
+            let result: serde_json::Value =
+                serde_json::from_slice(&output.stdout).expect("one JSON object");
+            println!(
+                "{name}: worst {} of {}",
+                result["worst"], result["tolerance"]
+            );
+        } else {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned()
+                + &String::from_utf8_lossy(&output.stdout);
+            failed.push(format!("{name}: {}\n{said}", output.status));
+        }
+    }
+    assert!(
+        failed.is_empty(),
+        "{} of {} cases failed:\n{}",
+        failed.len(),
+        cases.len(),
+        failed.join("\n")
+    );
+}
+
+#[test]
+fn the_cases_in_the_repository() {
+    verify(&PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures"));
+}
+
+#[test]
+fn the_cases_beside_the_repository() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared/fixtures");
+    if folder.is_dir() {
+        verify(&folder);
+    } else {
+        println!("skipped: there is no {}", folder.display());
+    }
+}

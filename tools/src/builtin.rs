@@ -1,0 +1,33 @@
+//! The model that is part of the program, and the choice between it and a file.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use waterline::{Checkpoint, Model};
+use waterline_quant::Bytes;
+
+use crate::error::Result;
+
+const NAME: &str = "the built-in model";
+
+/// Tensors in a GGUF file are aligned to 64 bytes from its start.
+#[repr(C, align(64))]
+struct Aligned<T: ?Sized>(T);
+
+static FILE: &Aligned<[u8]> = &Aligned(*include_bytes!("../model/waterline-chat.gguf"));
+
+/// Opens the model at `path`, or else the built-in one.
+pub fn open_model(path: Option<&Path>) -> Result<Arc<Model>> {
+    Ok(match path {
+        Some(path) => Model::open(path)?,
+        None => Model::from_static(&FILE.0, NAME)?,
+    })
+}
+
+/// Opens the files of a model without binding the weights.
+pub fn open_checkpoint(path: Option<&Path>) -> Result<Checkpoint> {
+    Ok(match path {
+        Some(path) => Checkpoint::open(path)?,
+        None => Checkpoint::from_bytes(Bytes::from_static(&FILE.0), NAME)?,
+    })
+}

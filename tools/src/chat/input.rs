@@ -1,0 +1,237 @@
+//! Lines from a person, with editing and history, or from a pipe.
+
+use std::io::{BufRead, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustyline::completion::Completer;
+use rustyline::error::ReadlineError;
+use rustyline::highlight::Highlighter;
+use rustyline::hint::Hinter;
+use rustyline::history::FileHistory;
+use rustyline::validate::{ValidationContext, ValidationResult, Validator};
+use rustyline::{
+    Cmd, CompletionType, ConditionalEventHandler, Config, Context, Editor, Event, EventContext,
+    EventHandler, Helper, KeyCode, KeyEvent, Modifiers, RepeatCount,
+};
+
+use super::commands;
+use super::screen::Screen;
+use crate::error::{Error, Result};
+use crate::text::utf8;
+
+/// What comes in.
+pub enum Line {
+    /// One message or command; a message may have several lines.
+    Text(String),
+    /// Something that is no text.
+    Unreadable(Error),
+    /// Ctrl-C where nothing was typed.
+    Hint,
+    /// No more.
+    End,
+}
+
+/// Where lines come from.
+pub enum Input {
+    /// A person.
+    Person(Box<Person>),
+    /// A pipe or file.
+    Pipe,
+}
+
+impl Input {
+    /// Reads from a person if `screen` says that there is one. The history is kept in `history`, or else in the user's
+    /// state folder.
+    pub fn new(history: Option<PathBuf>, screen: &mut Screen) -> Result<Self> {
+        if !screen.interactive() {
+            return Ok(Input::Pipe);
+        }
+        Ok(Input::Person(Box::new(Person::new(history, screen)?)))
+    }
+
+    /// Waits for the next line.
+    pub fn next(&mut self, screen: &mut Screen) -> Result<Line> {
+        match self {
+            Input::Person(person) => person.next(screen),
+            Input::Pipe => next_from_pipe(),
+        }
+    }
+}
+
+/// A line; one that ends in a backslash goes on in the next.
+fn next_from_pipe() -> Result<Line> {
+    let mut bytes = Vec::new();
+    let mut stdin = std::io::stdin().lock();
+    loop {
+        let read = stdin
+            .read_until(b'\n', &mut bytes)
+            .map_err(|e| Error::io("standard input", e))?;
+        if read == 0 && bytes.is_empty() {
+            return Ok(Line::End);
+        }
+        if bytes.last() == Some(&b'\n') {
+            bytes.pop();
+            if bytes.last() == Some(&b'\r') {
+                bytes.pop();
+            }
+        }
+        if read == 0 || bytes.last() != Some(&b'\\') {
+            break;
+        }
+        bytes.pop();
+        bytes.push(b'\n');
+    }
+    Ok(utf8(bytes, "standard input").map_or_else(Line::Unreadable, Line::Text))
+}
+
+/// A person at a terminal.
+pub struct Person {
+    editor: Editor<Keys, FileHistory>,
+    history: Option<PathBuf>,
+    /// Whether the line was empty when Ctrl-C was pressed.
+    was_empty: Arc<AtomicBool>,
+    /// Whether the last thing that happened was a Ctrl-C on an empty line.
+    about_to_leave: bool,
+}
+
+impl Person {
+    fn new(history: Option<PathBuf>, screen: &mut Screen) -> Result<Self> {
+        let config = Config::builder()
+            .history_ignore_space(true)
+            .auto_add_history(true)
+            .completion_type(CompletionType::List)
+            .build();
+        let mut editor = Editor::with_config(config).map_err(terminal)?;
+        editor.set_helper(Some(Keys));
+        editor.bind_sequence(
+            KeyEvent(KeyCode::Enter, Modifiers::ALT),
+            EventHandler::Simple(Cmd::Newline),
+        );
+        let was_empty = Arc::new(AtomicBool::new(false));
+        let watch = WatchInterrupt(Arc::clone(&was_empty));
+        editor.bind_sequence(
+            KeyEvent::ctrl('C'),
+            EventHandler::Conditional(Box::new(watch)),
+        );
+        let mut person = Person {
+            editor,
+            history: history.or_else(default_history),
+            was_empty,
+            about_to_leave: false,
+        };
+        if let Err(error) = person.open_history() {
+            person.give_up_history(error, screen)?;
+        }
+        Ok(person)
+    }
+
+    /// Reads the lines of earlier conversations; the reason if none can be kept.
+    fn open_history(&mut self) -> std::result::Result<(), ReadlineError> {
+        let Some(path) = &self.history else {
+            return Ok(());
+        };
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        match self.editor.load_history(path) {
+            Err(ReadlineError::Io(e)) if e.kind() == ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Goes on without a history, and says so once.
+    fn give_up_history(&mut self, error: ReadlineError, screen: &mut Screen) -> Result<()> {
+        match self.history.take() {
+            Some(path) => {
+                screen.notice(&format!("{}: no history is kept: {error}", path.display()))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn next(&mut self, screen: &mut Screen) -> Result<Line> {
+        let was_about_to_leave = std::mem::take(&mut self.about_to_leave);
+        match self.editor.readline(&("> ", "\x1b[1;36m> \x1b[0m")) {
+            Ok(line) => {
+                let kept = self
+                    .history
+                    .as_ref()
+                    .map_or(Ok(()), |path| self.editor.append_history(path));
+                if let Err(error) = kept {
+                    self.give_up_history(error, screen)?;
+                }
+                Ok(Line::Text(line.replace("\\\n", "\n")))
+            }
+            Err(ReadlineError::Interrupted) if !self.was_empty.load(Ordering::SeqCst) => {
+                Ok(Line::Text(String::new()))
+            }
+            Err(ReadlineError::Interrupted) if was_about_to_leave => Ok(Line::End),
+            Err(ReadlineError::Interrupted) => {
+                self.about_to_leave = true;
+                Ok(Line::Hint)
+            }
+            Err(ReadlineError::Eof) => Ok(Line::End),
+            Err(error) => Err(terminal(error)),
+        }
+    }
+}
+
+fn terminal(error: ReadlineError) -> Error {
+    Error::input("terminal", error.to_string())
+}
+
+fn default_history() -> Option<PathBuf> {
+    let state = std::env::var_os("XDG_STATE_HOME")
+        .map(PathBuf::from)
+        .filter(|path| path.is_absolute());
+    let state =
+        state.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".local/state")))?;
+    Some(state.join("waterline/history"))
+}
+
+/// Remembers whether there was anything to clear when Ctrl-C was pressed.
+struct WatchInterrupt(Arc<AtomicBool>);
+
+impl ConditionalEventHandler for WatchInterrupt {
+    fn handle(&self, _: &Event, _: RepeatCount, _: bool, context: &EventContext) -> Option<Cmd> {
+        self.0.store(context.line().is_empty(), Ordering::SeqCst);
+        Some(Cmd::Interrupt)
+    }
+}
+
+/// What the keys do: a backslash before Enter begins a new line, Tab completes commands.
+struct Keys;
+
+impl Validator for Keys {
+    fn validate(&self, context: &mut ValidationContext) -> rustyline::Result<ValidationResult> {
+        let goes_on = context.input().ends_with('\\');
+        Ok(if goes_on {
+            ValidationResult::Incomplete
+        } else {
+            ValidationResult::Valid(None)
+        })
+    }
+}
+
+impl Completer for Keys {
+    type Candidate = String;
+
+    fn complete(
+        &self,
+        line: &str,
+        cursor: usize,
+        _: &Context,
+    ) -> rustyline::Result<(usize, Vec<String>)> {
+        Ok((0, commands::complete(&line[..cursor])))
+    }
+}
+
+impl Highlighter for Keys {}
+
+impl Hinter for Keys {
+    type Hint = String;
+}
+
+impl Helper for Keys {}

@@ -1,0 +1,43 @@
+//! `waterline convert`: a Hugging Face directory as one GGUF file.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use waterline::Checkpoint;
+
+use crate::error::{Error, Result};
+use crate::format_choice::FormatArgs;
+use crate::write_model::{check_output, sources, write_model};
+
+/// Write a Hugging Face directory as one GGUF file.
+///
+/// DIR holds config.json, the weights as safetensors, and, if the model has them, tokenizer.json and the chat template.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The directory.
+    dir: PathBuf,
+    /// The file to write; it appears when it is complete.
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    #[command(flatten)]
+    formats: FormatArgs,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    if !args.dir.is_dir() {
+        return Err(Error::input(
+            &args.dir,
+            "is not a directory; quantize reads GGUF files",
+        ));
+    }
+    check_output(&args.output, Some(&args.dir))?;
+    let checkpoint = Checkpoint::open(&args.dir)?;
+    write_model(
+        &args.output,
+        &checkpoint.metadata(),
+        &sources(&checkpoint),
+        &args.formats,
+    )?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,91 @@
+//! The one error type of the program, and the exit status of each error.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// What the commands return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that ends a command, as a sentence a user can act on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The library refused a model, a parameter or a text.
+    #[error(transparent)]
+    Library(#[from] waterline::Error),
+    /// A number format or a file of tensors.
+    #[error(transparent)]
+    Format(#[from] waterline_quant::Error),
+    /// The operating system refused a file operation.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A file holds something that cannot be used.
+    #[error("{}: {reason}", path.display())]
+    Input {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Flags that do not go together.
+    #[error("{0}")]
+    Usage(String),
+    /// A result that cannot be written.
+    #[error(transparent)]
+    Output(waterline_quant::Error),
+    /// Standard output cannot be written.
+    #[error("cannot write to standard output: {0}")]
+    Stdout(std::io::Error),
+    /// Ctrl-C.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl Error {
+    /// Flags that do not go together, and why.
+    pub fn usage(reason: impl Into<String>) -> Self {
+        Error::Usage(reason.into())
+    }
+
+    /// What the operating system said about `path`.
+    pub fn io(path: impl AsRef<Path>, source: std::io::Error) -> Self {
+        Error::Io {
+            path: path.as_ref().into(),
+            source,
+        }
+    }
+
+    /// What is wrong with the content of `path`.
+    pub fn input(path: impl AsRef<Path>, reason: impl Into<String>) -> Self {
+        Error::Input {
+            path: path.as_ref().into(),
+            reason: reason.into(),
+        }
+    }
+
+    /// Whether the reader of our output has gone away, which is its good right.
+    pub fn is_closed_pipe(&self) -> bool {
+        matches!(self, Error::Stdout(source) if source.kind() == std::io::ErrorKind::BrokenPipe)
+    }
+
+    /// The status that the program ends with.
+    pub fn exit_code(&self) -> ExitCode {
+        use waterline::Error as Library;
+        ExitCode::from(match self {
+            Error::Interrupted | Error::Library(Library::Cancelled { .. }) => 130,
+            Error::Library(
+                Library::ContextFull { .. } | Library::Snapshot { .. } | Library::Rewind { .. },
+            ) => 1,
+            Error::Output(_) | Error::Stdout(_) => 1,
+            Error::Library(_)
+            | Error::Format(_)
+            | Error::Io { .. }
+            | Error::Input { .. }
+            | Error::Usage(_) => 2,
+        })
+    }
+}

@@ -1,0 +1,314 @@
+//! `waterline inspect`: what a model is and what a session on it needs, from the file's header alone.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use serde_json::{Value, json};
+use waterline::{BlockSpec, Checkpoint, StatePlan};
+use waterline_quant::Tensor;
+
+use crate::builtin::open_checkpoint;
+use crate::error::{Error, Result};
+use crate::session::StateArgs;
+use crate::units;
+
+/// Show what a model is and how much memory a session on it takes.
+///
+/// Only the header is read, so this is quick for any size.
+#[derive(clap::Args)]
+pub struct Args {
+    /// A GGUF file or a Hugging Face directory.
+    model: Option<PathBuf>,
+    #[command(flatten)]
+    state: StateArgs,
+    /// Print one JSON object, with every tensor and every slot.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let checkpoint = open_checkpoint(args.model.as_deref())?;
+    let plan = StatePlan::new(&checkpoint.spec, &args.state.options())?;
+    let text = if args.json {
+        format!("{}\n", to_json(&checkpoint, &plan, args))
+    } else {
+        to_text(&checkpoint, &plan)
+    };
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .map_err(Error::Stdout)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The tensors in the order of the description.
+fn tensors(checkpoint: &Checkpoint) -> impl Iterator<Item = (String, &Tensor)> {
+    let weights = checkpoint.spec.weights().into_iter();
+    weights.filter_map(|weight| {
+        checkpoint
+            .tensors
+            .get(&weight.name)
+            .map(|tensor| (weight.name, tensor))
+    })
+}
+
+fn weight_bytes(checkpoint: &Checkpoint) -> usize {
+    tensors(checkpoint)
+        .map(|(_, tensor)| tensor.data.len())
+        .sum()
+}
+
+fn to_json(checkpoint: &Checkpoint, plan: &StatePlan, args: &Args) -> Value {
+    let tensor = |(name, tensor): (String, &Tensor)| {
+        json!({
+            "name": name, "format": tensor.format.name, "shape": tensor.shape, "bytes": tensor.data.len(),
+        })
+    };
+    let block = |(i, block): (usize, &BlockSpec)| json!({ "block": i, "mixer": block.mixer.kind(), "bytes": plan.block_bytes(Some(i)) });
+    let options = args.state.options();
+    json!({
+        "file": checkpoint.file,
+        "name": checkpoint.name,
+        "parameters": checkpoint.spec.parameters(),
+        "weight_bytes": weight_bytes(checkpoint),
+        "spec": checkpoint.spec.to_json(),
+        "tokenizer": checkpoint.text.tokenizer.is_some(),
+        "chat_template": checkpoint.text.chat_template,
+        "bos": checkpoint.text.bos,
+        "eos": checkpoint.text.eos,
+        "tensors": tensors(checkpoint).map(tensor).collect::<Vec<_>>(),
+        "session": {
+            "context": options.context,
+            "kv": options.kv,
+            "log": options.log,
+            "bytes": plan.bytes,
+            "blocks": checkpoint.spec.blocks.iter().enumerate().map(block).collect::<Vec<_>>(),
+            "slots": plan.slots,
+        },
+    })
+}
+
+fn to_text(checkpoint: &Checkpoint, plan: &StatePlan) -> String {
+    let spec = &checkpoint.spec;
+    let yes = |is: bool| if is { "yes" } else { "none" };
+    let text = &checkpoint.text;
+    let mut lines = vec![
+        format!("file         {}", checkpoint.file),
+        format!("name         {}", checkpoint.name),
+        format!(
+            "parameters   {} ({})",
+            units::count(spec.parameters()),
+            spec.parameters()
+        ),
+        format!(
+            "weights      {} in {} tensors",
+            units::bytes(weight_bytes(checkpoint)),
+            spec.weights().len()
+        ),
+        format!("width        {}", spec.hidden),
+        format!(
+            "vocabulary   {}, output matrix {}",
+            spec.vocab,
+            if spec.tied {
+                "tied to the embedding"
+            } else {
+                "separate"
+            }
+        ),
+        format!(
+            "tokenizer    {}, chat template {}",
+            yes(text.tokenizer.is_some()),
+            yes(text.chat_template.is_some())
+        ),
+    ];
+
+    lines.push(String::new());
+    let describe = |block: &BlockSpec| {
+        let mut numbers = block
+            .mixer
+            .to_json()
+            .to_string()
+            .replace(['{', '}', '"'], "");
+        if let Some(mlp) = block.mlp {
+            numbers += &format!("; mlp {}", mlp.intermediate);
+        }
+        vec![
+            block.mixer.kind().to_string(),
+            numbers.replace(',', ", ").replace(':', " "),
+        ]
+    };
+    let rows = spec
+        .blocks
+        .iter()
+        .enumerate()
+        .map(|(i, block)| Row::new(Some(i), describe(block), 0))
+        .collect();
+    lines.extend(table(["block", "mixer", "numbers"], rows, false));
+
+    lines.push(String::new());
+    let row = |(name, tensor): (String, &Tensor)| {
+        let (block, name) = split_block(&name);
+        Row::new(
+            block,
+            vec![
+                name,
+                tensor.format.to_string(),
+                format!("{:?}", tensor.shape),
+            ],
+            tensor.data.len(),
+        )
+    };
+    lines.extend(table(
+        ["block", "tensor", "format", "shape"],
+        tensors(checkpoint).map(row).collect(),
+        true,
+    ));
+
+    lines.push(String::new());
+    let row = |slot: &waterline::state::SlotPlan| {
+        let cells = vec![
+            slot.name.clone(),
+            lower(&slot.kind),
+            lower(&slot.dtype),
+            format!("{:?}", slot.shape),
+        ];
+        Row::new(slot.block, cells, slot.bytes)
+    };
+    lines.extend(table(
+        ["block", "slot", "kind", "type", "shape"],
+        plan.slots.iter().map(row).collect(),
+        true,
+    ));
+    lines.push(format!(
+        "session {} ({} bytes), whatever is read or written",
+        units::bytes(plan.bytes),
+        plan.bytes
+    ));
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+/// An enum's name as it stands in JSON.
+fn lower(value: &impl serde::Serialize) -> String {
+    json!(value).as_str().unwrap_or_default().to_string()
+}
+
+/// `blk.7.ffn_up.weight` as block 7 and the rest.
+fn split_block(name: &str) -> (Option<usize>, String) {
+    let parts = name
+        .strip_prefix("blk.")
+        .and_then(|rest| rest.split_once('.'));
+    match parts.and_then(|(block, rest)| Some((block.parse().ok()?, rest))) {
+        Some((block, rest)) => (Some(block), rest.to_string()),
+        None => (None, name.to_string()),
+    }
+}
+
+/// A line of a table; lines that differ only in the block are shown as one.
+struct Row {
+    blocks: Vec<usize>,
+    cells: Vec<String>,
+    bytes: usize,
+}
+
+impl Row {
+    fn new(block: Option<usize>, cells: Vec<String>, bytes: usize) -> Self {
+        Row {
+            blocks: block.into_iter().collect(),
+            cells,
+            bytes,
+        }
+    }
+}
+
+fn table<const N: usize>(head: [&str; N], rows: Vec<Row>, with_bytes: bool) -> Vec<String> {
+    let mut merged: Vec<Row> = Vec::new();
+    for row in rows {
+        match merged
+            .iter_mut()
+            .find(|other| other.cells == row.cells && !row.blocks.is_empty())
+        {
+            Some(other) => other.blocks.extend(row.blocks),
+            None => merged.push(row),
+        }
+    }
+    let mut head: Vec<String> = head.iter().map(|cell| cell.to_string()).collect();
+    if with_bytes {
+        head.push("bytes".into());
+    }
+    let mut lines = vec![head];
+    for row in merged {
+        let mut line = vec![list(&row.blocks)];
+        line.extend(row.cells);
+        if with_bytes {
+            let times = if row.blocks.len() > 1 {
+                format!("{} x ", row.blocks.len())
+            } else {
+                String::new()
+            };
+            line.push(format!("{times}{}", row.bytes));
+        }
+        lines.push(line);
+    }
+    let width = |column: usize| {
+        lines
+            .iter()
+            .map(|line| line[column].chars().count())
+            .max()
+            .unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..lines[0].len()).map(width).collect();
+    let join = |line: &Vec<String>| {
+        let cells = line
+            .iter()
+            .zip(&widths)
+            .map(|(cell, width)| format!("{cell:width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_string()
+    };
+    lines.iter().map(join).collect()
+}
+
+/// Block numbers: `0-3`, `0,2..22`, or one by one.
+fn list(blocks: &[usize]) -> String {
+    let step = match blocks {
+        [] => return String::new(),
+        [first, second, ..] => second - first,
+        _ => 1,
+    };
+    let (first, last) = (blocks[0], blocks[blocks.len() - 1]);
+    let even = blocks.windows(2).all(|pair| pair[1] - pair[0] == step);
+    match (even, step, blocks.len()) {
+        (true, 1, 3..) => format!("{first}-{last}"),
+        (true, _, 4..) => format!("{first},{}..{last}", blocks[1]),
+        _ => blocks
+            .iter()
+            .map(usize::to_string)
+            .collect::<Vec<_>>()
+            .join(","),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_listed_briefly() {
+        assert_eq!(list(&[]), "");
+        assert_eq!(list(&[7]), "7");
+        assert_eq!(list(&[0, 1, 2, 3]), "0-3");
+        assert_eq!(list(&[1, 3, 5, 7, 9]), "1,3..9");
+        assert_eq!(list(&[1, 2, 4]), "1,2,4");
+    }
+
+    #[test]
+    fn block_numbers_are_taken_off_names() {
+        assert_eq!(
+            split_block("blk.12.ffn_up.weight"),
+            (Some(12), "ffn_up.weight".into())
+        );
+        assert_eq!(split_block("output.weight"), (None, "output.weight".into()));
+        assert_eq!(split_block("blk.x.y"), (None, "blk.x.y".into()));
+    }
+}

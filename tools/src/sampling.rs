@@ -1,0 +1,161 @@
+//! The sampling parameters: as flags, and one by one in a chat.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use waterline::SamplerParams;
+
+use crate::error::{Error, Result};
+
+/// How tokens are chosen.
+#[derive(clap::Args, Clone)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// Divides the logits; 0 always takes the most probable token.
+    #[arg(long, value_name = "X", default_value_t = SamplerParams::default().temperature)]
+    temperature: f32,
+    /// Always take the most probable token: the same as --temperature 0.
+    #[arg(long, conflicts_with = "temperature")]
+    greedy: bool,
+    /// Keep this many of the most probable tokens; 0 keeps all.
+    #[arg(long, value_name = "N", default_value_t = SamplerParams::default().top_k)]
+    top_k: usize,
+    /// Keep the most probable tokens up to this sum of probabilities; 1 keeps all.
+    #[arg(long, value_name = "P", default_value_t = SamplerParams::default().top_p)]
+    top_p: f32,
+    /// Keep tokens at least this many times as probable as the first; 0 keeps all.
+    #[arg(long, value_name = "P", default_value_t = SamplerParams::default().min_p)]
+    min_p: f32,
+    /// Factor against tokens seen lately; 1 is off.
+    #[arg(long, value_name = "X", default_value_t = SamplerParams::default().repetition_penalty)]
+    repeat_penalty: f32,
+    /// Subtracted for each time a token was seen lately; 0 is off.
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
+    frequency_penalty: f32,
+    /// Subtracted once if a token was seen lately; 0 is off.
+    #[arg(
+        long,
+        value_name = "X",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
+    presence_penalty: f32,
+    /// How many of the last tokens the penalties look at.
+    #[arg(long, value_name = "N", default_value_t = SamplerParams::default().penalty_window)]
+    penalty_window: usize,
+    /// Seed of the random numbers; a new one each time unless given.
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Add V to the logit of token ID; -1e9 forbids it. May be repeated.
+    #[arg(long, value_name = "ID=V", value_parser = parse_bias)]
+    logit_bias: Vec<(u32, f32)>,
+}
+
+impl SamplingArgs {
+    /// The library's parameters.
+    pub fn params(&self) -> SamplerParams {
+        SamplerParams {
+            temperature: if self.greedy { 0.0 } else { self.temperature },
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repeat_penalty,
+            frequency_penalty: self.frequency_penalty,
+            presence_penalty: self.presence_penalty,
+            penalty_window: self.penalty_window,
+            seed: self.seed.unwrap_or_else(seed_from_clock),
+            logit_bias: self.logit_bias.clone(),
+        }
+    }
+}
+
+/// The parameters that [`set`] knows, named as their flags.
+pub const NAMES: [&str; 9] = [
+    "temperature",
+    "top-k",
+    "top-p",
+    "min-p",
+    "repeat-penalty",
+    "frequency-penalty",
+    "presence-penalty",
+    "penalty-window",
+    "seed",
+];
+
+/// Sets the parameter that the flag `--key` sets. The ranges are the sampler's to check.
+pub fn set(params: &mut SamplerParams, key: &str, value: &str) -> Result<()> {
+    match key {
+        "temperature" => params.temperature = number(key, value)?,
+        "top-k" => params.top_k = number(key, value)?,
+        "top-p" => params.top_p = number(key, value)?,
+        "min-p" => params.min_p = number(key, value)?,
+        "repeat-penalty" => params.repetition_penalty = number(key, value)?,
+        "frequency-penalty" => params.frequency_penalty = number(key, value)?,
+        "presence-penalty" => params.presence_penalty = number(key, value)?,
+        "penalty-window" => params.penalty_window = number(key, value)?,
+        "seed" => params.seed = number(key, value)?,
+        _ => return Err(Error::usage(format!("there is no setting {key:?}"))),
+    }
+    Ok(())
+}
+
+/// The value of the parameter that the flag `--key` sets.
+pub fn get(params: &SamplerParams, key: &str) -> Option<String> {
+    Some(match key {
+        "temperature" => params.temperature.to_string(),
+        "top-k" => params.top_k.to_string(),
+        "top-p" => params.top_p.to_string(),
+        "min-p" => params.min_p.to_string(),
+        "repeat-penalty" => params.repetition_penalty.to_string(),
+        "frequency-penalty" => params.frequency_penalty.to_string(),
+        "presence-penalty" => params.presence_penalty.to_string(),
+        "penalty-window" => params.penalty_window.to_string(),
+        "seed" => params.seed.to_string(),
+        _ => return None,
+    })
+}
+
+/// A number of the type that is wanted, or a sentence that names `key`.
+pub fn number<T: std::str::FromStr>(key: &str, value: &str) -> Result<T>
+where
+    T::Err: std::fmt::Display,
+{
+    value
+        .parse()
+        .map_err(|e| Error::usage(format!("{key}: {value:?} cannot be used: {e}")))
+}
+
+fn parse_bias(text: &str) -> Result<(u32, f32), String> {
+    let (id, bias) = text
+        .split_once('=')
+        .ok_or("expected ID=V, such as 17=-1e9")?;
+    let id = id.parse().map_err(|e| format!("token {id:?}: {e}"))?;
+    let bias = bias.parse().map_err(|e| format!("bias {bias:?}: {e}"))?;
+    Ok((id, bias))
+}
+
+fn seed_from_clock() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |time| time.as_nanos() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_can_be_set_and_read_back() {
+        let mut params = SamplerParams::default();
+        for name in NAMES {
+            set(&mut params, name, "1").unwrap();
+            assert_eq!(get(&params, name).as_deref(), Some("1"), "{name}");
+        }
+        assert!(set(&mut params, "temperatur", "1").is_err());
+        assert!(set(&mut params, "top-k", "-1").is_err());
+    }
+}

@@ -1,0 +1,146 @@
+//! A session as the command line describes it, and the reading of a prompt.
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use waterline::{
+    ContextEnd, GenerateOptions, Kv, Model, SamplerParams, Session, SessionOptions, StateOptions,
+};
+
+/// The state that a session allocates.
+#[derive(clap::Args, Clone)]
+#[command(next_help_heading = "Session")]
+pub struct StateArgs {
+    /// Tokens that full attention can look back on; models without it have no such bound.
+    #[arg(long, value_name = "N", default_value_t = StateOptions::default().context)]
+    context: usize,
+    /// Number format of cached keys and values.
+    #[arg(long, default_value = "f16", value_parser = PossibleValuesParser::new(["f16", "f32"])
+        .map(|name| if name == "f32" { Kv::F32 } else { Kv::F16 }))]
+    kv: Kv,
+}
+
+impl StateArgs {
+    /// The library's options.
+    pub fn options(&self) -> StateOptions {
+        StateOptions {
+            context: self.context,
+            kv: self.kv,
+            ..StateOptions::default()
+        }
+    }
+}
+
+/// How a session computes.
+#[derive(clap::Args, Clone)]
+#[command(next_help_heading = "Session")]
+pub struct SessionArgs {
+    #[command(flatten)]
+    state: StateArgs,
+    /// When the context is full, forget the oldest tokens instead of stopping.
+    #[arg(long)]
+    drop_oldest: bool,
+    /// Threads; 0 means one for each physical core.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = RangedU64ValueParser::<usize>::new().range(..=1024))]
+    threads: usize,
+    /// Most tokens of a prompt that are read at once.
+    #[arg(long, value_name = "N", default_value_t = SessionOptions::default().chunk)]
+    chunk: usize,
+}
+
+impl SessionArgs {
+    /// Opens a session that keeps up to `mark_bytes` of marks for going back, two at least, none if that is 0.
+    pub fn open(
+        &self,
+        model: &Arc<Model>,
+        sampler: SamplerParams,
+        mark_bytes: usize,
+    ) -> waterline::Result<Session> {
+        let state = self.state.options();
+        let marks = match mark_bytes {
+            0 => 0,
+            bytes => (bytes / model.plan(&state)?.bytes.max(1)).clamp(2, 16),
+        };
+        let options = SessionOptions {
+            state,
+            context_end: if self.drop_oldest {
+                ContextEnd::DropOldest
+            } else {
+                ContextEnd::Refuse
+            },
+            chunk: self.chunk,
+            threads: self.threads,
+            marks,
+            sampler,
+            ..SessionOptions::default()
+        };
+        Session::new(Arc::clone(model), options)
+    }
+}
+
+/// When a generation ends.
+#[derive(clap::Args, Clone)]
+pub struct LimitArgs {
+    /// Most tokens to generate.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = GenerateOptions::default().max_tokens)]
+    max_tokens: usize,
+    /// A text that ends the generation and is not shown. May be repeated.
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// Go on after the token that ends an answer.
+    #[arg(long)]
+    ignore_eos: bool,
+}
+
+impl LimitArgs {
+    /// The library's options; `end` ends an answer besides the model's own end token.
+    pub fn options(&self, end: Option<u32>) -> GenerateOptions {
+        GenerateOptions {
+            max_tokens: self.max_tokens,
+            stop: self.stop.clone(),
+            stop_at_eos: !self.ignore_eos,
+            stop_tokens: if self.ignore_eos {
+                Vec::new()
+            } else {
+                end.into_iter().collect()
+            },
+        }
+    }
+}
+
+/// How long a prompt is read before a bar appears.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Reads a prompt; a long one shows its progress on a terminal.
+pub fn feed(session: &mut Session, tokens: &[u32]) -> waterline::Result<()> {
+    let style = ProgressStyle::with_template("reading {bar:30} {pos}/{len} tokens {per_sec}");
+    let bar =
+        ProgressBar::with_draw_target(Some(tokens.len() as u64), ProgressDrawTarget::hidden())
+            .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let terminal = std::io::stderr().is_terminal() && std::io::stdout().is_terminal();
+    let start = Instant::now();
+    // Only the last token's logits are wanted, so pieces are larger than a chunk.
+    let piece = 8 * session.options().chunk;
+    let mut fed = 0;
+    for tokens in tokens.chunks(piece) {
+        if let Err(error) = session.feed(tokens) {
+            bar.finish_and_clear();
+            return Err(match error {
+                waterline::Error::Cancelled { fed: here } => {
+                    waterline::Error::Cancelled { fed: fed + here }
+                }
+                other => other,
+            });
+        }
+        fed += tokens.len();
+        if terminal && bar.is_hidden() && start.elapsed() > PATIENCE {
+            bar.set_draw_target(ProgressDrawTarget::stderr());
+        }
+        bar.set_position(fed as u64);
+    }
+    bar.finish_and_clear();
+    Ok(())
+}

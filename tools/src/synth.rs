@@ -1,0 +1,139 @@
+//! `waterline synth`: models with random weights, for measurements and tests.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use waterline::checkpoint::TextFiles;
+use waterline::program::Tensors;
+use waterline::text::Tokenizer;
+use waterline::{Checkpoint, ModelSpec, WeightSpec};
+
+use crate::error::{Error, Result};
+use crate::format_choice::FormatArgs;
+use crate::presets::{self, PRESETS, Preset};
+use crate::random::{Distribution, Random};
+use crate::text;
+use crate::write_model::{Source, Values, check_output, write_model};
+
+/// Write a model with random weights, for measurements and tests.
+///
+/// It computes what a trained model of its shape computes, at the same speed, and says nothing sensible.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The model's shape.
+    #[arg(value_parser = preset_parser())]
+    preset: &'static Preset,
+    /// The file to write; it appears when it is complete.
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    #[command(flatten)]
+    formats: FormatArgs,
+    /// Seed of the weights.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// A directory with tokenizer.json and tokenizer_config.json to put into the file.
+    #[arg(long, value_name = "DIR")]
+    tokenizer: Option<PathBuf>,
+}
+
+fn preset_parser() -> impl TypedValueParser<Value = &'static Preset> {
+    let values = PRESETS
+        .iter()
+        .map(|preset| PossibleValue::new(preset.name).help(preset.about));
+    PossibleValuesParser::new(values)
+        .try_map(|name| presets::by_name(&name).ok_or("no such preset"))
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    check_output(&args.output, None)?;
+    let spec = (args.preset.spec)();
+    let weights = spec.weights();
+    let text = match &args.tokenizer {
+        Some(dir) => text_files(dir, &spec)?,
+        None => TextFiles::default(),
+    };
+    let checkpoint = Checkpoint {
+        file: args.output.display().to_string(),
+        name: format!("{} with random weights", args.preset.name),
+        spec,
+        tensors: Tensors::new(),
+        text,
+    };
+    let sources: Vec<Source> = weights
+        .into_iter()
+        .enumerate()
+        .map(|(i, weight)| {
+            let random = Random::new(args.seed, i, distribution(&weight));
+            Source {
+                weight,
+                values: Values::Random(random),
+            }
+        })
+        .collect();
+    write_model(
+        &args.output,
+        &checkpoint.metadata(),
+        &sources,
+        &args.formats,
+    )?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Values that keep activations of order one through any number of blocks.
+fn distribution(weight: &WeightSpec) -> Distribution {
+    let name = weight.name.as_str();
+    let inputs: usize = weight.shape.iter().skip(1).product();
+    if name.ends_with("norm.weight") {
+        return Distribution::Constant(1.0);
+    }
+    if name.ends_with("A_log") {
+        return Distribution::LogUniform(1.0, 16.0);
+    }
+    if name.ends_with("dt_bias") {
+        return Distribution::InverseSoftplus(0.001, 0.1);
+    }
+    if name.ends_with("bias") {
+        return Distribution::Normal(0.1);
+    }
+    Distribution::Normal((inputs as f32).powf(-0.5))
+}
+
+/// The tokenizer's files in `dir`, with the token ids that tokenizer_config.json gives by name.
+fn text_files(dir: &Path, spec: &ModelSpec) -> Result<TextFiles> {
+    let read = |name: &str| {
+        let path = dir.join(name);
+        std::fs::read(&path).map_err(|e| Error::io(path, e))
+    };
+    let json = read("tokenizer.json")?;
+    let tokenizer = Tokenizer::from_json(&json, &dir.join("tokenizer.json").display().to_string())?;
+    if tokenizer.vocab_size() > spec.vocab {
+        let reason = format!(
+            "{} tokens, but the preset knows {}",
+            tokenizer.vocab_size(),
+            spec.vocab
+        );
+        return Err(Error::input(dir, reason));
+    }
+    let path = dir.join("tokenizer_config.json");
+    let config = text::utf8(read("tokenizer_config.json")?, &path)?;
+    let config: serde_json::Value =
+        serde_json::from_str(&config).map_err(|e| Error::input(&path, e.to_string()))?;
+    let token = |key: &str| match config[key].as_str() {
+        None => Ok(None),
+        Some(name) => match tokenizer.token_id(name) {
+            None => Err(Error::input(
+                &path,
+                format!("{key}: {name:?} is not a token"),
+            )),
+            id => Ok(id),
+        },
+    };
+    Ok(TextFiles {
+        bos: token("bos_token")?,
+        eos: token("eos_token")?,
+        chat_template: config["chat_template"].as_str().map(str::to_string),
+        tokenizer: Some(json),
+    })
+}

@@ -1,0 +1,211 @@
+//! Writes a model as GGUF, tensor by tensor and piece by piece: no more than a few pieces are in memory.
+
+use std::io::{IsTerminal, Write};
+use std::ops::Range;
+use std::path::Path;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use waterline::{Checkpoint, WeightSpec, physical_cores};
+use waterline_quant::gguf::{NewTensor, Value, Writer};
+use waterline_quant::{Format, Tensor};
+
+use crate::error::{Error, Result};
+use crate::format_choice::FormatArgs;
+use crate::interrupt::Interrupt;
+use crate::random::Random;
+use crate::units;
+
+/// Where the values of a tensor come from.
+pub enum Values {
+    /// A tensor of another file.
+    Stored(Tensor),
+    /// Random numbers.
+    Random(Random),
+}
+
+/// A tensor to write.
+pub struct Source {
+    /// Name and shape.
+    pub weight: WeightSpec,
+    /// Its values.
+    pub values: Values,
+}
+
+/// Values that one thread converts at a time.
+const PIECE: usize = 1 << 20;
+
+/// Writes `sources` in the formats that `formats` chooses, and reports what came out. The file appears under its name when it is whole.
+pub fn write_model(
+    path: &Path,
+    metadata: &[(String, Value)],
+    sources: &[Source],
+    formats: &FormatArgs,
+) -> Result<()> {
+    let interrupt = Interrupt::watch()?;
+    let chosen: Vec<_> = sources
+        .iter()
+        .map(|source| formats.choose(&source.weight))
+        .collect();
+    note_fallbacks(sources, &chosen);
+    let tensors: Vec<NewTensor> = sources
+        .iter()
+        .zip(&chosen)
+        .map(|(source, (_, format))| NewTensor {
+            name: source.weight.name.clone(),
+            format,
+            shape: source.weight.shape.clone(),
+        })
+        .collect();
+    let mut writer = Writer::create(path, metadata, &tensors).map_err(Error::Output)?;
+    let total: usize = sources.iter().map(|source| source.weight.len()).sum();
+    let bar = progress(total);
+    let mut bytes = 0;
+    for (source, (_, format)) in sources.iter().zip(&chosen) {
+        bar.set_message(source.weight.name.clone());
+        bytes += write_tensor(&mut writer, source, format, &interrupt, &bar)?;
+    }
+    bar.finish_and_clear();
+    writer.finish().map_err(Error::Output)?;
+    let bits = 8.0 * bytes as f64 / total as f64;
+    let (parameters, bytes) = (units::count(total), units::bytes(bytes));
+    let mut out = std::io::stdout();
+    writeln!(
+        out,
+        "{}: {parameters} parameters, {bytes}, {bits:.2} bits each",
+        path.display()
+    )
+    .map_err(Error::Stdout)
+}
+
+/// Refuses to put the output where the input is read from, or in place of what is no file.
+pub fn check_output(path: &Path, input: Option<&Path>) -> Result<()> {
+    // What does not exist is in nobody's way.
+    let Ok(output) = path.canonicalize() else {
+        return Ok(());
+    };
+    if !output.is_file() {
+        return Err(Error::input(
+            path,
+            "exists and is not a file; choose another name for the output",
+        ));
+    }
+    let Some(input) = input.and_then(|input| input.canonicalize().ok()) else {
+        return Ok(());
+    };
+    if output == input || output.parent() == Some(&input) {
+        return Err(Error::input(
+            path,
+            "is the input, or a part of it; choose another name for the output",
+        ));
+    }
+    Ok(())
+}
+
+/// The tensors of a checkpoint, in the order of its description.
+pub fn sources(checkpoint: &Checkpoint) -> Vec<Source> {
+    let source = |weight: WeightSpec| {
+        let tensor = checkpoint.tensors.get(&weight.name)?.clone();
+        Some(Source {
+            weight,
+            values: Values::Stored(tensor),
+        })
+    };
+    // An opened checkpoint has every tensor of its description.
+    checkpoint
+        .spec
+        .weights()
+        .into_iter()
+        .filter_map(source)
+        .collect()
+}
+
+fn note_fallbacks(sources: &[Source], chosen: &[(&'static Format, &'static Format)]) {
+    let fallbacks: Vec<_> = sources
+        .iter()
+        .zip(chosen)
+        .filter(|(_, (wanted, format))| wanted != format)
+        .collect();
+    if let Some((source, (wanted, format))) = fallbacks.first() {
+        // A note that nobody can read is no error.
+        let _ = writeln!(
+            std::io::stderr(),
+            "note: {} of {} tensors have rows that are not a whole number of blocks; {} is stored as {format} instead of {wanted}",
+            fallbacks.len(),
+            sources.len(),
+            source.weight.name
+        );
+    }
+}
+
+fn progress(total: usize) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:30} {percent:>3} % {eta:>4} {msg}");
+    ProgressBar::new(total as u64)
+        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// Writes one tensor, several pieces at a time; returns its bytes.
+fn write_tensor(
+    writer: &mut Writer,
+    source: &Source,
+    format: &'static Format,
+    interrupt: &Interrupt,
+    bar: &ProgressBar,
+) -> Result<usize> {
+    let cols = source.weight.shape.last().copied().unwrap_or(1).max(1);
+    let rows = source.weight.len() / cols;
+    let step = (PIECE / cols).max(1);
+    let pieces: Vec<Range<usize>> = (0..rows)
+        .step_by(step)
+        .map(|row| row..rows.min(row + step))
+        .collect();
+    let mut bytes = 0;
+    for batch in pieces.chunks(physical_cores()) {
+        interrupt.check()?;
+        let encoded = std::thread::scope(|scope| {
+            let jobs: Vec<_> = batch
+                .iter()
+                .map(|rows| scope.spawn(|| encode(&source.values, rows.clone(), cols, format)))
+                .collect();
+            jobs.into_iter()
+                .map(|job| {
+                    job.join()
+                        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                })
+                .collect::<Vec<_>>()
+        });
+        for (piece, rows) in encoded.into_iter().zip(batch) {
+            let piece = piece?;
+            writer.write_tensor(&piece).map_err(Error::Output)?;
+            bytes += piece.len();
+            bar.inc((rows.len() * cols) as u64);
+        }
+    }
+    Ok(bytes)
+}
+
+/// Some rows of a tensor in `format`.
+fn encode(
+    values: &Values,
+    rows: Range<usize>,
+    cols: usize,
+    format: &'static Format,
+) -> Result<Vec<u8>> {
+    let mut decoded = vec![0.0; rows.len() * cols];
+    match values {
+        Values::Stored(tensor) => {
+            let row_bytes = tensor.format.row_bytes(cols)?;
+            let stored = &tensor.data[rows.start * row_bytes..rows.end * row_bytes];
+            if tensor.format == format {
+                return Ok(stored.to_vec());
+            }
+            tensor.format.decode(stored, &mut decoded);
+        }
+        Values::Random(random) => random.fill(rows.start * cols, &mut decoded),
+    }
+    let mut encoded = vec![0; format.row_bytes(cols)? * rows.len()];
+    format.encode(&decoded, &mut encoded);
+    Ok(encoded)
+}

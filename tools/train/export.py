@@ -1,0 +1,47 @@
+"""Writes a checkpoint as a Hugging Face directory, in shards small enough to travel: export.py CHECKPOINT TOKENIZER_DIR OUT.
+
+Matrices and the embedding are f16; norms, convolutions, decays, gates and routers stay f32.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from model import is_matrix
+
+SHARD = 15_000_000  # bytes
+
+
+def main():
+    checkpoint, tokenizer, out = map(Path, sys.argv[1:4])
+    saved = torch.load(checkpoint, map_location="cpu", weights_only=False)
+    out.mkdir(parents=True, exist_ok=True)
+    shards, size = [{}], 0
+    for name, tensor in saved["model"].items():
+        if is_matrix(name, tensor) or "embeddings" in name:
+            tensor = tensor.to(torch.float16)
+        tensor = tensor.contiguous()
+        if size + tensor.nbytes > SHARD:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    index = {"metadata": {"total_size": sum(t.nbytes for s in shards for t in s.values())}, "weight_map": {}}
+    for i, shard in enumerate(shards):
+        file = f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
+        save_file(shard, out / file, metadata={"format": "pt"})
+        index["weight_map"] |= {name: file for name in shard}
+    (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+    (out / "config.json").write_text(json.dumps(saved["config"], indent=1))
+    if tokenizer.is_dir():
+        shutil.copy(tokenizer / "tokenizer.json", out / "tokenizer.json")
+        shutil.copy(tokenizer / "tokenizer_config.json", out / "tokenizer_config.json")
+    print(f"{len(shards)} shards, {index['metadata']['total_size'] / 1e6:.1f} MB, step {saved['step']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,397 @@
+"""Conversations that train memory: somebody tells things about themselves, talks of other matters for long, then asks.
+
+Also requests for stories in many wordings, and small talk with honest answers. All text is made here or by `gen_synth.py`; every
+value to be remembered is drawn at random, so that it can only be answered by remembering.
+
+Run directly it prints samples: memory_chat.py GEN_SYNTH [COUNT [SEED]]
+"""
+
+import random
+import re
+import runpy
+import sys
+
+NAMES = """Anna Ben Clara David Eva Frank Greta Henry Ines James Karen Liam Maria Nathan Olga Peter Quinn Rachel Simon Tina Ursula Victor
+Wendy Xenia Yusuf Zara Ahmed Aisha Alice Amir Andrea Antonio Astrid Bianca Boris Bruno Carlos Carmen Chloe Chris Daniel Daria Diana Diego
+Edith Edward Elena Elias Elise Emil Erik Fatima Felix Fiona Florian George Gina Hannah Hassan Helen Hiro Ian Ida Igor Irene Isaac Ivan
+Jakob Jana Jasper Joan John Jonas Julia Kai Kira Klara Lars Laura Lena Lina Louis Lukas Magda Marco Martha Martin Mehdi Mina Miriam Mona
+Nadia Nils Nora Oscar Otto Pablo Paul Paula Pia Priya Ralf Rita Robert Robin Rosa Samir Sara Sofia Stefan Sven Tara Thomas Tobias Vera
+Viktor Walter Yara Yuki Zoe Mary Alex Sam Emma Noah Mia Ella Max Leo Lucy Jack Grace Hugo Ivy Owen Ruby Adam Kate Tom Lily""".split()
+PET_NAMES = """Miso Rex Luna Bella Oscar Simba Nala Coco Rocky Daisy Ginger Felix Shadow Pepper Mochi Pickles Waffles Ziggy Bandit Cleo
+Dash Echo Figaro Gizmo Hobbes Iggy Jasper Kiwi Loki Mango Noodle Olive Pumpkin Quincy Rusty Smokey Toffee Uno Velvet Whiskers Xena Yoyo
+Zeus Archie Barney Cookie Dexter Elvis Fudge Goldie Harley Inky Jelly Koko Lucky Maple Nugget Otis Peanut Rolo Salty Tigger Winnie Bruno
+Maxi Minka Mimi Bobby Snowy Spike Sparky Bubbles Fluffy Tiny Spot Rover""".split()
+PETS = "dog cat rabbit hamster parrot goldfish turtle pony horse mouse lizard snake canary duck goat puppy kitten hedgehog frog bird".split()
+TOWNS = """Paris London Berlin Madrid Rome Lisbon Vienna Oslo Dublin Prague Athens Cairo Nairobi Lima Boston Chicago Denver Seattle Austin
+Toronto Montreal Sydney Tokyo Osaka Seoul Delhi Mumbai Zurich Geneva Basel Lyon Nice Munich Hamburg Milan Turin Porto Leeds York Bristol
+Krakow Warsaw Budapest Helsinki Bergen Malmo Ghent Utrecht Portland Dallas Havana Quito Accra Lagos Tunis Izmir Perth Dunedin""".split()
+COLORS = "red blue green yellow orange purple pink brown white black gold silver gray turquoise violet".split()
+FOODS = "pizza pasta soup cake pancakes rice cheese bread sushi curry salad noodles chocolate apples cherries ice cream tacos pie honey soup".split()
+JOBS = "teacher doctor nurse baker farmer driver painter cook singer pilot gardener writer builder student sailor plumber lawyer".split()
+WORDS = """apple river stone cloud tiger lemon garden winter silver rocket candle forest dragon pepper window planet button ladder marble
+orchid pirate rabbit saddle tunnel velvet walnut yellow zebra anchor basket castle desert engine feather guitar hammer island jungle kettle
+lantern magnet needle ocean pencil quartz ribbon sunset thunder umbrella violin whistle""".split()
+
+
+# More heroes, things, food, names and places for the stories of gen_synth.py: with its own few the model learns to tell about those
+# and nothing else.
+MORE = {
+    "ANIM": """dragon robot princess prince king queen knight pirate wizard witch fairy giant elf unicorn mermaid dinosaur lion tiger panda penguin
+        wolf snake crocodile giraffe zebra camel kangaroo koala whale dolphin shark octopus crab fish starfish snail spider bee butterfly ladybug ant worm
+        caterpillar parrot crow swan goose chicken rooster hen chick cow horse donkey sheep deer moose raccoon otter seal bat lizard hamster rat badger mole
+        weasel skunk chipmunk hippo rhino gorilla leopard llama ostrich peacock pigeon robin sparrow eagle seagull lobster shrimp jellyfish turkey bull calf
+        foal fawn cub farmer baker sailor doctor nurse teacher astronaut snowman ghost monster troll clown cook painter singer dancer tailor gardener
+        fisherman firefighter policeman postman librarian captain inventor scientist shepherd miller hunter woodcutter grandmother grandfather toad
+        dwarf goblin genie scarecrow alien ninja cowboy""".split(),
+    "OBJ": """guitar piano violin trumpet flute bicycle scooter skateboard sled wagon rocket airplane train truck car bus balloon candle lantern lamp
+        mirror clock watch ring necklace crown sword shield rope ladder bucket shovel hammer saw paintbrush pencil pen crayon notebook letter postcard puzzle
+        coin feather shell leaf flower rose tulip acorn pinecone seed pumpkin stick rock pebble pearl diamond telescope camera radio computer phone tent
+        backpack suitcase pillow quilt sweater coat jacket shirt dress skirt sock shoe boot slipper glove mitten cap ribbon button needle thread basket bowl
+        cup plate fork knife pot pan kettle teapot bottle jar barrel broom mop brush comb soap towel chair table bed sofa door window fence bridge tower
+        castle cottage igloo wheel anchor sail oar net hook flag tambourine harp xylophone marble yo-yo robot puppet mask costume wand cloak potion egg nest
+        bone collar leash saddle horseshoe cart sleigh snowball icicle star moon cloud rainbow raindrop stone brick log branch tree bush mushroom cactus
+        ticket stamp calendar poster painting statue trophy medal whistle horn drumstick compass magnet battery flashlight glasses helmet belt wallet
+        purse dollhouse rocking-horse jump-rope seesaw swing slide sandcastle surfboard canoe raft submarine helicopter tractor motorcycle ambulance
+        fire-truck hot-air-balloon spaceship treasure-chest music-box snow-globe pocket-watch magic-carpet""".split(),
+    "FOOD": """pizza pie pancake waffle muffin donut cupcake hamburger taco potato tomato orange peach melon strawberry lemon cherry coconut pineapple
+        mango cucumber onion radish turnip pumpkin egg omelet sausage pretzel cracker biscuit brownie pudding lollipop candy chocolate""".split()
+        + ["ice cream cone", "hot dog", "bowl of rice", "bowl of noodles", "slice of bread", "piece of cheese", "jar of honey", "glass of milk", "cup of tea",
+           "bag of nuts", "apple pie", "birthday cake", "blueberry muffin", "gingerbread man", "cheese sandwich", "bunch of grapes"],
+    "BOYS": """Peter Paul John James David Daniel Michael Adam Lucas Oliver Henry Arthur George Harry Felix Oscar Simon Victor Ivan Pedro Carlos Diego Ali
+        Hassan Yusuf Chen Wei Kenji Hiro Raj Arjun Samir Amir Emil Anton Erik Lars Otto Bruno Marco Pablo Mateo Kwame Jamal Tariq Alex Charlie Freddie Toby
+        Joshua""".split(),
+    "GIRLS": """Mary Jane Alice Sarah Laura Julia Clara Sophie Olivia Grace Hannah Ruth Helen Eva Maria Sofia Elena Carmen Lucia Fatima Aisha Amina Mei Lin
+        Yuki Hana Priya Anika Meera Zara Leah Naomi Ingrid Freya Astrid Greta Heidi Chloe Camille Bianca Paula Rita Vera Nadia Olga Daisy Poppy Violet Iris
+        Molly""".split(),
+    "ANAMES": """Rex Rusty Buddy Lucky Shadow Snowy Whiskers Mittens Socks Bandit Scout Ziggy Waffles Pickles Peanut Cookie Pumpkin Marble Clover Daisy Willow
+        Bramble Thistle Flint Ember Sparky Blaze Storm Breezy Bubbles Splash Finny Goldie Penny Copper Bolt Gizmo Rolo Toto Momo Kiki Lulu Zuzu Bingo Domino
+        Tango Fergus Barnaby Winston Matilda""".split(),
+    "PLACE": ["the castle", "the mountain", "the island", "the zoo", "the circus", "the library", "the museum", "the station", "the desert", "the jungle",
+        "the cave", "the village", "the city", "the bridge", "the harbor", "the bakery", "the toy shop", "the swimming pool", "the barn", "the orchard",
+        "the valley", "the waterfall", "the moon", "the old house", "the tower"]}
+
+
+def load_synth(path, seed):
+    """The definitions of gen_synth.py, seeded, without its output, and with wider lists."""
+    argv = sys.argv
+    sys.argv = [str(path), "/dev/null", "--stories", "0", "--chats", "0", "--recall", "0", "--seed", str(seed)]
+    try:
+        synth = runpy.run_path(str(path))
+    finally:
+        sys.argv = argv
+    for name, more in MORE.items():
+        synth[name].extend(word.replace("-", " ") for word in more)
+    return synth
+
+
+def invented(r):
+    return "".join(r.choice("bdfgklmnprstvz") + r.choice("aeiou") for _ in range(r.randint(2, 3))).capitalize() + r.choice(["", "", "n", "s", "l", "k"])
+
+
+def password(r):
+    kind = r.random()
+    if kind < 0.5:
+        return "".join(r.choice("0123456789") for _ in range(r.choice([3, 4, 4, 5, 5, 5, 6, 6, 8])))
+    if kind < 0.65:
+        return r.choice(WORDS)
+    if kind < 0.75:
+        return r.choice(WORDS) + str(r.randint(1, 999))
+    if kind < 0.85:
+        return f"{r.choice(COLORS)} {r.choice(PETS + WORDS)}"
+    if kind < 0.92:
+        return "-".join(r.choice(WORDS) for _ in range(r.randint(2, 3)))
+    return "".join(r.choice("ABCDEFGHJKLMNPQRSTUVWXYZ23456789") for _ in range(r.randint(4, 6)))
+
+
+class Fact:
+    """A thing to remember: ways to tell it (clauses that can be joined), ways to ask, the answer, a short acknowledgement."""
+
+    def __init__(self, key, tell, ask, answer, ack):
+        self.key, self.tell, self.ask, self.answer, self.ack = key, tell, ask, answer, ack
+
+
+def make_facts(r):
+    name = invented(r) if r.random() < 0.3 else r.choice(NAMES)
+    pet, pet_name = r.choice(PETS), invented(r) if r.random() < 0.3 else r.choice(PET_NAMES)
+    code = password(r)
+    color, town = r.choice(COLORS), invented(r) if r.random() < 0.25 else r.choice(TOWNS)
+    food, job, age = r.choice(FOODS), r.choice(JOBS), r.randint(4, 90)
+    sister = r.choice(["brother", "sister", "mother", "father", "friend", "teacher", "cousin", "daughter", "son", "wife", "husband"])
+    relative = invented(r) if r.random() < 0.3 else r.choice(NAMES)
+    word = r.choice(["password", "password", "password", "password", "code", "secret word", "secret code", "pin"])
+    spoken = "color" if r.random() < 0.6 else "colour"
+    a = "an" if job[0] in "aeiou" else "a"
+    return {
+        "name": Fact("name",
+            [f"my name is {name}", f"my name is {name}", f"I am {name}", f"I'm {name}", f"you can call me {name}", f"my name's {name}", f"people call me {name}", f"call me {name}"],
+            ["What is my name?", "What's my name?", "Do you remember my name?", "Who am I?", "Can you tell me my name?", "Do you know my name?", "What was my name?", "What am I called?",
+             "what is my name", "Tell me my name.", "Do you still remember my name?", "whats my name", "What did I say my name was?", "Say my name.", "So what is my name?"],
+            f"Your name is {name}.", f"Nice to meet you, {name}!"),
+        "pet": Fact("pet",
+            [f"I have a {pet} called {pet_name}", f"I have a {pet} named {pet_name}", f"my {pet} is called {pet_name}", f"my {pet}'s name is {pet_name}", f"my pet is a {pet} called {pet_name}",
+             f"I live with my {pet} {pet_name}", f"my {pet} is named {pet_name}", f"I've got a {pet} called {pet_name}", f"we have a {pet} and its name is {pet_name}", f"{pet_name} is my {pet}"],
+            [f"What is my {pet} called?", f"What is my {pet}'s name?", f"What is the name of my {pet}?", "What is my pet called?", "What is my pet's name?", "What is the name of my pet?",
+             f"What's my {pet} called?", f"What's my {pet}'s name?", f"Do you remember the name of my {pet}?", f"Do you remember my {pet}'s name?", "what is my pets name", f"what is the name of my {pet}",
+             "What's the name of my pet?", f"How is my {pet} called?", f"Can you tell me my {pet}'s name?", f"What did I call my {pet}?"],
+            f"Your {pet} is called {pet_name}.", r.choice([f"{pet_name} is a lovely name for a {pet}.", f"{pet_name} sounds nice."])),
+        "kind": Fact("kind", [], ["What pet do I have?", "What kind of pet do I have?", "Which animal do I have?", "Do I have a pet?", f"Who is {pet_name}?", f"What kind of animal is {pet_name}?", "What animal do I have?", "what pet do i have"],
+            f"You have a {pet} called {pet_name}.", ""),
+        "password": Fact("password",
+            [f"my {word} is {code}", f"the {word} is {code}", f"please remember the {word}: {code}", f"remember my {word}: {code}", f"remember that the {word} is {code}", f"my {word} is {code}", f"the {word} is {code}",
+             f"please remember that my {word} is {code}", f"keep this {word} for me: {code}", f"my secret {word.replace('secret ', '')} is {code}", f"the {word} for today is {code}", f"don't forget my {word}, it is {code}"],
+            [f"What is the {word}?", f"What is my {word}?", f"What's the {word}?", f"What's my {word}?", f"What was the {word}?", f"Do you remember the {word}?", f"Do you remember my {word}?", f"Tell me the {word}.",
+             f"Can you tell me my {word}?", f"what is the {word}", f"what is my {word}", f"I forgot my {word}. What was it?", f"What {word} did I tell you?", f"Please tell me my {word}.", f"Do you still know the {word}?", f"Give me the {word}."],
+            f"The {word} is {code}.", r.choice([f"I will remember the {word}.", f"I will keep the {word} in mind.", f"The {word} is {code}, I will remember it."])),
+        "color": Fact("color", [f"my favorite {spoken} is {color}".replace("favorite", "favourite" if spoken == "colour" else "favorite"), f"I like the {spoken} {color} best", f"the {spoken} I like most is {color}", f"{color} is my favorite {spoken}"],
+            [f"What is my favorite {spoken}?", f"What's my favorite {spoken}?", f"Which {spoken} do I like best?", f"Do you remember my favorite {spoken}?", f"what is my favourite {spoken}", f"What {spoken} do I like?"],
+            f"Your favorite {spoken} is {color}.", f"{color.capitalize()} is a nice {spoken}."),
+        "town": Fact("town", [f"I live in {town}", f"I am from {town}", f"I come from {town}", f"my home is in {town}", f"I'm from {town}", f"my town is {town}"],
+            ["Where do I live?", "Where am I from?", "What town do I live in?", "Do you remember where I live?", "Which city am I from?", "where do i live", "Where is my home?"],
+            f"You told me {town}.", f"{town} must be a nice place."),
+        "food": Fact("food", [f"my favorite food is {food}", f"I love to eat {food}", f"I like {food} most of all", f"the food I like best is {food}"],
+            ["What is my favorite food?", "What do I like to eat?", "What food do I like?", "Do you remember my favorite food?", "what's my favorite food"],
+            f"Your favorite food is {food}.", f"{food.capitalize()}, that sounds tasty!"),
+        "job": Fact("job", [f"I am {a} {job}", f"I work as {a} {job}", f"my job is {job}", f"I'm {a} {job}"], ["What is my job?", "What do I do for work?", "What's my job?", "Do you remember my job?", "What do I work as?"],
+            f"You are {a} {job}.", f"Being {a} {job} sounds interesting."),
+        "age": Fact("age", [f"I am {age} years old", f"I'm {age}", f"my age is {age}", f"I am {age}"], ["How old am I?", "What is my age?", "Do you remember how old I am?", "how old am i"], f"You are {age} years old.", f"{age} is a good age."),
+        "relative": Fact("relative", [f"my {sister} is called {relative}", f"my {sister}'s name is {relative}", f"I have a {sister} named {relative}"],
+            [f"What is my {sister} called?", f"What is my {sister}'s name?", f"What is the name of my {sister}?", f"What's my {sister}'s name?", f"Who is {relative}?" if r.random() < 0.3 else f"Do you remember my {sister}'s name?"],
+            f"Your {sister} is called {relative}.", f"Please say hello to {relative}."),
+    }
+
+
+UNKNOWN = {
+    "name": ["I do not know your name yet. What is your name?", "You have not told me your name yet."],
+    "pet": ["I do not know. You have not told me about a pet.", "You have not told me that yet."],
+    "password": ["I do not know. You have not told me one.", "You have not told me that yet."],
+    "color": ["I do not know your favorite color. What is it?", "You have not told me that yet."],
+    "town": ["I do not know where you live. You have not told me.", "You have not told me that yet."],
+    "food": ["I do not know what you like to eat. You have not told me.", "You have not told me that yet."],
+    "job": ["I do not know. You have not told me about your job.", "You have not told me that yet."],
+    "age": ["I do not know how old you are. You have not told me.", "You have not told me that yet."],
+    "relative": ["I do not know. You have not told me that name.", "You have not told me that yet."],
+}
+
+SMALL_TALK = [
+    ("Hello|Hi|Hi there|Hey|hello|hi|hey|Good morning|Good evening|Good afternoon|Hello there|Hello!|Hi!|Hey you", "Hello! How can I help you?|Hi! It is nice to talk to you.|Hello! What would you like to talk about?|Hi! Would you like to hear a story?"),
+    ("How are you?|How are you today?|how are you|How do you do?|How is it going?|Are you well?|How's it going?|hi, how are you?|Hello, how are you?", "I am fine, thank you. How are you?|I am doing well, thank you!|Very well, thank you. And you?"),
+    ("I am fine.|I'm fine, thanks.|Good, thanks.|I'm good.|I am well, thank you.|Not bad.|fine", "I am glad to hear that. What would you like to do?|That is good. Shall I tell you a story?"),
+    ("Who are you?|What are you?|Are you a robot?|Are you human?|Tell me about yourself.|who are you|What's your name?|What is your name?|Do you have a name?", "I am a small language model that runs on this computer. I can tell stories and remember what you tell me.|I am a small assistant. I run on your own computer."),
+    ("What can you do?|what can you do|How can you help me?|What are you good at?|Help|help me|What do you know?", "I can tell short stories, answer simple questions, and remember what you tell me in this chat.|I can tell you a story, talk a little, and keep things in mind for you."),
+    ("Thank you|Thanks|thanks|Thank you very much.|Thanks a lot!|Thank you so much!|Great, thanks.", "You are welcome!|I am happy to help.|Any time!"),
+    ("Bye|Goodbye|bye bye|See you|See you tomorrow.|Good night|I have to go.|That's all.", "Goodbye! It was nice talking to you.|Bye! Have a nice day.|See you soon!"),
+    ("Tell me a joke.|Do you know a joke?|Make me laugh.|tell me a joke|Another joke, please.", "Why did the teddy bear eat no cake? It was already stuffed.|What do you call a sleeping bull? A bulldozer.|Why did the bird go to school? To learn to tweet the right words.|What is brown and sticky? A stick.|Why can a nose not be twelve inches long? Then it would be a foot."),
+    ("What is the weather like?|How is the weather?|Is it raining?|What's the weather today?|Will it rain tomorrow?", "I cannot see the weather from here. Please look out of the window.|I do not know, I cannot see outside."),
+    ("What time is it?|What day is it today?|What is the date today?|what time is it", "I do not know, I have no clock.|I cannot see a clock or a calendar."),
+    ("Who won the World Cup?|Who is the president?|What is the latest news?|Who wrote this book?|What is quantum physics?|How does a computer work?|What is the price of gold?|Can you write code?|How far is the moon?|Who invented the telephone?|What is the meaning of life?|Translate this into French.", "I do not know that. I am a small model and know only simple things.|I am sorry, I do not know. I am better at telling stories."),
+    ("I am sad.|I feel sad.|I had a bad day.|I'm lonely.|I am not happy.|Today was hard.", "I am sorry to hear that. Would a nice story help?|I am sorry. I hope tomorrow will be better."),
+    ("I am happy!|I had a good day.|I feel great.|Today was fun.|I'm so happy", "That is wonderful!|I am glad to hear that. What was the best part?"),
+    ("I am bored.|I'm bored|I have nothing to do.|What should I do today?", "Shall I tell you a story?|You could read a book, draw a picture or go for a walk."),
+    ("I am tired.|I can't sleep.|I am going to bed.|I'm sleepy.", "Then rest a little. Shall I tell you a quiet story?|Sleep well and have sweet dreams."),
+    ("I am hungry.|I'm thirsty.|I want something to eat.", "Maybe you could have an apple or a sandwich.|Then it is time for something good to eat and drink."),
+    ("Do you like dogs?|Do you like animals?|Do you like cats?|Do you like music?|Do you like stories?", "Yes, I like stories about them very much.|Yes! Shall I tell you a story about that?"),
+    ("Are you alive?|Do you have feelings?|Do you sleep?|Do you eat?|Can you see me?", "No, I am only a program on your computer.|I am a program, so I cannot do that. But I can talk with you."),
+    ("OK|Okay|ok|I see.|Nice.|Cool|Great!|Wow|Yes|Good", "Is there anything else you would like?|What shall we do next?|Good! What would you like now?"),
+    ("I like you.|You are nice.|You are clever.|Good job!|Well done.", "Thank you! I like talking with you.|That is kind of you."),
+    ("Can you remember things?|Will you remember what I say?|Do you have a good memory?|Can you keep a secret?", "Yes, I remember what you tell me in this chat.|Yes. Tell me, and I will keep it in mind."),
+]
+SMALL_TALK = [(q.split("|"), a.split("|")) for q, a in SMALL_TALK]
+
+STORY_ASK = """Tell me a story about {}.|Tell me a story about {}.|Tell me a story about {}.|Tell me a short story about {}.|tell me a story about {}|Can you tell me a story about {}?
+Could you tell me a story about {}?|Please tell me a story about {}.|Write a story about {}.|Write me a short story about {}.|I want a story about {}.|I would like to hear a story about {}.
+I'd like a story about {}.|Make up a story about {}.|A story about {}, please.|story about {}|Do you know a story about {}?|Tell me about {}.|Tell a story with {} in it.|Tell me a story with {}.
+How about a story about {}?|Let's have a story about {}.|Tell me a bedtime story about {}.|Now tell me a story about {}.|Give me a story about {}.|a story about {}|Once more, please: a story about {}.""".replace("\n", "|").split("|")
+ANY_STORY = "Tell me a story.|Tell me a story|tell me a story|Can you tell me a story?|I want to hear a story.|Another story, please.|Tell me another story.|One more story!|Tell me a bedtime story.|Please tell me a story.|Another one, please.|Tell me something nice.|Do you know a story?|story".split("|")
+AFTER_STORY = [(["Thank you!", "That was nice.", "I like this story.", "What a good story!", "That was a lovely story.", "Nice story", "Great story, thanks."],
+    ["You are welcome! Would you like another one?", "I am glad you liked it.", "Thank you! Shall I tell you one more?"])]
+PASSAGE_ACK = ["Thank you for sharing that.", "That is interesting.", "Thank you, I have read it.", "I see. What happens next?", "That is a nice passage.", "I like how it is told."]
+HELLO = ["Hello", "Hi", "Hey", "Hello there", "Good morning", "Hi there"]
+
+
+class Writer:
+    """Draws conversations. A conversation is a list of (user, assistant, whether the answer must be remembered).
+
+    pairs: (user, assistant) exchanges, texts: passages that the user may paste; both only to lengthen conversations.
+    """
+
+    def __init__(self, synth, seed, pairs=(), texts=()):
+        self.r, self.synth, self.pairs, self.texts = random.Random(seed), synth, pairs, texts
+
+    def sentences(self, clauses):
+        """Joins clauses into natural text: sentences, or "and"."""
+        r, out = self.r, ""
+        for i, clause in enumerate(clauses):
+            if i and r.random() < 0.45 and not clause.startswith(("please", "remember", "keep", "don't", "call")):
+                out += r.choice([" and ", " and ", ", and ", ", "]) + clause
+            else:
+                out += (r.choice([". ", ". ", "! "]) if i else "") + clause[0].upper() + clause[1:]
+        return out + r.choice([".", ".", ".", "!", ""])
+
+    def small_talk(self):
+        r = self.r
+        if r.random() < 0.5:
+            q, a = self.synth["smallqa"]()
+            return q, a, False
+        q, a = r.choice(SMALL_TALK)
+        return r.choice(q), r.choice(a), False
+
+    def story(self):
+        """A request and a story that is about what was asked for, and sometimes questions on it."""
+        r, s = self.r, self.synth
+        text, topic, qa, hero, friend = s["story"]()
+        an = s["an"]
+        thing = re.search(r"\b(?:%s) (?:%s)\b" % ("|".join(s["COL"]), "|".join(s["OBJ"])), text)
+        bare = an(thing.group().split(" ", 1)[1]) if thing else None
+        thing = an(thing.group()) if thing else None
+        food = next((f for f in s["FOOD"] if re.search(rf"\b{f}\b", text)), None)
+        place = next((p for p in s["PLACE"] if p in text), None)
+        who = r.choice([an(hero.kind), an(hero.kind), f"{an(hero.adj)} {hero.kind}", f"{an(hero.kind)} named {hero.name}", f"{an(hero.kind)} called {hero.name}", hero.name])
+        other = r.choice([an(friend.kind), f"{an(friend.kind)} named {friend.name}", friend.name])
+        forms = [who, topic]
+        if thing:
+            forms += [f"{who} and {thing}"] * 3 + [f"{who} with {thing}", thing, f"{who}, {other} and {thing}", f"{thing} and {who}", f"{who} who has {thing}"]
+            forms += [f"{who} and {bare}"] * 3 + [f"{who} with {bare}", bare, f"{who} who has {bare}", f"{bare} and {who}"]
+        if food:
+            forms += [f"{who} and {an(food)}"] * 2 + [f"{who} who likes {an(food)}", an(food)]
+        if friend.kind != hero.kind:
+            forms += [f"{who} and {other}"]
+        if place:
+            forms += [f"{who} at {place}", f"{who} in {place}" if place in ("the park", "the garden", "the forest", "the meadow") else f"{who} and {place}"]
+        turns = [((r.choice(ANY_STORY) if r.random() < 0.15 else r.choice(STORY_ASK).format(r.choice(forms))), text, False)]
+        if r.random() < 0.35:
+            turns += [(q, a, False) for q, a in r.sample(qa, r.randint(1, min(3, len(qa))))]
+        if r.random() < 0.15:
+            q, a = AFTER_STORY[0]
+            turns.append((r.choice(q), r.choice(a), False))
+        return turns
+
+    def passage(self):
+        """The user pastes a passage of a book."""
+        r, text = self.r, self.r.choice(self.texts)
+        start = r.randrange(max(1, len(text) - 300))
+        start = text.find(" ", start) + 1
+        text = text[start : start + r.randint(200, 2500)].rsplit(" ", 1)[0]
+        return r.choice(["Here is something I read: ", "Listen to this. ", "I am reading a book. It says: ", "", "", "Read this:\n\n"]) + text, r.choice(PASSAGE_ACK), False
+
+    def filler(self, chars):
+        turns, size = [], 0
+        while size < chars:
+            kind = self.r.random()
+            if kind < 0.45:
+                new = self.story()
+            elif kind < 0.5 and self.pairs:
+                new = [(*self.r.choice(self.pairs), False)]
+            elif kind < 0.65 and self.texts:
+                new = [self.passage()]
+            else:
+                new = [self.small_talk() for _ in range(self.r.randint(1, 3))]
+            if size and size + sum(len(q) + len(a) for q, a, _ in new) > chars + 600:
+                new = [self.small_talk()]
+            turns += new
+            size += sum(len(q) + len(a) for q, a, _ in new)
+        return turns
+
+    def memory(self, low, high):
+        """A conversation whose questions come low..high characters (log-uniform) after what they ask for."""
+        r = self.r
+        facts = make_facts(r)
+        told = [k for k in ("name", "pet", "password") if r.random() < 0.75] or ["name"]
+        told += [k for k in ("color", "town", "food", "job", "age", "relative") if r.random() < 0.13]
+        r.shuffle(told)
+        if "name" in told and r.random() < 0.6:
+            told.remove("name")
+            told.insert(0, "name")
+        lower = r.random() < 0.1
+        turns, groups = [], [told]
+        if len(told) > 1 and r.random() < 0.35:  # over two or more turns
+            cut = r.randint(1, len(told) - 1)
+            groups = [told[:cut], told[cut:]]
+            if r.random() < 0.3:
+                groups = [[k] for k in told]
+        if r.random() < 0.15:
+            turns.append(self.small_talk())
+        for i, group in enumerate(groups):
+            text = self.sentences([r.choice(facts[k].tell) for k in group])
+            if not i and r.random() < 0.35:
+                text = r.choice(HELLO) + r.choice(["! ", ", ", ". "]) + text
+            if r.random() < 0.2:
+                text += r.choice([" Please remember that.", " Can you remember that?", " Remember this.", " Don't forget it."])
+            turns.append((text, self.acknowledge([facts[k] for k in group]), False))
+            if i + 1 < len(groups) and r.random() < 0.3:
+                turns += [self.small_talk() for _ in range(r.randint(1, 2))]
+        chars = low * (high / low) ** r.random()
+        ask = [k for k in told] + (["kind"] if "pet" in told else [])
+        if chars > 1500 and r.random() < 0.4:  # some questions on the way too
+            part = r.uniform(0.2, 0.8)
+            turns += self.filler(chars * part) + self.questions(facts, r.sample(ask, min(len(ask), r.randint(1, 2))), told)
+            chars *= 1 - part
+        turns += self.filler(chars)
+        r.shuffle(ask)
+        turns += self.questions(facts, ask if r.random() < 0.6 else ask[: r.randint(1, len(ask))], told)
+        if r.random() < 0.15:
+            turns.append(self.small_talk())
+        if lower:
+            turns = [(q.lower() if not any(ch.isdigit() for ch in q) and self.values_lower(facts, q) else q, a, m) for q, a, m in turns]
+        return turns
+
+    @staticmethod
+    def values_lower(facts, question):
+        """Whether a user's turn may be lower-cased without changing a value that will be asked for."""
+        return not any(w in question for f in facts.values() for w in f.answer.rstrip(".").split() if w[0].isupper() and w not in ("Your", "You", "The"))
+
+    def acknowledge(self, facts):
+        r = self.r
+        name = next((f for f in facts if f.key == "name"), None)
+        if name and r.random() < 0.75:
+            out = name.ack
+        else:
+            out = r.choice(["Thank you.", "Okay.", "Good to know.", "All right.", "Thank you for telling me."])
+        others = [f for f in facts if f.key != "name"]
+        if others and r.random() < 0.7:
+            out += " " + " ".join(f.ack for f in others[: r.choice([1, 1, 2, 3])])
+        elif r.random() < 0.6:
+            out += " " + r.choice(["I will remember that.", "I will keep that in mind.", "I will not forget it.", "What would you like to do?", "How can I help you?"])
+        return out
+
+    def questions(self, facts, keys, told):
+        r, turns = self.r, []
+        for key in keys:
+            turns.append((r.choice(facts[key].ask), facts[key].answer, True))
+            if r.random() < 0.12:
+                turns.append(self.small_talk())
+        if len(keys) > 1 and r.random() < 0.08:
+            pair = r.sample([k for k in keys if k != "kind"] or keys, min(2, len([k for k in keys if k != "kind"]) or 1))
+            if len(pair) == 2:
+                q = [facts[k].ask[0] for k in pair]
+                turns.append((f"{q[0][:-1]} and {q[1][0].lower() + q[1][1:]}", " ".join(facts[k].answer for k in pair), True))
+        if r.random() < 0.15:
+            key = r.choice([k for k in UNKNOWN if k not in told])
+            turns.insert(r.randint(0, len(turns)), (r.choice(facts[key].ask[:5]), r.choice(UNKNOWN[key]), True))
+        return turns
+
+    def request(self):
+        """A short conversation around stories and small talk, without things to remember."""
+        r, turns = self.r, []
+        if r.random() < 0.3:
+            turns += [self.small_talk() for _ in range(r.randint(1, 3))]
+        if r.random() < 0.7:
+            turns += self.story()
+        if r.random() < 0.3:
+            turns += [self.small_talk() for _ in range(r.randint(1, 3))]
+        if r.random() < 0.08:
+            facts = make_facts(r)
+            key = r.choice(list(UNKNOWN))
+            turns.insert(r.randint(0, len(turns)), (r.choice(facts[key].ask[:5]), r.choice(UNKNOWN[key]), False))
+        return turns or [self.small_talk()]
+
+
+def main():
+    writer = Writer(load_synth(sys.argv[1], int((sys.argv[3:] or [1])[0])), int((sys.argv[3:] or [1])[0]))
+    for _ in range(int((sys.argv[2:] or [3])[0])):
+        for q, a, remembered in writer.memory(40, 800):
+            print(f"> {q}\n{'*' if remembered else ' '} {a[:200]}")
+        print("----")
+
+
+if __name__ == "__main__":
+    main()

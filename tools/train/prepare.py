@@ -1,0 +1,192 @@
+"""Turns the corpus into arrays of tokens, and writes as much fresh synthetic text as the run will read.
+
+prepare.py --corpus DIR --out DIR [--tokens MILLIONS] [--workers N]
+
+DIR holds corpus.jsonl.xz, gen_synth.py and tok4096/. Per group the output has <group>.<n>.tokens.npy (uint16) and
+<group>.<n>.ends.npy (int64, where each document ends). Above the 12 bits of the token a code carries what is learned from it.
+"""
+
+import argparse
+import itertools
+import json
+import lzma
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+import numpy as np
+from tokenizers import Tokenizer
+
+from memory_chat import Writer, load_synth
+
+BOS, EOS, USER, ASSISTANT = 1, 2, 4, 5
+ROLES = {"system": 3, "user": USER, "assistant": ASSISTANT}
+TOKEN = 0x0FFF
+ANSWER = 0x1000  # said by the assistant (or plain text): learned in both phases
+NEVER = 0x2000  # random matter of the user's: never learned
+RECALL = 0x4000  # an answer that had to be remembered
+LONGEST = 4096
+
+# Share of the tokens, in the first and in the second phase of training.
+MIX = {
+    "books": (0.16, 0.05), "stories": (0.015, 0.015), "fairytale_qa": (0.015, 0.02), "human_chat": (0.05, 0.015), "tasks": (0.02, 0.01),
+    "small_talk": (0.005, 0.01), "synth_story": (0.19, 0.15), "request": (0.13, 0.15), "synth_chat": (0.05, 0.06), "recall": (0.06, 0.06),
+    "memory_short": (0.12, 0.14), "memory_mid": (0.145, 0.15), "memory_long": (0.04, 0.17)}
+SECOND_PHASE = 0.6  # progress at which the second phase begins
+MEMORY = {"memory_short": (40, 1200), "memory_mid": (1200, 6000), "memory_long": (6000, 14500)}  # characters from telling to asking
+
+
+def group_of(doc):
+    source, kind = doc["source"], doc["kind"]
+    if kind == "book":
+        return "books"
+    if kind == "story":
+        return "stories"
+    if kind == "qa_ctx":
+        return "fairytale_qa"
+    if source.startswith(("BYU", "Topical")):
+        return "human_chat"
+    if source.startswith(("SGD", "Taskmaster")):
+        return "tasks"
+    if source.startswith("Microsoft"):
+        return "small_talk" if doc.get("persona") == "friendly" else None
+    if source.startswith(("chatterbot", "WordNet")):
+        return "small_talk"
+    return None  # synthetic: generated afresh
+
+
+def messages(turns):
+    """Turns of `memory_chat` as messages; `recall` marks answers that had to be remembered."""
+    out = []
+    for user, assistant, recall in turns:
+        out += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant, "recall": recall}]
+    return out
+
+
+def pieces(doc, private=False):
+    """A document in the chat layout: (leading special token, text, trailing special token, flags of its tokens)."""
+    if "text" in doc:
+        return [(BOS, doc["text"], EOS, ANSWER)]
+    out = [(BOS, "", None, NEVER)]
+    for m in doc["messages"]:
+        said = m["role"] == "assistant"
+        flags = (ANSWER | (RECALL if m.get("recall") else 0)) if said else (NEVER if private else 0)
+        out.append((ROLES[m["role"]], m["content"], EOS if said else None, flags))
+    return out
+
+
+def encode(tokenizer, docs):
+    """Documents (lists of pieces) as arrays of codes."""
+    texts = iter(tokenizer.encode_batch_fast([p[1] for d in docs for p in d], add_special_tokens=False))
+    for doc in docs:
+        codes = []
+        for lead, _, trail, flags in doc:
+            codes.append(np.array([lead | (flags & NEVER)], np.uint16))
+            codes.append(np.array(next(texts).ids, np.uint16) | np.uint16(flags))
+            if trail is not None:
+                codes.append(np.array([trail | flags], np.uint16))
+        yield np.concatenate(codes)
+
+
+def synthetic(group, seed, synth_path, pairs, texts):
+    """Endless documents of a synthetic group."""
+    synth = load_synth(synth_path, seed)
+    writer = Writer(synth, seed, pairs, texts)
+    while True:
+        if group == "synth_story":
+            yield pieces({"messages": synth["storychat"]()[1]})
+        elif group == "request":
+            yield pieces({"messages": messages(writer.request())})
+        elif group == "synth_chat":
+            yield pieces({"messages": mark(*synth["chat"]())})
+        elif group == "recall":
+            yield pieces({"messages": mark(*synth["recall"]())}, private=True)
+        else:
+            yield pieces({"messages": messages(writer.memory(*MEMORY[group]))}, private=True)
+
+
+def mark(kind, said):
+    """Marks the remembered answers among gen_synth's messages."""
+    for m in said:
+        if m["role"] == "assistant" and (kind in ("recall_needle", "recall_list")
+                or kind in ("recall_chat", "chat_memory") and m["content"].startswith(("Your ", "You have", "The password is"))):
+            m["recall"] = True
+    return said
+
+
+def work(task):
+    group, n, seed, budget, docs, synth_path, tokenizer_path, out = task
+    tokenizer = Tokenizer.from_file(str(tokenizer_path))
+    source = iter(docs) if docs is not None else synthetic(group, seed, synth_path, PAIRS, TEXTS)
+    kept, total = [], 0
+    while docs is not None or total < budget:
+        batch = list(itertools.islice(source, 256))
+        if not batch:
+            break
+        for codes in encode(tokenizer, batch):
+            if len(codes) > LONGEST:
+                if group not in ("books", "stories"):
+                    continue
+                codes = codes[:LONGEST]
+            kept.append(codes)
+            total += len(codes)
+    np.save(out / f"{group}.{n}.tokens.npy", np.concatenate(kept))
+    np.save(out / f"{group}.{n}.ends.npy", np.cumsum([len(c) for c in kept]))
+    return group, len(kept), total
+
+
+def read_jsonl(path):
+    with lzma.open(path, "rt", encoding="utf-8") as f:
+        for line in f:
+            yield json.loads(line)
+
+
+def main():
+    global PAIRS, TEXTS
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tokens", type=float, default=800, help="millions of tokens that the run is expected to read")
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--limit", type=int, default=None, help="read only so many real documents (for a trial)")
+    parser.add_argument("--seed", type=int, default=1000)
+    args = parser.parse_args()
+    begin = time.time()
+    args.out.mkdir(parents=True, exist_ok=True)
+    real = {}
+    for doc in itertools.islice(read_jsonl(args.corpus / "corpus.jsonl.xz"), args.limit):
+        group = group_of(doc)
+        if group:
+            real.setdefault(group, []).append(doc)
+    PAIRS = [(d["messages"][0]["content"], d["messages"][1]["content"]) for d in real.get("small_talk", []) if len(d["messages"]) == 2]
+    TEXTS = [d["text"] for d in real.get("books", [])]
+    print(f"read {sum(map(len, real.values()))} real documents in {time.time() - begin:.0f} s", flush=True)
+
+    common = (args.corpus / "gen_synth.py", args.corpus / "tok4096" / "tokenizer.json", args.out)
+    tasks, seed = [], args.seed
+    for group, (first, second) in MIX.items():
+        if group in real:
+            docs = [pieces(d) for d in real[group]]
+            shards = max(1, len(docs) // 1000)
+            tasks += [(group, i, 0, 0, docs[i::shards], *common) for i in range(shards)]
+        elif group.startswith(("synth", "request", "recall", "memory")):
+            budget = args.tokens * 1e6 * (SECOND_PHASE * first + (1 - SECOND_PHASE) * second)
+            shards = max(1, round(budget / 4e6))
+            for i in range(shards):
+                tasks.append((group, i, seed, budget / shards, None, *common))
+                seed += 1
+    assert seed < 900000, "seeds from 900000 on are for evaluation"
+    totals = {}
+    with multiprocessing.get_context("fork").Pool(args.workers) as pool:
+        for group, docs, tokens in pool.imap_unordered(work, tasks, chunksize=1):
+            d, t = totals.get(group, (0, 0))
+            totals[group] = d + docs, t + tokens
+    for group, (docs, tokens) in totals.items():
+        print(f"{group:14} {docs:8} documents {tokens / 1e6:8.2f} M tokens")
+    print(f"prepared {sum(t for _, t in totals.values()) / 1e6:.0f} M tokens in {time.time() - begin:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

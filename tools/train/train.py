@@ -1,0 +1,239 @@
+"""Trains the built-in model for a wall-clock budget, in one call or several.
+
+train.py --data DIR --run DIR --minutes M --total-minutes T [--resume] [--finish]
+
+Everything that changes during training is a function of the progress p = training time so far / planned total. --finish makes this
+call's end the run's end: the plan is stretched or shortened so that the learning rate reaches zero just before --minutes are over.
+Writes DIR/checkpoint.pt and DIR/loss.csv.
+"""
+
+import argparse
+import csv
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch._dynamo
+import torch.nn.functional as F
+
+from batches import Batches
+from model import LTE, Block, Config, Model
+from optim import fake_quantized, optimizers
+from prepare import MIX, SECOND_PHASE
+
+ROUTER_ON = 0.08  # before: every token is kept (full attention)
+CAP_ON = 0.25  # from here a query sees at most `buffer_size` older tokens per head
+ALL_CLOSED = 0.85  # from here no row keeps all its tokens
+DECAY = 0.68
+QUANTIZE = 0.72
+PRICE_LEAST, PRICE_MOST, PRICE_STEP = 1e-3, 10.0, 1.02  # of the L1 price, changed at every step
+LIFT = 0.01
+KEPT = (0.5, 0.02)  # share of the tokens that score above zero, at ROUTER_ON and from CAP_ON on
+
+
+def learning_rate(p):
+    """Share of the full rate: flat, then linear to zero. (The warm-up is counted in steps.)"""
+    return 1.0 if p < DECAY else max(0.0, (1 - p) / (1 - DECAY))
+
+
+def open_share(p):
+    """Share of the rows in which every token is kept, so that dropped tokens still receive a gradient."""
+    return 1.0 if p < ROUTER_ON else 0.2 if p < CAP_ON else 0.1 if p < ALL_CLOSED else 0.0
+
+
+def kept_share(p):
+    x = min(1.0, max(0.0, (p - ROUTER_ON) / (CAP_ON - ROUTER_ON)))
+    return KEPT[0] ** (1 - x) * KEPT[1] ** x
+
+
+def token_losses(hidden, head, targets):
+    """Cross entropy and whether the best guess is right, per token."""
+    logits = F.linear(hidden.to(torch.bfloat16), head.to(torch.bfloat16)) if hidden.is_cuda else F.linear(hidden, head)
+    logits = logits.flatten(0, -2)
+    loss = F.cross_entropy(logits.float(), targets.flatten(), reduction="none").view_as(targets)
+    return loss, logits.detach().argmax(-1).view_as(targets) == targets
+
+
+class Sparsity:
+    """The paper's sparsity control: an L1 price on positive scores, per LTE layer and kv head, that rises while more tokens than the
+    target score above zero and falls while fewer do.
+
+    The price has no force on a token below zero, so a head that has let go of nearly everything is lifted by its last bias.
+    """
+
+    def __init__(self, model, device):
+        self.biases = [layer.attn.router.conv_stack.proj.bias for layer in model.model.layers if isinstance(layer.attn, LTE)]
+        self.price = torch.zeros(len(self.biases), len(self.biases[0]), device=device)
+        self.kept = torch.ones_like(self.price)
+
+    def penalty(self, scores):
+        """scores: per layer [B, T, Hk]."""
+        return (torch.stack([x.float().relu().mean((0, 1)) for x in scores]) * self.price).mean()
+
+    @torch.no_grad()
+    def update(self, scores, share):
+        self.kept.lerp_(torch.stack([(x > 0).float().mean((0, 1)) for x in scores]), 0.05)
+        rising = (self.price * PRICE_STEP).clamp(min=PRICE_LEAST)
+        price = torch.where(self.kept > 1.05 * share, rising, torch.where(self.kept < 0.9 * share, self.price / PRICE_STEP, self.price))
+        self.price.copy_(torch.where(price < PRICE_LEAST, 0.0, price).clamp(max=PRICE_MOST))
+        for bias, kept in zip(self.biases, self.kept):
+            bias.add_(LIFT * (kept < share / 3))
+
+    def state(self):
+        return self.price, self.kept
+
+    def load(self, state):
+        self.price.copy_(state[0])
+        self.kept.copy_(state[1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, required=True, help="wall clock of this call, compilation included")
+    parser.add_argument("--total-minutes", type=float, required=True, help="planned training time of all calls")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--finish", action="store_true")
+    parser.add_argument("--config", type=Path, help="config.json; default: the built-in model's sizes")
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--length", type=int, default=4096)
+    parser.add_argument("--lr", type=float, default=4e-3)
+    parser.add_argument("--warmup", type=int, default=100, help="steps")
+    parser.add_argument("--no-fake-quant", dest="fake_quant", action="store_false")
+    parser.add_argument("--no-compile", dest="compile", action="store_false")
+    parser.add_argument("--dense", action="store_true", help="dense attention instead of FlexAttention (slow; few rows)")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    called = time.time()
+    args.run.mkdir(parents=True, exist_ok=True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_float32_matmul_precision("high")
+    torch.manual_seed(args.seed)
+
+    model = Model(Config.load(args.config) if args.config else Config()).to(device)
+    sparsity = Sparsity(model, device)
+    opts = optimizers(model, args.lr)
+    step, trained, data_state, tokens = 0, 0.0, None, 0
+    checkpoint = args.run / "checkpoint.pt"
+    if args.resume:
+        saved = torch.load(checkpoint, map_location=device, weights_only=False)
+        model.load_state_dict(saved["model"])
+        for opt, state in zip(opts, saved["opts"]):
+            opt.load_state_dict(state)
+        sparsity.load(saved["sparsity"])
+        step, trained, data_state, tokens = saved["step"], saved["trained"], saved["data"], saved["tokens"]
+        torch.manual_seed(args.seed + step)
+    batches = Batches(args.data, args.rows, args.length, data_state)
+    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters; step {step}, {trained / 60:.1f} min trained; "
+        f"{sum(len(g.tokens) for g in batches.groups.values()) / 1e6:.0f} M tokens of data", flush=True)
+
+    losses, flex = token_losses, device == "cuda" and not args.dense
+    if args.compile and device == "cuda":
+        torch._dynamo.config.cache_size_limit = 64
+        model.block = torch.compile(Block.forward, dynamic=False)
+        losses = torch.compile(token_losses, dynamic=False)
+
+    def save():
+        temporary = checkpoint.with_suffix(".tmp")
+        torch.save({"model": model.state_dict(), "opts": [o.state_dict() for o in opts], "step": step,
+            "trained": trained, "data": batches.state(), "tokens": tokens, "sparsity": sparsity.state(),
+            "config": model.config.to_json()}, temporary)
+        os.replace(temporary, checkpoint)
+
+    log_path = args.run / "loss.csv"
+    fresh = not (args.resume and log_path.exists())
+    log = open(log_path, "w" if fresh else "a", newline="")
+    writer = csv.writer(log)
+    names = list(MIX)
+    if fresh:
+        writer.writerow(["step", "minutes", "tokens", "lr", "loss", "recall_accuracy", "kept", "grad_norm"] + names)
+    total = args.total_minutes * 60
+    sums = torch.zeros(len(names), 2, device=device)
+    recall = torch.zeros(2, device=device)
+    first_step, saved_at, last_log = step, time.time(), (time.time(), 0)
+    clock = None
+    model.train()
+    while True:
+        now = time.time()
+        if step == first_step + 2:  # the first two steps compile
+            if device == "cuda":
+                torch.cuda.synchronize()
+            now = clock = time.time()
+            last_log = (now, tokens)
+            if args.finish:
+                total = trained + max(1.0, called + args.minutes * 60 - now - 3)
+            print(f"compiled in {now - called:.0f} s", flush=True)
+        elapsed = trained + (now - clock if clock else 0)
+        p = elapsed / total
+        if p >= 1 or now - called > args.minutes * 60 - 3:
+            break
+        phase = int(p >= SECOND_PHASE)
+        quantized = args.fake_quant and p >= QUANTIZE
+        rate = learning_rate(p) * min(1.0, (step + 1) / args.warmup)
+        batch = batches.next(phase, device)
+        # Dropped rows are spread evenly; while the router is off, all rows are open.
+        open_rows = torch.rand(args.rows, device=device) < open_share(p)
+        with fake_quantized(model, quantized):
+            row = model.row(batch["pos"], open_rows, capped=p >= CAP_ON, flex=flex)
+            with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
+                hidden, scores = model(batch["tokens"], row)
+                loss, right = losses(hidden, model.head, batch["targets"])
+            weight = batch["weight"]
+            mean = (loss * weight).sum() / weight.sum()
+            (mean + sparsity.penalty(scores)).backward()
+        if p >= ROUTER_ON:
+            sparsity.update([s.detach() for s in scores], kept_share(p))
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for opt in opts:
+            for group in opt.param_groups:
+                group["lr"] = group["base_lr"] * rate
+            opt.step()
+        model.zero_grad(set_to_none=True)
+        step, tokens = step + 1, tokens + batch["tokens"].numel()
+
+        with torch.no_grad():
+            learned = (weight > 0).float()
+            flat = batch["group"].flatten()
+            sums[:, 0].index_add_(0, flat, (loss.detach() * learned).flatten())
+            sums[:, 1].index_add_(0, flat, learned.flatten())
+            recall += torch.stack([(right & batch["recalled"]).sum(), batch["recalled"].sum()])
+        if step % 50 == 0 or step == first_step + 1:
+            if device == "cuda":
+                torch.cuda.synchronize()
+            speed = (tokens - last_log[1]) / (time.time() - last_log[0]) if clock else 0
+            last_log = (time.time(), tokens)
+            by_group = (sums[:, 0] / sums[:, 1].clamp(min=1)).tolist()
+            accuracy = (recall[0] / recall[1].clamp(min=1)).item()
+            row_out = [step, f"{elapsed / 60:.3f}", tokens, f"{rate * args.lr:.6f}", f"{mean.item():.4f}", f"{accuracy:.4f}",
+                f"{sparsity.kept.mean().item():.4f}", f"{norm.item():.3f}"] + [f"{x:.4f}" for x in by_group]
+            writer.writerow(row_out)
+            log.flush()
+            if step % 200 == 0 or step <= first_step + 50:
+                groups = " ".join(f"{n}={x:.2f}" for n, x in zip(names, by_group) if x)
+                print(f"step {step} p {p:.3f} loss {mean.item():.3f} recall {accuracy:.3f} kept {sparsity.kept.mean().item():.4f} "
+                    f"[{sparsity.kept.min().item():.4f} {sparsity.kept.max().item():.4f}] price {sparsity.price.mean().item():.4f} "
+                    f"norm {norm.item():.2f} {speed / 1e3:.0f}k tok/s | {groups}", flush=True)
+            sums.zero_()
+            recall.zero_()
+            if not torch.isfinite(mean):
+                raise SystemExit(f"loss is {mean.item()} at step {step}; the last checkpoint is kept")
+        elif step % 10 == 0 and device == "cuda":
+            torch.cuda.synchronize()  # keep the clock honest
+        if time.time() - saved_at > 120 and clock:
+            trained, clock = trained + time.time() - clock, time.time()
+            save()
+            saved_at = time.time()
+    if clock:
+        trained += time.time() - clock
+    save()
+    print(f"stopped at step {step}, p {trained / total:.3f}, {trained / 60:.2f} min trained, {tokens / 1e6:.1f} M tokens; sets read: "
+        + " ".join(f"{n}={e:.2f}" for n, e in batches.epochs().items()), flush=True)
+    if device == "cuda":
+        print(f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
+    os._exit(0)  # the batch thread may be blocked
+
+
+if __name__ == "__main__":
+    main()
