@@ -92,6 +92,12 @@ pub struct Lowering<'a> {
     hidden: usize,
     norm: NormKind,
     norm_eps: f32,
+    /// What the names of the tensors begin with in this part of the mixer.
+    prefix: &'static str,
+    /// Applied to what this part adds to the residual stream.
+    merge: Option<Norm>,
+    /// Sums into the residual stream, which come last: all parts read the block's input.
+    sums: Vec<Emit>,
 }
 
 impl<'a> Lowering<'a> {
@@ -138,8 +144,16 @@ impl<'a> Lowering<'a> {
                 hidden: spec.hidden,
                 norm: spec.norm,
                 norm_eps: spec.norm_eps,
+                prefix: "",
+                merge: None,
+                sums: Vec::new(),
             };
             block_spec.mixer.lower(&mut lowering)?;
+            let sums = std::mem::take(&mut lowering.sums);
+            lowering
+                .program
+                .stages
+                .extend(sums.into_iter().map(Stage::Emit));
             first_slot += block_spec.mixer.slots().len();
             if block_spec.mlp.is_some() {
                 lowering.buffers = FIRST;
@@ -166,17 +180,12 @@ impl<'a> Lowering<'a> {
 
     /// A f32 tensor of the mixer.
     pub fn vector(&self, name: &str) -> Result<Vector> {
-        vector(
-            self.file,
-            self.tensors,
-            &format!("blk.{}.mixer.{name}", self.block),
-        )
+        vector(self.file, self.tensors, &self.full_name(name))
     }
 
     /// A f32 tensor of the mixer, if its table has one of that name.
     pub fn optional_vector(&self, name: &str) -> Result<Option<Vector>> {
-        let full = format!("blk.{}.mixer.{name}", self.block);
-        match self.tensors.contains_key(&full) {
+        match self.tensors.contains_key(&self.full_name(name)) {
             true => self.vector(name).map(Some),
             false => Ok(None),
         }
@@ -184,11 +193,33 @@ impl<'a> Lowering<'a> {
 
     /// A matrix of the mixer.
     pub fn matrix(&self, name: &str) -> Result<Matrix> {
-        matrix(
-            self.file,
-            self.tensors,
-            &format!("blk.{}.mixer.{name}", self.block),
-        )
+        matrix(self.file, self.tensors, &self.full_name(name))
+    }
+
+    fn full_name(&self, name: &str) -> String {
+        format!("blk.{}.mixer.{}{name}", self.block, self.prefix)
+    }
+
+    /// Writes one part of a mixer that sums several: the names of its tensors begin with `prefix`, its slots are
+    /// counted from the mixer's slot `slot` on, and `share` times the norm `{prefix}merge_norm.weight` is applied to
+    /// what it adds to the residual stream.
+    pub fn part(
+        &mut self,
+        prefix: &'static str,
+        slot: usize,
+        share: f32,
+        lower: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<()> {
+        self.prefix = prefix;
+        self.first_slot += slot;
+        let weight = self.vector("merge_norm.weight")?;
+        let weight = weight.iter().map(|w| share * w).collect();
+        self.merge = Some(Norm::rms(weight, self.norm_eps));
+        lower(self)?;
+        self.prefix = "";
+        self.first_slot -= slot;
+        self.merge = None;
+        Ok(())
     }
 
     /// A buffer of `width` values a token, which lives until the end of the block.
@@ -285,18 +316,48 @@ impl<'a> Lowering<'a> {
         Ok(views)
     }
 
+    /// Multiplies several columns with a matrix each, as [`Lowering::project_from`]; the results stand side by side in
+    /// one buffer.
+    pub fn project_each(&mut self, pairs: &[(View, &str)]) -> Result<Vec<View>> {
+        let mut projects = Vec::new();
+        let mut width = 0;
+        for (input, name) in pairs {
+            self.wide_inputs(input.width);
+            let linear = Linear {
+                column: width,
+                bias: self.optional_vector(&format!("{name}.bias"))?,
+                matrix: self.matrix(&format!("{name}.weight"))?,
+            };
+            width += linear.matrix.rows();
+            projects.push((*input, linear));
+        }
+        let output = self.buffer(width);
+        let mut views = Vec::new();
+        for (input, linear) in projects {
+            views.push(View {
+                start: linear.column,
+                width: linear.matrix.rows(),
+                ..output
+            });
+            let project = Project::new(input, None, vec![linear], output);
+            self.push(Stage::Project(project));
+        }
+        Ok(views)
+    }
+
     /// Ends the mixer: `finish` normalises and gates its output, the matrix `name` takes it back to the residual
     /// stream.
     pub fn emit(&mut self, input: View, finish: Vec<Finish>, name: &str) -> Result<()> {
         self.wide_inputs(input.width);
         let matrix = self.matrix(&format!("{name}.weight"))?;
         let bias = self.optional_vector(&format!("{name}.bias"))?;
-        self.push(Stage::Emit(Emit {
+        self.sums.push(Emit {
             input,
             finish,
             matrix,
             bias,
-        }));
+            norm: self.merge.clone(),
+        });
         Ok(())
     }
 

@@ -83,7 +83,7 @@ fn tensor(
 }
 
 /// The name in the checkpoint of one of our tensors.
-fn tensor_name(name: &str) -> String {
+pub(super) fn tensor_name(name: &str) -> String {
     let whole = [
         ("token_embd.weight", "model.embeddings.weight"),
         ("output_norm.weight", "model.norm.weight"),
@@ -147,7 +147,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     })
 }
 
-fn mlp(config: &Config, hidden: usize) -> Result<MlpSpec> {
+pub(super) fn mlp(config: &Config, hidden: usize) -> Result<MlpSpec> {
     match config.optional_usize("intermediate_size")? {
         Some(intermediate) => {
             config.one_of("hidden_act", (), &[("swish", ()), ("silu", ())])?;

@@ -9,6 +9,7 @@ mod hugging_face;
 mod mamba;
 mod qwen3_next;
 mod rwkv;
+mod sse;
 mod tensors;
 
 use std::path::Path;
@@ -40,6 +41,7 @@ const FAMILIES: &[Family] = &[
     qwen3_next::FAMILY,
     qwen3_next::WITH_IMAGES,
     rwkv::FAMILY,
+    sse::FAMILY,
 ];
 
 /// Reads a Hugging Face directory: `config.json`, `*.safetensors`, and the tokenizer's files where they exist.

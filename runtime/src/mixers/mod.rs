@@ -24,6 +24,8 @@ mod rwkv7;
 mod rwkv_channel_mix;
 mod short_conv;
 mod simple_gla;
+mod sse;
+mod sse_swa;
 mod token_shift;
 
 use std::fmt::Debug;
@@ -51,6 +53,8 @@ pub use retnet::RetNet;
 pub use rwkv_channel_mix::RwkvChannelMix;
 pub use rwkv7::Rwkv7;
 pub use simple_gla::SimpleGla;
+pub use sse::{HeadMap, Sse, StateUpdate};
+pub use sse_swa::SseSwa;
 
 use crate::error::{Error, Result};
 use crate::program::Lowering;
@@ -135,6 +139,8 @@ const MIXERS: &[(&str, Read)] = &[
     (rwkv_channel_mix::KIND, read_as::<RwkvChannelMix>),
     (rwkv7::KIND, read_as::<Rwkv7>),
     (simple_gla::KIND, read_as::<SimpleGla>),
+    (sse::KIND, read_as::<Sse>),
+    (sse_swa::KIND, read_as::<SseSwa>),
 ];
 
 fn read_as<M: Mixer + DeserializeOwned + 'static>(

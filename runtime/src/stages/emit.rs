@@ -22,7 +22,7 @@ pub enum Finish {
     Gate(View, Activation),
 }
 
-/// `residual += matrix finish(input)`.
+/// `residual += norm(matrix finish(input) + bias)`.
 pub struct Emit {
     /// The mixer's output.
     pub input: View,
@@ -32,6 +32,8 @@ pub struct Emit {
     pub matrix: Matrix,
     /// Added to the product `[hidden]`.
     pub bias: Option<Vector>,
+    /// Applied to the product `[hidden]` before it is added.
+    pub norm: Option<Norm>,
 }
 
 impl Emit {
@@ -76,22 +78,20 @@ impl Emit {
             frame.buffers.put(INPUTS, staged);
         }
         frame.load_inputs(self.input.width, self.matrix.format().is_integer_dot());
-        frame.add_product(&self.matrix);
-        if let Some(bias) = &self.bias {
-            let residual = frame.buffers.get_mut(RESIDUAL);
-            for row in residual
-                .chunks_exact_mut(bias.len())
-                .take(frame.tokens.len())
-            {
-                simd::add(bias, row);
+        frame.add_product(&self.matrix, |product| {
+            if let Some(bias) = &self.bias {
+                simd::add(bias, product);
             }
-        }
+            if let Some(norm) = &self.norm {
+                norm.apply_in_place(product);
+            }
+        });
     }
 }
 
 impl Frame<'_> {
-    /// `residual += matrix inputs`.
-    pub(super) fn add_product(&mut self, matrix: &Matrix) {
+    /// `residual += finish(matrix inputs)`, where `finish` changes one token's product.
+    pub(super) fn add_product(&mut self, matrix: &Matrix, finish: impl Fn(&mut [f32])) {
         let hidden = matrix.rows();
         let mut product = self.buffers.take(PRODUCT);
         let used = self.tokens.len() * hidden;
@@ -104,7 +104,10 @@ impl Frame<'_> {
         let residual = &mut self.buffers.get_mut(RESIDUAL)[..used];
         simd::vectorize(
             #[inline(always)]
-            || simd::add(&product[..used], residual),
+            || {
+                product[..used].chunks_exact_mut(hidden).for_each(finish);
+                simd::add(&product[..used], residual);
+            },
         );
         self.buffers.put(PRODUCT, product);
     }

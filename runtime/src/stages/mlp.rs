@@ -57,6 +57,6 @@ impl Mlp {
         );
         frame.buffers.put(self.inner.buffer, inner);
         frame.load_inputs(intermediate, self.down.format().is_integer_dot());
-        frame.add_product(&self.down);
+        frame.add_product(&self.down, |_| ());
     }
 }

@@ -11,6 +11,7 @@ mod hax_sources;
 mod logits;
 mod mlp;
 mod norm;
+mod partitions;
 mod prepare;
 mod project;
 mod recur;
@@ -20,6 +21,7 @@ mod recur_tests;
 mod replace;
 #[cfg(test)]
 mod rig;
+mod route;
 mod scan;
 mod score;
 mod slots;
@@ -36,10 +38,12 @@ pub use hax_sources::{Hash, Pattern, Scorer, Sources};
 pub use logits::Logits;
 pub use mlp::Mlp;
 pub use norm::Norm;
+pub use partitions::Partitions;
 pub use prepare::{Conv, Gate, Lane, Map, Prepare, Rope, RopeScaling};
 pub use project::{Linear, Project};
 pub use recur::{Decay, HeadGates, Key, Recur, Write};
 pub use replace::{FirstValues, Replace};
+pub use route::Route;
 pub use scan::Scan;
 pub use score::{RouterLayer, Score, ScoreMap};
 pub use slots::Slots;
@@ -61,6 +65,10 @@ pub enum Stage {
     Replace(Replace),
     /// A linear recurrence on matrix states.
     Recur(Recur),
+    /// A linear recurrence in partitions, of which each token uses a few.
+    Partitions(Partitions),
+    /// The choice of partitions.
+    Route(Route),
     /// A recurrence on a vector of states of each channel.
     Scan(Scan),
     /// Sparse attention beside a state-space model.
@@ -89,6 +97,8 @@ impl Stage {
             Stage::TokenShift(stage) => stage.run(frame),
             Stage::Replace(stage) => stage.run(frame),
             Stage::Recur(stage) => stage.run(frame),
+            Stage::Partitions(stage) => stage.run(frame),
+            Stage::Route(stage) => stage.run(frame),
             Stage::Scan(stage) => stage.run(frame),
             Stage::Hax(stage) => stage.run(frame),
             Stage::Slots(stage) => stage.run(frame),
@@ -106,6 +116,7 @@ impl Stage {
             Stage::Prepare(stage) => stage.scratch(chunk),
             Stage::TokenShift(stage) => stage.scratch(),
             Stage::Recur(stage) => stage.scratch(chunk),
+            Stage::Partitions(stage) => stage.scratch(chunk),
             Stage::Hax(stage) => stage.scratch(),
             Stage::Slots(stage) => stage.scratch(chunk),
             Stage::Score(stage) => stage.scratch(chunk),
@@ -128,6 +139,7 @@ impl Stage {
             }
             Stage::Prepare(_) | Stage::Recur(_) | Stage::Scan(_) | Stage::Slots(_) => 0,
             Stage::TokenShift(_) | Stage::Replace(_) => 0,
+            Stage::Partitions(_) | Stage::Route(_) => 0,
             Stage::Attend(_) | Stage::AttendBlocks(_) => 0,
         }
     }

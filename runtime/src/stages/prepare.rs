@@ -81,6 +81,10 @@ pub enum Map {
     Softmax,
     /// The product with a matrix `[head_dim, head_dim]`.
     Linear(Vector),
+    /// The sum with these columns of another buffer.
+    Add(View),
+    /// These columns of another buffer instead.
+    Copy(View),
     /// Root-mean-square norm.
     Rms(Norm),
     /// Rotary position, as [`Prepare::rope`] says.
@@ -317,7 +321,11 @@ impl Prepare {
                         let angles = angles
                             .map_or(&[][..], |(table, angles)| &table[t * angles..][..angles]);
                         for map in &lane.maps {
-                            map.apply(angles, head, &mut scratch);
+                            let source = map.source().map_or(&[][..], |view| {
+                                let start = t * view.stride + view.start + column;
+                                &frame.buffers.get(view.buffer)[start..start + lane.head_dim]
+                            });
+                            map.apply(angles, source, head, &mut scratch);
                         }
                     }
                 },
@@ -403,9 +411,18 @@ impl Lane {
 }
 
 impl Map {
-    #[inline(always)]
-    fn apply(&self, angles: &[f32], head: &mut [f32], scratch: &mut [f32]) {
+    fn source(&self) -> Option<&View> {
         match self {
+            Map::Add(view) | Map::Copy(view) => Some(view),
+            _ => None,
+        }
+    }
+
+    #[inline(always)]
+    fn apply(&self, angles: &[f32], source: &[f32], head: &mut [f32], scratch: &mut [f32]) {
+        match self {
+            Map::Add(_) => simd::add(source, head),
+            Map::Copy(_) => head.copy_from_slice(source),
             Map::Softmax => softmax(head),
             Map::Linear(matrix) => {
                 let input = &mut scratch[..head.len()];
@@ -533,10 +550,10 @@ mod tests {
     #[test]
     fn a_sum_norm_divides_by_absolute_values() {
         let mut head = [1.0, -3.0, 0.0];
-        Map::SumNorm.apply(&[], &mut head, &mut []);
+        Map::SumNorm.apply(&[], &[], &mut head, &mut []);
         assert_eq!(head, [0.25, -0.75, 0.0]);
         let mut zeros = [0.0; 3];
-        Map::SumNorm.apply(&[], &mut zeros, &mut []);
+        Map::SumNorm.apply(&[], &[], &mut zeros, &mut []);
         assert_eq!(zeros, [0.0; 3]);
     }
 }

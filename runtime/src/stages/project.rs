@@ -31,7 +31,7 @@ pub struct Project {
 }
 
 impl Project {
-    /// A stage over `linears`, whose columns tile `output`.
+    /// A stage over `linears`, whose columns lie in `output`.
     pub fn new(input: View, norm: Option<Norm>, linears: Vec<Linear>, output: View) -> Self {
         let integer = linears.iter().any(|l| l.matrix.format().is_integer_dot());
         Project {

@@ -133,7 +133,7 @@ pub(super) struct Removal<'a> {
     pub rate: Rows<'a>,
 }
 
-/// How a state fades: by `exp` of these, or by one minus them.
+/// How a state fades: by `exp` of these, by one minus them, or by them.
 pub(super) enum Fade<'a> {
     None,
     Fixed(f32),
@@ -141,6 +141,7 @@ pub(super) enum Fade<'a> {
     Step(Rows<'a>, f32),
     Key(Rows<'a>),
     Complement(Rows<'a>),
+    Factors(Rows<'a>),
 }
 
 impl Inputs<'_> {
@@ -157,6 +158,7 @@ impl Inputs<'_> {
                     *fade = simd::exp(g);
                 }
             }
+            Fade::Factors(factors) => fade.copy_from_slice(factors.get(t, self.dk)),
             Fade::Complement(weights) => {
                 for (fade, &weight) in fade.iter_mut().zip(weights.get(t, self.dk)) {
                     *fade = 1.0 - weight;
@@ -231,13 +233,20 @@ impl Recur {
         scratch(self.dk, self.dv, chunk)
     }
 
-    /// What the state number `state` takes from the buffers.
-    pub(super) fn inputs<'a>(&self, buffers: &'a Buffers, state: usize) -> Inputs<'a> {
+    /// What the state number `state` takes from the buffers; from part `part.0` of their columns, which have `part.1`
+    /// equal ones.
+    pub(super) fn inputs<'a>(
+        &self,
+        buffers: &'a Buffers,
+        state: usize,
+        part: (usize, usize),
+    ) -> Inputs<'a> {
         let queries = self.heads / self.states;
         let head = state * queries;
         let rows = |view: &View, width: usize| {
-            let sharing = self.heads / (view.width / width);
-            let start = view.start + head / sharing * width;
+            let columns = view.width / part.1;
+            let sharing = self.heads / (columns / width);
+            let start = view.start + part.0 * columns + head / sharing * width;
             Rows::new(&buffers.get(view.buffer)[start..], view.stride)
         };
         let own = |constants: &Vector| constants[head / (self.heads / constants.len())];
@@ -285,7 +294,7 @@ impl Recur {
         {
             let out = Shared::new(&mut out);
             frame.pool.each(self.states, |worker, state| {
-                let inputs = self.inputs(frame.buffers, state);
+                let inputs = self.inputs(frame.buffers, state, (0, 1));
                 // SAFETY: each task has its own state.
                 let matrix = unsafe { states.part(state * size..(state + 1) * size) };
                 let width = inputs.queries * self.dv;

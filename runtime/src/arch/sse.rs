@@ -1,0 +1,219 @@
+//! Sparse state expansion as `sse_swa_moba` models have it: layers of SSE, alone (`sse_layer` is `pure`) or beside
+//! sliding-window attention, and layers of attention. Other orders of layers are read from `layer_types`, a list of
+//! `sse`, `sse_swa`, `sliding_attention` and `full_attention`.
+
+use std::sync::Arc;
+
+use waterline_quant::{Tensor, safetensors};
+
+use super::fla::{mlp, scaled, taps, tensor_name};
+use super::{Config, Family};
+use crate::error::{Error, Result};
+use crate::mixers::{Attention, HeadMap, Mixer, Sse, SseSwa, StateUpdate};
+use crate::spec::{BlockSpec, ModelSpec, NormKind, WeightSpec};
+
+pub(super) const FAMILY: Family = Family {
+    model_types: &["sse_swa_moba"],
+    spec,
+    tensor,
+};
+
+#[derive(Clone, Copy)]
+enum Layer {
+    Sse,
+    SseSwa,
+    Sliding,
+    Full,
+}
+
+fn spec(config: &Config) -> Result<ModelSpec> {
+    let hidden = config.usize("hidden_size")?;
+    let mlp = Some(mlp(config, hidden)?);
+    let blocks = (0..config.usize("num_hidden_layers")?.min(1 << 20))
+        .map(|layer| {
+            let mixer: Arc<dyn Mixer> = match layer_of(config, layer)? {
+                Layer::Sse => Arc::new(sse(config, false)?),
+                Layer::SseSwa => Arc::new(SseSwa {
+                    sse: sse(config, true)?,
+                    swa: beside(config)?,
+                }),
+                Layer::Sliding => Arc::new(attention(config, true)?),
+                Layer::Full => Arc::new(attention(config, false)?),
+            };
+            Ok(BlockSpec { mixer, mlp })
+        })
+        .collect::<Result<_>>()?;
+    Ok(ModelSpec {
+        vocab: config.usize("vocab_size")?,
+        hidden,
+        norm: NormKind::Rms,
+        norm_eps: config.f32_or("norm_eps", 1e-6)?,
+        embedding_norm: false,
+        tied: config.bool_or("tie_word_embeddings", false)?,
+        blocks,
+    })
+}
+
+fn layer_of(config: &Config, layer: usize) -> Result<Layer> {
+    if config
+        .object()
+        .get("layer_types")
+        .is_some_and(|v| !v.is_null())
+    {
+        return match config
+            .array("layer_types")?
+            .get(layer)
+            .and_then(|v| v.as_str())
+        {
+            Some("sse") => Ok(Layer::Sse),
+            Some("sse_swa") => Ok(Layer::SseSwa),
+            Some("sliding_attention") => Ok(Layer::Sliding),
+            Some("full_attention") => Ok(Layer::Full),
+            _ => Err(config.wrong(
+                "layer_types",
+                "for every layer sse, sse_swa, sliding_attention or full_attention",
+            )),
+        };
+    }
+    if let Some(attn) = config.child("attn")? {
+        let listed = |key: &str| -> Result<bool> {
+            match attn.object().get(key) {
+                None => Ok(false),
+                Some(_) => Ok(attn.usizes(key)?.contains(&layer)),
+            }
+        };
+        match (listed("layers")?, listed("full_layers")?) {
+            (false, _) => {}
+            (true, true) => return Ok(Layer::Full),
+            (true, false) => {
+                return Err(Error::Unsupported {
+                    file: config.file().into(),
+                    what: format!(
+                        "layer {layer} is a mixture of block attention; known are the attention layers in full_layers"
+                    ),
+                });
+            }
+        }
+    }
+    let known = [("pure", Layer::Sse), ("sse+swa fused", Layer::SseSwa)];
+    config.one_of("sse_layer", Layer::SseSwa, &known)
+}
+
+fn attn(config: &Config) -> Result<Config> {
+    let attn = config.child("attn")?;
+    attn.ok_or_else(|| config.wrong("attn", "the numbers of the attention"))
+}
+
+/// The attention of a layer of its own.
+fn attention(config: &Config, sliding: bool) -> Result<Attention> {
+    let attn = attn(config)?;
+    let heads = attn.usize("num_heads")?;
+    let window = match sliding {
+        true => Some(attn.usize("window_size")?),
+        false => None,
+    };
+    attention_of(config, &attn, heads, window)
+}
+
+/// The attention beside SSE: as many heads, and a window if there is one.
+fn beside(config: &Config) -> Result<Attention> {
+    let attn = attn(config)?;
+    let window = attn.optional_usize("window_size")?;
+    attention_of(config, &attn, heads(config)?, window)
+}
+
+fn attention_of(
+    config: &Config,
+    attn: &Config,
+    heads: usize,
+    window: Option<usize>,
+) -> Result<Attention> {
+    let norm = attn.bool_or("qk_norm", false)?;
+    Ok(Attention {
+        heads,
+        kv_heads: attn.usize_or("num_kv_heads", heads)?,
+        head_dim: head_dim(config)?,
+        window,
+        rope_theta: Some(attn.f32_or("rope_theta", 10000.0)?),
+        bias: attn.bool_or("qkv_bias", false)?,
+        head_norm_eps: match norm {
+            true => Some(config.f32_or("norm_eps", 1e-6)?),
+            false => None,
+        },
+        ..Attention::default()
+    })
+}
+
+fn heads(config: &Config) -> Result<usize> {
+    config.usize_or("num_heads", 4)
+}
+
+fn head_dim(config: &Config) -> Result<usize> {
+    config.usize_or("head_dim", 64)
+}
+
+/// SSE alone, or beside attention, where it has as many value heads as heads.
+fn sse(config: &Config, beside: bool) -> Result<Sse> {
+    let empty = Config::new(config.file(), serde_json::json!({}))?;
+    let options = config.child("sse_layer_defaults")?.unwrap_or(empty);
+    let (heads, head_dim) = (heads(config)?, head_dim(config)?);
+    let value_dim = scaled(config, head_dim, "expand_v", 1.0)?;
+    let known = [("gdn", true), ("gla", false)];
+    let delta = config.one_of("linear_attn_type", true, &known)?;
+    let plain = match config.bool_or("sse_qk_relu", false)? {
+        true => HeadMap::Relu,
+        false => HeadMap::Silu,
+    };
+    let map = |key: &str, softmax: bool| -> Result<HeadMap> {
+        Ok(match options.bool_or(key, softmax)? {
+            true => HeadMap::Softmax,
+            false => plain,
+        })
+    };
+    let biased = beside && !delta && attn(config)?.bool_or("qkv_bias", false)?;
+    Ok(Sse {
+        heads,
+        value_heads: match beside {
+            true => heads,
+            false => config.usize_or("num_v_heads", heads)?,
+        },
+        head_dim,
+        value_dim,
+        partitions: config.usize_or("num_sparse_partition", 4)?,
+        writers: config.usize_or("num_writer", 2)?,
+        readers: config.usize_or("num_reader", 2)?,
+        update: match delta {
+            true => StateUpdate::GatedDelta {
+                negative_eigenvalues: config.bool_or("allow_neg_eigval", false)?,
+            },
+            false => StateUpdate::Gla {
+                rank: options.usize_or("gate_low_rank_dim", 16)?,
+                normalizer: options.f32_or("gate_logit_normalizer", 16.0)?,
+            },
+        },
+        query_map: map("use_q_softmax", false)?,
+        key_map: map("use_k_softmax", !delta)?,
+        weigh_queries: options.bool_or("emulq", true)?,
+        weigh_keys: options.bool_or("emulk", true)?,
+        lora_rank: config.bool_or("sse_lora", true)?.then_some(value_dim),
+        conv: taps(config, false)?,
+        gate_rank: config
+            .bool_or("use_output_gate", true)?
+            .then_some(value_dim),
+        bias: biased,
+        norm_eps: config.f32_or("norm_eps", 1e-6)?,
+    })
+}
+
+/// Beside attention, SSE's tensors are called `sse_*`, but not those that attention has nothing like.
+fn tensor(_: &Config, weights: &safetensors::Checkpoint, weight: &WeightSpec) -> Result<Tensor> {
+    let name = tensor_name(&weight.name);
+    let bare = ["lora_", "A_log", "dt_bias", "q_conv1d", "k_conv1d"];
+    let name = match name.split_once(".sse_") {
+        Some((layer, part)) if bare.iter().any(|b| part.starts_with(b)) => {
+            format!("{layer}.{part}")
+        }
+        _ => name,
+    };
+    Ok(weights.tensor(&name)?)
+}

@@ -1,0 +1,443 @@
+//! Sparse state expansion (arXiv 2507.16577), with gated linear attention or Gated DeltaNet for its recurrence.
+//!
+//! With x the normed input, per value head (value head h uses query and key head `h / (value_heads / heads)`):
+//! ```text
+//! q1, k1, v = W_q x, W_k x, W_v x;  q2, k2 = q1 + W_q'' W_q' x, k1 + W_k'' W_k' x;  q1, k1 <- conv(q1), conv(k1) (optional)
+//! q1, q2, k1, k2 <- silu, relu or softmax over the head;  v <- silu(v)
+//! p   = softmax(W_e x)                                 [partitions]; the largest are written and read
+//! S0 <- update(S0, k1, v);      o = q1 S0              shared
+//! Si <- update(Si, p_i k2, v);  o = o + p_i q2 Si      written, read
+//! y   = W_o (rms(head_dim^-1/2 o) silu(W_g'' W_g' x))
+//! ```
+//! `update(S, k, v)` is `diag(a) S + k^T v`, `a = exp(ln sigmoid(W'' W' x + b) / 16)`, or Gated DeltaNet's, with q and k
+//! brought to length one last of all. The decay and write strength of S0 differ from those that all Si share. The lower
+//! partition wins a tie.
+//!
+//! State: `S0 [value_heads, head_dim, value_dim]`, as many of each partition, the last inputs of the convolutions. A
+//! token touches S0 and its own partitions.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::short_conv::{self, Branch};
+use super::{Mismatch, Mixer, output_norm};
+use crate::error::Result;
+use crate::program::{Lowering, View};
+use crate::spec::WeightSpec;
+use crate::stages::{
+    Activation, Decay, Finish, Gate, Key, Lane, Map, Partitions, Prepare, Recur, Route, Stage,
+    Write,
+};
+use crate::state::{SlotDtype, SlotKind, SlotSpec};
+
+pub(super) const KIND: &str = "sse";
+
+/// The recurrence of every partition.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum StateUpdate {
+    /// Gated linear attention.
+    Gla {
+        /// Width between the two matrices of the decay.
+        rank: usize,
+        /// Divides the decay's logarithm.
+        normalizer: f32,
+    },
+    /// Gated DeltaNet.
+    GatedDelta {
+        /// Whether the write strength reaches 2.
+        negative_eigenvalues: bool,
+    },
+}
+
+/// What is applied to each head of a query or key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HeadMap {
+    /// `x sigmoid(x)`.
+    Silu,
+    /// `max(x, 0)`.
+    Relu,
+    /// Softmax over the head.
+    Softmax,
+}
+
+impl HeadMap {
+    fn map(self) -> Map {
+        match self {
+            HeadMap::Silu => Map::Activation(Activation::Silu),
+            HeadMap::Relu => Map::Activation(Activation::Relu),
+            HeadMap::Softmax => Map::Softmax,
+        }
+    }
+}
+
+/// Its numbers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sse {
+    /// Query and key heads.
+    pub heads: usize,
+    /// Value heads, a multiple of `heads`.
+    pub value_heads: usize,
+    /// Width of a query or key head.
+    pub head_dim: usize,
+    /// Width of a value head.
+    pub value_dim: usize,
+    /// Partitions, without the shared state.
+    pub partitions: usize,
+    /// Partitions that a token writes.
+    pub writers: usize,
+    /// Partitions that a token reads.
+    pub readers: usize,
+    /// The recurrence.
+    pub update: StateUpdate,
+    /// Applied to queries.
+    pub query_map: HeadMap,
+    /// Applied to keys.
+    pub key_map: HeadMap,
+    /// Whether a partition's weight multiplies its query.
+    pub weigh_queries: bool,
+    /// Whether a partition's weight multiplies its key.
+    pub weigh_keys: bool,
+    /// Rank of what the partitions add to queries and keys; none: nothing.
+    pub lora_rank: Option<usize>,
+    /// Taps of the short convolutions of the shared state's queries and keys; none: no convolutions.
+    pub conv: Option<usize>,
+    /// Rank of the output gate; none: no gate.
+    pub gate_rank: Option<usize>,
+    /// Whether the projections of q, k and v have a bias.
+    pub bias: bool,
+    /// Epsilon of the output norm.
+    pub norm_eps: f32,
+}
+
+impl Sse {
+    fn key_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    fn value_width(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    fn branches(&self) -> [Branch; 2] {
+        let branch = |projection, conv| Branch {
+            projection,
+            conv,
+            head_dim: self.head_dim,
+            heads: self.heads,
+        };
+        [
+            branch("q_proj", "q_conv1d_shared"),
+            branch("k_proj", "k_conv1d_shared"),
+        ]
+    }
+
+    fn delta(&self) -> bool {
+        matches!(self.update, StateUpdate::GatedDelta { .. })
+    }
+
+    /// Projections of the block's input that are used as they are, and pairs of matrices.
+    fn projections(&self) -> (Vec<&'static str>, Vec<[&'static str; 2]>) {
+        let mut single = vec!["q_proj", "k_proj", "v_proj", "e_proj"];
+        let mut pairs = Vec::new();
+        match self.update {
+            StateUpdate::Gla { .. } => {
+                pairs.push(["gk_proj.0.0", "gk_proj.0.1"]);
+                pairs.push(["gk_proj.1.0", "gk_proj.1.1"]);
+            }
+            StateUpdate::GatedDelta { .. } => single.extend(["a_proj", "b_proj"]),
+        }
+        if self.lora_rank.is_some() {
+            pairs.push(["lora_q_proj.0", "lora_q_proj.1"]);
+            pairs.push(["lora_k_proj.0", "lora_k_proj.1"]);
+        }
+        if self.gate_rank.is_some() {
+            pairs.push(["g_proj.0", "g_proj.1"]);
+        }
+        (single, pairs)
+    }
+
+    /// The updates of the shared state and of the partitions, on columns that hold both one after the other or, with
+    /// gated linear attention, on two views; and the gates that make them.
+    fn updates(&self, block: &Lowering, views: [View; 2]) -> Result<Updates> {
+        let [first, second] = views;
+        Ok(match self.update {
+            StateUpdate::Gla { normalizer, .. } => {
+                let gate = || Gate::LogSigmoid {
+                    scale: 1.0 / normalizer,
+                    min: f32::NEG_INFINITY,
+                };
+                let update = |decay| Update { decay, beta: None };
+                Updates {
+                    shared: update(first),
+                    sparse: update(second),
+                    gates: vec![(first, gate()), (second, gate())],
+                }
+            }
+            StateUpdate::GatedDelta {
+                negative_eigenvalues,
+            } => {
+                let half = |view: View, i: usize| View {
+                    start: view.start + i * self.value_heads,
+                    width: self.value_heads,
+                    ..view
+                };
+                let update = |i| Update {
+                    decay: half(first, i),
+                    beta: Some(half(second, i)),
+                };
+                let rate = block.vector("A_log")?.iter().map(|a| a.exp()).collect();
+                let bias = block.vector("dt_bias")?;
+                let scale = if negative_eigenvalues { 2.0 } else { 1.0 };
+                Updates {
+                    shared: update(0),
+                    sparse: update(1),
+                    gates: vec![
+                        (first, Gate::Decay { rate, bias }),
+                        (second, Gate::Sigmoid { scale }),
+                    ],
+                }
+            }
+        })
+    }
+
+    /// The recurrence of one state, on these columns.
+    fn recur(&self, [q, k, v]: [View; 3], update: Update, slot: usize, out: View) -> Recur {
+        Recur {
+            heads: self.value_heads,
+            states: self.value_heads,
+            dk: self.head_dim,
+            dv: self.value_dim,
+            q,
+            k: Key::View(k),
+            v,
+            decay: match update.beta {
+                Some(_) => Decay::Head(update.decay),
+                None => Decay::Key(update.decay),
+            },
+            write: update.beta.map_or(Write::Add, Write::Delta),
+            gates: None,
+            scale: (self.head_dim as f32).powf(-0.5),
+            slot,
+            out,
+        }
+    }
+}
+
+/// Columns that drive an update: the logarithm of the decay, and the delta rule's write strength.
+#[derive(Clone, Copy)]
+struct Update {
+    decay: View,
+    beta: Option<View>,
+}
+
+struct Updates {
+    shared: Update,
+    sparse: Update,
+    gates: Vec<(View, Gate)>,
+}
+
+impl Mixer for Sse {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn to_json(&self) -> Value {
+        json!(self)
+    }
+
+    fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
+        let dims = [self.heads, self.value_heads, self.head_dim, self.value_dim];
+        Mismatch::unless(
+            dims.iter().all(|&n| n > 0),
+            || format!("{dims:?}"),
+            "heads and widths of one or more",
+        )?;
+        Mismatch::unless(
+            self.value_heads.is_multiple_of(self.heads),
+            || format!("{} value heads on {} heads", self.value_heads, self.heads),
+            "a whole number of value heads for each head",
+        )?;
+        let chosen = [self.writers, self.readers];
+        Mismatch::unless(
+            chosen.iter().all(|n| (1..=self.partitions).contains(n)) && self.partitions <= 1 << 16,
+            || {
+                let [writers, readers] = chosen;
+                format!(
+                    "{writers} written and {readers} read of {} partitions",
+                    self.partitions
+                )
+            },
+            "one or more of them, and no more than there are, of at most 65536",
+        )?;
+        let decay_rank = match self.update {
+            StateUpdate::Gla { rank, .. } => Some(rank),
+            StateUpdate::GatedDelta { .. } => None,
+        };
+        let ranks = [self.lora_rank, self.gate_rank, decay_rank];
+        Mismatch::unless(
+            !ranks.contains(&Some(0)),
+            || format!("{ranks:?}"),
+            "ranks of one or more",
+        )?;
+        short_conv::check(self.conv)
+    }
+
+    fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
+        let (keys, values) = (self.key_width(), self.value_width());
+        let mut weights = short_conv::weights(&self.branches(), hidden, self.conv, false);
+        weights.push(WeightSpec::matrix("v_proj.weight", values, hidden));
+        if self.bias {
+            for (name, width) in [("q", keys), ("k", keys), ("v", values)] {
+                weights.push(WeightSpec::full(&format!("{name}_proj.bias"), &[width]));
+            }
+        }
+        weights.push(WeightSpec::full(
+            "e_proj.weight",
+            &[self.partitions, hidden],
+        ));
+        if let Some(rank) = self.lora_rank {
+            for name in ["lora_q_proj", "lora_k_proj"] {
+                weights.push(WeightSpec::matrix(
+                    &format!("{name}.0.weight"),
+                    rank,
+                    hidden,
+                ));
+                weights.push(WeightSpec::matrix(&format!("{name}.1.weight"), keys, rank));
+            }
+        }
+        match self.update {
+            StateUpdate::Gla { rank, .. } => {
+                for name in ["gk_proj.0", "gk_proj.1"] {
+                    weights.push(WeightSpec::full(
+                        &format!("{name}.0.weight"),
+                        &[rank, hidden],
+                    ));
+                    weights.push(WeightSpec::full(&format!("{name}.1.weight"), &[keys, rank]));
+                    weights.push(WeightSpec::full(&format!("{name}.1.bias"), &[keys]));
+                }
+            }
+            StateUpdate::GatedDelta { .. } => {
+                for name in ["a_proj.weight", "b_proj.weight"] {
+                    weights.push(WeightSpec::full(name, &[2 * self.value_heads, hidden]));
+                }
+                for name in ["A_log", "dt_bias"] {
+                    weights.push(WeightSpec::full(name, &[2 * self.value_heads]));
+                }
+            }
+        }
+        if let Some(rank) = self.gate_rank {
+            weights.push(WeightSpec::matrix("g_proj.0.weight", rank, hidden));
+            weights.push(WeightSpec::matrix("g_proj.1.weight", values, rank));
+        }
+        weights.push(WeightSpec::full("o_norm.weight", &[self.value_dim]));
+        weights.push(WeightSpec::matrix("o_proj.weight", hidden, values));
+        weights
+    }
+
+    fn slots(&self) -> Vec<SlotSpec> {
+        let matrices =
+            |name, shape: &[usize]| SlotSpec::new(name, SlotKind::Matrix, SlotDtype::F32, shape);
+        let (heads, dk, dv) = (self.value_heads, self.head_dim, self.value_dim);
+        let mut slots = vec![
+            matrices("shared", &[heads, dk, dv]),
+            matrices("partitions", &[self.partitions, heads, dk, dv]),
+        ];
+        slots.extend(short_conv::slots(&self.branches(), self.conv));
+        slots
+    }
+
+    fn lower(&self, block: &mut Lowering) -> Result<()> {
+        let (single, pairs) = self.projections();
+        let first = pairs.iter().map(|[first, _]| *first);
+        let names: Vec<_> = single.iter().copied().chain(first).collect();
+        let views = block.project(&names)?;
+        let (q, k, v, logits) = (views[0], views[1], views[2], views[3]);
+        let (single, narrow) = views.split_at(single.len());
+        let pairs: Vec<_> = narrow
+            .iter()
+            .zip(pairs)
+            .map(|(view, [_, second])| (*view, second))
+            .collect();
+        let wide = block.project_each(&pairs)?;
+        let (gla, rest) = wide.split_at(if self.delta() { 0 } else { 2 });
+        let (lora, gate) = rest.split_at(if self.lora_rank.is_some() { 2 } else { 0 });
+        let driving = if self.delta() { &single[4..] } else { gla };
+        let updates = self.updates(block, [driving[0], driving[1]])?;
+
+        // The partitions' queries and keys come first: the shared ones change in place.
+        let maps = [self.query_map, self.key_map];
+        let (own, sources) = match *lora {
+            [q2, k2] => ([q2, k2], [Map::Add(q), Map::Add(k)]),
+            _ => {
+                let room = block.buffer(2 * self.key_width());
+                let half = |i| View {
+                    start: i * self.key_width(),
+                    width: self.key_width(),
+                    ..room
+                };
+                ([half(0), half(1)], [Map::Copy(q), Map::Copy(k)])
+            }
+        };
+        let lane = |view, head_dim, maps| Lane {
+            view,
+            head_dim,
+            conv: None,
+            maps,
+        };
+        let lanes = own
+            .into_iter()
+            .zip(sources)
+            .zip(maps)
+            .map(|((view, source), map)| lane(view, self.head_dim, vec![source, map.map()]));
+        block.push(Stage::Prepare(Prepare {
+            lanes: lanes.collect(),
+            rope: None,
+            gates: updates.gates,
+        }));
+
+        let mut lanes = Vec::new();
+        for (i, branch) in self.branches().iter().enumerate() {
+            let mut maps = vec![maps[i].map()];
+            maps.extend(self.delta().then_some(Map::L2Norm));
+            lanes.push(branch.lane(block, [q, k][i], 2 + i, maps)?);
+        }
+        let silu = vec![Map::Activation(Activation::Silu)];
+        lanes.push(lane(v, self.value_dim, silu));
+        block.push(Stage::Prepare(Prepare {
+            lanes,
+            rope: None,
+            gates: Vec::new(),
+        }));
+
+        let out = block.buffer(self.value_width());
+        let recur = self.recur([q, k, v], updates.shared, block.slot(0), out);
+        block.push(Stage::Recur(recur));
+        let route = block.buffer(2 * self.writers.max(self.readers));
+        block.push(Stage::Route(Route {
+            logits,
+            normalize: false,
+            out: route,
+        }));
+        block.push(Stage::Partitions(Partitions {
+            recur: self.recur([own[0], own[1], v], updates.sparse, block.slot(1), out),
+            partitions: self.partitions,
+            route,
+            writers: self.writers,
+            readers: self.readers,
+            weigh_queries: self.weigh_queries,
+            weigh_keys: self.weigh_keys,
+            unit_length: self.delta(),
+            own_columns: false,
+            add: true,
+        }));
+        let mut finish = vec![output_norm(block, self.norm_eps)?];
+        finish.extend(
+            gate.iter()
+                .map(|gate| Finish::Gate(*gate, Activation::Silu)),
+        );
+        block.emit(out, finish, "o_proj")
+    }
+}

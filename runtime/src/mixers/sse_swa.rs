@@ -1,0 +1,77 @@
+//! Sparse state expansion beside sliding-window attention (the layer of the published SSE models).
+//!
+//! Both read the same normed input:
+//! ```text
+//! y = (rms(sse(x)) + rms(attention(x))) / 2
+//! ```
+//! State: that of both.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::{Attention, Mismatch, Mixer, Sse};
+use crate::error::Result;
+use crate::program::Lowering;
+use crate::spec::WeightSpec;
+use crate::state::SlotSpec;
+
+pub(super) const KIND: &str = "sse_swa";
+
+/// Its numbers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SseSwa {
+    /// Sparse state expansion.
+    pub sse: Sse,
+    /// Attention.
+    pub swa: Attention,
+}
+
+impl SseSwa {
+    /// The two parts, with what the names of their tensors begin with.
+    fn parts(&self) -> [(&'static str, &dyn Mixer); 2] {
+        [("sse_", &self.sse), ("swa_", &self.swa)]
+    }
+}
+
+impl Mixer for SseSwa {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn to_json(&self) -> Value {
+        json!(self)
+    }
+
+    fn check(&self, hidden: usize) -> Result<(), Mismatch> {
+        self.sse.check(hidden)?;
+        self.swa.check(hidden)
+    }
+
+    fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
+        let part = |(prefix, part): (&str, &dyn Mixer)| {
+            let mut weights = part.weights(hidden);
+            weights.push(WeightSpec::full("merge_norm.weight", &[hidden]));
+            for weight in &mut weights {
+                weight.name.insert_str(0, prefix);
+            }
+            weights
+        };
+        self.parts().into_iter().flat_map(part).collect()
+    }
+
+    fn slots(&self) -> Vec<SlotSpec> {
+        let mut slots = self.sse.slots();
+        slots.extend(self.swa.slots());
+        slots
+    }
+
+    fn lower(&self, block: &mut Lowering) -> Result<()> {
+        let mut slot = 0;
+        for (prefix, part) in self.parts() {
+            block.part(prefix, slot, 0.5, |block| part.lower(block))?;
+            slot += part.slots().len();
+        }
+        Ok(())
+    }
+}
