@@ -364,11 +364,12 @@ impl Lane {
     ) {
         let (dim, channels) = (self.head_dim, self.view.width);
         let past = conv.weight.len() / channels - 1;
-        // SAFETY (both): the caller's.
+        // SAFETY: the caller's contract.
         let token = |t: usize| unsafe {
             let start = t * width + self.view.start + column;
             values.part(start..start + dim)
         };
+        // SAFETY: the caller's contract.
         let kept = |j: usize| unsafe {
             state.slot::<f32>(
                 conv.slot,

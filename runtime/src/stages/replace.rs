@@ -82,13 +82,17 @@ impl Replace {
                                 start..start + width
                             };
                             let read = |view: &View| &frame.buffers.get(view.buffer)[columns(view)];
-                            // SAFETY (all): each task has its own head's columns.
+                            // SAFETY: each task has its own head's columns.
                             let k = unsafe { k.part(columns(&self.k)) };
+                            // SAFETY: each task has its own head's columns.
                             let v = unsafe { v.part(columns(&self.v)) };
+                            // SAFETY: each task has its own head's columns.
                             let removal = unsafe { removal.part(columns(&self.removal)) };
+                            // SAFETY: each task has its own head's columns.
                             let bonus = unsafe { bonus.part(columns(&self.bonus)) };
                             match &self.first {
                                 FirstValues::Keep(view) => {
+                                    // SAFETY: each task has its own head's columns.
                                     unsafe { first.part(columns(view)) }.copy_from_slice(v);
                                 }
                                 FirstValues::Mix { first, mix } => {
