@@ -183,13 +183,10 @@ fn quantizing_to_the_same_format_copies() {
             model.as_os_str(),
             "-o".as_ref(),
             copy.as_os_str(),
-            "--type=q8_0".as_ref(),
+            "--type=f32".as_ref(),
         ])
         .succeeded();
-    assert_eq!(
-        std::fs::read(&model).unwrap(),
-        std::fs::read(&copy).unwrap()
-    );
+    assert!(std::fs::read(&model).unwrap() == std::fs::read(&copy).unwrap());
 }
 
 #[test]

@@ -3,7 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-fn verify(folder: &Path) {
+/// Whether the case was refused because its model type has no frontend.
+fn is_unknown(output: &std::process::Output) -> bool {
+    let said = String::from_utf8_lossy(&output.stderr);
+    output.status.code() == Some(2) && said.contains("not supported: model_type")
+}
+
+/// Verifies every case in `folder`. One that lies `beside` the repository may be of a model that is not known yet.
+fn verify(folder: &Path, beside: bool) {
     let mut cases: Vec<PathBuf> = std::fs::read_dir(folder)
         .expect("a folder of cases")
         .map(|entry| entry.expect("an entry").path())
@@ -30,6 +37,8 @@ fn verify(folder: &Path) {
                 "{name}: worst {} of {}",
                 result["worst"], result["tolerance"]
             );
+        } else if beside && is_unknown(&output) {
+            println!("{name}: skipped, this version does not know the model");
         } else {
             let said = String::from_utf8_lossy(&output.stderr).into_owned()
                 + &String::from_utf8_lossy(&output.stdout);
@@ -47,14 +56,17 @@ fn verify(folder: &Path) {
 
 #[test]
 fn the_cases_in_the_repository() {
-    verify(&PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures"));
+    verify(
+        &PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures"),
+        false,
+    );
 }
 
 #[test]
 fn the_cases_beside_the_repository() {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared/fixtures");
     if folder.is_dir() {
-        verify(&folder);
+        verify(&folder, true);
     } else {
         println!("skipped: there is no {}", folder.display());
     }

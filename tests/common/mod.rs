@@ -138,7 +138,7 @@ impl Workplace {
     pub fn model(&self, preset: &str) -> PathBuf {
         let path = self.path(&format!("{preset}.gguf"));
         let tokenizer = tokenizer_folder();
-        let arguments = ["synth", preset, "--type", "q8_0", "--seed", "7"].map(OsStr::new);
+        let arguments = ["synth", preset, "--type", "f32", "--seed", "7"].map(OsStr::new);
         let files = [
             "-o".as_ref(),
             path.as_os_str(),

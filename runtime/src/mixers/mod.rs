@@ -2,7 +2,7 @@
 //!
 //! A mixer is its equations (in the file's head comment), its few numbers, a table of weights, a table of state
 //! slots, and how it lowers to stages. Nothing outside this folder names one, but the frontends in
-//! [`crate::arch`] that read a checkpoint's configuration.
+//! `arch` that read a checkpoint's configuration.
 
 mod abc;
 mod attention;
