@@ -16,6 +16,8 @@ pub struct Format {
     /// Bytes in a block.
     pub block_bytes: usize,
     pub(crate) integer_dot: bool,
+    /// Where the two bytes in a block lie that kernels on a GPU want elsewhere.
+    pub(crate) device_scale: Option<usize>,
     pub(crate) encode: fn(&[f32], &mut [u8]),
     pub(crate) decode: fn(&[u8], &mut [f32]),
     pub(crate) kernel: fn(Simd) -> Kernel,

@@ -9,6 +9,7 @@
 mod activations;
 mod aligned;
 mod cpu;
+mod device;
 mod error;
 mod format;
 mod formats;
@@ -21,6 +22,7 @@ mod storage;
 
 pub use activations::Activations;
 pub use cpu::Simd;
+pub use device::DEVICE_SOURCE;
 pub use error::{Error, Result};
 pub use format::{BF16, F16, F32, FORMATS, Format, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
 pub use matrix::{Matrix, Output};

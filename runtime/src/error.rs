@@ -106,6 +106,14 @@ pub enum Error {
         /// What is missing.
         reason: String,
     },
+    /// A device is missing, full, too old or lost, or its kernels cannot be made.
+    #[error("{device}: {reason}")]
+    Device {
+        /// The device.
+        device: String,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
     /// Reading was cancelled; the session stands at a whole token and can go on.
     #[error("cancelled after {fed} tokens")]
     Cancelled {

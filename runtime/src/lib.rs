@@ -22,6 +22,7 @@
 mod arch;
 pub mod checkpoint;
 mod cpu;
+mod cuda;
 mod error;
 mod generate;
 pub mod mixers;
@@ -36,6 +37,7 @@ pub mod text;
 
 pub use checkpoint::Checkpoint;
 pub use cpu::{Pool, physical_cores};
+pub use cuda::Device;
 pub use error::{Error, Result};
 pub use generate::{Finish, Generate, GenerateOptions};
 pub use model::Model;

@@ -1,13 +1,15 @@
 //! A session: one conversation's state, and the only hot loop.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::cpu::{Engine, Pool};
+use crate::cpu::{self, Pool};
+use crate::cuda::{self, Device};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::sampler::{Sampler, SamplerParams, SamplerState};
-use crate::state::{Arena, HEADER, LOG, LOGITS, SAMPLER, Size, Snapshot, StateOptions};
+use crate::state::{Arena, HEADER, LOG, LOGITS, SAMPLER, Size, Snapshot, StateOptions, StatePlan};
 
 /// Tokens whose logits [`Session::feed_each`] computes in one pass over the output matrix.
 const LOGIT_ROWS: usize = 16;
@@ -39,6 +41,8 @@ pub struct SessionOptions {
     pub marks: usize,
     /// How tokens are chosen.
     pub sampler: SamplerParams,
+    /// Where it runs; none means the CPU.
+    pub device: Option<Arc<Device>>,
 }
 
 impl Default for SessionOptions {
@@ -51,6 +55,7 @@ impl Default for SessionOptions {
             pool: None,
             marks: 0,
             sampler: SamplerParams::default(),
+            device: None,
         }
     }
 }
@@ -75,10 +80,18 @@ impl Canceller {
     }
 }
 
+/// What computes, and where the state lies.
+enum Engine {
+    Cpu(cpu::Engine),
+    /// The state is the device's; the session's arena mirrors its own slots, which come first.
+    Cuda(cuda::Engine),
+}
+
 /// A state that [`Session::rewind`] can return to.
 struct Mark {
     /// None: not taken yet.
     position: Option<u64>,
+    /// On a device the state is kept there, and this mirrors its first slots.
     arena: Arena,
 }
 
@@ -113,7 +126,17 @@ impl Session {
             .pool
             .clone()
             .unwrap_or_else(|| Arc::new(Pool::new(options.threads)));
-        let arena = Arena::new(plan);
+        let (arena, engine) = match &options.device {
+            None => {
+                let engine = cpu::Engine::new(model.program(), Arc::clone(&pool), options.chunk);
+                (Arena::new(plan), Engine::Cpu(engine))
+            }
+            Some(device) => {
+                let mirror = Arc::new(plan.own_slots());
+                let engine = cuda::Engine::new(&model, Arc::clone(device), plan, &options)?;
+                (Arena::new(mirror), Engine::Cuda(engine))
+            }
+        };
         let marks = (0..options.marks)
             .map(|_| Mark {
                 position: None,
@@ -128,7 +151,7 @@ impl Session {
             .flat_map(slots)
             .any(|slot| slot.shape.contains(&Size::Context));
         let mut session = Session {
-            engine: Engine::new(model.program(), Arc::clone(&pool), options.chunk),
+            engine,
             sampler: Sampler::new(options.sampler.clone(), model.spec().vocab)?,
             canceller: Canceller::default(),
             model,
@@ -138,7 +161,7 @@ impl Session {
             marks,
             bounded,
         };
-        session.reset();
+        session.try_reset()?;
         Ok(session)
     }
 
@@ -164,12 +187,27 @@ impl Session {
 
     /// Bytes of the state. They never change.
     pub fn state_bytes(&self) -> usize {
-        self.arena.bytes().len()
+        match &self.engine {
+            Engine::Cpu(_) => self.arena.bytes().len(),
+            Engine::Cuda(engine) => engine.plan().bytes,
+        }
     }
 
     /// Bytes of working memory and marks besides the state. They never change either.
     pub fn work_bytes(&self) -> usize {
-        self.engine.bytes() + self.marks.len() * self.state_bytes()
+        let buffers = match &self.engine {
+            Engine::Cpu(engine) => engine.bytes(),
+            Engine::Cuda(engine) => engine.bytes(),
+        };
+        buffers + self.marks.len() * self.state_bytes()
+    }
+
+    /// Most tokens that are read at once.
+    fn chunk(&self) -> usize {
+        match &self.engine {
+            Engine::Cpu(engine) => engine.chunk(),
+            Engine::Cuda(engine) => engine.chunk(),
+        }
     }
 
     /// Logits after the last token, `[vocab]`; zeros before the first.
@@ -198,14 +236,9 @@ impl Session {
         let reseed = params.seed != self.sampler.params().seed;
         self.sampler = Sampler::new(params, self.model.spec().vocab)?;
         if reseed {
-            self.seed();
+            self.set_random(SamplerState::new(self.sampler.params().seed));
         }
         Ok(())
-    }
-
-    fn seed(&mut self) {
-        let state = SamplerState::new(self.sampler.params().seed);
-        self.arena.slot_mut::<SamplerState>(SAMPLER)[0] = state;
     }
 
     /// The state of the random numbers.
@@ -224,10 +257,21 @@ impl Session {
     }
 
     /// Forgets everything that was read.
+    ///
+    /// # Panics
+    /// If the device was lost.
     pub fn reset(&mut self) {
+        self.try_reset().expect("a device that works");
+    }
+
+    fn try_reset(&mut self) -> Result<()> {
         self.arena.reset();
-        self.seed();
+        if let Engine::Cuda(engine) = &mut self.engine {
+            engine.reset()?;
+        }
+        self.set_random(SamplerState::new(self.sampler.params().seed));
         self.forget_marks(0);
+        Ok(())
     }
 
     /// Marks from `position` on belong to tokens that were taken back.
@@ -245,7 +289,7 @@ impl Session {
         self.read(
             tokens,
             |session, chunk| session.write_logits(chunk - 1),
-            |_, _| (),
+            |_, _| Ok(()),
         )
     }
 
@@ -256,22 +300,23 @@ impl Session {
     pub fn feed_each(&mut self, tokens: &[u32], mut each: impl FnMut(usize, &[f32])) -> Result<()> {
         let model = Arc::clone(&self.model);
         let vocab = model.spec().vocab;
-        let together = LOGIT_ROWS.min(self.engine.chunk()).min(tokens.len());
+        let together = LOGIT_ROWS.min(self.chunk()).min(tokens.len());
         let mut logits = vec![0.0; together * vocab];
         self.read(
             tokens,
-            |_, _| (),
+            |_, _| Ok(()),
             |session, (first, length)| {
                 for start in (0..length).step_by(together) {
                     let rows = start..(start + together).min(length);
                     let logits = &mut logits[..rows.len() * vocab];
-                    session.engine.logits(model.program(), rows, logits);
+                    session.logits_of(rows, logits)?;
                     for (row, logits) in logits.chunks_exact(vocab).enumerate() {
                         each(first + start + row, logits);
                     }
                     let last = &logits[logits.len() - vocab..];
                     session.arena.slot_mut(LOGITS).copy_from_slice(last);
                 }
+                Ok(())
             },
         )
     }
@@ -280,8 +325,8 @@ impl Session {
     fn read(
         &mut self,
         tokens: &[u32],
-        last: impl FnOnce(&mut Self, usize),
-        mut shown: impl FnMut(&mut Self, (usize, usize)),
+        last: impl FnOnce(&mut Self, usize) -> Result<()>,
+        mut shown: impl FnMut(&mut Self, (usize, usize)) -> Result<()>,
     ) -> Result<()> {
         self.check(tokens)?;
         let model = Arc::clone(&self.model);
@@ -292,21 +337,25 @@ impl Session {
             if cancelled {
                 break;
             }
-            chunk = (tokens.len() - fed).min(self.engine.chunk());
+            chunk = (tokens.len() - fed).min(self.chunk());
             let piece = &tokens[fed..fed + chunk];
             let position = self.position();
-            self.engine
-                .run(model.program(), &mut self.arena, piece, position);
+            match &mut self.engine {
+                Engine::Cpu(engine) => {
+                    engine.run(model.program(), &mut self.arena, piece, position);
+                }
+                Engine::Cuda(engine) => engine.run(piece)?,
+            }
             let log = self.arena.slot_mut::<u32>(LOG);
             for (i, &token) in piece.iter().enumerate() {
                 log[((position + i as u64) % log.len() as u64) as usize] = token;
             }
             self.arena.slot_mut::<u64>(HEADER)[0] = position + chunk as u64;
-            shown(self, (fed, chunk));
+            shown(self, (fed, chunk))?;
             fed += chunk;
         }
         if fed > 0 {
-            last(self, chunk);
+            last(self, chunk)?;
         }
         if cancelled {
             Err(Error::Cancelled { fed })
@@ -335,14 +384,26 @@ impl Session {
         Ok(())
     }
 
-    fn write_logits(&mut self, row: usize) {
-        let Session {
-            engine,
-            arena,
-            model,
-            ..
-        } = self;
-        engine.logits(model.program(), row..row + 1, arena.slot_mut(LOGITS));
+    fn write_logits(&mut self, row: usize) -> Result<()> {
+        match &mut self.engine {
+            Engine::Cpu(engine) => {
+                let logits = self.arena.slot_mut(LOGITS);
+                engine.logits(self.model.program(), row..row + 1, logits);
+                Ok(())
+            }
+            Engine::Cuda(engine) => engine.logits(row..row + 1, self.arena.slot_mut(LOGITS)),
+        }
+    }
+
+    /// The logits `[rows, vocab]` after these tokens of the last chunk.
+    fn logits_of(&mut self, rows: Range<usize>, logits: &mut [f32]) -> Result<()> {
+        match &mut self.engine {
+            Engine::Cpu(engine) => {
+                engine.logits(self.model.program(), rows, logits);
+                Ok(())
+            }
+            Engine::Cuda(engine) => engine.logits(rows, logits),
+        }
     }
 
     /// Chooses a token by the last logits, without reading it.
@@ -389,15 +450,41 @@ impl Session {
         };
         let mut fork = Session::new(Arc::clone(&self.model), options)?;
         fork.arena.copy_from(&self.arena);
+        if let (Engine::Cuda(engine), Engine::Cuda(own)) = (&mut fork.engine, &self.engine) {
+            engine.copy_from(own)?;
+        }
         Ok(fork)
     }
 
-    /// A copy of the state.
+    /// A copy of the state, in the host's memory.
+    ///
+    /// # Panics
+    /// If the device was lost; see [`Session::try_snapshot`].
     pub fn snapshot(&self) -> Snapshot {
-        Snapshot {
+        self.try_snapshot().expect("a device that works")
+    }
+
+    /// As [`Session::snapshot`].
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the device was lost.
+    pub fn try_snapshot(&self) -> Result<Snapshot> {
+        let arena = match &self.engine {
+            Engine::Cpu(_) => self.arena.clone(),
+            Engine::Cuda(engine) => engine.download(&self.arena)?,
+        };
+        Ok(Snapshot {
             fingerprint: self.model.fingerprint(),
-            arena: self.arena.clone(),
+            arena,
             note: Vec::new(),
+        })
+    }
+
+    /// The layout of the whole state.
+    fn plan(&self) -> &StatePlan {
+        match &self.engine {
+            Engine::Cpu(_) => self.arena.plan(),
+            Engine::Cuda(engine) => engine.plan(),
         }
     }
 
@@ -416,7 +503,7 @@ impl Session {
                 self.model.file()
             )));
         }
-        let (ours, theirs) = (&self.arena.plan().slots, &snapshot.arena.plan().slots);
+        let (ours, theirs) = (&self.plan().slots, &snapshot.arena.plan().slots);
         if ours.len() != theirs.len() {
             return Err(differs(format!(
                 "it has {} slots, this session {}",
@@ -435,7 +522,16 @@ impl Session {
                 ours.name, theirs.dtype, theirs.shape, ours.dtype, ours.shape
             )));
         }
-        self.arena.copy_from(&snapshot.arena);
+        match &mut self.engine {
+            Engine::Cpu(_) => self.arena.copy_from(&snapshot.arena),
+            Engine::Cuda(engine) => {
+                engine.upload(&snapshot.arena)?;
+                let own = self.arena.bytes().len();
+                self.arena
+                    .bytes_mut()
+                    .copy_from_slice(&snapshot.arena.bytes()[..own]);
+            }
+        }
         self.forget_marks(0);
         Ok(())
     }
@@ -445,13 +541,16 @@ impl Session {
     pub fn mark(&mut self) {
         let position = self.position();
         self.forget_marks(position);
-        if let Some(oldest) = self
-            .marks
-            .iter_mut()
-            .min_by_key(|mark| mark.position.map_or(0, |p| p + 1))
-        {
-            oldest.position = Some(position);
-            oldest.arena.copy_from(&self.arena);
+        let oldest = (0..self.marks.len())
+            .min_by_key(|&mark| self.marks[mark].position.map_or(0, |p| p + 1));
+        if let Some(oldest) = oldest {
+            if let Engine::Cuda(engine) = &self.engine
+                && engine.save(oldest).is_err()
+            {
+                return;
+            }
+            self.marks[oldest].position = Some(position);
+            self.marks[oldest].arena.copy_from(&self.arena);
         }
     }
 
@@ -472,12 +571,10 @@ impl Session {
         if position == here {
             return Ok(());
         }
-        let mark = self
-            .marks
-            .iter()
-            .filter(|mark| mark.position.is_some_and(|p| p <= position));
-        let mark = mark.max_by_key(|mark| mark.position);
-        let from = mark.and_then(|mark| mark.position).unwrap_or(0);
+        let mark = (0..self.marks.len())
+            .filter(|&mark| self.marks[mark].position.is_some_and(|p| p <= position))
+            .max_by_key(|&mark| self.marks[mark].position);
+        let from = mark.and_then(|mark| self.marks[mark].position).unwrap_or(0);
         let (older, newer) = self.recent();
         let first = here - (older.len() + newer.len()) as u64;
         if from < position && from < first {
@@ -494,8 +591,13 @@ impl Session {
             .take((position - from) as usize)
             .collect();
         match mark {
-            Some(mark) => self.arena.copy_from(&mark.arena),
-            None => self.reset(),
+            Some(mark) => {
+                if let Engine::Cuda(engine) = &mut self.engine {
+                    engine.load(mark)?;
+                }
+                self.arena.copy_from(&self.marks[mark].arena);
+            }
+            None => self.try_reset()?,
         }
         self.forget_marks(position + 1);
         let mut fed = 0;

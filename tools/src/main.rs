@@ -3,6 +3,7 @@
 mod builtin;
 mod chat;
 mod convert;
+mod device;
 mod error;
 mod eval;
 mod format_choice;

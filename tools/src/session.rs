@@ -10,6 +10,9 @@ use waterline::{
     ContextEnd, GenerateOptions, Kv, Model, SamplerParams, Session, SessionOptions, StateOptions,
 };
 
+use crate::device::DeviceArgs;
+use crate::error::Result;
+
 /// The state that a session allocates.
 #[derive(clap::Args, Clone)]
 #[command(next_help_heading = "Session")]
@@ -40,6 +43,8 @@ impl StateArgs {
 pub struct SessionArgs {
     #[command(flatten)]
     state: StateArgs,
+    #[command(flatten)]
+    device: DeviceArgs,
     /// When the context is full, forget the oldest tokens instead of stopping.
     #[arg(long)]
     drop_oldest: bool,
@@ -58,7 +63,7 @@ impl SessionArgs {
         model: &Arc<Model>,
         sampler: SamplerParams,
         mark_bytes: usize,
-    ) -> waterline::Result<Session> {
+    ) -> Result<Session> {
         let state = self.state.options();
         let marks = match mark_bytes {
             0 => 0,
@@ -75,9 +80,10 @@ impl SessionArgs {
             threads: self.threads,
             marks,
             sampler,
+            device: self.device.open()?,
             ..SessionOptions::default()
         };
-        Session::new(Arc::clone(model), options)
+        Ok(Session::new(Arc::clone(model), options)?)
     }
 }
 

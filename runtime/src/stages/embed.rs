@@ -4,7 +4,9 @@ use waterline_quant::Matrix;
 
 use super::norm::Norm;
 use crate::cpu::Frame;
-use crate::program::RESIDUAL;
+use crate::cuda::{Call, Grid, Launches, Parameter, format_of};
+use crate::error::Result;
+use crate::program::{RESIDUAL, View};
 
 /// Decodes the row of each token.
 pub struct Embed {
@@ -24,5 +26,27 @@ impl Embed {
                 norm.apply_in_place(row);
             }
         }
+    }
+
+    pub(crate) fn launch(&self, launches: &mut Launches) -> Result<()> {
+        let hidden = self.matrix.cols();
+        let output = View::whole(RESIDUAL, hidden);
+        let norm = launches.gathered(output, self.norm.as_ref())?;
+        let matrix = launches.matrix_address(&self.matrix)?;
+        launches.push(Call {
+            source: include_str!("embed.cu"),
+            kernel: format!("embed<{}, {hidden}>", format_of(&self.matrix)),
+            grid: Grid::Tokens,
+            threads: 256,
+            shared: 0,
+            parameters: vec![
+                Parameter::pointer("const u8", matrix),
+                Parameter::int(self.matrix.rows()),
+                launches.ids(),
+                Parameter::value("Gather", norm),
+                launches.view(output),
+            ],
+        });
+        Ok(())
     }
 }

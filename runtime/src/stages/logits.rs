@@ -7,7 +7,9 @@ use waterline_quant::{Activations, Matrix, Output};
 use super::norm::Norm;
 use super::project::piece;
 use crate::cpu::{Buffers, Pool, simd};
-use crate::program::{INPUTS, RESIDUAL};
+use crate::cuda::Launches;
+use crate::error::Result;
+use crate::program::{INPUTS, RESIDUAL, View};
 
 /// The final norm and the output matrix.
 pub struct Logits {
@@ -56,5 +58,17 @@ impl Logits {
                     .mul_rows(piece(vocab, index, pieces), inputs, &out, 0)
             };
         });
+    }
+
+    /// The logits after the token in the first row of `residual`, into the slot `logits`.
+    pub(crate) fn launch(
+        &self,
+        launches: &mut Launches,
+        residual: View,
+        logits: usize,
+    ) -> Result<()> {
+        let gather = launches.gathered(residual, Some(&self.norm))?;
+        let output = launches.slot_rows(logits, self.matrix.rows());
+        launches.multiply_into(gather, &[(&self.matrix, None, 0)], output, false)
     }
 }

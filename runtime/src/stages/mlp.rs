@@ -5,6 +5,8 @@ use waterline_quant::{Matrix, Output};
 use super::norm::Norm;
 use super::project::piece;
 use crate::cpu::{Frame, simd};
+use crate::cuda::Launches;
+use crate::error::Result;
 use crate::program::{INPUTS, RESIDUAL, View};
 
 /// `residual += down (silu(gate n) * up n)` with `n = norm(residual)`.
@@ -58,5 +60,14 @@ impl Mlp {
         frame.buffers.put(self.inner.buffer, inner);
         frame.load_inputs(intermediate, self.down.format().is_integer_dot());
         frame.add_product(&self.down, |_| ());
+    }
+
+    pub(crate) fn launch(&self, launches: &mut Launches) -> Result<()> {
+        let residual = View::whole(RESIDUAL, self.down.rows());
+        let gather = launches.gathered(residual, Some(&self.norm))?;
+        let factors = [(&self.gate, None, 0), (&self.up, None, self.gate.rows())];
+        launches.multiply(gather, &factors, self.inner, false)?;
+        let gather = launches.gated(self.inner);
+        launches.multiply(gather, &[(&self.down, None, 0)], residual, true)
     }
 }

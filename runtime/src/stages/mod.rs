@@ -50,6 +50,8 @@ pub use slots::Slots;
 pub use token_shift::TokenShift;
 
 use crate::cpu::Frame;
+use crate::cuda::Launches;
+use crate::error::{Error, Result};
 
 /// One fused operation.
 pub enum Stage {
@@ -107,6 +109,32 @@ impl Stage {
             Stage::AttendBlocks(stage) => stage.run(frame),
             Stage::Emit(stage) => stage.run(frame),
             Stage::Mlp(stage) => stage.run(frame),
+        }
+    }
+
+    /// Writes the stage's kernels for a device.
+    pub(crate) fn launch(&self, launches: &mut Launches) -> Result<()> {
+        let missing = |name: &str| Error::Device {
+            device: "kernels".into(),
+            reason: format!("the stage {name} has no kernel yet; use the CPU"),
+        };
+        match self {
+            Stage::Embed(stage) => stage.launch(launches),
+            Stage::Project(stage) => stage.launch(launches),
+            Stage::Prepare(_) => Err(missing("prepare")),
+            Stage::TokenShift(_) => Err(missing("token_shift")),
+            Stage::Replace(_) => Err(missing("replace")),
+            Stage::Recur(_) => Err(missing("recur")),
+            Stage::Partitions(_) => Err(missing("partitions")),
+            Stage::Route(_) => Err(missing("route")),
+            Stage::Scan(_) => Err(missing("scan")),
+            Stage::Hax(_) => Err(missing("hax")),
+            Stage::Slots(_) => Err(missing("slots")),
+            Stage::Score(_) => Err(missing("score")),
+            Stage::Attend(_) => Err(missing("attend")),
+            Stage::AttendBlocks(_) => Err(missing("attend_blocks")),
+            Stage::Emit(stage) => stage.launch(launches),
+            Stage::Mlp(stage) => stage.launch(launches),
         }
     }
 

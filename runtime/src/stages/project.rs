@@ -4,6 +4,8 @@ use waterline_quant::{Matrix, Output};
 
 use super::norm::Norm;
 use crate::cpu::{Frame, simd};
+use crate::cuda::{Factor, Launches};
+use crate::error::Result;
 use crate::program::{INPUTS, Vector, View};
 
 /// One of the stacked matrices.
@@ -74,6 +76,17 @@ impl Project {
             }
         }
         frame.buffers.put(self.output.buffer, output);
+    }
+}
+
+impl Project {
+    pub(crate) fn launch(&self, launches: &mut Launches) -> Result<()> {
+        let gather = launches.gathered(self.input, self.norm.as_ref())?;
+        let factors: Vec<Factor> = (self.linears.iter())
+            .map(|linear| (&linear.matrix, linear.bias.as_ref(), linear.column))
+            .collect();
+        let output = View::whole(self.output.buffer, self.output.stride);
+        launches.multiply(gather, &factors, output, false)
     }
 }
 

@@ -226,6 +226,17 @@ impl StatePlan {
         Ok(())
     }
 
+    /// The session's own slots alone, which lie where they lie in the whole plan.
+    pub(crate) fn own_slots(&self) -> Self {
+        let own = |slot: &&SlotPlan| slot.block.is_none();
+        let slots: Vec<SlotPlan> = self.slots.iter().filter(own).cloned().collect();
+        let end = slots.last().map_or(0, |slot| slot.offset + slot.bytes);
+        StatePlan {
+            slots,
+            bytes: end.next_multiple_of(ALIGNMENT),
+        }
+    }
+
     /// Bytes of the slots of one block, or of the session's own for `None`.
     pub fn block_bytes(&self, block: Option<usize>) -> usize {
         self.slots

@@ -1,0 +1,32 @@
+// What Q4_K and Q5_K share: the 6-bit scale and minimum of sub-block `sub` of a super-block that begins with d, dmin and
+// the twelve packed bytes.
+struct Affine {
+  float scale, min;
+};
+
+__device__ inline Affine affine(const u8* block, int sub) {
+  uint4 head = load_once(block);
+  u32 low = head.y, middle = head.z, high = head.w;
+  int shift = 8 * (sub % 4);
+  u32 scale, min;
+  if (sub < 4) {
+    scale = low >> shift & 63;
+    min = middle >> shift & 63;
+  } else {
+    scale = (high >> shift & 15) | (low >> (shift + 6) & 3) << 4;
+    min = (high >> (shift + 4) & 15) | (middle >> (shift + 6) & 3) << 4;
+  }
+  return {half_bits(head.x & 0xffff) * scale, half_bits(head.x >> 16) * min};
+}
+
+__device__ inline float affine_dot(const int* packed, Affine line, const Codes& x) {
+  int sum = 0;
+#pragma unroll
+  for (int i = 0; i < 8; i++) sum = __dp4a(packed[i], x.packed[i], sum);
+  return x.scale * (line.scale * sum - line.min * x.sum);
+}
+
+__device__ inline void affine_values(const int* packed, Affine line, float* out) {
+#pragma unroll
+  for (int i = 0; i < 32; i++) out[i] = line.scale * (float)(packed[i / 4] >> 8 * (i % 4) & 31) - line.min;
+}

@@ -1,0 +1,47 @@
+// Q6_K on the device: the super-blocks of the whole matrix without their d, then the d; in units of a run of 32.
+template <int cols>
+struct Format<Q6_K, cols> {
+  static constexpr bool integer = true;
+  static constexpr int unit = 32;
+  // Codes in bytes, not yet less 32.
+  static __device__ const i8* codes(const u8* matrix, long long index, int* packed) {
+    const u8* block = matrix + index / 8 * 208;
+    int part = index % 8 / 4, run = index % 4;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      uint4 low = load_once(block + part * 64 + run % 2 * 32 + 16 * i);
+      uint4 high = load_once(block + 128 + part * 32 + 16 * i);
+      u32 lows[4] = {low.x, low.y, low.z, low.w};
+      u32 highs[4] = {high.x, high.y, high.z, high.w};
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        u32 upper = (highs[j] >> 2 * run & 0x03030303) << 4;
+        packed[4 * i + j] = (lows[j] >> 4 * (run / 2) & 0x0f0f0f0f) | upper;
+      }
+    }
+    return reinterpret_cast<const i8*>(block + 192 + 2 * (index % 8));
+  }
+  static __device__ float scale(const u8* matrix, long long total, long long index) {
+    return half_bits(reinterpret_cast<const u16*>(matrix + total / 8 * 208)[index / 8]);
+  }
+  static __device__ void values(const u8* matrix, long long total, long long index, float* out) {
+    int packed[8];
+    const i8* scales = codes(matrix, index, packed);
+    float d = scale(matrix, total, index);
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+      out[i] = d * scales[i / 16] * (float)((packed[i / 4] >> 8 * (i % 4) & 63) - 32);
+    }
+  }
+  static __device__ float dot(const u8* matrix, long long total, long long index, const Codes& x) {
+    int packed[8], sums[2] = {0, 0}, ones[2] = {0, 0};
+    const i8* scales = codes(matrix, index, packed);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      sums[i / 4] = __dp4a(packed[i], x.packed[i], sums[i / 4]);
+      ones[i / 4] = __dp4a(0x01010101, x.packed[i], ones[i / 4]);
+    }
+    int sum = scales[0] * (sums[0] - 32 * ones[0]) + scales[1] * (sums[1] - 32 * ones[1]);
+    return sum * (scale(matrix, total, index) * x.scale);
+  }
+};

@@ -1,0 +1,132 @@
+//! NVRTC, and the cache of what it made. The cache is safe to delete at any time.
+
+use std::ffi::{CStr, CString};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::PathBuf;
+
+use cudarc::nvrtc::{result, sys};
+
+use crate::error::{Error, Result};
+
+const MAGIC: &[u8; 8] = b"WLCUBIN1";
+
+/// Machine code for `architecture`, such as `sm_90`, from the cache or from NVRTC.
+pub(crate) fn cubin(source: &str, architecture: &str) -> Result<Vec<u8>> {
+    let version = version();
+    let path = cache_folder().map(|folder| folder.join(file_name(source, architecture, version)));
+    if let Some(image) = path.as_ref().and_then(|path| read(path)) {
+        return Ok(image);
+    }
+    if version.is_none() {
+        let reason = format!(
+            "NVRTC (libnvrtc) is not installed and there are no kernels for {architecture} in the cache; install it, \
+             or run `waterline kernels` where it is and bring the cache along"
+        );
+        return Err(error(reason));
+    }
+    let image = compile(source, architecture)?;
+    if let Some(path) = path {
+        // Without a cache the next start compiles again; that is no reason to stop.
+        let _ = write(&path, &image);
+    }
+    Ok(image)
+}
+
+fn error(reason: impl Into<String>) -> Error {
+    Error::Device {
+        device: "kernels".into(),
+        reason: reason.into(),
+    }
+}
+
+/// NVRTC's version, or none if it is not installed.
+fn version() -> Option<(i32, i32)> {
+    // SAFETY: only looks for the library.
+    if !unsafe { sys::is_culib_present() } {
+        return None;
+    }
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: both places are valid.
+    let status = unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
+    (status == sys::nvrtcResult::NVRTC_SUCCESS).then_some((major, minor))
+}
+
+fn compile(source: &str, architecture: &str) -> Result<Vec<u8>> {
+    let failed = |what: &str, e: result::NvrtcError| error(format!("{what}: {e:?}"));
+    let text = CString::new(source).map_err(|_| error("a kernel source with a zero byte"))?;
+    let program = result::create_program(&text, Some(c"waterline.cu"))
+        .map_err(|e| failed("NVRTC cannot begin", e))?;
+    let options = [
+        format!("--gpu-architecture={architecture}"),
+        "--std=c++17".into(),
+        "--extra-device-vectorization".into(),
+    ];
+    // SAFETY: the program is valid until it is destroyed below.
+    let compiled = unsafe { result::compile_program(program, &options) };
+    let image = match compiled {
+        Ok(()) => {
+            let mut size = 0;
+            // SAFETY: the program was compiled for a real architecture, so it has machine code of `size` bytes.
+            let status = unsafe { sys::nvrtcGetCUBINSize(program, &mut size) };
+            let mut image = vec![0u8; size];
+            // SAFETY: as above.
+            let copied = unsafe { sys::nvrtcGetCUBIN(program, image.as_mut_ptr().cast()) };
+            match (status, copied) {
+                (sys::nvrtcResult::NVRTC_SUCCESS, sys::nvrtcResult::NVRTC_SUCCESS) => Ok(image),
+                _ => Err(error(format!("NVRTC made no code for {architecture}"))),
+            }
+        }
+        Err(e) => {
+            // SAFETY: the program is valid.
+            let log = unsafe { result::get_program_log(program) }.unwrap_or_default();
+            let log: Vec<u8> = log.iter().map(|&c| c as u8).collect();
+            let log = CStr::from_bytes_until_nul(&log).map(CStr::to_string_lossy);
+            let log = log.unwrap_or_default();
+            Err(failed(&format!("NVRTC for {architecture}: {log}"), e))
+        }
+    };
+    // SAFETY: the program is not used any more.
+    let _ = unsafe { result::destroy_program(program) };
+    image
+}
+
+fn cache_folder() -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    if let Some(folder) = set("WATERLINE_KERNELS") {
+        return Some(folder.into());
+    }
+    let base = set("XDG_CACHE_HOME").map(PathBuf::from);
+    let base = base.or_else(|| Some(PathBuf::from(set("HOME")?).join(".cache")))?;
+    Some(base.join("waterline").join("kernels"))
+}
+
+fn file_name(source: &str, architecture: &str, _version: Option<(i32, i32)>) -> String {
+    let hash = |seed: u64| {
+        let mut hasher = DefaultHasher::new();
+        (seed, source, env!("CARGO_PKG_VERSION")).hash(&mut hasher);
+        hasher.finish()
+    };
+    format!("{architecture}-{:016x}{:016x}.cubin", hash(0), hash(1))
+}
+
+/// A whole cached image, or none.
+fn read(path: &PathBuf) -> Option<Vec<u8>> {
+    let bytes = std::fs::read(path).ok()?;
+    let (head, image) = bytes.split_at_checked(MAGIC.len() + 4)?;
+    let sum = crc32fast::hash(image).to_le_bytes();
+    (head[..MAGIC.len()] == *MAGIC && head[MAGIC.len()..] == sum).then(|| image.to_vec())
+}
+
+fn write(path: &PathBuf, image: &[u8]) -> std::io::Result<()> {
+    let folder = path.parent().expect("a file in a folder");
+    std::fs::create_dir_all(folder)?;
+    let whole = [
+        MAGIC.as_slice(),
+        &crc32fast::hash(image).to_le_bytes(),
+        image,
+    ]
+    .concat();
+    let partial = path.with_extension(format!("{}.partial", std::process::id()));
+    std::fs::write(&partial, whole)?;
+    std::fs::rename(&partial, path)
+}

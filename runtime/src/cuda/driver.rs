@@ -1,0 +1,120 @@
+//! What the backend asks of a device: memory, kernels, and a queue that runs them in order.
+
+use std::sync::Arc;
+
+use crate::error::Result;
+
+/// An address in a device's memory.
+pub(crate) type Address = u64;
+
+/// A device with its own memory: a GPU, or the emulator that tests run kernels on.
+pub(crate) trait Driver: Send + Sync {
+    /// What it is called, for people.
+    fn name(&self) -> &str;
+
+    /// Processors that run blocks side by side.
+    fn processors(&self) -> u32;
+
+    /// Uninitialised memory, aligned to 256 bytes.
+    fn allocate(&self, bytes: usize) -> Result<Address>;
+
+    /// Gives memory back that [`Driver::allocate`] returned; nothing uses it any more.
+    fn release(&self, address: Address);
+
+    /// Compiles `source` and returns the kernels `names` in order.
+    fn compile(&self, source: &str, names: &[String]) -> Result<Vec<Kernel>>;
+
+    /// A new queue.
+    fn queue(self: Arc<Self>) -> Result<Box<dyn Queue>>;
+}
+
+/// Operations that run one after another on the device.
+pub(crate) trait Queue: Send {
+    /// Copies to the device; the bytes may change as soon as it returns.
+    fn write(&self, to: Address, bytes: &[u8]) -> Result<()>;
+
+    /// Copies from the device, after all that was queued before.
+    fn read(&self, from: Address, bytes: &mut [u8]) -> Result<()>;
+
+    /// Copies on the device.
+    fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<()>;
+
+    /// Fills with zeros.
+    fn clear(&self, at: Address, bytes: usize) -> Result<()>;
+
+    /// Starts a kernel.
+    fn launch(&self, launch: &Launch) -> Result<()>;
+
+    /// Records launches that are replayed as one.
+    fn record(&self, launches: &[Launch]) -> Result<Box<dyn Recording>>;
+
+    /// Waits until everything that was queued has run.
+    fn finish(&self) -> Result<()>;
+}
+
+/// Launches that were recorded.
+pub(crate) trait Recording: Send {
+    /// Queues them all.
+    fn replay(&self) -> Result<()>;
+}
+
+/// A compiled kernel, by the driver's handle.
+#[derive(Clone, Copy)]
+pub(crate) struct Kernel(pub usize);
+
+/// Most parameters of a kernel.
+pub(crate) const PARAMETERS: usize = 32;
+
+/// One argument's bytes, as the kernel's parameter lays them out.
+#[derive(Clone)]
+
+pub(crate) struct Argument(pub Box<[u64]>);
+
+/// A kernel with its arguments.
+#[derive(Clone)]
+pub(crate) struct Launch {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+    /// The arguments in order.
+    pub arguments: Vec<Argument>,
+}
+
+/// Memory of a device, released when it is dropped.
+pub(crate) struct Memory {
+    driver: Arc<dyn Driver>,
+    address: Address,
+    bytes: usize,
+}
+
+impl Memory {
+    /// Allocates; the contents are undefined.
+    pub fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Self> {
+        Ok(Memory {
+            address: driver.allocate(bytes.max(1))?,
+            driver: Arc::clone(driver),
+            bytes,
+        })
+    }
+
+    /// Where it begins.
+    pub fn address(&self) -> Address {
+        self.address
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.driver.release(self.address);
+    }
+}

@@ -1,0 +1,233 @@
+// Runs kernels on the CPU, block after block, for tests on machines without a GPU. The threads of a block are fibers:
+// each runs until its next barrier or shuffle, so a barrier that some threads miss is found, and so is a shuffle in
+// divergent code. What it cannot show: races between blocks, and anything about time.
+#define WATERLINE_EMULATOR 1
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __host__
+#define __shared__ static
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __restrict__
+#define __align__(n) __attribute__((aligned(n)))
+
+struct Dim {
+  unsigned x, y, z;
+};
+static Dim threadIdx, blockIdx, blockDim, gridDim;
+
+struct half {
+  _Float16 value;
+  half() = default;
+  half(float x) : value((_Float16)x) {}
+  operator float() const { return (float)value; }
+};
+struct float2 {
+  float x, y;
+};
+struct __align__(16) float4 {
+  float x, y, z, w;
+};
+struct __align__(16) uint4 {
+  unsigned x, y, z, w;
+};
+struct uint2 {
+  unsigned x, y;
+};
+struct __align__(16) int4 {
+  int x, y, z, w;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+template <class T>
+T __ldg(const T* p) {
+  return *p;
+}
+inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
+inline float __uint_as_float(unsigned x) {
+  float f;
+  memcpy(&f, &x, 4);
+  return f;
+}
+inline unsigned __float_as_uint(float f) {
+  unsigned x;
+  memcpy(&x, &f, 4);
+  return x;
+}
+inline int __float2int_rn(float x) { return (int)nearbyintf(x); }
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __dp4a(int a, int b, int c) {
+  for (int i = 0; i < 4; i++) c += (int)(signed char)(a >> 8 * i) * (int)(signed char)(b >> 8 * i);
+  return c;
+}
+template <class T>
+T atomicAdd(T* p, T x) {
+  T old = *p;
+  *p += x;
+  return old;
+}
+
+namespace emulator {
+enum State { RUNNING, AT_WARP, AT_BLOCK, DONE };
+struct Fiber {
+  void* stack_pointer;
+  State state;
+};
+constexpr size_t stack_bytes = 64 << 10;
+constexpr unsigned most_threads = 1024;
+static Fiber fibers[most_threads];
+static char* stacks;
+static void* scheduler;
+static unsigned current;
+static const std::function<void()>* body;
+static uint64_t exchanged[most_threads];
+alignas(128) static unsigned char shared[256 << 10];
+
+// Saves what the calling convention keeps, leaves on one stack and goes on with the other.
+__attribute__((naked, noinline)) static void switch_stack(void** from, void* to) {
+  asm("push %rbp; push %rbx; push %r12; push %r13; push %r14; push %r15;"
+      "mov %rsp, (%rdi); mov %rsi, %rsp;"
+      "pop %r15; pop %r14; pop %r13; pop %r12; pop %rbx; pop %rbp; ret");
+}
+
+static void yield(State state) {
+  unsigned self = current;
+  fibers[self].state = state;
+  switch_stack(&fibers[self].stack_pointer, scheduler);
+}
+
+static void entry() {
+  (*body)();
+  yield(DONE);
+}
+
+static void resume(unsigned thread) {
+  current = thread;
+  threadIdx = {thread, 0, 0};
+  switch_stack(&scheduler, fibers[thread].stack_pointer);
+}
+
+static void fail(const char* what) {
+  fprintf(stderr, "emulator: %s in block %u,%u\n", what, blockIdx.x, blockIdx.y);
+  abort();
+}
+
+// Whether all threads of first..last that still run have come to `state`.
+static bool all_at(unsigned first, unsigned last, State state) {
+  bool any = false;
+  for (unsigned i = first; i < last; i++) {
+    if (fibers[i].state != state && fibers[i].state != DONE) return false;
+    any |= fibers[i].state == state;
+  }
+  return any;
+}
+
+static void release(unsigned first, unsigned last, State state) {
+  for (unsigned i = first; i < last; i++)
+    if (fibers[i].state == state) fibers[i].state = RUNNING;
+}
+
+static void run_block(unsigned threads) {
+  if (!stacks) stacks = (char*)malloc(stack_bytes * most_threads);
+  for (unsigned i = 0; i < threads; i++) {
+    void** top = (void**)(stacks + stack_bytes * (i + 1) - 16);
+    *--top = nullptr;
+    *--top = (void*)entry;
+    top -= 6;
+    fibers[i] = {top, RUNNING};
+  }
+  for (;;) {
+    for (unsigned warp = 0; warp < threads; warp += 32) {
+      unsigned last = warp + 32 < threads ? warp + 32 : threads;
+      for (;;) {
+        for (unsigned i = warp; i < last; i++)
+          if (fibers[i].state == RUNNING) resume(i);
+        if (!all_at(warp, last, AT_WARP)) break;
+        release(warp, last, AT_WARP);
+      }
+      if (!all_at(warp, last, AT_BLOCK)) {
+        for (unsigned i = warp; i < last; i++)
+          if (fibers[i].state != DONE) fail("threads of a warp wait at different places");
+      }
+    }
+    if (!all_at(0, threads, AT_BLOCK)) break;
+    for (unsigned i = 0; i < threads; i++)
+      if (fibers[i].state == DONE) fail("a thread has left before a barrier");
+    release(0, threads, AT_BLOCK);
+  }
+}
+
+static void run(const unsigned* grid, unsigned threads, unsigned shared_bytes, const std::function<void()>& kernel) {
+  if (shared_bytes > sizeof(shared)) fail("too much shared memory");
+  if (threads > most_threads || threads % 32) fail("bad number of threads");
+  body = &kernel;
+  gridDim = {grid[0], grid[1], grid[2]};
+  blockDim = {threads, 1, 1};
+  for (unsigned z = 0; z < grid[2]; z++)
+    for (unsigned y = 0; y < grid[1]; y++)
+      for (unsigned x = 0; x < grid[0]; x++) {
+        blockIdx = {x, y, z};
+        // Signalling values, so that memory that was never written is noticed.
+        memset(shared, 0xff, shared_bytes);
+        run_block(threads);
+      }
+}
+
+template <class T>
+T exchange(T value, unsigned from) {
+  static_assert(sizeof(T) <= 8, "shuffles move at most 8 bytes");
+  unsigned warp = current / 32 * 32, self = current;
+  uint64_t bits = 0;
+  memcpy(&bits, &value, sizeof(T));
+  exchanged[self] = bits;
+  yield(AT_WARP);
+  T result;
+  memcpy(&result, &exchanged[warp + from % 32], sizeof(T));
+  yield(AT_WARP);
+  return result;
+}
+}  // namespace emulator
+
+inline void __syncthreads() { emulator::yield(emulator::AT_BLOCK); }
+inline void __syncwarp(unsigned = 0xffffffff) { emulator::yield(emulator::AT_WARP); }
+inline void __threadfence() {}
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int mask, int = 32) {
+  return emulator::exchange(value, (emulator::current % 32) ^ mask);
+}
+template <class T>
+T __shfl_sync(unsigned, T value, int lane, int = 32) {
+  return emulator::exchange(value, lane);
+}
+template <class T>
+T __shfl_down_sync(unsigned, T value, int distance, int = 32) {
+  unsigned lane = emulator::current % 32, from = lane + distance;
+  return emulator::exchange(value, from < 32 ? from : lane);
+}
+template <class T>
+T __shfl_up_sync(unsigned, T value, int distance, int = 32) {
+  int lane = emulator::current % 32, from = lane - distance;
+  return emulator::exchange(value, from >= 0 ? from : lane);
+}
+inline unsigned __ballot_sync(unsigned, int vote) {
+  unsigned bits = 0;
+  for (int lane = 0; lane < 32; lane++)
+    if (emulator::exchange(vote, lane)) bits |= 1u << lane;
+  return bits;
+}
+inline int __any_sync(unsigned mask, int vote) { return __ballot_sync(mask, vote) != 0; }
+
+template <class T>
+T* shared_memory() {
+  return reinterpret_cast<T*>(emulator::shared);
+}

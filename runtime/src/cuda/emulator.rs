@@ -1,0 +1,192 @@
+//! Runs kernels on the CPU, compiled by g++ behind `emulator.h`: for tests on machines without a GPU.
+
+use std::ffi::{CString, c_void};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+
+use super::driver::{Address, Driver, Kernel, Launch, Queue, Recording};
+use crate::error::{Error, Result};
+
+const HEADER: &str = include_str!("emulator.h");
+
+type Entry = unsafe extern "C" fn(*const u32, u32, u32, *const *const u64);
+
+/// A device that is the CPU. Kernels keep their shared memory in static variables, so one runs at a time.
+pub(crate) struct Emulator {
+    libraries: Mutex<Vec<libloading::Library>>,
+}
+
+static RUNNING: Mutex<()> = Mutex::new(());
+
+fn error(reason: impl Into<String>) -> Error {
+    Error::Device {
+        device: "emulator".into(),
+        reason: reason.into(),
+    }
+}
+
+impl Emulator {
+    /// A device without kernels.
+    pub fn open() -> Arc<Self> {
+        Arc::new(Emulator {
+            libraries: Mutex::default(),
+        })
+    }
+}
+
+impl Driver for Emulator {
+    fn name(&self) -> &str {
+        "emulator"
+    }
+
+    fn processors(&self) -> u32 {
+        4
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Address> {
+        let whole = 256 + bytes.next_multiple_of(256);
+        let layout =
+            std::alloc::Layout::from_size_align(whole, 256).map_err(|e| error(e.to_string()))?;
+        // SAFETY: the layout is not empty. Its size stands in front, for `release`.
+        unsafe {
+            let start = std::alloc::alloc(layout);
+            if start.is_null() {
+                return Err(error("its memory is full"));
+            }
+            start.cast::<usize>().write(whole);
+            // NaN, so that reading what was never written is noticed.
+            start.add(256).write_bytes(0xff, whole - 256);
+            Ok(start.add(256) as Address)
+        }
+    }
+
+    fn release(&self, address: Address) {
+        // SAFETY: `allocate` made this block and wrote its size in front.
+        unsafe {
+            let start = (address as *mut u8).sub(256);
+            let whole = start.cast::<usize>().read();
+            let layout = std::alloc::Layout::from_size_align_unchecked(whole, 256);
+            std::alloc::dealloc(start, layout);
+        }
+    }
+
+    fn compile(&self, source: &str, names: &[String]) -> Result<Vec<Kernel>> {
+        let text = format!("{HEADER}\n{source}");
+        let mut hasher = DefaultHasher::new();
+        text.hash(&mut hasher);
+        let folder = std::env::temp_dir().join("waterline-emulator");
+        std::fs::create_dir_all(&folder).map_err(|e| error(e.to_string()))?;
+        let library = folder.join(format!("{:016x}.so", hasher.finish()));
+        if !library.exists() {
+            let stem = folder.join(format!("{:016x}-{}", hasher.finish(), std::process::id()));
+            let (input, output) = (
+                stem.with_extension("cpp"),
+                stem.with_extension("so.partial"),
+            );
+            std::fs::write(&input, &text).map_err(|e| error(e.to_string()))?;
+            let compiled = Command::new("g++")
+                .args([
+                    "-std=c++17",
+                    "-O1",
+                    "-w",
+                    "-shared",
+                    "-fPIC",
+                    "-ffp-contract=off",
+                    "-o",
+                ])
+                .args([&output, &input])
+                .output()
+                .map_err(|e| error(format!("g++: {e}")))?;
+            if !compiled.status.success() {
+                let log = String::from_utf8_lossy(&compiled.stderr).into_owned();
+                return Err(error(format!("{}: {log}", input.display())));
+            }
+            std::fs::rename(&output, &library).map_err(|e| error(e.to_string()))?;
+        }
+        // SAFETY: the library is ours and has no initialisers.
+        let library = unsafe { libloading::Library::new(&library) };
+        let library = library.map_err(|e| error(e.to_string()))?;
+        let mut kernels = Vec::new();
+        for name in names {
+            let name = CString::new(name.as_str()).expect("a name without zeros");
+            // SAFETY: wrappers have this signature.
+            let entry = unsafe { library.get::<Entry>(name.as_bytes_with_nul()) };
+            kernels.push(Kernel(*entry.map_err(|e| error(e.to_string()))? as usize));
+        }
+        self.libraries.lock().expect("libraries").push(library);
+        Ok(kernels)
+    }
+
+    fn queue(self: Arc<Self>) -> Result<Box<dyn Queue>> {
+        Ok(Box::new(Immediate))
+    }
+}
+
+/// Runs everything at once.
+struct Immediate;
+
+fn run(launch: &Launch) {
+    let arguments: Vec<*const u64> = launch.arguments.iter().map(|a| a.0.as_ptr()).collect();
+    // SAFETY: the driver made the handle from a function of this type.
+    let entry =
+        unsafe { std::mem::transmute::<*const c_void, Entry>(launch.kernel.0 as *const c_void) };
+    let _one = RUNNING.lock().expect("emulator");
+    // SAFETY: the kernel's parameters are those that the arguments were made for.
+    unsafe {
+        entry(
+            launch.grid.as_ptr(),
+            launch.threads,
+            launch.shared,
+            arguments.as_ptr(),
+        )
+    };
+}
+
+impl Queue for Immediate {
+    fn write(&self, to: Address, bytes: &[u8]) -> Result<()> {
+        // SAFETY: callers write within their own memory.
+        unsafe { std::ptr::copy(bytes.as_ptr(), to as *mut u8, bytes.len()) };
+        Ok(())
+    }
+
+    fn read(&self, from: Address, bytes: &mut [u8]) -> Result<()> {
+        // SAFETY: callers read within their own memory.
+        unsafe { std::ptr::copy(from as *const u8, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<()> {
+        // SAFETY: callers copy within their own memory.
+        unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
+        Ok(())
+    }
+
+    fn clear(&self, at: Address, bytes: usize) -> Result<()> {
+        // SAFETY: callers clear within their own memory.
+        unsafe { std::ptr::write_bytes(at as *mut u8, 0, bytes) };
+        Ok(())
+    }
+
+    fn launch(&self, launch: &Launch) -> Result<()> {
+        run(launch);
+        Ok(())
+    }
+
+    fn record(&self, launches: &[Launch]) -> Result<Box<dyn Recording>> {
+        Ok(Box::new(Replay(launches.to_vec())))
+    }
+
+    fn finish(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+struct Replay(Vec<Launch>);
+
+impl Recording for Replay {
+    fn replay(&self) -> Result<()> {
+        self.0.iter().for_each(run);
+        Ok(())
+    }
+}

@@ -1,0 +1,297 @@
+//! A session's half that lives on a device: state, buffers, and the program as kernels.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::Device;
+use super::driver::{Address, Launch, Memory, Queue, Recording};
+use super::launches::{Call, Grid, Launches, Parameter};
+use super::source::Source;
+use crate::error::Result;
+use crate::model::Model;
+use crate::program::{RESIDUAL, View};
+use crate::session::SessionOptions;
+use crate::state::{Arena, HEADER, LOG, LOGITS, StateOptions, StatePlan};
+
+const SESSION: &str = include_str!("session.cu");
+
+/// A launch that fits itself to the number of tokens.
+struct Template {
+    launch: Launch,
+    grid: Grid,
+    /// Arguments that are the number of tokens.
+    tokens: Vec<usize>,
+}
+
+impl Template {
+    fn fit(&mut self, tokens: usize) {
+        self.launch.grid = self.grid.blocks(tokens);
+        for &argument in &self.tokens {
+            self.launch.arguments[argument].0[0] = tokens as u64;
+        }
+    }
+}
+
+/// The state and the programs of a session on a device.
+pub(crate) struct Engine {
+    queue: Box<dyn Queue>,
+    device: Arc<Device>,
+    arena: Memory,
+    plan: Arc<StatePlan>,
+    buffers: Vec<Memory>,
+    scratch: Vec<Memory>,
+    /// Tokens of the chunk, u32.
+    ids: Memory,
+    /// States to return to.
+    marks: Vec<Memory>,
+    /// Whether the state's logits are those after the last token.
+    fresh: bool,
+    chunk: usize,
+    hidden: usize,
+    vocab: usize,
+    /// Reads one token, without logits.
+    step: Vec<Template>,
+    /// Reads a chunk.
+    many: Vec<Template>,
+    /// Logits of the token in row 0 of the residual stream, into the state.
+    last: Vec<Template>,
+    /// One token from the ids into the state, logits included.
+    recorded: Option<Box<dyn Recording>>,
+}
+
+impl Engine {
+    /// Allocates for chunks of up to `chunk` tokens and compiles what is not compiled yet.
+    pub fn new(
+        model: &Model,
+        device: Arc<Device>,
+        plan: Arc<StatePlan>,
+        options: &SessionOptions,
+    ) -> Result<Self> {
+        let chunk = options.chunk;
+        let driver = device.driver();
+        let queue = Arc::clone(driver).queue()?;
+        let program = model.program();
+        let memory = |bytes: usize| {
+            let memory = Memory::new(driver, bytes)?;
+            queue.clear(memory.address(), bytes.max(1))?;
+            Ok(memory)
+        };
+        let buffers = (program.widths.iter())
+            .map(|width| memory(width * chunk * size_of::<f32>()))
+            .collect::<Result<Vec<_>>>()?;
+        let mut engine = Engine {
+            arena: memory(plan.bytes)?,
+            ids: memory(chunk * size_of::<u32>())?,
+            buffers,
+            scratch: Vec::new(),
+            marks: (0..options.marks)
+                .map(|_| memory(plan.bytes))
+                .collect::<Result<Vec<_>>>()?,
+            fresh: false,
+            chunk,
+            hidden: model.spec().hidden,
+            vocab: model.spec().vocab,
+            step: Vec::new(),
+            many: Vec::new(),
+            last: Vec::new(),
+            recorded: None,
+            plan,
+            device: Arc::clone(&device),
+            queue,
+        };
+        engine.lower(model, &options.state)?;
+        Ok(engine)
+    }
+
+    fn lower(&mut self, model: &Model, options: &StateOptions) -> Result<()> {
+        let program = model.program();
+        let weights = self.device.weights(model);
+        let mut scratch = Vec::new();
+        let mut lowered = |tokens: usize, write: &dyn Fn(&mut Launches) -> Result<()>| {
+            let mut launches = Launches {
+                tokens,
+                plan: &self.plan,
+                arena: self.arena.address(),
+                ids: self.ids.address(),
+                buffers: &self.buffers,
+                weights: &weights,
+                queue: &*self.queue,
+                kv: options.kv,
+                context: options.context,
+                processors: self.device.driver().processors() as usize,
+                scratch: &mut scratch,
+                calls: Vec::new(),
+            };
+            write(&mut launches)?;
+            Ok::<_, crate::Error>(launches.calls)
+        };
+        let stages = |launches: &mut Launches| {
+            program
+                .stages
+                .iter()
+                .try_for_each(|stage| stage.launch(launches))?;
+            launches.advance();
+            Ok(())
+        };
+        let step = lowered(1, &stages)?;
+        let many = lowered(self.chunk, &stages)?;
+        let residual = View::whole(RESIDUAL, self.hidden);
+        let last = lowered(1, &|launches| {
+            program.logits.launch(launches, residual, LOGITS)
+        })?;
+        let calls: Vec<&Call> = step.iter().chain(&many).chain(&last).collect();
+        let source = Source::of(&calls);
+        let kernels = self.device.kernels(&source)?;
+        let mut templates = calls.iter().zip(&source.of_call).map(|(call, &kernel)| {
+            let (arguments, tokens) = call.arguments();
+            Template {
+                launch: Launch {
+                    kernel: kernels[kernel],
+                    grid: call.grid.blocks(1),
+                    threads: call.threads as u32,
+                    shared: call.shared as u32,
+                    arguments,
+                },
+                grid: call.grid,
+                tokens,
+            }
+        });
+        self.step = templates.by_ref().take(step.len()).collect();
+        self.many = templates.by_ref().take(many.len()).collect();
+        self.last = templates.collect();
+        self.scratch = scratch;
+        let recorded: Vec<Launch> = (self.step.iter().chain(&self.last))
+            .map(|template| template.launch.clone())
+            .collect();
+        self.queue.finish()?;
+        self.recorded = Some(self.queue.record(&recorded)?);
+        Ok(())
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Largest number of tokens that [`Engine::run`] takes.
+    pub fn chunk(&self) -> usize {
+        self.chunk
+    }
+
+    /// Bytes of working memory on the device, besides the state.
+    pub fn bytes(&self) -> usize {
+        let memories = self.buffers.iter().chain(&self.scratch);
+        memories.map(Memory::bytes).sum::<usize>() + self.ids.bytes()
+    }
+
+    /// Reads one chunk of tokens into the state.
+    pub fn run(&mut self, tokens: &[u32]) -> Result<()> {
+        self.queue
+            .write(self.ids.address(), bytemuck::cast_slice(tokens))?;
+        if let ([_], Some(recorded)) = (tokens, &self.recorded) {
+            self.fresh = true;
+            return recorded.replay();
+        }
+        self.fresh = false;
+        for template in &mut self.many {
+            template.fit(tokens.len());
+            self.queue.launch(&template.launch)?;
+        }
+        Ok(())
+    }
+
+    /// The last token's row of the residual stream becomes the first.
+    fn move_row(&self, row: usize) -> Result<()> {
+        let bytes = self.hidden * size_of::<f32>();
+        let residual = self.buffers[RESIDUAL].address();
+        match row {
+            0 => Ok(()),
+            _ => self
+                .queue
+                .copy(residual + (row * bytes) as u64, residual, bytes),
+        }
+    }
+
+    /// Writes the logits `[rows, vocab]` after these tokens of the chunk that was run last. Rows are asked for in order.
+    pub fn logits(&mut self, rows: Range<usize>, logits: &mut [f32]) -> Result<()> {
+        for (row, logits) in rows.zip(logits.chunks_exact_mut(self.vocab)) {
+            if !self.fresh {
+                self.move_row(row)?;
+                for template in &self.last {
+                    self.queue.launch(&template.launch)?;
+                }
+            }
+            let place = self.slot(LOGITS);
+            self.queue.read(place, bytemuck::cast_slice_mut(logits))?;
+        }
+        Ok(())
+    }
+
+    fn slot(&self, slot: usize) -> Address {
+        self.arena.address() + self.plan.slots[slot].offset as u64
+    }
+
+    /// The layout of the state.
+    pub fn plan(&self) -> &Arc<StatePlan> {
+        &self.plan
+    }
+
+    /// Empties the state.
+    pub fn reset(&self) -> Result<()> {
+        self.queue.clear(self.arena.address(), self.plan.bytes)
+    }
+
+    /// The whole state; of the session's own slots, `own` is the truth.
+    pub fn download(&self, own: &Arena) -> Result<Arena> {
+        let mut arena = Arena::new(Arc::clone(&self.plan));
+        self.queue.read(self.arena.address(), arena.bytes_mut())?;
+        let own = own.bytes();
+        arena.bytes_mut()[..own.len()].copy_from_slice(own);
+        Ok(arena)
+    }
+
+    /// Replaces the whole state.
+    pub fn upload(&self, arena: &Arena) -> Result<()> {
+        self.queue.write(self.arena.address(), arena.bytes())
+    }
+
+    /// Takes over another session's state, which has the same plan.
+    pub fn copy_from(&self, other: &Engine) -> Result<()> {
+        other.queue.finish()?;
+        let (from, to) = (other.arena.address(), self.arena.address());
+        self.queue.copy(from, to, self.plan.bytes)?;
+        self.queue.finish()
+    }
+
+    /// Keeps the state as mark number `mark`.
+    pub fn save(&self, mark: usize) -> Result<()> {
+        let (from, to) = (self.arena.address(), self.marks[mark].address());
+        self.queue.copy(from, to, self.plan.bytes)
+    }
+
+    /// Returns to mark number `mark`.
+    pub fn load(&self, mark: usize) -> Result<()> {
+        let (from, to) = (self.marks[mark].address(), self.arena.address());
+        self.queue.copy(from, to, self.plan.bytes)
+    }
+}
+
+impl Launches<'_> {
+    /// Ends a chunk: its tokens go to the log, the position moves on.
+    fn advance(&mut self) {
+        let log = self.slot_shape(LOG)[0];
+        self.push(Call {
+            source: SESSION,
+            kernel: format!("advance<{log}>"),
+            grid: Grid::Blocks(1),
+            threads: 256,
+            shared: 0,
+            parameters: vec![
+                self.ids(),
+                self.slot("u32", LOG),
+                Parameter::pointer("u64", self.slot_address(HEADER)),
+                Parameter::tokens(),
+            ],
+        });
+    }
+}

@@ -1,0 +1,249 @@
+//! An NVIDIA GPU through its driver, which is loaded when it is first wanted.
+
+use std::ffi::{CString, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+
+use cudarc::driver::{CudaContext, CudaGraph, CudaStream, DriverError, result, sys};
+
+use super::compile;
+use super::driver::{Address, Argument, Driver, Kernel, Launch, Queue, Recording};
+use crate::error::{Error, Result};
+
+/// A GPU.
+pub(crate) struct Gpu {
+    context: Arc<CudaContext>,
+    name: String,
+    processors: u32,
+    architecture: String,
+    /// Modules live as long as the GPU is used: kernels are theirs.
+    modules: Mutex<Vec<usize>>,
+}
+
+impl Gpu {
+    /// Opens GPU number `ordinal`.
+    pub fn open(ordinal: usize) -> Result<Arc<Self>> {
+        // SAFETY: only looks for the driver's library.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(error(
+                "no GPU",
+                "the NVIDIA driver (libcuda) is not installed; use the CPU",
+            ));
+        }
+        let named = |e: DriverError| error("no GPU", reason(e));
+        // An old driver lacks functions, which cudarc reports by a panic.
+        let opened = catch_unwind(AssertUnwindSafe(|| CudaContext::new(ordinal)));
+        let context = opened
+            .map_err(|_| {
+                error(
+                    "no GPU",
+                    "the NVIDIA driver is too old; install a newer one",
+                )
+            })?
+            .map_err(named)?;
+        // SAFETY: every operation on one memory goes through one stream, or waits for the other's end.
+        unsafe { context.disable_event_tracking() };
+        let (major, minor) = context.compute_capability().map_err(named)?;
+        let processors = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        Ok(Arc::new(Gpu {
+            name: context.name().map_err(named)?,
+            processors: context.attribute(processors).map_err(named)? as u32,
+            architecture: format!("sm_{major}{minor}"),
+            context,
+            modules: Mutex::default(),
+        }))
+    }
+
+    fn check<T>(&self, result: Result<T, DriverError>) -> Result<T> {
+        result.map_err(|e| error(&self.name, reason(e)))
+    }
+
+    fn bind(&self) -> Result<()> {
+        self.check(self.context.bind_to_thread())
+    }
+}
+
+fn error(device: &str, reason: impl Into<String>) -> Error {
+    Error::Device {
+        device: device.into(),
+        reason: reason.into(),
+    }
+}
+
+fn reason(e: DriverError) -> String {
+    use sys::cudaError_enum as Code;
+    match e.0 {
+        Code::CUDA_ERROR_OUT_OF_MEMORY => {
+            "its memory is full; choose a smaller model, context or chunk".into()
+        }
+        Code::CUDA_ERROR_NO_DEVICE => "no device found".into(),
+        Code::CUDA_ERROR_INVALID_DEVICE => "there is no device of that number".into(),
+        Code::CUDA_ERROR_NO_BINARY_FOR_GPU => {
+            "a cached kernel is for another architecture; delete the kernel cache".into()
+        }
+        code => match e.error_string() {
+            Ok(text) => format!("{} ({code:?})", text.to_string_lossy()),
+            Err(_) => format!("{code:?}"),
+        },
+    }
+}
+
+impl Driver for Gpu {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn processors(&self) -> u32 {
+        self.processors
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Address> {
+        self.bind()?;
+        // SAFETY: the context is current.
+        self.check(unsafe { result::malloc_sync(bytes) })
+    }
+
+    fn release(&self, address: Address) {
+        if self.bind().is_ok() {
+            // SAFETY: the address came from `allocate`, and its owner is gone. A device that was lost reports it
+            // elsewhere.
+            let _ = unsafe { result::free_sync(address) };
+        }
+    }
+
+    fn compile(&self, source: &str, names: &[String]) -> Result<Vec<Kernel>> {
+        let image = compile::cubin(source, &self.architecture)?;
+        self.bind()?;
+        // SAFETY: the image is a whole cubin of NVRTC's, checked when it came from the cache.
+        let module = self.check(unsafe { result::module::load_data(image.as_ptr().cast()) })?;
+        self.modules.lock().expect("modules").push(module as usize);
+        let mut kernels = Vec::with_capacity(names.len());
+        for name in names {
+            let text = CString::new(name.as_str()).expect("a name without zeros");
+            // SAFETY: the module is loaded and stays so.
+            let kernel = self.check(unsafe { result::module::get_function(module, text) })?;
+            let shared = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let most =
+                sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+            let most = self.check(self.context.attribute(most))?;
+            let fixed = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+            // SAFETY: the function is valid.
+            let fixed =
+                self.check(unsafe { result::function::get_function_attribute(kernel, fixed) })?;
+            // SAFETY: the function is valid.
+            self.check(unsafe {
+                result::function::set_function_attribute(kernel, shared, most - fixed)
+            })?;
+            kernels.push(Kernel(kernel as usize));
+        }
+        Ok(kernels)
+    }
+
+    fn queue(self: Arc<Self>) -> Result<Box<dyn Queue>> {
+        let stream = self.check(self.context.new_stream())?;
+        Ok(Box::new(Stream { gpu: self, stream }))
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        if self.bind().is_ok() {
+            for &module in self.modules.get_mut().expect("modules").iter() {
+                // SAFETY: no kernel of it can be launched any more.
+                let _ = unsafe { result::module::unload(module as sys::CUmodule) };
+            }
+        }
+    }
+}
+
+struct Stream {
+    gpu: Arc<Gpu>,
+    stream: Arc<CudaStream>,
+}
+
+impl Queue for Stream {
+    fn write(&self, to: Address, bytes: &[u8]) -> Result<()> {
+        self.gpu.bind()?;
+        // SAFETY: callers write within their own memory; the host's bytes are alive until the stream is done.
+        let copied = unsafe { result::memcpy_htod_async(to, bytes, self.stream.cu_stream()) };
+        self.gpu.check(copied)?;
+        self.finish()
+    }
+
+    fn read(&self, from: Address, bytes: &mut [u8]) -> Result<()> {
+        self.gpu.bind()?;
+        // SAFETY: as for `write`.
+        let copied = unsafe { result::memcpy_dtoh_async(bytes, from, self.stream.cu_stream()) };
+        self.gpu.check(copied)?;
+        self.finish()
+    }
+
+    fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<()> {
+        self.gpu.bind()?;
+        // SAFETY: callers copy within their own memory.
+        let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream.cu_stream()) };
+        self.gpu.check(copied)
+    }
+
+    fn clear(&self, at: Address, bytes: usize) -> Result<()> {
+        self.gpu.bind()?;
+        // SAFETY: callers clear within their own memory.
+        let cleared = unsafe { result::memset_d8_async(at, 0, bytes, self.stream.cu_stream()) };
+        self.gpu.check(cleared)
+    }
+
+    fn launch(&self, launch: &Launch) -> Result<()> {
+        self.gpu.bind()?;
+        let pointer = |argument: &Argument| argument.0.as_ptr() as *mut c_void;
+        let mut arguments = [std::ptr::null_mut(); super::driver::PARAMETERS];
+        for (place, argument) in arguments.iter_mut().zip(&launch.arguments) {
+            *place = pointer(argument);
+        }
+        let [x, y, z] = launch.grid;
+        // SAFETY: the kernel's parameters are those that the arguments were made for: one text declares both.
+        let launched = unsafe {
+            result::launch_kernel(
+                launch.kernel.0 as sys::CUfunction,
+                (x, y, z),
+                (launch.threads, 1, 1),
+                launch.shared,
+                self.stream.cu_stream(),
+                &mut arguments[..launch.arguments.len()],
+            )
+        };
+        self.gpu.check(launched)
+    }
+
+    fn record(&self, launches: &[Launch]) -> Result<Box<dyn Recording>> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.gpu.check(self.stream.begin_capture(mode))?;
+        let queued: Result<()> = launches.iter().try_for_each(|launch| self.launch(launch));
+        // The flag makes no difference to a graph without device memory of its own.
+        let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = self.gpu.check(self.stream.end_capture(flags));
+        queued?;
+        let graph = graph?.ok_or_else(|| error(&self.gpu.name, "an empty recording"))?;
+        Ok(Box::new(Graph {
+            gpu: Arc::clone(&self.gpu),
+            graph,
+        }))
+    }
+
+    fn finish(&self) -> Result<()> {
+        self.gpu.check(self.stream.synchronize())
+    }
+}
+
+struct Graph {
+    gpu: Arc<Gpu>,
+    graph: CudaGraph,
+}
+
+// SAFETY: a graph may be used from any thread, one at a time, and its owner is one session.
+unsafe impl Send for Graph {}
+
+impl Recording for Graph {
+    fn replay(&self) -> Result<()> {
+        self.gpu.check(self.graph.launch())
+    }
+}

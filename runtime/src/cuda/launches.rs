@@ -1,0 +1,319 @@
+//! Where stages write their kernels: gives them addresses of buffers, slots and weights.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use bytemuck::{Pod, Zeroable};
+use waterline_quant::Matrix;
+
+use super::driver::{Address, Argument, Driver, Memory, Queue};
+use crate::error::Result;
+use crate::program::{Vector, View};
+use crate::state::{HEADER, Kv, StatePlan};
+
+/// One parameter of a kernel: its type there, and its bytes.
+pub(crate) struct Parameter {
+    kind: String,
+    bytes: Argument,
+    tokens: bool,
+}
+
+impl Parameter {
+    /// A value whose layout in the kernel, `kind`, is that of `T`.
+    pub fn value<T: Pod>(kind: &str, value: T) -> Self {
+        let mut words = vec![0u64; size_of::<T>().div_ceil(8)].into_boxed_slice();
+        bytemuck::cast_slice_mut(&mut words)[..size_of::<T>()]
+            .copy_from_slice(bytemuck::bytes_of(&value));
+        Parameter {
+            kind: kind.into(),
+            bytes: Argument(words),
+            tokens: false,
+        }
+    }
+
+    /// A pointer to numbers of type `kind`, such as `const float`.
+    pub fn pointer(kind: &str, address: Address) -> Self {
+        Parameter::value(&format!("{kind}*"), address)
+    }
+
+    /// An `int`.
+    pub fn int(value: usize) -> Self {
+        Parameter::value("int", i32::try_from(value).expect("dimensions fit an int"))
+    }
+
+    /// A `float`.
+    pub fn float(value: f32) -> Self {
+        Parameter::value("float", value)
+    }
+
+    /// The number of tokens in the chunk, an `int`.
+    pub fn tokens() -> Self {
+        Parameter {
+            tokens: true,
+            ..Parameter::int(1)
+        }
+    }
+}
+
+/// Columns of a buffer, as kernels see them: `Rows` in `prelude.cu`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Rows {
+    /// First column of the first token.
+    pub first: Address,
+    /// Values from one token to the next.
+    pub stride: i32,
+    /// Number of columns.
+    pub width: i32,
+}
+
+/// Blocks of a launch.
+#[derive(Clone, Copy)]
+pub(crate) enum Grid {
+    /// This many.
+    Blocks(usize),
+    /// One for every token: `blockIdx.x` is the token.
+    Tokens,
+    /// This many for every token: `blockIdx.y` is the token.
+    EachToken(usize),
+    /// This many for every tile of so many tokens: `blockIdx.y` is the tile.
+    EachTile(usize, usize),
+}
+
+impl Grid {
+    /// Blocks along x and y for a chunk.
+    pub fn blocks(self, tokens: usize) -> [u32; 3] {
+        let (x, y) = match self {
+            Grid::Blocks(x) => (x, 1),
+            Grid::Tokens => (tokens, 1),
+            Grid::EachToken(x) => (x, tokens),
+            Grid::EachTile(x, tile) => (x, tokens.div_ceil(tile)),
+        };
+        [x as u32, y as u32, 1]
+    }
+}
+
+/// A kernel to launch: a function template of a `.cu` file with its template arguments.
+pub(crate) struct Call {
+    /// The text of the file that defines it.
+    pub source: &'static str,
+    /// The function with its template arguments, such as `recur<128, 64>`.
+    pub kernel: String,
+    /// Blocks.
+    pub grid: Grid,
+    /// Threads of a block; a multiple of 32.
+    pub threads: usize,
+    /// Bytes of dynamic shared memory.
+    pub shared: usize,
+    /// Parameters, in order.
+    pub parameters: Vec<Parameter>,
+}
+
+impl Call {
+    /// The declaration of the function's parameters.
+    pub fn types(&self) -> Vec<&str> {
+        self.parameters.iter().map(|p| p.kind.as_str()).collect()
+    }
+
+    /// The arguments, and which of them are the number of tokens.
+    pub fn arguments(&self) -> (Vec<Argument>, Vec<usize>) {
+        let arguments = self.parameters.iter().map(|p| p.bytes.clone()).collect();
+        let tokens = |i: &usize| self.parameters[*i].tokens;
+        (
+            arguments,
+            (0..self.parameters.len()).filter(tokens).collect(),
+        )
+    }
+}
+
+/// A model's weights on a device, uploaded when they are first wanted; shared by sessions.
+pub(crate) struct Weights {
+    driver: Arc<dyn Driver>,
+    loaded: Mutex<Loaded>,
+}
+
+#[derive(Default)]
+struct Loaded {
+    slabs: Vec<Memory>,
+    /// Bytes of the last slab in use.
+    used: usize,
+    /// Where the host's bytes, by their address and a tag of their layout, lie on the device.
+    found: HashMap<(usize, u32), Address>,
+}
+
+const SLAB: usize = 32 << 20;
+const ALIGNMENT: usize = 256;
+
+impl Weights {
+    /// None yet.
+    pub fn new(driver: Arc<dyn Driver>) -> Self {
+        Weights {
+            driver,
+            loaded: Mutex::default(),
+        }
+    }
+
+    /// Bytes allocated on the device.
+    pub fn bytes(&self) -> usize {
+        let loaded = self.loaded.lock().expect("weights");
+        loaded.slabs.iter().map(Memory::bytes).sum()
+    }
+
+    /// The device's copy of `host`, in the layout `tag` that `pack` makes of it.
+    fn upload(
+        &self,
+        queue: &dyn Queue,
+        host: &[u8],
+        tag: u32,
+        pack: impl FnOnce() -> Option<Vec<u8>>,
+    ) -> Result<Address> {
+        let mut loaded = self.loaded.lock().expect("weights");
+        let key = (host.as_ptr() as usize, tag);
+        if let Some(&address) = loaded.found.get(&key) {
+            return Ok(address);
+        }
+        let packed = pack();
+        let bytes = packed.as_deref().unwrap_or(host);
+        let fits = |slab: &Memory| loaded.used + bytes.len() <= slab.bytes();
+        if !loaded.slabs.last().is_some_and(fits) {
+            let slab = Memory::new(&self.driver, bytes.len().max(SLAB))?;
+            loaded.slabs.push(slab);
+            loaded.used = 0;
+        }
+        let address = loaded.slabs[loaded.slabs.len() - 1].address() + loaded.used as u64;
+        queue.write(address, bytes)?;
+        loaded.used += bytes.len().next_multiple_of(ALIGNMENT);
+        loaded.found.insert(key, address);
+        Ok(address)
+    }
+}
+
+/// The kernels of one session's program, in order.
+pub(crate) struct Launches<'a> {
+    /// Tokens of the largest chunk: 1 for the decode program.
+    pub tokens: usize,
+    pub(super) plan: &'a StatePlan,
+    pub(super) arena: Address,
+    pub(super) ids: Address,
+    pub(super) buffers: &'a [Memory],
+    pub(super) weights: &'a Weights,
+    pub(super) queue: &'a dyn Queue,
+    pub(super) kv: Kv,
+    pub(super) context: usize,
+    pub(super) processors: usize,
+    /// Session-owned working memory that stages asked for.
+    pub(super) scratch: &'a mut Vec<Memory>,
+    pub(super) calls: Vec<Call>,
+}
+
+impl Launches<'_> {
+    /// Appends a kernel.
+    pub fn push(&mut self, call: Call) {
+        self.calls.push(call);
+    }
+
+    /// The type of cached keys and values in kernels.
+    pub fn kv(&self) -> &'static str {
+        match self.kv {
+            Kv::F16 => "half",
+            Kv::F32 => "float",
+        }
+    }
+
+    /// Tokens that full attention can look back on.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Processors of the device.
+    pub fn processors(&self) -> usize {
+        self.processors
+    }
+
+    /// Columns of a buffer, a `Rows`.
+    pub fn rows(&self, view: View) -> Rows {
+        let buffer = self.buffers[view.buffer].address();
+        Rows {
+            first: buffer + (view.start * size_of::<f32>()) as u64,
+            stride: view.stride as i32,
+            width: view.width as i32,
+        }
+    }
+
+    /// Columns of a buffer as a parameter of type `Rows`.
+    pub fn view(&self, view: View) -> Parameter {
+        Parameter::value("Rows", self.rows(view))
+    }
+
+    /// Where a slot of the state lies.
+    pub fn slot_address(&self, slot: usize) -> Address {
+        self.arena + self.plan.slots[slot].offset as u64
+    }
+
+    /// The shape of a slot.
+    pub fn slot_shape(&self, slot: usize) -> &[usize] {
+        &self.plan.slots[slot].shape
+    }
+
+    /// A slot of the state as one row of `width` values.
+    pub fn slot_rows(&self, slot: usize, width: usize) -> Rows {
+        Rows {
+            first: self.slot_address(slot),
+            stride: width as i32,
+            width: width as i32,
+        }
+    }
+
+    /// A slot of the state as a pointer to `kind`.
+    pub fn slot(&self, kind: &str, slot: usize) -> Parameter {
+        Parameter::pointer(kind, self.slot_address(slot))
+    }
+
+    /// Tokens read before this chunk, a `const u64*`.
+    pub fn position(&self) -> Parameter {
+        Parameter::pointer("const u64", self.slot_address(HEADER))
+    }
+
+    /// The tokens of the chunk, a `const u32*`.
+    pub fn ids(&self) -> Parameter {
+        Parameter::pointer("const u32", self.ids)
+    }
+
+    /// Where a small tensor lies.
+    pub fn vector_address(&self, vector: &Vector) -> Result<Address> {
+        self.upload(bytemuck::cast_slice(vector))
+    }
+
+    /// A small tensor, a `const float*`.
+    pub fn vector(&self, vector: &Vector) -> Result<Parameter> {
+        Ok(Parameter::pointer(
+            "const float",
+            self.vector_address(vector)?,
+        ))
+    }
+
+    /// A small tensor or nothing, a `const float*` that may be null.
+    pub fn optional_vector(&self, vector: Option<&Vector>) -> Result<Parameter> {
+        vector.map_or(Ok(Parameter::pointer("const float", 0)), |v| self.vector(v))
+    }
+
+    /// The device's copy of bytes that live as long as the model.
+    pub fn upload(&self, bytes: &[u8]) -> Result<Address> {
+        self.weights.upload(self.queue, bytes, 0, || None)
+    }
+
+    /// The device's copy of a matrix in the layout that its kernels read.
+    pub fn matrix_address(&self, matrix: &Matrix) -> Result<Address> {
+        let bytes = matrix.bytes();
+        let pack = || matrix.device_layout();
+        self.weights.upload(self.queue, bytes, 1, pack)
+    }
+
+    /// Working memory of `bytes` a session, a pointer to `kind`. It is not initialised.
+    pub fn scratch(&mut self, kind: &str, bytes: usize) -> Result<Parameter> {
+        let memory = Memory::new(&self.weights.driver, bytes)?;
+        let address = memory.address();
+        self.scratch.push(memory);
+        Ok(Parameter::pointer(kind, address))
+    }
+}

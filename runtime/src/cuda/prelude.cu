@@ -1,0 +1,131 @@
+// What all kernels share. Kernels are function templates, `__device__`, whose dimensions are template arguments; the
+// program wraps each instance in a global function. All threads of a block reach every barrier and every shuffle.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef signed char i8;
+
+// Columns of a buffer between stages: `width` values of each token.
+struct Rows {
+  float* first;
+  int stride;
+  int width;
+  __device__ float* token(int t) const { return first + (long long)t * stride; }
+};
+
+constexpr float infinity = __builtin_huge_valf();
+
+#ifndef WATERLINE_EMULATOR
+// A 16-bit float. NVRTC has no headers of its own on a machine with only its library, so the two instructions stand here.
+struct half {
+  u16 bits;
+  half() = default;
+  __device__ half(float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x)); }
+  __device__ operator float() const {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+  }
+};
+
+// The block's dynamic shared memory.
+template <class T>
+__device__ T* shared_memory() {
+  extern __shared__ __align__(128) u8 dynamic_shared_memory[];
+  return reinterpret_cast<T*>(dynamic_shared_memory);
+}
+#endif
+
+// Sixteen bytes that are read once: they need no place in the first cache.
+__device__ inline uint4 load_once(const void* from) {
+#ifdef WATERLINE_EMULATOR
+  return *reinterpret_cast<const uint4*>(from);
+#else
+  uint4 words;
+  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+      : "l"(from));
+  return words;
+#endif
+}
+
+// The 16-bit float with these bits.
+__device__ inline float half_bits(u16 bits) {
+  half h;
+  memcpy(&h, &bits, sizeof(h));
+  return h;
+}
+
+__device__ inline float float_of(float x) { return x; }
+__device__ inline float float_of(half x) { return x; }
+
+constexpr u32 all_lanes = 0xffffffff;
+
+__device__ inline int lane_index() { return threadIdx.x % 32; }
+__device__ inline int warp_index() { return threadIdx.x / 32; }
+
+// The sum over a warp, in every lane.
+__device__ inline float warp_sum(float x) {
+  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(all_lanes, x, distance);
+  return x;
+}
+
+__device__ inline float warp_max(float x) {
+  for (int distance = 16; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(all_lanes, x, distance));
+  return x;
+}
+
+// The sum over a block, in every thread.
+__device__ inline float block_sum(float x) {
+  __shared__ float sums[32];
+  x = warp_sum(x);
+  __syncthreads();
+  if (lane_index() == 0) sums[warp_index()] = x;
+  __syncthreads();
+  x = lane_index() < blockDim.x / 32 ? sums[lane_index()] : 0.0f;
+  return warp_sum(x);
+}
+
+__device__ inline float block_max(float x) {
+  __shared__ float largest[32];
+  x = warp_max(x);
+  __syncthreads();
+  if (lane_index() == 0) largest[warp_index()] = x;
+  __syncthreads();
+  x = lane_index() < blockDim.x / 32 ? largest[lane_index()] : -infinity;
+  return warp_max(x);
+}
+
+__device__ inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+__device__ inline float silu(float x) { return x / (1.0f + expf(-x)); }
+__device__ inline float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
+__device__ inline float log_sigmoid(float x) { return -softplus(-x); }
+
+// In the order of `Activation` in activation.rs.
+enum Activation {
+  IDENTITY,
+  SILU,
+  SIGMOID,
+  TANH,
+  LOG_SIGMOID,
+  RELU,
+  SQUARED_RELU,
+  GELU,
+  ELU_PLUS_ONE
+};
+
+__device__ inline float activate(int function, float x) {
+  switch (function) {
+    case SILU: return silu(x);
+    case SIGMOID: return sigmoid(x);
+    case TANH: return tanhf(x);
+    case LOG_SIGMOID: return log_sigmoid(x);
+    case RELU: return fmaxf(x, 0.0f);
+    case SQUARED_RELU: return fmaxf(x, 0.0f) * fmaxf(x, 0.0f);
+    case GELU: return x * sigmoid(2.0f * 0.7978846f * x * (1.0f + 0.044715f * x * x));
+    case ELU_PLUS_ONE: return x > 0.0f ? x + 1.0f : expf(x);
+    default: return x;
+  }
+}

@@ -1,0 +1,15 @@
+// Rows of the embedding into the residual stream, behind an optional norm.
+template <int format, int cols>
+__device__ void embed(const u8* matrix, int vocab, const u32* ids, Gather norm, Rows output) {
+  using Weights = Format<format, cols>;
+  constexpr int units = cols / Weights::unit;
+  float* row = output.token(blockIdx.x);
+  for (int unit = threadIdx.x; unit < units; unit += blockDim.x) {
+    float values[Weights::unit];
+    long long index = (long long)ids[blockIdx.x] * units + unit;
+    Weights::values(matrix, (long long)vocab * units, index, values);
+    for (int i = 0; i < Weights::unit; i++) row[unit * Weights::unit + i] = values[i];
+  }
+  __syncthreads();
+  if (norm.kind != PLAIN) gather_row<cols>(norm, blockIdx.x, row);
+}
