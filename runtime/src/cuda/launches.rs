@@ -311,9 +311,14 @@ impl Launches<'_> {
 
     /// Working memory of `bytes` a session, a pointer to `kind`. It is not initialised.
     pub fn scratch(&mut self, kind: &str, bytes: usize) -> Result<Parameter> {
+        Ok(Parameter::pointer(kind, self.scratch_address(bytes)?))
+    }
+
+    /// Where working memory of `bytes` a session lies.
+    pub fn scratch_address(&mut self, bytes: usize) -> Result<Address> {
         let memory = Memory::new(&self.weights.driver, bytes)?;
         let address = memory.address();
         self.scratch.push(memory);
-        Ok(Parameter::pointer(kind, address))
+        Ok(address)
     }
 }

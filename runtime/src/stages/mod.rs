@@ -130,9 +130,9 @@ impl Stage {
             Stage::Scan(_) => Err(missing("scan")),
             Stage::Hax(_) => Err(missing("hax")),
             Stage::Slots(_) => Err(missing("slots")),
-            Stage::Score(_) => Err(missing("score")),
-            Stage::Attend(_) => Err(missing("attend")),
-            Stage::AttendBlocks(_) => Err(missing("attend_blocks")),
+            Stage::Score(stage) => stage.launch(launches),
+            Stage::Attend(stage) => stage.launch(launches),
+            Stage::AttendBlocks(stage) => stage.launch(launches),
             Stage::Emit(stage) => stage.launch(launches),
             Stage::Mlp(stage) => stage.launch(launches),
         }
