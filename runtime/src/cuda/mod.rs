@@ -13,6 +13,7 @@ mod source;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+pub(crate) use driver::Address;
 use driver::{Driver, Kernel};
 pub(crate) use engine::Engine;
 use launches::Weights;
