@@ -210,13 +210,19 @@ pub(crate) struct Launches<'a> {
     pub(super) processors: usize,
     /// Session-owned working memory that stages asked for.
     pub(super) scratch: &'a mut Vec<Memory>,
-    pub(super) calls: Vec<Call>,
+    /// Each with whether the kernel itself calls `await_previous`, after it has asked for weights.
+    pub(super) calls: Vec<(Call, bool)>,
 }
 
 impl Launches<'_> {
     /// Appends a kernel.
     pub fn push(&mut self, call: Call) {
-        self.calls.push(call);
+        self.calls.push((call, false));
+    }
+
+    /// Appends a kernel that asks for its weights before it calls `await_previous`.
+    pub fn push_streaming(&mut self, call: Call) {
+        self.calls.push((call, true));
     }
 
     /// The type of cached keys and values in kernels.

@@ -9,6 +9,8 @@ mod gpu;
 mod launches;
 mod products;
 mod source;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

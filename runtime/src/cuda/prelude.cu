@@ -90,6 +90,27 @@ __device__ inline float half_bits(u16 bits) {
 __device__ inline float float_of(float x) { return x; }
 __device__ inline float float_of(half x) { return x; }
 
+// Where kernels overlap, the next one may start now: what it does before `await_previous` must not depend on this one.
+__device__ inline void release_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Returns when everything that earlier kernels wrote can be seen.
+__device__ inline void await_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Brings bytes into the second cache; `from` and `bytes` are multiples of 16.
+__device__ inline void prefetch(const void* from, u32 bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
+
 constexpr u32 all_lanes = 0xffffffff;
 
 __device__ inline int lane_index() { return threadIdx.x % 32; }
