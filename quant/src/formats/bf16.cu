@@ -2,6 +2,7 @@
 template <int cols>
 struct Format<BF16, cols> {
   static constexpr bool integer = false;
+  static constexpr int row_bytes = cols * 2;
   static constexpr int unit = cols % 8 == 0 ? 8 : 1;
   static __device__ float number(u16 bits) { return __uint_as_float((u32)bits << 16); }
   static __device__ void values(const u8* matrix, long long, long long index, float* out) {

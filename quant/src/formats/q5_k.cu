@@ -2,6 +2,7 @@
 template <int cols>
 struct Format<Q5_K, cols> {
   static constexpr bool integer = true;
+  static constexpr int row_bytes = cols / 256 * 176;
   static constexpr int unit = 32;
   static __device__ Affine codes(const u8* matrix, long long index, int* packed) {
     const u8* block = matrix + index / 8 * 176;

@@ -139,23 +139,26 @@ impl Engine {
         let last = lowered(1, &|launches| {
             program.logits.launch(launches, residual, LOGITS)
         })?;
-        let calls: Vec<&Call> = step.iter().chain(&many).chain(&last).collect();
+        let calls: Vec<&(Call, bool)> = step.iter().chain(&many).chain(&last).collect();
         let source = Source::of(&calls);
         let kernels = self.device.kernels(&source)?;
-        let mut templates = calls.iter().zip(&source.of_call).map(|(call, &kernel)| {
-            let (arguments, tokens) = call.arguments();
-            Template {
-                launch: Launch {
-                    kernel: kernels[kernel],
-                    grid: call.grid.blocks(1),
-                    threads: call.threads as u32,
-                    shared: call.shared as u32,
-                    arguments,
-                },
-                grid: call.grid,
-                tokens,
-            }
-        });
+        let mut templates = calls
+            .iter()
+            .zip(&source.of_call)
+            .map(|((call, _), &kernel)| {
+                let (arguments, tokens) = call.arguments();
+                Template {
+                    launch: Launch {
+                        kernel: kernels[kernel],
+                        grid: call.grid.blocks(1),
+                        threads: call.threads as u32,
+                        shared: call.shared as u32,
+                        arguments,
+                    },
+                    grid: call.grid,
+                    tokens,
+                }
+            });
         self.step = templates.by_ref().take(step.len()).collect();
         self.many = templates.by_ref().take(many.len()).collect();
         self.last = templates.collect();

@@ -16,6 +16,8 @@ pub(crate) struct Gpu {
     name: String,
     processors: u32,
     architecture: String,
+    /// Whether a kernel may start before the one before it has ended.
+    overlaps: bool,
     /// Modules live as long as the GPU is used: kernels are theirs.
     modules: Mutex<Vec<usize>>,
 }
@@ -49,6 +51,7 @@ impl Gpu {
             name: context.name().map_err(named)?,
             processors: context.attribute(processors).map_err(named)? as u32,
             architecture: format!("sm_{major}{minor}"),
+            overlaps: major >= 9,
             context,
             modules: Mutex::default(),
         }))
@@ -199,18 +202,37 @@ impl Queue for Stream {
         for (place, argument) in arguments.iter_mut().zip(&launch.arguments) {
             *place = pointer(argument);
         }
+        // Where kernels may overlap, each waits for the one before by itself (`await_previous`).
+        let mut overlap = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue {
+                programmaticStreamSerializationAllowed: 1,
+            },
+        };
         let [x, y, z] = launch.grid;
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: launch.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: launch.shared,
+            hStream: self.stream.cu_stream(),
+            attrs: &mut overlap,
+            numAttrs: self.gpu.overlaps.into(),
+        };
         // SAFETY: the kernel's parameters are those that the arguments were made for: one text declares both.
         let launched = unsafe {
-            result::launch_kernel(
+            sys::cuLaunchKernelEx(
+                &config,
                 launch.kernel.0 as sys::CUfunction,
-                (x, y, z),
-                (launch.threads, 1, 1),
-                launch.shared,
-                self.stream.cu_stream(),
-                &mut arguments[..launch.arguments.len()],
+                arguments.as_mut_ptr(),
+                std::ptr::null_mut(),
             )
-        };
+        }
+        .result();
         self.gpu.check(launched)
     }
 

@@ -67,6 +67,13 @@ pub(crate) struct Rows {
     pub width: i32,
 }
 
+impl Rows {
+    /// Whether every token begins at a multiple of 16 bytes.
+    pub fn is_aligned(self) -> bool {
+        self.first.is_multiple_of(16) && self.stride % 4 == 0
+    }
+}
+
 /// Blocks of a launch.
 #[derive(Clone, Copy)]
 pub(crate) enum Grid {
@@ -203,13 +210,19 @@ pub(crate) struct Launches<'a> {
     pub(super) processors: usize,
     /// Session-owned working memory that stages asked for.
     pub(super) scratch: &'a mut Vec<Memory>,
-    pub(super) calls: Vec<Call>,
+    /// Each with whether the kernel itself calls `await_previous`, after it has asked for weights.
+    pub(super) calls: Vec<(Call, bool)>,
 }
 
 impl Launches<'_> {
     /// Appends a kernel.
     pub fn push(&mut self, call: Call) {
-        self.calls.push(call);
+        self.calls.push((call, false));
+    }
+
+    /// Appends a kernel that asks for its weights before it calls `await_previous`.
+    pub fn push_streaming(&mut self, call: Call) {
+        self.calls.push((call, true));
     }
 
     /// The type of cached keys and values in kernels.
@@ -314,7 +327,7 @@ impl Launches<'_> {
         Ok(Parameter::pointer(kind, self.scratch_address(bytes)?))
     }
 
-    /// Where working memory of `bytes` a session lies.
+    /// Where such working memory begins.
     pub fn scratch_address(&mut self, bytes: usize) -> Result<Address> {
         let memory = Memory::new(&self.weights.driver, bytes)?;
         let address = memory.address();

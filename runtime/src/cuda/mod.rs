@@ -9,10 +9,13 @@ mod gpu;
 mod launches;
 mod products;
 mod source;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+pub(crate) use driver::Address;
 use driver::{Driver, Kernel};
 pub(crate) use engine::Engine;
 use launches::Weights;

@@ -154,7 +154,7 @@ impl Launches<'_> {
         }
         for factors in factors.chunks(MOST_LINEARS) {
             let (linears, tiles) = self.linears(factors, 16, add)?;
-            self.push(Call {
+            self.push_streaming(Call {
                 source: "",
                 kernel: format!("multiply<{formats}, {cols}>"),
                 grid: Grid::EachToken(tiles),

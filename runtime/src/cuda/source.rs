@@ -22,10 +22,10 @@ pub(crate) struct Source {
 
 impl Source {
     /// The text that defines every kernel of `calls`.
-    pub fn of(calls: &[&Call]) -> Self {
+    pub fn of(calls: &[&(Call, bool)]) -> Self {
         let mut text = [PRELUDE, DEVICE_SOURCE, MATRICES, SOFTMAX].concat();
         let mut sources: Vec<&str> = Vec::new();
-        for call in calls {
+        for (call, _) in calls {
             if !call.source.is_empty() && !sources.contains(&call.source) {
                 sources.push(call.source);
                 text.push_str(call.source);
@@ -33,8 +33,8 @@ impl Source {
         }
         let mut wrappers: Vec<String> = Vec::new();
         let mut of_call = Vec::new();
-        for call in calls {
-            let wrapper = wrapper(call);
+        for (call, streams) in calls {
+            let wrapper = wrapper(call, *streams);
             let known = wrappers.iter().position(|other| *other == wrapper);
             of_call.push(known.unwrap_or_else(|| {
                 wrappers.push(wrapper);
@@ -55,7 +55,7 @@ impl Source {
 
 /// A global function that calls one instance of a template, with the number of threads as a constant. Under the
 /// emulator it takes the launch instead.
-fn wrapper(call: &Call) -> String {
+fn wrapper(call: &Call, streams: bool) -> String {
     let types = call.types();
     let list = |f: &dyn Fn(usize, &str) -> String| {
         let parts = types.iter().enumerate().map(|(i, kind)| f(i, kind));
@@ -65,9 +65,11 @@ fn wrapper(call: &Call) -> String {
     let passed = list(&|i, _| format!("a{i}"));
     let unpacked = list(&|i, kind| format!("*({kind}*)a[{i}]"));
     let (kernel, threads) = (&call.kernel, call.threads);
+    let wait = if streams { "" } else { "await_previous(); " };
     format!(
         "\n#ifndef WATERLINE_EMULATOR\n\
-         extern \"C\" __global__ void __launch_bounds__({threads}) NAME({declared}) {{ {kernel}({passed}); }}\n\
+         extern \"C\" __global__ void __launch_bounds__({threads}) NAME({declared}) \
+         {{ release_next(); {wait}{kernel}({passed}); }}\n\
          #else\n\
          extern \"C\" void NAME(const unsigned* grid, unsigned threads, unsigned shared, void** a) {{ \
          emulator::run(grid, threads, shared, [=] {{ {kernel}({unpacked}); }}); }}\n\

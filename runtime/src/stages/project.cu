@@ -142,8 +142,26 @@ __device__ void products_by_format(const Linear& linear, int row, const float* x
   }
 }
 
+// Asks for the codes of a warp's rows.
+template <int formats, int cols, int format = 0>
+__device__ void prefetch_rows(const Linear& linear, int row) {
+  if constexpr (format <= Q4_0) {
+    if constexpr ((formats >> format & 1) != 0) {
+      constexpr u32 bytes = Format<format, cols>::row_bytes / 16 * 16;
+      if (linear.format == format && bytes > 0 && lane_index() < rows_of_warp && row + lane_index() < linear.rows) {
+        prefetch(linear.weights + (long long)(row + lane_index()) * Format<format, cols>::row_bytes, bytes);
+      }
+    }
+    prefetch_rows<formats, cols, format + 1>(linear, row);
+  }
+}
+
 template <int formats, int cols>
 __device__ void multiply(Gather gather, Linears linears, Rows output) {
+  const Linear& linear = linear_of(linears, blockIdx.x);
+  int row = ((blockIdx.x - linear.first) * (blockDim.x / 32) + warp_index()) * rows_of_warp;
+  prefetch_rows<formats, cols>(linear, row);
+  await_previous();
   float* x = shared_memory<float>();
   gather_row<cols>(gather, blockIdx.y, x);
   __syncthreads();
@@ -152,8 +170,6 @@ __device__ void multiply(Gather gather, Linears linears, Rows output) {
     reinterpret_cast<Rounded<cols>*>(rounded)->load(x);
     __syncthreads();
   }
-  const Linear& linear = linear_of(linears, blockIdx.x);
-  int row = ((blockIdx.x - linear.first) * (blockDim.x / 32) + warp_index()) * rows_of_warp;
   if (row >= linear.rows) return;
   float products[rows_of_warp] = {};
   products_by_format<formats, cols>(linear, row, x, rounded, products);

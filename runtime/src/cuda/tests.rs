@@ -1,0 +1,177 @@
+//! Matrix products on the emulator, or on a GPU where there is one, against the CPU's.
+
+use std::sync::Arc;
+
+use waterline_quant::{Activations, Bytes, FORMATS, Format, Matrix, Output};
+
+use super::driver::{Launch, Memory, Queue};
+use super::launches::{Launches, Weights};
+use super::source::Source;
+use super::{Call, Device};
+use crate::program::{INPUTS, View};
+use crate::state::{Kv, StatePlan};
+
+/// A device to test on; without one the test says so and ends.
+fn device() -> Option<Arc<Device>> {
+    if let Ok(device) = Device::open(0) {
+        return Some(device);
+    }
+    #[cfg(feature = "emulator")]
+    return Some(Device::emulated());
+    #[cfg(not(feature = "emulator"))]
+    {
+        eprintln!("skipped: there is no GPU, and the emulator is not built in");
+        None
+    }
+}
+
+fn numbers(seed: u32, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12345);
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+fn matrix(format: &'static Format, rows: usize, cols: usize, seed: u32) -> Matrix {
+    let values = numbers(seed, rows * cols);
+    let mut bytes = vec![0; format.tensor_bytes(&[rows, cols]).expect("a shape")];
+    format.encode(&values, &mut bytes);
+    Matrix::new(format, rows, cols, Bytes::from_vec(bytes)).expect("a matrix")
+}
+
+/// Buffers 0 (residual), 1 (inputs), 2 (product), 3 (output) of `widths`.
+struct Bench {
+    device: Arc<Device>,
+    queue: Box<dyn Queue>,
+    buffers: Vec<Memory>,
+    weights: Weights,
+    plan: StatePlan,
+}
+
+impl Bench {
+    fn new(device: Arc<Device>, widths: [usize; 4], tokens: usize) -> Self {
+        let queue = Arc::clone(device.driver()).queue().expect("a queue");
+        let memory = |width: &usize| Memory::new(device.driver(), width * tokens * 4);
+        Bench {
+            buffers: widths.iter().map(|w| memory(w).expect("memory")).collect(),
+            weights: Weights::new(Arc::clone(device.driver())),
+            plan: StatePlan {
+                slots: Vec::new(),
+                bytes: 0,
+            },
+            queue,
+            device,
+        }
+    }
+
+    fn launches<'a>(&'a self, tokens: usize, scratch: &'a mut Vec<Memory>) -> Launches<'a> {
+        Launches {
+            tokens,
+            plan: &self.plan,
+            arena: 0,
+            ids: 0,
+            buffers: &self.buffers,
+            weights: &self.weights,
+            queue: &*self.queue,
+            kv: Kv::F32,
+            context: 1,
+            processors: 1,
+            scratch,
+            calls: Vec::new(),
+        }
+    }
+
+    fn compile(&self, calls: &[(Call, bool)], tokens: usize) -> Vec<Launch> {
+        let source = Source::of(&calls.iter().collect::<Vec<_>>());
+        let kernels = self.device.kernels(&source).expect("kernels");
+        let launch = |((call, _), &kernel): (&(Call, bool), &usize)| {
+            let (mut arguments, counts) = call.arguments();
+            for argument in counts {
+                arguments[argument].0[0] = tokens as u64;
+            }
+            Launch {
+                kernel: kernels[kernel],
+                grid: call.grid.blocks(tokens),
+                threads: call.threads as u32,
+                shared: call.shared as u32,
+                arguments,
+            }
+        };
+        calls.iter().zip(&source.of_call).map(launch).collect()
+    }
+}
+
+#[test]
+fn products_are_those_of_the_cpu() {
+    let Some(device) = device() else { return };
+    for (tokens, most) in [(1, 1), (3, 3), (70, 70), (1, 70)] {
+        for (index, &format) in FORMATS.iter().enumerate() {
+            let whole = format.block_len;
+            let cols = if whole == 1 { 37 } else { 2 * whole };
+            let rows = [70, 5];
+            let width = rows[0] + rows[1];
+            let bench = Bench::new(Arc::clone(&device), [cols, cols, width, width], most);
+            let x = numbers(7, tokens * cols);
+            bench
+                .queue
+                .write(
+                    bench.buffers[INPUTS - 1].address(),
+                    bytemuck::cast_slice(&x),
+                )
+                .expect("a copy");
+            let bias: crate::program::Vector = numbers(9, rows[1]).into();
+            let matrices = [
+                matrix(format, rows[0], cols, index as u32),
+                matrix(&waterline_quant::F32, rows[1], cols, 50),
+            ];
+            let mut scratch = Vec::new();
+            let mut launches = bench.launches(most, &mut scratch);
+            let gather = launches
+                .gathered(View::whole(0, cols), None)
+                .expect("an input");
+            let factors = [
+                (&matrices[0], None, 0),
+                (&matrices[1], Some(&bias), rows[0]),
+            ];
+            let output = View::whole(3, width);
+            launches
+                .multiply(gather, &factors, output, false)
+                .expect("launches");
+            let calls = launches.calls;
+            for launch in bench.compile(&calls, tokens) {
+                bench.queue.launch(&launch).expect("a launch");
+            }
+            let mut found = vec![0.0f32; tokens * width];
+            let place = bench.buffers[3].address();
+            bench
+                .queue
+                .read(place, bytemuck::cast_slice_mut(&mut found))
+                .expect("a copy");
+
+            let mut inputs = Activations::new(tokens, cols);
+            inputs.load(&x, tokens, cols, format.is_integer_dot());
+            let mut expected = vec![0.0f32; tokens * width];
+            let out = Output::new(&mut expected, width);
+            for (matrix, _, column) in factors {
+                // SAFETY: one thread, columns that the output has.
+                unsafe { matrix.mul_rows(0..matrix.rows(), &inputs, &out, column) };
+            }
+            for row in expected.chunks_mut(width) {
+                for (x, bias) in row[rows[0]..].iter_mut().zip(bias.iter()) {
+                    *x += bias;
+                }
+            }
+            // In tiles the inputs are not rounded to 8 bits.
+            let rounded = format.is_integer_dot() && most >= 8;
+            let tolerance = if rounded { 0.02 } else { 1e-5 } * (cols as f32).sqrt();
+            for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                assert!(
+                    (found - expected).abs() <= tolerance,
+                    "{format}, {tokens} of {most} tokens, value {i}: {found}, on the CPU {expected}"
+                );
+            }
+        }
+    }
+}
