@@ -51,7 +51,7 @@ pub use token_shift::TokenShift;
 
 use crate::cpu::Frame;
 use crate::cuda::Launches;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// One fused operation.
 pub enum Stage {
@@ -114,10 +114,6 @@ impl Stage {
 
     /// Writes the stage's kernels for a device.
     pub(crate) fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let missing = |name: &str| Error::Device {
-            device: "kernels".into(),
-            reason: format!("the stage {name} has no kernel yet; use the CPU"),
-        };
         match self {
             Stage::Embed(stage) => stage.launch(launches),
             Stage::Project(stage) => stage.launch(launches),
@@ -128,7 +124,7 @@ impl Stage {
             Stage::Partitions(stage) => stage.launch(launches),
             Stage::Route(stage) => stage.launch(launches),
             Stage::Scan(stage) => stage.launch(launches),
-            Stage::Hax(_) => Err(missing("hax")),
+            Stage::Hax(stage) => stage.launch(launches),
             Stage::Slots(stage) => stage.launch(launches),
             Stage::Score(stage) => stage.launch(launches),
             Stage::Attend(stage) => stage.launch(launches),
