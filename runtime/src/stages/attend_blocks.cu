@@ -84,7 +84,8 @@ struct Listed {
   Positions<E> keys;
   Positions<E> values;
   long long first;
-  // The last one that there is; a block may reach beyond it.
+  // The entries in view; a block may reach beyond them.
+  long long oldest;
   long long last;
   const int* chosen;
   int block;
@@ -137,18 +138,21 @@ __device__ void attend_blocks(Blocks b, const u64* position, int tokens) {
     if (first > current) first = current;
     int complete = end / b.block > first ? (int)(end / b.block - first) : 0, count = (int)(current - first) + 1;
 
-    Listed<E> means = {means_of<E>(b, kv_head, 0, start, dim), means_of<E>(b, kv_head, 1, start, dim), first, current,
-                       nullptr, 1};
-    Listed<E> cached = {positions_of<E>(b, kv_head, 0, start, dim), positions_of<E>(b, kv_head, 1, start, dim), 0,
-                        end - 1, nullptr, b.block};
+    Listed<E> means = {means_of<E>(b, kv_head, 0, start, dim), means_of<E>(b, kv_head, 1, start, dim), first, first,
+                       current, nullptr, 1};
+    Listed<E> cached = {positions_of<E>(b, kv_head, 0, start, dim), positions_of<E>(b, kv_head, 1, start, dim), oldest,
+                        oldest, end - 1, nullptr, b.block};
     Queries queries;
     // A branch of some heads; the first one sets the output.
-    auto branch = [&](int part, int number, int from, int to, const Listed<E>& keys, auto sees) {
+    auto branch = [&](int part, int number, const Listed<E>& keys, int count) {
       int first_head = kv_head * group + part;
       queries.clear();
 #pragma unroll
       for (int g = 0; g < heads; g++) queries.load_query(g, b.q.token(t) + (first_head + g) * dim);
-      queries.add(from, to, keys, b.scale, sees);
+      queries.add(0, count, keys, b.scale, [&](int i, int) {
+        long long p = keys.position(i);
+        return p >= keys.oldest && p <= keys.last;
+      });
       queries.merge(merged, [&](int g, int i, float largest, float sum, float weighted) {
         float* out = b.out.token(t) + (first_head + g) * dim + i;
         // No key has passed: not so for a NaN, which must show.
@@ -161,7 +165,7 @@ __device__ void attend_blocks(Blocks b, const u64* position, int tokens) {
       });
     };
     for (int part = 0; part < group; part += heads) {
-      branch(part, 0, 0, complete, means, [](int, int) { return true; });
+      branch(part, 0, means, complete);
     }
     __syncthreads();
 
@@ -197,13 +201,9 @@ __device__ void attend_blocks(Blocks b, const u64* position, int tokens) {
     blocks.chosen = chosen;
     Listed<E> window = cached;
     window.first = end - b.window > oldest ? end - b.window : oldest;
-    auto in_view = [&](int i, int) {
-      long long p = blocks.position(i);
-      return p >= oldest && p < end;
-    };
     for (int part = 0; part < group; part += heads) {
-      branch(part, 1, 0, taken * b.block, blocks, in_view);
-      branch(part, 2, 0, (int)(end - window.first), window, [](int, int) { return true; });
+      branch(part, 1, blocks, taken * b.block);
+      branch(part, 2, window, (int)(end - window.first));
     }
     __syncthreads();
   }
