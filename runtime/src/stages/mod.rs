@@ -50,6 +50,7 @@ pub use slots::Slots;
 pub use token_shift::TokenShift;
 
 use crate::cpu::Frame;
+use crate::state::{StatePlan, Touched};
 
 /// One fused operation.
 pub enum Stage {
@@ -142,5 +143,35 @@ impl Stage {
             Stage::Partitions(_) | Stage::Route(_) => 0,
             Stage::Attend(_) | Stage::AttendBlocks(_) => 0,
         }
+    }
+
+    /// What reading the token at `position` touches of the slots of `plan`.
+    pub fn touched(&self, plan: &StatePlan, position: u64) -> Vec<Touched> {
+        let whole = |slot: usize| Touched::whole(plan, slot);
+        match self {
+            Stage::Prepare(stage) => stage.slots().map(whole).collect(),
+            Stage::TokenShift(stage) => vec![whole(stage.slot)],
+            Stage::Recur(stage) => vec![whole(stage.slot)],
+            Stage::Partitions(stage) => {
+                let chosen = stage.touched();
+                vec![Touched::entries(plan, stage.recur.slot, chosen, chosen)]
+            }
+            Stage::Scan(stage) => vec![whole(stage.slot)],
+            Stage::Hax(stage) => stage.touched(plan, position),
+            Stage::Slots(stage) => vec![whole(stage.keys), whole(stage.values)],
+            Stage::Score(stage) => stage.layers.iter().map(|layer| whole(layer.slot)).collect(),
+            Stage::Attend(stage) => stage.touched(plan, position),
+            Stage::AttendBlocks(stage) => stage.touched(plan, position),
+            Stage::Embed(_) | Stage::Project(_) | Stage::Replace(_) | Stage::Route(_) => Vec::new(),
+            Stage::Emit(_) | Stage::Mlp(_) => Vec::new(),
+        }
+    }
+
+    /// Bytes of the state that reading the token at `position` touches, those read and those written.
+    pub fn state_bytes(&self, plan: &StatePlan, position: u64) -> usize {
+        self.touched(plan, position)
+            .iter()
+            .map(Touched::bytes)
+            .sum()
     }
 }

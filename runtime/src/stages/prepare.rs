@@ -244,6 +244,16 @@ impl Prepare {
         self.lanes.iter().map(room).max().unwrap_or(0)
     }
 
+    /// The slots that are read and written.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = usize> {
+        let histories = self.lanes.iter().filter_map(|lane| lane.conv.as_ref());
+        let sums = self.gates.iter().filter_map(|(_, gate)| match gate {
+            Gate::RunningSoftmax { slot, .. } => Some(*slot),
+            _ => None,
+        });
+        histories.map(|conv| conv.slot).chain(sums)
+    }
+
     pub(crate) fn run(&self, frame: &mut Frame) {
         let tokens = frame.tokens.len();
         if let Some(rope) = &self.rope {
