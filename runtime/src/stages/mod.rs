@@ -4,6 +4,7 @@ mod activation;
 mod attend;
 mod attend_blocks;
 mod capped_set;
+mod conv_chosen;
 mod embed;
 mod emit;
 mod hax;
@@ -31,6 +32,7 @@ mod token_shift;
 pub use activation::Activation;
 pub use attend::{Attend, Eviction, Policy, ScoreSlots};
 pub use attend_blocks::AttendBlocks;
+pub use conv_chosen::{ChosenLane, ConvChosen};
 pub use embed::Embed;
 pub use emit::{Emit, Finish};
 pub use hax::Hax;
@@ -70,6 +72,8 @@ pub enum Stage {
     Partitions(Partitions),
     /// The choice of partitions.
     Route(Route),
+    /// Short convolutions over the tokens that chose a partition.
+    ConvChosen(ConvChosen),
     /// A recurrence on a vector of states of each channel.
     Scan(Scan),
     /// Sparse attention beside a state-space model.
@@ -100,6 +104,7 @@ impl Stage {
             Stage::Recur(stage) => stage.run(frame),
             Stage::Partitions(stage) => stage.run(frame),
             Stage::Route(stage) => stage.run(frame),
+            Stage::ConvChosen(stage) => stage.run(frame),
             Stage::Scan(stage) => stage.run(frame),
             Stage::Hax(stage) => stage.run(frame),
             Stage::Slots(stage) => stage.run(frame),
@@ -140,7 +145,7 @@ impl Stage {
             }
             Stage::Prepare(_) | Stage::Recur(_) | Stage::Scan(_) | Stage::Slots(_) => 0,
             Stage::TokenShift(_) | Stage::Replace(_) => 0,
-            Stage::Partitions(_) | Stage::Route(_) => 0,
+            Stage::Partitions(_) | Stage::Route(_) | Stage::ConvChosen(_) => 0,
             Stage::Attend(_) | Stage::AttendBlocks(_) => 0,
         }
     }
@@ -155,6 +160,12 @@ impl Stage {
             Stage::Partitions(stage) => {
                 let chosen = stage.touched();
                 vec![Touched::entries(plan, stage.recur.slot, chosen, chosen)]
+            }
+            Stage::ConvChosen(stage) => {
+                let chosen = stage.route.width / 2;
+                let slots = stage.lanes.iter().map(|lane| lane.conv.slot);
+                let touched = |slot| Touched::entries(plan, slot, chosen, chosen);
+                slots.map(touched).collect()
             }
             Stage::Scan(stage) => vec![whole(stage.slot)],
             Stage::Hax(stage) => stage.touched(plan, position),
