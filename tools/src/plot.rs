@@ -26,6 +26,7 @@ pub struct Axis {
 }
 
 /// A line through points in ascending order.
+#[derive(Clone)]
 pub struct Series {
     /// What the legend says.
     pub label: String,
@@ -35,7 +36,7 @@ pub struct Series {
     pub color: usize,
     /// Whether the line is dashed: something computed, not measured.
     pub dashed: bool,
-    /// Whether each point has a dot.
+    /// Whether each point has a dot, which is within the axes then.
     pub dots: bool,
 }
 
@@ -186,16 +187,18 @@ impl Plot {
                 "<path class=\"line c{}{dashed}\" d=\"{line}\"/>\n",
                 series.color
             );
-            for point in series.points.iter().filter(|_| series.dots) {
+        }
+        svg += "</g>\n";
+        for series in self.series.iter().filter(|series| series.dots) {
+            for point in &series.points {
                 svg += &format!(
-                    "<circle class=\"dot c{}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"3.5\"/>\n",
+                    "<circle class=\"dot c{}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\"/>\n",
                     series.color,
                     x(point.0),
                     y(point.1)
                 );
             }
         }
-        svg += "</g>\n";
         svg + &self.legend() + "</svg>\n"
     }
 

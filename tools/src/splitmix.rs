@@ -16,6 +16,29 @@ impl SplitMix64 {
     pub fn below(&mut self, n: usize) -> usize {
         (self.bits() % n as u64) as usize
     }
+
+    /// One of `items`.
+    pub fn one_of<T: Copy>(&mut self, items: &[T]) -> T {
+        items[self.below(items.len())]
+    }
+
+    /// Fisher and Yates, from the last item down.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for i in (1..items.len()).rev() {
+            let j = self.below(i + 1);
+            items.swap(i, j);
+        }
+    }
+
+    /// `n` different ones of `items`: the first `n` of a shuffle from the first item up.
+    pub fn distinct<T>(&mut self, mut items: Vec<T>, n: usize) -> Vec<T> {
+        for i in 0..n {
+            let j = i + self.below(items.len() - i);
+            items.swap(i, j);
+        }
+        items.truncate(n);
+        items
+    }
 }
 
 #[cfg(test)]

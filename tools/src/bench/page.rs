@@ -1,18 +1,18 @@
 //! The page of `--html`: latency and memory against position, beside what a Transformer would need.
 
-use super::report::Report;
+use super::report::{Depth, Report};
 use crate::page::{self, Figure};
 use crate::plot::{Axis, Band, Plot, Series};
 use crate::units;
 
-/// Marks on the axis of positions.
+/// Points of a computed line.
 const COMPUTED: usize = 48;
 
 /// The page.
 pub fn page(report: &Report) -> String {
     let rows: Vec<Vec<String>> = report.rows().iter().map(|row| row.to_vec()).collect();
     page::page(
-        &format!("{}: latency and memory", report.model.name),
+        &format!("{}: latency and memory", report.model.title()),
         &report.titles(),
         &[latency(report), memory(report)],
         &rows,
@@ -43,22 +43,27 @@ fn cache_bytes(report: &Report, position: f64) -> f64 {
 }
 
 fn latency(report: &Report) -> Figure {
-    let points = |value: fn(&super::report::Depth) -> f64| {
-        let point = |depth| (at_least_one(depth), value(depth));
-        report.depths.iter().map(point).collect::<Vec<_>>()
+    let highest = report.depths.iter().map(|depth| depth.p99_us);
+    let highest = highest.fold(0.0, f64::max);
+    let (unit, scale) = if highest < 1e4 {
+        ("us", 1.0)
+    } else {
+        ("ms", 1e-3)
     };
-    fn at_least_one(depth: &super::report::Depth) -> f64 {
-        depth.position.max(1) as f64
-    }
+    let points = |value: fn(&Depth) -> f64| {
+        let depths = report.depths.iter();
+        let point = |depth: &Depth| (depth.position.max(1) as f64, scale * value(depth));
+        depths.map(point).collect::<Vec<_>>()
+    };
     let (half, most) = (points(|d| d.p50_us), points(|d| d.p99_us));
-    let highest = most.iter().map(|point| point.1).fold(0.0, f64::max);
     let base = half.first().map_or(0.0, |point| point.1);
-    let with_cache =
-        |position| base + 1e6 * cache_bytes(report, position) / report.read_bytes_per_s;
+    let with_cache = |position| {
+        base + 1e6 * scale * cache_bytes(report, position) / report.read_bytes_per_s
+    };
     let plot = Plot {
         description: "Time of a token against position".into(),
         x: positions(report),
-        y: Axis::linear("time of a token (us)", 1.6 * highest),
+        y: Axis::linear(&format!("time of a token ({unit})"), 1.6 * scale * highest),
         bands: vec![Band {
             label: "p50 to p99".into(),
             points: half
@@ -70,18 +75,18 @@ fn latency(report: &Report) -> Figure {
         }],
         series: vec![
             Series {
-                label: "measured, p50".into(),
-                points: half,
-                color: 0,
-                dashed: false,
-                dots: true,
-            },
-            Series {
                 label: "with a Transformer's KV cache, computed".into(),
                 points: computed(report, with_cache),
                 color: 1,
                 dashed: true,
                 dots: false,
+            },
+            Series {
+                label: "measured, p50".into(),
+                points: half,
+                color: 0,
+                dashed: false,
+                dots: true,
             },
         ],
     };

@@ -1,5 +1,7 @@
 //! The result of a run: what its numbers mean, and how they are printed.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 use waterline::Session;
 
@@ -108,6 +110,12 @@ pub struct Memory {
 }
 
 impl ModelInfo {
+    /// The file without its folder.
+    pub fn title(&self) -> &str {
+        let file = Path::new(&self.file).file_name();
+        file.and_then(|name| name.to_str()).unwrap_or(&self.file)
+    }
+
     /// The model of a session.
     pub fn of(session: &Session) -> Self {
         let model = session.model();
@@ -233,7 +241,7 @@ impl Report {
         [
             format!(
                 "{}: {} parameters, {} read for each token, session {}",
-                model.name,
+                model.title(),
                 units::count(model.parameters),
                 units::bytes(model.weight_bytes as usize),
                 units::bytes(model.session_bytes as usize)
