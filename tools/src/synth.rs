@@ -52,7 +52,6 @@ fn preset_parser() -> impl TypedValueParser<Value = &'static Preset> {
 pub fn run(args: &Args) -> Result<ExitCode> {
     check_output(&args.output, None)?;
     let spec = spec(args)?;
-    let weights = spec.weights();
     let text = match &args.tokenizer {
         Some(dir) => text_files(dir, &spec)?,
         None => TextFiles::default(),
@@ -64,13 +63,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         tensors: Tensors::new(),
         text,
     };
-    let sources: Vec<Source> = weights
+    let sources: Vec<Source> = checkpoint
+        .stored()
         .into_iter()
         .enumerate()
-        .map(|(i, weight)| {
+        .map(|(i, (weight, stored))| {
             let random = Random::new(args.seed, i, distribution(&weight));
             Source {
-                weight,
+                weight: stored,
                 values: Values::Random(random),
             }
         })
@@ -106,6 +106,10 @@ fn distribution(weight: &WeightSpec) -> Distribution {
     }
     if name.ends_with("A_log") {
         return Distribution::LogUniform(1.0, 16.0);
+    }
+    // Mamba's rates.
+    if name.ends_with(".A") {
+        return Distribution::Uniform(-16.0, -1.0);
     }
     // Skips and gains of channels.
     if name.ends_with(".D") || name.ends_with(".E") {
