@@ -9,6 +9,9 @@ use common::{Workplace, fixture};
 use waterline::{Error, Kv, Model, Session, SessionOptions, StateOptions};
 use waterline_quant::gguf::Gguf;
 
+/// Tokens that [`logits`] reads.
+const LENGTH: usize = 48;
+
 /// The bits of the logits after each of some tokens.
 fn logits(model: Arc<Model>) -> Vec<u32> {
     let options = SessionOptions {
@@ -22,7 +25,7 @@ fn logits(model: Arc<Model>) -> Vec<u32> {
         ..SessionOptions::default()
     };
     let vocab = model.spec().vocab;
-    let tokens: Vec<u32> = (0..48).map(|i| (i * 89 % vocab) as u32).collect();
+    let tokens: Vec<u32> = (0..LENGTH).map(|i| (i * 89 % vocab) as u32).collect();
     let mut session = Session::new(model, options).unwrap();
     let mut all = Vec::new();
     session
@@ -115,4 +118,58 @@ fn mamba_keeps_the_names_that_llama_cpp_has_for_it() {
     }
     let rates = gguf.tensor("blk.0.ssm_a").unwrap().to_f32();
     assert!(rates.iter().all(|a| *a < 0.0), "{rates:?}");
+}
+
+#[test]
+fn a_transformer_can_be_given_bounded_memory() {
+    let place = Workplace::new();
+    let dir = fixture("transformer_full").display().to_string();
+    let file = place.name("bounded.gguf");
+    let convert = |flags: &[&str]| {
+        let arguments = ["convert", &dir, "--type", "f32", "-o", &file];
+        place.run(arguments.iter().chain(flags))
+    };
+    let whole = Model::open(fixture("transformer_full")).unwrap();
+    let vocab = whole.spec().vocab;
+    let expected = logits(whole);
+    for policy in ["tova", "stride=3"] {
+        convert(&["--retain", policy, "--window", "16", "--kept", "8"]).succeeded();
+        let got = logits(Model::open(&file).unwrap());
+        assert!(got[..16 * vocab] == expected[..16 * vocab], "{policy}");
+        // The set still holds all that have left.
+        if policy == "tova" {
+            assert!(
+                close(&got[..24 * vocab], &expected[..24 * vocab]),
+                "{policy}"
+            );
+        }
+        assert!(!close(&got, &expected), "{policy}");
+        let bytes = |context| {
+            let inspect = ["inspect", &file, "--json", "--context", context];
+            let inspected = place.run(inspect).succeeded().json();
+            inspected["session"]["blocks"].clone()
+        };
+        assert_eq!(bytes("64"), bytes("4096"), "{policy}");
+    }
+    // Nothing ever leaves a window and a set that hold all.
+    convert(&["--retain", "tova", "--window", "40", "--kept", "8"]).succeeded();
+    assert!(close(&logits(Model::open(&file).unwrap()), &expected));
+
+    let status = 2;
+    convert(&["--retain", "tova", "--kept", "8"])
+        .failed(status, &["transformer_full", "no window"]);
+    convert(&["--retain", "tova", "--window", "16", "--kept", "2"])
+        .failed(status, &["4 sinks in a set of 2"]);
+    let linear = fixture("gdn_plain").display().to_string();
+    let flags = ["--retain", "tova", "--window", "16", "--kept", "8"];
+    let arguments = ["convert", &linear, "--type", "f32", "-o", &file];
+    let outcome = place.run(arguments.iter().chain(&flags));
+    outcome.failed(status, &["gdn_plain", "--retain"]);
+}
+
+/// Whether two lists of logits, as bits, differ by no more than rounding.
+fn close(a: &[u32], b: &[u32]) -> bool {
+    let pairs = a.iter().zip(b);
+    let differs = |(a, b): (&u32, &u32)| (f32::from_bits(*a) - f32::from_bits(*b)).abs();
+    a.len() == b.len() && pairs.map(differs).fold(0.0, f32::max) < 1e-3
 }

@@ -75,7 +75,9 @@ impl Checkpoint {
                 .and_then(|id| u32::try_from(id).ok())
         };
         let text = TextFiles {
-            tokenizer: optional("tokenizer.huggingface.json").map(String::into_bytes),
+            tokenizer: optional("tokenizer.huggingface.json")
+                .map(String::into_bytes)
+                .or_else(|| arch::llama_cpp_vocab::from_gguf(&gguf)),
             chat_template: optional("tokenizer.chat_template"),
             bos: token("tokenizer.ggml.bos_token_id"),
             eos: token("tokenizer.ggml.eos_token_id"),
@@ -110,7 +112,7 @@ impl Checkpoint {
     /// The metadata of a GGUF file with this model: llama.cpp's where it knows the architecture, or else ours.
     pub fn metadata(&self) -> Vec<(String, Value)> {
         let (architecture, description) = match LlamaCpp::of(&self.spec) {
-            Some(known) => (known.name(), known.metadata(&self.spec)),
+            Some(known) => (known.name(), known.metadata(&self.spec, &self.text)),
             None => {
                 let spec = Value::String(self.spec.to_json().to_string());
                 (ARCHITECTURE, vec![("waterline.spec".to_string(), spec)])

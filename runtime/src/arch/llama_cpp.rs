@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use waterline_quant::gguf::{Gguf, Value};
 
-use super::squeezed;
+use super::{llama_cpp_vocab, squeezed};
+use crate::checkpoint::TextFiles;
 use crate::error::{Error, Result};
 use crate::mixers::{Mamba, Mamba2, Mixer};
 use crate::program::Tensors;
@@ -103,8 +104,8 @@ impl LlamaCpp {
         }
     }
 
-    /// The description of `spec`, which has this architecture.
-    pub fn metadata(&self, spec: &ModelSpec) -> Vec<(String, Value)> {
+    /// The description of `spec`, which has this architecture, and the vocabulary.
+    pub fn metadata(&self, spec: &ModelSpec, text: &TextFiles) -> Vec<(String, Value)> {
         let mut numbers = vec![
             ("context_length", CONTEXT_LENGTH as usize),
             ("vocab_size", spec.vocab),
@@ -136,6 +137,8 @@ impl LlamaCpp {
             .collect();
         let epsilon = Value::F32(spec.norm_eps);
         metadata.push((key("attention.layer_norm_rms_epsilon"), epsilon));
+        let tokenizer = text.tokenizer.as_deref();
+        metadata.extend(llama_cpp_vocab::to_gguf(tokenizer, spec.vocab));
         metadata
     }
 

@@ -7,6 +7,7 @@ mod fla_linear;
 mod fla_slots;
 mod hugging_face;
 pub(crate) mod llama_cpp;
+pub(crate) mod llama_cpp_vocab;
 mod mamba;
 mod qwen3_next;
 mod rwkv;
