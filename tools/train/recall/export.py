@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 def is_matrix(name, p):
     """What a GGUF stores in a number format of choice. All else must stay exact."""
-    small = ("a_proj.weight", "b_proj.weight", "conv1d.weight", "lsh_hash")
+    small = ("a_proj.weight", "b_proj.weight", "lsh_hash")
     return p.dim() == 2 and not name.endswith(small) and "dx_proj" not in name
 
 

@@ -112,7 +112,7 @@ class SSE(nn.Module):
         self.o_norm = Weight(d)
         self.convs = c["use_short_conv"]
         if self.convs:
-            self.q_conv1d, self.k_conv1d = (Weight(K, 1, c["conv_size"]) for _ in range(2))
+            self.q_conv1d_shared, self.k_conv1d_shared = (Weight(K, 1, c["conv_size"]) for _ in range(2))
 
     def forward(self, x, row):
         def heads(y):
@@ -121,7 +121,7 @@ class SSE(nn.Module):
         q1, k1, v = self.q_proj(x), self.k_proj(x), F.silu(heads(self.v_proj(x)))
         q2, k2 = q1 + self.lora_q_proj(x), k1 + self.lora_k_proj(x)
         if self.convs:
-            q1, k1 = conv(q1, self.q_conv1d.weight, row["pos"]), conv(k1, self.k_conv1d.weight, row["pos"])
+            q1, k1 = (conv(y, w.weight, row["pos"]) for y, w in ((q1, self.q_conv1d_shared), (k1, self.k_conv1d_shared)))
         q1, q2 = F.silu(heads(q1)), F.silu(heads(q2))
         k1, k2 = heads(k1).softmax(-1), heads(k2).softmax(-1)
         g1, g2 = (heads(F.logsigmoid(gate(x)) / 16) for gate in self.gk_proj)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.append(str(Path(__file__).resolve().parent.parent))
 from attention import LTE, Attention  # noqa: E402
 from mamba import Mamba2  # noqa: E402
 from mixers import GLA, GSA, SSE, linear  # noqa: E402
@@ -19,7 +19,7 @@ SHARED = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "tie_word_embeddings": Tru
 FLA = SHARED | {"num_hidden_layers": 2, "intermediate_size": 192, "hidden_act": "swish", "norm_eps": 1e-6, "attn": None,
     "num_heads": 4, "use_short_conv": True, "conv_size": 4}
 GDN = FLA | {"model_type": "gated_deltanet", "head_dim": 32, "expand_v": 1.0, "use_gate": True}
-SECOND = {"layers": [1], "num_heads": 4, "num_kv_heads": 4, "qkv_bias": False, "rope_theta": 10000.0}
+SECOND = {"layers": [1], "num_heads": 4, "num_kv_heads": 4, "qkv_bias": False, "rope_theta": 1e6}
 MAMBA2 = SHARED | {"model_type": "mamba2", "num_hidden_layers": 4, "state_size": 32, "expand": 1, "num_heads": 4, "head_dim": 32,
     "n_groups": 1, "conv_kernel": 4, "use_conv_bias": True, "use_bias": False, "hidden_act": "silu", "layer_norm_epsilon": 1e-5}
 
