@@ -65,7 +65,9 @@ class Step:
         self.sums.index_add_(0, self.task, rows)
 
     def record(self):
-        """Returns what replays a step. The rows of the warm-up are zeros, which ask nothing and teach nothing but decay."""
+        """Returns what replays a step. The warm-up has rows of zeros and no learning rate."""
+        for group in self.opt.param_groups:
+            group["lr"].zero_()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -87,6 +89,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--eager", action="store_true", help="no CUDA graph")
     parser.add_argument("--steps", type=int, help="stop early (the schedule is that of all rows)")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="hasten the schedule if the rows take longer than this")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(args.seed)
@@ -106,7 +109,12 @@ def main():
         start = time.time()
         last = args.steps or steps
         for i in range(last):
-            p = i / steps
+            if device == "cuda" and i % 10 == 0:
+                torch.cuda.synchronize()  # keeps the clock honest
+            p = max(i / steps, (time.time() - start) / args.seconds)
+            if p >= 1:
+                i -= 1
+                break
             batch = slice(i * BATCH, (i + 1) * BATCH)
             for name in ("tokens", "asked", "task"):
                 getattr(step, name).copy_(rows[name][batch])
