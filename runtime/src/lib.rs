@@ -45,3 +45,4 @@ pub use sampler::{SamplerParams, SamplerState};
 pub use session::{Canceller, ContextEnd, Session, SessionOptions};
 pub use spec::{BlockSpec, MlpSpec, ModelSpec, NormKind, Precision, WeightSpec};
 pub use state::{Kv, Snapshot, StateOptions, StatePlan};
+pub use waterline_quant::Bytes;

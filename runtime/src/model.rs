@@ -36,11 +36,6 @@ impl Model {
         Self::bind(Checkpoint::from_bytes(Bytes::from_static(bytes), name)?)
     }
 
-    /// Opens a GGUF file that lies in memory and copies it; `name` stands for the file in errors.
-    pub fn from_memory(bytes: &[u8], name: &str) -> Result<Arc<Self>> {
-        Self::bind(Checkpoint::from_bytes(Bytes::copy_from(bytes), name)?)
-    }
-
     /// Binds an opened checkpoint.
     pub fn bind(checkpoint: Checkpoint) -> Result<Arc<Self>> {
         let first_slot = StatePlan::new(

@@ -1,0 +1,4 @@
+//! The C interface as its users see it: the header, the installed libraries, and programs in C, C++ and Python, which
+//! are built and run here.
+
+mod header;
