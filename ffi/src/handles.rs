@@ -1,16 +1,17 @@
 //! Handles: numbers that look like pointers. A number is given out once and never again, so a freed handle is known for
 //! ever, and numbers are odd, so that no address of anything with an alignment is one. Nothing is read at a handle.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::status::{Failure, Outcome, wl_status};
 
-/// The live handles of one kind; `H` is the name that C knows the kind by.
+/// The live handles of one kind. A tree rather than a hash table: an empty one holds no memory, so that a program that
+/// has freed everything leaves nothing behind.
 pub(crate) struct Handles<T> {
     kind: &'static str,
-    live: LazyLock<RwLock<HashMap<usize, Arc<T>>>>,
+    live: RwLock<BTreeMap<usize, Arc<T>>>,
 }
 
 /// Counts the handles of all kinds, so that one of another kind is found out too.
@@ -20,7 +21,7 @@ impl<T> Handles<T> {
     pub const fn new(kind: &'static str) -> Self {
         Handles {
             kind,
-            live: LazyLock::new(RwLock::default),
+            live: RwLock::new(BTreeMap::new()),
         }
     }
 

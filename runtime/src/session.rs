@@ -108,7 +108,7 @@ impl Session {
     pub fn new(model: Arc<Model>, options: SessionOptions) -> Result<Self> {
         check_chunk(options.chunk)?;
         let plan = Arc::new(model.plan(&options.state)?);
-        let bytes = plan.bytes.saturating_mul(1 + options.marks);
+        let bytes = plan.bytes.saturating_mul(options.marks.saturating_add(1));
         if Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
             let reason =
                 format!("a session of {bytes} bytes cannot be allocated; choose a smaller context");

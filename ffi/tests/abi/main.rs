@@ -2,3 +2,9 @@
 //! are built and run here.
 
 mod header;
+#[cfg(target_os = "linux")]
+mod installed;
+#[cfg(target_os = "linux")]
+mod programs;
+#[cfg(target_os = "linux")]
+mod python;
