@@ -67,6 +67,13 @@ pub(crate) struct Rows {
     pub width: i32,
 }
 
+impl Rows {
+    /// Whether every token begins at a multiple of 16 bytes.
+    pub fn is_aligned(self) -> bool {
+        self.first.is_multiple_of(16) && self.stride % 4 == 0
+    }
+}
+
 /// Blocks of a launch.
 #[derive(Clone, Copy)]
 pub(crate) enum Grid {
@@ -317,9 +324,14 @@ impl Launches<'_> {
 
     /// Working memory of `bytes` a session, a pointer to `kind`. It is not initialised.
     pub fn scratch(&mut self, kind: &str, bytes: usize) -> Result<Parameter> {
+        Ok(Parameter::pointer(kind, self.scratch_address(bytes)?))
+    }
+
+    /// Where such working memory begins.
+    pub fn scratch_address(&mut self, bytes: usize) -> Result<Address> {
         let memory = Memory::new(&self.weights.driver, bytes)?;
         let address = memory.address();
         self.scratch.push(memory);
-        Ok(Parameter::pointer(kind, address))
+        Ok(address)
     }
 }

@@ -15,6 +15,7 @@ mod tests;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+pub(crate) use driver::Address;
 use driver::{Driver, Kernel};
 pub(crate) use engine::Engine;
 use launches::Weights;

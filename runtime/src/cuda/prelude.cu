@@ -15,7 +15,7 @@ struct Rows {
   __device__ float* token(int t) const { return first + (long long)t * stride; }
 };
 
-constexpr float infinity = __builtin_huge_valf();
+constexpr float infinity = __builtin_bit_cast(float, 0x7f800000u);
 
 #ifndef WATERLINE_EMULATOR
 // A 16-bit float. NVRTC has no headers of its own on a machine with only its library, so the two instructions stand here.
@@ -48,6 +48,35 @@ __device__ inline uint4 load_once(const void* from) {
       : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
       : "l"(from));
   return words;
+#endif
+}
+
+// Begins to copy 4 or 16 aligned bytes from global into shared memory.
+template <int bytes>
+__device__ inline void copy_async(void* to, const void* from) {
+#ifdef WATERLINE_EMULATOR
+  memcpy(to, from, bytes);
+#else
+  asm volatile(
+      "{ .reg .u64 a; .reg .u32 b; cvta.to.shared.u64 a, %0; cvt.u32.u64 b, a;"
+      " cp.async.ca.shared.global [b], [%1], %2; }" ::"l"(to),
+      "l"(from), "n"(bytes)
+      : "memory");
+#endif
+}
+
+// Ends a group of copies that this thread began.
+__device__ inline void commit_copies() {
+#ifndef WATERLINE_EMULATOR
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until all but the last `groups` groups that this thread began have come; other threads see them after a barrier.
+template <int groups>
+__device__ inline void wait_for_copies() {
+#ifndef WATERLINE_EMULATOR
+  asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory");
 #endif
 }
 
@@ -87,6 +116,17 @@ constexpr u32 all_lanes = 0xffffffff;
 __device__ inline int lane_index() { return threadIdx.x % 32; }
 __device__ inline int warp_index() { return threadIdx.x / 32; }
 
+// A row from global into shared memory by one warp; `aligned` if both begin at multiples of 16 bytes.
+template <bool aligned>
+__device__ inline void copy_row(float* to, const float* from, int n) {
+  int first = 0;
+  if constexpr (aligned) {
+    for (int i = lane_index() * 4; i + 4 <= n; i += 128) copy_async<16>(to + i, from + i);
+    first = n & ~3;
+  }
+  for (int i = first + lane_index(); i < n; i += 32) copy_async<4>(to + i, from + i);
+}
+
 // The sum over a warp, in every lane.
 __device__ inline float warp_sum(float x) {
   for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(all_lanes, x, distance);
@@ -96,6 +136,19 @@ __device__ inline float warp_sum(float x) {
 __device__ inline float warp_max(float x) {
   for (int distance = 16; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(all_lanes, x, distance));
   return x;
+}
+
+// Softmax of n values by one warp, in place.
+__device__ inline void warp_softmax(float* x, int n) {
+  float largest = -infinity, sum = 0.0f;
+  for (int i = lane_index(); i < n; i += 32) largest = fmaxf(largest, x[i]);
+  largest = warp_max(largest);
+  for (int i = lane_index(); i < n; i += 32) {
+    x[i] = expf(x[i] - largest);
+    sum += x[i];
+  }
+  float factor = 1.0f / warp_sum(sum);
+  for (int i = lane_index(); i < n; i += 32) x[i] *= factor;
 }
 
 // The sum over a block, in every thread.

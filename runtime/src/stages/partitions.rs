@@ -8,6 +8,8 @@
 //! - masked: all tokens for every partition; to the others its state is open to neither writing nor reading
 //! - grouped: for every partition only its own tokens
 
+mod launch;
+
 use super::recur::{self, Fade, Inputs, Recur, Rows};
 use super::route::Chosen;
 use crate::cpu::{Buffers, Frame, Shared, simd};

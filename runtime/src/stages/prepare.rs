@@ -1,6 +1,8 @@
 //! What happens to projected values before they meet the state: short convolutions, feature maps, head norms,
 //! rotary positions, gates. In place, one task a head.
 
+mod launch;
+
 use serde::{Deserialize, Serialize};
 
 use super::activation::{Activation, log_sigmoid};

@@ -4,6 +4,10 @@
 //! Heads share: where a view holds n heads, head h of the output takes number `h / (heads / n)`. So do the states:
 //! where there are fewer than heads, the heads of one state must differ in their queries only.
 
+mod launch;
+
+pub(super) use launch::{Fading, Input, Inputs as DeviceInputs, Plan, SOURCE, Writing};
+
 use super::recur_chunk;
 use crate::cpu::{Buffers, Frame, Shared, simd};
 use crate::program::{Vector, View};

@@ -2,6 +2,8 @@
 
 use super::softmax::softmax;
 use crate::cpu::{Frame, simd};
+use crate::cuda::{Call, Grid, Launches, Parameter};
+use crate::error::Result;
 use crate::program::View;
 
 /// Softmax over all partitions, of which the largest are chosen; the lower partition wins a tie.
@@ -15,6 +17,24 @@ pub struct Route {
 }
 
 impl Route {
+    pub(crate) fn launch(&self, launches: &mut Launches) -> Result<()> {
+        let (partitions, chosen) = (self.logits.width, self.out.width / 2);
+        let warps = 4;
+        launches.push(Call {
+            source: include_str!("route.cu"),
+            kernel: format!("route<{partitions}, {chosen}, {}>", self.normalize),
+            grid: Grid::EachTile(1, warps),
+            threads: 32 * warps,
+            shared: 0,
+            parameters: vec![
+                launches.view(self.logits),
+                launches.view(self.out),
+                Parameter::tokens(),
+            ],
+        });
+        Ok(())
+    }
+
     pub(crate) fn run(&self, frame: &mut Frame) {
         let mut out = frame.buffers.take(self.out.buffer);
         let (width, stride) = (self.logits.stride, self.out.stride);

@@ -9,6 +9,8 @@
 //! the steps in order, which is also why both give the same bits.
 
 use crate::cpu::{Frame, Shared, simd};
+use crate::cuda::{Call, Grid, Launches, Parameter};
+use crate::error::Result;
 use crate::program::{Vector, View};
 
 /// The scan over all channels.
@@ -70,6 +72,34 @@ impl Scan {
             });
         }
         frame.buffers.put(self.out.buffer, out);
+    }
+}
+
+impl Scan {
+    pub(crate) fn launch(&self, launches: &mut Launches) -> Result<()> {
+        let (channels, components) = (self.x.width, self.b.width);
+        // Channels of a block, and tokens that are in shared memory at once.
+        let (block, batch) = (32, if launches.tokens == 1 { 1 } else { 8 });
+        let inputs = [self.x, self.step, self.b, self.c];
+        let aligned = inputs.iter().all(|view| launches.rows(*view).is_aligned());
+        launches.push(Call {
+            source: include_str!("scan.cu"),
+            kernel: format!("scan<{channels}, {components}, {batch}, {aligned}>"),
+            grid: Grid::Blocks(channels.div_ceil(block)),
+            threads: 128,
+            shared: 0,
+            parameters: vec![
+                launches.view(self.x),
+                launches.view(self.step),
+                launches.view(self.b),
+                launches.view(self.c),
+                launches.vector(&self.rate)?,
+                launches.slot("float", self.slot),
+                launches.view(self.out),
+                Parameter::tokens(),
+            ],
+        });
+        Ok(())
     }
 }
 

@@ -11,6 +11,8 @@
 //! state; in matrix form, with the fade `F_ij = (1 - s_{j+1}) * ... * (1 - s_i)` of each slot from token j to i:
 //! `q_i K_i = F_i0 (q_i K) + sum_{j<=i} (q_i . k_j) F_ij s_j`.
 
+mod launch;
+
 use super::recur::{self, Fade, Inputs, Rows};
 use super::softmax::softmax;
 use crate::cpu::{Frame, Shared, simd};

@@ -2,7 +2,12 @@
 
 use super::norm::Norm;
 use crate::cpu::{Frame, simd};
+use crate::cuda::{Address, Call, Grid, Launches, Parameter};
+use crate::error::Result;
 use crate::program::{RESIDUAL, Vector, View};
+
+const SOURCE: &str = include_str!("token_shift.cu");
+const MOST_MIXES: usize = 8;
 
 /// `h + mix (h_before - h)` with `h = norm(residual)`, for each of several mixes; zero before the first token.
 pub struct TokenShift {
@@ -47,5 +52,45 @@ impl TokenShift {
         );
         drop(scratch);
         frame.buffers.put(self.out.buffer, out);
+    }
+
+    pub(crate) fn launch(&self, launches: &mut Launches) -> Result<()> {
+        let hidden = self.norm.weight.len();
+        let residual = View::whole(RESIDUAL, hidden);
+        let gather = launches.gathered(residual, Some(&self.norm))?;
+        let mut weights: [Address; MOST_MIXES] = [0; MOST_MIXES];
+        assert!(self.mixes.len() <= MOST_MIXES, "at most {MOST_MIXES} mixes");
+        for (place, mix) in weights.iter_mut().zip(&self.mixes) {
+            *place = launches.vector_address(mix)?;
+        }
+        let (mixes, step) = (self.mixes.len(), launches.tokens == 1);
+        launches.push(Call {
+            source: SOURCE,
+            kernel: format!("token_shift<{hidden}, {mixes}, {step}>"),
+            grid: Grid::Tokens,
+            threads: 256,
+            shared: 2 * hidden * size_of::<f32>(),
+            parameters: vec![
+                Parameter::value("Gather", gather),
+                Parameter::value("TokenMixes", weights),
+                launches.slot("float", self.slot),
+                launches.view(self.out),
+            ],
+        });
+        if !step {
+            launches.push(Call {
+                source: SOURCE,
+                kernel: format!("keep_token<{hidden}>"),
+                grid: Grid::Blocks(1),
+                threads: 256,
+                shared: 0,
+                parameters: vec![
+                    Parameter::value("Gather", gather),
+                    launches.slot("float", self.slot),
+                    Parameter::tokens(),
+                ],
+            });
+        }
+        Ok(())
     }
 }

@@ -1,0 +1,133 @@
+// Recurrences over a state in partitions. A block takes some columns of one head in one partition, and of the chunk the
+// tokens that chose this partition; what a token reads of each is summed afterwards. A step has blocks for its chosen
+// partitions only.
+
+struct PartitionRoute {
+  // Numbers of partitions, the largest weight first, then the weights: [2, chosen].
+  Rows chosen;
+  int count;
+  // Partitions that are written and that are read, from the first chosen on.
+  int writers;
+  int readers;
+  // Whether weights multiply queries and keys, and whether these are then brought to length one.
+  int weigh_queries;
+  int weigh_keys;
+  int unit_length;
+};
+
+// Tokens that go over a state together, with the rank that its partition has for each.
+template <int batch>
+struct Gathered {
+  int count;
+  int tokens[batch];
+  int ranks[batch];
+
+  // One warp looks for the next tokens of the partition from `next` on, which moves behind them.
+  __device__ void find(const PartitionRoute& route, int partition, int& next, int tokens_of_chunk) {
+    int touched = max(route.writers, route.readers), found = 0;
+    while (found < batch && next < tokens_of_chunk) {
+      int t = next + lane_index(), rank = -1;
+      if (t < tokens_of_chunk) {
+        for (int r = touched - 1; r >= 0; r--) rank = (int)route.chosen.token(t)[r] == partition ? r : rank;
+      }
+      u32 mine = __ballot_sync(all_lanes, rank >= 0);
+      int index = found + __popc(mine & ((1u << lane_index()) - 1));
+      if (rank >= 0 && index < batch) tokens[index] = t, ranks[index] = rank;
+      u32 left = __ballot_sync(all_lanes, rank >= 0 && index >= batch);
+      next += left != 0 ? __ffs((int)left) - 1 : 32;
+      found = min(found + __popc(mine), batch);
+    }
+    if (lane_index() == 0) count = found;
+  }
+};
+
+// Multiplies n values by the weight, or by what brings the product to length one; one warp.
+__device__ inline void weigh(float* x, int n, float weight, bool unit_length) {
+  if (unit_length) {
+    float sum = 0.0f;
+    for (int i = lane_index(); i < n; i += 32) sum += x[i] * x[i];
+    weight /= sqrtf(weight * weight * warp_sum(sum) + 1e-6f);
+  }
+  for (int i = lane_index(); i < n; i += 32) x[i] *= weight;
+}
+
+// `step`: the only token's chosen partitions, in place of all. `out` has `readers` rows of all heads for a token.
+template <int heads, bool step, int dk, int dv, int lanes, int columns, int warps, int queries, int fade, bool complement,
+          int write, int batch, bool aligned>
+__device__ void partitions(RecurInputs in, PartitionRoute route, int tokens) {
+  static_assert(queries == 1 && !complement, "partitions have one query and keys of their own");
+  using State = Recurrence<dk, dv, lanes, columns, warps, queries, fade, complement, write, batch, aligned>;
+  constexpr int buffers = batch == 1 ? 1 : 2;
+  __shared__ Gathered<batch> gathered[buffers];
+  float* room = shared_memory<float>();
+  int head = blockIdx.x / State::groups % heads, partition = blockIdx.x / State::groups / heads;
+  if (step) partition = (int)route.chosen.token(0)[partition];
+  State state(in, head, partition, blockIdx.x % State::groups);
+  float* matrix = in.states + ((long long)partition * heads + head) * dk * dv;
+  state.load_state(matrix);
+  state.clear(room, buffers * batch);
+
+  int next = 0;
+  auto load = [&](int buffer) {
+    Gathered<batch>& list = gathered[buffer];
+    if (warp_index() == 0) list.find(route, partition, next, tokens);
+    __syncthreads();
+    for (int i = warp_index(); i < list.count; i += warps) {
+      state.load_token(room + (buffer * batch + i) * State::token_floats, list.tokens[i]);
+    }
+    commit_copies();
+  };
+  load(0);
+  for (int buffer = 0;; buffer = (buffer + 1) % buffers) {
+    if constexpr (buffers == 2) {
+      load(1 - buffer);
+      wait_for_copies<1>();
+    } else {
+      wait_for_copies<0>();
+    }
+    __syncthreads();
+    const Gathered<batch>& list = gathered[buffer];
+    if (list.count == 0) break;
+    float* now = room + buffer * batch * State::token_floats;
+    for (int i = warp_index(); i < list.count; i += warps) {
+      float* x = now + i * State::token_floats;
+      int rank = list.ranks[i];
+      float weight = route.chosen.token(list.tokens[i])[route.count + rank];
+      weigh(x + State::q_at, dk, route.weigh_queries ? weight : 1.0f, route.unit_length);
+      weigh(x + State::k_at, dk, route.weigh_keys ? weight : 1.0f, route.unit_length);
+      if (rank >= route.writers) {
+        // Nothing fades and nothing is written.
+        for (int j = lane_index(); j < dk; j += 32) {
+          x[State::k_at + j] = 0.0f;
+          if (State::row_fades) x[State::fade_at + j] = 0.0f;
+        }
+        if (lane_index() == 0) x[State::scalars_at + State::DECAY] = 0.0f;
+      }
+    }
+    __syncthreads();
+    state.fade_rows(now, list.count);
+    for (int i = 0; i < list.count; i++) {
+      float out[queries][columns];
+      const float* x = now + i * State::token_floats;
+      state.step(x, out);
+      int rank = list.ranks[i];
+      if (rank < route.readers) state.emit(x, out, in.out.token(list.tokens[i]) + (rank * heads + head) * dv);
+    }
+    // The next copies overwrite this batch.
+    __syncthreads();
+    if constexpr (buffers == 1) load(0);
+  }
+  state.store_state(matrix);
+}
+
+// What a token read of its partitions, summed.
+template <int width, int readers, bool add>
+__device__ void sum_partitions(Rows parts, Rows out) {
+  float* row = out.token(blockIdx.x);
+  const float* part = parts.token(blockIdx.x);
+  for (int i = threadIdx.x; i < width; i += blockDim.x) {
+    float sum = add ? row[i] : 0.0f;
+    for (int rank = 0; rank < readers; rank++) sum += part[rank * width + i];
+    row[i] = sum;
+  }
+}

@@ -1,0 +1,309 @@
+// Short convolutions, maps of heads, and gates, in place. A task is one head of a lane or a few columns of a gate; a block
+// takes a task for a tile of tokens, a warp for one token.
+
+struct PrepareMap {
+  Rows source;
+  const float* weight;
+  const float* bias;
+  float eps;
+  int kind;
+  int function;
+  int pad;
+};
+
+// In the order of `Map`.
+enum { MAP_ACTIVATION, MAP_L2_NORM, MAP_SUM_NORM, MAP_SOFTMAX, MAP_LINEAR, MAP_ADD, MAP_COPY, MAP_NORM, MAP_ROPE, MAP_LARGEST, MAP_WHERE };
+
+constexpr int most_maps = 6;
+
+struct PrepareLane {
+  Rows columns;
+  // The convolution's weights [taps, channels], or null.
+  const float* weight;
+  const float* bias;
+  // The slot with the last inputs, [taps - 1, channels].
+  float* past;
+  // The inputs before each tile, [tiles, taps - 1, channels].
+  float* before;
+  int taps;
+  int head_dim;
+  int first;
+  int maps;
+  PrepareMap at[most_maps];
+};
+
+struct PrepareGate {
+  Rows columns;
+  const float* rate;
+  const float* bias;
+  float* state;
+  float scale;
+  float low;
+  float high;
+  int kind;
+  int first;
+  // Columns of a task.
+  int span;
+};
+
+// In the order of `Gate`.
+enum {
+  GATE_DECAY,
+  GATE_BOUNDED_DECAY,
+  GATE_LOG_SIGMOID,
+  GATE_LOWER_BOUND,
+  GATE_SIGMOID,
+  GATE_STEP,
+  GATE_SOFTMAX,
+  GATE_FORGET,
+  GATE_RUNNING_SOFTMAX,
+  GATE_CONSTANT
+};
+
+constexpr int most_lanes = 6;
+constexpr int most_gates = 6;
+
+struct PrepareTasks {
+  int lanes;
+  int gates;
+  // Angles per position of each rotated pair.
+  const float* frequencies;
+  int pairs;
+  int pad;
+  PrepareLane lane[most_lanes];
+  PrepareGate gate[most_gates];
+};
+
+// Applies one map to the head at x, whose first column in its lane is `column`. `other` is room for another head.
+__device__ inline void map_head(const PrepareMap& map, const PrepareTasks& tasks, int t, float position, int column,
+                                int dim, float* x, float* other) {
+  const float* source = map.source.first ? map.source.token(t) + column : nullptr;
+  int lane = lane_index();
+  float sum = 0.0f, mean = 0.0f, factor = 1.0f;
+  switch (map.kind) {
+    case MAP_ACTIVATION:
+      for (int i = lane; i < dim; i += 32) x[i] = activate(map.function, x[i]);
+      break;
+    case MAP_L2_NORM:
+      for (int i = lane; i < dim; i += 32) sum += x[i] * x[i];
+      factor = 1.0f / sqrtf(warp_sum(sum) + 1e-6f);
+      for (int i = lane; i < dim; i += 32) x[i] *= factor;
+      break;
+    case MAP_SUM_NORM:
+      for (int i = lane; i < dim; i += 32) sum += fabsf(x[i]);
+      factor = 1.0f / fmaxf(warp_sum(sum), 1e-6f);
+      for (int i = lane; i < dim; i += 32) x[i] *= factor;
+      break;
+    case MAP_SOFTMAX:
+      warp_softmax(x, dim);
+      break;
+    case MAP_LINEAR:
+      for (int i = lane; i < dim; i += 32) other[i] = x[i];
+      __syncwarp();
+      for (int i = lane; i < dim; i += 32) {
+        float product = 0.0f;
+        for (int j = 0; j < dim; j++) product += map.weight[i * dim + j] * other[j];
+        x[i] = product;
+      }
+      break;
+    case MAP_ADD:
+      for (int i = lane; i < dim; i += 32) x[i] += source[i];
+      break;
+    case MAP_COPY:
+      for (int i = lane; i < dim; i += 32) x[i] = source[i];
+      break;
+    case MAP_NORM:
+      if (map.function != 0) {
+        for (int i = lane; i < dim; i += 32) mean += x[i];
+        mean = warp_sum(mean) / dim;
+      }
+      for (int i = lane; i < dim; i += 32) sum += (x[i] - mean) * (x[i] - mean);
+      factor = 1.0f / sqrtf(warp_sum(sum) / dim + map.eps);
+      for (int i = lane; i < dim; i += 32) {
+        x[i] = (x[i] - mean) * factor * map.weight[i] + (map.bias ? map.bias[i] : 0.0f);
+      }
+      break;
+    case MAP_LARGEST:
+      // `function` is how many stay; the lower one wins a tie.
+      for (int i = lane; i < dim; i += 32) other[i] = x[i];
+      __syncwarp();
+      for (int i = lane; i < dim; i += 32) {
+        int before = 0;
+        for (int j = 0; j < dim; j++) before += other[j] > other[i] || (other[j] == other[i] && j < i);
+        if (before >= map.function) x[i] = 0.0f;
+      }
+      break;
+    case MAP_WHERE:
+      for (int i = lane; i < dim; i += 32) {
+        if (source[i] == 0.0f) x[i] = 0.0f;
+      }
+      break;
+    case MAP_ROPE:
+      for (int i = lane; i < tasks.pairs; i += 32) {
+        float sine, cosine, a = x[i], b = x[i + tasks.pairs];
+        sincosf(position * tasks.frequencies[i], &sine, &cosine);
+        x[i] = a * cosine - b * sine;
+        x[i + tasks.pairs] = b * cosine + a * sine;
+      }
+      break;
+  }
+  __syncwarp();
+}
+
+__device__ inline float gate_value(const PrepareGate& gate, int i, float x) {
+  switch (gate.kind) {
+    case GATE_DECAY: return -gate.rate[i] * softplus(x + gate.bias[i]);
+    case GATE_BOUNDED_DECAY: return gate.low * sigmoid(gate.rate[i] * (x + gate.bias[i]));
+    case GATE_LOG_SIGMOID: return fmaxf(gate.scale * log_sigmoid(x), gate.low);
+    case GATE_LOWER_BOUND: return logf(gate.bias[i] + (1.0f - gate.bias[i]) * sigmoid(x));
+    case GATE_SIGMOID: return gate.scale * sigmoid(x);
+    case GATE_STEP: return fminf(fmaxf(softplus(x + gate.bias[i]), gate.low), gate.high);
+    case GATE_FORGET: return 1.0f - expf(gate.scale * log_sigmoid(x));
+    default: return gate.scale;
+  }
+}
+
+// Softmax over time of a column, from the first token of the chunk to the last. The state holds the largest x of each
+// column, then the sums.
+__device__ inline void running_softmax(const PrepareGate& gate, int column, int tokens) {
+  float largest = gate.state[column], sum = gate.state[gate.columns.width + column];
+  for (int t = 0; t < tokens; t++) {
+    float* x = gate.columns.token(t) + column;
+    float now = fminf(fmaxf(*x, gate.low), gate.high);
+    float before = sum > 0.0f ? largest : now;
+    largest = fmaxf(now, before);
+    float weight = expf(now - largest);
+    sum = sum * expf(before - largest) + weight;
+    *x = weight / sum;
+  }
+  gate.state[column] = largest;
+  gate.state[gate.columns.width + column] = sum;
+}
+
+template <int tile>
+__device__ void prepare_gate(const PrepareGate& gate, int tokens) {
+  int start = (blockIdx.x - gate.first) * gate.span, end = min(start + gate.span, gate.columns.width);
+  int first = blockIdx.y * tile, last = min(first + tile, tokens);
+  if (gate.kind == GATE_SOFTMAX) {
+    for (int t = first + warp_index(); t < last; t += blockDim.x / 32) warp_softmax(gate.columns.token(t), end);
+  } else if (gate.kind == GATE_RUNNING_SOFTMAX) {
+    // One tile has all tokens.
+    if (first != 0) return;
+    for (int i = start + threadIdx.x; i < end; i += blockDim.x) running_softmax(gate, i, tokens);
+  } else {
+    for (int t = first; t < last; t++) {
+      float* x = gate.columns.token(t);
+      for (int i = start + threadIdx.x; i < end; i += blockDim.x) x[i] = gate_value(gate, i, x[i]);
+    }
+  }
+}
+
+// One channel's convolution of one token, whose input and those before it stand `stride` values apart, the oldest at x.
+__device__ inline float convolve(const PrepareLane& lane, int channel, const float* x, int stride) {
+  float sum = lane.bias ? lane.bias[channel] : 0.0f;
+  for (int j = 0; j < lane.taps; j++) sum += lane.weight[j * lane.columns.width + channel] * x[j * stride];
+  return sum;
+}
+
+// The one token of a step: a thread takes a channel of the convolution, then the first warp the head.
+__device__ inline void prepare_head_of_step(const PrepareLane& lane, const PrepareTasks& tasks, const u64* position,
+                                            float* shared) {
+  int dim = lane.head_dim, column = (blockIdx.x - lane.first) * dim, channels = lane.columns.width;
+  float* x = lane.columns.first + column;
+  for (int i = threadIdx.x; i < dim; i += blockDim.x) {
+    float value = x[i];
+    if (lane.weight) {
+      const float* weight = lane.weight + column + i;
+      float* past = lane.past + column + i;
+      int last = lane.taps - 1;
+      float sum = lane.bias ? lane.bias[column + i] : 0.0f, next = value;
+      sum += weight[last * channels] * value;
+      // The slot moves on by one token.
+#pragma unroll 3
+      for (int j = last - 1; j >= 0; j--) {
+        float kept = past[j * channels];
+        past[j * channels] = next;
+        sum += weight[j * channels] * kept;
+        next = kept;
+      }
+      value = sum;
+    }
+    shared[i] = value;
+  }
+  __syncthreads();
+  if (warp_index() != 0) return;
+  for (int m = 0; m < lane.maps; m++) {
+    map_head(lane.at[m], tasks, 0, (float)*position, column, dim, shared, shared + dim);
+  }
+  for (int i = lane_index(); i < dim; i += 32) x[i] = shared[i];
+}
+
+// A tile of tokens: all inputs of a convolution are in shared memory before any is overwritten.
+template <int tile>
+__device__ void prepare_heads(const PrepareLane& lane, const PrepareTasks& tasks, const u64* position, int tokens,
+                              float* shared) {
+  int dim = lane.head_dim, column = (blockIdx.x - lane.first) * dim, channels = lane.columns.width;
+  int first = blockIdx.y * tile, count = min(tile, tokens - first), past = lane.weight ? lane.taps - 1 : 0;
+  int warps = blockDim.x / 32;
+  float* x = shared + 2 * warp_index() * dim;
+  float* inputs = shared + 2 * warps * dim;
+  if (lane.weight) {
+    const float* before = lane.before + (long long)blockIdx.y * past * channels + column;
+    for (int j = warp_index(); j < past + count; j += warps) {
+      const float* row = j < past ? before + j * channels : lane.columns.token(first + j - past) + column;
+      for (int i = lane_index(); i < dim; i += 32) inputs[j * dim + i] = row[i];
+    }
+    __syncthreads();
+  }
+  for (int t = warp_index(); t < count; t += warps) {
+    float* row = lane.columns.token(first + t) + column;
+    for (int i = lane_index(); i < dim; i += 32) {
+      x[i] = lane.weight ? convolve(lane, column + i, inputs + t * dim + i, dim) : row[i];
+    }
+    __syncwarp();
+    for (int m = 0; m < lane.maps; m++) {
+      map_head(lane.at[m], tasks, first + t, (float)(*position + first + t), column, dim, x, x + dim);
+    }
+    for (int i = lane_index(); i < dim; i += 32) row[i] = x[i];
+    __syncwarp();
+  }
+}
+
+// `tile` is 0 for a step.
+template <int tile>
+__device__ void prepare(PrepareTasks tasks, const u64* position, int tokens) {
+  constexpr int tokens_of_block = tile == 0 ? 1 : tile;
+  for (int i = tasks.gates - 1; i >= 0; i--) {
+    if ((int)blockIdx.x >= tasks.gate[i].first) return prepare_gate<tokens_of_block>(tasks.gate[i], tokens);
+  }
+  int found = 0;
+  for (int i = 1; i < tasks.lanes; i++) found = (int)blockIdx.x >= tasks.lane[i].first ? i : found;
+  float* shared = shared_memory<float>();
+  if constexpr (tile == 0) {
+    prepare_head_of_step(tasks.lane[found], tasks, position, shared);
+  } else {
+    prepare_heads<tile>(tasks.lane[found], tasks, position, tokens, shared);
+  }
+}
+
+// Copies the inputs before each tile, which the tile before overwrites, and moves the slots on to the end of the chunk.
+template <int tile>
+__device__ void keep_inputs(PrepareTasks tasks, int tokens) {
+  int found = 0;
+  for (int i = 1; i < tasks.lanes; i++) found = (int)blockIdx.x >= tasks.lane[i].first ? i : found;
+  const PrepareLane& lane = tasks.lane[found];
+  if (!lane.weight) return;
+  int start = (blockIdx.x - lane.first) * lane.head_dim, channels = lane.columns.width, past = lane.taps - 1;
+  float* before = lane.before + (long long)blockIdx.y * past * channels;
+  for (int i = start + threadIdx.x; i < start + lane.head_dim; i += blockDim.x) {
+    for (int j = 0; j < past; j++) {
+      before[j * channels + i] =
+          blockIdx.y == 0 ? lane.past[j * channels + i] : lane.columns.token(blockIdx.y * tile - past + j)[i];
+    }
+    if (blockIdx.y != 0) continue;
+    for (int j = 0; j < past; j++) {
+      int t = tokens + j - past;
+      lane.past[j * channels + i] = t >= 0 ? lane.columns.token(t)[i] : before[(tokens + j) * channels + i];
+    }
+  }
+}

@@ -1,0 +1,326 @@
+// Recurrences on matrix states. A block takes some columns of one state for all tokens of the chunk: they depend on no
+// others. The state stays in registers: in a warp `lanes` threads share the rows of `columns` columns, and what they read is
+// summed by shuffles, once a token. The tokens' inputs come through shared memory, `batch` of them while those before are
+// computed.
+
+// Where a head's columns of an input lie: number h / sharing of those that the view holds, in part `part` of equal ones.
+struct RecurInput {
+  Rows rows;
+  int sharing;
+  int part;
+
+  __device__ const float* at(int t, int head, int width, int number) const {
+    return rows.token(t) + number * part + head / sharing * width;
+  }
+};
+
+struct RecurInputs {
+  RecurInput q, k, v, decay, beta, removal, rate, write_gate, read_gate;
+  Rows out;
+  // The decay's constants for each `constant_sharing` heads.
+  const float* constants;
+  float* states;
+  float scale;
+  int constant_sharing;
+};
+
+// A state fades by nothing, by exp of a constant, of a value for each head, of their product, of a value for each row, or by
+// one minus the keys or the values.
+enum { FADE_NONE, FADE_FIXED, FADE_HEAD, FADE_STEP, FADE_ROWS, FADE_BY_KEY, FADE_BY_VALUE };
+enum { WRITE_ADD, WRITE_DELTA, WRITE_REPLACE };
+
+// `complement`: keys are one minus the fade of their row.
+template <int dk, int dv, int lanes, int columns, int warps, int queries, int fade, bool complement, int write, int batch,
+          bool aligned>
+struct Recurrence {
+  // Rows of a thread: four at a time, so that keys are read four at a time. Those past dk are zero.
+  static constexpr int rows = (dk + 4 * lanes - 1) / (4 * lanes) * 4;
+  static constexpr int depth = rows * lanes;
+  static constexpr int block_columns = 32 / lanes * columns * warps;
+  static constexpr int groups = (dv + block_columns - 1) / block_columns;
+  static constexpr bool row_fades = fade == FADE_ROWS;
+  static_assert(!complement || row_fades, "a complement needs a fade for each row");
+
+  // The floats of a token in shared memory.
+  static constexpr int q_at = 0;
+  static constexpr int k_at = q_at + queries * depth;
+  static constexpr int fade_at = k_at + (complement ? 0 : depth);
+  static constexpr int removal_at = fade_at + (row_fades ? depth : 0);
+  static constexpr int rate_at = removal_at + (write == WRITE_REPLACE ? depth : 0);
+  static constexpr int v_at = rate_at + (write == WRITE_REPLACE ? depth : 0);
+  static constexpr int scalars_at = v_at + block_columns;
+  enum { BETA, DECAY, WRITE_GATE, READ_GATES };
+  static constexpr int token_floats = (scalars_at + READ_GATES + queries + 3) / 4 * 4;
+
+  const RecurInputs& in;
+  int head;
+  int part;
+  int first_column;
+  // This thread's first column, and its place among those that share columns.
+  int column;
+  int place;
+  float constant;
+  float state[rows][columns];
+
+  // For state number `index` of those at `states`, columns from `group` on; inputs from part `part`.
+  __device__ Recurrence(const RecurInputs& in, int index, int part, int group)
+      : in(in), head(index * queries), part(part), first_column(group * block_columns) {
+    place = lane_index() % lanes;
+    column = first_column + (warp_index() * (32 / lanes) + lane_index() / lanes) * columns;
+    constant = fade == FADE_FIXED || fade == FADE_STEP ? in.constants[head / in.constant_sharing] : 0.0f;
+  }
+
+  __device__ int row(int r) const { return (r / 4 * lanes + place) * 4 + r % 4; }
+
+  __device__ void load_state(const float* from) {
+#pragma unroll
+    for (int r = 0; r < rows; r++) {
+      const float* x = from + row(r) * dv + column;
+      bool inside = (dk == depth || row(r) < dk) && column < dv;
+      if constexpr (columns == 2) {
+        float2 pair = {0.0f, 0.0f};
+        if (inside) pair = *reinterpret_cast<const float2*>(x);
+        state[r][0] = pair.x;
+        state[r][1] = pair.y;
+      } else {
+        state[r][0] = inside ? *x : 0.0f;
+      }
+    }
+  }
+
+  __device__ void store_state(float* to) const {
+#pragma unroll
+    for (int r = 0; r < rows; r++) {
+      float* x = to + row(r) * dv + column;
+      if (!((dk == depth || row(r) < dk) && column < dv)) continue;
+      if constexpr (columns == 2) {
+        *reinterpret_cast<float2*>(x) = {state[r][0], state[r][1]};
+      } else {
+        *x = state[r][0];
+      }
+    }
+  }
+
+  // Fills what stands past dk in room for `tokens` tokens.
+  __device__ void clear(float* room, int tokens) const {
+    if constexpr (dk != depth) {
+      for (int i = threadIdx.x; i < tokens * token_floats; i += blockDim.x) {
+        int at = i % token_floats;
+        room[i] = row_fades && at >= fade_at && at < removal_at ? 1.0f : 0.0f;
+      }
+      __syncthreads();
+    }
+  }
+
+  // One warp begins to copy token t.
+  __device__ void load_token(float* x, int t) const {
+    for (int query = 0; query < queries; query++) {
+      copy_row<aligned>(x + q_at + query * depth, in.q.at(t, head + query, dk, part), dk);
+    }
+    if constexpr (!complement) copy_row<aligned>(x + k_at, in.k.at(t, head, dk, part), dk);
+    if constexpr (row_fades) copy_row<aligned>(x + fade_at, in.decay.at(t, head, dk, part), dk);
+    if constexpr (write == WRITE_REPLACE) {
+      copy_row<aligned>(x + removal_at, in.removal.at(t, head, dk, part), dk);
+      copy_row<aligned>(x + rate_at, in.rate.at(t, head, dk, part), dk);
+    }
+    copy_row<aligned && block_columns % 4 == 0>(x + v_at, in.v.at(t, head, dv, part) + first_column,
+                                                min(block_columns, dv - first_column));
+    float* scalars = x + scalars_at;
+    if (lane_index() == BETA && write == WRITE_DELTA) copy_async<4>(scalars + BETA, in.beta.at(t, head, 1, part));
+    if (lane_index() == DECAY && (fade == FADE_HEAD || fade == FADE_STEP)) {
+      copy_async<4>(scalars + DECAY, in.decay.at(t, head, 1, part));
+    }
+    if (lane_index() == WRITE_GATE && in.write_gate.rows.first) {
+      copy_async<4>(scalars + WRITE_GATE, in.write_gate.at(t, head, 1, part));
+    }
+    if (in.read_gate.rows.first) {
+      for (int query = lane_index(); query < queries; query += 32) {
+        copy_async<4>(scalars + READ_GATES + query, in.read_gate.at(t, head + query, 1, part));
+      }
+    }
+  }
+
+  // The exponentials of `tokens` tokens that have come.
+  __device__ void fade_rows(float* room, int tokens) const {
+    if constexpr (row_fades) {
+      for (int i = threadIdx.x; i < tokens * dk; i += blockDim.x) {
+        float* x = room + i / dk * token_floats + fade_at + i % dk;
+        *x = expf(*x);
+      }
+      __syncthreads();
+    }
+  }
+
+  __device__ float read_factor(const float* x, int query) const {
+    return in.read_gate.rows.first ? in.scale * x[scalars_at + READ_GATES + query] : in.scale;
+  }
+
+  // One token; `out` are its sums for each query, in every lane that shares the columns.
+  __device__ void step(const float* x, float (&out)[queries][columns]) {
+    float value[columns], written[columns];
+    float gate = in.write_gate.rows.first ? x[scalars_at + WRITE_GATE] : 1.0f;
+    float scalar = 1.0f;
+    if constexpr (fade == FADE_FIXED) scalar = expf(constant);
+    if constexpr (fade == FADE_HEAD) scalar = expf(x[scalars_at + DECAY]);
+    if constexpr (fade == FADE_STEP) scalar = expf(constant * x[scalars_at + DECAY]);
+#pragma unroll
+    for (int c = 0; c < columns; c++) {
+      value[c] = x[v_at + column - first_column + c];
+      written[c] = gate * value[c];
+      for (int query = 0; query < queries; query++) out[query][c] = 0.0f;
+    }
+    float read[columns] = {}, overlap[queries] = {}, removed_overlap[queries] = {};
+#pragma unroll
+    for (int r = 0; r < rows; r += 4) {
+      int at = row(r);
+      float fades[4], keys[4], removals[4], rates[4];
+      four(x + fade_at + at, row_fades, fades);
+      four(x + k_at + at, !complement, keys);
+      four(x + removal_at + at, write == WRITE_REPLACE, removals);
+      four(x + rate_at + at, write == WRITE_REPLACE, rates);
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        if (complement) keys[i] = 1.0f - fades[i];
+        if (fade == FADE_BY_KEY) fades[i] = 1.0f - keys[i];
+        if (fade != FADE_BY_KEY && !row_fades) fades[i] = scalar;
+#pragma unroll
+        for (int c = 0; c < columns; c++) {
+          float& s = state[r + i][c];
+          if (write == WRITE_REPLACE) read[c] += removals[i] * s;
+          if (fade == FADE_BY_VALUE) s *= 1.0f - value[c];
+          if (fade != FADE_NONE && fade != FADE_BY_VALUE) s *= fades[i];
+          if (write == WRITE_DELTA) read[c] += keys[i] * s;
+          if (write == WRITE_ADD) s += keys[i] * written[c];
+        }
+      }
+#pragma unroll
+      for (int query = 0; query < queries; query++) {
+        float q[4];
+        four(x + q_at + query * depth + at, true, q);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+          for (int c = 0; c < columns; c++) out[query][c] += q[i] * state[r + i][c];
+          if (write != WRITE_ADD) overlap[query] += q[i] * keys[i];
+          if (write == WRITE_REPLACE) removed_overlap[query] += q[i] * removals[i] * rates[i];
+        }
+      }
+    }
+    // All sums at once, so that their shuffles overlap: what the query reads of the write follows from its overlap with
+    // the key.
+#pragma unroll
+    for (int distance = lanes / 2; distance > 0; distance /= 2) {
+#pragma unroll
+      for (int c = 0; c < columns; c++) {
+        if (write != WRITE_ADD) read[c] += __shfl_xor_sync(all_lanes, read[c], distance);
+#pragma unroll
+        for (int query = 0; query < queries; query++) {
+          out[query][c] += __shfl_xor_sync(all_lanes, out[query][c], distance);
+        }
+      }
+#pragma unroll
+      for (int query = 0; query < queries; query++) {
+        if (write != WRITE_ADD) overlap[query] += __shfl_xor_sync(all_lanes, overlap[query], distance);
+        if (write == WRITE_REPLACE) {
+          removed_overlap[query] += __shfl_xor_sync(all_lanes, removed_overlap[query], distance);
+        }
+      }
+    }
+    if (write == WRITE_ADD) return;
+    if (write == WRITE_DELTA) {
+#pragma unroll
+      for (int c = 0; c < columns; c++) written[c] = x[scalars_at + BETA] * (written[c] - read[c]);
+    }
+#pragma unroll
+    for (int r = 0; r < rows; r += 4) {
+      float fades[4], keys[4], removals[4], rates[4];
+      four(x + fade_at + row(r), complement, fades);
+      four(x + k_at + row(r), !complement, keys);
+      four(x + removal_at + row(r), write == WRITE_REPLACE, removals);
+      four(x + rate_at + row(r), write == WRITE_REPLACE, rates);
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        if (complement) keys[i] = 1.0f - fades[i];
+#pragma unroll
+        for (int c = 0; c < columns; c++) {
+          state[r + i][c] += keys[i] * written[c];
+          if (write == WRITE_REPLACE) state[r + i][c] -= removals[i] * rates[i] * read[c];
+        }
+      }
+    }
+#pragma unroll
+    for (int query = 0; query < queries; query++) {
+#pragma unroll
+      for (int c = 0; c < columns; c++) {
+        out[query][c] += overlap[query] * written[c];
+        if (write == WRITE_REPLACE) out[query][c] -= removed_overlap[query] * read[c];
+      }
+    }
+  }
+
+  __device__ static void four(const float* from, bool wanted, float (&values)[4]) {
+    if (!wanted) return;
+    float4 x = *reinterpret_cast<const float4*>(from);
+    values[0] = x.x, values[1] = x.y, values[2] = x.z, values[3] = x.w;
+  }
+
+  // Writes a token's outputs; `row` is the place of the state's first query.
+  __device__ void emit(const float* x, const float (&out)[queries][columns], float* row) const {
+#pragma unroll
+    for (int query = 0; query < queries; query++) {
+      if (place != query % lanes) continue;
+      float factor = read_factor(x, query);
+#pragma unroll
+      for (int c = 0; c < columns; c++) {
+        if (column + c < dv) row[query * dv + column + c] = factor * out[query][c];
+      }
+    }
+  }
+};
+
+template <int dk, int dv, int lanes, int columns, int warps, int queries, int fade, bool complement, int write, int batch,
+          bool aligned>
+__device__ void recur(RecurInputs in, int tokens) {
+  using State = Recurrence<dk, dv, lanes, columns, warps, queries, fade, complement, write, batch, aligned>;
+  constexpr int buffers = batch == 1 ? 1 : 2;
+  float* room = shared_memory<float>();
+  int index = blockIdx.x / State::groups;
+  State state(in, index, 0, blockIdx.x % State::groups);
+  float* matrix = in.states + (long long)index * dk * dv;
+  state.load_state(matrix);
+  state.clear(room, buffers * batch);
+  auto load = [&](int first) {
+    float* to = room + first / batch % buffers * (batch * State::token_floats);
+    for (int i = warp_index(); i < batch && first + i < tokens; i += warps) {
+      state.load_token(to + i * State::token_floats, first + i);
+    }
+    commit_copies();
+  };
+  load(0);
+  for (int first = 0; first < tokens; first += batch) {
+    if constexpr (buffers == 2) {
+      load(first + batch);
+      wait_for_copies<1>();
+    } else {
+      wait_for_copies<0>();
+    }
+    __syncthreads();
+    float* now = room + first / batch % buffers * (batch * State::token_floats);
+    int count = min(batch, tokens - first);
+    state.fade_rows(now, count);
+    // Nothing that the next token needs waits for an additive one's sums.
+#pragma unroll(write == WRITE_ADD ? 2 : 1)
+    for (int i = 0; i < count; i++) {
+      float out[queries][columns];
+      const float* x = now + i * State::token_floats;
+      state.step(x, out);
+      state.emit(x, out, in.out.token(first + i) + state.head * dv);
+    }
+    // The next copies overwrite this batch.
+    __syncthreads();
+    if constexpr (buffers == 1) {
+      if (first + batch < tokens) load(first + batch);
+    }
+  }
+  state.store_state(matrix);
+}

@@ -1,0 +1,70 @@
+// The selective scan. Four threads share the components of a channel and keep them in registers; the tokens' inputs come
+// through shared memory, `batch` of them while those before are computed.
+
+template <int channels, int components, int batch, bool aligned>
+__device__ void scan(Rows x, Rows step, Rows b, Rows c, const float* rates, float* states, Rows out, int tokens) {
+  constexpr int warps = 4, block_channels = 8 * warps;
+  constexpr int parts = (components + 3) / 4;
+  // The floats of a token in shared memory.
+  constexpr int step_at = block_channels, b_at = 2 * block_channels, c_at = b_at + 4 * parts;
+  constexpr int token_floats = c_at + 4 * parts;
+  constexpr int buffers = batch == 1 ? 1 : 2;
+  __shared__ __align__(16) float room[buffers * batch * token_floats];
+  int first_channel = blockIdx.x * block_channels;
+  int own = warp_index() * 8 + lane_index() % 8, place = lane_index() / 8;
+  int channel = first_channel + own;
+  float state[parts], rate[parts];
+#pragma unroll
+  for (int i = 0; i < parts; i++) {
+    int n = i * 4 + place;
+    bool inside = n < components && channel < channels;
+    state[i] = inside ? states[n * channels + channel] : 0.0f;
+    rate[i] = inside ? rates[n * channels + channel] : 0.0f;
+  }
+  auto load = [&](int first) {
+    for (int i = warp_index(); i < batch && first + i < tokens; i += warps) {
+      float* to = room + (first / batch % buffers * batch + i) * token_floats;
+      int t = first + i, count = min(block_channels, channels - first_channel);
+      copy_row<aligned>(to, x.token(t) + first_channel, count);
+      copy_row<aligned>(to + step_at, step.token(t) + first_channel, count);
+      copy_row<aligned>(to + b_at, b.token(t), components);
+      copy_row<aligned>(to + c_at, c.token(t), components);
+    }
+    commit_copies();
+  };
+  load(0);
+  for (int first = 0; first < tokens; first += batch) {
+    if constexpr (buffers == 2) {
+      load(first + batch);
+      wait_for_copies<1>();
+    } else {
+      wait_for_copies<0>();
+    }
+    __syncthreads();
+    const float* now = room + first / batch % buffers * (batch * token_floats);
+    int count = min(batch, tokens - first);
+    for (int t = 0; t < count; t++, now += token_floats) {
+      float length = softplus(now[step_at + own]), written = length * now[own], sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < parts; i++) {
+        int n = i * 4 + place;
+        if (components % 4 != 0 && n >= components) continue;
+        state[i] = expf(length * rate[i]) * state[i] + written * now[b_at + n];
+        sum += now[c_at + n] * state[i];
+      }
+      sum += __shfl_xor_sync(all_lanes, sum, 8);
+      sum += __shfl_xor_sync(all_lanes, sum, 16);
+      if (place == 0 && channel < channels) out.token(first + t)[channel] = sum;
+    }
+    // The next copies overwrite this batch.
+    __syncthreads();
+    if constexpr (buffers == 1) {
+      if (first + batch < tokens) load(first + batch);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < parts; i++) {
+    int n = i * 4 + place;
+    if (n < components && channel < channels) states[n * channels + channel] = state[i];
+  }
+}

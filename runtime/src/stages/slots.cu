@@ -1,0 +1,8 @@
+// Attention over slots is two recurrences of recur.cu; between them stands the softmax over each head's slots. A warp takes
+// a head of a token.
+
+template <int heads, int slots>
+__device__ void softmax_slots(Rows scores) {
+  int head = blockIdx.x * (blockDim.x / 32) + warp_index();
+  if (head < heads) warp_softmax(scores.token(blockIdx.y) + head * slots, slots);
+}

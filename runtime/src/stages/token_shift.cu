@@ -1,0 +1,34 @@
+// Mixes of each normed token with the one before it, whose norm is computed again: tokens depend on no others.
+
+constexpr int most_mixes = 8;
+
+struct TokenMixes {
+  const float* at[most_mixes];
+};
+
+// `step`: there is one token, which the slot keeps at once.
+template <int hidden, int mixes, bool step>
+__device__ void token_shift(Gather gather, TokenMixes weights, float* last, Rows out) {
+  float* now = shared_memory<float>();
+  float* before = now + hidden;
+  int t = blockIdx.x;
+  gather_row<hidden>(gather, t, now);
+  if (t == 0) {
+    for (int i = threadIdx.x; i < hidden; i += blockDim.x) before[i] = last[i];
+  } else {
+    gather_row<hidden>(gather, t - 1, before);
+  }
+  // A thread reads what it wrote.
+  for (int i = threadIdx.x; i < hidden; i += blockDim.x) {
+    for (int mix = 0; mix < mixes; mix++) {
+      out.token(t)[mix * hidden + i] = now[i] + weights.at[mix][i] * (before[i] - now[i]);
+    }
+    if (step) last[i] = now[i];
+  }
+}
+
+// Keeps the last normed token of a chunk, once the first has read the one before it.
+template <int hidden>
+__device__ void keep_token(Gather gather, float* last, int tokens) {
+  gather_row<hidden>(gather, tokens - 1, last);
+}
