@@ -229,6 +229,14 @@ impl Map {
                 ..kind(7)
             },
             Map::Rope => kind(8),
+            Map::Largest(count) => DeviceMap {
+                function: i32::try_from(*count).expect("a count within a head"),
+                ..kind(9)
+            },
+            Map::Where(view) => DeviceMap {
+                source: launches.rows(*view),
+                ..kind(10)
+            },
         })
     }
 }
