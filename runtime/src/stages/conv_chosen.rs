@@ -2,6 +2,8 @@
 //! another, as if there were no others. `y = silu(sum_j weight[taps - 1 - j] x_{-j})`, where `x_{-j}` is the j-th token
 //! before that chose the partition.
 
+mod launch;
+
 use super::prepare::Conv;
 use super::route::Chosen;
 use crate::cpu::{Frame, Shared, simd};

@@ -134,7 +134,7 @@ impl Stage {
             Stage::Partitions(stage) => stage.launch(launches),
             Stage::Route(stage) => stage.launch(launches),
             Stage::Scan(stage) => stage.launch(launches),
-            Stage::ConvChosen(_) => Err(missing("conv_chosen")),
+            Stage::ConvChosen(stage) => stage.launch(launches),
             Stage::Hax(_) => Err(missing("hax")),
             Stage::Slots(stage) => stage.launch(launches),
             Stage::Score(_) => Err(missing("score")),
