@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::cpu::{self, Pool};
+use crate::cpu::{self, Pool, physical_cores};
 use crate::cuda::{self, Device};
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -80,6 +80,13 @@ impl Canceller {
     }
 }
 
+fn check_chunk(chunk: usize) -> Result<()> {
+    if chunk == 0 || chunk > 1 << 16 {
+        return Err(Error::invalid("chunk", "must be 1 to 65536 tokens"));
+    }
+    Ok(())
+}
+
 /// What computes, and where the state lies.
 enum Engine {
     Cpu(cpu::Engine),
@@ -112,11 +119,9 @@ pub struct Session {
 impl Session {
     /// Allocates a session on `model`.
     pub fn new(model: Arc<Model>, options: SessionOptions) -> Result<Self> {
-        if options.chunk == 0 || options.chunk > 1 << 16 {
-            return Err(Error::invalid("chunk", "must be 1 to 65536 tokens"));
-        }
+        check_chunk(options.chunk)?;
         let plan = Arc::new(model.plan(&options.state)?);
-        let bytes = plan.bytes.saturating_mul(1 + options.marks);
+        let bytes = plan.bytes.saturating_mul(options.marks.saturating_add(1));
         if Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
             let reason =
                 format!("a session of {bytes} bytes cannot be allocated; choose a smaller context");
@@ -163,6 +168,23 @@ impl Session {
         };
         session.try_reset()?;
         Ok(session)
+    }
+
+    /// Bytes that a session on `model` would allocate: of its state, and of working memory and marks. As
+    /// [`Session::state_bytes`] and [`Session::work_bytes`] say afterwards.
+    pub fn plan(model: &Model, options: &SessionOptions) -> Result<(usize, usize)> {
+        check_chunk(options.chunk)?;
+        let state = model.plan(&options.state)?.bytes;
+        let threads = match (&options.pool, options.threads) {
+            (Some(pool), _) => pool.threads(),
+            (None, 0) => physical_cores(),
+            (None, threads) => threads,
+        };
+        let work = cpu::Engine::plan(model.program(), threads, options.chunk);
+        Ok((
+            state,
+            work.saturating_add(state.saturating_mul(options.marks)),
+        ))
     }
 
     /// The model.
@@ -471,7 +493,11 @@ impl Session {
     pub fn try_snapshot(&self) -> Result<Snapshot> {
         let arena = match &self.engine {
             Engine::Cpu(_) => self.arena.clone(),
-            Engine::Cuda(engine) => engine.download(&self.arena)?,
+            Engine::Cuda(engine) => {
+                let mut arena = Arena::new(Arc::clone(engine.plan()));
+                engine.download(&self.arena, &mut arena)?;
+                arena
+            }
         };
         Ok(Snapshot {
             fingerprint: self.model.fingerprint(),
@@ -481,7 +507,7 @@ impl Session {
     }
 
     /// The layout of the whole state.
-    fn plan(&self) -> &StatePlan {
+    fn layout(&self) -> &StatePlan {
         match &self.engine {
             Engine::Cpu(_) => self.arena.plan(),
             Engine::Cuda(engine) => engine.plan(),
@@ -493,6 +519,35 @@ impl Session {
     /// # Errors
     /// [`Error::Snapshot`] if it is of another model or another layout; the session is as it was.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
+        self.check_layout(snapshot)?;
+        match &mut self.engine {
+            Engine::Cpu(_) => self.arena.copy_from(&snapshot.arena),
+            Engine::Cuda(engine) => {
+                engine.upload(&snapshot.arena)?;
+                let own = self.arena.bytes().len();
+                self.arena
+                    .bytes_mut()
+                    .copy_from_slice(&snapshot.arena.bytes()[..own]);
+            }
+        }
+        self.forget_marks(0);
+        Ok(())
+    }
+
+    /// Overwrites an earlier copy with the state as it is now. Nothing is allocated; the note stays.
+    ///
+    /// # Errors
+    /// [`Error::Snapshot`] if it is of another model or another layout; the copy is as it was.
+    pub fn snapshot_into(&self, snapshot: &mut Snapshot) -> Result<()> {
+        self.check_layout(snapshot)?;
+        match &self.engine {
+            Engine::Cpu(_) => snapshot.arena.copy_from(&self.arena),
+            Engine::Cuda(engine) => engine.download(&self.arena, &mut snapshot.arena)?,
+        }
+        Ok(())
+    }
+
+    fn check_layout(&self, snapshot: &Snapshot) -> Result<()> {
         let differs = |reason: String| Error::Snapshot {
             file: "state".into(),
             reason,
@@ -503,7 +558,7 @@ impl Session {
                 self.model.file()
             )));
         }
-        let (ours, theirs) = (&self.plan().slots, &snapshot.arena.plan().slots);
+        let (ours, theirs) = (&self.layout().slots, &snapshot.arena.plan().slots);
         if ours.len() != theirs.len() {
             return Err(differs(format!(
                 "it has {} slots, this session {}",
@@ -522,17 +577,6 @@ impl Session {
                 ours.name, theirs.dtype, theirs.shape, ours.dtype, ours.shape
             )));
         }
-        match &mut self.engine {
-            Engine::Cpu(_) => self.arena.copy_from(&snapshot.arena),
-            Engine::Cuda(engine) => {
-                engine.upload(&snapshot.arena)?;
-                let own = self.arena.bytes().len();
-                self.arena
-                    .bytes_mut()
-                    .copy_from_slice(&snapshot.arena.bytes()[..own]);
-            }
-        }
-        self.forget_marks(0);
         Ok(())
     }
 

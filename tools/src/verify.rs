@@ -1,5 +1,6 @@
 //! `waterline verify DIR`: a model against recorded logits, read four ways.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -107,10 +108,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         "informational": meta.informational,
         "ways": ways,
     });
-    if args.json {
-        println!("{result}");
+    let text = if args.json {
+        format!("{result}\n")
     } else {
-        print_table(&args.dir, &meta, &result, within);
+        table(&args.dir, &meta, &result, within)
+    };
+    let written = std::io::stdout().write_all(text.as_bytes());
+    match written.map_err(Error::Stdout) {
+        // A reader that left has still to learn of a difference, by the status.
+        Err(error) if !error.is_closed_pipe() => return Err(error),
+        _ => (),
     }
     Ok(if within || meta.informational {
         ExitCode::SUCCESS
@@ -125,20 +132,22 @@ impl Difference {
     }
 }
 
-fn print_table(dir: &Path, meta: &Meta, result: &serde_json::Value, within: bool) {
-    println!("{}", dir.display());
-    println!(
-        "{:<10} {:<16} {:>12} {:>12}",
-        "way", "compared", "max abs", "relative L2"
-    );
+fn table(dir: &Path, meta: &Meta, result: &serde_json::Value, within: bool) -> String {
+    let mut lines = vec![
+        dir.display().to_string(),
+        format!(
+            "{:<10} {:<16} {:>12} {:>12}",
+            "way", "compared", "max abs", "relative L2"
+        ),
+    ];
     for (way, arrays) in result["ways"].as_object().into_iter().flatten() {
         for (array, difference) in arrays.as_object().into_iter().flatten() {
             let number = |key: &str| difference[key].as_f64().unwrap_or(f64::NAN);
-            println!(
+            lines.push(format!(
                 "{way:<10} {array:<16} {:>12.3e} {:>12.3e}",
                 number("max_abs"),
                 number("relative_l2")
-            );
+            ));
         }
     }
     let verdict = match (within, meta.informational) {
@@ -149,10 +158,9 @@ fn print_table(dir: &Path, meta: &Meta, result: &serde_json::Value, within: bool
             meta.why
         ),
     };
-    println!(
-        "{verdict} {:e}",
-        result["tolerance"].as_f64().unwrap_or(f64::NAN)
-    );
+    let tolerance = result["tolerance"].as_f64().unwrap_or(f64::NAN);
+    lines.push(format!("{verdict} {tolerance:e}\n"));
+    lines.join("\n")
 }
 
 fn read_meta(dir: &Path) -> Result<Meta> {

@@ -244,13 +244,12 @@ impl Engine {
         self.queue.clear(self.arena.address(), self.plan.bytes)
     }
 
-    /// The whole state; of the session's own slots, `own` is the truth.
-    pub fn download(&self, own: &Arena) -> Result<Arena> {
-        let mut arena = Arena::new(Arc::clone(&self.plan));
+    /// Writes the whole state to `arena`, which has the same plan; of the session's own slots, `own` is the truth.
+    pub fn download(&self, own: &Arena, arena: &mut Arena) -> Result<()> {
         self.queue.read(self.arena.address(), arena.bytes_mut())?;
         let own = own.bytes();
         arena.bytes_mut()[..own.len()].copy_from_slice(own);
-        Ok(arena)
+        Ok(())
     }
 
     /// Replaces the whole state.

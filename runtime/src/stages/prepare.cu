@@ -12,7 +12,7 @@ struct PrepareMap {
 };
 
 // In the order of `Map`.
-enum { MAP_ACTIVATION, MAP_L2_NORM, MAP_SUM_NORM, MAP_SOFTMAX, MAP_LINEAR, MAP_ADD, MAP_COPY, MAP_NORM, MAP_ROPE };
+enum { MAP_ACTIVATION, MAP_L2_NORM, MAP_SUM_NORM, MAP_SOFTMAX, MAP_LINEAR, MAP_ADD, MAP_COPY, MAP_NORM, MAP_ROPE, MAP_LARGEST, MAP_WHERE };
 
 constexpr int most_maps = 6;
 
@@ -121,6 +121,21 @@ __device__ inline void map_head(const PrepareMap& map, const PrepareTasks& tasks
       factor = 1.0f / sqrtf(warp_sum(sum) / dim + map.eps);
       for (int i = lane; i < dim; i += 32) {
         x[i] = (x[i] - mean) * factor * map.weight[i] + (map.bias ? map.bias[i] : 0.0f);
+      }
+      break;
+    case MAP_LARGEST:
+      // `function` is how many stay; the lower one wins a tie.
+      for (int i = lane; i < dim; i += 32) other[i] = x[i];
+      __syncwarp();
+      for (int i = lane; i < dim; i += 32) {
+        int before = 0;
+        for (int j = 0; j < dim; j++) before += other[j] > other[i] || (other[j] == other[i] && j < i);
+        if (before >= map.function) x[i] = 0.0f;
+      }
+      break;
+    case MAP_WHERE:
+      for (int i = lane; i < dim; i += 32) {
+        if (source[i] == 0.0f) x[i] = 0.0f;
       }
       break;
     case MAP_ROPE:

@@ -287,7 +287,10 @@ __device__ void recur(RecurInputs in, int tokens) {
   int index = blockIdx.x / State::groups;
   State state(in, index, 0, blockIdx.x % State::groups);
   float* matrix = in.states + (long long)index * dk * dv;
-  state.load_state(matrix);
+  // A step's state was last written by the step before, which is over: its loads overlap with earlier kernels.
+  if constexpr (batch == 1) state.load_state(matrix);
+  await_previous();
+  if constexpr (batch != 1) state.load_state(matrix);
   state.clear(room, buffers * batch);
   auto load = [&](int first) {
     float* to = room + first / batch % buffers * (batch * State::token_floats);

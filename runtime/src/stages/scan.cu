@@ -14,13 +14,19 @@ __device__ void scan(Rows x, Rows step, Rows b, Rows c, const float* rates, floa
   int own = warp_index() * 8 + lane_index() % 8, place = lane_index() / 8;
   int channel = first_channel + own;
   float state[parts], rate[parts];
+  auto load_state = [&] {
 #pragma unroll
-  for (int i = 0; i < parts; i++) {
-    int n = i * 4 + place;
-    bool inside = n < components && channel < channels;
-    state[i] = inside ? states[n * channels + channel] : 0.0f;
-    rate[i] = inside ? rates[n * channels + channel] : 0.0f;
-  }
+    for (int i = 0; i < parts; i++) {
+      int n = i * 4 + place;
+      bool inside = n < components && channel < channels;
+      state[i] = inside ? states[n * channels + channel] : 0.0f;
+      rate[i] = inside ? rates[n * channels + channel] : 0.0f;
+    }
+  };
+  // A step's state was last written by the step before, which is over: its loads overlap with earlier kernels.
+  if constexpr (batch == 1) load_state();
+  await_previous();
+  if constexpr (batch != 1) load_state();
   auto load = [&](int first) {
     for (int i = warp_index(); i < batch && first + i < tokens; i += warps) {
       float* to = room + (first / batch % buffers * batch + i) * token_floats;

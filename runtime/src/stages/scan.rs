@@ -23,7 +23,7 @@ pub struct Scan {
     pub b: View,
     /// How much of each component is read, `[state]`.
     pub c: View,
-    /// `-exp(A_log)`, `[state, channels]`.
+    /// A, `[state, channels]`.
     pub rate: Vector,
     /// The slot of the states `[state, channels]`.
     pub slot: usize,
@@ -82,7 +82,7 @@ impl Scan {
         let (block, batch) = (32, if launches.tokens == 1 { 1 } else { 8 });
         let inputs = [self.x, self.step, self.b, self.c];
         let aligned = inputs.iter().all(|view| launches.rows(*view).is_aligned());
-        launches.push(Call {
+        launches.push_streaming(Call {
             source: include_str!("scan.cu"),
             kernel: format!("scan<{channels}, {components}, {batch}, {aligned}>"),
             grid: Grid::Blocks(channels.div_ceil(block)),

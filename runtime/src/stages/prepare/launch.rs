@@ -80,14 +80,25 @@ struct Tasks {
 impl Prepare {
     pub(crate) fn launch(&self, launches: &mut Launches) -> Result<()> {
         let (mut lanes, mut gates) = (&self.lanes[..], &self.gates[..]);
+        // Gates of what lanes leave wait for them; else both run at once.
+        let meet = gates.iter().any(|(gate, _)| {
+            lanes.iter().any(|lane| {
+                let view = lane.view;
+                gate.buffer == view.buffer
+                    && gate.start < view.start + view.width
+                    && view.start < gate.start + gate.width
+            })
+        });
         while !lanes.is_empty() || !gates.is_empty() {
-            let some_lanes = lanes.split_off(..lanes.len().min(MOST_LANES));
-            let some_gates = gates.split_off(..gates.len().min(MOST_GATES));
-            self.launch_some(
-                some_lanes.unwrap_or_default(),
-                some_gates.unwrap_or_default(),
-                launches,
-            )?;
+            let (some, rest) = lanes.split_at(lanes.len().min(MOST_LANES));
+            let most = if meet && !some.is_empty() {
+                0
+            } else {
+                MOST_GATES
+            };
+            let (gates_now, gates_left) = gates.split_at(gates.len().min(most));
+            self.launch_some(some, gates_now, launches)?;
+            (lanes, gates) = (rest, gates_left);
         }
         Ok(())
     }
@@ -229,6 +240,14 @@ impl Map {
                 ..kind(7)
             },
             Map::Rope => kind(8),
+            Map::Largest(count) => DeviceMap {
+                function: i32::try_from(*count).expect("a count within a head"),
+                ..kind(9)
+            },
+            Map::Where(view) => DeviceMap {
+                source: launches.rows(*view),
+                ..kind(10)
+            },
         })
     }
 }

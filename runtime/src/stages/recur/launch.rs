@@ -200,7 +200,7 @@ impl Plan {
 
     /// Runs the recurrence over the chunk.
     pub fn launch(&self, states: usize, inputs: Inputs, launches: &mut Launches) {
-        launches.push(Call {
+        launches.push_streaming(Call {
             source: SOURCE,
             kernel: format!("recur<{}>", self.arguments()),
             grid: Grid::Blocks(states * self.groups()),
