@@ -111,14 +111,13 @@ impl Generation {
             self.finish = Some(Finish::Length);
             return Ok(String::new());
         }
-        let token = session.sample()?;
-        match session.feed(&[token]) {
+        let token = match session.step() {
             Err(Error::Cancelled { .. }) => {
                 self.finish = Some(Finish::Cancelled);
                 return Ok(String::new());
             }
             other => other?,
-        }
+        };
         self.left -= 1;
         self.tokens += 1;
         if self.ends.contains(&token) {

@@ -90,7 +90,7 @@ fn check_chunk(chunk: usize) -> Result<()> {
 /// What computes, and where the state lies.
 enum Engine {
     Cpu(cpu::Engine),
-    /// The state is the device's; the session's arena mirrors its own slots, which come first.
+    /// The state is the device's; the session's arena mirrors position, random numbers and log, which come first.
     Cuda(cuda::Engine),
 }
 
@@ -233,8 +233,12 @@ impl Session {
     }
 
     /// Logits after the last token, `[vocab]`; zeros before the first.
+    /// From a device they are fetched when they are first asked for; from one that was lost they are NaN.
     pub fn logits(&self) -> &[f32] {
-        self.arena.slot(LOGITS)
+        match &self.engine {
+            Engine::Cpu(_) => self.arena.slot(LOGITS),
+            Engine::Cuda(engine) => engine.logits(),
+        }
     }
 
     /// The last tokens, oldest first, in two parts; as many as the log holds.
@@ -336,7 +340,9 @@ impl Session {
                         each(first + start + row, logits);
                     }
                     let last = &logits[logits.len() - vocab..];
-                    session.arena.slot_mut(LOGITS).copy_from_slice(last);
+                    if let Engine::Cpu(_) = session.engine {
+                        session.arena.slot_mut(LOGITS).copy_from_slice(last);
+                    }
                 }
                 Ok(())
             },
@@ -368,11 +374,7 @@ impl Session {
                 }
                 Engine::Cuda(engine) => engine.run(piece)?,
             }
-            let log = self.arena.slot_mut::<u32>(LOG);
-            for (i, &token) in piece.iter().enumerate() {
-                log[((position + i as u64) % log.len() as u64) as usize] = token;
-            }
-            self.arena.slot_mut::<u64>(HEADER)[0] = position + chunk as u64;
+            self.log(piece);
             shown(self, (fed, chunk))?;
             fed += chunk;
         }
@@ -384,6 +386,16 @@ impl Session {
         } else {
             Ok(())
         }
+    }
+
+    /// Moves the position on by tokens that were read.
+    fn log(&mut self, tokens: &[u32]) {
+        let position = self.position();
+        let log = self.arena.slot_mut::<u32>(LOG);
+        for (i, &token) in tokens.iter().enumerate() {
+            log[((position + i as u64) % log.len() as u64) as usize] = token;
+        }
+        self.arena.slot_mut::<u64>(HEADER)[0] = position + tokens.len() as u64;
     }
 
     fn check(&self, tokens: &[u32]) -> Result<()> {
@@ -413,7 +425,7 @@ impl Session {
                 engine.logits(self.model.program(), row..row + 1, logits);
                 Ok(())
             }
-            Engine::Cuda(engine) => engine.logits(row..row + 1, self.arena.slot_mut(LOGITS)),
+            Engine::Cuda(engine) => engine.compute_logits(row),
         }
     }
 
@@ -424,7 +436,14 @@ impl Session {
                 engine.logits(self.model.program(), rows, logits);
                 Ok(())
             }
-            Engine::Cuda(engine) => engine.logits(rows, logits),
+            Engine::Cuda(engine) => {
+                let vocab = self.model.spec().vocab;
+                for (row, logits) in rows.zip(logits.chunks_exact_mut(vocab)) {
+                    engine.compute_logits(row)?;
+                    logits.copy_from_slice(engine.logits());
+                }
+                Ok(())
+            }
         }
     }
 
@@ -446,9 +465,11 @@ impl Session {
         };
         let used = (read as usize).min(log.len());
         let recent = (&log[split..used], &log[..split]);
-        let token = self
-            .sampler
-            .sample(self.arena.slot(LOGITS), recent, &mut state)?;
+        let logits = match &self.engine {
+            Engine::Cpu(_) => self.arena.slot(LOGITS),
+            Engine::Cuda(engine) => engine.logits(),
+        };
+        let token = self.sampler.sample(logits, recent, &mut state)?;
         self.arena.slot_mut::<SamplerState>(SAMPLER)[0] = state;
         Ok(token)
     }
@@ -458,6 +479,18 @@ impl Session {
     /// # Errors
     /// As [`Session::sample`] and [`Session::feed`].
     pub fn step(&mut self) -> Result<u32> {
+        let chosen_there = self.sampler.is_greedy() && self.position() > 0;
+        if chosen_there && matches!(self.engine, Engine::Cuda(_)) {
+            self.check(&[0])?;
+        }
+        if chosen_there && let Engine::Cuda(engine) = &mut self.engine {
+            if self.canceller.take() {
+                return Err(Error::Cancelled { fed: 0 });
+            }
+            let token = engine.step()?;
+            self.log(&[token]);
+            return Ok(token);
+        }
         let token = self.sample()?;
         self.feed(&[token])?;
         Ok(token)

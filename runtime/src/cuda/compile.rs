@@ -1,8 +1,10 @@
-//! NVRTC, and the cache of what it made. The cache is safe to delete at any time.
+//! NVRTC, and the cache of what it made. The cache is safe to delete at any time. A file's name is made of the source, in
+//! which a model's dimensions are constants, the architecture and this library's version; not of NVRTC's, so that kernels
+//! which were built elsewhere are found where there is no NVRTC.
 
 use std::ffi::{CStr, CString};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cudarc::nvrtc::{result, sys};
 
@@ -12,17 +14,9 @@ const MAGIC: &[u8; 8] = b"WLCUBIN1";
 
 /// Machine code for `architecture`, such as `sm_90`, from the cache or from NVRTC.
 pub(crate) fn cubin(source: &str, architecture: &str) -> Result<Vec<u8>> {
-    let version = version();
-    let path = cache_folder().map(|folder| folder.join(file_name(source, architecture, version)));
+    let path = cache_folder().map(|folder| folder.join(file_name(source, architecture)));
     if let Some(image) = path.as_ref().and_then(|path| read(path)) {
         return Ok(image);
-    }
-    if version.is_none() {
-        let reason = format!(
-            "NVRTC (libnvrtc) is not installed and there are no kernels for {architecture} in the cache; install it, \
-             or run `waterline kernels` where it is and bring the cache along"
-        );
-        return Err(error(reason));
     }
     let image = compile(source, architecture)?;
     if let Some(path) = path {
@@ -39,19 +33,21 @@ fn error(reason: impl Into<String>) -> Error {
     }
 }
 
-/// NVRTC's version, or none if it is not installed.
-fn version() -> Option<(i32, i32)> {
-    // SAFETY: only looks for the library.
-    if !unsafe { sys::is_culib_present() } {
-        return None;
-    }
-    let (mut major, mut minor) = (0, 0);
-    // SAFETY: both places are valid.
-    let status = unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
-    (status == sys::nvrtcResult::NVRTC_SUCCESS).then_some((major, minor))
+/// Compiles for `architecture` into `folder`, which becomes a device's cache.
+pub(crate) fn ahead(source: &str, architecture: &str, folder: &Path) -> Result<()> {
+    let path = folder.join(file_name(source, architecture));
+    let image = compile(source, architecture)?;
+    write(&path, &image).map_err(|e| Error::io(path, "cannot write", e))
 }
 
 fn compile(source: &str, architecture: &str) -> Result<Vec<u8>> {
+    // SAFETY: only looks for the library.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(error(format!(
+            "NVRTC (libnvrtc) is not installed and there are no kernels for {architecture} in the cache; install it, \
+             or run `waterline kernels` where it is and bring the folder along"
+        )));
+    }
     let failed = |what: &str, e: result::NvrtcError| error(format!("{what}: {e:?}"));
     let text = CString::new(source).map_err(|_| error("a kernel source with a zero byte"))?;
     let program = result::create_program(&text, Some(c"waterline.cu"))
@@ -100,7 +96,7 @@ fn cache_folder() -> Option<PathBuf> {
     Some(base.join("waterline").join("kernels"))
 }
 
-fn file_name(source: &str, architecture: &str, _version: Option<(i32, i32)>) -> String {
+fn file_name(source: &str, architecture: &str) -> String {
     let hash = |seed: u64| {
         let mut hasher = DefaultHasher::new();
         (seed, source, env!("CARGO_PKG_VERSION")).hash(&mut hasher);
@@ -110,14 +106,14 @@ fn file_name(source: &str, architecture: &str, _version: Option<(i32, i32)>) -> 
 }
 
 /// A whole cached image, or none.
-fn read(path: &PathBuf) -> Option<Vec<u8>> {
+fn read(path: &Path) -> Option<Vec<u8>> {
     let bytes = std::fs::read(path).ok()?;
     let (head, image) = bytes.split_at_checked(MAGIC.len() + 4)?;
     let sum = crc32fast::hash(image).to_le_bytes();
     (head[..MAGIC.len()] == *MAGIC && head[MAGIC.len()..] == sum).then(|| image.to_vec())
 }
 
-fn write(path: &PathBuf, image: &[u8]) -> std::io::Result<()> {
+fn write(path: &Path, image: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().expect("a file in a folder");
     std::fs::create_dir_all(folder)?;
     let whole = [

@@ -15,6 +15,9 @@ pub(crate) trait Driver: Send + Sync {
     /// Processors that run blocks side by side.
     fn processors(&self) -> u32;
 
+    /// Whether it multiplies bf16 matrices on tensor cores.
+    fn tensor_cores(&self) -> bool;
+
     /// Uninitialised memory, aligned to 256 bytes.
     fn allocate(&self, bytes: usize) -> Result<Address>;
 

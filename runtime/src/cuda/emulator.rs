@@ -44,6 +44,10 @@ impl Driver for Emulator {
         4
     }
 
+    fn tensor_cores(&self) -> bool {
+        false
+    }
+
     fn allocate(&self, bytes: usize) -> Result<Address> {
         let whole = 256 + bytes.next_multiple_of(256);
         let layout =

@@ -1,13 +1,13 @@
 //! A session's half that lives on a device: state, buffers, and the program as kernels.
 
-use std::ops::Range;
+use std::cell::{Cell, OnceCell};
 use std::sync::Arc;
 
 use super::Device;
 use super::driver::{Address, Launch, Memory, Queue, Recording};
 use super::launches::{Call, Grid, Launches, Parameter};
 use super::source::Source;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::program::{RESIDUAL, View};
 use crate::session::SessionOptions;
@@ -57,6 +57,41 @@ pub(crate) struct Engine {
     last: Vec<Template>,
     /// One token from the ids into the state, logits included.
     recorded: Option<Box<dyn Recording>>,
+    /// The same for the token that the state's logits choose.
+    greedy: Option<Box<dyn Recording>>,
+    /// That token, u32.
+    chosen: Memory,
+    shown: Shown,
+}
+
+/// The host's copy of the logits, made when it is asked for, in memory that is allocated once.
+struct Shown {
+    logits: OnceCell<Vec<f32>>,
+    spare: Cell<Vec<f32>>,
+}
+
+impl Shown {
+    fn new(vocab: usize) -> Self {
+        Shown {
+            logits: OnceCell::new(),
+            spare: Cell::new(vec![0.0; vocab]),
+        }
+    }
+
+    fn get(&self, fill: impl FnOnce(&mut [f32])) -> &[f32] {
+        self.logits.get_or_init(|| {
+            let mut logits = self.spare.take();
+            fill(&mut logits);
+            logits
+        })
+    }
+
+    /// The logits have changed.
+    fn forget(&mut self) {
+        if let Some(logits) = self.logits.take() {
+            self.spare.set(logits);
+        }
+    }
 }
 
 impl Engine {
@@ -95,6 +130,9 @@ impl Engine {
             many: Vec::new(),
             last: Vec::new(),
             recorded: None,
+            greedy: None,
+            chosen: memory(size_of::<u32>())?,
+            shown: Shown::new(model.spec().vocab),
             plan,
             device: Arc::clone(&device),
             queue,
@@ -119,6 +157,8 @@ impl Engine {
                 kv: options.kv,
                 context: options.context,
                 processors: self.device.driver().processors() as usize,
+                tensor_cores: self.device.driver().tensor_cores(),
+                bf16: None,
                 scratch: &mut scratch,
                 calls: Vec::new(),
             };
@@ -139,7 +179,12 @@ impl Engine {
         let last = lowered(1, &|launches| {
             program.logits.launch(launches, residual, LOGITS)
         })?;
-        let calls: Vec<&(Call, bool)> = step.iter().chain(&many).chain(&last).collect();
+        let choose = lowered(1, &|launches| {
+            launches.choose(self.vocab, self.chosen.address());
+            Ok(())
+        })?;
+        let calls = step.iter().chain(&many).chain(&last).chain(&choose);
+        let calls: Vec<&(Call, bool)> = calls.collect();
         let source = Source::of(&calls);
         let kernels = self.device.kernels(&source)?;
         let mut templates = calls
@@ -161,13 +206,14 @@ impl Engine {
             });
         self.step = templates.by_ref().take(step.len()).collect();
         self.many = templates.by_ref().take(many.len()).collect();
-        self.last = templates.collect();
+        self.last = templates.by_ref().take(last.len()).collect();
+        let choose: Vec<Template> = templates.collect();
         self.scratch = scratch;
-        let recorded: Vec<Launch> = (self.step.iter().chain(&self.last))
-            .map(|template| template.launch.clone())
-            .collect();
+        let launches = choose.iter().chain(&self.step).chain(&self.last);
+        let launches: Vec<Launch> = launches.map(|template| template.launch.clone()).collect();
         self.queue.finish()?;
-        self.recorded = Some(self.queue.record(&recorded)?);
+        self.recorded = Some(self.queue.record(&launches[choose.len()..])?);
+        self.greedy = Some(self.queue.record(&launches)?);
         Ok(())
     }
 
@@ -189,6 +235,7 @@ impl Engine {
 
     /// Reads one chunk of tokens into the state.
     pub fn run(&mut self, tokens: &[u32]) -> Result<()> {
+        self.shown.forget();
         self.queue
             .write(self.ids.address(), bytemuck::cast_slice(tokens))?;
         if let ([_], Some(recorded)) = (tokens, &self.recorded) {
@@ -215,19 +262,50 @@ impl Engine {
         }
     }
 
-    /// Writes the logits `[rows, vocab]` after these tokens of the chunk that was run last. Rows are asked for in order.
-    pub fn logits(&mut self, rows: Range<usize>, logits: &mut [f32]) -> Result<()> {
-        for (row, logits) in rows.zip(logits.chunks_exact_mut(self.vocab)) {
-            if !self.fresh {
-                self.move_row(row)?;
-                for template in &self.last {
-                    self.queue.launch(&template.launch)?;
-                }
+    /// The state's logits become those after this token of the chunk that was run last. Rows are asked for in order.
+    pub fn compute_logits(&mut self, row: usize) -> Result<()> {
+        self.shown.forget();
+        if !self.fresh {
+            self.move_row(row)?;
+            for template in &self.last {
+                self.queue.launch(&template.launch)?;
             }
-            let place = self.slot(LOGITS);
-            self.queue.read(place, bytemuck::cast_slice_mut(logits))?;
         }
         Ok(())
+    }
+
+    /// The state's logits; NaN from a device that was lost.
+    pub fn logits(&self) -> &[f32] {
+        self.shown.get(|logits| {
+            let read = self
+                .queue
+                .read(self.slot(LOGITS), bytemuck::cast_slice_mut(logits));
+            if read.is_err() {
+                logits.fill(f32::NAN);
+            }
+        })
+    }
+
+    /// Chooses the first of the largest logits on the device and reads that token.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the logits are not finite; the state is then one of a damaged model.
+    pub fn step(&mut self) -> Result<u32> {
+        self.shown.forget();
+        self.fresh = true;
+        if let Some(recorded) = &self.greedy {
+            recorded.replay()?;
+        }
+        let mut token = [0u32];
+        self.queue
+            .read(self.chosen.address(), bytemuck::cast_slice_mut(&mut token))?;
+        if token[0] as usize >= self.vocab {
+            return Err(Error::invalid(
+                "logits",
+                "found NaN or infinity, expected finite numbers (the weights or the state are damaged)",
+            ));
+        }
+        Ok(token[0])
     }
 
     fn slot(&self, slot: usize) -> Address {
@@ -240,7 +318,8 @@ impl Engine {
     }
 
     /// Empties the state.
-    pub fn reset(&self) -> Result<()> {
+    pub fn reset(&mut self) -> Result<()> {
+        self.shown.forget();
         self.queue.clear(self.arena.address(), self.plan.bytes)
     }
 
@@ -253,12 +332,14 @@ impl Engine {
     }
 
     /// Replaces the whole state.
-    pub fn upload(&self, arena: &Arena) -> Result<()> {
+    pub fn upload(&mut self, arena: &Arena) -> Result<()> {
+        self.shown.forget();
         self.queue.write(self.arena.address(), arena.bytes())
     }
 
     /// Takes over another session's state, which has the same plan.
-    pub fn copy_from(&self, other: &Engine) -> Result<()> {
+    pub fn copy_from(&mut self, other: &Engine) -> Result<()> {
+        self.shown.forget();
         other.queue.finish()?;
         let (from, to) = (other.arena.address(), self.arena.address());
         self.queue.copy(from, to, self.plan.bytes)?;
@@ -272,13 +353,30 @@ impl Engine {
     }
 
     /// Returns to mark number `mark`.
-    pub fn load(&self, mark: usize) -> Result<()> {
+    pub fn load(&mut self, mark: usize) -> Result<()> {
+        self.shown.forget();
         let (from, to) = (self.marks[mark].address(), self.arena.address());
         self.queue.copy(from, to, self.plan.bytes)
     }
 }
 
 impl Launches<'_> {
+    /// Puts the first of the largest logits where the next chunk's tokens are, and to `chosen`.
+    fn choose(&mut self, vocab: usize, chosen: Address) {
+        self.push(Call {
+            source: SESSION,
+            kernel: format!("choose<{vocab}>"),
+            grid: Grid::Blocks(1),
+            threads: 1024,
+            shared: 0,
+            parameters: vec![
+                self.slot("const float", LOGITS),
+                Parameter::pointer("u32", self.ids),
+                Parameter::pointer("u32", chosen),
+            ],
+        });
+    }
+
     /// Ends a chunk: its tokens go to the log, the position moves on.
     fn advance(&mut self) {
         let log = self.slot_shape(LOG)[0];

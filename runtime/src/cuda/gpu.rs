@@ -16,6 +16,7 @@ pub(crate) struct Gpu {
     name: String,
     processors: u32,
     architecture: String,
+    tensor_cores: bool,
     /// Whether a kernel may start before the one before it has ended.
     overlaps: bool,
     /// Modules live as long as the GPU is used: kernels are theirs.
@@ -51,7 +52,8 @@ impl Gpu {
             name: context.name().map_err(named)?,
             processors: context.attribute(processors).map_err(named)? as u32,
             architecture: format!("sm_{major}{minor}"),
-            overlaps: major >= 9,
+            tensor_cores: major >= 8,
+            overlaps: major >= 9 && std::env::var_os("WATERLINE_NO_OVERLAP").is_none(),
             context,
             modules: Mutex::default(),
         }))
@@ -98,6 +100,10 @@ impl Driver for Gpu {
 
     fn processors(&self) -> u32 {
         self.processors
+    }
+
+    fn tensor_cores(&self) -> bool {
+        self.tensor_cores
     }
 
     fn allocate(&self, bytes: usize) -> Result<Address> {

@@ -208,6 +208,9 @@ pub(crate) struct Launches<'a> {
     pub(super) kv: Kv,
     pub(super) context: usize,
     pub(super) processors: usize,
+    pub(super) tensor_cores: bool,
+    /// Where chunks' inputs for tensor cores lie, once they are wanted.
+    pub(super) bf16: Option<Address>,
     /// Session-owned working memory that stages asked for.
     pub(super) scratch: &'a mut Vec<Memory>,
     /// Each with whether the kernel itself calls `await_previous`, after it has asked for weights.

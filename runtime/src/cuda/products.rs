@@ -7,23 +7,41 @@ use super::driver::Address;
 use super::launches::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::program::{INPUTS, Vector, View};
-use crate::stages::Norm;
+use crate::stages::{Finish, Norm};
+
+/// `GatherStep` in project.cu: what happens to an input on its way.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct GatherStep {
+    weight: Address,
+    bias: Address,
+    columns: Rows,
+    eps: f32,
+    kind: i32,
+    span: i32,
+    groups: i32,
+    function: i32,
+    pad: i32,
+}
+
+const MOST_STEPS: usize = 4;
 
 /// `Gather` in project.cu: how an input is made of a buffer's columns.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Gather {
     input: Rows,
-    weight: Address,
-    bias: Address,
-    eps: f32,
-    kind: i32,
+    gated: i32,
+    steps: i32,
+    step: [GatherStep; MOST_STEPS],
 }
 
-const PLAIN: i32 = 0;
-const RMS_NORM: i32 = 1;
-const LAYER_NORM: i32 = 2;
-const SWIGLU: i32 = 3;
+impl Gather {
+    /// Whether the input is the columns as they are.
+    fn is_plain(&self) -> bool {
+        self.gated == 0 && self.steps == 0
+    }
+}
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -55,6 +73,23 @@ pub(crate) fn format_of(matrix: &Matrix) -> usize {
     known.expect("every format is in the list")
 }
 
+/// Threads of a block.
+const THREADS: usize = 256;
+/// Rows that a block takes of a matrix, two a warp.
+const ROWS: usize = 16;
+
+/// Rows and tokens of a block's tile.
+const TILE: usize = 64;
+const TENSOR_SOURCE: &str = include_str!("../stages/project_tensor.cu");
+/// Rows and tokens of a block's tile on tensor cores, and columns of a step.
+const TENSOR_TILE: usize = 128;
+const TENSOR_DEPTH: usize = 64;
+
+/// Shared memory of a block that multiplies one token: the input, and the same in 8 bits.
+fn shared_bytes(cols: usize) -> usize {
+    cols.next_multiple_of(32) * 5 + cols.div_ceil(32) * 8
+}
+
 /// Whether a chunk of so many tokens is multiplied in tiles: below, each token's columns are computed on their own.
 fn in_tiles(tokens: usize) -> bool {
     tokens >= 8
@@ -63,38 +98,129 @@ fn in_tiles(tokens: usize) -> bool {
 impl Launches<'_> {
     /// An input made of `input`'s columns, behind a norm if there is one.
     pub fn gathered(&self, input: View, norm: Option<&Norm>) -> Result<Gather> {
-        let (weight, bias) = match norm {
-            Some(norm) => (
-                self.vector_address(&norm.weight)?,
-                match &norm.bias {
-                    Some(bias) => self.vector_address(bias)?,
-                    None => 0,
-                },
-            ),
-            None => (0, 0),
-        };
-        Ok(Gather {
+        let mut gather = Gather {
             input: self.rows(input),
-            weight,
-            bias,
-            eps: norm.map_or(0.0, |norm| norm.eps),
-            kind: match norm {
-                None => PLAIN,
-                Some(norm) if norm.centred => LAYER_NORM,
-                Some(_) => RMS_NORM,
+            ..Gather::zeroed()
+        };
+        if let Some(norm) = norm {
+            gather.step[0] = self.norm_step(norm, 1)?;
+            gather.steps = 1;
+        }
+        Ok(gather)
+    }
+
+    /// The input of a gated unit's last matrix: `silu` of the left half of `inner` times its right half.
+    fn gated(&self, inner: View) -> Gather {
+        Gather {
+            input: self.rows(inner),
+            gated: 1,
+            ..Gather::zeroed()
+        }
+    }
+
+    /// An input made of a mixer's output by the steps `finish`; more than a kernel takes pass through the buffer of inputs.
+    pub fn finished(&mut self, input: View, finish: &[Finish]) -> Result<Gather> {
+        let mut gather = self.gathered(input, None)?;
+        for (index, steps) in finish.chunks(MOST_STEPS).enumerate() {
+            if index > 0 {
+                let staged = View::whole(INPUTS, input.width);
+                self.stage(gather, staged);
+                gather = self.gathered(staged, None)?;
+            }
+            for (place, step) in gather.step.iter_mut().zip(steps) {
+                *place = self.finish_step(step)?;
+            }
+            gather.steps = steps.len() as i32;
+        }
+        Ok(gather)
+    }
+
+    fn norm_step(&self, norm: &Norm, groups: usize) -> Result<GatherStep> {
+        Ok(GatherStep {
+            weight: self.vector_address(&norm.weight)?,
+            bias: match &norm.bias {
+                Some(bias) => self.vector_address(bias)?,
+                None => 0,
+            },
+            eps: norm.eps,
+            kind: norm.centred.into(),
+            span: norm.weight.len() as i32,
+            groups: groups as i32,
+            ..GatherStep::zeroed()
+        })
+    }
+
+    fn finish_step(&self, step: &Finish) -> Result<GatherStep> {
+        let none = GatherStep::zeroed();
+        Ok(match step {
+            Finish::Norm(norm) => self.norm_step(norm, 1)?,
+            Finish::GroupNorm(norm, groups) => self.norm_step(norm, *groups)?,
+            Finish::Add(view, gains) => GatherStep {
+                weight: self.vector_address(gains)?,
+                columns: self.rows(*view),
+                kind: 2,
+                ..none
+            },
+            Finish::Map(function) => GatherStep {
+                kind: 3,
+                function: *function as i32,
+                ..none
+            },
+            Finish::Gate(view, function) => GatherStep {
+                columns: self.rows(*view),
+                kind: 4,
+                function: *function as i32,
+                ..none
             },
         })
     }
 
-    /// The input of a gated unit's last matrix: `silu` of the left half of `inner` times its right half.
-    pub fn gated(&self, inner: View) -> Gather {
-        Gather {
-            input: self.rows(inner),
-            weight: 0,
-            bias: 0,
-            eps: 0.0,
-            kind: SWIGLU,
+    /// Writes an input to `output`, which may be its own columns.
+    pub fn stage(&mut self, gather: Gather, output: View) {
+        self.push(Call {
+            source: "",
+            kernel: format!("gather<{}>", output.width),
+            grid: Grid::Tokens,
+            threads: THREADS,
+            shared: 0,
+            parameters: vec![Parameter::value("Gather", gather), self.view(output)],
+        });
+    }
+
+    /// `output += down (silu(gate x) * up x)`, where `inner` has room for the two inner products side by side.
+    pub fn multiply_gated(
+        &mut self,
+        gather: Gather,
+        [gate, up, down]: [&Matrix; 3],
+        inner: View,
+        output: View,
+    ) -> Result<()> {
+        if in_tiles(self.tokens) {
+            let factors = [(gate, None, 0), (up, None, gate.rows())];
+            self.multiply(gather, &factors, inner, false)?;
+            return self.multiply(self.gated(inner), &[(down, None, 0)], output, true);
         }
+        let cols = gate.cols();
+        let formats = 1 << format_of(gate) | 1 << format_of(up);
+        let (linears, _) = self.linears(&[(gate, None, 0), (up, None, 0)], ROWS, false)?;
+        let inner = View {
+            width: gate.rows(),
+            ..inner
+        };
+        self.push_streaming(Call {
+            source: "",
+            kernel: format!("multiply_gated<{formats}, {cols}>"),
+            grid: Grid::EachToken(gate.rows().div_ceil(ROWS)),
+            threads: THREADS,
+            shared: shared_bytes(cols),
+            parameters: vec![
+                Parameter::value("Gather", gather),
+                linears,
+                self.view(inner),
+            ],
+        });
+        let gather = self.gathered(inner, None)?;
+        self.multiply(gather, &[(down, None, 0)], output, true)
     }
 
     /// `output[column..] = matrix gather + bias` for each factor, or `+=`.
@@ -119,47 +245,16 @@ impl Launches<'_> {
         let cols = factors[0].0.cols();
         let formats = factors.iter().fold(0, |set, f| set | 1 << format_of(f.0));
         if in_tiles(self.tokens) {
-            let staged = View::whole(INPUTS, cols);
-            let input = match gather.kind {
-                PLAIN => gather.input,
-                _ => {
-                    self.push(Call {
-                        source: "",
-                        kernel: format!("gather<{cols}>"),
-                        grid: Grid::Tokens,
-                        threads: 256,
-                        shared: 0,
-                        parameters: vec![Parameter::value("Gather", gather), self.view(staged)],
-                    });
-                    self.rows(staged)
-                }
-            };
-            for factors in factors.chunks(MOST_LINEARS) {
-                let (linears, tiles) = self.linears(factors, 64, add)?;
-                self.push(Call {
-                    source: "",
-                    kernel: format!("multiply_tile<{formats}, {cols}>"),
-                    grid: Grid::EachTile(tiles, 64),
-                    threads: 256,
-                    shared: 0,
-                    parameters: vec![
-                        Parameter::value("Rows", input),
-                        linears,
-                        Parameter::value("Rows", output),
-                        Parameter::tokens(),
-                    ],
-                });
-            }
-            return Ok(());
+            return self.multiply_chunk(gather, factors, output, add);
         }
         for factors in factors.chunks(MOST_LINEARS) {
-            let (linears, tiles) = self.linears(factors, 16, add)?;
+            let (linears, tiles) = self.linears(factors, ROWS, add)?;
             self.push_streaming(Call {
                 source: "",
                 kernel: format!("multiply<{formats}, {cols}>"),
                 grid: Grid::EachToken(tiles),
-                threads: 256,
-                shared: cols.next_multiple_of(32) * 5 + cols.div_ceil(32) * 8,
+                threads: THREADS,
+                shared: shared_bytes(cols),
                 parameters: vec![
                     Parameter::value("Gather", gather),
                     linears,
@@ -168,6 +263,94 @@ impl Launches<'_> {
             });
         }
         Ok(())
+    }
+
+    /// As [`Launches::multiply`], for many tokens: on tensor cores, but for f32 matrices, whose products stay exact.
+    fn multiply_chunk(
+        &mut self,
+        gather: Gather,
+        factors: &[Factor],
+        output: Rows,
+        add: bool,
+    ) -> Result<()> {
+        let cols = factors[0].0.cols();
+        let on_tensor_cores = |factor: &Factor| self.tensor_cores && format_of(factor.0) != 0;
+        let (rounded, exact): (Vec<Factor>, Vec<Factor>) =
+            factors.iter().partition(|factor| on_tensor_cores(factor));
+        if !rounded.is_empty() {
+            let address = self.inputs_in_bf16()?;
+            self.push(Call {
+                source: TENSOR_SOURCE,
+                kernel: format!("gather_tensor<{cols}>"),
+                grid: Grid::Tokens,
+                threads: THREADS,
+                shared: cols * size_of::<f32>(),
+                parameters: vec![
+                    Parameter::value("Gather", gather),
+                    Parameter::pointer("u16", address),
+                ],
+            });
+            for format in 1..FORMATS.len() {
+                let of_format = |factor: &&Factor| format_of(factor.0) == format;
+                let factors: Vec<Factor> = rounded.iter().filter(of_format).copied().collect();
+                for factors in factors.chunks(MOST_LINEARS) {
+                    let (linears, tiles) = self.linears(factors, TENSOR_TILE, add)?;
+                    self.push(Call {
+                        source: TENSOR_SOURCE,
+                        kernel: format!("multiply_tensor<{format}, {cols}>"),
+                        grid: Grid::EachTile(tiles, TENSOR_TILE),
+                        threads: THREADS,
+                        shared: 4 * TENSOR_TILE * (TENSOR_DEPTH + 8) * size_of::<u16>(),
+                        parameters: vec![
+                            Parameter::pointer("const u16", address),
+                            linears,
+                            Parameter::value("Rows", output),
+                            Parameter::tokens(),
+                        ],
+                    });
+                }
+            }
+        }
+        if exact.is_empty() {
+            return Ok(());
+        }
+        let mut input = gather.input;
+        if !gather.is_plain() {
+            let staged = View::whole(INPUTS, cols);
+            self.stage(gather, staged);
+            input = self.rows(staged);
+        }
+        let formats = exact.iter().fold(0, |set, f| set | 1 << format_of(f.0));
+        for factors in exact.chunks(MOST_LINEARS) {
+            let (linears, tiles) = self.linears(factors, TILE, add)?;
+            self.push(Call {
+                source: "",
+                kernel: format!("multiply_tile<{formats}, {cols}>"),
+                grid: Grid::EachTile(tiles, TILE),
+                threads: THREADS,
+                shared: 0,
+                parameters: vec![
+                    Parameter::value("Rows", input),
+                    linears,
+                    Parameter::value("Rows", output),
+                    Parameter::tokens(),
+                ],
+            });
+        }
+        Ok(())
+    }
+
+    /// The session's room for inputs of tensor cores, which every product writes anew.
+    fn inputs_in_bf16(&mut self) -> Result<Address> {
+        if let Some(address) = self.bf16 {
+            return Ok(address);
+        }
+        let widest = self.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
+        let tokens = self.tokens.next_multiple_of(TENSOR_TILE);
+        let bytes = tokens * widest.next_multiple_of(TENSOR_DEPTH) * size_of::<u16>();
+        let address = self.scratch_address(bytes)?;
+        self.bf16 = Some(address);
+        Ok(address)
     }
 
     fn linears(&self, factors: &[Factor], tile: usize, add: bool) -> Result<(Parameter, usize)> {

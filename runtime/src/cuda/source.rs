@@ -41,13 +41,18 @@ impl Source {
                 wrappers.len() - 1
             }));
         }
-        let name = |index: usize| format!("waterline_{index}");
+        let mut names = vec![String::new(); wrappers.len()];
+        for ((call, _), &index) in calls.iter().zip(&of_call) {
+            // The template's name, for profilers.
+            let template = call.kernel.split('<').next().unwrap_or_default();
+            names[index] = format!("{template}_{index}");
+        }
         for (index, wrapper) in wrappers.iter().enumerate() {
-            text.push_str(&wrapper.replace("NAME", &name(index)));
+            text.push_str(&wrapper.replace("NAME", &names[index]));
         }
         Source {
             text,
-            kernels: (0..wrappers.len()).map(name).collect(),
+            kernels: names,
             of_call,
         }
     }

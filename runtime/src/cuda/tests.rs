@@ -78,6 +78,8 @@ impl Bench {
             kv: Kv::F32,
             context: 1,
             processors: 1,
+            tensor_cores: self.device.driver().tensor_cores(),
+            bf16: None,
             scratch,
             calls: Vec::new(),
         }

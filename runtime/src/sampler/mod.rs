@@ -87,6 +87,12 @@ impl Sampler {
         &self.params
     }
 
+    /// Whether it always takes the first of the largest logits as they are.
+    pub fn is_greedy(&self) -> bool {
+        let params = &self.params;
+        params.temperature == 0.0 && !params.penalizes() && params.logit_bias.is_empty()
+    }
+
     /// Picks a token from `logits` `[vocab]`.
     ///
     /// `recent` is the token history, oldest first, as the two halves of a ring; only its last

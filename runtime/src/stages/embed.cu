@@ -11,5 +11,5 @@ __device__ void embed(const u8* matrix, int vocab, const u32* ids, Gather norm, 
     for (int i = 0; i < Weights::unit; i++) row[unit * Weights::unit + i] = values[i];
   }
   __syncthreads();
-  if (norm.kind != PLAIN) gather_row<cols>(norm, blockIdx.x, row);
+  if (norm.steps > 0) gather_row<cols>(norm, blockIdx.x, row);
 }

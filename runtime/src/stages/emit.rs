@@ -1,13 +1,12 @@
 //! The end of a mixer: norm and gate its output, multiply it back to the residual stream.
 
-use bytemuck::{Pod, Zeroable};
 use waterline_quant::{Matrix, Output};
 
 use super::activation::Activation;
 use super::norm::Norm;
 use super::project::piece;
 use crate::cpu::{Frame, simd};
-use crate::cuda::{Call, Grid, Launches, Parameter, Rows};
+use crate::cuda::{Call, Grid, Launches};
 use crate::error::Result;
 use crate::program::{INPUTS, PRODUCT, RESIDUAL, Vector, View};
 
@@ -92,40 +91,9 @@ impl Emit {
     }
 }
 
-/// `FinishStep` in emit.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct FinishStep {
-    weight: u64,
-    bias: u64,
-    columns: Rows,
-    eps: f32,
-    kind: i32,
-    groups: i32,
-    function: i32,
-}
-
-const MOST_STEPS: usize = 6;
-
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct FinishSteps {
-    count: i32,
-    pad: i32,
-    at: [FinishStep; MOST_STEPS],
-}
-
 impl Emit {
     pub(crate) fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let mut input = self.input;
-        if !self.finish.is_empty() {
-            let staged = View::whole(INPUTS, self.input.width);
-            for steps in self.finish.chunks(MOST_STEPS) {
-                launches.finish(input, steps, staged)?;
-                input = staged;
-            }
-        }
-        let gather = launches.gathered(input, None)?;
+        let gather = launches.finished(self.input, &self.finish)?;
         let residual = View::whole(RESIDUAL, self.matrix.rows());
         let factor = [(&self.matrix, self.bias.as_ref(), 0)];
         let Some(norm) = &self.norm else {
@@ -133,9 +101,10 @@ impl Emit {
         };
         let product = View::whole(PRODUCT, self.matrix.rows());
         launches.multiply(gather, &factor, product, false)?;
-        launches.finish(product, &[Finish::Norm(norm.clone())], product)?;
+        let normed = launches.gathered(product, Some(norm))?;
+        launches.stage(normed, product);
         launches.push(Call {
-            source: SOURCE,
+            source: include_str!("emit.cu"),
             kernel: format!("add_rows<{}>", product.width),
             grid: Grid::Tokens,
             threads: 256,
@@ -143,76 +112,6 @@ impl Emit {
             parameters: vec![launches.view(product), launches.view(residual)],
         });
         Ok(())
-    }
-}
-
-const SOURCE: &str = include_str!("emit.cu");
-
-impl Launches<'_> {
-    fn finish(&mut self, input: View, steps: &[Finish], output: View) -> Result<()> {
-        let mut list = FinishSteps {
-            count: steps.len() as i32,
-            ..FinishSteps::zeroed()
-        };
-        for (place, step) in list.at.iter_mut().zip(steps) {
-            *place = self.finish_step(step)?;
-        }
-        self.push(Call {
-            source: SOURCE,
-            kernel: format!("finish<{}>", input.width),
-            grid: Grid::Tokens,
-            threads: 256,
-            shared: 0,
-            parameters: vec![
-                self.view(input),
-                Parameter::value("FinishSteps", list),
-                self.view(output),
-            ],
-        });
-        Ok(())
-    }
-
-    fn finish_step(&self, step: &Finish) -> Result<FinishStep> {
-        let none = FinishStep::zeroed();
-        let norm = |norm: &Norm, groups: usize| -> Result<FinishStep> {
-            Ok(FinishStep {
-                weight: self.vector_address(&norm.weight)?,
-                bias: match &norm.bias {
-                    Some(bias) => self.vector_address(bias)?,
-                    None => 0,
-                },
-                columns: Rows {
-                    first: 0,
-                    stride: 0,
-                    width: norm.weight.len() as i32,
-                },
-                eps: norm.eps,
-                kind: 0,
-                groups: groups as i32,
-                function: norm.centred.into(),
-            })
-        };
-        Ok(match step {
-            Finish::Norm(n) => norm(n, 1)?,
-            Finish::GroupNorm(n, groups) => norm(n, *groups)?,
-            Finish::Add(view, gains) => FinishStep {
-                weight: self.vector_address(gains)?,
-                columns: self.rows(*view),
-                kind: 1,
-                ..none
-            },
-            Finish::Map(function) => FinishStep {
-                kind: 2,
-                function: *function as i32,
-                ..none
-            },
-            Finish::Gate(view, function) => FinishStep {
-                columns: self.rows(*view),
-                kind: 3,
-                function: *function as i32,
-                ..none
-            },
-        })
     }
 }
 

@@ -65,9 +65,7 @@ impl Mlp {
     pub(crate) fn launch(&self, launches: &mut Launches) -> Result<()> {
         let residual = View::whole(RESIDUAL, self.down.rows());
         let gather = launches.gathered(residual, Some(&self.norm))?;
-        let factors = [(&self.gate, None, 0), (&self.up, None, self.gate.rows())];
-        launches.multiply(gather, &factors, self.inner, false)?;
-        let gather = launches.gated(self.inner);
-        launches.multiply(gather, &[(&self.down, None, 0)], residual, true)
+        let matrices = [&self.gate, &self.up, &self.down];
+        launches.multiply_gated(gather, matrices, self.inner, residual)
     }
 }

@@ -1,42 +1,134 @@
 // Matrix products. `multiply` computes the columns of a few tokens: each block makes its input itself, each warp takes two
 // rows of the weights. `gather` and `multiply_tile` do the same for chunks.
 
-// How an input is made of a buffer's columns.
-struct Gather {
-  Rows input;
+// What happens to an input on its way: a norm of each of `groups` parts of `span` values, a function, other columns.
+struct GatherStep {
   const float* weight;
   const float* bias;
+  Rows columns;
   float eps;
   int kind;
+  int span;
+  int groups;
+  int function;
+  int pad;
 };
 
-enum { PLAIN, RMS_NORM, LAYER_NORM, SWIGLU };
+enum { STEP_NORM, STEP_LAYER_NORM, STEP_ADD, STEP_MAP, STEP_GATE };
 
-// Writes the input of token t to x. `Gather::input` of a gated unit holds the gate, then what it gates.
+constexpr int most_steps = 4;
+
+// How an input is made of a buffer's columns. Of a `gated` one, the buffer holds the gate, then what it gates.
+struct Gather {
+  Rows input;
+  int gated;
+  int steps;
+  GatherStep step[most_steps];
+};
+
+constexpr int gather_threads = 256;
+
+// This thread's values of a row: number k stands `k * gather_threads` after its first. All loads are under way at once.
+template <int cols>
+struct Share {
+  static constexpr int count = (cols + gather_threads - 1) / gather_threads;
+  float value[count];
+
+  static __device__ bool has(int k) {
+    return cols % gather_threads == 0 || k < count - 1 || threadIdx.x + k * gather_threads < cols;
+  }
+  __device__ void load(const float* row) {
+#pragma unroll
+    for (int k = 0; k < count; k++) value[k] = has(k) ? row[threadIdx.x + k * gather_threads] : 0.0f;
+  }
+  __device__ void store(float* row) const {
+#pragma unroll
+    for (int k = 0; k < count; k++) {
+      if (has(k)) row[threadIdx.x + k * gather_threads] = value[k];
+    }
+  }
+};
+
+// The sum of squares of a part's distances from `mean`, and their norm, by one warp.
+__device__ inline void norm_part(const GatherStep& step, float* part, int size, int first) {
+  float mean = 0.0f, squares = 0.0f;
+  if (step.kind == STEP_LAYER_NORM) {
+    for (int i = lane_index(); i < size; i += 32) mean += part[i];
+    mean = warp_sum(mean) / size;
+  }
+  for (int i = lane_index(); i < size; i += 32) squares += (part[i] - mean) * (part[i] - mean);
+  float inverse = 1.0f / sqrtf(warp_sum(squares) / size + step.eps);
+  for (int i = lane_index(); i < size; i += 32) {
+    float bias = step.bias ? step.bias[first + i] : 0.0f;
+    part[i] = (part[i] - mean) * inverse * step.weight[first + i] + bias;
+  }
+}
+
+// Applies one step to the row whose share this thread holds. Shares stay as they are, or pass through `x`.
+template <int cols>
+__device__ void gather_step(const GatherStep& step, int t, Share<cols>& share, float* x) {
+  if (step.kind == STEP_MAP) {
+#pragma unroll
+    for (int k = 0; k < Share<cols>::count; k++) share.value[k] = activate(step.function, share.value[k]);
+  } else if (step.kind == STEP_ADD || step.kind == STEP_GATE) {
+    Share<cols> other, gain;
+    other.load(step.columns.token(t));
+    if (step.kind == STEP_ADD) gain.load(step.weight);
+#pragma unroll
+    for (int k = 0; k < Share<cols>::count; k++) {
+      if (step.kind == STEP_ADD) {
+        share.value[k] += gain.value[k] * other.value[k];
+      } else {
+        share.value[k] *= activate(step.function, other.value[k]);
+      }
+    }
+  } else if (step.span == cols && step.groups == 1) {
+    Share<cols> gain, bias;
+    gain.load(step.weight);
+    if (step.bias) bias.load(step.bias);
+    float mean = 0.0f, squares = 0.0f;
+    if (step.kind == STEP_LAYER_NORM) {
+#pragma unroll
+      for (int k = 0; k < Share<cols>::count; k++) mean += share.value[k];
+      mean = block_sum(mean) / cols;
+    }
+#pragma unroll
+    for (int k = 0; k < Share<cols>::count; k++) {
+      float difference = Share<cols>::has(k) ? share.value[k] - mean : 0.0f;
+      squares += difference * difference;
+    }
+    float inverse = 1.0f / sqrtf(block_sum(squares) / cols + step.eps);
+#pragma unroll
+    for (int k = 0; k < Share<cols>::count; k++) {
+      share.value[k] = (share.value[k] - mean) * inverse * gain.value[k] + (step.bias ? bias.value[k] : 0.0f);
+    }
+  } else {
+    share.store(x);
+    __syncthreads();
+    int size = step.span / step.groups;
+    for (int part = warp_index(); part < cols / size; part += gather_threads / 32) {
+      norm_part(step, x + part * size, size, part * size % step.span);
+    }
+    __syncthreads();
+    share.load(x);
+    __syncthreads();
+  }
+}
+
+// Writes the input of token t to x, which is complete after a barrier. `x` may be the token's own columns.
 template <int cols>
 __device__ void gather_row(const Gather& gather, int t, float* x) {
   const float* input = gather.input.token(t);
-  if (gather.kind == SWIGLU) {
-    for (int i = threadIdx.x; i < cols; i += blockDim.x) x[i] = silu(input[i]) * input[cols + i];
-    return;
+  Share<cols> share;
+  share.load(input);
+  if (gather.gated) {
+    Share<cols> other;
+    other.load(input + cols);
+#pragma unroll
+    for (int k = 0; k < Share<cols>::count; k++) share.value[k] = silu(share.value[k]) * other.value[k];
   }
-  float sum = 0.0f, squares = 0.0f;
-  for (int i = threadIdx.x; i < cols; i += blockDim.x) {
-    x[i] = input[i];
-    sum += x[i];
-    squares += x[i] * x[i];
-  }
-  if (gather.kind == PLAIN) return;
-  float mean = 0.0f;
-  if (gather.kind == LAYER_NORM) {
-    mean = block_sum(sum) / cols;
-    squares = 0.0f;
-    for (int i = threadIdx.x; i < cols; i += blockDim.x) squares += (x[i] - mean) * (x[i] - mean);
-  }
-  float inverse = 1.0f / sqrtf(block_sum(squares) / cols + gather.eps);
-  for (int i = threadIdx.x; i < cols; i += blockDim.x) {
-    x[i] = (x[i] - mean) * inverse * gather.weight[i] + (gather.bias ? gather.bias[i] : 0.0f);
-  }
+  for (int s = 0; s < gather.steps; s++) gather_step(gather.step[s], t, share, x);
+  share.store(x);
 }
 
 // Matrices with a common input; tiles of `first..` belong to each.
@@ -156,13 +248,9 @@ __device__ void prefetch_rows(const Linear& linear, int row) {
   }
 }
 
+// Makes the input of token `blockIdx.y` in x, and behind it, where a format wants it, the same in 8 bits.
 template <int formats, int cols>
-__device__ void multiply(Gather gather, Linears linears, Rows output) {
-  const Linear& linear = linear_of(linears, blockIdx.x);
-  int row = ((blockIdx.x - linear.first) * (blockDim.x / 32) + warp_index()) * rows_of_warp;
-  prefetch_rows<formats, cols>(linear, row);
-  await_previous();
-  float* x = shared_memory<float>();
+__device__ int* load_input(const Gather& gather, float* x) {
   gather_row<cols>(gather, blockIdx.y, x);
   __syncthreads();
   int* rounded = reinterpret_cast<int*>(x + (cols + 31) / 32 * 32);
@@ -170,6 +258,17 @@ __device__ void multiply(Gather gather, Linears linears, Rows output) {
     reinterpret_cast<Rounded<cols>*>(rounded)->load(x);
     __syncthreads();
   }
+  return rounded;
+}
+
+template <int formats, int cols>
+__device__ void multiply(Gather gather, Linears linears, Rows output) {
+  const Linear& linear = linear_of(linears, blockIdx.x);
+  int row = ((blockIdx.x - linear.first) * (blockDim.x / 32) + warp_index()) * rows_of_warp;
+  prefetch_rows<formats, cols>(linear, row);
+  await_previous();
+  float* x = shared_memory<float>();
+  int* rounded = load_input<formats, cols>(gather, x);
   if (row >= linear.rows) return;
   float products[rows_of_warp] = {};
   products_by_format<formats, cols>(linear, row, x, rounded, products);
@@ -179,6 +278,26 @@ __device__ void multiply(Gather gather, Linears linears, Rows output) {
     if (linear.bias) product += linear.bias[r];
     float* place = output.token(blockIdx.y) + linear.column + r;
     *place = linears.add ? *place + product : product;
+  }
+}
+
+// `output = silu(gate x) * up x` of two matrices of the same shape, a warp taking the same rows of both.
+template <int formats, int cols>
+__device__ void multiply_gated(Gather gather, Linears linears, Rows output) {
+  const Linear &gate = linears.at[0], &up = linears.at[1];
+  int row = (blockIdx.x * (blockDim.x / 32) + warp_index()) * rows_of_warp;
+  prefetch_rows<formats, cols>(gate, row);
+  prefetch_rows<formats, cols>(up, row);
+  await_previous();
+  float* x = shared_memory<float>();
+  int* rounded = load_input<formats, cols>(gather, x);
+  if (row >= gate.rows) return;
+  float gates[rows_of_warp] = {}, products[rows_of_warp] = {};
+  products_by_format<formats, cols>(gate, row, x, rounded, gates);
+  products_by_format<formats, cols>(up, row, x, rounded, products);
+  if (lane_index() < rows_of_warp && row + lane_index() < gate.rows) {
+    int r = lane_index();
+    output.token(blockIdx.y)[row + r] = silu(r == 0 ? gates[0] : gates[1]) * (r == 0 ? products[0] : products[1]);
   }
 }
 

@@ -226,10 +226,9 @@ impl StatePlan {
         Ok(())
     }
 
-    /// The session's own slots alone, which lie where they lie in the whole plan.
+    /// The session's own slots before the logits, which lie where they lie in the whole plan.
     pub(crate) fn own_slots(&self) -> Self {
-        let own = |slot: &&SlotPlan| slot.block.is_none();
-        let slots: Vec<SlotPlan> = self.slots.iter().filter(own).cloned().collect();
+        let slots = self.slots[..LOGITS].to_vec();
         let end = slots.last().map_or(0, |slot| slot.offset + slot.bytes);
         StatePlan {
             slots,
