@@ -47,7 +47,7 @@ fn trained_models_recall_what_they_recalled_in_pytorch() {
         let table = scratch.path().join("recall.csv");
         let output = Command::new(env!("CARGO_BIN_EXE_waterline"))
             .args(["eval", "recall", "--task", "mqar,joint"])
-            .args(["--keys", "16", "--csv"])
+            .args(["--keys", "16", "--threads", "1", "--csv"])
             .arg(&table)
             .arg(&path)
             .output()
