@@ -428,6 +428,23 @@ impl Session {
     /// # Errors
     /// [`Error::Snapshot`] if it is of another model or another layout; the session is as it was.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
+        self.check_layout(snapshot)?;
+        self.arena.copy_from(&snapshot.arena);
+        self.forget_marks(0);
+        Ok(())
+    }
+
+    /// Overwrites an earlier copy with the state as it is now. Nothing is allocated; the note stays.
+    ///
+    /// # Errors
+    /// [`Error::Snapshot`] if it is of another model or another layout; the copy is as it was.
+    pub fn snapshot_into(&self, snapshot: &mut Snapshot) -> Result<()> {
+        self.check_layout(snapshot)?;
+        snapshot.arena.copy_from(&self.arena);
+        Ok(())
+    }
+
+    fn check_layout(&self, snapshot: &Snapshot) -> Result<()> {
         let differs = |reason: String| Error::Snapshot {
             file: "state".into(),
             reason,
@@ -457,8 +474,6 @@ impl Session {
                 ours.name, theirs.dtype, theirs.shape, ours.dtype, ours.shape
             )));
         }
-        self.arena.copy_from(&snapshot.arena);
-        self.forget_marks(0);
         Ok(())
     }
 
