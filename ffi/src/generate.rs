@@ -270,8 +270,8 @@ pub unsafe extern "C" fn wl_generate(
 }
 
 /// Begins a generation that wl_generate_next carries on, for programs that would rather ask for text than be called.
-/// `params` may be NULL. Any call on the session but wl_generate_next, wl_logits, wl_session_get_info and
-/// wl_session_set_sampler ends it.
+/// `params` may be NULL. Any call on the session but wl_generate_next, wl_logits, wl_session_get_info,
+/// wl_session_set_sampler and the two that cancel ends it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_generate_start(
     session: *mut wl_session,
