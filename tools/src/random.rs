@@ -1,5 +1,7 @@
 //! Random weights: value `i` of tensor `t` is a pure function of (seed, t, i), so that threads can share the work.
 
+use crate::splitmix::SplitMix64;
+
 /// What the values of a tensor look like.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Distribution {
@@ -60,12 +62,8 @@ fn uniform(bits: u64) -> f32 {
     (bits >> 40) as f32 / (1u64 << 24) as f32
 }
 
-/// SplitMix64.
 fn mix(n: u64) -> u64 {
-    let mut z = n.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    SplitMix64(n).bits()
 }
 
 #[cfg(test)]

@@ -62,7 +62,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
         mixer: mixer(config)?,
         mlp: None,
     };
-    let layers = config.usize("num_hidden_layers")?.min(1 << 20);
+    let layers = config.layers()?;
     // transformers ties Mamba's matrices unless told otherwise, flash-linear-attention does not.
     let transformers = config.object().contains_key("layer_norm_epsilon");
     let tied = transformers && config.string("model_type")? == "mamba";
@@ -102,7 +102,7 @@ fn samba(config: &Config) -> Result<ModelSpec> {
         };
         Ok(BlockSpec { mixer, mlp })
     };
-    let layers = config.usize("num_hidden_layers")?.min(1 << 20);
+    let layers = config.layers()?;
     let blocks = (0..layers).map(block).collect::<Result<_>>()?;
     model(config, blocks, false)
 }

@@ -4,6 +4,7 @@
 mod config;
 mod fla;
 mod fla_linear;
+mod fla_memories;
 mod fla_slots;
 mod hugging_face;
 pub(crate) mod llama_cpp;

@@ -57,6 +57,7 @@ pub fn gla(heads: Heads) -> Arc<dyn Mixer> {
         gate_rank: 16,
         gate_normalizer: 16.0,
         gate_min: None,
+        written: None,
     })
 }
 
@@ -78,6 +79,7 @@ pub fn gsa(heads: usize, head_dim: usize, slots: usize) -> Arc<dyn Mixer> {
         learned_map: false,
         conv: None,
         gate_normalizer: 8.0,
+        written: None,
     })
 }
 
