@@ -116,6 +116,14 @@ fn mamba_keeps_the_names_that_llama_cpp_has_for_it() {
     ] {
         assert_eq!(gguf.tensor(name).unwrap().shape, shape, "{name}");
     }
+    for preset in ["mamba-tiny", "mamba2-tiny"] {
+        place
+            .run(["synth", preset, "--type", "f16", "-o", &file])
+            .succeeded();
+        let synthetic = Gguf::open(&file).unwrap();
+        let architecture = synthetic.get_str("general.architecture").unwrap();
+        assert_eq!(format!("{architecture}-tiny"), preset);
+    }
     let rates = gguf.tensor("blk.0.ssm_a").unwrap().to_f32();
     assert!(rates.iter().all(|a| *a < 0.0), "{rates:?}");
 }
