@@ -199,7 +199,8 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<BlockSpec>
             let taps: Vec<usize> = (0..layers).map(|_| random.within(1, 4)).collect();
             let dilations: Vec<usize> = (0..layers).map(|_| random.within(1, 2)).collect();
             let sink = random.within(0, 2);
-            let mut attention = attention(random, json!(random.within(13, 24)));
+            let window = random.within(13, 24);
+            let mut attention = attention(random, json!(window));
             attention["head_dim"] = json!(random.of(&[4, 12, 36]));
             attention["rope_dim"] = json!(null);
             json!({
