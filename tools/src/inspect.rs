@@ -174,13 +174,15 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
 
     lines.push(String::new());
     let describe = |block: &BlockSpec| {
-        let mut numbers = block
-            .mixer
-            .to_json()
-            .to_string()
-            .replace(['{', '}', '"'], "");
-        if let Some(mlp) = block.mlp {
-            numbers += &format!("; mlp {}", mlp.intermediate);
+        let mut parts = block.to_json();
+        let fields = parts.as_object_mut();
+        let mlp = fields.and_then(|fields| {
+            fields.remove("mixer");
+            fields.remove("mlp")
+        });
+        let mut numbers = parts.to_string().replace(['{', '}', '"'], "");
+        if let Some(mlp) = mlp {
+            numbers += &format!("; mlp {}", mlp["intermediate"]);
         }
         vec![
             block.mixer.kind().to_string(),

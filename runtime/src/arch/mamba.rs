@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use super::{Config, Family, fla};
+use waterline_quant::{Tensor, safetensors};
+
+use super::{Config, Family, fla, tensors};
 use crate::error::{Error, Result};
 use crate::mixers::{Hax, Mamba, Mamba2, Mixer, Source};
 use crate::spec::{BlockSpec, ModelSpec, NormKind};
@@ -11,14 +13,22 @@ use crate::spec::{BlockSpec, ModelSpec, NormKind};
 pub(super) const FAMILY: Family = Family {
     model_types: &["mamba", "mamba2", "hax_mamba", "hax_mamba2"],
     spec,
-    tensor: |_, weights, weight| Ok(weights.tensor(&tensor_name(&weight.name))?),
+    tensor: |_, weights, weight| tensor(weights, tensor_name(&weight.name)),
 };
 
 pub(super) const SAMBA: Family = Family {
     model_types: &["samba"],
     spec: samba,
-    tensor: |_, weights, weight| Ok(weights.tensor(&samba_tensor_name(&weight.name))?),
+    tensor: |_, weights, weight| tensor(weights, samba_tensor_name(&weight.name)),
 };
+
+/// Reads the tensor called `name`, but for A, of which a checkpoint has the logarithm of what it is below zero.
+fn tensor(weights: &safetensors::Checkpoint, name: String) -> Result<Tensor> {
+    match name.strip_suffix(".A") {
+        None => Ok(weights.tensor(&name)?),
+        Some(mixer) => tensors::minus_exp(&weights.tensor(&format!("{mixer}.A_log"))?),
+    }
+}
 
 /// The name in the checkpoint of one of our tensors.
 fn tensor_name(name: &str) -> String {

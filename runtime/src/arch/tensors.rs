@@ -75,6 +75,12 @@ pub(super) fn one_plus(tensor: &Tensor) -> Result<Tensor> {
     from_f32(&tensor.shape, &gains)
 }
 
+/// What is stored as the logarithm of its distance below zero.
+pub(super) fn minus_exp(tensor: &Tensor) -> Result<Tensor> {
+    let values: Vec<f32> = tensor.to_f32().into_iter().map(|x| -x.exp()).collect();
+    from_f32(&tensor.shape, &values)
+}
+
 /// A tensor of computed values.
 pub(super) fn from_f32(shape: &[usize], values: &[f32]) -> Result<Tensor> {
     let data = values.iter().flat_map(|x| x.to_le_bytes()).collect();
