@@ -12,7 +12,7 @@ use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::Instant;
 
-use waterline_quant::{Activations, Bytes, FORMATS, Format, Matrix, Output, Simd};
+use waterline_quant::{Activations, Bytes, FORMATS, Format, Matrix, Output, Simd, plain_read};
 
 const COLS: usize = 8192;
 const TURNS: usize = 15;
@@ -47,8 +47,10 @@ fn main() {
             let (mut read, mut multiply, mut share) = (Vec::new(), Vec::new(), Vec::new());
             for _ in 0..TURNS {
                 let bytes = matrix.bytes().len() as f64 * 1e-9;
-                let reading =
-                    bytes / timed(threads, |i| plain_read(part(matrix.bytes(), i, threads)));
+                let reading = bytes
+                    / timed(threads, |i| {
+                        black_box(plain_read(part(matrix.bytes(), i, threads)));
+                    });
                 let multiplying = bytes / product(&matrix, &x, threads, matrix.rows());
                 read.push(reading);
                 multiply.push(multiplying);
@@ -129,17 +131,6 @@ fn timed(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
 
 fn part(bytes: &[u8], i: usize, parts: usize) -> &[u8] {
     &bytes[bytes.len() * i / parts / 64 * 64..bytes.len() * (i + 1) / parts / 64 * 64]
-}
-
-/// Reads everything once, with several sums in flight.
-fn plain_read(bytes: &[u8]) {
-    let mut sums = [0u64; 64];
-    for chunk in bytes.as_chunks::<512>().0 {
-        for (sum, word) in sums.iter_mut().zip(chunk.as_chunks::<8>().0) {
-            *sum = sum.wrapping_add(u64::from_le_bytes(*word));
-        }
-    }
-    black_box(sums);
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

@@ -104,6 +104,11 @@ impl Model {
         self.files.eos
     }
 
+    /// Whether the file has a tokenizer, be it a broken one.
+    pub fn has_tokenizer(&self) -> bool {
+        self.files.tokenizer.is_some()
+    }
+
     /// The tokenizer, made when it is first wanted. Fails if the model has none or a broken one, or one with tokens
     /// that the model does not know.
     pub fn tokenizer(&self) -> Result<Arc<Tokenizer>> {

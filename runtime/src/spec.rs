@@ -144,24 +144,42 @@ pub struct ModelSpec {
 
 /// Largest width, depth or count that is believed; what is larger is a corrupt file.
 const LARGEST: usize = 1 << 24;
+/// The same for the number of blocks.
+pub(crate) const DEEPEST: usize = 1 << 16;
+
+/// A whole number in `value`, which is called `name`, that is larger than is believed.
+fn too_large(name: &str, value: &Value) -> Option<(String, u64)> {
+    match value {
+        Value::Number(number) => {
+            let large = number.as_u64().filter(|&n| n > LARGEST as u64);
+            large.map(|n| (name.to_string(), n))
+        }
+        Value::Array(values) => values.iter().find_map(|value| too_large(name, value)),
+        Value::Object(fields) => fields
+            .iter()
+            .find_map(|(name, value)| too_large(name, value)),
+        _ => None,
+    }
+}
 
 impl ModelSpec {
     /// Checks every dimension; `file` is named in the error.
     pub fn check(&self, file: &str) -> Result<()> {
-        let bound = |key: &str, value: usize| {
-            if (1..=LARGEST).contains(&value) {
+        let within = |key: &str, value: usize, most: usize| {
+            if (1..=most).contains(&value) {
                 return Ok(());
             }
             Err(Error::Config {
                 file: file.into(),
                 key: key.into(),
                 found: value.to_string(),
-                expected: format!("a number from 1 to {LARGEST}"),
+                expected: format!("a number from 1 to {most}"),
             })
         };
+        let bound = |key: &str, value: usize| within(key, value, LARGEST);
         bound("vocab", self.vocab)?;
         bound("hidden", self.hidden)?;
-        bound("blocks", self.blocks.len())?;
+        within("blocks", self.blocks.len(), DEEPEST)?;
         if !(self.norm_eps >= 0.0 && self.norm_eps < 1.0) {
             return Err(Error::Config {
                 file: file.into(),
@@ -173,6 +191,15 @@ impl ModelSpec {
         for (i, block) in self.blocks.iter().enumerate() {
             if let Some(mlp) = block.mlp {
                 bound(&format!("blocks[{i}].mlp.intermediate"), mlp.intermediate)?;
+            }
+            // Of numbers this small no product of two overflows, and no mixer multiplies more of them unchecked.
+            if let Some((name, number)) = too_large("", &block.mixer.to_json()) {
+                return Err(Error::Config {
+                    file: file.into(),
+                    key: format!("blocks[{i}] ({})", block.mixer.kind()),
+                    found: format!("{name} {number}"),
+                    expected: format!("a number up to {LARGEST}"),
+                });
             }
             block
                 .mixer

@@ -1,20 +1,28 @@
 //! The waterline command.
 
+mod allocations;
+mod bench;
 mod builtin;
 mod chat;
 mod convert;
+mod device;
 mod error;
 mod eval;
 mod format_choice;
 mod inspect;
 mod interrupt;
+mod machine;
+mod page;
+mod plot;
 mod presets;
 mod progress;
 mod quantize;
 mod random;
+mod retain;
 mod run;
 mod sampling;
 mod session;
+mod splitmix;
 mod synth;
 mod text;
 mod units;
@@ -56,6 +64,7 @@ enum Command {
     Verify(verify::Args),
     Synth(synth::Args),
     Eval(eval::Args),
+    Bench(bench::Args),
 }
 
 fn main() -> ExitCode {
@@ -72,6 +81,7 @@ fn main() -> ExitCode {
         Command::Verify(args) => verify::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Eval(args) => eval::run(&args),
+        Command::Bench(args) => bench::run(&args),
     };
     match result {
         Ok(status) => status,

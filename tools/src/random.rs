@@ -1,5 +1,7 @@
 //! Random weights: value `i` of tensor `t` is a pure function of (seed, t, i), so that threads can share the work.
 
+use crate::splitmix::SplitMix64;
+
 /// What the values of a tensor look like.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Distribution {
@@ -7,6 +9,8 @@ pub enum Distribution {
     Constant(f32),
     /// Close to a normal distribution around zero, with this standard deviation.
     Normal(f32),
+    /// Spread evenly between these two.
+    Uniform(f32, f32),
     /// Logarithms of numbers that are spread evenly between these two.
     LogUniform(f32, f32),
     /// `x` with `softplus(x)` spread evenly on a logarithmic scale between these two.
@@ -36,6 +40,7 @@ impl Random {
             *value = match self.distribution {
                 Distribution::Constant(value) => value,
                 Distribution::Normal(deviation) => deviation * normal(bits),
+                Distribution::Uniform(low, high) => low + uniform(bits) * (high - low),
                 Distribution::LogUniform(low, high) => (low + uniform(bits) * (high - low)).ln(),
                 Distribution::InverseSoftplus(low, high) => {
                     let target = low * (high / low).powf(uniform(bits));
@@ -57,12 +62,8 @@ fn uniform(bits: u64) -> f32 {
     (bits >> 40) as f32 / (1u64 << 24) as f32
 }
 
-/// SplitMix64.
 fn mix(n: u64) -> u64 {
-    let mut z = n.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+    SplitMix64(n).bits()
 }
 
 #[cfg(test)]

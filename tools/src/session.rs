@@ -52,6 +52,13 @@ pub struct SessionArgs {
 }
 
 impl SessionArgs {
+    /// The same with a context of at least so many tokens.
+    pub fn with_context(&self, at_least: usize) -> Self {
+        let mut larger = self.clone();
+        larger.state.context = larger.state.context.max(at_least);
+        larger
+    }
+
     /// Opens a session that keeps up to `mark_bytes` of marks for going back, two at least, none if that is 0.
     pub fn open(
         &self,

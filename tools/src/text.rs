@@ -30,3 +30,14 @@ pub fn printable(text: &str) -> String {
     };
     text.chars().map(safe).collect()
 }
+
+/// Writes a result to a file.
+pub fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).map_err(|source| {
+        Error::Output(waterline_quant::Error::Io {
+            path: path.into(),
+            action: "write",
+            source,
+        })
+    })
+}

@@ -1,5 +1,6 @@
 //! `waterline verify DIR`: a model against recorded logits, read four ways.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use waterline::state::SlotDtype;
 use waterline::{Checkpoint, Kv, Model, Session, SessionOptions, Snapshot, StateOptions};
 use waterline_quant::{F16, F32, Tensor, safetensors};
 
+use crate::device::DeviceArgs;
 use crate::error::{Error, Result};
 
 /// Compare a model with recorded logits.
@@ -21,9 +23,8 @@ use crate::error::{Error, Result};
 pub struct Args {
     /// The folder of the case.
     dir: PathBuf,
-    /// Where to compute.
-    #[arg(long, default_value = "cpu", value_parser = ["cpu", "cuda"])]
-    device: String,
+    #[command(flatten)]
+    device: DeviceArgs,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -68,11 +69,7 @@ struct Reading {
 
 /// Runs the command: success only if every difference is within the tolerance.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    if args.device != "cpu" {
-        return Err(Error::usage(
-            "--device cuda: this build computes on the CPU only",
-        ));
-    }
+    let device = args.device.name()?;
     let meta = read_meta(&args.dir)?;
     let case = safetensors::Checkpoint::open_file(args.dir.join("case.safetensors"))?;
     let model = Model::bind(in_f32(Checkpoint::open(&args.dir)?)?)?;
@@ -99,17 +96,23 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let within = worst_of_all <= meta.tolerance;
     let result = json!({
         "case": args.dir.file_name().map(|name| name.to_string_lossy()),
-        "device": args.device,
+        "device": device,
         "tolerance": meta.tolerance,
         "worst": worst_of_all,
         "within": within,
         "informational": meta.informational,
         "ways": ways,
     });
-    if args.json {
-        println!("{result}");
+    let text = if args.json {
+        format!("{result}\n")
     } else {
-        print_table(&args.dir, &meta, &result, within);
+        table(&args.dir, &meta, &result, within)
+    };
+    let written = std::io::stdout().write_all(text.as_bytes());
+    match written.map_err(Error::Stdout) {
+        // A reader that left has still to learn of a difference, by the status.
+        Err(error) if !error.is_closed_pipe() => return Err(error),
+        _ => (),
     }
     Ok(if within || meta.informational {
         ExitCode::SUCCESS
@@ -124,20 +127,22 @@ impl Difference {
     }
 }
 
-fn print_table(dir: &Path, meta: &Meta, result: &serde_json::Value, within: bool) {
-    println!("{}", dir.display());
-    println!(
-        "{:<10} {:<16} {:>12} {:>12}",
-        "way", "compared", "max abs", "relative L2"
-    );
+fn table(dir: &Path, meta: &Meta, result: &serde_json::Value, within: bool) -> String {
+    let mut lines = vec![
+        dir.display().to_string(),
+        format!(
+            "{:<10} {:<16} {:>12} {:>12}",
+            "way", "compared", "max abs", "relative L2"
+        ),
+    ];
     for (way, arrays) in result["ways"].as_object().into_iter().flatten() {
         for (array, difference) in arrays.as_object().into_iter().flatten() {
             let number = |key: &str| difference[key].as_f64().unwrap_or(f64::NAN);
-            println!(
+            lines.push(format!(
                 "{way:<10} {array:<16} {:>12.3e} {:>12.3e}",
                 number("max_abs"),
                 number("relative_l2")
-            );
+            ));
         }
     }
     let verdict = match (within, meta.informational) {
@@ -148,7 +153,8 @@ fn print_table(dir: &Path, meta: &Meta, result: &serde_json::Value, within: bool
             meta.why
         ),
     };
-    println!("{verdict} {:e}", meta.tolerance);
+    lines.push(format!("{verdict} {:e}\n", meta.tolerance));
+    lines.join("\n")
 }
 
 fn read_meta(dir: &Path) -> Result<Meta> {

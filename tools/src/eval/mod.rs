@@ -2,6 +2,8 @@
 
 mod documents;
 mod likelihood;
+mod ratio;
+mod recall;
 
 use std::process::ExitCode;
 
@@ -20,6 +22,8 @@ enum Task {
     Bpb(likelihood::Args),
     /// Perplexity per token of a text.
     Ppl(likelihood::Args),
+    /// What a model recalls of what it was told.
+    Recall(recall::Args),
 }
 
 /// Runs the command.
@@ -27,5 +31,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.task {
         Task::Bpb(args) => likelihood::run(args, likelihood::Headline::BitsPerByte),
         Task::Ppl(args) => likelihood::run(args, likelihood::Headline::Perplexity),
+        Task::Recall(args) => recall::run(args),
     }
 }

@@ -1,0 +1,367 @@
+//! The result of a run: what its numbers mean, and how they are printed.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use waterline::Session;
+
+use super::measure::{Measured, Plan, Timed};
+use super::statistics::{jitter, median, percentile};
+use crate::machine::Machine;
+use crate::units;
+
+/// Everything that `--json` writes.
+#[derive(Serialize, Deserialize)]
+pub struct Report {
+    /// Version of the program.
+    pub version: String,
+    /// What was measured.
+    pub model: ModelInfo,
+    /// Where it computed.
+    pub device: String,
+    /// Threads that computed.
+    pub threads: usize,
+    /// Most tokens of a prompt that were read at once.
+    pub chunk: usize,
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Tokens that were timed at each depth.
+    pub r#gen: usize,
+    /// The computer.
+    pub machine: Machine,
+    /// Opening the model and a session.
+    pub load_ms: f64,
+    /// Tokens of the prompt by the median time to read it.
+    pub prefill_tokens_per_s: f64,
+    /// Seconds of each reading.
+    pub prefill_samples_s: Vec<f64>,
+    /// From a prompt to the first token after it; median.
+    pub time_to_first_token_ms: f64,
+    /// Timed tokens of all depths by the sum of their times.
+    pub decode_tokens_per_s: f64,
+    /// Whether the depths took turns.
+    pub interleaved: bool,
+    /// Latency at each depth.
+    pub depths: Vec<Depth>,
+    /// What one token must move, see [`bytes_per_token`].
+    pub bytes_per_token: u64,
+    /// Plain reading with as many threads: the median of passes between the timed tokens.
+    pub read_bytes_per_s: f64,
+    /// Bytes per token by the median time of all timed tokens, as a share of plain reading. Above 1 if caches hold the weights.
+    pub bandwidth_share: f64,
+    /// Allocations while tokens were read and generated, for each of them.
+    pub allocations_per_token: f64,
+    /// The most memory of the process that was resident.
+    pub peak_rss_bytes: Option<u64>,
+    /// Memory of the device besides that.
+    pub device_bytes: u64,
+    /// Resident memory along the way to the deepest position.
+    pub memory: Vec<Memory>,
+    /// Equal if two runs generated the same tokens and the same logits, bit for bit.
+    pub hash: String,
+}
+
+/// What the model is.
+#[derive(Serialize, Deserialize)]
+pub struct ModelInfo {
+    /// The file.
+    pub file: String,
+    /// Its name.
+    pub name: String,
+    /// Number of parameters.
+    pub parameters: usize,
+    /// Bytes of weights that a token reads.
+    pub weight_bytes: u64,
+    /// Bytes of a session's state.
+    pub session_bytes: u64,
+    /// What every token adds to the cache of a Transformer with as many blocks of this width: a key and a value for each
+    /// block, 16 bits a number.
+    pub transformer_bytes_per_token: u64,
+}
+
+/// The time of a token at one depth.
+#[derive(Serialize, Deserialize)]
+pub struct Depth {
+    /// Position before the first timed token.
+    pub position: u64,
+    /// Half of the tokens took at most this long.
+    pub p50_us: f64,
+    /// 90 % of them.
+    pub p90_us: f64,
+    /// 99 % of them.
+    pub p99_us: f64,
+    /// All of them.
+    pub max_us: f64,
+    /// Mean difference of successive times.
+    pub jitter_us: f64,
+    /// Resident memory when the depth was reached.
+    pub rss_bytes: Option<u64>,
+    /// Every time, in order.
+    pub samples_us: Vec<f64>,
+}
+
+/// Resident memory at a position.
+#[derive(Serialize, Deserialize)]
+pub struct Memory {
+    /// Tokens read.
+    pub position: u64,
+    /// Bytes of the process.
+    pub rss_bytes: u64,
+}
+
+impl ModelInfo {
+    /// The file without its folder.
+    pub fn title(&self) -> &str {
+        let file = Path::new(&self.file).file_name();
+        file.and_then(|name| name.to_str()).unwrap_or(&self.file)
+    }
+
+    /// The model of a session.
+    pub fn of(session: &Session) -> Self {
+        let model = session.model();
+        let spec = model.spec();
+        ModelInfo {
+            file: model.file().into(),
+            name: model.name().into(),
+            parameters: spec.parameters(),
+            weight_bytes: model.program().weight_bytes() as u64,
+            session_bytes: session.state_bytes() as u64,
+            transformer_bytes_per_token: (2 * 2 * spec.hidden * spec.blocks.len()) as u64,
+        }
+    }
+}
+
+/// Bytes that one token must move: every weight once.
+// STATE BYTES: the states that a token reads and writes belong here too; `Program` does not count them yet.
+fn bytes_per_token(session: &Session) -> u64 {
+    session.model().program().weight_bytes() as u64
+}
+
+impl Depth {
+    fn new(timed: Timed) -> Self {
+        let mut sorted = timed.samples_us.clone();
+        sorted.sort_by(f64::total_cmp);
+        Depth {
+            position: timed.position,
+            p50_us: percentile(&sorted, 0.5),
+            p90_us: percentile(&sorted, 0.9),
+            p99_us: percentile(&sorted, 0.99),
+            max_us: percentile(&sorted, 1.0),
+            jitter_us: jitter(&timed.samples_us),
+            rss_bytes: timed.resident_bytes,
+            samples_us: timed.samples_us,
+        }
+    }
+
+    /// Tokens by the sum of their times.
+    fn tokens_per_s(&self) -> f64 {
+        1e6 * self.samples_us.len() as f64 / self.samples_us.iter().sum::<f64>()
+    }
+}
+
+impl Report {
+    /// Puts a run's numbers together.
+    pub fn new(
+        plan: &Plan,
+        measured: Measured,
+        machine: Machine,
+        device: &str,
+        session: &Session,
+        load_ms: f64,
+    ) -> Self {
+        let depths: Vec<Depth> = measured.depths.into_iter().map(Depth::new).collect();
+        let samples = depths.iter().flat_map(|depth| &depth.samples_us);
+        let samples: Vec<f64> = samples.copied().collect();
+        let bytes_per_token = bytes_per_token(session);
+        let read_bytes_per_s = median(&measured.read_bytes_per_s);
+        let memory = measured.memory.into_iter();
+        Report {
+            version: env!("CARGO_PKG_VERSION").into(),
+            model: ModelInfo::of(session),
+            device: device.into(),
+            threads: session.threads(),
+            chunk: session.options().chunk,
+            prompt: plan.prompt,
+            r#gen: plan.generate,
+            machine,
+            load_ms,
+            prefill_tokens_per_s: plan.prompt as f64 / median(&measured.prompt_s),
+            prefill_samples_s: measured.prompt_s,
+            time_to_first_token_ms: 1e3 * median(&measured.first_token_s),
+            decode_tokens_per_s: 1e6 * samples.len() as f64 / samples.iter().sum::<f64>(),
+            interleaved: measured.interleaved,
+            depths,
+            bytes_per_token,
+            read_bytes_per_s,
+            bandwidth_share: bytes_per_token as f64 / (1e-6 * median(&samples)) / read_bytes_per_s,
+            allocations_per_token: measured.allocations as f64 / measured.counted_tokens as f64,
+            peak_rss_bytes: measured.peak_bytes,
+            device_bytes: 0,
+            memory: memory
+                .map(|(position, rss_bytes)| Memory {
+                    position,
+                    rss_bytes,
+                })
+                .collect(),
+            hash: measured.hash,
+        }
+    }
+
+    /// One JSON object.
+    pub fn to_json(&self) -> String {
+        let text = serde_json::to_string(self).expect("numbers and texts are JSON");
+        format!("{text}\n")
+    }
+
+    /// A line for each depth.
+    pub fn to_csv(&self) -> String {
+        let mut lines =
+            vec!["position,p50_us,p90_us,p99_us,max_us,jitter_us,tokens_per_s,rss_bytes".into()];
+        for depth in &self.depths {
+            let rss = depth.rss_bytes.map_or(String::new(), |n| n.to_string());
+            lines.push(format!(
+                "{},{:.3},{:.3},{:.3},{:.3},{:.3},{:.3},{rss}",
+                depth.position,
+                depth.p50_us,
+                depth.p90_us,
+                depth.p99_us,
+                depth.max_us,
+                depth.jitter_us,
+                depth.tokens_per_s()
+            ));
+        }
+        lines.join("\n") + "\n"
+    }
+
+    /// What was measured and where, in a line each.
+    pub fn titles(&self) -> [String; 2] {
+        let (model, machine) = (&self.model, &self.machine);
+        let threads = if self.threads == 1 { "" } else { "s" };
+        let vectors = &machine.simd;
+        [
+            format!(
+                "{}: {} parameters, {} read for each token, session {}",
+                model.title(),
+                units::count(model.parameters),
+                units::bytes(model.weight_bytes as usize),
+                units::bytes(model.session_bytes as usize)
+            ),
+            format!(
+                "{}, {} of {} cores, {} thread{threads}, {vectors}",
+                machine.cpu.as_deref().unwrap_or(&machine.arch),
+                self.device.to_uppercase(),
+                machine.physical_cores,
+                self.threads
+            ),
+        ]
+    }
+
+    /// Names and values of the numbers that stand for the whole run.
+    pub fn facts(&self) -> Vec<(&'static str, String)> {
+        let bytes = |n: u64| units::bytes(n as usize);
+        let cached = self.machine.cache_bytes >= Some(self.model.weight_bytes);
+        let cached = if cached {
+            " (caches can hold the weights)"
+        } else {
+            ""
+        };
+        vec![
+            ("load", format!("{:.1} ms", self.load_ms)),
+            (
+                "time to first token",
+                format!(
+                    "{:.1} ms after {} tokens",
+                    self.time_to_first_token_ms, self.prompt
+                ),
+            ),
+            (
+                "prefill",
+                format!("{:.1} tokens/s", self.prefill_tokens_per_s),
+            ),
+            (
+                "decode",
+                format!("{:.1} tokens/s", self.decode_tokens_per_s),
+            ),
+            ("bytes per token", bytes(self.bytes_per_token)),
+            (
+                "share of bandwidth",
+                format!(
+                    "{:.1} % of {:.1} GB/s{cached}",
+                    100.0 * self.bandwidth_share,
+                    1e-9 * self.read_bytes_per_s
+                ),
+            ),
+            (
+                "allocations",
+                format!("{} per token", self.allocations_per_token),
+            ),
+            (
+                "most memory",
+                self.peak_rss_bytes.map_or("unknown".into(), bytes),
+            ),
+            ("device memory", bytes(self.device_bytes)),
+            ("hash", self.hash.clone()),
+        ]
+    }
+
+    /// The table of depths: a head, then a line for each.
+    pub fn rows(&self) -> Vec<[String; 8]> {
+        let head = [
+            "position",
+            "p50 us",
+            "p90 us",
+            "p99 us",
+            "max us",
+            "jitter us",
+            "tokens/s",
+            "resident",
+        ];
+        let row = |depth: &Depth| {
+            let us = |value: f64| format!("{value:.1}");
+            [
+                depth.position.to_string(),
+                us(depth.p50_us),
+                us(depth.p90_us),
+                us(depth.p99_us),
+                us(depth.max_us),
+                us(depth.jitter_us),
+                us(depth.tokens_per_s()),
+                depth
+                    .rss_bytes
+                    .map_or("unknown".into(), |n| units::bytes(n as usize)),
+            ]
+        };
+        let rows = self.depths.iter().map(row);
+        std::iter::once(head.map(String::from))
+            .chain(rows)
+            .collect()
+    }
+
+    /// The tables for a terminal.
+    pub fn to_text(&self) -> String {
+        let mut lines = self.titles().to_vec();
+        lines.push(String::new());
+        let facts = self.facts().into_iter();
+        lines.extend(facts.map(|(name, value)| format!("{name:<20} {value}")));
+        lines.push(String::new());
+        for row in self.rows() {
+            let cells = row.iter().map(|cell| format!("{cell:>10}"));
+            lines.push(cells.collect::<Vec<_>>().join(" "));
+        }
+        lines.join("\n") + "\n"
+    }
+
+    /// The tables as Markdown.
+    pub fn to_markdown(&self) -> String {
+        let mut lines = vec![self.titles().join("; "), String::new()];
+        let rows = self.rows();
+        let line = |cells: &[String]| format!("| {} |", cells.join(" | "));
+        lines.push(line(&rows[0]));
+        lines.push(format!("|{}", "--:|".repeat(rows[0].len())));
+        lines.extend(rows[1..].iter().map(|row| line(row)));
+        lines.extend(["", "| | |", "|---|---|"].map(String::from));
+        let facts = self.facts().into_iter();
+        lines.extend(facts.map(|(name, value)| line(&[name.into(), value])));
+        lines.join("\n") + "\n"
+    }
+}

@@ -1,0 +1,287 @@
+//! `waterline eval recall`: what a model still knows of what it was told.
+
+mod report;
+mod text;
+mod tokens;
+
+use std::io::Write;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::ValueEnum;
+use clap::builder::RangedU64ValueParser;
+use serde::Serialize;
+use waterline::{Model, SamplerParams, Session};
+
+use crate::builtin::open_model;
+use crate::error::{Error, Result};
+use crate::interrupt::on_interrupt;
+use crate::progress;
+use crate::session::SessionArgs;
+use crate::write_model::check_output;
+use report::{Counted, Report};
+
+/// A sequence tells the model keys and their values, in random order among filler, and asks for every one of them. The
+/// values are random, so they cannot be guessed. The right answers are fed on, whatever the model said; an answer is right if
+/// each of its tokens has the largest of all logits.
+///
+/// mqar: many pairs. needle: one pair in filler. needles: several pairs in filler. joint: the same keys in four contexts.
+///
+/// A model with a tokenizer is asked in words, as a chat. One without it is asked in the 256 tokens of tools/train/recall, whose
+/// evaluation draws the same sequences from the same seeds.
+#[derive(clap::Args)]
+pub struct Args {
+    /// A GGUF file or a Hugging Face directory.
+    model: Option<PathBuf>,
+    /// Tasks, by commas.
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "mqar,needle,needles,joint"
+    )]
+    task: Vec<Task>,
+    /// Numbers of keys, by commas; of joint recall multiples of 4. Otherwise mqar has 8, 16, 32, 64, needle 1, needles 8, joint 16, 32,
+    /// 64.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = count())]
+    keys: Vec<usize>,
+    /// Lengths in tokens, by commas; filler makes them up, 0 is without filler. Otherwise needle and needles have 256, 512, 1024, 2048,
+    /// the others 0.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = RangedU64ValueParser::<usize>::new().range(..=1 << 30))]
+    length: Vec<usize>,
+    /// Sequences of each task, number of keys and length; four times as many of needle, which asks one question each.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = count())]
+    sequences: usize,
+    /// Seed of the first sequence; the next one has the next seed.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Print one JSON object, with accuracy by distance.
+    #[arg(long)]
+    json: bool,
+    /// Write a line for each task, number of keys and length.
+    #[arg(long, value_name = "F")]
+    csv: Option<PathBuf>,
+    /// Write a page with plots of accuracy by number of keys and by distance; it needs no other file.
+    #[arg(long, value_name = "F")]
+    html: Option<PathBuf>,
+    #[command(flatten)]
+    session: SessionArgs,
+}
+
+fn count() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=1 << 20)
+}
+
+/// A kind of question.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Task {
+    /// Many pairs.
+    Mqar,
+    /// One pair.
+    Needle,
+    /// Several pairs.
+    Needles,
+    /// The same keys in several contexts.
+    Joint,
+}
+
+/// Contexts of joint recall.
+const JOINT_CONTEXTS: usize = 4;
+
+/// One line of the table.
+#[derive(Clone, Copy)]
+struct Setting {
+    task: Task,
+    /// Pairs that are told and asked for.
+    keys: usize,
+    /// Tokens that filler makes up; 0 for none.
+    length: usize,
+}
+
+/// What is fed, and what is asked in it.
+struct Sequence {
+    tokens: Vec<u32>,
+    /// In the order of the tokens.
+    questions: Vec<Question>,
+}
+
+/// A question whose answer stands in the sequence.
+struct Question {
+    /// The answer's tokens.
+    answer: Range<usize>,
+    /// Tokens from where the value was told to the end of the question.
+    distance: usize,
+}
+
+/// Where sequences come from.
+enum Generator {
+    Tokens,
+    Text(Box<text::Writer>),
+}
+
+impl Generator {
+    /// The one for a model: words if it has a tokenizer, else tokens.
+    fn of(model: &Arc<Model>) -> Result<Self> {
+        if model.has_tokenizer() {
+            return Ok(Generator::Text(Box::new(text::Writer::new(model)?)));
+        }
+        let vocab = model.spec().vocab;
+        if vocab < tokens::VOCAB {
+            let reason = format!(
+                "the model has no tokenizer and knows {vocab} tokens; recall needs a tokenizer or {} tokens",
+                tokens::VOCAB
+            );
+            return Err(Error::input(model.file(), reason));
+        }
+        Ok(Generator::Tokens)
+    }
+
+    fn most_keys(&self) -> usize {
+        match self {
+            Generator::Tokens => tokens::MOST_KEYS,
+            Generator::Text(_) => text::MOST_KEYS,
+        }
+    }
+
+    fn sequence(&self, setting: &Setting, seed: u64) -> Result<Sequence> {
+        match self {
+            Generator::Tokens => Ok(tokens::sequence(setting, seed)),
+            Generator::Text(writer) => writer.sequence(setting, seed),
+        }
+    }
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    for path in [&args.csv, &args.html].into_iter().flatten() {
+        check_output(path, None)?;
+    }
+    let model = open_model(args.model.as_deref())?;
+    let generator = Generator::of(&model)?;
+    let settings = settings(args, generator.most_keys())?;
+    let mut session = args.session.open(&model, SamplerParams::default(), 0)?;
+    let canceller = session.canceller();
+    on_interrupt(move || canceller.cancel())?;
+
+    let sequences = |setting: &Setting| match setting.task {
+        Task::Needle => 4 * args.sequences,
+        _ => args.sequences,
+    };
+    let cost = |setting: &Setting| setting.length.max(5 * setting.keys);
+    let bar = progress::bar(settings.iter().map(|s| sequences(s) * cost(s)).sum());
+    let mut counted = Vec::with_capacity(settings.len());
+    for setting in &settings {
+        bar.set_message(format!("{:?}", setting.task).to_lowercase());
+        let mut result = Counted::new(setting);
+        for i in 0..sequences(setting) {
+            let sequence = generator.sequence(setting, args.seed.wrapping_add(i as u64))?;
+            let right = answers(&mut session, &sequence)?;
+            result.add(&sequence.questions, &right);
+            bar.inc(cost(setting) as u64);
+        }
+        counted.push(result);
+    }
+    bar.finish_and_clear();
+
+    let report = Report::new(&model, &generator, args.seed, counted);
+    if let Some(path) = &args.csv {
+        crate::text::write(path, &report.to_csv())?;
+    }
+    if let Some(path) = &args.html {
+        crate::text::write(path, &report.to_page())?;
+    }
+    let text = if args.json {
+        report.to_json()
+    } else {
+        report.to_text()
+    };
+    let written = std::io::stdout().write_all(text.as_bytes());
+    written.map_err(Error::Stdout)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Every task with each of its numbers of keys and lengths.
+fn settings(args: &Args, most_keys: usize) -> Result<Vec<Setting>> {
+    let mut settings = Vec::new();
+    for &task in &args.task {
+        let (keys, lengths): (&[usize], &[usize]) = match task {
+            Task::Mqar => (&[8, 16, 32, 64], &[0]),
+            Task::Needle => (&[1], &[256, 512, 1024, 2048]),
+            Task::Needles => (&[8], &[256, 512, 1024, 2048]),
+            Task::Joint => (&[16, 32, 64], &[0]),
+        };
+        let chosen = |chosen: &Vec<usize>, usual: &[usize]| match chosen.is_empty() {
+            true => usual.to_vec(),
+            false => chosen.clone(),
+        };
+        let contexts = if task == Task::Joint {
+            JOINT_CONTEXTS
+        } else {
+            1
+        };
+        for keys in chosen(&args.keys, keys) {
+            if !keys.is_multiple_of(contexts) || keys / contexts > most_keys {
+                let most = most_keys * contexts;
+                return Err(Error::usage(format!(
+                    "--keys {keys}: {task:?} recall takes up to {most} keys for this model, and joint recall a multiple of {JOINT_CONTEXTS}"
+                )));
+            }
+            let lengths = chosen(&args.length, lengths).into_iter();
+            settings.extend(lengths.map(|length| Setting { task, keys, length }));
+        }
+    }
+    Ok(settings)
+}
+
+/// For each question whether the model's most probable tokens are the answer.
+fn answers(session: &mut Session, sequence: &Sequence) -> Result<Vec<bool>> {
+    session.reset();
+    let tokens = &sequence.tokens;
+    let mut right = vec![true; sequence.questions.len()];
+    // Logits are wanted from the first question on.
+    let asked = sequence.questions.first().map_or(0, |q| q.answer.start - 1);
+    let end = sequence.questions.last().map_or(0, |q| q.answer.end - 1);
+    session.feed(&tokens[..asked])?;
+    let (mut question, mut finite) = (0, true);
+    session.feed_each(&tokens[asked..end], |index, logits| {
+        let next = asked + index + 1;
+        while sequence.questions[question].answer.end <= next {
+            question += 1;
+        }
+        if sequence.questions[question].answer.contains(&next) {
+            let best = largest(logits);
+            finite &= logits[best].is_finite();
+            right[question] &= best == tokens[next] as usize;
+        }
+    })?;
+    if !finite {
+        let reason = "the logits are not finite";
+        return Err(Error::input(session.model().file(), reason));
+    }
+    Ok(right)
+}
+
+/// The place of the largest value, the first one of equals.
+fn largest(values: &[f32]) -> usize {
+    let mut best = 0;
+    for (i, value) in values.iter().enumerate() {
+        if *value > values[best] {
+            best = i;
+        }
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_of_equal_logits_wins() {
+        assert_eq!(largest(&[0.0, 2.0, -1.0, 2.0]), 1);
+        assert_eq!(largest(&[f32::NEG_INFINITY, 1.0]), 1);
+    }
+}

@@ -1,0 +1,314 @@
+//! Accuracy as tables, lines, JSON and plots.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use clap::ValueEnum;
+use serde::Serialize;
+use waterline::Model;
+
+use super::{Generator, Question, Setting, Task};
+use crate::eval::ratio::Ratio;
+use crate::page::{self, Figure};
+use crate::plot::{Axis, Plot, Series};
+
+/// The smallest bound of distances; the next ones double.
+const NEAREST: usize = 64;
+
+/// Right answers of one setting.
+pub struct Counted {
+    task: Task,
+    keys: usize,
+    length: usize,
+    /// Right answers and questions of each sequence.
+    sequences: Vec<(f64, f64)>,
+    /// The same by the bound of the distance.
+    by_distance: BTreeMap<usize, (usize, usize)>,
+}
+
+impl Counted {
+    /// Nothing counted yet.
+    pub fn new(setting: &Setting) -> Self {
+        Counted {
+            task: setting.task,
+            keys: setting.keys,
+            length: setting.length,
+            sequences: Vec::new(),
+            by_distance: BTreeMap::new(),
+        }
+    }
+
+    /// Counts a sequence: its questions, and whether each was answered right.
+    pub fn add(&mut self, questions: &[Question], right: &[bool]) {
+        for (question, &right) in questions.iter().zip(right) {
+            let bin = self
+                .by_distance
+                .entry(bound(question.distance))
+                .or_default();
+            bin.0 += usize::from(right);
+            bin.1 += 1;
+        }
+        let count = right.iter().filter(|&&right| right).count();
+        self.sequences.push((count as f64, right.len() as f64));
+    }
+}
+
+/// The smallest bound that is not below `distance`: 64, 128, 256, ...
+fn bound(distance: usize) -> usize {
+    distance.next_power_of_two().max(NEAREST)
+}
+
+/// Everything that `--json` prints.
+#[derive(Serialize)]
+pub struct Report {
+    model: String,
+    /// What the model was asked in: `text` or `tokens`.
+    form: &'static str,
+    seed: u64,
+    settings: Vec<Line>,
+}
+
+#[derive(Serialize)]
+struct Line {
+    task: Task,
+    keys: usize,
+    length: usize,
+    sequences: usize,
+    questions: usize,
+    right: usize,
+    accuracy: f64,
+    /// Over sequences, whose questions depend on each other.
+    accuracy_stderr: Option<f64>,
+    by_distance: Vec<Bin>,
+}
+
+#[derive(Serialize)]
+struct Bin {
+    /// The largest distance in tokens; the smallest is above half of it.
+    up_to: usize,
+    questions: usize,
+    right: usize,
+}
+
+impl Line {
+    fn new(counted: Counted) -> Self {
+        let accuracy = Ratio::over(counted.sequences.iter().copied());
+        let bins = counted.by_distance.into_iter();
+        let by_distance: Vec<Bin> = bins
+            .map(|(up_to, (right, questions))| Bin {
+                up_to,
+                questions,
+                right,
+            })
+            .collect();
+        Line {
+            task: counted.task,
+            keys: counted.keys,
+            length: counted.length,
+            sequences: counted.sequences.len(),
+            questions: by_distance.iter().map(|bin| bin.questions).sum(),
+            right: by_distance.iter().map(|bin| bin.right).sum(),
+            accuracy: accuracy.value,
+            accuracy_stderr: accuracy.error,
+            by_distance,
+        }
+    }
+}
+
+fn name(task: Task) -> String {
+    format!("{task:?}").to_lowercase()
+}
+
+impl Report {
+    pub(super) fn new(
+        model: &Model,
+        generator: &Generator,
+        seed: u64,
+        counted: Vec<Counted>,
+    ) -> Self {
+        let file = Path::new(model.file());
+        // As the trainer's evaluation, which knows folders only, names its models.
+        let stem = if file.extension().is_some_and(|kind| kind == "gguf") {
+            file.file_stem()
+        } else {
+            file.file_name()
+        };
+        Report {
+            model: stem.map_or(model.file().into(), |stem| stem.to_string_lossy().into()),
+            form: match generator {
+                Generator::Tokens => "tokens",
+                Generator::Text(_) => "text",
+            },
+            seed,
+            settings: counted.into_iter().map(Line::new).collect(),
+        }
+    }
+
+    /// One JSON object.
+    pub fn to_json(&self) -> String {
+        let text = serde_json::to_string(self).expect("numbers and texts are JSON");
+        format!("{text}\n")
+    }
+
+    /// A line for each setting.
+    pub fn to_csv(&self) -> String {
+        let model = if self.model.contains([',', '"', '\n']) {
+            format!("\"{}\"", self.model.replace('"', "\"\""))
+        } else {
+            self.model.clone()
+        };
+        let mut text = "model,task,keys,length,sequences,questions,right,accuracy\n".to_string();
+        for line in &self.settings {
+            text += &format!(
+                "{model},{},{},{},{},{},{},{:.6}\n",
+                name(line.task),
+                line.keys,
+                line.length,
+                line.sequences,
+                line.questions,
+                line.right,
+                line.accuracy
+            );
+        }
+        text
+    }
+
+    fn rows(&self) -> Vec<Vec<String>> {
+        let head = ["task", "keys", "length", "questions", "accuracy", "error"];
+        let mut rows = vec![head.map(String::from).to_vec()];
+        for line in &self.settings {
+            let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+            rows.push(vec![
+                name(line.task),
+                line.keys.to_string(),
+                line.length.to_string(),
+                line.questions.to_string(),
+                percent(line.accuracy),
+                line.accuracy_stderr.map_or(String::new(), percent),
+            ]);
+        }
+        rows
+    }
+
+    /// The table for a terminal.
+    pub fn to_text(&self) -> String {
+        let mut text = format!("{}, asked in {}\n", self.model, self.form);
+        for row in self.rows() {
+            let cells: Vec<String> = row.iter().map(|cell| format!("{cell:>9}")).collect();
+            text += &format!("{}\n", cells.join(" ").trim_end());
+        }
+        text
+    }
+
+    /// The page of `--html`.
+    pub fn to_page(&self) -> String {
+        let lines = [format!(
+            "Asked in {}, for values that cannot be guessed; sequences from seed {} on",
+            self.form, self.seed
+        )];
+        let figures = [
+            figure(
+                "By number of keys",
+                "keys in a sequence",
+                "Sequences without filler.",
+                &self.points(|line| {
+                    let point = (line.keys, line.right, line.questions);
+                    let filler = line.length > 0;
+                    if filler { Vec::new() } else { vec![point] }
+                }),
+            ),
+            figure(
+                "By distance",
+                "tokens from the value to the question, at most",
+                "All sequences of a task together; each point stands for the distances above half of it.",
+                &self.points(|line| {
+                    let bins = line.by_distance.iter();
+                    bins.map(|bin| (bin.up_to, bin.right, bin.questions))
+                        .collect()
+                }),
+            ),
+        ];
+        let figures: Vec<Figure> = figures.into_iter().flatten().collect();
+        let title = format!("{}: recall", self.model);
+        page::page(&title, &lines, &figures, &self.rows(), &[])
+    }
+
+    /// For each task the accuracy over what `of` says about its lines: place, right answers, questions.
+    fn points(&self, of: impl Fn(&Line) -> Vec<(usize, usize, usize)>) -> Vec<Series> {
+        let mut series = Vec::new();
+        for (color, &task) in Task::value_variants().iter().enumerate() {
+            let mut sums: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+            let lines = self.settings.iter().filter(|line| line.task == task);
+            for (place, right, questions) in lines.flat_map(&of) {
+                let sum = sums.entry(place).or_default();
+                *sum = (sum.0 + right, sum.1 + questions);
+            }
+            let share = |(right, questions)| 100.0 * right as f64 / questions as f64;
+            let points = sums.into_iter().map(|(at, sum)| (at as f64, share(sum)));
+            series.push(Series {
+                label: name(task),
+                points: points.collect(),
+                color,
+                dashed: false,
+                dots: true,
+            });
+        }
+        series.retain(|series| !series.points.is_empty());
+        series
+    }
+}
+
+/// A plot of accuracy, if there is something in it.
+fn figure(title: &str, x: &str, caption: &str, series: &[Series]) -> Option<Figure> {
+    let places = series.iter().flat_map(|series| &series.points).map(|p| p.0);
+    let (first, last) = places.fold((f64::INFINITY, 0.0f64), |(a, b), x| (a.min(x), b.max(x)));
+    if !first.is_finite() {
+        return None;
+    }
+    let mut y = Axis::linear("right answers (%)", 100.0);
+    // Room for the dots of a perfect memory.
+    (y.min, y.max) = (-2.0, 104.0);
+    Some(Figure {
+        title: title.into(),
+        plot: Plot {
+            description: format!("Accuracy, {title}"),
+            x: Axis::log(x, first, last, 2.0, |value| format!("{value:.0}")),
+            y,
+            bands: Vec::new(),
+            series: series.to_vec(),
+        },
+        caption: caption.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distances_fall_below_their_bound() {
+        for (distance, expected) in [(1, 64), (64, 64), (65, 128), (128, 128), (1025, 2048)] {
+            assert_eq!(bound(distance), expected);
+        }
+    }
+
+    #[test]
+    fn right_answers_are_counted_by_sequence_and_distance() {
+        let mut counted = Counted::new(&Setting {
+            task: Task::Needles,
+            keys: 2,
+            length: 0,
+        });
+        let question = |distance| Question {
+            answer: 0..1,
+            distance,
+        };
+        counted.add(&[question(10), question(100)], &[true, false]);
+        counted.add(&[question(70), question(100)], &[true, true]);
+        let line = Line::new(counted);
+        assert_eq!((line.questions, line.right, line.accuracy), (4, 3, 0.75));
+        let bins = line.by_distance.iter();
+        let bins: Vec<_> = bins.map(|b| (b.up_to, b.questions, b.right)).collect();
+        assert_eq!(bins, [(64, 1, 1), (128, 3, 2)]);
+    }
+}

@@ -1,0 +1,325 @@
+//! Recall for models with a chat template: notes among sentences of stories, then questions, a turn each.
+//!
+//! Keys are things ("the red kite"), values are numbers of four or five digits, which cannot be guessed. The model is told the right
+//! answers of the questions before. Notes are worded as in the conversations that the built-in model was trained on;
+//! joint recall, which these do not have, puts the same things into several places.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use waterline::Model;
+use waterline::text::{Message, Role, Tokenizer, Turns};
+
+use super::{JOINT_CONTEXTS, Question, Sequence, Setting, Task};
+use crate::error::{Error, Result};
+use crate::splitmix::SplitMix64;
+
+const COLORS: [&str; 14] = [
+    "red", "blue", "green", "yellow", "orange", "purple", "pink", "brown", "white", "black",
+    "gray", "golden", "silver", "striped",
+];
+const THINGS: [&str; 16] = [
+    "ball", "kite", "boat", "hat", "box", "drum", "cup", "book", "bell", "key", "lamp", "chair",
+    "basket", "blanket", "train", "spoon",
+];
+const PLACES: [&str; 8] = [
+    "kitchen", "garden", "barn", "attic", "library", "bakery", "cave", "castle",
+];
+const NAMES: [&str; 10] = [
+    "Tom", "Lily", "Ben", "Mia", "Sam", "Anna", "Max", "Rosa", "Leo", "Nora",
+];
+const ANIMALS: [&str; 10] = [
+    "fox", "bear", "rabbit", "duck", "frog", "owl", "mouse", "dog", "cat", "goat",
+];
+
+/// Most keys of a sequence; of joint recall for each context.
+pub const MOST_KEYS: usize = COLORS.len() * THINGS.len();
+
+/// Writes sequences for one model.
+pub struct Writer {
+    tokenizer: Arc<Tokenizer>,
+    turns: Turns,
+}
+
+/// A note: what it is called, where, and its value.
+struct Note {
+    thing: String,
+    place: Option<&'static str>,
+    value: String,
+}
+
+/// A message with the places of the values in it, in bytes.
+#[derive(Default)]
+struct Text {
+    text: String,
+    values: Vec<(usize, Range<usize>)>,
+}
+
+impl Text {
+    fn push(&mut self, text: &str) {
+        self.text.push_str(text);
+    }
+
+    /// The value of note number `note`.
+    fn push_value(&mut self, note: usize, value: &str) {
+        let start = self.text.len();
+        self.push(value);
+        self.values.push((note, start..self.text.len()));
+    }
+}
+
+impl Writer {
+    /// Needs a model with a tokenizer and a chat template.
+    pub fn new(model: &Model) -> Result<Self> {
+        let (tokenizer, template) = (model.tokenizer()?, Arc::new(model.chat_template()?));
+        Ok(Writer {
+            turns: Turns::new(template, Arc::clone(&tokenizer))?,
+            tokenizer,
+        })
+    }
+
+    /// The sequence of `seed`. The setting's length is about that of the first message, in tokens.
+    pub fn sequence(&self, setting: &Setting, seed: u64) -> Result<Sequence> {
+        let mut random = SplitMix64(seed);
+        let notes = notes(setting, &mut random);
+        let mut order: Vec<usize> = (0..notes.len()).collect();
+        random.shuffle(&mut order);
+        let mut first = self.told(setting, &notes, &mut random)?;
+        let mut messages = Vec::with_capacity(2 * notes.len());
+        for (i, &asked) in order.iter().enumerate() {
+            let mut question = if i == 0 {
+                std::mem::take(&mut first)
+            } else {
+                Text::default()
+            };
+            question.push(&ask(setting.task, &notes[asked]));
+            let mut answer = Text::default();
+            if setting.task != Task::Mqar {
+                answer.push(&format!("The {}: ", notes[asked].thing));
+            }
+            answer.push_value(asked, &notes[asked].value);
+            if setting.task != Task::Mqar {
+                answer.push(".");
+            }
+            messages.extend([(Role::User, question), (Role::Assistant, answer)]);
+        }
+        self.locate(messages)
+    }
+
+    /// The first message up to its question.
+    fn told(&self, setting: &Setting, notes: &[Note], random: &mut SplitMix64) -> Result<Text> {
+        let block = match setting.task {
+            Task::Joint => notes.len() / JOINT_CONTEXTS,
+            _ => 1,
+        };
+        let mut parts: Vec<Text> = notes
+            .chunks(block)
+            .enumerate()
+            .map(|(i, notes)| tell(setting.task, i * block, notes))
+            .collect();
+        let mut tokens = 0;
+        for part in &parts {
+            tokens += self.tokenizer.encode(&part.text)?.len();
+        }
+        while tokens < setting.length {
+            let text = sentence(random);
+            tokens += self.tokenizer.encode(&text)?.len();
+            parts.push(Text {
+                text,
+                values: Vec::new(),
+            });
+        }
+        random.shuffle(&mut parts);
+        let mut all = Text::default();
+        all.push(match setting.task {
+            Task::Mqar => "Here is a list.\n",
+            _ => "Read this and remember the notes.\n\n",
+        });
+        for part in parts {
+            let start = all.text.len();
+            let values = part.values.into_iter();
+            let moved = values.map(|(note, at)| (note, at.start + start..at.end + start));
+            all.values.extend(moved);
+            all.push(&part.text);
+            all.push("\n");
+        }
+        all.push(match setting.task {
+            Task::Mqar => "\nAnswer from the list. ",
+            _ => "\n",
+        });
+        Ok(all)
+    }
+
+    /// The conversation as tokens, with the tokens of the answers' values.
+    fn locate(&self, messages: Vec<(Role, Text)>) -> Result<Sequence> {
+        let plain = messages.iter();
+        let plain: Vec<Message> = plain
+            .map(|(role, text)| Message::new(*role, text.text.as_str()))
+            .collect();
+        let tokens = self.turns.transcript(&plain)?;
+        let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(tokens.len()));
+        for &token in &tokens {
+            if !self.tokenizer.is_special(token) {
+                bytes.extend_from_slice(self.tokenizer.token_bytes(token));
+            }
+            ends.push(bytes.len());
+        }
+        // The tokens that hold a part of these bytes; control tokens hold none.
+        let holding = |at: Range<usize>| {
+            let first = ends.partition_point(|&end| end <= at.start);
+            first..ends.partition_point(|&end| end < at.end) + 1
+        };
+        let mut written = std::collections::HashMap::new();
+        let mut questions = Vec::new();
+        let mut from = 0;
+        for (role, text) in &messages {
+            let found = find(&bytes[from..], text.text.as_bytes()).ok_or_else(|| {
+                Error::usage("the model's chat template or tokenizer changes the text, so that the answers cannot be found in it")
+            })?;
+            let start = from + found;
+            from = start + text.text.len();
+            for (note, at) in &text.values {
+                let range = holding(at.start + start..at.end + start);
+                if *role == Role::User {
+                    written.insert(*note, range.end - 1);
+                } else {
+                    questions.push(Question {
+                        distance: range.start - 1 - written[note],
+                        answer: range,
+                    });
+                }
+            }
+        }
+        Ok(Sequence { tokens, questions })
+    }
+}
+
+fn notes(setting: &Setting, random: &mut SplitMix64) -> Vec<Note> {
+    let things = COLORS
+        .iter()
+        .flat_map(|color| THINGS.map(|thing| format!("{color} {thing}")));
+    let places: Vec<Option<&str>> = match setting.task {
+        Task::Joint => {
+            let places = random.distinct(PLACES.to_vec(), JOINT_CONTEXTS);
+            places.into_iter().map(Some).collect()
+        }
+        _ => vec![None],
+    };
+    let things = random.distinct(things.collect(), setting.keys / places.len());
+    let mut notes = Vec::with_capacity(setting.keys);
+    for place in places {
+        for thing in &things {
+            notes.push(Note {
+                thing: thing.clone(),
+                place,
+                value: (1000 + random.below(99_000)).to_string(),
+            });
+        }
+    }
+    notes
+}
+
+/// The part that tells some notes, the first of which is number `first`.
+fn tell(task: Task, first: usize, notes: &[Note]) -> Text {
+    let mut text = Text::default();
+    for (i, note) in notes.iter().enumerate() {
+        match (task, note.place) {
+            (Task::Mqar, _) => text.push(&format!("{} = ", note.thing)),
+            (_, Some(place)) if i == 0 => {
+                text.push(&format!(
+                    "In the {place}: the code for the {} is ",
+                    note.thing
+                ));
+            }
+            (_, Some(_)) => text.push(&format!(" The code for the {} is ", note.thing)),
+            _ => text.push(&format!("Remember: the code for the {} is ", note.thing)),
+        }
+        text.push_value(first + i, &note.value);
+        if task != Task::Mqar {
+            text.push(".");
+        }
+    }
+    text
+}
+
+fn ask(task: Task, note: &Note) -> String {
+    match (task, note.place) {
+        (Task::Mqar, _) => format!("{} = ?", note.thing),
+        (_, Some(place)) => format!("In the {place}, what is the code for the {}?", note.thing),
+        _ => format!("What is the code for the {}?", note.thing),
+    }
+}
+
+/// A sentence that tells nothing to remember.
+fn sentence(random: &mut SplitMix64) -> String {
+    let (name, animal) = (random.one_of(&NAMES), random.one_of(&ANIMALS));
+    let (color, thing) = (random.one_of(&COLORS), random.one_of(&THINGS));
+    let (other, place) = (random.one_of(&NAMES), random.one_of(&PLACES));
+    match random.below(5) {
+        0 => format!("{name} the {animal} went to the {place} and found a {color} {thing}."),
+        1 => format!("One day {name} and {other} played in the {place} until it was dark."),
+        2 => format!("\"Look at my {thing}!\" said the little {animal}, and {name} laughed."),
+        3 => format!("{name} was sad, so {other} gave the {animal} a big hug."),
+        _ => format!("In the morning the {animal} woke up and saw that the {thing} was gone."),
+    }
+}
+
+fn find(bytes: &[u8], part: &[u8]) -> Option<usize> {
+    bytes.windows(part.len()).position(|window| window == part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::builtin::open_model;
+
+    #[test]
+    fn answers_are_the_tokens_of_the_values() {
+        let model = open_model(None).unwrap();
+        let (writer, tokenizer) = (Writer::new(&model).unwrap(), model.tokenizer().unwrap());
+        let text = |tokens: &[u32]| {
+            let bytes = tokens
+                .iter()
+                .flat_map(|&token| tokenizer.token_bytes(token));
+            String::from_utf8(bytes.copied().collect()).unwrap()
+        };
+        for (task, keys, length) in [
+            (Task::Mqar, 8, 0),
+            (Task::Needles, 4, 300),
+            (Task::Joint, 8, 0),
+        ] {
+            let setting = Setting { task, keys, length };
+            let sequence = writer.sequence(&setting, 5).unwrap();
+            assert_eq!(sequence.questions.len(), keys);
+            assert!(sequence.tokens.len() > length);
+            for question in &sequence.questions {
+                let answer = &sequence.tokens[question.answer.clone()];
+                let value = text(answer);
+                let value = value.trim();
+                assert!(
+                    (1000..100_000).contains(&value.parse::<u32>().unwrap()),
+                    "{value}"
+                );
+                // The last token of the value was told so far before the question's end.
+                let written = question.answer.start - 1 - question.distance;
+                assert_eq!(sequence.tokens[written], answer[answer.len() - 1]);
+                let told = text(&sequence.tokens[written + 1 - answer.len()..=written]);
+                assert_eq!(told.trim(), value);
+            }
+        }
+    }
+
+    #[test]
+    fn a_seed_gives_a_sequence_again() {
+        let model = open_model(None).unwrap();
+        let writer = Writer::new(&model).unwrap();
+        let setting = Setting {
+            task: Task::Needles,
+            keys: 3,
+            length: 100,
+        };
+        let tokens = |seed| writer.sequence(&setting, seed).unwrap().tokens;
+        assert_eq!(tokens(1), tokens(1));
+        assert_ne!(tokens(1), tokens(2));
+    }
+}
