@@ -425,6 +425,33 @@ mod tests {
         }
     }
 
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn every_unit_gives_the_same_bits() {
+        let value = |i: usize| ((i * 7919 + 13) % 101) as f32 / 50.0 - 1.0;
+        let (a, b): (Vec<f32>, Vec<f32>) = (0..5 * 77).map(|i| (value(i), value(i + 31))).unzip();
+        let body = #[inline(always)]
+        || {
+            let mut out = vec![0.0; 5 * 77];
+            gemm([5, 77, 5], &a, [5, 1], &b, 77, &mut out, 77);
+            add_rows(&a[..5], &b, &mut out[..77]);
+            for (out, x) in out.iter_mut().zip(&a) {
+                *out += exp(*x) + silu(*x) + softplus(*x);
+            }
+            out.extend([dot(&a, &b), sum(&a), max(&b)]);
+            out.iter().map(|x| x.to_bits()).collect::<Vec<u32>>()
+        };
+        let plain = body();
+        if level() != Level::Base {
+            // SAFETY: both wider levels have AVX2.
+            assert_eq!(unsafe { on_avx2(body) }, plain);
+        }
+        if level() == Level::Avx512 {
+            // SAFETY: the level was detected.
+            assert_eq!(unsafe { on_avx512(body) }, plain);
+        }
+    }
+
     #[test]
     fn every_half_is_widened_exactly() {
         let halves: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
