@@ -425,30 +425,44 @@ mod tests {
         }
     }
 
+    /// A bit of everything, as bits.
+    #[inline(always)]
+    fn everything(a: &[f32], b: &[f32]) -> Vec<u32> {
+        let mut out = vec![0.0; a.len()];
+        gemm([5, 77, 5], a, [5, 1], b, 77, &mut out, 77);
+        add_rows(&a[..5], b, &mut out[..77]);
+        for (out, x) in out.iter_mut().zip(a) {
+            *out += exp(*x) + silu(*x) + softplus(*x);
+        }
+        out.extend([dot(a, b), sum(a), max(b)]);
+        out.iter().map(|x| x.to_bits()).collect()
+    }
+
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn every_unit_gives_the_same_bits() {
         let value = |i: usize| ((i * 7919 + 13) % 101) as f32 / 50.0 - 1.0;
         let (a, b): (Vec<f32>, Vec<f32>) = (0..5 * 77).map(|i| (value(i), value(i + 31))).unzip();
-        let body = #[inline(always)]
-        || {
-            let mut out = vec![0.0; 5 * 77];
-            gemm([5, 77, 5], &a, [5, 1], &b, 77, &mut out, 77);
-            add_rows(&a[..5], &b, &mut out[..77]);
-            for (out, x) in out.iter_mut().zip(&a) {
-                *out += exp(*x) + silu(*x) + softplus(*x);
-            }
-            out.extend([dot(&a, &b), sum(&a), max(&b)]);
-            out.iter().map(|x| x.to_bits()).collect::<Vec<u32>>()
-        };
-        let plain = body();
+        let plain = everything(&a, &b);
         if level() != Level::Base {
             // SAFETY: both wider levels have AVX2.
-            assert_eq!(unsafe { on_avx2(body) }, plain);
+            let found = unsafe {
+                on_avx2(
+                    #[inline(always)]
+                    || everything(&a, &b),
+                )
+            };
+            assert_eq!(found, plain);
         }
         if level() == Level::Avx512 {
             // SAFETY: the level was detected.
-            assert_eq!(unsafe { on_avx512(body) }, plain);
+            let found = unsafe {
+                on_avx512(
+                    #[inline(always)]
+                    || everything(&a, &b),
+                )
+            };
+            assert_eq!(found, plain);
         }
     }
 
