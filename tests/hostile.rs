@@ -372,3 +372,28 @@ fn a_prompt_that_is_not_utf8_is_refused_with_its_place() {
         .run(["run", "-f", &place.name("absent")])
         .failed(2, &["absent"]);
 }
+
+#[cfg(unix)]
+#[test]
+fn what_is_no_file_is_refused_at_once() {
+    let place = Workplace::new();
+    let model = place.model("gdn-tiny").display().to_string();
+    let pipe = place.name("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.unwrap().success());
+    let folder = place.home.path().display().to_string();
+    for path in [pipe.as_str(), "/dev/zero"] {
+        place.run(["inspect", path]).failed(2, &[path, "pipe"]);
+    }
+    for path in [pipe.as_str(), "/dev/full", &folder] {
+        place
+            .run(["quantize", &model, "-o", path, "--type", "f16"])
+            .failed(2, &[path, "not a file"]);
+        let chat = format!("/save {path}\n/load {path}\n");
+        let failed = outcome_of_input(&mut place.command(["chat", &model]), chat.as_bytes());
+        assert_eq!(failed.status, Some(1));
+        let refusals = failed.stderr.matches("not a file").count();
+        assert_eq!(refusals, 2, "{}", failed.stderr);
+    }
+    assert_eq!(place.files(), ["gdn-tiny.gguf", "pipe"]);
+}
