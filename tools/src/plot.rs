@@ -134,11 +134,8 @@ impl Plot {
             "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">\n",
             escape(&self.description)
         );
-        // Each part of a plot clips to its own frame; ids are shared by a whole page.
-        let clip = format!(
-            "frame-{:x}",
-            self.description.len() * 1009 + self.y.label.len()
-        );
+        // Plots of a page share this name only if their frames are alike, and then it does not matter.
+        let clip = format!("frame-{top}");
         let frame = floor - top;
         svg += &format!(
             "<clipPath id=\"{clip}\"><rect x=\"{LEFT}\" y=\"{top}\" width=\"{}\" height=\"{frame}\"/></clipPath>\n",

@@ -57,9 +57,8 @@ fn latency(report: &Report) -> Figure {
     };
     let (half, most) = (points(|d| d.p50_us), points(|d| d.p99_us));
     let base = half.first().map_or(0.0, |point| point.1);
-    let with_cache = |position| {
-        base + 1e6 * scale * cache_bytes(report, position) / report.read_bytes_per_s
-    };
+    let with_cache =
+        |position| base + 1e6 * scale * cache_bytes(report, position) / report.read_bytes_per_s;
     let plot = Plot {
         description: "Time of a token against position".into(),
         x: positions(report),
