@@ -52,6 +52,14 @@ fn inspect_says_what_a_session_takes() {
             numbers(&session["blocks"], "bytes").iter().sum::<u64>(),
             sum
         );
+        for block in session["blocks"].as_array().unwrap() {
+            let touched = ["read_per_token", "written_per_token"].map(|key| block[key].as_u64());
+            let state = block["bytes"].as_u64();
+            assert!(
+                touched.iter().all(|n| *n > Some(0) && *n <= state),
+                "{block}"
+            );
+        }
         assert_eq!(
             inspected["weight_bytes"],
             numbers(&inspected["tensors"], "bytes").iter().sum::<u64>()

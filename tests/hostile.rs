@@ -5,6 +5,7 @@ mod common;
 use std::path::Path;
 
 use common::{Workplace, copy_fixture, outcome_of_input};
+use waterline::{Checkpoint, ModelSpec, StateOptions, StatePlan};
 use waterline_quant::gguf::{NewTensor, Value, Writer};
 
 #[test]
@@ -168,6 +169,114 @@ fn directories_that_hold_no_model_are_refused() {
     std::fs::remove_file(dir.join("model.safetensors")).unwrap();
     convert(&["model.safetensors"]);
     assert_eq!(place.files(), ["dir"]);
+}
+
+/// Every number in a JSON value, by its path.
+fn numbers(value: &serde_json::Value, path: &str, found: &mut Vec<String>) {
+    let mut below = |key: &str, value| numbers(value, &format!("{path}/{key}"), found);
+    match value {
+        serde_json::Value::Object(fields) => fields.iter().for_each(|(key, v)| below(key, v)),
+        serde_json::Value::Array(values) => {
+            (values.iter().enumerate()).for_each(|(i, v)| below(&i.to_string(), v))
+        }
+        serde_json::Value::Number(_) => found.push(path.into()),
+        _ => {}
+    }
+}
+
+/// Numbers that overflow when they are multiplied, wrap to small ones, or are none.
+fn hostile_numbers() -> Vec<serde_json::Value> {
+    let powers = [20, 24, 31, 32, 33, 47, 62, 63].map(|n| (1u64 << n).into());
+    let mut all = Vec::from(powers);
+    all.extend([0.into(), 1.into(), 3.into(), (-1).into(), u64::MAX.into()]);
+    all.extend([
+        ((1u64 << 32) + 1).into(),
+        (1e300).into(),
+        (-0.5).into(),
+        serde_json::Value::Null,
+    ]);
+    all
+}
+
+/// Opens what a hostile description leaves of a model: whatever it says, it fails with a sentence or is sound.
+fn survives(what: &str, opened: waterline::Result<ModelSpec>) {
+    let Ok(spec) = opened else { return };
+    let plan = StatePlan::new(&spec, &StateOptions::default());
+    let weights: usize = spec
+        .weights()
+        .iter()
+        .map(|w| w.len())
+        .fold(0, usize::saturating_add);
+    assert!(weights > 0, "{what}");
+    if let Ok(plan) = plan {
+        assert!(
+            plan.slots
+                .iter()
+                .all(|slot| slot.offset + slot.bytes <= plan.bytes),
+            "{what}"
+        );
+    }
+}
+
+#[test]
+fn numbers_of_any_size_are_refused_with_a_sentence_or_make_a_sound_model() {
+    let fixtures = std::fs::read_dir(common::fixtures()).unwrap();
+    for fixture in fixtures.map(|entry| entry.unwrap().path()) {
+        let checkpoint = Checkpoint::open(&fixture).unwrap();
+        let description = checkpoint.spec.to_json();
+        let mut paths = Vec::new();
+        numbers(&description, "", &mut paths);
+        for path in &paths {
+            for number in hostile_numbers() {
+                let what = format!("{}: {path} = {number}", fixture.display());
+                let mut changed = description.clone();
+                *changed.pointer_mut(path).unwrap() = number;
+                survives(&what, ModelSpec::from_json("hostile", &changed));
+            }
+        }
+        // The same with a configuration, as far as its frontend reads it.
+        let place = Workplace::new();
+        let dir = place.path("dir");
+        copy_fixture(&fixture.file_name().unwrap().to_string_lossy(), &dir);
+        let config = std::fs::read(dir.join("config.json")).unwrap();
+        let Ok(config) = serde_json::from_slice::<serde_json::Value>(&config) else {
+            continue;
+        };
+        let mut paths = Vec::new();
+        numbers(&config, "", &mut paths);
+        for path in &paths {
+            for number in hostile_numbers() {
+                let what = format!("{}: {path} = {number}", fixture.display());
+                let mut changed = config.clone();
+                *changed.pointer_mut(path).unwrap() = number;
+                std::fs::write(dir.join("config.json"), changed.to_string()).unwrap();
+                survives(
+                    &what,
+                    Checkpoint::open(&dir).map(|checkpoint| checkpoint.spec),
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn products_that_wrap_to_small_numbers_are_refused() {
+    let place = Workplace::new();
+    let dir = place.path("dir");
+    copy_fixture("gdn_plain", &dir);
+    let mut description = Checkpoint::open(&dir).unwrap().spec.to_json();
+    // 2^32 heads of 2^32: no value at all, if the product wraps.
+    description["blocks"][0]["heads"] = (1u64 << 32).into();
+    description["blocks"][0]["value_heads"] = (1u64 << 32).into();
+    description["blocks"][0]["head_dim"] = ((1u64 << 32) + 16).into();
+    let error = ModelSpec::from_json("wrapping.gguf", &description)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("wrapping.gguf") && error.contains("blocks[0]"),
+        "{error}"
+    );
+    assert!(error.contains("4294967296"), "{error}");
 }
 
 #[test]

@@ -9,6 +9,13 @@ fn is_unknown(output: &std::process::Output) -> bool {
     output.status.code() == Some(2) && said.contains("not supported: model_type")
 }
 
+/// Cases whose recorded logits no program can give token by token, and why.
+const NOT_CAUSAL: &[(&str, &str)] = &[(
+    "mom_k2",
+    "the reference sorts tokens by memory with a sort that is not stable, so that a memory reads later tokens before \
+     earlier ones: at the third token its memories already hold more than three tokens can write",
+)];
+
 /// Verifies every case in `folder`. One that lies `beside` the repository may be of a model that is not known yet.
 fn verify(folder: &Path, beside: bool) {
     let mut cases: Vec<PathBuf> = std::fs::read_dir(folder)
@@ -37,6 +44,8 @@ fn verify(folder: &Path, beside: bool) {
                 "{name}: worst {} of {}",
                 result["worst"], result["tolerance"]
             );
+        } else if let Some((_, why)) = NOT_CAUSAL.iter().find(|(case, _)| *case == name) {
+            println!("{name}: not compared: {why}");
         } else if beside && is_unknown(&output) {
             println!("{name}: skipped, this version does not know the model");
         } else {

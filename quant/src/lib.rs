@@ -2,7 +2,8 @@
 //!
 //! Reading order: [`Format`] (what a block of numbers looks like; one file per format under `formats/`),
 //! [`Activations`] and [`Matrix`] (products of quantized rows with f32 inputs), `kernel.rs` and `simd/` (how a product is
-//! tiled and computed on each CPU), [`Bytes`] and [`Tensor`] (where numbers live), [`gguf`] and [`safetensors`] (files).
+//! tiled and computed on each CPU), [`Bytes`] and [`Tensor`] (where numbers live), [`gguf`] and [`safetensors`] (files),
+//! [`NewFile`] (files that appear whole or not at all).
 //!
 //! Every format is bit-compatible with ggml's format of the same name.
 
@@ -15,6 +16,7 @@ mod formats;
 pub mod gguf;
 mod kernel;
 mod matrix;
+mod new_file;
 mod plain_read;
 pub mod safetensors;
 mod simd;
@@ -25,5 +27,6 @@ pub use cpu::Simd;
 pub use error::{Error, Result};
 pub use format::{BF16, F16, F32, FORMATS, Format, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
 pub use matrix::{Matrix, Output};
+pub use new_file::NewFile;
 pub use plain_read::plain_read;
 pub use storage::{Bytes, Tensor};

@@ -53,7 +53,8 @@ impl Bytes {
         Bytes::copy_from(&bytes)
     }
 
-    pub(crate) fn copy_from(bytes: &[u8]) -> Bytes {
+    /// A copy of `bytes` that starts on a 64-byte boundary.
+    pub fn copy_from(bytes: &[u8]) -> Bytes {
         let mut aligned = Aligned::zeroed(bytes.len());
         aligned.as_mut_slice().copy_from_slice(bytes);
         Bytes::new(Storage::Owned(aligned))

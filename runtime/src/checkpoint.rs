@@ -6,10 +6,10 @@ use serde_json::Value as Json;
 use waterline_quant::gguf::{Gguf, Value};
 use waterline_quant::{Bytes, F32};
 
-use crate::arch;
+use crate::arch::{self, llama_cpp::LlamaCpp};
 use crate::error::{Error, Result};
 use crate::program::Tensors;
-use crate::spec::{ModelSpec, Precision};
+use crate::spec::{ModelSpec, Precision, WeightSpec};
 
 /// The value of `general.architecture` in our files.
 pub const ARCHITECTURE: &str = "waterline";
@@ -64,23 +64,10 @@ impl Checkpoint {
 
     fn from_gguf(gguf: Gguf) -> Result<Self> {
         let file = gguf.name().to_string();
-        let architecture = gguf.get_str("general.architecture")?;
-        if architecture != ARCHITECTURE {
-            let what = format!("general.architecture {architecture:?}; known is {ARCHITECTURE:?}");
-            return Err(Error::Unsupported { file, what });
-        }
-        let json: Json =
-            serde_json::from_str(gguf.get_str("waterline.spec")?).map_err(|e| Error::Config {
-                file: file.clone(),
-                key: "waterline.spec".into(),
-                found: e.to_string(),
-                expected: "JSON".into(),
-            })?;
-        let spec = ModelSpec::from_json(&file, &json)?;
-        let mut tensors = Tensors::new();
-        for info in gguf.tensors() {
-            tensors.insert(info.name.clone(), gguf.tensor(&info.name)?);
-        }
+        let (spec, tensors) = match gguf.get_str("general.architecture")? {
+            ARCHITECTURE => Self::own(&gguf)?,
+            _ => arch::llama_cpp::open(&gguf)?,
+        };
         let optional = |key: &str| gguf.get(key).and_then(Value::as_str).map(str::to_string);
         let token = |key: &str| {
             gguf.get(key)
@@ -88,7 +75,9 @@ impl Checkpoint {
                 .and_then(|id| u32::try_from(id).ok())
         };
         let text = TextFiles {
-            tokenizer: optional("tokenizer.huggingface.json").map(String::into_bytes),
+            tokenizer: optional("tokenizer.huggingface.json")
+                .map(String::into_bytes)
+                .or_else(|| arch::llama_cpp_vocab::from_gguf(&gguf)),
             chat_template: optional("tokenizer.chat_template"),
             bos: token("tokenizer.ggml.bos_token_id"),
             eos: token("tokenizer.ggml.eos_token_id"),
@@ -103,19 +92,38 @@ impl Checkpoint {
         })
     }
 
-    /// The metadata of a GGUF file with this model.
+    /// The description and the tensors of a file of our own architecture.
+    fn own(gguf: &Gguf) -> Result<(ModelSpec, Tensors)> {
+        let json: Json =
+            serde_json::from_str(gguf.get_str("waterline.spec")?).map_err(|e| Error::Config {
+                file: gguf.name().into(),
+                key: "waterline.spec".into(),
+                found: e.to_string(),
+                expected: "JSON".into(),
+            })?;
+        let spec = ModelSpec::from_json(gguf.name(), &json)?;
+        let mut tensors = Tensors::new();
+        for info in gguf.tensors() {
+            tensors.insert(info.name.clone(), gguf.tensor(&info.name)?);
+        }
+        Ok((spec, tensors))
+    }
+
+    /// The metadata of a GGUF file with this model: llama.cpp's where it knows the architecture, or else ours.
     pub fn metadata(&self) -> Vec<(String, Value)> {
+        let (architecture, description) = match LlamaCpp::of(&self.spec) {
+            Some(known) => (known.name(), known.metadata(&self.spec, &self.text)),
+            None => {
+                let spec = Value::String(self.spec.to_json().to_string());
+                (ARCHITECTURE, vec![("waterline.spec".to_string(), spec)])
+            }
+        };
+        let string = |text: &str| Value::String(text.into());
         let mut metadata = vec![
-            (
-                "general.architecture".to_string(),
-                Value::String(ARCHITECTURE.into()),
-            ),
-            ("general.name".to_string(), Value::String(self.name.clone())),
-            (
-                "waterline.spec".to_string(),
-                Value::String(self.spec.to_json().to_string()),
-            ),
+            ("general.architecture".to_string(), string(architecture)),
+            ("general.name".to_string(), string(&self.name)),
         ];
+        metadata.extend(description);
         let mut text = |key: &str, value: Option<Value>| {
             metadata.extend(value.map(|value| (key.to_string(), value)))
         };
@@ -132,6 +140,19 @@ impl Checkpoint {
         text("tokenizer.ggml.bos_token_id", self.text.bos.map(Value::U32));
         text("tokenizer.ggml.eos_token_id", self.text.eos.map(Value::U32));
         metadata
+    }
+
+    /// Every tensor of the description, and the name and shape that it has in a GGUF file with this model.
+    pub fn stored(&self) -> Vec<(WeightSpec, WeightSpec)> {
+        let known = LlamaCpp::of(&self.spec);
+        let stored = |weight: &WeightSpec| match &known {
+            Some(known) => known.stored(weight),
+            None => weight.clone(),
+        };
+        let weights = self.spec.weights().into_iter();
+        weights
+            .map(|weight| (weight.clone(), stored(&weight)))
+            .collect()
     }
 
     /// Every tensor of the description must be there, in its shape, and in f32 or another float format where it

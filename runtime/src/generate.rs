@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+use crate::model::Model;
 use crate::session::Session;
 use crate::text::{StopStrings, TextStream, Tokenizer};
 
@@ -43,9 +44,9 @@ pub enum Finish {
     Cancelled,
 }
 
-/// An iterator of text pieces. Every token that it shows has been read by the session.
-pub struct Generate<'s> {
-    session: &'s mut Session,
+/// How far a generation has come, apart from the session that it reads into: for callers that cannot keep the borrow
+/// of [`Generate`].
+pub struct Generation {
     tokenizer: Arc<Tokenizer>,
     stream: TextStream,
     stops: StopStrings,
@@ -56,14 +57,12 @@ pub struct Generate<'s> {
     flushed: bool,
 }
 
-impl<'s> Generate<'s> {
-    /// Starts generating after what the session has read. Fails if the model has no tokenizer.
-    pub fn new(session: &'s mut Session, options: GenerateOptions) -> Result<Self> {
-        let model = Arc::clone(session.model());
+impl Generation {
+    /// A generation that has not begun. Fails if the model has no tokenizer.
+    pub fn new(model: &Model, options: GenerateOptions) -> Result<Self> {
         let mut ends = options.stop_tokens;
         ends.extend(model.eos().filter(|_| options.stop_at_eos));
-        Ok(Generate {
-            session,
+        Ok(Generation {
             tokenizer: model.tokenizer()?,
             stream: TextStream::new(),
             stops: StopStrings::new(options.stop)?,
@@ -85,14 +84,35 @@ impl<'s> Generate<'s> {
         self.finish
     }
 
+    /// The next piece of text from `session`, which is of the same model; none at the end. After an error it has
+    /// ended, and what was read so far stands.
+    pub fn next(&mut self, session: &mut Session) -> Option<Result<String>> {
+        while self.finish.is_none() {
+            match self.advance(session) {
+                Ok(text) if text.is_empty() => continue,
+                Ok(text) => return Some(Ok(text)),
+                Err(error) => {
+                    self.finish = Some(Finish::Cancelled);
+                    self.flushed = true;
+                    return Some(Err(error));
+                }
+            }
+        }
+        if self.flushed {
+            return None;
+        }
+        let text = self.flush();
+        (!text.is_empty()).then_some(Ok(text))
+    }
+
     /// Samples and reads one token; returns the text that it completes.
-    fn advance(&mut self) -> Result<String> {
+    fn advance(&mut self, session: &mut Session) -> Result<String> {
         if self.left == 0 {
             self.finish = Some(Finish::Length);
             return Ok(String::new());
         }
-        let token = self.session.sample()?;
-        match self.session.feed(&[token]) {
+        let token = session.sample()?;
+        match session.feed(&[token]) {
             Err(Error::Cancelled { .. }) => {
                 self.finish = Some(Finish::Cancelled);
                 return Ok(String::new());
@@ -127,33 +147,38 @@ impl<'s> Generate<'s> {
     }
 }
 
+/// An iterator of text pieces. Every token that it shows has been read by the session.
+pub struct Generate<'s> {
+    session: &'s mut Session,
+    generation: Generation,
+}
+
+impl<'s> Generate<'s> {
+    /// Starts generating after what the session has read. Fails if the model has no tokenizer.
+    pub fn new(session: &'s mut Session, options: GenerateOptions) -> Result<Self> {
+        let generation = Generation::new(session.model(), options)?;
+        Ok(Generate {
+            session,
+            generation,
+        })
+    }
+
+    /// Tokens generated so far, an end token included.
+    pub fn tokens(&self) -> usize {
+        self.generation.tokens()
+    }
+
+    /// Why it ended, once it has.
+    pub fn finish(&self) -> Option<Finish> {
+        self.generation.finish()
+    }
+}
+
 impl Iterator for Generate<'_> {
     type Item = Result<String>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        loop {
-            if self.finish.is_some() {
-                if self.flushed {
-                    return None;
-                }
-                let text = self.flush();
-                return if text.is_empty() {
-                    None
-                } else {
-                    Some(Ok(text))
-                };
-            }
-            match self.advance() {
-                Ok(text) if text.is_empty() => continue,
-                Ok(text) => return Some(Ok(text)),
-                Err(error) => {
-                    // What was computed so far stands; the iterator ends after the error.
-                    self.finish = Some(Finish::Cancelled);
-                    self.flushed = true;
-                    return Some(Err(error));
-                }
-            }
-        }
+        self.generation.next(self.session)
     }
 }
 

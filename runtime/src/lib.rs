@@ -20,6 +20,7 @@
 //! [`session`] (the loop), [`text`] (tokenizer, chat templates), `arch` (other people's configurations).
 
 mod arch;
+mod chat;
 pub mod checkpoint;
 mod cpu;
 mod error;
@@ -34,12 +35,14 @@ pub mod stages;
 pub mod state;
 pub mod text;
 
+pub use chat::Chat;
 pub use checkpoint::Checkpoint;
 pub use cpu::{Pool, physical_cores};
 pub use error::{Error, Result};
-pub use generate::{Finish, Generate, GenerateOptions};
+pub use generate::{Finish, Generate, GenerateOptions, Generation};
 pub use model::Model;
 pub use sampler::{SamplerParams, SamplerState};
 pub use session::{Canceller, ContextEnd, Session, SessionOptions};
 pub use spec::{BlockSpec, MlpSpec, ModelSpec, NormKind, Precision, WeightSpec};
 pub use state::{Kv, Snapshot, StateOptions, StatePlan};
+pub use waterline_quant::Bytes;

@@ -8,6 +8,7 @@ use waterline_quant::{Matrix, Tensor};
 use crate::error::{Error, Result};
 use crate::spec::NormKind;
 use crate::stages::{Embed, Emit, Finish, Linear, Logits, Mlp, Norm, Project, Stage};
+use crate::state::{StatePlan, Touched};
 
 /// A small f32 tensor that never is quantized: a norm, bias, gate, convolution or router.
 pub type Vector = Arc<[f32]>;
@@ -72,6 +73,18 @@ impl Program {
     pub fn weight_bytes(&self) -> usize {
         self.stages.iter().map(Stage::weight_bytes).sum::<usize>()
             + self.logits.matrix.bytes().len()
+    }
+
+    /// What reading the token at `position` touches of the blocks' slots.
+    pub fn touched(&self, plan: &StatePlan, position: u64) -> Vec<Touched> {
+        let stages = self.stages.iter();
+        stages.flat_map(|s| s.touched(plan, position)).collect()
+    }
+
+    /// Bytes of the blocks' slots that reading the token at `position` touches, those read and those written.
+    pub fn state_bytes(&self, plan: &StatePlan, position: u64) -> usize {
+        let stages = self.stages.iter();
+        stages.map(|s| s.state_bytes(plan, position)).sum()
     }
 }
 

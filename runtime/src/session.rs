@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::cpu::{Engine, Pool};
+use crate::cpu::{Engine, Pool, physical_cores};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::sampler::{Sampler, SamplerParams, SamplerState};
@@ -75,6 +75,13 @@ impl Canceller {
     }
 }
 
+fn check_chunk(chunk: usize) -> Result<()> {
+    if chunk == 0 || chunk > 1 << 16 {
+        return Err(Error::invalid("chunk", "must be 1 to 65536 tokens"));
+    }
+    Ok(())
+}
+
 /// A state that [`Session::rewind`] can return to.
 struct Mark {
     /// None: not taken yet.
@@ -99,11 +106,9 @@ pub struct Session {
 impl Session {
     /// Allocates a session on `model`.
     pub fn new(model: Arc<Model>, options: SessionOptions) -> Result<Self> {
-        if options.chunk == 0 || options.chunk > 1 << 16 {
-            return Err(Error::invalid("chunk", "must be 1 to 65536 tokens"));
-        }
+        check_chunk(options.chunk)?;
         let plan = Arc::new(model.plan(&options.state)?);
-        let bytes = plan.bytes.saturating_mul(1 + options.marks);
+        let bytes = plan.bytes.saturating_mul(options.marks.saturating_add(1));
         if Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
             let reason =
                 format!("a session of {bytes} bytes cannot be allocated; choose a smaller context");
@@ -140,6 +145,23 @@ impl Session {
         };
         session.reset();
         Ok(session)
+    }
+
+    /// Bytes that a session on `model` would allocate: of its state, and of working memory and marks. As
+    /// [`Session::state_bytes`] and [`Session::work_bytes`] say afterwards.
+    pub fn plan(model: &Model, options: &SessionOptions) -> Result<(usize, usize)> {
+        check_chunk(options.chunk)?;
+        let state = model.plan(&options.state)?.bytes;
+        let threads = match (&options.pool, options.threads) {
+            (Some(pool), _) => pool.threads(),
+            (None, 0) => physical_cores(),
+            (None, threads) => threads,
+        };
+        let work = Engine::plan(model.program(), threads, options.chunk);
+        Ok((
+            state,
+            work.saturating_add(state.saturating_mul(options.marks)),
+        ))
     }
 
     /// The model.

@@ -88,6 +88,41 @@ pub struct BlockSpec {
     pub mlp: Option<MlpSpec>,
 }
 
+impl BlockSpec {
+    /// The block as JSON: its mixer's name, the mixer's numbers, the feed-forward network.
+    pub fn to_json(&self) -> Value {
+        let mut object = Map::new();
+        object.insert("mixer".into(), json!(self.mixer.kind()));
+        if let Value::Object(numbers) = in_short(self.mixer.to_json()) {
+            object.extend(numbers);
+        }
+        if let Some(mlp) = self.mlp {
+            object.insert("mlp".into(), json!({ "intermediate": mlp.intermediate }));
+        }
+        Value::Object(object)
+    }
+}
+
+/// The value with each number that is an f32 written as one: JSON's numbers are f64, in which 1e-6 is 9.99999997e-7.
+fn in_short(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let fields = fields.into_iter();
+            Value::Object(fields.map(|(key, x)| (key, in_short(x))).collect())
+        }
+        Value::Array(values) => values.into_iter().map(in_short).collect(),
+        Value::Number(number) if number.is_f64() => {
+            let exact = number.as_f64().unwrap_or_default();
+            let short = (exact as f32).to_string().parse::<f64>();
+            match short {
+                Ok(short) if f64::from(exact as f32) == exact => json!(short),
+                _ => Value::Number(number),
+            }
+        }
+        other => other,
+    }
+}
+
 /// A whole model's dimensions.
 #[derive(Debug, Clone)]
 pub struct ModelSpec {
@@ -109,24 +144,42 @@ pub struct ModelSpec {
 
 /// Largest width, depth or count that is believed; what is larger is a corrupt file.
 const LARGEST: usize = 1 << 24;
+/// The same for the number of blocks.
+pub(crate) const DEEPEST: usize = 1 << 16;
+
+/// A whole number in `value`, which is called `name`, that is larger than is believed.
+fn too_large(name: &str, value: &Value) -> Option<(String, u64)> {
+    match value {
+        Value::Number(number) => {
+            let large = number.as_u64().filter(|&n| n > LARGEST as u64);
+            large.map(|n| (name.to_string(), n))
+        }
+        Value::Array(values) => values.iter().find_map(|value| too_large(name, value)),
+        Value::Object(fields) => fields
+            .iter()
+            .find_map(|(name, value)| too_large(name, value)),
+        _ => None,
+    }
+}
 
 impl ModelSpec {
     /// Checks every dimension; `file` is named in the error.
     pub fn check(&self, file: &str) -> Result<()> {
-        let bound = |key: &str, value: usize| {
-            if (1..=LARGEST).contains(&value) {
+        let within = |key: &str, value: usize, most: usize| {
+            if (1..=most).contains(&value) {
                 return Ok(());
             }
             Err(Error::Config {
                 file: file.into(),
                 key: key.into(),
                 found: value.to_string(),
-                expected: format!("a number from 1 to {LARGEST}"),
+                expected: format!("a number from 1 to {most}"),
             })
         };
+        let bound = |key: &str, value: usize| within(key, value, LARGEST);
         bound("vocab", self.vocab)?;
         bound("hidden", self.hidden)?;
-        bound("blocks", self.blocks.len())?;
+        within("blocks", self.blocks.len(), DEEPEST)?;
         if !(self.norm_eps >= 0.0 && self.norm_eps < 1.0) {
             return Err(Error::Config {
                 file: file.into(),
@@ -138,6 +191,15 @@ impl ModelSpec {
         for (i, block) in self.blocks.iter().enumerate() {
             if let Some(mlp) = block.mlp {
                 bound(&format!("blocks[{i}].mlp.intermediate"), mlp.intermediate)?;
+            }
+            // Of numbers this small no product of two overflows, and no mixer multiplies more of them unchecked.
+            if let Some((name, number)) = too_large("", &block.mixer.to_json()) {
+                return Err(Error::Config {
+                    file: file.into(),
+                    key: format!("blocks[{i}] ({})", block.mixer.kind()),
+                    found: format!("{name} {number}"),
+                    expected: format!("a number up to {LARGEST}"),
+                });
             }
             block
                 .mixer
@@ -227,26 +289,12 @@ impl ModelSpec {
 
     /// The description as JSON, as it stands in a GGUF file under `waterline.spec`.
     pub fn to_json(&self) -> Value {
-        let blocks: Vec<Value> = self
-            .blocks
-            .iter()
-            .map(|block| {
-                let mut object = Map::new();
-                object.insert("mixer".into(), json!(block.mixer.kind()));
-                if let Value::Object(parameters) = block.mixer.to_json() {
-                    object.extend(parameters);
-                }
-                if let Some(mlp) = block.mlp {
-                    object.insert("mlp".into(), json!({ "intermediate": mlp.intermediate }));
-                }
-                Value::Object(object)
-            })
-            .collect();
+        let blocks: Vec<Value> = self.blocks.iter().map(BlockSpec::to_json).collect();
         json!({
             "vocab": self.vocab,
             "hidden": self.hidden,
             "norm": self.norm,
-            "norm_eps": self.norm_eps,
+            "norm_eps": in_short(json!(self.norm_eps)),
             "embedding_norm": self.embedding_norm,
             "tied": self.tied,
             "blocks": blocks,
@@ -285,5 +333,27 @@ impl ModelSpec {
         };
         spec.check(file)?;
         Ok(spec)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_in_short_and_read_back_as_they_were() {
+        let value = json!({ "eps": 1e-6f32, "list": [0.1f32, 3, -2.5f32, 0.1f64], "none": null });
+        let short = r#"{"eps":1e-6,"list":[0.1,3,-2.5,0.1],"none":null}"#;
+        assert_eq!(in_short(value).to_string(), short);
+        let mut bits = 1u32;
+        for _ in 0..100_000 {
+            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let x = f32::from_bits(bits);
+            if x.is_finite() {
+                let text = in_short(json!(x)).to_string();
+                let read: f32 = serde_json::from_str(&text).unwrap();
+                assert_eq!(read.to_bits(), bits, "{text}");
+            }
+        }
     }
 }

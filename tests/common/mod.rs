@@ -172,12 +172,14 @@ pub fn tokenizer_folder() -> PathBuf {
     root().join("runtime/tests/data/tok4096")
 }
 
+/// The folder of the cases in the repository.
+pub fn fixtures() -> PathBuf {
+    root().join("tests/fixtures")
+}
+
 /// The folder of a fixture case.
 pub fn fixture(case: &str) -> PathBuf {
-    let places = [
-        root().join("tests/fixtures"),
-        root().join("../shared/fixtures"),
-    ];
+    let places = [fixtures(), root().join("../shared/fixtures")];
     let mut folders = places.iter().map(|place| place.join(case));
     folders
         .find(|folder| folder.is_dir())

@@ -7,6 +7,7 @@ use waterline::Checkpoint;
 
 use crate::error::{Error, Result};
 use crate::format_choice::FormatArgs;
+use crate::retain::RetainArgs;
 use crate::write_model::{check_output, sources, write_model};
 
 /// Write a Hugging Face directory as one GGUF file.
@@ -21,6 +22,8 @@ pub struct Args {
     output: PathBuf,
     #[command(flatten)]
     formats: FormatArgs,
+    #[command(flatten)]
+    retain: RetainArgs,
 }
 
 /// Runs the command.
@@ -32,7 +35,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         ));
     }
     check_output(&args.output, Some(&args.dir))?;
-    let checkpoint = Checkpoint::open(&args.dir)?;
+    let mut checkpoint = Checkpoint::open(&args.dir)?;
+    let file = args.dir.display().to_string();
+    args.retain.apply(&mut checkpoint.spec, &file)?;
     write_model(
         &args.output,
         &checkpoint.metadata(),

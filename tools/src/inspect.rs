@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
-use waterline::{BlockSpec, Checkpoint, StatePlan};
+use waterline::state::Touched;
+use waterline::{BlockSpec, Checkpoint, Model, StatePlan};
 use waterline_quant::Tensor;
 
 use crate::builtin::open_checkpoint;
@@ -31,10 +32,11 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let checkpoint = open_checkpoint(args.model.as_deref())?;
     let plan = StatePlan::new(&checkpoint.spec, &args.state.options())?;
+    let blocks = blocks(&checkpoint, &plan, args)?;
     let text = if args.json {
-        format!("{}\n", to_json(&checkpoint, &plan, args))
+        format!("{}\n", to_json(&checkpoint, &plan, &blocks, args))
     } else {
-        to_text(&checkpoint, &plan)
+        to_text(&checkpoint, &plan, &blocks)
     };
     std::io::stdout()
         .write_all(text.as_bytes())
@@ -59,13 +61,59 @@ fn weight_bytes(checkpoint: &Checkpoint) -> usize {
         .sum()
 }
 
-fn to_json(checkpoint: &Checkpoint, plan: &StatePlan, args: &Args) -> Value {
+/// Bytes of a block.
+struct Block {
+    weights: usize,
+    state: usize,
+    /// Of its state, what reading the context's last token reads and writes.
+    read: usize,
+    written: usize,
+}
+
+fn blocks(checkpoint: &Checkpoint, plan: &StatePlan, args: &Args) -> Result<Vec<Block>> {
+    let model = Model::bind(checkpoint.clone())?;
+    let touched = model.program().touched(plan, last_position(args));
+    let mut blocks: Vec<Block> = (0..checkpoint.spec.blocks.len())
+        .map(|block| {
+            let own = |t: &&Touched| plan.slots[t.slot].block == Some(block);
+            let touched = touched.iter().filter(own);
+            Block {
+                weights: 0,
+                state: plan.block_bytes(Some(block)),
+                read: touched.clone().map(|t| t.read).sum(),
+                written: touched.map(|t| t.written).sum(),
+            }
+        })
+        .collect();
+    for (name, tensor) in tensors(checkpoint) {
+        if let (Some(block), _) = split_block(&name) {
+            blocks[block].weights += tensor.data.len();
+        }
+    }
+    Ok(blocks)
+}
+
+/// The position of the context's last token.
+fn last_position(args: &Args) -> u64 {
+    args.state.options().context as u64 - 1
+}
+
+fn to_json(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block], args: &Args) -> Value {
     let tensor = |(name, tensor): (String, &Tensor)| {
         json!({
             "name": name, "format": tensor.format.name, "shape": tensor.shape, "bytes": tensor.data.len(),
         })
     };
-    let block = |(i, block): (usize, &BlockSpec)| json!({ "block": i, "mixer": block.mixer.kind(), "bytes": plan.block_bytes(Some(i)) });
+    let block = |(i, (spec, block)): (usize, (&BlockSpec, &Block))| {
+        json!({
+            "block": i,
+            "mixer": spec.mixer.kind(),
+            "weight_bytes": block.weights,
+            "bytes": block.state,
+            "read_per_token": block.read,
+            "written_per_token": block.written,
+        })
+    };
     let options = args.state.options();
     json!({
         "file": checkpoint.file,
@@ -83,13 +131,14 @@ fn to_json(checkpoint: &Checkpoint, plan: &StatePlan, args: &Args) -> Value {
             "kv": options.kv,
             "log": options.log,
             "bytes": plan.bytes,
-            "blocks": checkpoint.spec.blocks.iter().enumerate().map(block).collect::<Vec<_>>(),
+            "touched_at": last_position(args),
+            "blocks": checkpoint.spec.blocks.iter().zip(blocks).enumerate().map(block).collect::<Vec<_>>(),
             "slots": plan.slots,
         },
     })
 }
 
-fn to_text(checkpoint: &Checkpoint, plan: &StatePlan) -> String {
+fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> String {
     let spec = &checkpoint.spec;
     let yes = |is: bool| if is { "yes" } else { "none" };
     let text = &checkpoint.text;
@@ -125,13 +174,15 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan) -> String {
 
     lines.push(String::new());
     let describe = |block: &BlockSpec| {
-        let mut numbers = block
-            .mixer
-            .to_json()
-            .to_string()
-            .replace(['{', '}', '"'], "");
-        if let Some(mlp) = block.mlp {
-            numbers += &format!("; mlp {}", mlp.intermediate);
+        let mut parts = block.to_json();
+        let fields = parts.as_object_mut();
+        let mlp = fields.and_then(|fields| {
+            fields.remove("mixer");
+            fields.remove("mlp")
+        });
+        let mut numbers = parts.to_string().replace(['{', '}', '"'], "");
+        if let Some(mlp) = mlp {
+            numbers += &format!("; mlp {}", mlp["intermediate"]);
         }
         vec![
             block.mixer.kind().to_string(),
@@ -145,6 +196,16 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan) -> String {
         .map(|(i, block)| Row::new(Some(i), describe(block), 0))
         .collect();
     lines.extend(table(["block", "mixer", "numbers"], rows, false));
+
+    lines.push(String::new());
+    let row = |(i, block): (usize, &Block)| {
+        let bytes = [block.weights, block.state, block.read, block.written];
+        Row::new(Some(i), bytes.map(|n| n.to_string()).to_vec(), 0)
+    };
+    let rows = blocks.iter().enumerate().map(row).collect();
+    let head = ["block", "bytes of weights", "state", "read", "written"];
+    lines.extend(table(head, rows, false));
+    lines.push("read and written: of the state, for the last token of the context, at most".into());
 
     lines.push(String::new());
     let row = |(name, tensor): (String, &Tensor)| {

@@ -18,6 +18,7 @@ mod presets;
 mod progress;
 mod quantize;
 mod random;
+mod retain;
 mod run;
 mod sampling;
 mod session;

@@ -9,6 +9,8 @@ pub enum Distribution {
     Constant(f32),
     /// Close to a normal distribution around zero, with this standard deviation.
     Normal(f32),
+    /// Spread evenly between these two.
+    Uniform(f32, f32),
     /// Logarithms of numbers that are spread evenly between these two.
     LogUniform(f32, f32),
     /// `x` with `softplus(x)` spread evenly on a logarithmic scale between these two.
@@ -38,6 +40,7 @@ impl Random {
             *value = match self.distribution {
                 Distribution::Constant(value) => value,
                 Distribution::Normal(deviation) => deviation * normal(bits),
+                Distribution::Uniform(low, high) => low + uniform(bits) * (high - low),
                 Distribution::LogUniform(low, high) => (low + uniform(bits) * (high - low)).ln(),
                 Distribution::InverseSoftplus(low, high) => {
                     let target = low * (high / low).powf(uniform(bits));

@@ -24,6 +24,9 @@ pub struct Args {
     /// The model's shape.
     #[arg(value_parser = preset_parser())]
     preset: &'static Preset,
+    /// Only its first N blocks, such as one, to measure a layer.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    blocks: Option<u32>,
     /// The file to write; it appears when it is complete.
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
@@ -48,8 +51,7 @@ fn preset_parser() -> impl TypedValueParser<Value = &'static Preset> {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
     check_output(&args.output, None)?;
-    let spec = (args.preset.spec)();
-    let weights = spec.weights();
+    let spec = spec(args)?;
     let text = match &args.tokenizer {
         Some(dir) => text_files(dir, &spec)?,
         None => TextFiles::default(),
@@ -61,13 +63,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         tensors: Tensors::new(),
         text,
     };
-    let sources: Vec<Source> = weights
+    let sources: Vec<Source> = checkpoint
+        .stored()
         .into_iter()
         .enumerate()
-        .map(|(i, weight)| {
+        .map(|(i, (weight, stored))| {
             let random = Random::new(args.seed, i, distribution(&weight));
             Source {
-                weight,
+                weight: stored,
                 values: Values::Random(random),
             }
         })
@@ -81,6 +84,19 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The preset's dimensions, with as many blocks as were asked for.
+fn spec(args: &Args) -> Result<ModelSpec> {
+    let mut spec = (args.preset.spec)();
+    if let Some(blocks) = args.blocks.map(|n| n as usize) {
+        if blocks > spec.blocks.len() {
+            let reason = format!("{} has {} blocks", args.preset.name, spec.blocks.len());
+            return Err(Error::usage(format!("--blocks {blocks}: {reason}")));
+        }
+        spec.blocks.truncate(blocks);
+    }
+    Ok(spec)
+}
+
 /// Values that keep activations of order one through any number of blocks.
 fn distribution(weight: &WeightSpec) -> Distribution {
     let name = weight.name.as_str();
@@ -91,7 +107,15 @@ fn distribution(weight: &WeightSpec) -> Distribution {
     if name.ends_with("A_log") {
         return Distribution::LogUniform(1.0, 16.0);
     }
-    if name.ends_with("dt_bias") {
+    // Mamba's rates.
+    if name.ends_with(".A") {
+        return Distribution::Uniform(-16.0, -1.0);
+    }
+    // Skips and gains of channels.
+    if name.ends_with(".D") || name.ends_with(".E") {
+        return Distribution::Constant(1.0);
+    }
+    if name.ends_with("dt_bias") || name.ends_with("dt_proj.bias") {
         return Distribution::InverseSoftplus(0.001, 0.1);
     }
     if name.ends_with("bias") {

@@ -26,7 +26,7 @@ pub enum Values {
 
 /// A tensor to write.
 pub struct Source {
-    /// Name and shape.
+    /// Name and shape in the file.
     pub weight: WeightSpec,
     /// Its values.
     pub values: Values,
@@ -104,20 +104,15 @@ pub fn check_output(path: &Path, input: Option<&Path>) -> Result<()> {
 
 /// The tensors of a checkpoint, in the order of its description.
 pub fn sources(checkpoint: &Checkpoint) -> Vec<Source> {
-    let source = |weight: WeightSpec| {
+    let source = |(weight, stored): (WeightSpec, WeightSpec)| {
         let tensor = checkpoint.tensors.get(&weight.name)?.clone();
         Some(Source {
-            weight,
+            weight: stored,
             values: Values::Stored(tensor),
         })
     };
     // An opened checkpoint has every tensor of its description.
-    checkpoint
-        .spec
-        .weights()
-        .into_iter()
-        .filter_map(source)
-        .collect()
+    checkpoint.stored().into_iter().filter_map(source).collect()
 }
 
 fn note_fallbacks(sources: &[Source], chosen: &[(&'static Format, &'static Format)]) {

@@ -1,12 +1,12 @@
 //! The writer: header first, then tensor data streamed in order, under a temporary name until it is complete.
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::{Array, Value};
 use crate::error::{Error, Result};
 use crate::format::Format;
+use crate::new_file::NewFile;
 
 /// Tensors start on cache lines, so that the mapped file can be read by aligned loads and by a GPU.
 const ALIGNMENT: usize = 64;
@@ -26,26 +26,10 @@ pub struct NewTensor {
 /// removes what was written.
 pub struct Writer {
     path: PathBuf,
-    temporary: Temporary,
-    file: BufWriter<File>,
+    file: NewFile,
     tensors: Vec<(String, usize)>, // name, bytes
     current: usize,
     written: usize, // of the current tensor
-}
-
-/// A file that is removed unless it was renamed.
-struct Temporary {
-    path: PathBuf,
-    keep: bool,
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        if !self.keep {
-            // The error that made us give up is the one to report.
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
 }
 
 impl Writer {
@@ -57,21 +41,10 @@ impl Writer {
     ) -> Result<Writer> {
         let path = path.as_ref();
         let (header, sizes) = header(path, metadata, tensors)?;
-        let mut temporary = path.as_os_str().to_owned();
-        temporary.push(format!(".{}.tmp", std::process::id()));
-        let temporary = PathBuf::from(temporary);
-        let file = File::options()
-            .write(true)
-            .create_new(true)
-            .open(&temporary)
-            .map_err(|e| Error::io(&temporary, "create", e))?;
+        let file = NewFile::create(path).map_err(|e| Error::io(path, "write", e))?;
         let mut writer = Writer {
             path: path.to_path_buf(),
-            temporary: Temporary {
-                path: temporary,
-                keep: false,
-            },
-            file: BufWriter::with_capacity(1 << 20, file),
+            file,
             tensors: sizes,
             current: 0,
             written: 0,
@@ -113,29 +86,19 @@ impl Writer {
     }
 
     /// Completes the file: everything is on the disk and the name is in place when this returns.
-    pub fn finish(mut self) -> Result<()> {
+    pub fn finish(self) -> Result<()> {
         if let Some((name, size)) = self.tensors.get(self.current) {
             let item = format!("tensor '{name}'");
             return Err(self.invalid(item, format!("{} bytes", self.written), format!("{size}")));
         }
-        let temporary = &self.temporary.path;
-        self.file
-            .flush()
-            .map_err(|e| Error::io(temporary, "write", e))?;
-        self.file
-            .get_ref()
-            .sync_all()
-            .map_err(|e| Error::io(temporary, "write", e))?;
-        std::fs::rename(temporary, &self.path)
-            .map_err(|e| Error::io(&self.path, "rename to", e))?;
-        self.temporary.keep = true;
-        sync_directory(&self.path)
+        let path = self.path;
+        self.file.finish().map_err(|e| Error::io(&path, "write", e))
     }
 
     fn write_all(&mut self, bytes: &[u8]) -> Result<()> {
         self.file
             .write_all(bytes)
-            .map_err(|e| Error::io(&self.temporary.path, "write", e))
+            .map_err(|e| Error::io(&self.path, "write", e))
     }
 
     fn skip_empty(&mut self) {
@@ -156,23 +119,6 @@ impl Writer {
     ) -> Error {
         Error::invalid(&self.path.display().to_string(), item, found, expected)
     }
-}
-
-/// Makes the rename durable.
-fn sync_directory(path: &Path) -> Result<()> {
-    #[cfg(unix)]
-    {
-        let parent = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        File::open(parent)
-            .and_then(|directory| directory.sync_all())
-            .map_err(|e| Error::io(parent, "write", e))?;
-    }
-    #[cfg(not(unix))]
-    let _ = path;
-    Ok(())
 }
 
 type Header = (Vec<u8>, Vec<(String, usize)>);

@@ -4,6 +4,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
+use crate::spec::DEEPEST;
 
 /// A JSON object from a file.
 pub(crate) struct Config {
@@ -95,6 +96,16 @@ impl Config {
     /// A whole number, `default` if the key is absent or null.
     pub fn usize_or(&self, key: &str, default: usize) -> Result<usize> {
         Ok(self.optional_usize(key)?.unwrap_or(default))
+    }
+
+    /// The number of layers, of no more than are believed.
+    pub fn layers(&self) -> Result<usize> {
+        let key = "num_hidden_layers";
+        let layers = self.usize(key)?;
+        if !(1..=DEEPEST).contains(&layers) {
+            return Err(self.wrong(key, &format!("a number from 1 to {DEEPEST}")));
+        }
+        Ok(layers)
     }
 
     /// A number, if the key is there and not null.

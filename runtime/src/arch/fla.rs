@@ -1,13 +1,13 @@
 //! flash-linear-attention's configurations: what all its models share, Transformer and Gated DeltaNet, attention layers
 //! in hybrids and, in the learnable-token-eviction fork, eviction. Softmax linear attention (arXiv 2602.01744) has no
 //! published checkpoints; its models are read as `softmax_` before the name of the base, with the base's keys and
-//! `sla_gate_input`.
+//! `sla_gate_input`. So are row-sparse updates (arXiv 2507.16577), as the key `row_topk` beside those of `gla` and `gsa`.
 
 use std::sync::Arc;
 
 use waterline_quant::{Tensor, safetensors};
 
-use super::{Config, Family, fla_linear, fla_slots, tensors};
+use super::{Config, Family, fla_linear, fla_memories, fla_slots, tensors};
 use crate::error::{Error, Result};
 use crate::mixers::{
     Attention, GatedDeltaNet, Lte, Mixer, NativeSparseAttention, RouterScope, ScoreMap,
@@ -32,6 +32,7 @@ pub(super) const FAMILY: Family = Family {
         "kda",
         "gsa",
         "abc",
+        "mom",
     ],
     spec,
     tensor,
@@ -50,6 +51,7 @@ fn mixer(config: &Config, layer: usize) -> Result<Arc<dyn Mixer>> {
         "kda" => Arc::new(fla_linear::kda(config)?),
         "gsa" => Arc::new(fla_slots::gsa(config)?),
         "abc" => Arc::new(fla_slots::abc(config)?),
+        "mom" => Arc::new(fla_memories::mom(config)?),
         _ => Arc::new(gated_deltanet(config)?),
     })
 }
@@ -73,6 +75,11 @@ fn tensor(
         if !config.bool_or("elementwise_affine", true)? {
             return tensors::from_f32(&weight.shape, &vec![1.0; weight.len()]);
         }
+    }
+    if config.optional_string("model_type") == Some("mom")
+        && let Some(tensor) = fla_memories::of_memories(config, weights, &name, weight)?
+    {
+        return Ok(tensor);
     }
     let tensor = weights.tensor(&name)?;
     let gate = name.ends_with(".gate_q_proj.weight") || name.ends_with(".gate_k_proj.weight");
@@ -121,7 +128,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
         .iter()
         .map(|attention| attention.usizes("layers"))
         .collect::<Result<Vec<_>>>()?;
-    let blocks = (0..config.usize("num_hidden_layers")?.min(1 << 20))
+    let blocks = (0..config.layers()?)
         .map(|layer| {
             let hybrid = attention_layers
                 .iter()

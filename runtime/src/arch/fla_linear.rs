@@ -80,6 +80,7 @@ pub(super) fn gla(config: &Config) -> Result<Gla> {
         gate_rank: 16,
         gate_normalizer: 16.0,
         gate_min: config.optional_f32("clamp_min")?,
+        written: config.optional_usize("row_topk")?,
     })
 }
 

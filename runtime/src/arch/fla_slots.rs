@@ -49,6 +49,7 @@ pub(super) fn gsa(config: &Config) -> Result<Gsa> {
         learned_map,
         conv: taps(config, false)?,
         gate_normalizer: config.f32_or("gate_logit_normalizer", 8.0)?,
+        written: config.optional_usize("row_topk")?,
     })
 }
 

@@ -42,7 +42,7 @@ pub(super) fn tensor_name(name: &str, mixer: &str) -> String {
 fn spec(config: &Config) -> Result<ModelSpec> {
     let mlp = mlp(config)?;
     let attention = attention(config)?;
-    let layers = config.usize("num_hidden_layers")?.min(1 << 20);
+    let layers = config.layers()?;
     let blocks = (0..layers)
         .map(|layer| {
             let attention = Attention {

@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use super::{Config, Family, fla};
+use waterline_quant::{Tensor, safetensors};
+
+use super::{Config, Family, fla, tensors};
 use crate::error::{Error, Result};
 use crate::mixers::{Hax, Mamba, Mamba2, Mixer, Source};
 use crate::spec::{BlockSpec, ModelSpec, NormKind};
@@ -11,14 +13,22 @@ use crate::spec::{BlockSpec, ModelSpec, NormKind};
 pub(super) const FAMILY: Family = Family {
     model_types: &["mamba", "mamba2", "hax_mamba", "hax_mamba2"],
     spec,
-    tensor: |_, weights, weight| Ok(weights.tensor(&tensor_name(&weight.name))?),
+    tensor: |_, weights, weight| tensor(weights, tensor_name(&weight.name)),
 };
 
 pub(super) const SAMBA: Family = Family {
     model_types: &["samba"],
     spec: samba,
-    tensor: |_, weights, weight| Ok(weights.tensor(&samba_tensor_name(&weight.name))?),
+    tensor: |_, weights, weight| tensor(weights, samba_tensor_name(&weight.name)),
 };
+
+/// Reads the tensor called `name`, but for A, of which a checkpoint has the logarithm of what it is below zero.
+fn tensor(weights: &safetensors::Checkpoint, name: String) -> Result<Tensor> {
+    match name.strip_suffix(".A") {
+        None => Ok(weights.tensor(&name)?),
+        Some(mixer) => tensors::minus_exp(&weights.tensor(&format!("{mixer}.A_log"))?),
+    }
+}
 
 /// The name in the checkpoint of one of our tensors.
 fn tensor_name(name: &str) -> String {
@@ -52,7 +62,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
         mixer: mixer(config)?,
         mlp: None,
     };
-    let layers = config.usize("num_hidden_layers")?.min(1 << 20);
+    let layers = config.layers()?;
     // transformers ties Mamba's matrices unless told otherwise, flash-linear-attention does not.
     let transformers = config.object().contains_key("layer_norm_epsilon");
     let tied = transformers && config.string("model_type")? == "mamba";
@@ -92,7 +102,7 @@ fn samba(config: &Config) -> Result<ModelSpec> {
         };
         Ok(BlockSpec { mixer, mlp })
     };
-    let layers = config.usize("num_hidden_layers")?.min(1 << 20);
+    let layers = config.layers()?;
     let blocks = (0..layers).map(block).collect::<Result<_>>()?;
     model(config, blocks, false)
 }

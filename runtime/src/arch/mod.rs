@@ -1,11 +1,14 @@
 //! Frontends: from a Hugging Face configuration to a [`ModelSpec`] and the names that its tensors have there. One
-//! file per family of configurations.
+//! file per family of configurations; one for the GGUF files that llama.cpp has of the same models.
 
 mod config;
 mod fla;
 mod fla_linear;
+mod fla_memories;
 mod fla_slots;
 mod hugging_face;
+pub(crate) mod llama_cpp;
+pub(crate) mod llama_cpp_vocab;
 mod mamba;
 mod qwen3_next;
 mod rwkv;
@@ -70,13 +73,6 @@ pub(crate) fn open_directory(dir: &Path) -> Result<Checkpoint> {
     for weight in spec.weights() {
         let mut tensor = (family.tensor)(&config, &weights, &weight)?;
         // Convolutions are stored with dimensions of one: [channels, 1, taps].
-        let squeezed = |shape: &[usize]| {
-            shape
-                .iter()
-                .copied()
-                .filter(|&n| n != 1)
-                .collect::<Vec<_>>()
-        };
         if squeezed(&tensor.shape) == squeezed(&weight.shape) {
             tensor.shape = weight.shape;
         }
@@ -101,6 +97,11 @@ pub(crate) fn open_directory(dir: &Path) -> Result<Checkpoint> {
         tensors,
         text: text_files(dir, &config)?,
     })
+}
+
+/// A shape without its dimensions of one.
+fn squeezed(shape: &[usize]) -> Vec<usize> {
+    shape.iter().copied().filter(|&n| n != 1).collect()
 }
 
 /// The tokenizer's files beside a checkpoint: `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`.

@@ -54,7 +54,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     let mlp = mlp(config)?;
     let attention = gated_attention(config)?;
     let delta = gated_deltanet(config)?;
-    let blocks = (0..config.usize("num_hidden_layers")?.min(1 << 20))
+    let blocks = (0..config.layers()?)
         .map(|layer| {
             refuse_experts(config, layer)?;
             let mixer: Arc<dyn Mixer> = match is_attention(config, layer)? {

@@ -45,7 +45,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     }
     let hidden = config.usize("hidden_size")?;
     let norm_eps = config.f32_or("norm_eps", 1e-5)?;
-    let layers = config.usize("num_hidden_layers")?.min(1 << 20);
+    let layers = config.layers()?;
     let channel_mix: Arc<dyn Mixer> = Arc::new(channel_mix(config, hidden)?);
     let mut blocks = Vec::with_capacity(2 * layers);
     for layer in 0..layers {

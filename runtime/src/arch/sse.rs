@@ -29,7 +29,7 @@ enum Layer {
 fn spec(config: &Config) -> Result<ModelSpec> {
     let hidden = config.usize("hidden_size")?;
     let mlp = Some(mlp(config, hidden)?);
-    let blocks = (0..config.usize("num_hidden_layers")?.min(1 << 20))
+    let blocks = (0..config.layers()?)
         .map(|layer| {
             let mixer: Arc<dyn Mixer> = match layer_of(config, layer)? {
                 Layer::Sse => Arc::new(sse(config, false)?),

@@ -35,6 +35,26 @@ pub(super) fn rows(name: &str, tensor: &Tensor, ranges: &[Range<usize>]) -> Resu
     Ok(Tensor::new(tensor.format, shape, data)?)
 }
 
+/// Tensors of one format, one after another, as rows of one of shape `shape`.
+pub(super) fn stacked(name: &str, parts: &[Tensor], shape: &[usize]) -> Result<Tensor> {
+    let rows = |part: &Tensor| part.shape.first().copied().unwrap_or(0);
+    let fits = |part: &Tensor| {
+        part.shape.get(1..) == shape.get(1..) && part.format.ggml_type == parts[0].format.ggml_type
+    };
+    if !parts.iter().all(fits) || Some(&parts.iter().map(rows).sum()) != shape.first() {
+        let found: Vec<_> = parts.iter().map(|p| (p.format.name, &p.shape)).collect();
+        return Err(Error::Tensor {
+            file: "the checkpoint".into(),
+            name: name.into(),
+            found: format!("{found:?}"),
+            expected: format!("parts of one format that make the shape {shape:?}"),
+        });
+    }
+    let data: Vec<&[u8]> = parts.iter().map(|part| &part.data[..]).collect();
+    let data = Bytes::from_vec(data.concat());
+    Ok(Tensor::new(parts[0].format, shape.to_vec(), data)?)
+}
+
 /// Parts of every group of rows: with rows in `groups` groups of equal length, `part` of each.
 pub(super) fn rows_of_groups(
     name: &str,
@@ -53,6 +73,12 @@ pub(super) fn rows_of_groups(
 pub(super) fn one_plus(tensor: &Tensor) -> Result<Tensor> {
     let gains: Vec<f32> = tensor.to_f32().into_iter().map(|w| 1.0 + w).collect();
     from_f32(&tensor.shape, &gains)
+}
+
+/// What is stored as the logarithm of its distance below zero.
+pub(super) fn minus_exp(tensor: &Tensor) -> Result<Tensor> {
+    let values: Vec<f32> = tensor.to_f32().into_iter().map(|x| -x.exp()).collect();
+    from_f32(&tensor.shape, &values)
 }
 
 /// A tensor of computed values.

@@ -89,6 +89,15 @@ impl Engine {
         }
     }
 
+    /// Bytes of working memory that [`Engine::new`] would allocate.
+    pub fn plan(program: &Program, threads: usize, chunk: usize) -> usize {
+        let buffers = program.widths.iter().sum::<usize>() * chunk;
+        let scratch = program.stages.iter().map(|stage| stage.scratch(chunk));
+        let scratch = scratch.max().unwrap_or(0) * threads;
+        let widest = program.widths.iter().copied().max().unwrap_or(0);
+        (buffers + scratch) * size_of::<f32>() + Activations::bytes(chunk, widest)
+    }
+
     /// Bytes of working memory, besides the state.
     pub fn bytes(&self) -> usize {
         let buffers: usize = self.buffers.0.iter().map(Vec::len).sum();

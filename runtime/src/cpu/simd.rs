@@ -63,6 +63,25 @@ pub fn vectorize<R>(body: impl FnOnce() -> R) -> R {
     }
 }
 
+/// The sum of all lanes, halves first. The halves have constant widths: a loop over widths stays scalar.
+#[inline(always)]
+fn fold(lanes: [f32; LANES]) -> f32 {
+    let quarter: [f32; 16] = halve::<32, 16>(halve::<LANES, 32>(lanes));
+    let [a, b, c, d] = halve::<8, 4>(halve::<16, 8>(quarter));
+    (a + c) + (b + d)
+}
+
+/// The first half of `N` values plus the second, lane by lane.
+#[inline(always)]
+fn halve<const N: usize, const HALF: usize>(x: [f32; N]) -> [f32; HALF] {
+    const { assert!(N == 2 * HALF) };
+    let mut sums = [0.0; HALF];
+    for l in 0..HALF {
+        sums[l] = x[l] + x[l + HALF];
+    }
+    sums
+}
+
 /// Sum of products.
 #[inline(always)]
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -74,14 +93,7 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
             sums[l] += x[l] * y[l];
         }
     }
-    let mut width = LANES / 2;
-    while width > 0 {
-        for l in 0..width {
-            sums[l] += sums[l + width];
-        }
-        width /= 2;
-    }
-    let mut sum = sums[0];
+    let mut sum = fold(sums);
     let (a_chunks, a_rest) = a_rest.as_chunks::<8>();
     let (b_chunks, b_rest) = b_rest.as_chunks::<8>();
     let mut small = [0.0f32; 8];
@@ -123,11 +135,59 @@ pub fn add(x: &[f32], y: &mut [f32]) {
     }
 }
 
+/// Sum.
+#[inline(always)]
+pub fn sum(x: &[f32]) -> f32 {
+    let mut sums = [0.0f32; 16];
+    let (chunks, rest) = x.as_chunks::<16>();
+    for x in chunks {
+        for l in 0..16 {
+            sums[l] += x[l];
+        }
+    }
+    let [a, b, c, d] = halve::<8, 4>(halve::<16, 8>(sums));
+    rest.iter().fold((a + c) + (b + d), |sum, x| sum + x)
+}
+
 /// Largest value; negative infinity for none.
 #[inline(always)]
 pub fn max(x: &[f32]) -> f32 {
-    x.iter()
-        .fold(f32::NEG_INFINITY, |m, &v| if v > m { v } else { m })
+    let larger = |m: f32, v: f32| if v > m { v } else { m };
+    let mut largest = [f32::NEG_INFINITY; 16];
+    let (chunks, rest) = x.as_chunks::<16>();
+    for x in chunks {
+        for l in 0..16 {
+            largest[l] = larger(largest[l], x[l]);
+        }
+    }
+    let lanes = largest.iter().chain(rest);
+    lanes.fold(f32::NEG_INFINITY, |m, &v| larger(m, v))
+}
+
+/// `y += sum_i weights[i] rows[i]`, the rows as long as y.
+#[inline(always)]
+pub fn add_rows(weights: &[f32], rows: &[f32], y: &mut [f32]) {
+    const WIDTH: usize = 64;
+    let width = y.len();
+    let mut column = 0;
+    // A group of columns stays in registers while the rows pass.
+    let (groups, rest) = y.as_chunks_mut::<WIDTH>();
+    for y in groups {
+        let mut sums = *y;
+        for (weight, row) in weights.iter().zip(rows.chunks_exact(width)) {
+            let row: &[f32; WIDTH] = row[column..].first_chunk().expect("columns of a row");
+            for l in 0..WIDTH {
+                sums[l] += weight * row[l];
+            }
+        }
+        *y = sums;
+        column += WIDTH;
+    }
+    if !rest.is_empty() {
+        for (weight, row) in weights.iter().zip(rows.chunks_exact(width)) {
+            axpy(*weight, &row[column..], rest);
+        }
+    }
 }
 
 /// `e^x` to about two units in the last place; 0 below -87.3, infinity above 88.7.
@@ -240,10 +300,11 @@ fn tile<const M: usize, const N: usize>(
     let mut sums = [[0.0f32; N]; M];
     for p in 0..k {
         let row: &[f32; N] = b[p * b_row..].first_chunk().expect("a row of B");
-        for i in 0..M {
-            let factor = a[i * a_row + p * a_col];
-            for l in 0..N {
-                sums[i][l] += factor * row[l];
+        let factors: [f32; M] = std::array::from_fn(|i| a[i * a_row + p * a_col]);
+        // The lanes outside, and nothing that can fail inside: only so do all sums stay in vector registers.
+        for l in 0..N {
+            for i in 0..M {
+                sums[i][l] += factors[i] * row[l];
             }
         }
     }
@@ -308,6 +369,25 @@ mod tests {
             );
             for (x, y) in c.iter().zip(&expected) {
                 assert!((x - y).abs() < 1e-4, "{m} {n} {k}: {x} {y}");
+            }
+        }
+    }
+
+    #[test]
+    fn sum_max_and_add_rows_handle_every_length() {
+        for n in 0..200 {
+            let x: Vec<f32> = (0..n).map(|i| (i * 37 % 101) as f32 - 50.0).collect();
+            assert_eq!(sum(&x), x.iter().sum::<f32>(), "{n}");
+            let largest = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            assert_eq!(max(&x), largest, "{n}");
+            let rows: Vec<f32> = (0..3 * n).map(|i| (i % 11) as f32).collect();
+            let mut y = x.clone();
+            if n > 0 {
+                add_rows(&[1.0, -2.0, 3.0], &rows, &mut y);
+            }
+            for i in 0..n {
+                let expected = x[i] + rows[i] - 2.0 * rows[n + i] + 3.0 * rows[2 * n + i];
+                assert_eq!(y[i], expected, "{n} {i}");
             }
         }
     }

@@ -88,6 +88,12 @@ const SET_SCORES: usize = 6;
 pub(super) const AFTER_SET: usize = 7;
 
 impl Attention {
+    /// The numbers of `mixer`, if it is attention and not another mixer that has some.
+    pub fn of(mixer: &dyn Mixer) -> Option<Self> {
+        let numbers = (mixer.kind() == KIND).then(|| mixer.to_json())?;
+        serde_json::from_value(numbers).ok()
+    }
+
     fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
     }

@@ -7,6 +7,9 @@
 //! S <- diag(a) S + k^T v;  o = head_dim^-1/2 q S
 //! y  = W_o (rms(o) silu(W_g x))
 //! ```
+//! Row-sparse updates (optional; arXiv 2507.16577, equations 7 and 8): `k <- softmax` over its `written` largest values,
+//! zero else, and `a = 1` where k is zero, so that a token changes these rows only. The lower row wins a tie.
+//!
 //! State: `S [kv_heads, head_dim, value_dim]` and the last `conv - 1` inputs of each convolution. Heads that share keys
 //! share their state, unless the heads are weighted (see `head_gates`).
 
@@ -35,6 +38,9 @@ pub struct Gla {
     pub gate_normalizer: f32,
     /// The gate's smallest logarithm, if it has one.
     pub gate_min: Option<f32>,
+    /// Rows of the state that a token writes, and that fade for it; none: all.
+    #[serde(default)]
+    pub written: Option<usize>,
 }
 
 impl Gla {
@@ -57,6 +63,12 @@ impl Mixer for Gla {
 
     fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
         self.linear.check()?;
+        let rows = self.linear.head_dim;
+        Mismatch::unless(
+            self.written.is_none_or(|n| (1..=rows).contains(&n)),
+            || format!("{:?} rows written of {rows}", self.written),
+            "one or more of them, and no more than there are",
+        )?;
         Mismatch::unless(
             self.gate_rank > 0,
             || "gate_rank 0".into(),
@@ -84,8 +96,13 @@ impl Mixer for Gla {
             min: self.gate_min.unwrap_or(f32::NEG_INFINITY),
         };
         let names = ["gk_proj.0"];
-        self.linear
-            .lower(block, self.states(), None, &names, |block, views| {
+        self.linear.lower(
+            block,
+            self.states(),
+            None,
+            self.written,
+            &names,
+            |block, views| {
                 let decay = block.project_from(views[0], None, &["gk_proj.1"])?[0];
                 block.push(Stage::Prepare(Prepare {
                     lanes: Vec::new(),
@@ -93,6 +110,7 @@ impl Mixer for Gla {
                     gates: vec![(decay, gate)],
                 }));
                 Ok(Decay::Key(decay))
-            })
+            },
+        )
     }
 }

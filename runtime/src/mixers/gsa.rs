@@ -5,10 +5,13 @@
 //! ```text
 //! q, k, v = W_q x, W_k x, W_v x;  each silu(conv(.)) (optional)
 //! q, k <- feature map;  v <- silu(v)                silu, relu, or relu(W .) with one W for q, k and all heads
-//! s  = 1 - sigmoid(W_f x)^(1 / normalizer)           [slots]; but for the `written` largest, zero (optional)
+//! s  = 1 - sigmoid(W_f x)^(1 / normalizer)           [slots]
 //! K <- K diag(1 - s) + k^T s;  V <- diag(1 - s) V + s^T v;  o = softmax(q K) V
 //! y  = W_o rms(silu(o))                              over all heads, epsilon 1e-5
 //! ```
+//! Row-sparse updates (optional; arXiv 2507.16577, equations 7 and 8): `s = 0` but for its `written` largest values, so
+//! that a token changes these slots only. The lower slot wins a tie.
+//!
 //! The scores are not scaled. State: `K [kv_heads, head_dim, slots]`, `V [kv_heads, slots, value_dim]` and the last
 //! `conv - 1` inputs of each convolution.
 
@@ -20,7 +23,7 @@ use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::stages::{Activation, Finish, Gate, Map, Prepare, Slots, Stage};
+use crate::stages::{Activation, Finish, Gate, Lane, Map, Prepare, Slots, Stage};
 use crate::state::{SlotDtype, SlotKind, SlotSpec};
 
 pub(super) const KIND: &str = "gsa";
@@ -50,6 +53,9 @@ pub struct Gsa {
     pub conv: Option<usize>,
     /// Divides the logarithm of the slots' fade.
     pub gate_normalizer: f32,
+    /// Slots that a token writes, and that fade for it; none: all.
+    #[serde(default)]
+    pub written: Option<usize>,
 }
 
 impl Gsa {
@@ -106,6 +112,11 @@ impl Mixer for Gsa {
             },
             "a whole number of heads for each key and value head",
         )?;
+        Mismatch::unless(
+            self.written.is_none_or(|n| (1..=self.slots).contains(&n)),
+            || format!("{:?} slots written of {}", self.written, self.slots),
+            "one or more of them, and no more than there are",
+        )?;
         short_conv::check(self.conv)
     }
 
@@ -157,6 +168,18 @@ impl Mixer for Gsa {
             rope: None,
             gates: vec![(weights, Gate::Forget { scale })],
         }));
+        if let Some(count) = self.written {
+            block.push(Stage::Prepare(Prepare {
+                lanes: vec![Lane {
+                    view: weights,
+                    head_dim: self.slots,
+                    conv: None,
+                    maps: vec![Map::Largest(count)],
+                }],
+                rope: None,
+                gates: Vec::new(),
+            }));
+        }
         let out = block.buffer(self.heads * self.value_dim);
         block.push(Stage::Slots(Slots {
             heads: self.heads,

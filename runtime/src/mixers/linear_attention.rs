@@ -8,7 +8,9 @@ use super::{Mismatch, output_norm};
 use crate::error::Result;
 use crate::program::{Lowering, View};
 use crate::spec::WeightSpec;
-use crate::stages::{Activation, Decay, Finish, Key, Map, Prepare, Recur, Rope, Stage, Write};
+use crate::stages::{
+    Activation, Decay, Finish, Key, Lane, Map, Prepare, Recur, Rope, Stage, Write,
+};
 use crate::state::{SlotDtype, SlotKind, SlotSpec};
 
 /// Its numbers.
@@ -88,12 +90,14 @@ impl LinearAttention {
         slots
     }
 
-    /// The stages; `decay` makes the decay from the columns of its matrices `names`.
+    /// The stages; `decay` makes the decay from the columns of its matrices `names`. A token writes `written` rows of
+    /// the state, or all; the others do not fade, if each row has a decay of its own.
     pub(super) fn lower(
         &self,
         block: &mut Lowering,
         states: usize,
         rope_theta: Option<f32>,
+        written: Option<usize>,
         names: &[&str],
         decay: impl FnOnce(&mut Lowering, &[View]) -> Result<Decay>,
     ) -> Result<()> {
@@ -119,6 +123,9 @@ impl LinearAttention {
                 maps.extend(self.feature_map.map(Map::Activation));
                 maps.extend(rope_theta.map(|_| Map::Rope));
             }
+            if let (1, Some(count)) = (i, written) {
+                maps.extend([Map::Softmax, Map::Largest(count), Map::SumNorm]);
+            }
             if !maps.is_empty() {
                 lanes.push(branch.lane(block, qkv[i], 1 + i, maps)?);
             }
@@ -128,6 +135,18 @@ impl LinearAttention {
             block.push(Stage::Prepare(Prepare {
                 lanes,
                 rope,
+                gates: Vec::new(),
+            }));
+        }
+        if let (Some(_), Decay::Key(view)) = (written, &decay) {
+            block.push(Stage::Prepare(Prepare {
+                lanes: vec![Lane {
+                    view: *view,
+                    head_dim: self.head_dim,
+                    conv: None,
+                    maps: vec![Map::Where(k)],
+                }],
+                rope: None,
                 gates: Vec::new(),
             }));
         }

@@ -5,7 +5,7 @@
 //! x, z    = W_in u;  x <- silu(conv(x))
 //! r, b, c = W_x x                                    [rank], [state], [state]
 //! step    = softplus(W_dt r + dt_bias)               [inner]
-//! h[n]   <- exp(-step exp(A_log[n])) h[n] + step x b[n]
+//! h[n]   <- exp(step A[n]) h[n] + step x b[n]        A is negative
 //! y       = W_out ((sum_n c[n] h[n] + D x) silu(z))
 //! ```
 //! State: `h [state, inner]` and the last `conv - 1` inputs of the convolution.
@@ -77,7 +77,7 @@ impl Mixer for Mamba {
             WeightSpec::matrix("x_proj.weight", rank + 2 * state, inner),
             WeightSpec::matrix("dt_proj.weight", inner, rank),
             WeightSpec::full("dt_proj.bias", &[inner]),
-            WeightSpec::full("A_log", &[inner, state]),
+            WeightSpec::full("A", &[inner, state]),
             WeightSpec::full("D", &[inner]),
             WeightSpec::matrix("out_proj.weight", hidden, inner),
         ];
@@ -133,8 +133,8 @@ impl Mixer for Mamba {
         let (b, c) = rest.split(state);
         let step = block.project_from(low, None, &["dt_proj"])?[0];
 
-        let a_log = block.vector("A_log")?;
-        let rate = |i: usize| -a_log[i % inner * state + i / inner].exp();
+        let a = block.vector("A")?;
+        let rate = |i: usize| a[i % inner * state + i / inner];
         let out = block.buffer(inner);
         block.push(Stage::Scan(Scan {
             x,

@@ -4,7 +4,7 @@
 //! ```text
 //! z, xbc, s = W_in u;  x, b, c = silu(conv(xbc))     [heads, head_dim], [groups, state], [groups, state]
 //! step      = softplus(s + dt_bias), clamped         [heads]
-//! S        <- exp(-step exp(A_log)) S + b^T step x
+//! S        <- exp(step A) S + b^T step x             A is negative
 //! o         = c S + D x
 //! y         = W_out rms(o silu(z))                   the norm in groups of channels
 //! ```
@@ -128,7 +128,7 @@ impl Mixer for Mamba2 {
             WeightSpec::matrix("in_proj.weight", self.projected(), hidden),
             WeightSpec::full("conv1d.weight", &[self.convolved(), self.conv]),
             WeightSpec::full("dt_bias", &[heads]),
-            WeightSpec::full("A_log", &[heads]),
+            WeightSpec::full("A", &[heads]),
             WeightSpec::full("D", &[skip]),
             WeightSpec::matrix("out_proj.weight", hidden, inner),
         ];
@@ -188,7 +188,7 @@ impl Mixer for Mamba2 {
             gates: vec![(step, gate)],
         }));
 
-        let rate = block.vector("A_log")?.iter().map(|a| -a.exp()).collect();
+        let rate = block.vector("A")?;
         let out = block.buffer(self.inner());
         block.push(Stage::Recur(Recur {
             heads: self.heads,

@@ -18,6 +18,7 @@ mod linear_attention;
 mod lte;
 mod mamba;
 mod mamba2;
+mod mom;
 mod native_sparse_attention;
 mod retnet;
 mod rwkv7;
@@ -48,6 +49,7 @@ pub use linear_attention::LinearAttention;
 pub use lte::{Lte, RouterScope, ScoreMap};
 pub use mamba::Mamba;
 pub use mamba2::Mamba2;
+pub use mom::Mom;
 pub use native_sparse_attention::NativeSparseAttention;
 pub use retnet::RetNet;
 pub use rwkv_channel_mix::RwkvChannelMix;
@@ -135,6 +137,7 @@ const MIXERS: &[(&str, Read)] = &[
     ),
     (mamba::KIND, read_as::<Mamba>),
     (mamba2::KIND, read_as::<Mamba2>),
+    (mom::KIND, read_as::<Mom>),
     (retnet::KIND, read_as::<RetNet>),
     (rwkv_channel_mix::KIND, read_as::<RwkvChannelMix>),
     (rwkv7::KIND, read_as::<Rwkv7>),

@@ -63,6 +63,6 @@ impl Mixer for RetNet {
         let decay = Decay::Fixed((0..heads).map(decay).collect());
         let theta = Some(self.rope_theta);
         self.linear
-            .lower(block, heads, theta, &[], |_, _| Ok(decay))
+            .lower(block, heads, theta, None, &[], |_, _| Ok(decay))
     }
 }

@@ -62,7 +62,7 @@ impl Mixer for SimpleGla {
         };
         let heads = self.linear.heads;
         self.linear
-            .lower(block, heads, None, &["gk_proj"], |block, views| {
+            .lower(block, heads, None, None, &["gk_proj"], |block, views| {
                 block.push(Stage::Prepare(Prepare {
                     lanes: Vec::new(),
                     rope: None,

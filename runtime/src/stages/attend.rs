@@ -13,7 +13,7 @@ pub use retain::{Eviction, Policy, ScoreSlots};
 use super::softmax::{Element, Running, TILE};
 use crate::cpu::{Buffers, Frame, Shared, SharedArena, simd};
 use crate::program::View;
-use crate::state::SlotDtype;
+use crate::state::{SlotDtype, StatePlan, Touched};
 
 /// Attention with grouped key and value heads.
 pub struct Attend {
@@ -50,6 +50,21 @@ impl Attend {
     pub(crate) fn scratch(&self) -> usize {
         let head_dim = self.head_dim();
         QUERIES * self.heads / self.kv_heads * (head_dim + 2) + 2 * TILE * head_dim + TILE
+    }
+
+    pub(crate) fn touched(&self, plan: &StatePlan, position: u64) -> Vec<Touched> {
+        let window = plan.slots[self.keys].shape[1] as u64;
+        // The oldest row in the segment makes room for the token, and is read if it may stay.
+        let cached = match self.eviction {
+            Some(_) => position.min(window),
+            None => position.min(window - 1),
+        };
+        let row = |slot| Touched::rows(plan, slot, cached as usize, 1);
+        let mut all = vec![row(self.keys), row(self.values)];
+        if let Some(eviction) = &self.eviction {
+            all.extend(eviction.touched(plan, position.checked_sub(window)));
+        }
+        all
     }
 
     pub(crate) fn run(&self, frame: &mut Frame) {

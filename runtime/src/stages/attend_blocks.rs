@@ -18,7 +18,7 @@ use half::f16;
 use super::softmax::{Element, Running, TILE};
 use crate::cpu::{Buffers, Frame, Shared, SharedArena, simd};
 use crate::program::View;
-use crate::state::SlotDtype;
+use crate::state::{SlotDtype, StatePlan, Touched};
 
 /// Attention over block means, chosen blocks and a window.
 pub struct AttendBlocks {
@@ -68,6 +68,29 @@ impl AttendBlocks {
     pub(crate) fn scratch(&self) -> usize {
         let dim = self.head_dim();
         BRANCHES * self.group() * (dim + 2) + 2 * TILE * dim + TILE + 2 * self.chosen
+    }
+
+    pub(crate) fn touched(&self, plan: &StatePlan, position: u64) -> Vec<Touched> {
+        let block = self.block as u64;
+        let oldest = (position + 1).saturating_sub(plan.slots[self.keys].shape[1] as u64);
+        let current = position / block;
+        let first = oldest.div_ceil(block).min(current);
+        // The window and the last two blocks lie together, the other chosen blocks may lie anywhere.
+        let window = (position + 1).saturating_sub(self.window as u64);
+        let recent = window.min(current.saturating_sub(1) * block).max(oldest);
+        let others = (self.chosen as u64)
+            .min(current - first + 1)
+            .saturating_sub(2);
+        let tokens = (position - recent + others * block).min(position - oldest);
+        let completes = (position + 1).is_multiple_of(block);
+        let rows = |slot, read: u64, written| Touched::rows(plan, slot, read as usize, written);
+        let mean = |slot| rows(slot, current - first, usize::from(completes));
+        vec![
+            rows(self.keys, tokens, 1),
+            rows(self.values, tokens, 1),
+            mean(self.mean_keys),
+            mean(self.mean_values),
+        ]
     }
 
     pub(crate) fn run(&self, frame: &mut Frame) {

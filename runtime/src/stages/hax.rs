@@ -11,7 +11,7 @@ use super::hax_sources::{Sources, State};
 use super::softmax::Element;
 use crate::cpu::{Buffers, Frame, Shared, SharedArena, simd};
 use crate::program::View;
-use crate::state::SlotDtype;
+use crate::state::{SlotDtype, StatePlan, Touched};
 
 /// The attention.
 pub struct Hax {
@@ -47,6 +47,24 @@ const BLOCK: usize = 64;
 impl Hax {
     pub(crate) fn scratch(&self) -> usize {
         self.sources.scratch(self.k.width)
+    }
+
+    pub(crate) fn touched(&self, plan: &StatePlan, position: u64) -> Vec<Touched> {
+        let (seen, taken) = self.sources.touched(position);
+        let entries = |slot, read, written| Touched::entries(plan, slot, read, written);
+        let mut all = vec![
+            entries(self.keys, seen, taken),
+            entries(self.values, seen, taken),
+            // The rows in sight are looked at also while they are empty.
+            entries(self.positions, self.sources.most(), taken),
+            Touched::whole(plan, self.means),
+        ];
+        all.extend(self.cursors.map(|slot| entries(slot, 1, 1)));
+        all.extend(self.scores.map(|slot| {
+            let full = position >= plan.slots[slot].shape[0] as u64;
+            entries(slot, if full { usize::MAX } else { 0 }, 1)
+        }));
+        all
     }
 
     pub(crate) fn run(&self, frame: &mut Frame) {

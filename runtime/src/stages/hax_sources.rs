@@ -184,8 +184,30 @@ impl Sources {
         self.list.iter().map(floats).sum::<usize>() * size_of::<f32>()
     }
 
+    /// Rows of earlier tokens that the query at `position` sees at most, and rows that its token takes.
+    pub(super) fn touched(&self, position: u64) -> (usize, usize) {
+        let (mut seen, mut taken) = (0, 0);
+        for source in &self.list {
+            let rows = source.rows as u64;
+            let (sees, takes) = match &source.pattern {
+                Pattern::Window => (position.min(rows - 1), true),
+                Pattern::Sink => (position.min(rows), position < rows),
+                Pattern::Dilated(every) => {
+                    let every = *every as u64;
+                    let takes = position % every == every - 1;
+                    let rows = rows - u64::from(takes);
+                    ((position / every).min(rows), takes)
+                }
+                Pattern::Bins(_) | Pattern::Best(_) => (position.min(rows), true),
+            };
+            seen += sees as usize;
+            taken += usize::from(takes);
+        }
+        (seen, taken)
+    }
+
     /// Most rows that a query sees.
-    fn most(&self) -> usize {
+    pub(super) fn most(&self) -> usize {
         self.list.iter().map(|source| source.rows).sum()
     }
 

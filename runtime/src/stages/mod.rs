@@ -4,6 +4,7 @@ mod activation;
 mod attend;
 mod attend_blocks;
 mod capped_set;
+mod conv_chosen;
 mod embed;
 mod emit;
 mod hax;
@@ -31,6 +32,7 @@ mod token_shift;
 pub use activation::Activation;
 pub use attend::{Attend, Eviction, Policy, ScoreSlots};
 pub use attend_blocks::AttendBlocks;
+pub use conv_chosen::{ChosenLane, ConvChosen};
 pub use embed::Embed;
 pub use emit::{Emit, Finish};
 pub use hax::Hax;
@@ -50,6 +52,7 @@ pub use slots::Slots;
 pub use token_shift::TokenShift;
 
 use crate::cpu::Frame;
+use crate::state::{StatePlan, Touched};
 
 /// One fused operation.
 pub enum Stage {
@@ -69,6 +72,8 @@ pub enum Stage {
     Partitions(Partitions),
     /// The choice of partitions.
     Route(Route),
+    /// Short convolutions over the tokens that chose a partition.
+    ConvChosen(ConvChosen),
     /// A recurrence on a vector of states of each channel.
     Scan(Scan),
     /// Sparse attention beside a state-space model.
@@ -99,6 +104,7 @@ impl Stage {
             Stage::Recur(stage) => stage.run(frame),
             Stage::Partitions(stage) => stage.run(frame),
             Stage::Route(stage) => stage.run(frame),
+            Stage::ConvChosen(stage) => stage.run(frame),
             Stage::Scan(stage) => stage.run(frame),
             Stage::Hax(stage) => stage.run(frame),
             Stage::Slots(stage) => stage.run(frame),
@@ -139,8 +145,44 @@ impl Stage {
             }
             Stage::Prepare(_) | Stage::Recur(_) | Stage::Scan(_) | Stage::Slots(_) => 0,
             Stage::TokenShift(_) | Stage::Replace(_) => 0,
-            Stage::Partitions(_) | Stage::Route(_) => 0,
+            Stage::Partitions(_) | Stage::Route(_) | Stage::ConvChosen(_) => 0,
             Stage::Attend(_) | Stage::AttendBlocks(_) => 0,
         }
+    }
+
+    /// What reading the token at `position` touches of the slots of `plan`.
+    pub fn touched(&self, plan: &StatePlan, position: u64) -> Vec<Touched> {
+        let whole = |slot: usize| Touched::whole(plan, slot);
+        match self {
+            Stage::Prepare(stage) => stage.slots().map(whole).collect(),
+            Stage::TokenShift(stage) => vec![whole(stage.slot)],
+            Stage::Recur(stage) => vec![whole(stage.slot)],
+            Stage::Partitions(stage) => {
+                let chosen = stage.touched();
+                vec![Touched::entries(plan, stage.recur.slot, chosen, chosen)]
+            }
+            Stage::ConvChosen(stage) => {
+                let chosen = stage.route.width / 2;
+                let slots = stage.lanes.iter().map(|lane| lane.conv.slot);
+                let touched = |slot| Touched::entries(plan, slot, chosen, chosen);
+                slots.map(touched).collect()
+            }
+            Stage::Scan(stage) => vec![whole(stage.slot)],
+            Stage::Hax(stage) => stage.touched(plan, position),
+            Stage::Slots(stage) => vec![whole(stage.keys), whole(stage.values)],
+            Stage::Score(stage) => stage.layers.iter().map(|layer| whole(layer.slot)).collect(),
+            Stage::Attend(stage) => stage.touched(plan, position),
+            Stage::AttendBlocks(stage) => stage.touched(plan, position),
+            Stage::Embed(_) | Stage::Project(_) | Stage::Replace(_) | Stage::Route(_) => Vec::new(),
+            Stage::Emit(_) | Stage::Mlp(_) => Vec::new(),
+        }
+    }
+
+    /// Bytes of the state that reading the token at `position` touches, those read and those written.
+    pub fn state_bytes(&self, plan: &StatePlan, position: u64) -> usize {
+        self.touched(plan, position)
+            .iter()
+            .map(Touched::bytes)
+            .sum()
     }
 }

@@ -46,7 +46,7 @@ impl Norm {
         let size = x.len() / groups;
         for (x, weights) in x.chunks_exact_mut(size).zip(self.weight.chunks(size)) {
             if self.centred {
-                let mean = x.iter().sum::<f32>() / size as f32;
+                let mean = simd::sum(x) / size as f32;
                 x.iter_mut().for_each(|x| *x -= mean);
             }
             let inverse = inverse_rms(x, self.eps);

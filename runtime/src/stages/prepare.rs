@@ -79,6 +79,10 @@ pub enum Map {
     SumNorm,
     /// Softmax over the head.
     Softmax,
+    /// The largest of the head's values; zero for the others. The lower one wins a tie.
+    Largest(usize),
+    /// Zero where these columns of another buffer are zero.
+    Where(View),
     /// The product with a matrix `[head_dim, head_dim]`.
     Linear(Vector),
     /// The sum with these columns of another buffer.
@@ -242,6 +246,16 @@ impl Prepare {
             past.max(1) * lane.head_dim
         };
         self.lanes.iter().map(room).max().unwrap_or(0)
+    }
+
+    /// The slots that are read and written.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = usize> {
+        let histories = self.lanes.iter().filter_map(|lane| lane.conv.as_ref());
+        let sums = self.gates.iter().filter_map(|(_, gate)| match gate {
+            Gate::RunningSoftmax { slot, .. } => Some(*slot),
+            _ => None,
+        });
+        histories.map(|conv| conv.slot).chain(sums)
     }
 
     pub(crate) fn run(&self, frame: &mut Frame) {
@@ -414,7 +428,7 @@ impl Lane {
 impl Map {
     fn source(&self) -> Option<&View> {
         match self {
-            Map::Add(view) | Map::Copy(view) => Some(view),
+            Map::Add(view) | Map::Copy(view) | Map::Where(view) => Some(view),
             _ => None,
         }
     }
@@ -425,6 +439,26 @@ impl Map {
             Map::Add(_) => simd::add(source, head),
             Map::Copy(_) => head.copy_from_slice(source),
             Map::Softmax => softmax(head),
+            Map::Where(_) => {
+                for (x, source) in head.iter_mut().zip(source) {
+                    *x = if *source == 0.0 { 0.0 } else { *x };
+                }
+            }
+            Map::Largest(count) => {
+                let values = &mut scratch[..head.len()];
+                values.copy_from_slice(head);
+                head.fill(0.0);
+                for _ in 0..*count {
+                    let mut best = 0;
+                    for (i, x) in values.iter().enumerate() {
+                        if *x > values[best] {
+                            best = i;
+                        }
+                    }
+                    head[best] = values[best];
+                    values[best] = f32::NEG_INFINITY;
+                }
+            }
             Map::Linear(matrix) => {
                 let input = &mut scratch[..head.len()];
                 input.copy_from_slice(head);

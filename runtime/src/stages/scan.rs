@@ -21,7 +21,7 @@ pub struct Scan {
     pub b: View,
     /// How much of each component is read, `[state]`.
     pub c: View,
-    /// `-exp(A_log)`, `[state, channels]`.
+    /// A, `[state, channels]`.
     pub rate: Vector,
     /// The slot of the states `[state, channels]`.
     pub slot: usize,

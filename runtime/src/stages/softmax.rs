@@ -101,10 +101,8 @@ impl<'a> Running<'a> {
             .iter_mut()
             .for_each(|score| *score = simd::exp(*score - largest));
         *self.largest = largest;
-        *self.sum = *self.sum * shrink + scores.iter().sum::<f32>();
+        *self.sum = *self.sum * shrink + simd::sum(scores);
         simd::scale(shrink, self.weighted);
-        for (i, &score) in scores.iter().enumerate() {
-            simd::axpy(score, &values[i * dim..][..dim], self.weighted);
-        }
+        simd::add_rows(scores, values, self.weighted);
     }
 }

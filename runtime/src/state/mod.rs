@@ -3,8 +3,10 @@
 mod arena;
 mod plan;
 mod snapshot;
+mod touched;
 
 pub use arena::Arena;
 pub(crate) use plan::{HEADER, LOG, LOGITS, SAMPLER};
 pub use plan::{Kv, Size, SlotDtype, SlotKind, SlotPlan, SlotSpec, StateOptions, StatePlan};
 pub use snapshot::Snapshot;
+pub use touched::Touched;

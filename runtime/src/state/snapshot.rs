@@ -7,6 +7,8 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
+use waterline_quant::NewFile;
+
 use super::arena::Arena;
 use super::plan::{SlotPlan, StatePlan};
 use crate::error::{Error, Result};
@@ -40,21 +42,18 @@ impl Snapshot {
             .map(move |slot| (slot, &bytes[slot.offset..slot.offset + slot.bytes]))
     }
 
-    /// Writes the snapshot to `path`, under a temporary name until it is whole.
+    /// Writes the snapshot to `path`. The file appears when it is whole; until then what had its name stays.
+    ///
+    /// # Errors
+    /// [`Error::Io`], also if `path` is something other than a file.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let temporary = path.with_added_extension(format!("{}.tmp", std::process::id()));
-        let write = || -> std::io::Result<()> {
-            let mut file = std::io::BufWriter::new(std::fs::File::create(&temporary)?);
+        let write = || {
+            let mut file = NewFile::create(path)?;
             self.write(&mut file)?;
-            file.into_inner().map_err(|e| e.into_error())?.sync_all()?;
-            std::fs::rename(&temporary, path)
+            file.finish()
         };
-        write().map_err(|e| {
-            // The write's own error is the one to report.
-            let _ = std::fs::remove_file(&temporary);
-            Error::io(path, "cannot save the session", e)
-        })
+        write().map_err(|e| Error::io(path, "cannot save the session", e))
     }
 
     /// Writes the snapshot to `out`.

@@ -1,11 +1,9 @@
-//! A conversation: what was said, the session that has read it, and the ways back.
+//! A conversation on the screen, with the session that reads it.
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
-use waterline::text::{Message, Turns};
-use waterline::{Finish, GenerateOptions, SamplerParams, Session, Snapshot};
+use waterline::text::Message;
+use waterline::{Chat, Finish, GenerateOptions, SamplerParams, Session, Snapshot};
 
 use super::screen::Screen;
 use crate::error::{Error, Result};
@@ -14,29 +12,9 @@ use crate::session::{LimitArgs, feed};
 /// A conversation with a model.
 pub struct Conversation {
     session: Session,
-    turns: Turns,
-    /// Where each turn began, for going back.
-    starts: Vec<Start>,
-    /// Tokens that end an answer which was stopped; they are read with the next message.
-    unread: Vec<u32>,
+    chat: Chat,
     limits: GenerateOptions,
     totals: Totals,
-}
-
-/// The point before a turn.
-#[derive(Clone, Serialize, Deserialize)]
-struct Start {
-    position: u64,
-    unread: Vec<u32>,
-}
-
-/// What is kept beside the state of the session.
-#[derive(Serialize, Deserialize)]
-struct Note {
-    messages: Vec<Message>,
-    starts: Vec<Start>,
-    unread: Vec<u32>,
-    sampler: SamplerParams,
 }
 
 /// Sums over the turns.
@@ -72,16 +50,11 @@ impl Reply {
 impl Conversation {
     /// An empty conversation. Fails if the model has no tokenizer or no usable chat template.
     pub fn new(session: Session, limits: &LimitArgs) -> Result<Self> {
-        let model = session.model();
-        let tokenizer = model.tokenizer()?;
-        let turns = Turns::new(Arc::new(model.chat_template()?), tokenizer)?;
-        let limits = limits.options(turns.end_token());
+        let chat = Chat::new(session.model())?;
         Ok(Conversation {
             session,
-            turns,
-            starts: Vec::new(),
-            unread: Vec::new(),
-            limits,
+            limits: limits.options(chat.end_token()),
+            chat,
             totals: Totals::default(),
         })
     }
@@ -93,7 +66,7 @@ impl Conversation {
 
     /// What was said.
     pub fn messages(&self) -> &[Message] {
-        self.turns.messages()
+        self.chat.messages()
     }
 
     /// Sums over all turns so far, those that were taken back included.
@@ -113,29 +86,15 @@ impl Conversation {
 
     /// Sets the instructions ahead of the conversation, before its first message.
     pub fn set_system(&mut self, text: &str) -> Result<()> {
-        Ok(self.turns.system(text)?)
+        Ok(self.chat.set_system(text)?)
     }
 
     /// Sends a message and shows the answer. If the message cannot be read as a whole, it was not sent. Whatever else
     /// goes wrong, the answer as far as it came is part of the conversation.
     pub fn say(&mut self, text: &str, screen: &mut Screen) -> Result<Reply> {
-        let message = self.turns.user(text)?;
-        let start = Start {
-            position: self.session.position(),
-            unread: self.unread.clone(),
-        };
-        let tokens = [std::mem::take(&mut self.unread), message].concat();
-        self.session.mark();
         let clock = Instant::now();
-        if let Err(error) = feed(&mut self.session, &tokens) {
-            self.session.rewind(start.position)?;
-            self.unread = start.unread;
-            self.turns.pop_turn();
-            return Err(error.into());
-        }
-        self.totals.read += tokens.len();
+        self.totals.read += self.chat.send(&mut self.session, text, feed)?;
         self.totals.read_seconds += clock.elapsed().as_secs_f64();
-        self.starts.push(start);
         self.answer(screen)
     }
 
@@ -157,12 +116,7 @@ impl Conversation {
         let seconds = clock.elapsed().as_secs_f64();
         self.totals.generated += tokens;
         self.totals.generate_seconds += seconds;
-        // The model's own end token may be another than the one with which the template ends an answer.
-        let (older, newer) = self.session.recent();
-        let last = newer.last().or(older.last());
-        let ended = finish == Some(Finish::End)
-            && self.turns.end_token().is_none_or(|end| last == Some(&end));
-        self.unread = self.turns.assistant_done(&answer, ended)?;
+        self.chat.answered(&self.session, &answer, finish)?;
         outcome
             .and_then(|()| screen.end_answer(answer.is_empty()))
             .or_else(|error| {
@@ -178,15 +132,7 @@ impl Conversation {
 
     /// Takes back the last message and its answer; returns the message, if there was one.
     pub fn undo(&mut self) -> Result<Option<String>> {
-        let Some(start) = self.starts.last() else {
-            return Ok(None);
-        };
-        self.session.rewind(start.position)?;
-        self.unread = self
-            .starts
-            .pop()
-            .map_or_else(Vec::new, |start| start.unread);
-        Ok(self.turns.pop_turn())
+        Ok(self.chat.undo(&mut self.session)?)
     }
 
     /// Takes back the last answer and gives another one: the random numbers are not taken back.
@@ -201,53 +147,16 @@ impl Conversation {
 
     /// Forgets all but the instructions ahead of the conversation.
     pub fn clear(&mut self) -> Result<()> {
-        let system = self
-            .turns
-            .messages()
-            .first()
-            .filter(|message| message.role == waterline::text::Role::System)
-            .cloned();
-        self.session.reset();
-        self.turns.clear();
-        self.starts.clear();
-        self.unread.clear();
-        match system {
-            Some(system) => Ok(self.turns.system(&system.content)?),
-            None => Ok(()),
-        }
+        Ok(self.chat.clear(&mut self.session)?)
     }
 
     /// The whole conversation as a value.
     pub fn snapshot(&self) -> Result<Snapshot> {
-        let note = Note {
-            messages: self.turns.messages().to_vec(),
-            starts: self.starts.clone(),
-            unread: self.unread.clone(),
-            sampler: self.session.sampler().clone(),
-        };
-        let mut snapshot = self.session.snapshot();
-        snapshot.note = serde_json::to_vec(&note)
-            .map_err(|e| Error::input("the conversation", e.to_string()))?;
-        Ok(snapshot)
+        Ok(self.chat.snapshot(&self.session)?)
     }
 
     /// Continues a conversation from a value. On an error this conversation is as it was.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
-        let note: Note = serde_json::from_slice(&snapshot.note)
-            .map_err(|_| Error::usage("this is the state of a session, but not of a chat"))?;
-        let mut turns = self.turns.clone();
-        turns.restore(note.messages)?;
-        let (params, random) = (self.session.sampler().clone(), self.session.random());
-        // First, since the state that is restored has its own random numbers.
-        self.session.set_sampler(note.sampler)?;
-        if let Err(error) = self.session.restore(snapshot) {
-            self.session.set_sampler(params)?;
-            self.session.set_random(random);
-            return Err(error.into());
-        }
-        self.turns = turns;
-        self.starts = note.starts;
-        self.unread = note.unread;
-        Ok(())
+        Ok(self.chat.restore(&mut self.session, snapshot)?)
     }
 }

@@ -4,6 +4,7 @@ use super::{Element, TILE, Task};
 use crate::cpu::simd;
 use crate::program::View;
 use crate::stages::capped_set::{CappedSet, strided_row};
+use crate::state::{StatePlan, Touched};
 
 /// Retention of tokens beyond the window, in a set of capped size.
 pub struct Eviction {
@@ -43,6 +44,36 @@ pub struct ScoreSlots {
     pub window: usize,
     /// Of the retained tokens, `[kv_heads, capacity]`.
     pub set: usize,
+}
+
+impl Eviction {
+    /// What the token that pushes the one at `leaving` out of the window touches of the set.
+    pub(super) fn touched(&self, plan: &StatePlan, leaving: Option<u64>) -> Vec<Touched> {
+        let capacity = plan.slots[self.set_keys].shape[1];
+        let kept = leaving.map_or(0, |left| left.min(capacity as u64) as usize);
+        let one = usize::from(leaving.is_some());
+        let rows = |slot, read, written| Touched::rows(plan, slot, read, written);
+        let mut all = vec![
+            rows(self.set_keys, kept, one),
+            rows(self.set_values, kept, one),
+            Touched {
+                written: one * plan.slots[self.set_counts].bytes,
+                ..Touched::whole(plan, self.set_counts)
+            },
+        ];
+        match &self.policy {
+            Policy::Learned { scores, .. } => {
+                all.push(rows(scores.window, one, 1));
+                all.push(rows(scores.set, kept, one));
+            }
+            Policy::Attention(scores) => {
+                all.push(rows(scores.window, one, 1));
+                all.push(rows(scores.set, kept, kept + one));
+            }
+            Policy::Stride(_) => {}
+        }
+        all
+    }
 }
 
 impl<E: Element> Task<'_, E> {

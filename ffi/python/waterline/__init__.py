@@ -1,0 +1,339 @@
+"""waterline: recurrent and hybrid language models in fixed memory.
+
+>>> with Model.builtin() as model, model.session(temperature=0) as session:
+...     print("".join(session.say("Tell me a story.")))
+"""
+
+import ctypes
+import enum
+import json
+import os
+from ctypes import byref, c_size_t, c_uint32, c_void_p
+
+from . import _library as lib
+from ._library import Error, check, library
+
+__all__ = ["Device", "Error", "Finish", "Generation", "Model", "Session", "plan", "version"]
+
+
+def version():
+    """The library's version."""
+    return library.wl_version().decode()
+
+
+class Device(enum.IntEnum):
+    """Where a model computes."""
+
+    AUTO = 0
+    CPU = 1
+    CUDA = 2
+
+
+class Finish(enum.IntEnum):
+    """Why a generation ended."""
+
+    END = 0
+    STOP = 1
+    LENGTH = 2
+    CANCELLED = 3
+    CALLER = 4
+
+
+def _set(params, values):
+    for name, value in values.items():
+        setattr(params, name, value)
+    return params
+
+
+def _sampler_params(values):
+    params = lib.filled(lib.SamplerParams(), library.wl_sampler_params_init)
+    bias = values.pop("logit_bias", {})
+    array = (lib.LogitBias * len(bias))(*bias.items())
+    params.bias, params.bias_count = array, len(bias)
+    return _set(params, values)
+
+
+_SAMPLER = {name for name, _ in lib.SamplerParams._fields_} - {"size", "reserved", "bias", "bias_count"} | {"logit_bias"}
+_SESSION = {name for name, _ in lib.SessionParams._fields_} - {"size", "sampler"}
+
+
+def _session_params(values):
+    unknown = values.keys() - _SAMPLER - _SESSION
+    if unknown:
+        raise TypeError(f"unknown parameters {sorted(unknown)}; known are {sorted(_SAMPLER | _SESSION)}")
+    params = lib.filled(lib.SessionParams(), library.wl_session_params_init)
+    sampler = _sampler_params({name: value for name, value in values.items() if name in _SAMPLER})
+    params.sampler = ctypes.pointer(sampler)
+    return _set(params, {name: value for name, value in values.items() if name in _SESSION})
+
+
+def _generate_params(max_tokens, stop, stop_tokens, ignore_end):
+    params = lib.filled(lib.GenerateParams(), library.wl_generate_params_init)
+    if max_tokens is not None:
+        params.max_tokens = max_tokens
+    texts = [text.encode() for text in ([stop] if isinstance(stop, str) else stop)]
+    params.stop, params.stop_count = (ctypes.c_char_p * len(texts))(*texts), len(texts)
+    tokens = list(stop_tokens)
+    params.stop_tokens, params.stop_token_count = (c_uint32 * len(tokens))(*tokens), len(tokens)
+    params.ignore_end = bool(ignore_end)
+    return params
+
+
+def plan(path, **params):
+    """The memory that a model file and a session on it would need, in bytes, before anything is loaded."""
+    result = lib.Plan()
+    check(library.wl_plan_file(os.fsencode(path), byref(_session_params(params)), byref(result)))
+    return result.as_dict()
+
+
+class _Closing:
+    """Something with a handle, closed at the end of a `with`."""
+
+    _handle = None
+
+    def close(self):
+        """Gives the handle up. It is freed when nothing uses its memory any more."""
+        self._handle = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    @property
+    def _value(self):
+        if self._handle is None:
+            raise ValueError(f"this {type(self).__name__.lower()} is closed")
+        return self._handle.value
+
+
+class Model(_Closing):
+    """A model: weights and description, shared by any number of sessions."""
+
+    def __init__(self, path, device=Device.AUTO):
+        """Opens a GGUF file or a Hugging Face directory."""
+        self._open(library.wl_model_open, device, os.fsencode(path))
+
+    @classmethod
+    def builtin(cls, device=Device.AUTO):
+        """The model that is part of the library."""
+        model = cls.__new__(cls)
+        model._open(library.wl_model_builtin, device)
+        return model
+
+    @classmethod
+    def from_bytes(cls, content, device=Device.AUTO):
+        """A GGUF file that lies in memory."""
+        model = cls.__new__(cls)
+        model._open(library.wl_model_from_memory, device, bytes(content), len(content))
+        return model
+
+    def _open(self, function, device, *arguments):
+        params = lib.filled(lib.ModelParams(), library.wl_model_params_init)
+        params.device = device
+        self._handle = lib.make(library.wl_model_free, function, *arguments, byref(params))
+
+    @property
+    def info(self):
+        """Vocabulary, parameters, bytes, special tokens."""
+        info = lib.ModelInfo()
+        check(library.wl_model_get_info(self._value, byref(info)))
+        return info.as_dict()
+
+    @property
+    def name(self):
+        """Its name."""
+        name = ctypes.c_char_p()
+        check(library.wl_model_name(self._value, byref(name)))
+        return name.value.decode()
+
+    @property
+    def spec(self):
+        """Its dimensions, block by block."""
+        text = ctypes.c_char_p()
+        check(library.wl_model_spec_json(self._value, byref(text)))
+        return json.loads(text.value)
+
+    def plan(self, **params):
+        """The memory of a session with these parameters, in bytes."""
+        result = lib.Plan()
+        check(library.wl_plan_model(self._value, byref(_session_params(params)), byref(result)))
+        return result.as_dict()
+
+    def tokenize(self, text, special=False):
+        """The tokens of a text; `special` lets the names of special tokens mean these tokens."""
+        text = text.encode()
+        count = c_size_t()
+        tokens = (c_uint32 * (len(text) + 16))()
+        status = library.wl_tokenize(self._value, text, len(text), special, tokens, len(tokens), byref(count))
+        if status == lib.ROOM:
+            tokens = (c_uint32 * count.value)()
+            status = library.wl_tokenize(self._value, text, len(text), special, tokens, len(tokens), byref(count))
+        check(status)
+        return tokens[: count.value]
+
+    def detokenize(self, tokens):
+        """The exact bytes of tokens, which may begin or end inside a character."""
+        tokens = list(tokens)
+        array = (c_uint32 * len(tokens))(*tokens)
+        length = c_size_t()
+        check(library.wl_detokenize(self._value, array, len(tokens), None, 0, byref(length)))
+        room = ctypes.create_string_buffer(length.value + 1)
+        check(library.wl_detokenize(self._value, array, len(tokens), room, len(room), byref(length)))
+        return room.raw[: length.value]
+
+    def session(self, **params):
+        """A session. Parameters are those of wl_session_params and wl_sampler_params, and `logit_bias`, a dict."""
+        return Session(lib.make(library.wl_session_free, library.wl_session_new, self._value, byref(_session_params(params))))
+
+
+class Session(_Closing):
+    """A conversation or a text, with the state that has read it. One call at a time, but for `cancel`."""
+
+    def __init__(self, handle):
+        self._handle = handle
+
+    @property
+    def info(self):
+        """Position, threads, bytes."""
+        info = lib.SessionInfo()
+        check(library.wl_session_get_info(self._value, byref(info)))
+        return info.as_dict()
+
+    @property
+    def position(self):
+        """Tokens read so far."""
+        return self.info["position"]
+
+    def feed(self, tokens):
+        """Reads tokens."""
+        tokens = list(tokens)
+        check(library.wl_feed(self._value, (c_uint32 * len(tokens))(*tokens), len(tokens), None))
+
+    def sample(self):
+        """Chooses a token without reading it."""
+        token = c_uint32()
+        check(library.wl_sample(self._value, byref(token)))
+        return token.value
+
+    def step(self):
+        """Chooses a token and reads it."""
+        token = c_uint32()
+        check(library.wl_step(self._value, byref(token)))
+        return token.value
+
+    @property
+    def logits(self):
+        """A read-only numpy view of the logits after the last token: the numbers change when the session reads on. The
+        view keeps the session's memory, also after `close`."""
+        import numpy
+
+        first, count = c_void_p(), c_size_t()
+        check(library.wl_logits(self._value, byref(first), byref(count)))
+        memory = (ctypes.c_float * count.value).from_address(first.value)
+        memory.handle = self._handle
+        view = numpy.frombuffer(memory, dtype=numpy.float32)
+        view.flags.writeable = False
+        return view
+
+    def generate(self, max_tokens=None, stop=(), stop_tokens=(), ignore_end=False):
+        """Generates text after what has been read: an iterator of pieces."""
+        params = _generate_params(max_tokens, stop, stop_tokens, ignore_end)
+        check(library.wl_generate_start(self._value, byref(params)))
+        return Generation(self)
+
+    def say(self, message, max_tokens=None, stop=(), stop_tokens=(), ignore_end=False):
+        """Sends a message: an iterator of the pieces of the answer."""
+        params = _generate_params(max_tokens, stop, stop_tokens, ignore_end)
+        message = message.encode()
+        check(library.wl_chat_start(self._value, message, len(message), byref(params)))
+        return Generation(self)
+
+    def system(self, text):
+        """Sets the instructions ahead of the conversation."""
+        text = text.encode()
+        check(library.wl_chat_system(self._value, text, len(text)))
+
+    def undo(self):
+        """Takes back the last message and its answer."""
+        check(library.wl_chat_undo(self._value))
+
+    @property
+    def messages(self):
+        """The conversation."""
+        length = c_size_t()
+        check(library.wl_chat_messages_json(self._value, None, 0, byref(length)))
+        room = ctypes.create_string_buffer(length.value + 1)
+        check(library.wl_chat_messages_json(self._value, room, len(room), byref(length)))
+        return json.loads(room.value)
+
+    def set_sampler(self, **params):
+        """Changes how tokens are chosen; what is not given has its default."""
+        check(library.wl_session_set_sampler(self._value, byref(_sampler_params(params))))
+
+    def state(self):
+        """The whole session as bytes."""
+        size = c_size_t()
+        check(library.wl_state_size(self._value, byref(size)))
+        room = ctypes.create_string_buffer(size.value)
+        check(library.wl_state_write(self._value, room, len(room), byref(size)))
+        return room.raw[: size.value]
+
+    def restore(self, state):
+        """Goes on from a state, bit for bit."""
+        check(library.wl_state_read(self._value, bytes(state), len(state)))
+
+    def save(self, path):
+        """Writes the state to a file."""
+        check(library.wl_state_save(self._value, os.fsencode(path)))
+
+    def load(self, path):
+        """Goes on from a file."""
+        check(library.wl_state_load(self._value, os.fsencode(path)))
+
+    def fork(self):
+        """A second session in the same state."""
+        return Session(lib.make(library.wl_session_free, library.wl_session_fork, self._value))
+
+    def mark(self):
+        """Remembers this state for `rewind`."""
+        check(library.wl_session_mark(self._value))
+
+    def rewind(self, position):
+        """Goes back to an earlier position."""
+        check(library.wl_session_rewind(self._value, position))
+
+    def reset(self):
+        """Forgets everything that was read or said."""
+        check(library.wl_session_reset(self._value))
+
+    def cancel(self):
+        """Ends the call that another thread is in, or else the next one."""
+        check(library.wl_session_cancel(self._value))
+
+    def clear_cancel(self):
+        """Forgets a `cancel` that no call has seen."""
+        check(library.wl_session_clear_cancel(self._value))
+
+
+class Generation:
+    """An iterator of pieces of text. After it, `finish` says why it ended and `tokens` how many tokens there were. Any
+    other call on the session ends it early."""
+
+    def __init__(self, session):
+        self._session = session
+        self.finish = self.tokens = None
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.finish is not None:
+            raise StopIteration
+        text, length, result = c_void_p(), c_size_t(), lib.GenerateResult()
+        check(library.wl_generate_next(self._session._value, byref(text), byref(length), byref(result)))
+        if text.value is None:
+            self.finish, self.tokens = Finish(result.finish), result.tokens
+            raise StopIteration
+        return ctypes.string_at(text.value, length.value).decode()

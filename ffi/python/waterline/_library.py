@@ -1,0 +1,189 @@
+"""The C library as ctypes sees it: structs, functions, and statuses that become exceptions."""
+
+import ctypes
+import ctypes.util
+import os
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+
+ABI_VERSION = 1
+ROOM, CANCELLED = 4, 12
+
+
+class Error(Exception):
+    """What a call that failed raises: the library's sentence. `status` is the name of the status."""
+
+    def __init__(self, status, sentence):
+        super().__init__(sentence)
+        self.status = status
+
+
+class Tagged(ctypes.Structure):
+    """A struct that begins with its size."""
+
+    def __init__(self):
+        super().__init__()
+        self.size = ctypes.sizeof(self)
+
+    def as_dict(self):
+        return {name: getattr(self, name) for name, _ in self._fields_ if name not in ("size", "reserved")}
+
+
+class ModelParams(Tagged):
+    _fields_ = [("size", c_uint32), ("device", c_uint32)]
+
+
+class ModelInfo(Tagged):
+    _fields_ = [
+        ("size", c_uint32), ("vocab", c_uint32), ("parameters", c_uint64), ("weight_bytes", c_uint64),
+        ("bos", c_int64), ("eos", c_int64), ("has_tokenizer", c_uint32), ("has_chat_template", c_uint32),
+    ]
+
+
+class LogitBias(ctypes.Structure):
+    _fields_ = [("token", c_uint32), ("bias", c_float)]
+
+
+class SamplerParams(Tagged):
+    _fields_ = [
+        ("size", c_uint32), ("top_k", c_uint32), ("seed", c_uint64), ("temperature", c_float), ("top_p", c_float),
+        ("min_p", c_float), ("repetition_penalty", c_float), ("frequency_penalty", c_float),
+        ("presence_penalty", c_float), ("penalty_window", c_uint32), ("reserved", c_uint32),
+        ("bias", POINTER(LogitBias)), ("bias_count", c_size_t),
+    ]
+
+
+class SessionParams(Tagged):
+    _fields_ = [
+        ("size", c_uint32), ("threads", c_uint32), ("context", c_size_t), ("log", c_size_t), ("chunk", c_size_t),
+        ("marks", c_size_t), ("cache", c_uint32), ("drop_oldest", c_uint32), ("sampler", POINTER(SamplerParams)),
+    ]
+
+
+class Plan(Tagged):
+    _fields_ = [
+        ("size", c_uint32), ("threads", c_uint32), ("weight_bytes", c_uint64), ("state_bytes", c_uint64),
+        ("work_bytes", c_uint64),
+    ]
+
+
+class SessionInfo(Tagged):
+    _fields_ = [
+        ("size", c_uint32), ("threads", c_uint32), ("position", c_uint64), ("state_bytes", c_uint64),
+        ("work_bytes", c_uint64),
+    ]
+
+
+class GenerateParams(Tagged):
+    _fields_ = [
+        ("size", c_uint32), ("ignore_end", c_uint32), ("max_tokens", c_size_t), ("stop", POINTER(c_char_p)),
+        ("stop_count", c_size_t), ("stop_tokens", POINTER(c_uint32)), ("stop_token_count", c_size_t),
+    ]
+
+
+class GenerateResult(Tagged):
+    _fields_ = [("size", c_uint32), ("finish", c_uint32), ("tokens", c_uint64)]
+
+
+# A handle is a number to Python; the strings come back as pointers, since most are no C strings.
+HANDLE, PATH, TEXT, POINTER_OUT, SIZE_OUT = c_void_p, c_char_p, c_char_p, POINTER(c_void_p), POINTER(c_size_t)
+
+FUNCTIONS = {
+    "wl_model_params_init": [POINTER(ModelParams), c_size_t],
+    "wl_model_open": [PATH, POINTER(ModelParams), POINTER_OUT],
+    "wl_model_from_memory": [c_char_p, c_size_t, POINTER(ModelParams), POINTER_OUT],
+    "wl_model_builtin": [POINTER(ModelParams), POINTER_OUT],
+    "wl_model_free": [HANDLE],
+    "wl_model_get_info": [HANDLE, POINTER(ModelInfo)],
+    "wl_model_name": [HANDLE, POINTER(c_char_p)],
+    "wl_model_spec_json": [HANDLE, POINTER(c_char_p)],
+    "wl_plan_file": [PATH, POINTER(SessionParams), POINTER(Plan)],
+    "wl_plan_model": [HANDLE, POINTER(SessionParams), POINTER(Plan)],
+    "wl_tokenize": [HANDLE, TEXT, c_size_t, c_uint32, POINTER(c_uint32), c_size_t, SIZE_OUT],
+    "wl_detokenize": [HANDLE, POINTER(c_uint32), c_size_t, c_char_p, c_size_t, SIZE_OUT],
+    "wl_sampler_params_init": [POINTER(SamplerParams), c_size_t],
+    "wl_session_params_init": [POINTER(SessionParams), c_size_t],
+    "wl_generate_params_init": [POINTER(GenerateParams), c_size_t],
+    "wl_session_new": [HANDLE, POINTER(SessionParams), POINTER_OUT],
+    "wl_session_free": [HANDLE],
+    "wl_session_fork": [HANDLE, POINTER_OUT],
+    "wl_session_reset": [HANDLE],
+    "wl_session_get_info": [HANDLE, POINTER(SessionInfo)],
+    "wl_session_set_sampler": [HANDLE, POINTER(SamplerParams)],
+    "wl_session_cancel": [HANDLE],
+    "wl_session_clear_cancel": [HANDLE],
+    "wl_session_mark": [HANDLE],
+    "wl_session_rewind": [HANDLE, c_uint64],
+    "wl_feed": [HANDLE, POINTER(c_uint32), c_size_t, SIZE_OUT],
+    "wl_sample": [HANDLE, POINTER(c_uint32)],
+    "wl_step": [HANDLE, POINTER(c_uint32)],
+    "wl_logits": [HANDLE, POINTER_OUT, SIZE_OUT],
+    "wl_generate_start": [HANDLE, POINTER(GenerateParams)],
+    "wl_generate_next": [HANDLE, POINTER_OUT, SIZE_OUT, POINTER(GenerateResult)],
+    "wl_chat_system": [HANDLE, TEXT, c_size_t],
+    "wl_chat_start": [HANDLE, TEXT, c_size_t, POINTER(GenerateParams)],
+    "wl_chat_undo": [HANDLE],
+    "wl_chat_messages_json": [HANDLE, c_char_p, c_size_t, SIZE_OUT],
+    "wl_state_size": [HANDLE, SIZE_OUT],
+    "wl_state_write": [HANDLE, c_char_p, c_size_t, SIZE_OUT],
+    "wl_state_read": [HANDLE, c_char_p, c_size_t],
+    "wl_state_save": [HANDLE, PATH],
+    "wl_state_load": [HANDLE, PATH],
+}
+
+
+def _find():
+    here = Path(__file__).parent
+    beside = [here / name for name in ("libwaterline.so", "libwaterline.dylib", "waterline.dll")]
+    places = [os.environ.get("WATERLINE_LIBRARY"), *(str(path) for path in beside if path.exists())]
+    place = next(filter(None, places), None) or ctypes.util.find_library("waterline")
+    if not place:
+        raise ImportError(
+            "libwaterline was not found; install it with ffi/install, or set WATERLINE_LIBRARY to its path"
+        )
+    return ctypes.CDLL(place)
+
+
+def _declare(library):
+    for name in ("wl_last_error", "wl_version"):
+        getattr(library, name).restype = c_char_p
+    library.wl_status_name.argtypes, library.wl_status_name.restype = [c_int], c_char_p
+    for name, arguments in FUNCTIONS.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, c_int
+    found = library.wl_abi_version()
+    if found != ABI_VERSION:
+        raise ImportError(f"libwaterline has ABI {found}, this package needs {ABI_VERSION}")
+    return library
+
+
+library = _declare(_find())
+
+
+def check(status):
+    """Raises what a status other than WL_OK means."""
+    if status:
+        raise Error(library.wl_status_name(status).decode(), library.wl_last_error().decode("utf-8", "replace"))
+
+
+def filled(params, init):
+    """The parameters with the library's defaults."""
+    check(init(ctypes.byref(params), ctypes.sizeof(params)))
+    return params
+
+
+class Handle:
+    """A handle that is freed when nothing uses it any more, views of its memory included."""
+
+    def __init__(self, value, free):
+        self.value, self._free = value, free
+
+    def __del__(self):
+        self._free(self.value)
+
+
+def make(free, function, *arguments):
+    """Calls a function that makes something at its last argument."""
+    value = c_void_p()
+    check(function(*arguments, ctypes.byref(value)))
+    return Handle(value.value, free)

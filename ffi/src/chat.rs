@@ -1,0 +1,127 @@
+//! Conversations: turns as the model's chat template has them.
+
+use std::ffi::{c_char, c_void};
+
+use waterline::{Chat, Session};
+
+use crate::generate::{generate_options, wl_generate_params, wl_generate_result, wl_text_fn};
+use crate::pointers::{fill, text};
+use crate::session::{Inner, with_settled, wl_session};
+use crate::status::{Failure, Outcome, wl_status};
+
+impl Inner {
+    /// The conversation, begun if there is none.
+    fn chat(&mut self) -> Outcome<(&mut Chat, &mut Session)> {
+        if self.chat.is_none() {
+            self.chat = Some(Chat::new(self.session.model())?);
+        }
+        match &mut self.chat {
+            Some(chat) => Ok((chat, &mut self.session)),
+            None => Err(Failure::argument("there is no conversation")),
+        }
+    }
+
+    /// Sends a message and begins the answer.
+    ///
+    /// # Safety
+    /// As [`wl_chat_start`].
+    unsafe fn send(
+        &mut self,
+        message: *const c_char,
+        length: usize,
+        params: *const wl_generate_params,
+    ) -> Outcome {
+        // SAFETY: the caller's promise.
+        let message = unsafe { text("message", message, length) }?;
+        // SAFETY: the caller's promise.
+        let options = unsafe { generate_options(params) }?;
+        let (chat, session) = self.chat()?;
+        chat.send(session, message, Session::feed)?;
+        self.start(options, true)
+    }
+}
+
+/// Sets the instructions ahead of the conversation, before its first message; an empty text removes them.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_chat_system(
+    session: *mut wl_session,
+    text: *const c_char,
+    length: usize,
+) -> wl_status {
+    with_settled(session, |inner| {
+        // SAFETY: the caller gives so many bytes.
+        let text = unsafe { self::text("text", text, length) }?;
+        Ok(inner.chat()?.0.set_system(text)?)
+    })
+}
+
+/// Sends a message and gives the answer, piece by piece, to `on_text`, which may be NULL, with `user`. Only what is new
+/// is read: the conversation before is in the state. If the message cannot be read as a whole, it was not sent.
+/// Whatever ends the answer, it is part of the conversation as far as it came. `params` and `result` as in wl_generate.
+///
+/// A session is a conversation from the first wl_chat call on until wl_session_reset; tokens should not be fed to it in
+/// another way.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_chat_say(
+    session: *mut wl_session,
+    message: *const c_char,
+    length: usize,
+    params: *const wl_generate_params,
+    on_text: wl_text_fn,
+    user: *mut c_void,
+    result: *mut wl_generate_result,
+) -> wl_status {
+    // SAFETY: the caller's promises are passed on.
+    with_settled(session, |inner| unsafe {
+        inner.send(message, length, params)?;
+        inner.generate(on_text, user)?;
+        inner.report(result)
+    })
+}
+
+/// Sends a message and begins the answer, which wl_generate_next carries on. A call that ends the generation early, as
+/// wl_generate_start says, makes what was generated the answer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_chat_start(
+    session: *mut wl_session,
+    message: *const c_char,
+    length: usize,
+    params: *const wl_generate_params,
+) -> wl_status {
+    // SAFETY: the caller's promises are passed on.
+    with_settled(session, |inner| unsafe {
+        inner.send(message, length, params)
+    })
+}
+
+/// Takes back the last message and its answer. WL_ERROR_REWIND if the state before it can no longer be reached; marks
+/// in wl_session_params make that state available at once and for longer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_chat_undo(session: *mut wl_session) -> wl_status {
+    with_settled(session, |inner| {
+        let (chat, session) = inner.chat()?;
+        match chat.undo(session)? {
+            Some(_) => Ok(()),
+            None => Err(Failure::argument("nothing has been said yet")),
+        }
+    })
+}
+
+/// Writes the conversation to `json`, which has room for `room` bytes, as an array of {"role", "content"} with a zero
+/// byte after it; `length` is its length without it. WL_ERROR_ROOM if both do not fit; with `json` NULL and `room` 0
+/// only the length is written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_chat_messages_json(
+    session: *mut wl_session,
+    json: *mut c_char,
+    room: usize,
+    length: *mut usize,
+) -> wl_status {
+    with_settled(session, |inner| {
+        let messages = inner.chat.as_ref().map_or(&[][..], Chat::messages);
+        let text = serde_json::to_vec(messages)
+            .map_err(|error| Failure::argument(format!("the conversation: {error}")))?;
+        // SAFETY: the caller gives so much room.
+        unsafe { fill(&text, Some(0), json.cast::<u8>(), room, length) }
+    })
+}

@@ -1,0 +1,316 @@
+//! Generation: text out of a session, pushed to a callback or pulled piece by piece.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use waterline::{Finish, GenerateOptions, Generation};
+
+use crate::params::{self, Tagged};
+use crate::pointers::{place, put, slice, text};
+use crate::session::{Inner, with, with_settled, wl_session};
+use crate::status::{Failure, Outcome, border, wl_status};
+
+/// Why a generation ended.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum wl_finish {
+    /// The model ended its answer.
+    WL_FINISH_END = 0,
+    /// A stop text was met.
+    WL_FINISH_STOP = 1,
+    /// As many tokens as were allowed.
+    WL_FINISH_LENGTH = 2,
+    /// wl_session_cancel was called.
+    WL_FINISH_CANCELLED = 3,
+    /// The callback did not want more.
+    WL_FINISH_CALLBACK = 4,
+}
+
+/// When a generation ends.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct wl_generate_params {
+    /// sizeof(wl_generate_params).
+    pub size: u32,
+    /// 1 goes on after the token that ends an answer; 0 by default.
+    pub ignore_end: u32,
+    /// Most tokens; 1024 by default.
+    pub max_tokens: usize,
+    /// Texts, each up to its zero byte, that end the generation and are not part of it; NULL by default.
+    pub stop: *const *const c_char,
+    /// The number of stop texts; 0 by default.
+    pub stop_count: usize,
+    /// Tokens that end the generation besides the model's own; NULL by default.
+    pub stop_tokens: *const u32,
+    /// The number of stop tokens; 0 by default.
+    pub stop_token_count: usize,
+}
+
+/// How a generation ended.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct wl_generate_result {
+    /// sizeof(wl_generate_result).
+    pub size: u32,
+    /// A wl_finish.
+    pub finish: u32,
+    /// Tokens that were generated, one that ends the answer included.
+    pub tokens: u64,
+}
+
+/// Takes a piece of text: `length` bytes of UTF-8, whole characters, with a zero byte after them, valid during the call.
+/// Returns 0 to go on, anything else to stop. It may cancel or free the session; other calls on the session return
+/// WL_ERROR_BUSY. It must return: no exceptions, no longjmp.
+pub type wl_text_fn =
+    Option<unsafe extern "C" fn(text: *const c_char, length: usize, user: *mut c_void) -> c_int>;
+
+impl Default for wl_generate_params {
+    fn default() -> Self {
+        wl_generate_params {
+            size: size_of::<Self>() as u32,
+            ignore_end: 0,
+            max_tokens: GenerateOptions::default().max_tokens,
+            stop: std::ptr::null(),
+            stop_count: 0,
+            stop_tokens: std::ptr::null(),
+            stop_token_count: 0,
+        }
+    }
+}
+
+// SAFETY: numbers and pointers that are checked when they are used, the size first.
+unsafe impl Tagged for wl_generate_params {}
+// SAFETY: numbers only, the size first.
+unsafe impl Tagged for wl_generate_result {}
+
+/// A generation that has begun.
+pub(crate) struct Running {
+    generation: Generation,
+    /// What was generated so far, if it is the answer in a conversation.
+    answer: Option<String>,
+    /// The last piece, with a zero byte after it.
+    piece: String,
+    finish: Option<wl_finish>,
+}
+
+impl Running {
+    fn result(&self) -> wl_generate_result {
+        wl_generate_result {
+            size: 0,
+            finish: self.finish.unwrap_or(wl_finish::WL_FINISH_CANCELLED) as u32,
+            tokens: self.generation.tokens() as u64,
+        }
+    }
+}
+
+impl Inner {
+    /// Begins a generation; `answer` says that it answers the last message.
+    pub fn start(&mut self, mut options: GenerateOptions, answer: bool) -> Outcome {
+        if let Some(chat) = self.chat.as_ref().filter(|_| answer && options.stop_at_eos) {
+            options.stop_tokens.extend(chat.end_token());
+        }
+        let generation = Generation::new(self.session.model(), options)?;
+        self.running = Some(Running {
+            generation,
+            answer: answer.then(String::new),
+            piece: String::new(),
+            finish: None,
+        });
+        Ok(())
+    }
+
+    /// Generates the next piece and keeps it; false at the end.
+    fn advance(&mut self) -> Outcome<bool> {
+        let running = self.running.as_mut().ok_or_else(no_generation)?;
+        if running.finish.is_some() {
+            return Ok(false);
+        }
+        match running.generation.next(&mut self.session) {
+            Some(Ok(text)) => {
+                running.piece = text;
+                if let Some(answer) = &mut running.answer {
+                    answer.push_str(&running.piece);
+                }
+                running.piece.push('\0');
+                Ok(true)
+            }
+            Some(Err(error)) => {
+                self.end(wl_finish::WL_FINISH_CANCELLED)?;
+                Err(error.into())
+            }
+            None => {
+                let finish = match running.generation.finish() {
+                    Some(Finish::End) => wl_finish::WL_FINISH_END,
+                    Some(Finish::Stop) => wl_finish::WL_FINISH_STOP,
+                    Some(Finish::Length) => wl_finish::WL_FINISH_LENGTH,
+                    Some(Finish::Cancelled) | None => wl_finish::WL_FINISH_CANCELLED,
+                };
+                self.end(finish)?;
+                Ok(false)
+            }
+        }
+    }
+
+    /// Ends the generation: what was generated is the answer.
+    fn end(&mut self, finish: wl_finish) -> Outcome {
+        let Some(running) = &mut self.running else {
+            return Ok(());
+        };
+        running.finish = Some(finish);
+        let answer = running.answer.take();
+        if let (Some(answer), Some(chat)) = (answer, &mut self.chat) {
+            chat.answered(&self.session, &answer, running.generation.finish())?;
+        }
+        Ok(())
+    }
+
+    /// Ends a generation that was left in the middle.
+    pub fn settle(&mut self) -> Outcome {
+        if self.running.as_ref().is_some_and(|r| r.finish.is_none()) {
+            self.end(wl_finish::WL_FINISH_CALLBACK)?;
+        }
+        self.running = None;
+        Ok(())
+    }
+
+    /// Generates to the end, and shows each piece.
+    ///
+    /// # Safety
+    /// The function can be called with `user`.
+    pub unsafe fn generate(&mut self, on_text: wl_text_fn, user: *mut c_void) -> Outcome {
+        while self.advance()? {
+            let (Some(on_text), Some(running)) = (on_text, &self.running) else {
+                continue;
+            };
+            let length = running.piece.len() - 1;
+            // SAFETY: the caller's promise; the piece ends with a zero byte and stays during the call.
+            if unsafe { on_text(running.piece.as_ptr().cast(), length, user) } != 0 {
+                self.end(wl_finish::WL_FINISH_CALLBACK)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes how the generation ended, if that is wanted.
+    ///
+    /// # Safety
+    /// There is such a struct at `result`, or it is NULL.
+    pub unsafe fn report(&self, result: *mut wl_generate_result) -> Outcome {
+        match &self.running {
+            // SAFETY: the caller's promise.
+            Some(running) if !result.is_null() => unsafe {
+                params::write("wl_generate_result", result, running.result())
+            },
+            _ => Ok(()),
+        }
+    }
+}
+
+fn no_generation() -> Failure {
+    Failure::argument("no generation has been started on this session, or another call ended it")
+}
+
+/// The library's options from those at `from`, or defaults if it is NULL.
+///
+/// # Safety
+/// What is there is such a struct, with as many stops as it says.
+pub(crate) unsafe fn generate_options(from: *const wl_generate_params) -> Outcome<GenerateOptions> {
+    // SAFETY: the caller's promise.
+    let params = unsafe { params::read("wl_generate_params", from) }?;
+    // SAFETY: the caller's promise.
+    let stop = unsafe { slice("wl_generate_params.stop", params.stop, params.stop_count) }?;
+    let stop = stop.iter().map(|&stop| {
+        // SAFETY: the caller's promise.
+        unsafe { text("a stop text", stop, usize::MAX) }.map(str::to_string)
+    });
+    // SAFETY: the caller's promise.
+    let stop_tokens = unsafe {
+        slice(
+            "wl_generate_params.stop_tokens",
+            params.stop_tokens,
+            params.stop_token_count,
+        )
+    }?;
+    Ok(GenerateOptions {
+        max_tokens: params.max_tokens,
+        stop: stop.collect::<Outcome<_>>()?,
+        stop_at_eos: params.ignore_end == 0,
+        stop_tokens: stop_tokens.to_vec(),
+    })
+}
+
+/// Fills `params` with defaults; `size` is sizeof(wl_generate_params).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_generate_params_init(
+    params: *mut wl_generate_params,
+    size: usize,
+) -> wl_status {
+    // SAFETY: the caller gives a struct of this size.
+    border(|| unsafe { params::init("wl_generate_params", params, size) })
+}
+
+/// Generates text after what has been read, and gives each piece to `on_text`, which may be NULL, with `user`. Every
+/// token that is shown has been read by the session. `params` and `result`, whose size the caller has set, may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_generate(
+    session: *mut wl_session,
+    params: *const wl_generate_params,
+    on_text: wl_text_fn,
+    user: *mut c_void,
+    result: *mut wl_generate_result,
+) -> wl_status {
+    with_settled(session, |inner| {
+        // SAFETY: the caller gives such a struct or NULL.
+        inner.start(unsafe { generate_options(params) }?, false)?;
+        // SAFETY: the caller gives a function that can be called, and such a struct or NULL.
+        unsafe {
+            inner.generate(on_text, user)?;
+            inner.report(result)
+        }
+    })
+}
+
+/// Begins a generation that wl_generate_next carries on, for programs that would rather ask for text than be called.
+/// `params` may be NULL. Any call on the session but wl_generate_next, wl_logits, wl_session_get_info and
+/// wl_session_set_sampler ends it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_generate_start(
+    session: *mut wl_session,
+    params: *const wl_generate_params,
+) -> wl_status {
+    with_settled(session, |inner| {
+        // SAFETY: the caller gives such a struct or NULL.
+        inner.start(unsafe { generate_options(params) }?, false)
+    })
+}
+
+/// Gives the next piece of the generation that wl_generate_start or wl_chat_start has begun: `length` bytes of UTF-8,
+/// whole characters, with a zero byte after them, valid until the next call on the session. At the end `text` is NULL,
+/// `length` 0, and `result` is filled, whose size the caller has set; it may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_generate_next(
+    session: *mut wl_session,
+    text: *mut *const c_char,
+    length: *mut usize,
+    result: *mut wl_generate_result,
+) -> wl_status {
+    with(session, |inner| {
+        place("the place for the text", text)?;
+        place("the place for the length", length)?;
+        let more = inner.advance()?;
+        let running = inner.running.as_ref().ok_or_else(no_generation)?;
+        let (piece, bytes) = match more {
+            true => (running.piece.as_ptr().cast(), running.piece.len() - 1),
+            false => (std::ptr::null(), 0),
+        };
+        // SAFETY: both are checked.
+        unsafe {
+            put(text, piece);
+            put(length, bytes);
+        }
+        if more {
+            return Ok(());
+        }
+        // SAFETY: the caller gives such a struct or NULL.
+        unsafe { inner.report(result) }
+    })
+}

@@ -1,0 +1,40 @@
+//! The C interface of waterline. Its manual is the header `waterline.h`, which is written from these comments.
+//!
+//! Every exported function goes through [`status::border`]: a failure becomes a status and a sentence, and a panic never
+//! leaves the library. Handles are numbers in a table (`handles`), so that a wrong one is found out without reading
+//! memory at it. Pointers from C are turned into Rust values in one place (`pointers`).
+
+// The header speaks C, and so do the names that are in it.
+#![allow(non_camel_case_types)]
+// What a caller must keep to stands in each function's comment, and for all of them in the header's first.
+#![allow(clippy::missing_safety_doc)]
+
+mod chat;
+mod generate;
+mod handles;
+mod log;
+mod model;
+mod params;
+mod pointers;
+mod sampling;
+mod session;
+mod state;
+mod status;
+mod text;
+
+use std::ffi::c_char;
+
+/// Counts changes of this interface that break programs built before. It is the number in the library's soname.
+pub const WL_ABI_VERSION: u32 = 1;
+
+/// WL_ABI_VERSION of the library, to compare with the header's.
+#[unsafe(no_mangle)]
+pub extern "C" fn wl_abi_version() -> u32 {
+    WL_ABI_VERSION
+}
+
+/// The library's version, such as "0.1.0".
+#[unsafe(no_mangle)]
+pub extern "C" fn wl_version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}

@@ -1,0 +1,319 @@
+//! Models: opening them, and what they are.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_char, c_void};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
+
+use waterline::{Bytes, Checkpoint, Model, Pool};
+
+use crate::handles::Handles;
+use crate::log::{log, wl_log_level};
+use crate::params::{self, Tagged};
+use crate::pointers::{path, place, put, slice};
+use crate::status::{Failure, Outcome, border, wl_status};
+
+/// A model: weights and description, read-only. Any number of sessions share it.
+pub struct wl_model {
+    _private: [u8; 0],
+}
+
+/// Where a model computes.
+#[repr(C)]
+pub enum wl_device {
+    /// The fastest device that this build can use.
+    WL_DEVICE_AUTO = 0,
+    /// The processor.
+    WL_DEVICE_CPU = 1,
+    /// An NVIDIA GPU.
+    WL_DEVICE_CUDA = 2,
+}
+
+/// How to open a model.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct wl_model_params {
+    /// sizeof(wl_model_params).
+    pub size: u32,
+    /// A wl_device; WL_DEVICE_AUTO by default.
+    pub device: u32,
+}
+
+/// What a model is.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct wl_model_info {
+    /// sizeof(wl_model_info).
+    pub size: u32,
+    /// The number of token ids, and of logits.
+    pub vocab: u32,
+    /// The number of parameters.
+    pub parameters: u64,
+    /// Bytes of the weights, which are mapped from the file and shared by all sessions.
+    pub weight_bytes: u64,
+    /// The token that begins every sequence, or -1.
+    pub bos: i64,
+    /// The token that ends an answer, or -1.
+    pub eos: i64,
+    /// Whether the model has a tokenizer: 1 or 0.
+    pub has_tokenizer: u32,
+    /// Whether the model has a chat template: 1 or 0.
+    pub has_chat_template: u32,
+}
+
+impl Default for wl_model_params {
+    fn default() -> Self {
+        wl_model_params {
+            size: size_of::<Self>() as u32,
+            device: wl_device::WL_DEVICE_AUTO as u32,
+        }
+    }
+}
+
+// SAFETY: numbers only, the size first.
+unsafe impl Tagged for wl_model_params {}
+// SAFETY: numbers only, the size first.
+unsafe impl Tagged for wl_model_info {}
+
+/// What a handle of a model stands for.
+pub(crate) struct OpenModel {
+    pub model: Arc<Model>,
+    pub weight_bytes: u64,
+    info: wl_model_info,
+    name: CString,
+    spec: CString,
+    /// Threads by their number, while some session uses them.
+    pools: Mutex<HashMap<usize, Weak<Pool>>>,
+}
+
+pub(crate) static MODELS: Handles<OpenModel> = Handles::new("model");
+
+impl OpenModel {
+    pub fn new(checkpoint: Checkpoint) -> Outcome<Self> {
+        let bytes = checkpoint
+            .tensors
+            .values()
+            .map(|tensor| tensor.data.len() as u64);
+        let weight_bytes = bytes.sum();
+        let has_tokenizer = checkpoint.text.tokenizer.is_some();
+        let has_chat_template = checkpoint.text.chat_template.is_some();
+        let model = Model::bind(checkpoint)?;
+        let spec = model.spec();
+        let id = |token: Option<u32>| token.map_or(-1, i64::from);
+        Ok(OpenModel {
+            info: wl_model_info {
+                size: 0,
+                vocab: spec.vocab as u32,
+                parameters: spec.parameters() as u64,
+                weight_bytes,
+                bos: id(model.bos()),
+                eos: id(model.eos()),
+                has_tokenizer: has_tokenizer.into(),
+                has_chat_template: has_chat_template.into(),
+            },
+            weight_bytes,
+            name: c_string(model.name()),
+            spec: c_string(&spec.to_json().to_string()),
+            pools: Mutex::default(),
+            model,
+        })
+    }
+
+    /// The threads that sessions of this model with this number of threads share; none for one thread alone, which is
+    /// the caller's.
+    pub fn pool(&self, threads: usize) -> Arc<Pool> {
+        if threads == 1 {
+            return Arc::new(Pool::new(1));
+        }
+        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pool) = pools.get(&threads).and_then(Weak::upgrade) {
+            return pool;
+        }
+        let pool = Arc::new(Pool::new(threads));
+        pools.insert(threads, Arc::downgrade(&pool));
+        pool
+    }
+}
+
+fn c_string(text: &str) -> CString {
+    CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default()
+}
+
+/// Opens a model with `checkpoint` and gives it a handle.
+///
+/// # Safety
+/// As the exported functions that use it.
+unsafe fn open(
+    params: *const wl_model_params,
+    model: *mut *mut wl_model,
+    checkpoint: impl FnOnce() -> Outcome<Checkpoint>,
+) -> wl_status {
+    border(|| {
+        place("the place for the model", model)?;
+        // SAFETY: the caller of the exported function says that it is such a struct or NULL.
+        let params = unsafe { params::read("wl_model_params", params) }?;
+        check_device(params.device)?;
+        let clock = Instant::now();
+        let open = OpenModel::new(checkpoint()?)?;
+        log(wl_log_level::WL_LOG_INFO, || {
+            format!(
+                "opened {}: {} parameters, {} bytes of weights, {:.0} ms, CPU",
+                open.model.file(),
+                open.info.parameters,
+                open.weight_bytes,
+                1e3 * clock.elapsed().as_secs_f64()
+            )
+        });
+        // SAFETY: checked above.
+        unsafe { put(model, MODELS.add(open)) };
+        Ok(())
+    })
+}
+
+fn check_device(device: u32) -> Outcome {
+    const AUTO: u32 = wl_device::WL_DEVICE_AUTO as u32;
+    const CPU: u32 = wl_device::WL_DEVICE_CPU as u32;
+    const CUDA: u32 = wl_device::WL_DEVICE_CUDA as u32;
+    match device {
+        AUTO | CPU => Ok(()),
+        CUDA => Err(Failure::new(
+            wl_status::WL_ERROR_UNSUPPORTED,
+            "CUDA is not supported by this build; use WL_DEVICE_AUTO or WL_DEVICE_CPU",
+        )),
+        _ => Err(Failure::argument(format!(
+            "device: found {device}, expected a wl_device (0 to 2)"
+        ))),
+    }
+}
+
+/// Fills `params` with defaults; `size` is sizeof(wl_model_params).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_model_params_init(
+    params: *mut wl_model_params,
+    size: usize,
+) -> wl_status {
+    // SAFETY: the caller gives a struct of this size.
+    border(|| unsafe { params::init("wl_model_params", params, size) })
+}
+
+/// Opens a GGUF file or a Hugging Face directory. Weights are mapped and read where they lie, so the file must not be
+/// changed in place while the model lives. `params` may be NULL. Free the model with wl_model_free.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_model_open(
+    path: *const c_char,
+    params: *const wl_model_params,
+    model: *mut *mut wl_model,
+) -> wl_status {
+    let checkpoint = || {
+        // SAFETY: the caller gives a path that ends at a zero byte.
+        Ok(Checkpoint::open(unsafe { self::path(path) }?)?)
+    };
+    // SAFETY: the caller's promises are passed on.
+    unsafe { open(params, model, checkpoint) }
+}
+
+/// Opens a GGUF file that lies in memory. The bytes are copied and may be freed afterwards. `params` may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_model_from_memory(
+    bytes: *const c_void,
+    length: usize,
+    params: *const wl_model_params,
+    model: *mut *mut wl_model,
+) -> wl_status {
+    let checkpoint = || {
+        // SAFETY: the caller gives so many bytes.
+        let bytes = unsafe { slice("bytes", bytes.cast::<u8>(), length) }?;
+        Ok(Checkpoint::from_bytes(
+            Bytes::copy_from(bytes),
+            "the model in memory",
+        )?)
+    };
+    // SAFETY: the caller's promises are passed on.
+    unsafe { open(params, model, checkpoint) }
+}
+
+/// Opens the model that is part of the library. `params` may be NULL. WL_ERROR_UNSUPPORTED if the library was built
+/// without it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_model_builtin(
+    params: *const wl_model_params,
+    model: *mut *mut wl_model,
+) -> wl_status {
+    // SAFETY: the caller's promises are passed on.
+    unsafe { open(params, model, builtin) }
+}
+
+#[cfg(feature = "builtin-model")]
+fn builtin() -> Outcome<Checkpoint> {
+    /// Tensors in a GGUF file are aligned to 64 bytes from its start.
+    #[repr(C, align(64))]
+    struct Aligned<T: ?Sized>(T);
+    static FILE: &Aligned<[u8]> =
+        &Aligned(*include_bytes!("../../tools/model/waterline-chat.gguf"));
+    let bytes = Bytes::from_static(&FILE.0);
+    Ok(Checkpoint::from_bytes(bytes, "the built-in model")?)
+}
+
+#[cfg(not(feature = "builtin-model"))]
+fn builtin() -> Outcome<Checkpoint> {
+    Err(Failure::new(
+        wl_status::WL_ERROR_UNSUPPORTED,
+        "this library was built without a built-in model; open one with wl_model_open",
+    ))
+}
+
+/// Frees a model; NULL is nothing to free. Its sessions go on: the memory is given back with the last of them. Pointers
+/// that were got from the model end with the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_model_free(model: *mut wl_model) -> wl_status {
+    border(|| {
+        if !model.is_null() {
+            MODELS.remove(model)?;
+        }
+        Ok(())
+    })
+}
+
+/// Fills `info`, whose size the caller has set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_model_get_info(
+    model: *const wl_model,
+    info: *mut wl_model_info,
+) -> wl_status {
+    border(|| {
+        let model = MODELS.get(model)?;
+        // SAFETY: the caller gives a struct of the size that it says.
+        unsafe { params::write("wl_model_info", info, model.info) }
+    })
+}
+
+/// Gives the model's name. It is valid until the model is freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_model_name(
+    model: *const wl_model,
+    name: *mut *const c_char,
+) -> wl_status {
+    border(|| {
+        let model = MODELS.get(model)?;
+        place("the place for the name", name)?;
+        // SAFETY: checked.
+        unsafe { put(name, model.name.as_ptr()) };
+        Ok(())
+    })
+}
+
+/// Gives the model's description as JSON: its dimensions, and for every block its mixer with its numbers. It is valid
+/// until the model is freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_model_spec_json(
+    model: *const wl_model,
+    json: *mut *const c_char,
+) -> wl_status {
+    border(|| {
+        let model = MODELS.get(model)?;
+        place("the place for the description", json)?;
+        // SAFETY: checked.
+        unsafe { put(json, model.spec.as_ptr()) };
+        Ok(())
+    })
+}

@@ -1,0 +1,149 @@
+//! Pointers from C as Rust values, and results to C. What can be checked without reading memory is.
+
+use std::ffi::{CStr, c_char};
+use std::path::Path;
+
+use crate::status::{Failure, Outcome, wl_status};
+
+/// As a length of text: up to the zero byte. The header says so as well.
+const ZERO_TERMINATED: usize = usize::MAX;
+
+fn check<T>(what: &str, pointer: *const T, length: usize) -> Outcome {
+    if pointer.is_null() {
+        return Err(Failure::argument(format!("{what} is NULL")));
+    }
+    if !pointer.is_aligned() {
+        let (at, to) = (pointer.addr(), align_of::<T>());
+        let sentence = format!("{what}: the address {at:#x} is not a multiple of {to}");
+        return Err(Failure::argument(sentence));
+    }
+    if length > isize::MAX as usize / size_of::<T>().max(1) {
+        let sentence = format!("{what}: {length} values are more than any memory holds");
+        return Err(Failure::argument(sentence));
+    }
+    Ok(())
+}
+
+/// `length` values at `pointer`, which may be NULL if there are none.
+///
+/// # Safety
+/// There are so many, and they stay as they are while the slice is used.
+pub(crate) unsafe fn slice<'a, T>(
+    what: &str,
+    pointer: *const T,
+    length: usize,
+) -> Outcome<&'a [T]> {
+    if length == 0 {
+        return Ok(&[]);
+    }
+    check(what, pointer, length)?;
+    // SAFETY: not NULL, aligned and no longer than memory; the rest is the caller's promise.
+    Ok(unsafe { std::slice::from_raw_parts(pointer, length) })
+}
+
+/// Text of `length` bytes, or up to the zero byte.
+///
+/// # Safety
+/// As [`slice`]; a text up to the zero byte has one.
+pub(crate) unsafe fn text<'a>(
+    what: &str,
+    pointer: *const c_char,
+    length: usize,
+) -> Outcome<&'a str> {
+    let bytes = if length == ZERO_TERMINATED {
+        check(what, pointer, 0)?;
+        // SAFETY: not NULL, and the caller promises a zero byte.
+        unsafe { CStr::from_ptr(pointer) }.to_bytes()
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { slice(what, pointer.cast::<u8>(), length) }?
+    };
+    std::str::from_utf8(bytes).map_err(|error| {
+        let at = error.valid_up_to();
+        Failure::argument(format!(
+            "{what} is not UTF-8: byte {at} begins no character"
+        ))
+    })
+}
+
+/// A path that ends at its zero byte. On Unix any bytes are a path.
+///
+/// # Safety
+/// There is a zero byte.
+pub(crate) unsafe fn path<'a>(pointer: *const c_char) -> Outcome<&'a Path> {
+    check("path", pointer, 0)?;
+    #[cfg(unix)]
+    {
+        use std::os::unix::ffi::OsStrExt;
+        // SAFETY: not NULL, and the caller promises a zero byte.
+        let bytes = unsafe { CStr::from_ptr(pointer) }.to_bytes();
+        Ok(Path::new(std::ffi::OsStr::from_bytes(bytes)))
+    }
+    #[cfg(not(unix))]
+    {
+        // SAFETY: the caller's promise.
+        Ok(Path::new(unsafe {
+            text("path", pointer, ZERO_TERMINATED)
+        }?))
+    }
+}
+
+/// Checks the place for a result, before there is one.
+pub(crate) fn place<T>(what: &str, to: *mut T) -> Outcome {
+    check(what, to, 1)
+}
+
+/// Writes a result to a place that [`place`] has checked.
+///
+/// # Safety
+/// There is room for one value.
+pub(crate) unsafe fn put<T>(to: *mut T, value: T) {
+    // SAFETY: checked, and the caller promises the room. The old value is not Rust's to drop.
+    unsafe { to.write(value) }
+}
+
+/// Writes a result to a place that may be NULL if it is not wanted.
+///
+/// # Safety
+/// There is room for one value.
+pub(crate) unsafe fn put_if_wanted<T>(what: &str, to: *mut T, value: T) -> Outcome {
+    if !to.is_null() {
+        place(what, to)?;
+        // SAFETY: checked, and the caller's promise.
+        unsafe { put(to, value) };
+    }
+    Ok(())
+}
+
+/// Writes `values` and how many they are. If `to` is NULL and `room` 0, only how many. `zero`, if there is one, follows
+/// the values without being counted in them, but needs room too.
+///
+/// # Safety
+/// There is room for `room` values at `to`, and for one at `count`.
+pub(crate) unsafe fn fill<T: Copy>(
+    values: &[T],
+    zero: Option<T>,
+    to: *mut T,
+    room: usize,
+    count: *mut usize,
+) -> Outcome {
+    place("the place for the length", count)?;
+    // SAFETY: checked, and the caller's promise.
+    unsafe { put(count, values.len()) };
+    if to.is_null() && room == 0 {
+        return Ok(());
+    }
+    check("the place for the result", to, room)?;
+    let needed = values.len() + usize::from(zero.is_some());
+    if needed > room {
+        let sentence = format!("the result needs room for {needed}, there is room for {room}");
+        return Err(Failure::new(wl_status::WL_ERROR_ROOM, sentence));
+    }
+    // SAFETY: it fits, and C's memory is apart from Rust's.
+    unsafe { to.copy_from_nonoverlapping(values.as_ptr(), values.len()) };
+    if let Some(zero) = zero {
+        // SAFETY: it fits.
+        unsafe { to.add(values.len()).write(zero) };
+    }
+    Ok(())
+}

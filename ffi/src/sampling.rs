@@ -1,0 +1,106 @@
+//! How tokens are chosen.
+
+use waterline::SamplerParams;
+
+use crate::params::{self, Tagged};
+use crate::pointers::slice;
+use crate::status::{Outcome, border, wl_status};
+
+/// A number that is added to a token's logit.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct wl_logit_bias {
+    /// The token.
+    pub token: u32,
+    /// What is added, a finite number: -1e9 forbids the token.
+    pub bias: f32,
+}
+
+/// How tokens are chosen. The steps, in this order: logit bias, penalties, temperature, top-k, top-p, min-p, draw.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct wl_sampler_params {
+    /// sizeof(wl_sampler_params).
+    pub size: u32,
+    /// Keep this many tokens; 0 keeps all. 40 by default.
+    pub top_k: u32,
+    /// Seed of the random numbers; 0 by default.
+    pub seed: u64,
+    /// Divides the logits; 0 always takes the most probable token. 0.7 by default.
+    pub temperature: f32,
+    /// Keep the most probable tokens up to this sum of probabilities; 1 keeps all. 0.95 by default.
+    pub top_p: f32,
+    /// Keep tokens at least this many times as probable as the first; 0 keeps all. 0.05 by default.
+    pub min_p: f32,
+    /// Factor against tokens seen in the window; 1, the default, is off, more discourages.
+    pub repetition_penalty: f32,
+    /// Subtracted per occurrence in the window; 0, the default, is off.
+    pub frequency_penalty: f32,
+    /// Subtracted once if the token occurs in the window; 0, the default, is off.
+    pub presence_penalty: f32,
+    /// How many of the last tokens the three penalties look at; 64 by default.
+    pub penalty_window: u32,
+    /// 0.
+    pub reserved: u32,
+    /// Logit biases, `bias_count` of them; they are copied. NULL by default.
+    pub bias: *const wl_logit_bias,
+    /// The number of logit biases; 0 by default.
+    pub bias_count: usize,
+}
+
+impl Default for wl_sampler_params {
+    fn default() -> Self {
+        let params = SamplerParams::default();
+        wl_sampler_params {
+            size: size_of::<Self>() as u32,
+            top_k: params.top_k as u32,
+            seed: params.seed,
+            temperature: params.temperature,
+            top_p: params.top_p,
+            min_p: params.min_p,
+            repetition_penalty: params.repetition_penalty,
+            frequency_penalty: params.frequency_penalty,
+            presence_penalty: params.presence_penalty,
+            penalty_window: params.penalty_window as u32,
+            reserved: 0,
+            bias: std::ptr::null(),
+            bias_count: 0,
+        }
+    }
+}
+
+// SAFETY: numbers and a pointer that is checked when it is used, the size first.
+unsafe impl Tagged for wl_sampler_params {}
+
+/// The library's parameters from those at `from`, or defaults if it is NULL.
+///
+/// # Safety
+/// What is there is such a struct, with as many biases as it says.
+pub(crate) unsafe fn sampler_params(from: *const wl_sampler_params) -> Outcome<SamplerParams> {
+    // SAFETY: the caller's promise.
+    let params = unsafe { params::read("wl_sampler_params", from) }?;
+    // SAFETY: the caller's promise.
+    let bias = unsafe { slice("wl_sampler_params.bias", params.bias, params.bias_count) }?;
+    Ok(SamplerParams {
+        temperature: params.temperature,
+        top_k: params.top_k as usize,
+        top_p: params.top_p,
+        min_p: params.min_p,
+        repetition_penalty: params.repetition_penalty,
+        frequency_penalty: params.frequency_penalty,
+        presence_penalty: params.presence_penalty,
+        penalty_window: params.penalty_window as usize,
+        seed: params.seed,
+        logit_bias: bias.iter().map(|bias| (bias.token, bias.bias)).collect(),
+    })
+}
+
+/// Fills `params` with defaults; `size` is sizeof(wl_sampler_params).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_sampler_params_init(
+    params: *mut wl_sampler_params,
+    size: usize,
+) -> wl_status {
+    // SAFETY: the caller gives a struct of this size.
+    border(|| unsafe { params::init("wl_sampler_params", params, size) })
+}

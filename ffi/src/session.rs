@@ -1,0 +1,461 @@
+//! Sessions: reading tokens and choosing the next.
+
+use std::sync::{Arc, Mutex, TryLockError};
+
+use waterline::{
+    Canceller, Chat, ContextEnd, Kv, Session, SessionOptions, StateOptions, physical_cores,
+};
+
+use crate::generate::Running;
+use crate::handles::Handles;
+use crate::log::{log, wl_log_level};
+use crate::model::{MODELS, OpenModel, wl_model};
+use crate::params::{self, Tagged};
+use crate::pointers::{path, place, put, put_if_wanted, slice};
+use crate::sampling::{sampler_params, wl_sampler_params};
+use crate::status::{Failure, Outcome, border, wl_status};
+
+/// One conversation, or one text, with the state that has read it. All that it needs is allocated when it is made.
+pub struct wl_session {
+    _private: [u8; 0],
+}
+
+/// How keys and values of attention are stored.
+#[repr(C)]
+pub enum wl_cache {
+    /// 16-bit floats.
+    WL_CACHE_F16 = 0,
+    /// 32-bit floats.
+    WL_CACHE_F32 = 1,
+}
+
+/// How to make a session.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct wl_session_params {
+    /// sizeof(wl_session_params).
+    pub size: u32,
+    /// Threads that compute, the caller's included, 1 to 1024; 0, the default, means one for each physical core.
+    /// Sessions of one model with the same number share their threads and take turns. With 1, each computes on its
+    /// caller's thread, and sessions run side by side.
+    pub threads: u32,
+    /// Tokens that full attention can look back on; models without it have no such bound. 4096 by default.
+    pub context: usize,
+    /// How many of the last tokens are remembered, for penalties and wl_session_rewind. 4096 by default.
+    pub log: usize,
+    /// Most tokens that are read at once, 1 to 65536. 64 by default.
+    pub chunk: usize,
+    /// How many states wl_session_mark keeps, each as large as the session's; 0 by default.
+    pub marks: usize,
+    /// A wl_cache; WL_CACHE_F16 by default.
+    pub cache: u32,
+    /// When the context is full: 0, the default, is WL_ERROR_CONTEXT, 1 drops the oldest tokens out of view.
+    pub drop_oldest: u32,
+    /// How tokens are chosen; NULL, the default, means the defaults of wl_sampler_params. It is copied.
+    pub sampler: *const wl_sampler_params,
+}
+
+/// The memory of a model and a session, in bytes. None of it grows while tokens are read.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct wl_plan {
+    /// sizeof(wl_plan).
+    pub size: u32,
+    /// Threads that compute.
+    pub threads: u32,
+    /// The weights, which are mapped from the file and shared by all sessions.
+    pub weight_bytes: u64,
+    /// The session's state.
+    pub state_bytes: u64,
+    /// The session's working memory, and its marks.
+    pub work_bytes: u64,
+}
+
+/// What a session is at.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct wl_session_info {
+    /// sizeof(wl_session_info).
+    pub size: u32,
+    /// Threads that compute.
+    pub threads: u32,
+    /// Tokens read so far.
+    pub position: u64,
+    /// Bytes of the state.
+    pub state_bytes: u64,
+    /// Bytes of working memory and marks.
+    pub work_bytes: u64,
+}
+
+impl Default for wl_session_params {
+    fn default() -> Self {
+        let options = SessionOptions::default();
+        wl_session_params {
+            size: size_of::<Self>() as u32,
+            threads: options.threads as u32,
+            context: options.state.context,
+            log: options.state.log,
+            chunk: options.chunk,
+            marks: options.marks,
+            cache: wl_cache::WL_CACHE_F16 as u32,
+            drop_oldest: 0,
+            sampler: std::ptr::null(),
+        }
+    }
+}
+
+// SAFETY: numbers and a pointer that is checked when it is used, the size first.
+unsafe impl Tagged for wl_session_params {}
+// SAFETY: numbers only, the size first.
+unsafe impl Tagged for wl_plan {}
+// SAFETY: numbers only, the size first.
+unsafe impl Tagged for wl_session_info {}
+
+/// What a handle of a session stands for.
+pub(crate) struct OpenSession {
+    canceller: Canceller,
+    /// Locked by the one call at a time that uses it.
+    inner: Mutex<Inner>,
+}
+
+/// A session with what is going on in it.
+pub(crate) struct Inner {
+    pub session: Session,
+    pub chat: Option<Chat>,
+    pub running: Option<Running>,
+}
+
+pub(crate) static SESSIONS: Handles<OpenSession> = Handles::new("session");
+
+/// Gives a session a handle.
+pub(crate) fn add(session: Session, chat: Option<Chat>) -> *mut wl_session {
+    log(wl_log_level::WL_LOG_DEBUG, || {
+        let (state, work) = (session.state_bytes(), session.work_bytes());
+        let threads = session.threads();
+        format!(
+            "made a session: state {state} bytes, working memory {work} bytes, {threads} threads"
+        )
+    });
+    SESSIONS.add(OpenSession {
+        canceller: session.canceller(),
+        inner: Mutex::new(Inner {
+            session,
+            chat,
+            running: None,
+        }),
+    })
+}
+
+/// Runs `body` on a session that no other call uses.
+pub(crate) fn with(
+    session: *const wl_session,
+    body: impl FnOnce(&mut Inner) -> Outcome,
+) -> wl_status {
+    border(|| {
+        let session = SESSIONS.get(session)?;
+        let mut inner = session.inner.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => Failure::new(
+                wl_status::WL_ERROR_BUSY,
+                "another call on this session has not returned yet",
+            ),
+            TryLockError::Poisoned(_) => Failure::new(
+                wl_status::WL_ERROR_INTERNAL,
+                "an earlier call on this session met a defect of the library; it can only be freed",
+            ),
+        })?;
+        body(&mut inner)
+    })
+}
+
+/// As [`with`], after a generation that was left in the middle has been brought to its end.
+pub(crate) fn with_settled(
+    session: *const wl_session,
+    body: impl FnOnce(&mut Inner) -> Outcome,
+) -> wl_status {
+    with(session, |inner| {
+        inner.settle()?;
+        body(inner)
+    })
+}
+
+/// The library's options from those at `from`, but for the threads.
+///
+/// # Safety
+/// What is there is such a struct or NULL.
+unsafe fn session_options(from: *const wl_session_params) -> Outcome<SessionOptions> {
+    // SAFETY: the caller's promise.
+    let params = unsafe { params::read("wl_session_params", from) }?;
+    const F16: u32 = wl_cache::WL_CACHE_F16 as u32;
+    const F32: u32 = wl_cache::WL_CACHE_F32 as u32;
+    let choice = |name: &str, value: u32| {
+        Failure::argument(format!("{name}: found {value}, expected 0 or 1"))
+    };
+    if params.threads > 1024 {
+        let threads = params.threads;
+        return Err(Failure::argument(format!(
+            "threads: found {threads}, expected 0 (one for each core) to 1024"
+        )));
+    }
+    Ok(SessionOptions {
+        state: StateOptions {
+            context: params.context,
+            kv: match params.cache {
+                F16 => Kv::F16,
+                F32 => Kv::F32,
+                other => return Err(choice("cache", other)),
+            },
+            log: params.log,
+        },
+        context_end: match params.drop_oldest {
+            0 => ContextEnd::Refuse,
+            1 => ContextEnd::DropOldest,
+            other => return Err(choice("drop_oldest", other)),
+        },
+        chunk: params.chunk,
+        threads: match params.threads {
+            0 => physical_cores(),
+            threads => threads as usize,
+        },
+        marks: params.marks,
+        // SAFETY: the caller's promise.
+        sampler: unsafe { sampler_params(params.sampler) }?,
+        ..SessionOptions::default()
+    })
+}
+
+fn plan_of(model: &OpenModel, options: &SessionOptions) -> Outcome<wl_plan> {
+    let (state, work) = Session::plan(&model.model, options)?;
+    Ok(wl_plan {
+        size: 0,
+        threads: options.threads as u32,
+        weight_bytes: model.weight_bytes,
+        state_bytes: state as u64,
+        work_bytes: work as u64,
+    })
+}
+
+/// Fills `params` with defaults; `size` is sizeof(wl_session_params).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_session_params_init(
+    params: *mut wl_session_params,
+    size: usize,
+) -> wl_status {
+    // SAFETY: the caller gives a struct of this size.
+    border(|| unsafe { params::init("wl_session_params", params, size) })
+}
+
+/// Fills `plan`, whose size the caller has set, with the memory that the model in a file and a session on it would
+/// need. Weights are not read and nothing stays open. `params` may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_plan_file(
+    path: *const std::ffi::c_char,
+    params: *const wl_session_params,
+    plan: *mut wl_plan,
+) -> wl_status {
+    border(|| {
+        // SAFETY: the caller gives such a struct or NULL.
+        let options = unsafe { session_options(params) }?;
+        // SAFETY: the caller gives a path that ends at a zero byte.
+        let path = unsafe { self::path(path) }?;
+        let model = OpenModel::new(waterline::Checkpoint::open(path)?)?;
+        // SAFETY: the caller gives a struct of the size that it says.
+        unsafe { params::write("wl_plan", plan, plan_of(&model, &options)?) }
+    })
+}
+
+/// As wl_plan_file, for an open model.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_plan_model(
+    model: *const wl_model,
+    params: *const wl_session_params,
+    plan: *mut wl_plan,
+) -> wl_status {
+    border(|| {
+        let model = MODELS.get(model)?;
+        // SAFETY: the caller gives such a struct or NULL.
+        let options = unsafe { session_options(params) }?;
+        // SAFETY: the caller gives a struct of the size that it says.
+        unsafe { params::write("wl_plan", plan, plan_of(&model, &options)?) }
+    })
+}
+
+/// Makes a session on `model`. `params` may be NULL. Free it with wl_session_free. The session keeps what it needs of
+/// the model.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_session_new(
+    model: *const wl_model,
+    params: *const wl_session_params,
+    session: *mut *mut wl_session,
+) -> wl_status {
+    border(|| {
+        let model = MODELS.get(model)?;
+        place("the place for the session", session)?;
+        // SAFETY: the caller gives such a struct or NULL.
+        let mut options = unsafe { session_options(params) }?;
+        options.pool = Some(model.pool(options.threads));
+        let made = Session::new(Arc::clone(&model.model), options)?;
+        // SAFETY: checked.
+        unsafe { put(session, add(made, None)) };
+        Ok(())
+    })
+}
+
+/// Frees a session; NULL is nothing to free. May be called at any time from any thread: a call that is using the
+/// session is cancelled, and the memory is given back when it returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_session_free(session: *mut wl_session) -> wl_status {
+    border(|| {
+        if !session.is_null() {
+            SESSIONS.remove(session)?.canceller.cancel();
+        }
+        Ok(())
+    })
+}
+
+/// Makes a second session in the same state, conversation included, that goes its own way from now on. Free it with
+/// wl_session_free.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_session_fork(
+    session: *mut wl_session,
+    fork: *mut *mut wl_session,
+) -> wl_status {
+    with_settled(session, |inner| {
+        place("the place for the session", fork)?;
+        let made = inner.session.fork()?;
+        // SAFETY: checked.
+        unsafe { put(fork, add(made, inner.chat.clone())) };
+        Ok(())
+    })
+}
+
+/// Forgets everything that was read or said. Sampling parameters stay; random numbers begin again at the seed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_session_reset(session: *mut wl_session) -> wl_status {
+    with(session, |inner| {
+        (inner.chat, inner.running) = (None, None);
+        inner.session.reset();
+        Ok(())
+    })
+}
+
+/// Fills `info`, whose size the caller has set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_session_get_info(
+    session: *const wl_session,
+    info: *mut wl_session_info,
+) -> wl_status {
+    with(session, |inner| {
+        let session = &inner.session;
+        let value = wl_session_info {
+            size: 0,
+            threads: session.threads() as u32,
+            position: session.position(),
+            state_bytes: session.state_bytes() as u64,
+            work_bytes: session.work_bytes() as u64,
+        };
+        // SAFETY: the caller gives a struct of the size that it says.
+        unsafe { params::write("wl_session_info", info, value) }
+    })
+}
+
+/// Changes how tokens are chosen; NULL means the defaults. A new seed restarts the random numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_session_set_sampler(
+    session: *mut wl_session,
+    params: *const wl_sampler_params,
+) -> wl_status {
+    with(session, |inner| {
+        // SAFETY: the caller gives such a struct or NULL.
+        Ok(inner
+            .session
+            .set_sampler(unsafe { sampler_params(params) }?)?)
+    })
+}
+
+/// Reads `count` tokens. Afterwards wl_logits gives the logits after the last one. On WL_CANCELLED and WL_OK the number
+/// of tokens read is written to `fed`, which may be NULL; on other errors nothing was read.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_feed(
+    session: *mut wl_session,
+    tokens: *const u32,
+    count: usize,
+    fed: *mut usize,
+) -> wl_status {
+    with_settled(session, |inner| {
+        // SAFETY: the caller gives so many tokens.
+        let tokens = unsafe { slice("tokens", tokens, count) }?;
+        let outcome = inner.session.feed(tokens);
+        let read = match outcome {
+            Ok(()) => tokens.len(),
+            Err(waterline::Error::Cancelled { fed }) => fed,
+            Err(_) => 0,
+        };
+        // SAFETY: the caller gives a place or NULL.
+        unsafe { put_if_wanted("the place for the number of tokens", fed, read) }?;
+        Ok(outcome?)
+    })
+}
+
+/// Gives the logits after the last token, `count` numbers, the model's vocabulary; all zero before the first token. The
+/// memory belongs to the session and stays where it is until the session is freed; the next call that reads tokens or
+/// restores a state writes other numbers there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_logits(
+    session: *const wl_session,
+    logits: *mut *const f32,
+    count: *mut usize,
+) -> wl_status {
+    with(session, |inner| {
+        place("the place for the logits", logits)?;
+        place("the place for their number", count)?;
+        let found = inner.session.logits();
+        // SAFETY: both are checked.
+        unsafe {
+            put(logits, found.as_ptr());
+            put(count, found.len());
+        }
+        Ok(())
+    })
+}
+
+/// Chooses a token by the last logits, without reading it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_sample(session: *mut wl_session, token: *mut u32) -> wl_status {
+    with_settled(session, |inner| {
+        place("the place for the token", token)?;
+        // SAFETY: checked.
+        unsafe { put(token, inner.session.sample()?) };
+        Ok(())
+    })
+}
+
+/// Chooses a token and reads it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_step(session: *mut wl_session, token: *mut u32) -> wl_status {
+    with_settled(session, |inner| {
+        place("the place for the token", token)?;
+        // SAFETY: checked.
+        unsafe { put(token, inner.session.step()?) };
+        Ok(())
+    })
+}
+
+/// Ends the call that is using the session, or else the next one that reads tokens, after a whole token: it returns
+/// WL_CANCELLED, and a generation ends with WL_FINISH_CANCELLED. May be called at any time from any thread, from a
+/// callback and from a signal handler's thread, but not from the handler itself.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_session_cancel(session: *const wl_session) -> wl_status {
+    border(|| {
+        SESSIONS.get(session)?.canceller.cancel();
+        Ok(())
+    })
+}
+
+/// Forgets a wl_session_cancel that no call has seen. May be called at any time from any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_session_clear_cancel(session: *const wl_session) -> wl_status {
+    border(|| {
+        SESSIONS.get(session)?.canceller.clear();
+        Ok(())
+    })
+}

@@ -1,0 +1,236 @@
+//! What a call returns, and the border that nothing but a status crosses.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::ffi::{CStr, CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
+
+use waterline::Error;
+
+use crate::log::{log, wl_log_level};
+
+/// What a call returns. Programs must take numbers that they do not know for errors.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum wl_status {
+    /// Done.
+    WL_OK = 0,
+    /// An argument is NULL, out of range, no UTF-8, or a struct with a size that cannot be.
+    WL_ERROR_ARGUMENT = 1,
+    /// A handle is NULL, was freed, or did not come from this library.
+    WL_ERROR_HANDLE = 2,
+    /// Another call on this session has not returned yet.
+    WL_ERROR_BUSY = 3,
+    /// The result does not fit; how much room it needs was written. Nothing else changed.
+    WL_ERROR_ROOM = 4,
+    /// The operating system refused a file operation.
+    WL_ERROR_IO = 5,
+    /// The file is not a model, or is damaged.
+    WL_ERROR_MODEL = 6,
+    /// What is asked for exists, but not in this build, on this device or for this model.
+    WL_ERROR_UNSUPPORTED = 7,
+    /// The model has no tokenizer or no chat template, or they refuse the text.
+    WL_ERROR_TEXT = 8,
+    /// The session's context cannot hold the tokens. Nothing was read.
+    WL_ERROR_CONTEXT = 9,
+    /// A saved state is damaged, or of another model or other session parameters. The session is as it was.
+    WL_ERROR_STATE = 10,
+    /// The session cannot go back to that position. It is as it was.
+    WL_ERROR_REWIND = 11,
+    /// wl_session_cancel ended the call. The session stands after a whole token and can go on.
+    WL_CANCELLED = 12,
+    /// A defect of the library. A session that was in use can only be freed.
+    WL_ERROR_INTERNAL = 13,
+}
+
+use wl_status::*;
+
+/// A status with its sentence.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub status: wl_status,
+    pub sentence: String,
+}
+
+pub(crate) type Outcome<T = ()> = Result<T, Failure>;
+
+impl Failure {
+    pub fn new(status: wl_status, sentence: impl Into<String>) -> Self {
+        Failure {
+            status,
+            sentence: sentence.into(),
+        }
+    }
+
+    /// An argument that cannot be used.
+    pub fn argument(sentence: impl Into<String>) -> Self {
+        Self::new(WL_ERROR_ARGUMENT, sentence)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let source = std::error::Error::source(&error);
+        let status = match &error {
+            _ if source.is_some_and(|source| source.is::<std::io::Error>()) => WL_ERROR_IO,
+            Error::Quant(_) | Error::Config { .. } | Error::Tensor { .. } => WL_ERROR_MODEL,
+            Error::Unsupported { .. } => WL_ERROR_UNSUPPORTED,
+            Error::Tokenizer { .. } | Error::Template { .. } => WL_ERROR_TEXT,
+            Error::Invalid { .. } => WL_ERROR_ARGUMENT,
+            Error::ContextFull { .. } => WL_ERROR_CONTEXT,
+            Error::Snapshot { .. } => WL_ERROR_STATE,
+            Error::Rewind { .. } => WL_ERROR_REWIND,
+            Error::Cancelled { .. } => WL_CANCELLED,
+            _ => WL_ERROR_INTERNAL,
+        };
+        Failure::new(status, error.to_string())
+    }
+}
+
+thread_local! {
+    static SENTENCE: RefCell<CString> = RefCell::default();
+    /// Whether this thread is in a call, and what the last panic in it said.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Runs a call's body and makes a status of what comes out of it, a panic included.
+pub(crate) fn border(body: impl FnOnce() -> Outcome) -> wl_status {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(report_panics);
+    // A callback may call back into the library, so the outer call's mark is put back.
+    let outer = INSIDE.replace(true);
+    let outcome = catch_unwind(AssertUnwindSafe(body));
+    INSIDE.set(outer);
+    let failure = match outcome {
+        Ok(Ok(())) => return WL_OK,
+        Ok(Err(failure)) => failure,
+        Err(payload) => {
+            // Dropping a payload may panic again.
+            std::mem::forget(payload);
+            let what = PANIC.take().unwrap_or_default();
+            Failure::new(
+                WL_ERROR_INTERNAL,
+                format!("a defect of the library: {what}"),
+            )
+        }
+    };
+    let sentence = failure.sentence.replace('\0', "\u{fffd}");
+    SENTENCE.set(CString::new(sentence).unwrap_or_default());
+    failure.status
+}
+
+/// Panics inside the library are told to the log and to [`border`], not to standard error; others as before.
+fn report_panics() {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        let worker = std::thread::current()
+            .name()
+            .is_some_and(|name| name.starts_with("waterline-"));
+        if !worker && !INSIDE.get() {
+            return before(info);
+        }
+        let place = info.location().map(ToString::to_string).unwrap_or_default();
+        let sentence = format!("{place}: {}", text_of(info.payload()));
+        log(wl_log_level::WL_LOG_ERROR, || sentence.clone());
+        PANIC.set(Some(sentence));
+    }));
+}
+
+fn text_of(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("a panic without a text")
+}
+
+/// What was wrong with the last call on this thread that did not return WL_OK, as a sentence; "" if there was none.
+/// It is valid until the next such call on this thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn wl_last_error() -> *const c_char {
+    // A thread that is ending may have lost its sentence already.
+    SENTENCE
+        .try_with(|sentence| sentence.borrow().as_ptr())
+        .unwrap_or(c"".as_ptr())
+}
+
+/// The name of a status, such as "WL_ERROR_IO"; "unknown status" for other numbers. Never NULL, and always valid.
+#[unsafe(no_mangle)]
+pub extern "C" fn wl_status_name(status: i32) -> *const c_char {
+    const NAMES: [&CStr; 14] = [
+        c"WL_OK",
+        c"WL_ERROR_ARGUMENT",
+        c"WL_ERROR_HANDLE",
+        c"WL_ERROR_BUSY",
+        c"WL_ERROR_ROOM",
+        c"WL_ERROR_IO",
+        c"WL_ERROR_MODEL",
+        c"WL_ERROR_UNSUPPORTED",
+        c"WL_ERROR_TEXT",
+        c"WL_ERROR_CONTEXT",
+        c"WL_ERROR_STATE",
+        c"WL_ERROR_REWIND",
+        c"WL_CANCELLED",
+        c"WL_ERROR_INTERNAL",
+    ];
+    let name = usize::try_from(status)
+        .ok()
+        .and_then(|status| NAMES.get(status));
+    name.unwrap_or(&c"unknown status").as_ptr()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sentence() -> String {
+        // SAFETY: the sentence is a C string of this thread, and no call comes between.
+        unsafe { CStr::from_ptr(wl_last_error()) }
+            .to_string_lossy()
+            .into_owned()
+    }
+
+    #[test]
+    fn a_panic_becomes_a_status_and_a_sentence_that_says_where() {
+        assert_eq!(border(|| panic!("planted {}", 7)), WL_ERROR_INTERNAL);
+        let said = sentence();
+        assert!(
+            said.contains("planted 7") && said.contains("status.rs"),
+            "{said}"
+        );
+        assert_eq!(border(|| Ok(())), WL_OK);
+        assert_eq!(sentence(), said, "success leaves the sentence alone");
+    }
+
+    #[test]
+    fn a_payload_of_any_kind_is_caught() {
+        struct Bomb;
+        impl Drop for Bomb {
+            fn drop(&mut self) {
+                panic!("in a drop");
+            }
+        }
+        assert_eq!(
+            border(|| std::panic::panic_any(Bomb)),
+            wl_status::WL_ERROR_INTERNAL
+        );
+        assert!(sentence().contains("without a text"), "{}", sentence());
+    }
+
+    #[test]
+    fn names_are_those_of_the_statuses() {
+        for status in 0..14 {
+            // SAFETY: the name is a C string.
+            let name = unsafe { CStr::from_ptr(wl_status_name(status)) };
+            let name = name.to_str().expect("ASCII");
+            assert!(name.starts_with("WL_"), "{name}");
+        }
+        assert_eq!(format!("{:?}", WL_ERROR_INTERNAL), "WL_ERROR_INTERNAL");
+        assert_eq!(WL_ERROR_INTERNAL as i32, 13);
+        for status in [-1, 14, i32::MAX, i32::MIN] {
+            // SAFETY: the name is a C string.
+            let name = unsafe { CStr::from_ptr(wl_status_name(status)) };
+            assert_eq!(name, c"unknown status");
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! The library as `ffi/install` installs it, once for all tests, and the programs that are built against it.
+
+use std::ffi::OsStr;
+use std::io::{Seek, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A folder for what the tests write.
+pub fn scratch(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::create_dir_all(&folder).expect("a folder for the test");
+    folder
+}
+
+/// A file of this crate.
+pub fn source(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// The prefix with the installed library.
+pub fn prefix() -> &'static Path {
+    static PREFIX: OnceLock<PathBuf> = OnceLock::new();
+    PREFIX.get_or_init(|| {
+        let prefix = scratch("waterline-prefix");
+        std::fs::remove_dir_all(&prefix).expect("the prefix is emptied");
+        let profile = if cfg!(debug_assertions) {
+            "dev"
+        } else {
+            "release"
+        };
+        let mut install = Command::new(source("install"));
+        install
+            .arg("--prefix")
+            .arg(&prefix)
+            .args(["--profile", profile]);
+        succeeds(&mut install);
+        prefix
+    })
+}
+
+/// What `pkg-config` says of the installed library.
+pub fn pkg_config(arguments: &[&str]) -> Vec<String> {
+    let mut command = Command::new("pkg-config");
+    command
+        .args(arguments)
+        .arg("waterline")
+        .env("PKG_CONFIG_PATH", prefix().join("lib/pkgconfig"));
+    let flags = succeeds(&mut command).stdout;
+    let flags = String::from_utf8(flags).expect("flags are text");
+    flags.split_whitespace().map(String::from).collect()
+}
+
+/// Builds a program from a source of this crate, found by pkg-config and linked with the shared library.
+pub fn build(compiler: &str, path: &str) -> PathBuf {
+    let standard = match path.ends_with(".cpp") {
+        true => "-std=c++17",
+        false => "-std=c11",
+    };
+    // Tests run side by side, and two may build the same program.
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let name = Path::new(path).file_stem().expect("a name");
+    let name = format!(
+        "{}-{}",
+        name.display(),
+        COUNT.fetch_add(1, Ordering::Relaxed)
+    );
+    let program = scratch("waterline-programs").join(name);
+    let mut command = Command::new(compiler);
+    command
+        .args([standard, "-Wall", "-Wextra", "-Werror", "-O1", "-g"])
+        .arg(source(path))
+        .arg("-o")
+        .arg(&program)
+        .args(pkg_config(&["--cflags", "--libs"]))
+        .arg("-pthread")
+        .arg(format!("-Wl,-rpath,{}", prefix().join("lib").display()));
+    succeeds(&mut command);
+    program
+}
+
+/// Runs a command that must succeed.
+#[track_caller]
+pub fn succeeds(command: &mut Command) -> Output {
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    output
+}
+
+/// Whether a tool that a test needs is on this machine; a test without it says so and passes.
+pub fn has(tool: &str, arguments: &[&str]) -> bool {
+    let there = Command::new(tool)
+        .args(arguments)
+        .output()
+        .is_ok_and(|output| output.status.success());
+    if !there {
+        eprintln!(
+            "NOT TESTED: `{tool} {}` does not run here",
+            arguments.join(" ")
+        );
+    }
+    there
+}
+
+/// Runs a command on `input` and returns what it printed.
+#[track_caller]
+pub fn run(command: &mut Command, input: &str) -> String {
+    let mut file = tempfile::tempfile().expect("a temporary file");
+    file.write_all(input.as_bytes()).expect("the input");
+    file.rewind().expect("the input");
+    let output = succeeds(command.stdin(file));
+    String::from_utf8(output.stdout).expect("the output is UTF-8")
+}
+
+/// Runs a program on `input` and returns what it printed.
+#[track_caller]
+pub fn run_on(program: impl AsRef<OsStr>, input: &str) -> String {
+    run(&mut Command::new(program), input)
+}

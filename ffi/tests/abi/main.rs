@@ -1,0 +1,10 @@
+//! The C interface as its users see it: the header, the installed libraries, and programs in C, C++ and Python, which
+//! are built and run here.
+
+mod header;
+#[cfg(target_os = "linux")]
+mod installed;
+#[cfg(target_os = "linux")]
+mod programs;
+#[cfg(target_os = "linux")]
+mod python;

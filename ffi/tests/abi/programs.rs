@@ -1,0 +1,161 @@
+//! Programs in C and C++ against the installed library, as their authors would build them.
+
+use std::process::Command;
+
+use crate::installed::{build, has, pkg_config, prefix, run, run_on, scratch, source, succeeds};
+
+const CONVERSATION: &str = "Hello! My name is Anna.\nTell me a story.\n/undo\nWhat is my name?\n";
+
+fn answers_with_the_name(said: &str) {
+    let last = said.lines().last().expect("an answer");
+    assert!(last.contains("Anna"), "{said}");
+}
+
+#[test]
+fn only_the_interface_is_visible() {
+    let library = prefix().join("lib/libwaterline.so");
+    let symbols = succeeds(
+        Command::new("nm")
+            .args(["--dynamic", "--defined-only", "--format=just-symbols"])
+            .arg(&library),
+    );
+    let symbols = String::from_utf8(symbols.stdout).expect("names are text");
+    let header = std::fs::read_to_string(source("waterline.h")).expect("waterline.h");
+    let mut count = 0;
+    for symbol in symbols.lines() {
+        assert!(
+            header.contains(&format!("{symbol}(")),
+            "{symbol} is no part of the header"
+        );
+        count += 1;
+    }
+    assert!(count > 30, "{symbols}");
+
+    let dynamic = succeeds(Command::new("readelf").arg("-d").arg(&library)).stdout;
+    let dynamic = String::from_utf8(dynamic).expect("text");
+    let abi = header
+        .lines()
+        .find_map(|line| line.strip_prefix("#define WL_ABI_VERSION "));
+    let soname = format!("soname: [libwaterline.so.{}]", abi.expect("a version"));
+    assert!(dynamic.contains(&soname), "{dynamic}");
+}
+
+#[test]
+fn the_header_is_c_and_cpp() {
+    for (compiler, standard, language) in [("cc", "-std=c99", "c"), ("c++", "-std=c++11", "c++")] {
+        let mut command = Command::new(compiler);
+        command
+            .args([
+                standard,
+                "-Wall",
+                "-Wextra",
+                "-Wpedantic",
+                "-Werror",
+                "-fsyntax-only",
+                "-x",
+                language,
+            ])
+            .arg(source("waterline.h"));
+        succeeds(&mut command);
+    }
+}
+
+#[test]
+fn a_c_program_chats() {
+    answers_with_the_name(&run_on(build("cc", "examples/c/chat.c"), CONVERSATION));
+}
+
+#[test]
+fn the_contract_holds() {
+    let program = build("cc", "tests/programs/contract.c");
+    let said = succeeds(Command::new(program).arg(scratch("waterline-contract"))).stdout;
+    assert_eq!(said, b"0 failures\n");
+}
+
+#[test]
+fn eight_threads_and_sixteen_sessions_say_what_one_thread_says() {
+    let program = build("cc", "tests/programs/stress.c");
+    let said = succeeds(
+        Command::new(program)
+            .args(["3", "7"])
+            .arg(scratch("waterline-stress")),
+    );
+    println!("{}", String::from_utf8_lossy(&said.stdout));
+}
+
+#[test]
+fn valgrind_finds_no_errors_and_no_leaks() {
+    if !has("valgrind", &["--version"]) {
+        return;
+    }
+    let suppressions = format!("--suppressions={}", source("valgrind.supp").display());
+    let program = build("cc", "examples/c/chat.c");
+    let said = run(
+        Command::new("valgrind")
+            .args(["--quiet", "--leak-check=full", "--error-exitcode=9"])
+            .args([
+                "--errors-for-leak-kinds=definite,indirect,possible",
+                "--fair-sched=yes",
+            ])
+            .arg(suppressions)
+            .arg(program),
+        "My name is Anna.\n/undo\nHello.\n",
+    );
+    assert_eq!(said.lines().count(), 2, "{said}");
+}
+
+#[test]
+fn a_cpp_program_tells_two_stories() {
+    let said = run_on(build("c++", "examples/cpp/stories.cpp"), "");
+    let stories: Vec<&str> = said.lines().filter(|line| !line.starts_with('(')).collect();
+    assert!(said.matches("(40 tokens)").count() == 2, "{said}");
+    assert!(
+        stories.len() >= 2 && stories[0] != stories[stories.len() - 1],
+        "{said}"
+    );
+}
+
+#[test]
+fn the_cpp_wrapper_keeps_its_promises() {
+    let program = build("c++", "tests/programs/wrapper.cpp");
+    assert_eq!(run_on(program, ""), "0 failures\n");
+}
+
+#[test]
+fn the_static_library_needs_nothing_of_waterline_at_run_time() {
+    let program = scratch("waterline-programs").join("chat-static");
+    let library = prefix().join("lib/libwaterline.a");
+    let private = pkg_config(&["--libs", "--static"]);
+    let private = private
+        .iter()
+        .filter(|flag| *flag != "-lwaterline" && !flag.starts_with("-L"));
+    let mut command = Command::new("cc");
+    command
+        .arg(source("examples/c/chat.c"))
+        .arg(library)
+        .args(private)
+        .args(pkg_config(&["--cflags"]))
+        .arg("-o")
+        .arg(&program);
+    succeeds(&mut command);
+    answers_with_the_name(&run_on(program, CONVERSATION));
+}
+
+#[test]
+fn a_cmake_project_finds_the_library() {
+    if !has("cmake", &["--version"]) {
+        return;
+    }
+    let folder = scratch("waterline-cmake");
+    let prefix = format!("-DCMAKE_PREFIX_PATH={}", prefix().display());
+    let mut configure = Command::new("cmake");
+    configure
+        .arg("-S")
+        .arg(source("examples/cmake"))
+        .arg("-B")
+        .args([folder.as_os_str(), prefix.as_ref()]);
+    succeeds(&mut configure);
+    succeeds(Command::new("cmake").arg("--build").arg(&folder));
+    answers_with_the_name(&run_on(folder.join("chat"), CONVERSATION));
+    assert!(run_on(folder.join("stories"), "").contains("(40 tokens)"));
+}

@@ -1,0 +1,57 @@
+//! The Python package: installed without a compiler, and held to what it says.
+
+use std::process::Command;
+
+use crate::installed::{has, prefix, scratch, source, succeeds};
+
+/// A Python with numpy: a virtual environment that has it, or the system's.
+fn python() -> Option<String> {
+    let python = std::env::var("WATERLINE_PYTHON").unwrap_or_else(|_| "python3".into());
+    has(&python, &["-c", "import numpy"]).then_some(python)
+}
+
+#[test]
+fn the_package_keeps_its_promises() {
+    let Some(python) = python() else { return };
+    let mut command = Command::new(python);
+    command
+        .arg(source("tests/programs/package.py"))
+        .arg(scratch("waterline-python"))
+        .env("PYTHONPATH", source("python"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("WATERLINE_LIBRARY", prefix().join("lib/libwaterline.so"));
+    assert_eq!(
+        String::from_utf8_lossy(&succeeds(&mut command).stdout),
+        "all right\n"
+    );
+}
+
+#[test]
+fn the_package_installs_with_pip_alone() {
+    let Some(python) = python() else { return };
+    if !has(&python, &["-m", "pip", "--version"]) {
+        return;
+    }
+    // A copy, since setuptools leaves its own folders where it builds.
+    let copy = scratch("waterline-package");
+    let target = scratch("waterline-site");
+    succeeds(
+        Command::new("cp")
+            .arg("-r")
+            .arg(source("python/."))
+            .arg(&copy),
+    );
+    let mut pip = Command::new(&python);
+    pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"])
+        .args(["--disable-pip-version-check", "--root-user-action=ignore"])
+        .arg("--target")
+        .args([&target, &copy]);
+    succeeds(&mut pip);
+    let mut command = Command::new(python);
+    command
+        .args(["-c", "import waterline; print(waterline.version())"])
+        .env("PYTHONPATH", target)
+        .env("WATERLINE_LIBRARY", prefix().join("lib/libwaterline.so"));
+    let said = String::from_utf8_lossy(&succeeds(&mut command).stdout).into_owned();
+    assert_eq!(said.trim(), env!("CARGO_PKG_VERSION"));
+}

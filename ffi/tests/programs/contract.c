@@ -1,0 +1,667 @@
+/*
+ * What waterline.h promises, held against the library: results, and that nothing wrong that a program can pass is more
+ * than a status. The argument is a folder to write to.
+ */
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <waterline.h>
+
+static int failures;
+
+#define CHECK(condition)                                                                            \
+    do {                                                                                            \
+        if (!(condition)) {                                                                         \
+            fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, wl_last_error());           \
+            failures++;                                                                             \
+        }                                                                                           \
+    } while (0)
+#define OK(call) CHECK((call) == WL_OK)
+/* The call gives this status, and a sentence with this text in it. */
+#define REFUSED(status, text, call)                                                                 \
+    do {                                                                                            \
+        CHECK((call) == (status));                                                                  \
+        CHECK(strstr(wl_last_error(), text) != NULL);                                               \
+    } while (0)
+
+/* Text that a callback collects. */
+struct text {
+    char bytes[1 << 16];
+    size_t length;
+    int pieces, stop_after;
+    wl_session *session;
+    wl_status seen;
+};
+
+static int collect(const char *piece, size_t length, void *user)
+{
+    struct text *text = user;
+    CHECK(piece[length] == 0 && strlen(piece) <= length);
+    if (text->length + length < sizeof text->bytes) {
+        memcpy(text->bytes + text->length, piece, length);
+        text->length += length;
+        text->bytes[text->length] = 0;
+    }
+    return ++text->pieces == text->stop_after;
+}
+
+static struct text one, two;
+
+static struct text *empty(struct text *text)
+{
+    memset(text, 0, sizeof *text);
+    return text;
+}
+
+static wl_session *greedy(const wl_model *model, size_t marks)
+{
+    wl_sampler_params sampler;
+    OK(wl_sampler_params_init(&sampler, sizeof sampler));
+    sampler.temperature = 0;
+    wl_session_params params;
+    OK(wl_session_params_init(&params, sizeof params));
+    params.threads = 1;
+    params.marks = marks;
+    params.sampler = &sampler;
+    wl_session *session = NULL;
+    OK(wl_session_new(model, &params, &session));
+    return session;
+}
+
+static void read_text(const wl_model *model, wl_session *session, const char *text)
+{
+    uint32_t tokens[512];
+    size_t count = 0, fed = 0;
+    OK(wl_tokenize(model, text, WL_ZERO_TERMINATED, 0, tokens, 512, &count));
+    OK(wl_feed(session, tokens, count, &fed));
+    CHECK(fed == count);
+}
+
+static uint64_t position(wl_session *session)
+{
+    wl_session_info info = {.size = sizeof info};
+    OK(wl_session_get_info(session, &info));
+    return info.position;
+}
+
+static void versions_and_names(void)
+{
+    CHECK(wl_abi_version() == WL_ABI_VERSION);
+    CHECK(strchr(wl_version(), '.') != NULL);
+    CHECK(strcmp(wl_status_name(WL_ERROR_IO), "WL_ERROR_IO") == 0);
+    CHECK(strcmp(wl_status_name(12345), "unknown status") == 0);
+    CHECK(strcmp(wl_last_error(), "") == 0);
+}
+
+static void handles(const wl_model *model)
+{
+    wl_session *session = greedy(model, 0);
+    long long elsewhere[4] = {0};
+    uint32_t token;
+
+    REFUSED(WL_ERROR_HANDLE, "NULL", wl_step(NULL, &token));
+    REFUSED(WL_ERROR_HANDLE, "not a handle", wl_step((wl_session *)elsewhere, &token));
+    REFUSED(WL_ERROR_HANDLE, "not a handle", wl_step((wl_session *)(uintptr_t)-1, &token));
+    REFUSED(WL_ERROR_HANDLE, "another kind", wl_step((wl_session *)model, &token));
+    REFUSED(WL_ERROR_HANDLE, "another kind", wl_model_free((wl_model *)session));
+    REFUSED(WL_ERROR_HANDLE, "NULL", wl_session_new(NULL, NULL, &session));
+
+    wl_session *fork;
+    OK(wl_session_fork(session, &fork));
+    OK(wl_session_free(fork));
+    REFUSED(WL_ERROR_HANDLE, "freed", wl_session_free(fork));
+    REFUSED(WL_ERROR_HANDLE, "freed", wl_session_cancel(fork));
+    REFUSED(WL_ERROR_HANDLE, "freed", wl_session_reset(fork));
+    OK(wl_session_free(NULL));
+    OK(wl_model_free(NULL));
+    OK(wl_session_free(session));
+
+    /* A session goes on without its model's handle. */
+    wl_model *second;
+    OK(wl_model_builtin(NULL, &second));
+    session = greedy(second, 0);
+    read_text(second, session, "Once");
+    OK(wl_model_free(second));
+    REFUSED(WL_ERROR_HANDLE, "freed", wl_model_free(second));
+    OK(wl_step(session, &token));
+    OK(wl_session_free(session));
+}
+
+static void null_pointers(wl_model *model)
+{
+    wl_session *session = greedy(model, 0);
+    size_t n;
+    uint32_t tokens[4] = {0};
+    const char *text;
+    const float *logits;
+
+    REFUSED(WL_ERROR_ARGUMENT, "path is NULL", wl_model_open(NULL, NULL, &model));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_model_builtin(NULL, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "bytes is NULL", wl_model_from_memory(NULL, 10, NULL, &model));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_model_get_info(model, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_model_name(model, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_model_spec_json(model, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_plan_model(model, NULL, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "text is NULL", wl_tokenize(model, NULL, 3, 0, tokens, 4, &n));
+    REFUSED(WL_ERROR_ARGUMENT, "text is NULL", wl_tokenize(model, NULL, WL_ZERO_TERMINATED, 0, tokens, 4, &n));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_tokenize(model, "x", 1, 0, tokens, 4, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_tokenize(model, "x", 1, 0, NULL, 4, &n));
+    REFUSED(WL_ERROR_ARGUMENT, "tokens is NULL", wl_detokenize(model, NULL, 4, NULL, 0, &n));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_token_bytes(model, 0, NULL, &n));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_token_bytes(model, 0, &text, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_session_new(model, NULL, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_session_fork(session, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_session_get_info(session, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "tokens is NULL", wl_feed(session, NULL, 1, NULL));
+    OK(wl_feed(session, NULL, 0, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_sample(session, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_step(session, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_logits(session, NULL, &n));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_logits(session, &logits, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_generate_next(session, NULL, &n, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "no generation", wl_generate_next(session, &text, &n, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "message is NULL", wl_chat_say(session, NULL, 1, NULL, NULL, NULL, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_chat_messages_json(session, NULL, 0, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_state_size(session, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_state_write(session, NULL, 100, &n));
+    REFUSED(WL_ERROR_ARGUMENT, "bytes is NULL", wl_state_read(session, NULL, 100));
+    REFUSED(WL_ERROR_ARGUMENT, "path is NULL", wl_state_save(session, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "path is NULL", wl_state_load(session, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_session_params_init(NULL, sizeof(wl_session_params)));
+    /* Misaligned, and longer than memory. */
+    REFUSED(WL_ERROR_ARGUMENT, "multiple of 4", wl_feed(session, (uint32_t *)((char *)tokens + 1), 1, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "more than any memory", wl_feed(session, tokens, SIZE_MAX, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "more than any memory", wl_tokenize(model, "x", SIZE_MAX - 1, 0, tokens, 4, &n));
+    OK(wl_session_free(session));
+}
+
+static void sizes_of_structs(const wl_model *model)
+{
+    struct {
+        wl_model_params known;
+        uint64_t newer;
+    } params;
+    wl_model *other;
+    OK(wl_model_params_init(&params.known, sizeof params));
+    CHECK(params.known.size == sizeof params && params.newer == 0);
+    OK(wl_model_builtin(&params.known, &other));
+    OK(wl_model_free(other));
+    params.newer = 1;
+    REFUSED(WL_ERROR_ARGUMENT, "does not know", wl_model_builtin(&params.known, &other));
+    params.known.size = 0;
+    REFUSED(WL_ERROR_ARGUMENT, "its size is 0", wl_model_builtin(&params.known, &other));
+    params.known.size = 0xffffffff;
+    REFUSED(WL_ERROR_ARGUMENT, "its size is", wl_model_builtin(&params.known, &other));
+    REFUSED(WL_ERROR_ARGUMENT, "no struct has", wl_model_params_init(&params.known, 0));
+    REFUSED(WL_ERROR_ARGUMENT, "no struct has", wl_model_params_init(&params.known, SIZE_MAX));
+
+    /* A program of an older header: only its part is written. */
+    wl_model_info info;
+    memset(&info, 0x55, sizeof info);
+    info.size = 2 * sizeof(uint32_t);
+    OK(wl_model_get_info(model, &info));
+    CHECK(info.size == 2 * sizeof(uint32_t) && info.vocab > 0 && info.parameters == 0x5555555555555555);
+    info.size = sizeof info;
+    OK(wl_model_get_info(model, &info));
+    CHECK(info.parameters > 1000000 && info.weight_bytes > 1000000 && info.has_tokenizer && info.has_chat_template);
+
+    struct {
+        wl_plan known;
+        uint64_t newer;
+    } plan;
+    memset(&plan, 0x55, sizeof plan);
+    plan.known.size = sizeof plan;
+    OK(wl_plan_model(model, NULL, &plan.known));
+    CHECK(plan.newer == 0 && plan.known.state_bytes > 0);
+}
+
+static void parameters_out_of_range(wl_model *model)
+{
+    wl_session *session = NULL;
+    wl_session_params params;
+#define WITH(assignment, text)                                                                      \
+    do {                                                                                            \
+        OK(wl_session_params_init(&params, sizeof params));                                         \
+        assignment;                                                                                 \
+        REFUSED(WL_ERROR_ARGUMENT, text, wl_session_new(model, &params, &session));                 \
+    } while (0)
+    WITH(params.threads = 1025, "threads");
+    WITH(params.chunk = 0, "chunk");
+    WITH(params.chunk = SIZE_MAX, "chunk");
+    WITH(params.context = 0, "context");
+    WITH(params.log = 0, "log");
+    WITH(params.log = SIZE_MAX, "larger than any memory");
+    WITH(params.log = SIZE_MAX / 16, "memory");
+    WITH(params.marks = SIZE_MAX, "memory");
+    WITH(params.cache = 2, "cache");
+    WITH(params.drop_oldest = 2, "drop_oldest");
+
+    wl_sampler_params sampler;
+    wl_logit_bias bias = {.token = 0xffffffff, .bias = 1};
+#define SAMPLER(assignment, text)                                                                   \
+    do {                                                                                            \
+        OK(wl_sampler_params_init(&sampler, sizeof sampler));                                       \
+        assignment;                                                                                 \
+        WITH(params.sampler = &sampler, text);                                                      \
+    } while (0)
+    SAMPLER(sampler.temperature = -1, "temperature");
+    SAMPLER(sampler.temperature = 0.0f / 0.0f, "temperature");
+    SAMPLER(sampler.top_p = 0, "top_p");
+    SAMPLER(sampler.min_p = 2, "min_p");
+    SAMPLER(sampler.penalty_window = 0xffffffff, "penalty_window");
+    SAMPLER(sampler.bias_count = 1, "bias is NULL");
+    SAMPLER((sampler.bias = &bias, sampler.bias_count = 1), "token 4294967295");
+    CHECK(session == NULL);
+
+    wl_model_params device = {.size = sizeof device, .device = WL_DEVICE_CUDA};
+    REFUSED(WL_ERROR_UNSUPPORTED, "CUDA", wl_model_builtin(&device, &model));
+    device.device = 3;
+    REFUSED(WL_ERROR_ARGUMENT, "device", wl_model_builtin(&device, &model));
+}
+
+static void files(const char *folder)
+{
+    char path[1024];
+    wl_model *model;
+    snprintf(path, sizeof path, "%s/absent.gguf", folder);
+    REFUSED(WL_ERROR_IO, "absent.gguf", wl_model_open(path, NULL, &model));
+    wl_plan plan = {.size = sizeof plan};
+    REFUSED(WL_ERROR_IO, "absent.gguf", wl_plan_file(path, NULL, &plan));
+    snprintf(path, sizeof path, "%s/text.gguf", folder);
+    FILE *file = fopen(path, "w");
+    fputs("general.architecture = waterline\n", file);
+    fclose(file);
+    REFUSED(WL_ERROR_MODEL, "text.gguf", wl_model_open(path, NULL, &model));
+    REFUSED(WL_ERROR_MODEL, "the model in memory", wl_model_from_memory("GGUF\3\0\0\0", 8, NULL, &model));
+    REFUSED(WL_ERROR_MODEL, "the model in memory", wl_model_from_memory(NULL, 0, NULL, &model));
+}
+
+static void text(const wl_model *model)
+{
+    static const char words[] = "na\xc3\xafve \xf0\x9f\x94\xa5 dog\0after";
+    uint32_t tokens[64], again[64];
+    size_t count = 0, length = 0;
+    OK(wl_tokenize(model, words, sizeof words - 1, 0, tokens, 64, &count));
+    CHECK(count > 3);
+    /* Exact bytes, the zero byte among them. */
+    char bytes[64];
+    OK(wl_detokenize(model, tokens, count, bytes, sizeof bytes, &length));
+    CHECK(length == sizeof words - 1 && memcmp(bytes, words, length) == 0 && bytes[length] == 0);
+    /* The pieces are the whole. */
+    size_t at = 0;
+    for (size_t i = 0; i < count; i++) {
+        const char *piece;
+        size_t n;
+        OK(wl_token_bytes(model, tokens[i], &piece, &n));
+        CHECK(memcmp(bytes + at, piece, n) == 0);
+        at += n;
+    }
+    CHECK(at == length);
+    /* How much room, and too little of it. */
+    size_t needed = 0;
+    OK(wl_tokenize(model, words, sizeof words - 1, 0, NULL, 0, &needed));
+    CHECK(needed == count);
+    memset(again, 0x55, sizeof again);
+    REFUSED(WL_ERROR_ROOM, "room", wl_tokenize(model, words, sizeof words - 1, 0, again, count - 1, &needed));
+    CHECK(needed == count && again[0] == 0x55555555);
+    REFUSED(WL_ERROR_ROOM, "room", wl_detokenize(model, tokens, count, bytes, length, &needed));
+    CHECK(needed == length);
+    REFUSED(WL_ERROR_ARGUMENT, "not UTF-8: byte 2", wl_tokenize(model, "ab\xff", 3, 0, tokens, 64, &count));
+    REFUSED(WL_ERROR_ARGUMENT, "not UTF-8", wl_tokenize(model, "\xf0\x9f", 2, 0, tokens, 64, &count));
+    tokens[0] = 0xffffffff;
+    REFUSED(WL_ERROR_ARGUMENT, "4294967295", wl_detokenize(model, tokens, 1, bytes, sizeof bytes, &length));
+
+    /* The name of a special token is letters, unless it is asked for. */
+    wl_model_info info = {.size = sizeof info};
+    OK(wl_model_get_info(model, &info));
+    const char *name;
+    OK(wl_token_bytes(model, (uint32_t)info.eos, &name, &length));
+    OK(wl_tokenize(model, name, length, 1, tokens, 64, &count));
+    CHECK(count == 1 && tokens[0] == (uint32_t)info.eos);
+    OK(wl_tokenize(model, name, length, 0, tokens, 64, &count));
+    CHECK(count > 1);
+}
+
+static void reading(const wl_model *model)
+{
+    wl_session *session = greedy(model, 1);
+    uint32_t token, tokens[2] = {1, 0xffffffff};
+    size_t fed = 99, count = 0;
+    REFUSED(WL_ERROR_ARGUMENT, "no token has been read", wl_sample(session, &token));
+    REFUSED(WL_ERROR_ARGUMENT, "token 4294967295", wl_feed(session, tokens, 2, &fed));
+    CHECK(fed == 0 && position(session) == 0);
+
+    read_text(model, session, "Once upon a time");
+    const float *logits;
+    OK(wl_logits(session, &logits, &count));
+    size_t best = 0;
+    for (size_t i = 1; i < count; i++)
+        best = logits[i] > logits[best] ? i : best;
+    OK(wl_sample(session, &token));
+    CHECK(token == best);
+    uint64_t here = position(session);
+    OK(wl_session_mark(session));
+    OK(wl_step(session, &token));
+    CHECK(token == best && position(session) == here + 1);
+    const float *still;
+    OK(wl_logits(session, &still, &count));
+    CHECK(still == logits);
+
+    /* There and back again, bit for bit. */
+    float *before = malloc(count * sizeof *before);
+    memcpy(before, logits, count * sizeof *before);
+    OK(wl_session_rewind(session, here));
+    OK(wl_step(session, &token));
+    CHECK(memcmp(before, logits, count * sizeof *before) == 0);
+    REFUSED(WL_ERROR_REWIND, "not been reached", wl_session_rewind(session, 1 << 30));
+
+    /* A cancellation before a call ends that call, once. */
+    tokens[1] = 2;
+    OK(wl_session_cancel(session));
+    CHECK(wl_feed(session, tokens, 2, &fed) == WL_CANCELLED && fed == 0);
+    OK(wl_session_cancel(session));
+    OK(wl_session_clear_cancel(session));
+    OK(wl_feed(session, tokens, 2, &fed));
+
+    OK(wl_session_reset(session));
+    CHECK(position(session) == 0);
+    read_text(model, session, "Once upon a time");
+    OK(wl_step(session, &token));
+    CHECK(token == best && memcmp(before, logits, count * sizeof *before) == 0);
+    free(before);
+
+    /* What was planned is what is there. */
+    wl_session_params params;
+    OK(wl_session_params_init(&params, sizeof params));
+    params.threads = 1;
+    params.marks = 1;
+    wl_plan plan = {.size = sizeof plan};
+    wl_session_info info = {.size = sizeof info};
+    OK(wl_plan_model(model, &params, &plan));
+    OK(wl_session_get_info(session, &info));
+    CHECK(plan.state_bytes == info.state_bytes && plan.work_bytes == info.work_bytes && info.threads == 1);
+    OK(wl_session_free(session));
+}
+
+/* The generation that the callback runs in is the only call on its session. */
+static int meddle(const char *piece, size_t length, void *user)
+{
+    struct text *text = user;
+    uint32_t token;
+    (void)piece, (void)length;
+    text->seen = wl_step(text->session, &token);
+    if (text->pieces++ == 2)
+        OK(wl_session_cancel(text->session));
+    return 0;
+}
+
+static int free_it(const char *piece, size_t length, void *user)
+{
+    struct text *text = user;
+    (void)piece, (void)length;
+    if (text->pieces++ == 1)
+        OK(wl_session_free(text->session));
+    return 0;
+}
+
+static void generating(const wl_model *model)
+{
+    wl_session *session = greedy(model, 0);
+    wl_generate_params params;
+    wl_generate_result result = {.size = sizeof result};
+    OK(wl_generate_params_init(&params, sizeof params));
+    params.max_tokens = 12;
+    read_text(model, session, "Once upon a time");
+    wl_session *fork;
+    OK(wl_session_fork(session, &fork));
+    OK(wl_generate(session, &params, collect, empty(&one), &result));
+    CHECK(result.finish == WL_FINISH_LENGTH && result.tokens == 12 && one.length > 12);
+
+    /* Pulled, it is the same as pushed. */
+    const char *piece;
+    size_t length;
+    empty(&two);
+    OK(wl_generate_start(fork, &params));
+    while (wl_generate_next(fork, &piece, &length, &result) == WL_OK && piece)
+        collect(piece, length, &two);
+    CHECK(piece == NULL && length == 0 && result.finish == WL_FINISH_LENGTH && result.tokens == 12);
+    CHECK(strcmp(one.bytes, two.bytes) == 0 && position(fork) == position(session));
+    OK(wl_generate_next(fork, &piece, &length, NULL));
+    CHECK(piece == NULL);
+    OK(wl_session_reset(fork));
+    REFUSED(WL_ERROR_ARGUMENT, "no generation", wl_generate_next(fork, &piece, &length, NULL));
+
+    /* A stop text, made of what came before. */
+    char stop[4] = {one.bytes[5], one.bytes[6], one.bytes[7], 0};
+    const char *stops[] = {stop};
+    params.stop = stops;
+    params.stop_count = 1;
+    read_text(model, fork, "Once upon a time");
+    OK(wl_generate(fork, &params, collect, empty(&two), &result));
+    CHECK(result.finish == WL_FINISH_STOP && two.length <= 5 && strncmp(one.bytes, two.bytes, two.length) == 0);
+    stops[0] = "\xff";
+    REFUSED(WL_ERROR_ARGUMENT, "stop text is not UTF-8", wl_generate(fork, &params, NULL, NULL, NULL));
+    stops[0] = NULL;
+    REFUSED(WL_ERROR_ARGUMENT, "stop text is NULL", wl_generate(fork, &params, NULL, NULL, NULL));
+
+    /* The callback stops it, meddles with it, frees the session. */
+    params.stop_count = 0;
+    empty(&one)->stop_after = 3;
+    OK(wl_generate(fork, &params, collect, &one, &result));
+    CHECK(result.finish == WL_FINISH_CALLBACK && one.pieces == 3);
+    empty(&one)->session = fork;
+    params.max_tokens = 1000;
+    OK(wl_generate(fork, &params, meddle, &one, &result));
+    CHECK(one.seen == WL_ERROR_BUSY && result.finish == WL_FINISH_CANCELLED && one.pieces == 3);
+    empty(&one)->session = fork;
+    OK(wl_generate(fork, &params, free_it, &one, &result));
+    CHECK(one.pieces == 2 && result.finish == WL_FINISH_CANCELLED);
+    REFUSED(WL_ERROR_HANDLE, "freed", wl_session_free(fork));
+    OK(wl_session_free(session));
+}
+
+static void *cancel_soon(void *user)
+{
+    struct text *text = user;
+    while (__atomic_load_n(&text->pieces, __ATOMIC_ACQUIRE) < 3)
+        ;
+    text->seen = wl_session_cancel(text->session);
+    return NULL;
+}
+
+static int count(const char *piece, size_t length, void *user)
+{
+    (void)piece, (void)length;
+    __atomic_add_fetch(&((struct text *)user)->pieces, 1, __ATOMIC_RELEASE);
+    return 0;
+}
+
+static void *fail(void *user)
+{
+    *(int *)user = wl_model_free((wl_model *)user) == WL_ERROR_HANDLE && strlen(wl_last_error()) > 0;
+    return NULL;
+}
+
+static void threads(const wl_model *model)
+{
+    wl_session *session = greedy(model, 0);
+    wl_generate_params params;
+    wl_generate_result result = {.size = sizeof result};
+    OK(wl_generate_params_init(&params, sizeof params));
+    params.max_tokens = 100000;
+    params.ignore_end = 1;
+    read_text(model, session, "Once upon a time");
+    empty(&one)->session = session;
+    pthread_t thread;
+    pthread_create(&thread, NULL, cancel_soon, &one);
+    OK(wl_generate(session, &params, count, &one, &result));
+    pthread_join(thread, NULL);
+    CHECK(one.seen == WL_OK && result.finish == WL_FINISH_CANCELLED && result.tokens < 100000);
+    OK(wl_session_free(session));
+
+    /* The sentence belongs to the thread. */
+    wl_model_free((wl_model *)&one);
+    char before[256];
+    snprintf(before, sizeof before, "%s", wl_last_error());
+    int failed = 0;
+    pthread_create(&thread, NULL, fail, &failed);
+    pthread_join(thread, NULL);
+    CHECK(failed && strcmp(before, wl_last_error()) == 0);
+}
+
+static void chatting(const wl_model *model, const char *folder)
+{
+    wl_session *session = greedy(model, 3), *other = greedy(model, 0);
+    wl_generate_result result = {.size = sizeof result};
+    wl_generate_params params;
+    OK(wl_generate_params_init(&params, sizeof params));
+    params.max_tokens = 24;
+    size_t length;
+    char json[4096];
+
+    REFUSED(WL_ERROR_ARGUMENT, "nothing has been said", wl_chat_undo(session));
+    OK(wl_chat_say(session, "My name is Anna.", WL_ZERO_TERMINATED, &params, collect, empty(&one), &result));
+    CHECK(one.length > 0);
+    uint64_t here = position(session);
+    OK(wl_chat_say(session, "What is my name?", WL_ZERO_TERMINATED, &params, collect, empty(&one), &result));
+    CHECK(strstr(one.bytes, "Anna") != NULL);
+
+    /* Taken back and said again it is the same; saved in between, in another session too. */
+    OK(wl_chat_undo(session));
+    CHECK(position(session) == here);
+    REFUSED(WL_ERROR_REWIND, "wl_chat_undo", wl_session_rewind(session, 0));
+    char path[1024];
+    snprintf(path, sizeof path, "%s/chat.state", folder);
+    OK(wl_state_save(session, path));
+    OK(wl_state_load(other, path));
+    OK(wl_chat_say(session, "What is my name?", WL_ZERO_TERMINATED, &params, collect, empty(&two), &result));
+    CHECK(strcmp(one.bytes, two.bytes) == 0);
+    OK(wl_chat_start(other, "What is my name?", WL_ZERO_TERMINATED, &params));
+    const char *piece;
+    empty(&two);
+    while (wl_generate_next(other, &piece, &length, &result) == WL_OK && piece)
+        collect(piece, length, &two);
+    CHECK(strcmp(one.bytes, two.bytes) == 0 && position(other) == position(session));
+    OK(wl_chat_messages_json(other, json, sizeof json, &length));
+    CHECK(json[0] == '[' && strstr(json, "{\"role\":\"user\",\"content\":\"What is my name?\"}") && strlen(json) == length);
+    REFUSED(WL_ERROR_ROOM, "room", wl_chat_messages_json(other, json, length, &length));
+
+    /* An answer that was left in the middle is an answer. */
+    OK(wl_chat_start(other, "Tell me a story.", WL_ZERO_TERMINATED, &params));
+    OK(wl_generate_next(other, &piece, &length, NULL));
+    OK(wl_chat_say(other, "What is my name?", WL_ZERO_TERMINATED, &params, collect, empty(&two), &result));
+    OK(wl_chat_messages_json(other, NULL, 0, &length));
+    OK(wl_session_reset(other));
+    OK(wl_chat_messages_json(other, json, sizeof json, &length));
+    CHECK(strcmp(json, "[]") == 0);
+
+    /* A message that was cancelled was not sent. */
+    OK(wl_session_cancel(other));
+    CHECK(wl_chat_say(other, "Hello.", WL_ZERO_TERMINATED, &params, NULL, NULL, NULL) == WL_CANCELLED);
+    CHECK(position(other) == 0);
+    REFUSED(WL_ERROR_ARGUMENT, "not UTF-8", wl_chat_say(other, "\xff", 1, &params, NULL, NULL, NULL));
+    OK(wl_session_free(other));
+    OK(wl_session_free(session));
+}
+
+static void states(const wl_model *model, const char *folder)
+{
+    wl_session *session = greedy(model, 0), *other = greedy(model, 0);
+    read_text(model, session, "Once upon a time there was a dog");
+    size_t size, length, count;
+    OK(wl_state_size(session, &size));
+    unsigned char *state = malloc(size + 1);
+    REFUSED(WL_ERROR_ROOM, "room", wl_state_write(session, state, size - 1, &length));
+    CHECK(length == size);
+    OK(wl_state_write(session, state, size, &length));
+    OK(wl_state_read(other, state, length));
+    uint32_t here, there;
+    OK(wl_step(session, &here));
+    OK(wl_step(other, &there));
+    const float *a, *b;
+    OK(wl_logits(session, &a, &count));
+    OK(wl_logits(other, &b, &count));
+    CHECK(here == there && memcmp(a, b, count * sizeof *a) == 0);
+
+    /* Damaged, cut, of other parameters: refused, and the session is as it was. */
+    uint64_t before = position(other);
+    for (size_t at = 0; at < size; at += size / 41 + 1) {
+        state[at] ^= 0x40;
+        CHECK(wl_state_read(other, state, size) == WL_ERROR_STATE);
+        state[at] ^= 0x40;
+        CHECK(wl_state_read(other, state, at) == WL_ERROR_STATE);
+    }
+    CHECK(position(other) == before);
+    wl_session_params params;
+    OK(wl_session_params_init(&params, sizeof params));
+    params.log = 128;
+    wl_session *third;
+    OK(wl_session_new(model, &params, &third));
+    REFUSED(WL_ERROR_STATE, "log", wl_state_read(third, state, size));
+    char path[1024];
+    snprintf(path, sizeof path, "%s/absent/state", folder);
+    REFUSED(WL_ERROR_IO, "absent", wl_state_save(third, path));
+    REFUSED(WL_ERROR_IO, "absent", wl_state_load(third, path));
+    free(state);
+    OK(wl_session_free(third));
+    OK(wl_session_free(other));
+    OK(wl_session_free(session));
+}
+
+struct log {
+    int messages, opened, made;
+    wl_status inside;
+};
+
+static void listen(wl_log_level level, const char *message, void *user)
+{
+    struct log *log = user;
+    log->messages++;
+    log->opened += level == WL_LOG_INFO && strstr(message, "opened the built-in model") != NULL;
+    log->made += level == WL_LOG_DEBUG && strstr(message, "made a session") != NULL;
+    log->inside = wl_set_log(WL_LOG_DEBUG, NULL, NULL);
+}
+
+static void logging(void)
+{
+    struct log log = {0};
+    wl_model *model;
+    OK(wl_set_log(WL_LOG_DEBUG, listen, &log));
+    OK(wl_model_builtin(NULL, &model));
+    OK(wl_session_free(greedy(model, 0)));
+    CHECK(log.messages == 2 && log.opened == 1 && log.made == 1 && log.inside == WL_ERROR_BUSY);
+    OK(wl_set_log(WL_LOG_INFO, listen, &log));
+    OK(wl_session_free(greedy(model, 0)));
+    CHECK(log.messages == 2);
+    OK(wl_set_log(WL_LOG_INFO, NULL, NULL));
+    OK(wl_model_free(model));
+}
+
+int main(int argc, char **argv)
+{
+    const char *folder = argc > 1 ? argv[1] : ".";
+    versions_and_names();
+    wl_model *model = NULL;
+    OK(wl_model_builtin(NULL, &model));
+    const char *name, *json;
+    OK(wl_model_name(model, &name));
+    OK(wl_model_spec_json(model, &json));
+    CHECK(strlen(name) > 0 && json[0] == '{' && strstr(json, "\"blocks\""));
+    handles(model);
+    null_pointers(model);
+    sizes_of_structs(model);
+    parameters_out_of_range(model);
+    files(folder);
+    text(model);
+    reading(model);
+    generating(model);
+    threads(model);
+    chatting(model, folder);
+    states(model, folder);
+    logging();
+    OK(wl_model_free(model));
+    printf("%d failures\n", failures);
+    return failures != 0;
+}

@@ -1,0 +1,284 @@
+// waterline for C++17: handles that free themselves, exceptions in place of statuses. Nothing but this header and
+// waterline.h is needed. waterline.h says what each call does.
+#ifndef WATERLINE_HPP
+#define WATERLINE_HPP
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "waterline.h"
+
+namespace waterline {
+
+// What a call that did not return WL_OK throws.
+class Error : public std::runtime_error {
+public:
+    explicit Error(wl_status status) : std::runtime_error(wl_last_error()), status_(status) {}
+    wl_status status() const noexcept { return status_; }
+
+private:
+    wl_status status_;
+};
+
+inline void check(wl_status status)
+{
+    if (status != WL_OK)
+        throw Error(status);
+}
+
+// Parameters with their defaults.
+template <typename Params, wl_status (*init)(Params *, size_t)>
+struct WithDefaults : Params {
+    WithDefaults() { check(init(this, sizeof(Params))); }
+};
+using ModelParams = WithDefaults<wl_model_params, wl_model_params_init>;
+using SessionParams = WithDefaults<wl_session_params, wl_session_params_init>;
+using SamplerParams = WithDefaults<wl_sampler_params, wl_sampler_params_init>;
+using GenerateParams = WithDefaults<wl_generate_params, wl_generate_params_init>;
+
+template <typename Info>
+Info with_size()
+{
+    Info info{};
+    info.size = sizeof(Info);
+    return info;
+}
+
+struct FreeModel {
+    void operator()(wl_model *model) const noexcept { wl_model_free(model); }
+};
+struct FreeSession {
+    void operator()(wl_session *session) const noexcept { wl_session_free(session); }
+};
+
+// A model. Moves, and frees itself; sessions made on it live on without it.
+class Model {
+public:
+    static Model open(const std::string &path, const ModelParams &params = {})
+    {
+        wl_model *model = nullptr;
+        check(wl_model_open(path.c_str(), &params, &model));
+        return Model(model);
+    }
+
+    static Model from_memory(const void *bytes, size_t length, const ModelParams &params = {})
+    {
+        wl_model *model = nullptr;
+        check(wl_model_from_memory(bytes, length, &params, &model));
+        return Model(model);
+    }
+
+    static Model builtin(const ModelParams &params = {})
+    {
+        wl_model *model = nullptr;
+        check(wl_model_builtin(&params, &model));
+        return Model(model);
+    }
+
+    wl_model_info info() const
+    {
+        auto info = with_size<wl_model_info>();
+        check(wl_model_get_info(get(), &info));
+        return info;
+    }
+
+    std::string name() const
+    {
+        const char *name = nullptr;
+        check(wl_model_name(get(), &name));
+        return name;
+    }
+
+    std::string spec_json() const
+    {
+        const char *json = nullptr;
+        check(wl_model_spec_json(get(), &json));
+        return json;
+    }
+
+    wl_plan plan(const SessionParams &params = {}) const
+    {
+        auto plan = with_size<wl_plan>();
+        check(wl_plan_model(get(), &params, &plan));
+        return plan;
+    }
+
+    std::vector<uint32_t> tokenize(std::string_view text, bool special = false) const
+    {
+        // No text has more tokens than bytes, but a prefix may add some.
+        std::vector<uint32_t> tokens(text.size() + 16);
+        size_t count = 0;
+        wl_status status;
+        while ((status = wl_tokenize(get(), text.data(), text.size(), special, tokens.data(), tokens.size(), &count)) ==
+               WL_ERROR_ROOM)
+            tokens.resize(count);
+        check(status);
+        tokens.resize(count);
+        return tokens;
+    }
+
+    // Exact bytes, which may begin or end inside a character.
+    std::string detokenize(const std::vector<uint32_t> &tokens) const
+    {
+        size_t length = 0;
+        check(wl_detokenize(get(), tokens.data(), tokens.size(), nullptr, 0, &length));
+        std::string bytes(length + 1, '\0');
+        check(wl_detokenize(get(), tokens.data(), tokens.size(), bytes.data(), bytes.size(), &length));
+        bytes.resize(length);
+        return bytes;
+    }
+
+    wl_model *get() const noexcept { return model_.get(); }
+
+private:
+    explicit Model(wl_model *model) : model_(model) {}
+    std::unique_ptr<wl_model, FreeModel> model_;
+};
+
+// The logits of a session, in its own memory: for (float logit : session.logits()).
+struct Logits {
+    const float *first;
+    size_t count;
+    const float *begin() const noexcept { return first; }
+    const float *end() const noexcept { return first + count; }
+    size_t size() const noexcept { return count; }
+    float operator[](size_t token) const noexcept { return first[token]; }
+};
+
+// A session. Moves, and frees itself. One call at a time, but for cancel().
+class Session {
+public:
+    // Takes a piece of text; false stops. It may throw: the exception leaves through the call that generates.
+    using OnText = std::function<bool(std::string_view)>;
+
+    explicit Session(const Model &model, const SessionParams &params = {})
+    {
+        wl_session *session = nullptr;
+        check(wl_session_new(model.get(), &params, &session));
+        session_.reset(session);
+    }
+
+    Session fork() const
+    {
+        wl_session *session = nullptr;
+        check(wl_session_fork(get(), &session));
+        return Session(session);
+    }
+
+    wl_session_info info() const
+    {
+        auto info = with_size<wl_session_info>();
+        check(wl_session_get_info(get(), &info));
+        return info;
+    }
+
+    void feed(const std::vector<uint32_t> &tokens) { check(wl_feed(get(), tokens.data(), tokens.size(), nullptr)); }
+
+    uint32_t sample()
+    {
+        uint32_t token = 0;
+        check(wl_sample(get(), &token));
+        return token;
+    }
+
+    uint32_t step()
+    {
+        uint32_t token = 0;
+        check(wl_step(get(), &token));
+        return token;
+    }
+
+    Logits logits() const
+    {
+        Logits logits{};
+        check(wl_logits(get(), &logits.first, &logits.count));
+        return logits;
+    }
+
+    wl_generate_result generate(const OnText &on_text, const GenerateParams &params = {})
+    {
+        return run(on_text, [&](wl_text_fn function, void *user, wl_generate_result *result) {
+            return wl_generate(get(), &params, function, user, result);
+        });
+    }
+
+    wl_generate_result say(std::string_view message, const OnText &on_text, const GenerateParams &params = {})
+    {
+        return run(on_text, [&](wl_text_fn function, void *user, wl_generate_result *result) {
+            return wl_chat_say(get(), message.data(), message.size(), &params, function, user, result);
+        });
+    }
+
+    void system(std::string_view text) { check(wl_chat_system(get(), text.data(), text.size())); }
+    void undo() { check(wl_chat_undo(get())); }
+
+    void set_sampler(const SamplerParams &params) { check(wl_session_set_sampler(get(), &params)); }
+    void reset() { check(wl_session_reset(get())); }
+    void mark() { check(wl_session_mark(get())); }
+    void rewind(uint64_t position) { check(wl_session_rewind(get(), position)); }
+
+    std::vector<unsigned char> state() const
+    {
+        size_t size = 0;
+        check(wl_state_size(get(), &size));
+        std::vector<unsigned char> bytes(size);
+        check(wl_state_write(get(), bytes.data(), bytes.size(), &size));
+        bytes.resize(size);
+        return bytes;
+    }
+
+    void restore(const std::vector<unsigned char> &state) { check(wl_state_read(get(), state.data(), state.size())); }
+    void save(const std::string &path) const { check(wl_state_save(get(), path.c_str())); }
+    void load(const std::string &path) { check(wl_state_load(get(), path.c_str())); }
+
+    // From any thread.
+    void cancel() const { check(wl_session_cancel(get())); }
+    void clear_cancel() const { check(wl_session_clear_cancel(get())); }
+
+    wl_session *get() const noexcept { return session_.get(); }
+
+private:
+    explicit Session(wl_session *session) : session_(session) {}
+
+    struct Call {
+        const OnText &on_text;
+        std::exception_ptr thrown;
+    };
+
+    // An exception must not pass through the library, so it waits here.
+    static int take(const char *text, size_t length, void *user) noexcept
+    {
+        auto &call = *static_cast<Call *>(user);
+        try {
+            return call.on_text(std::string_view(text, length)) ? 0 : 1;
+        } catch (...) {
+            call.thrown = std::current_exception();
+            return 1;
+        }
+    }
+
+    template <typename Function>
+    static wl_generate_result run(const OnText &on_text, Function function)
+    {
+        Call call{on_text, nullptr};
+        auto result = with_size<wl_generate_result>();
+        wl_status status = function(take, &call, &result);
+        if (call.thrown)
+            std::rethrow_exception(call.thrown);
+        check(status);
+        return result;
+    }
+
+    std::unique_ptr<wl_session, FreeSession> session_;
+};
+
+} // namespace waterline
+
+#endif

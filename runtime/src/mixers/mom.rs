@@ -1,0 +1,331 @@
+//! Mixture of memories (arXiv 2502.13685; flash-linear-attention `layers/mom.py`): Gated DeltaNet in several memories, of
+//! which every token uses a few.
+//!
+//! With x the normed input, for each memory m that x chose, and per head:
+//! ```text
+//! p    = softmax(W_r x)                                [memories]; the largest are chosen, p <- p / sum p of the chosen
+//! q, k = l2(silu(conv(W_q x))), l2(silu(conv(W_k^m x)))          v = silu(conv(W_v^m x))
+//! beta = sigmoid(W_b^m x);  a = exp(-exp(A_log) softplus(W_a^m x + dt_bias))
+//! S_m <- a S_m;  S_m <- S_m + k^T beta (v - k S_m);  o = sum_m p_m head_dim^-1/2 q S_m
+//! y    = W_o (rms(o) silu(W_g x))
+//! ```
+//! A memory's convolutions see the tokens that chose it. A shared memory (optional) takes every token, with matrices of
+//! its own and without a weight; all memories may use its matrices (`single`). The lower memory wins a tie. The
+//! reference's cached decoding disagrees with its own forward pass: the latter is followed.
+//! State: `S [memories, heads, head_dim, value_dim]`, the last inputs of each memory's convolutions, both also for the
+//! shared memory. A token touches its own memories and the shared one.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::short_conv::{self, Branch};
+use super::{Mismatch, Mixer, output_norm};
+use crate::error::Result;
+use crate::program::{Lowering, Vector, View};
+use crate::spec::WeightSpec;
+use crate::stages::{
+    Activation, ChosenLane, Conv, ConvChosen, Decay, Finish, Gate, Key, Lane, Map, Partitions,
+    Prepare, Recur, Route, Stage, Write,
+};
+use crate::state::{SlotDtype, SlotKind, SlotSpec};
+
+pub(super) const KIND: &str = "mom";
+
+/// Its numbers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mom {
+    /// Heads.
+    pub heads: usize,
+    /// Width of a query or key head.
+    pub head_dim: usize,
+    /// Width of a value head.
+    pub value_dim: usize,
+    /// Memories, without the shared one.
+    pub memories: usize,
+    /// Memories that a token uses.
+    pub chosen: usize,
+    /// Whether a shared memory takes every token.
+    pub shared: bool,
+    /// Whether all memories have the same matrices, which are the shared memory's too.
+    pub single: bool,
+    /// Taps of the short convolutions.
+    pub conv: usize,
+    /// Whether the output is gated, by silu.
+    pub gate: bool,
+    /// Epsilon of the output norm.
+    pub norm_eps: f32,
+}
+
+/// The columns of one input: key, value, write strength and decay.
+#[derive(Clone, Copy)]
+struct Inputs {
+    k: View,
+    v: View,
+    beta: View,
+    decay: View,
+}
+
+const OWN: [&str; 4] = ["k_proj", "v_proj", "b_proj", "a_proj"];
+const SHARED: [&str; 4] = ["shared_k", "shared_v", "shared_b", "shared_a"];
+const CONVOLUTIONS: [&str; 3] = ["q_conv1d", "k_conv1d", "v_conv1d"];
+/// The number of the first slot of the shared memory.
+const AFTER_MEMORIES: usize = 4;
+
+impl Mom {
+    fn branches(&self) -> [Branch; 3] {
+        short_conv::qkv([self.heads; 3], self.head_dim, self.value_dim)
+    }
+
+    fn key_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    fn value_width(&self) -> usize {
+        self.heads * self.value_dim
+    }
+
+    /// Recurrences on these columns, with as many states as heads.
+    fn recur(&self, q: View, inputs: Inputs, slot: usize, out: View) -> Recur {
+        Recur {
+            heads: self.heads,
+            states: self.heads,
+            dk: self.head_dim,
+            dv: self.value_dim,
+            q,
+            k: Key::View(inputs.k),
+            v: inputs.v,
+            decay: Decay::Head(inputs.decay),
+            write: Write::Delta(inputs.beta),
+            gates: None,
+            scale: (self.head_dim as f32).powf(-0.5),
+            slot,
+            out,
+        }
+    }
+
+    /// What makes decays and write strengths of columns for so many memories.
+    fn gates(
+        &self,
+        block: &Lowering,
+        inputs: Inputs,
+        memories: usize,
+    ) -> Result<[(View, Gate); 2]> {
+        let rate: Vec<f32> = block.vector("A_log")?.iter().map(|a| a.exp()).collect();
+        let repeated = |values: &[f32]| -> Vector { values.repeat(memories).into() };
+        let decay = Gate::Decay {
+            rate: repeated(&rate),
+            bias: repeated(&block.vector("dt_bias")?),
+        };
+        let beta = Gate::Sigmoid { scale: 1.0 };
+        Ok([(inputs.beta, beta), (inputs.decay, decay)])
+    }
+}
+
+/// Part `index` of `parts` equal ones.
+fn part(view: View, index: usize, parts: usize) -> View {
+    let width = view.width / parts;
+    View {
+        start: view.start + index * width,
+        width,
+        ..view
+    }
+}
+
+impl Mixer for Mom {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn to_json(&self) -> Value {
+        json!(self)
+    }
+
+    fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
+        let dims = [self.heads, self.head_dim, self.value_dim];
+        Mismatch::unless(
+            dims.iter().all(|&n| n > 0),
+            || format!("{dims:?}"),
+            "heads and widths of one or more",
+        )?;
+        Mismatch::unless(
+            (1..=self.memories).contains(&self.chosen) && self.memories <= 1 << 16,
+            || format!("{} chosen of {} memories", self.chosen, self.memories),
+            "one or more of them, and no more than there are, of at most 65536",
+        )?;
+        short_conv::check(Some(self.conv))
+    }
+
+    fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
+        let (keys, values) = (self.key_width(), self.value_width());
+        let mut weights = vec![
+            WeightSpec::matrix("q_proj.weight", keys, hidden),
+            WeightSpec::full("gate.weight", &[self.memories, hidden]),
+        ];
+        let mut inputs = |[k, v, b, a]: [&str; 4], times: usize| {
+            for (name, width) in [(k, keys), (v, values)] {
+                let rows = width.saturating_mul(times);
+                weights.push(WeightSpec::matrix(&format!("{name}.weight"), rows, hidden));
+            }
+            for name in [b, a] {
+                let shape = [self.heads.saturating_mul(times), hidden];
+                weights.push(WeightSpec::full(&format!("{name}.weight"), &shape));
+            }
+        };
+        if !self.single {
+            inputs(OWN, self.memories);
+        }
+        if self.single || self.shared {
+            inputs(SHARED, 1);
+        }
+        for name in ["A_log", "dt_bias"] {
+            weights.push(WeightSpec::full(name, &[self.heads]));
+        }
+        for (name, width) in CONVOLUTIONS.into_iter().zip([keys, keys, values]) {
+            let shape = [width, self.conv];
+            weights.push(WeightSpec::full(&format!("{name}.weight"), &shape));
+        }
+        if self.gate {
+            weights.push(WeightSpec::matrix("g_proj.weight", values, hidden));
+        }
+        weights.push(WeightSpec::full("o_norm.weight", &[self.value_dim]));
+        weights.push(WeightSpec::matrix("o_proj.weight", hidden, values));
+        weights
+    }
+
+    fn slots(&self) -> Vec<SlotSpec> {
+        let slot = |name, kind, shape: &[usize]| SlotSpec::new(name, kind, SlotDtype::F32, shape);
+        let (heads, dk, dv) = (self.heads, self.head_dim, self.value_dim);
+        let memories = [self.memories, heads, dk, dv];
+        let mut slots = vec![slot("memories", SlotKind::Matrix, &memories)];
+        let histories = ["q_histories", "k_histories", "v_histories"];
+        for (name, width) in histories
+            .into_iter()
+            .zip([heads * dk, heads * dk, heads * dv])
+        {
+            let shape = [self.memories, self.conv - 1, width];
+            slots.push(slot(name, SlotKind::Shift, &shape));
+        }
+        if self.shared {
+            slots.push(slot("shared", SlotKind::Matrix, &memories[1..]));
+            slots.extend(short_conv::slots(&self.branches(), Some(self.conv)));
+        }
+        slots
+    }
+
+    fn lower(&self, block: &mut Lowering) -> Result<()> {
+        let mut names = vec!["q_proj", "gate"];
+        names.extend(if self.single { SHARED } else { OWN });
+        names.extend(self.gate.then_some("g_proj"));
+        if self.shared && !self.single {
+            names.extend(SHARED);
+        }
+        let views = block.project(&names)?;
+        let inputs = |first: &str| {
+            let at = names.iter().position(|name| *name == first);
+            at.map(|at| Inputs {
+                k: views[at],
+                v: views[at + 1],
+                beta: views[at + 2],
+                decay: views[at + 3],
+            })
+        };
+        let (q, logits) = (views[0], views[1]);
+        let (own, shared) = (inputs(OWN[0]), inputs(SHARED[0]));
+        let gate = self.gate.then(|| views[6]);
+        let n = self.memories;
+
+        let route = block.buffer(2 * self.chosen);
+        block.push(Stage::Route(Route {
+            logits,
+            normalize: true,
+            out: route,
+        }));
+
+        // The memories' inputs in columns of their own: the shared memory changes its inputs in place.
+        let (keys, values) = (n * self.key_width(), n * self.value_width());
+        let room = block.buffer(2 * keys + values);
+        let (memory_q, rest) = room.split(keys);
+        let (memory_k, memory_v) = rest.split(keys);
+        let raw = own.or(shared).expect("matrices of the memories");
+        let mut lanes = Vec::new();
+        for (i, (input, out)) in [(q, memory_q), (raw.k, memory_k), (raw.v, memory_v)]
+            .into_iter()
+            .enumerate()
+        {
+            let weight = block.vector(&format!("{}.weight", CONVOLUTIONS[i]))?;
+            lanes.push(ChosenLane {
+                input,
+                out,
+                head_dim: [self.head_dim, self.head_dim, self.value_dim][i],
+                conv: Conv::new(&weight, out.width / n, None, block.slot(1 + i)),
+                unit_length: i < 2,
+            });
+        }
+        block.push(Stage::ConvChosen(ConvChosen {
+            partitions: n,
+            route,
+            lanes,
+        }));
+        let mut lanes = Vec::new();
+        let (beta, decay) = match own {
+            Some(own) => (own.beta, own.decay),
+            None => {
+                let (beta, decay) = block.buffer(2 * n * self.heads).split(n * self.heads);
+                for (to, from) in [(beta, raw.beta), (decay, raw.decay)] {
+                    lanes.extend((0..n).map(|memory| Lane {
+                        view: part(to, memory, n),
+                        head_dim: self.heads,
+                        conv: None,
+                        maps: vec![Map::Copy(from)],
+                    }));
+                }
+                (beta, decay)
+            }
+        };
+        let memory = Inputs {
+            k: memory_k,
+            v: memory_v,
+            beta,
+            decay,
+        };
+        block.push(Stage::Prepare(Prepare {
+            lanes,
+            rope: None,
+            gates: self.gates(block, memory, n)?.into(),
+        }));
+        let out = block.buffer(self.value_width());
+        if let (true, Some(inputs)) = (self.shared, shared) {
+            let mut lanes = Vec::new();
+            let views = [q, inputs.k, inputs.v];
+            for (i, branch) in self.branches().iter().enumerate() {
+                let mut maps = vec![Map::Activation(Activation::Silu)];
+                maps.extend((i < 2).then_some(Map::L2Norm));
+                let slot = AFTER_MEMORIES + 1 + i;
+                lanes.push(branch.lane(block, views[i], slot, maps)?);
+            }
+            block.push(Stage::Prepare(Prepare {
+                lanes,
+                rope: None,
+                gates: self.gates(block, inputs, 1)?.into(),
+            }));
+            let recur = self.recur(q, inputs, block.slot(AFTER_MEMORIES), out);
+            block.push(Stage::Recur(recur));
+        }
+        block.push(Stage::Partitions(Partitions {
+            recur: self.recur(memory_q, memory, block.slot(0), out),
+            partitions: n,
+            route,
+            writers: self.chosen,
+            readers: self.chosen,
+            weigh_queries: true,
+            weigh_keys: false,
+            unit_length: false,
+            own_columns: true,
+            add: self.shared,
+        }));
+        let mut finish = vec![output_norm(block, self.norm_eps)?];
+        finish.extend(gate.map(|gate| Finish::Gate(gate, Activation::Silu)));
+        block.emit(out, finish, "o_proj")
+    }
+}

@@ -1,0 +1,450 @@
+//! Options that no recorded case has, on small models against their equations, written out in f64: row-sparse updates of
+//! GLA and GSA, softmax linear attention's gates on every input they may have, mixture of memories.
+
+mod synthetic;
+
+use std::collections::HashMap;
+
+use serde_json::{Value, json};
+use synthetic::{block, model, options, spec, tokens, weights};
+use waterline::Session;
+
+const HIDDEN: usize = 24;
+const TOKENS: usize = 45;
+const EPS: f64 = 1e-5;
+
+type Vector = Vec<f64>;
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+fn silu(x: f64) -> f64 {
+    x * sigmoid(x)
+}
+
+fn softplus(x: f64) -> f64 {
+    x.exp().ln_1p()
+}
+
+fn map(x: &[f64], f: impl Fn(f64) -> f64) -> Vector {
+    x.iter().map(|&x| f(x)).collect()
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn softmax(x: &[f64]) -> Vector {
+    let shares = map(x, f64::exp);
+    let sum: f64 = shares.iter().sum();
+    map(&shares, |x| x / sum)
+}
+
+fn unit(x: &[f64]) -> Vector {
+    let length = (dot(x, x) + 1e-6).sqrt();
+    map(x, |x| x / length)
+}
+
+/// The numbers of the `count` largest, the largest first.
+fn largest(x: &[f64], count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..x.len()).collect();
+    order.sort_by(|&a, &b| x[b].total_cmp(&x[a]));
+    order.truncate(count);
+    order
+}
+
+/// Rotates the halves of a head by its position.
+fn rotate(head: &[f64], position: usize, theta: f64) -> Vector {
+    let half = head.len() / 2;
+    let mut out = head.to_vec();
+    for i in 0..half {
+        let angle = position as f64 * theta.powf(-2.0 * i as f64 / head.len() as f64);
+        let (sin, cos) = angle.sin_cos();
+        out[i] = head[i] * cos - head[half + i] * sin;
+        out[half + i] = head[half + i] * cos + head[i] * sin;
+    }
+    out
+}
+
+/// The weights of a model with one block, by the names inside its mixer.
+struct Plain(HashMap<String, Vec<f32>>);
+
+impl Plain {
+    fn values(&self, name: &str) -> Vector {
+        let values = self
+            .0
+            .get(name)
+            .or_else(|| self.0.get(&format!("blk.0.mixer.{name}")));
+        let values = values.unwrap_or_else(|| panic!("no {name}"));
+        values.iter().map(|&x| f64::from(x)).collect()
+    }
+
+    fn apply(&self, name: &str, x: &[f64]) -> Vector {
+        let weight = self.values(&format!("{name}.weight"));
+        weight
+            .chunks_exact(x.len())
+            .map(|row| dot(row, x))
+            .collect()
+    }
+
+    fn rms(&self, name: &str, x: &[f64]) -> Vector {
+        let scale = 1.0 / (dot(x, x) / x.len() as f64 + EPS).sqrt();
+        let gains = self.values(&format!("{name}.weight"));
+        x.iter()
+            .zip(gains)
+            .map(|(x, gain)| scale * gain * x)
+            .collect()
+    }
+
+    /// The norm of every head, times silu of the gate.
+    fn finish(&self, heads: &[Vector], h: &[f64], gate: &str) -> Vector {
+        let normed = heads.iter().flat_map(|head| self.rms("o_norm", head));
+        let gate = self.apply(gate, h);
+        normed.zip(gate).map(|(o, gate)| o * silu(gate)).collect()
+    }
+}
+
+/// A state `[dk][dv]`.
+type State = Vec<Vector>;
+
+fn state(dk: usize, dv: usize) -> State {
+    vec![vec![0.0; dv]; dk]
+}
+
+fn read(state: &State, key: &[f64]) -> Vector {
+    let width = state[0].len();
+    let column = |d: usize| state.iter().zip(key).map(|(row, k)| k * row[d]).sum();
+    (0..width).map(column).collect()
+}
+
+/// `S <- diag(fade) S + k^T v`.
+fn write(state: &mut State, fade: impl Fn(usize) -> f64, k: &[f64], v: &[f64]) {
+    for (i, row) in state.iter_mut().enumerate() {
+        for (x, v) in row.iter_mut().zip(v) {
+            *x = fade(i) * *x + k[i] * v;
+        }
+    }
+}
+
+/// Compares a model of one block with its equations: `mixer(weights, position, normed input)` is what the output matrix
+/// takes.
+fn compare(kind: &str, numbers: Value, mut mixer: impl FnMut(&Plain, usize, &[f64]) -> Vector) {
+    let what = format!("{kind} {numbers}");
+    let spec = spec(HIDDEN, vec![block(kind, numbers, None)]);
+    let weights = weights(&spec, 11);
+    let model = model(&spec, &weights);
+    let text = tokens(spec.vocab, TOKENS, 4);
+    let plain = Plain(weights);
+
+    let embedding = plain.values("token_embd.weight");
+    let mut expected = Vec::new();
+    for (t, &token) in text.iter().enumerate() {
+        let mut x = embedding[token as usize * HIDDEN..][..HIDDEN].to_vec();
+        let h = plain.rms("blk.0.attn_norm", &x);
+        let inner = mixer(&plain, t, &h);
+        for (x, y) in x.iter_mut().zip(plain.apply("o_proj", &inner)) {
+            *x += y;
+        }
+        expected.extend(plain.apply("output", &plain.rms("output_norm", &x)));
+    }
+    let largest = expected.iter().fold(0.0f64, |m, x| m.max(x.abs()));
+    for chunk in [1, 5, TOKENS] {
+        let mut session = Session::new(model.clone(), options(chunk, 64)).expect("a session");
+        let mut found = Vec::new();
+        session
+            .feed_each(&text, |_, logits| found.extend_from_slice(logits))
+            .expect("a text");
+        for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let error = (f64::from(*found) - expected).abs() / largest;
+            assert!(
+                error < 1e-4,
+                "chunk {chunk}, logit {i}: {found} {expected}: {what}"
+            );
+        }
+    }
+}
+
+const HEADS: usize = 4;
+const KV_HEADS: usize = 2;
+const DK: usize = 6;
+const DV: usize = 5;
+
+fn linear(head_gates: Value) -> Value {
+    json!({
+        "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DK, "value_dim": DV, "feature_map": null, "conv": null,
+        "gate": true, "head_gates": head_gates, "norm_eps": EPS,
+    })
+}
+
+fn head(x: &[f64], head: usize, width: usize) -> &[f64] {
+    &x[head * width..][..width]
+}
+
+#[test]
+fn row_sparse_gla_changes_its_largest_rows_only() {
+    for written in [1, 3, DK] {
+        let numbers = json!({
+            "linear": linear(json!(null)), "gate_rank": 3, "gate_normalizer": 2.0, "gate_min": null,
+            "written": written,
+        });
+        let mut states = vec![state(DK, DV); KV_HEADS];
+        compare("gla", numbers, |w, _, h| {
+            let (q, k, v) = (
+                w.apply("q_proj", h),
+                w.apply("k_proj", h),
+                w.apply("v_proj", h),
+            );
+            let decay = w.apply("gk_proj.1", &w.apply("gk_proj.0", h));
+            let bias = w.values("gk_proj.1.bias");
+            let mut outputs = Vec::new();
+            for g in 0..KV_HEADS {
+                let key = head(&k, g, DK);
+                let rows = largest(key, written);
+                let mut shares = vec![0.0; DK];
+                let chosen: Vector = rows.iter().map(|&i| key[i]).collect();
+                for (&row, share) in rows.iter().zip(softmax(&chosen)) {
+                    shares[row] = share;
+                }
+                let fade = |i: usize| match rows.contains(&i) {
+                    true => sigmoid(decay[g * DK + i] + bias[g * DK + i]).powf(0.5),
+                    false => 1.0,
+                };
+                let before = states[g].clone();
+                write(&mut states[g], fade, &shares, head(&v, g, DV));
+                let changed = (0..DK).filter(|&i| states[g][i] != before[i]);
+                assert!(changed.count() <= written);
+                for query in 0..HEADS / KV_HEADS {
+                    let q = head(&q, g * HEADS / KV_HEADS + query, DK);
+                    outputs.push(map(&read(&states[g], q), |o| o / (DK as f64).sqrt()));
+                }
+            }
+            w.finish(&outputs, h, "g_proj")
+        });
+    }
+}
+
+#[test]
+fn row_sparse_gsa_changes_its_largest_slots_only() {
+    const SLOTS: usize = 7;
+    for written in [1, 4, SLOTS] {
+        let numbers = json!({
+            "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DK, "value_dim": DV, "slots": SLOTS,
+            "feature_map": "silu", "learned_map": false, "conv": null, "gate_normalizer": 3.0, "written": written,
+        });
+        let mut keys = vec![state(SLOTS, DK); KV_HEADS];
+        let mut values = vec![state(SLOTS, DV); KV_HEADS];
+        compare("gsa", numbers, |w, _, h| {
+            let [q, k, v] = ["q_proj", "k_proj", "v_proj"].map(|name| map(&w.apply(name, h), silu));
+            let f = w.apply("f_proj", h);
+            let mut out = Vec::new();
+            for g in 0..KV_HEADS {
+                let s = map(head(&f, g, SLOTS), |x| 1.0 - sigmoid(x).powf(1.0 / 3.0));
+                let slots = largest(&s, written);
+                let s: Vector = (0..SLOTS)
+                    .map(|m| if slots.contains(&m) { s[m] } else { 0.0 })
+                    .collect();
+                write(&mut keys[g], |m| 1.0 - s[m], &s, head(&k, g, DK));
+                write(&mut values[g], |m| 1.0 - s[m], &s, head(&v, g, DV));
+                for query in 0..HEADS / KV_HEADS {
+                    let q = head(&q, g * HEADS / KV_HEADS + query, DK);
+                    let scores: Vector = keys[g].iter().map(|key| dot(key, q)).collect();
+                    out.extend(read(&values[g], &softmax(&scores)));
+                }
+            }
+            w.rms("o_norm", &map(&out, silu))
+        });
+    }
+}
+
+/// The two gates of a token, `[heads]` each: of reading and of writing.
+fn gates(w: &Plain, input: &str, h: &[f64], q: &[f64], k: &[f64]) -> [Vector; 2] {
+    let inputs = if input == "hidden" { [h, h] } else { [q, k] };
+    [
+        softmax(&w.apply("gate_q_proj", inputs[0])),
+        softmax(&w.apply("gate_k_proj", inputs[1])),
+    ]
+}
+
+#[test]
+fn softmax_retnet_weighs_heads_by_any_input() {
+    for input in ["hidden", "projections"] {
+        let numbers = json!({ "linear": linear(json!(input)), "rope_theta": 100.0 });
+        let mut states = vec![state(DK, DV); HEADS];
+        compare("retnet", numbers, |w, t, h| {
+            let rotated = |name: &str| -> Vector {
+                let heads = w.apply(name, h);
+                heads
+                    .chunks_exact(DK)
+                    .flat_map(|x| rotate(x, t, 100.0))
+                    .collect()
+            };
+            let (q, k, v) = (rotated("q_proj"), rotated("k_proj"), w.apply("v_proj", h));
+            let [read_gate, write_gate] = gates(w, input, h, &q, &k);
+            let outputs: Vec<Vector> = (0..HEADS)
+                .map(|i| {
+                    let g = i / (HEADS / KV_HEADS);
+                    let gamma = 1.0 - (-5.0 - i as f64).exp2();
+                    let key = map(head(&k, g, DK), |k| write_gate[i] * k);
+                    write(&mut states[i], |_| gamma, &key, head(&v, g, DV));
+                    let scale = read_gate[i] / (DK as f64).sqrt();
+                    map(&read(&states[i], head(&q, i, DK)), |o| scale * o)
+                })
+                .collect();
+            w.finish(&outputs, h, "g_proj")
+        });
+    }
+}
+
+#[test]
+fn softmax_gated_deltanet_weighs_heads_by_any_input() {
+    for (input, decays) in [
+        ("hidden", true),
+        ("projections", true),
+        ("projections", false),
+    ] {
+        let numbers = json!({
+            "heads": KV_HEADS, "value_heads": HEADS, "head_dim": DK, "value_dim": DV, "conv": null,
+            "conv_bias": false, "gate": "silu", "negative_eigenvalues": false, "decay": decays,
+            "head_gates": input, "norm_eps": EPS,
+        });
+        let mut states = vec![state(DK, DV); HEADS];
+        compare("gated_deltanet", numbers, |w, _, h| {
+            let normed = |name: &str| -> Vector {
+                let heads = map(&w.apply(name, h), silu);
+                heads.chunks_exact(DK).flat_map(unit).collect()
+            };
+            let (q, k, v) = (
+                normed("q_proj"),
+                normed("k_proj"),
+                map(&w.apply("v_proj", h), silu),
+            );
+            let [read_gate, write_gate] = gates(w, input, h, &q, &k);
+            let beta = map(&w.apply("b_proj", h), sigmoid);
+            let outputs: Vec<Vector> = (0..HEADS)
+                .map(|i| {
+                    let g = i / (HEADS / KV_HEADS);
+                    let key = head(&k, g, DK);
+                    let fade = match decays {
+                        true => {
+                            let step = w.apply("a_proj", h)[i] + w.values("dt_bias")[i];
+                            (-w.values("A_log")[i].exp() * softplus(step)).exp()
+                        }
+                        false => 1.0,
+                    };
+                    write(&mut states[i], |_| fade, &[0.0; DK], &[0.0; DV]);
+                    let known = read(&states[i], key);
+                    let new: Vector = (0..DV)
+                        .map(|d| beta[i] * (write_gate[i] * v[i * DV + d] - known[d]))
+                        .collect();
+                    write(&mut states[i], |_| 1.0, key, &new);
+                    let scale = read_gate[i] / (DK as f64).sqrt();
+                    map(&read(&states[i], head(&q, g, DK)), |o| scale * o)
+                })
+                .collect();
+            w.finish(&outputs, h, "g_proj")
+        });
+    }
+}
+
+/// One memory of a mixture: its states, and its convolutions' inputs of q, k and v, the last one first.
+struct Memory {
+    states: Vec<State>,
+    inputs: [Vec<Vector>; 3],
+}
+
+const MOM_HEADS: usize = 2;
+
+impl Memory {
+    fn new() -> Self {
+        Memory {
+            states: vec![state(DK, DV); MOM_HEADS],
+            inputs: Default::default(),
+        }
+    }
+
+    /// Reads a token into the memory with these projections of it, and returns what its heads read.
+    fn read(&mut self, w: &Plain, qkv: [Vector; 3], beta: &[f64], step: &[f64]) -> Vec<Vector> {
+        let mut convolved = Vec::new();
+        for ((name, inputs), x) in ["q", "k", "v"].into_iter().zip(&mut self.inputs).zip(qkv) {
+            inputs.insert(0, x);
+            let weight = w.values(&format!("{name}_conv1d.weight"));
+            let taps = weight.len() / inputs[0].len();
+            let channel = |c: usize| {
+                let taps = weight[c * taps..][..taps].iter().rev();
+                silu(taps.zip(inputs.iter()).map(|(w, x)| w * x[c]).sum())
+            };
+            convolved.push((0..inputs[0].len()).map(channel).collect::<Vector>());
+        }
+        let one = |i: usize| {
+            let (q, k) = (
+                unit(head(&convolved[0], i, DK)),
+                unit(head(&convolved[1], i, DK)),
+            );
+            let state = &mut self.states[i];
+            let step = softplus(step[i] + w.values("dt_bias")[i]);
+            let fade = (-w.values("A_log")[i].exp() * step).exp();
+            write(state, |_| fade, &[0.0; DK], &[0.0; DV]);
+            let known = read(state, &k);
+            let new: Vector = (0..DV)
+                .map(|d| sigmoid(beta[i]) * (convolved[2][i * DV + d] - known[d]))
+                .collect();
+            write(state, |_| 1.0, &k, &new);
+            map(&read(state, &q), |o| o / (DK as f64).sqrt())
+        };
+        (0..MOM_HEADS).map(one).collect()
+    }
+}
+
+#[test]
+fn a_mixture_of_memories_is_gated_deltanet_over_the_tokens_of_each() {
+    const MEMORIES: usize = 4;
+    for (chosen, shared, single) in [
+        (2, true, false),
+        (1, false, false),
+        (3, true, true),
+        (4, false, true),
+    ] {
+        let numbers = json!({
+            "heads": MOM_HEADS, "head_dim": DK, "value_dim": DV, "memories": MEMORIES, "chosen": chosen,
+            "shared": shared, "single": single, "conv": 3, "gate": true, "norm_eps": EPS,
+        });
+        let mut memories: Vec<Memory> = (0..MEMORIES).map(|_| Memory::new()).collect();
+        let mut common = Memory::new();
+        compare("mom", numbers, |w, _, h| {
+            let q = w.apply("q_proj", h);
+            let inputs = |names: [&str; 4], memory: usize, of: usize| {
+                let [k, v, b, a] = names.map(|name| {
+                    let all = w.apply(name, h);
+                    let width = all.len() / of;
+                    all[memory * width..][..width].to_vec()
+                });
+                ([q.clone(), k, v], b, a)
+            };
+            let common_names = ["shared_k", "shared_v", "shared_b", "shared_a"];
+            let shares = softmax(&w.apply("gate", h));
+            let best = largest(&shares, chosen);
+            let sum: f64 = best.iter().map(|&m| shares[m]).sum();
+            let mut outputs = vec![vec![0.0; DV]; MOM_HEADS];
+            let mut add = |share: f64, heads: Vec<Vector>| {
+                for (output, head) in outputs.iter_mut().zip(heads) {
+                    for (output, x) in output.iter_mut().zip(head) {
+                        *output += share * x;
+                    }
+                }
+            };
+            for m in best {
+                let (qkv, b, a) = match single {
+                    true => inputs(common_names, 0, 1),
+                    false => inputs(["k_proj", "v_proj", "b_proj", "a_proj"], m, MEMORIES),
+                };
+                add(shares[m] / sum, memories[m].read(w, qkv, &b, &a));
+            }
+            if shared {
+                let (qkv, b, a) = inputs(common_names, 0, 1);
+                add(1.0, common.read(w, qkv, &b, &a));
+            }
+            w.finish(&outputs, h, "g_proj")
+        });
+    }
+}

@@ -1,0 +1,364 @@
+//! Every mixer in sizes that no fixture has: widths beside those of vector registers, odd and single heads, windows that
+//! wrap, sets and bins that overflow, texts shorter than a convolution. Random descriptions with random weights must
+//! read any split of a text as they read its tokens one by one.
+
+mod synthetic;
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use synthetic::{Random, block, model, options, spec, tokens, weights};
+use waterline::state::SlotDtype;
+use waterline::{BlockSpec, ContextEnd, Model, NormKind, Session};
+
+/// Widths of heads: one, odd ones, those around a register.
+const WIDTHS: [usize; 8] = [1, 3, 7, 8, 9, 17, 32, 33];
+const EVEN_WIDTHS: [usize; 5] = [2, 6, 8, 18, 34];
+const TOKENS: usize = 75;
+/// Shorter than the text: what is bounded by the context wraps as well.
+const CONTEXT: usize = 50;
+
+/// Numbers of heads, and of key and value heads that divide it.
+fn heads(random: &mut Random) -> (usize, usize) {
+    let kv = random.within(1, 3);
+    (kv * random.within(1, 3), kv)
+}
+
+fn maybe(random: &mut Random, value: Value) -> Value {
+    if random.flip() { value } else { Value::Null }
+}
+
+fn taps(random: &mut Random) -> Value {
+    let taps = random.within(1, 6);
+    maybe(random, json!(taps))
+}
+
+fn attention(random: &mut Random, window: Value) -> Value {
+    let (heads, kv_heads) = heads(random);
+    let head_dim = random.of(&EVEN_WIDTHS);
+    let rope_dim = 2 * random.within(1, head_dim / 2);
+    json!({
+        "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "window": window,
+        "rope_theta": maybe(random, json!(1000.0)), "rope_dim": maybe(random, json!(rope_dim)),
+        "rope_scaling": null, "bias": random.flip(), "out_bias": random.flip(), "gate": random.flip(),
+        "head_norm_eps": maybe(random, json!(1e-5)), "retained": null,
+    })
+}
+
+fn linear(random: &mut Random, widths: &[usize]) -> Value {
+    let (heads, kv_heads) = heads(random);
+    let gates = random.of(&[None, Some("hidden"), Some("projections")]);
+    json!({
+        "heads": heads, "kv_heads": kv_heads, "head_dim": random.of(widths), "value_dim": random.of(&WIDTHS),
+        "feature_map": random.of(&[None, Some("relu"), Some("silu"), Some("elu_plus_one")]),
+        "conv": taps(random), "gate": random.flip(), "head_gates": gates, "norm_eps": 1e-5,
+    })
+}
+
+fn hax(random: &mut Random) -> Value {
+    let mut sources = Vec::new();
+    let bins = random.of(&[0, 1, 2]);
+    match bins {
+        1 => sources.push(json!({ "sign_bins": { "bits": random.within(1, 3) } })),
+        2 => sources.push(json!({ "argmax_bins": { "bins": random.within(1, 5) } })),
+        _ => {}
+    }
+    for source in ["window", "sink", "best"] {
+        if random.flip() {
+            sources.push(json!(source));
+        }
+    }
+    if random.flip() || sources.is_empty() {
+        let (every, keys) = (random.within(1, 5), random.within(1, 4));
+        sources.push(json!({ "dilated": { "every": every, "keys": keys } }));
+    }
+    let hax = json!({ "keys": random.within(1, 6), "sources": sources });
+    maybe(random, hax)
+}
+
+fn sse(random: &mut Random, value_heads: usize) -> Value {
+    let heads = random.within(1, 3);
+    let partitions = random.within(1, 5);
+    let update = match random.flip() {
+        true => json!({ "kind": "gla", "rank": random.within(1, 5), "normalizer": 4.0 }),
+        false => json!({ "kind": "gated_delta", "negative_eigenvalues": random.flip() }),
+    };
+    let maps = ["silu", "relu", "softmax"];
+    let rank = random.within(1, 9);
+    json!({
+        "heads": heads, "value_heads": heads * value_heads, "head_dim": random.of(&WIDTHS),
+        "value_dim": random.of(&WIDTHS), "partitions": partitions, "writers": random.within(1, partitions),
+        "readers": random.within(1, partitions), "update": update, "query_map": random.of(&maps),
+        "key_map": random.of(&maps), "weigh_queries": random.flip(), "weigh_keys": random.flip(),
+        "lora_rank": maybe(random, json!(rank)), "conv": taps(random), "gate_rank": maybe(random, json!(rank)),
+        "bias": random.flip(), "norm_eps": 1e-5,
+    })
+}
+
+fn rwkv7(random: &mut Random, heads: usize, head_dim: usize, first: bool) -> Value {
+    json!({
+        "heads": heads, "head_dim": head_dim, "value_dim": 9, "first": first, "decay_rank": random.within(1, 5),
+        "rate_rank": random.within(1, 5), "value_rank": random.within(1, 5), "gate_rank": random.within(1, 5),
+        "key_eps": 1e-12, "norm_eps": 1e-5,
+    })
+}
+
+/// Blocks of the mixer `kind` with random numbers, `hidden` wide.
+fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<BlockSpec> {
+    let (heads, kv_heads) = heads(random);
+    let (dk, dv) = (random.of(&WIDTHS), random.of(&WIDTHS));
+    let delta = json!({
+        "heads": kv_heads, "value_heads": heads, "head_dim": dk, "value_dim": dv, "conv": taps(random),
+        "negative_eigenvalues": random.flip(), "norm_eps": 1e-5,
+    });
+    let with = |object: &Value, more: Value| {
+        let mut object = object.clone();
+        let fields = object.as_object_mut().expect("an object");
+        fields.extend(more.as_object().expect("an object").clone());
+        object
+    };
+    let window = random.within(1, 20);
+    let numbers = match kind {
+        "gla" => {
+            let linear = linear(random, &WIDTHS);
+            let rows = random.within(1, linear["head_dim"].as_u64().expect("a width") as usize);
+            json!({
+                "linear": linear, "gate_rank": random.within(1, 5), "gate_normalizer": 4.0,
+                "gate_min": maybe(random, json!(-0.2)), "written": maybe(random, json!(rows)),
+            })
+        }
+        "simple_gla" => json!({ "linear": linear(random, &WIDTHS), "gate_normalizer": 4.0 }),
+        "retnet" => json!({ "linear": linear(random, &EVEN_WIDTHS), "rope_theta": 1000.0 }),
+        "hgrn2" => json!({
+            "heads": heads, "head_dim": dk, "value_dim": dv, "conv": taps(random), "lower_bound": random.flip(),
+        }),
+        "delta_net" => json!({
+            "heads": heads, "head_dim": dk, "value_dim": dv, "conv": taps(random),
+            "activation": random.of(&[None, Some("silu"), Some("relu"), Some("elu_plus_one")]), "key_norm": "l2",
+            "beta": random.flip(), "gate": random.flip(), "negative_eigenvalues": random.flip(), "norm_eps": 1e-5,
+        }),
+        "gated_deltanet" => {
+            let gates = random.of(&[None, Some("hidden"), Some("projections")]);
+            let gate = random.of(&[None, Some("silu"), Some("sigmoid")]);
+            let bias = random.flip() && !delta["conv"].is_null();
+            with(
+                &delta,
+                json!({ "conv_bias": bias, "gate": gate, "decay": random.flip(), "head_gates": gates }),
+            )
+        }
+        "kda" => with(&delta, json!({ "decay_bound": maybe(random, json!(-5.0)) })),
+        "gsa" => {
+            let slots = random.within(1, 9);
+            let written = random.within(1, slots);
+            json!({
+                "heads": heads, "kv_heads": kv_heads, "head_dim": dk, "value_dim": dv, "slots": slots,
+                "feature_map": random.of(&["silu", "relu"]), "learned_map": random.flip(), "conv": taps(random),
+                "gate_normalizer": 4.0, "written": maybe(random, json!(written)),
+            })
+        }
+        "abc" => json!({
+            "heads": heads, "head_dim": random.of(&EVEN_WIDTHS), "value_dim": dv, "slots": random.within(1, 9),
+            "conv": taps(random), "rope_theta": maybe(random, json!(1000.0)), "min": maybe(random, json!(-1.0)),
+            "max": maybe(random, json!(1.0)), "norm_eps": 1e-5,
+        }),
+        "mom" => {
+            let memories = random.within(1, 5);
+            json!({
+                "heads": heads, "head_dim": dk, "value_dim": dv, "memories": memories,
+                "chosen": random.within(1, memories), "shared": random.flip(), "single": random.flip(),
+                "conv": random.within(1, 6), "gate": random.flip(), "norm_eps": 1e-5,
+            })
+        }
+        "sse" => {
+            let more = random.within(1, 3);
+            sse(random, more)
+        }
+        "sse_swa" => json!({ "sse": sse(random, 1), "swa": attention(random, json!(window)) }),
+        "attention" => {
+            let window = random.of(&[0, 1, 3, 16, 33]);
+            let mut attention = attention(
+                random,
+                if window == 0 {
+                    json!(null)
+                } else {
+                    json!(window)
+                },
+            );
+            if window > 0 && random.flip() {
+                let sink = random.within(0, 2);
+                let policy = random.of(&[None, Some(1), Some(3)]);
+                attention["retained"] = json!({
+                    "capacity": random.within(sink.max(1), 9), "sink": sink,
+                    "policy": policy.map_or(json!("attention"), |every| json!({ "stride": every })),
+                });
+            }
+            attention
+        }
+        "lte" => {
+            let layers = random.within(1, 3);
+            let taps: Vec<usize> = (0..layers).map(|_| random.within(1, 4)).collect();
+            let dilations: Vec<usize> = (0..layers).map(|_| random.within(1, 2)).collect();
+            let sink = random.within(0, 2);
+            let mut attention = attention(random, json!(random.within(13, 24)));
+            attention["head_dim"] = json!(random.of(&[4, 12, 36]));
+            attention["rope_dim"] = json!(null);
+            json!({
+                "attention": attention, "capacity": random.within(sink.max(1), 9), "sink": sink,
+                "router_taps": taps, "router_dilations": dilations, "router_scope": random.of(&["head", "layer"]),
+                "score": random.of(&["sigmoid", "relu"]),
+            })
+        }
+        "native_sparse_attention" => {
+            let mut attention = attention(random, json!(null));
+            attention["gate"] = json!(false);
+            json!({
+                "attention": attention, "block_size": random.within(1, 9), "block_count": random.within(1, 5),
+                "window": random.within(0, 12),
+            })
+        }
+        "mamba" => json!({
+            "inner": random.of(&[1, 13, 64, 67]), "state": random.within(1, 9), "rank": random.within(1, 9),
+            "conv": random.within(1, 5), "conv_bias": random.flip(), "bias": random.flip(), "hax": hax(random),
+        }),
+        "mamba2" => json!({
+            "heads": heads, "head_dim": dk, "groups": kv_heads, "state": dv, "conv": random.within(1, 5),
+            "conv_bias": random.flip(), "bias": random.flip(), "skip_per_channel": random.flip(),
+            "norm_groups": random.of(&[None, Some(1), Some(kv_heads)]), "norm_before_gate": random.flip(),
+            "norm_eps": 1e-5, "step_min": 0.001, "step_max": maybe(random, json!(0.5)), "hax": hax(random),
+        }),
+        "rwkv7" => {
+            *hidden = heads * dk;
+            let first = rwkv7(random, heads, dk, true);
+            let second = rwkv7(random, heads, dk, false);
+            return vec![block(kind, first, None), block(kind, second, Some(5))];
+        }
+        "rwkv_channel_mix" => json!({
+            "hidden": *hidden, "intermediate": random.of(&WIDTHS), "activation": "squared_relu",
+        }),
+        _ => unreachable!("{kind}"),
+    };
+    let mlp = random.of(&[None, Some(1), Some(31)]);
+    vec![block(kind, numbers, mlp)]
+}
+
+const KINDS: [&str; 19] = [
+    "abc",
+    "attention",
+    "delta_net",
+    "gated_deltanet",
+    "gla",
+    "gsa",
+    "hgrn2",
+    "kda",
+    "lte",
+    "mamba",
+    "mamba2",
+    "mom",
+    "native_sparse_attention",
+    "retnet",
+    "rwkv7",
+    "rwkv_channel_mix",
+    "simple_gla",
+    "sse",
+    "sse_swa",
+];
+
+fn random_model(kind: &str, seed: u64) -> (String, Arc<Model>) {
+    let mut random = Random(seed * 7919 + kind.len() as u64);
+    random.below(1);
+    let mut hidden = random.of(&[1, 5, 16, 33]);
+    let mut all = blocks(kind, &mut hidden, &mut random);
+    if kind != "rwkv7" && random.flip() {
+        all.extend(blocks(kind, &mut hidden, &mut random));
+    }
+    let mut spec = spec(hidden, all);
+    spec.tied = random.flip();
+    spec.embedding_norm = random.flip();
+    spec.norm = random.of(&[NormKind::Rms, NormKind::Layer { bias: true }]);
+    let what = format!("{kind} {seed}: {}", spec.to_json());
+    (what, model(&spec, &weights(&spec, seed)))
+}
+
+fn session(model: &Arc<Model>, chunk: usize) -> Session {
+    let mut options = options(chunk, CONTEXT);
+    options.context_end = ContextEnd::DropOldest;
+    Session::new(Arc::clone(model), options).expect("a session")
+}
+
+/// Largest difference, relative to the largest of the second list.
+fn difference(a: &[f32], b: &[f32]) -> f32 {
+    let largest = b.iter().fold(1e-3f32, |m, x| m.max(x.abs()));
+    a.iter().zip(b).fold(0.0f32, |m, (x, y)| {
+        if x == y {
+            m
+        } else {
+            m.max((x - y).abs() / largest)
+        }
+    })
+}
+
+/// Chunks and steps round differently; a wrong border of chunks shows at 1e-1 and more.
+const ROUNDING: f32 = 2e-3;
+
+fn compare(what: &str, found: &Session, expected: &Session) {
+    let (found, expected) = (found.snapshot(), expected.snapshot());
+    for ((slot, a), (_, b)) in found.slots().zip(expected.slots()) {
+        let floats = |bytes: &[u8]| -> Vec<f32> {
+            let numbers = bytes.as_chunks().0.iter();
+            numbers.map(|&x| f32::from_le_bytes(x)).collect()
+        };
+        let d = match slot.dtype {
+            SlotDtype::F32 => difference(&floats(a), &floats(b)),
+            _ => f32::from(u8::from(a != b)),
+        };
+        assert!(d < ROUNDING, "{} differs by {d}: {what}", slot.name);
+    }
+}
+
+#[test]
+fn every_mixer_reads_any_split_of_any_size_as_single_steps() {
+    for kind in KINDS {
+        for seed in 0..12 {
+            let (what, model) = random_model(kind, seed);
+            let text = tokens(model.spec().vocab, TOKENS, seed);
+            let mut steps = session(&model, 1);
+            let mut expected = Vec::new();
+            steps
+                .feed_each(&text, |_, logits| expected.extend_from_slice(logits))
+                .expect("steps");
+            assert!(expected.iter().all(|x| x.is_finite()), "not finite: {what}");
+
+            let mut random = Random(seed + 1);
+            for chunk in [random.within(2, 9), TOKENS] {
+                let mut split = session(&model, chunk);
+                let (mut rest, mut found) = (&text[..], Vec::new());
+                while !rest.is_empty() {
+                    let (now, later) = rest.split_at(random.within(1, TOKENS).min(rest.len()));
+                    split
+                        .feed_each(now, |_, logits| found.extend_from_slice(logits))
+                        .expect("a split");
+                    rest = later;
+                }
+                let d = difference(&found, &expected);
+                assert!(
+                    d < ROUNDING,
+                    "logits differ by {d} in chunks of {chunk}: {what}"
+                );
+                compare(&what, &split, &steps);
+            }
+
+            // A saved state goes on bit for bit.
+            let mut first = session(&model, 8);
+            first.feed(&text[..random.within(1, 40)]).expect("a prompt");
+            let saved = first.snapshot();
+            first.feed(&text[40..]).expect("more");
+            let mut second = session(&model, 8);
+            second.restore(&saved).expect("restored");
+            second.feed(&text[40..]).expect("more");
+            assert!(
+                first.logits() == second.logits(),
+                "a restore differs: {what}"
+            );
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Models with random weights: every kind runs.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::Workplace;
+use waterline::{Checkpoint, Kv, Model, Session, SessionOptions, StateOptions};
+
+/// The presets that `synth --help` lists.
+fn presets(place: &Workplace) -> Vec<String> {
+    let help = place.run(["synth", "--help"]).succeeded().text();
+    let name = |line: &str| {
+        Some(
+            line.trim()
+                .strip_prefix("- ")?
+                .split_once(':')?
+                .0
+                .to_string(),
+        )
+    };
+    help.lines().filter_map(name).collect()
+}
+
+/// The logits after each of `tokens`, read in pieces of `chunk`.
+fn logits(model: &Arc<Model>, tokens: &[u32], chunk: usize) -> Vec<f32> {
+    let options = SessionOptions {
+        state: StateOptions {
+            context: 256,
+            kv: Kv::F32,
+            log: 256,
+        },
+        chunk,
+        threads: 2,
+        ..SessionOptions::default()
+    };
+    let mut session = Session::new(Arc::clone(model), options).unwrap();
+    let mut all = Vec::new();
+    for piece in tokens.chunks(chunk) {
+        session
+            .feed_each(piece, |_, logits| all.extend_from_slice(logits))
+            .unwrap();
+    }
+    all
+}
+
+#[test]
+fn every_tiny_model_reads_in_chunks_what_it_reads_in_steps() {
+    let place = Workplace::new();
+    let presets = presets(&place);
+    let tiny: Vec<_> = presets.iter().filter(|p| p.ends_with("-tiny")).collect();
+    assert!(tiny.len() >= 15, "{presets:?}");
+    let tokens: Vec<u32> = (0..150).map(|i| i * 2741 % 4096).collect();
+    for preset in tiny {
+        let file = place.name(&format!("{preset}.gguf"));
+        place
+            .run(["synth", preset, "--type", "f32", "-o", &file])
+            .succeeded();
+        let model = Model::open(&file).unwrap();
+        let (steps, chunks) = (logits(&model, &tokens, 1), logits(&model, &tokens, 61));
+        let size = steps.iter().map(|x| x * x).sum::<f32>() / steps.len() as f32;
+        assert!((0.1..10.0).contains(&size), "{preset}: squares of {size}");
+        let difference = steps.iter().zip(&chunks).map(|(a, b)| (a - b).abs());
+        let difference = difference.fold(0.0f32, f32::max);
+        assert!(difference < 1e-3, "{preset}: {difference}");
+        std::fs::remove_file(file).unwrap();
+    }
+}
+
+#[test]
+fn a_model_can_have_fewer_blocks_than_its_preset() {
+    let place = Workplace::new();
+    let file = place.name("one.gguf");
+    let synth = |blocks| {
+        place.run([
+            "synth",
+            "lalte-tiny",
+            "--blocks",
+            blocks,
+            "--type",
+            "f32",
+            "-o",
+            &file,
+        ])
+    };
+    synth("5").failed(2, &["--blocks 5", "lalte-tiny", "4 blocks"]);
+    synth("1").succeeded();
+    assert_eq!(Checkpoint::open(&file).unwrap().spec.blocks.len(), 1);
+}

@@ -1,0 +1,136 @@
+//! Models of any description with random weights, and what tests do with them.
+
+#![allow(dead_code)] // each test binary uses a part
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde_json::Value;
+use waterline::checkpoint::TextFiles;
+use waterline::{
+    BlockSpec, Checkpoint, MlpSpec, Model, ModelSpec, NormKind, SessionOptions, StateOptions,
+    WeightSpec, mixers,
+};
+use waterline_quant::{Bytes, F32, Tensor};
+
+/// A repeatable sequence of numbers.
+pub struct Random(pub u64);
+
+impl Random {
+    /// A number below `n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % n
+    }
+
+    /// A number in `low..=high`.
+    pub fn within(&mut self, low: usize, high: usize) -> usize {
+        low + self.below(high - low + 1)
+    }
+
+    /// One of these.
+    pub fn of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())]
+    }
+
+    pub fn flip(&mut self) -> bool {
+        self.below(2) == 0
+    }
+
+    /// From -1 to 1.
+    fn unit(&mut self) -> f32 {
+        self.below(1 << 20) as f32 / (1 << 19) as f32 - 1.0
+    }
+}
+
+/// Tokens below `vocab`.
+pub fn tokens(vocab: usize, count: usize, seed: u64) -> Vec<u32> {
+    let mut random = Random(seed);
+    (0..count).map(|_| random.below(vocab) as u32).collect()
+}
+
+/// A block of the mixer `kind` with these numbers.
+pub fn block(kind: &str, numbers: Value, mlp: Option<usize>) -> BlockSpec {
+    BlockSpec {
+        mixer: mixers::read("test", kind, numbers).expect("a mixer"),
+        mlp: mlp.map(|intermediate| MlpSpec { intermediate }),
+    }
+}
+
+/// A description of blocks that are `hidden` wide, with an odd vocabulary.
+pub fn spec(hidden: usize, blocks: Vec<BlockSpec>) -> ModelSpec {
+    ModelSpec {
+        vocab: 61,
+        hidden,
+        norm: NormKind::Rms,
+        norm_eps: 1e-5,
+        embedding_norm: false,
+        tied: false,
+        blocks,
+    }
+}
+
+/// Random weights for a description, by name.
+pub fn weights(spec: &ModelSpec, seed: u64) -> HashMap<String, Vec<f32>> {
+    let mut random = Random(seed);
+    let values = |weight: WeightSpec| {
+        let values = (0..weight.len())
+            .map(|_| value(&weight, &mut random))
+            .collect();
+        (weight.name, values)
+    };
+    spec.weights().into_iter().map(values).collect()
+}
+
+/// Values that keep activations of order one, and states that neither vanish nor stand still.
+fn value(weight: &WeightSpec, random: &mut Random) -> f32 {
+    let name = weight.name.as_str();
+    let x = random.unit();
+    if name.ends_with("norm.weight") {
+        return 1.0 + 0.3 * x;
+    }
+    if name.ends_with("A_log") || name.ends_with("dt_bias") {
+        return x;
+    }
+    if weight.shape.len() == 1 || name.ends_with("bias") {
+        return 0.5 * x;
+    }
+    let inputs: usize = weight.shape.iter().skip(1).product();
+    2.0 * x / (inputs as f32).sqrt()
+}
+
+/// A model with these weights.
+pub fn model(spec: &ModelSpec, weights: &HashMap<String, Vec<f32>>) -> Arc<Model> {
+    spec.check("test").expect("a description that fits");
+    let tensor = |weight: WeightSpec| {
+        let values = &weights[&weight.name];
+        let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let tensor = Tensor::new(&F32, weight.shape, Bytes::from_vec(bytes)).expect("a tensor");
+        (weight.name, tensor)
+    };
+    let checkpoint = Checkpoint {
+        file: "test".into(),
+        name: "test".into(),
+        spec: spec.clone(),
+        tensors: spec.weights().into_iter().map(tensor).collect(),
+        text: TextFiles::default(),
+    };
+    Model::bind(checkpoint).expect("a model")
+}
+
+/// Options with 32-bit keys and values.
+pub fn options(chunk: usize, context: usize) -> SessionOptions {
+    SessionOptions {
+        state: StateOptions {
+            context,
+            kv: waterline::Kv::F32,
+            log: 64,
+        },
+        chunk,
+        threads: 2,
+        ..SessionOptions::default()
+    }
+}

@@ -1,0 +1,66 @@
+//! Bounded memory for models that were trained with full attention: a window, and a set of the tokens that left it.
+
+use waterline::ModelSpec;
+use waterline::mixers::{Attention, Retained, RetainedPolicy};
+
+use crate::error::{Error, Result};
+
+/// What becomes of the attention layers.
+#[derive(clap::Args)]
+pub struct RetainArgs {
+    /// Give every plain attention layer a window, and keep some tokens that leave it: tova or stride=N.
+    ///
+    /// `tova` keeps those to which the last token paid most attention (arXiv 2401.06104), `stride=N` every N-th one.
+    /// The model's memory no longer grows with the context; its answers change once tokens have left the window.
+    #[arg(long, value_name = "POLICY", value_parser = policy, requires = "kept")]
+    retain: Option<RetainedPolicy>,
+    /// With --retain: tokens that the window holds; if not given, the layers have one.
+    #[arg(long, value_name = "N", requires = "retain")]
+    window: Option<usize>,
+    /// With --retain: tokens that are kept beside the window, the sinks included.
+    #[arg(long, value_name = "N", requires = "retain")]
+    kept: Option<usize>,
+    /// With --retain: tokens at the start that are always kept.
+    #[arg(long, value_name = "N", default_value_t = 4, requires = "retain")]
+    sink: usize,
+}
+
+fn policy(text: &str) -> Result<RetainedPolicy, String> {
+    if text == "tova" {
+        return Ok(RetainedPolicy::Attention);
+    }
+    let every = text.strip_prefix("stride=").and_then(|n| n.parse().ok());
+    every
+        .map(RetainedPolicy::Stride)
+        .ok_or_else(|| "expected tova or stride=N, such as stride=8".into())
+}
+
+impl RetainArgs {
+    /// Changes the attention layers of `spec`; `file` is named in errors.
+    pub fn apply(&self, spec: &mut ModelSpec, file: &str) -> Result<()> {
+        let (Some(policy), Some(capacity)) = (self.retain, self.kept) else {
+            return Ok(());
+        };
+        let retained = Retained {
+            capacity,
+            sink: self.sink,
+            policy,
+        };
+        let mut changed = 0;
+        for block in &mut spec.blocks {
+            if let Some(attention) = Attention::of(block.mixer.as_ref()) {
+                block.mixer = std::sync::Arc::new(Attention {
+                    window: self.window.or(attention.window),
+                    retained: Some(retained),
+                    ..attention
+                });
+                changed += 1;
+            }
+        }
+        if changed == 0 {
+            let reason = "--retain is for layers of plain attention, and it has none";
+            return Err(Error::usage(format!("{file}: {reason}")));
+        }
+        Ok(spec.check(file)?)
+    }
+}

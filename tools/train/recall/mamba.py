@@ -1,0 +1,77 @@
+"""Mamba-2 in training form, alone or with the sparse attention of HAX, whose statistics run with the sequence."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mixers import conv, linear
+from model import Weight, rms
+from scan import running_best, scalar_scan
+
+
+class Mamba2(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        D, self.state, self.heads, self.eps = c["hidden_size"], c["state_size"], c["num_heads"], c["layer_norm_epsilon"]
+        assert c["n_groups"] == 1 and c["use_conv_bias"] and not c["use_bias"]
+        self.inner = self.heads * c["head_dim"]
+        convolved = self.inner + 2 * self.state
+        self.in_proj = linear(D, self.inner + convolved + self.heads)
+        self.conv1d = Weight(convolved, 1, c["conv_kernel"], bias=convolved)
+        # Time steps log-uniform in 0.001..0.1, rates uniform in 1..16.
+        dt = torch.exp(torch.rand(self.heads) * math.log(100) + math.log(1e-3))
+        self.dt_bias = nn.Parameter(dt + torch.log(-torch.expm1(-dt)))
+        self.A_log = nn.Parameter(torch.empty(self.heads).uniform_(1, 16).log())
+        self.D = nn.Parameter(torch.ones(self.heads))
+        self.norm = Weight(self.inner)
+        self.out_proj = linear(self.inner, D)
+        self.sparse = c.get("sparse_arch")
+        if self.sparse:
+            assert self.sparse == "sign_bin_lsh+key_selection"
+            self.keys, N = c["sparse_keys"] // 2, self.state
+            self.xx_proj = linear(self.inner, 2 * N)
+            self.E = nn.Parameter(torch.ones(self.inner))
+            self.lsh_hash = nn.Parameter(torch.randn(N, c["num_hash"]), requires_grad=False)
+            self.dx_proj_1, self.dx_proj_2, self.dx_proj_3 = (linear(2 * N, n, bias=True) for n in (2 * N, 2 * N, 1))
+
+    def forward(self, u, row):
+        z, xbc, dt = self.in_proj(u).split([self.inner, self.inner + 2 * self.state, self.heads], -1)
+        xbc = F.silu(conv(xbc, self.conv1d.weight, row["pos"]) + self.conv1d.bias)
+        x, b, c = xbc.split([self.inner, self.state, self.state], -1)
+        dt = F.softplus(dt + self.dt_bias).transpose(1, 2)  # [B, H, T]
+        values = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        rate = -self.A_log.exp()[:, None]
+        o = scalar_scan(c[:, None], b[:, None], values * dt[..., None], dt * rate) + values * self.D[:, None, None]
+        o = o.transpose(1, 2).flatten(2)
+        if self.sparse:
+            o = o + self.attention(x) * self.E
+        return self.out_proj(rms(o * F.silu(z), self.norm.weight, self.eps)), None
+
+    def attention(self, x):
+        """Each query sees the last keys in its bin and the keys that score highest so far; x [B, T, inner]."""
+        k, q = self.xx_proj(x).chunk(2, -1)
+        k = k * self.state**-0.5
+        T = x.shape[1]
+        count = torch.arange(1, T + 1, device=x.device)[:, None]
+        mean_q = q.cumsum(1) / count
+        direction = F.normalize(mean_q, dim=-1)
+        h = F.relu(self.dx_proj_1(torch.cat([k, direction], -1)))
+        score = self.dx_proj_3(F.relu(self.dx_proj_2(h)))[..., 0]
+        best = running_best(score.detach(), self.keys)
+        near = self.same_bin(q - mean_q, k - k.cumsum(1) / count)
+        seen = (near | best) & torch.ones(T, T, dtype=torch.bool, device=x.device).tril()
+        # Straight through: the selection is not weighed, but a selected key's score learns what its weight would.
+        learn = torch.where(best, (score - score.detach())[:, None], 0.0)
+        return (q @ k.transpose(1, 2) + learn).masked_fill(~seen, -torch.inf).softmax(-1) @ x
+
+    @torch.no_grad()
+    def same_bin(self, q, k):
+        """[B, query, key]: the last `keys` keys in the query's bin, whose number is made of signs."""
+        power = 2 ** torch.arange(self.lsh_hash.shape[1], device=q.device)
+        bin_q, bin_k = (((y @ self.lsh_hash > 0) * power).sum(-1) for y in (q, k))
+        number = F.one_hot(bin_k, 2 ** len(power)).cumsum(1)  # [B, T, bins]: keys so far in each bin
+        so_far = number.gather(2, bin_q[..., None])  # in the query's bin
+        own = number.gather(2, bin_k[..., None]).transpose(1, 2)
+        return (bin_q[..., None] == bin_k[:, None]) & (so_far - own < self.keys)

@@ -1,0 +1,65 @@
+"""Linear recurrences over whole rows: within a chunk as matrix products, from chunk to chunk step by step."""
+
+import torch
+import torch.nn.functional as F
+
+CHUNK = 16  # e^(CHUNK * LEAST) is still an f32
+LEAST = -5.0  # smallest log decay of a step; the gates here reach it at logits below -40
+
+
+def linear_scan(q, k, v, gk=None, gv=None):
+    """`S_t = diag(e^gk) S_{t-1} diag(e^gv) + k_t^T v_t; o_t = q_t S_t`, from S = 0.
+
+    q, k, gk [B, H, T, dk], v, gv [B, H, T, dv]; a missing decay is 1. Returns o [B, H, T, dv].
+    """
+    T = q.shape[2]
+    pad = -T % CHUNK
+
+    def chunks(x):
+        return F.pad(x, (0, 0, 0, pad)).unflatten(2, (-1, CHUNK))
+
+    q, k, v = chunks(q), chunks(k), chunks(v)
+    end_k = end_v = None
+    if gk is not None:
+        G = chunks(gk.clamp(min=LEAST)).cumsum(3)
+        q, k, end_k = q * G.exp(), k * (-G).exp(), G[..., -1, :, None].exp()
+    if gv is not None:
+        G = chunks(gv.clamp(min=LEAST)).cumsum(3)
+        v, into_v, end_v = v * (-G).exp(), G.exp(), G[..., -1, None, :].exp()
+    written = k.transpose(-1, -2) @ v
+    S, before = torch.zeros_like(written[:, :, 0]), []
+    for n in range(q.shape[2]):
+        before.append(S)
+        S = S + written[:, :, n]
+        if end_k is not None:
+            S = S * end_k[:, :, n]
+        if end_v is not None:
+            S = S * end_v[:, :, n]
+    o = (q @ k.transpose(-1, -2)).tril() @ v + q @ torch.stack(before, 2)
+    if gv is not None:
+        o = o * into_v
+    return o.flatten(2, 3)[:, :, :T]
+
+
+def scalar_scan(q, k, v, g):
+    """`S_t = e^(g_t) S_{t-1} + k_t^T v_t; o_t = q_t S_t` with one decay per head: g [B, H, T]; q and k may have one head for all.
+
+    The plain quadratic form, since a step may forget everything.
+    """
+    G = g.cumsum(-1)
+    lower = torch.ones(g.shape[-1], g.shape[-1], dtype=torch.bool, device=g.device).tril()
+    decay = (G[..., :, None] - G[..., None, :]).masked_fill(~lower, -torch.inf).exp()
+    return (q @ k.transpose(-1, -2) * decay) @ v
+
+
+@torch.no_grad()
+def running_best(score, n):
+    """Which tokens are among the n best so far: [..., t, j] is true if fewer than n of the tokens 0..t beat token j.
+
+    score [..., T]; of equal scores the older one wins; minus infinity never counts. Says nothing about j > t.
+    """
+    T = score.shape[-1]
+    older = torch.ones(T, T, dtype=torch.bool, device=score.device).triu(1)  # [i, j]: i < j
+    i, j = score[..., :, None], score[..., None, :]
+    beaten = ((i > j) | ((i == j) & older)).to(torch.int32).cumsum(-2)
+    return (beaten < n) & (j > -torch.inf)

@@ -1,0 +1,107 @@
+"""The recall tasks: exact evaluation sequences, and batches to train on.
+
+A sequence writes pairs of key and value, then asks for them: BOS, body, ASK, questions. The body holds the pairs and filler in random order.
+A question is a key (in joint recall a context and a key); the model must name the value next, and is then told it. Vocabulary:
+
+    0 PAD | 1 BOS | 2 ASK | 16..32 contexts | 32..160 keys | 160..224 values | 224..256 filler
+
+`waterline eval recall` draws the very same sequences: every random number comes from SplitMix64, in the order of the code below.
+"""
+
+from dataclasses import dataclass, field
+
+PAD, BOS, ASK = 0, 1, 2
+VOCAB = 256
+CONTEXTS, KEYS, VALUES, FILLER = range(16, 32), range(32, 160), range(160, 224), range(224, 256)
+JOINT_CONTEXTS = 4  # contexts of a joint recall table
+
+
+class SplitMix64:
+    """Steele, Lea and Flood's generator."""
+
+    def __init__(self, seed):
+        self.state = seed & (2**64 - 1)
+
+    def next(self):
+        self.state = (self.state + 0x9E3779B97F4A7C15) & (2**64 - 1)
+        z = self.state
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+        return z ^ (z >> 31)
+
+    def below(self, n):
+        """A number in 0..n."""
+        return self.next() % n
+
+    def one_of(self, tokens):
+        return tokens[self.below(len(tokens))]
+
+    def shuffle(self, items):
+        """Fisher and Yates, from the last item down."""
+        for i in range(len(items) - 1, 0, -1):
+            j = self.below(i + 1)
+            items[i], items[j] = items[j], items[i]
+
+    def distinct(self, tokens, n):
+        """n different tokens: the first n of a shuffle from the first item up."""
+        pool = list(tokens)
+        for i in range(n):
+            j = i + self.below(len(pool) - i)
+            pool[i], pool[j] = pool[j], pool[i]
+        return pool[:n]
+
+
+@dataclass
+class Sequence:
+    tokens: list = field(default_factory=list)
+    questions: list = field(default_factory=list)  # (position of the question's last token, position of the value in the body)
+
+
+def shortest(task, keys):
+    """Tokens of a sequence without filler."""
+    return 2 + JOINT_CONTEXTS + 5 * keys if task == "joint" else 2 + 4 * keys
+
+
+def sequence(task, keys, length, seed):
+    """One sequence of `task` (mqar, needle, needles or joint) with `keys` pairs, filled up to `length` tokens (0: no filler).
+
+    mqar, needle and needles differ only in their usual numbers: many pairs without filler, one pair in filler, several pairs in filler.
+    joint: the pairs are the entries of a table of JOINT_CONTEXTS contexts by keys / JOINT_CONTEXTS keys; the body's items are whole contexts.
+    """
+    rng = SplitMix64(seed)
+    filler = max(0, length - shortest(task, keys))
+    if task == "joint":
+        per_context = keys // JOINT_CONTEXTS
+        contexts = rng.distinct(CONTEXTS, JOINT_CONTEXTS)
+        names = rng.distinct(KEYS, per_context)
+        cues = [[c, k] for c in contexts for k in names]
+    else:
+        cues = [[k] for k in rng.distinct(KEYS, keys)]
+    values = [rng.one_of(VALUES) for _ in cues]
+    if task == "joint":
+        blocks = []
+        for c in range(JOINT_CONTEXTS):
+            block = list(range(c * per_context, (c + 1) * per_context))
+            rng.shuffle(block)
+            blocks.append(block)
+    else:
+        blocks = [[i] for i in range(keys)]
+    items = blocks + [None] * filler
+    rng.shuffle(items)
+    s = Sequence([BOS])
+    written = {}
+    for item in items:
+        if item is None:
+            s.tokens.append(rng.one_of(FILLER))
+            continue
+        s.tokens += cues[item[0]][:-1]  # the context, if there is one
+        for i in item:
+            s.tokens += [cues[i][-1], values[i]]
+            written[i] = len(s.tokens) - 1
+    s.tokens.append(ASK)
+    order = list(range(keys))
+    rng.shuffle(order)
+    for i in order:
+        s.tokens += cues[i] + [values[i]]
+        s.questions.append((len(s.tokens) - 2, written[i]))
+    return s
