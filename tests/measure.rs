@@ -107,6 +107,17 @@ fn bench_writes_what_scripts_rely_on() {
 }
 
 #[test]
+fn a_picture_is_a_document_of_its_own() {
+    let place = Workplace::new();
+    let model = place.model("gdn-tiny").display().to_string();
+    let picture = place.name("out.svg");
+    bench(&place, &model, &["--html", &picture]);
+    let picture = std::fs::read_to_string(picture).unwrap();
+    assert!(picture.starts_with("<svg xmlns=") && picture.ends_with("</svg>\n"));
+    assert!(!picture.contains("<html") && !picture.contains("NaN"));
+}
+
+#[test]
 fn the_hash_depends_on_the_numbers_alone() {
     let place = Workplace::new();
     let model = place.model("lalte-tiny").display().to_string();
