@@ -293,7 +293,7 @@ def main():
         torch.set_num_threads(arguments.threads)
         torch.set_grad_enabled(False)
         kinds = references()
-    print("| mixer | paper | preset | state of a layer | touched by a token | prefill, tokens/s | decode, us/token |")
+    print("| mixer | paper | preset | state of a layer | touched by a token | prefill, tokens/s: waterline / PyTorch | decode, us/token: waterline / PyTorch |")
     print("|---|---|---|---|---|---|---|")
     for preset, name, paper in ROWS:
         if arguments.only and preset not in arguments.only:
