@@ -7,6 +7,8 @@ use super::launches::Call;
 const PRELUDE: &str = include_str!("prelude.cu");
 /// Matrix products, which most stages need.
 const MATRICES: &str = include_str!("../stages/project.cu");
+/// Softmax over keys, which all kinds of attention need.
+const SOFTMAX: &str = include_str!("../stages/softmax.cu");
 
 /// A translation unit, and the name in it of each call's kernel.
 pub(crate) struct Source {
@@ -21,7 +23,7 @@ pub(crate) struct Source {
 impl Source {
     /// The text that defines every kernel of `calls`.
     pub fn of(calls: &[&(Call, bool)]) -> Self {
-        let mut text = [PRELUDE, DEVICE_SOURCE, MATRICES].concat();
+        let mut text = [PRELUDE, DEVICE_SOURCE, MATRICES, SOFTMAX].concat();
         let mut sources: Vec<&str> = Vec::new();
         for (call, _) in calls {
             if !call.source.is_empty() && !sources.contains(&call.source) {

@@ -4,10 +4,12 @@
 //!
 //! Keys pass in tiles under a running softmax, so that the scratch does not grow with the context.
 
+mod launch;
 mod retain;
 
 use half::f16;
 
+pub(super) use launch::{block, heads_together, unit};
 pub use retain::{Eviction, Policy, ScoreSlots};
 
 use super::softmax::{Element, Running, TILE};

@@ -11,6 +11,8 @@
 //! Tokens are taken one after another; the heads of a group share every key that is read. When the context has
 //! wrapped, blocks that have lost a token are out of view, and the first whole one stands for the first.
 
+mod launch;
+
 use std::ops::Range;
 
 use half::f16;

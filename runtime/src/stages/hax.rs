@@ -5,6 +5,8 @@
 //! by token on one thread: which rows a token takes, which rows its query sees, with which weights. The values, which
 //! are wide, follow that plan in columns on all threads. A query whose sources are empty gets zero.
 
+mod launch;
+
 use half::f16;
 
 use super::hax_sources::{Sources, State};

@@ -19,12 +19,12 @@ pub enum Pattern {
 }
 
 /// A source and its place in the table.
-struct Source {
-    pattern: Pattern,
+pub(super) struct Source {
+    pub pattern: Pattern,
     /// Its first row.
-    first: usize,
+    pub first: usize,
     /// Rows that a query sees. Bins have as many each.
-    rows: usize,
+    pub rows: usize,
 }
 
 /// Locality-sensitive hashing of keys and queries, each less the mean of those before it and itself.
@@ -38,10 +38,10 @@ pub struct Hash {
 /// Scores a key from itself and the direction of the mean query so far: two layers with relu, then a sum.
 pub struct Scorer {
     /// Of each layer, transposed `[2 width, 2 width]`.
-    weights: [Vector; 2],
-    biases: [Vector; 2],
-    last: Vector,
-    last_bias: f32,
+    pub(super) weights: [Vector; 2],
+    pub(super) biases: [Vector; 2],
+    pub(super) last: Vector,
+    pub(super) last_bias: f32,
 }
 
 /// Sources that share a table.
@@ -182,6 +182,11 @@ impl Sources {
             Pattern::Window | Pattern::Sink | Pattern::Dilated(_) => 0,
         };
         self.list.iter().map(floats).sum::<usize>() * size_of::<f32>()
+    }
+
+    /// The sources, in the order of their rows.
+    pub(super) fn list(&self) -> &[Source] {
+        &self.list
     }
 
     /// Rows of earlier tokens that the query at `position` sees at most, and rows that its token takes.

@@ -53,7 +53,7 @@ pub use token_shift::TokenShift;
 
 use crate::cpu::Frame;
 use crate::cuda::Launches;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::state::{StatePlan, Touched};
 
 /// One fused operation.
@@ -120,10 +120,6 @@ impl Stage {
 
     /// Writes the stage's kernels for a device.
     pub(crate) fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let missing = |name: &str| Error::Device {
-            device: "kernels".into(),
-            reason: format!("the stage {name} has no kernel yet; use the CPU"),
-        };
         match self {
             Stage::Embed(stage) => stage.launch(launches),
             Stage::Project(stage) => stage.launch(launches),
@@ -135,11 +131,11 @@ impl Stage {
             Stage::Route(stage) => stage.launch(launches),
             Stage::Scan(stage) => stage.launch(launches),
             Stage::ConvChosen(stage) => stage.launch(launches),
-            Stage::Hax(_) => Err(missing("hax")),
+            Stage::Hax(stage) => stage.launch(launches),
             Stage::Slots(stage) => stage.launch(launches),
-            Stage::Score(_) => Err(missing("score")),
-            Stage::Attend(_) => Err(missing("attend")),
-            Stage::AttendBlocks(_) => Err(missing("attend_blocks")),
+            Stage::Score(stage) => stage.launch(launches),
+            Stage::Attend(stage) => stage.launch(launches),
+            Stage::AttendBlocks(stage) => stage.launch(launches),
             Stage::Emit(stage) => stage.launch(launches),
             Stage::Mlp(stage) => stage.launch(launches),
         }

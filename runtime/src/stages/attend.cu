@@ -1,0 +1,340 @@
+// Attention over a circular segment of cached keys, the chunk itself and a capped set of retained tokens. A chunk is
+// read in three steps: `retain` decides which tokens enter and leave the set, and when; `attend` computes all queries
+// side by side, with each key hidden from the queries that come after it has gone; `cache` writes the state.
+
+struct Attended {
+  Rows q, k, v, out;
+  void* keys;
+  void* values;
+  void* set_keys;
+  void* set_values;
+  // For each row of the set, the token of the chunk that takes it first, or `never`.
+  int* gone;
+  // For each token of the chunk: the one at which the token that it pushes out of the window is gone.
+  int* until;
+  // For each token of the chunk: the row of the set that the token takes which it pushes out, or -1.
+  int* taken;
+  // Retained tokens before the chunk.
+  int* counts;
+  // Parts of softmaxes `[tokens, heads, splits, head_dim + 2]`.
+  float* parts;
+  float scale;
+  int heads;
+  int kv_heads;
+  // Of the segment and of the set.
+  int rows;
+  int capacity;
+  // Tokens of the largest chunk.
+  int chunk;
+};
+
+constexpr int never = 0x7fffffff;
+
+// A block takes `heads` query heads of one key head and `tile` tokens, and one of `splits` equal parts of the keys. A
+// single token without a set is cached on the way (`caches`): it takes the row of a token that no query sees.
+template <class E, int dim, int unit, int heads, int tile, bool retains, bool caches, int splits>
+__device__ void attend(Attended a, const u64* position, int tokens) {
+  int group = a.heads / a.kv_heads;
+  int split = blockIdx.x % splits, part = blockIdx.x / splits % (group / heads);
+  int kv_head = blockIdx.x / splits / (group / heads);
+  int first_head = kv_head * group + part * heads;
+  int first_token = blockIdx.y * tile, last_token = min(first_token + tile, tokens) - 1;
+  long long start = *position;
+  auto token_of = [&](int g) { return min(first_token + g / heads, last_token); };
+
+  Softmaxes<E, dim, unit, heads * tile> softmaxes;
+  softmaxes.clear();
+#pragma unroll
+  for (int g = 0; g < heads * tile; g++) {
+    softmaxes.load_query(g, a.q.token(token_of(g)) + (first_head + g % heads) * dim);
+  }
+
+  // Positions of the segment, then tokens of the chunk, that any of the queries may see.
+  int cached = max(0, a.rows - (retains ? 0 : first_token + 1));
+  if (cached > start) cached = (int)start;
+  int before = a.rows - cached;
+  int first_own = retains ? 0 : max(0, first_token + 1 - a.rows), own = last_token + 1 - first_own;
+  int count = retains ? a.counts[kv_head] : 0;
+  const int* until = a.until + kv_head * a.chunk;
+  // Whether query token t still sees the token that token `leaves` pushes out of the window.
+  auto stays = [&](int leaves, int t) {
+    if constexpr (retains) return leaves >= tokens || until[leaves] > t;
+    return leaves > t;
+  };
+
+  int span = (count + cached + own + splits - 1) / splits;
+  int low = split * span, high = min(low + span, count + cached + own);
+  long long head_rows = (long long)kv_head * a.rows * dim;
+  const E* keys = reinterpret_cast<const E*>(a.keys) + head_rows;
+  const E* values = reinterpret_cast<const E*>(a.values) + head_rows;
+  if constexpr (retains) {
+    long long head_set = (long long)kv_head * a.capacity * dim;
+    CachedRows<E> set = {reinterpret_cast<const E*>(a.set_keys) + head_set,
+                         reinterpret_cast<const E*>(a.set_values) + head_set, dim, a.capacity, 0};
+    const int* gone = a.gone + kv_head * a.capacity;
+    softmaxes.add(low, min(high, count), set, a.scale, [&](int i, int g) { return gone[i] > token_of(g); });
+  }
+  CachedRows<E> segment = {keys, values, dim, a.rows, (int)((u64)(start - cached) % a.rows)};
+  softmaxes.add(max(low - count, 0), min(high - count, cached), segment, a.scale,
+                [&](int i, int g) { return stays(before + i, token_of(g)); });
+  ChunkRows chunk = {a.k, a.v, kv_head * dim};
+  int skipped = count + cached - first_own;
+  softmaxes.add(max(low - skipped, first_own), high - skipped, chunk, a.scale, [&](int i, int g) {
+    return i <= token_of(g) && stays(a.rows + i, token_of(g));
+  });
+
+  if constexpr (caches) {
+    if (split == 0 && part == 0) {
+      long long place = head_rows + (long long)((u64)start % a.rows) * dim;
+      for (int i = threadIdx.x; i < dim; i += blockDim.x) {
+        reinterpret_cast<E*>(a.keys)[place + i] = E(a.k.token(0)[kv_head * dim + i]);
+        reinterpret_cast<E*>(a.values)[place + i] = E(a.v.token(0)[kv_head * dim + i]);
+      }
+    }
+  }
+  softmaxes.merge(shared_memory<float>(), [&](int g, int i, float largest, float sum, float weighted) {
+    if (first_token + g / heads > last_token) return;
+    int head = first_head + g % heads;
+    if constexpr (splits == 1) {
+      a.out.token(token_of(g))[head * dim + i] = weighted / sum;
+    } else {
+      float* entry = a.parts + (((long long)token_of(g) * a.heads + head) * splits + split) * (dim + 2);
+      entry[2 + i] = weighted;
+      if (i == 0) {
+        entry[0] = largest;
+        entry[1] = sum;
+      }
+    }
+  });
+}
+
+// Makes one softmax of the parts of each head.
+template <int dim, int splits>
+__device__ void combine_parts(Attended a) {
+  const float* parts = a.parts + ((long long)blockIdx.y * a.heads + blockIdx.x) * splits * (dim + 2);
+  float* out = a.out.token(blockIdx.y) + blockIdx.x * dim;
+  for (int i = threadIdx.x; i < dim; i += blockDim.x) {
+    Softmaxes<float, dim, 1, 1>::merge_entries(parts, splits, dim + 2, i,
+                                               [&](float, float sum, float x) { out[i] = x / sum; });
+  }
+}
+
+// Writes the chunk's keys and values into the segment, and what stays of the tokens that they push out into the set. A
+// block owns the row of token blockIdx.y; the threads each have their columns.
+template <class E, int dim, bool retains>
+__device__ void cache(Attended a, const u64* position, int tokens) {
+  int kv_head = blockIdx.x;
+  if (blockIdx.y >= a.rows) return;
+  u64 start = *position;
+  int row = (int)((start + blockIdx.y) % a.rows);
+  long long place = ((long long)kv_head * a.rows + row) * dim;
+  E* segments[2] = {reinterpret_cast<E*>(a.keys) + place, reinterpret_cast<E*>(a.values) + place};
+  E* sets[2] = {reinterpret_cast<E*>(a.set_keys), reinterpret_cast<E*>(a.set_values)};
+  for (int which = 0; which < 2; which++) {
+    Rows rows = which == 0 ? a.k : a.v;
+    for (int i = threadIdx.x; i < dim; i += blockDim.x) {
+      E last = segments[which][i];
+      for (int t = blockIdx.y; t < tokens; t += a.rows) {
+        if constexpr (retains) {
+          int at = kv_head * a.chunk + t;
+          if (a.until[at] == never) sets[which][((long long)kv_head * a.capacity + a.taken[at]) * dim + i] = last;
+        }
+        last = E(rows.token(t)[kv_head * dim + i]);
+      }
+      segments[which][i] = last;
+    }
+  }
+}
+
+enum { LEARNED, STRIDE };
+
+struct Retained {
+  // Of the learned policy: scores of the tokens `margin` before the chunk's, of the window, of the set.
+  Rows router;
+  float* window_scores;
+  float* set_scores;
+  u32* counts;
+  // Of the tokens that leave the window `[kv_heads, chunk]`, and for each row of the set the token that took it last.
+  float* leaving;
+  int* occupants;
+  int sink;
+  int margin;
+  int every;
+};
+
+// The first of the lowest of `count` scores, in every thread.
+__device__ inline int lowest_score(const float* scores, int count) {
+  __shared__ float lowest[32];
+  __shared__ int rows[32];
+  float low = infinity;
+  int row = never;
+  auto take = [&](float score, int at) {
+    if (score < low || (score == low && at < row)) low = score, row = at;
+  };
+  for (int i = threadIdx.x; i < count; i += blockDim.x) take(scores[i], i);
+  for (int distance = 16; distance > 0; distance /= 2) {
+    float score = __shfl_xor_sync(all_lanes, low, distance);
+    take(score, __shfl_xor_sync(all_lanes, row, distance));
+  }
+  __syncthreads();
+  if (lane_index() == 0) {
+    lowest[warp_index()] = low;
+    rows[warp_index()] = row;
+  }
+  __syncthreads();
+  for (int warp = 0; warp < (int)blockDim.x / 32; warp++) take(lowest[warp], rows[warp]);
+  return row;
+}
+
+// Which tokens enter the set and leave it. One block for each key head takes the chunk's tokens in order.
+template <int policy>
+__device__ void retain(Attended a, Retained r, const u64* position, int tokens) {
+  int head = blockIdx.x;
+  long long start = *position;
+  int* gone = a.gone + head * a.capacity;
+  int* until = a.until + head * a.chunk;
+  int* taken = a.taken + head * a.chunk;
+  int* occupants = r.occupants + head * a.capacity;
+  float* leaving = r.leaving + head * a.chunk;
+  float* scores = r.set_scores + head * a.capacity;
+  int count = r.counts[head];
+  for (int i = threadIdx.x; i < a.capacity; i += blockDim.x) {
+    gone[i] = never;
+    occupants[i] = -1;
+  }
+  if constexpr (policy == LEARNED) {
+    float* window = r.window_scores + head * a.rows;
+    auto row = [&](long long p) { return (int)((u64)p % a.rows); };
+    for (int t = threadIdx.x; t < tokens; t += blockDim.x) {
+      long long leaves = start + t - a.rows;
+      if (leaves < 0) continue;
+      int scored = t - a.rows + r.margin;
+      leaving[t] = leaves < r.sink ? infinity : scored >= 0 ? r.router.token(scored)[head] : window[row(leaves)];
+    }
+    __syncthreads();
+    for (int t = max(0, tokens - a.rows) + threadIdx.x; t < tokens; t += blockDim.x) {
+      long long scored = start + t - r.margin;
+      if (scored >= 0) window[row(scored)] = r.router.token(t)[head];
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) a.counts[head] = count;
+  int lowest = policy == LEARNED && count == a.capacity ? lowest_score(scores, count) : 0;
+  for (int t = 0; t < tokens; t++) {
+    long long leaves = start + t - a.rows;
+    int kept = -1;
+    float score = 0.0f;
+    if (leaves >= 0 && a.capacity > 0) {
+      if constexpr (policy == LEARNED) {
+        score = leaving[t];
+        if (score > 0.0f) kept = count < a.capacity ? count : scores[lowest] < score ? lowest : -1;
+      } else {
+        long long later = leaves - r.sink;
+        int room = a.capacity - r.sink;
+        if (later < 0) kept = (int)leaves;
+        else if (room > 0 && later % r.every == 0) kept = r.sink + (int)(later / r.every % room);
+      }
+    }
+    bool rises = kept >= count;
+    if (rises) count = kept + 1;
+    // Every thread has read what one of them changes now.
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      taken[t] = kept;
+      until[t] = kept < 0 ? t : never;
+      if (kept >= 0) {
+        int before = occupants[kept];
+        (before < 0 ? gone[kept] : until[before]) = t;
+        occupants[kept] = t;
+        if constexpr (policy == LEARNED) scores[kept] = score;
+      }
+    }
+    if (policy == LEARNED && kept >= 0 && count == a.capacity) {
+      __syncthreads();
+      lowest = lowest_score(scores, count);
+    }
+  }
+  if (threadIdx.x == 0) r.counts[head] = count;
+}
+
+// The policy of attention: a query's weights decide what the next one sees, so that one block for each key head reads the
+// chunk token by token. Shared memory holds what `merge` needs, then the largest score and the sum of each query head.
+template <class E, int dim, int unit, int heads>
+__device__ void attend_and_weigh(Attended a, Retained r, const u64* position, int tokens) {
+  int kv_head = blockIdx.x, group = a.heads / a.kv_heads, warps = blockDim.x / 32;
+  long long start = *position;
+  long long head_rows = (long long)kv_head * a.rows * dim, head_set = (long long)kv_head * a.capacity * dim;
+  E* segments[2] = {reinterpret_cast<E*>(a.keys) + head_rows, reinterpret_cast<E*>(a.values) + head_rows};
+  E* sets[2] = {reinterpret_cast<E*>(a.set_keys) + head_set, reinterpret_cast<E*>(a.set_values) + head_set};
+  float* scores = r.set_scores + kv_head * a.capacity;
+  float* window = r.window_scores + kv_head * a.rows;
+  float* totals = shared_memory<float>() + warps * heads * (dim + 2);
+  int count = r.counts[kv_head];
+  for (int t = 0; t < tokens; t++) {
+    long long now = start + t;
+    int row = (int)((u64)now % a.rows), kept = -1;
+    float score = now - a.rows < r.sink ? infinity : window[row];
+    if (now >= a.rows && a.capacity > 0 && score == score) {
+      if (count < a.capacity) {
+        kept = count;
+      } else {
+        int lowest = lowest_score(scores, count);
+        if (scores[lowest] < score) kept = lowest;
+      }
+    }
+    if (kept == count) count++;
+    // Every thread has read what changes now.
+    __syncthreads();
+    for (int which = 0; which < 2; which++) {
+      const float* own = (which == 0 ? a.k : a.v).token(t) + kv_head * dim;
+      for (int i = threadIdx.x; i < dim; i += blockDim.x) {
+        E* place = segments[which] + (long long)row * dim + i;
+        if (kept >= 0) sets[which][(long long)kept * dim + i] = *place;
+        *place = E(own[i]);
+      }
+    }
+    if (threadIdx.x == 0 && kept >= 0) scores[kept] = score;
+    __syncthreads();
+
+    int seen = now + 1 < a.rows ? (int)now + 1 : a.rows;
+    CachedRows<E> set = {sets[0], sets[1], dim, a.capacity, 0};
+    CachedRows<E> segment = {segments[0], segments[1], dim, a.rows, seen < a.rows ? 0 : (row + 1) % a.rows};
+    for (int part = 0; part < group; part += heads) {
+      int first_head = kv_head * group + part;
+      Softmaxes<E, dim, unit, heads> softmaxes;
+      softmaxes.clear();
+#pragma unroll
+      for (int g = 0; g < heads; g++) softmaxes.load_query(g, a.q.token(t) + (first_head + g) * dim);
+      auto all = [](int, int) { return true; };
+      softmaxes.add(0, count, set, a.scale, all);
+      softmaxes.add(0, seen, segment, a.scale, all);
+      softmaxes.merge(shared_memory<float>(), [&](int g, int i, float largest, float sum, float weighted) {
+        a.out.token(t)[(first_head + g) * dim + i] = weighted / sum;
+        if (i == 0) {
+          totals[(part + g) * 2] = largest;
+          totals[(part + g) * 2 + 1] = sum;
+        }
+      });
+    }
+    __syncthreads();
+
+    // The share that each retained token had, and the one that leaves next; a warp takes a token.
+    int next = (int)((u64)(now + 1) % a.rows);
+    for (int i = warp_index(); i < count + (now + 1 >= a.rows); i += warps) {
+      const E* key = i < count ? sets[0] + (long long)i * dim : segments[0] + (long long)next * dim;
+      float weight = 0.0f;
+      for (int g = 0; g < group; g++) {
+        const float* query = a.q.token(t) + (kv_head * group + g) * dim;
+        float product = 0.0f;
+        for (int c = lane_index(); c < dim; c += 32) product += query[c] * float_of(key[c]);
+        weight += expf(a.scale * warp_sum(product) - totals[g * 2]) / totals[g * 2 + 1];
+      }
+      weight /= group;
+      if (lane_index() == 0 && i == count) window[next] = weight;
+      // The first tokens keep their infinite scores.
+      if (lane_index() == 0 && i < count && fabsf(scores[i]) < infinity) scores[i] = weight;
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) r.counts[kv_head] = count;
+}

@@ -1,0 +1,252 @@
+//! Attention as kernels: what `attend.cu` is called with.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{Attend, Eviction, Policy};
+use crate::cuda::{Call, Grid, Launches, Parameter, Rows};
+use crate::error::Result;
+use crate::program::View;
+
+const SOURCE: &str = include_str!("../attend.cu");
+
+/// Keys below which one block takes all of them.
+const SPLIT: usize = 1024;
+/// Query heads and tokens that share the keys which a block reads.
+const QUERIES: usize = 4;
+
+/// `Attended` in attend.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Attended {
+    q: Rows,
+    k: Rows,
+    v: Rows,
+    out: Rows,
+    keys: u64,
+    values: u64,
+    set_keys: u64,
+    set_values: u64,
+    gone: u64,
+    until: u64,
+    taken: u64,
+    counts: u64,
+    parts: u64,
+    scale: f32,
+    heads: i32,
+    kv_heads: i32,
+    rows: i32,
+    capacity: i32,
+    chunk: i32,
+}
+
+/// `Retained` in attend.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Retained {
+    router: Rows,
+    window_scores: u64,
+    set_scores: u64,
+    counts: u64,
+    leaving: u64,
+    occupants: u64,
+    sink: i32,
+    margin: i32,
+    every: i32,
+    pad: i32,
+}
+
+/// Values of a key that a thread reads at once: as many as alignment permits.
+pub(in crate::stages) fn unit(dim: usize, chunk: &[View]) -> usize {
+    let fits = |unit: usize| {
+        dim.is_multiple_of(unit)
+            && (chunk.iter())
+                .all(|view| view.start.is_multiple_of(4) && view.stride.is_multiple_of(4))
+    };
+    [8, 4].into_iter().find(|&unit| fits(unit)).unwrap_or(1)
+}
+
+/// Threads of a block, and the bytes of shared memory in which it merges the softmaxes of `queries` queries.
+pub(in crate::stages) fn block(dim: usize, queries: usize) -> (usize, usize) {
+    let warps = if dim > 256 { 4 } else { 8 };
+    (warps * 32, warps * queries * (dim + 2) * size_of::<f32>())
+}
+
+/// Query heads of a group that pass over the keys together.
+pub(in crate::stages) fn heads_together(group: usize) -> usize {
+    let divides = |n: &usize| group.is_multiple_of(*n);
+    (1..=QUERIES).rev().find(divides).unwrap_or(1)
+}
+
+impl Attend {
+    pub(crate) fn launch(&self, launches: &mut Launches) -> Result<()> {
+        let attended = Attended {
+            q: launches.rows(self.q),
+            k: launches.rows(self.k),
+            v: launches.rows(self.v),
+            out: launches.rows(self.out),
+            keys: launches.slot_address(self.keys),
+            values: launches.slot_address(self.values),
+            scale: self.scale,
+            heads: self.heads as i32,
+            kv_heads: self.kv_heads as i32,
+            rows: launches.slot_shape(self.keys)[1] as i32,
+            chunk: launches.tokens as i32,
+            ..Attended::zeroed()
+        };
+        match &self.eviction {
+            Some(eviction) => self.launch_retaining(launches, eviction, attended),
+            None => {
+                self.launch_queries(launches, attended)?;
+                if launches.tokens > 1 {
+                    self.launch_cache(launches, attended);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Attention that retains tokens beyond the window.
+    fn launch_retaining(
+        &self,
+        launches: &mut Launches,
+        eviction: &Eviction,
+        mut attended: Attended,
+    ) -> Result<()> {
+        let capacity = launches.slot_shape(eviction.set_keys)[1];
+        attended.capacity = capacity as i32;
+        attended.set_keys = launches.slot_address(eviction.set_keys);
+        attended.set_values = launches.slot_address(eviction.set_values);
+        let mut retained = Retained {
+            counts: launches.slot_address(eviction.set_counts),
+            sink: eviction.sink as i32,
+            ..Retained::zeroed()
+        };
+        if let Policy::Learned { scores, .. } | Policy::Attention(scores) = &eviction.policy {
+            retained.window_scores = launches.slot_address(scores.window);
+            retained.set_scores = launches.slot_address(scores.set);
+        }
+        let policy = match &eviction.policy {
+            Policy::Attention(_) => {
+                let heads = heads_together(self.heads / self.kv_heads);
+                let (threads, shared) = block(self.head_dim(), heads);
+                let (kv, dim) = (launches.kv(), self.head_dim());
+                let unit = unit(dim, &[]);
+                let kernel = format!("attend_and_weigh<{kv}, {dim}, {unit}, {heads}>");
+                let totals = self.heads / self.kv_heads * 2 * size_of::<f32>();
+                let call = self.head_call(launches, attended, retained, kernel);
+                launches.push(Call {
+                    threads,
+                    shared: shared + totals,
+                    ..call
+                });
+                return Ok(());
+            }
+            Policy::Learned { router, margin, .. } => {
+                retained.router = launches.rows(*router);
+                retained.margin = *margin as i32;
+                "LEARNED"
+            }
+            Policy::Stride(every) => {
+                retained.every = *every as i32;
+                "STRIDE"
+            }
+        };
+        let mut numbers = |n: usize| launches.scratch_address(self.kv_heads * n * size_of::<i32>());
+        attended.gone = numbers(capacity)?;
+        attended.until = numbers(attended.chunk as usize)?;
+        attended.taken = numbers(attended.chunk as usize)?;
+        attended.counts = numbers(1)?;
+        retained.leaving = numbers(attended.chunk as usize)?;
+        retained.occupants = numbers(capacity)?;
+        let call = self.head_call(launches, attended, retained, format!("retain<{policy}>"));
+        launches.push(call);
+        self.launch_queries(launches, attended)?;
+        self.launch_cache(launches, attended);
+        Ok(())
+    }
+
+    /// A kernel in which a block takes a key head through the chunk's tokens.
+    fn head_call(
+        &self,
+        launches: &Launches,
+        attended: Attended,
+        retained: Retained,
+        kernel: String,
+    ) -> Call {
+        Call {
+            source: SOURCE,
+            kernel,
+            grid: Grid::Blocks(self.kv_heads),
+            threads: 256,
+            shared: 0,
+            parameters: vec![
+                Parameter::value("Attended", attended),
+                Parameter::value("Retained", retained),
+                launches.position(),
+                Parameter::tokens(),
+            ],
+        }
+    }
+
+    fn launch_queries(&self, launches: &mut Launches, mut attended: Attended) -> Result<()> {
+        let (kv, dim, group) = (launches.kv(), self.head_dim(), self.heads / self.kv_heads);
+        let unit = unit(dim, &[self.k, self.v]);
+        let heads = heads_together(group);
+        let single = launches.tokens == 1;
+        let tile = if single { 1 } else { QUERIES / heads };
+        let blocks = self.heads / heads;
+        let keys = (attended.rows + attended.capacity) as usize;
+        let splits = match single && keys >= SPLIT {
+            true => (2 * launches.processors() / blocks).clamp(1, keys.div_ceil(SPLIT / 4)),
+            false => 1,
+        };
+        if splits > 1 {
+            let entries = self.heads * splits;
+            attended.parts = launches.scratch_address(entries * (dim + 2) * size_of::<f32>())?;
+        }
+        let retains = self.eviction.is_some();
+        let caches = single && !retains;
+        let (threads, shared) = block(dim, heads * tile);
+        launches.push(Call {
+            source: SOURCE,
+            kernel: format!(
+                "attend<{kv}, {dim}, {unit}, {heads}, {tile}, {retains}, {caches}, {splits}>"
+            ),
+            grid: Grid::EachTile(blocks * splits, tile),
+            threads,
+            shared,
+            parameters: vec![
+                Parameter::value("Attended", attended),
+                launches.position(),
+                Parameter::tokens(),
+            ],
+        });
+        if splits > 1 {
+            launches.push(Call {
+                source: SOURCE,
+                kernel: format!("combine_parts<{dim}, {splits}>"),
+                grid: Grid::EachToken(self.heads),
+                threads: dim.next_multiple_of(32).min(256),
+                shared: 0,
+                parameters: vec![Parameter::value("Attended", attended)],
+            });
+        }
+        Ok(())
+    }
+
+    fn launch_cache(&self, launches: &mut Launches, attended: Attended) {
+        let (kv, dim) = (launches.kv(), self.head_dim());
+        launches.push(Call {
+            source: SOURCE,
+            kernel: format!("cache<{kv}, {dim}, {}>", self.eviction.is_some()),
+            grid: Grid::EachToken(self.kv_heads),
+            threads: dim.next_multiple_of(32).min(256),
+            shared: 0,
+            parameters: vec![
+                Parameter::value("Attended", attended),
+                launches.position(),
+                Parameter::tokens(),
+            ],
+        });
+    }
+}

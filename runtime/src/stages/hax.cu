@@ -1,0 +1,246 @@
+// Sparse attention beside a state-space model. `hax_choose` takes the keys token by token in one block: which rows a token
+// takes, which rows its query sees, with which weights. `hax_mix` follows that plan with the values, 32 channels a block.
+
+enum { HAX_WINDOW, HAX_SINK, HAX_DILATED, HAX_SIGNS, HAX_LARGEST, HAX_BEST };
+
+struct HaxSource {
+  // Of the hash `[width, columns]`, or of the scorer's layers, transposed `[2 width, 2 width]`.
+  const float* weights;
+  const float* second_weights;
+  const float* bias;
+  const float* second_bias;
+  const float* last;
+  float last_bias;
+  int kind;
+  // Its first row, and the rows that a query sees.
+  int first;
+  int rows;
+  int every;
+  int columns;
+};
+
+constexpr int most_sources = 8;
+
+struct HaxParts {
+  Rows k, q, v, plan, out;
+  void* keys;
+  void* values;
+  u64* positions;
+  float* means;
+  u32* cursors;
+  float* scores;
+  int count;
+  // Rows that a query sees at most.
+  int seen;
+  HaxSource at[most_sources];
+};
+
+// A token's plan: the row that it takes in each source, the rows that its query sees, their weights. No row is -1.
+struct HaxPlan {
+  int* taken;
+  int* rows;
+  float* weights;
+  __device__ HaxPlan(const HaxParts& hax, int t) {
+    taken = reinterpret_cast<int*>(hax.plan.token(t));
+    rows = taken + hax.count;
+    weights = hax.plan.token(t) + hax.count + hax.seen;
+  }
+};
+
+// The bin of x less its mean. Begins with a barrier.
+template <int width>
+__device__ int hax_bin(const HaxSource& source, const float* x, const float* mean, float* products) {
+  __syncthreads();
+  for (int r = threadIdx.x; r < source.columns; r += blockDim.x) {
+    float product = 0.0f;
+    for (int i = 0; i < width; i++) product += (x[i] - mean[i]) * source.weights[i * source.columns + r];
+    products[r] = product;
+  }
+  __syncthreads();
+  int bin = 0;
+  for (int r = 0; r < source.columns; r++) {
+    if (source.kind == HAX_SIGNS) bin |= (products[r] > 0.0f) << r;
+    if (source.kind == HAX_LARGEST && products[r] > products[bin]) bin = r;
+  }
+  return bin;
+}
+
+// The score of a key, given the mean query; x and y have room for twice the width.
+template <int width>
+__device__ float hax_score(const HaxSource& source, const float* key, const float* mean_query, float* x, float* y) {
+  constexpr int n = 2 * width;
+  float squares = 0.0f;
+  for (int i = threadIdx.x; i < width; i += blockDim.x) squares += mean_query[i] * mean_query[i];
+  float inverse = 1.0f / fmaxf(sqrtf(block_sum(squares)), 1e-12f);
+  for (int i = threadIdx.x; i < width; i += blockDim.x) {
+    x[i] = key[i];
+    x[width + i] = mean_query[i] * inverse;
+  }
+  for (int layer = 0; layer < 2; layer++) {
+    const float* weights = layer == 0 ? source.weights : source.second_weights;
+    const float* bias = layer == 0 ? source.bias : source.second_bias;
+    __syncthreads();
+    for (int j = threadIdx.x; j < n; j += blockDim.x) {
+      float sum = bias[j];
+#pragma unroll 8
+      for (int i = 0; i < n; i++) sum += x[i] * weights[i * n + j];
+      y[j] = fmaxf(sum, 0.0f);
+    }
+    float* swapped = x;
+    x = y;
+    y = swapped;
+  }
+  __syncthreads();
+  float sum = 0.0f;
+  for (int i = threadIdx.x; i < n; i += blockDim.x) sum += x[i] * source.last[i];
+  return block_sum(sum) + source.last_bias;
+}
+
+// The row of the lowest score, of equal ones the newest, in every thread.
+__device__ inline int hax_worst(const float* scores, const u64* positions, int count) {
+  __shared__ int rows[32];
+  int worst = -1;
+  auto take = [&](int row) {
+    if (row < 0) return;
+    bool lower = worst < 0 || scores[row] < scores[worst] ||
+                 (scores[row] == scores[worst] && positions[row] > positions[worst]);
+    if (lower) worst = row;
+  };
+  for (int row = threadIdx.x; row < count; row += blockDim.x) take(row);
+  for (int distance = 16; distance > 0; distance /= 2) take(__shfl_xor_sync(all_lanes, worst, distance));
+  __syncthreads();
+  if (lane_index() == 0) rows[warp_index()] = worst;
+  __syncthreads();
+  for (int warp = 0; warp < (int)blockDim.x / 32; warp++) take(rows[warp]);
+  return worst;
+}
+
+// Shared memory: a key, two rows of twice its width, the products of a hash.
+template <class E, int width>
+__device__ void hax_choose(HaxParts hax, const u64* start, int tokens) {
+  __shared__ int firsts[most_sources];
+  float* key = shared_memory<float>();
+  float* x = key + width;
+  float* y = x + 2 * width;
+  float* products = y + 2 * width;
+  float* mean_key = hax.means;
+  float* mean_query = hax.means + width;
+  E* keys = reinterpret_cast<E*>(hax.keys);
+  for (int t = 0; t < tokens; t++) {
+    u64 position = *start + t;
+    const float* query = hax.q.token(t);
+    HaxPlan plan(hax, t);
+    float count = (float)(position + 1);
+    for (int i = threadIdx.x; i < width; i += blockDim.x) {
+      key[i] = hax.k.token(t)[i] * (1.0f / sqrtf((float)width));
+      mean_key[i] += (key[i] - mean_key[i]) / count;
+      mean_query[i] += (query[i] - mean_query[i]) / count;
+    }
+    __syncthreads();
+
+    for (int s = 0; s < hax.count; s++) {
+      const HaxSource& source = hax.at[s];
+      u64* positions = hax.positions + source.first;
+      int row = -1, first = 0;
+      float score = 0.0f;
+      u64 every = (u64)source.every;
+      if (source.kind == HAX_WINDOW) {
+        row = (int)(position % source.rows);
+      } else if (source.kind == HAX_SINK) {
+        if (position < (u64)source.rows) row = (int)position;
+      } else if (source.kind == HAX_DILATED) {
+        if (position % every == every - 1) row = (int)(position / every % source.rows);
+      } else if (source.kind == HAX_BEST) {
+        score = hax_score<width>(source, key, mean_query, x, y);
+        if (position < (u64)source.rows) {
+          row = (int)position;
+        } else {
+          int worst = hax_worst(hax.scores, positions, source.rows);
+          if (hax.scores[worst] < score) row = worst;
+        }
+      } else {
+        first = hax_bin<width>(source, query, mean_query, products) * source.rows;
+        int bin = hax_bin<width>(source, key, mean_key, products);
+        row = bin * source.rows + (int)hax.cursors[bin];
+      }
+      // Every thread has read what changes now.
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        plan.taken[s] = row < 0 ? -1 : source.first + row;
+        firsts[s] = source.first + first;
+        if (row >= 0) positions[row] = position + 1;
+        if (row >= 0 && source.kind == HAX_BEST) hax.scores[row] = score;
+        if (source.kind == HAX_SIGNS || source.kind == HAX_LARGEST) {
+          hax.cursors[row / source.rows] = (row + 1) % source.rows;
+        }
+      }
+      for (int i = threadIdx.x; i < width && row >= 0; i += blockDim.x) {
+        keys[(long long)(source.first + row) * width + i] = E(key[i]);
+      }
+    }
+    __syncthreads();
+
+    // A row is not seen if it is empty, or if a source before has its token.
+    for (int s = 0, entry = 0; s < hax.count; entry += hax.at[s++].rows) {
+      for (int i = threadIdx.x; i < hax.at[s].rows; i += blockDim.x) {
+        u64 own = hax.positions[firsts[s] + i];
+        bool sees = own != 0;
+        for (int other = 0; other < s; other++) {
+          for (int j = 0; j < hax.at[other].rows; j++) sees = sees && hax.positions[firsts[other] + j] != own;
+        }
+        plan.rows[entry + i] = sees ? firsts[s] + i : -1;
+      }
+    }
+    __syncthreads();
+    for (int entry = warp_index(); entry < hax.seen; entry += blockDim.x / 32) {
+      int row = plan.rows[entry];
+      float product = 0.0f;
+      for (int i = lane_index(); i < width && row >= 0; i += 32) {
+        product += query[i] * float_of(keys[(long long)row * width + i]);
+      }
+      product = warp_sum(product);
+      if (lane_index() == 0) plan.weights[entry] = row < 0 ? -infinity : product;
+    }
+    __syncthreads();
+    float largest = -infinity, sum = 0.0f;
+    for (int entry = threadIdx.x; entry < hax.seen; entry += blockDim.x) largest = fmaxf(largest, plan.weights[entry]);
+    largest = block_max(largest);
+    for (int entry = threadIdx.x; entry < hax.seen; entry += blockDim.x) {
+      if (plan.rows[entry] >= 0) sum += expf(plan.weights[entry] - largest);
+    }
+    sum = block_sum(sum);
+    for (int entry = threadIdx.x; entry < hax.seen; entry += blockDim.x) {
+      if (plan.rows[entry] >= 0) plan.weights[entry] = expf(plan.weights[entry] - largest) * (1.0f / sum);
+    }
+    __syncthreads();
+  }
+}
+
+// The warps of a block share the rows that a query sees.
+template <class E, int channels>
+__device__ void hax_mix(HaxParts hax, int tokens) {
+  __shared__ float sums[32][32];
+  int channel = blockIdx.x * 32 + lane_index(), warps = blockDim.x / 32;
+  bool used = channel < channels;
+  E* values = reinterpret_cast<E*>(hax.values) + channel;
+  for (int t = 0; t < tokens; t++) {
+    HaxPlan plan(hax, t);
+    for (int s = warp_index(); s < hax.count; s += warps) {
+      int row = plan.taken[s];
+      if (row >= 0 && used) values[(long long)row * channels] = E(hax.v.token(t)[channel]);
+    }
+    __syncthreads();
+    float sum = 0.0f;
+#pragma unroll 4
+    for (int entry = warp_index(); entry < hax.seen; entry += warps) {
+      int row = plan.rows[entry];
+      if (row >= 0 && used) sum += plan.weights[entry] * float_of(values[(long long)row * channels]);
+    }
+    sums[warp_index()][lane_index()] = sum;
+    __syncthreads();
+    if (warp_index() == 0 && used) {
+      for (int warp = 1; warp < warps; warp++) sum += sums[warp][lane_index()];
+      hax.out.token(t)[channel] = sum;
+    }
+  }
+}

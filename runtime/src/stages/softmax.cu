@@ -1,0 +1,231 @@
+// Softmax over keys that pass a block of threads. Some lanes share a key, a warp takes several keys at a time, and each
+// goes on with a softmax of its own; `merge` makes one of them. Several queries share each key that is read.
+
+// Consecutive values of a cached key or value, as they were read.
+template <class E, int unit>
+struct Piece {
+  E values[unit];
+  __device__ void load(const E* from) {
+    constexpr int bytes = sizeof(E) * unit;
+    if constexpr (bytes % 16 == 0) {
+#pragma unroll
+      for (int i = 0; i < bytes / 16; i++) {
+        uint4 words = reinterpret_cast<const uint4*>(from)[i];
+        memcpy(reinterpret_cast<u8*>(values) + 16 * i, &words, 16);
+      }
+    } else if constexpr (bytes == 8) {
+      uint2 words = *reinterpret_cast<const uint2*>(from);
+      memcpy(values, &words, 8);
+    } else {
+      for (int i = 0; i < unit; i++) values[i] = from[i];
+    }
+  }
+};
+
+// Keys and values that lie in rows, as they are cached: entry i is in row `(first + i) % rows`.
+template <class E>
+struct CachedRows {
+  using Value = E;
+  const E* keys;
+  const E* values;
+  int dim;
+  int rows;
+  int first;
+  __device__ long long place(int i) const {
+    int row = first + i;
+    return (long long)(row >= rows ? row - rows : row) * dim;
+  }
+  __device__ const E* key(int i) const { return keys + place(i); }
+  __device__ const E* value(int i) const { return values + place(i); }
+};
+
+// Keys and values of the chunk's tokens, columns of a head: entry i is token i.
+struct ChunkRows {
+  using Value = float;
+  Rows keys;
+  Rows values;
+  int column;
+  __device__ const float* key(int i) const { return keys.token(i) + column; }
+  __device__ const float* value(int i) const { return values.token(i) + column; }
+};
+
+// What `largest` is before the first key.
+constexpr float no_score = -1e30f;
+
+__device__ constexpr int lanes_of_key(int dim, int unit) {
+  int lanes = 1;
+  while (lanes < 32 && lanes * (unit < 8 ? 8 : unit) < dim) lanes *= 2;
+  return lanes;
+}
+
+// The softmaxes of `queries` queries over keys of `dim` values, cached as E; columns are read `unit` at a time.
+template <class E, int dim, int unit, int queries>
+struct Softmaxes {
+  static constexpr int lanes = lanes_of_key(dim, unit);
+  static constexpr int pieces = (dim + lanes * unit - 1) / (lanes * unit);
+  static constexpr int keys_of_warp = 32 / lanes;
+  // Keys that are read together, so that their loads overlap.
+  static constexpr int together = sizeof(E) == 2 && queries <= 4 ? 4 : 2;
+
+  float query[queries][pieces * unit];
+  float weighted[queries][pieces * unit];
+  float largest[queries];
+  float sum[queries];
+
+  __device__ static int column(int piece) { return (piece * lanes + lane_index() % lanes) * unit; }
+
+  __device__ void clear() {
+#pragma unroll
+    for (int g = 0; g < queries; g++) {
+      largest[g] = no_score;
+      sum[g] = 0.0f;
+#pragma unroll
+      for (int i = 0; i < pieces * unit; i++) weighted[g][i] = 0.0f;
+    }
+  }
+
+  __device__ void load_query(int g, const float* from) {
+#pragma unroll
+    for (int i = 0; i < pieces * unit; i++) {
+      int c = column(i / unit) + i % unit;
+      query[g][i] = c < dim ? from[c] : 0.0f;
+    }
+  }
+
+  // The value as it is cached.
+  template <class T>
+  __device__ static float rounded(T x) {
+    if constexpr (sizeof(T) == sizeof(E)) return float_of(x);
+    return float_of(E(float_of(x)));
+  }
+
+  // This lane's part of query g times a key; `key` holds the lane's columns.
+  template <class T>
+  __device__ float product(int g, const Piece<T, unit>* key) const {
+    float x = 0.0f;
+#pragma unroll
+    for (int i = 0; i < pieces * unit; i++) {
+      if (column(i / unit) < dim) x += query[g][i] * rounded(key[i / unit].values[i % unit]);
+    }
+    return x;
+  }
+
+  __device__ static float over_lanes(float x) {
+#pragma unroll
+    for (int distance = lanes / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(all_lanes, x, distance);
+    return x;
+  }
+
+  template <class T>
+  __device__ static void load(const T* row, Piece<T, unit>* to) {
+#pragma unroll
+    for (int piece = 0; piece < pieces; piece++) {
+      if (column(piece) < dim) to[piece].load(row + column(piece));
+    }
+  }
+
+  // Adds entries from..to of `source`; `sees(i, g)` says whether query g sees entry i. The whole block takes part.
+  template <class Source, class Sees>
+  __device__ void add(int from, int to, const Source& source, float scale, Sees sees) {
+    using T = typename Source::Value;
+    int own = warp_index() * keys_of_warp + lane_index() / lanes;
+    int side_by_side = blockDim.x / 32 * keys_of_warp;
+    for (int first = from; first < to; first += side_by_side * together) {
+      Piece<T, unit> keys[together][pieces], values[together][pieces];
+#pragma unroll
+      for (int u = 0; u < together; u++) {
+        int i = min(first + u * side_by_side + own, to - 1);
+        load(source.key(i), keys[u]);
+        load(source.value(i), values[u]);
+      }
+#pragma unroll
+      for (int g = 0; g < queries; g++) {
+        float scores[together];
+        bool seen[together];
+        float highest = largest[g];
+#pragma unroll
+        for (int u = 0; u < together; u++) {
+          int i = first + u * side_by_side + own;
+          seen[u] = i < to && sees(i, g);
+          scores[u] = scale * over_lanes(product(g, keys[u]));
+          if (seen[u]) highest = fmaxf(highest, scores[u]);
+        }
+        float shrink = expf(largest[g] - highest);
+        largest[g] = highest;
+        sum[g] *= shrink;
+#pragma unroll
+        for (int i = 0; i < pieces * unit; i++) weighted[g][i] *= shrink;
+#pragma unroll
+        for (int u = 0; u < together; u++) {
+          // A value that is not seen may not even be finite.
+          if (!seen[u]) continue;
+          float weight = expf(scores[u] - highest);
+          sum[g] += weight;
+#pragma unroll
+          for (int i = 0; i < pieces * unit; i++) {
+            if (column(i / unit) < dim) weighted[g][i] += weight * rounded(values[u][i / unit].values[i % unit]);
+          }
+        }
+      }
+    }
+  }
+
+  // Makes one softmax of the block's: `emit(g, i, largest, sum, weighted)` for each value i of query g, each in one
+  // thread. `shared` has room for `queries * (dim + 2)` floats a warp. Begins with a barrier.
+  template <class Emit>
+  __device__ void merge(float* shared, Emit emit) {
+#pragma unroll
+    for (int g = 0; g < queries; g++) {
+#pragma unroll
+      for (int distance = lanes; distance < 32; distance *= 2) {
+        float other = __shfl_xor_sync(all_lanes, largest[g], distance);
+        float highest = fmaxf(largest[g], other);
+        float shrink = expf(largest[g] - highest), other_shrink = expf(other - highest);
+        largest[g] = highest;
+        sum[g] = sum[g] * shrink + __shfl_xor_sync(all_lanes, sum[g], distance) * other_shrink;
+#pragma unroll
+        for (int i = 0; i < pieces * unit; i++) {
+          float x = __shfl_xor_sync(all_lanes, weighted[g][i], distance);
+          weighted[g][i] = weighted[g][i] * shrink + x * other_shrink;
+        }
+      }
+    }
+    __syncthreads();
+    if (lane_index() < lanes) {
+#pragma unroll
+      for (int g = 0; g < queries; g++) {
+        float* entry = shared + (warp_index() * queries + g) * (dim + 2);
+        if (lane_index() == 0) {
+          entry[0] = largest[g];
+          entry[1] = sum[g];
+        }
+#pragma unroll
+        for (int i = 0; i < pieces * unit; i++) {
+          int c = column(i / unit) + i % unit;
+          if (c < dim) entry[2 + c] = weighted[g][i];
+        }
+      }
+    }
+    __syncthreads();
+    int warps = blockDim.x / 32;
+    for (int index = threadIdx.x; index < queries * dim; index += blockDim.x) {
+      int g = index / dim, i = index % dim;
+      merge_entries(shared + g * (dim + 2), warps, queries * (dim + 2), i,
+                    [&](float highest, float total, float x) { emit(g, i, highest, total, x); });
+    }
+  }
+
+  // One value of the softmax that `count` entries make together, `stride` values from one to the next.
+  template <class Emit>
+  __device__ static void merge_entries(const float* entries, int count, int stride, int i, Emit emit) {
+    float highest = no_score, total = 0.0f, x = 0.0f;
+    for (int n = 0; n < count; n++) highest = fmaxf(highest, entries[n * stride]);
+    for (int n = 0; n < count; n++) {
+      const float* entry = entries + n * stride;
+      float shrink = expf(entry[0] - highest);
+      total += entry[1] * shrink;
+      x += entry[2 + i] * shrink;
+    }
+    emit(highest, total, x);
+  }
+};
