@@ -45,7 +45,7 @@ __device__ inline int find_before(const ChosenLanes& lanes, int partition, int e
 
 // The block's head: its lane, its first column in the results, in its partition and in the input.
 struct ChosenHead {
-  const ChosenLane& lane;
+  ChosenLane lane;
   int width, past, partition, inner, input, column;
 
   __device__ ChosenHead(const ChosenLanes& lanes, int partitions, int found)

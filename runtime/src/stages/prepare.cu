@@ -216,16 +216,11 @@ __device__ inline void prepare_head_of_step(const PrepareLane& lane, const Prepa
       const float* weight = lane.weight + column + i;
       float* past = lane.past + column + i;
       int last = lane.taps - 1;
-      float sum = lane.bias ? lane.bias[column + i] : 0.0f, next = value;
-      sum += weight[last * channels] * value;
-      // The slot moves on by one token.
-#pragma unroll 3
-      for (int j = last - 1; j >= 0; j--) {
-        float kept = past[j * channels];
-        past[j * channels] = next;
-        sum += weight[j * channels] * kept;
-        next = kept;
-      }
+      float sum = (lane.bias ? lane.bias[column + i] : 0.0f) + weight[last * channels] * value;
+#pragma unroll 4
+      for (int j = 0; j < last; j++) sum += weight[j * channels] * past[j * channels];
+      // The slot moves on by one token, once all of it has been read.
+      for (int j = 0; j < last; j++) past[j * channels] = j + 1 < last ? past[(j + 1) * channels] : value;
       value = sum;
     }
     shared[i] = value;
@@ -269,20 +264,28 @@ __device__ void prepare_heads(const PrepareLane& lane, const PrepareTasks& tasks
   }
 }
 
+// Asks for what a convolution reads besides its input.
+__device__ inline void prefetch_lane(const PrepareLane& lane) {
+  int dim = lane.head_dim, channels = lane.columns.width, column = (blockIdx.x - lane.first) * dim, j = threadIdx.x;
+  if (!lane.weight || dim % 4 != 0 || channels % 4 != 0 || j >= lane.taps) return;
+  prefetch(lane.weight + j * channels + column, dim * sizeof(float));
+  if (j + 1 < lane.taps) prefetch(lane.past + j * channels + column, dim * sizeof(float));
+}
+
 // `tile` is 0 for a step.
 template <int tile>
 __device__ void prepare(PrepareTasks tasks, const u64* position, int tokens) {
-  constexpr int tokens_of_block = tile == 0 ? 1 : tile;
-  for (int i = tasks.gates - 1; i >= 0; i--) {
-    if ((int)blockIdx.x >= tasks.gate[i].first) return prepare_gate<tokens_of_block>(tasks.gate[i], tokens);
-  }
-  int found = 0;
-  for (int i = 1; i < tasks.lanes; i++) found = (int)blockIdx.x >= tasks.lane[i].first ? i : found;
+  int gate = -1, lane = 0;
+  for (int i = 0; i < tasks.gates; i++) gate = (int)blockIdx.x >= tasks.gate[i].first ? i : gate;
+  for (int i = 1; i < tasks.lanes; i++) lane = (int)blockIdx.x >= tasks.lane[i].first ? i : lane;
+  if (tile == 0 && gate < 0) prefetch_lane(tasks.lane[lane]);
+  await_previous();
+  if (gate >= 0) return prepare_gate<tile == 0 ? 1 : tile>(tasks.gate[gate], tokens);
   float* shared = shared_memory<float>();
   if constexpr (tile == 0) {
-    prepare_head_of_step(tasks.lane[found], tasks, position, shared);
+    prepare_head_of_step(tasks.lane[lane], tasks, position, shared);
   } else {
-    prepare_heads<tile>(tasks.lane[found], tasks, position, tokens, shared);
+    prepare_heads<tile>(tasks.lane[lane], tasks, position, tokens, shared);
   }
 }
 

@@ -148,7 +148,7 @@ impl Prepare {
             (false, 0) => 2 * THREADS / 32,
             (false, _) => 2 * THREADS / 32 + past + TILE,
         };
-        launches.push(Call {
+        launches.push_streaming(Call {
             source: SOURCE,
             kernel: format!("prepare<{}>", if step { 0 } else { TILE }),
             grid: Grid::EachTile(blocks, if step { 1 } else { TILE }),

@@ -311,3 +311,44 @@ impl Recur {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan([dk, dv, queries]: [usize; 3], states: usize, tokens: usize) -> Plan {
+        Plan::new(
+            [dk, dv, queries],
+            states,
+            Fading::Rows,
+            false,
+            Writing::Delta,
+            &Inputs::zeroed(),
+            tokens,
+            132,
+        )
+    }
+
+    #[test]
+    fn a_step_takes_all_processors() {
+        for (states, dk, dv) in [(6, 256, 512), (16, 128, 128), (4, 256, 512), (64, 128, 64)] {
+            let plan = plan([dk, dv, 1], states, 1);
+            assert!(states * plan.groups() >= 132, "{states} {dk} {dv}");
+        }
+    }
+
+    #[test]
+    fn every_column_has_a_thread_and_the_inputs_fit() {
+        for dk in [1, 8, 12, 33, 100, 128, 256, 300, 512] {
+            for dv in [1, 2, 7, 9, 40, 64, 129, 512] {
+                for (queries, tokens) in [(1, 1), (1, 9), (4, 64)] {
+                    let plan = plan([dk, dv, queries], 3, tokens);
+                    assert!(plan.groups() * plan.block_columns() >= dv);
+                    assert!((plan.groups() - 1) * plan.block_columns() < dv);
+                    assert!(plan.shared() <= SHARED, "{dk} {dv} {queries} {tokens}");
+                    assert_eq!(plan.batch == 1, tokens == 1);
+                }
+            }
+        }
+    }
+}
