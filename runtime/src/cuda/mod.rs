@@ -1,5 +1,7 @@
 //! The backend for NVIDIA GPUs: state and weights on the device, stages as kernels, a step as one recorded program.
 
+#[cfg(test)]
+mod attend_tests;
 mod compile;
 mod driver;
 #[cfg(feature = "emulator")]

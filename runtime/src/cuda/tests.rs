@@ -12,7 +12,7 @@ use crate::program::{INPUTS, View};
 use crate::state::{Kv, StatePlan};
 
 /// A device to test on; without one the test says so and ends.
-fn device() -> Option<Arc<Device>> {
+pub(super) fn device() -> Option<Arc<Device>> {
     if let Ok(device) = Device::open(0) {
         return Some(device);
     }
@@ -25,7 +25,7 @@ fn device() -> Option<Arc<Device>> {
     }
 }
 
-fn numbers(seed: u32, count: usize) -> Vec<f32> {
+pub(super) fn numbers(seed: u32, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12345);
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

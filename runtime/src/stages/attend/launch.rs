@@ -10,7 +10,7 @@ use crate::program::View;
 const SOURCE: &str = include_str!("../attend.cu");
 
 /// Keys below which one block takes all of them.
-const SPLIT: usize = 1024;
+const SPLIT: usize = 512;
 /// Query heads and tokens that share the keys which a block reads.
 const QUERIES: usize = 4;
 
