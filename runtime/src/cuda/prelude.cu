@@ -91,6 +91,7 @@ __device__ inline float float_of(float x) { return x; }
 __device__ inline float float_of(half x) { return x; }
 
 // Where kernels overlap, the next one may start now: what it does before `await_previous` must not depend on this one.
+// Called after `await_previous`, so that only one kernel is ahead: more would push each other's weights out of the cache.
 __device__ inline void release_next() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

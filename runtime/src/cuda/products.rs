@@ -78,6 +78,8 @@ const THREADS: usize = 256;
 /// Rows that a block takes of a matrix, two a warp.
 const ROWS: usize = 16;
 
+/// Rows of f32 matrices that a chunk's tokens take one by one.
+const FEW_ROWS: usize = 64;
 /// Rows and tokens of a block's tile.
 const TILE: usize = 64;
 const TENSOR_SOURCE: &str = include_str!("../stages/project_tensor.cu");
@@ -242,11 +244,22 @@ impl Launches<'_> {
         output: Rows,
         add: bool,
     ) -> Result<()> {
-        let cols = factors[0].0.cols();
-        let formats = factors.iter().fold(0, |set, f| set | 1 << format_of(f.0));
         if in_tiles(self.tokens) {
             return self.multiply_chunk(gather, factors, output, add);
         }
+        self.multiply_tokens(gather, factors, output, add)
+    }
+
+    /// As [`Launches::multiply`], each token on its own.
+    fn multiply_tokens(
+        &mut self,
+        gather: Gather,
+        factors: &[Factor],
+        output: Rows,
+        add: bool,
+    ) -> Result<()> {
+        let cols = factors[0].0.cols();
+        let formats = factors.iter().fold(0, |set, f| set | 1 << format_of(f.0));
         for factors in factors.chunks(MOST_LINEARS) {
             let (linears, tiles) = self.linears(factors, ROWS, add)?;
             self.push_streaming(Call {
@@ -313,6 +326,10 @@ impl Launches<'_> {
         }
         if exact.is_empty() {
             return Ok(());
+        }
+        // A few rows, such as those of gates, would leave most of a tile empty.
+        if exact.iter().map(|factor| factor.0.rows()).sum::<usize>() <= FEW_ROWS {
+            return self.multiply_tokens(gather, &exact, output, add);
         }
         let mut input = gather.input;
         if !gather.is_plain() {

@@ -70,11 +70,15 @@ fn wrapper(call: &Call, streams: bool) -> String {
     let passed = list(&|i, _| format!("a{i}"));
     let unpacked = list(&|i, kind| format!("*({kind}*)a[{i}]"));
     let (kernel, threads) = (&call.kernel, call.threads);
-    let wait = if streams { "" } else { "await_previous(); " };
+    let wait = if streams {
+        ""
+    } else {
+        "await_previous(); release_next(); "
+    };
     format!(
         "\n#ifndef WATERLINE_EMULATOR\n\
          extern \"C\" __global__ void __launch_bounds__({threads}) NAME({declared}) \
-         {{ release_next(); {wait}{kernel}({passed}); }}\n\
+         {{ {wait}{kernel}({passed}); }}\n\
          #else\n\
          extern \"C\" void NAME(const unsigned* grid, unsigned threads, unsigned shared, void** a) {{ \
          emulator::run(grid, threads, shared, [=] {{ {kernel}({unpacked}); }}); }}\n\

@@ -234,13 +234,17 @@ __device__ void products_by_format(const Linear& linear, int row, const float* x
   }
 }
 
+// What a kernel asks for before it starts has to stay in the second cache until then.
+constexpr long long most_prefetched = 16 << 20;
+
 // Asks for the codes of a warp's rows.
 template <int formats, int cols, int format = 0>
 __device__ void prefetch_rows(const Linear& linear, int row) {
   if constexpr (format <= Q4_0) {
     if constexpr ((formats >> format & 1) != 0) {
       constexpr u32 bytes = Format<format, cols>::row_bytes / 16 * 16;
-      if (linear.format == format && bytes > 0 && lane_index() < rows_of_warp && row + lane_index() < linear.rows) {
+      bool first = blockIdx.x * (gather_threads / 32) * rows_of_warp * (long long)bytes < most_prefetched;
+      if (first && linear.format == format && bytes > 0 && lane_index() < rows_of_warp && row + lane_index() < linear.rows) {
         prefetch(linear.weights + (long long)(row + lane_index()) * Format<format, cols>::row_bytes, bytes);
       }
     }
@@ -267,6 +271,7 @@ __device__ void multiply(Gather gather, Linears linears, Rows output) {
   int row = ((blockIdx.x - linear.first) * (blockDim.x / 32) + warp_index()) * rows_of_warp;
   prefetch_rows<formats, cols>(linear, row);
   await_previous();
+  release_next();
   float* x = shared_memory<float>();
   int* rounded = load_input<formats, cols>(gather, x);
   if (row >= linear.rows) return;
@@ -289,6 +294,7 @@ __device__ void multiply_gated(Gather gather, Linears linears, Rows output) {
   prefetch_rows<formats, cols>(gate, row);
   prefetch_rows<formats, cols>(up, row);
   await_previous();
+  release_next();
   float* x = shared_memory<float>();
   int* rounded = load_input<formats, cols>(gather, x);
   if (row >= gate.rows) return;

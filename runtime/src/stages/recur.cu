@@ -290,6 +290,7 @@ __device__ void recur(RecurInputs in, int tokens) {
   // A step's state was last written by the step before, which is over: its loads overlap with earlier kernels.
   if constexpr (batch == 1) state.load_state(matrix);
   await_previous();
+  release_next();
   if constexpr (batch != 1) state.load_state(matrix);
   state.clear(room, buffers * batch);
   auto load = [&](int first) {

@@ -26,6 +26,7 @@ __device__ void scan(Rows x, Rows step, Rows b, Rows c, const float* rates, floa
   // A step's state was last written by the step before, which is over: its loads overlap with earlier kernels.
   if constexpr (batch == 1) load_state();
   await_previous();
+  release_next();
   if constexpr (batch != 1) load_state();
   auto load = [&](int first) {
     for (int i = warp_index(); i < batch && first + i < tokens; i += warps) {

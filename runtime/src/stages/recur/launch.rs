@@ -111,10 +111,11 @@ impl Plan {
         tokens: usize,
         processors: usize,
     ) -> Self {
-        let lanes = match dk {
-            0..=32 => 4,
-            33..=256 => 8,
-            257..=512 => 16,
+        // A chunk is bound by the instructions of one token after another: more lanes share a column.
+        let lanes = match (dk, tokens) {
+            (0..=32, _) => 4,
+            (33..=256, 1) | (33..=64, _) => 8,
+            (257..=512, 1) | (65..=128, _) => 16,
             _ => 32,
         };
         let columns = if dv.is_multiple_of(2) { 2 } else { 1 };

@@ -1,0 +1,47 @@
+//! `waterline kernels`: a model's kernels, built ahead of time for a device that has no NVRTC.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use waterline::Device;
+
+use crate::error::Result;
+use crate::model::open_model;
+use crate::session::SessionArgs;
+
+/// Build a model's GPU kernels ahead of time.
+///
+/// NVRTC, CUDA's compiler library, has to be here; a GPU does not. Copy the folder to the device and name it there in the
+/// environment variable WATERLINE_KERNELS. The session's options (--context, --kv, --chunk) are part of the kernels:
+/// give here what will be given there.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The model: a GGUF file or a Hugging Face directory; the built-in one if none is given.
+    model: Option<PathBuf>,
+    /// Architectures, by commas: sm_87 is Jetson Orin, sm_110 Jetson Thor, sm_89 Ada, sm_90 Hopper, sm_100 Blackwell.
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "sm_87"
+    )]
+    arch: Vec<String>,
+    /// Multiprocessors of the device (Orin AGX: 16, Orin Nano: 8), which decide how work is cut.
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    processors: u32,
+    /// The folder to write to.
+    #[arg(short, long)]
+    output: PathBuf,
+    #[command(flatten)]
+    session: SessionArgs,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let model = open_model(args.model.as_deref())?;
+    for architecture in &args.arch {
+        let device = Device::ahead(architecture, args.processors, args.output.clone());
+        args.session.open_on(&model, Some(device))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
