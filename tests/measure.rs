@@ -157,7 +157,7 @@ fn two_results_can_be_compared() {
         .file("broken.json", "{\"hash\": 1}")
         .display()
         .to_string();
-    compare(&a, &broken).failed(2, &["broken.json", "not a result", "version"]);
+    compare(&a, &broken).failed(2, &["broken.json", "not a result", "expected a string"]);
     compare(&place.name("absent.json"), &a).failed(2, &["absent.json"]);
     assert_eq!(place.run(["bench", "--compare", &a]).status, Some(2));
 }
