@@ -25,769 +25,460 @@
 
 #include <stddef.h>
 #include <stdint.h>
-/** As a length of text: the text ends at its first zero byte. */
+
+// As a length of text: the text ends at its first zero byte.
 #define WL_ZERO_TERMINATED ((size_t)-1)
 
 
-
-/**
- * Counts changes of this interface that break programs built before. It is the number in the library's soname.
- */
+// Counts changes of this interface that break programs built before. It is the number in the library's soname.
 #define WL_ABI_VERSION 1
 
-/**
- * What a call returns. Programs must take numbers that they do not know for errors.
- */
-typedef enum wl_status {
-  /**
-   * Done.
-   */
+// What a call returns. Programs must take numbers that they do not know for errors.
+typedef enum {
+  // Done.
   WL_OK = 0,
-  /**
-   * An argument is NULL, out of range, no UTF-8, or a struct with a size that cannot be.
-   */
+  // An argument is NULL, out of range, no UTF-8, or a struct with a size that cannot be.
   WL_ERROR_ARGUMENT = 1,
-  /**
-   * A handle is NULL, was freed, or did not come from this library.
-   */
+  // A handle is NULL, was freed, or did not come from this library.
   WL_ERROR_HANDLE = 2,
-  /**
-   * Another call on this session has not returned yet.
-   */
+  // Another call on this session has not returned yet.
   WL_ERROR_BUSY = 3,
-  /**
-   * The result does not fit; how much room it needs was written. Nothing else changed.
-   */
+  // The result does not fit; how much room it needs was written. Nothing else changed.
   WL_ERROR_ROOM = 4,
-  /**
-   * The operating system refused a file operation.
-   */
+  // The operating system refused a file operation.
   WL_ERROR_IO = 5,
-  /**
-   * The file is not a model, or is damaged.
-   */
+  // The file is not a model, or is damaged.
   WL_ERROR_MODEL = 6,
-  /**
-   * What is asked for exists, but not in this build, on this device or for this model.
-   */
+  // What is asked for exists, but not in this build, on this device or for this model.
   WL_ERROR_UNSUPPORTED = 7,
-  /**
-   * The model has no tokenizer or no chat template, or they refuse the text.
-   */
+  // The model has no tokenizer or no chat template, or they refuse the text.
   WL_ERROR_TEXT = 8,
-  /**
-   * The session's context cannot hold the tokens. Nothing was read.
-   */
+  // The session's context cannot hold the tokens. Nothing was read.
   WL_ERROR_CONTEXT = 9,
-  /**
-   * A saved state is damaged, or of another model or other session parameters. The session is as it was.
-   */
+  // A saved state is damaged, or of another model or other session parameters. The session is as it was.
   WL_ERROR_STATE = 10,
-  /**
-   * The session cannot go back to that position. It is as it was.
-   */
+  // The session cannot go back to that position. It is as it was.
   WL_ERROR_REWIND = 11,
-  /**
-   * wl_session_cancel ended the call. The session stands after a whole token and can go on.
-   */
+  // wl_session_cancel ended the call. The session stands after a whole token and can go on.
   WL_CANCELLED = 12,
-  /**
-   * A defect of the library. A session that was in use can only be freed.
-   */
+  // A defect of the library. A session that was in use can only be freed.
   WL_ERROR_INTERNAL = 13,
 } wl_status;
 
-/**
- * How much a message matters.
- */
-typedef enum wl_log_level {
-  /**
-   * A defect of the library.
-   */
+// How much a message matters.
+typedef enum {
+  // A defect of the library.
   WL_LOG_ERROR = 0,
-  /**
-   * Models that are opened.
-   */
+  // Models that are opened.
   WL_LOG_INFO = 1,
-  /**
-   * Sessions that are made.
-   */
+  // Sessions that are made.
   WL_LOG_DEBUG = 2,
 } wl_log_level;
 
-/**
- * Where a model computes.
- */
-typedef enum wl_device {
-  /**
-   * The fastest device that this build can use.
-   */
+// Where a model computes.
+typedef enum {
+  // The fastest device that this build can use.
   WL_DEVICE_AUTO = 0,
-  /**
-   * The processor.
-   */
+  // The processor.
   WL_DEVICE_CPU = 1,
-  /**
-   * An NVIDIA GPU.
-   */
+  // An NVIDIA GPU.
   WL_DEVICE_CUDA = 2,
 } wl_device;
 
-/**
- * How keys and values of attention are stored.
- */
-typedef enum wl_cache {
-  /**
-   * 16-bit floats.
-   */
+// How keys and values of attention are stored.
+typedef enum {
+  // 16-bit floats.
   WL_CACHE_F16 = 0,
-  /**
-   * 32-bit floats.
-   */
+  // 32-bit floats.
   WL_CACHE_F32 = 1,
 } wl_cache;
 
-/**
- * Why a generation ended.
- */
-typedef enum wl_finish {
-  /**
-   * The model ended its answer.
-   */
+// Why a generation ended.
+typedef enum {
+  // The model ended its answer.
   WL_FINISH_END = 0,
-  /**
-   * A stop text was met.
-   */
+  // A stop text was met.
   WL_FINISH_STOP = 1,
-  /**
-   * As many tokens as were allowed.
-   */
+  // As many tokens as were allowed.
   WL_FINISH_LENGTH = 2,
-  /**
-   * wl_session_cancel was called.
-   */
+  // wl_session_cancel was called.
   WL_FINISH_CANCELLED = 3,
-  /**
-   * The callback did not want more.
-   */
+  // The callback did not want more.
   WL_FINISH_CALLBACK = 4,
 } wl_finish;
 
-/**
- * A model: weights and description, read-only. Any number of sessions share it.
- */
+// A model: weights and description, read-only. Any number of sessions share it.
 typedef struct wl_model wl_model;
 
-/**
- * One conversation, or one text, with the state that has read it. All that it needs is allocated when it is made.
- */
+// One conversation, or one text, with the state that has read it. All that it needs is allocated when it is made.
 typedef struct wl_session wl_session;
 
-/**
- * When a generation ends.
- */
-typedef struct wl_generate_params {
-  /**
-   * sizeof(wl_generate_params).
-   */
+// Takes a message, a sentence without a line end that is valid during the call. It may be called from any thread, also
+// from several at once.
+typedef void (*wl_log_fn)(wl_log_level level, const char *message, void *user);
+
+// How to open a model.
+typedef struct {
+  // sizeof(wl_model_params).
   uint32_t size;
-  /**
-   * 1 goes on after the token that ends an answer; 0 by default.
-   */
-  uint32_t ignore_end;
-  /**
-   * Most tokens; 1024 by default.
-   */
-  size_t max_tokens;
-  /**
-   * Texts, each up to its zero byte, that end the generation and are not part of it; NULL by default.
-   */
-  const char *const *stop;
-  /**
-   * The number of stop texts; 0 by default.
-   */
-  size_t stop_count;
-  /**
-   * Tokens that end the generation besides the model's own; NULL by default.
-   */
-  const uint32_t *stop_tokens;
-  /**
-   * The number of stop tokens; 0 by default.
-   */
-  size_t stop_token_count;
-} wl_generate_params;
-
-/**
- * Takes a piece of text: `length` bytes of UTF-8, whole characters, with a zero byte after them, valid during the call.
- * Returns 0 to go on, anything else to stop. It may cancel or free the session; other calls on the session return
- * WL_ERROR_BUSY. It must return: no exceptions, no longjmp.
- */
-typedef int (*wl_text_fn)(const char *text, size_t length, void *user);
-
-/**
- * How a generation ended.
- */
-typedef struct wl_generate_result {
-  /**
-   * sizeof(wl_generate_result).
-   */
-  uint32_t size;
-  /**
-   * A wl_finish.
-   */
-  uint32_t finish;
-  /**
-   * Tokens that were generated, one that ends the answer included.
-   */
-  uint64_t tokens;
-} wl_generate_result;
-
-/**
- * Takes a message, a sentence without a line end that is valid during the call. It may be called from any thread, also
- * from several at once.
- */
-typedef void (*wl_log_fn)(enum wl_log_level level, const char *message, void *user);
-
-/**
- * How to open a model.
- */
-typedef struct wl_model_params {
-  /**
-   * sizeof(wl_model_params).
-   */
-  uint32_t size;
-  /**
-   * A wl_device; WL_DEVICE_AUTO by default.
-   */
+  // A wl_device; WL_DEVICE_AUTO by default.
   uint32_t device;
 } wl_model_params;
 
-/**
- * What a model is.
- */
-typedef struct wl_model_info {
-  /**
-   * sizeof(wl_model_info).
-   */
+// What a model is.
+typedef struct {
+  // sizeof(wl_model_info).
   uint32_t size;
-  /**
-   * The number of token ids, and of logits.
-   */
+  // The number of token ids, and of logits.
   uint32_t vocab;
-  /**
-   * The number of parameters.
-   */
+  // The number of parameters.
   uint64_t parameters;
-  /**
-   * Bytes of the weights, which are mapped from the file and shared by all sessions.
-   */
+  // Bytes of the weights, which are mapped from the file and shared by all sessions.
   uint64_t weight_bytes;
-  /**
-   * The token that begins every sequence, or -1.
-   */
+  // The token that begins every sequence, or -1.
   int64_t bos;
-  /**
-   * The token that ends an answer, or -1.
-   */
+  // The token that ends an answer, or -1.
   int64_t eos;
-  /**
-   * Whether the model has a tokenizer: 1 or 0.
-   */
+  // Whether the model has a tokenizer: 1 or 0.
   uint32_t has_tokenizer;
-  /**
-   * Whether the model has a chat template: 1 or 0.
-   */
+  // Whether the model has a chat template: 1 or 0.
   uint32_t has_chat_template;
 } wl_model_info;
 
-/**
- * A number that is added to a token's logit.
- */
-typedef struct wl_logit_bias {
-  /**
-   * The token.
-   */
+// A number that is added to a token's logit.
+typedef struct {
+  // The token.
   uint32_t token;
-  /**
-   * What is added, a finite number: -1e9 forbids the token.
-   */
+  // What is added, a finite number: -1e9 forbids the token.
   float bias;
 } wl_logit_bias;
 
-/**
- * How tokens are chosen. The steps, in this order: logit bias, penalties, temperature, top-k, top-p, min-p, draw.
- */
-typedef struct wl_sampler_params {
-  /**
-   * sizeof(wl_sampler_params).
-   */
+// How tokens are chosen. The steps, in this order: logit bias, penalties, temperature, top-k, top-p, min-p, draw.
+typedef struct {
+  // sizeof(wl_sampler_params).
   uint32_t size;
-  /**
-   * Keep this many tokens; 0 keeps all. 40 by default.
-   */
+  // Keep this many tokens; 0 keeps all. 40 by default.
   uint32_t top_k;
-  /**
-   * Seed of the random numbers; 0 by default.
-   */
+  // Seed of the random numbers; 0 by default.
   uint64_t seed;
-  /**
-   * Divides the logits; 0 always takes the most probable token. 0.7 by default.
-   */
+  // Divides the logits; 0 always takes the most probable token. 0.7 by default.
   float temperature;
-  /**
-   * Keep the most probable tokens up to this sum of probabilities; 1 keeps all. 0.95 by default.
-   */
+  // Keep the most probable tokens up to this sum of probabilities; 1 keeps all. 0.95 by default.
   float top_p;
-  /**
-   * Keep tokens at least this many times as probable as the first; 0 keeps all. 0.05 by default.
-   */
+  // Keep tokens at least this many times as probable as the first; 0 keeps all. 0.05 by default.
   float min_p;
-  /**
-   * Factor against tokens seen in the window; 1, the default, is off, more discourages.
-   */
+  // Factor against tokens seen in the window; 1, the default, is off, more discourages.
   float repetition_penalty;
-  /**
-   * Subtracted per occurrence in the window; 0, the default, is off.
-   */
+  // Subtracted per occurrence in the window; 0, the default, is off.
   float frequency_penalty;
-  /**
-   * Subtracted once if the token occurs in the window; 0, the default, is off.
-   */
+  // Subtracted once if the token occurs in the window; 0, the default, is off.
   float presence_penalty;
-  /**
-   * How many of the last tokens the three penalties look at; 64 by default.
-   */
+  // How many of the last tokens the three penalties look at; 64 by default.
   uint32_t penalty_window;
-  /**
-   * 0.
-   */
+  // 0.
   uint32_t reserved;
-  /**
-   * Logit biases, `bias_count` of them; they are copied. NULL by default.
-   */
-  const struct wl_logit_bias *bias;
-  /**
-   * The number of logit biases; 0 by default.
-   */
+  // Logit biases, `bias_count` of them; they are copied. NULL by default.
+  const wl_logit_bias *bias;
+  // The number of logit biases; 0 by default.
   size_t bias_count;
 } wl_sampler_params;
 
-/**
- * How to make a session.
- */
-typedef struct wl_session_params {
-  /**
-   * sizeof(wl_session_params).
-   */
+// How to make a session.
+typedef struct {
+  // sizeof(wl_session_params).
   uint32_t size;
-  /**
-   * Threads that compute, the caller's included, 1 to 1024; 0, the default, means one for each physical core.
-   * Sessions of one model with the same number share their threads and take turns. With 1, each computes on its
-   * caller's thread, and sessions run side by side.
-   */
+  // Threads that compute, the caller's included, 1 to 1024; 0, the default, means one for each physical core.
+  // Sessions of one model with the same number share their threads and take turns. With 1, each computes on its
+  // caller's thread, and sessions run side by side.
   uint32_t threads;
-  /**
-   * Tokens that full attention can look back on; models without it have no such bound. 4096 by default.
-   */
+  // Tokens that full attention can look back on; models without it have no such bound. 4096 by default.
   size_t context;
-  /**
-   * How many of the last tokens are remembered, for penalties and wl_session_rewind. 4096 by default.
-   */
+  // How many of the last tokens are remembered, for penalties and wl_session_rewind. 4096 by default.
   size_t log;
-  /**
-   * Most tokens that are read at once, 1 to 65536. 64 by default.
-   */
+  // Most tokens that are read at once, 1 to 65536. 64 by default.
   size_t chunk;
-  /**
-   * How many states wl_session_mark keeps, each as large as the session's; 0 by default.
-   */
+  // How many states wl_session_mark keeps, each as large as the session's; 0 by default.
   size_t marks;
-  /**
-   * A wl_cache; WL_CACHE_F16 by default.
-   */
+  // A wl_cache; WL_CACHE_F16 by default.
   uint32_t cache;
-  /**
-   * When the context is full: 0, the default, is WL_ERROR_CONTEXT, 1 drops the oldest tokens out of view.
-   */
+  // When the context is full: 0, the default, is WL_ERROR_CONTEXT, 1 drops the oldest tokens out of view.
   uint32_t drop_oldest;
-  /**
-   * How tokens are chosen; NULL, the default, means the defaults of wl_sampler_params. It is copied.
-   */
-  const struct wl_sampler_params *sampler;
+  // How tokens are chosen; NULL, the default, means the defaults of wl_sampler_params. It is copied.
+  const wl_sampler_params *sampler;
 } wl_session_params;
 
-/**
- * The memory of a model and a session, in bytes. None of it grows while tokens are read.
- */
-typedef struct wl_plan {
-  /**
-   * sizeof(wl_plan).
-   */
+// The memory of a model and a session, in bytes. None of it grows while tokens are read.
+typedef struct {
+  // sizeof(wl_plan).
   uint32_t size;
-  /**
-   * Threads that compute.
-   */
+  // Threads that compute.
   uint32_t threads;
-  /**
-   * The weights, which are mapped from the file and shared by all sessions.
-   */
+  // The weights, which are mapped from the file and shared by all sessions.
   uint64_t weight_bytes;
-  /**
-   * The session's state.
-   */
+  // The session's state.
   uint64_t state_bytes;
-  /**
-   * The session's working memory, and its marks.
-   */
+  // The session's working memory, and its marks.
   uint64_t work_bytes;
 } wl_plan;
 
-/**
- * What a session is at.
- */
-typedef struct wl_session_info {
-  /**
-   * sizeof(wl_session_info).
-   */
+// What a session is at.
+typedef struct {
+  // sizeof(wl_session_info).
   uint32_t size;
-  /**
-   * Threads that compute.
-   */
+  // Threads that compute.
   uint32_t threads;
-  /**
-   * Tokens read so far.
-   */
+  // Tokens read so far.
   uint64_t position;
-  /**
-   * Bytes of the state.
-   */
+  // Bytes of the state.
   uint64_t state_bytes;
-  /**
-   * Bytes of working memory and marks.
-   */
+  // Bytes of working memory and marks.
   uint64_t work_bytes;
 } wl_session_info;
+
+// When a generation ends.
+typedef struct {
+  // sizeof(wl_generate_params).
+  uint32_t size;
+  // 1 goes on after the token that ends an answer; 0 by default.
+  uint32_t ignore_end;
+  // Most tokens; 1024 by default.
+  size_t max_tokens;
+  // Texts, each up to its zero byte, that end the generation and are not part of it; NULL by default.
+  const char *const *stop;
+  // The number of stop texts; 0 by default.
+  size_t stop_count;
+  // Tokens that end the generation besides the model's own; NULL by default.
+  const uint32_t *stop_tokens;
+  // The number of stop tokens; 0 by default.
+  size_t stop_token_count;
+} wl_generate_params;
+
+// Takes a piece of text: `length` bytes of UTF-8, whole characters, with a zero byte after them, valid during the call.
+// Returns 0 to go on, anything else to stop. It may cancel or free the session; other calls on the session return
+// WL_ERROR_BUSY. It must return: no exceptions, no longjmp.
+typedef int (*wl_text_fn)(const char *text, size_t length, void *user);
+
+// How a generation ended.
+typedef struct {
+  // sizeof(wl_generate_result).
+  uint32_t size;
+  // A wl_finish.
+  uint32_t finish;
+  // Tokens that were generated, one that ends the answer included.
+  uint64_t tokens;
+} wl_generate_result;
 
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
 
-/**
- * WL_ABI_VERSION of the library, to compare with the header's.
- */
+// WL_ABI_VERSION of the library, to compare with the header's.
 uint32_t wl_abi_version(void);
 
-/**
- * The library's version, such as "0.1.0".
- */
+// The library's version, such as "0.1.0".
 const char *wl_version(void);
 
-/**
- * Sets the instructions ahead of the conversation, before its first message; an empty text removes them.
- */
-enum wl_status wl_chat_system(struct wl_session *session, const char *text, size_t length);
-
-/**
- * Sends a message and gives the answer, piece by piece, to `on_text`, which may be NULL, with `user`. Only what is new
- * is read: the conversation before is in the state. If the message cannot be read as a whole, it was not sent.
- * Whatever ends the answer, it is part of the conversation as far as it came. `params` and `result` as in wl_generate.
- *
- * A session is a conversation from the first wl_chat call on until wl_session_reset; tokens should not be fed to it in
- * another way.
- */
-enum wl_status wl_chat_say(struct wl_session *session,
-                           const char *message,
-                           size_t length,
-                           const struct wl_generate_params *params,
-                           wl_text_fn on_text,
-                           void *user,
-                           struct wl_generate_result *result);
-
-/**
- * Sends a message and begins the answer, which wl_generate_next carries on. A call that ends the generation early, as
- * wl_generate_start says, makes what was generated the answer.
- */
-enum wl_status wl_chat_start(struct wl_session *session,
-                             const char *message,
-                             size_t length,
-                             const struct wl_generate_params *params);
-
-/**
- * Takes back the last message and its answer. WL_ERROR_REWIND if the state before it can no longer be reached; marks
- * in wl_session_params make that state available at once and for longer.
- */
-enum wl_status wl_chat_undo(struct wl_session *session);
-
-/**
- * Writes the conversation to `json`, which has room for `room` bytes, as an array of {"role", "content"} with a zero
- * byte after it; `length` is its length without it. WL_ERROR_ROOM if both do not fit; with `json` NULL and `room` 0
- * only the length is written.
- */
-enum wl_status wl_chat_messages_json(struct wl_session *session, char *json, size_t room, size_t *length);
-
-/**
- * Fills `params` with defaults; `size` is sizeof(wl_generate_params).
- */
-enum wl_status wl_generate_params_init(struct wl_generate_params *params, size_t size);
-
-/**
- * Generates text after what has been read, and gives each piece to `on_text`, which may be NULL, with `user`. Every
- * token that is shown has been read by the session. `params` and `result`, whose size the caller has set, may be NULL.
- */
-enum wl_status wl_generate(struct wl_session *session,
-                           const struct wl_generate_params *params,
-                           wl_text_fn on_text,
-                           void *user,
-                           struct wl_generate_result *result);
-
-/**
- * Begins a generation that wl_generate_next carries on, for programs that would rather ask for text than be called.
- * `params` may be NULL. Any call on the session but wl_generate_next, wl_logits, wl_session_get_info and
- * wl_session_set_sampler ends it.
- */
-enum wl_status wl_generate_start(struct wl_session *session, const struct wl_generate_params *params);
-
-/**
- * Gives the next piece of the generation that wl_generate_start or wl_chat_start has begun: `length` bytes of UTF-8,
- * whole characters, with a zero byte after them, valid until the next call on the session. At the end `text` is NULL,
- * `length` 0, and `result` is filled, whose size the caller has set; it may be NULL.
- */
-enum wl_status wl_generate_next(struct wl_session *session,
-                                const char **text,
-                                size_t *length,
-                                struct wl_generate_result *result);
-
-/**
- * Sends messages of `level`, a wl_log_level, and of those that matter more to `function`; NULL ends it. Without it the
- * library writes nothing anywhere. Holds for the whole process and may be called from any thread but not from
- * `function` itself, which gives WL_ERROR_BUSY. When it returns, the function before is no longer running.
- */
-enum wl_status wl_set_log(uint32_t level, wl_log_fn function, void *user);
-
-/**
- * Fills `params` with defaults; `size` is sizeof(wl_model_params).
- */
-enum wl_status wl_model_params_init(struct wl_model_params *params, size_t size);
-
-/**
- * Opens a GGUF file or a Hugging Face directory. Weights are mapped and read where they lie, so the file must not be
- * changed in place while the model lives. `params` may be NULL. Free the model with wl_model_free.
- */
-enum wl_status wl_model_open(const char *path, const struct wl_model_params *params, struct wl_model **model);
-
-/**
- * Opens a GGUF file that lies in memory. The bytes are copied and may be freed afterwards. `params` may be NULL.
- */
-enum wl_status wl_model_from_memory(const void *bytes,
-                                    size_t length,
-                                    const struct wl_model_params *params,
-                                    struct wl_model **model);
-
-/**
- * Opens the model that is part of the library. `params` may be NULL. WL_ERROR_UNSUPPORTED if the library was built
- * without it.
- */
-enum wl_status wl_model_builtin(const struct wl_model_params *params, struct wl_model **model);
-
-/**
- * Frees a model; NULL is nothing to free. Its sessions go on: the memory is given back with the last of them. Pointers
- * that were got from the model end with the call.
- */
-enum wl_status wl_model_free(struct wl_model *model);
-
-/**
- * Fills `info`, whose size the caller has set.
- */
-enum wl_status wl_model_get_info(const struct wl_model *model, struct wl_model_info *info);
-
-/**
- * Gives the model's name. It is valid until the model is freed.
- */
-enum wl_status wl_model_name(const struct wl_model *model, const char **name);
-
-/**
- * Gives the model's description as JSON: its dimensions, and for every block its mixer with its numbers. It is valid
- * until the model is freed.
- */
-enum wl_status wl_model_spec_json(const struct wl_model *model, const char **json);
-
-/**
- * Fills `params` with defaults; `size` is sizeof(wl_sampler_params).
- */
-enum wl_status wl_sampler_params_init(struct wl_sampler_params *params, size_t size);
-
-/**
- * Fills `params` with defaults; `size` is sizeof(wl_session_params).
- */
-enum wl_status wl_session_params_init(struct wl_session_params *params, size_t size);
-
-/**
- * Fills `plan`, whose size the caller has set, with the memory that the model in a file and a session on it would
- * need. Weights are not read and nothing stays open. `params` may be NULL.
- */
-enum wl_status wl_plan_file(const char *path, const struct wl_session_params *params, struct wl_plan *plan);
-
-/**
- * As wl_plan_file, for an open model.
- */
-enum wl_status wl_plan_model(const struct wl_model *model,
-                             const struct wl_session_params *params,
-                             struct wl_plan *plan);
-
-/**
- * Makes a session on `model`. `params` may be NULL. Free it with wl_session_free. The session keeps what it needs of
- * the model.
- */
-enum wl_status wl_session_new(const struct wl_model *model,
-                              const struct wl_session_params *params,
-                              struct wl_session **session);
-
-/**
- * Frees a session; NULL is nothing to free. May be called at any time from any thread: a call that is using the
- * session is cancelled, and the memory is given back when it returns.
- */
-enum wl_status wl_session_free(struct wl_session *session);
-
-/**
- * Makes a second session in the same state, conversation included, that goes its own way from now on. Free it with
- * wl_session_free.
- */
-enum wl_status wl_session_fork(struct wl_session *session, struct wl_session **fork);
-
-/**
- * Forgets everything that was read or said. Sampling parameters stay; random numbers begin again at the seed.
- */
-enum wl_status wl_session_reset(struct wl_session *session);
-
-/**
- * Fills `info`, whose size the caller has set.
- */
-enum wl_status wl_session_get_info(const struct wl_session *session, struct wl_session_info *info);
-
-/**
- * Changes how tokens are chosen; NULL means the defaults. A new seed restarts the random numbers.
- */
-enum wl_status wl_session_set_sampler(struct wl_session *session, const struct wl_sampler_params *params);
-
-/**
- * Reads `count` tokens. Afterwards wl_logits gives the logits after the last one. On WL_CANCELLED and WL_OK the number
- * of tokens read is written to `fed`, which may be NULL; on other errors nothing was read.
- */
-enum wl_status wl_feed(struct wl_session *session, const uint32_t *tokens, size_t count, size_t *fed);
-
-/**
- * Gives the logits after the last token, `count` numbers, the model's vocabulary; all zero before the first token. The
- * memory belongs to the session and stays where it is until the session is freed; the next call that reads tokens or
- * restores a state writes other numbers there.
- */
-enum wl_status wl_logits(const struct wl_session *session, const float **logits, size_t *count);
-
-/**
- * Chooses a token by the last logits, without reading it.
- */
-enum wl_status wl_sample(struct wl_session *session, uint32_t *token);
-
-/**
- * Chooses a token and reads it.
- */
-enum wl_status wl_step(struct wl_session *session, uint32_t *token);
-
-/**
- * Ends the call that is using the session, or else the next one that reads tokens, after a whole token: it returns
- * WL_CANCELLED, and a generation ends with WL_FINISH_CANCELLED. May be called at any time from any thread, from a
- * callback and from a signal handler's thread, but not from the handler itself.
- */
-enum wl_status wl_session_cancel(const struct wl_session *session);
-
-/**
- * Forgets a wl_session_cancel that no call has seen. May be called at any time from any thread.
- */
-enum wl_status wl_session_clear_cancel(const struct wl_session *session);
-
-/**
- * Writes how many bytes wl_state_write needs now. Without a conversation the number never changes.
- */
-enum wl_status wl_state_size(struct wl_session *session, size_t *bytes);
-
-/**
- * Writes the state, what was read and said included, to `bytes`, which has room for `room`, and its length to `length`.
- * WL_ERROR_ROOM if it does not fit.
- */
-enum wl_status wl_state_write(struct wl_session *session, void *bytes, size_t room, size_t *length);
-
-/**
- * Takes over a state that wl_state_write wrote, from a session on the same model with the same context, cache and log.
- * To go on from there is, bit for bit, to go on from where it was written. A conversation brings its messages and its
- * sampling parameters with it.
- */
-enum wl_status wl_state_read(struct wl_session *session, const void *bytes, size_t length);
-
-/**
- * As wl_state_write, to a file, which is replaced as a whole or not at all. The program `waterline` reads such files,
- * and writes them with /save.
- */
-enum wl_status wl_state_save(struct wl_session *session, const char *path);
-
-/**
- * As wl_state_read, from a file.
- */
-enum wl_status wl_state_load(struct wl_session *session, const char *path);
-
-/**
- * Remembers this state for wl_session_rewind, in place of the oldest if `marks` of wl_session_params are taken.
- * Without marks it does nothing.
- */
-enum wl_status wl_session_mark(struct wl_session *session);
-
-/**
- * Goes back to an earlier position: to the last mark at or before it, and from there by reading the logged tokens
- * again. At a mark the state is what it was, bit for bit. WL_ERROR_REWIND if no mark and log lead there. A
- * conversation goes back by wl_chat_undo instead.
- */
-enum wl_status wl_session_rewind(struct wl_session *session, uint64_t position);
-
-/**
- * What was wrong with the last call on this thread that did not return WL_OK, as a sentence; "" if there was none.
- * It is valid until the next such call on this thread.
- */
+// What was wrong with the last call on this thread that did not return WL_OK, as a sentence; "" if there was none.
+// It is valid until the next such call on this thread.
 const char *wl_last_error(void);
 
-/**
- * The name of a status, such as "WL_ERROR_IO"; "unknown status" for other numbers. Never NULL, and always valid.
- */
+// The name of a status, such as "WL_ERROR_IO"; "unknown status" for other numbers. Never NULL, and always valid.
 const char *wl_status_name(int32_t status);
 
-/**
- * Writes the tokens of `text`, `length` bytes of UTF-8, to `tokens`, which has room for `room`, and their number to
- * `count`. WL_ERROR_ROOM if they do not fit; with `tokens` NULL and `room` 0 only the number is written. Nothing is put
- * before or after the text. If `special` is not 0, the names of special tokens in the text mean these tokens, as in a
- * template; otherwise they are letters like any other, as they should be in what a user types.
- */
-enum wl_status wl_tokenize(const struct wl_model *model,
-                           const char *text,
-                           size_t length,
-                           uint32_t special,
-                           uint32_t *tokens,
-                           size_t room,
-                           size_t *count);
+// Sends messages of `level`, a wl_log_level, and of those that matter more to `function`; NULL ends it. Without it the
+// library writes nothing anywhere. Holds for the whole process and may be called from any thread but not from
+// `function` itself, which gives WL_ERROR_BUSY. When it returns, the function before is no longer running.
+wl_status wl_set_log(uint32_t level, wl_log_fn function, void *user);
 
-/**
- * Writes the exact bytes of `tokens` to `bytes`, which has room for `room`, and a zero byte after them; `length` is
- * their number without it. The bytes may begin or end inside a character. WL_ERROR_ROOM if bytes and zero do not fit;
- * with `bytes` NULL and `room` 0 only the length is written.
- */
-enum wl_status wl_detokenize(const struct wl_model *model,
-                             const uint32_t *tokens,
-                             size_t count,
-                             char *bytes,
-                             size_t room,
-                             size_t *length);
+// Fills `params` with defaults; `size` is sizeof(wl_model_params).
+wl_status wl_model_params_init(wl_model_params *params, size_t size);
 
-/**
- * Gives the exact bytes of a token, possibly a part of a character; no zero byte follows. They are valid until the
- * model is freed.
- */
-enum wl_status wl_token_bytes(const struct wl_model *model, uint32_t token, const char **bytes, size_t *length);
+// Opens a GGUF file or a Hugging Face directory. Weights are mapped and read where they lie, so the file must not be
+// changed in place while the model lives. `params` may be NULL. Free the model with wl_model_free.
+wl_status wl_model_open(const char *path, const wl_model_params *params, wl_model **model);
+
+// Opens a GGUF file that lies in memory. The bytes are copied and may be freed afterwards. `params` may be NULL.
+wl_status wl_model_from_memory(const void *bytes, size_t length, const wl_model_params *params, wl_model **model);
+
+// Opens the model that is part of the library. `params` may be NULL. WL_ERROR_UNSUPPORTED if the library was built
+// without it.
+wl_status wl_model_builtin(const wl_model_params *params, wl_model **model);
+
+// Frees a model; NULL is nothing to free. Its sessions go on: the memory is given back with the last of them. Pointers
+// that were got from the model end with the call.
+wl_status wl_model_free(wl_model *model);
+
+// Fills `info`, whose size the caller has set.
+wl_status wl_model_get_info(const wl_model *model, wl_model_info *info);
+
+// Gives the model's name. It is valid until the model is freed.
+wl_status wl_model_name(const wl_model *model, const char **name);
+
+// Gives the model's description as JSON: its dimensions, and for every block its mixer with its numbers. It is valid
+// until the model is freed.
+wl_status wl_model_spec_json(const wl_model *model, const char **json);
+
+// Writes the tokens of `text`, `length` bytes of UTF-8, to `tokens`, which has room for `room`, and their number to
+// `count`. WL_ERROR_ROOM if they do not fit; with `tokens` NULL and `room` 0 only the number is written. Nothing is put
+// before or after the text. If `special` is not 0, the names of special tokens in the text mean these tokens, as in a
+// template; otherwise they are letters like any other, as they should be in what a user types.
+wl_status wl_tokenize(const wl_model *model,
+                      const char *text,
+                      size_t length,
+                      uint32_t special,
+                      uint32_t *tokens,
+                      size_t room,
+                      size_t *count);
+
+// Writes the exact bytes of `tokens` to `bytes`, which has room for `room`, and a zero byte after them; `length` is
+// their number without it. The bytes may begin or end inside a character. WL_ERROR_ROOM if bytes and zero do not fit;
+// with `bytes` NULL and `room` 0 only the length is written.
+wl_status wl_detokenize(const wl_model *model,
+                        const uint32_t *tokens,
+                        size_t count,
+                        char *bytes,
+                        size_t room,
+                        size_t *length);
+
+// Gives the exact bytes of a token, possibly a part of a character; no zero byte follows. They are valid until the
+// model is freed.
+wl_status wl_token_bytes(const wl_model *model, uint32_t token, const char **bytes, size_t *length);
+
+// Fills `params` with defaults; `size` is sizeof(wl_sampler_params).
+wl_status wl_sampler_params_init(wl_sampler_params *params, size_t size);
+
+// Fills `params` with defaults; `size` is sizeof(wl_session_params).
+wl_status wl_session_params_init(wl_session_params *params, size_t size);
+
+// Fills `plan`, whose size the caller has set, with the memory that the model in a file and a session on it would
+// need. Nothing but the file's header and its small tensors is read, and nothing stays open. `params` may be NULL.
+wl_status wl_plan_file(const char *path, const wl_session_params *params, wl_plan *plan);
+
+// As wl_plan_file, for an open model.
+wl_status wl_plan_model(const wl_model *model, const wl_session_params *params, wl_plan *plan);
+
+// Makes a session on `model`. `params` may be NULL. Free it with wl_session_free. The session keeps what it needs of
+// the model.
+wl_status wl_session_new(const wl_model *model, const wl_session_params *params, wl_session **session);
+
+// Frees a session; NULL is nothing to free. May be called at any time from any thread: a call that is using the
+// session is cancelled, and the memory is given back when it returns.
+wl_status wl_session_free(wl_session *session);
+
+// Makes a second session in the same state, conversation included, that goes its own way from now on. Free it with
+// wl_session_free.
+wl_status wl_session_fork(wl_session *session, wl_session **fork);
+
+// Forgets everything that was read or said. Sampling parameters stay; random numbers begin again at the seed.
+wl_status wl_session_reset(wl_session *session);
+
+// Fills `info`, whose size the caller has set.
+wl_status wl_session_get_info(const wl_session *session, wl_session_info *info);
+
+// Changes how tokens are chosen; NULL means the defaults. A new seed restarts the random numbers.
+wl_status wl_session_set_sampler(wl_session *session, const wl_sampler_params *params);
+
+// Reads `count` tokens. Afterwards wl_logits gives the logits after the last one. On WL_CANCELLED and WL_OK the number
+// of tokens read is written to `fed`, which may be NULL; on other errors nothing was read.
+wl_status wl_feed(wl_session *session, const uint32_t *tokens, size_t count, size_t *fed);
+
+// Gives the logits after the last token, `count` numbers, the model's vocabulary; all zero before the first token. The
+// memory belongs to the session and stays where it is until the session is freed; the next call that reads tokens or
+// restores a state writes other numbers there.
+wl_status wl_logits(const wl_session *session, const float **logits, size_t *count);
+
+// Chooses a token by the last logits, without reading it.
+wl_status wl_sample(wl_session *session, uint32_t *token);
+
+// Chooses a token and reads it.
+wl_status wl_step(wl_session *session, uint32_t *token);
+
+// Ends the call that is using the session, or else the next one that reads tokens, after a whole token: it returns
+// WL_CANCELLED, and a generation ends with WL_FINISH_CANCELLED. May be called at any time from any thread, from a
+// callback and from a signal handler's thread, but not from the handler itself.
+wl_status wl_session_cancel(const wl_session *session);
+
+// Forgets a wl_session_cancel that no call has seen. May be called at any time from any thread.
+wl_status wl_session_clear_cancel(const wl_session *session);
+
+// Fills `params` with defaults; `size` is sizeof(wl_generate_params).
+wl_status wl_generate_params_init(wl_generate_params *params, size_t size);
+
+// Generates text after what has been read, and gives each piece to `on_text`, which may be NULL, with `user`. Every
+// token that is shown has been read by the session. `params` and `result`, whose size the caller has set, may be NULL.
+wl_status wl_generate(wl_session *session,
+                      const wl_generate_params *params,
+                      wl_text_fn on_text,
+                      void *user,
+                      wl_generate_result *result);
+
+// Begins a generation that wl_generate_next carries on, for programs that would rather ask for text than be called.
+// `params` may be NULL. Any call on the session but wl_generate_next, wl_logits, wl_session_get_info,
+// wl_session_set_sampler and the two that cancel ends it.
+wl_status wl_generate_start(wl_session *session, const wl_generate_params *params);
+
+// Gives the next piece of the generation that wl_generate_start or wl_chat_start has begun: `length` bytes of UTF-8,
+// whole characters, with a zero byte after them, valid until the next call on the session. At the end `text` is NULL,
+// `length` 0, and `result` is filled, whose size the caller has set; it may be NULL.
+wl_status wl_generate_next(wl_session *session, const char **text, size_t *length, wl_generate_result *result);
+
+// Sets the instructions ahead of the conversation, before its first message; an empty text removes them.
+wl_status wl_chat_system(wl_session *session, const char *text, size_t length);
+
+// Sends a message and gives the answer, piece by piece, to `on_text`, which may be NULL, with `user`. Only what is new
+// is read: the conversation before is in the state. If the message cannot be read as a whole, it was not sent.
+// Whatever ends the answer, it is part of the conversation as far as it came. `params` and `result` as in wl_generate.
+//
+// A session is a conversation from the first wl_chat call on until wl_session_reset; tokens should not be fed to it in
+// another way.
+wl_status wl_chat_say(wl_session *session,
+                      const char *message,
+                      size_t length,
+                      const wl_generate_params *params,
+                      wl_text_fn on_text,
+                      void *user,
+                      wl_generate_result *result);
+
+// Sends a message and begins the answer, which wl_generate_next carries on. A call that ends the generation early, as
+// wl_generate_start says, makes what was generated the answer.
+wl_status wl_chat_start(wl_session *session, const char *message, size_t length, const wl_generate_params *params);
+
+// Takes back the last message and its answer. WL_ERROR_REWIND if the state before it can no longer be reached; marks
+// in wl_session_params make that state available at once and for longer.
+wl_status wl_chat_undo(wl_session *session);
+
+// Writes the conversation to `json`, which has room for `room` bytes, as an array of {"role", "content"} with a zero
+// byte after it; `length` is its length without it. WL_ERROR_ROOM if both do not fit; with `json` NULL and `room` 0
+// only the length is written.
+wl_status wl_chat_messages_json(wl_session *session, char *json, size_t room, size_t *length);
+
+// Writes how many bytes wl_state_write needs now. Without a conversation the number never changes.
+wl_status wl_state_size(wl_session *session, size_t *bytes);
+
+// Writes the state, what was read and said included, to `bytes`, which has room for `room`, and its length to `length`.
+// WL_ERROR_ROOM if it does not fit.
+wl_status wl_state_write(wl_session *session, void *bytes, size_t room, size_t *length);
+
+// Takes over a state that wl_state_write wrote, from a session on the same model with the same context, cache and log.
+// To go on from there is, bit for bit, to go on from where it was written. A conversation brings its messages and its
+// sampling parameters with it.
+wl_status wl_state_read(wl_session *session, const void *bytes, size_t length);
+
+// As wl_state_write, to a file, which is replaced as a whole or not at all. The program `waterline` reads such files,
+// and writes them with /save.
+wl_status wl_state_save(wl_session *session, const char *path);
+
+// As wl_state_read, from a file.
+wl_status wl_state_load(wl_session *session, const char *path);
+
+// Remembers this state for wl_session_rewind, in place of the oldest if `marks` of wl_session_params are taken.
+// Without marks it does nothing.
+wl_status wl_session_mark(wl_session *session);
+
+// Goes back to an earlier position: to the last mark at or before it, and from there by reading the logged tokens
+// again. At a mark the state is what it was, bit for bit. WL_ERROR_REWIND if no mark and log lead there. A
+// conversation goes back by wl_chat_undo instead.
+wl_status wl_session_rewind(wl_session *session, uint64_t position);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -5,6 +5,7 @@ use std::ffi::{c_char, c_void};
 use waterline::{Chat, Session};
 
 use crate::generate::{generate_options, wl_generate_params, wl_generate_result, wl_text_fn};
+use crate::params;
 use crate::pointers::{fill, text};
 use crate::session::{Inner, with_settled, wl_session};
 use crate::status::{Failure, Outcome, wl_status};
@@ -12,13 +13,11 @@ use crate::status::{Failure, Outcome, wl_status};
 impl Inner {
     /// The conversation, begun if there is none.
     fn chat(&mut self) -> Outcome<(&mut Chat, &mut Session)> {
-        if self.chat.is_none() {
-            self.chat = Some(Chat::new(self.session.model())?);
-        }
-        match &mut self.chat {
-            Some(chat) => Ok((chat, &mut self.session)),
-            None => Err(Failure::argument("there is no conversation")),
-        }
+        let chat = match self.chat.take() {
+            Some(chat) => chat,
+            None => Chat::new(self.session.model())?,
+        };
+        Ok((self.chat.insert(chat), &mut self.session))
     }
 
     /// Sends a message and begins the answer.
@@ -35,9 +34,13 @@ impl Inner {
         let message = unsafe { text("message", message, length) }?;
         // SAFETY: the caller's promise.
         let options = unsafe { generate_options(params) }?;
+        // What can fail without the message comes before it.
+        self.chat()?;
+        let running = self.prepare(options, true)?;
         let (chat, session) = self.chat()?;
         chat.send(session, message, Session::feed)?;
-        self.start(options, true)
+        self.running = Some(running);
+        Ok(())
     }
 }
 
@@ -73,6 +76,7 @@ pub unsafe extern "C" fn wl_chat_say(
 ) -> wl_status {
     // SAFETY: the caller's promises are passed on.
     with_settled(session, |inner| unsafe {
+        params::check("wl_generate_result", result)?;
         inner.send(message, length, params)?;
         inner.generate(on_text, user)?;
         inner.report(result)

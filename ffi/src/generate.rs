@@ -103,19 +103,17 @@ impl Running {
 }
 
 impl Inner {
-    /// Begins a generation; `answer` says that it answers the last message.
-    pub fn start(&mut self, mut options: GenerateOptions, answer: bool) -> Outcome {
+    /// A generation to begin with; `answer` says that it answers the next message.
+    pub fn prepare(&self, mut options: GenerateOptions, answer: bool) -> Outcome<Running> {
         if let Some(chat) = self.chat.as_ref().filter(|_| answer && options.stop_at_eos) {
             options.stop_tokens.extend(chat.end_token());
         }
-        let generation = Generation::new(self.session.model(), options)?;
-        self.running = Some(Running {
-            generation,
+        Ok(Running {
+            generation: Generation::new(self.session.model(), options)?,
             answer: answer.then(String::new),
             piece: String::new(),
             finish: None,
-        });
-        Ok(())
+        })
     }
 
     /// Generates the next piece and keeps it; false at the end.
@@ -259,10 +257,10 @@ pub unsafe extern "C" fn wl_generate(
     result: *mut wl_generate_result,
 ) -> wl_status {
     with_settled(session, |inner| {
-        // SAFETY: the caller gives such a struct or NULL.
-        inner.start(unsafe { generate_options(params) }?, false)?;
-        // SAFETY: the caller gives a function that can be called, and such a struct or NULL.
+        // SAFETY: the caller gives a function that can be called, and such structs or NULL.
         unsafe {
+            params::check("wl_generate_result", result)?;
+            inner.running = Some(inner.prepare(generate_options(params)?, false)?);
             inner.generate(on_text, user)?;
             inner.report(result)
         }
@@ -270,8 +268,8 @@ pub unsafe extern "C" fn wl_generate(
 }
 
 /// Begins a generation that wl_generate_next carries on, for programs that would rather ask for text than be called.
-/// `params` may be NULL. Any call on the session but wl_generate_next, wl_logits, wl_session_get_info and
-/// wl_session_set_sampler ends it.
+/// `params` may be NULL. Any call on the session but wl_generate_next, wl_logits, wl_session_get_info,
+/// wl_session_set_sampler and the two that cancel ends it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_generate_start(
     session: *mut wl_session,
@@ -279,7 +277,9 @@ pub unsafe extern "C" fn wl_generate_start(
 ) -> wl_status {
     with_settled(session, |inner| {
         // SAFETY: the caller gives such a struct or NULL.
-        inner.start(unsafe { generate_options(params) }?, false)
+        let options = unsafe { generate_options(params) }?;
+        inner.running = Some(inner.prepare(options, false)?);
+        Ok(())
     })
 }
 
@@ -296,6 +296,8 @@ pub unsafe extern "C" fn wl_generate_next(
     with(session, |inner| {
         place("the place for the text", text)?;
         place("the place for the length", length)?;
+        // SAFETY: the caller gives such a struct or NULL.
+        unsafe { params::check("wl_generate_result", result) }?;
         let more = inner.advance()?;
         let running = inner.running.as_ref().ok_or_else(no_generation)?;
         let (piece, bytes) = match more {

@@ -9,18 +9,28 @@
 // What a caller must keep to stands in each function's comment, and for all of them in the header's first.
 #![allow(clippy::missing_safety_doc)]
 
-mod chat;
-mod generate;
-mod handles;
+// In the order in which the header tells of them, hence the empty lines: rustfmt sorts what stands together.
+mod status;
+
 mod log;
+
 mod model;
+
+mod text;
+
+mod sampling;
+
+mod session;
+
+mod generate;
+
+mod chat;
+
+mod state;
+
+mod handles;
 mod params;
 mod pointers;
-mod sampling;
-mod session;
-mod state;
-mod status;
-mod text;
 
 use std::ffi::c_char;
 

@@ -19,7 +19,7 @@ pub enum wl_log_level {
 }
 
 /// Takes a message, a sentence without a line end that is valid during the call. It may be called from any thread, also
-/// from several at once.
+/// from several at once. It must return: no exceptions, no longjmp.
 pub type wl_log_fn =
     Option<unsafe extern "C" fn(level: wl_log_level, message: *const c_char, user: *mut c_void)>;
 

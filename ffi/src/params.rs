@@ -55,6 +55,18 @@ pub(crate) unsafe fn read<T: Tagged>(what: &str, from: *const T) -> Outcome<T> {
     Ok(params)
 }
 
+/// Checks a struct that is to be filled later; NULL is none.
+///
+/// # Safety
+/// As [`read`].
+pub(crate) unsafe fn check<T: Tagged>(what: &str, to: *const T) -> Outcome {
+    if !to.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { size_of_theirs(what, to) }?;
+    }
+    Ok(())
+}
+
 /// Writes `value` to a struct that says its size.
 ///
 /// # Safety

@@ -245,7 +245,7 @@ pub unsafe extern "C" fn wl_session_params_init(
 }
 
 /// Fills `plan`, whose size the caller has set, with the memory that the model in a file and a session on it would
-/// need. Weights are not read and nothing stays open. `params` may be NULL.
+/// need. Nothing but the file's header and its small tensors is read, and nothing stays open. `params` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_plan_file(
     path: *const std::ffi::c_char,

@@ -23,6 +23,6 @@ fn the_header_is_current() {
     assert!(
         committed == header,
         "waterline.h is older than the source; write it with\n  \
-         WATERLINE_WRITE_HEADER=1 cargo test --release -p waterline-ffi the_header"
+         WATERLINE_WRITE_HEADER=1 cargo test --release -p waterline-ffi the_header_is_current"
     );
 }

@@ -25,16 +25,11 @@ pub fn prefix() -> &'static Path {
     PREFIX.get_or_init(|| {
         let prefix = scratch("waterline-prefix");
         std::fs::remove_dir_all(&prefix).expect("the prefix is emptied");
-        let profile = if cfg!(debug_assertions) {
-            "dev"
-        } else {
-            "release"
-        };
+        // Cargo builds the libraries before this program, into the folder where this program is.
+        let here = std::env::current_exe().expect("this program has a place");
         let mut install = Command::new(source("install"));
-        install
-            .arg("--prefix")
-            .arg(&prefix)
-            .args(["--profile", profile]);
+        install.arg("--prefix").arg(&prefix);
+        install.arg("--built").args(here.parent());
         succeeds(&mut install);
         prefix
     })

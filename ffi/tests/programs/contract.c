@@ -446,6 +446,18 @@ static void generating(const wl_model *model)
     stops[0] = NULL;
     REFUSED(WL_ERROR_ARGUMENT, "stop text is NULL", wl_generate(fork, &params, NULL, NULL, NULL));
 
+    /* What cannot be reported is refused before anything happens, in a conversation too. */
+    result.size = 0;
+    uint64_t here = position(fork);
+    params.stop_count = 0;
+    REFUSED(WL_ERROR_ARGUMENT, "its size is 0", wl_generate(fork, &params, NULL, NULL, &result));
+    REFUSED(WL_ERROR_ARGUMENT, "its size is 0", wl_chat_say(fork, "Hi.", 3, &params, NULL, NULL, &result));
+    stops[0] = "";
+    params.stop_count = 1;
+    CHECK(wl_chat_say(fork, "Hi.", 3, &params, NULL, NULL, NULL) == WL_ERROR_ARGUMENT);
+    CHECK(position(fork) == here);
+    result.size = sizeof result;
+
     /* The callback stops it, meddles with it, frees the session. */
     params.stop_count = 0;
     empty(&one)->stop_after = 3;
