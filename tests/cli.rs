@@ -7,8 +7,8 @@ use std::process::Stdio;
 
 use common::{Workplace, interrupt, outcome_of_input};
 
-const COMMANDS: [&str; 7] = [
-    "chat", "run", "inspect", "convert", "quantize", "verify", "synth",
+const COMMANDS: [&str; 9] = [
+    "chat", "run", "inspect", "convert", "quantize", "verify", "synth", "eval", "bench",
 ];
 
 #[test]

@@ -116,8 +116,65 @@ fn mamba_keeps_the_names_that_llama_cpp_has_for_it() {
     ] {
         assert_eq!(gguf.tensor(name).unwrap().shape, shape, "{name}");
     }
+    for preset in ["mamba-tiny", "mamba2-tiny"] {
+        place
+            .run(["synth", preset, "--type", "f16", "-o", &file])
+            .succeeded();
+        let synthetic = Gguf::open(&file).unwrap();
+        let architecture = synthetic.get_str("general.architecture").unwrap();
+        assert_eq!(format!("{architecture}-tiny"), preset);
+    }
     let rates = gguf.tensor("blk.0.ssm_a").unwrap().to_f32();
     assert!(rates.iter().all(|a| *a < 0.0), "{rates:?}");
+}
+
+#[test]
+fn files_that_llama_cpp_wrote_give_its_logits() {
+    let place = Workplace::new();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/llama_cpp");
+    let recorded = std::fs::read(folder.join("logits.json")).unwrap();
+    let recorded: serde_json::Value = serde_json::from_slice(&recorded).unwrap();
+    let floats = |row: &serde_json::Value| -> Vec<f32> {
+        let numbers = row.as_array().unwrap().iter();
+        numbers.map(|x| x.as_f64().unwrap() as f32).collect()
+    };
+    let tokens: Vec<u32> = floats(&recorded["tokens"])
+        .iter()
+        .map(|&t| t as u32)
+        .collect();
+    for name in ["mamba", "mamba2"] {
+        let theirs = folder.join(format!("{name}.gguf"));
+        let rows = recorded[name].as_array().unwrap().iter();
+        let expected: Vec<f32> = rows.flat_map(&floats).collect();
+        let mut session = Session::new(Model::open(&theirs).unwrap(), Default::default()).unwrap();
+        let mut got = Vec::new();
+        session
+            .feed_each(&tokens, |_, logits| got.extend_from_slice(logits))
+            .unwrap();
+        assert_eq!(got.len(), expected.len());
+        let differences = got.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+        let difference = differences.fold(0.0f32, f32::max);
+        assert!(difference < 1e-3, "{name}: {difference}");
+
+        // What is written from such a file is the same again.
+        let file = place.name(&format!("{name}.gguf"));
+        let input = theirs.display().to_string();
+        place
+            .run(["quantize", &input, "--type", "f32", "-o", &file])
+            .succeeded();
+        let (theirs, ours) = (Gguf::open(&theirs).unwrap(), Gguf::open(&file).unwrap());
+        for info in theirs.tensors() {
+            let (a, b) = (
+                theirs.tensor(&info.name).unwrap(),
+                ours.tensor(&info.name).unwrap(),
+            );
+            assert!(
+                a.shape == b.shape && a.data[..] == b.data[..],
+                "{}",
+                info.name
+            );
+        }
+    }
 }
 
 #[test]

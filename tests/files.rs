@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Workplace, copy_fixture, fixture, interrupt, outcome};
+use common::{Workplace, copy_fixture, fixture, interrupt, outcome, outcome_of_input};
 use waterline::Checkpoint;
 
 #[test]
@@ -83,6 +83,22 @@ fn inspect_says_what_a_session_takes() {
             "{text}"
         );
     }
+}
+
+#[test]
+fn inspect_tells_the_bytes_of_the_built_in_models_session() {
+    let place = Workplace::new();
+    let inspected = place.run(["inspect", "--json"]).succeeded().json();
+    let bytes = inspected["session"]["bytes"].as_u64().unwrap();
+    let short = place.run(["run", "-p", "A dog", "-n", "1", "--json"]);
+    assert_eq!(short.succeeded().json()["state_bytes"], bytes);
+    // Read beyond the window, too.
+    let text = "Tell me a story about a dog. ".repeat(60);
+    let long = place.run(["run", "-p", &text, "-n", "1", "--json"]);
+    assert_eq!(long.succeeded().json()["state_bytes"], bytes);
+    let chat = outcome_of_input(&mut place.command(["chat"]), b"/state\n");
+    let told = format!("({bytes} bytes)");
+    assert!(chat.stderr.contains(&told), "{told}: {}", chat.stderr);
 }
 
 #[test]

@@ -107,6 +107,53 @@ fn a_foreign_architecture_is_named() {
 }
 
 #[test]
+fn impossible_numbers_of_files_that_llama_cpp_knows_are_refused() {
+    let place = Workplace::new();
+    let path = place.path("mamba2.gguf");
+    let numbers = [
+        ("embedding_length", 32),
+        ("block_count", 1),
+        ("ssm.conv_kernel", 4),
+        ("ssm.inner_size", 64),
+        ("ssm.state_size", 8),
+        ("ssm.time_step_rank", 4),
+        ("ssm.group_count", 1),
+    ];
+    for (key, value, expected) in [
+        ("ssm.time_step_rank", 0, "mamba2.ssm.time_step_rank"),
+        ("ssm.time_step_rank", 5, "mamba2.ssm.time_step_rank"),
+        ("ssm.inner_size", u32::MAX, "mamba2.ssm.inner_size"),
+        ("ssm.group_count", 0, "groups"),
+        ("ssm.group_count", 3, "groups"),
+        ("ssm.conv_kernel", 0, "taps"),
+        ("block_count", 0, "blocks"),
+        ("block_count", 1 << 20, "mamba2.block_count"),
+        ("embedding_length", 32, "blk.0.attn_norm.weight"),
+    ] {
+        let number = |(name, number): (&str, u32)| {
+            let number = if name == key { value } else { number };
+            (format!("mamba2.{name}"), Value::U32(number))
+        };
+        let mut metadata: Vec<_> = numbers.into_iter().map(number).collect();
+        let epsilon = "mamba2.attention.layer_norm_rms_epsilon".to_string();
+        metadata.push((epsilon, Value::F32(1e-5)));
+        let architecture = "general.architecture".to_string();
+        metadata.push((architecture, Value::String("mamba2".into())));
+        let tensor = NewTensor {
+            name: "token_embd.weight".into(),
+            format: &waterline_quant::F32,
+            shape: vec![4, 32],
+        };
+        let mut writer = Writer::create(&path, &metadata, &[tensor]).unwrap();
+        writer.write_tensor(&[0; 4 * 32 * 4]).unwrap();
+        writer.finish().unwrap();
+        let path = path.display().to_string();
+        let parts = ["mamba2.gguf", expected];
+        place.run(["inspect", &path]).failed(2, &parts);
+    }
+}
+
+#[test]
 fn directories_that_hold_no_model_are_refused() {
     let place = Workplace::new();
     let dir = place.path("dir");
@@ -371,4 +418,29 @@ fn a_prompt_that_is_not_utf8_is_refused_with_its_place() {
     place
         .run(["run", "-f", &place.name("absent")])
         .failed(2, &["absent"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn what_is_no_file_is_refused_at_once() {
+    let place = Workplace::new();
+    let model = place.model("gdn-tiny").display().to_string();
+    let pipe = place.name("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.unwrap().success());
+    let folder = place.home.path().display().to_string();
+    for path in [pipe.as_str(), "/dev/zero"] {
+        place.run(["inspect", path]).failed(2, &[path, "pipe"]);
+    }
+    for path in [pipe.as_str(), "/dev/full", &folder] {
+        place
+            .run(["quantize", &model, "-o", path, "--type", "f16"])
+            .failed(2, &[path, "not a file"]);
+        let chat = format!("/save {path}\n/load {path}\n");
+        let failed = outcome_of_input(&mut place.command(["chat", &model]), chat.as_bytes());
+        assert_eq!(failed.status, Some(1));
+        let refusals = failed.stderr.matches("not a file").count();
+        assert_eq!(refusals, 2, "{}", failed.stderr);
+    }
+    assert_eq!(place.files(), ["gdn-tiny.gguf", "pipe"]);
 }

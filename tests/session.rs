@@ -189,6 +189,32 @@ fn a_saved_state_goes_on_bit_for_bit() {
 }
 
 #[test]
+fn a_copy_can_be_overwritten_and_gone_on_from() {
+    let all = models();
+    let tokens = text(&all[0].1, 50);
+    let new = |model: &Arc<Model>| Session::new(Arc::clone(model), options(Kv::F16, 16));
+    let mut session = new(&all[0].1).expect("a session");
+    let mut copy = session.snapshot();
+    session.feed(&tokens[..30]).expect("a prompt");
+    session.snapshot_into(&mut copy).expect("the same layout");
+    session.feed(&tokens[30..]).expect("more");
+    let end = state(&session);
+    session.restore(&copy).expect("the same layout");
+    assert_eq!(session.position(), 30);
+    session.feed(&tokens[30..]).expect("more");
+    assert!(state(&session) == end);
+
+    let mut other = new(&all[1].1).expect("a session").snapshot();
+    let refused = session.snapshot_into(&mut other);
+    assert!(
+        refused
+            .expect_err("another model")
+            .to_string()
+            .contains("another model")
+    );
+}
+
+#[test]
 fn forks_are_independent_and_equal() {
     for (name, model) in models() {
         let tokens = text(&model, 50);

@@ -1,6 +1,5 @@
 //! Where numbers live: a shared range of a mapped file, of static data or of owned memory.
 
-use std::fs::File;
 use std::ops::{Deref, Range};
 use std::path::Path;
 use std::sync::Arc;
@@ -8,6 +7,7 @@ use std::sync::Arc;
 use crate::aligned::Aligned;
 use crate::error::{Error, Result};
 use crate::format::Format;
+use crate::regular_file::open_file;
 
 enum Storage {
     Mapped(memmap2::Mmap),
@@ -37,7 +37,7 @@ impl Bytes {
     /// another file over it is harmless.
     pub fn map_file(path: impl AsRef<Path>) -> Result<Bytes> {
         let path = path.as_ref();
-        let file = File::open(path).map_err(|e| Error::io(path, "open", e))?;
+        let file = open_file(path).map_err(|e| Error::io(path, "open", e))?;
         // SAFETY: the map is private to this process and read-only; that nobody shortens the file is documented above.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| Error::io(path, "map", e))?;
         Ok(Bytes::new(Storage::Mapped(map)))

@@ -137,6 +137,8 @@ impl Model {
 
     /// The chat template. Fails if the model has none or a broken one.
     pub fn chat_template(&self) -> Result<ChatTemplate> {
+        // Who lacks both is told of the tokenizer, without which there is no text at all.
+        let tokenizer = self.tokenizer()?;
         let source = self
             .files
             .chat_template
@@ -147,7 +149,6 @@ impl Model {
                     self.file
                 ),
             })?;
-        let tokenizer = self.tokenizer()?;
         let text = |id: Option<u32>| {
             id.map_or_else(String::new, |id| {
                 String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned()

@@ -143,7 +143,7 @@ pub struct ModelSpec {
 }
 
 /// Largest width, depth or count that is believed; what is larger is a corrupt file.
-const LARGEST: usize = 1 << 24;
+pub(crate) const LARGEST: usize = 1 << 24;
 /// The same for the number of blocks.
 pub(crate) const DEEPEST: usize = 1 << 16;
 

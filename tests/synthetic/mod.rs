@@ -121,7 +121,7 @@ pub fn model(spec: &ModelSpec, weights: &HashMap<String, Vec<f32>>) -> Arc<Model
     Model::bind(checkpoint).expect("a model")
 }
 
-/// Options with 32-bit keys and values.
+/// Options with 32-bit keys and values, and one thread: these models are too small to share.
 pub fn options(chunk: usize, context: usize) -> SessionOptions {
     SessionOptions {
         state: StateOptions {
@@ -130,7 +130,7 @@ pub fn options(chunk: usize, context: usize) -> SessionOptions {
             log: 64,
         },
         chunk,
-        threads: 2,
+        threads: 1,
         ..SessionOptions::default()
     }
 }

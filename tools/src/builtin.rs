@@ -18,16 +18,16 @@ static FILE: &Aligned<[u8]> = &Aligned(*include_bytes!("../model/waterline-chat.
 
 /// Opens the model at `path`, or else the built-in one.
 pub fn open_model(path: Option<&Path>) -> Result<Arc<Model>> {
-    Ok(match path {
-        Some(path) => Model::open(path)?,
-        None => Model::from_static(&FILE.0, NAME)?,
-    })
+    Ok(Model::bind(open_checkpoint(path)?)?)
 }
 
 /// Opens the files of a model without binding the weights.
 pub fn open_checkpoint(path: Option<&Path>) -> Result<Checkpoint> {
     Ok(match path {
         Some(path) => Checkpoint::open(path)?,
-        None => Checkpoint::from_bytes(Bytes::from_static(&FILE.0), NAME)?,
+        None => Checkpoint {
+            name: NAME.into(),
+            ..Checkpoint::from_bytes(Bytes::from_static(&FILE.0), NAME)?
+        },
     })
 }

@@ -64,7 +64,8 @@ pub struct Plot {
     pub series: Vec<Series>,
 }
 
-const WIDTH: f64 = 760.0;
+/// Width of every plot, in the units of its `svg` element.
+pub const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 400.0;
 const LEFT: f64 = 76.0;
 const RIGHT: f64 = 24.0;
@@ -123,24 +124,36 @@ fn round_step(step: f64) -> f64 {
 }
 
 impl Plot {
-    /// The plot as an `svg` element.
+    /// The plot as an `svg` element of a page.
     pub fn to_svg(&self) -> String {
-        let top = 14.0 + LINE * (self.bands.len() + self.series.len()).div_ceil(2) as f64;
-        let height = HEIGHT + top;
+        let height = self.height();
+        let label = escape(&self.description);
+        let body = self.body();
+        format!(
+            "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{label}\">\n{body}</svg>\n"
+        )
+    }
+
+    /// Height of the plot; its width is [`WIDTH`].
+    pub fn height(&self) -> f64 {
+        HEIGHT + self.top()
+    }
+
+    /// Height of the legend.
+    fn top(&self) -> f64 {
+        14.0 + LINE * (self.bands.len() + self.series.len()).div_ceil(2) as f64
+    }
+
+    /// What is in the `svg` element.
+    pub fn body(&self) -> String {
+        let top = self.top();
         let x = |value: f64| LEFT + self.x.place(value) * (WIDTH - LEFT - RIGHT);
         let y = |value: f64| top + (1.0 - self.y.place(value)) * (HEIGHT - BOTTOM);
         let (floor, right) = (y(self.y.min), WIDTH - RIGHT);
-        let mut svg = format!(
-            "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">\n",
-            escape(&self.description)
-        );
-        // Each part of a plot clips to its own frame; ids are shared by a whole page.
-        let clip = format!(
-            "frame-{:x}",
-            self.description.len() * 1009 + self.y.label.len()
-        );
+        // Plots of a page share this name only if their frames are alike, and then it does not matter.
+        let clip = format!("frame-{top}");
         let frame = floor - top;
-        svg += &format!(
+        let mut svg = format!(
             "<clipPath id=\"{clip}\"><rect x=\"{LEFT}\" y=\"{top}\" width=\"{}\" height=\"{frame}\"/></clipPath>\n",
             right - LEFT
         );
@@ -199,7 +212,7 @@ impl Plot {
                 );
             }
         }
-        svg + &self.legend() + "</svg>\n"
+        svg + &self.legend()
     }
 
     /// Two columns above the plot.

@@ -27,6 +27,12 @@ pub struct Args {
     /// Only its first N blocks, such as one, to measure a layer.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     blocks: Option<u32>,
+    /// Without feed-forward networks, to measure mixers alone.
+    #[arg(long)]
+    mixers_only: bool,
+    /// Another number of token ids, such as few, to measure without the matrix of the logits.
+    #[arg(long, value_name = "N")]
+    vocab: Option<usize>,
     /// The file to write; it appears when it is complete.
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
@@ -84,7 +90,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The preset's dimensions, with as many blocks as were asked for.
+/// The preset's dimensions, less what was not asked for.
 fn spec(args: &Args) -> Result<ModelSpec> {
     let mut spec = (args.preset.spec)();
     if let Some(blocks) = args.blocks.map(|n| n as usize) {
@@ -94,6 +100,11 @@ fn spec(args: &Args) -> Result<ModelSpec> {
         }
         spec.blocks.truncate(blocks);
     }
+    if args.mixers_only {
+        spec.blocks.iter_mut().for_each(|block| block.mlp = None);
+    }
+    spec.vocab = args.vocab.unwrap_or(spec.vocab);
+    spec.check(args.preset.name)?;
     Ok(spec)
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::{Array, Value};
 use crate::error::{Error, Result};
 use crate::format::Format;
-use crate::new_file::NewFile;
+use crate::regular_file::NewFile;
 
 /// Tensors start on cache lines, so that the mapped file can be read by aligned loads and by a GPU.
 const ALIGNMENT: usize = 64;

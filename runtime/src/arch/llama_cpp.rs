@@ -13,7 +13,7 @@ use crate::checkpoint::TextFiles;
 use crate::error::{Error, Result};
 use crate::mixers::{Mamba, Mamba2, Mixer};
 use crate::program::Tensors;
-use crate::spec::{BlockSpec, ModelSpec, NormKind, WeightSpec};
+use crate::spec::{BlockSpec, LARGEST, ModelSpec, NormKind, WeightSpec};
 
 /// An architecture with the numbers of its blocks.
 pub(crate) enum LlamaCpp {
@@ -210,7 +210,18 @@ pub(crate) fn open(gguf: &Gguf) -> Result<(ModelSpec, Tensors)> {
         file: gguf.name().into(),
         what,
     };
-    let usize = |key: &str| gguf.get_usize(&format!("{architecture}.{key}"));
+    let usize = |key: &str| {
+        let key = format!("{architecture}.{key}");
+        match gguf.get_usize(&key)? {
+            number if number <= LARGEST => Ok(number),
+            number => Err(Error::Config {
+                file: gguf.name().into(),
+                key,
+                found: number.to_string(),
+                expected: format!("a number up to {LARGEST}"),
+            }),
+        }
+    };
     if !["mamba", "mamba2"].contains(&architecture) {
         return Err(unsupported(format!(
             "general.architecture {architecture:?}; known are waterline, mamba and mamba2"

@@ -1,5 +1,7 @@
 //! Vector primitives on f32, written as plain loops that the compiler vectorises for the widest unit of this CPU.
 
+use half::f16;
+
 /// Values in flight per loop turn: four AVX-512 registers, eight AVX2 ones.
 const LANES: usize = 64;
 
@@ -94,6 +96,9 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
         }
     }
     let mut sum = fold(sums);
+    if a_rest.is_empty() {
+        return sum;
+    }
     let (a_chunks, a_rest) = a_rest.as_chunks::<8>();
     let (b_chunks, b_rest) = b_rest.as_chunks::<8>();
     let mut small = [0.0f32; 8];
@@ -247,6 +252,24 @@ pub fn softplus(x: f32) -> f32 {
     x.max(0.0) + 2.0 * s * p
 }
 
+/// The half-precision numbers as f32.
+#[inline(always)]
+pub fn widen(from: &[f16], to: &mut [f32]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        let bits = u32::from(from.to_bits());
+        // Exponents of halves are 15 too high and those of floats 127, so the product with 2^112 is the number, also where
+        // it has no leading one. Infinities and NaN have the highest exponent in both.
+        let rest = (bits & 0x7fff) << 13;
+        let finite = (f32::from_bits(rest) * f32::from_bits((112 + 127) << 23)).to_bits();
+        let magnitude = if rest >= 0x0f80_0000 {
+            rest | 0x7f80_0000
+        } else {
+            finite
+        };
+        *to = f32::from_bits(magnitude | (bits & 0x8000) << 16);
+    }
+}
+
 /// `C += A B`: C `[m, n]` and B `[k, n]` row by row with row lengths `c_row` and `b_row`; A's value (i, p) stands at
 /// `i * a_row + p * a_col`, so that a transposed A needs no copy.
 #[inline(always)]
@@ -261,7 +284,13 @@ pub fn gemm(
 ) {
     let mut j = 0;
     while j < n {
-        let width = n - j;
+        // A few rows take B as it comes from memory: wide, and with sums enough.
+        let width = match n - j {
+            64.. if m < 4 => 64,
+            32.. => 32,
+            8.. => 8,
+            _ => 1,
+        };
         let b = &b[j..];
         let mut i = 0;
         while i < m {
@@ -269,20 +298,17 @@ pub fn gemm(
             let c = &mut c[i * c_row + j..];
             let tall = m - i >= 4;
             match (tall, width) {
-                (true, 32..) => tile::<4, 32>(k, a, a_row, a_col, b, b_row, c, c_row),
-                (true, 8..) => tile::<4, 8>(k, a, a_row, a_col, b, b_row, c, c_row),
+                (true, 32) => tile::<4, 32>(k, a, a_row, a_col, b, b_row, c, c_row),
+                (true, 8) => tile::<4, 8>(k, a, a_row, a_col, b, b_row, c, c_row),
                 (true, _) => tile::<4, 1>(k, a, a_row, a_col, b, b_row, c, c_row),
-                (false, 32..) => tile::<1, 32>(k, a, a_row, a_col, b, b_row, c, c_row),
-                (false, 8..) => tile::<1, 8>(k, a, a_row, a_col, b, b_row, c, c_row),
+                (false, 64) => tile::<1, 64>(k, a, a_row, a_col, b, b_row, c, c_row),
+                (false, 32) => tile::<1, 32>(k, a, a_row, a_col, b, b_row, c, c_row),
+                (false, 8) => tile::<1, 8>(k, a, a_row, a_col, b, b_row, c, c_row),
                 (false, _) => tile::<1, 1>(k, a, a_row, a_col, b, b_row, c, c_row),
             }
             i += if tall { 4 } else { 1 };
         }
-        j += match width {
-            32.. => 32,
-            8.. => 8,
-            _ => 1,
-        };
+        j += width;
     }
 }
 
@@ -350,7 +376,14 @@ mod tests {
     #[test]
     fn gemm_matches_the_triple_loop() {
         let value = |i: usize| ((i * 7919 + 13) % 101) as f32 / 50.0 - 1.0;
-        for [m, n, k] in [[1, 1, 1], [4, 32, 8], [5, 45, 3], [9, 70, 17], [3, 7, 64]] {
+        for [m, n, k] in [
+            [1, 1, 1],
+            [4, 32, 8],
+            [5, 45, 3],
+            [9, 70, 17],
+            [3, 7, 64],
+            [2, 130, 9],
+        ] {
             let a: Vec<f32> = (0..m * k).map(value).collect();
             let b: Vec<f32> = (0..k * n).map(|i| value(i + 5)).collect();
             let mut c: Vec<f32> = (0..m * n).map(|i| value(i + 9)).collect();
@@ -389,6 +422,61 @@ mod tests {
                 let expected = x[i] + rows[i] - 2.0 * rows[n + i] + 3.0 * rows[2 * n + i];
                 assert_eq!(y[i], expected, "{n} {i}");
             }
+        }
+    }
+
+    /// A bit of everything, as bits.
+    #[inline(always)]
+    fn everything(a: &[f32], b: &[f32]) -> Vec<u32> {
+        let mut out = vec![0.0; a.len()];
+        gemm([5, 77, 5], a, [5, 1], b, 77, &mut out, 77);
+        add_rows(&a[..5], b, &mut out[..77]);
+        for (out, x) in out.iter_mut().zip(a) {
+            *out += exp(*x) + silu(*x) + softplus(*x);
+        }
+        out.extend([dot(a, b), sum(a), max(b)]);
+        out.iter().map(|x| x.to_bits()).collect()
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn every_unit_gives_the_same_bits() {
+        let value = |i: usize| ((i * 7919 + 13) % 101) as f32 / 50.0 - 1.0;
+        let (a, b): (Vec<f32>, Vec<f32>) = (0..5 * 77).map(|i| (value(i), value(i + 31))).unzip();
+        let plain = everything(&a, &b);
+        if level() != Level::Base {
+            // SAFETY: both wider levels have AVX2.
+            let found = unsafe {
+                on_avx2(
+                    #[inline(always)]
+                    || everything(&a, &b),
+                )
+            };
+            assert_eq!(found, plain);
+        }
+        if level() == Level::Avx512 {
+            // SAFETY: the level was detected.
+            let found = unsafe {
+                on_avx512(
+                    #[inline(always)]
+                    || everything(&a, &b),
+                )
+            };
+            assert_eq!(found, plain);
+        }
+    }
+
+    #[test]
+    fn every_half_is_widened_exactly() {
+        let halves: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
+        let mut wide = vec![0.0; halves.len()];
+        vectorize(
+            #[inline(always)]
+            || widen(&halves, &mut wide),
+        );
+        for (half, wide) in halves.iter().zip(wide) {
+            let same = wide.to_bits() == half.to_f32().to_bits();
+            assert!(same || half.is_nan() && wide.is_nan(), "{half:?} {wide}");
         }
     }
 

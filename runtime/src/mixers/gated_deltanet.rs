@@ -71,16 +71,8 @@ impl Mixer for GatedDeltaNet {
 
     fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
         let dims = [self.heads, self.value_heads, self.head_dim, self.value_dim];
-        Mismatch::unless(
-            dims.iter().all(|&n| n > 0),
-            || format!("{dims:?}"),
-            "heads and widths of one or more",
-        )?;
-        Mismatch::unless(
-            self.value_heads.is_multiple_of(self.heads),
-            || format!("{} value heads on {} heads", self.value_heads, self.heads),
-            "a whole number of value heads for each head",
-        )?;
+        Mismatch::unless_positive(&dims, "heads and widths of one or more")?;
+        Mismatch::unless_shared(self.value_heads, "value heads", self.heads, "head")?;
         short_conv::check(self.conv)
     }
 

@@ -97,21 +97,8 @@ impl Mixer for Gsa {
             self.value_dim,
             self.slots,
         ];
-        Mismatch::unless(
-            dims.iter().all(|&n| n > 0),
-            || format!("{dims:?}"),
-            "heads, widths and slots of one or more",
-        )?;
-        Mismatch::unless(
-            self.heads.is_multiple_of(self.kv_heads),
-            || {
-                format!(
-                    "{} heads on {} key and value heads",
-                    self.heads, self.kv_heads
-                )
-            },
-            "a whole number of heads for each key and value head",
-        )?;
+        Mismatch::unless_positive(&dims, "heads, widths and slots of one or more")?;
+        Mismatch::unless_shared(self.heads, "heads", self.kv_heads, "key and value head")?;
         Mismatch::unless(
             self.written.is_none_or(|n| (1..=self.slots).contains(&n)),
             || format!("{:?} slots written of {}", self.written, self.slots),

@@ -68,11 +68,7 @@ impl Mixer for Hgrn2 {
 
     fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
         let dims = [self.heads, self.head_dim, self.value_dim];
-        Mismatch::unless(
-            dims.iter().all(|&n| n > 0),
-            || format!("{dims:?}"),
-            "heads and widths of one or more",
-        )?;
+        Mismatch::unless_positive(&dims, "heads and widths of one or more")?;
         short_conv::check(self.conv)
     }
 

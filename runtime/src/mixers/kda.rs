@@ -66,16 +66,8 @@ impl Mixer for Kda {
 
     fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
         let dims = [self.heads, self.value_heads, self.head_dim, self.value_dim];
-        Mismatch::unless(
-            dims.iter().all(|&n| n > 0),
-            || format!("{dims:?}"),
-            "heads and widths of one or more",
-        )?;
-        Mismatch::unless(
-            self.value_heads.is_multiple_of(self.heads),
-            || format!("{} value heads on {} heads", self.value_heads, self.heads),
-            "a whole number of value heads for each head",
-        )?;
+        Mismatch::unless_positive(&dims, "heads and widths of one or more")?;
+        Mismatch::unless_shared(self.value_heads, "value heads", self.heads, "head")?;
         Mismatch::unless(
             self.decay_bound.is_none_or(|bound| bound < 0.0),
             || format!("decay_bound {:?}", self.decay_bound),

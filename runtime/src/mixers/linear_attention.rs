@@ -45,21 +45,8 @@ impl LinearAttention {
 
     pub(super) fn check(&self) -> Result<(), Mismatch> {
         let dims = [self.heads, self.kv_heads, self.head_dim, self.value_dim];
-        Mismatch::unless(
-            dims.iter().all(|&n| n > 0),
-            || format!("{dims:?}"),
-            "heads and widths of one or more",
-        )?;
-        Mismatch::unless(
-            self.heads.is_multiple_of(self.kv_heads),
-            || {
-                format!(
-                    "{} heads on {} key and value heads",
-                    self.heads, self.kv_heads
-                )
-            },
-            "a whole number of heads for each key and value head",
-        )?;
+        Mismatch::unless_positive(&dims, "heads and widths of one or more")?;
+        Mismatch::unless_shared(self.heads, "heads", self.kv_heads, "key and value head")?;
         short_conv::check(self.conv)
     }
 

@@ -110,6 +110,19 @@ impl Mismatch {
             })
         }
     }
+
+    /// Fails unless all `sizes` are one or more; `expected` names them.
+    fn unless_positive(sizes: &[usize], expected: &str) -> Result<(), Mismatch> {
+        let found = || format!("{sizes:?}");
+        Self::unless(sizes.iter().all(|&n| n > 0), found, expected)
+    }
+
+    /// Fails unless `many`, which are called `names`, are a whole number for each of `few`, which are called `name`.
+    fn unless_shared(many: usize, names: &str, few: usize, name: &str) -> Result<(), Mismatch> {
+        let found = || format!("{many} {names} on {few} {name}s");
+        let expected = format!("a whole number of {names} for each {name}");
+        Self::unless(many.is_multiple_of(few), found, &expected)
+    }
 }
 
 /// The norm of a mixer's output, with the gains `o_norm.weight`.

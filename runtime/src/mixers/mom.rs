@@ -143,11 +143,7 @@ impl Mixer for Mom {
 
     fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
         let dims = [self.heads, self.head_dim, self.value_dim];
-        Mismatch::unless(
-            dims.iter().all(|&n| n > 0),
-            || format!("{dims:?}"),
-            "heads and widths of one or more",
-        )?;
+        Mismatch::unless_positive(&dims, "heads and widths of one or more")?;
         Mismatch::unless(
             (1..=self.memories).contains(&self.chosen) && self.memories <= 1 << 16,
             || format!("{} chosen of {} memories", self.chosen, self.memories),

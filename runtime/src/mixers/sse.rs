@@ -250,16 +250,8 @@ impl Mixer for Sse {
 
     fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
         let dims = [self.heads, self.value_heads, self.head_dim, self.value_dim];
-        Mismatch::unless(
-            dims.iter().all(|&n| n > 0),
-            || format!("{dims:?}"),
-            "heads and widths of one or more",
-        )?;
-        Mismatch::unless(
-            self.value_heads.is_multiple_of(self.heads),
-            || format!("{} value heads on {} heads", self.value_heads, self.heads),
-            "a whole number of value heads for each head",
-        )?;
+        Mismatch::unless_positive(&dims, "heads and widths of one or more")?;
+        Mismatch::unless_shared(self.value_heads, "value heads", self.heads, "head")?;
         let chosen = [self.writers, self.readers];
         Mismatch::unless(
             chosen.iter().all(|n| (1..=self.partitions).contains(n)) && self.partitions <= 1 << 16,

@@ -343,10 +343,14 @@ fn step(inputs: &Inputs, t: usize, state: &mut [f32], out: &mut [f32], scratch: 
         let mut column = 0;
         while column < inputs.dv {
             // The first query reads while the state is written.
+            // As wide as can be: a large state comes from memory, which is fastest in its own order.
             column += match (query, inputs.dv - column) {
+                (0, 256..) => token.write::<256>(column, q, state, out),
+                (0, 128..) => token.write::<128>(column, q, state, out),
                 (0, 32..) => token.write::<32>(column, q, state, out),
                 (0, 8..) => token.write::<8>(column, q, state, out),
                 (0, _) => token.write::<1>(column, q, state, out),
+                (_, 128..) => token.read::<128>(column, q, state, out),
                 (_, 32..) => token.read::<32>(column, q, state, out),
                 (_, 8..) => token.read::<8>(column, q, state, out),
                 (_, _) => token.read::<1>(column, q, state, out),

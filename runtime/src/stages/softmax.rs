@@ -30,7 +30,7 @@ impl Element for f32 {
 impl Element for f16 {
     #[inline(always)]
     fn widen(from: &[f16], to: &mut [f32]) {
-        from.convert_to_f32_slice(to);
+        simd::widen(from, to);
     }
 
     #[inline(always)]

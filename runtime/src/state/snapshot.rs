@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use waterline_quant::NewFile;
+use waterline_quant::{NewFile, open_file};
 
 use super::arena::Arena;
 use super::plan::{SlotPlan, StatePlan};
@@ -76,7 +76,7 @@ impl Snapshot {
     /// Reads a snapshot file.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let file = std::fs::File::open(path).map_err(|e| Error::io(path, "cannot open", e))?;
+        let file = open_file(path).map_err(|e| Error::io(path, "cannot open", e))?;
         let size = file
             .metadata()
             .map_err(|e| Error::io(path, "cannot open", e))?

@@ -27,23 +27,22 @@ impl Touched {
 
     /// So many rows of every head of a slot `[heads, rows, ..]` are read and written.
     pub(crate) fn rows(plan: &StatePlan, slot: usize, read: usize, written: usize) -> Self {
-        let rows = plan.slots[slot].shape[1];
-        let bytes = plan.slots[slot].bytes / rows.max(1);
-        Touched {
-            slot,
-            read: read.min(rows) * bytes,
-            written: written.min(rows) * bytes,
-        }
+        Self::some(plan, slot, plan.slots[slot].shape[1], [read, written])
     }
 
     /// So many entries of a slot `[entries, ..]` are read and written.
     pub(crate) fn entries(plan: &StatePlan, slot: usize, read: usize, written: usize) -> Self {
-        let entries = plan.slots[slot].shape[0];
-        let bytes = plan.slots[slot].bytes / entries.max(1);
+        Self::some(plan, slot, plan.slots[slot].shape[0], [read, written])
+    }
+
+    /// Of a slot in so many equal parts, some or all are touched.
+    fn some(plan: &StatePlan, slot: usize, parts: usize, touched: [usize; 2]) -> Self {
+        let bytes = plan.slots[slot].bytes / parts.max(1);
+        let [read, written] = touched.map(|n| n.min(parts) * bytes);
         Touched {
             slot,
-            read: read.min(entries) * bytes,
-            written: written.min(entries) * bytes,
+            read,
+            written,
         }
     }
 

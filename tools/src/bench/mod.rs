@@ -20,6 +20,7 @@ use crate::device::DeviceArgs;
 use crate::error::{Error, Result};
 use crate::interrupt::on_interrupt;
 use crate::machine::Machine;
+use crate::page::is_picture;
 use crate::session::SessionArgs;
 use crate::write_model::check_output;
 use measure::Plan;
@@ -70,7 +71,7 @@ struct Outputs {
     /// Write the tables as Markdown.
     #[arg(long, value_name = "F")]
     md: Option<PathBuf>,
-    /// Write a page with plots of latency and memory; it needs no other file.
+    /// Write a page with plots of latency and memory; it needs no other file. A name that ends in .svg gives the plots alone.
     #[arg(long, value_name = "F")]
     html: Option<PathBuf>,
 }
@@ -113,57 +114,66 @@ fn measure(args: &Args) -> Result<Report> {
     let canceller = session.canceller();
     on_interrupt(move || canceller.cancel())?;
 
+    let state = model.plan(&session.options().state)?;
     let machine = Machine::here();
     let measured = measure::measure(&mut session, &plan, machine.cache_bytes)?;
     Ok(Report::new(
-        &plan, measured, machine, device, &session, load_ms,
+        &plan, measured, machine, device, &session, &state, load_ms,
     ))
 }
 
 impl Outputs {
-    fn each(&self) -> [(&Option<PathBuf>, fn(&Report) -> String); 4] {
-        [
+    /// The files that are wanted, and what goes there.
+    fn wanted(&self) -> Vec<(&Path, Text)> {
+        let page: Text = match self.html.as_deref().is_some_and(is_picture) {
+            true => page::picture,
+            false => page::page,
+        };
+        let outputs: [(_, Text); 4] = [
             (&self.json, Report::to_json),
             (&self.csv, Report::to_csv),
             (&self.md, Report::to_markdown),
-            (&self.html, page::page),
-        ]
+            (&self.html, page),
+        ];
+        let wanted = outputs.into_iter();
+        wanted
+            .filter_map(|(path, text)| Some((path.as_deref()?, text)))
+            .collect()
     }
 
     /// Refuses what could not be written, before an hour of measuring.
     fn check(&self) -> Result<()> {
-        for (path, _) in self.each() {
-            if let Some(path) = path.as_deref().filter(|path| !is_dash(path)) {
-                check_output(path, None)?;
-                let folder = path
-                    .parent()
-                    .filter(|folder| !folder.as_os_str().is_empty());
-                if folder.is_some_and(|folder| !folder.is_dir()) {
-                    return Err(Error::input(path, "there is no such folder"));
-                }
+        for (path, _) in self.wanted() {
+            if is_dash(path) {
+                continue;
+            }
+            check_output(path, None)?;
+            let folder = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+            if folder.is_some_and(|folder| !folder.is_dir()) {
+                return Err(Error::input(path, "there is no such folder"));
             }
         }
         Ok(())
     }
 
     fn write(&self, report: &Report) -> Result<()> {
-        let mut printed = false;
-        for (path, text) in self.each() {
-            match path.as_deref() {
-                Some(path) if is_dash(path) => {
-                    print(&text(report))?;
-                    printed = true;
-                }
-                Some(path) => crate::text::write(path, &text(report))?,
-                None => (),
+        let wanted = self.wanted();
+        for (path, text) in &wanted {
+            if is_dash(path) {
+                print(&text(report))?;
+            } else {
+                crate::text::write(path, &text(report))?;
             }
         }
-        if printed {
+        if wanted.iter().any(|(path, _)| is_dash(path)) {
             return Ok(());
         }
         print(&report.to_text())
     }
 }
+
+/// A result as it is written.
+type Text = fn(&Report) -> String;
 
 fn is_dash(path: &Path) -> bool {
     path.as_os_str() == "-"

@@ -14,10 +14,19 @@ pub fn page(report: &Report) -> String {
     page::page(
         &format!("{}: latency and memory", report.model.title()),
         &report.titles(),
-        &[latency(report), memory(report)],
+        &figures(report),
         &rows,
         &report.facts(),
     )
+}
+
+/// Its plots alone.
+pub fn picture(report: &Report) -> String {
+    page::picture(&figures(report))
+}
+
+fn figures(report: &Report) -> [Figure; 2] {
+    [latency(report), memory(report)]
 }
 
 /// The last position that is shown.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use waterline::Session;
+use waterline::{Session, StatePlan};
 
 use super::measure::{Measured, Plan, Timed};
 use super::statistics::{jitter, median, percentile};
@@ -43,11 +43,11 @@ pub struct Report {
     pub interleaved: bool,
     /// Latency at each depth.
     pub depths: Vec<Depth>,
-    /// What one token must move, see [`bytes_per_token`].
+    /// What a token must move: the mean of the depths.
     pub bytes_per_token: u64,
     /// Plain reading with as many threads: the median of passes between the timed tokens.
     pub read_bytes_per_s: f64,
-    /// Bytes per token by the median time of all timed tokens, as a share of plain reading. Above 1 if caches hold the weights.
+    /// The mean of the depths' shares.
     pub bandwidth_share: f64,
     /// Allocations while tokens were read and generated, for each of them.
     pub allocations_per_token: f64,
@@ -94,6 +94,10 @@ pub struct Depth {
     pub max_us: f64,
     /// Mean difference of successive times.
     pub jitter_us: f64,
+    /// What a token must move here, see [`bytes_per_token`].
+    pub bytes_per_token: u64,
+    /// These bytes in the median time, as a share of plain reading. Above 1 if caches hold the weights.
+    pub bandwidth_share: f64,
     /// Resident memory when the depth was reached.
     pub rss_bytes: Option<u64>,
     /// Every time, in order.
@@ -131,19 +135,27 @@ impl ModelInfo {
     }
 }
 
-/// Bytes that one token must move: every weight once.
-// STATE BYTES: the states that a token reads and writes belong here too; `Program` does not count them yet.
-fn bytes_per_token(session: &Session) -> u64 {
-    session.model().program().weight_bytes() as u64
+/// Bytes that the token at `position` must move: every weight once, and what it reads and writes of the state.
+fn bytes_per_token(session: &Session, plan: &StatePlan, position: u64) -> u64 {
+    let program = session.model().program();
+    (program.weight_bytes() + program.state_bytes(plan, position)) as u64
+}
+
+fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
+    let count = values.len() as f64;
+    values.sum::<f64>() / count
 }
 
 impl Depth {
-    fn new(timed: Timed) -> Self {
+    fn new(timed: Timed, bytes_per_token: u64, read_bytes_per_s: f64) -> Self {
         let mut sorted = timed.samples_us.clone();
         sorted.sort_by(f64::total_cmp);
+        let p50_us = percentile(&sorted, 0.5);
         Depth {
             position: timed.position,
-            p50_us: percentile(&sorted, 0.5),
+            bytes_per_token,
+            bandwidth_share: bytes_per_token as f64 / (1e-6 * p50_us) / read_bytes_per_s,
+            p50_us,
             p90_us: percentile(&sorted, 0.9),
             p99_us: percentile(&sorted, 0.99),
             max_us: percentile(&sorted, 1.0),
@@ -167,13 +179,17 @@ impl Report {
         machine: Machine,
         device: &str,
         session: &Session,
+        state: &StatePlan,
         load_ms: f64,
     ) -> Self {
-        let depths: Vec<Depth> = measured.depths.into_iter().map(Depth::new).collect();
+        let read_bytes_per_s = median(&measured.read_bytes_per_s);
+        let depth = |timed: Timed| {
+            let bytes = bytes_per_token(session, state, timed.position);
+            Depth::new(timed, bytes, read_bytes_per_s)
+        };
+        let depths: Vec<Depth> = measured.depths.into_iter().map(depth).collect();
         let samples = depths.iter().flat_map(|depth| &depth.samples_us);
         let samples: Vec<f64> = samples.copied().collect();
-        let bytes_per_token = bytes_per_token(session);
-        let read_bytes_per_s = median(&measured.read_bytes_per_s);
         let memory = measured.memory.into_iter();
         Report {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -190,10 +206,10 @@ impl Report {
             time_to_first_token_ms: 1e3 * median(&measured.first_token_s),
             decode_tokens_per_s: 1e6 * samples.len() as f64 / samples.iter().sum::<f64>(),
             interleaved: measured.interleaved,
+            bytes_per_token: mean(depths.iter().map(|d| d.bytes_per_token as f64)) as u64,
+            bandwidth_share: mean(depths.iter().map(|d| d.bandwidth_share)),
             depths,
-            bytes_per_token,
             read_bytes_per_s,
-            bandwidth_share: bytes_per_token as f64 / (1e-6 * median(&samples)) / read_bytes_per_s,
             allocations_per_token: measured.allocations as f64 / measured.counted_tokens as f64,
             peak_rss_bytes: measured.peak_bytes,
             device_bytes: 0,
@@ -240,7 +256,7 @@ impl Report {
         let vectors = &machine.simd;
         [
             format!(
-                "{}: {} parameters, {} read for each token, session {}",
+                "{}: {} parameters, {} of weights for each token, session {}",
                 model.title(),
                 units::count(model.parameters),
                 units::bytes(model.weight_bytes as usize),

@@ -94,6 +94,12 @@ impl Commands {
             .split_once(char::is_whitespace)
             .unwrap_or((command, ""));
         let rest = rest.trim();
+        let takes_nothing = |(other, arguments, _): &Help| *other == name && arguments.is_empty();
+        if !rest.is_empty() && COMMANDS.iter().any(takes_nothing) {
+            return Err(Error::usage(format!(
+                "/{name} stands alone, without {rest:?}"
+            )));
+        }
         match name {
             "help" => screen.notice(&help())?,
             "system" => {
@@ -234,6 +240,10 @@ fn set(rest: &str, conversation: &mut Conversation, screen: &mut Screen) -> Resu
     let value = value.trim();
     if key == MAX_TOKENS {
         conversation.limits().max_tokens = number(key, value)?;
+    } else if !sampling::NAMES.contains(&key) {
+        return Err(Error::usage(format!(
+            "there is no setting {key:?}; /set lists them"
+        )));
     } else {
         sampling::set(&mut params, key, value)?;
         conversation.set_sampler(params)?;

@@ -69,11 +69,14 @@ fn banner(conversation: &Conversation, screen: &mut Screen) -> Result<()> {
     let session = conversation.session();
     let model = session.model();
     screen.notice(&format!(
-        "{}: {} parameters, a session of {}, {} threads. /help lists the commands.",
+        "{}: {} parameters, a session of {}, {}. /help lists the commands.",
         model.name(),
         units::count(model.spec().parameters()),
         units::bytes(session.state_bytes()),
-        session.threads()
+        match session.threads() {
+            1 => "1 thread".into(),
+            threads => format!("{threads} threads"),
+        }
     ))
 }
 

@@ -207,18 +207,18 @@ pub const PRESETS: &[Preset] = &[
         TINY.model(5, &sse_windows(2, 1, 64))
     }),
     Preset::new("mamba-tiny", "as mamba-1.4b, for tests", || {
-        TINY.without_mlp().model(4, &[mixers::mamba(256, None)])
+        TINY.of_mamba().model(4, &[mixers::mamba(256, None)])
     }),
     Preset::new("mamba2-tiny", "as mamba2-1.3b, for tests", || {
-        TINY.without_mlp().model(4, &[mixers::mamba2(256, None)])
+        TINY.of_mamba().model(4, &[mixers::mamba2(256, None)])
     }),
     Preset::new("hax-mamba-tiny", "as hax-mamba-790m, for tests", || {
         let hax = Some(mixers::hax(8, 8));
-        TINY.without_mlp().model(4, &[mixers::mamba(256, hax)])
+        TINY.of_mamba().model(4, &[mixers::mamba(256, hax)])
     }),
     Preset::new("hax-mamba2-tiny", "as hax-mamba2-790m, for tests", || {
         let hax = Some(mixers::hax(8, 8));
-        TINY.without_mlp().model(4, &[mixers::mamba2(256, hax)])
+        TINY.of_mamba().model(4, &[mixers::mamba2(256, hax)])
     }),
 ];
 
@@ -247,8 +247,12 @@ impl Size {
         }
     }
 
-    const fn without_mlp(self) -> Self {
-        self.widths(self.hidden, 0)
+    /// The same without feed-forward networks, and with Mamba's epsilon.
+    const fn of_mamba(self) -> Self {
+        Size {
+            norm_eps: MAMBA2.norm_eps,
+            ..self.widths(self.hidden, 0)
+        }
     }
 
     /// `blocks` blocks that take turns through `mixers`.

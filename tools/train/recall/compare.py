@@ -1,6 +1,6 @@
 """Accuracy from PyTorch and from waterline side by side: compare.py PYTORCH.csv WATERLINE.csv...
 
-Prints a Markdown table (percent; where they differ, PyTorch first) and fails if a setting differs by more than half a point.
+Prints a Markdown table of the settings that every model has in both (percent; where they differ, PyTorch first) and fails if a setting differs by more than half a point.
 """
 
 import csv
@@ -21,7 +21,7 @@ def read(paths):
 
 def main():
     torch, ours = read(sys.argv[1:2]), read(sys.argv[2:])
-    settings = list(next(iter(torch.values())))
+    settings = [s for s in next(iter(torch.values())) if all(s in found for found in ours.values())]
     print("| model | " + " | ".join(f"{t} {k}" + (f", {n}" if n else "") for t, k, n in settings) + " |")
     print("|---|" + "---|" * len(settings))
     worst, count = (0.0, ""), 0

@@ -18,6 +18,7 @@ use waterline::{Model, SamplerParams, Session};
 use crate::builtin::open_model;
 use crate::error::{Error, Result};
 use crate::interrupt::on_interrupt;
+use crate::page::is_picture;
 use crate::progress;
 use crate::session::SessionArgs;
 use crate::write_model::check_output;
@@ -63,7 +64,7 @@ pub struct Args {
     /// Write a line for each task, number of keys and length.
     #[arg(long, value_name = "F")]
     csv: Option<PathBuf>,
-    /// Write a page with plots of accuracy by number of keys and by distance; it needs no other file.
+    /// Write a page with plots of accuracy by number of keys and by distance; it needs no other file. A name that ends in .svg gives the plots alone.
     #[arg(long, value_name = "F")]
     html: Option<PathBuf>,
     #[command(flatten)]
@@ -191,7 +192,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         crate::text::write(path, &report.to_csv())?;
     }
     if let Some(path) = &args.html {
-        crate::text::write(path, &report.to_page())?;
+        let page = if is_picture(path) {
+            report.to_picture()
+        } else {
+            report.to_page()
+        };
+        crate::text::write(path, &page)?;
     }
     let text = if args.json {
         report.to_json()

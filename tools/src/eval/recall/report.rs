@@ -206,6 +206,16 @@ impl Report {
             "Asked in {}, for values that cannot be guessed; sequences from seed {} on",
             self.form, self.seed
         )];
+        let title = format!("{}: recall", self.model);
+        page::page(&title, &lines, &self.figures(), &self.rows(), &[])
+    }
+
+    /// Its plots alone.
+    pub fn to_picture(&self) -> String {
+        page::picture(&self.figures())
+    }
+
+    fn figures(&self) -> Vec<Figure> {
         let figures = [
             figure(
                 "By number of keys",
@@ -228,9 +238,7 @@ impl Report {
                 }),
             ),
         ];
-        let figures: Vec<Figure> = figures.into_iter().flatten().collect();
-        let title = format!("{}: recall", self.model);
-        page::page(&title, &lines, &figures, &self.rows(), &[])
+        figures.into_iter().flatten().collect()
     }
 
     /// For each task the accuracy over what `of` says about its lines: place, right answers, questions.

@@ -1,11 +1,30 @@
-//! A file that appears under its name when it is whole, and not before.
+//! Files and nothing else: a folder, device or pipe under the name of a file is refused before it is touched.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A file that is being written. Until [`NewFile::finish`] has succeeded, whatever had its name is still there, untouched;
+/// Opens a file for reading. Opening a pipe would wait for its other end, and a device may have none.
+pub fn open_file(path: impl AsRef<Path>) -> io::Result<File> {
+    check(&std::fs::metadata(&path)?)?;
+    File::open(path)
+}
+
+/// Refuses what is no file.
+fn check(found: &Metadata) -> io::Result<()> {
+    let (kind, reason) = match (found.is_file(), found.is_dir()) {
+        (true, _) => return Ok(()),
+        (_, true) => (ErrorKind::IsADirectory, "it is a folder, not a file"),
+        _ => (
+            ErrorKind::InvalidInput,
+            "it is a device, a pipe or a socket, not a file",
+        ),
+    };
+    Err(io::Error::new(kind, reason))
+}
+
+/// A file that is being written. It appears under its name when it is whole, and not before: until [`NewFile::finish`] has succeeded, whatever had its name is still there, untouched;
 /// dropped before, it leaves nothing behind.
 pub struct NewFile {
     path: PathBuf,
@@ -40,16 +59,10 @@ impl NewFile {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
         let replaced = std::fs::metadata(&path).ok();
         if let Some(found) = &replaced {
-            let refuse = |kind, reason: &str| Err(io::Error::new(kind, reason));
-            if found.is_dir() {
-                return refuse(ErrorKind::IsADirectory, "it is a folder");
-            }
-            if !found.is_file() {
-                let reason = "it is a device, a pipe or a socket, and no file to replace";
-                return refuse(ErrorKind::InvalidInput, reason);
-            }
+            check(found)?;
             if found.permissions().readonly() {
-                return refuse(ErrorKind::PermissionDenied, "the file is read-only");
+                let reason = "the file is read-only";
+                return Err(io::Error::new(ErrorKind::PermissionDenied, reason));
             }
         }
         // Other threads may be writing the same file.
@@ -183,6 +196,10 @@ mod tests {
         ] {
             let error = NewFile::create(path).err().unwrap().to_string();
             assert!(error.contains(reason), "{}: {error}", path.display());
+            if path != read_only {
+                let error = open_file(path).err().unwrap().to_string();
+                assert!(error.contains(reason), "{}: {error}", path.display());
+            }
         }
         assert_eq!(names(folder.path()).len(), 2);
         assert!(Path::new("/dev/null").metadata().unwrap().len() == 0);

@@ -1,0 +1,349 @@
+//! `bench` and `eval recall` from outside: what they write and how they refuse. How long something takes is never asked.
+
+mod common;
+
+use std::ffi::OsStr;
+use std::process::Stdio;
+
+use common::{Workplace, fixture};
+use serde_json::Value;
+
+/// Numbers that scripts rely on.
+const NUMBERS: [&str; 12] = [
+    "decode_tokens_per_s",
+    "prefill_tokens_per_s",
+    "time_to_first_token_ms",
+    "load_ms",
+    "bytes_per_token",
+    "bandwidth_share",
+    "allocations_per_token",
+    "peak_rss_bytes",
+    "device_bytes",
+    "read_bytes_per_s",
+    "threads",
+    "prompt",
+];
+
+/// A short measurement with more flags, as JSON.
+fn bench(place: &Workplace, model: &str, flags: &[&str]) -> Value {
+    let short = [
+        "--prompt", "8", "--gen", "20", "--depth", "20,0", "--json", "-",
+    ];
+    let all = ["bench", model].into_iter().chain(short);
+    place
+        .run(all.chain(flags.iter().copied()))
+        .succeeded()
+        .json()
+}
+
+#[test]
+fn bench_writes_what_scripts_rely_on() {
+    let place = Workplace::new();
+    let model = place.model("gdn-tiny").display().to_string();
+    let names = ["json", "csv", "md", "html"].map(|kind| place.name(&format!("out.{kind}")));
+    let [json, csv, md, html] = &names;
+    let text = place
+        .run([
+            "bench",
+            &model,
+            "--prompt",
+            "8",
+            "--gen",
+            "20",
+            "--depth",
+            "20,0",
+            "--threads",
+            "2",
+            "--json",
+            json,
+            "--csv",
+            csv,
+            "--md",
+            md,
+            "--html",
+            html,
+        ])
+        .succeeded()
+        .text();
+    for word in ["prefill", "decode", "allocations", "p50", "hash"] {
+        assert!(text.contains(word), "{text}");
+    }
+
+    let read = |path: &String| std::fs::read_to_string(path).unwrap();
+    let result: Value = serde_json::from_str(&read(json)).unwrap();
+    for key in NUMBERS {
+        let number = result[key].as_f64();
+        if cfg!(target_os = "linux") || key != "peak_rss_bytes" {
+            assert!(number.is_some_and(f64::is_finite), "{key}: {}", result[key]);
+        }
+    }
+    assert_eq!(result["allocations_per_token"], 0.0);
+    assert_eq!(result["hash"].as_str().unwrap().len(), 16);
+    assert!(result["machine"]["logical_cores"].as_u64().unwrap() > 0);
+    let depths = result["depths"].as_array().unwrap();
+    let positions: Vec<_> = depths.iter().map(|depth| &depth["position"]).collect();
+    assert_eq!(positions, [0, 20]);
+    for depth in depths {
+        let samples = depth["samples_us"].as_array().unwrap();
+        assert_eq!(samples.len(), 20);
+        let us = |key: &str| depth[key].as_f64().unwrap();
+        let order = [us("p50_us"), us("p90_us"), us("p99_us"), us("max_us")];
+        assert!(order.is_sorted(), "{order:?}");
+        assert!(
+            samples
+                .iter()
+                .any(|sample| sample.as_f64() == Some(us("max_us")))
+        );
+    }
+
+    assert_eq!(read(csv).lines().count(), 3);
+    assert!(read(csv).starts_with("position,p50_us,p90_us,p99_us,max_us,"));
+    assert!(read(md).contains("| position | p50 us |"));
+    let page = read(html);
+    assert_eq!(page.matches("<svg ").count(), 2);
+    for part in ["http", "src=", "@import", "NaN", "inf"] {
+        assert!(!page.contains(part), "{part}");
+    }
+}
+
+#[test]
+fn a_picture_is_a_document_of_its_own() {
+    let place = Workplace::new();
+    let model = place.model("gdn-tiny").display().to_string();
+    let picture = place.name("out.svg");
+    bench(&place, &model, &["--html", &picture]);
+    let picture = std::fs::read_to_string(picture).unwrap();
+    assert!(picture.starts_with("<svg xmlns=") && picture.ends_with("</svg>\n"));
+    assert!(!picture.contains("<html") && !picture.contains("NaN"));
+}
+
+#[test]
+fn the_hash_depends_on_the_numbers_alone() {
+    let place = Workplace::new();
+    let model = place.model("lalte-tiny").display().to_string();
+    let hash = |flags: &[&str]| bench(&place, &model, flags)["hash"].clone();
+    let first = hash(&["--threads", "1"]);
+    assert_eq!(first, hash(&["--threads", "2"]));
+    assert_ne!(first, hash(&["--threads", "1", "--depth", "21,0"]));
+    let other = place.model("gdn-tiny").display().to_string();
+    assert_ne!(first, bench(&place, &other, &["--threads", "1"])["hash"]);
+}
+
+#[test]
+fn a_context_is_made_large_enough() {
+    let place = Workplace::new();
+    let model = place.model("transformer-tiny").display().to_string();
+    let result = bench(&place, &model, &["--context", "1"]);
+    assert_eq!(result["depths"][1]["position"], 20);
+}
+
+#[test]
+fn two_results_can_be_compared() {
+    let place = Workplace::new();
+    let model = place.model("gdn-tiny").display().to_string();
+    let result = |name: &str, flags: &[&str]| {
+        let json = bench(&place, &model, flags).to_string();
+        place.file(name, json).display().to_string()
+    };
+    let (a, b) = (result("a.json", &[]), result("b.json", &["--prompt", "9"]));
+    let compare = |a: &str, b: &str| place.run(["bench", "--compare", a, b]);
+    let same = compare(&a, &a).succeeded().text();
+    assert!(same.contains("same tokens and logits"), "{same}");
+    assert!(same.contains("p50 us at 20"), "{same}");
+    let other = compare(&a, &b).succeeded().text();
+    assert!(other.contains("cannot be compared"), "{other}");
+
+    let broken = place
+        .file("broken.json", "{\"hash\": 1}")
+        .display()
+        .to_string();
+    compare(&a, &broken).failed(2, &["broken.json", "not a result", "version"]);
+    compare(&place.name("absent.json"), &a).failed(2, &["absent.json"]);
+    assert_eq!(place.run(["bench", "--compare", &a]).status, Some(2));
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused_at_once() {
+    let place = Workplace::new();
+    for flags in [
+        &["--gen", "0"][..],
+        &["--prompt", "0"],
+        &["--depth", "many"],
+        &["--depth", ""],
+        &["--device", "abacus"],
+        &["--compare", "a", "b", "--json", "c"],
+    ] {
+        let outcome = place.run(["bench"].iter().chain(flags));
+        assert_eq!(outcome.status, Some(2), "{flags:?}");
+        assert!(outcome.stderr.starts_with("error: "), "{}", outcome.stderr);
+    }
+    let missing = place.name("no-such-folder/out.json");
+    place
+        .run(["bench", "--json", &missing])
+        .failed(2, &["no-such-folder", "no such folder"]);
+    let folder = place.home.path().as_os_str();
+    place
+        .run(["bench".as_ref(), "--html".as_ref(), folder])
+        .failed(2, &["not a file"]);
+}
+
+#[test]
+fn recall_counts_questions_by_task_and_distance() {
+    let place = Workplace::new();
+    // Without a tokenizer, 256 tokens.
+    let model = fixture("gdn_plain").display().to_string();
+    let csv = place.name("out.csv");
+    let html = place.name("out.html");
+    let run = |flags: &[&str]| {
+        let all = ["eval", "recall", &model, "--sequences", "2", "--json"].into_iter();
+        place
+            .run(all.chain(flags.iter().copied()))
+            .succeeded()
+            .json()
+    };
+    let result = run(&["--csv", &csv, "--html", &html]);
+    assert_eq!(
+        (&result["model"], &result["form"]),
+        (&"gdn_plain".into(), &"tokens".into())
+    );
+    let settings = result["settings"].as_array().unwrap();
+    let line = |setting: &Value| {
+        let number = |key: &str| setting[key].as_u64().unwrap();
+        let counts = [number("keys"), number("length"), number("questions")];
+        (setting["task"].as_str().unwrap().to_string(), counts)
+    };
+    let lines: Vec<_> = settings.iter().map(line).collect();
+    let expected = [
+        ("mqar", [8, 0, 16]),
+        ("mqar", [16, 0, 32]),
+        ("mqar", [32, 0, 64]),
+        ("mqar", [64, 0, 128]),
+        ("needle", [1, 256, 8]),
+        ("needle", [1, 512, 8]),
+        ("needle", [1, 1024, 8]),
+        ("needle", [1, 2048, 8]),
+        ("needles", [8, 256, 16]),
+        ("needles", [8, 512, 16]),
+        ("needles", [8, 1024, 16]),
+        ("needles", [8, 2048, 16]),
+        ("joint", [16, 0, 32]),
+        ("joint", [32, 0, 64]),
+        ("joint", [64, 0, 128]),
+    ];
+    assert_eq!(
+        lines,
+        expected.map(|(task, counts)| (task.to_string(), counts))
+    );
+    for setting in settings {
+        let bins = setting["by_distance"].as_array().unwrap();
+        for key in ["questions", "right"] {
+            let sum: u64 = bins.iter().map(|bin| bin[key].as_u64().unwrap()).sum();
+            assert_eq!(setting[key], sum, "{key} in {setting}");
+        }
+    }
+    let csv = std::fs::read_to_string(csv).unwrap();
+    assert!(csv.starts_with(
+        "model,task,keys,length,sequences,questions,right,accuracy\ngdn_plain,mqar,8,0,2,16,"
+    ));
+    assert_eq!(csv.lines().count(), 16);
+    let page = std::fs::read_to_string(html).unwrap();
+    assert!(page.matches("<svg ").count() == 2 && !page.contains("http"));
+
+    let one = ["--task", "needles", "--keys", "4", "--length", "100"];
+    assert_eq!(run(&one), run(&one));
+    // How the tokens are cut into chunks makes no difference.
+    let steps = [&one[..], &["--chunk", "1"]].concat();
+    assert_eq!(run(&one)["settings"], run(&steps)["settings"]);
+}
+
+#[test]
+fn the_built_in_model_recalls_a_needle() {
+    let place = Workplace::new();
+    let flags = [
+        "--task",
+        "needle",
+        "--length",
+        "200",
+        "--sequences",
+        "2",
+        "--json",
+    ];
+    let result = place
+        .run(["eval", "recall"].into_iter().chain(flags))
+        .succeeded()
+        .json();
+    let setting = &result["settings"][0];
+    assert_eq!(
+        (&result["form"], &setting["questions"]),
+        (&"text".into(), &8.into())
+    );
+    assert!(setting["right"].as_u64().unwrap() >= 7, "{setting}");
+}
+
+#[test]
+fn recall_that_cannot_be_asked_is_refused() {
+    let place = Workplace::new();
+    let recall = |flags: &[&str]| place.run(["eval", "recall"].iter().chain(flags));
+    recall(&["--task", "joint", "--keys", "6"]).failed(2, &["--keys 6", "multiple of 4"]);
+    recall(&["--task", "mqar", "--keys", "5000"]).failed(2, &["--keys 5000"]);
+    for flags in [
+        &["--task", "chess"][..],
+        &["--keys", "0"],
+        &["--length", "-1"],
+    ] {
+        let outcome = recall(flags);
+        assert_eq!(outcome.status, Some(2), "{flags:?}");
+        assert!(outcome.stderr.starts_with("error: "), "{}", outcome.stderr);
+    }
+    let folder = place.home.path().as_os_str();
+    let html = ["eval", "recall", "--html"].map(OsStr::new);
+    place
+        .run(html.into_iter().chain([folder]))
+        .failed(2, &["not a file"]);
+}
+
+#[test]
+fn a_reader_may_leave_before_the_result() {
+    let place = Workplace::new();
+    let model = place.model("gdn-tiny").display().to_string();
+    let text = place
+        .file("text.txt", "Once upon a time there was a dog.")
+        .display()
+        .to_string();
+    let case = fixture("gdn_plain").display().to_string();
+    for arguments in [
+        &[
+            "bench", &model, "--prompt", "4", "--gen", "1", "--depth", "0",
+        ][..],
+        &["eval", "bpb", &text, &model],
+        &[
+            "eval",
+            "recall",
+            &case,
+            "--task",
+            "mqar",
+            "--keys",
+            "2",
+            "--sequences",
+            "1",
+        ],
+        &["inspect", &model],
+        &["verify", &case],
+        &["verify", &case, "--json"],
+    ] {
+        let mut child = place
+            .command(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(
+            (output.status.code(), error.as_str()),
+            (Some(0), ""),
+            "{arguments:?}"
+        );
+    }
+}
