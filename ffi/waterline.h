@@ -114,7 +114,7 @@ typedef struct wl_model wl_model;
 typedef struct wl_session wl_session;
 
 // Takes a message, a sentence without a line end that is valid during the call. It may be called from any thread, also
-// from several at once.
+// from several at once. It must return: no exceptions, no longjmp.
 typedef void (*wl_log_fn)(wl_log_level level, const char *message, void *user);
 
 // How to open a model.

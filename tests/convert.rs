@@ -21,7 +21,7 @@ fn logits(model: Arc<Model>) -> Vec<u32> {
             log: 64,
         },
         chunk: 16,
-        threads: 2,
+        threads: 1,
         ..SessionOptions::default()
     };
     let vocab = model.spec().vocab;

@@ -31,7 +31,7 @@ fn logits(model: &Arc<Model>, tokens: &[u32], chunk: usize) -> Vec<f32> {
             log: 256,
         },
         chunk,
-        threads: 2,
+        threads: 1,
         ..SessionOptions::default()
     };
     let mut session = Session::new(Arc::clone(model), options).unwrap();

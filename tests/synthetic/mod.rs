@@ -95,6 +95,12 @@ fn value(weight: &WeightSpec, random: &mut Random) -> f32 {
     if name.ends_with("A_log") || name.ends_with("dt_bias") {
         return x;
     }
+    if name.ends_with("mixer.A") {
+        return -1.25 - x;
+    }
+    if name.ends_with("lower_bound") {
+        return 0.5 + 0.5 * x;
+    }
     if weight.shape.len() == 1 || name.ends_with("bias") {
         return 0.5 * x;
     }
