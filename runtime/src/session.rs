@@ -224,6 +224,14 @@ impl Session {
         buffers + self.marks.len() * self.state_bytes()
     }
 
+    /// Bytes of a device's memory that hold the weights, this session's state and its working memory; 0 on the CPU.
+    pub fn device_bytes(&self) -> usize {
+        match &self.engine {
+            Engine::Cpu(_) => 0,
+            Engine::Cuda(engine) => engine.device_bytes(),
+        }
+    }
+
     /// Most tokens that are read at once.
     fn chunk(&self) -> usize {
         match &self.engine {

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use waterline::Device;
 
+use crate::builtin::open_model;
 use crate::error::Result;
-use crate::model::open_model;
 use crate::session::SessionArgs;
 
 /// Build a model's GPU kernels ahead of time.

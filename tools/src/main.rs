@@ -11,6 +11,7 @@ mod eval;
 mod format_choice;
 mod inspect;
 mod interrupt;
+mod kernels;
 mod machine;
 mod page;
 mod plot;
@@ -65,6 +66,7 @@ enum Command {
     Synth(synth::Args),
     Eval(eval::Args),
     Bench(bench::Args),
+    Kernels(kernels::Args),
 }
 
 fn main() -> ExitCode {
@@ -82,6 +84,7 @@ fn main() -> ExitCode {
         Command::Synth(args) => synth::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Kernels(args) => kernels::run(&args),
     };
     match result {
         Ok(status) => status,

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use waterline::{
-    ContextEnd, GenerateOptions, Kv, Model, SamplerParams, Session, SessionOptions, StateOptions,
+    ContextEnd, Device, GenerateOptions, Kv, Model, SamplerParams, Session, SessionOptions,
+    StateOptions,
 };
 
 use crate::device::DeviceArgs;
@@ -51,9 +52,9 @@ pub struct SessionArgs {
     /// Threads; 0 means one for each physical core.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = RangedU64ValueParser::<usize>::new().range(..=1024))]
     threads: usize,
-    /// Most tokens of a prompt that are read at once.
-    #[arg(long, value_name = "N", default_value_t = SessionOptions::default().chunk)]
-    chunk: usize,
+    /// Most tokens of a prompt that are read at once; 64 on the CPU and 2048 on a GPU if it is not given.
+    #[arg(long, value_name = "N")]
+    chunk: Option<usize>,
 }
 
 impl SessionArgs {
@@ -76,26 +77,41 @@ impl SessionArgs {
         sampler: SamplerParams,
         mark_bytes: usize,
     ) -> Result<Session> {
-        let state = self.state.options();
         let marks = match mark_bytes {
             0 => 0,
-            bytes => (bytes / model.plan(&state)?.bytes.max(1)).clamp(2, 16),
+            bytes => (bytes / model.plan(&self.state.options())?.bytes.max(1)).clamp(2, 16),
         };
         let options = SessionOptions {
+            marks,
+            sampler,
+            ..self.options(self.device.open()?)
+        };
+        Ok(Session::new(Arc::clone(model), options)?)
+    }
+
+    /// Opens a session without marks on a device.
+    pub fn open_on(&self, model: &Arc<Model>, device: Option<Arc<Device>>) -> Result<Session> {
+        Ok(Session::new(Arc::clone(model), self.options(device))?)
+    }
+
+    fn options(&self, device: Option<Arc<Device>>) -> SessionOptions {
+        let chunk = match device {
+            None => SessionOptions::default().chunk,
+            Some(_) => 2048,
+        };
+        let state = self.state.options();
+        SessionOptions {
             state,
             context_end: if self.drop_oldest {
                 ContextEnd::DropOldest
             } else {
                 ContextEnd::Refuse
             },
-            chunk: self.chunk,
+            chunk: self.chunk.unwrap_or(chunk),
             threads: self.threads,
-            marks,
-            sampler,
-            device: self.device.open()?,
+            device,
             ..SessionOptions::default()
-        };
-        Ok(Session::new(Arc::clone(model), options)?)
+        }
     }
 }
 

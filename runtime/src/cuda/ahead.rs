@@ -10,14 +10,16 @@ use crate::error::Result;
 /// Stands for a device of some architecture while a session's kernels are written and compiled.
 pub(crate) struct Ahead {
     architecture: String,
+    processors: u32,
     folder: PathBuf,
 }
 
 impl Ahead {
     /// Compiles for `architecture`, such as `sm_87`, into `folder`.
-    pub fn new(architecture: &str, folder: PathBuf) -> Arc<Self> {
+    pub fn new(architecture: &str, processors: u32, folder: PathBuf) -> Arc<Self> {
         Arc::new(Ahead {
             architecture: architecture.into(),
+            processors,
             folder,
         })
     }
@@ -29,7 +31,7 @@ impl Driver for Ahead {
     }
 
     fn processors(&self) -> u32 {
-        1
+        self.processors
     }
 
     fn tensor_cores(&self) -> bool {

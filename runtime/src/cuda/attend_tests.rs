@@ -99,7 +99,6 @@ fn compare(kv: Kv, [heads, kv_heads, window, capacity]: [usize; 4], eviction: Op
             weights: &weights,
             queue: &*queue,
             kv,
-            context: window,
             processors: 4,
             scratch: &mut scratch,
             calls: Vec::new(),

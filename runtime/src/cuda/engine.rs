@@ -155,7 +155,6 @@ impl Engine {
                 weights: &weights,
                 queue: &*self.queue,
                 kv: options.kv,
-                context: options.context,
                 processors: self.device.driver().processors() as usize,
                 tensor_cores: self.device.driver().tensor_cores(),
                 bf16: None,
@@ -217,11 +216,6 @@ impl Engine {
         Ok(())
     }
 
-    /// The device.
-    pub fn device(&self) -> &Arc<Device> {
-        &self.device
-    }
-
     /// Largest number of tokens that [`Engine::run`] takes.
     pub fn chunk(&self) -> usize {
         self.chunk
@@ -231,6 +225,12 @@ impl Engine {
     pub fn bytes(&self) -> usize {
         let memories = self.buffers.iter().chain(&self.scratch);
         memories.map(Memory::bytes).sum::<usize>() + self.ids.bytes()
+    }
+
+    /// Bytes of the device's memory that the weights of all its models, this state and its working memory take.
+    pub fn device_bytes(&self) -> usize {
+        let marks: usize = self.marks.iter().map(Memory::bytes).sum();
+        self.device.weight_bytes() + self.arena.bytes() + marks + self.bytes()
     }
 
     /// Reads one chunk of tokens into the state.
@@ -262,7 +262,8 @@ impl Engine {
         }
     }
 
-    /// The state's logits become those after this token of the chunk that was run last. Rows are asked for in order.
+    /// The state's logits become those after this token of the chunk that was run last, and the device is idle. Rows are
+    /// asked for in order.
     pub fn compute_logits(&mut self, row: usize) -> Result<()> {
         self.shown.forget();
         if !self.fresh {
@@ -271,7 +272,7 @@ impl Engine {
                 self.queue.launch(&template.launch)?;
             }
         }
-        Ok(())
+        self.queue.finish()
     }
 
     /// The state's logits; NaN from a device that was lost.

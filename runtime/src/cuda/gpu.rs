@@ -53,7 +53,7 @@ impl Gpu {
             processors: context.attribute(processors).map_err(named)? as u32,
             architecture: format!("sm_{major}{minor}"),
             tensor_cores: major >= 8,
-            overlaps: major >= 9 && std::env::var_os("WATERLINE_NO_OVERLAP").is_none(),
+            overlaps: major >= 9,
             context,
             modules: Mutex::default(),
         }))

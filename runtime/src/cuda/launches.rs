@@ -41,11 +41,6 @@ impl Parameter {
         Parameter::value("int", i32::try_from(value).expect("dimensions fit an int"))
     }
 
-    /// A `float`.
-    pub fn float(value: f32) -> Self {
-        Parameter::value("float", value)
-    }
-
     /// The number of tokens in the chunk, an `int`.
     pub fn tokens() -> Self {
         Parameter {
@@ -206,7 +201,6 @@ pub(crate) struct Launches<'a> {
     pub(super) weights: &'a Weights,
     pub(super) queue: &'a dyn Queue,
     pub(super) kv: Kv,
-    pub(super) context: usize,
     pub(super) processors: usize,
     pub(super) tensor_cores: bool,
     /// Where chunks' inputs for tensor cores lie, once they are wanted.
@@ -234,11 +228,6 @@ impl Launches<'_> {
             Kv::F16 => "half",
             Kv::F32 => "float",
         }
-    }
-
-    /// Tokens that full attention can look back on.
-    pub fn context(&self) -> usize {
-        self.context
     }
 
     /// Processors of the device.
@@ -308,11 +297,6 @@ impl Launches<'_> {
         ))
     }
 
-    /// A small tensor or nothing, a `const float*` that may be null.
-    pub fn optional_vector(&self, vector: Option<&Vector>) -> Result<Parameter> {
-        vector.map_or(Ok(Parameter::pointer("const float", 0)), |v| self.vector(v))
-    }
-
     /// The device's copy of bytes that live as long as the model.
     pub fn upload(&self, bytes: &[u8]) -> Result<Address> {
         self.weights.upload(self.queue, bytes, 0, || None)
@@ -323,11 +307,6 @@ impl Launches<'_> {
         let bytes = matrix.bytes();
         let pack = || matrix.device_layout();
         self.weights.upload(self.queue, bytes, 1, pack)
-    }
-
-    /// Working memory of `bytes` a session, a pointer to `kind`. It is not initialised.
-    pub fn scratch(&mut self, kind: &str, bytes: usize) -> Result<Parameter> {
-        Ok(Parameter::pointer(kind, self.scratch_address(bytes)?))
     }
 
     /// Where such working memory begins.

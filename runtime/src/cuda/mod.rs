@@ -1,5 +1,6 @@
 //! The backend for NVIDIA GPUs: state and weights on the device, stages as kernels, a step as one recorded program.
 
+mod ahead;
 #[cfg(test)]
 mod attend_tests;
 mod compile;
@@ -15,10 +16,12 @@ mod source;
 mod tests;
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 pub(crate) use driver::Address;
-use driver::{Driver, Kernel};
+use driver::{Driver, Kernel, Launch, Memory};
 pub(crate) use engine::Engine;
 use launches::Weights;
 pub(crate) use launches::{Call, Grid, Launches, Parameter, Rows};
@@ -46,6 +49,12 @@ impl Device {
         Ok(Self::on(gpu::Gpu::open(ordinal)?))
     }
 
+    /// Stands for a device of `architecture` (such as `sm_87`) with so many multiprocessors: opening a session on it
+    /// compiles the session's kernels into `folder`, and nothing can run.
+    pub fn ahead(architecture: &str, processors: u32, folder: PathBuf) -> Arc<Self> {
+        Self::on(ahead::Ahead::new(architecture, processors, folder))
+    }
+
     /// The emulator, on which tests run kernels without a GPU.
     #[cfg(feature = "emulator")]
     pub fn emulated() -> Arc<Self> {
@@ -69,6 +78,51 @@ impl Device {
     pub fn weight_bytes(&self) -> usize {
         let weights = self.weights.lock().expect("weights");
         weights.values().map(|weights| weights.bytes()).sum()
+    }
+
+    /// Bytes a second that a plain read of `bytes` reaches, the median of several.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`] if the memory cannot be had.
+    pub fn read_bandwidth(&self, bytes: usize) -> Result<f64> {
+        let memory = Memory::new(&self.driver, bytes)?;
+        let queue = Arc::clone(&self.driver).queue()?;
+        queue.clear(memory.address(), bytes)?;
+        let blocks = 8 * self.driver.processors() as usize;
+        let call = Call {
+            source: include_str!("read.cu"),
+            kernel: "read_all".into(),
+            grid: Grid::Blocks(blocks),
+            threads: 512,
+            shared: 0,
+            parameters: vec![
+                Parameter::pointer("const u8", memory.address()),
+                Parameter::value("u64", bytes as u64 / 16),
+                Parameter::pointer("u32", memory.address()),
+            ],
+        };
+        let call = (call, false);
+        let kernels = self.kernels(&Source::of(&[&call]))?;
+        let launch = Launch {
+            kernel: kernels[0],
+            grid: call.0.grid.blocks(1),
+            threads: call.0.threads as u32,
+            shared: 0,
+            arguments: call.0.arguments().0,
+        };
+        let pass = || -> Result<f64> {
+            const TIMES: usize = 8;
+            queue.finish()?;
+            let start = Instant::now();
+            for _ in 0..TIMES {
+                queue.launch(&launch)?;
+            }
+            queue.finish()?;
+            Ok((TIMES * bytes) as f64 / start.elapsed().as_secs_f64())
+        };
+        let mut rates = (0..9).map(|_| pass()).collect::<Result<Vec<_>>>()?;
+        rates.sort_by(f64::total_cmp);
+        Ok(rates[rates.len() / 2])
     }
 
     fn driver(&self) -> &Arc<dyn Driver> {

@@ -76,7 +76,6 @@ impl Bench {
             weights: &self.weights,
             queue: &*self.queue,
             kv: Kv::F32,
-            context: 1,
             processors: 1,
             tensor_cores: self.device.driver().tensor_cores(),
             bf16: None,

@@ -89,6 +89,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Bytes of a device's memory that are read to measure its bandwidth: many times its caches.
+const DEVICE_BUFFER: usize = 1 << 30;
+
 fn measure(args: &Args) -> Result<Report> {
     let device = args.session.device();
     let mut depths = args.depth.clone();
@@ -113,7 +116,10 @@ fn measure(args: &Args) -> Result<Report> {
 
     let state = model.plan(&session.options().state)?;
     let machine = Machine::here();
-    let measured = measure::measure(&mut session, &plan, machine.cache_bytes)?;
+    let mut measured = measure::measure(&mut session, &plan, machine.cache_bytes)?;
+    if let Some(device) = &session.options().device {
+        measured.read_bytes_per_s = vec![device.read_bandwidth(DEVICE_BUFFER)?];
+    }
     Ok(Report::new(
         &plan, measured, machine, device, &session, &state, load_ms,
     ))

@@ -212,7 +212,7 @@ impl Report {
             read_bytes_per_s,
             allocations_per_token: measured.allocations as f64 / measured.counted_tokens as f64,
             peak_rss_bytes: measured.peak_bytes,
-            device_bytes: 0,
+            device_bytes: session.device_bytes() as u64,
             memory: memory
                 .map(|(position, rss_bytes)| Memory {
                     position,
