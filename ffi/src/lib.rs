@@ -1,6 +1,6 @@
 //! The C interface of waterline. Its manual is the header `waterline.h`, which is written from these comments.
 //!
-//! Every exported function goes through [`status::border`]: a failure becomes a status and a sentence, and a panic never
+//! Every exported function goes through `status::border`: a failure becomes a status and a sentence, and a panic never
 //! leaves the library. Handles are numbers in a table (`handles`), so that a wrong one is found out without reading
 //! memory at it. Pointers from C are turned into Rust values in one place (`pointers`).
 

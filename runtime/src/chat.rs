@@ -41,8 +41,10 @@ struct Note {
 impl Chat {
     /// An empty conversation. Fails if the model has no tokenizer or no usable chat template.
     pub fn new(model: &Model) -> Result<Self> {
+        // First: without one there is no template either, and its error tells what to do.
+        let tokenizer = model.tokenizer()?;
         Ok(Chat {
-            turns: Turns::new(Arc::new(model.chat_template()?), model.tokenizer()?)?,
+            turns: Turns::new(Arc::new(model.chat_template()?), tokenizer)?,
             starts: Vec::new(),
             unread: Vec::new(),
         })

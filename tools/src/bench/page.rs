@@ -37,8 +37,13 @@ fn last(report: &Report) -> f64 {
 
 fn positions(report: &Report) -> Axis {
     Axis::log("position (tokens read)", 1.0, last(report), 10.0, |value| {
-        units::count(value.round() as usize).replace(".00", "")
+        round(units::count(value.round() as usize))
     })
+}
+
+/// `1.00 K` and `10.0 K` without their zeros.
+fn round(number: String) -> String {
+    number.replace(".00 ", " ").replace(".0 ", " ")
 }
 
 /// Positions at equal distances on the axis, each with a number computed from it.
@@ -131,9 +136,7 @@ fn memory(report: &Report) -> Figure {
         description: "Memory against position".into(),
         x: positions(report),
         y: Axis::log("memory", lowest, 1.5 * highest, 32.0, |value| {
-            units::bytes(value.round() as usize)
-                .replace(".00", "")
-                .replace(".0 ", " ")
+            round(units::bytes(value.round() as usize))
         }),
         bands: Vec::new(),
         series: vec![
