@@ -100,6 +100,8 @@ fn compare(kv: Kv, [heads, kv_heads, window, capacity]: [usize; 4], eviction: Op
             queue: &*queue,
             kv,
             processors: 4,
+            tensor_cores: false,
+            bf16: None,
             scratch: &mut scratch,
             calls: Vec::new(),
         };
