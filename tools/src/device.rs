@@ -4,38 +4,57 @@ use std::sync::Arc;
 
 use waterline::Device;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Where to compute.
 #[derive(clap::Args, Clone)]
 pub struct DeviceArgs {
     /// cpu, cuda, or cuda:N for GPU number N.
-    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
-    device: String,
+    #[arg(long = "device", value_name = "DEVICE", default_value = "cpu", value_parser = parse)]
+    choice: Choice,
+}
+
+#[derive(Clone)]
+struct Choice {
+    name: String,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Cpu,
+    Cuda(usize),
+    #[cfg(feature = "emulator")]
+    Emulator,
+}
+
+fn parse(name: &str) -> Result<Choice, String> {
+    let kind = match name.split_once(':') {
+        None if name == "cpu" => Some(Kind::Cpu),
+        None if name == "cuda" => Some(Kind::Cuda(0)),
+        #[cfg(feature = "emulator")]
+        None if name == "emulator" => Some(Kind::Emulator),
+        Some(("cuda", number)) => number.parse().ok().map(Kind::Cuda),
+        _ => None,
+    };
+    let kind = kind.ok_or("expected cpu, cuda or cuda:N")?;
+    let name = name.into();
+    Ok(Choice { name, kind })
 }
 
 impl DeviceArgs {
     /// Opens the device; none is the CPU.
     pub fn open(&self) -> Result<Option<Arc<Device>>> {
-        let unknown = || {
-            let name = &self.device;
-            Error::usage(format!("--device {name}: expected cpu, cuda or cuda:N"))
-        };
-        let (kind, ordinal) = match self.device.split_once(':') {
-            Some((kind, ordinal)) => (kind, ordinal.parse().map_err(|_| unknown())?),
-            None => (self.device.as_str(), 0),
-        };
-        match kind {
-            "cpu" => Ok(None),
-            "cuda" => Ok(Some(Device::open(ordinal)?)),
+        Ok(match self.choice.kind {
+            Kind::Cpu => None,
+            Kind::Cuda(ordinal) => Some(Device::open(ordinal)?),
             #[cfg(feature = "emulator")]
-            "emulator" => Ok(Some(Device::emulated())),
-            _ => Err(unknown()),
-        }
+            Kind::Emulator => Some(Device::emulated()),
+        })
     }
 
     /// As the user gave it.
     pub fn name(&self) -> &str {
-        &self.device
+        &self.choice.name
     }
 }
