@@ -77,11 +77,12 @@ typedef enum {
 
 // Where a model computes.
 typedef enum {
-  // The fastest device that this build can use.
+  // What serves most: the processor in this version.
   WL_DEVICE_AUTO = 0,
   // The processor.
   WL_DEVICE_CPU = 1,
-  // An NVIDIA GPU.
+  // The first NVIDIA GPU. A model's kernels are compiled when its first session is made, and kept on disk. Prompts are
+  // read fastest with a `chunk` of 1024 tokens or more.
   WL_DEVICE_CUDA = 2,
 } wl_device;
 

@@ -257,7 +257,7 @@ pub unsafe extern "C" fn wl_plan_file(
         let options = unsafe { session_options(params) }?;
         // SAFETY: the caller gives a path that ends at a zero byte.
         let path = unsafe { self::path(path) }?;
-        let model = OpenModel::new(waterline::Checkpoint::open(path)?)?;
+        let model = OpenModel::new(waterline::Checkpoint::open(path)?, None)?;
         // SAFETY: the caller gives a struct of the size that it says.
         unsafe { params::write("wl_plan", plan, plan_of(&model, &options)?) }
     })
@@ -293,6 +293,7 @@ pub unsafe extern "C" fn wl_session_new(
         // SAFETY: the caller gives such a struct or NULL.
         let mut options = unsafe { session_options(params) }?;
         options.pool = Some(model.pool(options.threads));
+        options.device.clone_from(&model.device);
         let made = Session::new(Arc::clone(&model.model), options)?;
         // SAFETY: checked.
         unsafe { put(session, add(made, None)) };

@@ -75,7 +75,7 @@ impl From<Error> for Failure {
         let status = match &error {
             _ if source.is_some_and(|source| source.is::<std::io::Error>()) => WL_ERROR_IO,
             Error::Quant(_) | Error::Config { .. } | Error::Tensor { .. } => WL_ERROR_MODEL,
-            Error::Unsupported { .. } => WL_ERROR_UNSUPPORTED,
+            Error::Unsupported { .. } | Error::Device { .. } => WL_ERROR_UNSUPPORTED,
             Error::Tokenizer { .. } | Error::Template { .. } => WL_ERROR_TEXT,
             Error::Invalid { .. } => WL_ERROR_ARGUMENT,
             Error::ContextFull { .. } => WL_ERROR_CONTEXT,
