@@ -264,7 +264,6 @@ fn survives(what: &str, opened: waterline::Result<ModelSpec>) {
 }
 
 #[test]
-#[ignore = "takes minutes: run it by name after a change of the frontends"]
 fn numbers_of_any_size_are_refused_with_a_sentence_or_make_a_sound_model() {
     let fixtures = std::fs::read_dir(common::fixtures()).unwrap();
     for fixture in fixtures.map(|entry| entry.unwrap().path()) {

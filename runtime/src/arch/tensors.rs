@@ -63,6 +63,15 @@ pub(super) fn rows_of_groups(
     part: Range<usize>,
 ) -> Result<Tensor> {
     let length = tensor.shape.first().map_or(0, |rows| rows / groups.max(1));
+    // A part beyond its group would be another group's rows, and many groups of none would be more than there is.
+    if part.end > length {
+        return Err(Error::Tensor {
+            file: "the checkpoint".into(),
+            name: name.into(),
+            found: format!("shape {:?}", tensor.shape),
+            expected: format!("{groups} groups of {} rows or more", part.end),
+        });
+    }
     let ranges: Vec<Range<usize>> = (0..groups)
         .map(|group| group * length + part.start..group * length + part.end)
         .collect();
@@ -113,6 +122,7 @@ mod tests {
             (vec![2, 1, 2], vec![2.0, 3.0, 8.0, 9.0])
         );
         assert!(rows("x", &from, from_ref(&(4..7))).is_err());
+        assert!(rows_of_groups("x", &from, 1 << 40, 0..1).is_err());
         assert!(rows("x", &tensor(&[0]), from_ref(&(0..1))).is_err());
     }
 
