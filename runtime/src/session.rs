@@ -232,14 +232,6 @@ impl Session {
         }
     }
 
-    /// Most tokens that are read at once.
-    fn chunk(&self) -> usize {
-        match &self.engine {
-            Engine::Cpu(engine) => engine.chunk(),
-            Engine::Cuda(engine) => engine.chunk(),
-        }
-    }
-
     /// Logits after the last token, `[vocab]`; zeros before the first.
     /// From a device they are fetched when they are first asked for; from one that was lost they are NaN.
     pub fn logits(&self) -> &[f32] {
@@ -334,7 +326,7 @@ impl Session {
     pub fn feed_each(&mut self, tokens: &[u32], mut each: impl FnMut(usize, &[f32])) -> Result<()> {
         let model = Arc::clone(&self.model);
         let vocab = model.spec().vocab;
-        let together = LOGIT_ROWS.min(self.chunk()).min(tokens.len());
+        let together = LOGIT_ROWS.min(self.options.chunk).min(tokens.len());
         let mut logits = vec![0.0; together * vocab];
         self.read(
             tokens,
@@ -373,7 +365,7 @@ impl Session {
             if cancelled {
                 break;
             }
-            chunk = (tokens.len() - fed).min(self.chunk());
+            chunk = (tokens.len() - fed).min(self.options.chunk);
             let piece = &tokens[fed..fed + chunk];
             let position = self.position();
             match &mut self.engine {

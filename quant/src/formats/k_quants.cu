@@ -30,3 +30,21 @@ __device__ inline void affine_values(const int* packed, Affine line, float* out)
 #pragma unroll
   for (int i = 0; i < 32; i++) out[i] = line.scale * (float)(packed[i / 4] >> 8 * (i % 4) & 31) - line.min;
 }
+
+// A format of sub-blocks on a line, in units of one; `SubBlock::codes` unpacks it.
+template <class SubBlock, int cols>
+struct Affines {
+  static constexpr bool integer = true;
+  static constexpr int row_bytes = cols / 256 * SubBlock::block_bytes;
+  static constexpr int unit = 32;
+  static __device__ void values(const u8* matrix, long long, long long index, float* out) {
+    int packed[8];
+    Affine line = SubBlock::codes(matrix, index, packed);
+    affine_values(packed, line, out);
+  }
+  static __device__ float dot(const u8* matrix, long long, long long index, const Codes& x) {
+    int packed[8];
+    Affine line = SubBlock::codes(matrix, index, packed);
+    return affine_dot(packed, line, x);
+  }
+};

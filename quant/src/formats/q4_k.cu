@@ -1,11 +1,8 @@
 // Q4_K, in units of a sub-block.
-template <int cols>
-struct Format<Q4_K, cols> {
-  static constexpr bool integer = true;
-  static constexpr int row_bytes = cols / 256 * 144;
-  static constexpr int unit = 32;
+struct Q4KSubBlock {
+  static constexpr int block_bytes = 144;
   static __device__ Affine codes(const u8* matrix, long long index, int* packed) {
-    const u8* block = matrix + index / 8 * 144;
+    const u8* block = matrix + index / 8 * block_bytes;
     int sub = index % 8;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -16,14 +13,7 @@ struct Format<Q4_K, cols> {
     }
     return affine(block, sub);
   }
-  static __device__ void values(const u8* matrix, long long, long long index, float* out) {
-    int packed[8];
-    Affine line = codes(matrix, index, packed);
-    affine_values(packed, line, out);
-  }
-  static __device__ float dot(const u8* matrix, long long, long long index, const Codes& x) {
-    int packed[8];
-    Affine line = codes(matrix, index, packed);
-    return affine_dot(packed, line, x);
-  }
 };
+
+template <int cols>
+struct Format<Q4_K, cols> : Affines<Q4KSubBlock, cols> {};

@@ -1,11 +1,8 @@
 // Q5_K, in units of a sub-block.
-template <int cols>
-struct Format<Q5_K, cols> {
-  static constexpr bool integer = true;
-  static constexpr int row_bytes = cols / 256 * 176;
-  static constexpr int unit = 32;
+struct Q5KSubBlock {
+  static constexpr int block_bytes = 176;
   static __device__ Affine codes(const u8* matrix, long long index, int* packed) {
-    const u8* block = matrix + index / 8 * 176;
+    const u8* block = matrix + index / 8 * block_bytes;
     int sub = index % 8;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -21,14 +18,7 @@ struct Format<Q5_K, cols> {
     }
     return affine(block, sub);
   }
-  static __device__ void values(const u8* matrix, long long, long long index, float* out) {
-    int packed[8];
-    Affine line = codes(matrix, index, packed);
-    affine_values(packed, line, out);
-  }
-  static __device__ float dot(const u8* matrix, long long, long long index, const Codes& x) {
-    int packed[8];
-    Affine line = codes(matrix, index, packed);
-    return affine_dot(packed, line, x);
-  }
 };
+
+template <int cols>
+struct Format<Q5_K, cols> : Affines<Q5KSubBlock, cols> {};

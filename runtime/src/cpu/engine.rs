@@ -109,11 +109,6 @@ impl Engine {
         (buffers + scratch) * size_of::<f32>() + Activations::bytes(self.chunk, self.widest)
     }
 
-    /// Largest number of tokens that [`Engine::run`] takes.
-    pub fn chunk(&self) -> usize {
-        self.chunk
-    }
-
     /// Reads one chunk of tokens into the state.
     pub fn run(&mut self, program: &Program, arena: &mut Arena, tokens: &[u32], position: u64) {
         assert!(!tokens.is_empty() && tokens.len() <= self.chunk);

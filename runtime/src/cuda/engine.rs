@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::program::{RESIDUAL, View};
 use crate::session::SessionOptions;
-use crate::state::{Arena, HEADER, LOG, LOGITS, StateOptions, StatePlan};
+use crate::state::{Arena, HEADER, LOG, LOGITS, StatePlan};
 
 const SESSION: &str = include_str!("session.cu");
 
@@ -46,22 +46,24 @@ pub(crate) struct Engine {
     marks: Vec<Memory>,
     /// Whether the state's logits are those after the last token.
     fresh: bool,
-    chunk: usize,
     hidden: usize,
     vocab: usize,
-    /// Reads one token, without logits.
-    step: Vec<Template>,
-    /// Reads a chunk.
-    many: Vec<Template>,
-    /// Logits of the token in row 0 of the residual stream, into the state.
-    last: Vec<Template>,
-    /// One token from the ids into the state, logits included.
-    recorded: Option<Box<dyn Recording>>,
-    /// The same for the token that the state's logits choose.
-    greedy: Option<Box<dyn Recording>>,
-    /// That token, u32.
+    /// The token that the state's logits chose, u32.
     chosen: Memory,
     shown: Shown,
+    programs: Programs,
+}
+
+/// What a session runs.
+struct Programs {
+    /// Reads a chunk.
+    chunk: Vec<Template>,
+    /// Logits of the token in row 0 of the residual stream, into the state.
+    logits: Vec<Template>,
+    /// One token from the ids into the state, logits included.
+    step: Box<dyn Recording>,
+    /// The same for the token that the state's logits choose.
+    greedy: Box<dyn Recording>,
 }
 
 /// The host's copy of the logits, made when it is asked for, in memory that is allocated once.
@@ -94,6 +96,40 @@ impl Shown {
     }
 }
 
+impl Programs {
+    /// Compiles the calls of a chunk, of the choice of a token, of a step and of its logits; records the last three.
+    fn new(calls: [Vec<(Call, bool)>; 4], device: &Device, queue: &dyn Queue) -> Result<Self> {
+        let lengths = [calls[0].len(), calls[1].len(), calls[2].len()];
+        let calls: Vec<&(Call, bool)> = calls.iter().flatten().collect();
+        let source = Source::of(&calls);
+        let kernels = device.kernels(&source)?;
+        let template = |((call, _), &kernel): (&&(Call, bool), &usize)| {
+            let (arguments, tokens) = call.arguments();
+            Template {
+                launch: Launch {
+                    kernel: kernels[kernel],
+                    grid: call.grid.blocks(1),
+                    threads: call.threads as u32,
+                    shared: call.shared as u32,
+                    arguments,
+                },
+                grid: call.grid,
+                tokens,
+            }
+        };
+        let mut chunk: Vec<Template> = calls.iter().zip(&source.of_call).map(template).collect();
+        let mut one = chunk.split_off(lengths[0]);
+        let launches: Vec<Launch> = one.iter().map(|t| t.launch.clone()).collect();
+        queue.finish()?;
+        Ok(Programs {
+            chunk,
+            step: queue.record(&launches[lengths[1]..])?,
+            greedy: queue.record(&launches)?,
+            logits: one.split_off(lengths[1] + lengths[2]),
+        })
+    }
+}
+
 impl Engine {
     /// Allocates for chunks of up to `chunk` tokens and compiles what is not compiled yet.
     pub fn new(
@@ -114,111 +150,67 @@ impl Engine {
         let buffers = (program.widths.iter())
             .map(|width| memory(width * chunk * size_of::<f32>()))
             .collect::<Result<Vec<_>>>()?;
-        let mut engine = Engine {
-            arena: memory(plan.bytes)?,
-            ids: memory(chunk * size_of::<u32>())?,
-            buffers,
-            scratch: Vec::new(),
-            marks: (0..options.marks)
-                .map(|_| memory(plan.bytes))
-                .collect::<Result<Vec<_>>>()?,
-            fresh: false,
-            chunk,
-            hidden: model.spec().hidden,
-            vocab: model.spec().vocab,
-            step: Vec::new(),
-            many: Vec::new(),
-            last: Vec::new(),
-            recorded: None,
-            greedy: None,
-            chosen: memory(size_of::<u32>())?,
-            shown: Shown::new(model.spec().vocab),
-            plan,
-            device: Arc::clone(&device),
-            queue,
-        };
-        engine.lower(model, &options.state)?;
-        Ok(engine)
-    }
-
-    fn lower(&mut self, model: &Model, options: &StateOptions) -> Result<()> {
-        let program = model.program();
-        let weights = self.device.weights(model);
+        let arena = memory(plan.bytes)?;
+        let ids = memory(chunk * size_of::<u32>())?;
+        let chosen = memory(size_of::<u32>())?;
+        let vocab = model.spec().vocab;
+        let hidden = model.spec().hidden;
+        let weights = device.weights(model);
         let mut scratch = Vec::new();
         let mut lowered = |tokens: usize, write: &dyn Fn(&mut Launches) -> Result<()>| {
             let mut launches = Launches {
                 tokens,
-                plan: &self.plan,
-                arena: self.arena.address(),
-                ids: self.ids.address(),
-                buffers: &self.buffers,
+                plan: &plan,
+                arena: arena.address(),
+                ids: ids.address(),
+                buffers: &buffers,
                 weights: &weights,
-                queue: &*self.queue,
-                kv: options.kv,
-                processors: self.device.driver().processors() as usize,
-                tensor_cores: self.device.driver().tensor_cores(),
+                queue: &*queue,
+                kv: options.state.kv,
+                processors: driver.processors() as usize,
+                tensor_cores: driver.tensor_cores(),
                 bf16: None,
                 scratch: &mut scratch,
                 calls: Vec::new(),
             };
             write(&mut launches)?;
-            Ok::<_, crate::Error>(launches.calls)
+            Ok::<_, Error>(launches.calls)
         };
         let stages = |launches: &mut Launches| {
-            program
-                .stages
-                .iter()
-                .try_for_each(|stage| stage.launch(launches))?;
+            (program.stages.iter()).try_for_each(|stage| stage.launch(launches))?;
             launches.advance();
             Ok(())
         };
-        let step = lowered(1, &stages)?;
-        let many = lowered(self.chunk, &stages)?;
-        let residual = View::whole(RESIDUAL, self.hidden);
-        let last = lowered(1, &|launches| {
-            program.logits.launch(launches, residual, LOGITS)
-        })?;
-        let choose = lowered(1, &|launches| {
-            launches.choose(self.vocab, self.chosen.address());
-            Ok(())
-        })?;
-        let calls = step.iter().chain(&many).chain(&last).chain(&choose);
-        let calls: Vec<&(Call, bool)> = calls.collect();
-        let source = Source::of(&calls);
-        let kernels = self.device.kernels(&source)?;
-        let mut templates = calls
-            .iter()
-            .zip(&source.of_call)
-            .map(|((call, _), &kernel)| {
-                let (arguments, tokens) = call.arguments();
-                Template {
-                    launch: Launch {
-                        kernel: kernels[kernel],
-                        grid: call.grid.blocks(1),
-                        threads: call.threads as u32,
-                        shared: call.shared as u32,
-                        arguments,
-                    },
-                    grid: call.grid,
-                    tokens,
-                }
-            });
-        self.step = templates.by_ref().take(step.len()).collect();
-        self.many = templates.by_ref().take(many.len()).collect();
-        self.last = templates.by_ref().take(last.len()).collect();
-        let choose: Vec<Template> = templates.collect();
-        self.scratch = scratch;
-        let launches = choose.iter().chain(&self.step).chain(&self.last);
-        let launches: Vec<Launch> = launches.map(|template| template.launch.clone()).collect();
-        self.queue.finish()?;
-        self.recorded = Some(self.queue.record(&launches[choose.len()..])?);
-        self.greedy = Some(self.queue.record(&launches)?);
-        Ok(())
-    }
-
-    /// Largest number of tokens that [`Engine::run`] takes.
-    pub fn chunk(&self) -> usize {
-        self.chunk
+        let calls = [
+            lowered(chunk, &stages)?,
+            lowered(1, &|launches| {
+                launches.choose(vocab, chosen.address());
+                Ok(())
+            })?,
+            lowered(1, &stages)?,
+            lowered(1, &|launches| {
+                let residual = View::whole(RESIDUAL, hidden);
+                program.logits.launch(launches, residual, LOGITS)
+            })?,
+        ];
+        let programs = Programs::new(calls, &device, &*queue)?;
+        let marks = (0..options.marks).map(|_| memory(plan.bytes));
+        Ok(Engine {
+            marks: marks.collect::<Result<Vec<_>>>()?,
+            shown: Shown::new(vocab),
+            fresh: false,
+            arena,
+            ids,
+            buffers,
+            scratch,
+            hidden,
+            vocab,
+            chosen,
+            programs,
+            plan,
+            device,
+            queue,
+        })
     }
 
     /// Bytes of working memory on the device, besides the state.
@@ -238,12 +230,12 @@ impl Engine {
         self.shown.forget();
         self.queue
             .write(self.ids.address(), bytemuck::cast_slice(tokens))?;
-        if let ([_], Some(recorded)) = (tokens, &self.recorded) {
+        if let [_] = tokens {
             self.fresh = true;
-            return recorded.replay();
+            return self.programs.step.replay();
         }
         self.fresh = false;
-        for template in &mut self.many {
+        for template in &mut self.programs.chunk {
             template.fit(tokens.len());
             self.queue.launch(&template.launch)?;
         }
@@ -268,7 +260,7 @@ impl Engine {
         self.shown.forget();
         if !self.fresh {
             self.move_row(row)?;
-            for template in &self.last {
+            for template in &self.programs.logits {
                 self.queue.launch(&template.launch)?;
             }
         }
@@ -294,9 +286,7 @@ impl Engine {
     pub fn step(&mut self) -> Result<u32> {
         self.shown.forget();
         self.fresh = true;
-        if let Some(recorded) = &self.greedy {
-            recorded.replay()?;
-        }
+        self.programs.greedy.replay()?;
         let mut token = [0u32];
         self.queue
             .read(self.chosen.address(), bytemuck::cast_slice_mut(&mut token))?;

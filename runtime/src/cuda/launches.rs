@@ -289,6 +289,11 @@ impl Launches<'_> {
         self.upload(bytemuck::cast_slice(vector))
     }
 
+    /// Where a small tensor lies, or null.
+    pub fn optional_address(&self, vector: Option<&Vector>) -> Result<Address> {
+        vector.map_or(Ok(0), |vector| self.vector_address(vector))
+    }
+
     /// A small tensor, a `const float*`.
     pub fn vector(&self, vector: &Vector) -> Result<Parameter> {
         Ok(Parameter::pointer(

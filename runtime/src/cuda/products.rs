@@ -140,10 +140,7 @@ impl Launches<'_> {
     fn norm_step(&self, norm: &Norm, groups: usize) -> Result<GatherStep> {
         Ok(GatherStep {
             weight: self.vector_address(&norm.weight)?,
-            bias: match &norm.bias {
-                Some(bias) => self.vector_address(bias)?,
-                None => 0,
-            },
+            bias: self.optional_address(norm.bias.as_ref())?,
             eps: norm.eps,
             kind: norm.centred.into(),
             span: norm.weight.len() as i32,
@@ -380,7 +377,7 @@ impl Launches<'_> {
         for (place, (matrix, bias, column)) in linears.at.iter_mut().zip(factors) {
             *place = DeviceLinear {
                 weights: self.matrix_address(matrix)?,
-                bias: bias.map_or(Ok(0), |bias| self.vector_address(bias))?,
+                bias: self.optional_address(*bias)?,
                 rows: matrix.rows() as i32,
                 column: *column as i32,
                 format: format_of(matrix) as i32,

@@ -56,10 +56,7 @@ impl ConvChosen {
                     input: launches.rows(lane.input),
                     out: launches.rows(lane.out),
                     weight: launches.vector_address(&lane.conv.weight)?,
-                    bias: match &lane.conv.bias {
-                        Some(bias) => launches.vector_address(bias)?,
-                        None => 0,
-                    },
+                    bias: launches.optional_address(lane.conv.bias.as_ref())?,
                     kept: launches.slot_address(lane.conv.slot),
                     taps: taps as i32,
                     head_dim: lane.head_dim as i32,

@@ -5,7 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use super::{Conv, Gate, Lane, Map, Prepare};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
-use crate::program::{Vector, View};
+use crate::program::View;
 
 const SOURCE: &str = include_str!("../prepare.cu");
 
@@ -186,7 +186,7 @@ impl Lane {
             );
             lane.taps = past as i32 + 1;
             lane.weight = launches.vector_address(&conv.weight)?;
-            lane.bias = optional(conv.bias.as_ref(), launches)?;
+            lane.bias = launches.optional_address(conv.bias.as_ref())?;
             lane.past = launches.slot_address(conv.slot);
             if launches.tokens > 1 {
                 let tiles = launches.tokens.div_ceil(TILE);
@@ -200,10 +200,6 @@ impl Lane {
         }
         Ok(lane)
     }
-}
-
-fn optional(vector: Option<&Vector>, launches: &Launches) -> Result<Address> {
-    vector.map_or(Ok(0), |vector| launches.vector_address(vector))
 }
 
 impl Map {
@@ -234,7 +230,7 @@ impl Map {
             },
             Map::Rms(norm) => DeviceMap {
                 weight: launches.vector_address(&norm.weight)?,
-                bias: optional(norm.bias.as_ref(), launches)?,
+                bias: launches.optional_address(norm.bias.as_ref())?,
                 eps: norm.eps,
                 function: norm.centred.into(),
                 ..kind(7)
