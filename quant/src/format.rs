@@ -36,6 +36,11 @@ pub use formats::q8_0::Q8_0;
 pub static FORMATS: [&Format; 8] = [&F32, &F16, &BF16, &Q8_0, &Q6_K, &Q5_K, &Q4_K, &Q4_0];
 
 impl Format {
+    /// Whether the two bytes of a block's scale stand behind all codes in [`crate::Matrix::device_layout`].
+    pub fn has_device_scale(&self) -> bool {
+        self.device_scale.is_some()
+    }
+
     /// The format called `name`, in any case.
     pub fn by_name(name: &str) -> Result<&'static Format> {
         FORMATS

@@ -43,6 +43,29 @@ pub struct SessionOptions {
     pub sampler: SamplerParams,
     /// Where it runs; none means the CPU.
     pub device: Option<Arc<Device>>,
+    /// How a step runs there.
+    pub step: StepProgram,
+}
+
+/// How a step runs on a GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StepProgram {
+    /// As one kernel that stays on the device for the whole token, where the device can do that.
+    #[default]
+    Persistent,
+    /// As a recorded graph of kernels.
+    Recorded,
+}
+
+/// What a phase of a step took on the first of a GPU's processors, in its clock's cycles.
+#[derive(Clone, Debug)]
+pub struct PhaseTime {
+    /// The function that ran.
+    pub function: String,
+    /// Until the phases before it had ended everywhere.
+    pub wait: u64,
+    /// From then to its own end.
+    pub work: u64,
 }
 
 impl Default for SessionOptions {
@@ -56,6 +79,7 @@ impl Default for SessionOptions {
             marks: 0,
             sampler: SamplerParams::default(),
             device: None,
+            step: StepProgram::default(),
         }
     }
 }
@@ -494,6 +518,23 @@ impl Session {
         let token = self.sample()?;
         self.feed(&[token])?;
         Ok(token)
+    }
+
+    /// On a GPU whose steps are [`StepProgram::Persistent`]: chooses the most probable token, reads it, and tells what its
+    /// phases took. None elsewhere; nothing is read then.
+    ///
+    /// # Errors
+    /// As [`Session::step`].
+    pub fn time_step(&mut self) -> Result<Option<Vec<PhaseTime>>> {
+        self.check(&[0])?;
+        let Engine::Cuda(engine) = &mut self.engine else {
+            return Ok(None);
+        };
+        let Some((token, phases)) = engine.time_step()? else {
+            return Ok(None);
+        };
+        self.log(&[token]);
+        Ok(Some(phases))
     }
 
     /// A second session in the same state, independent from now on. It shares the threads.

@@ -8,7 +8,7 @@ use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use waterline::{
     ContextEnd, Device, GenerateOptions, Kv, Model, SamplerParams, Session, SessionOptions,
-    StateOptions,
+    StateOptions, StepProgram,
 };
 
 use crate::device::DeviceArgs;
@@ -55,6 +55,10 @@ pub struct SessionArgs {
     /// Most tokens of a prompt that are read at once; 64 on the CPU and 2048 on a GPU if it is not given.
     #[arg(long, value_name = "N")]
     chunk: Option<usize>,
+    /// How a GPU decodes: by one kernel that stays there for the whole token, or by a recorded graph of kernels.
+    #[arg(long, value_name = "HOW", default_value = "persistent", value_parser = PossibleValuesParser::new(["persistent", "recorded"])
+        .map(|name| if name == "recorded" { StepProgram::Recorded } else { StepProgram::Persistent }))]
+    gpu_step: StepProgram,
 }
 
 impl SessionArgs {
@@ -110,6 +114,7 @@ impl SessionArgs {
             chunk: self.chunk.unwrap_or(chunk),
             threads: self.threads,
             device,
+            step: self.gpu_step,
             ..SessionOptions::default()
         }
     }

@@ -3,6 +3,7 @@ template <int cols>
 struct Format<F32, cols> {
   static constexpr bool integer = false;
   static constexpr int row_bytes = cols * 4;
+  static constexpr int scale_row_bytes = 0;
   static constexpr int unit = cols % 4 == 0 ? 4 : 1;
   static __device__ void values(const u8* matrix, long long, long long index, float* out) {
     if constexpr (unit == 4) {

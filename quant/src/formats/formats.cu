@@ -1,5 +1,5 @@
 // Number formats on the device. A matrix is read in units of `unit` numbers: unit `index` of `total` in the whole matrix,
-// row after row; `row_bytes` are the codes of a row. `values` writes a unit's numbers; `dot` multiplies it with inputs that were rounded to 8 bits.
+// row after row; `row_bytes` are the codes of a row, `scale_row_bytes` its scales where they stand apart. `values` writes a unit's numbers; `dot` multiplies it with inputs that were rounded to 8 bits.
 
 enum { F32, F16, BF16, Q8_0, Q6_K, Q5_K, Q4_K, Q4_0 };
 
@@ -18,6 +18,7 @@ template <class Number, int cols>
 struct Floats16 {
   static constexpr bool integer = false;
   static constexpr int row_bytes = cols * 2;
+  static constexpr int scale_row_bytes = 0;
   static constexpr int unit = cols % 8 == 0 ? 8 : 1;
   static __device__ void values(const u8* matrix, long long, long long index, float* out) {
     if constexpr (unit == 8) {

@@ -36,6 +36,7 @@ template <class SubBlock, int cols>
 struct Affines {
   static constexpr bool integer = true;
   static constexpr int row_bytes = cols / 256 * SubBlock::block_bytes;
+  static constexpr int scale_row_bytes = 0;
   static constexpr int unit = 32;
   static __device__ void values(const u8* matrix, long long, long long index, float* out) {
     int packed[8];

@@ -3,6 +3,7 @@ template <int cols>
 struct Format<Q4_0, cols> {
   static constexpr bool integer = true;
   static constexpr int row_bytes = cols / 2;
+  static constexpr int scale_row_bytes = cols / 32 * 2;
   static constexpr int unit = 32;
   static __device__ float scale(const u8* matrix, long long total, long long index) {
     return half_bits(reinterpret_cast<const u16*>(matrix + total * 16)[index]);

@@ -3,6 +3,7 @@ template <int cols>
 struct Format<Q6_K, cols> {
   static constexpr bool integer = true;
   static constexpr int row_bytes = cols / 256 * 208;
+  static constexpr int scale_row_bytes = cols / 256 * 2;
   static constexpr int unit = 32;
   // Codes in bytes, not yet less 32.
   static __device__ const i8* codes(const u8* matrix, long long index, int* packed) {

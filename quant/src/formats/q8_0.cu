@@ -3,6 +3,7 @@ template <int cols>
 struct Format<Q8_0, cols> {
   static constexpr bool integer = true;
   static constexpr int row_bytes = cols;
+  static constexpr int scale_row_bytes = cols / 32 * 2;
   static constexpr int unit = 32;
   static __device__ float scale(const u8* matrix, long long total, long long index) {
     return half_bits(reinterpret_cast<const u16*>(matrix + total * 32)[index]);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::compile;
-use super::driver::{Address, Driver, Kernel, Launch, Queue, Recording};
+use super::driver::{Address, Driver, Kernel, Launch, Queue, Recording, Residence};
 use crate::error::Result;
 
 /// Stands for a device of some architecture while a session's kernels are written and compiled.
@@ -36,6 +36,20 @@ impl Driver for Ahead {
 
     fn tensor_cores(&self) -> bool {
         true
+    }
+
+    fn residence(&self) -> Option<Residence> {
+        // Shared memory that a block may have, by compute capability (CUDA C++ programming guide, technical
+        // specifications).
+        let shared = match self.architecture.trim_start_matches("sm_") {
+            "80" | "87" => 163,
+            "86" | "89" | "120" | "121" => 99,
+            _ => 227,
+        };
+        Some(Residence {
+            blocks: self.processors as usize,
+            shared: shared << 10,
+        })
     }
 
     fn allocate(&self, _bytes: usize) -> Result<Address> {

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use waterline_quant::Activations;
 
-use super::driver::{Launch, Memory};
+use super::driver::Memory;
 use super::launches::{Launches, Weights};
 use super::source::Source;
 use super::tests::{device, numbers};
@@ -103,6 +103,7 @@ fn compare(kv: Kv, [heads, kv_heads, window, capacity]: [usize; 4], eviction: Op
             tensor_cores: false,
             bf16: None,
             scratch: &mut scratch,
+            persistent: false,
             calls: Vec::new(),
         };
         stage.launch(&mut launches).expect("launches");
@@ -129,18 +130,8 @@ fn compare(kv: Kv, [heads, kv_heads, window, capacity]: [usize; 4], eviction: Op
                     .expect("a copy");
                 cpu.get_mut(buffer)[..rows.len()].copy_from_slice(rows);
             }
-            for ((call, _), &kernel) in calls.iter().zip(&source.of_call) {
-                let (mut arguments, counts) = call.arguments();
-                for argument in counts {
-                    arguments[argument].0[0] = chunk as u64;
-                }
-                let launch = Launch {
-                    kernel: kernels[kernel],
-                    grid: call.grid.blocks(chunk),
-                    threads: call.threads as u32,
-                    shared: call.shared as u32,
-                    arguments,
-                };
+            for (queued, &kernel) in calls.iter().zip(&source.of_call) {
+                let launch = queued.launch(kernels[kernel], chunk);
                 queue.launch(&launch).expect("a launch");
             }
             stage.run(&mut Frame {

@@ -18,6 +18,9 @@ pub(crate) trait Driver: Send + Sync {
     /// Whether it multiplies bf16 matrices on tensor cores.
     fn tensor_cores(&self) -> bool;
 
+    /// What of the device one kernel can hold on to for a whole token; none where its blocks cannot wait for each other.
+    fn residence(&self) -> Option<Residence>;
+
     /// Uninitialised memory, aligned to 256 bytes.
     fn allocate(&self, bytes: usize) -> Result<Address>;
 
@@ -65,6 +68,15 @@ pub(crate) trait Recording: Send {
 #[derive(Clone, Copy)]
 pub(crate) struct Kernel(pub usize);
 
+/// Blocks that stay on a device together, one on each processor.
+#[derive(Clone, Copy)]
+pub(crate) struct Residence {
+    /// How many.
+    pub blocks: usize,
+    /// Bytes of shared memory that each may have.
+    pub shared: usize,
+}
+
 /// Most parameters of a kernel.
 pub(crate) const PARAMETERS: usize = 32;
 
@@ -86,6 +98,8 @@ pub(crate) struct Launch {
     pub shared: u32,
     /// The arguments in order.
     pub arguments: Vec<Argument>,
+    /// Whether its blocks wait for each other, so that all of them must run at once.
+    pub together: bool,
 }
 
 /// Memory of a device, released when it is dropped.

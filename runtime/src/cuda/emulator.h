@@ -15,6 +15,7 @@
 #define __host__
 #define __shared__ static
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(...)
 #define __restrict__
 #define __align__(n) __attribute__((aligned(n)))
@@ -63,6 +64,7 @@ inline unsigned __float_as_uint(float f) {
   return x;
 }
 inline int __float2int_rn(float x) { return (int)nearbyintf(x); }
+inline long long clock64() { return 0; }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
@@ -78,7 +80,7 @@ T atomicAdd(T* p, T x) {
 }
 
 namespace emulator {
-enum State { RUNNING, AT_WARP, AT_BLOCK, DONE };
+enum State { RUNNING, AT_WARP, AT_PART, AT_BLOCK, DONE };
 struct Fiber {
   void* stack_pointer;
   State state;
@@ -89,6 +91,8 @@ static Fiber fibers[most_threads];
 static char* stacks;
 static void* scheduler;
 static unsigned current;
+// Threads of a barrier that is not the whole block's: the first ones.
+static unsigned part;
 static const std::function<void()>* body;
 static uint64_t exchanged[most_threads];
 alignas(128) static unsigned char shared[256 << 10];
@@ -155,10 +159,14 @@ static void run_block(unsigned threads) {
         if (!all_at(warp, last, AT_WARP)) break;
         release(warp, last, AT_WARP);
       }
-      if (!all_at(warp, last, AT_BLOCK)) {
+      if (!all_at(warp, last, AT_BLOCK) && !all_at(warp, last, AT_PART)) {
         for (unsigned i = warp; i < last; i++)
           if (fibers[i].state != DONE) fail("threads of a warp wait at different places");
       }
+    }
+    if (part && all_at(0, part, AT_PART)) {
+      release(0, part, AT_PART);
+      continue;
     }
     if (!all_at(0, threads, AT_BLOCK)) break;
     for (unsigned i = 0; i < threads; i++)
@@ -181,6 +189,12 @@ static void run(const unsigned* grid, unsigned threads, unsigned shared_bytes, c
         memset(shared, 0xff, shared_bytes);
         run_block(threads);
       }
+}
+
+// A barrier of the first `threads` threads.
+static void partial_barrier(unsigned threads) {
+  part = threads;
+  yield(AT_PART);
 }
 
 template <class T>
@@ -226,8 +240,3 @@ inline unsigned __ballot_sync(unsigned, int vote) {
   return bits;
 }
 inline int __any_sync(unsigned mask, int vote) { return __ballot_sync(mask, vote) != 0; }
-
-template <class T>
-T* shared_memory() {
-  return reinterpret_cast<T*>(emulator::shared);
-}

@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-use super::driver::{Address, Driver, Kernel, Launch, Queue, Recording};
+use super::driver::{Address, Driver, Kernel, Launch, Queue, Recording, Residence};
 use crate::error::{Error, Result};
 
 const HEADER: &str = include_str!("emulator.h");
@@ -46,6 +46,14 @@ impl Driver for Emulator {
 
     fn tensor_cores(&self) -> bool {
         false
+    }
+
+    /// One block after another: a block that waits for others would wait for ever, so that there is one.
+    fn residence(&self) -> Option<Residence> {
+        Some(Residence {
+            blocks: 1,
+            shared: 160 << 10,
+        })
     }
 
     fn allocate(&self, bytes: usize) -> Result<Address> {

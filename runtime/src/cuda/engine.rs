@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use super::Device;
 use super::driver::{Address, Launch, Memory, Queue, Recording};
-use super::launches::{Call, Grid, Launches, Parameter};
+use super::launches::{Call, Grid, Launches, Parameter, Queued};
+use super::persistent::Persistent;
 use super::source::Source;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::program::{RESIDUAL, View};
-use crate::session::SessionOptions;
+use crate::session::{PhaseTime, SessionOptions, StepProgram};
 use crate::state::{Arena, HEADER, LOG, LOGITS, StatePlan};
 
 const SESSION: &str = include_str!("session.cu");
@@ -64,6 +65,8 @@ struct Programs {
     step: Box<dyn Recording>,
     /// The same for the token that the state's logits choose.
     greedy: Box<dyn Recording>,
+    /// What both run, where the device can hold on to a whole step.
+    persistent: Option<Persistent>,
 }
 
 /// The host's copy of the logits, made when it is asked for, in memory that is allocated once.
@@ -96,36 +99,56 @@ impl Shown {
     }
 }
 
+/// The calls of a session's programs.
+struct Calls {
+    chunk: Vec<Queued>,
+    /// Logits of one token.
+    logits: Vec<Queued>,
+    /// The choice of a token, then a step with its logits.
+    step: Vec<Queued>,
+    /// How many calls of a step choose the token.
+    choice: usize,
+}
+
 impl Programs {
-    /// Compiles the calls of a chunk, of the choice of a token, of a step and of its logits; records the last three.
-    fn new(calls: [Vec<(Call, bool)>; 4], device: &Device, queue: &dyn Queue) -> Result<Self> {
-        let lengths = [calls[0].len(), calls[1].len(), calls[2].len()];
-        let calls: Vec<&(Call, bool)> = calls.iter().flatten().collect();
-        let source = Source::of(&calls);
-        let kernels = device.kernels(&source)?;
-        let template = |((call, _), &kernel): (&&(Call, bool), &usize)| {
-            let (arguments, tokens) = call.arguments();
-            Template {
-                launch: Launch {
-                    kernel: kernels[kernel],
-                    grid: call.grid.blocks(1),
-                    threads: call.threads as u32,
-                    shared: call.shared as u32,
-                    arguments,
-                },
-                grid: call.grid,
-                tokens,
-            }
+    fn new(
+        calls: &Calls,
+        persistent: Option<Persistent>,
+        device: &Device,
+        queue: &dyn Queue,
+    ) -> Result<Self> {
+        let recorded: &[Queued] = if persistent.is_some() {
+            &[]
+        } else {
+            &calls.step
         };
-        let mut chunk: Vec<Template> = calls.iter().zip(&source.of_call).map(template).collect();
-        let mut one = chunk.split_off(lengths[0]);
-        let launches: Vec<Launch> = one.iter().map(|t| t.launch.clone()).collect();
+        let all = calls.chunk.iter().chain(&calls.logits).chain(recorded);
+        let all: Vec<&Queued> = all.collect();
+        let source = Source::of(&all);
+        let kernels = device.kernels(&source)?;
+        let template = |(queued, &kernel): (&&Queued, &usize)| Template {
+            launch: queued.launch(kernels[kernel], 1),
+            grid: queued.call.grid,
+            tokens: queued.call.arguments().1,
+        };
+        let mut chunk: Vec<Template> = all.iter().zip(&source.of_call).map(template).collect();
+        let mut logits = chunk.split_off(calls.chunk.len());
+        let step = logits.split_off(calls.logits.len());
+        let step: Vec<Launch> = step.into_iter().map(|template| template.launch).collect();
         queue.finish()?;
+        let (step, greedy) = match &persistent {
+            Some(persistent) => (
+                queue.record(&[persistent.launch(calls.choice)])?,
+                queue.record(&[persistent.launch(0)])?,
+            ),
+            None => (queue.record(&step[calls.choice..])?, queue.record(&step)?),
+        };
         Ok(Programs {
             chunk,
-            step: queue.record(&launches[lengths[1]..])?,
-            greedy: queue.record(&launches)?,
-            logits: one.split_off(lengths[1] + lengths[2]),
+            logits,
+            step,
+            greedy,
+            persistent,
         })
     }
 }
@@ -157,43 +180,68 @@ impl Engine {
         let hidden = model.spec().hidden;
         let weights = device.weights(model);
         let mut scratch = Vec::new();
-        let mut lowered = |tokens: usize, write: &dyn Fn(&mut Launches) -> Result<()>| {
-            let mut launches = Launches {
-                tokens,
-                plan: &plan,
-                arena: arena.address(),
-                ids: ids.address(),
-                buffers: &buffers,
-                weights: &weights,
-                queue: &*queue,
-                kv: options.state.kv,
-                processors: driver.processors() as usize,
-                tensor_cores: driver.tensor_cores(),
-                bf16: None,
-                scratch: &mut scratch,
-                calls: Vec::new(),
-            };
-            write(&mut launches)?;
-            Ok::<_, Error>(launches.calls)
+        let residence = match options.step {
+            StepProgram::Persistent => driver.residence(),
+            StepProgram::Recorded => None,
         };
+        let mut lowered =
+            |tokens: usize, persistent: bool, write: &dyn Fn(&mut Launches) -> Result<()>| {
+                let mut launches = Launches {
+                    tokens,
+                    persistent,
+                    plan: &plan,
+                    arena: arena.address(),
+                    ids: ids.address(),
+                    buffers: &buffers,
+                    weights: &weights,
+                    queue: &*queue,
+                    kv: options.state.kv,
+                    processors: driver.processors() as usize,
+                    tensor_cores: driver.tensor_cores(),
+                    bf16: None,
+                    scratch: &mut scratch,
+                    calls: Vec::new(),
+                };
+                write(&mut launches)?;
+                Ok::<_, Error>(launches.calls)
+            };
         let stages = |launches: &mut Launches| {
             (program.stages.iter()).try_for_each(|stage| stage.launch(launches))?;
             launches.advance();
             Ok(())
         };
-        let calls = [
-            lowered(chunk, &stages)?,
-            lowered(1, &|launches| {
-                launches.choose(vocab, chosen.address());
-                Ok(())
-            })?,
-            lowered(1, &stages)?,
-            lowered(1, &|launches| {
-                let residual = View::whole(RESIDUAL, hidden);
-                program.logits.launch(launches, residual, LOGITS)
-            })?,
-        ];
-        let programs = Programs::new(calls, &device, &*queue)?;
+        let logits = |launches: &mut Launches| {
+            let residual = View::whole(RESIDUAL, hidden);
+            program.logits.launch(launches, residual, LOGITS)
+        };
+        let choice = |launches: &mut Launches| {
+            launches.choose(vocab, chosen.address());
+            Ok(())
+        };
+        let mut calls = Calls {
+            chunk: lowered(chunk, false, &stages)?,
+            logits: lowered(1, false, &logits)?,
+            step: Vec::new(),
+            choice: 0,
+        };
+        let mut step = |persistent: bool| {
+            let mut step = lowered(1, persistent, &choice)?;
+            let choice = step.len();
+            step.extend(lowered(1, persistent, &stages)?);
+            step.extend(lowered(1, persistent, &logits)?);
+            Ok::<_, Error>((step, choice))
+        };
+        let mut persistent = None;
+        if let Some(residence) = residence {
+            let (phases, choice) = step(true)?;
+            let phases: Vec<&Queued> = phases.iter().collect();
+            persistent = Persistent::new(&phases, residence, &device, &*queue)?;
+            calls.choice = choice;
+        }
+        if persistent.is_none() {
+            (calls.step, calls.choice) = step(false)?;
+        }
+        let programs = Programs::new(&calls, persistent, &device, &*queue)?;
         let marks = (0..options.marks).map(|_| memory(plan.bytes));
         Ok(Engine {
             marks: marks.collect::<Result<Vec<_>>>()?,
@@ -216,7 +264,10 @@ impl Engine {
     /// Bytes of working memory on the device, besides the state.
     pub fn bytes(&self) -> usize {
         let memories = self.buffers.iter().chain(&self.scratch);
-        memories.map(Memory::bytes).sum::<usize>() + self.ids.bytes()
+        let persistent = self.programs.persistent.as_ref();
+        memories.map(Memory::bytes).sum::<usize>()
+            + self.ids.bytes()
+            + persistent.map_or(0, Persistent::bytes)
     }
 
     /// Bytes of the device's memory that the weights of all its models, this state and its working memory take.
@@ -287,6 +338,11 @@ impl Engine {
         self.shown.forget();
         self.fresh = true;
         self.programs.greedy.replay()?;
+        self.chosen()
+    }
+
+    /// The token that the last step chose.
+    fn chosen(&self) -> Result<u32> {
         let mut token = [0u32];
         self.queue
             .read(self.chosen.address(), bytemuck::cast_slice_mut(&mut token))?;
@@ -297,6 +353,17 @@ impl Engine {
             ));
         }
         Ok(token[0])
+    }
+
+    /// As [`Engine::step`], with the times of its phases; none where a step is recorded.
+    pub fn time_step(&mut self) -> Result<Option<(u32, Vec<PhaseTime>)>> {
+        let Some(persistent) = &self.programs.persistent else {
+            return Ok(None);
+        };
+        self.shown.forget();
+        self.fresh = true;
+        let phases = persistent.time(&self.device, &*self.queue)?;
+        Ok(Some((self.chosen()?, phases)))
     }
 
     fn slot(&self, slot: usize) -> Address {
@@ -358,7 +425,7 @@ impl Launches<'_> {
             source: SESSION,
             kernel: format!("choose<{vocab}>"),
             grid: Grid::Blocks(1),
-            threads: 1024,
+            threads: if self.persistent() { 512 } else { 1024 },
             shared: 0,
             parameters: vec![
                 self.slot("const float", LOGITS),

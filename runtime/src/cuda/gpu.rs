@@ -7,8 +7,11 @@ use std::sync::{Arc, Mutex};
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, DriverError, result, sys};
 
 use super::compile;
-use super::driver::{Address, Argument, Driver, Kernel, Launch, Queue, Recording};
+use super::driver::{Address, Argument, Driver, Kernel, Launch, Queue, Recording, Residence};
 use crate::error::{Error, Result};
+
+const MOST_SHARED: sys::CUdevice_attribute =
+    sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
 
 /// A GPU.
 pub(crate) struct Gpu {
@@ -17,6 +20,7 @@ pub(crate) struct Gpu {
     processors: u32,
     architecture: String,
     tensor_cores: bool,
+    residence: Option<Residence>,
     /// Whether a kernel may start before the one before it has ended.
     overlaps: bool,
     /// Modules live as long as the GPU is used: kernels are theirs.
@@ -48,9 +52,18 @@ impl Gpu {
         unsafe { context.disable_event_tracking() };
         let (major, minor) = context.compute_capability().map_err(named)?;
         let processors = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let processors = context.attribute(processors).map_err(named)? as u32;
+        let together = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH;
+        let together = context.attribute(together).map_err(named)? != 0;
+        let residence = Residence {
+            blocks: processors as usize,
+            shared: context.attribute(MOST_SHARED).map_err(named)? as usize,
+        };
         Ok(Arc::new(Gpu {
             name: context.name().map_err(named)?,
-            processors: context.attribute(processors).map_err(named)? as u32,
+            processors,
+            // Asynchronous copies into shared memory came with the same generation as bf16 on tensor cores.
+            residence: (together && major >= 8).then_some(residence),
             architecture: format!("sm_{major}{minor}"),
             tensor_cores: major >= 8,
             overlaps: major >= 9,
@@ -106,6 +119,10 @@ impl Driver for Gpu {
         self.tensor_cores
     }
 
+    fn residence(&self) -> Option<Residence> {
+        self.residence
+    }
+
     fn allocate(&self, bytes: usize) -> Result<Address> {
         self.bind()?;
         // SAFETY: the context is current.
@@ -132,9 +149,7 @@ impl Driver for Gpu {
             // SAFETY: the module is loaded and stays so.
             let kernel = self.check(unsafe { result::module::get_function(module, text) })?;
             let shared = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            let most =
-                sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
-            let most = self.check(self.context.attribute(most))?;
+            let most = self.check(self.context.attribute(MOST_SHARED))?;
             let fixed = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
             // SAFETY: the function is valid.
             let fixed =
@@ -208,13 +223,24 @@ impl Queue for Stream {
         for (place, argument) in arguments.iter_mut().zip(&launch.arguments) {
             *place = pointer(argument);
         }
-        // Where kernels may overlap, each waits for the one before by itself (`await_previous`).
-        let mut overlap = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        let (id, value) = if launch.together {
+            (
+                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+                sys::CUlaunchAttributeValue { cooperative: 1 },
+            )
+        } else {
+            // Where kernels may overlap, each waits for the one before by itself (`await_previous`).
+            (
+                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                sys::CUlaunchAttributeValue {
+                    programmaticStreamSerializationAllowed: 1,
+                },
+            )
+        };
+        let mut attribute = sys::CUlaunchAttribute {
+            id,
             pad: [0; 4],
-            value: sys::CUlaunchAttributeValue {
-                programmaticStreamSerializationAllowed: 1,
-            },
+            value,
         };
         let [x, y, z] = launch.grid;
         let config = sys::CUlaunchConfig {
@@ -226,8 +252,8 @@ impl Queue for Stream {
             blockDimZ: 1,
             sharedMemBytes: launch.shared,
             hStream: self.stream.cu_stream(),
-            attrs: &mut overlap,
-            numAttrs: self.gpu.overlaps.into(),
+            attrs: &mut attribute,
+            numAttrs: (launch.together || self.gpu.overlaps).into(),
         };
         // SAFETY: the kernel's parameters are those that the arguments were made for: one text declares both.
         let launched = unsafe {

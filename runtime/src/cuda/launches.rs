@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 use bytemuck::{Pod, Zeroable};
 use waterline_quant::Matrix;
 
-use super::driver::{Address, Argument, Driver, Memory, Queue};
+use super::driver::{Address, Argument, Driver, Kernel, Launch, Memory, Queue};
+use super::persistent;
+use super::products::Product;
 use crate::error::Result;
 use crate::program::{Vector, View};
 use crate::state::{HEADER, Kv, StatePlan};
@@ -117,6 +119,21 @@ impl Call {
         self.parameters.iter().map(|p| p.kind.as_str()).collect()
     }
 
+    /// Where the parameters lie, one after another in one piece of memory.
+    pub fn offsets(&self) -> impl Iterator<Item = usize> {
+        self.parameters.iter().scan(0, |end, parameter| {
+            let at = *end;
+            *end += size_of_val(&*parameter.bytes.0).next_multiple_of(16);
+            Some(at)
+        })
+    }
+
+    /// Bytes of the parameters in one piece of memory.
+    pub fn packed_bytes(&self) -> usize {
+        let bytes = |parameter: &Parameter| size_of_val(&*parameter.bytes.0).next_multiple_of(16);
+        self.parameters.iter().map(bytes).sum()
+    }
+
     /// The arguments, and which of them are the number of tokens.
     pub fn arguments(&self) -> (Vec<Argument>, Vec<usize>) {
         let arguments = self.parameters.iter().map(|p| p.bytes.clone()).collect();
@@ -125,6 +142,34 @@ impl Call {
             arguments,
             (0..self.parameters.len()).filter(tokens).collect(),
         )
+    }
+}
+
+/// A call in its place.
+pub(crate) struct Queued {
+    /// What is called.
+    pub call: Call,
+    /// Whether the kernel itself calls `await_previous`, after it has asked for weights.
+    pub streams: bool,
+    /// In a persistent program: the product whose weights come through its ring.
+    pub product: Option<Product>,
+}
+
+impl Queued {
+    /// The call of `kernel` for a chunk of so many tokens.
+    pub fn launch(&self, kernel: Kernel, tokens: usize) -> Launch {
+        let (mut arguments, counts) = self.call.arguments();
+        for argument in counts {
+            arguments[argument].0[0] = tokens as u64;
+        }
+        Launch {
+            kernel,
+            grid: self.call.grid.blocks(tokens),
+            threads: self.call.threads as u32,
+            shared: self.call.shared as u32,
+            arguments,
+            together: false,
+        }
     }
 }
 
@@ -207,19 +252,47 @@ pub(crate) struct Launches<'a> {
     pub(super) bf16: Option<Address>,
     /// Session-owned working memory that stages asked for.
     pub(super) scratch: &'a mut Vec<Memory>,
-    /// Each with whether the kernel itself calls `await_previous`, after it has asked for weights.
-    pub(super) calls: Vec<(Call, bool)>,
+    /// Whether the calls become the phases of a persistent program.
+    pub(super) persistent: bool,
+    pub(super) calls: Vec<Queued>,
 }
 
 impl Launches<'_> {
     /// Appends a kernel.
     pub fn push(&mut self, call: Call) {
-        self.calls.push((call, false));
+        self.queue_call(call, false, None);
     }
 
     /// Appends a kernel that asks for its weights before it calls `await_previous`.
     pub fn push_streaming(&mut self, call: Call) {
-        self.calls.push((call, true));
+        self.queue_call(call, true, None);
+    }
+
+    /// Appends a product whose weights come through a persistent program's ring.
+    pub(super) fn push_product(&mut self, call: Call, product: Product) {
+        self.queue_call(call, true, Some(product));
+    }
+
+    fn queue_call(&mut self, call: Call, streams: bool, product: Option<Product>) {
+        self.calls.push(Queued {
+            call,
+            streams,
+            product,
+        });
+    }
+
+    /// Whether the calls become the phases of a persistent program, of which each processor runs one block.
+    pub fn persistent(&self) -> bool {
+        self.persistent
+    }
+
+    /// Threads of a block that makes the input of a product.
+    pub fn gather_threads(&self) -> usize {
+        if self.persistent {
+            persistent::THREADS
+        } else {
+            256
+        }
     }
 
     /// The type of cached keys and values in kernels.

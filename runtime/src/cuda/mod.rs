@@ -10,6 +10,7 @@ mod emulator;
 mod engine;
 mod gpu;
 mod launches;
+mod persistent;
 mod products;
 mod source;
 #[cfg(test)]
@@ -21,10 +22,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 pub(crate) use driver::Address;
-use driver::{Driver, Kernel, Launch, Memory};
+use driver::{Driver, Kernel, Memory};
 pub(crate) use engine::Engine;
-use launches::Weights;
 pub(crate) use launches::{Call, Grid, Launches, Parameter, Rows};
+use launches::{Queued, Weights};
 pub(crate) use products::{Factor, format_of};
 use source::Source;
 
@@ -101,15 +102,13 @@ impl Device {
                 Parameter::pointer("u32", memory.address()),
             ],
         };
-        let call = (call, false);
-        let kernels = self.kernels(&Source::of(&[&call]))?;
-        let launch = Launch {
-            kernel: kernels[0],
-            grid: call.0.grid.blocks(1),
-            threads: call.0.threads as u32,
-            shared: 0,
-            arguments: call.0.arguments().0,
+        let queued = Queued {
+            call,
+            streams: false,
+            product: None,
         };
+        let kernels = self.kernels(&Source::of(&[&queued]))?;
+        let launch = queued.launch(kernels[0], 1);
         let pass = || -> Result<f64> {
             const TIMES: usize = 8;
             queue.finish()?;

@@ -30,17 +30,25 @@ struct half {
   }
 };
 
+#endif
+
 // The block's dynamic shared memory.
 template <class T>
 __device__ T* shared_memory() {
+#if defined(WATERLINE_PHASES)
+  return reinterpret_cast<T*>(whole_shared_memory() + room_at);
+#elif defined(WATERLINE_EMULATOR)
+  return reinterpret_cast<T*>(emulator::shared);
+#else
   extern __shared__ __align__(128) u8 dynamic_shared_memory[];
   return reinterpret_cast<T*>(dynamic_shared_memory);
-}
 #endif
+}
 
-// Sixteen bytes that are read once: they need no place in the first cache.
+// Sixteen bytes that are read once: they need no place in the first cache. In a persistent program weights lie in shared
+// memory.
 __device__ inline uint4 load_once(const void* from) {
-#ifdef WATERLINE_EMULATOR
+#if defined(WATERLINE_EMULATOR) || defined(WATERLINE_PHASES)
   return *reinterpret_cast<const uint4*>(from);
 #else
   uint4 words;
@@ -93,14 +101,17 @@ __device__ inline float float_of(half x) { return x; }
 // Where kernels overlap, the next one may start now: what it does before `await_previous` must not depend on this one.
 // Called after `await_previous`, so that only one kernel is ahead: more would push each other's weights out of the cache.
 __device__ inline void release_next() {
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900 && !defined(WATERLINE_PHASES)
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// Returns when everything that earlier kernels wrote can be seen.
+// Returns when everything that earlier kernels, or phases, wrote can be seen.
 __device__ inline void await_previous() {
-#if __CUDA_ARCH__ >= 900
+#if defined(WATERLINE_PHASES)
+  if (threadIdx.x == 0) wait_for_arrivals();
+  phase_barrier();
+#elif __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
@@ -191,7 +202,8 @@ enum Activation {
   ELU_PLUS_ONE
 };
 
-__device__ inline float activate(int function, float x) {
+// A function of its own in the machine code: inlined at every use it would not fit into the instruction caches.
+__device__ __noinline__ float activate(int function, float x) {
   switch (function) {
     case SILU: return silu(x);
     case SIGMOID: return sigmoid(x);

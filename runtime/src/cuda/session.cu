@@ -17,7 +17,7 @@ __device__ void choose(const float* logits, u32* ids, u32* chosen) {
   u32 token = vocab;
   bool damaged = false;
 #pragma unroll 8
-  for (int i = threadIdx.x; i < vocab; i += 1024) {
+  for (int i = threadIdx.x; i < vocab; i += blockDim.x) {
     float x = logits[i];
     damaged |= !(x < infinity);
     if (x > best) {
@@ -34,7 +34,7 @@ __device__ void choose(const float* logits, u32* ids, u32* chosen) {
   if (lane_index() == 0) tokens[warp_index()] = mine;
   __syncthreads();
   if (threadIdx.x != 0) return;
-  for (int i = 0; i < 32; i++) mine = tokens[i] < mine ? tokens[i] : mine;
+  for (int i = 0; i < blockDim.x / 32; i++) mine = tokens[i] < mine ? tokens[i] : mine;
   *chosen = mine < vocab ? mine : ~0u;
   ids[0] = mine < vocab ? mine : 0;
 }

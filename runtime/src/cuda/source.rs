@@ -2,13 +2,18 @@
 
 use waterline_quant::DEVICE_SOURCE;
 
-use super::launches::Call;
+use super::launches::Queued;
 
+/// What all kernels share.
 const PRELUDE: &str = include_str!("prelude.cu");
 /// Matrix products, which most stages need.
 const MATRICES: &str = include_str!("../stages/project.cu");
 /// Softmax over keys, which all kinds of attention need.
 const SOFTMAX: &str = include_str!("../stages/softmax.cu");
+/// Before and behind the stages of a persistent program.
+const PHASES: &str = include_str!("phases.cu");
+const RING: &str = include_str!("../stages/project_ring.cu");
+const PERSISTENT: &str = include_str!("persistent.cu");
 
 /// A translation unit, and the name in it of each call's kernel.
 pub(crate) struct Source {
@@ -22,33 +27,17 @@ pub(crate) struct Source {
 
 impl Source {
     /// The text that defines every kernel of `calls`.
-    pub fn of(calls: &[&(Call, bool)]) -> Self {
-        let mut text = [PRELUDE, DEVICE_SOURCE, MATRICES, SOFTMAX].concat();
-        let mut sources: Vec<&str> = Vec::new();
-        for (call, _) in calls {
-            if !call.source.is_empty() && !sources.contains(&call.source) {
-                sources.push(call.source);
-                text.push_str(call.source);
-            }
-        }
-        let mut wrappers: Vec<String> = Vec::new();
-        let mut of_call = Vec::new();
-        for (call, streams) in calls {
-            let wrapper = wrapper(call, *streams);
-            let known = wrappers.iter().position(|other| *other == wrapper);
-            of_call.push(known.unwrap_or_else(|| {
-                wrappers.push(wrapper);
-                wrappers.len() - 1
-            }));
-        }
+    pub fn of(calls: &[&Queued]) -> Self {
+        let (wrappers, of_call) = each_once(calls.iter().map(|queued| wrapper(queued)));
         let mut names = vec![String::new(); wrappers.len()];
-        for ((call, _), &index) in calls.iter().zip(&of_call) {
+        for (queued, &index) in calls.iter().zip(&of_call) {
             // The template's name, for profilers.
-            let template = call.kernel.split('<').next().unwrap_or_default();
+            let template = queued.call.kernel.split('<').next().unwrap_or_default();
             names[index] = format!("{template}_{index}");
         }
-        for (index, wrapper) in wrappers.iter().enumerate() {
-            text.push_str(&wrapper.replace("NAME", &names[index]));
+        let mut text = common() + &sources(calls);
+        for (wrapper, name) in wrappers.iter().zip(&names) {
+            text.push_str(&wrapper.replace("NAME", name));
         }
         Source {
             text,
@@ -56,11 +45,79 @@ impl Source {
             of_call,
         }
     }
+
+    /// The text of one kernel that goes through `calls` as phases; `constants` are its sizes.
+    pub fn of_phases(calls: &[&Queued], constants: &str) -> Self {
+        let (cases, of_call) = each_once(calls.iter().map(|queued| phase(queued)));
+        let cases = cases.iter().enumerate();
+        let cases: String = cases
+            .map(|(index, case)| format!("    case {index}: {case} break;\n"))
+            .collect();
+        let text = [
+            constants,
+            PHASES,
+            &common(),
+            &sources(calls),
+            RING,
+            "\n__device__ inline void run_phase(const u8* at, const Segment* segments) {\n  \
+             const Phase& phase = *reinterpret_cast<const Phase*>(at);\n  switch (phase.function) {\n",
+            &cases,
+            "  }\n  if (phase.segments > 0) product(parameter<ProductEnd>(at, 0), segments, phase.segments);\n}\n",
+            PERSISTENT,
+        ];
+        Source {
+            text: text.concat(),
+            kernels: vec!["persistent".into()],
+            of_call,
+        }
+    }
+}
+
+fn common() -> String {
+    [PRELUDE, DEVICE_SOURCE, MATRICES, SOFTMAX].concat()
+}
+
+/// Every text once, and for each of the given ones which it is.
+fn each_once(texts: impl Iterator<Item = String>) -> (Vec<String>, Vec<usize>) {
+    let mut found: Vec<String> = Vec::new();
+    let of = texts.map(|text| {
+        let known = found.iter().position(|other| *other == text);
+        known.unwrap_or_else(|| {
+            found.push(text);
+            found.len() - 1
+        })
+    });
+    let of = of.collect();
+    (found, of)
+}
+
+/// The texts of the files that define the calls' functions.
+fn sources(calls: &[&Queued]) -> String {
+    let files = calls.iter().map(|queued| queued.call.source.to_owned());
+    each_once(files).0.concat()
+}
+
+/// Calls one instance of a template with the parameters of a phase.
+fn phase(queued: &Queued) -> String {
+    let call = &queued.call;
+    let parameters = call.types().into_iter().zip(call.offsets());
+    // How a product ends is of no concern to its input.
+    let parameters = parameters.skip(queued.product.is_some().into());
+    let list: Vec<String> = parameters
+        .map(|(kind, at)| format!("parameter<{}>(at, {at})", kind))
+        .collect();
+    let (kernel, list) = (&call.kernel, list.join(", "));
+    match (&queued.product, queued.streams) {
+        (Some(_), _) => format!("{kernel}({list});"),
+        (None, true) => format!("do {kernel}({list}); while (next_block());"),
+        (None, false) => format!("await_previous(); do {kernel}({list}); while (next_block());"),
+    }
 }
 
 /// A global function that calls one instance of a template, with the number of threads as a constant. Under the
 /// emulator it takes the launch instead.
-fn wrapper(call: &Call, streams: bool) -> String {
+fn wrapper(queued: &Queued) -> String {
+    let (call, streams) = (&queued.call, queued.streams);
     let types = call.types();
     let list = |f: &dyn Fn(usize, &str) -> String| {
         let parts = types.iter().enumerate().map(|(i, kind)| f(i, kind));

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use waterline_quant::{Activations, Bytes, FORMATS, Format, Matrix, Output};
 
+use super::Device;
 use super::driver::{Launch, Memory, Queue};
-use super::launches::{Launches, Weights};
+use super::launches::{Launches, Queued, Weights};
+use super::persistent::Persistent;
+use super::products::Kind;
 use super::source::Source;
-use super::{Call, Device};
 use crate::program::{INPUTS, View};
 use crate::state::{Kv, StatePlan};
 
@@ -80,27 +82,18 @@ impl Bench {
             tensor_cores: self.device.driver().tensor_cores(),
             bf16: None,
             scratch,
+            persistent: false,
             calls: Vec::new(),
         }
     }
 
-    fn compile(&self, calls: &[(Call, bool)], tokens: usize) -> Vec<Launch> {
+    fn compile(&self, calls: &[Queued], tokens: usize) -> Vec<Launch> {
         let source = Source::of(&calls.iter().collect::<Vec<_>>());
         let kernels = self.device.kernels(&source).expect("kernels");
-        let launch = |((call, _), &kernel): (&(Call, bool), &usize)| {
-            let (mut arguments, counts) = call.arguments();
-            for argument in counts {
-                arguments[argument].0[0] = tokens as u64;
-            }
-            Launch {
-                kernel: kernels[kernel],
-                grid: call.grid.blocks(tokens),
-                threads: call.threads as u32,
-                shared: call.shared as u32,
-                arguments,
-            }
-        };
-        calls.iter().zip(&source.of_call).map(launch).collect()
+        let launches = calls.iter().zip(&source.of_call);
+        launches
+            .map(|(queued, &kernel)| queued.launch(kernels[kernel], tokens))
+            .collect()
     }
 }
 
@@ -172,6 +165,107 @@ fn products_are_those_of_the_cpu() {
                     (found - expected).abs() <= tolerance,
                     "{format}, {tokens} of {most} tokens, value {i}: {found}, on the CPU {expected}"
                 );
+            }
+        }
+    }
+}
+
+/// A product of matrices of every format through the rings of a persistent program: twice, so that rows are added to what the
+/// output holds, and a gated one.
+#[test]
+fn products_through_the_ring_are_those_of_the_cpu() {
+    let Some(device) = device() else { return };
+    let Some(residence) = device.driver().residence() else {
+        eprintln!("skipped: the device runs no persistent programs");
+        return;
+    };
+    for (index, &format) in FORMATS.iter().enumerate() {
+        // A last piece that is not whole, and more pieces than warps.
+        let widths = if format.block_len == 1 {
+            [1496, 6600]
+        } else {
+            [1536, 6656]
+        };
+        for cols in widths {
+            let rows = [71, 5];
+            let width = rows[0] + rows[1];
+            let bench = Bench::new(Arc::clone(&device), [cols, cols, width, width], 1);
+            let x = numbers(7, cols);
+            let write = |buffer: usize, values: &[f32]| {
+                let place = bench.buffers[buffer].address();
+                let written = bench.queue.write(place, bytemuck::cast_slice(values));
+                written.expect("a copy");
+            };
+            write(0, &x);
+            write(3, &vec![0.0; width]);
+            let bias: crate::program::Vector = numbers(9, rows[1]).into();
+            let matrices = [
+                matrix(format, rows[0], cols, index as u32),
+                matrix(&waterline_quant::F32, rows[1], cols, 50),
+                matrix(format, rows[0], cols, 60),
+            ];
+            let mut scratch = Vec::new();
+            let mut launches = bench.launches(1, &mut scratch);
+            launches.persistent = true;
+            let input = |launches: &Launches| launches.gathered(View::whole(0, cols), None);
+            let gather = input(&launches).expect("an input");
+            let factors = [
+                (&matrices[0], None, 0),
+                (&matrices[1], Some(&bias), rows[0]),
+            ];
+            for _ in 0..2 {
+                launches
+                    .multiply(gather, &factors, View::whole(3, width), true)
+                    .expect("phases");
+            }
+            let gated = [(&matrices[0], None, 0), (&matrices[2], None, 0)];
+            let inner = launches.rows(View::whole(2, width));
+            let pushed = launches.push_to_ring(gather, &gated, inner, Kind::Gated);
+            assert!(pushed.expect("phases"), "{format}: rows are aligned");
+
+            let calls: Vec<&Queued> = launches.calls.iter().collect();
+            let program = Persistent::new(&calls, residence, &device, &*bench.queue);
+            let program = program.expect("a program").expect("room for it");
+            bench.queue.launch(&program.launch(0)).expect("a launch");
+            let read = |buffer: usize| {
+                let mut values = vec![0.0f32; width];
+                let place = bench.buffers[buffer].address();
+                let bytes = bytemuck::cast_slice_mut(&mut values);
+                bench.queue.read(place, bytes).expect("a copy");
+                values
+            };
+
+            let mut inputs = Activations::new(1, cols);
+            inputs.load(&x, 1, cols, format.is_integer_dot());
+            let product = |matrix: &Matrix| {
+                let mut product = vec![0.0f32; matrix.rows()];
+                let out = Output::new(&mut product, matrix.rows());
+                // SAFETY: one thread, columns that the output has.
+                unsafe { matrix.mul_rows(0..matrix.rows(), &inputs, &out, 0) };
+                product
+            };
+            let [first, second, third] = [0, 1, 2].map(|i| product(&matrices[i]));
+            let second = second.iter().zip(bias.iter()).map(|(x, bias)| x + bias);
+            let sums: Vec<f32> = first
+                .iter()
+                .copied()
+                .chain(second)
+                .map(|x| 2.0 * x)
+                .collect();
+            let gated: Vec<f32> = (first.iter().zip(&third))
+                .map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up)
+                .collect();
+            let largest = sums
+                .iter()
+                .chain(&gated)
+                .fold(0.0f32, |a, x| a.max(x.abs()));
+            for (kind, found, expected) in [("sums", read(3), &sums), ("gated", read(2), &gated)] {
+                for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+                    assert!(
+                        (found - expected).abs() <= 1e-5 * largest,
+                        "{format}, {cols} columns, {kind} {i}: {found}, on the CPU {expected}"
+                    );
+                }
             }
         }
     }

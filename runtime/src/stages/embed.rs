@@ -37,7 +37,7 @@ impl Embed {
             source: include_str!("embed.cu"),
             kernel: format!("embed<{}, {hidden}>", format_of(&self.matrix)),
             grid: Grid::Tokens,
-            threads: 256,
+            threads: launches.gather_threads(),
             shared: 0,
             parameters: vec![
                 Parameter::pointer("const u8", matrix),

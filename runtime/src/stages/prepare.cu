@@ -74,72 +74,108 @@ struct PrepareTasks {
   PrepareGate gate[most_gates];
 };
 
-// Applies one map to the head at x, whose first column in its lane is `column`. `other` is room for another head.
-__device__ inline void map_head(const PrepareMap& map, const PrepareTasks& tasks, int t, float position, int column,
+// Who works on a head together: a warp for each of many tokens, or the whole block for one.
+struct WarpTeam {
+  static __device__ int first() { return lane_index(); }
+  static __device__ int size() { return 32; }
+  static __device__ float sum(float x) { return warp_sum(x); }
+  static __device__ float max(float x) { return warp_max(x); }
+  static __device__ void wait() { __syncwarp(); }
+};
+
+struct BlockTeam {
+  static __device__ int first() { return threadIdx.x; }
+  static __device__ int size() { return blockDim.x; }
+  static __device__ float sum(float x) { return block_sum(x); }
+  static __device__ float max(float x) { return block_max(x); }
+  static __device__ void wait() { __syncthreads(); }
+};
+
+// Applies one map to the head at x, whose first column in its lane is `column`. `other` is room for another head. Loops that
+// are long or rare stay small in the machine code, which otherwise does not fit into the instruction caches.
+template <class Team>
+__device__ void map_head(const PrepareMap& map, const PrepareTasks& tasks, int t, float position, int column,
                                 int dim, float* x, float* other) {
   const float* source = map.source.first ? map.source.token(t) + column : nullptr;
-  int lane = lane_index();
+  int step = Team::size();
   float sum = 0.0f, mean = 0.0f, factor = 1.0f;
   switch (map.kind) {
     case MAP_ACTIVATION:
-      for (int i = lane; i < dim; i += 32) x[i] = activate(map.function, x[i]);
+#pragma unroll 1
+      for (int i = Team::first(); i < dim; i += step) x[i] = activate(map.function, x[i]);
       break;
     case MAP_L2_NORM:
-      for (int i = lane; i < dim; i += 32) sum += x[i] * x[i];
-      factor = 1.0f / sqrtf(warp_sum(sum) + 1e-6f);
-      for (int i = lane; i < dim; i += 32) x[i] *= factor;
+      for (int i = Team::first(); i < dim; i += step) sum += x[i] * x[i];
+      factor = 1.0f / sqrtf(Team::sum(sum) + 1e-6f);
+      for (int i = Team::first(); i < dim; i += step) x[i] *= factor;
       break;
     case MAP_SUM_NORM:
-      for (int i = lane; i < dim; i += 32) sum += fabsf(x[i]);
-      factor = 1.0f / fmaxf(warp_sum(sum), 1e-6f);
-      for (int i = lane; i < dim; i += 32) x[i] *= factor;
+      for (int i = Team::first(); i < dim; i += step) sum += fabsf(x[i]);
+      factor = 1.0f / fmaxf(Team::sum(sum), 1e-6f);
+      for (int i = Team::first(); i < dim; i += step) x[i] *= factor;
       break;
     case MAP_SOFTMAX:
-      warp_softmax(x, dim);
+      factor = -infinity;
+      for (int i = Team::first(); i < dim; i += step) factor = fmaxf(factor, x[i]);
+      factor = Team::max(factor);
+#pragma unroll 1
+      for (int i = Team::first(); i < dim; i += step) {
+        x[i] = expf(x[i] - factor);
+        sum += x[i];
+      }
+      factor = 1.0f / Team::sum(sum);
+      for (int i = Team::first(); i < dim; i += step) x[i] *= factor;
       break;
     case MAP_LINEAR:
-      for (int i = lane; i < dim; i += 32) other[i] = x[i];
-      __syncwarp();
-      for (int i = lane; i < dim; i += 32) {
+      for (int i = Team::first(); i < dim; i += step) other[i] = x[i];
+      Team::wait();
+#pragma unroll 1
+      for (int i = Team::first(); i < dim; i += step) {
         float product = 0.0f;
         for (int j = 0; j < dim; j++) product += map.weight[i * dim + j] * other[j];
         x[i] = product;
       }
       break;
     case MAP_ADD:
-      for (int i = lane; i < dim; i += 32) x[i] += source[i];
+#pragma unroll 1
+      for (int i = Team::first(); i < dim; i += step) x[i] += source[i];
       break;
     case MAP_COPY:
-      for (int i = lane; i < dim; i += 32) x[i] = source[i];
+#pragma unroll 1
+      for (int i = Team::first(); i < dim; i += step) x[i] = source[i];
       break;
     case MAP_NORM:
       if (map.function != 0) {
-        for (int i = lane; i < dim; i += 32) mean += x[i];
-        mean = warp_sum(mean) / dim;
+        for (int i = Team::first(); i < dim; i += step) mean += x[i];
+        mean = Team::sum(mean) / dim;
       }
-      for (int i = lane; i < dim; i += 32) sum += (x[i] - mean) * (x[i] - mean);
-      factor = 1.0f / sqrtf(warp_sum(sum) / dim + map.eps);
-      for (int i = lane; i < dim; i += 32) {
+      for (int i = Team::first(); i < dim; i += step) sum += (x[i] - mean) * (x[i] - mean);
+      factor = 1.0f / sqrtf(Team::sum(sum) / dim + map.eps);
+      for (int i = Team::first(); i < dim; i += step) {
         x[i] = (x[i] - mean) * factor * map.weight[i] + (map.bias ? map.bias[i] : 0.0f);
       }
       break;
     case MAP_LARGEST:
       // `function` is how many stay; the lower one wins a tie.
-      for (int i = lane; i < dim; i += 32) other[i] = x[i];
-      __syncwarp();
-      for (int i = lane; i < dim; i += 32) {
+      for (int i = Team::first(); i < dim; i += step) other[i] = x[i];
+      Team::wait();
+#pragma unroll 1
+      for (int i = Team::first(); i < dim; i += step) {
         int before = 0;
+#pragma unroll 1
         for (int j = 0; j < dim; j++) before += other[j] > other[i] || (other[j] == other[i] && j < i);
         if (before >= map.function) x[i] = 0.0f;
       }
       break;
     case MAP_WHERE:
-      for (int i = lane; i < dim; i += 32) {
+#pragma unroll 1
+      for (int i = Team::first(); i < dim; i += step) {
         if (source[i] == 0.0f) x[i] = 0.0f;
       }
       break;
     case MAP_ROPE:
-      for (int i = lane; i < tasks.pairs; i += 32) {
+#pragma unroll 1
+      for (int i = Team::first(); i < tasks.pairs; i += step) {
         float sine, cosine, a = x[i], b = x[i + tasks.pairs];
         sincosf(position * tasks.frequencies[i], &sine, &cosine);
         x[i] = a * cosine - b * sine;
@@ -147,7 +183,7 @@ __device__ inline void map_head(const PrepareMap& map, const PrepareTasks& tasks
       }
       break;
   }
-  __syncwarp();
+  Team::wait();
 }
 
 __device__ inline float gate_value(const PrepareGate& gate, int i, float x) {
@@ -167,6 +203,7 @@ __device__ inline float gate_value(const PrepareGate& gate, int i, float x) {
 // column, then the sums.
 __device__ inline void running_softmax(const PrepareGate& gate, int column, int tokens) {
   float largest = gate.state[column], sum = gate.state[gate.columns.width + column];
+#pragma unroll 1
   for (int t = 0; t < tokens; t++) {
     float* x = gate.columns.token(t) + column;
     float now = fminf(fmaxf(*x, gate.low), gate.high);
@@ -189,10 +226,12 @@ __device__ void prepare_gate(const PrepareGate& gate, int tokens) {
   } else if (gate.kind == GATE_RUNNING_SOFTMAX) {
     // One tile has all tokens.
     if (first != 0) return;
+#pragma unroll 1
     for (int i = start + threadIdx.x; i < end; i += blockDim.x) running_softmax(gate, i, tokens);
   } else {
     for (int t = first; t < last; t++) {
       float* x = gate.columns.token(t);
+#pragma unroll 1
       for (int i = start + threadIdx.x; i < end; i += blockDim.x) x[i] = gate_value(gate, i, x[i]);
     }
   }
@@ -205,7 +244,7 @@ __device__ inline float convolve(const PrepareLane& lane, int channel, const flo
   return sum;
 }
 
-// The one token of a step: a thread takes a channel of the convolution, then the first warp the head.
+// The one token of a step: a thread takes a channel of the convolution, then all of them the head.
 __device__ inline void prepare_head_of_step(const PrepareLane& lane, const PrepareTasks& tasks, const u64* position,
                                             float* shared) {
   int dim = lane.head_dim, column = (blockIdx.x - lane.first) * dim, channels = lane.columns.width;
@@ -226,11 +265,10 @@ __device__ inline void prepare_head_of_step(const PrepareLane& lane, const Prepa
     shared[i] = value;
   }
   __syncthreads();
-  if (warp_index() != 0) return;
   for (int m = 0; m < lane.maps; m++) {
-    map_head(lane.at[m], tasks, 0, (float)*position, column, dim, shared, shared + dim);
+    map_head<BlockTeam>(lane.at[m], tasks, 0, (float)*position, column, dim, shared, shared + dim);
   }
-  for (int i = lane_index(); i < dim; i += 32) x[i] = shared[i];
+  for (int i = threadIdx.x; i < dim; i += blockDim.x) x[i] = shared[i];
 }
 
 // A tile of tokens: all inputs of a convolution are in shared memory before any is overwritten.
@@ -257,7 +295,7 @@ __device__ void prepare_heads(const PrepareLane& lane, const PrepareTasks& tasks
     }
     __syncwarp();
     for (int m = 0; m < lane.maps; m++) {
-      map_head(lane.at[m], tasks, first + t, (float)(*position + first + t), column, dim, x, x + dim);
+      map_head<WarpTeam>(lane.at[m], tasks, first + t, (float)(*position + first + t), column, dim, x, x + dim);
     }
     for (int i = lane_index(); i < dim; i += 32) row[i] = x[i];
     __syncwarp();
@@ -274,7 +312,7 @@ __device__ inline void prefetch_lane(const PrepareLane& lane) {
 
 // `tile` is 0 for a step.
 template <int tile>
-__device__ void prepare(PrepareTasks tasks, const u64* position, int tokens) {
+__device__ void prepare(const PrepareTasks& tasks, const u64* position, int tokens) {
   int gate = -1, lane = 0;
   for (int i = 0; i < tasks.gates; i++) gate = (int)blockIdx.x >= tasks.gate[i].first ? i : gate;
   for (int i = 1; i < tasks.lanes; i++) lane = (int)blockIdx.x >= tasks.lane[i].first ? i : lane;

@@ -26,7 +26,11 @@ struct Gather {
   GatherStep step[most_steps];
 };
 
+#ifdef WATERLINE_PHASES
+constexpr int gather_threads = phase_threads;
+#else
 constexpr int gather_threads = 256;
+#endif
 
 // This thread's values of a row: number k stands `k * gather_threads` after its first. All loads are under way at once.
 template <int cols>
@@ -266,7 +270,7 @@ __device__ int* load_input(const Gather& gather, float* x) {
 }
 
 template <int formats, int cols>
-__device__ void multiply(Gather gather, Linears linears, Rows output) {
+__device__ void multiply(const Gather& gather, const Linears& linears, Rows output) {
   const Linear& linear = linear_of(linears, blockIdx.x);
   int row = ((blockIdx.x - linear.first) * (blockDim.x / 32) + warp_index()) * rows_of_warp;
   prefetch_rows<formats, cols>(linear, row);
@@ -288,7 +292,7 @@ __device__ void multiply(Gather gather, Linears linears, Rows output) {
 
 // `output = silu(gate x) * up x` of two matrices of the same shape, a warp taking the same rows of both.
 template <int formats, int cols>
-__device__ void multiply_gated(Gather gather, Linears linears, Rows output) {
+__device__ void multiply_gated(const Gather& gather, const Linears& linears, Rows output) {
   const Linear &gate = linears.at[0], &up = linears.at[1];
   int row = (blockIdx.x * (blockDim.x / 32) + warp_index()) * rows_of_warp;
   prefetch_rows<formats, cols>(gate, row);

@@ -280,7 +280,7 @@ struct Recurrence {
 
 template <int dk, int dv, int lanes, int columns, int warps, int queries, int fade, bool complement, int write, int batch,
           bool aligned>
-__device__ void recur(RecurInputs in, int tokens) {
+__device__ void recur(const RecurInputs& in, int tokens) {
   using State = Recurrence<dk, dv, lanes, columns, warps, queries, fade, complement, write, batch, aligned>;
   constexpr int buffers = batch == 1 ? 1 : 2;
   float* room = shared_memory<float>();

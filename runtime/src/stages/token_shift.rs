@@ -68,7 +68,7 @@ impl TokenShift {
             source: SOURCE,
             kernel: format!("token_shift<{hidden}, {mixes}, {step}>"),
             grid: Grid::Tokens,
-            threads: 256,
+            threads: launches.gather_threads(),
             shared: 2 * hidden * size_of::<f32>(),
             parameters: vec![
                 Parameter::value("Gather", gather),
@@ -82,7 +82,7 @@ impl TokenShift {
                 source: SOURCE,
                 kernel: format!("keep_token<{hidden}>"),
                 grid: Grid::Blocks(1),
-                threads: 256,
+                threads: launches.gather_threads(),
                 shared: 0,
                 parameters: vec![
                     Parameter::value("Gather", gather),

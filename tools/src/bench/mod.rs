@@ -4,6 +4,7 @@ mod bandwidth;
 mod compare;
 mod measure;
 mod page;
+mod phases;
 mod report;
 mod statistics;
 
@@ -47,6 +48,9 @@ pub struct Args {
     /// Positions at which to generate, by commas; every token before them is read.
     #[arg(long, value_name = "LIST", default_value = "0,1024,4096", value_delimiter = ',', value_parser = RangedU64ValueParser::<usize>::new().range(..=1 << 40))]
     depth: Vec<usize>,
+    /// Tell where the time of a step goes on a GPU, behind the table.
+    #[arg(long)]
+    phases: bool,
     #[command(flatten)]
     outputs: Outputs,
     /// Compare two results that --json has written, and measure nothing.
@@ -84,15 +88,20 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     args.outputs.check()?;
-    let report = measure(args)?;
+    let (report, phases) = measure(args)?;
     args.outputs.write(&report)?;
+    if args.phases {
+        let none = "a step has no phases here: it runs on the CPU, or as a recorded graph\n";
+        print(phases.as_deref().unwrap_or(none))?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Bytes of a device's memory that are read to measure its bandwidth: many times its caches.
 const DEVICE_BUFFER: usize = 1 << 30;
 
-fn measure(args: &Args) -> Result<Report> {
+/// The report, and the table of phases if it is wanted.
+fn measure(args: &Args) -> Result<(Report, Option<String>)> {
     let device = args.session.device();
     let mut depths = args.depth.clone();
     depths.sort_unstable();
@@ -120,9 +129,12 @@ fn measure(args: &Args) -> Result<Report> {
     if let Some(device) = &session.options().device {
         measured.read_bytes_per_s = vec![device.read_bandwidth(DEVICE_BUFFER)?];
     }
-    Ok(Report::new(
-        &plan, measured, machine, device, &session, &state, load_ms,
-    ))
+    let report = Report::new(&plan, measured, machine, device, &session, &state, load_ms);
+    let phases = match report.depths.last().map(|depth| depth.p50_us) {
+        Some(step_us) if args.phases => phases::table(&mut session, step_us)?,
+        _ => None,
+    };
+    Ok((report, phases))
 }
 
 impl Outputs {

@@ -94,6 +94,8 @@ const SHARED: usize = 64 << 10;
 /// Warps of a block where there are many tokens: one for each of a processor's schedulers, so that as few blocks as can be
 /// load the same inputs.
 const WARPS: usize = 4;
+/// The same in a persistent program, of which each processor runs one block at a time.
+const PERSISTENT_WARPS: usize = 16;
 
 impl Plan {
     /// For `states` states and chunks of up to `tokens` tokens on a device of so many processors.
@@ -110,6 +112,7 @@ impl Plan {
         inputs: &Inputs,
         tokens: usize,
         processors: usize,
+        persistent: bool,
     ) -> Self {
         // A chunk is bound by the instructions of one token after another: more lanes share a column.
         let lanes = match (dk, tokens) {
@@ -122,11 +125,19 @@ impl Plan {
         let blocks = |warps: usize| states * dv.div_ceil(32 / lanes * columns * warps);
         // A single token is bound by the loads of the state: all processors take part.
         let least = if tokens == 1 { processors } else { 1 };
-        let warps = (1..=WARPS).rev().filter(|n| n.is_power_of_two());
-        let warps = warps
-            .filter(|&n| 32 / lanes * columns * n <= dv.next_multiple_of(32 / lanes * columns))
-            .find(|&n| blocks(n) >= least)
-            .unwrap_or(1);
+        let most = if persistent { PERSISTENT_WARPS } else { WARPS };
+        let mut warps = (1..=most).filter(|&n| {
+            n.is_power_of_two()
+                && 32 / lanes * columns * n <= dv.next_multiple_of(32 / lanes * columns)
+        });
+        let warps = if persistent {
+            // One round of blocks, as small as it can be.
+            let fits = |n: &usize| blocks(*n) <= processors;
+            warps.clone().find(fits).or(warps.next_back())
+        } else {
+            warps.rfind(|&n| blocks(n) >= least)
+        };
+        let warps = warps.unwrap_or(1);
         let four = |n: usize| n.is_multiple_of(4);
         let mut plan = Plan {
             dk,
@@ -302,6 +313,7 @@ impl Recur {
             inputs,
             launches.tokens,
             launches.processors(),
+            launches.persistent(),
         )
     }
 
@@ -327,6 +339,7 @@ mod tests {
             &Inputs::zeroed(),
             tokens,
             132,
+            false,
         )
     }
 

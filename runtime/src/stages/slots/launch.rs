@@ -49,6 +49,7 @@ impl Slots {
                 inputs,
                 launches.tokens,
                 launches.processors(),
+                launches.persistent(),
             )
         };
         plan(

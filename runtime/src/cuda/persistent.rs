@@ -1,0 +1,347 @@
+//! A step as one kernel: its blocks stay on the device for the whole token and go through the phases of a table, each of which
+//! would be a kernel of its own in a recorded step. Weights come through a ring in shared memory, ahead of the phases.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::Device;
+use super::driver::{Address, Argument, Kernel, Launch, Memory, Queue, Residence};
+use super::launches::Queued;
+use super::products::{Kind, Product};
+use super::source::Source;
+use crate::error::Result;
+use crate::session::PhaseTime;
+
+/// Threads of a block. Sixteen warps hide each other's latencies and leave 128 registers to each thread.
+pub(super) const THREADS: usize = 512;
+const WARPS: usize = THREADS / 32;
+/// Shared memory that stages declare for themselves.
+const STATIC_SHARED: usize = 6 << 10;
+/// Places of a warp's ring: fewer do not cover a barrier, more are of no use.
+const PLACES: std::ops::RangeInclusive<usize> = 2..=24;
+
+/// `Phase` in phases.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Phase {
+    function: i32,
+    grid: [u32; 2],
+    threads: u32,
+    segments: i32,
+    pad: [i32; 3],
+}
+
+/// `Segment` in project_ring.cu: rows of one matrix that a block takes.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Segment {
+    codes: Address,
+    scales: Address,
+    bias: Address,
+    code_row: u32,
+    scale_row: u32,
+    rows: i32,
+    format: i32,
+    column: i32,
+    sums: i32,
+    pad: [i32; 4],
+}
+
+/// Bytes of `Turn` in phases.cu and of `Ring` in project_ring.cu.
+const TURN: usize = 80;
+const RING: usize = 64;
+
+/// The phases of a step, ready to run.
+pub(super) struct Persistent {
+    table: Memory,
+    lists: Memory,
+    arrived: Memory,
+    kernel: Kernel,
+    stride: usize,
+    /// The function of each phase.
+    names: Vec<String>,
+    blocks: usize,
+    shared: usize,
+}
+
+/// What is fixed before the kernel is compiled.
+struct Layout {
+    parameters: usize,
+    segments: usize,
+    room: usize,
+    sums_at: usize,
+    /// The set of formats that come through the ring.
+    formats: usize,
+    place: usize,
+    places: usize,
+}
+
+impl Persistent {
+    /// Compiles the phases `calls`; none if the device's shared memory is too small for them.
+    pub fn new(
+        calls: &[&Queued],
+        residence: Residence,
+        device: &Device,
+        queue: &dyn Queue,
+    ) -> Result<Option<Self>> {
+        let mut lists = vec![Vec::new(); residence.blocks];
+        let mut counts = Vec::with_capacity(calls.len());
+        let mut sums = 0;
+        for product in calls.iter().map(|queued| &queued.product) {
+            let before = lists[0].len();
+            if let Some(product) = product {
+                sums = sums.max(deal(product, &mut lists));
+            }
+            counts.push(lists[0].len() - before);
+        }
+        let Some(layout) = Layout::of(calls, &counts, sums, residence.shared) else {
+            return Ok(None);
+        };
+        let source = Source::of_phases(calls, &layout.constants());
+        let kernel = device.kernels(&source)?[0];
+
+        let stride = lists[0].len() + 1 + layout.segments;
+        for list in &mut lists {
+            list.resize(stride, Segment::zeroed());
+        }
+        let mut table = vec![0u8; calls.len() * layout.parameters];
+        let phases = table.chunks_exact_mut(layout.parameters);
+        for (index, (bytes, queued)) in phases.zip(calls).enumerate() {
+            let call = &queued.call;
+            let [x, y, _] = call.grid.blocks(1);
+            let phase = Phase {
+                function: source.of_call[index] as i32,
+                grid: match queued.product {
+                    Some(_) => [residence.blocks as u32, 1],
+                    None => [x, y],
+                },
+                threads: call.threads as u32,
+                segments: counts[index] as i32,
+                pad: [0; 3],
+            };
+            let (head, rest) = bytes.split_at_mut(size_of::<Phase>());
+            head.copy_from_slice(bytemuck::bytes_of(&phase));
+            for (argument, at) in call.arguments().0.iter().zip(call.offsets()) {
+                let words: &[u8] = bytemuck::cast_slice(&argument.0);
+                rest[at..at + words.len()].copy_from_slice(words);
+            }
+        }
+        let upload = |bytes: &[u8]| {
+            let memory = Memory::new(device.driver(), bytes.len())?;
+            queue.write(memory.address(), bytes)?;
+            Ok::<_, crate::error::Error>(memory)
+        };
+        Ok(Some(Persistent {
+            table: upload(&table)?,
+            lists: upload(bytemuck::cast_slice(&lists.concat()))?,
+            arrived: upload(&[0; 4])?,
+            kernel,
+            stride,
+            names: calls
+                .iter()
+                .map(|queued| queued.call.kernel.clone())
+                .collect(),
+            blocks: residence.blocks,
+            shared: layout.shared(),
+        }))
+    }
+
+    /// The launch that goes through the phases from `first` on. It may leave out only phases without products.
+    pub fn launch(&self, first: usize) -> Launch {
+        self.launch_with(first, 0)
+    }
+
+    /// Goes through all phases and tells how long the first block waited for those before each, and how long it worked.
+    pub fn time(&self, device: &Device, queue: &dyn Queue) -> Result<Vec<PhaseTime>> {
+        let mut clocks = vec![[0u64; 3]; self.names.len()];
+        let memory = Memory::new(device.driver(), size_of_val(&*clocks))?;
+        queue.launch(&self.launch_with(0, memory.address()))?;
+        queue.read(memory.address(), bytemuck::cast_slice_mut(&mut clocks))?;
+        let times = self.names.iter().zip(clocks);
+        let times = times.map(|(name, [begun, ready, done])| PhaseTime {
+            function: name.clone(),
+            wait: ready.saturating_sub(begun),
+            work: done.saturating_sub(ready),
+        });
+        Ok(times.collect())
+    }
+
+    fn launch_with(&self, first: usize, clocks: Address) -> Launch {
+        let value = |value: u64| Argument(Box::new([value]));
+        Launch {
+            kernel: self.kernel,
+            grid: [self.blocks as u32, 1, 1],
+            threads: THREADS as u32,
+            shared: self.shared as u32,
+            arguments: vec![
+                value(self.table.address()),
+                value(self.lists.address()),
+                value(self.stride as u64),
+                value(first as u64),
+                value(self.names.len() as u64),
+                value(self.arrived.address()),
+                value(clocks),
+            ],
+            together: true,
+        }
+    }
+
+    /// Bytes of device memory.
+    pub fn bytes(&self) -> usize {
+        self.table.bytes() + self.lists.bytes() + self.arrived.bytes()
+    }
+}
+
+/// Deals a product's rows out to the blocks' lists, every block the same number of segments; returns the floats that
+/// a block needs for sums.
+fn deal(product: &Product, lists: &mut [Vec<Segment>]) -> usize {
+    // The rows of a gated product's two matrices go together.
+    let together = if product.kind == Kind::Gated { 2 } else { 1 };
+    let owners = &product.factors[..product.factors.len() / together];
+    let rows: Vec<(usize, usize)> = owners.iter().map(|f| (f.rows, f.row_bytes())).collect();
+    let shares = shares(&rows, lists.len());
+    let most = shares.iter().map(Vec::len).max().unwrap_or(0);
+    let mut room = 0;
+    for (list, share) in lists.iter_mut().zip(shares) {
+        let mut sums = 0;
+        for &(index, first, rows) in &share {
+            for twin in 0..together {
+                let factor = &product.factors[index + twin * owners.len()];
+                list.push(Segment {
+                    codes: factor.codes + (first * factor.code_row) as u64,
+                    scales: factor.scales + (first * factor.scale_row) as u64,
+                    bias: match factor.bias {
+                        0 => 0,
+                        bias => bias + (first * size_of::<f32>()) as u64,
+                    },
+                    code_row: factor.code_row as u32,
+                    scale_row: factor.scale_row as u32,
+                    rows: rows as i32,
+                    format: factor.format as i32,
+                    column: (factor.column + first) as i32,
+                    sums: sums as i32,
+                    pad: [0; 4],
+                });
+                sums += rows * (factor.code_row.div_ceil(factor.piece()[0]) | 1);
+            }
+        }
+        let missing = most - share.len();
+        list.extend(std::iter::repeat_n(Segment::skipped(), missing * together));
+        room = room.max(sums);
+    }
+    room
+}
+
+impl Segment {
+    /// Takes a place in a list that does not end there, which one of zero rows would mean.
+    fn skipped() -> Self {
+        Segment {
+            rows: -1,
+            ..Segment::zeroed()
+        }
+    }
+}
+
+/// Shares matrices of `(rows, bytes of a row)` out among `blocks`, so that all have about as many bytes: for each block the
+/// matrix, the first row and the number of rows.
+fn shares(matrices: &[(usize, usize)], blocks: usize) -> Vec<Vec<(usize, usize, usize)>> {
+    let total: usize = matrices.iter().map(|(rows, bytes)| rows * bytes).sum();
+    let mut shares = vec![Vec::new(); blocks];
+    let mut before = 0;
+    for (index, &(rows, bytes)) in matrices.iter().enumerate() {
+        // The first row of this matrix that begins at or after the block's part of the whole.
+        let border = |block: usize| {
+            let at = (total * block / blocks).saturating_sub(before);
+            at.div_ceil(bytes.max(1)).min(rows)
+        };
+        for (block, share) in shares.iter_mut().enumerate() {
+            let (first, last) = (border(block), border(block + 1));
+            if last > first {
+                share.push((index, first, last - first));
+            }
+        }
+        before += rows * bytes;
+    }
+    shares
+}
+
+impl Layout {
+    fn of(calls: &[&Queued], counts: &[usize], sums: usize, shared: usize) -> Option<Self> {
+        let bytes = calls.iter().map(|queued| queued.call.packed_bytes());
+        let parameters = (size_of::<Phase>() + bytes.max()?).next_multiple_of(16);
+        let products = || calls.iter().filter_map(|queued| queued.product.as_ref());
+        let sums_at = products().map(Product::input_bytes).max().unwrap_or(0);
+        let sums_at = sums_at.next_multiple_of(16);
+        let room = calls.iter().map(|queued| queued.call.shared).max();
+        let room = room?
+            .max(sums_at + sums * size_of::<f32>())
+            .next_multiple_of(128);
+        let factors = || products().flat_map(|product| &product.factors);
+        let piece = |bytes: [usize; 2]| (bytes[0] + bytes[1]).next_multiple_of(16);
+        let place = 2 * factors().map(|f| piece(f.piece())).max().unwrap_or(16);
+        let mut layout = Layout {
+            parameters,
+            segments: counts.iter().copied().max().unwrap_or(0),
+            room,
+            sums_at,
+            formats: factors().fold(0, |set, f| set | 1 << f.format),
+            place,
+            places: 0,
+        };
+        let left = shared.checked_sub(STATIC_SHARED + layout.shared())?;
+        layout.places = (left / WARPS / place).min(*PLACES.end());
+        let words = layout.phase() / 16;
+        (PLACES.contains(&layout.places) && words <= THREADS).then_some(layout)
+    }
+
+    /// Bytes of a phase: its parameters and a block's segments.
+    fn phase(&self) -> usize {
+        self.parameters + self.segments * size_of::<Segment>()
+    }
+
+    /// Bytes of dynamic shared memory.
+    fn shared(&self) -> usize {
+        TURN + 2 * self.phase() + self.room + WARPS * (RING + self.places * self.place)
+    }
+
+    fn constants(&self) -> String {
+        let constants = [
+            ("phase_threads", THREADS),
+            ("parameter_bytes", self.parameters),
+            ("phase_bytes", self.phase()),
+            ("room_bytes", self.room),
+            ("sums_at", self.sums_at),
+            ("ring_bytes", RING),
+            ("ring_formats", self.formats),
+            ("place_bytes", self.place),
+            ("ring_places", self.places),
+        ];
+        let line = |(name, value)| format!("constexpr int {name} = {value};\n");
+        constants.map(line).concat()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_cover_every_row_once_and_weigh_the_same() {
+        let matrices = [(9216, 1152), (6, 8192), (6, 8192), (7, 4096)];
+        for blocks in [1, 3, 132] {
+            let shares = shares(&matrices, blocks);
+            let mut seen = matrices.map(|(rows, _)| vec![0; rows]);
+            let total: usize = matrices.iter().map(|(rows, bytes)| rows * bytes).sum();
+            for share in &shares {
+                let mut bytes = 0;
+                for &(matrix, first, rows) in share {
+                    seen[matrix][first..first + rows]
+                        .iter_mut()
+                        .for_each(|n| *n += 1);
+                    bytes += rows * matrices[matrix].1;
+                }
+                assert!(bytes <= total / blocks + 2 * 8192, "{bytes} of {total}");
+            }
+            assert!(seen.iter().flatten().all(|&n| n == 1));
+        }
+    }
+}

@@ -1,0 +1,128 @@
+// A persistent program: one kernel whose blocks, as many as stay on the device together, go through the phases of a token.
+// A phase is what would be a kernel of its own; its blocks are shared out among those that run. This part comes before
+// everything else, so that stages see the phase's blocks and threads where they expect a kernel's.
+
+#define WATERLINE_PHASES 1
+
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+struct Three {
+  u32 x, y, z;
+};
+
+// What stands in front of a phase's parameters.
+struct __align__(16) Phase {
+  // Which function, its blocks and threads.
+  int function;
+  u32 grid[2];
+  u32 threads;
+  // Segments of weights that each block takes; see project_ring.cu.
+  int segments;
+  int pad[3];
+};
+
+// Where a block stands. Thread 0 writes it between barriers.
+struct __align__(16) Turn {
+  Three block, grid, threads;
+  // The block of the phase.
+  u32 index;
+  // Arrivals that the phase waits for; `waited` once they have come.
+  u32 arrivals;
+  u32 waited;
+  u32* arrived;
+  // Where the phase's clocks go, or null: its beginning, the end of its wait, its end.
+  u64* clocks;
+};
+
+// The dynamic shared memory: the turn, this phase's parameters and the next one's, how far each warp's ring of weights has
+// come, what a phase works in, the rings.
+constexpr int ring_warps = phase_threads / 32;
+constexpr int phases_at = sizeof(Turn);
+constexpr int rings_at = phases_at + 2 * phase_bytes;
+constexpr int room_at = rings_at + ring_warps * ring_bytes;
+constexpr int ring_at = room_at + room_bytes;
+
+#ifndef WATERLINE_EMULATOR
+__device__ inline u8* whole_shared_memory() {
+  extern __shared__ __align__(128) u8 dynamic_shared_memory[];
+  return dynamic_shared_memory;
+}
+#else
+static u8* whole_shared_memory() { return emulator::shared; }
+#endif
+
+__device__ inline Turn& turn() { return *reinterpret_cast<Turn*>(whole_shared_memory()); }
+
+__device__ inline u32 real_block() { return blockIdx.x; }
+__device__ inline u32 real_blocks() { return gridDim.x; }
+
+// A barrier of all threads that run.
+__device__ inline void whole_barrier() { __syncthreads(); }
+
+// A barrier of the phase's threads, the first of those that run.
+__device__ inline void phase_barrier() {
+#ifdef WATERLINE_EMULATOR
+  emulator::partial_barrier(turn().threads.x);
+#else
+  asm volatile("bar.sync 1, %0;" ::"r"(turn().threads.x) : "memory");
+#endif
+}
+
+// By thread 0: waits until every block has gone through the phases before this one, and shows what they wrote.
+__device__ inline void wait_for_arrivals() {
+  Turn& now = turn();
+  if (now.waited == now.arrivals) return;
+#ifndef WATERLINE_EMULATOR
+  u32 seen;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(now.arrived) : "memory");
+  } while (seen < now.arrivals);
+#endif
+  now.waited = now.arrivals;
+  if (now.clocks) now.clocks[1] = clock64();
+}
+
+// By thread 0, after a barrier of the block: the block has gone through its phase.
+__device__ inline void arrive() {
+  if (turn().clocks) turn().clocks[2] = clock64();
+#ifndef WATERLINE_EMULATOR
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(turn().arrived) : "memory");
+#endif
+}
+
+// Goes on to the phase's next block that is this one's; whether there is one.
+__device__ inline bool next_block() {
+  phase_barrier();
+  Turn& now = turn();
+  if (threadIdx.x == 0) {
+    now.index += real_blocks();
+    now.block = {now.index % now.grid.x, now.index / now.grid.x, 0};
+  }
+  phase_barrier();
+  return now.index < now.grid.x * now.grid.y;
+}
+
+// By thread 0: makes the phase at `at` this block's turn.
+__device__ inline void begin_phase(const u8* at) {
+  const Phase& phase = *reinterpret_cast<const Phase*>(at);
+  Turn& now = turn();
+  now.grid = {phase.grid[0], phase.grid[1], 1};
+  now.threads = {phase.threads, 1, 1};
+  now.index = real_block();
+  now.block = {now.index % now.grid.x, now.index / now.grid.x, 0};
+  if (now.clocks) now.clocks[0] = clock64();
+}
+
+// A parameter of the phase.
+template <class T>
+__device__ T const& parameter(const u8* phase, int offset) {
+  return *reinterpret_cast<T const*>(phase + sizeof(Phase) + offset);
+}
+
+// From here on a block is a phase's.
+#define blockIdx (turn().block)
+#define gridDim (turn().grid)
+#define blockDim (turn().threads)
+#define __syncthreads() phase_barrier()
