@@ -10,6 +10,14 @@ use cudarc::nvrtc::{result, sys};
 
 use crate::error::{Error, Result};
 
+/// Quotients and roots are exact to two units in the last place: more would take many times the instructions.
+const OPTIONS: [&str; 4] = [
+    "--std=c++17",
+    "--extra-device-vectorization",
+    "--prec-div=false",
+    "--prec-sqrt=false",
+];
+
 const MAGIC: &[u8; 8] = b"WLCUBIN1";
 
 /// Machine code for `architecture`, such as `sm_90`, from the cache or from NVRTC.
@@ -52,11 +60,8 @@ fn compile(source: &str, architecture: &str) -> Result<Vec<u8>> {
     let text = CString::new(source).map_err(|_| error("a kernel source with a zero byte"))?;
     let program = result::create_program(&text, Some(c"waterline.cu"))
         .map_err(|e| failed("NVRTC cannot begin", e))?;
-    let options = [
-        format!("--gpu-architecture={architecture}"),
-        "--std=c++17".into(),
-        "--extra-device-vectorization".into(),
-    ];
+    let mut options = vec![format!("--gpu-architecture={architecture}")];
+    options.extend(OPTIONS.map(String::from));
     // SAFETY: the program is valid until it is destroyed below.
     let compiled = unsafe { result::compile_program(program, &options) };
     let image = match compiled {
@@ -99,7 +104,7 @@ fn cache_folder() -> Option<PathBuf> {
 fn file_name(source: &str, architecture: &str) -> String {
     let hash = |seed: u64| {
         let mut hasher = DefaultHasher::new();
-        (seed, source, env!("CARGO_PKG_VERSION")).hash(&mut hasher);
+        (seed, source, OPTIONS, env!("CARGO_PKG_VERSION")).hash(&mut hasher);
         hasher.finish()
     };
     format!("{architecture}-{:016x}{:016x}.cubin", hash(0), hash(1))

@@ -64,6 +64,7 @@ inline unsigned __float_as_uint(float f) {
   return x;
 }
 inline int __float2int_rn(float x) { return (int)nearbyintf(x); }
+inline float __fdiv_rn(float a, float b) { return a / b; }
 inline long long clock64() { return 0; }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }

@@ -1,22 +1,27 @@
 // The end of a persistent program: what goes through its phases.
 
 // The phases first..count of the table. Every block has a list of segments, `stride` long, of which the phases from `first`
-// on use all; an empty one ends it. `arrived` is zero before and after. Block 0 writes three `clocks` a phase, if there is room.
+// on use all; an empty one ends it. `arrived` is zero before and after. Block 0 writes three `clocks` of each phase, if there
+// is room.
 __device__ void go_through_phases(const u8* table, const Segment* lists, int stride, int first, int count, u32* arrived,
                                    u64* clocks) {
-  constexpr int words = phase_bytes / 16, parameters = parameter_bytes / 16;
+  constexpr int words = parameter_bytes / 16;
   static_assert(words <= gather_threads, "a thread for each word");
-  const Segment* list = lists + (long long)real_block() * stride;
-  u8* memory = whole_shared_memory() + phases_at;
   int thread = threadIdx.x;
-  // This thread's word of a phase's parameters and segments.
+  const Segment* list = lists + (long long)real_block() * stride;
+  if constexpr (list_bytes > 0) {
+    uint4* room = reinterpret_cast<uint4*>(whole_shared_memory() + list_at);
+    for (int i = thread; i < list_bytes / 16; i += gather_threads) room[i] = reinterpret_cast<const uint4*>(list)[i];
+    list = reinterpret_cast<const Segment*>(room);
+  }
+  u8* memory = whole_shared_memory() + phases_at;
+  // This thread's word of a phase's parameters.
   auto word = [&](int number) {
-    if (thread >= parameters) return reinterpret_cast<const uint4*>(list)[thread - parameters];
     return reinterpret_cast<const uint4*>(table + (long long)number * parameter_bytes)[thread];
   };
   if (thread < words) reinterpret_cast<uint4*>(memory)[thread] = word(first);
-  fill_ring(list);
   whole_barrier();
+  fill_ring(list);
   if (thread == 0) {
     turn().arrived = arrived;
     turn().arrivals = turn().waited = 0;
@@ -25,16 +30,14 @@ __device__ void go_through_phases(const u8* table, const Segment* lists, int str
   }
   whole_barrier();
   for (int number = first; number < count; number++) {
-    u8* phase = memory + (number - first) % 2 * phase_bytes;
-    u8* other = memory + (number - first + 1) % 2 * phase_bytes;
-    list += reinterpret_cast<const Phase*>(phase)->segments;
+    u8* phase = memory + (number - first) % 2 * parameter_bytes;
+    u8* other = memory + (number - first + 1) % 2 * parameter_bytes;
     // The next phase's parameters are under way while this one runs.
     bool more = number + 1 < count && thread < words;
     uint4 next;
     if (more) next = word(number + 1);
-    if (turn().index < turn().grid.x * turn().grid.y && thread < turn().threads.x) {
-      run_phase(phase, reinterpret_cast<const Segment*>(phase + parameter_bytes));
-    }
+    if (turn().index < turn().grid.x * turn().grid.y && thread < turn().threads.x) run_phase(phase, list);
+    list += reinterpret_cast<const Phase*>(phase)->segments;
     if (more) reinterpret_cast<uint4*>(other)[thread] = next;
     whole_barrier();
     if (thread == 0) {

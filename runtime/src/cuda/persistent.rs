@@ -6,7 +6,7 @@ use bytemuck::{Pod, Zeroable};
 use super::Device;
 use super::driver::{Address, Argument, Kernel, Launch, Memory, Queue, Residence};
 use super::launches::Queued;
-use super::products::{Kind, Product};
+use super::products::{Kind, Product, RingFactor};
 use super::source::Source;
 use crate::error::Result;
 use crate::session::PhaseTime;
@@ -40,15 +40,25 @@ struct Segment {
     code_row: u32,
     scale_row: u32,
     rows: i32,
-    format: i32,
+    format: u16,
+    group_rows: u16,
     column: i32,
     sums: i32,
-    pad: [i32; 4],
+    pieces: i32,
+    piece_codes: i32,
+    piece_scales: i32,
+    per_group: f32,
 }
 
 /// Bytes of `Turn` in phases.cu and of `Ring` in project_ring.cu.
 const TURN: usize = 80;
-const RING: usize = 64;
+const RING: usize = 80;
+/// Longest list of segments that a block keeps in shared memory.
+const LIST: usize = 24 << 10;
+/// Bytes of a place, unless one piece is larger: few large places run dry, many small ones cost instructions.
+const PLACE: usize = 2304;
+/// Most rows whose pieces share a place of the ring.
+const GROUP_ROWS: usize = 4;
 
 /// The phases of a step, ready to run.
 pub(super) struct Persistent {
@@ -66,7 +76,8 @@ pub(super) struct Persistent {
 /// What is fixed before the kernel is compiled.
 struct Layout {
     parameters: usize,
-    segments: usize,
+    /// The list of segments in shared memory, if it lies there.
+    list: usize,
     room: usize,
     sums_at: usize,
     /// The set of formats that come through the ring.
@@ -93,16 +104,20 @@ impl Persistent {
             }
             counts.push(lists[0].len() - before);
         }
-        let Some(layout) = Layout::of(calls, &counts, sums, residence.shared) else {
+        // An empty segment ends a list.
+        lists
+            .iter_mut()
+            .for_each(|list| list.push(Segment::zeroed()));
+        let stride = lists[0].len();
+        let Some(layout) = Layout::of(calls, stride, sums, residence.shared) else {
             return Ok(None);
         };
+        for segment in lists.iter_mut().flatten() {
+            segment.group(layout.place);
+        }
         let source = Source::of_phases(calls, &layout.constants());
         let kernel = device.kernels(&source)?[0];
 
-        let stride = lists[0].len() + 1 + layout.segments;
-        for list in &mut lists {
-            list.resize(stride, Segment::zeroed());
-        }
         let mut table = vec![0u8; calls.len() * layout.parameters];
         let phases = table.chunks_exact_mut(layout.parameters);
         for (index, (bytes, queued)) in phases.zip(calls).enumerate() {
@@ -154,6 +169,7 @@ impl Persistent {
     pub fn time(&self, device: &Device, queue: &dyn Queue) -> Result<Vec<PhaseTime>> {
         let mut clocks = vec![[0u64; 3]; self.names.len()];
         let memory = Memory::new(device.driver(), size_of_val(&*clocks))?;
+        queue.clear(memory.address(), size_of_val(&*clocks))?;
         queue.launch(&self.launch_with(0, memory.address()))?;
         queue.read(memory.address(), bytemuck::cast_slice_mut(&mut clocks))?;
         let times = self.names.iter().zip(clocks);
@@ -206,6 +222,8 @@ fn deal(product: &Product, lists: &mut [Vec<Segment>]) -> usize {
         for &(index, first, rows) in &share {
             for twin in 0..together {
                 let factor = &product.factors[index + twin * owners.len()];
+                let [codes, scales] = factor.piece();
+                let pieces = factor.code_row.div_ceil(codes);
                 list.push(Segment {
                     codes: factor.codes + (first * factor.code_row) as u64,
                     scales: factor.scales + (first * factor.scale_row) as u64,
@@ -216,12 +234,16 @@ fn deal(product: &Product, lists: &mut [Vec<Segment>]) -> usize {
                     code_row: factor.code_row as u32,
                     scale_row: factor.scale_row as u32,
                     rows: rows as i32,
-                    format: factor.format as i32,
+                    format: factor.format as u16,
+                    group_rows: 0,
                     column: (factor.column + first) as i32,
                     sums: sums as i32,
-                    pad: [0; 4],
+                    pieces: pieces as i32,
+                    piece_codes: codes as i32,
+                    piece_scales: scales as i32,
+                    per_group: 0.0,
                 });
-                sums += rows * (factor.code_row.div_ceil(factor.piece()[0]) | 1);
+                sums += rows * (pieces | 1);
             }
         }
         let missing = most - share.len();
@@ -232,6 +254,16 @@ fn deal(product: &Product, lists: &mut [Vec<Segment>]) -> usize {
 }
 
 impl Segment {
+    /// Groups its rows by what fits into a place.
+    fn group(&mut self, place: usize) {
+        if self.rows > 0 {
+            let piece = (self.piece_codes + self.piece_scales) as usize;
+            let rows = (place / piece.next_multiple_of(16)).min(GROUP_ROWS);
+            self.group_rows = rows as u16;
+            self.per_group = 1.0 / (self.rows as usize).div_ceil(rows) as f32;
+        }
+    }
+
     /// Takes a place in a list that does not end there, which one of zero rows would mean.
     fn skipped() -> Self {
         Segment {
@@ -239,6 +271,12 @@ impl Segment {
             ..Segment::zeroed()
         }
     }
+}
+
+/// Bytes of a piece in the ring.
+fn piece_bytes(factor: &RingFactor) -> usize {
+    let [codes, scales] = factor.piece();
+    (codes + scales).next_multiple_of(16)
 }
 
 /// Shares matrices of `(rows, bytes of a row)` out among `blocks`, so that all have about as many bytes: for each block the
@@ -265,7 +303,8 @@ fn shares(matrices: &[(usize, usize)], blocks: usize) -> Vec<Vec<(usize, usize, 
 }
 
 impl Layout {
-    fn of(calls: &[&Queued], counts: &[usize], sums: usize, shared: usize) -> Option<Self> {
+    fn of(calls: &[&Queued], segments: usize, sums: usize, shared: usize) -> Option<Self> {
+        let list = segments * size_of::<Segment>();
         let bytes = calls.iter().map(|queued| queued.call.packed_bytes());
         let parameters = (size_of::<Phase>() + bytes.max()?).next_multiple_of(16);
         let products = || calls.iter().filter_map(|queued| queued.product.as_ref());
@@ -276,11 +315,17 @@ impl Layout {
             .max(sums_at + sums * size_of::<f32>())
             .next_multiple_of(128);
         let factors = || products().flat_map(|product| &product.factors);
-        let piece = |bytes: [usize; 2]| (bytes[0] + bytes[1]).next_multiple_of(16);
-        let place = 2 * factors().map(|f| piece(f.piece())).max().unwrap_or(16);
+        // A place is right for the format with the most bytes, and no piece is larger.
+        let bytes_of = |format: usize| -> usize {
+            let of_format = factors().filter(|f| f.format == format);
+            of_format.map(|f| f.rows * f.row_bytes()).sum()
+        };
+        let common = factors().max_by_key(|f| bytes_of(f.format));
+        let place = (GROUP_ROWS * common.map_or(16, |f| piece_bytes(f))).min(PLACE);
+        let place = factors().map(piece_bytes).fold(place, usize::max);
         let mut layout = Layout {
             parameters,
-            segments: counts.iter().copied().max().unwrap_or(0),
+            list: if list <= LIST { list } else { 0 },
             room,
             sums_at,
             formats: factors().fold(0, |set, f| set | 1 << f.format),
@@ -289,25 +334,23 @@ impl Layout {
         };
         let left = shared.checked_sub(STATIC_SHARED + layout.shared())?;
         layout.places = (left / WARPS / place).min(*PLACES.end());
-        let words = layout.phase() / 16;
-        (PLACES.contains(&layout.places) && words <= THREADS).then_some(layout)
-    }
-
-    /// Bytes of a phase: its parameters and a block's segments.
-    fn phase(&self) -> usize {
-        self.parameters + self.segments * size_of::<Segment>()
+        let fits = PLACES.contains(&layout.places) && layout.parameters / 16 <= THREADS;
+        fits.then_some(layout)
     }
 
     /// Bytes of dynamic shared memory.
     fn shared(&self) -> usize {
-        TURN + 2 * self.phase() + self.room + WARPS * (RING + self.places * self.place)
+        TURN + 2 * self.parameters
+            + self.list
+            + self.room
+            + WARPS * (RING + self.places * self.place)
     }
 
     fn constants(&self) -> String {
         let constants = [
             ("phase_threads", THREADS),
             ("parameter_bytes", self.parameters),
-            ("phase_bytes", self.phase()),
+            ("list_bytes", self.list),
             ("room_bytes", self.room),
             ("sums_at", self.sums_at),
             ("ring_bytes", RING),

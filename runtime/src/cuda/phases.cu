@@ -37,11 +37,12 @@ struct __align__(16) Turn {
 };
 
 // The dynamic shared memory: the turn, this phase's parameters and the next one's, how far each warp's ring of weights has
-// come, what a phase works in, the rings.
+// come, the block's list of segments unless it is too long, what a phase works in, the rings.
 constexpr int ring_warps = phase_threads / 32;
 constexpr int phases_at = sizeof(Turn);
-constexpr int rings_at = phases_at + 2 * phase_bytes;
-constexpr int room_at = rings_at + ring_warps * ring_bytes;
+constexpr int rings_at = phases_at + 2 * parameter_bytes;
+constexpr int list_at = rings_at + ring_warps * ring_bytes;
+constexpr int room_at = list_at + list_bytes;
 constexpr int ring_at = room_at + room_bytes;
 
 #ifndef WATERLINE_EMULATOR
@@ -92,14 +93,20 @@ __device__ inline void arrive() {
 #endif
 }
 
+// By thread 0: makes the phase's block `index` this one's.
+__device__ inline void take_block(u32 index) {
+  Turn& now = turn();
+  now.index = index;
+  now.block = {index, 0, 0};
+  // A division costs more than all else here.
+  if (index >= now.grid.x) now.block = {index % now.grid.x, index / now.grid.x, 0};
+}
+
 // Goes on to the phase's next block that is this one's; whether there is one.
 __device__ inline bool next_block() {
   phase_barrier();
   Turn& now = turn();
-  if (threadIdx.x == 0) {
-    now.index += real_blocks();
-    now.block = {now.index % now.grid.x, now.index / now.grid.x, 0};
-  }
+  if (threadIdx.x == 0) take_block(now.index + real_blocks());
   phase_barrier();
   return now.index < now.grid.x * now.grid.y;
 }
@@ -110,9 +117,8 @@ __device__ inline void begin_phase(const u8* at) {
   Turn& now = turn();
   now.grid = {phase.grid[0], phase.grid[1], 1};
   now.threads = {phase.threads, 1, 1};
-  now.index = real_block();
-  now.block = {now.index % now.grid.x, now.index / now.grid.x, 0};
-  if (now.clocks) now.clocks[0] = clock64();
+  take_block(real_block());
+  if (now.clocks) now.clocks[0] = now.clocks[1] = clock64();
 }
 
 // A parameter of the phase.

@@ -59,17 +59,19 @@ __device__ inline uint4 load_once(const void* from) {
 #endif
 }
 
-// Begins to copy 4 or 16 aligned bytes from global into shared memory.
+// Begins to copy 4 or 16 aligned bytes from global into shared memory. Sixteen go past the first cache, whose few lines
+// would bound what can be under way.
 template <int bytes>
 __device__ inline void copy_async(void* to, const void* from) {
 #ifdef WATERLINE_EMULATOR
   memcpy(to, from, bytes);
 #else
-  asm volatile(
-      "{ .reg .u64 a; .reg .u32 b; cvta.to.shared.u64 a, %0; cvt.u32.u64 b, a;"
-      " cp.async.ca.shared.global [b], [%1], %2; }" ::"l"(to),
-      "l"(from), "n"(bytes)
-      : "memory");
+  u32 place = (u32)__cvta_generic_to_shared(to);
+  if constexpr (bytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(place), "l"(from), "n"(bytes) : "memory");
+  }
 #endif
 }
 
@@ -139,6 +141,26 @@ __device__ inline void copy_row(float* to, const float* from, int n) {
   for (int i = first + lane_index(); i < n; i += 32) copy_async<4>(to + i, from + i);
 }
 
+// The same of integers, by one instruction.
+__device__ inline int warp_sum(int x) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_add_sync(all_lanes, x);
+#else
+  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(all_lanes, x, distance);
+  return x;
+#endif
+}
+
+// The largest of numbers that are not negative, by one instruction on their bits.
+__device__ inline float warp_max_of_positive(float x) {
+#if __CUDA_ARCH__ >= 800
+  return __uint_as_float(__reduce_max_sync(all_lanes, __float_as_uint(x)));
+#else
+  for (int distance = 16; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(all_lanes, x, distance));
+  return x;
+#endif
+}
+
 // The sum over a warp, in every lane.
 __device__ inline float warp_sum(float x) {
   for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(all_lanes, x, distance);
@@ -202,8 +224,7 @@ enum Activation {
   ELU_PLUS_ONE
 };
 
-// A function of its own in the machine code: inlined at every use it would not fit into the instruction caches.
-__device__ __noinline__ float activate(int function, float x) {
+__device__ inline float activate(int function, float x) {
   switch (function) {
     case SILU: return silu(x);
     case SIGMOID: return sigmoid(x);
@@ -214,5 +235,39 @@ __device__ __noinline__ float activate(int function, float x) {
     case GELU: return x * sigmoid(2.0f * 0.7978846f * x * (1.0f + 0.044715f * x * x));
     case ELU_PLUS_ONE: return x > 0.0f ? x + 1.0f : expf(x);
     default: return x;
+  }
+}
+
+template <int function>
+__device__ float4 activate_each(float4 x) {
+  return {activate(function, x.x), activate(function, x.y), activate(function, x.z), activate(function, x.w)};
+}
+
+// Four values at once, by a function of its own in the machine code: inlined at every use it would not fit into the
+// instruction caches.
+__device__ __noinline__ float4 activate_four(int function, float4 x) {
+  switch (function) {
+    case SILU: return activate_each<SILU>(x);
+    case SIGMOID: return activate_each<SIGMOID>(x);
+    case TANH: return activate_each<TANH>(x);
+    case LOG_SIGMOID: return activate_each<LOG_SIGMOID>(x);
+    case RELU: return activate_each<RELU>(x);
+    case SQUARED_RELU: return activate_each<SQUARED_RELU>(x);
+    case GELU: return activate_each<GELU>(x);
+    case ELU_PLUS_ONE: return activate_each<ELU_PLUS_ONE>(x);
+    default: return x;
+  }
+}
+
+template <int count>
+__device__ void activate_all(int function, float (&x)[count]) {
+#pragma unroll
+  for (int i = 0; i < count; i += 4) {
+    float4 four = {x[i], i + 1 < count ? x[i + 1] : 0.0f, i + 2 < count ? x[i + 2] : 0.0f, i + 3 < count ? x[i + 3] : 0.0f};
+    four = activate_four(function, four);
+    x[i] = four.x;
+    if (i + 1 < count) x[i + 1] = four.y;
+    if (i + 2 < count) x[i + 2] = four.z;
+    if (i + 3 < count) x[i + 3] = four.w;
   }
 }

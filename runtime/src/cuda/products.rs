@@ -37,6 +37,29 @@ pub(crate) struct Gather {
 }
 
 impl Gather {
+    /// What kinds of steps it has, a set of the bits in project.cu, for an input of `cols` columns.
+    pub fn kinds(&self, cols: usize) -> usize {
+        let kind = |step: &GatherStep| {
+            let size = (step.span / step.groups.max(1)) as usize;
+            match step.kind {
+                0 | 1 => {
+                    let norm = match size {
+                        size if size == cols => 1,
+                        size if size.is_multiple_of(32) => 2,
+                        _ => 4,
+                    };
+                    norm | (step.kind as usize) << 3
+                }
+                2 => 16,
+                3 => 32,
+                _ => 64,
+            }
+        };
+        let steps = &self.step[..self.steps as usize];
+        let kinds = steps.iter().fold(0, |kinds, step| kinds | kind(step));
+        kinds | (self.gated as usize) << 7
+    }
+
     /// Whether the input is the columns as they are.
     fn is_plain(&self) -> bool {
         self.gated == 0 && self.steps == 0
@@ -94,8 +117,6 @@ struct ProductEnd {
     output: Rows,
     kind: i32,
     cols: i32,
-    rounded: i32,
-    pad: i32,
 }
 
 /// What becomes of a product, by its number in project_ring.cu.
@@ -252,7 +273,7 @@ impl Launches<'_> {
     pub fn stage(&mut self, gather: Gather, output: View) {
         self.push(Call {
             source: "",
-            kernel: format!("gather<{}>", output.width),
+            kernel: format!("gather<{}, {}>", output.width, gather.kinds(output.width)),
             grid: Grid::Tokens,
             threads: self.gather_threads(),
             shared: 0,
@@ -289,7 +310,7 @@ impl Launches<'_> {
         let (linears, _) = self.linears(&factors, rows, false)?;
         self.push_streaming(Call {
             source: "",
-            kernel: format!("multiply_gated<{formats}, {cols}>"),
+            kernel: format!("multiply_gated<{formats}, {cols}, {}>", gather.kinds(cols)),
             grid: Grid::EachToken(gate.rows().div_ceil(rows)),
             threads: self.gather_threads(),
             shared: shared_bytes(cols),
@@ -346,7 +367,7 @@ impl Launches<'_> {
             let (linears, tiles) = self.linears(factors, self.block_rows(), add)?;
             self.push_streaming(Call {
                 source: "",
-                kernel: format!("multiply<{formats}, {cols}>"),
+                kernel: format!("multiply<{formats}, {cols}, {}>", gather.kinds(cols)),
                 grid: Grid::EachToken(tiles),
                 threads: self.gather_threads(),
                 shared: shared_bytes(cols),
@@ -382,19 +403,17 @@ impl Launches<'_> {
         let Some(factors) = factors else {
             return Ok(false);
         };
-        let rounded = factors.iter().any(|f| FORMATS[f.format].is_integer_dot());
+        let rounds = factors.iter().any(|f| FORMATS[f.format].is_integer_dot());
         let product = Product { kind, factors };
         let cols = product.cols();
         let end = ProductEnd {
             output,
             kind: kind as i32,
             cols: cols as i32,
-            rounded: rounded.into(),
-            pad: 0,
         };
         let call = Call {
             source: "",
-            kernel: format!("product_input<{cols}>"),
+            kernel: format!("product_input<{cols}, {}, {rounds}>", gather.kinds(cols)),
             grid: Grid::Blocks(1),
             threads: self.gather_threads(),
             shared: 0,
@@ -444,7 +463,7 @@ impl Launches<'_> {
             let address = self.inputs_in_bf16()?;
             self.push(Call {
                 source: TENSOR_SOURCE,
-                kernel: format!("gather_tensor<{cols}>"),
+                kernel: format!("gather_tensor<{cols}, {}>", gather.kinds(cols)),
                 grid: Grid::Tokens,
                 threads: THREADS,
                 shared: cols * size_of::<f32>(),

@@ -35,7 +35,11 @@ impl Embed {
         let matrix = launches.matrix_address(&self.matrix)?;
         launches.push(Call {
             source: include_str!("embed.cu"),
-            kernel: format!("embed<{}, {hidden}>", format_of(&self.matrix)),
+            kernel: format!(
+                "embed<{}, {hidden}, {}>",
+                format_of(&self.matrix),
+                norm.kinds(hidden)
+            ),
             grid: Grid::Tokens,
             threads: launches.gather_threads(),
             shared: 0,

@@ -94,7 +94,7 @@ struct BlockTeam {
 // Applies one map to the head at x, whose first column in its lane is `column`. `other` is room for another head. Loops that
 // are long or rare stay small in the machine code, which otherwise does not fit into the instruction caches.
 template <class Team>
-__device__ void map_head(const PrepareMap& map, const PrepareTasks& tasks, int t, float position, int column,
+__device__ void map_head(const PrepareMap& map, const PrepareTasks& tasks, int t, const u64* position, int column,
                                 int dim, float* x, float* other) {
   const float* source = map.source.first ? map.source.token(t) + column : nullptr;
   int step = Team::size();
@@ -105,17 +105,22 @@ __device__ void map_head(const PrepareMap& map, const PrepareTasks& tasks, int t
       for (int i = Team::first(); i < dim; i += step) x[i] = activate(map.function, x[i]);
       break;
     case MAP_L2_NORM:
+#pragma unroll 1
       for (int i = Team::first(); i < dim; i += step) sum += x[i] * x[i];
       factor = 1.0f / sqrtf(Team::sum(sum) + 1e-6f);
+#pragma unroll 1
       for (int i = Team::first(); i < dim; i += step) x[i] *= factor;
       break;
     case MAP_SUM_NORM:
+#pragma unroll 1
       for (int i = Team::first(); i < dim; i += step) sum += fabsf(x[i]);
       factor = 1.0f / fmaxf(Team::sum(sum), 1e-6f);
+#pragma unroll 1
       for (int i = Team::first(); i < dim; i += step) x[i] *= factor;
       break;
     case MAP_SOFTMAX:
       factor = -infinity;
+#pragma unroll 1
       for (int i = Team::first(); i < dim; i += step) factor = fmaxf(factor, x[i]);
       factor = Team::max(factor);
 #pragma unroll 1
@@ -124,9 +129,11 @@ __device__ void map_head(const PrepareMap& map, const PrepareTasks& tasks, int t
         sum += x[i];
       }
       factor = 1.0f / Team::sum(sum);
+#pragma unroll 1
       for (int i = Team::first(); i < dim; i += step) x[i] *= factor;
       break;
     case MAP_LINEAR:
+#pragma unroll 1
       for (int i = Team::first(); i < dim; i += step) other[i] = x[i];
       Team::wait();
 #pragma unroll 1
@@ -146,17 +153,21 @@ __device__ void map_head(const PrepareMap& map, const PrepareTasks& tasks, int t
       break;
     case MAP_NORM:
       if (map.function != 0) {
+#pragma unroll 1
         for (int i = Team::first(); i < dim; i += step) mean += x[i];
         mean = Team::sum(mean) / dim;
       }
+#pragma unroll 1
       for (int i = Team::first(); i < dim; i += step) sum += (x[i] - mean) * (x[i] - mean);
       factor = 1.0f / sqrtf(Team::sum(sum) / dim + map.eps);
+#pragma unroll 1
       for (int i = Team::first(); i < dim; i += step) {
         x[i] = (x[i] - mean) * factor * map.weight[i] + (map.bias ? map.bias[i] : 0.0f);
       }
       break;
     case MAP_LARGEST:
       // `function` is how many stay; the lower one wins a tie.
+#pragma unroll 1
       for (int i = Team::first(); i < dim; i += step) other[i] = x[i];
       Team::wait();
 #pragma unroll 1
@@ -177,7 +188,7 @@ __device__ void map_head(const PrepareMap& map, const PrepareTasks& tasks, int t
 #pragma unroll 1
       for (int i = Team::first(); i < tasks.pairs; i += step) {
         float sine, cosine, a = x[i], b = x[i + tasks.pairs];
-        sincosf(position * tasks.frequencies[i], &sine, &cosine);
+        sincosf((float)(*position + t) * tasks.frequencies[i], &sine, &cosine);
         x[i] = a * cosine - b * sine;
         x[i + tasks.pairs] = b * cosine + a * sine;
       }
@@ -244,30 +255,54 @@ __device__ inline float convolve(const PrepareLane& lane, int channel, const flo
   return sum;
 }
 
+constexpr int short_past = 3;
+
+// One channel's convolution of the one token of a step; the slot moves on. What it reads is under way at once.
+__device__ inline float convolve_step(const PrepareLane& lane, int channel, float value) {
+  int channels = lane.columns.width, last = lane.taps - 1;
+  const float* weight = lane.weight + channel;
+  float* past = lane.past + channel;
+  float sum = (lane.bias ? lane.bias[channel] : 0.0f) + weight[last * channels] * value;
+  if (last <= short_past) {
+    float kept[short_past], weights[short_past];
+#pragma unroll
+    for (int j = 0; j < short_past; j++) {
+      kept[j] = j < last ? past[j * channels] : 0.0f;
+      weights[j] = j < last ? weight[j * channels] : 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < short_past; j++) {
+      sum += weights[j] * kept[j];
+      if (j > 0 && j < last) past[(j - 1) * channels] = kept[j];
+    }
+    if (last > 0) past[(last - 1) * channels] = value;
+    return sum;
+  }
+#pragma unroll 1
+  for (int j = 0; j < last; j++) {
+    float kept = past[j * channels];
+    sum += weight[j * channels] * kept;
+    if (j > 0) past[(j - 1) * channels] = kept;
+  }
+  past[(last - 1) * channels] = value;
+  return sum;
+}
+
 // The one token of a step: a thread takes a channel of the convolution, then all of them the head.
 __device__ inline void prepare_head_of_step(const PrepareLane& lane, const PrepareTasks& tasks, const u64* position,
                                             float* shared) {
-  int dim = lane.head_dim, column = (blockIdx.x - lane.first) * dim, channels = lane.columns.width;
+  int dim = lane.head_dim, column = (blockIdx.x - lane.first) * dim;
   float* x = lane.columns.first + column;
+#pragma unroll 1
   for (int i = threadIdx.x; i < dim; i += blockDim.x) {
     float value = x[i];
-    if (lane.weight) {
-      const float* weight = lane.weight + column + i;
-      float* past = lane.past + column + i;
-      int last = lane.taps - 1;
-      float sum = (lane.bias ? lane.bias[column + i] : 0.0f) + weight[last * channels] * value;
-#pragma unroll 4
-      for (int j = 0; j < last; j++) sum += weight[j * channels] * past[j * channels];
-      // The slot moves on by one token, once all of it has been read.
-      for (int j = 0; j < last; j++) past[j * channels] = j + 1 < last ? past[(j + 1) * channels] : value;
-      value = sum;
-    }
-    shared[i] = value;
+    shared[i] = lane.weight ? convolve_step(lane, column + i, value) : value;
   }
   __syncthreads();
   for (int m = 0; m < lane.maps; m++) {
-    map_head<BlockTeam>(lane.at[m], tasks, 0, (float)*position, column, dim, shared, shared + dim);
+    map_head<BlockTeam>(lane.at[m], tasks, 0, position, column, dim, shared, shared + dim);
   }
+#pragma unroll 1
   for (int i = threadIdx.x; i < dim; i += blockDim.x) x[i] = shared[i];
 }
 
@@ -295,7 +330,7 @@ __device__ void prepare_heads(const PrepareLane& lane, const PrepareTasks& tasks
     }
     __syncwarp();
     for (int m = 0; m < lane.maps; m++) {
-      map_head<WarpTeam>(lane.at[m], tasks, first + t, (float)(*position + first + t), column, dim, x, x + dim);
+      map_head<WarpTeam>(lane.at[m], tasks, first + t, position, column, dim, x, x + dim);
     }
     for (int i = lane_index(); i < dim; i += 32) row[i] = x[i];
     __syncwarp();
@@ -314,7 +349,9 @@ __device__ inline void prefetch_lane(const PrepareLane& lane) {
 template <int tile>
 __device__ void prepare(const PrepareTasks& tasks, const u64* position, int tokens) {
   int gate = -1, lane = 0;
+#pragma unroll 1
   for (int i = 0; i < tasks.gates; i++) gate = (int)blockIdx.x >= tasks.gate[i].first ? i : gate;
+#pragma unroll 1
   for (int i = 1; i < tasks.lanes; i++) lane = (int)blockIdx.x >= tasks.lane[i].first ? i : lane;
   if (tile == 0 && gate < 0) prefetch_lane(tasks.lane[lane]);
   await_previous();

@@ -18,6 +18,18 @@ enum { STEP_NORM, STEP_LAYER_NORM, STEP_ADD, STEP_MAP, STEP_GATE };
 
 constexpr int most_steps = 4;
 
+// What kinds of steps a gather has, so that others cost no instructions: see `Gather::kinds` in products.rs.
+enum {
+  WHOLE_NORM = 1,
+  PART_NORM = 2,
+  ODD_PART_NORM = 4,
+  CENTRED_NORM = 8,
+  ADDED_COLUMNS = 16,
+  MAPPED = 32,
+  GATED_BY_COLUMNS = 64,
+  GATED_HALVES = 128
+};
+
 // How an input is made of a buffer's columns. Of a `gated` one, the buffer holds the gate, then what it gates.
 struct Gather {
   Rows input;
@@ -45,6 +57,17 @@ struct Share {
 #pragma unroll
     for (int k = 0; k < count; k++) value[k] = has(k) ? row[threadIdx.x + k * gather_threads] : 0.0f;
   }
+  // Brings them near, for a load that comes later.
+  __device__ static void announce(const float* row) {
+#ifndef WATERLINE_EMULATOR
+#pragma unroll
+    for (int k = 0; k < count; k++) {
+      if (has(k) && lane_index() % 8 == 0) {
+        asm volatile("prefetch.global.L1 [%0];" ::"l"(row + threadIdx.x + k * gather_threads));
+      }
+    }
+#endif
+  }
   __device__ void store(float* row) const {
 #pragma unroll
     for (int k = 0; k < count; k++) {
@@ -53,7 +76,60 @@ struct Share {
   }
 };
 
-// The sum of squares of a part's distances from `mean`, and their norm, by one warp.
+// Norms of a row's parts, which are a warp's numbers each or several warps': `size` is a multiple of 32.
+template <int cols, int kinds>
+__device__ void norm_parts(const GatherStep& step, int size, Share<cols>& share) {
+  constexpr int warps = gather_threads / 32;
+  __shared__ float sums[Share<cols>::count * warps];
+  int warps_of_part = size / 32;
+  float per_part = 1.0f / warps_of_part;
+  // For each value, the first of the warps' numbers that belong to its part.
+  int firsts[Share<cols>::count];
+  // The sum over the part of each value; every thread gets the one of its own part.
+  auto over_part = [&](float (&x)[Share<cols>::count]) {
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < Share<cols>::count; k++) {
+      x[k] = warp_sum(x[k]);
+      if (lane_index() == 0) sums[k * warps + warp_index()] = x[k];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < Share<cols>::count; k++) x[k] = sums[firsts[k]];
+#pragma unroll 1
+    for (int i = 1; i < warps_of_part; i++) {
+#pragma unroll
+      for (int k = 0; k < Share<cols>::count; k++) x[k] += sums[firsts[k] + i];
+    }
+  };
+  Share<cols> gain, bias;
+#pragma unroll
+  for (int k = 0; k < Share<cols>::count; k++) {
+    // The numbers are small, so that half a unit keeps the quotient exact.
+    int warp = k * warps + warp_index(), part = (int)((warp + 0.5f) * per_part);
+    firsts[k] = part * warps_of_part;
+    int at = (step.groups > 1 ? part % step.groups * size : 0) + (warp - firsts[k]) * 32 + lane_index();
+    gain.value[k] = Share<cols>::has(k) ? step.weight[at] : 0.0f;
+    bias.value[k] = Share<cols>::has(k) && step.bias ? step.bias[at] : 0.0f;
+  }
+  float x[Share<cols>::count];
+  if ((kinds & CENTRED_NORM) != 0 && step.kind == STEP_LAYER_NORM) {
+#pragma unroll
+    for (int k = 0; k < Share<cols>::count; k++) x[k] = share.value[k];
+    over_part(x);
+#pragma unroll
+    for (int k = 0; k < Share<cols>::count; k++) share.value[k] -= Share<cols>::has(k) ? x[k] / size : 0.0f;
+  }
+#pragma unroll
+  for (int k = 0; k < Share<cols>::count; k++) x[k] = share.value[k] * share.value[k];
+  over_part(x);
+#pragma unroll
+  for (int k = 0; k < Share<cols>::count; k++) {
+    share.value[k] = share.value[k] * (1.0f / sqrtf(x[k] / size + step.eps)) * gain.value[k] + bias.value[k];
+  }
+}
+
+// The norm of one part of any size, by one warp.
 __device__ inline void norm_part(const GatherStep& step, float* part, int size, int first) {
   float mean = 0.0f, squares = 0.0f;
   if (step.kind == STEP_LAYER_NORM) {
@@ -68,48 +144,56 @@ __device__ inline void norm_part(const GatherStep& step, float* part, int size, 
   }
 }
 
-// Applies one step to the row whose share this thread holds. Shares stay as they are, or pass through `x`.
-template <int cols>
-__device__ void gather_step(const GatherStep& step, int t, Share<cols>& share, float* x) {
-  if (step.kind == STEP_MAP) {
+// The norm of a whole row.
+template <int cols, int kinds>
+__device__ void norm_row(const GatherStep& step, Share<cols>& share) {
+  Share<cols> gain, bias;
+  gain.load(step.weight);
+  if (step.bias) bias.load(step.bias);
+  float mean = 0.0f, squares = 0.0f;
+  if ((kinds & CENTRED_NORM) != 0 && step.kind == STEP_LAYER_NORM) {
 #pragma unroll
-    for (int k = 0; k < Share<cols>::count; k++) share.value[k] = activate(step.function, share.value[k]);
-  } else if (step.kind == STEP_ADD || step.kind == STEP_GATE) {
+    for (int k = 0; k < Share<cols>::count; k++) mean += share.value[k];
+    mean = block_sum(mean) / cols;
+  }
+#pragma unroll
+  for (int k = 0; k < Share<cols>::count; k++) {
+    float difference = Share<cols>::has(k) ? share.value[k] - mean : 0.0f;
+    squares += difference * difference;
+  }
+  float inverse = 1.0f / sqrtf(block_sum(squares) / cols + step.eps);
+#pragma unroll
+  for (int k = 0; k < Share<cols>::count; k++) {
+    share.value[k] = (share.value[k] - mean) * inverse * gain.value[k] + (step.bias ? bias.value[k] : 0.0f);
+  }
+}
+
+// Applies one step to the row whose share this thread holds. Shares stay as they are, or pass through `x`.
+template <int cols, int kinds>
+__device__ void gather_step(const GatherStep& step, int t, Share<cols>& share, float* x) {
+  if ((kinds & MAPPED) != 0 && step.kind == STEP_MAP) return activate_all(step.function, share.value);
+  if ((kinds & ADDED_COLUMNS) != 0 && step.kind == STEP_ADD) {
     Share<cols> other, gain;
     other.load(step.columns.token(t));
-    if (step.kind == STEP_ADD) gain.load(step.weight);
-#pragma unroll
-    for (int k = 0; k < Share<cols>::count; k++) {
-      if (step.kind == STEP_ADD) {
-        share.value[k] += gain.value[k] * other.value[k];
-      } else {
-        share.value[k] *= activate(step.function, other.value[k]);
-      }
-    }
-  } else if (step.span == cols && step.groups == 1) {
-    Share<cols> gain, bias;
     gain.load(step.weight);
-    if (step.bias) bias.load(step.bias);
-    float mean = 0.0f, squares = 0.0f;
-    if (step.kind == STEP_LAYER_NORM) {
 #pragma unroll
-      for (int k = 0; k < Share<cols>::count; k++) mean += share.value[k];
-      mean = block_sum(mean) / cols;
-    }
+    for (int k = 0; k < Share<cols>::count; k++) share.value[k] += gain.value[k] * other.value[k];
+    return;
+  }
+  if ((kinds & GATED_BY_COLUMNS) != 0 && step.kind == STEP_GATE) {
+    Share<cols> other;
+    other.load(step.columns.token(t));
+    activate_all(step.function, other.value);
 #pragma unroll
-    for (int k = 0; k < Share<cols>::count; k++) {
-      float difference = Share<cols>::has(k) ? share.value[k] - mean : 0.0f;
-      squares += difference * difference;
-    }
-    float inverse = 1.0f / sqrtf(block_sum(squares) / cols + step.eps);
-#pragma unroll
-    for (int k = 0; k < Share<cols>::count; k++) {
-      share.value[k] = (share.value[k] - mean) * inverse * gain.value[k] + (step.bias ? bias.value[k] : 0.0f);
-    }
-  } else {
+    for (int k = 0; k < Share<cols>::count; k++) share.value[k] *= other.value[k];
+    return;
+  }
+  int size = step.groups > 0 ? step.span / step.groups : cols;
+  if ((kinds & WHOLE_NORM) != 0 && size == cols) return norm_row<cols, kinds>(step, share);
+  if ((kinds & PART_NORM) != 0 && size % 32 == 0) return norm_parts<cols, kinds>(step, size, share);
+  if constexpr ((kinds & ODD_PART_NORM) != 0) {
     share.store(x);
     __syncthreads();
-    int size = step.span / step.groups;
     for (int part = warp_index(); part < cols / size; part += gather_threads / 32) {
       norm_part(step, x + part * size, size, part * size % step.span);
     }
@@ -119,20 +203,36 @@ __device__ void gather_step(const GatherStep& step, int t, Share<cols>& share, f
   }
 }
 
-// Writes the input of token t to x, which is complete after a barrier. `x` may be the token's own columns.
-template <int cols>
-__device__ void gather_row(const Gather& gather, int t, float* x) {
+// This thread's values of the input of token t. `x` is room for a row; it may be the token's own columns.
+template <int cols, int kinds>
+__device__ Share<cols> gathered_row(const Gather& gather, int t, float* x) {
   const float* input = gather.input.token(t);
+  if constexpr ((kinds & (ADDED_COLUMNS | GATED_BY_COLUMNS)) != 0) {
+#pragma unroll 1
+    for (int s = 0; s < gather.steps; s++) {
+      int kind = gather.step[s].kind;
+      if (kind == STEP_ADD || kind == STEP_GATE) Share<cols>::announce(gather.step[s].columns.token(t));
+    }
+  }
   Share<cols> share;
   share.load(input);
-  if (gather.gated) {
+  if constexpr ((kinds & GATED_HALVES) != 0) {
     Share<cols> other;
     other.load(input + cols);
 #pragma unroll
     for (int k = 0; k < Share<cols>::count; k++) share.value[k] = silu(share.value[k]) * other.value[k];
   }
-  for (int s = 0; s < gather.steps; s++) gather_step(gather.step[s], t, share, x);
-  share.store(x);
+  if constexpr (kinds != 0) {
+#pragma unroll 1
+    for (int s = 0; s < gather.steps; s++) gather_step<cols, kinds>(gather.step[s], t, share, x);
+  }
+  return share;
+}
+
+// Writes the input of token t to x, which is complete after a barrier.
+template <int cols, int kinds>
+__device__ void gather_row(const Gather& gather, int t, float* x) {
+  gathered_row<cols, kinds>(gather, t, x).store(x);
 }
 
 // Matrices with a common input; tiles of `first..` belong to each.
@@ -172,8 +272,8 @@ struct Rounded {
   __device__ void load(const float* x) {
     for (int unit = warp_index(); unit < cols / 32; unit += blockDim.x / 32) {
       float value = x[unit * 32 + lane_index()];
-      float scale = warp_max(fabsf(value)) / 127.0f;
-      int code = __float2int_rn(scale > 0.0f ? value / scale : 0.0f);
+      float largest = warp_max(fabsf(value)), scale = __fdiv_rn(largest, 127.0f);
+      int code = __float2int_rn(largest > 0.0f ? value * __fdiv_rn(127.0f, largest) : 0.0f);
       reinterpret_cast<i8*>(packed)[unit * 32 + lane_index()] = (i8)code;
       int sum = (int)warp_sum((float)code);
       if (lane_index() == 0) {
@@ -257,9 +357,9 @@ __device__ void prefetch_rows(const Linear& linear, int row) {
 }
 
 // Makes the input of token `blockIdx.y` in x, and behind it, where a format wants it, the same in 8 bits.
-template <int formats, int cols>
+template <int formats, int cols, int kinds>
 __device__ int* load_input(const Gather& gather, float* x) {
-  gather_row<cols>(gather, blockIdx.y, x);
+  gather_row<cols, kinds>(gather, blockIdx.y, x);
   __syncthreads();
   int* rounded = reinterpret_cast<int*>(x + (cols + 31) / 32 * 32);
   if constexpr ((formats & integer_formats) != 0) {
@@ -269,7 +369,7 @@ __device__ int* load_input(const Gather& gather, float* x) {
   return rounded;
 }
 
-template <int formats, int cols>
+template <int formats, int cols, int kinds>
 __device__ void multiply(const Gather& gather, const Linears& linears, Rows output) {
   const Linear& linear = linear_of(linears, blockIdx.x);
   int row = ((blockIdx.x - linear.first) * (blockDim.x / 32) + warp_index()) * rows_of_warp;
@@ -277,7 +377,7 @@ __device__ void multiply(const Gather& gather, const Linears& linears, Rows outp
   await_previous();
   release_next();
   float* x = shared_memory<float>();
-  int* rounded = load_input<formats, cols>(gather, x);
+  int* rounded = load_input<formats, cols, kinds>(gather, x);
   if (row >= linear.rows) return;
   float products[rows_of_warp] = {};
   products_by_format<formats, cols>(linear, row, x, rounded, products);
@@ -291,7 +391,7 @@ __device__ void multiply(const Gather& gather, const Linears& linears, Rows outp
 }
 
 // `output = silu(gate x) * up x` of two matrices of the same shape, a warp taking the same rows of both.
-template <int formats, int cols>
+template <int formats, int cols, int kinds>
 __device__ void multiply_gated(const Gather& gather, const Linears& linears, Rows output) {
   const Linear &gate = linears.at[0], &up = linears.at[1];
   int row = (blockIdx.x * (blockDim.x / 32) + warp_index()) * rows_of_warp;
@@ -300,7 +400,7 @@ __device__ void multiply_gated(const Gather& gather, const Linears& linears, Row
   await_previous();
   release_next();
   float* x = shared_memory<float>();
-  int* rounded = load_input<formats, cols>(gather, x);
+  int* rounded = load_input<formats, cols, kinds>(gather, x);
   if (row >= gate.rows) return;
   float gates[rows_of_warp] = {}, products[rows_of_warp] = {};
   products_by_format<formats, cols>(gate, row, x, rounded, gates);
@@ -311,9 +411,9 @@ __device__ void multiply_gated(const Gather& gather, const Linears& linears, Row
   }
 }
 
-template <int cols>
-__device__ void gather(Gather gather, Rows output) {
-  gather_row<cols>(gather, blockIdx.x, output.token(blockIdx.x));
+template <int cols, int kinds>
+__device__ void gather(const Gather& gather, Rows output) {
+  gather_row<cols, kinds>(gather, blockIdx.x, output.token(blockIdx.x));
 }
 
 constexpr int tile_rows = 64;

@@ -1,10 +1,13 @@
 // Matrix products of a persistent program. Weights come through a ring in shared memory that every warp has for itself: it
 // asks for those of later phases while it waits for the inputs of this one, so that the memory is never idle. A place of the
-// ring holds one piece of two rows: 32 units, one for each lane. As many groups of copies as there are places are always
-// under way, some of them empty at the end.
+// ring holds one piece of a group of rows: 32 units of each, one for each lane. As many groups of copies as there are places are
+// always under way, some of them empty at the end.
 
-// Rows of one matrix that a block takes; fewer than none fill a list up, and none end it. A warp takes a part of its pieces, those of the same columns together, so that a
-// lane reads its inputs once for many rows.
+// Rows of a group: fewer of formats with large pieces.
+constexpr int most_rows = 4;
+
+// Rows of one matrix that a block takes; fewer than none fill a list up, and none end it. A warp takes a part of its pieces,
+// those of the same columns together, so that a lane reads its inputs once for many rows.
 struct __align__(16) Segment {
   const u8* codes;
   const u8* scales;
@@ -13,12 +16,18 @@ struct __align__(16) Segment {
   u32 code_row;
   u32 scale_row;
   int rows;
-  int format;
+  u16 format;
+  u16 group_rows;
   // The first row's column in the output.
   int column;
   // Where the sums of the pieces begin.
   int sums;
-  int pad[4];
+  // Pieces of a row, and bytes of one.
+  int pieces;
+  int piece_codes;
+  int piece_scales;
+  // One divided by the number of groups of rows.
+  float per_group;
 };
 
 // How a format's piece lies in the ring: as a matrix of 32 units.
@@ -28,48 +37,63 @@ struct RingPiece {
   static constexpr int codes = Format<format, cols>::row_bytes / 8;
   static constexpr int scales = Format<format, cols>::scale_row_bytes / 8;
   static constexpr int bytes = (codes + scales + 15) / 16 * 16;
+  static constexpr int rows = place_bytes / bytes < most_rows ? place_bytes / bytes : most_rows;
 };
 
-template <int format = 0>
-__device__ void piece_of(int wanted, int& codes, int& scales, int& bytes) {
-  if constexpr (format <= Q4_0) {
-    if (wanted != format) return piece_of<format + 1>(wanted, codes, scales, bytes);
-    codes = RingPiece<format>::codes;
-    scales = RingPiece<format>::scales;
-    bytes = RingPiece<format>::bytes;
+// The most 512 bytes that a piece of these formats has.
+template <int formats, int format = 0>
+__device__ constexpr int most_chunks() {
+  if constexpr (format > Q4_0) {
+    return 1;
+  } else {
+    constexpr int others = most_chunks<formats, format + 1>();
+    constexpr int chunks = (formats >> format & 1) != 0 ? (RingPiece<format>::codes + 511) / 512 : 1;
+    return chunks > others ? chunks : others;
   }
 }
 
-// Numbers of pairs of rows and pieces that this warp takes of a segment.
-struct WarpShare {
-  int pairs, pieces, first, last;
+// Whether any of the formats has scales that stand apart.
+constexpr bool ring_scales = (ring_formats & (1 << Q8_0 | 1 << Q6_K | 1 << Q4_0)) != 0;
 
-  __device__ WarpShare(const Segment& segment, int piece_codes) {
-    pairs = (segment.rows + 1) / 2;
-    pieces = (segment.code_row + piece_codes - 1) / piece_codes;
-    first = pairs * pieces * warp_index() / ring_warps;
-    last = pairs * pieces * (warp_index() + 1) / ring_warps;
+// Groups of rows and pieces that this warp takes of a segment.
+struct WarpShare {
+  int groups, first, last;
+  // Where it begins.
+  int piece, group;
+
+  __device__ WarpShare(const Segment& segment) {
+    // One to four rows: a division costs more.
+    int shift = segment.group_rows / 2;
+    groups = segment.group_rows == 3 ? (segment.rows + 2) / 3 : (segment.rows + segment.group_rows - 1) >> shift;
+    u32 all = groups * segment.pieces;
+    first = all * warp_index() / ring_warps;
+    last = all * (warp_index() + 1) / ring_warps;
+    // The numbers are small, so that half a unit keeps the quotient exact.
+    piece = (int)((first + 0.5f) * segment.per_group);
+    group = first - piece * groups;
   }
 };
 
 // What a warp has asked for. Between products it lies in shared memory, since other phases need the registers.
 struct __align__(16) Ring {
-  // The rest of the segment that is being asked for: where its next piece lies and how its rows go on.
+  // The segment that is being asked for.
   const u8* codes;
   const u8* scales;
   u32 code_row;
   u32 scale_row;
   int rows;
-  int format;
-  // Pairs of rows, the next one, its piece, and how many pairs are left to this warp.
-  int pairs;
-  int pair;
+  int piece_codes;
+  int piece_scales;
+  // The next group of its rows, the piece, and how many are left to this warp.
+  int group_rows;
+  int groups;
+  int group;
   int piece;
   int left;
   // The place that is read and filled next.
   int place;
-  // Of the segment after it each lane holds a word, read long before it is needed.
-  const u32* next;
+  // The segment after it.
+  const Segment* next;
 
   __device__ static Ring& of_warp() { return reinterpret_cast<Ring*>(whole_shared_memory() + rings_at)[warp_index()]; }
 };
@@ -78,14 +102,16 @@ static_assert(sizeof(Ring) == ring_bytes, "as the program was laid out");
 
 // A ring in a warp's registers.
 struct RingInUse {
-  Ring ring;
-  u32 upcoming;
-  int codes, scales, bytes;
+  static constexpr int chunks = most_chunks<ring_formats>();
 
-  __device__ RingInUse() : ring(Ring::of_warp()) {
-    read_ahead();
-    piece_of(ring.format, codes, scales, bytes);
-  }
+  Ring ring;
+  // What this lane copies of the next group's first row, and whether it copies anything.
+  const u8* from;
+  const u8* scales_from;
+  bool copies[chunks];
+  bool copies_scales;
+
+  __device__ RingInUse() : ring(Ring::of_warp()) { locate(); }
 
   __device__ void keep() const {
     __syncwarp();
@@ -96,53 +122,68 @@ struct RingInUse {
     return whole_shared_memory() + ring_at + (warp_index() * ring_places + place) * place_bytes;
   }
 
-  __device__ void read_ahead() { upcoming = lane_index() < sizeof(Segment) / 4 ? ring.next[lane_index()] : 0; }
+  __device__ void locate() {
+    u32 code = ring.piece * ring.piece_codes, scale = ring.piece * ring.piece_scales;
+    // A block's part of a matrix is smaller than 4 GiB.
+    u32 row = ring.group_rows * ring.group;
+    from = ring.codes + (row * ring.code_row + code + lane_index() * 16);
+    scales_from = ring.scales + (row * ring.scale_row + scale + lane_index() * 4);
+#pragma unroll
+    for (int c = 0; c < chunks; c++) {
+      copies[c] = c * 512 + lane_index() * 16 < min(ring.piece_codes, (int)(ring.code_row - code));
+    }
+    copies_scales = lane_index() * 4 < min(ring.piece_scales, (int)(ring.scale_row - scale));
+  }
 
   // Goes on to the next segment of which this warp takes anything.
   __device__ void open() {
     while (ring.left == 0 && ring.rows != 0) {
-      u32 words[sizeof(Segment) / 4];
-#pragma unroll
-      for (int i = 0; i < sizeof(Segment) / 4; i++) words[i] = __shfl_sync(all_lanes, upcoming, i);
-      Segment segment;
-      memcpy(&segment, words, sizeof(Segment));
+      const Segment& segment = *ring.next;
       ring.rows = segment.rows;
       if (ring.rows == 0) return;
-      ring.next += sizeof(Segment) / 4;
-      read_ahead();
+      ring.next++;
       if (ring.rows < 0) continue;
-      ring.format = segment.format;
-      piece_of(ring.format, codes, scales, bytes);
-      WarpShare share(segment, codes);
-      ring.pairs = share.pairs;
+      WarpShare share(segment);
+      ring.group_rows = segment.group_rows;
+      ring.groups = share.groups;
       ring.left = share.last - share.first;
-      ring.piece = share.first / share.pairs;
-      ring.pair = share.first % share.pairs;
+      ring.piece = share.piece;
+      ring.group = share.group;
       ring.codes = segment.codes;
       ring.scales = segment.scales;
       ring.code_row = segment.code_row;
       ring.scale_row = segment.scale_row;
+      ring.piece_codes = segment.piece_codes;
+      ring.piece_scales = segment.piece_scales;
+      locate();
     }
   }
 
-  // Begins to copy the next pair of rows' piece into the place that was read last, and ends a group of copies.
+  // Begins to copy the next group's piece into the place that was read last, and ends a group of copies.
   __device__ void ask() {
-    open();
+    if (ring.left == 0) open();
     if (ring.left > 0) {
-      u8* to = at(ring.place);
-      int code_count = min(codes, (int)ring.code_row - ring.piece * codes);
-      int scale_count = min(scales, (int)ring.scale_row - ring.piece * scales);
-      for (int row = 2 * ring.pair; row < min(2 * ring.pair + 2, ring.rows); row++) {
-        const u8* from = ring.codes + (long long)row * ring.code_row + ring.piece * codes;
-        for (int i = lane_index() * 16; i < code_count; i += 512) copy_async<16>(to + i, from + i);
-        from = ring.scales + (long long)row * ring.scale_row + ring.piece * scales;
-        if (lane_index() * 4 < scale_count) copy_async<4>(to + codes + lane_index() * 4, from + lane_index() * 4);
-        to += bytes;
+      u8* to = at(ring.place) + lane_index() * 16;
+      u8* scales_to = at(ring.place) + ring.piece_codes + lane_index() * 4;
+      int bytes = (ring.piece_codes + ring.piece_scales + 15) & ~15;
+      int rows = min(ring.group_rows, ring.rows - ring.group_rows * ring.group);
+#pragma unroll
+      for (int r = 0; r < most_rows; r++) {
+#pragma unroll
+        for (int c = 0; c < chunks; c++) {
+          if (r < rows && copies[c]) copy_async<16>(to + r * bytes + c * 512, from + c * 512);
+        }
+        if (r < ring.group_rows) from += ring.code_row;
+        if constexpr (ring_scales) {
+          if (r < rows && copies_scales) copy_async<4>(scales_to + r * bytes, scales_from);
+          if (r < ring.group_rows) scales_from += ring.scale_row;
+        }
       }
       ring.left--;
-      if (++ring.pair == ring.pairs) {
-        ring.pair = 0;
+      if (++ring.group == ring.groups) {
+        ring.group = 0;
         ring.piece++;
+        locate();
       }
     }
     commit_copies();
@@ -160,10 +201,10 @@ struct RingInUse {
 // Asks for the first segments of a list.
 __device__ void fill_ring(const Segment* list) {
   if (lane_index() == 0) {
-    Ring& ring = Ring::of_warp();
-    ring.rows = -1;
-    ring.format = ring.left = ring.place = 0;
-    ring.next = reinterpret_cast<const u32*>(list);
+    Ring none = {};
+    none.rows = -1;
+    none.next = list;
+    Ring::of_warp() = none;
   }
   __syncwarp();
   RingInUse ring;
@@ -171,64 +212,71 @@ __device__ void fill_ring(const Segment* list) {
   ring.keep();
 }
 
-// Inputs in 8 bits: codes, four in a word, then a scale and a sum for each 32.
+// Inputs in 8 bits: of each 32 the first sixteen codes, behind all of these the other sixteen; then a scale and a sum for each.
 struct RoundedInput {
-  int* packed;
+  u8* codes;
   float* scales;
   int* sums;
+  int units;
 
   __device__ RoundedInput(float* after, int cols)
-      : packed(reinterpret_cast<int*>(after)),
-        scales(reinterpret_cast<float*>(packed + cols / 4)),
-        sums(reinterpret_cast<int*>(scales + cols / 32)) {}
+      : codes(reinterpret_cast<u8*>(after)),
+        scales(reinterpret_cast<float*>(codes + cols)),
+        sums(reinterpret_cast<int*>(scales + cols / 32)),
+        units(cols / 32) {}
 
-  // Eight lanes for each 32 inputs.
-  __device__ void load(const float* x, int cols) {
-    for (int four = warp_index() * 32 + lane_index(); four < (cols / 4 + 31) / 32 * 32; four += gather_threads) {
-      float4 values = {0.0f, 0.0f, 0.0f, 0.0f};
-      if (four < cols / 4) values = reinterpret_cast<const float4*>(x)[four];
-      float largest = fmaxf(fmaxf(fabsf(values.x), fabsf(values.y)), fmaxf(fabsf(values.z), fabsf(values.w)));
-      for (int distance = 4; distance > 0; distance /= 2) {
-        largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, distance));
-      }
-      float scale = largest / 127.0f;
-      float value[4] = {values.x, values.y, values.z, values.w};
-      u32 word = 0;
+  // What each warp holds of a row: 32 numbers that follow one another for each value of a share.
+  template <int cols>
+  __device__ void store(const Share<cols>& share) const {
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        word |= (__float2int_rn(scale > 0.0f ? value[i] / scale : 0.0f) & 255) << 8 * i;
-      }
-      int sum = __dp4a(0x01010101, (int)word, 0);
-      for (int distance = 4; distance > 0; distance /= 2) sum += __shfl_xor_sync(all_lanes, sum, distance);
-      if (four >= cols / 4) continue;
-      packed[four] = (int)word;
-      if (lane_index() % 8 == 0) {
-        scales[four / 8] = scale;
-        sums[four / 8] = sum;
+    for (int k = 0; k < Share<cols>::count; k++) {
+      int unit = k * ring_warps + warp_index();
+      if (unit >= units) return;
+      float largest = warp_max_of_positive(fabsf(share.value[k]));
+      int code = __float2int_rn(largest > 0.0f ? share.value[k] * (127.0f / largest) : 0.0f);
+      int sum = warp_sum(code), lane = lane_index();
+      codes[(lane / 16 * units + unit) * 16 + lane % 16] = (u8)code;
+      if (lane == 0) {
+        scales[unit] = largest / 127.0f;
+        sums[unit] = sum;
       }
     }
   }
 
   __device__ Codes unit(int index) const {
-    Codes codes;
-#pragma unroll
-    for (int i = 0; i < 8; i++) codes.packed[i] = packed[index * 8 + i];
-    codes.scale = scales[index];
-    codes.sum = sums[index];
-    return codes;
+    Codes read;
+    int4 a = reinterpret_cast<const int4*>(codes)[index], b = reinterpret_cast<const int4*>(codes)[units + index];
+    read.packed[0] = a.x, read.packed[1] = a.y, read.packed[2] = a.z, read.packed[3] = a.w;
+    read.packed[4] = b.x, read.packed[5] = b.y, read.packed[6] = b.z, read.packed[7] = b.w;
+    read.scale = scales[index];
+    read.sum = sums[index];
+    return read;
   }
 };
+
+// The sums of four values over a warp: lanes from 8 i on have the sum of value i.
+__device__ inline float four_sums(const float (&x)[4]) {
+  bool upper = (lane_index() & 16) != 0, odd = (lane_index() & 8) != 0;
+  float a = upper ? x[2] : x[0], b = upper ? x[3] : x[1];
+  a += __shfl_xor_sync(all_lanes, upper ? x[0] : x[2], 16);
+  b += __shfl_xor_sync(all_lanes, upper ? x[1] : x[3], 16);
+  float sum = odd ? b : a;
+  sum += __shfl_xor_sync(all_lanes, odd ? a : b, 8);
+  for (int distance = 4; distance > 0; distance /= 2) sum += __shfl_xor_sync(all_lanes, sum, distance);
+  return sum;
+}
 
 // The sums over a segment's columns, one for each row and piece.
 template <int format>
 __device__ void segment_sums(const Segment& segment, RingInUse& ring, const float* x, const RoundedInput& rounded, int cols,
                              float* sums) {
   using Weights = Format<format, RingPiece<format>::cols>;
-  if (segment.rows < 0) return;
-  WarpShare share(segment, RingPiece<format>::codes);
-  int units = cols / Weights::unit, stride = share.pieces | 1;
-  int piece = share.first / share.pairs, pair = share.first % share.pairs;
-  for (int i = share.first; i < share.last; piece++, pair = 0) {
+  int rows = segment.rows, stride = segment.pieces | 1;
+  if (rows < 0) return;
+  WarpShare share(segment);
+  int units = cols / Weights::unit, piece = share.piece, group = share.group;
+  sums += segment.sums + lane_index() / 8 * stride;
+  for (int i = share.first; i < share.last; piece++, group = 0) {
     int unit = piece * 32 + lane_index();
     bool inside = unit < units;
     Codes codes;
@@ -237,32 +285,33 @@ __device__ void segment_sums(const Segment& segment, RingInUse& ring, const floa
       codes = rounded.unit(inside ? unit : 0);
     } else {
 #pragma unroll
-      for (int j = 0; j < Weights::unit; j++) inputs[j] = inside ? x[unit * Weights::unit + j] : 0.0f;
+      for (int j = 0; j < Weights::unit; j += 4) {
+        float4 four = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (inside) four = *reinterpret_cast<const float4*>(x + unit * Weights::unit + j);
+        inputs[j] = four.x, inputs[j + 1] = four.y, inputs[j + 2] = four.z, inputs[j + 3] = four.w;
+      }
     }
-    for (int end = min(share.last, (piece + 1) * share.pairs); i < end; i++, pair++) {
-      const u8* rows = ring.take();
-      float products[2] = {};
+    for (int end = min(share.last, (piece + 1) * share.groups); i < end; i++, group++) {
+      const u8* place = ring.take();
+      float products[most_rows] = {};
 #pragma unroll
-      for (int r = 0; r < 2; r++) {
-        const u8* row = rows + r * RingPiece<format>::bytes;
+      for (int r = 0; r < RingPiece<format>::rows; r++) {
+        const u8* row = place + r * RingPiece<format>::bytes;
         if constexpr (Weights::integer) {
-          if (inside) products[r] = Weights::dot(row, 32, lane_index(), codes);
+          products[r] = Weights::dot(row, 32, lane_index(), codes);
         } else {
           float values[Weights::unit];
           Weights::values(row, 32, lane_index(), values);
 #pragma unroll
           for (int j = 0; j < Weights::unit; j++) products[r] += values[j] * inputs[j];
-          if (!inside) products[r] = 0.0f;
         }
+        // What lies beyond the row's end may be anything.
+        if (!inside) products[r] = 0.0f;
       }
-      // Both sums in one tree: the first row's in the lower half of the warp, the second's in the upper.
-      bool upper = lane_index() >= 16;
-      float sum = upper ? products[1] : products[0];
-      sum += __shfl_xor_sync(all_lanes, upper ? products[0] : products[1], 16);
-#pragma unroll
-      for (int distance = 8; distance > 0; distance /= 2) sum += __shfl_xor_sync(all_lanes, sum, distance);
-      int row = 2 * pair + upper;
-      if (lane_index() % 16 == 0 && row < segment.rows) sums[segment.sums + row * stride + piece] = sum;
+      float sum = four_sums(products);
+      int row = RingPiece<format>::rows * group;
+      bool writes = lane_index() % 8 == 0 && lane_index() / 8 < RingPiece<format>::rows;
+      if (writes && row + lane_index() / 8 < rows) sums[row * stride + piece] = sum;
       // Every lane has read the place.
       __syncwarp();
       ring.ask();
@@ -289,27 +338,26 @@ struct ProductEnd {
   Rows output;
   int kind;
   int cols;
-  // Whether a format wants the input in 8 bits.
-  int rounded;
-  int pad;
 };
 
-// The product of one row of a segment.
+// The product of one row of a segment, by four lanes together.
 __device__ inline float row_sum(const Segment& segment, const float* sums, int row) {
-  int codes = 1, scales, bytes;
-  piece_of(segment.format, codes, scales, bytes);
-  int pieces = (segment.code_row + codes - 1) / codes;
-  const float* parts = sums + segment.sums + row * (pieces | 1);
-  float sum = segment.bias ? segment.bias[row] : 0.0f;
-  for (int i = 0; i < pieces; i++) sum += parts[i];
-  return sum;
+  const float* parts = sums + segment.sums + row * (segment.pieces | 1);
+  float sum = 0.0f;
+#pragma unroll 1
+  for (int i = lane_index() % 4; i < segment.pieces; i += 4) sum += parts[i];
+  sum += __shfl_xor_sync(all_lanes, sum, 2);
+  return sum + __shfl_xor_sync(all_lanes, sum, 1);
 }
 
-// Makes the input of a product's phase.
-template <int cols>
+// Makes the input of a product's phase; `rounds` if a format wants it in 8 bits.
+template <int cols, int kinds, bool rounds>
 __device__ void product_input(const Gather& gather) {
+  float* x = shared_memory<float>();
   await_previous();
-  gather_row<cols>(gather, 0, shared_memory<float>());
+  Share<cols> share = gathered_row<cols, kinds>(gather, 0, x);
+  share.store(x);
+  if constexpr (rounds) RoundedInput(x + (cols + 31) / 32 * 32, cols).store(share);
 }
 
 // A phase behind its input: this block's rows of matrices with a common input. Of a gated product, the first segment is the
@@ -319,26 +367,31 @@ __device__ inline void product(const ProductEnd& end, const Segment* segments, i
   float* sums = x + sums_at / 4;
   RoundedInput rounded(x + (end.cols + 31) / 32 * 32, end.cols);
   RingInUse ring;
+  bool gated = end.kind == PRODUCT_GATED;
+  bool adds = end.kind == PRODUCT_ADD && lane_index() % 4 == 0;
+  // What is added to is read while the sums are made.
+  int first_row = warp_index() * 8 + lane_index() / 4;
+  float held = adds && first_row < segments[0].rows ? end.output.first[segments[0].column + first_row] : 0.0f;
   __syncthreads();
-  if (end.rounded) {
-    rounded.load(x, end.cols);
-    __syncthreads();
-  }
+#pragma unroll 1
   for (int s = 0; s < count; s++) sums_by_format(segments[s], ring, x, rounded, end.cols, sums);
   ring.keep();
   __syncthreads();
-  if (end.kind == PRODUCT_GATED) {
-    for (int row = threadIdx.x; row < segments[0].rows; row += gather_threads) {
-      float gate = row_sum(segments[0], sums, row);
-      end.output.first[segments[0].column + row] = silu(gate) * row_sum(segments[1], sums, row);
-    }
-    return;
-  }
-  for (int s = 0; s < count; s++) {
-    for (int row = threadIdx.x; row < segments[s].rows; row += gather_threads) {
-      float sum = row_sum(segments[s], sums, row);
-      float* place = end.output.first + segments[s].column + row;
-      *place = end.kind == PRODUCT_ADD ? *place + sum : sum;
+#pragma unroll 1
+  for (int s = 0; s < count; s += gated ? 2 : 1) {
+    const Segment& segment = segments[s];
+    float* output = end.output.first + segment.column;
+    // All lanes of a warp go on as long as one of them has a row.
+#pragma unroll 1
+    for (int first = warp_index() * 8; first < segment.rows; first += ring_warps * 8) {
+      int row = first + lane_index() / 4;
+      bool writes = row < segment.rows && lane_index() % 4 == 0;
+      row = min(row, segment.rows - 1);
+      float before = s == 0 && row == first_row ? held : adds && writes ? output[row] : 0.0f;
+      float sum = row_sum(segment, sums, row);
+      if (gated) sum = silu(sum) * row_sum(segments[s + 1], sums, row);
+      if (segment.bias) sum += segment.bias[row];
+      if (writes) output[row] = before + sum;
     }
   }
 }

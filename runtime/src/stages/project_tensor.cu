@@ -39,11 +39,11 @@ __device__ inline void multiply_add(float* sums, const u32* a, const u32* b) {
 }
 
 // Writes the input of a token in bf16, with zeros up to a multiple of the depth.
-template <int cols>
-__device__ void gather_tensor(Gather gather, u16* output) {
+template <int cols, int kinds>
+__device__ void gather_tensor(const Gather& gather, u16* output) {
   constexpr int pitch = (cols + tensor_depth - 1) / tensor_depth * tensor_depth;
   float* x = shared_memory<float>();
-  gather_row<cols>(gather, blockIdx.x, x);
+  gather_row<cols, kinds>(gather, blockIdx.x, x);
   __syncthreads();
   u32* row = reinterpret_cast<u32*>(output + (long long)blockIdx.x * pitch);
   for (int i = threadIdx.x; i < pitch / 2; i += blockDim.x) {

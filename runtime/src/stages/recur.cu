@@ -10,7 +10,8 @@ struct RecurInput {
   int part;
 
   __device__ const float* at(int t, int head, int width, int number) const {
-    return rows.token(t) + number * part + head / sharing * width;
+    // A division costs more than all else here, and most inputs are not shared.
+    return rows.token(t) + number * part + (sharing == 1 ? head : head / sharing) * width;
   }
 };
 
@@ -73,10 +74,12 @@ struct Recurrence {
   __device__ int row(int r) const { return (r / 4 * lanes + place) * 4 + r % 4; }
 
   __device__ void load_state(const float* from) {
+    const float* first = from + row(0) * dv + column;
+    bool has_column = column < dv;
 #pragma unroll
     for (int r = 0; r < rows; r++) {
-      const float* x = from + row(r) * dv + column;
-      bool inside = (dk == depth || row(r) < dk) && column < dv;
+      const float* x = first + (r / 4 * lanes * 4 + r % 4) * dv;
+      bool inside = has_column && (dk == depth || row(r) < dk);
       if constexpr (columns == 2) {
         float2 pair = {0.0f, 0.0f};
         if (inside) pair = *reinterpret_cast<const float2*>(x);
@@ -89,10 +92,12 @@ struct Recurrence {
   }
 
   __device__ void store_state(float* to) const {
+    if (column >= dv) return;
+    float* first = to + row(0) * dv + column;
 #pragma unroll
     for (int r = 0; r < rows; r++) {
-      float* x = to + row(r) * dv + column;
-      if (!((dk == depth || row(r) < dk) && column < dv)) continue;
+      float* x = first + (r / 4 * lanes * 4 + r % 4) * dv;
+      if (dk != depth && row(r) >= dk) continue;
       if constexpr (columns == 2) {
         *reinterpret_cast<float2*>(x) = {state[r][0], state[r][1]};
       } else {

@@ -58,6 +58,7 @@ impl TokenShift {
         let hidden = self.norm.weight.len();
         let residual = View::whole(RESIDUAL, hidden);
         let gather = launches.gathered(residual, Some(&self.norm))?;
+        let kinds = gather.kinds(hidden);
         let mut weights: [Address; MOST_MIXES] = [0; MOST_MIXES];
         assert!(self.mixes.len() <= MOST_MIXES, "at most {MOST_MIXES} mixes");
         for (place, mix) in weights.iter_mut().zip(&self.mixes) {
@@ -66,7 +67,7 @@ impl TokenShift {
         let (mixes, step) = (self.mixes.len(), launches.tokens == 1);
         launches.push(Call {
             source: SOURCE,
-            kernel: format!("token_shift<{hidden}, {mixes}, {step}>"),
+            kernel: format!("token_shift<{hidden}, {kinds}, {mixes}, {step}>"),
             grid: Grid::Tokens,
             threads: launches.gather_threads(),
             shared: 2 * hidden * size_of::<f32>(),
@@ -80,7 +81,7 @@ impl TokenShift {
         if !step {
             launches.push(Call {
                 source: SOURCE,
-                kernel: format!("keep_token<{hidden}>"),
+                kernel: format!("keep_token<{hidden}, {kinds}>"),
                 grid: Grid::Blocks(1),
                 threads: launches.gather_threads(),
                 shared: 0,
