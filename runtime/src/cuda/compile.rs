@@ -52,8 +52,13 @@ fn compile(source: &str, architecture: &str) -> Result<Vec<u8>> {
     let text = CString::new(source).map_err(|_| error("a kernel source with a zero byte"))?;
     let program = result::create_program(&text, Some(c"waterline.cu"))
         .map_err(|e| failed("NVRTC cannot begin", e))?;
+    // Products of groups of warps are only in the target that this chip alone runs.
+    let target = match architecture {
+        "sm_90" => "sm_90a",
+        other => other,
+    };
     let options = [
-        format!("--gpu-architecture={architecture}"),
+        format!("--gpu-architecture={target}"),
         "--std=c++17".into(),
         "--extra-device-vectorization".into(),
     ];
