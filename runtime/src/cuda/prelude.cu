@@ -65,20 +65,11 @@ __device__ inline void copy_async(void* to, const void* from) {
 #ifdef WATERLINE_EMULATOR
   memcpy(to, from, bytes);
 #else
-  // Sixteen bytes need no place in the first cache.
-  if constexpr (bytes == 16) {
-    asm volatile(
-        "{ .reg .u64 a; .reg .u32 b; cvta.to.shared.u64 a, %0; cvt.u32.u64 b, a;"
-        " cp.async.cg.shared.global [b], [%1], 16; }" ::"l"(to),
-        "l"(from)
-        : "memory");
-  } else {
-    asm volatile(
-        "{ .reg .u64 a; .reg .u32 b; cvta.to.shared.u64 a, %0; cvt.u32.u64 b, a;"
-        " cp.async.ca.shared.global [b], [%1], %2; }" ::"l"(to),
-        "l"(from), "n"(bytes)
-        : "memory");
-  }
+  asm volatile(
+      "{ .reg .u64 a; .reg .u32 b; cvta.to.shared.u64 a, %0; cvt.u32.u64 b, a;"
+      " cp.async.ca.shared.global [b], [%1], %2; }" ::"l"(to),
+      "l"(from), "n"(bytes)
+      : "memory");
 #endif
 }
 

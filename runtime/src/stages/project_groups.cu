@@ -64,11 +64,6 @@ __device__ inline void multiply_group(float (&sums)[128], u64 left, u64 right) {
       : "l"(left), "l"(right));
 }
 
-// Copies 16 bytes, or zeros.
-__device__ inline void copy_or_clear(u32 to, const void* from, bool copies) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(copies ? 16 : 0) : "memory");
-}
-
 // The weights of a tile: two times 128 rows, from `first` on, of matrices of `rows`.
 struct GroupRows {
   const u8* weights[2];
@@ -117,14 +112,14 @@ struct StageWeights {
     if constexpr (copied) {
       // Eight threads take a row.
       int line = threadIdx.x % group_producers / 8, piece = threadIdx.x % 8, column = step * group_depth + piece * 8;
-      u32 to = shared_address(weights) + line * group_row_bytes + (piece ^ line % 8) * 16;
+      u8* to = weights + line * group_row_bytes + (piece ^ line % 8) * 16;
 #pragma unroll
       for (int part = 0; part < 2; part++) {
         int first = rows.first[part] + line, last = cols % group_depth == 0 || column < cols ? rows.rows[part] : 0;
         const u8* from = rows.weights[part] + (long long)first * cols * 2 + column * 2;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-          u32 place = to + (part * 8 + i) * 16 * group_row_bytes;
+          u8* place = to + (part * 8 + i) * 16 * group_row_bytes;
           copy_or_clear(place, from + (long long)i * 16 * cols * 2, first + i * 16 < last);
         }
       }
@@ -146,10 +141,10 @@ struct StageWeights {
 template <int pitch>
 __device__ inline void copy_inputs(u8* stage, const u16* inputs, int step) {
   int line = threadIdx.x % group_producers / 8, piece = threadIdx.x % 8;
-  u32 place = shared_address(stage) + line * group_row_bytes + (piece ^ line % 8) * 16;
+  u8* place = stage + line * group_row_bytes + (piece ^ line % 8) * 16;
   const u16* source = inputs + line * pitch + step * group_depth + piece * 8;
 #pragma unroll
-  for (int i = 0; i < group_tokens / 16; i++) copy_or_clear(place + i * 16 * group_row_bytes, source + i * 16 * pitch, true);
+  for (int i = 0; i < group_tokens / 16; i++) copy_or_clear(place + i * 16 * group_row_bytes, source + i * 16 * pitch);
 }
 
 // Multiplies `row_tiles` tiles of rows with all tokens. `plan.rows(tile)` are a tile's weights, `plan.target(tile)` is where its products

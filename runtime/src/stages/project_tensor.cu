@@ -54,7 +54,7 @@ __device__ void multiply_tensor(const u16* inputs, Linears linears, Rows output,
   u32 packed[16];
   load_weights<format, cols>(linear, first_row + line, part, packed);
 #pragma unroll
-  for (int i = 0; i < 4; i++) copy_async<16>(input_place + 8 * i, source + 8 * i);
+  for (int i = 0; i < 4; i++) copy_or_clear(input_place + 8 * i, source + 8 * i);
   store_weights(weight_place, packed);
   commit_copies();
   wait_for_copies<0>();
@@ -67,7 +67,7 @@ __device__ void multiply_tensor(const u16* inputs, Linears linears, Rows output,
     if (step + 1 < steps) {
       int depth = (step + 1) * tensor_depth;
 #pragma unroll
-      for (int i = 0; i < 4; i++) copy_async<16>(input_place + next + 8 * i, source + depth + 8 * i);
+      for (int i = 0; i < 4; i++) copy_or_clear(input_place + next + 8 * i, source + depth + 8 * i);
       load_weights<format, cols>(linear, first_row + line, depth + part, packed);
     }
     const u16* a_rows = tiles + now + (warp_row + lane % 16) * tensor_pitch + lane / 16 * 8;

@@ -7,8 +7,8 @@
 //
 // With L_ij = beta_i F_ij (k_i . k_j) below the diagonal, T = (I + L)^-1 diag(beta), A_ij = F_ij (q_i . k_j) up to it, M = A T
 // and K* = diag(e^G) K this is U = T V - (T K*) S and O = M V + (diag(e^G) Q - M K*) S. `recur_blocks` computes all that does not
-// depend on S, for all blocks at once; `recur_states` (recur_states.cu) passes the states through the blocks. Operands are split into two bf16
-// numbers each, sums, states and the inverse are f32.
+// depend on S, for all blocks at once; `recur_states`, in recur_states.cu, passes the states through the blocks. Operands are
+// split into two bf16 numbers each; sums, states and the inverse are f32.
 
 constexpr int chunk_block = 64;
 constexpr int chunk_warps = 8;

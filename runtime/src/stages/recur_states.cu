@@ -21,7 +21,7 @@ struct ChunkRing {
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0 && size > 0) copy_to_barrier(slot, from, size * sizeof(u16), arrived + which % slots);
 #else
-    for (int i = threadIdx.x * 8; i < size; i += blockDim.x * 8) copy_async<16>(slot + i, from + i);
+    for (int i = threadIdx.x * 8; i < size; i += blockDim.x * 8) copy_or_clear(slot + i, from + i);
     commit_copies();
 #endif
   }

@@ -32,6 +32,17 @@ __device__ inline u32 shared_address(const void* pointer) {
 __device__ inline float first_of(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ inline float second_of(u32 pair) { return __uint_as_float(pair & 0xffff0000); }
 
+// Begins to copy 16 aligned bytes from global into shared memory, past the first cache; or clears them.
+__device__ inline void copy_or_clear(void* to, const void* from, bool copies = true) {
+#ifdef WATERLINE_EMULATOR
+  if (copies) memcpy(to, from, 16);
+  else memset(to, 0, 16);
+#else
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(copies ? 16 : 0)
+               : "memory");
+#endif
+}
+
 // Two numbers rounded to bf16.
 __device__ inline u32 pack_bf16(float low, float high) {
 #ifdef WATERLINE_EMULATOR
