@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::compile;
-use super::driver::{Address, Driver, Kernel, Launch, Queue, Recording, Residence};
+use super::driver::{Address, Driver, Kernel, Launch, Queue, Recording, Residence, TensorCores};
 use crate::error::Result;
 
 /// Stands for a device of some architecture while a session's kernels are written and compiled.
@@ -23,6 +23,12 @@ impl Ahead {
             folder,
         })
     }
+
+    /// Of `sm_87`, 87; zero where the name is another.
+    fn number(&self) -> i32 {
+        let number = self.architecture.trim_start_matches("sm_").parse();
+        number.unwrap_or_default()
+    }
 }
 
 impl Driver for Ahead {
@@ -34,21 +40,25 @@ impl Driver for Ahead {
         self.processors
     }
 
-    fn tensor_cores(&self) -> bool {
-        true
+    fn tensor_cores(&self) -> TensorCores {
+        // Of an architecture whose name is no number, those that all have.
+        TensorCores::of(self.number() / 10)
+    }
+
+    fn shared_memory(&self) -> usize {
+        // By compute capability (CUDA C++ programming guide, technical specifications).
+        let kilobytes = match self.number() {
+            80 | 87 => 163,
+            86 | 89 | 120 | 121 => 99,
+            _ => 227,
+        };
+        kilobytes << 10
     }
 
     fn residence(&self) -> Option<Residence> {
-        // Shared memory that a block may have, by compute capability (CUDA C++ programming guide, technical
-        // specifications).
-        let shared = match self.architecture.trim_start_matches("sm_") {
-            "80" | "87" => 163,
-            "86" | "89" | "120" | "121" => 99,
-            _ => 227,
-        };
         Some(Residence {
             blocks: self.processors as usize,
-            shared: shared << 10,
+            shared: self.shared_memory(),
         })
     }
 

@@ -60,7 +60,12 @@ fn compile(source: &str, architecture: &str) -> Result<Vec<u8>> {
     let text = CString::new(source).map_err(|_| error("a kernel source with a zero byte"))?;
     let program = result::create_program(&text, Some(c"waterline.cu"))
         .map_err(|e| failed("NVRTC cannot begin", e))?;
-    let mut options = vec![format!("--gpu-architecture={architecture}")];
+    // Products of groups of warps are only in the target that this chip alone runs.
+    let target = match architecture {
+        "sm_90" => "sm_90a",
+        other => other,
+    };
+    let mut options = vec![format!("--gpu-architecture={target}")];
     options.extend(OPTIONS.map(String::from));
     // SAFETY: the program is valid until it is destroyed below.
     let compiled = unsafe { result::compile_program(program, &options) };

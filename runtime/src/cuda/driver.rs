@@ -7,6 +7,28 @@ use crate::error::Result;
 /// An address in a device's memory.
 pub(crate) type Address = u64;
 
+/// What multiplies matrices on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum TensorCores {
+    /// Nothing but plain instructions.
+    None,
+    /// Warps multiply tiles that lie in their registers (`mma`).
+    Warps,
+    /// Besides, four warps multiply tiles that lie in shared memory (`wgmma`).
+    WarpGroups,
+}
+
+impl TensorCores {
+    /// Of chips of this major compute capability.
+    pub fn of(major: i32) -> Self {
+        match major {
+            9 => TensorCores::WarpGroups,
+            8.. => TensorCores::Warps,
+            _ => TensorCores::None,
+        }
+    }
+}
+
 /// A device with its own memory: a GPU, or the emulator that tests run kernels on.
 pub(crate) trait Driver: Send + Sync {
     /// What it is called, for people.
@@ -15,8 +37,11 @@ pub(crate) trait Driver: Send + Sync {
     /// Processors that run blocks side by side.
     fn processors(&self) -> u32;
 
-    /// Whether it multiplies bf16 matrices on tensor cores.
-    fn tensor_cores(&self) -> bool;
+    /// The tensor cores of its processors.
+    fn tensor_cores(&self) -> TensorCores;
+
+    /// Bytes of shared memory that a block may have.
+    fn shared_memory(&self) -> usize;
 
     /// What of the device one kernel can hold on to for a whole token; none where its blocks cannot wait for each other.
     fn residence(&self) -> Option<Residence>;

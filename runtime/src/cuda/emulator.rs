@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-use super::driver::{Address, Driver, Kernel, Launch, Queue, Recording, Residence};
+use super::driver::{Address, Driver, Kernel, Launch, Queue, Recording, Residence, TensorCores};
 use crate::error::{Error, Result};
 
 const HEADER: &str = include_str!("emulator.h");
@@ -44,8 +44,12 @@ impl Driver for Emulator {
         4
     }
 
-    fn tensor_cores(&self) -> bool {
-        false
+    fn tensor_cores(&self) -> TensorCores {
+        TensorCores::Warps
+    }
+
+    fn shared_memory(&self) -> usize {
+        227 << 10
     }
 
     /// One block after another: a block that waits for others would wait for ever, so that there is one.

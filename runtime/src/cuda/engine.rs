@@ -1,6 +1,7 @@
 //! A session's half that lives on a device: state, buffers, and the program as kernels.
 
 use std::cell::{Cell, OnceCell};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::Device;
@@ -198,7 +199,8 @@ impl Engine {
                     kv: options.state.kv,
                     processors: driver.processors() as usize,
                     tensor_cores: driver.tensor_cores(),
-                    bf16: None,
+                    shared_memory: driver.shared_memory(),
+                    shared: HashMap::new(),
                     scratch: &mut scratch,
                     calls: Vec::new(),
                 };

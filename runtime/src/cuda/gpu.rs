@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex};
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, DriverError, result, sys};
 
 use super::compile;
-use super::driver::{Address, Argument, Driver, Kernel, Launch, Queue, Recording, Residence};
+use super::driver::{
+    Address, Argument, Driver, Kernel, Launch, Queue, Recording, Residence, TensorCores,
+};
 use crate::error::{Error, Result};
 
 const MOST_SHARED: sys::CUdevice_attribute =
@@ -19,7 +21,8 @@ pub(crate) struct Gpu {
     name: String,
     processors: u32,
     architecture: String,
-    tensor_cores: bool,
+    tensor_cores: TensorCores,
+    shared_memory: usize,
     residence: Option<Residence>,
     /// Whether a kernel may start before the one before it has ended.
     overlaps: bool,
@@ -65,7 +68,8 @@ impl Gpu {
             // Asynchronous copies into shared memory came with the same generation as bf16 on tensor cores.
             residence: (together && major >= 8).then_some(residence),
             architecture: format!("sm_{major}{minor}"),
-            tensor_cores: major >= 8,
+            tensor_cores: TensorCores::of(major),
+            shared_memory: residence.shared,
             overlaps: major >= 9,
             context,
             modules: Mutex::default(),
@@ -115,8 +119,12 @@ impl Driver for Gpu {
         self.processors
     }
 
-    fn tensor_cores(&self) -> bool {
+    fn tensor_cores(&self) -> TensorCores {
         self.tensor_cores
+    }
+
+    fn shared_memory(&self) -> usize {
+        self.shared_memory
     }
 
     fn residence(&self) -> Option<Residence> {

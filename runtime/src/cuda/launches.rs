@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use bytemuck::{Pod, Zeroable};
 use waterline_quant::Matrix;
 
-use super::driver::{Address, Argument, Driver, Kernel, Launch, Memory, Queue};
+use super::driver::{Address, Argument, Driver, Kernel, Launch, Memory, Queue, TensorCores};
 use super::persistent;
 use super::products::Product;
 use crate::error::Result;
@@ -247,9 +247,10 @@ pub(crate) struct Launches<'a> {
     pub(super) queue: &'a dyn Queue,
     pub(super) kv: Kv,
     pub(super) processors: usize,
-    pub(super) tensor_cores: bool,
-    /// Where chunks' inputs for tensor cores lie, once they are wanted.
-    pub(super) bf16: Option<Address>,
+    pub(super) tensor_cores: TensorCores,
+    pub(super) shared_memory: usize,
+    /// Working memory that stages share, by what it is for: bytes and where it lies.
+    pub(super) shared: HashMap<&'static str, (usize, Address)>,
     /// Session-owned working memory that stages asked for.
     pub(super) scratch: &'a mut Vec<Memory>,
     /// Whether the calls become the phases of a persistent program.
@@ -306,6 +307,16 @@ impl Launches<'_> {
     /// Processors of the device.
     pub fn processors(&self) -> usize {
         self.processors
+    }
+
+    /// The tensor cores of its processors.
+    pub fn tensor_cores(&self) -> TensorCores {
+        self.tensor_cores
+    }
+
+    /// Bytes of shared memory that a block may have.
+    pub fn shared_memory(&self) -> usize {
+        self.shared_memory
     }
 
     /// Columns of a buffer, a `Rows`.
@@ -387,7 +398,19 @@ impl Launches<'_> {
         self.weights.upload(self.queue, bytes, 1, pack)
     }
 
-    /// Where such working memory begins.
+    /// Where working memory begins that all stages share which ask for `purpose`: nothing stays in it from one to the next.
+    pub fn shared_address(&mut self, purpose: &'static str, bytes: usize) -> Result<Address> {
+        match self.shared.get(purpose) {
+            Some(&(room, address)) if room >= bytes => Ok(address),
+            _ => {
+                let address = self.scratch_address(bytes)?;
+                self.shared.insert(purpose, (bytes, address));
+                Ok(address)
+            }
+        }
+    }
+
+    /// Where working memory of one stage begins.
     pub fn scratch_address(&mut self, bytes: usize) -> Result<Address> {
         let memory = Memory::new(&self.weights.driver, bytes)?;
         let address = memory.address();

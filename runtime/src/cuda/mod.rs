@@ -12,7 +12,12 @@ mod gpu;
 mod launches;
 mod persistent;
 mod products;
+#[cfg(test)]
+mod recur_tests;
 mod source;
+#[cfg(test)]
+mod stage_rig;
+mod tensor_products;
 #[cfg(test)]
 mod tests;
 
@@ -21,7 +26,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-pub(crate) use driver::Address;
+pub(crate) use driver::{Address, TensorCores};
 use driver::{Driver, Kernel, Memory};
 pub(crate) use engine::Engine;
 pub(crate) use launches::{Call, Grid, Launches, Parameter, Rows};

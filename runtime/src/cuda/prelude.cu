@@ -59,19 +59,23 @@ __device__ inline uint4 load_once(const void* from) {
 #endif
 }
 
-// Begins to copy 4 or 16 aligned bytes from global into shared memory. Sixteen go past the first cache, whose few lines
-// would bound what can be under way.
+// Begins to copy 4 or 16 aligned bytes from global into shared memory.
 template <int bytes>
 __device__ inline void copy_async(void* to, const void* from) {
 #ifdef WATERLINE_EMULATOR
   memcpy(to, from, bytes);
 #else
-  u32 place = (u32)__cvta_generic_to_shared(to);
-  if constexpr (bytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(place), "l"(from), "n"(bytes) : "memory");
-  }
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "n"(bytes)
+               : "memory");
+#endif
+}
+
+// The same for 16 bytes that are read once: they go past the first cache, whose few lines would bound what can be under way.
+__device__ inline void copy_async_once(void* to, const void* from) {
+#ifdef WATERLINE_EMULATOR
+  memcpy(to, from, 16);
+#else
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from) : "memory");
 #endif
 }
 

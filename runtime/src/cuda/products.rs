@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 use waterline_quant::{FORMATS, Matrix};
 
-use super::driver::Address;
+use super::driver::{Address, TensorCores};
 use super::launches::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::program::{INPUTS, Vector, View};
@@ -77,7 +77,7 @@ struct DeviceLinear {
     first: i32,
 }
 
-const MOST_LINEARS: usize = 12;
+pub(super) const MOST_LINEARS: usize = 12;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -97,7 +97,7 @@ pub(crate) fn format_of(matrix: &Matrix) -> usize {
 }
 
 /// Threads of a block, but for those which make one token's input themselves.
-const THREADS: usize = 256;
+pub(super) const THREADS: usize = 256;
 /// Rows that a warp takes of a matrix.
 const WARP_ROWS: usize = 2;
 
@@ -105,11 +105,6 @@ const WARP_ROWS: usize = 2;
 const FEW_ROWS: usize = 64;
 /// Rows and tokens of a block's tile.
 const TILE: usize = 64;
-const TENSOR_SOURCE: &str = include_str!("../stages/project_tensor.cu");
-/// Rows and tokens of a block's tile on tensor cores, and columns of a step.
-const TENSOR_TILE: usize = 128;
-const TENSOR_DEPTH: usize = 64;
-
 /// `ProductEnd` in project_ring.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -290,6 +285,11 @@ impl Launches<'_> {
         output: View,
     ) -> Result<()> {
         if in_tiles(self.tokens) {
+            let alike = format_of(gate) == format_of(up);
+            let rounded = [gate, up, down].iter().all(|m| self.on_tensor_cores(m));
+            if alike && rounded && self.tensor_cores == TensorCores::WarpGroups {
+                return self.multiply_gated_groups(gather, [gate, up, down], output);
+            }
             let factors = [(gate, None, 0), (up, None, gate.rows())];
             self.multiply(gather, &factors, inner, false)?;
             return self.multiply(self.gated(inner), &[(down, None, 0)], output, true);
@@ -456,42 +456,11 @@ impl Launches<'_> {
         add: bool,
     ) -> Result<()> {
         let cols = factors[0].0.cols();
-        let on_tensor_cores = |factor: &Factor| self.tensor_cores && format_of(factor.0) != 0;
         let (rounded, exact): (Vec<Factor>, Vec<Factor>) =
-            factors.iter().partition(|factor| on_tensor_cores(factor));
+            (factors.iter()).partition(|factor| self.on_tensor_cores(factor.0));
         if !rounded.is_empty() {
-            let address = self.inputs_in_bf16()?;
-            self.push(Call {
-                source: TENSOR_SOURCE,
-                kernel: format!("gather_tensor<{cols}, {}>", gather.kinds(cols)),
-                grid: Grid::Tokens,
-                threads: THREADS,
-                shared: cols * size_of::<f32>(),
-                parameters: vec![
-                    Parameter::value("Gather", gather),
-                    Parameter::pointer("u16", address),
-                ],
-            });
-            for format in 1..FORMATS.len() {
-                let of_format = |factor: &&Factor| format_of(factor.0) == format;
-                let factors: Vec<Factor> = rounded.iter().filter(of_format).copied().collect();
-                for factors in factors.chunks(MOST_LINEARS) {
-                    let (linears, tiles) = self.linears(factors, TENSOR_TILE, add)?;
-                    self.push(Call {
-                        source: TENSOR_SOURCE,
-                        kernel: format!("multiply_tensor<{format}, {cols}>"),
-                        grid: Grid::EachTile(tiles, TENSOR_TILE),
-                        threads: THREADS,
-                        shared: 4 * TENSOR_TILE * (TENSOR_DEPTH + 8) * size_of::<u16>(),
-                        parameters: vec![
-                            Parameter::pointer("const u16", address),
-                            linears,
-                            Parameter::value("Rows", output),
-                            Parameter::tokens(),
-                        ],
-                    });
-                }
-            }
+            let inputs = self.gather_in_bf16(gather, cols)?;
+            self.multiply_in_bf16(inputs, &rounded, output, add)?;
         }
         if exact.is_empty() {
             return Ok(());
@@ -526,20 +495,12 @@ impl Launches<'_> {
         Ok(())
     }
 
-    /// The session's room for inputs of tensor cores, which every product writes anew.
-    fn inputs_in_bf16(&mut self) -> Result<Address> {
-        if let Some(address) = self.bf16 {
-            return Ok(address);
-        }
-        let widest = self.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
-        let tokens = self.tokens.next_multiple_of(TENSOR_TILE);
-        let bytes = tokens * widest.next_multiple_of(TENSOR_DEPTH) * size_of::<u16>();
-        let address = self.scratch_address(bytes)?;
-        self.bf16 = Some(address);
-        Ok(address)
-    }
-
-    fn linears(&self, factors: &[Factor], tile: usize, add: bool) -> Result<(Parameter, usize)> {
+    pub(super) fn linears(
+        &self,
+        factors: &[Factor],
+        tile: usize,
+        add: bool,
+    ) -> Result<(Parameter, usize)> {
         let mut linears = Linears {
             count: factors.len() as i32,
             add: add.into(),

@@ -8,6 +8,8 @@ use super::launches::Queued;
 const PRELUDE: &str = include_str!("prelude.cu");
 /// Matrix products, which most stages need.
 const MATRICES: &str = include_str!("../stages/project.cu");
+/// Products of tiles on tensor cores, which most stages need for chunks.
+const TENSOR: &str = include_str!("../stages/tensor.cu");
 /// Softmax over keys, which all kinds of attention need.
 const SOFTMAX: &str = include_str!("../stages/softmax.cu");
 /// Before and behind the stages of a persistent program.
@@ -74,7 +76,7 @@ impl Source {
 }
 
 fn common() -> String {
-    [PRELUDE, DEVICE_SOURCE, MATRICES, SOFTMAX].concat()
+    [PRELUDE, DEVICE_SOURCE, MATRICES, TENSOR, SOFTMAX].concat()
 }
 
 /// Every text once, and for each of the given ones which it is.

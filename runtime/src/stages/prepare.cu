@@ -248,13 +248,6 @@ __device__ void prepare_gate(const PrepareGate& gate, int tokens) {
   }
 }
 
-// One channel's convolution of one token, whose input and those before it stand `stride` values apart, the oldest at x.
-__device__ inline float convolve(const PrepareLane& lane, int channel, const float* x, int stride) {
-  float sum = lane.bias ? lane.bias[channel] : 0.0f;
-  for (int j = 0; j < lane.taps; j++) sum += lane.weight[j * lane.columns.width + channel] * x[j * stride];
-  return sum;
-}
-
 constexpr int short_past = 3;
 
 // One channel's convolution of the one token of a step; the slot moves on. What it reads is under way at once.
@@ -306,31 +299,69 @@ __device__ inline void prepare_head_of_step(const PrepareLane& lane, const Prepa
   for (int i = threadIdx.x; i < dim; i += blockDim.x) x[i] = shared[i];
 }
 
-// A tile of tokens: all inputs of a convolution are in shared memory before any is overwritten.
+// What a channel's convolution of at most `most_taps` taps has of its inputs, the newest last.
+constexpr int most_taps = 4;
+
+// The convolution of a channel, or its inputs, for all tokens of a tile; `before` are the inputs before it.
+__device__ inline void convolve_tile(const PrepareLane& lane, int channel, int first, int count, const float* before, float* out) {
+  int channels = lane.columns.width, past = lane.taps - 1;
+  const float* row = lane.columns.token(first) + channel;
+  int stride = lane.columns.stride, dim = lane.head_dim;
+  auto input = [&](int t) { return t < 0 ? before[(past + t) * channels] : row[(long long)t * stride]; };
+  float bias = lane.bias ? lane.bias[channel] : 0.0f;
+  if (lane.taps > most_taps) {
+    for (int t = 0; t < count; t++) {
+      float sum = bias;
+      for (int j = 0; j < lane.taps; j++) sum += lane.weight[j * channels + channel] * input(t - past + j);
+      out[t * dim] = sum;
+    }
+    return;
+  }
+  // Shorter ones have weights of zero before.
+  float weights[most_taps], inputs[most_taps] = {};
+#pragma unroll
+  for (int j = 0; j < most_taps; j++) {
+    int tap = j - (most_taps - lane.taps);
+    weights[j] = tap >= 0 ? lane.weight[tap * channels + channel] : 0.0f;
+    if (tap > 0) inputs[j] = before[(tap - 1) * channels];
+  }
+#pragma unroll 8
+  for (int t = 0; t < count; t++) {
+#pragma unroll
+    for (int j = 0; j + 1 < most_taps; j++) inputs[j] = inputs[j + 1];
+    inputs[most_taps - 1] = row[(long long)t * stride];
+    float sum = bias;
+#pragma unroll
+    for (int j = 0; j < most_taps; j++) sum += weights[j] * inputs[j];
+    out[t * dim] = sum;
+  }
+}
+
+// A tile of tokens: a thread takes a channel of the convolution, then a warp a token. All inputs are read before any is
+// overwritten.
 template <int tile>
 __device__ void prepare_heads(const PrepareLane& lane, const PrepareTasks& tasks, const u64* position, int tokens,
                               float* shared) {
-  int dim = lane.head_dim, column = (blockIdx.x - lane.first) * dim, channels = lane.columns.width;
-  int first = blockIdx.y * tile, count = min(tile, tokens - first), past = lane.weight ? lane.taps - 1 : 0;
-  int warps = blockDim.x / 32;
-  float* x = shared + 2 * warp_index() * dim;
-  float* inputs = shared + 2 * warps * dim;
+  int dim = lane.head_dim, column = (blockIdx.x - lane.first) * dim, past = lane.weight ? lane.taps - 1 : 0;
+  int first = blockIdx.y * tile, count = min(tile, tokens - first), warps = blockDim.x / 32;
+  float* other = shared + warp_index() * dim;
+  float* rows = shared + warps * dim;
   if (lane.weight) {
-    const float* before = lane.before + (long long)blockIdx.y * past * channels + column;
-    for (int j = warp_index(); j < past + count; j += warps) {
-      const float* row = j < past ? before + j * channels : lane.columns.token(first + j - past) + column;
-      for (int i = lane_index(); i < dim; i += 32) inputs[j * dim + i] = row[i];
+    const float* before = lane.before + (long long)blockIdx.y * past * lane.columns.width + column;
+    for (int i = threadIdx.x; i < dim; i += blockDim.x) {
+      convolve_tile(lane, column + i, first, count, before + i, rows + i);
     }
     __syncthreads();
   }
   for (int t = warp_index(); t < count; t += warps) {
     float* row = lane.columns.token(first + t) + column;
-    for (int i = lane_index(); i < dim; i += 32) {
-      x[i] = lane.weight ? convolve(lane, column + i, inputs + t * dim + i, dim) : row[i];
+    float* x = rows + (lane.weight ? t : warp_index()) * dim;
+    if (!lane.weight) {
+      for (int i = lane_index(); i < dim; i += 32) x[i] = row[i];
+      __syncwarp();
     }
-    __syncwarp();
     for (int m = 0; m < lane.maps; m++) {
-      map_head<WarpTeam>(lane.at[m], tasks, first + t, position, column, dim, x, x + dim);
+      map_head<WarpTeam>(lane.at[m], tasks, first + t, position, column, dim, x, other);
     }
     for (int i = lane_index(); i < dim; i += 32) row[i] = x[i];
     __syncwarp();

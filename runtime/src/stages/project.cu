@@ -346,7 +346,8 @@ template <int formats, int cols, int format = 0>
 __device__ void prefetch_rows(const Linear& linear, int row) {
   if constexpr (format <= Q4_0) {
     if constexpr ((formats >> format & 1) != 0) {
-      constexpr u32 bytes = Format<format, cols>::row_bytes / 16 * 16;
+      // Rows of another length do not all begin where bytes can be asked for.
+      constexpr u32 bytes = Format<format, cols>::row_bytes % 16 == 0 ? Format<format, cols>::row_bytes : 0;
       bool first = blockIdx.x * (gather_threads / 32) * rows_of_warp * (long long)bytes < most_prefetched;
       if (first && linear.format == format && bytes > 0 && lane_index() < rows_of_warp && row + lane_index() < linear.rows) {
         prefetch(linear.weights + (long long)(row + lane_index()) * Format<format, cols>::row_bytes, bytes);

@@ -171,7 +171,7 @@ struct RingInUse {
       for (int r = 0; r < most_rows; r++) {
 #pragma unroll
         for (int c = 0; c < chunks; c++) {
-          if (r < rows && copies[c]) copy_async<16>(to + r * bytes + c * 512, from + c * 512);
+          if (r < rows && copies[c]) copy_async_once(to + r * bytes + c * 512, from + c * 512);
         }
         if (r < ring.group_rows) from += ring.code_row;
         if constexpr (ring_scales) {

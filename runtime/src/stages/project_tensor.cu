@@ -8,36 +8,6 @@ constexpr int tensor_depth = 64;
 constexpr int tensor_pitch = tensor_depth + 8;
 constexpr int tensor_tile = 128 * tensor_pitch;
 
-__device__ inline u32 pack_bf16(float low, float high) {
-  u32 packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
-__device__ inline u32 shared_address(const void* pointer) { return (u32)__cvta_generic_to_shared(pointer); }
-
-__device__ inline void copy_async(void* to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
-}
-
-__device__ inline void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-// Four 8x8 matrices of 16-bit numbers, of which this lane names one row.
-__device__ inline void load_matrices(u32* out, const u16* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-               : "r"(shared_address(row)));
-}
-
-// sums += a b, of 16 rows, 8 tokens and 16 columns.
-__device__ inline void multiply_add(float* sums, const u32* a, const u32* b) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
 // Writes the input of a token in bf16, with zeros up to a multiple of the depth.
 template <int cols, int kinds>
 __device__ void gather_tensor(const Gather& gather, u16* output) {
@@ -84,9 +54,10 @@ __device__ void multiply_tensor(const u16* inputs, Linears linears, Rows output,
   u32 packed[16];
   load_weights<format, cols>(linear, first_row + line, part, packed);
 #pragma unroll
-  for (int i = 0; i < 4; i++) copy_async(input_place + 8 * i, source + 8 * i);
+  for (int i = 0; i < 4; i++) copy_or_clear(input_place + 8 * i, source + 8 * i);
   store_weights(weight_place, packed);
-  copies_done();
+  commit_copies();
+  wait_for_copies<0>();
   __syncthreads();
 
   int lane = lane_index(), warp_row = warp_index() / 2 * 32, warp_token = warp_index() % 2 * 64;
@@ -96,7 +67,7 @@ __device__ void multiply_tensor(const u16* inputs, Linears linears, Rows output,
     if (step + 1 < steps) {
       int depth = (step + 1) * tensor_depth;
 #pragma unroll
-      for (int i = 0; i < 4; i++) copy_async(input_place + next + 8 * i, source + depth + 8 * i);
+      for (int i = 0; i < 4; i++) copy_or_clear(input_place + next + 8 * i, source + depth + 8 * i);
       load_weights<format, cols>(linear, first_row + line, depth + part, packed);
     }
     const u16* a_rows = tiles + now + (warp_row + lane % 16) * tensor_pitch + lane / 16 * 8;
@@ -116,7 +87,8 @@ __device__ void multiply_tensor(const u16* inputs, Linears linears, Rows output,
       }
     }
     if (step + 1 < steps) store_weights(weight_place + next, packed);
-    copies_done();
+    commit_copies();
+  wait_for_copies<0>();
     __syncthreads();
   }
 #pragma unroll

@@ -5,6 +5,7 @@
 //! where there are fewer than heads, the heads of one state must differ in their queries only.
 
 mod launch;
+mod matrix_form;
 
 pub(super) use launch::{Fading, Input, Inputs as DeviceInputs, Plan, SOURCE, Writing};
 

@@ -3,14 +3,22 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{Attend, Eviction, Policy};
-use crate::cuda::{Call, Grid, Launches, Parameter, Rows};
+use crate::cuda::{Call, Grid, Launches, Parameter, Rows, TensorCores};
 use crate::error::Result;
 use crate::program::View;
 
-const SOURCE: &str = include_str!("../attend.cu");
+const SOURCE: &str = concat!(
+    include_str!("../attend.cu"),
+    include_str!("../attend_tiles.cu")
+);
 
 /// Keys below which one block takes all of them.
 const SPLIT: usize = 512;
+/// Tokens and keys of a tile on tensor cores, and threads.
+const TILE: usize = 64;
+const TILE_THREADS: usize = 128;
+/// Longest heads whose sums a thread's registers hold their part of.
+const TILE_DIM: usize = 256;
 /// Query heads and tokens that share the keys which a block reads.
 const QUERIES: usize = 4;
 
@@ -75,6 +83,17 @@ pub(in crate::stages) fn block(dim: usize, queries: usize) -> (usize, usize) {
 pub(in crate::stages) fn heads_together(group: usize) -> usize {
     let divides = |n: &usize| group.is_multiple_of(*n);
     (1..=QUERIES).rev().find(divides).unwrap_or(1)
+}
+
+/// Bytes of shared memory where heads of `dim` columns are attended to in tiles: queries, keys and values, split in two of 16 bits.
+fn tiles_shared(dim: usize) -> usize {
+    3 * TILE * (dim.next_multiple_of(16) + 8) * 4
+}
+
+/// Whether chunks of up to `tokens` tokens are attended to in tiles on tensor cores.
+fn in_tiles(dim: usize, tokens: usize, cores: TensorCores, shared: usize) -> bool {
+    let fits = dim <= TILE_DIM && tiles_shared(dim) <= shared;
+    fits && tokens >= 16 && cores != TensorCores::None
 }
 
 impl Attend {
@@ -205,6 +224,23 @@ impl Attend {
             attended.parts = launches.scratch_address(entries * (dim + 2) * size_of::<f32>())?;
         }
         let retains = self.eviction.is_some();
+        let (cores, room) = (launches.tensor_cores(), launches.shared_memory());
+        if in_tiles(dim, launches.tokens, cores, room) {
+            let aligned = unit == 8;
+            launches.push(Call {
+                source: SOURCE,
+                kernel: format!("attend_tiles<{kv}, {dim}, {retains}, {aligned}>"),
+                grid: Grid::EachTile(self.heads, TILE),
+                threads: TILE_THREADS,
+                shared: tiles_shared(dim),
+                parameters: vec![
+                    Parameter::value("Attended", attended),
+                    launches.position(),
+                    Parameter::tokens(),
+                ],
+            });
+            return Ok(());
+        }
         let caches = single && !retains;
         let (threads, shared) = block(dim, heads * tile);
         launches.push(Call {
@@ -248,5 +284,20 @@ impl Attend {
                 Parameter::tokens(),
             ],
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_chunks_are_attended_to_in_tiles_where_they_fit() {
+        let on = |dim, tokens, kilobytes: usize| {
+            in_tiles(dim, tokens, TensorCores::Warps, kilobytes << 10)
+        };
+        assert!(on(128, 2048, 163) && on(256, 16, 227) && on(64, 2048, 99));
+        assert!(!on(128, 1, 163) && !on(128, 2048, 99) && !on(512, 2048, 227));
+        assert!(!in_tiles(64, 2048, TensorCores::None, 227 << 10));
     }
 }

@@ -146,7 +146,7 @@ impl Prepare {
         let rows = match (step, past) {
             (true, _) => 2,
             (false, 0) => 2 * THREADS / 32,
-            (false, _) => 2 * THREADS / 32 + past + TILE,
+            (false, _) => THREADS / 32 + TILE,
         };
         launches.push_streaming(Call {
             source: SOURCE,

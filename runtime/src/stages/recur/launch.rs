@@ -2,6 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::matrix_form::MatrixForm;
 use super::{Decay, Key, Recur, Write};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
@@ -10,6 +11,8 @@ use crate::program::View;
 /// The recurrence, and the stages that are built on it.
 pub(in crate::stages) const SOURCE: &str = concat!(
     include_str!("../recur.cu"),
+    include_str!("../recur_chunk.cu"),
+    include_str!("../recur_states.cu"),
     include_str!("../partitions.cu")
 );
 
@@ -320,6 +323,11 @@ impl Recur {
     pub(crate) fn launch(&self, launches: &mut Launches) -> Result<()> {
         let inputs = self.device_inputs(1, launches)?;
         let plan = self.plan(self.states, &inputs, launches);
+        let room = [launches.processors(), launches.shared_memory()];
+        let (tokens, cores) = (launches.tokens, launches.tensor_cores());
+        if let Some(form) = MatrixForm::of(plan, self.states, tokens, cores, room) {
+            return form.launch(self.states, inputs, launches);
+        }
         plan.launch(self.states, inputs, launches);
         Ok(())
     }

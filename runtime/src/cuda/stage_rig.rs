@@ -1,0 +1,163 @@
+//! Runs a single stage on the emulator, or on a GPU where there is one, and on the CPU, for tests.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use waterline_quant::Activations;
+
+use super::Device;
+use super::driver::Memory;
+use super::launches::{Launches, Weights};
+use super::source::Source;
+use crate::cpu::{Buffers, Frame, Pool};
+use crate::stages::Stage;
+use crate::state::{Arena, Kv, SlotDtype, SlotKind, SlotPlan, StatePlan};
+
+/// Slots of these types and shapes; the first is the position.
+pub(super) fn plan(slots: &[(SlotDtype, &[usize])]) -> StatePlan {
+    let mut plan = StatePlan {
+        slots: Vec::new(),
+        bytes: 0,
+    };
+    for (dtype, shape) in slots {
+        let size = match dtype {
+            SlotDtype::F16 => 2,
+            SlotDtype::U64 => 8,
+            _ => 4,
+        };
+        let bytes = shape.iter().product::<usize>() * size;
+        plan.slots.push(SlotPlan {
+            block: None,
+            name: "slot".into(),
+            kind: SlotKind::Matrix,
+            dtype: *dtype,
+            shape: shape.to_vec(),
+            offset: plan.bytes,
+            bytes,
+        });
+        plan.bytes = (plan.bytes + bytes).next_multiple_of(64);
+    }
+    plan
+}
+
+/// A stage with inputs, whose outputs are buffer 1.
+pub(super) struct Comparison<'a> {
+    pub device: &'a Arc<Device>,
+    pub stage: &'a Stage,
+    pub plan: &'a Arc<StatePlan>,
+    /// Widths of the buffers.
+    pub widths: [usize; 3],
+    pub kv: Kv,
+    /// Most difference of an output or a state.
+    pub tolerance: f32,
+}
+
+impl Comparison<'_> {
+    /// Reads tokens in chunks of these lengths on both, and compares outputs and the state; `fill(buffer, values)` makes the
+    /// inputs of all tokens.
+    pub fn read(&self, chunks: &[usize], fill: impl Fn(usize, &mut [f32])) {
+        let (widths, plan, stage) = (self.widths, self.plan, self.stage);
+        let driver = self.device.driver();
+        let tokens: usize = chunks.iter().sum();
+        let inputs = [0, 1, 2].map(|buffer| {
+            let mut values = vec![0.0; widths[buffer] * tokens];
+            fill(buffer, &mut values);
+            values
+        });
+        let most = chunks.iter().copied().max().expect("chunks");
+        let queue = Arc::clone(driver).queue().expect("a queue");
+        let memory = |bytes: usize| Memory::new(driver, bytes).expect("memory");
+        let buffers = widths.map(|width| memory(width * most * size_of::<f32>()));
+        let state = memory(plan.bytes);
+        queue.clear(state.address(), plan.bytes).expect("zeros");
+        let weights = Weights::new(Arc::clone(driver));
+        let mut scratch = Vec::new();
+        let mut launches = Launches {
+            tokens: most,
+            plan,
+            arena: state.address(),
+            ids: 0,
+            buffers: &buffers,
+            weights: &weights,
+            queue: &*queue,
+            kv: self.kv,
+            processors: driver.processors() as usize,
+            tensor_cores: driver.tensor_cores(),
+            shared_memory: driver.shared_memory(),
+            shared: HashMap::new(),
+            scratch: &mut scratch,
+            persistent: false,
+            calls: Vec::new(),
+        };
+        stage.launch(&mut launches).expect("launches");
+        let calls = launches.calls;
+        let source = Source::of(&calls.iter().collect::<Vec<_>>());
+        let kernels = self.device.kernels(&source).expect("kernels");
+
+        let pool = Pool::new(1);
+        let room = Mutex::new(vec![f32::NAN; stage.scratch(most)]);
+        let mut arena = Arena::new(Arc::clone(plan));
+        let mut rounded = Activations::new(most, widths[0]);
+        let mut cpu = Buffers::new(&widths, most);
+        let mut position = 0;
+        for &chunk in chunks {
+            queue
+                .write(state.address(), &(position as u64).to_le_bytes())
+                .expect("a copy");
+            arena.bytes_mut()[..8].copy_from_slice(&(position as u64).to_le_bytes());
+            for (buffer, &width) in widths.iter().enumerate() {
+                let rows = &inputs[buffer][position * width..][..chunk * width];
+                let place = buffers[buffer].address();
+                queue
+                    .write(place, bytemuck::cast_slice(rows))
+                    .expect("a copy");
+                cpu.get_mut(buffer)[..rows.len()].copy_from_slice(rows);
+            }
+            for (queued, &kernel) in calls.iter().zip(&source.of_call) {
+                let launch = queued.launch(kernels[kernel], chunk);
+                queue.launch(&launch).expect("a launch");
+            }
+            stage.run(&mut Frame {
+                pool: &pool,
+                buffers: &mut cpu,
+                inputs: &mut rounded,
+                scratch: std::slice::from_ref(&room),
+                arena: &mut arena,
+                tokens: &vec![0; chunk],
+                position: position as u64,
+            });
+            let width = widths[1];
+            let mut found = vec![0.0f32; chunk * width];
+            let place = buffers[1].address();
+            queue
+                .read(place, bytemuck::cast_slice_mut(&mut found))
+                .expect("a copy");
+            for (i, (found, expected)) in found.iter().zip(cpu.get(1)).enumerate() {
+                let (t, column) = (position + i / width, i % width);
+                assert!(
+                    (found - expected).abs() < self.tolerance,
+                    "token {t}, column {column}: {found}, on the CPU {expected}"
+                );
+            }
+            position += chunk;
+        }
+        let mut found = vec![0; plan.bytes];
+        queue.read(state.address(), &mut found).expect("a copy");
+        for (number, slot) in plan.slots.iter().enumerate() {
+            let bytes = slot.offset..slot.offset + slot.bytes;
+            let (found, expected) = (&found[bytes.clone()], &arena.bytes()[bytes]);
+            if slot.dtype != SlotDtype::F32 {
+                assert_eq!(found, expected, "slot {number}");
+                continue;
+            }
+            let floats = |bytes: &[u8]| -> Vec<f32> {
+                let numbers = bytes.as_chunks().0.iter();
+                numbers.map(|&b| f32::from_le_bytes(b)).collect()
+            };
+            for (found, expected) in floats(found).iter().zip(&floats(expected)) {
+                let same = found == expected || (found - expected).abs() < self.tolerance;
+                assert!(same, "slot {number}: {found}, on the CPU {expected}");
+            }
+        }
+    }
+}

@@ -1,0 +1,178 @@
+// Attention of chunks in tiles: a block takes one query head of 64 tokens through the retained tokens, the cached segment and the
+// chunk, 64 keys at a time; each warp has 16 of the tokens. Operands are split into two bf16 numbers each, scores and sums are
+// f32.
+
+constexpr int tile_keys = 64;
+constexpr int tile_queries = 64;
+
+// The keys and values that a tile of tokens may see, by number: those of the set, of the segment, of the chunk.
+template <class E, int dim, bool retains, bool aligned>
+struct SeenKeys {
+  const Attended& a;
+  int kv_head;
+  int tokens;
+  int count;
+  int cached;
+  int first_own;
+  int first_row;
+
+  // The chunk's tokens that see number i are those from here on, up to, and without, `until`.
+  __device__ int from(int i) const { return i < count + cached ? 0 : i - count - cached + first_own; }
+  __device__ int until(int i) const {
+    if (retains && i < count) return a.gone[kv_head * a.capacity + i];
+    // The token of the chunk that pushes it out of the window.
+    int leaves = a.rows + (i < count + cached ? i - count - cached : from(i));
+    if constexpr (retains) return leaves >= tokens ? never : a.until[kv_head * a.chunk + leaves];
+    return leaves;
+  }
+
+  // Eight columns of a row from `column` on, as they are cached; zeros beyond.
+  template <class T>
+  __device__ static void load(const T* row, int column, float (&x)[8]) {
+    Piece<T, aligned ? 8 : 1> piece;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      if (aligned ? i == 0 : true) {
+        if (column + i < dim) piece.load(row + column + i);
+      }
+      x[i] = column + i < dim ? float_of(E(float_of(piece.values[aligned ? i : 0]))) : 0.0f;
+    }
+  }
+  __device__ void load(int which, int i, int column, float (&x)[8]) const {
+    if (i < count + cached) {
+      bool in_set = retains && i < count;
+      int row = in_set ? i : first_row + i - count;
+      if (!in_set && row >= a.rows) row -= a.rows;
+      const void* cache = in_set ? (which == 0 ? a.set_keys : a.set_values) : (which == 0 ? a.keys : a.values);
+      long long head_rows = (long long)kv_head * (in_set ? a.capacity : a.rows);
+      load(reinterpret_cast<const E*>(cache) + (head_rows + row) * dim, column, x);
+    } else {
+      load((which == 0 ? a.k : a.v).token(from(i)) + kv_head * dim, column, x);
+    }
+  }
+};
+
+template <class E, int dim, bool retains, bool aligned>
+__device__ void attend_tiles(Attended a, const u64* position, int tokens) {
+  constexpr int depth = (dim + 15) / 16 * 16, pitch = depth + 8, part = tile_keys * pitch;
+  __shared__ int seen_from[tile_keys], seen_until[tile_keys];
+  u16* room = shared_memory<u16>();
+  SplitTile queries = {room, part, pitch}, keys = {room + 2 * part, part, pitch}, values = {room + 4 * part, part, pitch};
+  int head = blockIdx.x, kv_head = head / (a.heads / a.kv_heads);
+  int first_token = blockIdx.y * tile_queries, last_token = min(first_token + tile_queries, tokens) - 1;
+  long long start = *position;
+  int cached = max(0, a.rows - (retains ? 0 : first_token + 1));
+  if (cached > start) cached = (int)start;
+  int first_own = retains ? 0 : max(0, first_token + 1 - a.rows);
+  int count = retains ? a.counts[kv_head] : 0;
+  SeenKeys<E, dim, retains, aligned> seen = {
+      a, kv_head, tokens, count, cached, first_own, (int)((u64)(start - cached) % a.rows)};
+  int total = count + cached + last_token + 1 - first_own;
+
+  // Of eight columns of a row of a tile.
+  constexpr int pieces = tile_keys * depth / 8;
+  auto store = [](const SplitTile& tile, int row, int column, const float (&x)[8]) {
+    SplitPair p(x[0], x[1]), q(x[2], x[3]), r(x[4], x[5]), s(x[6], x[7]);
+    u16* place = tile.high + row * tile.pitch + column;
+    *reinterpret_cast<uint4*>(place) = {p.high, q.high, r.high, s.high};
+    *reinterpret_cast<uint4*>(place + tile.low) = {p.low, q.low, r.low, s.low};
+  };
+  for (int i = threadIdx.x; i < pieces; i += blockDim.x) {
+    int row = i / (depth / 8), column = i % (depth / 8) * 8, t = first_token + row;
+    float x[8];
+#pragma unroll
+    for (int j = 0; j < 8; j++) x[j] = t <= last_token && column + j < dim ? a.q.token(t)[head * dim + column + j] : 0.0f;
+    store(queries, row, column, x);
+  }
+
+  int warp_row = warp_index() * 16, token = first_token + warp_row + lane_index() / 4;
+  float weighted[depth / 8][4] = {}, largest[2] = {no_score, no_score}, sum[2] = {};
+  for (int first = 0; first < total; first += tile_keys) {
+    __syncthreads();
+    if (threadIdx.x < tile_keys) {
+      int i = first + threadIdx.x;
+      seen_from[threadIdx.x] = i < total ? seen.from(i) : never;
+      seen_until[threadIdx.x] = i < total ? seen.until(i) : 0;
+    }
+#pragma unroll 4
+    for (int i = threadIdx.x; i < 2 * pieces; i += blockDim.x) {
+      int which = i / pieces, row = i % pieces / (depth / 8), column = i % (depth / 8) * 8;
+      float x[8] = {};
+      if (first + row < total) seen.load(which, first + row, column, x);
+      store(which == 0 ? keys : values, row, column, x);
+    }
+    __syncthreads();
+
+    float scores[tile_keys / 8][4] = {};
+#pragma unroll 1
+    for (int k = 0; k < depth; k += 16) {
+      SplitOperand q, b;
+      load_left<false>(q, queries.at(warp_row, k));
+#pragma unroll
+      for (int n = 0; n < tile_keys / 16; n++) {
+        load_right<false>(b, keys.at(16 * n, k));
+        multiply_add(scores + 2 * n, q, b);
+      }
+    }
+    float highest[2] = {largest[0], largest[1]};
+#pragma unroll
+    for (int n = 0; n < tile_keys / 8; n++) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        int key = 8 * n + lane_index() % 4 * 2 + i % 2, t = token + i / 2 * 8;
+        bool sees = seen_from[key] <= t && t < seen_until[key];
+        scores[n][i] = sees ? a.scale * scores[n][i] : -infinity;
+        highest[i / 2] = fmaxf(highest[i / 2], scores[n][i]);
+      }
+    }
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+      for (int distance = 1; distance < 4; distance *= 2) {
+        highest[row] = fmaxf(highest[row], __shfl_xor_sync(all_lanes, highest[row], distance));
+      }
+      float shrink = expf(largest[row] - highest[row]);
+      largest[row] = highest[row];
+      sum[row] *= shrink;
+#pragma unroll
+      for (int n = 0; n < depth / 8; n++) {
+        weighted[n][2 * row] *= shrink;
+        weighted[n][2 * row + 1] *= shrink;
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < tile_keys / 16; k++) {
+      // The sums of two tiles are laid out as a left operand is.
+      SplitOperand weights, b;
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        float* x = scores[2 * k + i / 2] + i % 2 * 2;
+        x[0] = expf(x[0] - largest[i % 2]);
+        x[1] = expf(x[1] - largest[i % 2]);
+        sum[i % 2] += x[0] + x[1];
+        SplitPair pair(x[0], x[1]);
+        weights.high[i] = pair.high;
+        weights.low[i] = pair.low;
+      }
+#pragma unroll
+      for (int n = 0; n < depth / 16; n++) {
+        load_right<true>(b, values.at(16 * k, 16 * n));
+        multiply_add(weighted + 2 * n, weights, b);
+      }
+    }
+  }
+#pragma unroll
+  for (int row = 0; row < 2; row++) {
+    for (int distance = 1; distance < 4; distance *= 2) sum[row] += __shfl_xor_sync(all_lanes, sum[row], distance);
+    int t = token + 8 * row;
+    if (t > last_token) continue;
+    float* out = a.out.token(t) + head * dim;
+#pragma unroll
+    for (int n = 0; n < depth / 8; n++) {
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        int column = 8 * n + lane_index() % 4 * 2 + i;
+        if (column < dim) out[column] = weighted[n][2 * row + i] / sum[row];
+      }
+    }
+  }
+}

@@ -1,0 +1,190 @@
+//! The stage in matrix form on tensor cores, for chunks: what `recur_chunk.cu` and `recur_states.cu` are called with.
+
+use super::launch::{Fading, Inputs, Plan, SOURCE, Writing};
+use crate::cuda::{Call, Grid, Launches, Parameter, TensorCores};
+use crate::error::Result;
+
+/// Tokens of a block, and threads.
+const BLOCK: usize = 64;
+const THREADS: usize = 256;
+/// Bytes of a matrix [64, 64] whose numbers are split in two of 16 bits: on its way, and in shared memory with gaps.
+const IMAGE: usize = 4 * BLOCK * BLOCK;
+const TILE: usize = 4 * BLOCK * (BLOCK + 8);
+/// Most slices of a block that are in shared memory at once.
+const SLOTS: usize = 8;
+/// Most rows of a state and queries that a thread's registers hold their part of.
+const MOST_ROWS: usize = 512;
+const MOST_QUERIES: usize = 6;
+
+/// How a recurrence runs in matrix form.
+#[derive(Clone, Copy)]
+pub(super) struct MatrixForm {
+    plan: Plan,
+    /// Columns of a state that a block of threads passes on.
+    columns: usize,
+    slots: usize,
+}
+
+impl MatrixForm {
+    /// How this recurrence of so many states runs over chunks of up to `tokens` tokens on a device of these tensor cores,
+    /// processors and bytes of shared memory for a block; none where one token after another is all that it can do, or faster.
+    pub fn of(
+        plan: Plan,
+        states: usize,
+        tokens: usize,
+        cores: TensorCores,
+        [processors, shared]: [usize; 2],
+    ) -> Option<Self> {
+        let fades = matches!(
+            plan.fading,
+            Fading::None | Fading::Fixed | Fading::Head | Fading::Step
+        );
+        let covered = fades
+            && plan.writing != Writing::Replace
+            && plan.dk <= MOST_ROWS
+            && plan.queries <= MOST_QUERIES;
+        // A short chunk has little for the tiles to share.
+        let pays = cores != TensorCores::None && tokens >= 16;
+        // Half as many columns, where there would be too few blocks: each loads as much.
+        let enough = states * plan.dv.div_ceil(32) >= processors;
+        let forms = [32, 16].into_iter().skip(usize::from(!enough));
+        let forms = forms.flat_map(|columns| {
+            (2..=SLOTS).rev().map(move |slots| MatrixForm {
+                plan,
+                columns,
+                slots,
+            })
+        });
+        let fits = |form: &MatrixForm| form.states_shared().max(form.blocks_shared()) <= shared;
+        let form = forms.into_iter().find(fits);
+        form.filter(|_| covered && pays)
+    }
+
+    fn delta(&self) -> bool {
+        self.plan.writing == Writing::Delta
+    }
+
+    fn panels(&self) -> usize {
+        self.plan.queries + usize::from(self.delta())
+    }
+
+    fn slices(&self) -> usize {
+        self.plan.dk.div_ceil(BLOCK)
+    }
+
+    /// Bytes of shared memory of `recur_blocks`.
+    fn blocks_shared(&self) -> usize {
+        let vectors = 5 + self.plan.queries;
+        (2 + self.panels()) * TILE + vectors * BLOCK * size_of::<f32>()
+    }
+
+    /// Bytes of shared memory of `recur_states`.
+    fn states_shared(&self) -> usize {
+        let rows = (self.slices() + 1) * BLOCK;
+        self.slots * self.panels() * IMAGE + rows * 4 * (self.columns + 8)
+    }
+
+    /// Bytes that `recur_blocks` leaves of a block: `ChunkBlock` in recur_chunk.cu.
+    fn block_bytes(&self) -> usize {
+        let values = BLOCK * self.plan.dv.next_multiple_of(BLOCK);
+        self.slices() * (self.panels() + 1) * IMAGE + (values + 4) * size_of::<f32>()
+    }
+
+    /// Runs the recurrence over the chunk.
+    pub fn launch(&self, states: usize, inputs: Inputs, launches: &mut Launches) -> Result<()> {
+        let Plan {
+            dk,
+            dv,
+            queries,
+            fading,
+            aligned,
+            ..
+        } = self.plan;
+        let (delta, fade) = (self.delta(), fading as i32);
+        let (columns, slots) = (self.columns, self.slots);
+        let blocks = states * launches.tokens.div_ceil(BLOCK);
+        let bytes = blocks * self.block_bytes();
+        let scratch = launches.shared_address("blocks of recurrences", bytes)?;
+        launches.push(Call {
+            source: SOURCE,
+            kernel: format!("recur_blocks<{dk}, {dv}, {queries}, {fade}, {delta}, {aligned}>"),
+            grid: Grid::EachTile(states, BLOCK),
+            threads: THREADS,
+            shared: self.blocks_shared(),
+            parameters: vec![
+                Parameter::value("RecurInputs", inputs),
+                Parameter::pointer("u16", scratch),
+                Parameter::tokens(),
+            ],
+        });
+        launches.push(Call {
+            source: SOURCE,
+            kernel: format!("recur_states<{dk}, {dv}, {queries}, {delta}, {columns}, {slots}>"),
+            grid: Grid::Blocks(states * dv.div_ceil(columns)),
+            threads: THREADS,
+            shared: self.states_shared(),
+            parameters: vec![
+                Parameter::value("RecurInputs", inputs),
+                Parameter::pointer("u16", scratch),
+                Parameter::tokens(),
+            ],
+        });
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytemuck::Zeroable;
+
+    use super::*;
+
+    fn form(
+        [dk, dv, queries]: [usize; 3],
+        (fading, writing): (Fading, Writing),
+        tokens: usize,
+        shared: usize,
+    ) -> Option<MatrixForm> {
+        let inputs = Inputs::zeroed();
+        let plan = Plan::new(
+            [dk, dv, queries],
+            6,
+            fading,
+            false,
+            writing,
+            &inputs,
+            tokens,
+            132,
+            false,
+        );
+        MatrixForm::of(plan, 6, tokens, TensorCores::Warps, [132, shared << 10])
+    }
+
+    #[test]
+    fn chunks_of_states_that_fade_as_a_whole_run_in_matrix_form() {
+        let gdn = (Fading::Head, Writing::Delta);
+        assert!(form([256, 512, 1], gdn, 2048, 227).is_some());
+        assert!(form([128, 64, 4], (Fading::Step, Writing::Add), 64, 227).is_some());
+        assert!(form([256, 512, 1], gdn, 1, 227).is_none());
+        assert!(form([1024, 64, 1], gdn, 2048, 227).is_none());
+        assert!(form([256, 512, 1], (Fading::Rows, Writing::Add), 2048, 227).is_none());
+        assert!(form([256, 512, 1], (Fading::Head, Writing::Replace), 2048, 227).is_none());
+    }
+
+    #[test]
+    fn blocks_of_threads_are_not_fewer_than_processors_where_columns_allow() {
+        let columns = |dv| {
+            let of = |form: MatrixForm| form.columns;
+            form([256, dv, 1], (Fading::Head, Writing::Delta), 2048, 227).map(of)
+        };
+        assert_eq!((columns(512), columns(1024)), (Some(16), Some(32)));
+    }
+
+    #[test]
+    fn shared_memory_decides_how_many_slices_are_on_their_way() {
+        let of = |shared| form([128, 128, 1], (Fading::Head, Writing::Delta), 2048, shared);
+        assert_eq!(of(227).map(|form| form.slots), Some(6));
+        assert!(of(99).is_some_and(|form| form.slots < SLOTS && form.states_shared() <= 99 << 10));
+        assert!(of(64).is_none());
+    }
+}

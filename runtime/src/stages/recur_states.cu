@@ -1,0 +1,174 @@
+// Slices that come one after another into `slots` places of a ring in shared memory.
+template <int slots>
+struct ChunkRing {
+  u16* room;
+  int slot_size;
+  u64* arrived;
+  int number;
+
+  __device__ void begin() {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < slots; i++) begin_barrier(arrived + i, 1);
+      publish_shared();
+    }
+    __syncthreads();
+#endif
+  }
+  // Begins to copy slice `which`, `size` numbers or none.
+  __device__ void load(int which, const u16* from, int size) {
+    u16* slot = room + which % slots * slot_size;
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x == 0 && size > 0) copy_to_barrier(slot, from, size * sizeof(u16), arrived + which % slots);
+#else
+    for (int i = threadIdx.x * 8; i < size; i += blockDim.x * 8) copy_or_clear(slot + i, from + i);
+    commit_copies();
+#endif
+  }
+  // The next slice, once it has come; `refill` loads what takes the place of the one before.
+  template <class Refill>
+  __device__ const u16* next(Refill refill) {
+    int now = number++;
+#if __CUDA_ARCH__ >= 900
+    __syncthreads();
+    refill(now + slots - 1);
+    wait_for_phase(arrived + now % slots, now / slots % 2);
+#else
+    wait_for_copies<slots - 2>();
+    __syncthreads();
+    refill(now + slots - 1);
+#endif
+    return room + now % slots * slot_size;
+  }
+};
+
+// Passes `columns` columns of a state through the blocks. They stay in registers; a copy of them in shared memory stands for the
+// products with what comes through the ring. A warp takes 16 of 64 rows, and half of the columns if there are 32, else half of
+// the panels and of the slices.
+template <int dk, int dv, int queries, bool delta, int columns, int slots>
+__device__ void recur_states(RecurInputs in, u16* scratch, int tokens) {
+  using Block = ChunkBlock<dk, dv, queries, delta>;
+  constexpr bool wide = columns == 32;
+  constexpr int groups = (dv + columns - 1) / columns, panels = Block::panels, state_pitch = columns + 8;
+  // Slices of panels, then as many of keys as panels in one.
+  constexpr int key_slots = (Block::slices + panels - 1) / panels, steps = Block::slices + key_slots;
+  constexpr int own_panels = wide ? panels : (panels + 1) / 2, own_slices = wide ? Block::slices : (Block::slices + 1) / 2;
+  __shared__ u64 arrived[slots];
+  u16* room = shared_memory<u16>();
+  ChunkRing<slots> ring = {room, panels * image_size, arrived, 0};
+  SplitTile copy = {room + slots * panels * image_size, Block::slices * chunk_block * state_pitch, state_pitch};
+  SplitTile written = {copy.high + 2 * copy.low, chunk_block * state_pitch, state_pitch};
+
+  int index = blockIdx.x / groups, first_column = blockIdx.x % groups * columns, states = gridDim.x / groups;
+  int warp_row = warp_index() % 4 * 16, half_of = warp_index() / 4, warp_column = wide ? half_of * 16 : 0;
+  int blocks = (tokens + chunk_block - 1) / chunk_block;
+  float* matrix = in.states + (long long)index * dk * dv;
+  auto block_at = [&](int n) { return Block{scratch + ((long long)n * states + index) * Block::size}; };
+  // What this warp takes, as number `i` of its own.
+  auto own = [&](int i) { return wide ? i : 2 * i + half_of; };
+  auto load = [&](int which) {
+    int n = which / steps, step = which % steps, keys = step - Block::slices;
+    const u16* from = step < Block::slices ? block_at(n).panel(step, 0) : block_at(n).keys(keys * panels);
+    int images = step < Block::slices ? panels : min(panels, Block::slices - keys * panels);
+    ring.load(which, from, n < blocks ? images * image_size : 0);
+  };
+  ring.begin();
+  for (int i = 0; i < slots - 1; i++) load(i);
+
+  float state[own_slices][2][4] = {};
+#pragma unroll
+  for (int i = 0; i < own_slices; i++) {
+    if (own(i) >= Block::slices) continue;
+    each_pair<2>(own(i) * chunk_block + warp_row, warp_column, [&](int tile, int j, int row, int column) {
+      const float* from = matrix + (long long)row * dv + first_column + column;
+      float* x = state[i][tile] + j;
+      x[0] = row < dk && first_column + column < dv ? from[0] : 0.0f;
+      x[1] = row < dk && first_column + column + 1 < dv ? from[1] : 0.0f;
+      copy.store(row, column, SplitPair(x[0], x[1]));
+    });
+  }
+
+  for (int n = 0; n < blocks; n++) {
+    Block block = block_at(n);
+    int first = n * chunk_block, count = min(chunk_block, tokens - first);
+    // These come while the products are computed.
+    float2 values[2][2], outs[own_panels][2][2];
+    float fade = block.fade();
+    float* out = in.out.first + (long long)first * in.out.stride + index * queries * dv;
+    each_pair<2>(warp_row, first_column + warp_column, [&](int tile, int j, int t, int column) {
+      values[tile][j / 2] = *reinterpret_cast<const float2*>(block.values(t) + column);
+#pragma unroll
+      for (int i = 0; i < own_panels; i++) {
+        int query = own(i) - delta;
+        bool reads = query >= 0 && query < queries && t < count;
+        const float* from = out + (long long)t * in.out.stride + query * dv + column;
+        outs[i][tile][j / 2] = {reads && column < dv ? from[0] : 0.0f, reads && column + 1 < dv ? from[1] : 0.0f};
+      }
+    });
+
+    float sums[own_panels][2][4] = {};
+    for (int slice = 0; slice < Block::slices; slice++) {
+      const u16* slot = ring.next(load);
+#pragma unroll
+      for (int k = 0; k < chunk_block; k += 16) {
+        SplitOperand a, b;
+        load_right<true>(b, copy.at(slice * chunk_block + k, warp_column));
+#pragma unroll
+        for (int i = 0; i < own_panels; i++) {
+          if (own(i) >= panels) continue;
+          load_left_of_image<false>(a, slot + own(i) * image_size, warp_row, k);
+          multiply_add(sums[i], a, b);
+        }
+      }
+    }
+    each_pair<2>(warp_row, warp_column, [&](int tile, int j, int t, int column) {
+      float2 x = values[tile][j / 2];
+      if (delta) x = {x.x + sums[0][tile][j], x.y + sums[0][tile][j + 1]};
+      if (wide || half_of == 0) written.store(t, column, SplitPair(x.x, x.y));
+#pragma unroll
+      for (int i = 0; i < own_panels; i++) {
+        int query = own(i) - delta;
+        if (query < 0 || query >= queries || t >= count) continue;
+        float* to = out + (long long)t * in.out.stride + query * dv + first_column + column;
+        float2 before = outs[i][tile][j / 2];
+        if (first_column + column < dv) to[0] = before.x + sums[i][tile][j];
+        if (first_column + column + 1 < dv) to[1] = before.y + sums[i][tile][j + 1];
+      }
+    });
+    __syncthreads();
+    SplitOperand b[chunk_block / 16];
+#pragma unroll
+    for (int k = 0; k < chunk_block / 16; k++) load_right<true>(b[k], written.at(16 * k, warp_column));
+#pragma unroll
+    for (int step = 0; step < key_slots; step++) {
+      const u16* slot = ring.next(load);
+#pragma unroll
+      for (int number = 0; number < panels; number++) {
+        constexpr int most = Block::slices;
+        int slice = step * panels + number;
+        if (slice >= most || (!wide && slice % 2 != half_of)) continue;
+        float(&part)[2][4] = state[wide ? slice : slice / 2];
+#pragma unroll
+        for (int i = 0; i < 8; i++) part[i / 4][i % 4] *= fade;
+#pragma unroll
+        for (int k = 0; k < chunk_block / 16; k++) {
+          SplitOperand a;
+          load_left_of_image<true>(a, slot + number * image_size, 16 * k, warp_row);
+          multiply_add(part, a, b[k]);
+        }
+        each_pair<2>(slice * chunk_block + warp_row, warp_column, [&](int tile, int j, int row, int column) {
+          copy.store(row, column, SplitPair(part[tile][j], part[tile][j + 1]));
+        });
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < own_slices; i++) {
+    if (own(i) >= Block::slices) continue;
+    each_pair<2>(own(i) * chunk_block + warp_row, first_column + warp_column, [&](int tile, int j, int row, int column) {
+      float* to = matrix + (long long)row * dv + column;
+      if (row < dk && column < dv) to[0] = state[i][tile][j];
+      if (row < dk && column + 1 < dv) to[1] = state[i][tile][j + 1];
+    });
+  }
+}
