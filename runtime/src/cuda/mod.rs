@@ -12,6 +12,9 @@ mod gpu;
 mod launches;
 mod persistent;
 mod products;
+mod sample;
+#[cfg(test)]
+mod sample_tests;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -27,6 +30,7 @@ pub(crate) use engine::Engine;
 pub(crate) use launches::{Call, Grid, Launches, Parameter, Rows};
 use launches::{Queued, Weights};
 pub(crate) use products::{Factor, format_of};
+pub(crate) use sample::Sampling;
 use source::Source;
 
 use crate::error::Result;
