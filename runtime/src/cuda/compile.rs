@@ -40,6 +40,17 @@ pub(crate) fn ahead(source: &str, architecture: &str, folder: &Path) -> Result<(
     write(&path, architecture, &image).map_err(|e| Error::io(path, "cannot write", e))
 }
 
+/// NVRTC's; 0 if it does not say.
+fn major_version() -> i32 {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: both are places for a number.
+    let status = unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
+    match status {
+        sys::nvrtcResult::NVRTC_SUCCESS => major,
+        _ => 0,
+    }
+}
+
 fn compile(source: &str, architecture: &str) -> Result<Vec<u8>> {
     // SAFETY: only looks for the library.
     if !unsafe { sys::is_culib_present() } {
@@ -52,11 +63,15 @@ fn compile(source: &str, architecture: &str) -> Result<Vec<u8>> {
     let text = CString::new(source).map_err(|_| error("a kernel source with a zero byte"))?;
     let program = result::create_program(&text, Some(c"waterline.cu"))
         .map_err(|e| failed("NVRTC cannot begin", e))?;
-    let options = [
+    let mut options = vec![
         format!("--gpu-architecture={architecture}"),
         "--std=c++17".into(),
         "--extra-device-vectorization".into(),
     ];
+    if major_version() >= 13 {
+        // In as many threads as there are processors.
+        options.push("--split-compile=0".into());
+    }
     // SAFETY: the program is valid until it is destroyed below.
     let compiled = unsafe { result::compile_program(program, &options) };
     let image = match compiled {
