@@ -9,7 +9,7 @@ use waterline::{
 use crate::generate::Running;
 use crate::handles::Handles;
 use crate::log::{log, wl_log_level};
-use crate::model::{MODELS, OpenModel, wl_model};
+use crate::model::{MODELS, OpenModel, wl_device, wl_model};
 use crate::params::{self, Tagged};
 use crate::pointers::{path, place, put, put_if_wanted, slice};
 use crate::sampling::{sampler_params, wl_sampler_params};
@@ -257,7 +257,10 @@ pub unsafe extern "C" fn wl_plan_file(
         let options = unsafe { session_options(params) }?;
         // SAFETY: the caller gives a path that ends at a zero byte.
         let path = unsafe { self::path(path) }?;
-        let model = OpenModel::new(waterline::Checkpoint::open(path)?, None)?;
+        let model = OpenModel::new(
+            waterline::Checkpoint::open(path)?,
+            wl_device::WL_DEVICE_CPU as u32,
+        )?;
         // SAFETY: the caller gives a struct of the size that it says.
         unsafe { params::write("wl_plan", plan, plan_of(&model, &options)?) }
     })
@@ -333,8 +336,8 @@ pub unsafe extern "C" fn wl_session_fork(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_session_reset(session: *mut wl_session) -> wl_status {
     with(session, |inner| {
+        inner.session.reset()?;
         (inner.chat, inner.running) = (None, None);
-        inner.session.reset();
         Ok(())
     })
 }
@@ -409,7 +412,7 @@ pub unsafe extern "C" fn wl_logits(
     with(session, |inner| {
         place("the place for the logits", logits)?;
         place("the place for their number", count)?;
-        let found = inner.session.logits();
+        let found = inner.session.logits()?;
         // SAFETY: both are checked.
         unsafe {
             put(logits, found.as_ptr());

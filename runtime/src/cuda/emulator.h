@@ -15,6 +15,7 @@
 #define __host__
 #define __shared__ static
 #define __forceinline__ inline
+#define __noinline__ __attribute__((noinline))
 #define __noinline__
 #define __launch_bounds__(...)
 #define __restrict__
@@ -63,8 +64,13 @@ inline unsigned __float_as_uint(float f) {
   memcpy(&x, &f, 4);
   return x;
 }
-inline int __float2int_rn(float x) { return (int)nearbyintf(x); }
+// One rounding each, which no compiler fuses.
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline int __float2int_rn(float x) { return (int)nearbyintf(x); }
 inline long long clock64() { return 0; }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }

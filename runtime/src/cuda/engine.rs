@@ -1,6 +1,5 @@
 //! A session's half that lives on a device: state, buffers, and the program as kernels.
 
-use std::cell::{Cell, OnceCell};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -8,12 +7,15 @@ use super::Device;
 use super::driver::{Address, Launch, Memory, Queue, Recording};
 use super::launches::{Call, Grid, Launches, Parameter, Queued};
 use super::persistent::Persistent;
+use super::sample::Sampling;
+use super::shown::Shown;
 use super::source::Source;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::program::{RESIDUAL, View};
+use crate::sampler::SamplerState;
 use crate::session::{PhaseTime, SessionOptions, StepProgram};
-use crate::state::{Arena, HEADER, LOG, LOGITS, StatePlan};
+use crate::state::{Arena, HEADER, LOG, LOGITS, SAMPLER, StatePlan};
 
 const SESSION: &str = include_str!("session.cu");
 
@@ -52,8 +54,12 @@ pub(crate) struct Engine {
     vocab: usize,
     /// The token that the state's logits chose, u32.
     chosen: Memory,
+    /// How tokens are sampled, a [`Sampling`].
+    sampling: Memory,
+    /// What the device has of the parameters and of the random numbers, where that is known.
+    known: Option<(Sampling, SamplerState)>,
     shown: Shown,
-    programs: Programs,
+    programs: Box<Programs>,
 }
 
 /// What a session runs.
@@ -64,40 +70,12 @@ struct Programs {
     logits: Vec<Template>,
     /// One token from the ids into the state, logits included.
     step: Box<dyn Recording>,
-    /// The same for the token that the state's logits choose.
+    /// The same for the token that the state's logits choose: the first of the largest.
     greedy: Box<dyn Recording>,
-    /// What both run, where the device can hold on to a whole step.
+    /// The same for a token that is sampled.
+    sample: Box<dyn Recording>,
+    /// What all three run, where the device can hold on to a whole step.
     persistent: Option<Persistent>,
-}
-
-/// The host's copy of the logits, made when it is asked for, in memory that is allocated once.
-struct Shown {
-    logits: OnceCell<Vec<f32>>,
-    spare: Cell<Vec<f32>>,
-}
-
-impl Shown {
-    fn new(vocab: usize) -> Self {
-        Shown {
-            logits: OnceCell::new(),
-            spare: Cell::new(vec![0.0; vocab]),
-        }
-    }
-
-    fn get(&self, fill: impl FnOnce(&mut [f32])) -> &[f32] {
-        self.logits.get_or_init(|| {
-            let mut logits = self.spare.take();
-            fill(&mut logits);
-            logits
-        })
-    }
-
-    /// The logits have changed.
-    fn forget(&mut self) {
-        if let Some(logits) = self.logits.take() {
-            self.spare.set(logits);
-        }
-    }
 }
 
 /// The calls of a session's programs.
@@ -105,10 +83,20 @@ struct Calls {
     chunk: Vec<Queued>,
     /// Logits of one token.
     logits: Vec<Queued>,
+    /// Samples a token.
+    sample: Vec<Queued>,
     /// The choice of a token, then a step with its logits.
     step: Vec<Queued>,
     /// How many calls of a step choose the token.
     choice: usize,
+}
+
+impl Calls {
+    /// Those that are kernels of their own, whatever a step is.
+    fn always(&self) -> impl Iterator<Item = &Queued> {
+        let parts = [&self.chunk, &self.logits, &self.sample];
+        parts.into_iter().flatten()
+    }
 }
 
 impl Programs {
@@ -123,8 +111,7 @@ impl Programs {
         } else {
             &calls.step
         };
-        let all = calls.chunk.iter().chain(&calls.logits).chain(recorded);
-        let all: Vec<&Queued> = all.collect();
+        let all: Vec<&Queued> = calls.always().chain(recorded).collect();
         let source = Source::of(&all);
         let kernels = device.kernels(&source)?;
         let template = |(queued, &kernel): (&&Queued, &usize)| Template {
@@ -134,21 +121,24 @@ impl Programs {
         };
         let mut chunk: Vec<Template> = all.iter().zip(&source.of_call).map(template).collect();
         let mut logits = chunk.split_off(calls.chunk.len());
-        let step = logits.split_off(calls.logits.len());
-        let step: Vec<Launch> = step.into_iter().map(|template| template.launch).collect();
-        queue.finish()?;
+        let rest = logits.split_off(calls.logits.len());
+        let mut sample: Vec<Launch> = rest.into_iter().map(|template| template.launch).collect();
+        let step = sample.split_off(calls.sample.len());
         let (step, greedy) = match &persistent {
             Some(persistent) => (
-                queue.record(&[persistent.launch(calls.choice)])?,
-                queue.record(&[persistent.launch(0)])?,
+                vec![persistent.launch(calls.choice)],
+                vec![persistent.launch(0)],
             ),
-            None => (queue.record(&step[calls.choice..])?, queue.record(&step)?),
+            None => (step[calls.choice..].to_vec(), step),
         };
+        sample.extend_from_slice(&step);
+        queue.finish()?;
         Ok(Programs {
             chunk,
             logits,
-            step,
-            greedy,
+            step: queue.record(&step)?,
+            greedy: queue.record(&greedy)?,
+            sample: queue.record(&sample)?,
             persistent,
         })
     }
@@ -157,7 +147,7 @@ impl Programs {
 impl Engine {
     /// Allocates for chunks of up to `chunk` tokens and compiles what is not compiled yet.
     pub fn new(
-        model: &Model,
+        model: &Arc<Model>,
         device: Arc<Device>,
         plan: Arc<StatePlan>,
         options: &SessionOptions,
@@ -177,6 +167,7 @@ impl Engine {
         let arena = memory(plan.bytes)?;
         let ids = memory(chunk * size_of::<u32>())?;
         let chosen = memory(size_of::<u32>())?;
+        let sampling = memory(size_of::<Sampling>())?;
         let vocab = model.spec().vocab;
         let hidden = model.spec().hidden;
         let weights = device.weights(model);
@@ -220,9 +211,12 @@ impl Engine {
             launches.choose(vocab, chosen.address());
             Ok(())
         };
+        let sample =
+            |launches: &mut Launches| launches.sample(vocab, sampling.address(), chosen.address());
         let mut calls = Calls {
             chunk: lowered(chunk, false, &stages)?,
             logits: lowered(1, false, &logits)?,
+            sample: lowered(1, false, &sample)?,
             step: Vec::new(),
             choice: 0,
         };
@@ -237,7 +231,12 @@ impl Engine {
         if let Some(residence) = residence {
             let (phases, choice) = step(true)?;
             let phases: Vec<&Queued> = phases.iter().collect();
-            persistent = Persistent::new(&phases, residence, &device, &*queue)?;
+            let others = Source::of(&calls.always().collect::<Vec<_>>());
+            // Compiling takes seconds, and the two units are independent. An error comes again where it belongs.
+            persistent = std::thread::scope(|scope| {
+                scope.spawn(|| device.kernels(&others));
+                Persistent::new(&phases, residence, &device, &*queue)
+            })?;
             calls.choice = choice;
         }
         if persistent.is_none() {
@@ -256,7 +255,9 @@ impl Engine {
             hidden,
             vocab,
             chosen,
-            programs,
+            sampling,
+            known: None,
+            programs: Box::new(programs),
             plan,
             device,
             queue,
@@ -320,15 +321,11 @@ impl Engine {
         self.queue.finish()
     }
 
-    /// The state's logits; NaN from a device that was lost.
-    pub fn logits(&self) -> &[f32] {
+    /// The state's logits.
+    pub fn logits(&self) -> Result<&[f32]> {
         self.shown.get(|logits| {
-            let read = self
-                .queue
-                .read(self.slot(LOGITS), bytemuck::cast_slice_mut(logits));
-            if read.is_err() {
-                logits.fill(f32::NAN);
-            }
+            self.queue
+                .read(self.slot(LOGITS), bytemuck::cast_slice_mut(logits))
         })
     }
 
@@ -341,6 +338,29 @@ impl Engine {
         self.fresh = true;
         self.programs.greedy.replay()?;
         self.chosen()
+    }
+
+    /// The same with a token that is sampled; `random` moves on.
+    ///
+    /// # Errors
+    /// As [`Engine::step`].
+    pub fn sample(&mut self, sampling: Sampling, random: &mut SamplerState) -> Result<u32> {
+        self.shown.forget();
+        self.fresh = true;
+        let known = self.known.take();
+        if known.is_none_or(|(known, _)| known != sampling) {
+            let bytes = bytemuck::bytes_of(&sampling);
+            self.queue.write(self.sampling.address(), bytes)?;
+        }
+        if known.is_none_or(|(_, known)| known != *random) {
+            let bytes = bytemuck::bytes_of(random);
+            self.queue.write(self.slot(SAMPLER), bytes)?;
+        }
+        self.programs.sample.replay()?;
+        let token = self.chosen()?;
+        random.draws = random.draws.wrapping_add(sampling.draws.into());
+        self.known = Some((sampling, *random));
+        Ok(token)
     }
 
     /// The token that the last step chose.
@@ -372,6 +392,12 @@ impl Engine {
         self.arena.address() + self.plan.slots[slot].offset as u64
     }
 
+    /// Another state takes the place of this one.
+    fn replaced(&mut self) {
+        self.shown.forget();
+        self.known = None;
+    }
+
     /// The layout of the state.
     pub fn plan(&self) -> &Arc<StatePlan> {
         &self.plan
@@ -379,7 +405,7 @@ impl Engine {
 
     /// Empties the state.
     pub fn reset(&mut self) -> Result<()> {
-        self.shown.forget();
+        self.replaced();
         self.queue.clear(self.arena.address(), self.plan.bytes)
     }
 
@@ -393,13 +419,13 @@ impl Engine {
 
     /// Replaces the whole state.
     pub fn upload(&mut self, arena: &Arena) -> Result<()> {
-        self.shown.forget();
+        self.replaced();
         self.queue.write(self.arena.address(), arena.bytes())
     }
 
     /// Takes over another session's state, which has the same plan.
     pub fn copy_from(&mut self, other: &Engine) -> Result<()> {
-        self.shown.forget();
+        self.replaced();
         other.queue.finish()?;
         let (from, to) = (other.arena.address(), self.arena.address());
         self.queue.copy(from, to, self.plan.bytes)?;
@@ -414,7 +440,7 @@ impl Engine {
 
     /// Returns to mark number `mark`.
     pub fn load(&mut self, mark: usize) -> Result<()> {
-        self.shown.forget();
+        self.replaced();
         let (from, to) = (self.marks[mark].address(), self.arena.address());
         self.queue.copy(from, to, self.plan.bytes)
     }
