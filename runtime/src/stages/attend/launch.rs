@@ -85,9 +85,10 @@ pub(in crate::stages) fn heads_together(group: usize) -> usize {
     (1..=QUERIES).rev().find(divides).unwrap_or(1)
 }
 
-/// Bytes of shared memory where heads of `dim` columns are attended to in tiles: queries, keys and values, split in two of 16 bits.
+/// Bytes of shared memory where heads of `dim` columns are attended to in tiles: queries, keys and values, split in two of 16
+/// bits, and from when until when each key is seen.
 fn tiles_shared(dim: usize) -> usize {
-    3 * TILE * (dim.next_multiple_of(16) + 8) * 4
+    3 * TILE * (dim.next_multiple_of(16) + 8) * 4 + 2 * TILE * size_of::<i32>()
 }
 
 /// Whether chunks of up to `tokens` tokens are attended to in tiles on tensor cores.

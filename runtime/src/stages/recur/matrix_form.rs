@@ -78,10 +78,10 @@ impl MatrixForm {
         (2 + self.panels()) * TILE + vectors * BLOCK * size_of::<f32>()
     }
 
-    /// Bytes of shared memory of `recur_states`.
+    /// Bytes of shared memory of `recur_states`, with a barrier for each slot.
     fn states_shared(&self) -> usize {
         let rows = (self.slices() + 1) * BLOCK;
-        self.slots * self.panels() * IMAGE + rows * 4 * (self.columns + 8)
+        self.slots * (self.panels() * IMAGE + size_of::<u64>()) + rows * 4 * (self.columns + 8)
     }
 
     /// Bytes that `recur_blocks` leaves of a block: `ChunkBlock` in recur_chunk.cu.
