@@ -503,15 +503,22 @@ impl Session {
     /// # Errors
     /// As [`Session::sample`] and [`Session::feed`].
     pub fn step(&mut self) -> Result<u32> {
-        let chosen_there = self.sampler.is_greedy() && self.position() > 0;
+        let params = self.sampler.params();
+        let (greedy, sampling) = (params.is_greedy(), cuda::Sampling::of(params));
+        let chosen_there = self.position() > 0 && (greedy || sampling.is_some());
         if chosen_there && matches!(self.engine, Engine::Cuda(_)) {
             self.check(&[0])?;
         }
+        let mut random = self.random();
         if chosen_there && let Engine::Cuda(engine) = &mut self.engine {
             if self.canceller.take() {
                 return Err(Error::Cancelled { fed: 0 });
             }
-            let token = engine.step()?;
+            let token = match sampling.filter(|_| !greedy) {
+                Some(sampling) => engine.sample(sampling, &mut random)?,
+                None => engine.step()?,
+            };
+            self.set_random(random);
             self.log(&[token]);
             return Ok(token);
         }

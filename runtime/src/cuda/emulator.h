@@ -63,6 +63,12 @@ inline unsigned __float_as_uint(float f) {
   memcpy(&x, &f, 4);
   return x;
 }
+// One rounding each, which no compiler fuses.
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
 inline int __float2int_rn(float x) { return (int)nearbyintf(x); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline long long clock64() { return 0; }

@@ -8,12 +8,14 @@ use super::Device;
 use super::driver::{Address, Launch, Memory, Queue, Recording};
 use super::launches::{Call, Grid, Launches, Parameter, Queued};
 use super::persistent::Persistent;
+use super::sample::Sampling;
 use super::source::Source;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::program::{RESIDUAL, View};
+use crate::sampler::SamplerState;
 use crate::session::{PhaseTime, SessionOptions, StepProgram};
-use crate::state::{Arena, HEADER, LOG, LOGITS, StatePlan};
+use crate::state::{Arena, HEADER, LOG, LOGITS, SAMPLER, StatePlan};
 
 const SESSION: &str = include_str!("session.cu");
 
@@ -52,6 +54,10 @@ pub(crate) struct Engine {
     vocab: usize,
     /// The token that the state's logits chose, u32.
     chosen: Memory,
+    /// How tokens are sampled, a [`Sampling`].
+    sampling: Memory,
+    /// What the device has of the parameters and of the random numbers, where that is known.
+    known: Option<(Sampling, SamplerState)>,
     shown: Shown,
     programs: Programs,
 }
@@ -64,9 +70,11 @@ struct Programs {
     logits: Vec<Template>,
     /// One token from the ids into the state, logits included.
     step: Box<dyn Recording>,
-    /// The same for the token that the state's logits choose.
+    /// The same for the token that the state's logits choose: the first of the largest.
     greedy: Box<dyn Recording>,
-    /// What both run, where the device can hold on to a whole step.
+    /// The same for a token that is sampled.
+    sample: Box<dyn Recording>,
+    /// What all three run, where the device can hold on to a whole step.
     persistent: Option<Persistent>,
 }
 
@@ -105,6 +113,8 @@ struct Calls {
     chunk: Vec<Queued>,
     /// Logits of one token.
     logits: Vec<Queued>,
+    /// Samples a token.
+    sample: Vec<Queued>,
     /// The choice of a token, then a step with its logits.
     step: Vec<Queued>,
     /// How many calls of a step choose the token.
@@ -123,8 +133,8 @@ impl Programs {
         } else {
             &calls.step
         };
-        let all = calls.chunk.iter().chain(&calls.logits).chain(recorded);
-        let all: Vec<&Queued> = all.collect();
+        let parts = [&calls.chunk, &calls.logits, &calls.sample, recorded];
+        let all: Vec<&Queued> = parts.into_iter().flatten().collect();
         let source = Source::of(&all);
         let kernels = device.kernels(&source)?;
         let template = |(queued, &kernel): (&&Queued, &usize)| Template {
@@ -134,21 +144,24 @@ impl Programs {
         };
         let mut chunk: Vec<Template> = all.iter().zip(&source.of_call).map(template).collect();
         let mut logits = chunk.split_off(calls.chunk.len());
-        let step = logits.split_off(calls.logits.len());
-        let step: Vec<Launch> = step.into_iter().map(|template| template.launch).collect();
-        queue.finish()?;
+        let rest = logits.split_off(calls.logits.len());
+        let mut sample: Vec<Launch> = rest.into_iter().map(|template| template.launch).collect();
+        let step = sample.split_off(calls.sample.len());
         let (step, greedy) = match &persistent {
             Some(persistent) => (
-                queue.record(&[persistent.launch(calls.choice)])?,
-                queue.record(&[persistent.launch(0)])?,
+                vec![persistent.launch(calls.choice)],
+                vec![persistent.launch(0)],
             ),
-            None => (queue.record(&step[calls.choice..])?, queue.record(&step)?),
+            None => (step[calls.choice..].to_vec(), step),
         };
+        sample.extend_from_slice(&step);
+        queue.finish()?;
         Ok(Programs {
             chunk,
             logits,
-            step,
-            greedy,
+            step: queue.record(&step)?,
+            greedy: queue.record(&greedy)?,
+            sample: queue.record(&sample)?,
             persistent,
         })
     }
@@ -177,6 +190,7 @@ impl Engine {
         let arena = memory(plan.bytes)?;
         let ids = memory(chunk * size_of::<u32>())?;
         let chosen = memory(size_of::<u32>())?;
+        let sampling = memory(size_of::<Sampling>())?;
         let vocab = model.spec().vocab;
         let hidden = model.spec().hidden;
         let weights = device.weights(model);
@@ -220,9 +234,12 @@ impl Engine {
             launches.choose(vocab, chosen.address());
             Ok(())
         };
+        let sample =
+            |launches: &mut Launches| launches.sample(vocab, sampling.address(), chosen.address());
         let mut calls = Calls {
             chunk: lowered(chunk, false, &stages)?,
             logits: lowered(1, false, &logits)?,
+            sample: lowered(1, false, &sample)?,
             step: Vec::new(),
             choice: 0,
         };
@@ -256,6 +273,8 @@ impl Engine {
             hidden,
             vocab,
             chosen,
+            sampling,
+            known: None,
             programs,
             plan,
             device,
@@ -343,6 +362,29 @@ impl Engine {
         self.chosen()
     }
 
+    /// The same with a token that is sampled; `random` moves on.
+    ///
+    /// # Errors
+    /// As [`Engine::step`].
+    pub fn sample(&mut self, sampling: Sampling, random: &mut SamplerState) -> Result<u32> {
+        self.shown.forget();
+        self.fresh = true;
+        let known = self.known.take();
+        if known.is_none_or(|(known, _)| known != sampling) {
+            let bytes = bytemuck::bytes_of(&sampling);
+            self.queue.write(self.sampling.address(), bytes)?;
+        }
+        if known.is_none_or(|(_, known)| known != *random) {
+            let bytes = bytemuck::bytes_of(random);
+            self.queue.write(self.slot(SAMPLER), bytes)?;
+        }
+        self.programs.sample.replay()?;
+        let token = self.chosen()?;
+        random.draws = random.draws.wrapping_add(sampling.draws.into());
+        self.known = Some((sampling, *random));
+        Ok(token)
+    }
+
     /// The token that the last step chose.
     fn chosen(&self) -> Result<u32> {
         let mut token = [0u32];
@@ -372,6 +414,12 @@ impl Engine {
         self.arena.address() + self.plan.slots[slot].offset as u64
     }
 
+    /// Another state takes the place of this one.
+    fn replaced(&mut self) {
+        self.shown.forget();
+        self.known = None;
+    }
+
     /// The layout of the state.
     pub fn plan(&self) -> &Arc<StatePlan> {
         &self.plan
@@ -379,7 +427,7 @@ impl Engine {
 
     /// Empties the state.
     pub fn reset(&mut self) -> Result<()> {
-        self.shown.forget();
+        self.replaced();
         self.queue.clear(self.arena.address(), self.plan.bytes)
     }
 
@@ -393,13 +441,13 @@ impl Engine {
 
     /// Replaces the whole state.
     pub fn upload(&mut self, arena: &Arena) -> Result<()> {
-        self.shown.forget();
+        self.replaced();
         self.queue.write(self.arena.address(), arena.bytes())
     }
 
     /// Takes over another session's state, which has the same plan.
     pub fn copy_from(&mut self, other: &Engine) -> Result<()> {
-        self.shown.forget();
+        self.replaced();
         other.queue.finish()?;
         let (from, to) = (other.arena.address(), self.arena.address());
         self.queue.copy(from, to, self.plan.bytes)?;
@@ -414,7 +462,7 @@ impl Engine {
 
     /// Returns to mark number `mark`.
     pub fn load(&mut self, mark: usize) -> Result<()> {
-        self.shown.forget();
+        self.replaced();
         let (from, to) = (self.marks[mark].address(), self.arena.address());
         self.queue.copy(from, to, self.plan.bytes)
     }

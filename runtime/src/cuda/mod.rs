@@ -14,6 +14,9 @@ mod persistent;
 mod products;
 #[cfg(test)]
 mod recur_tests;
+mod sample;
+#[cfg(test)]
+mod sample_tests;
 mod source;
 #[cfg(test)]
 mod stage_rig;
@@ -32,6 +35,7 @@ pub(crate) use engine::Engine;
 pub(crate) use launches::{Call, Grid, Launches, Parameter, Rows};
 use launches::{Queued, Weights};
 pub(crate) use products::{Factor, format_of};
+pub(crate) use sample::Sampling;
 use source::Source;
 
 use crate::error::Result;

@@ -15,7 +15,11 @@
 //!    the choice depends on no sorting order and a prefix sum over the vocabulary gives the same.
 //!
 //! Temperature comes before the truncations, as in most inference APIs, so a high temperature
-//! also widens what top-p and min-p keep. Weights are `exp` in f32, sums are f64.
+//! also widens what top-p and min-p keep.
+//!
+//! A device chooses the same token from the same logits (`cuda/sample.cu`): weights are an `exp` in
+//! f32 made of additions and multiplications alone, and their sums are whole numbers of parts, which
+//! no order of summation changes.
 
 mod params;
 mod random;
@@ -28,6 +32,9 @@ pub use random::SamplerState;
 
 use crate::error::{Error, Result};
 use select::Candidate;
+
+/// So many weights of at most 2^40 parts each can be summed in 64 bits.
+const LARGEST_VOCABULARY: usize = 1 << 23;
 
 /// A validated set of parameters with the scratch space that sampling needs.
 ///
@@ -52,10 +59,10 @@ impl Sampler {
     /// [`Error::Invalid`] for a parameter out of range or a bias on a token past `vocab`.
     pub fn new(params: SamplerParams, vocab: usize) -> Result<Self> {
         params.validate()?;
-        if vocab == 0 || u32::try_from(vocab).is_err() {
+        if vocab == 0 || vocab > LARGEST_VOCABULARY {
             return Err(Error::Invalid {
                 what: "vocabulary".into(),
-                reason: format!("{vocab} tokens; expected 1 to {}", u32::MAX),
+                reason: format!("{vocab} tokens; expected 1 to {LARGEST_VOCABULARY}"),
             });
         }
         if let Some((token, _)) = params.logit_bias.iter().find(|b| b.0 as usize >= vocab) {
@@ -85,12 +92,6 @@ impl Sampler {
     /// The parameters this sampler was made with.
     pub fn params(&self) -> &SamplerParams {
         &self.params
-    }
-
-    /// Whether it always takes the first of the largest logits as they are.
-    pub fn is_greedy(&self) -> bool {
-        let params = &self.params;
-        params.temperature == 0.0 && !params.penalizes() && params.logit_bias.is_empty()
     }
 
     /// Picks a token from `logits` `[vocab]`.

@@ -121,8 +121,13 @@ impl SamplerParams {
         Ok(())
     }
 
+    /// Whether they always take the first of the largest logits as they are.
+    pub(crate) fn is_greedy(&self) -> bool {
+        self.temperature == 0.0 && !self.penalizes() && self.logit_bias.is_empty()
+    }
+
     /// Whether any of the three penalties can change a logit.
-    pub(super) fn penalizes(&self) -> bool {
+    pub(crate) fn penalizes(&self) -> bool {
         self.penalty_window > 0
             && (self.repetition_penalty != 1.0
                 || self.frequency_penalty != 0.0

@@ -1,3 +1,4 @@
+use crate::cpu::simd::exp;
 use crate::error::{Error, Result};
 use std::cmp::Ordering;
 
@@ -137,24 +138,28 @@ fn keep_best(candidates: &mut Vec<Candidate>, count: usize) {
 /// Turns logits into weights at `temperature`; `max` is the largest logit.
 pub(super) fn weigh(candidates: &mut [Candidate], max: f32, temperature: f32) {
     for candidate in candidates {
-        candidate.weight = ((candidate.logit - max) / temperature).exp();
+        candidate.weight = exp((candidate.logit - max) / temperature);
     }
 }
 
-/// Top-p, then min-p. Each keeps a run of the most probable candidates, so the shorter run is the
-/// result, and min-p may thin out what top-p has to order.
+/// Top-p, then min-p.
 pub(super) fn truncate(candidates: &mut Vec<Candidate>, top_p: f32, min_p: f32) {
-    let enough = top_p as f64 * total(candidates);
-    if min_p > 0.0 {
-        candidates.retain(|candidate| candidate.weight >= min_p);
-    }
+    let keep = |candidates: &mut Vec<Candidate>, least: f32| {
+        if least > 0.0 {
+            candidates.retain(|candidate| candidate.weight >= least);
+        }
+    };
     if top_p < 1.0 {
+        let enough = (top_p as f64 * total(candidates) as f64).ceil() as u64;
+        // What min-p drops need not be ordered. A rounded weight may rise by less than this where the logit falls.
+        keep(candidates, min_p * 0.999);
         keep_weight(candidates, enough);
     }
+    keep(candidates, min_p);
 }
 
 /// Keeps the shortest run of the most probable candidates that weighs `enough`, or all.
-fn keep_weight(candidates: &mut Vec<Candidate>, enough: f64) {
+fn keep_weight(candidates: &mut Vec<Candidate>, enough: u64) {
     // The run is short for all but flat distributions: order only as much as it takes.
     let mut ordered = 64.min(candidates.len());
     loop {
@@ -162,9 +167,9 @@ fn keep_weight(candidates: &mut Vec<Candidate>, enough: f64) {
             candidates.select_nth_unstable_by(ordered - 1, most_probable_first);
         }
         candidates[..ordered].sort_unstable_by(most_probable_first);
-        let mut sum = 0.0;
+        let mut sum = 0;
         for count in 1..=ordered {
-            sum += candidates[count - 1].weight as f64;
+            sum += parts(&candidates[count - 1]);
             if sum >= enough {
                 candidates.truncate(count);
                 return;
@@ -182,22 +187,23 @@ pub(super) fn draw(candidates: &mut [Candidate], number: f64) -> u32 {
     if !candidates.is_sorted_by_key(|candidate| candidate.token) {
         candidates.sort_unstable_by_key(|candidate| candidate.token);
     }
-    let target = number * total(candidates);
-    let mut sum = 0.0;
-    let mut last = 0;
-    for candidate in candidates.iter().filter(|candidate| candidate.weight > 0.0) {
-        sum += candidate.weight as f64;
-        last = candidate.token;
-        if sum > target {
-            break;
-        }
-    }
-    last
+    let total = total(candidates);
+    let target = ((number * total as f64) as u64).min(total - 1);
+    let mut sum = 0;
+    let chosen = candidates.iter().find(|candidate| {
+        sum += parts(candidate);
+        sum > target
+    });
+    // The first of all has a weight, so there is one.
+    chosen.map_or(0, |candidate| candidate.token)
 }
 
-fn total(candidates: &[Candidate]) -> f64 {
-    candidates
-        .iter()
-        .map(|candidate| candidate.weight as f64)
-        .sum()
+/// A candidate's weight in whole parts of 2^-40, of which a sum is the same in every order.
+fn parts(candidate: &Candidate) -> u64 {
+    const PARTS: f32 = (1u64 << 40) as f32;
+    (candidate.weight * PARTS) as u64
+}
+
+fn total(candidates: &[Candidate]) -> u64 {
+    candidates.iter().map(parts).sum()
 }
