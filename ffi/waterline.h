@@ -63,6 +63,9 @@ typedef enum {
   WL_CANCELLED = 12,
   // A defect of the library. A session that was in use can only be freed.
   WL_ERROR_INTERNAL = 13,
+  // The device is full or was lost. Sessions on a lost one can only be freed; a state that was written before can be
+  // read into a session elsewhere.
+  WL_ERROR_DEVICE = 14,
 } wl_status;
 
 // How much a message matters.

@@ -67,7 +67,7 @@ fn feed_and_step_allocate_nothing() {
                 session.step().expect("a step");
             }
             session.feed(&tokens[..7]).expect("a few tokens");
-            session.reset();
+            session.reset().expect("a reset");
             session.feed(&tokens[..70]).expect("again");
             let allocated = ALLOCATIONS.load(Ordering::SeqCst) - before;
             assert_eq!(allocated, 0, "{} with {threads} threads", path.display());

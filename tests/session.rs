@@ -72,6 +72,7 @@ fn state(session: &Session) -> Vec<u8> {
     let mut bytes = Vec::new();
     session
         .snapshot()
+        .expect("a snapshot")
         .write(&mut bytes)
         .expect("writing to memory");
     bytes
@@ -122,7 +123,10 @@ fn any_split_gives_the_logits_and_the_state_of_single_steps() {
                     d < bound,
                     "{name} {kv:?} chunk {chunk} seed {seed}: logits differ by {d}"
                 );
-                let (one, other) = (session.snapshot(), steps.snapshot());
+                let (one, other) = (
+                    session.snapshot().expect("a snapshot"),
+                    steps.snapshot().expect("a snapshot"),
+                );
                 for ((slot, a), (_, b)) in one.slots().zip(other.slots()) {
                     let what = format!(
                         "{name} {kv:?} chunk {chunk} seed {seed}: slot {:?} {}",
@@ -164,15 +168,19 @@ fn a_saved_state_goes_on_bit_for_bit() {
             session.step().expect("a step");
         }
         let path = folder.path().join(&name);
-        session.snapshot().save(&path).expect("saved");
+        session
+            .snapshot()
+            .expect("a snapshot")
+            .save(&path)
+            .expect("saved");
         let mut restored =
             Session::new(Arc::clone(&model), options(Kv::F16, 32)).expect("a session");
         restored
             .restore(&Snapshot::load(&path).expect("loaded"))
             .expect("restored");
         assert_eq!(
-            restored.logits(),
-            session.logits(),
+            restored.logits().expect("logits"),
+            session.logits().expect("logits"),
             "{name}: the last token's logits"
         );
         for i in 0..20 {
@@ -194,7 +202,7 @@ fn a_copy_can_be_overwritten_and_gone_on_from() {
     let tokens = text(&all[0].1, 50);
     let new = |model: &Arc<Model>| Session::new(Arc::clone(model), options(Kv::F16, 16));
     let mut session = new(&all[0].1).expect("a session");
-    let mut copy = session.snapshot();
+    let mut copy = session.snapshot().expect("a snapshot");
     session.feed(&tokens[..30]).expect("a prompt");
     session.snapshot_into(&mut copy).expect("the same layout");
     session.feed(&tokens[30..]).expect("more");
@@ -204,7 +212,10 @@ fn a_copy_can_be_overwritten_and_gone_on_from() {
     session.feed(&tokens[30..]).expect("more");
     assert!(state(&session) == end);
 
-    let mut other = new(&all[1].1).expect("a session").snapshot();
+    let mut other = new(&all[1].1)
+        .expect("a session")
+        .snapshot()
+        .expect("a snapshot");
     let refused = session.snapshot_into(&mut other);
     assert!(
         refused
@@ -243,14 +254,14 @@ fn rewind_returns_to_marks_bit_for_bit_and_to_other_positions_by_reading_again()
         let mut session =
             Session::new(Arc::clone(&model), options(Kv::F32, 16)).expect("a session");
         session.feed(&tokens[..20]).expect("a prompt");
-        session.mark();
+        session.mark().expect("a mark");
         let marked = state(&session);
         session.feed(&tokens[20..40]).expect("a turn");
-        let later = session.logits().to_vec();
+        let later = session.logits().expect("logits").to_vec();
         session.feed(&tokens[40..]).expect("a turn");
         session.rewind(40).expect("between marks");
         assert_eq!(session.position(), 40);
-        let d = difference(session.logits(), &later);
+        let d = difference(session.logits().expect("logits"), &later);
         assert!(d < ROUNDING, "{name}: reading again differs by {d}");
         session.rewind(20).expect("at a mark");
         assert!(
@@ -297,14 +308,14 @@ fn a_reset_forgets_a_poisoned_state() {
         session.restore(&poisoned).expect("a well-formed snapshot");
         session.feed(&tokens[..1]).expect("reading goes on");
         assert!(
-            session.logits().iter().any(|x| x.is_nan()),
+            session.logits().expect("logits").iter().any(|x| x.is_nan()),
             "{name}: the poison did not show"
         );
         assert!(
             session.sample().is_err(),
             "{name}: a token was drawn from poisoned logits"
         );
-        session.reset();
+        session.reset().expect("a reset");
         session.feed(&tokens).expect("a prompt");
         let mut fresh = Session::new(Arc::clone(&model), options(Kv::F16, 16)).expect("a session");
         fresh.feed(&tokens).expect("a prompt");
@@ -317,7 +328,7 @@ fn a_reset_forgets_a_poisoned_state() {
 
 /// Fills every float slot of the blocks with NaN in a snapshot file, and mends its checksum.
 fn poison(file: &mut [u8], session: &Session) {
-    let snapshot = session.snapshot();
+    let snapshot = session.snapshot().expect("a snapshot");
     let table = u64::from_le_bytes(file[16..24].try_into().expect("eight bytes")) as usize;
     let arena = 24 + table + 8;
     for (slot, _) in snapshot.slots() {
@@ -339,7 +350,8 @@ fn foreign_and_damaged_snapshots_are_refused_and_change_nothing() {
     let before = state(&session);
     let other = Session::new(Arc::clone(&all[1].1), options(Kv::F16, 16))
         .expect("a session")
-        .snapshot();
+        .snapshot()
+        .expect("a snapshot");
     assert!(
         session
             .restore(&other)
@@ -351,7 +363,8 @@ fn foreign_and_damaged_snapshots_are_refused_and_change_nothing() {
     wider.state.log = 300;
     let other = Session::new(Arc::clone(&all[0].1), wider)
         .expect("a session")
-        .snapshot();
+        .snapshot()
+        .expect("a snapshot");
     assert!(
         session
             .restore(&other)
@@ -427,7 +440,12 @@ fn a_full_context_is_refused_or_drops_the_oldest_as_chosen() {
     small.chunk = 1;
     let mut steps = Session::new(Arc::clone(&model), small).expect("a session");
     steps.feed(&tokens).expect("the oldest drop out");
-    assert!(difference(dropping.logits(), steps.logits()) < ROUNDING);
+    assert!(
+        difference(
+            dropping.logits().expect("logits"),
+            steps.logits().expect("logits")
+        ) < ROUNDING
+    );
 }
 
 #[test]

@@ -306,7 +306,10 @@ fn difference(a: &[f32], b: &[f32]) -> f32 {
 const ROUNDING: f32 = 2e-3;
 
 fn compare(what: &str, found: &Session, expected: &Session) {
-    let (found, expected) = (found.snapshot(), expected.snapshot());
+    let (found, expected) = (
+        found.snapshot().expect("a snapshot"),
+        expected.snapshot().expect("a snapshot"),
+    );
     for ((slot, a), (_, b)) in found.slots().zip(expected.slots()) {
         let floats = |bytes: &[u8]| -> Vec<f32> {
             let numbers = bytes.as_chunks().0.iter();
@@ -355,13 +358,13 @@ fn every_mixer_reads_any_split_of_any_size_as_single_steps() {
             // A saved state goes on bit for bit.
             let mut first = session(&model, 8);
             first.feed(&text[..random.within(1, 40)]).expect("a prompt");
-            let saved = first.snapshot();
+            let saved = first.snapshot().expect("a snapshot");
             first.feed(&text[40..]).expect("more");
             let mut second = session(&model, 8);
             second.restore(&saved).expect("restored");
             second.feed(&text[40..]).expect("more");
             assert!(
-                first.logits() == second.logits(),
+                first.logits().expect("logits") == second.logits().expect("logits"),
                 "a restore differs: {what}"
             );
         }

@@ -171,7 +171,7 @@ fn is_float(slot: &SlotPlan) -> bool {
 
 /// Bytes of every slot of the blocks after a step.
 fn slots(session: &Session) -> Vec<Vec<u8>> {
-    let snapshot = session.snapshot();
+    let snapshot = session.snapshot().expect("a snapshot");
     snapshot.slots().map(|(_, bytes)| bytes.to_vec()).collect()
 }
 
@@ -197,7 +197,7 @@ fn measured(model: &Arc<Model>, before: &Snapshot, token: u32) -> Vec<(usize, us
     let mut session = session(model);
     session.restore(before).expect("restored");
     session.feed(&[token]).expect("a step");
-    let (logits, after) = (session.logits().to_vec(), slots(&session));
+    let (logits, after) = (session.logits().expect("logits").to_vec(), slots(&session));
     let old: Vec<Vec<u8>> = before.slots().map(|(_, bytes)| bytes.to_vec()).collect();
     let mut found = Vec::new();
     for (index, slot) in plan.slots.iter().enumerate() {
@@ -240,7 +240,14 @@ fn measured(model: &Arc<Model>, before: &Snapshot, token: u32) -> Vec<(usize, us
                     }
                 });
             let shows = |(a, b): (&f32, &f32)| a.to_bits() != b.to_bits();
-            if spread || session.logits().iter().zip(&logits).any(shows) {
+            if spread
+                || session
+                    .logits()
+                    .expect("logits")
+                    .iter()
+                    .zip(&logits)
+                    .any(shows)
+            {
                 read += length;
             }
         }
@@ -274,9 +281,9 @@ fn check(kind: &str, model: &Arc<Model>) {
     let mut most = vec![(0, 0); plan.slots.len()];
     let mut session = session(model);
     for position in [30, 33, 35, 38] {
-        session.reset();
+        session.reset().expect("a reset");
         session.feed(&text[..position]).expect("a prompt");
-        let before = session.snapshot();
+        let before = session.snapshot().expect("a snapshot");
         let found = measured(model, &before, text[position]);
         let counted = counted(model, position as u64);
         for (index, (found, counted)) in found.iter().zip(&counted).enumerate() {

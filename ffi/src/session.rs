@@ -333,8 +333,8 @@ pub unsafe extern "C" fn wl_session_fork(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_session_reset(session: *mut wl_session) -> wl_status {
     with(session, |inner| {
+        inner.session.reset()?;
         (inner.chat, inner.running) = (None, None);
-        inner.session.reset();
         Ok(())
     })
 }
@@ -409,7 +409,7 @@ pub unsafe extern "C" fn wl_logits(
     with(session, |inner| {
         place("the place for the logits", logits)?;
         place("the place for their number", count)?;
-        let found = inner.session.logits();
+        let found = inner.session.logits()?;
         // SAFETY: both are checked.
         unsafe {
             put(logits, found.as_ptr());

@@ -13,7 +13,7 @@ impl Inner {
     fn snapshot(&self) -> Outcome<Snapshot> {
         Ok(match &self.chat {
             Some(chat) => chat.snapshot(&self.session)?,
-            None => self.session.snapshot(),
+            None => self.session.snapshot()?,
         })
     }
 
@@ -106,10 +106,7 @@ pub unsafe extern "C" fn wl_state_load(session: *mut wl_session, path: *const c_
 /// Without marks it does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_session_mark(session: *mut wl_session) -> wl_status {
-    with_settled(session, |inner| {
-        inner.session.mark();
-        Ok(())
-    })
+    with_settled(session, |inner| Ok(inner.session.mark()?))
 }
 
 /// Goes back to an earlier position: to the last mark at or before it, and from there by reading the logged tokens

@@ -42,6 +42,9 @@ pub enum wl_status {
     WL_CANCELLED = 12,
     /// A defect of the library. A session that was in use can only be freed.
     WL_ERROR_INTERNAL = 13,
+    /// The device is full or was lost. Sessions on a lost one can only be freed; a state that was written before can be
+    /// read into a session elsewhere.
+    WL_ERROR_DEVICE = 14,
 }
 
 use wl_status::*;
@@ -75,7 +78,8 @@ impl From<Error> for Failure {
         let status = match &error {
             _ if source.is_some_and(|source| source.is::<std::io::Error>()) => WL_ERROR_IO,
             Error::Quant(_) | Error::Config { .. } | Error::Tensor { .. } => WL_ERROR_MODEL,
-            Error::Unsupported { .. } | Error::Device { .. } => WL_ERROR_UNSUPPORTED,
+            Error::Unsupported { .. } => WL_ERROR_UNSUPPORTED,
+            Error::Device { .. } => WL_ERROR_DEVICE,
             Error::Tokenizer { .. } | Error::Template { .. } => WL_ERROR_TEXT,
             Error::Invalid { .. } => WL_ERROR_ARGUMENT,
             Error::ContextFull { .. } => WL_ERROR_CONTEXT,
@@ -157,7 +161,7 @@ pub extern "C" fn wl_last_error() -> *const c_char {
 /// The name of a status, such as "WL_ERROR_IO"; "unknown status" for other numbers. Never NULL, and always valid.
 #[unsafe(no_mangle)]
 pub extern "C" fn wl_status_name(status: i32) -> *const c_char {
-    const NAMES: [&CStr; 14] = [
+    const NAMES: [&CStr; 15] = [
         c"WL_OK",
         c"WL_ERROR_ARGUMENT",
         c"WL_ERROR_HANDLE",
@@ -172,6 +176,7 @@ pub extern "C" fn wl_status_name(status: i32) -> *const c_char {
         c"WL_ERROR_REWIND",
         c"WL_CANCELLED",
         c"WL_ERROR_INTERNAL",
+        c"WL_ERROR_DEVICE",
     ];
     let name = usize::try_from(status)
         .ok()
@@ -234,13 +239,14 @@ mod tests {
             WL_ERROR_REWIND,
             WL_CANCELLED,
             WL_ERROR_INTERNAL,
+            WL_ERROR_DEVICE,
         ];
         for status in all {
             // SAFETY: the name is a C string.
             let name = unsafe { CStr::from_ptr(wl_status_name(status as i32)) };
             assert_eq!(name.to_str(), Ok(format!("{status:?}").as_str()));
         }
-        for status in [-1, 14, i32::MAX, i32::MIN] {
+        for status in [-1, 15, i32::MAX, i32::MIN] {
             // SAFETY: the name is a C string.
             let name = unsafe { CStr::from_ptr(wl_status_name(status)) };
             assert_eq!(name, c"unknown status");

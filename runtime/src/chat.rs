@@ -67,24 +67,31 @@ impl Chat {
 
     /// Reads a message by `feed`, such as [`Session::feed`]; the answer is generated next. Returns how many tokens were
     /// read. If the message cannot be read as a whole, it was not sent.
+    ///
+    /// # Errors
+    /// Those of `feed`. After [`Error::Device`] the session cannot go on; what was said is still here, and a snapshot can
+    /// be restored into a session on another device or on the CPU.
     pub fn send(
         &mut self,
         session: &mut Session,
         text: &str,
         feed: impl FnOnce(&mut Session, &[u32]) -> Result<()>,
     ) -> Result<usize> {
+        session.mark()?;
         let message = self.turns.user(text)?;
         let start = Start {
             position: session.position(),
             unread: std::mem::take(&mut self.unread),
         };
         let tokens = [start.unread.as_slice(), &message].concat();
-        session.mark();
         if let Err(error) = feed(session, &tokens) {
-            session.rewind(start.position)?;
             self.unread = start.unread;
             self.turns.pop_turn();
-            return Err(error);
+            let lost = matches!(error, Error::Device { .. });
+            return Err(match session.rewind(start.position) {
+                Err(other) if !lost => other,
+                _ => error,
+            });
         }
         self.starts.push(start);
         Ok(tokens.len())
@@ -124,7 +131,7 @@ impl Chat {
         let first = self.turns.messages().first();
         let system = first.filter(|message| message.role == Role::System);
         let system = system.map_or_else(String::new, |message| message.content.clone());
-        session.reset();
+        session.reset()?;
         self.turns.clear();
         self.starts.clear();
         self.unread.clear();
@@ -140,7 +147,7 @@ impl Chat {
             unread: self.unread.clone(),
             sampler: session.sampler().clone(),
         };
-        let mut snapshot = session.snapshot();
+        let mut snapshot = session.snapshot()?;
         snapshot.note = serde_json::to_vec(&note)
             .map_err(|e| Error::invalid("the conversation", e.to_string()))?;
         Ok(snapshot)

@@ -190,7 +190,7 @@ impl Session {
             marks,
             bounded,
         };
-        session.try_reset()?;
+        session.reset()?;
         Ok(session)
     }
 
@@ -257,10 +257,13 @@ impl Session {
     }
 
     /// Logits after the last token, `[vocab]`; zeros before the first.
-    /// From a device they are fetched when they are first asked for; from one that was lost they are NaN.
-    pub fn logits(&self) -> &[f32] {
+    /// From a device they are fetched when they are first asked for.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the device was lost.
+    pub fn logits(&self) -> Result<&[f32]> {
         match &self.engine {
-            Engine::Cpu(_) => self.arena.slot(LOGITS),
+            Engine::Cpu(_) => Ok(self.arena.slot(LOGITS)),
             Engine::Cuda(engine) => engine.logits(),
         }
     }
@@ -308,17 +311,13 @@ impl Session {
 
     /// Forgets everything that was read.
     ///
-    /// # Panics
-    /// If the device was lost.
-    pub fn reset(&mut self) {
-        self.try_reset().expect("a device that works");
-    }
-
-    fn try_reset(&mut self) -> Result<()> {
-        self.arena.reset();
+    /// # Errors
+    /// [`Error::Device`] if the device was lost; [`Session::position`] is then what it was.
+    pub fn reset(&mut self) -> Result<()> {
         if let Engine::Cuda(engine) = &mut self.engine {
             engine.reset()?;
         }
+        self.arena.reset();
         self.set_random(SamplerState::new(self.sampler.params().seed));
         self.forget_marks(0);
         Ok(())
@@ -464,7 +463,7 @@ impl Session {
                 let vocab = self.model.spec().vocab;
                 for (row, logits) in rows.zip(logits.chunks_exact_mut(vocab)) {
                     engine.compute_logits(row)?;
-                    logits.copy_from_slice(engine.logits());
+                    logits.copy_from_slice(engine.logits()?);
                 }
                 Ok(())
             }
@@ -491,7 +490,7 @@ impl Session {
         let recent = (&log[split..used], &log[..split]);
         let logits = match &self.engine {
             Engine::Cpu(_) => self.arena.slot(LOGITS),
-            Engine::Cuda(engine) => engine.logits(),
+            Engine::Cuda(engine) => engine.logits()?,
         };
         let token = self.sampler.sample(logits, recent, &mut state)?;
         self.arena.slot_mut::<SamplerState>(SAMPLER)[0] = state;
@@ -561,17 +560,10 @@ impl Session {
 
     /// A copy of the state, in the host's memory.
     ///
-    /// # Panics
-    /// If the device was lost; see [`Session::try_snapshot`].
-    pub fn snapshot(&self) -> Snapshot {
-        self.try_snapshot().expect("a device that works")
-    }
-
-    /// As [`Session::snapshot`].
-    ///
     /// # Errors
-    /// [`Error::Device`] if the device was lost.
-    pub fn try_snapshot(&self) -> Result<Snapshot> {
+    /// [`Error::Device`] if the device was lost. A snapshot that was taken before can be restored on another device or
+    /// on the CPU.
+    pub fn snapshot(&self) -> Result<Snapshot> {
         let arena = match &self.engine {
             Engine::Cpu(_) => self.arena.clone(),
             Engine::Cuda(engine) => {
@@ -663,20 +655,22 @@ impl Session {
 
     /// Remembers this state for [`Session::rewind`], in place of the oldest mark if all are taken. Without marks in
     /// the options it does nothing.
-    pub fn mark(&mut self) {
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the device was lost.
+    pub fn mark(&mut self) -> Result<()> {
         let position = self.position();
         self.forget_marks(position);
         let oldest = (0..self.marks.len())
             .min_by_key(|&mark| self.marks[mark].position.map_or(0, |p| p + 1));
         if let Some(oldest) = oldest {
-            if let Engine::Cuda(engine) = &self.engine
-                && engine.save(oldest).is_err()
-            {
-                return;
+            if let Engine::Cuda(engine) = &self.engine {
+                engine.save(oldest)?;
             }
             self.marks[oldest].position = Some(position);
             self.marks[oldest].arena.copy_from(&self.arena);
         }
+        Ok(())
     }
 
     /// Returns to an earlier position: to the last mark at or before it, and from there by reading the logged tokens
@@ -722,7 +716,7 @@ impl Session {
                 }
                 self.arena.copy_from(&self.marks[mark].arena);
             }
-            None => self.try_reset()?,
+            None => self.reset()?,
         }
         self.forget_marks(position + 1);
         let mut fed = 0;

@@ -263,25 +263,25 @@ fn read_four_ways(
         ("ragged", &ragged),
         ("steps", &single),
     ] {
-        session.reset();
+        session.reset()?;
         let mut logits = Vec::new();
         read_pieces(&mut session, tokens, pieces, &mut logits)?;
         readings.push((
             way,
             Reading {
                 logits,
-                state: session.snapshot(),
+                state: session.snapshot()?,
             },
         ));
     }
 
-    session.reset();
+    session.reset()?;
     let (head, tail) = tokens.split_at(tokens.len() / 2);
     let mut logits = Vec::new();
     read_pieces(&mut session, head, &[head.len()], &mut logits)?;
     let mut file = Vec::new();
     session
-        .snapshot()
+        .snapshot()?
         .write(&mut file)
         .map_err(|e| Error::io("snapshot", e))?;
     let mut restored = Session::new(Arc::clone(model), session.options().clone())?;
@@ -295,7 +295,7 @@ fn read_four_ways(
         "restore",
         Reading {
             logits,
-            state: restored.snapshot(),
+            state: restored.snapshot()?,
         },
     ));
     Ok(readings)

@@ -18,18 +18,18 @@ const OPTIONS: [&str; 4] = [
     "--prec-sqrt=false",
 ];
 
-const MAGIC: &[u8; 8] = b"WLCUBIN1";
+const MAGIC: &[u8; 8] = b"WLCUBIN2";
 
 /// Machine code for `architecture`, such as `sm_90`, from the cache or from NVRTC.
 pub(crate) fn cubin(source: &str, architecture: &str) -> Result<Vec<u8>> {
     let path = cache_folder().map(|folder| folder.join(file_name(source, architecture)));
-    if let Some(image) = path.as_ref().and_then(|path| read(path)) {
+    if let Some(image) = path.as_ref().and_then(|path| read(path, architecture)) {
         return Ok(image);
     }
     let image = compile(source, architecture)?;
     if let Some(path) = path {
         // Without a cache the next start compiles again; that is no reason to stop.
-        let _ = write(&path, &image);
+        let _ = write(&path, architecture, &image);
     }
     Ok(image)
 }
@@ -45,7 +45,7 @@ fn error(reason: impl Into<String>) -> Error {
 pub(crate) fn ahead(source: &str, architecture: &str, folder: &Path) -> Result<()> {
     let path = folder.join(file_name(source, architecture));
     let image = compile(source, architecture)?;
-    write(&path, &image).map_err(|e| Error::io(path, "cannot write", e))
+    write(&path, architecture, &image).map_err(|e| Error::io(path, "cannot write", e))
 }
 
 fn compile(source: &str, architecture: &str) -> Result<Vec<u8>> {
@@ -115,24 +115,51 @@ fn file_name(source: &str, architecture: &str) -> String {
     format!("{architecture}-{:016x}{:016x}.cubin", hash(0), hash(1))
 }
 
-/// A whole cached image, or none.
-fn read(path: &Path) -> Option<Vec<u8>> {
+/// What a cached file's image is checked with: one that was made for another architecture is as useless as a damaged one.
+fn checksum(architecture: &str, image: &[u8]) -> [u8; 4] {
+    let mut hash = crc32fast::Hasher::new();
+    hash.update(architecture.as_bytes());
+    hash.update(image);
+    hash.finalize().to_le_bytes()
+}
+
+/// A whole cached image for `architecture`, or none.
+fn read(path: &Path, architecture: &str) -> Option<Vec<u8>> {
     let bytes = std::fs::read(path).ok()?;
     let (head, image) = bytes.split_at_checked(MAGIC.len() + 4)?;
-    let sum = crc32fast::hash(image).to_le_bytes();
+    let sum = checksum(architecture, image);
     (head[..MAGIC.len()] == *MAGIC && head[MAGIC.len()..] == sum).then(|| image.to_vec())
 }
 
-fn write(path: &Path, image: &[u8]) -> std::io::Result<()> {
+fn write(path: &Path, architecture: &str, image: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().expect("a file in a folder");
     std::fs::create_dir_all(folder)?;
-    let whole = [
-        MAGIC.as_slice(),
-        &crc32fast::hash(image).to_le_bytes(),
-        image,
-    ]
-    .concat();
+    let whole = [MAGIC.as_slice(), &checksum(architecture, image), image].concat();
     let partial = path.with_extension(format!("{}.partial", std::process::id()));
     std::fs::write(&partial, whole)?;
     std::fs::rename(&partial, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cached_kernel_is_used_as_a_whole_and_on_its_architecture_only() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join(file_name("source", "sm_90"));
+        assert_eq!(read(&path, "sm_90"), None);
+        write(&path, "sm_90", b"machine code").expect("written");
+        assert_eq!(read(&path, "sm_90").as_deref(), Some(&b"machine code"[..]));
+
+        let renamed = folder.path().join(file_name("source", "sm_87"));
+        assert_ne!(path, renamed);
+        std::fs::copy(&path, &renamed).expect("copied");
+        assert_eq!(read(&renamed, "sm_87"), None);
+
+        let mut bytes = std::fs::read(&path).expect("read");
+        *bytes.last_mut().expect("bytes") ^= 1;
+        std::fs::write(&path, bytes).expect("written");
+        assert_eq!(read(&path, "sm_90"), None);
+    }
 }

@@ -3,6 +3,7 @@
 use std::ffi::{CString, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::driver::{Address, Driver, Kernel, Launch, Queue, Recording, Residence, TensorCores};
@@ -15,6 +16,10 @@ type Entry = unsafe extern "C" fn(*const u32, u32, u32, *const *const u64);
 /// A device that is the CPU. Kernels keep their shared memory in static variables, so one runs at a time.
 pub(crate) struct Emulator {
     libraries: Mutex<Vec<libloading::Library>>,
+    /// Operations until it is lost.
+    operations: AtomicUsize,
+    /// Bytes that can still be allocated.
+    free: AtomicUsize,
 }
 
 static RUNNING: Mutex<()> = Mutex::new(());
@@ -29,9 +34,26 @@ fn error(reason: impl Into<String>) -> Error {
 impl Emulator {
     /// A device without kernels.
     pub fn open() -> Arc<Self> {
+        Self::within(usize::MAX, usize::MAX)
+    }
+
+    /// A device that is lost after so many operations and has so many bytes of memory.
+    pub fn within(operations: usize, bytes: usize) -> Arc<Self> {
         Arc::new(Emulator {
             libraries: Mutex::default(),
+            operations: operations.into(),
+            free: bytes.into(),
         })
+    }
+
+    /// Counts an operation.
+    fn operate(&self) -> Result<()> {
+        let one_less = |left: usize| left.checked_sub(1);
+        let order = Ordering::Relaxed;
+        match self.operations.fetch_update(order, order, one_less) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(error("the device was lost")),
+        }
     }
 }
 
@@ -61,7 +83,15 @@ impl Driver for Emulator {
     }
 
     fn allocate(&self, bytes: usize) -> Result<Address> {
+        self.operate()?;
         let whole = 256 + bytes.next_multiple_of(256);
+        let less = |free: usize| free.checked_sub(whole);
+        let order = Ordering::Relaxed;
+        if self.free.fetch_update(order, order, less).is_err() {
+            return Err(error(
+                "its memory is full; choose a smaller model, context or chunk",
+            ));
+        }
         let layout =
             std::alloc::Layout::from_size_align(whole, 256).map_err(|e| error(e.to_string()))?;
         // SAFETY: the layout is not empty. Its size stands in front, for `release`.
@@ -84,6 +114,7 @@ impl Driver for Emulator {
             let whole = start.cast::<usize>().read();
             let layout = std::alloc::Layout::from_size_align_unchecked(whole, 256);
             std::alloc::dealloc(start, layout);
+            self.free.fetch_add(whole, Ordering::Relaxed);
         }
     }
 
@@ -135,12 +166,13 @@ impl Driver for Emulator {
     }
 
     fn queue(self: Arc<Self>) -> Result<Box<dyn Queue>> {
-        Ok(Box::new(Immediate))
+        self.operate()?;
+        Ok(Box::new(Immediate(self)))
     }
 }
 
 /// Runs everything at once.
-struct Immediate;
+struct Immediate(Arc<Emulator>);
 
 fn run(launch: &Launch) {
     let arguments: Vec<*const u64> = launch.arguments.iter().map(|a| a.0.as_ptr()).collect();
@@ -161,48 +193,57 @@ fn run(launch: &Launch) {
 
 impl Queue for Immediate {
     fn write(&self, to: Address, bytes: &[u8]) -> Result<()> {
+        self.0.operate()?;
         // SAFETY: callers write within their own memory.
         unsafe { std::ptr::copy(bytes.as_ptr(), to as *mut u8, bytes.len()) };
         Ok(())
     }
 
     fn read(&self, from: Address, bytes: &mut [u8]) -> Result<()> {
+        self.0.operate()?;
         // SAFETY: callers read within their own memory.
         unsafe { std::ptr::copy(from as *const u8, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
 
     fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<()> {
+        self.0.operate()?;
         // SAFETY: callers copy within their own memory.
         unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
         Ok(())
     }
 
     fn clear(&self, at: Address, bytes: usize) -> Result<()> {
+        self.0.operate()?;
         // SAFETY: callers clear within their own memory.
         unsafe { std::ptr::write_bytes(at as *mut u8, 0, bytes) };
         Ok(())
     }
 
     fn launch(&self, launch: &Launch) -> Result<()> {
+        self.0.operate()?;
         run(launch);
         Ok(())
     }
 
     fn record(&self, launches: &[Launch]) -> Result<Box<dyn Recording>> {
-        Ok(Box::new(Replay(launches.to_vec())))
+        self.0.operate()?;
+        let emulator = Arc::clone(&self.0);
+        Ok(Box::new(Replay(emulator, launches.to_vec())))
     }
 
     fn finish(&self) -> Result<()> {
+        self.0.operate()?;
         Ok(())
     }
 }
 
-struct Replay(Vec<Launch>);
+struct Replay(Arc<Emulator>, Vec<Launch>);
 
 impl Recording for Replay {
     fn replay(&self) -> Result<()> {
-        self.0.iter().for_each(run);
+        self.0.operate()?;
+        self.1.iter().for_each(run);
         Ok(())
     }
 }

@@ -1,8 +1,10 @@
 //! A session's half that lives on a device: state, buffers, and the program as kernels.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
+
+use once_cell::unsync::OnceCell;
 
 use super::Device;
 use super::driver::{Address, Launch, Memory, Queue, Recording};
@@ -92,12 +94,18 @@ impl Shown {
         }
     }
 
-    fn get(&self, fill: impl FnOnce(&mut [f32])) -> &[f32] {
-        self.logits.get_or_init(|| {
+    fn get(&self, fill: impl FnOnce(&mut [f32]) -> Result<()>) -> Result<&[f32]> {
+        let logits = self.logits.get_or_try_init(|| {
             let mut logits = self.spare.take();
-            fill(&mut logits);
-            logits
-        })
+            match fill(&mut logits) {
+                Ok(()) => Ok(logits),
+                Err(error) => {
+                    self.spare.set(logits);
+                    Err(error)
+                }
+            }
+        });
+        logits.map(Vec::as_slice)
     }
 
     /// The logits have changed.
@@ -339,15 +347,11 @@ impl Engine {
         self.queue.finish()
     }
 
-    /// The state's logits; NaN from a device that was lost.
-    pub fn logits(&self) -> &[f32] {
+    /// The state's logits.
+    pub fn logits(&self) -> Result<&[f32]> {
         self.shown.get(|logits| {
-            let read = self
-                .queue
-                .read(self.slot(LOGITS), bytemuck::cast_slice_mut(logits));
-            if read.is_err() {
-                logits.fill(f32::NAN);
-            }
+            self.queue
+                .read(self.slot(LOGITS), bytemuck::cast_slice_mut(logits))
         })
     }
 

@@ -103,11 +103,40 @@ fn reason(e: DriverError) -> String {
         Code::CUDA_ERROR_NO_BINARY_FOR_GPU => {
             "a cached kernel is for another architecture; delete the kernel cache".into()
         }
-        code => match e.error_string() {
-            Ok(text) => format!("{} ({code:?})", text.to_string_lossy()),
-            Err(_) => format!("{code:?}"),
-        },
+        code => {
+            let text = e.error_string();
+            let text = text.map_or_else(|_| "".into(), |text| text.to_string_lossy());
+            let lost = if is_lost(code) {
+                "; the device was lost and what its sessions held with it: open a new session on a device or on the CPU \
+                 and restore the last snapshot"
+            } else {
+                ""
+            };
+            format!("{text} ({code:?}){lost}")
+        }
     }
+}
+
+/// Whether nothing that this process has on the device can be used after such an error.
+fn is_lost(code: sys::cudaError_enum) -> bool {
+    use sys::cudaError_enum as Code;
+    matches!(
+        code,
+        Code::CUDA_ERROR_ILLEGAL_ADDRESS
+            | Code::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | Code::CUDA_ERROR_MISALIGNED_ADDRESS
+            | Code::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | Code::CUDA_ERROR_INVALID_PC
+            | Code::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | Code::CUDA_ERROR_LAUNCH_FAILED
+            | Code::CUDA_ERROR_LAUNCH_TIMEOUT
+            | Code::CUDA_ERROR_ASSERT
+            | Code::CUDA_ERROR_ECC_UNCORRECTABLE
+            | Code::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | Code::CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | Code::CUDA_ERROR_DEVICE_UNAVAILABLE
+            | Code::CUDA_ERROR_UNKNOWN
+    )
 }
 
 impl Driver for Gpu {

@@ -10,6 +10,8 @@ mod emulator;
 mod engine;
 mod gpu;
 mod launches;
+#[cfg(all(test, feature = "emulator"))]
+mod lost_tests;
 mod persistent;
 mod products;
 #[cfg(test)]
@@ -69,6 +71,18 @@ impl Device {
     #[cfg(feature = "emulator")]
     pub fn emulated() -> Arc<Self> {
         Self::on(emulator::Emulator::open())
+    }
+
+    /// An emulator that is lost after so many operations.
+    #[cfg(feature = "emulator")]
+    pub fn emulated_until(operations: usize) -> Arc<Self> {
+        Self::on(emulator::Emulator::within(operations, usize::MAX))
+    }
+
+    /// An emulator with so many bytes of memory.
+    #[cfg(feature = "emulator")]
+    pub fn emulated_with(bytes: usize) -> Arc<Self> {
+        Self::on(emulator::Emulator::within(usize::MAX, bytes))
     }
 
     fn on(driver: Arc<dyn Driver>) -> Arc<Self> {

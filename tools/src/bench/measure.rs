@@ -123,7 +123,9 @@ pub fn measure(session: &mut Session, plan: &Plan, cache_bytes: Option<u64>) -> 
     let interleaved =
         plan.depths.len() > 1 && plan.depths.len() * session.state_bytes() <= MOST_COPIED;
     let copies = if interleaved { plan.depths.len() } else { 0 };
-    let mut copies: Vec<Snapshot> = (0..copies).map(|_| session.snapshot()).collect();
+    let mut copies: Vec<Snapshot> = (0..copies)
+        .map(|_| session.snapshot())
+        .collect::<waterline::Result<_>>()?;
     let timed = |_| Timed {
         position: 0,
         resident_bytes: None,
@@ -164,7 +166,7 @@ pub fn measure(session: &mut Session, plan: &Plan, cache_bytes: Option<u64>) -> 
             run.session.snapshot_into(copy)?;
         }
     }
-    run.hash_logits();
+    run.hash_logits()?;
     run.bar.finish_and_clear();
     let buffer = run.bandwidth.bytes();
     let peak_after = machine::peak_resident_bytes().map(|bytes| bytes.saturating_sub(buffer));
@@ -193,7 +195,7 @@ impl Run<'_> {
         self.session.step()?;
         let (mut read, mut first) = (Vec::new(), Vec::new());
         while read.len() < PASSES && read.iter().all(|&seconds| seconds < LONG) {
-            self.session.reset();
+            self.session.reset()?;
             let start = Instant::now();
             self.feed(&prompt)?;
             read.push(start.elapsed().as_secs_f64());
@@ -202,8 +204,8 @@ impl Run<'_> {
             self.bar.inc(length as u64);
         }
         self.bar.inc(((PASSES - read.len()) * length) as u64);
-        self.hash_logits();
-        self.session.reset();
+        self.hash_logits()?;
+        self.session.reset()?;
         Ok((read, first))
     }
 
@@ -268,10 +270,11 @@ impl Run<'_> {
         (0..length).map(token).collect()
     }
 
-    fn hash_logits(&mut self) {
-        for logit in self.session.logits() {
+    fn hash_logits(&mut self) -> Result<()> {
+        for logit in self.session.logits()? {
             self.hash.add(logit.to_bits());
         }
+        Ok(())
     }
 
     /// Notes the resident memory if the position has moved on since the last note.

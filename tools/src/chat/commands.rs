@@ -136,7 +136,7 @@ impl Commands {
                     conversation.messages().len()
                 ))?;
             }
-            "state" => screen.notice(&state(conversation))?,
+            "state" => screen.notice(&state(conversation)?)?,
             "set" => set(rest, conversation, screen)?,
             "stats" => screen.notice(&stats(conversation))?,
             "quit" | "exit" => return Ok(Action::Quit),
@@ -282,9 +282,9 @@ fn stats(conversation: &Conversation) -> String {
 }
 
 /// The slots of the session's state: those of one name and shape together, and the values of counters.
-fn state(conversation: &Conversation) -> String {
+fn state(conversation: &Conversation) -> Result<String> {
     let session = conversation.session();
-    let snapshot = session.snapshot();
+    let snapshot = session.snapshot()?;
     let mut groups: Vec<(String, usize, usize)> = Vec::new();
     let mut counters = Vec::new();
     for (slot, bytes) in snapshot.slots() {
@@ -324,7 +324,7 @@ fn state(conversation: &Conversation) -> String {
         units::bytes(session.state_bytes()),
         session.state_bytes()
     ));
-    lines.join("\n")
+    Ok(lines.join("\n"))
 }
 
 /// How many members each set of a block can have.

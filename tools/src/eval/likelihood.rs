@@ -154,7 +154,7 @@ pub fn run(args: &Args, headline: Headline) -> Result<ExitCode> {
 
 /// Minus the logarithm to base 2 of the probability of all tokens but the first.
 fn bits(session: &mut Session, tokens: &[u32]) -> Result<f64> {
-    session.reset();
+    session.reset()?;
     let Some((_, read)) = tokens.split_last() else {
         return Ok(0.0);
     };

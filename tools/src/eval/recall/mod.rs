@@ -244,7 +244,7 @@ fn settings(args: &Args, most_keys: usize) -> Result<Vec<Setting>> {
 
 /// For each question whether the model's most probable tokens are the answer.
 fn answers(session: &mut Session, sequence: &Sequence) -> Result<Vec<bool>> {
-    session.reset();
+    session.reset()?;
     let tokens = &sequence.tokens;
     let mut right = vec![true; sequence.questions.len()];
     // Logits are wanted from the first question on.
