@@ -38,8 +38,10 @@ __device__ inline float penalized(float x, u32 count, const Sampling* s) {
   return __fsub_rn(x, __fadd_rn(__fmul_rn((float)count, s->frequency), s->presence));
 }
 
-// `exp` of cpu/simd.rs, for what is not above 0.
-__device__ inline float exp_weight(float x) {
+// A logit's weight, by `exp` of cpu/simd.rs, for what is not above 0. Not inlined: one block runs most of this file, and
+// should not wait for its instructions.
+__device__ __noinline__ float weight_of(float logit, float largest, float temperature) {
+  float x = __fdiv_rn(__fsub_rn(logit, largest), temperature);
   constexpr float round = 12582912.0f;
   float clamped = fmaxf(x, -87.33654f);
   float n = __fsub_rn(__fadd_rn(__fmul_rn(clamped, 1.44269504f), round), round);
@@ -56,7 +58,7 @@ __device__ inline float exp_weight(float x) {
   return x < -87.33654f ? 0.0f : y;
 }
 
-// A weight in parts of 2^-40, and what remains of it after min-p.
+// A weight in parts of 2^-40.
 __device__ inline u64 parts_of(float weight) { return (u64)(weight * 1099511627776.0f); }
 
 // Rises with the logit; among equals the lower token has the larger key.
@@ -82,7 +84,7 @@ struct Range {
     scale = (bins - 1) / fminf(largest - low, 28.0f * temperature);
   }
 
-  __device__ float weight(float x) const { return exp_weight(__fdiv_rn(__fsub_rn(x, largest), temperature)); }
+  __device__ float weight(float x) const { return weight_of(x, largest, temperature); }
 
   // Does not fall where the logit does. Below e^-28 a weight is less than one part.
   __device__ int bin(float x) const {
@@ -144,7 +146,7 @@ __device__ void histogram(const Sampling* s, Working<vocab>* work) {
 }
 
 // The sum over this and all threads before, and with `total` over all. 1024 threads.
-__device__ inline u64 block_scan(u64 x, u64* total) {
+__device__ __noinline__ u64 block_scan(u64 x, u64* total) {
   __shared__ u64 sums[32];
   for (int distance = 1; distance < 32; distance *= 2) {
     u64 before = __shfl_up_sync(all_lanes, x, distance);
@@ -177,6 +179,7 @@ struct Cut {
 template <int vocab>
 __device__ void tally(const Working<vocab>* work, const Range& range, int bin, u64 key, u64* count, u64* weight) {
   u64 tokens = 0, parts = 0;
+#pragma unroll 1
   for (int token = threadIdx.x; token < vocab; token += blockDim.x) {
     float x = work->logits[token];
     if (range.bin(x) != bin || key_of(x, token) < key) continue;
@@ -198,6 +201,7 @@ __device__ Cut cut_in(const Working<vocab>* work, const Range& range, const Plac
   __syncthreads();
   for (int s = warp_index(); s < Working<vocab>::segments; s += 32) {
     if (range.bin(work->largest[s]) > place.bin || range.bin(work->smallest[s]) < place.bin) continue;
+#pragma unroll 4
     for (int token = s * segment + lane_index(); token < (s + 1) * segment && token < vocab; token += 32) {
       float x = work->logits[token];
       if (range.bin(x) != place.bin) continue;
@@ -212,6 +216,7 @@ __device__ Cut cut_in(const Working<vocab>* work, const Range& range, const Plac
     if (threadIdx.x < members) {
       u64 key = keys[threadIdx.x], weight = parts[threadIdx.x], count = 1;
       u64 own = by_weight ? weight : count;
+#pragma unroll 4
       for (u32 i = 0; i < members; i++) {
         if (keys[i] <= key) continue;
         weight += parts[i];
@@ -224,12 +229,13 @@ __device__ Cut cut_in(const Working<vocab>* work, const Range& range, const Plac
     return cut;
   }
   // Too many to compare with each other, which takes many equal logits: the key is found bit by bit.
-  u64 key = 0, count, weight;
-  for (int bit = 63; bit >= 0; bit--) {
-    tally(work, range, place.bin, key | 1ull << bit, &count, &weight);
-    if ((by_weight ? weight : count) >= place.needed) key |= 1ull << bit;
+  u64 key = 0, weight = 0;
+#pragma unroll 1
+  for (int bit = 63; bit >= -1; bit--) {
+    u64 tried = bit >= 0 ? key | 1ull << bit : key, count;
+    tally(work, range, place.bin, tried, &count, &weight);
+    if ((by_weight ? weight : count) >= place.needed) key = tried;
   }
-  tally(work, range, place.bin, key, &count, &weight);
   return {key, place.weight_before + weight};
 }
 
@@ -264,21 +270,18 @@ __device__ void draw(const Sampling* s, u64* random, u32* ids, u32* chosen, Work
   u64 count = work->counts[threadIdx.x], weight = work->weights[threadIdx.x], tokens, total;
   u64 count_through = block_scan(count, &tokens), weight_through = block_scan(weight, &total);
   Cut cut = {0, total};
-  u64 top_k = s->top_k;
-  if (top_k && top_k < tokens) {
-    if (count_through - count < top_k && top_k <= count_through)
-      place = {(int)threadIdx.x, top_k - (count_through - count), weight_through - weight};
+#pragma unroll 1
+  for (int by_weight = 0; by_weight < 2; by_weight++) {
+    // Top-k, then top-p of what it leaves.
+    u64 needed = by_weight ? (u64)ceil(__dmul_rn((double)s->top_p, (double)cut.weight)) : s->top_k;
+    if (by_weight ? s->top_p >= 1.0f : needed == 0 || needed >= tokens) continue;
+    u64 through = by_weight ? weight_through : count_through, own = by_weight ? weight : count;
     __syncthreads();
-    cut = cut_in(work, range, place, false);
-  }
-  if (s->top_p < 1.0f) {
-    u64 enough = (u64)ceil(__dmul_rn((double)s->top_p, (double)cut.weight));
+    if (through - own < needed && needed <= through)
+      place = {(int)threadIdx.x, needed - (through - own), weight_through - weight};
     __syncthreads();
-    if (weight_through - weight < enough && enough <= weight_through)
-      place = {(int)threadIdx.x, enough - (weight_through - weight), weight_through - weight};
-    __syncthreads();
-    u64 key = cut_in(work, range, place, true).key;
-    if (key > cut.key) cut.key = key;
+    Cut found = cut_in(work, range, place, by_weight);
+    cut = {found.key > cut.key ? found.key : cut.key, found.weight};
   }
   float min_p = s->min_p;
   auto kept = [&](int token) -> u64 {
@@ -293,6 +296,7 @@ __device__ void draw(const Sampling* s, u64* random, u32* ids, u32* chosen, Work
   for (int i = warp_index(); i < segments; i += 32) {
     u64 sum = 0;
     if (key_of(work->largest[i], 0) >= cut.key)
+#pragma unroll 4
       for (int j = lane_index(); j < segment; j += 32) sum += kept(i * segment + j);
     for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(all_lanes, sum, distance);
     if (lane_index() == 0) {
@@ -316,6 +320,7 @@ __device__ void draw(const Sampling* s, u64* random, u32* ids, u32* chosen, Work
   __syncthreads();
   if (warp_index() != 0) return;
   before = 0;
+#pragma unroll 1
   for (int j = 0; j < segment; j += 32) {
     int token = found * segment + j + lane_index();
     u64 mine = kept(token), through = mine;

@@ -293,3 +293,31 @@ fn only_a_bias_needs_the_host() {
     };
     assert_eq!(Sampling::of(&params), None);
 }
+
+#[test]
+fn a_large_vocabulary_is_no_different() {
+    let Some(device) = device() else { return };
+    for vocab in [32_000, 151_936] {
+        let bench = Bench::new(&device, vocab);
+        let penalized = SamplerParams {
+            repetition_penalty: 1.1,
+            ..SamplerParams::default()
+        };
+        let nucleus = SamplerParams {
+            top_p: 0.9,
+            ..neutral()
+        };
+        let wide = SamplerParams {
+            top_k: 3000,
+            top_p: 0.999,
+            temperature: 1.5,
+            ..neutral()
+        };
+        for (seed, params) in [penalized, nucleus, wide, neutral()].iter().enumerate() {
+            for kind in [0, 3] {
+                let logits = logits(kind, 5 + seed as u32, vocab);
+                bench.compare(params, &logits, &[7, 77, 777], 1);
+            }
+        }
+    }
+}
