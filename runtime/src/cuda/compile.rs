@@ -48,6 +48,17 @@ pub(crate) fn ahead(source: &str, architecture: &str, folder: &Path) -> Result<(
     write(&path, architecture, &image).map_err(|e| Error::io(path, "cannot write", e))
 }
 
+/// NVRTC's; 0 if it does not say.
+fn major_version() -> i32 {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: both are places for a number.
+    let status = unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
+    match status {
+        sys::nvrtcResult::NVRTC_SUCCESS => major,
+        _ => 0,
+    }
+}
+
 fn compile(source: &str, architecture: &str) -> Result<Vec<u8>> {
     // SAFETY: only looks for the library.
     if !unsafe { sys::is_culib_present() } {
@@ -67,6 +78,10 @@ fn compile(source: &str, architecture: &str) -> Result<Vec<u8>> {
     };
     let mut options = vec![format!("--gpu-architecture={target}")];
     options.extend(OPTIONS.map(String::from));
+    if major_version() >= 13 {
+        // In as many threads as there are processors.
+        options.push("--split-compile=0".into());
+    }
     // SAFETY: the program is valid until it is destroyed below.
     let compiled = unsafe { result::compile_program(program, &options) };
     let image = match compiled {

@@ -129,6 +129,14 @@ struct Calls {
     choice: usize,
 }
 
+impl Calls {
+    /// Those that are kernels of their own, whatever a step is.
+    fn always(&self) -> impl Iterator<Item = &Queued> {
+        let parts = [&self.chunk, &self.logits, &self.sample];
+        parts.into_iter().flatten()
+    }
+}
+
 impl Programs {
     fn new(
         calls: &Calls,
@@ -141,8 +149,7 @@ impl Programs {
         } else {
             &calls.step
         };
-        let parts = [&calls.chunk, &calls.logits, &calls.sample, recorded];
-        let all: Vec<&Queued> = parts.into_iter().flatten().collect();
+        let all: Vec<&Queued> = calls.always().chain(recorded).collect();
         let source = Source::of(&all);
         let kernels = device.kernels(&source)?;
         let template = |(queued, &kernel): (&&Queued, &usize)| Template {
@@ -262,7 +269,12 @@ impl Engine {
         if let Some(residence) = residence {
             let (phases, choice) = step(true)?;
             let phases: Vec<&Queued> = phases.iter().collect();
-            persistent = Persistent::new(&phases, residence, &device, &*queue)?;
+            let others = Source::of(&calls.always().collect::<Vec<_>>());
+            // Compiling takes seconds, and the two units are independent. An error comes again where it belongs.
+            persistent = std::thread::scope(|scope| {
+                scope.spawn(|| device.kernels(&others));
+                Persistent::new(&phases, residence, &device, &*queue)
+            })?;
             calls.choice = choice;
         }
         if persistent.is_none() {

@@ -38,10 +38,14 @@ pub(crate) use launches::{Call, Grid, Launches, Parameter, Rows};
 use launches::{Queued, Weights};
 pub(crate) use products::{Factor, format_of};
 pub(crate) use sample::Sampling;
+use once_cell::sync::OnceCell;
 use source::Source;
 
 use crate::error::Result;
 use crate::model::Model;
+
+/// Kernels of a text; who wants those that another thread compiles waits for it.
+type Compiled = Arc<OnceCell<Vec<Kernel>>>;
 
 /// A device that sessions can run on, with the weights and kernels that it holds. Cloning the `Arc` shares them.
 pub struct Device {
@@ -49,7 +53,7 @@ pub struct Device {
     /// By the model's fingerprint and program.
     weights: Mutex<HashMap<(u64, usize), Arc<Weights>>>,
     /// By source text.
-    kernels: Mutex<HashMap<String, Vec<Kernel>>>,
+    kernels: Mutex<HashMap<String, Compiled>>,
 }
 
 impl Device {
@@ -161,12 +165,11 @@ impl Device {
 
     /// The kernels of a program, compiled if they are not yet.
     fn kernels(&self, source: &Source) -> Result<Vec<Kernel>> {
-        let mut kernels = self.kernels.lock().expect("kernels");
-        if let Some(found) = kernels.get(&source.text) {
-            return Ok(found.clone());
-        }
-        let compiled = self.driver.compile(&source.text, &source.kernels)?;
-        kernels.insert(source.text.clone(), compiled.clone());
-        Ok(compiled)
+        let compiled = {
+            let mut kernels = self.kernels.lock().expect("kernels");
+            Arc::clone(kernels.entry(source.text.clone()).or_default())
+        };
+        let compile = || self.driver.compile(&source.text, &source.kernels);
+        compiled.get_or_try_init(compile).cloned()
     }
 }
