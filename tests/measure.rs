@@ -9,7 +9,7 @@ use common::{Workplace, fixture};
 use serde_json::Value;
 
 /// Numbers that scripts rely on.
-const NUMBERS: [&str; 12] = [
+const NUMBERS: [&str; 13] = [
     "decode_tokens_per_s",
     "prefill_tokens_per_s",
     "time_to_first_token_ms",
@@ -19,6 +19,7 @@ const NUMBERS: [&str; 12] = [
     "allocations_per_token",
     "peak_rss_bytes",
     "device_bytes",
+    "shared_bytes",
     "read_bytes_per_s",
     "threads",
     "prompt",

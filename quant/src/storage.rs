@@ -68,6 +68,17 @@ impl Bytes {
         }
     }
 
+    /// The whole mapping that these bytes are part of, if they are part of a mapped file.
+    pub fn mapping(&self) -> Option<Bytes> {
+        match &*self.storage {
+            Storage::Mapped(map) => Some(Bytes {
+                storage: self.storage.clone(),
+                range: 0..map.len(),
+            }),
+            Storage::Static(_) | Storage::Owned(_) => None,
+        }
+    }
+
     /// The part `range` of these bytes.
     ///
     /// # Panics

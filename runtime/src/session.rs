@@ -256,6 +256,15 @@ impl Session {
         }
     }
 
+    /// Bytes of weights that the device reads in the host's memory, where the file is mapped, and has no copy of; 0 on
+    /// the CPU. See [`Device::shared_bytes`].
+    pub fn shared_bytes(&self) -> usize {
+        self.options
+            .device
+            .as_ref()
+            .map_or(0, |device| device.shared_bytes())
+    }
+
     /// Logits after the last token, `[vocab]`; zeros before the first.
     /// From a device they are fetched when they are first asked for.
     ///

@@ -62,11 +62,25 @@ impl Driver for Ahead {
         })
     }
 
+    fn free_bytes(&self) -> Result<usize> {
+        Ok(0)
+    }
+
+    fn compiles(&self) -> bool {
+        true
+    }
+
     fn allocate(&self, _bytes: usize) -> Result<Address> {
         Ok(256)
     }
 
     fn release(&self, _address: Address) {}
+
+    fn share(&self, _host: &[u8]) -> Result<Option<Address>> {
+        Ok(None)
+    }
+
+    fn forget(&self, _host: &[u8]) {}
 
     fn compile(&self, source: &str, names: &[String]) -> Result<Vec<Kernel>> {
         compile::ahead(source, &self.architecture, &self.folder)?;

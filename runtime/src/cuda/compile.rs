@@ -48,6 +48,12 @@ pub(crate) fn ahead(source: &str, architecture: &str, folder: &Path) -> Result<(
     write(&path, architecture, &image).map_err(|e| Error::io(path, "cannot write", e))
 }
 
+/// Whether NVRTC is installed.
+pub(crate) fn is_possible() -> bool {
+    // SAFETY: only looks for the library.
+    unsafe { sys::is_culib_present() }
+}
+
 /// NVRTC's; 0 if it does not say.
 fn major_version() -> i32 {
     let (mut major, mut minor) = (0, 0);
@@ -60,8 +66,7 @@ fn major_version() -> i32 {
 }
 
 fn compile(source: &str, architecture: &str) -> Result<Vec<u8>> {
-    // SAFETY: only looks for the library.
-    if !unsafe { sys::is_culib_present() } {
+    if !is_possible() {
         return Err(error(format!(
             "NVRTC (libnvrtc) is not installed and there are no kernels for {architecture} in the cache; install it, \
              or run `waterline kernels` where it is and bring the folder along"

@@ -46,11 +46,24 @@ pub(crate) trait Driver: Send + Sync {
     /// What of the device one kernel can hold on to for a whole token; none where its blocks cannot wait for each other.
     fn residence(&self) -> Option<Residence>;
 
+    /// Bytes of memory that nobody uses.
+    fn free_bytes(&self) -> Result<usize>;
+
+    /// Whether it has a compiler for kernels that are not in the cache.
+    fn compiles(&self) -> bool;
+
     /// Uninitialised memory, aligned to 256 bytes.
     fn allocate(&self, bytes: usize) -> Result<Address>;
 
     /// Gives memory back that [`Driver::allocate`] returned; nothing uses it any more.
     fn release(&self, address: Address);
+
+    /// Lets kernels read the host's bytes where they lie, which begin at a page, and returns their address there; none
+    /// on a device that should have a copy. They stay there until [`Driver::forget`].
+    fn share(&self, host: &[u8]) -> Result<Option<Address>>;
+
+    /// Ends what [`Driver::share`] began with these bytes.
+    fn forget(&self, host: &[u8]);
 
     /// Compiles `source` and returns the kernels `names` in order.
     fn compile(&self, source: &str, names: &[String]) -> Result<Vec<Kernel>>;

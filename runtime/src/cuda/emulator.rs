@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::driver::{Address, Driver, Kernel, Launch, Queue, Recording, Residence, TensorCores};
+use super::shares_memory;
 use crate::error::{Error, Result};
 
 const HEADER: &str = include_str!("emulator.h");
@@ -20,6 +21,8 @@ pub(crate) struct Emulator {
     operations: AtomicUsize,
     /// Bytes that can still be allocated.
     free: AtomicUsize,
+    /// Whether it reads mapped weights where they lie.
+    shares: bool,
 }
 
 static RUNNING: Mutex<()> = Mutex::new(());
@@ -43,6 +46,17 @@ impl Emulator {
             libraries: Mutex::default(),
             operations: operations.into(),
             free: bytes.into(),
+            shares: shares_memory().unwrap_or(false),
+        })
+    }
+
+    /// A device that reads mapped weights where they lie.
+    pub fn sharing() -> Arc<Self> {
+        Arc::new(Emulator {
+            libraries: Mutex::default(),
+            operations: usize::MAX.into(),
+            free: usize::MAX.into(),
+            shares: true,
         })
     }
 
@@ -82,6 +96,15 @@ impl Driver for Emulator {
         })
     }
 
+    fn free_bytes(&self) -> Result<usize> {
+        self.operate()?;
+        Ok(self.free.load(Ordering::Relaxed))
+    }
+
+    fn compiles(&self) -> bool {
+        true
+    }
+
     fn allocate(&self, bytes: usize) -> Result<Address> {
         self.operate()?;
         let whole = 256 + bytes.next_multiple_of(256);
@@ -117,6 +140,13 @@ impl Driver for Emulator {
             self.free.fetch_add(whole, Ordering::Relaxed);
         }
     }
+
+    fn share(&self, host: &[u8]) -> Result<Option<Address>> {
+        self.operate()?;
+        Ok(self.shares.then_some(host.as_ptr() as Address))
+    }
+
+    fn forget(&self, _host: &[u8]) {}
 
     fn compile(&self, source: &str, names: &[String]) -> Result<Vec<Kernel>> {
         let text = format!("{HEADER}\n{source}");

@@ -185,7 +185,7 @@ impl Programs {
 impl Engine {
     /// Allocates for chunks of up to `chunk` tokens and compiles what is not compiled yet.
     pub fn new(
-        model: &Model,
+        model: &Arc<Model>,
         device: Arc<Device>,
         plan: Arc<StatePlan>,
         options: &SessionOptions,

@@ -26,8 +26,40 @@ pub(crate) struct Gpu {
     residence: Option<Residence>,
     /// Whether a kernel may start before the one before it has ended.
     overlaps: bool,
+    /// Whether mapped weights are read where they lie.
+    sharing: Sharing,
     /// Modules live as long as the GPU is used: kernels are theirs.
     modules: Mutex<Vec<usize>>,
+}
+
+/// How kernels read the host's memory.
+#[derive(Clone, Copy)]
+enum Sharing {
+    /// They should not.
+    Copies,
+    /// All of it, as the host does.
+    Pageable,
+    /// What is registered, with these flags.
+    Registered(u32),
+}
+
+impl Sharing {
+    /// A device that shares the host's memory should not have a second copy there.
+    fn of(attribute: impl Fn(sys::CUdevice_attribute) -> bool) -> Self {
+        use sys::CUdevice_attribute as Attribute;
+        let integrated = attribute(Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED);
+        if !super::shares_memory().unwrap_or(integrated) {
+            return Sharing::Copies;
+        }
+        if attribute(Attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS) {
+            return Sharing::Pageable;
+        }
+        let read_only = attribute(Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED);
+        Sharing::Registered(match read_only {
+            true => sys::CU_MEMHOSTREGISTER_DEVICEMAP | sys::CU_MEMHOSTREGISTER_READ_ONLY,
+            false => sys::CU_MEMHOSTREGISTER_DEVICEMAP,
+        })
+    }
 }
 
 impl Gpu {
@@ -71,6 +103,7 @@ impl Gpu {
             tensor_cores: TensorCores::of(major),
             shared_memory: residence.shared,
             overlaps: major >= 9,
+            sharing: Sharing::of(|attribute| context.attribute(attribute).is_ok_and(|x| x != 0)),
             context,
             modules: Mutex::default(),
         }))
@@ -160,6 +193,16 @@ impl Driver for Gpu {
         self.residence
     }
 
+    fn free_bytes(&self) -> Result<usize> {
+        self.bind()?;
+        let (free, _) = self.check(result::mem_get_info())?;
+        Ok(free)
+    }
+
+    fn compiles(&self) -> bool {
+        compile::is_possible()
+    }
+
     fn allocate(&self, bytes: usize) -> Result<Address> {
         self.bind()?;
         // SAFETY: the context is current.
@@ -171,6 +214,34 @@ impl Driver for Gpu {
             // SAFETY: the address came from `allocate`, and its owner is gone. A device that was lost reports it
             // elsewhere.
             let _ = unsafe { result::free_sync(address) };
+        }
+    }
+
+    fn share(&self, host: &[u8]) -> Result<Option<Address>> {
+        let flags = match self.sharing {
+            Sharing::Copies => return Ok(None),
+            Sharing::Pageable => return Ok(Some(host.as_ptr() as Address)),
+            Sharing::Registered(flags) => flags,
+        };
+        self.bind()?;
+        let start = host.as_ptr().cast_mut().cast();
+        // SAFETY: the bytes are a mapping, which stays until `forget`, and nothing writes there.
+        let registered = unsafe { sys::cuMemHostRegister_v2(start, host.len(), flags) }.result();
+        // A system that cannot pin a mapped file leaves a copy, which `shared_bytes` tells.
+        if registered.is_err() {
+            return Ok(None);
+        }
+        let mut address = 0;
+        // SAFETY: the bytes are registered.
+        let found = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, start, 0) }.result();
+        self.check(found)?;
+        Ok(Some(address))
+    }
+
+    fn forget(&self, host: &[u8]) {
+        if matches!(self.sharing, Sharing::Registered(_)) && self.bind().is_ok() {
+            // SAFETY: `share` registered the bytes, and no kernel reads them any more.
+            let _ = unsafe { sys::cuMemHostUnregister(host.as_ptr().cast_mut().cast()) };
         }
     }
 

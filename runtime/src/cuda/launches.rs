@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use bytemuck::{Pod, Zeroable};
-use waterline_quant::Matrix;
+use waterline_quant::{Bytes, Matrix};
 
 use super::driver::{Address, Argument, Driver, Kernel, Launch, Memory, Queue, TensorCores};
 use super::persistent;
@@ -184,12 +184,21 @@ struct Loaded {
     slabs: Vec<Memory>,
     /// Bytes of the last slab in use.
     used: usize,
+    /// Mapped files, and where kernels read them; none if they do not.
+    shared: Vec<(Bytes, Option<Address>)>,
+    /// Bytes of weights that are read there.
+    shared_bytes: usize,
     /// Where the host's bytes, by their address and a tag of their layout, lie on the device.
     found: HashMap<(usize, u32), Address>,
 }
 
 const SLAB: usize = 32 << 20;
 const ALIGNMENT: usize = 256;
+/// Kernels read a matrix in words of up to 16 bytes.
+const SHARED_ALIGNMENT: u64 = 16;
+/// Tags of layouts: small tensors, and matrices.
+const PLAIN: u32 = 0;
+const STORED: u32 = 1;
 
 impl Weights {
     /// None yet.
@@ -204,6 +213,40 @@ impl Weights {
     pub fn bytes(&self) -> usize {
         let loaded = self.loaded.lock().expect("weights");
         loaded.slabs.iter().map(Memory::bytes).sum()
+    }
+
+    /// Bytes that are read in the host's memory.
+    pub fn shared_bytes(&self) -> usize {
+        self.loaded.lock().expect("weights").shared_bytes
+    }
+
+    /// Where kernels read `bytes` in the host's memory; none if they need a copy.
+    fn share(&self, bytes: &Bytes) -> Result<Option<Address>> {
+        let Some(file) = bytes.mapping() else {
+            return Ok(None);
+        };
+        let mut loaded = self.loaded.lock().expect("weights");
+        let known = loaded.shared.iter();
+        let known = known.map(|(other, address)| (other.as_ptr(), *address));
+        let known = known.into_iter().find(|(start, _)| *start == file.as_ptr());
+        let address = match known {
+            Some((_, address)) => address,
+            None => {
+                let address = self.driver.share(&file)?;
+                loaded.shared.push((file.clone(), address));
+                address
+            }
+        };
+        let offset = bytes.as_ptr() as usize - file.as_ptr() as usize;
+        let place = address.map(|address| address + offset as u64);
+        let place = place.filter(|place| place.is_multiple_of(SHARED_ALIGNMENT));
+        let key = (bytes.as_ptr() as usize, STORED);
+        if let Some(place) = place
+            && loaded.found.insert(key, place).is_none()
+        {
+            loaded.shared_bytes += bytes.len();
+        }
+        Ok(place)
     }
 
     /// The device's copy of `host`, in the layout `tag` that `pack` makes of it.
@@ -232,6 +275,17 @@ impl Weights {
         loaded.used += bytes.len().next_multiple_of(ALIGNMENT);
         loaded.found.insert(key, address);
         Ok(address)
+    }
+}
+
+impl Drop for Weights {
+    fn drop(&mut self) {
+        let loaded = self.loaded.get_mut().expect("weights");
+        for (file, address) in &loaded.shared {
+            if address.is_some() {
+                self.driver.forget(file);
+            }
+        }
     }
 }
 
@@ -388,14 +442,20 @@ impl Launches<'_> {
 
     /// The device's copy of bytes that live as long as the model.
     pub fn upload(&self, bytes: &[u8]) -> Result<Address> {
-        self.weights.upload(self.queue, bytes, 0, || None)
+        self.weights.upload(self.queue, bytes, PLAIN, || None)
     }
 
-    /// The device's copy of a matrix in the layout that its kernels read.
+    /// Where a matrix lies in the layout that its kernels read: in the host's memory, if the device reads it there, or
+    /// else in a copy.
     pub fn matrix_address(&self, matrix: &Matrix) -> Result<Address> {
         let bytes = matrix.bytes();
+        if !matrix.format().has_device_scale()
+            && let Some(address) = self.weights.share(bytes)?
+        {
+            return Ok(address);
+        }
         let pack = || matrix.device_layout();
-        self.weights.upload(self.queue, bytes, 1, pack)
+        self.weights.upload(self.queue, bytes, STORED, pack)
     }
 
     /// Where working memory begins that all stages share which ask for `purpose`: nothing stays in it from one to the next.

@@ -19,6 +19,8 @@ mod recur_tests;
 mod sample;
 #[cfg(test)]
 mod sample_tests;
+#[cfg(all(test, feature = "emulator"))]
+mod shared_tests;
 mod source;
 #[cfg(test)]
 mod stage_rig;
@@ -28,7 +30,7 @@ mod tests;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 pub(crate) use driver::{Address, TensorCores};
@@ -36,12 +38,12 @@ use driver::{Driver, Kernel, Memory};
 pub(crate) use engine::Engine;
 pub(crate) use launches::{Call, Grid, Launches, Parameter, Rows};
 use launches::{Queued, Weights};
+use once_cell::sync::OnceCell;
 pub(crate) use products::{Factor, format_of};
 pub(crate) use sample::Sampling;
-use once_cell::sync::OnceCell;
 use source::Source;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::Model;
 
 /// Kernels of a text; who wants those that another thread compiles waits for it.
@@ -50,8 +52,8 @@ type Compiled = Arc<OnceCell<Vec<Kernel>>>;
 /// A device that sessions can run on, with the weights and kernels that it holds. Cloning the `Arc` shares them.
 pub struct Device {
     driver: Arc<dyn Driver>,
-    /// By the model's fingerprint and program.
-    weights: Mutex<HashMap<(u64, usize), Arc<Weights>>>,
+    /// Of every model that is still in use. A model's place in memory is not given to another one before.
+    weights: Mutex<Vec<(Weak<Model>, Arc<Weights>)>>,
     /// By source text.
     kernels: Mutex<HashMap<String, Compiled>>,
 }
@@ -63,6 +65,39 @@ impl Device {
     /// [`crate::Error::Device`] without a driver, with one that is too old, or if there is no such GPU.
     pub fn open(ordinal: usize) -> Result<Arc<Self>> {
         Ok(Self::on(gpu::Gpu::open(ordinal)?))
+    }
+
+    /// GPU number 0, if it can serve sessions on a model with so many bytes of weights: it has room for a quarter more than
+    /// that, and NVRTC is there to compile kernels.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`] with the reason why the CPU serves better.
+    pub fn automatic(weights: usize) -> Result<Arc<Self>> {
+        let device = Self::open(0)?;
+        device.suits(weights)?;
+        Ok(device)
+    }
+
+    fn suits(&self, weights: usize) -> Result<()> {
+        let not = |reason: String| {
+            Err(Error::Device {
+                device: self.name().into(),
+                reason,
+            })
+        };
+        if !self.driver.compiles() {
+            return not("NVRTC (libnvrtc), which compiles its kernels, is not installed".into());
+        }
+        let (free, needed) = (
+            self.driver.free_bytes()?,
+            weights.saturating_add(weights / 4),
+        );
+        if free < needed {
+            return not(format!(
+                "{free} bytes of its memory are free; a model of {weights} bytes should have {needed}"
+            ));
+        }
+        Ok(())
     }
 
     /// Stands for a device of `architecture` (such as `sm_87`) with so many multiprocessors: opening a session on it
@@ -81,6 +116,12 @@ impl Device {
     #[cfg(feature = "emulator")]
     pub fn emulated_until(operations: usize) -> Arc<Self> {
         Self::on(emulator::Emulator::within(operations, usize::MAX))
+    }
+
+    /// An emulator that reads mapped weights where they lie.
+    #[cfg(feature = "emulator")]
+    pub fn emulated_sharing() -> Arc<Self> {
+        Self::on(emulator::Emulator::sharing())
     }
 
     /// An emulator with so many bytes of memory.
@@ -102,10 +143,19 @@ impl Device {
         self.driver.name()
     }
 
-    /// Bytes of weights that it holds.
+    /// Bytes of its memory that hold weights.
     pub fn weight_bytes(&self) -> usize {
         let weights = self.weights.lock().expect("weights");
-        weights.values().map(|weights| weights.bytes()).sum()
+        weights.iter().map(|(_, weights)| weights.bytes()).sum()
+    }
+
+    /// Bytes of weights that it reads in the host's memory, where the file is mapped: on a device that shares that memory,
+    /// or with `WATERLINE_MAPPED=1` in the environment. Formats that kernels read in another order than the file's (Q8_0,
+    /// Q4_0, Q6_K) are copied even so.
+    pub fn shared_bytes(&self) -> usize {
+        let weights = self.weights.lock().expect("weights");
+        let shared = weights.iter().map(|(_, weights)| weights.shared_bytes());
+        shared.sum()
     }
 
     /// Bytes a second that a plain read of `bytes` reaches, the median of several.
@@ -156,11 +206,18 @@ impl Device {
     }
 
     /// The model's weights, which are uploaded as they are wanted.
-    fn weights(&self, model: &Model) -> Arc<Weights> {
-        let key = (model.fingerprint(), std::ptr::from_ref(model) as usize);
-        let mut weights = self.weights.lock().expect("weights");
-        let new = || Arc::new(Weights::new(Arc::clone(&self.driver)));
-        Arc::clone(weights.entry(key).or_insert_with(new))
+    fn weights(&self, model: &Arc<Model>) -> Arc<Weights> {
+        let mut all = self.weights.lock().expect("weights");
+        all.retain(|(model, _)| model.strong_count() > 0);
+        let this = all
+            .iter()
+            .find(|(known, _)| std::ptr::eq(known.as_ptr(), &raw const **model));
+        if let Some((_, weights)) = this {
+            return Arc::clone(weights);
+        }
+        let weights = Arc::new(Weights::new(Arc::clone(&self.driver)));
+        all.push((Arc::downgrade(model), Arc::clone(&weights)));
+        weights
     }
 
     /// The kernels of a program, compiled if they are not yet.
@@ -171,5 +228,14 @@ impl Device {
         };
         let compile = || self.driver.compile(&source.text, &source.kernels);
         compiled.get_or_try_init(compile).cloned()
+    }
+}
+
+/// Whether `WATERLINE_MAPPED` says that mapped weights are read where they lie (1) or copied (0).
+fn shares_memory() -> Option<bool> {
+    match std::env::var("WATERLINE_MAPPED").ok()?.as_str() {
+        "0" => Some(false),
+        "1" => Some(true),
+        _ => None,
     }
 }

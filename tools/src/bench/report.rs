@@ -55,6 +55,9 @@ pub struct Report {
     pub peak_rss_bytes: Option<u64>,
     /// Memory of the device besides that.
     pub device_bytes: u64,
+    /// Weights that the device reads in the host's memory instead, where the file is mapped.
+    #[serde(default)]
+    pub shared_bytes: u64,
     /// Resident memory along the way to the deepest position.
     pub memory: Vec<Memory>,
     /// Equal if two runs generated the same tokens and the same logits, bit for bit.
@@ -213,6 +216,7 @@ impl Report {
             allocations_per_token: measured.allocations as f64 / measured.counted_tokens as f64,
             peak_rss_bytes: measured.peak_bytes,
             device_bytes: session.device_bytes() as u64,
+            shared_bytes: session.shared_bytes() as u64,
             memory: memory
                 .map(|(position, rss_bytes)| Memory {
                     position,
@@ -315,7 +319,17 @@ impl Report {
                 "most memory",
                 self.peak_rss_bytes.map_or("unknown".into(), bytes),
             ),
-            ("device memory", bytes(self.device_bytes)),
+            (
+                "device memory",
+                match self.shared_bytes {
+                    0 => bytes(self.device_bytes),
+                    shared => format!(
+                        "{}, and {} of weights in the mapped file",
+                        bytes(self.device_bytes),
+                        bytes(shared)
+                    ),
+                },
+            ),
             ("hash", self.hash.clone()),
         ]
     }
