@@ -80,7 +80,8 @@ typedef enum {
 
 // Where a model computes.
 typedef enum {
-  // What serves most: the processor in this version.
+  // The first NVIDIA GPU, if there is one, NVRTC is installed, and the GPU's free memory is a quarter more than the weights;
+  // the processor otherwise. wl_model_device says which, and why.
   WL_DEVICE_AUTO = 0,
   // The processor.
   WL_DEVICE_CPU = 1,
@@ -317,6 +318,11 @@ wl_status wl_model_get_info(const wl_model *model, wl_model_info *info);
 
 // Gives the model's name. It is valid until the model is freed.
 wl_status wl_model_name(const wl_model *model, const char **name);
+
+// Says where sessions of the model compute: a GPU's name, or "CPU", with the reason behind it in parentheses if that was
+// left to the library. It is valid until the model is freed.
+wl_status wl_model_device(const wl_model *model,
+                          const char **device);
 
 // Gives the model's description as JSON: its dimensions, and for every block its mixer with its numbers. It is valid
 // until the model is freed.

@@ -96,6 +96,14 @@ public:
         return name;
     }
 
+    // Where its sessions compute, and why there if that was left to the library.
+    std::string device() const
+    {
+        const char *device = nullptr;
+        check(wl_model_device(get(), &device));
+        return device;
+    }
+
     std::string spec_json() const
     {
         const char *json = nullptr;

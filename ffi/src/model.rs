@@ -21,7 +21,8 @@ pub struct wl_model {
 /// Where a model computes.
 #[repr(C)]
 pub enum wl_device {
-    /// What serves most: the processor in this version.
+    /// The first NVIDIA GPU, if there is one, NVRTC is installed, and the GPU's free memory is a quarter more than the weights;
+    /// the processor otherwise. wl_model_device says which, and why.
     WL_DEVICE_AUTO = 0,
     /// The processor.
     WL_DEVICE_CPU = 1,
@@ -85,6 +86,8 @@ pub(crate) struct OpenModel {
     info: wl_model_info,
     name: CString,
     spec: CString,
+    /// Where its sessions compute, as a sentence.
+    place: CString,
     /// Threads by their number, while some session uses them.
     pools: Mutex<HashMap<usize, Weak<Pool>>>,
 }
@@ -92,12 +95,13 @@ pub(crate) struct OpenModel {
 pub(crate) static MODELS: Handles<OpenModel> = Handles::new("model");
 
 impl OpenModel {
-    pub fn new(checkpoint: Checkpoint, device: Option<Arc<Device>>) -> Outcome<Self> {
+    pub fn new(checkpoint: Checkpoint, device: u32) -> Outcome<Self> {
         let bytes = checkpoint
             .tensors
             .values()
             .map(|tensor| tensor.data.len() as u64);
         let weight_bytes = bytes.sum();
+        let (device, place) = choose_device(device, weight_bytes)?;
         let has_tokenizer = checkpoint.text.tokenizer.is_some();
         let has_chat_template = checkpoint.text.chat_template.is_some();
         let model = Model::bind(checkpoint)?;
@@ -116,6 +120,7 @@ impl OpenModel {
             },
             weight_bytes,
             device,
+            place: c_string(&place),
             name: c_string(model.name()),
             spec: c_string(&spec.to_json().to_string()),
             pools: Mutex::default(),
@@ -156,9 +161,8 @@ unsafe fn open(
         place("the place for the model", model)?;
         // SAFETY: the caller of the exported function says that it is such a struct or NULL.
         let params = unsafe { params::read("wl_model_params", params) }?;
-        let device = open_device(params.device)?;
         let clock = Instant::now();
-        let open = OpenModel::new(checkpoint()?, device)?;
+        let open = OpenModel::new(checkpoint()?, params.device)?;
         log(wl_log_level::WL_LOG_INFO, || {
             format!(
                 "opened {}: {} parameters, {} bytes of weights, {:.0} ms, {}",
@@ -166,7 +170,7 @@ unsafe fn open(
                 open.info.parameters,
                 open.weight_bytes,
                 1e3 * clock.elapsed().as_secs_f64(),
-                open.device.as_ref().map_or("CPU", |device| device.name())
+                open.place.to_string_lossy()
             )
         });
         // SAFETY: checked above.
@@ -175,14 +179,25 @@ unsafe fn open(
     })
 }
 
-fn open_device(device: u32) -> Outcome<Option<Arc<Device>>> {
+/// Opens the wl_device `device` for a model with so many bytes of weights; none is the processor. Says where that is.
+fn choose_device(device: u32, weight_bytes: u64) -> Outcome<(Option<Arc<Device>>, String)> {
     const AUTO: u32 = wl_device::WL_DEVICE_AUTO as u32;
     const CPU: u32 = wl_device::WL_DEVICE_CPU as u32;
     const CUDA: u32 = wl_device::WL_DEVICE_CUDA as u32;
     match device {
-        AUTO | CPU => Ok(None),
+        CPU => Ok((None, "CPU".into())),
+        AUTO => Ok(match Device::automatic(weight_bytes as usize) {
+            Ok(device) => {
+                let name = device.name().into();
+                (Some(device), name)
+            }
+            Err(reason) => (None, format!("CPU ({reason})")),
+        }),
         CUDA => match Device::open(0) {
-            Ok(device) => Ok(Some(device)),
+            Ok(device) => {
+                let name = device.name().into();
+                Ok((Some(device), name))
+            }
             Err(error) => Err(Failure::new(
                 wl_status::WL_ERROR_UNSUPPORTED,
                 format!("CUDA: {error}"),
@@ -306,6 +321,22 @@ pub unsafe extern "C" fn wl_model_name(
         place("the place for the name", name)?;
         // SAFETY: checked.
         unsafe { put(name, model.name.as_ptr()) };
+        Ok(())
+    })
+}
+
+/// Says where sessions of the model compute: a GPU's name, or "CPU", with the reason behind it in parentheses if that was
+/// left to the library. It is valid until the model is freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_model_device(
+    model: *const wl_model,
+    device: *mut *const c_char,
+) -> wl_status {
+    border(|| {
+        let model = MODELS.get(model)?;
+        place("the place for the device", device)?;
+        // SAFETY: checked.
+        unsafe { put(device, model.place.as_ptr()) };
         Ok(())
     })
 }

@@ -9,7 +9,7 @@ use waterline::{
 use crate::generate::Running;
 use crate::handles::Handles;
 use crate::log::{log, wl_log_level};
-use crate::model::{MODELS, OpenModel, wl_model};
+use crate::model::{MODELS, OpenModel, wl_device, wl_model};
 use crate::params::{self, Tagged};
 use crate::pointers::{path, place, put, put_if_wanted, slice};
 use crate::sampling::{sampler_params, wl_sampler_params};
@@ -257,7 +257,10 @@ pub unsafe extern "C" fn wl_plan_file(
         let options = unsafe { session_options(params) }?;
         // SAFETY: the caller gives a path that ends at a zero byte.
         let path = unsafe { self::path(path) }?;
-        let model = OpenModel::new(waterline::Checkpoint::open(path)?, None)?;
+        let model = OpenModel::new(
+            waterline::Checkpoint::open(path)?,
+            wl_device::WL_DEVICE_CPU as u32,
+        )?;
         // SAFETY: the caller gives a struct of the size that it says.
         unsafe { params::write("wl_plan", plan, plan_of(&model, &options)?) }
     })

@@ -149,6 +149,13 @@ class Model(_Closing):
         return name.value.decode()
 
     @property
+    def device(self):
+        """Where its sessions compute, and why there if that was left to the library."""
+        text = ctypes.c_char_p()
+        check(library.wl_model_device(self._value, byref(text)))
+        return text.value.decode()
+
+    @property
     def spec(self):
         """Its dimensions, block by block."""
         text = ctypes.c_char_p()

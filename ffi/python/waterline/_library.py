@@ -96,6 +96,7 @@ FUNCTIONS = {
     "wl_model_free": [HANDLE],
     "wl_model_get_info": [HANDLE, POINTER(ModelInfo)],
     "wl_model_name": [HANDLE, POINTER(c_char_p)],
+    "wl_model_device": [HANDLE, POINTER(c_char_p)],
     "wl_model_spec_json": [HANDLE, POINTER(c_char_p)],
     "wl_plan_file": [PATH, POINTER(SessionParams), POINTER(Plan)],
     "wl_plan_model": [HANDLE, POINTER(SessionParams), POINTER(Plan)],

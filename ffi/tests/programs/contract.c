@@ -143,6 +143,7 @@ static void null_pointers(wl_model *model)
     REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_model_get_info(model, NULL));
     REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_model_name(model, NULL));
     REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_model_spec_json(model, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_model_device(model, NULL));
     REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_plan_model(model, NULL, NULL));
     REFUSED(WL_ERROR_ARGUMENT, "text is NULL", wl_tokenize(model, NULL, 3, 0, tokens, 4, &n));
     REFUSED(WL_ERROR_ARGUMENT, "text is NULL", wl_tokenize(model, NULL, WL_ZERO_TERMINATED, 0, tokens, 4, &n));
@@ -657,9 +658,11 @@ int main(int argc, char **argv)
     versions_and_names();
     wl_model *model = NULL;
     OK(wl_model_builtin(NULL, &model));
-    const char *name, *json;
+    const char *name, *json, *device;
     OK(wl_model_name(model, &name));
     OK(wl_model_spec_json(model, &json));
+    OK(wl_model_device(model, &device));
+    CHECK(strstr(device, "CPU (no GPU: ") == device);
     CHECK(strlen(name) > 0 && json[0] == '{' && strstr(json, "\"blocks\""));
     handles(model);
     null_pointers(model);
