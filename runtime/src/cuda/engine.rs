@@ -61,7 +61,7 @@ pub(crate) struct Engine {
     /// What the device has of the parameters and of the random numbers, where that is known.
     known: Option<(Sampling, SamplerState)>,
     shown: Shown,
-    programs: Programs,
+    programs: Box<Programs>,
 }
 
 /// What a session runs.
@@ -295,7 +295,7 @@ impl Engine {
             chosen,
             sampling,
             known: None,
-            programs,
+            programs: Box::new(programs),
             plan,
             device,
             queue,

@@ -3,7 +3,8 @@
 //
 //   survey     penalties; the largest and the smallest logit of each segment of the vocabulary
 //   histogram  how many tokens lie in each of many bins between the largest and the smallest logit, and their weight
-//   draw       one block: finds the bin in which top-k cuts, and that in which top-p does; orders only what is in these; draws
+//   cut        one block finds the bin in which top-k cuts, and that in which top-p does, and orders what is in these
+//   draw       the weight of what is kept of each segment; the last block picks
 
 // `Sampling` in sample.rs.
 struct Sampling {
@@ -19,12 +20,34 @@ constexpr int bins = 1024;    // the last one holds what has no weight
 constexpr int most_members = 1024;
 constexpr int survey_threads = 256;
 constexpr int survey_tokens = survey_threads / 32 * segment;
+constexpr int histogram_tokens = 8192;
+
+// The part of the logits that matters, and how it is cut into bins.
+struct Range {
+  float largest, limit, scale, temperature;
+
+  // Does not fall where the logit does. From `limit` on, 28 temperatures, a weight is less than one part.
+  __device__ int bin(float x) const {
+    if (!(largest - x < limit)) return bins - 1;
+    float bin = (largest - x) * scale;
+    return bin < bins - 2 ? (int)bin : bins - 2;
+  }
+};
+
+// A cut: the lowest key that is kept, and the weight of all that is kept.
+struct Cut {
+  u64 key, weight;
+};
 
 template <int vocab>
 struct Working {
   static constexpr int segments = (vocab + segment - 1) / segment;
+  u16 bin[segments * segment];
   u64 weights[bins];
   u64 sums[segments];
+  Cut cut;
+  Range range;
+  u32 arrived;  // blocks of `draw`
   u32 counts[bins];
   float logits[vocab];  // after the penalties
   float largest[segments];  // infinity if a logit is NaN or infinity
@@ -38,10 +61,9 @@ __device__ inline float penalized(float x, u32 count, const Sampling* s) {
   return __fsub_rn(x, __fadd_rn(__fmul_rn((float)count, s->frequency), s->presence));
 }
 
-// A logit's weight, by `exp` of cpu/simd.rs, for what is not above 0. Not inlined: one block runs most of this file, and
-// should not wait for its instructions.
-__device__ __noinline__ float weight_of(float logit, float largest, float temperature) {
-  float x = __fdiv_rn(__fsub_rn(logit, largest), temperature);
+// A logit's weight, by `exp` of cpu/simd.rs, for what is not above 0.
+__device__ inline float weight_of(float logit, const Range& range) {
+  float x = __fdiv_rn(__fsub_rn(logit, range.largest), range.temperature);
   constexpr float round = 12582912.0f;
   float clamped = fmaxf(x, -87.33654f);
   float n = __fsub_rn(__fadd_rn(__fmul_rn(clamped, 1.44269504f), round), round);
@@ -68,32 +90,6 @@ __device__ inline u64 key_of(float logit, u32 token) {
   return (u64)bits << 32 | (u32)~token;
 }
 
-// Between the largest and the smallest logit that matter.
-struct Range {
-  float largest, temperature, scale;
-
-  template <int vocab>
-  __device__ Range(const Working<vocab>* work, float temperature) : temperature(temperature) {
-    float high = -infinity, low = infinity;
-    for (int s = threadIdx.x; s < Working<vocab>::segments; s += blockDim.x) {
-      high = fmaxf(high, work->largest[s]);
-      low = fminf(low, work->smallest[s]);
-    }
-    largest = block_max(high);
-    low = -block_max(-low);
-    scale = (bins - 1) / fminf(largest - low, 28.0f * temperature);
-  }
-
-  __device__ float weight(float x) const { return weight_of(x, largest, temperature); }
-
-  // Does not fall where the logit does. Below e^-28 a weight is less than one part.
-  __device__ int bin(float x) const {
-    if (!(__fdiv_rn(__fsub_rn(x, largest), temperature) >= -28.0f)) return bins - 1;
-    float bin = (largest - x) * scale;
-    return bin < bins - 2 ? (int)bin : bins - 2;
-  }
-};
-
 template <int vocab, int log_length>
 __device__ void survey(const float* logits, const u32* log, const u64* position, const Sampling* s, Working<vocab>* work) {
   __shared__ u32 seen[survey_tokens];
@@ -101,6 +97,7 @@ __device__ void survey(const float* logits, const u32* log, const u64* position,
   for (int i = blockIdx.x * survey_threads + threadIdx.x; i < bins; i += gridDim.x * survey_threads) {
     work->counts[i] = 0;
     work->weights[i] = 0;
+    if (i == 0) work->arrived = 0;
   }
   u64 read = *position;
   u32 window = s->window < log_length ? s->window : log_length;
@@ -131,37 +128,62 @@ __device__ void survey(const float* logits, const u32* log, const u64* position,
   }
 }
 
+// A weight has 41 bits, and many are summed: in shared memory in limbs of 14 bits.
 template <int vocab>
 __device__ void histogram(const Sampling* s, Working<vocab>* work) {
-  Range range(work, s->temperature);
-  int first = blockIdx.x * survey_tokens;
-  for (int i = threadIdx.x; i < survey_tokens && first + i < vocab; i += survey_threads) {
-    float x = work->logits[first + i];
-    int bin = range.bin(x);
-    if (bin == bins - 1) continue;
-    atomicAdd(&work->counts[bin], 1u);
-    u64 parts = parts_of(range.weight(x));
-    if (parts) atomicAdd(&work->weights[bin], parts);
+  constexpr int segments = Working<vocab>::segments;
+  __shared__ u32 counts[bins], limbs[3][bins];
+  float high = -infinity, low = infinity;
+  for (int i = threadIdx.x; i < segments; i += 1024) {
+    high = fmaxf(high, work->largest[i]);
+    low = fminf(low, work->smallest[i]);
   }
+  int own = threadIdx.x;
+  counts[own] = limbs[0][own] = limbs[1][own] = limbs[2][own] = 0;
+  Range range;
+  range.largest = block_max(high);
+  low = -block_max(-low);
+  range.temperature = s->temperature;
+  range.limit = fminf(28.0f * range.temperature, 3.4028235e38f);
+  range.scale = (bins - 1) / fminf(range.largest - low, range.limit);
+  if (blockIdx.x == 0 && own == 0) work->range = range;
+  int first = blockIdx.x * histogram_tokens;
+  for (int i = own; i < histogram_tokens && first + i < segments * segment; i += 1024) {
+    float x = first + i < vocab ? work->logits[first + i] : -infinity;
+    int bin = range.bin(x);
+    work->bin[first + i] = bin;
+    if (bin == bins - 1) continue;
+    atomicAdd(&counts[bin], 1u);
+    u64 parts = parts_of(weight_of(x, range));
+    for (int limb = 0; limb < 3; limb++)
+      if (u32 bits = parts >> 14 * limb & 0x3fff) atomicAdd(&limbs[limb][bin], bits);
+  }
+  __syncthreads();
+  if (counts[own] == 0) return;
+  atomicAdd(&work->counts[own], counts[own]);
+  atomicAdd(&work->weights[own], limbs[0][own] + ((u64)limbs[1][own] << 14) + ((u64)limbs[2][own] << 28));
 }
 
-// The sum over this and all threads before, and with `total` over all. 1024 threads.
-__device__ __noinline__ u64 block_scan(u64 x, u64* total) {
-  __shared__ u64 sums[32];
+// The sum over this and all lanes before.
+__device__ inline u64 warp_scan(u64 x) {
   for (int distance = 1; distance < 32; distance *= 2) {
     u64 before = __shfl_up_sync(all_lanes, x, distance);
     if (lane_index() >= distance) x += before;
   }
+  return x;
+}
+
+// The sum over this and all threads before; `total` is that over all.
+__device__ __noinline__ u64 block_scan(u64 x, u64* total) {
+  __shared__ u64 sums[32];
+  x = warp_scan(x);
   __syncthreads();
   if (lane_index() == 31) sums[warp_index()] = x;
   __syncthreads();
-  u64 all = 0;
-  for (int i = 0; i < 32; i++) {
-    if (i < warp_index()) x += sums[i];
-    all += sums[i];
-  }
-  *total = all;
-  return x;
+  u64 through = warp_scan(lane_index() < blockDim.x / 32 ? sums[lane_index()] : 0);
+  *total = __shfl_sync(all_lanes, through, 31);
+  u64 before = __shfl_sync(all_lanes, through, (warp_index() + 31) % 32);
+  return warp_index() == 0 ? x : x + before;
 }
 
 // A bin in which a cut lies: so much is needed of it, and so much weight lies before it.
@@ -170,21 +192,17 @@ struct Place {
   u64 needed, weight_before;
 };
 
-// A cut: the lowest key that is kept, and the weight of all that is kept.
-struct Cut {
-  u64 key, weight;
-};
-
 // What lies in a bin from a key on.
 template <int vocab>
-__device__ void tally(const Working<vocab>* work, const Range& range, int bin, u64 key, u64* count, u64* weight) {
+__device__ void tally(const Working<vocab>* work, int bin, u64 key, u64* count, u64* weight) {
+  Range range = work->range;
   u64 tokens = 0, parts = 0;
 #pragma unroll 1
   for (int token = threadIdx.x; token < vocab; token += blockDim.x) {
     float x = work->logits[token];
-    if (range.bin(x) != bin || key_of(x, token) < key) continue;
+    if (work->bin[token] != bin || key_of(x, token) < key) continue;
     tokens++;
-    parts += parts_of(range.weight(x));
+    parts += parts_of(weight_of(x, range));
   }
   block_scan(tokens, count);
   block_scan(parts, weight);
@@ -192,24 +210,38 @@ __device__ void tally(const Working<vocab>* work, const Range& range, int bin, u
 
 // Finds where in its bin a cut lies, which is measured in tokens or in weight.
 template <int vocab>
-__device__ Cut cut_in(const Working<vocab>* work, const Range& range, const Place& place, bool by_weight) {
+__device__ Cut cut_in(const Working<vocab>* work, const Place& place, bool by_weight) {
   __shared__ u64 keys[most_members], parts[most_members];
-  __shared__ u32 members;
+  __shared__ u32 concerned[1024], members, some;
   __shared__ Cut cut;
-  __syncthreads();
+  Range range = work->range;
   if (threadIdx.x == 0) members = 0;
-  __syncthreads();
-  for (int s = warp_index(); s < Working<vocab>::segments; s += 32) {
-    if (range.bin(work->largest[s]) > place.bin || range.bin(work->smallest[s]) < place.bin) continue;
+  for (int base = 0; base < Working<vocab>::segments; base += 1024) {
+    if (threadIdx.x == 0) some = 0;
+    __syncthreads();
+    int s = base + threadIdx.x;
+    if (s < Working<vocab>::segments && range.bin(work->largest[s]) <= place.bin &&
+        range.bin(work->smallest[s]) >= place.bin)
+      concerned[atomicAdd(&some, 1u)] = s;
+    __syncthreads();
 #pragma unroll 4
-    for (int token = s * segment + lane_index(); token < (s + 1) * segment && token < vocab; token += 32) {
-      float x = work->logits[token];
-      if (range.bin(x) != place.bin) continue;
-      u32 at = atomicAdd(&members, 1u);
-      if (at >= most_members) continue;
-      keys[at] = key_of(x, token);
-      parts[at] = parts_of(range.weight(x));
+    for (u32 i = warp_index(); i < some; i += 32) {
+      int first = concerned[i] * segment + 8 * lane_index();
+      uint4 words = *reinterpret_cast<const uint4*>(work->bin + first);
+      u32 pairs[4] = {words.x, words.y, words.z, words.w};
+      for (int j = 0; j < 8; j++) {
+        if ((pairs[j / 2] >> 16 * (j % 2) & 0xffff) != place.bin) continue;
+        u32 at = atomicAdd(&members, 1u);
+        if (at < most_members) keys[at] = first + j;
+      }
     }
+    __syncthreads();
+  }
+  if (threadIdx.x < members && threadIdx.x < most_members) {
+    u32 token = keys[threadIdx.x];
+    float x = work->logits[token];
+    keys[threadIdx.x] = key_of(x, token);
+    parts[threadIdx.x] = parts_of(weight_of(x, range));
   }
   __syncthreads();
   if (members <= most_members) {
@@ -233,10 +265,34 @@ __device__ Cut cut_in(const Working<vocab>* work, const Range& range, const Plac
 #pragma unroll 1
   for (int bit = 63; bit >= -1; bit--) {
     u64 tried = bit >= 0 ? key | 1ull << bit : key, count;
-    tally(work, range, place.bin, tried, &count, &weight);
+    tally(work, place.bin, tried, &count, &weight);
     if ((by_weight ? weight : count) >= place.needed) key = tried;
   }
   return {key, place.weight_before + weight};
+}
+
+// 1024 threads, each with a bin.
+template <int vocab>
+__device__ void cut(const Sampling* s, Working<vocab>* work) {
+  __shared__ Place place;
+  u64 count = work->counts[threadIdx.x], weight = work->weights[threadIdx.x], tokens, total;
+  u64 count_through = block_scan(count, &tokens), weight_through = block_scan(weight, &total);
+  Cut cut = {0, total};
+  // None where the logits are of no use: `draw` sees that.
+#pragma unroll 1
+  for (int by_weight = 0; by_weight < 2 && tokens > 0; by_weight++) {
+    // Top-k, then top-p of what it leaves.
+    u64 needed = by_weight ? (u64)ceil(__dmul_rn((double)s->top_p, (double)cut.weight)) : s->top_k;
+    if (by_weight ? s->top_p >= 1.0f : needed == 0 || needed >= tokens) continue;
+    u64 through = by_weight ? weight_through : count_through, own = by_weight ? weight : count;
+    __syncthreads();
+    if (through - own < needed && needed <= through)
+      place = {(int)threadIdx.x, needed - (through - own), weight_through - weight};
+    __syncthreads();
+    Cut found = cut_in(work, place, by_weight);
+    cut = {found.key > cut.key ? found.key : cut.key, found.weight};
+  }
+  if (threadIdx.x == 0) work->cut = cut;
 }
 
 __device__ inline u64 mix(u64 z) {
@@ -252,88 +308,76 @@ __device__ inline double uniform(u64 seed, u64 n) {
 }
 
 // `random` is the state's seed and how many numbers were taken of it. Puts the token where the next chunk's are, and to
-// `chosen`; nothing (all bits set) if a logit is NaN or infinite, or if all are minus infinity. 1024 threads.
+// `chosen`; nothing (all bits set) if a logit is NaN or infinite, or if all are minus infinity.
 template <int vocab>
 __device__ void draw(const Sampling* s, u64* random, u32* ids, u32* chosen, Working<vocab>* work) {
-  constexpr int segments = Working<vocab>::segments;
-  __shared__ Place place;
+  constexpr int segments = Working<vocab>::segments, each = (segments + survey_threads - 1) / survey_threads;
+  __shared__ u32 last;
   __shared__ int found;
   __shared__ u64 rest;
-  Range range(work, s->temperature);
+  Range range = work->range;
   if (!(range.largest > -infinity && range.largest < infinity)) {
-    if (threadIdx.x == 0) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
       *chosen = ~0u;
       ids[0] = 0;
     }
     return;
   }
-  u64 count = work->counts[threadIdx.x], weight = work->weights[threadIdx.x], tokens, total;
-  u64 count_through = block_scan(count, &tokens), weight_through = block_scan(weight, &total);
-  Cut cut = {0, total};
-#pragma unroll 1
-  for (int by_weight = 0; by_weight < 2; by_weight++) {
-    // Top-k, then top-p of what it leaves.
-    u64 needed = by_weight ? (u64)ceil(__dmul_rn((double)s->top_p, (double)cut.weight)) : s->top_k;
-    if (by_weight ? s->top_p >= 1.0f : needed == 0 || needed >= tokens) continue;
-    u64 through = by_weight ? weight_through : count_through, own = by_weight ? weight : count;
-    __syncthreads();
-    if (through - own < needed && needed <= through)
-      place = {(int)threadIdx.x, needed - (through - own), weight_through - weight};
-    __syncthreads();
-    Cut found = cut_in(work, range, place, by_weight);
-    cut = {found.key > cut.key ? found.key : cut.key, found.weight};
-  }
+  u64 lowest = work->cut.key;
   float min_p = s->min_p;
   auto kept = [&](int token) -> u64 {
     if (token >= vocab) return 0;
     float x = work->logits[token];
-    if (key_of(x, token) < cut.key) return 0;
-    float weight = range.weight(x);
+    if (key_of(x, token) < lowest) return 0;
+    float weight = weight_of(x, range);
     return weight >= min_p ? parts_of(weight) : 0;
   };
 
-  u64 own = 0;
-  for (int i = warp_index(); i < segments; i += 32) {
+  int mine = blockIdx.x * (survey_threads / 32) + warp_index();
+  if (mine < segments) {
     u64 sum = 0;
-    if (key_of(work->largest[i], 0) >= cut.key)
-#pragma unroll 4
-      for (int j = lane_index(); j < segment; j += 32) sum += kept(i * segment + j);
+    if (key_of(work->largest[mine], 0) >= lowest)
+      for (int i = lane_index(); i < segment; i += 32) sum += kept(mine * segment + i);
     for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(all_lanes, sum, distance);
     if (lane_index() == 0) {
-      work->sums[i] = sum;
-      own += sum;
+      work->sums[mine] = sum;
+      __threadfence();
     }
   }
-  block_scan(own, &total);
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicAdd(&work->arrived, 1u) == gridDim.x - 1;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+
+  // Each thread has some segments.
+  u64 own = 0, total;
+  int start = threadIdx.x * each, end = min(start + each, segments);
+  for (int i = start; i < end; i++) own += work->sums[i];
+  u64 before = block_scan(own, &total) - own;
   u64 target = s->draws ? (u64)__dmul_rn(uniform(random[0], random[1]), (double)total) : 0;
   if (target >= total) target = total - 1;
-  u64 before = 0;
-  for (int start = 0; start < segments; start += 1024) {
-    u64 sum = start + threadIdx.x < segments ? work->sums[start + threadIdx.x] : 0, all;
-    u64 through = before + block_scan(sum, &all);
-    if (through - sum <= target && target < through) {
-      found = start + threadIdx.x;
-      rest = target - (through - sum);
+  for (int i = start; i < end; i++) {
+    u64 sum = work->sums[i];
+    if (before <= target && target < before + sum) {
+      found = i;
+      rest = target - before;
     }
-    before += all;
+    before += sum;
   }
   __syncthreads();
   if (warp_index() != 0) return;
-  before = 0;
-#pragma unroll 1
-  for (int j = 0; j < segment; j += 32) {
-    int token = found * segment + j + lane_index();
-    u64 mine = kept(token), through = mine;
-    for (int distance = 1; distance < 32; distance *= 2) {
-      u64 other = __shfl_up_sync(all_lanes, through, distance);
-      if (lane_index() >= distance) through += other;
+  // Each lane has eight tokens.
+  u64 parts[8], eight = 0;
+  int first = found * segment + 8 * lane_index();
+  for (int i = 0; i < 8; i++) eight += parts[i] = kept(first + i);
+  before = warp_scan(eight) - eight;
+  for (int i = 0; i < 8; i++) {
+    if (before <= rest && rest < before + parts[i]) {
+      *chosen = first + i;
+      ids[0] = first + i;
     }
-    through += before;
-    if (through - mine <= rest && rest < through) {
-      *chosen = token;
-      ids[0] = token;
-    }
-    before = __shfl_sync(all_lanes, through, 31);
+    before += parts[i];
   }
   if (threadIdx.x == 0 && s->draws) random[1]++;
 }

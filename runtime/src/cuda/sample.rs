@@ -67,6 +67,14 @@ impl Sampling {
 const SEGMENT: usize = 256;
 const BINS: usize = 1024;
 const BLOCK: usize = 2048;
+const HISTOGRAM_BLOCK: usize = 8192;
+
+/// Bytes of `Working` in `sample.cu`.
+fn working_bytes(vocab: usize) -> usize {
+    let segments = vocab.div_ceil(SEGMENT);
+    let (halves, words) = (segments * SEGMENT, 5 + BINS + vocab + 2 * segments);
+    2 * halves + 4 * words + 8 * (BINS + segments + 2) + 8
+}
 
 impl Launches<'_> {
     /// Chooses a token from the state's logits by the `Sampling` at `sampling` and puts it where the next chunk's tokens
@@ -77,9 +85,7 @@ impl Launches<'_> {
         sampling: Address,
         chosen: Address,
     ) -> Result<()> {
-        let segments = vocab.div_ceil(SEGMENT);
-        let working =
-            self.scratch_address(8 * (BINS + segments) + 4 * (BINS + vocab + 2 * segments))?;
+        let working = self.scratch_address(working_bytes(vocab))?;
         let working = || Parameter::pointer(&format!("Working<{vocab}>"), working);
         let sampling = || Parameter::pointer("const Sampling", sampling);
         let log = self.slot_shape(LOG)[0];
@@ -98,12 +104,17 @@ impl Launches<'_> {
             ),
             (
                 format!("histogram<{vocab}>"),
-                (parts, 256),
+                (Grid::Blocks(vocab.div_ceil(HISTOGRAM_BLOCK)), 1024),
+                vec![sampling(), working()],
+            ),
+            (
+                format!("cut<{vocab}>"),
+                (Grid::Blocks(1), 1024),
                 vec![sampling(), working()],
             ),
             (
                 format!("draw<{vocab}>"),
-                (Grid::Blocks(1), 1024),
+                (parts, 256),
                 vec![
                     sampling(),
                     self.slot("u64", SAMPLER),
