@@ -1,16 +1,14 @@
 //! A session's half that lives on a device: state, buffers, and the program as kernels.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
-
-use once_cell::unsync::OnceCell;
 
 use super::Device;
 use super::driver::{Address, Launch, Memory, Queue, Recording};
 use super::launches::{Call, Grid, Launches, Parameter, Queued};
 use super::persistent::Persistent;
 use super::sample::Sampling;
+use super::shown::Shown;
 use super::source::Source;
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -78,42 +76,6 @@ struct Programs {
     sample: Box<dyn Recording>,
     /// What all three run, where the device can hold on to a whole step.
     persistent: Option<Persistent>,
-}
-
-/// The host's copy of the logits, made when it is asked for, in memory that is allocated once.
-struct Shown {
-    logits: OnceCell<Vec<f32>>,
-    spare: Cell<Vec<f32>>,
-}
-
-impl Shown {
-    fn new(vocab: usize) -> Self {
-        Shown {
-            logits: OnceCell::new(),
-            spare: Cell::new(vec![0.0; vocab]),
-        }
-    }
-
-    fn get(&self, fill: impl FnOnce(&mut [f32]) -> Result<()>) -> Result<&[f32]> {
-        let logits = self.logits.get_or_try_init(|| {
-            let mut logits = self.spare.take();
-            match fill(&mut logits) {
-                Ok(()) => Ok(logits),
-                Err(error) => {
-                    self.spare.set(logits);
-                    Err(error)
-                }
-            }
-        });
-        logits.map(Vec::as_slice)
-    }
-
-    /// The logits have changed.
-    fn forget(&mut self) {
-        if let Some(logits) = self.logits.take() {
-            self.spare.set(logits);
-        }
-    }
 }
 
 /// The calls of a session's programs.

@@ -21,6 +21,7 @@ mod sample;
 mod sample_tests;
 #[cfg(all(test, feature = "emulator"))]
 mod shared_tests;
+mod shown;
 mod source;
 #[cfg(test)]
 mod stage_rig;

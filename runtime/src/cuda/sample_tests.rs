@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Device;
-use super::driver::{Launch, Memory, Queue};
+use super::driver::{Launch, Memory, Queue, TensorCores};
 use super::launches::{Launches, Queued, Weights};
 use super::sample::Sampling;
 use super::source::Source;
@@ -59,7 +59,7 @@ impl Bench {
             queue: &*queue,
             kv: Kv::F32,
             processors: 1,
-            tensor_cores: false,
+            tensor_cores: TensorCores::None,
             bf16: None,
             scratch: &mut scratch,
             calls: Vec::new(),
