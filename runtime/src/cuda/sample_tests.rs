@@ -1,5 +1,6 @@
 //! Tokens sampled by the kernels, on the emulator or on a GPU, against those that the host samples.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::Device;
@@ -60,7 +61,8 @@ impl Bench {
             kv: Kv::F32,
             processors: 1,
             tensor_cores: TensorCores::None,
-            bf16: None,
+            shared_memory: 0,
+            shared: HashMap::new(),
             scratch: &mut scratch,
             calls: Vec::new(),
         };
