@@ -71,7 +71,6 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline int __float2int_rn(float x) { return (int)nearbyintf(x); }
-inline float __fdiv_rn(float a, float b) { return a / b; }
 inline long long clock64() { return 0; }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
