@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::Device;
-use super::driver::{Launch, Memory, Queue};
+use super::driver::{Launch, Memory, Queue, TensorCores};
 use super::launches::{Launches, Queued, Weights};
 use super::sample::Sampling;
 use super::source::Source;
@@ -60,8 +60,8 @@ impl Bench {
             queue: &*queue,
             kv: Kv::F32,
             processors: 1,
-            tensor_cores: device.driver().tensor_cores(),
-            shared_memory: device.driver().shared_memory(),
+            tensor_cores: TensorCores::None,
+            shared_memory: 0,
             shared: HashMap::new(),
             scratch: &mut scratch,
             calls: Vec::new(),
