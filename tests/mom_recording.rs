@@ -37,25 +37,21 @@ fn stable(memories: &[usize]) -> Vec<usize> {
 fn unstable(memories: &[usize]) -> Vec<usize> {
     let less = |a: usize, b: usize| memories[a] < memories[b];
     let mut order: Vec<usize> = (0..memories.len()).collect();
-    let mut ranges = vec![0..order.len()];
-    while let Some(range) = ranges.pop() {
-        if range.len() <= 16 {
+    let mut ranges = vec![(0, order.len())];
+    while let Some((first, last)) = ranges.pop() {
+        if last - first <= 16 {
             continue;
         }
-        let (a, b, c) = (
-            range.start + 1,
-            range.start + range.len() / 2,
-            range.end - 1,
-        );
+        let (a, b, c) = (first + 1, first + (last - first) / 2, last - 1);
         let [x, y, z] = [a, b, c].map(|at| order[at]);
         let median = match (less(x, y), less(y, z), less(x, z)) {
             (true, true, _) | (false, false, false) => b,
             (true, false, true) | (false, true, false) => c,
             _ => a,
         };
-        order.swap(range.start, median);
-        let pivot = order[range.start];
-        let (mut low, mut high) = (range.start + 1, range.end);
+        order.swap(first, median);
+        let pivot = order[first];
+        let (mut low, mut high) = (first + 1, last);
         let cut = loop {
             while less(order[low], pivot) {
                 low += 1;
@@ -70,7 +66,7 @@ fn unstable(memories: &[usize]) -> Vec<usize> {
             order.swap(low, high);
             low += 1;
         };
-        ranges.extend([range.start..cut, cut..range.end]);
+        ranges.extend([(first, cut), (cut, last)]);
     }
     order.sort_by_key(|&pair| memories[pair]); // what is left is a stable insertion sort
     order
