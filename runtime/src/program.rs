@@ -305,6 +305,34 @@ impl<'a> Lowering<'a> {
         norm: Option<Norm>,
         names: &[&str],
     ) -> Result<Vec<View>> {
+        let (project, views) = self.projection(input, norm, names)?;
+        self.push(Stage::Project(project));
+        Ok(views)
+    }
+
+    /// As [`Lowering::project`], with matrices of as many equal parts as there are `partitions`, of which only those are
+    /// multiplied that `route` has chosen.
+    pub fn project_chosen(
+        &mut self,
+        names: &[&str],
+        partitions: usize,
+        route: View,
+    ) -> Result<Vec<View>> {
+        let norm = self.input_norm()?;
+        let input = View::whole(RESIDUAL, self.hidden);
+        let (project, views) = self.projection(input, Some(norm), names)?;
+        let project = project.of_chosen(partitions, route);
+        self.push(Stage::Project(project));
+        Ok(views)
+    }
+
+    /// The stage that multiplies with these matrices, and each one's columns.
+    fn projection(
+        &mut self,
+        input: View,
+        norm: Option<Norm>,
+        names: &[&str],
+    ) -> Result<(Project, Vec<View>)> {
         self.wide_inputs(input.width);
         let mut linears = Vec::with_capacity(names.len());
         let mut width = 0;
@@ -325,8 +353,7 @@ impl<'a> Lowering<'a> {
             ..output
         };
         let views = linears.iter().map(view).collect();
-        self.push(Stage::Project(Project::new(input, norm, linears, output)));
-        Ok(views)
+        Ok((Project::new(input, norm, linears, output), views))
     }
 
     /// Multiplies several columns with a matrix each, as [`Lowering::project_from`]; the results stand side by side in

@@ -10,6 +10,36 @@ use crate::spec::DEEPEST;
 pub(crate) struct Config {
     file: String,
     object: Map<String, Value>,
+    /// What was asked for, so that a test knows whether it has tried every key.
+    #[cfg(test)]
+    pub asked: Asked,
+}
+
+/// The keys that were read, those of an inner object after that object's.
+#[cfg(test)]
+#[derive(Clone, Default)]
+pub(crate) struct Asked {
+    prefix: String,
+    keys: std::rc::Rc<std::cell::RefCell<std::collections::BTreeSet<String>>>,
+}
+
+#[cfg(test)]
+impl Asked {
+    fn note(&self, key: &str) {
+        let key = format!("{}{key}", self.prefix);
+        self.keys.borrow_mut().insert(key);
+    }
+
+    fn inside(&self, key: &str) -> Self {
+        Asked {
+            prefix: format!("{}{key}.", self.prefix),
+            keys: self.keys.clone(),
+        }
+    }
+
+    pub fn keys(&self) -> Vec<String> {
+        self.keys.borrow().iter().cloned().collect()
+    }
 }
 
 impl Config {
@@ -19,6 +49,8 @@ impl Config {
             Value::Object(object) => Ok(Config {
                 file: file.into(),
                 object,
+                #[cfg(test)]
+                asked: Asked::default(),
             }),
             other => Err(Error::Config {
                 file: file.into(),
@@ -52,6 +84,24 @@ impl Config {
         &self.object
     }
 
+    /// The value at a key.
+    fn get(&self, key: &str) -> Option<&Value> {
+        #[cfg(test)]
+        self.asked.note(key);
+        self.object.get(key)
+    }
+
+    /// An object inside this one.
+    fn inner(&self, key: &str, object: &Value) -> Result<Config> {
+        #[allow(unused_mut)]
+        let mut inner = Config::new(&format!("{}: {key}", self.file), object.clone())?;
+        #[cfg(test)]
+        {
+            inner.asked = self.asked.inside(key);
+        }
+        Ok(inner)
+    }
+
     /// The error of a key whose value is not what is expected.
     pub fn wrong(&self, key: &str, expected: &str) -> Error {
         Error::Config {
@@ -68,7 +118,7 @@ impl Config {
         read: impl Fn(&'a Value) -> Option<T>,
         what: &str,
     ) -> Result<Option<T>> {
-        match self.object.get(key) {
+        match self.get(key) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => read(value).map(Some).ok_or_else(|| self.wrong(key, what)),
         }
@@ -146,7 +196,7 @@ impl Config {
 
     /// A text, if there is one.
     pub fn optional_string(&self, key: &str) -> Option<&str> {
-        self.object.get(key).and_then(Value::as_str)
+        self.get(key).and_then(Value::as_str)
     }
 
     /// A text out of `known`, each with its meaning; `default` if the key is absent or null.
@@ -201,21 +251,22 @@ impl Config {
 
     /// The objects at a key: none, one, or a list of them.
     pub fn children(&self, key: &str) -> Result<Vec<Config>> {
-        let objects = match self.object.get(key) {
+        let objects = match self.get(key) {
             None | Some(Value::Null) => &[][..],
             Some(Value::Array(objects)) => objects,
             Some(object) => std::slice::from_ref(object),
         };
-        let file = format!("{}: {key}", self.file);
-        let read = |object: &Value| Config::new(&file, object.clone());
-        objects.iter().map(read).collect()
+        objects
+            .iter()
+            .map(|object| self.inner(key, object))
+            .collect()
     }
 
     /// An object inside this one, if there is one.
     pub fn child(&self, key: &str) -> Result<Option<Config>> {
-        match self.object.get(key) {
+        match self.get(key) {
             None | Some(Value::Null) => Ok(None),
-            Some(value) => Config::new(&format!("{}: {key}", self.file), value.clone()).map(Some),
+            Some(value) => self.inner(key, value).map(Some),
         }
     }
 }

@@ -6,6 +6,8 @@ mod fla;
 mod fla_linear;
 mod fla_memories;
 mod fla_slots;
+#[cfg(test)]
+mod flag_tests;
 mod hugging_face;
 pub(crate) mod llama_cpp;
 pub(crate) mod llama_cpp_vocab;

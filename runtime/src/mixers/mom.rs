@@ -11,7 +11,8 @@
 //! ```
 //! A memory's convolutions see the tokens that chose it. A shared memory (optional) takes every token, with matrices of
 //! its own and without a weight; all memories may use its matrices (`single`). The lower memory wins a tie. The
-//! reference's cached decoding disagrees with its own forward pass: the latter is followed.
+//! reference mixes the order of a memory's tokens, with a sort that is not stable; here it is the order of the text
+//! (`tests/mom_recording.rs`).
 //! State: `S [memories, heads, head_dim, value_dim]`, the last inputs of each memory's convolutions, both also for the
 //! shared memory. A token touches its own memories and the shared one.
 
@@ -66,7 +67,8 @@ struct Inputs {
     decay: View,
 }
 
-const OWN: [&str; 4] = ["k_proj", "v_proj", "b_proj", "a_proj"];
+/// Of each memory: key and value, then write strength and decay.
+const OWN: [[&str; 2]; 2] = [["k_proj", "v_proj"], ["b_proj", "a_proj"]];
 const SHARED: [&str; 4] = ["shared_k", "shared_v", "shared_b", "shared_a"];
 const CONVOLUTIONS: [&str; 3] = ["q_conv1d", "k_conv1d", "v_conv1d"];
 /// The number of the first slot of the shared memory.
@@ -169,7 +171,8 @@ impl Mixer for Mom {
             }
         };
         if !self.single {
-            inputs(OWN, self.memories);
+            let [[k, v], [b, a]] = OWN;
+            inputs([k, v, b, a], self.memories);
         }
         if self.single || self.shared {
             inputs(SHARED, 1);
@@ -210,33 +213,45 @@ impl Mixer for Mom {
     }
 
     fn lower(&self, block: &mut Lowering) -> Result<()> {
+        let n = self.memories;
         let mut names = vec!["q_proj", "gate"];
-        names.extend(if self.single { SHARED } else { OWN });
         names.extend(self.gate.then_some("g_proj"));
-        if self.shared && !self.single {
+        // Write strengths and decays are few rows, so those of all memories are multiplied.
+        if !self.single {
+            names.extend(OWN[1]);
+        }
+        if self.single || self.shared {
             names.extend(SHARED);
         }
         let views = block.project(&names)?;
-        let inputs = |first: &str| {
-            let at = names.iter().position(|name| *name == first);
-            at.map(|at| Inputs {
-                k: views[at],
-                v: views[at + 1],
-                beta: views[at + 2],
-                decay: views[at + 3],
-            })
+        let view = |name: &str| {
+            let at = names.iter().position(|other| *other == name);
+            at.map(|at| views[at])
         };
-        let (q, logits) = (views[0], views[1]);
-        let (own, shared) = (inputs(OWN[0]), inputs(SHARED[0]));
-        let gate = self.gate.then(|| views[6]);
-        let n = self.memories;
-
+        let (q, logits, gate) = (views[0], views[1], view("g_proj"));
         let route = block.buffer(2 * self.chosen);
         block.push(Stage::Route(Route {
             logits,
             normalize: true,
             out: route,
         }));
+        let inputs = |[k, v, beta, decay]: [&str; 4]| {
+            Some(Inputs {
+                k: view(k)?,
+                v: view(v)?,
+                beta: view(beta)?,
+                decay: view(decay)?,
+            })
+        };
+        let shared = inputs(SHARED);
+        let own = match view(OWN[1][0]).zip(view(OWN[1][1])) {
+            Some((beta, decay)) => {
+                let views = block.project_chosen(&OWN[0], n, route)?;
+                let (k, v) = (views[0], views[1]);
+                Some(Inputs { k, v, beta, decay })
+            }
+            None => None,
+        };
 
         // The memories' inputs in columns of their own: the shared memory changes its inputs in place.
         let (keys, values) = (n * self.key_width(), n * self.value_width());

@@ -2,10 +2,13 @@
 //! retained tokens. Position p lies in row `p % rows` of the segment; a query sees the last `rows` positions, its
 //! own included.
 //!
-//! Keys pass in tiles under a running softmax, so that the scratch does not grow with the context.
+//! Keys pass in tiles under a running softmax, so that the scratch does not grow with the context. A task is a key and
+//! value head with all its query heads; where there are fewer of these than threads, its query heads are shared out.
 
 mod launch;
 mod retain;
+
+use std::ops::Range;
 
 use half::f16;
 
@@ -49,6 +52,16 @@ impl Attend {
         self.k.width / self.kv_heads
     }
 
+    /// Tasks for each key and value head. What leaves the window is kept or not for a head as a whole.
+    fn parts(&self, threads: usize) -> usize {
+        match self.eviction {
+            Some(_) => 1,
+            None => threads
+                .div_ceil(self.kv_heads)
+                .min(self.heads / self.kv_heads),
+        }
+    }
+
     pub(crate) fn scratch(&self) -> usize {
         let head_dim = self.head_dim();
         QUERIES * self.heads / self.kv_heads * (head_dim + 2) + 2 * TILE * head_dim + TILE
@@ -87,40 +100,69 @@ impl Attend {
             let out = Shared::new(&mut out);
             let projected = Shared::new(&mut projected);
             let state = frame.arena.shared();
-            frame.pool.each(self.kv_heads, |worker, head| {
-                let mut scratch = frame.scratch[worker].lock().expect("scratch");
-                let task = Task::<E> {
-                    attend: self,
-                    buffers: frame.buffers,
-                    tokens: frame.tokens.len(),
-                    position: frame.position,
-                    head,
-                    rows,
-                    projected: &projected,
-                    width,
-                    out: &out,
-                    out_width,
-                    state: &state,
-                    element: std::marker::PhantomData,
-                };
-                simd::vectorize(
-                    #[inline(always)]
-                    || task.run(&mut scratch),
-                );
-            });
+            let task = |head: usize, members: Range<usize>| Task::<E> {
+                attend: self,
+                buffers: frame.buffers,
+                tokens: frame.tokens.len(),
+                position: frame.position,
+                head,
+                members,
+                rows,
+                projected: &projected,
+                width,
+                out: &out,
+                out_width,
+                state: &state,
+                element: std::marker::PhantomData,
+            };
+            let group = self.heads / self.kv_heads;
+            let parts = self.parts(frame.pool.threads());
+            if parts == 1 {
+                frame.pool.each(self.kv_heads, |worker, head| {
+                    let mut scratch = frame.scratch[worker].lock().expect("scratch");
+                    let task = task(head, 0..group);
+                    simd::vectorize(
+                        #[inline(always)]
+                        || {
+                            task.round();
+                            task.run(&mut scratch);
+                            task.keep();
+                        },
+                    );
+                });
+            } else {
+                // The parts read what the others of their head read, so nobody writes keys or values beside them.
+                frame
+                    .pool
+                    .each(self.kv_heads, |_, head| task(head, 0..0).round());
+                frame.pool.each(self.kv_heads * parts, |worker, index| {
+                    let mut scratch = frame.scratch[worker].lock().expect("scratch");
+                    let (head, part) = (index / parts, index % parts);
+                    let task = task(head, part * group / parts..(part + 1) * group / parts);
+                    simd::vectorize(
+                        #[inline(always)]
+                        || task.run(&mut scratch),
+                    );
+                });
+                frame
+                    .pool
+                    .each(self.kv_heads, |_, head| task(head, 0..0).keep());
+            }
         }
         frame.buffers.put(self.k.buffer, projected);
         frame.buffers.put(self.out.buffer, out);
     }
 }
 
-/// One key and value head over a chunk.
+/// One key and value head over a chunk, or some of its query heads.
 struct Task<'a, E> {
     attend: &'a Attend,
     buffers: &'a Buffers,
     tokens: usize,
     position: u64,
     head: usize,
+    /// Which of the head's queries.
+    members: Range<usize>,
     rows: usize,
     projected: &'a Shared<'a, f32>,
     width: usize,
@@ -131,13 +173,12 @@ struct Task<'a, E> {
 }
 
 impl<E: Element> Task<'_, E> {
+    /// Rounds the new keys and values as they will be cached, so that a chunk gives what single steps give.
     #[inline(always)]
-    fn run(&self, scratch: &mut [f32]) {
-        let (tokens, dim) = (self.tokens, self.attend.head_dim());
-        // Rounded as they will be cached, so that a chunk gives what single steps give.
-        for t in 0..tokens {
+    fn round(&self) {
+        for t in 0..self.tokens {
             for view in [&self.attend.k, &self.attend.v] {
-                let row = self.projection(view, self.head, t);
+                let row = self.projection_mut(view, self.head, t);
                 let mut rounded = [E::zeroed(); TILE];
                 for part in row.chunks_mut(TILE) {
                     E::narrow(part, &mut rounded[..part.len()]);
@@ -145,7 +186,11 @@ impl<E: Element> Task<'_, E> {
                 }
             }
         }
-        let group = self.attend.heads / self.attend.kv_heads;
+    }
+
+    #[inline(always)]
+    fn run(&self, scratch: &mut [f32]) {
+        let (tokens, dim, group) = (self.tokens, self.attend.head_dim(), self.members.len());
         let (running, tile) = scratch.split_at_mut(QUERIES * group * (dim + 2));
         // Where a query's weights decide what the next one sees, queries pass one by one.
         let weighs = |e: &Eviction| matches!(e.policy, Policy::Attention(_));
@@ -180,7 +225,7 @@ impl<E: Element> Task<'_, E> {
                 for g in 0..group {
                     let entry = &running[((t - first) * group + g) * (dim + 2)..][..dim + 2];
                     let start =
-                        t * self.out_width + self.attend.out.start + (self.head * group + g) * dim;
+                        t * self.out_width + self.attend.out.start + self.query_head(g) * dim;
                     // SAFETY: each task has its own heads' output columns.
                     let out = unsafe { self.out.part(start..start + dim) };
                     for (out, x) in out.iter_mut().zip(&entry[2..]) {
@@ -190,6 +235,12 @@ impl<E: Element> Task<'_, E> {
             }
             first = queries.end;
         }
+    }
+
+    /// Caches the new keys and values.
+    #[inline(always)]
+    fn keep(&self) {
+        let tokens = self.tokens;
         for t in tokens.saturating_sub(self.rows)..tokens {
             let row = self.row(self.position + t as u64);
             for (slot, view) in [
@@ -198,22 +249,40 @@ impl<E: Element> Task<'_, E> {
             ] {
                 E::narrow(
                     self.projection(view, self.head, t),
-                    self.cached(slot, row..row + 1),
+                    self.cached_mut(slot, row..row + 1),
                 );
             }
         }
     }
 
+    /// The number of member `g` among all query heads.
+    #[inline(always)]
+    fn query_head(&self, g: usize) -> usize {
+        self.head * (self.attend.heads / self.attend.kv_heads) + self.members.start + g
+    }
+
+    /// Where the columns of one head of token `t` lie in the projections.
+    #[inline(always)]
+    fn columns(&self, view: &View, head: usize, t: usize) -> Range<usize> {
+        let dim = self.attend.head_dim();
+        let start = t * self.width + view.start + head * dim;
+        start..start + dim
+    }
+
     /// The columns of one head in the projections of token `t`.
+    #[inline(always)]
+    fn projection(&self, view: &View, head: usize, t: usize) -> &[f32] {
+        // SAFETY: keys and values are written in `round` alone, by one task a head and with no other beside it;
+        // queries by nobody.
+        unsafe { self.projected.read(self.columns(view, head, t)) }
+    }
+
+    /// The same, to write.
     #[allow(clippy::mut_from_ref)]
     #[inline(always)]
-    fn projection(&self, view: &View, head: usize, t: usize) -> &mut [f32] {
-        let (start, dim) = (t * self.width + view.start, self.attend.head_dim());
-        // SAFETY: each task touches its own head of keys and values and its own group of queries.
-        unsafe {
-            self.projected
-                .part(start + head * dim..start + (head + 1) * dim)
-        }
+    fn projection_mut(&self, view: &View, head: usize, t: usize) -> &mut [f32] {
+        // SAFETY: one task a head rounds its keys and values, with no other of this head beside it.
+        unsafe { self.projected.part(self.columns(view, head, t)) }
     }
 
     /// The row of a position in the circular segment.
@@ -222,29 +291,34 @@ impl<E: Element> Task<'_, E> {
         (position % self.rows as u64) as usize
     }
 
-    /// Rows of this head in a slot of cached keys or values.
-    #[allow(clippy::mut_from_ref)]
+    /// Where rows of this head lie in a slot of cached keys or values.
     #[inline(always)]
-    fn cached(&self, slot: usize, rows: std::ops::Range<usize>) -> &mut [E] {
+    fn span(&self, slot: usize, rows: Range<usize>) -> Range<usize> {
         let dim = self.attend.head_dim();
         let first = self.head * self.state.rows(slot);
-        // SAFETY: each task has its own head's rows.
-        unsafe {
-            self.state
-                .slot::<E>(slot, (first + rows.start) * dim..(first + rows.end) * dim)
-        }
+        (first + rows.start) * dim..(first + rows.end) * dim
+    }
+
+    /// Rows of this head in a slot of cached keys or values, to write.
+    #[allow(clippy::mut_from_ref)]
+    #[inline(always)]
+    fn cached_mut(&self, slot: usize, rows: Range<usize>) -> &mut [E] {
+        // SAFETY: one task a head writes its head's rows, with no other of this head beside it.
+        unsafe { self.state.slot(slot, self.span(slot, rows)) }
+    }
+
+    /// Rows of this head in a slot of cached keys or values.
+    #[inline(always)]
+    fn cached(&self, slot: usize, rows: Range<usize>) -> &[E] {
+        // SAFETY: nobody writes the head's rows while parts of the head read them.
+        unsafe { self.state.read(slot, self.span(slot, rows)) }
     }
 
     /// The queries over the window: cached positions first, then those of the chunk.
     #[inline(always)]
-    fn attend_window(
-        &self,
-        queries: std::ops::Range<usize>,
-        running: &mut [f32],
-        tile: &mut [f32],
-    ) {
+    fn attend_window(&self, queries: Range<usize>, running: &mut [f32], tile: &mut [f32]) {
         let dim = self.attend.head_dim();
-        let per_query = self.attend.heads / self.attend.kv_heads * (dim + 2);
+        let per_query = self.members.len() * (dim + 2);
         let start = self.position;
         let oldest = |t: usize| (start + t as u64 + 1).saturating_sub(self.rows as u64);
         let end = start + queries.end as u64;
@@ -307,11 +381,73 @@ impl<E: Element> Task<'_, E> {
         scores: &mut [f32],
     ) {
         let dim = self.attend.head_dim();
-        let group = self.attend.heads / self.attend.kv_heads;
-        for g in 0..group {
-            let query = self.projection(&self.attend.q, self.head * group + g, t);
+        for g in 0..self.members.len() {
+            let query = self.projection(&self.attend.q, self.query_head(g), t);
             let running = Running::new(&mut running[g * (dim + 2)..][..dim + 2]);
             running.add(query, self.attend.scale, n, keys, values, scores);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stages::Stage;
+    use crate::stages::rig::{Rig, noise};
+
+    const HEADS: usize = 5;
+    const DIM: usize = 6;
+    const WINDOW: usize = 9;
+    const TOKENS: usize = 40;
+
+    fn attend(kv_heads: usize) -> Attend {
+        let (width, stride) = (HEADS * DIM, (HEADS + 2 * kv_heads) * DIM);
+        let columns = |start, width| View {
+            buffer: 0,
+            start,
+            width,
+            stride,
+        };
+        Attend {
+            heads: HEADS,
+            kv_heads,
+            q: columns(0, width),
+            k: columns(width, kv_heads * DIM),
+            v: columns(width + kv_heads * DIM, kv_heads * DIM),
+            scale: 0.7,
+            keys: 0,
+            values: 1,
+            eviction: None,
+            out: View::whole(1, width),
+        }
+    }
+
+    /// Outputs with so many key heads, all of which have the same keys and values.
+    fn outputs(kv_heads: usize, chunks: &[usize]) -> Vec<f32> {
+        let (width, stride) = (HEADS * DIM, (HEADS + 2 * kv_heads) * DIM);
+        let stage = Stage::Attend(attend(kv_heads));
+        let fill = |_: usize, t: usize, row: &mut [f32]| {
+            for (i, x) in row.iter_mut().enumerate() {
+                let key = |i: usize| width + i / (kv_heads * DIM) * DIM + i % DIM;
+                let i = i.checked_sub(width).map_or(i, key);
+                *x = noise(t * 1000 + i);
+            }
+        };
+        let slot = (SlotDtype::F16, &[kv_heads, WINDOW, DIM][..]);
+        let widths = [stride, width];
+        let mut rig = Rig::new(&stage, &widths, &[slot, slot]);
+        rig.read(chunks, fill, View::whole(1, width)).0
+    }
+
+    #[test]
+    fn query_heads_that_threads_share_give_what_they_give_alone() {
+        let shared = attend(1);
+        assert_eq!(
+            [1, 2, 8].map(|threads| shared.parts(threads)),
+            [1, 2, HEADS]
+        );
+        for chunks in [&[TOKENS][..], &[1; TOKENS], &[3, 17, 1, 19]] {
+            assert_eq!(outputs(1, chunks), outputs(HEADS, chunks), "{chunks:?}");
         }
     }
 }

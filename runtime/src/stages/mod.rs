@@ -161,7 +161,7 @@ impl Stage {
     pub fn weight_bytes(&self) -> usize {
         match self {
             Stage::Embed(stage) => stage.matrix.bytes().len() / stage.matrix.rows(),
-            Stage::Project(stage) => stage.linears.iter().map(|l| l.matrix.bytes().len()).sum(),
+            Stage::Project(stage) => stage.weight_bytes(),
             Stage::Hax(stage) => stage.sources.weight_bytes(),
             Stage::Score(stage) => stage.weight_bytes(),
             Stage::Emit(stage) => stage.matrix.bytes().len(),

@@ -3,6 +3,7 @@
 use waterline_quant::{Matrix, Output};
 
 use super::norm::Norm;
+use super::route::Chosen;
 use crate::cpu::{Frame, simd};
 use crate::cuda::{Factor, Launches};
 use crate::error::Result;
@@ -28,8 +29,18 @@ pub struct Project {
     pub linears: Vec<Linear>,
     /// Where the results stand, side by side.
     pub output: View,
+    /// Where each matrix is made of as many equal parts as there are partitions.
+    parts: Option<Parts>,
     /// Whether any matrix wants the input in 8 bits.
     integer: bool,
+}
+
+/// Parts of a matrix that are left out where no token of the chunk has chosen their partition: their columns of the
+/// output stay as they are. (A GPU multiplies them all.)
+struct Parts {
+    partitions: usize,
+    /// What [`super::Route`] chose.
+    route: View,
 }
 
 impl Project {
@@ -41,7 +52,23 @@ impl Project {
             norm,
             linears,
             output,
+            parts: None,
             integer,
+        }
+    }
+
+    /// The same, but only for the partitions that `route` has chosen.
+    pub fn of_chosen(self, partitions: usize, route: View) -> Self {
+        let parts = Some(Parts { partitions, route });
+        Project { parts, ..self }
+    }
+
+    /// Bytes of weights that one token touches.
+    pub(crate) fn weight_bytes(&self) -> usize {
+        let all: usize = self.linears.iter().map(|l| l.matrix.bytes().len()).sum();
+        match &self.parts {
+            Some(parts) => all / parts.partitions * (parts.route.width / 2),
+            None => all,
         }
     }
 
@@ -57,9 +84,24 @@ impl Project {
             let used = frame.tokens.len() * width;
             let rows = Output::new(&mut output[..used], width);
             let pieces = frame.pool.threads() * 2;
-            frame.pool.each(self.linears.len() * pieces, |_, task| {
-                let linear = &self.linears[task / pieces];
-                let range = piece(linear.matrix.rows(), task % pieces, pieces);
+            let partitions = self.parts.as_ref().map_or(1, |parts| parts.partitions);
+            let tokens = frame.tokens.len();
+            let is_chosen = |partition: usize| {
+                self.parts.as_ref().is_none_or(|Parts { route, .. }| {
+                    let chosen = Chosen::new(route, frame.buffers.get(route.buffer));
+                    (0..tokens).any(|t| chosen.rank(t, partition).is_some())
+                })
+            };
+            let tasks = self.linears.len() * partitions * pieces;
+            frame.pool.each(tasks, |_, task| {
+                let (part, index) = (task / pieces, task % pieces);
+                let (linear, partition) = (&self.linears[part / partitions], part % partitions);
+                if !is_chosen(partition) {
+                    return;
+                }
+                let height = linear.matrix.rows() / partitions;
+                let range = piece(height, index, pieces);
+                let range = partition * height + range.start..partition * height + range.end;
                 // SAFETY: the pieces of all matrices are disjoint columns of the output.
                 unsafe {
                     linear

@@ -38,7 +38,7 @@ def write(folder):
                 if "router.conv_stack.proj" in n:
                     p.mul_(4 if n.endswith("weight") else 0)
                 elif p.dim() >= 2:
-                    p.mul_(10 if "embeddings" in n else 1.5)
+                    p.mul_(2 if "embeddings" in n else 1.5)
         round_matrices(model)
         tokens = torch.tensor(sequence("needles", 40, 300, seed).tokens)
         with torch.no_grad():

@@ -100,7 +100,7 @@ class Model(nn.Module):
             self.lm_head = linear(c["hidden_size"], c["vocab_size"])
         for name, p in self.named_parameters():
             if "embeddings" in name:
-                nn.init.normal_(p, std=0.02)
+                nn.init.normal_(p, std=0.1)
             elif "conv1d.weight" in name:
                 nn.init.uniform_(p, -0.5, 0.5)
             elif "router" in name and p.dim() == 4:

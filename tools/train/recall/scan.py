@@ -22,23 +22,32 @@ def linear_scan(q, k, v, gk=None, gv=None):
     end_k = end_v = None
     if gk is not None:
         G = chunks(gk.clamp(min=LEAST)).cumsum(3)
-        q, k, end_k = q * G.exp(), k * (-G).exp(), G[..., -1, :, None].exp()
+        q, k, end_k = q * G.exp(), k * (-G).exp(), G[..., -1, :]
     if gv is not None:
         G = chunks(gv.clamp(min=LEAST)).cumsum(3)
-        v, into_v, end_v = v * (-G).exp(), G.exp(), G[..., -1, None, :].exp()
+        v, into_v, end_v = v * (-G).exp(), G.exp(), G[..., -1, :]
     written = k.transpose(-1, -2) @ v
-    S, before = torch.zeros_like(written[:, :, 0]), []
-    for n in range(q.shape[2]):
-        before.append(S)
-        S = S + written[:, :, n]
-        if end_k is not None:
-            S = S * end_k[:, :, n]
-        if end_v is not None:
-            S = S * end_v[:, :, n]
-    o = (q @ k.transpose(-1, -2)).tril() @ v + q @ torch.stack(before, 2)
+    if end_k is not None:
+        before = passed_on(written, end_k)
+    elif end_v is not None:
+        before = passed_on(written.transpose(-1, -2), end_v).transpose(-1, -2)
+    else:
+        before = F.pad(written[:, :, :-1].cumsum(2), (0, 0, 0, 0, 1, 0))
+    o = (q @ k.transpose(-1, -2)).tril() @ v + q @ before
     if gv is not None:
         o = o * into_v
     return o.flatten(2, 3)[:, :, :T]
+
+
+def passed_on(written, end):
+    """The state before each chunk: written [B, H, N, d, e] (as if before the chunk's first decay), end [B, H, N, d] the chunk's log decay."""
+    total = end.cumsum(2).transpose(2, 3)  # [B, H, d, N]
+    before = total - end.transpose(2, 3)
+    N = end.shape[2]
+    earlier = torch.ones(N, N, dtype=torch.bool, device=end.device).tril(-1)
+    # What chunk m wrote decays until the end of chunk n - 1.
+    share = (before[..., :, None] - before[..., None, :]).masked_fill(~earlier, -torch.inf).exp()
+    return (share @ written.transpose(2, 3)).transpose(2, 3)
 
 
 def scalar_scan(q, k, v, g):

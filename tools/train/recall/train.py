@@ -1,7 +1,10 @@
-"""Trains one model on the recall tasks: train.py MODEL --data FILE.npz --out DIR
+"""Trains models on the recall tasks, side by side in one process: train.py [MODEL...] --out DIR
 
-Every model sees the same rows in the same order, with the same optimizer and schedule. One step of a few thousand small kernels is
-recorded as a CUDA graph and replayed. Writes DIR/MODEL (a Hugging Face directory) and DIR/MODEL.loss.csv.
+Every model sees the same rows in the same order, with the same optimizer and schedule. A model's step, a few thousand small kernels, is
+recorded as a CUDA graph and replayed on a stream of its own, so that the models fill the gaps between each other's kernels. Rows
+grow from a few pairs to many (STAGES): binding a value to its key is learned where there are few, then it carries over.
+
+Writes DIR/MODEL (a Hugging Face directory, renewed after every stage) and DIR/MODEL.loss.csv.
 """
 
 import argparse
@@ -10,22 +13,27 @@ import math
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
-from data import TASKS
+from draw import TASKS, draw
 from export import export, round_matrices
 from models import CONFIGS, Model
 
-BATCH = 64
-WARMUP = 0.04  # of the steps
-OPEN = ((0.15, 1.0), (0.85, 0.15), (1.0, 0.0))  # until which progress LTE keeps all tokens of which share of the rows
+# Progress at the end of the stage, its steps, tokens of a row, most pairs in it, rows of a step.
+STAGES = ((0.12, 1680, 32, 6, 256), (0.25, 740, 64, 14, 256), (0.45, 840, 128, 30, 128), (1.0, 2600, 384, 64, 64))
+WARMUP, DECAY = 0.02, 0.5  # the learning rate rises until, and falls from
+OPEN = ((0.3, 1.0), (0.85, 0.15), (1.0, 0.0))  # until when LTE keeps all tokens of which share of the rows
+BLOCK = 20  # steps between two changes of the learning rate
+POOL = 200  # steps for which rows are drawn at once
+LOG = 100  # steps of a line in the log
 
 
 def rate(p):
     """Share of the full learning rate at progress p."""
-    return p / WARMUP if p < WARMUP else 0.5 + 0.5 * math.cos(math.pi * (p - WARMUP) / (1 - WARMUP))
+    if p < DECAY:
+        return min(1.0, p / WARMUP)
+    return 0.5 + 0.5 * math.cos(math.pi * min(1.0, (p - DECAY) / (1 - DECAY)))
 
 
 def optimizer(model, lr):
@@ -35,107 +43,146 @@ def optimizer(model, lr):
     plain = [p for n, p in named if p.dim() != 2 or "embeddings" in n]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
     cuda = plain[0].is_cuda
-    return torch.optim.AdamW(groups, lr=torch.tensor(lr, device=plain[0].device), betas=(0.9, 0.95), capturable=cuda, fused=cuda)
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), capturable=cuda, fused=cuda)
 
 
-class Step:
-    """One step on fixed buffers, so that it can be recorded."""
+class Stage:
+    """The rows of a stage, shared by all models."""
 
-    def __init__(self, model, opt, length, device):
-        self.model, self.opt = model, opt
-        self.tokens = torch.zeros(BATCH, length, dtype=torch.long, device=device)
-        self.asked = torch.zeros(BATCH, length, dtype=torch.bool, device=device)
-        self.task = torch.zeros(BATCH, dtype=torch.long, device=device)
-        self.open = torch.zeros(BATCH, dtype=torch.bool, device=device)
+    def __init__(self, generator, length, most, rows):
+        self.generator, self.length, self.most, self.rows = generator, length, most, rows
+        self.open = torch.ones(rows, dtype=torch.bool, device=generator.device)
+        self.tokens, self.asked, self.task = self.drawn()
+
+    def drawn(self):
+        return draw(self.generator, POOL * self.rows, self.length, self.most)
+
+    def renew(self):
+        for to, new in zip((self.tokens, self.asked, self.task), self.drawn()):
+            to.copy_(new)
+
+
+class Trainee:
+    """A model in training."""
+
+    def __init__(self, name, seed, lr, folder, device):
+        torch.manual_seed(seed)
+        self.name, self.folder = name, folder
+        self.model = Model(CONFIGS[name]).to(device)
+        self.trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.opt = optimizer(self.model, lr)
+        self.at = torch.zeros((), dtype=torch.long, device=device)  # the next step's place in the pool
         self.sums = torch.zeros(len(TASKS), 3, device=device)  # loss, right, questions
+        self.stream = torch.cuda.Stream() if device == "cuda" else None
+        self.file = open(folder / f"{name}.loss.csv", "w", newline="")
+        self.log = csv.writer(self.file)
+        self.log.writerow(["step", "seconds", "loss"] + [f"{kind}_{task}" for kind in ("loss", "accuracy") for task in TASKS])
 
-    def run(self):
-        logits, penalty = self.model(self.tokens, self.open)
-        target = self.tokens.roll(-1, 1)
+    def step(self, stage):
+        rows = self.at * stage.rows + torch.arange(stage.rows, device=self.at.device)
+        tokens, asked, task = stage.tokens[rows].long(), stage.asked[rows].float(), stage.task[rows]
+        self.at += 1
+        logits, penalty = self.model(tokens, stage.open)
+        target = tokens.roll(-1, 1)
         loss = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view_as(target)
-        asked = self.asked.float()
         # Rows count alike, whatever the number of their questions.
         mean = ((loss * asked).sum(1) / asked.sum(1).clamp(min=1)).mean()
         self.opt.zero_grad(set_to_none=True)
         (mean + penalty).backward()
-        torch.nn.utils.clip_grad_norm_([p for p in self.model.parameters() if p.requires_grad], 1.0, foreach=True)
+        torch.nn.utils.clip_grad_norm_(self.trained, 1.0, foreach=True)
         self.opt.step()
         right = (logits.detach().argmax(-1) == target) * asked
         rows = torch.stack([(loss.detach() * asked).sum(1), right.sum(1), asked.sum(1)], 1)
-        self.sums.index_add_(0, self.task, rows)
+        self.sums.index_add_(0, task, rows)
 
-    def record(self):
-        """Returns what replays a step. The warm-up has rows of zeros and no learning rate."""
-        for group in self.opt.param_groups:
-            group["lr"].zero_()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+    def prepare(self, stage):
+        """Sets `advance`, which makes a step of the stage. Recording needs a few steps first; without a learning rate they change nothing."""
+        if self.stream is None:
+            self.advance = lambda: self.step(stage)
+            return
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
             for _ in range(3):
-                self.run()
-        torch.cuda.current_stream().wait_stream(side)
+                self.step(stage)
+        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.run()
-        return graph.replay
+        with torch.cuda.graph(graph, stream=self.stream):  # a stream of its own, since cuBLAS keeps scratch memory for each stream
+            self.step(stage)
+        torch.cuda.synchronize()
+
+        def replay():
+            with torch.cuda.stream(self.stream):
+                graph.replay()
+
+        self.advance = replay
+
+    def write(self, step, seconds):
+        """Writes a line of the log; says whether the loss is finite."""
+        sums = self.sums.cpu().clone()
+        self.sums.zero_()
+        self.loss, self.right = sums[:, 0] / sums[:, 2].clamp(min=1), sums[:, 1] / sums[:, 2].clamp(min=1)
+        self.mean = (sums[:, 0].sum() / sums[:, 2].sum()).item()
+        values = self.loss.tolist() + self.right.tolist()
+        self.log.writerow([step, f"{seconds:.1f}", f"{self.mean:.4f}"] + [f"{x:.4f}" for x in values])
+        self.file.flush()
+        return math.isfinite(self.mean)
+
+    def __str__(self):
+        accuracy = " ".join(f"{task} {x:.3f}" for task, x in zip(TASKS, self.right.tolist()))
+        return f"{self.name}: loss {self.mean:.3f}, {accuracy}"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=CONFIGS)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("models", nargs="*", default=list(CONFIGS))
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--eager", action="store_true", help="no CUDA graph")
-    parser.add_argument("--steps", type=int, help="stop early (the schedule is that of all rows)")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="hasten the schedule if the rows take longer than this")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
-    model = Model(CONFIGS[args.model]).to(device)
-    opt = optimizer(model, args.lr)
-    data = np.load(args.data)
-    rows = {name: torch.from_numpy(data[name]).to(device) for name in ("tokens", "asked", "task")}
-    step = Step(model, opt, rows["tokens"].shape[1], device)
-    advance = step.run if args.eager or device == "cpu" else step.record()
-    steps = len(rows["task"]) // BATCH
     args.out.mkdir(parents=True, exist_ok=True)
-    with open(args.out / f"{args.model}.loss.csv", "w", newline="") as file:
-        log = csv.writer(file)
-        log.writerow(["step", "seconds", "loss"] + [f"{kind}_{task}" for kind in ("loss", "accuracy") for task in TASKS])
-        step.sums.zero_()
-        start = time.time()
-        last = args.steps or steps
-        for i in range(last):
-            if device == "cuda" and i % 10 == 0:
-                torch.cuda.synchronize()  # keeps the clock honest
-            p = max(i / steps, (time.time() - start) / args.seconds)
-            if p >= 1:
-                i -= 1
-                break
-            batch = slice(i * BATCH, (i + 1) * BATCH)
-            for name in ("tokens", "asked", "task"):
-                getattr(step, name).copy_(rows[name][batch])
-            step.open.copy_(torch.arange(BATCH, device=device) < next(share for end, share in OPEN if p < end) * BATCH)
-            for group in opt.param_groups:
-                group["lr"].fill_(args.lr * rate(p))
-            advance()
-            if (i + 1) % 100 == 0 or i + 1 == last:
-                sums = step.sums.cpu().clone()
-                step.sums.zero_()
-                loss, right = sums[:, 0] / sums[:, 2].clamp(min=1), sums[:, 1] / sums[:, 2].clamp(min=1)
-                mean = sums[:, 0].sum() / sums[:, 2].sum()
-                log.writerow([i + 1, f"{time.time() - start:.1f}", f"{mean:.4f}"] + [f"{x:.4f}" for x in loss.tolist() + right.tolist()])
-                file.flush()
-                if not math.isfinite(mean):
-                    raise SystemExit(f"{args.model}: loss is {mean} at step {i + 1}")
-    accuracy = " ".join(f"{task} {x:.3f}" for task, x in zip(TASKS, right.tolist()))
-    memory = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0
-    print(f"{args.model}: {i + 1} steps in {time.time() - start:.0f} s, loss {mean:.3f}, {accuracy}, {memory:.1f} GiB", flush=True)
-    round_matrices(model)
-    export(model, args.out / args.model)
+    lr = torch.zeros((), device=device)
+    trainees = [Trainee(name, args.seed, lr, args.out, device) for name in args.models]
+    generator = torch.Generator(device).manual_seed(args.seed)
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    start, step, p = time.time(), 0, 0.0
+    for number, (end, steps, length, most, rows) in enumerate(STAGES):
+        stage = Stage(generator, length, most, rows)
+        lr.zero_()
+        for trainee in trainees:
+            trainee.prepare(stage)
+            trainee.at.zero_()
+            trainee.sums.zero_()
+        first, begun, before = step, time.time(), p
+        while step - first < steps:
+            p = before + (end - before) * (step - first) / steps
+            lr.fill_(args.lr * rate(p))
+            stage.open.copy_(torch.arange(rows, device=device) < next(share for until, share in OPEN if p < until) * rows)
+            wait()
+            for _ in range(BLOCK):
+                for trainee in trainees:
+                    trainee.advance()
+            step += BLOCK
+            wait()
+            if (step - first) % POOL == 0:
+                stage.renew()
+                for trainee in trainees:
+                    trainee.at.zero_()
+            if (step - first) % LOG == 0:
+                trainees = [t for t in trainees if t.write(step, time.time() - start) or print(f"{t.name}: lost at step {step}", flush=True)]
+        p = end
+        print(f"stage {number + 1}: {step - first} steps in {time.time() - begun:.0f} s, {time.time() - start:.0f} s in all", flush=True)
+        for trainee in trainees:
+            if (step - first) % LOG:
+                trainee.write(step, time.time() - start)
+            print(f"  {trainee}", flush=True)
+            trainee.advance = None  # gives a recorded step's memory back
+            if number + 1 == len(STAGES):
+                round_matrices(trainee.model)
+            export(trainee.model, args.out / trainee.name)
+    memory = f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if device == "cuda" else ""
+    print(f"{step} steps in {time.time() - start:.0f} s{memory}", flush=True)
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ impl<E: Element> Task<'_, E> {
             (eviction.set_keys, self.attend.keys, &self.attend.k),
             (eviction.set_values, self.attend.values, &self.attend.v),
         ] {
-            let place = self.cached(set, kept..kept + 1);
+            let place = self.cached_mut(set, kept..kept + 1);
             match leaving.checked_sub(self.position) {
                 // A chunk longer than the window: the token never entered the segment.
                 Some(t) => E::narrow(self.projection(view, head, t as usize), place),

@@ -1,0 +1,125 @@
+"""Rows to train on, drawn on the device: a third each of mqar, needles and joint recall, laid out as `tasks.sequence` does.
+
+The random numbers are PyTorch's, so a row is none of those that the evaluation asks.
+"""
+
+import torch
+
+from tasks import ASK, BOS, CONTEXTS, FILLER, JOINT_CONTEXTS, KEYS, VALUES
+
+TASKS = ("mqar", "needles", "joint")
+NEEDLES = 8  # most pairs in a row of needles
+
+
+def below(generator, limit, *shape):
+    """Whole numbers in 0..limit; `limit` is a number or a tensor that broadcasts to `shape`."""
+    return (torch.rand(shape, generator=generator, device=generator.device) * limit).long()
+
+
+def ranks(generator, present):
+    """A random order of the present entries of each row of `present` [..., n]; absent ones come last."""
+    priority = torch.rand(present.shape, generator=generator, device=generator.device) + ~present
+    return priority.argsort(-1).argsort(-1)
+
+
+def distinct(generator, tokens, rows, n):
+    """n different tokens for each row: [rows, n]."""
+    return tokens.start + torch.rand(rows, len(tokens), generator=generator, device=generator.device).argsort(-1)[:, :n]
+
+
+class Rows:
+    """Tokens [rows, length], padded with zeros, and which of them are followed by a value that was asked for."""
+
+    def __init__(self, rows, length, device):
+        self.length = length
+        self.tokens = torch.zeros(rows, length + 1, dtype=torch.long, device=device)  # the last column takes what is absent
+        self.asked = torch.zeros(rows, length + 1, dtype=torch.bool, device=device)
+        self.tokens[:, 0] = BOS
+
+    def put(self, position, tokens, present):
+        """All three [rows, n]."""
+        self.tokens.scatter_(1, torch.where(present, position, self.length), tokens)
+
+    def result(self):
+        return self.tokens[:, :-1].to(torch.uint8), self.asked[:, :-1].clone()
+
+
+def lay_out(generator, sizes, present, filler):
+    """A random order of a row's items and filler tokens: where each item starts [rows, n], where each filler lies, where the body ends."""
+    rows, n = sizes.shape
+    most = max(1, int(filler.max()))
+    fillers = torch.arange(most, device=sizes.device) < filler[:, None]
+    size = torch.cat([sizes * present, fillers.long()], 1)
+    rank = ranks(generator, size > 0)
+    ordered = torch.zeros_like(size).scatter_(1, rank, size)
+    start = 1 + (ordered.cumsum(1) - ordered).gather(1, rank)
+    return start[:, :n], start[:, n:], fillers, 1 + size.sum(1, keepdim=True)
+
+
+def ask(generator, rows, end, cues, values, present):
+    """Writes the questions: cues a list of [rows, n], values [rows, n]."""
+    rows.tokens.scatter_(1, end, ASK)
+    at = end + 1 + (len(cues) + 1) * ranks(generator, present)
+    for i, part in enumerate(cues + [values]):
+        rows.put(at + i, part, present)
+    rows.asked.scatter_(1, torch.where(present, at + len(cues) - 1, rows.length), True)
+    rows.asked[:, -1] = False
+
+
+def pairs(generator, count, length, keys, filler):
+    """Rows of `keys` [count] pairs among `filler` [count] tokens."""
+    rows, device = Rows(count, length, generator.device), generator.device
+    most = int(keys.max())
+    present = torch.arange(most, device=device) < keys[:, None]
+    names, values = distinct(generator, KEYS, count, most), VALUES.start + below(generator, len(VALUES), count, most)
+    start, where, fillers, end = lay_out(generator, torch.full_like(names, 2), present, filler)
+    rows.put(start, names, present)
+    rows.put(start + 1, values, present)
+    rows.put(where, FILLER.start + below(generator, len(FILLER), *where.shape), fillers)
+    ask(generator, rows, end, [names], values, present)
+    return rows.result()
+
+
+def tables(generator, count, length, keys, filler):
+    """Rows of joint recall: `keys` [count] keys in each of JOINT_CONTEXTS contexts."""
+    rows, device = Rows(count, length, generator.device), generator.device
+    most = int(keys.max())
+    present = (torch.arange(most, device=device) < keys[:, None])[:, None].expand(-1, JOINT_CONTEXTS, -1)
+    contexts = distinct(generator, CONTEXTS, count, JOINT_CONTEXTS)
+    names = distinct(generator, KEYS, count, most)[:, None].expand_as(present)
+    values = VALUES.start + below(generator, len(VALUES), *present.shape)
+    size = (1 + 2 * keys)[:, None].expand(-1, JOINT_CONTEXTS)
+    start, where, fillers, end = lay_out(generator, size, torch.ones_like(size, dtype=torch.bool), filler)
+    rows.put(start, contexts, torch.ones_like(start, dtype=torch.bool))
+    entry = (start[..., None] + 1 + 2 * ranks(generator, present)).flatten(1)
+    cues = contexts[..., None].expand_as(present).flatten(1)
+    names, values, present = names.flatten(1), values.flatten(1), present.flatten(1)
+    rows.put(entry, names, present)
+    rows.put(entry + 1, values, present)
+    rows.put(where, FILLER.start + below(generator, len(FILLER), *where.shape), fillers)
+    ask(generator, rows, end, [cues, names], values, present)
+    return rows.result()
+
+
+def draw(generator, count, length, most):
+    """`count` rows of up to `length` tokens and `most` pairs: tokens [count, length], asked [count, length], task [count], shuffled.
+
+    A quarter of the rows of mqar and joint recall has filler, of needles all have.
+    """
+    device = generator.device
+    parts, task = [], []
+    for i, name in enumerate(TASKS):
+        n = (count + i) // len(TASKS)
+        if name == "joint":
+            keys = 1 + below(generator, max(1, min(most, (length - 6) // 5) // JOINT_CONTEXTS), n)
+            room = length - (2 + JOINT_CONTEXTS + 5 * JOINT_CONTEXTS * keys)
+        else:
+            keys = 1 + below(generator, min(most, (length - 2) // 4, NEEDLES if name == "needles" else most), n)
+            room = length - (2 + 4 * keys)
+        filled = below(generator, 4, n) == 0 if name != "needles" else torch.ones(n, dtype=torch.bool, device=device)
+        filler = below(generator, room + 1, n) * filled
+        parts.append((tables if name == "joint" else pairs)(generator, n, length, keys, filler))
+        task.append(torch.full((n,), i, device=device))
+    order = torch.randperm(count, generator=generator, device=device)
+    tokens, asked = (torch.cat(x)[order] for x in zip(*parts))
+    return tokens, asked, torch.cat(task)[order]
