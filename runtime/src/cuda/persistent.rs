@@ -321,7 +321,7 @@ impl Layout {
             of_format.map(|f| f.rows * f.row_bytes()).sum()
         };
         let common = factors().max_by_key(|f| bytes_of(f.format));
-        let place = (GROUP_ROWS * common.map_or(16, |f| piece_bytes(f))).min(PLACE);
+        let place = (GROUP_ROWS * common.map_or(16, piece_bytes)).min(PLACE);
         let place = factors().map(piece_bytes).fold(place, usize::max);
         let mut layout = Layout {
             parameters,
