@@ -50,8 +50,10 @@ pub struct SessionOptions {
 /// How a step runs on a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StepProgram {
-    /// As one kernel that stays on the device for the whole token, where the device can do that.
+    /// What was measured to be faster: one kernel for models that read much, a graph for small ones.
     #[default]
+    Automatic,
+    /// As one kernel that stays on the device for the whole token, where the device can do that.
     Persistent,
     /// As a recorded graph of kernels.
     Recorded,

@@ -55,9 +55,14 @@ pub struct SessionArgs {
     /// Most tokens of a prompt that are read at once; 64 on the CPU and 2048 on a GPU if it is not given.
     #[arg(long, value_name = "N")]
     chunk: Option<usize>,
-    /// How a GPU decodes: by one kernel that stays there for the whole token, or by a recorded graph of kernels.
-    #[arg(long, value_name = "HOW", default_value = "persistent", value_parser = PossibleValuesParser::new(["persistent", "recorded"])
-        .map(|name| if name == "recorded" { StepProgram::Recorded } else { StepProgram::Persistent }))]
+    /// How a GPU decodes: by one kernel that stays there for the whole token, by a recorded graph of kernels, or by
+    /// whichever is faster for the model.
+    #[arg(long, value_name = "HOW", default_value = "auto", value_parser = PossibleValuesParser::new(["auto", "persistent", "recorded"])
+        .map(|name| match name.as_str() {
+            "persistent" => StepProgram::Persistent,
+            "recorded" => StepProgram::Recorded,
+            _ => StepProgram::Automatic,
+        }))]
     gpu_step: StepProgram,
 }
 

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::json;
 use waterline::state::SlotDtype;
-use waterline::{Checkpoint, Device, Kv, Model, Session, SessionOptions, Snapshot, StateOptions};
+use waterline::{
+    Checkpoint, Device, Kv, Model, Session, SessionOptions, Snapshot, StateOptions, StepProgram,
+};
 use waterline_quant::{F16, F32, Tensor, safetensors};
 
 use crate::device::DeviceArgs;
@@ -18,7 +20,8 @@ use crate::error::{Error, Result};
 ///
 /// DIR holds a checkpoint (config.json, model.safetensors), case.safetensors with input_ids and recorded logits, and
 /// meta.json, which names the arrays to compare and the tolerance. The model runs in f32 four ways: the whole input
-/// as one chunk, in ragged chunks, token by token, and with a save and restore in the middle. On a GPU the tolerance is
+/// as one chunk, in ragged chunks, token by token, and with a save and restore in the middle; on a GPU token by token a
+/// second time, as a recorded graph of kernels instead of one kernel. On a GPU the tolerance is
 /// twenty times as large. The most probable tokens must be the recorded ones too, unless the two best recorded logits lie
 /// closer to each other than the tolerance.
 #[derive(clap::Args)]
@@ -285,9 +288,10 @@ fn read_four_ways(
         chunk: tokens.len(),
         threads: args.threads,
         device,
+        step: StepProgram::Persistent,
         ..SessionOptions::default()
     };
-    let mut session = Session::new(Arc::clone(model), options)?;
+    let mut session = Session::new(Arc::clone(model), options.clone())?;
     let whole = [tokens.len()];
     let ragged = ragged(tokens.len(), args.seed);
     let single = vec![1; tokens.len()];
@@ -307,6 +311,18 @@ fn read_four_ways(
                 state: session.snapshot()?,
             },
         ));
+    }
+
+    if options.device.is_some() {
+        let options = SessionOptions {
+            step: StepProgram::Recorded,
+            ..options
+        };
+        let mut twin = Session::new(Arc::clone(model), options)?;
+        let mut logits = Vec::new();
+        read_pieces(&mut twin, tokens, &single, &mut logits)?;
+        let state = twin.snapshot()?;
+        readings.push(("recorded", Reading { logits, state }));
     }
 
     session.reset()?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Device;
 use super::driver::{Address, Launch, Memory, Queue, Recording};
 use super::launches::{Call, Grid, Launches, Parameter, Queued};
-use super::persistent::Persistent;
+use super::persistent::{self, Persistent};
 use super::sample::Sampling;
 use super::shown::Shown;
 use super::source::Source;
@@ -173,7 +173,7 @@ impl Engine {
         let weights = device.weights(model);
         let mut scratch = Vec::new();
         let residence = match options.step {
-            StepProgram::Persistent => driver.residence(),
+            StepProgram::Automatic | StepProgram::Persistent => driver.residence(),
             StepProgram::Recorded => None,
         };
         let mut lowered =
@@ -228,8 +228,14 @@ impl Engine {
             Ok::<_, Error>((step, choice))
         };
         let mut persistent = None;
-        if let Some(residence) = residence {
-            let (phases, choice) = step(true)?;
+        let phases = residence.map(|_| step(true)).transpose()?;
+        let pays = |phases: &[Queued]| match options.step {
+            StepProgram::Automatic => persistent::pays(phases),
+            _ => true,
+        };
+        if let (Some(residence), Some((phases, choice))) = (residence, phases)
+            && pays(&phases)
+        {
             let phases: Vec<&Queued> = phases.iter().collect();
             let others = Source::of(&calls.always().collect::<Vec<_>>());
             // Compiling takes seconds, and the two units are independent. An error comes again where it belongs.
