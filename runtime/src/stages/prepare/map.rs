@@ -29,7 +29,7 @@ pub enum Map {
     Copy(View),
     /// Root-mean-square norm.
     Rms(Norm),
-    /// Rotary position, as [`Prepare::rope`] says.
+    /// Rotary position, as [`super::Prepare::rope`] says.
     Rope,
 }
 

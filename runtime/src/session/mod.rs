@@ -1,110 +1,22 @@
 //! A session: one conversation's state, and the only hot loop.
 
+mod options;
+mod saved;
+
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+
+pub use options::{Canceller, ContextEnd, PhaseTime, SessionOptions, StepProgram};
 
 use crate::cpu::{self, Pool, physical_cores};
-use crate::cuda::{self, Device};
+use crate::cuda;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::sampler::{Sampler, SamplerParams, SamplerState};
-use crate::state::{Arena, HEADER, LOG, LOGITS, SAMPLER, Size, Snapshot, StateOptions, StatePlan};
+use crate::state::{Arena, HEADER, LOG, LOGITS, SAMPLER, Size};
 
 /// Tokens whose logits [`Session::feed_each`] computes in one pass over the output matrix.
 const LOGIT_ROWS: usize = 16;
-
-/// What happens when full attention's context is full.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ContextEnd {
-    /// [`Error::ContextFull`], and nothing is read.
-    #[default]
-    Refuse,
-    /// The oldest tokens drop out of view.
-    DropOldest,
-}
-
-/// What a user chooses about a session.
-#[derive(Clone)]
-pub struct SessionOptions {
-    /// The state.
-    pub state: StateOptions,
-    /// At the end of the context.
-    pub context_end: ContextEnd,
-    /// Most tokens that are read at once.
-    pub chunk: usize,
-    /// Threads, the caller's included; 0 means one for each physical core. Not used if `pool` is given.
-    pub threads: usize,
-    /// Threads to share with other sessions.
-    pub pool: Option<Arc<Pool>>,
-    /// How many marks are kept for [`Session::rewind`]; each is as large as the state.
-    pub marks: usize,
-    /// How tokens are chosen.
-    pub sampler: SamplerParams,
-    /// Where it runs; none means the CPU.
-    pub device: Option<Arc<Device>>,
-    /// How a step runs there.
-    pub step: StepProgram,
-}
-
-/// How a step runs on a GPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum StepProgram {
-    /// What was measured to be faster: one kernel for models that read much, a graph for small ones.
-    #[default]
-    Automatic,
-    /// As one kernel that stays on the device for the whole token, where the device can do that.
-    Persistent,
-    /// As a recorded graph of kernels.
-    Recorded,
-}
-
-/// What a phase of a step took on the first of a GPU's processors, in its clock's cycles.
-#[derive(Clone, Debug)]
-pub struct PhaseTime {
-    /// The function that ran.
-    pub function: String,
-    /// Until the phases before it had ended everywhere.
-    pub wait: u64,
-    /// From then to its own end.
-    pub work: u64,
-}
-
-impl Default for SessionOptions {
-    fn default() -> Self {
-        SessionOptions {
-            state: StateOptions::default(),
-            context_end: ContextEnd::Refuse,
-            chunk: 64,
-            threads: 0,
-            pool: None,
-            marks: 0,
-            sampler: SamplerParams::default(),
-            device: None,
-            step: StepProgram::default(),
-        }
-    }
-}
-
-/// Stops a session that is reading or generating, from another thread or a signal handler.
-#[derive(Clone, Default)]
-pub struct Canceller(Arc<AtomicBool>);
-
-impl Canceller {
-    /// The call in progress, or else the next one, ends with [`Error::Cancelled`] at a whole token.
-    pub fn cancel(&self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-
-    /// Forgets a cancellation that no call has seen.
-    pub fn clear(&self) {
-        self.0.store(false, Ordering::SeqCst);
-    }
-
-    pub(crate) fn take(&self) -> bool {
-        self.0.swap(false, Ordering::SeqCst)
-    }
-}
 
 fn check_chunk(chunk: usize) -> Result<()> {
     if chunk == 0 || chunk > 1 << 16 {
@@ -259,7 +171,7 @@ impl Session {
     }
 
     /// Bytes of weights that the device reads in the host's memory, where the file is mapped, and has no copy of; 0 on
-    /// the CPU. See [`Device::shared_bytes`].
+    /// the CPU. See [`crate::Device::shared_bytes`].
     pub fn shared_bytes(&self) -> usize {
         self.options
             .device
@@ -552,197 +464,5 @@ impl Session {
         };
         self.log(&[token]);
         Ok(Some(phases))
-    }
-
-    /// A second session in the same state, independent from now on. It shares the threads.
-    pub fn fork(&self) -> Result<Session> {
-        let options = SessionOptions {
-            pool: Some(Arc::clone(&self.pool)),
-            sampler: self.sampler.params().clone(),
-            ..self.options.clone()
-        };
-        let mut fork = Session::new(Arc::clone(&self.model), options)?;
-        fork.arena.copy_from(&self.arena);
-        if let (Engine::Cuda(engine), Engine::Cuda(own)) = (&mut fork.engine, &self.engine) {
-            engine.copy_from(own)?;
-        }
-        Ok(fork)
-    }
-
-    /// A copy of the state, in the host's memory.
-    ///
-    /// # Errors
-    /// [`Error::Device`] if the device was lost. A snapshot that was taken before can be restored on another device or
-    /// on the CPU.
-    pub fn snapshot(&self) -> Result<Snapshot> {
-        let arena = match &self.engine {
-            Engine::Cpu(_) => self.arena.clone(),
-            Engine::Cuda(engine) => {
-                let mut arena = Arena::new(Arc::clone(engine.plan()));
-                engine.download(&self.arena, &mut arena)?;
-                arena
-            }
-        };
-        Ok(Snapshot {
-            fingerprint: self.model.fingerprint(),
-            arena,
-            note: Vec::new(),
-        })
-    }
-
-    /// The layout of the whole state.
-    fn layout(&self) -> &StatePlan {
-        match &self.engine {
-            Engine::Cpu(_) => self.arena.plan(),
-            Engine::Cuda(engine) => engine.plan(),
-        }
-    }
-
-    /// Returns to a copied state. To go on from there is, bit for bit, to go on from where it was taken.
-    ///
-    /// # Errors
-    /// [`Error::Snapshot`] if it is of another model or another layout; the session is as it was.
-    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
-        self.check_layout(snapshot)?;
-        match &mut self.engine {
-            Engine::Cpu(_) => self.arena.copy_from(&snapshot.arena),
-            Engine::Cuda(engine) => {
-                engine.upload(&snapshot.arena)?;
-                let own = self.arena.bytes().len();
-                self.arena
-                    .bytes_mut()
-                    .copy_from_slice(&snapshot.arena.bytes()[..own]);
-            }
-        }
-        self.forget_marks(0);
-        Ok(())
-    }
-
-    /// Overwrites an earlier copy with the state as it is now. Nothing is allocated; the note stays.
-    ///
-    /// # Errors
-    /// [`Error::Snapshot`] if it is of another model or another layout; the copy is as it was.
-    pub fn snapshot_into(&self, snapshot: &mut Snapshot) -> Result<()> {
-        self.check_layout(snapshot)?;
-        match &self.engine {
-            Engine::Cpu(_) => snapshot.arena.copy_from(&self.arena),
-            Engine::Cuda(engine) => engine.download(&self.arena, &mut snapshot.arena)?,
-        }
-        Ok(())
-    }
-
-    fn check_layout(&self, snapshot: &Snapshot) -> Result<()> {
-        let differs = |reason: String| Error::Snapshot {
-            file: "state".into(),
-            reason,
-        };
-        if snapshot.fingerprint != self.model.fingerprint() {
-            return Err(differs(format!(
-                "it was saved from another model than {}",
-                self.model.file()
-            )));
-        }
-        let (ours, theirs) = (&self.layout().slots, &snapshot.arena.plan().slots);
-        if ours.len() != theirs.len() {
-            return Err(differs(format!(
-                "it has {} slots, this session {}",
-                theirs.len(),
-                ours.len()
-            )));
-        }
-        if let Some((ours, theirs)) = ours
-            .iter()
-            .zip(theirs)
-            .find(|(ours, theirs)| ours != theirs)
-        {
-            return Err(differs(format!(
-                "slot {} is {:?} {:?} there and {:?} {:?} here; open the session with the same context, cache type \
-                 and log",
-                ours.name, theirs.dtype, theirs.shape, ours.dtype, ours.shape
-            )));
-        }
-        Ok(())
-    }
-
-    /// Remembers this state for [`Session::rewind`], in place of the oldest mark if all are taken. Without marks in
-    /// the options it does nothing.
-    ///
-    /// # Errors
-    /// [`Error::Device`] if the device was lost.
-    pub fn mark(&mut self) -> Result<()> {
-        let position = self.position();
-        self.forget_marks(position);
-        let oldest = (0..self.marks.len())
-            .min_by_key(|&mark| self.marks[mark].position.map_or(0, |p| p + 1));
-        if let Some(oldest) = oldest {
-            if let Engine::Cuda(engine) = &self.engine {
-                engine.save(oldest)?;
-            }
-            self.marks[oldest].position = Some(position);
-            self.marks[oldest].arena.copy_from(&self.arena);
-        }
-        Ok(())
-    }
-
-    /// Returns to an earlier position: to the last mark at or before it, and from there by reading the logged tokens
-    /// again. At a mark the state is what it was, bit for bit. A cancellation is left to the next call.
-    ///
-    /// # Errors
-    /// [`Error::Rewind`] if the position has not been reached, or no mark and log lead there; nothing changes then.
-    pub fn rewind(&mut self, position: u64) -> Result<()> {
-        let here = self.position();
-        let error = |reason: &str| Error::Rewind {
-            position,
-            reason: reason.into(),
-        };
-        if position > here {
-            return Err(error("it has not been reached yet"));
-        }
-        if position == here {
-            return Ok(());
-        }
-        let mark = (0..self.marks.len())
-            .filter(|&mark| self.marks[mark].position.is_some_and(|p| p <= position))
-            .max_by_key(|&mark| self.marks[mark].position);
-        let from = mark.and_then(|mark| self.marks[mark].position).unwrap_or(0);
-        let (older, newer) = self.recent();
-        let first = here - (older.len() + newer.len()) as u64;
-        if from < position && from < first {
-            return Err(error(
-                "the tokens from the last mark on are no longer in the log",
-            ));
-        }
-        let skip = (from.max(first) - first) as usize;
-        let again: Vec<u32> = older
-            .iter()
-            .chain(newer)
-            .copied()
-            .skip(skip)
-            .take((position - from) as usize)
-            .collect();
-        match mark {
-            Some(mark) => {
-                if let Engine::Cuda(engine) = &mut self.engine {
-                    engine.load(mark)?;
-                }
-                self.arena.copy_from(&self.marks[mark].arena);
-            }
-            None => self.reset()?,
-        }
-        self.forget_marks(position + 1);
-        let mut fed = 0;
-        // Half way there the session would be at no position that the caller knows, so a cancellation waits.
-        let mut cancelled = false;
-        while let Err(error) = self.feed(&again[fed..]) {
-            let Error::Cancelled { fed: more } = error else {
-                return Err(error);
-            };
-            fed += more;
-            cancelled = true;
-        }
-        if cancelled {
-            self.canceller.cancel();
-        }
-        Ok(())
     }
 }

@@ -1,0 +1,101 @@
+//! What a user chooses about a session, what it tells of a step, and how it is stopped.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::cpu::Pool;
+use crate::cuda::Device;
+use crate::sampler::SamplerParams;
+use crate::state::StateOptions;
+
+/// What happens when full attention's context is full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ContextEnd {
+    /// [`crate::Error::ContextFull`], and nothing is read.
+    #[default]
+    Refuse,
+    /// The oldest tokens drop out of view.
+    DropOldest,
+}
+
+/// What a user chooses about a session.
+#[derive(Clone)]
+pub struct SessionOptions {
+    /// The state.
+    pub state: StateOptions,
+    /// At the end of the context.
+    pub context_end: ContextEnd,
+    /// Most tokens that are read at once.
+    pub chunk: usize,
+    /// Threads, the caller's included; 0 means one for each physical core. Not used if `pool` is given.
+    pub threads: usize,
+    /// Threads to share with other sessions.
+    pub pool: Option<Arc<Pool>>,
+    /// How many marks are kept for [`crate::Session::rewind`]; each is as large as the state.
+    pub marks: usize,
+    /// How tokens are chosen.
+    pub sampler: SamplerParams,
+    /// Where it runs; none means the CPU.
+    pub device: Option<Arc<Device>>,
+    /// How a step runs there.
+    pub step: StepProgram,
+}
+
+/// How a step runs on a GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StepProgram {
+    /// What was measured to be faster: one kernel for models that read much, a graph for small ones.
+    #[default]
+    Automatic,
+    /// As one kernel that stays on the device for the whole token, where the device can do that.
+    Persistent,
+    /// As a recorded graph of kernels.
+    Recorded,
+}
+
+/// What a phase of a step took on the first of a GPU's processors, in its clock's cycles.
+#[derive(Clone, Debug)]
+pub struct PhaseTime {
+    /// The function that ran.
+    pub function: String,
+    /// Until the phases before it had ended everywhere.
+    pub wait: u64,
+    /// From then to its own end.
+    pub work: u64,
+}
+
+impl Default for SessionOptions {
+    fn default() -> Self {
+        SessionOptions {
+            state: StateOptions::default(),
+            context_end: ContextEnd::Refuse,
+            chunk: 64,
+            threads: 0,
+            pool: None,
+            marks: 0,
+            sampler: SamplerParams::default(),
+            device: None,
+            step: StepProgram::default(),
+        }
+    }
+}
+
+/// Stops a session that is reading or generating, from another thread or a signal handler.
+#[derive(Clone, Default)]
+pub struct Canceller(Arc<AtomicBool>);
+
+impl Canceller {
+    /// The call in progress, or else the next one, ends with [`crate::Error::Cancelled`] at a whole token.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    /// Forgets a cancellation that no call has seen.
+    pub fn clear(&self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+
+    pub(crate) fn take(&self) -> bool {
+        self.0.swap(false, Ordering::SeqCst)
+    }
+}
