@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::compile;
-use super::driver::{Address, Driver, Kernel, Launch, Queue, Recording, Residence, TensorCores};
+use super::driver::{Address, Driver, Kernel, Launch, Queue, Recording, TensorCores};
 use crate::error::Result;
 
 /// Stands for a device of some architecture while a session's kernels are written and compiled.
@@ -55,11 +55,8 @@ impl Driver for Ahead {
         kilobytes << 10
     }
 
-    fn residence(&self) -> Option<Residence> {
-        Some(Residence {
-            blocks: self.processors as usize,
-            shared: self.shared_memory(),
-        })
+    fn resident_blocks(&self) -> Option<usize> {
+        Some(self.processors as usize)
     }
 
     fn free_bytes(&self) -> Result<usize> {

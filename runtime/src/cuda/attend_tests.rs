@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use super::stage_rig::{Comparison, plan};
+use super::stage_rig::Comparison;
 use super::tests::{device, numbers};
 use crate::program::View;
+use crate::stages::rig::{plan, side_by_side};
 use crate::stages::{Attend, Eviction, Policy, ScoreSlots, Stage};
 use crate::state::{Kv, SlotDtype, StatePlan};
 
@@ -36,18 +37,13 @@ fn slots(kv: Kv, kv_heads: usize, window: usize, capacity: usize) -> StatePlan {
 fn compare(kv: Kv, [heads, kv_heads, window, capacity]: [usize; 4], eviction: Option<Eviction>) {
     let Some(device) = device() else { return };
     let (width, stride) = (heads * DIM, (heads + 2 * kv_heads) * DIM);
-    let columns = |start, width| View {
-        buffer: 0,
-        start,
-        width,
-        stride,
-    };
+    let [q, k, v] = side_by_side([width, kv_heads * DIM, kv_heads * DIM]);
     let stage = Stage::Attend(Attend {
         heads,
         kv_heads,
-        q: columns(0, width),
-        k: columns(width, kv_heads * DIM),
-        v: columns(width + kv_heads * DIM, kv_heads * DIM),
+        q,
+        k,
+        v,
         scale: 1.5,
         keys: 1,
         values: 2,

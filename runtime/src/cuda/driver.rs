@@ -43,8 +43,9 @@ pub(crate) trait Driver: Send + Sync {
     /// Bytes of shared memory that a block may have.
     fn shared_memory(&self) -> usize;
 
-    /// What of the device one kernel can hold on to for a whole token; none where its blocks cannot wait for each other.
-    fn residence(&self) -> Option<Residence>;
+    /// Blocks with all the shared memory there is that stay on the device together, so that they may wait for each other;
+    /// none where they cannot.
+    fn resident_blocks(&self) -> Option<usize>;
 
     /// Bytes of memory that nobody uses.
     fn free_bytes(&self) -> Result<usize>;
@@ -105,15 +106,6 @@ pub(crate) trait Recording: Send {
 /// A compiled kernel, by the driver's handle.
 #[derive(Clone, Copy)]
 pub(crate) struct Kernel(pub usize);
-
-/// Blocks that stay on a device together, one on each processor.
-#[derive(Clone, Copy)]
-pub(crate) struct Residence {
-    /// How many.
-    pub blocks: usize,
-    /// Bytes of shared memory that each may have.
-    pub shared: usize,
-}
 
 /// Most parameters of a kernel.
 pub(crate) const PARAMETERS: usize = 32;

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::driver::{Address, Driver, Kernel, Launch, Queue, Recording, Residence, TensorCores};
+use super::driver::{Address, Driver, Kernel, Launch, Queue, Recording, TensorCores};
 use super::shares_memory;
 use crate::error::{Error, Result};
 
@@ -89,11 +89,8 @@ impl Driver for Emulator {
     }
 
     /// One block after another: a block that waits for others would wait for ever, so that there is one.
-    fn residence(&self) -> Option<Residence> {
-        Some(Residence {
-            blocks: 1,
-            shared: 160 << 10,
-        })
+    fn resident_blocks(&self) -> Option<usize> {
+        Some(1)
     }
 
     fn free_bytes(&self) -> Result<usize> {

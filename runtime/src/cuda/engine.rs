@@ -172,9 +172,10 @@ impl Engine {
         let hidden = model.spec().hidden;
         let weights = device.weights(model);
         let mut scratch = Vec::new();
-        let residence = match options.step {
-            StepProgram::Automatic | StepProgram::Persistent => driver.residence(),
-            StepProgram::Recorded => None,
+        let one_kernel = match options.step {
+            StepProgram::Automatic => program.weight_bytes() >= persistent::LEAST_BYTES,
+            StepProgram::Persistent => true,
+            StepProgram::Recorded => false,
         };
         let mut lowered =
             |tokens: usize, persistent: bool, write: &dyn Fn(&mut Launches) -> Result<()>| {
@@ -228,20 +229,16 @@ impl Engine {
             Ok::<_, Error>((step, choice))
         };
         let mut persistent = None;
-        let phases = residence.map(|_| step(true)).transpose()?;
-        let pays = |phases: &[Queued]| match options.step {
-            StepProgram::Automatic => persistent::pays(phases),
-            _ => true,
-        };
-        if let (Some(residence), Some((phases, choice))) = (residence, phases)
-            && pays(&phases)
+        if let Some(blocks) = driver.resident_blocks()
+            && one_kernel
         {
+            let (phases, choice) = step(true)?;
             let phases: Vec<&Queued> = phases.iter().collect();
             let others = Source::of(&calls.always().collect::<Vec<_>>());
             // Compiling takes seconds, and the two units are independent. An error comes again where it belongs.
             persistent = std::thread::scope(|scope| {
                 scope.spawn(|| device.kernels(&others));
-                Persistent::new(&phases, residence, &device, &*queue)
+                Persistent::new(&phases, blocks, &device, &*queue)
             })?;
             calls.choice = choice;
         }

@@ -7,9 +7,7 @@ use std::sync::{Arc, Mutex};
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, DriverError, result, sys};
 
 use super::compile;
-use super::driver::{
-    Address, Argument, Driver, Kernel, Launch, Queue, Recording, Residence, TensorCores,
-};
+use super::driver::{Address, Argument, Driver, Kernel, Launch, Queue, Recording, TensorCores};
 use crate::error::{Error, Result};
 
 const MOST_SHARED: sys::CUdevice_attribute =
@@ -23,7 +21,7 @@ pub(crate) struct Gpu {
     architecture: String,
     tensor_cores: TensorCores,
     shared_memory: usize,
-    residence: Option<Residence>,
+    resident_blocks: Option<usize>,
     /// Whether a kernel may start before the one before it has ended.
     overlaps: bool,
     /// Whether mapped weights are read where they lie.
@@ -90,18 +88,14 @@ impl Gpu {
         let processors = context.attribute(processors).map_err(named)? as u32;
         let together = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH;
         let together = context.attribute(together).map_err(named)? != 0;
-        let residence = Residence {
-            blocks: processors as usize,
-            shared: context.attribute(MOST_SHARED).map_err(named)? as usize,
-        };
         Ok(Arc::new(Gpu {
             name: context.name().map_err(named)?,
             processors,
             // Asynchronous copies into shared memory came with the same generation as bf16 on tensor cores.
-            residence: (together && major >= 8).then_some(residence),
+            resident_blocks: (together && major >= 8).then_some(processors as usize),
             architecture: format!("sm_{major}{minor}"),
             tensor_cores: TensorCores::of(major),
-            shared_memory: residence.shared,
+            shared_memory: context.attribute(MOST_SHARED).map_err(named)? as usize,
             overlaps: major >= 9,
             sharing: Sharing::of(|attribute| context.attribute(attribute).is_ok_and(|x| x != 0)),
             context,
@@ -189,8 +183,8 @@ impl Driver for Gpu {
         self.shared_memory
     }
 
-    fn residence(&self) -> Option<Residence> {
-        self.residence
+    fn resident_blocks(&self) -> Option<usize> {
+        self.resident_blocks
     }
 
     fn free_bytes(&self) -> Result<usize> {
@@ -257,7 +251,7 @@ impl Driver for Gpu {
             // SAFETY: the module is loaded and stays so.
             let kernel = self.check(unsafe { result::module::get_function(module, text) })?;
             let shared = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            let most = self.check(self.context.attribute(MOST_SHARED))?;
+            let most = self.shared_memory as i32;
             let fixed = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
             // SAFETY: the function is valid.
             let fixed =

@@ -8,7 +8,7 @@ use waterline_quant::{Bytes, Matrix};
 
 use super::driver::{Address, Argument, Driver, Kernel, Launch, Memory, Queue, TensorCores};
 use super::persistent;
-use super::products::Product;
+use super::ring_products::Product;
 use crate::error::Result;
 use crate::program::{Vector, View};
 use crate::state::{HEADER, Kv, StatePlan};

@@ -16,6 +16,7 @@ mod persistent;
 mod products;
 #[cfg(test)]
 mod recur_tests;
+mod ring_products;
 mod sample;
 #[cfg(test)]
 mod sample_tests;

@@ -4,9 +4,9 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::Device;
-use super::driver::{Address, Argument, Kernel, Launch, Memory, Queue, Residence};
+use super::driver::{Address, Argument, Kernel, Launch, Memory, Queue};
 use super::launches::Queued;
-use super::products::{Kind, Product, RingFactor};
+use super::ring_products::{Kind, Product, RingFactor};
 use super::source::Source;
 use crate::error::Result;
 use crate::session::PhaseTime;
@@ -51,7 +51,7 @@ struct Segment {
 }
 
 /// Bytes of `Turn` in phases.cu and of `Ring` in project_ring.cu.
-const TURN: usize = 80;
+const TURN: usize = 64;
 const RING: usize = 80;
 /// Longest list of segments that a block keeps in shared memory.
 const LIST: usize = 24 << 10;
@@ -62,15 +62,7 @@ const GROUP_ROWS: usize = 4;
 
 /// Bytes of weights a token from which on one kernel is the faster step. On one H200 a graph took 266 us and one kernel 468
 /// for 15 MB, 1188 and 885 for 0.7 GB.
-const LEAST_BYTES: usize = 256 << 20;
-
-/// Whether phases with these products are faster as one kernel than as a graph.
-pub(super) fn pays(calls: &[Queued]) -> bool {
-    let products = calls.iter().filter_map(|queued| queued.product.as_ref());
-    let factors = products.flat_map(|product| &product.factors);
-    let bytes: usize = factors.map(|f| f.rows * f.row_bytes()).sum();
-    bytes >= LEAST_BYTES
-}
+pub(super) const LEAST_BYTES: usize = 256 << 20;
 
 /// The phases of a step, ready to run.
 pub(super) struct Persistent {
@@ -99,14 +91,14 @@ struct Layout {
 }
 
 impl Persistent {
-    /// Compiles the phases `calls`; none if the device's shared memory is too small for them.
+    /// Compiles the phases `calls` for so many blocks; none if the device's shared memory is too small for them.
     pub fn new(
         calls: &[&Queued],
-        residence: Residence,
+        blocks: usize,
         device: &Device,
         queue: &dyn Queue,
     ) -> Result<Option<Self>> {
-        let mut lists = vec![Vec::new(); residence.blocks];
+        let mut lists = vec![Vec::new(); blocks];
         let mut counts = Vec::with_capacity(calls.len());
         let mut sums = 0;
         for product in calls.iter().map(|queued| &queued.product) {
@@ -121,7 +113,7 @@ impl Persistent {
             .iter_mut()
             .for_each(|list| list.push(Segment::zeroed()));
         let stride = lists[0].len();
-        let Some(layout) = Layout::of(calls, stride, sums, residence.shared) else {
+        let Some(layout) = Layout::of(calls, stride, sums, device.driver().shared_memory()) else {
             return Ok(None);
         };
         for segment in lists.iter_mut().flatten() {
@@ -138,7 +130,7 @@ impl Persistent {
             let phase = Phase {
                 function: source.of_call[index] as i32,
                 grid: match queued.product {
-                    Some(_) => [residence.blocks as u32, 1],
+                    Some(_) => [blocks as u32, 1],
                     None => [x, y],
                 },
                 threads: call.threads as u32,
@@ -167,7 +159,7 @@ impl Persistent {
                 .iter()
                 .map(|queued| queued.call.kernel.clone())
                 .collect(),
-            blocks: residence.blocks,
+            blocks,
             shared: layout.shared(),
         }))
     }
@@ -365,6 +357,8 @@ impl Layout {
             ("list_bytes", self.list),
             ("room_bytes", self.room),
             ("sums_at", self.sums_at),
+            ("turn_bytes", TURN),
+            ("segment_bytes", size_of::<Segment>()),
             ("ring_bytes", RING),
             ("ring_formats", self.formats),
             ("place_bytes", self.place),

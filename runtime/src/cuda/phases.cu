@@ -36,6 +36,8 @@ struct __align__(16) Turn {
   u64* clocks;
 };
 
+static_assert(sizeof(Turn) == turn_bytes, "as the program was laid out");
+
 // The dynamic shared memory: the turn, this phase's parameters and the next one's, how far each warp's ring of weights has
 // come, the block's list of segments unless it is too long, what a phase works in, the rings.
 constexpr int ring_warps = phase_threads / 32;

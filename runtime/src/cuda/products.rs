@@ -5,6 +5,7 @@ use waterline_quant::{FORMATS, Matrix};
 
 use super::driver::{Address, TensorCores};
 use super::launches::{Call, Grid, Launches, Parameter, Rows};
+use super::ring_products::Kind;
 use crate::error::Result;
 use crate::program::{INPUTS, Vector, View};
 use crate::stages::{Finish, Norm};
@@ -105,80 +106,9 @@ const WARP_ROWS: usize = 2;
 const FEW_ROWS: usize = 64;
 /// Rows and tokens of a block's tile.
 const TILE: usize = 64;
-/// `ProductEnd` in project_ring.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct ProductEnd {
-    output: Rows,
-    kind: i32,
-    cols: i32,
-}
-
-/// What becomes of a product, by its number in project_ring.cu.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// It is stored.
-    Store,
-    /// It is added to what the output holds.
-    Add,
-    /// `silu` of the first matrix' times the second's is stored.
-    Gated,
-}
-
-/// A product whose weights come through a persistent program's ring.
-pub(crate) struct Product {
-    pub(super) kind: Kind,
-    /// Matrices of the same input.
-    pub(super) factors: Vec<RingFactor>,
-}
-
-impl Product {
-    /// Columns of the matrices.
-    fn cols(&self) -> usize {
-        self.factors[0].cols
-    }
-
-    /// Shared memory for the input, and the same in 8 bits.
-    pub(super) fn input_bytes(&self) -> usize {
-        shared_bytes(self.cols())
-    }
-}
-
-/// A matrix as the ring reads it.
-pub(super) struct RingFactor {
-    pub codes: Address,
-    pub scales: Address,
-    /// Null for none.
-    pub bias: Address,
-    /// Bytes from row to row.
-    pub code_row: usize,
-    pub scale_row: usize,
-    pub rows: usize,
-    cols: usize,
-    /// First column of the product.
-    pub column: usize,
-    pub format: usize,
-}
-
-impl RingFactor {
-    /// Bytes of a row.
-    pub fn row_bytes(&self) -> usize {
-        self.code_row + self.scale_row
-    }
-
-    /// Bytes of the codes and of the scales of 32 units, which is a piece (`RingPiece` in project_ring.cu).
-    pub fn piece(&self) -> [usize; 2] {
-        // Units are 16 bytes of floats, 32 numbers of all else.
-        let unit = match FORMATS[self.format].block_len {
-            1 => 16 * self.cols / self.code_row,
-            _ => 32,
-        };
-        [self.code_row, self.scale_row].map(|bytes| 32 * unit * bytes / self.cols)
-    }
-}
 
 /// Shared memory of a block that multiplies one token: the input, and the same in 8 bits.
-fn shared_bytes(cols: usize) -> usize {
+pub(super) fn shared_bytes(cols: usize) -> usize {
     cols.next_multiple_of(32) * 5 + cols.div_ceil(32) * 8
 }
 
@@ -301,25 +231,22 @@ impl Launches<'_> {
             ..inner
         };
         let factors = [(gate, None, 0), (up, None, 0)];
-        let output_of_inner = self.rows(inner);
-        if self.push_to_ring(gather, &factors, output_of_inner, Kind::Gated)? {
-            let gather = self.gathered(inner, None)?;
-            return self.multiply(gather, &[(down, None, 0)], output, true);
+        if !self.push_to_ring(gather, &factors, self.rows(inner), Kind::Gated)? {
+            let rows = self.block_rows();
+            let (linears, _) = self.linears(&factors, rows, false)?;
+            self.push_streaming(Call {
+                source: "",
+                kernel: format!("multiply_gated<{formats}, {cols}, {}>", gather.kinds(cols)),
+                grid: Grid::EachToken(gate.rows().div_ceil(rows)),
+                threads: self.gather_threads(),
+                shared: shared_bytes(cols),
+                parameters: vec![
+                    Parameter::value("Gather", gather),
+                    linears,
+                    self.view(inner),
+                ],
+            });
         }
-        let rows = self.block_rows();
-        let (linears, _) = self.linears(&factors, rows, false)?;
-        self.push_streaming(Call {
-            source: "",
-            kernel: format!("multiply_gated<{formats}, {cols}, {}>", gather.kinds(cols)),
-            grid: Grid::EachToken(gate.rows().div_ceil(rows)),
-            threads: self.gather_threads(),
-            shared: shared_bytes(cols),
-            parameters: vec![
-                Parameter::value("Gather", gather),
-                linears,
-                self.view(inner),
-            ],
-        });
         let gather = self.gathered(inner, None)?;
         self.multiply(gather, &[(down, None, 0)], output, true)
     }
@@ -384,67 +311,6 @@ impl Launches<'_> {
     /// Rows that a block takes of a matrix where each token is on its own.
     fn block_rows(&self) -> usize {
         self.gather_threads() / 32 * WARP_ROWS
-    }
-
-    /// Appends a product of one token in a persistent program; whether its weights can come through the ring.
-    pub(super) fn push_to_ring(
-        &mut self,
-        gather: Gather,
-        factors: &[Factor],
-        output: Rows,
-        kind: Kind,
-    ) -> Result<bool> {
-        if !self.persistent() {
-            return Ok(false);
-        }
-        let factors = (factors.iter())
-            .map(|factor| self.ring_factor(factor))
-            .collect::<Result<Option<Vec<_>>>>()?;
-        let Some(factors) = factors else {
-            return Ok(false);
-        };
-        let rounds = factors.iter().any(|f| FORMATS[f.format].is_integer_dot());
-        let product = Product { kind, factors };
-        let cols = product.cols();
-        let end = ProductEnd {
-            output,
-            kind: kind as i32,
-            cols: cols as i32,
-        };
-        let call = Call {
-            source: "",
-            kernel: format!("product_input<{cols}, {}, {rounds}>", gather.kinds(cols)),
-            grid: Grid::Blocks(1),
-            threads: self.gather_threads(),
-            shared: 0,
-            parameters: vec![
-                Parameter::value("ProductEnd", end),
-                Parameter::value("Gather", gather),
-            ],
-        };
-        self.push_product(call, product);
-        Ok(true)
-    }
-
-    /// A matrix as the ring reads it; none if its rows are not aligned.
-    fn ring_factor(&self, (matrix, bias, column): &Factor) -> Result<Option<RingFactor>> {
-        let format = matrix.format();
-        let blocks = matrix.cols() / format.block_len;
-        let scales = if format.has_device_scale() { 2 } else { 0 };
-        let factor = RingFactor {
-            codes: self.matrix_address(matrix)?,
-            scales: 0,
-            bias: self.optional_address(*bias)?,
-            code_row: blocks * (format.block_bytes - scales),
-            scale_row: blocks * scales,
-            rows: matrix.rows(),
-            cols: matrix.cols(),
-            column: *column,
-            format: format_of(matrix),
-        };
-        let scales = factor.codes + (factor.rows * factor.code_row) as u64;
-        let aligned = factor.code_row.is_multiple_of(16) && factor.scale_row.is_multiple_of(4);
-        Ok(aligned.then_some(RingFactor { scales, ..factor }))
     }
 
     /// As [`Launches::multiply`], for many tokens: on tensor cores, but for f32 matrices, whose products stay exact.

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use super::stage_rig::{Comparison, plan};
+use super::stage_rig::Comparison;
 use super::tests::{device, numbers};
 use crate::program::View;
+use crate::stages::rig::{plan, side_by_side};
 use crate::stages::{Decay, HeadGates, Key, Recur, Stage, Write};
 use crate::state::{Kv, SlotDtype};
 
@@ -21,17 +22,8 @@ fn compare([heads, states, dk, dv]: [usize; 4], fixed: bool, delta: bool, gates:
         states,
         heads,
     ];
-    let stride = widths.iter().sum();
-    let mut start = 0;
-    let [q, k, v, decay, beta, write, read] = widths.map(|width| {
-        start += width;
-        View {
-            buffer: 0,
-            start: start - width,
-            width,
-            stride,
-        }
-    });
+    let [q, k, v, decay, beta, write, read] = side_by_side(widths);
+    let stride = q.stride;
     let out = View::whole(1, heads * dv);
     let stage = Stage::Recur(Recur {
         heads,

@@ -9,6 +9,7 @@ use super::launches::{Launches, Queued, Weights};
 use super::sample::Sampling;
 use super::source::Source;
 use super::tests::{device, numbers};
+use crate::sampler::tests::neutral;
 use crate::sampler::{Sampler, SamplerParams, SamplerState};
 use crate::spec::{ModelSpec, NormKind};
 use crate::state::{HEADER, Kv, LOG, LOGITS, SAMPLER, StateOptions, StatePlan};
@@ -143,16 +144,6 @@ impl Bench {
                 logits.len()
             );
         }
-    }
-}
-
-fn neutral() -> SamplerParams {
-    SamplerParams {
-        temperature: 1.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        ..SamplerParams::default()
     }
 }
 

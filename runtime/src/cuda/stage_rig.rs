@@ -11,34 +11,7 @@ use super::launches::{Launches, Weights};
 use super::source::Source;
 use crate::cpu::{Buffers, Frame, Pool};
 use crate::stages::Stage;
-use crate::state::{Arena, Kv, SlotDtype, SlotKind, SlotPlan, StatePlan};
-
-/// Slots of these types and shapes; the first is the position.
-pub(super) fn plan(slots: &[(SlotDtype, &[usize])]) -> StatePlan {
-    let mut plan = StatePlan {
-        slots: Vec::new(),
-        bytes: 0,
-    };
-    for (dtype, shape) in slots {
-        let size = match dtype {
-            SlotDtype::F16 => 2,
-            SlotDtype::U64 => 8,
-            _ => 4,
-        };
-        let bytes = shape.iter().product::<usize>() * size;
-        plan.slots.push(SlotPlan {
-            block: None,
-            name: "slot".into(),
-            kind: SlotKind::Matrix,
-            dtype: *dtype,
-            shape: shape.to_vec(),
-            offset: plan.bytes,
-            bytes,
-        });
-        plan.bytes = (plan.bytes + bytes).next_multiple_of(64);
-    }
-    plan
-}
+use crate::state::{Arena, Kv, SlotDtype, StatePlan};
 
 /// A stage with inputs, whose outputs are buffer 1.
 pub(super) struct Comparison<'a> {

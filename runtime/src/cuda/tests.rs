@@ -9,7 +9,7 @@ use super::Device;
 use super::driver::{Launch, Memory, Queue};
 use super::launches::{Launches, Queued, Weights};
 use super::persistent::Persistent;
-use super::products::Kind;
+use super::ring_products::Kind;
 use super::source::Source;
 use crate::program::{INPUTS, View};
 use crate::state::{Kv, StatePlan};
@@ -191,7 +191,7 @@ fn products_are_those_of_the_cpu() {
 #[test]
 fn products_through_the_ring_are_those_of_the_cpu() {
     let Some(device) = device() else { return };
-    let Some(residence) = device.driver().residence() else {
+    let Some(blocks) = device.driver().resident_blocks() else {
         eprintln!("skipped: the device runs no persistent programs");
         return;
     };
@@ -240,7 +240,7 @@ fn products_through_the_ring_are_those_of_the_cpu() {
             assert!(pushed.expect("phases"), "{format}: rows are aligned");
 
             let calls: Vec<&Queued> = launches.calls.iter().collect();
-            let program = Persistent::new(&calls, residence, &device, &*bench.queue);
+            let program = Persistent::new(&calls, blocks, &device, &*bench.queue);
             let program = program.expect("a program").expect("room for it");
             bench.queue.launch(&program.launch(0)).expect("a launch");
             let read = |buffer: usize| {

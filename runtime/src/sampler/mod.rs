@@ -25,7 +25,7 @@ mod params;
 mod random;
 mod select;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use params::SamplerParams;
 pub use random::SamplerState;

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 const NONE: (&[u32], &[u32]) = (&[], &[]);
 
 /// Parameters that leave the distribution as it is.
-fn neutral() -> SamplerParams {
+pub(crate) fn neutral() -> SamplerParams {
     SamplerParams {
         temperature: 1.0,
         top_k: 0,

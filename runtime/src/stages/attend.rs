@@ -393,7 +393,7 @@ impl<E: Element> Task<'_, E> {
 mod tests {
     use super::*;
     use crate::stages::Stage;
-    use crate::stages::rig::{Rig, noise};
+    use crate::stages::rig::{Rig, noise, side_by_side};
 
     const HEADS: usize = 5;
     const DIM: usize = 6;
@@ -401,19 +401,14 @@ mod tests {
     const TOKENS: usize = 40;
 
     fn attend(kv_heads: usize) -> Attend {
-        let (width, stride) = (HEADS * DIM, (HEADS + 2 * kv_heads) * DIM);
-        let columns = |start, width| View {
-            buffer: 0,
-            start,
-            width,
-            stride,
-        };
+        let width = HEADS * DIM;
+        let [q, k, v] = side_by_side([width, kv_heads * DIM, kv_heads * DIM]);
         Attend {
             heads: HEADS,
             kv_heads,
-            q: columns(0, width),
-            k: columns(width, kv_heads * DIM),
-            v: columns(width + kv_heads * DIM, kv_heads * DIM),
+            q,
+            k,
+            v,
             scale: 0.7,
             keys: 0,
             values: 1,

@@ -21,7 +21,7 @@ mod recur_chunk;
 mod recur_tests;
 mod replace;
 #[cfg(test)]
-mod rig;
+pub(crate) mod rig;
 mod route;
 mod scan;
 mod score;

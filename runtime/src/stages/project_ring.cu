@@ -30,6 +30,8 @@ struct __align__(16) Segment {
   float per_group;
 };
 
+static_assert(sizeof(Segment) == segment_bytes, "as the program was laid out");
+
 // How a format's piece lies in the ring: as a matrix of 32 units.
 template <int format>
 struct RingPiece {

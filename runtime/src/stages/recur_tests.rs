@@ -1,6 +1,6 @@
 //! The recurrence, whole, in chunks and token by token, against its equations in f64.
 
-use super::rig::{Rig, noise};
+use super::rig::{Rig, noise, side_by_side};
 use super::{Decay, HeadGates, Key, Recur, Stage, Write};
 use crate::program::View;
 use crate::state::SlotDtype;
@@ -39,17 +39,7 @@ impl Case {
             self.states * self.dk,
             self.states * self.dk,
         ];
-        let stride = widths.iter().sum();
-        let mut start = 0;
-        widths.map(|width| {
-            start += width;
-            View {
-                buffer: 0,
-                start: start - width,
-                width,
-                stride,
-            }
-        })
+        side_by_side(widths)
     }
 
     fn input(&self, t: usize, column: usize) -> f32 {

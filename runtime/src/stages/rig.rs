@@ -9,6 +9,43 @@ use crate::cpu::{Buffers, Frame, Pool};
 use crate::program::View;
 use crate::state::{Arena, SlotDtype, SlotKind, SlotPlan, StatePlan};
 
+/// Slots of these types and shapes, numbered from zero.
+pub(crate) fn plan(slots: &[(SlotDtype, &[usize])]) -> StatePlan {
+    let mut plan = StatePlan {
+        slots: Vec::new(),
+        bytes: 0,
+    };
+    for (dtype, shape) in slots {
+        let bytes = shape.iter().product::<usize>() * dtype.bytes();
+        plan.slots.push(SlotPlan {
+            block: Some(0),
+            name: "slot".into(),
+            kind: SlotKind::Matrix,
+            dtype: *dtype,
+            shape: shape.to_vec(),
+            offset: plan.bytes,
+            bytes,
+        });
+        plan.bytes = (plan.bytes + bytes).next_multiple_of(64);
+    }
+    plan
+}
+
+/// Columns of these widths side by side in buffer 0.
+pub(crate) fn side_by_side<const N: usize>(widths: [usize; N]) -> [View; N] {
+    let stride = widths.iter().sum();
+    let mut start = 0;
+    widths.map(|width| {
+        start += width;
+        View {
+            buffer: 0,
+            start: start - width,
+            width,
+            stride,
+        }
+    })
+}
+
 /// A stage with buffers and state of its own.
 pub(super) struct Rig<'a> {
     stage: &'a Stage,
@@ -20,28 +57,10 @@ pub(super) struct Rig<'a> {
 impl<'a> Rig<'a> {
     /// Buffers of `widths`, and slots of the types and shapes `slots`, numbered from zero.
     pub fn new(stage: &'a Stage, widths: &'a [usize], slots: &[(SlotDtype, &[usize])]) -> Self {
-        let mut plan = StatePlan {
-            slots: Vec::new(),
-            bytes: 0,
-        };
-        for (dtype, shape) in slots {
-            let size = if *dtype == SlotDtype::F16 { 2 } else { 4 };
-            let bytes = shape.iter().product::<usize>() * size;
-            plan.slots.push(SlotPlan {
-                block: Some(0),
-                name: "slot".into(),
-                kind: SlotKind::Matrix,
-                dtype: *dtype,
-                shape: shape.to_vec(),
-                offset: plan.bytes,
-                bytes,
-            });
-            plan.bytes = (plan.bytes + bytes).next_multiple_of(64);
-        }
         Rig {
             stage,
             widths,
-            arena: Arena::new(Arc::new(plan)),
+            arena: Arena::new(Arc::new(plan(slots))),
             pool: Pool::new(2),
         }
     }

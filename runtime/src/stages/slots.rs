@@ -254,7 +254,7 @@ impl Task<'_> {
 #[cfg(test)]
 mod tests {
     use super::super::Stage;
-    use super::super::rig::{Rig, noise};
+    use super::super::rig::{Rig, noise, side_by_side};
     use super::*;
     use crate::state::SlotDtype;
 
@@ -265,17 +265,7 @@ mod tests {
 
     fn views([heads, kv_heads, slots, dk, dv]: Case) -> [View; 4] {
         let widths = [heads * dk, kv_heads * dk, kv_heads * dv, kv_heads * slots];
-        let stride = widths.iter().sum();
-        let mut start = 0;
-        widths.map(|width| {
-            start += width;
-            View {
-                buffer: 0,
-                start: start - width,
-                width,
-                stride,
-            }
-        })
+        side_by_side(widths)
     }
 
     fn input(case: Case, t: usize, column: usize) -> f32 {

@@ -38,7 +38,7 @@ pub enum SlotDtype {
 }
 
 impl SlotDtype {
-    fn bytes(self) -> usize {
+    pub(crate) fn bytes(self) -> usize {
         match self {
             SlotDtype::F16 => 2,
             SlotDtype::F32 | SlotDtype::U32 | SlotDtype::Kv => 4,

@@ -230,26 +230,21 @@ impl<E: Element> Task<'_, E> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stages::rig::{Rig, noise};
+    use crate::stages::rig::{Rig, noise, side_by_side};
     use crate::stages::{Attend, Stage};
     use crate::state::SlotDtype;
 
     const DIM: usize = 5;
 
     fn stage(heads: usize, kv_heads: usize, policy: Policy, sink: usize) -> Stage {
-        let (width, stride) = (heads * DIM, (heads + 2 * kv_heads) * DIM);
-        let columns = |start, width| View {
-            buffer: 0,
-            start,
-            width,
-            stride,
-        };
+        let width = heads * DIM;
+        let [q, k, v] = side_by_side([width, kv_heads * DIM, kv_heads * DIM]);
         Stage::Attend(Attend {
             heads,
             kv_heads,
-            q: columns(0, width),
-            k: columns(width, kv_heads * DIM),
-            v: columns(width + kv_heads * DIM, kv_heads * DIM),
+            q,
+            k,
+            v,
             scale: 1.5,
             keys: 0,
             values: 1,
