@@ -87,7 +87,7 @@ T atomicAdd(T* p, T x) {
 }
 
 namespace emulator {
-enum State { RUNNING, AT_WARP, AT_PART, AT_BLOCK, DONE };
+enum State { RUNNING, AT_WARP, AT_PART, AT_BLOCK, WAITING, DONE };
 struct Fiber {
   void* stack_pointer;
   State state;
@@ -100,6 +100,10 @@ static void* scheduler;
 static unsigned current;
 // Threads of a barrier that is not the whole block's: the first ones.
 static unsigned part;
+// Threads of the block's barrier: all, unless some run on their own.
+static unsigned members;
+// Whether any thread has come further since the last look.
+static bool moved;
 static const std::function<void()>* body;
 static uint64_t exchanged[most_threads];
 alignas(128) static unsigned char shared[256 << 10];
@@ -114,6 +118,7 @@ __attribute__((naked, noinline)) static void switch_stack(void** from, void* to)
 static void yield(State state) {
   unsigned self = current;
   fibers[self].state = state;
+  moved |= state != WAITING;
   switch_stack(&fibers[self].stack_pointer, scheduler);
 }
 
@@ -157,7 +162,12 @@ static void run_block(unsigned threads) {
     top -= 6;
     fibers[i] = {top, RUNNING};
   }
+  part = 0;
+  members = threads;
   for (;;) {
+    moved = false;
+    // What was waited for may have come.
+    release(0, threads, WAITING);
     for (unsigned warp = 0; warp < threads; warp += 32) {
       unsigned last = warp + 32 < threads ? warp + 32 : threads;
       for (;;) {
@@ -166,20 +176,23 @@ static void run_block(unsigned threads) {
         if (!all_at(warp, last, AT_WARP)) break;
         release(warp, last, AT_WARP);
       }
-      if (!all_at(warp, last, AT_BLOCK) && !all_at(warp, last, AT_PART)) {
+      if (!all_at(warp, last, AT_BLOCK) && !all_at(warp, last, AT_PART) && !all_at(warp, last, WAITING)) {
         for (unsigned i = warp; i < last; i++)
           if (fibers[i].state != DONE) fail("threads of a warp wait at different places");
       }
     }
     if (part && all_at(0, part, AT_PART)) {
       release(0, part, AT_PART);
-      continue;
+    } else if (all_at(0, members, AT_BLOCK)) {
+      for (unsigned i = 0; i < members; i++)
+        if (fibers[i].state == DONE) fail("a thread has left before a barrier");
+      release(0, members, AT_BLOCK);
+    } else if (!moved) {
+      break;
     }
-    if (!all_at(0, threads, AT_BLOCK)) break;
-    for (unsigned i = 0; i < threads; i++)
-      if (fibers[i].state == DONE) fail("a thread has left before a barrier");
-    release(0, threads, AT_BLOCK);
   }
+  for (unsigned i = 0; i < threads; i++)
+    if (fibers[i].state != DONE) fail("threads wait for ever");
 }
 
 static void run(const unsigned* grid, unsigned threads, unsigned shared_bytes, const std::function<void()>& kernel) {
@@ -198,7 +211,7 @@ static void run(const unsigned* grid, unsigned threads, unsigned shared_bytes, c
       }
 }
 
-// A barrier of the first `threads` threads.
+// A barrier of the first `threads` threads, who go on without the rest.
 static void partial_barrier(unsigned threads) {
   part = threads;
   yield(AT_PART);

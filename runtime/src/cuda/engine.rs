@@ -195,6 +195,7 @@ impl Engine {
                     shared: HashMap::new(),
                     scratch: &mut scratch,
                     calls: Vec::new(),
+                    deferred: None,
                 };
                 write(&mut launches)?;
                 Ok::<_, Error>(launches.calls)

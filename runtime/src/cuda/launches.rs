@@ -53,7 +53,7 @@ impl Parameter {
 }
 
 /// Columns of a buffer, as kernels see them: `Rows` in `prelude.cu`.
-#[derive(Clone, Copy, Pod, Zeroable)]
+#[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Rows {
     /// First column of the first token.
@@ -266,7 +266,8 @@ impl Weights {
         let bytes = packed.as_deref().unwrap_or(host);
         let fits = |slab: &Memory| loaded.used + bytes.len() <= slab.bytes();
         if !loaded.slabs.last().is_some_and(fits) {
-            let slab = Memory::new(&self.driver, bytes.len().max(SLAB))?;
+            let bytes_of_slab = bytes.len().next_multiple_of(ALIGNMENT).max(SLAB);
+            let slab = Memory::new(&self.driver, bytes_of_slab)?;
             loaded.slabs.push(slab);
             loaded.used = 0;
         }
@@ -310,6 +311,8 @@ pub(crate) struct Launches<'a> {
     /// Whether the calls become the phases of a persistent program.
     pub(super) persistent: bool,
     pub(super) calls: Vec<Queued>,
+    /// A call that the next one may make superfluous, and the columns that it changes.
+    pub(super) deferred: Option<(Call, Vec<Rows>)>,
 }
 
 impl Launches<'_> {
@@ -328,7 +331,29 @@ impl Launches<'_> {
         self.queue_call(call, true, Some(product));
     }
 
+    /// Appends a kernel that changes nothing but these columns, unless the next call does what it does.
+    pub fn defer(&mut self, call: Call, columns: Vec<Rows>) {
+        self.deferred = Some((call, columns));
+    }
+
+    /// Whether a call is deferred that changes just these columns; then it is dropped, and the caller does what it does.
+    pub fn take_over(&mut self, columns: &[Rows]) -> bool {
+        let same = |(_, deferred): &(Call, Vec<Rows>)| {
+            deferred.len() == columns.len() && columns.iter().all(|rows| deferred.contains(rows))
+        };
+        self.deferred.take_if(|call| same(call)).is_some()
+    }
+
+    /// In a persistent program, the product whose weights come through the ring if it was appended last, with its call.
+    pub fn last_product(&mut self) -> Option<(&mut Call, &mut Product)> {
+        let last = self.calls.last_mut()?;
+        Some((&mut last.call, last.product.as_mut()?))
+    }
+
     fn queue_call(&mut self, call: Call, streams: bool, product: Option<Product>) {
+        if let Some((call, _)) = self.deferred.take() {
+            self.queue_call(call, true, None);
+        }
         self.calls.push(Queued {
             call,
             streams,

@@ -11,13 +11,12 @@ use super::source::Source;
 use crate::error::Result;
 use crate::session::PhaseTime;
 
-/// Threads of a block. Sixteen warps hide each other's latencies and leave 128 registers to each thread.
+/// Threads of a block that go through the phases. Sixteen warps hide each other's latencies.
 pub(super) const THREADS: usize = 512;
-const WARPS: usize = THREADS / 32;
+/// Those, and the warp that brings weights.
+const ALL_THREADS: usize = THREADS + 32;
 /// Shared memory that stages declare for themselves.
 const STATIC_SHARED: usize = 6 << 10;
-/// Places of a warp's ring: fewer do not cover a barrier, more are of no use.
-const PLACES: std::ops::RangeInclusive<usize> = 2..=24;
 
 /// `Phase` in phases.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -27,10 +26,11 @@ struct Phase {
     grid: [u32; 2],
     threads: u32,
     segments: i32,
-    pad: [i32; 3],
+    tasks: i32,
+    pad: [i32; 2],
 }
 
-/// `Segment` in project_ring.cu: rows of one matrix that a block takes.
+/// `Segment` in weight_ring.cu: rows of one matrix that a block takes.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Segment {
@@ -40,25 +40,29 @@ struct Segment {
     code_row: u32,
     scale_row: u32,
     rows: i32,
-    format: u16,
-    group_rows: u16,
     column: i32,
     sums: i32,
+    entry: u32,
+    entry_rows: u16,
+    format: u16,
     pieces: i32,
-    piece_codes: i32,
-    piece_scales: i32,
-    per_group: f32,
+    per_piece: f32,
+    task: i32,
 }
 
-/// Bytes of `Turn` in phases.cu and of `Ring` in project_ring.cu.
+/// The parameter of a product that is the tasks which its rows go through.
+const TASKS: usize = 2;
+/// Bytes of `Turn` in phases.cu.
 const TURN: usize = 64;
-const RING: usize = 80;
+/// Entries that the ring of weights can hold, and bytes of `Ring` in weight_ring.cu.
+const SLOTS: usize = 32;
+const RING: usize = SLOTS * (2 * size_of::<u64>() + 2 * size_of::<u32>());
 /// Longest list of segments that a block keeps in shared memory.
 const LIST: usize = 24 << 10;
-/// Bytes of a place, unless one piece is larger: few large places run dry, many small ones cost instructions.
-const PLACE: usize = 2304;
-/// Most rows whose pieces share a place of the ring.
-const GROUP_ROWS: usize = 4;
+/// Bytes of an entry, unless one row is larger: large ones cost fewer instructions, small ones come sooner.
+const ENTRY: usize = 16 << 10;
+/// Rows that a warp takes together.
+const ITEM_ROWS: usize = 4;
 
 /// Bytes of weights a token from which on one kernel is the faster step. On one H200 a graph took 266 us and one kernel 468
 /// for 15 MB, 1188 and 885 for 0.7 GB.
@@ -86,8 +90,8 @@ struct Layout {
     sums_at: usize,
     /// The set of formats that come through the ring.
     formats: usize,
-    place: usize,
-    places: usize,
+    /// Bytes of the ring.
+    ring: usize,
 }
 
 impl Persistent {
@@ -116,8 +120,12 @@ impl Persistent {
         let Some(layout) = Layout::of(calls, stride, sums, device.driver().shared_memory()) else {
             return Ok(None);
         };
-        for segment in lists.iter_mut().flatten() {
-            segment.group(layout.place);
+        for list in &mut lists {
+            let mut entries = 0;
+            for segment in list.iter_mut().filter(|segment| segment.rows > 0) {
+                segment.entry = entries;
+                entries += (segment.rows as u32).div_ceil(segment.entry_rows.into());
+            }
         }
         let source = Source::of_phases(calls, &layout.constants());
         let kernel = device.kernels(&source)?[0];
@@ -135,7 +143,8 @@ impl Persistent {
                 },
                 threads: call.threads as u32,
                 segments: counts[index] as i32,
-                pad: [0; 3],
+                tasks: call.offsets().nth(TASKS).unwrap_or(0) as i32,
+                pad: [0; 2],
             };
             let (head, rest) = bytes.split_at_mut(size_of::<Phase>());
             head.copy_from_slice(bytemuck::bytes_of(&phase));
@@ -190,7 +199,7 @@ impl Persistent {
         Launch {
             kernel: self.kernel,
             grid: [self.blocks as u32, 1, 1],
-            threads: THREADS as u32,
+            threads: ALL_THREADS as u32,
             shared: self.shared as u32,
             arguments: vec![
                 value(self.table.address()),
@@ -217,8 +226,8 @@ fn deal(product: &Product, lists: &mut [Vec<Segment>]) -> usize {
     // The rows of a gated product's two matrices go together.
     let together = if product.kind == Kind::Gated { 2 } else { 1 };
     let owners = &product.factors[..product.factors.len() / together];
-    let rows: Vec<(usize, usize)> = owners.iter().map(|f| (f.rows, f.row_bytes())).collect();
-    let shares = shares(&rows, lists.len());
+    let matrices: Vec<Matrix> = owners.iter().map(Matrix::of).collect();
+    let shares = shares(&matrices, lists.len());
     let most = shares.iter().map(Vec::len).max().unwrap_or(0);
     let mut room = 0;
     for (list, share) in lists.iter_mut().zip(shares) {
@@ -226,8 +235,7 @@ fn deal(product: &Product, lists: &mut [Vec<Segment>]) -> usize {
         for &(index, first, rows) in &share {
             for twin in 0..together {
                 let factor = &product.factors[index + twin * owners.len()];
-                let [codes, scales] = factor.piece();
-                let pieces = factor.code_row.div_ceil(codes);
+                let pieces = factor.pieces();
                 list.push(Segment {
                     codes: factor.codes + (first * factor.code_row) as u64,
                     scales: factor.scales + (first * factor.scale_row) as u64,
@@ -238,14 +246,14 @@ fn deal(product: &Product, lists: &mut [Vec<Segment>]) -> usize {
                     code_row: factor.code_row as u32,
                     scale_row: factor.scale_row as u32,
                     rows: rows as i32,
-                    format: factor.format as u16,
-                    group_rows: 0,
                     column: (factor.column + first) as i32,
                     sums: sums as i32,
+                    entry: 0,
+                    entry_rows: entry_rows(factor) as u16,
+                    format: factor.format as u16,
                     pieces: pieces as i32,
-                    piece_codes: codes as i32,
-                    piece_scales: scales as i32,
-                    per_group: 0.0,
+                    per_piece: 1.0 / pieces as f32,
+                    task: factor.task.map_or(-1, |task| task as i32),
                 });
                 sums += rows * (pieces | 1);
             }
@@ -258,16 +266,6 @@ fn deal(product: &Product, lists: &mut [Vec<Segment>]) -> usize {
 }
 
 impl Segment {
-    /// Groups its rows by what fits into a place.
-    fn group(&mut self, place: usize) {
-        if self.rows > 0 {
-            let piece = (self.piece_codes + self.piece_scales) as usize;
-            let rows = (place / piece.next_multiple_of(16)).min(GROUP_ROWS);
-            self.group_rows = rows as u16;
-            self.per_group = 1.0 / (self.rows as usize).div_ceil(rows) as f32;
-        }
-    }
-
     /// Takes a place in a list that does not end there, which one of zero rows would mean.
     fn skipped() -> Self {
         Segment {
@@ -277,23 +275,46 @@ impl Segment {
     }
 }
 
-/// Bytes of a piece in the ring.
-fn piece_bytes(factor: &RingFactor) -> usize {
-    let [codes, scales] = factor.piece();
-    (codes + scales).next_multiple_of(16)
+/// Rows of an entry.
+fn entry_rows(factor: &RingFactor) -> usize {
+    let least = factor.aligned_rows();
+    let rows = ENTRY / factor.row_bytes();
+    let step = if rows < ITEM_ROWS { least } else { least.max(ITEM_ROWS) };
+    (rows / step * step).max(least)
 }
 
-/// Shares matrices of `(rows, bytes of a row)` out among `blocks`, so that all have about as many bytes: for each block the
-/// matrix, the first row and the number of rows.
-fn shares(matrices: &[(usize, usize)], blocks: usize) -> Vec<Vec<(usize, usize, usize)>> {
-    let total: usize = matrices.iter().map(|(rows, bytes)| rows * bytes).sum();
+/// What there is to share out.
+#[derive(Clone, Copy)]
+struct Matrix {
+    rows: usize,
+    /// Bytes of a row.
+    bytes: usize,
+    /// Rows that stay together.
+    together: usize,
+}
+
+impl Matrix {
+    fn of(factor: &RingFactor) -> Self {
+        Matrix {
+            rows: factor.rows,
+            bytes: factor.row_bytes(),
+            together: factor.aligned_rows(),
+        }
+    }
+}
+
+/// Shares matrices out among `blocks`, so that all have about as many bytes: for each block the matrix, the first row and the
+/// number of rows.
+fn shares(matrices: &[Matrix], blocks: usize) -> Vec<Vec<(usize, usize, usize)>> {
+    let total: usize = matrices.iter().map(|m| m.rows * m.bytes).sum();
     let mut shares = vec![Vec::new(); blocks];
     let mut before = 0;
-    for (index, &(rows, bytes)) in matrices.iter().enumerate() {
+    for (index, matrix) in matrices.iter().enumerate() {
         // The first row of this matrix that begins at or after the block's part of the whole.
         let border = |block: usize| {
             let at = (total * block / blocks).saturating_sub(before);
-            at.div_ceil(bytes.max(1)).min(rows)
+            let row = at.div_ceil(matrix.bytes.max(1));
+            row.next_multiple_of(matrix.together).min(matrix.rows)
         };
         for (block, share) in shares.iter_mut().enumerate() {
             let (first, last) = (border(block), border(block + 1));
@@ -301,7 +322,7 @@ fn shares(matrices: &[(usize, usize)], blocks: usize) -> Vec<Vec<(usize, usize, 
                 share.push((index, first, last - first));
             }
         }
-        before += rows * bytes;
+        before += matrix.rows * matrix.bytes;
     }
     shares
 }
@@ -319,35 +340,26 @@ impl Layout {
             .max(sums_at + sums * size_of::<f32>())
             .next_multiple_of(128);
         let factors = || products().flat_map(|product| &product.factors);
-        // A place is right for the format with the most bytes, and no piece is larger.
-        let bytes_of = |format: usize| -> usize {
-            let of_format = factors().filter(|f| f.format == format);
-            of_format.map(|f| f.rows * f.row_bytes()).sum()
-        };
-        let common = factors().max_by_key(|f| bytes_of(f.format));
-        let place = (GROUP_ROWS * common.map_or(16, piece_bytes)).min(PLACE);
-        let place = factors().map(piece_bytes).fold(place, usize::max);
         let mut layout = Layout {
             parameters,
             list: if list <= LIST { list } else { 0 },
             room,
             sums_at,
             formats: factors().fold(0, |set, f| set | 1 << f.format),
-            place,
-            places: 0,
+            ring: 0,
         };
         let left = shared.checked_sub(STATIC_SHARED + layout.shared())?;
-        layout.places = (left / WARPS / place).min(*PLACES.end());
-        let fits = PLACES.contains(&layout.places) && layout.parameters / 16 <= THREADS;
+        layout.ring = left / 128 * 128;
+        // An entry that does not fit before the ring's end leaves less than its bytes there.
+        let largest = factors().map(|f| entry_rows(f) * f.row_bytes()).max();
+        let fits = 2 * largest.unwrap_or(0).next_multiple_of(128) <= layout.ring
+            && layout.parameters / 16 <= THREADS;
         fits.then_some(layout)
     }
 
     /// Bytes of dynamic shared memory.
     fn shared(&self) -> usize {
-        TURN + 2 * self.parameters
-            + self.list
-            + self.room
-            + WARPS * (RING + self.places * self.place)
+        TURN + 2 * self.parameters + RING + self.list + self.room + self.ring
     }
 
     fn constants(&self) -> String {
@@ -359,10 +371,10 @@ impl Layout {
             ("sums_at", self.sums_at),
             ("turn_bytes", TURN),
             ("segment_bytes", size_of::<Segment>()),
-            ("ring_bytes", RING),
+            ("slots_bytes", RING),
+            ("ring_slots", SLOTS),
             ("ring_formats", self.formats),
-            ("place_bytes", self.place),
-            ("ring_places", self.places),
+            ("ring_bytes", self.ring),
         ];
         let line = |(name, value)| format!("constexpr int {name} = {value};\n");
         constants.map(line).concat()
@@ -375,18 +387,24 @@ mod tests {
 
     #[test]
     fn shares_cover_every_row_once_and_weigh_the_same() {
-        let matrices = [(9216, 1152), (6, 8192), (6, 8192), (7, 4096)];
+        let matrices = [(9216, 1152, 1), (6, 8192, 1), (36, 44, 4), (7, 4096, 1)];
+        let matrices = matrices.map(|(rows, bytes, together)| Matrix {
+            rows,
+            bytes,
+            together,
+        });
         for blocks in [1, 3, 132] {
             let shares = shares(&matrices, blocks);
-            let mut seen = matrices.map(|(rows, _)| vec![0; rows]);
-            let total: usize = matrices.iter().map(|(rows, bytes)| rows * bytes).sum();
+            let mut seen = matrices.map(|m| vec![0; m.rows]);
+            let total: usize = matrices.iter().map(|m| m.rows * m.bytes).sum();
             for share in &shares {
                 let mut bytes = 0;
                 for &(matrix, first, rows) in share {
                     seen[matrix][first..first + rows]
                         .iter_mut()
                         .for_each(|n| *n += 1);
-                    bytes += rows * matrices[matrix].1;
+                    bytes += rows * matrices[matrix].bytes;
+                    assert_eq!(first % matrices[matrix].together, 0);
                 }
                 assert!(bytes <= total / blocks + 2 * 8192, "{bytes} of {total}");
             }

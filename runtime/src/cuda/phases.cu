@@ -20,7 +20,9 @@ struct __align__(16) Phase {
   u32 threads;
   // Segments of weights that each block takes; see project_ring.cu.
   int segments;
-  int pad[3];
+  // Where the tasks stand that a product's rows go through, behind this.
+  int tasks;
+  int pad[2];
 };
 
 // Where a block stands. Thread 0 writes it between barriers.
@@ -38,12 +40,13 @@ struct __align__(16) Turn {
 
 static_assert(sizeof(Turn) == turn_bytes, "as the program was laid out");
 
-// The dynamic shared memory: the turn, this phase's parameters and the next one's, how far each warp's ring of weights has
-// come, the block's list of segments unless it is too long, what a phase works in, the rings.
+// The dynamic shared memory: the turn, this phase's parameters and the next one's, the slots of the ring of weights, the block's
+// list of segments unless it is too long, what a phase works in, the ring.
 constexpr int ring_warps = phase_threads / 32;
+constexpr int persistent_threads = phase_threads + 32;
 constexpr int phases_at = sizeof(Turn);
-constexpr int rings_at = phases_at + 2 * parameter_bytes;
-constexpr int list_at = rings_at + ring_warps * ring_bytes;
+constexpr int slots_at = phases_at + 2 * parameter_bytes;
+constexpr int list_at = slots_at + slots_bytes;
 constexpr int room_at = list_at + list_bytes;
 constexpr int ring_at = room_at + room_bytes;
 
@@ -62,7 +65,23 @@ __device__ inline u32 real_block() { return blockIdx.x; }
 __device__ inline u32 real_blocks() { return gridDim.x; }
 
 // A barrier of all threads that run.
-__device__ inline void whole_barrier() { __syncthreads(); }
+__device__ inline void real_barrier() {
+#ifdef WATERLINE_EMULATOR
+  emulator::yield(emulator::AT_BLOCK);
+#else
+  asm volatile("bar.sync 0;" ::: "memory");
+#endif
+}
+
+// A barrier of all threads that go through the phases.
+__device__ inline void whole_barrier() {
+#ifdef WATERLINE_EMULATOR
+  emulator::members = phase_threads;
+  emulator::yield(emulator::AT_BLOCK);
+#else
+  asm volatile("bar.sync 2, %0;" ::"n"(phase_threads) : "memory");
+#endif
+}
 
 // A barrier of the phase's threads, the first of those that run.
 __device__ inline void phase_barrier() {

@@ -1,5 +1,7 @@
 //! Products of one token whose weights come through a persistent program's ring: what `project_ring.cu` is called with.
 
+use std::ops::Range;
+
 use bytemuck::{Pod, Zeroable};
 use waterline_quant::FORMATS;
 
@@ -33,6 +35,7 @@ pub(crate) struct Product {
     pub(super) kind: Kind,
     /// Matrices of the same input.
     pub(super) factors: Vec<RingFactor>,
+    output: Rows,
 }
 
 impl Product {
@@ -45,9 +48,52 @@ impl Product {
     pub(super) fn input_bytes(&self) -> usize {
         shared_bytes(self.cols())
     }
+
+    /// Whether every one of these columns is a row of this product, stored as it comes; if so, each row goes through task
+    /// number `task` before it is stored.
+    pub fn finish(&mut self, columns: Rows, task: usize) -> bool {
+        let bytes = |columns: Rows| {
+            let width = columns.width as u64 * size_of::<f32>() as u64;
+            columns.first..columns.first + width
+        };
+        let (whole, part) = (bytes(self.output), bytes(columns));
+        if self.kind != Kind::Store || part.start < whole.start || part.end > whole.end {
+            return false;
+        }
+        let first = (part.start - whole.start) as usize / size_of::<f32>();
+        let range = first..first + columns.width as usize;
+        let cuts = |factor: &RingFactor| factor.cuts(&range);
+        let covered: usize = self.factors.iter().map(|factor| {
+            let [start, end] = cuts(factor);
+            end - start
+        }).sum();
+        let apart = |factor: &RingFactor| {
+            let step = factor.aligned_rows();
+            let free = factor.task.is_none() || cuts(factor)[0] == cuts(factor)[1];
+            free && cuts(factor).iter().all(|row| row.is_multiple_of(step) || *row == factor.rows)
+        };
+        if covered != range.len() || !self.factors.iter().all(apart) {
+            return false;
+        }
+        let split = |factor: &RingFactor| {
+            let [start, end] = cuts(factor);
+            let middle = RingFactor {
+                task: Some(task),
+                ..factor.rows(start..end)
+            };
+            let parts = match start < end {
+                true => vec![factor.rows(0..start), middle, factor.rows(end..factor.rows)],
+                false => vec![factor.clone()],
+            };
+            parts.into_iter().filter(|part| part.rows > 0)
+        };
+        self.factors = self.factors.iter().flat_map(split).collect();
+        true
+    }
 }
 
-/// A matrix as the ring reads it.
+/// A matrix, or some of its rows, as the ring reads it.
+#[derive(Clone)]
 pub(super) struct RingFactor {
     pub codes: Address,
     pub scales: Address,
@@ -61,6 +107,8 @@ pub(super) struct RingFactor {
     /// First column of the product.
     pub column: usize,
     pub format: usize,
+    /// The task that its rows go through before they are stored.
+    pub task: Option<usize>,
 }
 
 impl RingFactor {
@@ -69,14 +117,41 @@ impl RingFactor {
         self.code_row + self.scale_row
     }
 
-    /// Bytes of the codes and of the scales of 32 units, which is a piece (`RingPiece` in project_ring.cu).
-    pub fn piece(&self) -> [usize; 2] {
-        // Units are 16 bytes of floats, 32 numbers of all else.
-        let unit = match FORMATS[self.format].block_len {
-            1 => 16 * self.cols / self.code_row,
-            _ => 32,
+    /// Its first row in these columns of the product, and the first behind them.
+    fn cuts(&self, columns: &Range<usize>) -> [usize; 2] {
+        [columns.start, columns.end].map(|at| at.saturating_sub(self.column).min(self.rows))
+    }
+
+    /// Some of its rows.
+    fn rows(&self, rows: Range<usize>) -> Self {
+        let at = |first: Address, row: usize| first + (rows.start * row) as u64;
+        RingFactor {
+            codes: at(self.codes, self.code_row),
+            scales: at(self.scales, self.scale_row),
+            bias: match self.bias {
+                0 => 0,
+                bias => at(bias, size_of::<f32>()),
+            },
+            rows: rows.len(),
+            column: self.column + rows.start,
+            ..*self
+        }
+    }
+
+    /// Pieces of a row: 32 units each, which are 16 bytes of floats, 32 numbers of all else.
+    pub fn pieces(&self) -> usize {
+        let units = match FORMATS[self.format].block_len {
+            1 => self.code_row / 16,
+            _ => self.cols / 32,
         };
-        [self.code_row, self.scale_row].map(|bytes| 32 * unit * bytes / self.cols)
+        units.div_ceil(32)
+    }
+
+    /// Fewest rows whose scales are a multiple of 16 bytes.
+    pub fn aligned_rows(&self) -> usize {
+        (1..=16)
+            .find(|rows| (rows * self.scale_row).is_multiple_of(16))
+            .unwrap_or(16)
     }
 }
 
@@ -99,7 +174,11 @@ impl Launches<'_> {
             return Ok(false);
         };
         let rounds = factors.iter().any(|f| FORMATS[f.format].is_integer_dot());
-        let product = Product { kind, factors };
+        let product = Product {
+            kind,
+            factors,
+            output,
+        };
         let cols = product.cols();
         let end = ProductEnd {
             output,
@@ -136,9 +215,10 @@ impl Launches<'_> {
             cols: matrix.cols(),
             column: *column,
             format: format_of(matrix),
+            task: None,
         };
         let scales = factor.codes + (factor.rows * factor.code_row) as u64;
-        let aligned = factor.code_row.is_multiple_of(16) && factor.scale_row.is_multiple_of(4);
+        let aligned = factor.code_row.is_multiple_of(16);
         Ok(aligned.then_some(RingFactor { scales, ..factor }))
     }
 }

@@ -66,6 +66,7 @@ impl Bench {
             shared: HashMap::new(),
             scratch: &mut scratch,
             calls: Vec::new(),
+            deferred: None,
         };
         launches
             .sample(vocab, sampling.address(), chosen.address())

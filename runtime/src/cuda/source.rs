@@ -14,8 +14,11 @@ const TENSOR: &str = include_str!("../stages/tensor.cu");
 const SOFTMAX: &str = include_str!("../stages/softmax.cu");
 /// Before and behind the stages of a persistent program.
 const PHASES: &str = include_str!("phases.cu");
-const RING: &str = include_str!("../stages/project_ring.cu");
+const RING: &str = include_str!("../stages/weight_ring.cu");
+const RING_PRODUCTS: &str = include_str!("../stages/project_ring.cu");
 const PERSISTENT: &str = include_str!("persistent.cu");
+/// What rows of its products go through before they are stored.
+const PREPARE: &str = crate::stages::PREPARE_SOURCE;
 
 /// A translation unit, and the name in it of each call's kernel.
 pub(crate) struct Source {
@@ -37,7 +40,7 @@ impl Source {
             let template = queued.call.kernel.split('<').next().unwrap_or_default();
             names[index] = format!("{template}_{index}");
         }
-        let mut text = common() + &sources(calls);
+        let mut text = common() + &sources(calls.iter().map(|queued| queued.call.source));
         for (wrapper, name) in wrappers.iter().zip(&names) {
             text.push_str(&wrapper.replace("NAME", name));
         }
@@ -59,12 +62,14 @@ impl Source {
             constants,
             PHASES,
             &common(),
-            &sources(calls),
+            &sources(calls.iter().map(|queued| queued.call.source).chain([PREPARE])),
             RING,
+            RING_PRODUCTS,
             "\n__device__ inline void run_phase(const u8* at, const Segment* segments) {\n  \
              const Phase& phase = *reinterpret_cast<const Phase*>(at);\n  switch (phase.function) {\n",
             &cases,
-            "  }\n  if (phase.segments > 0) product(parameter<ProductEnd>(at, 0), segments, phase.segments);\n}\n",
+            "  }\n  if (phase.segments > 0) {\n    \
+             product(parameter<ProductEnd>(at, 0), &parameter<PrepareTasks>(at, phase.tasks), segments, phase.segments);\n  }\n}\n",
             PERSISTENT,
         ];
         Source {
@@ -93,18 +98,21 @@ fn each_once(texts: impl Iterator<Item = String>) -> (Vec<String>, Vec<usize>) {
     (found, of)
 }
 
-/// The texts of the files that define the calls' functions.
-fn sources(calls: &[&Queued]) -> String {
-    let files = calls.iter().map(|queued| queued.call.source.to_owned());
-    each_once(files).0.concat()
+/// Texts of files, each once.
+fn sources(files: impl Iterator<Item = &'static str>) -> String {
+    each_once(files.map(str::to_owned)).0.concat()
 }
 
 /// Calls one instance of a template with the parameters of a phase.
 fn phase(queued: &Queued) -> String {
     let call = &queued.call;
     let parameters = call.types().into_iter().zip(call.offsets());
-    // How a product ends is of no concern to its input.
-    let parameters = parameters.skip(queued.product.is_some().into());
+    // How a product ends is of no concern to its input, which is its second parameter.
+    let (skip, take) = match queued.product {
+        Some(_) => (1, 1),
+        None => (0, usize::MAX),
+    };
+    let parameters = parameters.skip(skip).take(take);
     let list: Vec<String> = parameters
         .map(|(kind, at)| format!("parameter<{}>(at, {at})", kind))
         .collect();

@@ -61,6 +61,7 @@ impl Comparison<'_> {
             scratch: &mut scratch,
             persistent: false,
             calls: Vec::new(),
+            deferred: None,
         };
         stage.launch(&mut launches).expect("launches");
         let calls = launches.calls;

@@ -86,6 +86,7 @@ impl Bench {
             scratch,
             persistent: false,
             calls: Vec::new(),
+            deferred: None,
         }
     }
 

@@ -41,6 +41,7 @@ pub use logits::Logits;
 pub use mlp::Mlp;
 pub use norm::Norm;
 pub use partitions::Partitions;
+pub(crate) use prepare::launch::SOURCE as PREPARE_SOURCE;
 pub use prepare::{Conv, Gate, Lane, Map, Prepare, Rope, RopeScaling};
 pub use project::{Linear, Project};
 pub use recur::{Decay, HeadGates, Key, Recur, Write};

@@ -2,8 +2,9 @@
 //! rotary positions, gates. In place, one task a head.
 
 mod conv;
+mod finish;
 mod gate;
-mod launch;
+pub(crate) mod launch;
 mod map;
 mod rope;
 

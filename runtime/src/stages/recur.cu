@@ -23,6 +23,9 @@ struct RecurInputs {
   float* states;
   float scale;
   int constant_sharing;
+  // Whether a step of the delta rule gives queries and keys the length of one.
+  int unit;
+  int pad;
 };
 
 // A state fades by nothing, by exp of a constant, of a value for each head, of their product, of a value for each row, or by
@@ -40,6 +43,8 @@ struct Recurrence {
   static constexpr int block_columns = 32 / lanes * columns * warps;
   static constexpr int groups = (dv + block_columns - 1) / block_columns;
   static constexpr bool row_fades = fade == FADE_ROWS;
+  // Whether a step may be the one that gives keys and queries their length.
+  static constexpr bool measures = write == WRITE_DELTA && batch == 1;
   static_assert(!complement || row_fades, "a complement needs a fade for each row");
 
   // The floats of a token in shared memory.
@@ -175,6 +180,7 @@ struct Recurrence {
       for (int query = 0; query < queries; query++) out[query][c] = 0.0f;
     }
     float read[columns] = {}, overlap[queries] = {}, removed_overlap[queries] = {};
+    float key_squares = 0.0f, query_squares[queries] = {};
 #pragma unroll
     for (int r = 0; r < rows; r += 4) {
       int at = row(r);
@@ -197,6 +203,7 @@ struct Recurrence {
           if (write == WRITE_DELTA) read[c] += keys[i] * s;
           if (write == WRITE_ADD) s += keys[i] * written[c];
         }
+        if (measures) key_squares += keys[i] * keys[i];
       }
 #pragma unroll
       for (int query = 0; query < queries; query++) {
@@ -207,6 +214,7 @@ struct Recurrence {
 #pragma unroll
           for (int c = 0; c < columns; c++) out[query][c] += q[i] * state[r + i][c];
           if (write != WRITE_ADD) overlap[query] += q[i] * keys[i];
+          if (measures) query_squares[query] += q[i] * q[i];
           if (write == WRITE_REPLACE) removed_overlap[query] += q[i] * removals[i] * rates[i];
         }
       }
@@ -223,18 +231,24 @@ struct Recurrence {
           out[query][c] += __shfl_xor_sync(all_lanes, out[query][c], distance);
         }
       }
+      if (measures) key_squares += __shfl_xor_sync(all_lanes, key_squares, distance);
 #pragma unroll
       for (int query = 0; query < queries; query++) {
         if (write != WRITE_ADD) overlap[query] += __shfl_xor_sync(all_lanes, overlap[query], distance);
+        if (measures) query_squares[query] += __shfl_xor_sync(all_lanes, query_squares[query], distance);
         if (write == WRITE_REPLACE) {
           removed_overlap[query] += __shfl_xor_sync(all_lanes, removed_overlap[query], distance);
         }
       }
     }
     if (write == WRITE_ADD) return;
+    // The lengths of keys and queries are factors of what they read and write.
+    float key_factor = measures && in.unit ? unit_factor(key_squares) : 1.0f;
     if (write == WRITE_DELTA) {
 #pragma unroll
-      for (int c = 0; c < columns; c++) written[c] = x[scalars_at + BETA] * (written[c] - read[c]);
+      for (int c = 0; c < columns; c++) {
+        written[c] = key_factor * x[scalars_at + BETA] * (written[c] - key_factor * read[c]);
+      }
     }
 #pragma unroll
     for (int r = 0; r < rows; r += 4) {
@@ -259,6 +273,7 @@ struct Recurrence {
       for (int c = 0; c < columns; c++) {
         out[query][c] += overlap[query] * written[c];
         if (write == WRITE_REPLACE) out[query][c] -= removed_overlap[query] * read[c];
+        if (measures && in.unit) out[query][c] *= unit_factor(query_squares[query]);
       }
     }
   }
@@ -268,6 +283,9 @@ struct Recurrence {
     float4 x = *reinterpret_cast<const float4*>(from);
     values[0] = x.x, values[1] = x.y, values[2] = x.z, values[3] = x.w;
   }
+
+  // As MAP_L2_NORM does it.
+  __device__ static float unit_factor(float squares) { return 1.0f / sqrtf(squares + 1e-6f); }
 
   // Writes a token's outputs; `row` is the place of the state's first query.
   __device__ void emit(const float* x, const float (&out)[queries][columns], float* row) const {

@@ -7,11 +7,11 @@ use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::program::View;
 
-const SOURCE: &str = include_str!("../prepare.cu");
+pub(crate) const SOURCE: &str = include_str!("../prepare.cu");
 
-const MOST_MAPS: usize = 6;
-const MOST_LANES: usize = 6;
-const MOST_GATES: usize = 6;
+pub(super) const MOST_MAPS: usize = 6;
+pub(super) const MOST_LANES: usize = 6;
+pub(super) const MOST_GATES: usize = 6;
 
 /// Tokens of a block where there are many.
 const TILE: usize = 32;
@@ -22,59 +22,59 @@ const SPAN: usize = 128;
 /// `PrepareMap` in prepare.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct DeviceMap {
-    source: Rows,
-    weight: Address,
-    bias: Address,
-    eps: f32,
-    kind: i32,
-    function: i32,
-    pad: i32,
+pub(super) struct DeviceMap {
+    pub source: Rows,
+    pub weight: Address,
+    pub bias: Address,
+    pub eps: f32,
+    pub kind: i32,
+    pub function: i32,
+    pub pad: i32,
 }
 
 /// `PrepareLane` in prepare.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct DeviceLane {
-    columns: Rows,
-    weight: Address,
-    bias: Address,
-    past: Address,
-    before: Address,
-    taps: i32,
-    head_dim: i32,
-    first: i32,
-    maps: i32,
-    at: [DeviceMap; MOST_MAPS],
+pub(super) struct DeviceLane {
+    pub columns: Rows,
+    pub weight: Address,
+    pub bias: Address,
+    pub past: Address,
+    pub before: Address,
+    pub taps: i32,
+    pub head_dim: i32,
+    pub first: i32,
+    pub maps: i32,
+    pub at: [DeviceMap; MOST_MAPS],
 }
 
 /// `PrepareGate` in prepare.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct DeviceGate {
-    columns: Rows,
-    rate: Address,
-    bias: Address,
-    state: Address,
-    scale: f32,
-    low: f32,
-    high: f32,
-    kind: i32,
-    first: i32,
-    span: i32,
+pub(super) struct DeviceGate {
+    pub columns: Rows,
+    pub rate: Address,
+    pub bias: Address,
+    pub state: Address,
+    pub scale: f32,
+    pub low: f32,
+    pub high: f32,
+    pub kind: i32,
+    pub first: i32,
+    pub span: i32,
 }
 
 /// `PrepareTasks` in prepare.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Tasks {
-    lanes: i32,
-    gates: i32,
-    frequencies: Address,
-    pairs: i32,
-    pad: i32,
-    lane: [DeviceLane; MOST_LANES],
-    gate: [DeviceGate; MOST_GATES],
+pub(super) struct Tasks {
+    pub lanes: i32,
+    pub gates: i32,
+    pub frequencies: Address,
+    pub pairs: i32,
+    pub pad: i32,
+    pub lane: [DeviceLane; MOST_LANES],
+    pub gate: [DeviceGate; MOST_GATES],
 }
 
 impl Prepare {
@@ -118,15 +118,18 @@ impl Prepare {
             tasks.frequencies = launches.vector_address(&rope.frequencies)?;
             tasks.pairs = rope.frequencies.len() as i32;
         }
-        let mut blocks = 0;
         for (place, lane) in tasks.lane.iter_mut().zip(lanes) {
-            *place = lane.on_device(blocks, launches)?;
-            blocks += lane.view.width / lane.head_dim;
+            *place = lane.on_device(launches)?;
         }
-        let heads = blocks;
         for (place, (view, gate)) in tasks.gate.iter_mut().zip(gates) {
-            *place = gate.on_device(*view, blocks, launches)?;
-            blocks += view.width.div_ceil(place.span as usize);
+            *place = gate.on_device(*view, launches)?;
+        }
+        if launches.persistent() {
+            tasks = tasks.without_finished(launches);
+        }
+        let [heads, blocks] = tasks.number();
+        if blocks == 0 {
+            return Ok(());
         }
 
         let step = launches.tokens == 1;
@@ -148,7 +151,7 @@ impl Prepare {
             (false, 0) => 2 * THREADS / 32,
             (false, _) => THREADS / 32 + TILE,
         };
-        launches.push_streaming(Call {
+        let call = Call {
             source: SOURCE,
             kernel: format!("prepare<{}>", if step { 0 } else { TILE }),
             grid: Grid::EachTile(blocks, if step { 1 } else { TILE }),
@@ -159,7 +162,14 @@ impl Prepare {
                 launches.position(),
                 Parameter::tokens(),
             ],
-        });
+        };
+        if launches.persistent()
+            && let Some(columns) = tasks.unit_heads()
+        {
+            launches.defer(call, columns);
+        } else {
+            launches.push_streaming(call);
+        }
         Ok(())
     }
 }
@@ -170,11 +180,10 @@ impl Lane {
         conv.weight.len() / self.view.width - 1
     }
 
-    fn on_device(&self, first: usize, launches: &mut Launches) -> Result<DeviceLane> {
+    fn on_device(&self, launches: &mut Launches) -> Result<DeviceLane> {
         let mut lane = DeviceLane {
             columns: launches.rows(self.view),
             head_dim: self.head_dim as i32,
-            first: first as i32,
             maps: self.maps.len() as i32,
             ..DeviceLane::zeroed()
         };
@@ -249,10 +258,9 @@ impl Map {
 }
 
 impl Gate {
-    fn on_device(&self, view: View, first: usize, launches: &Launches) -> Result<DeviceGate> {
+    fn on_device(&self, view: View, launches: &Launches) -> Result<DeviceGate> {
         let mut gate = DeviceGate {
             columns: launches.rows(view),
-            first: first as i32,
             span: SPAN as i32,
             ..DeviceGate::zeroed()
         };

@@ -45,6 +45,9 @@ pub(in crate::stages) struct Inputs {
     pub states: Address,
     pub scale: f32,
     pub constant_sharing: i32,
+    /// Whether a step gives queries and keys the length of one.
+    pub unit: i32,
+    pub pad: i32,
 }
 
 /// How a state fades, by its number in recur.cu.
@@ -118,8 +121,11 @@ impl Plan {
         persistent: bool,
     ) -> Self {
         // A chunk is bound by the instructions of one token after another: more lanes share a column.
+        // The state of a step is in the registers of all its processors' threads.
         let lanes = match (dk, tokens) {
             (0..=32, _) => 4,
+            (129..=256, 1) if persistent => 16,
+            (257..=512, 1) if persistent => 32,
             (33..=256, 1) | (33..=64, _) => 8,
             (257..=512, 1) | (65..=128, _) => 16,
             _ => 32,
@@ -321,8 +327,11 @@ impl Recur {
     }
 
     pub(crate) fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let inputs = self.device_inputs(1, launches)?;
+        let mut inputs = self.device_inputs(1, launches)?;
         let plan = self.plan(self.states, &inputs, launches);
+        if plan.writing == Writing::Delta && launches.tokens == 1 {
+            inputs.unit = launches.take_over(&[inputs.q.rows, inputs.k.rows]).into();
+        }
         let room = [launches.processors(), launches.shared_memory()];
         let (tokens, cores) = (launches.tokens, launches.tensor_cores());
         if let Some(form) = MatrixForm::of(plan, self.states, tokens, cores, room) {
