@@ -45,7 +45,8 @@ struct Segment {
     entry: u32,
     entry_rows: u16,
     format: u16,
-    pieces: i32,
+    pieces: u16,
+    tile_pieces: u16,
     per_piece: f32,
     task: i32,
 }
@@ -63,6 +64,10 @@ const LIST: usize = 24 << 10;
 const ENTRY: usize = 16 << 10;
 /// Rows that a warp takes together.
 const ITEM_ROWS: usize = 4;
+/// Rows of a tile for tensor cores, its pieces, and bytes of a row's piece.
+const TILE_ROWS: usize = 8;
+const TILE_PIECES: u16 = 4;
+const PIECE: usize = 512;
 
 /// Bytes of weights a token from which on one kernel is the faster step. On one H200 a graph took 266 us and one kernel 468
 /// for 15 MB, 1188 and 885 for 0.7 GB.
@@ -90,6 +95,8 @@ struct Layout {
     sums_at: usize,
     /// The set of formats that come through the ring.
     formats: usize,
+    /// Whether some come in tiles.
+    tiles: bool,
     /// Bytes of the ring.
     ring: usize,
 }
@@ -124,7 +131,7 @@ impl Persistent {
             let mut entries = 0;
             for segment in list.iter_mut().filter(|segment| segment.rows > 0) {
                 segment.entry = entries;
-                entries += (segment.rows as u32).div_ceil(segment.entry_rows.into());
+                entries += segment.entries();
             }
         }
         let source = Source::of_phases(calls, &layout.constants());
@@ -251,7 +258,8 @@ fn deal(product: &Product, lists: &mut [Vec<Segment>]) -> usize {
                     entry: 0,
                     entry_rows: entry_rows(factor) as u16,
                     format: factor.format as u16,
-                    pieces: pieces as i32,
+                    pieces: pieces as u16,
+                    tile_pieces: if factor.in_tiles { TILE_PIECES } else { 0 },
                     per_piece: 1.0 / pieces as f32,
                     task: factor.task.map_or(-1, |task| task as i32),
                 });
@@ -266,6 +274,15 @@ fn deal(product: &Product, lists: &mut [Vec<Segment>]) -> usize {
 }
 
 impl Segment {
+    /// How many entries it has.
+    fn entries(&self) -> u32 {
+        let tiles = match self.tile_pieces {
+            0 => 1,
+            pieces => u32::from(self.pieces.div_ceil(pieces)),
+        };
+        (self.rows as u32).div_ceil(self.entry_rows.into()) * tiles
+    }
+
     /// Takes a place in a list that does not end there, which one of zero rows would mean.
     fn skipped() -> Self {
         Segment {
@@ -275,8 +292,19 @@ impl Segment {
     }
 }
 
+/// Bytes of an entry.
+fn entry_bytes(factor: &RingFactor) -> usize {
+    match factor.in_tiles {
+        true => TILE_ROWS * (usize::from(TILE_PIECES) * PIECE + 64),
+        false => entry_rows(factor) * factor.row_bytes(),
+    }
+}
+
 /// Rows of an entry.
 fn entry_rows(factor: &RingFactor) -> usize {
+    if factor.in_tiles {
+        return TILE_ROWS;
+    }
     let least = factor.aligned_rows();
     let rows = ENTRY / factor.row_bytes();
     let step = if rows < ITEM_ROWS { least } else { least.max(ITEM_ROWS) };
@@ -345,13 +373,14 @@ impl Layout {
             list: if list <= LIST { list } else { 0 },
             room,
             sums_at,
-            formats: factors().fold(0, |set, f| set | 1 << f.format),
+            formats: factors().filter(|f| !f.in_tiles).fold(0, |set, f| set | 1 << f.format),
+            tiles: factors().any(|f| f.in_tiles),
             ring: 0,
         };
         let left = shared.checked_sub(STATIC_SHARED + layout.shared())?;
         layout.ring = left / 128 * 128;
         // An entry that does not fit before the ring's end leaves less than its bytes there.
-        let largest = factors().map(|f| entry_rows(f) * f.row_bytes()).max();
+        let largest = factors().map(entry_bytes).max();
         let fits = 2 * largest.unwrap_or(0).next_multiple_of(128) <= layout.ring
             && layout.parameters / 16 <= THREADS;
         fits.then_some(layout)
@@ -374,6 +403,7 @@ impl Layout {
             ("slots_bytes", RING),
             ("ring_slots", SLOTS),
             ("ring_formats", self.formats),
+            ("ring_tiles", self.tiles.into()),
             ("ring_bytes", self.ring),
         ];
         let line = |(name, value)| format!("constexpr int {name} = {value};\n");

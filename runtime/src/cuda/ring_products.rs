@@ -5,9 +5,9 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable};
 use waterline_quant::FORMATS;
 
-use super::driver::Address;
+use super::driver::{Address, TensorCores};
 use super::launches::{Call, Grid, Launches, Parameter, Rows};
-use super::products::{Factor, Gather, format_of, shared_bytes};
+use super::products::{Factor, Gather, format_of};
 use crate::error::Result;
 
 /// `ProductEnd` in project_ring.cu.
@@ -17,6 +17,8 @@ struct ProductEnd {
     output: Rows,
     kind: i32,
     cols: i32,
+    codes_at: i32,
+    parts_at: i32,
 }
 
 /// What becomes of a product, by its number in project_ring.cu.
@@ -44,9 +46,23 @@ impl Product {
         self.factors[0].cols
     }
 
-    /// Shared memory for the input, and the same in 8 bits.
+    /// Bytes of shared memory for the input.
     pub(super) fn input_bytes(&self) -> usize {
-        shared_bytes(self.cols())
+        self.input_ends()[2].max(self.cols() * size_of::<f32>())
+    }
+
+    /// Where the input ends as it is, in 8 bits with scales and sums, and split into bf16 numbers; each only where a format
+    /// wants it.
+    fn input_ends(&self) -> [usize; 3] {
+        let cols = self.cols();
+        let integer = |f: &RingFactor| FORMATS[f.format].is_integer_dot();
+        let any = |wants: &dyn Fn(&RingFactor) -> bool| usize::from(self.factors.iter().any(wants));
+        let plain = any(&|f| !integer(f) && !f.in_tiles) * cols * size_of::<f32>();
+        let codes = any(&integer) * (cols + cols / 32 * 8);
+        let split = any(&|f| f.in_tiles) * 6 * (cols.next_multiple_of(64) + 32);
+        let first = plain.next_multiple_of(128);
+        let second = first + codes.next_multiple_of(128);
+        [first, second, second + split]
     }
 
     /// Whether every one of these columns is a row of this product, stored as it comes; if so, each row goes through task
@@ -107,6 +123,8 @@ pub(super) struct RingFactor {
     /// First column of the product.
     pub column: usize,
     pub format: usize,
+    /// Whether it comes in tiles for tensor cores.
+    pub in_tiles: bool,
     /// The task that its rows go through before they are stored.
     pub task: Option<usize>,
 }
@@ -173,21 +191,26 @@ impl Launches<'_> {
         let Some(factors) = factors else {
             return Ok(false);
         };
-        let rounds = factors.iter().any(|f| FORMATS[f.format].is_integer_dot());
         let product = Product {
             kind,
             factors,
             output,
         };
         let cols = product.cols();
+        let [codes_at, parts_at, bytes] = product.input_ends();
         let end = ProductEnd {
             output,
             kind: kind as i32,
             cols: cols as i32,
+            codes_at: codes_at as i32,
+            parts_at: parts_at as i32,
         };
         let call = Call {
             source: "",
-            kernel: format!("product_input<{cols}, {}, {rounds}>", gather.kinds(cols)),
+            kernel: format!(
+                "product_input<{cols}, {}, {codes_at}, {parts_at}, {bytes}>",
+                gather.kinds(cols)
+            ),
             grid: Grid::Blocks(1),
             threads: self.gather_threads(),
             shared: 0,
@@ -215,6 +238,9 @@ impl Launches<'_> {
             cols: matrix.cols(),
             column: *column,
             format: format_of(matrix),
+            in_tiles: format.name == "BF16"
+                && self.tensor_cores() != TensorCores::None
+                && matrix.cols().is_multiple_of(32),
             task: None,
         };
         let scales = factor.codes + (factor.rows * factor.code_row) as u64;

@@ -10,8 +10,8 @@ struct RoundedInput {
   int* sums;
   int units;
 
-  __device__ RoundedInput(float* after, int cols)
-      : codes(reinterpret_cast<u8*>(after)),
+  __device__ RoundedInput(u8* at, int cols)
+      : codes(at),
         scales(reinterpret_cast<float*>(codes + cols)),
         sums(reinterpret_cast<int*>(scales + cols / 32)),
         units(cols / 32) {}
@@ -45,6 +45,32 @@ struct RoundedInput {
   }
 };
 
+// Inputs as sums of three bf16 numbers, which together have all digits: three rows.
+struct SplitInput {
+  u16* first;
+  // Numbers from row to row: eight lanes that read two rows meet all banks.
+  int pitch;
+
+  __device__ SplitInput(u8* at, int cols)
+      : first(reinterpret_cast<u16*>(at)), pitch((cols + 63) / 64 * 64 + 32) {}
+
+  template <int cols>
+  __device__ void store(const Share<cols>& share) const {
+#pragma unroll
+    for (int k = 0; k < Share<cols>::count; k++) {
+      if (!Share<cols>::has(k)) return;
+      float left = share.value[k];
+      u16* place = first + threadIdx.x + k * gather_threads;
+#pragma unroll
+      for (int part = 0; part < 3; part++) {
+        u32 number = pack_bf16(left, 0.0f);
+        place[part * pitch] = (u16)number;
+        left -= first_of(number);
+      }
+    }
+  }
+};
+
 // The sums of four values over a warp: lanes from 8 i on have the sum of value i.
 __device__ inline float four_sums(const float (&x)[4]) {
   bool upper = (lane_index() & 16) != 0, odd = (lane_index() & 8) != 0;
@@ -57,14 +83,39 @@ __device__ inline float four_sums(const float (&x)[4]) {
   return sum;
 }
 
+// What becomes of a product. In the order of `Kind` in products.rs.
+enum { PRODUCT_STORE, PRODUCT_ADD, PRODUCT_GATED };
+
+struct ProductEnd {
+  Rows output;
+  int kind;
+  int cols;
+  // Where the input stands in 8 bits, and where in bf16.
+  int codes_at;
+  int parts_at;
+};
+
+// The input of a phase's products, in the forms that its formats want.
+struct ProductInput {
+  const float* x;
+  RoundedInput rounded;
+  SplitInput split;
+  int cols;
+
+  __device__ ProductInput(const ProductEnd& end)
+      : x(shared_memory<float>()),
+        rounded(shared_memory<u8>() + end.codes_at, end.cols),
+        split(shared_memory<u8>() + end.parts_at, end.cols),
+        cols(end.cols) {}
+};
+
 // The sums over a segment's columns, one for each row and piece. `item` is this warp's next one, from the segment's first on.
 template <int format>
-__device__ void segment_sums(const Segment& segment, const float* x, const RoundedInput& rounded, int cols, float* sums,
-                             int& item) {
+__device__ void segment_sums(const Segment& segment, const ProductInput& input, float* sums, int& item) {
   // The number of columns is of no concern to one unit.
   using Weights = Format<format, 256>;
   Ring& ring = Ring::get();
-  int units = cols / Weights::unit, stride = segment.pieces | 1;
+  int units = input.cols / Weights::unit, stride = segment.pieces | 1;
   sums += segment.sums;
   u32 entry = segment.entry;
 #pragma unroll 1
@@ -82,11 +133,11 @@ __device__ void segment_sums(const Segment& segment, const float* x, const Round
       Codes codes;
       float inputs[Weights::integer ? 1 : Weights::unit];
       if constexpr (Weights::integer) {
-        codes = rounded.unit(unit);
+        codes = input.rounded.unit(unit);
       } else {
 #pragma unroll
         for (int j = 0; j < Weights::unit; j += 4) {
-          float4 four = *reinterpret_cast<const float4*>(x + unit * Weights::unit + j);
+          float4 four = *reinterpret_cast<const float4*>(input.x + unit * Weights::unit + j);
           inputs[j] = four.x, inputs[j + 1] = four.y, inputs[j + 2] = four.z, inputs[j + 3] = four.w;
         }
       }
@@ -115,26 +166,59 @@ __device__ void segment_sums(const Segment& segment, const float* x, const Round
   }
 }
 
-template <int format = 0>
-__device__ void sums_by_format(const Segment& segment, const float* x, const RoundedInput& rounded, int cols, float* sums,
-                               int& item) {
-  if constexpr (format <= Q4_0) {
-    if constexpr ((ring_formats >> format & 1) != 0) {
-      if (segment.format == format) return segment_sums<format>(segment, x, rounded, cols, sums, item);
+// The same of a segment in bf16 that comes in tiles, on tensor cores. The weights are the right operand, eight rows of them, and
+// the three parts of the input three rows of the left one; what its other rows hold is of no concern. Both sides may have
+// the columns in any order: a lane takes eight that follow one another.
+__device__ inline void tile_sums(const Segment& segment, const ProductInput& input, float* sums, int& item) {
+  Ring& ring = Ring::get();
+  int stride = segment.pieces | 1, lane = lane_index();
+  int of_weights = lane / 4 * tile_pitch(segment) + lane % 4 * 16;
+  const u8* parts = reinterpret_cast<const u8*>(input.split.first + min(lane / 4, 2) * input.split.pitch) + lane % 4 * 16;
+  sums += segment.sums;
+  u32 entry = segment.entry;
+#pragma unroll 1
+  for (int first = 0; first < segment.rows; first += 8) {
+#pragma unroll 1
+    for (int piece = 0; piece < segment.pieces; piece += segment.tile_pieces, entry++) {
+      int items = min((int)segment.tile_pieces, segment.pieces - piece);
+      const u8* weights = ring.await(entry) + of_weights;
+#pragma unroll 1
+      for (; item < items; item += ring_warps) {
+        const u8* left = parts + (piece + item) * piece_bytes;
+        const u8* right = weights + item * piece_bytes;
+        int depth = min(256, input.cols - (piece + item) * 256);
+        float even[4] = {}, odd[4] = {};
+#pragma unroll 4
+        for (int k = 0; k < depth; k += 32) {
+          uint4 x = *reinterpret_cast<const uint4*>(left + 2 * k), w = *reinterpret_cast<const uint4*>(right + 2 * k);
+          u32 a[4] = {x.x, x.x, x.y, x.y}, b[2] = {w.x, w.y};
+          multiply_add(even, a, b);
+          u32 c[4] = {x.z, x.z, x.w, x.w}, d[2] = {w.z, w.w};
+          multiply_add(odd, c, d);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          float part = even[i] + odd[i];
+          float sum = part + __shfl_down_sync(all_lanes, part, 4) + __shfl_down_sync(all_lanes, part, 8);
+          int row = first + lane * 2 + i;
+          if (lane < 4 && row < segment.rows) sums[row * stride + piece + item] = sum;
+        }
+      }
+      item -= items;
+      ring.release(entry);
     }
-    sums_by_format<format + 1>(segment, x, rounded, cols, sums, item);
   }
 }
 
-// In the order of `Kind` in products.rs.
-enum { PRODUCT_STORE, PRODUCT_ADD, PRODUCT_GATED };
-
-// What becomes of a product.
-struct ProductEnd {
-  Rows output;
-  int kind;
-  int cols;
-};
+template <int format = 0>
+__device__ void sums_by_format(const Segment& segment, const ProductInput& input, float* sums, int& item) {
+  if constexpr (format <= Q4_0) {
+    if constexpr ((ring_formats >> format & 1) != 0) {
+      if (segment.format == format) return segment_sums<format>(segment, input, sums, item);
+    }
+    sums_by_format<format + 1>(segment, input, sums, item);
+  }
+}
 
 // The product of one row of a segment, by four lanes together.
 __device__ inline float row_sum(const Segment& segment, const float* sums, int row) {
@@ -146,14 +230,15 @@ __device__ inline float row_sum(const Segment& segment, const float* sums, int r
   return sum + __shfl_xor_sync(all_lanes, sum, 1);
 }
 
-// Makes the input of a product's phase; `rounds` if a format wants it in 8 bits.
-template <int cols, int kinds, bool rounds>
+// Makes the input of a product's phase: as it is, in 8 bits, and in bf16, each where there is room for it.
+template <int cols, int kinds, int codes_at, int parts_at, int bytes>
 __device__ void product_input(const Gather& gather) {
-  float* x = shared_memory<float>();
+  u8* room = shared_memory<u8>();
   await_previous();
-  Share<cols> share = gathered_row<cols, kinds>(gather, 0, x);
-  share.store(x);
-  if constexpr (rounds) RoundedInput(x + (cols + 31) / 32 * 32, cols).store(share);
+  Share<cols> share = gathered_row<cols, kinds>(gather, 0, reinterpret_cast<float*>(room));
+  if constexpr (codes_at > 0) share.store(reinterpret_cast<float*>(room));
+  if constexpr (parts_at > codes_at) RoundedInput(room + codes_at, cols).store(share);
+  if constexpr (bytes > parts_at) SplitInput(room + parts_at, cols).store(share);
 }
 
 // One row of a phase, which four lanes finish together: each holds what it will need besides the sums.
@@ -230,9 +315,8 @@ struct FinishedRow {
 // A phase behind its input: this block's rows of matrices with a common input. Of a gated product, the first segment is the
 // gate's and the second has the same rows. `tasks` are what rows go through before they are stored.
 __device__ inline void product(const ProductEnd& end, const PrepareTasks* tasks, const Segment* segments, int count) {
-  float* x = shared_memory<float>();
-  float* sums = x + sums_at / 4;
-  RoundedInput rounded(x + (end.cols + 31) / 32 * 32, end.cols);
+  ProductInput input(end);
+  float* sums = shared_memory<float>() + sums_at / 4;
   bool gated = end.kind == PRODUCT_GATED;
   int step = gated ? 2 : 1, first = warp_index() * 8 + lane_index() / 4;
   FinishedRow finished(segments, count, step, first);
@@ -240,7 +324,13 @@ __device__ inline void product(const ProductEnd& end, const PrepareTasks* tasks,
   finished.load(end, tasks);
   __syncthreads();
 #pragma unroll 1
-  for (int s = 0, item = warp_index(); s < count; s++) sums_by_format(segments[s], x, rounded, end.cols, sums, item);
+  for (int s = 0, item = warp_index(); s < count; s++) {
+    if (ring_tiles && segments[s].tile_pieces > 0) {
+      tile_sums(segments[s], input, sums, item);
+    } else {
+      sums_by_format(segments[s], input, sums, item);
+    }
+  }
   __syncthreads();
   // As long as any lane of the warp has a row.
 #pragma unroll 1

@@ -1,6 +1,7 @@
 // The weights of a persistent program. One warp of a block, the copier, brings the weights of the block's segments into shared
 // memory in the order of their use, as far ahead as there is room: it waits for no phase, so that the memory is never idle.
-// An entry of the ring is some whole rows of a segment: their codes, then their scales, as a matrix lies on the device.
+// An entry of the ring is some whole rows of a segment: their codes, then their scales, as a matrix lies on the device. What tensor
+// cores multiply comes in tiles instead: a part of the columns of eight rows, so many bytes apart that they lie in other banks.
 
 // Rows of one matrix that a block takes; fewer than none fill a list up, and none end it.
 struct __align__(16) Segment {
@@ -19,14 +20,20 @@ struct __align__(16) Segment {
   u32 entry;
   u16 entry_rows;
   u16 format;
-  // 32 units of a row are a piece: how many, and one divided by that.
-  int pieces;
+  // 32 units of a row are a piece: how many, how many of a tile or 0 for whole rows, and one divided by the pieces.
+  u16 pieces;
+  u16 tile_pieces;
   float per_piece;
   // The task that its rows go through before they are stored, or less than none.
   int task;
 };
 
 static_assert(sizeof(Segment) == segment_bytes, "as the program was laid out");
+
+constexpr int piece_bytes = 512;
+
+// Bytes from row to row of a tile.
+__device__ inline u32 tile_pitch(const Segment& segment) { return segment.tile_pieces * piece_bytes + 64; }
 
 // A barrier in shared memory that some threads arrive at and others wait for; it has a phase, counted modulo 2.
 struct Signal {
@@ -113,69 +120,99 @@ struct Ring {
 
 static_assert(sizeof(Ring) == slots_bytes, "as the program was laid out");
 
-// Begins to copy bytes, a multiple of 16, by one warp.
-__device__ inline void copy_to_ring(u8* to, const u8* from, u32 bytes, Signal& full) {
-#if defined(WATERLINE_EMULATOR)
-  if (lane_index() == 0) memcpy(to, from, bytes);
-#elif __CUDA_ARCH__ >= 900
-  if (lane_index() != 0) return;
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   (u32)__cvta_generic_to_shared(to)),
-               "l"(from), "r"(bytes), "r"(full.address())
-               : "memory");
-#else
-  for (u32 i = lane_index() * 16; i < bytes; i += 512) copy_async_once(to + i, from + i);
-#endif
-}
+// Bytes to copy: `count` runs of `bytes`, a multiple of 16, so far apart.
+struct Runs {
+  const u8* from;
+  u64 from_pitch;
+  u32 to_pitch;
+  u32 bytes;
+  u32 count;
 
-// By one warp, for an entry whose place is said: `full` is over when its copies have come.
-__device__ inline void copy_entry(u8* to, const u8* codes, u32 code_bytes, const u8* scales, u32 scale_bytes, Signal& full) {
-#if __CUDA_ARCH__ >= 900
-  if (lane_index() == 0) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full.address()), "r"(code_bytes + scale_bytes)
-                 : "memory");
-  }
-#endif
-  copy_to_ring(to, codes, code_bytes, full);
-  if (scale_bytes > 0) copy_to_ring(to + code_bytes, scales, scale_bytes, full);
+  // Begins to copy them, by one warp.
+  __device__ void copy(u8* to, Signal& full) const {
 #if defined(WATERLINE_EMULATOR)
-  if (lane_index() == 0) full.arrive();
-#elif __CUDA_ARCH__ < 900
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(full.address()) : "memory");
-  if (lane_index() == 0) full.arrive();
+    if (lane_index() < count) memcpy(to + lane_index() * to_pitch, from + lane_index() * from_pitch, bytes);
+#elif __CUDA_ARCH__ >= 900
+    if (lane_index() >= count) return;
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     (u32)__cvta_generic_to_shared(to + lane_index() * to_pitch)),
+                 "l"(from + lane_index() * from_pitch), "r"(bytes), "r"(full.address())
+                 : "memory");
+#else
+    for (u32 run = 0; run < count; run++) {
+      for (u32 i = lane_index() * 16; i < bytes; i += 512) {
+        copy_async_once(to + run * to_pitch + i, from + run * from_pitch + i);
+      }
+    }
 #endif
-}
+  }
+};
+
+// What the copier knows of the ring: the next entry and the oldest whose bytes are not free yet, the next byte, and how many
+// are free.
+struct Copier {
+  u32 next = 0, oldest = 0, head = 0, room = ring_bytes;
+
+  // Brings one entry of so many bytes: codes, then scales, if there are any.
+  __device__ void bring(u32 bytes, const Runs& codes, const Runs& scales) {
+    Ring& ring = Ring::get();
+    bytes = (bytes + 127) & ~127u;
+    u32 taken = bytes, slot = next % ring_slots, start = head + bytes <= ring_bytes ? head : 0;
+    // An entry does not go over the ring's end.
+    if (start != head) taken += ring_bytes - head;
+    while (room < taken || next - oldest == ring_slots) {
+      ring.empty[oldest % ring_slots].wait(oldest / ring_slots & 1);
+      room += ring.taken[oldest % ring_slots];
+      oldest++;
+    }
+    __syncwarp();
+    Signal& full = ring.full[slot];
+    if (lane_index() == 0) {
+      ring.start[slot] = start;
+      ring.taken[slot] = taken;
+#if __CUDA_ARCH__ >= 900
+      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full.address()),
+                   "r"(codes.count * codes.bytes + scales.count * scales.bytes)
+                   : "memory");
+#endif
+    }
+    __syncwarp();
+    u8* to = Ring::at(start);
+    codes.copy(to, full);
+    if (scales.count > 0) scales.copy(to + codes.bytes, full);
+#if defined(WATERLINE_EMULATOR)
+    __syncwarp();
+    if (lane_index() == 0) full.arrive();
+#elif __CUDA_ARCH__ < 900
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(full.address()) : "memory");
+    if (lane_index() == 0) full.arrive();
+#endif
+    head = start + bytes;
+    room -= taken;
+    next++;
+  }
+};
 
 // What the copier does: brings every segment of the list.
 __device__ inline void bring_weights(const Segment* list) {
-  Ring& ring = Ring::get();
-  // The next entry and the oldest whose bytes are not free yet, the next byte, and how many are free.
-  u32 next = 0, oldest = 0, head = 0, room = ring_bytes;
+  Copier copier;
   for (; list->rows != 0; list++) {
     const Segment segment = *list;
     for (int first = 0; first < segment.rows; first += segment.entry_rows) {
       u32 rows = min((int)segment.entry_rows, segment.rows - first);
-      u32 codes = rows * segment.code_row, scales = (rows * segment.scale_row + 15) & ~15u;
-      u32 taken = (codes + scales + 127) & ~127u, slot = next % ring_slots;
-      u32 start = head + taken <= ring_bytes ? head : 0;
-      // An entry does not go over the ring's end.
-      if (start != head) taken += ring_bytes - head;
-      while (room < taken || next - oldest == ring_slots) {
-        ring.empty[oldest % ring_slots].wait(oldest / ring_slots & 1);
-        room += ring.taken[oldest % ring_slots];
-        oldest++;
+      const u8* codes = segment.codes + (u64)first * segment.code_row;
+      if (segment.tile_pieces == 0) {
+        u32 scale_bytes = (rows * segment.scale_row + 15) & ~15u;
+        Runs scales = {segment.scales + (u64)first * segment.scale_row, 0, 0, scale_bytes, scale_bytes > 0};
+        copier.bring(rows * segment.code_row + scale_bytes, {codes, 0, 0, rows * segment.code_row, 1}, scales);
+        continue;
       }
-      __syncwarp();
-      if (lane_index() == 0) {
-        ring.start[slot] = start;
-        ring.taken[slot] = taken;
+      u32 pitch = tile_pitch(segment);
+      for (u32 at = 0; at < segment.code_row; at += segment.tile_pieces * piece_bytes) {
+        u32 bytes = min((int)(segment.tile_pieces * piece_bytes), (int)(segment.code_row - at));
+        // All rows have their place, since all are multiplied.
+        copier.bring(segment.entry_rows * pitch, {codes + at, segment.code_row, pitch, bytes, rows}, {nullptr, 0, 0, 0, 0});
       }
-      __syncwarp();
-      copy_entry(Ring::at(start), segment.codes + (u64)first * segment.code_row, codes,
-                 segment.scales + (u64)first * segment.scale_row, scales, ring.full[slot]);
-      head = start + ((codes + scales + 127) & ~127u);
-      room -= taken;
-      next++;
     }
   }
 }
