@@ -19,6 +19,10 @@ use crate::state::{Arena, HEADER, LOG, LOGITS, SAMPLER, StatePlan};
 
 const SESSION: &str = include_str!("session.cu");
 
+/// Threads of a block that looks for the largest logit, and logits of each.
+const CHOICE_THREADS: usize = 128;
+const CHOICE_RUN: usize = 4;
+
 /// A launch that fits itself to the number of tokens.
 struct Template {
     launch: Launch,
@@ -210,8 +214,7 @@ impl Engine {
             program.logits.launch(launches, residual, LOGITS)
         };
         let choice = |launches: &mut Launches| {
-            launches.choose(vocab, chosen.address());
-            Ok(())
+            launches.choose(vocab, chosen.address())
         };
         let sample =
             |launches: &mut Launches| launches.sample(vocab, sampling.address(), chosen.address());
@@ -452,19 +455,33 @@ impl Engine {
 
 impl Launches<'_> {
     /// Puts the first of the largest logits where the next chunk's tokens are, and to `chosen`.
-    fn choose(&mut self, vocab: usize, chosen: Address) {
+    fn choose(&mut self, vocab: usize, chosen: Address) -> Result<()> {
+        let parts = vocab.div_ceil(CHOICE_THREADS * CHOICE_RUN);
+        let best = self.scratch_address(parts * size_of::<u64>())?;
         self.push(Call {
             source: SESSION,
-            kernel: format!("choose<{vocab}>"),
-            grid: Grid::Blocks(1),
-            threads: if self.persistent() { 512 } else { 1024 },
+            kernel: format!("best_of_part<{vocab}, {CHOICE_RUN}>"),
+            grid: Grid::Blocks(parts),
+            threads: CHOICE_THREADS,
             shared: 0,
             parameters: vec![
                 self.slot("const float", LOGITS),
+                Parameter::pointer("u64", best),
+            ],
+        });
+        self.push(Call {
+            source: SESSION,
+            kernel: format!("choose<{parts}>"),
+            grid: Grid::Blocks(1),
+            threads: CHOICE_THREADS,
+            shared: 0,
+            parameters: vec![
+                Parameter::pointer("const u64", best),
                 Parameter::pointer("u32", self.ids),
                 Parameter::pointer("u32", chosen),
             ],
         });
+        Ok(())
     }
 
     /// Ends a chunk: its tokens go to the log, the position moves on.

@@ -13,8 +13,8 @@ use crate::session::PhaseTime;
 
 /// Threads of a block that go through the phases. Sixteen warps hide each other's latencies.
 pub(super) const THREADS: usize = 512;
-/// Those, and the warp that brings weights.
-const ALL_THREADS: usize = THREADS + 32;
+/// Those, and the four warps that bring weights.
+const ALL_THREADS: usize = THREADS + 4 * 32;
 /// Shared memory that stages declare for themselves.
 const STATIC_SHARED: usize = 6 << 10;
 
@@ -55,9 +55,9 @@ struct Segment {
 const TASKS: usize = 2;
 /// Bytes of `Turn` in phases.cu.
 const TURN: usize = 64;
-/// Entries that the ring of weights can hold, and bytes of `Ring` in weight_ring.cu.
-const SLOTS: usize = 32;
-const RING: usize = SLOTS * (2 * size_of::<u64>() + 2 * size_of::<u32>());
+/// Fewest entries that the ring of weights holds, and bytes of the two barriers of each.
+const LEAST_SLOTS: usize = 3;
+const SLOT_BARRIERS: usize = 2 * size_of::<u64>();
 /// Longest list of segments that a block keeps in shared memory.
 const LIST: usize = 24 << 10;
 /// Bytes of an entry, unless one row is larger: large ones cost fewer instructions, small ones come sooner.
@@ -97,8 +97,9 @@ struct Layout {
     formats: usize,
     /// Whether some come in tiles.
     tiles: bool,
-    /// Bytes of the ring.
-    ring: usize,
+    /// Bytes of an entry of the ring, and how many it holds.
+    slot: usize,
+    slots: usize,
 }
 
 impl Persistent {
@@ -375,20 +376,21 @@ impl Layout {
             sums_at,
             formats: factors().filter(|f| !f.in_tiles).fold(0, |set, f| set | 1 << f.format),
             tiles: factors().any(|f| f.in_tiles),
-            ring: 0,
+            slot: factors().map(entry_bytes).max().unwrap_or(0).next_multiple_of(128).max(128),
+            slots: 0,
         };
         let left = shared.checked_sub(STATIC_SHARED + layout.shared())?;
-        layout.ring = left / 128 * 128;
-        // An entry that does not fit before the ring's end leaves less than its bytes there.
-        let largest = factors().map(entry_bytes).max();
-        let fits = 2 * largest.unwrap_or(0).next_multiple_of(128) <= layout.ring
-            && layout.parameters / 16 <= THREADS;
+        layout.slots = left / (layout.slot + SLOT_BARRIERS);
+        let fits = layout.slots >= LEAST_SLOTS && layout.parameters / 16 <= THREADS;
         fits.then_some(layout)
     }
 
     /// Bytes of dynamic shared memory.
     fn shared(&self) -> usize {
-        TURN + 2 * self.parameters + RING + self.list + self.room + self.ring
+        TURN + 2 * self.parameters
+            + self.list
+            + self.room
+            + self.slots * (self.slot + SLOT_BARRIERS)
     }
 
     fn constants(&self) -> String {
@@ -400,11 +402,11 @@ impl Layout {
             ("sums_at", self.sums_at),
             ("turn_bytes", TURN),
             ("segment_bytes", size_of::<Segment>()),
-            ("slots_bytes", RING),
-            ("ring_slots", SLOTS),
+            ("slots_bytes", self.slots * SLOT_BARRIERS),
+            ("slot_bytes", self.slot),
+            ("ring_slots", self.slots),
             ("ring_formats", self.formats),
             ("ring_tiles", self.tiles.into()),
-            ("ring_bytes", self.ring),
         ];
         let line = |(name, value)| format!("constexpr int {name} = {value};\n");
         constants.map(line).concat()

@@ -43,7 +43,8 @@ static_assert(sizeof(Turn) == turn_bytes, "as the program was laid out");
 // The dynamic shared memory: the turn, this phase's parameters and the next one's, the slots of the ring of weights, the block's
 // list of segments unless it is too long, what a phase works in, the ring.
 constexpr int ring_warps = phase_threads / 32;
-constexpr int persistent_threads = phase_threads + 32;
+constexpr int copiers = 4;
+constexpr int persistent_threads = phase_threads + 32 * copiers;
 constexpr int phases_at = sizeof(Turn);
 constexpr int slots_at = phases_at + 2 * parameter_bytes;
 constexpr int list_at = slots_at + slots_bytes;

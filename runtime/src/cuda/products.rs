@@ -61,6 +61,28 @@ impl Gather {
         kinds | (self.gated as usize) << 7
     }
 
+    /// Whether everything that it reads begins at a multiple of 16 bytes, as the one row of a step.
+    pub fn in_quads(&self, cols: usize) -> bool {
+        let steps = &self.step[..self.steps as usize];
+        let aligned = |address: &Address| address.is_multiple_of(16);
+        let addresses = steps.iter().flat_map(|step| [step.weight, step.bias, step.columns.first]);
+        let parts = |step: &GatherStep| {
+            let size = step.span / step.groups.max(1);
+            step.kind > 1 || size as usize == cols || size % 128 == 0 || [32, 64].contains(&size)
+        };
+        cols.is_multiple_of(4)
+            && aligned(&self.input.first)
+            && addresses.into_iter().all(|address| aligned(&address))
+            && steps.iter().all(parts)
+    }
+
+    /// The epsilon, if an RMS norm of the whole row of `cols` is all that there is.
+    pub fn plain_norm(&self, cols: usize) -> Option<f32> {
+        let [step, ..] = self.step;
+        let plain = self.gated == 0 && self.steps == 1 && self.kinds(cols) == 1 && step.bias == 0;
+        plain.then_some(step.eps)
+    }
+
     /// Whether the input is the columns as they are.
     fn is_plain(&self) -> bool {
         self.gated == 0 && self.steps == 0

@@ -19,7 +19,13 @@ struct ProductEnd {
     cols: i32,
     codes_at: i32,
     parts_at: i32,
+    normed: i32,
+    eps: f32,
 }
+
+/// Bits beside those of `Gather::kinds`, in project.cu.
+const QUADS: usize = 256;
+const LATE_NORM: usize = 512;
 
 /// What becomes of a product, by its number in project_ring.cu.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -198,18 +204,22 @@ impl Launches<'_> {
         };
         let cols = product.cols();
         let [codes_at, parts_at, bytes] = product.input_ends();
+        let norm = gather.plain_norm(cols);
         let end = ProductEnd {
             output,
             kind: kind as i32,
             cols: cols as i32,
             codes_at: codes_at as i32,
             parts_at: parts_at as i32,
+            normed: norm.is_some().into(),
+            eps: norm.unwrap_or(0.0),
         };
+        let quads = if gather.in_quads(cols) { QUADS } else { 0 };
         let call = Call {
             source: "",
             kernel: format!(
                 "product_input<{cols}, {}, {codes_at}, {parts_at}, {bytes}>",
-                gather.kinds(cols)
+                gather.kinds(cols) | quads | if norm.is_some() { LATE_NORM } else { 0 }
             ),
             grid: Grid::Blocks(1),
             threads: self.gather_threads(),

@@ -9,32 +9,54 @@ __device__ void advance(const u32* ids, u32* log, u64* position, int tokens) {
   if (threadIdx.x == 0) *position = before + tokens;
 }
 
-// The lowest token of the largest logit; none (all bits set) if one is NaN or infinite, or if all are minus infinity.
-template <int vocab>
-__device__ void choose(const float* logits, u32* ids, u32* chosen) {
-  __shared__ u32 tokens[32];
-  float best = -infinity;
-  u32 token = vocab;
-  bool damaged = false;
-#pragma unroll 8
-  for (int i = threadIdx.x; i < vocab; i += blockDim.x) {
-    float x = logits[i];
-    damaged |= !(x < infinity);
-    if (x > best) {
-      best = x;
-      token = i;
-    }
-  }
-  float largest = block_max(damaged ? infinity : best);
-  u32 mine = best == largest && largest < infinity ? token : vocab;
+// A logit in an order of whole numbers: the larger the logit and, of equal ones, the lower the token, the larger. All bits are set
+// if it is NaN or infinite; minus infinity is 0, which is never chosen.
+__device__ inline u64 order_of(float logit, u32 token) {
+  if (!(logit < infinity)) return ~0ull;
+  if (logit == -infinity) return 0;
+  // Both zeros are one.
+  u32 bits = __float_as_uint(logit + 0.0f);
+  bits = bits >> 31 ? ~bits : bits | 1u << 31;
+  return (u64)bits << 32 | (u32)~token;
+}
+
+// The largest over a block, in thread 0.
+__device__ inline u64 block_largest(u64 x) {
+  __shared__ u64 of_warps[32];
   for (int distance = 16; distance > 0; distance /= 2) {
-    u32 other = __shfl_xor_sync(all_lanes, mine, distance);
-    mine = other < mine ? other : mine;
+    u64 other = __shfl_xor_sync(all_lanes, x, distance);
+    x = other > x ? other : x;
   }
-  if (lane_index() == 0) tokens[warp_index()] = mine;
+  if (lane_index() == 0) of_warps[warp_index()] = x;
   __syncthreads();
+  if (threadIdx.x == 0) {
+    for (int i = 1; i < blockDim.x / 32; i++) x = of_warps[i] > x ? of_warps[i] : x;
+  }
+  return x;
+}
+
+// The best of each part of the logits, which are `run` for each thread.
+template <int vocab, int run>
+__device__ void best_of_part(const float* logits, u64* best) {
+  int first = (blockIdx.x * blockDim.x + threadIdx.x) * run;
+  u64 largest = 0;
+#pragma unroll
+  for (int i = 0; i < run; i++) {
+    u64 order = first + i < vocab ? order_of(logits[first + i], first + i) : 0;
+    largest = order > largest ? order : largest;
+  }
+  largest = block_largest(largest);
+  if (threadIdx.x == 0) best[blockIdx.x] = largest;
+}
+
+// The lowest token of the largest logit; none (all bits set) if one is NaN or infinite, or if all are minus infinity.
+template <int parts>
+__device__ void choose(const u64* best, u32* ids, u32* chosen) {
+  u64 largest = 0;
+  for (int i = threadIdx.x; i < parts; i += blockDim.x) largest = best[i] > largest ? best[i] : largest;
+  largest = block_largest(largest);
   if (threadIdx.x != 0) return;
-  for (int i = 0; i < blockDim.x / 32; i++) mine = tokens[i] < mine ? tokens[i] : mine;
-  *chosen = mine < vocab ? mine : ~0u;
-  ids[0] = mine < vocab ? mine : 0;
+  bool some = largest != 0 && largest != ~0ull;
+  *chosen = some ? ~(u32)largest : ~0u;
+  ids[0] = some ? ~(u32)largest : 0;
 }

@@ -16,20 +16,40 @@ struct RoundedInput {
         sums(reinterpret_cast<int*>(scales + cols / 32)),
         units(cols / 32) {}
 
-  // What each warp holds of a row: 32 numbers that follow one another for each value of a share.
-  template <int cols>
-  __device__ void store(const Share<cols>& share) const {
+  __device__ void store_scale(int unit, float largest, int sum) const {
+    scales[unit] = largest / 127.0f;
+    sums[unit] = sum;
+  }
+
+  // Eight lanes hold the runs of four of a unit, or a warp its numbers.
+  template <int cols, int kinds>
+  __device__ void store(const Share<cols, kinds>& share) const {
+    using Own = Share<cols, kinds>;
 #pragma unroll
-    for (int k = 0; k < Share<cols>::count; k++) {
-      int unit = k * ring_warps + warp_index();
-      if (unit >= units) return;
-      float largest = warp_max_of_positive(fabsf(share.value[k]));
-      int code = __float2int_rn(largest > 0.0f ? share.value[k] * (127.0f / largest) : 0.0f);
-      int sum = warp_sum(code), lane = lane_index();
-      codes[(lane / 16 * units + unit) * 16 + lane % 16] = (u8)code;
-      if (lane == 0) {
-        scales[unit] = largest / 127.0f;
-        sums[unit] = sum;
+    for (int r = 0; r < Own::runs; r++) {
+      int column = Own::column(r), unit = column / 32;
+      if constexpr (Own::run == 4) {
+        const float* x = share.value + 4 * r;
+        float largest = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
+        for (int distance = 4; distance > 0; distance /= 2) {
+          largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, distance));
+        }
+        float factor = largest > 0.0f ? 127.0f / largest : 0.0f;
+        u32 packed = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) packed |= (u32)(u8)__float2int_rn(x[i] * factor) << 8 * i;
+        int sum = __dp4a((int)packed, 0x01010101, 0);
+        for (int distance = 4; distance > 0; distance /= 2) sum += __shfl_xor_sync(all_lanes, sum, distance);
+        if (!Own::has(r)) return;
+        *reinterpret_cast<u32*>(codes + (column / 16 % 2 * units + unit) * 16 + column % 16) = packed;
+        if (column % 32 == 0) store_scale(unit, largest, sum);
+      } else {
+        if (unit >= units) return;
+        float largest = warp_max_of_positive(fabsf(share.value[r]));
+        int code = __float2int_rn(largest > 0.0f ? share.value[r] * (127.0f / largest) : 0.0f);
+        int sum = warp_sum(code), lane = lane_index();
+        codes[(lane / 16 * units + unit) * 16 + lane % 16] = (u8)code;
+        if (lane == 0) store_scale(unit, largest, sum);
       }
     }
   }
@@ -54,18 +74,28 @@ struct SplitInput {
   __device__ SplitInput(u8* at, int cols)
       : first(reinterpret_cast<u16*>(at)), pitch((cols + 63) / 64 * 64 + 32) {}
 
-  template <int cols>
-  __device__ void store(const Share<cols>& share) const {
+  template <int cols, int kinds>
+  __device__ void store(const Share<cols, kinds>& share) const {
+    using Own = Share<cols, kinds>;
 #pragma unroll
-    for (int k = 0; k < Share<cols>::count; k++) {
-      if (!Share<cols>::has(k)) return;
-      float left = share.value[k];
-      u16* place = first + threadIdx.x + k * gather_threads;
+    for (int r = 0; r < Own::runs; r++) {
+      if (!Own::has(r)) return;
+      float left[Own::run];
+#pragma unroll
+      for (int i = 0; i < Own::run; i++) left[i] = share.value[r * Own::run + i];
 #pragma unroll
       for (int part = 0; part < 3; part++) {
-        u32 number = pack_bf16(left, 0.0f);
-        place[part * pitch] = (u16)number;
-        left -= first_of(number);
+        u16* place = first + part * pitch + Own::column(r);
+        if constexpr (Own::run == 4) {
+          uint2 pairs = {pack_bf16(left[0], left[1]), pack_bf16(left[2], left[3])};
+          *reinterpret_cast<uint2*>(place) = pairs;
+          left[0] -= first_of(pairs.x), left[1] -= second_of(pairs.x);
+          left[2] -= first_of(pairs.y), left[3] -= second_of(pairs.y);
+        } else {
+          u32 number = pack_bf16(left[0], 0.0f);
+          *place = (u16)number;
+          left[0] -= first_of(number);
+        }
       }
     }
   }
@@ -93,6 +123,9 @@ struct ProductEnd {
   // Where the input stands in 8 bits, and where in bf16.
   int codes_at;
   int parts_at;
+  // Whether the factor of the input's norm is still to come, and the norm's epsilon.
+  int normed;
+  float eps;
 };
 
 // The input of a phase's products, in the forms that its formats want.
@@ -230,12 +263,35 @@ __device__ inline float row_sum(const Segment& segment, const float* sums, int r
   return sum + __shfl_xor_sync(all_lanes, sum, 1);
 }
 
-// Makes the input of a product's phase: as it is, in 8 bits, and in bf16, each where there is room for it.
+// The sum of squares of what each warp has of the input.
+__device__ inline float* warp_squares() {
+  __shared__ float squares[ring_warps];
+  return squares;
+}
+
+// Makes the input of a product's phase: as it is, in 8 bits, and in bf16, each where there is room for it. The factor of an RMS
+// norm is left to `product`, so that no warp waits for the others.
 template <int cols, int kinds, int codes_at, int parts_at, int bytes>
 __device__ void product_input(const Gather& gather) {
   u8* room = shared_memory<u8>();
-  await_previous();
-  Share<cols> share = gathered_row<cols, kinds>(gather, 0, reinterpret_cast<float*>(room));
+  Share<cols, kinds> share;
+  if constexpr ((kinds & LATE_NORM) != 0) {
+    Share<cols, kinds> gain;
+    gain.load(gather.step[0].weight);
+    await_previous();
+    share.load(gather.input.first);
+    float squares = 0.0f;
+#pragma unroll
+    for (int k = 0; k < share.count; k++) {
+      squares += share.value[k] * share.value[k];
+      share.value[k] *= gain.value[k];
+    }
+    squares = warp_sum(squares);
+    if (lane_index() == 0) warp_squares()[warp_index()] = squares;
+  } else {
+    await_previous();
+    share = gathered_row<cols, kinds>(gather, 0, reinterpret_cast<float*>(room));
+  }
   if constexpr (codes_at > 0) share.store(reinterpret_cast<float*>(room));
   if constexpr (parts_at > codes_at) RoundedInput(room + codes_at, cols).store(share);
   if constexpr (bytes > parts_at) SplitInput(room + parts_at, cols).store(share);
@@ -331,13 +387,18 @@ __device__ inline void product(const ProductEnd& end, const PrepareTasks* tasks,
       sums_by_format(segments[s], input, sums, item);
     }
   }
+  float factor = 1.0f;
+  if (end.normed) {
+    float squares = warp_sum(lane_index() < ring_warps ? warp_squares()[lane_index()] : 0.0f);
+    factor = 1.0f / sqrtf(squares / end.cols + end.eps);
+  }
   __syncthreads();
   // As long as any lane of the warp has a row.
 #pragma unroll 1
   while (__any_sync(all_lanes, finished.exists)) {
     const Segment& segment = *finished.segment;
-    float sum = row_sum(segment, sums, finished.row);
-    if (gated) sum = silu(sum) * row_sum((&segment)[1], sums, finished.row);
+    float sum = factor * row_sum(segment, sums, finished.row);
+    if (gated) sum = silu(sum) * factor * row_sum((&segment)[1], sums, finished.row);
     if (segment.bias) sum += segment.bias[finished.row];
     finished.store(end, tasks, sum);
     first += ring_warps * 8;

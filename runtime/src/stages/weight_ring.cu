@@ -1,5 +1,5 @@
-// The weights of a persistent program. One warp of a block, the copier, brings the weights of the block's segments into shared
-// memory in the order of their use, as far ahead as there is room: it waits for no phase, so that the memory is never idle.
+// The weights of a persistent program. Some warps of a block, the copiers, bring the weights of the block's segments into shared
+// memory in the order of their use, as far ahead as there is room: they wait for no phase, so that the memory is never idle.
 // An entry of the ring is some whole rows of a segment: their codes, then their scales, as a matrix lies on the device. What tensor
 // cores multiply comes in tiles instead: a part of the columns of eight rows, so many bytes apart that they lie in other banks.
 
@@ -83,12 +83,8 @@ static_assert(sizeof(Signal) == 8, "as a barrier in shared memory");
 struct Ring {
   Signal full[ring_slots];
   Signal empty[ring_slots];
-  // Where an entry begins, and the bytes of the ring that it takes, with those left free before it.
-  u32 start[ring_slots];
-  u32 taken[ring_slots];
 
   __device__ static Ring& get() { return *reinterpret_cast<Ring*>(whole_shared_memory() + slots_at); }
-  __device__ static u8* at(u32 start) { return whole_shared_memory() + ring_at + start; }
 
   // By one thread.
   __device__ void init() {
@@ -96,7 +92,7 @@ struct Ring {
 #if __CUDA_ARCH__ >= 900 || defined(WATERLINE_EMULATOR)
       full[i].init(1);
 #else
-      full[i].init(33);
+      full[i].init(32);
 #endif
       empty[i].init(ring_warps);
     }
@@ -105,10 +101,18 @@ struct Ring {
 #endif
   }
 
+  __device__ static u8* place(u32 entry) { return whole_shared_memory() + ring_at + entry % ring_slots * slot_bytes; }
+
+  // By a copier: the place of an entry, once the one before it there has been read.
+  __device__ u8* claim(u32 entry) const {
+    if (entry >= ring_slots) empty[entry % ring_slots].wait(entry / ring_slots - 1 & 1);
+    return place(entry);
+  }
+
   // The entry, once it has come.
   __device__ const u8* await(u32 entry) const {
     full[entry % ring_slots].wait(entry / ring_slots & 1);
-    return at(start[entry % ring_slots]);
+    return place(entry);
   }
 
   // By a whole warp: it has read the entry.
@@ -148,71 +152,54 @@ struct Runs {
   }
 };
 
-// What the copier knows of the ring: the next entry and the oldest whose bytes are not free yet, the next byte, and how many
-// are free.
-struct Copier {
-  u32 next = 0, oldest = 0, head = 0, room = ring_bytes;
-
-  // Brings one entry of so many bytes: codes, then scales, if there are any.
-  __device__ void bring(u32 bytes, const Runs& codes, const Runs& scales) {
-    Ring& ring = Ring::get();
-    bytes = (bytes + 127) & ~127u;
-    u32 taken = bytes, slot = next % ring_slots, start = head + bytes <= ring_bytes ? head : 0;
-    // An entry does not go over the ring's end.
-    if (start != head) taken += ring_bytes - head;
-    while (room < taken || next - oldest == ring_slots) {
-      ring.empty[oldest % ring_slots].wait(oldest / ring_slots & 1);
-      room += ring.taken[oldest % ring_slots];
-      oldest++;
-    }
-    __syncwarp();
-    Signal& full = ring.full[slot];
-    if (lane_index() == 0) {
-      ring.start[slot] = start;
-      ring.taken[slot] = taken;
+// By one warp: begins to copy an entry to its place, codes, then scales, if there are any.
+__device__ inline void bring_entry(u32 entry, const Runs& codes, const Runs& scales) {
+  Ring& ring = Ring::get();
+  u8* to = ring.claim(entry);
+  Signal& full = ring.full[entry % ring_slots];
+  __syncwarp();
 #if __CUDA_ARCH__ >= 900
-      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full.address()),
-                   "r"(codes.count * codes.bytes + scales.count * scales.bytes)
-                   : "memory");
-#endif
-    }
-    __syncwarp();
-    u8* to = Ring::at(start);
-    codes.copy(to, full);
-    if (scales.count > 0) scales.copy(to + codes.bytes, full);
-#if defined(WATERLINE_EMULATOR)
-    __syncwarp();
-    if (lane_index() == 0) full.arrive();
-#elif __CUDA_ARCH__ < 900
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(full.address()) : "memory");
-    if (lane_index() == 0) full.arrive();
-#endif
-    head = start + bytes;
-    room -= taken;
-    next++;
+  if (lane_index() == 0) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full.address()),
+                 "r"(codes.count * codes.bytes + scales.bytes)
+                 : "memory");
   }
-};
+  __syncwarp();
+#endif
+  codes.copy(to, full);
+  if (scales.bytes > 0) scales.copy(to + codes.bytes, full);
+#if defined(WATERLINE_EMULATOR)
+  __syncwarp();
+  if (lane_index() == 0) full.arrive();
+#elif __CUDA_ARCH__ < 900
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(full.address()) : "memory");
+#endif
+}
 
-// What the copier does: brings every segment of the list.
+// What a copier does: brings its entries of every segment of the list.
 __device__ inline void bring_weights(const Segment* list) {
-  Copier copier;
+  // The entry, counted from the segment's first one.
+  int entry = warp_index() - ring_warps;
   for (; list->rows != 0; list++) {
     const Segment segment = *list;
-    for (int first = 0; first < segment.rows; first += segment.entry_rows) {
+    if (segment.rows < 0) continue;
+    int tiles = segment.tile_pieces > 0 ? (segment.pieces + segment.tile_pieces - 1) / segment.tile_pieces : 1;
+    u32 tile_bytes = segment.tile_pieces * piece_bytes;
+    int entries = (segment.rows + segment.entry_rows - 1) / segment.entry_rows * tiles;
+    for (; entry < entries; entry += copiers) {
+      int first = entry / tiles * segment.entry_rows;
       u32 rows = min((int)segment.entry_rows, segment.rows - first);
       const u8* codes = segment.codes + (u64)first * segment.code_row;
-      if (segment.tile_pieces == 0) {
-        u32 scale_bytes = (rows * segment.scale_row + 15) & ~15u;
-        Runs scales = {segment.scales + (u64)first * segment.scale_row, 0, 0, scale_bytes, scale_bytes > 0};
-        copier.bring(rows * segment.code_row + scale_bytes, {codes, 0, 0, rows * segment.code_row, 1}, scales);
-        continue;
-      }
-      u32 pitch = tile_pitch(segment);
-      for (u32 at = 0; at < segment.code_row; at += segment.tile_pieces * piece_bytes) {
-        u32 bytes = min((int)(segment.tile_pieces * piece_bytes), (int)(segment.code_row - at));
-        // All rows have their place, since all are multiplied.
-        copier.bring(segment.entry_rows * pitch, {codes + at, segment.code_row, pitch, bytes, rows}, {nullptr, 0, 0, 0, 0});
+      if (tile_bytes == 0) {
+        u32 scales = (rows * segment.scale_row + 15) & ~15u;
+        bring_entry(segment.entry + entry, {codes, 0, 0, rows * segment.code_row, 1},
+                    {segment.scales + (u64)first * segment.scale_row, 0, 0, scales, 1});
+      } else {
+        u32 at = entry % tiles * tile_bytes, bytes = min((int)tile_bytes, (int)(segment.code_row - at));
+        bring_entry(segment.entry + entry, {codes + at, segment.code_row, tile_pitch(segment), bytes, rows},
+                    {nullptr, 0, 0, 0, 0});
       }
     }
+    entry -= entries;
   }
 }
