@@ -138,9 +138,12 @@ struct Runs {
     if (lane_index() < count) memcpy(to + lane_index() * to_pitch, from + lane_index() * from_pitch, bytes);
 #elif __CUDA_ARCH__ >= 900
     if (lane_index() >= count) return;
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+    // Nobody else will want them: what else is in the second cache shall stay.
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
                      (u32)__cvta_generic_to_shared(to + lane_index() * to_pitch)),
-                 "l"(from + lane_index() * from_pitch), "r"(bytes), "r"(full.address())
+                 "l"(from + lane_index() * from_pitch), "r"(bytes), "r"(full.address()), "l"(policy)
                  : "memory");
 #else
     for (u32 run = 0; run < count; run++) {
