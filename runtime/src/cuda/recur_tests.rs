@@ -9,15 +9,26 @@ use crate::stages::rig::{plan, side_by_side};
 use crate::stages::{Decay, HeadGates, Key, Recur, Stage, Write};
 use crate::state::{Kv, SlotDtype};
 
+/// How states fade.
+#[derive(Clone, Copy, PartialEq)]
+enum Fades {
+    Fixed,
+    Head,
+    Rows,
+    /// And keys are one minus that.
+    Complement,
+}
+
 /// Reads chunks of several blocks, of a part of one and of one token: `heads` that share `states`, keys of `dk` and values of `dv`
 /// columns.
-fn compare([heads, states, dk, dv]: [usize; 4], fixed: bool, delta: bool, gates: bool) {
+fn compare([heads, states, dk, dv]: [usize; 4], fades: Fades, delta: bool, gates: bool) {
     let Some(device) = device() else { return };
+    let by_row = matches!(fades, Fades::Rows | Fades::Complement);
     let widths = [
         heads * dk,
         states * dk,
         states * dv,
-        states,
+        if by_row { states * dk } else { states },
         states,
         states,
         heads,
@@ -31,11 +42,15 @@ fn compare([heads, states, dk, dv]: [usize; 4], fixed: bool, delta: bool, gates:
         dk,
         dv,
         q,
-        k: Key::View(k),
+        k: match fades {
+            Fades::Complement => Key::Complement,
+            _ => Key::View(k),
+        },
         v,
-        decay: match fixed {
-            true => Decay::Fixed((0..states).map(|i| -0.03 * i as f32).collect()),
-            false => Decay::Head(decay),
+        decay: match fades {
+            Fades::Fixed => Decay::Fixed((0..states).map(|i| -0.03 * i as f32).collect()),
+            Fades::Head => Decay::Head(decay),
+            Fades::Rows | Fades::Complement => Decay::Key(decay),
         },
         write: match delta {
             true => Write::Delta(beta),
@@ -69,6 +84,15 @@ fn compare([heads, states, dk, dv]: [usize; 4], fixed: bool, delta: bool, gates:
             // Keys of a length of about one. Fades that are slow, steep, and so steep that nothing stays.
             if (k.start..v.start).contains(&column) {
                 *x *= (3.0 / dk as f32).sqrt();
+            } else if by_row && (decay.start..beta.start).contains(&column) {
+                // Rows that keep all, that fade as in tokens together, and each by itself; tokens after which nothing stays.
+                *x = match (column % 5, (i / stride) % 37) {
+                    (_, 5) => f32::NEG_INFINITY,
+                    (0, _) => 0.0,
+                    (1, 4..12) => -50.0,
+                    (2, t) if t % 3 == 0 => -3000.0,
+                    _ => -0.2 * x.abs(),
+                };
             } else if (decay.start..beta.start).contains(&column) {
                 *x = match (i / stride) % 29 {
                     5 => f32::NEG_INFINITY,
@@ -84,13 +108,28 @@ fn compare([heads, states, dk, dv]: [usize; 4], fixed: bool, delta: bool, gates:
 
 #[test]
 fn the_delta_rule_in_matrix_form_is_that_of_the_cpu() {
-    compare([2, 2, 64, 64], false, true, false);
-    compare([3, 3, 20, 37], false, true, true);
-    compare([4, 2, 100, 16], true, true, false);
+    compare([2, 2, 64, 64], Fades::Head, true, false);
+    compare([3, 3, 20, 37], Fades::Head, true, true);
+    compare([4, 2, 100, 16], Fades::Fixed, true, false);
 }
 
 #[test]
 fn additive_writes_in_matrix_form_are_those_of_the_cpu() {
-    compare([2, 2, 64, 96], true, false, false);
-    compare([6, 2, 17, 33], false, false, true);
+    compare([2, 2, 64, 96], Fades::Fixed, false, false);
+    compare([6, 2, 17, 33], Fades::Head, false, true);
+}
+
+#[test]
+fn rows_that_fade_by_themselves_do_as_on_the_cpu() {
+    compare([2, 2, 64, 96], Fades::Rows, false, false);
+    compare([2, 1, 8, 12], Fades::Complement, false, false);
+    compare([6, 2, 17, 33], Fades::Rows, false, true);
+    compare([1, 1, 256, 16], Fades::Complement, false, true);
+}
+
+#[test]
+fn the_delta_rule_on_rows_that_fade_by_themselves_is_that_of_the_cpu() {
+    compare([2, 2, 64, 64], Fades::Rows, true, false);
+    compare([3, 3, 20, 37], Fades::Rows, true, true);
+    compare([4, 2, 130, 16], Fades::Rows, true, false);
 }

@@ -45,9 +45,9 @@ struct ChunkRing {
 // Passes `columns` columns of a state through the blocks. They stay in registers; a copy of them in shared memory stands for the
 // products with what comes through the ring. A warp takes 16 of 64 rows, and half of the columns if there are 32, else half of
 // the panels and of the slices.
-template <int dk, int dv, int queries, bool delta, int columns, int slots>
+template <int dk, int dv, int queries, bool delta, bool row_fades, int columns, int slots>
 __device__ void recur_states(RecurInputs in, u16* scratch, int tokens) {
-  using Block = ChunkBlock<dk, dv, queries, delta>;
+  using Block = ChunkBlock<dk, dv, queries, delta, row_fades>;
   constexpr bool wide = columns == 32;
   constexpr int groups = (dv + columns - 1) / columns, panels = Block::panels, state_pitch = columns + 8;
   // Slices of panels, then as many of keys as panels in one.
@@ -93,7 +93,12 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens) {
     int first = n * chunk_block, count = min(chunk_block, tokens - first);
     // These come while the products are computed.
     float2 values[2][2], outs[own_panels][2][2];
-    float fade = block.fade();
+    float fades[own_slices][2];
+#pragma unroll
+    for (int i = 0; i < own_slices; i++) {
+      int row = own(i) * chunk_block + warp_row + lane_index() / 4;
+      if (own(i) < Block::slices) fades[i][0] = block.fade(row), fades[i][1] = block.fade(row + 8);
+    }
     float* out = in.out.first + (long long)first * in.out.stride + index * queries * dv;
     each_pair<2>(warp_row, first_column + warp_column, [&](int tile, int j, int t, int column) {
       values[tile][j / 2] = *reinterpret_cast<const float2*>(block.values(t) + column);
@@ -148,8 +153,9 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens) {
         int slice = step * panels + number;
         if (slice >= most || (!wide && slice % 2 != half_of)) continue;
         float(&part)[2][4] = state[wide ? slice : slice / 2];
+        const float(&fade)[2] = fades[wide ? slice : slice / 2];
 #pragma unroll
-        for (int i = 0; i < 8; i++) part[i / 4][i % 4] *= fade;
+        for (int i = 0; i < 8; i++) part[i / 4][i % 4] *= fade[i % 4 / 2];
 #pragma unroll
         for (int k = 0; k < chunk_block / 16; k++) {
           SplitOperand a;

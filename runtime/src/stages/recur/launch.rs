@@ -11,7 +11,9 @@ use crate::program::View;
 /// The recurrence, and the stages that are built on it.
 pub(in crate::stages) const SOURCE: &str = concat!(
     include_str!("../recur.cu"),
+    include_str!("../recur_block.cu"),
     include_str!("../recur_chunk.cu"),
+    include_str!("../recur_rows.cu"),
     include_str!("../recur_states.cu"),
     include_str!("../partitions.cu")
 );

@@ -1,0 +1,341 @@
+// Recurrences in matrix form, for chunks. In a block of 64 tokens, with S the state before it, G_i the sum of the logarithms of the
+// fades up to token i, and F_ij = e^(G_i - G_j):
+//
+//   u_i = beta_i (v_i - e^G_i k_i S - sum_{j<i} F_ij (k_i . k_j) u_j)    the delta rule; else u_i = v_i
+//   o_i = e^G_i q_i S + sum_{j<=i} F_ij (q_i . k_j) u_j
+//   S  <- e^G_last S + sum_j F_last,j k_j^T u_j
+//
+// With L_ij = beta_i F_ij (k_i . k_j) below the diagonal, T = (I + L)^-1 diag(beta), A_ij = F_ij (q_i . k_j) up to it, M = A T,
+// K* = diag(e^G) K and Q* = diag(e^G) Q this is U = T V - (T K*) S and O = M V + (Q* - M K*) S. All that does not depend on S is
+// computed for all blocks at once: by `recur_blocks` where states fade as a whole, by `recur_row_blocks`, in recur_rows.cu, where
+// each row fades by itself. `recur_states`, in recur_states.cu, passes the states through the blocks. Operands are split into two
+// bf16 numbers each; sums, states and the inverse are f32.
+
+constexpr int chunk_block = 64;
+constexpr int chunk_warps = 8;
+// Numbers from one row to the next in shared memory: eight rows that one instruction reads lie in different banks.
+constexpr int block_pitch = chunk_block + 8;
+// Numbers of a split matrix [64, 64] in shared memory, and the pitch of an f32 one in the same place.
+constexpr int chunk_tile = 2 * chunk_block * block_pitch;
+constexpr int square_pitch = chunk_block + 4;
+// Numbers of such a matrix on its way between the kernels: without gaps, so that it is copied as it is, pieces of eight numbers
+// exchanged by number of the row modulo 8 instead.
+constexpr int image_part = chunk_block * chunk_block;
+constexpr int image_size = 2 * image_part;
+
+__device__ inline int image_place(int row, int column) {
+  return row * chunk_block + ((column / 8 ^ row % 8) * 8) + column % 8;
+}
+
+template <bool across>
+__device__ inline void load_left_of_image(SplitOperand& a, const u16* image, int row, int column) {
+  int lane = lane_index();
+  row += across ? lane % 8 + lane / 16 * 8 : lane % 16;
+  column += across ? lane / 8 % 2 * 8 : lane / 16 * 8;
+  const u16* place = image + image_place(row, column);
+  load_matrices<across>(a.high, place);
+  load_matrices<across>(a.low, place + image_part);
+}
+
+// Two numbers of a row, side by side.
+__device__ inline void store_pair(u16* image, int row, int column, float2 x) {
+  SplitPair(x.x, x.y).store(image + image_place(row, column), image_part);
+}
+
+// What is left of a block, in 16-bit numbers: of each 64 rows of a state what meets them, [panels] images (first of -T K* of the
+// delta rule, then of each query), and of the keys faded to its end an image; what is written without a state, f32 [64, width], and
+// its fade, or that of each row.
+template <int dk, int dv, int queries, bool delta, bool row_fades>
+struct ChunkBlock {
+  static constexpr int slices = (dk + 63) / 64;
+  static constexpr int width = (dv + 63) / 64 * 64;
+  static constexpr int panels = queries + delta;
+  static constexpr int keys_at = slices * panels * image_size;
+  static constexpr int values_at = keys_at + slices * image_size;
+  static constexpr int fade_at = values_at + chunk_block * width * 2;
+  static constexpr int size = fade_at + (row_fades ? 2 * slices * chunk_block : 8);
+
+  u16* place;
+  __device__ u16* panel(int slice, int panel) const { return place + (slice * panels + panel) * image_size; }
+  __device__ u16* keys(int slice) const { return place + keys_at + slice * image_size; }
+  __device__ float* values(int t) const { return reinterpret_cast<float*>(place + values_at) + t * width; }
+  __device__ float& fade(int row) const { return reinterpret_cast<float*>(place + fade_at)[row_fades ? row : 0]; }
+};
+
+// Values `column..column + 4` of a row of `width`, zeros beyond.
+template <bool aligned>
+__device__ inline float4 four_of_row(const float* row, int column, int width) {
+  if constexpr (aligned) {
+    return column < width ? *reinterpret_cast<const float4*>(row + column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  } else {
+    return make_float4(column < width ? row[column] : 0.0f, column + 1 < width ? row[column + 1] : 0.0f,
+                       column + 2 < width ? row[column + 2] : 0.0f, column + 3 < width ? row[column + 3] : 0.0f);
+  }
+}
+
+__device__ inline float4 scaled(float4 x, float factor) {
+  return make_float4(factor * x.x, factor * x.y, factor * x.z, factor * x.w);
+}
+
+// Four numbers, split; the second parts stand `low` after the first.
+__device__ inline void store_split(u16* to, int low, float4 x) {
+  SplitPair first(x.x, x.y), second(x.z, x.w);
+  *reinterpret_cast<uint2*>(to) = {first.high, second.high};
+  *reinterpret_cast<uint2*>(to + low) = {first.low, second.low};
+}
+
+__device__ inline void store_split(const SplitTile& tile, int row, int column, float4 x) {
+  store_split(tile.high + row * tile.pitch + column, tile.low, x);
+}
+
+// sums += left right of 16 rows, `pairs` times 16 columns and `depth`. The right one's rows run along the depth; `across`: its
+// columns do.
+template <int pairs, bool across>
+__device__ inline void multiply_tiles(float (*sums)[4], const SplitTile& left, const SplitTile& right, int depth) {
+#pragma unroll 1
+  for (int k = 0; k < depth; k += 16) {
+    SplitOperand a, b;
+    load_left<false>(a, left.at(0, k));
+#pragma unroll
+    for (int n = 0; n < pairs; n++) {
+      load_right<across>(b, across ? right.at(k, 16 * n) : right.at(16 * n, k));
+      multiply_add(sums + 2 * n, a, b);
+    }
+  }
+}
+
+// Four columns of each of a thread's tokens, of 64 each: number i are `column..column + 4` of token `t`.
+struct ChunkShare {
+  static constexpr int count = chunk_block * 16 / (32 * chunk_warps);
+  float4 x[count];
+
+  __device__ static int token(int i) { return (i * 32 * chunk_warps + threadIdx.x) / 16; }
+  __device__ static int column() { return threadIdx.x % 16 * 4; }
+
+  // From the rows of `tokens` tokens of `width` columns; zeros beyond. All loads are under way at once.
+  template <bool aligned>
+  __device__ void load(const float* rows, int stride, int tokens, int first, int width) {
+#pragma unroll
+    for (int i = 0; i < count; i++) {
+      int t = token(i);
+      x[i] = t < tokens ? four_of_row<aligned>(rows + (long long)t * stride, first + column(), width)
+                        : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+  }
+};
+
+// This thread's part of an image, on its way into a split matrix in shared memory: pieces of eight numbers.
+struct ImageShare {
+  static constexpr int count = image_size / 8 / (32 * chunk_warps);
+  uint4 x[count];
+
+  __device__ void load(const u16* image) {
+#pragma unroll
+    for (int i = 0; i < count; i++) x[i] = reinterpret_cast<const uint4*>(image)[i * 32 * chunk_warps + threadIdx.x];
+  }
+  __device__ void store(const SplitTile& tile) const {
+#pragma unroll
+    for (int i = 0; i < count; i++) {
+      int piece = i * 32 * chunk_warps + threadIdx.x, part = piece / (image_part / 8), row = piece / 8 % chunk_block;
+      u16* to = tile.at(row, (piece % 8 ^ row % 8) * 8).high + part * tile.low;
+      *reinterpret_cast<uint4*>(to) = x[i];
+    }
+  }
+};
+
+// Calls `task(tile, i, row, column)` for the pairs of sums i and i + 1, side by side, of some tiles side by side.
+template <int tiles, class Task>
+__device__ inline void each_pair(int row, int column, Task task) {
+#pragma unroll
+  for (int tile = 0; tile < tiles; tile++) {
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) task(tile, i, row + lane_index() / 4 + i * 4, column + 8 * tile + lane_index() % 4 * 2);
+  }
+}
+
+// Replaces L, whose column i stands in row i of f32 numbers, by the inverse of I + L times diag(factors), split. A thread solves a
+// column of one of the two halves on the diagonal; what is below follows from them. `room` is for 96 rows of 32 numbers.
+__device__ inline void invert_triangle(const SplitTile& tile, float* room, const float* factors) {
+  constexpr int half_block = chunk_block / 2;
+  const float* transposed = reinterpret_cast<const float*>(tile.high);
+  float *diagonal = room, *product = room + chunk_block * half_block;
+  int across = threadIdx.x % half_block, down = threadIdx.x / half_block;
+  if (threadIdx.x < chunk_block) {
+    float column[half_block];
+    int first = down * half_block;
+#pragma unroll
+    for (int i = 0; i < half_block; i++) column[i] = i == across ? 1.0f : 0.0f;
+#pragma unroll
+    for (int i = 0; i < half_block; i++) {
+      const float* row = transposed + (first + i) * square_pitch + first;
+#pragma unroll
+      for (int j = i / 4 * 4; j < half_block; j += 4) {
+        float4 x = *reinterpret_cast<const float4*>(row + j);
+        if (j > i) column[j] -= x.x * column[i];
+        if (j + 1 > i) column[j + 1] -= x.y * column[i];
+        if (j + 2 > i) column[j + 2] -= x.z * column[i];
+        if (j + 3 > i) column[j + 3] -= x.w * column[i];
+      }
+      diagonal[(first + i) * half_block + across] = column[i];
+    }
+  }
+  __syncthreads();
+  constexpr int rows = half_block * half_block / (32 * chunk_warps), step = half_block / rows;
+  float sums[rows] = {};
+#pragma unroll 4
+  for (int k = 0; k < half_block; k++) {
+#pragma unroll
+    for (int i = 0; i < rows; i++) {
+      sums[i] += transposed[k * square_pitch + half_block + down + step * i] * diagonal[k * half_block + across];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < rows; i++) product[(down + step * i) * half_block + across] = sums[i];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < rows; i++) {
+    int row = down + step * i, lower = half_block + row;
+    float sum = 0.0f;
+#pragma unroll 4
+    for (int k = 0; k < half_block; k++) sum -= diagonal[lower * half_block + k] * product[k * half_block + across];
+    auto store = [&](int row, int column, float x) { tile.store(row, column, factors[column] * x); };
+    store(row, across, diagonal[row * half_block + across]);
+    store(row, half_block + across, 0.0f);
+    store(lower, across, sum);
+    store(lower, half_block + across, diagonal[lower * half_block + across]);
+  }
+  __syncthreads();
+}
+
+// Makes a block of one state: what is the same however it fades. `operands` numbers of shared memory are for what the triangles are
+// made of.
+template <int dk, int dv, int queries, bool delta, bool row_fades, bool aligned, int operands>
+struct ChunkMaker {
+  using Block = ChunkBlock<dk, dv, queries, delta, row_fades>;
+  const RecurInputs& in;
+  int head, first, count;
+  Block block;
+  u16* room;
+  // By token: gates, and of each query the factors.
+  float *betas, *gates, *factors, *rest;
+  // Where this thread's warp stands among 64 rows, and which half of the columns or of the panels it takes.
+  int warp_row, half_of;
+
+  __device__ ChunkMaker(const RecurInputs& in, u16* scratch, int tokens)
+      : in(in),
+        head(blockIdx.x * queries),
+        first(blockIdx.y * chunk_block),
+        count(min(chunk_block, tokens - first)),
+        block{scratch + ((long long)blockIdx.y * gridDim.x + blockIdx.x) * Block::size},
+        room(shared_memory<u16>()),
+        warp_row(warp_index() % 4 * 16),
+        half_of(warp_index() / 4) {
+    betas = reinterpret_cast<float*>(room + operands + Block::panels * chunk_tile);
+    gates = betas + chunk_block;
+    factors = gates + chunk_block;
+    rest = factors + queries * chunk_block;
+  }
+
+  // The weights of a panel: the inverse, then what each query reads of the keys up to its own.
+  __device__ SplitTile weights(int panel) const {
+    return {room + operands + panel * chunk_tile, chunk_tile / 2, block_pitch};
+  }
+
+  // Where L is before it is inverted.
+  __device__ float* transposed() const { return reinterpret_cast<float*>(weights(0).high); }
+
+  __device__ void load_gates() const {
+    if (threadIdx.x >= chunk_block) return;
+    bool inside = threadIdx.x < count;
+    int t = first + threadIdx.x;
+    if (delta) betas[threadIdx.x] = inside ? *in.beta.at(t, head, 1, 0) : 0.0f;
+    gates[threadIdx.x] = in.write_gate.rows.first && inside ? *in.write_gate.at(t, head, 1, 0) : 1.0f;
+    for (int query = 0; query < queries; query++) {
+      bool gated = in.read_gate.rows.first && inside;
+      float gate = gated ? *in.read_gate.at(t, head + query, 1, 0) : 1.0f;
+      factors[query * chunk_block + threadIdx.x] = in.scale * gate;
+    }
+  }
+
+  // When the weights are triangles, L with its column i in row i of f32 numbers, and the panels are K* and Q*: all the rest.
+  __device__ void finish() const {
+    __syncthreads();
+    if constexpr (delta) {
+      invert_triangle(weights(0), reinterpret_cast<float*>(room), betas);
+      for (int query = 0; query < queries; query++) {
+        float sums[4][4] = {};
+        SplitTile own = weights(1 + query);
+        multiply_tiles<2, true>(sums, own.at(warp_row, 0), weights(0).at(0, 32 * half_of), warp_row + 16);
+        __syncthreads();
+        each_pair<4>(warp_row, 32 * half_of, [&](int n, int i, int row, int column) {
+          own.store(row, column, SplitPair(sums[n][i], sums[n][i + 1]));
+        });
+      }
+    }
+
+    // Of the delta rule the slices of K*, then the values'.
+    constexpr int key_slices = delta ? Block::slices : 0, slices = key_slices + Block::width / chunk_block;
+    SplitTile right = {room, chunk_tile / 2, block_pitch};
+    const float* value_rows = in.v.at(first, head, dv, 0);
+    ImageShare keys_ahead;
+    ChunkShare ahead;
+    auto load = [&](int slice) {
+      if (slice < key_slices) {
+        keys_ahead.load(block.panel(slice, 0));
+      } else {
+        ahead.load<aligned>(value_rows, in.v.rows.stride, count, (slice - key_slices) * chunk_block, dv);
+      }
+    };
+    load(0);
+#pragma unroll 1
+    for (int slice = 0; slice < slices; slice++) {
+      bool of_keys = slice < key_slices;
+      int first_column = (of_keys ? slice : slice - key_slices) * chunk_block;
+      __syncthreads();
+      if (of_keys) {
+        keys_ahead.store(right);
+      } else {
+#pragma unroll
+        for (int i = 0; i < ChunkShare::count; i++) {
+          int t = ChunkShare::token(i), c = ChunkShare::column();
+          float4 x = scaled(ahead.x[i], gates[t]);
+          store_split(right, t, c, x);
+          if (!delta) *reinterpret_cast<float4*>(block.values(t) + first_column + c) = x;
+        }
+      }
+      if (slice + 1 < slices) load(slice + 1);
+      __syncthreads();
+      // A warp takes 32 columns of each second panel, or both halves of its own.
+#pragma unroll 1
+      for (int task = half_of * 2; task < 2 * Block::panels; task += task % 2 == 0 ? 1 : 3) {
+        int panel = task / 2, half_column = task % 2 * 32;
+        bool written = delta && panel == 0;
+        int query = panel - delta;
+        // Q*, which comes while the products are computed.
+        SplitPair own[4][2] = {};
+        if (of_keys && !written) {
+          each_pair<4>(warp_row, half_column, [&](int n, int i, int t, int column) {
+            own[n][i / 2].load(block.panel(slice, panel) + image_place(t, column), image_part);
+          });
+        }
+        float sums[4][4] = {};
+        multiply_tiles<2, true>(sums, weights(panel).at(warp_row, 0), right.at(0, half_column), warp_row + 16);
+        each_pair<4>(warp_row, half_column, [&](int n, int i, int t, int column) {
+          const float* x = sums[n] + i;
+          float factor = written ? 1.0f : factors[query * chunk_block + t];
+          if (of_keys) {
+            float2 q = own[n][i / 2].sum();
+            store_pair(block.panel(slice, panel), t, column, {q.x - factor * x[0], q.y - factor * x[1]});
+          } else if (written) {
+            *reinterpret_cast<float2*>(block.values(t) + first_column + column) = {x[0], x[1]};
+          } else if (t < count) {
+            float* out = in.out.token(first + t) + (head + query) * dv + first_column + column;
+            if (first_column + column < dv) out[0] = factor * x[0];
+            if (first_column + column + 1 < dv) out[1] = factor * x[1];
+          }
+        });
+      }
+    }
+  }
+};
+
