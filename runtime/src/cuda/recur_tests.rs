@@ -6,7 +6,7 @@ use super::stage_rig::Comparison;
 use super::tests::{device, numbers};
 use crate::program::View;
 use crate::stages::rig::{plan, side_by_side};
-use crate::stages::{Decay, HeadGates, Key, Recur, Stage, Write};
+use crate::stages::{Decay, HeadGates, Key, Recur, Slots, Stage, Write};
 use crate::state::{Kv, SlotDtype};
 
 /// How states fade.
@@ -132,4 +132,64 @@ fn the_delta_rule_on_rows_that_fade_by_themselves_is_that_of_the_cpu() {
     compare([2, 2, 64, 64], Fades::Rows, true, false);
     compare([3, 3, 20, 37], Fades::Rows, true, true);
     compare([4, 2, 130, 16], Fades::Rows, true, false);
+}
+
+/// The same for attention over slots: `heads` over `kv_heads`, slots, and the widths of keys and values.
+fn compare_slots([heads, kv_heads, slots, dk, dv]: [usize; 5]) {
+    let Some(device) = device() else { return };
+    let widths = [heads * dk, kv_heads * dk, kv_heads * dv, kv_heads * slots];
+    let [q, k, v, weights] = side_by_side(widths);
+    let stride = q.stride;
+    let out = View::whole(1, heads * dv);
+    let stage = Stage::Slots(Slots {
+        heads,
+        kv_heads,
+        slots,
+        q,
+        k,
+        v,
+        weights,
+        scale: 0.7,
+        keys: 1,
+        values: 2,
+        out,
+    });
+    let shapes = [
+        (SlotDtype::U64, &[1][..]),
+        (SlotDtype::F32, &[kv_heads, dk, slots]),
+        (SlotDtype::F32, &[kv_heads, slots, dv]),
+    ];
+    let comparison = Comparison {
+        device: &device,
+        stage: &stage,
+        plan: &Arc::new(plan(&shapes)),
+        widths: [stride, out.width, 1],
+        kv: Kv::F32,
+        tolerance: 1e-4,
+    };
+    comparison.read(&[150, 7, 64, 1], |buffer, values| {
+        values.copy_from_slice(&numbers(buffer as u32 + 5, values.len()));
+        if buffer != 0 {
+            return;
+        }
+        for (i, x) in values.iter_mut().enumerate() {
+            let (t, column) = (i / stride, i % stride);
+            // Weights that replace a slot, that keep it, and some between.
+            if column >= weights.start {
+                *x = match (column % 5, t % 23) {
+                    (_, 7) | (1, 3..9) => 1.0,
+                    (2, t) if t % 2 == 0 => 0.0,
+                    (3, _) => 0.5 + 0.5 * *x,
+                    _ => 0.02 * x.abs(),
+                };
+            }
+        }
+    });
+}
+
+#[test]
+fn slots_in_matrix_form_are_those_of_the_cpu() {
+    compare_slots([2, 2, 64, 32, 96]);
+    compare_slots([6, 2, 33, 70, 45]);
+    compare_slots([1, 1, 130, 9, 13]);
 }

@@ -7,8 +7,8 @@
 //
 // With L_ij = beta_i F_ij (k_i . k_j) below the diagonal, T = (I + L)^-1 diag(beta), A_ij = F_ij (q_i . k_j) up to it, M = A T,
 // K* = diag(e^G) K and Q* = diag(e^G) Q this is U = T V - (T K*) S and O = M V + (Q* - M K*) S. All that does not depend on S is
-// computed for all blocks at once: by `recur_blocks` where states fade as a whole, by `recur_row_blocks`, in recur_rows.cu, where
-// each row fades by itself. `recur_states`, in recur_states.cu, passes the states through the blocks. Operands are split into two
+// computed for all blocks at once: by `recur_blocks`, in recur_chunk.cu, where states fade as a whole, or each column by itself; by
+// `recur_row_blocks`, in recur_rows.cu, where each row does. `recur_states`, in recur_states.cu, passes the states through the blocks. Operands are split into two
 // bf16 numbers each; sums, states and the inverse are f32.
 
 constexpr int chunk_block = 64;
@@ -43,23 +43,30 @@ __device__ inline void store_pair(u16* image, int row, int column, float2 x) {
 }
 
 // What is left of a block, in 16-bit numbers: of each 64 rows of a state what meets them, [panels] images (first of -T K* of the
-// delta rule, then of each query), and of the keys faded to its end an image; what is written without a state, f32 [64, width], and
-// its fade, or that of each row.
-template <int dk, int dv, int queries, bool delta, bool row_fades>
+// delta rule, then of each query), and of the keys faded to its end an image; what is written without a state, f32 [64, width]; its
+// fade, or that of each row or column, and where columns fade, how far up to each token, f32 [64, width].
+template <int dk, int dv, int queries, int fade_kind, bool delta>
 struct ChunkBlock {
+  static constexpr bool row_fades = fade_kind == FADE_ROWS || fade_kind == FADE_BY_KEY;
+  static constexpr bool column_fades = fade_kind == FADE_BY_VALUE;
   static constexpr int slices = (dk + 63) / 64;
   static constexpr int width = (dv + 63) / 64 * 64;
   static constexpr int panels = queries + delta;
   static constexpr int keys_at = slices * panels * image_size;
   static constexpr int values_at = keys_at + slices * image_size;
-  static constexpr int fade_at = values_at + chunk_block * width * 2;
-  static constexpr int size = fade_at + (row_fades ? 2 * slices * chunk_block : 8);
+  static constexpr int reach_at = values_at + chunk_block * width * 2;
+  static constexpr int fade_at = reach_at + (column_fades ? chunk_block * width * 2 : 0);
+  static constexpr int size = fade_at + (row_fades ? 2 * slices * chunk_block : column_fades ? 2 * width : 8);
 
   u16* place;
   __device__ u16* panel(int slice, int panel) const { return place + (slice * panels + panel) * image_size; }
   __device__ u16* keys(int slice) const { return place + keys_at + slice * image_size; }
   __device__ float* values(int t) const { return reinterpret_cast<float*>(place + values_at) + t * width; }
-  __device__ float& fade(int row) const { return reinterpret_cast<float*>(place + fade_at)[row_fades ? row : 0]; }
+  __device__ float* reach(int t) const { return reinterpret_cast<float*>(place + reach_at) + t * width; }
+  // That of the state, or of this row or column.
+  __device__ float& fade(int number) const {
+    return reinterpret_cast<float*>(place + fade_at)[row_fades || column_fades ? number : 0];
+  }
 };
 
 // Values `column..column + 4` of a row of `width`, zeros beyond.
@@ -207,18 +214,19 @@ __device__ inline void invert_triangle(const SplitTile& tile, float* room, const
   __syncthreads();
 }
 
-// Makes a block of one state: what is the same however it fades. `operands` numbers of shared memory are for what the triangles are
-// made of.
-template <int dk, int dv, int queries, bool delta, bool row_fades, bool aligned, int operands>
+// Makes a block of one state: what is the same however it fades.
+template <int dk, int dv, int queries, int fade, bool delta, bool aligned>
 struct ChunkMaker {
-  using Block = ChunkBlock<dk, dv, queries, delta, row_fades>;
+  using Block = ChunkBlock<dk, dv, queries, fade, delta>;
+  // Numbers of shared memory for what the triangles are made of, later for what their weights are multiplied with.
+  static constexpr int operands = (Block::row_fades || Block::column_fades ? 3 : 2) * chunk_tile;
   const RecurInputs& in;
   int head, first, count;
   Block block;
   u16* room;
   // By token: gates, and of each query the factors.
   float *betas, *gates, *factors, *rest;
-  // Where this thread's warp stands among 64 rows, and which half of the columns or of the panels it takes.
+  // Where this thread's warp stands among 64 rows, and which half of the columns it takes.
   int warp_row, half_of;
 
   __device__ ChunkMaker(const RecurInputs& in, u16* scratch, int tokens)
@@ -305,9 +313,8 @@ struct ChunkMaker {
       }
       if (slice + 1 < slices) load(slice + 1);
       __syncthreads();
-      // A warp takes 32 columns of each second panel, or both halves of its own.
 #pragma unroll 1
-      for (int task = half_of * 2; task < 2 * Block::panels; task += task % 2 == 0 ? 1 : 3) {
+      for (int task = half_of; task < 2 * Block::panels; task += 2) {
         int panel = task / 2, half_column = task % 2 * 32;
         bool written = delta && panel == 0;
         int query = panel - delta;

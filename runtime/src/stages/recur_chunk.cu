@@ -1,8 +1,9 @@
-// Blocks of recurrences whose states fade as a whole, or not at all: the fades stand outside the products of the triangles.
+// Blocks of recurrences whose states fade as a whole: the fades stand outside the products of the triangles. Where each column fades by
+// itself, the triangles have no fades.
 
 template <int dk, int dv, int queries, int fade, bool delta, bool aligned>
 __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
-  using Maker = ChunkMaker<dk, dv, queries, delta, false, aligned, 2 * chunk_tile>;
+  using Maker = ChunkMaker<dk, dv, queries, fade, delta, aligned>;
   using Block = typename Maker::Block;
   Maker maker(in, scratch, tokens);
   Block block = maker.block;
@@ -35,7 +36,7 @@ __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
   }
   __syncthreads();
   if (threadIdx.x < chunk_block) to_end[threadIdx.x] = expf(sums_of_logs[chunk_block - 1] - sum);
-  if (threadIdx.x == 0) block.fade(0) = reach[chunk_block - 1];
+  if (fade != FADE_BY_VALUE && threadIdx.x == 0) block.fade(0) = reach[chunk_block - 1];
 
   const float* key_rows = in.k.at(first, head, dk, 0);
   ChunkShare ahead, asked;
@@ -82,5 +83,6 @@ __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
       maker.weights(query + delta).store(row, column, SplitPair(faded[0], faded[1]));
     });
   }
-  maker.finish();
+  if constexpr (fade == FADE_BY_VALUE) finish_columns(maker);
+  else maker.finish();
 }

@@ -1,50 +1,5 @@
-// Blocks of recurrences each row of whose states fades by itself. The fades stand inside the products of the triangles,
-// L_ij = beta_i sum_d F_ij,d k_id k_jd and A_ij = sum_d F_ij,d q_id k_jd, and e^-G_j may be beyond all numbers. So every fade here is
-// a product of factors, as the recurrence itself takes them:
-// - A warp has a group of eight tokens. Inside it, a key fades from token to token while the tokens read it.
-// - At a level groups, pairs of groups, or fours of them stand before and behind a border. Keys before it fade up to it, what
-//   reads them behind fades from it on, and these meet on tensor cores. Two groups face each other at exactly one level.
-
-constexpr int chunk_group = chunk_block / chunk_warps;
-constexpr int chunk_levels = 3;
-// Rows of a level that read, and that are read.
-constexpr int level_rows = chunk_block / 2;
-constexpr int level_part = chunk_levels * level_rows * block_pitch;
-static_assert(chunk_group << chunk_levels == chunk_block, "levels join groups to a block");
-
-// The token at row `row` of what stands before a level's borders, or behind them.
-__device__ inline int token_of_level(int level, int row, bool behind) {
-  int group = row / chunk_group, low = group % (1 << level);
-  return ((group - low) * 2 + (behind << level) + low) * chunk_group + row % chunk_group;
-}
-
-__device__ inline float2 times(float2 a, float2 b) { return {a.x * b.x, a.y * b.y}; }
-
-// Two columns of a warp's tokens.
-struct GroupShare {
-  float2 x[chunk_group];
-
-  __device__ static int column() { return 2 * lane_index(); }
-
-  // From the rows of `tokens` tokens of `width` columns; zeros beyond.
-  template <bool aligned>
-  __device__ void load(const float* rows, int stride, int tokens, int first, int width) {
-    int c = first + column();
-#pragma unroll
-    for (int i = 0; i < chunk_group; i++) {
-      int t = warp_index() * chunk_group + i;
-      const float* from = rows + (long long)t * stride + c;
-      x[i] = {0.0f, 0.0f};
-      if (t >= tokens) continue;
-      if constexpr (aligned) {
-        if (c < width) x[i] = *reinterpret_cast<const float2*>(from);
-      } else {
-        if (c < width) x[i].x = from[0];
-        if (c + 1 < width) x[i].y = from[1];
-      }
-    }
-  }
-};
+// Blocks of recurrences each row of whose states fades by itself, by the levels of recur_levels.cu:
+// L_ij = beta_i sum_d F_ij,d k_id k_jd and A_ij = sum_d F_ij,d q_id k_jd.
 
 // Sums 32 values over the lanes; lane n returns that of value n.
 __device__ inline float spread_sums(float (&x)[32]) {
@@ -64,7 +19,7 @@ __device__ inline float spread_sums(float (&x)[32]) {
 // `complement`: keys are one minus the fade of their row.
 template <int dk, int dv, int queries, int fade, bool complement, bool delta, bool aligned>
 __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
-  using Maker = ChunkMaker<dk, dv, queries, delta, true, aligned, 4 * level_part>;
+  using Maker = ChunkMaker<dk, dv, queries, fade, delta, aligned>;
   using Block = typename Maker::Block;
   Maker maker(in, scratch, tokens);
   Block block = maker.block;
@@ -127,13 +82,8 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
         until = times(until, faded[chunk_group - 1 - i]);
       }
       __syncthreads();
-      // From a border before the group to its begin, and from its end to a border behind.
-      float2 front = {1.0f, 1.0f}, back = {1.0f, 1.0f};
-#pragma unroll
-      for (int level = 0; level < chunk_levels; level++) {
-        int size = 1 << level, low = group % size;
-        bool behind = group & size;
-        int row = (level * level_rows) + ((group - low - (behind ? size : 0)) / 2 + low) * chunk_group;
+      float2 front, back;
+      each_level(totals, front, back, [&](int, int row, bool behind, float2 front, float2 back) {
         SplitTile tile = readers;
         if (!behind) tile = read;
 #pragma unroll
@@ -141,13 +91,7 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
           float2 x = behind ? times(reader[i], front) : times(key[i], back);
           tile.store(row + i, GroupShare::column(), SplitPair(x.x, x.y));
         }
-        float2 facing = {1.0f, 1.0f};
-        for (int i = 0; i < size; i++) {
-          facing = times(facing, totals[(group - low + (behind ? -size : size) + i) * 32 + lane_index()]);
-        }
-        if (behind) front = times(front, facing);
-        else back = times(back, facing);
-      }
+      });
 #pragma unroll
       for (int i = 0; i < chunk_group; i++) {
         int t = group * chunk_group + i;

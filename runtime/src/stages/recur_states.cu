@@ -45,9 +45,9 @@ struct ChunkRing {
 // Passes `columns` columns of a state through the blocks. They stay in registers; a copy of them in shared memory stands for the
 // products with what comes through the ring. A warp takes 16 of 64 rows, and half of the columns if there are 32, else half of
 // the panels and of the slices.
-template <int dk, int dv, int queries, bool delta, bool row_fades, int columns, int slots>
+template <int dk, int dv, int queries, int fade, bool delta, int columns, int slots>
 __device__ void recur_states(RecurInputs in, u16* scratch, int tokens) {
-  using Block = ChunkBlock<dk, dv, queries, delta, row_fades>;
+  using Block = ChunkBlock<dk, dv, queries, fade, delta>;
   constexpr bool wide = columns == 32;
   constexpr int groups = (dv + columns - 1) / columns, panels = Block::panels, state_pitch = columns + 8;
   // Slices of panels, then as many of keys as panels in one.
@@ -92,16 +92,21 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens) {
     Block block = block_at(n);
     int first = n * chunk_block, count = min(chunk_block, tokens - first);
     // These come while the products are computed.
-    float2 values[2][2], outs[own_panels][2][2];
-    float fades[own_slices][2];
+    float2 values[2][2], reach[2][2], outs[own_panels][2][2];
+    float row_fades[own_slices][2], column_fades[2][2];
 #pragma unroll
     for (int i = 0; i < own_slices; i++) {
       int row = own(i) * chunk_block + warp_row + lane_index() / 4;
-      if (own(i) < Block::slices) fades[i][0] = block.fade(row), fades[i][1] = block.fade(row + 8);
+      if (Block::column_fades || own(i) >= Block::slices) continue;
+      row_fades[i][0] = block.fade(row), row_fades[i][1] = block.fade(row + 8);
     }
     float* out = in.out.first + (long long)first * in.out.stride + index * queries * dv;
     each_pair<2>(warp_row, first_column + warp_column, [&](int tile, int j, int t, int column) {
       values[tile][j / 2] = *reinterpret_cast<const float2*>(block.values(t) + column);
+      if (Block::column_fades) {
+        reach[tile][j / 2] = *reinterpret_cast<const float2*>(block.reach(t) + column);
+        column_fades[tile][0] = block.fade(column), column_fades[tile][1] = block.fade(column + 1);
+      }
 #pragma unroll
       for (int i = 0; i < own_panels; i++) {
         int query = own(i) - delta;
@@ -135,9 +140,10 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens) {
         int query = own(i) - delta;
         if (query < 0 || query >= queries || t >= count) continue;
         float* to = out + (long long)t * in.out.stride + query * dv + first_column + column;
-        float2 before = outs[i][tile][j / 2];
-        if (first_column + column < dv) to[0] = before.x + sums[i][tile][j];
-        if (first_column + column + 1 < dv) to[1] = before.y + sums[i][tile][j + 1];
+        float2 before = outs[i][tile][j / 2], sum = {sums[i][tile][j], sums[i][tile][j + 1]};
+        if (Block::column_fades) sum = times(sum, reach[tile][j / 2]);
+        if (first_column + column < dv) to[0] = before.x + sum.x;
+        if (first_column + column + 1 < dv) to[1] = before.y + sum.y;
       }
     });
     __syncthreads();
@@ -153,9 +159,9 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens) {
         int slice = step * panels + number;
         if (slice >= most || (!wide && slice % 2 != half_of)) continue;
         float(&part)[2][4] = state[wide ? slice : slice / 2];
-        const float(&fade)[2] = fades[wide ? slice : slice / 2];
+        const float(&fades)[2] = row_fades[wide ? slice : slice / 2];
 #pragma unroll
-        for (int i = 0; i < 8; i++) part[i / 4][i % 4] *= fade[i % 4 / 2];
+        for (int i = 0; i < 8; i++) part[i / 4][i % 4] *= Block::column_fades ? column_fades[i / 4][i % 2] : fades[i % 4 / 2];
 #pragma unroll
         for (int k = 0; k < chunk_block / 16; k++) {
           SplitOperand a;

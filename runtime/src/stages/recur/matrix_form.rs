@@ -1,5 +1,5 @@
-//! The stage in matrix form on tensor cores, for chunks: what `recur_chunk.cu` or `recur_rows.cu`, and `recur_states.cu`, are
-//! called with.
+//! The stage in matrix form on tensor cores, for chunks: what `recur_chunk.cu` or `recur_rows.cu`, and `recur_states.cu`, are called
+//! with.
 
 use super::launch::{Fading, Inputs, Plan, SOURCE, Writing};
 use crate::cuda::{Call, Grid, Launches, Parameter, TensorCores};
@@ -11,7 +11,7 @@ const THREADS: usize = 256;
 /// Bytes of a matrix [64, 64] whose numbers are split in two of 16 bits: on its way, and in shared memory with gaps.
 const IMAGE: usize = 4 * BLOCK * BLOCK;
 const TILE: usize = 4 * BLOCK * (BLOCK + 8);
-/// Bytes of the operands of all levels of `recur_row_blocks`, and of the factors by which rows fade over each group.
+/// Bytes of what recur_levels.cu takes: the operands of all levels, and the factors of each group.
 const LEVELS: usize = 3 * TILE;
 const GROUPS: usize = 8 * BLOCK * size_of::<f32>();
 /// Most slices of a block that are in shared memory at once.
@@ -39,10 +39,11 @@ impl MatrixForm {
         cores: TensorCores,
         [processors, shared]: [usize; 2],
     ) -> Option<Self> {
-        let covered = plan.fading != Fading::ByValue
-            && plan.writing != Writing::Replace
-            && plan.dk <= MOST_ROWS
-            && plan.queries <= MOST_QUERIES;
+        let writes = match plan.fading {
+            Fading::ByValue => plan.writing == Writing::Add,
+            _ => plan.writing != Writing::Replace,
+        };
+        let covered = writes && plan.dk <= MOST_ROWS && plan.queries <= MOST_QUERIES;
         // A short chunk has little for the tiles to share.
         let pays = cores != TensorCores::None && tokens >= 16;
         // Half as many columns, where there would be too few blocks: each loads as much.
@@ -68,6 +69,10 @@ impl MatrixForm {
         matches!(self.plan.fading, Fading::Rows | Fading::ByKey)
     }
 
+    fn column_fades(&self) -> bool {
+        self.plan.fading == Fading::ByValue
+    }
+
     fn panels(&self) -> usize {
         self.plan.queries + usize::from(self.delta())
     }
@@ -79,7 +84,7 @@ impl MatrixForm {
     /// Bytes of shared memory of `recur_blocks` or `recur_row_blocks`.
     fn blocks_shared(&self) -> usize {
         let vector = BLOCK * size_of::<f32>();
-        let own = match self.row_fades() {
+        let own = match self.row_fades() || self.column_fades() {
             true => LEVELS + GROUPS,
             false => 2 * TILE + 3 * vector,
         };
@@ -95,9 +100,11 @@ impl MatrixForm {
     /// Bytes that is left of a block: `ChunkBlock` in recur_block.cu.
     fn block_bytes(&self) -> usize {
         let values = BLOCK * self.plan.dv.next_multiple_of(BLOCK);
-        let fades = match self.row_fades() {
-            true => self.slices() * BLOCK,
-            false => 4,
+        let fades = match self.plan.fading {
+            _ if self.row_fades() => self.slices() * BLOCK,
+            // And how far they have faded at each token.
+            _ if self.column_fades() => values + values / BLOCK,
+            _ => 4,
         };
         self.slices() * (self.panels() + 1) * IMAGE + (values + fades) * size_of::<f32>()
     }
@@ -113,14 +120,14 @@ impl MatrixForm {
             aligned,
             ..
         } = self.plan;
-        let (delta, row_fades, fade) = (self.delta(), self.row_fades(), fading as i32);
+        let (delta, fade) = (self.delta(), fading as i32);
         let (columns, slots) = (self.columns, self.slots);
         let blocks = states * launches.tokens.div_ceil(BLOCK);
         let bytes = blocks * self.block_bytes();
         let scratch = launches.shared_address("blocks of recurrences", bytes)?;
         launches.push(Call {
             source: SOURCE,
-            kernel: match row_fades {
+            kernel: match self.row_fades() {
                 true => format!("recur_row_blocks<{dk}, {dv}, {queries}, {fade}, {complement}, {delta}, {aligned}>"),
                 false => format!("recur_blocks<{dk}, {dv}, {queries}, {fade}, {delta}, {aligned}>"),
             },
@@ -136,7 +143,7 @@ impl MatrixForm {
         launches.push(Call {
             source: SOURCE,
             kernel: format!(
-                "recur_states<{dk}, {dv}, {queries}, {delta}, {row_fades}, {columns}, {slots}>"
+                "recur_states<{dk}, {dv}, {queries}, {fade}, {delta}, {columns}, {slots}>"
             ),
             grid: Grid::Blocks(states * dv.div_ceil(columns)),
             threads: THREADS,
@@ -184,6 +191,8 @@ mod tests {
         assert!(form([256, 512, 1], gdn, 2048, 227).is_some());
         assert!(form([256, 512, 1], (Fading::Rows, Writing::Add), 2048, 227).is_some());
         assert!(form([128, 128, 1], (Fading::Rows, Writing::Delta), 2048, 99).is_some());
+        assert!(form([512, 64, 1], (Fading::ByValue, Writing::Add), 2048, 99).is_some());
+        assert!(form([64, 512, 1], (Fading::ByKey, Writing::Add), 2048, 99).is_some());
         assert!(form([128, 64, 4], (Fading::Step, Writing::Add), 64, 227).is_some());
         assert!(form([256, 512, 1], gdn, 1, 227).is_none());
         assert!(form([1024, 64, 1], gdn, 2048, 227).is_none());
