@@ -19,9 +19,17 @@ enum Fades {
     Complement,
 }
 
+/// What is written.
+#[derive(Clone, Copy)]
+enum Writes {
+    Add,
+    Delta,
+    Replace,
+}
+
 /// Reads chunks of several blocks, of a part of one and of one token: `heads` that share `states`, keys of `dk` and values of `dv`
 /// columns.
-fn compare([heads, states, dk, dv]: [usize; 4], fades: Fades, delta: bool, gates: bool) {
+fn compare([heads, states, dk, dv]: [usize; 4], fades: Fades, writes: Writes, gates: bool) {
     let Some(device) = device() else { return };
     let by_row = matches!(fades, Fades::Rows | Fades::Complement);
     let widths = [
@@ -32,8 +40,10 @@ fn compare([heads, states, dk, dv]: [usize; 4], fades: Fades, delta: bool, gates
         states,
         states,
         heads,
+        states * dk,
+        states * dk,
     ];
-    let [q, k, v, decay, beta, write, read] = side_by_side(widths);
+    let [q, k, v, decay, beta, write, read, removal, rate] = side_by_side(widths);
     let stride = q.stride;
     let out = View::whole(1, heads * dv);
     let stage = Stage::Recur(Recur {
@@ -52,9 +62,10 @@ fn compare([heads, states, dk, dv]: [usize; 4], fades: Fades, delta: bool, gates
             Fades::Head => Decay::Head(decay),
             Fades::Rows | Fades::Complement => Decay::Key(decay),
         },
-        write: match delta {
-            true => Write::Delta(beta),
-            false => Write::Add,
+        write: match writes {
+            Writes::Add => Write::Add,
+            Writes::Delta => Write::Delta(beta),
+            Writes::Replace => Write::Replace { key: removal, rate },
         },
         gates: gates.then_some(HeadGates {
             write,
@@ -82,7 +93,8 @@ fn compare([heads, states, dk, dv]: [usize; 4], fades: Fades, delta: bool, gates
         for (i, x) in values.iter_mut().enumerate() {
             let column = i % stride;
             // Keys of a length of about one. Fades that are slow, steep, and so steep that nothing stays.
-            if (k.start..v.start).contains(&column) {
+            if (k.start..v.start).contains(&column) || (removal.start..rate.start).contains(&column)
+            {
                 *x *= (3.0 / dk as f32).sqrt();
             } else if by_row && (decay.start..beta.start).contains(&column) {
                 // Rows that keep all, that fade as in tokens together, and each by itself; tokens after which nothing stays.
@@ -108,30 +120,37 @@ fn compare([heads, states, dk, dv]: [usize; 4], fades: Fades, delta: bool, gates
 
 #[test]
 fn the_delta_rule_in_matrix_form_is_that_of_the_cpu() {
-    compare([2, 2, 64, 64], Fades::Head, true, false);
-    compare([3, 3, 20, 37], Fades::Head, true, true);
-    compare([4, 2, 100, 16], Fades::Fixed, true, false);
+    compare([2, 2, 64, 64], Fades::Head, Writes::Delta, false);
+    compare([3, 3, 20, 37], Fades::Head, Writes::Delta, true);
+    compare([4, 2, 100, 16], Fades::Fixed, Writes::Delta, false);
 }
 
 #[test]
 fn additive_writes_in_matrix_form_are_those_of_the_cpu() {
-    compare([2, 2, 64, 96], Fades::Fixed, false, false);
-    compare([6, 2, 17, 33], Fades::Head, false, true);
+    compare([2, 2, 64, 96], Fades::Fixed, Writes::Add, false);
+    compare([6, 2, 17, 33], Fades::Head, Writes::Add, true);
 }
 
 #[test]
 fn rows_that_fade_by_themselves_do_as_on_the_cpu() {
-    compare([2, 2, 64, 96], Fades::Rows, false, false);
-    compare([2, 1, 8, 12], Fades::Complement, false, false);
-    compare([6, 2, 17, 33], Fades::Rows, false, true);
-    compare([1, 1, 256, 16], Fades::Complement, false, true);
+    compare([2, 2, 64, 96], Fades::Rows, Writes::Add, false);
+    compare([2, 1, 8, 12], Fades::Complement, Writes::Add, false);
+    compare([6, 2, 17, 33], Fades::Rows, Writes::Add, true);
+    compare([1, 1, 256, 16], Fades::Complement, Writes::Add, true);
 }
 
 #[test]
 fn the_delta_rule_on_rows_that_fade_by_themselves_is_that_of_the_cpu() {
-    compare([2, 2, 64, 64], Fades::Rows, true, false);
-    compare([3, 3, 20, 37], Fades::Rows, true, true);
-    compare([4, 2, 130, 16], Fades::Rows, true, false);
+    compare([2, 2, 64, 64], Fades::Rows, Writes::Delta, false);
+    compare([3, 3, 20, 37], Fades::Rows, Writes::Delta, true);
+    compare([4, 2, 130, 16], Fades::Rows, Writes::Delta, false);
+}
+
+#[test]
+fn removals_in_matrix_form_are_those_of_the_cpu() {
+    compare([2, 2, 64, 64], Fades::Rows, Writes::Replace, false);
+    compare([6, 2, 17, 33], Fades::Rows, Writes::Replace, true);
+    compare([1, 1, 130, 16], Fades::Rows, Writes::Replace, false);
 }
 
 /// The same for attention over slots: `heads` over `kv_heads`, slots, and the widths of keys and values.

@@ -5,8 +5,14 @@
 //   o_i = e^G_i q_i S + sum_{j<=i} F_ij (q_i . k_j) u_j
 //   S  <- e^G_last S + sum_j F_last,j k_j^T u_j
 //
+// Where tokens remove before the state fades what their keys r_i read, at rates b_i, there is a second write, under c_i = b_i r_i:
+//
+//   w_i = -e^G_{i-1} r_i S - sum_{j<i} F_{i-1,j} ((r_i . k_j) v_j + (r_i . c_j) w_j)
+//
 // With L_ij = beta_i F_ij (k_i . k_j) below the diagonal, T = (I + L)^-1 diag(beta), A_ij = F_ij (q_i . k_j) up to it, M = A T,
-// K* = diag(e^G) K and Q* = diag(e^G) Q this is U = T V - (T K*) S and O = M V + (Q* - M K*) S. All that does not depend on S is
+// K* = diag(e^G) K and Q* = diag(e^G) Q this is U = T V - (T K*) S and O = M V + (Q* - M K*) S. With removals L is that of r and c,
+// beta one, P that of r and k, B that of q and c, R* in place of K* and M = B T, so that W = -T P V - (T R*) S and
+// O = (A - M P) V + (Q* - M R*) S. All that does not depend on S is
 // computed for all blocks at once: by `recur_blocks`, in recur_chunk.cu, where states fade as a whole, or each column by itself; by
 // `recur_row_blocks`, in recur_rows.cu, where each row does. `recur_states`, in recur_states.cu, passes the states through the blocks. Operands are split into two
 // bf16 numbers each; sums, states and the inverse are f32.
@@ -42,26 +48,31 @@ __device__ inline void store_pair(u16* image, int row, int column, float2 x) {
   SplitPair(x.x, x.y).store(image + image_place(row, column), image_part);
 }
 
-// What is left of a block, in 16-bit numbers: of each 64 rows of a state what meets them, [panels] images (first of -T K* of the
-// delta rule, then of each query), and of the keys faded to its end an image; what is written without a state, f32 [64, width]; its
-// fade, or that of each row or column, and where columns fade, how far up to each token, f32 [64, width].
-template <int dk, int dv, int queries, int fade_kind, bool delta>
+// What is left of a block, in 16-bit numbers: of each 64 rows of a state what meets them, [panels] images (first of -T K* or -T R*,
+// then of each query), and for each write images of its keys, faded to the block's end; what each writes without a state, f32 [64,
+// width]; the block's fade, or that of each row or column, and where columns fade, how far up to each token, f32 [64, width].
+template <int dk, int dv, int queries, int fade_kind, int write>
 struct ChunkBlock {
+  // Whether what is written depends on the state, and the writes of a token.
+  static constexpr bool solves = write != WRITE_ADD;
+  static constexpr int writes = write == WRITE_REPLACE ? 2 : 1;
   static constexpr bool row_fades = fade_kind == FADE_ROWS || fade_kind == FADE_BY_KEY;
   static constexpr bool column_fades = fade_kind == FADE_BY_VALUE;
   static constexpr int slices = (dk + 63) / 64;
   static constexpr int width = (dv + 63) / 64 * 64;
-  static constexpr int panels = queries + delta;
+  static constexpr int panels = queries + solves;
   static constexpr int keys_at = slices * panels * image_size;
-  static constexpr int values_at = keys_at + slices * image_size;
-  static constexpr int reach_at = values_at + chunk_block * width * 2;
+  static constexpr int values_at = keys_at + writes * slices * image_size;
+  static constexpr int reach_at = values_at + writes * chunk_block * width * 2;
   static constexpr int fade_at = reach_at + (column_fades ? chunk_block * width * 2 : 0);
   static constexpr int size = fade_at + (row_fades ? 2 * slices * chunk_block : column_fades ? 2 * width : 8);
 
   u16* place;
   __device__ u16* panel(int slice, int panel) const { return place + (slice * panels + panel) * image_size; }
-  __device__ u16* keys(int slice) const { return place + keys_at + slice * image_size; }
-  __device__ float* values(int t) const { return reinterpret_cast<float*>(place + values_at) + t * width; }
+  __device__ u16* keys(int number, int slice) const { return place + keys_at + (number * slices + slice) * image_size; }
+  __device__ float* values(int number, int t) const {
+    return reinterpret_cast<float*>(place + values_at) + (number * chunk_block + t) * width;
+  }
   __device__ float* reach(int t) const { return reinterpret_cast<float*>(place + reach_at) + t * width; }
   // That of the state, or of this row or column.
   __device__ float& fade(int number) const {
@@ -215,9 +226,11 @@ __device__ inline void invert_triangle(const SplitTile& tile, float* room, const
 }
 
 // Makes a block of one state: what is the same however it fades.
-template <int dk, int dv, int queries, int fade, bool delta, bool aligned>
+template <int dk, int dv, int queries, int fade, int write, bool aligned>
 struct ChunkMaker {
-  using Block = ChunkBlock<dk, dv, queries, fade, delta>;
+  using Block = ChunkBlock<dk, dv, queries, fade, write>;
+  // Of what is written last, which a state has to be known for.
+  static constexpr int last = Block::writes - 1;
   // Numbers of shared memory for what the triangles are made of, later for what their weights are multiplied with.
   static constexpr int operands = (Block::row_fades || Block::column_fades ? 3 : 2) * chunk_tile;
   const RecurInputs& in;
@@ -238,25 +251,26 @@ struct ChunkMaker {
         room(shared_memory<u16>()),
         warp_row(warp_index() % 4 * 16),
         half_of(warp_index() / 4) {
-    betas = reinterpret_cast<float*>(room + operands + Block::panels * chunk_tile);
+    betas = reinterpret_cast<float*>(room + operands + Block::panels * Block::writes * chunk_tile);
     gates = betas + chunk_block;
     factors = gates + chunk_block;
     rest = factors + queries * chunk_block;
   }
 
-  // The weights of a panel: the inverse, then what each query reads of the keys up to its own.
-  __device__ SplitTile weights(int panel) const {
-    return {room + operands + panel * chunk_tile, chunk_tile / 2, block_pitch};
+  // What a panel reads of each write: the first one the inverse, and -T P; each query what is up to its own token.
+  __device__ SplitTile weights(int panel, int number) const {
+    return {room + operands + (panel * Block::writes + number) * chunk_tile, chunk_tile / 2, block_pitch};
   }
 
   // Where L is before it is inverted.
-  __device__ float* transposed() const { return reinterpret_cast<float*>(weights(0).high); }
+  __device__ float* transposed() const { return reinterpret_cast<float*>(weights(0, last).high); }
 
   __device__ void load_gates() const {
     if (threadIdx.x >= chunk_block) return;
     bool inside = threadIdx.x < count;
     int t = first + threadIdx.x;
-    if (delta) betas[threadIdx.x] = inside ? *in.beta.at(t, head, 1, 0) : 0.0f;
+    if (write == WRITE_DELTA) betas[threadIdx.x] = inside ? *in.beta.at(t, head, 1, 0) : 0.0f;
+    if (write == WRITE_REPLACE) betas[threadIdx.x] = 1.0f;
     gates[threadIdx.x] = in.write_gate.rows.first && inside ? *in.write_gate.at(t, head, 1, 0) : 1.0f;
     for (int query = 0; query < queries; query++) {
       bool gated = in.read_gate.rows.first && inside;
@@ -265,24 +279,36 @@ struct ChunkMaker {
     }
   }
 
-  // When the weights are triangles, L with its column i in row i of f32 numbers, and the panels are K* and Q*: all the rest.
+  // to = factor left right, or is added to that, of triangles.
+  __device__ void multiply_weights(const SplitTile& to, const SplitTile& left, const SplitTile& right, float factor, bool adds) const {
+    float sums[4][4] = {};
+    __syncthreads();
+    multiply_tiles<2, true>(sums, left.at(warp_row, 0), right.at(0, 32 * half_of), warp_row + 16);
+    __syncthreads();
+    each_pair<4>(warp_row, 32 * half_of, [&](int n, int i, int row, int column) {
+      SplitPair before;
+      if (adds) before.load(to.at(row, column).high, to.low);
+      float2 x = before.sum();
+      to.store(row, column, SplitPair(x.x + factor * sums[n][i], x.y + factor * sums[n][i + 1]));
+    });
+  }
+
+  // When the weights are triangles, L with its column i in row i of f32 numbers, and the panels are K* or R*, and Q*: all the rest.
   __device__ void finish() const {
     __syncthreads();
-    if constexpr (delta) {
-      invert_triangle(weights(0), reinterpret_cast<float*>(room), betas);
-      for (int query = 0; query < queries; query++) {
-        float sums[4][4] = {};
-        SplitTile own = weights(1 + query);
-        multiply_tiles<2, true>(sums, own.at(warp_row, 0), weights(0).at(0, 32 * half_of), warp_row + 16);
-        __syncthreads();
-        each_pair<4>(warp_row, 32 * half_of, [&](int n, int i, int row, int column) {
-          own.store(row, column, SplitPair(sums[n][i], sums[n][i + 1]));
-        });
+    if constexpr (Block::solves) {
+      SplitTile inverse = weights(0, last);
+      invert_triangle(inverse, reinterpret_cast<float*>(room), betas);
+      if constexpr (last > 0) multiply_weights(weights(0, 0), inverse, weights(0, 0), -1.0f, false);
+      for (int panel = 1; panel < Block::panels; panel++) {
+        SplitTile own = weights(panel, last);
+        if constexpr (last > 0) multiply_weights(weights(panel, 0), own, weights(0, 0), 1.0f, true);
+        multiply_weights(own, own, inverse, 1.0f, false);
       }
     }
 
-    // Of the delta rule the slices of K*, then the values'.
-    constexpr int key_slices = delta ? Block::slices : 0, slices = key_slices + Block::width / chunk_block;
+    // The slices of K* or R*, then the values'.
+    constexpr int key_slices = Block::solves ? Block::slices : 0, slices = key_slices + Block::width / chunk_block;
     SplitTile right = {room, chunk_tile / 2, block_pitch};
     const float* value_rows = in.v.at(first, head, dv, 0);
     ImageShare keys_ahead;
@@ -308,7 +334,7 @@ struct ChunkMaker {
           int t = ChunkShare::token(i), c = ChunkShare::column();
           float4 x = scaled(ahead.x[i], gates[t]);
           store_split(right, t, c, x);
-          if (!delta) *reinterpret_cast<float4*>(block.values(t) + first_column + c) = x;
+          if (write != WRITE_DELTA) *reinterpret_cast<float4*>(block.values(0, t) + first_column + c) = x;
         }
       }
       if (slice + 1 < slices) load(slice + 1);
@@ -316,8 +342,8 @@ struct ChunkMaker {
 #pragma unroll 1
       for (int task = half_of; task < 2 * Block::panels; task += 2) {
         int panel = task / 2, half_column = task % 2 * 32;
-        bool written = delta && panel == 0;
-        int query = panel - delta;
+        bool written = Block::solves && panel == 0;
+        int query = panel - Block::solves;
         // Q*, which comes while the products are computed.
         SplitPair own[4][2] = {};
         if (of_keys && !written) {
@@ -326,7 +352,8 @@ struct ChunkMaker {
           });
         }
         float sums[4][4] = {};
-        multiply_tiles<2, true>(sums, weights(panel).at(warp_row, 0), right.at(0, half_column), warp_row + 16);
+        SplitTile own_weights = weights(panel, of_keys ? last : 0);
+        multiply_tiles<2, true>(sums, own_weights.at(warp_row, 0), right.at(0, half_column), warp_row + 16);
         each_pair<4>(warp_row, half_column, [&](int n, int i, int t, int column) {
           const float* x = sums[n] + i;
           float factor = written ? 1.0f : factors[query * chunk_block + t];
@@ -334,7 +361,7 @@ struct ChunkMaker {
             float2 q = own[n][i / 2].sum();
             store_pair(block.panel(slice, panel), t, column, {q.x - factor * x[0], q.y - factor * x[1]});
           } else if (written) {
-            *reinterpret_cast<float2*>(block.values(t) + first_column + column) = {x[0], x[1]};
+            *reinterpret_cast<float2*>(block.values(last, t) + first_column + column) = {x[0], x[1]};
           } else if (t < count) {
             float* out = in.out.token(first + t) + (head + query) * dv + first_column + column;
             if (first_column + column < dv) out[0] = factor * x[0];

@@ -1,9 +1,11 @@
 // Blocks of recurrences whose states fade as a whole: the fades stand outside the products of the triangles. Where each column fades by
 // itself, the triangles have no fades.
 
-template <int dk, int dv, int queries, int fade, bool delta, bool aligned>
+template <int dk, int dv, int queries, int fade, int write, bool aligned>
 __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
-  using Maker = ChunkMaker<dk, dv, queries, fade, delta, aligned>;
+  static_assert(write != WRITE_REPLACE, "removals are for rows that fade by themselves");
+  constexpr bool delta = write == WRITE_DELTA;
+  using Maker = ChunkMaker<dk, dv, queries, fade, write, aligned>;
   using Block = typename Maker::Block;
   Maker maker(in, scratch, tokens);
   Block block = maker.block;
@@ -55,7 +57,7 @@ __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
         int t = ChunkShare::token(i), c = ChunkShare::column(), place = image_place(t, c);
         store_split(right, t, c, ahead.x[i]);
         store_split(left, t, c, asked.x[i]);
-        if (query == 0) store_split(block.keys(slice) + place, image_part, scaled(ahead.x[i], to_end[t]));
+        if (query == 0) store_split(block.keys(0, slice) + place, image_part, scaled(ahead.x[i], to_end[t]));
         if (keys_too) store_split(block.panel(slice, 0) + place, image_part, scaled(ahead.x[i], reach[t]));
         store_split(block.panel(slice, query + delta) + place, image_part, scaled(asked.x[i], factors[t] * reach[t]));
       }
@@ -80,7 +82,7 @@ __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
           maker.transposed()[(column + j) * square_pitch + row] = weight;
         }
       }
-      maker.weights(query + delta).store(row, column, SplitPair(faded[0], faded[1]));
+      maker.weights(query + delta, 0).store(row, column, SplitPair(faded[0], faded[1]));
     });
   }
   if constexpr (fade == FADE_BY_VALUE) finish_columns(maker);

@@ -3,8 +3,8 @@
 
 // The weights are A of each query, the panels Q, and the keys' images are whole.
 template <int dk, int dv, int queries, bool aligned>
-__device__ void finish_columns(const ChunkMaker<dk, dv, queries, FADE_BY_VALUE, false, aligned>& maker) {
-  using Block = ChunkBlock<dk, dv, queries, FADE_BY_VALUE, false>;
+__device__ void finish_columns(const ChunkMaker<dk, dv, queries, FADE_BY_VALUE, WRITE_ADD, aligned>& maker) {
+  using Block = ChunkBlock<dk, dv, queries, FADE_BY_VALUE, WRITE_ADD>;
   Block block = maker.block;
   int first = maker.first, count = maker.count, group = warp_index();
   // What is read at all levels, and what the tokens behind the borders read of it.
@@ -61,14 +61,14 @@ __device__ void finish_columns(const ChunkMaker<dk, dv, queries, FADE_BY_VALUE, 
 #pragma unroll
     for (int i = 0; i < chunk_group; i++) {
       int t = group * chunk_group + i;
-      *reinterpret_cast<float2*>(block.values(t) + own) = times(left[i], back);
+      *reinterpret_cast<float2*>(block.values(0, t) + own) = times(left[i], back);
       *reinterpret_cast<float2*>(block.reach(t) + own) = times(since[i], front);
     }
     if (group == 0) *reinterpret_cast<float2*>(&block.fade(own)) = times(total, back);
 #pragma unroll 1
     for (int query = 0; query < queries; query++) {
       __syncthreads();
-      SplitTile weights = maker.weights(query);
+      SplitTile weights = maker.weights(query, 0);
       float sums[8][4] = {};
       for (int k = 0; k < depth; k += 16) {
         SplitOperand a, b;

@@ -1,5 +1,6 @@
 // Blocks of recurrences each row of whose states fades by itself, by the levels of recur_levels.cu:
-// L_ij = beta_i sum_d F_ij,d k_id k_jd and A_ij = sum_d F_ij,d q_id k_jd.
+// L_ij = beta_i sum_d F_ij,d k_id k_jd, A_ij = sum_d F_ij,d q_id k_jd, and so on. What is removed is read before the state fades:
+// where r_{i+1} stands at token i, the same products are those of the next row.
 
 // Sums 32 values over the lanes; lane n returns that of value n.
 __device__ inline float spread_sums(float (&x)[32]) {
@@ -17,9 +18,9 @@ __device__ inline float spread_sums(float (&x)[32]) {
 }
 
 // `complement`: keys are one minus the fade of their row.
-template <int dk, int dv, int queries, int fade, bool complement, bool delta, bool aligned>
+template <int dk, int dv, int queries, int fade, bool complement, int write, bool aligned>
 __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
-  using Maker = ChunkMaker<dk, dv, queries, fade, delta, aligned>;
+  using Maker = ChunkMaker<dk, dv, queries, fade, write, aligned>;
   using Block = typename Maker::Block;
   Maker maker(in, scratch, tokens);
   Block block = maker.block;
@@ -33,31 +34,45 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
   int own_row = (group < 4 ? group / 2 : group % 2) * 16, own_column = group % 2 * 16;
 
   maker.load_gates();
+  // What each panel reads of each write.
 #pragma unroll 1
-  for (int panel = 0; panel < Block::panels; panel++) {
-    bool of_keys = delta && panel == 0;
-    int query = panel - delta;
+  for (int pass = 0; pass < Block::panels * Block::writes; pass++) {
+    int panel = pass / Block::writes, number = pass % Block::writes, query = panel - Block::solves;
+    bool solving = Block::solves && panel == 0, reads_keys = write == WRITE_DELTA && solving;
+    bool removed = write == WRITE_REPLACE && number == 1;
+    int shift = write == WRITE_REPLACE && solving ? 1 : 0;
     const float* factors = maker.factors + query * chunk_block + group * chunk_group;
-    GroupShare keys = {}, fades = {}, asked = {};
+    SplitTile weights = maker.weights(panel, number);
+    for (int i = threadIdx.x; i < chunk_tile / 8; i += blockDim.x) reinterpret_cast<uint4*>(weights.high)[i] = {0, 0, 0, 0};
+    GroupShare keys = {}, rates = {}, fades = {}, asked = {};
     auto load = [&](int slice) {
-      int column = slice * chunk_block;
-      if (!complement) keys.load<aligned>(in.k.at(first, head, dk, 0), in.k.rows.stride, count, column, dk);
-      if (fade == FADE_ROWS) fades.load<aligned>(in.decay.at(first, head, dk, 0), in.decay.rows.stride, count, column, dk);
-      if (!of_keys) asked.load<aligned>(in.q.at(first, head + query, dk, 0), in.q.rows.stride, count, column, dk);
+      auto fill = [&](GroupShare& share, const RecurInput& input, int head, int shift) {
+        share.load<aligned>(input.at(first + shift, head, dk, 0), input.rows.stride, count - shift, slice * chunk_block, dk);
+      };
+      if (removed) {
+        fill(keys, in.removal, head, 0);
+        fill(rates, in.rate, head, 0);
+      } else if (!complement) {
+        fill(keys, in.k, head, 0);
+      }
+      if (fade == FADE_ROWS) fill(fades, in.decay, head, 0);
+      if (shift == 1) fill(asked, in.removal, head, 1);
+      else if (!reads_keys) fill(asked, in.q, head + query, 0);
     };
     // Of the group's own triangle, and of the products.
     float near[2][32] = {}, sums[2][4] = {};
     load(0);
 #pragma unroll 1
     for (int slice = 0; slice < Block::slices; slice++) {
+      int column = GroupShare::column();
       float2 faded[chunk_group], key[chunk_group], reader[chunk_group], total = {1.0f, 1.0f};
 #pragma unroll
       for (int i = 0; i < chunk_group; i++) {
-        key[i] = keys.x[i];
+        key[i] = removed ? times(keys.x[i], rates.x[i]) : keys.x[i];
         if (fade == FADE_ROWS) faded[i] = {expf(fades.x[i].x), expf(fades.x[i].y)};
         if (fade == FADE_BY_KEY) faded[i] = {1.0f - key[i].x, 1.0f - key[i].y};
         if (complement) key[i] = {1.0f - faded[i].x, 1.0f - faded[i].y};
-        reader[i] = of_keys ? key[i] : asked.x[i];
+        reader[i] = reads_keys ? key[i] : asked.x[i];
         total = times(total, faded[i]);
       }
       totals[group * 32 + lane_index()] = total;
@@ -89,29 +104,36 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
 #pragma unroll
         for (int i = 0; i < chunk_group; i++) {
           float2 x = behind ? times(reader[i], front) : times(key[i], back);
-          tile.store(row + i, GroupShare::column(), SplitPair(x.x, x.y));
+          tile.store(row + i, column, SplitPair(x.x, x.y));
         }
       });
 #pragma unroll
       for (int i = 0; i < chunk_group; i++) {
         int t = group * chunk_group + i;
-        float factor = of_keys ? 1.0f : factors[i];
+        float factor = solving ? 1.0f : factors[i];
         float2 reach = {factor * front.x, factor * front.y};
-        store_pair(block.panel(slice, panel), t, GroupShare::column(), times(reader[i], reach));
-        if (panel == 0) store_pair(block.keys(slice), t, GroupShare::column(), times(key[i], back));
+        if (number == 0 && t + shift < chunk_block) {
+          store_pair(block.panel(slice, panel), t + shift, column, times(reader[i], reach));
+        }
+        if (panel == 0) store_pair(block.keys(number, slice), t, column, times(key[i], back));
       }
-      if (panel == 0 && group == 0) {
-        float2 all = times(total, back);
-        *reinterpret_cast<float2*>(&block.fade(slice * chunk_block + GroupShare::column())) = all;
+      if (group == 0 && pass == 0) {
+        *reinterpret_cast<float2*>(&block.fade(slice * chunk_block + column)) = times(total, back);
+        if (write == WRITE_REPLACE) {
+          const float* r = in.removal.at(first, head, dk, 0);
+          int c = slice * chunk_block + column;
+          store_pair(block.panel(slice, 0), 0, column, {c < dk ? r[c] : 0.0f, c + 1 < dk ? r[c + 1] : 0.0f});
+        }
       }
       __syncthreads();
       int above = own_level * level_rows;
       multiply_tiles<1, false>(sums, readers.at(above + own_row, 0), read.at(above + own_column, 0), chunk_block);
     }
 
-    SplitTile weights = maker.weights(panel);
-    auto store = [&](int row, int column, float x) {
-      if (of_keys) maker.transposed()[column * square_pitch + row] = maker.betas[row] * x;
+    auto store = [&](int reading, int column, float x) {
+      int row = reading + shift;
+      if (row >= chunk_block) return;
+      if (solving && number == Maker::last) maker.transposed()[column * square_pitch + row] = maker.betas[row] * x;
       else weights.store(row, column, x);
     };
     each_pair<2>(own_row, own_column, [&](int tile, int i, int row, int column) {
@@ -121,12 +143,10 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
       store(reading, first_read, sums[tile][i]);
       store(reading, first_read + 1, sums[tile][i + 1]);
     });
-    // The group's own triangle, and zeros beside it where its pair's product reads them.
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      int row = group * chunk_group + half * 4 + lane_index() / 8, column = group * chunk_group + lane_index() % 8;
-      store(row, column, spread_sums(near[half]));
-      if (group % 2 == 0) store(row, column + chunk_group, 0.0f);
+      int row = half * 4 + lane_index() / 8, column = lane_index() % 8;
+      store(group * chunk_group + row, group * chunk_group + column, spread_sums(near[half]));
     }
   }
   maker.finish();

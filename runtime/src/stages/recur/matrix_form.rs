@@ -39,11 +39,12 @@ impl MatrixForm {
         cores: TensorCores,
         [processors, shared]: [usize; 2],
     ) -> Option<Self> {
-        let writes = match plan.fading {
-            Fading::ByValue => plan.writing == Writing::Add,
-            _ => plan.writing != Writing::Replace,
+        let covered = match plan.writing {
+            Writing::Add => true,
+            Writing::Delta => plan.fading != Fading::ByValue,
+            Writing::Replace => plan.fading == Fading::Rows,
         };
-        let covered = writes && plan.dk <= MOST_ROWS && plan.queries <= MOST_QUERIES;
+        let covered = covered && plan.dk <= MOST_ROWS && plan.queries <= MOST_QUERIES;
         // A short chunk has little for the tiles to share.
         let pays = cores != TensorCores::None && tokens >= 16;
         // Half as many columns, where there would be too few blocks: each loads as much.
@@ -61,10 +62,6 @@ impl MatrixForm {
         form.filter(|_| covered && pays)
     }
 
-    fn delta(&self) -> bool {
-        self.plan.writing == Writing::Delta
-    }
-
     fn row_fades(&self) -> bool {
         matches!(self.plan.fading, Fading::Rows | Fading::ByKey)
     }
@@ -74,7 +71,12 @@ impl MatrixForm {
     }
 
     fn panels(&self) -> usize {
-        self.plan.queries + usize::from(self.delta())
+        self.plan.queries + usize::from(self.plan.writing != Writing::Add)
+    }
+
+    /// What a token writes: one product of a key and values, or two.
+    fn writes(&self) -> usize {
+        1 + usize::from(self.plan.writing == Writing::Replace)
     }
 
     fn slices(&self) -> usize {
@@ -88,12 +90,12 @@ impl MatrixForm {
             true => LEVELS + GROUPS,
             false => 2 * TILE + 3 * vector,
         };
-        own + self.panels() * TILE + (2 + self.plan.queries) * vector
+        own + self.panels() * self.writes() * TILE + (2 + self.plan.queries) * vector
     }
 
     /// Bytes of shared memory of `recur_states`, with a barrier for each slot.
     fn states_shared(&self) -> usize {
-        let rows = (self.slices() + 1) * BLOCK;
+        let rows = (self.slices() + self.writes()) * BLOCK;
         self.slots * (self.panels() * IMAGE + size_of::<u64>()) + rows * 4 * (self.columns + 8)
     }
 
@@ -106,7 +108,8 @@ impl MatrixForm {
             _ if self.column_fades() => values + values / BLOCK,
             _ => 4,
         };
-        self.slices() * (self.panels() + 1) * IMAGE + (values + fades) * size_of::<f32>()
+        let images = self.slices() * (self.panels() + self.writes());
+        images * IMAGE + (self.writes() * values + fades) * size_of::<f32>()
     }
 
     /// Runs the recurrence over the chunk.
@@ -117,10 +120,11 @@ impl MatrixForm {
             queries,
             fading,
             complement,
+            writing,
             aligned,
             ..
         } = self.plan;
-        let (delta, fade) = (self.delta(), fading as i32);
+        let (fade, write) = (fading as i32, writing as i32);
         let (columns, slots) = (self.columns, self.slots);
         let blocks = states * launches.tokens.div_ceil(BLOCK);
         let bytes = blocks * self.block_bytes();
@@ -128,8 +132,8 @@ impl MatrixForm {
         launches.push(Call {
             source: SOURCE,
             kernel: match self.row_fades() {
-                true => format!("recur_row_blocks<{dk}, {dv}, {queries}, {fade}, {complement}, {delta}, {aligned}>"),
-                false => format!("recur_blocks<{dk}, {dv}, {queries}, {fade}, {delta}, {aligned}>"),
+                true => format!("recur_row_blocks<{dk}, {dv}, {queries}, {fade}, {complement}, {write}, {aligned}>"),
+                false => format!("recur_blocks<{dk}, {dv}, {queries}, {fade}, {write}, {aligned}>"),
             },
             grid: Grid::EachTile(states, BLOCK),
             threads: THREADS,
@@ -143,7 +147,7 @@ impl MatrixForm {
         launches.push(Call {
             source: SOURCE,
             kernel: format!(
-                "recur_states<{dk}, {dv}, {queries}, {fade}, {delta}, {columns}, {slots}>"
+                "recur_states<{dk}, {dv}, {queries}, {fade}, {write}, {columns}, {slots}>"
             ),
             grid: Grid::Blocks(states * dv.div_ceil(columns)),
             threads: THREADS,
@@ -196,6 +200,7 @@ mod tests {
         assert!(form([128, 64, 4], (Fading::Step, Writing::Add), 64, 227).is_some());
         assert!(form([256, 512, 1], gdn, 1, 227).is_none());
         assert!(form([1024, 64, 1], gdn, 2048, 227).is_none());
+        assert!(form([64, 64, 1], (Fading::Rows, Writing::Replace), 2048, 227).is_some());
         assert!(form([256, 512, 1], (Fading::Head, Writing::Replace), 2048, 227).is_none());
     }
 
