@@ -123,7 +123,9 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens) {
       }
     });
 
-    float sums[own_panels][2][4] = {};
+    // A single panel's products would wait for each other: two sums take turns.
+    constexpr int turns = panels == 1 ? 2 : 1;
+    float sums[own_panels][2][4] = {}, others[2][4] = {};
     for (int slice = 0; slice < Block::slices; slice++) {
       const u16* slot = ring.next(load);
 #pragma unroll
@@ -134,9 +136,13 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens) {
         for (int i = 0; i < own_panels; i++) {
           if (own(i) >= panels) continue;
           load_left_of_image<false>(a, slot + own(i) * image_size, warp_row, k);
-          multiply_add(sums[i], a, b);
+          multiply_add(k / 16 % turns == 0 ? sums[i] : others, a, b);
         }
       }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      if (turns == 2) sums[0][i / 4][i % 4] += others[i / 4][i % 4];
     }
     each_pair<2>(warp_row, warp_column, [&](int tile, int j, int t, int column) {
 #pragma unroll
