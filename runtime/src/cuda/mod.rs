@@ -3,6 +3,7 @@
 mod ahead;
 #[cfg(test)]
 mod attend_tests;
+mod chosen_products;
 mod compile;
 mod driver;
 #[cfg(feature = "emulator")]
