@@ -13,6 +13,8 @@ mod gpu;
 mod launches;
 #[cfg(all(test, feature = "emulator"))]
 mod lost_tests;
+#[cfg(test)]
+mod partitions_tests;
 mod persistent;
 mod products;
 #[cfg(test)]

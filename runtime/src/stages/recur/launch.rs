@@ -13,7 +13,8 @@ pub(in crate::stages) const SOURCE: &str = concat!(
     include_str!("../recur.cu"),
     include_str!("../recur_chunk.cu"),
     include_str!("../recur_states.cu"),
-    include_str!("../partitions.cu")
+    include_str!("../partitions.cu"),
+    include_str!("../partitions_chunk.cu")
 );
 
 /// `RecurInput` in recur.cu: where a head's columns of an input lie.
@@ -335,7 +336,7 @@ impl Recur {
         let room = [launches.processors(), launches.shared_memory()];
         let (tokens, cores) = (launches.tokens, launches.tensor_cores());
         if let Some(form) = MatrixForm::of(plan, self.states, tokens, cores, room) {
-            return form.launch(self.states, inputs, launches);
+            return form.launch(self.states, inputs, None, launches);
         }
         plan.launch(self.states, inputs, launches);
         Ok(())
