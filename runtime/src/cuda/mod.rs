@@ -2,6 +2,8 @@
 
 mod ahead;
 #[cfg(test)]
+mod attend_blocks_tests;
+#[cfg(test)]
 mod attend_tests;
 mod chosen_products;
 mod compile;

@@ -13,6 +13,9 @@ struct Blocks {
   void* staged_means;
   // A row for each block of threads.
   float* importance;
+  // Where other kernels attend to them: the chosen blocks of each token and key head, from the first in view on, and then their
+  // count.
+  int* picked;
   float scale;
   int heads;
   int kv_heads;
@@ -54,6 +57,17 @@ __device__ Positions<E> means_of(const Blocks& b, int kv_head, int which, long l
   const E* staged = reinterpret_cast<const E*>(b.staged_means) + (long long)which * b.kv_heads * room * dim;
   return {cached + (long long)kv_head * b.blocks * dim, staged + (long long)kv_head * room * dim, start / b.block,
           b.blocks, dim};
+}
+
+// What token t of the chunk sees: positions `oldest..end`, and blocks from `first` to its own, `current`.
+struct InView {
+  long long oldest, end, first, current;
+};
+
+__device__ inline InView in_view(const Blocks& b, long long start, int t) {
+  long long end = start + t + 1, oldest = end > b.rows ? end - b.rows : 0;
+  long long current = (end - 1) / b.block, first = (oldest + b.block - 1) / b.block;
+  return {oldest, end, first > current ? current : first, current};
 }
 
 template <class E, int dim>
@@ -121,8 +135,8 @@ __device__ inline int first_highest(const float* numbers, int count) {
 }
 
 // Blocks take pairs of a token and a key head in turn. Shared memory: what `merge` needs; the largest score and the sum
-// over the means for each query head of the group; the chosen blocks.
-template <class E, int dim, int unit, int heads>
+// over the means for each query head of the group; the chosen blocks. `picks`: only the means, and the choice.
+template <class E, int dim, int unit, int heads, bool picks>
 __device__ void attend_blocks(Blocks b, const u64* position, int tokens) {
   using Queries = Softmaxes<E, dim, unit, heads>;
   int group = b.heads / b.kv_heads, warps = blockDim.x / 32;
@@ -133,9 +147,8 @@ __device__ void attend_blocks(Blocks b, const u64* position, int tokens) {
   long long start = *position;
   for (int task = blockIdx.x; task < tokens * b.kv_heads; task += gridDim.x) {
     int t = task / b.kv_heads, kv_head = task % b.kv_heads;
-    long long end = start + t + 1, oldest = end > b.rows ? end - b.rows : 0;
-    long long current = (end - 1) / b.block, first = (oldest + b.block - 1) / b.block;
-    if (first > current) first = current;
+    InView view = in_view(b, start, t);
+    long long end = view.end, oldest = view.oldest, current = view.current, first = view.first;
     int complete = end / b.block > first ? (int)(end / b.block - first) : 0, count = (int)(current - first) + 1;
 
     Listed<E> means = {means_of<E>(b, kv_head, 0, start, dim), means_of<E>(b, kv_head, 1, start, dim), first, first,
@@ -169,33 +182,41 @@ __device__ void attend_blocks(Blocks b, const u64* position, int tokens) {
     }
     __syncthreads();
 
-    for (int i = warp_index(); i < count; i += warps) {
-      float share = 0.0f;
-      if (i == 0 || i >= count - 2) {
-        share = group;
-      } else {
-        const E* key = means.key(i);
-        for (int g = 0; g < group; g++) {
-          const float* query = b.q.token(t) + (kv_head * group + g) * dim;
-          float product = 0.0f;
-          for (int c = lane_index(); c < dim; c += 32) product += query[c] * float_of(key[c]);
-          share += expf(b.scale * warp_sum(product) - totals[g * 2]) / totals[g * 2 + 1];
+    for (int part = 0; part < group; part += heads) {
+#pragma unroll
+      for (int g = 0; g < heads; g++) queries.load_query(g, b.q.token(t) + (kv_head * group + part + g) * dim);
+      int own = warp_index() * Queries::keys_of_warp + lane_index() / Queries::lanes;
+      for (int i = own; i - own < count; i += warps * Queries::keys_of_warp) {
+        // Those that count as a full share; the last ones may have no mean yet.
+        bool fixed = i == 0 || i >= count - 2;
+        Piece<E, unit> key[Queries::pieces] = {};
+        if (!fixed) Queries::load(means.key(i), key);
+        float share = fixed || part == 0 ? 0.0f : importance[i];
+#pragma unroll
+        for (int g = 0; g < heads; g++) {
+          float score = b.scale * Queries::over_lanes(queries.product(g, key));
+          share += expf(score - totals[(part + g) * 2]) / totals[(part + g) * 2 + 1];
         }
+        if (lane_index() % Queries::lanes == 0 && i < count) importance[i] = fixed ? group : share;
       }
-      if (lane_index() == 0) importance[i] = share;
+      __syncthreads();
     }
-    __syncthreads();
     int taken = min(b.chosen, count);
     for (int n = 0; n < taken; n++) {
       int best = first_highest(importance, count);
       __syncthreads();
       if (threadIdx.x == 0) {
         chosen[n] = best < count ? best : 0;
+        if (picks) b.picked[task * (b.chosen + 1) + n] = chosen[n];
         if (best < count) importance[best] = -infinity;
       }
       __syncthreads();
     }
 
+    if constexpr (picks) {
+      if (threadIdx.x == 0) b.picked[task * (b.chosen + 1) + b.chosen] = taken;
+      continue;
+    }
     Listed<E> blocks = cached;
     blocks.first = first * b.block;
     blocks.chosen = chosen;
