@@ -14,6 +14,7 @@ use crate::program::{Vector, View};
 use crate::state::{HEADER, Kv, StatePlan};
 
 /// One parameter of a kernel: its type there, and its bytes.
+#[derive(Clone)]
 pub(crate) struct Parameter {
     kind: String,
     bytes: Argument,

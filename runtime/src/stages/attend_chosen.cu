@@ -127,15 +127,11 @@ __device__ void attend_chosen(Blocks b, const u64* position) {
   int kv_head = blockIdx.x, t = blockIdx.y, group = b.heads / b.kv_heads;
   const int* picked = b.picked + (t * b.kv_heads + kv_head) * (b.chosen + 1);
   InView view = in_view(b, *position, t);
-  // What is seen, numbered from the oldest on: these stand in the cache, from this row on.
-  int seen = (int)(view.end - view.oldest), cached = (int)((long long)*position - view.oldest);
-  int first_row = (int)((u64)view.oldest % b.rows), offset = (int)(view.first * b.block - view.oldest);
+  // What is seen, numbered from the oldest on.
+  int seen = (int)(view.end - view.oldest), offset = (int)(view.first * b.block - view.oldest);
+  auto keys = positions_of<E>(b, kv_head, 0, *position, dim), values = positions_of<E>(b, kv_head, 1, *position, dim);
   auto row = [&](int which, int i) {
-    auto at = positions_of<E>(b, kv_head, which, 0, dim);
-    i = max(0, min(i, seen - 1));
-    int r = first_row + i;
-    if (r >= b.rows) r -= b.rows;
-    return i < cached ? at.cached + (long long)r * dim : at.staged + (long long)(i - cached) * dim;
+    return (which == 0 ? keys : values).at(view.oldest + max(0, min(i, seen - 1)));
   };
   GroupSoftmax<E, dim> softmax;
   for (int part = 0; part < group; part += 16) {
