@@ -213,9 +213,7 @@ impl Engine {
             let residual = View::whole(RESIDUAL, hidden);
             program.logits.launch(launches, residual, LOGITS)
         };
-        let choice = |launches: &mut Launches| {
-            launches.choose(vocab, chosen.address())
-        };
+        let choice = |launches: &mut Launches| launches.choose(vocab, chosen.address());
         let sample =
             |launches: &mut Launches| launches.sample(vocab, sampling.address(), chosen.address());
         let mut calls = Calls {

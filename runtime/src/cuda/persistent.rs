@@ -308,7 +308,11 @@ fn entry_rows(factor: &RingFactor) -> usize {
     }
     let least = factor.aligned_rows();
     let rows = ENTRY / factor.row_bytes();
-    let step = if rows < ITEM_ROWS { least } else { least.max(ITEM_ROWS) };
+    let step = if rows < ITEM_ROWS {
+        least
+    } else {
+        least.max(ITEM_ROWS)
+    };
     (rows / step * step).max(least)
 }
 
@@ -374,9 +378,16 @@ impl Layout {
             list: if list <= LIST { list } else { 0 },
             room,
             sums_at,
-            formats: factors().filter(|f| !f.in_tiles).fold(0, |set, f| set | 1 << f.format),
+            formats: factors()
+                .filter(|f| !f.in_tiles)
+                .fold(0, |set, f| set | 1 << f.format),
             tiles: factors().any(|f| f.in_tiles),
-            slot: factors().map(entry_bytes).max().unwrap_or(0).next_multiple_of(128).max(128),
+            slot: factors()
+                .map(entry_bytes)
+                .max()
+                .unwrap_or(0)
+                .next_multiple_of(128)
+                .max(128),
             slots: 0,
         };
         let left = shared.checked_sub(STATIC_SHARED + layout.shared())?;

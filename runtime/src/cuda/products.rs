@@ -65,7 +65,9 @@ impl Gather {
     pub fn in_quads(&self, cols: usize) -> bool {
         let steps = &self.step[..self.steps as usize];
         let aligned = |address: &Address| address.is_multiple_of(16);
-        let addresses = steps.iter().flat_map(|step| [step.weight, step.bias, step.columns.first]);
+        let addresses = steps
+            .iter()
+            .flat_map(|step| [step.weight, step.bias, step.columns.first]);
         let parts = |step: &GatherStep| {
             let size = step.span / step.groups.max(1);
             step.kind > 1 || size as usize == cols || size % 128 == 0 || [32, 64].contains(&size)

@@ -85,14 +85,20 @@ impl Product {
         let first = (part.start - whole.start) as usize / size_of::<f32>();
         let range = first..first + columns.width as usize;
         let cuts = |factor: &RingFactor| factor.cuts(&range);
-        let covered: usize = self.factors.iter().map(|factor| {
-            let [start, end] = cuts(factor);
-            end - start
-        }).sum();
+        let covered: usize = self
+            .factors
+            .iter()
+            .map(|factor| {
+                let [start, end] = cuts(factor);
+                end - start
+            })
+            .sum();
         let apart = |factor: &RingFactor| {
             let step = factor.aligned_rows();
             let free = factor.task.is_none() || cuts(factor)[0] == cuts(factor)[1];
-            free && cuts(factor).iter().all(|row| row.is_multiple_of(step) || *row == factor.rows)
+            free && cuts(factor)
+                .iter()
+                .all(|row| row.is_multiple_of(step) || *row == factor.rows)
         };
         if covered != range.len() || !self.factors.iter().all(apart) {
             return false;

@@ -62,7 +62,12 @@ impl Source {
             constants,
             PHASES,
             &common(),
-            &sources(calls.iter().map(|queued| queued.call.source).chain([PREPARE])),
+            &sources(
+                calls
+                    .iter()
+                    .map(|queued| queued.call.source)
+                    .chain([PREPARE]),
+            ),
             RING,
             RING_PRODUCTS,
             "\n__device__ inline void run_phase(const u8* at, const Segment* segments) {\n  \

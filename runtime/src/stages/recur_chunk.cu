@@ -1,207 +1,21 @@
-// Recurrences in matrix form, for chunks whose states fade as a whole. In a block of 64 tokens, with S the state before it,
-// G_i the sum of the logarithms of the fades up to token i, and F_ij = e^(G_i - G_j):
-//
-//   u_i = beta_i (v_i - e^G_i k_i S - sum_{j<i} F_ij (k_i . k_j) u_j)    the delta rule; else u_i = v_i
-//   o_i = e^G_i q_i S + sum_{j<=i} F_ij (q_i . k_j) u_j
-//   S  <- e^G_last S + sum_j F_last,j k_j^T u_j
-//
-// With L_ij = beta_i F_ij (k_i . k_j) below the diagonal, T = (I + L)^-1 diag(beta), A_ij = F_ij (q_i . k_j) up to it, M = A T
-// and K* = diag(e^G) K this is U = T V - (T K*) S and O = M V + (diag(e^G) Q - M K*) S. `recur_blocks` computes all that does not
-// depend on S, for all blocks at once; `recur_states`, in recur_states.cu, passes the states through the blocks. Operands are
-// split into two bf16 numbers each; sums, states and the inverse are f32.
+// Blocks of recurrences whose states fade as a whole: the fades stand outside the products of the triangles. Where each column fades by
+// itself, the triangles have no fades.
 
-constexpr int chunk_block = 64;
-constexpr int chunk_warps = 8;
-// Numbers from one row to the next in shared memory: eight rows that one instruction reads lie in different banks.
-constexpr int block_pitch = chunk_block + 8;
-// Numbers of a split matrix [64, 64] in shared memory, and the pitch of an f32 one in the same place.
-constexpr int chunk_tile = 2 * chunk_block * block_pitch;
-constexpr int square_pitch = chunk_block + 4;
-// Numbers of such a matrix on its way between the kernels: without gaps, so that it is copied as it is, pieces of eight numbers
-// exchanged by number of the row modulo 8 instead.
-constexpr int image_part = chunk_block * chunk_block;
-constexpr int image_size = 2 * image_part;
-
-__device__ inline int image_place(int row, int column) {
-  return row * chunk_block + ((column / 8 ^ row % 8) * 8) + column % 8;
-}
-
-template <bool across>
-__device__ inline void load_left_of_image(SplitOperand& a, const u16* image, int row, int column) {
-  int lane = lane_index();
-  row += across ? lane % 8 + lane / 16 * 8 : lane % 16;
-  column += across ? lane / 8 % 2 * 8 : lane / 16 * 8;
-  const u16* place = image + image_place(row, column);
-  load_matrices<across>(a.high, place);
-  load_matrices<across>(a.low, place + image_part);
-}
-
-// What `recur_blocks` leaves of a block, in 16-bit numbers: of each 64 rows of a state what meets them, [panels] images (first of
-// -T K* of the delta rule, then of each query), and of the keys faded to its end an image; what is written without a state, f32
-// [64, width], and its fade.
-template <int dk, int dv, int queries, bool delta>
-struct ChunkBlock {
-  static constexpr int slices = (dk + 63) / 64;
-  static constexpr int width = (dv + 63) / 64 * 64;
-  static constexpr int panels = queries + delta;
-  static constexpr int keys_at = slices * panels * image_size;
-  static constexpr int values_at = keys_at + slices * image_size;
-  static constexpr int fade_at = values_at + chunk_block * width * 2;
-  static constexpr int size = fade_at + 8;
-
-  u16* place;
-  __device__ u16* panel(int slice, int panel) const { return place + (slice * panels + panel) * image_size; }
-  __device__ u16* keys(int slice) const { return place + keys_at + slice * image_size; }
-  __device__ float* values(int t) const { return reinterpret_cast<float*>(place + values_at) + t * width; }
-  __device__ float& fade() const { return *reinterpret_cast<float*>(place + fade_at); }
-};
-
-// Values `column..column + 4` of a row of `width`, zeros beyond.
-template <bool aligned>
-__device__ inline float4 four_of_row(const float* row, int column, int width) {
-  if constexpr (aligned) {
-    return column < width ? *reinterpret_cast<const float4*>(row + column) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  } else {
-    return make_float4(column < width ? row[column] : 0.0f, column + 1 < width ? row[column + 1] : 0.0f,
-                       column + 2 < width ? row[column + 2] : 0.0f, column + 3 < width ? row[column + 3] : 0.0f);
-  }
-}
-
-__device__ inline float4 scaled(float4 x, float factor) {
-  return make_float4(factor * x.x, factor * x.y, factor * x.z, factor * x.w);
-}
-
-// Four numbers, split; the second parts stand `low` after the first.
-__device__ inline void store_split(u16* to, int low, float4 x) {
-  SplitPair first(x.x, x.y), second(x.z, x.w);
-  *reinterpret_cast<uint2*>(to) = {first.high, second.high};
-  *reinterpret_cast<uint2*>(to + low) = {first.low, second.low};
-}
-
-__device__ inline void store_split(const SplitTile& tile, int row, int column, float4 x) {
-  store_split(tile.high + row * tile.pitch + column, tile.low, x);
-}
-
-// sums += left right of 16 rows, `pairs` times 16 columns and `depth`. The right one's rows run along the depth; `across`: its
-// columns do.
-template <int pairs, bool across>
-__device__ inline void multiply_tiles(float (*sums)[4], const SplitTile& left, const SplitTile& right, int depth) {
-#pragma unroll 1
-  for (int k = 0; k < depth; k += 16) {
-    SplitOperand a, b;
-    load_left<false>(a, left.at(0, k));
-#pragma unroll
-    for (int n = 0; n < pairs; n++) {
-      load_right<across>(b, across ? right.at(k, 16 * n) : right.at(16 * n, k));
-      multiply_add(sums + 2 * n, a, b);
-    }
-  }
-}
-
-// Four columns of each of a thread's tokens, of 64 each: number i are `column..column + 4` of token `t`.
-struct ChunkShare {
-  static constexpr int count = chunk_block * 16 / (32 * chunk_warps);
-  float4 x[count];
-
-  __device__ static int token(int i) { return (i * 32 * chunk_warps + threadIdx.x) / 16; }
-  __device__ static int column() { return threadIdx.x % 16 * 4; }
-
-  // From the rows of `tokens` tokens of `width` columns; zeros beyond. All loads are under way at once.
-  template <bool aligned>
-  __device__ void load(const float* rows, int stride, int tokens, int first, int width) {
-#pragma unroll
-    for (int i = 0; i < count; i++) {
-      int t = token(i);
-      x[i] = t < tokens ? four_of_row<aligned>(rows + (long long)t * stride, first + column(), width)
-                        : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    }
-  }
-};
-
-// Calls `task(tile, i, row, column)` for the pairs of sums i and i + 1, side by side, of some tiles side by side.
-template <int tiles, class Task>
-__device__ inline void each_pair(int row, int column, Task task) {
-#pragma unroll
-  for (int tile = 0; tile < tiles; tile++) {
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) task(tile, i, row + lane_index() / 4 + i * 4, column + 8 * tile + lane_index() % 4 * 2);
-  }
-}
-
-// Replaces L, whose column i stands in row i of f32 numbers, by the inverse of I + L times diag(factors), split. A thread solves a
-// column of one of the two halves on the diagonal; what is below follows from them. `room` is for 96 rows of 32 numbers.
-__device__ inline void invert_triangle(const SplitTile& tile, float* room, const float* factors) {
-  constexpr int half_block = chunk_block / 2;
-  const float* transposed = reinterpret_cast<const float*>(tile.high);
-  float *diagonal = room, *product = room + chunk_block * half_block;
-  int across = threadIdx.x % half_block, down = threadIdx.x / half_block;
-  if (threadIdx.x < chunk_block) {
-    float column[half_block];
-    int first = down * half_block;
-#pragma unroll
-    for (int i = 0; i < half_block; i++) column[i] = i == across ? 1.0f : 0.0f;
-#pragma unroll
-    for (int i = 0; i < half_block; i++) {
-      const float* row = transposed + (first + i) * square_pitch + first;
-#pragma unroll
-      for (int j = i / 4 * 4; j < half_block; j += 4) {
-        float4 x = *reinterpret_cast<const float4*>(row + j);
-        if (j > i) column[j] -= x.x * column[i];
-        if (j + 1 > i) column[j + 1] -= x.y * column[i];
-        if (j + 2 > i) column[j + 2] -= x.z * column[i];
-        if (j + 3 > i) column[j + 3] -= x.w * column[i];
-      }
-      diagonal[(first + i) * half_block + across] = column[i];
-    }
-  }
-  __syncthreads();
-  constexpr int rows = half_block * half_block / (32 * chunk_warps), step = half_block / rows;
-  float sums[rows] = {};
-#pragma unroll 4
-  for (int k = 0; k < half_block; k++) {
-#pragma unroll
-    for (int i = 0; i < rows; i++) {
-      sums[i] += transposed[k * square_pitch + half_block + down + step * i] * diagonal[k * half_block + across];
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < rows; i++) product[(down + step * i) * half_block + across] = sums[i];
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < rows; i++) {
-    int row = down + step * i, lower = half_block + row;
-    float sum = 0.0f;
-#pragma unroll 4
-    for (int k = 0; k < half_block; k++) sum -= diagonal[lower * half_block + k] * product[k * half_block + across];
-    auto store = [&](int row, int column, float x) {
-      SplitPair pair(factors[column] * x, 0.0f);
-      u16* place = tile.high + row * tile.pitch + column;
-      place[0] = (u16)pair.high;
-      place[tile.low] = (u16)pair.low;
-    };
-    store(row, across, diagonal[row * half_block + across]);
-    store(row, half_block + across, 0.0f);
-    store(lower, across, sum);
-    store(lower, half_block + across, diagonal[lower * half_block + across]);
-  }
-  __syncthreads();
-}
-
-template <int dk, int dv, int queries, int fade, bool delta, bool aligned>
+template <int dk, int dv, int queries, int fade, int write, bool aligned>
 __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
-  using Block = ChunkBlock<dk, dv, queries, delta>;
-  u16* room = shared_memory<u16>();
-  auto tile = [&](int number) { return SplitTile{room + number * chunk_tile, chunk_tile / 2, block_pitch}; };
-  // Of slices of the queries, of the keys or values, of the queries' weights, of the inverse.
-  SplitTile left = tile(0), right = tile(1), inverse = tile(2 + queries);
-  // By token: the sum of the logarithms, its exponential, what is left of it at the end, and gates.
-  float* sums_of_logs = reinterpret_cast<float*>(room + (2 + Block::panels) * chunk_tile);
-  float *reach = sums_of_logs + chunk_block, *to_end = reach + chunk_block, *betas = to_end + chunk_block;
-  float *gates = betas + chunk_block, *factors = gates + chunk_block;
-  int index = blockIdx.x, head = index * queries;
-  int first = blockIdx.y * chunk_block, count = min(chunk_block, tokens - first);
-  Block block = {scratch + ((long long)blockIdx.y * gridDim.x + index) * Block::size};
+  static_assert(write != WRITE_REPLACE, "removals are for rows that fade by themselves");
+  constexpr bool delta = write == WRITE_DELTA;
+  using Maker = ChunkMaker<dk, dv, queries, fade, write, aligned>;
+  using Block = typename Maker::Block;
+  Maker maker(in, scratch, tokens);
+  Block block = maker.block;
+  int head = maker.head, first = maker.first, count = maker.count, warp_row = maker.warp_row, half_of = maker.half_of;
+  // Of slices of the queries, and of the keys.
+  SplitTile left = {maker.room, chunk_tile / 2, block_pitch}, right = {maker.room + chunk_tile, chunk_tile / 2, block_pitch};
+  // By token: the sum of the logarithms, its exponential, and what is left of it at the end.
+  float *sums_of_logs = maker.rest, *reach = sums_of_logs + chunk_block, *to_end = reach + chunk_block;
 
+  maker.load_gates();
   if (threadIdx.x < chunk_block) {
     bool inside = threadIdx.x < count;
     int t = first + threadIdx.x;
@@ -213,13 +27,6 @@ __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
     // Below this a fade is zero; sums of the logarithms stay small, so that their differences are exact enough.
     if (log < -110.0f) log = -110.0f;
     to_end[threadIdx.x] = inside ? log : 0.0f;
-    if (delta) betas[threadIdx.x] = inside ? *in.beta.at(t, head, 1, 0) : 0.0f;
-    gates[threadIdx.x] = in.write_gate.rows.first && inside ? *in.write_gate.at(t, head, 1, 0) : 1.0f;
-    for (int query = 0; query < queries; query++) {
-      bool gated = in.read_gate.rows.first && inside;
-      float gate = gated ? *in.read_gate.at(t, head + query, 1, 0) : 1.0f;
-      factors[query * chunk_block + threadIdx.x] = in.scale * gate;
-    }
   }
   __syncthreads();
   float sum = 0.0f;
@@ -231,18 +38,14 @@ __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
   }
   __syncthreads();
   if (threadIdx.x < chunk_block) to_end[threadIdx.x] = expf(sums_of_logs[chunk_block - 1] - sum);
-  if (threadIdx.x == 0) block.fade() = reach[chunk_block - 1];
+  if (fade != FADE_BY_VALUE && threadIdx.x == 0) block.fade(0) = reach[chunk_block - 1];
 
-  // Where this thread's warp stands among 64 rows, and which half of the columns or of the panels it takes.
-  int warp_row = warp_index() % 4 * 16, half_of = warp_index() / 4;
   const float* key_rows = in.k.at(first, head, dk, 0);
-  const float* value_rows = in.v.at(first, head, dv, 0);
   ChunkShare ahead, asked;
-
-  // The triangles: what a key or a query reads of the keys before it.
   for (int query = 0; query < queries; query++) {
     bool keys_too = delta && query == 0;
     const float* query_rows = in.q.at(first, head + query, dk, 0);
+    const float* factors = maker.factors + query * chunk_block;
     float sums[2][4][4] = {};
     ahead.load<aligned>(key_rows, in.k.rows.stride, count, 0, dk);
     asked.load<aligned>(query_rows, in.q.rows.stride, count, 0, dk);
@@ -254,11 +57,9 @@ __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
         int t = ChunkShare::token(i), c = ChunkShare::column(), place = image_place(t, c);
         store_split(right, t, c, ahead.x[i]);
         store_split(left, t, c, asked.x[i]);
-        if (query == 0) store_split(block.keys(slice) + place, image_part, scaled(ahead.x[i], to_end[t]));
-        if (!delta) {
-          float factor = factors[query * chunk_block + t] * reach[t];
-          store_split(block.panel(slice, query) + place, image_part, scaled(asked.x[i], factor));
-        }
+        if (query == 0) store_split(block.keys(0, slice) + place, image_part, scaled(ahead.x[i], to_end[t]));
+        if (keys_too) store_split(block.panel(slice, 0) + place, image_part, scaled(ahead.x[i], reach[t]));
+        store_split(block.panel(slice, query + delta) + place, image_part, scaled(asked.x[i], factors[t] * reach[t]));
       }
       if (slice + 1 < Block::slices) {
         ahead.load<aligned>(key_rows, in.k.rows.stride, count, (slice + 1) * chunk_block, dk);
@@ -277,92 +78,13 @@ __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
         float factor = column + j <= row ? expf(sums_of_logs[row] - sums_of_logs[column + j]) : 0.0f;
         faded[j] = factor * sums[1][n][i + j];
         if (keys_too) {
-          float weight = column + j < row ? betas[row] * factor * sums[0][n][i + j] : 0.0f;
-          reinterpret_cast<float*>(inverse.high)[(column + j) * square_pitch + row] = weight;
+          float weight = column + j < row ? maker.betas[row] * factor * sums[0][n][i + j] : 0.0f;
+          maker.transposed()[(column + j) * square_pitch + row] = weight;
         }
       }
-      tile(2 + query).store(row, column, SplitPair(faded[0], faded[1]));
+      maker.weights(query + delta, 0).store(row, column, SplitPair(faded[0], faded[1]));
     });
   }
-  __syncthreads();
-  if constexpr (delta) {
-    invert_triangle(inverse, reinterpret_cast<float*>(left.high), betas);
-    for (int query = 0; query < queries; query++) {
-      float sums[4][4] = {};
-      SplitTile weights = tile(2 + query);
-      multiply_tiles<2, true>(sums, weights.at(warp_row, 0), inverse.at(0, 32 * half_of), warp_row + 16);
-      __syncthreads();
-      each_pair<4>(warp_row, 32 * half_of, [&](int n, int i, int row, int column) {
-        weights.store(row, column, SplitPair(sums[n][i], sums[n][i + 1]));
-      });
-    }
-  }
-
-  // Of the delta rule the keys' slices, then the values'.
-  constexpr int key_slices = delta ? Block::slices : 0, slices = key_slices + Block::width / chunk_block;
-  auto load = [&](int slice) {
-    if (slice < key_slices) {
-      ahead.load<aligned>(key_rows, in.k.rows.stride, count, slice * chunk_block, dk);
-    } else {
-      ahead.load<aligned>(value_rows, in.v.rows.stride, count, (slice - key_slices) * chunk_block, dv);
-    }
-  };
-  load(0);
-#pragma unroll 1
-  for (int slice = 0; slice < slices; slice++) {
-    bool of_keys = slice < key_slices;
-    int first_column = (of_keys ? slice : slice - key_slices) * chunk_block;
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < ChunkShare::count; i++) {
-      int t = ChunkShare::token(i), c = ChunkShare::column();
-      float4 x = scaled(ahead.x[i], of_keys ? reach[t] : gates[t]);
-      store_split(right, t, c, x);
-      if (!delta) *reinterpret_cast<float4*>(block.values(t) + first_column + c) = x;
-    }
-    if (slice + 1 < slices) load(slice + 1);
-    __syncthreads();
-    // A warp takes 32 columns of each second panel, or both halves of its own.
-#pragma unroll 1
-    for (int task = half_of * 2; task < 2 * Block::panels; task += task % 2 == 0 ? 1 : 3) {
-      int panel = task / 2, half_column = task % 2 * 32;
-      bool written = delta && panel == 0;
-      int query = panel - delta;
-      // The queries themselves, which come while the products are computed.
-      float2 own[4][2] = {};
-      if (of_keys && !written) {
-        each_pair<4>(warp_row, first_column + half_column, [&](int n, int i, int t, int column) {
-          if (t >= count) return;
-          const float* q = in.q.at(first + t, head + query, dk, 0) + column;
-          float2& x = own[n][i / 2];
-          if constexpr (aligned) {
-            if (column < dk) x = *reinterpret_cast<const float2*>(q);
-          } else {
-            if (column < dk) x.x = q[0];
-            if (column + 1 < dk) x.y = q[1];
-          }
-        });
-      }
-      float sums[4][4] = {};
-      SplitTile rows = (written ? inverse : tile(2 + query)).at(warp_row, 0);
-      multiply_tiles<2, true>(sums, rows, right.at(0, half_column), warp_row + 16);
-      each_pair<4>(warp_row, half_column, [&](int n, int i, int t, int column) {
-        const float* x = sums[n] + i;
-        float factor = written ? 1.0f : factors[query * chunk_block + t];
-        if (of_keys) {
-          float2 q = own[n][i / 2];
-          SplitPair pair(factor * (reach[t] * q.x - x[0]), factor * (reach[t] * q.y - x[1]));
-          u16* place = block.panel(slice, panel) + image_place(t, column);
-          *reinterpret_cast<u32*>(place) = pair.high;
-          *reinterpret_cast<u32*>(place + image_part) = pair.low;
-        } else if (written) {
-          *reinterpret_cast<float2*>(block.values(t) + first_column + column) = {x[0], x[1]};
-        } else if (t < count) {
-          float* out = in.out.token(first + t) + (head + query) * dv + first_column + column;
-          if (first_column + column < dv) out[0] = factor * x[0];
-          if (first_column + column + 1 < dv) out[1] = factor * x[1];
-        }
-      });
-    }
-  }
+  if constexpr (fade == FADE_BY_VALUE) finish_columns(maker);
+  else maker.finish();
 }

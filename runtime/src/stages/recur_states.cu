@@ -46,19 +46,23 @@ struct ChunkRing {
 // products with what comes through the ring. A warp takes 16 of 64 rows, and half of the columns if there are 32, else half of
 // the panels and of the slices. Where `heads` states are in partitions, `firsts` are the first blocks of each partition, and the
 // end of the last one's.
-template <int dk, int dv, int queries, bool delta, int columns, int slots>
+template <int dk, int dv, int queries, int fade, int write, int columns, int slots>
 __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int* firsts, int heads) {
-  using Block = ChunkBlock<dk, dv, queries, delta>;
+  using Block = ChunkBlock<dk, dv, queries, fade, write>;
+  constexpr int writes = Block::writes, key_images = writes * Block::slices;
   constexpr bool wide = columns == 32;
   constexpr int groups = (dv + columns - 1) / columns, panels = Block::panels, state_pitch = columns + 8;
   // Slices of panels, then as many of keys as panels in one.
-  constexpr int key_slots = (Block::slices + panels - 1) / panels, steps = Block::slices + key_slots;
+  constexpr int key_slots = (key_images + panels - 1) / panels, steps = Block::slices + key_slots;
   constexpr int own_panels = wide ? panels : (panels + 1) / 2, own_slices = wide ? Block::slices : (Block::slices + 1) / 2;
   __shared__ u64 arrived[slots];
   u16* room = shared_memory<u16>();
   ChunkRing<slots> ring = {room, panels * image_size, arrived, 0};
   SplitTile copy = {room + slots * panels * image_size, Block::slices * chunk_block * state_pitch, state_pitch};
-  SplitTile written = {copy.high + 2 * copy.low, chunk_block * state_pitch, state_pitch};
+  auto written = [&](int number) {
+    constexpr int part = chunk_block * state_pitch;
+    return SplitTile{copy.high + 2 * copy.low + number * 2 * part, part, state_pitch};
+  };
 
   int index = blockIdx.x / groups, first_column = blockIdx.x % groups * columns, head = index % heads;
   int warp_row = warp_index() % 4 * 16, half_of = warp_index() / 4, warp_column = wide ? half_of * 16 : 0;
@@ -71,8 +75,8 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int
   auto own = [&](int i) { return wide ? i : 2 * i + half_of; };
   auto load = [&](int which) {
     int n = begin + which / steps, step = which % steps, keys = step - Block::slices;
-    const u16* from = step < Block::slices ? block_at(n).panel(step, 0) : block_at(n).keys(keys * panels);
-    int images = step < Block::slices ? panels : min(panels, Block::slices - keys * panels);
+    const u16* from = step < Block::slices ? block_at(n).panel(step, 0) : block_at(n).keys(0, keys * panels);
+    int images = step < Block::slices ? panels : min(panels, key_images - keys * panels);
     ring.load(which, from, n < end ? images * image_size : 0);
   };
   ring.begin();
@@ -95,21 +99,36 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int
     Block block = block_at(n);
     int first = n * chunk_block, count = min(chunk_block, tokens - first);
     // These come while the products are computed.
-    float2 values[2][2], outs[own_panels][2][2];
-    float fade = block.fade();
+    float2 values[writes][2][2], reach[2][2], outs[own_panels][2][2];
+    float row_fades[own_slices][2], column_fades[2][2];
+#pragma unroll
+    for (int i = 0; i < own_slices; i++) {
+      int row = own(i) * chunk_block + warp_row + lane_index() / 4;
+      if (Block::column_fades || own(i) >= Block::slices) continue;
+      row_fades[i][0] = block.fade(row), row_fades[i][1] = block.fade(row + 8);
+    }
     float* out = in.out.first + (long long)first * in.out.stride + head * queries * dv;
     each_pair<2>(warp_row, first_column + warp_column, [&](int tile, int j, int t, int column) {
-      values[tile][j / 2] = *reinterpret_cast<const float2*>(block.values(t) + column);
+#pragma unroll
+      for (int i = 0; i < writes; i++) {
+        values[i][tile][j / 2] = *reinterpret_cast<const float2*>(block.values(i, t) + column);
+      }
+      if (Block::column_fades) {
+        reach[tile][j / 2] = *reinterpret_cast<const float2*>(block.reach(t) + column);
+        column_fades[tile][0] = block.fade(column), column_fades[tile][1] = block.fade(column + 1);
+      }
 #pragma unroll
       for (int i = 0; i < own_panels; i++) {
-        int query = own(i) - delta;
+        int query = own(i) - Block::solves;
         bool reads = query >= 0 && query < queries && t < count;
         const float* from = out + (long long)t * in.out.stride + query * dv + column;
         outs[i][tile][j / 2] = {reads && column < dv ? from[0] : 0.0f, reads && column + 1 < dv ? from[1] : 0.0f};
       }
     });
 
-    float sums[own_panels][2][4] = {};
+    // A single panel's products would wait for each other: two sums take turns.
+    constexpr int turns = panels == 1 ? 2 : 1;
+    float sums[own_panels][2][4] = {}, others[2][4] = {};
     for (int slice = 0; slice < Block::slices; slice++) {
       const u16* slot = ring.next(load);
 #pragma unroll
@@ -120,45 +139,60 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int
         for (int i = 0; i < own_panels; i++) {
           if (own(i) >= panels) continue;
           load_left_of_image<false>(a, slot + own(i) * image_size, warp_row, k);
-          multiply_add(sums[i], a, b);
+          multiply_add(k / 16 % turns == 0 ? sums[i] : others, a, b);
         }
       }
     }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      if (turns == 2) sums[0][i / 4][i % 4] += others[i / 4][i % 4];
+    }
     each_pair<2>(warp_row, warp_column, [&](int tile, int j, int t, int column) {
-      float2 x = values[tile][j / 2];
-      if (delta) x = {x.x + sums[0][tile][j], x.y + sums[0][tile][j + 1]};
-      if (wide || half_of == 0) written.store(t, column, SplitPair(x.x, x.y));
+#pragma unroll
+      for (int i = 0; i < writes; i++) {
+        float2 x = values[i][tile][j / 2];
+        if (Block::solves && i == writes - 1) x = {x.x + sums[0][tile][j], x.y + sums[0][tile][j + 1]};
+        if (wide || half_of == 0) written(i).store(t, column, SplitPair(x.x, x.y));
+      }
 #pragma unroll
       for (int i = 0; i < own_panels; i++) {
-        int query = own(i) - delta;
+        int query = own(i) - Block::solves;
         if (query < 0 || query >= queries || t >= count) continue;
         float* to = out + (long long)t * in.out.stride + query * dv + first_column + column;
-        float2 before = outs[i][tile][j / 2];
-        if (first_column + column < dv) to[0] = before.x + sums[i][tile][j];
-        if (first_column + column + 1 < dv) to[1] = before.y + sums[i][tile][j + 1];
+        float2 before = outs[i][tile][j / 2], sum = {sums[i][tile][j], sums[i][tile][j + 1]};
+        if (Block::column_fades) sum = times(sum, reach[tile][j / 2]);
+        if (first_column + column < dv) to[0] = before.x + sum.x;
+        if (first_column + column + 1 < dv) to[1] = before.y + sum.y;
       }
     });
     __syncthreads();
-    SplitOperand b[chunk_block / 16];
+    SplitOperand b[writes][chunk_block / 16];
 #pragma unroll
-    for (int k = 0; k < chunk_block / 16; k++) load_right<true>(b[k], written.at(16 * k, warp_column));
+    for (int i = 0; i < writes; i++) {
+#pragma unroll
+      for (int k = 0; k < chunk_block / 16; k++) load_right<true>(b[i][k], written(i).at(16 * k, warp_column));
+    }
 #pragma unroll
     for (int step = 0; step < key_slots; step++) {
       const u16* slot = ring.next(load);
 #pragma unroll
       for (int number = 0; number < panels; number++) {
-        constexpr int most = Block::slices;
-        int slice = step * panels + number;
-        if (slice >= most || (!wide && slice % 2 != half_of)) continue;
+        constexpr int most = key_images;
+        int image = step * panels + number, slice = image % Block::slices, of = image / Block::slices;
+        if (image >= most || (!wide && slice % 2 != half_of)) continue;
         float(&part)[2][4] = state[wide ? slice : slice / 2];
+        const float(&fades)[2] = row_fades[wide ? slice : slice / 2];
 #pragma unroll
-        for (int i = 0; i < 8; i++) part[i / 4][i % 4] *= fade;
+        for (int i = 0; i < 8; i++) {
+          if (of == 0) part[i / 4][i % 4] *= Block::column_fades ? column_fades[i / 4][i % 2] : fades[i % 4 / 2];
+        }
 #pragma unroll
         for (int k = 0; k < chunk_block / 16; k++) {
           SplitOperand a;
           load_left_of_image<true>(a, slot + number * image_size, 16 * k, warp_row);
-          multiply_add(part, a, b[k]);
+          multiply_add(part, a, b[of][k]);
         }
+        if (of < writes - 1) continue;
         each_pair<2>(slice * chunk_block + warp_row, warp_column, [&](int tile, int j, int row, int column) {
           copy.store(row, column, SplitPair(part[tile][j], part[tile][j + 1]));
         });

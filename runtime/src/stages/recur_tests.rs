@@ -49,9 +49,10 @@ impl Case {
             _ if column < k.start => x,
             _ if column < v.start => x / (self.dk as f32).sqrt(),
             _ if column < decay.start => x,
-            // Slow, steep, and so steep that the factor is zero.
+            // None, slow, steep, and so steep that the factor is zero.
             _ if column < beta.start => match (t + column) % 7 {
                 0 => -40.0 * x.abs(),
+                2 => 0.0,
                 1 if t.is_multiple_of(3) => -500.0,
                 _ => -0.05 * x.abs(),
             },

@@ -122,9 +122,21 @@ __device__ inline void multiply_add(float* sums, const u32* a, const u32* b) {
 
 // Two f32 numbers as sums of two in bf16 each: 16 bits of fraction.
 struct SplitPair {
-  u32 high, low;
+  u32 high = 0, low = 0;
+  SplitPair() = default;
   __device__ SplitPair(float x, float y)
       : high(pack_bf16(x, y)), low(pack_bf16(x - first_of(high), y - second_of(high))) {}
+
+  __device__ float2 sum() const { return {first_of(high) + first_of(low), second_of(high) + second_of(low)}; }
+  // From and to memory, where the second parts stand `distance` after the first.
+  __device__ void load(const u16* place, int distance) {
+    high = *reinterpret_cast<const u32*>(place);
+    low = *reinterpret_cast<const u32*>(place + distance);
+  }
+  __device__ void store(u16* place, int distance) const {
+    *reinterpret_cast<u32*>(place) = high;
+    *reinterpret_cast<u32*>(place + distance) = low;
+  }
 };
 
 // A matrix in shared memory of numbers that are sums of two in bf16; the second ones stand `low` after the first.
@@ -135,9 +147,13 @@ struct SplitTile {
 
   __device__ SplitTile at(int row, int column) const { return {high + row * pitch + column, low, pitch}; }
   __device__ void store(int row, int column, SplitPair x) const {
+    x.store(high + row * pitch + column, low);
+  }
+  __device__ void store(int row, int column, float x) const {
+    SplitPair pair(x, 0.0f);
     u16* place = high + row * pitch + column;
-    *reinterpret_cast<u32*>(place) = x.high;
-    *reinterpret_cast<u32*>(place + low) = x.low;
+    place[0] = (u16)pair.high;
+    place[low] = (u16)pair.low;
   }
 };
 

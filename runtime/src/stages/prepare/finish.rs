@@ -61,7 +61,8 @@ impl Tasks {
             }
         }
         if any {
-            call.parameters.push(Parameter::value("PrepareTasks", finished));
+            call.parameters
+                .push(Parameter::value("PrepareTasks", finished));
         }
         left
     }
@@ -69,9 +70,8 @@ impl Tasks {
     /// The columns, if all that there is to do is to give their heads the length of one.
     pub(super) fn unit_heads(&self) -> Option<Vec<Rows>> {
         let lanes = self.lanes();
-        let unit = |lane: &DeviceLane| {
-            lane.weight == 0 && lane.maps == 1 && lane.at[0].kind == L2_NORM
-        };
+        let unit =
+            |lane: &DeviceLane| lane.weight == 0 && lane.maps == 1 && lane.at[0].kind == L2_NORM;
         let only = self.gates == 0 && lanes.iter().all(unit);
         only.then(|| lanes.iter().map(|lane| lane.columns).collect())
     }

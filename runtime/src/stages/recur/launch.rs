@@ -11,7 +11,11 @@ use crate::program::View;
 /// The recurrence, and the stages that are built on it.
 pub(in crate::stages) const SOURCE: &str = concat!(
     include_str!("../recur.cu"),
+    include_str!("../recur_block.cu"),
+    include_str!("../recur_levels.cu"),
+    include_str!("../recur_columns.cu"),
     include_str!("../recur_chunk.cu"),
+    include_str!("../recur_rows.cu"),
     include_str!("../recur_states.cu"),
     include_str!("../partitions.cu"),
     include_str!("../partitions_chunk.cu")
@@ -220,8 +224,13 @@ impl Plan {
         )
     }
 
-    /// Runs the recurrence over the chunk.
-    pub fn launch(&self, states: usize, inputs: Inputs, launches: &mut Launches) {
+    /// Runs the recurrence over the chunk, in matrix form where that is faster.
+    pub fn launch(&self, states: usize, inputs: Inputs, launches: &mut Launches) -> Result<()> {
+        let room = [launches.processors(), launches.shared_memory()];
+        let (tokens, cores) = (launches.tokens, launches.tensor_cores());
+        if let Some(form) = MatrixForm::of(*self, states, tokens, cores, room) {
+            return form.launch(states, inputs, None, launches);
+        }
         launches.push_streaming(Call {
             source: SOURCE,
             kernel: format!("recur<{}>", self.arguments()),
@@ -230,6 +239,7 @@ impl Plan {
             shared: self.shared(),
             parameters: vec![Parameter::value("RecurInputs", inputs), Parameter::tokens()],
         });
+        Ok(())
     }
 }
 
@@ -333,13 +343,7 @@ impl Recur {
         if plan.writing == Writing::Delta && launches.tokens == 1 {
             inputs.unit = launches.take_over(&[inputs.q.rows, inputs.k.rows]).into();
         }
-        let room = [launches.processors(), launches.shared_memory()];
-        let (tokens, cores) = (launches.tokens, launches.tensor_cores());
-        if let Some(form) = MatrixForm::of(plan, self.states, tokens, cores, room) {
-            return form.launch(self.states, inputs, None, launches);
-        }
-        plan.launch(self.states, inputs, launches);
-        Ok(())
+        plan.launch(self.states, inputs, launches)
     }
 }
 

@@ -1,4 +1,5 @@
-//! The stage in matrix form on tensor cores, for chunks: what `recur_chunk.cu` and `recur_states.cu` are called with.
+//! The stage in matrix form on tensor cores, for chunks: what `recur_chunk.cu` or `recur_rows.cu`, and `recur_states.cu`, are called
+//! with.
 
 use super::launch::{Fading, Inputs, Plan, SOURCE, Writing};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, TensorCores};
@@ -10,6 +11,9 @@ const THREADS: usize = 256;
 /// Bytes of a matrix [64, 64] whose numbers are split in two of 16 bits: on its way, and in shared memory with gaps.
 const IMAGE: usize = 4 * BLOCK * BLOCK;
 const TILE: usize = 4 * BLOCK * (BLOCK + 8);
+/// Bytes of what recur_levels.cu takes: the operands of all levels, and the factors of each group.
+const LEVELS: usize = 3 * TILE;
+const GROUPS: usize = 8 * BLOCK * size_of::<f32>();
 /// Most slices of a block that are in shared memory at once.
 const SLOTS: usize = 8;
 /// Most rows of a state and queries that a thread's registers hold their part of.
@@ -62,14 +66,12 @@ impl MatrixForm {
         cores: TensorCores,
         [processors, shared]: [usize; 2],
     ) -> Option<Self> {
-        let fades = matches!(
-            plan.fading,
-            Fading::None | Fading::Fixed | Fading::Head | Fading::Step
-        );
-        let covered = fades
-            && plan.writing != Writing::Replace
-            && plan.dk <= MOST_ROWS
-            && plan.queries <= MOST_QUERIES;
+        let covered = match plan.writing {
+            Writing::Add => true,
+            Writing::Delta => plan.fading != Fading::ByValue,
+            Writing::Replace => plan.fading == Fading::Rows,
+        };
+        let covered = covered && plan.dk <= MOST_ROWS && plan.queries <= MOST_QUERIES;
         // A short chunk has little for the tiles to share.
         let pays = cores != TensorCores::None && tokens >= 16;
         // Half as many columns, where there would be too few blocks: each loads as much.
@@ -87,34 +89,54 @@ impl MatrixForm {
         form.filter(|_| covered && pays)
     }
 
-    fn delta(&self) -> bool {
-        self.plan.writing == Writing::Delta
+    fn row_fades(&self) -> bool {
+        matches!(self.plan.fading, Fading::Rows | Fading::ByKey)
+    }
+
+    fn column_fades(&self) -> bool {
+        self.plan.fading == Fading::ByValue
     }
 
     fn panels(&self) -> usize {
-        self.plan.queries + usize::from(self.delta())
+        self.plan.queries + usize::from(self.plan.writing != Writing::Add)
+    }
+
+    /// What a token writes: one product of a key and values, or two.
+    fn writes(&self) -> usize {
+        1 + usize::from(self.plan.writing == Writing::Replace)
     }
 
     fn slices(&self) -> usize {
         self.plan.dk.div_ceil(BLOCK)
     }
 
-    /// Bytes of shared memory of `recur_blocks`.
+    /// Bytes of shared memory of `recur_blocks` or `recur_row_blocks`.
     fn blocks_shared(&self) -> usize {
-        let vectors = 5 + self.plan.queries;
-        (2 + self.panels()) * TILE + vectors * BLOCK * size_of::<f32>()
+        let vector = BLOCK * size_of::<f32>();
+        let own = match self.row_fades() || self.column_fades() {
+            true => LEVELS + GROUPS,
+            false => 2 * TILE + 3 * vector,
+        };
+        own + self.panels() * self.writes() * TILE + (2 + self.plan.queries) * vector
     }
 
     /// Bytes of shared memory of `recur_states`, with a barrier for each slot.
     fn states_shared(&self) -> usize {
-        let rows = (self.slices() + 1) * BLOCK;
+        let rows = (self.slices() + self.writes()) * BLOCK;
         self.slots * (self.panels() * IMAGE + size_of::<u64>()) + rows * 4 * (self.columns + 8)
     }
 
-    /// Bytes that `recur_blocks` leaves of a block: `ChunkBlock` in recur_chunk.cu.
+    /// Bytes that is left of a block: `ChunkBlock` in recur_block.cu.
     fn block_bytes(&self) -> usize {
         let values = BLOCK * self.plan.dv.next_multiple_of(BLOCK);
-        self.slices() * (self.panels() + 1) * IMAGE + (values + 4) * size_of::<f32>()
+        let fades = match self.plan.fading {
+            _ if self.row_fades() => self.slices() * BLOCK,
+            // And how far they have faded at each token.
+            _ if self.column_fades() => values + values / BLOCK,
+            _ => 4,
+        };
+        let images = self.slices() * (self.panels() + self.writes());
+        images * IMAGE + (self.writes() * values + fades) * size_of::<f32>()
     }
 
     /// The recurrence.
@@ -136,10 +158,12 @@ impl MatrixForm {
             dv,
             queries,
             fading,
+            complement,
+            writing,
             aligned,
             ..
         } = self.plan;
-        let (delta, fade) = (self.delta(), fading as i32);
+        let (fade, write) = (fading as i32, writing as i32);
         let (columns, slots) = (self.columns, self.slots);
         let heads = lists.map_or(states, |lists| states / lists.partitions);
         let firsts = lists.map_or(0, |lists| lists.firsts);
@@ -153,7 +177,10 @@ impl MatrixForm {
         let scratch = launches.shared_address("blocks of recurrences", bytes)?;
         launches.push(Call {
             source: SOURCE,
-            kernel: format!("recur_blocks<{dk}, {dv}, {queries}, {fade}, {delta}, {aligned}>"),
+            kernel: match self.row_fades() {
+                true => format!("recur_row_blocks<{dk}, {dv}, {queries}, {fade}, {complement}, {write}, {aligned}>"),
+                false => format!("recur_blocks<{dk}, {dv}, {queries}, {fade}, {write}, {aligned}>"),
+            },
             grid,
             threads: THREADS,
             shared: self.blocks_shared(),
@@ -165,7 +192,9 @@ impl MatrixForm {
         });
         launches.push(Call {
             source: SOURCE,
-            kernel: format!("recur_states<{dk}, {dv}, {queries}, {delta}, {columns}, {slots}>"),
+            kernel: format!(
+                "recur_states<{dk}, {dv}, {queries}, {fade}, {write}, {columns}, {slots}>"
+            ),
             grid: Grid::Blocks(states * dv.div_ceil(columns)),
             threads: THREADS,
             shared: self.states_shared(),
@@ -209,13 +238,17 @@ mod tests {
     }
 
     #[test]
-    fn chunks_of_states_that_fade_as_a_whole_run_in_matrix_form() {
+    fn chunks_run_in_matrix_form() {
         let gdn = (Fading::Head, Writing::Delta);
         assert!(form([256, 512, 1], gdn, 2048, 227).is_some());
+        assert!(form([256, 512, 1], (Fading::Rows, Writing::Add), 2048, 227).is_some());
+        assert!(form([128, 128, 1], (Fading::Rows, Writing::Delta), 2048, 99).is_some());
+        assert!(form([512, 64, 1], (Fading::ByValue, Writing::Add), 2048, 99).is_some());
+        assert!(form([64, 512, 1], (Fading::ByKey, Writing::Add), 2048, 99).is_some());
         assert!(form([128, 64, 4], (Fading::Step, Writing::Add), 64, 227).is_some());
         assert!(form([256, 512, 1], gdn, 1, 227).is_none());
         assert!(form([1024, 64, 1], gdn, 2048, 227).is_none());
-        assert!(form([256, 512, 1], (Fading::Rows, Writing::Add), 2048, 227).is_none());
+        assert!(form([64, 64, 1], (Fading::Rows, Writing::Replace), 2048, 227).is_some());
         assert!(form([256, 512, 1], (Fading::Head, Writing::Replace), 2048, 227).is_none());
     }
 

@@ -58,7 +58,7 @@ impl Slots {
             &first,
             launches,
         )
-        .launch(self.kv_heads, first, launches);
+        .launch(self.kv_heads, first, launches)?;
 
         let warps = 4;
         launches.push(Call {
@@ -86,7 +86,6 @@ impl Slots {
             &second,
             launches,
         )
-        .launch(self.kv_heads, second, launches);
-        Ok(())
+        .launch(self.kv_heads, second, launches)
     }
 }

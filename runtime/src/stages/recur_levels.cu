@@ -1,0 +1,69 @@
+// Fades that differ within a state, in matrix form: they stand inside the products of the triangles, and e^-G_j may be beyond all
+// numbers. So every fade is a product of factors, as the recurrence itself takes them:
+// - A warp has a group of eight tokens. Inside it, what a token brings fades from token to token while these read it.
+// - At a level groups, pairs of groups, or fours of them stand before and behind a border. What tokens before it bring fades up to
+//   it, what those behind read fades from it on, and both meet on tensor cores. Two groups face each other at exactly one level.
+
+constexpr int chunk_group = chunk_block / chunk_warps;
+constexpr int chunk_levels = 3;
+// Rows of a level that read, and that are read.
+constexpr int level_rows = chunk_block / 2;
+constexpr int level_part = chunk_levels * level_rows * block_pitch;
+static_assert(chunk_group << chunk_levels == chunk_block, "levels join groups to a block");
+static_assert(4 * level_part == 3 * chunk_tile, "two matrices of all levels have room");
+
+// The token at row `row` of what stands before a level's borders, or behind them.
+__device__ inline int token_of_level(int level, int row, bool behind) {
+  int group = row / chunk_group, low = group % (1 << level);
+  return ((group - low) * 2 + (behind << level) + low) * chunk_group + row % chunk_group;
+}
+
+__device__ inline float2 times(float2 a, float2 b) { return {a.x * b.x, a.y * b.y}; }
+
+// Two columns of a warp's tokens.
+struct GroupShare {
+  float2 x[chunk_group];
+
+  __device__ static int column() { return 2 * lane_index(); }
+
+  // From the rows of `tokens` tokens of `width` columns; zeros beyond.
+  template <bool aligned>
+  __device__ void load(const float* rows, int stride, int tokens, int first, int width) {
+    int c = first + column();
+#pragma unroll
+    for (int i = 0; i < chunk_group; i++) {
+      int t = warp_index() * chunk_group + i;
+      const float* from = rows + (long long)t * stride + c;
+      x[i] = {0.0f, 0.0f};
+      if (t >= tokens) continue;
+      if constexpr (aligned) {
+        if (c < width) x[i] = *reinterpret_cast<const float2*>(from);
+      } else {
+        if (c < width) x[i].x = from[0];
+        if (c + 1 < width) x[i].y = from[1];
+      }
+    }
+  }
+};
+
+// Calls `task(level, row, behind, front, back)` for this warp's group at each level: the number of its first row among those behind
+// the borders or before them, and how columns fade from the border to the group, or from it to the border. Leaves how they fade from
+// the block's begin to the group and from there to its end. `totals` [group, lane] is how they fade over each.
+template <class Task>
+__device__ inline void each_level(const float2* totals, float2& front, float2& back, Task task) {
+  int group = warp_index();
+  front = {1.0f, 1.0f}, back = {1.0f, 1.0f};
+#pragma unroll
+  for (int level = 0; level < chunk_levels; level++) {
+    int size = 1 << level, low = group % size;
+    bool behind = group & size;
+    task(level, level * level_rows + ((group - low - (behind ? size : 0)) / 2 + low) * chunk_group, behind, front, back);
+    float2 facing = {1.0f, 1.0f};
+#pragma unroll
+    for (int i = 0; i < size; i++) {
+      facing = times(facing, totals[(group - low + (behind ? -size : size) + i) * 32 + lane_index()]);
+    }
+    if (behind) front = times(front, facing);
+    else back = times(back, facing);
+  }
+}
