@@ -51,6 +51,8 @@ pub(crate) struct Frame<'a> {
     pub inputs: &'a mut Activations,
     /// Room for each worker.
     pub scratch: &'a [Mutex<Vec<f32>>],
+    /// Room that all workers see.
+    pub common: &'a mut [f32],
     pub arena: &'a mut Arena,
     pub tokens: &'a [u32],
     /// Tokens read before the chunk.
@@ -63,6 +65,7 @@ pub(crate) struct Engine {
     buffers: Buffers,
     inputs: Activations,
     scratch: Vec<Mutex<Vec<f32>>>,
+    common: Vec<f32>,
     chunk: usize,
     widest: usize,
 }
@@ -71,18 +74,15 @@ impl Engine {
     /// Allocates for chunks of up to `chunk` tokens of `program`.
     pub fn new(program: &Program, pool: Arc<Pool>, chunk: usize) -> Self {
         let widest = program.widths.iter().copied().max().unwrap_or(0);
-        let scratch = program
-            .stages
-            .iter()
-            .map(|stage| stage.scratch(chunk))
-            .max()
-            .unwrap_or(0);
+        let threads = pool.threads();
+        let (scratch, common) = Self::rooms(program, threads, chunk);
         Engine {
             buffers: Buffers::new(&program.widths, chunk),
             inputs: Activations::new(chunk, widest),
-            scratch: (0..pool.threads())
+            scratch: (0..threads)
                 .map(|_| Mutex::new(vec![0.0; scratch]))
                 .collect(),
+            common: vec![0.0; common],
             pool,
             chunk,
             widest,
@@ -92,10 +92,19 @@ impl Engine {
     /// Bytes of working memory that [`Engine::new`] would allocate.
     pub fn plan(program: &Program, threads: usize, chunk: usize) -> usize {
         let buffers = program.widths.iter().sum::<usize>() * chunk;
-        let scratch = program.stages.iter().map(|stage| stage.scratch(chunk));
-        let scratch = scratch.max().unwrap_or(0) * threads;
+        let (scratch, common) = Self::rooms(program, threads, chunk);
         let widest = program.widths.iter().copied().max().unwrap_or(0);
-        (buffers + scratch) * size_of::<f32>() + Activations::bytes(chunk, widest)
+        (buffers + scratch * threads + common) * size_of::<f32>()
+            + Activations::bytes(chunk, widest)
+    }
+
+    /// Floats of each worker's scratch memory, and of that which all workers see.
+    fn rooms(program: &Program, threads: usize, chunk: usize) -> (usize, usize) {
+        let rooms = program.stages.iter();
+        rooms.fold((0, 0), |(scratch, common), stage| {
+            let more = (stage.scratch(chunk), stage.common(threads));
+            (scratch.max(more.0), common.max(more.1))
+        })
     }
 
     /// Bytes of working memory, besides the state.
@@ -106,7 +115,8 @@ impl Engine {
             .iter()
             .map(|s| s.lock().map_or(0, |s| s.len()))
             .sum();
-        (buffers + scratch) * size_of::<f32>() + Activations::bytes(self.chunk, self.widest)
+        (buffers + scratch + self.common.len()) * size_of::<f32>()
+            + Activations::bytes(self.chunk, self.widest)
     }
 
     /// Reads one chunk of tokens into the state.
@@ -117,6 +127,7 @@ impl Engine {
             buffers: &mut self.buffers,
             inputs: &mut self.inputs,
             scratch: &self.scratch,
+            common: &mut self.common,
             arena,
             tokens,
             position,

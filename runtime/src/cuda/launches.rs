@@ -14,6 +14,7 @@ use crate::program::{Vector, View};
 use crate::state::{HEADER, Kv, StatePlan};
 
 /// One parameter of a kernel: its type there, and its bytes.
+#[derive(Clone)]
 pub(crate) struct Parameter {
     kind: String,
     bytes: Argument,
@@ -82,6 +83,16 @@ pub(crate) enum Grid {
     EachToken(usize),
     /// This many for every tile of so many tokens: `blockIdx.y` is the tile.
     EachTile(usize, usize),
+    /// This many for every tile of lists of tokens: `blockIdx.y` is the tile.
+    EachListedTile {
+        blocks: usize,
+        /// Tokens of a tile.
+        tile: usize,
+        /// Lists. Each begins with a tile of its own.
+        lists: usize,
+        /// Lists in which each token stands.
+        used: usize,
+    },
 }
 
 impl Grid {
@@ -92,6 +103,12 @@ impl Grid {
             Grid::Tokens => (tokens, 1),
             Grid::EachToken(x) => (x, tokens),
             Grid::EachTile(x, tile) => (x, tokens.div_ceil(tile)),
+            Grid::EachListedTile {
+                blocks,
+                tile,
+                lists,
+                used,
+            } => (blocks, tokens * used / tile + lists),
         };
         [x as u32, y as u32, 1]
     }

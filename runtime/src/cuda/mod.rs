@@ -2,7 +2,10 @@
 
 mod ahead;
 #[cfg(test)]
+mod attend_blocks_tests;
+#[cfg(test)]
 mod attend_tests;
+mod chosen_products;
 mod compile;
 mod driver;
 #[cfg(feature = "emulator")]
@@ -12,6 +15,8 @@ mod gpu;
 mod launches;
 #[cfg(all(test, feature = "emulator"))]
 mod lost_tests;
+#[cfg(test)]
+mod partitions_tests;
 mod persistent;
 mod products;
 #[cfg(test)]

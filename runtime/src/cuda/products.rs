@@ -333,7 +333,7 @@ impl Launches<'_> {
     }
 
     /// Rows that a block takes of a matrix where each token is on its own.
-    fn block_rows(&self) -> usize {
+    pub(super) fn block_rows(&self) -> usize {
         self.gather_threads() / 32 * WARP_ROWS
     }
 

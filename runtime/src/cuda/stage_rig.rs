@@ -70,6 +70,7 @@ impl Comparison<'_> {
 
         let pool = Pool::new(1);
         let room = Mutex::new(vec![f32::NAN; stage.scratch(most)]);
+        let mut common = vec![f32::NAN; stage.common(1)];
         let mut arena = Arena::new(Arc::clone(plan));
         let mut rounded = Activations::new(most, widths[0]);
         let mut cpu = Buffers::new(&widths, most);
@@ -96,6 +97,7 @@ impl Comparison<'_> {
                 buffers: &mut cpu,
                 inputs: &mut rounded,
                 scratch: std::slice::from_ref(&room),
+                common: &mut common,
                 arena: &mut arena,
                 tokens: &vec![0; chunk],
                 position: position as u64,

@@ -187,6 +187,82 @@ fn products_are_those_of_the_cpu() {
     }
 }
 
+/// A product of one token with two of three parts of matrices of every format.
+#[test]
+fn products_of_chosen_parts_leave_the_others_as_they_are() {
+    let Some(device) = device() else { return };
+    const PARTS: usize = 3;
+    const CHOSEN: [f32; 2] = [2.0, 0.0];
+    for (index, &format) in FORMATS.iter().enumerate() {
+        let cols = 2 * format.block_len.max(32);
+        let heights = [37, 2];
+        let rows = heights.map(|height| PARTS * height);
+        let width = rows[0] + rows[1];
+        let bench = Bench::new(Arc::clone(&device), [cols, 4, 1, width], 1);
+        let x = numbers(7, cols);
+        let write = |buffer: usize, values: &[f32]| {
+            let place = bench.buffers[buffer].address();
+            let written = bench.queue.write(place, bytemuck::cast_slice(values));
+            written.expect("a copy");
+        };
+        write(0, &x);
+        write(1, &CHOSEN);
+        write(3, &vec![0.5; width]);
+        let bias: crate::program::Vector = numbers(9, rows[1]).into();
+        let matrices = [
+            matrix(format, rows[0], cols, index as u32),
+            matrix(&waterline_quant::F32, rows[1], cols, 50),
+        ];
+        let mut scratch = Vec::new();
+        let mut launches = bench.launches(1, &mut scratch);
+        let gather = launches.gathered(View::whole(0, cols), None);
+        let factors = [
+            (&matrices[0], None, 0),
+            (&matrices[1], Some(&bias), rows[0]),
+        ];
+        let (route, output) = (View::whole(1, 4), View::whole(3, width));
+        launches
+            .multiply_chosen(gather.expect("an input"), &factors, (PARTS, route), output)
+            .expect("launches");
+        let calls = launches.calls;
+        for launch in bench.compile(&calls, 1) {
+            bench.queue.launch(&launch).expect("a launch");
+        }
+        let mut found = vec![0.0f32; width];
+        let place = bench.buffers[3].address();
+        let bytes = bytemuck::cast_slice_mut(&mut found);
+        bench.queue.read(place, bytes).expect("a copy");
+
+        let mut inputs = Activations::new(1, cols);
+        inputs.load(&x, 1, cols, format.is_integer_dot());
+        let mut expected = vec![0.5f32; width];
+        let out = Output::new(&mut expected, width);
+        for ((matrix, _, column), height) in factors.iter().zip(heights) {
+            for part in CHOSEN.map(|part| part as usize) {
+                // SAFETY: one thread, columns that the output has.
+                unsafe {
+                    matrix.mul_rows(part * height..(part + 1) * height, &inputs, &out, *column)
+                };
+            }
+        }
+        for part in CHOSEN.map(|part| part as usize) {
+            let rows_of_part = part * heights[1]..(part + 1) * heights[1];
+            for (x, bias) in expected[rows[0]..][rows_of_part.clone()]
+                .iter_mut()
+                .zip(&bias[rows_of_part])
+            {
+                *x += bias;
+            }
+        }
+        for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            assert!(
+                (found - expected).abs() <= 1e-5 * (cols as f32).sqrt(),
+                "{format}, value {i}: {found}, on the CPU {expected}"
+            );
+        }
+    }
+}
+
 /// A product of matrices of every format through the rings of a persistent program: twice, so that rows are added to what the
 /// output holds, and a gated one.
 #[test]

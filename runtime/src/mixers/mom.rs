@@ -67,8 +67,8 @@ struct Inputs {
     decay: View,
 }
 
-/// Of each memory: key and value, then write strength and decay.
-const OWN: [[&str; 2]; 2] = [["k_proj", "v_proj"], ["b_proj", "a_proj"]];
+/// Key, value, write strength and decay of each memory, and of the shared one.
+const OWN: [&str; 4] = ["k_proj", "v_proj", "b_proj", "a_proj"];
 const SHARED: [&str; 4] = ["shared_k", "shared_v", "shared_b", "shared_a"];
 const CONVOLUTIONS: [&str; 3] = ["q_conv1d", "k_conv1d", "v_conv1d"];
 /// The number of the first slot of the shared memory.
@@ -171,8 +171,7 @@ impl Mixer for Mom {
             }
         };
         if !self.single {
-            let [[k, v], [b, a]] = OWN;
-            inputs([k, v, b, a], self.memories);
+            inputs(OWN, self.memories);
         }
         if self.single || self.shared {
             inputs(SHARED, 1);
@@ -216,41 +215,27 @@ impl Mixer for Mom {
         let n = self.memories;
         let mut names = vec!["q_proj", "gate"];
         names.extend(self.gate.then_some("g_proj"));
-        // Write strengths and decays are few rows, so those of all memories are multiplied.
-        if !self.single {
-            names.extend(OWN[1]);
-        }
         if self.single || self.shared {
             names.extend(SHARED);
         }
         let views = block.project(&names)?;
-        let view = |name: &str| {
-            let at = names.iter().position(|other| *other == name);
-            at.map(|at| views[at])
-        };
-        let (q, logits, gate) = (views[0], views[1], view("g_proj"));
+        let (q, logits, gate) = (views[0], views[1], self.gate.then(|| views[2]));
         let route = block.buffer(2 * self.chosen);
         block.push(Stage::Route(Route {
             logits,
             normalize: true,
             out: route,
         }));
-        let inputs = |[k, v, beta, decay]: [&str; 4]| {
-            Some(Inputs {
-                k: view(k)?,
-                v: view(v)?,
-                beta: view(beta)?,
-                decay: view(decay)?,
-            })
+        let inputs = |views: &[View]| Inputs {
+            k: views[0],
+            v: views[1],
+            beta: views[2],
+            decay: views[3],
         };
-        let shared = inputs(SHARED);
-        let own = match view(OWN[1][0]).zip(view(OWN[1][1])) {
-            Some((beta, decay)) => {
-                let views = block.project_chosen(&OWN[0], n, route)?;
-                let (k, v) = (views[0], views[1]);
-                Some(Inputs { k, v, beta, decay })
-            }
-            None => None,
+        let shared = (self.single || self.shared).then(|| inputs(&views[views.len() - 4..]));
+        let own = match self.single {
+            true => None,
+            false => Some(inputs(&block.project_chosen(&OWN, n, route)?)),
         };
 
         // The memories' inputs in columns of their own: the shared memory changes its inputs in place.

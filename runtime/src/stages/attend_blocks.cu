@@ -1,5 +1,6 @@
 // Native sparse attention. `stage_blocks` rounds the chunk's keys and values as they will be cached and averages the
-// blocks that the chunk completes, `attend_blocks` computes the queries side by side, `cache_blocks` writes the state.
+// blocks that the chunk completes, `attend_blocks` computes the queries of a chunk side by side, `cache_blocks` writes the
+// state.
 
 struct Blocks {
   Rows q, k, v, gates, out;
@@ -11,8 +12,13 @@ struct Blocks {
   // `[kv_heads, chunk / block + 1, head_dim]`, each twice.
   void* staged;
   void* staged_means;
-  // A row for each block of threads.
+  // A row for each block of threads; in a step, for each key head.
   float* importance;
+  // Softmaxes of a step's parts.
+  float* parts;
+  // Where other kernels attend to them: the chosen blocks of each token and key head, from the first in view on, and then their
+  // count.
+  int* picked;
   float scale;
   int heads;
   int kv_heads;
@@ -33,8 +39,16 @@ struct Positions {
   long long start;
   int rows;
   int dim;
+  // The oldest that may be asked for, and its row: a division for each row would cost more than all else.
+  long long base;
+  int base_row;
+  __device__ Positions(const E* cached, const E* staged, long long start, int rows, int dim)
+      : cached(cached), staged(staged), start(start), rows(rows), dim(dim), base(start > rows ? start - rows : 0),
+        base_row((int)((u64)base % rows)) {}
   __device__ const E* at(long long p) const {
-    return p < start ? cached + (long long)((u64)p % rows) * dim : staged + (p - start) * dim;
+    if (p >= start) return staged + (p - start) * dim;
+    int row = base_row + (int)(p - base);
+    return cached + (long long)(row >= rows ? row - rows : row) * dim;
   }
 };
 
@@ -54,6 +68,21 @@ __device__ Positions<E> means_of(const Blocks& b, int kv_head, int which, long l
   const E* staged = reinterpret_cast<const E*>(b.staged_means) + (long long)which * b.kv_heads * room * dim;
   return {cached + (long long)kv_head * b.blocks * dim, staged + (long long)kv_head * room * dim, start / b.block,
           b.blocks, dim};
+}
+
+// What token t of the chunk sees: positions `oldest..end`, and `count` blocks from `first` to its own, `current`, the first
+// `complete` of which have means.
+struct InView {
+  long long oldest, end, first, current;
+  int complete, count;
+};
+
+__device__ inline InView in_view(const Blocks& b, long long start, int t) {
+  long long end = start + t + 1, oldest = end > b.rows ? end - b.rows : 0;
+  long long current = (end - 1) / b.block, first = (oldest + b.block - 1) / b.block;
+  if (first > current) first = current;
+  int complete = end / b.block > first ? (int)(end / b.block - first) : 0;
+  return {oldest, end, first, current, complete, (int)(current - first) + 1};
 }
 
 template <class E, int dim>
@@ -92,37 +121,117 @@ struct Listed {
   __device__ long long position(int i) const {
     return chosen ? first + (long long)chosen[i / block] * block + i % block : first + i;
   }
-  __device__ const E* key(int i) const { return keys.at(position(i) < last ? position(i) : last); }
-  __device__ const E* value(int i) const { return values.at(position(i) < last ? position(i) : last); }
+  __device__ bool sees(int i) const {
+    long long p = position(i);
+    return p >= oldest && p <= last;
+  }
+  __device__ long long near(int i) const {
+    long long p = position(i);
+    return p > last ? last : p < oldest ? oldest : p;
+  }
+  __device__ const E* key(int i) const { return keys.at(near(i)); }
+  __device__ const E* value(int i) const { return values.at(near(i)); }
+
+  // Of tokens: those of the chosen blocks, numbered from the first in view.
+  __device__ Listed of_blocks(const InView& view, const int* chosen) const {
+    Listed list = *this;
+    list.first = view.first * block;
+    list.chosen = chosen;
+    return list;
+  }
+  __device__ Listed of_window(const InView& view, int window) const {
+    Listed list = *this;
+    list.first = view.end - window > oldest ? view.end - window : oldest;
+    return list;
+  }
 };
 
-// The first of the highest of `count` numbers, in every thread. Numbers that are not above minus infinity are passed over.
-__device__ inline int first_highest(const float* numbers, int count) {
-  __shared__ float highest[32];
-  __shared__ int places[32];
-  float high = -infinity;
-  int place = count;
+template <class E, int dim>
+__device__ Listed<E> listed_means(const Blocks& b, int kv_head, long long start, const InView& view) {
+  return {means_of<E>(b, kv_head, 0, start, dim), means_of<E>(b, kv_head, 1, start, dim), view.first, view.first,
+          view.current, nullptr, 1};
+}
+
+template <class E, int dim>
+__device__ Listed<E> listed_tokens(const Blocks& b, int kv_head, long long start, const InView& view) {
+  return {positions_of<E>(b, kv_head, 0, start, dim), positions_of<E>(b, kv_head, 1, start, dim), view.oldest,
+          view.oldest, view.end - 1, nullptr, b.block};
+}
+
+// How important blocks `from..to` of `count` are to token t: each head's share, of which `totals` has the largest score and the
+// sum of all.
+template <class Queries, int dim, int heads, class E>
+__device__ void find_importance(const Blocks& b, int t, int kv_head, const Listed<E>& means, const float* totals, int from,
+                                int to, int count, float* importance) {
+  int group = b.heads / b.kv_heads, warps = blockDim.x / 32;
+  int own = from + warp_index() * Queries::keys_of_warp + lane_index() / Queries::lanes;
+  Queries queries;
+  for (int part = 0; part < group; part += heads) {
+#pragma unroll
+    for (int g = 0; g < heads; g++) queries.load_query(g, b.q.token(t) + (kv_head * group + part + g) * dim);
+    for (int i = own; i - own < to - from; i += warps * Queries::keys_of_warp) {
+      // The first and the last two count as a full share; these may have no mean yet.
+      bool fixed = i == 0 || i >= count - 2, inside = i < to;
+      typename Queries::Key key[Queries::pieces] = {};
+      if (!fixed && inside) Queries::load(means.key(i), key);
+      float share = fixed || !inside || part == 0 ? 0.0f : importance[i];
+#pragma unroll
+      for (int g = 0; g < heads; g++) {
+        float score = b.scale * Queries::over_lanes(queries.product(g, key));
+        share += expf(score - totals[(part + g) * 2]) / totals[(part + g) * 2 + 1];
+      }
+      if (lane_index() % Queries::lanes == 0 && inside) importance[i] = fixed ? group : share;
+    }
+    // Other lanes read them for the next heads.
+    __syncthreads();
+  }
+}
+
+// Writes the numbers of the highest of `count` numbers, at most `most`, the first ones of equals first; returns how many.
+__device__ inline int choose_highest(const float* numbers, int count, int most, int* chosen) {
+  __shared__ float highest[2][32];
+  __shared__ int places[2][32];
+  float high;
+  int place;
   auto take = [&](float number, int at) {
     if (number > high || (number == high && at < place)) high = number, place = at;
   };
-  for (int i = threadIdx.x; i < count; i += blockDim.x) take(numbers[i], i);
-  for (int distance = 16; distance > 0; distance /= 2) {
-    float number = __shfl_xor_sync(all_lanes, high, distance);
-    take(number, __shfl_xor_sync(all_lanes, place, distance));
+  // This thread's highest of those that come after number `last`, of value `below`.
+  auto find = [&](float below, int last) {
+    high = -infinity, place = count;
+    for (int i = threadIdx.x; i < count; i += blockDim.x) {
+      float number = numbers[i];
+      if (number < below || (number == below && i > last)) take(number, i);
+    }
+  };
+  find(infinity, -1);
+  int taken = min(most, count);
+  for (int n = 0; n < taken; n++) {
+    float own_high = high;
+    int own = place;
+    for (int distance = 16; distance > 0; distance /= 2) {
+      float number = __shfl_xor_sync(all_lanes, high, distance);
+      take(number, __shfl_xor_sync(all_lanes, place, distance));
+    }
+    // Two rows by turns: who writes one has seen all others read it.
+    if (lane_index() == 0) highest[n % 2][warp_index()] = high, places[n % 2][warp_index()] = place;
+    __syncthreads();
+    for (int warp = 0; warp < (int)blockDim.x / 32; warp++) take(highest[n % 2][warp], places[n % 2][warp]);
+    // There is none only among numbers that are none.
+    if (threadIdx.x == 0) chosen[n] = place < count ? place : 0;
+    if (place == own) {
+      find(high, place);
+    } else {
+      high = own_high, place = own;
+    }
   }
   __syncthreads();
-  if (lane_index() == 0) {
-    highest[warp_index()] = high;
-    places[warp_index()] = place;
-  }
-  __syncthreads();
-  for (int warp = 0; warp < (int)blockDim.x / 32; warp++) take(highest[warp], places[warp]);
-  return place;
+  return taken;
 }
 
 // Blocks take pairs of a token and a key head in turn. Shared memory: what `merge` needs; the largest score and the sum
-// over the means for each query head of the group; the chosen blocks.
-template <class E, int dim, int unit, int heads>
+// over the means for each query head of the group; the chosen blocks. `picks`: only the means, and the choice.
+template <class E, int dim, int unit, int heads, bool picks>
 __device__ void attend_blocks(Blocks b, const u64* position, int tokens) {
   using Queries = Softmaxes<E, dim, unit, heads>;
   int group = b.heads / b.kv_heads, warps = blockDim.x / 32;
@@ -133,15 +242,9 @@ __device__ void attend_blocks(Blocks b, const u64* position, int tokens) {
   long long start = *position;
   for (int task = blockIdx.x; task < tokens * b.kv_heads; task += gridDim.x) {
     int t = task / b.kv_heads, kv_head = task % b.kv_heads;
-    long long end = start + t + 1, oldest = end > b.rows ? end - b.rows : 0;
-    long long current = (end - 1) / b.block, first = (oldest + b.block - 1) / b.block;
-    if (first > current) first = current;
-    int complete = end / b.block > first ? (int)(end / b.block - first) : 0, count = (int)(current - first) + 1;
-
-    Listed<E> means = {means_of<E>(b, kv_head, 0, start, dim), means_of<E>(b, kv_head, 1, start, dim), first, first,
-                       current, nullptr, 1};
-    Listed<E> cached = {positions_of<E>(b, kv_head, 0, start, dim), positions_of<E>(b, kv_head, 1, start, dim), oldest,
-                        oldest, end - 1, nullptr, b.block};
+    InView view = in_view(b, start, t);
+    auto means = listed_means<E, dim>(b, kv_head, start, view);
+    auto cached = listed_tokens<E, dim>(b, kv_head, start, view);
     Queries queries;
     // A branch of some heads; the first one sets the output.
     auto branch = [&](int part, int number, const Listed<E>& keys, int count) {
@@ -149,10 +252,7 @@ __device__ void attend_blocks(Blocks b, const u64* position, int tokens) {
       queries.clear();
 #pragma unroll
       for (int g = 0; g < heads; g++) queries.load_query(g, b.q.token(t) + (first_head + g) * dim);
-      queries.add(0, count, keys, b.scale, [&](int i, int) {
-        long long p = keys.position(i);
-        return p >= keys.oldest && p <= keys.last;
-      });
+      queries.add(0, count, keys, b.scale, [&](int i, int) { return keys.sees(i); });
       queries.merge(merged, [&](int g, int i, float largest, float sum, float weighted) {
         float* out = b.out.token(t) + (first_head + g) * dim + i;
         // No key has passed: not so for a NaN, which must show.
@@ -164,46 +264,20 @@ __device__ void attend_blocks(Blocks b, const u64* position, int tokens) {
         }
       });
     };
-    for (int part = 0; part < group; part += heads) {
-      branch(part, 0, means, complete);
-    }
+    for (int part = 0; part < group; part += heads) branch(part, 0, means, view.complete);
     __syncthreads();
-
-    for (int i = warp_index(); i < count; i += warps) {
-      float share = 0.0f;
-      if (i == 0 || i >= count - 2) {
-        share = group;
-      } else {
-        const E* key = means.key(i);
-        for (int g = 0; g < group; g++) {
-          const float* query = b.q.token(t) + (kv_head * group + g) * dim;
-          float product = 0.0f;
-          for (int c = lane_index(); c < dim; c += 32) product += query[c] * float_of(key[c]);
-          share += expf(b.scale * warp_sum(product) - totals[g * 2]) / totals[g * 2 + 1];
-        }
+    find_importance<Queries, dim, heads>(b, t, kv_head, means, totals, 0, view.count, view.count, importance);
+    int taken = choose_highest(importance, view.count, b.chosen, chosen);
+    if constexpr (picks) {
+      int* picked = b.picked + task * (b.chosen + 1);
+      for (int n = threadIdx.x; n < taken; n += blockDim.x) picked[n] = chosen[n];
+      if (threadIdx.x == 0) picked[b.chosen] = taken;
+    } else {
+      auto window = cached.of_window(view, b.window);
+      for (int part = 0; part < group; part += heads) {
+        branch(part, 1, cached.of_blocks(view, chosen), taken * b.block);
+        branch(part, 2, window, (int)(view.end - window.first));
       }
-      if (lane_index() == 0) importance[i] = share;
-    }
-    __syncthreads();
-    int taken = min(b.chosen, count);
-    for (int n = 0; n < taken; n++) {
-      int best = first_highest(importance, count);
-      __syncthreads();
-      if (threadIdx.x == 0) {
-        chosen[n] = best < count ? best : 0;
-        if (best < count) importance[best] = -infinity;
-      }
-      __syncthreads();
-    }
-
-    Listed<E> blocks = cached;
-    blocks.first = first * b.block;
-    blocks.chosen = chosen;
-    Listed<E> window = cached;
-    window.first = end - b.window > oldest ? end - b.window : oldest;
-    for (int part = 0; part < group; part += heads) {
-      branch(part, 1, blocks, taken * b.block);
-      branch(part, 2, window, (int)(end - window.first));
     }
     __syncthreads();
   }

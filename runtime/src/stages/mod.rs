@@ -158,6 +158,14 @@ impl Stage {
         }
     }
 
+    /// Floats of memory that all workers see.
+    pub(crate) fn common(&self, threads: usize) -> usize {
+        match self {
+            Stage::AttendBlocks(stage) => stage.common(threads),
+            _ => 0,
+        }
+    }
+
     /// Bytes of weights that one token touches.
     pub fn weight_bytes(&self) -> usize {
         match self {

@@ -7,8 +7,11 @@
 //! - tokens: token after token, each over its partitions
 //! - masked: all tokens for every partition; to the others its state is open to neither writing nor reading
 //! - grouped: for every partition only its own tokens
+//!
+//! A GPU too groups the tokens of a chunk, and leaves them where they are if it has few for each partition (`matrix_form`).
 
 mod launch;
+mod matrix_form;
 
 use super::recur::{self, Fade, Inputs, Recur, Rows};
 use super::route::Chosen;

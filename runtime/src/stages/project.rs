@@ -36,7 +36,8 @@ pub struct Project {
 }
 
 /// Parts of a matrix that are left out where no token of the chunk has chosen their partition: their columns of the
-/// output stay as they are. (A GPU multiplies them all.)
+/// output stay as they are. (A GPU leaves them out of a step, and multiplies them all for a chunk, of which some token wants
+/// nearly every one.)
 struct Parts {
     partitions: usize,
     /// What [`super::Route`] chose.
@@ -128,7 +129,13 @@ impl Project {
             .map(|linear| (&linear.matrix, linear.bias.as_ref(), linear.column))
             .collect();
         let output = View::whole(self.output.buffer, self.output.stride);
-        launches.multiply(gather, &factors, output, false)
+        match &self.parts {
+            Some(parts) if launches.tokens == 1 => {
+                let parts = (parts.partitions, parts.route);
+                launches.multiply_chosen(gather, &factors, parts, output)
+            }
+            _ => launches.multiply(gather, &factors, output, false),
+        }
     }
 }
 

@@ -8,6 +8,7 @@ mod launch;
 mod matrix_form;
 
 pub(super) use launch::{Fading, Input, Inputs as DeviceInputs, Plan, SOURCE, Writing};
+pub(super) use matrix_form::{Lists, MatrixForm};
 
 use super::recur_chunk;
 use crate::cpu::{Buffers, Frame, Shared, simd};

@@ -44,9 +44,10 @@ struct ChunkRing {
 
 // Passes `columns` columns of a state through the blocks. They stay in registers; a copy of them in shared memory stands for the
 // products with what comes through the ring. A warp takes 16 of 64 rows, and half of the columns if there are 32, else half of
-// the panels and of the slices.
+// the panels and of the slices. Where `heads` states are in partitions, `firsts` are the first blocks of each partition, and the
+// end of the last one's.
 template <int dk, int dv, int queries, int fade, int write, int columns, int slots>
-__device__ void recur_states(RecurInputs in, u16* scratch, int tokens) {
+__device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int* firsts, int heads) {
   using Block = ChunkBlock<dk, dv, queries, fade, write>;
   constexpr int writes = Block::writes, key_images = writes * Block::slices;
   constexpr bool wide = columns == 32;
@@ -63,18 +64,20 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens) {
     return SplitTile{copy.high + 2 * copy.low + number * 2 * part, part, state_pitch};
   };
 
-  int index = blockIdx.x / groups, first_column = blockIdx.x % groups * columns, states = gridDim.x / groups;
+  int index = blockIdx.x / groups, first_column = blockIdx.x % groups * columns, head = index % heads;
   int warp_row = warp_index() % 4 * 16, half_of = warp_index() / 4, warp_column = wide ? half_of * 16 : 0;
-  int blocks = (tokens + chunk_block - 1) / chunk_block;
+  int begin = firsts ? firsts[index / heads] : 0;
+  int end = firsts ? firsts[index / heads + 1] : (tokens + chunk_block - 1) / chunk_block;
+  if (begin == end) return;
   float* matrix = in.states + (long long)index * dk * dv;
-  auto block_at = [&](int n) { return Block{scratch + ((long long)n * states + index) * Block::size}; };
+  auto block_at = [&](int n) { return Block{scratch + ((long long)n * heads + head) * Block::size}; };
   // What this warp takes, as number `i` of its own.
   auto own = [&](int i) { return wide ? i : 2 * i + half_of; };
   auto load = [&](int which) {
-    int n = which / steps, step = which % steps, keys = step - Block::slices;
+    int n = begin + which / steps, step = which % steps, keys = step - Block::slices;
     const u16* from = step < Block::slices ? block_at(n).panel(step, 0) : block_at(n).keys(0, keys * panels);
     int images = step < Block::slices ? panels : min(panels, key_images - keys * panels);
-    ring.load(which, from, n < blocks ? images * image_size : 0);
+    ring.load(which, from, n < end ? images * image_size : 0);
   };
   ring.begin();
   for (int i = 0; i < slots - 1; i++) load(i);
@@ -92,7 +95,7 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens) {
     });
   }
 
-  for (int n = 0; n < blocks; n++) {
+  for (int n = begin; n < end; n++) {
     Block block = block_at(n);
     int first = n * chunk_block, count = min(chunk_block, tokens - first);
     // These come while the products are computed.
@@ -104,7 +107,7 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens) {
       if (Block::column_fades || own(i) >= Block::slices) continue;
       row_fades[i][0] = block.fade(row), row_fades[i][1] = block.fade(row + 8);
     }
-    float* out = in.out.first + (long long)first * in.out.stride + index * queries * dv;
+    float* out = in.out.first + (long long)first * in.out.stride + head * queries * dv;
     each_pair<2>(warp_row, first_column + warp_column, [&](int tile, int j, int t, int column) {
 #pragma unroll
       for (int i = 0; i < writes; i++) {

@@ -65,6 +65,12 @@ impl<'a> Rig<'a> {
         }
     }
 
+    /// The same with another number of threads than two.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.pool = Pool::new(threads);
+        self
+    }
+
     /// Resets the state and reads tokens in chunks of the lengths `chunks`: `fill(buffer, token, row)` writes the
     /// inputs. Returns the columns `out` of every token, and the bytes of the state.
     pub fn read(
@@ -79,6 +85,7 @@ impl<'a> Rig<'a> {
         let scratch: Vec<_> = (0..self.pool.threads())
             .map(|_| Mutex::new(vec![f32::NAN; scratch]))
             .collect();
+        let mut common = vec![f32::NAN; self.stage.common(self.pool.threads())];
         let mut buffers = Buffers::new(self.widths, longest);
         let mut inputs = Activations::new(longest, *self.widths.iter().max().unwrap_or(&1));
         let (mut outputs, mut position) = (Vec::new(), 0);
@@ -93,6 +100,7 @@ impl<'a> Rig<'a> {
                 buffers: &mut buffers,
                 inputs: &mut inputs,
                 scratch: &scratch,
+                common: &mut common,
                 arena: &mut self.arena,
                 tokens: &vec![0; chunk],
                 position: position as u64,

@@ -67,6 +67,8 @@ struct Softmaxes {
   // Keys that are read together, so that their loads overlap.
   static constexpr int together = sizeof(E) == 2 && queries <= 4 ? 4 : 2;
 
+  using Key = Piece<E, unit>;
+
   float query[queries][pieces * unit];
   float weighted[queries][pieces * unit];
   float largest[queries];

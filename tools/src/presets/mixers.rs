@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use waterline::mixers::{
     Attention, GatedDeltaNet, Gla, Gsa, Hax, HeadGateInput, HeadMap, LinearAttention, Lte, Mamba,
-    Mamba2, Mixer, NativeSparseAttention, RetNet, RouterScope, ScoreMap, Source, Sse, StateUpdate,
+    Mamba2, Mixer, Mom, NativeSparseAttention, RetNet, RouterScope, ScoreMap, Source, Sse,
+    StateUpdate,
 };
 use waterline::stages::Activation;
 
@@ -211,6 +212,22 @@ fn sse_of(
         conv: None,
         gate_rank: Some(128),
         bias: false,
+        norm_eps: 1e-6,
+    })
+}
+
+/// Memories of Gated DeltaNet, of which a token uses two, besides the shared one.
+pub fn mom(heads: usize, head_dim: usize, memories: usize) -> Arc<dyn Mixer> {
+    Arc::new(Mom {
+        heads,
+        head_dim,
+        value_dim: head_dim,
+        memories,
+        chosen: 2,
+        shared: true,
+        single: false,
+        conv: 4,
+        gate: true,
         norm_eps: 1e-6,
     })
 }

@@ -144,6 +144,14 @@ pub const PRESETS: &[Preset] = &[
             size.model(40, &sse_windows(40, 8, 1024))
         },
     ),
+    // The defaults of flash-linear-attention's MomConfig (arXiv 2502.13685), and the same with four times the memories: a
+    // token of both touches as much.
+    Preset::new("mom-m4k2-1.6b", "mixture of memories, 2 of 4", || {
+        LARGE.model(24, &[mixers::mom(4, 256, 4)])
+    }),
+    Preset::new("mom-m16k2-2.8b", "mixture of memories, 2 of 16", || {
+        LARGE.model(24, &[mixers::mom(4, 256, 16)])
+    }),
     // state-spaces/mamba-790m, mamba-1.4b and mamba2-1.3b on Hugging Face.
     Preset::new("mamba-1.4b", "Mamba", || {
         mamba_size(2048).model(48, &[mixers::mamba(2048, None)])
@@ -205,6 +213,9 @@ pub const PRESETS: &[Preset] = &[
     }),
     Preset::new("sse-windows-tiny", "as sse-12b, for tests", || {
         TINY.model(5, &sse_windows(2, 1, 64))
+    }),
+    Preset::new("mom-tiny", "as mom-m4k2-1.6b, for tests", || {
+        TINY.model(4, &[mixers::mom(2, 64, 4)])
     }),
     Preset::new("mamba-tiny", "as mamba-1.4b, for tests", || {
         TINY.of_mamba().model(4, &[mixers::mamba(256, None)])

@@ -83,7 +83,12 @@ fn follows_the_definition_and_any_split_gives_the_same_bits() {
         let (whole, state) = rig.read(&[tokens], fill, out);
         assert!((whole.clone(), state.clone()) == rig.read(&vec![1; tokens], fill, out));
         let ragged = [1, tokens / 3, 2, tokens - tokens / 3 - 3];
-        assert!((whole.clone(), state) == rig.read(&ragged, fill, out));
+        assert!((whole.clone(), state.clone()) == rig.read(&ragged, fill, out));
+        // Steps of so many threads share out the heads and the blocks.
+        for threads in [1, 3, 8] {
+            let mut rig = Rig::new(&stage, &widths, &slots).threads(threads);
+            assert!((whole.clone(), state.clone()) == rig.read(&vec![1; tokens], fill, out));
+        }
 
         let value = |t: usize, column: usize| f64::from(noise(t * stride + column));
         let rows = |view: &View, head: usize, t: usize| -> Vec<f64> {
@@ -203,5 +208,7 @@ fn a_wrapped_context_reads_the_same_in_any_split() {
             whole == rig.read(&[3, rows, 1, 66 - rows], fill, out),
             "{rows} {block}"
         );
+        let mut alone = Rig::new(&stage, &[26, 10], &slots).threads(1);
+        assert!(whole == alone.read(&[70], fill, out), "{rows} {block}");
     }
 }

@@ -10,7 +10,7 @@ use crate::error::Result;
 /// `PartitionRoute` in partitions.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Route {
+pub(super) struct Route {
     chosen: Rows,
     count: i32,
     writers: i32,
@@ -33,6 +33,18 @@ impl Partitions {
             self.partitions
         };
         let plan = self.recur.plan(open * heads, &inputs, launches);
+        let route = Route {
+            chosen: launches.rows(self.route),
+            count: (self.route.width / 2) as i32,
+            writers: self.writers as i32,
+            readers: self.readers as i32,
+            weigh_queries: self.weigh_queries.into(),
+            weigh_keys: self.weigh_keys.into(),
+            unit_length: self.unit_length.into(),
+        };
+        if let Some(form) = self.matrix_form(&inputs, launches) {
+            return self.launch_gathered(form, inputs, route, launches);
+        }
 
         let out = inputs.out;
         // What one partition alone writes needs no sum.
@@ -46,15 +58,6 @@ impl Partitions {
                 width: floats as i32,
             };
         }
-        let route = Route {
-            chosen: launches.rows(self.route),
-            count: (self.route.width / 2) as i32,
-            writers: self.writers as i32,
-            readers: self.readers as i32,
-            weigh_queries: self.weigh_queries.into(),
-            weigh_keys: self.weigh_keys.into(),
-            unit_length: self.unit_length.into(),
-        };
         launches.push(Call {
             source: SOURCE,
             kernel: format!("partitions<{heads}, {step}, {}>", plan.arguments()),

@@ -17,7 +17,8 @@ pub(in crate::stages) const SOURCE: &str = concat!(
     include_str!("../recur_chunk.cu"),
     include_str!("../recur_rows.cu"),
     include_str!("../recur_states.cu"),
-    include_str!("../partitions.cu")
+    include_str!("../partitions.cu"),
+    include_str!("../partitions_chunk.cu")
 );
 
 /// `RecurInput` in recur.cu: where a head's columns of an input lie.
@@ -228,7 +229,7 @@ impl Plan {
         let room = [launches.processors(), launches.shared_memory()];
         let (tokens, cores) = (launches.tokens, launches.tensor_cores());
         if let Some(form) = MatrixForm::of(*self, states, tokens, cores, room) {
-            return form.launch(states, inputs, launches);
+            return form.launch(states, inputs, None, launches);
         }
         launches.push_streaming(Call {
             source: SOURCE,

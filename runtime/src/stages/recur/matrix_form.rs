@@ -2,7 +2,7 @@
 //! with.
 
 use super::launch::{Fading, Inputs, Plan, SOURCE, Writing};
-use crate::cuda::{Call, Grid, Launches, Parameter, TensorCores};
+use crate::cuda::{Address, Call, Grid, Launches, Parameter, TensorCores};
 use crate::error::Result;
 
 /// Tokens of a block, and threads.
@@ -20,9 +20,36 @@ const SLOTS: usize = 8;
 const MOST_ROWS: usize = 512;
 const MOST_QUERIES: usize = 6;
 
+/// Lists of tokens, one for each partition of a state: `PartitionLists` in partitions_chunk.cu.
+#[derive(Clone, Copy)]
+pub(in crate::stages) struct Lists {
+    pub partitions: usize,
+    /// Lists in which each token stands.
+    pub used: usize,
+    /// Where the first block of each list stands, and the end of the last one.
+    pub firsts: Address,
+}
+
+impl Lists {
+    /// Most places that the lists of so many tokens take, whole blocks each.
+    pub fn places_of(&self, tokens: usize) -> usize {
+        self.grid(1).blocks(tokens)[1] as usize * BLOCK
+    }
+
+    /// So many blocks of threads for each block of places.
+    pub fn grid(&self, blocks: usize) -> Grid {
+        Grid::EachListedTile {
+            blocks,
+            tile: BLOCK,
+            lists: self.partitions,
+            used: self.used,
+        }
+    }
+}
+
 /// How a recurrence runs in matrix form.
 #[derive(Clone, Copy)]
-pub(super) struct MatrixForm {
+pub(in crate::stages) struct MatrixForm {
     plan: Plan,
     /// Columns of a state that a block of threads passes on.
     columns: usize,
@@ -112,8 +139,20 @@ impl MatrixForm {
         images * IMAGE + (self.writes() * values + fades) * size_of::<f32>()
     }
 
-    /// Runs the recurrence over the chunk.
-    pub fn launch(&self, states: usize, inputs: Inputs, launches: &mut Launches) -> Result<()> {
+    /// The recurrence.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Runs the recurrence over the chunk, or each partition of its states over those places of `inputs` that `lists` gives
+    /// it.
+    pub fn launch(
+        &self,
+        states: usize,
+        inputs: Inputs,
+        lists: Option<Lists>,
+        launches: &mut Launches,
+    ) -> Result<()> {
         let Plan {
             dk,
             dv,
@@ -126,8 +165,15 @@ impl MatrixForm {
         } = self.plan;
         let (fade, write) = (fading as i32, writing as i32);
         let (columns, slots) = (self.columns, self.slots);
-        let blocks = states * launches.tokens.div_ceil(BLOCK);
-        let bytes = blocks * self.block_bytes();
+        let heads = lists.map_or(states, |lists| states / lists.partitions);
+        let firsts = lists.map_or(0, |lists| lists.firsts);
+        let grid = lists.map_or(Grid::EachTile(heads, BLOCK), |lists| lists.grid(heads));
+        let places = lists.map_or(launches.tokens, |lists| lists.places_of(launches.tokens));
+        let tokens = || match lists {
+            None => Parameter::tokens(),
+            Some(_) => Parameter::int(places),
+        };
+        let bytes = heads * places.div_ceil(BLOCK) * self.block_bytes();
         let scratch = launches.shared_address("blocks of recurrences", bytes)?;
         launches.push(Call {
             source: SOURCE,
@@ -135,13 +181,13 @@ impl MatrixForm {
                 true => format!("recur_row_blocks<{dk}, {dv}, {queries}, {fade}, {complement}, {write}, {aligned}>"),
                 false => format!("recur_blocks<{dk}, {dv}, {queries}, {fade}, {write}, {aligned}>"),
             },
-            grid: Grid::EachTile(states, BLOCK),
+            grid,
             threads: THREADS,
             shared: self.blocks_shared(),
             parameters: vec![
                 Parameter::value("RecurInputs", inputs),
                 Parameter::pointer("u16", scratch),
-                Parameter::tokens(),
+                tokens(),
             ],
         });
         launches.push(Call {
@@ -155,7 +201,9 @@ impl MatrixForm {
             parameters: vec![
                 Parameter::value("RecurInputs", inputs),
                 Parameter::pointer("u16", scratch),
-                Parameter::tokens(),
+                tokens(),
+                Parameter::pointer("const int", firsts),
+                Parameter::int(heads),
             ],
         });
         Ok(())

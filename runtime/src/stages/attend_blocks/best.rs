@@ -1,0 +1,96 @@
+//! The most important of the blocks that were offered.
+
+/// Blocks by their numbers, the most important first, in `2 * places` values: their importances, and behind these their
+/// numbers. Places that are not taken hold [`NOBODY`].
+pub(super) struct Best<'a> {
+    importance: &'a mut [f32],
+    numbers: &'a mut [u32],
+    count: usize,
+}
+
+const NOBODY: u32 = u32::MAX;
+
+impl<'a> Best<'a> {
+    /// Floats that `places` places take.
+    pub fn floats(places: usize) -> usize {
+        2 * places
+    }
+
+    /// No blocks yet.
+    #[inline(always)]
+    pub fn none(room: &'a mut [f32]) -> Self {
+        let (importance, numbers) = room.split_at_mut(room.len() / 2);
+        let numbers: &mut [u32] = bytemuck::cast_slice_mut(numbers);
+        numbers.fill(NOBODY);
+        Best {
+            importance,
+            numbers,
+            count: 0,
+        }
+    }
+
+    /// Takes a block in, if fewer than all places are taken or it is more important than the last. Blocks are
+    /// offered in order, so that the lower one keeps its place in a tie.
+    #[inline(always)]
+    pub fn offer(&mut self, number: u32, importance: f32) {
+        let mut place = self.count;
+        while place > 0 && self.importance[place - 1] < importance {
+            place -= 1;
+        }
+        if place == self.numbers.len() {
+            return;
+        }
+        self.count = (self.count + 1).min(self.numbers.len());
+        self.importance[place..self.count].rotate_right(1);
+        self.numbers[place..self.count].rotate_right(1);
+        self.importance[place] = importance;
+        self.numbers[place] = number;
+    }
+
+    /// Offers the best of later blocks, the values that a [`Best`] has written.
+    #[inline(always)]
+    pub fn merge(&mut self, later: &[f32]) {
+        let (importance, numbers) = later.split_at(later.len() / 2);
+        let numbers: &[u32] = bytemuck::cast_slice(numbers);
+        for (&number, &importance) in numbers.iter().zip(importance) {
+            if number != NOBODY {
+                self.offer(number, importance);
+            }
+        }
+    }
+
+    /// The numbers in rising order.
+    #[inline(always)]
+    pub fn in_order(self) -> &'a mut [u32] {
+        let numbers = &mut self.numbers[..self.count];
+        numbers.sort_unstable();
+        numbers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The best three of blocks of these importances, offered to as many parts as there are borders.
+    fn best(importance: &[f32], borders: &[usize]) -> Vec<u32> {
+        let mut all = [f32::NAN; 6];
+        let mut all = Best::none(&mut all);
+        for border in borders.windows(2) {
+            let mut part = [f32::NAN; 6];
+            let mut best = Best::none(&mut part);
+            (border[0]..border[1]).for_each(|i| best.offer(i as u32, importance[i]));
+            all.merge(&part);
+        }
+        all.in_order().to_vec()
+    }
+
+    #[test]
+    fn parts_give_what_one_list_gives_and_the_lower_block_wins_a_tie() {
+        let importance = [0.5, 2.0, 0.5, 2.0, 0.5, 3.0, 0.5, 2.0];
+        assert_eq!(best(&importance, &[0, 8]), [1, 3, 5]);
+        assert_eq!(best(&importance, &[0, 1, 4, 8]), [1, 3, 5]);
+        assert_eq!(best(&importance, &[0, 7, 7, 8]), [1, 3, 5]);
+        assert_eq!(best(&importance[..2], &[0, 1, 2]), [0, 1]);
+    }
+}
