@@ -93,6 +93,8 @@ impl Partitions {
         // Where a fade is constant, an empty place would fade too.
         let covered = self.recur.gates.is_none()
             && plan.fading != Fading::Fixed
+            && !plan.complement
+            && plan.writing != Writing::Replace
             && self.partitions <= MOST_PARTITIONS;
         // What a partition has of a chunk on average.
         let tokens = launches.tokens * self.touched() / self.partitions;
