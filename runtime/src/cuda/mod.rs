@@ -25,6 +25,7 @@ mod ring_products;
 mod sample;
 #[cfg(test)]
 mod sample_tests;
+mod session_calls;
 #[cfg(all(test, feature = "emulator"))]
 mod shared_tests;
 mod shown;
@@ -34,6 +35,7 @@ mod stage_rig;
 mod tensor_products;
 #[cfg(test)]
 mod tests;
+mod weights;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -43,12 +45,13 @@ use std::time::Instant;
 pub(crate) use driver::{Address, TensorCores};
 use driver::{Driver, Kernel, Memory};
 pub(crate) use engine::Engine;
+use launches::Queued;
 pub(crate) use launches::{Call, Grid, Launches, Parameter, Rows};
-use launches::{Queued, Weights};
 use once_cell::sync::OnceCell;
 pub(crate) use products::{Factor, format_of};
 pub(crate) use sample::Sampling;
 use source::Source;
+use weights::Weights;
 
 use crate::error::{Error, Result};
 use crate::model::Model;

@@ -69,8 +69,8 @@ const TILE_ROWS: usize = 8;
 const TILE_PIECES: u16 = 4;
 const PIECE: usize = 512;
 
-/// Bytes of weights a token from which on one kernel is the faster step. On one H200 a graph took 266 us and one kernel 468
-/// for 15 MB, 1188 and 885 for 0.7 GB.
+/// Bytes of weights a token from which on one kernel is the faster step. On one H200 a graph took 266 us and one kernel 416
+/// for 15 MB, 1230 and 672 for 0.7 GB.
 pub(super) const LEAST_BYTES: usize = 256 << 20;
 
 /// The phases of a step, ready to run.

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::program::{INPUTS, Vector, View};
 use crate::stages::{Finish, Norm};
 
-/// `GatherStep` in project.cu: what happens to an input on its way.
+/// `GatherStep` in gather.cu: what happens to an input on its way.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct GatherStep {
@@ -27,7 +27,7 @@ struct GatherStep {
 
 const MOST_STEPS: usize = 4;
 
-/// `Gather` in project.cu: how an input is made of a buffer's columns.
+/// `Gather` in gather.cu: how an input is made of a buffer's columns.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Gather {
@@ -38,7 +38,7 @@ pub(crate) struct Gather {
 }
 
 impl Gather {
-    /// What kinds of steps it has, a set of the bits in project.cu, for an input of `cols` columns.
+    /// What kinds of steps it has, a set of the bits in gather.cu, for an input of `cols` columns.
     pub fn kinds(&self, cols: usize) -> usize {
         let kind = |step: &GatherStep| {
             let size = (step.span / step.groups.max(1)) as usize;

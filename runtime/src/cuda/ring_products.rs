@@ -23,7 +23,7 @@ struct ProductEnd {
     eps: f32,
 }
 
-/// Bits beside those of `Gather::kinds`, in project.cu.
+/// Bits beside those of `Gather::kinds`, in gather.cu.
 const QUADS: usize = 256;
 const LATE_NORM: usize = 512;
 

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use super::Device;
 use super::driver::{Launch, Memory, Queue, TensorCores};
-use super::launches::{Launches, Queued, Weights};
+use super::launches::{Launches, Queued};
 use super::sample::Sampling;
 use super::source::Source;
 use super::tests::{device, numbers};
+use super::weights::Weights;
 use crate::sampler::tests::neutral;
 use crate::sampler::{Sampler, SamplerParams, SamplerState};
 use crate::spec::{ModelSpec, NormKind};

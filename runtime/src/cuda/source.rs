@@ -6,7 +6,8 @@ use super::launches::Queued;
 
 /// What all kernels share.
 const PRELUDE: &str = include_str!("prelude.cu");
-/// Matrix products, which most stages need.
+/// Matrix products and their inputs, which most stages need.
+const INPUTS: &str = include_str!("../stages/gather.cu");
 const MATRICES: &str = include_str!("../stages/project.cu");
 /// Products of tiles on tensor cores, which most stages need for chunks.
 const TENSOR: &str = include_str!("../stages/tensor.cu");
@@ -86,7 +87,7 @@ impl Source {
 }
 
 fn common() -> String {
-    [PRELUDE, DEVICE_SOURCE, MATRICES, TENSOR, SOFTMAX].concat()
+    [PRELUDE, DEVICE_SOURCE, INPUTS, MATRICES, TENSOR, SOFTMAX].concat()
 }
 
 /// Every text once, and for each of the given ones which it is.

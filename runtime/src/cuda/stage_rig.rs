@@ -7,8 +7,9 @@ use waterline_quant::Activations;
 
 use super::Device;
 use super::driver::Memory;
-use super::launches::{Launches, Weights};
+use super::launches::Launches;
 use super::source::Source;
+use super::weights::Weights;
 use crate::cpu::{Buffers, Frame, Pool};
 use crate::stages::Stage;
 use crate::state::{Arena, Kv, SlotDtype, StatePlan};

@@ -7,10 +7,11 @@ use waterline_quant::{Activations, Bytes, FORMATS, Format, Matrix, Output};
 
 use super::Device;
 use super::driver::{Launch, Memory, Queue};
-use super::launches::{Launches, Queued, Weights};
+use super::launches::{Launches, Queued};
 use super::persistent::Persistent;
 use super::ring_products::Kind;
 use super::source::Source;
+use super::weights::Weights;
 use crate::program::{INPUTS, View};
 use crate::state::{Kv, StatePlan};
 

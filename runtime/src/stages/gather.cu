@@ -1,0 +1,269 @@
+// Inputs of matrix products, made of the columns of a buffer: norms, gates, functions, by one block for a row.
+
+// What happens to an input on its way: a norm of each of `groups` parts of `span` values, a function, other columns.
+struct GatherStep {
+  const float* weight;
+  const float* bias;
+  Rows columns;
+  float eps;
+  int kind;
+  int span;
+  int groups;
+  int function;
+  int pad;
+};
+
+enum { STEP_NORM, STEP_LAYER_NORM, STEP_ADD, STEP_MAP, STEP_GATE };
+
+constexpr int most_steps = 4;
+
+// What kinds of steps a gather has, so that others cost no instructions: see `Gather::kinds` in products.rs.
+enum {
+  WHOLE_NORM = 1,
+  PART_NORM = 2,
+  ODD_PART_NORM = 4,
+  CENTRED_NORM = 8,
+  ADDED_COLUMNS = 16,
+  MAPPED = 32,
+  GATED_BY_COLUMNS = 64,
+  GATED_HALVES = 128,
+  // All rows begin at multiples of four numbers, and have such a number of them.
+  QUADS = 256,
+  // An RMS norm of the whole row without a bias, alone: its factor may come behind the product.
+  LATE_NORM = 512
+};
+
+// How an input is made of a buffer's columns. Of a `gated` one, the buffer holds the gate, then what it gates.
+struct Gather {
+  Rows input;
+  int gated;
+  int steps;
+  GatherStep step[most_steps];
+};
+
+#ifdef WATERLINE_PHASES
+constexpr int gather_threads = phase_threads;
+#else
+constexpr int gather_threads = 256;
+#endif
+
+// This thread's values of a row: runs of one or of four, `gather_threads` runs apart. All loads are under way at once.
+template <int cols, int kinds>
+struct Share {
+  static constexpr int run = (kinds & QUADS) != 0 ? 4 : 1;
+  static constexpr int runs = (cols + run * gather_threads - 1) / (run * gather_threads);
+  static constexpr int count = runs * run;
+  float value[count];
+
+  // The first column of run number r, and whether there is one.
+  static __device__ int column(int r) { return (threadIdx.x + r * gather_threads) * run; }
+  static __device__ bool has(int r) {
+    return cols % (run * gather_threads) == 0 || r < runs - 1 || column(r) < cols;
+  }
+  __device__ void load(const float* row) {
+#pragma unroll
+    for (int r = 0; r < runs; r++) load_run(r, row + column(r));
+  }
+  __device__ void load_run(int r, const float* from) {
+    if constexpr (run == 4) {
+      float4 four = {0.0f, 0.0f, 0.0f, 0.0f};
+      if (has(r)) four = *reinterpret_cast<const float4*>(from);
+      value[4 * r] = four.x, value[4 * r + 1] = four.y, value[4 * r + 2] = four.z, value[4 * r + 3] = four.w;
+    } else {
+      value[r] = has(r) ? *from : 0.0f;
+    }
+  }
+  // Brings them near, for a load that comes later.
+  __device__ static void announce(const float* row) {
+#ifndef WATERLINE_EMULATOR
+#pragma unroll
+    for (int r = 0; r < runs; r++) {
+      if (has(r) && lane_index() % (8 / run) == 0) asm volatile("prefetch.global.L1 [%0];" ::"l"(row + column(r)));
+    }
+#endif
+  }
+  __device__ void store(float* row) const {
+#pragma unroll
+    for (int r = 0; r < runs; r++) {
+      if (!has(r)) continue;
+      if constexpr (run == 4) {
+        *reinterpret_cast<float4*>(row + column(r)) = {value[4 * r], value[4 * r + 1], value[4 * r + 2], value[4 * r + 3]};
+      } else {
+        row[column(r)] = value[r];
+      }
+    }
+  }
+};
+
+// Norms of a row's parts. A part is what a warp has of several runs, or lanes of a warp have of one.
+template <int cols, int kinds>
+__device__ void norm_parts(const GatherStep& step, int size, Share<cols, kinds>& share) {
+  using Own = Share<cols, kinds>;
+  constexpr int warps = gather_threads / 32, of_warp = 32 * Own::run;
+  __shared__ float sums[Own::runs * warps];
+  int warps_of_part = size / of_warp;
+  // The sum over the part of each run; every thread gets the one of its own part.
+  auto over_part = [&](float (&x)[Own::runs]) {
+    if (warps_of_part == 0) {
+#pragma unroll
+      for (int r = 0; r < Own::runs; r++) {
+        for (int distance = size / Own::run / 2; distance > 0; distance /= 2) {
+          x[r] += __shfl_xor_sync(all_lanes, x[r], distance);
+        }
+      }
+      return;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < Own::runs; r++) {
+      x[r] = warp_sum(x[r]);
+      if (lane_index() == 0) sums[r * warps + warp_index()] = x[r];
+    }
+    __syncthreads();
+    float per_part = 1.0f / warps_of_part;
+#pragma unroll
+    for (int r = 0; r < Own::runs; r++) {
+      // The numbers are small, so that half a unit keeps the quotient exact.
+      int first = (int)((r * warps + warp_index() + 0.5f) * per_part) * warps_of_part;
+      x[r] = sums[first];
+#pragma unroll 1
+      for (int i = 1; i < warps_of_part; i++) x[r] += sums[first + i];
+    }
+  };
+  Own gain, bias;
+#pragma unroll
+  for (int r = 0; r < Own::runs; r++) {
+    // Parts of one group follow one another; each may have a gain of its own.
+    int at = Own::column(r) % (step.groups > 1 ? step.span : size);
+    gain.load_run(r, step.weight + at);
+    if (step.bias) bias.load_run(r, step.bias + at);
+  }
+  float x[Own::runs];
+  if ((kinds & CENTRED_NORM) != 0 && step.kind == STEP_LAYER_NORM) {
+#pragma unroll
+    for (int r = 0; r < Own::runs; r++) {
+      x[r] = 0.0f;
+      for (int i = 0; i < Own::run; i++) x[r] += share.value[r * Own::run + i];
+    }
+    over_part(x);
+#pragma unroll
+    for (int k = 0; k < Own::count; k++) share.value[k] -= Own::has(k / Own::run) ? x[k / Own::run] / size : 0.0f;
+  }
+#pragma unroll
+  for (int r = 0; r < Own::runs; r++) {
+    x[r] = 0.0f;
+    for (int i = 0; i < Own::run; i++) x[r] += share.value[r * Own::run + i] * share.value[r * Own::run + i];
+  }
+  over_part(x);
+#pragma unroll
+  for (int k = 0; k < Own::count; k++) {
+    float inverse = 1.0f / sqrtf(x[k / Own::run] / size + step.eps);
+    share.value[k] = share.value[k] * inverse * gain.value[k] + (step.bias ? bias.value[k] : 0.0f);
+  }
+}
+
+// The norm of one part of any size, by one warp.
+__device__ inline void norm_part(const GatherStep& step, float* part, int size, int first) {
+  float mean = 0.0f, squares = 0.0f;
+  if (step.kind == STEP_LAYER_NORM) {
+    for (int i = lane_index(); i < size; i += 32) mean += part[i];
+    mean = warp_sum(mean) / size;
+  }
+  for (int i = lane_index(); i < size; i += 32) squares += (part[i] - mean) * (part[i] - mean);
+  float inverse = 1.0f / sqrtf(warp_sum(squares) / size + step.eps);
+  for (int i = lane_index(); i < size; i += 32) {
+    float bias = step.bias ? step.bias[first + i] : 0.0f;
+    part[i] = (part[i] - mean) * inverse * step.weight[first + i] + bias;
+  }
+}
+
+// The norm of a whole row.
+template <int cols, int kinds>
+__device__ void norm_row(const GatherStep& step, Share<cols, kinds>& share) {
+  Share<cols, kinds> gain, bias;
+  gain.load(step.weight);
+  if (step.bias) bias.load(step.bias);
+  float mean = 0.0f, squares = 0.0f;
+  if ((kinds & CENTRED_NORM) != 0 && step.kind == STEP_LAYER_NORM) {
+#pragma unroll
+    for (int k = 0; k < Share<cols, kinds>::count; k++) mean += share.value[k];
+    mean = block_sum(mean) / cols;
+  }
+#pragma unroll
+  for (int k = 0; k < Share<cols, kinds>::count; k++) {
+    float difference = Share<cols, kinds>::has(k / Share<cols, kinds>::run) ? share.value[k] - mean : 0.0f;
+    squares += difference * difference;
+  }
+  float inverse = 1.0f / sqrtf(block_sum(squares) / cols + step.eps);
+#pragma unroll
+  for (int k = 0; k < Share<cols, kinds>::count; k++) {
+    share.value[k] = (share.value[k] - mean) * inverse * gain.value[k] + (step.bias ? bias.value[k] : 0.0f);
+  }
+}
+
+// Applies one step to the row whose share this thread holds. Shares stay as they are, or pass through `x`.
+template <int cols, int kinds>
+__device__ void gather_step(const GatherStep& step, int t, Share<cols, kinds>& share, float* x) {
+  if ((kinds & MAPPED) != 0 && step.kind == STEP_MAP) return activate_all(step.function, share.value);
+  if ((kinds & ADDED_COLUMNS) != 0 && step.kind == STEP_ADD) {
+    Share<cols, kinds> other, gain;
+    other.load(step.columns.token(t));
+    gain.load(step.weight);
+#pragma unroll
+    for (int k = 0; k < Share<cols, kinds>::count; k++) share.value[k] += gain.value[k] * other.value[k];
+    return;
+  }
+  if ((kinds & GATED_BY_COLUMNS) != 0 && step.kind == STEP_GATE) {
+    Share<cols, kinds> other;
+    other.load(step.columns.token(t));
+    activate_all(step.function, other.value);
+#pragma unroll
+    for (int k = 0; k < Share<cols, kinds>::count; k++) share.value[k] *= other.value[k];
+    return;
+  }
+  int size = step.groups > 0 ? step.span / step.groups : cols;
+  if ((kinds & WHOLE_NORM) != 0 && size == cols) return norm_row<cols, kinds>(step, share);
+  if ((kinds & PART_NORM) != 0 && size % 32 == 0) return norm_parts<cols, kinds>(step, size, share);
+  if constexpr ((kinds & ODD_PART_NORM) != 0) {
+    share.store(x);
+    __syncthreads();
+    for (int part = warp_index(); part < cols / size; part += gather_threads / 32) {
+      norm_part(step, x + part * size, size, part * size % step.span);
+    }
+    __syncthreads();
+    share.load(x);
+    __syncthreads();
+  }
+}
+
+// This thread's values of the input of token t. `x` is room for a row; it may be the token's own columns.
+template <int cols, int kinds>
+__device__ Share<cols, kinds> gathered_row(const Gather& gather, int t, float* x) {
+  const float* input = gather.input.token(t);
+  if constexpr ((kinds & (ADDED_COLUMNS | GATED_BY_COLUMNS)) != 0) {
+#pragma unroll 1
+    for (int s = 0; s < gather.steps; s++) {
+      int kind = gather.step[s].kind;
+      if (kind == STEP_ADD || kind == STEP_GATE) Share<cols, kinds>::announce(gather.step[s].columns.token(t));
+    }
+  }
+  Share<cols, kinds> share;
+  share.load(input);
+  if constexpr ((kinds & GATED_HALVES) != 0) {
+    Share<cols, kinds> other;
+    other.load(input + cols);
+#pragma unroll
+    for (int k = 0; k < Share<cols, kinds>::count; k++) share.value[k] = silu(share.value[k]) * other.value[k];
+  }
+  if constexpr (kinds != 0) {
+#pragma unroll 1
+    for (int s = 0; s < gather.steps; s++) gather_step<cols, kinds>(gather.step[s], t, share, x);
+  }
+  return share;
+}
+
+// Writes the input of token t to x, which is complete after a barrier.
+template <int cols, int kinds>
+__device__ void gather_row(const Gather& gather, int t, float* x) {
+  gathered_row<cols, kinds>(gather, t, x).store(x);
+}
