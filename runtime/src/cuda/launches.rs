@@ -244,8 +244,11 @@ impl Launches<'_> {
         self.deferred.take_if(|call| same(call)).is_some()
     }
 
-    /// In a persistent program, the product whose weights come through the ring if it was appended last, with its call.
+    /// In a persistent program, the product whose weights come through the ring if nothing follows it yet, with its call.
     pub fn last_product(&mut self) -> Option<(&mut Call, &mut Product)> {
+        if self.deferred.is_some() {
+            return None;
+        }
         let last = self.calls.last_mut()?;
         Some((&mut last.call, last.product.as_mut()?))
     }

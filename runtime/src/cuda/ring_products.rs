@@ -71,6 +71,11 @@ impl Product {
         [first, second, second + split]
     }
 
+    /// Whether any of its rows goes through a task.
+    pub fn has_tasks(&self) -> bool {
+        self.factors.iter().any(|factor| factor.task.is_some())
+    }
+
     /// Whether every one of these columns is a row of this product, stored as it comes; if so, each row goes through task
     /// number `task` before it is stored.
     pub fn finish(&mut self, columns: Rows, task: usize) -> bool {

@@ -13,7 +13,9 @@ use super::ring_products::Kind;
 use super::source::Source;
 use super::weights::Weights;
 use crate::program::{INPUTS, View};
-use crate::state::{Kv, StatePlan};
+use crate::stages::rig::plan;
+use crate::stages::{Gate, Prepare};
+use crate::state::{Kv, SlotDtype, StatePlan};
 
 /// A device to test on; without one the test says so and ends.
 pub(super) fn device() -> Option<Arc<Device>> {
@@ -261,6 +263,70 @@ fn products_of_chosen_parts_leave_the_others_as_they_are() {
                 "{format}, value {i}: {found}, on the CPU {expected}"
             );
         }
+    }
+}
+
+/// Two stages' gates on the columns of one product: it finishes the first one's, and the second one's stay a phase.
+#[test]
+fn a_product_finishes_the_rows_of_one_stage() {
+    let Some(device) = device() else { return };
+    let Some(blocks) = device.driver().resident_blocks() else {
+        eprintln!("skipped: the device runs no persistent programs");
+        return;
+    };
+    let (cols, width) = (64, 48);
+    let mut bench = Bench::new(Arc::clone(&device), [cols, 1, width, 1], 1);
+    // The position, of which gates make no use.
+    bench.plan = plan(&[(SlotDtype::U64, &[1])]);
+    let x = numbers(7, cols);
+    let place = bench.buffers[0].address();
+    let written = bench.queue.write(place, bytemuck::cast_slice(&x));
+    written.expect("a copy");
+    let weights = matrix(&waterline_quant::F32, width, cols, 3);
+    let mut scratch = Vec::new();
+    let mut launches = bench.launches(1, &mut scratch);
+    launches.persistent = true;
+    let gather = launches.gathered(View::whole(0, cols), None);
+    let output = View::whole(2, width);
+    let pushed = launches.multiply(
+        gather.expect("an input"),
+        &[(&weights, None, 0)],
+        output,
+        false,
+    );
+    pushed.expect("a phase");
+    let part = |start: usize| View {
+        start,
+        width: width / 2,
+        ..output
+    };
+    for (start, scale) in [(0, 1.0), (width / 2, 2.0)] {
+        let prepare = Prepare {
+            lanes: Vec::new(),
+            rope: None,
+            gates: vec![(part(start), Gate::Sigmoid { scale })],
+        };
+        prepare.launch(&mut launches).expect("a phase");
+    }
+    assert_eq!(launches.calls.len(), 2, "one set of gates is finished");
+
+    let calls: Vec<&Queued> = launches.calls.iter().collect();
+    let program = Persistent::new(&calls, blocks, &device, &*bench.queue);
+    let program = program.expect("a program").expect("room for it");
+    bench.queue.launch(&program.launch(0)).expect("a launch");
+    let mut found = vec![0.0f32; width];
+    let bytes = bytemuck::cast_slice_mut(&mut found);
+    let place = bench.buffers[2].address();
+    bench.queue.read(place, bytes).expect("a copy");
+    let values = numbers(3, width * cols);
+    for (row, (found, weights)) in found.iter().zip(values.chunks(cols)).enumerate() {
+        let product: f32 = x.iter().zip(weights).map(|(x, w)| x * w).sum();
+        let scale = if row < width / 2 { 1.0 } else { 2.0 };
+        let expected = scale / (1.0 + (-product).exp());
+        assert!(
+            (found - expected).abs() < 1e-5,
+            "row {row}: {found}, {expected}"
+        );
     }
 }
 

@@ -22,16 +22,15 @@ impl Tasks {
             gates: 0,
             ..self
         };
-        let mut finished = Tasks {
-            lanes: self.lanes,
-            gates: self.gates,
-            ..Tasks::zeroed()
-        };
+        let mut finished = Tasks::zeroed();
         let Some((call, product)) = launches.last_product() else {
             return self;
         };
+        // A product has room for one set of tasks.
+        if product.has_tasks() {
+            return self;
+        }
         let sources: Vec<Rows> = self.sources().collect();
-        let mut any = false;
         for (index, lane) in self.lanes().iter().enumerate() {
             let own = lane.leading_activations();
             let possible = (own > 0 || lane.weight != 0)
@@ -39,7 +38,6 @@ impl Tasks {
                 && !sources.iter().any(|rows| overlap(*rows, lane.columns));
             let mut rest = *lane;
             if possible && product.finish(lane.columns, index) {
-                any = true;
                 finished.lane[index] = DeviceLane {
                     maps: own as i32,
                     ..*lane
@@ -53,14 +51,13 @@ impl Tasks {
         }
         for (index, gate) in self.gates().iter().enumerate() {
             if gate.is_alone() && product.finish(gate.columns, MOST_LANES + index) {
-                any = true;
                 finished.gate[index] = *gate;
             } else {
                 left.gate[left.gates as usize] = *gate;
                 left.gates += 1;
             }
         }
-        if any {
+        if product.has_tasks() {
             call.parameters
                 .push(Parameter::value("PrepareTasks", finished));
         }
