@@ -2,7 +2,7 @@
 //! with.
 
 use super::launches::{Call, Grid, Launches, Parameter};
-use super::products::{Factor, Gather, MOST_LINEARS, format_of, shared_bytes};
+use super::products::{Factor, Gather, MOST_LINEARS, formats_of, shared_bytes};
 use crate::error::Result;
 use crate::program::View;
 
@@ -17,7 +17,7 @@ impl Launches<'_> {
         output: View,
     ) -> Result<()> {
         let cols = factors[0].0.cols();
-        let formats = factors.iter().fold(0, |set, f| set | 1 << format_of(f.0));
+        let formats = formats_of(factors);
         for factors in factors.chunks(MOST_LINEARS) {
             // As many rows of a whole matrix as its parts have in a block: so tiles are counted as those of one part.
             let (linears, tiles) = self.linears(factors, parts * self.block_rows(), false)?;

@@ -1,6 +1,6 @@
 // The end of a persistent program: what goes through its phases.
 
-// The phases first..count of the table, by the threads of a block but its copier. Block 0 writes three `clocks` of each phase,
+// The phases first..count of the table, by the threads of a block but its copiers. Block 0 writes three `clocks` of each phase,
 // if there is room.
 __device__ void go_through_phases(const u8* table, const Segment* list, int first, int count, u32* arrived, u64* clocks) {
   constexpr int words = parameter_bytes / 16;

@@ -13,8 +13,9 @@ use crate::session::PhaseTime;
 
 /// Threads of a block that go through the phases. Sixteen warps hide each other's latencies.
 pub(super) const THREADS: usize = 512;
-/// Those, and the four warps that bring weights.
-const ALL_THREADS: usize = THREADS + 4 * 32;
+/// Warps that bring weights, and all threads.
+const COPIERS: usize = 4;
+const ALL_THREADS: usize = THREADS + 32 * COPIERS;
 /// Shared memory that stages declare for themselves.
 const STATIC_SHARED: usize = 6 << 10;
 
@@ -64,10 +65,12 @@ const LIST: usize = 24 << 10;
 const ENTRY: usize = 16 << 10;
 /// Rows that a warp takes together.
 const ITEM_ROWS: usize = 4;
-/// Rows of a tile for tensor cores, its pieces, and bytes of a row's piece.
+/// Rows of a tile for tensor cores, its pieces, bytes of a row's piece, and of what stands between rows, so that they begin in
+/// other banks.
 const TILE_ROWS: usize = 8;
 const TILE_PIECES: u16 = 4;
 const PIECE: usize = 512;
+const TILE_GAP: usize = 64;
 
 /// Bytes of weights a token from which on one kernel is the faster step. On one H200 a graph took 266 us and one kernel 416
 /// for 15 MB, 1230 and 672 for 0.7 GB.
@@ -296,7 +299,7 @@ impl Segment {
 /// Bytes of an entry.
 fn entry_bytes(factor: &RingFactor) -> usize {
     match factor.in_tiles {
-        true => TILE_ROWS * (usize::from(TILE_PIECES) * PIECE + 64),
+        true => TILE_ROWS * (usize::from(TILE_PIECES) * PIECE + TILE_GAP),
         false => entry_rows(factor) * factor.row_bytes(),
     }
 }
@@ -407,6 +410,11 @@ impl Layout {
     fn constants(&self) -> String {
         let constants = [
             ("phase_threads", THREADS),
+            ("copiers", COPIERS),
+            ("item_rows", ITEM_ROWS),
+            ("ring_tile_rows", TILE_ROWS),
+            ("tile_gap", TILE_GAP),
+            ("piece_bytes", PIECE),
             ("parameter_bytes", self.parameters),
             ("list_bytes", self.list),
             ("room_bytes", self.room),

@@ -18,7 +18,7 @@ struct __align__(16) Phase {
   int function;
   u32 grid[2];
   u32 threads;
-  // Segments of weights that each block takes; see project_ring.cu.
+  // Segments of weights that each block takes; see weight_ring.cu.
   int segments;
   // Where the tasks stand that a product's rows go through, behind this.
   int tasks;
@@ -43,7 +43,6 @@ static_assert(sizeof(Turn) == turn_bytes, "as the program was laid out");
 // The dynamic shared memory: the turn, this phase's parameters and the next one's, the slots of the ring of weights, the block's
 // list of segments unless it is too long, what a phase works in, the ring.
 constexpr int ring_warps = phase_threads / 32;
-constexpr int copiers = 4;
 constexpr int persistent_threads = phase_threads + 32 * copiers;
 constexpr int phases_at = sizeof(Turn);
 constexpr int slots_at = phases_at + 2 * parameter_bytes;

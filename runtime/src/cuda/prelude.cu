@@ -210,6 +210,13 @@ __device__ inline float block_max(float x) {
   return warp_max(x);
 }
 
+// Rises with the logit; among equals the lower token has the larger key.
+__device__ inline u64 key_of(float logit, u32 token) {
+  u32 bits = __float_as_uint(logit);
+  bits = bits >> 31 ? ~bits : bits | 0x80000000u;
+  return (u64)bits << 32 | (u32)~token;
+}
+
 __device__ inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 __device__ inline float silu(float x) { return x / (1.0f + expf(-x)); }
 __device__ inline float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }

@@ -121,6 +121,11 @@ pub(crate) fn format_of(matrix: &Matrix) -> usize {
     known.expect("every format is in the list")
 }
 
+/// The set of the matrices' formats, by their numbers.
+pub(super) fn formats_of(factors: &[Factor]) -> usize {
+    (factors.iter()).fold(0, |set, factor| set | 1 << format_of(factor.0))
+}
+
 /// Threads of a block, but for those which make one token's input themselves.
 pub(super) const THREADS: usize = 256;
 /// Rows that a warp takes of a matrix.
@@ -249,12 +254,12 @@ impl Launches<'_> {
             return self.multiply(self.gated(inner), &[(down, None, 0)], output, true);
         }
         let cols = gate.cols();
-        let formats = 1 << format_of(gate) | 1 << format_of(up);
         let inner = View {
             width: gate.rows(),
             ..inner
         };
         let factors = [(gate, None, 0), (up, None, 0)];
+        let formats = formats_of(&factors);
         if !self.push_to_ring(gather, &factors, self.rows(inner), Kind::Gated)? {
             let rows = self.block_rows();
             let (linears, _) = self.linears(&factors, rows, false)?;
@@ -313,7 +318,7 @@ impl Launches<'_> {
             return Ok(());
         }
         let cols = factors[0].0.cols();
-        let formats = factors.iter().fold(0, |set, f| set | 1 << format_of(f.0));
+        let formats = formats_of(factors);
         for factors in factors.chunks(MOST_LINEARS) {
             let (linears, tiles) = self.linears(factors, self.block_rows(), add)?;
             self.push_streaming(Call {
@@ -365,7 +370,7 @@ impl Launches<'_> {
             self.stage(gather, staged);
             input = self.rows(staged);
         }
-        let formats = exact.iter().fold(0, |set, f| set | 1 << format_of(f.0));
+        let formats = formats_of(&exact);
         for factors in exact.chunks(MOST_LINEARS) {
             let (linears, tiles) = self.linears(factors, TILE, add)?;
             self.push(Call {

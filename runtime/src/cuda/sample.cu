@@ -83,13 +83,6 @@ __device__ inline float weight_of(float logit, const Range& range) {
 // A weight in parts of 2^-40.
 __device__ inline u64 parts_of(float weight) { return (u64)(weight * 1099511627776.0f); }
 
-// Rises with the logit; among equals the lower token has the larger key.
-__device__ inline u64 key_of(float logit, u32 token) {
-  u32 bits = __float_as_uint(logit);
-  bits = bits >> 31 ? ~bits : bits | 0x80000000u;
-  return (u64)bits << 32 | (u32)~token;
-}
-
 template <int vocab, int log_length>
 __device__ void survey(const float* logits, const u32* log, const u64* position, const Sampling* s, Working<vocab>* work) {
   __shared__ u32 seen[survey_tokens];

@@ -9,15 +9,13 @@ __device__ void advance(const u32* ids, u32* log, u64* position, int tokens) {
   if (threadIdx.x == 0) *position = before + tokens;
 }
 
-// A logit in an order of whole numbers: the larger the logit and, of equal ones, the lower the token, the larger. All bits are set
-// if it is NaN or infinite; minus infinity is 0, which is never chosen.
+// The key by which a token is chosen. All bits are set if its logit is NaN or infinite; that of minus infinity is 0, which is never
+// chosen.
 __device__ inline u64 order_of(float logit, u32 token) {
   if (!(logit < infinity)) return ~0ull;
   if (logit == -infinity) return 0;
   // Both zeros are one.
-  u32 bits = __float_as_uint(logit + 0.0f);
-  bits = bits >> 31 ? ~bits : bits | 1u << 31;
-  return (u64)bits << 32 | (u32)~token;
+  return key_of(logit + 0.0f, token);
 }
 
 // The largest over a block, in thread 0.

@@ -74,17 +74,7 @@ struct GroupSoftmax {
       score = sees(i / 4 * 8 + 2 * t() + i % 2) ? scale * score : -infinity;
       highest[i % 4 / 2] = fmaxf(highest[i % 4 / 2], score);
     }
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-      for (int distance = 1; distance < 4; distance *= 2) {
-        highest[row] = fmaxf(highest[row], __shfl_xor_sync(all_lanes, highest[row], distance));
-      }
-      float shrink = expf(largest[row] - highest[row]);
-      largest[row] = highest[row];
-      sum[row] *= shrink;
-#pragma unroll
-      for (int i = 0; i < of_value; i++) weighted[i][2 * row] *= shrink, weighted[i][2 * row + 1] *= shrink;
-    }
+    raise_largest(largest, highest, sum, weighted);
     // The sums of both halves are laid out as a left operand is.
     u32 high[4], low[4];
 #pragma unroll

@@ -125,20 +125,7 @@ __device__ void attend_tiles(Attended a, const u64* position, int tokens) {
         highest[i / 2] = fmaxf(highest[i / 2], scores[n][i]);
       }
     }
-#pragma unroll
-    for (int row = 0; row < 2; row++) {
-      for (int distance = 1; distance < 4; distance *= 2) {
-        highest[row] = fmaxf(highest[row], __shfl_xor_sync(all_lanes, highest[row], distance));
-      }
-      float shrink = expf(largest[row] - highest[row]);
-      largest[row] = highest[row];
-      sum[row] *= shrink;
-#pragma unroll
-      for (int n = 0; n < depth / 8; n++) {
-        weighted[n][2 * row] *= shrink;
-        weighted[n][2 * row + 1] *= shrink;
-      }
-    }
+    raise_largest(largest, highest, sum, weighted);
 #pragma unroll
     for (int k = 0; k < tile_keys / 16; k++) {
       // The sums of two tiles are laid out as a left operand is.

@@ -1,7 +1,5 @@
 // Matrix products of a persistent program, whose weights come through the ring. The warps of a block share out what comes: an
-// item is a piece, 32 units, of four rows.
-
-constexpr int item_rows = 4;
+// item is a piece, 32 units, of `item_rows` rows.
 
 // Inputs in 8 bits: of each 32 the first sixteen codes, behind all of these the other sixteen; then a scale and a sum for each.
 struct RoundedInput {
@@ -113,7 +111,7 @@ __device__ inline float four_sums(const float (&x)[4]) {
   return sum;
 }
 
-// What becomes of a product. In the order of `Kind` in products.rs.
+// What becomes of a product. In the order of `Kind` in ring_products.rs.
 enum { PRODUCT_STORE, PRODUCT_ADD, PRODUCT_GATED };
 
 struct ProductEnd {
@@ -210,7 +208,7 @@ __device__ inline void tile_sums(const Segment& segment, const ProductInput& inp
   sums += segment.sums;
   u32 entry = segment.entry;
 #pragma unroll 1
-  for (int first = 0; first < segment.rows; first += 8) {
+  for (int first = 0; first < segment.rows; first += ring_tile_rows) {
 #pragma unroll 1
     for (int piece = 0; piece < segment.pieces; piece += segment.tile_pieces, entry++) {
       int items = min((int)segment.tile_pieces, segment.pieces - piece);

@@ -1,6 +1,23 @@
 // Softmax over keys that pass a block of threads. Some lanes share a key, a warp takes several keys at a time, and each
 // goes on with a softmax of its own; `merge` makes one of them. Several queries share each key that is read.
 
+// On tensor cores four lanes share two rows of scores, laid out as in tensor.cu: raises the rows' largest scores so far to the
+// highest of all four lanes, and shrinks sums and weighted values accordingly.
+template <int count>
+__device__ inline void raise_largest(float (&largest)[2], float (&highest)[2], float (&sum)[2], float (&weighted)[count][4]) {
+#pragma unroll
+  for (int row = 0; row < 2; row++) {
+    for (int distance = 1; distance < 4; distance *= 2) {
+      highest[row] = fmaxf(highest[row], __shfl_xor_sync(all_lanes, highest[row], distance));
+    }
+    float shrink = expf(largest[row] - highest[row]);
+    largest[row] = highest[row];
+    sum[row] *= shrink;
+#pragma unroll
+    for (int i = 0; i < count; i++) weighted[i][2 * row] *= shrink, weighted[i][2 * row + 1] *= shrink;
+  }
+}
+
 // Consecutive values of a cached key or value, as they were read.
 template <class E, int unit>
 struct Piece {

@@ -196,20 +196,35 @@ __device__ inline void arrive(u64* barrier) {
 
 // Returns when the phase of this parity is complete.
 __device__ inline void wait_for_phase(u64* barrier, int parity) {
+#if __CUDA_ARCH__ >= 900
   asm volatile(
       "{ .reg .pred done; again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1; @!done bra again; }" ::"r"(
           shared_address(barrier)),
       "r"(parity)
       : "memory");
+#else
+  asm volatile(
+      "{ .reg .pred done; again: mbarrier.test_wait.parity.shared.b64 done, [%0], %1; @!done bra again; }" ::"r"(
+          shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+#endif
 }
 
 // What this thread wrote to shared memory can be seen by the units that read it on their own.
 __device__ inline void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Begins to copy aligned bytes from global into shared memory; they arrive at the barrier, whose phase is complete when all have.
-__device__ inline void copy_to_barrier(void* to, const void* from, int bytes, u64* barrier) {
+// Arrives at a barrier whose phase is complete when so many bytes have been copied, too.
+__device__ inline void expect_bytes(u64* barrier, u32 bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+#endif
+}
+
+// Begins to copy aligned bytes from global into shared memory; they arrive at the barrier, whose phase is complete when all have.
+__device__ inline void copy_to_barrier(void* to, const void* from, int bytes, u64* barrier) {
+  expect_bytes(barrier, bytes);
+#if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(to)),
                "l"(from), "r"(bytes), "r"(shared_address(barrier))

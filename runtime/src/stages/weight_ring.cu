@@ -30,10 +30,8 @@ struct __align__(16) Segment {
 
 static_assert(sizeof(Segment) == segment_bytes, "as the program was laid out");
 
-constexpr int piece_bytes = 512;
-
 // Bytes from row to row of a tile.
-__device__ inline u32 tile_pitch(const Segment& segment) { return segment.tile_pieces * piece_bytes + 64; }
+__device__ inline u32 tile_pitch(const Segment& segment) { return segment.tile_pieces * piece_bytes + tile_gap; }
 
 // A barrier in shared memory that some threads arrive at and others wait for; it has a phase, counted modulo 2.
 struct Signal {
@@ -44,36 +42,16 @@ struct Signal {
   void arrive() {
     if (--missing == 0) missing = count, phase++;
   }
-  void wait(u32 parity) const {
+  void wait(u32 parity) {
     while ((phase & 1) == parity) emulator::yield(emulator::WAITING);
   }
 #else
   u64 bits;
 
-  __device__ u32 address() const { return (u32)__cvta_generic_to_shared(this); }
-  __device__ void init(int arrivals) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address()), "r"(arrivals) : "memory");
-  }
-  __device__ void arrive() { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(address()) : "memory"); }
+  __device__ void init(int arrivals) { begin_barrier(&bits, arrivals); }
+  __device__ void arrive() { ::arrive(&bits); }
   // Returns when the phase of this parity is over.
-  __device__ void wait(u32 parity) const {
-    u32 over;
-    do {
-#if __CUDA_ARCH__ >= 900
-      asm volatile(
-          "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-          : "=r"(over)
-          : "r"(address()), "r"(parity)
-          : "memory");
-#else
-      asm volatile(
-          "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-          : "=r"(over)
-          : "r"(address()), "r"(parity)
-          : "memory");
-#endif
-    } while (!over);
-  }
+  __device__ void wait(u32 parity) { wait_for_phase(&bits, parity); }
 #endif
 };
 
@@ -104,13 +82,13 @@ struct Ring {
   __device__ static u8* place(u32 entry) { return whole_shared_memory() + ring_at + entry % ring_slots * slot_bytes; }
 
   // By a copier: the place of an entry, once the one before it there has been read.
-  __device__ u8* claim(u32 entry) const {
+  __device__ u8* claim(u32 entry) {
     if (entry >= ring_slots) empty[entry % ring_slots].wait(entry / ring_slots - 1 & 1);
     return place(entry);
   }
 
   // The entry, once it has come.
-  __device__ const u8* await(u32 entry) const {
+  __device__ const u8* await(u32 entry) {
     full[entry % ring_slots].wait(entry / ring_slots & 1);
     return place(entry);
   }
@@ -142,8 +120,8 @@ struct Runs {
     u64 policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-                     (u32)__cvta_generic_to_shared(to + lane_index() * to_pitch)),
-                 "l"(from + lane_index() * from_pitch), "r"(bytes), "r"(full.address()), "l"(policy)
+                     shared_address(to + lane_index() * to_pitch)),
+                 "l"(from + lane_index() * from_pitch), "r"(bytes), "r"(shared_address(&full)), "l"(policy)
                  : "memory");
 #else
     for (u32 run = 0; run < count; run++) {
@@ -162,11 +140,7 @@ __device__ inline void bring_entry(u32 entry, const Runs& codes, const Runs& sca
   Signal& full = ring.full[entry % ring_slots];
   __syncwarp();
 #if __CUDA_ARCH__ >= 900
-  if (lane_index() == 0) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(full.address()),
-                 "r"(codes.count * codes.bytes + scales.bytes)
-                 : "memory");
-  }
+  if (lane_index() == 0) expect_bytes(&full.bits, codes.count * codes.bytes + scales.bytes);
   __syncwarp();
 #endif
   codes.copy(to, full);
@@ -175,7 +149,7 @@ __device__ inline void bring_entry(u32 entry, const Runs& codes, const Runs& sca
   __syncwarp();
   if (lane_index() == 0) full.arrive();
 #elif __CUDA_ARCH__ < 900
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(full.address()) : "memory");
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(&full)) : "memory");
 #endif
 }
 

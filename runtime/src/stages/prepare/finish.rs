@@ -3,14 +3,12 @@
 
 use bytemuck::Zeroable;
 
-use super::launch::{DeviceGate, DeviceLane, DeviceMap, MOST_LANES, Tasks};
+use super::launch::{
+    ACTIVATION, DeviceGate, DeviceLane, DeviceMap, L2_NORM, MOST_LANES, RUNNING_SOFTMAX, SOFTMAX,
+    Tasks,
+};
 use crate::cuda::{Launches, Parameter, Rows};
 
-/// Kinds of maps and gates, by their numbers in prepare.cu.
-const ACTIVATION: i32 = 0;
-const L2_NORM: i32 = 1;
-const SOFTMAX: i32 = 6;
-const RUNNING_SOFTMAX: i32 = 8;
 /// Most taps of a convolution that a product does: one for each of the lanes that share a row.
 const MOST_TAPS: i32 = 4;
 

@@ -9,6 +9,12 @@ use crate::program::View;
 
 pub(crate) const SOURCE: &str = include_str!("../prepare.cu");
 
+/// Kinds of maps and gates that are told from others, by their numbers in prepare.cu.
+pub(super) const ACTIVATION: i32 = 0;
+pub(super) const L2_NORM: i32 = 1;
+pub(super) const SOFTMAX: i32 = 6;
+pub(super) const RUNNING_SOFTMAX: i32 = 8;
+
 pub(super) const MOST_MAPS: usize = 6;
 pub(super) const MOST_LANES: usize = 6;
 pub(super) const MOST_GATES: usize = 6;
@@ -220,9 +226,9 @@ impl Map {
         Ok(match self {
             Map::Activation(function) => DeviceMap {
                 function: *function as i32,
-                ..kind(0)
+                ..kind(ACTIVATION)
             },
-            Map::L2Norm => kind(1),
+            Map::L2Norm => kind(L2_NORM),
             Map::SumNorm => kind(2),
             Map::Softmax => kind(3),
             Map::Linear(matrix) => DeviceMap {
@@ -294,7 +300,7 @@ impl Gate {
                 (gate.low, gate.high) = (*min, *max);
             }
             Gate::Softmax => {
-                gate.kind = 6;
+                gate.kind = SOFTMAX;
                 gate.span = view.width as i32;
             }
             Gate::Forget { scale } => {
@@ -302,7 +308,7 @@ impl Gate {
                 gate.scale = *scale;
             }
             Gate::RunningSoftmax { clamp, slot } => {
-                gate.kind = 8;
+                gate.kind = RUNNING_SOFTMAX;
                 [gate.low, gate.high] = *clamp;
                 gate.state = launches.slot_address(*slot);
             }
