@@ -1,5 +1,6 @@
-// Number formats on the device. A matrix is read in units of `unit` numbers: unit `index` of `total` in the whole matrix,
-// row after row; `row_bytes` are the codes of a row, `scale_row_bytes` its scales where they stand apart. `values` writes a unit's numbers; `dot` multiplies it with inputs that were rounded to 8 bits.
+// Number formats on the device. A matrix is read in units of `unit` numbers, numbered row after row; `row_bytes` are the codes
+// of a row, `scale_row_bytes` its scales where they stand apart. `values` writes a unit's numbers; `dot` multiplies it with inputs
+// that were rounded to 8 bits.
 
 enum { F32, F16, BF16, Q8_0, Q6_K, Q5_K, Q4_K, Q4_0 };
 
@@ -13,6 +14,18 @@ struct Codes {
 template <int format, int cols>
 struct Format;
 
+// Where units lie: their codes, and their scales if those stand apart.
+struct Units {
+  const u8* codes;
+  const u8* scales;
+};
+
+// Those of a whole matrix.
+template <class Weights>
+__device__ Units all_units(const u8* matrix, int rows) {
+  return {matrix, matrix + (long long)rows * Weights::row_bytes};
+}
+
 // A format of 16-bit floats, which `Number::of` decodes: in units of eight numbers where rows allow it.
 template <class Number, int cols>
 struct Floats16 {
@@ -20,9 +33,9 @@ struct Floats16 {
   static constexpr int row_bytes = cols * 2;
   static constexpr int scale_row_bytes = 0;
   static constexpr int unit = cols % 8 == 0 ? 8 : 1;
-  static __device__ void values(const u8* matrix, long long, long long index, float* out) {
+  static __device__ void values(Units matrix, long long index, float* out) {
     if constexpr (unit == 8) {
-      uint4 words = load_once(matrix + index * 16);
+      uint4 words = load_once(matrix.codes + index * 16);
       u32 pairs[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
       for (int i = 0; i < 4; i++) {
@@ -30,7 +43,7 @@ struct Floats16 {
         out[2 * i + 1] = Number::of(pairs[i] >> 16);
       }
     } else {
-      out[0] = Number::of(reinterpret_cast<const u16*>(matrix)[index]);
+      out[0] = Number::of(reinterpret_cast<const u16*>(matrix.codes)[index]);
     }
   }
 };

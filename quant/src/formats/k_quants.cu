@@ -38,14 +38,14 @@ struct Affines {
   static constexpr int row_bytes = cols / 256 * SubBlock::block_bytes;
   static constexpr int scale_row_bytes = 0;
   static constexpr int unit = 32;
-  static __device__ void values(const u8* matrix, long long, long long index, float* out) {
+  static __device__ void values(Units matrix, long long index, float* out) {
     int packed[8];
-    Affine line = SubBlock::codes(matrix, index, packed);
+    Affine line = SubBlock::codes(matrix.codes, index, packed);
     affine_values(packed, line, out);
   }
-  static __device__ float dot(const u8* matrix, long long, long long index, const Codes& x) {
+  static __device__ float dot(Units matrix, long long index, const Codes& x) {
     int packed[8];
-    Affine line = SubBlock::codes(matrix, index, packed);
+    Affine line = SubBlock::codes(matrix.codes, index, packed);
     return affine_dot(packed, line, x);
   }
 };

@@ -5,12 +5,12 @@ struct Format<Q4_0, cols> {
   static constexpr int row_bytes = cols / 2;
   static constexpr int scale_row_bytes = cols / 32 * 2;
   static constexpr int unit = 32;
-  static __device__ float scale(const u8* matrix, long long total, long long index) {
-    return half_bits(reinterpret_cast<const u16*>(matrix + total * 16)[index]);
+  static __device__ float scale(Units matrix, long long index) {
+    return half_bits(reinterpret_cast<const u16*>(matrix.scales)[index]);
   }
   // Codes in bytes, not yet less 8.
-  static __device__ void codes(const u8* matrix, long long index, int* packed) {
-    uint4 words = load_once(matrix + index * 16);
+  static __device__ void codes(Units matrix, long long index, int* packed) {
+    uint4 words = load_once(matrix.codes + index * 16);
     u32 word[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -18,18 +18,18 @@ struct Format<Q4_0, cols> {
       packed[i + 4] = word[i] >> 4 & 0x0f0f0f0f;
     }
   }
-  static __device__ void values(const u8* matrix, long long total, long long index, float* out) {
+  static __device__ void values(Units matrix, long long index, float* out) {
     int packed[8];
     codes(matrix, index, packed);
-    float d = scale(matrix, total, index);
+    float d = scale(matrix, index);
 #pragma unroll
     for (int i = 0; i < 32; i++) out[i] = d * (float)((packed[i / 4] >> 8 * (i % 4) & 15) - 8);
   }
-  static __device__ float dot(const u8* matrix, long long total, long long index, const Codes& x) {
+  static __device__ float dot(Units matrix, long long index, const Codes& x) {
     int packed[8], sum = 0;
     codes(matrix, index, packed);
 #pragma unroll
     for (int i = 0; i < 8; i++) sum = __dp4a(packed[i], x.packed[i], sum);
-    return (sum - 8 * x.sum) * (scale(matrix, total, index) * x.scale);
+    return (sum - 8 * x.sum) * (scale(matrix, index) * x.scale);
   }
 };

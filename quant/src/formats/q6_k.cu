@@ -6,8 +6,8 @@ struct Format<Q6_K, cols> {
   static constexpr int scale_row_bytes = cols / 256 * 2;
   static constexpr int unit = 32;
   // Codes in bytes, not yet less 32.
-  static __device__ const i8* codes(const u8* matrix, long long index, int* packed) {
-    const u8* block = matrix + index / 8 * 208;
+  static __device__ const i8* codes(Units matrix, long long index, int* packed) {
+    const u8* block = matrix.codes + index / 8 * 208;
     int part = index % 8 / 4, run = index % 4;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -23,19 +23,19 @@ struct Format<Q6_K, cols> {
     }
     return reinterpret_cast<const i8*>(block + 192 + 2 * (index % 8));
   }
-  static __device__ float scale(const u8* matrix, long long total, long long index) {
-    return half_bits(reinterpret_cast<const u16*>(matrix + total / 8 * 208)[index / 8]);
+  static __device__ float scale(Units matrix, long long index) {
+    return half_bits(reinterpret_cast<const u16*>(matrix.scales)[index / 8]);
   }
-  static __device__ void values(const u8* matrix, long long total, long long index, float* out) {
+  static __device__ void values(Units matrix, long long index, float* out) {
     int packed[8];
     const i8* scales = codes(matrix, index, packed);
-    float d = scale(matrix, total, index);
+    float d = scale(matrix, index);
 #pragma unroll
     for (int i = 0; i < 32; i++) {
       out[i] = d * scales[i / 16] * (float)((packed[i / 4] >> 8 * (i % 4) & 63) - 32);
     }
   }
-  static __device__ float dot(const u8* matrix, long long total, long long index, const Codes& x) {
+  static __device__ float dot(Units matrix, long long index, const Codes& x) {
     int packed[8], sums[2] = {0, 0}, ones[2] = {0, 0};
     const i8* scales = codes(matrix, index, packed);
 #pragma unroll
@@ -44,6 +44,6 @@ struct Format<Q6_K, cols> {
       ones[i / 4] = __dp4a(0x01010101, x.packed[i], ones[i / 4]);
     }
     int sum = scales[0] * (sums[0] - 32 * ones[0]) + scales[1] * (sums[1] - 32 * ones[1]);
-    return sum * (scale(matrix, total, index) * x.scale);
+    return sum * (scale(matrix, index) * x.scale);
   }
 };

@@ -5,26 +5,26 @@ struct Format<Q8_0, cols> {
   static constexpr int row_bytes = cols;
   static constexpr int scale_row_bytes = cols / 32 * 2;
   static constexpr int unit = 32;
-  static __device__ float scale(const u8* matrix, long long total, long long index) {
-    return half_bits(reinterpret_cast<const u16*>(matrix + total * 32)[index]);
+  static __device__ float scale(Units matrix, long long index) {
+    return half_bits(reinterpret_cast<const u16*>(matrix.scales)[index]);
   }
-  static __device__ void codes(const u8* matrix, long long index, int* packed) {
-    uint4 a = load_once(matrix + index * 32), b = load_once(matrix + index * 32 + 16);
+  static __device__ void codes(Units matrix, long long index, int* packed) {
+    uint4 a = load_once(matrix.codes + index * 32), b = load_once(matrix.codes + index * 32 + 16);
     packed[0] = a.x, packed[1] = a.y, packed[2] = a.z, packed[3] = a.w;
     packed[4] = b.x, packed[5] = b.y, packed[6] = b.z, packed[7] = b.w;
   }
-  static __device__ void values(const u8* matrix, long long total, long long index, float* out) {
+  static __device__ void values(Units matrix, long long index, float* out) {
     int packed[8];
     codes(matrix, index, packed);
-    float d = scale(matrix, total, index);
+    float d = scale(matrix, index);
 #pragma unroll
     for (int i = 0; i < 32; i++) out[i] = d * (float)(i8)(packed[i / 4] >> 8 * (i % 4));
   }
-  static __device__ float dot(const u8* matrix, long long total, long long index, const Codes& x) {
+  static __device__ float dot(Units matrix, long long index, const Codes& x) {
     int packed[8], sum = 0;
     codes(matrix, index, packed);
 #pragma unroll
     for (int i = 0; i < 8; i++) sum = __dp4a(packed[i], x.packed[i], sum);
-    return sum * (scale(matrix, total, index) * x.scale);
+    return sum * (scale(matrix, index) * x.scale);
   }
 };

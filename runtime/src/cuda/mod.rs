@@ -25,6 +25,7 @@ mod ring_products;
 mod sample;
 #[cfg(test)]
 mod sample_tests;
+mod segments;
 mod session_calls;
 #[cfg(all(test, feature = "emulator"))]
 mod shared_tests;

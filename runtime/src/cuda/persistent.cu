@@ -1,45 +1,51 @@
 // The end of a persistent program: what goes through its phases.
 
-// The phases first..count of the table, by the threads of a block but its copiers. Block 0 writes three `clocks` of each phase,
-// if there is room.
-__device__ void go_through_phases(const u8* table, const Segment* list, int first, int count, u32* arrived, u64* clocks) {
+// Begins to copy a phase's parameters into shared memory.
+__device__ inline void bring_phase(u8* to, const u8* from) {
   constexpr int words = parameter_bytes / 16;
   static_assert(words <= phase_threads, "a thread for each word");
-  int thread = threadIdx.x;
-  u8* memory = whole_shared_memory() + phases_at;
-  // This thread's word of a phase's parameters.
-  auto word = [&](int number) {
-    return reinterpret_cast<const uint4*>(table + (long long)number * parameter_bytes)[thread];
-  };
-  if (thread < words) reinterpret_cast<uint4*>(memory)[thread] = word(first);
-  if (thread == 0) {
-    turn().arrived = arrived;
-    turn().arrivals = turn().waited = 0;
-    turn().clocks = real_block() == 0 ? clocks : nullptr;
-    begin_phase(memory);
+  if (threadIdx.x < words) copy_async<16>(to + threadIdx.x * 16, from + threadIdx.x * 16);
+  commit_copies();
+}
+
+// `count` phases from `table` on, by the threads of a block but its copiers. Block 0 writes three `clocks` of each phase, if there
+// is room. What is known from phase to phase stands in shared memory, so that the phases have all registers.
+__device__ void go_through_phases(const u8* table, const Segment* list, int count, u32* arrived, u64* clocks) {
+  bring_phase(phase_place(count), table);
+  wait_for_copies<0>();
+  whole_barrier();
+  Turn& now = turn();
+  if (threadIdx.x == 0) {
+    now.arrived = arrived;
+    now.arrivals = now.waited = now.published = 0;
+    now.clocks = real_block() == 0 ? clocks : nullptr;
+    now.next = table + parameter_bytes;
+    now.segment = 0;
+    now.left = count;
+    now.list = list;
+    begin_phase();
   }
   whole_barrier();
-  for (int number = first; number < count; number++) {
-    u8* phase = memory + (number - first) % 2 * parameter_bytes;
-    u8* other = memory + (number - first + 1) % 2 * parameter_bytes;
+  while (now.left > 0) {
     // The next phase's parameters are under way while this one runs.
-    bool more = number + 1 < count && thread < words;
-    uint4 next;
-    if (more) next = word(number + 1);
-    if (turn().index < turn().grid.x * turn().grid.y && thread < turn().threads.x) run_phase(phase, list);
-    list += reinterpret_cast<const Phase*>(phase)->segments;
-    if (more) reinterpret_cast<uint4*>(other)[thread] = next;
+    if (now.left > 1) bring_phase(phase_place(now.left - 1), now.next);
+    if (now.index < now.grid.x * now.grid.y && threadIdx.x < now.threads.x) run_phase(this_phase().function);
+    wait_for_copies<0>();
     whole_barrier();
-    if (thread == 0) {
+    if (threadIdx.x == 0) {
       wait_for_arrivals();
-      arrive();
-      turn().arrivals += real_blocks();
-      if (turn().clocks) turn().clocks += 3;
-      if (number + 1 < count) begin_phase(other);
+      if (!now.published) arrive();
+      now.published = 0;
+      now.arrivals += real_blocks();
+      if (now.clocks) now.clocks += 3;
+      now.segment += this_phase().segments;
+      now.next += parameter_bytes;
+      now.left--;
+      if (now.left > 0) begin_phase();
     }
     whole_barrier();
   }
-  if (real_block() == 0 && thread == 0) {
+  if (real_block() == 0 && threadIdx.x == 0) {
     wait_for_arrivals();
     *arrived = 0;
   }
@@ -50,16 +56,16 @@ __device__ void go_through_phases(const u8* table, const Segment* list, int firs
 __device__ void persist(const u8* table, const Segment* lists, int stride, int first, int count, u32* arrived, u64* clocks) {
   const Segment* list = lists + (long long)real_block() * stride;
   if constexpr (list_bytes > 0) {
-    uint4* room = reinterpret_cast<uint4*>(whole_shared_memory() + list_at);
+    uint4* room = reinterpret_cast<uint4*>(listed_segments());
     for (int i = threadIdx.x; i < list_bytes / 16; i += persistent_threads) room[i] = reinterpret_cast<const uint4*>(list)[i];
-    list = reinterpret_cast<const Segment*>(room);
+    list = listed_segments();
   }
   if (threadIdx.x == 0) Ring::get().init();
   real_barrier();
   if (threadIdx.x >= phase_threads) {
     bring_weights(list);
   } else {
-    go_through_phases(table, list, first, count, arrived, clocks);
+    go_through_phases(table + (long long)first * parameter_bytes, list, count - first, arrived, clocks);
   }
 }
 

@@ -33,7 +33,15 @@ struct __align__(16) Turn {
   // Arrivals that the phase waits for; `waited` once they have come.
   u32 arrivals;
   u32 waited;
+  // Whether the block has arrived before its phase ends.
+  u32 published;
   u32* arrived;
+  // The next phase in the table, the number of this one's first segment, and how many phases are left with this one.
+  const u8* next;
+  int segment;
+  int left;
+  // The block's list of segments, where it does not stand in shared memory.
+  const struct Segment* list;
   // Where the phase's clocks go, or null: its beginning, the end of its wait, its end.
   u64* clocks;
 };
@@ -114,6 +122,15 @@ __device__ inline void arrive() {
 #endif
 }
 
+// After a barrier of the phase's threads: what others will read of the phase is written. What the block writes from here on,
+// nobody reads before the next token.
+__device__ inline void publish() {
+  Turn& now = turn();
+  if (threadIdx.x != 0 || now.index + real_blocks() < now.grid.x * now.grid.y) return;
+  arrive();
+  now.published = 1;
+}
+
 // By thread 0: makes the phase's block `index` this one's.
 __device__ inline void take_block(u32 index) {
   Turn& now = turn();
@@ -132,9 +149,13 @@ __device__ inline bool next_block() {
   return now.index < now.grid.x * now.grid.y;
 }
 
-// By thread 0: makes the phase at `at` this block's turn.
-__device__ inline void begin_phase(const u8* at) {
-  const Phase& phase = *reinterpret_cast<const Phase*>(at);
+// This phase, with its parameters behind it. The next one's place is the other one.
+__device__ inline u8* phase_place(int left) { return whole_shared_memory() + phases_at + left % 2 * parameter_bytes; }
+__device__ inline const Phase& this_phase() { return *reinterpret_cast<const Phase*>(phase_place(turn().left)); }
+
+// By thread 0: makes the next phase this block's turn.
+__device__ inline void begin_phase() {
+  const Phase& phase = this_phase();
   Turn& now = turn();
   now.grid = {phase.grid[0], phase.grid[1], 1};
   now.threads = {phase.threads, 1, 1};
@@ -142,10 +163,10 @@ __device__ inline void begin_phase(const u8* at) {
   if (now.clocks) now.clocks[0] = now.clocks[1] = clock64();
 }
 
-// A parameter of the phase.
+// A parameter of this phase.
 template <class T>
-__device__ T const& parameter(const u8* phase, int offset) {
-  return *reinterpret_cast<T const*>(phase + sizeof(Phase) + offset);
+__device__ T const& parameter(int offset) {
+  return *reinterpret_cast<T const*>(phase_place(turn().left) + sizeof(Phase) + offset);
 }
 
 // From here on a block is a phase's.

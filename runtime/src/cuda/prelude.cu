@@ -112,6 +112,11 @@ __device__ inline void release_next() {
 #endif
 }
 
+#ifndef WATERLINE_PHASES
+// A phase is complete but for what only the next token reads.
+__device__ inline void publish() {}
+#endif
+
 // Returns when everything that earlier kernels, or phases, wrote can be seen.
 __device__ inline void await_previous() {
 #if defined(WATERLINE_PHASES)

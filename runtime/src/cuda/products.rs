@@ -8,7 +8,7 @@ use super::launches::{Call, Grid, Launches, Parameter, Rows};
 use super::ring_products::Kind;
 use crate::error::Result;
 use crate::program::{INPUTS, Vector, View};
-use crate::stages::{Finish, Norm};
+use crate::stages::{Activation, Finish, Norm};
 
 /// `GatherStep` in gather.cu: what happens to an input on its way.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -21,8 +21,8 @@ struct GatherStep {
     kind: i32,
     span: i32,
     groups: i32,
+    size: i32,
     function: i32,
-    pad: i32,
 }
 
 const MOST_STEPS: usize = 4;
@@ -41,7 +41,7 @@ impl Gather {
     /// What kinds of steps it has, a set of the bits in gather.cu, for an input of `cols` columns.
     pub fn kinds(&self, cols: usize) -> usize {
         let kind = |step: &GatherStep| {
-            let size = (step.span / step.groups.max(1)) as usize;
+            let size = step.size as usize;
             match step.kind {
                 0 | 1 => {
                     let norm = match size {
@@ -69,13 +69,34 @@ impl Gather {
             .iter()
             .flat_map(|step| [step.weight, step.bias, step.columns.first]);
         let parts = |step: &GatherStep| {
-            let size = step.span / step.groups.max(1);
+            let size = step.size;
             step.kind > 1 || size as usize == cols || size % 128 == 0 || [32, 64].contains(&size)
         };
         cols.is_multiple_of(4)
             && aligned(&self.input.first)
             && addresses.into_iter().all(|address| aligned(&address))
             && steps.iter().all(parts)
+    }
+
+    /// Whether at most one step is a norm, and at most one has other columns.
+    pub fn has_few_steps(&self) -> bool {
+        let steps = &self.step[..self.steps as usize];
+        let few = |kinds: &[i32]| {
+            steps
+                .iter()
+                .filter(|step| kinds.contains(&step.kind))
+                .count()
+                <= 1
+        };
+        few(&[0, 1]) && few(&[2, 4])
+    }
+
+    /// Whether other columns' gates all go through SILU.
+    pub fn gates_are_silu(&self) -> bool {
+        let steps = &self.step[..self.steps as usize];
+        let gate = |step: &GatherStep| step.kind == 4;
+        let silu = |step: &GatherStep| step.function == Activation::Silu as i32;
+        steps.iter().any(gate) && steps.iter().all(|step| !gate(step) || silu(step))
     }
 
     /// The epsilon, if an RMS norm of the whole row of `cols` is all that there is.
@@ -194,6 +215,7 @@ impl Launches<'_> {
             kind: norm.centred.into(),
             span: norm.weight.len() as i32,
             groups: groups as i32,
+            size: (norm.weight.len() / groups) as i32,
             ..GatherStep::zeroed()
         })
     }

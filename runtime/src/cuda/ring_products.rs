@@ -10,15 +10,13 @@ use super::launches::{Call, Grid, Launches, Parameter, Rows};
 use super::products::{Factor, Gather, format_of};
 use crate::error::Result;
 
-/// `ProductEnd` in project_ring.cu.
+/// `ProductEnd` in ring_rows.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct ProductEnd {
     output: Rows,
     kind: i32,
     cols: i32,
-    codes_at: i32,
-    parts_at: i32,
     normed: i32,
     eps: f32,
 }
@@ -26,8 +24,10 @@ struct ProductEnd {
 /// Bits beside those of `Gather::kinds`, in gather.cu.
 const QUADS: usize = 256;
 const LATE_NORM: usize = 512;
+const NEAR: usize = 1024;
+const SILU_GATES: usize = 2048;
 
-/// What becomes of a product, by its number in project_ring.cu.
+/// What becomes of a product, by its number in ring_rows.cu.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// It is stored.
@@ -63,9 +63,9 @@ impl Product {
         let cols = self.cols();
         let integer = |f: &RingFactor| FORMATS[f.format].is_integer_dot();
         let any = |wants: &dyn Fn(&RingFactor) -> bool| usize::from(self.factors.iter().any(wants));
-        let plain = any(&|f| !integer(f) && !f.in_tiles) * cols * size_of::<f32>();
+        let plain = any(&|f| !integer(f) && !f.on_tensor_cores) * cols * size_of::<f32>();
         let codes = any(&integer) * (cols + cols / 32 * 8);
-        let split = any(&|f| f.in_tiles) * 6 * (cols.next_multiple_of(64) + 32);
+        let split = any(&|f| f.on_tensor_cores) * 6 * (cols.next_multiple_of(64) + 32);
         let first = plain.next_multiple_of(128);
         let second = first + codes.next_multiple_of(128);
         [first, second, second + split]
@@ -140,8 +140,8 @@ pub(super) struct RingFactor {
     /// First column of the product.
     pub column: usize,
     pub format: usize,
-    /// Whether it comes in tiles for tensor cores.
-    pub in_tiles: bool,
+    /// Whether tensor cores multiply it.
+    pub on_tensor_cores: bool,
     /// The task that its rows go through before they are stored.
     pub task: Option<usize>,
 }
@@ -158,7 +158,7 @@ impl RingFactor {
     }
 
     /// Some of its rows.
-    fn rows(&self, rows: Range<usize>) -> Self {
+    pub fn rows(&self, rows: Range<usize>) -> Self {
         let at = |first: Address, row: usize| first + (rows.start * row) as u64;
         RingFactor {
             codes: at(self.codes, self.code_row),
@@ -173,13 +173,12 @@ impl RingFactor {
         }
     }
 
-    /// Pieces of a row: 32 units each, which are 16 bytes of floats, 32 numbers of all else.
-    pub fn pieces(&self) -> usize {
-        let units = match FORMATS[self.format].block_len {
+    /// Units of a row: 16 bytes of floats, 32 numbers of all else.
+    pub fn units(&self) -> usize {
+        match FORMATS[self.format].block_len {
             1 => self.code_row / 16,
             _ => self.cols / 32,
-        };
-        units.div_ceil(32)
+        }
     }
 
     /// Fewest rows whose scales are a multiple of 16 bytes.
@@ -215,23 +214,26 @@ impl Launches<'_> {
         };
         let cols = product.cols();
         let [codes_at, parts_at, bytes] = product.input_ends();
+        let formats = (product.factors.iter()).fold(0, |set, factor| set | 1 << factor.format);
         let norm = gather.plain_norm(cols);
         let end = ProductEnd {
             output,
             kind: kind as i32,
             cols: cols as i32,
-            codes_at: codes_at as i32,
-            parts_at: parts_at as i32,
             normed: norm.is_some().into(),
             eps: norm.unwrap_or(0.0),
         };
-        let quads = if gather.in_quads(cols) { QUADS } else { 0 };
+        let kinds = [
+            (true, gather.kinds(cols)),
+            (gather.in_quads(cols), QUADS),
+            (norm.is_some(), LATE_NORM),
+            (gather.has_few_steps(), NEAR),
+            (gather.gates_are_silu(), SILU_GATES),
+        ];
+        let kinds = (kinds.iter()).fold(0, |set, &(has, kind)| set | if has { kind } else { 0 });
         let call = Call {
             source: "",
-            kernel: format!(
-                "product_input<{cols}, {}, {codes_at}, {parts_at}, {bytes}>",
-                gather.kinds(cols) | quads | if norm.is_some() { LATE_NORM } else { 0 }
-            ),
+            kernel: format!("product<{cols}, {kinds}, {formats}, {codes_at}, {parts_at}, {bytes}>"),
             grid: Grid::Blocks(1),
             threads: self.gather_threads(),
             shared: 0,
@@ -259,7 +261,7 @@ impl Launches<'_> {
             cols: matrix.cols(),
             column: *column,
             format: format_of(matrix),
-            in_tiles: format.name == "BF16"
+            on_tensor_cores: format.name == "BF16"
                 && self.tensor_cores() != TensorCores::None
                 && matrix.cols().is_multiple_of(32),
             task: None,

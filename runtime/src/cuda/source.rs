@@ -16,6 +16,8 @@ const SOFTMAX: &str = include_str!("../stages/softmax.cu");
 /// Before and behind the stages of a persistent program.
 const PHASES: &str = include_str!("phases.cu");
 const RING: &str = include_str!("../stages/weight_ring.cu");
+const RING_INPUT: &str = include_str!("../stages/ring_input.cu");
+const RING_ROWS: &str = include_str!("../stages/ring_rows.cu");
 const RING_PRODUCTS: &str = include_str!("../stages/project_ring.cu");
 const PERSISTENT: &str = include_str!("persistent.cu");
 /// What rows of its products go through before they are stored.
@@ -55,9 +57,14 @@ impl Source {
     /// The text of one kernel that goes through `calls` as phases; `constants` are its sizes.
     pub fn of_phases(calls: &[&Queued], constants: &str) -> Self {
         let (cases, of_call) = each_once(calls.iter().map(|queued| phase(queued)));
-        let cases = cases.iter().enumerate();
-        let cases: String = cases
-            .map(|(index, case)| format!("    case {index}: {case} break;\n"))
+        // Each has a place of its own in the machine code: inlined, what several have in common would hold registers.
+        let functions: String = (cases.iter().enumerate())
+            .map(|(index, case)| {
+                format!("\n__device__ __noinline__ void phase_{index}() {{ {case} }}\n")
+            })
+            .collect();
+        let cases: String = (0..cases.len())
+            .map(|index| format!("    case {index}: return phase_{index}();\n"))
             .collect();
         let text = [
             constants,
@@ -70,12 +77,13 @@ impl Source {
                     .chain([PREPARE]),
             ),
             RING,
+            RING_INPUT,
+            RING_ROWS,
             RING_PRODUCTS,
-            "\n__device__ inline void run_phase(const u8* at, const Segment* segments) {\n  \
-             const Phase& phase = *reinterpret_cast<const Phase*>(at);\n  switch (phase.function) {\n",
+            &functions,
+            "\n__device__ inline void run_phase(int function) {\n  switch (function) {\n",
             &cases,
-            "  }\n  if (phase.segments > 0) {\n    \
-             product(parameter<ProductEnd>(at, 0), &parameter<PrepareTasks>(at, phase.tasks), segments, phase.segments);\n  }\n}\n",
+            "  }\n}\n",
             PERSISTENT,
         ];
         Source {
@@ -113,18 +121,20 @@ fn sources(files: impl Iterator<Item = &'static str>) -> String {
 fn phase(queued: &Queued) -> String {
     let call = &queued.call;
     let parameters = call.types().into_iter().zip(call.offsets());
-    // How a product ends is of no concern to its input, which is its second parameter.
-    let (skip, take) = match queued.product {
-        Some(_) => (1, 1),
-        None => (0, usize::MAX),
+    // A product's rows may go through tasks, or not.
+    let take = match queued.product {
+        Some(_) => 2,
+        None => usize::MAX,
     };
-    let parameters = parameters.skip(skip).take(take);
+    let parameters = parameters.take(take);
     let list: Vec<String> = parameters
-        .map(|(kind, at)| format!("parameter<{}>(at, {at})", kind))
+        .map(|(kind, at)| format!("parameter<{kind}>({at})"))
         .collect();
     let (kernel, list) = (&call.kernel, list.join(", "));
     match (&queued.product, queued.streams) {
-        (Some(_), _) => format!("{kernel}({list});"),
+        (Some(_), _) => format!(
+            "{kernel}({list}, &parameter<PrepareTasks>(this_phase().tasks), these_segments(), this_phase().segments);"
+        ),
         (None, true) => format!("do {kernel}({list}); while (next_block());"),
         (None, false) => format!("await_previous(); do {kernel}({list}); while (next_block());"),
     }

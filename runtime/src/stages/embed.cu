@@ -7,7 +7,7 @@ __device__ void embed(const u8* matrix, int vocab, const u32* ids, const Gather&
   for (int unit = threadIdx.x; unit < units; unit += blockDim.x) {
     float values[Weights::unit];
     long long index = (long long)ids[blockIdx.x] * units + unit;
-    Weights::values(matrix, (long long)vocab * units, index, values);
+    Weights::values(all_units<Weights>(matrix, vocab), index, values);
     for (int i = 0; i < Weights::unit; i++) row[unit * Weights::unit + i] = values[i];
   }
   __syncthreads();

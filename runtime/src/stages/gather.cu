@@ -9,8 +9,9 @@ struct GatherStep {
   int kind;
   int span;
   int groups;
+  // Values of a part.
+  int size;
   int function;
-  int pad;
 };
 
 enum { STEP_NORM, STEP_LAYER_NORM, STEP_ADD, STEP_MAP, STEP_GATE };
@@ -30,7 +31,11 @@ enum {
   // All rows begin at multiples of four numbers, and have such a number of them.
   QUADS = 256,
   // An RMS norm of the whole row without a bias, alone: its factor may come behind the product.
-  LATE_NORM = 512
+  LATE_NORM = 512,
+  // At most one norm, and at most one step with other columns: what they read is asked for with the input.
+  NEAR = 1024,
+  // Gates go through SILU, which then needs no call.
+  SILU_GATES = 2048
 };
 
 // How an input is made of a buffer's columns. Of a `gated` one, the buffer holds the gate, then what it gates.
@@ -95,9 +100,24 @@ struct Share {
   }
 };
 
+// What the steps of a row read besides it, where there are few.
+template <int cols, int kinds>
+struct Near {
+  Share<cols, kinds> gain;
+  Share<cols, kinds> columns;
+};
+
+// The gain of a norm of parts. Parts of one group follow one another; each may have a gain of its own.
+template <int cols, int kinds>
+__device__ void load_gain(const GatherStep& step, Share<cols, kinds>& gain) {
+  int period = step.groups > 1 ? step.span : step.size;
+#pragma unroll
+  for (int r = 0; r < gain.runs; r++) gain.load_run(r, step.weight + gain.column(r) % period);
+}
+
 // Norms of a row's parts. A part is what a warp has of several runs, or lanes of a warp have of one.
 template <int cols, int kinds>
-__device__ void norm_parts(const GatherStep& step, int size, Share<cols, kinds>& share) {
+__device__ void norm_parts(const GatherStep& step, int size, const Share<cols, kinds>& gain, Share<cols, kinds>& share) {
   using Own = Share<cols, kinds>;
   constexpr int warps = gather_threads / 32, of_warp = 32 * Own::run;
   __shared__ float sums[Own::runs * warps];
@@ -130,13 +150,10 @@ __device__ void norm_parts(const GatherStep& step, int size, Share<cols, kinds>&
       for (int i = 1; i < warps_of_part; i++) x[r] += sums[first + i];
     }
   };
-  Own gain, bias;
+  Own bias;
 #pragma unroll
   for (int r = 0; r < Own::runs; r++) {
-    // Parts of one group follow one another; each may have a gain of its own.
-    int at = Own::column(r) % (step.groups > 1 ? step.span : size);
-    gain.load_run(r, step.weight + at);
-    if (step.bias) bias.load_run(r, step.bias + at);
+    if (step.bias) bias.load_run(r, step.bias + Own::column(r) % (step.groups > 1 ? step.span : size));
   }
   float x[Own::runs];
   if ((kinds & CENTRED_NORM) != 0 && step.kind == STEP_LAYER_NORM) {
@@ -203,27 +220,34 @@ __device__ void norm_row(const GatherStep& step, Share<cols, kinds>& share) {
 
 // Applies one step to the row whose share this thread holds. Shares stay as they are, or pass through `x`.
 template <int cols, int kinds>
-__device__ void gather_step(const GatherStep& step, int t, Share<cols, kinds>& share, float* x) {
+__device__ void gather_step(const GatherStep& step, int t, Near<cols, kinds>& near, Share<cols, kinds>& share, float* x) {
   if ((kinds & MAPPED) != 0 && step.kind == STEP_MAP) return activate_all(step.function, share.value);
   if ((kinds & ADDED_COLUMNS) != 0 && step.kind == STEP_ADD) {
-    Share<cols, kinds> other, gain;
-    other.load(step.columns.token(t));
+    Share<cols, kinds> gain;
     gain.load(step.weight);
+    if ((kinds & NEAR) == 0) near.columns.load(step.columns.token(t));
 #pragma unroll
-    for (int k = 0; k < Share<cols, kinds>::count; k++) share.value[k] += gain.value[k] * other.value[k];
+    for (int k = 0; k < Share<cols, kinds>::count; k++) share.value[k] += gain.value[k] * near.columns.value[k];
     return;
   }
   if ((kinds & GATED_BY_COLUMNS) != 0 && step.kind == STEP_GATE) {
-    Share<cols, kinds> other;
-    other.load(step.columns.token(t));
-    activate_all(step.function, other.value);
+    if ((kinds & NEAR) == 0) near.columns.load(step.columns.token(t));
+    if constexpr ((kinds & SILU_GATES) != 0) {
 #pragma unroll
-    for (int k = 0; k < Share<cols, kinds>::count; k++) share.value[k] *= other.value[k];
+      for (int k = 0; k < Share<cols, kinds>::count; k++) near.columns.value[k] = silu(near.columns.value[k]);
+    } else {
+      activate_all(step.function, near.columns.value);
+    }
+#pragma unroll
+    for (int k = 0; k < Share<cols, kinds>::count; k++) share.value[k] *= near.columns.value[k];
     return;
   }
-  int size = step.groups > 0 ? step.span / step.groups : cols;
+  int size = step.size;
   if ((kinds & WHOLE_NORM) != 0 && size == cols) return norm_row<cols, kinds>(step, share);
-  if ((kinds & PART_NORM) != 0 && size % 32 == 0) return norm_parts<cols, kinds>(step, size, share);
+  if ((kinds & PART_NORM) != 0 && size % 32 == 0) {
+    if ((kinds & NEAR) == 0) load_gain(step, near.gain);
+    return norm_parts<cols, kinds>(step, size, near.gain, share);
+  }
   if constexpr ((kinds & ODD_PART_NORM) != 0) {
     share.store(x);
     __syncthreads();
@@ -240,15 +264,27 @@ __device__ void gather_step(const GatherStep& step, int t, Share<cols, kinds>& s
 template <int cols, int kinds>
 __device__ Share<cols, kinds> gathered_row(const Gather& gather, int t, float* x) {
   const float* input = gather.input.token(t);
-  if constexpr ((kinds & (ADDED_COLUMNS | GATED_BY_COLUMNS)) != 0) {
+  Share<cols, kinds> share;
+  share.load(input);
+  Near<cols, kinds> near;
+  constexpr bool columns = (kinds & (ADDED_COLUMNS | GATED_BY_COLUMNS)) != 0;
+  if constexpr (columns || (kinds & PART_NORM) != 0) {
+    int norm = 0, other = 0;
 #pragma unroll 1
     for (int s = 0; s < gather.steps; s++) {
       int kind = gather.step[s].kind;
-      if (kind == STEP_ADD || kind == STEP_GATE) Share<cols, kinds>::announce(gather.step[s].columns.token(t));
+      if (kind == STEP_ADD || kind == STEP_GATE) {
+        other = s;
+        if ((kinds & NEAR) == 0) Share<cols, kinds>::announce(gather.step[s].columns.token(t));
+      } else if (kind != STEP_MAP) {
+        norm = s;
+      }
+    }
+    if constexpr ((kinds & NEAR) != 0) {
+      if constexpr (columns) near.columns.load(gather.step[other].columns.token(t));
+      if constexpr ((kinds & PART_NORM) != 0) load_gain(gather.step[norm], near.gain);
     }
   }
-  Share<cols, kinds> share;
-  share.load(input);
   if constexpr ((kinds & GATED_HALVES) != 0) {
     Share<cols, kinds> other;
     other.load(input + cols);
@@ -257,7 +293,7 @@ __device__ Share<cols, kinds> gathered_row(const Gather& gather, int t, float* x
   }
   if constexpr (kinds != 0) {
 #pragma unroll 1
-    for (int s = 0; s < gather.steps; s++) gather_step<cols, kinds>(gather.step[s], t, share, x);
+    for (int s = 0; s < gather.steps; s++) gather_step<cols, kinds>(gather.step[s], t, near, share, x);
   }
   return share;
 }

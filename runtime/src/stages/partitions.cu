@@ -117,6 +117,7 @@ __device__ void partitions(RecurInputs in, PartitionRoute route, int tokens) {
     __syncthreads();
     if constexpr (buffers == 1) load(0);
   }
+  publish();
   state.store_state(matrix);
 }
 

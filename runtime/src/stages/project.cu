@@ -68,7 +68,7 @@ template <int format, int cols>
 __device__ void warp_products(const Linear& linear, int row, const float* x, const int* rounded, float* products) {
   using Weights = Format<format, cols>;
   constexpr int units = cols / Weights::unit;
-  long long total = (long long)linear.rows * units;
+  Units matrix = all_units<Weights>(linear.weights, linear.rows);
 #pragma unroll 4
   for (int unit = lane_index(); unit < units; unit += 32) {
     if constexpr (Weights::integer) {
@@ -76,14 +76,14 @@ __device__ void warp_products(const Linear& linear, int row, const float* x, con
 #pragma unroll
       for (int r = 0; r < rows_of_warp; r++) {
         long long index = (long long)min(row + r, linear.rows - 1) * units + unit;
-        products[r] += Weights::dot(linear.weights, total, index, codes);
+        products[r] += Weights::dot(matrix, index, codes);
       }
     } else {
 #pragma unroll
       for (int r = 0; r < rows_of_warp; r++) {
         float values[Weights::unit];
         long long index = (long long)min(row + r, linear.rows - 1) * units + unit;
-        Weights::values(linear.weights, total, index, values);
+        Weights::values(matrix, index, values);
 #pragma unroll
         for (int i = 0; i < Weights::unit; i++) products[r] += values[i] * x[unit * Weights::unit + i];
       }
@@ -193,13 +193,13 @@ __device__ void weights_of_row(const Linear& linear, int row, int first, float* 
   using Weights = Format<format, cols>;
   constexpr int units = cols / Weights::unit;
   constexpr int count = tile_depth / Weights::unit;
-  long long total = (long long)linear.rows * units;
+  Units matrix = all_units<Weights>(linear.weights, linear.rows);
 #pragma unroll
   for (int i = 0; i < count; i++) {
     float* place = out + i * Weights::unit;
     int unit = first / Weights::unit + i;
     if (row < linear.rows && unit < units) {
-      Weights::values(linear.weights, total, (long long)row * units + unit, place);
+      Weights::values(matrix, (long long)row * units + unit, place);
     } else {
       for (int j = 0; j < Weights::unit; j++) place[j] = 0.0f;
     }

@@ -91,11 +91,12 @@ struct StageWeights {
       for (int i = 0; i < pieces; i++) {
         int matrix_row = rows.first[i / 2] + row(i), matrix_rows = rows.rows[i / 2];
         int first = (step * group_depth + threadIdx.x % 2 * 32) / unit;
-        long long total = (long long)matrix_rows * units, row_units = (long long)min(matrix_row, matrix_rows - 1) * units;
+        Units matrix = all_units<Weights>(rows.weights[i / 2], matrix_rows);
+        long long row_units = (long long)min(matrix_row, matrix_rows - 1) * units;
         float values[32];
 #pragma unroll
         for (int j = 0; j < 32 / unit; j++) {
-          Weights::values(rows.weights[i / 2], total, row_units + min(first + j, units - 1), values + j * unit);
+          Weights::values(matrix, row_units + min(first + j, units - 1), values + j * unit);
         }
 #pragma unroll
         for (int j = 0; j < 16; j++) {

@@ -349,5 +349,6 @@ __device__ void recur(const RecurInputs& in, int tokens) {
       if (first + batch < tokens) load(first + batch);
     }
   }
+  publish();
   state.store_state(matrix);
 }

@@ -69,6 +69,7 @@ __device__ void scan(Rows x, Rows step, Rows b, Rows c, const float* rates, floa
       if (first + batch < tokens) load(first + batch);
     }
   }
+  publish();
 #pragma unroll
   for (int i = 0; i < parts; i++) {
     int n = i * 4 + place;

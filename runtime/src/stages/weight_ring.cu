@@ -1,7 +1,7 @@
 // The weights of a persistent program. Some warps of a block, the copiers, bring the weights of the block's segments into shared
 // memory in the order of their use, as far ahead as there is room: they wait for no phase, so that the memory is never idle.
-// An entry of the ring is some whole rows of a segment: their codes, then their scales, as a matrix lies on the device. What tensor
-// cores multiply comes in tiles instead: a part of the columns of eight rows, so many bytes apart that they lie in other banks.
+// An entry of the ring is a tile: a part of the columns of eight or sixteen rows, their codes, then their scales. Its rows begin in
+// other banks, so that lanes which read two of them at once meet all banks.
 
 // Rows of one matrix that a block takes; fewer than none fill a list up, and none end it.
 struct __align__(16) Segment {
@@ -14,24 +14,36 @@ struct __align__(16) Segment {
   int rows;
   // The first row's column in the output.
   int column;
-  // Where the sums of the pieces begin.
+  // Where the sums of its rows begin.
   int sums;
-  // The number of its first entry, and rows of one.
+  // The number of its first entry.
   u32 entry;
-  u16 entry_rows;
+  // Bytes of an entry's row, and from row to row in shared memory: of codes, and of scales. Where scales cannot be copied row by
+  // row, their part is 0, and every entry has those of whole rows as they lie.
+  u16 code_part;
+  u16 code_pitch;
+  u16 scale_part;
+  u16 scale_pitch;
   u16 format;
-  // 32 units of a row are a piece: how many, how many of a tile or 0 for whole rows, and one divided by the pieces.
-  u16 pieces;
-  u16 tile_pieces;
-  float per_piece;
+  // Entries that the rows of one take.
+  u16 parts;
   // The task that its rows go through before they are stored, or less than none.
-  int task;
+  short task;
+  // Whether the rows before it are finished before its sums are made.
+  short begins;
 };
 
 static_assert(sizeof(Segment) == segment_bytes, "as the program was laid out");
 
-// Bytes from row to row of a tile.
-__device__ inline u32 tile_pitch(const Segment& segment) { return segment.tile_pieces * piece_bytes + tile_gap; }
+// The list of the block's segments, where shared memory has room for it.
+__device__ inline Segment* listed_segments() { return reinterpret_cast<Segment*>(whole_shared_memory() + list_at); }
+
+// This phase's.
+__device__ inline const Segment* these_segments() { return (list_bytes > 0 ? listed_segments() : turn().list) + turn().segment; }
+
+// Rows of an entry, in bands of eight.
+__device__ constexpr int bands_of_entry(int format) { return (double_entries >> format & 1) + 1; }
+__device__ constexpr int rows_of_entry(int format) { return 8 * bands_of_entry(format); }
 
 // A barrier in shared memory that some threads arrive at and others wait for; it has a phase, counted modulo 2.
 struct Signal {
@@ -58,6 +70,19 @@ struct Signal {
 static_assert(sizeof(Signal) == 8, "as a barrier in shared memory");
 
 // Entry number n stands in slot n modulo `ring_slots`.
+struct RingPlace {
+  u32 slot;
+  u32 round;
+
+  __device__ explicit RingPlace(u32 entry) : slot(entry % ring_slots), round(entry / ring_slots) {}
+  __device__ void advance() {
+    bool last = slot == ring_slots - 1;
+    slot = last ? 0 : slot + 1;
+    round += last;
+  }
+  __device__ u8* bytes() const { return whole_shared_memory() + ring_at + slot * slot_bytes; }
+};
+
 struct Ring {
   Signal full[ring_slots];
   Signal empty[ring_slots];
@@ -79,76 +104,88 @@ struct Ring {
 #endif
   }
 
-  __device__ static u8* place(u32 entry) { return whole_shared_memory() + ring_at + entry % ring_slots * slot_bytes; }
-
   // By a copier: the place of an entry, once the one before it there has been read.
-  __device__ u8* claim(u32 entry) {
-    if (entry >= ring_slots) empty[entry % ring_slots].wait(entry / ring_slots - 1 & 1);
-    return place(entry);
+  __device__ u8* claim(RingPlace place) {
+    if (place.round > 0) empty[place.slot].wait(place.round - 1 & 1);
+    return place.bytes();
   }
 
   // The entry, once it has come.
-  __device__ const u8* await(u32 entry) {
-    full[entry % ring_slots].wait(entry / ring_slots & 1);
-    return place(entry);
+  __device__ const u8* await(RingPlace place) {
+    full[place.slot].wait(place.round & 1);
+    return place.bytes();
   }
 
   // By a whole warp: it has read the entry.
-  __device__ void release(u32 entry) {
+  __device__ void release(RingPlace place) {
     __syncwarp();
-    if (lane_index() == 0) empty[entry % ring_slots].arrive();
+    if (lane_index() == 0) empty[place.slot].arrive();
   }
 };
 
 static_assert(sizeof(Ring) == slots_bytes, "as the program was laid out");
 
-// Bytes to copy: `count` runs of `bytes`, a multiple of 16, so far apart.
+// Bytes to copy: runs of `bytes`, a multiple of 16, so far apart.
 struct Runs {
   const u8* from;
-  u64 from_pitch;
+  u32 from_pitch;
   u32 to_pitch;
   u32 bytes;
-  u32 count;
 
-  // Begins to copy them, by one warp.
-  __device__ void copy(u8* to, Signal& full) const {
+  // Begins to copy run number `run`: by one thread where there are bulk copies, else by a warp.
+  __device__ void copy(u8* to, u32 run, Signal& full) const {
+    to += run * to_pitch;
+    const u8* first = from + (u64)run * from_pitch;
 #if defined(WATERLINE_EMULATOR)
-    if (lane_index() < count) memcpy(to + lane_index() * to_pitch, from + lane_index() * from_pitch, bytes);
+    memcpy(to, first, bytes);
 #elif __CUDA_ARCH__ >= 900
-    if (lane_index() >= count) return;
     // Nobody else will want them: what else is in the second cache shall stay.
     u64 policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-                     shared_address(to + lane_index() * to_pitch)),
-                 "l"(from + lane_index() * from_pitch), "r"(bytes), "r"(shared_address(&full)), "l"(policy)
+                     shared_address(to)),
+                 "l"(first), "r"(bytes), "r"(shared_address(&full)), "l"(policy)
                  : "memory");
 #else
-    for (u32 run = 0; run < count; run++) {
-      for (u32 i = lane_index() * 16; i < bytes; i += 512) {
-        copy_async_once(to + run * to_pitch + i, from + run * from_pitch + i);
-      }
-    }
+    for (u32 i = lane_index() * 16; i < bytes; i += 512) copy_async_once(to + i, first + i);
 #endif
   }
 };
 
-// By one warp: begins to copy an entry to its place, codes, then scales, if there are any.
-__device__ inline void bring_entry(u32 entry, const Runs& codes, const Runs& scales) {
+// By one warp: begins to copy an entry of a segment to its place.
+__device__ inline void bring_entry(const Segment& segment, int number) {
+  int tile = number / segment.parts, part = number - tile * segment.parts, first = tile * rows_of_entry(segment.format);
+  u32 rows = min(rows_of_entry(segment.format), segment.rows - first);
+  u32 code = part * segment.code_part, scale = part * segment.scale_part;
+  Runs codes = {segment.codes + (u64)first * segment.code_row + code, segment.code_row, segment.code_pitch,
+                min((u32)segment.code_part, segment.code_row - code)};
+  Runs scales = {segment.scales + (u64)first * segment.scale_row + scale, segment.scale_row, segment.scale_pitch,
+                 min((u32)segment.scale_part, segment.scale_row - scale)};
+  u32 scale_runs = rows;
+  if (segment.scale_part == 0) scales.bytes = (rows * segment.scale_row + 15) & ~15u, scale_runs = 1;
+  if (scales.bytes == 0) scale_runs = 0;
+
   Ring& ring = Ring::get();
-  u8* to = ring.claim(entry);
-  Signal& full = ring.full[entry % ring_slots];
+  RingPlace place(segment.entry + number);
+  u8* to = ring.claim(place);
+  u8* to_scales = to + rows_of_entry(segment.format) * segment.code_pitch;
+  Signal& full = ring.full[place.slot];
   __syncwarp();
-#if __CUDA_ARCH__ >= 900
-  if (lane_index() == 0) expect_bytes(&full.bits, codes.count * codes.bytes + scales.bytes);
+#if __CUDA_ARCH__ >= 900 || defined(WATERLINE_EMULATOR)
+  u32 lane = lane_index();
+#ifndef WATERLINE_EMULATOR
+  if (lane == 0) expect_bytes(&full.bits, rows * codes.bytes + scale_runs * scales.bytes);
   __syncwarp();
 #endif
-  codes.copy(to, full);
-  if (scales.bytes > 0) scales.copy(to + codes.bytes, full);
-#if defined(WATERLINE_EMULATOR)
+  if (lane < rows) codes.copy(to, lane, full);
+  if (lane >= 16 && lane - 16 < scale_runs) scales.copy(to_scales, lane - 16, full);
+#ifdef WATERLINE_EMULATOR
   __syncwarp();
-  if (lane_index() == 0) full.arrive();
-#elif __CUDA_ARCH__ < 900
+  if (lane == 0) full.arrive();
+#endif
+#else
+  for (u32 run = 0; run < rows; run++) codes.copy(to, run, full);
+  for (u32 run = 0; run < scale_runs; run++) scales.copy(to_scales, run, full);
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(&full)) : "memory");
 #endif
 }
@@ -160,23 +197,8 @@ __device__ inline void bring_weights(const Segment* list) {
   for (; list->rows != 0; list++) {
     const Segment segment = *list;
     if (segment.rows < 0) continue;
-    int tiles = segment.tile_pieces > 0 ? (segment.pieces + segment.tile_pieces - 1) / segment.tile_pieces : 1;
-    u32 tile_bytes = segment.tile_pieces * piece_bytes;
-    int entries = (segment.rows + segment.entry_rows - 1) / segment.entry_rows * tiles;
-    for (; entry < entries; entry += copiers) {
-      int first = entry / tiles * segment.entry_rows;
-      u32 rows = min((int)segment.entry_rows, segment.rows - first);
-      const u8* codes = segment.codes + (u64)first * segment.code_row;
-      if (tile_bytes == 0) {
-        u32 scales = (rows * segment.scale_row + 15) & ~15u;
-        bring_entry(segment.entry + entry, {codes, 0, 0, rows * segment.code_row, 1},
-                    {segment.scales + (u64)first * segment.scale_row, 0, 0, scales, 1});
-      } else {
-        u32 at = entry % tiles * tile_bytes, bytes = min((int)tile_bytes, (int)(segment.code_row - at));
-        bring_entry(segment.entry + entry, {codes + at, segment.code_row, tile_pitch(segment), bytes, rows},
-                    {nullptr, 0, 0, 0, 0});
-      }
-    }
+    int tile = rows_of_entry(segment.format), entries = (segment.rows + tile - 1) / tile * segment.parts;
+    for (; entry < entries; entry += copiers) bring_entry(segment, entry);
     entry -= entries;
   }
 }

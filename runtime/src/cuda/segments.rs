@@ -1,0 +1,307 @@
+//! How the rows of a persistent program's products are dealt out to its blocks, and how they come through the ring of weights.
+
+use bytemuck::{Pod, Zeroable};
+use waterline_quant::FORMATS;
+
+use super::driver::Address;
+use super::persistent::THREADS;
+use super::ring_products::{Kind, Product, RingFactor};
+
+/// `Segment` in weight_ring.cu: rows of one matrix that a block takes.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Segment {
+    codes: Address,
+    scales: Address,
+    bias: Address,
+    code_row: u32,
+    scale_row: u32,
+    pub rows: i32,
+    column: i32,
+    sums: i32,
+    pub entry: u32,
+    code_part: u16,
+    code_pitch: u16,
+    scale_part: u16,
+    scale_pitch: u16,
+    format: u16,
+    parts: u16,
+    task: i16,
+    begins: i16,
+}
+
+/// Most bytes of an entry that has sixteen rows instead of eight.
+const DOUBLE_ENTRY: usize = 18 << 10;
+/// Rows of a block that are finished at once, by four threads each.
+const ROWS_AT_ONCE: usize = THREADS / 4;
+/// Units of a row that the warps take at once, and the places of a row's sums.
+pub(super) const STEP_UNITS: usize = THREADS / 32 * 4;
+pub(super) const SUMS_PITCH: usize = THREADS / 32 + 1;
+
+/// Deals a product's rows out to the blocks' lists, every block the same number of segments; returns the floats that
+/// a block needs for sums.
+pub(super) fn deal(product: &Product, lists: &mut [Vec<Segment>]) -> usize {
+    // The rows of a gated product's two matrices go together.
+    let together = if product.kind == Kind::Gated { 2 } else { 1 };
+    let owners = &product.factors[..product.factors.len() / together];
+    let matrices: Vec<Matrix> = owners.iter().map(Matrix::of).collect();
+    let shares: Vec<_> = (shares(&matrices, lists.len()).into_iter())
+        .map(in_turns)
+        .collect();
+    let most = shares.iter().map(Vec::len).max().unwrap_or(0);
+    let turns = shares
+        .iter()
+        .filter_map(|share| Some(share.last()?.turn + 1));
+    // The sums of a turn are made while those of the one before are used.
+    let (turn_room, turns) = (ROWS_AT_ONCE * together * SUMS_PITCH, turns.max());
+    let mut room = turn_room * turns.unwrap_or(0).min(2);
+    if turns == Some(1) {
+        let rows = shares
+            .iter()
+            .map(|share| share.iter().map(|part| part.rows).sum::<usize>());
+        room = rows.max().unwrap_or(0) * together * SUMS_PITCH;
+    }
+    for (list, share) in lists.iter_mut().zip(shares) {
+        let (mut turn, mut sums) = (0, 0);
+        for &Part {
+            matrix,
+            first,
+            rows,
+            turn: own,
+        } in &share
+        {
+            let begins = own != turn;
+            if begins {
+                (turn, sums) = (own, own % 2 * turn_room);
+            }
+            for twin in 0..together {
+                let factor =
+                    &product.factors[matrix + twin * owners.len()].rows(first..first + rows);
+                let tile = Tile::of(factor);
+                list.push(Segment {
+                    codes: factor.codes,
+                    scales: factor.scales,
+                    bias: factor.bias,
+                    code_row: factor.code_row as u32,
+                    scale_row: factor.scale_row as u32,
+                    rows: rows as i32,
+                    column: factor.column as i32,
+                    sums: sums as i32,
+                    entry: 0,
+                    code_part: tile.code_part as u16,
+                    code_pitch: tile.code_pitch as u16,
+                    scale_part: tile.scale_part as u16,
+                    scale_pitch: tile.scale_pitch as u16,
+                    format: factor.format as u16,
+                    parts: tile.parts as u16,
+                    task: factor.task.map_or(-1, |task| task as i16),
+                    begins: (begins && twin == 0).into(),
+                });
+                sums += rows * SUMS_PITCH;
+            }
+        }
+        let missing = most - share.len();
+        list.extend(std::iter::repeat_n(Segment::skipped(), missing * together));
+    }
+    room
+}
+
+/// Rows of a matrix that a block finishes in one of its turns.
+struct Part {
+    matrix: usize,
+    first: usize,
+    rows: usize,
+    turn: usize,
+}
+
+/// Cuts a block's share so that no turn has more rows than there are threads to finish them.
+fn in_turns(share: Vec<(usize, usize, usize)>) -> Vec<Part> {
+    let mut parts = Vec::new();
+    let (mut turn, mut left) = (0, ROWS_AT_ONCE);
+    for (matrix, mut first, mut rows) in share {
+        while rows > 0 {
+            let take = if rows <= left { rows } else { left / 16 * 16 };
+            if take > 0 {
+                parts.push(Part {
+                    matrix,
+                    first,
+                    rows: take,
+                    turn,
+                });
+            }
+            (first, rows, left) = (first + take, rows - take, left - take);
+            if rows > 0 {
+                (turn, left) = (turn + 1, ROWS_AT_ONCE);
+            }
+        }
+    }
+    parts
+}
+
+impl Segment {
+    /// How many entries it has.
+    pub fn entries(&self) -> u32 {
+        let rows = rows_of_entry(self.format.into()) as u32;
+        (self.rows as u32).div_ceil(rows) * u32::from(self.parts)
+    }
+
+    /// Takes a place in a list that does not end there, which one of zero rows would mean.
+    fn skipped() -> Self {
+        Segment {
+            rows: -1,
+            ..Segment::zeroed()
+        }
+    }
+}
+
+/// How a matrix comes through the ring: an entry has eight or sixteen rows of one step of their columns.
+pub(super) struct Tile {
+    code_part: usize,
+    code_pitch: usize,
+    scale_part: usize,
+    scale_pitch: usize,
+    parts: usize,
+    pub bytes: usize,
+}
+
+impl Tile {
+    pub fn of(factor: &RingFactor) -> Self {
+        let (units, rows) = (factor.units(), rows_of_entry(factor.format));
+        let part = |row: usize| (STEP_UNITS * row / units).min(row);
+        let code_part = part(factor.code_row);
+        // Two rows' units that lanes read at once lie in other banks.
+        let gap = if factor.code_row / units == 32 {
+            16
+        } else {
+            64
+        };
+        let code_pitch = code_part.next_multiple_of(128) + gap;
+        let (scale_part, scale_pitch, scales) = match factor.scale_row {
+            0 => (0, 0, 0),
+            row if row.is_multiple_of(16) => {
+                let pitch = part(row).next_multiple_of(128) + 16;
+                (part(row), pitch, rows * pitch)
+            }
+            row => (0, row, (rows * row).next_multiple_of(16)),
+        };
+        Tile {
+            code_part,
+            code_pitch,
+            scale_part,
+            scale_pitch,
+            parts: factor.code_row.div_ceil(code_part),
+            bytes: rows * code_pitch + scales,
+        }
+    }
+}
+
+/// Rows of an entry: eight or sixteen.
+pub(super) fn rows_of_entry(format: usize) -> usize {
+    let format = FORMATS[format];
+    // A unit is 16 bytes of floats, or 32 numbers.
+    let eight_units = match format.block_len {
+        1 => 8 * 16,
+        numbers => 8 * 32 * format.block_bytes / numbers,
+    };
+    match 16 * STEP_UNITS / 8 * eight_units <= DOUBLE_ENTRY {
+        true => 16,
+        false => 8,
+    }
+}
+
+/// What there is to share out.
+#[derive(Clone, Copy)]
+struct Matrix {
+    rows: usize,
+    /// Bytes of a row.
+    bytes: usize,
+    /// Rows that stay together.
+    together: usize,
+}
+
+impl Matrix {
+    fn of(factor: &RingFactor) -> Self {
+        Matrix {
+            rows: factor.rows,
+            bytes: factor.row_bytes(),
+            together: factor.aligned_rows(),
+        }
+    }
+}
+
+/// Shares matrices out among `blocks`, so that all have about as many bytes: for each block the matrix, the first row and the
+/// number of rows.
+fn shares(matrices: &[Matrix], blocks: usize) -> Vec<Vec<(usize, usize, usize)>> {
+    let total: usize = matrices.iter().map(|m| m.rows * m.bytes).sum();
+    let mut shares = vec![Vec::new(); blocks];
+    let mut before = 0;
+    for (index, matrix) in matrices.iter().enumerate() {
+        // The first row of this matrix that begins at or after the block's part of the whole.
+        let border = |block: usize| {
+            let at = (total * block / blocks).saturating_sub(before);
+            let row = at.div_ceil(matrix.bytes.max(1));
+            row.next_multiple_of(matrix.together).min(matrix.rows)
+        };
+        for (block, share) in shares.iter_mut().enumerate() {
+            let (first, last) = (border(block), border(block + 1));
+            if last > first {
+                share.push((index, first, last - first));
+            }
+        }
+        before += matrix.rows * matrix.bytes;
+    }
+    shares
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_cover_every_row_once_and_weigh_the_same() {
+        let matrices = [(9216, 1152, 1), (6, 8192, 1), (36, 44, 4), (7, 4096, 1)];
+        let matrices = matrices.map(|(rows, bytes, together)| Matrix {
+            rows,
+            bytes,
+            together,
+        });
+        for blocks in [1, 3, 132] {
+            let shares = shares(&matrices, blocks);
+            let mut seen = matrices.map(|m| vec![0; m.rows]);
+            let total: usize = matrices.iter().map(|m| m.rows * m.bytes).sum();
+            for share in &shares {
+                let mut bytes = 0;
+                for &(matrix, first, rows) in share {
+                    seen[matrix][first..first + rows]
+                        .iter_mut()
+                        .for_each(|n| *n += 1);
+                    bytes += rows * matrices[matrix].bytes;
+                    assert_eq!(first % matrices[matrix].together, 0);
+                }
+                assert!(bytes <= total / blocks + 2 * 8192, "{bytes} of {total}");
+            }
+            assert!(seen.iter().flatten().all(|&n| n == 1));
+        }
+    }
+
+    #[test]
+    fn no_turn_has_more_rows_than_are_finished_at_once() {
+        let share = vec![(0, 7, 100), (1, 0, 5), (2, 40, 300), (3, 0, 1)];
+        let parts = in_turns(share.clone());
+        for (matrix, mut first, rows) in share {
+            let own = parts.iter().filter(|part| part.matrix == matrix);
+            let mut found = 0;
+            for part in own {
+                assert_eq!(part.first, first, "matrix {matrix}");
+                (first, found) = (first + part.rows, found + part.rows);
+            }
+            assert_eq!(found, rows, "matrix {matrix}");
+        }
+        for turn in 0..=parts.last().expect("parts").turn {
+            let own = parts.iter().filter(|part| part.turn == turn);
+            let rows: usize = own.map(|part| part.rows).sum();
+            assert!((1..=ROWS_AT_ONCE).contains(&rows), "turn {turn}: {rows}");
+        }
+        assert!(parts.is_sorted_by_key(|part| part.turn));
+    }
+}

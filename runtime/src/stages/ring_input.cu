@@ -1,0 +1,152 @@
+// The input of a persistent program's products, which every block makes for itself in shared memory, in the forms that formats
+// want.
+
+// Inputs in 8 bits: of each 32 the first sixteen codes, behind all of these the other sixteen; then a scale and a sum for each.
+struct RoundedInput {
+  u8* codes;
+  float* scales;
+  int* sums;
+  int units;
+
+  __device__ RoundedInput(u8* at, int cols)
+      : codes(at),
+        scales(reinterpret_cast<float*>(codes + cols)),
+        sums(reinterpret_cast<int*>(scales + cols / 32)),
+        units(cols / 32) {}
+
+  __device__ void store_scale(int unit, float largest, int sum) const {
+    scales[unit] = largest / 127.0f;
+    sums[unit] = sum;
+  }
+
+  // Eight lanes hold the runs of four of a unit, or a warp its numbers.
+  template <int cols, int kinds>
+  __device__ void store(const Share<cols, kinds>& share) const {
+    using Own = Share<cols, kinds>;
+#pragma unroll
+    for (int r = 0; r < Own::runs; r++) {
+      int column = Own::column(r), unit = column / 32;
+      if constexpr (Own::run == 4) {
+        const float* x = share.value + 4 * r;
+        float largest = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
+        for (int distance = 4; distance > 0; distance /= 2) {
+          largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, distance));
+        }
+        float factor = largest > 0.0f ? 127.0f / largest : 0.0f;
+        u32 packed = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) packed |= (u32)(u8)__float2int_rn(x[i] * factor) << 8 * i;
+        int sum = __dp4a((int)packed, 0x01010101, 0);
+        for (int distance = 4; distance > 0; distance /= 2) sum += __shfl_xor_sync(all_lanes, sum, distance);
+        if (!Own::has(r)) return;
+        *reinterpret_cast<u32*>(codes + (column / 16 % 2 * units + unit) * 16 + column % 16) = packed;
+        if (column % 32 == 0) store_scale(unit, largest, sum);
+      } else {
+        if (unit >= units) return;
+        float largest = warp_max_of_positive(fabsf(share.value[r]));
+        int code = __float2int_rn(largest > 0.0f ? share.value[r] * (127.0f / largest) : 0.0f);
+        int sum = warp_sum(code), lane = lane_index();
+        codes[(lane / 16 * units + unit) * 16 + lane % 16] = (u8)code;
+        if (lane == 0) store_scale(unit, largest, sum);
+      }
+    }
+  }
+
+  __device__ Codes unit(int index) const {
+    Codes read;
+    int4 a = reinterpret_cast<const int4*>(codes)[index], b = reinterpret_cast<const int4*>(codes)[units + index];
+    read.packed[0] = a.x, read.packed[1] = a.y, read.packed[2] = a.z, read.packed[3] = a.w;
+    read.packed[4] = b.x, read.packed[5] = b.y, read.packed[6] = b.z, read.packed[7] = b.w;
+    read.scale = scales[index];
+    read.sum = sums[index];
+    return read;
+  }
+};
+
+// Inputs as sums of three bf16 numbers, which together have all digits: three rows.
+struct SplitInput {
+  u16* first;
+  // Numbers from row to row: eight lanes that read two rows meet all banks.
+  int pitch;
+
+  __device__ SplitInput(u8* at, int cols)
+      : first(reinterpret_cast<u16*>(at)), pitch((cols + 63) / 64 * 64 + 32) {}
+
+  template <int cols, int kinds>
+  __device__ void store(const Share<cols, kinds>& share) const {
+    using Own = Share<cols, kinds>;
+#pragma unroll
+    for (int r = 0; r < Own::runs; r++) {
+      if (!Own::has(r)) return;
+      float left[Own::run];
+#pragma unroll
+      for (int i = 0; i < Own::run; i++) left[i] = share.value[r * Own::run + i];
+#pragma unroll
+      for (int part = 0; part < 3; part++) {
+        u16* place = first + part * pitch + Own::column(r);
+        if constexpr (Own::run == 4) {
+          uint2 pairs = {pack_bf16(left[0], left[1]), pack_bf16(left[2], left[3])};
+          *reinterpret_cast<uint2*>(place) = pairs;
+          left[0] -= first_of(pairs.x), left[1] -= second_of(pairs.x);
+          left[2] -= first_of(pairs.y), left[3] -= second_of(pairs.y);
+        } else {
+          u32 number = pack_bf16(left[0], 0.0f);
+          *place = (u16)number;
+          left[0] -= first_of(number);
+        }
+      }
+    }
+  }
+};
+
+// The input of a phase's products, in the forms that its formats want.
+struct ProductInput {
+  const float* x;
+  RoundedInput rounded;
+  SplitInput split;
+};
+
+// The sum of squares of what each warp has of the input.
+__device__ inline float* warp_squares() {
+  __shared__ __align__(16) float squares[ring_warps];
+  return squares;
+}
+
+// The factor of an RMS norm that was left behind, in all lanes; four that follow one another make it together.
+__device__ inline float late_factor(int cols, float eps) {
+  float4 four = reinterpret_cast<const float4*>(warp_squares())[lane_index() % 4];
+  float squares = four.x + four.y + four.z + four.w;
+  squares += __shfl_xor_sync(all_lanes, squares, 2);
+  squares += __shfl_xor_sync(all_lanes, squares, 1);
+  return 1.0f / sqrtf(squares / cols + eps);
+}
+
+// Makes the input of a product's phase: as it is, in 8 bits, and in bf16, each where there is room for it. The factor of an RMS
+// norm is left to the rows, so that no warp waits for the others. Complete after a barrier.
+template <int cols, int kinds, int codes_at, int parts_at, int bytes>
+__device__ ProductInput product_input(const Gather& gather) {
+  u8* room = shared_memory<u8>();
+  ProductInput input = {shared_memory<float>(), RoundedInput(room + codes_at, cols), SplitInput(room + parts_at, cols)};
+  Share<cols, kinds> share;
+  if constexpr ((kinds & LATE_NORM) != 0) {
+    Share<cols, kinds> gain;
+    gain.load(gather.step[0].weight);
+    await_previous();
+    share.load(gather.input.first);
+    float squares = 0.0f;
+#pragma unroll
+    for (int k = 0; k < share.count; k++) {
+      squares += share.value[k] * share.value[k];
+      share.value[k] *= gain.value[k];
+    }
+    squares = warp_sum(squares);
+    if (lane_index() == 0) warp_squares()[warp_index()] = squares;
+  } else {
+    await_previous();
+    share = gathered_row<cols, kinds>(gather, 0, reinterpret_cast<float*>(room));
+  }
+  if constexpr (codes_at > 0) share.store(reinterpret_cast<float*>(room));
+  if constexpr (parts_at > codes_at) input.rounded.store(share);
+  if constexpr (bytes > parts_at) input.split.store(share);
+  return input;
+}
