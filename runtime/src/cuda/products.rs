@@ -25,6 +25,13 @@ struct GatherStep {
     function: i32,
 }
 
+/// Kinds of steps, by their numbers in gather.cu.
+const NORM: i32 = 0;
+const LAYER_NORM: i32 = 1;
+const ADD: i32 = 2;
+const MAP: i32 = 3;
+const GATE: i32 = 4;
+
 const MOST_STEPS: usize = 4;
 
 /// `Gather` in gather.cu: how an input is made of a buffer's columns.
@@ -43,7 +50,7 @@ impl Gather {
         let kind = |step: &GatherStep| {
             let size = step.size as usize;
             match step.kind {
-                0 | 1 => {
+                NORM | LAYER_NORM => {
                     let norm = match size {
                         size if size == cols => 1,
                         size if size.is_multiple_of(32) => 2,
@@ -51,8 +58,8 @@ impl Gather {
                     };
                     norm | (step.kind as usize) << 3
                 }
-                2 => 16,
-                3 => 32,
+                ADD => 16,
+                MAP => 32,
                 _ => 64,
             }
         };
@@ -70,7 +77,10 @@ impl Gather {
             .flat_map(|step| [step.weight, step.bias, step.columns.first]);
         let parts = |step: &GatherStep| {
             let size = step.size;
-            step.kind > 1 || size as usize == cols || size % 128 == 0 || [32, 64].contains(&size)
+            step.kind > LAYER_NORM
+                || size as usize == cols
+                || size % 128 == 0
+                || [32, 64].contains(&size)
         };
         cols.is_multiple_of(4)
             && aligned(&self.input.first)
@@ -81,20 +91,17 @@ impl Gather {
     /// Whether at most one step is a norm, and at most one has other columns.
     pub fn has_few_steps(&self) -> bool {
         let steps = &self.step[..self.steps as usize];
-        let few = |kinds: &[i32]| {
-            steps
-                .iter()
-                .filter(|step| kinds.contains(&step.kind))
-                .count()
-                <= 1
+        let count = |kinds: [i32; 2]| {
+            let of_these = steps.iter().filter(|step| kinds.contains(&step.kind));
+            of_these.count()
         };
-        few(&[0, 1]) && few(&[2, 4])
+        count([NORM, LAYER_NORM]) <= 1 && count([ADD, GATE]) <= 1
     }
 
     /// Whether other columns' gates all go through SILU.
     pub fn gates_are_silu(&self) -> bool {
         let steps = &self.step[..self.steps as usize];
-        let gate = |step: &GatherStep| step.kind == 4;
+        let gate = |step: &GatherStep| step.kind == GATE;
         let silu = |step: &GatherStep| step.function == Activation::Silu as i32;
         steps.iter().any(gate) && steps.iter().all(|step| !gate(step) || silu(step))
     }
@@ -228,17 +235,17 @@ impl Launches<'_> {
             Finish::Add(view, gains) => GatherStep {
                 weight: self.vector_address(gains)?,
                 columns: self.rows(*view),
-                kind: 2,
+                kind: ADD,
                 ..none
             },
             Finish::Map(function) => GatherStep {
-                kind: 3,
+                kind: MAP,
                 function: *function as i32,
                 ..none
             },
             Finish::Gate(view, function) => GatherStep {
                 columns: self.rows(*view),
-                kind: 4,
+                kind: GATE,
                 function: *function as i32,
                 ..none
             },

@@ -49,18 +49,9 @@ pub(super) fn deal(product: &Product, lists: &mut [Vec<Segment>]) -> usize {
         .map(in_turns)
         .collect();
     let most = shares.iter().map(Vec::len).max().unwrap_or(0);
-    let turns = shares
-        .iter()
-        .filter_map(|share| Some(share.last()?.turn + 1));
     // The sums of a turn are made while those of the one before are used.
-    let (turn_room, turns) = (ROWS_AT_ONCE * together * SUMS_PITCH, turns.max());
-    let mut room = turn_room * turns.unwrap_or(0).min(2);
-    if turns == Some(1) {
-        let rows = shares
-            .iter()
-            .map(|share| share.iter().map(|part| part.rows).sum::<usize>());
-        room = rows.max().unwrap_or(0) * together * SUMS_PITCH;
-    }
+    let turn_room = ROWS_AT_ONCE * together * SUMS_PITCH;
+    let mut room = 0;
     for (list, share) in lists.iter_mut().zip(shares) {
         let (mut turn, mut sums) = (0, 0);
         for &Part {
@@ -99,6 +90,7 @@ pub(super) fn deal(product: &Product, lists: &mut [Vec<Segment>]) -> usize {
                 });
                 sums += rows * SUMS_PITCH;
             }
+            room = room.max(sums);
         }
         let missing = most - share.len();
         list.extend(std::iter::repeat_n(Segment::skipped(), missing * together));

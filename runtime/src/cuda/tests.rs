@@ -31,6 +31,16 @@ pub(super) fn device() -> Option<Arc<Device>> {
     }
 }
 
+/// A device that runs persistent programs, and how many blocks of one it holds.
+fn persistent_device() -> Option<(Arc<Device>, usize)> {
+    let device = device()?;
+    let blocks = device.driver().resident_blocks();
+    if blocks.is_none() {
+        eprintln!("skipped: the device runs no persistent programs");
+    }
+    Some((device, blocks?))
+}
+
 pub(super) fn numbers(seed: u32, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12345);
     let mut next = || {
@@ -70,6 +80,30 @@ impl Bench {
             queue,
             device,
         }
+    }
+
+    /// Writes the first values of a buffer.
+    fn write(&self, buffer: usize, values: &[f32]) {
+        let place = self.buffers[buffer].address();
+        let written = self.queue.write(place, bytemuck::cast_slice(values));
+        written.expect("a copy");
+    }
+
+    /// The first values of a buffer.
+    fn read(&self, buffer: usize, count: usize) -> Vec<f32> {
+        let mut values = vec![0.0f32; count];
+        let place = self.buffers[buffer].address();
+        let bytes = bytemuck::cast_slice_mut(&mut values);
+        self.queue.read(place, bytes).expect("a copy");
+        values
+    }
+
+    /// Goes through calls as the phases of a persistent program.
+    fn persist(&self, calls: &[Queued], blocks: usize) {
+        let calls: Vec<&Queued> = calls.iter().collect();
+        let program = Persistent::new(&calls, blocks, &self.device, &*self.queue);
+        let program = program.expect("a program").expect("room for it");
+        self.queue.launch(&program.launch(0)).expect("a launch");
     }
 
     fn launches<'a>(&'a self, tokens: usize, scratch: &'a mut Vec<Memory>) -> Launches<'a> {
@@ -203,14 +237,9 @@ fn products_of_chosen_parts_leave_the_others_as_they_are() {
         let width = rows[0] + rows[1];
         let bench = Bench::new(Arc::clone(&device), [cols, 4, 1, width], 1);
         let x = numbers(7, cols);
-        let write = |buffer: usize, values: &[f32]| {
-            let place = bench.buffers[buffer].address();
-            let written = bench.queue.write(place, bytemuck::cast_slice(values));
-            written.expect("a copy");
-        };
-        write(0, &x);
-        write(1, &CHOSEN);
-        write(3, &vec![0.5; width]);
+        bench.write(0, &x);
+        bench.write(1, &CHOSEN);
+        bench.write(3, &vec![0.5; width]);
         let bias: crate::program::Vector = numbers(9, rows[1]).into();
         let matrices = [
             matrix(format, rows[0], cols, index as u32),
@@ -231,10 +260,7 @@ fn products_of_chosen_parts_leave_the_others_as_they_are() {
         for launch in bench.compile(&calls, 1) {
             bench.queue.launch(&launch).expect("a launch");
         }
-        let mut found = vec![0.0f32; width];
-        let place = bench.buffers[3].address();
-        let bytes = bytemuck::cast_slice_mut(&mut found);
-        bench.queue.read(place, bytes).expect("a copy");
+        let found = bench.read(3, width);
 
         let mut inputs = Activations::new(1, cols);
         inputs.load(&x, 1, cols, format.is_integer_dot());
@@ -269,9 +295,7 @@ fn products_of_chosen_parts_leave_the_others_as_they_are() {
 /// Two stages' gates on the columns of one product: it finishes the first one's, and the second one's stay a phase.
 #[test]
 fn a_product_finishes_the_rows_of_one_stage() {
-    let Some(device) = device() else { return };
-    let Some(blocks) = device.driver().resident_blocks() else {
-        eprintln!("skipped: the device runs no persistent programs");
+    let Some((device, blocks)) = persistent_device() else {
         return;
     };
     let (cols, width) = (64, 48);
@@ -279,9 +303,7 @@ fn a_product_finishes_the_rows_of_one_stage() {
     // The position, of which gates make no use.
     bench.plan = plan(&[(SlotDtype::U64, &[1])]);
     let x = numbers(7, cols);
-    let place = bench.buffers[0].address();
-    let written = bench.queue.write(place, bytemuck::cast_slice(&x));
-    written.expect("a copy");
+    bench.write(0, &x);
     let weights = matrix(&waterline_quant::F32, width, cols, 3);
     let mut scratch = Vec::new();
     let mut launches = bench.launches(1, &mut scratch);
@@ -310,14 +332,8 @@ fn a_product_finishes_the_rows_of_one_stage() {
     }
     assert_eq!(launches.calls.len(), 2, "one set of gates is finished");
 
-    let calls: Vec<&Queued> = launches.calls.iter().collect();
-    let program = Persistent::new(&calls, blocks, &device, &*bench.queue);
-    let program = program.expect("a program").expect("room for it");
-    bench.queue.launch(&program.launch(0)).expect("a launch");
-    let mut found = vec![0.0f32; width];
-    let bytes = bytemuck::cast_slice_mut(&mut found);
-    let place = bench.buffers[2].address();
-    bench.queue.read(place, bytes).expect("a copy");
+    bench.persist(&launches.calls, blocks);
+    let found = bench.read(2, width);
     let values = numbers(3, width * cols);
     for (row, (found, weights)) in found.iter().zip(values.chunks(cols)).enumerate() {
         let product: f32 = x.iter().zip(weights).map(|(x, w)| x * w).sum();
@@ -334,9 +350,7 @@ fn a_product_finishes_the_rows_of_one_stage() {
 /// output holds, and a gated one.
 #[test]
 fn products_through_the_ring_are_those_of_the_cpu() {
-    let Some(device) = device() else { return };
-    let Some(blocks) = device.driver().resident_blocks() else {
-        eprintln!("skipped: the device runs no persistent programs");
+    let Some((device, blocks)) = persistent_device() else {
         return;
     };
     for (index, &format) in FORMATS.iter().enumerate() {
@@ -352,13 +366,8 @@ fn products_through_the_ring_are_those_of_the_cpu() {
             let width = rows[0] + rows[1];
             let bench = Bench::new(Arc::clone(&device), [cols, cols, width, width], 1);
             let x = numbers(7, cols);
-            let write = |buffer: usize, values: &[f32]| {
-                let place = bench.buffers[buffer].address();
-                let written = bench.queue.write(place, bytemuck::cast_slice(values));
-                written.expect("a copy");
-            };
-            write(0, &x);
-            write(3, &vec![0.0; width]);
+            bench.write(0, &x);
+            bench.write(3, &vec![0.0; width]);
             let bias: crate::program::Vector = numbers(9, rows[1]).into();
             let matrices = [
                 matrix(format, rows[0], cols, index as u32),
@@ -384,17 +393,7 @@ fn products_through_the_ring_are_those_of_the_cpu() {
             let pushed = launches.push_to_ring(gather, &gated, inner, Kind::Gated);
             assert!(pushed.expect("phases"), "{format}: rows are aligned");
 
-            let calls: Vec<&Queued> = launches.calls.iter().collect();
-            let program = Persistent::new(&calls, blocks, &device, &*bench.queue);
-            let program = program.expect("a program").expect("room for it");
-            bench.queue.launch(&program.launch(0)).expect("a launch");
-            let read = |buffer: usize| {
-                let mut values = vec![0.0f32; width];
-                let place = bench.buffers[buffer].address();
-                let bytes = bytemuck::cast_slice_mut(&mut values);
-                bench.queue.read(place, bytes).expect("a copy");
-                values
-            };
+            bench.persist(&launches.calls, blocks);
 
             let mut inputs = Activations::new(1, cols);
             inputs.load(&x, 1, cols, format.is_integer_dot());
@@ -420,7 +419,10 @@ fn products_through_the_ring_are_those_of_the_cpu() {
                 .iter()
                 .chain(&gated)
                 .fold(0.0f32, |a, x| a.max(x.abs()));
-            for (kind, found, expected) in [("sums", read(3), &sums), ("gated", read(2), &gated)] {
+            for (kind, found, expected) in [
+                ("sums", bench.read(3, width), &sums),
+                ("gated", bench.read(2, width), &gated),
+            ] {
                 for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
                     assert!(
                         (found - expected).abs() <= 1e-5 * largest,
