@@ -1,6 +1,7 @@
 //! Where stages write their kernels: gives them addresses of buffers, slots and weights.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 use waterline_quant::Matrix;
@@ -54,7 +55,7 @@ impl Parameter {
 }
 
 /// Columns of a buffer, as kernels see them: `Rows` in `prelude.cu`.
-#[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub(crate) struct Rows {
     /// First column of the first token.
@@ -66,6 +67,11 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
+    /// Where the first token's columns lie.
+    pub fn bytes(self) -> Range<Address> {
+        self.first..self.first + (self.width as usize * size_of::<f32>()) as u64
+    }
+
     /// Whether every token begins at a multiple of 16 bytes.
     pub fn is_aligned(self) -> bool {
         self.first.is_multiple_of(16) && self.stride % 4 == 0

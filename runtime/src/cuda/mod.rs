@@ -17,6 +17,7 @@ mod launches;
 mod lost_tests;
 #[cfg(test)]
 mod partitions_tests;
+mod passed;
 mod persistent;
 mod products;
 #[cfg(test)]

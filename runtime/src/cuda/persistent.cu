@@ -8,20 +8,23 @@ __device__ inline void bring_phase(u8* to, const u8* from) {
   commit_copies();
 }
 
-// `count` phases from `table` on, by the threads of a block but its copiers. Block 0 writes three `clocks` of each phase, if there
+// The phases from number `first` of the `count` ones of `table` on, by the threads of a block but its copiers. Block 0 writes three `clocks` of each phase, if there
 // is room. What is known from phase to phase stands in shared memory, so that the phases have all registers.
-__device__ void go_through_phases(const u8* table, const Segment* list, int count, u32* arrived, u64* clocks) {
-  bring_phase(phase_place(count), table);
+__device__ void go_through_phases(const u8* table, const Segment* list, int first, int count, u32* arrived, u64* clocks) {
+  table += (long long)first * parameter_bytes;
+  int left = count - first;
+  bring_phase(phase_place(left), table);
   wait_for_copies<0>();
   whole_barrier();
   Turn& now = turn();
   if (threadIdx.x == 0) {
     now.arrived = arrived;
+    now.marks = arrived[1] * count;
     now.arrivals = now.waited = now.published = 0;
     now.clocks = real_block() == 0 ? clocks : nullptr;
     now.next = table + parameter_bytes;
     now.segment = 0;
-    now.left = count;
+    now.left = left;
     now.list = list;
     begin_phase();
   }
@@ -34,9 +37,13 @@ __device__ void go_through_phases(const u8* table, const Segment* list, int coun
     whole_barrier();
     if (threadIdx.x == 0) {
       wait_for_arrivals();
-      if (!now.published) arrive();
+      if (this_phase().arrives) {
+        if (!now.published) arrive();
+        now.arrivals += real_blocks();
+      } else if (now.clocks) {
+        now.clocks[2] = clock64();
+      }
       now.published = 0;
-      now.arrivals += real_blocks();
       if (now.clocks) now.clocks += 3;
       now.segment += this_phase().segments;
       now.next += parameter_bytes;
@@ -47,12 +54,13 @@ __device__ void go_through_phases(const u8* table, const Segment* list, int coun
   }
   if (real_block() == 0 && threadIdx.x == 0) {
     wait_for_arrivals();
-    *arrived = 0;
+    arrived[0] = 0;
+    arrived[1]++;
   }
 }
 
 // Every block has a list of segments, `stride` long, of which the phases from `first` on use all; an empty one ends it.
-// `arrived` is zero before and after.
+// `arrived` is zero before and after; behind it stands a number that no token before had.
 __device__ void persist(const u8* table, const Segment* lists, int stride, int first, int count, u32* arrived, u64* clocks) {
   const Segment* list = lists + (long long)real_block() * stride;
   if constexpr (list_bytes > 0) {
@@ -65,7 +73,7 @@ __device__ void persist(const u8* table, const Segment* lists, int stride, int f
   if (threadIdx.x >= phase_threads) {
     bring_weights(list);
   } else {
-    go_through_phases(table + (long long)first * parameter_bytes, list, count - first, arrived, clocks);
+    go_through_phases(table, list, first, count, arrived, clocks);
   }
 }
 

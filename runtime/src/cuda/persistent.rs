@@ -7,6 +7,7 @@ use waterline_quant::FORMATS;
 use super::Device;
 use super::driver::{Address, Argument, Kernel, Launch, Memory, Queue};
 use super::launches::Queued;
+use super::passed::{Passed, Place, passes_of};
 use super::ring_products::Product;
 use super::segments::{STEP_UNITS, SUMS_PITCH, Segment, Tile, deal, rows_of_entry};
 use super::source::Source;
@@ -30,7 +31,11 @@ struct Phase {
     threads: u32,
     segments: i32,
     tasks: i32,
-    pad: [i32; 2],
+    stores: i32,
+    arrives: i32,
+    input: Passed,
+    output: Passed,
+    sum: Passed,
 }
 
 /// The parameter of a product that is the tasks which its rows go through.
@@ -50,7 +55,10 @@ pub(super) const LEAST_BYTES: usize = 256 << 20;
 pub(super) struct Persistent {
     table: Memory,
     lists: Memory,
+    /// How many blocks have arrived, and the number of the token.
     arrived: Memory,
+    /// What phases pass to the next ones.
+    passed: Memory,
     kernel: Kernel,
     stride: usize,
     /// The function of each phase.
@@ -109,9 +117,20 @@ impl Persistent {
         let source = Source::of_phases(calls, &layout.constants());
         let kernel = device.kernels(&source)?[0];
 
+        let upload = |bytes: &[u8]| {
+            let memory = Memory::new(device.driver(), bytes.len())?;
+            queue.write(memory.address(), bytes)?;
+            Ok::<_, crate::error::Error>(memory)
+        };
+        let products: Vec<_> = calls.iter().map(|queued| queued.product.as_ref()).collect();
+        let (passes, room) = passes_of(&products);
+        let passed = upload(&vec![0; room])?;
+        let at = |place: Option<Place>| {
+            place.map_or(Passed::zeroed(), |place| place.in_memory(passed.address()))
+        };
         let mut table = vec![0u8; calls.len() * layout.parameters];
         let phases = table.chunks_exact_mut(layout.parameters);
-        for (index, (bytes, queued)) in phases.zip(calls).enumerate() {
+        for (index, ((bytes, queued), passes)) in phases.zip(calls).zip(&passes).enumerate() {
             let call = &queued.call;
             let [x, y, _] = call.grid.blocks(1);
             let phase = Phase {
@@ -123,7 +142,11 @@ impl Persistent {
                 threads: call.threads as u32,
                 segments: counts[index] as i32,
                 tasks: call.offsets().nth(TASKS).unwrap_or(0) as i32,
-                pad: [0; 2],
+                stores: passes.stores.into(),
+                arrives: passes.output.is_none().into(),
+                input: at(passes.input),
+                output: at(passes.output),
+                sum: at(passes.sum),
             };
             let (head, rest) = bytes.split_at_mut(size_of::<Phase>());
             head.copy_from_slice(bytemuck::bytes_of(&phase));
@@ -132,15 +155,11 @@ impl Persistent {
                 rest[at..at + words.len()].copy_from_slice(words);
             }
         }
-        let upload = |bytes: &[u8]| {
-            let memory = Memory::new(device.driver(), bytes.len())?;
-            queue.write(memory.address(), bytes)?;
-            Ok::<_, crate::error::Error>(memory)
-        };
         Ok(Some(Persistent {
             table: upload(&table)?,
             lists: upload(bytemuck::cast_slice(&lists.concat()))?,
-            arrived: upload(&[0; 4])?,
+            arrived: upload(bytemuck::cast_slice(&[0u32, 1]))?,
+            passed,
             kernel,
             stride,
             names: calls
@@ -195,7 +214,10 @@ impl Persistent {
 
     /// Bytes of device memory.
     pub fn bytes(&self) -> usize {
-        self.table.bytes() + self.lists.bytes() + self.arrived.bytes()
+        [&self.table, &self.lists, &self.arrived, &self.passed]
+            .map(Memory::bytes)
+            .iter()
+            .sum()
     }
 }
 

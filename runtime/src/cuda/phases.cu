@@ -12,6 +12,22 @@ struct Three {
   u32 x, y, z;
 };
 
+// Columns of a product's output that the next phase takes as they come. A value and the number of its phase, which no other
+// phase of this token or of those before has, are written at once: whoever reads the number has the value, without a fence or
+// an arrival, which would wait for all that is under way to the processor.
+struct __align__(16) Passed {
+  u64* first;
+  // The phase that writes them.
+  u32 phase;
+  u32 pad;
+
+  __device__ u32 mark() const;
+  __device__ void pass(int column, float value) const;
+  template <int count>
+  __device__ bool take(int column, u32 mark, float* values) const;
+  __device__ float taken(int column) const;
+};
+
 // What stands in front of a phase's parameters.
 struct __align__(16) Phase {
   // Which function, its blocks and threads.
@@ -22,7 +38,12 @@ struct __align__(16) Phase {
   int segments;
   // Where the tasks stand that a product's rows go through, behind this.
   int tasks;
-  int pad[2];
+  // Whether its output is stored in its place, and whether the phases behind it wait for the arrivals of all blocks.
+  int stores;
+  int arrives;
+  // What a product takes, what it passes, and what of the phases without arrivals before it is added to; each null where it has
+  // none.
+  Passed input, output, sum;
 };
 
 // Where a block stands. Thread 0 writes it between barriers.
@@ -35,6 +56,8 @@ struct __align__(16) Turn {
   u32 waited;
   // Whether the block has arrived before its phase ends.
   u32 published;
+  // What the marks of this token's phases count from.
+  u32 marks;
   u32* arrived;
   // The next phase in the table, the number of this one's first segment, and how many phases are left with this one.
   const u8* next;
@@ -98,6 +121,58 @@ __device__ inline void phase_barrier() {
 #else
   asm volatile("bar.sync 1, %0;" ::"r"(turn().threads.x) : "memory");
 #endif
+}
+
+// Between two looks for what has not been passed yet, so that those who write it are not kept waiting.
+__device__ inline void rest() {
+#ifndef WATERLINE_EMULATOR
+  asm volatile("nanosleep.u32 100;");
+#endif
+}
+
+__device__ inline u32 Passed::mark() const { return turn().marks + phase; }
+
+__device__ inline void Passed::pass(int column, float value) const {
+  u64 both = (u64)mark() << 32 | __float_as_uint(value);
+#ifdef WATERLINE_EMULATOR
+  first[column] = both;
+#else
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(first + column), "l"(both) : "memory");
+#endif
+}
+
+// One value or two that follow one another at an even column; whether they have been passed.
+template <int count>
+__device__ bool Passed::take(int column, u32 mark, float* values) const {
+  u64 both[count];
+#ifdef WATERLINE_EMULATOR
+  memcpy(both, first + column, sizeof(both));
+#else
+  if constexpr (count == 2) {
+    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(both[0]), "=l"(both[1])
+                 : "l"(first + column)
+                 : "memory");
+  } else {
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(both[0]) : "l"(first + column) : "memory");
+  }
+#endif
+  bool passed = true;
+  for (int i = 0; i < count; i++) {
+    values[i] = __uint_as_float((u32)both[i]);
+    passed &= (u32)(both[i] >> 32) == mark;
+  }
+#ifdef WATERLINE_EMULATOR
+  if (!passed) emulator::fail("a value that was not passed");
+#endif
+  return passed;
+}
+
+// A value that the block has taken in a phase before.
+__device__ inline float Passed::taken(int column) const {
+  float value;
+  take<1>(column, mark(), &value);
+  return value;
 }
 
 // By thread 0: waits until every block has gone through the phases before this one, and shows what they wrote.

@@ -113,6 +113,17 @@ impl Gather {
         plain.then_some(step.eps)
     }
 
+    /// The columns that an input of `cols` is made of, if it is made of no others.
+    pub fn only_columns(&self, cols: usize) -> Option<Rows> {
+        let steps = &self.step[..self.steps as usize];
+        let own = |step: &GatherStep| ![ADD, GATE].contains(&step.kind);
+        let only = self.gated == 0 && steps.iter().all(own);
+        only.then_some(Rows {
+            width: cols as i32,
+            ..self.input
+        })
+    }
+
     /// Whether the input is the columns as they are.
     fn is_plain(&self) -> bool {
         self.gated == 0 && self.steps == 0

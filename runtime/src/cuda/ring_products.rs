@@ -43,7 +43,9 @@ pub(crate) struct Product {
     pub(super) kind: Kind,
     /// Matrices of the same input.
     pub(super) factors: Vec<RingFactor>,
-    output: Rows,
+    /// The columns that the input is made of, if it is made of no others.
+    pub(super) input: Option<Rows>,
+    pub(super) output: Rows,
 }
 
 impl Product {
@@ -76,28 +78,34 @@ impl Product {
         self.factors.iter().any(|factor| factor.task.is_some())
     }
 
-    /// Whether every one of these columns is a row of this product, stored as it comes; if so, each row goes through task
-    /// number `task` before it is stored.
-    pub fn finish(&mut self, columns: Rows, task: usize) -> bool {
-        let bytes = |columns: Rows| {
-            let width = columns.width as u64 * size_of::<f32>() as u64;
-            columns.first..columns.first + width
-        };
-        let (whole, part) = (bytes(self.output), bytes(columns));
-        if self.kind != Kind::Store || part.start < whole.start || part.end > whole.end {
-            return false;
+    /// The matrices whose rows' products stand in the output: of a gated product the first half.
+    pub(super) fn owners(&self) -> &[RingFactor] {
+        let together = if self.kind == Kind::Gated { 2 } else { 1 };
+        &self.factors[..self.factors.len() / together]
+    }
+
+    /// Where these columns stand in the output, if every one of them is a row of this product.
+    pub(super) fn columns(&self, columns: Rows) -> Option<Range<usize>> {
+        let (whole, part) = (self.output.bytes(), columns.bytes());
+        if part.start < whole.start || part.end > whole.end {
+            return None;
         }
         let first = (part.start - whole.start) as usize / size_of::<f32>();
         let range = first..first + columns.width as usize;
+        let covered = self.owners().iter().map(|factor| {
+            let [start, end] = factor.cuts(&range);
+            end - start
+        });
+        (covered.sum::<usize>() == range.len()).then_some(range)
+    }
+
+    /// Whether every one of these columns is a row of this product, stored as it comes; if so, each row goes through task
+    /// number `task` before it is stored.
+    pub fn finish(&mut self, columns: Rows, task: usize) -> bool {
+        let Some(range) = self.columns(columns) else {
+            return false;
+        };
         let cuts = |factor: &RingFactor| factor.cuts(&range);
-        let covered: usize = self
-            .factors
-            .iter()
-            .map(|factor| {
-                let [start, end] = cuts(factor);
-                end - start
-            })
-            .sum();
         let apart = |factor: &RingFactor| {
             let step = factor.aligned_rows();
             let free = factor.task.is_none() || cuts(factor)[0] == cuts(factor)[1];
@@ -105,7 +113,7 @@ impl Product {
                 .iter()
                 .all(|row| row.is_multiple_of(step) || *row == factor.rows)
         };
-        if covered != range.len() || !self.factors.iter().all(apart) {
+        if self.kind != Kind::Store || !self.factors.iter().all(apart) {
             return false;
         }
         let split = |factor: &RingFactor| {
@@ -147,6 +155,24 @@ pub(super) struct RingFactor {
 }
 
 impl RingFactor {
+    /// A matrix that lies nowhere.
+    #[cfg(test)]
+    pub(super) fn of_shape(rows: usize, cols: usize) -> Self {
+        RingFactor {
+            codes: 0,
+            scales: 0,
+            bias: 0,
+            code_row: 4 * cols,
+            scale_row: 0,
+            rows,
+            cols,
+            column: 0,
+            format: 0,
+            on_tensor_cores: false,
+            task: None,
+        }
+    }
+
     /// Bytes of a row.
     pub fn row_bytes(&self) -> usize {
         self.code_row + self.scale_row
@@ -209,6 +235,7 @@ impl Launches<'_> {
         };
         let product = Product {
             kind,
+            input: gather.only_columns(factors[0].cols),
             factors,
             output,
         };

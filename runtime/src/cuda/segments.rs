@@ -5,7 +5,7 @@ use waterline_quant::FORMATS;
 
 use super::driver::Address;
 use super::persistent::THREADS;
-use super::ring_products::{Kind, Product, RingFactor};
+use super::ring_products::{Product, RingFactor};
 
 /// `Segment` in weight_ring.cu: rows of one matrix that a block takes.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -42,8 +42,8 @@ pub(super) const SUMS_PITCH: usize = THREADS / 32 + 1;
 /// a block needs for sums.
 pub(super) fn deal(product: &Product, lists: &mut [Vec<Segment>]) -> usize {
     // The rows of a gated product's two matrices go together.
-    let together = if product.kind == Kind::Gated { 2 } else { 1 };
-    let owners = &product.factors[..product.factors.len() / together];
+    let owners = product.owners();
+    let together = product.factors.len() / owners.len();
     let matrices: Vec<Matrix> = owners.iter().map(Matrix::of).collect();
     let shares: Vec<_> = (shares(&matrices, lists.len()).into_iter())
         .map(in_turns)

@@ -78,6 +78,29 @@ struct Share {
       value[r] = has(r) ? *from : 0.0f;
     }
   }
+#ifdef WATERLINE_PHASES
+  // Takes them as they are passed.
+  __device__ void take(const Passed& from) {
+    u32 mark = from.mark();
+#pragma unroll
+    for (int k = 0; k < count; k++) value[k] = 0.0f;
+    bool all;
+    do {
+      all = true;
+#pragma unroll
+      for (int r = 0; r < runs; r++) {
+        if (!has(r)) continue;
+        if constexpr (run == 4) {
+          bool left = from.take<2>(column(r), mark, value + 4 * r), right = from.take<2>(column(r) + 2, mark, value + 4 * r + 2);
+          all &= left & right;
+        } else {
+          all &= from.take<1>(column(r), mark, value + r);
+        }
+      }
+      if (!all) rest();
+    } while (!all);
+  }
+#endif
   // Brings them near, for a load that comes later.
   __device__ static void announce(const float* row) {
 #ifndef WATERLINE_EMULATOR
@@ -260,12 +283,10 @@ __device__ void gather_step(const GatherStep& step, int t, Near<cols, kinds>& ne
   }
 }
 
-// This thread's values of the input of token t. `x` is room for a row; it may be the token's own columns.
+// Makes this thread's values of the input of token t from those of its own columns. `x` is room for a row; it may be the
+// token's own columns.
 template <int cols, int kinds>
-__device__ Share<cols, kinds> gathered_row(const Gather& gather, int t, float* x) {
-  const float* input = gather.input.token(t);
-  Share<cols, kinds> share;
-  share.load(input);
+__device__ void gather_steps(const Gather& gather, int t, Share<cols, kinds>& share, float* x) {
   Near<cols, kinds> near;
   constexpr bool columns = (kinds & (ADDED_COLUMNS | GATED_BY_COLUMNS)) != 0;
   if constexpr (columns || (kinds & PART_NORM) != 0) {
@@ -287,7 +308,7 @@ __device__ Share<cols, kinds> gathered_row(const Gather& gather, int t, float* x
   }
   if constexpr ((kinds & GATED_HALVES) != 0) {
     Share<cols, kinds> other;
-    other.load(input + cols);
+    other.load(gather.input.token(t) + cols);
 #pragma unroll
     for (int k = 0; k < Share<cols, kinds>::count; k++) share.value[k] = silu(share.value[k]) * other.value[k];
   }
@@ -295,6 +316,14 @@ __device__ Share<cols, kinds> gathered_row(const Gather& gather, int t, float* x
 #pragma unroll 1
     for (int s = 0; s < gather.steps; s++) gather_step<cols, kinds>(gather.step[s], t, near, share, x);
   }
+}
+
+// This thread's values of the input of token t.
+template <int cols, int kinds>
+__device__ Share<cols, kinds> gathered_row(const Gather& gather, int t, float* x) {
+  Share<cols, kinds> share;
+  share.load(gather.input.token(t));
+  gather_steps<cols, kinds>(gather, t, share, x);
   return share;
 }
 

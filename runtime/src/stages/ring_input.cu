@@ -121,6 +121,19 @@ __device__ inline float late_factor(int cols, float eps) {
   return 1.0f / sqrtf(squares / cols + eps);
 }
 
+// This thread's values of the columns that a phase's input is made of, as they are passed or once all phases before are over.
+template <int cols, int kinds>
+__device__ void await_columns(const Gather& gather, Share<cols, kinds>& share) {
+  const Passed& passed = this_phase().input;
+  if (passed.first) {
+    share.take(passed);
+    if (threadIdx.x == 0 && turn().clocks) turn().clocks[1] = clock64();
+  } else {
+    await_previous();
+    share.load(gather.input.first);
+  }
+}
+
 // Makes the input of a product's phase: as it is, in 8 bits, and in bf16, each where there is room for it. The factor of an RMS
 // norm is left to the rows, so that no warp waits for the others. Complete after a barrier.
 template <int cols, int kinds, int codes_at, int parts_at, int bytes>
@@ -131,8 +144,7 @@ __device__ ProductInput product_input(const Gather& gather) {
   if constexpr ((kinds & LATE_NORM) != 0) {
     Share<cols, kinds> gain;
     gain.load(gather.step[0].weight);
-    await_previous();
-    share.load(gather.input.first);
+    await_columns(gather, share);
     float squares = 0.0f;
 #pragma unroll
     for (int k = 0; k < share.count; k++) {
@@ -142,8 +154,8 @@ __device__ ProductInput product_input(const Gather& gather) {
     squares = warp_sum(squares);
     if (lane_index() == 0) warp_squares()[warp_index()] = squares;
   } else {
-    await_previous();
-    share = gathered_row<cols, kinds>(gather, 0, reinterpret_cast<float*>(room));
+    await_columns(gather, share);
+    gather_steps<cols, kinds>(gather, 0, share, reinterpret_cast<float*>(room));
   }
   if constexpr (codes_at > 0) share.store(reinterpret_cast<float*>(room));
   if constexpr (parts_at > codes_at) input.rounded.store(share);

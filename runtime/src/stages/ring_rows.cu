@@ -75,7 +75,9 @@ struct FinishedRow {
 
   // Asks for what its product is added to.
   __device__ void load_sum(const ProductEnd& end) {
-    if (end.kind == PRODUCT_ADD && exists) held = *place(end);
+    if (end.kind != PRODUCT_ADD || !exists) return;
+    const Passed& passed = this_phase().sum;
+    held = passed.first ? passed.taken(segment->column + row) : *place(end);
   }
 
   // The product of one row of a segment, by four lanes together.
@@ -109,6 +111,8 @@ struct FinishedRow {
     }
     if (j != 0) return;
     if (segment->task >= 0) value = finished_by(*tasks, segment->task, place(end), value);
-    *place(end) = value;
+    const Phase& phase = this_phase();
+    if (phase.output.first) phase.output.pass(segment->column + row, value);
+    if (phase.stores) *place(end) = value;
   }
 };
