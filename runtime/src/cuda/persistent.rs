@@ -48,7 +48,7 @@ const SLOT_BARRIERS: usize = 2 * size_of::<u64>();
 /// Longest list of segments that a block keeps in shared memory.
 const LIST: usize = 24 << 10;
 /// Bytes of weights a token from which on one kernel is the faster step. On one H200 a graph took 266 us and one kernel 416
-/// for 15 MB, 1207 and 587 for 0.7 GB.
+/// for 15 MB, 1207 and 566 for 0.7 GB.
 pub(super) const LEAST_BYTES: usize = 256 << 20;
 
 /// The phases of a step, ready to run.
