@@ -8,8 +8,9 @@ __device__ inline void bring_phase(u8* to, const u8* from) {
   commit_copies();
 }
 
-// The phases from number `first` of the `count` ones of `table` on, by the threads of a block but its copiers. Block 0 writes three `clocks` of each phase, if there
-// is room. What is known from phase to phase stands in shared memory, so that the phases have all registers.
+// The phases from number `first` of the `count` ones of `table` on, by the threads of a block but its copiers. Block 0 writes
+// three `clocks` of each phase, if there is room. What is known from phase to phase stands in shared memory, so that the
+// phases have all registers.
 __device__ void go_through_phases(const u8* table, const Segment* list, int first, int count, u32* arrived, u64* clocks) {
   table += (long long)first * parameter_bytes;
   int left = count - first;
