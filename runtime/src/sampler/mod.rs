@@ -23,6 +23,8 @@
 
 mod params;
 mod random;
+#[cfg(test)]
+mod reference_tests;
 mod select;
 #[cfg(test)]
 pub(crate) mod tests;
