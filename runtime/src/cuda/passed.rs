@@ -1,8 +1,6 @@
 //! Which products of a persistent program pass their outputs to the phase behind them, value by value, so that it need not
 //! wait until the whole phase is over: see `Passed` in phases.cu.
 
-use std::ops::Range;
-
 use bytemuck::{Pod, Zeroable};
 
 use super::driver::Address;
@@ -97,7 +95,8 @@ pub(super) fn passes_of(phases: &[Option<&Product>]) -> (Vec<Passes>, usize) {
             }
         }
         let next = phases.get(index + 1).copied().flatten();
-        let Some((next, columns)) = next.and_then(|next| Some((next, taken(product, next, &run)?)))
+        let Some((next, first)) =
+            next.and_then(|next| Some((next, first_taken(product, next, &run)?)))
         else {
             run.clear();
             continue;
@@ -110,7 +109,7 @@ pub(super) fn passes_of(phases: &[Option<&Product>]) -> (Vec<Passes>, usize) {
             phase: index,
         };
         all[index].output = Some(place);
-        all[index + 1].input = Some(place.column(columns.start));
+        all[index + 1].input = Some(place.column(first));
         run.push(Member {
             output,
             place,
@@ -126,9 +125,9 @@ fn bytes_of(output: Rows) -> usize {
     (output.width as usize * PASSED_BYTES).next_multiple_of(128)
 }
 
-/// Which columns of a product's output the next phase's input is made of, if it may take them as they come, behind the phases of
-/// `run`.
-fn taken(product: &Product, next: &Product, run: &[Member]) -> Option<Range<usize>> {
+/// The first column of a product's output that the next phase's input is made of, if it may take them as they come, behind the
+/// phases of `run`.
+fn first_taken(product: &Product, next: &Product, run: &[Member]) -> Option<usize> {
     let columns = product.columns(next.input?)?;
     // Two values are read at once.
     let aligned = product.output.first.is_multiple_of(16);
@@ -139,7 +138,7 @@ fn taken(product: &Product, next: &Product, run: &[Member]) -> Option<Range<usiz
         !overlap(member.output, output) || replaced(member.output) || added
     };
     let apart = !overlap(product.output, output) || replaced(product.output);
-    (aligned && apart && run.iter().all(fits)).then_some(columns)
+    (aligned && apart && run.iter().all(fits)).then_some(columns.start)
 }
 
 fn contains(whole: Rows, part: Rows) -> bool {

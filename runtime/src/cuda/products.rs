@@ -45,6 +45,11 @@ pub(crate) struct Gather {
 }
 
 impl Gather {
+    /// Its steps.
+    fn steps(&self) -> &[GatherStep] {
+        &self.step[..self.steps as usize]
+    }
+
     /// What kinds of steps it has, a set of the bits in gather.cu, for an input of `cols` columns.
     pub fn kinds(&self, cols: usize) -> usize {
         let kind = |step: &GatherStep| {
@@ -63,16 +68,18 @@ impl Gather {
                 _ => 64,
             }
         };
-        let steps = &self.step[..self.steps as usize];
-        let kinds = steps.iter().fold(0, |kinds, step| kinds | kind(step));
+        let kinds = self
+            .steps()
+            .iter()
+            .fold(0, |kinds, step| kinds | kind(step));
         kinds | (self.gated as usize) << 7
     }
 
     /// Whether everything that it reads begins at a multiple of 16 bytes, as the one row of a step.
     pub fn in_quads(&self, cols: usize) -> bool {
-        let steps = &self.step[..self.steps as usize];
         let aligned = |address: &Address| address.is_multiple_of(16);
-        let addresses = steps
+        let addresses = self
+            .steps()
             .iter()
             .flat_map(|step| [step.weight, step.bias, step.columns.first]);
         let parts = |step: &GatherStep| {
@@ -85,14 +92,16 @@ impl Gather {
         cols.is_multiple_of(4)
             && aligned(&self.input.first)
             && addresses.into_iter().all(|address| aligned(&address))
-            && steps.iter().all(parts)
+            && self.steps().iter().all(parts)
     }
 
     /// Whether at most one step is a norm, and at most one has other columns.
     pub fn has_few_steps(&self) -> bool {
-        let steps = &self.step[..self.steps as usize];
         let count = |kinds: [i32; 2]| {
-            let of_these = steps.iter().filter(|step| kinds.contains(&step.kind));
+            let of_these = self
+                .steps()
+                .iter()
+                .filter(|step| kinds.contains(&step.kind));
             of_these.count()
         };
         count([NORM, LAYER_NORM]) <= 1 && count([ADD, GATE]) <= 1
@@ -100,10 +109,9 @@ impl Gather {
 
     /// Whether other columns' gates all go through SILU.
     pub fn gates_are_silu(&self) -> bool {
-        let steps = &self.step[..self.steps as usize];
         let gate = |step: &GatherStep| step.kind == GATE;
         let silu = |step: &GatherStep| step.function == Activation::Silu as i32;
-        steps.iter().any(gate) && steps.iter().all(|step| !gate(step) || silu(step))
+        self.steps().iter().any(gate) && self.steps().iter().all(|step| !gate(step) || silu(step))
     }
 
     /// The epsilon, if an RMS norm of the whole row of `cols` is all that there is.
@@ -115,9 +123,8 @@ impl Gather {
 
     /// The columns that an input of `cols` is made of, if it is made of no others.
     pub fn only_columns(&self, cols: usize) -> Option<Rows> {
-        let steps = &self.step[..self.steps as usize];
         let own = |step: &GatherStep| ![ADD, GATE].contains(&step.kind);
-        let only = self.gated == 0 && steps.iter().all(own);
+        let only = self.gated == 0 && self.steps().iter().all(own);
         only.then_some(Rows {
             width: cols as i32,
             ..self.input

@@ -7,7 +7,7 @@ use waterline_quant::FORMATS;
 
 use super::driver::{Address, TensorCores};
 use super::launches::{Call, Grid, Launches, Parameter, Rows};
-use super::products::{Factor, Gather, format_of};
+use super::products::{Factor, Gather, format_of, formats_of};
 use crate::error::Result;
 
 /// `ProductEnd` in ring_rows.cu.
@@ -227,6 +227,7 @@ impl Launches<'_> {
         if !self.persistent() {
             return Ok(false);
         }
+        let formats = formats_of(factors);
         let factors = (factors.iter())
             .map(|factor| self.ring_factor(factor))
             .collect::<Result<Option<Vec<_>>>>()?;
@@ -241,7 +242,6 @@ impl Launches<'_> {
         };
         let cols = product.cols();
         let [codes_at, parts_at, bytes] = product.input_ends();
-        let formats = (product.factors.iter()).fold(0, |set, factor| set | 1 << factor.format);
         let norm = gather.plain_norm(cols);
         let end = ProductEnd {
             output,
