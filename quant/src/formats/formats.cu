@@ -11,6 +11,16 @@ struct Codes {
   int sum;
 };
 
+// The products of four bytes without a sign with four that have one, and `sum`, in all.
+__device__ inline int dot_unsigned(u32 bytes, int codes, int sum) {
+#if defined(WATERLINE_EMULATOR)
+  for (int i = 0; i < 32; i += 8) sum += (int)(bytes >> i & 255) * (int)(i8)(codes >> i);
+#else
+  asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(bytes), "r"(codes));
+#endif
+  return sum;
+}
+
 template <int format, int cols>
 struct Format;
 

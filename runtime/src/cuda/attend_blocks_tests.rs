@@ -53,6 +53,7 @@ fn compare(kv: Kv, [heads, kv_heads, dim]: [usize; 3], [block, chosen, window, r
             plan: &plan,
             widths: [stride, width, 1],
             kv,
+            persistent: false,
             tolerance,
         }
         .read(chunks, |buffer, values| {

@@ -59,6 +59,7 @@ fn compare(kv: Kv, [heads, kv_heads, window, capacity]: [usize; 4], eviction: Op
             plan: &plan,
             widths: [stride, width, kv_heads],
             kv,
+            persistent: false,
             tolerance,
         }
         .read(chunks, |buffer, values| {

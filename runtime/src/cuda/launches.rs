@@ -7,6 +7,7 @@ use bytemuck::{Pod, Zeroable};
 use waterline_quant::Matrix;
 
 use super::driver::{Address, Argument, Kernel, Launch, Memory, Queue, TensorCores};
+use super::passed::{Link, Recurrence};
 use super::persistent;
 use super::ring_products::Product;
 use super::weights::{PLAIN, STORED, Weights};
@@ -176,9 +177,20 @@ pub(crate) struct Queued {
     pub streams: bool,
     /// In a persistent program: the product whose weights come through its ring.
     pub product: Option<Product>,
+    /// In a persistent program: the recurrence that it is a step of.
+    pub recurrence: Option<Recurrence>,
 }
 
 impl Queued {
+    /// How values are passed to it and from it.
+    pub(super) fn link(&self) -> Link<'_> {
+        match (&self.product, &self.recurrence) {
+            (Some(product), _) => Link::Product(product),
+            (None, Some(recurrence)) => Link::Recurrence(recurrence),
+            (None, None) => Link::Barrier,
+        }
+    }
+
     /// The call of `kernel` for a chunk of so many tokens.
     pub fn launch(&self, kernel: Kernel, tokens: usize) -> Launch {
         let (mut arguments, counts) = self.call.arguments();
@@ -224,17 +236,22 @@ pub(crate) struct Launches<'a> {
 impl Launches<'_> {
     /// Appends a kernel.
     pub fn push(&mut self, call: Call) {
-        self.queue_call(call, false, None);
+        self.queue_call(call, false);
     }
 
     /// Appends a kernel that asks for its weights before it calls `await_previous`.
     pub fn push_streaming(&mut self, call: Call) {
-        self.queue_call(call, true, None);
+        self.queue_call(call, true);
+    }
+
+    /// Appends the step of a recurrence in a persistent program.
+    pub fn push_recurrence(&mut self, call: Call, recurrence: Recurrence) {
+        self.queue_call(call, true).recurrence = Some(recurrence);
     }
 
     /// Appends a product whose weights come through a persistent program's ring.
     pub(super) fn push_product(&mut self, call: Call, product: Product) {
-        self.queue_call(call, true, Some(product));
+        self.queue_call(call, true).product = Some(product);
     }
 
     /// Appends a kernel that changes nothing but these columns, unless the next call does what it does.
@@ -259,15 +276,16 @@ impl Launches<'_> {
         Some((&mut last.call, last.product.as_mut()?))
     }
 
-    fn queue_call(&mut self, call: Call, streams: bool, product: Option<Product>) {
+    fn queue_call(&mut self, call: Call, streams: bool) -> &mut Queued {
         if let Some((call, _)) = self.deferred.take() {
-            self.queue_call(call, true, None);
+            self.queue_call(call, true);
         }
-        self.calls.push(Queued {
+        self.calls.push_mut(Queued {
             call,
             streams,
-            product,
-        });
+            product: None,
+            recurrence: None,
+        })
     }
 
     /// Whether the calls become the phases of a persistent program, of which each processor runs one block.

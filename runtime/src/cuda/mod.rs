@@ -50,6 +50,7 @@ pub(crate) use engine::Engine;
 use launches::Queued;
 pub(crate) use launches::{Call, Grid, Launches, Parameter, Rows};
 use once_cell::sync::OnceCell;
+pub(crate) use passed::Recurrence;
 pub(crate) use products::{Factor, format_of};
 pub(crate) use sample::Sampling;
 use source::Source;
@@ -192,6 +193,7 @@ impl Device {
             ],
         };
         let queued = Queued {
+            recurrence: None,
             call,
             streams: false,
             product: None,

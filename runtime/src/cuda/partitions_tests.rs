@@ -78,6 +78,7 @@ fn compare(case: Case) {
         plan: &Arc::new(plan(&slots)),
         widths: [stride, out.width, 2 * USED],
         kv: Kv::F32,
+        persistent: false,
         tolerance: 1e-4,
     };
     comparison.read(&[190, 7, 64, 1], |buffer, values| {

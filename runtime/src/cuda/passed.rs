@@ -1,5 +1,5 @@
-//! Which products of a persistent program pass their outputs to the phase behind them, value by value, so that it need not
-//! wait until the whole phase is over: see `Passed` in phases.cu.
+//! Which phases of a persistent program pass their outputs to those behind them, value by value, so that these need not wait
+//! until the whole phase is over: see `Passed` in phases.cu.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -12,11 +12,9 @@ use super::ring_products::{Kind, Product};
 #[repr(C)]
 pub(super) struct Passed {
     first: Address,
-    phase: u32,
-    pad: u32,
 }
 
-/// Where a phase passes values: bytes behind the beginning of the memory for it.
+/// Where a phase passes values: floats behind the beginning of the memory for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     offset: usize,
@@ -28,17 +26,62 @@ impl Place {
     /// What the program is told of it.
     pub fn in_memory(self, memory: Address) -> Passed {
         Passed {
-            first: memory + self.offset as u64,
-            phase: self.phase as u32,
-            pad: 0,
+            first: memory + (self.offset * size_of::<f32>()) as u64,
         }
     }
 
     /// That of a column further on.
     fn column(self, column: usize) -> Self {
         Place {
-            offset: self.offset + column * PASSED_BYTES,
+            offset: self.offset + column,
             ..self
+        }
+    }
+}
+
+/// The step of a recurrence, which takes its inputs as they are passed.
+pub(crate) struct Recurrence {
+    /// The columns of each input, in the order in which its parameters begin with them; none for those that it has not.
+    pub inputs: Vec<Option<Rows>>,
+    /// Bytes of an input there, which begin with where it is passed.
+    pub input_bytes: usize,
+    /// Its heads' outputs.
+    pub output: Rows,
+}
+
+/// What of a phase decides how values are passed.
+#[derive(Clone, Copy)]
+pub(super) enum Link<'a> {
+    Product(&'a Product),
+    Recurrence(&'a Recurrence),
+    /// It waits until all phases before it are over.
+    Barrier,
+}
+
+impl Link<'_> {
+    /// The columns that it passes to others if they take them.
+    fn output(&self) -> Option<Rows> {
+        match self {
+            Link::Product(product) => Some(product.output),
+            Link::Recurrence(recurrence) => Some(recurrence.output),
+            Link::Barrier => None,
+        }
+    }
+
+    fn adds(&self) -> bool {
+        matches!(self, Link::Product(product) if product.kind == Kind::Add)
+    }
+
+    /// Where these columns stand in the output, if it writes every one of them.
+    fn first_column(&self, columns: Rows) -> Option<usize> {
+        match self {
+            Link::Product(product) => Some(product.columns(columns)?.start),
+            Link::Recurrence(recurrence) => {
+                let first = recurrence.output.first;
+                let inside = contains(recurrence.output, columns);
+                inside.then(|| (columns.first - first) as usize / size_of::<f32>())
+            }
+            Link::Barrier => None,
         }
     }
 }
@@ -46,8 +89,12 @@ impl Place {
 /// What a phase passes, and what is passed to it.
 #[derive(Clone, Default)]
 pub(super) struct Passes {
-    /// The columns that its input is made of.
+    /// The columns that a product's input is made of.
     pub input: Option<Place>,
+    /// Other columns that go into its input.
+    pub columns: Option<Place>,
+    /// The inputs of a recurrence.
+    pub inputs: Vec<Option<Place>>,
     /// Its whole output.
     pub output: Option<Place>,
     /// What its output is added to.
@@ -56,89 +103,117 @@ pub(super) struct Passes {
     pub stores: bool,
 }
 
-/// Bytes of a value with its mark.
-const PASSED_BYTES: usize = size_of::<u64>();
-
-/// A product of a run of phases that pass their outputs.
-struct Member {
+/// A phase of a run of those that pass their outputs.
+struct Member<'a> {
+    link: Link<'a>,
     output: Rows,
     place: Place,
     /// Whether the phase behind it takes the whole of its output.
     whole: bool,
 }
 
-/// What phases pass, each a product or not, and the bytes of memory for it.
+impl Member<'_> {
+    fn place_of(&self, columns: Rows) -> Option<Place> {
+        Some(self.place.column(self.link.first_column(columns)?))
+    }
+}
+
+/// What phases pass, and the floats of memory for it.
 ///
 /// A run of phases has no barrier in it: each takes the output of the one before, and only the last one passes nothing on. All
-/// else that they read was complete when the run began, or is added to an output of the run that every block has taken. What
-/// a phase stores in memory that others of the run read comes late enough: its block has taken the values that those
-/// made of what they read. A place is written again when a run has ended, and all blocks have arrived behind it.
-pub(super) fn passes_of(phases: &[Option<&Product>]) -> (Vec<Passes>, usize) {
+/// else that they read was passed by others of the run, or was complete when it began, or is added to an output of the run that
+/// every block has taken. Where a phase of the run writes over columns that another one wrote, the model's earlier block of
+/// layers is over, and nothing reads what it left there: only the last one stores it. Every phase of a token passes values in
+/// a place of its own.
+pub(super) fn passes_of(phases: &[Link<'_>]) -> (Vec<Passes>, usize) {
     let alone = Passes {
         stores: true,
         ..Passes::default()
     };
     let mut all = vec![alone; phases.len()];
     let mut run: Vec<Member> = Vec::new();
-    let mut room = PASSED_BYTES;
-    for (index, product) in phases.iter().enumerate() {
-        let Some(product) = product else {
+    let mut room = 0;
+    for (index, &link) in phases.iter().enumerate() {
+        let Some(output) = link.output() else {
             run.clear();
             continue;
         };
-        let output = product.output;
         for member in run.iter().filter(|member| overlap(member.output, output)) {
             // Its store might come after the one here.
             all[member.place.phase].stores = false;
-            if product.kind == Kind::Add {
+            if link.adds() {
                 all[index].sum = Some(member.place);
             }
         }
-        let next = phases.get(index + 1).copied().flatten();
-        let Some((next, first)) =
-            next.and_then(|next| Some((next, first_taken(product, next, &run)?)))
-        else {
+        let mut member = Member {
+            link,
+            output,
+            place: Place {
+                offset: room,
+                phase: index,
+            },
+            whole: false,
+        };
+        let next = phases.get(index + 1).copied();
+        let taken = next.and_then(|next| take(&mut member, next, &run));
+        let Some(taken) = taken else {
             run.clear();
             continue;
         };
-        let offset = run
-            .last()
-            .map_or(0, |last| last.place.offset + bytes_of(last.output));
-        let place = Place {
-            offset,
-            phase: index,
-        };
-        all[index].output = Some(place);
-        all[index + 1].input = Some(place.column(first));
-        run.push(Member {
-            output,
-            place,
-            whole: next.input.is_some_and(|input| contains(input, output)),
-        });
-        room = room.max(offset + bytes_of(output));
+        all[index].output = Some(member.place);
+        all[index + 1] = taken;
+        // In whole lines of the cache.
+        room += (output.width as usize).next_multiple_of(32);
+        run.push(member);
     }
     (all, room)
 }
 
-/// Bytes that an output takes where it is passed.
-fn bytes_of(output: Rows) -> usize {
-    (output.width as usize * PASSED_BYTES).next_multiple_of(128)
-}
-
-/// The first column of a product's output that the next phase's input is made of, if it may take them as they come, behind the
-/// phases of `run`.
-fn first_taken(product: &Product, next: &Product, run: &[Member]) -> Option<usize> {
-    let columns = product.columns(next.input?)?;
-    // Two values are read at once.
-    let aligned = product.output.first.is_multiple_of(16);
-    let output = next.output;
-    let replaced = |rows: Rows| next.kind != Kind::Add && contains(output, rows);
-    let fits = |member: &Member| {
-        let added = next.kind == Kind::Add && member.whole && member.output == output;
-        !overlap(member.output, output) || replaced(member.output) || added
+/// What the phase behind the members of `run` and the `last` one takes of them, if that may be as it comes.
+fn take(last: &mut Member, next: Link<'_>, run: &[Member]) -> Option<Passes> {
+    let mut passes = Passes {
+        stores: true,
+        ..Passes::default()
     };
-    let apart = !overlap(product.output, output) || replaced(product.output);
-    (aligned && apart && run.iter().all(fits)).then_some(columns.start)
+    if let Link::Product(product) = next {
+        last.whole = product
+            .input
+            .is_some_and(|input| contains(input, last.output));
+    }
+    let last = &*last;
+    let members = || run.iter().chain([last]);
+    let latest = |rows: Rows| members().rfind(|member| overlap(member.output, rows));
+    match next {
+        Link::Product(product) => {
+            passes.input = Some(last.place_of(product.input?)?);
+            if let Some(columns) = product.other_columns
+                && let Some(member) = latest(columns)
+            {
+                passes.columns = Some(member.place_of(columns)?);
+            }
+        }
+        Link::Recurrence(recurrence) => {
+            let place = |rows: &Option<Rows>| match *rows {
+                Some(rows) => Some(Some(latest(rows)?.place_of(rows)?)),
+                None => Some(None),
+            };
+            passes.inputs = recurrence.inputs.iter().map(place).collect::<Option<_>>()?;
+            let of_last =
+                |place: &Option<Place>| place.is_some_and(|place| place.phase == last.place.phase);
+            if !passes.inputs.iter().any(of_last) {
+                return None;
+            }
+        }
+        Link::Barrier => return None,
+    }
+    // Two values are read at once. What a product adds to was taken by every block.
+    let output = next.output()?;
+    let fits = |member: &Member| match overlap(member.output, output) && next.adds() {
+        true => member.whole && member.output == output,
+        false => true,
+    };
+    let aligned = last.output.first.is_multiple_of(16);
+    (aligned && members().all(fits)).then_some(passes)
 }
 
 fn contains(whole: Rows, part: Rows) -> bool {
@@ -171,6 +246,7 @@ mod tests {
             kind,
             factors: vec![matrix; twins],
             input,
+            other_columns: None,
             output,
         }
     }
@@ -191,13 +267,14 @@ mod tests {
     #[test]
     fn products_that_follow_one_another_pass_their_outputs() {
         let products = block();
-        let phases: Vec<_> = products.iter().map(Some).chain([None]).collect();
+        let links = products.iter().map(Link::Product);
+        let phases: Vec<_> = links.chain([Link::Barrier]).collect();
         let (passes, room) = passes_of(&phases);
         let places: Vec<_> = passes.iter().map(|passes| passes.output).collect();
         let place = |offset, phase| Some(Place { offset, phase });
-        let expected = [place(0, 0), place(512, 1), place(1536, 2), None, None];
+        let expected = [place(0, 0), place(64, 1), place(192, 2), None, None];
         assert_eq!(places, expected);
-        assert_eq!(room, 2048);
+        assert_eq!(room, 256);
         for (index, passes) in passes.iter().enumerate() {
             let before = index.checked_sub(1).and_then(|before| places[before]);
             assert_eq!(passes.input, before, "phase {index}");
@@ -208,16 +285,16 @@ mod tests {
     }
 
     #[test]
-    fn a_phase_that_is_no_product_waits_and_is_waited_for() {
+    fn a_barrier_waits_and_is_waited_for() {
         let products = block();
         let [first, second, third, fourth] = products.each_ref();
         let phases = [
-            Some(first),
-            None,
-            Some(second),
-            Some(third),
-            None,
-            Some(fourth),
+            Link::Product(first),
+            Link::Barrier,
+            Link::Product(second),
+            Link::Product(third),
+            Link::Barrier,
+            Link::Product(fourth),
         ];
         let (passes, _) = passes_of(&phases);
         for (index, passes) in passes.iter().enumerate() {
@@ -228,10 +305,60 @@ mod tests {
         }
     }
 
+    /// Columns of the first product of a block, and what a recurrence makes of them.
+    const HEADS: Address = 0x10000;
+
+    fn recurrence(inputs: [Option<Rows>; 3]) -> Recurrence {
+        Recurrence {
+            inputs: inputs.to_vec(),
+            input_bytes: 0,
+            output: rows(HEADS, 64),
+        }
+    }
+
     #[test]
-    fn nothing_is_passed_that_would_be_read_or_kept_in_part() {
+    fn a_recurrence_takes_what_products_pass_and_passes_its_outputs() {
+        let first = product(Kind::Store, None, rows(INNER, 192));
+        let recurrence = recurrence([Some(rows(INNER, 64)), None, Some(rows(INNER + 256, 64))]);
+        let mut last = product(Kind::Add, Some(rows(HEADS, 64)), rows(X, 64));
+        last.other_columns = Some(rows(INNER + 512, 64));
+        let phases = [
+            Link::Product(&first),
+            Link::Recurrence(&recurrence),
+            Link::Product(&last),
+        ];
+        let (passes, room) = passes_of(&phases);
+        let place = |offset, phase| Some(Place { offset, phase });
+        assert_eq!(passes[0].output, place(0, 0));
+        assert_eq!(passes[1].inputs, [place(0, 0), None, place(64, 0)]);
+        assert_eq!(passes[1].output, place(192, 1));
+        assert_eq!(passes[2].input, place(192, 1));
+        // The gate, which the product before the recurrence passed.
+        assert_eq!(passes[2].columns, place(128, 0));
+        assert_eq!(passes[2].output, None);
+        assert_eq!(room, 256);
+    }
+
+    #[test]
+    fn a_recurrence_waits_if_not_all_of_its_inputs_are_passed() {
+        let first = product(Kind::Store, None, rows(INNER, 64));
+        let recurrence = recurrence([Some(rows(INNER, 64)), Some(rows(X, 64)), None]);
+        let last = product(Kind::Store, Some(rows(HEADS, 64)), rows(X, 64));
+        let phases = [
+            Link::Product(&first),
+            Link::Recurrence(&recurrence),
+            Link::Product(&last),
+        ];
+        let (passes, _) = passes_of(&phases);
+        assert_eq!(passes[0].output, None);
+        assert!(passes[1].inputs.is_empty());
+        assert!(passes[1].output.is_some());
+    }
+
+    #[test]
+    fn nothing_is_passed_that_comes_from_elsewhere_or_is_added_to_in_part() {
         let passes = |products: [Product; 2]| {
-            let phases: Vec<_> = products.iter().map(Some).collect();
+            let phases: Vec<_> = products.iter().map(Link::Product).collect();
             passes_of(&phases).0[0].output.is_some()
         };
         let with = |second| passes([product(Kind::Store, None, rows(X, 64)), second]);
@@ -249,8 +376,7 @@ mod tests {
             Some(rows(X, 65)),
             rows(INNER, 8)
         )));
-        // What would stay of the first output, or is added to before all of it has come.
-        assert!(!with(product(Kind::Store, part, rows(X, 32))));
+        // What is added to before all of it has come.
         assert!(!with(product(Kind::Add, part, rows(X, 64))));
     }
 }

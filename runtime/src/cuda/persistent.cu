@@ -20,7 +20,7 @@ __device__ void go_through_phases(const u8* table, const Segment* list, int firs
   Turn& now = turn();
   if (threadIdx.x == 0) {
     now.arrived = arrived;
-    now.marks = arrived[1] * count;
+    now.passed_at = arrived[1] % 2 * passed_floats;
     now.arrivals = now.waited = now.published = 0;
     now.clocks = real_block() == 0 ? clocks : nullptr;
     now.next = table + parameter_bytes;
@@ -61,7 +61,7 @@ __device__ void go_through_phases(const u8* table, const Segment* list, int firs
 }
 
 // Every block has a list of segments, `stride` long, of which the phases from `first` on use all; an empty one ends it.
-// `arrived` is zero before and after; behind it stands a number that no token before had.
+// `arrived` is zero before and after; behind it stands the number of the token.
 __device__ void persist(const u8* table, const Segment* lists, int stride, int first, int count, u32* arrived, u64* clocks) {
   const Segment* list = lists + (long long)real_block() * stride;
   if constexpr (list_bytes > 0) {

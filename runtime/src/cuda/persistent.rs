@@ -34,6 +34,7 @@ struct Phase {
     stores: i32,
     arrives: i32,
     input: Passed,
+    columns: Passed,
     output: Passed,
     sum: Passed,
 }
@@ -114,7 +115,9 @@ impl Persistent {
                 entries += segment.entries();
             }
         }
-        let source = Source::of_phases(calls, &layout.constants());
+        let links: Vec<_> = calls.iter().map(|queued| queued.link()).collect();
+        let (passes, passed_floats) = passes_of(&links);
+        let source = Source::of_phases(calls, &layout.constants(passed_floats));
         let kernel = device.kernels(&source)?[0];
 
         let upload = |bytes: &[u8]| {
@@ -122,9 +125,8 @@ impl Persistent {
             queue.write(memory.address(), bytes)?;
             Ok::<_, crate::error::Error>(memory)
         };
-        let products: Vec<_> = calls.iter().map(|queued| queued.product.as_ref()).collect();
-        let (passes, room) = passes_of(&products);
-        let passed = upload(&vec![0; room])?;
+        // Two places of each, all of them empty.
+        let passed = upload(&vec![u8::MAX; 2 * passed_floats.max(1) * size_of::<f32>()])?;
         let at = |place: Option<Place>| {
             place.map_or(Passed::zeroed(), |place| place.in_memory(passed.address()))
         };
@@ -145,6 +147,7 @@ impl Persistent {
                 stores: passes.stores.into(),
                 arrives: passes.output.is_none().into(),
                 input: at(passes.input),
+                columns: at(passes.columns),
                 output: at(passes.output),
                 sum: at(passes.sum),
             };
@@ -153,6 +156,12 @@ impl Persistent {
             for (argument, at) in call.arguments().0.iter().zip(call.offsets()) {
                 let words: &[u8] = bytemuck::cast_slice(&argument.0);
                 rest[at..at + words.len()].copy_from_slice(words);
+            }
+            if let Some(recurrence) = &queued.recurrence {
+                let inputs = rest.chunks_exact_mut(recurrence.input_bytes);
+                for (input, &place) in inputs.zip(&passes.inputs) {
+                    input[..size_of::<Passed>()].copy_from_slice(bytemuck::bytes_of(&at(place)));
+                }
             }
         }
         Ok(Some(Persistent {
@@ -262,7 +271,7 @@ impl Layout {
             + self.slots * (self.slot + SLOT_BARRIERS)
     }
 
-    fn constants(&self) -> String {
+    fn constants(&self, passed_floats: usize) -> String {
         let double_entries = (0..FORMATS.len())
             .filter(|&format| rows_of_entry(format) == 16)
             .fold(0, |set, format| set | 1 << format);
@@ -281,6 +290,7 @@ impl Layout {
             ("slots_bytes", self.slots * SLOT_BARRIERS),
             ("slot_bytes", self.slot),
             ("ring_slots", self.slots),
+            ("passed_floats", passed_floats),
             ("ring_tensor_cores", self.tensor_cores.into()),
         ];
         let line = |(name, value)| format!("constexpr int {name} = {value};\n");

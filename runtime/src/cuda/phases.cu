@@ -12,19 +12,17 @@ struct Three {
   u32 x, y, z;
 };
 
-// Columns of a product's output that the next phase takes as they come. A value and the number of its phase, which no other
-// phase of this token or of those before has, are written at once: whoever reads the number has the value, without a fence or
-// an arrival, which would wait for all that is under way to the processor.
-struct __align__(16) Passed {
-  u64* first;
-  // The phase that writes them.
-  u32 phase;
-  u32 pad;
+// Columns of an output that other phases take as they come: whoever finds a value there has it, without a fence or an arrival,
+// which would wait for all that is under way to the processor. A place holds no value before; whoever writes it empties the one
+// that the next token will use, so that there are two of each, `passed_floats` apart, and every token writes all of its own.
+struct Passed {
+  float* first;
 
-  __device__ u32 mark() const;
   __device__ void pass(int column, float value) const;
   template <int count>
-  __device__ bool take(int column, u32 mark, float* values) const;
+  __device__ void ask(int column, float* values) const;
+  template <int count>
+  __device__ static bool came(const float* values);
   __device__ float taken(int column) const;
 };
 
@@ -41,9 +39,9 @@ struct __align__(16) Phase {
   // Whether its output is stored in its place, and whether the phases behind it wait for the arrivals of all blocks.
   int stores;
   int arrives;
-  // What a product takes, what it passes, and what of the phases without arrivals before it is added to; each null where it has
-  // none.
-  Passed input, output, sum;
+  // What a product takes, other columns that go into its input, what the phase passes, and what of the phases without
+  // arrivals before it is added to; each null where it has none.
+  Passed input, columns, output, sum;
 };
 
 // Where a block stands. Thread 0 writes it between barriers.
@@ -56,8 +54,8 @@ struct __align__(16) Turn {
   u32 waited;
   // Whether the block has arrived before its phase ends.
   u32 published;
-  // What the marks of this token's phases count from.
-  u32 marks;
+  // How much further on the places of passed values are than where `Passed` says.
+  u32 passed_at;
   u32* arrived;
   // The next phase in the table, the number of this one's first segment, and how many phases are left with this one.
   const u8* next;
@@ -130,49 +128,61 @@ __device__ inline void rest() {
 #endif
 }
 
-__device__ inline u32 Passed::mark() const { return turn().marks + phase; }
+// What no value is.
+constexpr u32 not_passed = 0xffffffff;
 
 __device__ inline void Passed::pass(int column, float value) const {
-  u64 both = (u64)mark() << 32 | __float_as_uint(value);
+  u32 at = turn().passed_at, bits = __float_as_uint(value);
+  // A number that is none has other bits here.
+  if (bits == not_passed) bits = 0x7fffffff;
+  u32* place = reinterpret_cast<u32*>(first) + column;
 #ifdef WATERLINE_EMULATOR
-  first[column] = both;
+  place[at] = bits;
 #else
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(first + column), "l"(both) : "memory");
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(place + at), "r"(bits) : "memory");
+#endif
+  place[passed_floats - at] = not_passed;
+}
+
+// Asks for one or four values that follow one another, at a multiple of their number.
+template <int count>
+__device__ void Passed::ask(int column, float* values) const {
+  const float* place = first + turn().passed_at + column;
+#ifdef WATERLINE_EMULATOR
+  memcpy(values, place, count * sizeof(float));
+#else
+  if constexpr (count == 4) {
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
+                 : "l"(place)
+                 : "memory");
+  } else {
+    asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(values[0]) : "l"(place) : "memory");
+  }
 #endif
 }
 
-// One value or two that follow one another at an even column; whether they have been passed.
+// Whether all of these values had been passed.
 template <int count>
-__device__ bool Passed::take(int column, u32 mark, float* values) const {
-  u64 both[count];
+__device__ bool Passed::came(const float* values) {
+  bool all = true;
+  for (int i = 0; i < count; i++) all &= __float_as_uint(values[i]) != not_passed;
 #ifdef WATERLINE_EMULATOR
-  memcpy(both, first + column, sizeof(both));
-#else
-  if constexpr (count == 2) {
-    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
-                 : "=l"(both[0]), "=l"(both[1])
-                 : "l"(first + column)
-                 : "memory");
-  } else {
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(both[0]) : "l"(first + column) : "memory");
-  }
+  if (!all) emulator::fail("a value that was not passed");
 #endif
-  bool passed = true;
-  for (int i = 0; i < count; i++) {
-    values[i] = __uint_as_float((u32)both[i]);
-    passed &= (u32)(both[i] >> 32) == mark;
-  }
-#ifdef WATERLINE_EMULATOR
-  if (!passed) emulator::fail("a value that was not passed");
-#endif
-  return passed;
+  return all;
 }
 
 // A value that the block has taken in a phase before.
 __device__ inline float Passed::taken(int column) const {
   float value;
-  take<1>(column, mark(), &value);
+  ask<1>(column, &value);
   return value;
+}
+
+// The phase's input has come.
+__device__ inline void note_input() {
+  if (threadIdx.x == 0 && turn().clocks) turn().clocks[1] = clock64();
 }
 
 // By thread 0: waits until every block has gone through the phases before this one, and shows what they wrote.
@@ -217,11 +227,12 @@ __device__ inline void take_block(u32 index) {
 
 // Goes on to the phase's next block that is this one's; whether there is one.
 __device__ inline bool next_block() {
-  phase_barrier();
   Turn& now = turn();
+  if (now.index + real_blocks() >= now.grid.x * now.grid.y) return false;
+  phase_barrier();
   if (threadIdx.x == 0) take_block(now.index + real_blocks());
   phase_barrier();
-  return now.index < now.grid.x * now.grid.y;
+  return true;
 }
 
 // This phase, with its parameters behind it. The next one's place is the other one.

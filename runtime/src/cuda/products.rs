@@ -121,13 +121,22 @@ impl Gather {
         plain.then_some(step.eps)
     }
 
-    /// The columns that an input of `cols` is made of, if it is made of no others.
-    pub fn only_columns(&self, cols: usize) -> Option<Rows> {
-        let own = |step: &GatherStep| ![ADD, GATE].contains(&step.kind);
-        let only = self.gated == 0 && self.steps().iter().all(own);
-        only.then_some(Rows {
+    /// The columns that an input of `cols` is made of, if at most one step has others.
+    pub fn columns(&self, cols: usize) -> Option<Rows> {
+        let few = self.gated == 0 && self.has_few_steps();
+        few.then_some(Rows {
             width: cols as i32,
             ..self.input
+        })
+    }
+
+    /// The columns that a step adds or multiplies with.
+    pub fn other_columns(&self, cols: usize) -> Option<Rows> {
+        let other = |step: &&GatherStep| [ADD, GATE].contains(&step.kind);
+        let step = self.steps().iter().find(other)?;
+        Some(Rows {
+            width: cols as i32,
+            ..step.columns
         })
     }
 

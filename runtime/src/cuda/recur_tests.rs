@@ -29,7 +29,22 @@ enum Writes {
 
 /// Reads chunks of several blocks, of a part of one and of one token: `heads` that share `states`, keys of `dk` and values of `dv`
 /// columns.
-fn compare([heads, states, dk, dv]: [usize; 4], fades: Fades, writes: Writes, gates: bool) {
+fn compare(shape: [usize; 4], fades: Fades, writes: Writes, gates: bool) {
+    compare_chunks(shape, fades, writes, gates, Some(&[150, 7, 64, 1]));
+}
+
+/// The same for tokens one by one, each a phase of a persistent program.
+fn compare_steps(shape: [usize; 4], fades: Fades, writes: Writes, gates: bool) {
+    compare_chunks(shape, fades, writes, gates, None);
+}
+
+fn compare_chunks(
+    [heads, states, dk, dv]: [usize; 4],
+    fades: Fades,
+    writes: Writes,
+    gates: bool,
+    chunks: Option<&[usize]>,
+) {
     let Some(device) = device() else { return };
     let by_row = matches!(fades, Fades::Rows | Fades::Complement);
     let widths = [
@@ -83,9 +98,10 @@ fn compare([heads, states, dk, dv]: [usize; 4], fades: Fades, writes: Writes, ga
         plan: &Arc::new(plan(&slots)),
         widths: [stride, out.width, 1],
         kv: Kv::F32,
+        persistent: chunks.is_none(),
         tolerance: 1e-4,
     };
-    comparison.read(&[150, 7, 64, 1], |buffer, values| {
+    comparison.read(chunks.unwrap_or(&[1; 12]), |buffer, values| {
         values.copy_from_slice(&numbers(buffer as u32 + 3, values.len()));
         if buffer != 0 {
             return;
@@ -153,6 +169,16 @@ fn removals_in_matrix_form_are_those_of_the_cpu() {
     compare([1, 1, 130, 16], Fades::Rows, Writes::Replace, false);
 }
 
+#[test]
+fn steps_of_a_persistent_program_are_those_of_the_cpu() {
+    compare_steps([2, 2, 64, 96], Fades::Fixed, Writes::Add, false);
+    compare_steps([6, 2, 17, 33], Fades::Head, Writes::Add, true);
+    compare_steps([2, 1, 300, 12], Fades::Complement, Writes::Add, false);
+    compare_steps([3, 3, 20, 37], Fades::Head, Writes::Delta, true);
+    compare_steps([6, 2, 256, 130], Fades::Rows, Writes::Delta, true);
+    compare_steps([6, 2, 17, 34], Fades::Rows, Writes::Replace, true);
+}
+
 /// The same for attention over slots: `heads` over `kv_heads`, slots, and the widths of keys and values.
 fn compare_slots([heads, kv_heads, slots, dk, dv]: [usize; 5]) {
     let Some(device) = device() else { return };
@@ -184,6 +210,7 @@ fn compare_slots([heads, kv_heads, slots, dk, dv]: [usize; 5]) {
         plan: &Arc::new(plan(&shapes)),
         widths: [stride, out.width, 1],
         kv: Kv::F32,
+        persistent: false,
         tolerance: 1e-4,
     };
     comparison.read(&[150, 7, 64, 1], |buffer, values| {

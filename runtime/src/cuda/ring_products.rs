@@ -43,8 +43,9 @@ pub(crate) struct Product {
     pub(super) kind: Kind,
     /// Matrices of the same input.
     pub(super) factors: Vec<RingFactor>,
-    /// The columns that the input is made of, if it is made of no others.
+    /// The columns that the input is made of, and those of one step of it, if it is made of no others.
     pub(super) input: Option<Rows>,
+    pub(super) other_columns: Option<Rows>,
     pub(super) output: Rows,
 }
 
@@ -236,7 +237,8 @@ impl Launches<'_> {
         };
         let product = Product {
             kind,
-            input: gather.only_columns(factors[0].cols),
+            input: gather.columns(factors[0].cols),
+            other_columns: gather.other_columns(factors[0].cols),
             factors,
             output,
         };

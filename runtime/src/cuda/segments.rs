@@ -205,7 +205,7 @@ pub(super) fn rows_of_entry(format: usize) -> usize {
 #[derive(Clone, Copy)]
 struct Matrix {
     rows: usize,
-    /// Bytes of a row.
+    /// Bytes of a row, with its part of what an entry without enough rows leaves empty.
     bytes: usize,
     /// Rows that stay together.
     together: usize,
@@ -215,7 +215,8 @@ impl Matrix {
     fn of(factor: &RingFactor) -> Self {
         Matrix {
             rows: factor.rows,
-            bytes: factor.row_bytes(),
+            bytes: factor.row_bytes() * rows_of_entry(factor.format).max(factor.rows)
+                / factor.rows.max(1),
             together: factor.aligned_rows(),
         }
     }

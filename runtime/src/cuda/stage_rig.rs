@@ -7,7 +7,8 @@ use waterline_quant::Activations;
 
 use super::Device;
 use super::driver::Memory;
-use super::launches::Launches;
+use super::launches::{Launches, Queued};
+use super::persistent::Persistent;
 use super::source::Source;
 use super::weights::Weights;
 use crate::cpu::{Buffers, Frame, Pool};
@@ -22,6 +23,8 @@ pub(super) struct Comparison<'a> {
     /// Widths of the buffers.
     pub widths: [usize; 3],
     pub kv: Kv,
+    /// Whether the stage is read as the phases of a persistent program, token by token.
+    pub persistent: bool,
     /// Most difference of an output or a state.
     pub tolerance: f32,
 }
@@ -39,6 +42,11 @@ impl Comparison<'_> {
             values
         });
         let most = chunks.iter().copied().max().expect("chunks");
+        let blocks = driver.resident_blocks();
+        if self.persistent && blocks.is_none() {
+            eprintln!("skipped: the device runs no persistent programs");
+            return;
+        }
         let queue = Arc::clone(driver).queue().expect("a queue");
         let memory = |bytes: usize| Memory::new(driver, bytes).expect("memory");
         let buffers = widths.map(|width| memory(width * most * size_of::<f32>()));
@@ -60,14 +68,31 @@ impl Comparison<'_> {
             shared_memory: driver.shared_memory(),
             shared: HashMap::new(),
             scratch: &mut scratch,
-            persistent: false,
+            persistent: self.persistent,
             calls: Vec::new(),
             deferred: None,
         };
         stage.launch(&mut launches).expect("launches");
         let calls = launches.calls;
-        let source = Source::of(&calls.iter().collect::<Vec<_>>());
-        let kernels = self.device.kernels(&source).expect("kernels");
+        let calls: Vec<&Queued> = calls.iter().collect();
+        let program = match blocks {
+            Some(blocks) if self.persistent => {
+                let program = Persistent::new(&calls, blocks, self.device, &*queue);
+                Some(program.expect("a program").expect("room for it"))
+            }
+            _ => None,
+        };
+        let launches_of = |chunk: usize| match &program {
+            Some(program) => vec![program.launch(0)],
+            None => {
+                let source = Source::of(&calls);
+                let kernels = self.device.kernels(&source).expect("kernels");
+                let launches = calls.iter().zip(&source.of_call);
+                launches
+                    .map(|(queued, &kernel)| queued.launch(kernels[kernel], chunk))
+                    .collect()
+            }
+        };
 
         let pool = Pool::new(1);
         let room = Mutex::new(vec![f32::NAN; stage.scratch(most)]);
@@ -89,8 +114,7 @@ impl Comparison<'_> {
                     .expect("a copy");
                 cpu.get_mut(buffer)[..rows.len()].copy_from_slice(rows);
             }
-            for (queued, &kernel) in calls.iter().zip(&source.of_call) {
-                let launch = queued.launch(kernels[kernel], chunk);
+            for launch in launches_of(chunk) {
                 queue.launch(&launch).expect("a launch");
             }
             stage.run(&mut Frame {

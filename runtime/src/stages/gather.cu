@@ -79,26 +79,24 @@ struct Share {
     }
   }
 #ifdef WATERLINE_PHASES
-  // Takes them as they are passed.
-  __device__ void take(const Passed& from) {
-    u32 mark = from.mark();
+  // Asks for what is passed.
+  __device__ void ask(const Passed& from) {
+#pragma unroll
+    for (int r = 0; r < runs; r++) {
+      if (has(r)) from.ask<run>(column(r), value + r * run);
+    }
+  }
+  // Whether all of it had been passed.
+  __device__ bool came() const {
+    bool all = true;
+#pragma unroll
+    for (int r = 0; r < runs; r++) all &= !has(r) || Passed::came<run>(value + r * run);
+    return all;
+  }
+  // Nothing, for those past the last column.
+  __device__ void clear() {
 #pragma unroll
     for (int k = 0; k < count; k++) value[k] = 0.0f;
-    bool all;
-    do {
-      all = true;
-#pragma unroll
-      for (int r = 0; r < runs; r++) {
-        if (!has(r)) continue;
-        if constexpr (run == 4) {
-          bool left = from.take<2>(column(r), mark, value + 4 * r), right = from.take<2>(column(r) + 2, mark, value + 4 * r + 2);
-          all &= left & right;
-        } else {
-          all &= from.take<1>(column(r), mark, value + r);
-        }
-      }
-      if (!all) rest();
-    } while (!all);
   }
 #endif
   // Brings them near, for a load that comes later.
@@ -123,13 +121,6 @@ struct Share {
   }
 };
 
-// What the steps of a row read besides it, where there are few.
-template <int cols, int kinds>
-struct Near {
-  Share<cols, kinds> gain;
-  Share<cols, kinds> columns;
-};
-
 // The gain of a norm of parts. Parts of one group follow one another; each may have a gain of its own.
 template <int cols, int kinds>
 __device__ void load_gain(const GatherStep& step, Share<cols, kinds>& gain) {
@@ -137,6 +128,41 @@ __device__ void load_gain(const GatherStep& step, Share<cols, kinds>& gain) {
 #pragma unroll
   for (int r = 0; r < gain.runs; r++) gain.load_run(r, step.weight + gain.column(r) % period);
 }
+
+// What the steps of a row read besides it, where there are few.
+template <int cols, int kinds>
+struct Near {
+  Share<cols, kinds> gain;
+  Share<cols, kinds> columns;
+
+  // Asks for it, or where there is more, brings it near.
+  __device__ void load(const Gather& gather, int t) {
+    constexpr bool has_columns = (kinds & (ADDED_COLUMNS | GATED_BY_COLUMNS)) != 0;
+    if constexpr (has_columns || (kinds & PART_NORM) != 0) {
+      int norm = 0, other = 0;
+#pragma unroll 1
+      for (int s = 0; s < gather.steps; s++) {
+        int kind = gather.step[s].kind;
+        if (kind == STEP_ADD || kind == STEP_GATE) {
+          other = s;
+          if ((kinds & NEAR) == 0) Share<cols, kinds>::announce(gather.step[s].columns.token(t));
+        } else if (kind != STEP_MAP) {
+          norm = s;
+        }
+      }
+      if constexpr ((kinds & NEAR) != 0) {
+        if constexpr ((kinds & PART_NORM) != 0) load_gain(gather.step[norm], gain);
+        if constexpr (has_columns) {
+#ifdef WATERLINE_PHASES
+          // They come with the input.
+          if (this_phase().columns.first) return;
+#endif
+          columns.load(gather.step[other].columns.token(t));
+        }
+      }
+    }
+  }
+};
 
 // Norms of a row's parts. A part is what a warp has of several runs, or lanes of a warp have of one.
 template <int cols, int kinds>
@@ -283,29 +309,10 @@ __device__ void gather_step(const GatherStep& step, int t, Near<cols, kinds>& ne
   }
 }
 
-// Makes this thread's values of the input of token t from those of its own columns. `x` is room for a row; it may be the
-// token's own columns.
+// Makes this thread's values of the input of token t from those of its own columns, and what is `near`. `x` is room for a row;
+// it may be the token's own columns.
 template <int cols, int kinds>
-__device__ void gather_steps(const Gather& gather, int t, Share<cols, kinds>& share, float* x) {
-  Near<cols, kinds> near;
-  constexpr bool columns = (kinds & (ADDED_COLUMNS | GATED_BY_COLUMNS)) != 0;
-  if constexpr (columns || (kinds & PART_NORM) != 0) {
-    int norm = 0, other = 0;
-#pragma unroll 1
-    for (int s = 0; s < gather.steps; s++) {
-      int kind = gather.step[s].kind;
-      if (kind == STEP_ADD || kind == STEP_GATE) {
-        other = s;
-        if ((kinds & NEAR) == 0) Share<cols, kinds>::announce(gather.step[s].columns.token(t));
-      } else if (kind != STEP_MAP) {
-        norm = s;
-      }
-    }
-    if constexpr ((kinds & NEAR) != 0) {
-      if constexpr (columns) near.columns.load(gather.step[other].columns.token(t));
-      if constexpr ((kinds & PART_NORM) != 0) load_gain(gather.step[norm], near.gain);
-    }
-  }
+__device__ void gather_steps(const Gather& gather, int t, Near<cols, kinds>& near, Share<cols, kinds>& share, float* x) {
   if constexpr ((kinds & GATED_HALVES) != 0) {
     Share<cols, kinds> other;
     other.load(gather.input.token(t) + cols);
@@ -322,8 +329,10 @@ __device__ void gather_steps(const Gather& gather, int t, Share<cols, kinds>& sh
 template <int cols, int kinds>
 __device__ Share<cols, kinds> gathered_row(const Gather& gather, int t, float* x) {
   Share<cols, kinds> share;
+  Near<cols, kinds> near;
   share.load(gather.input.token(t));
-  gather_steps<cols, kinds>(gather, t, share, x);
+  near.load(gather, t);
+  gather_steps<cols, kinds>(gather, t, near, share, x);
   return share;
 }
 

@@ -2,8 +2,9 @@
 // the same columns of each tile, four of its 64 units, so that it holds its part of the input in registers and all warps have
 // the same to do.
 
-// Most registers of a thread that hold inputs.
+// Most registers of a thread that hold inputs; on tensor cores, where many steps in a row would be much code.
 constexpr int most_held = 48;
+constexpr int most_held_parts = 24;
 
 // The sums over a warp's columns of a segment's rows. A lane takes a unit of a row, or of two rows.
 template <int format, int cols>
@@ -11,17 +12,26 @@ __device__ void unit_sums(const Segment& segment, const float* x, const RoundedI
   using Weights = Format<format, 256>;
   constexpr int units = cols / Weights::unit, steps = (units + step_units - 1) / step_units;
   constexpr int bands = bands_of_entry(format), scale_step = Format<format, step_units * Weights::unit>::scale_row_bytes;
-  constexpr bool held = Weights::integer && steps * (int)sizeof(Codes) <= 4 * most_held;
+  constexpr int of_step = Weights::integer ? sizeof(Codes) / 4 : Weights::unit;
+  constexpr bool held = steps * of_step <= most_held, holds_codes = held && Weights::integer, holds_numbers = held && !Weights::integer;
   int row = lane_index() / 4, first_unit = 4 * warp_index() + lane_index() % 4, rows = segment.rows - row;
   u32 code_pitch = segment.code_pitch, scale_pitch = segment.scale_pitch;
   // Where an entry has the scales of whole rows, a step's are further on.
   int next_scales = segment.scale_part == 0 ? scale_step : 0;
   // Past the last unit there is nothing to multiply.
   auto has = [&](int step) { return units % step_units == 0 || step < steps - 1 || first_unit + step * step_units < units; };
-  Codes codes[held ? steps : 1];
-  if constexpr (held) {
+  Codes codes[holds_codes ? steps : 1];
+  float4 numbers[holds_numbers ? steps * Weights::unit / 4 : 1];
 #pragma unroll
-    for (int i = 0; i < steps; i++) codes[i] = rounded.unit(has(i) ? first_unit + i * step_units : 0);
+  for (int i = 0; i < (held ? steps : 0); i++) {
+    int unit = has(i) ? first_unit + i * step_units : 0;
+    if constexpr (holds_codes) codes[i] = rounded.unit(unit);
+    if constexpr (holds_numbers) {
+#pragma unroll
+      for (int j = 0; j < Weights::unit / 4; j++) {
+        numbers[i * Weights::unit / 4 + j] = reinterpret_cast<const float4*>(x + unit * Weights::unit)[j];
+      }
+    }
   }
   Ring& ring = Ring::get();
   RingPlace place(segment.entry);
@@ -45,7 +55,7 @@ __device__ void unit_sums(const Segment& segment, const float* x, const RoundedI
             const float* inputs = x + (first_unit + i * step_units) * Weights::unit;
 #pragma unroll
             for (int j = 0; j < Weights::unit; j += 4) {
-              float4 four = *reinterpret_cast<const float4*>(inputs + j);
+              float4 four = held ? numbers[(i * Weights::unit + j) / 4] : *reinterpret_cast<const float4*>(inputs + j);
               sum[band] += values[j] * four.x + values[j + 1] * four.y + values[j + 2] * four.z + values[j + 3] * four.w;
             }
           }
@@ -71,7 +81,7 @@ __device__ void unit_sums(const Segment& segment, const float* x, const RoundedI
 template <int cols>
 __device__ void tile_sums(const Segment& segment, const SplitInput& input, float* sums) {
   constexpr int steps = (cols / 32 + ring_warps - 1) / ring_warps;
-  constexpr bool held = steps * 4 <= most_held;
+  constexpr bool held = steps * 4 <= most_held_parts;
   static_assert(bands_of_entry(BF16) == 2, "a tile for tensor cores");
   int lane = lane_index(), row = lane / 4, first_bytes = warp_index() * 64 + lane % 4 * 16, rows = segment.rows - row;
   u32 pitch = segment.code_pitch;
@@ -141,10 +151,15 @@ __device__ void segment_sums(const Segment& segment, const ProductInput& input, 
 template <int cols, int kinds, int formats, int codes_at, int parts_at, int bytes>
 __device__ void product(const ProductEnd& end, const Gather& gather, const PrepareTasks* tasks, const Segment* segments,
                         int count) {
-  // What does not depend on earlier phases comes while they end.
+  // What does not depend on earlier phases comes while they end, and while the input is on its way.
+  ComingInput<cols, kinds> coming;
+  // Where there is more to ask for, registers are short.
+  if constexpr (!ComingInput<cols, kinds>::may_have_columns) coming.ask(gather);
   FinishedRow row(segments, count, end);
   row.load(tasks, end);
-  ProductInput input = product_input<cols, kinds, codes_at, parts_at, bytes>(gather);
+  if constexpr (ComingInput<cols, kinds>::may_have_columns) coming.ask(gather);
+  coming.await(gather);
+  ProductInput input = product_input<cols, kinds, codes_at, parts_at, bytes>(gather, coming);
   float* sums = shared_memory<float>() + sums_at / 4;
   row.load_sum(end);
   whole_barrier();

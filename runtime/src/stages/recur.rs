@@ -6,6 +6,7 @@
 
 mod launch;
 mod matrix_form;
+mod step;
 
 pub(super) use launch::{Fading, Input, Inputs as DeviceInputs, Plan, SOURCE, Writing};
 pub(super) use matrix_form::{Lists, MatrixForm};

@@ -121,41 +121,67 @@ __device__ inline float late_factor(int cols, float eps) {
   return 1.0f / sqrtf(squares / cols + eps);
 }
 
-// This thread's values of the columns that a phase's input is made of, as they are passed or once all phases before are over.
+// The columns that a phase's input is made of, and what its steps read besides.
 template <int cols, int kinds>
-__device__ void await_columns(const Gather& gather, Share<cols, kinds>& share) {
-  const Passed& passed = this_phase().input;
-  if (passed.first) {
-    share.take(passed);
-    if (threadIdx.x == 0 && turn().clocks) turn().clocks[1] = clock64();
-  } else {
-    await_previous();
-    share.load(gather.input.first);
-  }
-}
+struct ComingInput {
+  static constexpr bool may_have_columns = (kinds & NEAR) != 0 && (kinds & (ADDED_COLUMNS | GATED_BY_COLUMNS)) != 0;
+  Share<cols, kinds> share;
+  // The gain of a norm whose factor comes late.
+  Share<cols, kinds> gain;
+  Near<cols, kinds> near;
 
-// Makes the input of a product's phase: as it is, in 8 bits, and in bf16, each where there is room for it. The factor of an RMS
+  __device__ bool has_columns() const { return may_have_columns && this_phase().columns.first; }
+
+  __device__ void ask_passed() {
+    share.ask(this_phase().input);
+    if (has_columns()) near.columns.ask(this_phase().columns);
+  }
+
+  // Asks for what can be asked for before all phases before are over.
+  __device__ void ask(const Gather& gather) {
+    share.clear();
+    if (this_phase().input.first) {
+      near.columns.clear();
+      ask_passed();
+      near.load(gather, 0);
+    }
+    if constexpr ((kinds & LATE_NORM) != 0) gain.load(gather.step[0].weight);
+  }
+
+  // Waits until it is passed, or until all phases before are over.
+  __device__ void await(const Gather& gather) {
+    if (this_phase().input.first) {
+      while (!(share.came() & (!has_columns() || near.columns.came()))) {
+        rest();
+        ask_passed();
+      }
+      note_input();
+    } else {
+      await_previous();
+      share.load(gather.input.first);
+      near.load(gather, 0);
+    }
+  }
+};
+
+// Makes the input of a product's phase from what has come: as it is, in 8 bits, and in bf16, each where there is room for it. The factor of an RMS
 // norm is left to the rows, so that no warp waits for the others. Complete after a barrier.
 template <int cols, int kinds, int codes_at, int parts_at, int bytes>
-__device__ ProductInput product_input(const Gather& gather) {
+__device__ ProductInput product_input(const Gather& gather, ComingInput<cols, kinds>& coming) {
   u8* room = shared_memory<u8>();
   ProductInput input = {shared_memory<float>(), RoundedInput(room + codes_at, cols), SplitInput(room + parts_at, cols)};
-  Share<cols, kinds> share;
+  Share<cols, kinds>& share = coming.share;
   if constexpr ((kinds & LATE_NORM) != 0) {
-    Share<cols, kinds> gain;
-    gain.load(gather.step[0].weight);
-    await_columns(gather, share);
     float squares = 0.0f;
 #pragma unroll
     for (int k = 0; k < share.count; k++) {
       squares += share.value[k] * share.value[k];
-      share.value[k] *= gain.value[k];
+      share.value[k] *= coming.gain.value[k];
     }
     squares = warp_sum(squares);
     if (lane_index() == 0) warp_squares()[warp_index()] = squares;
   } else {
-    await_columns(gather, share);
-    gather_steps<cols, kinds>(gather, 0, share, reinterpret_cast<float*>(room));
+    gather_steps<cols, kinds>(gather, 0, coming.near, share, reinterpret_cast<float*>(room));
   }
   if constexpr (codes_at > 0) share.store(reinterpret_cast<float*>(room));
   if constexpr (parts_at > codes_at) input.rounded.store(share);

@@ -3,6 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::matrix_form::MatrixForm;
+use super::step;
 use super::{Decay, Key, Recur, Write};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
@@ -11,6 +12,7 @@ use crate::program::View;
 /// The recurrence, and the stages that are built on it.
 pub(in crate::stages) const SOURCE: &str = concat!(
     include_str!("../recur.cu"),
+    include_str!("../recur_step.cu"),
     include_str!("../recur_block.cu"),
     include_str!("../recur_levels.cu"),
     include_str!("../recur_columns.cu"),
@@ -342,6 +344,10 @@ impl Recur {
         let plan = self.plan(self.states, &inputs, launches);
         if plan.writing == Writing::Delta && launches.tokens == 1 {
             inputs.unit = launches.take_over(&[inputs.q.rows, inputs.k.rows]).into();
+        }
+        let is_step = launches.tokens == 1 && launches.persistent();
+        if is_step && step::push(&plan, self.states, inputs, launches) {
+            return Ok(());
         }
         plan.launch(self.states, inputs, launches)
     }

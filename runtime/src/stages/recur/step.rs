@@ -1,0 +1,144 @@
+//! A token of the recurrence as a phase of a persistent program: what `recur_step.cu` is called with.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::launch::{Fading, Input, Inputs, Plan, SOURCE, Writing};
+use crate::cuda::{Address, Call, Grid, Launches, Parameter, Recurrence};
+
+/// `StepInput` in recur_step.cu. Where it is passed is filled in when the program is laid out.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct StepInput {
+    from: Address,
+    plain: Address,
+    width: i32,
+    shares: u32,
+}
+
+/// `RecurStep` in recur_step.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct RecurStep {
+    input: [StepInput; 9],
+    out: Address,
+    constants: Address,
+    states: Address,
+    scale: f32,
+    constant_shares: u32,
+    unit: i32,
+    pad: i32,
+}
+
+/// Columns of a state that a block may take.
+const COLUMNS: [usize; 3] = [16, 32, 64];
+/// Most numbers of the state and the inputs in a thread's registers.
+const MOST_HELD: usize = 64;
+/// Most bytes of shared memory for sums.
+const MOST_SHARED: usize = 32 << 10;
+
+/// Appends the step of a recurrence on so many states; whether it can be one.
+pub(super) fn push(plan: &Plan, states: usize, inputs: Inputs, launches: &mut Launches) -> bool {
+    let rows = plan.fading == Fading::Rows;
+    let decay_width = if rows { plan.dk } else { 1 };
+    // In the order of the numbers in recur_step.cu.
+    let given = [
+        (inputs.q, plan.dk),
+        (inputs.k, plan.dk),
+        (inputs.v, plan.dv),
+        (inputs.decay, decay_width),
+        (inputs.beta, 1),
+        (inputs.removal, plan.dk),
+        (inputs.rate, plan.dk),
+        (inputs.write_gate, 1),
+        (inputs.read_gate, 1),
+    ];
+    let threads = launches.gather_threads();
+    let columns = columns_of_block(plan, states, launches.processors(), threads);
+    let floats = sums(plan) * columns * threads / 32 + columns + 3 + plan.queries;
+    let shared = floats * size_of::<f32>();
+    // Each query's outputs have a warp to write them.
+    if shared > MOST_SHARED || plan.queries > threads / 32 {
+        return false;
+    }
+    let recurrence = Recurrence {
+        inputs: given
+            .map(|(input, _)| (input.rows.width > 0).then_some(input.rows))
+            .to_vec(),
+        input_bytes: size_of::<StepInput>(),
+        output: inputs.out,
+    };
+    let step = RecurStep {
+        input: given.map(|(input, width)| StepInput::of(input, width)),
+        out: inputs.out.first,
+        constants: inputs.constants,
+        states: inputs.states,
+        scale: inputs.scale,
+        constant_shares: shares(inputs.constant_sharing),
+        unit: inputs.unit,
+        pad: 0,
+    };
+    let call = Call {
+        source: SOURCE,
+        kernel: format!(
+            "recur_step<{}, {}, {columns}, {}, {}, {}, {}>",
+            plan.dk,
+            plan.dv,
+            plan.queries,
+            plan.fading as i32,
+            plan.complement,
+            plan.writing as i32
+        ),
+        grid: Grid::Blocks(states * plan.dv.div_ceil(columns)),
+        threads,
+        shared,
+        parameters: vec![Parameter::value("RecurStep", step)],
+    };
+    launches.push_recurrence(call, recurrence);
+    true
+}
+
+impl StepInput {
+    fn of(input: Input, width: usize) -> Self {
+        StepInput {
+            from: 0,
+            plain: input.rows.first,
+            width: width as i32,
+            shares: shares(input.sharing),
+        }
+    }
+}
+
+/// What a head's number is multiplied with, and divided by 65536, to get that of its columns, which so many heads share.
+fn shares(sharing: i32) -> u32 {
+    (1u32 << 16).div_ceil(sharing.max(1) as u32)
+}
+
+/// The fewest columns of a block with which all states' blocks run at once, if a thread can hold its part of them.
+fn columns_of_block(plan: &Plan, states: usize, processors: usize, threads: usize) -> usize {
+    let fits = |columns: &usize| states * plan.dv.div_ceil(*columns) <= processors;
+    let wanted = COLUMNS.into_iter().find(fits).unwrap_or(COLUMNS[2]);
+    let own = if plan.dv.is_multiple_of(2) { 2 } else { 1 };
+    let held = |columns: &usize| {
+        let rows = plan
+            .dk
+            .div_ceil(threads / (columns / own))
+            .next_multiple_of(2);
+        let vectors = 1
+            + usize::from(plan.fading == Fading::Rows)
+            + 2 * usize::from(plan.writing == Writing::Replace);
+        rows * (own + plan.queries + vectors)
+    };
+    let holds =
+        |columns: &usize| *columns <= wanted && columns / own <= 32 && held(columns) <= MOST_HELD;
+    COLUMNS.into_iter().rev().find(holds).unwrap_or(COLUMNS[0])
+}
+
+/// Sums over a state's rows of each column, as `RecurrenceStep` counts them for a thread.
+fn sums(plan: &Plan) -> usize {
+    let queries = plan.queries;
+    match plan.writing {
+        Writing::Add => queries + queries,
+        Writing::Delta => 1 + queries + queries + 1 + queries,
+        Writing::Replace => 1 + queries + queries + queries,
+    }
+}

@@ -1,0 +1,350 @@
+// A token of a recurrence as a phase of a persistent program. All threads of a block share some columns of one state: what
+// they load and store at once are whole sectors. Inputs go to registers, where they may be taken as other phases pass them.
+
+#ifdef WATERLINE_PHASES
+
+// One of a step's inputs.
+struct StepInput {
+  // Where it is passed: null where it is complete before the phase. See `Passed` in phases.cu.
+  Passed from;
+  // Where it stands, or null where there is none.
+  const float* plain;
+  // A head's columns, and 65536 divided by the number of heads that share them, rounded up.
+  int width;
+  u32 shares;
+
+  // The first column of a head's.
+  __device__ int column(int number) const { return (int)(number * shares >> 16) * width; }
+};
+
+enum { STEP_Q, STEP_K, STEP_V, STEP_DECAYS, STEP_BETAS, STEP_REMOVAL, STEP_RATE, STEP_WRITE_GATES, STEP_READS, STEP_INPUTS };
+
+struct RecurStep {
+  StepInput input[STEP_INPUTS];
+  float* out;
+  // The decay's constants, and 65536 divided by the number of heads that share one, rounded up.
+  const float* constants;
+  float* states;
+  float scale;
+  u32 constant_shares;
+  // Whether the delta rule gives queries and keys the length of one.
+  int unit;
+  int pad;
+};
+
+// Weights of a head, in shared memory; behind them a read gate for each query.
+enum { STEP_BETA, STEP_DECAY, STEP_WRITE_GATE, STEP_READ_GATES };
+
+// With S the state before the token, d its fade, k the key and w what is written, the query reads
+// q (d S + k^T w) = d (q S) + (q k) w: where d is one number for the head, only q, k and S are needed before the sums over the
+// rows of S. Values and weights of heads, which all threads want, one warp takes for all, and the block waits once.
+template <int dk, int dv, int columns, int queries, int fade, bool complement, int write>
+struct RecurrenceStep {
+  // Columns of a thread, threads side by side, and a warp's rows of as many threads.
+  static constexpr int own = dv % 2 == 0 ? 2 : 1;
+  static constexpr int across = columns / own;
+  static constexpr int down = 32 / across;
+  static constexpr int warps = phase_threads / 32;
+  // Rows of a thread, and of a warp.
+  static constexpr int rows = (dk + warps * down - 1) / (warps * down);
+  static constexpr int warp_rows = rows * down;
+  static constexpr int groups = (dv + columns - 1) / columns;
+  static_assert(across <= 32 && STEP_READ_GATES + queries <= 32, "one warp takes what is for all");
+
+  static constexpr bool row_fades = fade == FADE_ROWS;
+  static constexpr bool reads = write != WRITE_ADD;
+  static constexpr bool measures = write == WRITE_DELTA;
+  // What is summed over the rows: what is read, each query's output and its overlap with the key, the squares of the key and
+  // of each query, each query's overlap with what is removed.
+  static constexpr int out_at = reads ? own : 0;
+  static constexpr int overlap_at = out_at + queries * own;
+  static constexpr int squares_at = overlap_at + queries;
+  static constexpr int removed_at = squares_at + (measures ? 1 + queries : 0);
+  static constexpr int count = removed_at + (write == WRITE_REPLACE ? queries : 0);
+  // Floats in shared memory: the warps' sums, the values, the heads' weights.
+  static constexpr int values_at = count * across * warps;
+  static constexpr int weights_at = values_at + columns;
+
+  const RecurStep& in;
+  float* room;
+  int head;
+  int first_column;
+  int pair;
+  int place;
+  int lane;
+  float state[rows][own];
+  float query[queries][rows];
+  float key[rows];
+  float fades[rows];
+  float removal[rows];
+  float rate[rows];
+
+  __device__ RecurrenceStep(const RecurStep& in, int index, int group)
+      : in(in), room(shared_memory<float>()), head(index * queries), first_column(group * columns) {
+    lane = lane_index();
+    pair = lane % across;
+    place = lane / across;
+  }
+
+  __device__ int column() const { return first_column + pair * own; }
+  __device__ int row(int r) const { return warp_index() * warp_rows + r * down + place; }
+  __device__ bool has(int r) const { return dk == warps * warp_rows || row(r) < dk; }
+
+  __device__ void load_state(const float* from) {
+#pragma unroll
+    for (int r = 0; r < rows; r++) {
+      const float* x = from + row(r) * dv + column();
+      bool inside = has(r) && column() < dv;
+      if constexpr (own == 2) {
+        float2 both = {0.0f, 0.0f};
+        if (inside) both = *reinterpret_cast<const float2*>(x);
+        state[r][0] = both.x, state[r][1] = both.y;
+      } else {
+        state[r][0] = inside ? *x : 0.0f;
+      }
+    }
+  }
+
+  __device__ void store_state(float* to) const {
+#pragma unroll
+    for (int r = 0; r < rows; r++) {
+      float* x = to + row(r) * dv + column();
+      if (!has(r) || column() >= dv) continue;
+      if constexpr (own == 2) {
+        *reinterpret_cast<float2*>(x) = {state[r][0], state[r][1]};
+      } else {
+        *x = state[r][0];
+      }
+    }
+  }
+
+  // One number of an input, if it exists.
+  template <bool are_passed>
+  struct Source {
+    Passed from;
+    const float* plain;
+    bool exists;
+
+    Source() = default;
+    __device__ Source(const StepInput& input, int number, int at, bool exists) : exists(exists) {
+      int column = input.column(number) + at;
+      from.first = input.from.first + column;
+      plain = input.plain + column;
+    }
+    __device__ void ask(float* value) const {
+      if (!exists) return;
+      if constexpr (are_passed) {
+        from.ask<1>(0, value);
+      } else {
+        *value = *plain;
+      }
+    }
+    __device__ bool came(const float* value) const { return !are_passed || !exists || Passed::came<1>(value); }
+  };
+
+  // Which input stands behind the queries at this place, as far as they are there.
+  __device__ static int vector_input(int vector) {
+    if (complement) vector++;
+    if (vector == 0) return STEP_K;
+    if (row_fades && vector == 1) return STEP_DECAYS;
+    return vector - row_fades == 1 ? STEP_REMOVAL : STEP_RATE;
+  }
+
+  // Takes all inputs, whose loads are under way together: those of rows into registers, all others into shared memory.
+  template <bool are_passed>
+  __device__ void take() {
+    // Each lane has a look at other numbers of its warp's rows, and hands them on.
+    constexpr int vectors = queries + !complement + row_fades + (write == WRITE_REPLACE ? 2 : 0);
+    constexpr int looks = (vectors * warp_rows + 31) / 32;
+    using One = Source<are_passed>;
+    auto own_source = [&](int l) {
+      int item = l * 32 + lane, vector = item / warp_rows, at = warp_index() * warp_rows + item % warp_rows;
+      int which = vector < queries ? (int)STEP_Q : vector_input(vector - queries);
+      return One(in.input[which], head + (vector < queries ? vector : 0), at, vector < vectors && at < dk);
+    };
+    float numbers[looks] = {};
+    // What stands for no row, a thread of the first warps or of the last one takes for all. Weights that are not there are one.
+    int which = STEP_Q, number = head, at = 0, to = -1;
+    if (threadIdx.x < columns && first_column + (int)threadIdx.x < dv) {
+      which = STEP_V, at = first_column + threadIdx.x, to = values_at + threadIdx.x;
+    }
+    if (warp_index() == warps - 1 && lane < STEP_READ_GATES + queries) {
+      constexpr bool fades_by_input = fade == FADE_HEAD || fade == FADE_STEP;
+      int wanted = lane == STEP_BETA ? STEP_BETAS : lane == STEP_DECAY ? STEP_DECAYS : lane == STEP_WRITE_GATE ? STEP_WRITE_GATES : STEP_READS;
+      bool exists = in.input[wanted].plain && (fades_by_input || lane != STEP_DECAY);
+      if (exists) which = wanted, number += max(lane - STEP_READ_GATES, 0), to = weights_at + lane;
+      if (!exists) room[weights_at + lane] = 1.0f;
+    }
+    One other(in.input[which], number, at, to >= 0);
+    float others;
+    One source[looks];
+#pragma unroll
+    for (int l = 0; l < looks; l++) source[l] = own_source(l);
+    bool all;
+    do {
+      other.ask(&others);
+#pragma unroll
+      for (int l = 0; l < looks; l++) source[l].ask(numbers + l);
+      all = other.came(&others);
+#pragma unroll
+      for (int l = 0; l < looks; l++) all &= source[l].came(numbers + l);
+      if (!all) rest();
+    } while (!all);
+    if (to >= 0) room[to] = others;
+    auto vector = [&](int vector, int r) {
+      int item = vector * warp_rows + r * down;
+      return __shfl_sync(all_lanes, numbers[item / 32], item % 32 + place);
+    };
+#pragma unroll
+    for (int r = 0; r < rows; r++) {
+      int next = queries;
+#pragma unroll
+      for (int i = 0; i < queries; i++) query[i][r] = vector(i, r);
+      if (!complement) key[r] = vector(next++, r);
+      if (row_fades) fades[r] = vector(next++, r);
+      if (write == WRITE_REPLACE) removal[r] = vector(next, r), rate[r] = vector(next + 1, r);
+    }
+  }
+
+  // As MAP_L2_NORM does it.
+  __device__ static float unit_factor(float squares) { return rsqrtf(squares + 1e-6f); }
+
+  // The sums of all warps, which the lanes share out among them.
+  struct Totals {
+    static constexpr int held = (count * across + 31) / 32;
+    float own_ones[held];
+    int pair;
+
+    __device__ Totals(const float* sums, int lane, int pair) : pair(pair) {
+#pragma unroll
+      for (int i = 0; i < held; i++) {
+        const float4* four = reinterpret_cast<const float4*>(sums + min(lane + 32 * i, count * across - 1) * warps);
+        float4 sum = four[0];
+#pragma unroll
+        for (int j = 1; j < warps / 4; j++) sum.x += four[j].x, sum.y += four[j].y, sum.z += four[j].z, sum.w += four[j].w;
+        own_ones[i] = (sum.x + sum.y) + (sum.z + sum.w);
+      }
+    }
+    // One of them for this thread's columns: all lanes of a warp ask for the same.
+    __device__ float of(int index) const {
+      int at = index * across;
+      return __shfl_sync(all_lanes, own_ones[at / 32], at % 32 + pair);
+    }
+  };
+
+  // The sums over rows go to shared memory, without the fade of a head. Rows that fade by themselves do so here.
+  __device__ void sum_rows() {
+    float part[count] = {};
+#pragma unroll
+    for (int r = 0; r < rows; r++) {
+      float fading = row_fades ? expf(fades[r]) : 1.0f;
+      if (complement) key[r] = has(r) ? 1.0f - fading : 0.0f;
+#pragma unroll
+      for (int c = 0; c < own; c++) {
+        float& s = state[r][c];
+        if (write == WRITE_REPLACE) part[c] += removal[r] * s;
+        if (row_fades) s *= fading;
+        if (write == WRITE_DELTA) part[c] += key[r] * s;
+        for (int i = 0; i < queries; i++) part[out_at + i * own + c] += query[i][r] * s;
+      }
+      if (measures) part[squares_at] += key[r] * key[r];
+      for (int i = 0; i < queries; i++) {
+        part[overlap_at + i] += query[i][r] * key[r];
+        if (measures) part[squares_at + 1 + i] += query[i][r] * query[i][r];
+        if (write == WRITE_REPLACE) part[removed_at + i] += query[i][r] * removal[r] * rate[r];
+      }
+    }
+#pragma unroll
+    for (int distance = across; distance < 32; distance *= 2) {
+#pragma unroll
+      for (int i = 0; i < count; i++) part[i] += __shfl_xor_sync(all_lanes, part[i], distance);
+    }
+    if (lane_index() >= across) return;
+#pragma unroll
+    for (int i = 0; i < count; i++) room[(i * across + pair) * warps + warp_index()] = part[i];
+  }
+
+  // The fade of the head.
+  __device__ float scalar() const {
+    float constant = 1.0f;
+    if constexpr (fade == FADE_FIXED || fade == FADE_STEP) constant = in.constants[head * in.constant_shares >> 16];
+    if constexpr (fade == FADE_FIXED) return expf(constant);
+    if constexpr (fade == FADE_HEAD || fade == FADE_STEP) return expf(constant * room[weights_at + STEP_DECAY]);
+    return 1.0f;
+  }
+
+  // The outputs, and the new state.
+  __device__ void finish() {
+    const float* weights = room + weights_at;
+    float fading = scalar(), read[own] = {}, written[own];
+#pragma unroll
+    for (int c = 0; c < own; c++) written[c] = weights[STEP_WRITE_GATE] * room[values_at + pair * own + c];
+    // Of an additive write only the outputs need the sums.
+    if (reads || warp_index() < queries) {
+      Totals totals(room, lane, pair);
+      // The lengths of keys and queries are factors of what they read and write.
+      float key_factor = measures && in.unit ? unit_factor(totals.of(squares_at)) : 1.0f;
+#pragma unroll
+      for (int c = 0; c < own; c++) {
+        if (reads) read[c] = (write == WRITE_DELTA ? fading : 1.0f) * totals.of(c);
+        if (write == WRITE_DELTA) written[c] = key_factor * weights[STEP_BETA] * (written[c] - key_factor * read[c]);
+      }
+#pragma unroll
+      for (int i = 0; i < queries; i++) emit(i, totals, fading, read, written);
+    }
+#pragma unroll
+    for (int r = 0; r < rows; r++) {
+#pragma unroll
+      for (int c = 0; c < own; c++) {
+        state[r][c] = fading * state[r][c] + key[r] * written[c];
+        if (write == WRITE_REPLACE) state[r][c] -= removal[r] * rate[r] * read[c];
+      }
+    }
+  }
+
+  // The outputs of a query: the warp of its number writes them.
+  __device__ void emit(int number, const Totals& totals, float fading, const float (&read)[own],
+                       const float (&written)[own]) const {
+    if (warp_index() != number) return;
+    float factor = in.scale * room[weights_at + STEP_READ_GATES + number];
+    if (measures && in.unit) factor *= unit_factor(totals.of(squares_at + 1 + number));
+    float overlap = totals.of(overlap_at + number);
+    float removed = write == WRITE_REPLACE ? totals.of(removed_at + number) : 0.0f;
+    const Phase& phase = this_phase();
+#pragma unroll
+    for (int c = 0; c < own; c++) {
+      float out = fading * totals.of(out_at + number * own + c) + overlap * written[c] - removed * read[c];
+      int at = (head + number) * dv + column() + c;
+      if (place != 0 || column() >= dv) continue;
+      if (phase.output.first) phase.output.pass(at, factor * out);
+      if (phase.stores) in.out[at] = factor * out;
+    }
+  }
+};
+
+template <int dk, int dv, int columns, int queries, int fade, bool complement, int write>
+__device__ void recur_step(const RecurStep& in) {
+  using Step = RecurrenceStep<dk, dv, columns, queries, fade, complement, write>;
+  int index = blockIdx.x / Step::groups;
+  Step step(in, index, blockIdx.x % Step::groups);
+  float* matrix = in.states + (long long)index * dk * dv;
+  // It was last written by the token before.
+  step.load_state(matrix);
+  if (in.input[STEP_Q].from.first) {
+    step.template take<true>();
+    note_input();
+  } else {
+    await_previous();
+    step.template take<false>();
+  }
+  step.sum_rows();
+  __syncthreads();
+  step.finish();
+  if (this_phase().arrives) {
+    __syncthreads();
+    publish();
+  }
+  step.store_state(matrix);
+}
+
+#endif
