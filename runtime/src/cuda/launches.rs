@@ -280,12 +280,13 @@ impl Launches<'_> {
         if let Some((call, _)) = self.deferred.take() {
             self.queue_call(call, true);
         }
-        self.calls.push_mut(Queued {
+        self.calls.push(Queued {
             call,
             streams,
             product: None,
             recurrence: None,
-        })
+        });
+        self.calls.last_mut().expect("just appended")
     }
 
     /// Whether the calls become the phases of a persistent program, of which each processor runs one block.
