@@ -60,6 +60,12 @@ impl Emulator {
         })
     }
 
+    /// Operations until it is lost.
+    #[cfg(test)]
+    pub fn operations_left(&self) -> usize {
+        self.operations.load(Ordering::Relaxed)
+    }
+
     /// Counts an operation.
     fn operate(&self) -> Result<()> {
         let one_less = |left: usize| left.checked_sub(1);

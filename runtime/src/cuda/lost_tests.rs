@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::Device;
+use super::emulator::Emulator;
 use crate::chat::Chat;
 use crate::error::{Error, Result};
 use crate::generate::GenerateOptions;
@@ -156,7 +157,12 @@ fn a_conversation_outlives_its_device() {
         let snapshot = chat.snapshot(&session)?;
         Ok((chat, session, snapshot))
     };
-    let enough = count_operations(|operations| talk(Device::emulated_until(operations)).is_ok());
+    // As many operations as it takes.
+    let emulator = Emulator::open();
+    let talked = talk(Device::on(emulator.clone())).expect("a device");
+    let enough = usize::MAX - emulator.operations_left();
+    drop(talked);
+    assert!(talk(Device::emulated_until(enough - 1)).is_err());
     let (mut chat, mut session, snapshot) = talk(Device::emulated_until(enough)).expect("enough");
     let said = |chat: &Chat| -> Vec<String> {
         let messages = chat.messages().iter();
@@ -182,20 +188,6 @@ fn a_conversation_outlives_its_device() {
     assert_eq!(said(&chat), before);
     chat.send(&mut session, "Again", Session::feed)
         .expect("sent");
-}
-
-/// The fewest operations with which `done`.
-fn count_operations(done: impl Fn(usize) -> bool) -> usize {
-    let (mut few, mut enough) = (0, 4096);
-    assert!(done(enough), "more than {enough} operations");
-    while enough - few > 1 {
-        let middle = few.midpoint(enough);
-        match done(middle) {
-            true => enough = middle,
-            false => few = middle,
-        }
-    }
-    enough
 }
 
 #[test]
