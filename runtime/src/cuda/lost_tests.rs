@@ -162,6 +162,7 @@ fn a_conversation_outlives_its_device() {
     let talked = talk(Device::on(emulator.clone())).expect("a device");
     let enough = usize::MAX - emulator.operations_left();
     drop(talked);
+    assert!(enough <= 4096, "more than 4096 operations: {enough}");
     assert!(talk(Device::emulated_until(enough - 1)).is_err());
     let (mut chat, mut session, snapshot) = talk(Device::emulated_until(enough)).expect("enough");
     let said = |chat: &Chat| -> Vec<String> {

@@ -193,10 +193,10 @@ impl Device {
             ],
         };
         let queued = Queued {
-            recurrence: None,
             call,
             streams: false,
             product: None,
+            recurrence: None,
         };
         let kernels = self.kernels(&Source::of(&[&queued]))?;
         let launch = queued.launch(kernels[0], 1);

@@ -376,6 +376,11 @@ mod tests {
             Some(rows(X, 65)),
             rows(INNER, 8)
         )));
+        // What another block of the model writes over is passed, and stays in memory no longer.
+        let over = product(Kind::Store, part, rows(X, 32));
+        let first = product(Kind::Store, None, rows(X, 64));
+        let (passes, _) = passes_of(&[Link::Product(&first), Link::Product(&over)]);
+        assert!(passes[0].output.is_some() && !passes[0].stores && passes[1].stores);
         // What is added to before all of it has come.
         assert!(!with(product(Kind::Add, part, rows(X, 64))));
     }

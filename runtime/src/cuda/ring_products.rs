@@ -43,8 +43,9 @@ pub(crate) struct Product {
     pub(super) kind: Kind,
     /// Matrices of the same input.
     pub(super) factors: Vec<RingFactor>,
-    /// The columns that the input is made of, and those of one step of it, if it is made of no others.
+    /// The columns that the input is made of, if all others are those of one step.
     pub(super) input: Option<Rows>,
+    /// The columns of that step.
     pub(super) other_columns: Option<Rows>,
     pub(super) output: Rows,
 }

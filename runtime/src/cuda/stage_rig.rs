@@ -82,14 +82,20 @@ impl Comparison<'_> {
             }
             _ => None,
         };
-        let launches_of = |chunk: usize| match &program {
-            Some(program) => vec![program.launch(0)],
+        let kernels = match &program {
+            Some(_) => Vec::new(),
             None => {
                 let source = Source::of(&calls);
                 let kernels = self.device.kernels(&source).expect("kernels");
-                let launches = calls.iter().zip(&source.of_call);
+                source.of_call.iter().map(|&of| kernels[of]).collect()
+            }
+        };
+        let launches_of = |chunk: usize| match &program {
+            Some(program) => vec![program.launch(0)],
+            None => {
+                let launches = calls.iter().zip(&kernels);
                 launches
-                    .map(|(queued, &kernel)| queued.launch(kernels[kernel], chunk))
+                    .map(|(queued, &kernel)| queued.launch(kernel, chunk))
                     .collect()
             }
         };

@@ -164,8 +164,8 @@ struct ComingInput {
   }
 };
 
-// Makes the input of a product's phase from what has come: as it is, in 8 bits, and in bf16, each where there is room for it. The factor of an RMS
-// norm is left to the rows, so that no warp waits for the others. Complete after a barrier.
+// Makes the input of a product's phase from what has come: as it is, in 8 bits, and in bf16, each where there is room for it.
+// The factor of an RMS norm is left to the rows, so that no warp waits for the others. Complete after a barrier.
 template <int cols, int kinds, int codes_at, int parts_at, int bytes>
 __device__ ProductInput product_input(const Gather& gather, ComingInput<cols, kinds>& coming) {
   u8* room = shared_memory<u8>();

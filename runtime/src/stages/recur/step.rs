@@ -54,6 +54,7 @@ pub(super) fn push(plan: &Plan, states: usize, inputs: Inputs, launches: &mut La
     ];
     let threads = launches.gather_threads();
     let columns = columns_of_block(plan, states, launches.processors(), threads);
+    // The warps' sums, the values, and a head's weights: three and one for each query.
     let floats = sums(plan) * columns * threads / 32 + columns + 3 + plan.queries;
     let shared = floats * size_of::<f32>();
     // Each query's outputs have a warp to write them.
@@ -119,10 +120,7 @@ fn columns_of_block(plan: &Plan, states: usize, processors: usize, threads: usiz
     let wanted = COLUMNS.into_iter().find(fits).unwrap_or(COLUMNS[2]);
     let own = if plan.dv.is_multiple_of(2) { 2 } else { 1 };
     let held = |columns: &usize| {
-        let rows = plan
-            .dk
-            .div_ceil(threads / (columns / own))
-            .next_multiple_of(2);
+        let rows = plan.dk.div_ceil(threads / (columns / own));
         let vectors = 1
             + usize::from(plan.fading == Fading::Rows)
             + 2 * usize::from(plan.writing == Writing::Replace);
