@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::compile;
 use super::driver::{Address, Driver, Kernel, Launch, Queue, Recording, TensorCores};
@@ -12,7 +13,12 @@ pub(crate) struct Ahead {
     architecture: String,
     processors: u32,
     folder: PathBuf,
+    /// Where the next memory begins. None overlaps another: what overlaps decides how phases are written.
+    free: AtomicU64,
 }
+
+/// What memory is aligned to.
+const ALIGNMENT: usize = 256;
 
 impl Ahead {
     /// Compiles for `architecture`, such as `sm_87`, into `folder`.
@@ -21,6 +27,7 @@ impl Ahead {
             architecture: architecture.into(),
             processors,
             folder,
+            free: AtomicU64::new(ALIGNMENT as u64),
         })
     }
 
@@ -67,8 +74,9 @@ impl Driver for Ahead {
         true
     }
 
-    fn allocate(&self, _bytes: usize) -> Result<Address> {
-        Ok(256)
+    fn allocate(&self, bytes: usize) -> Result<Address> {
+        let bytes = bytes.max(1).next_multiple_of(ALIGNMENT) as u64;
+        Ok(self.free.fetch_add(bytes, Ordering::Relaxed))
     }
 
     fn release(&self, _address: Address) {}

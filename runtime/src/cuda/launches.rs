@@ -169,25 +169,46 @@ impl Call {
     }
 }
 
+/// What a kernel does before its input is there.
+pub(crate) enum Form {
+    /// Nothing.
+    Waits,
+    /// It asks for weights, and calls `await_previous` itself.
+    Streams,
+    /// In a persistent program: a product whose weights come through its ring.
+    Product(Product),
+    /// In a persistent program: the step of a recurrence.
+    Recurrence(Recurrence),
+}
+
 /// A call in its place.
 pub(crate) struct Queued {
     /// What is called.
     pub call: Call,
-    /// Whether the kernel itself calls `await_previous`, after it has asked for weights.
-    pub streams: bool,
-    /// In a persistent program: the product whose weights come through its ring.
-    pub product: Option<Product>,
-    /// In a persistent program: the recurrence that it is a step of.
-    pub recurrence: Option<Recurrence>,
+    /// How it begins.
+    pub form: Form,
 }
 
 impl Queued {
+    /// The product that it is, if its weights come through a persistent program's ring.
+    pub(super) fn product(&self) -> Option<&Product> {
+        match &self.form {
+            Form::Product(product) => Some(product),
+            _ => None,
+        }
+    }
+
+    /// Whether the kernel itself calls `await_previous`.
+    pub(super) fn streams(&self) -> bool {
+        !matches!(self.form, Form::Waits)
+    }
+
     /// How values are passed to it and from it.
     pub(super) fn link(&self) -> Link<'_> {
-        match (&self.product, &self.recurrence) {
-            (Some(product), _) => Link::Product(product),
-            (None, Some(recurrence)) => Link::Recurrence(recurrence),
-            (None, None) => Link::Barrier,
+        match &self.form {
+            Form::Product(product) => Link::Product(product),
+            Form::Recurrence(recurrence) => Link::Recurrence(recurrence),
+            Form::Waits | Form::Streams => Link::Barrier,
         }
     }
 
@@ -236,22 +257,22 @@ pub(crate) struct Launches<'a> {
 impl Launches<'_> {
     /// Appends a kernel.
     pub fn push(&mut self, call: Call) {
-        self.queue_call(call, false);
+        self.queue_call(call, Form::Waits);
     }
 
     /// Appends a kernel that asks for its weights before it calls `await_previous`.
     pub fn push_streaming(&mut self, call: Call) {
-        self.queue_call(call, true);
+        self.queue_call(call, Form::Streams);
     }
 
     /// Appends the step of a recurrence in a persistent program.
     pub fn push_recurrence(&mut self, call: Call, recurrence: Recurrence) {
-        self.queue_call(call, true).recurrence = Some(recurrence);
+        self.queue_call(call, Form::Recurrence(recurrence));
     }
 
     /// Appends a product whose weights come through a persistent program's ring.
     pub(super) fn push_product(&mut self, call: Call, product: Product) {
-        self.queue_call(call, true).product = Some(product);
+        self.queue_call(call, Form::Product(product));
     }
 
     /// Appends a kernel that changes nothing but these columns, unless the next call does what it does.
@@ -272,21 +293,20 @@ impl Launches<'_> {
         if self.deferred.is_some() {
             return None;
         }
-        let last = self.calls.last_mut()?;
-        Some((&mut last.call, last.product.as_mut()?))
+        match self.calls.last_mut()? {
+            Queued {
+                call,
+                form: Form::Product(product),
+            } => Some((call, product)),
+            _ => None,
+        }
     }
 
-    fn queue_call(&mut self, call: Call, streams: bool) -> &mut Queued {
+    fn queue_call(&mut self, call: Call, form: Form) {
         if let Some((call, _)) = self.deferred.take() {
-            self.queue_call(call, true);
+            self.queue_call(call, Form::Streams);
         }
-        self.calls.push(Queued {
-            call,
-            streams,
-            product: None,
-            recurrence: None,
-        });
-        self.calls.last_mut().expect("just appended")
+        self.calls.push(Queued { call, form });
     }
 
     /// Whether the calls become the phases of a persistent program, of which each processor runs one block.

@@ -47,7 +47,7 @@ use std::time::Instant;
 pub(crate) use driver::{Address, TensorCores};
 use driver::{Driver, Kernel, Memory};
 pub(crate) use engine::Engine;
-use launches::Queued;
+use launches::{Form, Queued};
 pub(crate) use launches::{Call, Grid, Launches, Parameter, Rows};
 use once_cell::sync::OnceCell;
 pub(crate) use passed::Recurrence;
@@ -194,9 +194,7 @@ impl Device {
         };
         let queued = Queued {
             call,
-            streams: false,
-            product: None,
-            recurrence: None,
+            form: Form::Waits,
         };
         let kernels = self.kernels(&Source::of(&[&queued]))?;
         let launch = queued.launch(kernels[0], 1);

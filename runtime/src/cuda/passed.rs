@@ -103,6 +103,19 @@ pub(super) struct Passes {
     pub stores: bool,
 }
 
+impl Passes {
+    /// What the templates of phases are told, by the bits in phases.cu.
+    pub fn bits(&self) -> u32 {
+        let bits = [
+            self.input.is_some(),
+            self.columns.is_some(),
+            self.output.is_some(),
+            self.sum.is_some(),
+        ];
+        (bits.iter().rev()).fold(0, |set, &bit| 2 * set + u32::from(bit))
+    }
+}
+
 /// A phase of a run of those that pass their outputs.
 struct Member<'a> {
     link: Link<'a>,

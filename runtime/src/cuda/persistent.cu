@@ -1,56 +1,35 @@
 // The end of a persistent program: what goes through its phases.
 
-// Begins to copy a phase's parameters into shared memory.
-__device__ inline void bring_phase(u8* to, const u8* from) {
-  constexpr int words = parameter_bytes / 16;
-  static_assert(words <= phase_threads, "a thread for each word");
-  if (threadIdx.x < words) copy_async<16>(to + threadIdx.x * 16, from + threadIdx.x * 16);
+// Begins to copy a phase's parameters to the place of the next one's.
+__device__ inline void bring_phase(const u8* from) {
+  if (threadIdx.x < parameter_bytes / 16) copy_async<16>(next_place() + threadIdx.x * 16, from + threadIdx.x * 16);
   commit_copies();
 }
 
 // The phases from number `first` of the `count` ones of `table` on, by the threads of a block but its copiers. Block 0 writes
-// three `clocks` of each phase, if there is room. What is known from phase to phase stands in shared memory, so that the
-// phases have all registers.
-__device__ void go_through_phases(const u8* table, const Segment* list, int first, int count, u32* arrived, u64* clocks) {
-  table += (long long)first * parameter_bytes;
-  int left = count - first;
-  bring_phase(phase_place(left), table);
-  wait_for_copies<0>();
-  whole_barrier();
+// three `clocks` of each phase, if there is room: for one before the first too, and behind the last. What is known from phase
+// to phase stands in shared memory, so that the phases have all registers.
+__device__ void go_through_phases(const u8* table, const Segment* list, u32 first, u32 count, u32* arrived, u64* clocks) {
   Turn& now = turn();
   if (threadIdx.x == 0) {
     now.arrived = arrived;
     now.passed_at = arrived[1] % 2 * passed_floats;
-    now.arrivals = now.waited = now.published = 0;
+    now.arrivals = now.waited = now.arrives = now.published = 0;
     now.clocks = real_block() == 0 ? clocks : nullptr;
-    now.next = table + parameter_bytes;
-    now.segment = 0;
-    now.left = left;
+    // Before the first comes one that does nothing.
+    now.left = count - first + 1;
     now.list = list;
-    begin_phase();
+    now.index = 0;
+    now.grid = {0, 1, 1};
   }
   whole_barrier();
   while (now.left > 0) {
     // The next phase's parameters are under way while this one runs.
-    if (now.left > 1) bring_phase(phase_place(now.left - 1), now.next);
+    if (now.left > 1) bring_phase(table + (u64)(count - now.left + 1) * parameter_bytes);
     if (now.index < now.grid.x * now.grid.y && threadIdx.x < now.threads.x) run_phase(this_phase().function);
     wait_for_copies<0>();
     whole_barrier();
-    if (threadIdx.x == 0) {
-      wait_for_arrivals();
-      if (this_phase().arrives) {
-        if (!now.published) arrive();
-        now.arrivals += real_blocks();
-      } else if (now.clocks) {
-        now.clocks[2] = clock64();
-      }
-      now.published = 0;
-      if (now.clocks) now.clocks += 3;
-      now.segment += this_phase().segments;
-      now.next += parameter_bytes;
-      now.left--;
-      if (now.left > 0) begin_phase();
-    }
+    turn_to_next_phase();
     whole_barrier();
   }
   if (real_block() == 0 && threadIdx.x == 0) {

@@ -6,7 +6,7 @@ use waterline_quant::FORMATS;
 
 use super::Device;
 use super::driver::{Address, Argument, Kernel, Launch, Memory, Queue};
-use super::launches::Queued;
+use super::launches::{Form, Queued};
 use super::passed::{Passed, Place, passes_of};
 use super::ring_products::Product;
 use super::segments::{STEP_UNITS, SUMS_PITCH, Segment, Tile, deal, rows_of_entry};
@@ -29,10 +29,10 @@ struct Phase {
     function: i32,
     grid: [u32; 2],
     threads: u32,
+    segment: i32,
     segments: i32,
     tasks: i32,
     stores: i32,
-    arrives: i32,
     input: Passed,
     columns: Passed,
     output: Passed,
@@ -91,14 +91,14 @@ impl Persistent {
         queue: &dyn Queue,
     ) -> Result<Option<Self>> {
         let mut lists = vec![Vec::new(); blocks];
-        let mut counts = Vec::with_capacity(calls.len());
+        let mut segments = Vec::with_capacity(calls.len());
         let mut sums = 0;
-        for product in calls.iter().map(|queued| &queued.product) {
+        for product in calls.iter().map(|queued| queued.product()) {
             let before = lists[0].len();
             if let Some(product) = product {
                 sums = sums.max(deal(product, &mut lists));
             }
-            counts.push(lists[0].len() - before);
+            segments.push(before..lists[0].len());
         }
         // An empty segment ends a list.
         lists
@@ -117,7 +117,7 @@ impl Persistent {
         }
         let links: Vec<_> = calls.iter().map(|queued| queued.link()).collect();
         let (passes, passed_floats) = passes_of(&links);
-        let source = Source::of_phases(calls, &layout.constants(passed_floats));
+        let source = Source::of_phases(calls, &passes, &layout.constants(passed_floats));
         let kernel = device.kernels(&source)?[0];
 
         let upload = |bytes: &[u8]| {
@@ -137,15 +137,15 @@ impl Persistent {
             let [x, y, _] = call.grid.blocks(1);
             let phase = Phase {
                 function: source.of_call[index] as i32,
-                grid: match queued.product {
+                grid: match queued.product() {
                     Some(_) => [blocks as u32, 1],
                     None => [x, y],
                 },
                 threads: call.threads as u32,
-                segments: counts[index] as i32,
+                segment: segments[index].start as i32,
+                segments: segments[index].len() as i32,
                 tasks: call.offsets().nth(TASKS).unwrap_or(0) as i32,
                 stores: passes.stores.into(),
-                arrives: passes.output.is_none().into(),
                 input: at(passes.input),
                 columns: at(passes.columns),
                 output: at(passes.output),
@@ -157,7 +157,7 @@ impl Persistent {
                 let words: &[u8] = bytemuck::cast_slice(&argument.0);
                 rest[at..at + words.len()].copy_from_slice(words);
             }
-            if let Some(recurrence) = &queued.recurrence {
+            if let Form::Recurrence(recurrence) = &queued.form {
                 let inputs = rest.chunks_exact_mut(recurrence.input_bytes);
                 for (input, &place) in inputs.zip(&passes.inputs) {
                     input[..size_of::<Passed>()].copy_from_slice(bytemuck::bytes_of(&at(place)));
@@ -187,13 +187,14 @@ impl Persistent {
 
     /// Goes through all phases and tells how long the first block waited for those before each, and how long it worked.
     pub fn time(&self, device: &Device, queue: &dyn Queue) -> Result<Vec<PhaseTime>> {
-        let mut clocks = vec![[0u64; 3]; self.names.len()];
+        // One phase before the first has a place too, and one behind the last.
+        let mut clocks = vec![[0u64; 3]; self.names.len() + 2];
         let memory = Memory::new(device.driver(), size_of_val(&*clocks))?;
         queue.clear(memory.address(), size_of_val(&*clocks))?;
         queue.launch(&self.launch_with(0, memory.address()))?;
         queue.read(memory.address(), bytemuck::cast_slice_mut(&mut clocks))?;
-        let times = self.names.iter().zip(clocks);
-        let times = times.map(|(name, [begun, ready, done])| PhaseTime {
+        let times = self.names.iter().zip(&clocks[1..]);
+        let times = times.map(|(name, &[begun, ready, done])| PhaseTime {
             function: name.clone(),
             wait: ready.saturating_sub(begun),
             work: done.saturating_sub(ready),
@@ -235,7 +236,7 @@ impl Layout {
         let list = segments * size_of::<Segment>();
         let bytes = calls.iter().map(|queued| queued.call.packed_bytes());
         let parameters = (size_of::<Phase>() + bytes.max()?).next_multiple_of(16);
-        let products = || calls.iter().filter_map(|queued| queued.product.as_ref());
+        let products = || calls.iter().filter_map(|queued| queued.product());
         let sums_at = products().map(Product::input_bytes).max().unwrap_or(0);
         let sums_at = sums_at.next_multiple_of(16);
         let room = calls.iter().map(|queued| queued.call.shared).max();

@@ -32,17 +32,21 @@ struct __align__(16) Phase {
   int function;
   u32 grid[2];
   u32 threads;
-  // Segments of weights that each block takes; see weight_ring.cu.
+  // The first of its segments of weights in each block's list, and how many they are; see weight_ring.cu.
+  int segment;
   int segments;
   // Where the tasks stand that a product's rows go through, behind this.
   int tasks;
-  // Whether its output is stored in its place, and whether the phases behind it wait for the arrivals of all blocks.
+  // Whether its output is stored in its place.
   int stores;
-  int arrives;
   // What a product takes, other columns that go into its input, what the phase passes, and what of the phases without
-  // arrivals before it is added to; each null where it has none.
+  // arrivals before it is added to; each null where it has none. Phases behind one that passes nothing wait for the arrivals
+  // of all blocks.
   Passed input, columns, output, sum;
 };
+
+// Which of these a phase has, as its function's template is told.
+enum { PASSED_INPUT = 1, PASSED_COLUMNS = 2, PASSES_OUTPUT = 4, PASSED_SUM = 8 };
 
 // Where a block stands. Thread 0 writes it between barriers.
 struct __align__(16) Turn {
@@ -52,15 +56,14 @@ struct __align__(16) Turn {
   // Arrivals that the phase waits for; `waited` once they have come.
   u32 arrivals;
   u32 waited;
-  // Whether the block has arrived before its phase ends.
+  // Whether the phases behind this one wait for the block's arrival, and whether it has arrived before its phase ends.
+  u32 arrives;
   u32 published;
   // How much further on the places of passed values are than where `Passed` says.
   u32 passed_at;
   u32* arrived;
-  // The next phase in the table, the number of this one's first segment, and how many phases are left with this one.
-  const u8* next;
-  int segment;
-  int left;
+  // How many phases are left with this one.
+  u32 left;
   // The block's list of segments, where it does not stand in shared memory.
   const struct Segment* list;
   // Where the phase's clocks go, or null: its beginning, the end of its wait, its end.
@@ -216,13 +219,13 @@ __device__ inline void publish() {
   now.published = 1;
 }
 
-// By thread 0: makes the phase's block `index` this one's.
-__device__ inline void take_block(u32 index) {
+// By thread 0: makes the phase's block `index` this one's, of a grid of this width.
+__device__ inline void take_block(u32 index, u32 width) {
   Turn& now = turn();
   now.index = index;
   now.block = {index, 0, 0};
   // A division costs more than all else here.
-  if (index >= now.grid.x) now.block = {index % now.grid.x, index / now.grid.x, 0};
+  if (index >= width) now.block = {index % width, index / width, 0};
 }
 
 // Goes on to the phase's next block that is this one's; whether there is one.
@@ -230,29 +233,57 @@ __device__ inline bool next_block() {
   Turn& now = turn();
   if (now.index + real_blocks() >= now.grid.x * now.grid.y) return false;
   phase_barrier();
-  if (threadIdx.x == 0) take_block(now.index + real_blocks());
+  if (threadIdx.x == 0) take_block(now.index + real_blocks(), now.grid.x);
   phase_barrier();
   return true;
 }
 
-// This phase, with its parameters behind it. The next one's place is the other one.
-__device__ inline u8* phase_place(int left) { return whole_shared_memory() + phases_at + left % 2 * parameter_bytes; }
-__device__ inline const Phase& this_phase() { return *reinterpret_cast<const Phase*>(phase_place(turn().left)); }
+// This phase and the next one, each with its parameters behind it.
+__device__ inline u8* this_place() { return whole_shared_memory() + phases_at; }
+__device__ inline u8* next_place() { return this_place() + parameter_bytes; }
+__device__ inline const Phase& this_phase() { return *reinterpret_cast<const Phase*>(this_place()); }
 
-// By thread 0: makes the next phase this block's turn.
-__device__ inline void begin_phase() {
-  const Phase& phase = this_phase();
+// By thread 0: makes a phase this block's turn.
+__device__ inline void begin_phase(const Phase& phase) {
   Turn& now = turn();
-  now.grid = {phase.grid[0], phase.grid[1], 1};
-  now.threads = {phase.threads, 1, 1};
-  take_block(real_block());
-  if (now.clocks) now.clocks[0] = now.clocks[1] = clock64();
+  u32 width = phase.grid[0], height = phase.grid[1], threads = phase.threads, arrives = !phase.output.first;
+  now.grid = {width, height, 1};
+  now.threads = {threads, 1, 1};
+  now.arrives = arrives;
+  now.published = 0;
+  take_block(real_block(), width);
+}
+
+// Between two barriers of the block: the next phase becomes this one. All blocks wait for the last of them, so that thread 0
+// asks for everything at once.
+__device__ inline void turn_to_next_phase() {
+  constexpr int words = parameter_bytes / 16;
+  static_assert(words <= phase_threads, "a thread for each word");
+  const Phase& next = *reinterpret_cast<const Phase*>(next_place());
+  if (threadIdx.x < words) {
+    reinterpret_cast<uint4*>(this_place())[threadIdx.x] = reinterpret_cast<const uint4*>(next_place())[threadIdx.x];
+  }
+  if (threadIdx.x != 0) return;
+  Turn& now = turn();
+  const Turn before = now;
+  if (before.waited != before.arrivals) wait_for_arrivals();
+  if (before.arrives) {
+    if (!before.published) arrive();
+    now.arrivals = before.arrivals + real_blocks();
+  }
+  if (before.clocks) {
+    if (!before.arrives) before.clocks[2] = clock64();
+    before.clocks[3] = before.clocks[4] = clock64();
+    now.clocks = before.clocks + 3;
+  }
+  now.left = before.left - 1;
+  if (before.left > 1) begin_phase(next);
 }
 
 // A parameter of this phase.
 template <class T>
 __device__ T const& parameter(int offset) {
-  return *reinterpret_cast<T const*>(phase_place(turn().left) + sizeof(Phase) + offset);
+  return *reinterpret_cast<T const*>(this_place() + sizeof(Phase) + offset);
 }
 
 // From here on a block is a phase's.

@@ -114,6 +114,19 @@ impl Gather {
         self.steps().iter().any(gate) && self.steps().iter().all(|step| !gate(step) || silu(step))
     }
 
+    /// The size of all parts of a row of `cols` that are normed in whole warps, if that is one power of two, and whether
+    /// their gains are one part's, which repeat.
+    pub fn equal_parts(&self, cols: usize) -> Option<(usize, bool)> {
+        let normed = |step: &&GatherStep| step.kind <= LAYER_NORM && step.size as usize != cols;
+        let mut parts = self.steps().iter().filter(normed).map(|step| {
+            let (size, repeated) = (step.size as usize, step.groups == 1);
+            let known = size.is_power_of_two() && size >= 32;
+            (known && (repeated || step.span as usize == cols)).then_some((size, repeated))
+        });
+        let first = parts.next()??;
+        parts.all(|part| part == Some(first)).then_some(first)
+    }
+
     /// The epsilon, if an RMS norm of the whole row of `cols` is all that there is.
     pub fn plain_norm(&self, cols: usize) -> Option<f32> {
         let [step, ..] = self.step;

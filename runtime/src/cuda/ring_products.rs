@@ -15,10 +15,8 @@ use crate::error::Result;
 #[repr(C)]
 struct ProductEnd {
     output: Rows,
-    kind: i32,
-    cols: i32,
-    normed: i32,
     eps: f32,
+    unused: i32,
 }
 
 /// Bits beside those of `Gather::kinds`, in gather.cu.
@@ -26,6 +24,9 @@ const QUADS: usize = 256;
 const LATE_NORM: usize = 512;
 const NEAR: usize = 1024;
 const SILU_GATES: usize = 2048;
+const REPEATED_GAINS: usize = 4096;
+/// From this bit on stands the logarithm of the size of parts.
+const PART_BITS: u32 = 13;
 
 /// What becomes of a product, by its number in ring_rows.cu.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -248,22 +249,29 @@ impl Launches<'_> {
         let norm = gather.plain_norm(cols);
         let end = ProductEnd {
             output,
-            kind: kind as i32,
-            cols: cols as i32,
-            normed: norm.is_some().into(),
             eps: norm.unwrap_or(0.0),
+            unused: 0,
         };
+        let parts = gather.equal_parts(cols);
         let kinds = [
             (true, gather.kinds(cols)),
             (gather.in_quads(cols), QUADS),
             (norm.is_some(), LATE_NORM),
             (gather.has_few_steps(), NEAR),
             (gather.gates_are_silu(), SILU_GATES),
+            (parts.is_some_and(|(_, repeated)| repeated), REPEATED_GAINS),
+            (
+                true,
+                parts.map_or(0, |(size, _)| (size.ilog2() as usize) << PART_BITS),
+            ),
         ];
         let kinds = (kinds.iter()).fold(0, |set, &(has, kind)| set | if has { kind } else { 0 });
         let call = Call {
             source: "",
-            kernel: format!("product<{cols}, {kinds}, {formats}, {codes_at}, {parts_at}, {bytes}>"),
+            kernel: format!(
+                "product<passes, {}, {cols}, {kinds}, {formats}, {codes_at}, {parts_at}, {bytes}>",
+                kind as i32
+            ),
             grid: Grid::Blocks(1),
             threads: self.gather_threads(),
             shared: 0,

@@ -3,6 +3,7 @@
 use waterline_quant::DEVICE_SOURCE;
 
 use super::launches::Queued;
+use super::passed::Passes;
 
 /// What all kernels share.
 const PRELUDE: &str = include_str!("prelude.cu");
@@ -54,9 +55,10 @@ impl Source {
         }
     }
 
-    /// The text of one kernel that goes through `calls` as phases; `constants` are its sizes.
-    pub fn of_phases(calls: &[&Queued], constants: &str) -> Self {
-        let (cases, of_call) = each_once(calls.iter().map(|queued| phase(queued)));
+    /// The text of one kernel that goes through `calls` as phases, with what each of them passes; `constants` are its sizes.
+    pub fn of_phases(calls: &[&Queued], passes: &[Passes], constants: &str) -> Self {
+        let phases = calls.iter().zip(passes);
+        let (cases, of_call) = each_once(phases.map(|(queued, passes)| phase(queued, passes)));
         // Each has a place of its own in the machine code: inlined, what several have in common would hold registers.
         let functions: String = (cases.iter().enumerate())
             .map(|(index, case)| {
@@ -117,12 +119,12 @@ fn sources(files: impl Iterator<Item = &'static str>) -> String {
     each_once(files.map(str::to_owned)).0.concat()
 }
 
-/// Calls one instance of a template with the parameters of a phase.
-fn phase(queued: &Queued) -> String {
+/// Calls one instance of a template with the parameters of a phase; `passes` are its first argument, if it passes anything.
+fn phase(queued: &Queued, passes: &Passes) -> String {
     let call = &queued.call;
     let parameters = call.types().into_iter().zip(call.offsets());
     // A product's rows may go through tasks, or not.
-    let take = match queued.product {
+    let take = match queued.product() {
         Some(_) => 2,
         None => usize::MAX,
     };
@@ -131,11 +133,19 @@ fn phase(queued: &Queued) -> String {
         .map(|(kind, at)| format!("parameter<{kind}>({at})"))
         .collect();
     let (kernel, list) = (&call.kernel, list.join(", "));
-    match (&queued.product, queued.streams) {
-        (Some(_), _) => format!(
-            "{kernel}({list}, &parameter<PrepareTasks>(this_phase().tasks), these_segments(), this_phase().segments);"
-        ),
-        (None, true) => format!("do {kernel}({list}); while (next_block());"),
+    let passes = match call.kernel.contains("<passes") {
+        true => format!("constexpr int passes = {}; ", passes.bits()),
+        false => String::new(),
+    };
+    match (queued.product(), queued.streams()) {
+        (Some(product), _) => {
+            let tasks = match product.has_tasks() {
+                true => "&parameter<PrepareTasks>(this_phase().tasks)",
+                false => "nullptr",
+            };
+            format!("{passes}{kernel}({list}, {tasks}, these_segments(), this_phase().segments);")
+        }
+        (None, true) => format!("{passes}do {kernel}({list}); while (next_block());"),
         (None, false) => format!("await_previous(); do {kernel}({list}); while (next_block());"),
     }
 }
@@ -143,7 +153,7 @@ fn phase(queued: &Queued) -> String {
 /// A global function that calls one instance of a template, with the number of threads as a constant. Under the
 /// emulator it takes the launch instead.
 fn wrapper(queued: &Queued) -> String {
-    let (call, streams) = (&queued.call, queued.streams);
+    let (call, streams) = (&queued.call, queued.streams());
     let types = call.types();
     let list = |f: &dyn Fn(usize, &str) -> String| {
         let parts = types.iter().enumerate().map(|(i, kind)| f(i, kind));

@@ -35,8 +35,14 @@ enum {
   // At most one norm, and at most one step with other columns: what they read is asked for with the input.
   NEAR = 1024,
   // Gates go through SILU, which then needs no call.
-  SILU_GATES = 2048
+  SILU_GATES = 2048,
+  // Norms of parts have gains of one part, which repeat; else of the whole row. Only where the size of parts is known.
+  REPEATED_GAINS = 4096
 };
+
+// The size of all normed parts, if that is one power of two: its logarithm stands in the bits from this one on.
+constexpr int part_bits = 13;
+__device__ constexpr int part_size(int kinds) { return kinds >> part_bits > 0 ? 1 << (kinds >> part_bits) : 0; }
 
 // How an input is made of a buffer's columns. Of a `gated` one, the buffer holds the gate, then what it gates.
 struct Gather {
@@ -123,10 +129,17 @@ struct Share {
 
 // The gain of a norm of parts. Parts of one group follow one another; each may have a gain of its own.
 template <int cols, int kinds>
-__device__ void load_gain(const GatherStep& step, Share<cols, kinds>& gain) {
-  int period = step.groups > 1 ? step.span : step.size;
+__device__ void load_gain(const float* weight, const GatherStep& step, Share<cols, kinds>& gain) {
 #pragma unroll
-  for (int r = 0; r < gain.runs; r++) gain.load_run(r, step.weight + gain.column(r) % period);
+  for (int r = 0; r < gain.runs; r++) {
+    int column = gain.column(r);
+    if constexpr (part_size(kinds) == 0) {
+      column %= step.groups > 1 ? step.span : step.size;
+    } else if constexpr ((kinds & REPEATED_GAINS) != 0) {
+      column %= part_size(kinds);
+    }
+    gain.load_run(r, weight + column);
+  }
 }
 
 // What the steps of a row read besides it, where there are few.
@@ -135,8 +148,8 @@ struct Near {
   Share<cols, kinds> gain;
   Share<cols, kinds> columns;
 
-  // Asks for it, or where there is more, brings it near.
-  __device__ void load(const Gather& gather, int t) {
+  // Asks for it, or where there is more, brings it near; but for columns that come with the input.
+  __device__ void load(const Gather& gather, int t, bool columns_come = false) {
     constexpr bool has_columns = (kinds & (ADDED_COLUMNS | GATED_BY_COLUMNS)) != 0;
     if constexpr (has_columns || (kinds & PART_NORM) != 0) {
       int norm = 0, other = 0;
@@ -151,14 +164,8 @@ struct Near {
         }
       }
       if constexpr ((kinds & NEAR) != 0) {
-        if constexpr ((kinds & PART_NORM) != 0) load_gain(gather.step[norm], gain);
-        if constexpr (has_columns) {
-#ifdef WATERLINE_PHASES
-          // They come with the input.
-          if (this_phase().columns.first) return;
-#endif
-          columns.load(gather.step[other].columns.token(t));
-        }
+        if constexpr ((kinds & PART_NORM) != 0) load_gain(gather.step[norm].weight, gather.step[norm], gain);
+        if (has_columns && !columns_come) columns.load(gather.step[other].columns.token(t));
       }
     }
   }
@@ -171,6 +178,8 @@ __device__ void norm_parts(const GatherStep& step, int size, const Share<cols, k
   constexpr int warps = gather_threads / 32, of_warp = 32 * Own::run;
   __shared__ float sums[Own::runs * warps];
   int warps_of_part = size / of_warp;
+  // Where there is one norm, nobody has used the room before.
+  bool used = (kinds & NEAR) == 0;
   // The sum over the part of each run; every thread gets the one of its own part.
   auto over_part = [&](float (&x)[Own::runs]) {
     if (warps_of_part == 0) {
@@ -182,7 +191,8 @@ __device__ void norm_parts(const GatherStep& step, int size, const Share<cols, k
       }
       return;
     }
-    __syncthreads();
+    if (used) __syncthreads();
+    used = true;
 #pragma unroll
     for (int r = 0; r < Own::runs; r++) {
       x[r] = warp_sum(x[r]);
@@ -192,18 +202,16 @@ __device__ void norm_parts(const GatherStep& step, int size, const Share<cols, k
     float per_part = 1.0f / warps_of_part;
 #pragma unroll
     for (int r = 0; r < Own::runs; r++) {
+      u32 place = r * warps + warp_index();
       // The numbers are small, so that half a unit keeps the quotient exact.
-      int first = (int)((r * warps + warp_index() + 0.5f) * per_part) * warps_of_part;
+      int first = (part_size(kinds) > 0 ? place / warps_of_part : (int)((place + 0.5f) * per_part)) * warps_of_part;
       x[r] = sums[first];
 #pragma unroll 1
       for (int i = 1; i < warps_of_part; i++) x[r] += sums[first + i];
     }
   };
   Own bias;
-#pragma unroll
-  for (int r = 0; r < Own::runs; r++) {
-    if (step.bias) bias.load_run(r, step.bias + Own::column(r) % (step.groups > 1 ? step.span : size));
-  }
+  if (step.bias) load_gain(step.bias, step, bias);
   float x[Own::runs];
   if ((kinds & CENTRED_NORM) != 0 && step.kind == STEP_LAYER_NORM) {
 #pragma unroll
@@ -291,10 +299,10 @@ __device__ void gather_step(const GatherStep& step, int t, Near<cols, kinds>& ne
     for (int k = 0; k < Share<cols, kinds>::count; k++) share.value[k] *= near.columns.value[k];
     return;
   }
-  int size = step.size;
-  if ((kinds & WHOLE_NORM) != 0 && size == cols) return norm_row<cols, kinds>(step, share);
+  int size = part_size(kinds) > 0 ? part_size(kinds) : step.size;
+  if ((kinds & WHOLE_NORM) != 0 && step.size == cols) return norm_row<cols, kinds>(step, share);
   if ((kinds & PART_NORM) != 0 && size % 32 == 0) {
-    if ((kinds & NEAR) == 0) load_gain(step, near.gain);
+    if ((kinds & NEAR) == 0) load_gain(step.weight, step, near.gain);
     return norm_parts<cols, kinds>(step, size, near.gain, share);
   }
   if constexpr ((kinds & ODD_PART_NORM) != 0) {

@@ -148,31 +148,33 @@ __device__ void segment_sums(const Segment& segment, const ProductInput& input, 
 // A phase: this block's rows of matrices of the set `formats` with a common input. Of a gated product, the first segment is the
 // gate's and the second has the same rows. `tasks` are what rows go through before they are stored. Rows are finished as soon as
 // there is one for each four lanes; the sums of the next ones have a place of their own.
-template <int cols, int kinds, int formats, int codes_at, int parts_at, int bytes>
+template <int passes, int kind, int cols, int kinds, int formats, int codes_at, int parts_at, int bytes>
 __device__ void product(const ProductEnd& end, const Gather& gather, const PrepareTasks* tasks, const Segment* segments,
                         int count) {
   // What does not depend on earlier phases comes while they end, and while the input is on its way.
-  ComingInput<cols, kinds> coming;
+  using Coming = ComingInput<passes, cols, kinds>;
+  Coming coming;
   // Where there is more to ask for, registers are short.
-  if constexpr (!ComingInput<cols, kinds>::may_have_columns) coming.ask(gather);
-  FinishedRow row(segments, count, end);
-  row.load(tasks, end);
-  if constexpr (ComingInput<cols, kinds>::may_have_columns) coming.ask(gather);
-  coming.await(gather);
-  ProductInput input = product_input<cols, kinds, codes_at, parts_at, bytes>(gather, coming);
+  if constexpr (!Coming::has_columns) coming.ask(gather);
+  const ProductInput input(shared_memory<u8>(), codes_at, parts_at, cols);
   float* sums = shared_memory<float>() + sums_at / 4;
-  row.load_sum(end);
-  whole_barrier();
+#pragma unroll 1
   for (int s = 0; s < count;) {
+    bool begins = s == 0;
+    FinishedRow<passes, kind> row(segments + s, count - s);
+    row.load(tasks, end);
+    if (begins) {
+      if constexpr (Coming::has_columns) coming.ask(gather);
+      coming.await(gather);
+      make_input<cols, kinds, codes_at, parts_at, bytes>(gather, coming, input);
+    }
+    row.load_sum(end);
+    if (begins) whole_barrier();
     do {
       if (segments[s].rows > 0) segment_sums<cols, formats>(segments[s], input, sums);
       s++;
     } while (s < count && !segments[s].begins);
     whole_barrier();
-    row.store(end, tasks, sums);
-    if (s == count) break;
-    row = FinishedRow(segments + s, count - s, end);
-    row.load(tasks, end);
-    row.load_sum(end);
+    row.template store<cols, (kinds & LATE_NORM) != 0>(end, tasks, sums);
   }
 }

@@ -38,7 +38,7 @@ enum { STEP_BETA, STEP_DECAY, STEP_WRITE_GATE, STEP_READ_GATES };
 // With S the state before the token, d its fade, k the key and w what is written, the query reads
 // q (d S + k^T w) = d (q S) + (q k) w: where d is one number for the head, only q, k and S are needed before the sums over the
 // rows of S. Values and weights of heads, which all threads want, one warp takes for all, and the block waits once.
-template <int dk, int dv, int columns, int queries, int fade, bool complement, int write>
+template <int passes, int dk, int dv, int columns, int queries, int fade, bool complement, int write>
 struct RecurrenceStep {
   // Columns of a thread, threads side by side, and a warp's rows of as many threads.
   static constexpr int own = dv % 2 == 0 ? 2 : 1;
@@ -310,21 +310,20 @@ struct RecurrenceStep {
     if (measures && in.unit) factor *= unit_factor(totals.of(squares_at + 1 + number));
     float overlap = totals.of(overlap_at + number);
     float removed = write == WRITE_REPLACE ? totals.of(removed_at + number) : 0.0f;
-    const Phase& phase = this_phase();
 #pragma unroll
     for (int c = 0; c < own; c++) {
       float out = fading * totals.of(out_at + number * own + c) + overlap * written[c] - removed * read[c];
       int at = (head + number) * dv + column() + c;
       if (place != 0 || column() >= dv) continue;
-      if (phase.output.first) phase.output.pass(at, factor * out);
-      if (phase.stores) in.out[at] = factor * out;
+      if constexpr ((passes & PASSES_OUTPUT) != 0) this_phase().output.pass(at, factor * out);
+      if (this_phase().stores) in.out[at] = factor * out;
     }
   }
 };
 
-template <int dk, int dv, int columns, int queries, int fade, bool complement, int write>
+template <int passes, int dk, int dv, int columns, int queries, int fade, bool complement, int write>
 __device__ void recur_step(const RecurStep& in) {
-  using Step = RecurrenceStep<dk, dv, columns, queries, fade, complement, write>;
+  using Step = RecurrenceStep<passes, dk, dv, columns, queries, fade, complement, write>;
   int index = blockIdx.x / Step::groups;
   Step step(in, index, blockIdx.x % Step::groups);
   float* matrix = in.states + (long long)index * dk * dv;
@@ -340,7 +339,7 @@ __device__ void recur_step(const RecurStep& in) {
   step.sum_rows();
   __syncthreads();
   step.finish();
-  if (this_phase().arrives) {
+  if constexpr ((passes & PASSES_OUTPUT) == 0) {
     __syncthreads();
     publish();
   }

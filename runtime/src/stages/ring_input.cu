@@ -104,6 +104,9 @@ struct ProductInput {
   const float* x;
   RoundedInput rounded;
   SplitInput split;
+
+  __device__ ProductInput(u8* room, int codes_at, int parts_at, int cols)
+      : x(reinterpret_cast<const float*>(room)), rounded(room + codes_at, cols), split(room + parts_at, cols) {}
 };
 
 // The sum of squares of what each warp has of the input.
@@ -122,36 +125,35 @@ __device__ inline float late_factor(int cols, float eps) {
 }
 
 // The columns that a phase's input is made of, and what its steps read besides.
-template <int cols, int kinds>
+template <int passes, int cols, int kinds>
 struct ComingInput {
-  static constexpr bool may_have_columns = (kinds & NEAR) != 0 && (kinds & (ADDED_COLUMNS | GATED_BY_COLUMNS)) != 0;
+  // Whether other columns come with it.
+  static constexpr bool has_columns = (passes & PASSED_COLUMNS) != 0;
   Share<cols, kinds> share;
   // The gain of a norm whose factor comes late.
   Share<cols, kinds> gain;
   Near<cols, kinds> near;
 
-  __device__ bool has_columns() const { return may_have_columns && this_phase().columns.first; }
-
   __device__ void ask_passed() {
     share.ask(this_phase().input);
-    if (has_columns()) near.columns.ask(this_phase().columns);
+    if constexpr (has_columns) near.columns.ask(this_phase().columns);
   }
 
   // Asks for what can be asked for before all phases before are over.
   __device__ void ask(const Gather& gather) {
     share.clear();
-    if (this_phase().input.first) {
-      near.columns.clear();
+    if constexpr ((passes & PASSED_INPUT) != 0) {
+      if constexpr (has_columns) near.columns.clear();
       ask_passed();
-      near.load(gather, 0);
+      near.load(gather, 0, has_columns);
     }
     if constexpr ((kinds & LATE_NORM) != 0) gain.load(gather.step[0].weight);
   }
 
   // Waits until it is passed, or until all phases before are over.
   __device__ void await(const Gather& gather) {
-    if (this_phase().input.first) {
-      while (!(share.came() & (!has_columns() || near.columns.came()))) {
+    if constexpr ((passes & PASSED_INPUT) != 0) {
+      while (!(share.came() & (!has_columns || near.columns.came()))) {
         rest();
         ask_passed();
       }
@@ -166,10 +168,9 @@ struct ComingInput {
 
 // Makes the input of a product's phase from what has come: as it is, in 8 bits, and in bf16, each where there is room for it.
 // The factor of an RMS norm is left to the rows, so that no warp waits for the others. Complete after a barrier.
-template <int cols, int kinds, int codes_at, int parts_at, int bytes>
-__device__ ProductInput product_input(const Gather& gather, ComingInput<cols, kinds>& coming) {
-  u8* room = shared_memory<u8>();
-  ProductInput input = {shared_memory<float>(), RoundedInput(room + codes_at, cols), SplitInput(room + parts_at, cols)};
+template <int cols, int kinds, int codes_at, int parts_at, int bytes, class Coming>
+__device__ void make_input(const Gather& gather, Coming& coming, const ProductInput& input) {
+  float* room = shared_memory<float>();
   Share<cols, kinds>& share = coming.share;
   if constexpr ((kinds & LATE_NORM) != 0) {
     float squares = 0.0f;
@@ -181,10 +182,9 @@ __device__ ProductInput product_input(const Gather& gather, ComingInput<cols, ki
     squares = warp_sum(squares);
     if (lane_index() == 0) warp_squares()[warp_index()] = squares;
   } else {
-    gather_steps<cols, kinds>(gather, 0, coming.near, share, reinterpret_cast<float*>(room));
+    gather_steps<cols, kinds>(gather, 0, coming.near, share, room);
   }
-  if constexpr (codes_at > 0) share.store(reinterpret_cast<float*>(room));
+  if constexpr (codes_at > 0) share.store(room);
   if constexpr (parts_at > codes_at) input.rounded.store(share);
   if constexpr (bytes > parts_at) input.split.store(share);
-  return input;
 }

@@ -6,11 +6,9 @@ enum { PRODUCT_STORE, PRODUCT_ADD, PRODUCT_GATED };
 
 struct ProductEnd {
   Rows output;
-  int kind;
-  int cols;
-  // Whether the factor of the input's norm is still to come, and the norm's epsilon.
-  int normed;
+  // Of the input's norm, where its factor is still to come.
   float eps;
+  int unused;
 };
 
 // What a task makes of a value that is to stand at `place`. It has a place of its own in the machine code, since every product
@@ -25,7 +23,9 @@ __device__ __noinline__ float finished_by(const PrepareTasks& tasks, int task, c
   return value;
 }
 
-// One row of a phase, which four lanes finish together: each holds what it will need besides the sums.
+// One row of a phase, which four lanes finish together: each holds what it will need besides the sums. Where no row goes through
+// a task, `tasks` is null in the text, so that what tasks need costs nothing.
+template <int passes, int kind>
 struct FinishedRow {
   const Segment* segment;
   int row;
@@ -38,9 +38,10 @@ struct FinishedRow {
   float bias;
 
   // This thread's one of the first rows of the list, up to a segment that begins others.
-  __device__ FinishedRow(const Segment* segments, int count, const ProductEnd& end) : held(0.0f), weight(0.0f), bias(0.0f) {
+  __device__ FinishedRow(const Segment* segments, int count) : held(0.0f), weight(0.0f), bias(0.0f) {
     // Of a gated product every second segment has rows of its own.
-    int step = end.kind == PRODUCT_GATED ? 2 : 1, s = 0;
+    constexpr int step = kind == PRODUCT_GATED ? 2 : 1;
+    int s = 0;
     row = warp_index() * 8 + lane_index() / 4;
     exists = true;
 #pragma unroll 1
@@ -63,7 +64,7 @@ struct FinishedRow {
     convolution = nullptr;
     if (!exists) return;
     if (segment->bias) bias = segment->bias[row];
-    if (segment->task < 0 || segment->task >= most_lanes) return;
+    if (!tasks || segment->task < 0 || segment->task >= most_lanes) return;
     const PrepareLane& lane = tasks->lane[segment->task];
     if (!lane.weight) return;
     convolution = &lane;
@@ -75,9 +76,8 @@ struct FinishedRow {
 
   // Asks for what its product is added to.
   __device__ void load_sum(const ProductEnd& end) {
-    if (end.kind != PRODUCT_ADD || !exists) return;
-    const Passed& passed = this_phase().sum;
-    held = passed.first ? passed.taken(segment->column + row) : *place(end);
+    if (kind != PRODUCT_ADD || !exists) return;
+    held = (passes & PASSED_SUM) != 0 ? this_phase().sum.taken(segment->column + row) : *place(end);
   }
 
   // The product of one row of a segment, by four lanes together.
@@ -90,29 +90,31 @@ struct FinishedRow {
     return sum + __shfl_xor_sync(all_lanes, sum, 1);
   }
 
-  // Finishes it. All lanes of a warp come here.
+  // Finishes it, of a product with `cols` columns behind a norm whose factor comes late, or not. All lanes of a warp come here.
+  template <int cols, bool normed>
   __device__ void store(const ProductEnd& end, const PrepareTasks* tasks, const float* sums) const {
     if (!__any_sync(all_lanes, exists)) return;
     int j = lane_index() % 4;
-    float factor = end.normed ? late_factor(end.cols, end.eps) : 1.0f;
+    float factor = normed ? late_factor(cols, end.eps) : 1.0f;
     float value = factor * product(*segment, sums, row);
-    if (end.kind == PRODUCT_GATED) value = silu(value) * factor * product(segment[1], sums, row);
+    if (kind == PRODUCT_GATED) value = silu(value) * factor * product(segment[1], sums, row);
     value += bias;
     float part = weight * (j == 3 ? value : held);
-    part += __shfl_xor_sync(all_lanes, part, 2);
-    part += __shfl_xor_sync(all_lanes, part, 1);
+    if (tasks) {
+      part += __shfl_xor_sync(all_lanes, part, 2);
+      part += __shfl_xor_sync(all_lanes, part, 1);
+    }
     if (!exists) return;
-    if (end.kind == PRODUCT_ADD) value += held;
-    if (convolution) {
+    if (kind == PRODUCT_ADD) value += held;
+    if (tasks && convolution) {
       const PrepareLane& lane = *convolution;
       int channels = lane.columns.width, channel = (int)(place(end) - lane.columns.first), t = tap(lane);
       if (t > 0) lane.past[(t - 1) * channels + channel] = j == 3 ? value : held;
       value = part + (lane.bias ? lane.bias[channel] : 0.0f);
     }
     if (j != 0) return;
-    if (segment->task >= 0) value = finished_by(*tasks, segment->task, place(end), value);
-    const Phase& phase = this_phase();
-    if (phase.output.first) phase.output.pass(segment->column + row, value);
-    if (phase.stores) *place(end) = value;
+    if (tasks && segment->task >= 0) value = finished_by(*tasks, segment->task, place(end), value);
+    if constexpr ((passes & PASSES_OUTPUT) != 0) this_phase().output.pass(segment->column + row, value);
+    if (this_phase().stores) *place(end) = value;
   }
 };

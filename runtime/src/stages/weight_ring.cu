@@ -39,7 +39,9 @@ static_assert(sizeof(Segment) == segment_bytes, "as the program was laid out");
 __device__ inline Segment* listed_segments() { return reinterpret_cast<Segment*>(whole_shared_memory() + list_at); }
 
 // This phase's.
-__device__ inline const Segment* these_segments() { return (list_bytes > 0 ? listed_segments() : turn().list) + turn().segment; }
+__device__ inline const Segment* these_segments() {
+  return (list_bytes > 0 ? listed_segments() : turn().list) + this_phase().segment;
+}
 
 // Rows of an entry, in bands of eight.
 __device__ constexpr int bands_of_entry(int format) { return (double_entries >> format & 1) + 1; }
@@ -152,6 +154,10 @@ struct Runs {
   }
 };
 
+// Entries of weights without scales that are under way at once. Three of 16 KB are as many as the memory's latency times its
+// rate; what phases pass one another would wait behind more. Others are held back by their copies, which are twice as many.
+constexpr u32 most_under_way = 3;
+
 // By one warp: begins to copy an entry of a segment to its place.
 __device__ inline void bring_entry(const Segment& segment, int number) {
   int tile = number / segment.parts, part = number - tile * segment.parts, first = tile * rows_of_entry(segment.format);
@@ -166,7 +172,9 @@ __device__ inline void bring_entry(const Segment& segment, int number) {
   if (scales.bytes == 0) scale_runs = 0;
 
   Ring& ring = Ring::get();
-  RingPlace place(segment.entry + number);
+  u32 entry = segment.entry + number;
+  if (segment.scale_row == 0 && entry >= most_under_way) ring.await(RingPlace(entry - most_under_way));
+  RingPlace place(entry);
   u8* to = ring.claim(place);
   u8* to_scales = to + rows_of_entry(segment.format) * segment.code_pitch;
   Signal& full = ring.full[place.slot];

@@ -81,7 +81,7 @@ pub(super) fn push(plan: &Plan, states: usize, inputs: Inputs, launches: &mut La
     let call = Call {
         source: SOURCE,
         kernel: format!(
-            "recur_step<{}, {}, {columns}, {}, {}, {}, {}>",
+            "recur_step<passes, {}, {}, {columns}, {}, {}, {}, {}>",
             plan.dk,
             plan.dv,
             plan.queries,
