@@ -40,7 +40,7 @@ struct Phase {
 }
 
 /// The parameter of a product that is the tasks which its rows go through.
-const TASKS: usize = 2;
+pub(super) const TASKS: usize = 3;
 /// Bytes of `Turn` in phases.cu.
 const TURN: usize = 96;
 /// Fewest entries that the ring of weights holds, and bytes of the two barriers of each.

@@ -2,22 +2,12 @@
 
 use std::ops::Range;
 
-use bytemuck::{Pod, Zeroable};
 use waterline_quant::FORMATS;
 
 use super::driver::{Address, TensorCores};
 use super::launches::{Call, Grid, Launches, Parameter, Rows};
 use super::products::{Factor, Gather, format_of, formats_of};
 use crate::error::Result;
-
-/// `ProductEnd` in ring_rows.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct ProductEnd {
-    output: Rows,
-    eps: f32,
-    unused: i32,
-}
 
 /// Bits beside those of `Gather::kinds`, in gather.cu.
 const QUADS: usize = 256;
@@ -247,11 +237,6 @@ impl Launches<'_> {
         let cols = product.cols();
         let [codes_at, parts_at, bytes] = product.input_ends();
         let norm = gather.plain_norm(cols);
-        let end = ProductEnd {
-            output,
-            eps: norm.unwrap_or(0.0),
-            unused: 0,
-        };
         let parts = gather.equal_parts(cols);
         let kinds = [
             (true, gather.kinds(cols)),
@@ -276,7 +261,9 @@ impl Launches<'_> {
             threads: self.gather_threads(),
             shared: 0,
             parameters: vec![
-                Parameter::value("ProductEnd", end),
+                Parameter::value("Rows", output),
+                // Of the input's norm, where its factor comes late.
+                Parameter::value("float", norm.unwrap_or(0.0)),
                 Parameter::value("Gather", gather),
             ],
         };

@@ -4,6 +4,7 @@ use waterline_quant::DEVICE_SOURCE;
 
 use super::launches::Queued;
 use super::passed::Passes;
+use super::persistent::TASKS;
 
 /// What all kernels share.
 const PRELUDE: &str = include_str!("prelude.cu");
@@ -125,7 +126,7 @@ fn phase(queued: &Queued, passes: &Passes) -> String {
     let parameters = call.types().into_iter().zip(call.offsets());
     // A product's rows may go through tasks, or not.
     let take = match queued.product() {
-        Some(_) => 2,
+        Some(_) => TASKS,
         None => usize::MAX,
     };
     let parameters = parameters.take(take);

@@ -149,32 +149,30 @@ __device__ void segment_sums(const Segment& segment, const ProductInput& input, 
 // gate's and the second has the same rows. `tasks` are what rows go through before they are stored. Rows are finished as soon as
 // there is one for each four lanes; the sums of the next ones have a place of their own.
 template <int passes, int kind, int cols, int kinds, int formats, int codes_at, int parts_at, int bytes>
-__device__ void product(const ProductEnd& end, const Gather& gather, const PrepareTasks* tasks, const Segment* segments,
-                        int count) {
-  // What does not depend on earlier phases comes while they end, and while the input is on its way.
-  using Coming = ComingInput<passes, cols, kinds>;
-  Coming coming;
-  // Where there is more to ask for, registers are short.
-  if constexpr (!Coming::has_columns) coming.ask(gather);
+__device__ void product(const Rows& output, float eps, const Gather& gather, const PrepareTasks* tasks,
+                        const Segment* segments, int count) {
+  // What does not depend on earlier phases comes while they end, and while the input is on its way. The first turn is not one of
+  // the loop's: what was asked for would be moved on its way into it, and so waited for.
+  ComingInput<passes, cols, kinds> coming;
+  coming.ask(gather);
+  FinishedRow<passes, kind> row(segments, count);
+  row.load(tasks, output);
+  coming.await(gather);
   const ProductInput input(shared_memory<u8>(), codes_at, parts_at, cols);
+  make_input<cols, kinds, codes_at, parts_at, bytes>(gather, coming, input);
   float* sums = shared_memory<float>() + sums_at / 4;
-#pragma unroll 1
+  row.load_sum(output);
+  whole_barrier();
   for (int s = 0; s < count;) {
-    bool begins = s == 0;
-    FinishedRow<passes, kind> row(segments + s, count - s);
-    row.load(tasks, end);
-    if (begins) {
-      if constexpr (Coming::has_columns) coming.ask(gather);
-      coming.await(gather);
-      make_input<cols, kinds, codes_at, parts_at, bytes>(gather, coming, input);
-    }
-    row.load_sum(end);
-    if (begins) whole_barrier();
     do {
       if (segments[s].rows > 0) segment_sums<cols, formats>(segments[s], input, sums);
       s++;
     } while (s < count && !segments[s].begins);
     whole_barrier();
-    row.template store<cols, (kinds & LATE_NORM) != 0>(end, tasks, sums);
+    row.template store<cols, (kinds & LATE_NORM) != 0>(output, eps, tasks, sums);
+    if (s == count) break;
+    row = FinishedRow<passes, kind>(segments + s, count - s);
+    row.load(tasks, output);
+    row.load_sum(output);
   }
 }

@@ -4,13 +4,6 @@
 // In the order of `Kind` in ring_products.rs.
 enum { PRODUCT_STORE, PRODUCT_ADD, PRODUCT_GATED };
 
-struct ProductEnd {
-  Rows output;
-  // Of the input's norm, where its factor is still to come.
-  float eps;
-  int unused;
-};
-
 // What a task makes of a value that is to stand at `place`. It has a place of its own in the machine code, since every product
 // has such rows.
 __device__ __noinline__ float finished_by(const PrepareTasks& tasks, int task, const float* place, float value) {
@@ -54,13 +47,13 @@ struct FinishedRow {
     row = exists ? row : 0;
   }
 
-  __device__ float* place(const ProductEnd& end) const { return end.output.first + segment->column + row; }
+  __device__ float* place(const Rows& output) const { return output.first + segment->column + row; }
 
   // This lane's tap of a convolution: the last one's is the new value.
   __device__ static int tap(const PrepareLane& lane) { return lane.taps - 4 + lane_index() % 4; }
 
   // Asks for what no earlier phase changes.
-  __device__ void load(const PrepareTasks* tasks, const ProductEnd& end) {
+  __device__ void load(const PrepareTasks* tasks, const Rows& output) {
     convolution = nullptr;
     if (!exists) return;
     if (segment->bias) bias = segment->bias[row];
@@ -69,15 +62,15 @@ struct FinishedRow {
     if (!lane.weight) return;
     convolution = &lane;
     if (tap(lane) < 0) return;
-    int channels = lane.columns.width, at = tap(lane) * channels + (int)(place(end) - lane.columns.first);
+    int channels = lane.columns.width, at = tap(lane) * channels + (int)(place(output) - lane.columns.first);
     weight = lane.weight[at];
     if (lane_index() % 4 < 3) held = lane.past[at];
   }
 
   // Asks for what its product is added to.
-  __device__ void load_sum(const ProductEnd& end) {
+  __device__ void load_sum(const Rows& output) {
     if (kind != PRODUCT_ADD || !exists) return;
-    held = (passes & PASSED_SUM) != 0 ? this_phase().sum.taken(segment->column + row) : *place(end);
+    held = (passes & PASSED_SUM) != 0 ? this_phase().sum.taken(segment->column + row) : *place(output);
   }
 
   // The product of one row of a segment, by four lanes together.
@@ -90,12 +83,13 @@ struct FinishedRow {
     return sum + __shfl_xor_sync(all_lanes, sum, 1);
   }
 
-  // Finishes it, of a product with `cols` columns behind a norm whose factor comes late, or not. All lanes of a warp come here.
+  // Finishes it, of a product with `cols` columns behind a norm with `eps` whose factor comes late, or not. All lanes of a warp
+  // come here.
   template <int cols, bool normed>
-  __device__ void store(const ProductEnd& end, const PrepareTasks* tasks, const float* sums) const {
+  __device__ void store(const Rows& output, float eps, const PrepareTasks* tasks, const float* sums) const {
     if (!__any_sync(all_lanes, exists)) return;
     int j = lane_index() % 4;
-    float factor = normed ? late_factor(cols, end.eps) : 1.0f;
+    float factor = normed ? late_factor(cols, eps) : 1.0f;
     float value = factor * product(*segment, sums, row);
     if (kind == PRODUCT_GATED) value = silu(value) * factor * product(segment[1], sums, row);
     value += bias;
@@ -108,13 +102,13 @@ struct FinishedRow {
     if (kind == PRODUCT_ADD) value += held;
     if (tasks && convolution) {
       const PrepareLane& lane = *convolution;
-      int channels = lane.columns.width, channel = (int)(place(end) - lane.columns.first), t = tap(lane);
+      int channels = lane.columns.width, channel = (int)(place(output) - lane.columns.first), t = tap(lane);
       if (t > 0) lane.past[(t - 1) * channels + channel] = j == 3 ? value : held;
       value = part + (lane.bias ? lane.bias[channel] : 0.0f);
     }
     if (j != 0) return;
-    if (tasks && segment->task >= 0) value = finished_by(*tasks, segment->task, place(end), value);
+    if (tasks && segment->task >= 0) value = finished_by(*tasks, segment->task, place(output), value);
     if constexpr ((passes & PASSES_OUTPUT) != 0) this_phase().output.pass(segment->column + row, value);
-    if (this_phase().stores) *place(end) = value;
+    if (this_phase().stores) *place(output) = value;
   }
 };

@@ -154,8 +154,9 @@ struct Runs {
   }
 };
 
-// Entries of weights without scales that are under way at once. Three of 16 KB are as many as the memory's latency times its
-// rate; what phases pass one another would wait behind more. Others are held back by their copies, which are twice as many.
+// Large entries of weights without scales that are under way at once. Three of 16 KB are as many as the memory's latency times
+// its rate; what phases pass one another would wait behind more. Those with scales are held back by their copies, which are twice
+// as many; small ones would hold back all behind them.
 constexpr u32 most_under_way = 3;
 
 // By one warp: begins to copy an entry of a segment to its place.
@@ -173,7 +174,8 @@ __device__ inline void bring_entry(const Segment& segment, int number) {
 
   Ring& ring = Ring::get();
   u32 entry = segment.entry + number;
-  if (segment.scale_row == 0 && entry >= most_under_way) ring.await(RingPlace(entry - most_under_way));
+  bool large = scales.bytes == 0 && rows * codes.bytes > slot_bytes / 2;
+  if (large && entry >= most_under_way) ring.await(RingPlace(entry - most_under_way));
   RingPlace place(entry);
   u8* to = ring.claim(place);
   u8* to_scales = to + rows_of_entry(segment.format) * segment.code_pitch;
