@@ -135,3 +135,19 @@ impl Recording for Nowhere {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_does_not_overlap() {
+        let device = Ahead::new("sm_87", 16, PathBuf::new());
+        let mut end = 0;
+        for bytes in [1, 300, 0, 256, 7] {
+            let address = device.allocate(bytes).expect("an address");
+            assert!(address >= end && address.is_multiple_of(256), "{address}");
+            end = address + bytes as u64;
+        }
+    }
+}

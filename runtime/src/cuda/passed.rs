@@ -91,8 +91,9 @@ impl Link<'_> {
 pub(super) struct Passes {
     /// The columns that a product's input is made of.
     pub input: Option<Place>,
-    /// Other columns that go into its input.
-    pub columns: Option<Place>,
+    /// Columns that are added to its input, and others that gate it.
+    pub added: Option<Place>,
+    pub gates: Option<Place>,
     /// The inputs of a recurrence.
     pub inputs: Vec<Option<Place>>,
     /// Its whole output.
@@ -108,7 +109,8 @@ impl Passes {
     pub fn bits(&self) -> u32 {
         let bits = [
             self.input.is_some(),
-            self.columns.is_some(),
+            self.added.is_some(),
+            self.gates.is_some(),
             self.output.is_some(),
             self.sum.is_some(),
         ];
@@ -199,11 +201,13 @@ fn take(last: &mut Member, next: Link<'_>, run: &[Member]) -> Option<Passes> {
     match next {
         Link::Product(product) => {
             passes.input = Some(last.place_of(product.input?)?);
-            if let Some(columns) = product.other_columns
-                && let Some(member) = latest(columns)
-            {
-                passes.columns = Some(member.place_of(columns)?);
-            }
+            let place = |columns: Option<Rows>| match columns {
+                Some(columns) => latest(columns)
+                    .map_or(Some(None), |member| Some(Some(member.place_of(columns)?))),
+                None => Some(None),
+            };
+            passes.added = place(product.added)?;
+            passes.gates = place(product.gates)?;
         }
         Link::Recurrence(recurrence) => {
             let place = |rows: &Option<Rows>| match *rows {
@@ -259,7 +263,8 @@ mod tests {
             kind,
             factors: vec![matrix; twins],
             input,
-            other_columns: None,
+            added: None,
+            gates: None,
             output,
         }
     }
@@ -334,7 +339,7 @@ mod tests {
         let first = product(Kind::Store, None, rows(INNER, 192));
         let recurrence = recurrence([Some(rows(INNER, 64)), None, Some(rows(INNER + 256, 64))]);
         let mut last = product(Kind::Add, Some(rows(HEADS, 64)), rows(X, 64));
-        last.other_columns = Some(rows(INNER + 512, 64));
+        (last.added, last.gates) = (Some(rows(INNER, 64)), Some(rows(INNER + 512, 64)));
         let phases = [
             Link::Product(&first),
             Link::Recurrence(&recurrence),
@@ -346,8 +351,9 @@ mod tests {
         assert_eq!(passes[1].inputs, [place(0, 0), None, place(64, 0)]);
         assert_eq!(passes[1].output, place(192, 1));
         assert_eq!(passes[2].input, place(192, 1));
-        // The gate, which the product before the recurrence passed.
-        assert_eq!(passes[2].columns, place(128, 0));
+        // What is added, and the gate, which the product before the recurrence passed.
+        assert_eq!(passes[2].added, place(0, 0));
+        assert_eq!(passes[2].gates, place(128, 0));
         assert_eq!(passes[2].output, None);
         assert_eq!(room, 256);
     }

@@ -34,9 +34,11 @@ struct Phase {
     tasks: i32,
     stores: i32,
     input: Passed,
-    columns: Passed,
+    added: Passed,
+    gates: Passed,
     output: Passed,
     sum: Passed,
+    unused: u64,
 }
 
 /// The parameter of a product that is the tasks which its rows go through.
@@ -147,9 +149,11 @@ impl Persistent {
                 tasks: call.offsets().nth(TASKS).unwrap_or(0) as i32,
                 stores: passes.stores.into(),
                 input: at(passes.input),
-                columns: at(passes.columns),
+                added: at(passes.added),
+                gates: at(passes.gates),
                 output: at(passes.output),
                 sum: at(passes.sum),
+                unused: 0,
             };
             let (head, rest) = bytes.split_at_mut(size_of::<Phase>());
             head.copy_from_slice(bytemuck::bytes_of(&phase));

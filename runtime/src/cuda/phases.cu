@@ -39,14 +39,14 @@ struct __align__(16) Phase {
   int tasks;
   // Whether its output is stored in its place.
   int stores;
-  // What a product takes, other columns that go into its input, what the phase passes, and what of the phases without
-  // arrivals before it is added to; each null where it has none. Phases behind one that passes nothing wait for the arrivals
-  // of all blocks.
-  Passed input, columns, output, sum;
+  // What a product takes, columns that are added to its input and others that gate it, what the phase passes, and what of the
+  // phases without arrivals before it is added to; each null where it has none. Phases behind one that passes nothing wait for
+  // the arrivals of all blocks.
+  Passed input, added, gates, output, sum;
 };
 
 // Which of these a phase has, as its function's template is told.
-enum { PASSED_INPUT = 1, PASSED_COLUMNS = 2, PASSES_OUTPUT = 4, PASSED_SUM = 8 };
+enum { PASSED_INPUT = 1, PASSED_ADDED = 2, PASSED_GATES = 4, PASSES_OUTPUT = 8, PASSED_SUM = 16 };
 
 // Where a block stands. Thread 0 writes it between barriers.
 struct __align__(16) Turn {

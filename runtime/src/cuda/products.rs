@@ -28,9 +28,9 @@ struct GatherStep {
 /// Kinds of steps, by their numbers in gather.cu.
 const NORM: i32 = 0;
 const LAYER_NORM: i32 = 1;
-const ADD: i32 = 2;
+pub(super) const ADD: i32 = 2;
 const MAP: i32 = 3;
-const GATE: i32 = 4;
+pub(super) const GATE: i32 = 4;
 
 const MOST_STEPS: usize = 4;
 
@@ -95,16 +95,19 @@ impl Gather {
             && self.steps().iter().all(parts)
     }
 
-    /// Whether at most one step is a norm, and at most one has other columns.
+    /// Whether at most one step is a norm, one adds other columns, and one gates by others.
     pub fn has_few_steps(&self) -> bool {
-        let count = |kinds: [i32; 2]| {
-            let of_these = self
-                .steps()
-                .iter()
-                .filter(|step| kinds.contains(&step.kind));
+        let count = |of: &dyn Fn(i32) -> bool| {
+            let of_these = self.steps().iter().filter(|step| of(step.kind));
             of_these.count()
         };
-        count([NORM, LAYER_NORM]) <= 1 && count([ADD, GATE]) <= 1
+        [
+            count(&|kind| kind <= LAYER_NORM),
+            count(&|kind| kind == ADD),
+            count(&|kind| kind == GATE),
+        ]
+        .iter()
+        .all(|&count| count <= 1)
     }
 
     /// Whether other columns' gates all go through SILU.
@@ -127,14 +130,15 @@ impl Gather {
         parts.all(|part| part == Some(first)).then_some(first)
     }
 
-    /// The epsilon, if an RMS norm of the whole row of `cols` is all that there is.
-    pub fn plain_norm(&self, cols: usize) -> Option<f32> {
-        let [step, ..] = self.step;
-        let plain = self.gated == 0 && self.steps == 1 && self.kinds(cols) == 1 && step.bias == 0;
-        plain.then_some(step.eps)
+    /// The epsilon, if the last step is the only norm, an RMS norm of the whole row of `cols` without a bias.
+    pub fn late_norm(&self, cols: usize) -> Option<f32> {
+        let (last, others) = self.steps().split_last()?;
+        let plain = last.kind == NORM && last.size as usize == cols && last.bias == 0;
+        let alone = others.iter().all(|step| step.kind > LAYER_NORM);
+        (self.gated == 0 && plain && alone).then_some(last.eps)
     }
 
-    /// The columns that an input of `cols` is made of, if at most one step has others.
+    /// The columns that an input of `cols` is made of, if at most one step adds others, and at most one gates by others.
     pub fn columns(&self, cols: usize) -> Option<Rows> {
         let few = self.gated == 0 && self.has_few_steps();
         few.then_some(Rows {
@@ -143,10 +147,9 @@ impl Gather {
         })
     }
 
-    /// The columns that a step adds or multiplies with.
-    pub fn other_columns(&self, cols: usize) -> Option<Rows> {
-        let other = |step: &&GatherStep| [ADD, GATE].contains(&step.kind);
-        let step = self.steps().iter().find(other)?;
+    /// The columns that the first step of this kind adds or gates by.
+    pub fn columns_of(&self, kind: i32, cols: usize) -> Option<Rows> {
+        let step = self.steps().iter().find(|step| step.kind == kind)?;
         Some(Rows {
             width: cols as i32,
             ..step.columns

@@ -6,7 +6,7 @@ use waterline_quant::FORMATS;
 
 use super::driver::{Address, TensorCores};
 use super::launches::{Call, Grid, Launches, Parameter, Rows};
-use super::products::{Factor, Gather, format_of, formats_of};
+use super::products::{ADD, Factor, GATE, Gather, format_of, formats_of};
 use crate::error::Result;
 
 /// Bits beside those of `Gather::kinds`, in gather.cu.
@@ -34,10 +34,11 @@ pub(crate) struct Product {
     pub(super) kind: Kind,
     /// Matrices of the same input.
     pub(super) factors: Vec<RingFactor>,
-    /// The columns that the input is made of, if all others are those of one step.
+    /// The columns that the input is made of, if at most one step adds others, and at most one gates by others.
     pub(super) input: Option<Rows>,
-    /// The columns of that step.
-    pub(super) other_columns: Option<Rows>,
+    /// The columns of these two.
+    pub(super) added: Option<Rows>,
+    pub(super) gates: Option<Rows>,
     pub(super) output: Rows,
 }
 
@@ -230,13 +231,14 @@ impl Launches<'_> {
         let product = Product {
             kind,
             input: gather.columns(factors[0].cols),
-            other_columns: gather.other_columns(factors[0].cols),
+            added: gather.columns_of(ADD, factors[0].cols),
+            gates: gather.columns_of(GATE, factors[0].cols),
             factors,
             output,
         };
         let cols = product.cols();
         let [codes_at, parts_at, bytes] = product.input_ends();
-        let norm = gather.plain_norm(cols);
+        let norm = gather.late_norm(cols);
         let parts = gather.equal_parts(cols);
         let kinds = [
             (true, gather.kinds(cols)),

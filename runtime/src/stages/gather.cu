@@ -30,9 +30,9 @@ enum {
   GATED_HALVES = 128,
   // All rows begin at multiples of four numbers, and have such a number of them.
   QUADS = 256,
-  // An RMS norm of the whole row without a bias, alone: its factor may come behind the product.
+  // The last step is the only norm, an RMS norm of the whole row without a bias: its factor may come behind the product.
   LATE_NORM = 512,
-  // At most one norm, and at most one step with other columns: what they read is asked for with the input.
+  // At most one norm, one that adds other columns and one that gates by others: what they read is asked for with the input.
   NEAR = 1024,
   // Gates go through SILU, which then needs no call.
   SILU_GATES = 2048,
@@ -145,27 +145,32 @@ __device__ void load_gain(const float* weight, const GatherStep& step, Share<col
 // What the steps of a row read besides it, where there are few.
 template <int cols, int kinds>
 struct Near {
+  // Those of a norm of parts, and of what is added.
   Share<cols, kinds> gain;
-  Share<cols, kinds> columns;
+  Share<cols, kinds> added_gain;
+  Share<cols, kinds> added;
+  Share<cols, kinds> gates;
 
   // Asks for it, or where there is more, brings it near; but for columns that come with the input.
-  __device__ void load(const Gather& gather, int t, bool columns_come = false) {
-    constexpr bool has_columns = (kinds & (ADDED_COLUMNS | GATED_BY_COLUMNS)) != 0;
-    if constexpr (has_columns || (kinds & PART_NORM) != 0) {
-      int norm = 0, other = 0;
+  __device__ void load(const Gather& gather, int t, bool added_come = false, bool gates_come = false) {
+    constexpr bool adds = (kinds & ADDED_COLUMNS) != 0, is_gated = (kinds & GATED_BY_COLUMNS) != 0;
+    if constexpr (adds || is_gated || (kinds & PART_NORM) != 0) {
+      int norm = 0, add = 0, gate = 0;
 #pragma unroll 1
       for (int s = 0; s < gather.steps; s++) {
         int kind = gather.step[s].kind;
-        if (kind == STEP_ADD || kind == STEP_GATE) {
-          other = s;
-          if ((kinds & NEAR) == 0) Share<cols, kinds>::announce(gather.step[s].columns.token(t));
-        } else if (kind != STEP_MAP) {
-          norm = s;
+        if (kind == STEP_ADD) add = s;
+        if (kind == STEP_GATE) gate = s;
+        if (kind <= STEP_LAYER_NORM) norm = s;
+        if ((kinds & NEAR) == 0 && (kind == STEP_ADD || kind == STEP_GATE)) {
+          Share<cols, kinds>::announce(gather.step[s].columns.token(t));
         }
       }
       if constexpr ((kinds & NEAR) != 0) {
         if constexpr ((kinds & PART_NORM) != 0) load_gain(gather.step[norm].weight, gather.step[norm], gain);
-        if (has_columns && !columns_come) columns.load(gather.step[other].columns.token(t));
+        if constexpr (adds) added_gain.load(gather.step[add].weight);
+        if (adds && !added_come) added.load(gather.step[add].columns.token(t));
+        if (is_gated && !gates_come) gates.load(gather.step[gate].columns.token(t));
       }
     }
   }
@@ -280,27 +285,25 @@ template <int cols, int kinds>
 __device__ void gather_step(const GatherStep& step, int t, Near<cols, kinds>& near, Share<cols, kinds>& share, float* x) {
   if ((kinds & MAPPED) != 0 && step.kind == STEP_MAP) return activate_all(step.function, share.value);
   if ((kinds & ADDED_COLUMNS) != 0 && step.kind == STEP_ADD) {
-    Share<cols, kinds> gain;
-    gain.load(step.weight);
-    if ((kinds & NEAR) == 0) near.columns.load(step.columns.token(t));
+    if ((kinds & NEAR) == 0) near.added_gain.load(step.weight), near.added.load(step.columns.token(t));
 #pragma unroll
-    for (int k = 0; k < Share<cols, kinds>::count; k++) share.value[k] += gain.value[k] * near.columns.value[k];
+    for (int k = 0; k < share.count; k++) share.value[k] += near.added_gain.value[k] * near.added.value[k];
     return;
   }
   if ((kinds & GATED_BY_COLUMNS) != 0 && step.kind == STEP_GATE) {
-    if ((kinds & NEAR) == 0) near.columns.load(step.columns.token(t));
+    if ((kinds & NEAR) == 0) near.gates.load(step.columns.token(t));
     if constexpr ((kinds & SILU_GATES) != 0) {
 #pragma unroll
-      for (int k = 0; k < Share<cols, kinds>::count; k++) near.columns.value[k] = silu(near.columns.value[k]);
+      for (int k = 0; k < share.count; k++) near.gates.value[k] = silu(near.gates.value[k]);
     } else {
-      activate_all(step.function, near.columns.value);
+      activate_all(step.function, near.gates.value);
     }
 #pragma unroll
-    for (int k = 0; k < Share<cols, kinds>::count; k++) share.value[k] *= near.columns.value[k];
+    for (int k = 0; k < share.count; k++) share.value[k] *= near.gates.value[k];
     return;
   }
   int size = part_size(kinds) > 0 ? part_size(kinds) : step.size;
-  if ((kinds & WHOLE_NORM) != 0 && step.size == cols) return norm_row<cols, kinds>(step, share);
+  if ((kinds & (WHOLE_NORM | LATE_NORM)) == WHOLE_NORM && step.size == cols) return norm_row<cols, kinds>(step, share);
   if ((kinds & PART_NORM) != 0 && size % 32 == 0) {
     if ((kinds & NEAR) == 0) load_gain(step.weight, step, near.gain);
     return norm_parts<cols, kinds>(step, size, near.gain, share);
@@ -317,8 +320,8 @@ __device__ void gather_step(const GatherStep& step, int t, Near<cols, kinds>& ne
   }
 }
 
-// Makes this thread's values of the input of token t from those of its own columns, and what is `near`. `x` is room for a row;
-// it may be the token's own columns.
+// Makes this thread's values of the input of token t from those of its own columns, and what is `near`, but for a norm whose
+// factor comes late. `x` is room for a row; it may be the token's own columns.
 template <int cols, int kinds>
 __device__ void gather_steps(const Gather& gather, int t, Near<cols, kinds>& near, Share<cols, kinds>& share, float* x) {
   if constexpr ((kinds & GATED_HALVES) != 0) {
@@ -327,9 +330,11 @@ __device__ void gather_steps(const Gather& gather, int t, Near<cols, kinds>& nea
 #pragma unroll
     for (int k = 0; k < Share<cols, kinds>::count; k++) share.value[k] = silu(share.value[k]) * other.value[k];
   }
-  if constexpr (kinds != 0) {
+  constexpr int of_late_norm = WHOLE_NORM | LATE_NORM | QUADS | NEAR;
+  constexpr bool late = (kinds & LATE_NORM) != 0, has_steps = late ? (kinds & ~of_late_norm) != 0 : kinds != 0;
+  if constexpr (has_steps) {
 #pragma unroll 1
-    for (int s = 0; s < gather.steps; s++) gather_step<cols, kinds>(gather.step[s], t, near, share, x);
+    for (int s = 0; s < gather.steps - late; s++) gather_step<cols, kinds>(gather.step[s], t, near, share, x);
   }
 }
 

@@ -127,8 +127,8 @@ __device__ inline float late_factor(int cols, float eps) {
 // The columns that a phase's input is made of, and what its steps read besides.
 template <int passes, int cols, int kinds>
 struct ComingInput {
-  // Whether other columns come with it.
-  static constexpr bool has_columns = (passes & PASSED_COLUMNS) != 0;
+  // What comes with it.
+  static constexpr bool added_come = (passes & PASSED_ADDED) != 0, gates_come = (passes & PASSED_GATES) != 0;
   Share<cols, kinds> share;
   // The gain of a norm whose factor comes late.
   Share<cols, kinds> gain;
@@ -136,24 +136,26 @@ struct ComingInput {
 
   __device__ void ask_passed() {
     share.ask(this_phase().input);
-    if constexpr (has_columns) near.columns.ask(this_phase().columns);
+    if constexpr (added_come) near.added.ask(this_phase().added);
+    if constexpr (gates_come) near.gates.ask(this_phase().gates);
   }
 
   // Asks for what can be asked for before all phases before are over.
   __device__ void ask(const Gather& gather) {
     share.clear();
     if constexpr ((passes & PASSED_INPUT) != 0) {
-      if constexpr (has_columns) near.columns.clear();
+      if constexpr (added_come) near.added.clear();
+      if constexpr (gates_come) near.gates.clear();
       ask_passed();
-      near.load(gather, 0, has_columns);
+      near.load(gather, 0, added_come, gates_come);
     }
-    if constexpr ((kinds & LATE_NORM) != 0) gain.load(gather.step[0].weight);
+    if constexpr ((kinds & LATE_NORM) != 0) gain.load(gather.step[gather.steps - 1].weight);
   }
 
   // Waits until it is passed, or until all phases before are over.
   __device__ void await(const Gather& gather) {
     if constexpr ((passes & PASSED_INPUT) != 0) {
-      while (!(share.came() & (!has_columns || near.columns.came()))) {
+      while (!(share.came() & (!added_come || near.added.came()) & (!gates_come || near.gates.came()))) {
         rest();
         ask_passed();
       }
@@ -172,6 +174,7 @@ template <int cols, int kinds, int codes_at, int parts_at, int bytes, class Comi
 __device__ void make_input(const Gather& gather, Coming& coming, const ProductInput& input) {
   float* room = shared_memory<float>();
   Share<cols, kinds>& share = coming.share;
+  gather_steps<cols, kinds>(gather, 0, coming.near, share, room);
   if constexpr ((kinds & LATE_NORM) != 0) {
     float squares = 0.0f;
 #pragma unroll
@@ -181,8 +184,6 @@ __device__ void make_input(const Gather& gather, Coming& coming, const ProductIn
     }
     squares = warp_sum(squares);
     if (lane_index() == 0) warp_squares()[warp_index()] = squares;
-  } else {
-    gather_steps<cols, kinds>(gather, 0, coming.near, share, room);
   }
   if constexpr (codes_at > 0) share.store(room);
   if constexpr (parts_at > codes_at) input.rounded.store(share);
