@@ -97,17 +97,11 @@ impl Gather {
 
     /// Whether at most one step is a norm, one adds other columns, and one gates by others.
     pub fn has_few_steps(&self) -> bool {
-        let count = |of: &dyn Fn(i32) -> bool| {
-            let of_these = self.steps().iter().filter(|step| of(step.kind));
-            of_these.count()
+        let few = |kinds: &[i32]| {
+            let of_these = |step: &&GatherStep| kinds.contains(&step.kind);
+            self.steps().iter().filter(of_these).count() <= 1
         };
-        [
-            count(&|kind| kind <= LAYER_NORM),
-            count(&|kind| kind == ADD),
-            count(&|kind| kind == GATE),
-        ]
-        .iter()
-        .all(|&count| count <= 1)
+        few(&[NORM, LAYER_NORM]) && few(&[ADD]) && few(&[GATE])
     }
 
     /// Whether other columns' gates all go through SILU.

@@ -2,7 +2,7 @@
 
 use waterline_quant::DEVICE_SOURCE;
 
-use super::launches::Queued;
+use super::launches::{Form, Queued};
 use super::passed::Passes;
 use super::persistent::TASKS;
 
@@ -120,34 +120,32 @@ fn sources(files: impl Iterator<Item = &'static str>) -> String {
     each_once(files.map(str::to_owned)).0.concat()
 }
 
-/// Calls one instance of a template with the parameters of a phase; `passes` are its first argument, if it passes anything.
+/// Calls one instance of a template with the parameters of a phase. The templates of those that pass values begin with `passes`.
 fn phase(queued: &Queued, passes: &Passes) -> String {
     let call = &queued.call;
     let parameters = call.types().into_iter().zip(call.offsets());
     // A product's rows may go through tasks, or not.
-    let take = match queued.product() {
-        Some(_) => TASKS,
-        None => usize::MAX,
+    let take = match queued.form {
+        Form::Product(_) => TASKS,
+        _ => usize::MAX,
     };
     let parameters = parameters.take(take);
     let list: Vec<String> = parameters
         .map(|(kind, at)| format!("parameter<{kind}>({at})"))
         .collect();
     let (kernel, list) = (&call.kernel, list.join(", "));
-    let passes = match call.kernel.contains("<passes") {
-        true => format!("constexpr int passes = {}; ", passes.bits()),
-        false => String::new(),
-    };
-    match (queued.product(), queued.streams()) {
-        (Some(product), _) => {
+    let passes = format!("constexpr int passes = {};", passes.bits());
+    match &queued.form {
+        Form::Product(product) => {
             let tasks = match product.has_tasks() {
                 true => "&parameter<PrepareTasks>(this_phase().tasks)",
                 false => "nullptr",
             };
-            format!("{passes}{kernel}({list}, {tasks}, these_segments(), this_phase().segments);")
+            format!("{passes} {kernel}({list}, {tasks}, these_segments(), this_phase().segments);")
         }
-        (None, true) => format!("{passes}do {kernel}({list}); while (next_block());"),
-        (None, false) => format!("await_previous(); do {kernel}({list}); while (next_block());"),
+        Form::Recurrence(_) => format!("{passes} do {kernel}({list}); while (next_block());"),
+        Form::Streams => format!("do {kernel}({list}); while (next_block());"),
+        Form::Waits => format!("await_previous(); do {kernel}({list}); while (next_block());"),
     }
 }
 

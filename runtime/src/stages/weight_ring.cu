@@ -158,6 +158,7 @@ struct Runs {
 // its rate; what phases pass one another would wait behind more. Those with scales are held back by their copies, which are twice
 // as many; small ones would hold back all behind them.
 constexpr u32 most_under_way = 3;
+static_assert(most_under_way <= ring_slots, "the one waited for is the last in its slot");
 
 // By one warp: begins to copy an entry of a segment to its place.
 __device__ inline void bring_entry(const Segment& segment, int number) {
