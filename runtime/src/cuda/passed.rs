@@ -94,7 +94,7 @@ pub(super) struct Passes {
     /// Columns that are added to its input, and others that gate it.
     pub added: Option<Place>,
     pub gates: Option<Place>,
-    /// The inputs of a recurrence.
+    /// All inputs of a recurrence, or none of them.
     pub inputs: Vec<Option<Place>>,
     /// Its whole output.
     pub output: Option<Place>,
@@ -108,7 +108,7 @@ impl Passes {
     /// What the templates of phases are told, by the bits in phases.cu.
     pub fn bits(&self) -> u32 {
         let bits = [
-            self.input.is_some(),
+            self.input.is_some() || !self.inputs.is_empty(),
             self.added.is_some(),
             self.gates.is_some(),
             self.output.is_some(),

@@ -329,7 +329,7 @@ __device__ void recur_step(const RecurStep& in) {
   float* matrix = in.states + (long long)index * dk * dv;
   // It was last written by the token before.
   step.load_state(matrix);
-  if (in.input[STEP_Q].from.first) {
+  if constexpr ((passes & PASSED_INPUT) != 0) {
     step.template take<true>();
     note_input();
   } else {
