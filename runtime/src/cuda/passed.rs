@@ -265,6 +265,7 @@ mod tests {
             input,
             added: None,
             gates: None,
+            has_odd_norm: false,
             output,
         }
     }

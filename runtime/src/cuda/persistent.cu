@@ -48,7 +48,8 @@ __device__ void persist(const u8* table, const Segment* lists, int stride, int f
     for (int i = threadIdx.x; i < list_bytes / 16; i += persistent_threads) room[i] = reinterpret_cast<const uint4*>(list)[i];
     list = listed_segments();
   }
-  if (threadIdx.x == 0) Ring::get().init();
+  // What copiers read.
+  if (threadIdx.x == 0) Ring::get().init(), turn().waits = 0;
   real_barrier();
   if (threadIdx.x >= phase_threads) {
     bring_weights(list);

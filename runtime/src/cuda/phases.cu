@@ -61,6 +61,8 @@ struct __align__(16) Turn {
   u32 published;
   // How much further on the places of passed values are than where `Passed` says.
   u32 passed_at;
+  // Whether the phase still waits for its input.
+  u32 waits;
   u32* arrived;
   // How many phases are left with this one.
   u32 left;
@@ -73,14 +75,13 @@ struct __align__(16) Turn {
 static_assert(sizeof(Turn) == turn_bytes, "as the program was laid out");
 
 // The dynamic shared memory: the turn, this phase's parameters and the next one's, the slots of the ring of weights, the block's
-// list of segments unless it is too long, what a phase works in, the ring.
+// list of segments unless it is too long, what a phase works in, and the ring at `ring_at`.
 constexpr int ring_warps = phase_threads / 32;
 constexpr int persistent_threads = phase_threads + 32 * copiers;
 constexpr int phases_at = sizeof(Turn);
 constexpr int slots_at = phases_at + 2 * parameter_bytes;
 constexpr int list_at = slots_at + slots_bytes;
 constexpr int room_at = list_at + list_bytes;
-constexpr int ring_at = room_at + room_bytes;
 
 #ifndef WATERLINE_EMULATOR
 __device__ inline u8* whole_shared_memory() {
@@ -92,6 +93,9 @@ static u8* whole_shared_memory() { return emulator::shared; }
 #endif
 
 __device__ inline Turn& turn() { return *reinterpret_cast<Turn*>(whole_shared_memory()); }
+
+// Whether the phase still waits for its input, as a copier sees it now.
+__device__ inline bool turn_waits() { return *const_cast<volatile u32*>(&turn().waits) != 0; }
 
 __device__ inline u32 real_block() { return blockIdx.x; }
 __device__ inline u32 real_blocks() { return gridDim.x; }
@@ -124,12 +128,17 @@ __device__ inline void phase_barrier() {
 #endif
 }
 
-// Between two looks for what has not been passed yet, so that those who write it are not kept waiting.
-__device__ inline void rest() {
+// Before a look for what has not been passed yet. All blocks look for the same, and who looks too early waits for one more look,
+// which comes behind all others and behind the copies of weights.
+template <int nanoseconds>
+__device__ void rest() {
 #ifndef WATERLINE_EMULATOR
-  asm volatile("nanosleep.u32 100;");
+  asm volatile("nanosleep.u32 %0;" ::"n"(nanoseconds));
 #endif
 }
+
+// Between two looks.
+__device__ inline void rest() { rest<100>(); }
 
 // What no value is.
 constexpr u32 not_passed = 0xffffffff;
@@ -185,13 +194,18 @@ __device__ inline float Passed::taken(int column) const {
 
 // The phase's input has come.
 __device__ inline void note_input() {
-  if (threadIdx.x == 0 && turn().clocks) turn().clocks[1] = clock64();
+  if (threadIdx.x != 0) return;
+  turn().waits = 0;
+  if (turn().clocks) turn().clocks[1] = clock64();
 }
 
 // By thread 0: waits until every block has gone through the phases before this one, and shows what they wrote.
 __device__ inline void wait_for_arrivals() {
   Turn& now = turn();
-  if (now.waited == now.arrivals) return;
+  if (now.waited == now.arrivals) {
+    now.waits = 0;
+    return;
+  }
 #ifndef WATERLINE_EMULATOR
   u32 seen;
   do {
@@ -199,7 +213,7 @@ __device__ inline void wait_for_arrivals() {
   } while (seen < now.arrivals);
 #endif
   now.waited = now.arrivals;
-  if (now.clocks) now.clocks[1] = clock64();
+  note_input();
 }
 
 // By thread 0, after a barrier of the block: the block has gone through its phase.
@@ -276,6 +290,7 @@ __device__ inline void turn_to_next_phase() {
     before.clocks[3] = before.clocks[4] = clock64();
     now.clocks = before.clocks + 3;
   }
+  now.waits = 1;
   now.left = before.left - 1;
   if (before.left > 1) begin_phase(next);
 }

@@ -25,6 +25,9 @@ struct GatherStep {
     function: i32,
 }
 
+/// One of `Gather::kinds`, as in gather.cu.
+const ODD_PART_NORM: usize = 4;
+
 /// Kinds of steps, by their numbers in gather.cu.
 const NORM: i32 = 0;
 const LAYER_NORM: i32 = 1;
@@ -59,7 +62,7 @@ impl Gather {
                     let norm = match size {
                         size if size == cols => 1,
                         size if size.is_multiple_of(32) => 2,
-                        _ => 4,
+                        _ => ODD_PART_NORM,
                     };
                     norm | (step.kind as usize) << 3
                 }
@@ -73,6 +76,11 @@ impl Gather {
             .iter()
             .fold(0, |kinds, step| kinds | kind(step));
         kinds | (self.gated as usize) << 7
+    }
+
+    /// Whether a norm has parts that warps cannot share, for which the whole row needs room.
+    pub fn has_odd_norm(&self, cols: usize) -> bool {
+        self.kinds(cols) & ODD_PART_NORM != 0
     }
 
     /// Whether everything that it reads begins at a multiple of 16 bytes, as the one row of a step.

@@ -39,6 +39,8 @@ pub(crate) struct Product {
     /// The columns of these two.
     pub(super) added: Option<Rows>,
     pub(super) gates: Option<Rows>,
+    /// Whether a step of the input needs room for all of its columns.
+    pub(super) has_odd_norm: bool,
     pub(super) output: Rows,
 }
 
@@ -50,7 +52,12 @@ impl Product {
 
     /// Bytes of shared memory for the input.
     pub(super) fn input_bytes(&self) -> usize {
-        self.input_ends()[2].max(self.cols() * size_of::<f32>())
+        let whole = if self.has_odd_norm {
+            self.cols() * size_of::<f32>()
+        } else {
+            0
+        };
+        self.input_ends()[2].max(whole)
     }
 
     /// Where the input ends as it is, in 8 bits with scales and sums, and split into bf16 numbers; each only where a format
@@ -233,6 +240,7 @@ impl Launches<'_> {
             input: gather.columns(factors[0].cols),
             added: gather.columns_of(ADD, factors[0].cols),
             gates: gather.columns_of(GATE, factors[0].cols),
+            has_odd_norm: gather.has_odd_norm(factors[0].cols),
             factors,
             output,
         };

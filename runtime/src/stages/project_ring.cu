@@ -154,9 +154,12 @@ __device__ void product(const Rows& output, float eps, const Gather& gather, con
   // What does not depend on earlier phases comes while they end, and while the input is on its way. The first turn is not one of
   // the loop's: what was asked for would be moved on its way into it, and so waited for.
   ComingInput<passes, cols, kinds> coming;
-  coming.ask(gather);
   FinishedRow<passes, kind> row(segments, count);
   row.load(tasks, output);
+  // Phases with few bytes of weights follow one another so fast that the first look would come too early for the most part: with
+  // this rest, GDN 1.3B in Q4_0 takes 476 us a token on an H200 instead of 493; in BF16 it would take 1 % longer.
+  if constexpr ((passes & PASSED_INPUT) != 0 && parts_at > codes_at) rest<400>();
+  coming.ask(gather);
   coming.await(gather);
   const ProductInput input(shared_memory<u8>(), codes_at, parts_at, cols);
   make_input<cols, kinds, codes_at, parts_at, bytes>(gather, coming, input);

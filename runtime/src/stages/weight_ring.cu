@@ -154,11 +154,13 @@ struct Runs {
   }
 };
 
-// Large entries of weights without scales that are under way at once. Three of 16 KB are as many as the memory's latency times
-// its rate; what phases pass one another would wait behind more. Those with scales are held back by their copies, which are twice
-// as many; small ones would hold back all behind them.
-constexpr u32 most_under_way = 3;
-static_assert(most_under_way <= ring_slots, "the one waited for is the last in its slot");
+// Large entries that are under way at once, also while the block waits for its phase's input: what phases pass one another comes
+// behind them. Three of 16 KB are as many as the memory's latency times its rate. Those with scales take twice as many copies, so
+// that they are slower to begin; small ones would hold back all behind them. A copier waits for entries that it brought itself:
+// others might have gone round the ring since, and a barrier tells only every second of its phases from those between.
+constexpr u32 most_while_waiting = copiers;
+constexpr u32 most_under_way = 2 * copiers;
+static_assert(ring_slots % copiers == 0 && ring_slots >= most_under_way, "a slot is one copier's");
 
 // By one warp: begins to copy an entry of a segment to its place.
 __device__ inline void bring_entry(const Segment& segment, int number) {
@@ -175,8 +177,9 @@ __device__ inline void bring_entry(const Segment& segment, int number) {
 
   Ring& ring = Ring::get();
   u32 entry = segment.entry + number;
-  bool large = scales.bytes == 0 && rows * codes.bytes > slot_bytes / 2;
-  if (large && entry >= most_under_way) ring.await(RingPlace(entry - most_under_way));
+  bool large = rows * codes.bytes > slot_bytes / 2;
+  u32 most = scales.bytes == 0 && turn_waits() ? most_while_waiting : most_under_way;
+  if (large && entry >= most) ring.await(RingPlace(entry - most));
   RingPlace place(entry);
   u8* to = ring.claim(place);
   u8* to_scales = to + rows_of_entry(segment.format) * segment.code_pitch;
