@@ -126,6 +126,7 @@ struct Ring {
 };
 
 static_assert(sizeof(Ring) == slots_bytes, "as the program was laid out");
+static_assert(ring_at % 32 == 0 && slot_bytes % 32 == 0, "bulk copies to other places take longer");
 
 // Bytes to copy: runs of `bytes`, a multiple of 16, so far apart.
 struct Runs {
