@@ -61,8 +61,10 @@ struct RecurrenceStep {
   static constexpr int squares_at = overlap_at + queries;
   static constexpr int removed_at = squares_at + (measures ? 1 + queries : 0);
   static constexpr int count = removed_at + (write == WRITE_REPLACE ? queries : 0);
-  // Floats in shared memory: the warps' sums, the values, the heads' weights.
-  static constexpr int values_at = count * across * warps;
+  // Floats in shared memory: the warps' sums, those of all warps, the values, the heads' weights.
+  static constexpr int sums = count * across;
+  static constexpr int totals_at = sums * warps;
+  static constexpr int values_at = totals_at + sums;
   static constexpr int weights_at = values_at + columns;
 
   const RecurStep& in;
@@ -209,28 +211,8 @@ struct RecurrenceStep {
   // As MAP_L2_NORM does it.
   __device__ static float unit_factor(float squares) { return rsqrtf(squares + 1e-6f); }
 
-  // The sums of all warps, which the lanes share out among them.
-  struct Totals {
-    static constexpr int held = (count * across + 31) / 32;
-    float own_ones[held];
-    int pair;
-
-    __device__ Totals(const float* sums, int lane, int pair) : pair(pair) {
-#pragma unroll
-      for (int i = 0; i < held; i++) {
-        const float4* four = reinterpret_cast<const float4*>(sums + min(lane + 32 * i, count * across - 1) * warps);
-        float4 sum = four[0];
-#pragma unroll
-        for (int j = 1; j < warps / 4; j++) sum.x += four[j].x, sum.y += four[j].y, sum.z += four[j].z, sum.w += four[j].w;
-        own_ones[i] = (sum.x + sum.y) + (sum.z + sum.w);
-      }
-    }
-    // One of them for this thread's columns: all lanes of a warp ask for the same.
-    __device__ float of(int index) const {
-      int at = index * across;
-      return __shfl_sync(all_lanes, own_ones[at / 32], at % 32 + pair);
-    }
-  };
+  // One of the sums over all rows, for this thread's columns.
+  __device__ float total(int index) const { return room[totals_at + index * across + pair]; }
 
   // The sums over rows go to shared memory, without the fade of a head. Rows that fade by themselves do so here.
   __device__ void sum_rows() {
@@ -261,7 +243,19 @@ struct RecurrenceStep {
     }
     if (lane_index() >= across) return;
 #pragma unroll
-    for (int i = 0; i < count; i++) room[(i * across + pair) * warps + warp_index()] = part[i];
+    for (int i = 0; i < count; i++) room[warp_index() * sums + i * across + pair] = part[i];
+  }
+
+  // The sums of all warps: each by one thread, since all threads want them.
+  __device__ void sum_warps() {
+    for (int first = 0; first < sums; first += phase_threads) {
+      int i = first + threadIdx.x;
+      if (i >= sums) return;
+      float part[4] = {};
+#pragma unroll
+      for (int warp = 0; warp < warps; warp++) part[warp % 4] += room[warp * sums + i];
+      room[totals_at + i] = (part[0] + part[1]) + (part[2] + part[3]);
+    }
   }
 
   // The fade of the head.
@@ -281,16 +275,15 @@ struct RecurrenceStep {
     for (int c = 0; c < own; c++) written[c] = weights[STEP_WRITE_GATE] * room[values_at + pair * own + c];
     // Of an additive write only the outputs need the sums.
     if (reads || warp_index() < queries) {
-      Totals totals(room, lane, pair);
       // The lengths of keys and queries are factors of what they read and write.
-      float key_factor = measures && in.unit ? unit_factor(totals.of(squares_at)) : 1.0f;
+      float key_factor = measures && in.unit ? unit_factor(total(squares_at)) : 1.0f;
 #pragma unroll
       for (int c = 0; c < own; c++) {
-        if (reads) read[c] = (write == WRITE_DELTA ? fading : 1.0f) * totals.of(c);
+        if (reads) read[c] = (write == WRITE_DELTA ? fading : 1.0f) * total(c);
         if (write == WRITE_DELTA) written[c] = key_factor * weights[STEP_BETA] * (written[c] - key_factor * read[c]);
       }
 #pragma unroll
-      for (int i = 0; i < queries; i++) emit(i, totals, fading, read, written);
+      for (int i = 0; i < queries; i++) emit(i, fading, read, written);
     }
 #pragma unroll
     for (int r = 0; r < rows; r++) {
@@ -303,16 +296,16 @@ struct RecurrenceStep {
   }
 
   // The outputs of a query: the warp of its number writes them.
-  __device__ void emit(int number, const Totals& totals, float fading, const float (&read)[own],
+  __device__ void emit(int number, float fading, const float (&read)[own],
                        const float (&written)[own]) const {
     if (warp_index() != number) return;
     float factor = in.scale * room[weights_at + STEP_READ_GATES + number];
-    if (measures && in.unit) factor *= unit_factor(totals.of(squares_at + 1 + number));
-    float overlap = totals.of(overlap_at + number);
-    float removed = write == WRITE_REPLACE ? totals.of(removed_at + number) : 0.0f;
+    if (measures && in.unit) factor *= unit_factor(total(squares_at + 1 + number));
+    float overlap = total(overlap_at + number);
+    float removed = write == WRITE_REPLACE ? total(removed_at + number) : 0.0f;
 #pragma unroll
     for (int c = 0; c < own; c++) {
-      float out = fading * totals.of(out_at + number * own + c) + overlap * written[c] - removed * read[c];
+      float out = fading * total(out_at + number * own + c) + overlap * written[c] - removed * read[c];
       int at = (head + number) * dv + column() + c;
       if (place != 0 || column() >= dv) continue;
       if constexpr ((passes & PASSES_OUTPUT) != 0) this_phase().output.pass(at, factor * out);
@@ -337,6 +330,8 @@ __device__ void recur_step(const RecurStep& in) {
     step.template take<false>();
   }
   step.sum_rows();
+  __syncthreads();
+  step.sum_warps();
   __syncthreads();
   step.finish();
   if constexpr ((passes & PASSES_OUTPUT) == 0) {

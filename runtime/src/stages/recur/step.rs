@@ -54,8 +54,8 @@ pub(super) fn push(plan: &Plan, states: usize, inputs: Inputs, launches: &mut La
     ];
     let threads = launches.gather_threads();
     let columns = columns_of_block(plan, states, launches.processors(), threads);
-    // The warps' sums, the values, and a head's weights: three and one for each query.
-    let floats = sums(plan) * columns * threads / 32 + columns + 3 + plan.queries;
+    // The warps' sums and those of all warps, the values, and a head's weights: three and one for each query.
+    let floats = sums(plan) * columns * (threads / 32 + 1) + columns + 3 + plan.queries;
     let shared = floats * size_of::<f32>();
     // Each query's outputs have a warp to write them.
     if shared > MOST_SHARED || plan.queries > threads / 32 {
