@@ -31,9 +31,10 @@ struct Attended {
 constexpr int never = 0x7fffffff;
 
 // A block takes `heads` query heads of one key head and `tile` tokens, and one of `splits` equal parts of the keys. A
-// single token without a set is cached on the way (`caches`): it takes the row of a token that no query sees.
-template <class E, int dim, int unit, int heads, int tile, bool retains, bool caches, int splits>
-__device__ void attend(Attended a, const u64* position, int tokens) {
+// single token without a set is cached on the way (`caches`): it takes the row of a token that no query sees. Only heads of a
+// single token are shared out among warps, and only its keys are split.
+template <class E, int dim, int unit, int heads, int tile, bool retains, bool caches, int splits, int sharing>
+__device__ void attend(const Attended& a, const u64* position, int tokens) {
   int group = a.heads / a.kv_heads;
   int split = blockIdx.x % splits, part = blockIdx.x / splits % (group / heads);
   int kv_head = blockIdx.x / splits / (group / heads);
@@ -42,11 +43,13 @@ __device__ void attend(Attended a, const u64* position, int tokens) {
   long long start = *position;
   auto token_of = [&](int g) { return min(first_token + g / heads, last_token); };
 
-  Softmaxes<E, dim, unit, heads * tile> softmaxes;
+  using Queries = Softmaxes<E, dim, unit, heads * tile / sharing, sharing>;
+  Queries softmaxes;
   softmaxes.clear();
 #pragma unroll
-  for (int g = 0; g < heads * tile; g++) {
-    softmaxes.load_query(g, a.q.token(token_of(g)) + (first_head + g % heads) * dim);
+  for (int own = 0; own < heads * tile / sharing; own++) {
+    int g = Queries::first_query() + own;
+    softmaxes.load_query(own, a.q.token(token_of(g)) + (first_head + g % heads) * dim);
   }
 
   // Positions of the segment, then tokens of the chunk, that any of the queries may see.
@@ -79,7 +82,9 @@ __device__ void attend(Attended a, const u64* position, int tokens) {
                 [&](int i, int g) { return stays(before + i, token_of(g)); });
   ChunkRows chunk = {a.k, a.v, kv_head * dim};
   int skipped = count + cached - first_own;
-  softmaxes.add(max(low - skipped, first_own), high - skipped, chunk, a.scale, [&](int i, int g) {
+  constexpr bool single = caches || splits > 1 || sharing > 1;
+  constexpr int together = single ? 1 : Queries::together;
+  softmaxes.template add<together>(max(low - skipped, first_own), high - skipped, chunk, a.scale, [&](int i, int g) {
     return i <= token_of(g) && stays(a.rows + i, token_of(g));
   });
 
@@ -110,7 +115,7 @@ __device__ void attend(Attended a, const u64* position, int tokens) {
 
 // Makes one softmax of the parts of each head.
 template <int dim, int splits>
-__device__ void combine_parts(Attended a) {
+__device__ void combine_parts(const Attended& a) {
   const float* parts = a.parts + ((long long)blockIdx.y * a.heads + blockIdx.x) * splits * (dim + 2);
   float* out = a.out.token(blockIdx.y) + blockIdx.x * dim;
   for (int i = threadIdx.x; i < dim; i += blockDim.x) {
@@ -122,7 +127,7 @@ __device__ void combine_parts(Attended a) {
 // Writes the chunk's keys and values into the segment, and what stays of the tokens that they push out into the set. A
 // block owns the row of token blockIdx.y; the threads each have their columns.
 template <class E, int dim, bool retains>
-__device__ void cache(Attended a, const u64* position, int tokens) {
+__device__ void cache(const Attended& a, const u64* position, int tokens) {
   int kv_head = blockIdx.x;
   if (blockIdx.y >= a.rows) return;
   u64 start = *position;
@@ -186,7 +191,8 @@ __device__ inline int lowest_score(const float* scores, int count) {
   return row;
 }
 
-// Which tokens enter the set and leave it. One block for each key head takes the chunk's tokens in order.
+// Which tokens enter the set and leave it. One block for each key head takes the chunk's tokens in order. What it is called with
+// stays in registers, since it would have to be read again after each value that it writes.
 template <int policy>
 __device__ void retain(Attended a, Retained r, const u64* position, int tokens) {
   int head = blockIdx.x;
@@ -260,7 +266,7 @@ __device__ void retain(Attended a, Retained r, const u64* position, int tokens) 
 // The policy of attention: a query's weights decide what the next one sees, so that one block for each key head reads the
 // chunk token by token. Shared memory holds what `merge` needs, then the largest score and the sum of each query head.
 template <class E, int dim, int unit, int heads>
-__device__ void attend_and_weigh(Attended a, Retained r, const u64* position, int tokens) {
+__device__ void attend_and_weigh(const Attended& a, const Retained& r, const u64* position, int tokens) {
   int kv_head = blockIdx.x, group = a.heads / a.kv_heads, warps = blockDim.x / 32;
   long long start = *position;
   long long head_rows = (long long)kv_head * a.rows * dim, head_set = (long long)kv_head * a.capacity * dim;

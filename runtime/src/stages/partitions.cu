@@ -54,7 +54,7 @@ __device__ inline void weigh(float* x, int n, float weight, bool unit_length) {
 // `step`: the only token's chosen partitions, in place of all. `out` has `readers` rows of all heads for a token.
 template <int heads, bool step, int dk, int dv, int lanes, int columns, int warps, int queries, int fade, bool complement,
           int write, int batch, bool aligned>
-__device__ void partitions(RecurInputs in, PartitionRoute route, int tokens) {
+__device__ void partitions(const RecurInputs& in, const PartitionRoute& route, int tokens) {
   static_assert(queries == 1 && !complement, "partitions have one query and keys of their own");
   using State = Recurrence<dk, dv, lanes, columns, warps, queries, fade, complement, write, batch, aligned>;
   constexpr int buffers = batch == 1 ? 1 : 2;
@@ -121,14 +121,15 @@ __device__ void partitions(RecurInputs in, PartitionRoute route, int tokens) {
   state.store_state(matrix);
 }
 
-// What a token read of its partitions, summed.
+// What a token read of its partitions, summed; a thread takes a column.
 template <int width, int readers, bool add>
 __device__ void sum_partitions(Rows parts, Rows out) {
-  float* row = out.token(blockIdx.x);
-  const float* part = parts.token(blockIdx.x);
-  for (int i = threadIdx.x; i < width; i += blockDim.x) {
-    float sum = add ? row[i] : 0.0f;
-    for (int rank = 0; rank < readers; rank++) sum += part[rank * width + i];
-    row[i] = sum;
-  }
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= width) return;
+  float* place = out.token(blockIdx.y) + i;
+  const float* part = parts.token(blockIdx.y) + i;
+  float sum = add ? *place : 0.0f;
+#pragma unroll 8
+  for (int rank = 0; rank < readers; rank++) sum += part[rank * width];
+  *place = sum;
 }

@@ -14,46 +14,55 @@ struct RouterInputs {
 
   // Input `channel` of a head at the chunk's token t; negative tokens were kept.
   __device__ float at(int head, int t, int channel) const {
-    if (t < 0) return kept[((long long)head * past + past + t) * inputs + channel];
-    if (outputs) return outputs[((long long)head * chunk + t) * inputs + channel];
-    int dim = inputs / 2;
-    return channel < dim ? k.token(t)[head * dim + channel] : v.token(t)[head * dim + channel - dim];
+    bool before = t < 0;
+    const float* row = (before ? kept : outputs) + ((long long)head * (before ? past : chunk) + (before ? past : 0) + t) * inputs;
+    if (!before && !outputs) {
+      int dim = inputs / 2;
+      row = channel < dim ? k.token(t) + head * dim : v.token(t) + (head - 1) * dim;
+    }
+    return row[channel];
   }
 };
 
-// One layer: a block takes 32 outputs, one a lane, of `tile` tokens of a head; its warps share the taps and inputs. The
-// output of token t stands at position + t - ahead; before the sequence begins it is zero, the next layer's padding.
-template <int inputs, int outputs, int taps, int dilation, int tile, bool shared_by_heads>
-__device__ void score_layer(RouterInputs from, const float* weight, const float* bias, float* out,
+// One layer: a block takes `width` outputs, one a lane, of `tile` tokens of a head; its warps, and the lanes of the same output,
+// share the taps and inputs. The output of token t stands at position + t - ahead; before the sequence begins it is zero, the
+// next layer's padding.
+template <int inputs, int outputs, int taps, int dilation, int tile, int width, bool shared_by_heads>
+__device__ void score_layer(const RouterInputs& from, const float* weight, const float* bias, float* out,
                             const u64* position, int ahead, int tokens) {
-  constexpr int columns = (outputs + 31) / 32;
+  constexpr int columns = (outputs + width - 1) / width, together = 32 / width;
   int head = blockIdx.x / columns, group = shared_by_heads ? 0 : head;
-  int column = blockIdx.x % columns * 32 + lane_index();
+  int column = blockIdx.x % columns * width + lane_index() % width;
   int start = blockIdx.y * tile;
   int warps = blockDim.x / 32;
   float sums[tile] = {};
   const float* own = weight + (long long)group * taps * inputs * outputs + min(column, outputs - 1);
-  for (int tap = 0; tap < taps; tap++) {
-#pragma unroll 4
-    for (int input = warp_index(); input < inputs; input += warps) {
-      float w = own[((long long)tap * inputs + input) * outputs];
+#pragma unroll 8
+  for (int row = warp_index() * together + lane_index() / width; row < taps * inputs; row += warps * together) {
+    float w = own[(long long)row * outputs];
 #pragma unroll
-      for (int i = 0; i < tile; i++) {
-        int t = min(start + i, tokens - 1) - from.past + tap * dilation;
-        sums[i] += w * from.at(head, t, input);
-      }
+    for (int i = 0; i < tile; i++) {
+      int t = min(start + i, tokens - 1) - from.past + row / inputs * dilation;
+      sums[i] += w * from.at(head, t, row % inputs);
     }
   }
+  float own_bias = bias[group * outputs + min(column, outputs - 1)];
+  long long first = (long long)*position;
   float* parts = shared_memory<float>();
 #pragma unroll
-  for (int i = 0; i < tile; i++) parts[(warp_index() * tile + i) * 32 + lane_index()] = sums[i];
+  for (int i = 0; i < tile; i++) {
+#pragma unroll
+    for (int distance = width; distance < 32; distance *= 2) sums[i] += __shfl_xor_sync(all_lanes, sums[i], distance);
+    if (lane_index() < width) parts[(warp_index() * tile + i) * width + lane_index()] = sums[i];
+  }
   __syncthreads();
   for (int i = warp_index(); i < tile; i += warps) {
-    float sum = bias[group * outputs + min(column, outputs - 1)];
-    for (int warp = 0; warp < warps; warp++) sum += parts[(warp * tile + i) * 32 + lane_index()];
+    float sum = own_bias;
+#pragma unroll 8
+    for (int warp = 0; warp < warps; warp++) sum += parts[(warp * tile + i) * width + lane_index() % width];
     int t = start + i;
-    if (t >= tokens || column >= outputs) continue;
-    bool before = (long long)*position + t < ahead;
+    if (t >= tokens || column >= outputs || lane_index() >= width) continue;
+    bool before = first + t < ahead;
     out[((long long)head * from.chunk + t) * outputs + column] = before ? 0.0f : silu(sum);
   }
 }
@@ -64,33 +73,43 @@ struct RouterLayers {
   RouterInputs at[most_layers];
 };
 
+// Rows whose loads are under way together.
+constexpr int kept_together = 4;
+
 // Keeps the inputs that the next outputs need. A block takes a head of a layer, a thread a channel, so that the rows move
 // up in place.
-template <int heads>
-__device__ void keep_inputs(RouterLayers layers, int tokens) {
-  const RouterInputs& from = layers.at[blockIdx.x / heads];
-  int head = blockIdx.x % heads;
+__device__ void keep_inputs(const RouterInputs& from, int head, int tokens) {
   for (int channel = threadIdx.x; channel < from.inputs; channel += blockDim.x) {
-    for (int row = 0; row < from.past; row++) {
-      float x = from.at(head, tokens - from.past + row, channel);
-      from.kept[((long long)head * from.past + row) * from.inputs + channel] = x;
+    for (int first = 0; first < from.past; first += kept_together) {
+      // What these rows become stands in later ones.
+      float x[kept_together];
+#pragma unroll
+      for (int i = 0; i < kept_together; i++) {
+        if (first + i < from.past) x[i] = from.at(head, tokens - from.past + first + i, channel);
+      }
+#pragma unroll
+      for (int i = 0; i < kept_together; i++) {
+        if (first + i < from.past) from.kept[((long long)head * from.past + first + i) * from.inputs + channel] = x[i];
+      }
     }
   }
 }
 
 enum { SIGMOID_LESS_HALF, POSITIVE };
 
-// The scores from the last layer's outputs; a warp takes a head of a token.
+// The scores from the last layer's outputs, a block for each head of a token, and what is kept of all layers' inputs. The blocks
+// of a token are as many as the heads of all layers.
 template <int inputs, int heads, int map, bool shared_by_heads>
-__device__ void finish_scores(const float* from, const float* weight, const float* bias, Rows out, int chunk) {
-  int t = blockIdx.x;
-  for (int head = warp_index(); head < heads; head += blockDim.x / 32) {
-    int group = shared_by_heads ? 0 : head;
-    float z = 0.0f;
-    for (int i = lane_index(); i < inputs; i += 32) {
-      z += from[((long long)head * chunk + t) * inputs + i] * weight[group * inputs + i];
-    }
-    z = warp_sum(z) + bias[group];
-    if (lane_index() == 0) out.token(t)[head] = map == SIGMOID_LESS_HALF ? sigmoid(z) - 0.5f : fmaxf(z, 0.0f);
+__device__ void finish_scores(const RouterLayers& layers, const float* from, const float* weight, const float* bias, Rows out,
+                              int chunk, int tokens) {
+  int t = blockIdx.y, head = blockIdx.x % heads;
+  if (t == 0) keep_inputs(layers.at[blockIdx.x / heads], head, tokens);
+  if ((int)blockIdx.x >= heads || warp_index() > 0) return;
+  int group = shared_by_heads ? 0 : head;
+  float z = 0.0f;
+  for (int i = lane_index(); i < inputs; i += 32) {
+    z += from[((long long)head * chunk + t) * inputs + i] * weight[group * inputs + i];
   }
+  z = warp_sum(z) + bias[group];
+  if (lane_index() == 0) out.token(t)[head] = map == SIGMOID_LESS_HALF ? sigmoid(z) - 0.5f : fmaxf(z, 0.0f);
 }

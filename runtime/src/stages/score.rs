@@ -284,17 +284,6 @@ impl Score {
             ahead += layer.ahead();
             self.launch_layer(launches, layer, *from, outputs, ahead, tile)?;
         }
-        launches.push(Call {
-            source: SOURCE,
-            kernel: format!("keep_inputs<{}>", self.kv_heads),
-            grid: Grid::Blocks(self.layers.len() * self.kv_heads),
-            threads: 128,
-            shared: 0,
-            parameters: vec![
-                Parameter::value("RouterLayers", layers),
-                Parameter::tokens(),
-            ],
-        });
         let last = self.weight.len() / self.bias.len();
         let map = match self.map {
             ScoreMap::Sigmoid => "SIGMOID_LESS_HALF",
@@ -307,15 +296,17 @@ impl Score {
                 self.kv_heads,
                 self.bias.len() == 1
             ),
-            grid: Grid::Tokens,
-            threads: (self.kv_heads * 32).min(256),
+            grid: Grid::EachToken(self.layers.len() * self.kv_heads),
+            threads: 128,
             shared: 0,
             parameters: vec![
+                Parameter::value("RouterLayers", layers),
                 Parameter::pointer("const float", outputs),
                 launches.vector(&self.weight)?,
                 launches.vector(&self.bias)?,
                 launches.view(self.out),
                 Parameter::int(chunk),
+                Parameter::tokens(),
             ],
         });
         Ok(())
@@ -331,12 +322,14 @@ impl Score {
         ahead: usize,
         tile: usize,
     ) -> Result<()> {
-        let threads = 256;
-        let blocks = self.kv_heads * layer.outputs.div_ceil(32);
+        let threads = launches.gather_threads();
+        // A few tokens read the weights once: more blocks of fewer columns read more of them at once.
+        let width = if tile == 1 { 8 } else { 32 };
+        let blocks = self.kv_heads * layer.outputs.div_ceil(width);
         launches.push(Call {
             source: SOURCE,
             kernel: format!(
-                "score_layer<{}, {}, {}, {}, {tile}, {}>",
+                "score_layer<{}, {}, {}, {}, {tile}, {width}, {}>",
                 layer.inputs,
                 layer.outputs,
                 layer.taps,
@@ -345,7 +338,7 @@ impl Score {
             ),
             grid: Grid::EachTile(blocks, tile),
             threads,
-            shared: threads * tile * size_of::<f32>(),
+            shared: threads / 32 * width * tile * size_of::<f32>(),
             parameters: vec![
                 Parameter::value("RouterInputs", from),
                 launches.vector(&layer.weight)?,

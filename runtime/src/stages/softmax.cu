@@ -1,5 +1,6 @@
 // Softmax over keys that pass a block of threads. Some lanes share a key, a warp takes several keys at a time, and each
-// goes on with a softmax of its own; `merge` makes one of them. Several queries share each key that is read.
+// goes on with a softmax of its own; `merge` makes one of them. Several queries share each key that is read: those of a warp, or
+// for one token, whose code would be long for all of its heads, one query in each of some warps that follow one another.
 
 // On tensor cores four lanes share two rows of scores, laid out as in tensor.cu: raises the rows' largest scores so far to the
 // highest of all four lanes, and shrinks sums and weighted values accordingly.
@@ -75,8 +76,9 @@ __device__ constexpr int lanes_of_key(int dim, int unit) {
   return lanes;
 }
 
-// The softmaxes of `queries` queries over keys of `dim` values, cached as E; columns are read `unit` at a time.
-template <class E, int dim, int unit, int queries>
+// The softmaxes of `queries` queries of a warp over keys of `dim` values, cached as E; columns are read `unit` at a time. Of
+// `sharing` warps that follow one another each has other queries and reads the same keys.
+template <class E, int dim, int unit, int queries, int sharing = 1>
 struct Softmaxes {
   static constexpr int lanes = lanes_of_key(dim, unit);
   static constexpr int pieces = (dim + lanes * unit - 1) / (lanes * unit);
@@ -90,6 +92,9 @@ struct Softmaxes {
   float weighted[queries][pieces * unit];
   float largest[queries];
   float sum[queries];
+
+  // The number of the warp's first query among the block's.
+  __device__ static int first_query() { return warp_index() % sharing * queries; }
 
   __device__ static int column(int piece) { return (piece * lanes + lane_index() % lanes) * unit; }
 
@@ -143,12 +148,12 @@ struct Softmaxes {
     }
   }
 
-  // Adds entries from..to of `source`; `sees(i, g)` says whether query g sees entry i. The whole block takes part.
-  template <class Source, class Sees>
+  // Adds entries from..to of `source`; `sees(i, g)` says whether query g of the block sees entry i. The whole block takes part.
+  template <int together = Softmaxes::together, class Source, class Sees>
   __device__ void add(int from, int to, const Source& source, float scale, Sees sees) {
     using T = typename Source::Value;
-    int own = warp_index() * keys_of_warp + lane_index() / lanes;
-    int side_by_side = blockDim.x / 32 * keys_of_warp;
+    int own = warp_index() / sharing * keys_of_warp + lane_index() / lanes;
+    int side_by_side = blockDim.x / 32 / sharing * keys_of_warp;
     for (int first = from; first < to; first += side_by_side * together) {
       Piece<T, unit> keys[together][pieces], values[together][pieces];
 #pragma unroll
@@ -157,17 +162,24 @@ struct Softmaxes {
         load(source.key(i), keys[u]);
         load(source.value(i), values[u]);
       }
+      // What tells whether a key is seen may have to be read too.
+      bool seen[queries][together];
 #pragma unroll
       for (int g = 0; g < queries; g++) {
-        float scores[together];
-        bool seen[together];
-        float highest = largest[g];
 #pragma unroll
         for (int u = 0; u < together; u++) {
           int i = first + u * side_by_side + own;
-          seen[u] = i < to && sees(i, g);
+          seen[g][u] = sees(min(i, to - 1), first_query() + g) & (i < to);
+        }
+      }
+#pragma unroll
+      for (int g = 0; g < queries; g++) {
+        float scores[together];
+        float highest = largest[g];
+#pragma unroll
+        for (int u = 0; u < together; u++) {
           scores[u] = scale * over_lanes(product(g, keys[u]));
-          if (seen[u]) highest = fmaxf(highest, scores[u]);
+          if (seen[g][u]) highest = fmaxf(highest, scores[u]);
         }
         float shrink = expf(largest[g] - highest);
         largest[g] = highest;
@@ -177,7 +189,7 @@ struct Softmaxes {
 #pragma unroll
         for (int u = 0; u < together; u++) {
           // A value that is not seen may not even be finite.
-          if (!seen[u]) continue;
+          if (!seen[g][u]) continue;
           float weight = expf(scores[u] - highest);
           sum[g] += weight;
 #pragma unroll
@@ -189,7 +201,7 @@ struct Softmaxes {
     }
   }
 
-  // Makes one softmax of the block's: `emit(g, i, largest, sum, weighted)` for each value i of query g, each in one
+  // Makes one softmax of the warps': `emit(g, i, largest, sum, weighted)` for each value i of the block's query g, each in one
   // thread. `shared` has room for `queries * (dim + 2)` floats a warp. Begins with a barrier.
   template <class Emit>
   __device__ void merge(float* shared, Emit emit) {
@@ -226,10 +238,10 @@ struct Softmaxes {
       }
     }
     __syncthreads();
-    int warps = blockDim.x / 32;
-    for (int index = threadIdx.x; index < queries * dim; index += blockDim.x) {
+    constexpr int all = sharing * queries;
+    for (int index = threadIdx.x; index < all * dim; index += blockDim.x) {
       int g = index / dim, i = index % dim;
-      merge_entries(shared + g * (dim + 2), warps, queries * (dim + 2), i,
+      merge_entries(shared + g * (dim + 2), blockDim.x / 32 / sharing, all * (dim + 2), i,
                     [&](float highest, float total, float x) { emit(g, i, highest, total, x); });
     }
   }

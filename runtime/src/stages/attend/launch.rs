@@ -21,6 +21,8 @@ const TILE_THREADS: usize = 128;
 const TILE_DIM: usize = 256;
 /// Query heads and tokens that share the keys which a block reads.
 const QUERIES: usize = 4;
+/// Longest heads of a single token that warps share out.
+const MOST_SHARING_DIM: usize = 256;
 
 /// `Attended` in attend.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -75,8 +77,13 @@ pub(in crate::stages) fn unit(dim: usize, chunk: &[View]) -> usize {
 
 /// Threads of a block, and the bytes of shared memory in which it merges the softmaxes of `queries` queries.
 pub(in crate::stages) fn block(dim: usize, queries: usize) -> (usize, usize) {
-    let warps = if dim > 256 { 4 } else { 8 };
-    (warps * 32, warps * queries * (dim + 2) * size_of::<f32>())
+    let threads = if dim > 256 { 128 } else { 256 };
+    (threads, merging_bytes(dim, threads, queries))
+}
+
+/// Bytes of shared memory in which so many threads merge the softmaxes of `queries` queries of each warp.
+fn merging_bytes(dim: usize, threads: usize, queries: usize) -> usize {
+    threads / 32 * queries * (dim + 2) * size_of::<f32>()
 }
 
 /// Query heads of a group that pass over the keys together.
@@ -243,11 +250,17 @@ impl Attend {
             return Ok(());
         }
         let caches = single && !retains;
-        let (threads, shared) = block(dim, heads * tile);
+        let mut sharing = 1;
+        let (mut threads, mut shared) = block(dim, heads * tile);
+        if single && dim <= MOST_SHARING_DIM && (threads / 32).is_multiple_of(heads) {
+            sharing = heads;
+            threads = launches.gather_threads();
+            shared = merging_bytes(dim, threads, 1);
+        }
         launches.push(Call {
             source: SOURCE,
             kernel: format!(
-                "attend<{kv}, {dim}, {unit}, {heads}, {tile}, {retains}, {caches}, {splits}>"
+                "attend<{kv}, {dim}, {unit}, {heads}, {tile}, {retains}, {caches}, {splits}, {sharing}>"
             ),
             grid: Grid::EachTile(blocks * splits, tile),
             threads,

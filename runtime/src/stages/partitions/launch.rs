@@ -71,11 +71,12 @@ impl Partitions {
             ],
         });
         if summed {
+            let threads = 256;
             launches.push(Call {
                 source: SOURCE,
                 kernel: format!("sum_partitions<{width}, {}, {}>", self.readers, self.add),
-                grid: Grid::Tokens,
-                threads: 256,
+                grid: Grid::EachToken(width.div_ceil(threads)),
+                threads,
                 shared: 0,
                 parameters: vec![
                     Parameter::value("Rows", inputs.out),
