@@ -314,7 +314,7 @@ impl Launches<'_> {
         self.persistent
     }
 
-    /// Threads of a block that makes the input of a product.
+    /// Threads of a block that makes the input of a product: all that go through the phases of a persistent program.
     pub fn gather_threads(&self) -> usize {
         if self.persistent {
             persistent::THREADS
