@@ -52,14 +52,19 @@ fn compare(kv: Kv, [heads, kv_heads, window, capacity]: [usize; 4], eviction: Op
     });
     let plan = Arc::new(slots(kv, kv_heads, window, capacity));
     // Tensor cores take operands of 16 bits of fraction.
-    for (chunks, tolerance) in [(&[1; TOKENS][..], 1e-5), (&[3, 17, 1, 40, 9], 1e-4)] {
+    let steps = &[1; TOKENS][..];
+    for (chunks, persistent, tolerance) in [
+        (steps, false, 1e-5),
+        (steps, true, 1e-5),
+        (&[3, 17, 1, 40, 9], false, 1e-4),
+    ] {
         Comparison {
             device: &device,
             stage: &stage,
             plan: &plan,
             widths: [stride, width, kv_heads],
             kv,
-            persistent: false,
+            persistent,
             tolerance,
         }
         .read(chunks, |buffer, values| {
@@ -89,7 +94,12 @@ fn windows_are_those_of_the_cpu() {
 
 #[test]
 fn learned_retention_is_that_of_the_cpu() {
-    for (shape, sink, margin) in [([4, 2, 6, 5], 2, 3), ([3, 1, 33, 9], 0, 10)] {
+    // The last one has as many keys as are worth being split.
+    for (shape, sink, margin) in [
+        ([4, 2, 6, 5], 2, 3),
+        ([3, 1, 33, 9], 0, 10),
+        ([4, 1, 6, 600], 2, 3),
+    ] {
         let policy = Policy::Learned {
             router: View::whole(2, shape[1]),
             margin,

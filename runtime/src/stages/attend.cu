@@ -113,17 +113,6 @@ __device__ void attend(const Attended& a, const u64* position, int tokens) {
   });
 }
 
-// Makes one softmax of the parts of each head.
-template <int dim, int splits>
-__device__ void combine_parts(const Attended& a) {
-  const float* parts = a.parts + ((long long)blockIdx.y * a.heads + blockIdx.x) * splits * (dim + 2);
-  float* out = a.out.token(blockIdx.y) + blockIdx.x * dim;
-  for (int i = threadIdx.x; i < dim; i += blockDim.x) {
-    Softmaxes<float, dim, 1, 1>::merge_entries(parts, splits, dim + 2, i,
-                                               [&](float, float sum, float x) { out[i] = x / sum; });
-  }
-}
-
 // Writes the chunk's keys and values into the segment, and what stays of the tokens that they push out into the set. A
 // block owns the row of token blockIdx.y; the threads each have their columns.
 template <class E, int dim, bool retains>
@@ -149,6 +138,18 @@ __device__ void cache(const Attended& a, const u64* position, int tokens) {
       segments[which][i] = last;
     }
   }
+}
+
+// Makes one softmax of the parts of each head of a single token, which is cached on the way if there is a set.
+template <class E, int dim, int splits, bool retains>
+__device__ void combine_parts(const Attended& a, const u64* position, int tokens) {
+  const float* parts = a.parts + ((long long)blockIdx.y * a.heads + blockIdx.x) * splits * (dim + 2);
+  float* out = a.out.token(blockIdx.y) + blockIdx.x * dim;
+  for (int i = threadIdx.x; i < dim; i += blockDim.x) {
+    Softmaxes<float, dim, 1, 1>::merge_entries(parts, splits, dim + 2, i,
+                                               [&](float, float sum, float x) { out[i] = x / sum; });
+  }
+  if (retains && (int)blockIdx.x < a.kv_heads) cache<E, dim, retains>(a, position, tokens);
 }
 
 enum { LEARNED, STRIDE };

@@ -122,13 +122,7 @@ impl Attend {
         };
         match &self.eviction {
             Some(eviction) => self.launch_retaining(launches, eviction, attended),
-            None => {
-                self.launch_queries(launches, attended)?;
-                if launches.tokens > 1 {
-                    self.launch_cache(launches, attended);
-                }
-                Ok(())
-            }
+            None => self.launch_attention(launches, attended),
         }
     }
 
@@ -187,9 +181,7 @@ impl Attend {
         retained.occupants = numbers(capacity)?;
         let call = self.head_call(launches, attended, retained, format!("retain<{policy}>"));
         launches.push(call);
-        self.launch_queries(launches, attended)?;
-        self.launch_cache(launches, attended);
-        Ok(())
+        self.launch_attention(launches, attended)
     }
 
     /// A kernel in which a block takes a key head through the chunk's tokens.
@@ -215,7 +207,16 @@ impl Attend {
         }
     }
 
-    fn launch_queries(&self, launches: &mut Launches, mut attended: Attended) -> Result<()> {
+    /// All queries, then what is cached.
+    fn launch_attention(&self, launches: &mut Launches, attended: Attended) -> Result<()> {
+        if !self.launch_queries(launches, attended)? {
+            self.launch_cache(launches, attended);
+        }
+        Ok(())
+    }
+
+    /// Whether the last kernel caches the token too.
+    fn launch_queries(&self, launches: &mut Launches, mut attended: Attended) -> Result<bool> {
         let (kv, dim, group) = (launches.kv(), self.head_dim(), self.heads / self.kv_heads);
         let unit = unit(dim, &[self.k, self.v]);
         let heads = heads_together(group);
@@ -247,7 +248,7 @@ impl Attend {
                     Parameter::tokens(),
                 ],
             });
-            return Ok(());
+            return Ok(false);
         }
         let caches = single && !retains;
         let mut sharing = 1;
@@ -274,14 +275,18 @@ impl Attend {
         if splits > 1 {
             launches.push(Call {
                 source: SOURCE,
-                kernel: format!("combine_parts<{dim}, {splits}>"),
+                kernel: format!("combine_parts<{kv}, {dim}, {splits}, {retains}>"),
                 grid: Grid::EachToken(self.heads),
                 threads: dim.next_multiple_of(32).min(256),
                 shared: 0,
-                parameters: vec![Parameter::value("Attended", attended)],
+                parameters: vec![
+                    Parameter::value("Attended", attended),
+                    launches.position(),
+                    Parameter::tokens(),
+                ],
             });
         }
-        Ok(())
+        Ok(caches || retains && splits > 1)
     }
 
     fn launch_cache(&self, launches: &mut Launches, attended: Attended) {
