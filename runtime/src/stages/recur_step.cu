@@ -37,7 +37,8 @@ enum { STEP_BETA, STEP_DECAY, STEP_WRITE_GATE, STEP_READ_GATES };
 
 // With S the state before the token, d its fade, k the key and w what is written, the query reads
 // q (d S + k^T w) = d (q S) + (q k) w: where d is one number for the head, only q, k and S are needed before the sums over the
-// rows of S. Values and weights of heads, which all threads want, one warp takes for all, and the block waits once.
+// rows of S. Values and weights of heads, which all threads want, one warp takes for all; the block waits for
+// the sums of each warp, then for those of all.
 template <int passes, int dk, int dv, int columns, int queries, int fade, bool complement, int write>
 struct RecurrenceStep {
   // Columns of a thread, threads side by side, and a warp's rows of as many threads.
@@ -296,8 +297,7 @@ struct RecurrenceStep {
   }
 
   // The outputs of a query: the warp of its number writes them.
-  __device__ void emit(int number, float fading, const float (&read)[own],
-                       const float (&written)[own]) const {
+  __device__ void emit(int number, float fading, const float (&read)[own], const float (&written)[own]) const {
     if (warp_index() != number) return;
     float factor = in.scale * room[weights_at + STEP_READ_GATES + number];
     if (measures && in.unit) factor *= unit_factor(total(squares_at + 1 + number));

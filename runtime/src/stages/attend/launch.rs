@@ -21,8 +21,8 @@ const TILE_THREADS: usize = 128;
 const TILE_DIM: usize = 256;
 /// Query heads and tokens that share the keys which a block reads.
 const QUERIES: usize = 4;
-/// Longest heads of a single token that warps share out.
-const MOST_SHARING_DIM: usize = 256;
+/// Heads that are longer take half of the threads, and those of a single token are not shared out among warps.
+const LONG_HEAD: usize = 256;
 
 /// `Attended` in attend.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -77,7 +77,7 @@ pub(in crate::stages) fn unit(dim: usize, chunk: &[View]) -> usize {
 
 /// Threads of a block, and the bytes of shared memory in which it merges the softmaxes of `queries` queries.
 pub(in crate::stages) fn block(dim: usize, queries: usize) -> (usize, usize) {
-    let threads = if dim > 256 { 128 } else { 256 };
+    let threads = if dim > LONG_HEAD { 128 } else { 256 };
     (threads, merging_bytes(dim, threads, queries))
 }
 
@@ -251,13 +251,12 @@ impl Attend {
             return Ok(false);
         }
         let caches = single && !retains;
-        let mut sharing = 1;
-        let (mut threads, mut shared) = block(dim, heads * tile);
-        if single && dim <= MOST_SHARING_DIM && (threads / 32).is_multiple_of(heads) {
-            sharing = heads;
-            threads = launches.gather_threads();
-            shared = merging_bytes(dim, threads, 1);
-        }
+        let all = launches.gather_threads();
+        let shares = single && dim <= LONG_HEAD && (all / 32).is_multiple_of(heads);
+        let (sharing, (threads, shared)) = match shares {
+            true => (heads, (all, merging_bytes(dim, all, 1))),
+            false => (1, block(dim, heads * tile)),
+        };
         launches.push(Call {
             source: SOURCE,
             kernel: format!(
