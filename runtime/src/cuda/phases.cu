@@ -19,8 +19,10 @@ struct Passed {
   float* first;
 
   __device__ void pass(int column, float value) const;
-  template <int count>
-  __device__ void ask(int column, float* values) const;
+  // Where this token's value of a column comes.
+  __device__ const float* place(int column) const;
+  template <int count, int further = 0>
+  __device__ static void ask(const float* place, float* values);
   template <int count>
   __device__ static bool came(const float* values);
   __device__ float taken(int column) const;
@@ -156,20 +158,24 @@ __device__ inline void Passed::pass(int column, float value) const {
   place[passed_floats - at] = not_passed;
 }
 
-// Asks for one or four values that follow one another, at a multiple of their number.
-template <int count>
-__device__ void Passed::ask(int column, float* values) const {
-  const float* place = first + turn().passed_at + column;
+__device__ inline const float* Passed::place(int column) const { return first + turn().passed_at + column; }
+
+// Asks for one or four values that follow one another, at a multiple of their number, `further` values behind a place.
+template <int count, int further>
+__device__ void Passed::ask(const float* place, float* values) {
 #ifdef WATERLINE_EMULATOR
-  memcpy(values, place, count * sizeof(float));
+  memcpy(values, place + further, count * sizeof(float));
 #else
   if constexpr (count == 4) {
-    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4 + %5];"
                  : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
-                 : "l"(place)
+                 : "l"(place), "n"(further * sizeof(float))
                  : "memory");
   } else {
-    asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(values[0]) : "l"(place) : "memory");
+    asm volatile("ld.relaxed.gpu.global.f32 %0, [%1 + %2];"
+                 : "=f"(values[0])
+                 : "l"(place), "n"(further * sizeof(float))
+                 : "memory");
   }
 #endif
 }
@@ -188,7 +194,7 @@ __device__ bool Passed::came(const float* values) {
 // A value that the block has taken in a phase before.
 __device__ inline float Passed::taken(int column) const {
   float value;
-  ask<1>(column, &value);
+  ask<1>(place(column), &value);
   return value;
 }
 

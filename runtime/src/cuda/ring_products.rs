@@ -60,14 +60,14 @@ impl Product {
         self.input_ends()[2].max(whole)
     }
 
-    /// Where the input ends as it is, in 8 bits with scales and sums, and split into bf16 numbers; each only where a format
+    /// Where the input ends as it is, in 8 bits with scales, and split into bf16 numbers; each only where a format
     /// wants it.
     fn input_ends(&self) -> [usize; 3] {
         let cols = self.cols();
         let integer = |f: &RingFactor| FORMATS[f.format].is_integer_dot();
         let any = |wants: &dyn Fn(&RingFactor) -> bool| usize::from(self.factors.iter().any(wants));
         let plain = any(&|f| !integer(f) && !f.on_tensor_cores) * cols * size_of::<f32>();
-        let codes = any(&integer) * (cols + cols / 32 * 8);
+        let codes = any(&integer) * (cols + cols / 32 * 4);
         let split = any(&|f| f.on_tensor_cores) * 6 * (cols.next_multiple_of(64) + 32);
         let first = plain.next_multiple_of(128);
         let second = first + codes.next_multiple_of(128);

@@ -62,14 +62,24 @@ constexpr int gather_threads = 256;
 template <int cols, int kinds>
 struct Share {
   static constexpr int run = (kinds & QUADS) != 0 ? 4 : 1;
-  static constexpr int runs = (cols + run * gather_threads - 1) / (run * gather_threads);
+  static constexpr int least_runs = (cols + run * gather_threads - 1) / (run * gather_threads);
+  // Whether two runs follow one another, eight values: fewer lanes then share 32 numbers, or a warp has a whole part of a norm.
+  static constexpr bool norms_parts = (kinds & (PART_NORM | ODD_PART_NORM)) != 0;
+  static constexpr bool paired =
+      run == 4 && cols % 8 == 0 && least_runs > 1 && (!norms_parts || part_size(kinds) == 64 * run);
+  static constexpr int runs = least_runs + (paired ? least_runs % 2 : 0);
   static constexpr int count = runs * run;
   float value[count];
 
+  // Columns from the first run to run number r.
+  static constexpr __device__ int behind(int r) {
+    return paired ? (r / 2 * gather_threads * 2 + r % 2) * run : r * gather_threads * run;
+  }
   // The first column of run number r, and whether there is one.
-  static __device__ int column(int r) { return (threadIdx.x + r * gather_threads) * run; }
+  static __device__ int column(int r) { return threadIdx.x * run * (paired ? 2 : 1) + behind(r); }
   static __device__ bool has(int r) {
-    return cols % (run * gather_threads) == 0 || r < runs - 1 || column(r) < cols;
+    constexpr int together = paired ? 2 : 1;
+    return cols % (run * together * gather_threads) == 0 || r < runs - together || column(r) < cols;
   }
   __device__ void load(const float* row) {
 #pragma unroll
@@ -86,10 +96,12 @@ struct Share {
   }
 #ifdef WATERLINE_PHASES
   // Asks for what is passed.
-  __device__ void ask(const Passed& from) {
-#pragma unroll
-    for (int r = 0; r < runs; r++) {
-      if (has(r)) from.ask<run>(column(r), value + r * run);
+  __device__ void ask(const Passed& from) { ask_from<0>(from.place(column(0))); }
+  template <int r>
+  __device__ void ask_from(const float* place) {
+    if constexpr (r < runs) {
+      if (has(r)) Passed::ask<run, behind(r)>(place, value + r * run);
+      ask_from<r + 1>(place);
     }
   }
   // Whether all of it had been passed.
@@ -180,33 +192,39 @@ struct Near {
 template <int cols, int kinds>
 __device__ void norm_parts(const GatherStep& step, int size, const Share<cols, kinds>& gain, Share<cols, kinds>& share) {
   using Own = Share<cols, kinds>;
-  constexpr int warps = gather_threads / 32, of_warp = 32 * Own::run;
-  __shared__ float sums[Own::runs * warps];
+  constexpr int run = Own::run * (Own::paired ? 2 : 1), runs = Own::count / run;
+  constexpr int warps = gather_threads / 32, of_warp = 32 * run;
+  __shared__ float sums[runs * warps];
   int warps_of_part = size / of_warp;
   // Where there is one norm, nobody has used the room before.
   bool used = (kinds & NEAR) == 0;
   // The sum over the part of each run; every thread gets the one of its own part.
-  auto over_part = [&](float (&x)[Own::runs]) {
+  auto over_part = [&](float (&x)[runs]) {
     if (warps_of_part == 0) {
 #pragma unroll
-      for (int r = 0; r < Own::runs; r++) {
-        for (int distance = size / Own::run / 2; distance > 0; distance /= 2) {
+      for (int r = 0; r < runs; r++) {
+        for (int distance = size / run / 2; distance > 0; distance /= 2) {
           x[r] += __shfl_xor_sync(all_lanes, x[r], distance);
         }
       }
       return;
     }
+    if (part_size(kinds) == of_warp) {
+#pragma unroll
+      for (int r = 0; r < runs; r++) x[r] = warp_sum(x[r]);
+      return;
+    }
     if (used) __syncthreads();
     used = true;
 #pragma unroll
-    for (int r = 0; r < Own::runs; r++) {
+    for (int r = 0; r < runs; r++) {
       x[r] = warp_sum(x[r]);
       if (lane_index() == 0) sums[r * warps + warp_index()] = x[r];
     }
     __syncthreads();
     float per_part = 1.0f / warps_of_part;
 #pragma unroll
-    for (int r = 0; r < Own::runs; r++) {
+    for (int r = 0; r < runs; r++) {
       u32 place = r * warps + warp_index();
       // The numbers are small, so that half a unit keeps the quotient exact.
       int first = (part_size(kinds) > 0 ? place / warps_of_part : (int)((place + 0.5f) * per_part)) * warps_of_part;
@@ -217,26 +235,26 @@ __device__ void norm_parts(const GatherStep& step, int size, const Share<cols, k
   };
   Own bias;
   if (step.bias) load_gain(step.bias, step, bias);
-  float x[Own::runs];
+  float x[runs];
   if ((kinds & CENTRED_NORM) != 0 && step.kind == STEP_LAYER_NORM) {
 #pragma unroll
-    for (int r = 0; r < Own::runs; r++) {
+    for (int r = 0; r < runs; r++) {
       x[r] = 0.0f;
-      for (int i = 0; i < Own::run; i++) x[r] += share.value[r * Own::run + i];
+      for (int i = 0; i < run; i++) x[r] += share.value[r * run + i];
     }
     over_part(x);
 #pragma unroll
-    for (int k = 0; k < Own::count; k++) share.value[k] -= Own::has(k / Own::run) ? x[k / Own::run] / size : 0.0f;
+    for (int k = 0; k < Own::count; k++) share.value[k] -= Own::has(k / Own::run) ? x[k / run] / size : 0.0f;
   }
 #pragma unroll
-  for (int r = 0; r < Own::runs; r++) {
+  for (int r = 0; r < runs; r++) {
     x[r] = 0.0f;
-    for (int i = 0; i < Own::run; i++) x[r] += share.value[r * Own::run + i] * share.value[r * Own::run + i];
+    for (int i = 0; i < run; i++) x[r] += share.value[r * run + i] * share.value[r * run + i];
   }
   over_part(x);
 #pragma unroll
   for (int k = 0; k < Own::count; k++) {
-    float inverse = 1.0f / sqrtf(x[k / Own::run] / size + step.eps);
+    float inverse = 1.0f / sqrtf(x[k / run] / size + step.eps);
     share.value[k] = share.value[k] * inverse * gain.value[k] + (step.bias ? bias.value[k] : 0.0f);
   }
 }

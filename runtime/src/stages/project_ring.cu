@@ -6,6 +6,23 @@
 constexpr int most_held = 48;
 constexpr int most_held_parts = 24;
 
+// A lane's first unit of a row: it has one in each step.
+__device__ inline int first_unit() { return 4 * warp_index() + lane_index() % 4; }
+
+// The sums of a warp's lanes over their columns go to shared memory, of each row one for each warp.
+template <int bands>
+__device__ void store_sums(float (&sum)[bands], float* sums, int first, int rows) {
+#pragma unroll
+  for (int distance = 2; distance > 0; distance /= 2) {
+#pragma unroll
+    for (int band = 0; band < bands; band++) sum[band] += __shfl_xor_sync(all_lanes, sum[band], distance);
+  }
+#pragma unroll
+  for (int band = 0; band < bands; band++) {
+    if (lane_index() % 4 == 0 && first + 8 * band < rows) sums[(first + 8 * band) * sums_pitch] = sum[band];
+  }
+}
+
 // The sums over a warp's columns of a segment's rows. A lane takes a unit of a row, or of two rows.
 template <int format, int cols>
 __device__ void unit_sums(const Segment& segment, const float* x, const RoundedInput& rounded, float* sums) {
@@ -14,17 +31,17 @@ __device__ void unit_sums(const Segment& segment, const float* x, const RoundedI
   constexpr int bands = bands_of_entry(format), scale_step = Format<format, step_units * Weights::unit>::scale_row_bytes;
   constexpr int of_step = Weights::integer ? sizeof(Codes) / 4 : Weights::unit;
   constexpr bool held = steps * of_step <= most_held, holds_codes = held && Weights::integer, holds_numbers = held && !Weights::integer;
-  int row = lane_index() / 4, first_unit = 4 * warp_index() + lane_index() % 4, rows = segment.rows - row;
+  int row = lane_index() / 4, rows = segment.rows - row;
   u32 code_pitch = segment.code_pitch, scale_pitch = segment.scale_pitch;
   // Where an entry has the scales of whole rows, a step's are further on.
   int next_scales = segment.scale_part == 0 ? scale_step : 0;
   // Past the last unit there is nothing to multiply.
-  auto has = [&](int step) { return units % step_units == 0 || step < steps - 1 || first_unit + step * step_units < units; };
+  auto has = [&](int step) { return units % step_units == 0 || step < steps - 1 || first_unit() + step * step_units < units; };
   Codes codes[holds_codes ? steps : 1];
   float4 numbers[holds_numbers ? steps * Weights::unit / 4 : 1];
 #pragma unroll
   for (int i = 0; i < (held ? steps : 0); i++) {
-    int unit = has(i) ? first_unit + i * step_units : 0;
+    int unit = has(i) ? first_unit() + i * step_units : 0;
     if constexpr (holds_codes) codes[i] = rounded.unit(unit);
     if constexpr (holds_numbers) {
 #pragma unroll
@@ -33,26 +50,25 @@ __device__ void unit_sums(const Segment& segment, const float* x, const RoundedI
       }
     }
   }
-  Ring& ring = Ring::get();
-  RingPlace place(segment.entry);
+  Reader next(RingPlace(segment.entry));
   sums += segment.sums + row * sums_pitch + warp_index();
 #pragma unroll 1
-  for (int first = 0; first < rows + row; first += 8 * bands) {
+  for (int first = 0; first < segment.rows; first += 8 * bands) {
     float sum[bands] = {};
 #pragma unroll(held ? steps : 2)
-    for (int i = 0; i < steps; i++, place.advance()) {
-      const u8* tile = ring.await(place);
+    for (int i = 0; i < steps; i++, next.advance()) {
+      const u8* tile = next.await();
       if (has(i)) {
         const u8 *of_codes = tile + row * code_pitch, *of_scales = tile + 8 * bands * code_pitch + row * scale_pitch + i * next_scales;
 #pragma unroll
         for (int band = 0; band < bands; band++) {
           Units weights = {of_codes + 8 * band * code_pitch, of_scales + 8 * band * scale_pitch};
           if constexpr (Weights::integer) {
-            sum[band] += Weights::dot(weights, first_unit, held ? codes[i] : rounded.unit(first_unit + i * step_units));
+            sum[band] += Weights::dot(weights, first_unit(), held ? codes[i] : rounded.unit(first_unit() + i * step_units));
           } else {
             float values[Weights::unit];
-            Weights::values(weights, first_unit, values);
-            const float* inputs = x + (first_unit + i * step_units) * Weights::unit;
+            Weights::values(weights, first_unit(), values);
+            const float* inputs = x + (first_unit() + i * step_units) * Weights::unit;
 #pragma unroll
             for (int j = 0; j < Weights::unit; j += 4) {
               float4 four = held ? numbers[(i * Weights::unit + j) / 4] : *reinterpret_cast<const float4*>(inputs + j);
@@ -61,17 +77,95 @@ __device__ void unit_sums(const Segment& segment, const float* x, const RoundedI
           }
         }
       }
-      ring.release(place);
+      __syncwarp();
+      if (lane_index() == 0) next.release();
     }
-#pragma unroll
-    for (int distance = 2; distance > 0; distance /= 2) {
-#pragma unroll
-      for (int band = 0; band < bands; band++) sum[band] += __shfl_xor_sync(all_lanes, sum[band], distance);
-    }
+    store_sums(sum, sums, first, rows);
+  }
+}
+
+// Whether a format's units lie one behind the other, codes and scales, so that a lane can take its units of an entry at once.
+__device__ constexpr bool in_runs(int format) { return format == Q4_0 || format == Q8_0; }
+
+// A lane's units of an entry, in registers.
+template <int format>
+struct EntryUnits {
+  static constexpr int bands = bands_of_entry(format), unit_bytes = Format<format, 32>::row_bytes;
+  uint4 codes[bands][unit_bytes / 16];
+  u16 scales[bands];
+
+  // From where the first of them are; the ones of other rows are `code_band` and `scale_band` bytes further on.
+  __device__ EntryUnits(const u8* from, const u8* scale, u32 code_band, u32 scale_band) {
 #pragma unroll
     for (int band = 0; band < bands; band++) {
-      if (lane_index() % 4 == 0 && first + 8 * band < rows) sums[(first + 8 * band) * sums_pitch] = sum[band];
+#pragma unroll
+      for (int i = 0; i < unit_bytes / 16; i++) codes[band][i] = reinterpret_cast<const uint4*>(from + band * code_band)[i];
+      scales[band] = *reinterpret_cast<const u16*>(scale + band * scale_band);
     }
+  }
+  __device__ float dot(int band, const Codes& x) const {
+    Units units = {reinterpret_cast<const u8*>(codes[band]), reinterpret_cast<const u8*>(scales + band)};
+    return Format<format, 32>::dot(units, 0, x);
+  }
+};
+
+// The same of such formats. What two entries have is loaded before anything is multiplied, and both are released together: of
+// Q4_0 an entry takes a warp 75 instructions, one by one 105.
+template <int format, int cols>
+__device__ void run_sums(const Segment& segment, const RoundedInput& rounded, float* sums) {
+  using Entry = EntryUnits<format>;
+  constexpr int units = cols / 32, steps = (units + step_units - 1) / step_units, bands = Entry::bands;
+  constexpr bool held = steps * (int)(sizeof(Codes) / 4) <= most_held;
+  constexpr int scale_step = Format<format, step_units * 32>::scale_row_bytes;
+  int row = lane_index() / 4, rows = segment.rows - row, all_rows = segment.rows;
+  // Past the last unit there is nothing to multiply; what is loaded there, is some of the entry.
+  auto has = [&](int step) { return units % step_units == 0 || step < steps - 1 || first_unit() + step * step_units < units; };
+  int unit = has(0) ? first_unit() : 0;
+  u32 code_pitch = segment.code_pitch, scale_pitch = segment.scale_pitch;
+  u32 code_at = row * code_pitch + unit * Entry::unit_bytes, scale_at = 8 * bands * code_pitch + row * scale_pitch + unit * 2;
+  // Where an entry has the scales of whole rows, a step's are further on.
+  int next_scales = segment.scale_part == 0 ? scale_step : 0;
+  Codes codes[held ? steps : 1];
+  if constexpr (held) {
+#pragma unroll
+    for (int i = 0; i < steps; i++) codes[i] = rounded.unit(has(i) ? first_unit() + i * step_units : 0);
+  }
+  auto load = [&](const u8* tile, int step) {
+    return Entry(tile + code_at, tile + scale_at + step * next_scales, 8 * code_pitch, 8 * scale_pitch);
+  };
+  float sum[bands];
+  auto multiply = [&](const Entry& entry, int step) {
+    if (!has(step)) return;
+    const Codes x = held ? codes[held ? step : 0] : rounded.unit(first_unit() + step * step_units);
+#pragma unroll
+    for (int band = 0; band < bands; band++) sum[band] += entry.dot(band, x);
+  };
+  Reader next(RingPlace(segment.entry));
+  sums += segment.sums + row * sums_pitch + warp_index();
+#pragma unroll 1
+  for (int first = 0; first < all_rows; first += 8 * bands) {
+#pragma unroll
+    for (int band = 0; band < bands; band++) sum[band] = 0.0f;
+#pragma unroll(held ? steps : 1)
+    for (int i = 0; i < steps; i += 2) {
+      Reader here = next;
+      const Entry entry = load(next.await(), i);
+      next.advance();
+      if (i + 1 == steps) {
+        multiply(entry, i);
+        __syncwarp();
+      } else {
+        Reader behind = next;
+        const Entry other = load(next.await(), i + 1);
+        next.advance();
+        multiply(entry, i);
+        multiply(other, i + 1);
+        __syncwarp();
+        if (lane_index() == 0) behind.release();
+      }
+      if (lane_index() == 0) here.release();
+    }
+    store_sums(sum, sums, first, rows);
   }
 }
 
@@ -96,21 +190,21 @@ __device__ void tile_sums(const Segment& segment, const SplitInput& input, float
 #pragma unroll
     for (int i = 0; i < steps; i++) x[i] = part(i);
   }
-  Ring& ring = Ring::get();
-  RingPlace place(segment.entry);
+  Reader next(RingPlace(segment.entry));
   sums += segment.sums + row * sums_pitch + warp_index();
 #pragma unroll 1
   for (int first = 0; first < rows + row; first += 16) {
     float even[4] = {}, odd[4] = {};
 #pragma unroll(held ? steps : 2)
-    for (int i = 0; i < steps; i++, place.advance()) {
-      const u8* tile = ring.await(place) + row * pitch + first_bytes;
+    for (int i = 0; i < steps; i++, next.advance()) {
+      const u8* tile = next.await() + row * pitch + first_bytes;
       uint4 upper, lower, right = held ? x[i] : part(i);
       if (has(i)) {
         upper = *reinterpret_cast<const uint4*>(tile);
         lower = *reinterpret_cast<const uint4*>(tile + 8 * pitch);
       }
-      ring.release(place);
+      __syncwarp();
+      if (lane == 0) next.release();
       if (has(i)) {
         u32 a[4] = {upper.x, lower.x, upper.y, lower.y}, b[2] = {right.x, right.y};
         multiply_add(even, a, b);
@@ -136,6 +230,8 @@ __device__ void segment_sums(const Segment& segment, const ProductInput& input, 
       if (segment.format == format) {
         if constexpr (format == BF16 && ring_tensor_cores && cols % 32 == 0) {
           return tile_sums<cols>(segment, input.split, sums);
+        } else if constexpr (in_runs(format)) {
+          return run_sums<format, cols>(segment, input.rounded, sums);
         } else {
           return unit_sums<format, cols>(segment, input.x, input.rounded, sums);
         }
@@ -166,13 +262,15 @@ __device__ void product(const Rows& output, float eps, const Gather& gather, con
   float* sums = shared_memory<float>() + sums_at / 4;
   row.load_sum(output);
   whole_barrier();
+  // Made here, the factor of a norm is no part of what comes behind the last sum.
+  const float factor = (kinds & LATE_NORM) != 0 ? late_factor(cols, eps) : 1.0f;
   for (int s = 0; s < count;) {
     do {
       if (segments[s].rows > 0) segment_sums<cols, formats>(segments[s], input, sums);
       s++;
     } while (s < count && !segments[s].begins);
     whole_barrier();
-    row.template store<cols, (kinds & LATE_NORM) != 0>(output, eps, tasks, sums);
+    row.store(output, factor, tasks, sums);
     if (s == count) break;
     row = FinishedRow<passes, kind>(segments + s, count - s);
     row.load(tasks, output);

@@ -137,7 +137,7 @@ struct RecurrenceStep {
     __device__ void ask(float* value) const {
       if (!exists) return;
       if constexpr (are_passed) {
-        from.ask<1>(0, value);
+        from.ask<1>(from.place(0), value);
       } else {
         *value = *plain;
       }

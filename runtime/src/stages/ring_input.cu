@@ -1,54 +1,63 @@
 // The input of a persistent program's products, which every block makes for itself in shared memory, in the forms that formats
 // want.
 
-// Inputs in 8 bits: of each 32 the first sixteen codes, behind all of these the other sixteen; then a scale and a sum for each.
+// Inputs in 8 bits: of each 32 the first sixteen codes, behind all of these the other sixteen; then a scale for each.
 struct RoundedInput {
   u8* codes;
   float* scales;
-  int* sums;
   int units;
 
   __device__ RoundedInput(u8* at, int cols)
-      : codes(at),
-        scales(reinterpret_cast<float*>(codes + cols)),
-        sums(reinterpret_cast<int*>(scales + cols / 32)),
-        units(cols / 32) {}
+      : codes(at), scales(reinterpret_cast<float*>(codes + cols)), units(cols / 32) {}
 
-  __device__ void store_scale(int unit, float largest, int sum) const {
-    scales[unit] = largest / 127.0f;
-    sums[unit] = sum;
+  // A column's code.
+  __device__ u8* place(int column) const { return codes + (column / 16 % 2 * units + column / 32) * 16 + column % 16; }
+
+  // The codes of four values.
+  __device__ static u32 pack(const float* x, float factor) {
+    u32 packed = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) packed |= (u32)(u8)__float2int_rn(x[i] * factor) << 8 * i;
+    return packed;
+  }
+  __device__ static float largest_of(const float* x) {
+    return fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
   }
 
-  // Eight lanes hold the runs of four of a unit, or a warp its numbers.
+  // Lanes hold four or eight values of a unit that follow one another, or one.
   template <int cols, int kinds>
   __device__ void store(const Share<cols, kinds>& share) const {
     using Own = Share<cols, kinds>;
+    constexpr int step = Own::paired ? 2 : 1, lanes = 32 / (Own::run * step);
+    // A whole number of units lies between the runs of a thread.
+    u8* first = place(Own::column(0));
+    float* first_scale = scales + Own::column(0) / 32;
 #pragma unroll
-    for (int r = 0; r < Own::runs; r++) {
-      int column = Own::column(r), unit = column / 32;
-      if constexpr (Own::run == 4) {
-        const float* x = share.value + 4 * r;
-        float largest = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
-        for (int distance = 4; distance > 0; distance /= 2) {
+    for (int r = 0; r < Own::runs; r += step) {
+      u8* at = first + Own::behind(r) / 32 * 16;
+      const float* x = share.value + Own::run * r;
+      float largest;
+      if constexpr (Own::run == 1) {
+        if (Own::column(r) / 32 >= units) return;
+        largest = warp_max_of_positive(fabsf(*x));
+      } else {
+        largest = largest_of(x);
+        if constexpr (step == 2) largest = fmaxf(largest, largest_of(x + 4));
+#pragma unroll
+        for (int distance = lanes / 2; distance > 0; distance /= 2) {
           largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, distance));
         }
-        float factor = largest > 0.0f ? 127.0f / largest : 0.0f;
-        u32 packed = 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++) packed |= (u32)(u8)__float2int_rn(x[i] * factor) << 8 * i;
-        int sum = __dp4a((int)packed, 0x01010101, 0);
-        for (int distance = 4; distance > 0; distance /= 2) sum += __shfl_xor_sync(all_lanes, sum, distance);
         if (!Own::has(r)) return;
-        *reinterpret_cast<u32*>(codes + (column / 16 % 2 * units + unit) * 16 + column % 16) = packed;
-        if (column % 32 == 0) store_scale(unit, largest, sum);
-      } else {
-        if (unit >= units) return;
-        float largest = warp_max_of_positive(fabsf(share.value[r]));
-        int code = __float2int_rn(largest > 0.0f ? share.value[r] * (127.0f / largest) : 0.0f);
-        int sum = warp_sum(code), lane = lane_index();
-        codes[(lane / 16 * units + unit) * 16 + lane % 16] = (u8)code;
-        if (lane == 0) store_scale(unit, largest, sum);
       }
+      float factor = largest > 0.0f ? 127.0f / largest : 0.0f;
+      if constexpr (Own::run == 1) {
+        *at = (u8)__float2int_rn(*x * factor);
+      } else if constexpr (step == 2) {
+        *reinterpret_cast<uint2*>(at) = {pack(x, factor), pack(x + 4, factor)};
+      } else {
+        *reinterpret_cast<u32*>(at) = pack(x, factor);
+      }
+      if (Own::column(0) % 32 == 0) first_scale[Own::behind(r) / 32] = largest / 127.0f;
     }
   }
 
@@ -58,7 +67,10 @@ struct RoundedInput {
     read.packed[0] = a.x, read.packed[1] = a.y, read.packed[2] = a.z, read.packed[3] = a.w;
     read.packed[4] = b.x, read.packed[5] = b.y, read.packed[6] = b.z, read.packed[7] = b.w;
     read.scale = scales[index];
-    read.sum = sums[index];
+    // Where no format asks for it, it is not made.
+    read.sum = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) read.sum = __dp4a(read.packed[i], 0x01010101, read.sum);
     return read;
   }
 };
@@ -146,7 +158,6 @@ struct ComingInput {
     if constexpr ((passes & PASSED_INPUT) != 0) {
       if constexpr (added_come) near.added.clear();
       if constexpr (gates_come) near.gates.clear();
-      ask_passed();
       near.load(gather, 0, added_come, gates_come);
     }
     if constexpr ((kinds & LATE_NORM) != 0) gain.load(gather.step[gather.steps - 1].weight);
@@ -155,6 +166,7 @@ struct ComingInput {
   // Waits until it is passed, or until all phases before are over.
   __device__ void await(const Gather& gather) {
     if constexpr ((passes & PASSED_INPUT) != 0) {
+      ask_passed();
       while (!(share.came() & (!added_come || near.added.came()) & (!gates_come || near.gates.came()))) {
         rest();
         ask_passed();

@@ -83,13 +83,10 @@ struct FinishedRow {
     return sum + __shfl_xor_sync(all_lanes, sum, 1);
   }
 
-  // Finishes it, of a product with `cols` columns behind a norm with `eps` whose factor comes late, or not. All lanes of a warp
-  // come here.
-  template <int cols, bool normed>
-  __device__ void store(const Rows& output, float eps, const PrepareTasks* tasks, const float* sums) const {
+  // Finishes it: `factor` is the one of a norm that was left behind, or one. All lanes of a warp come here.
+  __device__ void store(const Rows& output, float factor, const PrepareTasks* tasks, const float* sums) const {
     if (!__any_sync(all_lanes, exists)) return;
     int j = lane_index() % 4;
-    float factor = normed ? late_factor(cols, eps) : 1.0f;
     float value = factor * product(*segment, sums, row);
     if (kind == PRODUCT_GATED) value = silu(value) * factor * product(segment[1], sums, row);
     value += bias;

@@ -77,11 +77,6 @@ struct RingPlace {
   u32 round;
 
   __device__ explicit RingPlace(u32 entry) : slot(entry % ring_slots), round(entry / ring_slots) {}
-  __device__ void advance() {
-    bool last = slot == ring_slots - 1;
-    slot = last ? 0 : slot + 1;
-    round += last;
-  }
   __device__ u8* bytes() const { return whole_shared_memory() + ring_at + slot * slot_bytes; }
 };
 
@@ -112,21 +107,43 @@ struct Ring {
     return place.bytes();
   }
 
-  // The entry, once it has come.
-  __device__ const u8* await(RingPlace place) {
-    full[place.slot].wait(place.round & 1);
-    return place.bytes();
-  }
-
-  // By a whole warp: it has read the entry.
-  __device__ void release(RingPlace place) {
-    __syncwarp();
-    if (lane_index() == 0) empty[place.slot].arrive();
-  }
+  // Returns when an entry has come.
+  __device__ void await(RingPlace place) { full[place.slot].wait(place.round & 1); }
 };
 
 static_assert(sizeof(Ring) == slots_bytes, "as the program was laid out");
 static_assert(ring_at % 32 == 0 && slot_bytes % 32 == 0, "bulk copies to other places take longer");
+
+// Where a warp reads.
+struct Reader {
+  u8* memory;
+  u32 slot;
+  // Of the number of times that the ring was gone round.
+  u32 parity;
+
+  __device__ explicit Reader(RingPlace place) : memory(whole_shared_memory()), slot(place.slot), parity(place.round & 1) {
+#ifndef WATERLINE_EMULATOR
+    // The compiler would else make this address anew for every entry, from a register that takes long to read.
+    u32 address = shared_address(memory);
+    asm volatile("mov.u32 %0, %0;" : "+r"(address));
+    memory = static_cast<u8*>(__cvta_shared_to_generic(address));
+#endif
+  }
+  __device__ Ring& ring() const { return *reinterpret_cast<Ring*>(memory + slots_at); }
+
+  // The entry, once it has come.
+  __device__ const u8* await() const {
+    ring().full[slot].wait(parity);
+    return memory + ring_at + slot * slot_bytes;
+  }
+  // By one lane, when the whole warp has read the entry.
+  __device__ void release() const { ring().empty[slot].arrive(); }
+  __device__ void advance() {
+    bool last = slot == ring_slots - 1;
+    slot = last ? 0 : slot + 1;
+    parity ^= last;
+  }
+};
 
 // Whether this lane is the one of its warp that copies; all lanes come here together. The compiler knows that there is one: where
 // several lanes may copy, each copy takes a turn of a loop over them, 78 cycles.
