@@ -22,6 +22,8 @@ mod persistent;
 mod products;
 #[cfg(test)]
 mod recur_tests;
+#[cfg(test)]
+mod ring_input_tests;
 mod ring_products;
 mod sample;
 #[cfg(test)]

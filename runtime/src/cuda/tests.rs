@@ -32,7 +32,7 @@ pub(super) fn device() -> Option<Arc<Device>> {
 }
 
 /// A device that runs persistent programs, and how many blocks of one it holds.
-fn persistent_device() -> Option<(Arc<Device>, usize)> {
+pub(super) fn persistent_device() -> Option<(Arc<Device>, usize)> {
     let device = device()?;
     let blocks = device.driver().resident_blocks();
     if blocks.is_none() {
@@ -50,7 +50,7 @@ pub(super) fn numbers(seed: u32, count: usize) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-fn matrix(format: &'static Format, rows: usize, cols: usize, seed: u32) -> Matrix {
+pub(super) fn matrix(format: &'static Format, rows: usize, cols: usize, seed: u32) -> Matrix {
     let values = numbers(seed, rows * cols);
     let mut bytes = vec![0; format.tensor_bytes(&[rows, cols]).expect("a shape")];
     format.encode(&values, &mut bytes);
@@ -58,7 +58,7 @@ fn matrix(format: &'static Format, rows: usize, cols: usize, seed: u32) -> Matri
 }
 
 /// Buffers 0 (residual), 1 (inputs), 2 (product), 3 (output) of `widths`.
-struct Bench {
+pub(super) struct Bench {
     device: Arc<Device>,
     queue: Box<dyn Queue>,
     buffers: Vec<Memory>,
@@ -67,7 +67,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(device: Arc<Device>, widths: [usize; 4], tokens: usize) -> Self {
+    pub fn new(device: Arc<Device>, widths: [usize; 4], tokens: usize) -> Self {
         let queue = Arc::clone(device.driver()).queue().expect("a queue");
         let memory = |width: &usize| Memory::new(device.driver(), width * tokens * 4);
         Bench {
@@ -83,14 +83,14 @@ impl Bench {
     }
 
     /// Writes the first values of a buffer.
-    fn write(&self, buffer: usize, values: &[f32]) {
+    pub fn write(&self, buffer: usize, values: &[f32]) {
         let place = self.buffers[buffer].address();
         let written = self.queue.write(place, bytemuck::cast_slice(values));
         written.expect("a copy");
     }
 
     /// The first values of a buffer.
-    fn read(&self, buffer: usize, count: usize) -> Vec<f32> {
+    pub fn read(&self, buffer: usize, count: usize) -> Vec<f32> {
         let mut values = vec![0.0f32; count];
         let place = self.buffers[buffer].address();
         let bytes = bytemuck::cast_slice_mut(&mut values);
@@ -99,14 +99,14 @@ impl Bench {
     }
 
     /// Goes through calls as the phases of a persistent program.
-    fn persist(&self, calls: &[Queued], blocks: usize) {
+    pub fn persist(&self, calls: &[Queued], blocks: usize) {
         let calls: Vec<&Queued> = calls.iter().collect();
         let program = Persistent::new(&calls, blocks, &self.device, &*self.queue);
         let program = program.expect("a program").expect("room for it");
         self.queue.launch(&program.launch(0)).expect("a launch");
     }
 
-    fn launches<'a>(&'a self, tokens: usize, scratch: &'a mut Vec<Memory>) -> Launches<'a> {
+    pub fn launches<'a>(&'a self, tokens: usize, scratch: &'a mut Vec<Memory>) -> Launches<'a> {
         Launches {
             tokens,
             plan: &self.plan,
@@ -354,13 +354,14 @@ fn products_through_the_ring_are_those_of_the_cpu() {
         return;
     };
     for (index, &format) in FORMATS.iter().enumerate() {
-        // A last piece that is not whole, and more pieces than warps; bf16 in whole rows and in tiles.
-        let widths = if format.block_len == 1 {
-            [1496, 6688]
-        } else {
-            [1536, 6656]
+        // A last piece that is not whole, and more pieces than warps; bf16 in whole rows and in tiles. Of what is read by twos, an
+        // odd number of entries for a row, and more of them than inputs fit into registers.
+        let widths: &[usize] = match format.block_len {
+            1 => &[1496, 6688],
+            32 => &[1536, 4352, 6656, 11008],
+            _ => &[1536, 6656],
         };
-        for cols in widths {
+        for &cols in widths {
             // Enough for several turns, where a block has all of them; in the wider ones for less than one.
             let rows = if cols < 2048 { [295, 5] } else { [71, 5] };
             let width = rows[0] + rows[1];
