@@ -9,6 +9,17 @@ constexpr int most_held_parts = 24;
 // A lane's first unit of a row: it has one in each step.
 __device__ inline int first_unit() { return 4 * warp_index() + lane_index() % 4; }
 
+// The steps in which the warps take a row's units.
+template <int units>
+struct Steps {
+  static constexpr int count = (units + step_units - 1) / step_units;
+
+  // Whether there is a unit for this lane: past the last one there is nothing to multiply.
+  __device__ static bool has(int step) {
+    return units % step_units == 0 || step < count - 1 || first_unit() + step * step_units < units;
+  }
+};
+
 // The sums of a warp's lanes over their columns go to shared memory, of each row one for each warp.
 template <int bands>
 __device__ void store_sums(float (&sum)[bands], float* sums, int first, int rows) {
@@ -27,21 +38,20 @@ __device__ void store_sums(float (&sum)[bands], float* sums, int first, int rows
 template <int format, int cols>
 __device__ void unit_sums(const Segment& segment, const float* x, const RoundedInput& rounded, float* sums) {
   using Weights = Format<format, 256>;
-  constexpr int units = cols / Weights::unit, steps = (units + step_units - 1) / step_units;
-  constexpr int bands = bands_of_entry(format), scale_step = Format<format, step_units * Weights::unit>::scale_row_bytes;
+  using Row = Steps<cols / Weights::unit>;
+  constexpr int steps = Row::count, bands = bands_of_entry(format);
+  constexpr int scale_step = Format<format, step_units * Weights::unit>::scale_row_bytes;
   constexpr int of_step = Weights::integer ? sizeof(Codes) / 4 : Weights::unit;
   constexpr bool held = steps * of_step <= most_held, holds_codes = held && Weights::integer, holds_numbers = held && !Weights::integer;
   int row = lane_index() / 4, rows = segment.rows - row;
   u32 code_pitch = segment.code_pitch, scale_pitch = segment.scale_pitch;
   // Where an entry has the scales of whole rows, a step's are further on.
   int next_scales = segment.scale_part == 0 ? scale_step : 0;
-  // Past the last unit there is nothing to multiply.
-  auto has = [&](int step) { return units % step_units == 0 || step < steps - 1 || first_unit() + step * step_units < units; };
   Codes codes[holds_codes ? steps : 1];
   float4 numbers[holds_numbers ? steps * Weights::unit / 4 : 1];
 #pragma unroll
   for (int i = 0; i < (held ? steps : 0); i++) {
-    int unit = has(i) ? first_unit() + i * step_units : 0;
+    int unit = Row::has(i) ? first_unit() + i * step_units : 0;
     if constexpr (holds_codes) codes[i] = rounded.unit(unit);
     if constexpr (holds_numbers) {
 #pragma unroll
@@ -58,7 +68,7 @@ __device__ void unit_sums(const Segment& segment, const float* x, const RoundedI
 #pragma unroll(held ? steps : 2)
     for (int i = 0; i < steps; i++, next.advance()) {
       const u8* tile = next.await();
-      if (has(i)) {
+      if (Row::has(i)) {
         const u8 *of_codes = tile + row * code_pitch, *of_scales = tile + 8 * bands * code_pitch + row * scale_pitch + i * next_scales;
 #pragma unroll
         for (int band = 0; band < bands; band++) {
@@ -114,13 +124,13 @@ struct EntryUnits {
 template <int format, int cols>
 __device__ void run_sums(const Segment& segment, const RoundedInput& rounded, float* sums) {
   using Entry = EntryUnits<format>;
-  constexpr int units = cols / 32, steps = (units + step_units - 1) / step_units, bands = Entry::bands;
+  using Row = Steps<cols / 32>;
+  constexpr int steps = Row::count, bands = Entry::bands;
   constexpr bool held = steps * (int)(sizeof(Codes) / 4) <= most_held;
   constexpr int scale_step = Format<format, step_units * 32>::scale_row_bytes;
   int row = lane_index() / 4, rows = segment.rows - row, all_rows = segment.rows;
-  // Past the last unit there is nothing to multiply; what is loaded there, is some of the entry.
-  auto has = [&](int step) { return units % step_units == 0 || step < steps - 1 || first_unit() + step * step_units < units; };
-  int unit = has(0) ? first_unit() : 0;
+  // Lanes without a unit load another one's.
+  int unit = Row::has(0) ? first_unit() : 0;
   u32 code_pitch = segment.code_pitch, scale_pitch = segment.scale_pitch;
   u32 code_at = row * code_pitch + unit * Entry::unit_bytes, scale_at = 8 * bands * code_pitch + row * scale_pitch + unit * 2;
   // Where an entry has the scales of whole rows, a step's are further on.
@@ -128,14 +138,15 @@ __device__ void run_sums(const Segment& segment, const RoundedInput& rounded, fl
   Codes codes[held ? steps : 1];
   if constexpr (held) {
 #pragma unroll
-    for (int i = 0; i < steps; i++) codes[i] = rounded.unit(has(i) ? first_unit() + i * step_units : 0);
+    for (int i = 0; i < steps; i++) codes[i] = rounded.unit(Row::has(i) ? first_unit() + i * step_units : 0);
   }
   auto load = [&](const u8* tile, int step) {
-    return Entry(tile + code_at, tile + scale_at + step * next_scales, 8 * code_pitch, 8 * scale_pitch);
+    const u8* scale = tile + scale_at + (Row::has(step) ? step : 0) * next_scales;
+    return Entry(tile + code_at, scale, 8 * code_pitch, 8 * scale_pitch);
   };
   float sum[bands];
   auto multiply = [&](const Entry& entry, int step) {
-    if (!has(step)) return;
+    if (!Row::has(step)) return;
     const Codes x = held ? codes[held ? step : 0] : rounded.unit(first_unit() + step * step_units);
 #pragma unroll
     for (int band = 0; band < bands; band++) sum[band] += entry.dot(band, x);
@@ -174,17 +185,15 @@ __device__ void run_sums(const Segment& segment, const RoundedInput& rounded, fl
 // order: a lane takes eight columns of a row that follow one another.
 template <int cols>
 __device__ void tile_sums(const Segment& segment, const SplitInput& input, float* sums) {
-  constexpr int steps = (cols / 32 + ring_warps - 1) / ring_warps;
+  // A whole warp has columns or not.
+  using Row = Steps<cols / 8>;
+  constexpr int steps = Row::count;
   constexpr bool held = steps * 4 <= most_held_parts;
   static_assert(bands_of_entry(BF16) == 2, "a tile for tensor cores");
-  int lane = lane_index(), row = lane / 4, first_bytes = warp_index() * 64 + lane % 4 * 16, rows = segment.rows - row;
+  int lane = lane_index(), row = lane / 4, first_bytes = 16 * first_unit(), rows = segment.rows - row;
   u32 pitch = segment.code_pitch;
   const u8* parts = reinterpret_cast<const u8*>(input.first + min(row, 2) * input.pitch) + first_bytes;
-  // A whole warp has columns or not.
-  auto has = [&](int step) {
-    return cols % (32 * ring_warps) == 0 || step < steps - 1 || (warp_index() + step * ring_warps) * 32 < cols;
-  };
-  auto part = [&](int step) { return *reinterpret_cast<const uint4*>(parts + (has(step) ? step * 64 * ring_warps : 0)); };
+  auto part = [&](int step) { return *reinterpret_cast<const uint4*>(parts + (Row::has(step) ? step * 64 * ring_warps : 0)); };
   uint4 x[held ? steps : 1];
   if constexpr (held) {
 #pragma unroll
@@ -199,13 +208,13 @@ __device__ void tile_sums(const Segment& segment, const SplitInput& input, float
     for (int i = 0; i < steps; i++, next.advance()) {
       const u8* tile = next.await() + row * pitch + first_bytes;
       uint4 upper, lower, right = held ? x[i] : part(i);
-      if (has(i)) {
+      if (Row::has(i)) {
         upper = *reinterpret_cast<const uint4*>(tile);
         lower = *reinterpret_cast<const uint4*>(tile + 8 * pitch);
       }
       __syncwarp();
       if (lane == 0) next.release();
-      if (has(i)) {
+      if (Row::has(i)) {
         u32 a[4] = {upper.x, lower.x, upper.y, lower.y}, b[2] = {right.x, right.y};
         multiply_add(even, a, b);
         u32 c[4] = {upper.z, lower.z, upper.w, lower.w}, d[2] = {right.z, right.w};
