@@ -20,6 +20,7 @@ enum { THREADS = 8, SESSIONS = 16 };
 /* A session with its script, which depends on nothing but the seed. */
 struct lane {
     pthread_mutex_t turn;
+    pthread_mutex_t others; /* free only while whoever has the turn reads, so that no other call of theirs meets one */
     wl_session *session;
     uint64_t random; /* the script */
     uint64_t hash;   /* everything that came out */
@@ -69,6 +70,8 @@ static void open_lane(struct lane *lane, int number, uint64_t seed)
     params.marks = 1;
     params.sampler = &sampler;
     check(wl_session_new(model, &params, &lane->session), "session");
+    pthread_mutex_init(&lane->turn, NULL);
+    pthread_mutex_init(&lane->others, NULL);
     lane->number = number;
     lane->random = seed * 1000 + (uint64_t)number;
     lane->hash = 0xcbf29ce484222325u;
@@ -76,15 +79,17 @@ static void open_lane(struct lane *lane, int number, uint64_t seed)
     lane->marked = UINT64_MAX;
 }
 
-/* Reads everything, whoever cancels. */
+/* Reads everything, whoever cancels or asks in between. */
 static void feed(struct lane *lane, const uint32_t *tokens, size_t count)
 {
     while (count > 0) {
         size_t fed = 0;
+        pthread_mutex_unlock(&lane->others);
         wl_status status = wl_feed(lane->session, tokens, count, &fed);
+        pthread_mutex_lock(&lane->others);
         if (status == WL_CANCELLED)
             __atomic_add_fetch(&cancelled, 1, __ATOMIC_RELAXED);
-        else
+        else if (status != WL_ERROR_BUSY)
             check(status, "feed");
         tokens += fed;
         count -= fed;
@@ -137,6 +142,7 @@ static void step(struct lane *lane)
 {
     uint32_t tokens[160];
     uint32_t what = next(&lane->random) % 16;
+    pthread_mutex_lock(&lane->others);
     wl_session_info now = {.size = sizeof now};
     check(wl_session_get_info(lane->session, &now), "info");
     if (now.position == 0 || what < 5) {
@@ -174,6 +180,7 @@ static void step(struct lane *lane)
         add(lane, tokens, count * sizeof *tokens);
     }
     logits(lane);
+    pthread_mutex_unlock(&lane->others);
     lane->steps++;
 }
 
@@ -183,14 +190,16 @@ static void *work(void *seed)
     while (!stop) {
         struct lane *lane = &lanes[next(&random) % SESSIONS];
         if (pthread_mutex_trylock(&lane->turn) != 0) {
-            /* Somebody uses it: the library says so, or it has just been given back, or forked away. */
-            wl_session_info now = {.size = sizeof now};
-            wl_session *session = __atomic_load_n(&lane->session, __ATOMIC_RELAXED);
-            wl_status status = wl_session_get_info(session, &now);
-            if (status == WL_ERROR_BUSY)
-                __atomic_add_fetch(&busy, 1, __ATOMIC_RELAXED);
-            else if (status != WL_ERROR_HANDLE)
-                check(status, "info of a session in use");
+            /* Somebody uses it, and the library says so, unless they have not begun or have ended. */
+            if (pthread_mutex_trylock(&lane->others) == 0) {
+                wl_session_info now = {.size = sizeof now};
+                wl_status status = wl_session_get_info(lane->session, &now);
+                if (status == WL_ERROR_BUSY)
+                    __atomic_add_fetch(&busy, 1, __ATOMIC_RELAXED);
+                else
+                    check(status, "info of a session in use");
+                pthread_mutex_unlock(&lane->others);
+            }
             usleep(100);
             continue;
         }
@@ -227,10 +236,8 @@ int main(int argc, char **argv)
     info.size = sizeof info;
     check(wl_model_get_info(model, &info), "info");
 
-    for (int i = 0; i < SESSIONS; i++) {
-        pthread_mutex_init(&lanes[i].turn, NULL);
+    for (int i = 0; i < SESSIONS; i++)
         open_lane(&lanes[i], i, seed);
-    }
     pthread_t threads[THREADS], canceller;
     for (uintptr_t i = 0; i < THREADS; i++)
         pthread_create(&threads[i], NULL, work, (void *)(seed + i + 1));
