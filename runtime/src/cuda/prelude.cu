@@ -150,16 +150,6 @@ __device__ inline void copy_row(float* to, const float* from, int n) {
   for (int i = first + lane_index(); i < n; i += 32) copy_async<4>(to + i, from + i);
 }
 
-// The same of integers, by one instruction.
-__device__ inline int warp_sum(int x) {
-#if __CUDA_ARCH__ >= 800
-  return __reduce_add_sync(all_lanes, x);
-#else
-  for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(all_lanes, x, distance);
-  return x;
-#endif
-}
-
 // The largest of numbers that are not negative, by one instruction on their bits.
 __device__ inline float warp_max_of_positive(float x) {
 #if __CUDA_ARCH__ >= 800

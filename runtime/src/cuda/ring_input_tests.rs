@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use waterline_quant::{Activations, Output, Q8_0};
+use waterline_quant::{Activations, Q8_0};
 
-use super::tests::{Bench, matrix, numbers, persistent_device};
-
+use super::tests::{Bench, matrix, numbers, persistent_device, product};
 use crate::program::View;
 use crate::stages::{Activation, Finish, Norm};
 
@@ -52,17 +51,11 @@ fn inputs_are_normed_and_gated_as_on_the_cpu() {
             let groups = made.chunks_exact_mut(norm.weight.len());
             groups.for_each(|group| norm.apply_in_place(group));
             if by_parts {
-                let silu = |gate: f32| gate / (1.0 + (-gate).exp());
-                made.iter_mut()
-                    .zip(&gates)
-                    .for_each(|(x, &gate)| *x *= silu(gate));
+                Activation::Silu.gate(&gates, &mut made);
             }
             let mut inputs = Activations::new(1, cols);
             inputs.load(&made, 1, cols, true);
-            let mut expected = vec![0.0f32; ROWS];
-            let out = Output::new(&mut expected, ROWS);
-            // SAFETY: one thread, columns that the output has.
-            unsafe { weights.mul_rows(0..ROWS, &inputs, &out, 0) };
+            let expected = product(&weights, &inputs);
             let largest = expected.iter().fold(0.0f32, |a, x| a.max(x.abs()));
             for (row, (found, expected)) in bench.read(3, ROWS).iter().zip(&expected).enumerate() {
                 // A value between two codes may be rounded to either.

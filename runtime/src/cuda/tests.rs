@@ -57,6 +57,15 @@ pub(super) fn matrix(format: &'static Format, rows: usize, cols: usize, seed: u3
     Matrix::new(format, rows, cols, Bytes::from_vec(bytes)).expect("a matrix")
 }
 
+/// The product of a matrix with one token's inputs, on the CPU.
+pub(super) fn product(matrix: &Matrix, inputs: &Activations) -> Vec<f32> {
+    let mut product = vec![0.0f32; matrix.rows()];
+    let out = Output::new(&mut product, matrix.rows());
+    // SAFETY: one thread, columns that the output has.
+    unsafe { matrix.mul_rows(0..matrix.rows(), inputs, &out, 0) };
+    product
+}
+
 /// Buffers 0 (residual), 1 (inputs), 2 (product), 3 (output) of `widths`.
 pub(super) struct Bench {
     device: Arc<Device>,
@@ -398,14 +407,7 @@ fn products_through_the_ring_are_those_of_the_cpu() {
 
             let mut inputs = Activations::new(1, cols);
             inputs.load(&x, 1, cols, format.is_integer_dot());
-            let product = |matrix: &Matrix| {
-                let mut product = vec![0.0f32; matrix.rows()];
-                let out = Output::new(&mut product, matrix.rows());
-                // SAFETY: one thread, columns that the output has.
-                unsafe { matrix.mul_rows(0..matrix.rows(), &inputs, &out, 0) };
-                product
-            };
-            let [first, second, third] = [0, 1, 2].map(|i| product(&matrices[i]));
+            let [first, second, third] = [0, 1, 2].map(|i| product(&matrices[i], &inputs));
             let second = second.iter().zip(bias.iter()).map(|(x, bias)| x + bias);
             let sums: Vec<f32> = first
                 .iter()

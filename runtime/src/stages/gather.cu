@@ -67,19 +67,20 @@ struct Share {
   static constexpr bool norms_parts = (kinds & (PART_NORM | ODD_PART_NORM)) != 0;
   static constexpr bool paired =
       run == 4 && cols % 8 == 0 && least_runs > 1 && (!norms_parts || part_size(kinds) == 64 * run);
-  static constexpr int runs = least_runs + (paired ? least_runs % 2 : 0);
+  // Runs that follow one another, and values.
+  static constexpr int together = paired ? 2 : 1, in_a_row = run * together;
+  static constexpr int runs = (least_runs + together - 1) / together * together;
   static constexpr int count = runs * run;
   float value[count];
 
   // Columns from the first run to run number r.
   static constexpr __device__ int behind(int r) {
-    return paired ? (r / 2 * gather_threads * 2 + r % 2) * run : r * gather_threads * run;
+    return r / together * gather_threads * in_a_row + r % together * run;
   }
   // The first column of run number r, and whether there is one.
-  static __device__ int column(int r) { return threadIdx.x * run * (paired ? 2 : 1) + behind(r); }
+  static __device__ int column(int r) { return threadIdx.x * in_a_row + behind(r); }
   static __device__ bool has(int r) {
-    constexpr int together = paired ? 2 : 1;
-    return cols % (run * together * gather_threads) == 0 || r < runs - together || column(r) < cols;
+    return cols % (in_a_row * gather_threads) == 0 || r < runs - together || column(r) < cols;
   }
   __device__ void load(const float* row) {
 #pragma unroll
@@ -192,7 +193,7 @@ struct Near {
 template <int cols, int kinds>
 __device__ void norm_parts(const GatherStep& step, int size, const Share<cols, kinds>& gain, Share<cols, kinds>& share) {
   using Own = Share<cols, kinds>;
-  constexpr int run = Own::run * (Own::paired ? 2 : 1), runs = Own::count / run;
+  constexpr int run = Own::in_a_row, runs = Own::count / run;
   constexpr int warps = gather_threads / 32, of_warp = 32 * run;
   __shared__ float sums[runs * warps];
   int warps_of_part = size / of_warp;
