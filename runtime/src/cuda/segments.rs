@@ -1,5 +1,7 @@
 //! How the rows of a persistent program's products are dealt out to its blocks, and how they come through the ring of weights.
 
+use std::cmp::Reverse;
+
 use bytemuck::{Pod, Zeroable};
 use waterline_quant::FORMATS;
 
@@ -205,43 +207,87 @@ pub(super) fn rows_of_entry(format: usize) -> usize {
 #[derive(Clone, Copy)]
 struct Matrix {
     rows: usize,
-    /// Bytes of a row, with its part of what an entry without enough rows leaves empty.
+    /// Bytes of a row.
     bytes: usize,
     /// Rows that stay together.
     together: usize,
+    /// Rows of an entry, which costs as much with fewer.
+    of_entry: usize,
 }
 
 impl Matrix {
     fn of(factor: &RingFactor) -> Self {
         Matrix {
             rows: factor.rows,
-            bytes: factor.row_bytes() * rows_of_entry(factor.format).max(factor.rows)
-                / factor.rows.max(1),
+            bytes: factor.row_bytes(),
             together: factor.aligned_rows(),
+            of_entry: rows_of_entry(factor.format),
         }
+    }
+
+    /// Whether one block takes all of it: one entry has all rows of some columns.
+    fn is_whole(&self) -> bool {
+        self.rows <= self.of_entry
+    }
+
+    /// Bytes of the rows of a full entry.
+    fn entry_bytes(&self) -> usize {
+        self.of_entry * self.bytes
+    }
+
+    /// Its bytes, with what its only entry leaves empty.
+    fn cost(&self) -> usize {
+        self.rows.max(self.of_entry) * self.bytes
     }
 }
 
 /// Shares matrices out among `blocks`, so that all have about as many bytes: for each block the matrix, the first row and the
 /// number of rows.
 fn shares(matrices: &[Matrix], blocks: usize) -> Vec<Vec<(usize, usize, usize)>> {
-    let total: usize = matrices.iter().map(|m| m.rows * m.bytes).sum();
     let mut shares = vec![Vec::new(); blocks];
-    let mut before = 0;
-    for (index, matrix) in matrices.iter().enumerate() {
-        // The first row of this matrix that begins at or after the block's part of the whole.
-        let border = |block: usize| {
-            let at = (total * block / blocks).saturating_sub(before);
+    let all = matrices.iter().map(Matrix::cost).sum::<usize>();
+    // What each block still has room for: whole matrices come first, each to where there is most.
+    let mut left = vec![all.div_ceil(blocks); blocks];
+    for (index, matrix) in matrices.iter().enumerate().filter(|(_, m)| m.is_whole()) {
+        let used_least = |&block: &usize| Reverse(left[block]);
+        let block = (0..blocks).min_by_key(used_least).expect("blocks");
+        shares[block].push((index, 0, matrix.rows));
+        left[block] = left[block].saturating_sub(matrix.cost());
+    }
+    // The others are cut where room is left, which is known up to the end of each block.
+    let ends: Vec<usize> = (left.iter())
+        .scan(0, |end, left| {
+            *end += left;
+            Some(*end)
+        })
+        .collect();
+    let room = ends[blocks - 1];
+    // Where a block goes on to the next matrix it has one entry more that is not full, so that it leaves out as many bytes.
+    let (mut next, mut total) = (0, 0);
+    let others = matrices.iter().enumerate().filter(|(_, m)| !m.is_whole());
+    let others: Vec<_> = others
+        .map(|(index, matrix)| {
+            let begin = next;
+            total = begin + matrix.cost();
+            next = total + matrix.entry_bytes();
+            (index, matrix, begin)
+        })
+        .collect();
+    for (index, matrix, begin) in others {
+        // The first row of this matrix that begins at or after the blocks' part of the whole.
+        let border = |end: usize| {
+            let at = (total * end / room).saturating_sub(begin);
             let row = at.div_ceil(matrix.bytes.max(1));
             row.next_multiple_of(matrix.together).min(matrix.rows)
         };
-        for (block, share) in shares.iter_mut().enumerate() {
-            let (first, last) = (border(block), border(block + 1));
+        let mut first = 0;
+        for (&end, share) in ends.iter().zip(&mut shares) {
+            let last = border(end);
             if last > first {
                 share.push((index, first, last - first));
             }
+            first = last;
         }
-        before += matrix.rows * matrix.bytes;
     }
     shares
 }
@@ -252,28 +298,70 @@ mod tests {
 
     #[test]
     fn shares_cover_every_row_once_and_weigh_the_same() {
-        let matrices = [(9216, 1152, 1), (6, 8192, 1), (36, 44, 4), (7, 4096, 1)];
+        let matrices = [
+            (9216, 1152, 1),
+            (6, 8192, 1),
+            (36, 44, 4),
+            (8, 131072, 1),
+            (7, 4096, 1),
+        ];
         let matrices = matrices.map(|(rows, bytes, together)| Matrix {
             rows,
             bytes,
             together,
+            of_entry: 8,
         });
         for blocks in [1, 3, 132] {
             let shares = shares(&matrices, blocks);
             let mut seen = matrices.map(|m| vec![0; m.rows]);
-            let total: usize = matrices.iter().map(|m| m.rows * m.bytes).sum();
+            let total: usize = matrices.iter().map(Matrix::cost).sum();
             for share in &shares {
                 let mut bytes = 0;
-                for &(matrix, first, rows) in share {
-                    seen[matrix][first..first + rows]
+                for &(index, first, rows) in share {
+                    let matrix = &matrices[index];
+                    seen[index][first..first + rows]
                         .iter_mut()
                         .for_each(|n| *n += 1);
-                    bytes += rows * matrices[matrix].bytes;
-                    assert_eq!(first % matrices[matrix].together, 0);
+                    bytes += rows * matrix.bytes;
+                    assert_eq!(first % matrix.together, 0);
+                    assert!(
+                        !matrix.is_whole() || rows == matrix.rows,
+                        "a part of {index}"
+                    );
                 }
-                assert!(bytes <= total / blocks + 2 * 8192, "{bytes} of {total}");
+                // Whoever has the largest of the whole ones has nothing else.
+                let alone = share[..] == [(3, 0, 8)];
+                assert!(
+                    alone || bytes <= total / blocks + 8192,
+                    "{bytes} of {total}"
+                );
             }
             assert!(seen.iter().flatten().all(|&n| n == 1));
+        }
+    }
+
+    #[test]
+    fn who_goes_on_to_the_next_matrix_has_no_more_entries() {
+        let matrix = |rows, bytes| Matrix {
+            rows,
+            bytes,
+            together: 8,
+            of_entry: 16,
+        };
+        // Those of a block of GDN, of 7 billion parameters and of 1.3.
+        for (rows, bytes, gates) in [(4096, 2304, 16), (2048, 1152, 8)] {
+            let large = matrix(rows, bytes);
+            let small = matrix(gates, 4 * rows);
+            let shares = shares(&[large, large, large, small, small, large], 132);
+            let entries = |share: &Vec<(usize, usize, usize)>| -> usize {
+                share.iter().map(|&(_, _, rows)| rows.div_ceil(16)).sum()
+            };
+            let most = shares.iter().map(entries).max();
+            assert_eq!(most, Some((4 * rows).div_ceil(130).div_ceil(16)));
+            let alone = shares
+                .iter()
+                .filter(|share| share.iter().any(|part| part.2 == gates));
+            assert_eq!(alone.count(), 2);
         }
     }
 

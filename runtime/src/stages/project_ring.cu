@@ -271,6 +271,8 @@ __device__ void product(const Rows& output, float eps, const Gather& gather, con
   float* sums = shared_memory<float>() + sums_at / 4;
   row.load_sum(output);
   whole_barrier();
+  // Not when the first warp has its part: what the others have to ask for once more would come behind more copies.
+  if constexpr ((passes & PASSED_INPUT) != 0) note_input();
   // Made here, the factor of a norm is no part of what comes behind the last sum.
   const float factor = (kinds & LATE_NORM) != 0 ? late_factor(cols, eps) : 1.0f;
   for (int s = 0; s < count;) {

@@ -171,7 +171,6 @@ struct ComingInput {
         rest();
         ask_passed();
       }
-      note_input();
     } else {
       await_previous();
       share.load(gather.input.first);
