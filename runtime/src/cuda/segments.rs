@@ -249,8 +249,8 @@ fn shares(matrices: &[Matrix], blocks: usize) -> Vec<Vec<(usize, usize, usize)>>
     // What each block still has room for: whole matrices come first, each to where there is most.
     let mut left = vec![all.div_ceil(blocks); blocks];
     for (index, matrix) in matrices.iter().enumerate().filter(|(_, m)| m.is_whole()) {
-        let used_least = |&block: &usize| Reverse(left[block]);
-        let block = (0..blocks).min_by_key(used_least).expect("blocks");
+        let room = |&block: &usize| (left[block], Reverse(block));
+        let block = (0..blocks).max_by_key(room).expect("blocks");
         shares[block].push((index, 0, matrix.rows));
         left[block] = left[block].saturating_sub(matrix.cost());
     }
@@ -276,7 +276,9 @@ fn shares(matrices: &[Matrix], blocks: usize) -> Vec<Vec<(usize, usize, usize)>>
     for (index, matrix, begin) in others {
         // The first row of this matrix that begins at or after the blocks' part of the whole.
         let border = |end: usize| {
-            let at = (total * end / room).saturating_sub(begin);
+            // The product of two numbers of bytes may not fit into 64 bits.
+            let at = (total as u128 * end as u128 / room as u128) as usize;
+            let at = at.saturating_sub(begin);
             let row = at.div_ceil(matrix.bytes.max(1));
             row.next_multiple_of(matrix.together).min(matrix.rows)
         };
@@ -362,6 +364,20 @@ mod tests {
                 .iter()
                 .filter(|share| share.iter().any(|part| part.2 == gates));
             assert_eq!(alone.count(), 2);
+        }
+    }
+
+    #[test]
+    fn matrices_of_many_bytes_are_shared_out_too() {
+        let matrix = Matrix {
+            rows: 262_144,
+            bytes: 32_768,
+            together: 1,
+            of_entry: 16,
+        };
+        let rows = 262_144usize.div_ceil(132);
+        for share in shares(&[matrix], 132) {
+            assert!((rows - 2..=rows).contains(&share[0].2), "{share:?}");
         }
     }
 
