@@ -227,7 +227,7 @@ impl Matrix {
 
     /// Whether one block takes all of it: one entry has all rows of some columns.
     fn is_whole(&self) -> bool {
-        self.rows <= self.of_entry
+        (1..=self.of_entry).contains(&self.rows)
     }
 
     /// Bytes of the rows of a full entry.
@@ -306,6 +306,7 @@ mod tests {
             (36, 44, 4),
             (8, 131072, 1),
             (7, 4096, 1),
+            (0, 1152, 1),
         ];
         let matrices = matrices.map(|(rows, bytes, together)| Matrix {
             rows,
@@ -326,6 +327,7 @@ mod tests {
                         .for_each(|n| *n += 1);
                     bytes += rows * matrix.bytes;
                     assert_eq!(first % matrix.together, 0);
+                    assert!(rows > 0, "a segment that would end the list");
                     assert!(
                         !matrix.is_whole() || rows == matrix.rows,
                         "a part of {index}"
