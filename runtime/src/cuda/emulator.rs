@@ -159,7 +159,9 @@ impl Driver for Emulator {
         std::fs::create_dir_all(&folder).map_err(|e| error(e.to_string()))?;
         let library = folder.join(format!("{:016x}.so", hasher.finish()));
         if !library.exists() {
-            let stem = folder.join(format!("{:016x}-{}", hasher.finish(), std::process::id()));
+            // Another thread may be about to compile the same text.
+            let (process, thread) = (std::process::id(), std::thread::current().id());
+            let stem = folder.join(format!("{:016x}-{process}-{thread:?}", hasher.finish()));
             let (input, output) = (
                 stem.with_extension("cpp"),
                 stem.with_extension("so.partial"),

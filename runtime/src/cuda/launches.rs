@@ -198,6 +198,14 @@ impl Queued {
         }
     }
 
+    /// The recurrence whose step it is in a persistent program.
+    pub(super) fn recurrence(&self) -> Option<&Recurrence> {
+        match &self.form {
+            Form::Recurrence(recurrence) => Some(recurrence),
+            _ => None,
+        }
+    }
+
     /// Whether the kernel itself calls `await_previous`.
     pub(super) fn streams(&self) -> bool {
         !matches!(self.form, Form::Waits)

@@ -32,6 +32,7 @@ mod segments;
 mod session_calls;
 #[cfg(all(test, feature = "emulator"))]
 mod shared_tests;
+mod shares;
 mod shown;
 mod source;
 #[cfg(test)]

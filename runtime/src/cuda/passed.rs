@@ -47,6 +47,16 @@ pub(crate) struct Recurrence {
     pub input_bytes: usize,
     /// Its heads' outputs.
     pub output: Rows,
+    /// Blocks that have a part of its states.
+    pub blocks: usize,
+}
+
+impl Recurrence {
+    /// Whether it takes any of these columns.
+    pub fn takes(&self, columns: Rows) -> bool {
+        let inputs = self.inputs.iter().flatten();
+        inputs.into_iter().any(|&input| overlap(input, columns))
+    }
 }
 
 /// What of a phase decides how values are passed.
@@ -332,6 +342,7 @@ mod tests {
             inputs: inputs.to_vec(),
             input_bytes: 0,
             output: rows(HEADS, 64),
+            blocks: 1,
         }
     }
 

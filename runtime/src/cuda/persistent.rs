@@ -97,10 +97,11 @@ impl Persistent {
         let mut lists = vec![Vec::new(); blocks];
         let mut segments = Vec::with_capacity(calls.len());
         let mut sums = 0;
-        for product in calls.iter().map(|queued| queued.product()) {
+        for (index, queued) in calls.iter().enumerate() {
             let before = lists[0].len();
-            if let Some(product) = product {
-                sums = sums.max(deal(product, &mut lists));
+            if let Some(product) = queued.product() {
+                let next = calls.get(index + 1).and_then(|next| next.recurrence());
+                sums = sums.max(deal(product, next, &mut lists));
             }
             segments.push(before..lists[0].len());
         }

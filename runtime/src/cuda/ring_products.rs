@@ -85,6 +85,15 @@ impl Product {
         &self.factors[..self.factors.len() / together]
     }
 
+    /// The columns of the output that a matrix makes.
+    pub(super) fn output_of(&self, factor: &RingFactor) -> Rows {
+        Rows {
+            first: self.output.first + (factor.column * size_of::<f32>()) as u64,
+            width: factor.rows as i32,
+            ..self.output
+        }
+    }
+
     /// Where these columns stand in the output, if every one of them is a row of this product.
     pub(super) fn columns(&self, columns: Rows) -> Option<Range<usize>> {
         let (whole, part) = (self.output.bytes(), columns.bytes());

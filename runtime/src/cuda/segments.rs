@@ -1,13 +1,13 @@
 //! How the rows of a persistent program's products are dealt out to its blocks, and how they come through the ring of weights.
 
-use std::cmp::Reverse;
-
 use bytemuck::{Pod, Zeroable};
 use waterline_quant::FORMATS;
 
 use super::driver::Address;
+use super::passed::Recurrence;
 use super::persistent::THREADS;
 use super::ring_products::{Product, RingFactor};
+use super::shares::{Matrix, Part, ROWS_AT_ONCE, Wants, shares};
 
 /// `Segment` in weight_ring.cu: rows of one matrix that a block takes.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -34,22 +34,28 @@ pub(super) struct Segment {
 
 /// Most bytes of an entry that has sixteen rows instead of eight.
 const DOUBLE_ENTRY: usize = 18 << 10;
-/// Rows of a block that are finished at once, by four threads each.
-const ROWS_AT_ONCE: usize = THREADS / 4;
 /// Units of a row that the warps take at once, and the places of a row's sums.
 pub(super) const STEP_UNITS: usize = THREADS / 32 * 4;
 pub(super) const SUMS_PITCH: usize = THREADS / 32 + 1;
 
 /// Deals a product's rows out to the blocks' lists, every block the same number of segments; returns the floats that
-/// a block needs for sums.
-pub(super) fn deal(product: &Product, lists: &mut [Vec<Segment>]) -> usize {
+/// a block needs for sums. `next` is the recurrence that takes the product, if it is one that does.
+pub(super) fn deal(
+    product: &Product,
+    next: Option<&Recurrence>,
+    lists: &mut [Vec<Segment>],
+) -> usize {
     // The rows of a gated product's two matrices go together.
     let owners = product.owners();
     let together = product.factors.len() / owners.len();
     let matrices: Vec<Matrix> = owners.iter().map(Matrix::of).collect();
-    let shares: Vec<_> = (shares(&matrices, lists.len()).into_iter())
-        .map(in_turns)
-        .collect();
+    let wants = next.map(|next| Wants {
+        matrices: (owners.iter())
+            .map(|factor| next.takes(product.output_of(factor)))
+            .collect(),
+        blocks: next.blocks,
+    });
+    let shares = shares(&matrices, wants.as_ref(), lists.len());
     let most = shares.iter().map(Vec::len).max().unwrap_or(0);
     // The sums of a turn are made while those of the one before are used.
     let turn_room = ROWS_AT_ONCE * together * SUMS_PITCH;
@@ -98,38 +104,6 @@ pub(super) fn deal(product: &Product, lists: &mut [Vec<Segment>]) -> usize {
         list.extend(std::iter::repeat_n(Segment::skipped(), missing * together));
     }
     room
-}
-
-/// Rows of a matrix that a block finishes in one of its turns.
-struct Part {
-    matrix: usize,
-    first: usize,
-    rows: usize,
-    turn: usize,
-}
-
-/// Cuts a block's share so that no turn has more rows than there are threads to finish them.
-fn in_turns(share: Vec<(usize, usize, usize)>) -> Vec<Part> {
-    let mut parts = Vec::new();
-    let (mut turn, mut left) = (0, ROWS_AT_ONCE);
-    for (matrix, mut first, mut rows) in share {
-        while rows > 0 {
-            let take = if rows <= left { rows } else { left / 16 * 16 };
-            if take > 0 {
-                parts.push(Part {
-                    matrix,
-                    first,
-                    rows: take,
-                    turn,
-                });
-            }
-            (first, rows, left) = (first + take, rows - take, left - take);
-            if rows > 0 {
-                (turn, left) = (turn + 1, ROWS_AT_ONCE);
-            }
-        }
-    }
-    parts
 }
 
 impl Segment {
@@ -200,207 +174,5 @@ pub(super) fn rows_of_entry(format: usize) -> usize {
     match 16 * STEP_UNITS / 8 * eight_units <= DOUBLE_ENTRY {
         true => 16,
         false => 8,
-    }
-}
-
-/// What there is to share out.
-#[derive(Clone, Copy)]
-struct Matrix {
-    rows: usize,
-    /// Bytes of a row.
-    bytes: usize,
-    /// Rows that stay together.
-    together: usize,
-    /// Rows of an entry, which costs as much with fewer.
-    of_entry: usize,
-}
-
-impl Matrix {
-    fn of(factor: &RingFactor) -> Self {
-        Matrix {
-            rows: factor.rows,
-            bytes: factor.row_bytes(),
-            together: factor.aligned_rows(),
-            of_entry: rows_of_entry(factor.format),
-        }
-    }
-
-    /// Whether one block takes all of it: one entry has all rows of some columns.
-    fn is_whole(&self) -> bool {
-        (1..=self.of_entry).contains(&self.rows)
-    }
-
-    /// Bytes of the rows of a full entry.
-    fn entry_bytes(&self) -> usize {
-        self.of_entry * self.bytes
-    }
-
-    /// Its bytes, with what its only entry leaves empty.
-    fn cost(&self) -> usize {
-        self.rows.max(self.of_entry) * self.bytes
-    }
-}
-
-/// Shares matrices out among `blocks`, so that all have about as many bytes: for each block the matrix, the first row and the
-/// number of rows.
-fn shares(matrices: &[Matrix], blocks: usize) -> Vec<Vec<(usize, usize, usize)>> {
-    let mut shares = vec![Vec::new(); blocks];
-    let all = matrices.iter().map(Matrix::cost).sum::<usize>();
-    // What each block still has room for: whole matrices come first, each to where there is most.
-    let mut left = vec![all.div_ceil(blocks); blocks];
-    for (index, matrix) in matrices.iter().enumerate().filter(|(_, m)| m.is_whole()) {
-        let room = |&block: &usize| (left[block], Reverse(block));
-        let block = (0..blocks).max_by_key(room).expect("blocks");
-        shares[block].push((index, 0, matrix.rows));
-        left[block] = left[block].saturating_sub(matrix.cost());
-    }
-    // The others are cut where room is left, which is known up to the end of each block.
-    let ends: Vec<usize> = (left.iter())
-        .scan(0, |end, left| {
-            *end += left;
-            Some(*end)
-        })
-        .collect();
-    let room = ends[blocks - 1];
-    // Where a block goes on to the next matrix it has one entry more that is not full, so that it leaves out as many bytes.
-    let (mut next, mut total) = (0, 0);
-    let others = matrices.iter().enumerate().filter(|(_, m)| !m.is_whole());
-    let others: Vec<_> = others
-        .map(|(index, matrix)| {
-            let begin = next;
-            total = begin + matrix.cost();
-            next = total + matrix.entry_bytes();
-            (index, matrix, begin)
-        })
-        .collect();
-    for (index, matrix, begin) in others {
-        // The first row of this matrix that begins at or after the blocks' part of the whole.
-        let border = |end: usize| {
-            // The product of two numbers of bytes may not fit into 64 bits.
-            let at = (total as u128 * end as u128 / room as u128) as usize;
-            let at = at.saturating_sub(begin);
-            let row = at.div_ceil(matrix.bytes.max(1));
-            row.next_multiple_of(matrix.together).min(matrix.rows)
-        };
-        let mut first = 0;
-        for (&end, share) in ends.iter().zip(&mut shares) {
-            let last = border(end);
-            if last > first {
-                share.push((index, first, last - first));
-            }
-            first = last;
-        }
-    }
-    shares
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shares_cover_every_row_once_and_weigh_the_same() {
-        let matrices = [
-            (9216, 1152, 1),
-            (6, 8192, 1),
-            (36, 44, 4),
-            (8, 131072, 1),
-            (7, 4096, 1),
-            (0, 1152, 1),
-        ];
-        let matrices = matrices.map(|(rows, bytes, together)| Matrix {
-            rows,
-            bytes,
-            together,
-            of_entry: 8,
-        });
-        for blocks in [1, 3, 132] {
-            let shares = shares(&matrices, blocks);
-            let mut seen = matrices.map(|m| vec![0; m.rows]);
-            let total: usize = matrices.iter().map(Matrix::cost).sum();
-            for share in &shares {
-                let mut bytes = 0;
-                for &(index, first, rows) in share {
-                    let matrix = &matrices[index];
-                    seen[index][first..first + rows]
-                        .iter_mut()
-                        .for_each(|n| *n += 1);
-                    bytes += rows * matrix.bytes;
-                    assert_eq!(first % matrix.together, 0);
-                    assert!(rows > 0, "a segment that would end the list");
-                    assert!(
-                        !matrix.is_whole() || rows == matrix.rows,
-                        "a part of {index}"
-                    );
-                }
-                // Whoever has the largest of the whole ones has nothing else.
-                let alone = share[..] == [(3, 0, 8)];
-                assert!(
-                    alone || bytes <= total / blocks + 8192,
-                    "{bytes} of {total}"
-                );
-            }
-            assert!(seen.iter().flatten().all(|&n| n == 1));
-        }
-    }
-
-    #[test]
-    fn who_goes_on_to_the_next_matrix_has_no_more_entries() {
-        let matrix = |rows, bytes| Matrix {
-            rows,
-            bytes,
-            together: 8,
-            of_entry: 16,
-        };
-        // Those of a block of GDN, of 7 billion parameters and of 1.3.
-        for (rows, bytes, gates) in [(4096, 2304, 16), (2048, 1152, 8)] {
-            let large = matrix(rows, bytes);
-            let small = matrix(gates, 4 * rows);
-            let shares = shares(&[large, large, large, small, small, large], 132);
-            let entries = |share: &Vec<(usize, usize, usize)>| -> usize {
-                share.iter().map(|&(_, _, rows)| rows.div_ceil(16)).sum()
-            };
-            let most = shares.iter().map(entries).max();
-            assert_eq!(most, Some((4 * rows).div_ceil(130).div_ceil(16)));
-            let alone = shares
-                .iter()
-                .filter(|share| share.iter().any(|part| part.2 == gates));
-            assert_eq!(alone.count(), 2);
-        }
-    }
-
-    #[test]
-    fn matrices_of_many_bytes_are_shared_out_too() {
-        let matrix = Matrix {
-            rows: 262_144,
-            bytes: 32_768,
-            together: 1,
-            of_entry: 16,
-        };
-        let rows = 262_144usize.div_ceil(132);
-        for share in shares(&[matrix], 132) {
-            assert!((rows - 2..=rows).contains(&share[0].2), "{share:?}");
-        }
-    }
-
-    #[test]
-    fn no_turn_has_more_rows_than_are_finished_at_once() {
-        let share = vec![(0, 7, 100), (1, 0, 5), (2, 40, 300), (3, 0, 1)];
-        let parts = in_turns(share.clone());
-        for (matrix, mut first, rows) in share {
-            let own = parts.iter().filter(|part| part.matrix == matrix);
-            let mut found = 0;
-            for part in own {
-                assert_eq!(part.first, first, "matrix {matrix}");
-                (first, found) = (first + part.rows, found + part.rows);
-            }
-            assert_eq!(found, rows, "matrix {matrix}");
-        }
-        for turn in 0..=parts.last().expect("parts").turn {
-            let own = parts.iter().filter(|part| part.turn == turn);
-            let rows: usize = own.map(|part| part.rows).sum();
-            assert!((1..=ROWS_AT_ONCE).contains(&rows), "turn {turn}: {rows}");
-        }
-        assert!(parts.is_sorted_by_key(|part| part.turn));
     }
 }

@@ -61,12 +61,14 @@ pub(super) fn push(plan: &Plan, states: usize, inputs: Inputs, launches: &mut La
     if shared > MOST_SHARED || plan.queries > threads / 32 {
         return false;
     }
+    let blocks = states * plan.dv.div_ceil(columns);
     let recurrence = Recurrence {
         inputs: given
             .map(|(input, _)| (input.rows.width > 0).then_some(input.rows))
             .to_vec(),
         input_bytes: size_of::<StepInput>(),
         output: inputs.out,
+        blocks,
     };
     let step = RecurStep {
         input: given.map(|(input, width)| StepInput::of(input, width)),
@@ -89,7 +91,7 @@ pub(super) fn push(plan: &Plan, states: usize, inputs: Inputs, launches: &mut La
             plan.complement,
             plan.writing as i32
         ),
-        grid: Grid::Blocks(states * plan.dv.div_ceil(columns)),
+        grid: Grid::Blocks(blocks),
         threads,
         shared,
         parameters: vec![Parameter::value("RecurStep", step)],
