@@ -54,8 +54,8 @@ pub(crate) struct Recurrence {
 impl Recurrence {
     /// Whether it takes any of these columns.
     pub fn takes(&self, columns: Rows) -> bool {
-        let inputs = self.inputs.iter().flatten();
-        inputs.into_iter().any(|&input| overlap(input, columns))
+        let mut inputs = self.inputs.iter().flatten();
+        inputs.any(|&input| overlap(input, columns))
     }
 }
 
