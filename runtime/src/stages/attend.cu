@@ -168,55 +168,79 @@ struct Retained {
   int every;
 };
 
-// The first of the lowest of `count` scores, in every thread.
-__device__ inline int lowest_score(const float* scores, int count) {
-  __shared__ float lowest[32];
-  __shared__ int rows[32];
-  float low = infinity;
+// The first of the lowest scores that were seen.
+struct Lowest {
+  float score = infinity;
   int row = never;
-  auto take = [&](float score, int at) {
-    if (score < low || (score == low && at < row)) low = score, row = at;
-  };
-  for (int i = threadIdx.x; i < count; i += blockDim.x) take(scores[i], i);
+
+  __device__ void take(float other, int at) {
+    if (other < score || (other == score && at < row)) score = other, row = at;
+  }
+};
+
+// What a thread sees of `count` scores.
+__device__ inline Lowest lowest_of_thread(const float* scores, int count) {
+  Lowest lowest;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < count; i += blockDim.x) lowest.take(scores[i], i);
+  return lowest;
+}
+
+// The row of all threads' lowest score, in every thread.
+__device__ inline int lowest_of_block(Lowest lowest) {
+  __shared__ float of_warps[32];
+  __shared__ int rows[32];
   for (int distance = 16; distance > 0; distance /= 2) {
-    float score = __shfl_xor_sync(all_lanes, low, distance);
-    take(score, __shfl_xor_sync(all_lanes, row, distance));
+    float score = __shfl_xor_sync(all_lanes, lowest.score, distance);
+    lowest.take(score, __shfl_xor_sync(all_lanes, lowest.row, distance));
   }
   __syncthreads();
   if (lane_index() == 0) {
-    lowest[warp_index()] = low;
-    rows[warp_index()] = row;
+    of_warps[warp_index()] = lowest.score;
+    rows[warp_index()] = lowest.row;
   }
   __syncthreads();
-  for (int warp = 0; warp < (int)blockDim.x / 32; warp++) take(lowest[warp], rows[warp]);
-  return row;
+  for (int warp = 0; warp < (int)blockDim.x / 32; warp++) lowest.take(of_warps[warp], rows[warp]);
+  return lowest.row;
 }
 
+__device__ inline int lowest_score(const float* scores, int count) { return lowest_of_block(lowest_of_thread(scores, count)); }
+
 // Which tokens enter the set and leave it. One block for each key head takes the chunk's tokens in order. What it is called with
-// stays in registers, since it would have to be read again after each value that it writes.
+// stays in registers, since it would have to be read again after each value that it writes. All that decides about the chunk's
+// first token was known before the chunk, and comes while earlier kernels end.
 template <int policy>
 __device__ void retain(Attended a, Retained r, const u64* position, int tokens) {
   int head = blockIdx.x;
-  long long start = *position;
   int* gone = a.gone + head * a.capacity;
   int* until = a.until + head * a.chunk;
   int* taken = a.taken + head * a.chunk;
   int* occupants = r.occupants + head * a.capacity;
   float* leaving = r.leaving + head * a.chunk;
   float* scores = r.set_scores + head * a.capacity;
+  float* window = r.window_scores + head * a.rows;
+  auto row = [&](long long p) { return (int)((u64)p % a.rows); };
   int count = r.counts[head];
+  Lowest own;
+  // Only a full set has to make room.
+  if constexpr (policy == LEARNED) own = lowest_of_thread(scores, a.capacity);
+  long long start = *position;
+  auto leaving_score = [&](int t) {
+    long long leaves = start + t - a.rows;
+    int scored = t - a.rows + r.margin;
+    return leaves < r.sink ? infinity : scored >= 0 ? r.router.token(scored)[head] : window[row(leaves)];
+  };
+  float score = 0.0f;
+  if (policy == LEARNED && start >= a.rows) score = leaving_score(0);
+  await_previous();
+  release_next();
   for (int i = threadIdx.x; i < a.capacity; i += blockDim.x) {
     gone[i] = never;
     occupants[i] = -1;
   }
   if constexpr (policy == LEARNED) {
-    float* window = r.window_scores + head * a.rows;
-    auto row = [&](long long p) { return (int)((u64)p % a.rows); };
-    for (int t = threadIdx.x; t < tokens; t += blockDim.x) {
-      long long leaves = start + t - a.rows;
-      if (leaves < 0) continue;
-      int scored = t - a.rows + r.margin;
-      leaving[t] = leaves < r.sink ? infinity : scored >= 0 ? r.router.token(scored)[head] : window[row(leaves)];
+    for (int t = 1 + threadIdx.x; t < tokens; t += blockDim.x) {
+      if (start + t >= a.rows) leaving[t] = leaving_score(t);
     }
     __syncthreads();
     for (int t = max(0, tokens - a.rows) + threadIdx.x; t < tokens; t += blockDim.x) {
@@ -226,14 +250,13 @@ __device__ void retain(Attended a, Retained r, const u64* position, int tokens) 
   }
   __syncthreads();
   if (threadIdx.x == 0) a.counts[head] = count;
-  int lowest = policy == LEARNED && count == a.capacity ? lowest_score(scores, count) : 0;
+  int lowest = policy == LEARNED && count == a.capacity ? lowest_of_block(own) : 0;
   for (int t = 0; t < tokens; t++) {
     long long leaves = start + t - a.rows;
     int kept = -1;
-    float score = 0.0f;
     if (leaves >= 0 && a.capacity > 0) {
       if constexpr (policy == LEARNED) {
-        score = leaving[t];
+        if (t > 0) score = leaving[t];
         if (score > 0.0f) kept = count < a.capacity ? count : scores[lowest] < score ? lowest : -1;
       } else {
         long long later = leaves - r.sink;
@@ -250,13 +273,13 @@ __device__ void retain(Attended a, Retained r, const u64* position, int tokens) 
       taken[t] = kept;
       until[t] = kept < 0 ? t : never;
       if (kept >= 0) {
-        int before = occupants[kept];
+        int before = t > 0 ? occupants[kept] : -1;
         (before < 0 ? gone[kept] : until[before]) = t;
         occupants[kept] = t;
         if constexpr (policy == LEARNED) scores[kept] = score;
       }
     }
-    if (policy == LEARNED && kept >= 0 && count == a.capacity) {
+    if (policy == LEARNED && kept >= 0 && count == a.capacity && t + 1 < tokens) {
       __syncthreads();
       lowest = lowest_score(scores, count);
     }

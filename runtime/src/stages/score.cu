@@ -24,26 +24,51 @@ struct RouterInputs {
   }
 };
 
+// Most rows of weights that a lane holds while it waits for its inputs.
+constexpr int most_held_rows = 24;
+
 // One layer: a block takes `width` outputs, one a lane, of `tile` tokens of a head; its warps, and the lanes of the same output,
 // share the taps and inputs. The output of token t stands at position + t - ahead; before the sequence begins it is zero, the
-// next layer's padding.
-template <int inputs, int outputs, int taps, int dilation, int tile, int width, bool shared_by_heads>
+// next layer's padding. For a single token, weights and what was kept come while earlier kernels end.
+template <int inputs, int outputs, int taps, int dilation, int tile, int width, int threads, bool shared_by_heads>
 __device__ void score_layer(const RouterInputs& from, const float* weight, const float* bias, float* out,
                             const u64* position, int ahead, int tokens) {
-  constexpr int columns = (outputs + width - 1) / width, together = 32 / width;
+  constexpr int columns = (outputs + width - 1) / width, together = 32 / width, warps = threads / 32;
+  constexpr int rows = taps * inputs, step = warps * together, own_rows = (rows + step - 1) / step;
   int head = blockIdx.x / columns, group = shared_by_heads ? 0 : head;
   int column = blockIdx.x % columns * width + lane_index() % width;
-  int start = blockIdx.y * tile;
-  int warps = blockDim.x / 32;
+  int start = blockIdx.y * tile, first_row = warp_index() * together + lane_index() / width;
   float sums[tile] = {};
-  const float* own = weight + (long long)group * taps * inputs * outputs + min(column, outputs - 1);
-#pragma unroll 8
-  for (int row = warp_index() * together + lane_index() / width; row < taps * inputs; row += warps * together) {
-    float w = own[(long long)row * outputs];
+  const float* own = weight + (long long)group * rows * outputs + min(column, outputs - 1);
+  auto token_of = [&](int t, int row) { return t - from.past + row / inputs * dilation; };
+  if constexpr (tile == 1 && own_rows <= most_held_rows) {
+    float w[own_rows] = {}, x[own_rows] = {};
+    auto ask = [&](int r, bool kept) {
+      int row = first_row + r * step, t = token_of(start, row);
+      if (row < rows && (t < 0) == kept) x[r] = from.at(head, t, row % inputs);
+    };
 #pragma unroll
-    for (int i = 0; i < tile; i++) {
-      int t = min(start + i, tokens - 1) - from.past + row / inputs * dilation;
-      sums[i] += w * from.at(head, t, row % inputs);
+    for (int r = 0; r < own_rows; r++) {
+      int row = first_row + r * step;
+      if (row < rows) w[r] = own[(long long)row * outputs];
+      ask(r, true);
+    }
+    await_previous();
+    release_next();
+#pragma unroll
+    for (int r = 0; r < own_rows; r++) ask(r, false);
+#pragma unroll
+    for (int r = 0; r < own_rows; r++) sums[0] += w[r] * x[r];
+  } else {
+    await_previous();
+    release_next();
+#pragma unroll 8
+    for (int row = first_row; row < rows; row += step) {
+      float w = own[(long long)row * outputs];
+#pragma unroll
+      for (int i = 0; i < tile; i++) {
+        sums[i] += w * from.at(head, token_of(min(start + i, tokens - 1), row), row % inputs);
+      }
     }
   }
   float own_bias = bias[group * outputs + min(column, outputs - 1)];

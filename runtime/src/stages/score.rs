@@ -326,10 +326,10 @@ impl Score {
         // A few tokens read the weights once: more blocks of fewer columns read more of them at once.
         let width = if tile == 1 { 8 } else { 32 };
         let blocks = self.kv_heads * layer.outputs.div_ceil(width);
-        launches.push(Call {
+        launches.push_streaming(Call {
             source: SOURCE,
             kernel: format!(
-                "score_layer<{}, {}, {}, {}, {tile}, {width}, {}>",
+                "score_layer<{}, {}, {}, {}, {tile}, {width}, {threads}, {}>",
                 layer.inputs,
                 layer.outputs,
                 layer.taps,

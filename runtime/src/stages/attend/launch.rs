@@ -180,7 +180,7 @@ impl Attend {
         retained.leaving = numbers(attended.chunk as usize)?;
         retained.occupants = numbers(capacity)?;
         let call = self.head_call(launches, attended, retained, format!("retain<{policy}>"));
-        launches.push(call);
+        launches.push_streaming(call);
         self.launch_attention(launches, attended)
     }
 
