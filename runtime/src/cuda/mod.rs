@@ -28,6 +28,8 @@ mod ring_products;
 mod sample;
 #[cfg(test)]
 mod sample_tests;
+#[cfg(test)]
+mod score_tests;
 mod segments;
 mod session_calls;
 #[cfg(all(test, feature = "emulator"))]
