@@ -6,7 +6,7 @@ use waterline_quant::FORMATS;
 
 use super::Device;
 use super::driver::{Address, Argument, Kernel, Launch, Memory, Queue};
-use super::launches::{Form, Queued};
+use super::launches::Queued;
 use super::passed::{Passed, Place, passes_of};
 use super::ring_products::Product;
 use super::segments::{STEP_UNITS, SUMS_PITCH, Segment, Tile, deal, rows_of_entry};
@@ -164,7 +164,7 @@ impl Persistent {
                 let words: &[u8] = bytemuck::cast_slice(&argument.0);
                 rest[at..at + words.len()].copy_from_slice(words);
             }
-            if let Form::Recurrence(recurrence) = &queued.form {
+            if let Some(recurrence) = queued.recurrence() {
                 let inputs = rest.chunks_exact_mut(recurrence.input_bytes);
                 for (input, &place) in inputs.zip(&passes.inputs) {
                     input[..size_of::<Passed>()].copy_from_slice(bytemuck::bytes_of(&at(place)));

@@ -84,36 +84,34 @@ impl Matrix {
 /// divides its states' columns among blocks in order, and so are the rows of what it wants, so that a block waits for those that
 /// share its head.
 pub(super) fn shares(matrices: &[Matrix], wants: Option<&Wants>, blocks: usize) -> Vec<Vec<Part>> {
-    let all: Vec<(usize, Matrix)> = matrices.iter().copied().enumerate().collect();
-    let mut sharing = Sharing {
-        pieces: vec![Vec::new(); blocks],
-        used: vec![0; blocks],
-    };
     let late = |wants: &&Wants| {
         let rest = matrices.iter().zip(&wants.matrices);
         let rest = rest.filter(|(_, wanted)| !**wanted);
         let rest: usize = rest.map(|(matrix, _)| matrix.cost()).sum();
         rest >= LATE_BYTES * blocks && wants.blocks <= blocks
     };
-    let Some(wants) = wants.filter(late) else {
-        sharing.share(&all);
-        let pieces = sharing.pieces.into_iter();
-        return pieces.map(|own| in_turns([own, Vec::new()])).collect();
+    let wants = wants.filter(late);
+    let mut sharing = Sharing {
+        pieces: vec![Vec::new(); blocks],
+        used: vec![0; blocks],
     };
-    let (wanted, rest): (Vec<_>, Vec<_>) = all
-        .into_iter()
-        .partition(|&(index, _)| wants.matrices[index]);
-    let (even, others): (Vec<_>, Vec<_>) = wanted
-        .into_iter()
-        .partition(|(_, matrix)| matrix.even_rows(wants.blocks).is_some());
-    sharing.cut(&even, wants.blocks);
+    let (mut others, mut rest) = (Vec::new(), Vec::new());
+    for (index, matrix) in matrices.iter().copied().enumerate() {
+        if wants.is_some_and(|wants| !wants.matrices[index]) {
+            rest.push((index, matrix));
+        } else if let Some(rows) = wants.and_then(|wants| matrix.even_rows(wants.blocks)) {
+            sharing.cut(index, matrix, rows);
+        } else {
+            others.push((index, matrix));
+        }
+    }
     sharing.share(&others);
-    let first = sharing.pieces.clone();
+    let first: Vec<usize> = sharing.pieces.iter().map(Vec::len).collect();
     sharing.share(&rest);
-    (first.into_iter().zip(sharing.pieces))
-        .map(|(first, mut own)| {
-            let then = own.split_off(first.len());
-            in_turns([first, then])
+    (sharing.pieces.into_iter().zip(first))
+        .map(|(mut own, first)| {
+            let then = own.split_off(first);
+            in_turns([own, then])
         })
         .collect()
 }
@@ -130,13 +128,10 @@ impl Sharing {
         self.used[block] += bytes;
     }
 
-    /// The first blocks get the same number of each matrix' rows.
-    fn cut(&mut self, matrices: &[(usize, Matrix)], blocks: usize) {
-        for (index, matrix) in matrices {
-            let rows = matrix.rows / blocks;
-            for block in 0..blocks {
-                self.give(block, (*index, block * rows, rows), rows * matrix.bytes);
-            }
+    /// The first blocks get so many rows each of a matrix.
+    fn cut(&mut self, index: usize, matrix: Matrix, rows: usize) {
+        for block in 0..matrix.rows / rows {
+            self.give(block, (index, block * rows, rows), rows * matrix.bytes);
         }
     }
 
@@ -258,7 +253,15 @@ mod tests {
                     assert!(!matrix.is_whole() || part.rows == matrix.rows, "{part:?}");
                 }
                 // Whoever has the largest of the whole ones has nothing else.
-                let alone = matches!(share[..], [Part { matrix: 3, .. }]);
+                let alone = matches!(
+                    share[..],
+                    [Part {
+                        matrix: 3,
+                        first: 0,
+                        rows: 8,
+                        ..
+                    }]
+                );
                 assert!(
                     alone || bytes <= total / blocks + 8192,
                     "{bytes} of {total}"

@@ -273,6 +273,7 @@ __device__ void retain(Attended a, Retained r, const u64* position, int tokens) 
       taken[t] = kept;
       until[t] = kept < 0 ? t : never;
       if (kept >= 0) {
+        // Before the chunk's first token nobody has taken a row.
         int before = t > 0 ? occupants[kept] : -1;
         (before < 0 ? gone[kept] : until[before]) = t;
         occupants[kept] = t;
