@@ -7,6 +7,7 @@ use bytemuck::{Pod, Zeroable};
 use waterline_quant::Matrix;
 
 use super::driver::{Address, Argument, Kernel, Launch, Memory, Queue, TensorCores};
+use super::levels::Touched;
 use super::passed::{Link, Recurrence};
 use super::persistent;
 use super::ring_products::Product;
@@ -187,9 +188,19 @@ pub(crate) struct Queued {
     pub call: Call,
     /// How it begins.
     pub form: Form,
+    /// What is known of the memory that it touches; of products and recurrences their form tells.
+    pub(super) touched: Option<Touched>,
 }
 
 impl Queued {
+    pub(super) fn new(call: Call, form: Form) -> Self {
+        Queued {
+            call,
+            form,
+            touched: None,
+        }
+    }
+
     /// The product that it is, if its weights come through a persistent program's ring.
     pub(super) fn product(&self) -> Option<&Product> {
         match &self.form {
@@ -203,6 +214,15 @@ impl Queued {
         match &self.form {
             Form::Recurrence(recurrence) => Some(recurrence),
             _ => None,
+        }
+    }
+
+    /// The memory that it touches, if that is known.
+    pub(super) fn touched(&self) -> Option<Touched> {
+        match &self.form {
+            Form::Product(product) => product.touched(),
+            Form::Recurrence(recurrence) => Some(recurrence.touched()),
+            Form::Waits | Form::Streams => self.touched.clone(),
         }
     }
 
@@ -283,6 +303,28 @@ impl Launches<'_> {
         self.queue_call(call, Form::Product(product));
     }
 
+    /// Says that the call which was appended last touches this memory only, but for what no other call of a step touches, so that in
+    /// a persistent program it need not wait for those whose outputs it does not need.
+    pub fn touches(&mut self, reads: &[Range<Address>], writes: &[Range<Address>]) {
+        if let Some(queued) = self.calls.last_mut() {
+            queued.touched = Some(Touched {
+                reads: reads.to_vec(),
+                writes: writes.to_vec(),
+            });
+        }
+    }
+
+    /// Whether a call is known to write all of this memory's part of the token.
+    pub fn writes(&self, memory: &Range<Address>) -> bool {
+        let touched = self
+            .calls
+            .iter()
+            .filter_map(|queued| queued.touched.as_ref());
+        touched
+            .flat_map(|touched| &touched.writes)
+            .any(|written| written == memory)
+    }
+
     /// Appends a kernel that changes nothing but these columns, unless the next call does what it does.
     pub fn defer(&mut self, call: Call, columns: Vec<Rows>) {
         self.deferred = Some((call, columns));
@@ -305,6 +347,7 @@ impl Launches<'_> {
             Queued {
                 call,
                 form: Form::Product(product),
+                ..
             } => Some((call, product)),
             _ => None,
         }
@@ -314,7 +357,7 @@ impl Launches<'_> {
         if let Some((call, _)) = self.deferred.take() {
             self.queue_call(call, Form::Streams);
         }
-        self.calls.push(Queued { call, form });
+        self.calls.push(Queued::new(call, form));
     }
 
     /// Whether the calls become the phases of a persistent program, of which each processor runs one block.
@@ -372,6 +415,12 @@ impl Launches<'_> {
     /// Where a slot of the state lies.
     pub fn slot_address(&self, slot: usize) -> Address {
         self.arena + self.plan.slots[slot].offset as u64
+    }
+
+    /// The memory of a slot.
+    pub fn slot_bytes(&self, slot: usize) -> Range<Address> {
+        let first = self.slot_address(slot);
+        first..first + self.plan.slots[slot].bytes as u64
     }
 
     /// The shape of a slot.

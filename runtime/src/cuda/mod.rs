@@ -13,6 +13,7 @@ mod emulator;
 mod engine;
 mod gpu;
 mod launches;
+mod levels;
 #[cfg(all(test, feature = "emulator"))]
 mod lost_tests;
 #[cfg(test)]
@@ -197,10 +198,7 @@ impl Device {
                 Parameter::pointer("u32", memory.address()),
             ],
         };
-        let queued = Queued {
-            call,
-            form: Form::Waits,
-        };
+        let queued = Queued::new(call, Form::Waits);
         let kernels = self.kernels(&Source::of(&[&queued]))?;
         let launch = queued.launch(kernels[0], 1);
         let pass = || -> Result<f64> {

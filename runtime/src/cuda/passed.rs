@@ -5,6 +5,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::driver::Address;
 use super::launches::Rows;
+use super::levels::Touched;
 use super::ring_products::{Kind, Product};
 
 /// `Passed` in phases.cu.
@@ -52,6 +53,15 @@ pub(crate) struct Recurrence {
 }
 
 impl Recurrence {
+    /// The memory that it touches, but for its states.
+    pub(super) fn touched(&self) -> Touched {
+        let inputs = self.inputs.iter().flatten();
+        Touched {
+            reads: inputs.map(|rows| rows.bytes()).collect(),
+            writes: vec![self.output.bytes()],
+        }
+    }
+
     /// Whether it takes any of these columns.
     pub fn takes(&self, columns: Rows) -> bool {
         let mut inputs = self.inputs.iter().flatten();

@@ -1,15 +1,18 @@
 // The end of a persistent program: what goes through its phases.
 
-// Begins to copy a phase's parameters to the place of the next one's.
-__device__ inline void bring_phase(const u8* from) {
-  if (threadIdx.x < parameter_bytes / 16) copy_async<16>(next_place() + threadIdx.x * 16, from + threadIdx.x * 16);
+// Begins to copy a phase's parameters to the place of the next one's, and what follows it.
+__device__ inline void bring_phase(const u8* from, const u32* follower) {
+  constexpr int words = parameter_bytes / 16;
+  if (threadIdx.x < words) copy_async<16>(next_place() + threadIdx.x * 16, from + threadIdx.x * 16);
+  if (threadIdx.x == words) copy_async<4>(&turn().after, follower);
   commit_copies();
 }
 
-// The phases from number `first` of the `count` ones of `table` on, by the threads of a block but its copiers. Block 0 writes
-// three `clocks` of each phase, if there is room: for one before the first too, and behind the last. What is known from phase
+// The phases from number `first` of the `count` ones of `table` on that this block has a part of, by its threads but the copiers. Block
+// 0 writes three `clocks` of each phase, if there is room: for one before the first too, and behind the last. What is known from phase
 // to phase stands in shared memory, so that the phases have all registers.
-__device__ void go_through_phases(const u8* table, const Segment* list, u32 first, u32 count, u32* arrived, u64* clocks) {
+__device__ void go_through_phases(const u8* table, const u32* followers, const Segment* list, u32 first, u32 count, u32* arrived,
+                                  u64* clocks) {
   Turn& now = turn();
   if (threadIdx.x == 0) {
     now.arrived = arrived;
@@ -17,19 +20,20 @@ __device__ void go_through_phases(const u8* table, const Segment* list, u32 firs
     now.arrivals = now.waited = now.arrives = now.published = 0;
     now.clocks = real_block() == 0 ? clocks : nullptr;
     // Before the first comes one that does nothing.
-    now.left = count - first + 1;
+    now.beginning = {followers[first], 0, 0, first - 1};
     now.list = list;
-    now.index = 0;
-    now.grid = {0, 1, 1};
   }
   whole_barrier();
-  while (now.left > 0) {
+  for (;;) {
+    const Beginning here = now.beginning;
+    if (here.next == no_phase) break;
     // The next phase's parameters are under way while this one runs.
-    if (now.left > 1) bring_phase(table + (u64)(count - now.left + 1) * parameter_bytes);
-    if (now.index < now.grid.x * now.grid.y && threadIdx.x < now.threads.x) run_phase(this_phase().function);
+    u32 next = here.next & ~arrives_there;
+    if (next < count) bring_phase(table + (u64)next * parameter_bytes, followers + next + 1);
+    if (threadIdx.x < here.threads) run_phase(here.function);
     wait_for_copies<0>();
     whole_barrier();
-    turn_to_next_phase();
+    turn_to_next_phase(count);
     whole_barrier();
   }
   if (real_block() == 0 && threadIdx.x == 0) {
@@ -39,9 +43,10 @@ __device__ void go_through_phases(const u8* table, const Segment* list, u32 firs
   }
 }
 
-// Every block has a list of segments, `stride` long, of which the phases from `first` on use all; an empty one ends it.
+// Every block has its followers, one more than phases, and a list of segments, `stride` long, of which the phases from `first` on use all; an empty one ends it.
 // `arrived` is zero before and after; behind it stands the number of the token.
-__device__ void persist(const u8* table, const Segment* lists, int stride, int first, int count, u32* arrived, u64* clocks) {
+__device__ void persist(const u8* table, const u32* followers, const Segment* lists, int stride, int first, int count, u32* arrived,
+                        u64* clocks) {
   const Segment* list = lists + (long long)real_block() * stride;
   if constexpr (list_bytes > 0) {
     uint4* room = reinterpret_cast<uint4*>(listed_segments());
@@ -54,20 +59,21 @@ __device__ void persist(const u8* table, const Segment* lists, int stride, int f
   if (threadIdx.x >= phase_threads) {
     bring_weights(list);
   } else {
-    go_through_phases(table, list, first, count, arrived, clocks);
+    go_through_phases(table, followers + (long long)real_block() * (count + 1), list, first, count, arrived, clocks);
   }
 }
 
 #ifndef WATERLINE_EMULATOR
 extern "C" __global__ void __launch_bounds__(persistent_threads, 1)
-    persistent(const u8* table, const Segment* lists, int stride, int first, int count, u32* arrived, u64* clocks) {
-  persist(table, lists, stride, first, count, arrived, clocks);
+    persistent(const u8* table, const u32* followers, const Segment* lists, int stride, int first, int count, u32* arrived,
+               u64* clocks) {
+  persist(table, followers, lists, stride, first, count, arrived, clocks);
 }
 #else
 extern "C" void persistent(const unsigned* grid, unsigned threads, unsigned shared, void** a) {
   emulator::run(grid, threads, shared, [=] {
-    persist(*(const u8**)a[0], *(const Segment**)a[1], *(int*)a[2], *(int*)a[3], *(int*)a[4], *(u32**)a[5],
-                      *(u64**)a[6]);
+    persist(*(const u8**)a[0], *(const u32**)a[1], *(const Segment**)a[2], *(int*)a[3], *(int*)a[4], *(int*)a[5], *(u32**)a[6],
+            *(u64**)a[7]);
   });
 }
 #endif

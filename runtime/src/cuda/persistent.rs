@@ -7,7 +7,8 @@ use waterline_quant::FORMATS;
 use super::Device;
 use super::driver::{Address, Argument, Kernel, Launch, Memory, Queue};
 use super::launches::Queued;
-use super::passed::{Passed, Place, passes_of};
+use super::levels::{followers, in_levels};
+use super::passed::{Link, Passed, Place, passes_of};
 use super::ring_products::Product;
 use super::segments::{STEP_UNITS, SUMS_PITCH, Segment, Tile, deal, rows_of_entry};
 use super::source::Source;
@@ -27,7 +28,7 @@ const STATIC_SHARED: usize = 6 << 10;
 /// `Phase` in phases.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Phase {
+struct TablePhase {
     function: i32,
     grid: [u32; 2],
     threads: u32,
@@ -40,13 +41,14 @@ struct Phase {
     gates: Passed,
     output: Passed,
     sum: Passed,
-    unused: u64,
+    shift: u32,
+    unused: u32,
 }
 
 /// The parameter of a product that is the tasks which its rows go through.
 pub(super) const TASKS: usize = 3;
 /// Bytes of `Turn` in phases.cu.
-const TURN: usize = 96;
+const TURN: usize = 112;
 /// Fewest entries that the ring of weights holds, and bytes of the two barriers of each. Each copier has slots of its own.
 const LEAST_SLOTS: usize = 2 * COPIERS;
 const SLOT_BARRIERS: usize = 2 * size_of::<u64>();
@@ -59,6 +61,8 @@ pub(super) const LEAST_BYTES: usize = 256 << 20;
 /// The phases of a step, ready to run.
 pub(super) struct Persistent {
     table: Memory,
+    /// Each block's way through them.
+    followers: Memory,
     lists: Memory,
     /// How many blocks have arrived, and the number of the token.
     arrived: Memory,
@@ -94,14 +98,21 @@ impl Persistent {
         device: &Device,
         queue: &dyn Queue,
     ) -> Result<Option<Self>> {
+        let phases = in_levels(calls, blocks);
+        let calls: Vec<&Queued> = phases.iter().map(|phase| phase.queued).collect();
         let mut lists = vec![Vec::new(); blocks];
         let mut segments = Vec::with_capacity(calls.len());
         let mut sums = 0;
-        for (index, queued) in calls.iter().enumerate() {
+        for (index, phase) in phases.iter().enumerate() {
             let before = lists[0].len();
-            if let Some(product) = queued.product() {
+            if let Some(product) = phase.queued.product() {
                 let next = calls.get(index + 1).and_then(|next| next.recurrence());
-                sums = sums.max(deal(product, next, &mut lists));
+                let own = &mut lists[phase.blocks.clone()];
+                sums = sums.max(deal(product, next, own));
+                let end = own[0].len();
+                for list in &mut lists {
+                    list.resize(end, Segment::skipped());
+                }
             }
             segments.push(before..lists[0].len());
         }
@@ -110,7 +121,7 @@ impl Persistent {
             .iter_mut()
             .for_each(|list| list.push(Segment::zeroed()));
         let stride = lists[0].len();
-        let Some(layout) = Layout::of(calls, stride, sums, device.driver().shared_memory()) else {
+        let Some(layout) = Layout::of(&calls, stride, sums, device.driver().shared_memory()) else {
             return Ok(None);
         };
         for list in &mut lists {
@@ -120,9 +131,14 @@ impl Persistent {
                 entries += segment.entries();
             }
         }
-        let links: Vec<_> = calls.iter().map(|queued| queued.link()).collect();
+        // Who passes values, and who takes them, has a level for itself.
+        let links = phases.iter().map(|phase| match phase.has_company {
+            true => Link::Barrier,
+            false => phase.queued.link(),
+        });
+        let links: Vec<_> = links.collect();
         let (passes, passed_floats) = passes_of(&links);
-        let source = Source::of_phases(calls, &passes, &layout.constants(passed_floats));
+        let source = Source::of_phases(&calls, &passes, &layout.constants(passed_floats));
         let kernel = device.kernels(&source)?[0];
 
         let upload = |bytes: &[u8]| {
@@ -136,16 +152,17 @@ impl Persistent {
             place.map_or(Passed::zeroed(), |place| place.in_memory(passed.address()))
         };
         let mut table = vec![0u8; calls.len() * layout.parameters];
-        let phases = table.chunks_exact_mut(layout.parameters);
-        for (index, ((bytes, queued), passes)) in phases.zip(calls).zip(&passes).enumerate() {
+        let places = table.chunks_exact_mut(layout.parameters);
+        for (index, ((bytes, phase), passes)) in places.zip(&phases).zip(&passes).enumerate() {
+            let (queued, own) = (phase.queued, &phase.blocks);
             let call = &queued.call;
-            let [x, y, _] = call.grid.blocks(1);
-            let phase = Phase {
+            let grid = match (queued.product(), call.grid.blocks(1)) {
+                (Some(_), _) => [own.len() as u32, 1],
+                (None, [x, y, _]) => [x, y],
+            };
+            let in_table = TablePhase {
                 function: source.of_call[index] as i32,
-                grid: match queued.product() {
-                    Some(_) => [blocks as u32, 1],
-                    None => [x, y],
-                },
+                grid,
                 threads: call.threads as u32,
                 segment: segments[index].start as i32,
                 segments: segments[index].len() as i32,
@@ -156,10 +173,11 @@ impl Persistent {
                 gates: at(passes.gates),
                 output: at(passes.output),
                 sum: at(passes.sum),
+                shift: ((blocks - own.start) % blocks) as u32,
                 unused: 0,
             };
-            let (head, rest) = bytes.split_at_mut(size_of::<Phase>());
-            head.copy_from_slice(bytemuck::bytes_of(&phase));
+            let (head, rest) = bytes.split_at_mut(size_of::<TablePhase>());
+            head.copy_from_slice(bytemuck::bytes_of(&in_table));
             for (argument, at) in call.arguments().0.iter().zip(call.offsets()) {
                 let words: &[u8] = bytemuck::cast_slice(&argument.0);
                 rest[at..at + words.len()].copy_from_slice(words);
@@ -171,8 +189,14 @@ impl Persistent {
                 }
             }
         }
+        let arrives: Vec<bool> = passes
+            .iter()
+            .map(|passes| passes.output.is_none())
+            .collect();
+        let followers = followers(&phases, &arrives, blocks);
         Ok(Some(Persistent {
             table: upload(&table)?,
+            followers: upload(bytemuck::cast_slice(&followers))?,
             lists: upload(bytemuck::cast_slice(&lists.concat()))?,
             arrived: upload(bytemuck::cast_slice(&[0u32, 1]))?,
             passed,
@@ -218,6 +242,7 @@ impl Persistent {
             shared: self.shared as u32,
             arguments: vec![
                 value(self.table.address()),
+                value(self.followers.address()),
                 value(self.lists.address()),
                 value(self.stride as u64),
                 value(first as u64),
@@ -231,10 +256,14 @@ impl Persistent {
 
     /// Bytes of device memory.
     pub fn bytes(&self) -> usize {
-        [&self.table, &self.lists, &self.arrived, &self.passed]
-            .map(Memory::bytes)
-            .iter()
-            .sum()
+        let memories = [
+            &self.table,
+            &self.followers,
+            &self.lists,
+            &self.arrived,
+            &self.passed,
+        ];
+        memories.map(Memory::bytes).iter().sum()
     }
 }
 
@@ -242,7 +271,7 @@ impl Layout {
     fn of(calls: &[&Queued], segments: usize, sums: usize, shared: usize) -> Option<Self> {
         let list = segments * size_of::<Segment>();
         let bytes = calls.iter().map(|queued| queued.call.packed_bytes());
-        let parameters = (size_of::<Phase>() + bytes.max()?).next_multiple_of(16);
+        let parameters = (size_of::<TablePhase>() + bytes.max()?).next_multiple_of(16);
         let products = || calls.iter().filter_map(|queued| queued.product());
         let sums_at = products().map(Product::input_bytes).max().unwrap_or(0);
         let sums_at = sums_at.next_multiple_of(16);
@@ -267,7 +296,7 @@ impl Layout {
         };
         let left = shared.checked_sub(STATIC_SHARED + layout.shared() + RING_ALIGNMENT)?;
         layout.slots = left / (layout.slot + SLOT_BARRIERS) / COPIERS * COPIERS;
-        let fits = layout.slots >= LEAST_SLOTS && layout.parameters / 16 <= THREADS;
+        let fits = layout.slots >= LEAST_SLOTS && layout.parameters / 16 < THREADS;
         fits.then_some(layout)
     }
 

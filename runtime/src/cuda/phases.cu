@@ -45,13 +45,33 @@ struct __align__(16) Phase {
   // phases without arrivals before it is added to; each null where it has none. Phases behind one that passes nothing wait for
   // the arrivals of all blocks.
   Passed input, added, gates, output, sum;
+  // How much further on a block of the phase is than the block that runs it.
+  u32 shift;
+  u32 unused;
 };
 
 // Which of these a phase has, as its function's template is told.
 enum { PASSED_INPUT = 1, PASSED_ADDED = 2, PASSED_GATES = 4, PASSES_OUTPUT = 8, PASSED_SUM = 16 };
 
+// Phases that need nothing of each other have a level in common, and each of them blocks of its own. A block goes through those that
+// it has a part of, without waiting, and arrives behind the last of them. Its `followers` tell which phase comes first, then for each
+// one which comes next, with this bit if the block arrives behind that.
+constexpr u32 arrives_there = 1u << 31;
+// What follows when all are done.
+constexpr u32 no_phase = 0xffffffff;
+
+// What all threads read at once when a phase begins: the phase behind it, as `followers` has it, how many threads run it, none if the
+// block has no part of it, its function and its number.
+struct __align__(16) Beginning {
+  u32 next;
+  u32 threads;
+  int function;
+  u32 phase;
+};
+
 // Where a block stands. Thread 0 writes it between barriers.
 struct __align__(16) Turn {
+  Beginning beginning;
   Three block, grid, threads;
   // The block of the phase.
   u32 index;
@@ -66,8 +86,8 @@ struct __align__(16) Turn {
   // Whether the phase still waits for its input.
   u32 waits;
   u32* arrived;
-  // How many phases are left with this one.
-  u32 left;
+  // What follows the phase behind this one, once it has come.
+  u32 after;
   // The block's list of segments, where it does not stand in shared memory.
   const struct Segment* list;
   // Where the phase's clocks go, or null: its beginning, the end of its wait, its end.
@@ -234,7 +254,7 @@ __device__ inline void arrive() {
 // nobody reads before the next token.
 __device__ inline void publish() {
   Turn& now = turn();
-  if (threadIdx.x != 0 || now.index + real_blocks() < now.grid.x * now.grid.y) return;
+  if (threadIdx.x != 0 || !now.arrives || now.index + real_blocks() < now.grid.x * now.grid.y) return;
   arrive();
   now.published = 1;
 }
@@ -264,21 +284,23 @@ __device__ inline u8* next_place() { return this_place() + parameter_bytes; }
 __device__ inline const Phase& this_phase() { return *reinterpret_cast<const Phase*>(this_place()); }
 
 // By thread 0: makes a phase this block's turn.
-__device__ inline void begin_phase(const Phase& phase) {
+__device__ inline void begin_phase(const Phase& phase, u32 number, u32 next) {
   Turn& now = turn();
-  u32 width = phase.grid[0], height = phase.grid[1], threads = phase.threads, arrives = !phase.output.first;
+  int function = phase.function;
+  u32 width = phase.grid[0], height = phase.grid[1], threads = phase.threads;
+  u32 shifted = real_block() + phase.shift, index = shifted < real_blocks() ? shifted : shifted - real_blocks();
+  now.beginning = {next, index < width * height ? threads : 0, function, number};
   now.grid = {width, height, 1};
   now.threads = {threads, 1, 1};
-  now.arrives = arrives;
   now.published = 0;
-  take_block(real_block(), width);
+  take_block(index, width);
 }
 
-// Between two barriers of the block: the next phase becomes this one. All blocks wait for the last of them, so that thread 0
-// asks for everything at once.
-__device__ inline void turn_to_next_phase() {
+// Between two barriers of the block: the next one of `count` phases becomes this one. All blocks wait for the last of them, so that
+// thread 0 asks for everything at once.
+__device__ inline void turn_to_next_phase(u32 count) {
   constexpr int words = parameter_bytes / 16;
-  static_assert(words <= phase_threads, "a thread for each word");
+  static_assert(words < phase_threads, "a thread for each word, and one for the follower");
   const Phase& next = *reinterpret_cast<const Phase*>(next_place());
   if (threadIdx.x < words) {
     reinterpret_cast<uint4*>(this_place())[threadIdx.x] = reinterpret_cast<const uint4*>(next_place())[threadIdx.x];
@@ -291,14 +313,16 @@ __device__ inline void turn_to_next_phase() {
     if (!before.published) arrive();
     now.arrivals = before.arrivals + real_blocks();
   }
+  u32 follower = before.beginning.next, phase = follower & ~arrives_there;
   if (before.clocks) {
     if (!before.arrives) before.clocks[2] = clock64();
-    before.clocks[3] = before.clocks[4] = clock64();
-    now.clocks = before.clocks + 3;
+    // Each phase has three, whether the block goes through it or not.
+    now.clocks = before.clocks + 3 * (phase - before.beginning.phase);
+    now.clocks[0] = now.clocks[1] = clock64();
   }
   now.waits = 1;
-  now.left = before.left - 1;
-  if (before.left > 1) begin_phase(next);
+  now.arrives = follower >> 31;
+  begin_phase(next, phase, phase < count ? before.after : no_phase);
 }
 
 // A parameter of this phase.

@@ -6,6 +6,7 @@ use waterline_quant::FORMATS;
 
 use super::driver::{Address, TensorCores};
 use super::launches::{Call, Grid, Launches, Parameter, Rows};
+use super::levels::Touched;
 use super::products::{ADD, Factor, GATE, Gather, format_of, formats_of};
 use crate::error::Result;
 
@@ -77,6 +78,16 @@ impl Product {
     /// Whether any of its rows goes through a task.
     pub fn has_tasks(&self) -> bool {
         self.factors.iter().any(|factor| factor.task.is_some())
+    }
+
+    /// The memory that it touches, if the columns that its input is made of are known.
+    pub(super) fn touched(&self) -> Option<Touched> {
+        let inputs = [Some(self.input?), self.added, self.gates];
+        let rows = self.owners().iter().map(|factor| self.output_of(factor));
+        Some(Touched {
+            reads: inputs.into_iter().flatten().map(Rows::bytes).collect(),
+            writes: rows.map(Rows::bytes).collect(),
+        })
     }
 
     /// The matrices whose rows' products stand in the output: of a gated product the first half.

@@ -33,6 +33,7 @@ fn compare(groups: usize, taps: usize, dilation: usize, map: ScoreMap) {
         bias: numbers(21, groups).into(),
         map,
         out: View::whole(1, HEADS),
+        window: None,
     });
     let past = (taps - 1) * dilation;
     let plan = Arc::new(plan(&[

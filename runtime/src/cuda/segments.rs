@@ -114,7 +114,7 @@ impl Segment {
     }
 
     /// Takes a place in a list that does not end there, which one of zero rows would mean.
-    fn skipped() -> Self {
+    pub fn skipped() -> Self {
         Segment {
             rows: -1,
             ..Segment::zeroed()

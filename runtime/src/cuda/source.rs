@@ -1,5 +1,7 @@
 //! Puts a program's kernels together as one translation unit.
 
+use std::ops::Range;
+
 use waterline_quant::DEVICE_SOURCE;
 
 use super::launches::{Form, Queued};
@@ -66,9 +68,6 @@ impl Source {
                 format!("\n__device__ __noinline__ void phase_{index}() {{ {case} }}\n")
             })
             .collect();
-        let cases: String = (0..cases.len())
-            .map(|index| format!("    case {index}: return phase_{index}();\n"))
-            .collect();
         let text = [
             constants,
             PHASES,
@@ -84,9 +83,9 @@ impl Source {
             RING_ROWS,
             RING_PRODUCTS,
             &functions,
-            "\n__device__ inline void run_phase(int function) {\n  switch (function) {\n",
-            &cases,
-            "  }\n}\n",
+            "\n__device__ inline void run_phase(int function) {\n",
+            &branches(0..cases.len()),
+            "}\n",
             PERSISTENT,
         ];
         Source {
@@ -95,6 +94,17 @@ impl Source {
             of_call,
         }
     }
+}
+
+/// Calls the function of these that `function` names. A switch becomes jumps to what a table says, which take longer.
+fn branches(functions: Range<usize>) -> String {
+    let Range { start, end } = functions;
+    if functions.len() == 1 {
+        return format!("  return phase_{start}();\n");
+    }
+    let middle = start.midpoint(end);
+    let (first, second) = (branches(start..middle), branches(middle..end));
+    format!("  if (function < {middle}) {{\n{first}  }}\n{second}")
 }
 
 fn common() -> String {

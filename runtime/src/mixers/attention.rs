@@ -187,9 +187,22 @@ impl Attention {
         k: View,
         gates: Vec<(View, Gate)>,
     ) -> Result<()> {
+        self.prepare_from(block, [q, k], [q, k], gates)
+    }
+
+    /// The same of the columns `from`, to those of `to`.
+    fn prepare_from(
+        &self,
+        block: &mut Lowering,
+        from: [View; 2],
+        to: [View; 2],
+        gates: Vec<(View, Gate)>,
+    ) -> Result<()> {
         let mut lanes = Vec::new();
-        for (view, norm) in [(q, "q_norm.weight"), (k, "k_norm.weight")] {
+        let norms = ["q_norm.weight", "k_norm.weight"];
+        for ((from, view), norm) in from.into_iter().zip(to).zip(norms) {
             let mut maps = Vec::new();
+            maps.extend((from != view).then_some(Map::Copy(from)));
             if let Some(eps) = self.head_norm_eps {
                 maps.push(Map::Rms(Norm::rms(block.vector(norm)?, eps)));
             }
@@ -219,9 +232,18 @@ impl Attention {
     ) -> Result<()> {
         let gate: &[&str] = if self.gate { &["g_proj"] } else { &[] };
         let views = self.project(block, gate)?;
-        let (q, k, v, gate) = (views[0], views[1], views[2], views.get(3).copied());
+        let (mut q, mut k, v, gate) = (views[0], views[1], views[2], views.get(3).copied());
         let eviction = before(block, k, v)?;
-        self.prepare(block, q, k, Vec::new())?;
+        let scored = |eviction: &Eviction| matches!(eviction.policy, Policy::Learned { .. });
+        if eviction.as_ref().is_some_and(scored) {
+            // So that neither waits for the other: a router's layers read the keys as they are.
+            let room = block.buffer(q.width + k.width);
+            let to = room.split(q.width);
+            self.prepare_from(block, [q, k], [to.0, to.1], Vec::new())?;
+            (q, k) = to;
+        } else {
+            self.prepare(block, q, k, Vec::new())?;
+        }
         let out = block.buffer(self.heads * self.head_dim);
         block.push(Stage::Attend(Attend {
             heads: self.heads,

@@ -202,6 +202,7 @@ impl Mixer for Lte {
                 bias: block.vector(&format!("{stack}.proj.bias"))?,
                 map: self.score,
                 out: scores,
+                window: Some(Attention::score_slots(block).window),
             }));
             let policy = Policy::Learned {
                 router: scores,

@@ -348,6 +348,18 @@ impl Mixer for Sse {
         let views = block.project(&names)?;
         let (q, k, v, logits) = (views[0], views[1], views[2], views[3]);
         let (single, narrow) = views.split_at(single.len());
+        let lane = |view, head_dim, maps| Lane {
+            view,
+            head_dim,
+            conv: None,
+            maps,
+        };
+        let silu = vec![Map::Activation(Activation::Silu)];
+        block.push(Stage::Prepare(Prepare {
+            lanes: vec![lane(v, self.value_dim, silu)],
+            rope: None,
+            gates: Vec::new(),
+        }));
         let pairs: Vec<_> = narrow
             .iter()
             .zip(pairs)
@@ -359,25 +371,23 @@ impl Mixer for Sse {
         let driving = if self.delta() { &single[4..] } else { gla };
         let updates = self.updates(block, [driving[0], driving[1]])?;
 
-        // The partitions' queries and keys come first: the shared ones change in place.
+        let route = block.buffer(2 * self.writers.max(self.readers));
+        block.push(Stage::Route(Route {
+            logits,
+            normalize: false,
+            out: route,
+        }));
+
+        // The partitions' queries and keys are made of the same projections. Those of the shared state have columns of their own,
+        // so that neither waits for the other, or go through convolutions in place, behind the partitions'.
         let maps = [self.query_map, self.key_map];
+        let room = |block: &mut Lowering| {
+            let (first, second) = block.buffer(2 * self.key_width()).split(self.key_width());
+            [first, second]
+        };
         let (own, sources) = match *lora {
             [q2, k2] => ([q2, k2], [Map::Add(q), Map::Add(k)]),
-            _ => {
-                let room = block.buffer(2 * self.key_width());
-                let half = |i| View {
-                    start: i * self.key_width(),
-                    width: self.key_width(),
-                    ..room
-                };
-                ([half(0), half(1)], [Map::Copy(q), Map::Copy(k)])
-            }
-        };
-        let lane = |view, head_dim, maps| Lane {
-            view,
-            head_dim,
-            conv: None,
-            maps,
+            _ => (room(block), [Map::Copy(q), Map::Copy(k)]),
         };
         let lanes = own
             .into_iter()
@@ -390,29 +400,29 @@ impl Mixer for Sse {
             gates: updates.gates,
         }));
 
+        let shared = match self.conv {
+            Some(_) => [q, k],
+            None => room(block),
+        };
         let mut lanes = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
-            let mut maps = vec![maps[i].map()];
-            maps.extend(self.delta().then_some(Map::L2Norm));
-            lanes.push(branch.lane(block, [q, k][i], 2 + i, maps)?);
+            let from = [q, k][i];
+            let mut all = Vec::new();
+            all.extend((shared[i] != from).then_some(Map::Copy(from)));
+            all.push(maps[i].map());
+            all.extend(self.delta().then_some(Map::L2Norm));
+            lanes.push(branch.lane(block, shared[i], 2 + i, all)?);
         }
-        let silu = vec![Map::Activation(Activation::Silu)];
-        lanes.push(lane(v, self.value_dim, silu));
         block.push(Stage::Prepare(Prepare {
             lanes,
             rope: None,
             gates: Vec::new(),
         }));
+        let [q, k] = shared;
 
         let out = block.buffer(self.value_width());
         let recur = self.recur([q, k, v], updates.shared, block.slot(0), out);
         block.push(Stage::Recur(recur));
-        let route = block.buffer(2 * self.writers.max(self.readers));
-        block.push(Stage::Route(Route {
-            logits,
-            normalize: false,
-            out: route,
-        }));
         block.push(Stage::Partitions(Partitions {
             recur: self.recur([own[0], own[1], v], updates.sparse, block.slot(1), out),
             partitions: self.partitions,

@@ -245,7 +245,7 @@ __device__ void retain(Attended a, Retained r, const u64* position, int tokens) 
     __syncthreads();
     for (int t = max(0, tokens - a.rows) + threadIdx.x; t < tokens; t += blockDim.x) {
       long long scored = start + t - r.margin;
-      if (scored >= 0) window[row(scored)] = r.router.token(t)[head];
+      if (scored >= 0 && r.router.first) window[row(scored)] = r.router.token(t)[head];
     }
   }
   __syncthreads();

@@ -51,17 +51,66 @@ __device__ inline void weigh(float* x, int n, float weight, bool unit_length) {
   for (int i = lane_index(); i < n; i += 32) x[i] *= weight;
 }
 
-// `step`: the only token's chosen partitions, in place of all. `out` has `readers` rows of all heads for a token.
-template <int heads, bool step, int dk, int dv, int lanes, int columns, int warps, int queries, int fade, bool complement,
+// What a token that has come does to a partition that has the given rank for it; one warp.
+template <class State>
+__device__ void weigh_token(const PartitionRoute& route, int rank, float weight, float* x, int dk) {
+  weigh(x + State::q_at, dk, route.weigh_queries ? weight : 1.0f, route.unit_length);
+  weigh(x + State::k_at, dk, route.weigh_keys ? weight : 1.0f, route.unit_length);
+  if (rank < route.writers) return;
+  // Nothing fades and nothing is written.
+  for (int j = lane_index(); j < dk; j += 32) {
+    x[State::k_at + j] = 0.0f;
+    if (State::row_fades) x[State::fade_at + j] = 0.0f;
+  }
+  if (lane_index() == 0) x[State::scalars_at + State::DECAY] = 0.0f;
+}
+
+// The only token of a step, whose columns come while the choice does, if they are the same for all partitions.
+template <int heads, int dk, int dv, int lanes, int columns, int warps, int queries, int fade, bool complement, int write, int batch,
+          bool aligned>
+__device__ void partitions_step(const RecurInputs& in, const PartitionRoute& route) {
+  static_assert(queries == 1 && !complement && batch == 1, "partitions have one query and keys of their own");
+  using State = Recurrence<dk, dv, lanes, columns, warps, queries, fade, complement, write, batch, aligned>;
+  float* room = shared_memory<float>();
+  int head = blockIdx.x / State::groups % heads, rank = blockIdx.x / State::groups / heads;
+  const float* chosen = route.chosen.token(0) + rank;
+  float number = chosen[0], weight = chosen[route.count];
+  auto load = [&](int partition) {
+    State state(in, head, partition, blockIdx.x % State::groups);
+    state.clear(room, 1);
+    if (warp_index() == 0) state.load_token(room, 0);
+    commit_copies();
+  };
+  bool alike = in.q.part == 0;
+  if (alike) load(0);
+  int partition = (int)number;
+  State state(in, head, partition, blockIdx.x % State::groups);
+  float* matrix = in.states + ((long long)partition * heads + head) * dk * dv;
+  state.load_state(matrix);
+  if (!alike) load(partition);
+  wait_for_copies<0>();
+  __syncthreads();
+  if (warp_index() == 0) weigh_token<State>(route, rank, weight, room, dk);
+  __syncthreads();
+  state.fade_rows(room, 1);
+  float out[queries][columns];
+  state.step(room, out);
+  if (rank < route.readers) state.emit(room, out, in.out.token(0) + (rank * heads + head) * dv);
+  __syncthreads();
+  publish();
+  state.store_state(matrix);
+}
+
+// `out` has `readers` rows of all heads for a token.
+template <int heads, int dk, int dv, int lanes, int columns, int warps, int queries, int fade, bool complement,
           int write, int batch, bool aligned>
 __device__ void partitions(const RecurInputs& in, const PartitionRoute& route, int tokens) {
-  static_assert(queries == 1 && !complement, "partitions have one query and keys of their own");
+  static_assert(queries == 1 && !complement && batch > 1, "partitions have one query and keys of their own");
   using State = Recurrence<dk, dv, lanes, columns, warps, queries, fade, complement, write, batch, aligned>;
-  constexpr int buffers = batch == 1 ? 1 : 2;
+  constexpr int buffers = 2;
   __shared__ Gathered<batch> gathered[buffers];
   float* room = shared_memory<float>();
   int head = blockIdx.x / State::groups % heads, partition = blockIdx.x / State::groups / heads;
-  if (step) partition = (int)route.chosen.token(0)[partition];
   State state(in, head, partition, blockIdx.x % State::groups);
   float* matrix = in.states + ((long long)partition * heads + head) * dk * dv;
   state.load_state(matrix);
@@ -79,12 +128,8 @@ __device__ void partitions(const RecurInputs& in, const PartitionRoute& route, i
   };
   load(0);
   for (int buffer = 0;; buffer = (buffer + 1) % buffers) {
-    if constexpr (buffers == 2) {
-      load(1 - buffer);
-      wait_for_copies<1>();
-    } else {
-      wait_for_copies<0>();
-    }
+    load(1 - buffer);
+    wait_for_copies<1>();
     __syncthreads();
     const Gathered<batch>& list = gathered[buffer];
     if (list.count == 0) break;
@@ -93,16 +138,7 @@ __device__ void partitions(const RecurInputs& in, const PartitionRoute& route, i
       float* x = now + i * State::token_floats;
       int rank = list.ranks[i];
       float weight = route.chosen.token(list.tokens[i])[route.count + rank];
-      weigh(x + State::q_at, dk, route.weigh_queries ? weight : 1.0f, route.unit_length);
-      weigh(x + State::k_at, dk, route.weigh_keys ? weight : 1.0f, route.unit_length);
-      if (rank >= route.writers) {
-        // Nothing fades and nothing is written.
-        for (int j = lane_index(); j < dk; j += 32) {
-          x[State::k_at + j] = 0.0f;
-          if (State::row_fades) x[State::fade_at + j] = 0.0f;
-        }
-        if (lane_index() == 0) x[State::scalars_at + State::DECAY] = 0.0f;
-      }
+      weigh_token<State>(route, rank, weight, x, dk);
     }
     __syncthreads();
     state.fade_rows(now, list.count);
@@ -115,9 +151,7 @@ __device__ void partitions(const RecurInputs& in, const PartitionRoute& route, i
     }
     // The next copies overwrite this batch.
     __syncthreads();
-    if constexpr (buffers == 1) load(0);
   }
-  publish();
   state.store_state(matrix);
 }
 

@@ -32,6 +32,8 @@ impl Route {
                 Parameter::tokens(),
             ],
         });
+        let [logits, out] = [self.logits, self.out].map(|view| launches.rows(view).bytes());
+        launches.touches(&[], &[logits, out]);
         Ok(())
     }
 

@@ -24,17 +24,70 @@ struct RouterInputs {
   }
 };
 
+// Rows whose loads are under way together.
+constexpr int kept_together = 4;
+
+// Keeps the inputs that the next outputs need. A block takes a head of a layer, a thread a channel, so that the rows move
+// up in place: the last threads the first channels, since the first warp may have other things to do.
+__device__ void keep_inputs(const RouterInputs& from, int head, int tokens) {
+  for (int channel = blockDim.x - 1 - threadIdx.x; channel < from.inputs; channel += blockDim.x) {
+    for (int first = 0; first < from.past; first += kept_together) {
+      // What these rows become stands in later ones.
+      float x[kept_together];
+#pragma unroll
+      for (int i = 0; i < kept_together; i++) {
+        if (first + i < from.past) x[i] = from.at(head, tokens - from.past + first + i, channel);
+      }
+#pragma unroll
+      for (int i = 0; i < kept_together; i++) {
+        if (first + i < from.past) from.kept[((long long)head * from.past + first + i) * from.inputs + channel] = x[i];
+      }
+    }
+  }
+}
+
+enum { SIGMOID_LESS_HALF, POSITIVE };
+
+// From the last layer's outputs to a score.
+struct RouterEnd {
+  const float* weight;
+  const float* bias;
+  Rows out;
+  // The scores of a head's window, `rows` of them, where that of the token `margin` before a single one goes at once, or null.
+  float* window;
+  int rows;
+  int margin;
+
+  // By one warp, whose lanes have their parts of the sum of a token's head.
+  template <int map>
+  __device__ void give(int head, int t, float part, float bias, u64 position) const {
+    float z = warp_sum(part) + bias;
+    if (lane_index() != 0) return;
+    float score = map == SIGMOID_LESS_HALF ? sigmoid(z) - 0.5f : fmaxf(z, 0.0f);
+    out.token(t)[head] = score;
+    if (window && position >= margin) window[(long long)head * rows + (position - margin) % rows] = score;
+  }
+};
+
 // Most rows of weights that a lane holds while it waits for its inputs.
 constexpr int most_held_rows = 24;
 
 // One layer: a block takes `width` outputs, one a lane, of `tile` tokens of a head; its warps, and the lanes of the same output,
 // share the taps and inputs. The output of token t stands at position + t - ahead; before the sequence begins it is zero, the
-// next layer's padding. For a single token, weights and what was kept come while earlier kernels end.
-template <int inputs, int outputs, int taps, int dilation, int tile, int width, int threads, bool shared_by_heads>
-__device__ void score_layer(const RouterInputs& from, const float* weight, const float* bias, float* out,
-                            const u64* position, int ahead, int tokens) {
+// next layer's padding. For a single token, weights and what was kept come while earlier kernels end; more blocks keep the inputs
+// of the layer `before`, if there is one, and where a block has all outputs of a head, it makes the score of them.
+template <int inputs, int outputs, int taps, int dilation, int tile, int width, int threads, bool shared_by_heads, int heads, int map>
+__device__ void score_layer(const RouterInputs& from, const RouterInputs& before, const float* weight, const float* bias, float* out,
+                            const RouterEnd& end, const u64* position, int ahead, int tokens) {
   constexpr int columns = (outputs + width - 1) / width, together = 32 / width, warps = threads / 32;
   constexpr int rows = taps * inputs, step = warps * together, own_rows = (rows + step - 1) / step;
+  constexpr bool ends = map >= 0;
+  static_assert(!ends || tile == 1 && columns == 1, "a block has all outputs of a token's head");
+  if ((int)blockIdx.x >= heads * columns) {
+    await_previous();
+    release_next();
+    return keep_inputs(before, blockIdx.x - heads * columns, tokens);
+  }
   int head = blockIdx.x / columns, group = shared_by_heads ? 0 : head;
   int column = blockIdx.x % columns * width + lane_index() % width;
   int start = blockIdx.y * tile, first_row = warp_index() * together + lane_index() / width;
@@ -72,6 +125,8 @@ __device__ void score_layer(const RouterInputs& from, const float* weight, const
     }
   }
   float own_bias = bias[group * outputs + min(column, outputs - 1)];
+  float end_weight = ends && column < outputs ? end.weight[group * outputs + column] : 0.0f;
+  float end_bias = ends ? end.bias[group] : 0.0f;
   long long first = (long long)*position;
   float* parts = shared_memory<float>();
 #pragma unroll
@@ -81,14 +136,19 @@ __device__ void score_layer(const RouterInputs& from, const float* weight, const
     if (lane_index() < width) parts[(warp_index() * tile + i) * width + lane_index()] = sums[i];
   }
   __syncthreads();
+  if constexpr (ends) keep_inputs(from, head, tokens);
   for (int i = warp_index(); i < tile; i += warps) {
     float sum = own_bias;
 #pragma unroll 8
     for (int warp = 0; warp < warps; warp++) sum += parts[(warp * tile + i) * width + lane_index() % width];
     int t = start + i;
-    if (t >= tokens || column >= outputs || lane_index() >= width) continue;
-    bool before = first + t < ahead;
-    out[((long long)head * from.chunk + t) * outputs + column] = before ? 0.0f : silu(sum);
+    float value = first + t < ahead ? 0.0f : silu(sum);
+    bool own = t < tokens && column < outputs && lane_index() < width;
+    if constexpr (ends) {
+      end.template give<map>(head, t, own ? value * end_weight : 0.0f, end_bias, first);
+    } else if (own) {
+      out[((long long)head * from.chunk + t) * outputs + column] = value;
+    }
   }
 }
 
@@ -98,43 +158,17 @@ struct RouterLayers {
   RouterInputs at[most_layers];
 };
 
-// Rows whose loads are under way together.
-constexpr int kept_together = 4;
-
-// Keeps the inputs that the next outputs need. A block takes a head of a layer, a thread a channel, so that the rows move
-// up in place.
-__device__ void keep_inputs(const RouterInputs& from, int head, int tokens) {
-  for (int channel = threadIdx.x; channel < from.inputs; channel += blockDim.x) {
-    for (int first = 0; first < from.past; first += kept_together) {
-      // What these rows become stands in later ones.
-      float x[kept_together];
-#pragma unroll
-      for (int i = 0; i < kept_together; i++) {
-        if (first + i < from.past) x[i] = from.at(head, tokens - from.past + first + i, channel);
-      }
-#pragma unroll
-      for (int i = 0; i < kept_together; i++) {
-        if (first + i < from.past) from.kept[((long long)head * from.past + first + i) * from.inputs + channel] = x[i];
-      }
-    }
-  }
-}
-
-enum { SIGMOID_LESS_HALF, POSITIVE };
-
 // The scores from the last layer's outputs, a block for each head of a token, and what is kept of all layers' inputs. The blocks
 // of a token are as many as the heads of all layers.
 template <int inputs, int heads, int map, bool shared_by_heads>
-__device__ void finish_scores(const RouterLayers& layers, const float* from, const float* weight, const float* bias, Rows out,
-                              int chunk, int tokens) {
+__device__ void finish_scores(const RouterLayers& layers, const float* from, const RouterEnd& end, int chunk, int tokens) {
   int t = blockIdx.y, head = blockIdx.x % heads;
   if (t == 0) keep_inputs(layers.at[blockIdx.x / heads], head, tokens);
   if ((int)blockIdx.x >= heads || warp_index() > 0) return;
   int group = shared_by_heads ? 0 : head;
-  float z = 0.0f;
+  float part = 0.0f;
   for (int i = lane_index(); i < inputs; i += 32) {
-    z += from[((long long)head * chunk + t) * inputs + i] * weight[group * inputs + i];
+    part += from[((long long)head * chunk + t) * inputs + i] * end.weight[group * inputs + i];
   }
-  z = warp_sum(z) + bias[group];
-  if (lane_index() == 0) out.token(t)[head] = map == SIGMOID_LESS_HALF ? sigmoid(z) - 0.5f : fmaxf(z, 0.0f);
+  end.give<map>(head, t, part, end.bias[group], 0);
 }

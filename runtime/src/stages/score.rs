@@ -5,12 +5,11 @@
 //! and is needed only when p leaves the window. Each layer keeps the inputs that its next output still needs: every
 //! token is scored once, at a constant cost, where the reference recomputes the whole window every so often.
 
-use bytemuck::{Pod, Zeroable};
+mod launch;
+
 use serde::{Deserialize, Serialize};
 
 use crate::cpu::{Buffers, Frame, Shared, simd};
-use crate::cuda::{Call, Grid, Launches, Parameter, Rows};
-use crate::error::Result;
 use crate::program::{Vector, View};
 
 /// From the router's output z to a score; a token is a candidate if its score is above zero.
@@ -105,6 +104,8 @@ pub struct Score {
     pub map: ScoreMap,
     /// Scores `[kv_heads]`.
     pub out: View,
+    /// The slot of the window's scores `[kv_heads, rows]`, longer than `margin`, if retention keeps them there.
+    pub window: Option<usize>,
 }
 
 impl Score {
@@ -241,114 +242,5 @@ impl Score {
                 ScoreMap::Relu => z.max(0.0),
             };
         }
-    }
-}
-
-const SOURCE: &str = include_str!("score.cu");
-
-/// `RouterInputs` in score.cu.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct RouterInputs {
-    k: Rows,
-    v: Rows,
-    outputs: u64,
-    kept: u64,
-    inputs: i32,
-    past: i32,
-    chunk: i32,
-    pad: i32,
-}
-
-const MOST_LAYERS: usize = 8;
-
-impl Score {
-    pub(crate) fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let chunk = launches.tokens;
-        let tile = if chunk < 8 { 1 } else { 8 };
-        let (mut outputs, mut ahead) = (0, 0);
-        let mut layers = [RouterInputs::zeroed(); MOST_LAYERS];
-        for (layer, from) in self.layers.iter().zip(&mut layers) {
-            *from = RouterInputs {
-                k: launches.rows(self.k),
-                v: launches.rows(self.v),
-                outputs,
-                kept: launches.slot_address(layer.slot),
-                inputs: layer.inputs as i32,
-                past: layer.past() as i32,
-                chunk: chunk as i32,
-                pad: 0,
-            };
-            let rows = self.kv_heads * chunk;
-            outputs = launches.scratch_address(rows * layer.outputs * size_of::<f32>())?;
-            ahead += layer.ahead();
-            self.launch_layer(launches, layer, *from, outputs, ahead, tile)?;
-        }
-        let last = self.weight.len() / self.bias.len();
-        let map = match self.map {
-            ScoreMap::Sigmoid => "SIGMOID_LESS_HALF",
-            ScoreMap::Relu => "POSITIVE",
-        };
-        launches.push(Call {
-            source: SOURCE,
-            kernel: format!(
-                "finish_scores<{last}, {}, {map}, {}>",
-                self.kv_heads,
-                self.bias.len() == 1
-            ),
-            grid: Grid::EachToken(self.layers.len() * self.kv_heads),
-            threads: 128,
-            shared: 0,
-            parameters: vec![
-                Parameter::value("RouterLayers", layers),
-                Parameter::pointer("const float", outputs),
-                launches.vector(&self.weight)?,
-                launches.vector(&self.bias)?,
-                launches.view(self.out),
-                Parameter::int(chunk),
-                Parameter::tokens(),
-            ],
-        });
-        Ok(())
-    }
-
-    /// `ahead` is how far the layer and those before it look ahead together.
-    fn launch_layer(
-        &self,
-        launches: &mut Launches,
-        layer: &RouterLayer,
-        from: RouterInputs,
-        out: u64,
-        ahead: usize,
-        tile: usize,
-    ) -> Result<()> {
-        let threads = launches.gather_threads();
-        // A few tokens read the weights once: more blocks of fewer columns read more of them at once.
-        let width = if tile == 1 { 8 } else { 32 };
-        let blocks = self.kv_heads * layer.outputs.div_ceil(width);
-        launches.push_streaming(Call {
-            source: SOURCE,
-            kernel: format!(
-                "score_layer<{}, {}, {}, {}, {tile}, {width}, {threads}, {}>",
-                layer.inputs,
-                layer.outputs,
-                layer.taps,
-                layer.dilation,
-                self.bias.len() == 1
-            ),
-            grid: Grid::EachTile(blocks, tile),
-            threads,
-            shared: threads / 32 * width * tile * size_of::<f32>(),
-            parameters: vec![
-                Parameter::value("RouterInputs", from),
-                launches.vector(&layer.weight)?,
-                launches.vector(&layer.bias)?,
-                Parameter::pointer("float", out),
-                launches.position(),
-                Parameter::int(ahead),
-                Parameter::tokens(),
-            ],
-        });
-        Ok(())
     }
 }

@@ -1,9 +1,11 @@
 //! Attention as kernels: what `attend.cu` is called with.
 
+use std::ops::Range;
+
 use bytemuck::{Pod, Zeroable};
 
 use super::{Attend, Eviction, Policy};
-use crate::cuda::{Call, Grid, Launches, Parameter, Rows, TensorCores};
+use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows, TensorCores};
 use crate::error::Result;
 use crate::program::View;
 
@@ -122,7 +124,7 @@ impl Attend {
         };
         match &self.eviction {
             Some(eviction) => self.launch_retaining(launches, eviction, attended),
-            None => self.launch_attention(launches, attended),
+            None => self.launch_attention(launches, attended, 0..0),
         }
     }
 
@@ -162,8 +164,15 @@ impl Attend {
                 });
                 return Ok(());
             }
-            Policy::Learned { router, margin, .. } => {
-                retained.router = launches.rows(*router);
+            Policy::Learned {
+                router,
+                margin,
+                scores,
+            } => {
+                // The router may have stored the token's score there.
+                if !launches.writes(&launches.slot_bytes(scores.window)) {
+                    retained.router = launches.rows(*router);
+                }
                 retained.margin = *margin as i32;
                 "LEARNED"
             }
@@ -172,16 +181,35 @@ impl Attend {
                 "STRIDE"
             }
         };
-        let mut numbers = |n: usize| launches.scratch_address(self.kv_heads * n * size_of::<i32>());
-        attended.gone = numbers(capacity)?;
-        attended.until = numbers(attended.chunk as usize)?;
-        attended.taken = numbers(attended.chunk as usize)?;
-        attended.counts = numbers(1)?;
-        retained.leaving = numbers(attended.chunk as usize)?;
-        retained.occupants = numbers(capacity)?;
+        let chunk = launches.tokens;
+        let lengths = [capacity, chunk, chunk, 1, chunk, capacity];
+        let bytes = lengths.map(|length| (self.kv_heads * length * size_of::<i32>()) as u64);
+        let first = launches.scratch_address(bytes.iter().sum::<u64>() as usize)?;
+        let mut end = first;
+        [
+            attended.gone,
+            attended.until,
+            attended.taken,
+            attended.counts,
+            retained.leaving,
+            retained.occupants,
+        ] = bytes.map(|bytes| {
+            end += bytes;
+            end - bytes
+        });
         let call = self.head_call(launches, attended, retained, format!("retain<{policy}>"));
         launches.push_streaming(call);
-        self.launch_attention(launches, attended)
+        if let Policy::Learned { scores, .. } = &eviction.policy {
+            let [window, set, counts] = [scores.window, scores.set, eviction.set_counts]
+                .map(|slot| launches.slot_bytes(slot));
+            let mut written = vec![set, counts, first..end];
+            // What the router stores there is not what is read, the score of the token that leaves.
+            if retained.router.first != 0 {
+                written.push(window);
+            }
+            launches.touches(&[retained.router.bytes()], &written);
+        }
+        self.launch_attention(launches, attended, first..end)
     }
 
     /// A kernel in which a block takes a key head through the chunk's tokens.
@@ -207,16 +235,36 @@ impl Attend {
         }
     }
 
-    /// All queries, then what is cached.
-    fn launch_attention(&self, launches: &mut Launches, attended: Attended) -> Result<()> {
-        if !self.launch_queries(launches, attended)? {
-            self.launch_cache(launches, attended);
+    /// All queries, then what is cached. `marks` is what `retain` found.
+    fn launch_attention(
+        &self,
+        launches: &mut Launches,
+        attended: Attended,
+        marks: Range<Address>,
+    ) -> Result<()> {
+        if !self.launch_queries(launches, attended, &marks)? {
+            self.launch_cache(launches, attended, &marks);
         }
         Ok(())
     }
 
+    /// The memory of what is cached.
+    fn cached(&self, launches: &Launches) -> Vec<Range<Address>> {
+        let set = self.eviction.as_ref();
+        let set = set.map(|eviction| [eviction.set_keys, eviction.set_values]);
+        let slots = [self.keys, self.values]
+            .into_iter()
+            .chain(set.into_iter().flatten());
+        slots.map(|slot| launches.slot_bytes(slot)).collect()
+    }
+
     /// Whether the last kernel caches the token too.
-    fn launch_queries(&self, launches: &mut Launches, mut attended: Attended) -> Result<bool> {
+    fn launch_queries(
+        &self,
+        launches: &mut Launches,
+        mut attended: Attended,
+        marks: &Range<Address>,
+    ) -> Result<bool> {
         let (kv, dim, group) = (launches.kv(), self.head_dim(), self.heads / self.kv_heads);
         let unit = unit(dim, &[self.k, self.v]);
         let heads = heads_together(group);
@@ -228,9 +276,11 @@ impl Attend {
             true => (2 * launches.processors() / blocks).clamp(1, keys.div_ceil(SPLIT / 4)),
             false => 1,
         };
+        let mut parts = attended.out.bytes();
         if splits > 1 {
-            let entries = self.heads * splits;
-            attended.parts = launches.scratch_address(entries * (dim + 2) * size_of::<f32>())?;
+            let bytes = self.heads * splits * (dim + 2) * size_of::<f32>();
+            attended.parts = launches.scratch_address(bytes)?;
+            parts = attended.parts..attended.parts + bytes as u64;
         }
         let retains = self.eviction.is_some();
         let (cores, room) = (launches.tensor_cores(), launches.shared_memory());
@@ -271,6 +321,15 @@ impl Attend {
                 Parameter::tokens(),
             ],
         });
+        let cached = self.cached(launches);
+        let new = [attended.k.bytes(), attended.v.bytes()];
+        let mut read = vec![attended.q.bytes(), marks.clone()];
+        read.extend(new.iter().chain(&cached).cloned());
+        let mut written = vec![parts.clone()];
+        if caches {
+            written.extend_from_slice(&cached);
+        }
+        launches.touches(&read, &written);
         if splits > 1 {
             launches.push(Call {
                 source: SOURCE,
@@ -284,11 +343,17 @@ impl Attend {
                     Parameter::tokens(),
                 ],
             });
+            let [k, v] = new;
+            let mut written = vec![attended.out.bytes()];
+            if retains {
+                written.extend(cached);
+            }
+            launches.touches(&[parts, k, v, marks.clone()], &written);
         }
         Ok(caches || retains && splits > 1)
     }
 
-    fn launch_cache(&self, launches: &mut Launches, attended: Attended) {
+    fn launch_cache(&self, launches: &mut Launches, attended: Attended, marks: &Range<Address>) {
         let (kv, dim) = (launches.kv(), self.head_dim());
         launches.push(Call {
             source: SOURCE,
@@ -302,6 +367,8 @@ impl Attend {
                 Parameter::tokens(),
             ],
         });
+        let read = [attended.k.bytes(), attended.v.bytes(), marks.clone()];
+        launches.touches(&read, &self.cached(launches));
     }
 }
 

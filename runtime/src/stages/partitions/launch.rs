@@ -58,18 +58,29 @@ impl Partitions {
                 width: floats as i32,
             };
         }
+        let mut parameters = vec![
+            Parameter::value("RecurInputs", inputs),
+            Parameter::value("PartitionRoute", route),
+        ];
+        let name = match step {
+            true => "partitions_step",
+            false => "partitions",
+        };
+        if !step {
+            parameters.push(Parameter::tokens());
+        }
         launches.push(Call {
             source: SOURCE,
-            kernel: format!("partitions<{heads}, {step}, {}>", plan.arguments()),
+            kernel: format!("{name}<{heads}, {}>", plan.arguments()),
             grid: Grid::Blocks(open * heads * plan.groups()),
             threads: plan.threads(),
             shared: plan.shared(),
-            parameters: vec![
-                Parameter::value("RecurInputs", inputs),
-                Parameter::value("PartitionRoute", route),
-                Parameter::tokens(),
-            ],
+            parameters,
         });
+        let parts = inputs.out.bytes();
+        let mut read = inputs.read();
+        read.push(route.chosen.bytes());
+        launches.touches(&read, &[parts.clone()]);
         if summed {
             let threads = 256;
             launches.push(Call {
@@ -83,6 +94,7 @@ impl Partitions {
                     Parameter::value("Rows", out),
                 ],
             });
+            launches.touches(&[parts], &[out.bytes()]);
         }
         Ok(())
     }

@@ -1,13 +1,15 @@
 //! In a persistent program, what can be done to a value alone is done by the product that makes it, and a norm of keys and queries
 //! by the recurrence that reads them: each phase less saves the time that its blocks wait for each other.
 
+use std::ops::Range;
+
 use bytemuck::Zeroable;
 
 use super::launch::{
     ACTIVATION, DeviceGate, DeviceLane, DeviceMap, L2_NORM, MOST_LANES, RUNNING_SOFTMAX, SOFTMAX,
     Tasks,
 };
-use crate::cuda::{Launches, Parameter, Rows};
+use crate::cuda::{Address, Launches, Parameter, Rows};
 
 /// Most taps of a convolution that a product does: one for each of the lanes that share a row.
 const MOST_TAPS: i32 = 4;
@@ -69,6 +71,18 @@ impl Tasks {
             |lane: &DeviceLane| lane.weight == 0 && lane.maps == 1 && lane.at[0].kind == L2_NORM;
         let only = self.gates == 0 && lanes.iter().all(unit);
         only.then(|| lanes.iter().map(|lane| lane.columns).collect())
+    }
+
+    /// What it changes in place.
+    pub(super) fn written(&self) -> Vec<Range<Address>> {
+        let lanes = self.lanes().iter().map(|lane| lane.columns);
+        let gates = self.gates().iter().map(|gate| gate.columns);
+        lanes.chain(gates).map(Rows::bytes).collect()
+    }
+
+    /// What it reads besides.
+    pub(super) fn read(&self) -> Vec<Range<Address>> {
+        self.sources().map(Rows::bytes).collect()
     }
 
     /// Numbers the blocks: those of the heads, and all.

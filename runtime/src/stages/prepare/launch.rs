@@ -175,6 +175,7 @@ impl Prepare {
             launches.defer(call, columns);
         } else {
             launches.push_streaming(call);
+            launches.touches(&tasks.read(), &tasks.written());
         }
         Ok(())
     }

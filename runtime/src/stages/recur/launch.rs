@@ -1,5 +1,7 @@
 //! The stage as kernels: what `recur.cu` is called with.
 
+use std::ops::Range;
+
 use bytemuck::{Pod, Zeroable};
 
 use super::matrix_form::MatrixForm;
@@ -246,6 +248,23 @@ impl Plan {
 }
 
 impl Inputs {
+    /// The columns of one token that are read.
+    pub fn read(&self) -> Vec<Range<Address>> {
+        let inputs = [
+            self.q,
+            self.k,
+            self.v,
+            self.decay,
+            self.beta,
+            self.removal,
+            self.rate,
+            self.write_gate,
+            self.read_gate,
+        ];
+        let given = inputs.into_iter().filter(|input| input.rows.width > 0);
+        given.map(|input| input.rows.bytes()).collect()
+    }
+
     /// Whether rows begin at multiples of 16 bytes.
     fn aligned(&self, fading: Fading) -> bool {
         let decay = (fading == Fading::Rows).then_some(self.decay);
