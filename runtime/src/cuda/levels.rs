@@ -59,6 +59,10 @@ pub(super) fn in_levels<'a>(calls: &[&'a Queued], blocks: usize) -> Vec<Phase<'a
         .collect();
     let levels = levels(&known);
     let mut order: Vec<usize> = (0..calls.len()).collect();
+    #[cfg(test)]
+    if REVERSED.get() {
+        order.reverse();
+    }
     order.sort_by_key(|&call| levels[call]);
     let together = order.chunk_by(|&a, &b| levels[a] == levels[b]);
     let phases = together.flat_map(|level| {
@@ -108,6 +112,12 @@ pub(super) fn followers(phases: &[Phase], arrives: &[bool], blocks: usize) -> Ve
         followers
     };
     (0..blocks).flat_map(of_block).collect()
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Whether programs that this thread lays out have the calls of each level in reverse, for tests.
+    pub(super) static REVERSED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
 struct Known {

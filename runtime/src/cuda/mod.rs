@@ -15,6 +15,8 @@ mod gpu;
 mod launches;
 mod levels;
 #[cfg(all(test, feature = "emulator"))]
+mod levels_tests;
+#[cfg(all(test, feature = "emulator"))]
 mod lost_tests;
 #[cfg(test)]
 mod partitions_tests;

@@ -187,41 +187,55 @@ impl Attention {
         k: View,
         gates: Vec<(View, Gate)>,
     ) -> Result<()> {
-        self.prepare_from(block, [q, k], [q, k], gates)
+        let lanes = vec![
+            self.lane(block, q, "q_norm.weight")?,
+            self.lane(block, k, "k_norm.weight")?,
+        ];
+        self.push_prepared(block, lanes, gates);
+        Ok(())
     }
 
-    /// The same of the columns `from`, to those of `to`.
-    fn prepare_from(
-        &self,
-        block: &mut Lowering,
-        from: [View; 2],
-        to: [View; 2],
-        gates: Vec<(View, Gate)>,
-    ) -> Result<()> {
-        let mut lanes = Vec::new();
-        let norms = ["q_norm.weight", "k_norm.weight"];
-        for ((from, view), norm) in from.into_iter().zip(to).zip(norms) {
-            let mut maps = Vec::new();
-            maps.extend((from != view).then_some(Map::Copy(from)));
-            if let Some(eps) = self.head_norm_eps {
-                maps.push(Map::Rms(Norm::rms(block.vector(norm)?, eps)));
-            }
-            if self.rope_theta.is_some() {
-                maps.push(Map::Rope);
-            }
-            lanes.push(Lane {
-                view,
-                head_dim: self.head_dim,
-                conv: None,
-                maps,
-            });
+    /// The same in columns of their own, which are returned, with the values beside them: who reads the projections meanwhile finds them as
+    /// they are.
+    fn prepare_copies(&self, block: &mut Lowering, [q, k, v]: [View; 3]) -> Result<[View; 3]> {
+        let room = block.buffer(q.width + k.width + v.width);
+        let (own_q, rest) = room.split(q.width);
+        let (own_k, own_v) = rest.split(k.width);
+        let mut lanes = vec![
+            self.lane(block, own_q, "q_norm.weight")?,
+            self.lane(block, own_k, "k_norm.weight")?,
+            Lane::of_channels(own_v, None, Vec::new()),
+        ];
+        for (lane, from) in lanes.iter_mut().zip([q, k, v]) {
+            lane.maps.insert(0, Map::Copy(from));
         }
+        self.push_prepared(block, lanes, Vec::new());
+        Ok([own_q, own_k, own_v])
+    }
+
+    /// Queries or keys, with the head norm `norm` and positions if the mixer has them.
+    fn lane(&self, block: &Lowering, view: View, norm: &str) -> Result<Lane> {
+        let mut maps = Vec::new();
+        if let Some(eps) = self.head_norm_eps {
+            maps.push(Map::Rms(Norm::rms(block.vector(norm)?, eps)));
+        }
+        if self.rope_theta.is_some() {
+            maps.push(Map::Rope);
+        }
+        Ok(Lane {
+            view,
+            head_dim: self.head_dim,
+            conv: None,
+            maps,
+        })
+    }
+
+    fn push_prepared(&self, block: &mut Lowering, lanes: Vec<Lane>, gates: Vec<(View, Gate)>) {
         let rope = self.rope_theta.map(|theta| {
             let table = block.buffer(self.rope_dim());
             Rope::new(theta, self.rope_scaling, table)
         });
         block.push(Stage::Prepare(Prepare { lanes, rope, gates }));
-        Ok(())
     }
 
     /// The whole mixer, and between projections and positions what `before` does with unrotated keys and values.
@@ -232,18 +246,17 @@ impl Attention {
     ) -> Result<()> {
         let gate: &[&str] = if self.gate { &["g_proj"] } else { &[] };
         let views = self.project(block, gate)?;
-        let (mut q, mut k, v, gate) = (views[0], views[1], views[2], views.get(3).copied());
+        let (q, k, v, gate) = (views[0], views[1], views[2], views.get(3).copied());
         let eviction = before(block, k, v)?;
         let scored = |eviction: &Eviction| matches!(eviction.policy, Policy::Learned { .. });
-        if eviction.as_ref().is_some_and(scored) {
-            // So that neither waits for the other: a router's layers read the keys as they are.
-            let room = block.buffer(q.width + k.width);
-            let to = room.split(q.width);
-            self.prepare_from(block, [q, k], [to.0, to.1], Vec::new())?;
-            (q, k) = to;
-        } else {
-            self.prepare(block, q, k, Vec::new())?;
-        }
+        let [q, k, v] = match eviction.as_ref().is_some_and(scored) {
+            // The router's layers read the projections, and need not be waited for.
+            true => self.prepare_copies(block, [q, k, v])?,
+            false => {
+                self.prepare(block, q, k, Vec::new())?;
+                [q, k, v]
+            }
+        };
         let out = block.buffer(self.heads * self.head_dim);
         block.push(Stage::Attend(Attend {
             heads: self.heads,

@@ -420,11 +420,12 @@ impl Mixer for Sse {
         }));
         let [q, k] = shared;
 
-        let out = block.buffer(self.value_width());
+        // Each writes its own part of the sum, so that neither waits for the other.
+        let [out, sparse] = [0; 2].map(|_| block.buffer(self.value_width()));
         let recur = self.recur([q, k, v], updates.shared, block.slot(0), out);
         block.push(Stage::Recur(recur));
         block.push(Stage::Partitions(Partitions {
-            recur: self.recur([own[0], own[1], v], updates.sparse, block.slot(1), out),
+            recur: self.recur([own[0], own[1], v], updates.sparse, block.slot(1), sparse),
             partitions: self.partitions,
             route,
             writers: self.writers,
@@ -433,9 +434,13 @@ impl Mixer for Sse {
             weigh_keys: self.weigh_keys,
             unit_length: self.delta(),
             own_columns: false,
-            add: true,
+            add: false,
         }));
-        let mut finish = vec![output_norm(block, self.norm_eps)?];
+        let ones = vec![1.0; self.value_width()].into();
+        let mut finish = vec![
+            Finish::Add(sparse, ones),
+            output_norm(block, self.norm_eps)?,
+        ];
         finish.extend(
             gate.iter()
                 .map(|gate| Finish::Gate(*gate, Activation::Silu)),
