@@ -200,6 +200,7 @@ fn blocks_of(level: &[&Queued], blocks: usize) -> Vec<Range<usize>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::launches::{Call, Form, Grid};
     use super::*;
 
     fn call(reads: &[Range<Address>], writes: &[Range<Address>]) -> Known {
@@ -253,5 +254,52 @@ mod tests {
             call(&[30..40, 50..60], &[60..70]),
         ];
         assert_eq!(levels(&calls), [0, 1, 1, 2, 3]);
+    }
+
+    fn queued(blocks: usize) -> Queued {
+        let call = Call {
+            source: "",
+            kernel: String::new(),
+            grid: Grid::Blocks(blocks),
+            threads: 32,
+            shared: 0,
+            parameters: Vec::new(),
+        };
+        Queued::new(call, Form::Waits)
+    }
+
+    #[test]
+    fn blocks_go_through_what_they_have_a_part_of_and_arrive_once_a_level() {
+        const BLOCKS: usize = 8;
+        let calls = [1, 3, 4, 2, 8].map(queued);
+        let level: Vec<&Queued> = calls[1..4].iter().collect();
+        let together = blocks_of(&level, BLOCKS);
+        assert_eq!(together, [0..3, 3..7, 7..9]);
+        let of_call = |(index, queued)| Phase {
+            queued,
+            level: [0, 1, 1, 1, 2][index],
+            has_company: false,
+            blocks: match index {
+                0 => 0..1,
+                4 => 0..8,
+                _ => together[index - 1].clone(),
+            },
+        };
+        let phases: Vec<Phase> = calls.iter().enumerate().map(of_call).collect();
+        let followers = followers(&phases, &[true, true, true, true, false], BLOCKS);
+        const ARRIVES: u32 = 1 << 31;
+        let way = |block: usize| {
+            let own = &followers[block * 6..][..6];
+            let mut way = vec![own[0]];
+            while way[way.len() - 1] != 5 {
+                let at = (way[way.len() - 1] & !ARRIVES) as usize;
+                way.push(own[at + 1]);
+            }
+            way
+        };
+        // The first block has parts of two of the three that are together, the last one of one.
+        assert_eq!(way(0), [ARRIVES, 1, 3 | ARRIVES, 4, 5]);
+        assert_eq!(way(4), [ARRIVES, 2 | ARRIVES, 4, 5]);
+        assert_eq!(way(7), [ARRIVES, 3 | ARRIVES, 4, 5]);
     }
 }

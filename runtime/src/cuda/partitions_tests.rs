@@ -59,6 +59,7 @@ fn compare(case: Case) {
             scale: 0.3,
             slot: 1,
             out,
+            beside: 0,
         },
         partitions: PARTITIONS,
         route: View::whole(2, 2 * USED),

@@ -89,6 +89,7 @@ fn compare_chunks(
         scale: 0.3,
         slot: 1,
         out,
+        beside: 0,
     });
     let slots: [(SlotDtype, &[usize]); 2] =
         [(SlotDtype::U64, &[1]), (SlotDtype::F32, &[states, dk, dv])];

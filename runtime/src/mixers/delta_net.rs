@@ -148,6 +148,7 @@ impl Mixer for DeltaNet {
             scale: (self.head_dim as f32).powf(-0.5),
             slot: block.slot(0),
             out,
+            beside: 0,
         }));
         let mut finish = vec![output_norm(block, self.norm_eps)?];
         if self.gate {

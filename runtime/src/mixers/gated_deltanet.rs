@@ -161,6 +161,7 @@ impl Mixer for GatedDeltaNet {
             scale: (self.head_dim as f32).powf(-0.5),
             slot: block.slot(0),
             out,
+            beside: 0,
         }));
         let mut finish = vec![output_norm(block, self.norm_eps)?];
         if let (Some(activation), Some(gate)) = (self.gate, view("g_proj")) {

@@ -133,6 +133,7 @@ impl Mixer for Hgrn2 {
             scale: (self.head_dim as f32).powf(-0.5),
             slot: block.slot(0),
             out,
+            beside: 0,
         }));
         let norm = output_norm(block, NORM_EPS)?;
         block.emit(out, vec![norm], "o_proj")

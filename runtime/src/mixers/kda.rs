@@ -151,6 +151,7 @@ impl Mixer for Kda {
             scale: (self.head_dim as f32).powf(-0.5),
             slot: block.slot(0),
             out,
+            beside: 0,
         }));
         let norm = output_norm(block, self.norm_eps)?;
         let gate = Finish::Gate(gate, Activation::Sigmoid);

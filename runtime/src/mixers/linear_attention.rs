@@ -157,6 +157,7 @@ impl LinearAttention {
             scale: (self.head_dim as f32).powf(-0.5),
             slot: block.slot(0),
             out,
+            beside: 0,
         }));
         let mut finish = vec![output_norm(block, self.norm_eps)?];
         finish.extend(

@@ -207,6 +207,7 @@ impl Mixer for Mamba2 {
             scale: 1.0,
             slot: block.slot(0),
             out,
+            beside: 0,
         }));
 
         let mut finish = vec![Finish::Add(x, self.skip(block)?)];

@@ -103,6 +103,7 @@ impl Mom {
             scale: (self.head_dim as f32).powf(-0.5),
             slot,
             out,
+            beside: 0,
         }
     }
 

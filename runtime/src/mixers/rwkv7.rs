@@ -222,6 +222,7 @@ impl Mixer for Rwkv7 {
             scale: 1.0,
             slot: block.slot(STATE),
             out,
+            beside: 0,
         }));
         let norm = Norm {
             centred: true,

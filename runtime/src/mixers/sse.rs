@@ -222,6 +222,7 @@ impl Sse {
             scale: (self.head_dim as f32).powf(-0.5),
             slot,
             out,
+            beside: 1,
         }
     }
 }

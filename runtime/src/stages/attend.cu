@@ -30,6 +30,21 @@ struct Attended {
 
 constexpr int never = 0x7fffffff;
 
+// A value of a query's softmax over part `split` of the keys, or of all keys.
+template <int dim, int splits>
+__device__ void store_attended(const Attended& a, int t, int head, int split, int i, float largest, float sum, float weighted) {
+  if constexpr (splits == 1) {
+    a.out.token(t)[head * dim + i] = weighted / sum;
+  } else {
+    float* entry = a.parts + (((long long)t * a.heads + head) * splits + split) * (dim + 2);
+    entry[2 + i] = weighted;
+    if (i == 0) {
+      entry[0] = largest;
+      entry[1] = sum;
+    }
+  }
+}
+
 // A block takes `heads` query heads of one key head and `tile` tokens, and one of `splits` equal parts of the keys. A
 // single token without a set is cached on the way (`caches`): it takes the row of a token that no query sees. Only heads of a
 // single token are shared out among warps, and only its keys are split.
@@ -99,17 +114,65 @@ __device__ void attend(const Attended& a, const u64* position, int tokens) {
   }
   softmaxes.merge(shared_memory<float>(), [&](int g, int i, float largest, float sum, float weighted) {
     if (first_token + g / heads > last_token) return;
-    int head = first_head + g % heads;
-    if constexpr (splits == 1) {
-      a.out.token(token_of(g))[head * dim + i] = weighted / sum;
-    } else {
-      float* entry = a.parts + (((long long)token_of(g) * a.heads + head) * splits + split) * (dim + 2);
-      entry[2 + i] = weighted;
-      if (i == 0) {
-        entry[0] = largest;
-        entry[1] = sum;
-      }
+    store_attended<dim, splits>(a, token_of(g), first_head + g % heads, split, i, largest, sum, weighted);
+  });
+}
+
+// Keys and values of a set, then those of the segment.
+template <class E>
+struct RetainedRows {
+  using Value = E;
+  CachedRows<E> set;
+  CachedRows<E> segment;
+  __device__ const E* key(int i) const { return i < set.rows ? set.key(i) : segment.key(i - set.rows); }
+  __device__ const E* value(int i) const { return i < set.rows ? set.value(i) : segment.value(i - set.rows); }
+};
+
+// A single token, and a set. What the token may see lies in the same rows whatever the set retains: keys and values come while earlier
+// kernels end.
+template <class E, int dim, int unit, int heads, int splits, int sharing>
+__device__ void attend_retained(const Attended& a, const u64* position) {
+  int group = a.heads / a.kv_heads;
+  int split = blockIdx.x % splits, part = blockIdx.x / splits % (group / heads);
+  int kv_head = blockIdx.x / splits / (group / heads);
+  int first_head = kv_head * group + part * heads;
+  long long start = *position;
+  int cached = start < a.rows ? (int)start : a.rows, before = a.rows - cached, all = a.capacity + cached;
+  auto rows = [&](const void* keys, const void* values, int rows, int first) {
+    long long head = (long long)kv_head * rows * dim;
+    return CachedRows<E>{reinterpret_cast<const E*>(keys) + head, reinterpret_cast<const E*>(values) + head, dim, rows, first};
+  };
+  RetainedRows<E> source = {rows(a.set_keys, a.set_values, a.capacity, 0),
+                            rows(a.keys, a.values, a.rows, (int)((u64)(start - cached) % a.rows))};
+  using Queries = Softmaxes<E, dim, unit, heads / sharing, sharing>;
+  Queries softmaxes;
+  softmaxes.clear();
+  int count;
+  bool stays;
+  auto ready = [&] {
+    await_previous();
+    release_next();
+#pragma unroll
+    for (int own = 0; own < heads / sharing; own++) {
+      softmaxes.load_query(own, a.q.first + (first_head + Queries::first_query() + own) * dim);
     }
+    count = a.counts[kv_head];
+    stays = a.until[kv_head] > 0;
+  };
+  const int* gone = a.gone + kv_head * a.capacity;
+  // Of the segment, the token may have pushed out the oldest one.
+  auto sees = [&](int i, int) {
+    int own = i - a.capacity;
+    return own < 0 ? (i < count) & (gone[i] > 0) : stays | (before + own > 0);
+  };
+  int span = all / splits + 1, low = split * span, high = min(low + span, all + 1);
+  // With four keys together a thread spills, and takes longer than with two.
+  softmaxes.template add<3>(low, min(high, all), source, a.scale, sees, ready);
+  // Its own key is the last one.
+  ChunkRows chunk = {a.k, a.v, kv_head * dim};
+  softmaxes.template add<1>(max(low - all, 0), high - all, chunk, a.scale, [](int, int) { return true; });
+  softmaxes.merge(shared_memory<float>(), [&](int g, int i, float largest, float sum, float weighted) {
+    store_attended<dim, splits>(a, 0, first_head + g, split, i, largest, sum, weighted);
   });
 }
 

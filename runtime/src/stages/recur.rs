@@ -88,6 +88,8 @@ pub struct Recur {
     pub slot: usize,
     /// Outputs `[heads, dv]`.
     pub out: View,
+    /// Recurrences that a device runs beside it, each on its part of the processors.
+    pub beside: usize,
 }
 
 /// Columns of a buffer from a head's first one on.

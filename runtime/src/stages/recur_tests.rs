@@ -94,6 +94,7 @@ impl Case {
             scale: 0.3,
             slot: 0,
             out: View::whole(1, self.heads * self.dv),
+            beside: 0,
         }
     }
 

@@ -307,20 +307,23 @@ impl Attend {
             true => (heads, (all, merging_bytes(dim, all, 1))),
             false => (1, block(dim, heads * tile)),
         };
-        launches.push(Call {
+        let mut call = Call {
             source: SOURCE,
-            kernel: format!(
-                "attend<{kv}, {dim}, {unit}, {heads}, {tile}, {retains}, {caches}, {splits}, {sharing}>"
-            ),
+            kernel: format!("attend_retained<{kv}, {dim}, {unit}, {heads}, {splits}, {sharing}>"),
             grid: Grid::EachTile(blocks * splits, tile),
             threads,
             shared,
-            parameters: vec![
-                Parameter::value("Attended", attended),
-                launches.position(),
-                Parameter::tokens(),
-            ],
-        });
+            parameters: vec![Parameter::value("Attended", attended), launches.position()],
+        };
+        if single && retains {
+            launches.push_streaming(call);
+        } else {
+            call.kernel = format!(
+                "attend<{kv}, {dim}, {unit}, {heads}, {tile}, {retains}, {caches}, {splits}, {sharing}>"
+            );
+            call.parameters.push(Parameter::tokens());
+            launches.push(call);
+        }
         let cached = self.cached(launches);
         let new = [attended.k.bytes(), attended.v.bytes()];
         let mut read = vec![attended.q.bytes(), marks.clone()];

@@ -353,9 +353,19 @@ impl Recur {
             },
             inputs,
             launches.tokens,
-            launches.processors(),
+            self.processors(launches),
             launches.persistent(),
         )
+    }
+
+    /// How many processors it may take: its part of a persistent program's.
+    fn processors(&self, launches: &Launches) -> usize {
+        let parts = if launches.persistent() {
+            1 + self.beside
+        } else {
+            1
+        };
+        (launches.processors() / parts).max(1)
     }
 
     pub(crate) fn launch(&self, launches: &mut Launches) -> Result<()> {
@@ -365,7 +375,15 @@ impl Recur {
             inputs.unit = launches.take_over(&[inputs.q.rows, inputs.k.rows]).into();
         }
         let is_step = launches.tokens == 1 && launches.persistent();
-        if is_step && step::push(&plan, self.states, inputs, launches) {
+        if is_step
+            && step::push(
+                &plan,
+                self.states,
+                inputs,
+                self.processors(launches),
+                launches,
+            )
+        {
             return Ok(());
         }
         plan.launch(self.states, inputs, launches)

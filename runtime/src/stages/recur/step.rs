@@ -36,8 +36,14 @@ const MOST_HELD: usize = 64;
 /// Most bytes of shared memory for sums.
 const MOST_SHARED: usize = 32 << 10;
 
-/// Appends the step of a recurrence on so many states; whether it can be one.
-pub(super) fn push(plan: &Plan, states: usize, inputs: Inputs, launches: &mut Launches) -> bool {
+/// Appends the step of a recurrence on so many states and processors; whether it can be one.
+pub(super) fn push(
+    plan: &Plan,
+    states: usize,
+    inputs: Inputs,
+    processors: usize,
+    launches: &mut Launches,
+) -> bool {
     let rows = plan.fading == Fading::Rows;
     let decay_width = if rows { plan.dk } else { 1 };
     // In the order of the numbers in recur_step.cu.
@@ -53,7 +59,7 @@ pub(super) fn push(plan: &Plan, states: usize, inputs: Inputs, launches: &mut La
         (inputs.read_gate, 1),
     ];
     let threads = launches.gather_threads();
-    let columns = columns_of_block(plan, states, launches.processors(), threads);
+    let columns = columns_of_block(plan, states, processors, threads);
     // The warps' sums and those of all warps, the values, and a head's weights: three and one for each query.
     let floats = sums(plan) * columns * (threads / 32 + 1) + columns + 3 + plan.queries;
     let shared = floats * size_of::<f32>();
