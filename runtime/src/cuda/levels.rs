@@ -203,17 +203,19 @@ mod tests {
     use super::super::launches::{Call, Form, Grid};
     use super::*;
 
-    fn call(reads: &[Range<Address>], writes: &[Range<Address>]) -> Known {
+    /// Both as first and last address.
+    fn call(reads: &[[Address; 2]], writes: &[[Address; 2]]) -> Known {
+        let ranges = |ends: &[[Address; 2]]| ends.iter().map(|&[first, end]| first..end).collect();
         Known {
             touched: Some(Touched {
-                reads: reads.to_vec(),
-                writes: writes.to_vec(),
+                reads: ranges(reads),
+                writes: ranges(writes),
             }),
             may_pass: false,
         }
     }
 
-    fn product(reads: Range<Address>, writes: Range<Address>) -> Known {
+    fn product(reads: [Address; 2], writes: [Address; 2]) -> Known {
         Known {
             may_pass: true,
             ..call(&[reads], &[writes])
@@ -228,17 +230,17 @@ mod tests {
     #[test]
     fn a_call_is_above_those_that_it_has_to_come_behind() {
         let calls = [
-            call(&[], &[0..64]),
+            call(&[], &[[0, 64]]),
             // Two readers of that, of which the second writes over what the first reads besides.
-            call(&[0..32, 200..204], &[64..96]),
-            call(&[32..64], &[200..208]),
+            call(&[[0, 32], [200, 204]], &[[64, 96]]),
+            call(&[[32, 64]], &[[200, 208]]),
             // It adds to the second one's.
-            call(&[], &[64..68]),
+            call(&[], &[[64, 68]]),
             // Beside all of them, then something unknown.
-            call(&[300..304], &[304..308]),
+            call(&[[300, 304]], &[[304, 308]]),
             UNKNOWN,
-            call(&[400..404], &[]),
-            call(&[400..404], &[]),
+            call(&[[400, 404]], &[]),
+            call(&[[400, 404]], &[]),
         ];
         assert_eq!(levels(&calls), [0, 1, 2, 2, 0, 3, 4, 4]);
     }
@@ -246,12 +248,12 @@ mod tests {
     #[test]
     fn what_is_wanted_later_comes_later_where_no_values_are_passed() {
         let calls = [
-            product(0..4, 10..20),
+            product([0, 4], [10, 20]),
             // It needs nothing of this token, and the last one needs it.
-            call(&[], &[50..60]),
-            call(&[10..20], &[20..30]),
-            product(20..30, 30..40),
-            call(&[30..40, 50..60], &[60..70]),
+            call(&[], &[[50, 60]]),
+            call(&[[10, 20]], &[[20, 30]]),
+            product([20, 30], [30, 40]),
+            call(&[[30, 40], [50, 60]], &[[60, 70]]),
         ];
         assert_eq!(levels(&calls), [0, 1, 1, 2, 3]);
     }

@@ -14,7 +14,7 @@ mod engine;
 mod gpu;
 mod launches;
 mod levels;
-#[cfg(all(test, feature = "emulator"))]
+#[cfg(test)]
 mod levels_tests;
 #[cfg(all(test, feature = "emulator"))]
 mod lost_tests;

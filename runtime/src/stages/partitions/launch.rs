@@ -80,7 +80,7 @@ impl Partitions {
         let parts = inputs.out.bytes();
         let mut read = inputs.read();
         read.push(route.chosen.bytes());
-        launches.touches(&read, &[parts.clone()]);
+        launches.touches(&read, std::slice::from_ref(&parts));
         if summed {
             let threads = 256;
             launches.push(Call {
