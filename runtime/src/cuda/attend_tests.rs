@@ -98,6 +98,7 @@ fn learned_retention_is_that_of_the_cpu() {
     for (shape, sink, margin) in [
         ([4, 2, 6, 5], 2, 3),
         ([3, 1, 33, 9], 0, 10),
+        ([4, 2, 6, 5], 2, 0),
         ([4, 1, 6, 600], 2, 3),
     ] {
         let policy = Policy::Learned {

@@ -43,8 +43,8 @@ __device__ void go_through_phases(const u8* table, const u32* followers, const S
   }
 }
 
-// Every block has its followers, one more than phases, and a list of segments, `stride` long, of which the phases from `first` on use all; an empty one ends it.
-// `arrived` is zero before and after; behind it stands the number of the token.
+// Every block has its followers, one more than there are phases, and a list of segments, `stride` long, of which the phases from
+// `first` on use all; an empty one ends it. `arrived` is zero before and after; behind it stands the number of the token.
 __device__ void persist(const u8* table, const u32* followers, const Segment* lists, int stride, int first, int count, u32* arrived,
                         u64* clocks) {
   const Segment* list = lists + (long long)real_block() * stride;

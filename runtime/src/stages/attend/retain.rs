@@ -81,6 +81,15 @@ impl<E: Element> Task<'_, E> {
     pub(super) fn retain(&self, eviction: &Eviction, t: usize) {
         let position = self.position + t as u64;
         let head = self.head;
+        let leaving = position.checked_sub(self.rows as u64);
+        // What leaves is looked up first: a router that looks no token ahead scores the one that takes its row.
+        let leaving_score = match (&eviction.policy, leaving) {
+            (_, Some(leaving)) if leaving < eviction.sink as u64 => f32::INFINITY,
+            (Policy::Learned { scores, .. } | Policy::Attention(scores), Some(leaving)) => {
+                self.scores(scores.window)[self.row(leaving)]
+            }
+            _ => 0.0,
+        };
         if let Policy::Learned {
             router,
             margin,
@@ -91,27 +100,23 @@ impl<E: Element> Task<'_, E> {
             let score = self.buffers.get(router.buffer)[t * router.stride + router.start + head];
             self.scores(scores.window)[self.row(scored)] = score;
         }
-        let Some(leaving) = position.checked_sub(self.rows as u64) else {
+        let Some(leaving) = leaving else {
             return;
         };
         let row = self.row(leaving);
         // SAFETY: each task has its own head's count.
         let count = unsafe { &mut self.state.slot::<u32>(eviction.set_counts, head..head + 1)[0] };
-        let score = |scores: &ScoreSlots| match leaving < eviction.sink as u64 {
-            true => f32::INFINITY,
-            false => self.scores(scores.window)[row],
-        };
         let kept = match &eviction.policy {
             Policy::Learned { scores, .. } => CappedSet {
                 scores: self.scores(scores.set),
                 count,
             }
-            .offer(score(scores)),
+            .offer(leaving_score),
             Policy::Attention(scores) => CappedSet {
                 scores: self.scores(scores.set),
                 count,
             }
-            .insert(score(scores)),
+            .insert(leaving_score),
             Policy::Stride(every) => {
                 let capacity = self.state.rows(eviction.set_keys);
                 let kept = strided_row(leaving, eviction.sink, *every, capacity);
