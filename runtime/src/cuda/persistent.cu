@@ -54,7 +54,7 @@ __device__ void persist(const u8* table, const u32* followers, const Segment* li
     list = listed_segments();
   }
   // What copiers read.
-  if (threadIdx.x == 0) Ring::get().init(), turn().waits = 0;
+  if (threadIdx.x == 0) Ring::get().init(), set_waits(false);
   real_barrier();
   if (threadIdx.x >= phase_threads) {
     bring_weights(list);

@@ -83,7 +83,7 @@ struct __align__(16) Turn {
   u32 published;
   // How much further on the places of passed values are than where `Passed` says.
   u32 passed_at;
-  // Whether the phase still waits for its input.
+  // See `set_waits`.
   u32 waits;
   u32* arrived;
   // What follows the phase behind this one, once it has come.
@@ -92,6 +92,8 @@ struct __align__(16) Turn {
   const struct Segment* list;
   // Where the phase's clocks go, or null: its beginning, the end of its wait, its end.
   u64* clocks;
+  // See `await_shared_barrier`.
+  u64 barrier;
 };
 
 static_assert(sizeof(Turn) == turn_bytes, "as the program was laid out");
@@ -116,8 +118,36 @@ static u8* whole_shared_memory() { return emulator::shared; }
 
 __device__ inline Turn& turn() { return *reinterpret_cast<Turn*>(whole_shared_memory()); }
 
-// Whether the phase still waits for its input, as a copier sees it now.
+// With WATERLINE_RACECHECK=1 compute-sanitizer's racecheck follows a program: that copiers see late whether a phase waits is meant, and
+// barriers of some warps, which it loses track of while others wait at that of all, are in shared memory.
+#ifdef WATERLINE_RACECHECK
+constexpr bool all_lanes_release = true;
+
+__device__ inline void set_waits(bool waits) { atomicExch(&turn().waits, (u32)waits); }
+__device__ inline bool turn_waits() { return atomicOr(&turn().waits, 0) != 0; }
+
+__device__ inline u32 shared_barrier() { return (u32)__cvta_generic_to_shared(&turn().barrier); }
+__device__ inline void begin_shared_barrier(u32 threads) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_barrier()), "r"(threads) : "memory");
+}
+__device__ inline void await_shared_barrier() {
+  u64 phase;
+  u32 is_over = 0;
+  asm volatile("mbarrier.arrive.shared.b64 %0, [%1];" : "=l"(phase) : "r"(shared_barrier()) : "memory");
+  while (is_over == 0) {
+    asm volatile("{\n .reg .pred p;\n mbarrier.test_wait.shared.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(is_over)
+                 : "r"(shared_barrier()), "l"(phase)
+                 : "memory");
+  }
+}
+#else
+constexpr bool all_lanes_release = false;
+
+// Whether the phase still waits for its input: by thread 0, and as a copier sees it.
+__device__ inline void set_waits(bool waits) { turn().waits = waits; }
 __device__ inline bool turn_waits() { return *const_cast<volatile u32*>(&turn().waits) != 0; }
+#endif
 
 __device__ inline u32 real_block() { return blockIdx.x; }
 __device__ inline u32 real_blocks() { return gridDim.x; }
@@ -143,8 +173,10 @@ __device__ inline void whole_barrier() {
 
 // A barrier of the phase's threads, the first of those that run.
 __device__ inline void phase_barrier() {
-#ifdef WATERLINE_EMULATOR
+#if defined(WATERLINE_EMULATOR)
   emulator::partial_barrier(turn().threads.x);
+#elif defined(WATERLINE_RACECHECK)
+  await_shared_barrier();
 #else
   asm volatile("bar.sync 1, %0;" ::"r"(turn().threads.x) : "memory");
 #endif
@@ -221,7 +253,7 @@ __device__ inline float Passed::taken(int column) const {
 // The phase's input has come.
 __device__ inline void note_input() {
   if (threadIdx.x != 0) return;
-  turn().waits = 0;
+  set_waits(false);
   if (turn().clocks) turn().clocks[1] = clock64();
 }
 
@@ -229,7 +261,7 @@ __device__ inline void note_input() {
 __device__ inline void wait_for_arrivals() {
   Turn& now = turn();
   if (now.waited == now.arrivals) {
-    now.waits = 0;
+    set_waits(false);
     return;
   }
 #ifndef WATERLINE_EMULATOR
@@ -292,6 +324,9 @@ __device__ inline void begin_phase(const Phase& phase, u32 number, u32 next) {
   now.beginning = {next, index < width * height ? threads : 0, function, number};
   now.grid = {width, height, 1};
   now.threads = {threads, 1, 1};
+#ifdef WATERLINE_RACECHECK
+  begin_shared_barrier(threads);
+#endif
   now.published = 0;
   take_block(index, width);
 }
@@ -320,7 +355,7 @@ __device__ inline void turn_to_next_phase(u32 count) {
     now.clocks = before.clocks + 3 * (phase - before.beginning.phase);
     now.clocks[0] = now.clocks[1] = clock64();
   }
-  now.waits = 1;
+  set_waits(true);
   now.arrives = follower >> 31;
   begin_phase(next, phase, phase < count ? before.after : no_phase);
 }

@@ -88,7 +88,7 @@ __device__ void unit_sums(const Segment& segment, const float* x, const RoundedI
         }
       }
       __syncwarp();
-      if (lane_index() == 0) next.release();
+      next.release();
     }
     store_sums(sum, sums, first, rows);
   }
@@ -172,9 +172,9 @@ __device__ void run_sums(const Segment& segment, const RoundedInput& rounded, fl
         multiply(entry, i);
         multiply(other, i + 1);
         __syncwarp();
-        if (lane_index() == 0) behind.release();
+        behind.release();
       }
-      if (lane_index() == 0) here.release();
+      here.release();
     }
     store_sums(sum, sums, first, rows);
   }
@@ -213,7 +213,7 @@ __device__ void tile_sums(const Segment& segment, const SplitInput& input, float
         lower = *reinterpret_cast<const uint4*>(tile + 8 * pitch);
       }
       __syncwarp();
-      if (lane == 0) next.release();
+      next.release();
       if (Row::has(i)) {
         u32 a[4] = {upper.x, lower.x, upper.y, lower.y}, b[2] = {right.x, right.y};
         multiply_add(even, a, b);

@@ -94,7 +94,7 @@ struct Ring {
 #else
       full[i].init(32);
 #endif
-      empty[i].init(ring_warps);
+      empty[i].init(all_lanes_release ? 32 * ring_warps : ring_warps);
     }
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -136,8 +136,10 @@ struct Reader {
     ring().full[slot].wait(parity);
     return memory + ring_at + slot * slot_bytes;
   }
-  // By one lane, when the whole warp has read the entry.
-  __device__ void release() const { ring().empty[slot].arrive(); }
+  // By all lanes, when the whole warp has read the entry.
+  __device__ void release() const {
+    if (all_lanes_release || lane_index() == 0) ring().empty[slot].arrive();
+  }
   __device__ void advance() {
     bool last = slot == ring_slots - 1;
     slot = last ? 0 : slot + 1;
