@@ -31,18 +31,23 @@ constexpr int kept_together = 4;
 // up in place: the last threads the first channels, since the first warp may have other things to do.
 __device__ void keep_inputs(const RouterInputs& from, int head, int tokens) {
   for (int channel = blockDim.x - 1 - threadIdx.x; channel < from.inputs; channel += blockDim.x) {
-    for (int first = 0; first < from.past; first += kept_together) {
+    float* kept = from.kept + (long long)head * from.past * from.inputs + channel;
+    int stay = max(from.past - tokens, 0);
+#pragma unroll 1
+    for (int first = 0; first < stay; first += kept_together) {
       // What these rows become stands in later ones.
       float x[kept_together];
 #pragma unroll
       for (int i = 0; i < kept_together; i++) {
-        if (first + i < from.past) x[i] = from.at(head, tokens - from.past + first + i, channel);
+        if (first + i < stay) x[i] = kept[(first + i + tokens) * from.inputs];
       }
 #pragma unroll
       for (int i = 0; i < kept_together; i++) {
-        if (first + i < from.past) from.kept[((long long)head * from.past + first + i) * from.inputs + channel] = x[i];
+        if (first + i < stay) kept[(first + i) * from.inputs] = x[i];
       }
     }
+#pragma unroll 1
+    for (int row = stay; row < from.past; row++) kept[row * from.inputs] = from.at(head, tokens - from.past + row, channel);
   }
 }
 
@@ -83,44 +88,45 @@ __device__ void score_layer(const RouterInputs& from, const RouterInputs& before
   constexpr int rows = taps * inputs, step = warps * together, own_rows = (rows + step - 1) / step;
   constexpr bool ends = map >= 0;
   static_assert(!ends || tile == 1 && columns == 1, "a block has all outputs of a token's head");
-  if ((int)blockIdx.x >= heads * columns) {
-    await_previous();
-    release_next();
-    return keep_inputs(before, blockIdx.x - heads * columns, tokens);
-  }
   int head = blockIdx.x / columns, group = shared_by_heads ? 0 : head;
   int column = blockIdx.x % columns * width + lane_index() % width;
   int start = blockIdx.y * tile, first_row = warp_index() * together + lane_index() / width;
   float sums[tile] = {};
+  bool only_keeps = (int)blockIdx.x >= heads * columns;
   const float* own = weight + (long long)group * rows * outputs + min(column, outputs - 1);
-  auto token_of = [&](int t, int row) { return t - from.past + row / inputs * dilation; };
   if constexpr (tile == 1 && own_rows <= most_held_rows) {
+    // The last tap's inputs are the token's, those of the others were kept.
+    constexpr int kept_rows = rows - inputs;
+    const float* kept = from.kept + (long long)head * (taps - 1) * dilation * inputs;
     float w[own_rows] = {}, x[own_rows] = {};
-    auto ask = [&](int r, bool kept) {
-      int row = first_row + r * step, t = token_of(start, row);
-      if (row < rows && (t < 0) == kept) x[r] = from.at(head, t, row % inputs);
-    };
 #pragma unroll
     for (int r = 0; r < own_rows; r++) {
       int row = first_row + r * step;
-      if (row < rows) w[r] = own[(long long)row * outputs];
-      ask(r, true);
+      if (only_keeps || row >= rows) continue;
+      w[r] = own[(long long)row * outputs];
+      if (row < kept_rows) x[r] = kept[row + row / inputs * (dilation - 1) * inputs];
     }
     await_previous();
     release_next();
+    if (only_keeps) return keep_inputs(before, blockIdx.x - heads * columns, tokens);
 #pragma unroll
-    for (int r = 0; r < own_rows; r++) ask(r, false);
+    for (int r = 0; r < own_rows; r++) {
+      int row = first_row + r * step;
+      if (row >= kept_rows && row < rows) x[r] = from.at(head, 0, row - kept_rows);
+    }
 #pragma unroll
     for (int r = 0; r < own_rows; r++) sums[0] += w[r] * x[r];
   } else {
     await_previous();
     release_next();
+    if (only_keeps) return keep_inputs(before, blockIdx.x - heads * columns, tokens);
 #pragma unroll 8
     for (int row = first_row; row < rows; row += step) {
       float w = own[(long long)row * outputs];
 #pragma unroll
       for (int i = 0; i < tile; i++) {
-        sums[i] += w * from.at(head, token_of(min(start + i, tokens - 1), row), row % inputs);
+        int t = min(start + i, tokens - 1) - from.past + row / inputs * dilation;
+        sums[i] += w * from.at(head, t, row % inputs);
       }
     }
   }

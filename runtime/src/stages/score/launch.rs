@@ -144,7 +144,7 @@ impl Score {
     ) -> Result<()> {
         let layer = placed.layer;
         let threads = launches.gather_threads();
-        let tile = if launches.tokens < 8 { 1 } else { 8 };
+        let tile = if launches.tokens == 1 { 1 } else { 8 };
         let width = match (is_end, tile) {
             (true, _) => layer.outputs.next_power_of_two(),
             (false, 1) => STEP_WIDTH,
