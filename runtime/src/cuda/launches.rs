@@ -382,6 +382,14 @@ impl Launches<'_> {
         }
     }
 
+    /// Bytes of a cached key's or value's number.
+    pub fn kv_bytes(&self) -> usize {
+        match self.kv {
+            Kv::F16 => 2,
+            Kv::F32 => 4,
+        }
+    }
+
     /// Processors of the device.
     pub fn processors(&self) -> usize {
         self.processors

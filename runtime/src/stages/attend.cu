@@ -118,20 +118,11 @@ __device__ void attend(const Attended& a, const u64* position, int tokens) {
   });
 }
 
-// Keys and values of a set, then those of the segment.
-template <class E>
-struct RetainedRows {
-  using Value = E;
-  CachedRows<E> set;
-  CachedRows<E> segment;
-  __device__ const E* key(int i) const { return i < set.rows ? set.key(i) : segment.key(i - set.rows); }
-  __device__ const E* value(int i) const { return i < set.rows ? set.value(i) : segment.value(i - set.rows); }
-};
-
-// A single token, and a set. What the token may see lies in the same rows whatever the set retains: keys and values come while earlier
-// kernels end.
-template <class E, int dim, int unit, int heads, int splits, int sharing>
+// A single token, and a set. What the token may see lies in the same rows whatever the set retains: tiles of them come to shared memory,
+// the first while earlier kernels end.
+template <class E, int dim, int unit, int heads, int splits, int sharing, int tile>
 __device__ void attend_retained(const Attended& a, const u64* position) {
+  constexpr int pieces = dim / unit;
   int group = a.heads / a.kv_heads;
   int split = blockIdx.x % splits, part = blockIdx.x / splits % (group / heads);
   int kv_head = blockIdx.x / splits / (group / heads);
@@ -142,35 +133,58 @@ __device__ void attend_retained(const Attended& a, const u64* position) {
     long long head = (long long)kv_head * rows * dim;
     return CachedRows<E>{reinterpret_cast<const E*>(keys) + head, reinterpret_cast<const E*>(values) + head, dim, rows, first};
   };
-  RetainedRows<E> source = {rows(a.set_keys, a.set_values, a.capacity, 0),
-                            rows(a.keys, a.values, a.rows, (int)((u64)(start - cached) % a.rows))};
+  CachedRows<E> set = rows(a.set_keys, a.set_values, a.capacity, 0);
+  CachedRows<E> segment = rows(a.keys, a.values, a.rows, (int)((u64)(start - cached) % a.rows));
+  const int* gone = a.gone + kv_head * a.capacity;
+
+  E *keys = shared_memory<E>(), *values = keys + tile * dim;
+  int* seen = reinterpret_cast<int*>(values + tile * dim);
   using Queries = Softmaxes<E, dim, unit, heads / sharing, sharing>;
   Queries softmaxes;
   softmaxes.clear();
-  int count;
-  bool stays;
-  auto ready = [&] {
-    await_previous();
-    release_next();
-#pragma unroll
-    for (int own = 0; own < heads / sharing; own++) {
-      softmaxes.load_query(own, a.q.first + (first_head + Queries::first_query() + own) * dim);
+  // Behind what is cached stands the token's own key.
+  int span = all / splits + 1, low = split * span, high = min(low + span, all + 1), count = 0;
+  bool stays = false;
+#pragma unroll 1
+  for (int first = low; first < high || first == low; first += tile) {
+    int n = max(min(tile, high - first), 0), of_cache = max(min(n, all - first), 0);
+    if (first > low) __syncthreads();
+#pragma unroll 4
+    for (int i = threadIdx.x; i < of_cache * pieces; i += blockDim.x) {
+      int row = first + i / pieces, column = i % pieces * unit;
+      const CachedRows<E>& source = row < a.capacity ? set : segment;
+      long long from = source.place(row < a.capacity ? row : row - a.capacity) + column;
+      Piece<E, unit> key, value;
+      key.load(source.keys + from);
+      value.load(source.values + from);
+      key.store(keys + i * unit);
+      value.store(values + i * unit);
     }
-    count = a.counts[kv_head];
-    stays = a.until[kv_head] > 0;
-  };
-  const int* gone = a.gone + kv_head * a.capacity;
-  // Of the segment, the token may have pushed out the oldest one.
-  auto sees = [&](int i, int) {
-    int own = i - a.capacity;
-    return own < 0 ? (i < count) & (gone[i] > 0) : stays | (before + own > 0);
-  };
-  int span = all / splits + 1, low = split * span, high = min(low + span, all + 1);
-  // With four keys together a thread spills, and takes longer than with two.
-  softmaxes.template add<3>(low, min(high, all), source, a.scale, sees, ready);
-  // Its own key is the last one.
-  ChunkRows chunk = {a.k, a.v, kv_head * dim};
-  softmaxes.template add<1>(max(low - all, 0), high - all, chunk, a.scale, [](int, int) { return true; });
+    if (first == low) {
+      await_previous();
+      release_next();
+#pragma unroll
+      for (int own = 0; own < heads / sharing; own++) {
+        softmaxes.load_query(own, a.q.first + (first_head + Queries::first_query() + own) * dim);
+      }
+      count = a.counts[kv_head];
+      stays = a.until[kv_head] > 0;
+    }
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+      int row = first + i, own = row - a.capacity;
+      // Of the segment, the token may have pushed out the oldest one.
+      seen[i] = own < 0 ? (row < count) & (gone[row] > 0) : stays | (before + own > 0);
+    }
+    if (of_cache < n) {
+      for (int i = threadIdx.x; i < dim; i += blockDim.x) {
+        keys[of_cache * dim + i] = E(a.k.first[kv_head * dim + i]);
+        values[of_cache * dim + i] = E(a.v.first[kv_head * dim + i]);
+      }
+    }
+    __syncthreads();
+    CachedRows<E> near = {keys, values, dim, tile, 0};
+    softmaxes.template add<2>(0, n, near, a.scale, [&](int i, int) { return seen[i] != 0; });
+  }
   softmaxes.merge(shared_memory<float>(), [&](int g, int i, float largest, float sum, float weighted) {
     store_attended<dim, splits>(a, 0, first_head + g, split, i, largest, sum, weighted);
   });

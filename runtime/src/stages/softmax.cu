@@ -38,6 +38,19 @@ struct Piece {
       for (int i = 0; i < unit; i++) values[i] = from[i];
     }
   }
+  __device__ void store(E* to) const {
+    if constexpr (sizeof(values) % 16 == 0) {
+#pragma unroll
+      for (int i = 0; i < (int)sizeof(values) / 16; i++) {
+        uint4 words;
+        memcpy(&words, reinterpret_cast<const u8*>(values) + 16 * i, 16);
+        reinterpret_cast<uint4*>(to)[i] = words;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < unit; i++) to[i] = values[i];
+    }
+  }
 };
 
 // Keys and values that lie in rows, as they are cached: entry i is in row `(first + i) % rows`.
@@ -151,16 +164,9 @@ struct Softmaxes {
   // Adds entries from..to of `source`; `sees(i, g)` says whether query g of the block sees entry i. The whole block takes part.
   template <int together = Softmaxes::together, class Source, class Sees>
   __device__ void add(int from, int to, const Source& source, float scale, Sees sees) {
-    add<together>(from, to, source, scale, sees, [] {});
-  }
-
-  // The same, where `ready` is called while the first keys and values are on their way, before queries are needed.
-  template <int together = Softmaxes::together, class Source, class Sees, class Ready>
-  __device__ void add(int from, int to, const Source& source, float scale, Sees sees, Ready ready) {
     using T = typename Source::Value;
     int own = warp_index() / sharing * keys_of_warp + lane_index() / lanes;
     int side_by_side = blockDim.x / 32 / sharing * keys_of_warp;
-    if (from >= to) ready();
     for (int first = from; first < to; first += side_by_side * together) {
       Piece<T, unit> keys[together][pieces], values[together][pieces];
 #pragma unroll
@@ -169,7 +175,6 @@ struct Softmaxes {
         load(source.key(i), keys[u]);
         load(source.value(i), values[u]);
       }
-      if (first == from) ready();
       // What tells whether a key is seen may have to be read too.
       bool seen[queries][together];
 #pragma unroll

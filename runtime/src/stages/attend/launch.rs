@@ -16,6 +16,8 @@ const SOURCE: &str = concat!(
 
 /// Keys below which one block takes all of them.
 const SPLIT: usize = 512;
+/// Bytes of keys and values that attention to a set has in shared memory at once, about as many as products need there.
+const NEAR: usize = 32 << 10;
 /// Tokens and keys of a tile on tensor cores, and threads.
 const TILE: usize = 64;
 const TILE_THREADS: usize = 128;
@@ -309,13 +311,19 @@ impl Attend {
         };
         let mut call = Call {
             source: SOURCE,
-            kernel: format!("attend_retained<{kv}, {dim}, {unit}, {heads}, {splits}, {sharing}>"),
+            kernel: String::new(),
             grid: Grid::EachTile(blocks * splits, tile),
             threads,
             shared,
             parameters: vec![Parameter::value("Attended", attended), launches.position()],
         };
         if single && retains {
+            let row_bytes = 2 * dim * launches.kv_bytes();
+            let near = (keys / splits + 1).min(NEAR / row_bytes).max(1);
+            call.kernel = format!(
+                "attend_retained<{kv}, {dim}, {unit}, {heads}, {splits}, {sharing}, {near}>"
+            );
+            call.shared = shared.max(near * (row_bytes + size_of::<i32>()));
             launches.push_streaming(call);
         } else {
             call.kernel = format!(
