@@ -9,6 +9,8 @@ import torch
 from prepare import ANSWER, MIX, NEVER, RECALL, TOKEN
 
 RECALL_WEIGHT = 4.0  # remembered answers are few tokens and the point of the model
+JUMPS = 0.4  # share of the documents whose rotary positions jump once, so that distances of up to FARTHEST tokens are seen
+FARTHEST = 120_000
 
 
 class Group:
@@ -37,7 +39,7 @@ class Group:
 class Batches:
     """Draws, packs and prefetches in a thread. `state` is what a resumed run needs."""
 
-    def __init__(self, folder, rows, length, state=None):
+    def __init__(self, folder, rows, length, state=None, phase=0, seed=0):
         self.rows, self.length = rows, length
         self.groups = {}
         for i, name in enumerate(MIX):
@@ -47,7 +49,7 @@ class Batches:
         self.served = {n: 0 for n in self.names}  # tokens
         for name, (drawn, served) in (state or {}).items():
             self.groups[name].drawn, self.served[name] = drawn, served
-        self.waiting, self.phase = [], 0
+        self.waiting, self.phase, self.random = [], phase, np.random.default_rng(seed)
         self.queue = queue.Queue(maxsize=4)
         threading.Thread(target=self.fill, daemon=True).start()
 
@@ -59,7 +61,7 @@ class Batches:
 
     def pick(self):
         """The group furthest behind its share."""
-        debt = {n: self.since[n] / MIX[n][self.phase] for n in self.names}
+        debt = {n: self.since[n] / MIX[n][self.phase] for n in self.names if MIX[n][self.phase]}
         return min(debt, key=debt.get)
 
     def fill(self):
@@ -81,7 +83,7 @@ class Batches:
         self.waiting.sort(key=lambda d: -len(d[1]))
         shape = (self.rows, self.length)
         codes, targets = np.zeros(shape, np.uint16), np.full(shape, NEVER, np.uint16)
-        pos, group = np.zeros(shape, np.int32), np.zeros(shape, np.uint8)
+        pos, group, jump = np.zeros(shape, np.int32), np.zeros(shape, np.uint8), np.zeros(shape, np.int32)
         used, left = np.zeros(self.rows, np.int64), []
         for name, doc in self.waiting:
             n = len(doc) - 1  # the last token is only a target
@@ -92,17 +94,19 @@ class Batches:
             r, a = room[0], used[room[0]]
             codes[r, a : a + n], targets[r, a : a + n] = doc[:-1], doc[1:]
             pos[r, a : a + n], group[r, a : a + n] = np.arange(n), self.groups[name].index
+            if self.random.random() < JUMPS:
+                jump[r, a + self.random.integers(n) : a + n] = int(FARTHEST ** self.random.uniform(0.4, 1))
             used[r] += n
             self.served[name] += n
         for r in range(self.rows):
             pos[r, used[r] :] = np.arange(self.length - used[r])
         self.waiting = left
         learned = (targets & NEVER) == 0
-        if self.phase == 1:
+        if self.phase > 0:
             learned &= (targets & ANSWER) != 0
         recalled = (targets & RECALL) != 0
         weight = learned * np.where(recalled, RECALL_WEIGHT, 1.0).astype(np.float32)
-        out = {"tokens": (codes & TOKEN).astype(np.int64), "targets": (targets & TOKEN).astype(np.int64), "pos": pos.astype(np.int64),
+        out = {"tokens": (codes & TOKEN).astype(np.int64), "targets": (targets & TOKEN).astype(np.int64), "pos": pos.astype(np.int64), "angle": (pos + jump).astype(np.int64),
             "weight": weight.astype(np.float32), "recalled": recalled, "group": group.astype(np.int64)}
         tensors = {k: torch.from_numpy(v) for k, v in out.items()}
         return {k: v.pin_memory() for k, v in tensors.items()} if torch.cuda.is_available() else tensors

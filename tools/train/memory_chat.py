@@ -11,27 +11,10 @@ import re
 import runpy
 import sys
 
-NAMES = """Anna Ben Clara David Eva Frank Greta Henry Ines James Karen Liam Maria Nathan Olga Peter Quinn Rachel Simon Tina Ursula Victor
-Wendy Xenia Yusuf Zara Ahmed Aisha Alice Amir Andrea Antonio Astrid Bianca Boris Bruno Carlos Carmen Chloe Chris Daniel Daria Diana Diego
-Edith Edward Elena Elias Elise Emil Erik Fatima Felix Fiona Florian George Gina Hannah Hassan Helen Hiro Ian Ida Igor Irene Isaac Ivan
-Jakob Jana Jasper Joan John Jonas Julia Kai Kira Klara Lars Laura Lena Lina Louis Lukas Magda Marco Martha Martin Mehdi Mina Miriam Mona
-Nadia Nils Nora Oscar Otto Pablo Paul Paula Pia Priya Ralf Rita Robert Robin Rosa Samir Sara Sofia Stefan Sven Tara Thomas Tobias Vera
-Viktor Walter Yara Yuki Zoe Mary Alex Sam Emma Noah Mia Ella Max Leo Lucy Jack Grace Hugo Ivy Owen Ruby Adam Kate Tom Lily""".split()
-PET_NAMES = """Miso Rex Luna Bella Oscar Simba Nala Coco Rocky Daisy Ginger Felix Shadow Pepper Mochi Pickles Waffles Ziggy Bandit Cleo
-Dash Echo Figaro Gizmo Hobbes Iggy Jasper Kiwi Loki Mango Noodle Olive Pumpkin Quincy Rusty Smokey Toffee Uno Velvet Whiskers Xena Yoyo
-Zeus Archie Barney Cookie Dexter Elvis Fudge Goldie Harley Inky Jelly Koko Lucky Maple Nugget Otis Peanut Rolo Salty Tigger Winnie Bruno
-Maxi Minka Mimi Bobby Snowy Spike Sparky Bubbles Fluffy Tiny Spot Rover""".split()
-PETS = "dog cat rabbit hamster parrot goldfish turtle pony horse mouse lizard snake canary duck goat puppy kitten hedgehog frog bird".split()
-TOWNS = """Paris London Berlin Madrid Rome Lisbon Vienna Oslo Dublin Prague Athens Cairo Nairobi Lima Boston Chicago Denver Seattle Austin
-Toronto Montreal Sydney Tokyo Osaka Seoul Delhi Mumbai Zurich Geneva Basel Lyon Nice Munich Hamburg Milan Turin Porto Leeds York Bristol
-Krakow Warsaw Budapest Helsinki Bergen Malmo Ghent Utrecht Portland Dallas Havana Quito Accra Lagos Tunis Izmir Perth Dunedin""".split()
-COLORS = "red blue green yellow orange purple pink brown white black gold silver gray turquoise violet".split()
-FOODS = "pizza pasta soup cake pancakes rice cheese bread sushi curry salad noodles chocolate apples cherries ice cream tacos pie honey soup".split()
-JOBS = "teacher doctor nurse baker farmer driver painter cook singer pilot gardener writer builder student sailor plumber lawyer".split()
-WORDS = """apple river stone cloud tiger lemon garden winter silver rocket candle forest dragon pepper window planet button ladder marble
-orchid pirate rabbit saddle tunnel velvet walnut yellow zebra anchor basket castle desert engine feather guitar hammer island jungle kettle
-lantern magnet needle ocean pencil quartz ribbon sunset thunder umbrella violin whistle""".split()
-
+from facts import UNKNOWN as UNTOLD
+from facts import Fact, Subject, changed, invented, subjects, upper
+from skills import HONEST, skill, sum_
+from words import COLORS, FOODS, JOBS, NAMES, PET_NAMES, PETS, TOWNS, WORDS
 
 # More heroes, things, food, names and places for the stories of gen_synth.py: with its own few the model learns to tell about those
 # and nothing else.
@@ -84,10 +67,6 @@ def load_synth(path, seed):
     return synth
 
 
-def invented(r):
-    return "".join(r.choice("bdfgklmnprstvz") + r.choice("aeiou") for _ in range(r.randint(2, 3))).capitalize() + r.choice(["", "", "n", "s", "l", "k"])
-
-
 def password(r):
     kind = r.random()
     if kind < 0.5:
@@ -101,13 +80,6 @@ def password(r):
     if kind < 0.92:
         return "-".join(r.choice(WORDS) for _ in range(r.randint(2, 3)))
     return "".join(r.choice("ABCDEFGHJKLMNPQRSTUVWXYZ23456789") for _ in range(r.randint(4, 6)))
-
-
-class Fact:
-    """A thing to remember: ways to tell it (clauses that can be joined), ways to ask, the answer, a short acknowledgement."""
-
-    def __init__(self, key, tell, ask, answer, ack):
-        self.key, self.tell, self.ask, self.answer, self.ack = key, tell, ask, answer, ack
 
 
 def make_facts(r):
@@ -145,9 +117,9 @@ def make_facts(r):
         "color": Fact("color", [f"my favorite {spoken} is {color}".replace("favorite", "favourite" if spoken == "colour" else "favorite"), f"I like the {spoken} {color} best", f"the {spoken} I like most is {color}", f"{color} is my favorite {spoken}"],
             [f"What is my favorite {spoken}?", f"What's my favorite {spoken}?", f"Which {spoken} do I like best?", f"Do you remember my favorite {spoken}?", f"what is my favourite {spoken}", f"What {spoken} do I like?"],
             f"Your favorite {spoken} is {color}.", f"{color.capitalize()} is a nice {spoken}."),
-        "town": Fact("town", [f"I live in {town}", f"I am from {town}", f"I come from {town}", f"my home is in {town}", f"I'm from {town}", f"my town is {town}"],
-            ["Where do I live?", "Where am I from?", "What town do I live in?", "Do you remember where I live?", "Which city am I from?", "where do i live", "Where is my home?"],
-            f"You told me {town}.", f"{town} must be a nice place."),
+        "town": Fact("town", [f"I live in {town}", f"I live in {town}", f"my home is in {town}", f"my town is {town}"],
+            ["Where do I live?", "Where do I live?", "What town do I live in?", "Do you remember where I live?", "In which city do I live?", "where do i live", "Where is my home?"],
+            f"You live in {town}.", f"{town} must be a nice place."),
         "food": Fact("food", [f"my favorite food is {food}", f"I love to eat {food}", f"I like {food} most of all", f"the food I like best is {food}"],
             ["What is my favorite food?", "What do I like to eat?", "What food do I like?", "Do you remember my favorite food?", "what's my favorite food"],
             f"Your favorite food is {food}.", f"{food.capitalize()}, that sounds tasty!"),
@@ -176,14 +148,13 @@ SMALL_TALK = [
     ("Hello|Hi|Hi there|Hey|hello|hi|hey|Good morning|Good evening|Good afternoon|Hello there|Hello!|Hi!|Hey you", "Hello! How can I help you?|Hi! It is nice to talk to you.|Hello! What would you like to talk about?|Hi! Would you like to hear a story?"),
     ("How are you?|How are you today?|how are you|How do you do?|How is it going?|Are you well?|How's it going?|hi, how are you?|Hello, how are you?", "I am fine, thank you. How are you?|I am doing well, thank you!|Very well, thank you. And you?"),
     ("I am fine.|I'm fine, thanks.|Good, thanks.|I'm good.|I am well, thank you.|Not bad.|fine", "I am glad to hear that. What would you like to do?|That is good. Shall I tell you a story?"),
-    ("Who are you?|What are you?|Are you a robot?|Are you human?|Tell me about yourself.|who are you|What's your name?|What is your name?|Do you have a name?", "I am a small language model that runs on this computer. I can tell stories and remember what you tell me.|I am a small assistant. I run on your own computer."),
-    ("What can you do?|what can you do|How can you help me?|What are you good at?|Help|help me|What do you know?", "I can tell short stories, answer simple questions, and remember what you tell me in this chat.|I can tell you a story, talk a little, and keep things in mind for you."),
+    ("Who are you?|What are you?|Are you a robot?|Are you human?|Tell me about yourself.|who are you|What's your name?|What is your name?|Do you have a name?", HONEST + "|I am a small model that runs on this computer. I tell stories, do small sums and remember what you tell me."),
+    ("What can you do?|what can you do|How can you help me?|What are you good at?|Help|help me|What do you know?", HONEST + "|I can tell stories, do small sums and remember what you tell me."),
     ("Thank you|Thanks|thanks|Thank you very much.|Thanks a lot!|Thank you so much!|Great, thanks.", "You are welcome!|I am happy to help.|Any time!"),
     ("Bye|Goodbye|bye bye|See you|See you tomorrow.|Good night|I have to go.|That's all.", "Goodbye! It was nice talking to you.|Bye! Have a nice day.|See you soon!"),
     ("Tell me a joke.|Do you know a joke?|Make me laugh.|tell me a joke|Another joke, please.", "Why did the teddy bear eat no cake? It was already stuffed.|What do you call a sleeping bull? A bulldozer.|Why did the bird go to school? To learn to tweet the right words.|What is brown and sticky? A stick.|Why can a nose not be twelve inches long? Then it would be a foot."),
     ("What is the weather like?|How is the weather?|Is it raining?|What's the weather today?|Will it rain tomorrow?", "I cannot see the weather from here. Please look out of the window.|I do not know, I cannot see outside."),
     ("What time is it?|What day is it today?|What is the date today?|what time is it", "I do not know, I have no clock.|I cannot see a clock or a calendar."),
-    ("Who won the World Cup?|Who is the president?|What is the latest news?|Who wrote this book?|What is quantum physics?|How does a computer work?|What is the price of gold?|Can you write code?|How far is the moon?|Who invented the telephone?|What is the meaning of life?|Translate this into French.", "I do not know that. I am a small model and know only simple things.|I am sorry, I do not know. I am better at telling stories."),
     ("I am sad.|I feel sad.|I had a bad day.|I'm lonely.|I am not happy.|Today was hard.", "I am sorry to hear that. Would a nice story help?|I am sorry. I hope tomorrow will be better."),
     ("I am happy!|I had a good day.|I feel great.|Today was fun.|I'm so happy", "That is wonderful!|I am glad to hear that. What was the best part?"),
     ("I am bored.|I'm bored|I have nothing to do.|What should I do today?", "Shall I tell you a story?|You could read a book, draw a picture or go for a walk."),
@@ -208,14 +179,21 @@ PASSAGE_ACK = ["Thank you for sharing that.", "That is interesting.", "Thank you
 HELLO = ["Hello", "Hi", "Hey", "Hello there", "Good morning", "Hi there"]
 
 
+def clashes(key, known):
+    """Whether a question about `key` could mean something already told."""
+    kind = key.split(" ")[0]
+    return (key in known or key in ("favorite color", "favorite food", "secret secret code", "secret pin", "secret code word", "feel")
+        or kind in ("pet", "relative", "my") and any(k.split(" ")[0] in ("pet", "relative", "my") for k in known))
+
+
 class Writer:
     """Draws conversations. A conversation is a list of (user, assistant, whether the answer must be remembered).
 
-    pairs: (user, assistant) exchanges, texts: passages that the user may paste; both only to lengthen conversations.
+    pairs: (user, assistant) exchanges, texts: passages that the user may paste; both only to lengthen conversations. words: to be spelled.
     """
 
-    def __init__(self, synth, seed, pairs=(), texts=()):
-        self.r, self.synth, self.pairs, self.texts = random.Random(seed), synth, pairs, texts
+    def __init__(self, synth, seed, pairs=(), texts=(), words=WORDS):
+        self.r, self.synth, self.pairs, self.texts, self.words = random.Random(seed), synth, pairs, texts, words
 
     def sentences(self, clauses):
         """Joins clauses into natural text: sentences, or "and"."""
@@ -265,13 +243,20 @@ class Writer:
             turns.append((r.choice(q), r.choice(a), False))
         return turns
 
-    def passage(self):
-        """The user pastes a passage of a book."""
+    def passage(self, limit=0):
+        """The user pastes a passage of a book or another text, at most `limit` characters where that is more than 2,500."""
         r, text = self.r, self.r.choice(self.texts)
         start = r.randrange(max(1, len(text) - 300))
         start = text.find(" ", start) + 1
-        text = text[start : start + r.randint(200, 2500)].rsplit(" ", 1)[0]
-        return r.choice(["Here is something I read: ", "Listen to this. ", "I am reading a book. It says: ", "", "", "Read this:\n\n"]) + text, r.choice(PASSAGE_ACK), False
+        size = r.randint(200, 2500)
+        if limit > 3000 and r.random() < 0.5:
+            size = int(2500 * (limit / 2500) ** r.random())
+        while len(text) < start + size:
+            text += r.choice(["\n\n", "\n", " "]) + r.choice(self.texts)
+        text = text[start : start + size].rsplit(" ", 1)[0]
+        if r.random() < 0.4:  # as one line
+            text = " ".join(text.split())
+        return r.choice(["Here is something I read: ", "Listen to this. ", "I am reading a book. It says: ", "", "", "Read this:\n\n", "Here is a long text. ", "Please read this text: "]) + text, r.choice(PASSAGE_ACK), False
 
     def filler(self, chars):
         turns, size = [], 0
@@ -282,9 +267,9 @@ class Writer:
             elif kind < 0.5 and self.pairs:
                 new = [(*self.r.choice(self.pairs), False)]
             elif kind < 0.65 and self.texts:
-                new = [self.passage()]
+                new = [self.passage(chars - size)]
             else:
-                new = [self.small_talk() for _ in range(self.r.randint(1, 3))]
+                new = [self.small_talk() if self.r.random() < 0.6 else self.skill() for _ in range(self.r.randint(1, 3))]
             if size and size + sum(len(q) + len(a) for q, a, _ in new) > chars + 600:
                 new = [self.small_talk()]
             turns += new
@@ -297,6 +282,9 @@ class Writer:
         facts = make_facts(r)
         told = [k for k in ("name", "pet", "password") if r.random() < 0.75] or ["name"]
         told += [k for k in ("color", "town", "food", "job", "age", "relative") if r.random() < 0.13]
+        wide = {s.key: s for s in subjects(r, r.choice([0, 0, 1, 1, 2, 3])) if not clashes(s.key, facts)}
+        facts |= {k: s.draw() for k, s in wide.items()}
+        told += list(wide)
         r.shuffle(told)
         if "name" in told and r.random() < 0.6:
             told.remove("name")
@@ -325,7 +313,18 @@ class Writer:
             part = r.uniform(0.2, 0.8)
             turns += self.filler(chars * part) + self.questions(facts, r.sample(ask, min(len(ask), r.randint(1, 2))), told)
             chars *= 1 - part
+        may_change = [k for k in told if k in wide or k in ("name", "town", "job", "age", "color", "food")]
+        if may_change and r.random() < 0.3:
+            part = r.random()
+            turns += self.filler(chars * part)
+            chars *= 1 - part
+            key = r.choice(may_change)
+            facts[key], clause = changed(r, wide.get(key) or Subject(key, lambda: make_facts(r)[key]), facts[key])
+            turns.append((self.sentences([clause]), self.take_note([facts[key]], True), True))
         turns += self.filler(chars)
+        if turns[-1][1] in PASSAGE_ACK and r.random() < 0.3:  # the first question ends the message that holds the text
+            question, answer = facts[ask[0]].question(r)
+            turns[-1] = (turns[-1][0] + r.choice(["\n\n", " ", "\n"]) + question, answer, True)
         r.shuffle(ask)
         turns += self.questions(facts, ask if r.random() < 0.6 else ask[: r.randint(1, len(ask))], told)
         if r.random() < 0.15:
@@ -346,7 +345,7 @@ class Writer:
             out = name.ack
         else:
             out = r.choice(["Thank you.", "Okay.", "Good to know.", "All right.", "Thank you for telling me."])
-        others = [f for f in facts if f.key != "name"]
+        others = [f for f in facts if f.key != "name" and f.ack]
         if others and r.random() < 0.7:
             out += " " + " ".join(f.ack for f in others[: r.choice([1, 1, 2, 3])])
         elif r.random() < 0.6:
@@ -356,7 +355,7 @@ class Writer:
     def questions(self, facts, keys, told):
         r, turns = self.r, []
         for key in keys:
-            turns.append((r.choice(facts[key].ask), facts[key].answer, True))
+            turns.append((*facts[key].question(r), True))
             if r.random() < 0.12:
                 turns.append(self.small_talk())
         if len(keys) > 1 and r.random() < 0.08:
@@ -365,8 +364,94 @@ class Writer:
                 q = [facts[k].ask[0] for k in pair]
                 turns.append((f"{q[0][:-1]} and {q[1][0].lower() + q[1][1:]}", " ".join(facts[k].answer for k in pair), True))
         if r.random() < 0.15:
-            key = r.choice([k for k in UNKNOWN if k not in told])
+            other = subjects(r, 1)[0]
+            if not clashes(other.key, facts):
+                turns.insert(r.randint(0, len(turns)), (r.choice(other.draw().ask), r.choice(UNTOLD), True))
+        untold = [k for k in UNKNOWN if k in facts and k not in told]
+        if untold and r.random() < 0.1:
+            key = r.choice(untold)
             turns.insert(r.randint(0, len(turns)), (r.choice(facts[key].ask[:5]), r.choice(UNKNOWN[key]), True))
+        return turns
+
+    def take_note(self, facts, anew=False):
+        """What the assistant says to facts of any kind."""
+        r, kind = self.r, self.r.random()
+        now = " now" if anew and r.random() < 0.7 else ""
+        if facts[0].key == "name" and kind < 0.6:
+            out = facts[0].ack
+            if len(facts) > 1 and r.random() < 0.5:
+                out += f" I will remember that {facts[1].said()}."
+            return out
+        if kind < 0.5 and len(facts) < 4:
+            return "I will remember that " + " and that ".join(f.said() for f in facts) + f"{now}."
+        if kind < 0.7 and len(facts) < 3:
+            return "Okay, " + " and ".join(f.said() for f in facts) + f"{now}."
+        if kind < 0.8 and facts[0].ack:
+            return facts[0].ack
+        return r.choice(["Thank you for telling me. I will remember that.", "I will remember that.", "Thank you, I will keep that in mind.", "Okay, I will not forget it.", "Good to know. I will remember it."])
+
+    def facts(self):
+        """A short conversation about facts of many kinds: several in a sentence, asked for at once or later, told anew when they change."""
+        r = self.r
+        known, turns = {}, []
+        waiting = subjects(r, r.choice([1, 1, 2, 2, 2, 3, 3, 4, 5]))
+        every = {s.key: s for s in waiting}
+        if r.random() < 0.15:
+            turns.append(self.small_talk())
+        while waiting:
+            group, waiting = waiting[: (n := r.choice([1, 1, 2, 2, 3]))], waiting[n:]
+            told = [s.draw() for s in group]
+            known |= {f.key: f for f in told}
+            text = self.sentences([r.choice(f.tell) for f in told])
+            if r.random() < 0.1:
+                text = r.choice(HELLO) + r.choice(["! ", ", ", ". "]) + text
+            if r.random() < 0.3:
+                question, answer = r.choice(told).question(r)
+                turns.append((text + (" " if text[-1] in ".!" else ". ") + upper(question), answer, True))
+            else:
+                turns.append((text, self.take_note(told), True))
+            if r.random() < 0.2:
+                turns.append(self.small_talk() if r.random() < 0.5 else self.skill())
+            if r.random() < 0.25:
+                turns.append((*r.choice(list(known.values())).question(r), True))
+            if r.random() < 0.35:
+                key = r.choice(list(known))
+                known[key], clause = changed(r, every[key], known[key])
+                text = self.sentences([clause])
+                if r.random() < 0.2:
+                    question, answer = known[key].question(r)
+                    turns.append((text + (" " if text[-1] in ".!" else ". ") + upper(question), answer, True))
+                else:
+                    turns.append((text, self.take_note([known[key]], True), True))
+                    if r.random() < 0.6:
+                        turns.append((*known[key].question(r), True))
+        if r.random() < 0.3:
+            turns += self.filler(100 * 15 ** r.random())
+        turns += self.questions(known, r.sample(list(known), r.randint(1, len(known))), list(known))
+        return turns
+
+    def skill(self):
+        """A sum, a count, a word to spell or a question beyond the model."""
+        if self.r.random() < 0.4:
+            return *sum_(self.r), False
+        question, answer, _ = skill(self.r, self.words)
+        return question, answer, False
+
+    def sums(self):
+        """A few sums and differences in a row. Exact answers are marked as remembered ones are."""
+        turns = [(*sum_(self.r), True) for _ in range(self.r.randint(1, 8))]
+        if self.r.random() < 0.15:
+            turns.insert(0, self.small_talk())
+        return turns
+
+    def skills(self):
+        r, turns = self.r, []
+        for _ in range(r.randint(1, 6)):
+            kind = r.random()
+            turns.append(skill(r, self.words) if kind < 0.8 else self.small_talk() if kind < 0.9 else (*sum_(r), True))
+        if r.random() < 0.08:
+            turns += self.story()
+            turns.append(skill(r, self.words))
         return turns
 
     def request(self):
@@ -387,8 +472,8 @@ class Writer:
 
 def main():
     writer = Writer(load_synth(sys.argv[1], int((sys.argv[3:] or [1])[0])), int((sys.argv[3:] or [1])[0]))
-    for _ in range(int((sys.argv[2:] or [3])[0])):
-        for q, a, remembered in writer.memory(40, 800):
+    for i in range(int((sys.argv[2:] or [3])[0])):
+        for q, a, remembered in [lambda: writer.memory(40, 800), writer.facts, writer.sums, writer.skills][i % 4]():
             print(f"> {q}\n{'*' if remembered else ' '} {a[:200]}")
         print("----")
 

@@ -36,7 +36,7 @@ class Config:
         "attn_type": "lte", "layers": [1, 3, 5, 7], "num_heads": 8, "num_kv_heads": 4, "window_size": 127, "buffer_size": 64,
         "sink_size": 4, "conv_size": [3, 3, 3], "conv_dilation": [2, 2, 2], "receptive_margin": 6, "routing_shared": "head",
         "routing_method": "sigmoid", "routing_grad": True, "l1_lambda_shared": "head", "dropout_prob": 0.1, "qkv_bias": False,
-        "rope_theta": 10000.0})
+        "rope_theta": 1e6})
 
     @staticmethod
     def load(path):
@@ -374,10 +374,13 @@ class Model(nn.Module):
         """The output matrix [V, D]."""
         return self.model.embeddings.weight if self.config.tie_word_embeddings else self.lm_head.weight
 
-    def row(self, pos, open_rows=None, capped=True, flex=False):
-        """What the blocks share about a batch: positions, rotations, which rows keep every token, whether the set is capped."""
+    def row(self, pos, open_rows=None, capped=True, flex=False, angle=None):
+        """What the blocks share about a batch: positions, rotations, which rows keep every token, whether the set is capped.
+
+        `angle` [B, T] are the positions to rotate by, where they differ from `pos`.
+        """
         a = self.config.attn
-        cos, sin = rotary(pos, self.config.hidden_size // a["num_heads"], a["rope_theta"])
+        cos, sin = rotary(pos if angle is None else angle, self.config.hidden_size // a["num_heads"], a["rope_theta"])
         return {
             "pos": pos, "cos": cos[:, :, None], "sin": sin[:, :, None],
             "open": torch.zeros(pos.shape[0], dtype=torch.bool, device=pos.device) if open_rows is None else open_rows,

@@ -1,8 +1,8 @@
 """Turns the corpus into arrays of tokens, and writes as much fresh synthetic text as the run will read.
 
-prepare.py --corpus DIR --out DIR [--tokens MILLIONS] [--workers N]
+prepare.py --corpus DIR --out DIR [--tokens MILLIONS] [--far] [--workers N]
 
-DIR holds corpus.jsonl.xz, gen_synth.py and tok4096/. Per group the output has <group>.<n>.tokens.npy (uint16) and
+DIR holds corpus.jsonl.xz, gen_synth.py and tok4096/. The file `ready` is written last. Per group the output has <group>.<n>.tokens.npy (uint16) and
 <group>.<n>.ends.npy (int64, where each document ends). Above the 12 bits of the token a code carries what is learned from it.
 """
 
@@ -20,22 +20,28 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from memory_chat import Writer, load_synth
+from skills import common_words
+from words import WORDS as COMMON
 
 BOS, EOS, USER, ASSISTANT = 1, 2, 4, 5
 ROLES = {"system": 3, "user": USER, "assistant": ASSISTANT}
 TOKEN = 0x0FFF
 ANSWER = 0x1000  # said by the assistant (or plain text): learned in both phases
 NEVER = 0x2000  # random matter of the user's: never learned
-RECALL = 0x4000  # an answer that had to be remembered
-LONGEST = 4096
+RECALL = 0x4000  # an answer that had to be remembered or worked out: there is one right form
+LONGEST = 4096  # tokens of a document; in the second run 16,384
 
-# Share of the tokens, in the first and in the second phase of training.
+# Share of the tokens: in the first and in the second phase of the first run, and in the second run, which has long documents.
 MIX = {
-    "books": (0.16, 0.05), "stories": (0.015, 0.015), "fairytale_qa": (0.015, 0.02), "human_chat": (0.05, 0.015), "tasks": (0.02, 0.01),
-    "small_talk": (0.005, 0.01), "synth_story": (0.19, 0.15), "request": (0.13, 0.15), "synth_chat": (0.05, 0.06), "recall": (0.06, 0.06),
-    "memory_short": (0.12, 0.14), "memory_mid": (0.145, 0.15), "memory_long": (0.04, 0.17)}
+    "books": (0.14, 0.04, 0.03), "stories": (0.015, 0.015, 0.01), "fairytale_qa": (0.015, 0.015, 0.01), "human_chat": (0.035, 0.01, 0), "tasks": (0.015, 0, 0),
+    "small_talk": (0.005, 0.01, 0.01), "synth_story": (0.15, 0.10, 0.08), "request": (0.125, 0.13, 0.10), "synth_chat": (0.03, 0.03, 0.02), "recall": (0.05, 0.05, 0.04),
+    "sums": (0.06, 0.08, 0.09), "skills": (0.08, 0.11, 0.11), "facts": (0.10, 0.13, 0.15), "memory_short": (0.07, 0.08, 0.06), "memory_mid": (0.09, 0.10, 0.07),
+    "memory_long": (0.02, 0.10, 0.08), "memory_far": (0, 0, 0.14)}
 SECOND_PHASE = 0.6  # progress at which the second phase begins
-MEMORY = {"memory_short": (40, 1200), "memory_mid": (1200, 6000), "memory_long": (6000, 14500)}  # characters from telling to asking
+MEMORY = {"memory_short": (40, 1200), "memory_mid": (1200, 6000), "memory_long": (6000, 14500), "memory_far": (14500, 52000)}  # characters from telling to asking
+
+
+SYNTHETIC = ("synth_story", "request", "synth_chat", "recall", "sums", "skills", "facts", *MEMORY)
 
 
 def group_of(doc):
@@ -52,9 +58,7 @@ def group_of(doc):
         return "tasks"
     if source.startswith("Microsoft"):
         return "small_talk" if doc.get("persona") == "friendly" else None
-    if source.startswith(("chatterbot", "WordNet")):
-        return "small_talk"
-    return None  # synthetic: generated afresh
+    return None  # synthetic: generated afresh; trivia and definitions: too many to learn, the model says so instead
 
 
 def messages(turns):
@@ -90,10 +94,10 @@ def encode(tokenizer, docs):
         yield np.concatenate(codes)
 
 
-def synthetic(group, seed, synth_path, pairs, texts):
+def synthetic(group, seed, synth_path, pairs, texts, words):
     """Endless documents of a synthetic group."""
     synth = load_synth(synth_path, seed)
-    writer = Writer(synth, seed, pairs, texts)
+    writer = Writer(synth, seed, pairs, texts, words)
     while True:
         if group == "synth_story":
             yield pieces({"messages": synth["storychat"]()[1]})
@@ -101,6 +105,10 @@ def synthetic(group, seed, synth_path, pairs, texts):
             yield pieces({"messages": messages(writer.request())})
         elif group == "synth_chat":
             yield pieces({"messages": mark(*synth["chat"]())})
+        elif group in ("sums", "skills"):
+            yield pieces({"messages": messages(getattr(writer, group)())})
+        elif group == "facts":
+            yield pieces({"messages": messages(writer.facts())}, private=True)
         elif group == "recall":
             yield pieces({"messages": mark(*synth["recall"]())}, private=True)
         else:
@@ -119,7 +127,7 @@ def mark(kind, said):
 def work(task):
     group, n, seed, budget, docs, synth_path, tokenizer_path, out = task
     tokenizer = Tokenizer.from_file(str(tokenizer_path))
-    source = iter(docs) if docs is not None else synthetic(group, seed, synth_path, PAIRS, TEXTS)
+    source = iter(docs) if docs is not None else synthetic(group, seed, synth_path, PAIRS, TEXTS, WORDS)
     kept, total = [], 0
     while docs is not None or total < budget:
         batch = list(itertools.islice(source, 256))
@@ -137,6 +145,15 @@ def work(task):
     return group, len(kept), total
 
 
+def pasted_texts(real):
+    """What users paste: passages of books, and as often this repository's own documents and sources."""
+    books = [d["text"] for d in real.get("books", [])]
+    root = Path(__file__).resolve().parents[2]
+    own = [p.read_text(errors="replace") for kind in ("*.md", "*.rs", "*.py") for p in sorted(root.glob(f"**/{kind}")) if not {"target", ".device"} & set(p.parts)]
+    own = [t[i : i + 6000] for t in own for i in range(0, len(t), 6000) if len(t) - i > 500]
+    return books + own * max(1, len(books) // (2 * max(1, len(own))))
+
+
 def read_jsonl(path):
     with lzma.open(path, "rt", encoding="utf-8") as f:
         for line in f:
@@ -144,7 +161,7 @@ def read_jsonl(path):
 
 
 def main():
-    global PAIRS, TEXTS
+    global PAIRS, TEXTS, WORDS, LONGEST
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -152,27 +169,31 @@ def main():
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--limit", type=int, default=None, help="read only so many real documents (for a trial)")
     parser.add_argument("--seed", type=int, default=1000)
+    parser.add_argument("--far", action="store_true", help="the data of the second run")
     args = parser.parse_args()
+    LONGEST = 16384 if args.far else LONGEST
     begin = time.time()
     args.out.mkdir(parents=True, exist_ok=True)
     real = {}
     for doc in itertools.islice(read_jsonl(args.corpus / "corpus.jsonl.xz"), args.limit):
         group = group_of(doc)
-        if group:
+        if group and any(MIX[group][2:] if args.far else MIX[group][:2]):
             real.setdefault(group, []).append(doc)
     PAIRS = [(d["messages"][0]["content"], d["messages"][1]["content"]) for d in real.get("small_talk", []) if len(d["messages"]) == 2]
-    TEXTS = [d["text"] for d in real.get("books", [])]
+    WORDS, TEXTS = common_words(d["text"] for d in real.get("books", [])) or COMMON, pasted_texts(real)
     print(f"read {sum(map(len, real.values()))} real documents in {time.time() - begin:.0f} s", flush=True)
 
     common = (args.corpus / "gen_synth.py", args.corpus / "tok4096" / "tokenizer.json", args.out)
     tasks, seed = [], args.seed
-    for group, (first, second) in MIX.items():
+    for group, (first, second, far) in MIX.items():
         if group in real:
             docs = [pieces(d) for d in real[group]]
             shards = max(1, len(docs) // 1000)
             tasks += [(group, i, 0, 0, docs[i::shards], *common) for i in range(shards)]
-        elif group.startswith(("synth", "request", "recall", "memory")):
-            budget = args.tokens * 1e6 * (SECOND_PHASE * first + (1 - SECOND_PHASE) * second)
+        elif group in SYNTHETIC:
+            budget = args.tokens * 1e6 * (far if args.far else SECOND_PHASE * first + (1 - SECOND_PHASE) * second)
+            if not budget:
+                continue
             shards = max(1, round(budget / 4e6))
             for i in range(shards):
                 tasks.append((group, i, seed, budget / shards, None, *common))
@@ -185,6 +206,7 @@ def main():
             totals[group] = d + docs, t + tokens
     for group, (docs, tokens) in totals.items():
         print(f"{group:14} {docs:8} documents {tokens / 1e6:8.2f} M tokens")
+    (args.out / "ready").touch()
     print(f"prepared {sum(t for _, t in totals.values()) / 1e6:.0f} M tokens in {time.time() - begin:.0f} s")
 
 

@@ -1,0 +1,62 @@
+"""Asks a model the 60 questions of card.json and marks the answers: card.py WATERLINE MODEL.gguf [--seeds N] [--out FILE.md]
+
+Each question is a conversation of one or more messages, one process of `waterline chat` each; only the last answer is marked. It must hold
+every word of `all` and at least one of `any`, none of `none` (case ignored, whole words), and have `words` words at least. Greedy once,
+then sampled at the program's defaults with seeds 1 to N. A sampled score is the mean over the seeds. Python's standard library only.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+from pathlib import Path
+
+
+def last_answer(binary, model, messages, options):
+    """The answer to the last message. An answer may have several lines, so the conversation is also run without its last message."""
+
+    def chat(lines):
+        done = subprocess.run([binary, "chat", *options, model], input="\n".join(lines) + "\n", capture_output=True, text=True, timeout=600)
+        if done.returncode:
+            raise SystemExit(f"{binary} ended with {done.returncode}: {done.stderr}")
+        return done.stdout
+
+    before = chat(messages[:-1]) if len(messages) > 1 else ""
+    return chat(messages)[len(before) :].strip()
+
+
+def holds(answer, text):
+    return re.search(rf"(?<!\w){re.escape(text.lower())}(?!\w)", answer.lower()) is not None
+
+
+def right(answer, want):
+    return (all(holds(answer, t) for t in want.get("all", [])) and (not want.get("any") or any(holds(answer, t) for t in want["any"]))
+        and not any(holds(answer, t) for t in want.get("none", [])) and len(answer.split()) >= want.get("words", 0))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("binary")
+    parser.add_argument("model")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="a table of every question, its greedy answer and its marks")
+    args = parser.parse_args()
+    questions = json.loads((Path(__file__).parent / "card.json").read_text())
+    scores, table = {}, ["| | kind | conversation | greedy answer | greedy | sampled |", "|---|---|---|---|---|---|"]
+    for i, q in enumerate(questions, 1):
+        greedy = last_answer(args.binary, args.model, q["messages"], ["--greedy"])
+        marks = [right(greedy, q)] + [right(last_answer(args.binary, args.model, q["messages"], ["--seed", str(s)]), q) for s in range(1, args.seeds + 1)]
+        scores.setdefault(q["kind"], []).append(marks)
+        said, cell = " / ".join(q["messages"]), " ".join(greedy.split())
+        table.append(f"| {i} | {q['kind']} | {said if len(said) < 160 else said[:157] + '...'} | {cell if len(cell) < 160 else cell[:157] + '...'} "
+            f"| {'yes' if marks[0] else '**no**'} | {sum(marks[1:])} of {args.seeds} |")
+    print(f"{'kind':24} questions greedy sampled")
+    for kind, rows in [*scores.items(), ("all", [m for rows in scores.values() for m in rows])]:
+        sampled = sum(sum(m[1:]) for m in rows) / max(1, args.seeds)
+        print(f"{kind:24} {len(rows):9} {sum(m[0] for m in rows):6} {sampled:7.1f}")
+    if args.out:
+        args.out.write_text("\n".join(table) + "\n")
+
+
+if __name__ == "__main__":
+    main()
