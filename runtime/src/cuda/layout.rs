@@ -13,8 +13,8 @@ use super::segments::{STEP_UNITS, SUMS_PITCH, Segment, Tile, Tiling};
 const STAGE_ALIGNMENT: usize = 128;
 /// Bytes of the two barriers of a stage.
 const STAGE_BARRIERS: usize = 2 * size_of::<u64>();
-/// Shared memory that ops declare statically.
-const STATIC_SHARED: usize = 6 << 10;
+/// Most bytes of shared memory that the ops of a model declare statically.
+const STATIC_SHARED: usize = 3 << 10;
 /// Bytes of `Turn` in phases.cu.
 const TURN: usize = 128;
 /// Longest list of segments that a block keeps in shared memory.

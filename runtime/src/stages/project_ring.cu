@@ -126,6 +126,8 @@ __device__ void run_sums(const Segment& segment, const RoundedInput& rounded, fl
   using Entry = EntryUnits<format>;
   using Row = Steps<cols / 32>;
   constexpr int steps = Row::count, bands = Entry::bands;
+  // With few stages, one has to be filled while the other is read.
+  constexpr bool pairs = ring_slots >= 4;
   constexpr bool held = steps * (int)(sizeof(Codes) / 4) <= most_held;
   constexpr int scale_step = Format<format, step_units * 32>::scale_row_bytes;
   int row = lane_index() / 4, rows = segment.rows - row, all_rows = segment.rows;
@@ -158,11 +160,11 @@ __device__ void run_sums(const Segment& segment, const RoundedInput& rounded, fl
 #pragma unroll
     for (int band = 0; band < bands; band++) sum[band] = 0.0f;
 #pragma unroll(held ? steps : 1)
-    for (int i = 0; i < steps; i += 2) {
+    for (int i = 0; i < steps; i += pairs ? 2 : 1) {
       Reader here = next;
       const Entry entry = load(next.await(), i);
       next.advance();
-      if (i + 1 == steps) {
+      if (!pairs || i + 1 == steps) {
         multiply(entry, i);
         __syncwarp();
       } else {

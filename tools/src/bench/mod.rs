@@ -120,6 +120,9 @@ fn measure(args: &Args) -> Result<(Report, Option<String>)> {
     };
     let mut session = session.open(&model, greedy, 0)?;
     let load_ms = 1e3 * start.elapsed().as_secs_f64();
+    if let Some(form) = session.step_form() {
+        eprintln!("a step on the GPU is {form}");
+    }
     let canceller = session.canceller();
     on_interrupt(move || canceller.cancel())?;
 
