@@ -1,7 +1,8 @@
 //! The one error type of the program, and the exit status of each error.
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+
+use crate::text::shown;
 
 /// What the commands return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -72,10 +73,17 @@ impl Error {
         matches!(self, Error::Stdout(source) if source.kind() == std::io::ErrorKind::BrokenPipe)
     }
 
-    /// The status that the program ends with.
-    pub fn exit_code(&self) -> ExitCode {
+    /// Writes the error to standard error; returns the status that the program ends with.
+    pub fn report(&self) -> u8 {
+        use std::io::Write;
+        // Nobody is left to tell if standard error is closed as well.
+        let _ = writeln!(std::io::stderr(), "waterline: {}", shown(&self.to_string()));
+        self.status()
+    }
+
+    fn status(&self) -> u8 {
         use waterline::Error as Library;
-        ExitCode::from(match self {
+        match self {
             Error::Interrupted | Error::Library(Library::Cancelled { .. }) => 130,
             Error::Library(
                 Library::ContextFull { .. } | Library::Snapshot { .. } | Library::Rewind { .. },
@@ -86,6 +94,6 @@ impl Error {
             | Error::Io { .. }
             | Error::Input { .. }
             | Error::Usage(_) => 2,
-        })
+        }
     }
 }

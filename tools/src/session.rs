@@ -129,7 +129,7 @@ impl SessionArgs {
 #[derive(clap::Args, Clone)]
 pub struct LimitArgs {
     /// Most tokens to generate.
-    #[arg(short = 'n', long, value_name = "N", default_value_t = GenerateOptions::default().max_tokens)]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = GenerateOptions::default().max_tokens, value_parser = max_tokens, allow_negative_numbers = true)]
     max_tokens: usize,
     /// A text that ends the generation and is not shown. May be repeated.
     #[arg(long, value_name = "TEXT")]
@@ -153,6 +153,14 @@ impl LimitArgs {
             },
         }
     }
+}
+
+/// The most tokens of an answer, from text.
+pub fn max_tokens(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|&n: &usize| n > 0);
+    number.ok_or_else(|| {
+        "expected a number of tokens, 1 or more; to go on until the model ends: 1000000000".into()
+    })
 }
 
 /// How long a prompt is read before a bar appears.

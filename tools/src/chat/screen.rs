@@ -3,7 +3,7 @@
 use std::io::{IsTerminal, Write};
 
 use crate::error::{Error, Result};
-use crate::text::printable;
+use crate::text::shown;
 
 /// Where answers and remarks go.
 pub struct Screen {
@@ -35,7 +35,7 @@ impl Screen {
     pub fn answer(&mut self, text: &str) -> Result<()> {
         let mut out = std::io::stdout();
         let shown = if self.interactive {
-            printable(text)
+            shown(text)
         } else {
             text.to_string()
         };
@@ -57,7 +57,7 @@ impl Screen {
 
     /// A remark of the program's.
     pub fn notice(&mut self, text: &str) -> Result<()> {
-        let text = printable(text);
+        let text = shown(text);
         if !self.interactive {
             // Remarks in a pipe are a courtesy.
             let _ = writeln!(std::io::stderr(), "{text}");
