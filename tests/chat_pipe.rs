@@ -72,14 +72,15 @@ fn only_answers_go_to_standard_output() {
     let place = Workplace::new();
     let talk = Talk::new(&place, "lalte-tiny");
     let plain = talk.answers("hello\nand then?\n");
-    let talked = talk
-        .say("/help\nhello\n/state\n/stats\n/set\n/fork\n\n   \nand then?\n/quit\nnever sent\n");
+    let talked = talk.say(
+        "/help\nhello\n/state --all\n/stats\n/set\n/fork\n\n   \nand then?\n/quit\nnever sent\n",
+    );
     assert_eq!((talked.status, talked.text()), (Some(0), plain.clone()));
     for part in [
         "/regen",
         "set_counts",
         "position",
-        "temperature 1",
+        "temperature        1\n",
         "* main",
     ] {
         assert!(talked.stderr.contains(part), "{part}: {}", talked.stderr);
@@ -105,6 +106,10 @@ fn failures_are_sentences_and_the_conversation_goes_on() {
         "/set temperature hot".into(),
         "/set temperature -1".into(),
         "/set volume 11".into(),
+        "/set max-tokens 0".into(),
+        "/sessions".into(),
+        "/resume".into(),
+        "/state --some".into(),
         "/save".into(),
         format!("/save {below}"),
         format!("/save {}", place.home.path().display()),
@@ -158,6 +163,76 @@ fn undo_returns_to_the_same_state() {
 }
 
 #[test]
+fn synonyms_do_the_same() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "gdn-tiny");
+    let again = talk.answers("hello\n/regen\n");
+    assert_eq!(talk.answers("hello\n/retry\n/bye\nnever sent\n"), again);
+    let help = talk.say("/?\n").stderr;
+    for part in ["/retry", "/bye", "/sessions"] {
+        assert!(help.contains(part), "{part}: {help}");
+    }
+}
+
+#[test]
+fn a_file_is_replaced_only_when_that_is_meant() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "gdn-tiny");
+    let file = place.file("talk.state", "mine");
+    let name = file.display();
+    let refused = talk.say(format!("hello\n/save {name}\n"));
+    assert_eq!(refused.status, Some(1));
+    assert!(
+        refused.stderr.contains("exists; /save! "),
+        "{}",
+        refused.stderr
+    );
+    assert_eq!(std::fs::read(&file).unwrap(), b"mine");
+    // The conversation's own file is written again without a word.
+    talk.answers(format!("hello\n/save! {name}\nand then?\n/save\n"));
+    let loaded = talk.say(format!("/load {name}\n"));
+    assert!(loaded.stderr.contains("4 messages"), "{}", loaded.stderr);
+    // Without a name it goes to the user's folder, under its first words.
+    let saved = talk.say("Hello, you!\n/save\n/sessions\n");
+    assert_eq!(saved.status, Some(0), "{}", saved.stderr);
+    assert!(saved.stderr.contains("hello-you.state"), "{}", saved.stderr);
+    assert!(saved.stderr.contains("hello you"), "{}", saved.stderr);
+    let resumed = talk.say("/resume\n/stats\n");
+    assert!(resumed.stderr.contains("2 messages"), "{}", resumed.stderr);
+}
+
+#[test]
+fn instructions_are_shown_and_no_escape_sequence_with_them() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "gdn-tiny");
+    let said = talk.say("/system\n/system Be \x1b[31mred.\n/system\n");
+    assert_eq!(said.status, Some(0), "{}", said.stderr);
+    let lines: Vec<&str> = said.stderr.lines().collect();
+    let expected = [
+        "no instructions",
+        "the instructions are set",
+        "Be \u{fffd}[31mred.",
+    ];
+    assert_eq!(lines, expected);
+}
+
+#[test]
+fn the_state_is_shown_as_gauges() {
+    let place = Workplace::new();
+    for (preset, parts) in [
+        ("lalte-tiny", &["matrices", "window", "retained"][..]),
+        ("transformer-tiny", &["context", "up to: "]),
+        ("hax-mamba-tiny", &["retained", "among them: "]),
+    ] {
+        let said = Talk::new(&place, preset).say("hello\n/state\n");
+        assert_eq!(said.status, Some(0), "{}", said.stderr);
+        for part in parts {
+            assert!(said.stderr.contains(part), "{part}: {}", said.stderr);
+        }
+    }
+}
+
+#[test]
 fn more_turns_can_be_undone_than_are_marked() {
     let place = Workplace::new();
     let talk = Talk::new(&place, "lalte-tiny");
@@ -165,7 +240,9 @@ fn more_turns_can_be_undone_than_are_marked() {
     let undo = "/undo\n".repeat(20);
     let (plain, again) = (
         talk.answers(&say),
-        talk.say(format!("{say}{undo}/state\n/set temperature 0\n{say}")),
+        talk.say(format!(
+            "{say}{undo}/state --all\n/set temperature 0\n{say}"
+        )),
     );
     assert_eq!(again.status, Some(0), "{}", again.stderr);
     assert!(again.text().starts_with(&plain));
@@ -206,7 +283,7 @@ fn a_saved_conversation_goes_on_as_if_never_interrupted() {
     let rest = whole.strip_prefix(&first).unwrap();
     assert!(loaded.ends_with(rest), "{loaded}\n---\n{rest}");
     // The turn before the file was written can be taken back as well.
-    let back = later.say(format!("/load {file}\n/undo\n/state\n"));
+    let back = later.say(format!("/load {file}\n/undo\n/state --all\n"));
     assert_eq!(back.status, Some(0), "{}", back.stderr);
     assert!(back.stderr.contains("position 0,"), "{}", back.stderr);
 }
@@ -296,7 +373,7 @@ fn a_full_disk_loses_neither_the_old_file_nor_the_conversation() {
         .env("HOME", place.home.path());
     let failed = outcome_of_input(
         &mut shell,
-        format!("hello\n/save {file}\nand then?\n").as_bytes(),
+        format!("hello\n/save! {file}\nand then?\n").as_bytes(),
     );
     assert_eq!((failed.status, failed.text()), (Some(1), plain));
     assert!(
@@ -337,7 +414,7 @@ fn clear_begins_anew_but_keeps_the_instructions() {
     let place = Workplace::new();
     let talk = Talk::new(&place, "lalte-tiny");
     let position = |input: &str| {
-        let said = talk.say(format!("{input}/state\n"));
+        let said = talk.say(format!("{input}/state --all\n"));
         assert_eq!(said.status, Some(0), "{}", said.stderr);
         said.stderr
             .lines()
@@ -352,7 +429,7 @@ fn clear_begins_anew_but_keeps_the_instructions() {
         with_system
     );
     assert_eq!(
-        position("/system Be brief.\nhello\n/clear\n/system\nhello\n"),
+        position("/system Be brief.\nhello\n/clear\n/system none\nhello\n"),
         position("hello\n")
     );
 }
@@ -393,7 +470,7 @@ fn an_answer_that_was_cut_is_closed_before_the_next_message() {
     assert!(end > 0);
     read += end + turns.user("and then?").unwrap().len();
 
-    let said = talk.say("hello\nand then?\n/state\n");
+    let said = talk.say("hello\nand then?\n/state --all\n");
     assert_eq!(said.status, Some(0), "{}", said.stderr);
     let position = format!("position {},", read + 2 * 12);
     assert!(
@@ -416,6 +493,18 @@ fn a_line_that_ends_in_a_backslash_goes_on() {
     );
     let (lines, single) = (talk.answers("one\\\ntwo\n"), talk.answers("one two\n"));
     assert_ne!(lines, single);
+}
+
+#[test]
+fn quotes_hold_several_lines() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "gdn-tiny");
+    assert_eq!(
+        talk.answers("\"\"\"\none\ntwo\n\"\"\"\n"),
+        talk.answers("one\\\ntwo\n")
+    );
+    // What is never closed ends with the input.
+    assert_eq!(talk.answers("\"\"\"one\ntwo"), talk.answers("one\\\ntwo\n"));
 }
 
 #[test]

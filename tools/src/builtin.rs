@@ -22,6 +22,11 @@ pub fn open_model(path: Option<&Path>) -> Result<Arc<Model>> {
     Ok(Model::bind(open_checkpoint(path)?)?)
 }
 
+/// Whether a model is the one of the program.
+pub fn is_builtin(model: &Model) -> bool {
+    model.file() == NAME
+}
+
 /// Opens the files of a model without binding the weights.
 pub fn open_checkpoint(path: Option<&Path>) -> Result<Checkpoint> {
     Ok(match path {

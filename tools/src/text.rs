@@ -45,6 +45,18 @@ pub fn shown_line(text: &str, width: usize) -> String {
     }
 }
 
+/// The end of a text, [`shown`] on one line of at most `width` characters.
+pub fn shown_end(text: &str, width: usize) -> String {
+    let line = shown_line(text, usize::MAX);
+    match line.chars().count() {
+        length if length > width => {
+            let end = line.chars().skip(length + 1 - width);
+            ['…'].into_iter().chain(end).collect()
+        }
+        _ => line,
+    }
+}
+
 /// Writes a result to a file.
 pub fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).map_err(|source| {
@@ -68,5 +80,7 @@ mod tests {
         );
         assert_eq!(shown_line(" one\n two  three", 9), "one two …");
         assert_eq!(shown_line("one two", 7), "one two");
+        assert_eq!(shown_end("one two three", 6), "…three");
+        assert_eq!(shown_end("one", 6), "one");
     }
 }

@@ -12,10 +12,38 @@ pub fn count(n: usize) -> String {
     scaled(n, &units).unwrap_or_else(|| n.to_string())
 }
 
+/// A whole number with its thousands apart: `7,730`.
+pub fn thousands(n: u64) -> String {
+    let digits = n.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A quantity with three digits at least: `640`, `64.2`, `6.42`, and `0` for less than 0.005.
+pub fn rounded(x: f64) -> String {
+    match x.abs() {
+        size if size >= 1000.0 => thousands(x.round().max(0.0) as u64),
+        size if size >= 100.0 => format!("{x:.0}"),
+        size if size >= 10.0 => format!("{x:.1}"),
+        size if size >= 0.005 => format!("{x:.2}"),
+        _ => "0".into(),
+    }
+}
+
 fn scaled(n: usize, units: &[(usize, &str)]) -> Option<String> {
     let (size, unit) = units.iter().find(|(size, _)| n >= *size)?;
     let value = n as f64 / *size as f64;
-    let decimals = if value < 10.0 { 2 } else { 1 };
+    let decimals = match value {
+        x if x < 10.0 => 2,
+        x if x < 100.0 => 1,
+        _ => 0,
+    };
     Some(format!("{value:.decimals$} {unit}"))
 }
 
@@ -28,6 +56,11 @@ mod tests {
         assert_eq!(bytes(1023), "1023 B");
         assert_eq!(bytes(1024), "1.00 KiB");
         assert_eq!(bytes(12_897_485), "12.3 MiB");
+        assert_eq!(bytes(512 << 10), "512 KiB");
+        assert_eq!(thousands(999), "999");
+        assert_eq!(thousands(1_234_567), "1,234,567");
+        let numbers = [1234.4, 640.2, 64.18, 6.416, 0.0];
+        assert_eq!(numbers.map(rounded), ["1,234", "640", "64.2", "6.42", "0"]);
         assert_eq!(count(999), "999");
         assert_eq!(count(1_339_000_000), "1.34 B");
     }

@@ -25,6 +25,7 @@ use crate::session::SessionArgs;
 use crate::write_model::check_output;
 use measure::Plan;
 use report::Report;
+pub use report::transformer_bytes_per_token;
 
 /// Measure latency, speed and memory.
 ///

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use waterline::{Session, StatePlan};
+use waterline::{ModelSpec, Session, StatePlan};
 
 use super::measure::{Measured, Plan, Timed};
 use super::statistics::{jitter, median, percentile};
@@ -133,9 +133,15 @@ impl ModelInfo {
             parameters: spec.parameters(),
             weight_bytes: model.program().weight_bytes() as u64,
             session_bytes: session.state_bytes() as u64,
-            transformer_bytes_per_token: (2 * 2 * spec.hidden * spec.blocks.len()) as u64,
+            transformer_bytes_per_token: transformer_bytes_per_token(spec) as u64,
         }
     }
+}
+
+/// What every token adds to the cache of a Transformer with as many layers of this width: a key and a value for each layer,
+/// 16 bits a number.
+pub fn transformer_bytes_per_token(spec: &ModelSpec) -> usize {
+    2 * 2 * spec.hidden * spec.blocks.len()
 }
 
 /// Bytes that the token at `position` must move: every weight once, and what it reads and writes of the state.
