@@ -224,6 +224,40 @@ fn the_built_in_model_needs_no_argument() {
 }
 
 #[test]
+fn inspect_names_the_weights_that_are_not_finite() {
+    let place = Workplace::new();
+    let good = place.run(["inspect", "--check"]).succeeded().text();
+    assert!(good.contains("are finite"), "{good}");
+    let model = place.model("gdn-tiny");
+    let mut content = std::fs::read(&model).unwrap();
+    let first = content.len() - 8;
+    content[first..first + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    content[first + 4..].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    std::fs::write(&model, content).unwrap();
+    let found = place.run(["inspect".as_ref(), model.as_os_str(), "--check".as_ref()]);
+    assert_eq!((found.status, found.stderr.as_str()), (Some(1), ""));
+    let text = found.text();
+    assert!(
+        text.contains("1 NaN and 1 infinite of 256 values, the first at [254]"),
+        "{text}"
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn no_output_goes_where_links_lead_in_a_circle() {
+    let place = Workplace::new();
+    let (a, b) = (place.path("a.gguf"), place.path("b.gguf"));
+    std::os::unix::fs::symlink(&a, &b).unwrap();
+    std::os::unix::fs::symlink(&b, &a).unwrap();
+    let name = a.display().to_string();
+    place
+        .run(["synth", "gdn-tiny", "--type", "f32", "-o", &name])
+        .failed(2, &["a.gguf", "symbolic links"]);
+    assert!(std::fs::symlink_metadata(&a).unwrap().is_symlink());
+}
+
+#[test]
 fn a_seed_makes_a_run_repeatable() {
     let place = Workplace::new();
     let model = place.model("lalte-tiny").display().to_string();

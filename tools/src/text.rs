@@ -1,6 +1,9 @@
 //! Text that comes from outside.
 
+use std::io::Write;
 use std::path::Path;
+
+use waterline_quant::NewFile;
 
 use crate::error::{Error, Result};
 
@@ -57,9 +60,14 @@ pub fn shown_end(text: &str, width: usize) -> String {
     }
 }
 
-/// Writes a result to a file.
+/// Writes a result to a file, which appears when it is whole.
 pub fn write(path: &Path, text: &str) -> Result<()> {
-    std::fs::write(path, text).map_err(|source| {
+    let write = || {
+        let mut file = NewFile::create(path)?;
+        file.write_all(text.as_bytes())?;
+        file.finish()
+    };
+    write().map_err(|source| {
         Error::Output(waterline_quant::Error::Io {
             path: path.into(),
             action: "write",
