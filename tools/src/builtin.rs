@@ -22,6 +22,11 @@ pub fn open_model(path: Option<&Path>) -> Result<Arc<Model>> {
     Ok(Model::bind(open_checkpoint(path)?)?)
 }
 
+/// The file of the built-in model.
+pub fn bytes() -> &'static [u8] {
+    &FILE.0
+}
+
 /// Whether a model is the one of the program.
 pub fn is_builtin(model: &Model) -> bool {
     model.file() == NAME

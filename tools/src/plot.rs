@@ -81,7 +81,7 @@ const RIGHT: i32 = 24;
 const BOTTOM: u32 = 52;
 /// Height of a line of the legend.
 const LINE: i32 = 22;
-const FONT: &str = "system-ui, sans-serif";
+const FONT: &str = "system-ui, Arial, Helvetica, DejaVu Sans, sans-serif";
 
 /// A colour on light pages and its counterpart on dark ones.
 struct Ink {

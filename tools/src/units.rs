@@ -36,6 +36,33 @@ pub fn rounded(x: f64) -> String {
     }
 }
 
+/// A count as people write it: `4096`, `1k` (1,000), `1.5m`, `2ki` (2,048).
+pub fn parse_count(text: &str) -> Result<usize, String> {
+    const UNITS: [(&str, u64); 6] = [
+        ("ki", 1 << 10),
+        ("mi", 1 << 20),
+        ("gi", 1 << 30),
+        ("k", 1_000),
+        ("m", 1_000_000),
+        ("g", 1_000_000_000),
+    ];
+    let wrong = || format!("{text:?}: expected a count such as 4096, 1k, 1.5m or 2ki (2048)");
+    let lower = text.trim().to_lowercase();
+    let unit = UNITS.iter().find(|(name, _)| lower.ends_with(name));
+    let Some((name, size)) = unit else {
+        return lower.parse().map_err(|_| wrong());
+    };
+    let value: f64 = lower[..lower.len() - name.len()]
+        .trim()
+        .parse()
+        .map_err(|_| wrong())?;
+    let count = value * *size as f64;
+    match (0.0..=1e15).contains(&count) && count.fract() == 0.0 {
+        true => Ok(count as usize),
+        false => Err(wrong()),
+    }
+}
+
 fn scaled(n: usize, units: &[(usize, &str)]) -> Option<String> {
     let (size, unit) = units.iter().find(|(size, _)| n >= *size)?;
     let value = n as f64 / *size as f64;
@@ -50,6 +77,24 @@ fn scaled(n: usize, units: &[(usize, &str)]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn counts_are_read_as_people_write_them() {
+        for (text, expected) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("1k", 1000),
+            ("1.5M", 1_500_000),
+            ("2ki", 2048),
+        ] {
+            assert_eq!(parse_count(text), Ok(expected), "{text}");
+        }
+        for text in [
+            "", "k", "many", "-1", "-1k", "1.5", "0.0001k", "1e300g", "nank",
+        ] {
+            assert!(parse_count(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn sizes_keep_three_digits() {
