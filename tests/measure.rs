@@ -154,7 +154,7 @@ fn several_models_and_thread_counts_are_measured_in_one_call() {
     assert_ne!(runs[1]["hash"], runs[2]["hash"]);
     assert_eq!(std::fs::read_to_string(csv).unwrap().lines().count(), 9);
     let svg = std::fs::read_to_string(svg).unwrap();
-    for label in ["gdn-tiny.gguf, 1 threads", "lalte-tiny.gguf, 2 threads"] {
+    for label in ["gdn-tiny.gguf, 1 thread", "lalte-tiny.gguf, 2 threads"] {
         assert!(svg.contains(label), "{label}");
     }
     place

@@ -36,6 +36,26 @@ pub fn rounded(x: f64) -> String {
     }
 }
 
+/// A difference as people write it: `0`, `0.02`, `0.001`, `8.4e-6`.
+pub fn difference(x: f64) -> String {
+    // A number that was an f32 has no more digits than one.
+    match x.abs() {
+        size if size == 0.0 || (1e-3..1e5).contains(&size) => {
+            let digits = if size == 0.0 {
+                0
+            } else {
+                (1.0 - size.log10().floor()).max(0.0) as usize
+            };
+            let text = format!("{x:.digits$}");
+            match text.contains('.') {
+                true => text.trim_end_matches('0').trim_end_matches('.').into(),
+                false => text,
+            }
+        }
+        _ => format!("{x:.1e}").replace(".0e", "e"),
+    }
+}
+
 /// A count as people write it: `4096`, `1k` (1,000), `1.5m`, `2ki` (2,048).
 pub fn parse_count(text: &str) -> Result<usize, String> {
     const UNITS: [(&str, u64); 6] = [
@@ -77,6 +97,22 @@ fn scaled(n: usize, units: &[(usize, &str)]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn differences_have_two_digits() {
+        let numbers = [
+            0.0,
+            f64::from(0.001f32),
+            0.02,
+            0.5,
+            1.25,
+            123.4,
+            8.404e-6,
+            2e-5,
+        ];
+        let expected = ["0", "0.001", "0.02", "0.5", "1.2", "123", "8.4e-6", "2e-5"];
+        assert_eq!(numbers.map(difference), expected);
+    }
 
     #[test]
     fn counts_are_read_as_people_write_them() {

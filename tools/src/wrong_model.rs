@@ -98,9 +98,12 @@ fn about_file(file: &Path) -> Option<String> {
     if gguf.get_str("general.architecture").ok()? != "clip" {
         return None;
     }
-    let model = main_gguf(&files(folder)).map_or("MODEL.gguf".into(), |file| quoted_path(file));
+    let mut others = files(folder);
+    others.retain(|other| other.file_name() != file.file_name());
+    let model = main_gguf(&others).map_or("MODEL.gguf".into(), |file| quoted_path(file));
     Some(format!(
-        "the vision part of a model (a projector); give the file with the language model: waterline chat {model}"
+        "the vision part of a model (architecture clip, a projector); give the file with the language model: \
+         waterline chat {model}"
     ))
 }
 

@@ -116,7 +116,8 @@ impl Comparison {
         if let (Some(x), Some(y)) = (a.joules_per_token, b.joules_per_token) {
             row("J per token".into(), [x, y], None);
         }
-        let sizes: [(&str, fn(&Report) -> u64); 3] = [
+        type Size = (&'static str, fn(&Report) -> u64);
+        let sizes: [Size; 3] = [
             ("bytes per token", |r| r.bytes_per_token),
             ("most memory", |r| r.peak_rss_bytes.unwrap_or(0)),
             ("device memory", |r| r.device_bytes),

@@ -23,7 +23,8 @@ pub fn labels(reports: &[Report]) -> Vec<String> {
             parts.extend(report.provenance.format.split(' ').next().map(String::from));
         }
         if threads {
-            parts.push(format!("{} threads", report.threads));
+            let plural = if report.threads == 1 { "" } else { "s" };
+            parts.push(format!("{} thread{plural}", report.threads));
         }
         parts.join(", ")
     };
@@ -32,7 +33,7 @@ pub fn labels(reports: &[Report]) -> Vec<String> {
 
 /// A line for each result below a head.
 pub fn rows(reports: &[Report]) -> Vec<Vec<String>> {
-    let head = [
+    let mut head = vec![
         "run",
         "formats",
         "threads",
@@ -41,13 +42,17 @@ pub fn rows(reports: &[Report]) -> Vec<Vec<String>> {
         "90 % of tokens",
         "session",
         "most memory",
-        "J per token",
     ];
+    let has_energy = reports
+        .iter()
+        .any(|report| report.joules_per_token.is_some());
+    if has_energy {
+        head.push("J per token");
+    }
     let row = |(report, label): (&Report, String)| {
         let [slow, fast] = spread(&report.samples_us()).map(|us| rounded(1e6 / us));
         let memory = report.peak_rss_bytes;
-        let energy = report.joules_per_token;
-        vec![
+        let mut row = vec![
             label,
             report.provenance.format.clone(),
             report.threads.to_string(),
@@ -56,11 +61,15 @@ pub fn rows(reports: &[Report]) -> Vec<Vec<String>> {
             format!("{fast} to {slow}"),
             bytes(report.model.session_bytes as usize),
             memory.map_or("unknown".into(), |n| bytes(n as usize)),
-            energy.map_or("unknown".into(), rounded),
-        ]
+        ];
+        if has_energy {
+            let energy = report.joules_per_token;
+            row.push(energy.map_or("unknown".into(), rounded));
+        }
+        row
     };
     let rows = reports.iter().zip(labels(reports)).map(row);
-    let head = head.map(String::from).to_vec();
+    let head = head.into_iter().map(String::from).collect();
     std::iter::once(head).chain(rows).collect()
 }
 

@@ -73,7 +73,7 @@ impl Provenance {
         if let (Some([before, after]), Some(others)) = (self.load, self.others_cores) {
             let load =
                 format!("{before:.2} before, {after:.2} after; others used {others:.2} cores");
-            facts.push(("load", load));
+            facts.push(("system load", load));
         }
         facts
     }
