@@ -275,6 +275,12 @@ fn a_conversation_outlives_a_crash() {
     assert_eq!(person.says("And then?"), second);
     person.types("/bye");
     person.ends_with(0);
+    // It is kept once, not once for each chat.
+    let folder = place.path(".local/state/waterline/sessions");
+    let models: Vec<_> = std::fs::read_dir(folder).unwrap().collect();
+    assert_eq!(models.len(), 1);
+    let kept = std::fs::read_dir(models[0].as_ref().unwrap().path()).unwrap();
+    assert_eq!(kept.count(), 1);
 
     let mut command = place.command(["chat".as_ref(), model.as_os_str()]);
     command

@@ -76,6 +76,8 @@ pub struct Sessions {
     folder: Option<PathBuf>,
     /// Where the present conversation is kept after each answer.
     automatic: Option<PathBuf>,
+    /// The file in which an earlier chat kept it, until it has one of its own: that chat may still be going on.
+    earlier: Option<PathBuf>,
     /// The file that the user gave it.
     pub named: Option<PathBuf>,
 }
@@ -87,6 +89,7 @@ impl Sessions {
         Sessions {
             folder: state_folder().map(|state| state.join("sessions").join(name)),
             automatic: None,
+            earlier: None,
             named: None,
         }
     }
@@ -105,21 +108,23 @@ impl Sessions {
             })
         };
         let mut list: Vec<Saved> = entries.flatten().filter_map(saved).collect();
-        list.retain(|saved| Some(&saved.path) != self.automatic.as_ref());
+        let own = [&self.automatic, &self.earlier];
+        list.retain(|saved| own.iter().all(|path| path.as_ref() != Some(&saved.path)));
         list.sort_by_key(|saved| std::cmp::Reverse(saved.written));
         list
     }
 
     /// Another conversation begins: it gets a file of its own with its first answer.
     pub fn begin(&mut self) {
-        (self.automatic, self.named) = (None, None);
+        (self.automatic, self.earlier, self.named) = (None, None, None);
     }
 
-    /// The conversation in `path` goes on: it stays in its file.
+    /// The conversation in `path` goes on: what the user saved stays in its file, what was kept moves to a new one.
     pub fn resume(&mut self, path: PathBuf) {
         self.begin();
-        match is_automatic(&path) {
-            true => self.automatic = Some(path),
+        let is_kept = is_automatic(&path) && path.parent() == self.folder.as_deref();
+        match is_kept {
+            true => self.earlier = Some(path),
             false => self.named = Some(path),
         }
     }
@@ -144,6 +149,10 @@ impl Sessions {
             }
         };
         conversation.snapshot()?.save(&path)?;
+        if let Some(earlier) = self.earlier.take() {
+            // What cannot be removed is a copy too many.
+            let _ = std::fs::remove_file(earlier);
+        }
         self.drop_oldest();
         Ok(())
     }
