@@ -193,10 +193,19 @@ fn a_file_is_replaced_only_when_that_is_meant() {
     let loaded = talk.say(format!("/load {name}\n"));
     assert!(loaded.stderr.contains("4 messages"), "{}", loaded.stderr);
     // Without a name it goes to the user's folder, under its first words.
-    let saved = talk.say("Hello, you!\n/save\n/sessions\n");
+    let saved = talk.say("Hello, you!\n/save\n/save\n");
     assert_eq!(saved.status, Some(0), "{}", saved.stderr);
-    assert!(saved.stderr.contains("hello-you.state"), "{}", saved.stderr);
-    assert!(saved.stderr.contains("hello you"), "{}", saved.stderr);
+    let listed = talk.say("/sessions\n").stderr;
+    assert!(
+        listed.contains("  1  ") && !listed.contains("  2  "),
+        "{listed}"
+    );
+    assert!(
+        saved.stderr.contains("\"hello you\": saved"),
+        "{}",
+        saved.stderr
+    );
+    assert!(listed.contains("hello you"), "{listed}");
     let resumed = talk.say("/resume\n/stats\n");
     assert!(resumed.stderr.contains("2 messages"), "{}", resumed.stderr);
 }

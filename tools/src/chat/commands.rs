@@ -7,7 +7,7 @@ use waterline::Snapshot;
 
 use super::conversation::Conversation;
 use super::screen::Screen;
-use super::sessions::Sessions;
+use super::sessions::{Sessions, title_of};
 use super::{gauge, settings};
 use crate::error::{Error, Result};
 use crate::text::shown_line;
@@ -274,12 +274,20 @@ impl Commands {
             )));
         }
         conversation.snapshot()?.save(&path)?;
-        let said = match file {
-            "" => format!("saved as {}; /sessions lists it", path.display()),
-            _ => format!("{}: saved", path.display()),
-        };
+        if self.sessions.has(&path) {
+            self.sessions.pin(&path);
+        }
+        let said = format!("{}: saved", self.name(&path));
         self.sessions.named = Some(path);
         Ok(said)
+    }
+
+    /// What a conversation's file is called: by its title where it has one.
+    fn name(&self, path: &Path) -> String {
+        match self.sessions.has(path) {
+            true => format!("\"{}\"", title_of(path)),
+            false => path.display().to_string(),
+        }
     }
 
     /// Goes on with the conversation in `path`.
@@ -288,7 +296,7 @@ impl Commands {
         self.sessions.resume(path.to_path_buf());
         let mut said = format!(
             "{}: {} tokens, {} messages",
-            path.display(),
+            self.name(path),
             conversation.session().position(),
             conversation.messages().len()
         );

@@ -42,13 +42,7 @@ pub struct Saved {
 impl Saved {
     /// The first words of the conversation, or the name it was given.
     pub fn title(&self) -> String {
-        let name = self.path.file_stem().unwrap_or_default().to_string_lossy();
-        let words = match name.strip_prefix(AUTOMATIC) {
-            // The date and the time stand before the words.
-            Some(rest) => rest.splitn(3, '-').nth(2).unwrap_or(rest),
-            None => &name,
-        };
-        words.replace('-', " ")
+        title_of(&self.path)
     }
 
     /// When it was written, as people say it: `24 Nov 03:15`.
@@ -122,10 +116,24 @@ impl Sessions {
     /// The conversation in `path` goes on: what the user saved stays in its file, what was kept moves to a new one.
     pub fn resume(&mut self, path: PathBuf) {
         self.begin();
-        let is_kept = is_automatic(&path) && path.parent() == self.folder.as_deref();
-        match is_kept {
+        match is_automatic(&path) && self.has(&path) {
             true => self.earlier = Some(path),
             false => self.named = Some(path),
+        }
+    }
+
+    /// Whether a file is one of those in the user's folder, which have titles.
+    pub fn has(&self, path: &Path) -> bool {
+        self.folder.is_some() && path.parent() == self.folder.as_deref()
+    }
+
+    /// From now on the conversation is kept in `path`, which is not removed when there are many.
+    pub fn pin(&mut self, path: &Path) {
+        if let Some(before) = self.automatic.replace(path.into()) {
+            if before != path {
+                // What cannot be removed is a copy too many.
+                let _ = std::fs::remove_file(before);
+            }
         }
     }
 
@@ -187,6 +195,17 @@ impl Sessions {
             let _ = std::fs::remove_file(old.path);
         }
     }
+}
+
+/// The title of the conversation in a file of the user's folder.
+pub fn title_of(path: &Path) -> String {
+    let name = path.file_stem().unwrap_or_default().to_string_lossy();
+    let words = match name.strip_prefix(AUTOMATIC) {
+        // The date and the time stand before the words.
+        Some(rest) => rest.splitn(3, '-').nth(2).unwrap_or(rest),
+        None => &name,
+    };
+    words.replace('-', " ")
 }
 
 fn is_automatic(path: &Path) -> bool {

@@ -25,8 +25,8 @@ pub fn banner(conversation: &Conversation, sessions: &Sessions) -> String {
             bytes(session.state_bytes()),
         ),
         format!(
-            "Try: {}",
-            openings(builtin::is_builtin(model)).join("  ·  ")
+            "Try:  {}",
+            openings(builtin::is_builtin(model)).join("\n      ")
         ),
     ];
     if let Some(context) = conversation.context() {
