@@ -73,11 +73,25 @@ impl Error {
         matches!(self, Error::Stdout(source) if source.kind() == std::io::ErrorKind::BrokenPipe)
     }
 
+    /// The error, with the flags that help where the library can only name its options; fit for a terminal.
+    pub fn sentence(&self) -> String {
+        let flags = match self {
+            Error::Library(waterline::Error::ContextFull { context, .. }) => {
+                format!(
+                    " (--context {}, or --drop-oldest)",
+                    context.saturating_mul(4)
+                )
+            }
+            _ => String::new(),
+        };
+        shown(&self.to_string()) + &flags
+    }
+
     /// Writes the error to standard error; returns the status that the program ends with.
     pub fn report(&self) -> u8 {
         use std::io::Write;
         // Nobody is left to tell if standard error is closed as well.
-        let _ = writeln!(std::io::stderr(), "waterline: {}", shown(&self.to_string()));
+        let _ = writeln!(std::io::stderr(), "waterline: {}", self.sentence());
         self.status()
     }
 

@@ -90,6 +90,6 @@ impl Screen {
 
     /// Something that did not work. The conversation goes on.
     pub fn problem(&mut self, error: &Error) -> Result<()> {
-        self.notice(&error.to_string())
+        self.notice(&error.sentence())
     }
 }

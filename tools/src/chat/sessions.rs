@@ -129,11 +129,10 @@ impl Sessions {
 
     /// From now on the conversation is kept in `path`, which is not removed when there are many.
     pub fn pin(&mut self, path: &Path) {
-        if let Some(before) = self.automatic.replace(path.into()) {
-            if before != path {
-                // What cannot be removed is a copy too many.
-                let _ = std::fs::remove_file(before);
-            }
+        let before = self.automatic.replace(path.into());
+        if let Some(before) = before.filter(|before| before != path) {
+            // What cannot be removed is a copy too many.
+            let _ = std::fs::remove_file(before);
         }
     }
 
