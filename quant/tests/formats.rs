@@ -62,6 +62,19 @@ fn encoding_matches_ggml_bit_for_bit() {
     assert_eq!(bits(&decode(&F32, &encode(&F32, &values))), bits(&values));
 }
 
+#[test]
+fn encoding_matches_llama_quantize_bit_for_bit() {
+    let values = floats("rows.values");
+    for format in [&Q8_0, &Q4_0, &Q4_K, &Q5_K, &Q6_K] {
+        let expected = data(&format!("{}.encoded", format.name));
+        let row_bytes = format.row_bytes(256).unwrap();
+        let rows = values.chunks(256).zip(expected.chunks(row_bytes));
+        for (row, (values, expected)) in rows.enumerate() {
+            assert_eq!(encode(format, values), expected, "{format}, row {row}");
+        }
+    }
+}
+
 /// Gaussian numbers, the same on every run.
 fn gaussian(len: usize) -> Vec<f32> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;

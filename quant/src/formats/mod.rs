@@ -3,6 +3,7 @@
 pub(crate) mod bf16;
 pub(crate) mod f16;
 pub(crate) mod f32;
+mod fit;
 mod k_quants;
 pub(crate) mod q4_0;
 pub(crate) mod q4_k;

@@ -5,6 +5,7 @@
 
 use crate::activations::Row;
 use crate::format::Format;
+use crate::formats::fit::Spacings;
 use crate::formats::k_quants::{PackedScales, SUB, fit_super_block};
 use crate::formats::{Half, decode_blocks, encode_blocks};
 use crate::kernel;
@@ -36,11 +37,19 @@ const _: () = assert!(size_of::<Block>() == 144);
 
 impl Block {
     fn encode(x: &[f32; 256]) -> Block {
-        let fit = fit_super_block(x, 15);
+        let fit = fit_super_block(
+            x,
+            Spacings {
+                max_code: 15,
+                first: -1.0,
+                steps: 20,
+            },
+        );
         let mut q = [[0; 32]; 4];
-        for (i, &x) in x.iter().enumerate() {
-            let sub = i / SUB;
-            q[sub / 2][i % SUB] |= fit.lines[sub].code(x, 15) << (sub % 2 * 4);
+        for (sub, codes) in fit.codes.iter().enumerate() {
+            for (i, code) in codes.iter().enumerate() {
+                q[sub / 2][i] |= code << (sub % 2 * 4);
+            }
         }
         Block {
             d: fit.d,

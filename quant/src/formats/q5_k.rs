@@ -4,6 +4,7 @@
 
 use crate::activations::Row;
 use crate::format::Format;
+use crate::formats::fit::Spacings;
 use crate::formats::k_quants::{PackedScales, SUB, fit_super_block};
 use crate::formats::{Half, decode_blocks, encode_blocks};
 use crate::kernel;
@@ -36,13 +37,20 @@ const _: () = assert!(size_of::<Block>() == 176);
 
 impl Block {
     fn encode(x: &[f32; 256]) -> Block {
-        let fit = fit_super_block(x, 31);
+        let fit = fit_super_block(
+            x,
+            Spacings {
+                max_code: 31,
+                first: -0.5,
+                steps: 15,
+            },
+        );
         let (mut high, mut low) = ([0; 32], [[0; 32]; 4]);
-        for (i, &x) in x.iter().enumerate() {
-            let sub = i / SUB;
-            let code = fit.lines[sub].code(x, 31);
-            low[sub / 2][i % SUB] |= (code & 15) << (sub % 2 * 4);
-            high[i % SUB] |= code >> 4 << sub;
+        for (sub, codes) in fit.codes.iter().enumerate() {
+            for (i, code) in codes.iter().enumerate() {
+                low[sub / 2][i] |= (code & 15) << (sub % 2 * 4);
+                high[i] |= code >> 4 << sub;
+            }
         }
         Block {
             d: fit.d,

@@ -7,7 +7,7 @@
 
 use crate::activations::Row;
 use crate::format::Format;
-use crate::formats::k_quants::nearest;
+use crate::formats::fit::{self, nearest_int};
 use crate::formats::{Half, decode_blocks, encode_blocks};
 use crate::kernel;
 use crate::simd::scalar;
@@ -38,30 +38,29 @@ const _: () = assert!(size_of::<Block>() == 210);
 
 impl Block {
     fn encode(x: &[f32; 256]) -> Block {
-        let mut fitted = [0f32; 16];
-        for (scale, x) in fitted.iter_mut().zip(x.as_chunks::<16>().0) {
-            *scale = fit_scale(x);
-        }
+        let fits = [0, 128].map(|first| fit::fit_symmetric::<16>(&fit::columns(&x[first..]), 32));
+        let fitted: [f32; 16] = bytemuck::cast([fits[0].scale.0, fits[1].scale.0]);
         // The scale of largest magnitude becomes -128 exactly.
-        let extreme = fitted
-            .iter()
-            .fold(0f32, |max, &s| if s.abs() > max.abs() { s } else { max });
+        let extreme = fit::extreme(&fitted);
         let mut block: Block = bytemuck::Zeroable::zeroed();
-        if extreme == 0.0 || !extreme.is_finite() {
+        if extreme.abs() < fit::LEAST_MAGNITUDE {
             return block;
         }
-        block.d = Half::from_f32(extreme / -128.0);
-        block.scales = fitted.map(|s| nearest((s * (-128.0 / extreme)).min(127.0)) as i8);
-        for (i, &x) in x.iter().enumerate() {
-            let scale = block.d.to_f32() * f32::from(block.scales[i / 16]);
-            let code = if scale == 0.0 {
-                32
+        let inverse = -128.0 / extreme;
+        block.d = Half::from_f32(1.0 / inverse);
+        block.scales = fitted.map(|s| nearest_int(inverse * s).min(127) as i8);
+        for (sub, x) in x.as_chunks::<16>().0.iter().enumerate() {
+            let scale = block.d.to_f32() * f32::from(block.scales[sub]);
+            let codes = if scale == 0.0 {
+                fits[sub / 8].codes_of(sub % 8)
             } else {
-                (nearest_code(x / scale) + 32.0) as u8
+                x.map(|x| (nearest_int(x / scale).clamp(-32, 31) + 32) as u8)
             };
-            let (half, run, i) = (i / 128, i % 128 / 32, i % 32);
-            block.low[half][run % 2 * 32 + i] |= (code & 15) << (run / 2 * 4);
-            block.high[half][i] |= code >> 4 << (run * 2);
+            let (half, run, first) = (sub / 8, sub % 8 / 2, sub % 2 * 16);
+            for (i, code) in codes.iter().enumerate() {
+                block.low[half][run % 2 * 32 + first + i] |= (code & 15) << (run / 2 * 4);
+                block.high[half][first + i] |= code >> 4 << (run * 2);
+            }
         }
         block
     }
@@ -89,41 +88,6 @@ impl Block {
         }
         x
     }
-}
-
-/// The nearest code, less 32.
-fn nearest_code(x: f32) -> f32 {
-    nearest(x.clamp(-32.0, 31.0))
-}
-
-/// The scale (of either sign) with the least squared error over codes `-32..=31`, each number weighing as its square.
-///
-/// Candidate scales around the one that maps the extreme number to -32 give candidate codes; for each set of codes the best
-/// scale is `sum w q x / sum w q q`, and its gain over storing zeros `(sum w q x)^2 / sum w q q`.
-fn fit_scale(x: &[f32; 16]) -> f32 {
-    let extreme = x
-        .iter()
-        .fold(0f32, |max, &x| if x.abs() > max.abs() { x } else { max });
-    if extreme == 0.0 || !extreme.is_finite() {
-        return 0.0;
-    }
-    // Relative to the extreme, so that squares neither overflow nor vanish.
-    let relative = x.map(|x| x / extreme);
-    let (mut best, mut best_gain) = (0.0, 0.0);
-    for step in -9..=9 {
-        let inverse = -(32.0 + 0.1 * step as f32) / extreme;
-        let (mut wqx, mut wqq) = ([0f32; 16], [0f32; 16]);
-        for i in 0..16 {
-            let (weight, q) = (relative[i] * relative[i], nearest_code(x[i] * inverse));
-            wqx[i] = weight * q * relative[i];
-            wqq[i] = weight * q * q;
-        }
-        let (wqx, wqq) = (wqx.iter().sum::<f32>(), wqq.iter().sum::<f32>());
-        if wqq > 0.0 && wqx * wqx > best_gain * wqq {
-            (best, best_gain) = (extreme * (wqx / wqq), wqx * wqx / wqq);
-        }
-    }
-    best
 }
 
 impl scalar::Dot for Block {

@@ -2,6 +2,7 @@
 
 use crate::activations::Row;
 use crate::format::Format;
+use crate::formats::fit::low_byte;
 use crate::formats::{Half, decode_blocks, encode_blocks};
 use crate::kernel;
 use crate::simd::scalar;
@@ -34,7 +35,7 @@ impl Block {
         let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
         Block {
             d: Half::from_f32(d),
-            q: x.map(|x| (x * inverse).round() as i8),
+            q: x.map(|x| low_byte((x * inverse).round()) as i8),
         }
     }
 
