@@ -123,8 +123,10 @@ pub(crate) fn columns<const N: usize>(x: &[f32]) -> [Lanes; N] {
 
 /// The first of the numbers of largest magnitude.
 pub(crate) fn extreme(x: &[f32]) -> f32 {
-    x.iter()
-        .fold(0.0, |max: f32, &x| if x.abs() > max.abs() { x } else { max })
+    x.iter().fold(
+        0.0,
+        |max: f32, &x| if x.abs() > max.abs() { x } else { max },
+    )
 }
 
 /// The first of each sub-block's numbers of largest magnitude.
@@ -337,7 +339,7 @@ pub(crate) fn fit_to_values<const N: usize>(x: &[Lanes; N], values: &[i8; 16]) -
         let (mut sum_qx, mut sum_qq) = (zero, zero);
         for &x in x {
             let weight = x * x;
-            let q = (inverse * x).map(|x| nearest_value(x, values));
+            let q = nearest_value(inverse * x, values);
             sum_qx = sum_qx + weight * q * x;
             sum_qq = sum_qq + weight * q * q;
         }
@@ -357,17 +359,14 @@ pub(crate) fn fit_to_values<const N: usize>(x: &[Lanes; N], values: &[i8; 16]) -
     without_tiny(extreme, scale, []).scale
 }
 
-/// The value nearest to `x`; of two equally near ones the larger.
+/// The values nearest to `x`; of two equally near ones the larger.
 #[inline(always)]
-fn nearest_value(x: f32, values: &[i8; 16]) -> f32 {
-    let mut nearest = f32::from(values[0]);
-    for i in 1..16 {
-        let (low, high) = (f32::from(values[i - 1]), f32::from(values[i]));
-        nearest += if x < 0.5 * (low + high) {
-            0.0
-        } else {
-            high - low
-        };
+fn nearest_value(x: Lanes, values: &[i8; 16]) -> Lanes {
+    let mut nearest = Lanes::all(f32::from(values[0]));
+    for pair in values.windows(2) {
+        let (low, high) = (f32::from(pair[0]), f32::from(pair[1]));
+        let middle = 0.5 * (low + high);
+        nearest = nearest + x.map(|x| if x < middle { 0.0 } else { high - low });
     }
     nearest
 }

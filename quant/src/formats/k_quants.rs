@@ -116,6 +116,133 @@ pub(crate) mod x86 {
         }
     }
 
+    /// Scales and minima of eight blocks of 32, from the bits of their scales and least numbers.
+    #[target_feature(enable = "avx2,f16c")]
+    #[inline]
+    pub(crate) fn lines_of_blocks(lines: [[u16; 2]; 8]) -> EightLines {
+        let [a, b, c, d, e, f, g, h] =
+            lines.map(|[scale, low]| (u32::from(scale) | u32::from(low) << 16) as i32);
+        let (first, last) = (_mm_setr_epi32(a, b, c, d), _mm_setr_epi32(e, f, g, h));
+        let scale_bits = _mm_set1_epi32(0xffff);
+        let scales = _mm_packus_epi32(
+            _mm_and_si128(first, scale_bits),
+            _mm_and_si128(last, scale_bits),
+        );
+        let lows = _mm_packus_epi32(_mm_srli_epi32::<16>(first), _mm_srli_epi32::<16>(last));
+        EightLines {
+            scales: _mm256_cvtph_ps(scales),
+            mins: _mm256_xor_ps(_mm256_cvtph_ps(lows), _mm256_set1_ps(-0.0)),
+        }
+    }
+
+    /// The bit of each byte that belongs to each 128-bit lane of a group.
+    const BITS: [[u8; 64]; 2] = {
+        let mut bits = [[0; 64]; 2];
+        let mut i = 0;
+        while i < 128 {
+            bits[i / 64][i % 64] = 1 << (i / 16);
+            i += 1;
+        }
+        bits
+    };
+
+    /// Where bit j of byte i is set, of the first and the last 16 numbers i of the runs j of 32 of a group of four.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
+    #[inline]
+    pub(crate) fn high_bits_512(high: &[u8; 32], group: usize) -> (__mmask64, __mmask64) {
+        let bits = constant(&BITS[group]);
+        let set = |half: &[u8]| {
+            // SAFETY: half of 32 bytes.
+            let bytes = unsafe { _mm_loadu_si128(half.as_ptr().cast()) };
+            _mm512_test_epi8_mask(_mm512_broadcast_i32x4(bytes), bits)
+        };
+        (set(&high[..16]), set(&high[16..]))
+    }
+
+    /// As [`high_bits_512`] of two runs, with `value` in the bytes where the bit is set and zeros elsewhere.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(crate) fn high_bits_256(high: &[u8; 32], pair: usize, value: i8) -> (__m256i, __m256i) {
+        let (even, odd) = (1i8 << (2 * pair), 2u8.wrapping_shl(2 * pair as u32) as i8);
+        let bits = _mm256_set_m128i(_mm_set1_epi8(odd), _mm_set1_epi8(even));
+        let set = |half: &[u8]| {
+            // SAFETY: half of 32 bytes.
+            let bytes = unsafe { _mm_loadu_si128(half.as_ptr().cast()) };
+            let own = _mm256_and_si256(_mm256_broadcastsi128_si256(bytes), bits);
+            _mm256_and_si256(_mm256_cmpeq_epi8(own, bits), _mm256_set1_epi8(value))
+        };
+        (set(&high[..16]), set(&high[16..]))
+    }
+
+    /// The first and the last 16 codes of four runs of 32, bits `2 * j..2 * j + 2` of byte i being code i of run j.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
+    #[inline]
+    pub(crate) fn two_bits_512(runs: &[u8; 32]) -> (__m512i, __m512i) {
+        let right = constant(&RIGHT);
+        let codes = |half: &[u8]| {
+            // SAFETY: half of 32 bytes.
+            let bytes = unsafe { _mm_loadu_si128(half.as_ptr().cast()) };
+            let codes = _mm512_srlv_epi32(_mm512_broadcast_i32x4(bytes), right);
+            _mm512_and_si512(codes, _mm512_set1_epi8(3))
+        };
+        (codes(&runs[..16]), codes(&runs[16..]))
+    }
+
+    /// How far each 128-bit lane is shifted right to bring its two bits to the bottom.
+    const RIGHT: [i32; 16] = [0, 0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6];
+
+    /// As [`two_bits_512`], of runs `2 * upper` and `2 * upper + 1`.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(crate) fn two_bits_256(runs: &[u8; 32], upper: usize) -> (__m256i, __m256i) {
+        let right = _mm256_add_epi64(
+            _mm256_set_epi64x(2, 2, 0, 0),
+            _mm256_set1_epi64x(4 * upper as i64),
+        );
+        let codes = |half: &[u8]| {
+            // SAFETY: half of 32 bytes.
+            let bytes = unsafe { _mm_loadu_si128(half.as_ptr().cast()) };
+            let codes = _mm256_srlv_epi64(_mm256_broadcastsi128_si256(bytes), right);
+            _mm256_and_si256(codes, _mm256_set1_epi8(3))
+        };
+        (codes(&runs[..16]), codes(&runs[16..]))
+    }
+
+    /// Which of the sixteen scales each f32 lane takes: `PLACES[2 * group + half]`.
+    const PLACES: [[i32; 16]; 4] = {
+        let mut places = [[0; 16]; 4];
+        let mut i = 0;
+        while i < 64 {
+            places[i / 16][i % 16] = (8 * (i / 32) + i / 16 % 2 + 2 * (i % 16 / 4)) as i32;
+            i += 1;
+        }
+        places
+    };
+
+    /// Of the scales of sixteen sub-blocks of 16, those of the first and of the last halves of the four runs of a group, each
+    /// in one 128-bit lane.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(crate) fn half_scales_512(scales: __m512, group: usize) -> (__m512, __m512) {
+        (
+            _mm512_permutexvar_ps(constant(&PLACES[2 * group]), scales),
+            _mm512_permutexvar_ps(constant(&PLACES[2 * group + 1]), scales),
+        )
+    }
+
+    /// As [`half_scales_512`], of the two runs of a pair.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(crate) fn half_scales_256(scales: [__m256; 2], pair: usize) -> (__m256, __m256) {
+        let places = _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2);
+        let places = _mm256_add_epi32(places, _mm256_set1_epi32(4 * (pair % 2) as i32));
+        let next = _mm256_add_epi32(places, _mm256_set1_epi32(1));
+        (
+            _mm256_permutevar8x32_ps(scales[pair / 2], places),
+            _mm256_permutevar8x32_ps(scales[pair / 2], next),
+        )
+    }
+
     impl EightLines {
         /// The four scales of a group, each in one 128-bit lane.
         #[target_feature(enable = "avx512f")]
@@ -160,6 +287,17 @@ pub(crate) mod arm {
             scales: scales.to_le_bytes().map(|scale| d * f32::from(scale)),
             // SAFETY: eight floats.
             mins: unsafe { [vld1q_f32(mins.as_ptr()), vld1q_f32(mins.as_ptr().add(4))] },
+        }
+    }
+
+    /// Bits `2 * run..2 * run + 2` of the first and of the last 16 of 32 bytes.
+    #[inline]
+    pub(crate) fn two_bits(bytes: &[u8; 32], run: usize) -> (uint8x16_t, uint8x16_t) {
+        // SAFETY: NEON is part of the architecture.
+        unsafe {
+            let right = vdupq_n_s8(-2 * run as i8);
+            let bits = |bytes| vandq_u8(vshlq_u8(bytes, right), vdupq_n_u8(3));
+            (bits(neon::load(bytes, 0)), bits(neon::load(bytes, 1)))
         }
     }
 

@@ -16,7 +16,7 @@ pub static Q4_0: Format = Format {
     block_len: 32,
     block_bytes: size_of::<Block>(),
     integer_dot: true,
-    device_scale: Some(0),
+    device_apart: 0..2,
     encode: |src, dst| encode_blocks(src, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,

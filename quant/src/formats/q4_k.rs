@@ -18,7 +18,7 @@ pub static Q4_K: Format = Format {
     block_len: 256,
     block_bytes: size_of::<Block>(),
     integer_dot: true,
-    device_scale: None,
+    device_apart: 0..0,
     encode: |src, dst| encode_blocks(src, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,

@@ -19,7 +19,7 @@ pub static Q6_K: Format = Format {
     block_len: 256,
     block_bytes: size_of::<Block>(),
     integer_dot: true,
-    device_scale: Some(208),
+    device_apart: 208..210,
     encode: |src, dst| encode_blocks(src, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,
@@ -120,19 +120,9 @@ mod x86 {
     use std::arch::x86_64::*;
 
     use super::Block;
+    use crate::formats::k_quants::x86::{half_scales_256, half_scales_512};
     use crate::simd::avx512::constant;
     use crate::simd::{avx2, avx512};
-
-    /// Which of the sixteen scales each f32 lane takes: `SCALES[2 * group + half]`.
-    const SCALES: [[i32; 16]; 4] = {
-        let mut places = [[0; 16]; 4];
-        let mut i = 0;
-        while i < 64 {
-            places[i / 16][i % 16] = (8 * (i / 32) + i / 16 % 2 + 2 * (i % 16 / 4)) as i32;
-            i += 1;
-        }
-        places
-    };
 
     /// How far each 128-bit lane is rotated left to bring its two high bits to bits 4 and 5: 4, 2, 0, -2.
     const ROTATIONS: [i32; 16] = [4, 4, 4, 4, 2, 2, 2, 2, 0, 0, 0, 0, 30, 30, 30, 30];
@@ -185,11 +175,12 @@ mod x86 {
                 let both = _mm512_ternarylogic_epi32::<SELECT>(_mm512_set1_epi8(15), low, high);
                 _mm512_and_si512(both, _mm512_set1_epi8(63))
             };
+            let (scale, second_scale) = half_scales_512(header, group);
             avx512::Group {
                 first: join(first, high_1),
                 second: join(second, high_2),
-                scale: _mm512_permutexvar_ps(constant(&SCALES[2 * group]), header),
-                second_scale: _mm512_permutexvar_ps(constant(&SCALES[2 * group + 1]), header),
+                scale,
+                second_scale,
             }
         }
 
@@ -248,17 +239,12 @@ mod x86 {
                 let high = _mm256_sllv_epi64(_mm256_srl_epi16(high, down), left);
                 _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(48)))
             };
-            let scale = |half_of_run: i32| {
-                let places = _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2);
-                let places =
-                    _mm256_add_epi32(places, _mm256_set1_epi32(4 * upper as i32 + half_of_run));
-                _mm256_permutevar8x32_ps(header[half], places)
-            };
+            let (scale, second_scale) = half_scales_256(header, pair);
             avx2::Pair {
                 first: join(low_1, high_1),
                 second: join(low_2, high_2),
-                scale: scale(0),
-                second_scale: scale(1),
+                scale,
+                second_scale,
             }
         }
 
