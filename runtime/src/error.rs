@@ -106,6 +106,14 @@ pub enum Error {
         /// What is missing.
         reason: String,
     },
+    /// The system refused memory or a thread. Nothing else changed.
+    #[error("{what} cannot be allocated: {advice}")]
+    Memory {
+        /// What was to be allocated, and how much.
+        what: String,
+        /// What to choose instead.
+        advice: &'static str,
+    },
     /// A device is missing, full, too old or lost, or its kernels cannot be made.
     #[error("{device}: {reason}")]
     Device {
@@ -128,6 +136,14 @@ impl Error {
         Error::Invalid {
             what: what.into(),
             reason: reason.into(),
+        }
+    }
+
+    /// Memory or a thread, `what`, that the system refused, and what to choose instead.
+    pub(crate) fn memory(what: impl Into<String>, advice: &'static str) -> Self {
+        Error::Memory {
+            what: what.into(),
+            advice,
         }
     }
 

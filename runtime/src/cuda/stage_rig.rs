@@ -100,7 +100,7 @@ impl Comparison<'_> {
             }
         };
 
-        let pool = Pool::new(1);
+        let pool = Pool::new(1).expect("no thread");
         let room = Mutex::new(vec![f32::NAN; stage.scratch(most)]);
         let mut common = vec![f32::NAN; stage.common(1)];
         let mut arena = Arena::new(Arc::clone(plan));

@@ -65,10 +65,10 @@ impl Session {
                 format!("a session of {bytes} bytes cannot be allocated; choose a smaller context");
             return Err(Error::invalid("memory", reason));
         }
-        let pool = options
-            .pool
-            .clone()
-            .unwrap_or_else(|| Arc::new(Pool::new(options.threads)));
+        let pool = match &options.pool {
+            Some(pool) => Arc::clone(pool),
+            None => Arc::new(Pool::new(options.threads)?),
+        };
         let (arena, engine) = match &options.device {
             None => {
                 let engine = cpu::Engine::new(model.program(), Arc::clone(&pool), options.chunk);

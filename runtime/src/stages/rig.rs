@@ -61,13 +61,13 @@ impl<'a> Rig<'a> {
             stage,
             widths,
             arena: Arena::new(Arc::new(plan(slots))),
-            pool: Pool::new(2),
+            pool: Pool::new(2).expect("threads"),
         }
     }
 
     /// The same with another number of threads than two.
     pub fn threads(mut self, threads: usize) -> Self {
-        self.pool = Pool::new(threads);
+        self.pool = Pool::new(threads).expect("threads");
         self
     }
 

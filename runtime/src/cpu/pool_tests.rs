@@ -1,0 +1,148 @@
+use super::*;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+/// Runs for about `rounds` turns of a loop.
+fn dawdle(rounds: usize) {
+    for i in 0..rounds {
+        std::hint::black_box(i);
+    }
+}
+
+/// A small generator of numbers that look random.
+fn random(state: &mut u64) -> usize {
+    *state = state
+        .wrapping_mul(6364136223846793005)
+        .wrapping_add(1442695040888963407);
+    (*state >> 33) as usize
+}
+
+#[test]
+fn every_index_runs_once_in_many_regions() {
+    let pool = Pool::new(3).unwrap();
+    for round in 0..2000 {
+        let hits: Vec<AtomicUsize> = (0..17).map(|_| AtomicUsize::new(0)).collect();
+        pool.each(hits.len(), |_, i| {
+            hits[i].fetch_add(1, Ordering::Relaxed);
+        });
+        let once = hits.iter().all(|h| h.load(Ordering::Relaxed) == 1);
+        assert!(once, "round {round}");
+    }
+}
+
+/// What a late worker could break: the closure and all that it borrows live on the stack of the region, are written with
+/// poison when it ends, and are other ones in the next region.
+#[test]
+fn nobody_enters_a_region_that_has_ended() {
+    let rounds = if cfg!(miri) { 50 } else { 3000 };
+    let pool = Pool::new(if cfg!(miri) { 4 } else { 16 }).unwrap();
+    let mut seed = 7;
+    for round in 0..rounds {
+        let open = AtomicBool::new(true);
+        let count = 1 + random(&mut seed) % 40;
+        let (delay, pause) = (random(&mut seed) % 3000, random(&mut seed) % 20_000);
+        let mut results = vec![usize::MAX; count];
+        let shared = crate::cpu::Shared::new(&mut results);
+        let in_use: Vec<AtomicBool> = (0..16).map(|_| AtomicBool::new(false)).collect();
+        pool.each(count, |worker, index| {
+            assert!(open.load(Ordering::SeqCst), "round {round}");
+            assert!(
+                !in_use[worker].swap(true, Ordering::SeqCst),
+                "two tasks on one worker"
+            );
+            dawdle(delay * (index % 3));
+            // SAFETY: every index is claimed once.
+            unsafe { shared.part(index..index + 1)[0] = index * round };
+            in_use[worker].store(false, Ordering::SeqCst);
+        });
+        open.store(false, Ordering::SeqCst);
+        assert!(
+            results.iter().enumerate().all(|(i, &r)| r == i * round),
+            "round {round}"
+        );
+        // Long enough now and then for workers to fall asleep, or to come too late.
+        dawdle(if round % 7 == 0 { 50 * pause } else { pause });
+    }
+}
+
+#[test]
+fn a_region_ends_without_workers_that_never_come() {
+    let pool = Pool::new(3).unwrap();
+    // Nobody attends, as if no worker ever got a core.
+    for worker in pool.region.lock().unwrap().iter_mut() {
+        worker.since = Instant::now() + Duration::from_secs(3600);
+    }
+    let workers = Mutex::new(Vec::new());
+    pool.each(12, |worker, _| workers.lock().unwrap().push(worker));
+    assert_eq!(workers.into_inner().unwrap(), [0; 12]);
+}
+
+#[test]
+fn a_worker_that_lost_its_core_is_left_out_for_longer_each_time() {
+    let [least, most] = LEFT_OUT;
+    let mut worker = Attendance {
+        since: Instant::now(),
+        penalty: least,
+    };
+    let own = Duration::from_micros(100);
+    worker.left(own, own);
+    assert!(worker.since <= Instant::now(), "in time");
+    for round in 0..20 {
+        worker.left(4 * LATE, own);
+        let expected = least * 2u32.pow(round.min(6));
+        assert!(worker.since > Instant::now() + expected.min(most) / 2);
+        worker.since = Instant::now();
+    }
+    assert_eq!(worker.penalty, most);
+}
+
+#[test]
+fn a_panic_reaches_its_own_caller_with_its_message_and_the_pool_lives_on() {
+    let pool = Pool::new(3).unwrap();
+    for culprit in 0..30 {
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            pool.each(30, |_, index| {
+                dawdle(1000);
+                assert!(index != culprit, "planted {culprit}");
+            });
+        }));
+        let payload = outcome.expect_err("a panic");
+        let said = payload.downcast_ref::<String>().expect("a text");
+        assert!(said.contains(&format!("planted {culprit}")), "{said}");
+        let count = AtomicUsize::new(0);
+        pool.each(30, |_, _| {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(count.into_inner(), 30);
+    }
+}
+
+#[test]
+fn sessions_on_several_threads_share_a_pool_and_panics_stay_where_they_are() {
+    let pool = Pool::new(2).unwrap();
+    let rounds = if cfg!(miri) { 20 } else { 500 };
+    std::thread::scope(|scope| {
+        for session in 0..4 {
+            let pool = &pool;
+            scope.spawn(move || {
+                for round in 0..rounds {
+                    let sum = AtomicUsize::new(0);
+                    let outcome = catch_unwind(AssertUnwindSafe(|| {
+                        pool.each(10, |_, i| {
+                            assert!(session != 0 || round % 50 != 3 || i != 7, "planted");
+                            sum.fetch_add(i, Ordering::Relaxed);
+                        });
+                    }));
+                    let planted = session == 0 && round % 50 == 3;
+                    assert_eq!(outcome.is_err(), planted);
+                    assert!(planted || sum.into_inner() == 45);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn more_threads_than_can_be_are_an_error() {
+    let error = Pool::new(MAX_THREADS + 1).err().expect("too many");
+    assert!(error.to_string().contains("1 to 1024"), "{error}");
+}
