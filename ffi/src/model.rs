@@ -247,7 +247,7 @@ pub unsafe extern "C" fn wl_model_from_memory(
         // SAFETY: the caller gives so many bytes.
         let bytes = unsafe { slice("bytes", bytes.cast::<u8>(), length) }?;
         Ok(Checkpoint::from_bytes(
-            Bytes::copy_from(bytes),
+            Bytes::copy_from(bytes).map_err(waterline::Error::from)?,
             "the model in memory",
         )?)
     };

@@ -12,7 +12,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// A number format, GGUF or safetensors problem.
     #[error(transparent)]
-    Quant(#[from] waterline_quant::Error),
+    Quant(waterline_quant::Error),
     /// The operating system refused a file operation.
     #[error("{}: {action}: {source}", path.display())]
     Io {
@@ -128,6 +128,18 @@ pub enum Error {
         /// Tokens of the call that were read before it stopped.
         fed: usize,
     },
+}
+
+impl From<waterline_quant::Error> for Error {
+    fn from(error: waterline_quant::Error) -> Self {
+        match error {
+            waterline_quant::Error::Memory { bytes } => {
+                let what = format!("{bytes} bytes of working memory");
+                Error::memory(what, "choose a smaller chunk or a smaller model")
+            }
+            other => Error::Quant(other),
+        }
+    }
 }
 
 impl Error {

@@ -146,3 +146,89 @@ fn more_threads_than_can_be_are_an_error() {
     let error = Pool::new(MAX_THREADS + 1).err().expect("too many");
     assert!(error.to_string().contains("1 to 1024"), "{error}");
 }
+
+#[cfg(all(target_os = "linux", not(miri)))]
+mod forked {
+    use super::*;
+
+    unsafe extern "C" {
+        fn fork() -> i32;
+        fn waitpid(process: i32, status: *mut i32, options: i32) -> i32;
+        fn kill(process: i32, signal: i32) -> i32;
+        fn _exit(status: i32) -> !;
+    }
+
+    /// Runs `body` in a child made by fork(2). Its exit status, or none if it had to be killed after a minute.
+    fn in_child(body: impl FnOnce() -> bool) -> Option<i32> {
+        const DO_NOT_WAIT: i32 = 1;
+        // SAFETY: the child calls nothing but `body`, which this test supplies, and ends itself.
+        let child = unsafe { fork() };
+        if child == 0 {
+            let good = catch_unwind(AssertUnwindSafe(body)).unwrap_or(false);
+            // SAFETY: ends this process.
+            unsafe { _exit(if good { 7 } else { 1 }) }
+        }
+        assert!(child > 0, "no child");
+        let mut status = 0;
+        for _ in 0..6000 {
+            // SAFETY: the child is this process's.
+            if unsafe { waitpid(child, &mut status, DO_NOT_WAIT) } == child {
+                return Some(status >> 8);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // SAFETY: as above.
+        unsafe { kill(child, 9) };
+        None
+    }
+
+    fn works(pool: &Pool) -> bool {
+        let sum = AtomicUsize::new(0);
+        for _ in 0..100 {
+            pool.each(40, |_, index| {
+                sum.fetch_add(index, Ordering::Relaxed);
+            });
+        }
+        sum.into_inner() == 100 * 780
+    }
+
+    #[test]
+    fn a_child_computes_on_its_own_thread_and_ends() {
+        let mut pool = Some(Pool::new(3).unwrap());
+        assert!(works(pool.as_ref().unwrap()));
+        // Workers spin, and then they sleep.
+        for pause in [0, 20] {
+            std::thread::sleep(Duration::from_millis(pause));
+            let child = in_child(|| {
+                let pool = pool.take().expect("the parent's pool");
+                let good = works(&pool);
+                drop(pool);
+                good && works(&Pool::new(2).expect("threads of its own"))
+            });
+            assert_eq!(child, Some(7));
+            assert!(works(pool.as_ref().unwrap()), "the parent goes on");
+        }
+    }
+
+    #[test]
+    fn a_child_of_another_thread_s_region_computes_too() {
+        let pool = Pool::new(3).unwrap();
+        let (open, done) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                pool.each(3, |_, _| {
+                    open.store(true, Ordering::SeqCst);
+                    while !done.load(Ordering::SeqCst) {
+                        std::thread::yield_now();
+                    }
+                });
+            });
+            while !open.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            let child = in_child(|| works(&pool));
+            done.store(true, Ordering::SeqCst);
+            assert_eq!(child, Some(7));
+        });
+    }
+}
