@@ -39,9 +39,12 @@ use crate::error::{Error, Result};
 const SPIN: Duration = Duration::from_micros(200);
 /// How long the owner of a region spins for a worker before it lets other programs run meanwhile.
 const PATIENCE: Duration = Duration::from_micros(50);
-/// A worker that keeps its region waiting longer than this, and than the region's own work, has lost its core.
-const LATE: Duration = Duration::from_micros(300);
-/// How long such a worker is left out of regions, at first and at most.
+/// A worker whose regions waited so much longer for it, in nanoseconds, than it saved them is left out for a while: a
+/// neighbour has its core.
+const DEBT: i64 = 300_000;
+/// What a worker can save up, in nanoseconds. More than a scheduler's time slice, so that one accident is forgiven.
+const CREDIT: i64 = 6_000_000;
+/// How long a worker is left out of regions, at first and at most.
 const LEFT_OUT: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(320)];
 /// Most threads of a pool.
 const MAX_THREADS: usize = 1024;
@@ -130,8 +133,12 @@ impl State {
 struct Attendance {
     /// Left out before this time.
     since: Instant,
-    /// How long it is left out when it is late.
+    /// Whether it has taken the last offer.
+    entered: bool,
+    /// How long it is left out the next time.
     penalty: Duration,
+    /// Nanoseconds that it has saved regions, less those that they waited for it.
+    balance: i64,
 }
 
 /// Threads for parallel regions. Shared by all sessions of a model. While one of them has a region, regions of the
@@ -160,7 +167,9 @@ impl Pool {
         };
         let attendance = || Attendance {
             since: Instant::now(),
+            entered: false,
             penalty: LEFT_OUT[0],
+            balance: 0,
         };
         let mut pool = Pool {
             state: Arc::new(State {
@@ -278,46 +287,59 @@ impl Pool {
     /// Withdraws the offers that no worker has taken and waits for those who did.
     fn close(&self, region: &mut [Attendance], begin: Instant) {
         let lanes = &self.state.lanes[1..];
-        for lane in lanes {
+        for (lane, worker) in lanes.iter().zip(region.iter_mut()) {
             let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
-            let _ = (lane.word).compare_exchange(OFFERED, IDLE, success, failure);
+            let withdrawn = lane
+                .word
+                .compare_exchange(OFFERED, IDLE, success, failure)
+                .is_ok();
+            worker.entered = worker.since <= begin && !withdrawn;
         }
-        let mut waiting: Option<Instant> = None;
-        for (lane, worker) in lanes.iter().zip(region) {
+        let done = Instant::now();
+        for (lane, worker) in lanes
+            .iter()
+            .zip(region)
+            .filter(|(_, worker)| worker.entered)
+        {
             let mut spins = 0u32;
             // Acquire: what the worker wrote in the region is visible once it has left.
             while lane.word.load(Ordering::Acquire) == BUSY {
                 spins += 1;
-                if !spins.is_multiple_of(64) {
-                    std::hint::spin_loop();
-                    continue;
-                }
-                let since = *waiting.get_or_insert_with(Instant::now);
-                if since.elapsed() > PATIENCE {
+                if spins.is_multiple_of(64) && done.elapsed() > PATIENCE {
                     std::thread::yield_now();
+                } else {
+                    std::hint::spin_loop();
                 }
             }
-            if let Some(since) = waiting.filter(|_| spins >= 64) {
-                worker.left(since.elapsed(), since - begin);
-            }
+            let waited = if spins < 64 {
+                Duration::ZERO
+            } else {
+                done.elapsed()
+            };
+            worker.left(done, waited, done - begin);
         }
     }
 }
 
 impl Attendance {
-    /// Takes note that a region of `own` work waited so long for the worker.
-    fn left(&mut self, waited: Duration, own: Duration) {
-        if waited < LATE + 2 * own {
+    /// Takes note that the caller had worked `own` in a region when it was `done`, and then `waited` for the worker,
+    /// without which it had worked about as long again.
+    fn left(&mut self, done: Instant, waited: Duration, own: Duration) {
+        let nanos = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
+        self.balance = (self.balance + nanos(own))
+            .min(CREDIT)
+            .saturating_sub(nanos(waited));
+        if self.balance > -DEBT {
             return;
         }
-        let now = Instant::now();
         let [least, most] = LEFT_OUT;
-        // In time for long enough: an accident then, no busy neighbour.
-        if now.saturating_duration_since(self.since) > 4 * self.penalty {
+        // It has paid for long enough: the neighbour is a new one.
+        if done.saturating_duration_since(self.since) > 4 * self.penalty {
             self.penalty = least;
         }
-        self.since = now + self.penalty;
+        self.since = done + waited + self.penalty;
         self.penalty = (2 * self.penalty).min(most);
+        self.balance = 0;
     }
 }
 

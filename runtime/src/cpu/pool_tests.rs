@@ -77,22 +77,36 @@ fn a_region_ends_without_workers_that_never_come() {
 }
 
 #[test]
-fn a_worker_that_lost_its_core_is_left_out_for_longer_each_time() {
+fn a_worker_that_costs_more_than_it_saves_is_left_out_for_longer_each_time() {
     let [least, most] = LEFT_OUT;
+    let start = Instant::now();
     let mut worker = Attendance {
-        since: Instant::now(),
+        since: start,
+        entered: true,
         penalty: least,
+        balance: 0,
     };
-    let own = Duration::from_micros(100);
-    worker.left(own, own);
-    assert!(worker.since <= Instant::now(), "in time");
+    let (own, slice) = (Duration::from_micros(100), Duration::from_millis(3));
+    for _ in 0..100 {
+        worker.left(start, Duration::ZERO, own);
+    }
+    worker.left(start, slice, own);
+    assert_eq!(worker.since, start, "it had saved more than that");
     for round in 0..20 {
-        worker.left(4 * LATE, own);
-        let expected = least * 2u32.pow(round.min(6));
-        assert!(worker.since > Instant::now() + expected.min(most) / 2);
-        worker.since = Instant::now();
+        let now = worker.since;
+        worker.left(now, own, own);
+        worker.left(now, slice, own);
+        let left_out = worker.since - now;
+        // The first of these pays off what was left of its credit.
+        if round > 0 {
+            let expected = least * 2u32.pow((round - 1).min(6));
+            assert_eq!(left_out, slice + expected.min(most), "{round}");
+        }
     }
     assert_eq!(worker.penalty, most);
+    // Much later it is forgiven.
+    worker.left(worker.since + 5 * most, slice, own);
+    assert_eq!(worker.penalty, 2 * least);
 }
 
 #[test]
