@@ -2,6 +2,7 @@
 
 use crate::aligned::Aligned;
 use crate::cpu::Simd;
+use crate::error::Result;
 use crate::simd::{self, Quantize};
 
 /// Numbers that share one 8-bit scale.
@@ -64,9 +65,12 @@ impl RowMut<'_> {
 
 impl Activations {
     /// Room for `max_rows` rows of `max_cols` numbers. Everything is allocated here.
-    pub fn new(max_rows: usize, max_cols: usize) -> Activations {
+    ///
+    /// # Errors
+    /// [`Error::Memory`](crate::Error::Memory) if the system refuses it.
+    pub fn new(max_rows: usize, max_cols: usize) -> Result<Activations> {
         let len = max_rows * max_cols.next_multiple_of(PAD);
-        Activations {
+        Ok(Activations {
             rows: 0,
             cols: 0,
             stride: 0,
@@ -74,12 +78,12 @@ impl Activations {
             max_rows,
             max_cols,
             quantize: simd::quantize(Simd::detect()),
-            values: Aligned::zeroed(len * size_of::<f32>()),
-            codes: Aligned::zeroed(len),
-            scales: Aligned::zeroed(len / BLOCK * size_of::<f32>()),
-            sums: Aligned::zeroed(len / BLOCK * size_of::<f32>()),
-            half_sums: Aligned::zeroed(2 * len / BLOCK * size_of::<f32>()),
-        }
+            values: Aligned::zeroed(len * size_of::<f32>())?,
+            codes: Aligned::zeroed(len)?,
+            scales: Aligned::zeroed(len / BLOCK * size_of::<f32>())?,
+            sums: Aligned::zeroed(len / BLOCK * size_of::<f32>())?,
+            half_sums: Aligned::zeroed(2 * len / BLOCK * size_of::<f32>())?,
+        })
     }
 
     /// Bytes that [`Activations::new`] allocates for the same arguments.

@@ -140,7 +140,7 @@ pub fn measure(session: &mut Session, plan: &Plan, cache_bytes: Option<u64>) -> 
     let mut depths: Vec<Timed> = plan.depths.iter().map(timed).collect();
     let peak_before = machine::peak_resident_bytes();
     let mut run = Run {
-        bandwidth: Bandwidth::new(session.threads(), cache_bytes),
+        bandwidth: Bandwidth::new(session.threads(), cache_bytes)?,
         random: SplitMix64(SEED),
         bar: progress::bar(plan.cost()),
         hash: Hash::new(),
