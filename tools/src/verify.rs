@@ -292,7 +292,20 @@ fn read_four_ways(
         step: StepProgram::Persistent,
         ..SessionOptions::default()
     };
-    let mut session = Session::new(Arc::clone(model), options.clone())?;
+    let (mut session, options) = match Session::new(Arc::clone(model), options.clone()) {
+        Err(error @ waterline::Error::Device { .. }) if options.device.is_some() => {
+            eprintln!("{error}");
+            let recorded = SessionOptions {
+                step: StepProgram::Recorded,
+                ..options
+            };
+            (Session::new(Arc::clone(model), recorded.clone())?, recorded)
+        }
+        session => (session?, options),
+    };
+    if let Some(form) = session.step_form() {
+        eprintln!("a step on the GPU is {form}");
+    }
     let whole = [tokens.len()];
     let ragged = ragged(tokens.len(), args.seed);
     let single = vec![1; tokens.len()];

@@ -86,6 +86,13 @@ T atomicAdd(T* p, T x) {
   return old;
 }
 
+template <class T>
+T atomicCAS(T* p, T expected, T x) {
+  T old = *p;
+  if (old == expected) *p = x;
+  return old;
+}
+
 namespace emulator {
 enum State { RUNNING, AT_WARP, AT_PART, AT_BLOCK, WAITING, DONE };
 struct Fiber {
@@ -259,4 +266,5 @@ inline unsigned __ballot_sync(unsigned, int vote) {
     if (emulator::exchange(vote, lane)) bits |= 1u << lane;
   return bits;
 }
+inline int __all_sync(unsigned mask, int vote) { return __ballot_sync(mask, vote) == 0xffffffff; }
 inline int __any_sync(unsigned mask, int vote) { return __ballot_sync(mask, vote) != 0; }

@@ -6,7 +6,7 @@ mod saved;
 use std::ops::Range;
 use std::sync::Arc;
 
-pub use options::{Canceller, ContextEnd, PhaseTime, SessionOptions, StepProgram};
+pub use options::{Canceller, ContextEnd, PhaseTime, SessionOptions, StepForm, StepProgram};
 
 use crate::cpu::{self, Pool, physical_cores};
 use crate::cuda;
@@ -451,6 +451,14 @@ impl Session {
         let token = self.sample()?;
         self.feed(&[token])?;
         Ok(token)
+    }
+
+    /// How a step runs on the session's GPU, and why so; none on the CPU.
+    pub fn step_form(&self) -> Option<&StepForm> {
+        match &self.engine {
+            Engine::Cpu(_) => None,
+            Engine::Cuda(engine) => Some(engine.form()),
+        }
     }
 
     /// On a GPU whose steps are [`StepProgram::Persistent`]: chooses the most probable token, reads it, and tells what its
