@@ -313,7 +313,7 @@ impl Launches<'_> {
     fn ring_factor(&self, (matrix, bias, column): &Factor) -> Result<Option<RingFactor>> {
         let format = matrix.format();
         let blocks = matrix.cols() / format.block_len;
-        let scales = if format.has_device_scale() { 2 } else { 0 };
+        let scales = format.device_apart_bytes();
         let factor = RingFactor {
             codes: self.matrix_address(matrix)?,
             scales: 0,
@@ -330,7 +330,8 @@ impl Launches<'_> {
             task: None,
         };
         let scales = factor.codes + (factor.rows * factor.code_row) as u64;
-        let aligned = factor.code_row.is_multiple_of(16);
+        // An entry begins with every eighth row.
+        let aligned = factor.code_row.is_multiple_of(16) && (8 * factor.scale_row).is_multiple_of(16);
         Ok(aligned.then_some(RingFactor { scales, ..factor }))
     }
 }

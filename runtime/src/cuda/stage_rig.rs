@@ -102,12 +102,12 @@ impl Comparison<'_> {
             }
         };
 
-        let pool = Pool::new(1);
+        let pool = Pool::new(1).expect("no thread");
         let room = Mutex::new(vec![f32::NAN; stage.scratch(most)]);
         let mut common = vec![f32::NAN; stage.common(1)];
-        let mut arena = Arena::new(Arc::clone(plan));
-        let mut rounded = Activations::new(most, widths[0]);
-        let mut cpu = Buffers::new(&widths, most);
+        let mut arena = Arena::new(Arc::clone(plan)).expect("memory");
+        let mut rounded = Activations::new(most, widths[0]).expect("memory");
+        let mut cpu = Buffers::new(&widths, most).expect("memory");
         let mut position = 0;
         for &chunk in chunks {
             queue

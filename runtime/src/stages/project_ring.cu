@@ -95,14 +95,38 @@ __device__ void unit_sums(const Segment& segment, const float* x, const RoundedI
 }
 
 // Whether a format's units lie one behind the other, codes and scales, so that a lane can take its units of an entry at once.
-__device__ constexpr bool in_runs(int format) { return format == Q4_0 || format == Q8_0; }
+__device__ constexpr bool in_runs(int format) {
+  constexpr int formats = 1 << Q8_0 | 1 << Q5_1 | 1 << Q5_0 | 1 << Q4_1 | 1 << IQ4_NL | 1 << Q4_0 | 1 << MXFP4;
+  return formats >> format & 1;
+}
+
+// What so many bytes of scales are read in.
+template <int bytes>
+struct ScaleWord {
+  using Type = u16;
+};
+template <>
+struct ScaleWord<1> {
+  using Type = u8;
+};
+template <>
+struct ScaleWord<4> {
+  using Type = u32;
+};
+template <>
+struct ScaleWord<8> {
+  using Type = u32;
+};
 
 // A lane's units of an entry, in registers.
 template <int format>
 struct EntryUnits {
   static constexpr int bands = bands_of_entry(format), unit_bytes = Format<format, 32>::row_bytes;
+  static constexpr int scale_bytes = Format<format, 32>::scale_row_bytes;
+  using Word = typename ScaleWord<scale_bytes>::Type;
+  static constexpr int scale_words = scale_bytes / sizeof(Word);
   uint4 codes[bands][unit_bytes / 16];
-  u16 scales[bands];
+  Word scales[bands][scale_words];
 
   // From where the first of them are; the ones of other rows are `code_band` and `scale_band` bytes further on.
   __device__ EntryUnits(const u8* from, const u8* scale, u32 code_band, u32 scale_band) {
@@ -110,11 +134,12 @@ struct EntryUnits {
     for (int band = 0; band < bands; band++) {
 #pragma unroll
       for (int i = 0; i < unit_bytes / 16; i++) codes[band][i] = reinterpret_cast<const uint4*>(from + band * code_band)[i];
-      scales[band] = *reinterpret_cast<const u16*>(scale + band * scale_band);
+#pragma unroll
+      for (int i = 0; i < scale_words; i++) scales[band][i] = reinterpret_cast<const Word*>(scale + band * scale_band)[i];
     }
   }
   __device__ float dot(int band, const Codes& x) const {
-    Units units = {reinterpret_cast<const u8*>(codes[band]), reinterpret_cast<const u8*>(scales + band)};
+    Units units = {reinterpret_cast<const u8*>(codes[band]), reinterpret_cast<const u8*>(scales[band])};
     return Format<format, 32>::dot(units, 0, x);
   }
 };
@@ -134,7 +159,7 @@ __device__ void run_sums(const Segment& segment, const RoundedInput& rounded, fl
   // Lanes without a unit load another one's.
   int unit = Row::has(0) ? first_unit() : 0;
   u32 code_pitch = segment.code_pitch, scale_pitch = segment.scale_pitch;
-  u32 code_at = row * code_pitch + unit * Entry::unit_bytes, scale_at = 8 * bands * code_pitch + row * scale_pitch + unit * 2;
+  u32 code_at = row * code_pitch + unit * Entry::unit_bytes, scale_at = 8 * bands * code_pitch + row * scale_pitch + unit * Entry::scale_bytes;
   // Where an entry has the scales of whole rows, a step's are further on.
   int next_scales = segment.scale_part == 0 ? scale_step : 0;
   Codes codes[held ? steps : 1];
@@ -237,7 +262,7 @@ __device__ void tile_sums(const Segment& segment, const SplitInput& input, float
 // The sums of a segment, in the form that its format has; of BF16 on tensor cores if the input is `split`.
 template <int cols, int formats, bool split, int format = 0>
 __device__ void segment_sums(const Segment& segment, const ProductInput& input, float* sums) {
-  if constexpr (format <= Q4_0) {
+  if constexpr (format < format_count) {
     if constexpr ((formats >> format & 1) != 0) {
       if (segment.format == format) {
         if constexpr (format == BF16 && split) {
