@@ -1,7 +1,6 @@
 //! The words that a session's kernels and the host share: grid barrier, chosen token, and the report of a spin past its deadline.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytemuck::{Pod, Zeroable};
 
@@ -35,15 +34,13 @@ impl Failure {
     pub fn describe(&self, op: &str) -> String {
         let wait = match self.wait {
             1 => "the grid barrier",
-            2 => "a value in a mailbox",
-            3 => "a tile of weights",
-            _ => "an empty stage of the weight pipeline",
+            _ => "a value in a mailbox",
         };
         format!(
-            "thread block {} waited {} s for {wait} in phase {} ({op}); the session is lost: open a new one and restore the \
+            "thread block {} waited more than {} s for {wait} in phase {} ({op}); the session is lost: open a new one and restore the \
              last snapshot",
             self.block,
-            deadline().as_secs_f32(),
+            ((deadline() as u64) << 32) / 1_000_000_000,
             self.phase
         )
     }
@@ -89,16 +86,14 @@ impl Control {
     }
 }
 
-/// How long the spins of a token may take: on a GPU that reads weights from a file, its first token reads the whole file.
-/// `WATERLINE_DEADLINE_MS` is another number of milliseconds.
-pub(super) fn deadline() -> Duration {
-    let named = std::env::var("WATERLINE_DEADLINE_MS").ok();
+/// How long the spins of a token may take, in units of 2^32 ns, 4.3 s: they end between so many units and one more. On a GPU that
+/// reads weights from a file, the first token reads the whole file. `WATERLINE_DEADLINE` is another number of units.
+pub(super) fn deadline() -> usize {
+    let named = std::env::var("WATERLINE_DEADLINE").ok();
     let named = named.and_then(|text| text.parse().ok());
-    Duration::from_millis(
-        named
-            .filter(|ms| (1..=3_600_000).contains(ms))
-            .unwrap_or(20_000),
-    )
+    named
+        .filter(|units| (1..=1000).contains(units))
+        .unwrap_or(3)
 }
 
 /// The phase that loses a value or an arrival, for tests of deadlines: `WATERLINE_FAULT` in the environment.

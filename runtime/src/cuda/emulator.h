@@ -266,5 +266,4 @@ inline unsigned __ballot_sync(unsigned, int vote) {
     if (emulator::exchange(vote, lane)) bits |= 1u << lane;
   return bits;
 }
-inline int __all_sync(unsigned mask, int vote) { return __ballot_sync(mask, vote) == 0xffffffff; }
 inline int __any_sync(unsigned mask, int vote) { return __ballot_sync(mask, vote) != 0; }

@@ -150,10 +150,7 @@ impl Layout {
             ("slot_bytes", needs.stage),
             ("ring_slots", self.stages),
             ("passed_floats", passed_floats),
-            (
-                "deadline_ms",
-                (control::deadline().as_nanos() >> 20) as usize,
-            ),
+            ("deadline", control::deadline()),
         ];
         let line = |(name, value)| format!("constexpr int {name} = {value};\n");
         // What that changes, phases.cu tells.

@@ -15,7 +15,8 @@ __device__ void go_through_phases(const u8* table, const u32* followers, const S
   Turn& now = turn();
   if (threadIdx.x == 0) {
     now.passed_at = now.control->token % 2 * passed_floats;
-    now.arrivals = now.waited = now.arrives = now.published = 0;
+    now.arrivals = now.waited = now.arrives = now.published = now.failure = 0;
+    now.failed_phase = no_phase;
     now.clocks = real_block() == 0 ? clocks : nullptr;
     // Before the first comes one that does nothing.
     now.beginning = {followers[first], 0, 0, first - 1};
@@ -39,6 +40,7 @@ __device__ void go_through_phases(const u8* table, const u32* followers, const S
     now.control->arrivals = 0;
     now.control->token++;
   }
+  if (threadIdx.x == 0) report_failure();
 }
 
 // Every block has its followers, one more than there are phases, and a list of segments, `stride` long, of which the phases from
@@ -57,9 +59,7 @@ __device__ void persist(const u8* table, const u32* followers, const Segment* li
   if (threadIdx.x == 0) {
     Ring::get().init(), set_waits(false);
     turn().control = control;
-    turn().deadline = now_ms() + deadline_ms;
-    // Of a copier that is late before the first phase.
-    turn().beginning.phase = first;
+    turn().begun = coarse_time();
   }
   real_barrier();
   if (threadIdx.x >= phase_threads) {

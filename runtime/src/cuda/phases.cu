@@ -26,6 +26,7 @@ struct Passed {
   template <int count>
   __device__ static bool came(const float* values);
   __device__ float taken(int column) const;
+  __device__ static void expect(float value);
 };
 
 // What stands in front of a phase's parameters.
@@ -84,7 +85,7 @@ struct Control {
 };
 
 // What a spin waits for, as in control.rs.
-enum Wait { WAIT_BARRIER = 1, WAIT_MAILBOX, WAIT_TILE, WAIT_STAGE };
+enum Wait { WAIT_BARRIER = 1, WAIT_MAILBOX };
 
 // Where a block stands. Thread 0 writes it between barriers.
 struct __align__(16) Turn {
@@ -105,14 +106,17 @@ struct __align__(16) Turn {
   Control* control;
   // What follows the phase behind this one, once it has come.
   u32 after;
-  // When spins of this token end, by `now_ms`.
-  u32 deadline;
+  // When the token began, by `coarse_time`.
+  u32 begun;
   // The block's list of segments, where it does not stand in shared memory.
   const struct Segment* list;
   // Where the phase's clocks go, or null: its beginning, the end of its wait, its end.
   u64* clocks;
   // See `await_shared_barrier`.
   u64 barrier;
+  // What a spin waited for that passed its deadline, or zero, and the phase of the first one.
+  u32 failure;
+  u32 failed_phase;
 };
 
 static_assert(sizeof(Turn) == turn_bytes, "as the program was laid out");
@@ -201,35 +205,39 @@ __device__ inline void phase_barrier() {
 #endif
 }
 
-// A clock that all blocks share, in units of 2^20 ns.
-__device__ inline u32 now_ms() {
+// A clock that all blocks share, in units of 2^32 ns: one register, read by one instruction.
+__device__ inline u32 coarse_time() {
 #ifdef WATERLINE_EMULATOR
   return 0;
 #else
-  u64 nanoseconds;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(nanoseconds));
-  return (u32)(nanoseconds >> 20);
+  u32 time;
+  asm volatile("mov.u32 %0, %globaltimer_hi;" : "=r"(time));
+  return time;
 #endif
 }
 
-// The first one is kept.
-__device__ inline void report_failure(Wait wait) {
-  Control& control = *turn().control;
-  if (atomicCAS(&control.failure, 0u, (u32)wait) != 0) return;
-  control.phase = turn().beginning.phase;
-  control.block = real_block();
+// By any thread. Thread 0 keeps the first one between two phases, and the last phase reports it: code at every spin would make it
+// slower.
+__device__ inline void note_failure(Wait wait) { *const_cast<volatile u32*>(&turn().failure) = wait; }
+
+// By thread 0, behind the last phase: the first block that failed tells the host.
+__device__ inline void report_failure() {
+  const Turn& now = turn();
+  if (now.failure == 0 || atomicCAS(&now.control->failure, 0u, now.failure) != 0) return;
+  now.control->phase = now.failed_phase == no_phase ? now.beginning.phase : now.failed_phase;
+  now.control->block = real_block();
 }
 
-// Every spin ends at its token's deadline, so that no kernel hangs: the host reads the failure, and the session is lost. What the
-// rest of the token computes is of no concern; it goes through all phases, since every later spin ends at its first try. Under
-// the emulator a block has nothing to wait for.
+// Every spin on another block ends at the token's deadline, so that no kernel hangs: the host reads the failure, and the session is
+// lost. What the rest of the token computes is of no concern; it goes through all phases, since every later spin ends at its first
+// try. Waits inside a block depend on these spins only. Under the emulator a block has nothing to wait for.
 __device__ inline bool is_late(Wait wait) {
 #if defined(WATERLINE_RACECHECK)
   return false;
 #elif !defined(WATERLINE_EMULATOR)
-  if ((int)(now_ms() - turn().deadline) < 0) return false;
+  if (coarse_time() - turn().begun <= deadline) return false;
 #endif
-  report_failure(wait);
+  note_failure(wait);
   return true;
 }
 
@@ -295,13 +303,16 @@ __device__ bool Passed::came(const float* values) {
   return all;
 }
 
-// A value that the block has taken in a phase before, so that it is there.
+// A value that the block has taken in a phase before, so that it is there: `expect` checks that where it is used, since a check here
+// would wait for the load.
 __device__ inline float Passed::taken(int column) const {
   float value;
-  do {
-    ask<1>(place(column), &value);
-  } while (!came<1>(&value) && !is_late(WAIT_MAILBOX));
+  ask<1>(place(column), &value);
   return value;
+}
+
+__device__ inline void Passed::expect(float value) {
+  if (__float_as_uint(value) == not_passed) note_failure(WAIT_MAILBOX);
 }
 
 // The phase's input has come.
@@ -401,6 +412,7 @@ __device__ inline void turn_to_next_phase(u32 count) {
   Turn& now = turn();
   const Turn before = now;
   if (before.waited != before.arrivals) wait_for_arrivals();
+  if (before.failure != 0 && before.failed_phase == no_phase) now.failed_phase = before.beginning.phase;
   if (before.arrives) {
     if (!before.published) arrive();
     now.arrivals = before.arrivals + real_blocks();

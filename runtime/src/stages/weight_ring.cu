@@ -56,22 +56,16 @@ struct Signal {
   void arrive() {
     if (--missing == 0) missing = count, phase++;
   }
-  bool wait(u32 parity, Wait) {
+  void wait(u32 parity) {
     while ((phase & 1) == parity) emulator::yield(emulator::WAITING);
-    return true;
   }
 #else
   u64 bits;
 
   __device__ void init(int arrivals) { begin_barrier(&bits, arrivals); }
   __device__ void arrive() { ::arrive(&bits); }
-  // Returns when the phase of this parity is over, or false at the deadline.
-  __device__ bool wait(u32 parity, Wait what) {
-    while (!phase_is_over(&bits, parity)) {
-      if (is_late(what)) return false;
-    }
-    return true;
-  }
+  // Returns when the phase of this parity is over.
+  __device__ void wait(u32 parity) { wait_for_phase(&bits, parity); }
 #endif
 };
 
@@ -107,13 +101,14 @@ struct Ring {
 #endif
   }
 
-  // By a copier: returns when the entry before it at this place has been read, or false at the deadline.
-  __device__ bool claim(RingPlace place) {
-    return place.round == 0 || empty[place.slot].wait(place.round - 1 & 1, WAIT_STAGE);
+  // By a copier: the place of an entry, once the one before it there has been read.
+  __device__ u8* claim(RingPlace place) {
+    if (place.round > 0) empty[place.slot].wait(place.round - 1 & 1);
+    return place.bytes();
   }
 
-  // Returns when an entry has come, or false at the deadline.
-  __device__ bool await(RingPlace place) { return full[place.slot].wait(place.round & 1, WAIT_TILE); }
+  // Returns when an entry has come.
+  __device__ void await(RingPlace place) { full[place.slot].wait(place.round & 1); }
 };
 
 static_assert(sizeof(Ring) == slots_bytes, "as the program was laid out");
@@ -138,7 +133,7 @@ struct Reader {
 
   // The entry, once it has come.
   __device__ const u8* await() const {
-    ring().full[slot].wait(parity, WAIT_TILE);
+    ring().full[slot].wait(parity);
     return memory + ring_at + slot * slot_bytes;
   }
   // By all lanes, when the whole warp has read the entry.
@@ -206,8 +201,8 @@ constexpr u32 most_while_waiting = copiers;
 constexpr u32 most_under_way = ring_slots < 2 * copiers ? ring_slots : 2 * copiers;
 static_assert(ring_slots % copiers == 0 && ring_slots > 0, "a slot is one copier's");
 
-// By one warp: begins to copy an entry of a segment to its place; false at the deadline.
-__device__ inline bool bring_entry(const Segment& segment, int number) {
+// By one warp: begins to copy an entry of a segment to its place.
+__device__ inline void bring_entry(const Segment& segment, int number) {
   int tile = number / segment.parts, part = number - tile * segment.parts, first = tile * rows_of_entry(segment.format);
   u32 rows = min(rows_of_entry(segment.format), segment.rows - first);
   u32 code = part * segment.code_part, scale = part * segment.scale_part;
@@ -223,13 +218,12 @@ __device__ inline bool bring_entry(const Segment& segment, int number) {
   u32 entry = segment.entry + number;
   bool large = rows * codes.bytes > slot_bytes / 2;
   u32 most = turn_waits() ? most_while_waiting : most_under_way;
-  bool in_time = !large || entry < most || ring.await(RingPlace(entry - most));
+  if (large && entry >= most) ring.await(RingPlace(entry - most));
   RingPlace place(entry);
-  in_time = in_time && ring.claim(place);
-  if (!__all_sync(all_lanes, in_time)) return false;
-  u8* to = place.bytes();
+  u8* to = ring.claim(place);
   u8* to_scales = to + rows_of_entry(segment.format) * segment.code_pitch;
   Signal& full = ring.full[place.slot];
+  __syncwarp();
 #if __CUDA_ARCH__ >= 900 || defined(WATERLINE_EMULATOR)
   if (elected()) {
 #ifndef WATERLINE_EMULATOR
@@ -252,7 +246,6 @@ __device__ inline bool bring_entry(const Segment& segment, int number) {
   scales.copy_all<1>(to_scales, scale_runs, full);
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(&full)) : "memory");
 #endif
-  return true;
 }
 
 // What a copier does: brings its entries of every segment of the list.
@@ -263,12 +256,7 @@ __device__ inline void bring_weights(const Segment* list) {
     const Segment segment = *list;
     if (segment.rows < 0) continue;
     int tile = rows_of_entry(segment.format), entries = (segment.rows + tile - 1) / tile * segment.parts;
-    for (; entry < entries; entry += copiers) {
-      if (bring_entry(segment, entry)) continue;
-      // The block's shared memory stays until the copies that are under way have come.
-      for (int i = 0; i < 1000; i++) rest<1000>();
-      return;
-    }
+    for (; entry < entries; entry += copiers) bring_entry(segment, entry);
     entry -= entries;
   }
 }
