@@ -331,7 +331,8 @@ impl Launches<'_> {
         };
         let scales = factor.codes + (factor.rows * factor.code_row) as u64;
         // An entry begins with every eighth row.
-        let aligned = factor.code_row.is_multiple_of(16) && (8 * factor.scale_row).is_multiple_of(16);
+        let aligned =
+            factor.code_row.is_multiple_of(16) && (8 * factor.scale_row).is_multiple_of(16);
         Ok(aligned.then_some(RingFactor { scales, ..factor }))
     }
 }
