@@ -177,5 +177,6 @@ fn text_files(dir: &Path, spec: &ModelSpec) -> Result<TextFiles> {
         eos: token("eos_token")?,
         chat_template: config["chat_template"].as_str().map(str::to_string),
         tokenizer: Some(json),
+        ..TextFiles::default()
     })
 }

@@ -5,7 +5,6 @@ mod jinja;
 mod stop;
 mod stream;
 mod template;
-mod token_bytes;
 mod tokenizer;
 mod turns;
 
