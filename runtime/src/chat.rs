@@ -10,7 +10,7 @@ use crate::model::Model;
 use crate::sampler::SamplerParams;
 use crate::session::Session;
 use crate::state::Snapshot;
-use crate::text::{Message, Role, Turns};
+use crate::text::{Message, Role, TemplateOptions, Turns};
 
 /// A conversation. Its session is given to each call, and nothing else may be read into it meanwhile.
 #[derive(Clone)]
@@ -36,6 +36,8 @@ struct Note {
     starts: Vec<Start>,
     unread: Vec<u32>,
     sampler: SamplerParams,
+    #[serde(default)]
+    thinking: Option<bool>,
 }
 
 impl Chat {
@@ -58,6 +60,32 @@ impl Chat {
     /// The token with which the template closes an answer: generation should stop there.
     pub fn end_token(&self) -> Option<u32> {
         self.turns.end_token()
+    }
+
+    /// Whether the model is told to think before it answers; none leaves it to the template.
+    pub fn thinking(&self) -> Option<bool> {
+        self.turns.options().thinking
+    }
+
+    /// Tells the model, from the next message on, whether to think before it answers. Templates without such a switch
+    /// ignore it.
+    pub fn set_thinking(&mut self, thinking: Option<bool>) -> Result<()> {
+        let options = self.turns.options().clone();
+        self.turns.set_options(TemplateOptions {
+            thinking,
+            ..options
+        })
+    }
+
+    /// Names the functions that the model may call, as JSON schemas, from the next message on.
+    pub fn set_tools(&mut self, tools: Vec<serde_json::Value>) -> Result<()> {
+        let options = self.turns.options().clone();
+        self.turns.set_options(TemplateOptions { tools, ..options })
+    }
+
+    /// Whether the template begins an answer inside of a thought, so that only its end is generated.
+    pub fn opens_thought(&self) -> Result<bool> {
+        self.turns.opens_thought()
     }
 
     /// Sets the instructions ahead of the conversation, before its first message.
@@ -146,6 +174,7 @@ impl Chat {
             starts: self.starts.clone(),
             unread: self.unread.clone(),
             sampler: session.sampler().clone(),
+            thinking: self.thinking(),
         };
         let mut snapshot = session.snapshot()?;
         snapshot.note = serde_json::to_vec(&note)
@@ -162,6 +191,11 @@ impl Chat {
             )
         })?;
         let mut turns = self.turns.clone();
+        let options = turns.options().clone();
+        turns.set_options(TemplateOptions {
+            thinking: note.thinking,
+            ..options
+        })?;
         turns.restore(note.messages)?;
         let (params, random) = (session.sampler().clone(), session.random());
         // First, since the state that is restored has its own random numbers.

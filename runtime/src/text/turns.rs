@@ -1,4 +1,4 @@
-use super::{ChatTemplate, Message, Piece, Role, Tokenizer};
+use super::{ChatTemplate, Message, Piece, Role, TemplateOptions, Tokenizer};
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
@@ -23,6 +23,7 @@ use std::sync::Arc;
 pub struct Turns {
     template: Arc<ChatTemplate>,
     tokenizer: Arc<Tokenizer>,
+    options: TemplateOptions,
     /// What the template puts between an answer and its end-of-turn token, and this token; empty
     /// if no special token closes an answer.
     end: Vec<u32>,
@@ -44,9 +45,22 @@ impl Turns {
     /// [`Error::Template`] if the template fails, leaves out a message, or closes an answer in
     /// another way when a message follows it.
     pub fn new(template: Arc<ChatTemplate>, tokenizer: Arc<Tokenizer>) -> Result<Self> {
+        Self::with_options(template, tokenizer, TemplateOptions::default())
+    }
+
+    /// As [`new`](Self::new), with tools and a thinking switch.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_options(
+        template: Arc<ChatTemplate>,
+        tokenizer: Arc<Tokenizer>,
+        options: TemplateOptions,
+    ) -> Result<Self> {
         let mut turns = Self {
             template,
             tokenizer,
+            options,
             end: Vec::new(),
             messages: Vec::new(),
         };
@@ -61,6 +75,34 @@ impl Turns {
         turns.user("question")?;
         turns.clear();
         Ok(turns)
+    }
+
+    /// What the template is given besides the messages.
+    pub fn options(&self) -> &TemplateOptions {
+        &self.options
+    }
+
+    /// Changes what the template is given from the next turn on. On an error nothing has changed.
+    ///
+    /// # Errors
+    /// [`Error::Template`] if the template cannot work with it.
+    pub fn set_options(&mut self, options: TemplateOptions) -> Result<()> {
+        let (template, tokenizer) = (Arc::clone(&self.template), Arc::clone(&self.tokenizer));
+        let mut turns = Self::with_options(template, tokenizer, options)?;
+        turns.messages = std::mem::take(&mut self.messages);
+        *self = turns;
+        Ok(())
+    }
+
+    /// Whether the template begins an answer inside of a thought, so that only its end is generated.
+    ///
+    /// # Errors
+    /// [`Error::Template`] if the template fails.
+    pub fn opens_thought(&self) -> Result<bool> {
+        let question = [Message::new(Role::User, "question")];
+        let rendered = self.template.render_with(&question, true, &self.options)?;
+        let last = |tag| rendered.rfind(tag);
+        Ok(last("<think>") > last("</think>"))
     }
 
     /// Sets the system message, which the first turn feeds; an empty text removes it.
@@ -201,7 +243,9 @@ impl Turns {
     /// # Errors
     /// [`Error::Template`] if the template refuses the messages, [`Error::Tokenizer`] if a text cannot be encoded.
     pub fn transcript(&self, messages: &[Message]) -> Result<Vec<u32>> {
-        let rendered = self.template.render(&placeholders(messages), false)?;
+        let rendered = self
+            .template
+            .render_with(&placeholders(messages), false, &self.options)?;
         let parts = parts(&rendered, messages)?;
         let pieces: Vec<Piece> = parts.iter().map(|part| part.piece).collect();
         self.tokenizer.encode_pieces(&pieces, true)
@@ -215,7 +259,9 @@ impl Turns {
     /// Encodes what the template renders after the last answer, or all if there is none yet.
     fn tokens_after_answer(&self, add_generation_prompt: bool) -> Result<Vec<u32>> {
         let placeholders = placeholders(&self.messages);
-        let rendered = self.template.render(&placeholders, add_generation_prompt)?;
+        let rendered =
+            self.template
+                .render_with(&placeholders, add_generation_prompt, &self.options)?;
         let parts = parts(&rendered, &self.messages)?;
         let find = |message: usize| parts.iter().rposition(|part| part.message == Some(message));
 

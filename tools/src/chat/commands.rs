@@ -220,6 +220,7 @@ fn file_argument<'a>(command: &str, rest: &'a str) -> Result<&'a Path> {
 /// Sets one of the parameters, or lists them.
 fn set(rest: &str, conversation: &mut Conversation, screen: &mut Screen) -> Result<()> {
     const MAX_TOKENS: &str = "max-tokens";
+    const THINKING: &str = "thinking";
     let mut params = conversation.session().sampler().clone();
     let Some((key, value)) = rest.split_once([' ', '=']) else {
         let known = |name: &&str| rest.is_empty() || rest == *name;
@@ -229,6 +230,12 @@ fn set(rest: &str, conversation: &mut Conversation, screen: &mut Screen) -> Resu
             .collect();
         if known(&MAX_TOKENS) {
             lines.push(format!("{MAX_TOKENS} {}", conversation.limits().max_tokens));
+        }
+        if known(&THINKING) {
+            lines.push(format!(
+                "{THINKING} {}",
+                thinking_name(conversation.thinking())
+            ));
         }
         return match lines.is_empty() {
             true => Err(Error::usage(format!(
@@ -240,6 +247,9 @@ fn set(rest: &str, conversation: &mut Conversation, screen: &mut Screen) -> Resu
     let value = value.trim();
     if key == MAX_TOKENS {
         conversation.limits().max_tokens = number(key, value)?;
+    } else if key == THINKING {
+        let switch = thinking(value).map_err(Error::usage)?;
+        conversation.set_thinking(Some(switch))?;
     } else if !sampling::NAMES.contains(&key) {
         return Err(Error::usage(format!(
             "there is no setting {key:?}; /set lists them"
@@ -249,6 +259,23 @@ fn set(rest: &str, conversation: &mut Conversation, screen: &mut Screen) -> Resu
         conversation.set_sampler(params)?;
     }
     screen.notice(&format!("{key} {value}"))
+}
+
+/// Reads a switch.
+pub fn thinking(value: &str) -> std::result::Result<bool, String> {
+    match value {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        other => Err(format!("thinking is on or off, not {other:?}")),
+    }
+}
+
+fn thinking_name(thinking: Option<bool>) -> &'static str {
+    match thinking {
+        Some(true) => "on",
+        Some(false) => "off",
+        None => "as the template has it",
+    }
 }
 
 fn stats(conversation: &Conversation) -> String {

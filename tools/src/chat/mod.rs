@@ -4,6 +4,7 @@ mod commands;
 mod conversation;
 mod input;
 mod screen;
+mod thoughts;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -30,6 +31,9 @@ pub struct Args {
     /// Instructions ahead of the conversation.
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
+    /// Whether the model thinks before it answers, if its template has such a switch.
+    #[arg(long, value_name = "on|off", value_parser = commands::thinking)]
+    thinking: Option<bool>,
     #[command(flatten)]
     limits: LimitArgs,
     /// Where to keep the lines that were typed.
@@ -54,6 +58,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if let Some(system) = &args.system {
         conversation.set_system(system)?;
     }
+    conversation.set_thinking(args.thinking)?;
     let mut screen = Screen::new();
     let mut input = Input::new(args.history.clone(), &mut screen)?;
     if screen.interactive() {

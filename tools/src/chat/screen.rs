@@ -31,13 +31,13 @@ impl Screen {
         self.interactive
     }
 
-    /// A piece of an answer.
-    pub fn answer(&mut self, text: &str) -> Result<()> {
+    /// A piece of an answer; a thought is dimmed.
+    pub fn answer(&mut self, text: &str, thought: bool) -> Result<()> {
         let mut out = std::io::stdout();
-        let shown = if self.interactive {
-            printable(text)
-        } else {
-            text.to_string()
+        let shown = match self.interactive {
+            true if thought && self.colour => format!("\x1b[2m{}\x1b[0m", printable(text)),
+            true => printable(text),
+            false => text.to_string(),
         };
         out.write_all(shown.as_bytes())
             .and_then(|()| out.flush())
