@@ -27,12 +27,17 @@ pub struct Turns {
     /// What the template puts between an answer and its end-of-turn token, and this token; empty
     /// if no special token closes an answer.
     end: Vec<u32>,
+    /// Whether the template leaves out the thought of an answer once another message follows.
+    drops_thoughts: bool,
     messages: Vec<Message>,
 }
 
 // Noncharacters of Unicode: no text meant for exchange holds them.
 const OPEN: char = '\u{fdd0}';
 const CLOSE: char = '\u{fdd1}';
+/// What models put around their thoughts.
+const THOUGHT: &str = "<think>";
+const THOUGHT_END: &str = "</think>";
 /// White space around a placeholder, unlike any in a template: where it is gone from the
 /// rendering, the template trims the content.
 const PAD: char = '\u{205f}';
@@ -62,8 +67,10 @@ impl Turns {
             tokenizer,
             options,
             end: Vec::new(),
+            drops_thoughts: false,
             messages: Vec::new(),
         };
+        turns.drops_thoughts = turns.rehearse_thought();
         turns.user("question")?;
         turns.messages.push(Message::new(Role::Assistant, "answer"));
         let mut end = turns.tokens_after_answer(false)?;
@@ -94,6 +101,93 @@ impl Turns {
         Ok(())
     }
 
+    /// Whether the template leaves out the thought of an answer once another message follows.
+    fn rehearse_thought(&self) -> bool {
+        let answer = format!("{THOUGHT}thought{THOUGHT_END}\n\nanswer");
+        let messages = [
+            Message::new(Role::User, "question"),
+            Message::new(Role::Assistant, answer),
+            Message::new(Role::User, "question"),
+        ];
+        let rendered = self.template.render_with(&messages, true, &self.options);
+        rendered.is_ok_and(|text| text.contains("answer") && !text.contains("thought"))
+    }
+
+    /// What the template puts before the answer to the last message: the tokens with which the tokens of
+    /// [`user`](Self::user) end. None if the template keeps thoughts, or if nothing separates the two.
+    ///
+    /// # Errors
+    /// As [`user`](Self::user).
+    pub fn answer_prefix(&self) -> Result<Option<Vec<u32>>> {
+        if !self.drops_thoughts {
+            return Ok(None);
+        }
+        let placeholders = placeholders(&self.messages);
+        let render = |prompt| {
+            self.template
+                .render_with(&placeholders, prompt, &self.options)
+        };
+        let (with, without) = (render(true)?, render(false)?);
+        let prefix = with
+            .strip_prefix(without.as_str())
+            .filter(|prefix| !prefix.is_empty());
+        let Some(prefix) = prefix else {
+            return Ok(None);
+        };
+        let tokens = self.tokenizer.encode_with_special(prefix)?;
+        let separate = tokens
+            .first()
+            .is_some_and(|&token| self.tokenizer.is_special(token));
+        Ok(separate.then_some(tokens))
+    }
+
+    /// The tokens of the last answer without its thought, from behind the user's message to the answer's end: what the
+    /// template makes of it once another message follows. None if there is no thought, or the template keeps it.
+    ///
+    /// # Errors
+    /// As [`user`](Self::user).
+    pub fn answer_without_thought(&self) -> Result<Option<Vec<u32>>> {
+        let Some((answer, question)) = self.messages.split_last() else {
+            return Ok(None);
+        };
+        let thought = answer.content.rsplit_once(THOUGHT_END);
+        let (Some((_, content)), true) = (
+            thought,
+            self.drops_thoughts && answer.role == Role::Assistant,
+        ) else {
+            return Ok(None);
+        };
+        let mut messages = self.messages.clone();
+        let content = content.trim_start_matches('\n');
+        messages[question.len()].content = content.into();
+        messages.push(Message::new(Role::User, "question"));
+        let asked = self
+            .template
+            .render_with(&placeholders(question), false, &self.options)?;
+        let answered = self
+            .template
+            .render_with(&placeholders(&messages), false, &self.options)?;
+        let (asked, answered) = (parts(&asked, question)?, parts(&answered, &messages)?);
+        // What stands between the user's message and the answer, without what the session has read of it.
+        let read = asked.last().map(|part| part.piece);
+        let at = answered
+            .iter()
+            .position(|part| part.message == Some(question.len()));
+        let Some((Piece::Template(read), at)) = read.zip(at.filter(|&at| at > 0)) else {
+            return Ok(None);
+        };
+        let Piece::Template(between) = answered[at - 1].piece else {
+            return Ok(None);
+        };
+        let Some(header) = between.strip_prefix(read) else {
+            return Ok(None);
+        };
+        let pieces = [Piece::Template(header), answered[at].piece];
+        let mut tokens = self.tokenizer.encode_pieces(&pieces, false)?;
+        tokens.extend(&self.end);
+        Ok(Some(tokens))
+    }
+
     /// Whether the template begins an answer inside of a thought, so that only its end is generated.
     ///
     /// # Errors
@@ -102,7 +196,7 @@ impl Turns {
         let question = [Message::new(Role::User, "question")];
         let rendered = self.template.render_with(&question, true, &self.options)?;
         let last = |tag| rendered.rfind(tag);
-        Ok(last("<think>") > last("</think>"))
+        Ok(last(THOUGHT) > last(THOUGHT_END))
     }
 
     /// Sets the system message, which the first turn feeds; an empty text removes it.
