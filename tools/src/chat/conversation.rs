@@ -8,6 +8,7 @@ use waterline::{
 };
 
 use super::screen::Screen;
+use super::thoughts::Thoughts;
 use crate::error::{Error, Result};
 use crate::session::{LimitArgs, feed};
 
@@ -141,6 +142,19 @@ impl Conversation {
         Ok(self.chat.set_system(text)?)
     }
 
+    /// Whether the model is told to think before it answers.
+    pub fn thinking(&self) -> Option<bool> {
+        self.chat.thinking()
+    }
+
+    /// Tells the model whether to think before it answers, if it is said.
+    pub fn set_thinking(&mut self, thinking: Option<bool>) -> Result<()> {
+        match thinking {
+            Some(_) => Ok(self.chat.set_thinking(thinking)?),
+            None => Ok(()),
+        }
+    }
+
     /// Sends a message and shows the answer. If the message cannot be read as a whole, it was not sent. Whatever else
     /// goes wrong, the answer as far as it came is part of the conversation.
     pub fn say(&mut self, text: &str, screen: &mut Screen) -> Result<Reply> {
@@ -153,12 +167,14 @@ impl Conversation {
     fn answer(&mut self, screen: &mut Screen) -> Result<Reply> {
         let clock = Instant::now();
         let mut answer = String::new();
+        let mut thoughts = Thoughts::new(self.chat.opens_thought()?);
         let mut pieces = self.session.generate(self.limits.clone())?;
         let mut outcome = Ok(());
         for piece in pieces.by_ref() {
             outcome = piece.map_err(Error::from).and_then(|piece| {
                 answer.push_str(&piece);
-                screen.answer(&piece)
+                let mut parts = thoughts.push(&piece).into_iter();
+                parts.try_for_each(|(thought, text)| screen.answer(&text, thought))
             });
             if outcome.is_err() {
                 break;
@@ -169,7 +185,9 @@ impl Conversation {
         self.totals.generated += tokens;
         self.totals.generate_seconds += seconds;
         self.chat.answered(&self.session, &answer, finish)?;
+        let (thought, held) = thoughts.finish();
         outcome
+            .and_then(|()| screen.answer(&held, thought))
             .and_then(|()| screen.end_answer(answer.is_empty()))
             .or_else(|error| {
                 screen.end_answer(false)?;

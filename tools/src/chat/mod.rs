@@ -8,6 +8,7 @@ mod screen;
 mod sessions;
 mod settings;
 mod status;
+mod thoughts;
 mod wrap;
 
 use std::path::PathBuf;
@@ -35,6 +36,9 @@ pub struct Args {
     /// Instructions ahead of the conversation.
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
+    /// Whether the model thinks before it answers, if its template has such a switch.
+    #[arg(long, value_name = "on|off", value_parser = settings::thinking)]
+    thinking: Option<bool>,
     #[command(flatten)]
     limits: LimitArgs,
     /// Where to keep the lines that were typed.
@@ -65,6 +69,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if let Some(system) = &args.system {
         conversation.set_system(system)?;
     }
+    conversation.set_thinking(args.thinking)?;
     let mut screen = Screen::new();
     let mut input = Input::new(args.history.clone(), args.private, &mut screen)?;
     let mut talk = Talk {

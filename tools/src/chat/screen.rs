@@ -43,9 +43,9 @@ impl Screen {
             .filter(|_| self.interactive && !plain)
     }
 
-    /// A piece of an answer.
-    pub fn answer(&mut self, text: &str) -> Result<()> {
-        let sent = match self.interactive {
+    /// A piece of an answer; a thought is dimmed.
+    pub fn answer(&mut self, text: &str, thought: bool) -> Result<()> {
+        let wrapped = match self.interactive {
             true if self.open_line => self.answer.push(&shown(text)),
             true => {
                 // The window may have another size by now.
@@ -53,6 +53,10 @@ impl Screen {
                 self.answer.push(&shown(text))
             }
             false => text.to_string(),
+        };
+        let sent = match thought {
+            true => self.dimmed(&wrapped),
+            false => wrapped,
         };
         let mut out = std::io::stdout();
         out.write_all(sent.as_bytes())
@@ -80,12 +84,15 @@ impl Screen {
             return Ok(());
         }
         let text = Wrap::new(self.columns()).push_whole(&text);
-        let (dim, plain) = if self.colour {
-            ("\x1b[2m", "\x1b[0m")
-        } else {
-            ("", "")
-        };
-        writeln!(std::io::stdout(), "{dim}{text}{plain}").map_err(Error::Stdout)
+        writeln!(std::io::stdout(), "{}", self.dimmed(&text)).map_err(Error::Stdout)
+    }
+
+    /// The text in a dimmer colour, where the terminal has colours.
+    fn dimmed(&self, text: &str) -> String {
+        match self.interactive && self.colour {
+            true => format!("\x1b[2m{text}\x1b[0m"),
+            false => text.into(),
+        }
     }
 
     /// Something that did not work. The conversation goes on.

@@ -1,4 +1,4 @@
-//! `/set`: the sampling parameters and the length of answers.
+//! `/set`: the sampling parameters, the length of answers, and whether the model thinks.
 
 use super::conversation::Conversation;
 use crate::error::{Error, Result};
@@ -6,10 +6,11 @@ use crate::sampling;
 use crate::session::max_tokens;
 
 const MAX_TOKENS: &str = "max-tokens";
+const THINKING: &str = "thinking";
 
 /// Every setting.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    sampling::NAMES.into_iter().chain([MAX_TOKENS])
+    sampling::NAMES.into_iter().chain([MAX_TOKENS, THINKING])
 }
 
 /// Sets one (`KEY VALUE`), or lists one or all; returns what to say.
@@ -23,6 +24,7 @@ pub fn set(arguments: &str, conversation: &mut Conversation) -> Result<String> {
         let wanted = names().filter(|name| arguments.is_empty() || arguments == *name);
         let mut value = |name: &str| match name {
             MAX_TOKENS => Some(conversation.limits().max_tokens.to_string()),
+            THINKING => Some(thinking_name(conversation.thinking()).into()),
             _ => sampling::get(&params, name),
         };
         let lines: Vec<String> = wanted
@@ -39,6 +41,7 @@ pub fn set(arguments: &str, conversation: &mut Conversation) -> Result<String> {
             conversation.limits().max_tokens =
                 max_tokens(value).map_err(|e| Error::usage(format!("{key}: {value:?}: {e}")))?;
         }
+        THINKING => conversation.set_thinking(Some(thinking(value).map_err(Error::usage)?))?,
         _ if !sampling::NAMES.contains(&key) => return unknown(key),
         _ => {
             sampling::set(&mut params, key, value)?;
@@ -46,4 +49,21 @@ pub fn set(arguments: &str, conversation: &mut Conversation) -> Result<String> {
         }
     }
     Ok(format!("{key} {value}"))
+}
+
+/// Reads the switch of `thinking`.
+pub fn thinking(value: &str) -> std::result::Result<bool, String> {
+    match value {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        other => Err(format!("thinking is on or off, not {other:?}")),
+    }
+}
+
+fn thinking_name(thinking: Option<bool>) -> &'static str {
+    match thinking {
+        Some(true) => "on",
+        Some(false) => "off",
+        None => "as the template has it",
+    }
 }

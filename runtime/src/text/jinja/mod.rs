@@ -19,6 +19,7 @@ mod format;
 #[cfg(test)]
 mod hostile_tests;
 mod lexer;
+mod lists;
 mod methods;
 mod operators;
 mod parser;

@@ -15,7 +15,7 @@ pub(super) fn check(base64: &Value) -> Result<(), String> {
         return fail("found no trie");
     };
     let size = u32::from_le_bytes(*size) as usize;
-    if bytes.len() > MAX_BYTES || size % 4 != 0 || size == 0 || size > rest.len() {
+    if bytes.len() > MAX_BYTES || !size.is_multiple_of(4) || size == 0 || size > rest.len() {
         return fail("the sizes of its parts contradict its own");
     }
     let (trie, texts) = rest.split_at(size);
