@@ -4,51 +4,10 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Outcome, Workplace, outcome_of_input};
+use common::talk::Talk;
+use common::{Workplace, outcome_of_input};
 use waterline::Model;
 use waterline::text::Turns;
-
-/// Talks with a model in a new process.
-struct Talk<'a> {
-    place: &'a Workplace,
-    model: String,
-    flags: Vec<&'a str>,
-}
-
-impl<'a> Talk<'a> {
-    /// A model with random weights and answers of twelve tokens.
-    fn new(place: &'a Workplace, preset: &str) -> Self {
-        let model = place.model(preset).display().to_string();
-        let flags = vec![
-            "-n",
-            "12",
-            "--seed",
-            "3",
-            "--temperature",
-            "1",
-            "--ignore-eos",
-        ];
-        Talk {
-            place,
-            model,
-            flags,
-        }
-    }
-
-    fn say(&self, input: impl AsRef<[u8]>) -> Outcome {
-        let arguments = ["chat", &self.model]
-            .into_iter()
-            .chain(self.flags.iter().copied());
-        outcome_of_input(&mut self.place.command(arguments), input.as_ref())
-    }
-
-    /// What is printed if all goes well.
-    fn answers(&self, input: impl AsRef<[u8]>) -> String {
-        let outcome = self.say(input);
-        assert_eq!(outcome.status, Some(0), "{}", outcome.stderr);
-        outcome.text()
-    }
-}
 
 #[test]
 fn the_built_in_model_answers() {
@@ -72,14 +31,15 @@ fn only_answers_go_to_standard_output() {
     let place = Workplace::new();
     let talk = Talk::new(&place, "lalte-tiny");
     let plain = talk.answers("hello\nand then?\n");
-    let talked = talk
-        .say("/help\nhello\n/state\n/stats\n/set\n/fork\n\n   \nand then?\n/quit\nnever sent\n");
+    let talked = talk.say(
+        "/help\nhello\n/state --all\n/stats\n/set\n/fork\n\n   \nand then?\n/quit\nnever sent\n",
+    );
     assert_eq!((talked.status, talked.text()), (Some(0), plain.clone()));
     for part in [
         "/regen",
         "set_counts",
         "position",
-        "temperature 1",
+        "temperature        1\n",
         "* main",
     ] {
         assert!(talked.stderr.contains(part), "{part}: {}", talked.stderr);
@@ -105,6 +65,10 @@ fn failures_are_sentences_and_the_conversation_goes_on() {
         "/set temperature hot".into(),
         "/set temperature -1".into(),
         "/set volume 11".into(),
+        "/set max-tokens 0".into(),
+        "/sessions".into(),
+        "/resume".into(),
+        "/state --some".into(),
         "/save".into(),
         format!("/save {below}"),
         format!("/save {}", place.home.path().display()),
@@ -158,6 +122,49 @@ fn undo_returns_to_the_same_state() {
 }
 
 #[test]
+fn synonyms_do_the_same() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "gdn-tiny");
+    let again = talk.answers("hello\n/regen\n");
+    assert_eq!(talk.answers("hello\n/retry\n/bye\nnever sent\n"), again);
+    let help = talk.say("/?\n").stderr;
+    for part in ["/retry", "/bye", "/sessions"] {
+        assert!(help.contains(part), "{part}: {help}");
+    }
+}
+
+#[test]
+fn instructions_are_shown_and_no_escape_sequence_with_them() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "gdn-tiny");
+    let said = talk.say("/system\n/system Be \x1b[31mred.\n/system\n");
+    assert_eq!(said.status, Some(0), "{}", said.stderr);
+    let lines: Vec<&str> = said.stderr.lines().collect();
+    let expected = [
+        "no instructions",
+        "the instructions are set",
+        "Be \u{fffd}[31mred.",
+    ];
+    assert_eq!(lines, expected);
+}
+
+#[test]
+fn the_state_is_shown_as_gauges() {
+    let place = Workplace::new();
+    for (preset, parts) in [
+        ("lalte-tiny", &["matrices", "window", "retained"][..]),
+        ("transformer-tiny", &["context", "up to: "]),
+        ("hax-mamba-tiny", &["retained", "among them: "]),
+    ] {
+        let said = Talk::new(&place, preset).say("hello\n/state\n");
+        assert_eq!(said.status, Some(0), "{}", said.stderr);
+        for part in parts {
+            assert!(said.stderr.contains(part), "{part}: {}", said.stderr);
+        }
+    }
+}
+
+#[test]
 fn more_turns_can_be_undone_than_are_marked() {
     let place = Workplace::new();
     let talk = Talk::new(&place, "lalte-tiny");
@@ -165,7 +172,9 @@ fn more_turns_can_be_undone_than_are_marked() {
     let undo = "/undo\n".repeat(20);
     let (plain, again) = (
         talk.answers(&say),
-        talk.say(format!("{say}{undo}/state\n/set temperature 0\n{say}")),
+        talk.say(format!(
+            "{say}{undo}/state --all\n/set temperature 0\n{say}"
+        )),
     );
     assert_eq!(again.status, Some(0), "{}", again.stderr);
     assert!(again.text().starts_with(&plain));
@@ -183,129 +192,6 @@ fn regen_gives_another_answer_and_can_be_repeated() {
     assert_eq!(talk.answers("hello\n/regen\n"), again);
     let third = talk.answers("hello\n/regen\n/regen\n");
     assert!(third.starts_with(&again) && third[again.len()..] != *other);
-}
-
-#[test]
-fn a_saved_conversation_goes_on_as_if_never_interrupted() {
-    let place = Workplace::new();
-    let talk = Talk::new(&place, "lalte-tiny");
-    let file = place.name("talk.state");
-    let first = talk.answers(format!(
-        "/system Be brief.\nhello\n/set top-k 100\n/save {file}\n"
-    ));
-    let whole = talk.answers("/system Be brief.\nhello\n/set top-k 100\nand then?\nwhat next?\n");
-    // Other settings than those that were saved with it.
-    let later = Talk {
-        flags: vec!["-n", "12", "--greedy", "--ignore-eos"],
-        model: talk.model.clone(),
-        place: &place,
-    };
-    let loaded = later.answers(format!(
-        "something else\n/load {file}\nand then?\n/undo\nand then?\nwhat next?\n"
-    ));
-    let rest = whole.strip_prefix(&first).unwrap();
-    assert!(loaded.ends_with(rest), "{loaded}\n---\n{rest}");
-    // The turn before the file was written can be taken back as well.
-    let back = later.say(format!("/load {file}\n/undo\n/state\n"));
-    assert_eq!(back.status, Some(0), "{}", back.stderr);
-    assert!(back.stderr.contains("position 0,"), "{}", back.stderr);
-}
-
-#[test]
-fn what_was_said_before_a_load_leaves_no_trace() {
-    let place = Workplace::new();
-    let mut talk = Talk::new(&place, "lalte-tiny");
-    talk.flags = vec!["-n", "12", "--greedy", "--ignore-eos"];
-    let file = place.name("talk.state");
-    let turns = "a first message of some length\nthe second\n";
-    let first = talk.answers(turns);
-    let whole = talk.answers(format!("{turns}the third\n/save {file}\n"));
-    let third = whole.strip_prefix(&first).unwrap();
-    // Other turns, whose marks lie at other positions.
-    let other = "x\ny\nz\n";
-    let before = talk.answers(other);
-    let again = talk.answers(format!("{other}/load {file}\n/undo\nthe third\n"));
-    assert_eq!(again.strip_prefix(&before), Some(third));
-    let anew = talk.answers(format!("{other}/clear\n{turns}/undo\n/undo\n{turns}"));
-    assert!(anew.ends_with(&first));
-}
-
-#[test]
-fn damaged_and_foreign_states_are_refused() {
-    let place = Workplace::new();
-    let talk = Talk::new(&place, "lalte-tiny");
-    let other = Talk::new(&place, "gdn-tiny");
-    let (file, foreign) = (place.path("talk.state"), place.name("other.state"));
-    talk.answers(format!("hello\n/save {}\n", file.display()));
-    other.answers(format!("hello\n/save {foreign}\n"));
-    let plain = talk.answers("hello\nand then?\n");
-    let refused = |path: &str, part: &str| {
-        let failed = talk.say(format!("hello\n/load {path}\nand then?\n"));
-        assert_eq!(
-            (failed.status, failed.text()),
-            (Some(1), plain.clone()),
-            "{path}"
-        );
-        assert!(
-            failed.stderr.lines().count() == 1 && failed.stderr.contains(part),
-            "{path}: {}",
-            failed.stderr
-        );
-    };
-    refused(&foreign, "another model");
-
-    let content = std::fs::read(&file).unwrap();
-    for length in [0, 7, 8, 20, 100, content.len() / 2, content.len() - 1] {
-        let cut = place.file("cut.state", &content[..length]);
-        refused(&cut.display().to_string(), "cut.state");
-    }
-    for place_of_damage in [3, 17, content.len() / 3, content.len() - 2] {
-        let mut damaged = content.clone();
-        damaged[place_of_damage] ^= 0x40;
-        let damaged = place.file("damaged.state", damaged);
-        refused(&damaged.display().to_string(), "damaged.state");
-    }
-
-    let smaller = Talk {
-        flags: vec!["-n", "12", "--kv", "f32"],
-        model: talk.model.clone(),
-        place: &place,
-    };
-    let failed = smaller.say(format!("/load {}\n", file.display()));
-    assert_eq!(failed.status, Some(1));
-    assert!(failed.stderr.contains("slot keys"), "{}", failed.stderr);
-}
-
-#[cfg(unix)]
-#[test]
-fn a_full_disk_loses_neither_the_old_file_nor_the_conversation() {
-    let place = Workplace::new();
-    let talk = Talk::new(&place, "lalte-tiny");
-    let plain = talk.answers("hello\nand then?\n");
-    let file = place.file("talk.state", "old").display().to_string();
-    let mut shell = std::process::Command::new("sh");
-    shell.args([
-        "-c",
-        "trap '' XFSZ; ulimit -f 100; exec \"$0\" \"$@\"",
-        env!("CARGO_BIN_EXE_waterline"),
-        "chat",
-    ]);
-    shell
-        .arg(&talk.model)
-        .args(&talk.flags)
-        .env("HOME", place.home.path());
-    let failed = outcome_of_input(
-        &mut shell,
-        format!("hello\n/save {file}\nand then?\n").as_bytes(),
-    );
-    assert_eq!((failed.status, failed.text()), (Some(1), plain));
-    assert!(
-        failed.stderr.lines().count() == 1 && failed.stderr.contains("talk.state"),
-        "{}",
-        failed.stderr
-    );
-    assert_eq!(std::fs::read(&file).unwrap(), b"old");
-    assert_eq!(place.files(), ["lalte-tiny.gguf", "talk.state"]);
 }
 
 #[test]
@@ -337,7 +223,7 @@ fn clear_begins_anew_but_keeps_the_instructions() {
     let place = Workplace::new();
     let talk = Talk::new(&place, "lalte-tiny");
     let position = |input: &str| {
-        let said = talk.say(format!("{input}/state\n"));
+        let said = talk.say(format!("{input}/state --all\n"));
         assert_eq!(said.status, Some(0), "{}", said.stderr);
         said.stderr
             .lines()
@@ -352,7 +238,7 @@ fn clear_begins_anew_but_keeps_the_instructions() {
         with_system
     );
     assert_eq!(
-        position("/system Be brief.\nhello\n/clear\n/system\nhello\n"),
+        position("/system Be brief.\nhello\n/clear\n/system none\nhello\n"),
         position("hello\n")
     );
 }
@@ -393,7 +279,7 @@ fn an_answer_that_was_cut_is_closed_before_the_next_message() {
     assert!(end > 0);
     read += end + turns.user("and then?").unwrap().len();
 
-    let said = talk.say("hello\nand then?\n/state\n");
+    let said = talk.say("hello\nand then?\n/state --all\n");
     assert_eq!(said.status, Some(0), "{}", said.stderr);
     let position = format!("position {},", read + 2 * 12);
     assert!(
@@ -416,6 +302,18 @@ fn a_line_that_ends_in_a_backslash_goes_on() {
     );
     let (lines, single) = (talk.answers("one\\\ntwo\n"), talk.answers("one two\n"));
     assert_ne!(lines, single);
+}
+
+#[test]
+fn quotes_hold_several_lines() {
+    let place = Workplace::new();
+    let talk = Talk::new(&place, "gdn-tiny");
+    assert_eq!(
+        talk.answers("\"\"\"\none\ntwo\n\"\"\"\n"),
+        talk.answers("one\\\ntwo\n")
+    );
+    // What is never closed ends with the input.
+    assert_eq!(talk.answers("\"\"\"one\ntwo"), talk.answers("one\\\ntwo\n"));
 }
 
 #[test]

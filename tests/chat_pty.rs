@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use common::Workplace;
 use rexpect::error::Error;
-use rexpect::process::WaitStatus;
+use rexpect::process::{Signal, WaitStatus};
 use rexpect::session::{PtySession, spawn_command};
 
 /// How long a slow and busy machine may take for one step.
@@ -20,8 +20,8 @@ const DOWN: &str = "\x1b[B";
 const LEFT: &str = "\x1b[D";
 const PASTE: (&str, &str) = ("\x1b[200~", "\x1b[201~");
 
-/// What stands below each answer.
-const STATS: &str = "ms/token, position ";
+/// What stands below each answer, around the position. (`rexpect` takes each byte for a character, so these are ASCII.)
+const STATS: (&str, &str) = (" tok/s ", " tokens read");
 
 /// A person at a terminal.
 struct Person {
@@ -49,9 +49,16 @@ impl Person {
     fn starts(mut command: Command) -> Self {
         command.env("NO_COLOR", "1");
         let mut person = Self::waits(command);
-        person.sees("/help lists the commands");
+        person.sees("/help lists");
+        person.sees("Try:");
         person.sees_prompt();
         person
+    }
+
+    /// The program is killed, as by a power cut.
+    fn loses_power(mut self) {
+        let killed = self.terminal.process_mut().kill(Signal::SIGKILL);
+        killed.expect("the program was there");
     }
 
     /// Starts a chat and waits for nothing.
@@ -122,8 +129,10 @@ impl Person {
 
     #[track_caller]
     fn sees_position(&mut self) -> u64 {
-        self.sees(STATS);
-        self.sees(",").parse().expect("a position")
+        self.sees(STATS.0);
+        let position = self.sees(STATS.1);
+        let digits: String = position.chars().filter(char::is_ascii_digit).collect();
+        digits.parse().expect("a position")
     }
 
     fn presses_ctrl(&mut self, key: char) {
@@ -182,11 +191,17 @@ fn keys_edit_the_line_and_recall_earlier_ones() {
     person.presses(&format!("{LEFT}5\r"));
     person.sees("seed 151\r\n");
     person.sees_prompt();
-    // Tab completes what can be one command only.
+    // Tab completes what can be one command only, and what follows it.
     person.presses("/cl\t");
     person.sees("ear");
     person.presses("\r");
     person.sees("is empty");
+    person.sees_prompt();
+    person.presses("/set se\t 12\r");
+    person.sees("seed 12\r\n");
+    person.sees_prompt();
+    person.presses(&format!("/load {}/lalte\t\r", place.home.path().display()));
+    person.sees("lalte-tiny.gguf: ");
     person.sees_prompt();
     person.types("/quit");
     person.ends_with(0);
@@ -244,6 +259,94 @@ fn history_outlives_the_program() {
 }
 
 #[test]
+fn a_conversation_outlives_a_crash() {
+    let place = Workplace::new();
+    let model = place.model("lalte-tiny");
+    let mut person = Person::sits_down(&place, &model, &[]);
+    let first = person.says("Hello, you there");
+    let second = person.says("And then?");
+    person.loses_power();
+
+    let mut person = Person::sits_down(&place, &model, &[]);
+    person.commands("/sessions", "hello you there");
+    person.commands("/resume", &format!("{second} tokens, 4 messages"));
+    person.commands("/undo", "taken back: And then?");
+    person.commands("/stats", &format!("position {first}\r\n"));
+    assert_eq!(person.says("And then?"), second);
+    person.types("/bye");
+    person.ends_with(0);
+    // It is kept once, not once for each chat.
+    let folder = place.path(".local/state/waterline/sessions");
+    let models: Vec<_> = std::fs::read_dir(folder).unwrap().collect();
+    assert_eq!(models.len(), 1);
+    let kept = std::fs::read_dir(models[0].as_ref().unwrap().path()).unwrap();
+    assert_eq!(kept.count(), 1);
+
+    let mut command = place.command(["chat".as_ref(), model.as_os_str()]);
+    command
+        .args(["--resume", "--private", "-n", "2"])
+        .env("NO_COLOR", "1");
+    let mut person = Person::waits(command);
+    person.sees("4 messages");
+    person.sees_prompt();
+    // A private conversation is kept nowhere.
+    person.commands("/clear", "is empty");
+    person.says("A secret");
+    person.presses_ctrl('d');
+    person.ends_with(0);
+    let state = place.path(".local/state/waterline");
+    let kept = std::process::Command::new("grep")
+        .args(["-r", "secret"])
+        .arg(state)
+        .output()
+        .unwrap();
+    assert_eq!(kept.stdout, b"");
+}
+
+#[test]
+fn a_context_that_is_nearly_full_is_announced_with_the_flags() {
+    let place = Workplace::new();
+    let model = place.model("transformer-tiny");
+    let mut person = Person::sits_down(&place, &model, &["--context", "28"]);
+    person.types("one two three four five six seven eight nine ten one two");
+    person.sees("% full (");
+    person.sees("--context 112");
+    person.sees("--drop-oldest");
+    person.sees_prompt();
+    person.presses_ctrl('d');
+    person.ends_with(0);
+}
+
+#[test]
+fn words_are_not_broken_at_the_end_of_a_line() {
+    let place = Workplace::new();
+    let model = place.model("gdn-tiny");
+    let mut command = Command::new("sh");
+    command.args([
+        "-c",
+        "stty rows 24 cols 40; exec \"$0\" \"$@\"",
+        env!("CARGO_BIN_EXE_waterline"),
+        "chat",
+    ]);
+    command.arg(&model).args(["-n", "60", "--ignore-eos"]);
+    command.env("HOME", place.home.path());
+    let mut person = Person::starts(command);
+    person.types("Hello");
+    person.sees("\n");
+    let answer: Vec<u8> = person.sees(STATS.0).chars().map(|c| c as u8).collect();
+    let answer = String::from_utf8(answer).unwrap();
+    let lines: Vec<&str> = answer.split("\r\n").collect();
+    assert!(lines.len() > 4, "{answer:?}");
+    // A word that was taken back leaves an escape sequence behind it.
+    for line in lines {
+        let kept = line.split("\x1b[").next().unwrap();
+        assert!(kept.chars().count() < 40, "{line:?}");
+    }
+    person.presses_ctrl('d');
+    person.ends_with(0);
+}
+
+#[test]
 fn ctrl_c_stops_the_answer_and_keeps_what_was_said() {
     let place = Workplace::new();
     let model = place.model("lalte-tiny");
@@ -254,7 +357,7 @@ fn ctrl_c_stops_the_answer_and_keeps_what_was_said() {
     // The cursor goes to the next line when the line editor has given the terminal back.
     person.sees("\n");
     person.presses_ctrl('c');
-    person.sees("stopped; ");
+    person.sees("stopped ");
     let after = person.sees_position();
     person.sees_prompt();
     assert!(after > before);
@@ -283,7 +386,7 @@ fn ctrl_c_stops_the_reading_of_a_message() {
     // Either while the message was read, which takes it back, or in the answer.
     let (_, seen) = person
         .terminal
-        .exp_regex("cancelled after|stopped; ")
+        .exp_regex("cancelled after|stopped ")
         .unwrap();
     person.sees_prompt();
     if seen.contains("cancelled") {
@@ -385,7 +488,7 @@ fn colours_are_for_terminals_without_no_color() {
         ]);
         command.env("NO_COLOR", no_color);
         let mut person = Person::waits(command);
-        let banner = person.sees("/help lists the commands");
+        let banner = person.sees("/help lists");
         assert_eq!(banner.contains("\x1b[2m"), dimmed, "{banner:?}");
         person.sees_prompt();
         person.presses_ctrl('d');

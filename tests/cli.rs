@@ -39,8 +39,7 @@ fn every_command_has_help() {
 fn bad_usage_is_status_2() {
     let place = Workplace::new();
     for arguments in [
-        &["explode"][..],
-        &["run", "--no-such-flag"],
+        &["run", "--no-such-flag"][..],
         &["run", "-p", "x", "--top-k", "-3"],
         &["run", "-p", "x", "-f", "y"],
         &["synth", "no-such-preset", "--type", "f16", "-o", "x"],
@@ -77,6 +76,40 @@ fn the_built_in_model_needs_no_argument() {
     let inspected = place.run(["inspect", "--json"]).succeeded().json();
     assert!(inspected["tokenizer"].as_bool().unwrap() && inspected["chat_template"].is_string());
     place.run(["run", "-p", "Hello", "-n", "2"]).succeeded();
+}
+
+#[test]
+fn inspect_names_the_weights_that_are_not_finite() {
+    let place = Workplace::new();
+    let good = place.run(["inspect", "--check"]).succeeded().text();
+    assert!(good.contains("are finite"), "{good}");
+    let model = place.model("gdn-tiny");
+    let mut content = std::fs::read(&model).unwrap();
+    let first = content.len() - 8;
+    content[first..first + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    content[first + 4..].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    std::fs::write(&model, content).unwrap();
+    let found = place.run(["inspect".as_ref(), model.as_os_str(), "--check".as_ref()]);
+    assert_eq!((found.status, found.stderr.as_str()), (Some(1), ""));
+    let text = found.text();
+    assert!(
+        text.contains("1 NaN and 1 infinite of 256 values, the first at [254]"),
+        "{text}"
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn no_output_goes_where_links_lead_in_a_circle() {
+    let place = Workplace::new();
+    let (a, b) = (place.path("a.gguf"), place.path("b.gguf"));
+    std::os::unix::fs::symlink(&a, &b).unwrap();
+    std::os::unix::fs::symlink(&b, &a).unwrap();
+    let name = a.display().to_string();
+    place
+        .run(["synth", "gdn-tiny", "--type", "f32", "-o", &name])
+        .failed(2, &["a.gguf", "symbolic links"]);
+    assert!(std::fs::symlink_metadata(&a).unwrap().is_symlink());
 }
 
 #[test]
@@ -262,7 +295,8 @@ fn a_full_context_is_an_error_that_keeps_the_output() {
     let prompt = free["prompt_tokens"].as_u64().unwrap();
     let context = (prompt + 10).to_string();
 
-    let full = run(&["-n", "64", "--context", &context]).failed(1, &["context is full", &context]);
+    let full = run(&["-n", "64", "--context", &context])
+        .failed(1, &["context is full", &context, "--drop-oldest"]);
     let kept = full.text();
     assert!(
         kept.trim_end().len() > 1

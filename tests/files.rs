@@ -96,7 +96,7 @@ fn inspect_tells_the_bytes_of_the_built_in_models_session() {
     let text = "Tell me a story about a dog. ".repeat(60);
     let long = place.run(["run", "-p", &text, "-n", "1", "--json"]);
     assert_eq!(long.succeeded().json()["state_bytes"], bytes);
-    let chat = outcome_of_input(&mut place.command(["chat"]), b"/state\n");
+    let chat = outcome_of_input(&mut place.command(["chat"]), b"/state --all\n");
     let told = format!("({bytes} bytes)");
     assert!(chat.stderr.contains(&told), "{told}: {}", chat.stderr);
 }

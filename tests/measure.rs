@@ -97,6 +97,21 @@ fn bench_writes_what_scripts_rely_on() {
         );
     }
 
+    let from = &result["provenance"];
+    let sha = from["model_sha256"].as_str().unwrap();
+    assert!(sha.len() == 64 && sha.bytes().all(|c| c.is_ascii_hexdigit()));
+    assert_eq!(from["format"], "F32 100 %");
+    let command = from["command"].as_str().unwrap();
+    assert!(command.starts_with("waterline bench ") && command.contains("--depth 20,0"));
+    let commit = from["commit"].as_str().unwrap();
+    for (name, output) in [("csv", csv), ("md", md), ("html", html)] {
+        let output = read(output);
+        assert!(output.contains(sha) && output.contains(commit), "{name}");
+    }
+    for part in [sha, commit, "90 % of tokens", "load "] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+
     assert_eq!(read(csv).lines().count(), 3);
     assert!(read(csv).starts_with("position,p50_us,p90_us,p99_us,max_us,"));
     assert!(read(md).contains("| position | p50 us |"));
@@ -105,6 +120,46 @@ fn bench_writes_what_scripts_rely_on() {
     for part in ["http", "src=", "@import", "NaN", "inf"] {
         assert!(!page.contains(part), "{part}");
     }
+}
+
+#[test]
+fn several_models_and_thread_counts_are_measured_in_one_call() {
+    let place = Workplace::new();
+    let models = ["gdn-tiny", "lalte-tiny"].map(|name| place.model(name).display().to_string());
+    let [csv, svg] = ["out.csv", "out.svg"].map(|name| place.name(name));
+    let flags = [
+        "--threads",
+        "1,2",
+        "--prompt",
+        "8",
+        "--gen",
+        "4",
+        "--depth",
+        "0,0.1k",
+        "--csv",
+        &csv,
+        "--html",
+        &svg,
+        "--json",
+        "-",
+    ];
+    let all = ["bench", &models[0], &models[1]].into_iter().chain(flags);
+    let runs = place.run(all).succeeded().json();
+    let runs = runs.as_array().unwrap();
+    let threads: Vec<_> = runs.iter().map(|run| run["threads"].as_u64()).collect();
+    assert_eq!(threads, [Some(1), Some(2), Some(1), Some(2)]);
+    assert_eq!(runs[2]["depths"][1]["position"], 100);
+    // Threads change no number, models do.
+    assert_eq!(runs[0]["hash"], runs[1]["hash"]);
+    assert_ne!(runs[1]["hash"], runs[2]["hash"]);
+    assert_eq!(std::fs::read_to_string(csv).unwrap().lines().count(), 9);
+    let svg = std::fs::read_to_string(svg).unwrap();
+    for label in ["gdn-tiny.gguf, 1 thread", "lalte-tiny.gguf, 2 threads"] {
+        assert!(svg.contains(label), "{label}");
+    }
+    place
+        .run(["run", &models[0], "Once", "--threads", "1,2"])
+        .failed(2, &["--threads"]);
 }
 
 #[test]
@@ -153,6 +208,25 @@ fn two_results_can_be_compared() {
     assert!(same.contains("p50 us at 20"), "{same}");
     let other = compare(&a, &b).succeeded().text();
     assert!(other.contains("cannot be compared"), "{other}");
+
+    assert!(
+        same.contains("[+0.0 %, +0.0 %]") || same.contains("95 %"),
+        "{same}"
+    );
+    let page = place.name("compare.html");
+    place
+        .run(["bench", "--compare", &a, &b, "--html", &page])
+        .succeeded();
+    let page = std::fs::read_to_string(page).unwrap();
+    for part in [
+        "A: gdn-tiny.gguf",
+        "B: gdn-tiny.gguf",
+        "p50 us at 20",
+        "95 %",
+        "commit",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
 
     let broken = place
         .file("broken.json", "{\"hash\": 1}")

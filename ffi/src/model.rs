@@ -130,17 +130,17 @@ impl OpenModel {
 
     /// The threads that sessions of this model with this number of threads share; none for one thread alone, which is
     /// the caller's.
-    pub fn pool(&self, threads: usize) -> Arc<Pool> {
+    pub fn pool(&self, threads: usize) -> Outcome<Arc<Pool>> {
         if threads == 1 {
-            return Arc::new(Pool::new(1));
+            return Ok(Arc::new(Pool::new(1)?));
         }
         let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pool) = pools.get(&threads).and_then(Weak::upgrade) {
-            return pool;
+            return Ok(pool);
         }
-        let pool = Arc::new(Pool::new(threads));
+        let pool = Arc::new(Pool::new(threads)?);
         pools.insert(threads, Arc::downgrade(&pool));
-        pool
+        Ok(pool)
     }
 }
 
@@ -247,7 +247,7 @@ pub unsafe extern "C" fn wl_model_from_memory(
         // SAFETY: the caller gives so many bytes.
         let bytes = unsafe { slice("bytes", bytes.cast::<u8>(), length) }?;
         Ok(Checkpoint::from_bytes(
-            Bytes::copy_from(bytes),
+            Bytes::copy_from(bytes).map_err(waterline::Error::from)?,
             "the model in memory",
         )?)
     };

@@ -295,7 +295,7 @@ pub unsafe extern "C" fn wl_session_new(
         place("the place for the session", session)?;
         // SAFETY: the caller gives such a struct or NULL.
         let mut options = unsafe { session_options(params) }?;
-        options.pool = Some(model.pool(options.threads));
+        options.pool = Some(model.pool(options.threads)?);
         options.device.clone_from(&model.device);
         let made = Session::new(Arc::clone(&model.model), options)?;
         // SAFETY: checked.

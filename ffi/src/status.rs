@@ -81,7 +81,7 @@ impl From<Error> for Failure {
             Error::Unsupported { .. } => WL_ERROR_UNSUPPORTED,
             Error::Device { .. } => WL_ERROR_DEVICE,
             Error::Tokenizer { .. } | Error::Template { .. } => WL_ERROR_TEXT,
-            Error::Invalid { .. } => WL_ERROR_ARGUMENT,
+            Error::Invalid { .. } | Error::Memory { .. } => WL_ERROR_ARGUMENT,
             Error::ContextFull { .. } => WL_ERROR_CONTEXT,
             Error::Snapshot { .. } => WL_ERROR_STATE,
             Error::Rewind { .. } => WL_ERROR_REWIND,

@@ -41,7 +41,7 @@ fn main() {
     for format in formats {
         let matrix = random_matrix(format, megabytes << 20);
         for threads in 1..=threads {
-            let mut x = Activations::new(64, COLS);
+            let mut x = Activations::new(64, COLS).expect("memory");
             let values: Vec<f32> = (0..64 * COLS).map(|i| (i as f32 * 0.37).sin()).collect();
             x.load(&values[..COLS], 1, COLS, true);
             let (mut read, mut multiply, mut share) = (Vec::new(), Vec::new(), Vec::new());

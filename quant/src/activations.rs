@@ -2,6 +2,7 @@
 
 use crate::aligned::Aligned;
 use crate::cpu::Simd;
+use crate::error::Result;
 use crate::simd::{self, Quantize};
 
 /// Numbers that share one 8-bit scale.
@@ -26,26 +27,50 @@ pub struct Activations {
     max_rows: usize,
     max_cols: usize,
     quantize: Quantize,
-    values: Aligned, // f32 [rows, stride]
-    codes: Aligned,  // i8 [rows, stride]
-    scales: Aligned, // f32 [rows, stride / 32]
-    sums: Aligned,   // f32 [rows, stride / 32]: scale * sum of the codes
+    values: Aligned,    // f32 [rows, stride]
+    codes: Aligned,     // i8 [rows, stride]
+    scales: Aligned,    // f32 [rows, stride / 32]
+    sums: Aligned,      // f32 [rows, stride / 32]: scale * sum of the codes
+    half_sums: Aligned, // f32 [rows, stride / 16]: the same of each half
 }
 
-/// One row of [`Activations`]. `codes`, `scales` and `sums` are meaningful if the activations are quantized.
+/// One row of [`Activations`]. All but `values` is meaningful if the activations are quantized.
 #[derive(Clone, Copy)]
 pub(crate) struct Row<'a> {
-    pub(crate) values: &'a [f32], // [stride]
-    pub(crate) codes: &'a [i8],   // [stride]
-    pub(crate) scales: &'a [f32], // [stride / 32]
-    pub(crate) sums: &'a [f32],   // [stride / 32]
+    pub(crate) values: &'a [f32],    // [stride]
+    pub(crate) codes: &'a [i8],      // [stride]
+    pub(crate) scales: &'a [f32],    // [stride / 32]
+    pub(crate) sums: &'a [f32],      // [stride / 32]
+    pub(crate) half_sums: &'a [f32], // [stride / 16]
+}
+
+/// One row of 8-bit inputs that is made.
+pub(crate) struct RowMut<'a> {
+    pub(crate) codes: &'a mut [i8],      // [stride]
+    pub(crate) scales: &'a mut [f32],    // [stride / 32]
+    pub(crate) sums: &'a mut [f32],      // [stride / 32]
+    pub(crate) half_sums: &'a mut [f32], // [stride / 16]
+}
+
+impl RowMut<'_> {
+    /// Stores the scale of a block and the sums of its codes' halves.
+    #[inline]
+    pub(crate) fn set(&mut self, block: usize, scale: f32, [first, second]: [i32; 2]) {
+        self.scales[block] = scale;
+        self.sums[block] = scale * (first + second) as f32;
+        self.half_sums[2 * block] = scale * first as f32;
+        self.half_sums[2 * block + 1] = scale * second as f32;
+    }
 }
 
 impl Activations {
     /// Room for `max_rows` rows of `max_cols` numbers. Everything is allocated here.
-    pub fn new(max_rows: usize, max_cols: usize) -> Activations {
+    ///
+    /// # Errors
+    /// [`Error::Memory`](crate::Error::Memory) if the system refuses it.
+    pub fn new(max_rows: usize, max_cols: usize) -> Result<Activations> {
         let len = max_rows * max_cols.next_multiple_of(PAD);
-        Activations {
+        Ok(Activations {
             rows: 0,
             cols: 0,
             stride: 0,
@@ -53,17 +78,18 @@ impl Activations {
             max_rows,
             max_cols,
             quantize: simd::quantize(Simd::detect()),
-            values: Aligned::zeroed(len * size_of::<f32>()),
-            codes: Aligned::zeroed(len),
-            scales: Aligned::zeroed(len / BLOCK * size_of::<f32>()),
-            sums: Aligned::zeroed(len / BLOCK * size_of::<f32>()),
-        }
+            values: Aligned::zeroed(len * size_of::<f32>())?,
+            codes: Aligned::zeroed(len)?,
+            scales: Aligned::zeroed(len / BLOCK * size_of::<f32>())?,
+            sums: Aligned::zeroed(len / BLOCK * size_of::<f32>())?,
+            half_sums: Aligned::zeroed(2 * len / BLOCK * size_of::<f32>())?,
+        })
     }
 
     /// Bytes that [`Activations::new`] allocates for the same arguments.
     pub fn bytes(max_rows: usize, max_cols: usize) -> usize {
         let len = max_rows * max_cols.next_multiple_of(PAD);
-        len * (size_of::<f32>() + 1) + 2 * (len / BLOCK * size_of::<f32>())
+        len * (size_of::<f32>() + 1) + 4 * (len / BLOCK * size_of::<f32>())
     }
 
     /// Replaces the contents by `x`, `rows` rows of `cols` numbers; `quantize` makes the 8-bit form as well, which matrices
@@ -86,16 +112,20 @@ impl Activations {
         let codes = self.codes.as_mut_slice::<i8>();
         let scales = self.scales.as_mut_slice::<f32>();
         let sums = self.sums.as_mut_slice::<f32>();
+        let half_sums = self.half_sums.as_mut_slice::<f32>();
         for t in 0..rows {
             let row = &mut values[t * self.stride..][..self.stride];
             row[..cols].copy_from_slice(&x[t * cols..][..cols]);
             row[cols..].fill(0.0);
             if quantize {
-                let codes = &mut codes[t * self.stride..][..self.stride];
-                let scales = &mut scales[t * blocks..][..blocks];
-                let sums = &mut sums[t * blocks..][..blocks];
+                let rounded = RowMut {
+                    codes: &mut codes[t * self.stride..][..self.stride],
+                    scales: &mut scales[t * blocks..][..blocks],
+                    sums: &mut sums[t * blocks..][..blocks],
+                    half_sums: &mut half_sums[2 * t * blocks..][..2 * blocks],
+                };
                 // SAFETY: the function was chosen for a level that this CPU has; the stride is a multiple of 256.
-                unsafe { (self.quantize)(row, codes, scales, sums) };
+                unsafe { (self.quantize)(row, rounded) };
             }
         }
     }
@@ -129,6 +159,7 @@ impl Activations {
             codes: &self.codes.as_slice()[t * self.stride..][..self.stride],
             scales: &self.scales.as_slice()[t * blocks..][..blocks],
             sums: &self.sums.as_slice()[t * blocks..][..blocks],
+            half_sums: &self.half_sums.as_slice()[2 * t * blocks..][..2 * blocks],
         }
     }
 

@@ -1,6 +1,9 @@
 //! A fixed-size buffer aligned to a cache line.
 
+use bytemuck::allocation::try_zeroed_vec;
 use bytemuck::{Pod, Zeroable};
+
+use crate::error::{Error, Result};
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
@@ -13,11 +16,10 @@ pub(crate) struct Aligned {
 }
 
 impl Aligned {
-    pub(crate) fn zeroed(bytes: usize) -> Aligned {
-        Aligned {
-            lines: vec![Line::zeroed(); bytes.div_ceil(64)],
-            bytes,
-        }
+    /// An error if the system refuses the memory.
+    pub(crate) fn zeroed(bytes: usize) -> Result<Aligned> {
+        let lines = try_zeroed_vec(bytes.div_ceil(64)).map_err(|()| Error::Memory { bytes })?;
+        Ok(Aligned { lines, bytes })
     }
 
     pub(crate) fn as_slice<T: Pod>(&self) -> &[T] {

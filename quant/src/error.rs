@@ -74,6 +74,12 @@ pub enum Error {
         /// The shape, outermost dimension first.
         shape: Vec<usize>,
     },
+    /// Memory that the system refuses.
+    #[error("{bytes} bytes of working memory cannot be allocated")]
+    Memory {
+        /// Bytes asked for.
+        bytes: usize,
+    },
     /// A SIMD level that this CPU lacks.
     #[error("this CPU has no {0:?}")]
     NoSimd(crate::Simd),

@@ -1,5 +1,7 @@
 //! Number formats as values: name, block size, encoder, decoder, kernels.
 
+use std::ops::Range;
+
 use crate::cpu::Simd;
 use crate::error::{Error, Result};
 use crate::formats;
@@ -16,8 +18,8 @@ pub struct Format {
     /// Bytes in a block.
     pub block_bytes: usize,
     pub(crate) integer_dot: bool,
-    /// Where the two bytes in a block lie that kernels on a GPU want elsewhere.
-    pub(crate) device_scale: Option<usize>,
+    /// The bytes of a block that kernels on a GPU want elsewhere.
+    pub(crate) device_apart: Range<usize>,
     pub(crate) encode: fn(&[f32], &mut [u8]),
     pub(crate) decode: fn(&[u8], &mut [f32]),
     pub(crate) kernel: fn(Simd) -> Kernel,
@@ -26,19 +28,30 @@ pub struct Format {
 pub use formats::bf16::BF16;
 pub use formats::f16::F16;
 pub use formats::f32::F32;
+pub use formats::iq4_nl::IQ4_NL;
+pub use formats::iq4_xs::IQ4_XS;
+pub use formats::mxfp4::MXFP4;
+pub use formats::q2_k::Q2_K;
+pub use formats::q3_k::Q3_K;
 pub use formats::q4_0::Q4_0;
+pub use formats::q4_1::Q4_1;
 pub use formats::q4_k::Q4_K;
+pub use formats::q5_0::Q5_0;
+pub use formats::q5_1::Q5_1;
 pub use formats::q5_k::Q5_K;
 pub use formats::q6_k::Q6_K;
 pub use formats::q8_0::Q8_0;
 
 /// Every format, most precise first.
-pub static FORMATS: [&Format; 8] = [&F32, &F16, &BF16, &Q8_0, &Q6_K, &Q5_K, &Q4_K, &Q4_0];
+pub static FORMATS: [&Format; 16] = [
+    &F32, &F16, &BF16, &Q8_0, &Q6_K, &Q5_1, &Q5_K, &Q5_0, &Q4_1, &Q4_K, &IQ4_NL, &IQ4_XS, &Q4_0,
+    &MXFP4, &Q3_K, &Q2_K,
+];
 
 impl Format {
-    /// Whether the two bytes of a block's scale stand behind all codes in [`crate::Matrix::device_layout`].
-    pub fn has_device_scale(&self) -> bool {
-        self.device_scale.is_some()
+    /// Bytes of a block, its scales above all, that stand behind all codes in [`crate::Matrix::device_layout`].
+    pub fn device_apart_bytes(&self) -> usize {
+        self.device_apart.len()
     }
 
     /// The format called `name`, in any case.

@@ -3,7 +3,9 @@
 use std::fs::{File, Metadata};
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tempfile::NamedTempFile;
 
 /// Opens a file for reading. Opening a pipe would wait for its other end, and a device may have none.
 pub fn open_file(path: impl AsRef<Path>) -> io::Result<File> {
@@ -28,35 +30,29 @@ fn check(found: &Metadata) -> io::Result<()> {
 /// dropped before, it leaves nothing behind.
 pub struct NewFile {
     path: PathBuf,
-    file: BufWriter<File>,
-    temporary: Temporary,
+    file: BufWriter<NamedTempFile>,
 }
 
-/// A name that is removed unless it was given up for another.
-struct Temporary {
-    path: PathBuf,
-    keep: bool,
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        if !self.keep {
-            // The error that made us give up is the one to report.
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
-}
+/// What a temporary file's name ends in; it begins with the name of the file that it will be.
+const TEMPORARY: &str = ".tmp";
+/// A temporary file that was not touched for so long is what a killed run has left.
+const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl NewFile {
     /// Starts the file that will be `path`. Where that is a link, the file that it leads to will be replaced.
     ///
+    /// Temporary files of the same name that killed runs have left are removed once they are a day old.
+    ///
     /// # Errors
-    /// If `path` is something other than a file, such as a folder or a device, or is a file that may not be written, or if
-    /// its folder cannot be written.
+    /// If `path` is something other than a file, such as a folder, a device or a link that leads in a circle, or is a
+    /// file that may not be written, or if its folder cannot be written.
     pub fn create(path: impl AsRef<Path>) -> io::Result<NewFile> {
-        let path = path.as_ref();
-        // What does not exist has no other name.
-        let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+        let path = match path.as_ref().canonicalize() {
+            Ok(path) => path,
+            // What does not exist has no other name.
+            Err(e) if e.kind() == ErrorKind::NotFound => path.as_ref().to_path_buf(),
+            Err(e) => return Err(e),
+        };
         let replaced = std::fs::metadata(&path).ok();
         if let Some(found) = &replaced {
             check(found)?;
@@ -65,36 +61,32 @@ impl NewFile {
                 return Err(io::Error::new(ErrorKind::PermissionDenied, reason));
             }
         }
-        // Other threads may be writing the same file.
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let mut temporary = path.clone().into_os_string();
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        temporary.push(format!(".{}.{count}.tmp", std::process::id()));
-        let temporary = PathBuf::from(temporary);
-        let file = File::options()
-            .write(true)
-            .create_new(true)
-            .open(&temporary)?;
-        let new = NewFile {
+        let name = path
+            .file_name()
+            .ok_or_else(|| io::Error::new(ErrorKind::InvalidInput, "no file is named"))?;
+        let folder = folder(&path);
+        let mut prefix = name.to_os_string();
+        prefix.push(".");
+        remove_abandoned(folder, &prefix.to_string_lossy());
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(&prefix).suffix(TEMPORARY);
+        #[cfg(unix)]
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+        let file = builder.tempfile_in(folder).map_err(system_error)?;
+        if let Some(found) = replaced {
+            file.as_file().set_permissions(found.permissions())?;
+        }
+        Ok(NewFile {
             path,
             file: BufWriter::with_capacity(1 << 20, file),
-            temporary: Temporary {
-                path: temporary,
-                keep: false,
-            },
-        };
-        if let Some(found) = replaced {
-            new.file.get_ref().set_permissions(found.permissions())?;
-        }
-        Ok(new)
+        })
     }
 
     /// Completes the file: everything is on the disk and the name is in place when this returns.
-    pub fn finish(mut self) -> io::Result<()> {
-        self.file.flush()?;
-        self.file.get_ref().sync_all()?;
-        std::fs::rename(&self.temporary.path, &self.path)?;
-        self.temporary.keep = true;
+    pub fn finish(self) -> io::Result<()> {
+        let file = self.file.into_inner()?;
+        file.as_file().sync_all()?;
+        file.persist(&self.path).map_err(|e| e.error)?;
         sync_folder(&self.path)
     }
 }
@@ -109,15 +101,51 @@ impl Write for NewFile {
     }
 }
 
+/// What the system said: `tempfile` adds the name of the temporary file, and the caller names the file that was meant.
+fn system_error(error: io::Error) -> io::Error {
+    let inner = error.get_ref().and_then(|inner| inner.source());
+    let system = inner.and_then(|inner| inner.downcast_ref::<io::Error>());
+    match system.and_then(io::Error::raw_os_error) {
+        Some(code) => io::Error::from_raw_os_error(code),
+        None => error,
+    }
+}
+
+/// The folder that a file lies in.
+fn folder(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// Removes the temporary files of killed runs: those whose name begins with `prefix`, once they are abandoned. What cannot
+/// be read or removed stays.
+fn remove_abandoned(folder: &Path, prefix: &str) {
+    let is_abandoned = |entry: &std::fs::DirEntry| {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let middle = name
+            .strip_prefix(prefix)
+            .and_then(|rest| rest.strip_suffix(TEMPORARY));
+        let is_ours = middle.is_some_and(|middle| {
+            let plain = |c: char| c.is_ascii_alphanumeric() || c == '.';
+            !middle.is_empty() && middle.chars().all(plain)
+        });
+        let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
+        is_ours && age().is_some_and(|age| age > ABANDONED)
+    };
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    for entry in entries.filter(is_abandoned) {
+        let _ = std::fs::remove_file(entry.path());
+    }
+}
+
 /// Makes the rename durable.
 fn sync_folder(path: &Path) -> io::Result<()> {
     #[cfg(unix)]
     {
-        let parent = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        File::open(parent)?.sync_all()?;
+        File::open(folder(path))?.sync_all()?;
     }
     #[cfg(not(unix))]
     let _ = path;
@@ -156,6 +184,47 @@ mod tests {
         first.finish().unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"first");
         assert_eq!(names(folder.path()), ["a"]);
+    }
+
+    #[test]
+    fn what_killed_runs_have_left_is_removed_after_a_day() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.gguf");
+        let old = std::time::SystemTime::now() - 2 * ABANDONED;
+        for (name, modified) in [
+            ("a.gguf.x1Y2z3.tmp", Some(old)),
+            ("a.gguf.4711.0.tmp", Some(old)),
+            ("a.gguf.fresh1.tmp", None),
+            ("b.gguf.x1Y2z3.tmp", Some(old)),
+            ("a.gguf.my notes.tmp", Some(old)),
+        ] {
+            let file = File::create(folder.path().join(name)).unwrap();
+            if let Some(time) = modified {
+                file.set_modified(time).unwrap();
+            }
+        }
+        NewFile::create(&path).unwrap().finish().unwrap();
+        let mut left = names(folder.path());
+        left.sort();
+        let expected = [
+            "a.gguf",
+            "a.gguf.fresh1.tmp",
+            "a.gguf.my notes.tmp",
+            "b.gguf.x1Y2z3.tmp",
+        ];
+        assert_eq!(left, expected);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_that_leads_in_a_circle_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let (a, b) = (folder.path().join("a"), folder.path().join("b"));
+        std::os::unix::fs::symlink(&a, &b).unwrap();
+        std::os::unix::fs::symlink(&b, &a).unwrap();
+        let error = NewFile::create(&a).err().unwrap().to_string();
+        assert!(error.contains("symbolic links"), "{error}");
+        assert!(std::fs::symlink_metadata(&a).unwrap().is_symlink());
     }
 
     #[cfg(unix)]

@@ -128,7 +128,7 @@ impl Checkpoint {
         let data = if aligned {
             entry.data.clone()
         } else {
-            Bytes::copy_from(&entry.data)
+            Bytes::copy_from(&entry.data)?
         };
         Tensor::new(format, entry.shape.clone(), data)
     }

@@ -49,15 +49,21 @@ impl Bytes {
     }
 
     /// A copy of `bytes` that starts on a 64-byte boundary.
+    ///
+    /// # Panics
+    /// If the system refuses the memory; [`Bytes::copy_from`] returns an error then.
     pub fn from_vec(bytes: Vec<u8>) -> Bytes {
-        Bytes::copy_from(&bytes)
+        Bytes::copy_from(&bytes).expect("memory for a copy")
     }
 
     /// A copy of `bytes` that starts on a 64-byte boundary.
-    pub fn copy_from(bytes: &[u8]) -> Bytes {
-        let mut aligned = Aligned::zeroed(bytes.len());
+    ///
+    /// # Errors
+    /// [`Error::Memory`](crate::Error::Memory) if the system refuses the memory.
+    pub fn copy_from(bytes: &[u8]) -> Result<Bytes> {
+        let mut aligned = Aligned::zeroed(bytes.len())?;
         aligned.as_mut_slice().copy_from_slice(bytes);
-        Bytes::new(Storage::Owned(aligned))
+        Ok(Bytes::new(Storage::Owned(aligned)))
     }
 
     fn new(storage: Storage) -> Bytes {

@@ -317,14 +317,14 @@ fn lies_are_refused() {
 
 #[test]
 fn unknown_formats_are_refused_when_asked_for() {
-    let gguf = parse(&raw(1, 0, &[&tensor("t", &[64], 10, 0), &[0; 256]])).unwrap();
+    let gguf = parse(&raw(1, 0, &[&tensor("t", &[64], 21, 0), &[0; 256]])).unwrap();
     assert_eq!(
         (gguf.tensors()[0].ggml_type, gguf.tensors()[0].format()),
-        (10, None)
+        (21, None)
     );
     let message = gguf.tensor("t").unwrap_err().to_string();
     assert!(
-        message.contains("'t'") && message.contains("ggml type 10") && message.contains("Q4_K"),
+        message.contains("'t'") && message.contains("ggml type 21") && message.contains("Q4_K"),
         "{message}"
     );
 }

@@ -23,7 +23,7 @@ fn matrix(format: &'static Format, rows: usize, cols: usize, simd: Simd) -> Matr
 }
 
 fn inputs(rows: usize, cols: usize) -> Activations {
-    let mut x = Activations::new(rows, cols);
+    let mut x = Activations::new(rows, cols).expect("memory");
     x.load(&numbers(rows * cols, 2), rows, cols, true);
     x
 }
@@ -113,7 +113,7 @@ fn values_do_not_depend_on_tokens_or_splits() {
             let cols = if format.block_len == 256 { 1280 } else { cols };
             let matrix = matrix(format, rows, cols, simd);
             let values = numbers(tokens * cols, 2);
-            let mut x = Activations::new(tokens, cols);
+            let mut x = Activations::new(tokens, cols).expect("memory");
             x.load(&values, tokens, cols, true);
             let whole = product(&matrix, &x, &[0]);
             let pieces = product(&matrix, &x, &[0, 1, 4, 6, 13, 22]);
@@ -147,7 +147,7 @@ fn inputs_are_rounded_alike_on_every_level() {
     values[64] = 3e38;
     let rounded: Vec<_> = Simd::available()
         .map(|simd| {
-            let mut x = Activations::new(rows, cols);
+            let mut x = Activations::new(rows, cols).expect("memory");
             x.force_simd(simd);
             x.load(&values, rows, cols, true);
             (0..rows)
@@ -185,7 +185,7 @@ fn a_poisoned_input_poisons_its_token_only() {
             for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                 let mut values = numbers(3 * cols, 2);
                 values[cols + 77] = poison;
-                let mut x = Activations::new(3, cols);
+                let mut x = Activations::new(3, cols).expect("memory");
                 x.force_simd(simd);
                 x.load(&values, 3, cols, true);
                 let out = product(&matrix, &x, &[0]);
@@ -204,7 +204,7 @@ fn a_poisoned_input_poisons_its_token_only() {
 #[test]
 fn loading_fewer_columns_leaves_nothing_behind() {
     for simd in Simd::available() {
-        let mut x = Activations::new(2, 1024);
+        let mut x = Activations::new(2, 1024).expect("memory");
         x.load(&numbers(2048, 5), 2, 1024, true);
         x.load(&numbers(2 * 96, 2), 2, 96, true);
         let matrix = matrix(&waterline_quant::Q4_0, 3, 96, simd);
@@ -236,7 +236,7 @@ fn lengths_are_checked() {
         !attempt(&inputs(2, 32), 0..2, 3, 0),
         "columns of the inputs"
     );
-    let mut plain = Activations::new(1, 64);
+    let mut plain = Activations::new(1, 64).expect("memory");
     plain.load(&[0.0; 64], 1, 64, false);
     assert!(!attempt(&plain, 0..2, 3, 0), "unquantized inputs");
 }

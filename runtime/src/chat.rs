@@ -10,7 +10,7 @@ use crate::model::Model;
 use crate::sampler::SamplerParams;
 use crate::session::Session;
 use crate::state::Snapshot;
-use crate::text::{Message, Role, Turns};
+use crate::text::{Message, Role, TemplateOptions, Turns};
 
 /// A conversation. Its session is given to each call, and nothing else may be read into it meanwhile.
 #[derive(Clone)]
@@ -18,8 +18,11 @@ pub struct Chat {
     turns: Turns,
     /// Where each turn began, for going back.
     starts: Vec<Start>,
-    /// Tokens that end an answer which was stopped; they are read with the next message.
+    /// Tokens that are read with the next message: the end of an answer which was stopped, or an answer without its
+    /// thought.
     unread: Vec<u32>,
+    /// The position before the last answer, if the template drops the thoughts of answers.
+    before_answer: Option<u64>,
 }
 
 /// The point before a turn.
@@ -36,6 +39,8 @@ struct Note {
     starts: Vec<Start>,
     unread: Vec<u32>,
     sampler: SamplerParams,
+    #[serde(default)]
+    thinking: Option<bool>,
 }
 
 impl Chat {
@@ -47,6 +52,7 @@ impl Chat {
             turns: Turns::new(Arc::new(model.chat_template()?), tokenizer)?,
             starts: Vec::new(),
             unread: Vec::new(),
+            before_answer: None,
         })
     }
 
@@ -58,6 +64,32 @@ impl Chat {
     /// The token with which the template closes an answer: generation should stop there.
     pub fn end_token(&self) -> Option<u32> {
         self.turns.end_token()
+    }
+
+    /// Whether the model is told to think before it answers; none leaves it to the template.
+    pub fn thinking(&self) -> Option<bool> {
+        self.turns.options().thinking
+    }
+
+    /// Tells the model, from the next message on, whether to think before it answers. Templates without such a switch
+    /// ignore it.
+    pub fn set_thinking(&mut self, thinking: Option<bool>) -> Result<()> {
+        let options = self.turns.options().clone();
+        self.turns.set_options(TemplateOptions {
+            thinking,
+            ..options
+        })
+    }
+
+    /// Names the functions that the model may call, as JSON schemas, from the next message on.
+    pub fn set_tools(&mut self, tools: Vec<serde_json::Value>) -> Result<()> {
+        let options = self.turns.options().clone();
+        self.turns.set_options(TemplateOptions { tools, ..options })
+    }
+
+    /// Whether the template begins an answer inside of a thought, so that only its end is generated.
+    pub fn opens_thought(&self) -> Result<bool> {
+        self.turns.opens_thought()
     }
 
     /// Sets the instructions ahead of the conversation, before its first message.
@@ -75,8 +107,9 @@ impl Chat {
         &mut self,
         session: &mut Session,
         text: &str,
-        feed: impl FnOnce(&mut Session, &[u32]) -> Result<()>,
+        mut feed: impl FnMut(&mut Session, &[u32]) -> Result<()>,
     ) -> Result<usize> {
+        self.drop_thought(session)?;
         session.mark()?;
         let message = self.turns.user(text)?;
         let start = Start {
@@ -84,7 +117,21 @@ impl Chat {
             unread: std::mem::take(&mut self.unread),
         };
         let tokens = [start.unread.as_slice(), &message].concat();
-        if let Err(error) = feed(session, &tokens) {
+        // Where a thought is dropped, the session returns to the point before what begins the answer.
+        let prefix = match self.turns.answer_prefix() {
+            Ok(prefix) => prefix.filter(|prefix| message.ends_with(prefix)),
+            Err(_) => None,
+        };
+        let (before, after) = tokens.split_at(tokens.len() - prefix.as_ref().map_or(0, Vec::len));
+        let mut read = || {
+            feed(session, before)?;
+            if prefix.is_some() {
+                session.mark()?;
+                feed(session, after)?;
+            }
+            Ok(())
+        };
+        if let Err(error) = read() {
             self.unread = start.unread;
             self.turns.pop_turn();
             let lost = matches!(error, Error::Device { .. });
@@ -93,8 +140,25 @@ impl Chat {
                 _ => error,
             });
         }
+        self.before_answer = prefix.map(|prefix| session.position() - prefix.len() as u64);
         self.starts.push(start);
         Ok(tokens.len())
+    }
+
+    /// Returns to the point before the last answer if the template drops its thought now, and leaves the answer without
+    /// it to be read. Nothing else is read twice. Where the session cannot return, the thought stays.
+    fn drop_thought(&mut self, session: &mut Session) -> Result<()> {
+        let Some(position) = self.before_answer.take() else {
+            return Ok(());
+        };
+        if let Some(tokens) = self.turns.answer_without_thought()? {
+            match session.rewind(position) {
+                Ok(()) => self.unread = tokens,
+                Err(Error::Rewind { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// Takes what was generated into the conversation, as the answer to the last message.
@@ -119,6 +183,7 @@ impl Chat {
             return Ok(None);
         };
         session.rewind(start.position)?;
+        self.before_answer = None;
         self.unread = self
             .starts
             .pop()
@@ -135,6 +200,7 @@ impl Chat {
         self.turns.clear();
         self.starts.clear();
         self.unread.clear();
+        self.before_answer = None;
         self.turns.system(&system)
     }
 
@@ -146,6 +212,7 @@ impl Chat {
             starts: self.starts.clone(),
             unread: self.unread.clone(),
             sampler: session.sampler().clone(),
+            thinking: self.thinking(),
         };
         let mut snapshot = session.snapshot()?;
         snapshot.note = serde_json::to_vec(&note)
@@ -162,6 +229,11 @@ impl Chat {
             )
         })?;
         let mut turns = self.turns.clone();
+        let options = turns.options().clone();
+        turns.set_options(TemplateOptions {
+            thinking: note.thinking,
+            ..options
+        })?;
         turns.restore(note.messages)?;
         let (params, random) = (session.sampler().clone(), session.random());
         // First, since the state that is restored has its own random numbers.
@@ -174,6 +246,124 @@ impl Chat {
         self.turns = turns;
         self.starts = note.starts;
         self.unread = note.unread;
+        // The marks are not part of the snapshot.
+        self.before_answer = None;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session::SessionOptions;
+    use crate::text::ChatTemplate;
+
+    /// As published templates do it: thoughts of answers that are followed by a message are left out.
+    const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'user' %}<|user|>{{ m.content }}<|eos|>{% else %}\
+        <|assistant|>{% if loop.last %}{{ m.content }}{% else %}{{ m.content.split('</think>')[-1].lstrip('\\n') }}\
+        {% endif %}<|eos|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|><think>{% endif %}";
+
+    fn conversation() -> (Chat, Session) {
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../tools/model/waterline-chat.gguf"
+        );
+        let model = Model::open(path).expect("the built-in model");
+        let template = ChatTemplate::new(TEMPLATE, "", "").expect("a template");
+        let turns = Turns::new(Arc::new(template), model.tokenizer().expect("a tokenizer"));
+        let chat = Chat {
+            turns: turns.expect("turns"),
+            starts: Vec::new(),
+            unread: Vec::new(),
+            before_answer: None,
+        };
+        let options = SessionOptions {
+            marks: 8,
+            ..SessionOptions::default()
+        };
+        (chat, Session::new(model, options).expect("a session"))
+    }
+
+    fn history(session: &Session) -> Vec<u32> {
+        let (older, newer) = session.recent();
+        [older, newer].concat()
+    }
+
+    /// Sends a message and answers it with this text.
+    fn turn(chat: &mut Chat, session: &mut Session, message: &str, answer: &str) {
+        chat.send(session, message, Session::feed).expect("sent");
+        let tokens = session
+            .model()
+            .tokenizer()
+            .expect("a tokenizer")
+            .encode(answer)
+            .expect("tokens");
+        session.feed(&tokens).expect("read");
+        chat.answered(session, answer, None).expect("answered");
+    }
+
+    #[test]
+    fn a_dropped_thought_leaves_the_session_as_if_it_had_not_been() {
+        let (mut chat, mut session) = conversation();
+        turn(
+            &mut chat,
+            &mut session,
+            "One",
+            "a long thought</think>\n\nFirst.",
+        );
+        let thought = session.position();
+        let mut read = Vec::new();
+        let sent = chat.send(&mut session, "Two", |session, tokens| {
+            read.extend_from_slice(tokens);
+            session.feed(tokens)
+        });
+        assert_eq!(sent.expect("sent"), read.len());
+        let tokenizer = session.model().tokenizer().expect("a tokenizer");
+        let expected =
+            "<|user|>One<|eos|><|assistant|>First.<|eos|><|user|>Two<|eos|><|assistant|><think>";
+        let expected = tokenizer.encode_with_special(expected).expect("tokens");
+        assert_eq!(history(&session), expected);
+        let message = tokenizer
+            .encode_with_special("<|user|>One<|eos|>")
+            .expect("tokens");
+        assert_eq!(read, expected[message.len()..]);
+
+        // Undone, the conversation stands where the first answer began; sent again, it is the same.
+        chat.undo(&mut session).expect("undone");
+        assert!(session.position() < thought);
+        chat.send(&mut session, "Two", Session::feed).expect("sent");
+        assert_eq!(history(&session), expected);
+        chat.answered(&session, "x</think>y", None)
+            .expect("answered");
+        let snapshot = chat.snapshot(&session).expect("a snapshot");
+        chat.restore(&mut session, &snapshot).expect("restored");
+        chat.send(&mut session, "Three", Session::feed)
+            .expect("sent");
+    }
+
+    #[test]
+    fn a_message_that_cannot_be_read_takes_nothing_with_it() {
+        let (mut chat, mut session) = conversation();
+        turn(&mut chat, &mut session, "One", "thought</think>\n\nFirst.");
+        for fails_at in 0..2 {
+            let mut calls = 0;
+            let sent = chat.send(&mut session, "Two", |session, tokens| {
+                calls += 1;
+                match calls > fails_at {
+                    true => Err(Error::Cancelled { fed: 0 }),
+                    false => session.feed(tokens),
+                }
+            });
+            assert!(sent.is_err());
+            assert_eq!(chat.messages().len(), 2);
+        }
+        chat.send(&mut session, "Two", Session::feed).expect("sent");
+        let tokenizer = session.model().tokenizer().expect("a tokenizer");
+        let expected =
+            "<|user|>One<|eos|><|assistant|>First.<|eos|><|user|>Two<|eos|><|assistant|><think>";
+        assert_eq!(
+            history(&session),
+            tokenizer.encode_with_special(expected).expect("tokens")
+        );
     }
 }

@@ -23,6 +23,8 @@ pub struct TextFiles {
     pub chat_template: Option<String>,
     /// The token that begins every sequence.
     pub bos: Option<u32>,
+    /// Whether plain text begins without it all the same.
+    pub omits_bos: bool,
     /// The token that ends an answer.
     pub eos: Option<u32>,
 }
@@ -80,6 +82,8 @@ impl Checkpoint {
                 .or_else(|| arch::llama_cpp_vocab::from_gguf(&gguf)),
             chat_template: optional("tokenizer.chat_template"),
             bos: token("tokenizer.ggml.bos_token_id"),
+            omits_bos: gguf.get("tokenizer.huggingface.json").is_none()
+                && !arch::llama_cpp_vocab::adds_bos(&gguf),
             eos: token("tokenizer.ggml.eos_token_id"),
         };
         let name = optional("general.name").unwrap_or_else(|| "a model without a name".into());

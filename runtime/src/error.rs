@@ -12,7 +12,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// A number format, GGUF or safetensors problem.
     #[error(transparent)]
-    Quant(#[from] waterline_quant::Error),
+    Quant(waterline_quant::Error),
     /// The operating system refused a file operation.
     #[error("{}: {action}: {source}", path.display())]
     Io {
@@ -106,6 +106,14 @@ pub enum Error {
         /// What is missing.
         reason: String,
     },
+    /// The system refused memory or a thread. Nothing else changed.
+    #[error("{what} cannot be allocated: {advice}")]
+    Memory {
+        /// What was to be allocated, and how much.
+        what: String,
+        /// What to choose instead.
+        advice: &'static str,
+    },
     /// A device is missing, full, too old or lost, or its kernels cannot be made.
     #[error("{device}: {reason}")]
     Device {
@@ -122,12 +130,32 @@ pub enum Error {
     },
 }
 
+impl From<waterline_quant::Error> for Error {
+    fn from(error: waterline_quant::Error) -> Self {
+        match error {
+            waterline_quant::Error::Memory { bytes } => {
+                let what = format!("{bytes} bytes of working memory");
+                Error::memory(what, "choose a smaller chunk or a smaller model")
+            }
+            other => Error::Quant(other),
+        }
+    }
+}
+
 impl Error {
     /// A parameter `what` that cannot be used, and why.
     pub fn invalid(what: impl Into<String>, reason: impl Into<String>) -> Self {
         Error::Invalid {
             what: what.into(),
             reason: reason.into(),
+        }
+    }
+
+    /// Memory or a thread, `what`, that the system refused, and what to choose instead.
+    pub(crate) fn memory(what: impl Into<String>, advice: &'static str) -> Self {
+        Error::Memory {
+            what: what.into(),
+            advice,
         }
     }
 

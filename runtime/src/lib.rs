@@ -44,7 +44,9 @@ pub use error::{Error, Result};
 pub use generate::{Finish, Generate, GenerateOptions, Generation};
 pub use model::Model;
 pub use sampler::{SamplerParams, SamplerState};
-pub use session::{Canceller, ContextEnd, PhaseTime, Session, SessionOptions, StepProgram};
+pub use session::{
+    Canceller, ContextEnd, PhaseTime, Session, SessionOptions, StepForm, StepProgram,
+};
 pub use spec::{BlockSpec, MlpSpec, ModelSpec, NormKind, Precision, WeightSpec};
 pub use state::{Kv, Snapshot, StateOptions, StatePlan};
 pub use waterline_quant::Bytes;

@@ -96,7 +96,7 @@ impl Model {
 
     /// The token that begins every sequence, if there is one.
     pub fn bos(&self) -> Option<u32> {
-        self.files.bos
+        self.files.bos.filter(|_| !self.files.omits_bos)
     }
 
     /// The token that ends an answer, if there is one.
@@ -154,6 +154,6 @@ impl Model {
                 String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned()
             })
         };
-        ChatTemplate::new(source, &text(self.bos()), &text(self.eos()))
+        ChatTemplate::new(source, &text(self.files.bos), &text(self.eos()))
     }
 }

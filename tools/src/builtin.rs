@@ -7,6 +7,7 @@ use waterline::{Checkpoint, Model};
 use waterline_quant::Bytes;
 
 use crate::error::Result;
+use crate::wrong_model::explain;
 
 const NAME: &str = "the built-in model";
 
@@ -21,10 +22,20 @@ pub fn open_model(path: Option<&Path>) -> Result<Arc<Model>> {
     Ok(Model::bind(open_checkpoint(path)?)?)
 }
 
+/// The file of the built-in model.
+pub fn bytes() -> &'static [u8] {
+    &FILE.0
+}
+
+/// Whether a model is the one of the program.
+pub fn is_builtin(model: &Model) -> bool {
+    model.file() == NAME
+}
+
 /// Opens the files of a model without binding the weights.
 pub fn open_checkpoint(path: Option<&Path>) -> Result<Checkpoint> {
     Ok(match path {
-        Some(path) => Checkpoint::open(path)?,
+        Some(path) => Checkpoint::open(path).map_err(|error| explain(path, error.into()))?,
         None => Checkpoint {
             name: NAME.into(),
             ..Checkpoint::from_bytes(Bytes::from_static(&FILE.0), NAME)?

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::format_choice::FormatArgs;
 use crate::retain::RetainArgs;
 use crate::write_model::{check_output, sources, write_model};
+use crate::wrong_model::explain;
 
 /// Write a Hugging Face directory as one GGUF file.
 ///
@@ -35,7 +36,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         ));
     }
     check_output(&args.output, Some(&args.dir))?;
-    let mut checkpoint = Checkpoint::open(&args.dir)?;
+    let mut checkpoint =
+        Checkpoint::open(&args.dir).map_err(|error| explain(&args.dir, error.into()))?;
     let file = args.dir.display().to_string();
     args.retain.apply(&mut checkpoint.spec, &file)?;
     write_model(

@@ -1,7 +1,8 @@
 //! The one error type of the program, and the exit status of each error.
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+
+use crate::text::shown;
 
 /// What the commands return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -72,10 +73,31 @@ impl Error {
         matches!(self, Error::Stdout(source) if source.kind() == std::io::ErrorKind::BrokenPipe)
     }
 
-    /// The status that the program ends with.
-    pub fn exit_code(&self) -> ExitCode {
+    /// The error, with the flags that help where the library can only name its options; fit for a terminal.
+    pub fn sentence(&self) -> String {
+        let flags = match self {
+            Error::Library(waterline::Error::ContextFull { context, .. }) => {
+                format!(
+                    " (--context {}, or --drop-oldest)",
+                    context.saturating_mul(4)
+                )
+            }
+            _ => String::new(),
+        };
+        shown(&self.to_string()) + &flags
+    }
+
+    /// Writes the error to standard error; returns the status that the program ends with.
+    pub fn report(&self) -> u8 {
+        use std::io::Write;
+        // Nobody is left to tell if standard error is closed as well.
+        let _ = writeln!(std::io::stderr(), "waterline: {}", self.sentence());
+        self.status()
+    }
+
+    fn status(&self) -> u8 {
         use waterline::Error as Library;
-        ExitCode::from(match self {
+        match self {
             Error::Interrupted | Error::Library(Library::Cancelled { .. }) => 130,
             Error::Library(
                 Library::ContextFull { .. } | Library::Snapshot { .. } | Library::Rewind { .. },
@@ -86,6 +108,6 @@ impl Error {
             | Error::Io { .. }
             | Error::Input { .. }
             | Error::Usage(_) => 2,
-        })
+        }
     }
 }

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use waterline::state::Touched;
 use waterline::{BlockSpec, Checkpoint, Model, StatePlan};
@@ -11,18 +12,24 @@ use waterline_quant::Tensor;
 
 use crate::builtin::open_checkpoint;
 use crate::error::{Error, Result};
+use crate::interrupt::Interrupt;
+use crate::progress;
 use crate::session::StateArgs;
-use crate::units;
+use crate::text::shown;
+use crate::units::{self, thousands};
 
 /// Show what a model is and how much memory a session on it takes.
 ///
-/// Only the header is read, so this is quick for any size.
+/// Only the header is read, so this is quick for any size; --check reads every weight.
 #[derive(clap::Args)]
 pub struct Args {
     /// A GGUF file or a Hugging Face directory.
     model: Option<PathBuf>,
     #[command(flatten)]
     state: StateArgs,
+    /// Read every weight, and name the tensors that hold something other than finite numbers; the status is 1 if any does.
+    #[arg(long, conflicts_with = "json")]
+    check: bool,
     /// Print one JSON object, with every tensor and every slot.
     #[arg(long)]
     json: bool,
@@ -31,17 +38,115 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let checkpoint = open_checkpoint(args.model.as_deref())?;
+    if args.check {
+        return check(&checkpoint);
+    }
     let plan = StatePlan::new(&checkpoint.spec, &args.state.options())?;
     let blocks = blocks(&checkpoint, &plan, args)?;
     let text = if args.json {
         format!("{}\n", to_json(&checkpoint, &plan, &blocks, args))
     } else {
-        to_text(&checkpoint, &plan, &blocks)
+        shown(&to_text(&checkpoint, &plan, &blocks))
     };
     std::io::stdout()
         .write_all(text.as_bytes())
         .map_err(Error::Stdout)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Reads every weight; says which tensors hold what is no finite number.
+fn check(checkpoint: &Checkpoint) -> Result<ExitCode> {
+    let interrupt = Interrupt::watch()?;
+    let all: Vec<(String, &Tensor)> = tensors(checkpoint).collect();
+    let bar = progress::bar(
+        all.iter()
+            .map(|(_, tensor)| tensor.shape.iter().product::<usize>())
+            .sum(),
+    );
+    let mut wrong = Vec::new();
+    for (name, tensor) in &all {
+        bar.set_message(name.clone());
+        let found = Values::of(tensor, &interrupt, &bar)?;
+        if found.nan + found.infinite > 0 {
+            wrong.push(format!(
+                "{name}: {} NaN and {} infinite of {} values, the first at {:?}",
+                thousands(found.nan),
+                thousands(found.infinite),
+                thousands(found.all),
+                index(found.first.unwrap_or(0), &tensor.shape)
+            ));
+        }
+    }
+    bar.finish_and_clear();
+    let text = match wrong.len() {
+        0 => format!(
+            "{}: all values of {} tensors are finite",
+            checkpoint.file,
+            all.len()
+        ),
+        n => format!(
+            "{}\n{}: {n} of {} tensors hold values that are not finite",
+            wrong.join("\n"),
+            checkpoint.file,
+            all.len()
+        ),
+    };
+    writeln!(std::io::stdout(), "{}", shown(&text)).map_err(Error::Stdout)?;
+    Ok(ExitCode::from(u8::from(!wrong.is_empty())))
+}
+
+/// What the values of a tensor are.
+#[derive(Default)]
+struct Values {
+    all: u64,
+    nan: u64,
+    infinite: u64,
+    /// The first that is not finite.
+    first: Option<usize>,
+}
+
+impl Values {
+    /// Decodes a tensor row by row.
+    fn of(tensor: &Tensor, interrupt: &Interrupt, bar: &ProgressBar) -> Result<Self> {
+        /// Values that are decoded at once, unless a row has more.
+        const PIECE: usize = 1 << 16;
+        let cols = tensor.shape.last().copied().unwrap_or(1).max(1);
+        let row_bytes = tensor.format.row_bytes(cols)?;
+        let rows = (PIECE / cols).max(1);
+        let mut found = Values::default();
+        let mut decoded = vec![0.0; rows * cols];
+        for stored in tensor.data.chunks(rows * row_bytes) {
+            interrupt.check()?;
+            let values = &mut decoded[..stored.len() / row_bytes * cols];
+            tensor.format.decode(stored, values);
+            for (i, value) in values.iter().enumerate().filter(|(_, x)| !x.is_finite()) {
+                match value.is_nan() {
+                    true => found.nan += 1,
+                    false => found.infinite += 1,
+                }
+                found.first.get_or_insert(found.all as usize + i);
+            }
+            found.all += values.len() as u64;
+            bar.inc(values.len() as u64);
+        }
+        Ok(found)
+    }
+}
+
+/// Where value number `i` lies in a tensor of this shape.
+fn index(i: usize, shape: &[usize]) -> Vec<usize> {
+    let mut rest = i;
+    let mut index: Vec<usize> = shape
+        .iter()
+        .rev()
+        .map(|&n| {
+            let place = rest % n.max(1);
+            rest /= n.max(1);
+            place
+        })
+        .collect();
+    index.reverse();
+    index
 }
 
 /// The tensors in the order of the description.
@@ -353,6 +458,13 @@ fn list(blocks: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_are_found_by_their_index() {
+        assert_eq!(index(0, &[2, 3]), [0, 0]);
+        assert_eq!(index(5, &[2, 3]), [1, 2]);
+        assert_eq!(index(7, &[8]), [7]);
+    }
 
     #[test]
     fn blocks_are_listed_briefly() {

@@ -57,6 +57,12 @@ pub fn peak_resident_bytes() -> Option<u64> {
     status("VmHWM")
 }
 
+/// Begins to count the most memory anew, where the system can.
+pub fn reset_peak() {
+    // Only Linux has this file; elsewhere the most memory is that of all measurements.
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
+}
+
 fn status(key: &str) -> Option<u64> {
     kibibytes(&read_to_string("/proc/self/status").ok()?, key)
 }

@@ -11,6 +11,7 @@ mod eval;
 mod format_choice;
 mod inspect;
 mod interrupt;
+mod invocation;
 mod kernels;
 mod machine;
 mod page;
@@ -29,12 +30,14 @@ mod text;
 mod units;
 mod verify;
 mod write_model;
+mod wrong_model;
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::error::Error;
 
 const EXIT_STATUS: &str = "\
 Exit status:
@@ -47,7 +50,7 @@ A model is a GGUF file or a Hugging Face directory. Without one, the built-in mo
 
 /// Recurrent and hybrid language models in fixed memory.
 ///
-/// Without a command: a chat with the built-in model.
+/// Without a command: a chat, with the model that is named or else the built-in one.
 #[derive(Parser)]
 #[command(name = "waterline", version, after_help = EXIT_STATUS)]
 struct Cli {
@@ -69,12 +72,26 @@ enum Command {
     Kernels(kernels::Args),
 }
 
+/// The command line; ends the program where it is refused.
+fn parse() -> Cli {
+    let known = Cli::command();
+    let names: Vec<String> = known
+        .get_subcommands()
+        .map(|command| command.get_name().into())
+        .collect();
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let arguments = invocation::complete(arguments, &names);
+    Cli::try_parse_from(&arguments).unwrap_or_else(|error| {
+        if let Some(sentence) = invocation::meant(&error, &arguments) {
+            let error = Error::usage(sentence);
+            std::process::exit(error.report().into());
+        }
+        error.exit()
+    })
+}
+
 fn main() -> ExitCode {
-    let mut arguments: Vec<OsString> = std::env::args_os().collect();
-    if arguments.len() <= 1 {
-        arguments = vec!["waterline".into(), "chat".into()];
-    }
-    let result = match Cli::parse_from(arguments).command {
+    let result = match parse().command {
         Command::Chat(args) => chat::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Inspect(args) => inspect::run(&args),
@@ -89,10 +106,6 @@ fn main() -> ExitCode {
     match result {
         Ok(status) => status,
         Err(error) if error.is_closed_pipe() => ExitCode::SUCCESS,
-        Err(error) => {
-            // Nobody is left to tell if standard error is closed as well.
-            let _ = writeln!(std::io::stderr(), "waterline: {error}");
-            error.exit_code()
-        }
+        Err(error) => ExitCode::from(error.report()),
     }
 }

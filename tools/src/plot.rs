@@ -1,6 +1,12 @@
-//! Line plots as SVG, for pages: the page's style sheet gives the colours, so that they suit light and dark.
+//! Line plots as SVG. Every colour stands in the elements themselves, so that every viewer shows them; a style sheet
+//! overrides them where a viewer knows style sheets and the reader prefers dark pages.
 
-use std::fmt::Write;
+use std::ops::Range;
+
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 /// How values become places on an axis.
 #[derive(Clone, Copy, PartialEq)]
@@ -12,6 +18,7 @@ pub enum Scale {
 }
 
 /// One axis.
+#[derive(Clone)]
 pub struct Axis {
     /// What is on it.
     pub label: String,
@@ -65,13 +72,65 @@ pub struct Plot {
 }
 
 /// Width of every plot, in the units of its `svg` element.
-pub const WIDTH: f64 = 760.0;
-const HEIGHT: f64 = 400.0;
-const LEFT: f64 = 76.0;
-const RIGHT: f64 = 24.0;
-const BOTTOM: f64 = 52.0;
+const WIDTH: u32 = 760;
+/// Height of a plot without its legend, and of a title.
+const HEIGHT: u32 = 400;
+const TITLE: u32 = 40;
+const LEFT: i32 = 76;
+const RIGHT: i32 = 24;
+const BOTTOM: u32 = 52;
 /// Height of a line of the legend.
-const LINE: f64 = 22.0;
+const LINE: i32 = 22;
+const FONT: &str = "system-ui, Arial, Helvetica, DejaVu Sans, sans-serif";
+
+/// A colour on light pages and its counterpart on dark ones.
+struct Ink {
+    light: RGBColor,
+    dark: RGBColor,
+}
+
+const fn rgb(hex: u32) -> RGBColor {
+    RGBColor((hex >> 16) as u8, (hex >> 8) as u8, hex as u8)
+}
+
+const fn ink(light: u32, dark: u32) -> Ink {
+    Ink {
+        light: rgb(light),
+        dark: rgb(dark),
+    }
+}
+
+const CARD: Ink = ink(0xffffff, 0x1b1f23);
+const TEXT: Ink = ink(0x1c1f23, 0xe8eaed);
+const QUIET: Ink = ink(0x60676f, 0x9aa3ad);
+const RULE: Ink = ink(0xe3e5e8, 0x31363c);
+/// The colours of series, by number.
+const SERIES: [Ink; 8] = [
+    ink(0x0f6cbd, 0x6cb6ff),
+    ink(0xc2570c, 0xf0a35e),
+    ink(0x2e7d4f, 0x6fcf97),
+    ink(0x8a3ffc, 0xc5a3ff),
+    ink(0xb02a56, 0xff8fab),
+    ink(0x6b7280, 0xa3abb5),
+    ink(0x0e7490, 0x67e8f9),
+    ink(0x92700c, 0xfde047),
+];
+
+fn color(number: usize) -> RGBColor {
+    SERIES[number % SERIES.len()].light
+}
+
+/// The rules that give each colour its counterpart on dark pages.
+fn dark_style() -> String {
+    let hex = |color: &RGBColor| format!("#{:02X}{:02X}{:02X}", color.0, color.1, color.2);
+    let inks = [CARD, TEXT, QUIET, RULE];
+    let rule = |ink: &Ink| {
+        let (light, dark) = (hex(&ink.light), hex(&ink.dark));
+        format!("[fill=\"{light}\"]{{fill:{dark}}}[stroke=\"{light}\"]{{stroke:{dark}}}")
+    };
+    let rules: String = inks.iter().chain(&SERIES).map(rule).collect();
+    format!("<style>@media (prefers-color-scheme: dark) {{{rules}}}</style>")
+}
 
 impl Axis {
     /// From zero, with three to six round numbers.
@@ -113,6 +172,23 @@ impl Axis {
     }
 }
 
+impl Ranged for Axis {
+    type FormatOption = DefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, (from, to): (i32, i32)) -> i32 {
+        from + (self.place(*value) * f64::from(to - from)).round() as i32
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, _: Hint) -> Vec<f64> {
+        self.ticks.iter().map(|tick| tick.0).collect()
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.min..self.max
+    }
+}
+
 /// The smallest of 1, 2 and 5 times a power of ten that is not below `step`.
 fn round_step(step: f64) -> f64 {
     let power = 10f64.powf(step.log10().floor());
@@ -123,137 +199,174 @@ fn round_step(step: f64) -> f64 {
     round.unwrap_or(10.0) * power
 }
 
+/// A drawing in memory.
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Drawn = Result<(), DrawingAreaErrorKind<<SVGBackend<'static> as DrawingBackend>::ErrorType>>;
+
 impl Plot {
     /// The plot as an `svg` element of a page.
     pub fn to_svg(&self) -> String {
-        let height = self.height();
         let label = escape(&self.description);
-        let body = self.body();
-        format!(
-            "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{label}\">\n{body}</svg>\n"
+        svg(
+            &[(None, self)],
+            &format!("role=\"img\" aria-label=\"{label}\""),
         )
     }
 
     /// Height of the plot; its width is [`WIDTH`].
-    pub fn height(&self) -> f64 {
-        HEIGHT + self.top()
+    fn height(&self) -> u32 {
+        HEIGHT + self.legend_height()
     }
 
-    /// Height of the legend.
-    fn top(&self) -> f64 {
-        14.0 + LINE * (self.bands.len() + self.series.len()).div_ceil(2) as f64
+    fn legend_height(&self) -> u32 {
+        14 + LINE as u32 * (self.bands.len() + self.series.len()).div_ceil(2) as u32
     }
 
-    /// What is in the `svg` element.
-    pub fn body(&self) -> String {
-        let top = self.top();
-        let x = |value: f64| LEFT + self.x.place(value) * (WIDTH - LEFT - RIGHT);
-        let y = |value: f64| top + (1.0 - self.y.place(value)) * (HEIGHT - BOTTOM);
-        let (floor, right) = (y(self.y.min), WIDTH - RIGHT);
-        // Plots of a page share this name only if their frames are alike, and then it does not matter.
-        let clip = format!("frame-{top}");
-        let frame = floor - top;
-        let mut svg = format!(
-            "<clipPath id=\"{clip}\"><rect x=\"{LEFT}\" y=\"{top}\" width=\"{}\" height=\"{frame}\"/></clipPath>\n",
-            right - LEFT
-        );
-        for (value, name) in &self.y.ticks {
-            let at = y(*value);
-            let name = escape(name);
-            svg += &format!(
-                "<path class=\"grid\" d=\"M{LEFT} {at:.1}H{right}\"/><text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{name}</text>\n",
-                LEFT - 8.0,
-                at + 4.0
-            );
-        }
-        for (value, name) in &self.x.ticks {
-            let at = x(*value);
-            let name = escape(name);
-            svg += &format!(
-                "<path class=\"grid\" d=\"M{at:.1} {floor:.1}V{top}\"/><text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{name}</text>\n",
-                floor + 18.0
-            );
-        }
-        svg += &format!("<path class=\"axis\" d=\"M{LEFT} {floor:.1}H{right}\"/>\n");
-        svg += &format!(
-            "<text class=\"label\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\n",
-            (LEFT + right) / 2.0,
-            floor + 40.0,
-            escape(&self.x.label)
-        );
-        svg += &format!(
-            "<text class=\"label\" transform=\"translate(16 {:.1}) rotate(-90)\" text-anchor=\"middle\">{}</text>\n",
-            (top + floor) / 2.0,
-            escape(&self.y.label)
-        );
-        svg += &format!("<g clip-path=\"url(#{clip})\">\n");
+    fn draw(&self, area: &Area) -> Drawn {
+        let (legend, plot) = area.split_vertically(self.legend_height());
+        self.draw_legend(&legend)?;
+        let name = |axis: &Axis, value: &f64| {
+            let tick = axis.ticks.iter().find(|tick| tick.0 == *value);
+            tick.map_or(String::new(), |(_, name)| name.clone())
+        };
+        let mut chart = ChartBuilder::on(&plot)
+            .margin_left(8)
+            .margin_right(RIGHT)
+            .x_label_area_size(BOTTOM)
+            .y_label_area_size(LEFT)
+            .build_cartesian_2d(self.x.clone(), self.y.clone())?;
+        chart
+            .configure_mesh()
+            .axis_style(QUIET.light)
+            .bold_line_style(RULE.light)
+            .max_light_lines(0)
+            .label_style((FONT, 15).into_font().color(&QUIET.light))
+            .axis_desc_style((FONT, 15).into_font().color(&TEXT.light))
+            .x_desc(&self.x.label)
+            .y_desc(&self.y.label)
+            .x_label_formatter(&|value| name(&self.x, value))
+            .y_label_formatter(&|value| name(&self.y, value))
+            .draw()?;
         for band in &self.bands {
-            let upper = band.points.iter().map(|p| (x(p.0), y(p.2)));
-            let lower = band.points.iter().rev().map(|p| (x(p.0), y(p.1)));
-            let outline = path(upper.chain(lower));
-            svg += &format!("<path class=\"band c{}\" d=\"{outline}Z\"/>\n", band.color);
+            let corner = |x: f64, y: f64| (x, y.clamp(self.y.min, self.y.max));
+            let upper = band.points.iter().map(|p| corner(p.0, p.2));
+            let lower = band.points.iter().rev().map(|p| corner(p.0, p.1));
+            let outline: Vec<(f64, f64)> = upper.chain(lower).collect();
+            let fill = color(band.color).mix(0.22).filled();
+            chart.draw_series([Polygon::new(outline, fill)])?;
         }
         for series in &self.series {
-            let line = path(series.points.iter().map(|p| (x(p.0), y(p.1))));
-            let dashed = if series.dashed { " dashed" } else { "" };
-            svg += &format!(
-                "<path class=\"line c{}{dashed}\" d=\"{line}\"/>\n",
-                series.color
-            );
-        }
-        svg += "</g>\n";
-        for series in self.series.iter().filter(|series| series.dots) {
-            for point in &series.points {
-                svg += &format!(
-                    "<circle class=\"dot c{}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\"/>\n",
-                    series.color,
-                    x(point.0),
-                    y(point.1)
-                );
+            let style = color(series.color).stroke_width(2);
+            let line = self.cut(&series.points);
+            match series.dashed {
+                true => chart.draw_series(DashedLineSeries::new(line, 7, 5, style))?,
+                false => chart.draw_series(LineSeries::new(line, style))?,
+            };
+            if series.dots {
+                let dot = |point: &(f64, f64)| Circle::new(*point, 4, color(series.color).filled());
+                chart.draw_series(series.points.iter().map(dot))?;
             }
         }
-        svg + &self.legend()
+        Ok(())
+    }
+
+    /// A line's points, up to where it leaves the axes at the top.
+    fn cut(&self, points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+        let mut line: Vec<(f64, f64)> = Vec::new();
+        for &(x, y) in points {
+            if y <= self.y.max {
+                line.push((x, y.max(self.y.min)));
+                continue;
+            }
+            if let Some(&(x0, y0)) = line.last() {
+                // Points of a line lie close together, so it may be cut as if both axes were linear.
+                let share = (self.y.max - y0) / (y - y0);
+                line.push((x0 + share * (x - x0), self.y.max));
+            }
+            break;
+        }
+        line
     }
 
     /// Two columns above the plot.
-    fn legend(&self) -> String {
-        let bands = self.bands.iter().map(|b| (&b.label, b.color, "swatch"));
-        let lines = self.series.iter().map(|s| {
-            let class = if s.dashed { "line dashed" } else { "line" };
-            (&s.label, s.color, class)
-        });
-        let mut svg = String::new();
-        for (i, (label, color, class)) in lines.chain(bands).enumerate() {
-            let column = (WIDTH - LEFT - RIGHT) / 2.0;
-            let left = LEFT + column * (i % 2) as f64;
-            let at = LINE * (i / 2) as f64 + 10.0;
-            svg += &match class {
-                "swatch" => format!(
-                    "<rect class=\"band c{color}\" x=\"{left}\" y=\"{}\" width=\"28\" height=\"12\"/>",
-                    at - 6.0
-                ),
-                _ => format!("<path class=\"{class} c{color}\" d=\"M{left} {at}h28\"/>"),
-            };
-            svg += &format!(
-                "<text x=\"{}\" y=\"{}\">{}</text>\n",
-                left + 36.0,
-                at + 4.0,
-                escape(label)
-            );
+    fn draw_legend(&self, area: &Area) -> Drawn {
+        let bands = self.bands.iter().map(|b| (&b.label, b.color, None));
+        let lines = self.series.iter();
+        let lines = lines.map(|s| (&s.label, s.color, Some(s.dashed)));
+        let style = (FONT, 15)
+            .into_font()
+            .color(&QUIET.light)
+            .pos(Pos::new(HPos::Left, VPos::Center));
+        for (i, (label, number, line)) in lines.chain(bands).enumerate() {
+            let column = (WIDTH as i32 - LEFT - RIGHT) / 2;
+            let (x, y) = (LEFT + column * (i as i32 % 2), LINE * (i as i32 / 2) + 10);
+            let color = color(number);
+            match line {
+                None => {
+                    let corners = [(x, y - 6), (x + 28, y + 6)];
+                    area.draw(&Rectangle::new(corners, color.mix(0.22).filled()))?;
+                }
+                Some(dashed) => {
+                    let pieces: &[(i32, i32)] = match dashed {
+                        true => &[(0, 7), (12, 19), (24, 28)],
+                        false => &[(0, 28)],
+                    };
+                    for (from, to) in pieces {
+                        let ends = vec![(x + from, y), (x + to, y)];
+                        area.draw(&PathElement::new(ends, color.stroke_width(2)))?;
+                    }
+                }
+            }
+            area.draw(&Text::new(label.as_str(), (x + 36, y), style.clone()))?;
         }
-        svg
+        Ok(())
     }
 }
 
-fn path(points: impl Iterator<Item = (f64, f64)>) -> String {
-    let mut path = String::new();
-    for (i, (x, y)) in points.enumerate() {
-        let command = if i == 0 { 'M' } else { 'L' };
-        // Far outside is cut anyway, and some viewers stumble over huge numbers.
-        let y = y.clamp(-1e4, 1e4);
-        write!(path, "{command}{x:.1} {y:.1}").expect("a string takes all");
+/// The plots, one below the other and each below its title, as a picture for a document that takes no pages.
+pub fn picture(plots: &[(&str, &Plot)]) -> String {
+    let titled: Vec<(Option<&str>, &Plot)> =
+        plots.iter().map(|(t, plot)| (Some(*t), *plot)).collect();
+    svg(&titled, "xmlns=\"http://www.w3.org/2000/svg\"")
+}
+
+/// An `svg` element with these attributes.
+fn svg(plots: &[(Option<&str>, &Plot)], attributes: &str) -> String {
+    let title_height = |title: &Option<&str>| title.map_or(0, |_| TITLE);
+    let heights = plots
+        .iter()
+        .map(|(title, plot)| title_height(title) + plot.height());
+    let height: u32 = heights.sum();
+    let mut drawn = String::new();
+    let draw = |root: Area| -> Drawn {
+        root.fill(&CARD.light)?;
+        let mut rest = root.clone();
+        for (title, plot) in plots {
+            let (head, below) = rest.split_vertically(title_height(title));
+            if let Some(title) = title {
+                let style = (FONT, 22)
+                    .into_font()
+                    .style(FontStyle::Bold)
+                    .color(&TEXT.light);
+                head.draw(&Text::new(*title, (20, 12), style))?;
+            }
+            let (area, below) = below.split_vertically(plot.height());
+            plot.draw(&area)?;
+            rest = below;
+        }
+        root.present()
+    };
+    // Writing to a string does not fail.
+    if let Err(error) =
+        draw(SVGBackend::with_string(&mut drawn, (WIDTH, height)).into_drawing_area())
+    {
+        return format!("<!-- {} -->\n", escape(&error.to_string()));
     }
-    path
+    let elements = drawn
+        .split_once('>')
+        .map_or("", |(_, rest)| rest.trim_end());
+    let style = dark_style();
+    format!("<svg {attributes} viewBox=\"0 0 {WIDTH} {height}\">\n{style}{elements}\n")
 }
 
 /// Text as it may stand in a page.
@@ -288,6 +401,53 @@ mod tests {
         assert_eq!(values, [1.0, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6]);
         assert_eq!(axis.place(0.0), 0.0);
         assert!((axis.place(1e3) - 0.5).abs() < 1e-12);
+    }
+
+    fn plot(points: Vec<(f64, f64)>) -> Plot {
+        Plot {
+            description: "a <plot>".into(),
+            x: Axis::linear("x & more", 10.0),
+            y: Axis::linear("y", 4.0),
+            bands: vec![Band {
+                label: "around".into(),
+                points: points.iter().map(|p| (p.0, p.1 - 1.0, p.1 + 1.0)).collect(),
+                color: 0,
+            }],
+            series: vec![Series {
+                label: "one <b>".into(),
+                points,
+                color: 0,
+                dashed: true,
+                dots: true,
+            }],
+        }
+    }
+
+    #[test]
+    fn a_plot_has_its_colours_in_its_elements() {
+        let plot = plot(vec![(0.0, 1.0), (5.0, 2.0), (10.0, 3.0)]);
+        let svg = plot.to_svg();
+        assert!(svg.starts_with("<svg role=\"img\" aria-label=\"a &lt;plot&gt;\" viewBox="));
+        for part in [
+            "stroke=\"#0F6CBD\"",
+            "fill=\"#FFFFFF\"",
+            "one &lt;b&gt;",
+            "x &amp; more",
+        ] {
+            assert!(svg.contains(part), "{part}: {svg}");
+        }
+        for part in ["http", "var(", "class=", "NaN"] {
+            assert!(!svg.contains(part), "{part}: {svg}");
+        }
+        let picture = picture(&[("First", &plot), ("Second", &plot)]);
+        assert!(picture.starts_with("<svg xmlns=\"http") && picture.contains("Second"));
+        assert!(picture.ends_with("</svg>\n"));
+    }
+
+    #[test]
+    fn a_line_ends_where_it_leaves_the_axes() {
+        let line = plot(Vec::new()).cut(&[(0.0, 2.0), (5.0, 6.0), (10.0, 1.0)]);
+        assert_eq!(line, [(0.0, 2.0), (2.5, 4.0)]);
     }
 
     #[test]

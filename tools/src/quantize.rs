@@ -8,6 +8,7 @@ use waterline::Checkpoint;
 use crate::error::{Error, Result};
 use crate::format_choice::FormatArgs;
 use crate::write_model::{check_output, sources, write_model};
+use crate::wrong_model::explain;
 
 /// Write a GGUF file in another number format.
 ///
@@ -33,7 +34,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         ));
     }
     check_output(&args.output, Some(&args.input))?;
-    let checkpoint = Checkpoint::open(&args.input)?;
+    let checkpoint =
+        Checkpoint::open(&args.input).map_err(|error| explain(&args.input, error.into()))?;
     write_model(
         &args.output,
         &checkpoint.metadata(),

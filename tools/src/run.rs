@@ -10,12 +10,13 @@ use serde_json::json;
 use waterline::text::Turns;
 use waterline::{Finish, Model, Session};
 
-use crate::builtin::open_model;
+use crate::builtin::{open_checkpoint, open_model};
 use crate::error::{Error, Result};
 use crate::interrupt::on_interrupt;
 use crate::sampling::SamplingArgs;
 use crate::session::{LimitArgs, SessionArgs, feed};
-use crate::text::{printable, utf8};
+use crate::text::{shown, utf8};
+use crate::wrong_model::{is_like_a_model, quoted};
 
 /// Complete a prompt and end.
 ///
@@ -23,12 +24,12 @@ use crate::text::{printable, utf8};
 /// there and the status is 1.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A GGUF file or a Hugging Face directory.
+    /// A GGUF file or a Hugging Face directory; without one the built-in model, and the first word is TEXT.
     #[arg(value_name = "MODEL")]
-    model: Option<PathBuf>,
-    /// Read the prompt from standard input.
-    #[arg(value_name = "-", value_parser = ["-"])]
-    dash: Option<String>,
+    first: Option<PathBuf>,
+    /// The prompt; - reads it from standard input.
+    #[arg(value_name = "TEXT", conflicts_with = "source")]
+    text: Option<String>,
     /// The prompt.
     #[arg(
         short,
@@ -117,31 +118,48 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 /// Which model, and the prompt's text.
 fn read_prompt(args: &Args) -> Result<(Option<&Path>, String)> {
-    let is_dash = |path: &Path| path.as_os_str() == "-";
-    let mut model = args.model.as_deref();
-    let mut stdin = args.dash.is_some() || args.file.as_deref().is_some_and(is_dash);
-    if model.is_some_and(is_dash) {
-        (model, stdin) = (None, true);
-    }
-    let text = match (&args.prompt, &args.file) {
-        (Some(text), _) => text.clone(),
-        (None, Some(path)) if !is_dash(path) => {
-            utf8(std::fs::read(path).map_err(|e| Error::io(path, e))?, path)?
-        }
-        _ if stdin => {
-            let mut bytes = Vec::new();
-            std::io::stdin()
-                .read_to_end(&mut bytes)
-                .map_err(|e| Error::io("standard input", e))?;
-            utf8(bytes, "standard input")?
-        }
-        _ => {
-            return Err(Error::usage(
-                "no prompt: give -p TEXT, -f FILE, or - for standard input",
-            ));
-        }
+    const STDIN: &str = "-";
+    let from_stdin = || {
+        let mut bytes = Vec::new();
+        std::io::stdin()
+            .read_to_end(&mut bytes)
+            .map_err(|e| Error::io("standard input", e))?;
+        utf8(bytes, "standard input")
     };
-    Ok((model, text))
+    let from_text = |text: &str| match text {
+        STDIN => from_stdin(),
+        _ => Ok(text.to_string()),
+    };
+    let model = args.first.as_deref();
+    if let Some(text) = &args.prompt {
+        return Ok((model, text.clone()));
+    }
+    if let Some(path) = &args.file {
+        let text = match path.as_os_str() == STDIN {
+            true => from_stdin()?,
+            false => utf8(std::fs::read(path).map_err(|e| Error::io(path, e))?, path)?,
+        };
+        return Ok((model, text));
+    }
+    match (model, &args.text) {
+        (model, Some(text)) => Ok((model, from_text(text)?)),
+        (Some(word), None) if !is_like_a_model(word) => {
+            Ok((None, from_text(&word.to_string_lossy())?))
+        }
+        (Some(path), None) => {
+            // A path that is no model is the first thing to say.
+            open_checkpoint(Some(path))?;
+            let path = quoted(&path.display().to_string());
+            Err(Error::usage(format!(
+                "no prompt: waterline run {path} \"Once upon a time\", or -f FILE, or - for standard input; \
+                 to talk: waterline chat {path}"
+            )))
+        }
+        (None, None) => Err(Error::usage(
+            "no prompt: waterline run \"Once upon a time\", or -f FILE, or - for standard input; \
+             to talk: waterline chat",
+        )),
+    }
 }
 
 /// The prompt's tokens, and the token that ends an answer besides the model's own.
@@ -185,13 +203,13 @@ impl Completion {
                     break;
                 }
             };
-            let shown = match (args.json, args.json_stream) {
+            let out_text = match (args.json, args.json_stream) {
                 (true, _) => String::new(),
                 (_, true) => format!("{}\n", json!({ "text": piece })),
-                _ if terminal => printable(&piece),
+                _ if terminal => shown(&piece),
                 _ => piece.clone(),
             };
-            out.write_all(shown.as_bytes())
+            out.write_all(out_text.as_bytes())
                 .and_then(|()| out.flush())
                 .map_err(Error::Stdout)?;
             self.text.push_str(&piece);

@@ -1,7 +1,5 @@
 //! The sampling parameters: as flags, and one by one in a chat.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use waterline::SamplerParams;
 
 use crate::error::{Error, Result};
@@ -67,7 +65,7 @@ impl SamplingArgs {
             frequency_penalty: self.frequency_penalty,
             presence_penalty: self.presence_penalty,
             penalty_window: self.penalty_window,
-            seed: self.seed.unwrap_or_else(seed_from_clock),
+            seed: self.seed.unwrap_or_else(|| fastrand::u64(..)),
             logit_bias: self.logit_bias.clone(),
         }
     }
@@ -136,12 +134,6 @@ fn parse_bias(text: &str) -> Result<(u32, f32), String> {
     let id = id.parse().map_err(|e| format!("token {id:?}: {e}"))?;
     let bias = bias.parse().map_err(|e| format!("bias {bias:?}: {e}"))?;
     Ok((id, bias))
-}
-
-fn seed_from_clock() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |time| time.as_nanos() as u64)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use waterline::{
 };
 
 use crate::device::DeviceArgs;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// The state that a session allocates.
 #[derive(clap::Args, Clone)]
@@ -49,9 +49,9 @@ pub struct SessionArgs {
     /// When the context is full, forget the oldest tokens instead of stopping.
     #[arg(long)]
     drop_oldest: bool,
-    /// Threads; 0 means one for each physical core.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = RangedU64ValueParser::<usize>::new().range(..=1024))]
-    threads: usize,
+    /// Threads; 0 means one for each physical core. (bench takes several numbers by commas.)
+    #[arg(long, value_name = "N", default_value = "0", value_delimiter = ',', value_parser = RangedU64ValueParser::<usize>::new().range(..=1024))]
+    threads: Vec<usize>,
     /// Most tokens of a prompt that are read at once; 64 on the CPU and 2048 on a GPU if it is not given.
     #[arg(long, value_name = "N")]
     chunk: Option<usize>,
@@ -70,6 +70,19 @@ impl SessionArgs {
     /// Where it computes, as the user gave it.
     pub fn device(&self) -> &str {
         self.device.name()
+    }
+
+    /// The numbers of threads, as the user gave them.
+    pub fn thread_counts(&self) -> &[usize] {
+        &self.threads
+    }
+
+    /// The same with one number of threads.
+    pub fn with_threads(&self, threads: usize) -> Self {
+        SessionArgs {
+            threads: vec![threads],
+            ..self.clone()
+        }
     }
 
     /// The same with a context of at least so many tokens.
@@ -93,23 +106,28 @@ impl SessionArgs {
         let options = SessionOptions {
             marks,
             sampler,
-            ..self.options(self.device.open()?)
+            ..self.options(self.device.open()?)?
         };
         Ok(Session::new(Arc::clone(model), options)?)
     }
 
     /// Opens a session without marks on a device.
     pub fn open_on(&self, model: &Arc<Model>, device: Option<Arc<Device>>) -> Result<Session> {
-        Ok(Session::new(Arc::clone(model), self.options(device))?)
+        Ok(Session::new(Arc::clone(model), self.options(device)?)?)
     }
 
-    fn options(&self, device: Option<Arc<Device>>) -> SessionOptions {
+    fn options(&self, device: Option<Arc<Device>>) -> Result<SessionOptions> {
+        let [threads] = self.threads[..] else {
+            return Err(Error::usage(
+                "--threads: expected one number; bench takes several",
+            ));
+        };
         let chunk = match device {
             None => SessionOptions::default().chunk,
             Some(_) => 2048,
         };
         let state = self.state.options();
-        SessionOptions {
+        Ok(SessionOptions {
             state,
             context_end: if self.drop_oldest {
                 ContextEnd::DropOldest
@@ -117,11 +135,11 @@ impl SessionArgs {
                 ContextEnd::Refuse
             },
             chunk: self.chunk.unwrap_or(chunk),
-            threads: self.threads,
+            threads,
             device,
             step: self.gpu_step,
             ..SessionOptions::default()
-        }
+        })
     }
 }
 
@@ -129,7 +147,7 @@ impl SessionArgs {
 #[derive(clap::Args, Clone)]
 pub struct LimitArgs {
     /// Most tokens to generate.
-    #[arg(short = 'n', long, value_name = "N", default_value_t = GenerateOptions::default().max_tokens)]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = GenerateOptions::default().max_tokens, value_parser = max_tokens, allow_negative_numbers = true)]
     max_tokens: usize,
     /// A text that ends the generation and is not shown. May be repeated.
     #[arg(long, value_name = "TEXT")]
@@ -153,6 +171,14 @@ impl LimitArgs {
             },
         }
     }
+}
+
+/// The most tokens of an answer, from text.
+pub fn max_tokens(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|&n: &usize| n > 0);
+    number.ok_or_else(|| {
+        "expected a number of tokens, 1 or more; to go on until the model ends: 1000000000".into()
+    })
 }
 
 /// How long a prompt is read before a bar appears.

@@ -23,7 +23,7 @@ use crate::write_model::{Source, Values, check_output, write_model};
 pub struct Args {
     /// The model's shape.
     #[arg(value_parser = preset_parser())]
-    preset: &'static Preset,
+    preset: Preset,
     /// Only its first N blocks, such as one, to measure a layer.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     blocks: Option<u32>,
@@ -46,11 +46,18 @@ pub struct Args {
     tokenizer: Option<PathBuf>,
 }
 
-fn preset_parser() -> impl TypedValueParser<Value = &'static Preset> {
-    let values = PRESETS
-        .iter()
-        .map(|preset| PossibleValue::new(preset.name).help(preset.about));
-    PossibleValuesParser::new(values)
+fn preset_parser() -> impl TypedValueParser<Value = Preset> {
+    let value = |preset: &Preset| {
+        let value = PossibleValue::new(preset.name);
+        match preset.about() {
+            Ok(about) => value.help(match about.paper {
+                Some(paper) => format!("{} ({paper}; {})", about.about, about.table),
+                None => format!("{} ({})", about.about, about.table),
+            }),
+            Err(_) => value,
+        }
+    };
+    PossibleValuesParser::new(PRESETS.iter().map(value))
         .try_map(|name| presets::by_name(&name).ok_or("no such preset"))
 }
 
@@ -92,7 +99,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 /// The preset's dimensions, less what was not asked for.
 fn spec(args: &Args) -> Result<ModelSpec> {
-    let mut spec = (args.preset.spec)();
+    let mut spec = args.preset.spec()?;
     if let Some(blocks) = args.blocks.map(|n| n as usize) {
         if blocks > spec.blocks.len() {
             let reason = format!("{} has {} blocks", args.preset.name, spec.blocks.len());
@@ -170,5 +177,6 @@ fn text_files(dir: &Path, spec: &ModelSpec) -> Result<TextFiles> {
         eos: token("eos_token")?,
         chat_template: config["chat_template"].as_str().map(str::to_string),
         tokenizer: Some(json),
+        ..TextFiles::default()
     })
 }

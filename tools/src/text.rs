@@ -1,6 +1,9 @@
 //! Text that comes from outside.
 
+use std::io::Write;
 use std::path::Path;
+
+use waterline_quant::NewFile;
 
 use crate::error::{Error, Result};
 
@@ -18,11 +21,12 @@ pub fn utf8(bytes: Vec<u8>, name: impl AsRef<Path>) -> Result<String> {
     })
 }
 
-/// What a terminal may be sent: line breaks and tabs stay, other control characters (an escape sequence would begin with one) become
-/// replacement characters.
-pub fn printable(text: &str) -> String {
+/// Text of a model or a file as a terminal may be sent it: line breaks and tabs stay; every other control character (an
+/// escape sequence begins with one) and every character that reverses the direction of writing becomes a replacement character.
+pub fn shown(text: &str) -> String {
     let safe = |c: char| {
-        if c.is_control() && c != '\n' && c != '\t' {
+        let reverses = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if reverses || c.is_control() && c != '\n' && c != '\t' {
             char::REPLACEMENT_CHARACTER
         } else {
             c
@@ -31,13 +35,60 @@ pub fn printable(text: &str) -> String {
     text.chars().map(safe).collect()
 }
 
-/// Writes a result to a file.
+/// [`shown`] on one line of at most `width` characters.
+pub fn shown_line(text: &str, width: usize) -> String {
+    let line = shown(&text.split_whitespace().collect::<Vec<_>>().join(" "));
+    match line.char_indices().nth(width) {
+        Some(_) => line
+            .chars()
+            .take(width.saturating_sub(1))
+            .chain(['…'])
+            .collect(),
+        None => line,
+    }
+}
+
+/// The end of a text, [`shown`] on one line of at most `width` characters.
+pub fn shown_end(text: &str, width: usize) -> String {
+    let line = shown_line(text, usize::MAX);
+    match line.chars().count() {
+        length if length > width => {
+            let end = line.chars().skip(length + 1 - width);
+            ['…'].into_iter().chain(end).collect()
+        }
+        _ => line,
+    }
+}
+
+/// Writes a result to a file, which appears when it is whole.
 pub fn write(path: &Path, text: &str) -> Result<()> {
-    std::fs::write(path, text).map_err(|source| {
+    let write = || {
+        let mut file = NewFile::create(path)?;
+        file.write_all(text.as_bytes())?;
+        file.finish()
+    };
+    write().map_err(|source| {
         Error::Output(waterline_quant::Error::Io {
             path: path.into(),
             action: "write",
             source,
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_escape_sequence_reaches_a_terminal() {
+        assert_eq!(
+            shown("a\x1b[31mb\tc\nd\u{9b}e\x7f\u{202e}"),
+            "a\u{fffd}[31mb\tc\nd\u{fffd}e\u{fffd}\u{fffd}"
+        );
+        assert_eq!(shown_line(" one\n two  three", 9), "one two …");
+        assert_eq!(shown_line("one two", 7), "one two");
+        assert_eq!(shown_end("one two three", 6), "…three");
+        assert_eq!(shown_end("one", 6), "one");
+    }
 }

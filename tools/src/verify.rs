@@ -15,6 +15,7 @@ use waterline_quant::{F16, F32, Tensor, safetensors};
 
 use crate::device::DeviceArgs;
 use crate::error::{Error, Result};
+use crate::units;
 
 /// Compare a model with recorded logits.
 ///
@@ -181,9 +182,9 @@ fn table(dir: &Path, meta: &Meta, result: &serde_json::Value, within: bool) -> S
                 _ => String::new(),
             };
             lines.push(format!(
-                "{way:<10} {array:<16} {:>12.3e} {:>12.3e}{top}",
-                number("max_abs"),
-                number("relative_l2")
+                "{way:<10} {array:<16} {:>12} {:>12}{top}",
+                units::difference(number("max_abs")),
+                units::difference(number("relative_l2"))
             ));
         }
     }
@@ -196,7 +197,7 @@ fn table(dir: &Path, meta: &Meta, result: &serde_json::Value, within: bool) -> S
         ),
     };
     let tolerance = result["tolerance"].as_f64().unwrap_or(f64::NAN);
-    lines.push(format!("{verdict} {tolerance:e}\n"));
+    lines.push(format!("{verdict} {}\n", units::difference(tolerance)));
     lines.join("\n")
 }
 
@@ -291,7 +292,20 @@ fn read_four_ways(
         step: StepProgram::Persistent,
         ..SessionOptions::default()
     };
-    let mut session = Session::new(Arc::clone(model), options.clone())?;
+    let (mut session, options) = match Session::new(Arc::clone(model), options.clone()) {
+        Err(error @ waterline::Error::Device { .. }) if options.device.is_some() => {
+            eprintln!("{error}");
+            let recorded = SessionOptions {
+                step: StepProgram::Recorded,
+                ..options
+            };
+            (Session::new(Arc::clone(model), recorded.clone())?, recorded)
+        }
+        session => (session?, options),
+    };
+    if let Some(form) = session.step_form() {
+        eprintln!("a step on the GPU is {form}");
+    }
     let whole = [tokens.len()];
     let ragged = ragged(tokens.len(), args.seed);
     let single = vec![1; tokens.len()];

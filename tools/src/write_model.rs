@@ -80,9 +80,14 @@ pub fn write_model(
 
 /// Refuses to put the output where the input is read from, or in place of what is no file.
 pub fn check_output(path: &Path, input: Option<&Path>) -> Result<()> {
-    // What does not exist is in nobody's way.
-    let Ok(output) = path.canonicalize() else {
-        return Ok(());
+    let output = match path.canonicalize() {
+        Ok(output) => output,
+        // A link that leads in a circle.
+        Err(e) if path.is_symlink() && e.kind() != std::io::ErrorKind::NotFound => {
+            return Err(Error::io(path, e));
+        }
+        // What does not exist is in nobody's way.
+        Err(_) => return Ok(()),
     };
     if !output.is_file() {
         return Err(Error::input(

@@ -13,7 +13,7 @@ pub static F16: Format = Format {
     block_len: 1,
     block_bytes: size_of::<Half>(),
     integer_dot: false,
-    device_scale: None,
+    device_apart: 0..0,
     encode: |src, dst| encode_blocks(src, dst, |&[x]| Half::from_f32(x)),
     decode: |src, dst| decode_blocks(src, dst, |number: &Half| [number.to_f32()]),
     kernel: kernel::float::<Half>,

@@ -2,7 +2,9 @@
 // of a row, `scale_row_bytes` its scales where they stand apart. `values` writes a unit's numbers; `dot` multiplies it with inputs
 // that were rounded to 8 bits.
 
-enum { F32, F16, BF16, Q8_0, Q6_K, Q5_K, Q4_K, Q4_0 };
+enum { F32, F16, BF16, Q8_0, Q6_K, Q5_1, Q5_K, Q5_0, Q4_1, Q4_K, IQ4_NL, IQ4_XS, Q4_0, MXFP4, Q3_K, Q2_K, format_count };
+
+constexpr int integer_formats = (1 << format_count) - (1 << Q8_0);
 
 // 32 inputs in 8 bits: x = scale * code, and the sum of the codes.
 struct Codes {
@@ -18,6 +20,64 @@ __device__ inline int dot_unsigned(u32 bytes, int codes, int sum) {
 #else
   asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(bytes), "r"(codes));
 #endif
+  return sum;
+}
+
+// Of eight bytes, the four whose numbers stand in bits 0..3, 4..7, 8..11 and 12..15 of `places`.
+__device__ inline u32 permute(u32 low, u32 high, u32 places) {
+#if defined(WATERLINE_EMULATOR)
+  u64 bytes = (u64)high << 32 | low;
+  u32 chosen = 0;
+  for (int i = 0; i < 4; i++) chosen |= (u32)(bytes >> 8 * (places >> 4 * i & 7) & 255) << 8 * i;
+  return chosen;
+#else
+  return __byte_perm(low, high, places);
+#endif
+}
+
+// What the low and the high halves of four bytes stand for, in a table of sixteen bytes.
+__device__ inline void look_up(const u32 (&table)[4], u32 bytes, int& low, int& high) {
+  u32 places = bytes & 0x77777777, upper = 0x32103210 | (bytes & 0x88888888) >> 1, two[2];
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    u32 lower_half = permute(table[0], table[1], places >> 16 * i), upper_half = permute(table[2], table[3], places >> 16 * i);
+    two[i] = permute(lower_half, upper_half, upper >> 16 * i);
+  }
+  low = permute(two[0], two[1], 0x6420), high = permute(two[0], two[1], 0x7531);
+}
+
+// Sixteen bytes of codes in their halves, and what these stand for.
+__device__ inline void look_up_all(const u32 (&table)[4], const u8* codes, int* packed) {
+  uint4 words = load_once(codes);
+  u32 word[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+  for (int i = 0; i < 4; i++) look_up(table, word[i], packed[i], packed[i + 4]);
+}
+
+// Sixteen bytes of codes in their halves, one in a byte.
+__device__ inline void split_halves(const u8* codes, int* packed) {
+  uint4 words = load_once(codes);
+  u32 word[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    packed[i] = word[i] & 0x0f0f0f0f;
+    packed[i + 4] = word[i] >> 4 & 0x0f0f0f0f;
+  }
+}
+
+// Adds sixteen to the codes whose bit in `high` is set.
+__device__ inline void add_fifth_bits(u32 high, int* packed) {
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    // The product has bit j of the four at bit 8 * j, and others between these.
+    packed[i] |= ((high >> 4 * i & 15) * 0x00204081 & 0x01010101) << 4;
+  }
+}
+
+__device__ inline int code_dot(const int* packed, const Codes& x) {
+  int sum = 0;
+#pragma unroll
+  for (int i = 0; i < 8; i++) sum = __dp4a(packed[i], x.packed[i], sum);
   return sum;
 }
 

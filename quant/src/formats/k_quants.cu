@@ -1,4 +1,4 @@
-// What Q4_K and Q5_K share: the 6-bit scale and minimum of sub-block `sub` of a super-block that begins with d, dmin and
+// What formats of sub-blocks on a line share, and of Q4_K and Q5_K the 6-bit scale and minimum of sub-block `sub` of a super-block that begins with d, dmin and
 // the twelve packed bytes.
 struct Affine {
   float scale, min;
@@ -20,10 +20,7 @@ __device__ inline Affine affine(const u8* block, int sub) {
 }
 
 __device__ inline float affine_dot(const int* packed, Affine line, const Codes& x) {
-  int sum = 0;
-#pragma unroll
-  for (int i = 0; i < 8; i++) sum = __dp4a(packed[i], x.packed[i], sum);
-  return x.scale * (line.scale * sum - line.min * x.sum);
+  return x.scale * (line.scale * code_dot(packed, x) - line.min * x.sum);
 }
 
 __device__ inline void affine_values(const int* packed, Affine line, float* out) {
@@ -35,17 +32,17 @@ __device__ inline void affine_values(const int* packed, Affine line, float* out)
 template <class SubBlock, int cols>
 struct Affines {
   static constexpr bool integer = true;
-  static constexpr int row_bytes = cols / 256 * SubBlock::block_bytes;
-  static constexpr int scale_row_bytes = 0;
+  static constexpr int row_bytes = cols / SubBlock::block * SubBlock::block_bytes;
+  static constexpr int scale_row_bytes = cols / SubBlock::block * SubBlock::scale_bytes;
   static constexpr int unit = 32;
   static __device__ void values(Units matrix, long long index, float* out) {
     int packed[8];
-    Affine line = SubBlock::codes(matrix.codes, index, packed);
+    Affine line = SubBlock::codes(matrix, index, packed);
     affine_values(packed, line, out);
   }
   static __device__ float dot(Units matrix, long long index, const Codes& x) {
     int packed[8];
-    Affine line = SubBlock::codes(matrix.codes, index, packed);
+    Affine line = SubBlock::codes(matrix, index, packed);
     return affine_dot(packed, line, x);
   }
 };

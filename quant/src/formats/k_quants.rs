@@ -1,4 +1,7 @@
-//! What the K formats share: packed 6-bit scales, and the search for scales when encoding.
+//! What the K formats share: packed 6-bit scales, and encoding with minima.
+
+use super::Half;
+use super::fit::{self, Lanes, Spacings, nearest_int};
 
 /// Codes per scale and minimum in Q4_K and Q5_K.
 pub(crate) const SUB: usize = 32;
@@ -38,184 +41,51 @@ impl PackedScales {
     }
 }
 
-/// A line of codes: code q stands for `scale * q - min`.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Affine {
-    pub(crate) scale: f32,
-    pub(crate) min: f32, // >= 0
-}
-
-impl Affine {
-    /// The code nearest to `x`.
-    pub(crate) fn code(self, x: f32, max_code: u8) -> u8 {
-        self.nearest_code(x, self.inverse(), max_code) as u8
-    }
-
-    fn inverse(self) -> f32 {
-        if self.scale == 0.0 {
-            0.0
-        } else {
-            1.0 / self.scale
-        }
-    }
-
-    fn nearest_code(self, x: f32, inverse: f32, max_code: u8) -> f32 {
-        nearest(((x + self.min) * inverse).clamp(0.0, f32::from(max_code)))
-    }
-}
-
-/// The nearest integer to a number below 2^22 in magnitude, ties to even. Unlike `f32::round_ties_even` this needs no
-/// instruction that the oldest x86-64 CPUs lack, so loops over it are vectorised.
-pub(crate) fn nearest(x: f32) -> f32 {
-    const TWO_TO_23_AND_22: f32 = 12_582_912.0; // numbers near it are spaced by 1
-    (x + TWO_TO_23_AND_22) - TWO_TO_23_AND_22
-}
-
-/// The scale and minimum with the least weighted squared error over codes `0..=max_code`.
-///
-/// Candidate spacings around the one that spans the values exactly give candidate codes; for each set of codes the best line
-/// is a weighted linear regression, whose own codes may be regressed again. Numbers of large magnitude weigh more, because
-/// inputs multiply them.
-pub(crate) fn fit_affine(x: &[f32; SUB], max_code: u8) -> Affine {
-    let mean_square = x.iter().map(|x| x * x).sum::<f32>() / SUB as f32;
-    let weight = x.map(|x| mean_square.sqrt() + x.abs());
-    let low = x.iter().copied().fold(0f32, f32::min); // a minimum cannot be negative
-    let high = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    if high - low <= 0.0 || !mean_square.is_finite() {
-        return Affine {
-            scale: 0.0,
-            min: -low,
-        };
-    }
-    let mut best = Affine {
-        scale: (high - low) / f32::from(max_code),
-        min: -low,
-    };
-    let mut best_error = Regression::of(best, x, &weight, max_code).error();
-    for step in 0..=20 {
-        let spacing = (high - low) / (f32::from(max_code) - 1.0 + 0.1 * step as f32);
-        let mut sums = Regression::of(
-            Affine {
-                scale: spacing,
-                min: -low,
-            },
-            x,
-            &weight,
-            max_code,
-        );
-        for _ in 0..2 {
-            let line = sums.best_line();
-            if line.scale <= 0.0 {
-                break;
-            }
-            sums = Regression::of(line, x, &weight, max_code);
-            if sums.error() < best_error {
-                (best, best_error) = (line, sums.error());
-            }
-        }
-    }
-    best
-}
-
-/// Weighted sums over a sub-block and the codes q that a line gives it, in lanes that the compiler can vectorise.
-#[derive(Default)]
-struct Regression {
-    w: [f32; LANES],
-    wq: [f32; LANES],
-    wqq: [f32; LANES],
-    wx: [f32; LANES],
-    wqx: [f32; LANES],
-    error: [f32; LANES],
-}
-
-const LANES: usize = 8;
-
-impl Regression {
-    fn of(line: Affine, x: &[f32; SUB], weight: &[f32; SUB], max_code: u8) -> Regression {
-        let inverse = line.inverse();
-        let mut sums = Regression::default();
-        for (x, weight) in x
-            .as_chunks::<LANES>()
-            .0
-            .iter()
-            .zip(weight.as_chunks::<LANES>().0)
-        {
-            for i in 0..LANES {
-                let q = line.nearest_code(x[i], inverse, max_code);
-                let difference = line.scale * q - line.min - x[i];
-                sums.w[i] += weight[i];
-                sums.wq[i] += weight[i] * q;
-                sums.wqq[i] += weight[i] * q * q;
-                sums.wx[i] += weight[i] * x[i];
-                sums.wqx[i] += weight[i] * q * x[i];
-                sums.error[i] += weight[i] * difference * difference;
-            }
-        }
-        sums
-    }
-
-    /// `sum weight * (scale * q - min - x)^2` of the line that gave the codes.
-    fn error(&self) -> f32 {
-        self.error.iter().sum()
-    }
-
-    /// The line that minimises the same sum for these codes, with `min >= 0`.
-    fn best_line(&self) -> Affine {
-        let [w, wq, wqq, wx, wqx] =
-            [self.w, self.wq, self.wqq, self.wx, self.wqx].map(|lanes| lanes.iter().sum::<f32>());
-        let determinant = w * wqq - wq * wq;
-        if determinant <= 0.0 {
-            return Affine::default();
-        }
-        let scale = (w * wqx - wq * wx) / determinant;
-        let min = (wq * wqx - wqq * wx) / determinant;
-        if min >= 0.0 {
-            Affine { scale, min }
-        } else {
-            Affine {
-                scale: wqx / wqq,
-                min: 0.0,
-            }
-        }
-    }
-}
-
-/// Scales and minima of the eight lines of a super-block, rounded to 6 bits each under one f16 scale for either kind.
-pub(crate) struct SuperScales {
-    pub(crate) d: super::Half,
-    pub(crate) dmin: super::Half,
+/// Scales and minima of the eight sub-blocks of a super-block, rounded to 6 bits each under one f16 scale for either kind, and
+/// the codes.
+pub(crate) struct SuperBlock {
+    pub(crate) d: Half,
+    pub(crate) dmin: Half,
     pub(crate) packed: PackedScales,
-    /// The lines as a decoder will see them.
-    pub(crate) lines: [Affine; 8],
+    pub(crate) codes: [[u8; SUB]; 8],
 }
 
-/// Fits the eight lines of a super-block.
-pub(crate) fn fit_super_block(x: &[f32; 256], max_code: u8) -> SuperScales {
-    let mut lines = [Affine::default(); 8];
-    for (line, x) in lines.iter_mut().zip(x.as_chunks::<SUB>().0) {
-        *line = fit_affine(x, max_code);
-    }
-    let (d, scales) = round_to_6_bits(lines.map(|line| line.scale));
-    let (dmin, mins) = round_to_6_bits(lines.map(|line| line.min));
-    for j in 0..8 {
-        lines[j] = Affine {
-            scale: d.to_f32() * f32::from(scales[j]),
-            min: dmin.to_f32() * f32::from(mins[j]),
+/// Encodes the eight sub-blocks of a super-block of Q4_K or Q5_K. Numbers of large magnitude weigh more, because inputs multiply
+/// them.
+pub(crate) fn fit_super_block(x: &[f32; 256], spacings: Spacings) -> SuperBlock {
+    let columns: [Lanes; SUB] = fit::columns(x);
+    let squares = columns.iter().fold(Lanes::all(0.0), |sum, &x| sum + x * x);
+    let typical = (squares / Lanes::all(SUB as f32)).map(f32::sqrt);
+    let weights = columns.map(|x| typical + x.map(f32::abs));
+    let fit = fit::fit_affine::<SUB, false>(&columns, &weights, spacings);
+    let (d, scales) = round_to_6_bits(fit.scale.0);
+    let (dmin, mins) = round_to_6_bits(fit.min.0);
+    let mut codes = [[0; SUB]; 8];
+    for (j, x) in x.as_chunks::<SUB>().0.iter().enumerate() {
+        let scale = d.to_f32() * f32::from(scales[j]);
+        let min = dmin.to_f32() * f32::from(mins[j]);
+        codes[j] = if scale == 0.0 {
+            fit.codes_of(j)
+        } else {
+            x.map(|x| nearest_int((x + min) / scale).clamp(0, spacings.max_code.into()) as u8)
         };
     }
-    SuperScales {
+    SuperBlock {
         d,
         dmin,
         packed: PackedScales::pack(&scales, &mins),
-        lines,
+        codes,
     }
 }
 
-fn round_to_6_bits(values: [f32; 8]) -> (super::Half, [u8; 8]) {
-    let max = values.into_iter().fold(0f32, f32::max);
+fn round_to_6_bits(values: [f32; 8]) -> (Half, [u8; 8]) {
+    let max = values
+        .into_iter()
+        .fold(0.0, |max, value| if value > max { value } else { max });
     let inverse = if max > 0.0 { 63.0 / max } else { 0.0 };
-    let codes = values.map(|value| nearest((value * inverse).min(63.0)) as u8);
-    (super::Half::from_f32(max / 63.0), codes)
+    // A negative value becomes the largest code, as in ggml.
+    let codes = values.map(|value| (nearest_int(inverse * value) as u8).min(63));
+    (Half::from_f32(max / 63.0), codes)
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -244,6 +114,133 @@ pub(crate) mod x86 {
             scales: _mm256_mul_ps(floats(scales), _mm256_set1_ps(avx2::half(d.bits()))),
             mins: _mm256_mul_ps(floats(mins), _mm256_set1_ps(avx2::half(dmin.bits()))),
         }
+    }
+
+    /// Scales and minima of eight blocks of 32, from the bits of their scales and least numbers.
+    #[target_feature(enable = "avx2,f16c")]
+    #[inline]
+    pub(crate) fn lines_of_blocks(lines: [[u16; 2]; 8]) -> EightLines {
+        let [a, b, c, d, e, f, g, h] =
+            lines.map(|[scale, low]| (u32::from(scale) | u32::from(low) << 16) as i32);
+        let (first, last) = (_mm_setr_epi32(a, b, c, d), _mm_setr_epi32(e, f, g, h));
+        let scale_bits = _mm_set1_epi32(0xffff);
+        let scales = _mm_packus_epi32(
+            _mm_and_si128(first, scale_bits),
+            _mm_and_si128(last, scale_bits),
+        );
+        let lows = _mm_packus_epi32(_mm_srli_epi32::<16>(first), _mm_srli_epi32::<16>(last));
+        EightLines {
+            scales: _mm256_cvtph_ps(scales),
+            mins: _mm256_xor_ps(_mm256_cvtph_ps(lows), _mm256_set1_ps(-0.0)),
+        }
+    }
+
+    /// The bit of each byte that belongs to each 128-bit lane of a group.
+    const BITS: [[u8; 64]; 2] = {
+        let mut bits = [[0; 64]; 2];
+        let mut i = 0;
+        while i < 128 {
+            bits[i / 64][i % 64] = 1 << (i / 16);
+            i += 1;
+        }
+        bits
+    };
+
+    /// Where bit j of byte i is set, of the first and the last 16 numbers i of the runs j of 32 of a group of four.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
+    #[inline]
+    pub(crate) fn high_bits_512(high: &[u8; 32], group: usize) -> (__mmask64, __mmask64) {
+        let bits = constant(&BITS[group]);
+        let set = |half: &[u8]| {
+            // SAFETY: half of 32 bytes.
+            let bytes = unsafe { _mm_loadu_si128(half.as_ptr().cast()) };
+            _mm512_test_epi8_mask(_mm512_broadcast_i32x4(bytes), bits)
+        };
+        (set(&high[..16]), set(&high[16..]))
+    }
+
+    /// As [`high_bits_512`] of two runs, with `value` in the bytes where the bit is set and zeros elsewhere.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(crate) fn high_bits_256(high: &[u8; 32], pair: usize, value: i8) -> (__m256i, __m256i) {
+        let (even, odd) = (1i8 << (2 * pair), 2u8.wrapping_shl(2 * pair as u32) as i8);
+        let bits = _mm256_set_m128i(_mm_set1_epi8(odd), _mm_set1_epi8(even));
+        let set = |half: &[u8]| {
+            // SAFETY: half of 32 bytes.
+            let bytes = unsafe { _mm_loadu_si128(half.as_ptr().cast()) };
+            let own = _mm256_and_si256(_mm256_broadcastsi128_si256(bytes), bits);
+            _mm256_and_si256(_mm256_cmpeq_epi8(own, bits), _mm256_set1_epi8(value))
+        };
+        (set(&high[..16]), set(&high[16..]))
+    }
+
+    /// The first and the last 16 codes of four runs of 32, bits `2 * j..2 * j + 2` of byte i being code i of run j.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
+    #[inline]
+    pub(crate) fn two_bits_512(runs: &[u8; 32]) -> (__m512i, __m512i) {
+        let right = constant(&RIGHT);
+        let codes = |half: &[u8]| {
+            // SAFETY: half of 32 bytes.
+            let bytes = unsafe { _mm_loadu_si128(half.as_ptr().cast()) };
+            let codes = _mm512_srlv_epi32(_mm512_broadcast_i32x4(bytes), right);
+            _mm512_and_si512(codes, _mm512_set1_epi8(3))
+        };
+        (codes(&runs[..16]), codes(&runs[16..]))
+    }
+
+    /// How far each 128-bit lane is shifted right to bring its two bits to the bottom.
+    const RIGHT: [i32; 16] = [0, 0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6];
+
+    /// As [`two_bits_512`], of runs `2 * upper` and `2 * upper + 1`.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(crate) fn two_bits_256(runs: &[u8; 32], upper: usize) -> (__m256i, __m256i) {
+        let right = _mm256_add_epi64(
+            _mm256_set_epi64x(2, 2, 0, 0),
+            _mm256_set1_epi64x(4 * upper as i64),
+        );
+        let codes = |half: &[u8]| {
+            // SAFETY: half of 32 bytes.
+            let bytes = unsafe { _mm_loadu_si128(half.as_ptr().cast()) };
+            let codes = _mm256_srlv_epi64(_mm256_broadcastsi128_si256(bytes), right);
+            _mm256_and_si256(codes, _mm256_set1_epi8(3))
+        };
+        (codes(&runs[..16]), codes(&runs[16..]))
+    }
+
+    /// Which of the sixteen scales each f32 lane takes: `PLACES[2 * group + half]`.
+    const PLACES: [[i32; 16]; 4] = {
+        let mut places = [[0; 16]; 4];
+        let mut i = 0;
+        while i < 64 {
+            places[i / 16][i % 16] = (8 * (i / 32) + i / 16 % 2 + 2 * (i % 16 / 4)) as i32;
+            i += 1;
+        }
+        places
+    };
+
+    /// Of the scales of sixteen sub-blocks of 16, those of the first and of the last halves of the four runs of a group, each
+    /// in one 128-bit lane.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(crate) fn half_scales_512(scales: __m512, group: usize) -> (__m512, __m512) {
+        (
+            _mm512_permutexvar_ps(constant(&PLACES[2 * group]), scales),
+            _mm512_permutexvar_ps(constant(&PLACES[2 * group + 1]), scales),
+        )
+    }
+
+    /// As [`half_scales_512`], of the two runs of a pair.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    pub(crate) fn half_scales_256(scales: [__m256; 2], pair: usize) -> (__m256, __m256) {
+        let places = _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2);
+        let places = _mm256_add_epi32(places, _mm256_set1_epi32(4 * (pair % 2) as i32));
+        let next = _mm256_add_epi32(places, _mm256_set1_epi32(1));
+        (
+            _mm256_permutevar8x32_ps(scales[pair / 2], places),
+            _mm256_permutevar8x32_ps(scales[pair / 2], next),
+        )
     }
 
     impl EightLines {
@@ -290,6 +287,17 @@ pub(crate) mod arm {
             scales: scales.to_le_bytes().map(|scale| d * f32::from(scale)),
             // SAFETY: eight floats.
             mins: unsafe { [vld1q_f32(mins.as_ptr()), vld1q_f32(mins.as_ptr().add(4))] },
+        }
+    }
+
+    /// Bits `2 * run..2 * run + 2` of the first and of the last 16 of 32 bytes.
+    #[inline]
+    pub(crate) fn two_bits(bytes: &[u8; 32], run: usize) -> (uint8x16_t, uint8x16_t) {
+        // SAFETY: NEON is part of the architecture.
+        unsafe {
+            let right = vdupq_n_s8(-2 * run as i8);
+            let bits = |bytes| vandq_u8(vshlq_u8(bytes, right), vdupq_n_u8(3));
+            (bits(neon::load(bytes, 0)), bits(neon::load(bytes, 1)))
         }
     }
 

@@ -4,6 +4,7 @@
 
 use crate::activations::Row;
 use crate::format::Format;
+use crate::formats::fit::{self, low_byte};
 use crate::formats::{Half, decode_blocks, encode_blocks};
 use crate::kernel;
 use crate::simd::scalar;
@@ -15,7 +16,7 @@ pub static Q4_0: Format = Format {
     block_len: 32,
     block_bytes: size_of::<Block>(),
     integer_dot: true,
-    device_scale: Some(0),
+    device_apart: 0..2,
     encode: |src, dst| encode_blocks(src, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,
@@ -33,12 +34,10 @@ const _: () = assert!(size_of::<Block>() == 18);
 impl Block {
     fn encode(x: &[f32; 32]) -> Block {
         // The number of largest magnitude (the first of equals) becomes code 0, that is -8, exactly.
-        let extreme = x
-            .iter()
-            .fold(0f32, |max, &x| if x.abs() > max.abs() { x } else { max });
+        let extreme = fit::extreme(x);
         let d = extreme / -8.0;
         let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
-        let code = |x: f32| ((x * inverse + 8.5) as u8).min(15);
+        let code = |x: f32| (low_byte(x * inverse + 8.5) as i8).min(15) as u8;
         let mut q = [0; 16];
         for i in 0..16 {
             q[i] = code(x[i]) | code(x[i + 16]) << 4;

@@ -1,17 +1,19 @@
 // Q4_K, in units of a sub-block.
 struct Q4KSubBlock {
+  static constexpr int block = 256;
+  static constexpr int scale_bytes = 0;
   static constexpr int block_bytes = 144;
-  static __device__ Affine codes(const u8* matrix, long long index, int* packed) {
-    const u8* block = matrix + index / 8 * block_bytes;
+  static __device__ Affine codes(Units matrix, long long index, int* packed) {
+    const u8* first = matrix.codes + index / 8 * block_bytes;
     int sub = index % 8;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      uint4 words = load_once(block + 16 + sub / 2 * 32 + 16 * i);
+      uint4 words = load_once(first + 16 + sub / 2 * 32 + 16 * i);
       u32 word[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
       for (int j = 0; j < 4; j++) packed[4 * i + j] = word[j] >> 4 * (sub % 2) & 0x0f0f0f0f;
     }
-    return affine(block, sub);
+    return affine(first, sub);
   }
 };
 

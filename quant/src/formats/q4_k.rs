@@ -5,6 +5,7 @@
 
 use crate::activations::Row;
 use crate::format::Format;
+use crate::formats::fit::Spacings;
 use crate::formats::k_quants::{PackedScales, SUB, fit_super_block};
 use crate::formats::{Half, decode_blocks, encode_blocks};
 use crate::kernel;
@@ -17,7 +18,7 @@ pub static Q4_K: Format = Format {
     block_len: 256,
     block_bytes: size_of::<Block>(),
     integer_dot: true,
-    device_scale: None,
+    device_apart: 0..0,
     encode: |src, dst| encode_blocks(src, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,
@@ -36,11 +37,19 @@ const _: () = assert!(size_of::<Block>() == 144);
 
 impl Block {
     fn encode(x: &[f32; 256]) -> Block {
-        let fit = fit_super_block(x, 15);
+        let fit = fit_super_block(
+            x,
+            Spacings {
+                max_code: 15,
+                first: -1.0,
+                steps: 20,
+            },
+        );
         let mut q = [[0; 32]; 4];
-        for (i, &x) in x.iter().enumerate() {
-            let sub = i / SUB;
-            q[sub / 2][i % SUB] |= fit.lines[sub].code(x, 15) << (sub % 2 * 4);
+        for (sub, codes) in fit.codes.iter().enumerate() {
+            for (i, code) in codes.iter().enumerate() {
+                q[sub / 2][i] |= code << (sub % 2 * 4);
+            }
         }
         Block {
             d: fit.d,

@@ -4,6 +4,7 @@
 
 use crate::activations::Row;
 use crate::format::Format;
+use crate::formats::fit::Spacings;
 use crate::formats::k_quants::{PackedScales, SUB, fit_super_block};
 use crate::formats::{Half, decode_blocks, encode_blocks};
 use crate::kernel;
@@ -16,7 +17,7 @@ pub static Q5_K: Format = Format {
     block_len: 256,
     block_bytes: size_of::<Block>(),
     integer_dot: true,
-    device_scale: None,
+    device_apart: 0..0,
     encode: |src, dst| encode_blocks(src, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,
@@ -36,13 +37,20 @@ const _: () = assert!(size_of::<Block>() == 176);
 
 impl Block {
     fn encode(x: &[f32; 256]) -> Block {
-        let fit = fit_super_block(x, 31);
+        let fit = fit_super_block(
+            x,
+            Spacings {
+                max_code: 31,
+                first: -0.5,
+                steps: 15,
+            },
+        );
         let (mut high, mut low) = ([0; 32], [[0; 32]; 4]);
-        for (i, &x) in x.iter().enumerate() {
-            let sub = i / SUB;
-            let code = fit.lines[sub].code(x, 31);
-            low[sub / 2][i % SUB] |= (code & 15) << (sub % 2 * 4);
-            high[i % SUB] |= code >> 4 << sub;
+        for (sub, codes) in fit.codes.iter().enumerate() {
+            for (i, code) in codes.iter().enumerate() {
+                low[sub / 2][i] |= (code & 15) << (sub % 2 * 4);
+                high[i] |= code >> 4 << sub;
+            }
         }
         Block {
             d: fit.d,
@@ -96,20 +104,8 @@ mod x86 {
     use std::arch::x86_64::*;
 
     use super::Block;
-    use crate::formats::k_quants::x86::{EightLines, eight_lines};
-    use crate::simd::avx512::constant;
+    use crate::formats::k_quants::x86::{EightLines, eight_lines, high_bits_256, high_bits_512};
     use crate::simd::{avx2, avx512};
-
-    /// The bit of `high` that belongs to each 128-bit lane of a group.
-    const BITS: [[u8; 64]; 2] = {
-        let mut bits = [[0; 64]; 2];
-        let mut i = 0;
-        while i < 128 {
-            bits[i / 64][i % 64] = 1 << (i / 16);
-            i += 1;
-        }
-        bits
-    };
 
     impl avx512::Integer for Block {
         type Chunk = Block;
@@ -129,25 +125,18 @@ mod x86 {
         #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
         #[inline]
         unsafe fn group(block: *const Block, header: EightLines, group: usize) -> avx512::Group {
-            // SAFETY: a group's low bits are 64 bytes; the high bits are 32.
-            let (low, high_1, high_2) = unsafe {
-                let high = (*block).high.as_ptr().cast::<__m128i>();
-                (
-                    _mm512_loadu_si512((*block).low.as_ptr().add(2 * group).cast()),
-                    _mm512_broadcast_i32x4(_mm_loadu_si128(high)),
-                    _mm512_broadcast_i32x4(_mm_loadu_si128(high.add(1))),
-                )
+            // SAFETY: the block is valid; a group's low bits are 64 bytes.
+            let (low, high) = unsafe {
+                let low = _mm512_loadu_si512((*block).low.as_ptr().add(2 * group).cast());
+                (low, &(*block).high)
             };
             let (first, second) = avx512::nibbles(low);
-            let bits = constant(&BITS[group]);
+            let (first_high, second_high) = high_bits_512(high, group);
             let sixteen = _mm512_set1_epi8(16);
-            let with = |low, high| {
-                _mm512_mask_add_epi8(low, _mm512_test_epi8_mask(high, bits), low, sixteen)
-            };
             let scale = header.spread(group);
             avx512::Group {
-                first: with(first, high_1),
-                second: with(second, high_2),
+                first: _mm512_mask_add_epi8(first, first_high, first, sixteen),
+                second: _mm512_mask_add_epi8(second, second_high, second, sixteen),
                 scale,
                 second_scale: scale,
             }
@@ -178,26 +167,17 @@ mod x86 {
         #[target_feature(enable = "avx2")]
         #[inline]
         unsafe fn pair(block: *const Block, header: EightLines, pair: usize) -> avx2::Pair {
-            // SAFETY: a pair's low bits are 32 bytes; the high bits are 32.
-            let (low, high_1, high_2) = unsafe {
-                let high = (*block).high.as_ptr().cast::<__m128i>();
-                (
-                    _mm256_loadu_si256((*block).low.as_ptr().add(pair).cast()),
-                    _mm256_broadcastsi128_si256(_mm_loadu_si128(high)),
-                    _mm256_broadcastsi128_si256(_mm_loadu_si128(high.add(1))),
-                )
+            // SAFETY: the block is valid; a pair's low bits are 32 bytes.
+            let (low, high) = unsafe {
+                let low = _mm256_loadu_si256((*block).low.as_ptr().add(pair).cast());
+                (low, &(*block).high)
             };
             let (first, second) = avx2::nibbles(low);
-            let (even, odd) = (1i8 << (2 * pair), 2u8.wrapping_shl(2 * pair as u32) as i8);
-            let bits = _mm256_set_m128i(_mm_set1_epi8(odd), _mm_set1_epi8(even));
-            let with = |low, high| {
-                let set = _mm256_cmpeq_epi8(_mm256_and_si256(high, bits), bits);
-                _mm256_or_si256(low, _mm256_and_si256(set, _mm256_set1_epi8(16)))
-            };
+            let (first_high, second_high) = high_bits_256(high, pair, 16);
             let scale = header.spread_pair(pair);
             avx2::Pair {
-                first: with(first, high_1),
-                second: with(second, high_2),
+                first: _mm256_or_si256(first, first_high),
+                second: _mm256_or_si256(second, second_high),
                 scale,
                 second_scale: scale,
             }

@@ -7,7 +7,7 @@
 
 use crate::activations::Row;
 use crate::format::Format;
-use crate::formats::k_quants::nearest;
+use crate::formats::fit::{self, nearest_int};
 use crate::formats::{Half, decode_blocks, encode_blocks};
 use crate::kernel;
 use crate::simd::scalar;
@@ -19,7 +19,7 @@ pub static Q6_K: Format = Format {
     block_len: 256,
     block_bytes: size_of::<Block>(),
     integer_dot: true,
-    device_scale: Some(208),
+    device_apart: 208..210,
     encode: |src, dst| encode_blocks(src, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,
@@ -38,30 +38,29 @@ const _: () = assert!(size_of::<Block>() == 210);
 
 impl Block {
     fn encode(x: &[f32; 256]) -> Block {
-        let mut fitted = [0f32; 16];
-        for (scale, x) in fitted.iter_mut().zip(x.as_chunks::<16>().0) {
-            *scale = fit_scale(x);
-        }
+        let fits = [0, 128].map(|first| fit::fit_symmetric::<16>(&fit::columns(&x[first..]), 32));
+        let fitted: [f32; 16] = bytemuck::cast([fits[0].scale.0, fits[1].scale.0]);
         // The scale of largest magnitude becomes -128 exactly.
-        let extreme = fitted
-            .iter()
-            .fold(0f32, |max, &s| if s.abs() > max.abs() { s } else { max });
+        let extreme = fit::extreme(&fitted);
         let mut block: Block = bytemuck::Zeroable::zeroed();
-        if extreme == 0.0 || !extreme.is_finite() {
+        if extreme.abs() < fit::LEAST_MAGNITUDE {
             return block;
         }
-        block.d = Half::from_f32(extreme / -128.0);
-        block.scales = fitted.map(|s| nearest((s * (-128.0 / extreme)).min(127.0)) as i8);
-        for (i, &x) in x.iter().enumerate() {
-            let scale = block.d.to_f32() * f32::from(block.scales[i / 16]);
-            let code = if scale == 0.0 {
-                32
+        let inverse = -128.0 / extreme;
+        block.d = Half::from_f32(1.0 / inverse);
+        block.scales = fitted.map(|s| nearest_int(inverse * s).min(127) as i8);
+        for (sub, x) in x.as_chunks::<16>().0.iter().enumerate() {
+            let scale = block.d.to_f32() * f32::from(block.scales[sub]);
+            let codes = if scale == 0.0 {
+                fits[sub / 8].codes_of(sub % 8)
             } else {
-                (nearest_code(x / scale) + 32.0) as u8
+                x.map(|x| (nearest_int(x / scale).clamp(-32, 31) + 32) as u8)
             };
-            let (half, run, i) = (i / 128, i % 128 / 32, i % 32);
-            block.low[half][run % 2 * 32 + i] |= (code & 15) << (run / 2 * 4);
-            block.high[half][i] |= code >> 4 << (run * 2);
+            let (half, run, first) = (sub / 8, sub % 8 / 2, sub % 2 * 16);
+            for (i, code) in codes.iter().enumerate() {
+                block.low[half][run % 2 * 32 + first + i] |= (code & 15) << (run / 2 * 4);
+                block.high[half][first + i] |= code >> 4 << (run * 2);
+            }
         }
         block
     }
@@ -89,41 +88,6 @@ impl Block {
         }
         x
     }
-}
-
-/// The nearest code, less 32.
-fn nearest_code(x: f32) -> f32 {
-    nearest(x.clamp(-32.0, 31.0))
-}
-
-/// The scale (of either sign) with the least squared error over codes `-32..=31`, each number weighing as its square.
-///
-/// Candidate scales around the one that maps the extreme number to -32 give candidate codes; for each set of codes the best
-/// scale is `sum w q x / sum w q q`, and its gain over storing zeros `(sum w q x)^2 / sum w q q`.
-fn fit_scale(x: &[f32; 16]) -> f32 {
-    let extreme = x
-        .iter()
-        .fold(0f32, |max, &x| if x.abs() > max.abs() { x } else { max });
-    if extreme == 0.0 || !extreme.is_finite() {
-        return 0.0;
-    }
-    // Relative to the extreme, so that squares neither overflow nor vanish.
-    let relative = x.map(|x| x / extreme);
-    let (mut best, mut best_gain) = (0.0, 0.0);
-    for step in -9..=9 {
-        let inverse = -(32.0 + 0.1 * step as f32) / extreme;
-        let (mut wqx, mut wqq) = ([0f32; 16], [0f32; 16]);
-        for i in 0..16 {
-            let (weight, q) = (relative[i] * relative[i], nearest_code(x[i] * inverse));
-            wqx[i] = weight * q * relative[i];
-            wqq[i] = weight * q * q;
-        }
-        let (wqx, wqq) = (wqx.iter().sum::<f32>(), wqq.iter().sum::<f32>());
-        if wqq > 0.0 && wqx * wqx > best_gain * wqq {
-            (best, best_gain) = (extreme * (wqx / wqq), wqx * wqx / wqq);
-        }
-    }
-    best
 }
 
 impl scalar::Dot for Block {
@@ -156,19 +120,9 @@ mod x86 {
     use std::arch::x86_64::*;
 
     use super::Block;
+    use crate::formats::k_quants::x86::{half_scales_256, half_scales_512};
     use crate::simd::avx512::constant;
     use crate::simd::{avx2, avx512};
-
-    /// Which of the sixteen scales each f32 lane takes: `SCALES[2 * group + half]`.
-    const SCALES: [[i32; 16]; 4] = {
-        let mut places = [[0; 16]; 4];
-        let mut i = 0;
-        while i < 64 {
-            places[i / 16][i % 16] = (8 * (i / 32) + i / 16 % 2 + 2 * (i % 16 / 4)) as i32;
-            i += 1;
-        }
-        places
-    };
 
     /// How far each 128-bit lane is rotated left to bring its two high bits to bits 4 and 5: 4, 2, 0, -2.
     const ROTATIONS: [i32; 16] = [4, 4, 4, 4, 2, 2, 2, 2, 0, 0, 0, 0, 30, 30, 30, 30];
@@ -221,11 +175,12 @@ mod x86 {
                 let both = _mm512_ternarylogic_epi32::<SELECT>(_mm512_set1_epi8(15), low, high);
                 _mm512_and_si512(both, _mm512_set1_epi8(63))
             };
+            let (scale, second_scale) = half_scales_512(header, group);
             avx512::Group {
                 first: join(first, high_1),
                 second: join(second, high_2),
-                scale: _mm512_permutexvar_ps(constant(&SCALES[2 * group]), header),
-                second_scale: _mm512_permutexvar_ps(constant(&SCALES[2 * group + 1]), header),
+                scale,
+                second_scale,
             }
         }
 
@@ -284,17 +239,12 @@ mod x86 {
                 let high = _mm256_sllv_epi64(_mm256_srl_epi16(high, down), left);
                 _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(48)))
             };
-            let scale = |half_of_run: i32| {
-                let places = _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2);
-                let places =
-                    _mm256_add_epi32(places, _mm256_set1_epi32(4 * upper as i32 + half_of_run));
-                _mm256_permutevar8x32_ps(header[half], places)
-            };
+            let (scale, second_scale) = half_scales_256(header, pair);
             avx2::Pair {
                 first: join(low_1, high_1),
                 second: join(low_2, high_2),
-                scale: scale(0),
-                second_scale: scale(1),
+                scale,
+                second_scale,
             }
         }
 

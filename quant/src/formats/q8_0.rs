@@ -2,6 +2,7 @@
 
 use crate::activations::Row;
 use crate::format::Format;
+use crate::formats::fit::low_byte;
 use crate::formats::{Half, decode_blocks, encode_blocks};
 use crate::kernel;
 use crate::simd::scalar;
@@ -13,7 +14,7 @@ pub static Q8_0: Format = Format {
     block_len: 32,
     block_bytes: size_of::<Block>(),
     integer_dot: true,
-    device_scale: Some(0),
+    device_apart: 0..2,
     encode: |src, dst| encode_blocks(src, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,
@@ -34,7 +35,7 @@ impl Block {
         let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
         Block {
             d: Half::from_f32(d),
-            q: x.map(|x| (x * inverse).round() as i8),
+            q: x.map(|x| low_byte((x * inverse).round()) as i8),
         }
     }
 

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use bytemuck::{Pod, Zeroable};
 
 use super::scale_and_inverse;
-use crate::activations::{BLOCK, GROUP};
+use crate::activations::{BLOCK, GROUP, RowMut};
 use crate::kernel::{self, Product};
 
 /// How a float format is read.
@@ -44,6 +44,11 @@ pub(crate) trait Integer {
 
     /// What is subtracted from every number of the chunk's eight blocks, for formats that have such minima.
     fn mins(header: Self::Header) -> Option<__m256>;
+
+    /// The same where each half of the eight blocks has its own.
+    fn half_mins(_: Self::Header) -> Option<[__m256; 2]> {
+        None
+    }
 }
 
 /// Two blocks of 32 unpacked weights, one in each 128-bit lane.
@@ -197,6 +202,7 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
         let mut codes = [std::ptr::null::<i8>(); T];
         let mut scales = [std::ptr::null::<f32>(); T];
         let mut sums = [std::ptr::null::<f32>(); T];
+        let mut half_sums = [std::ptr::null::<f32>(); T];
         // The blocks after the last whole chunk, completed by zeros; inputs are padded already.
         let mut last = [B::Chunk::zeroed(); R];
         for r in 0..R {
@@ -207,7 +213,8 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
         }
         for t in 0..T {
             let x = product.x.padded_row(token + t);
-            (codes[t], scales[t], sums[t]) = (x.codes.as_ptr(), x.scales.as_ptr(), x.sums.as_ptr());
+            (codes[t], scales[t]) = (x.codes.as_ptr(), x.scales.as_ptr());
+            (sums[t], half_sums[t]) = (x.sums.as_ptr(), x.half_sums.as_ptr());
         }
         let offset = _mm256_set1_epi8(B::OFFSET);
         let mut sum = [[_mm256_setzero_ps(); T]; R];
@@ -304,6 +311,17 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
                         sum[r][t] = _mm256_fnmadd_ps(mins, sums, sum[r][t]);
                     }
                 }
+                if let Some([low, high]) = B::half_mins(header[r]) {
+                    for t in 0..T {
+                        // SAFETY: as above, and each half has its sum.
+                        let [low_sums, high_sums] = unsafe {
+                            let sums = half_sums[t].add(step * 16);
+                            [_mm256_loadu_ps(sums), _mm256_loadu_ps(sums.add(8))]
+                        };
+                        sum[r][t] = _mm256_fnmadd_ps(low, low_sums, sum[r][t]);
+                        sum[r][t] = _mm256_fnmadd_ps(high, high_sums, sum[r][t]);
+                    }
+                }
             }
         }
         for r in 0..R {
@@ -323,12 +341,7 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
 /// # Safety
 /// As for [`Quantize`](super::Quantize).
 #[target_feature(enable = "avx2")]
-pub(crate) unsafe fn quantize(
-    values: &[f32],
-    codes: &mut [i8],
-    scales: &mut [f32],
-    sums: &mut [f32],
-) {
+pub(crate) unsafe fn quantize(values: &[f32], mut rounded: RowMut) {
     let magnitude_bits = _mm256_set1_epi32(0x7fff_ffff);
     for (block, x) in values.as_chunks::<BLOCK>().0.iter().enumerate() {
         let mut parts = [_mm256_setzero_ps(); 4];
@@ -347,34 +360,32 @@ pub(crate) unsafe fn quantize(
         let magnitude = _mm_max_epu32(magnitude, _mm_shuffle_epi32::<0b10_11_00_01>(magnitude));
         let (scale, inverse) = scale_and_inverse(_mm_cvtsi128_si32(magnitude) as u32);
         let inverse = _mm256_set1_ps(inverse);
-        let mut rounded = [_mm256_setzero_si256(); 4];
-        for (rounded, part) in rounded.iter_mut().zip(parts) {
-            *rounded = _mm256_cvtps_epi32(_mm256_mul_ps(part, inverse));
+        let mut whole = [_mm256_setzero_si256(); 4];
+        for (whole, part) in whole.iter_mut().zip(parts) {
+            *whole = _mm256_cvtps_epi32(_mm256_mul_ps(part, inverse));
         }
         // Packing interleaves the 128-bit lanes; the permutation restores the order.
         let narrow = _mm256_packs_epi16(
-            _mm256_packs_epi32(rounded[0], rounded[1]),
-            _mm256_packs_epi32(rounded[2], rounded[3]),
+            _mm256_packs_epi32(whole[0], whole[1]),
+            _mm256_packs_epi32(whole[2], whole[3]),
         );
         let narrow = _mm256_permutevar8x32_epi32(narrow, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-        let codes = &mut codes[block / 4 * GROUP..][..GROUP];
+        let codes = &mut rounded.codes[block / 4 * GROUP..][..GROUP];
         // SAFETY: 16 bytes at up to 48, and at 64 more, within 128.
         unsafe {
             let first = codes.as_mut_ptr().add(block % 4 * 16);
             _mm_storeu_si128(first.cast(), _mm256_castsi256_si128(narrow));
             _mm_storeu_si128(first.add(64).cast(), _mm256_extracti128_si256::<1>(narrow));
         }
-        let sum = _mm256_add_epi32(
-            _mm256_add_epi32(rounded[0], rounded[1]),
-            _mm256_add_epi32(rounded[2], rounded[3]),
+        // Four partial sums of each half, then two of each, then both sums side by side.
+        let first = _mm256_add_epi32(whole[0], whole[1]);
+        let second = _mm256_add_epi32(whole[2], whole[3]);
+        let sums = _mm256_hadd_epi32(first, second);
+        let sums = _mm_add_epi32(
+            _mm256_castsi256_si128(sums),
+            _mm256_extracti128_si256::<1>(sums),
         );
-        let sum = _mm_add_epi32(
-            _mm256_castsi256_si128(sum),
-            _mm256_extracti128_si256::<1>(sum),
-        );
-        let sum = _mm_add_epi32(sum, _mm_shuffle_epi32::<0b01_00_11_10>(sum));
-        let sum = _mm_add_epi32(sum, _mm_shuffle_epi32::<0b10_11_00_01>(sum));
-        scales[block] = scale;
-        sums[block] = scale * _mm_cvtsi128_si32(sum) as f32;
+        let sums = _mm_cvtsi128_si64(_mm_hadd_epi32(sums, sums));
+        rounded.set(block, scale, [sums as i32, (sums >> 32) as i32]);
     }
 }

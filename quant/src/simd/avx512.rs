@@ -7,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::avx2::prefetch;
 use super::scale_and_inverse;
-use crate::activations::{BLOCK, GROUP};
+use crate::activations::{BLOCK, GROUP, RowMut};
 use crate::kernel::{self, Product};
 
 /// How a float format is read.
@@ -43,6 +43,11 @@ pub(crate) trait Integer {
 
     /// What is subtracted from every number of the chunk's eight blocks, for formats that have such minima.
     fn mins(header: Self::Header) -> Option<__m256>;
+
+    /// The same where each half of the eight blocks has its own.
+    fn half_mins(_: Self::Header) -> Option<__m512> {
+        None
+    }
 }
 
 /// 128 unpacked weights, in the order of [`Activations`](crate::Activations): lane j (of 128 bits) belongs to block j.
@@ -173,6 +178,7 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
         let mut codes = [std::ptr::null::<i8>(); T];
         let mut scales = [std::ptr::null::<f32>(); T];
         let mut sums = [std::ptr::null::<f32>(); T];
+        let mut half_sums = [std::ptr::null::<f32>(); T];
         // The blocks after the last whole chunk, completed by zeros; inputs are padded already.
         let mut last = [B::Chunk::zeroed(); R];
         for r in 0..R {
@@ -183,7 +189,8 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
         }
         for t in 0..T {
             let x = product.x.padded_row(token + t);
-            (codes[t], scales[t], sums[t]) = (x.codes.as_ptr(), x.scales.as_ptr(), x.sums.as_ptr());
+            (codes[t], scales[t]) = (x.codes.as_ptr(), x.scales.as_ptr());
+            (sums[t], half_sums[t]) = (x.sums.as_ptr(), x.half_sums.as_ptr());
         }
         let spread = constant(&SPREAD);
         let offset = _mm512_set1_epi8(B::OFFSET);
@@ -273,6 +280,13 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
                         sum[r][t] = _mm512_fnmadd_ps(mins, _mm512_zextps256_ps512(sums), sum[r][t]);
                     }
                 }
+                if let Some(mins) = B::half_mins(header[r]) {
+                    for t in 0..T {
+                        // SAFETY: as above, and each half has its sum.
+                        let sums = unsafe { _mm512_loadu_ps(half_sums[t].add(step * 16)) };
+                        sum[r][t] = _mm512_fnmadd_ps(mins, sums, sum[r][t]);
+                    }
+                }
             }
         }
         for r in 0..R {
@@ -292,12 +306,7 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
 /// # Safety
 /// As for [`Quantize`](super::Quantize).
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(crate) unsafe fn quantize(
-    values: &[f32],
-    codes: &mut [i8],
-    scales: &mut [f32],
-    sums: &mut [f32],
-) {
+pub(crate) unsafe fn quantize(values: &[f32], mut rounded: RowMut) {
     let magnitude_bits = _mm512_set1_epi32(0x7fff_ffff);
     for (block, x) in values.as_chunks::<BLOCK>().0.iter().enumerate() {
         // SAFETY: x is 32 numbers.
@@ -315,14 +324,14 @@ pub(crate) unsafe fn quantize(
         let inverse = _mm512_set1_ps(inverse);
         let a = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse));
         let b = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
-        let codes = &mut codes[block / 4 * GROUP..][..GROUP];
+        let codes = &mut rounded.codes[block / 4 * GROUP..][..GROUP];
         // SAFETY: 16 bytes at up to 48, and at 64 more, within 128.
         unsafe {
             let first = codes.as_mut_ptr().add(block % 4 * 16);
             _mm_storeu_si128(first.cast(), _mm512_cvtsepi32_epi8(a));
             _mm_storeu_si128(first.add(64).cast(), _mm512_cvtsepi32_epi8(b));
         }
-        scales[block] = scale;
-        sums[block] = scale * _mm512_reduce_add_epi32(_mm512_add_epi32(a, b)) as f32;
+        let sums = [_mm512_reduce_add_epi32(a), _mm512_reduce_add_epi32(b)];
+        rounded.set(block, scale, sums);
     }
 }

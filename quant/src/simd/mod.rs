@@ -10,14 +10,15 @@ pub(crate) mod avx512;
 pub(crate) mod neon;
 pub(crate) mod scalar;
 
+use crate::activations::RowMut;
 use crate::cpu::Simd;
 
-/// Rounds one row of inputs to 8 bits: values, codes (both `[stride]`), scales, sums (both `[stride / 32]`).
+/// Rounds one row of inputs, `[stride]` values, to 8 bits.
 ///
 /// # Safety
 /// The CPU has the instructions of the level that the function was made for, and the lengths are as stated, with a stride
 /// that is a multiple of 128.
-pub(crate) type Quantize = unsafe fn(&[f32], &mut [i8], &mut [f32], &mut [f32]);
+pub(crate) type Quantize = unsafe fn(&[f32], RowMut);
 
 /// The rounding function for a level.
 pub(crate) fn quantize(simd: Simd) -> Quantize {

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use bytemuck::Pod;
 
 use super::scale_and_inverse;
-use crate::activations::{BLOCK, GROUP};
+use crate::activations::{BLOCK, GROUP, RowMut};
 use crate::kernel::{self, Product};
 
 /// How a float format is read.
@@ -36,6 +36,16 @@ pub(crate) trait Integer: Pod {
 
     /// What is subtracted from every number of the eight blocks, for formats that have such minima.
     fn mins(header: Self::Header) -> Option<[float32x4_t; 2]>;
+
+    /// The same where each half of the eight blocks has its own.
+    fn half_mins(_: Self::Header) -> Option<[float32x4_t; 4]> {
+        None
+    }
+
+    /// The same of a stored block of 32.
+    fn min(_: Self::Header) -> Option<f32> {
+        None
+    }
 }
 
 /// 32 unpacked weights.
@@ -225,6 +235,26 @@ impl<B: Integer, const DOTPROD: bool> kernel::Tile for IntegerTile<B, DOTPROD> {
                         }
                     }
                 }
+                if let Some(mins) = B::half_mins(header[r]) {
+                    for t in 0..T {
+                        let sums = &x[t].half_sums[step * 16..][..16];
+                        for (min, sums) in mins.into_iter().zip(sums.as_chunks::<4>().0) {
+                            // SAFETY: four sums.
+                            unsafe {
+                                sum[r][t] = vfmsq_f32(sum[r][t], min, vld1q_f32(sums.as_ptr()));
+                            }
+                        }
+                    }
+                }
+                if let Some(min) = B::min(header[r]) {
+                    for t in 0..T {
+                        // SAFETY: NEON is part of the architecture.
+                        unsafe {
+                            let less = vsetq_lane_f32::<0>(min * x[t].sums[step], vdupq_n_f32(0.0));
+                            sum[r][t] = vsubq_f32(sum[r][t], less);
+                        }
+                    }
+                }
             }
         }
         for r in 0..R {
@@ -243,14 +273,9 @@ impl<B: Integer, const DOTPROD: bool> kernel::Tile for IntegerTile<B, DOTPROD> {
 ///
 /// # Safety
 /// As for [`Quantize`](super::Quantize).
-pub(crate) unsafe fn quantize(
-    values: &[f32],
-    codes: &mut [i8],
-    scales: &mut [f32],
-    sums: &mut [f32],
-) {
+pub(crate) unsafe fn quantize(values: &[f32], mut rounded: RowMut) {
     for (block, x) in values.as_chunks::<BLOCK>().0.iter().enumerate() {
-        let codes = &mut codes[block / 4 * GROUP..][..GROUP];
+        let codes = &mut rounded.codes[block / 4 * GROUP..][..GROUP];
         // SAFETY: loads of 4 of 32 numbers; stores of 16 bytes at up to 48, and at 64 more, within 128.
         unsafe {
             let mut parts = [vdupq_n_f32(0.0); 8];
@@ -260,25 +285,21 @@ pub(crate) unsafe fn quantize(
                 magnitude = vmaxq_u32(magnitude, vreinterpretq_u32_f32(vabsq_f32(parts[i])));
             }
             let (scale, inverse) = scale_and_inverse(vmaxvq_u32(magnitude));
-            let mut rounded = [vdupq_n_s16(0); 4];
-            let mut sum = vdupq_n_s32(0);
+            let mut whole = [vdupq_n_s16(0); 4];
+            let mut sums = [0; 2];
             for i in 0..4 {
                 let low = vcvtnq_s32_f32(vmulq_n_f32(parts[2 * i], inverse));
                 let high = vcvtnq_s32_f32(vmulq_n_f32(parts[2 * i + 1], inverse));
-                rounded[i] = vcombine_s16(vmovn_s32(low), vmovn_s32(high));
-                sum = vaddq_s32(sum, vaddq_s32(low, high));
+                whole[i] = vcombine_s16(vmovn_s32(low), vmovn_s32(high));
+                sums[i / 2] += vaddvq_s32(vaddq_s32(low, high));
             }
             let first = codes.as_mut_ptr().add(block % 4 * 16);
-            vst1q_s8(
-                first,
-                vcombine_s8(vmovn_s16(rounded[0]), vmovn_s16(rounded[1])),
-            );
+            vst1q_s8(first, vcombine_s8(vmovn_s16(whole[0]), vmovn_s16(whole[1])));
             vst1q_s8(
                 first.add(64),
-                vcombine_s8(vmovn_s16(rounded[2]), vmovn_s16(rounded[3])),
+                vcombine_s8(vmovn_s16(whole[2]), vmovn_s16(whole[3])),
             );
-            scales[block] = scale;
-            sums[block] = scale * vaddvq_s32(sum) as f32;
+            rounded.set(block, scale, sums);
         }
     }
 }

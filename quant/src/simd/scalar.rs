@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::scale_and_inverse;
-use crate::activations::{BLOCK, GROUP, Row};
+use crate::activations::{BLOCK, GROUP, Row, RowMut};
 use crate::kernel::{self, Product};
 
 /// A format's dot product of one stored row with one row of inputs.
@@ -27,7 +27,7 @@ impl<B: Dot> kernel::Tile for Tile<B> {
 }
 
 /// See [`Activations`](crate::Activations) for the layout.
-pub(crate) fn quantize(values: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [f32]) {
+pub(crate) fn quantize(values: &[f32], mut rounded: RowMut) {
     for (block, x) in values.chunks_exact(BLOCK).enumerate() {
         let magnitude = x
             .iter()
@@ -36,14 +36,13 @@ pub(crate) fn quantize(values: &[f32], codes: &mut [i8], scales: &mut [f32], sum
             .unwrap_or(0);
         let (scale, inverse) = scale_and_inverse(magnitude);
         let first = block / 4 * GROUP + block % 4 * 16;
-        let mut sum = 0;
+        let mut sums = [0; 2];
         for (i, x) in x.iter().enumerate() {
             let code = (x * inverse).round_ties_even() as i8;
-            codes[first + i / 16 * 64 + i % 16] = code;
-            sum += i32::from(code);
+            rounded.codes[first + i / 16 * 64 + i % 16] = code;
+            sums[i / 16] += i32::from(code);
         }
-        scales[block] = scale;
-        sums[block] = scale * sum as f32;
+        rounded.set(block, scale, sums);
     }
 }
 

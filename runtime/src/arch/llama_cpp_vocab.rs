@@ -1,15 +1,17 @@
-//! Vocabularies as llama.cpp stores them, beside or in place of a `tokenizer.json`: byte-level BPE that splits text as
-//! GPT-2 does, which GPT-NeoX and so Mamba have. Where text is split in another way, llama.cpp gets no vocabulary rather
-//! than one that makes other tokens; it runs such a file on token ids.
+//! Vocabularies as llama.cpp stores them, beside or in place of a `tokenizer.json`.
+//!
+//! Read are byte-level BPE with the ways to split text of [`llama_cpp_splits`](super::llama_cpp_splits), sentencepiece with
+//! scores, and RWKV's trie. Written is byte-level BPE that splits text as GPT-2 does, which GPT-NeoX and so Mamba have; in
+//! other cases llama.cpp gets no vocabulary rather than one that makes other tokens, and runs the file on token ids.
 
 use serde_json::{Map, Value as Json, json};
 use waterline_quant::gguf::{Array, Gguf, Value};
 
-/// What llama.cpp calls ways to split text that are GPT-2's.
-const GPT2_SPLITS: &[&str] = &["gpt-2", "mpt", "olmo"];
+use super::llama_cpp_splits::splits;
 
 // Types of tokens.
 const NORMAL: i32 = 1;
+const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
@@ -67,50 +69,187 @@ fn bpe_keys(json: &Json, size: usize) -> Option<Vec<(&'static str, Value)>> {
     ])
 }
 
-/// A `tokenizer.json` for the vocabulary of a file, if it has one of this kind.
+/// A `tokenizer.json` for the vocabulary of a file, if it has one. What cannot be read becomes a model that no tokenizer
+/// knows, and whose name says why.
 pub(crate) fn from_gguf(gguf: &Gguf) -> Option<Vec<u8>> {
-    let text = |key: &str| gguf.get(&format!("tokenizer.ggml.{key}"))?.as_str();
-    let array = |key: &str| gguf.get(&format!("tokenizer.ggml.{key}"))?.as_array();
-    if text("model") != Some("gpt2") || !GPT2_SPLITS.contains(&text("pre")?) {
-        return None;
+    let vocabulary = Vocabulary { gguf };
+    let model = match vocabulary.text("model")? {
+        "none" | "no_vocab" => return None,
+        "gpt2" => vocabulary.byte_level(),
+        "llama" => vocabulary.sentencepiece(),
+        "rwkv" => vocabulary.rwkv(),
+        other => Err(format!("{other:?} of tokenizer.ggml.model")),
+    };
+    let json = model.unwrap_or_else(|reason| json!({ "model": { "type": reason } }));
+    Some(json.to_string().into_bytes())
+}
+
+/// Whether a token begins every sequence: what the file says, or what its kind of vocabulary means.
+pub(crate) fn adds_bos(gguf: &Gguf) -> bool {
+    let vocabulary = Vocabulary { gguf };
+    let said = vocabulary.get("add_bos_token").and_then(Value::as_bool);
+    said.unwrap_or_else(|| match vocabulary.text("model") {
+        Some("gpt2") => splits(vocabulary.pre()).is_none_or(|splits| splits.add_bos),
+        Some("rwkv") => false,
+        _ => true,
+    })
+}
+
+/// The keys under `tokenizer.ggml` of a file.
+struct Vocabulary<'g> {
+    gguf: &'g Gguf,
+}
+
+impl Vocabulary<'_> {
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.gguf.get(&format!("tokenizer.ggml.{key}"))
     }
-    let tokens = array("tokens")?.as_strings()?;
-    let types = array("token_type").and_then(Array::to_i64s);
-    let (mut vocab, mut added) = (Map::new(), Vec::new());
-    for (id, content) in tokens.iter().enumerate() {
-        let kind = types.as_ref().and_then(|types| types.get(id).copied());
-        let kind = kind.map_or(NORMAL, |kind| kind as i32);
-        if kind == UNUSED {
-            continue;
-        }
-        vocab.insert(content.clone(), json!(id));
-        if [CONTROL, USER_DEFINED].contains(&kind) {
-            added.push(json!({
-                "id": id,
-                "content": content,
-                "single_word": false,
-                "lstrip": false,
-                "rstrip": false,
-                "normalized": false,
-                "special": kind == CONTROL,
-            }));
+
+    fn text(&self, key: &str) -> Option<&str> {
+        self.get(key)?.as_str()
+    }
+
+    fn pre(&self) -> &str {
+        self.text("pre")
+            .filter(|pre| !pre.is_empty())
+            .unwrap_or("default")
+    }
+
+    fn strings(&self, key: &str) -> Result<&[String], String> {
+        let array = self
+            .get(key)
+            .and_then(Value::as_array)
+            .and_then(Array::as_strings);
+        array.ok_or_else(|| format!("tokenizer.ggml.{key}: found no strings"))
+    }
+
+    /// The type of each of `count` tokens.
+    fn types(&self, count: usize) -> Result<Vec<i32>, String> {
+        let Some(types) = self
+            .get("token_type")
+            .and_then(Value::as_array)
+            .and_then(Array::to_i64s)
+        else {
+            return Ok(vec![NORMAL; count]);
+        };
+        match types.len() == count {
+            true => Ok(types
+                .into_iter()
+                .map(|kind| i32::try_from(kind).unwrap_or(NORMAL))
+                .collect()),
+            false => Err(format!(
+                "tokenizer.ggml.token_type: found {}, expected {count}",
+                types.len()
+            )),
         }
     }
-    let byte_level = json!({
-        "type": "ByteLevel",
-        "add_prefix_space": false,
-        "trim_offsets": true,
-        "use_regex": true,
-    });
-    let merges = array("merges")?.as_strings()?;
-    let tokenizer = json!({
-        "version": "1.0",
-        "added_tokens": added,
-        "pre_tokenizer": byte_level,
-        "decoder": byte_level,
-        "model": { "type": "BPE", "vocab": vocab, "merges": merges },
-    });
-    Some(tokenizer.to_string().into_bytes())
+
+    /// Tokens that are found in text before it is tokenized.
+    fn added(&self, tokens: &[String], types: &[i32]) -> Json {
+        let token = |(id, (content, &kind)): (usize, (&String, &i32))| {
+            let found = [CONTROL, USER_DEFINED].contains(&kind);
+            found.then(|| {
+                json!({
+                    "id": id,
+                    "content": content,
+                    "single_word": false,
+                    "lstrip": false,
+                    "rstrip": false,
+                    "normalized": false,
+                    "special": kind == CONTROL,
+                })
+            })
+        };
+        tokens
+            .iter()
+            .zip(types)
+            .enumerate()
+            .filter_map(token)
+            .collect()
+    }
+
+    fn byte_level(&self) -> Result<Json, String> {
+        let pre = self.pre();
+        let splits = splits(pre).ok_or_else(|| format!("{pre:?} of tokenizer.ggml.pre"))?;
+        let tokens = self.strings("tokens")?;
+        let types = self.types(tokens.len())?;
+        let mut vocab = Map::new();
+        for (id, content) in tokens.iter().enumerate() {
+            if types[id] != UNUSED {
+                vocab.insert(content.clone(), json!(id));
+            }
+        }
+        let split = |pattern: &&str| {
+            json!({
+                "type": "Split",
+                "pattern": { "Regex": pattern },
+                "behavior": "Isolated",
+                "invert": false,
+            })
+        };
+        let mut steps: Vec<Json> = splits.patterns.iter().map(split).collect();
+        let byte_level = json!({
+            "type": "ByteLevel",
+            "add_prefix_space": false,
+            "trim_offsets": true,
+            "use_regex": false,
+        });
+        steps.push(byte_level.clone());
+        Ok(json!({
+            "version": "1.0",
+            "added_tokens": self.added(tokens, &types),
+            "pre_tokenizer": { "type": "Sequence", "pretokenizers": steps },
+            "decoder": byte_level,
+            "model": {
+                "type": "BPE",
+                "vocab": vocab,
+                "merges": self.strings("merges")?,
+                "ignore_merges": splits.ignore_merges,
+            },
+        }))
+    }
+
+    fn sentencepiece(&self) -> Result<Json, String> {
+        let tokens = self.strings("tokens")?;
+        let types = self.types(tokens.len())?;
+        let said = self.get("unknown_token_id").and_then(Value::as_u64);
+        let typed = || {
+            types
+                .iter()
+                .position(|&kind| kind == UNKNOWN)
+                .map(|id| id as u64)
+        };
+        let scores = match self.get("scores") {
+            Some(scores) => scores
+                .as_array()
+                .and_then(Array::to_f32s)
+                .ok_or("tokenizer.ggml.scores: found no numbers")?,
+            None => vec![0.0; tokens.len()],
+        };
+        let prefix = self.get("add_space_prefix").and_then(Value::as_bool);
+        Ok(json!({
+            "version": "1.0",
+            "added_tokens": self.added(tokens, &types),
+            "model": {
+                "type": "SentencePiece",
+                "vocab": tokens,
+                "scores": scores,
+                "unk_id": said.or_else(typed).unwrap_or(0),
+                "add_space_prefix": prefix.unwrap_or(true),
+            },
+        }))
+    }
+
+    fn rwkv(&self) -> Result<Json, String> {
+        let tokens = self.strings("tokens")?;
+        let types = self.types(tokens.len())?;
+        let unknown = self.get("unknown_token_id").and_then(Value::as_u64);
+        Ok(json!({
+            "version": "1.0",
+            "added_tokens": self.added(tokens, &types),
+            "model": { "type": "RWKV", "vocab": tokens, "unk_id": unknown },
+        }))
+    }
 }
 
 #[cfg(test)]

@@ -10,7 +10,10 @@ mod fla_slots;
 mod flag_tests;
 mod hugging_face;
 pub(crate) mod llama_cpp;
+mod llama_cpp_splits;
 pub(crate) mod llama_cpp_vocab;
+#[cfg(test)]
+mod llama_cpp_vocab_tests;
 mod mamba;
 mod qwen3_next;
 mod rwkv;

@@ -6,21 +6,30 @@ use std::sync::{Arc, Mutex};
 use waterline_quant::Activations;
 
 use super::Pool;
+use crate::error::{Error, Result};
 use crate::program::Program;
 use crate::state::Arena;
+
+/// Zeros that are allocated while a session is made.
+///
+/// # Errors
+/// [`Error::Memory`] if the system refuses them.
+fn room(floats: usize) -> Result<Vec<f32>> {
+    bytemuck::allocation::try_zeroed_vec(floats).map_err(|()| {
+        let bytes = floats.saturating_mul(size_of::<f32>());
+        let what = format!("{bytes} bytes of working memory");
+        Error::memory(what, "choose a smaller chunk or fewer threads")
+    })
+}
 
 /// The buffers between stages.
 pub(crate) struct Buffers(Vec<Vec<f32>>);
 
 impl Buffers {
     /// Room for `tokens` rows of each width.
-    pub fn new(widths: &[usize], tokens: usize) -> Self {
-        Buffers(
-            widths
-                .iter()
-                .map(|width| vec![0.0; width * tokens])
-                .collect(),
-        )
+    pub fn new(widths: &[usize], tokens: usize) -> Result<Self> {
+        let buffers = widths.iter().map(|width| room(width * tokens));
+        Ok(Buffers(buffers.collect::<Result<_>>()?))
     }
 
     /// Values of a buffer, row by row.
@@ -72,21 +81,20 @@ pub(crate) struct Engine {
 
 impl Engine {
     /// Allocates for chunks of up to `chunk` tokens of `program`.
-    pub fn new(program: &Program, pool: Arc<Pool>, chunk: usize) -> Self {
+    pub fn new(program: &Program, pool: Arc<Pool>, chunk: usize) -> Result<Self> {
         let widest = program.widths.iter().copied().max().unwrap_or(0);
         let threads = pool.threads();
         let (scratch, common) = Self::rooms(program, threads, chunk);
-        Engine {
-            buffers: Buffers::new(&program.widths, chunk),
-            inputs: Activations::new(chunk, widest),
-            scratch: (0..threads)
-                .map(|_| Mutex::new(vec![0.0; scratch]))
-                .collect(),
-            common: vec![0.0; common],
+        let scratch = (0..threads).map(|_| Ok(Mutex::new(room(scratch)?)));
+        Ok(Engine {
+            buffers: Buffers::new(&program.widths, chunk)?,
+            inputs: Activations::new(chunk, widest)?,
+            scratch: scratch.collect::<Result<_>>()?,
+            common: room(common)?,
             pool,
             chunk,
             widest,
-        }
+        })
     }
 
     /// Bytes of working memory that [`Engine::new`] would allocate.

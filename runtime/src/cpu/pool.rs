@@ -1,78 +1,214 @@
-//! A pool of threads that spin between the short parallel regions of a token and sleep between tokens.
+//! A pool of threads for the short parallel regions of a token, on a machine that other programs use too.
+//!
+//! A region ends when its tasks are done. No region waits for a worker that has not started on it: the tasks of such a
+//! worker are taken over, and its offer is withdrawn.
+//!
+//! # Protocol
+//! Every worker has one atomic word:
+//!
+//! | from | to | by | meaning |
+//! |---|---|---|---|
+//! | `IDLE` | `ASLEEP` | worker | it has spun for [`SPIN`] and parks |
+//! | `IDLE`, `ASLEEP` | `OFFERED` | owner of the region | the job may be entered; a sleeper is unparked |
+//! | `OFFERED` | `BUSY` | worker | it has entered: the region waits for it now |
+//! | `OFFERED` | `IDLE` | owner | withdrawn: the worker can no longer enter |
+//! | `BUSY` | `IDLE` | worker | it has left and does not read the job again |
+//! | any but `BUSY` | `STOP` | the pool's drop | the thread ends |
+//!
+//! The job is a borrowed closure whose lifetime is erased. It is read only between `BUSY` and the `IDLE` after it, and
+//! `OFFERED` goes either to `BUSY` or to `IDLE`, never to both, since both are compare-and-swap on one word. The owner
+//! returns only when each word that it offered is neither `OFFERED` nor `BUSY`. So no worker, however late, reads the
+//! closure after its region. The cell that holds the job is written only by the owner of the region lock, before its
+//! offers, when no word is `OFFERED` or `BUSY`.
+//!
+//! In a child made by fork(2) there are no workers: offers are withdrawn, or, where a region was open in the parent, the
+//! region lock stays taken. In both cases the calling thread does all tasks.
 
+use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use super::physical_cores;
+use super::cores::physical_cores;
+use crate::error::{Error, Result};
 
-/// How long an idle worker spins before it sleeps: longer than the serial part between two stages.
+/// How long an idle worker spins before it sleeps: longer than the serial part between two regions.
 const SPIN: Duration = Duration::from_micros(200);
+/// How long the owner of a region spins for a worker before it lets other programs run meanwhile.
+const PATIENCE: Duration = Duration::from_micros(50);
+/// A worker whose regions waited so much longer for it, in nanoseconds, than it saved them is left out for a while: a
+/// neighbour has its core.
+const DEBT: i64 = 300_000;
+/// What a worker can save up, in nanoseconds. More than a scheduler's time slice, so that one accident is forgiven.
+const CREDIT: i64 = 6_000_000;
+/// How long a worker is left out of regions, at first and at most.
+const LEFT_OUT: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(320)];
+/// Most threads of a pool.
+const MAX_THREADS: usize = 1024;
+/// What a thread maps while it starts, at most, besides its stack.
+const THREAD_BYTES: usize = 1 << 20;
+
+const STARTING: u32 = 0;
+const IDLE: u32 = 1;
+const ASLEEP: u32 = 2;
+const OFFERED: u32 = 3;
+const BUSY: u32 = 4;
+const STOP: u32 = 5;
 
 type Job = *const (dyn Fn(usize) + Sync);
+type Panic = Box<dyn Any + Send>;
 
-struct State {
-    /// Counts regions; a change is the signal to start.
-    epoch: AtomicUsize,
-    job: UnsafeCell<Option<Job>>,
-    /// Workers that have not finished the region.
-    running: AtomicUsize,
-    panicked: AtomicBool,
-    stop: AtomicBool,
-    sleeping: Vec<AtomicBool>,
+/// What one thread works from. On cache lines of its own.
+#[repr(align(128))]
+struct Lane {
+    /// The state of the worker; not used in the caller's lane.
+    word: AtomicU32,
+    /// Tasks that nobody has claimed: the first in the high half, the one behind the last in the low half.
+    tasks: AtomicU64,
 }
 
-// SAFETY: `job` is written only by the region's owner while `running` is zero, and read by workers only after the
-// epoch, stored with release ordering after it, has changed.
+impl Lane {
+    fn deal(&self, first: usize, end: usize) {
+        let range = (first as u64) << 32 | end as u64;
+        self.tasks.store(range, Ordering::Relaxed);
+    }
+
+    /// Claims the first task (the owner's way) or the last one (a thief's).
+    fn claim(&self, from_front: bool) -> Option<usize> {
+        let mut range = self.tasks.load(Ordering::Relaxed);
+        loop {
+            let (first, end) = (range >> 32, range & u64::from(u32::MAX));
+            if first >= end {
+                return None;
+            }
+            let (task, rest) = if from_front {
+                (first, (first + 1) << 32 | end)
+            } else {
+                (end - 1, range - 1)
+            };
+            // Relaxed: only the tasks' numbers pass here; what they read and write is ordered by the words.
+            let order = Ordering::Relaxed;
+            match self.tasks.compare_exchange_weak(range, rest, order, order) {
+                Ok(_) => return Some(task as usize),
+                Err(found) => range = found,
+            }
+        }
+    }
+}
+
+struct State {
+    /// Lane 0 is the caller's, the others are the workers'.
+    lanes: Vec<Lane>,
+    job: UnsafeCell<Option<Job>>,
+    /// The first panic of a worker in this region.
+    panic: Mutex<Option<Panic>>,
+}
+
+// SAFETY: `job` is written and read only as the protocol above says, which orders every write before every read.
 unsafe impl Sync for State {}
-// SAFETY: the job pointer is used only while `Pool::run` keeps its target alive.
+// SAFETY: the pointer in `job` is used only while the region that stored it keeps its target alive.
 unsafe impl Send for State {}
 
-/// Threads for parallel regions. Shared by all sessions of a model; regions of different sessions take turns.
+impl State {
+    /// A task for this worker: of its own, or else one that another has not started.
+    fn claim(&self, worker: usize) -> Option<usize> {
+        let (before, from) = self.lanes.split_at(worker);
+        let own = from[0].claim(true);
+        own.or_else(|| {
+            let mut others = from[1..].iter().chain(before);
+            others.find_map(|lane| lane.claim(false))
+        })
+    }
+
+    /// Drops the tasks that nobody has claimed.
+    fn abandon(&self) {
+        self.lanes.iter().for_each(|lane| lane.deal(0, 0));
+    }
+}
+
+/// Whether a worker takes part in regions.
+struct Attendance {
+    /// Left out before this time.
+    since: Instant,
+    /// Whether it has taken the last offer.
+    entered: bool,
+    /// How long it is left out the next time.
+    penalty: Duration,
+    /// Nanoseconds that it has saved regions, less those that they waited for it.
+    balance: i64,
+}
+
+/// Threads for parallel regions. Shared by all sessions of a model. While one of them has a region, regions of the
+/// others run on their own threads.
 pub struct Pool {
     state: Arc<State>,
     workers: Vec<(JoinHandle<()>, Thread)>,
-    region: Mutex<()>,
+    region: Mutex<Vec<Attendance>>,
+    process: u32,
 }
 
 impl Pool {
-    /// A pool of `threads` threads, the caller's included; 0 means one for each physical core.
-    pub fn new(threads: usize) -> Self {
-        let threads = if threads == 0 {
-            physical_cores()
-        } else {
-            threads
+    /// A pool of `threads` threads, the caller's included, at most 1024; 0 means [`physical_cores`].
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if a thread cannot be started.
+    pub fn new(threads: usize) -> Result<Self> {
+        let threads = match threads {
+            0 => physical_cores(),
+            1..=MAX_THREADS => threads,
+            _ => return Err(Error::invalid("threads", "must be 1 to 1024")),
         };
-        let state = Arc::new(State {
-            epoch: AtomicUsize::new(0),
-            job: UnsafeCell::new(None),
-            running: AtomicUsize::new(0),
-            panicked: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
-            sleeping: (1..threads).map(|_| AtomicBool::new(false)).collect(),
-        });
-        let workers = (1..threads)
-            .filter_map(|index| {
-                let state = Arc::clone(&state);
-                let builder = std::thread::Builder::new().name(format!("waterline-{index}"));
-                builder.spawn(move || work(&state, index)).ok()
-            })
-            .map(|handle| {
-                let thread = handle.thread().clone();
-                (handle, thread)
-            })
-            .collect();
-        let pool = Pool {
-            state,
-            workers,
-            region: Mutex::new(()),
+        let lane = || Lane {
+            word: AtomicU32::new(STARTING),
+            tasks: AtomicU64::new(0),
         };
-        // A thread allocates while it starts: afterwards nothing here does.
-        pool.run(&|_| ());
-        pool
+        let attendance = || Attendance {
+            since: Instant::now(),
+            entered: false,
+            penalty: LEFT_OUT[0],
+            balance: 0,
+        };
+        let mut pool = Pool {
+            state: Arc::new(State {
+                lanes: (0..threads).map(|_| lane()).collect(),
+                job: UnsafeCell::new(None),
+                panic: Mutex::new(None),
+            }),
+            workers: Vec::with_capacity(threads - 1),
+            region: Mutex::new((1..threads).map(|_| attendance()).collect()),
+            process: std::process::id(),
+        };
+        for index in 1..threads {
+            pool.start(index).map_err(|reason| {
+                let what = format!("thread {} of {threads} ({reason})", index + 1);
+                Error::memory(what, "choose fewer threads")
+            })?;
+        }
+        Ok(pool)
+    }
+
+    /// Starts worker `index` and returns when it runs: a thread allocates while it starts, and never afterwards.
+    fn start(&mut self, index: usize) -> std::io::Result<()> {
+        // The new thread would abort the process if it could not map its signal stack.
+        let mut room = Vec::<u8>::new();
+        room.try_reserve_exact(THREAD_BYTES)?;
+        drop(room);
+        let (state, caller) = (Arc::clone(&self.state), std::thread::current());
+        let builder = std::thread::Builder::new().name(format!("waterline-{index}"));
+        let handle = builder.spawn(move || {
+            state.lanes[index].word.store(IDLE, Ordering::Release);
+            caller.unpark();
+            work(&state, index);
+        })?;
+        let thread = handle.thread().clone();
+        self.workers.push((handle, thread));
+        while self.state.lanes[index].word.load(Ordering::Acquire) == STARTING {
+            std::thread::park();
+        }
+        Ok(())
     }
 
     /// Number of threads, the caller's included.
@@ -80,168 +216,196 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Runs `job(worker)` once on every thread and returns when all have finished.
-    pub fn run(&self, job: &(dyn Fn(usize) + Sync)) {
-        if self.workers.is_empty() {
-            return job(0);
+    /// Runs `task(worker, index)` once for every index below `count` and returns when all have finished. `worker` is
+    /// below [`Pool::threads`], and no two tasks of one region have the same one at the same time.
+    ///
+    /// Every thread has an equal part of the indices, the same one in each region of `count` tasks; who has finished
+    /// his own takes over from others.
+    ///
+    /// # Panics
+    /// If a task panics, with its payload; tasks that have not started are dropped then.
+    pub fn each(&self, count: usize, task: impl Fn(usize, usize) + Sync) {
+        let alone = || (0..count).for_each(|index| task(0, index));
+        if count <= 1 || self.workers.is_empty() {
+            return alone();
         }
-        let _turn = self
-            .region
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
-        // SAFETY: only the lifetime is erased; workers use the pointer before they count `running` down, and this
-        // function does not return until it is zero.
-        let erased: Job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job) };
-        // SAFETY: `running` is zero and the region lock is held, so nobody reads the cell now.
-        unsafe { *self.state.job.get() = Some(erased) };
-        self.state
-            .running
-            .store(self.workers.len(), Ordering::Relaxed);
-        self.state.epoch.fetch_add(1, Ordering::SeqCst);
-        for (asleep, (_, thread)) in self.state.sleeping.iter().zip(&self.workers) {
-            if asleep.load(Ordering::SeqCst) {
+        let mut region = match self.region.try_lock() {
+            Ok(region) => region,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // Another session's region: this thread would only wait.
+            Err(TryLockError::WouldBlock) => return alone(),
+        };
+        let threads = self.threads();
+        assert!(count <= u32::MAX as usize, "{count} tasks");
+        for (index, lane) in self.state.lanes.iter().enumerate() {
+            lane.deal(count * index / threads, count * (index + 1) / threads);
+        }
+        let job = |worker| {
+            while let Some(index) = self.state.claim(worker) {
+                task(worker, index);
+            }
+        };
+        let begin = Instant::now();
+        self.offer(&job, &region, begin);
+        let mine = catch_unwind(AssertUnwindSafe(|| job(0)));
+        if mine.is_err() {
+            self.state.abandon();
+        }
+        self.close(&mut region, begin);
+        drop(region);
+        let theirs = self.panic().take();
+        match (mine, theirs) {
+            (Err(panic), other) => {
+                // Dropping a payload may panic again.
+                std::mem::forget(other);
+                resume_unwind(panic)
+            }
+            (Ok(()), Some(panic)) => resume_unwind(panic),
+            (Ok(()), None) => (),
+        }
+    }
+
+    fn panic(&self) -> std::sync::MutexGuard<'_, Option<Panic>> {
+        let lock = self.state.panic.lock();
+        lock.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets the workers that attend enter `job`. [`Pool::close`] must follow before `job` ends.
+    fn offer(&self, job: &(dyn Fn(usize) + Sync), region: &[Attendance], now: Instant) {
+        // SAFETY: only the lifetime is erased; `close` ends every use of the pointer.
+        let job: Job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job) };
+        // SAFETY: the region lock is held and no word is `OFFERED` or `BUSY`, so nobody reads the cell now.
+        unsafe { *self.state.job.get() = Some(job) };
+        let lanes = &self.state.lanes[1..];
+        for ((lane, (_, thread)), worker) in lanes.iter().zip(&self.workers).zip(region) {
+            if worker.since <= now && lane.word.swap(OFFERED, Ordering::AcqRel) == ASLEEP {
                 thread.unpark();
             }
         }
-        let mine = catch_unwind(AssertUnwindSafe(|| job(0)));
-        let mut spins = 0u32;
-        while self.state.running.load(Ordering::Acquire) != 0 {
-            spins += 1;
-            // With more runnable threads than cores a worker may need this core to finish.
-            if spins.is_multiple_of(4096) {
-                std::thread::yield_now()
-            } else {
-                std::hint::spin_loop()
-            }
-        }
-        if let Err(panic) = mine {
-            resume_unwind(panic);
-        }
-        assert!(
-            !self.state.panicked.swap(false, Ordering::Relaxed),
-            "a worker panicked"
-        );
     }
 
-    /// Runs `task(worker, index)` for every index below `count`, handed out as threads become free.
-    pub fn each(&self, count: usize, task: impl Fn(usize, usize) + Sync) {
-        if count == 1 {
-            return task(0, 0);
+    /// Withdraws the offers that no worker has taken and waits for those who did.
+    fn close(&self, region: &mut [Attendance], begin: Instant) {
+        let lanes = &self.state.lanes[1..];
+        for (lane, worker) in lanes.iter().zip(region.iter_mut()) {
+            let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
+            let withdrawn = lane
+                .word
+                .compare_exchange(OFFERED, IDLE, success, failure)
+                .is_ok();
+            worker.entered = worker.since <= begin && !withdrawn;
         }
-        let next = AtomicUsize::new(0);
-        self.run(&|worker| {
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                if index >= count {
-                    break;
+        let done = Instant::now();
+        for (lane, worker) in lanes
+            .iter()
+            .zip(region)
+            .filter(|(_, worker)| worker.entered)
+        {
+            let mut spins = 0u32;
+            // Acquire: what the worker wrote in the region is visible once it has left.
+            while lane.word.load(Ordering::Acquire) == BUSY {
+                spins += 1;
+                if spins.is_multiple_of(64) && done.elapsed() > PATIENCE {
+                    std::thread::yield_now();
+                } else {
+                    std::hint::spin_loop();
                 }
-                task(worker, index);
             }
-        });
+            let waited = if spins < 64 {
+                Duration::ZERO
+            } else {
+                done.elapsed()
+            };
+            worker.left(done, waited, done - begin);
+        }
+    }
+}
+
+impl Attendance {
+    /// Takes note that the caller had worked `own` in a region when it was `done`, and then `waited` for the worker,
+    /// without which it had worked about as long again.
+    fn left(&mut self, done: Instant, waited: Duration, own: Duration) {
+        let nanos = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
+        self.balance = (self.balance + nanos(own))
+            .min(CREDIT)
+            .saturating_sub(nanos(waited));
+        if self.balance > -DEBT {
+            return;
+        }
+        let [least, most] = LEFT_OUT;
+        // It has paid for long enough: the neighbour is a new one.
+        if done.saturating_duration_since(self.since) > 4 * self.penalty {
+            self.penalty = least;
+        }
+        self.since = done + waited + self.penalty;
+        self.penalty = (2 * self.penalty).min(most);
+        self.balance = 0;
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.state.stop.store(true, Ordering::SeqCst);
-        self.state.epoch.fetch_add(1, Ordering::SeqCst);
-        for (handle, thread) in self.workers.drain(..) {
+        if std::process::id() != self.process {
+            // The threads are the parent's: nobody here will ever end.
+            return;
+        }
+        for ((handle, thread), lane) in self.workers.drain(..).zip(&self.state.lanes[1..]) {
+            lane.word.store(STOP, Ordering::Release);
             thread.unpark();
-            // A worker's panic was reported by the region that it happened in.
+            // A worker's panic was raised by the region that it happened in.
             let _ = handle.join();
         }
     }
 }
 
 fn work(state: &State, index: usize) {
-    let mut seen = 0;
-    loop {
-        seen = wait(state, index, seen);
-        if state.stop.load(Ordering::SeqCst) {
-            return;
+    let word = &state.lanes[index].word;
+    while wait(word) == OFFERED {
+        let (success, failure) = (Ordering::Acquire, Ordering::Relaxed);
+        if (word.compare_exchange(OFFERED, BUSY, success, failure)).is_err() {
+            continue;
         }
-        // SAFETY: the epoch changed, so `run` has stored the job and keeps it alive until `running` is zero.
+        // SAFETY: the word is `BUSY`, so the owner of the region keeps the job alive and does not write the cell.
         let outcome = unsafe {
             let job = (*state.job.get()).expect("a region has a job");
             catch_unwind(AssertUnwindSafe(|| (*job)(index)))
         };
-        if outcome.is_err() {
-            state.panicked.store(true, Ordering::Relaxed);
+        if let Err(payload) = outcome {
+            state.abandon();
+            let lock = state.panic.lock();
+            let mut first = lock.unwrap_or_else(PoisonError::into_inner);
+            // Dropping a payload may panic again.
+            match *first {
+                None => *first = Some(payload),
+                Some(_) => std::mem::forget(payload),
+            }
         }
-        state.running.fetch_sub(1, Ordering::Release);
+        word.store(IDLE, Ordering::Release);
     }
 }
 
-/// Waits until the epoch differs from `seen` and returns it.
-fn wait(state: &State, index: usize, seen: usize) -> usize {
-    let since = Instant::now();
+/// Waits until the word is `OFFERED` or `STOP` and returns which.
+fn wait(word: &AtomicU32) -> u32 {
+    let mut since = Instant::now();
     loop {
         for _ in 0..256 {
-            let epoch = state.epoch.load(Ordering::SeqCst);
-            if epoch != seen {
-                return epoch;
+            match word.load(Ordering::Relaxed) {
+                found @ (OFFERED | STOP) => return found,
+                _ => std::hint::spin_loop(),
             }
-            std::hint::spin_loop();
         }
         if since.elapsed() > SPIN {
-            let asleep = &state.sleeping[index - 1];
-            asleep.store(true, Ordering::SeqCst);
-            if state.epoch.load(Ordering::SeqCst) == seen {
-                std::thread::park();
+            let order = Ordering::AcqRel;
+            if (word.compare_exchange(IDLE, ASLEEP, order, Ordering::Relaxed)).is_ok() {
+                while word.load(Ordering::Relaxed) == ASLEEP {
+                    std::thread::park();
+                }
+                since = Instant::now();
             }
-            asleep.store(false, Ordering::SeqCst);
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_index_runs_once_in_many_regions() {
-        let pool = Pool::new(3);
-        for round in 0..2000 {
-            let hits: Vec<AtomicUsize> = (0..17).map(|_| AtomicUsize::new(0)).collect();
-            pool.each(hits.len(), |_, i| {
-                hits[i].fetch_add(1, Ordering::Relaxed);
-            });
-            assert!(
-                hits.iter().all(|h| h.load(Ordering::Relaxed) == 1),
-                "round {round}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_panic_in_a_worker_reaches_the_caller_and_the_pool_lives_on() {
-        let pool = Pool::new(2);
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
-            pool.run(&|worker| assert!(worker == 0, "planted"))
-        }));
-        assert!(outcome.is_err());
-        let count = AtomicUsize::new(0);
-        pool.run(&|_| {
-            count.fetch_add(1, Ordering::Relaxed);
-        });
-        assert_eq!(count.into_inner(), 2);
-    }
-
-    #[test]
-    fn sessions_on_several_threads_share_a_pool() {
-        let pool = Pool::new(2);
-        std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    for _ in 0..500 {
-                        let sum = AtomicUsize::new(0);
-                        pool.each(10, |_, i| {
-                            sum.fetch_add(i, Ordering::Relaxed);
-                        });
-                        assert_eq!(sum.into_inner(), 45);
-                    }
-                });
-            }
-        });
-    }
-}
+#[path = "pool_tests.rs"]
+mod tests;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::compile;
-use super::driver::{Address, Driver, Kernel, Launch, Queue, Recording, TensorCores};
+use super::driver::{Address, Driver, Kernel, Launch, Queue, Recording, TOO_OLD, TensorCores};
 use crate::error::Result;
 
 /// Stands for a device of some architecture while a session's kernels are written and compiled.
@@ -33,8 +33,7 @@ impl Ahead {
 
     /// Of `sm_87`, 87; zero where the name is another.
     fn number(&self) -> i32 {
-        let number = self.architecture.trim_start_matches("sm_").parse();
-        number.unwrap_or_default()
+        compile::capability(&self.architecture)
     }
 }
 
@@ -55,6 +54,7 @@ impl Driver for Ahead {
     fn shared_memory(&self) -> usize {
         // By compute capability (CUDA C++ programming guide, technical specifications).
         let kilobytes = match self.number() {
+            75 => 64,
             80 | 87 => 163,
             86 | 89 | 120 | 121 => 99,
             _ => 227,
@@ -62,8 +62,11 @@ impl Driver for Ahead {
         kilobytes << 10
     }
 
-    fn resident_blocks(&self) -> Option<usize> {
-        Some(self.processors as usize)
+    fn resident_blocks(&self) -> std::result::Result<usize, String> {
+        match self.number() {
+            ..80 => Err(TOO_OLD.into()),
+            _ => Ok(self.processors as usize),
+        }
     }
 
     fn free_bytes(&self) -> Result<usize> {
@@ -119,6 +122,10 @@ impl Queue for Nowhere {
 
     fn launch(&self, _launch: &Launch) -> Result<()> {
         Ok(())
+    }
+
+    fn admits(&self, _launch: &Launch) -> Result<Option<String>> {
+        Ok(None)
     }
 
     fn record(&self, _launches: &[Launch]) -> Result<Box<dyn Recording>> {

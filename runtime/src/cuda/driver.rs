@@ -7,6 +7,9 @@ use crate::error::Result;
 /// An address in a device's memory.
 pub(crate) type Address = u64;
 
+/// Why an old GPU runs no persistent programs: asynchronous copies into shared memory came with this one.
+pub(crate) const TOO_OLD: &str = "its compute capability is less than 8.0";
+
 /// What multiplies matrices on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum TensorCores {
@@ -43,9 +46,8 @@ pub(crate) trait Driver: Send + Sync {
     /// Bytes of shared memory that a block may have.
     fn shared_memory(&self) -> usize;
 
-    /// Blocks with all the shared memory there is that stay on the device together, so that they may wait for each other;
-    /// none where they cannot.
-    fn resident_blocks(&self) -> Option<usize>;
+    /// Blocks of a persistent program, which wait for each other, or why there can be none.
+    fn resident_blocks(&self) -> std::result::Result<usize, String>;
 
     /// Bytes of memory that nobody uses.
     fn free_bytes(&self) -> Result<usize>;
@@ -89,6 +91,9 @@ pub(crate) trait Queue: Send {
 
     /// Starts a kernel.
     fn launch(&self, launch: &Launch) -> Result<()>;
+
+    /// Why the device cannot run all blocks of a launch at once, if that is so. The launch is one that does nothing.
+    fn admits(&self, launch: &Launch) -> Result<Option<String>>;
 
     /// Records launches that are replayed as one.
     fn record(&self, launches: &[Launch]) -> Result<Box<dyn Recording>>;

@@ -86,6 +86,13 @@ T atomicAdd(T* p, T x) {
   return old;
 }
 
+template <class T>
+T atomicCAS(T* p, T expected, T x) {
+  T old = *p;
+  if (old == expected) *p = x;
+  return old;
+}
+
 namespace emulator {
 enum State { RUNNING, AT_WARP, AT_PART, AT_BLOCK, WAITING, DONE };
 struct Fiber {

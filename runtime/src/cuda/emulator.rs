@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::driver::{Address, Driver, Kernel, Launch, Queue, Recording, TensorCores};
+use super::overrides::Overrides;
 use super::shares_memory;
 use crate::error::{Error, Result};
 
@@ -23,7 +24,11 @@ pub(crate) struct Emulator {
     free: AtomicUsize,
     /// Whether it reads mapped weights where they lie.
     shares: bool,
+    shared_memory: usize,
 }
+
+/// Bytes of shared memory of a block, as on the largest GPUs.
+const SHARED_MEMORY: usize = 227 << 10;
 
 static RUNNING: Mutex<()> = Mutex::new(());
 
@@ -42,11 +47,25 @@ impl Emulator {
 
     /// A device that is lost after so many operations and has so many bytes of memory.
     pub fn within(operations: usize, bytes: usize) -> Arc<Self> {
+        let overrides = Overrides::of_environment().unwrap_or_default();
         Arc::new(Emulator {
             libraries: Mutex::default(),
             operations: operations.into(),
             free: bytes.into(),
             shares: shares_memory().unwrap_or(false),
+            shared_memory: overrides.shared_memory.unwrap_or(SHARED_MEMORY),
+        })
+    }
+
+    /// A device whose blocks have so many bytes of shared memory.
+    #[cfg(test)]
+    pub fn with_shared_memory(bytes: usize) -> Arc<Self> {
+        Arc::new(Emulator {
+            libraries: Mutex::default(),
+            operations: usize::MAX.into(),
+            free: usize::MAX.into(),
+            shares: false,
+            shared_memory: bytes,
         })
     }
 
@@ -57,6 +76,7 @@ impl Emulator {
             operations: usize::MAX.into(),
             free: usize::MAX.into(),
             shares: true,
+            shared_memory: SHARED_MEMORY,
         })
     }
 
@@ -91,12 +111,12 @@ impl Driver for Emulator {
     }
 
     fn shared_memory(&self) -> usize {
-        227 << 10
+        self.shared_memory
     }
 
     /// One block after another: a block that waits for others would wait for ever, so that there is one.
-    fn resident_blocks(&self) -> Option<usize> {
-        Some(1)
+    fn resident_blocks(&self) -> std::result::Result<usize, String> {
+        Ok(1)
     }
 
     fn free_bytes(&self) -> Result<usize> {
@@ -259,6 +279,11 @@ impl Queue for Immediate {
         self.0.operate()?;
         run(launch);
         Ok(())
+    }
+
+    fn admits(&self, _launch: &Launch) -> Result<Option<String>> {
+        self.0.operate()?;
+        Ok(None)
     }
 
     fn record(&self, launches: &[Launch]) -> Result<Box<dyn Recording>> {

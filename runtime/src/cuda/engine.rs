@@ -1,9 +1,11 @@
 //! A session's half that lives on a device: state, buffers, and the program as kernels.
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::Device;
+use super::control::Control;
 use super::driver::{Address, Launch, Memory, Queue, Recording};
 use super::launches::{Grid, Launches, Queued};
 use super::persistent::{self, Persistent};
@@ -14,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::program::{RESIDUAL, View};
 use crate::sampler::SamplerState;
-use crate::session::{PhaseTime, SessionOptions, StepProgram};
+use crate::session::{PhaseTime, SessionOptions, StepForm, StepProgram};
 use crate::state::{Arena, LOGITS, SAMPLER, StatePlan};
 
 /// A launch that fits itself to the number of tokens.
@@ -50,14 +52,17 @@ pub(crate) struct Engine {
     fresh: bool,
     hidden: usize,
     vocab: usize,
-    /// The token that the state's logits chose, u32.
-    chosen: Memory,
+    /// The token that the state's logits chose, and how steps ended.
+    control: Control,
+    /// Why the session is lost, once it is.
+    lost: OnceCell<String>,
     /// How tokens are sampled, a [`Sampling`].
     sampling: Memory,
     /// What the device has of the parameters and of the random numbers, where that is known.
     known: Option<(Sampling, SamplerState)>,
     shown: Shown,
     programs: Box<Programs>,
+    form: StepForm,
 }
 
 /// What a session runs.
@@ -164,17 +169,12 @@ impl Engine {
             .collect::<Result<Vec<_>>>()?;
         let arena = memory(plan.bytes)?;
         let ids = memory(chunk * size_of::<u32>())?;
-        let chosen = memory(size_of::<u32>())?;
+        let control = Control::new(driver, &*queue)?;
         let sampling = memory(size_of::<Sampling>())?;
         let vocab = model.spec().vocab;
         let hidden = model.spec().hidden;
         let weights = device.weights(model);
         let mut scratch = Vec::new();
-        let one_kernel = match options.step {
-            StepProgram::Automatic => program.weight_bytes() >= persistent::LEAST_BYTES,
-            StepProgram::Persistent => true,
-            StepProgram::Recorded => false,
-        };
         let mut lowered =
             |tokens: usize, persistent: bool, write: &dyn Fn(&mut Launches) -> Result<()>| {
                 let mut launches = Launches {
@@ -207,9 +207,10 @@ impl Engine {
             let residual = View::whole(RESIDUAL, hidden);
             program.logits.launch(launches, residual, LOGITS)
         };
-        let choice = |launches: &mut Launches| launches.choose(vocab, chosen.address());
-        let sample =
-            |launches: &mut Launches| launches.sample(vocab, sampling.address(), chosen.address());
+        let choice = |launches: &mut Launches| launches.choose(vocab, control.chosen_address());
+        let sample = |launches: &mut Launches| {
+            launches.sample(vocab, sampling.address(), control.chosen_address())
+        };
         let mut calls = Calls {
             chunk: lowered(chunk, false, &stages)?,
             logits: lowered(1, false, &logits)?,
@@ -224,23 +225,47 @@ impl Engine {
             step.extend(lowered(1, persistent, &logits)?);
             Ok::<_, Error>((step, choice))
         };
-        let mut persistent = None;
-        if let Some(blocks) = driver.resident_blocks()
-            && one_kernel
-        {
-            let (phases, choice) = step(true)?;
-            let phases: Vec<&Queued> = phases.iter().collect();
-            let others = Source::of(&calls.always().collect::<Vec<_>>());
-            // Compiling takes seconds, and the two units are independent. An error comes again where it belongs.
-            persistent = std::thread::scope(|scope| {
-                scope.spawn(|| device.kernels(&others));
-                Persistent::new(&phases, blocks, &device, &*queue)
-            })?;
-            calls.choice = choice;
-        }
-        if persistent.is_none() {
-            (calls.step, calls.choice) = step(false)?;
-        }
+        let blocks = match options.step {
+            StepProgram::Recorded => Err("it was chosen".into()),
+            StepProgram::Automatic if program.weight_bytes() < persistent::LEAST_BYTES => {
+                Err(format!(
+                    "one kernel is faster from {} bytes of matrices on, and the model has {}",
+                    persistent::LEAST_BYTES,
+                    program.weight_bytes()
+                ))
+            }
+            _ => driver.resident_blocks(),
+        };
+        let persistent = match blocks {
+            Err(reason) => Err(reason),
+            Ok(blocks) => {
+                let (phases, choice) = step(true)?;
+                let phases: Vec<&Queued> = phases.iter().collect();
+                let others = Source::of(&calls.always().collect::<Vec<_>>());
+                calls.choice = choice;
+                // Compiling takes seconds, and the two units are independent. An error comes again where it belongs.
+                std::thread::scope(|scope| {
+                    scope.spawn(|| device.kernels(&others));
+                    Persistent::new(&phases, blocks, &device, &*queue, &control)
+                })?
+            }
+        };
+        let (form, persistent) = match persistent {
+            Ok(persistent) => (
+                StepForm::persistent(persistent.describe()),
+                Some(persistent),
+            ),
+            Err(reason) if options.step == StepProgram::Persistent => {
+                return Err(Error::Device {
+                    device: device.name().into(),
+                    reason: format!("a step cannot run as one kernel: {reason}"),
+                });
+            }
+            Err(reason) => {
+                (calls.step, calls.choice) = step(false)?;
+                (StepForm::recorded(reason), None)
+            }
+        };
         let programs = Programs::new(&calls, persistent, &device, &*queue)?;
         let marks = (0..options.marks).map(|_| memory(plan.bytes));
         Ok(Engine {
@@ -253,14 +278,21 @@ impl Engine {
             scratch,
             hidden,
             vocab,
-            chosen,
+            control,
+            lost: OnceCell::new(),
             sampling,
             known: None,
             programs: Box::new(programs),
+            form,
             plan,
             device,
             queue,
         })
+    }
+
+    /// How a step runs, and why so.
+    pub fn form(&self) -> &StepForm {
+        &self.form
     }
 
     /// Bytes of working memory on the device, besides the state.
@@ -278,10 +310,35 @@ impl Engine {
         self.device.weight_bytes() + self.arena.bytes() + marks + self.bytes()
     }
 
+    /// The queue of a session that is not lost.
+    fn queue(&self) -> Result<&dyn Queue> {
+        match self.lost.get() {
+            Some(reason) => Err(Error::Device {
+                device: self.device.name().into(),
+                reason: reason.clone(),
+            }),
+            None => Ok(&*self.queue),
+        }
+    }
+
+    /// Waits until the device is idle, and returns the token that was chosen last.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if a step passed its deadline: what the session holds is worth nothing then, and every later call has
+    /// the same error.
+    fn settle(&self) -> Result<u32> {
+        let chosen = self.control.read(self.queue()?)?;
+        if let (Err(failure), Some(persistent)) = (chosen, &self.programs.persistent) {
+            let _ = self.lost.set(persistent.describe_failure(failure));
+            self.queue()?;
+        }
+        Ok(chosen.unwrap_or_default())
+    }
+
     /// Reads one chunk of tokens into the state.
     pub fn run(&mut self, tokens: &[u32]) -> Result<()> {
         self.shown.forget();
-        self.queue
+        self.queue()?
             .write(self.ids.address(), bytemuck::cast_slice(tokens))?;
         if let [_] = tokens {
             self.fresh = true;
@@ -302,7 +359,7 @@ impl Engine {
         match row {
             0 => Ok(()),
             _ => self
-                .queue
+                .queue()?
                 .copy(residual + (row * bytes) as u64, residual, bytes),
         }
     }
@@ -314,16 +371,19 @@ impl Engine {
         if !self.fresh {
             self.move_row(row)?;
             for template in &self.programs.logits {
-                self.queue.launch(&template.launch)?;
+                self.queue()?.launch(&template.launch)?;
             }
         }
-        self.queue.finish()
+        match self.programs.persistent {
+            Some(_) => self.settle().map(|_| ()),
+            None => self.queue()?.finish(),
+        }
     }
 
     /// The state's logits.
     pub fn logits(&self) -> Result<&[f32]> {
         self.shown.get(|logits| {
-            self.queue
+            self.queue()?
                 .read(self.slot(LOGITS), bytemuck::cast_slice_mut(logits))
         })
     }
@@ -333,6 +393,7 @@ impl Engine {
     /// # Errors
     /// [`Error::Invalid`] if the logits are not finite; the state is then one of a damaged model.
     pub fn step(&mut self) -> Result<u32> {
+        self.queue()?;
         self.shown.forget();
         self.fresh = true;
         self.programs.greedy.replay()?;
@@ -344,16 +405,17 @@ impl Engine {
     /// # Errors
     /// As [`Engine::step`].
     pub fn sample(&mut self, sampling: Sampling, random: &mut SamplerState) -> Result<u32> {
+        self.queue()?;
         self.shown.forget();
         self.fresh = true;
         let known = self.known.take();
         if known.is_none_or(|(known, _)| known != sampling) {
             let bytes = bytemuck::bytes_of(&sampling);
-            self.queue.write(self.sampling.address(), bytes)?;
+            self.queue()?.write(self.sampling.address(), bytes)?;
         }
         if known.is_none_or(|(_, known)| known != *random) {
             let bytes = bytemuck::bytes_of(random);
-            self.queue.write(self.slot(SAMPLER), bytes)?;
+            self.queue()?.write(self.slot(SAMPLER), bytes)?;
         }
         self.programs.sample.replay()?;
         let token = self.chosen()?;
@@ -364,16 +426,14 @@ impl Engine {
 
     /// The token that the last step chose.
     fn chosen(&self) -> Result<u32> {
-        let mut token = [0u32];
-        self.queue
-            .read(self.chosen.address(), bytemuck::cast_slice_mut(&mut token))?;
-        if token[0] as usize >= self.vocab {
+        let token = self.settle()?;
+        if token as usize >= self.vocab {
             return Err(Error::invalid(
                 "logits",
                 "found NaN or infinity, expected finite numbers (the weights or the state are damaged)",
             ));
         }
-        Ok(token[0])
+        Ok(token)
     }
 
     /// As [`Engine::step`], with the times of its phases; none where a step is recorded.
@@ -381,6 +441,7 @@ impl Engine {
         let Some(persistent) = &self.programs.persistent else {
             return Ok(None);
         };
+        self.queue()?;
         self.shown.forget();
         self.fresh = true;
         let phases = persistent.time(&self.device, &*self.queue)?;
@@ -405,12 +466,16 @@ impl Engine {
     /// Empties the state.
     pub fn reset(&mut self) -> Result<()> {
         self.replaced();
-        self.queue.clear(self.arena.address(), self.plan.bytes)
+        self.queue()?.clear(self.arena.address(), self.plan.bytes)
     }
 
     /// Writes the whole state to `arena`, which has the same plan; of the session's own slots, `own` is the truth.
     pub fn download(&self, own: &Arena, arena: &mut Arena) -> Result<()> {
-        self.queue.read(self.arena.address(), arena.bytes_mut())?;
+        if self.programs.persistent.is_some() {
+            self.settle()?;
+        }
+        self.queue()?
+            .read(self.arena.address(), arena.bytes_mut())?;
         let own = own.bytes();
         arena.bytes_mut()[..own.len()].copy_from_slice(own);
         Ok(())
@@ -419,28 +484,31 @@ impl Engine {
     /// Replaces the whole state.
     pub fn upload(&mut self, arena: &Arena) -> Result<()> {
         self.replaced();
-        self.queue.write(self.arena.address(), arena.bytes())
+        self.queue()?.write(self.arena.address(), arena.bytes())
     }
 
     /// Takes over another session's state, which has the same plan.
     pub fn copy_from(&mut self, other: &Engine) -> Result<()> {
         self.replaced();
-        other.queue.finish()?;
+        if other.programs.persistent.is_some() {
+            other.settle()?;
+        }
+        other.queue()?.finish()?;
         let (from, to) = (other.arena.address(), self.arena.address());
-        self.queue.copy(from, to, self.plan.bytes)?;
-        self.queue.finish()
+        self.queue()?.copy(from, to, self.plan.bytes)?;
+        self.queue()?.finish()
     }
 
     /// Keeps the state as mark number `mark`.
     pub fn save(&self, mark: usize) -> Result<()> {
         let (from, to) = (self.arena.address(), self.marks[mark].address());
-        self.queue.copy(from, to, self.plan.bytes)
+        self.queue()?.copy(from, to, self.plan.bytes)
     }
 
     /// Returns to mark number `mark`.
     pub fn load(&mut self, mark: usize) -> Result<()> {
         self.replaced();
         let (from, to) = (self.marks[mark].address(), self.arena.address());
-        self.queue.copy(from, to, self.plan.bytes)
+        self.queue()?.copy(from, to, self.plan.bytes)
     }
 }

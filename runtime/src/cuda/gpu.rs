@@ -7,7 +7,10 @@ use std::sync::{Arc, Mutex};
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, DriverError, result, sys};
 
 use super::compile;
-use super::driver::{Address, Argument, Driver, Kernel, Launch, Queue, Recording, TensorCores};
+use super::driver::{
+    Address, Argument, Driver, Kernel, Launch, Queue, Recording, TOO_OLD, TensorCores,
+};
+use super::overrides::Overrides;
 use crate::error::{Error, Result};
 
 const MOST_SHARED: sys::CUdevice_attribute =
@@ -21,7 +24,7 @@ pub(crate) struct Gpu {
     architecture: String,
     tensor_cores: TensorCores,
     shared_memory: usize,
-    resident_blocks: Option<usize>,
+    resident_blocks: std::result::Result<usize, String>,
     /// Whether a kernel may start before the one before it has ended.
     overlaps: bool,
     /// Whether mapped weights are read where they lie.
@@ -83,20 +86,35 @@ impl Gpu {
             .map_err(named)?;
         // SAFETY: every operation on one memory goes through one stream, or waits for the other's end.
         unsafe { context.disable_event_tracking() };
+        let overrides = Overrides::of_environment()?;
         let (major, minor) = context.compute_capability().map_err(named)?;
+        let architecture = overrides.architecture.clone();
+        let architecture = architecture.unwrap_or_else(|| format!("sm_{major}{minor}"));
+        // That of the kernels, which may be another GPU's.
+        let capability = compile::capability(&architecture);
+        let tensor_cores = match &overrides.architecture {
+            None => TensorCores::of(major),
+            // wgmma exists only in the machine code of one chip.
+            Some(_) => TensorCores::of(capability / 10).min(TensorCores::Warps),
+        };
         let processors = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let processors = context.attribute(processors).map_err(named)? as u32;
+        let processors = processors.min(overrides.sms.unwrap_or(u32::MAX));
         let together = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH;
         let together = context.attribute(together).map_err(named)? != 0;
         Ok(Arc::new(Gpu {
             name: context.name().map_err(named)?,
             processors,
-            // Asynchronous copies into shared memory came with the same generation as bf16 on tensor cores.
-            resident_blocks: (together && major >= 8).then_some(processors as usize),
-            architecture: format!("sm_{major}{minor}"),
-            tensor_cores: TensorCores::of(major),
-            shared_memory: context.attribute(MOST_SHARED).map_err(named)? as usize,
-            overlaps: major >= 9,
+            resident_blocks: match (together, capability) {
+                (_, ..80) => Err(TOO_OLD.into()),
+                (false, _) => Err("the driver launches no cooperative kernels".into()),
+                (true, _) => Ok(processors as usize),
+            },
+            architecture,
+            tensor_cores,
+            shared_memory: (context.attribute(MOST_SHARED).map_err(named)? as usize)
+                .min(overrides.shared_memory.unwrap_or(usize::MAX)),
+            overlaps: capability >= 90,
             sharing: Sharing::of(|attribute| context.attribute(attribute).is_ok_and(|x| x != 0)),
             context,
             modules: Mutex::default(),
@@ -183,8 +201,8 @@ impl Driver for Gpu {
         self.shared_memory
     }
 
-    fn resident_blocks(&self) -> Option<usize> {
-        self.resident_blocks
+    fn resident_blocks(&self) -> std::result::Result<usize, String> {
+        self.resident_blocks.clone()
     }
 
     fn free_bytes(&self) -> Result<usize> {
@@ -242,7 +260,7 @@ impl Driver for Gpu {
     fn compile(&self, source: &str, names: &[String]) -> Result<Vec<Kernel>> {
         let image = compile::cubin(source, &self.architecture)?;
         self.bind()?;
-        // SAFETY: the image is a whole cubin of NVRTC's, checked when it came from the cache.
+        // SAFETY: the image is NVRTC's, a whole cubin or PTX that ends with a zero, checked when it came from the cache.
         let module = self.check(unsafe { result::module::load_data(image.as_ptr().cast()) })?;
         self.modules.lock().expect("modules").push(module as usize);
         let mut kernels = Vec::with_capacity(names.len());
@@ -258,7 +276,7 @@ impl Driver for Gpu {
                 self.check(unsafe { result::function::get_function_attribute(kernel, fixed) })?;
             // SAFETY: the function is valid.
             self.check(unsafe {
-                result::function::set_function_attribute(kernel, shared, most - fixed)
+                result::function::set_function_attribute(kernel, shared, (most - fixed).max(0))
             })?;
             kernels.push(Kernel(kernel as usize));
         }
@@ -287,39 +305,9 @@ struct Stream {
     stream: Arc<CudaStream>,
 }
 
-impl Queue for Stream {
-    fn write(&self, to: Address, bytes: &[u8]) -> Result<()> {
-        self.gpu.bind()?;
-        // SAFETY: callers write within their own memory; the host's bytes are alive until the stream is done.
-        let copied = unsafe { result::memcpy_htod_async(to, bytes, self.stream.cu_stream()) };
-        self.gpu.check(copied)?;
-        self.finish()
-    }
-
-    fn read(&self, from: Address, bytes: &mut [u8]) -> Result<()> {
-        self.gpu.bind()?;
-        // SAFETY: as for `write`.
-        let copied = unsafe { result::memcpy_dtoh_async(bytes, from, self.stream.cu_stream()) };
-        self.gpu.check(copied)?;
-        self.finish()
-    }
-
-    fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<()> {
-        self.gpu.bind()?;
-        // SAFETY: callers copy within their own memory.
-        let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream.cu_stream()) };
-        self.gpu.check(copied)
-    }
-
-    fn clear(&self, at: Address, bytes: usize) -> Result<()> {
-        self.gpu.bind()?;
-        // SAFETY: callers clear within their own memory.
-        let cleared = unsafe { result::memset_d8_async(at, 0, bytes, self.stream.cu_stream()) };
-        self.gpu.check(cleared)
-    }
-
-    fn launch(&self, launch: &Launch) -> Result<()> {
-        self.gpu.bind()?;
+impl Stream {
+    /// Starts a kernel; the context is current.
+    fn start(&self, launch: &Launch) -> Result<(), DriverError> {
         let pointer = |argument: &Argument| argument.0.as_ptr() as *mut c_void;
         let mut arguments = [std::ptr::null_mut(); super::driver::PARAMETERS];
         for (place, argument) in arguments.iter_mut().zip(&launch.arguments) {
@@ -358,7 +346,7 @@ impl Queue for Stream {
             numAttrs: (launch.together || self.gpu.overlaps).into(),
         };
         // SAFETY: the kernel's parameters are those that the arguments were made for: one text declares both.
-        let launched = unsafe {
+        unsafe {
             sys::cuLaunchKernelEx(
                 &config,
                 launch.kernel.0 as sys::CUfunction,
@@ -366,8 +354,85 @@ impl Queue for Stream {
                 std::ptr::null_mut(),
             )
         }
+        .result()
+    }
+}
+
+impl Queue for Stream {
+    fn write(&self, to: Address, bytes: &[u8]) -> Result<()> {
+        self.gpu.bind()?;
+        // SAFETY: callers write within their own memory; the host's bytes are alive until the stream is done.
+        let copied = unsafe { result::memcpy_htod_async(to, bytes, self.stream.cu_stream()) };
+        self.gpu.check(copied)?;
+        self.finish()
+    }
+
+    fn read(&self, from: Address, bytes: &mut [u8]) -> Result<()> {
+        self.gpu.bind()?;
+        // SAFETY: as for `write`.
+        let copied = unsafe { result::memcpy_dtoh_async(bytes, from, self.stream.cu_stream()) };
+        self.gpu.check(copied)?;
+        self.finish()
+    }
+
+    fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<()> {
+        self.gpu.bind()?;
+        // SAFETY: callers copy within their own memory.
+        let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream.cu_stream()) };
+        self.gpu.check(copied)
+    }
+
+    fn clear(&self, at: Address, bytes: usize) -> Result<()> {
+        self.gpu.bind()?;
+        // SAFETY: callers clear within their own memory.
+        let cleared = unsafe { result::memset_d8_async(at, 0, bytes, self.stream.cu_stream()) };
+        self.gpu.check(cleared)
+    }
+
+    fn launch(&self, launch: &Launch) -> Result<()> {
+        self.gpu.bind()?;
+        self.gpu.check(self.start(launch))
+    }
+
+    fn admits(&self, launch: &Launch) -> Result<Option<String>> {
+        use sys::cudaError_enum as Code;
+        self.gpu.bind()?;
+        let mut each = 0;
+        // SAFETY: the function is valid, and `each` is a place for a number.
+        let counted = unsafe {
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &mut each,
+                launch.kernel.0 as sys::CUfunction,
+                launch.threads as i32,
+                launch.shared as usize,
+            )
+        }
         .result();
-        self.gpu.check(launched)
+        self.gpu.check(counted)?;
+        let [blocks, ..] = launch.grid;
+        let together = each as u32 * self.gpu.processors;
+        if together < blocks {
+            return Ok(Some(format!(
+                "{together} of {blocks} thread blocks of {} threads and {} bytes of shared memory fit on it at once",
+                launch.threads, launch.shared
+            )));
+        }
+        // What another process holds (MPS, reserved multiprocessors), only a launch finds out.
+        match self.start(launch) {
+            Err(DriverError(
+                code @ (Code::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
+                | Code::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+                | Code::CUDA_ERROR_NOT_SUPPORTED
+                | Code::CUDA_ERROR_NOT_PERMITTED),
+            )) => Ok(Some(format!(
+                "the driver refuses to run {blocks} thread blocks at once ({code:?})"
+            ))),
+            launched => {
+                self.gpu.check(launched)?;
+                self.finish()?;
+                Ok(None)
+            }
+        }
     }
 
     fn record(&self, launches: &[Launch]) -> Result<Box<dyn Recording>> {

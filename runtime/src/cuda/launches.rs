@@ -487,7 +487,7 @@ impl Launches<'_> {
     /// else in a copy.
     pub fn matrix_address(&self, matrix: &Matrix) -> Result<Address> {
         let bytes = matrix.bytes();
-        if !matrix.format().has_device_scale()
+        if matrix.format().device_apart_bytes() == 0
             && let Some(address) = self.weights.share(bytes)?
         {
             return Ok(address);

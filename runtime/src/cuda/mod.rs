@@ -5,19 +5,26 @@ mod ahead;
 mod attend_blocks_tests;
 #[cfg(test)]
 mod attend_tests;
+mod cache;
 mod chosen_products;
 mod compile;
+mod control;
+#[cfg(all(test, feature = "emulator"))]
+mod deadline_tests;
 mod driver;
 #[cfg(feature = "emulator")]
 mod emulator;
 mod engine;
 mod gpu;
 mod launches;
+mod layout;
 mod levels;
 #[cfg(test)]
 mod levels_tests;
 #[cfg(all(test, feature = "emulator"))]
 mod lost_tests;
+mod nvrtc;
+mod overrides;
 #[cfg(test)]
 mod partitions_tests;
 mod passed;
@@ -131,6 +138,12 @@ impl Device {
     #[cfg(feature = "emulator")]
     pub fn emulated() -> Arc<Self> {
         Self::on(emulator::Emulator::open())
+    }
+
+    /// An emulator whose blocks have so many bytes of shared memory.
+    #[cfg(all(test, feature = "emulator"))]
+    fn emulated_with_shared(bytes: usize) -> Arc<Self> {
+        Self::on(emulator::Emulator::with_shared_memory(bytes))
     }
 
     /// An emulator that is lost after so many operations.

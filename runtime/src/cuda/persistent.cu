@@ -11,13 +11,12 @@ __device__ inline void bring_phase(const u8* from, const u32* follower) {
 // The phases from number `first` of the `count` ones of `table` on that this block has a part of, by its threads but the copiers. Block
 // 0 writes three `clocks` of each phase, if there is room: for one before the first too, and behind the last. What is known from phase
 // to phase stands in shared memory, so that the phases have all registers.
-__device__ void go_through_phases(const u8* table, const u32* followers, const Segment* list, u32 first, u32 count, u32* arrived,
-                                  u64* clocks) {
+__device__ void go_through_phases(const u8* table, const u32* followers, const Segment* list, u32 first, u32 count, u64* clocks) {
   Turn& now = turn();
   if (threadIdx.x == 0) {
-    now.arrived = arrived;
-    now.passed_at = arrived[1] % 2 * passed_floats;
-    now.arrivals = now.waited = now.arrives = now.published = 0;
+    now.passed_at = now.control->token % 2 * passed_floats;
+    now.arrivals = now.waited = now.arrives = now.published = now.failure = 0;
+    now.failed_phase = no_phase;
     now.clocks = real_block() == 0 ? clocks : nullptr;
     // Before the first comes one that does nothing.
     now.beginning = {followers[first], 0, 0, first - 1};
@@ -38,15 +37,18 @@ __device__ void go_through_phases(const u8* table, const u32* followers, const S
   }
   if (real_block() == 0 && threadIdx.x == 0) {
     wait_for_arrivals();
-    arrived[0] = 0;
-    arrived[1]++;
+    now.control->arrivals = 0;
+    now.control->token++;
   }
+  if (threadIdx.x == 0) report_failure();
 }
 
 // Every block has its followers, one more than there are phases, and a list of segments, `stride` long, of which the phases from
-// `first` on use all; an empty one ends it. `arrived` is zero before and after; behind it stands the number of the token.
-__device__ void persist(const u8* table, const u32* followers, const Segment* lists, int stride, int first, int count, u32* arrived,
-                        u64* clocks) {
+// `first` on use all; an empty one ends it.
+__device__ void persist(const u8* table, const u32* followers, const Segment* lists, int stride, int first, int count,
+                        Control* control, u64* clocks) {
+  // A launch without phases shows whether the device holds all blocks.
+  if (count == 0) return;
   const Segment* list = lists + (long long)real_block() * stride;
   if constexpr (list_bytes > 0) {
     uint4* room = reinterpret_cast<uint4*>(listed_segments());
@@ -54,25 +56,29 @@ __device__ void persist(const u8* table, const u32* followers, const Segment* li
     list = listed_segments();
   }
   // What copiers read.
-  if (threadIdx.x == 0) Ring::get().init(), set_waits(false);
+  if (threadIdx.x == 0) {
+    Ring::get().init(), set_waits(false);
+    turn().control = control;
+    turn().begun = coarse_time();
+  }
   real_barrier();
   if (threadIdx.x >= phase_threads) {
     bring_weights(list);
   } else {
-    go_through_phases(table, followers + (long long)real_block() * (count + 1), list, first, count, arrived, clocks);
+    go_through_phases(table, followers + (long long)real_block() * (count + 1), list, first, count, clocks);
   }
 }
 
 #ifndef WATERLINE_EMULATOR
 extern "C" __global__ void __launch_bounds__(persistent_threads, 1)
-    persistent(const u8* table, const u32* followers, const Segment* lists, int stride, int first, int count, u32* arrived,
+    persistent(const u8* table, const u32* followers, const Segment* lists, int stride, int first, int count, Control* control,
                u64* clocks) {
-  persist(table, followers, lists, stride, first, count, arrived, clocks);
+  persist(table, followers, lists, stride, first, count, control, clocks);
 }
 #else
 extern "C" void persistent(const unsigned* grid, unsigned threads, unsigned shared, void** a) {
   emulator::run(grid, threads, shared, [=] {
-    persist(*(const u8**)a[0], *(const u32**)a[1], *(const Segment**)a[2], *(int*)a[3], *(int*)a[4], *(int*)a[5], *(u32**)a[6],
+    persist(*(const u8**)a[0], *(const u32**)a[1], *(const Segment**)a[2], *(int*)a[3], *(int*)a[4], *(int*)a[5], *(Control**)a[6],
             *(u64**)a[7]);
   });
 }

@@ -1,16 +1,18 @@
 //! A step as one kernel: its blocks stay on the device for the whole token and go through the phases of a table, each of which
 //! would be a kernel of its own in a recorded step. Weights come through a ring in shared memory, ahead of the phases.
 
+use std::ops::Range;
+
 use bytemuck::{Pod, Zeroable};
-use waterline_quant::FORMATS;
 
 use super::Device;
+use super::control::{Control, Failure};
 use super::driver::{Address, Argument, Kernel, Launch, Memory, Queue};
 use super::launches::Queued;
-use super::levels::{followers, in_levels};
+use super::layout::{Layout, Needs};
+use super::levels::{Phase, followers, in_levels};
 use super::passed::{Link, Passed, Place, passes_of};
-use super::ring_products::Product;
-use super::segments::{STEP_UNITS, SUMS_PITCH, Segment, Tile, deal, rows_of_entry};
+use super::segments::{Segment, Tiling, deal};
 use super::source::Source;
 use crate::error::Result;
 use crate::session::PhaseTime;
@@ -18,17 +20,13 @@ use crate::session::PhaseTime;
 /// Threads of a block that go through the phases. Sixteen warps hide each other's latencies.
 pub(super) const THREADS: usize = 512;
 /// Warps that bring weights, and all threads.
-const COPIERS: usize = 2;
+pub(super) const COPIERS: usize = 2;
 const ALL_THREADS: usize = THREADS + 32 * COPIERS;
-/// What the place of the ring in shared memory is a multiple of.
-const RING_ALIGNMENT: usize = 128;
-/// Shared memory that stages declare for themselves.
-const STATIC_SHARED: usize = 6 << 10;
 
 /// `Phase` in phases.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct TablePhase {
+pub(super) struct TablePhase {
     function: i32,
     grid: [u32; 2],
     threads: u32,
@@ -47,13 +45,6 @@ struct TablePhase {
 
 /// The parameter of a product that is the tasks which its rows go through.
 pub(super) const TASKS: usize = 3;
-/// Bytes of `Turn` in phases.cu.
-const TURN: usize = 128;
-/// Fewest entries that the ring of weights holds, and bytes of the two barriers of each. Each copier has slots of its own.
-const LEAST_SLOTS: usize = 2 * COPIERS;
-const SLOT_BARRIERS: usize = 2 * size_of::<u64>();
-/// Longest list of segments that a block keeps in shared memory.
-const LIST: usize = 24 << 10;
 /// Bytes of weights a token from which on one kernel is the faster step. On one H200 a graph took 266 us and one kernel 416
 /// for 15 MB, 1207 and 566 for 0.7 GB.
 pub(super) const LEAST_BYTES: usize = 256 << 20;
@@ -64,8 +55,8 @@ pub(super) struct Persistent {
     /// Each block's way through them.
     followers: Memory,
     lists: Memory,
-    /// How many blocks have arrived, and the number of the token.
-    arrived: Memory,
+    /// `Control` of the session.
+    control: Address,
     /// What phases pass to the next ones.
     passed: Memory,
     kernel: Kernel,
@@ -74,41 +65,66 @@ pub(super) struct Persistent {
     names: Vec<String>,
     blocks: usize,
     shared: usize,
+    /// Stages of the weight pipeline, and the bytes of one.
+    stages: [usize; 2],
 }
 
-/// What is fixed before the kernel is compiled.
-struct Layout {
-    parameters: usize,
-    /// The list of segments in shared memory, if it lies there.
-    list: usize,
-    room: usize,
-    sums_at: usize,
-    /// Whether matrices in BF16 are multiplied on tensor cores.
-    tensor_cores: bool,
-    /// Bytes of an entry of the ring, and how many it holds.
-    slot: usize,
-    slots: usize,
+/// The weights of each block, and where they pass through its shared memory.
+struct Dealt {
+    /// Each block's segments of all phases.
+    lists: Vec<Vec<Segment>>,
+    /// The segments of each phase.
+    segments: Vec<Range<usize>>,
+    layout: Layout,
 }
 
-impl Persistent {
-    /// Compiles the phases `calls` for so many blocks; none if the device's shared memory is too small for them.
-    pub fn new(
-        calls: &[&Queued],
+impl Dealt {
+    /// In the largest tiles and batches with which four stages fit into `shared` bytes, or else two.
+    fn new(
+        phases: &[Phase<'_>],
         blocks: usize,
-        device: &Device,
-        queue: &dyn Queue,
-    ) -> Result<Option<Self>> {
-        let phases = in_levels(calls, blocks);
-        let calls: Vec<&Queued> = phases.iter().map(|phase| phase.queued).collect();
+        shared: usize,
+    ) -> std::result::Result<Self, String> {
+        let mut least = usize::MAX;
+        for stages in [2 * COPIERS, COPIERS] {
+            for &tiling in Tiling::all() {
+                let (lists, segments, sums) = Self::in_tiles(phases, blocks, tiling);
+                let calls = phases.iter().map(|phase| phase.queued);
+                let list = lists[0].len() * size_of::<Segment>();
+                let needs = Needs::of(calls, list, sums, tiling);
+                match needs.layout(stages, shared) {
+                    Ok(layout) => {
+                        return Ok(Dealt {
+                            lists,
+                            segments,
+                            layout,
+                        });
+                    }
+                    Err(bytes) => least = least.min(bytes),
+                }
+            }
+        }
+        Err(format!(
+            "a thread block needs {least} bytes of shared memory, and the device has {shared}"
+        ))
+    }
+
+    /// The lists, the segments of each phase, and the floats that sums take.
+    fn in_tiles(
+        phases: &[Phase<'_>],
+        blocks: usize,
+        tiling: Tiling,
+    ) -> (Vec<Vec<Segment>>, Vec<Range<usize>>, usize) {
         let mut lists = vec![Vec::new(); blocks];
-        let mut segments = Vec::with_capacity(calls.len());
+        let mut segments = Vec::with_capacity(phases.len());
         let mut sums = 0;
         for (index, phase) in phases.iter().enumerate() {
             let before = lists[0].len();
             if let Some(product) = phase.queued.product() {
-                let next = calls.get(index + 1).and_then(|next| next.recurrence());
+                let next = phases.get(index + 1);
+                let next = next.and_then(|next| next.queued.recurrence());
                 let own = &mut lists[phase.blocks.clone()];
-                sums = sums.max(deal(product, next, own));
+                sums = sums.max(deal(product, next, own, tiling));
                 let end = own[0].len();
                 for list in &mut lists {
                     list.resize(end, Segment::skipped());
@@ -116,21 +132,39 @@ impl Persistent {
             }
             segments.push(before..lists[0].len());
         }
-        // An empty segment ends a list.
-        lists
-            .iter_mut()
-            .for_each(|list| list.push(Segment::zeroed()));
-        let stride = lists[0].len();
-        let Some(layout) = Layout::of(&calls, stride, sums, device.driver().shared_memory()) else {
-            return Ok(None);
-        };
         for list in &mut lists {
+            // An empty segment ends a list.
+            list.push(Segment::zeroed());
             let mut entries = 0;
             for segment in list.iter_mut().filter(|segment| segment.rows > 0) {
                 segment.entry = entries;
-                entries += segment.entries();
+                entries += segment.entries(tiling);
             }
         }
+        (lists, segments, sums)
+    }
+}
+
+impl Persistent {
+    /// Compiles the phases `calls` for so many blocks, or says why the device cannot run them.
+    pub fn new(
+        calls: &[&Queued],
+        blocks: usize,
+        device: &Device,
+        queue: &dyn Queue,
+        control: &Control,
+    ) -> Result<std::result::Result<Self, String>> {
+        let phases = in_levels(calls, blocks);
+        let calls: Vec<&Queued> = phases.iter().map(|phase| phase.queued).collect();
+        let Dealt {
+            lists,
+            segments,
+            layout,
+        } = match Dealt::new(&phases, blocks, device.driver().shared_memory()) {
+            Ok(dealt) => dealt,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let stride = lists[0].len();
         // Who passes values, and who takes them, has a level for itself.
         let links = phases.iter().map(|phase| match phase.has_company {
             true => Link::Barrier,
@@ -151,8 +185,8 @@ impl Persistent {
         let at = |place: Option<Place>| {
             place.map_or(Passed::zeroed(), |place| place.in_memory(passed.address()))
         };
-        let mut table = vec![0u8; calls.len() * layout.parameters];
-        let places = table.chunks_exact_mut(layout.parameters);
+        let mut table = vec![0u8; calls.len() * layout.parameters()];
+        let places = table.chunks_exact_mut(layout.parameters());
         for (index, ((bytes, phase), passes)) in places.zip(&phases).zip(&passes).enumerate() {
             let (queued, own) = (phase.queued, &phase.blocks);
             let call = &queued.call;
@@ -194,11 +228,11 @@ impl Persistent {
             .map(|passes| passes.output.is_none())
             .collect();
         let followers = followers(&phases, &arrives, blocks);
-        Ok(Some(Persistent {
+        let persistent = Persistent {
             table: upload(&table)?,
             followers: upload(bytemuck::cast_slice(&followers))?,
             lists: upload(bytemuck::cast_slice(&lists.concat()))?,
-            arrived: upload(bytemuck::cast_slice(&[0u32, 1]))?,
+            control: control.address(),
             passed,
             kernel,
             stride,
@@ -208,7 +242,29 @@ impl Persistent {
                 .collect(),
             blocks,
             shared: layout.shared(),
-        }))
+            stages: layout.stages(),
+        };
+        let refused = queue.admits(&persistent.launch_of(0, 0, 0))?;
+        Ok(match refused {
+            Some(reason) => Err(reason),
+            None => Ok(persistent),
+        })
+    }
+
+    /// What a failure of the program was, for people.
+    pub fn describe_failure(&self, failure: Failure) -> String {
+        let name = self.names.get(failure.phase as usize);
+        let op = name.and_then(|name| name.split('<').next());
+        failure.describe(op.unwrap_or("none"))
+    }
+
+    /// What it takes of the device, for people.
+    pub fn describe(&self) -> String {
+        let [stages, bytes] = self.stages;
+        format!(
+            "{} thread blocks with {} bytes of shared memory, a weight pipeline of {stages} stages of {bytes} bytes",
+            self.blocks, self.shared
+        )
     }
 
     /// The launch that goes through the phases from `first` on. It may leave out only phases without products.
@@ -234,6 +290,11 @@ impl Persistent {
     }
 
     fn launch_with(&self, first: usize, clocks: Address) -> Launch {
+        self.launch_of(first, self.names.len(), clocks)
+    }
+
+    /// Goes through `count` phases, all or none.
+    fn launch_of(&self, first: usize, count: usize, clocks: Address) -> Launch {
         let value = |value: u64| Argument(Box::new([value]));
         Launch {
             kernel: self.kernel,
@@ -246,8 +307,8 @@ impl Persistent {
                 value(self.lists.address()),
                 value(self.stride as u64),
                 value(first as u64),
-                value(self.names.len() as u64),
-                value(self.arrived.address()),
+                value(count as u64),
+                value(self.control),
                 value(clocks),
             ],
             together: true,
@@ -256,90 +317,7 @@ impl Persistent {
 
     /// Bytes of device memory.
     pub fn bytes(&self) -> usize {
-        let memories = [
-            &self.table,
-            &self.followers,
-            &self.lists,
-            &self.arrived,
-            &self.passed,
-        ];
+        let memories = [&self.table, &self.followers, &self.lists, &self.passed];
         memories.map(Memory::bytes).iter().sum()
-    }
-}
-
-impl Layout {
-    fn of(calls: &[&Queued], segments: usize, sums: usize, shared: usize) -> Option<Self> {
-        let list = segments * size_of::<Segment>();
-        let bytes = calls.iter().map(|queued| queued.call.packed_bytes());
-        let parameters = (size_of::<TablePhase>() + bytes.max()?).next_multiple_of(16);
-        let products = || calls.iter().filter_map(|queued| queued.product());
-        let sums_at = products().map(Product::input_bytes).max().unwrap_or(0);
-        let sums_at = sums_at.next_multiple_of(16);
-        let room = calls.iter().map(|queued| queued.call.shared).max();
-        let room = room?
-            .max(sums_at + sums * size_of::<f32>())
-            .next_multiple_of(128);
-        let factors = || products().flat_map(|product| &product.factors);
-        let mut layout = Layout {
-            parameters,
-            list: if list <= LIST { list } else { 0 },
-            room,
-            sums_at,
-            tensor_cores: factors().any(|factor| factor.on_tensor_cores),
-            slot: factors()
-                .map(|factor| Tile::of(factor).bytes)
-                .max()
-                .unwrap_or(0)
-                .next_multiple_of(128)
-                .max(128),
-            slots: 0,
-        };
-        let left = shared.checked_sub(STATIC_SHARED + layout.shared() + RING_ALIGNMENT)?;
-        layout.slots = left / (layout.slot + SLOT_BARRIERS) / COPIERS * COPIERS;
-        let fits = layout.slots >= LEAST_SLOTS && layout.parameters / 16 < THREADS;
-        fits.then_some(layout)
-    }
-
-    /// Bytes of dynamic shared memory.
-    fn shared(&self) -> usize {
-        self.ring_at() + self.slots * self.slot
-    }
-
-    /// Where the ring begins in it. Rows that bulk copies write to places that are no multiples of 32 bytes take longer: a token
-    /// 7 % longer.
-    fn ring_at(&self) -> usize {
-        let before = TURN + 2 * self.parameters + self.slots * SLOT_BARRIERS;
-        (before + self.list + self.room).next_multiple_of(RING_ALIGNMENT)
-    }
-
-    fn constants(&self, passed_floats: usize) -> String {
-        let double_entries = (0..FORMATS.len())
-            .filter(|&format| rows_of_entry(format) == 16)
-            .fold(0, |set, format| set | 1 << format);
-        let constants = [
-            ("phase_threads", THREADS),
-            ("copiers", COPIERS),
-            ("step_units", STEP_UNITS),
-            ("sums_pitch", SUMS_PITCH),
-            ("double_entries", double_entries),
-            ("parameter_bytes", self.parameters),
-            ("list_bytes", self.list),
-            ("ring_at", self.ring_at()),
-            ("sums_at", self.sums_at),
-            ("turn_bytes", TURN),
-            ("segment_bytes", size_of::<Segment>()),
-            ("slots_bytes", self.slots * SLOT_BARRIERS),
-            ("slot_bytes", self.slot),
-            ("ring_slots", self.slots),
-            ("passed_floats", passed_floats),
-            ("ring_tensor_cores", self.tensor_cores.into()),
-        ];
-        let line = |(name, value)| format!("constexpr int {name} = {value};\n");
-        // What that changes, phases.cu tells.
-        let racecheck = match std::env::var_os("WATERLINE_RACECHECK") {
-            Some(_) => "#define WATERLINE_RACECHECK 1\n",
-            None => "",
-        };
-        racecheck.to_owned() + &constants.map(line).concat()
     }
 }

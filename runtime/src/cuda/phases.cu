@@ -26,6 +26,7 @@ struct Passed {
   template <int count>
   __device__ static bool came(const float* values);
   __device__ float taken(int column) const;
+  __device__ static void expect(float value);
 };
 
 // What stands in front of a phase's parameters.
@@ -69,6 +70,23 @@ struct __align__(16) Beginning {
   u32 phase;
 };
 
+// What the program and the host share, `Control` in control.rs.
+struct Control {
+  // Arrivals at grid barriers of this token, zero before and after.
+  u32 arrivals;
+  // The number of the token.
+  u32 token;
+  // The first spin that went on past its deadline: what it waited for, zero if there was none, its phase and its thread block.
+  u32 failure;
+  u32 phase;
+  u32 block;
+  // The token that was chosen.
+  u32 chosen;
+};
+
+// What a spin waits for, as in control.rs.
+enum Wait { WAIT_BARRIER = 1, WAIT_MAILBOX };
+
 // Where a block stands. Thread 0 writes it between barriers.
 struct __align__(16) Turn {
   Beginning beginning;
@@ -85,15 +103,20 @@ struct __align__(16) Turn {
   u32 passed_at;
   // See `set_waits`.
   u32 waits;
-  u32* arrived;
+  Control* control;
   // What follows the phase behind this one, once it has come.
   u32 after;
+  // When the token began, by `coarse_time`.
+  u32 begun;
   // The block's list of segments, where it does not stand in shared memory.
   const struct Segment* list;
   // Where the phase's clocks go, or null: its beginning, the end of its wait, its end.
   u64* clocks;
   // See `await_shared_barrier`.
   u64 barrier;
+  // What a spin waited for that passed its deadline, or zero, and the phase of the first one.
+  u32 failure;
+  u32 failed_phase;
 };
 
 static_assert(sizeof(Turn) == turn_bytes, "as the program was laid out");
@@ -182,6 +205,42 @@ __device__ inline void phase_barrier() {
 #endif
 }
 
+// A clock that all blocks share, in units of 2^32 ns: one register, read by one instruction.
+__device__ inline u32 coarse_time() {
+#ifdef WATERLINE_EMULATOR
+  return 0;
+#else
+  u32 time;
+  asm volatile("mov.u32 %0, %globaltimer_hi;" : "=r"(time));
+  return time;
+#endif
+}
+
+// By any thread. Thread 0 keeps the first one between two phases, and the last phase reports it: code at every spin would make it
+// slower.
+__device__ inline void note_failure(Wait wait) { *const_cast<volatile u32*>(&turn().failure) = wait; }
+
+// By thread 0, behind the last phase: the first block that failed tells the host.
+__device__ inline void report_failure() {
+  const Turn& now = turn();
+  if (now.failure == 0 || atomicCAS(&now.control->failure, 0u, now.failure) != 0) return;
+  now.control->phase = now.failed_phase == no_phase ? now.beginning.phase : now.failed_phase;
+  now.control->block = real_block();
+}
+
+// Every spin on another block ends at the token's deadline, so that no kernel hangs: the host reads the failure, and the session is
+// lost. What the rest of the token computes is of no concern; it goes through all phases, since every later spin ends at its first
+// try. Waits inside a block depend on these spins only. Under the emulator a block has nothing to wait for.
+__device__ inline bool is_late(Wait wait) {
+#if defined(WATERLINE_RACECHECK)
+  return false;
+#elif !defined(WATERLINE_EMULATOR)
+  if (coarse_time() - turn().begun <= deadline) return false;
+#endif
+  note_failure(wait);
+  return true;
+}
+
 // Before a look for what has not been passed yet. All blocks look for the same, and who looks too early waits for one more look,
 // which comes behind all others and behind the copies of weights.
 template <int nanoseconds>
@@ -202,6 +261,10 @@ __device__ inline void Passed::pass(int column, float value) const {
   // A number that is none has other bits here.
   if (bits == not_passed) bits = 0x7fffffff;
   u32* place = reinterpret_cast<u32*>(first) + column;
+#ifdef WATERLINE_FAULT
+  // For tests: one value is never published.
+  if (turn().beginning.phase == WATERLINE_FAULT && column == 0) return;
+#endif
 #ifdef WATERLINE_EMULATOR
   place[at] = bits;
 #else
@@ -237,17 +300,19 @@ template <int count>
 __device__ bool Passed::came(const float* values) {
   bool all = true;
   for (int i = 0; i < count; i++) all &= __float_as_uint(values[i]) != not_passed;
-#ifdef WATERLINE_EMULATOR
-  if (!all) emulator::fail("a value that was not passed");
-#endif
   return all;
 }
 
-// A value that the block has taken in a phase before.
+// A value that the block has taken in a phase before, so that it is there: `expect` checks that where it is used, since a check here
+// would wait for the load.
 __device__ inline float Passed::taken(int column) const {
   float value;
   ask<1>(place(column), &value);
   return value;
+}
+
+__device__ inline void Passed::expect(float value) {
+  if (__float_as_uint(value) == not_passed) note_failure(WAIT_MAILBOX);
 }
 
 // The phase's input has come.
@@ -267,8 +332,8 @@ __device__ inline void wait_for_arrivals() {
 #ifndef WATERLINE_EMULATOR
   u32 seen;
   do {
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(now.arrived) : "memory");
-  } while (seen < now.arrivals);
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(&now.control->arrivals) : "memory");
+  } while (seen < now.arrivals && !is_late(WAIT_BARRIER));
 #endif
   now.waited = now.arrivals;
   note_input();
@@ -277,8 +342,11 @@ __device__ inline void wait_for_arrivals() {
 // By thread 0, after a barrier of the block: the block has gone through its phase.
 __device__ inline void arrive() {
   if (turn().clocks) turn().clocks[2] = clock64();
+#ifdef WATERLINE_FAULT
+  if (turn().beginning.phase == WATERLINE_FAULT && real_block() == 0) return;
+#endif
 #ifndef WATERLINE_EMULATOR
-  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(turn().arrived) : "memory");
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(&turn().control->arrivals) : "memory");
 #endif
 }
 
@@ -344,6 +412,7 @@ __device__ inline void turn_to_next_phase(u32 count) {
   Turn& now = turn();
   const Turn before = now;
   if (before.waited != before.arrivals) wait_for_arrivals();
+  if (before.failure != 0 && before.failed_phase == no_phase) now.failed_phase = before.beginning.phase;
   if (before.arrives) {
     if (!before.published) arrive();
     now.arrivals = before.arrivals + real_blocks();

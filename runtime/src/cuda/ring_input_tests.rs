@@ -53,7 +53,7 @@ fn inputs_are_normed_and_gated_as_on_the_cpu() {
             if by_parts {
                 Activation::Silu.gate(&gates, &mut made);
             }
-            let mut inputs = Activations::new(1, cols);
+            let mut inputs = Activations::new(1, cols).expect("memory");
             inputs.load(&made, 1, cols, true);
             let expected = product(&weights, &inputs);
             let largest = expected.iter().fold(0.0f32, |a, x| a.max(x.abs()));

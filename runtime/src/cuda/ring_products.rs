@@ -19,6 +19,9 @@ const REPEATED_GAINS: usize = 4096;
 /// From this bit on stands the logarithm of the size of parts.
 const PART_BITS: u32 = 13;
 
+/// Bytes of an input as three bf16 numbers.
+const SPLIT_BYTES: usize = 6;
+
 /// What becomes of a product, by its number in ring_rows.cu.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -69,7 +72,7 @@ impl Product {
         let any = |wants: &dyn Fn(&RingFactor) -> bool| usize::from(self.factors.iter().any(wants));
         let plain = any(&|f| !integer(f) && !f.on_tensor_cores) * cols * size_of::<f32>();
         let codes = any(&integer) * (cols + cols / 32 * 4);
-        let split = any(&|f| f.on_tensor_cores) * 6 * (cols.next_multiple_of(64) + 32);
+        let split = any(&|f| f.on_tensor_cores) * SPLIT_BYTES * (cols.next_multiple_of(64) + 32);
         let first = plain.next_multiple_of(128);
         let second = first + codes.next_multiple_of(128);
         [first, second, second + split]
@@ -255,7 +258,7 @@ impl Launches<'_> {
         let Some(factors) = factors else {
             return Ok(false);
         };
-        let product = Product {
+        let mut product = Product {
             kind,
             input: gather.columns(factors[0].cols),
             added: gather.columns_of(ADD, factors[0].cols),
@@ -264,6 +267,11 @@ impl Launches<'_> {
             factors,
             output,
         };
+        // The input as bf16 numbers would leave the weights too little room.
+        if product.input_bytes() > self.shared_memory() / 2 {
+            let factors = product.factors.iter_mut();
+            factors.for_each(|factor| factor.on_tensor_cores = false);
+        }
         let cols = product.cols();
         let [codes_at, parts_at, bytes] = product.input_ends();
         let norm = gather.late_norm(cols);
@@ -305,7 +313,7 @@ impl Launches<'_> {
     fn ring_factor(&self, (matrix, bias, column): &Factor) -> Result<Option<RingFactor>> {
         let format = matrix.format();
         let blocks = matrix.cols() / format.block_len;
-        let scales = if format.has_device_scale() { 2 } else { 0 };
+        let scales = format.device_apart_bytes();
         let factor = RingFactor {
             codes: self.matrix_address(matrix)?,
             scales: 0,
@@ -322,7 +330,9 @@ impl Launches<'_> {
             task: None,
         };
         let scales = factor.codes + (factor.rows * factor.code_row) as u64;
-        let aligned = factor.code_row.is_multiple_of(16);
+        // An entry begins with every eighth row.
+        let aligned =
+            factor.code_row.is_multiple_of(16) && (8 * factor.scale_row).is_multiple_of(16);
         Ok(aligned.then_some(RingFactor { scales, ..factor }))
     }
 }

@@ -7,7 +7,7 @@ use super::driver::Address;
 use super::passed::Recurrence;
 use super::persistent::THREADS;
 use super::ring_products::{Product, RingFactor};
-use super::shares::{Matrix, Part, ROWS_AT_ONCE, Wants, shares};
+use super::shares::{Matrix, Part, Wants, shares};
 
 /// `Segment` in weight_ring.cu: rows of one matrix that a block takes.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -32,11 +32,64 @@ pub(super) struct Segment {
     begins: i16,
 }
 
-/// Most bytes of an entry that has sixteen rows instead of eight.
-const DOUBLE_ENTRY: usize = 18 << 10;
+/// The size of a stage of the weight pipeline, and how many rows a thread block finishes together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tiling {
+    /// Most bytes of a tile that has sixteen rows; a larger one has eight.
+    sixteen_rows: usize,
+    /// Rows of a batch: at most one for every four threads.
+    pub batch: usize,
+}
+
+impl Tiling {
+    /// From the largest to the smallest. An H200 holds the first one for every model.
+    const ALL: [Tiling; 5] = [
+        Tiling::new(18 << 10, THREADS / 4),
+        Tiling::new(18 << 10, THREADS / 8),
+        Tiling::new(0, THREADS / 4),
+        Tiling::new(0, THREADS / 8),
+        Tiling::new(0, THREADS / 16),
+    ];
+
+    const fn new(sixteen_rows: usize, batch: usize) -> Self {
+        Tiling {
+            sixteen_rows,
+            batch,
+        }
+    }
+
+    /// Those to choose from.
+    pub fn all() -> &'static [Tiling] {
+        #[cfg(test)]
+        if SMALLEST.get() {
+            return &Self::ALL[Self::ALL.len() - 1..];
+        }
+        &Self::ALL
+    }
+
+    /// Rows of a tile: eight or sixteen.
+    pub fn rows(self, format: usize) -> usize {
+        let format = FORMATS[format];
+        // A unit is 16 bytes of floats, or 32 numbers.
+        let eight_units = match format.block_len {
+            1 => 8 * 16,
+            numbers => 8 * 32 * format.block_bytes / numbers,
+        };
+        match 16 * STEP_UNITS / 8 * eight_units <= self.sixteen_rows {
+            true => 16,
+            false => 8,
+        }
+    }
+}
 /// Units of a row that the warps take at once, and the places of a row's sums.
 pub(super) const STEP_UNITS: usize = THREADS / 32 * 4;
 pub(super) const SUMS_PITCH: usize = THREADS / 32 + 1;
+
+#[cfg(test)]
+thread_local! {
+    /// Whether programs that this thread lays out have the smallest tiles and batches, for tests.
+    pub(super) static SMALLEST: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
 
 /// Deals a product's rows out to the blocks' lists, every block the same number of segments; returns the floats that
 /// a block needs for sums. `next` is the recurrence that takes the product, if it is one that does.
@@ -44,21 +97,25 @@ pub(super) fn deal(
     product: &Product,
     next: Option<&Recurrence>,
     lists: &mut [Vec<Segment>],
+    tiling: Tiling,
 ) -> usize {
     // The rows of a gated product's two matrices go together.
     let owners = product.owners();
     let together = product.factors.len() / owners.len();
-    let matrices: Vec<Matrix> = owners.iter().map(Matrix::of).collect();
+    let matrices: Vec<Matrix> = owners
+        .iter()
+        .map(|factor| Matrix::of(factor, tiling))
+        .collect();
     let wants = next.map(|next| Wants {
         matrices: (owners.iter())
             .map(|factor| next.takes(product.output_of(factor)))
             .collect(),
         blocks: next.blocks,
     });
-    let shares = shares(&matrices, wants.as_ref(), lists.len());
+    let shares = shares(&matrices, wants.as_ref(), lists.len(), tiling.batch);
     let most = shares.iter().map(Vec::len).max().unwrap_or(0);
     // The sums of a turn are made while those of the one before are used.
-    let turn_room = ROWS_AT_ONCE * together * SUMS_PITCH;
+    let turn_room = tiling.batch * together * SUMS_PITCH;
     let mut room = 0;
     for (list, share) in lists.iter_mut().zip(shares) {
         let (mut turn, mut sums) = (0, 0);
@@ -76,7 +133,7 @@ pub(super) fn deal(
             for twin in 0..together {
                 let factor =
                     &product.factors[matrix + twin * owners.len()].rows(first..first + rows);
-                let tile = Tile::of(factor);
+                let tile = Tile::of(factor, tiling);
                 list.push(Segment {
                     codes: factor.codes,
                     scales: factor.scales,
@@ -108,8 +165,8 @@ pub(super) fn deal(
 
 impl Segment {
     /// How many entries it has.
-    pub fn entries(&self) -> u32 {
-        let rows = rows_of_entry(self.format.into()) as u32;
+    pub fn entries(&self, tiling: Tiling) -> u32 {
+        let rows = tiling.rows(self.format.into()) as u32;
         (self.rows as u32).div_ceil(rows) * u32::from(self.parts)
     }
 
@@ -133,8 +190,8 @@ pub(super) struct Tile {
 }
 
 impl Tile {
-    pub fn of(factor: &RingFactor) -> Self {
-        let (units, rows) = (factor.units(), rows_of_entry(factor.format));
+    pub fn of(factor: &RingFactor, tiling: Tiling) -> Self {
+        let (units, rows) = (factor.units(), tiling.rows(factor.format));
         let part = |row: usize| (STEP_UNITS * row / units).min(row);
         let code_part = part(factor.code_row);
         // Two rows' units that lanes read at once lie in other banks.
@@ -160,19 +217,5 @@ impl Tile {
             parts: factor.code_row.div_ceil(code_part),
             bytes: rows * code_pitch + scales,
         }
-    }
-}
-
-/// Rows of an entry: eight or sixteen.
-pub(super) fn rows_of_entry(format: usize) -> usize {
-    let format = FORMATS[format];
-    // A unit is 16 bytes of floats, or 32 numbers.
-    let eight_units = match format.block_len {
-        1 => 8 * 16,
-        numbers => 8 * 32 * format.block_bytes / numbers,
-    };
-    match 16 * STEP_UNITS / 8 * eight_units <= DOUBLE_ENTRY {
-        true => 16,
-        false => 8,
     }
 }

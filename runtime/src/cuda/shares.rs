@@ -2,12 +2,9 @@
 
 use std::cmp::Reverse;
 
-use super::persistent::THREADS;
 use super::ring_products::RingFactor;
-use super::segments::rows_of_entry;
+use super::segments::Tiling;
 
-/// Rows of a block that are finished at once, by four threads each.
-pub(super) const ROWS_AT_ONCE: usize = THREADS / 4;
 /// Fewest bytes of a block for which a turn of their own is worth while. On one H200 the order of [`shares`] makes a token of GDN
 /// 7B in Q4_0 (71 KB of a block come late) 2 % faster, of Mamba-2 1.3B in Q8_0 (67) 2.6, of GDN 1.3B in BF16 (64) 1, but of
 /// Mamba-2 1.3B in Q4_0 (36) 3 % slower, of GDN 1.3B in Q8_0 (34) 1.2.
@@ -46,12 +43,12 @@ pub(super) struct Part {
 type Piece = (usize, usize, usize);
 
 impl Matrix {
-    pub fn of(factor: &RingFactor) -> Self {
+    pub fn of(factor: &RingFactor, tiling: Tiling) -> Self {
         Matrix {
             rows: factor.rows,
             bytes: factor.row_bytes(),
             together: factor.aligned_rows(),
-            of_entry: rows_of_entry(factor.format),
+            of_entry: tiling.rows(factor.format),
         }
     }
 
@@ -78,12 +75,18 @@ impl Matrix {
     }
 }
 
-/// Shares matrices out among `blocks`, so that all have about as many bytes, and returns each block's parts in order.
+/// Shares matrices out among `blocks`, so that all have about as many bytes, and returns each block's parts in order. A block finishes at
+/// most `batch` rows at once.
 ///
 /// Where a recurrence leaves many bytes to later phases, what it wants comes first, and the rest while that is on its way. It
 /// divides its states' columns among blocks in order, and so are the rows of what it wants, so that a block waits for those that
 /// share its head.
-pub(super) fn shares(matrices: &[Matrix], wants: Option<&Wants>, blocks: usize) -> Vec<Vec<Part>> {
+pub(super) fn shares(
+    matrices: &[Matrix],
+    wants: Option<&Wants>,
+    blocks: usize,
+    batch: usize,
+) -> Vec<Vec<Part>> {
     let late = |wants: &&Wants| {
         let rest = matrices.iter().zip(&wants.matrices);
         let rest = rest.filter(|(_, wanted)| !**wanted);
@@ -111,7 +114,7 @@ pub(super) fn shares(matrices: &[Matrix], wants: Option<&Wants>, blocks: usize) 
     (sharing.pieces.into_iter().zip(first))
         .map(|(mut own, first)| {
             let then = own.split_off(first);
-            in_turns([own, then])
+            in_turns([own, then], batch)
         })
         .collect()
 }
@@ -194,12 +197,12 @@ impl Sharing {
     }
 }
 
-/// Cuts a block's pieces so that no turn has rows of both, or more rows than there are threads to finish them.
-fn in_turns(pieces: [Vec<Piece>; 2]) -> Vec<Part> {
+/// Cuts a block's pieces so that no turn has rows of both, or more rows than a batch.
+fn in_turns(pieces: [Vec<Piece>; 2], batch: usize) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
     for pieces in pieces {
         let mut turn = parts.last().map_or(0, |part| part.turn + 1);
-        let mut left = ROWS_AT_ONCE;
+        let mut left = batch;
         for (matrix, mut first, mut rows) in pieces {
             while rows > 0 {
                 let take = if rows <= left { rows } else { left / 16 * 16 };
@@ -213,7 +216,7 @@ fn in_turns(pieces: [Vec<Piece>; 2]) -> Vec<Part> {
                 }
                 (first, rows, left) = (first + take, rows - take, left - take);
                 if rows > 0 {
-                    (turn, left) = (turn + 1, ROWS_AT_ONCE);
+                    (turn, left) = (turn + 1, batch);
                 }
             }
         }
@@ -224,6 +227,8 @@ fn in_turns(pieces: [Vec<Piece>; 2]) -> Vec<Part> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const BATCH: usize = 128;
 
     #[test]
     fn shares_cover_every_row_once_and_weigh_the_same() {
@@ -242,7 +247,7 @@ mod tests {
             of_entry: 8,
         });
         for blocks in [1, 3, 132] {
-            let shares = shares(&matrices, None, blocks);
+            let shares = shares(&matrices, None, blocks, BATCH);
             assert_covered(&matrices, &shares);
             let total: usize = matrices.iter().map(Matrix::cost).sum();
             for share in &shares {
@@ -286,7 +291,7 @@ mod tests {
             blocks,
         };
         let total: usize = matrices.iter().map(Matrix::cost).sum();
-        let found = shares(&matrices, Some(&wants(128)), 132);
+        let found = shares(&matrices, Some(&wants(128)), 132, BATCH);
         assert_covered(&matrices, &found);
         for (block, share) in found.iter().enumerate() {
             let mut bytes = 0;
@@ -305,7 +310,7 @@ mod tests {
             );
         }
         // Where rows cannot be cut evenly, or the recurrence has more blocks than there are, or leaves little.
-        let uneven = shares(&matrices, Some(&wants(100)), 132);
+        let uneven = shares(&matrices, Some(&wants(100)), 132, BATCH);
         assert_covered(&matrices, &uneven);
         assert!(uneven.iter().flatten().any(|part| part.turn == 1));
         let tiny = matrices.map(|matrix| Matrix {
@@ -313,7 +318,7 @@ mod tests {
             ..matrix
         });
         for (matrices, blocks) in [(matrices, 256), (tiny, 128)] {
-            let parts = shares(&matrices, Some(&wants(blocks)), 132);
+            let parts = shares(&matrices, Some(&wants(blocks)), 132, BATCH);
             assert_covered(&matrices, &parts);
             assert!(parts.iter().flatten().all(|part| part.turn == 0));
         }
@@ -343,7 +348,12 @@ mod tests {
         for (rows, bytes, gates) in [(4096, 2304, 16), (2048, 1152, 8)] {
             let large = matrix(rows, bytes);
             let small = matrix(gates, 4 * rows);
-            let shares = shares(&[large, large, large, small, small, large], None, 132);
+            let shares = shares(
+                &[large, large, large, small, small, large],
+                None,
+                132,
+                BATCH,
+            );
             let entries = |share: &Vec<Part>| -> usize {
                 share.iter().map(|part| part.rows.div_ceil(16)).sum()
             };
@@ -365,7 +375,7 @@ mod tests {
             of_entry: 16,
         };
         let rows = 262_144usize.div_ceil(132);
-        for share in shares(&[matrix], None, 132) {
+        for share in shares(&[matrix], None, 132, BATCH) {
             let own: usize = share.iter().map(|part| part.rows).sum();
             assert!((rows - 2..=rows).contains(&own), "{share:?}");
         }
@@ -374,7 +384,7 @@ mod tests {
     #[test]
     fn no_turn_has_more_rows_than_are_finished_at_once() {
         let share = vec![(0, 7, 100), (1, 0, 5), (2, 40, 300), (3, 0, 1)];
-        let parts = in_turns([share.clone(), Vec::new()]);
+        let parts = in_turns([share.clone(), Vec::new()], BATCH);
         for (matrix, mut first, rows) in share {
             let own = parts.iter().filter(|part| part.matrix == matrix);
             let mut found = 0;
@@ -387,7 +397,7 @@ mod tests {
         for turn in 0..=parts.last().expect("parts").turn {
             let own = parts.iter().filter(|part| part.turn == turn);
             let rows: usize = own.map(|part| part.rows).sum();
-            assert!((1..=ROWS_AT_ONCE).contains(&rows), "turn {turn}: {rows}");
+            assert!((1..=BATCH).contains(&rows), "turn {turn}: {rows}");
         }
         assert!(parts.is_sorted_by_key(|part| part.turn));
     }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use waterline_quant::Activations;
 
 use super::Device;
+use super::control::Control;
 use super::driver::Memory;
 use super::launches::{Launches, Queued};
 use super::persistent::Persistent;
@@ -42,7 +43,7 @@ impl Comparison<'_> {
             values
         });
         let most = chunks.iter().copied().max().expect("chunks");
-        let blocks = driver.resident_blocks();
+        let blocks = driver.resident_blocks().ok();
         if self.persistent && blocks.is_none() {
             eprintln!("skipped: the device runs no persistent programs");
             return;
@@ -77,7 +78,8 @@ impl Comparison<'_> {
         let calls: Vec<&Queued> = calls.iter().collect();
         let program = match blocks {
             Some(blocks) if self.persistent => {
-                let program = Persistent::new(&calls, blocks, self.device, &*queue);
+                let control = Control::new(driver, &*queue).expect("memory");
+                let program = Persistent::new(&calls, blocks, self.device, &*queue, &control);
                 Some(program.expect("a program").expect("room for it"))
             }
             _ => None,
@@ -100,12 +102,12 @@ impl Comparison<'_> {
             }
         };
 
-        let pool = Pool::new(1);
+        let pool = Pool::new(1).expect("no thread");
         let room = Mutex::new(vec![f32::NAN; stage.scratch(most)]);
         let mut common = vec![f32::NAN; stage.common(1)];
-        let mut arena = Arena::new(Arc::clone(plan));
-        let mut rounded = Activations::new(most, widths[0]);
-        let mut cpu = Buffers::new(&widths, most);
+        let mut arena = Arena::new(Arc::clone(plan)).expect("memory");
+        let mut rounded = Activations::new(most, widths[0]).expect("memory");
+        let mut cpu = Buffers::new(&widths, most).expect("memory");
         let mut position = 0;
         for &chunk in chunks {
             queue

@@ -6,7 +6,7 @@ mod saved;
 use std::ops::Range;
 use std::sync::Arc;
 
-pub use options::{Canceller, ContextEnd, PhaseTime, SessionOptions, StepProgram};
+pub use options::{Canceller, ContextEnd, PhaseTime, SessionOptions, StepForm, StepProgram};
 
 use crate::cpu::{self, Pool, physical_cores};
 use crate::cuda;
@@ -59,33 +59,37 @@ impl Session {
     pub fn new(model: Arc<Model>, options: SessionOptions) -> Result<Self> {
         check_chunk(options.chunk)?;
         let plan = Arc::new(model.plan(&options.state)?);
+        // Before anything is touched: a state and marks that can never fit.
         let bytes = plan.bytes.saturating_mul(options.marks.saturating_add(1));
         if Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
-            let reason =
-                format!("a session of {bytes} bytes cannot be allocated; choose a smaller context");
-            return Err(Error::invalid("memory", reason));
+            let what = format!("a session of {bytes} bytes");
+            return Err(Error::memory(
+                what,
+                "choose a smaller context or fewer marks",
+            ));
         }
-        let pool = options
-            .pool
-            .clone()
-            .unwrap_or_else(|| Arc::new(Pool::new(options.threads)));
+        let pool = match &options.pool {
+            Some(pool) => Arc::clone(pool),
+            None => Arc::new(Pool::new(options.threads)?),
+        };
         let (arena, engine) = match &options.device {
             None => {
-                let engine = cpu::Engine::new(model.program(), Arc::clone(&pool), options.chunk);
-                (Arena::new(plan), Engine::Cpu(engine))
+                let engine = cpu::Engine::new(model.program(), Arc::clone(&pool), options.chunk)?;
+                (Arena::new(plan)?, Engine::Cpu(engine))
             }
             Some(device) => {
                 let mirror = Arc::new(plan.own_slots());
                 let engine = cuda::Engine::new(&model, Arc::clone(device), plan, &options)?;
-                (Arena::new(mirror), Engine::Cuda(engine))
+                (Arena::new(mirror)?, Engine::Cuda(engine))
             }
         };
-        let marks = (0..options.marks)
-            .map(|_| Mark {
+        let mark = |_| {
+            Ok(Mark {
                 position: None,
-                arena: arena.clone(),
+                arena: arena.try_clone()?,
             })
-            .collect();
+        };
+        let marks = (0..options.marks).map(mark).collect::<Result<_>>()?;
         let slots = |block: &crate::BlockSpec| block.mixer.slots();
         let bounded = model
             .spec()
@@ -447,6 +451,14 @@ impl Session {
         let token = self.sample()?;
         self.feed(&[token])?;
         Ok(token)
+    }
+
+    /// How a step runs on the session's GPU, and why so; none on the CPU.
+    pub fn step_form(&self) -> Option<&StepForm> {
+        match &self.engine {
+            Engine::Cpu(_) => None,
+            Engine::Cuda(engine) => Some(engine.form()),
+        }
     }
 
     /// On a GPU whose steps are [`StepProgram::Persistent`]: chooses the most probable token, reads it, and tells what its

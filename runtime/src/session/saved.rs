@@ -29,9 +29,9 @@ impl Session {
     /// on the CPU.
     pub fn snapshot(&self) -> Result<Snapshot> {
         let arena = match &self.engine {
-            Engine::Cpu(_) => self.arena.clone(),
+            Engine::Cpu(_) => self.arena.try_clone()?,
             Engine::Cuda(engine) => {
-                let mut arena = Arena::new(Arc::clone(engine.plan()));
+                let mut arena = Arena::new(Arc::clone(engine.plan()))?;
                 engine.download(&self.arena, &mut arena)?;
                 arena
             }

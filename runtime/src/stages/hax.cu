@@ -216,11 +216,14 @@ __device__ void hax_choose(HaxParts hax, const u64* start, int tokens) {
   }
 }
 
-// The warps of a block share the rows that a query sees.
+constexpr int mix_warps = 8;
+
+// The warps of a block share the rows that a query sees; they are `mix_warps`.
 template <class E, int channels>
 __device__ void hax_mix(HaxParts hax, int tokens) {
-  __shared__ float sums[32][32];
-  int channel = blockIdx.x * 32 + lane_index(), warps = blockDim.x / 32;
+  __shared__ float sums[mix_warps][32];
+  constexpr int warps = mix_warps;
+  int channel = blockIdx.x * 32 + lane_index();
   bool used = channel < channels;
   E* values = reinterpret_cast<E*>(hax.values) + channel;
   for (int t = 0; t < tokens; t++) {

@@ -26,8 +26,6 @@ __device__ inline const Linear& linear_of(const Linears& linears, int tile) {
   return linears.at[found];
 }
 
-constexpr int integer_formats = 1 << Q8_0 | 1 << Q6_K | 1 << Q5_K | 1 << Q4_K | 1 << Q4_0;
-
 // Inputs in 8 bits, 32 with a common scale.
 template <int cols>
 struct Rounded {
@@ -96,7 +94,7 @@ __device__ void warp_products(const Linear& linear, int row, const float* x, con
 // Calls the instance of warp_products for the matrix' format, one of `formats`.
 template <int formats, int cols, int format = 0>
 __device__ void products_by_format(const Linear& linear, int row, const float* x, const int* rounded, float* products) {
-  if constexpr (format <= Q4_0) {
+  if constexpr (format < format_count) {
     if constexpr ((formats >> format & 1) != 0) {
       if (linear.format == format) return warp_products<format, cols>(linear, row, x, rounded, products);
     }
@@ -110,7 +108,7 @@ constexpr long long most_prefetched = 16 << 20;
 // Asks for the codes of a warp's rows.
 template <int formats, int cols, int format = 0>
 __device__ void prefetch_rows(const Linear& linear, int row) {
-  if constexpr (format <= Q4_0) {
+  if constexpr (format < format_count) {
     if constexpr ((formats >> format & 1) != 0) {
       // Rows of another length do not all begin where bytes can be asked for.
       constexpr u32 bytes = Format<format, cols>::row_bytes % 16 == 0 ? Format<format, cols>::row_bytes : 0;
@@ -208,7 +206,7 @@ __device__ void weights_of_row(const Linear& linear, int row, int first, float* 
 
 template <int formats, int cols, int format = 0>
 __device__ void weights_by_format(const Linear& linear, int row, int first, float* out) {
-  if constexpr (format <= Q4_0) {
+  if constexpr (format < format_count) {
     if constexpr ((formats >> format & 1) != 0) {
       if (linear.format == format) return weights_of_row<format, cols>(linear, row, first, out);
     }

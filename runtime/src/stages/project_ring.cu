@@ -95,14 +95,38 @@ __device__ void unit_sums(const Segment& segment, const float* x, const RoundedI
 }
 
 // Whether a format's units lie one behind the other, codes and scales, so that a lane can take its units of an entry at once.
-__device__ constexpr bool in_runs(int format) { return format == Q4_0 || format == Q8_0; }
+__device__ constexpr bool in_runs(int format) {
+  constexpr int formats = 1 << Q8_0 | 1 << Q5_1 | 1 << Q5_0 | 1 << Q4_1 | 1 << IQ4_NL | 1 << Q4_0 | 1 << MXFP4;
+  return formats >> format & 1;
+}
+
+// What so many bytes of scales are read in.
+template <int bytes>
+struct ScaleWord {
+  using Type = u16;
+};
+template <>
+struct ScaleWord<1> {
+  using Type = u8;
+};
+template <>
+struct ScaleWord<4> {
+  using Type = u32;
+};
+template <>
+struct ScaleWord<8> {
+  using Type = u32;
+};
 
 // A lane's units of an entry, in registers.
 template <int format>
 struct EntryUnits {
   static constexpr int bands = bands_of_entry(format), unit_bytes = Format<format, 32>::row_bytes;
+  static constexpr int scale_bytes = Format<format, 32>::scale_row_bytes;
+  using Word = typename ScaleWord<scale_bytes>::Type;
+  static constexpr int scale_words = scale_bytes / sizeof(Word);
   uint4 codes[bands][unit_bytes / 16];
-  u16 scales[bands];
+  Word scales[bands][scale_words];
 
   // From where the first of them are; the ones of other rows are `code_band` and `scale_band` bytes further on.
   __device__ EntryUnits(const u8* from, const u8* scale, u32 code_band, u32 scale_band) {
@@ -110,11 +134,12 @@ struct EntryUnits {
     for (int band = 0; band < bands; band++) {
 #pragma unroll
       for (int i = 0; i < unit_bytes / 16; i++) codes[band][i] = reinterpret_cast<const uint4*>(from + band * code_band)[i];
-      scales[band] = *reinterpret_cast<const u16*>(scale + band * scale_band);
+#pragma unroll
+      for (int i = 0; i < scale_words; i++) scales[band][i] = reinterpret_cast<const Word*>(scale + band * scale_band)[i];
     }
   }
   __device__ float dot(int band, const Codes& x) const {
-    Units units = {reinterpret_cast<const u8*>(codes[band]), reinterpret_cast<const u8*>(scales + band)};
+    Units units = {reinterpret_cast<const u8*>(codes[band]), reinterpret_cast<const u8*>(scales[band])};
     return Format<format, 32>::dot(units, 0, x);
   }
 };
@@ -126,13 +151,15 @@ __device__ void run_sums(const Segment& segment, const RoundedInput& rounded, fl
   using Entry = EntryUnits<format>;
   using Row = Steps<cols / 32>;
   constexpr int steps = Row::count, bands = Entry::bands;
+  // With few stages, one has to be filled while the other is read.
+  constexpr bool pairs = ring_slots >= 4;
   constexpr bool held = steps * (int)(sizeof(Codes) / 4) <= most_held;
   constexpr int scale_step = Format<format, step_units * 32>::scale_row_bytes;
   int row = lane_index() / 4, rows = segment.rows - row, all_rows = segment.rows;
   // Lanes without a unit load another one's.
   int unit = Row::has(0) ? first_unit() : 0;
   u32 code_pitch = segment.code_pitch, scale_pitch = segment.scale_pitch;
-  u32 code_at = row * code_pitch + unit * Entry::unit_bytes, scale_at = 8 * bands * code_pitch + row * scale_pitch + unit * 2;
+  u32 code_at = row * code_pitch + unit * Entry::unit_bytes, scale_at = 8 * bands * code_pitch + row * scale_pitch + unit * Entry::scale_bytes;
   // Where an entry has the scales of whole rows, a step's are further on.
   int next_scales = segment.scale_part == 0 ? scale_step : 0;
   Codes codes[held ? steps : 1];
@@ -158,11 +185,11 @@ __device__ void run_sums(const Segment& segment, const RoundedInput& rounded, fl
 #pragma unroll
     for (int band = 0; band < bands; band++) sum[band] = 0.0f;
 #pragma unroll(held ? steps : 1)
-    for (int i = 0; i < steps; i += 2) {
+    for (int i = 0; i < steps; i += pairs ? 2 : 1) {
       Reader here = next;
       const Entry entry = load(next.await(), i);
       next.advance();
-      if (i + 1 == steps) {
+      if (!pairs || i + 1 == steps) {
         multiply(entry, i);
         __syncwarp();
       } else {
@@ -189,7 +216,7 @@ __device__ void tile_sums(const Segment& segment, const SplitInput& input, float
   using Row = Steps<cols / 8>;
   constexpr int steps = Row::count;
   constexpr bool held = steps * 4 <= most_held_parts;
-  static_assert(bands_of_entry(BF16) == 2, "a tile for tensor cores");
+  constexpr int bands = bands_of_entry(BF16);
   int lane = lane_index(), row = lane / 4, first_bytes = 16 * first_unit(), rows = segment.rows - row;
   u32 pitch = segment.code_pitch;
   const u8* parts = reinterpret_cast<const u8*>(input.first + min(row, 2) * input.pitch) + first_bytes;
@@ -202,7 +229,7 @@ __device__ void tile_sums(const Segment& segment, const SplitInput& input, float
   Reader next(RingPlace(segment.entry));
   sums += segment.sums + row * sums_pitch + warp_index();
 #pragma unroll 1
-  for (int first = 0; first < rows + row; first += 16) {
+  for (int first = 0; first < rows + row; first += 8 * bands) {
     float even[4] = {}, odd[4] = {};
 #pragma unroll(held ? steps : 2)
     for (int i = 0; i < steps; i++, next.advance()) {
@@ -210,7 +237,8 @@ __device__ void tile_sums(const Segment& segment, const SplitInput& input, float
       uint4 upper, lower, right = held ? x[i] : part(i);
       if (Row::has(i)) {
         upper = *reinterpret_cast<const uint4*>(tile);
-        lower = *reinterpret_cast<const uint4*>(tile + 8 * pitch);
+        // Of a tile of eight rows the instruction's lower half stays empty.
+        lower = bands == 2 ? *reinterpret_cast<const uint4*>(tile + 8 * pitch) : uint4{0, 0, 0, 0};
       }
       __syncwarp();
       next.release();
@@ -223,7 +251,7 @@ __device__ void tile_sums(const Segment& segment, const SplitInput& input, float
     }
     // Of a row's sums with the parts, a lane has those with the first and the second, the next one that with the third.
 #pragma unroll
-    for (int band = 0; band < 2; band++) {
+    for (int band = 0; band < bands; band++) {
       float first_part = even[2 * band] + odd[2 * band], second_part = even[2 * band + 1] + odd[2 * band + 1];
       float sum = first_part + second_part + __shfl_down_sync(all_lanes, first_part, 1);
       if (lane % 4 == 0 && first + 8 * band < rows) sums[(first + 8 * band) * sums_pitch] = sum;
@@ -231,13 +259,13 @@ __device__ void tile_sums(const Segment& segment, const SplitInput& input, float
   }
 }
 
-// The sums of a segment, in the form that its format wants.
-template <int cols, int formats, int format = 0>
+// The sums of a segment, in the form that its format has; of BF16 on tensor cores if the input is `split`.
+template <int cols, int formats, bool split, int format = 0>
 __device__ void segment_sums(const Segment& segment, const ProductInput& input, float* sums) {
-  if constexpr (format <= Q4_0) {
+  if constexpr (format < format_count) {
     if constexpr ((formats >> format & 1) != 0) {
       if (segment.format == format) {
-        if constexpr (format == BF16 && ring_tensor_cores && cols % 32 == 0) {
+        if constexpr (format == BF16 && split) {
           return tile_sums<cols>(segment, input.split, sums);
         } else if constexpr (in_runs(format)) {
           return run_sums<format, cols>(segment, input.rounded, sums);
@@ -246,7 +274,7 @@ __device__ void segment_sums(const Segment& segment, const ProductInput& input, 
         }
       }
     }
-    segment_sums<cols, formats, format + 1>(segment, input, sums);
+    segment_sums<cols, formats, split, format + 1>(segment, input, sums);
   }
 }
 
@@ -277,7 +305,7 @@ __device__ void product(const Rows& output, float eps, const Gather& gather, con
   const float factor = (kinds & LATE_NORM) != 0 ? late_factor(cols, eps) : 1.0f;
   for (int s = 0; s < count;) {
     do {
-      if (segments[s].rows > 0) segment_sums<cols, formats>(segments[s], input, sums);
+      if (segments[s].rows > 0) segment_sums<cols, formats, (bytes > parts_at)>(segments[s], input, sums);
       s++;
     } while (s < count && !segments[s].begins);
     whole_barrier();

@@ -192,7 +192,7 @@ struct RecurrenceStep {
 #pragma unroll
       for (int l = 0; l < looks; l++) all &= source[l].came(numbers + l);
       if (!all) rest();
-    } while (!all);
+    } while (!all && !is_late(WAIT_MAILBOX));
     if (to >= 0) room[to] = others;
     auto vector = [&](int vector, int r) {
       int item = vector * warp_rows + r * down;

@@ -60,14 +60,14 @@ impl<'a> Rig<'a> {
         Rig {
             stage,
             widths,
-            arena: Arena::new(Arc::new(plan(slots))),
-            pool: Pool::new(2),
+            arena: Arena::new(Arc::new(plan(slots))).expect("memory"),
+            pool: Pool::new(2).expect("threads"),
         }
     }
 
     /// The same with another number of threads than two.
     pub fn threads(mut self, threads: usize) -> Self {
-        self.pool = Pool::new(threads);
+        self.pool = Pool::new(threads).expect("threads");
         self
     }
 
@@ -86,8 +86,9 @@ impl<'a> Rig<'a> {
             .map(|_| Mutex::new(vec![f32::NAN; scratch]))
             .collect();
         let mut common = vec![f32::NAN; self.stage.common(self.pool.threads())];
-        let mut buffers = Buffers::new(self.widths, longest);
-        let mut inputs = Activations::new(longest, *self.widths.iter().max().unwrap_or(&1));
+        let mut buffers = Buffers::new(self.widths, longest).expect("memory");
+        let widest = *self.widths.iter().max().unwrap_or(&1);
+        let mut inputs = Activations::new(longest, widest).expect("memory");
         let (mut outputs, mut position) = (Vec::new(), 0);
         for &chunk in chunks {
             for (buffer, &width) in self.widths.iter().enumerate() {

@@ -168,6 +168,7 @@ struct ComingInput {
       // The first look apart: as one of the loop's, which has fewer instructions, GDN 1.3B in Q8_0 takes 562 us on an H200, not 546.
       ask_passed();
       while (!(share.came() & (!added_come || near.added.came()) & (!gates_come || near.gates.came()))) {
+        if (is_late(WAIT_MAILBOX)) break;
         rest();
         ask_passed();
       }

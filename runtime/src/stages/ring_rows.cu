@@ -96,7 +96,10 @@ struct FinishedRow {
       part += __shfl_xor_sync(all_lanes, part, 1);
     }
     if (!exists) return;
-    if (kind == PRODUCT_ADD) value += held;
+    if constexpr (kind == PRODUCT_ADD) {
+      if constexpr ((passes & PASSED_SUM) != 0) Passed::expect(held);
+      value += held;
+    }
     if (tasks && convolution) {
       const PrepareLane& lane = *convolution;
       int channels = lane.columns.width, channel = (int)(place(output) - lane.columns.first), t = tap(lane);

@@ -194,21 +194,20 @@ __device__ inline void arrive(u64* barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Returns when the phase of this parity is complete.
+// Returns when the phase of this parity is complete. All that arrives there belongs to the same block: after 2^26 tries, which take
+// more than a second, something is wrong, and the kernel traps.
 __device__ inline void wait_for_phase(u64* barrier, int parity) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{ .reg .pred done; again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1; @!done bra again; }" ::"r"(
-          shared_address(barrier)),
-      "r"(parity)
-      : "memory");
+#define WATERLINE_TRY "mbarrier.try_wait"
 #else
+#define WATERLINE_TRY "mbarrier.test_wait"
+#endif
   asm volatile(
-      "{ .reg .pred done; again: mbarrier.test_wait.parity.shared.b64 done, [%0], %1; @!done bra again; }" ::"r"(
-          shared_address(barrier)),
+      "{ .reg .pred done, hangs; .reg .u32 tries; mov.u32 tries, 0;"
+      " again: " WATERLINE_TRY ".parity.shared.b64 done, [%0], %1; @done bra end;"
+      " add.u32 tries, tries, 1; setp.gt.u32 hangs, tries, 67108864; @hangs trap; bra again; end: }" ::"r"(shared_address(barrier)),
       "r"(parity)
       : "memory");
-#endif
 }
 
 // What this thread wrote to shared memory can be seen by the units that read it on their own.

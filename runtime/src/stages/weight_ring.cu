@@ -198,8 +198,8 @@ struct Runs {
 // copier waits for entries that it brought itself: others might have gone round the ring since, and a barrier tells only every
 // second of its phases from those between.
 constexpr u32 most_while_waiting = copiers;
-constexpr u32 most_under_way = 2 * copiers;
-static_assert(ring_slots % copiers == 0 && ring_slots >= most_under_way, "a slot is one copier's");
+constexpr u32 most_under_way = ring_slots < 2 * copiers ? ring_slots : 2 * copiers;
+static_assert(ring_slots % copiers == 0 && ring_slots > 0, "a slot is one copier's");
 
 // By one warp: begins to copy an entry of a segment to its place.
 __device__ inline void bring_entry(const Segment& segment, int number) {

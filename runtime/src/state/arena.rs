@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use bytemuck::allocation::try_zeroed_vec;
 use bytemuck::{Pod, Zeroable};
 
 use super::plan::StatePlan;
+use crate::error::{Error, Result};
 
 /// A cache line; the arena is made of them so that every slot is aligned to 64 bytes.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -20,15 +22,29 @@ pub struct Arena {
 
 impl Arena {
     /// Allocates and touches the whole state; all zeros, which is the empty state.
-    pub fn new(plan: Arc<StatePlan>) -> Self {
-        let mut arena = Arena {
-            lines: vec![Line::zeroed(); plan.bytes / size_of::<Line>()],
-            plan,
-        };
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if the system refuses the memory.
+    pub fn new(plan: Arc<StatePlan>) -> Result<Self> {
+        let lines = try_zeroed_vec(plan.bytes / size_of::<Line>()).map_err(|()| {
+            let what = format!("a state of {} bytes", plan.bytes);
+            Error::memory(what, "choose a smaller context")
+        })?;
+        let mut arena = Arena { lines, plan };
         // The allocator may hand out untouched zero pages: writing makes the memory resident now rather than
         // while tokens are read.
         arena.reset();
-        arena
+        Ok(arena)
+    }
+
+    /// A copy.
+    ///
+    /// # Errors
+    /// As for [`Arena::new`].
+    pub fn try_clone(&self) -> Result<Self> {
+        let mut copy = Arena::new(Arc::clone(&self.plan))?;
+        copy.copy_from(self);
+        Ok(copy)
     }
 
     /// The layout.

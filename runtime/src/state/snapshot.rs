@@ -132,7 +132,7 @@ impl Snapshot {
         let mut arena = Arena::new(Arc::new(StatePlan {
             slots,
             bytes: length as usize,
-        }));
+        }))?;
         input.read_exact(arena.bytes_mut()).map_err(cut)?;
         let length = next(&mut input)?;
         if length > LARGEST.min(size) {

@@ -1,15 +1,15 @@
 //! Text in and out of the model: tokens, byte-safe streaming, stop strings, chat templates, turns.
 
 mod date;
+mod jinja;
 mod stop;
 mod stream;
 mod template;
-mod token_bytes;
 mod tokenizer;
 mod turns;
 
 pub use stop::{Step, StopStrings};
 pub use stream::TextStream;
-pub use template::{ChatTemplate, Message, Role};
+pub use template::{ChatTemplate, Message, Role, TemplateOptions};
 pub use tokenizer::{Piece, Tokenizer};
 pub use turns::Turns;

@@ -1,6 +1,7 @@
+use super::jinja::{Failure, Template};
 use crate::error::{Error, Result};
-use minijinja::{Environment, ErrorKind, Value, context, syntax::SyntaxConfig};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 /// Who speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -44,37 +45,31 @@ impl Message {
     }
 }
 
+/// What a rendering is given besides the messages.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TemplateOptions {
+    /// Whether the model is to think before it answers; none leaves it to the template.
+    pub thinking: Option<bool>,
+    /// Functions that the model may call, as JSON schemas.
+    pub tools: Vec<Value>,
+}
+
 /// A model's chat template: Jinja with the settings, globals and Python methods that transformers
-/// gives it.
+/// gives it. It comes from a stranger: what it may do, and for how long, is bounded.
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    template: Template,
     bos: String,
     eos: String,
 }
 
-const NAME: &str = "chat_template";
-
 impl ChatTemplate {
-    /// Compiles `source`; `bos` and `eos` are what it calls `bos_token` and `eos_token`.
+    /// Parses `source`; `bos` and `eos` are what it calls `bos_token` and `eos_token`.
     ///
     /// # Errors
     /// [`Error::Template`] with the place of a syntax error.
     pub fn new(source: &str, bos: &str, eos: &str) -> Result<Self> {
-        let mut environment = Environment::new();
-        let syntax = SyntaxConfig::builder()
-            .trim_blocks(true)
-            .lstrip_blocks(true)
-            .build();
-        environment.set_syntax(syntax.map_err(error)?);
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function("raise_exception", raise_exception);
-        environment.add_function("strftime_now", |format: String| super::date::now(&format));
-        environment
-            .add_template_owned(NAME, source.to_string())
-            .map_err(error)?;
         Ok(Self {
-            environment,
+            template: Template::new(source).map_err(error)?,
             bos: bos.into(),
             eos: eos.into(),
         })
@@ -85,35 +80,49 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// [`Error::Template`] if the template refuses the conversation (many want user and assistant
-    /// to alternate, some know no system message) or fails.
+    /// to alternate, some know no system message), fails, or does more than a template may.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        let messages = messages.iter().map(|message| {
-            Value::from_pairs([
-                ("role", Value::from(message.role.name())),
-                ("content", Value::from(&message.content)),
-            ])
-        });
-        let template = self.environment.get_template(NAME).map_err(error)?;
-        let context = context! {
-            messages => messages.collect::<Vec<Value>>(),
-            add_generation_prompt,
-            bos_token => &self.bos,
-            eos_token => &self.eos,
-            // As transformers passes them: defined, and none.
-            tools => (),
-            documents => (),
+        self.render_with(messages, add_generation_prompt, &TemplateOptions::default())
+    }
+
+    /// As [`render`](Self::render), with tools and a thinking switch.
+    ///
+    /// # Errors
+    /// As [`render`](Self::render).
+    pub fn render_with(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+        options: &TemplateOptions,
+    ) -> Result<String> {
+        let message =
+            |message: &Message| json!({ "role": message.role.name(), "content": message.content });
+        let tools = match options.tools.is_empty() {
+            // As transformers passes it: defined, and none.
+            true => Value::Null,
+            false => Value::Array(options.tools.clone()),
         };
-        template.render(context).map_err(error)
+        let mut variables = vec![
+            (
+                "messages",
+                Value::Array(messages.iter().map(message).collect()),
+            ),
+            ("add_generation_prompt", json!(add_generation_prompt)),
+            ("bos_token", json!(self.bos)),
+            ("eos_token", json!(self.eos)),
+            ("tools", tools),
+            ("documents", Value::Null),
+        ];
+        if let Some(thinking) = options.thinking {
+            variables.push(("enable_thinking", json!(thinking)));
+            variables.push(("thinking", json!(thinking)));
+        }
+        self.template.render(&variables).map_err(error)
     }
 }
 
-/// How a template refuses a conversation.
-fn raise_exception(message: String) -> std::result::Result<Value, minijinja::Error> {
-    Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
-}
-
-fn error(error: minijinja::Error) -> Error {
+fn error(failure: Failure) -> Error {
     Error::Template {
-        reason: error.to_string(),
+        reason: failure.to_string(),
     }
 }

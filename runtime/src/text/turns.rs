@@ -1,4 +1,4 @@
-use super::{ChatTemplate, Message, Piece, Role, Tokenizer};
+use super::{ChatTemplate, Message, Piece, Role, TemplateOptions, Tokenizer};
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
@@ -23,15 +23,21 @@ use std::sync::Arc;
 pub struct Turns {
     template: Arc<ChatTemplate>,
     tokenizer: Arc<Tokenizer>,
+    options: TemplateOptions,
     /// What the template puts between an answer and its end-of-turn token, and this token; empty
     /// if no special token closes an answer.
     end: Vec<u32>,
+    /// Whether the template leaves out the thought of an answer once another message follows.
+    drops_thoughts: bool,
     messages: Vec<Message>,
 }
 
 // Noncharacters of Unicode: no text meant for exchange holds them.
 const OPEN: char = '\u{fdd0}';
 const CLOSE: char = '\u{fdd1}';
+/// What models put around their thoughts.
+const THOUGHT: &str = "<think>";
+const THOUGHT_END: &str = "</think>";
 /// White space around a placeholder, unlike any in a template: where it is gone from the
 /// rendering, the template trims the content.
 const PAD: char = '\u{205f}';
@@ -44,12 +50,27 @@ impl Turns {
     /// [`Error::Template`] if the template fails, leaves out a message, or closes an answer in
     /// another way when a message follows it.
     pub fn new(template: Arc<ChatTemplate>, tokenizer: Arc<Tokenizer>) -> Result<Self> {
+        Self::with_options(template, tokenizer, TemplateOptions::default())
+    }
+
+    /// As [`new`](Self::new), with tools and a thinking switch.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_options(
+        template: Arc<ChatTemplate>,
+        tokenizer: Arc<Tokenizer>,
+        options: TemplateOptions,
+    ) -> Result<Self> {
         let mut turns = Self {
             template,
             tokenizer,
+            options,
             end: Vec::new(),
+            drops_thoughts: false,
             messages: Vec::new(),
         };
+        turns.drops_thoughts = turns.rehearse_thought();
         turns.user("question")?;
         turns.messages.push(Message::new(Role::Assistant, "answer"));
         let mut end = turns.tokens_after_answer(false)?;
@@ -61,6 +82,121 @@ impl Turns {
         turns.user("question")?;
         turns.clear();
         Ok(turns)
+    }
+
+    /// What the template is given besides the messages.
+    pub fn options(&self) -> &TemplateOptions {
+        &self.options
+    }
+
+    /// Changes what the template is given from the next turn on. On an error nothing has changed.
+    ///
+    /// # Errors
+    /// [`Error::Template`] if the template cannot work with it.
+    pub fn set_options(&mut self, options: TemplateOptions) -> Result<()> {
+        let (template, tokenizer) = (Arc::clone(&self.template), Arc::clone(&self.tokenizer));
+        let mut turns = Self::with_options(template, tokenizer, options)?;
+        turns.messages = std::mem::take(&mut self.messages);
+        *self = turns;
+        Ok(())
+    }
+
+    /// Whether the template leaves out the thought of an answer once another message follows.
+    fn rehearse_thought(&self) -> bool {
+        let answer = format!("{THOUGHT}thought{THOUGHT_END}\n\nanswer");
+        let messages = [
+            Message::new(Role::User, "question"),
+            Message::new(Role::Assistant, answer),
+            Message::new(Role::User, "question"),
+        ];
+        let rendered = self.template.render_with(&messages, true, &self.options);
+        rendered.is_ok_and(|text| text.contains("answer") && !text.contains("thought"))
+    }
+
+    /// What the template puts before the answer to the last message: the tokens with which the tokens of
+    /// [`user`](Self::user) end. None if the template keeps thoughts, or if nothing separates the two.
+    ///
+    /// # Errors
+    /// As [`user`](Self::user).
+    pub fn answer_prefix(&self) -> Result<Option<Vec<u32>>> {
+        if !self.drops_thoughts {
+            return Ok(None);
+        }
+        let placeholders = placeholders(&self.messages);
+        let render = |prompt| {
+            self.template
+                .render_with(&placeholders, prompt, &self.options)
+        };
+        let (with, without) = (render(true)?, render(false)?);
+        let prefix = with
+            .strip_prefix(without.as_str())
+            .filter(|prefix| !prefix.is_empty());
+        let Some(prefix) = prefix else {
+            return Ok(None);
+        };
+        let tokens = self.tokenizer.encode_with_special(prefix)?;
+        let separate = tokens
+            .first()
+            .is_some_and(|&token| self.tokenizer.is_special(token));
+        Ok(separate.then_some(tokens))
+    }
+
+    /// The tokens of the last answer without its thought, from behind the user's message to the answer's end: what the
+    /// template makes of it once another message follows. None if there is no thought, or the template keeps it.
+    ///
+    /// # Errors
+    /// As [`user`](Self::user).
+    pub fn answer_without_thought(&self) -> Result<Option<Vec<u32>>> {
+        let Some((answer, question)) = self.messages.split_last() else {
+            return Ok(None);
+        };
+        let thought = answer.content.rsplit_once(THOUGHT_END);
+        let (Some((_, content)), true) = (
+            thought,
+            self.drops_thoughts && answer.role == Role::Assistant,
+        ) else {
+            return Ok(None);
+        };
+        let mut messages = self.messages.clone();
+        let content = content.trim_start_matches('\n');
+        messages[question.len()].content = content.into();
+        messages.push(Message::new(Role::User, "question"));
+        let asked = self
+            .template
+            .render_with(&placeholders(question), false, &self.options)?;
+        let answered = self
+            .template
+            .render_with(&placeholders(&messages), false, &self.options)?;
+        let (asked, answered) = (parts(&asked, question)?, parts(&answered, &messages)?);
+        // What stands between the user's message and the answer, without what the session has read of it.
+        let read = asked.last().map(|part| part.piece);
+        let at = answered
+            .iter()
+            .position(|part| part.message == Some(question.len()));
+        let Some((Piece::Template(read), at)) = read.zip(at.filter(|&at| at > 0)) else {
+            return Ok(None);
+        };
+        let Piece::Template(between) = answered[at - 1].piece else {
+            return Ok(None);
+        };
+        let Some(header) = between.strip_prefix(read) else {
+            return Ok(None);
+        };
+        let pieces = [Piece::Template(header), answered[at].piece];
+        let mut tokens = self.tokenizer.encode_pieces(&pieces, false)?;
+        tokens.extend(&self.end);
+        Ok(Some(tokens))
+    }
+
+    /// Whether the template begins an answer inside of a thought, so that only its end is generated.
+    ///
+    /// # Errors
+    /// [`Error::Template`] if the template fails.
+    pub fn opens_thought(&self) -> Result<bool> {
+        let question = [Message::new(Role::User, "question")];
+        let rendered = self.template.render_with(&question, true, &self.options)?;
+        let last = |tag| rendered.rfind(tag);
+        Ok(last(THOUGHT) > last(THOUGHT_END))
     }
 
     /// Sets the system message, which the first turn feeds; an empty text removes it.
@@ -201,7 +337,9 @@ impl Turns {
     /// # Errors
     /// [`Error::Template`] if the template refuses the messages, [`Error::Tokenizer`] if a text cannot be encoded.
     pub fn transcript(&self, messages: &[Message]) -> Result<Vec<u32>> {
-        let rendered = self.template.render(&placeholders(messages), false)?;
+        let rendered = self
+            .template
+            .render_with(&placeholders(messages), false, &self.options)?;
         let parts = parts(&rendered, messages)?;
         let pieces: Vec<Piece> = parts.iter().map(|part| part.piece).collect();
         self.tokenizer.encode_pieces(&pieces, true)
@@ -215,7 +353,9 @@ impl Turns {
     /// Encodes what the template renders after the last answer, or all if there is none yet.
     fn tokens_after_answer(&self, add_generation_prompt: bool) -> Result<Vec<u32>> {
         let placeholders = placeholders(&self.messages);
-        let rendered = self.template.render(&placeholders, add_generation_prompt)?;
+        let rendered =
+            self.template
+                .render_with(&placeholders, add_generation_prompt, &self.options)?;
         let parts = parts(&rendered, &self.messages)?;
         let find = |message: usize| parts.iter().rposition(|part| part.message == Some(message));
 

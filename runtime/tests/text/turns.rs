@@ -215,6 +215,55 @@ fn undo_and_restore_continue_alike() {
 }
 
 #[test]
+fn a_thinking_switch_reaches_the_template_and_keeps_the_conversation() {
+    let (mut turns, tokenizer) = turns("qwen3");
+    let prompt = |turns: &mut Turns| spell(&tokenizer, &turns.user("Hi").unwrap());
+    let undecided = prompt(&mut turns);
+    turns.assistant_done("Yes", true).unwrap();
+    let set = |turns: &mut Turns, thinking| {
+        let options = waterline::text::TemplateOptions {
+            thinking,
+            ..Default::default()
+        };
+        turns.set_options(options).unwrap();
+    };
+    set(&mut turns, Some(false));
+    assert_eq!(turns.messages().len(), 2);
+    let off = prompt(&mut turns);
+    assert!(off.ends_with("<think>\n\n</think>\n\n"), "{off}");
+    assert!(!undecided.contains("<think>") && !turns.opens_thought().unwrap());
+    turns.pop_turn();
+    set(&mut turns, Some(true));
+    assert!(!prompt(&mut turns).contains("<think>"));
+
+    let opening = "{% for m in messages %}{{ m.role }}:{{ m.content }}<|im_end|>{% endfor %}\
+        {% if add_generation_prompt %}{{ '<think>' if enable_thinking else '' }}{% endif %}";
+    let mut turns = from_source(opening).unwrap();
+    assert!(!turns.opens_thought().unwrap());
+    set(&mut turns, Some(true));
+    assert!(turns.opens_thought().unwrap());
+}
+
+#[test]
+fn tools_reach_the_template() {
+    let source = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}";
+    let mut turns = from_source(source).unwrap();
+    let tools = vec![json!({"type": "function", "function": {"name": "now"}})];
+    turns
+        .set_options(waterline::text::TemplateOptions {
+            tools,
+            ..Default::default()
+        })
+        .unwrap();
+    let tokens = turns.user("Hi").unwrap();
+    let text = spell(&tokenizer_with(&SPECIALS), &tokens);
+    assert!(
+        text.starts_with(r#"[{"type": "function", "function": {"name": "now"}}]Hi"#),
+        "{text}"
+    );
+}
+
+#[test]
 fn templates_that_cannot_work_are_refused_at_once() {
     let refused = |source: &str, reason: &str| {
         let error = from_source(source).err().unwrap();

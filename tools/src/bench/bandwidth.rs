@@ -3,8 +3,11 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use waterline::Pool;
+use waterline::{Pool, Result};
 use waterline_quant::plain_read;
+
+/// Parts of the buffer that each thread reads: as many as keep the threads in step.
+const PIECES: usize = 8;
 
 /// A buffer that no cache holds, and the threads that read it.
 pub struct Bandwidth {
@@ -16,14 +19,14 @@ pub struct Bandwidth {
 
 impl Bandwidth {
     /// A buffer of four times the last cache.
-    pub fn new(threads: usize, cache_bytes: Option<u64>) -> Self {
+    pub fn new(threads: usize, cache_bytes: Option<u64>) -> Result<Self> {
         let size = (4 * cache_bytes.unwrap_or(32 << 20)).clamp(64 << 20, 2 << 30);
-        Bandwidth {
-            pool: Pool::new(threads),
+        Ok(Bandwidth {
+            pool: Pool::new(threads)?,
             // Not zeros: pages that were never written may all be the same one.
             buffer: vec![1; size as usize],
             passes: Vec::new(),
-        }
+        })
     }
 
     /// Bytes of the buffer.
@@ -33,13 +36,13 @@ impl Bandwidth {
 
     /// Reads the buffer once.
     pub fn pass(&mut self) {
-        let share = self.buffer.len() / self.pool.threads();
+        let pieces = self.pool.threads() * PIECES;
+        let share = self.buffer.len() / pieces;
         let start = Instant::now();
-        self.pool.run(&|worker| {
-            black_box(plain_read(&self.buffer[worker * share..][..share]));
+        self.pool.each(pieces, |_, index| {
+            black_box(plain_read(&self.buffer[index * share..][..share]));
         });
-        let read = share * self.pool.threads();
-        let speed = read as f64 / start.elapsed().as_secs_f64();
+        let speed = (share * pieces) as f64 / start.elapsed().as_secs_f64();
         self.passes.push(speed);
     }
 }

@@ -2,86 +2,180 @@
 
 use std::path::Path;
 
-use super::report::Report;
+use super::overview::columns;
+use super::page::figures;
+use super::report::{Depth, Report};
+use super::statistics::ratio;
 use crate::error::{Error, Result};
+use crate::page;
+use crate::units::{bytes, rounded};
 
-/// The table for `--compare A B`.
-pub fn compare(a: &Path, b: &Path) -> Result<String> {
-    Ok(table([&read(a)?, &read(b)?]))
+/// Two results.
+pub struct Comparison {
+    reports: [Report; 2],
 }
+
+/// What is said below the table.
+const EXPLANATION: &str = "In brackets: where the change lies in 95 of 100 repetitions, from the times of the tokens (a bootstrap of blocks of 16); \
+    for the prompt, the extremes of its passes. A bracket without 0 is a difference that noise within a run does not explain.";
 
 fn read(path: &Path) -> Result<Report> {
     let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
     let report: Report = serde_json::from_slice(&text).map_err(|e| {
-        let reason = format!("this is not a result that bench --json has written: {e}");
+        let reason = format!("this is not a result of one run that bench --json has written: {e}");
         Error::input(path, reason)
     })?;
-    if report.depths.is_empty() {
-        return Err(Error::input(
-            path,
-            "depths: found none, expected one or more",
-        ));
+    let timed = |depth: &Depth| !depth.samples_us.is_empty();
+    if report.depths.is_empty() || !report.depths.iter().all(timed) {
+        let reason = "depths: found none or one without times, expected one or more";
+        return Err(Error::input(path, reason));
     }
     Ok(report)
 }
 
-fn table(reports: [&Report; 2]) -> String {
-    let [a, b] = reports;
-    let mut lines = Vec::new();
-    for (name, report) in ["A", "B"].iter().zip(reports) {
-        let [model, machine] = report.titles();
-        lines.extend([format!("{name}  {model}"), format!("   {machine}")]);
+impl Comparison {
+    /// The results in two files.
+    pub fn read(a: &Path, b: &Path) -> Result<Self> {
+        Ok(Comparison {
+            reports: [read(a)?, read(b)?],
+        })
     }
-    lines.push(String::new());
-    lines.push(format!(
-        "{:<24} {:>14} {:>14} {:>9}",
-        "", "A", "B", "B to A"
-    ));
-    let mut line = |name: &str, a: f64, b: f64, decimals: usize| {
-        let change = match (a, b) {
-            _ if a == b => "same".into(),
-            (0.0, _) => String::new(),
-            _ => format!("{:+.1} %", 100.0 * (b / a - 1.0)),
+
+    /// What the two are, in a line or two each.
+    fn titles(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for (name, report) in ["A", "B"].iter().zip(&self.reports) {
+            let [model, machine] = report.titles();
+            let from = &report.provenance;
+            lines.push(format!("{name}  {model}"));
+            lines.push(format!("   {machine}"));
+            if !from.commit.is_empty() {
+                lines.push(format!(
+                    "   commit {}, {}, {}",
+                    from.commit, from.date, from.format
+                ));
+            }
+            lines.extend(from.warning().map(|warning| format!("   {warning}")));
+        }
+        lines
+    }
+
+    /// A head, and a line for each number.
+    fn rows(&self) -> Vec<Vec<String>> {
+        let [a, b] = &self.reports;
+        let mut rows = vec![["", "A", "B", "B to A", "95 %"].map(String::from).to_vec()];
+        let mut row = |name: String, [x, y]: [f64; 2], interval: Option<[f64; 2]>| {
+            let percent = |ratio: f64| format!("{:+.1} %", 100.0 * (ratio - 1.0));
+            let change = match (x, y) {
+                _ if x == y => "same".into(),
+                (0.0, _) => String::new(),
+                _ => percent(y / x),
+            };
+            let interval = interval.map_or(String::new(), |[low, high]| {
+                format!("[{}, {}]", percent(low), percent(high))
+            });
+            rows.push(vec![name, rounded(x), rounded(y), change, interval]);
         };
-        lines.push(format!(
-            "{name:<24} {a:>14.decimals$} {b:>14.decimals$} {change:>9}"
-        ));
-    };
-    type Number = (&'static str, fn(&Report) -> f64, usize);
-    let numbers: [Number; 9] = [
-        ("load ms", |r| r.load_ms, 1),
-        ("time to first token ms", |r| r.time_to_first_token_ms, 1),
-        ("prefill tokens/s", |r| r.prefill_tokens_per_s, 1),
-        ("decode tokens/s", |r| r.decode_tokens_per_s, 1),
-        ("bytes per token", |r| r.bytes_per_token as f64, 0),
-        ("share of bandwidth %", |r| 100.0 * r.bandwidth_share, 1),
-        ("allocations per token", |r| r.allocations_per_token, 3),
-        (
-            "most memory bytes",
-            |r| r.peak_rss_bytes.unwrap_or(0) as f64,
-            0,
-        ),
-        ("device memory bytes", |r| r.device_bytes as f64, 0),
-    ];
-    for (name, number, decimals) in numbers {
-        line(name, number(a), number(b), decimals);
-    }
-    for depth in &a.depths {
-        let same = |other: &&super::report::Depth| other.position == depth.position;
-        if let Some(other) = b.depths.iter().find(same) {
+        row("load ms".into(), [a.load_ms, b.load_ms], None);
+        let extremes = |of: fn(&Report) -> &[f64]| {
+            let ends = |values: &[f64]| {
+                let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+                [low, values.iter().copied().fold(0.0, f64::max)]
+            };
+            let ([a_low, a_high], [b_low, b_high]) = (ends(of(a)), ends(of(b)));
+            let some = a_high > 0.0 && b_high > 0.0;
+            some.then_some([b_low / a_high, b_high / a_low])
+        };
+        let first = [a.time_to_first_token_ms, b.time_to_first_token_ms];
+        row(
+            "time to first token ms".into(),
+            first,
+            extremes(|r| &r.first_token_samples_s),
+        );
+        let prefill = [a.prefill_tokens_per_s, b.prefill_tokens_per_s];
+        let of_times = extremes(|r| &r.prefill_samples_s);
+        let inverse = |[low, high]: [f64; 2]| [1.0 / high, 1.0 / low];
+        row("prefill tokens/s".into(), prefill, of_times.map(inverse));
+        let decode = [a.decode_tokens_per_s, b.decode_tokens_per_s];
+        let (_, of_times) = ratio(&a.samples_us(), &b.samples_us());
+        row("decode tokens/s".into(), decode, Some(inverse(of_times)));
+        for depth in &a.depths {
+            let same = |other: &&Depth| other.position == depth.position;
+            let Some(other) = b.depths.iter().find(same) else {
+                continue;
+            };
             let at = |what: &str| format!("{what} us at {}", depth.position);
-            line(&at("p50"), depth.p50_us, other.p50_us, 1);
-            line(&at("p99"), depth.p99_us, other.p99_us, 1);
+            let (_, interval) = ratio(&depth.samples_us, &other.samples_us);
+            row(at("p50"), [depth.p50_us, other.p50_us], Some(interval));
+            row(at("p99"), [depth.p99_us, other.p99_us], None);
+        }
+        let share = [a, b].map(|r| 100.0 * r.bandwidth_share);
+        row("share of bandwidth %".into(), share, None);
+        let allocations = [a, b].map(|r| r.allocations_per_token);
+        row("allocations per token".into(), allocations, None);
+        if let (Some(x), Some(y)) = (a.joules_per_token, b.joules_per_token) {
+            row("J per token".into(), [x, y], None);
+        }
+        type Size = (&'static str, fn(&Report) -> u64);
+        let sizes: [Size; 3] = [
+            ("bytes per token", |r| r.bytes_per_token),
+            ("most memory", |r| r.peak_rss_bytes.unwrap_or(0)),
+            ("device memory", |r| r.device_bytes),
+        ];
+        for (name, size) in sizes {
+            let (x, y) = (size(a), size(b));
+            let change = match x {
+                _ if x == y => "same".into(),
+                0 => String::new(),
+                _ => format!("{:+.1} %", 100.0 * (y as f64 / x as f64 - 1.0)),
+            };
+            let [x, y] = [x, y].map(|n| bytes(n as usize));
+            rows.push(vec![name.into(), x, y, change, String::new()]);
+        }
+        rows
+    }
+
+    /// Whether the two gave the same tokens and logits.
+    fn verdict(&self) -> String {
+        let [a, b] = &self.reports;
+        let plan = |report: &Report| {
+            let depths = report.depths.iter().map(|depth| depth.position);
+            (report.prompt, report.r#gen, depths.collect::<Vec<_>>())
+        };
+        match (a.hash == b.hash, plan(a) == plan(b)) {
+            (true, _) => format!("same tokens and logits, bit for bit ({})", a.hash),
+            (false, true) => format!("other tokens or logits ({} and {})", a.hash, b.hash),
+            (false, false) => "other prompts or depths, so the hashes cannot be compared".into(),
         }
     }
-    let plan = |report: &Report| {
-        let depths = report.depths.iter().map(|depth| depth.position);
-        (report.prompt, report.r#gen, depths.collect::<Vec<_>>())
-    };
-    lines.push(match (a.hash == b.hash, plan(a) == plan(b)) {
-        (true, _) => format!("same tokens and logits, bit for bit ({})", a.hash),
-        (false, true) => format!("other tokens or logits ({} and {})", a.hash, b.hash),
-        (false, false) => "other prompts or depths, so the hashes cannot be compared".into(),
-    });
-    lines.join("\n") + "\n"
+
+    /// The table for a terminal.
+    pub fn to_text(&self) -> String {
+        format!(
+            "{}\n\n{}\n{}\n{EXPLANATION}\n",
+            self.titles().join("\n"),
+            columns(&self.rows()),
+            self.verdict()
+        )
+    }
+
+    /// A page with both results in each plot; or the plots alone.
+    pub fn to_html(&self, picture: bool) -> String {
+        let named = ["A", "B"].into_iter().zip(&self.reports);
+        let labels: Vec<String> = named
+            .map(|(name, report)| format!("{name}: {}", report.model.title()))
+            .collect();
+        let figures = figures(&self.reports, &labels);
+        if picture {
+            return page::picture(&figures);
+        }
+        let mut lines = self.titles();
+        lines.extend([self.verdict(), EXPLANATION.into()]);
+        let [a, b] = self
+            .reports
+            .each_ref()
+            .map(|report| report.provenance.facts());
+        let facts: Vec<(&str, String)> = a.into_iter().chain(b).collect();
+        page::page("Two results", &lines, &figures, &self.rows(), &facts)
+    }
 }

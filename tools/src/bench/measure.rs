@@ -6,6 +6,7 @@ use indicatif::ProgressBar;
 use waterline::{Session, Snapshot};
 
 use super::bandwidth::Bandwidth;
+use super::energy::Energy;
 use super::statistics::Hash;
 use crate::allocations;
 use crate::error::Result;
@@ -89,6 +90,8 @@ pub struct Measured {
     pub allocations: u64,
     /// Tokens that were read or generated while allocations were counted.
     pub counted_tokens: u64,
+    /// Joules of the processor for each timed token, where it counts them.
+    pub joules_per_token: Option<f64>,
     /// Hash of the generated tokens and the logits.
     pub hash: String,
     /// Whether the depths took turns.
@@ -115,6 +118,9 @@ struct Run<'a> {
     memory: Vec<(u64, u64)>,
     allocations: u64,
     counted_tokens: u64,
+    energy: Option<Energy>,
+    joules: f64,
+    timed_tokens: u64,
 }
 
 /// Measures a new session.
@@ -134,13 +140,16 @@ pub fn measure(session: &mut Session, plan: &Plan, cache_bytes: Option<u64>) -> 
     let mut depths: Vec<Timed> = plan.depths.iter().map(timed).collect();
     let peak_before = machine::peak_resident_bytes();
     let mut run = Run {
-        bandwidth: Bandwidth::new(session.threads(), cache_bytes),
+        bandwidth: Bandwidth::new(session.threads(), cache_bytes)?,
         random: SplitMix64(SEED),
         bar: progress::bar(plan.cost()),
         hash: Hash::new(),
         memory: Vec::with_capacity(1 << 10),
         allocations: 0,
         counted_tokens: 0,
+        energy: Energy::new(),
+        joules: 0.0,
+        timed_tokens: 0,
         session,
     };
 
@@ -179,6 +188,10 @@ pub fn measure(session: &mut Session, plan: &Plan, cache_bytes: Option<u64>) -> 
         read_bytes_per_s: run.bandwidth.passes,
         allocations: run.allocations,
         counted_tokens: run.counted_tokens,
+        joules_per_token: run
+            .energy
+            .as_ref()
+            .map(|_| run.joules / run.timed_tokens.max(1) as f64),
         hash: run.hash.digits(),
         interleaved,
     })
@@ -236,12 +249,16 @@ impl Run<'_> {
                 self.step()?;
             }
         }
+        // What was used before the first timed token does not count.
+        let _ = self.energy.as_mut().map(Energy::joules);
         for _ in 0..tokens {
             let start = Instant::now();
             self.step()?;
             let nanoseconds = start.elapsed().as_nanos();
             timed.samples_us.push(nanoseconds as f64 / 1e3);
         }
+        self.joules += self.energy.as_mut().map_or(0.0, Energy::joules);
+        self.timed_tokens += tokens as u64;
         self.bar.inc((STEP_COST * (tokens + UNTIMED)) as u64);
         self.bar.set_message("timing");
         Ok(())

@@ -2,29 +2,36 @@
 
 mod bandwidth;
 mod compare;
+mod energy;
 mod measure;
+mod overview;
 mod page;
 mod phases;
+mod provenance;
 mod report;
 mod statistics;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use clap::builder::RangedU64ValueParser;
-use waterline::SamplerParams;
+use waterline::{Canceller, SamplerParams};
 
-use crate::builtin::open_model;
+use crate::builtin::{open_checkpoint, open_model};
 use crate::error::{Error, Result};
 use crate::interrupt::on_interrupt;
-use crate::machine::Machine;
+use crate::machine::{self, Machine};
 use crate::page::is_picture;
 use crate::session::SessionArgs;
+use crate::text::shown;
+use crate::units::parse_count;
 use crate::write_model::check_output;
 use measure::Plan;
-use report::Report;
+use provenance::{Others, Provenance};
+pub use report::transformer_bytes_per_token;
+use report::{Measurement, Report};
 
 /// Measure latency, speed and memory.
 ///
@@ -35,26 +42,30 @@ use report::Report;
 /// that is not timed. Between the turns as many threads read a buffer of four times the last cache, and nothing else: the
 /// median of these passes is the bandwidth that the bytes per token are compared with. Resident memory is that of the
 /// process without this buffer. Percentiles are nearest ranks; jitter is the mean difference of successive times.
+///
+/// Several models (in several number formats, for instance) or several numbers of --threads are measured one after the
+/// other; the plots lie over each other.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A GGUF file or a Hugging Face directory.
-    model: Option<PathBuf>,
+    /// GGUF files or Hugging Face directories.
+    #[arg(value_name = "MODEL")]
+    models: Vec<PathBuf>,
     /// Tokens of the prompt.
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = count())]
+    #[arg(long, value_name = "N", default_value = "512", value_parser = count)]
     prompt: usize,
     /// Tokens to generate at each depth.
-    #[arg(long = "gen", value_name = "N", default_value_t = 256, value_parser = count())]
+    #[arg(long = "gen", value_name = "N", default_value = "256", value_parser = count)]
     generate: usize,
-    /// Positions at which to generate, by commas; every token before them is read.
-    #[arg(long, value_name = "LIST", default_value = "0,1024,4096", value_delimiter = ',', value_parser = RangedU64ValueParser::<usize>::new().range(..=1 << 40))]
+    /// Positions at which to generate, by commas, such as 0,1k,1m; every token before them is read.
+    #[arg(long, value_name = "LIST", default_value = "0,1024,4096", value_delimiter = ',', value_parser = depth)]
     depth: Vec<usize>,
     /// Tell where the time of a step goes on a GPU, behind the table.
     #[arg(long)]
     phases: bool,
     #[command(flatten)]
     outputs: Outputs,
-    /// Compare two results that --json has written, and measure nothing.
-    #[arg(long, num_args = 2, value_names = ["A.json", "B.json"], conflicts_with_all = ["model", "json", "csv", "md", "html"])]
+    /// Compare two results that --json has written, and measure nothing. --html makes a page of it.
+    #[arg(long, num_args = 2, value_names = ["A.json", "B.json"], conflicts_with_all = ["models", "json", "csv", "md"])]
     compare: Option<Vec<PathBuf>>,
     #[command(flatten)]
     session: SessionArgs,
@@ -77,19 +88,55 @@ struct Outputs {
     html: Option<PathBuf>,
 }
 
-fn count() -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(1..=1 << 30)
+fn count(text: &str) -> Result<usize, String> {
+    let count = parse_count(text)?;
+    match (1..=1 << 30).contains(&count) {
+        true => Ok(count),
+        false => Err(format!("{text}: expected 1 to {}", 1 << 30)),
+    }
+}
+
+fn depth(text: &str) -> Result<usize, String> {
+    let depth = parse_count(text)?;
+    match depth <= 1 << 40 {
+        true => Ok(depth),
+        false => Err(format!("{text}: expected at most {}", 1u64 << 40)),
+    }
 }
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    if let Some([a, b]) = args.compare.as_deref() {
-        print(&compare::compare(a, b)?)?;
-        return Ok(ExitCode::SUCCESS);
-    }
     args.outputs.check()?;
-    let (report, phases) = measure(args)?;
-    args.outputs.write(&report)?;
+    if let Some([a, b]) = args.compare.as_deref() {
+        let comparison = compare::Comparison::read(a, b)?;
+        return match &args.outputs.html {
+            Some(path) => args
+                .outputs
+                .put(path, &comparison.to_html(is_picture(path))),
+            None => print(&comparison.to_text()),
+        }
+        .map(|()| ExitCode::SUCCESS);
+    }
+    let mut models: Vec<Option<&Path>> = args
+        .models
+        .iter()
+        .map(|path| Some(path.as_path()))
+        .collect();
+    if models.is_empty() {
+        models.push(None);
+    }
+    let mut reports = Vec::new();
+    let mut phases = None;
+    let interrupt = Interrupts::watch()?;
+    for path in models {
+        for &threads in args.session.thread_counts() {
+            let session = args.session.with_threads(threads);
+            let (report, table) = measure(args, path, &session, &interrupt)?;
+            reports.push(report);
+            phases = table;
+        }
+    }
+    args.outputs.write(&reports)?;
     if args.phases {
         let none = "a step has no phases here: it runs on the CPU, or as a recorded graph\n";
         print(phases.as_deref().unwrap_or(none))?;
@@ -97,12 +144,39 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Ctrl-C for one session after the other.
+struct Interrupts(Arc<Mutex<Option<Canceller>>>);
+
+impl Interrupts {
+    fn watch() -> Result<Self> {
+        let current: Arc<Mutex<Option<Canceller>>> = Arc::default();
+        let seen = Arc::clone(&current);
+        on_interrupt(move || {
+            if let Ok(Some(canceller)) = seen.lock().as_deref() {
+                canceller.cancel();
+            }
+        })?;
+        Ok(Interrupts(current))
+    }
+
+    /// From now on Ctrl-C stops this session.
+    fn stops(&self, canceller: Canceller) {
+        if let Ok(mut current) = self.0.lock() {
+            *current = Some(canceller);
+        }
+    }
+}
+
 /// Bytes of a device's memory that are read to measure its bandwidth: many times its caches.
 const DEVICE_BUFFER: usize = 1 << 30;
 
-/// The report, and the table of phases if it is wanted.
-fn measure(args: &Args) -> Result<(Report, Option<String>)> {
-    let device = args.session.device();
+/// The report of the model at `path`, and the table of phases if it is wanted.
+fn measure(
+    args: &Args,
+    path: Option<&Path>,
+    session: &SessionArgs,
+    interrupts: &Interrupts,
+) -> Result<(Report, Option<String>)> {
     let mut depths = args.depth.clone();
     depths.sort_unstable();
     depths.dedup();
@@ -111,25 +185,45 @@ fn measure(args: &Args) -> Result<(Report, Option<String>)> {
         generate: args.generate,
         depths,
     };
+    let checkpoint = open_checkpoint(path)?;
+    let mut provenance = Provenance::new(path, &checkpoint)?;
+    drop(checkpoint);
+    machine::reset_peak();
+    let others = Others::now();
     let start = Instant::now();
-    let model = open_model(args.model.as_deref())?;
-    let session = args.session.with_context(plan.positions());
+    let model = open_model(path)?;
+    let session = session.with_context(plan.positions());
     let greedy = SamplerParams {
         temperature: 0.0,
         ..SamplerParams::default()
     };
+    let device = session.device();
     let mut session = session.open(&model, greedy, 0)?;
     let load_ms = 1e3 * start.elapsed().as_secs_f64();
-    let canceller = session.canceller();
-    on_interrupt(move || canceller.cancel())?;
+    interrupts.stops(session.canceller());
+    if let Some(form) = session.step_form() {
+        eprintln!("a step on the GPU is {form}");
+    }
 
     let state = model.plan(&session.options().state)?;
     let machine = Machine::here();
     let mut measured = measure::measure(&mut session, &plan, machine.cache_bytes)?;
     if let Some(device) = &session.options().device {
         measured.read_bytes_per_s = vec![device.read_bandwidth(DEVICE_BUFFER)?];
+        provenance.gpu = Some(device.name().into());
     }
-    let report = Report::new(&plan, measured, machine, device, &session, &state, load_ms);
+    if let Some(others) = others {
+        others.note(machine.logical_cores, &mut provenance);
+    }
+    let measurement = Measurement {
+        provenance,
+        machine,
+        device,
+        session: &session,
+        state: &state,
+        load_ms,
+    };
+    let report = Report::new(&plan, measured, measurement);
     let phases = match report.depths.last().map(|depth| depth.p50_us) {
         Some(step_us) if args.phases => phases::table(&mut session, step_us)?,
         _ => None,
@@ -145,9 +239,9 @@ impl Outputs {
             false => page::page,
         };
         let outputs: [(_, Text); 4] = [
-            (&self.json, Report::to_json),
-            (&self.csv, Report::to_csv),
-            (&self.md, Report::to_markdown),
+            (&self.json, overview::to_json),
+            (&self.csv, overview::to_csv),
+            (&self.md, overview::to_markdown),
             (&self.html, page),
         ];
         let wanted = outputs.into_iter();
@@ -171,30 +265,33 @@ impl Outputs {
         Ok(())
     }
 
-    fn write(&self, report: &Report) -> Result<()> {
+    fn write(&self, reports: &[Report]) -> Result<()> {
         let wanted = self.wanted();
         for (path, text) in &wanted {
-            if is_dash(path) {
-                print(&text(report))?;
-            } else {
-                crate::text::write(path, &text(report))?;
-            }
+            self.put(path, &text(reports))?;
         }
         if wanted.iter().any(|(path, _)| is_dash(path)) {
             return Ok(());
         }
-        print(&report.to_text())
+        print(&overview::to_text(reports))
+    }
+
+    fn put(&self, path: &Path, text: &str) -> Result<()> {
+        match is_dash(path) {
+            true => print(text),
+            false => crate::text::write(path, text),
+        }
     }
 }
 
-/// A result as it is written.
-type Text = fn(&Report) -> String;
+/// Results as they are written.
+type Text = fn(&[Report]) -> String;
 
 fn is_dash(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
 fn print(text: &str) -> Result<()> {
-    let written = std::io::stdout().write_all(text.as_bytes());
+    let written = std::io::stdout().write_all(shown(text).as_bytes());
     written.map_err(Error::Stdout)
 }

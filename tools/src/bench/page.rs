@@ -1,5 +1,6 @@
 //! The page of `--html`: latency and memory against position, beside what a Transformer would need.
 
+use super::overview;
 use super::report::{Depth, Report};
 use crate::page::{self, Figure};
 use crate::plot::{Axis, Band, Plot, Series};
@@ -9,36 +10,70 @@ use crate::units;
 const COMPUTED: usize = 48;
 
 /// The page.
-pub fn page(report: &Report) -> String {
-    let rows: Vec<Vec<String>> = report.rows().iter().map(|row| row.to_vec()).collect();
-    page::page(
-        &format!("{}: latency and memory", report.model.title()),
-        &report.titles(),
-        &figures(report),
-        &rows,
-        &report.facts(),
-    )
+pub fn page(reports: &[Report]) -> String {
+    let warnings = reports
+        .iter()
+        .filter_map(|report| report.provenance.warning());
+    match reports {
+        [report] => {
+            let lines: Vec<String> = report.titles().into_iter().chain(warnings).collect();
+            let rows: Vec<Vec<String>> = report.rows().iter().map(|row| row.to_vec()).collect();
+            let title = format!("{}: latency and memory", report.model.title());
+            page::page(
+                &title,
+                &lines,
+                &figures(reports, &overview::labels(reports)),
+                &rows,
+                &report.facts(),
+            )
+        }
+        _ => {
+            let mut lines: Vec<String> = reports.iter().map(|r| r.titles().join("; ")).collect();
+            lines.extend(warnings);
+            let facts = reports.first().map_or(Vec::new(), |r| r.provenance.facts());
+            let rows = overview::rows(reports);
+            page::page(
+                "Latency and memory",
+                &lines,
+                &figures(reports, &overview::labels(reports)),
+                &rows,
+                &facts,
+            )
+        }
+    }
 }
 
 /// Its plots alone.
-pub fn picture(report: &Report) -> String {
-    page::picture(&figures(report))
+pub fn picture(reports: &[Report]) -> String {
+    page::picture(&figures(reports, &overview::labels(reports)))
 }
 
-fn figures(report: &Report) -> [Figure; 2] {
-    [latency(report), memory(report)]
+/// Latency and memory of all results, over each other, by their labels.
+pub fn figures(reports: &[Report], labels: &[String]) -> Vec<Figure> {
+    match reports {
+        [] => Vec::new(),
+        [first, ..] => vec![
+            latency(reports, labels, first),
+            memory(reports, labels, first),
+        ],
+    }
 }
 
 /// The last position that is shown.
-fn last(report: &Report) -> f64 {
-    let depths = report.depths.iter().map(|depth| depth.position);
-    depths.max().unwrap_or(0).max(100) as f64
+fn last(reports: &[Report]) -> f64 {
+    let depths = reports.iter().flat_map(|report| &report.depths);
+    let positions = depths.map(|depth| depth.position);
+    positions.max().unwrap_or(0).max(100) as f64
 }
 
-fn positions(report: &Report) -> Axis {
-    Axis::log("position (tokens read)", 1.0, last(report), 10.0, |value| {
-        round(units::count(value.round() as usize))
-    })
+fn positions(reports: &[Report]) -> Axis {
+    Axis::log(
+        "position (tokens read)",
+        1.0,
+        last(reports),
+        10.0,
+        |value| round(units::count(value.round() as usize)),
+    )
 }
 
 /// `1.00 K` and `10.0 K` without their zeros.
@@ -47,8 +82,8 @@ fn round(number: String) -> String {
 }
 
 /// Positions at equal distances on the axis, each with a number computed from it.
-fn computed(report: &Report, value: impl Fn(f64) -> f64) -> Vec<(f64, f64)> {
-    let at = |i: usize| last(report).powf(i as f64 / COMPUTED as f64);
+fn computed(last: f64, value: impl Fn(f64) -> f64) -> Vec<(f64, f64)> {
+    let at = |i: usize| last.powf(i as f64 / COMPUTED as f64);
     (0..=COMPUTED).map(|i| (at(i), value(at(i)))).collect()
 }
 
@@ -56,57 +91,72 @@ fn cache_bytes(report: &Report, position: f64) -> f64 {
     report.model.transformer_bytes_per_token as f64 * position
 }
 
-fn latency(report: &Report) -> Figure {
-    let highest = report.depths.iter().map(|depth| depth.p99_us);
-    let highest = highest.fold(0.0, f64::max);
-    let (unit, scale) = if highest < 1e4 {
-        ("us", 1.0)
-    } else {
-        ("ms", 1e-3)
+/// The colour of what is computed: beside a single result one of its own, beside several grey.
+fn computed_color(reports: &[Report]) -> usize {
+    match reports.len() {
+        1 => 1,
+        _ => 5,
+    }
+}
+
+fn latency(reports: &[Report], labels: &[String], first: &Report) -> Figure {
+    let depths = reports.iter().flat_map(|report| &report.depths);
+    let highest = depths.map(|depth| depth.p99_us).fold(0.0, f64::max);
+    let (unit, scale) = match highest < 1e4 {
+        true => ("us", 1.0),
+        false => ("ms", 1e-3),
     };
-    let points = |value: fn(&Depth) -> f64| {
+    let points = |report: &Report, value: fn(&Depth) -> f64| -> Vec<(f64, f64)> {
         let depths = report.depths.iter();
         let point = |depth: &Depth| (depth.position.max(1) as f64, scale * value(depth));
-        depths.map(point).collect::<Vec<_>>()
+        depths.map(point).collect()
     };
-    let (half, most) = (points(|d| d.p50_us), points(|d| d.p99_us));
-    let base = half.first().map_or(0.0, |point| point.1);
+    let base = first
+        .depths
+        .first()
+        .map_or(0.0, |depth| scale * depth.p50_us);
     let with_cache =
-        |position| base + 1e6 * scale * cache_bytes(report, position) / report.read_bytes_per_s;
+        |position| base + 1e6 * scale * cache_bytes(first, position) / first.read_bytes_per_s;
+    let mut series = vec![Series {
+        label: "with a Transformer's KV cache, computed".into(),
+        points: computed(last(reports), with_cache),
+        color: computed_color(reports),
+        dashed: true,
+        dots: false,
+    }];
+    let mut bands = Vec::new();
+    for (color, (report, label)) in reports.iter().zip(labels).enumerate() {
+        let (half, most) = (points(report, |d| d.p50_us), points(report, |d| d.p99_us));
+        let pairs = half.iter().zip(&most);
+        bands.push(Band {
+            label: match reports.len() {
+                1 => "p50 to p99".into(),
+                _ => format!("{label}, p50 to p99"),
+            },
+            points: pairs.map(|(a, b)| (a.0, a.1, b.1)).collect(),
+            color,
+        });
+        series.push(Series {
+            label: match reports.len() {
+                1 => "measured, p50".into(),
+                _ => label.clone(),
+            },
+            points: half,
+            color,
+            dashed: false,
+            dots: true,
+        });
+    }
     let plot = Plot {
         description: "Time of a token against position".into(),
-        x: positions(report),
+        x: positions(reports),
         y: Axis::linear(&format!("time of a token ({unit})"), 1.6 * scale * highest),
-        bands: vec![Band {
-            label: "p50 to p99".into(),
-            points: half
-                .iter()
-                .zip(&most)
-                .map(|(a, b)| (a.0, a.1, b.1))
-                .collect(),
-            color: 0,
-        }],
-        series: vec![
-            Series {
-                label: "with a Transformer's KV cache, computed".into(),
-                points: computed(report, with_cache),
-                color: 1,
-                dashed: true,
-                dots: false,
-            },
-            Series {
-                label: "measured, p50".into(),
-                points: half,
-                color: 0,
-                dashed: false,
-                dots: true,
-            },
-        ],
+        bands,
+        series,
     };
-    let turns = if report.interleaved {
-        "the depths took turns, 16 tokens each"
-    } else {
-        "timed when the depth was reached"
+    let turns = match first.interleaved {
+        true => "the depths took turns, 16 tokens each",
+        false => "timed when the depth was reached",
     };
     Figure {
         title: "Latency".into(),
@@ -114,60 +164,76 @@ fn latency(report: &Report) -> Figure {
         caption: format!(
             "{} tokens at each depth, {turns}. The dashed line adds to the first point what it takes at {:.1} GB/s, the plain-read \
              bandwidth measured in the same run, to read a KV cache of {} a token.",
-            report.r#gen,
-            1e-9 * report.read_bytes_per_s,
-            units::bytes(report.model.transformer_bytes_per_token as usize)
+            first.r#gen,
+            1e-9 * first.read_bytes_per_s,
+            units::bytes(first.model.transformer_bytes_per_token as usize)
         ),
     }
 }
 
-fn memory(report: &Report) -> Figure {
-    let resident = report.memory.iter();
-    let resident: Vec<(f64, f64)> = resident
-        .map(|memory| (memory.position.max(1) as f64, memory.rss_bytes as f64))
-        .collect();
-    let state = report.model.session_bytes as f64;
-    let values = resident.iter().map(|point| point.1);
+fn memory(reports: &[Report], labels: &[String], first: &Report) -> Figure {
+    let last = last(reports);
+    let resident = |report: &Report| -> Vec<(f64, f64)> {
+        let memory = report.memory.iter();
+        memory
+            .map(|memory| (memory.position.max(1) as f64, memory.rss_bytes as f64))
+            .collect()
+    };
+    let states = reports
+        .iter()
+        .map(|report| report.model.session_bytes as f64);
+    let values = reports.iter().flat_map(|report| &report.memory);
     let highest = values
-        .fold(state, f64::max)
-        .max(cache_bytes(report, last(report)));
-    let lowest = state.min(cache_bytes(report, 1.0));
+        .map(|memory| memory.rss_bytes as f64)
+        .chain(states.clone())
+        .fold(cache_bytes(first, last), f64::max);
+    let lowest = states.fold(cache_bytes(first, 1.0), f64::min);
+    let mut series = Vec::new();
+    for (color, (report, label)) in reports.iter().zip(labels).enumerate() {
+        let state = report.model.session_bytes as f64;
+        let single = reports.len() == 1;
+        let named = |what: &str| match single {
+            true => what.to_string(),
+            false => format!("{label}, {what}"),
+        };
+        series.push(Series {
+            label: named("process, measured"),
+            points: resident(report),
+            color,
+            dashed: false,
+            dots: false,
+        });
+        if single {
+            series.push(Series {
+                label: "state of the session".into(),
+                points: vec![(1.0, state), (last, state)],
+                color: 2,
+                dashed: false,
+                dots: false,
+            });
+        }
+    }
+    series.push(Series {
+        label: "KV cache of a Transformer, computed".into(),
+        points: computed(last, |position| cache_bytes(first, position)),
+        color: computed_color(reports),
+        dashed: true,
+        dots: false,
+    });
     let plot = Plot {
         description: "Memory against position".into(),
-        x: positions(report),
+        x: positions(reports),
         y: Axis::log("memory", lowest, 1.5 * highest, 32.0, |value| {
             round(units::bytes(value.round() as usize))
         }),
         bands: Vec::new(),
-        series: vec![
-            Series {
-                label: "process, measured".into(),
-                points: resident,
-                color: 0,
-                dashed: false,
-                dots: false,
-            },
-            Series {
-                label: "state of the session".into(),
-                points: vec![(1.0, state), (last(report), state)],
-                color: 2,
-                dashed: false,
-                dots: false,
-            },
-            Series {
-                label: "KV cache of a Transformer, computed".into(),
-                points: computed(report, |position| cache_bytes(report, position)),
-                color: 1,
-                dashed: true,
-                dots: false,
-            },
-        ],
+        series,
     };
     Figure {
         title: "Memory".into(),
         plot,
         caption: "Resident memory of the whole process, its weights included, without the buffer of the bandwidth measurement. The dashed line is \
-                  the cache of a Transformer with as many blocks of the same width: a key and a value for each token and block, 16 bits a number."
+                  the cache of a Transformer with as many layers of the same width: a key and a value for each token and layer, 16 bits a number."
             .into(),
     }
 }

@@ -3,18 +3,22 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use waterline::{Session, StatePlan};
+use waterline::{ModelSpec, Session, StatePlan};
 
 use super::measure::{Measured, Plan, Timed};
-use super::statistics::{jitter, median, percentile};
+use super::provenance::Provenance;
+use super::statistics::{jitter, median, percentile, spread};
 use crate::machine::Machine;
-use crate::units;
+use crate::units::{self, rounded};
 
 /// Everything that `--json` writes.
 #[derive(Serialize, Deserialize)]
 pub struct Report {
     /// Version of the program.
     pub version: String,
+    /// With what, on what and beside what it was measured.
+    #[serde(default)]
+    pub provenance: Provenance,
     /// What was measured.
     pub model: ModelInfo,
     /// Where it computed.
@@ -37,6 +41,9 @@ pub struct Report {
     pub prefill_samples_s: Vec<f64>,
     /// From a prompt to the first token after it; median.
     pub time_to_first_token_ms: f64,
+    /// Seconds of each of them.
+    #[serde(default)]
+    pub first_token_samples_s: Vec<f64>,
     /// Timed tokens of all depths by the sum of their times.
     pub decode_tokens_per_s: f64,
     /// Whether the depths took turns.
@@ -47,6 +54,12 @@ pub struct Report {
     pub bytes_per_token: u64,
     /// Plain reading with as many threads: the median of passes between the timed tokens.
     pub read_bytes_per_s: f64,
+    /// Each of these passes.
+    #[serde(default)]
+    pub read_samples_bytes_per_s: Vec<f64>,
+    /// Joules of the processor for each timed token, where it counts them.
+    #[serde(default)]
+    pub joules_per_token: Option<f64>,
     /// The mean of the depths' shares.
     pub bandwidth_share: f64,
     /// Allocations while tokens were read and generated, for each of them.
@@ -133,9 +146,15 @@ impl ModelInfo {
             parameters: spec.parameters(),
             weight_bytes: model.program().weight_bytes() as u64,
             session_bytes: session.state_bytes() as u64,
-            transformer_bytes_per_token: (2 * 2 * spec.hidden * spec.blocks.len()) as u64,
+            transformer_bytes_per_token: transformer_bytes_per_token(spec) as u64,
         }
     }
+}
+
+/// What every token adds to the cache of a Transformer with as many layers of this width: a key and a value for each layer,
+/// 16 bits a number.
+pub fn transformer_bytes_per_token(spec: &ModelSpec) -> usize {
+    2 * 2 * spec.hidden * spec.blocks.len()
 }
 
 /// Bytes that the token at `position` must move: every weight once, and what it reads and writes of the state.
@@ -174,17 +193,33 @@ impl Depth {
     }
 }
 
+/// What was measured, besides the plan.
+pub struct Measurement<'a> {
+    /// Where the result comes from.
+    pub provenance: Provenance,
+    /// The computer.
+    pub machine: Machine,
+    /// Where it computed, as the user gave it.
+    pub device: &'a str,
+    /// The session.
+    pub session: &'a Session,
+    /// Its state.
+    pub state: &'a StatePlan,
+    /// Milliseconds to open model and session.
+    pub load_ms: f64,
+}
+
 impl Report {
     /// Puts a run's numbers together.
-    pub fn new(
-        plan: &Plan,
-        measured: Measured,
-        machine: Machine,
-        device: &str,
-        session: &Session,
-        state: &StatePlan,
-        load_ms: f64,
-    ) -> Self {
+    pub fn new(plan: &Plan, measured: Measured, on: Measurement) -> Self {
+        let Measurement {
+            provenance,
+            machine,
+            device,
+            session,
+            state,
+            load_ms,
+        } = on;
         let read_bytes_per_s = median(&measured.read_bytes_per_s);
         let depth = |timed: Timed| {
             let bytes = bytes_per_token(session, state, timed.position);
@@ -196,6 +231,7 @@ impl Report {
         let memory = measured.memory.into_iter();
         Report {
             version: env!("CARGO_PKG_VERSION").into(),
+            provenance,
             model: ModelInfo::of(session),
             device: device.into(),
             threads: session.threads(),
@@ -207,6 +243,9 @@ impl Report {
             prefill_tokens_per_s: plan.prompt as f64 / median(&measured.prompt_s),
             prefill_samples_s: measured.prompt_s,
             time_to_first_token_ms: 1e3 * median(&measured.first_token_s),
+            first_token_samples_s: measured.first_token_s,
+            read_samples_bytes_per_s: measured.read_bytes_per_s,
+            joules_per_token: measured.joules_per_token,
             decode_tokens_per_s: 1e6 * samples.len() as f64 / samples.iter().sum::<f64>(),
             interleaved: measured.interleaved,
             bytes_per_token: mean(depths.iter().map(|d| d.bytes_per_token as f64)) as u64,
@@ -227,30 +266,48 @@ impl Report {
         }
     }
 
-    /// One JSON object.
-    pub fn to_json(&self) -> String {
-        let text = serde_json::to_string(self).expect("numbers and texts are JSON");
-        format!("{text}\n")
-    }
+    /// The columns of [`Report::csv_lines`].
+    pub const CSV_HEAD: &str = "position,p50_us,p90_us,p99_us,max_us,jitter_us,tokens_per_s,rss_bytes,\
+        model,model_sha256,formats,device,threads,commit,date,others_cores";
 
     /// A line for each depth.
-    pub fn to_csv(&self) -> String {
-        let mut lines =
-            vec!["position,p50_us,p90_us,p99_us,max_us,jitter_us,tokens_per_s,rss_bytes".into()];
-        for depth in &self.depths {
+    pub fn csv_lines(&self) -> Vec<String> {
+        let text = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
+        let from = &self.provenance;
+        let others = from
+            .others_cores
+            .map_or(String::new(), |n| format!("{n:.3}"));
+        let run = [
+            text(self.model.title()),
+            from.model_sha256.clone(),
+            text(&from.format),
+            self.device.clone(),
+            self.threads.to_string(),
+            text(&from.commit),
+            text(&from.date),
+            others,
+        ];
+        let line = |depth: &Depth| {
             let rss = depth.rss_bytes.map_or(String::new(), |n| n.to_string());
-            lines.push(format!(
-                "{},{:.3},{:.3},{:.3},{:.3},{:.3},{:.3},{rss}",
+            format!(
+                "{},{:.3},{:.3},{:.3},{:.3},{:.3},{:.3},{rss},{}",
                 depth.position,
                 depth.p50_us,
                 depth.p90_us,
                 depth.p99_us,
                 depth.max_us,
                 depth.jitter_us,
-                depth.tokens_per_s()
-            ));
-        }
-        lines.join("\n") + "\n"
+                depth.tokens_per_s(),
+                run.join(",")
+            )
+        };
+        self.depths.iter().map(line).collect()
+    }
+
+    /// The times of all tokens, in microseconds.
+    pub fn samples_us(&self) -> Vec<f64> {
+        let samples = self.depths.iter().flat_map(|depth| &depth.samples_us);
+        samples.copied().collect()
     }
 
     /// What was measured and where, in a line each.
@@ -285,30 +342,53 @@ impl Report {
         } else {
             ""
         };
-        vec![
-            ("load", format!("{:.1} ms", self.load_ms)),
+        let times = match self.prefill_samples_s.len() {
+            1 => "once".into(),
+            n => format!("{n} times"),
+        };
+        let between = |values: &[f64], scale: &dyn Fn(f64) -> f64| match values {
+            [] => String::new(),
+            _ => {
+                let [low, high] = spread(values).map(scale);
+                format!("{} to {}", rounded(low.min(high)), rounded(low.max(high)))
+            }
+        };
+        let prompt = self.prompt as f64;
+        let mut facts = vec![
+            ("load", format!("{} ms, once", rounded(self.load_ms))),
             (
                 "time to first token",
                 format!(
-                    "{:.1} ms after {} tokens",
-                    self.time_to_first_token_ms, self.prompt
+                    "{} ms after {} tokens ({times}: {})",
+                    rounded(self.time_to_first_token_ms),
+                    self.prompt,
+                    between(&self.first_token_samples_s, &|s| 1e3 * s)
                 ),
             ),
             (
                 "prefill",
-                format!("{:.1} tokens/s", self.prefill_tokens_per_s),
+                format!(
+                    "{} tokens/s ({times}: {})",
+                    rounded(self.prefill_tokens_per_s),
+                    between(&self.prefill_samples_s, &|s| prompt / s)
+                ),
             ),
             (
                 "decode",
-                format!("{:.1} tokens/s", self.decode_tokens_per_s),
+                format!(
+                    "{} tokens/s (90 % of tokens: {})",
+                    rounded(self.decode_tokens_per_s),
+                    between(&self.samples_us(), &|us| 1e6 / us)
+                ),
             ),
             ("bytes per token", bytes(self.bytes_per_token)),
             (
                 "share of bandwidth",
                 format!(
-                    "{:.1} % of {:.1} GB/s{cached}",
+                    "{:.1} % of {} GB/s ({}){cached}",
                     100.0 * self.bandwidth_share,
-                    1e-9 * self.read_bytes_per_s
+                    rounded(1e-9 * self.read_bytes_per_s),
+                    between(&self.read_samples_bytes_per_s, &|n| 1e-9 * n)
                 ),
             ),
             (
@@ -331,7 +411,11 @@ impl Report {
                 },
             ),
             ("hash", self.hash.clone()),
-        ]
+        ];
+        let energy = self.joules_per_token;
+        facts.extend(energy.map(|joules| ("energy", format!("{} J per token", rounded(joules)))));
+        facts.extend(self.provenance.facts());
+        facts
     }
 
     /// The table of depths: a head, then a line for each.
@@ -370,6 +454,7 @@ impl Report {
     /// The tables for a terminal.
     pub fn to_text(&self) -> String {
         let mut lines = self.titles().to_vec();
+        lines.extend(self.provenance.warning());
         lines.push(String::new());
         let facts = self.facts().into_iter();
         lines.extend(facts.map(|(name, value)| format!("{name:<20} {value}")));
@@ -384,6 +469,8 @@ impl Report {
     /// The tables as Markdown.
     pub fn to_markdown(&self) -> String {
         let mut lines = vec![self.titles().join("; "), String::new()];
+        let warning = self.provenance.warning().into_iter();
+        lines.extend(warning.flat_map(|warning| [warning, String::new()]));
         let rows = self.rows();
         let line = |cells: &[String]| format!("| {} |", cells.join(" | "));
         lines.push(line(&rows[0]));

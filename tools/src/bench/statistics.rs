@@ -1,5 +1,7 @@
 //! What a list of times says.
 
+use crate::splitmix::SplitMix64;
+
 /// The nearest-rank percentile of `sorted` (ascending, not empty): the smallest value that `share` of all do not exceed.
 pub fn percentile(sorted: &[f64], share: f64) -> f64 {
     let rank = (share * sorted.len() as f64).ceil() as usize;
@@ -11,6 +13,36 @@ pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     percentile(&sorted, 0.5)
+}
+
+/// Where the middle nine tenths of the values lie; of fewer than 20 all of them.
+pub fn spread(values: &[f64]) -> [f64; 2] {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let rest = (sorted.len() as f64 * 0.05).floor() as usize;
+    let inner = &sorted[rest..sorted.len() - rest];
+    [inner[0], inner[inner.len() - 1]]
+}
+
+/// Times that follow one another in a turn, and are alike for that reason.
+const BLOCK: usize = 16;
+/// How often the times are drawn anew.
+const DRAWS: usize = 2000;
+
+/// The ratio of the medians of `b` and `a`, and where it lies in 95 of 100 repetitions: a bootstrap that draws blocks of
+/// successive times.
+pub fn ratio(a: &[f64], b: &[f64]) -> (f64, [f64; 2]) {
+    let mut random = SplitMix64(1);
+    let mut drawn = |values: &[f64]| {
+        let size = BLOCK.min(values.len().div_ceil(8));
+        let blocks: Vec<&[f64]> = values.chunks(size).collect();
+        let draws = (0..blocks.len()).flat_map(|_| random.one_of(&blocks));
+        median(&draws.copied().collect::<Vec<_>>())
+    };
+    let mut ratios: Vec<f64> = (0..DRAWS).map(|_| drawn(b) / drawn(a)).collect();
+    ratios.sort_by(f64::total_cmp);
+    let ends = [percentile(&ratios, 0.025), percentile(&ratios, 0.975)];
+    (median(b) / median(a), ends)
 }
 
 /// How much a time differs from the one before it, on average. 0 for a single time.
@@ -60,6 +92,34 @@ mod tests {
         }
         assert_eq!(percentile(&[7.0], 0.5), 7.0);
         assert_eq!(median(&[9.0, 1.0, 5.0]), 5.0);
+    }
+
+    #[test]
+    fn the_spread_leaves_out_a_tenth() {
+        let values: Vec<f64> = (1..=100).map(f64::from).collect();
+        assert_eq!(spread(&values), [6.0, 95.0]);
+        assert_eq!(spread(&[3.0, 1.0, 2.0]), [1.0, 3.0]);
+        assert_eq!(spread(&[3.0]), [3.0, 3.0]);
+    }
+
+    #[test]
+    fn the_interval_of_a_ratio_holds_it_and_narrows() {
+        let mut random = SplitMix64(7);
+        let mut times = |n: usize, factor: f64| -> Vec<f64> {
+            (0..n)
+                .map(|_| factor * (100.0 + random.below(10) as f64))
+                .collect()
+        };
+        let (a, b) = (times(1000, 1.0), times(1000, 0.9));
+        let (found, [low, high]) = ratio(&a, &b);
+        assert!((found - 0.9).abs() < 0.02, "{found}");
+        assert!(
+            low <= found && found <= high && low > 0.87 && high < 0.93,
+            "{low} {high}"
+        );
+        let (_, [low_few, high_few]) = ratio(&times(40, 1.0), &times(40, 0.9));
+        assert!(high_few - low_few > high - low);
+        assert_eq!(ratio(&[2.0], &[3.0]), (1.5, [1.5, 1.5]));
     }
 
     #[test]

@@ -2,10 +2,13 @@
 
 use std::time::Instant;
 
-use waterline::text::Message;
-use waterline::{Chat, Finish, GenerateOptions, SamplerParams, Session, Snapshot};
+use waterline::text::{Message, Role};
+use waterline::{
+    Chat, ContextEnd, Finish, GenerateOptions, SamplerParams, Session, Snapshot, StateOptions,
+};
 
 use super::screen::Screen;
+use super::thoughts::Thoughts;
 use crate::error::{Error, Result};
 use crate::session::{LimitArgs, feed};
 
@@ -15,6 +18,8 @@ pub struct Conversation {
     chat: Chat,
     limits: GenerateOptions,
     totals: Totals,
+    /// Tokens that the session can read, if its state has such a bound.
+    context: Option<usize>,
 }
 
 /// Sums over the turns.
@@ -41,9 +46,9 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Milliseconds for each token of the answer.
-    pub fn ms_per_token(&self) -> f64 {
-        1e3 * self.seconds / self.tokens.max(1) as f64
+    /// Tokens of the answer by the time they took.
+    pub fn tokens_per_second(&self) -> f64 {
+        self.tokens as f64 / self.seconds.max(1e-9)
     }
 }
 
@@ -51,7 +56,9 @@ impl Conversation {
     /// An empty conversation. Fails if the model has no tokenizer or no usable chat template.
     pub fn new(session: Session, limits: &LimitArgs) -> Result<Self> {
         let chat = Chat::new(session.model())?;
+        let context = context(&session)?;
         Ok(Conversation {
+            context,
             session,
             limits: limits.options(chat.end_token()),
             chat,
@@ -67,6 +74,52 @@ impl Conversation {
     /// What was said.
     pub fn messages(&self) -> &[Message] {
         self.chat.messages()
+    }
+
+    /// The first thing that was said.
+    pub fn first_message(&self) -> Option<&str> {
+        let mut said = self.messages().iter().filter(|m| m.role == Role::User);
+        said.next().map(|message| message.content.as_str())
+    }
+
+    /// The instructions ahead of the conversation.
+    pub fn system(&self) -> Option<&str> {
+        let first = self.messages().first()?;
+        (first.role == Role::System).then_some(&first.content)
+    }
+
+    /// Tokens that the session can read, if its state has such a bound.
+    pub fn context(&self) -> Option<usize> {
+        self.context
+    }
+
+    /// Whether the oldest tokens are forgotten when the context is full.
+    pub fn drops_oldest(&self) -> bool {
+        self.session.options().context_end == ContextEnd::DropOldest
+    }
+
+    /// The text of the last `tokens` tokens, as far as the history reaches, with what the template puts between messages.
+    pub fn last_text(&self, tokens: usize) -> String {
+        let (older, newer) = self.session.recent();
+        let history: Vec<u32> = older.iter().chain(newer).copied().collect();
+        self.text(&history[history.len().saturating_sub(tokens)..])
+    }
+
+    /// The text of the token at a position, if the history reaches so far back.
+    pub fn token_text(&self, position: u64) -> Option<String> {
+        let (older, newer) = self.session.recent();
+        let first = self.session.position() - (older.len() + newer.len()) as u64;
+        let index = usize::try_from(position.checked_sub(first)?).ok()?;
+        let token = older.iter().chain(newer).nth(index)?;
+        Some(self.text(&[*token]))
+    }
+
+    fn text(&self, tokens: &[u32]) -> String {
+        let Ok(tokenizer) = self.session.model().tokenizer() else {
+            return String::new();
+        };
+        let bytes = tokens.iter().map(|&token| tokenizer.token_bytes(token));
+        String::from_utf8_lossy(&bytes.collect::<Vec<_>>().concat()).into_owned()
     }
 
     /// Sums over all turns so far, those that were taken back included.
@@ -89,6 +142,19 @@ impl Conversation {
         Ok(self.chat.set_system(text)?)
     }
 
+    /// Whether the model is told to think before it answers.
+    pub fn thinking(&self) -> Option<bool> {
+        self.chat.thinking()
+    }
+
+    /// Tells the model whether to think before it answers, if it is said.
+    pub fn set_thinking(&mut self, thinking: Option<bool>) -> Result<()> {
+        match thinking {
+            Some(_) => Ok(self.chat.set_thinking(thinking)?),
+            None => Ok(()),
+        }
+    }
+
     /// Sends a message and shows the answer. If the message cannot be read as a whole, it was not sent. Whatever else
     /// goes wrong, the answer as far as it came is part of the conversation.
     pub fn say(&mut self, text: &str, screen: &mut Screen) -> Result<Reply> {
@@ -101,12 +167,14 @@ impl Conversation {
     fn answer(&mut self, screen: &mut Screen) -> Result<Reply> {
         let clock = Instant::now();
         let mut answer = String::new();
+        let mut thoughts = Thoughts::new(self.chat.opens_thought()?);
         let mut pieces = self.session.generate(self.limits.clone())?;
         let mut outcome = Ok(());
         for piece in pieces.by_ref() {
             outcome = piece.map_err(Error::from).and_then(|piece| {
                 answer.push_str(&piece);
-                screen.answer(&piece)
+                let mut parts = thoughts.push(&piece).into_iter();
+                parts.try_for_each(|(thought, text)| screen.answer(&text, thought))
             });
             if outcome.is_err() {
                 break;
@@ -117,7 +185,9 @@ impl Conversation {
         self.totals.generated += tokens;
         self.totals.generate_seconds += seconds;
         self.chat.answered(&self.session, &answer, finish)?;
+        let (thought, held) = thoughts.finish();
         outcome
+            .and_then(|()| screen.answer(&held, thought))
             .and_then(|()| screen.end_answer(answer.is_empty()))
             .or_else(|error| {
                 screen.end_answer(false)?;
@@ -159,4 +229,20 @@ impl Conversation {
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
         Ok(self.chat.restore(&mut self.session, snapshot)?)
     }
+}
+
+/// The context of a session whose state is larger with a larger context.
+fn context(session: &Session) -> Result<Option<usize>> {
+    let state = session.options().state;
+    let larger = StateOptions {
+        context: state.context.saturating_add(4096),
+        ..state
+    };
+    let model = session.model();
+    // A plan that is too large to lay out is one that grows.
+    let grows = match model.plan(&larger) {
+        Ok(larger) => larger.bytes != model.plan(&state)?.bytes,
+        Err(_) => true,
+    };
+    Ok(grows.then_some(state.context))
 }

@@ -1,7 +1,7 @@
 //! Lines from a person, with editing and history, or from a pipe.
 
 use std::io::{BufRead, ErrorKind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -18,6 +18,7 @@ use rustyline::{
 
 use super::commands;
 use super::screen::Screen;
+use super::sessions::state_folder;
 use crate::error::{Error, Result};
 use crate::text::utf8;
 
@@ -43,24 +44,52 @@ pub enum Input {
 
 impl Input {
     /// Reads from a person if `screen` says that there is one. The history is kept in `history`, or else in the user's
-    /// state folder.
-    pub fn new(history: Option<PathBuf>, screen: &mut Screen) -> Result<Self> {
+    /// state folder, unless it is private.
+    pub fn new(history: Option<PathBuf>, private: bool, screen: &mut Screen) -> Result<Self> {
         if !screen.interactive() {
             return Ok(Input::Pipe);
         }
-        Ok(Input::Person(Box::new(Person::new(history, screen)?)))
+        Ok(Input::Person(Box::new(Person::new(
+            history.or_else(default_history).filter(|_| !private),
+            screen,
+        )?)))
     }
 
-    /// Waits for the next line.
-    pub fn next(&mut self, screen: &mut Screen) -> Result<Line> {
+    /// Waits for the next message or command; Tab completes the names of `forks`.
+    pub fn next(&mut self, screen: &mut Screen, forks: Vec<String>) -> Result<Line> {
         match self {
-            Input::Person(person) => person.next(screen),
+            Input::Person(person) => person.next(screen, forks),
             Input::Pipe => next_from_pipe(),
         }
     }
 }
 
-/// A line; one that ends in a backslash goes on in the next.
+/// Begins and ends a message of several lines.
+const QUOTES: &str = "\"\"\"";
+
+/// Whether what was typed goes on in the next line: it ends in a backslash, or quotes are open.
+fn goes_on(typed: &str) -> bool {
+    let text = typed.trim();
+    match text.strip_prefix(QUOTES) {
+        Some(rest) => !rest.ends_with(QUOTES),
+        None => typed.ends_with('\\'),
+    }
+}
+
+/// The message that was typed in one or several lines.
+fn message(typed: &str) -> String {
+    let text = typed.trim();
+    match text.strip_prefix(QUOTES) {
+        Some(rest) => rest
+            .strip_suffix(QUOTES)
+            .unwrap_or(rest)
+            .trim_matches('\n')
+            .into(),
+        None => typed.replace("\\\n", "\n"),
+    }
+}
+
+/// A message of one or several lines.
 fn next_from_pipe() -> Result<Line> {
     let mut bytes = Vec::new();
     let mut stdin = std::io::stdin().lock();
@@ -77,13 +106,13 @@ fn next_from_pipe() -> Result<Line> {
                 bytes.pop();
             }
         }
-        if read == 0 || bytes.last() != Some(&b'\\') {
+        if read == 0 || !goes_on(&String::from_utf8_lossy(&bytes)) {
             break;
         }
-        bytes.pop();
         bytes.push(b'\n');
     }
-    Ok(utf8(bytes, "standard input").map_or_else(Line::Unreadable, Line::Text))
+    let text = utf8(bytes, "standard input");
+    Ok(text.map_or_else(Line::Unreadable, |text| Line::Text(message(&text))))
 }
 
 /// A person at a terminal.
@@ -104,7 +133,7 @@ impl Person {
             .completion_type(CompletionType::List)
             .build();
         let mut editor = Editor::with_config(config).map_err(terminal)?;
-        editor.set_helper(Some(Keys));
+        editor.set_helper(Some(Keys::default()));
         editor.bind_sequence(
             KeyEvent(KeyCode::Enter, Modifiers::ALT),
             EventHandler::Simple(Cmd::Newline),
@@ -117,7 +146,7 @@ impl Person {
         );
         let mut person = Person {
             editor,
-            history: history.or_else(default_history),
+            history,
             was_empty,
             about_to_leave: false,
         };
@@ -151,7 +180,10 @@ impl Person {
         }
     }
 
-    fn next(&mut self, screen: &mut Screen) -> Result<Line> {
+    fn next(&mut self, screen: &mut Screen, forks: Vec<String>) -> Result<Line> {
+        if let Some(keys) = self.editor.helper_mut() {
+            keys.forks = forks;
+        }
         let was_about_to_leave = std::mem::take(&mut self.about_to_leave);
         match self.editor.readline(&("> ", "\x1b[1;36m> \x1b[0m")) {
             Ok(line) => {
@@ -162,7 +194,7 @@ impl Person {
                 if let Err(error) = kept {
                     self.give_up_history(error, screen)?;
                 }
-                Ok(Line::Text(line.replace("\\\n", "\n")))
+                Ok(Line::Text(message(&line)))
             }
             Err(ReadlineError::Interrupted) if !self.was_empty.load(Ordering::SeqCst) => {
                 Ok(Line::Text(String::new()))
@@ -183,12 +215,7 @@ fn terminal(error: ReadlineError) -> Error {
 }
 
 fn default_history() -> Option<PathBuf> {
-    let state = std::env::var_os("XDG_STATE_HOME")
-        .map(PathBuf::from)
-        .filter(|path| path.is_absolute());
-    let state =
-        state.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".local/state")))?;
-    Some(state.join("waterline/history"))
+    Some(state_folder()?.join("history"))
 }
 
 /// Remembers whether there was anything to clear when Ctrl-C was pressed.
@@ -201,13 +228,15 @@ impl ConditionalEventHandler for WatchInterrupt {
     }
 }
 
-/// What the keys do: a backslash before Enter begins a new line, Tab completes commands.
-struct Keys;
+/// What the keys do: Enter begins a new line where a message goes on, Tab completes commands.
+#[derive(Default)]
+struct Keys {
+    forks: Vec<String>,
+}
 
 impl Validator for Keys {
     fn validate(&self, context: &mut ValidationContext) -> rustyline::Result<ValidationResult> {
-        let goes_on = context.input().ends_with('\\');
-        Ok(if goes_on {
+        Ok(if goes_on(context.input()) {
             ValidationResult::Incomplete
         } else {
             ValidationResult::Valid(None)
@@ -224,7 +253,7 @@ impl Completer for Keys {
         cursor: usize,
         _: &Context,
     ) -> rustyline::Result<(usize, Vec<String>)> {
-        Ok((0, commands::complete(&line[..cursor])))
+        Ok(commands::complete(&line[..cursor], &self.forks))
     }
 }
 
@@ -235,3 +264,24 @@ impl Hinter for Keys {
 }
 
 impl Helper for Keys {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_goes_on_until_it_is_closed() {
+        for (typed, on) in [
+            ("one", false),
+            ("one\\", true),
+            ("\"\"\"", true),
+            ("\"\"\"one\ntwo", true),
+            ("\"\"\"one\ntwo\\\n\"\"\"", false),
+            ("\"\"\"one\"\"\"", false),
+        ] {
+            assert_eq!(goes_on(typed), on, "{typed:?}");
+        }
+        assert_eq!(message("one\\\ntwo"), "one\ntwo");
+        assert_eq!(message("\"\"\"\none\n\n two\n\"\"\""), "one\n\n two");
+    }
+}

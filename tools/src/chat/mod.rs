@@ -2,8 +2,14 @@
 
 mod commands;
 mod conversation;
+mod gauge;
 mod input;
 mod screen;
+mod sessions;
+mod settings;
+mod status;
+mod thoughts;
+mod wrap;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,11 +19,11 @@ use crate::error::{Error, Result};
 use crate::interrupt::on_interrupt;
 use crate::sampling::SamplingArgs;
 use crate::session::{LimitArgs, SessionArgs};
-use crate::units;
 use commands::{Action, Commands};
 use conversation::{Conversation, Reply};
 use input::{Input, Line};
 use screen::Screen;
+use sessions::Sessions;
 
 /// Talk with a model.
 ///
@@ -30,11 +36,20 @@ pub struct Args {
     /// Instructions ahead of the conversation.
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
+    /// Whether the model thinks before it answers, if its template has such a switch.
+    #[arg(long, value_name = "on|off", value_parser = settings::thinking)]
+    thinking: Option<bool>,
     #[command(flatten)]
     limits: LimitArgs,
     /// Where to keep the lines that were typed.
     #[arg(long, value_name = "FILE")]
     history: Option<PathBuf>,
+    /// Go on with the last conversation with this model.
+    #[arg(long)]
+    resume: bool,
+    /// Keep nothing: neither the lines that are typed nor the conversation, so that nothing can be resumed.
+    #[arg(long, conflicts_with = "history")]
+    private: bool,
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
@@ -54,97 +69,111 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if let Some(system) = &args.system {
         conversation.set_system(system)?;
     }
+    conversation.set_thinking(args.thinking)?;
     let mut screen = Screen::new();
-    let mut input = Input::new(args.history.clone(), &mut screen)?;
+    let mut input = Input::new(args.history.clone(), args.private, &mut screen)?;
+    let mut talk = Talk {
+        commands: Commands::new(Sessions::of(&model)),
+        keeps: screen.interactive() && !args.private,
+        conversation,
+    };
     if screen.interactive() {
-        let canceller = conversation.session().canceller();
+        let canceller = talk.conversation.session().canceller();
         on_interrupt(move || canceller.cancel())?;
-        banner(&conversation, &mut screen)?;
+        screen.notice(&status::banner(&talk.conversation, &talk.commands.sessions))?;
     }
-    let failed = converse(&mut conversation, &mut input, &mut screen)?;
+    if args.resume {
+        talk.commands
+            .run("resume", &mut talk.conversation, &mut screen)?;
+    }
+    let failed = talk.converse(&mut input, &mut screen)?;
     Ok(ExitCode::from(u8::from(failed && !screen.interactive())))
 }
 
-fn banner(conversation: &Conversation, screen: &mut Screen) -> Result<()> {
-    let session = conversation.session();
-    let model = session.model();
-    screen.notice(&format!(
-        "{}: {} parameters, a session of {}, {}. /help lists the commands.",
-        model.name(),
-        units::count(model.spec().parameters()),
-        units::bytes(session.state_bytes()),
-        match session.threads() {
-            1 => "1 thread".into(),
-            threads => format!("{threads} threads"),
-        }
-    ))
+/// A conversation and what can be done with it.
+struct Talk {
+    conversation: Conversation,
+    commands: Commands,
+    /// Whether the conversation is kept after each answer.
+    keeps: bool,
 }
 
-/// Takes lines until there are no more. Returns whether one of them failed.
-fn converse(
-    conversation: &mut Conversation,
-    input: &mut Input,
-    screen: &mut Screen,
-) -> Result<bool> {
-    let mut commands = Commands::default();
-    let mut failed = false;
-    loop {
-        conversation.session().canceller().clear();
-        let line = match input.next(screen)? {
-            Line::Text(line) => line,
-            Line::Unreadable(error) => {
-                screen.problem(&error)?;
-                failed = true;
+impl Talk {
+    /// Takes lines until there are no more. Returns whether one of them failed.
+    fn converse(&mut self, input: &mut Input, screen: &mut Screen) -> Result<bool> {
+        let mut failed = false;
+        loop {
+            self.conversation.session().canceller().clear();
+            let line = match input.next(screen, self.commands.forks())? {
+                Line::Text(line) => line,
+                Line::Unreadable(error) => {
+                    screen.problem(&error)?;
+                    failed = true;
+                    continue;
+                }
+                Line::Hint => {
+                    screen.notice("Ctrl-C again or Ctrl-D leaves.")?;
+                    continue;
+                }
+                Line::End => return Ok(failed),
+            };
+            if line.trim().is_empty() {
                 continue;
             }
-            Line::Hint => {
-                screen.notice("Ctrl-C again or Ctrl-D leaves.")?;
-                continue;
+            match self.answer(line, screen) {
+                Ok(true) => {}
+                Ok(false) => return Ok(failed),
+                // There is nobody to go on for.
+                Err(error @ Error::Stdout(_)) => return Err(error),
+                Err(error) => {
+                    screen.problem(&error)?;
+                    failed = true;
+                }
             }
-            Line::End => return Ok(failed),
-        };
-        if line.trim().is_empty() {
-            continue;
         }
+    }
+
+    /// Does what a line says; returns whether the conversation goes on.
+    fn answer(&mut self, line: String, screen: &mut Screen) -> Result<bool> {
         let action = match line.strip_prefix('/') {
-            Some(command) => commands.run(command, conversation, screen),
-            None => Ok(Action::Say(line)),
+            Some(command) => self.commands.run(command, &mut self.conversation, screen)?,
+            None => Action::Say(line),
         };
-        let result = match action {
-            Ok(Action::Say(text)) => conversation
-                .say(&text, screen)
-                .and_then(|reply| show_reply(conversation, &reply, screen)),
-            Ok(Action::Again) => conversation
-                .say_again(screen)
-                .and_then(|reply| show_reply(conversation, &reply, screen)),
-            Ok(Action::Done) => Ok(()),
-            Ok(Action::Quit) => return Ok(failed),
-            Err(error) => Err(error),
+        let reply = match action {
+            Action::Say(text) => self.conversation.say(&text, screen),
+            Action::Again => self.conversation.say_again(screen),
+            Action::Done => return Ok(true),
+            Action::Quit => return Ok(false),
         };
-        match result {
-            Ok(()) => {}
-            // There is nobody to go on for.
-            Err(error @ Error::Stdout(_)) => return Err(error),
-            Err(error) => {
-                screen.problem(&error)?;
-                failed = true;
+        if screen.interactive() {
+            if let Ok(reply) = &reply {
+                self.show_reply(reply, screen)?;
             }
+            self.keep(screen)?;
+        }
+        reply.map(|_| true)
+    }
+
+    /// What stands below an answer.
+    fn show_reply(&self, reply: &Reply, screen: &mut Screen) -> Result<()> {
+        screen.notice(&status::after(&self.conversation, reply))?;
+        match status::nearly_full(&self.conversation) {
+            Some(warning) => screen.notice(&warning),
+            None => Ok(()),
         }
     }
-}
 
-/// What stands below an answer.
-fn show_reply(conversation: &Conversation, reply: &Reply, screen: &mut Screen) -> Result<()> {
-    if screen.interactive() {
-        let session = conversation.session();
-        screen.notice(&format!(
-            "{}{} tokens, {:.1} ms/token, position {}, session {}",
-            if reply.stopped { "stopped; " } else { "" },
-            reply.tokens,
-            reply.ms_per_token(),
-            session.position(),
-            units::bytes(session.state_bytes())
-        ))?;
+    /// Keeps the conversation, so that it can go on after a crash. Where that cannot be done, it is said once.
+    fn keep(&mut self, screen: &mut Screen) -> Result<()> {
+        if !self.keeps {
+            return Ok(());
+        }
+        match self.commands.sessions.keep(&self.conversation) {
+            Err(error) => {
+                self.keeps = false;
+                screen.notice(&format!("the conversation is not kept: {error}"))
+            }
+            Ok(()) => Ok(()),
+        }
     }
-    Ok(())
 }

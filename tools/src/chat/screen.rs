@@ -2,8 +2,9 @@
 
 use std::io::{IsTerminal, Write};
 
+use super::wrap::Wrap;
 use crate::error::{Error, Result};
-use crate::text::printable;
+use crate::text::shown;
 
 /// Where answers and remarks go.
 pub struct Screen {
@@ -12,6 +13,8 @@ pub struct Screen {
     colour: bool,
     /// Whether the last answer ended in the middle of a line.
     open_line: bool,
+    /// The answer that is being shown.
+    answer: Wrap,
 }
 
 impl Screen {
@@ -23,6 +26,7 @@ impl Screen {
             interactive: terminal && std::io::stdin().is_terminal(),
             colour: terminal && !no_colour,
             open_line: false,
+            answer: Wrap::default(),
         }
     }
 
@@ -31,15 +35,31 @@ impl Screen {
         self.interactive
     }
 
-    /// A piece of an answer.
-    pub fn answer(&mut self, text: &str) -> Result<()> {
-        let mut out = std::io::stdout();
-        let shown = if self.interactive {
-            printable(text)
-        } else {
-            text.to_string()
+    /// Columns of the terminal; none where nobody sits at one, or it cannot take a word back.
+    pub fn columns(&self) -> Option<usize> {
+        let plain = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        let size = console::Term::stdout().size_checked();
+        size.map(|(_, columns)| columns.into())
+            .filter(|_| self.interactive && !plain)
+    }
+
+    /// A piece of an answer; a thought is dimmed.
+    pub fn answer(&mut self, text: &str, thought: bool) -> Result<()> {
+        let wrapped = match self.interactive {
+            true if self.open_line => self.answer.push(&shown(text)),
+            true => {
+                // The window may have another size by now.
+                self.answer = Wrap::new(self.columns());
+                self.answer.push(&shown(text))
+            }
+            false => text.to_string(),
         };
-        out.write_all(shown.as_bytes())
+        let sent = match thought {
+            true => self.dimmed(&wrapped),
+            false => wrapped,
+        };
+        let mut out = std::io::stdout();
+        out.write_all(sent.as_bytes())
             .and_then(|()| out.flush())
             .map_err(Error::Stdout)?;
         self.open_line = !text.ends_with('\n') && (self.open_line || !text.is_empty());
@@ -57,22 +77,26 @@ impl Screen {
 
     /// A remark of the program's.
     pub fn notice(&mut self, text: &str) -> Result<()> {
-        let text = printable(text);
+        let text = shown(text);
         if !self.interactive {
             // Remarks in a pipe are a courtesy.
             let _ = writeln!(std::io::stderr(), "{text}");
             return Ok(());
         }
-        let (dim, plain) = if self.colour {
-            ("\x1b[2m", "\x1b[0m")
-        } else {
-            ("", "")
-        };
-        writeln!(std::io::stdout(), "{dim}{text}{plain}").map_err(Error::Stdout)
+        let text = Wrap::new(self.columns()).push_whole(&text);
+        writeln!(std::io::stdout(), "{}", self.dimmed(&text)).map_err(Error::Stdout)
+    }
+
+    /// The text in a dimmer colour, where the terminal has colours.
+    fn dimmed(&self, text: &str) -> String {
+        match self.interactive && self.colour {
+            true => format!("\x1b[2m{text}\x1b[0m"),
+            false => text.into(),
+        }
     }
 
     /// Something that did not work. The conversation goes on.
     pub fn problem(&mut self, error: &Error) -> Result<()> {
-        self.notice(&error.to_string())
+        self.notice(&error.sentence())
     }
 }

@@ -1,18 +1,45 @@
-use super::token_bytes::ByteTable;
+//! Text to tokens and back.
+
+mod build;
+mod charsmap;
+#[cfg(test)]
+mod hostile_tests;
+mod pattern;
+mod rwkv;
+mod sentencepiece;
+mod steps;
+mod token_bytes;
+mod words;
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use crate::error::{Error, Result};
+use build::Parts;
 use serde_json::Value;
-use tokenizers::pre_tokenizers::metaspace::PrependScheme;
-use tokenizers::{Model, OffsetReferential, OffsetType, PreTokenizer, PreTokenizerWrapper};
+use steps::{NormalizerStep, Normalizing, SplitStep};
+use token_bytes::ByteTable;
+use tokenizers::{AddedVocabulary, OffsetReferential, OffsetType};
+use words::Words;
+
+/// Words cut inside of words, where letters become control tokens.
+const MAX_CUTS: usize = 64;
+/// The reason of a panic inside of the `tokenizers` crate, which would otherwise be the caller's.
+const PANICKED: &str = "the tokenizer cannot be handled";
 
 /// Text to tokens and tokens to bytes, as a `tokenizer.json` describes it.
 ///
 /// Nothing is added on its own: neither a beginning-of-text token nor what the file's post
 /// processor says. A chat template writes such tokens out.
 pub struct Tokenizer {
+    words: Words,
     /// Set to leave special tokens alone; [`encode_pieces`](Self::encode_pieces) finds them.
-    inner: tokenizers::Tokenizer,
-    /// The pre-tokenizer for text that does not begin the whole.
-    continuing: Option<PreTokenizerWrapper>,
+    added: AddedVocabulary,
+    normalizer: Vec<NormalizerStep>,
+    splits: Vec<SplitStep>,
+    /// The model's own tokens.
+    ids: HashMap<String, u32>,
+    space_prefix: bool,
     source_name: String,
     /// Longest first.
     specials: Vec<Special>,
@@ -46,20 +73,22 @@ impl Tokenizer {
     /// Reads a `tokenizer.json`; `source_name` names it in errors.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if it is not JSON, not a tokenizer, empty, or numbers its tokens
-    /// beyond 2^24.
+    /// [`Error::Tokenizer`] if it is not JSON, not a tokenizer, empty, or holds a component that no text could be
+    /// given: an empty pattern, a map that leads outside of itself, ids beyond all measure.
     pub fn from_json(bytes: &[u8], source_name: &str) -> Result<Self> {
-        let fail = |reason: String| Error::Tokenizer {
-            source_name: source_name.into(),
-            reason,
+        let build = || -> std::result::Result<Self, String> {
+            let json: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+            Self::from_parts(Parts::new(&json)?, source_name)
         };
-        // First as plain JSON: some deserializers of the crate panic on a syntax error.
-        let json: Value = serde_json::from_slice(bytes).map_err(|error| fail(error.to_string()))?;
-        let mut inner =
-            tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| fail(error.to_string()))?;
-        inner.set_encode_special_tokens(true);
+        let built = catch_unwind(build).unwrap_or_else(|_| Err(PANICKED.into()));
+        built.map_err(|reason| Error::Tokenizer {
+            source_name: source_name.into(),
+            reason: printable(&reason),
+        })
+    }
 
-        let added = inner.get_added_tokens_decoder();
+    fn from_parts(parts: Parts, source_name: &str) -> std::result::Result<Self, String> {
+        let added = parts.added.get_added_tokens_decoder();
         let mut specials: Vec<Special> = added
             .iter()
             .filter(|(_, token)| token.special)
@@ -71,7 +100,7 @@ impl Tokenizer {
             })
             .collect();
         specials.sort_by(|a, b| b.content.len().cmp(&a.content.len()).then(a.id.cmp(&b.id)));
-        let bytes = ByteTable::new(&inner, &json).map_err(fail)?;
+        let bytes = ByteTable::new(&parts.tokens, &parts.added, parts.spelling)?;
         let mut special_start = [false; 256];
         let mut is_special = vec![false; bytes.vocab_size()];
         for special in &specials {
@@ -79,26 +108,19 @@ impl Tokenizer {
             special_start[special.content.as_bytes()[0] as usize] = true;
             is_special[special.id as usize] = true;
         }
-
-        let model = &json["model"];
-        let unknown = model["unk_token"]
-            .as_str()
-            .and_then(|token| inner.token_to_id(token))
-            .or_else(|| {
-                model["unk_id"]
-                    .as_u64()
-                    .and_then(|id| u32::try_from(id).ok())
-            });
-
         Ok(Self {
             bytes,
-            continuing: inner.get_pre_tokenizer().cloned().map(without_first_prefix),
+            words: parts.words,
+            added: parts.added,
+            normalizer: parts.normalizer,
+            splits: parts.splits,
+            ids: parts.tokens.into_iter().collect(),
+            space_prefix: parts.space_prefix,
             source_name: source_name.into(),
-            inner,
             specials,
             special_start,
             is_special,
-            unknown,
+            unknown: parts.unknown,
         })
     }
 
@@ -129,7 +151,7 @@ impl Tokenizer {
     pub fn encode_pieces(&self, pieces: &[Piece], at_start: bool) -> Result<Vec<u32>> {
         let mut tokens = Vec::new();
         let mut run = String::new();
-        let mut at_start = at_start;
+        let (mut at_start, mut border) = (at_start, at_start);
         for piece in pieces {
             let mut rest = match *piece {
                 Piece::Content(text) => {
@@ -146,10 +168,10 @@ impl Tokenizer {
                 } else {
                     before
                 });
-                self.encode_run(&run, at_start, &mut tokens)?;
+                self.encode_run(&run, at_start, border, &mut tokens)?;
                 tokens.push(special.id);
                 run.clear();
-                at_start = false;
+                (at_start, border) = (false, true);
                 rest = if special.rstrip {
                     after.trim_start()
                 } else {
@@ -158,7 +180,7 @@ impl Tokenizer {
             }
             run.push_str(rest);
         }
-        self.encode_run(&run, at_start, &mut tokens)?;
+        self.encode_run(&run, at_start, border, &mut tokens)?;
         Ok(tokens)
     }
 
@@ -174,7 +196,8 @@ impl Tokenizer {
 
     /// The id of a token, as the file spells it.
     pub fn token_id(&self, token: &str) -> Option<u32> {
-        self.inner.token_to_id(token)
+        let added = || self.added.get_vocab().get(token).copied();
+        self.ids.get(token).copied().or_else(added)
     }
 
     /// Whether the token is a control token, which a user's text never becomes.
@@ -192,86 +215,107 @@ impl Tokenizer {
         })
     }
 
-    /// Appends the tokens of text without special tokens.
-    fn encode_run(&self, text: &str, at_start: bool, tokens: &mut Vec<u32>) -> Result<()> {
+    /// Appends the tokens of text without special tokens. `border` says that it begins the whole or follows a special
+    /// token.
+    fn encode_run(
+        &self,
+        text: &str,
+        at_start: bool,
+        border: bool,
+        tokens: &mut Vec<u32>,
+    ) -> Result<()> {
         if text.is_empty() {
             return Ok(());
         }
-        let added = self.inner.get_added_vocabulary();
-        let mut split = added.extract_and_normalize(self.inner.get_normalizer(), text);
-        let pre_tokenizer = match at_start {
-            true => self.inner.get_pre_tokenizer(),
-            false => self.continuing.as_ref(),
-        };
-        if let Some(pre_tokenizer) = pre_tokenizer {
-            pre_tokenizer
-                .pre_tokenize(&mut split)
-                .map_err(|error| self.error(error))?;
-        }
-        for (word, _, added) in split.get_splits(OffsetReferential::Original, OffsetType::None) {
-            match added {
-                Some(added) => tokens.extend(added.iter().map(|token| token.id)),
-                None => self.encode_word(word, tokens)?,
-            }
-        }
+        let run = AssertUnwindSafe(|| self.encode_text(text, at_start, border));
+        let found = catch_unwind(run).unwrap_or_else(|_| Err(PANICKED.into()));
+        tokens.extend(found.map_err(|reason| self.error(&reason))?);
         Ok(())
+    }
+
+    fn encode_text(
+        &self,
+        text: &str,
+        at_start: bool,
+        border: bool,
+    ) -> std::result::Result<Vec<u32>, String> {
+        let normalizing = Normalizing::new(&self.normalizer, text);
+        let mut split = self.added.extract_and_normalize(Some(&normalizing), text);
+        if let Ok(mut failure) = normalizing.failure.lock()
+            && let Some(reason) = failure.take()
+        {
+            return Err(reason);
+        }
+        for step in &self.splits {
+            step.split(&mut split, at_start)
+                .map_err(|error| error.to_string())?;
+        }
+        let mut tokens = Vec::new();
+        let mut border = border;
+        for (word, _, added) in split.get_splits(OffsetReferential::Original, OffsetType::None) {
+            match (added, &self.words) {
+                (Some(added), _) => tokens.extend(added.iter().map(|token| token.id)),
+                (None, Words::SentencePiece(_)) => {
+                    let prefix = if border && self.space_prefix { " " } else { "" };
+                    let spaced = format!("{prefix}{word}").replace(' ', "\u{2581}");
+                    self.encode_word(&spaced, 0, &mut tokens)?;
+                }
+                (None, _) => self.encode_word(word, 0, &mut tokens)?,
+            }
+            border = added.is_some();
+        }
+        Ok(tokens)
     }
 
     /// Appends the tokens of a pre-tokenized word. Where the model's own vocabulary holds the name
     /// of a special token (sentencepiece keeps `</s>` there), the word is cut so that it is not
     /// found.
-    fn encode_word(&self, word: &str, tokens: &mut Vec<u32>) -> Result<()> {
-        let found = self
-            .inner
-            .get_model()
-            .tokenize(word)
-            .map_err(|error| self.error(error))?;
+    fn encode_word(
+        &self,
+        word: &str,
+        cuts: usize,
+        tokens: &mut Vec<u32>,
+    ) -> std::result::Result<(), String> {
+        let found = self.words.tokenize(word)?;
         let control = |id: u32| self.is_special(id) && self.unknown != Some(id);
-        if !found.iter().any(|token| control(token.id)) {
-            tokens.extend(found.iter().map(|token| token.id));
+        if !found.iter().any(|&(id, _)| control(id)) {
+            tokens.extend(found.iter().map(|&(id, _)| id));
             return Ok(());
         }
         let mut done = 0;
-        for token in found.iter().filter(|token| control(token.id)) {
+        for &(_, start) in found.iter().filter(|&&(id, _)| control(id)) {
             // After the token's first character, or before it if it is the last of the word.
-            let start = token.offsets.0;
             let first = word.get(start..).and_then(|rest| rest.chars().next());
             let inside = start + first.map_or(0, char::len_utf8);
             let cut = if inside < word.len() { inside } else { start };
             if cut > done && word.is_char_boundary(cut) {
-                self.encode_word(&word[done..cut], tokens)?;
+                if cuts == MAX_CUTS {
+                    break;
+                }
+                self.encode_word(&word[done..cut], cuts + 1, tokens)?;
                 done = cut;
             }
         }
         if done == 0 {
-            let reason = format!("{word:?} can only be written as a control token");
-            return Err(self.error(reason.into()));
+            let short: String = word.chars().take(80).collect();
+            return Err(format!("{short:?} can only be written as a control token"));
         }
-        self.encode_word(&word[done..], tokens)
+        self.encode_word(&word[done..], cuts + 1, tokens)
     }
 
-    fn error(&self, error: tokenizers::Error) -> Error {
+    fn error(&self, reason: &str) -> Error {
         Error::Tokenizer {
             source_name: self.source_name.clone(),
-            reason: error.to_string(),
+            reason: printable(reason),
         }
     }
 }
 
-/// The pre-tokenizer without a space put before the beginning of the text.
-fn without_first_prefix(mut pre_tokenizer: PreTokenizerWrapper) -> PreTokenizerWrapper {
-    match &mut pre_tokenizer {
-        PreTokenizerWrapper::Metaspace(metaspace)
-            if metaspace.get_prepend_scheme() == PrependScheme::First =>
-        {
-            metaspace.set_prepend_scheme(PrependScheme::Never);
-        }
-        PreTokenizerWrapper::Sequence(sequence) => {
-            for step in sequence.as_mut() {
-                *step = without_first_prefix(step.clone());
-            }
-        }
-        _ => {}
-    }
-    pre_tokenizer
+/// A reason without control characters, which a file may put into it.
+fn printable(reason: &str) -> String {
+    let escaped = |character: char| match character.is_control() {
+        true => character.escape_default().to_string(),
+        false => character.to_string(),
+    };
+    reason.chars().take(1_000).map(escaped).collect()
 }

@@ -1,16 +1,22 @@
-use serde_json::Value;
+use super::rwkv::unescape;
+use tokenizers::AddedVocabulary;
 
 /// Tokens accepted, far above any real vocabulary: a hostile file may number one 2^32 - 1.
-const MAX_VOCAB: usize = 1 << 24;
+pub(super) const MAX_VOCAB: usize = 1 << 24;
 
-/// The exact bytes of every token, end to end, so that decoding a token is a table lookup.
-///
-/// How a vocabulary spells bytes depends on the tokenizer:
-/// - byte-level BPE spells each byte as one printable character;
-/// - all others spell text, with U+2581 for a space, and with `<0x0A>` for a byte if the model
-///   falls back to bytes.
-///
-/// Added tokens (control tokens and the like) are spelled as they are.
+/// How a vocabulary spells bytes.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Spelling {
+    /// Byte-level BPE: each byte is one printable character.
+    ByteLevel,
+    /// Text, with U+2581 for a space, and with `<0x0A>` for a byte if the model falls back to bytes.
+    Text { byte_fallback: bool },
+    /// RWKV: text with Python's escapes.
+    Escaped,
+}
+
+/// The exact bytes of every token, end to end, so that decoding a token is a table lookup. Added tokens (control tokens
+/// and the like) are spelled as they are.
 pub(super) struct ByteTable {
     bytes: Vec<u8>,
     /// `[vocab + 1]`
@@ -18,11 +24,14 @@ pub(super) struct ByteTable {
 }
 
 impl ByteTable {
-    /// Reads the vocabulary of `tokenizer`, whose file is `json`; the error is a reason.
-    pub fn new(tokenizer: &tokenizers::Tokenizer, json: &Value) -> Result<Self, String> {
-        let vocabulary = tokenizer.get_vocab(false);
-        let added = tokenizer.get_added_tokens_decoder();
-        let last = vocabulary.values().chain(added.keys()).max();
+    /// The bytes of `tokens`, spelled so, and of the added ones; the error is a reason.
+    pub fn new(
+        tokens: &[(String, u32)],
+        added: &AddedVocabulary,
+        spelling: Spelling,
+    ) -> Result<Self, String> {
+        let added = added.get_added_tokens_decoder();
+        let last = tokens.iter().map(|(_, id)| id).chain(added.keys()).max();
         let vocab = last.map_or(0, |&id| id as usize + 1);
         if vocab == 0 || vocab > MAX_VOCAB {
             return Err(format!(
@@ -30,25 +39,24 @@ impl ByteTable {
             ));
         }
 
-        let byte_level = has_step(&json["decoder"], "ByteLevel")
-            || has_step(&json["pre_tokenizer"], "ByteLevel");
-        let byte_fallback =
-            json["model"]["byte_fallback"] == true || has_step(&json["decoder"], "ByteFallback");
         let alphabet = Alphabet::new();
         let mut spelled: Vec<Vec<u8>> = vec![Vec::new(); vocab];
-        for (token, id) in vocabulary {
-            spelled[id as usize] = if byte_level {
-                alphabet.decode(&token)
-            } else if let Some(byte) = fallback_byte(&token).filter(|_| byte_fallback) {
-                vec![byte]
-            } else {
-                with_spaces(&token)
+        for (token, id) in tokens {
+            spelled[*id as usize] = match spelling {
+                Spelling::ByteLevel => alphabet.decode(token),
+                Spelling::Escaped => unescape(token),
+                Spelling::Text { byte_fallback } => {
+                    match fallback_byte(token).filter(|_| byte_fallback) {
+                        Some(byte) => vec![byte],
+                        None => with_spaces(token),
+                    }
+                }
             };
         }
-        for (id, token) in added {
-            spelled[id as usize] = match byte_level {
-                true => token.content.into_bytes(),
-                false => with_spaces(&token.content),
+        for (&id, token) in added {
+            spelled[id as usize] = match spelling {
+                Spelling::Text { .. } => with_spaces(&token.content),
+                _ => token.content.clone().into_bytes(),
             };
         }
 
@@ -77,15 +85,6 @@ impl ByteTable {
             _ => &[],
         }
     }
-}
-
-/// Whether a decoder or pre-tokenizer, or a step of one that is a sequence, is of type `name`.
-fn has_step(value: &Value, name: &str) -> bool {
-    let steps = value["decoders"]
-        .as_array()
-        .or_else(|| value["pretokenizers"].as_array());
-    value["type"] == name
-        || steps.is_some_and(|steps| steps.iter().any(|step| has_step(step, name)))
 }
 
 fn with_spaces(token: &str) -> Vec<u8> {

@@ -1,0 +1,226 @@
+//! IQ4_XS: super-blocks of 256 numbers, eight sub-blocks of 32 with a 6-bit scale each, 4-bit codes of the values of IQ4_NL:
+//! `x = d * (scale - 32) * VALUES[q]`.
+//!
+//! Bits 0..4 of scale j are half of a byte of `scales_low`, bits 4..6 are bits `2 * j..2 * j + 2` of `scales_high`. The low
+//! halves of a sub-block's 16 bytes are its numbers 0..16, the high halves its numbers 16..32.
+
+use crate::activations::Row;
+use crate::format::Format;
+use crate::formats::fit::{self, nearest_int};
+use crate::formats::iq4_nl::{VALUES, nearest_codes, values};
+use crate::formats::{Half, decode_blocks, encode_blocks};
+use crate::kernel;
+use crate::simd::scalar;
+
+/// 4.25 bits per number: super-blocks of 256, scale per 32, for values that lie closer near zero.
+pub static IQ4_XS: Format = Format {
+    name: "IQ4_XS",
+    ggml_type: 23,
+    block_len: 256,
+    block_bytes: size_of::<Block>(),
+    integer_dot: true,
+    device_apart: 0..8,
+    encode: |src, dst| encode_blocks(src, dst, Block::encode),
+    decode: |src, dst| decode_blocks(src, dst, Block::decode),
+    kernel: kernel::integer::<Block>,
+};
+
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(crate) struct Block {
+    d: Half,
+    scales_high: [u8; 2],
+    scales_low: [u8; 4],
+    q: [[u8; 16]; 8],
+}
+
+const _: () = assert!(size_of::<Block>() == 136);
+
+impl Block {
+    fn encode(x: &[f32; 256]) -> Block {
+        let fitted = fit::fit_to_values::<32>(&fit::columns(x), &VALUES).0;
+        // The scale of largest magnitude becomes -32 exactly.
+        let d = -fit::extreme(&fitted) / 32.0;
+        let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
+        let mut block: Block = bytemuck::Zeroable::zeroed();
+        block.d = Half::from_f32(d);
+        for (j, x) in x.as_chunks().0.iter().enumerate() {
+            let scale = nearest_int(inverse * fitted[j]).clamp(-32, 31);
+            block.q[j] = nearest_codes(x, d * scale as f32);
+            let code = (scale + 32) as u8;
+            block.scales_low[j / 2] |= (code & 15) << (j % 2 * 4);
+            block.scales_high[j / 4] |= code >> 4 << (j % 4 * 2);
+        }
+        block
+    }
+
+    /// Scale of sub-block `j` less 32.
+    fn scale(&self, j: usize) -> i8 {
+        let low = self.scales_low[j / 2] >> (j % 2 * 4) & 15;
+        let high = self.scales_high[j / 4] >> (j % 4 * 2) & 3;
+        (low | high << 4) as i8 - 32
+    }
+
+    fn decode(&self) -> [f32; 256] {
+        let mut x = [0.0; 256];
+        for (j, x) in x.as_chunks_mut().0.iter_mut().enumerate() {
+            let scale = self.d.to_f32() * f32::from(self.scale(j));
+            *x = values(&self.q[j], &VALUES).map(|q| scale * f32::from(q));
+        }
+        x
+    }
+}
+
+impl scalar::Dot for Block {
+    fn dot(row: &[u8], x: Row) -> f32 {
+        let blocks: &[Block] = bytemuck::cast_slice(row);
+        let mut dot = 0.0;
+        for (b, block) in blocks.iter().enumerate() {
+            for j in 0..8 {
+                let scale = block.d.to_f32() * f32::from(block.scale(j));
+                let codes = scalar::dot_codes(&values(&block.q[j], &VALUES), &x.block(8 * b + j));
+                dot += scale * x.scales[8 * b + j] * codes as f32;
+            }
+        }
+        dot
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::{Block, VALUES};
+    use crate::formats::iq4_nl::x86::{UNSIGNED, look_up_256, look_up_512};
+    use crate::formats::k_quants::x86::EightLines;
+    use crate::simd::{avx2, avx512};
+
+    /// The eight scales; there are no minima.
+    #[target_feature(enable = "avx2,f16c")]
+    #[inline]
+    fn eight_scales(block: &Block) -> EightLines {
+        let low = _mm256_set1_epi32(i32::from_le_bytes(block.scales_low));
+        let high = _mm256_set1_epi32(u16::from_le_bytes(block.scales_high).into());
+        let low = _mm256_srlv_epi32(low, _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+        let high = _mm256_srlv_epi32(high, _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
+        let low = _mm256_and_si256(low, _mm256_set1_epi32(15));
+        let high = _mm256_slli_epi32::<4>(_mm256_and_si256(high, _mm256_set1_epi32(3)));
+        let codes = _mm256_sub_epi32(_mm256_or_si256(low, high), _mm256_set1_epi32(32));
+        let d = _mm256_set1_ps(avx2::half(block.d.bits()));
+        EightLines {
+            scales: _mm256_mul_ps(_mm256_cvtepi32_ps(codes), d),
+            mins: _mm256_setzero_ps(),
+        }
+    }
+
+    impl avx512::Integer for Block {
+        type Chunk = Block;
+        type Header = EightLines;
+
+        const GROUPS: usize = 2;
+        const OFFSET: i8 = -128;
+        const HALF_SCALES: bool = false;
+
+        #[target_feature(enable = "avx2,f16c")]
+        #[inline]
+        unsafe fn header(block: *const Block) -> EightLines {
+            // SAFETY: the block is valid and needs no alignment.
+            eight_scales(unsafe { &*block })
+        }
+
+        #[target_feature(enable = "avx512f,avx512bw")]
+        #[inline]
+        unsafe fn group(block: *const Block, header: EightLines, group: usize) -> avx512::Group {
+            // SAFETY: a group's codes are 64 bytes.
+            let codes = unsafe { _mm512_loadu_si512((*block).q.as_ptr().add(4 * group).cast()) };
+            let (first, second) = look_up_512(&UNSIGNED, codes);
+            let scale = header.spread(group);
+            avx512::Group {
+                first,
+                second,
+                scale,
+                second_scale: scale,
+            }
+        }
+
+        #[inline]
+        fn mins(_: EightLines) -> Option<__m256> {
+            None
+        }
+    }
+
+    impl avx2::Integer for Block {
+        type Chunk = Block;
+        type Header = EightLines;
+
+        const PAIRS: usize = 4;
+        const OFFSET: i8 = 0;
+        const SIGNED: bool = true;
+        const HALF_SCALES: bool = false;
+
+        #[target_feature(enable = "avx2,f16c")]
+        #[inline]
+        unsafe fn header(block: *const Block) -> EightLines {
+            // SAFETY: the block is valid and needs no alignment.
+            eight_scales(unsafe { &*block })
+        }
+
+        #[target_feature(enable = "avx2")]
+        #[inline]
+        unsafe fn pair(block: *const Block, header: EightLines, pair: usize) -> avx2::Pair {
+            // SAFETY: a pair's codes are 32 bytes.
+            let codes = unsafe { _mm256_loadu_si256((*block).q.as_ptr().add(2 * pair).cast()) };
+            let (first, second) = look_up_256(&VALUES, codes);
+            let scale = header.spread_pair(pair);
+            avx2::Pair {
+                first,
+                second,
+                scale,
+                second_scale: scale,
+            }
+        }
+
+        #[inline]
+        fn mins(_: EightLines) -> Option<__m256> {
+            None
+        }
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod arm {
+    use std::arch::aarch64::*;
+
+    use super::{Block, VALUES};
+    use crate::formats::iq4_nl::arm::look_up;
+    use crate::simd::neon;
+
+    impl neon::Integer for Block {
+        type Header = f32;
+
+        const BLOCKS: usize = 8;
+        const HALF_SCALES: bool = false;
+
+        #[inline]
+        fn header(&self) -> f32 {
+            neon::half(self.d.bits())
+        }
+
+        #[inline]
+        fn unpack(&self, d: f32, block: usize) -> neon::Block {
+            let (first, second) = look_up(&VALUES, &self.q[block]);
+            let scale = d * f32::from(self.scale(block));
+            neon::Block {
+                first,
+                second,
+                scale,
+                second_scale: scale,
+            }
+        }
+
+        #[inline]
+        fn mins(_: f32) -> Option<[float32x4_t; 2]> {
+            None
+        }
+    }
+}

@@ -1,0 +1,248 @@
+use super::*;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+/// Runs for about `rounds` turns of a loop.
+fn dawdle(rounds: usize) {
+    for i in 0..rounds {
+        std::hint::black_box(i);
+    }
+}
+
+/// A small generator of numbers that look random.
+fn random(state: &mut u64) -> usize {
+    *state = state
+        .wrapping_mul(6364136223846793005)
+        .wrapping_add(1442695040888963407);
+    (*state >> 33) as usize
+}
+
+#[test]
+fn every_index_runs_once_in_many_regions() {
+    let pool = Pool::new(3).unwrap();
+    for round in 0..2000 {
+        let hits: Vec<AtomicUsize> = (0..17).map(|_| AtomicUsize::new(0)).collect();
+        pool.each(hits.len(), |_, i| {
+            hits[i].fetch_add(1, Ordering::Relaxed);
+        });
+        let once = hits.iter().all(|h| h.load(Ordering::Relaxed) == 1);
+        assert!(once, "round {round}");
+    }
+}
+
+/// What a late worker could break: the closure and all that it borrows live on the stack of the region, are written with
+/// poison when it ends, and are other ones in the next region.
+#[test]
+fn nobody_enters_a_region_that_has_ended() {
+    let rounds = if cfg!(miri) { 50 } else { 3000 };
+    let pool = Pool::new(if cfg!(miri) { 4 } else { 16 }).unwrap();
+    let mut seed = 7;
+    for round in 0..rounds {
+        let open = AtomicBool::new(true);
+        let count = 1 + random(&mut seed) % 40;
+        let (delay, pause) = (random(&mut seed) % 3000, random(&mut seed) % 20_000);
+        let mut results = vec![usize::MAX; count];
+        let shared = crate::cpu::Shared::new(&mut results);
+        let in_use: Vec<AtomicBool> = (0..16).map(|_| AtomicBool::new(false)).collect();
+        pool.each(count, |worker, index| {
+            assert!(open.load(Ordering::SeqCst), "round {round}");
+            assert!(
+                !in_use[worker].swap(true, Ordering::SeqCst),
+                "two tasks on one worker"
+            );
+            dawdle(delay * (index % 3));
+            // SAFETY: every index is claimed once.
+            unsafe { shared.part(index..index + 1)[0] = index * round };
+            in_use[worker].store(false, Ordering::SeqCst);
+        });
+        open.store(false, Ordering::SeqCst);
+        assert!(
+            results.iter().enumerate().all(|(i, &r)| r == i * round),
+            "round {round}"
+        );
+        // Long enough now and then for workers to fall asleep, or to come too late.
+        dawdle(if round % 7 == 0 { 50 * pause } else { pause });
+    }
+}
+
+#[test]
+fn a_region_ends_without_workers_that_never_come() {
+    let pool = Pool::new(3).unwrap();
+    // Nobody attends, as if no worker ever got a core.
+    for worker in pool.region.lock().unwrap().iter_mut() {
+        worker.since = Instant::now() + Duration::from_secs(3600);
+    }
+    let workers = Mutex::new(Vec::new());
+    pool.each(12, |worker, _| workers.lock().unwrap().push(worker));
+    assert_eq!(workers.into_inner().unwrap(), [0; 12]);
+}
+
+#[test]
+fn a_worker_that_costs_more_than_it_saves_is_left_out_for_longer_each_time() {
+    let [least, most] = LEFT_OUT;
+    let start = Instant::now();
+    let mut worker = Attendance {
+        since: start,
+        entered: true,
+        penalty: least,
+        balance: 0,
+    };
+    let (own, slice) = (Duration::from_micros(100), Duration::from_millis(3));
+    for _ in 0..100 {
+        worker.left(start, Duration::ZERO, own);
+    }
+    worker.left(start, slice, own);
+    assert_eq!(worker.since, start, "it had saved more than that");
+    for round in 0..20 {
+        let now = worker.since;
+        worker.left(now, own, own);
+        worker.left(now, slice, own);
+        let left_out = worker.since - now;
+        // The first of these pays off what was left of its credit.
+        if round > 0 {
+            let expected = least * 2u32.pow((round - 1).min(6));
+            assert_eq!(left_out, slice + expected.min(most), "{round}");
+        }
+    }
+    assert_eq!(worker.penalty, most);
+    // Much later it is forgiven.
+    worker.left(worker.since + 5 * most, slice, own);
+    assert_eq!(worker.penalty, 2 * least);
+}
+
+#[test]
+fn a_panic_reaches_its_own_caller_with_its_message_and_the_pool_lives_on() {
+    let pool = Pool::new(3).unwrap();
+    for culprit in 0..30 {
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            pool.each(30, |_, index| {
+                dawdle(1000);
+                assert!(index != culprit, "planted {culprit}");
+            });
+        }));
+        let payload = outcome.expect_err("a panic");
+        let said = payload.downcast_ref::<String>().expect("a text");
+        assert!(said.contains(&format!("planted {culprit}")), "{said}");
+        let count = AtomicUsize::new(0);
+        pool.each(30, |_, _| {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(count.into_inner(), 30);
+    }
+}
+
+#[test]
+fn sessions_on_several_threads_share_a_pool_and_panics_stay_where_they_are() {
+    let pool = Pool::new(2).unwrap();
+    let rounds = if cfg!(miri) { 20 } else { 500 };
+    std::thread::scope(|scope| {
+        for session in 0..4 {
+            let pool = &pool;
+            scope.spawn(move || {
+                for round in 0..rounds {
+                    let sum = AtomicUsize::new(0);
+                    let outcome = catch_unwind(AssertUnwindSafe(|| {
+                        pool.each(10, |_, i| {
+                            assert!(session != 0 || round % 50 != 3 || i != 7, "planted");
+                            sum.fetch_add(i, Ordering::Relaxed);
+                        });
+                    }));
+                    let planted = session == 0 && round % 50 == 3;
+                    assert_eq!(outcome.is_err(), planted);
+                    assert!(planted || sum.into_inner() == 45);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn more_threads_than_can_be_are_an_error() {
+    let error = Pool::new(MAX_THREADS + 1).err().expect("too many");
+    assert!(error.to_string().contains("1 to 1024"), "{error}");
+}
+
+#[cfg(all(target_os = "linux", not(miri)))]
+mod forked {
+    use super::*;
+
+    unsafe extern "C" {
+        fn fork() -> i32;
+        fn waitpid(process: i32, status: *mut i32, options: i32) -> i32;
+        fn kill(process: i32, signal: i32) -> i32;
+        fn _exit(status: i32) -> !;
+    }
+
+    /// Runs `body` in a child made by fork(2). Its exit status, or none if it had to be killed after a minute.
+    fn in_child(body: impl FnOnce() -> bool) -> Option<i32> {
+        const DO_NOT_WAIT: i32 = 1;
+        // SAFETY: the child calls nothing but `body`, which this test supplies, and ends itself.
+        let child = unsafe { fork() };
+        if child == 0 {
+            let good = catch_unwind(AssertUnwindSafe(body)).unwrap_or(false);
+            // SAFETY: ends this process.
+            unsafe { _exit(if good { 7 } else { 1 }) }
+        }
+        assert!(child > 0, "no child");
+        let mut status = 0;
+        for _ in 0..6000 {
+            // SAFETY: the child is this process's.
+            if unsafe { waitpid(child, &mut status, DO_NOT_WAIT) } == child {
+                return Some(status >> 8);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        // SAFETY: as above.
+        unsafe { kill(child, 9) };
+        None
+    }
+
+    fn works(pool: &Pool) -> bool {
+        let sum = AtomicUsize::new(0);
+        for _ in 0..100 {
+            pool.each(40, |_, index| {
+                sum.fetch_add(index, Ordering::Relaxed);
+            });
+        }
+        sum.into_inner() == 100 * 780
+    }
+
+    #[test]
+    fn a_child_computes_on_its_own_thread_and_ends() {
+        let mut pool = Some(Pool::new(3).unwrap());
+        assert!(works(pool.as_ref().unwrap()));
+        // Workers spin, and then they sleep.
+        for pause in [0, 20] {
+            std::thread::sleep(Duration::from_millis(pause));
+            let child = in_child(|| {
+                let pool = pool.take().expect("the parent's pool");
+                let good = works(&pool);
+                drop(pool);
+                good && works(&Pool::new(2).expect("threads of its own"))
+            });
+            assert_eq!(child, Some(7));
+            assert!(works(pool.as_ref().unwrap()), "the parent goes on");
+        }
+    }
+
+    #[test]
+    fn a_child_of_another_thread_s_region_computes_too() {
+        let pool = Pool::new(3).unwrap();
+        let (open, done) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                pool.each(3, |_, _| {
+                    open.store(true, Ordering::SeqCst);
+                    while !done.load(Ordering::SeqCst) {
+                        std::thread::yield_now();
+                    }
+                });
+            });
+            while !open.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            let child = in_child(|| works(&pool));
+            done.store(true, Ordering::SeqCst);
+            assert_eq!(child, Some(7));
+        });
+    }
+}

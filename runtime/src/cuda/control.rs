@@ -1,0 +1,112 @@
+//! The words that a session's kernels and the host share: grid barrier, chosen token, and the report of a spin past its deadline.
+
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::driver::{Address, Driver, Memory, Queue};
+use crate::error::Result;
+
+/// `Control` in phases.cu.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+struct Words {
+    arrivals: u32,
+    token: u32,
+    failure: u32,
+    phase: u32,
+    block: u32,
+    chosen: u32,
+}
+
+/// A spin that passed its deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Failure {
+    /// What it waited for, a number of `Wait` in phases.cu.
+    wait: u32,
+    /// The phase of its thread block.
+    pub phase: u32,
+    block: u32,
+}
+
+impl Failure {
+    /// For people; `op` is what ran in the phase.
+    pub fn describe(&self, op: &str) -> String {
+        let wait = match self.wait {
+            1 => "the grid barrier",
+            _ => "a value in a mailbox",
+        };
+        format!(
+            "thread block {} waited more than {} s for {wait} in phase {} ({op}); the session is lost: open a new one and restore the \
+             last snapshot",
+            self.block,
+            ((deadline() as u64) << 32) / 1_000_000_000,
+            self.phase
+        )
+    }
+}
+
+/// A session's words in device memory.
+pub(super) struct Control(Memory);
+
+impl Control {
+    /// All zero, before the first token.
+    pub fn new(driver: &Arc<dyn Driver>, queue: &dyn Queue) -> Result<Self> {
+        let memory = Memory::new(driver, size_of::<Words>())?;
+        let words = Words {
+            token: 1,
+            ..Words::default()
+        };
+        queue.write(memory.address(), bytemuck::bytes_of(&words))?;
+        Ok(Control(memory))
+    }
+
+    /// Where they are.
+    pub fn address(&self) -> Address {
+        self.0.address()
+    }
+
+    /// Where the chosen token is, a u32.
+    pub fn chosen_address(&self) -> Address {
+        self.0.address() + std::mem::offset_of!(Words, chosen) as u64
+    }
+
+    /// The chosen token, once the device is idle, or the failure of the program that ran.
+    pub fn read(&self, queue: &dyn Queue) -> Result<std::result::Result<u32, Failure>> {
+        let mut words = Words::zeroed();
+        queue.read(self.address(), bytemuck::bytes_of_mut(&mut words))?;
+        Ok(match words.failure {
+            0 => Ok(words.chosen),
+            wait => Err(Failure {
+                wait,
+                phase: words.phase,
+                block: words.block,
+            }),
+        })
+    }
+}
+
+/// How long the spins of a token may take, in units of 2^32 ns, 4.3 s: they end between so many units and one more. On a GPU that
+/// reads weights from a file, the first token reads the whole file. `WATERLINE_DEADLINE` is another number of units.
+pub(super) fn deadline() -> usize {
+    let named = std::env::var("WATERLINE_DEADLINE").ok();
+    let named = named.and_then(|text| text.parse().ok());
+    named
+        .filter(|units| (1..=1000).contains(units))
+        .unwrap_or(3)
+}
+
+/// The phase that loses a value or an arrival, for tests of deadlines: `WATERLINE_FAULT` in the environment.
+pub(super) fn fault() -> Option<u32> {
+    #[cfg(test)]
+    if let Some(phase) = FAULT.get() {
+        return Some(phase);
+    }
+    std::env::var("WATERLINE_FAULT").ok()?.parse().ok()
+}
+
+#[cfg(test)]
+thread_local! {
+    /// The same for programs that this thread lays out.
+    pub(super) static FAULT: std::cell::Cell<Option<u32>> = const { std::cell::Cell::new(None) };
+}

@@ -1,0 +1,193 @@
+//! Templates as trees. Every node knows its height, so that whoever walks or drops one needs a bounded stack.
+
+use std::sync::Arc;
+
+use super::{Failure, Outcome};
+
+/// Greatest height of a tree.
+const MAX_HEIGHT: u32 = 300;
+
+/// An expression and the line where it stands.
+#[derive(Debug)]
+pub struct Node {
+    pub expr: Box<Expr>,
+    pub line: u32,
+    height: u32,
+}
+
+#[derive(Debug)]
+pub enum Expr {
+    Const(Constant),
+    Name(Arc<str>),
+    /// Elements, and whether it is a tuple.
+    List(Vec<Node>, bool),
+    Dict(Vec<(Node, Node)>),
+    Attribute(Node, Arc<str>),
+    Index(Node, Node),
+    /// Object, start, stop, step.
+    Slice(Node, [Option<Node>; 3]),
+    Call(Node, Arguments),
+    Filter(Option<Node>, Arc<str>, Arguments),
+    /// Object, name of the test, its arguments, whether it is negated.
+    Test(Node, Arc<str>, Arguments, bool),
+    Not(Node),
+    Negative(Node),
+    Positive(Node),
+    Binary(Operator, Node, Node),
+    And(Node, Node),
+    Or(Node, Node),
+    Compare(Node, Vec<(Comparison, Node)>),
+    /// Condition, value if true, value if false.
+    If(Node, Node, Option<Node>),
+}
+
+#[derive(Debug)]
+pub enum Constant {
+    None,
+    Bool(bool),
+    Int(i64),
+    Float(f64),
+    Str(String),
+}
+
+#[derive(Debug, Default)]
+pub struct Arguments {
+    pub positional: Vec<Node>,
+    pub named: Vec<(Arc<str>, Node)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Operator {
+    Add,
+    Subtract,
+    Multiply,
+    Divide,
+    FloorDivide,
+    Remainder,
+    Power,
+    Concat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Comparison {
+    Equal,
+    NotEqual,
+    Less,
+    LessEqual,
+    Greater,
+    GreaterEqual,
+    In,
+    NotIn,
+}
+
+/// What is assigned to.
+#[derive(Debug)]
+pub enum Target {
+    Name(Arc<str>),
+    /// Name of a namespace, and its attribute.
+    Attribute(Arc<str>, Arc<str>),
+    Tuple(Vec<Target>),
+}
+
+#[derive(Debug)]
+pub enum Statement {
+    Text(String),
+    Emit(Node),
+    /// Conditions and their bodies; the last may have none.
+    If(Vec<(Option<Node>, Vec<Statement>)>),
+    For(Box<For>),
+    Set(Target, Node),
+    /// Target, filters applied to what the body renders, body.
+    SetBlock(Target, Option<Node>, Vec<Statement>),
+    FilterBlock(Node, Vec<Statement>),
+    With(Vec<(Target, Node)>, Vec<Statement>),
+    Macro(Arc<Macro>),
+    /// Statements without a scope of their own.
+    Inline(Vec<Statement>),
+    Break,
+    Continue,
+}
+
+#[derive(Debug)]
+pub struct For {
+    pub target: Target,
+    pub items: Node,
+    pub condition: Option<Node>,
+    pub body: Vec<Statement>,
+    pub otherwise: Vec<Statement>,
+}
+
+#[derive(Debug)]
+pub struct Macro {
+    pub name: Arc<str>,
+    pub parameters: Vec<(Arc<str>, Option<Node>)>,
+    pub body: Vec<Statement>,
+}
+
+impl Node {
+    /// Fails if the tree would be too high.
+    pub fn new(expr: Expr, line: u32) -> Outcome<Node> {
+        let height = 1 + expr.children().map_or(0, |height| height);
+        if height > MAX_HEIGHT {
+            return Err(Failure::at(line, "an expression nests too deep"));
+        }
+        Ok(Node {
+            expr: Box::new(expr),
+            line,
+            height,
+        })
+    }
+}
+
+impl Expr {
+    /// The greatest height of a child.
+    fn children(&self) -> Option<u32> {
+        let of = |nodes: &[&Node]| nodes.iter().map(|node| node.height).max();
+        match self {
+            Expr::Const(_) | Expr::Name(_) => None,
+            Expr::List(items, _) => items.iter().map(|node| node.height).max(),
+            Expr::Dict(entries) => {
+                let heights = entries
+                    .iter()
+                    .map(|(key, value)| key.height.max(value.height));
+                heights.max()
+            }
+            Expr::Attribute(node, _)
+            | Expr::Not(node)
+            | Expr::Negative(node)
+            | Expr::Positive(node) => of(&[node]),
+            Expr::Index(a, b) | Expr::Binary(_, a, b) | Expr::And(a, b) | Expr::Or(a, b) => {
+                of(&[a, b])
+            }
+            Expr::Slice(node, parts) => {
+                let parts = parts.iter().flatten().map(|node| node.height).max();
+                parts.max(Some(node.height))
+            }
+            Expr::Call(node, arguments) | Expr::Test(node, _, arguments, _) => {
+                arguments.height().max(Some(node.height))
+            }
+            Expr::Filter(node, _, arguments) => arguments
+                .height()
+                .max(node.as_ref().map(|node| node.height)),
+            Expr::Compare(node, rest) => {
+                let rest = rest.iter().map(|(_, node)| node.height).max();
+                rest.max(Some(node.height))
+            }
+            Expr::If(condition, value, otherwise) => {
+                let both = condition.height.max(value.height);
+                otherwise.as_ref().map(|node| node.height).max(Some(both))
+            }
+        }
+    }
+}
+
+impl Arguments {
+    fn height(&self) -> Option<u32> {
+        let named = self.named.iter().map(|(_, node)| node);
+        self.positional
+            .iter()
+            .chain(named)
+            .map(|node| node.height)
+            .max()
+    }
+}

@@ -1,0 +1,139 @@
+//! Jinja, as far as chat templates need it, for templates of strangers.
+//!
+//! A template comes with a model file and is a program. So nothing here trusts it: parsing and rendering run on a
+//! thread with a stack of their own, trees and values have a greatest depth, and whatever reads, writes or allocates
+//! first pays for it out of one budget of work ([`work::MAX_WORK`]). The budget bounds time and memory together, also
+//! where no clock is looked at: at one unit a byte no rendering allocates more than 256 MiB, all in all. A panic ends
+//! the thread and becomes an error.
+//!
+//! The language is Jinja2's with transformers' settings: `trim_blocks`, `lstrip_blocks`, loop controls, `generation`
+//! blocks, its `tojson`, and an immutable sandbox. Left out is what no known chat template uses: inheritance, imports,
+//! `call` blocks, recursive loops, unpacked arguments. Each is an error that names it.
+
+mod ast;
+mod eval;
+mod expr;
+mod expressions;
+mod filters;
+mod format;
+#[cfg(test)]
+mod hostile_tests;
+mod lexer;
+mod lists;
+mod methods;
+mod operators;
+mod parser;
+mod tests;
+mod text;
+mod value;
+mod work;
+
+use std::time::{Duration, Instant};
+
+use eval::Evaluator;
+use work::Work;
+
+/// Longest source, in bytes: ten times that of any published template.
+const MAX_SOURCE: usize = 256 << 10;
+/// Longest time of a rendering, far beyond what its work takes.
+const MAX_TIME: Duration = Duration::from_secs(10);
+/// Stack of the thread that parses and renders; only what is used takes memory.
+const STACK: usize = 32 << 20;
+/// The message of a panic, which is a mistake of ours.
+const PANICKED: &str = "it cannot be handled";
+/// Longest message of an error, in characters.
+const MAX_MESSAGE: usize = 600;
+
+/// Why a template cannot be parsed or rendered.
+#[derive(Debug)]
+pub struct Failure {
+    message: String,
+    line: Option<u32>,
+}
+
+/// What parsing and rendering return.
+type Outcome<T> = Result<T, Failure>;
+
+impl Failure {
+    fn new(message: impl Into<String>) -> Self {
+        Failure {
+            message: message.into(),
+            line: None,
+        }
+    }
+
+    fn at(line: u32, message: impl Into<String>) -> Self {
+        Failure {
+            message: message.into(),
+            line: Some(line),
+        }
+    }
+
+    /// With a line, if it has none yet.
+    fn or_line(mut self, line: u32) -> Self {
+        self.line = self.line.or(Some(line));
+        self
+    }
+}
+
+/// The message with its line. Whatever a template puts into it, no control character reaches a terminal.
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        if let Some(line) = self.line {
+            write!(f, "line {line}: ")?;
+        }
+        for character in self.message.chars().take(MAX_MESSAGE) {
+            match character.is_control() {
+                true => write!(f, "{}", character.escape_default())?,
+                false => write!(f, "{character}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A parsed template.
+pub struct Template {
+    statements: Vec<ast::Statement>,
+}
+
+impl Template {
+    /// Parses `source`.
+    pub fn new(source: &str) -> Outcome<Self> {
+        if source.len() > MAX_SOURCE {
+            let length = source.len();
+            return Err(Failure::new(format!(
+                "it has {length} bytes, at most {MAX_SOURCE} are read"
+            )));
+        }
+        let statements = on_a_stack(|| parser::parse(source))?;
+        Ok(Template { statements })
+    }
+
+    /// Renders with these variables.
+    pub fn render(&self, variables: &[(&str, serde_json::Value)]) -> Outcome<String> {
+        on_a_stack(|| {
+            let mut work = Work::new(Instant::now() + MAX_TIME);
+            let mut values = Vec::new();
+            for (name, json) in variables {
+                values.push((*name, value::Value::from_json(json, &mut work)?));
+            }
+            Evaluator::new(work).render(&self.statements, values)
+        })
+    }
+}
+
+/// Runs on a thread of its own, where a stack of known size is. A panic becomes a failure.
+fn on_a_stack<T: Send>(run: impl FnOnce() -> Outcome<T> + Send) -> Outcome<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new()
+            .name("template".into())
+            .stack_size(STACK);
+        let thread = thread.spawn_scoped(scope, run);
+        let thread =
+            thread.map_err(|error| Failure::new(format!("no thread can be made: {error}")))?;
+        thread
+            .join()
+            .unwrap_or_else(|_| Err(Failure::new(PANICKED)))
+    })
+}

@@ -1,0 +1,67 @@
+//! What stands behind `is`.
+
+use super::value::Value;
+use super::work::Work;
+use super::{Failure, Outcome};
+
+/// Whether a test holds for a value.
+pub fn holds(name: &str, value: &Value, arguments: &[Value], work: &mut Work) -> Outcome<bool> {
+    let argument = || {
+        arguments
+            .first()
+            .ok_or_else(|| Failure::new(format!("the test {name:?} needs an argument")))
+    };
+    let integer = || {
+        value
+            .as_int()
+            .ok_or_else(|| Failure::new(format!("the test {name:?} is for integers")))
+    };
+    Ok(match name {
+        "defined" => !matches!(value, Value::Undefined),
+        "undefined" => matches!(value, Value::Undefined),
+        "none" => matches!(value, Value::None),
+        "boolean" => matches!(value, Value::Bool(_)),
+        "true" => matches!(value, Value::Bool(true)),
+        "false" => matches!(value, Value::Bool(false)),
+        "integer" => matches!(value, Value::Int(_)),
+        "float" => matches!(value, Value::Float(_)),
+        "number" => value.as_float().is_some(),
+        "string" => matches!(value, Value::Str(_)),
+        "mapping" => matches!(value, Value::Dict(_)),
+        "sequence" | "iterable" => {
+            matches!(
+                value,
+                Value::Str(_) | Value::List(_) | Value::Dict(_) | Value::Undefined
+            )
+        }
+        "callable" => matches!(value, Value::Macro(_) | Value::Function(_)),
+        "odd" => integer()? % 2 != 0,
+        "even" => integer()? % 2 == 0,
+        "divisibleby" => match argument()?.as_int() {
+            Some(by) if by != 0 => integer()?.checked_rem(by) == Some(0),
+            _ => return Err(Failure::new("divisibleby needs an integer other than 0")),
+        },
+        "eq" | "equalto" | "sameas" => value.equals(argument()?, work)?,
+        "ne" => !value.equals(argument()?, work)?,
+        "lt" | "lessthan" => value.order(argument()?, work)?.is_lt(),
+        "le" => value.order(argument()?, work)?.is_le(),
+        "gt" | "greaterthan" => value.order(argument()?, work)?.is_gt(),
+        "ge" => value.order(argument()?, work)?.is_ge(),
+        "in" => argument()?.contains(value, work)?,
+        "lower" | "upper" => {
+            let text = value.as_str().unwrap_or_default();
+            work.spend(text.len())?;
+            let wrong = if name == "lower" {
+                char::is_uppercase
+            } else {
+                char::is_lowercase
+            };
+            text.chars().any(char::is_alphabetic) && !text.chars().any(wrong)
+        }
+        _ => {
+            return Err(Failure::new(format!(
+                "the test {name:?} is not known in chat templates"
+            )));
+        }
+    })
+}

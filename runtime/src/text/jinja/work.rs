@@ -1,0 +1,70 @@
+use std::time::Instant;
+
+use super::{Failure, Outcome};
+
+/// Units of work of one rendering: about one per byte that is read, written or allocated. A real conversation takes
+/// less than a thousandth of it.
+pub const MAX_WORK: u64 = 1 << 28;
+/// Nested evaluations: expressions, statements and macro calls together. Each takes less than 4 KiB of stack.
+pub const MAX_DEPTH: usize = 1_200;
+/// Units of work for one node of the template.
+pub const NODE: usize = 16;
+/// Units of work for one element of a list or a mapping, which is also about its size in bytes.
+pub const ELEMENT: usize = 32;
+/// Units between two looks at the clock.
+const CLOCK: u64 = 1 << 20;
+
+/// What a rendering may still do. Whatever reads, writes or allocates pays first, so a template's time and memory are
+/// bounded by one number, whatever it computes.
+pub struct Work {
+    left: u64,
+    clock_at: u64,
+    deadline: Instant,
+    depth: usize,
+}
+
+impl Work {
+    /// The whole budget, up to `deadline`.
+    pub fn new(deadline: Instant) -> Self {
+        Work {
+            left: MAX_WORK,
+            clock_at: MAX_WORK - CLOCK,
+            deadline,
+            depth: 0,
+        }
+    }
+
+    /// Pays for `units` of work that are about to be done.
+    pub fn spend(&mut self, units: usize) -> Outcome<()> {
+        self.left = match self.left.checked_sub(units as u64) {
+            Some(left) => left,
+            None => return Err(Failure::new("it does more than a chat template may")),
+        };
+        if self.left < self.clock_at {
+            self.clock_at = self.left.saturating_sub(CLOCK);
+            if Instant::now() > self.deadline {
+                return Err(Failure::new("it takes too long"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Pays for `count` things of `units` each.
+    pub fn spend_each(&mut self, count: usize, units: usize) -> Outcome<()> {
+        self.spend(count.saturating_mul(units))
+    }
+
+    /// Runs `inner` one level deeper.
+    pub fn enter(&mut self) -> Outcome<()> {
+        self.depth += 1;
+        match self.depth > MAX_DEPTH {
+            true => Err(Failure::new("it nests too deep")),
+            false => self.spend(NODE),
+        }
+    }
+
+    /// Leaves a level that was entered.
+    pub fn leave(&mut self) {
+        self.depth -= 1;
+    }
+}

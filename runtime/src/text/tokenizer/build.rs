@@ -1,0 +1,394 @@
+//! A `tokenizer.json` to the parts of a tokenizer. The file comes from a stranger: each component is checked before it is
+//! built, and what encoding does not need (decoder, post-processor, truncation, padding) is not built at all.
+
+use serde_json::Value;
+use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::models::unigram::Unigram;
+use tokenizers::models::wordlevel::WordLevel;
+use tokenizers::models::wordpiece::WordPiece;
+use tokenizers::{AddedToken, AddedVocabulary, ModelWrapper};
+
+use super::rwkv::{Rwkv, unescape};
+use super::sentencepiece::SentencePiece;
+use super::steps::{self, NormalizerStep, Normalizing, SplitStep};
+use super::token_bytes::{MAX_VOCAB, Spelling};
+use super::words::Words;
+
+/// Longest token and longest added token, in bytes.
+const MAX_TOKEN: usize = 64 << 10;
+const MAX_ADDED: usize = 1 << 10;
+/// Most bytes of all added tokens, and of all tokens of a model that keeps them as a trie of bytes.
+const MAX_ADDED_BYTES: usize = 1 << 20;
+const MAX_TRIE_BYTES: usize = 4 << 20;
+
+type Reason = String;
+
+/// What a tokenizer is made of.
+pub(super) struct Parts {
+    pub words: Words,
+    pub added: AddedVocabulary,
+    pub normalizer: Vec<NormalizerStep>,
+    pub splits: Vec<SplitStep>,
+    /// The model's own tokens.
+    pub tokens: Vec<(String, u32)>,
+    pub spelling: Spelling,
+    /// The unknown token.
+    pub unknown: Option<u32>,
+    /// A sentencepiece vocabulary puts a space before text at the start and behind special tokens.
+    pub space_prefix: bool,
+}
+
+impl Parts {
+    /// The parts of a tokenizer; the error is a reason.
+    pub fn new(json: &Value) -> Result<Self, Reason> {
+        let model = &json["model"];
+        let kind = kind(model)?;
+        let tokens = match kind {
+            "Unigram" => scored(model)?
+                .into_iter()
+                .map(|(token, _)| token)
+                .zip(0..)
+                .collect(),
+            "SentencePiece" | "RWKV" => listed(model)?,
+            _ => mapped(model)?,
+        };
+        check_ids(&tokens)?;
+        let find = |token: &str| {
+            tokens
+                .iter()
+                .find(|(other, _)| other == token)
+                .map(|&(_, id)| id)
+        };
+        let unknown = match model["unk_token"].as_str() {
+            Some(token) => find(token),
+            None => model["unk_id"]
+                .as_u64()
+                .and_then(|id| u32::try_from(id).ok()),
+        };
+        let normalizer = steps::normalizer(&json["normalizer"])?;
+        let splits = steps::pre_tokenizer(&json["pre_tokenizer"])?;
+        let added = added_tokens(json)?;
+        let (words, added) = match kind {
+            "SentencePiece" | "RWKV" => {
+                let words = match kind {
+                    "RWKV" => {
+                        let bytes: Vec<(Vec<u8>, u32)> = tokens
+                            .iter()
+                            .map(|(token, id)| (unescape(token), *id))
+                            .collect();
+                        check_trie(bytes.iter().map(|(bytes, _)| bytes.len()))?;
+                        Words::Rwkv(Rwkv::new(
+                            bytes.iter().map(|(bytes, id)| (&bytes[..], *id)),
+                            unknown,
+                        ))
+                    }
+                    _ => Words::SentencePiece(SentencePiece::new(
+                        &tokens,
+                        scores(model, tokens.len())?,
+                        unknown,
+                    )),
+                };
+                let registry = WordLevel::builder().vocab(vocab(&tokens)).build();
+                let registry = registry.map_err(|error| error.to_string())?;
+                (
+                    words,
+                    registered(added, &ModelWrapper::WordLevel(registry), &normalizer)?,
+                )
+            }
+            _ => {
+                let built = crate_model(kind, model, &tokens)?;
+                let added = registered(added, &built, &normalizer)?;
+                (Words::Crate(Box::new(built)), added)
+            }
+        };
+        Ok(Parts {
+            spelling: spelling(json, kind),
+            space_prefix: kind == "SentencePiece" && model["add_space_prefix"] != false,
+            words,
+            added,
+            normalizer,
+            splits,
+            tokens,
+            unknown,
+        })
+    }
+}
+
+/// The kind of a model. Older files do not name it.
+fn kind(model: &Value) -> Result<&str, Reason> {
+    const KNOWN: [&str; 6] = [
+        "BPE",
+        "Unigram",
+        "WordPiece",
+        "WordLevel",
+        "SentencePiece",
+        "RWKV",
+    ];
+    match model["type"].as_str() {
+        Some(kind) if KNOWN.contains(&kind) => Ok(kind),
+        Some(kind) => Err(format!(
+            "the model {kind} is not known; known are {}",
+            KNOWN.join(", ")
+        )),
+        None if model["merges"].is_array() => Ok("BPE"),
+        None if model["vocab"].is_array() => Ok("Unigram"),
+        None if model["continuing_subword_prefix"].is_string() => Ok("WordPiece"),
+        None if model["vocab"].is_object() => Ok("WordLevel"),
+        None => Err("found no model".into()),
+    }
+}
+
+fn mapped(model: &Value) -> Result<Vec<(String, u32)>, Reason> {
+    let vocab = model["vocab"]
+        .as_object()
+        .ok_or("model: vocab: expected an object")?;
+    let token = |(token, id): (&String, &Value)| {
+        let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
+        Ok((
+            token.clone(),
+            id.ok_or_else(|| format!("model: vocab: the id of {token:.40?} is none"))?,
+        ))
+    };
+    vocab.iter().map(token).collect()
+}
+
+fn scored(model: &Value) -> Result<Vec<(String, f64)>, Reason> {
+    let vocab = model["vocab"]
+        .as_array()
+        .ok_or("model: vocab: expected an array")?;
+    let token = |pair: &Value| match (pair[0].as_str(), pair[1].as_f64()) {
+        (Some(token), Some(score)) if score.is_finite() => Ok((token.to_string(), score)),
+        _ => Err("model: vocab: expected pairs of a token and its score".to_string()),
+    };
+    vocab.iter().map(token).collect()
+}
+
+fn listed(model: &Value) -> Result<Vec<(String, u32)>, Reason> {
+    let vocab = model["vocab"]
+        .as_array()
+        .ok_or("model: vocab: expected an array")?;
+    let token = |(token, id): (&Value, u32)| match token.as_str() {
+        Some(token) => Ok((token.to_string(), id)),
+        None => Err("model: vocab: expected tokens".to_string()),
+    };
+    vocab.iter().zip(0..).map(token).collect()
+}
+
+fn scores(model: &Value, count: usize) -> Result<Vec<f32>, Reason> {
+    let scores = model["scores"].as_array().map_or(&[][..], Vec::as_slice);
+    let found: Vec<f32> = scores
+        .iter()
+        .filter_map(Value::as_f64)
+        .map(|score| score as f32)
+        .collect();
+    match found.len() == count && found.iter().all(|score| score.is_finite()) {
+        true => Ok(found),
+        false => Err(format!(
+            "model: scores: found {} numbers, expected {count}",
+            found.len()
+        )),
+    }
+}
+
+/// Ids beyond all measure make tables beyond all measure.
+fn check_ids(tokens: &[(String, u32)]) -> Result<(), Reason> {
+    let most = (4 * tokens.len() + (1 << 20)).min(MAX_VOCAB);
+    let Some((token, id)) = tokens.iter().max_by_key(|(_, id)| id) else {
+        // Some tokenizers have added tokens only.
+        return Ok(());
+    };
+    if *id as usize >= most {
+        return Err(format!(
+            "the token {token:.40?} has the id {id}, expected less than {most}"
+        ));
+    }
+    let mut seen = vec![false; *id as usize + 1];
+    for (token, id) in tokens {
+        if std::mem::replace(&mut seen[*id as usize], true) {
+            return Err(format!("the token {token:.40?} has the id {id} of another"));
+        }
+    }
+    match tokens.iter().find(|(token, _)| token.len() > MAX_TOKEN) {
+        Some((token, id)) => Err(format!(
+            "the token {id} has {} bytes, at most {MAX_TOKEN} are read",
+            token.len()
+        )),
+        None => Ok(()),
+    }
+}
+
+/// A trie is as deep as its longest token, and the crate drops it recursively.
+fn check_trie(lengths: impl Iterator<Item = usize>) -> Result<(), Reason> {
+    let (bytes, longest) = lengths.fold((0, 0), |(sum, most), length| {
+        (sum + length, length.max(most))
+    });
+    match bytes > MAX_TRIE_BYTES || longest > MAX_ADDED {
+        true => Err(format!(
+            "its tokens have {bytes} bytes and the longest {longest}, at most {MAX_TRIE_BYTES} and {MAX_ADDED} are read"
+        )),
+        false => Ok(()),
+    }
+}
+
+fn vocab(tokens: &[(String, u32)]) -> Vocab {
+    tokens.iter().cloned().collect()
+}
+
+/// A model of the crate.
+fn crate_model(
+    kind: &str,
+    model: &Value,
+    tokens: &[(String, u32)],
+) -> Result<ModelWrapper, Reason> {
+    let text = |key: &str| model[key].as_str().map(str::to_string);
+    let flag = |key: &str| model[key] == true;
+    let prefix = text("continuing_subword_prefix");
+    let built = match kind {
+        "BPE" => {
+            if prefix.is_some_and(|prefix| !prefix.is_empty()) {
+                return Err("model: continuing_subword_prefix is not known for BPE".into());
+            }
+            if model["dropout"]
+                .as_f64()
+                .is_some_and(|dropout| dropout != 0.0)
+            {
+                return Err("model: dropout: expected none".into());
+            }
+            let mut builder = BPE::builder()
+                .vocab_and_merges(vocab(tokens), merges(model, tokens)?)
+                .fuse_unk(flag("fuse_unk"))
+                .byte_fallback(flag("byte_fallback"))
+                .ignore_merges(flag("ignore_merges"));
+            if let Some(token) = text("unk_token") {
+                builder = builder.unk_token(token);
+            }
+            if let Some(suffix) = text("end_of_word_suffix") {
+                builder = builder.end_of_word_suffix(suffix);
+            }
+            builder.build().map(ModelWrapper::BPE)
+        }
+        "Unigram" => {
+            check_trie(tokens.iter().map(|(token, _)| token.len()))?;
+            if tokens.iter().any(|(token, _)| token.is_empty()) {
+                return Err("model: vocab: found a token without content".into());
+            }
+            let unknown = model["unk_id"]
+                .as_u64()
+                .map(|id| usize::try_from(id).unwrap_or(usize::MAX));
+            Unigram::from(scored(model)?, unknown, flag("byte_fallback")).map(ModelWrapper::Unigram)
+        }
+        "WordPiece" => {
+            let longest = model["max_input_chars_per_word"]
+                .as_u64()
+                .unwrap_or(100)
+                .min(1_000);
+            let builder = WordPiece::builder()
+                .vocab(vocab(tokens))
+                .unk_token(text("unk_token").unwrap_or_else(|| "[UNK]".into()))
+                .continuing_subword_prefix(prefix.unwrap_or_else(|| "##".into()))
+                .max_input_chars_per_word(longest as usize);
+            builder.build().map(ModelWrapper::WordPiece)
+        }
+        _ => {
+            let unknown = text("unk_token").unwrap_or_else(|| "<unk>".into());
+            let builder = WordLevel::builder().vocab(vocab(tokens)).unk_token(unknown);
+            builder.build().map(ModelWrapper::WordLevel)
+        }
+    };
+    built.map_err(|error| error.to_string())
+}
+
+/// Merges, which older files write "a b" in place of ["a", "b"].
+fn merges(model: &Value, tokens: &[(String, u32)]) -> Result<Vec<(String, String)>, Reason> {
+    let longest = tokens
+        .iter()
+        .map(|(token, _)| token.len())
+        .max()
+        .unwrap_or(0);
+    let merges = model["merges"].as_array().map_or(&[][..], Vec::as_slice);
+    let merge = |merge: &Value| {
+        let pair = match merge.as_str() {
+            Some(text) => text
+                .split_once(' ')
+                .filter(|(_, second)| !second.contains(' ')),
+            None => merge[0].as_str().zip(merge[1].as_str()),
+        };
+        let (first, second) =
+            pair.ok_or_else(|| format!("model: merges: {merge:.60} is no pair"))?;
+        if first.len() + second.len() > longest {
+            return Err(format!("model: merges: {merge:.60} makes no token"));
+        }
+        Ok((first.to_string(), second.to_string()))
+    };
+    merges.iter().map(merge).collect()
+}
+
+fn added_tokens(json: &Value) -> Result<Vec<AddedToken>, Reason> {
+    let tokens = json["added_tokens"]
+        .as_array()
+        .map_or(&[][..], Vec::as_slice);
+    let mut added = Vec::new();
+    let mut bytes = 0;
+    for token in tokens {
+        let token: AddedToken = serde_json::from_value(token.clone())
+            .map_err(|error| format!("added_tokens: {error}"))?;
+        bytes += token.content.len();
+        if token.content.len() > MAX_ADDED || bytes > MAX_ADDED_BYTES {
+            return Err(format!(
+                "added_tokens: more than {MAX_ADDED} bytes in one, or {MAX_ADDED_BYTES} in all"
+            ));
+        }
+        added.push(token);
+    }
+    Ok(added)
+}
+
+fn registered(
+    tokens: Vec<AddedToken>,
+    model: &ModelWrapper,
+    normalizer: &[NormalizerStep],
+) -> Result<AddedVocabulary, Reason> {
+    let mut added = AddedVocabulary::new();
+    added.set_encode_special_tokens(true);
+    let longest = tokens
+        .iter()
+        .map(|token| token.content.as_str())
+        .max_by_key(|content| content.len());
+    let normalizing = Normalizing::new(normalizer, longest.unwrap_or_default());
+    added
+        .add_tokens(tokens, model, Some(&normalizing))
+        .map_err(|error| error.to_string())?;
+    match normalizing.failure.into_inner() {
+        Ok(None) => Ok(added),
+        Ok(Some(reason)) => Err(reason),
+        Err(_) => Err("its normalizer cannot be used".into()),
+    }
+}
+
+/// How the vocabulary spells bytes.
+fn spelling(json: &Value, kind: &str) -> Spelling {
+    let byte_level = has_step(&json["decoder"], "ByteLevel", 0)
+        || has_step(&json["pre_tokenizer"], "ByteLevel", 0);
+    let fallback =
+        json["model"]["byte_fallback"] == true || has_step(&json["decoder"], "ByteFallback", 0);
+    match kind {
+        "RWKV" => Spelling::Escaped,
+        "SentencePiece" => Spelling::Text {
+            byte_fallback: true,
+        },
+        _ if byte_level => Spelling::ByteLevel,
+        _ => Spelling::Text {
+            byte_fallback: fallback,
+        },
+    }
+}
+
+/// Whether a decoder or pre-tokenizer, or a step of one that is a sequence, is of type `name`.
+fn has_step(value: &Value, name: &str, depth: usize) -> bool {
+    let steps = value["decoders"]
+        .as_array()
+        .or_else(|| value["pretokenizers"].as_array());
+    let inside =
+        || steps.is_some_and(|steps| steps.iter().any(|step| has_step(step, name, depth + 1)));
+    value["type"] == name || (depth < 8 && inside())
+}

@@ -1,0 +1,135 @@
+//! sentencepiece's precompiled normalization: a double-array trie of bytes, and the texts that its values point to.
+
+use serde_json::Value;
+
+/// Most bytes: six times those of a published one.
+const MAX_BYTES: usize = 2 << 20;
+
+/// Whether no text can lead outside of the map; the error is a reason. The `tokenizers` crate trusts it.
+pub(super) fn check(base64: &Value) -> Result<(), String> {
+    let fail = |reason: &str| Err(format!("Precompiled: precompiled_charsmap: {reason}"));
+    let Some(bytes) = base64.as_str().and_then(decode) else {
+        return fail("found no Base64");
+    };
+    let Some((size, rest)) = bytes.split_first_chunk::<4>() else {
+        return fail("found no trie");
+    };
+    let size = u32::from_le_bytes(*size) as usize;
+    if bytes.len() > MAX_BYTES || !size.is_multiple_of(4) || size == 0 || size > rest.len() {
+        return fail("the sizes of its parts contradict its own");
+    }
+    let (trie, texts) = rest.split_at(size);
+    let units: Vec<u32> = trie
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .map(|unit| u32::from_le_bytes(*unit))
+        .collect();
+    let Ok(texts) = std::str::from_utf8(texts) else {
+        return fail("its texts are no UTF-8");
+    };
+    let offset = |unit: u32| ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize;
+    let mut seen = vec![false; units.len()];
+    // Places whose children are to be looked at, with the offset of their unit applied.
+    let mut bases = vec![offset(units[0])];
+    seen[0] = true;
+    while let Some(base) = bases.pop() {
+        for byte in 1..=255 {
+            let place = base ^ byte;
+            let Some(&unit) = units.get(place) else {
+                return fail("its trie leads outside of itself");
+            };
+            if unit & ((1 << 31) | 0xff) != byte as u32 || std::mem::replace(&mut seen[place], true)
+            {
+                continue;
+            }
+            let below = place ^ offset(unit);
+            if unit >> 8 & 1 == 1 {
+                let text = units
+                    .get(below)
+                    .map(|leaf| (leaf & ((1 << 31) - 1)) as usize);
+                if text.is_none_or(|at| !texts.is_char_boundary(at)) {
+                    return fail("its trie points outside of its texts");
+                }
+            }
+            bases.push(below);
+        }
+    }
+    Ok(())
+}
+
+/// The bytes of standard Base64.
+fn decode(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
+    let (mut bits, mut count) = (0u32, 0);
+    for character in text.trim_end_matches('=').bytes() {
+        let value = match character {
+            b'A'..=b'Z' => character - b'A',
+            b'a'..=b'z' => character - b'a' + 26,
+            b'0'..=b'9' => character - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            _ => return None,
+        };
+        bits = (bits << 6 | u32::from(value)) & 0xff_ffff;
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            bytes.push((bits >> count) as u8);
+        }
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn encode(bytes: &[u8]) -> Value {
+        const DIGITS: &[u8; 64] =
+            b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+        let mut text = String::new();
+        for chunk in bytes.chunks(3) {
+            let mut bits = 0u32;
+            (0..3).for_each(|at| bits = bits << 8 | u32::from(chunk.get(at).copied().unwrap_or(0)));
+            (0..=chunk.len())
+                .for_each(|at| text.push(DIGITS[(bits >> (18 - 6 * at) & 63) as usize] as char));
+        }
+        json!(text)
+    }
+
+    #[test]
+    fn maps_that_lead_outside_are_refused() {
+        assert_eq!(decode("aGkh"), Some(b"hi!".to_vec()));
+        assert_eq!(decode("aGk="), Some(b"hi".to_vec()));
+        let map = |units: &[u32], texts: &[u8]| {
+            let mut bytes = (units.len() as u32 * 4).to_le_bytes().to_vec();
+            units
+                .iter()
+                .for_each(|unit| bytes.extend(unit.to_le_bytes()));
+            bytes.extend(texts);
+            encode(&bytes)
+        };
+        let mut units = vec![0u32; 256];
+        assert_eq!(check(&map(&units, b"a\0")), Ok(()));
+        // 'a' is a leaf whose value stands at place 1.
+        units[0x61] = 0x61 | 1 << 8 | 0x60 << 10;
+        assert_eq!(check(&map(&units, b"a\0")), Ok(()));
+        units[1] = 3;
+        check(&map(&units, b"a\0")).unwrap_err();
+        units[0x61] = 0x61 | 1 << 8 | 0x1000 << 10;
+        check(&map(&units, b"a\0")).unwrap_err();
+        check(&map(&[0], b"a")).unwrap_err();
+        check(&map(&[0; 256], b"\xff")).unwrap_err();
+        for broken in [
+            json!(null),
+            json!(""),
+            json!("AAAA"),
+            json!("????"),
+            json!("/////w=="),
+        ] {
+            check(&broken).unwrap_err();
+        }
+    }
+}

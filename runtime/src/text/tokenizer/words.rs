@@ -1,0 +1,28 @@
+use tokenizers::{Model, ModelWrapper};
+
+use super::rwkv::Rwkv;
+use super::sentencepiece::SentencePiece;
+
+/// What makes tokens of a word.
+pub(super) enum Words {
+    Crate(Box<ModelWrapper>),
+    SentencePiece(SentencePiece),
+    Rwkv(Rwkv),
+}
+
+impl Words {
+    /// Tokens of a word, each with the place in bytes where it begins; the error is a reason.
+    pub fn tokenize(&self, word: &str) -> Result<Vec<(u32, usize)>, String> {
+        match self {
+            Words::Crate(model) => {
+                let tokens = model.tokenize(word).map_err(|error| error.to_string())?;
+                Ok(tokens
+                    .into_iter()
+                    .map(|token| (token.id, token.offsets.0))
+                    .collect())
+            }
+            Words::SentencePiece(model) => model.tokenize(word),
+            Words::Rwkv(model) => model.tokenize(word),
+        }
+    }
+}

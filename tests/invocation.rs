@@ -1,0 +1,150 @@
+//! Command lines as people type them: what is left out, and what is wrong.
+
+mod common;
+
+use common::{Workplace, copy_fixture, outcome_of_input};
+
+/// Each wrong command line, and what the sentence about it says.
+#[test]
+fn a_wrong_command_line_is_answered_with_the_right_one() {
+    let place = Workplace::new();
+    for (arguments, parts) in [
+        (
+            &["insepct", "m.gguf"][..],
+            &["\"insepct\"", "waterline inspect m.gguf"][..],
+        ),
+        (&["explode"], &["\"explode\"", "waterline --help"]),
+        (&["absent.gguf"], &["absent.gguf", "no such file"]),
+        (
+            &["Once upon a time"],
+            &["waterline run 'Once upon a time'", "waterline chat"],
+        ),
+        (
+            &["chat", "Hello there"],
+            &["no such file", "waterline run 'Hello there'"],
+        ),
+        (
+            &["chat", "m.gguf", "hi"],
+            &["\"hi\"", "waterline run m.gguf hi"],
+        ),
+        (&["-p", "Once upon"], &["waterline run -p 'Once upon'"]),
+        (&["-m", "m.gguf"], &["waterline chat m.gguf"]),
+        (
+            &["run", "-m", "m.gguf", "-p", "x"],
+            &["waterline run m.gguf -p x"],
+        ),
+        (
+            &["chat", "Qwen/Qwen3.5-0.8B"],
+            &["hf download Qwen/Qwen3.5-0.8B --local-dir Qwen3.5-0.8B,"],
+        ),
+        (
+            &["run", "unsloth/X-GGUF:Q4_K_M", "-p", "x"],
+            &["hf download unsloth/X-GGUF --include '*Q4_K_M*.gguf' --local-dir X-GGUF,"],
+        ),
+        (
+            &["https://huggingface.co/fla-hub/gla-1.3B"],
+            &["hf download fla-hub/gla-1.3B --local-dir gla-1.3B,"],
+        ),
+        (
+            &["run", "absent/below/m.gguf"],
+            &["absent/below/m.gguf", "no such file"],
+        ),
+    ] {
+        place.run(arguments).failed(2, parts);
+    }
+    for arguments in [
+        &["run", "x", "-n", "-5"][..],
+        &["-n", "-5"],
+        &["run", "x", "-n", "0"],
+    ] {
+        let outcome = place.run(arguments);
+        assert_eq!(outcome.status, Some(2), "{arguments:?}");
+        assert!(outcome.stderr.contains("1 or more"), "{}", outcome.stderr);
+    }
+}
+
+#[test]
+fn a_file_that_is_no_model_is_answered_with_the_one_that_is() {
+    let place = Workplace::new();
+    let folder = place.path("gdn");
+    copy_fixture("gdn_plain", &folder);
+    let folder = folder.display().to_string();
+    let refused = |path: &str, parts: &[&str]| {
+        place.run(["run", path, "-p", "x"]).failed(2, parts);
+    };
+    let give = format!("waterline chat {folder}");
+    refused(
+        &format!("{folder}/model.safetensors"),
+        &["give the folder", &give],
+    );
+    refused(
+        &format!("{folder}/config.json"),
+        &["give the folder", &give],
+    );
+    let alone = place.file("alone.safetensors", "").display().to_string();
+    refused(&alone, &["without its config.json", "hf download"]);
+
+    for (name, file) in [("torch", "pytorch_model.bin"), ("rwkv", "model.pth")] {
+        std::fs::create_dir(place.path(name)).unwrap();
+        place.file(&format!("{name}/config.json"), "{}");
+        let file = place
+            .file(&format!("{name}/{file}"), "pickle")
+            .display()
+            .to_string();
+        for path in [&file, &place.name(name)] {
+            refused(path, &["pickle", "save_pretrained"]);
+        }
+    }
+
+    let model = place.model("gdn-tiny").display().to_string();
+    refused(
+        &place.home.path().display().to_string(),
+        &[&format!("waterline chat {model}")],
+    );
+    let projector = place.path("mmproj-f16.gguf");
+    let key = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    let string = [
+        &b"GGUF"[..],
+        &3u32.to_le_bytes(),
+        &[0; 8],
+        &1u64.to_le_bytes(),
+        &key("general.architecture"),
+        &8u32.to_le_bytes(),
+        &key("clip"),
+    ];
+    std::fs::write(&projector, string.concat()).unwrap();
+    let projector = projector.display().to_string();
+    refused(
+        &projector,
+        &["vision part", &format!("waterline chat {model}")],
+    );
+}
+
+#[test]
+fn what_is_left_out_is_filled_in() {
+    let place = Workplace::new();
+    let model = place.model("gdn-tiny").display().to_string();
+    // A model as the first word, or a flag of chat, begins a chat.
+    for arguments in [&[&model, "-n", "2"][..], &["-n", "2"]] {
+        let mut command = place.command(arguments);
+        let said = outcome_of_input(&mut command, b"Hello\n")
+            .succeeded()
+            .text();
+        assert!(said.ends_with('\n'), "{said:?}");
+    }
+    // A text that is no model is the prompt, with or without a model before it.
+    let flags = ["--greedy", "-n", "4"];
+    let run = |words: &[&str]| {
+        let all = ["run"].iter().chain(words).chain(&flags);
+        place.run(all).succeeded().text()
+    };
+    assert_eq!(run(&["Once upon"]), run(&["-p", "Once upon"]));
+    assert_eq!(
+        run(&[&model, "Once upon"]),
+        run(&[&model, "-p", "Once upon"])
+    );
+    place
+        .run(["run", &model])
+        .failed(2, &["no prompt", &format!("waterline run {model}")]);
+    assert_eq!(place.run(["run", &model, "a", "-p", "b"]).status, Some(2));
+}

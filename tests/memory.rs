@@ -1,0 +1,90 @@
+//! Under a limit of memory, a session that does not fit is an error; the process lives on.
+#![cfg(target_os = "linux")]
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+
+use waterline::{Error, Model, Session, SessionOptions};
+
+/// Runs [`sessions_under_a_limit`] in a process of its own, whose address space is limited to `kib`.
+fn under_limit(kib: usize, chunk: usize, threads: usize) -> String {
+    let program = std::env::current_exe().expect("this test");
+    let output = Command::new("sh")
+        .args(["-c", "ulimit -v $0 && exec \"$@\""])
+        .arg(kib.to_string())
+        .arg(program)
+        .args([
+            "--exact",
+            "sessions_under_a_limit",
+            "--ignored",
+            "--nocapture",
+        ])
+        .args(["--test-threads", "1"])
+        .env("CHUNK", chunk.to_string())
+        .env("THREADS", threads.to_string())
+        .output()
+        .expect("a shell");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{kib} {}: {text}{errors}",
+        output.status
+    );
+    text
+}
+
+#[test]
+#[ignore = "started by the other tests"]
+fn sessions_under_a_limit() {
+    let number = |name: &str| std::env::var(name).ok()?.parse::<usize>().ok();
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/gdn_plain");
+    let model = Model::open(&folder).expect("a fixture");
+    let options = SessionOptions {
+        chunk: number("CHUNK").unwrap_or(64),
+        threads: number("THREADS").unwrap_or(1),
+        ..SessionOptions::default()
+    };
+    match Session::new(Arc::clone(&model), options) {
+        Ok(_) => println!("made"),
+        Err(error @ Error::Memory { .. }) => {
+            println!("refused: {error}")
+        }
+        Err(error) => panic!("{error}"),
+    }
+    // The model can still be used.
+    let options = SessionOptions {
+        threads: 1,
+        ..SessionOptions::default()
+    };
+    let mut session = Session::new(model, options).expect("a small session");
+    session.feed(&[1, 2, 3]).expect("tokens");
+}
+
+#[test]
+fn a_chunk_that_does_not_fit_is_refused() {
+    for mib in [150, 200, 300] {
+        let text = under_limit(mib << 10, 1 << 16, 1);
+        assert!(
+            text.contains("refused") && text.contains("bytes"),
+            "{mib}: {text}"
+        );
+    }
+}
+
+#[test]
+fn threads_that_cannot_be_started_are_refused() {
+    for mib in [300, 501, 1003] {
+        let text = under_limit(mib << 10, 64, 1024);
+        assert!(
+            text.contains("refused") && text.contains("threads"),
+            "{mib}: {text}"
+        );
+    }
+}
+
+#[test]
+fn what_fits_is_made() {
+    assert!(under_limit(4 << 20, 64, 2).contains("made"));
+}

@@ -1,0 +1,134 @@
+//! One or several results as text, JSON, CSV and Markdown.
+
+use super::report::Report;
+use super::statistics::spread;
+use crate::units::{bytes, rounded};
+
+/// What tells the results apart: the model's file, and the number of threads where one model has several.
+pub fn labels(reports: &[Report]) -> Vec<String> {
+    let differ = |of: fn(&Report) -> String| {
+        let mut values = reports.iter().map(of);
+        let first = values.next();
+        values.any(|value| Some(value) != first)
+    };
+    let models = differ(|report| report.model.file.clone());
+    let formats = differ(|report| report.provenance.format.clone());
+    let threads = differ(|report| report.threads.to_string());
+    let label = |report: &Report| {
+        let mut parts = Vec::new();
+        if models || !threads {
+            parts.push(report.model.title().to_string());
+        }
+        if formats {
+            parts.extend(report.provenance.format.split(' ').next().map(String::from));
+        }
+        if threads {
+            let plural = if report.threads == 1 { "" } else { "s" };
+            parts.push(format!("{} thread{plural}", report.threads));
+        }
+        parts.join(", ")
+    };
+    reports.iter().map(label).collect()
+}
+
+/// A line for each result below a head.
+pub fn rows(reports: &[Report]) -> Vec<Vec<String>> {
+    let mut head = vec![
+        "run",
+        "formats",
+        "threads",
+        "prefill tok/s",
+        "decode tok/s",
+        "90 % of tokens",
+        "session",
+        "most memory",
+    ];
+    let has_energy = reports
+        .iter()
+        .any(|report| report.joules_per_token.is_some());
+    if has_energy {
+        head.push("J per token");
+    }
+    let row = |(report, label): (&Report, String)| {
+        let [slow, fast] = spread(&report.samples_us()).map(|us| rounded(1e6 / us));
+        let memory = report.peak_rss_bytes;
+        let mut row = vec![
+            label,
+            report.provenance.format.clone(),
+            report.threads.to_string(),
+            rounded(report.prefill_tokens_per_s),
+            rounded(report.decode_tokens_per_s),
+            format!("{fast} to {slow}"),
+            bytes(report.model.session_bytes as usize),
+            memory.map_or("unknown".into(), |n| bytes(n as usize)),
+        ];
+        if has_energy {
+            let energy = report.joules_per_token;
+            row.push(energy.map_or("unknown".into(), rounded));
+        }
+        row
+    };
+    let rows = reports.iter().zip(labels(reports)).map(row);
+    let head = head.into_iter().map(String::from).collect();
+    std::iter::once(head).chain(rows).collect()
+}
+
+/// The tables for a terminal: where there are several results, first all of them in a line each.
+pub fn to_text(reports: &[Report]) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    if reports.len() > 1 {
+        parts.push(columns(&rows(reports)));
+    }
+    parts.extend(reports.iter().map(Report::to_text));
+    parts.join("\n")
+}
+
+/// Rows with their cells below each other.
+pub fn columns(rows: &[Vec<String>]) -> String {
+    let length = |cell: &String| cell.chars().count();
+    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells.map(length).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..count).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).enumerate();
+        let cells = cells.map(|(i, (cell, width))| match i {
+            0 => format!("{cell:<width$}"),
+            _ => format!("{cell:>width$}"),
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_string() + "\n"
+    };
+    rows.iter().map(line).collect()
+}
+
+/// One JSON object; a list of them where there are several results.
+pub fn to_json(reports: &[Report]) -> String {
+    let text = match reports {
+        [report] => serde_json::to_string(report),
+        _ => serde_json::to_string(reports),
+    };
+    format!("{}\n", text.expect("numbers and texts are JSON"))
+}
+
+/// A line for each depth of each result.
+pub fn to_csv(reports: &[Report]) -> String {
+    let lines = reports.iter().flat_map(Report::csv_lines);
+    let head = std::iter::once(Report::CSV_HEAD.to_string());
+    head.chain(lines).map(|line| line + "\n").collect()
+}
+
+/// The tables as Markdown.
+pub fn to_markdown(reports: &[Report]) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    if reports.len() > 1 {
+        let rows = rows(reports);
+        let line = |cells: &Vec<String>| format!("| {} |\n", cells.join(" | "));
+        let rule = format!("|{}\n", "--:|".repeat(rows[0].len()));
+        let body: String = rows[1..].iter().map(line).collect();
+        parts.push(line(&rows[0]) + &rule + &body);
+    }
+    parts.extend(reports.iter().map(Report::to_markdown));
+    parts.join("\n")
+}

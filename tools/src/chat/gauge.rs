@@ -1,0 +1,218 @@
+//! What a session's state holds, as gauges: the window, the retained tokens, the matrices; or slot by slot.
+
+use waterline::Snapshot;
+use waterline::state::{SlotDtype, SlotKind, SlotPlan};
+
+use super::conversation::Conversation;
+use crate::error::Result;
+use crate::text::{shown_end, shown_line};
+use crate::units::{bytes, thousands};
+
+/// Characters of a gauge.
+const GAUGE: usize = 20;
+/// Characters of text that are shown of what is held.
+const TEXT: usize = 56;
+/// Retained tokens that are shown with their text.
+const SHOWN: usize = 24;
+
+/// The gauges.
+pub fn gauges(conversation: &Conversation) -> Result<String> {
+    let session = conversation.session();
+    let snapshot = session.snapshot()?;
+    let read = session.position();
+    let mut lines = vec![format!(
+        "{} of state, {}; {} tokens read",
+        bytes(session.state_bytes()),
+        match conversation.context() {
+            Some(context) => format!("for {} tokens", thousands(context as u64)),
+            None => "however much is read".into(),
+        },
+        thousands(read)
+    )];
+    lines.extend(matrices(&snapshot));
+    for (rows, blocks) in windows(&snapshot) {
+        let held = read.min(rows as u64);
+        let name = match conversation.context() == Some(rows) {
+            true => "context",
+            false => "window",
+        };
+        lines.push(gauge(name, held, rows as u64, &layers(blocks)));
+        if held > 0 {
+            let text = shown_end(&conversation.last_text(held as usize), TEXT);
+            lines.push(format!("{:9} up to: {text}", ""));
+        }
+    }
+    lines.extend(retained(&snapshot));
+    lines.extend(retained_text(&snapshot, conversation));
+    Ok(lines.join("\n"))
+}
+
+/// A line such as `window     [#####...............] 32 of 128 tokens`.
+fn gauge(name: &str, held: u64, capacity: u64, rest: &str) -> String {
+    let full = (GAUGE as u64 * held.min(capacity)).div_ceil(capacity.max(1)) as usize;
+    let bar: String = (0..GAUGE)
+        .map(|i| if i < full { '█' } else { '·' })
+        .collect();
+    let (held, capacity) = (thousands(held), thousands(capacity));
+    format!("{name:<9} {bar} {held} of {capacity} tokens, {rest}")
+}
+
+fn layers(n: usize) -> String {
+    match n {
+        1 => "1 layer".into(),
+        n => format!("{n} layers"),
+    }
+}
+
+/// The layers whose state is a matrix, and its size.
+fn matrices(snapshot: &Snapshot) -> Option<String> {
+    let of_kind = snapshot
+        .slots()
+        .filter(|(slot, _)| slot.kind == SlotKind::Matrix);
+    let mut blocks: Vec<usize> = Vec::new();
+    let mut sum = 0;
+    for (slot, data) in of_kind {
+        blocks.extend(slot.block);
+        sum += data.len();
+    }
+    blocks.dedup();
+    (sum > 0).then(|| {
+        format!(
+            "matrices  {} in {}: everything that was read, faded and overwritten as the model learned to",
+            bytes(sum),
+            layers(blocks.len())
+        )
+    })
+}
+
+/// The lengths of the windows, and how many layers have each.
+fn windows(snapshot: &Snapshot) -> Vec<(usize, usize)> {
+    let mut windows: Vec<(usize, usize)> = Vec::new();
+    let is_window = |slot: &SlotPlan| {
+        slot.kind == SlotKind::Ring && slot.name == "keys" && slot.block.is_some()
+    };
+    for (slot, _) in snapshot.slots().filter(|(slot, _)| is_window(slot)) {
+        let rows = slot.shape.get(1).copied().unwrap_or(0);
+        match windows.iter_mut().find(|(other, _)| *other == rows) {
+            Some((_, blocks)) => *blocks += 1,
+            None => windows.push((rows, 1)),
+        }
+    }
+    windows
+}
+
+/// How full the sets of retained tokens are: the fullest, and the range over layers and heads.
+fn retained(snapshot: &Snapshot) -> Option<String> {
+    let mut counts: Vec<u64> = Vec::new();
+    let (mut capacity, mut blocks) = (0, 0);
+    for (slot, data) in snapshot
+        .slots()
+        .filter(|(slot, _)| slot.name == "set_counts")
+    {
+        blocks += 1;
+        counts.extend(u32s(data).map(u64::from));
+        let of_block = slot.block.and_then(|block| set_capacity(snapshot, block));
+        capacity = capacity.max(of_block.unwrap_or(0) as u64);
+    }
+    let (least, most) = (*counts.iter().min()?, *counts.iter().max()?);
+    let mean = counts.iter().sum::<u64>() / counts.len() as u64;
+    let rest = format!(
+        "{} of {} heads; the emptiest head holds {least}, the fullest {most}",
+        layers(blocks),
+        counts.len() / blocks
+    );
+    Some(gauge("retained", mean, capacity, &rest))
+}
+
+/// The text of the tokens that the first layer with known positions retains, as far as the history reaches.
+fn retained_text(snapshot: &Snapshot, conversation: &Conversation) -> Option<String> {
+    let (slot, data) = snapshot
+        .slots()
+        .find(|(slot, _)| slot.name.ends_with("_positions"))?;
+    // One more than the position; 0 is an empty row.
+    let stored = data
+        .as_chunks::<8>()
+        .0
+        .iter()
+        .map(|&p| u64::from_le_bytes(p));
+    let mut positions: Vec<u64> = stored.filter_map(|p| p.checked_sub(1)).collect();
+    positions.sort_unstable();
+    let rest = format!("the first of such layers ({})", slot.block.unwrap_or(0));
+    let capacity = slot.shape.iter().product::<usize>() as u64;
+    let words: Vec<String> = positions
+        .iter()
+        .filter_map(|&position| conversation.token_text(position))
+        .take(SHOWN)
+        .collect();
+    let line = gauge("retained", positions.len() as u64, capacity, &rest);
+    let text = shown_line(&words.join("|"), TEXT);
+    Some(format!("{line}\n{:9} among them: {text}", ""))
+}
+
+/// Every slot of the state: those of one name and shape together, and the values of counters.
+pub fn slots(conversation: &Conversation) -> Result<String> {
+    let session = conversation.session();
+    let snapshot = session.snapshot()?;
+    let mut groups: Vec<(String, usize, usize)> = Vec::new();
+    let mut counters = Vec::new();
+    for (slot, data) in snapshot.slots() {
+        let what = format!("{} {:?} {:?}", slot.name, slot.dtype, slot.shape).to_lowercase();
+        match groups.iter_mut().find(|(other, ..)| *other == what) {
+            Some((_, times, sum)) => (*times, *sum) = (*times + 1, *sum + data.len()),
+            None => groups.push((what, 1, data.len())),
+        }
+        let counts_members = slot.kind == SlotKind::Counter && slot.dtype == SlotDtype::U32;
+        if let Some(block) = slot.block.filter(|_| counts_members) {
+            let counts: Vec<String> = u32s(data).map(|count| count.to_string()).collect();
+            let capacity =
+                set_capacity(&snapshot, block).map_or(String::new(), |n| format!(" of {n}"));
+            let counts = counts.join(" ");
+            counters.push(format!(
+                "layer {block:<3} {}: {counts}{capacity}",
+                slot.name
+            ));
+        }
+    }
+    let widths = groups.iter().map(|(what, ..)| what.len());
+    let width = widths.max().unwrap_or(0);
+    let line = |(what, times, sum): &(String, usize, usize)| {
+        format!("{what:<width$}  {times:>3} x  {:>10}", bytes(*sum))
+    };
+    let mut lines: Vec<String> = groups.iter().map(line).collect();
+    lines.extend(counters);
+    lines.push(format!(
+        "position {}, {} ({} bytes)",
+        session.position(),
+        bytes(session.state_bytes()),
+        session.state_bytes()
+    ));
+    Ok(lines.join("\n"))
+}
+
+fn u32s(data: &[u8]) -> impl Iterator<Item = u32> {
+    data.as_chunks::<4>()
+        .0
+        .iter()
+        .map(|&n| u32::from_le_bytes(n))
+}
+
+/// How many members each set of a layer can have.
+fn set_capacity(snapshot: &Snapshot, block: usize) -> Option<usize> {
+    let mut slots = snapshot.slots().map(|(slot, _)| slot);
+    let set = slots.find(|slot| slot.block == Some(block) && slot.kind == SlotKind::Set)?;
+    set.shape.get(1).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gauge_is_full_when_all_is_held_and_empty_before() {
+        let bar = |held| gauge("window", held, 128, "1 layer");
+        assert!(bar(0).contains(&format!("{} 0 of 128", "·".repeat(20))));
+        assert!(bar(1).contains("█·"));
+        assert!(bar(128).contains(&"█".repeat(20)));
+        assert!(bar(500).contains(&"█".repeat(20)));
+    }
+}

@@ -1,0 +1,69 @@
+//! `/set`: the sampling parameters, the length of answers, and whether the model thinks.
+
+use super::conversation::Conversation;
+use crate::error::{Error, Result};
+use crate::sampling;
+use crate::session::max_tokens;
+
+const MAX_TOKENS: &str = "max-tokens";
+const THINKING: &str = "thinking";
+
+/// Every setting.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    sampling::NAMES.into_iter().chain([MAX_TOKENS, THINKING])
+}
+
+/// Sets one (`KEY VALUE`), or lists one or all; returns what to say.
+pub fn set(arguments: &str, conversation: &mut Conversation) -> Result<String> {
+    let unknown = |key: &str| {
+        let reason = format!("there is no setting {key:?}; /set lists them");
+        Err(Error::usage(reason))
+    };
+    let mut params = conversation.session().sampler().clone();
+    let Some((key, value)) = arguments.split_once([' ', '=']) else {
+        let wanted = names().filter(|name| arguments.is_empty() || arguments == *name);
+        let mut value = |name: &str| match name {
+            MAX_TOKENS => Some(conversation.limits().max_tokens.to_string()),
+            THINKING => Some(thinking_name(conversation.thinking()).into()),
+            _ => sampling::get(&params, name),
+        };
+        let lines: Vec<String> = wanted
+            .filter_map(|name| Some(format!("{name:<18} {}", value(name)?)))
+            .collect();
+        return match lines.is_empty() {
+            true => unknown(arguments),
+            false => Ok(lines.join("\n")),
+        };
+    };
+    let value = value.trim();
+    match key {
+        MAX_TOKENS => {
+            conversation.limits().max_tokens =
+                max_tokens(value).map_err(|e| Error::usage(format!("{key}: {value:?}: {e}")))?;
+        }
+        THINKING => conversation.set_thinking(Some(thinking(value).map_err(Error::usage)?))?,
+        _ if !sampling::NAMES.contains(&key) => return unknown(key),
+        _ => {
+            sampling::set(&mut params, key, value)?;
+            conversation.set_sampler(params)?;
+        }
+    }
+    Ok(format!("{key} {value}"))
+}
+
+/// Reads the switch of `thinking`.
+pub fn thinking(value: &str) -> std::result::Result<bool, String> {
+    match value {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        other => Err(format!("thinking is on or off, not {other:?}")),
+    }
+}
+
+fn thinking_name(thinking: Option<bool>) -> &'static str {
+    match thinking {
+        Some(true) => "on",
+        Some(false) => "off",
+        None => "as the template has it",
+    }
+}

@@ -1,0 +1,101 @@
+//! What the program says about a conversation: at its start, after each answer, and before its context is full.
+
+use super::conversation::{Conversation, Reply};
+use super::sessions::Sessions;
+use crate::builtin;
+use crate::text::shown_line;
+use crate::units::{bytes, count, rounded, thousands};
+
+/// The share of a context from which on it is said to be nearly full.
+const NEARLY_FULL: f64 = 0.75;
+
+/// What stands above the first prompt.
+pub fn banner(conversation: &Conversation, sessions: &Sessions) -> String {
+    let session = conversation.session();
+    let model = session.model();
+    let threads = match session.threads() {
+        1 => "1 thread".into(),
+        threads => format!("{threads} threads"),
+    };
+    let mut lines = vec![
+        format!(
+            "{}: {} parameters, {threads}, a state of {} that does not grow. /help lists the commands.",
+            shown_line(model.name(), 60),
+            count(model.spec().parameters()),
+            bytes(session.state_bytes()),
+        ),
+        format!(
+            "Try:  {}",
+            openings(builtin::is_builtin(model)).join("\n      ")
+        ),
+    ];
+    if let Some(context) = conversation.context() {
+        lines[0] = lines[0].replace(
+            "that does not grow",
+            &format!("for {} tokens", thousands(context as u64)),
+        );
+    }
+    if let Some(last) = sessions.list().first() {
+        lines.push(format!(
+            "/resume goes on with \"{}\" of {}.",
+            shown_line(&last.title(), 40),
+            last.when()
+        ));
+    }
+    lines.join("\n")
+}
+
+/// Three messages to begin with.
+fn openings(builtin: bool) -> [&'static str; 3] {
+    match builtin {
+        true => [
+            "My name is Ann and I have a red ball.",
+            "What is 12 plus 7?",
+            "Tell me a story about a dog.",
+        ],
+        false => [
+            "What can you do?",
+            "Explain in two sentences why the sky is blue.",
+            "Write a short poem about rain.",
+        ],
+    }
+}
+
+/// What stands below an answer: speed, how far the conversation is, and what it takes.
+pub fn after(conversation: &Conversation, reply: &Reply) -> String {
+    let session = conversation.session();
+    let read = session.position();
+    let state = bytes(session.state_bytes());
+    let memory = match conversation.context() {
+        Some(context) => format!("state {state} for {} tokens", thousands(context as u64)),
+        None => {
+            let per_token = crate::bench::transformer_bytes_per_token(session.model().spec());
+            format!(
+                "state {state}, as at the first token (a Transformer of this size: {})",
+                bytes(per_token.saturating_mul(read as usize))
+            )
+        }
+    };
+    format!(
+        "{}{} tok/s · {} tokens read · {memory}",
+        if reply.stopped { "stopped · " } else { "" },
+        rounded(reply.tokens_per_second()),
+        thousands(read)
+    )
+}
+
+/// A warning once the context is nearly full, with the flags that help; none before, and none for a state without such a bound.
+pub fn nearly_full(conversation: &Conversation) -> Option<String> {
+    let context = conversation.context()? as u64;
+    let read = conversation.session().position();
+    (read as f64 >= NEARLY_FULL * context as f64 && !conversation.drops_oldest()).then(|| {
+        format!(
+            "The context is {} % full ({} of {} tokens). Start with --context {} for more, or with --drop-oldest to \
+             forget the oldest; /clear begins anew.",
+            100 * read.min(context) / context,
+            thousands(read),
+            thousands(context),
+            4 * context
+        )
+    })
+}

@@ -1,0 +1,182 @@
+//! Lines that break between words while the text still comes in pieces.
+
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+/// Narrower terminals break lines as they like.
+const NARROWEST: usize = 20;
+
+/// A text on its way to a terminal.
+///
+/// Each piece is shown at once. A word that turns out to be too long for its line is taken off it and set on the next.
+#[derive(Default)]
+pub struct Wrap {
+    /// Columns of a line; 0: lines are not broken.
+    width: usize,
+    /// Columns of the line that are taken.
+    column: usize,
+    /// The word at the end of the line.
+    word: String,
+    /// Its columns.
+    word_width: usize,
+}
+
+impl Wrap {
+    /// A text that begins a line on a terminal of so many columns; without them lines are not broken.
+    pub fn new(columns: Option<usize>) -> Self {
+        Wrap {
+            // The cursor behind the last column moves in another way in every terminal, so that column stays free.
+            width: columns.filter(|&n| n >= NARROWEST).map_or(0, |n| n - 1),
+            ..Wrap::default()
+        }
+    }
+
+    /// What the terminal is sent for the next piece of the text.
+    pub fn push(&mut self, text: &str) -> String {
+        if self.width == 0 {
+            return text.into();
+        }
+        let mut out = String::new();
+        for c in text.chars() {
+            match c {
+                '\n' => self.new_line(&mut out),
+                ' ' | '\t' => self.space(&mut out),
+                _ => self.letter(c, &mut out),
+            }
+        }
+        out
+    }
+
+    /// What the terminal is sent for a text that is there as a whole: no word needs to be taken back.
+    pub fn push_whole(&mut self, text: &str) -> String {
+        let mut out = String::new();
+        for word in text.split_inclusive([' ', '\n']) {
+            let width = word.trim_end().width();
+            if self.width > 0 && self.column > 0 && self.column + width > self.width {
+                self.new_line(&mut out);
+            }
+            out += &self.push(word);
+        }
+        out
+    }
+
+    fn new_line(&mut self, out: &mut String) {
+        out.push('\n');
+        (self.column, self.word_width) = (0, 0);
+        self.word.clear();
+    }
+
+    /// A space that would begin a line is left out.
+    fn space(&mut self, out: &mut String) {
+        if self.column + 1 > self.width {
+            return self.new_line(out);
+        }
+        out.push(' ');
+        self.column += 1;
+        self.word_width = 0;
+        self.word.clear();
+    }
+
+    fn letter(&mut self, c: char, out: &mut String) {
+        let width = c.width().unwrap_or(0);
+        if self.column + width > self.width {
+            let word = std::mem::take(&mut self.word);
+            let (of_line, of_word) = (self.column, self.word_width);
+            if of_word > 0 && of_word < of_line {
+                *out += &format!("\x1b[{of_word}D\x1b[K");
+                self.new_line(out);
+                *out += &word;
+                (self.column, self.word_width, self.word) = (of_word, of_word, word);
+            } else {
+                self.new_line(out);
+            }
+        }
+        out.push(c);
+        self.column += width;
+        if width > 1 {
+            // Scripts of wide characters have no spaces: a line may break behind each.
+            self.word.clear();
+            self.word_width = 0;
+        } else {
+            self.word.push(c);
+            self.word_width += width;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What stands on a terminal of so many columns after these pieces.
+    fn screen(columns: usize, pieces: &[&str]) -> Vec<String> {
+        let mut wrap = Wrap::new(Some(columns));
+        let sent: String = pieces.iter().map(|piece| wrap.push(piece)).collect();
+        let mut lines = vec![Vec::new()];
+        let mut rest = sent.as_str();
+        while let Some(c) = rest.chars().next() {
+            let line = lines.last_mut().unwrap();
+            if let Some(escape) = rest.strip_prefix("\x1b[") {
+                let end = escape.find(|c: char| c.is_alphabetic()).unwrap();
+                if &escape[end..=end] == "D" {
+                    let back: usize = escape[..end].parse().unwrap();
+                    line.truncate(line.len() - back);
+                }
+                rest = &escape[end + 1..];
+                continue;
+            }
+            match c {
+                '\n' => lines.push(Vec::new()),
+                _ => line.push(c),
+            }
+            assert!(lines.last().unwrap().len() < columns, "{sent:?}");
+            rest = &rest[c.len_utf8()..];
+        }
+        lines.iter().map(|line| line.iter().collect()).collect()
+    }
+
+    #[test]
+    fn a_word_that_does_not_fit_goes_to_the_next_line() {
+        let pieces = [
+            "The quick br",
+            "own fox ju",
+            "mp",
+            "s over the la",
+            "zy dog",
+        ];
+        let expected = ["The quick brown fox ", "jumps over the lazy ", "dog"];
+        assert_eq!(screen(22, &pieces), expected);
+        let letters: Vec<String> = pieces.concat().chars().map(String::from).collect();
+        let letters: Vec<&str> = letters.iter().map(String::as_str).collect();
+        assert_eq!(screen(22, &letters), expected);
+    }
+
+    #[test]
+    fn a_whole_text_is_broken_without_taking_back() {
+        let text = "The quick brown fox jumps over the lazy dog\n  and more";
+        let sent = Wrap::new(Some(22)).push_whole(text);
+        let expected = "The quick brown fox \njumps over the lazy \ndog\n  and more";
+        assert_eq!(sent, expected);
+    }
+
+    #[test]
+    fn a_word_longer_than_a_line_is_broken() {
+        let expected = ["a ", "bbbbbbbbbbbbbbbbbbb", "bbbbbb c"];
+        assert_eq!(screen(20, &["a ", &"b".repeat(25), " c"]), expected);
+    }
+
+    #[test]
+    fn lines_of_the_text_stay() {
+        assert_eq!(screen(20, &["one\n\n  two\n"]), ["one", "", "  two", ""]);
+        assert_eq!(Wrap::new(None).push("one two"), "one two");
+        assert_eq!(Wrap::new(Some(19)).push(&"x".repeat(99)), "x".repeat(99));
+    }
+
+    #[test]
+    fn wide_characters_take_two_columns() {
+        let mut wrap = Wrap::new(Some(21));
+        assert_eq!(
+            wrap.push(&"水".repeat(11)),
+            format!("{}\n水", "水".repeat(10))
+        );
+    }
+}

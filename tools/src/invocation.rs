@@ -1,0 +1,112 @@
+//! Command lines as people type them: the command that was left out, and what was meant by one that is wrong.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::wrong_model::{advice, is_like_a_model, quoted};
+
+/// The arguments with the command that was left out: `chat`, where there is none, a flag of its own, or a model.
+pub fn complete(mut arguments: Vec<OsString>, commands: &[String]) -> Vec<OsString> {
+    if arguments.is_empty() {
+        arguments.push("waterline".into());
+    }
+    const OWN_FLAGS: [&str; 4] = ["-h", "--help", "-V", "--version"];
+    let is_chat = match arguments.get(1) {
+        None => true,
+        Some(first) => {
+            let text = first.to_string_lossy();
+            let known = commands.iter().any(|command| *command == text);
+            match text.starts_with('-') {
+                true => !OWN_FLAGS.contains(&text.as_ref()),
+                false => !known && text != "help" && Path::new(first).exists(),
+            }
+        }
+    };
+    if is_chat {
+        arguments.insert(1, "chat".into());
+    }
+    arguments
+}
+
+/// What was meant by arguments that were refused, with the right command; none if that is not known.
+pub fn meant(error: &clap::Error, arguments: &[OsString]) -> Option<String> {
+    let words: Vec<String> = arguments
+        .iter()
+        .skip(1)
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    match error.kind() {
+        ErrorKind::InvalidSubcommand => {
+            let suggested = match error.get(ContextKind::SuggestedSubcommand) {
+                Some(ContextValue::Strings(names)) => names.last().cloned(),
+                _ => None,
+            };
+            Some(unknown_command(&words, suggested))
+        }
+        ErrorKind::UnknownArgument => match error.get(ContextKind::InvalidArg) {
+            Some(ContextValue::String(argument)) => unknown_argument(argument, &words),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn unknown_command(words: &[String], suggested: Option<String>) -> String {
+    let (word, rest) = words.split_first().expect("an unknown command is a word");
+    if word.contains(char::is_whitespace) {
+        return format!(
+            "there is no command {word:?}; to complete a text: {}; to talk: waterline chat",
+            command("run", words)
+        );
+    }
+    if let Some(name) = suggested {
+        return format!(
+            "there is no command {word:?}; try: {}",
+            command(&name, rest)
+        );
+    }
+    let path = Path::new(word);
+    match advice(path).filter(|_| is_like_a_model(path)) {
+        Some(reason) => format!("{word}: {reason}"),
+        None => format!(
+            "there is no command {word:?}; waterline --help lists them; to complete a text: {}",
+            command("run", words)
+        ),
+    }
+}
+
+fn unknown_argument(argument: &str, words: &[String]) -> Option<String> {
+    let (name, rest) = words.split_first()?;
+    let at = rest.iter().position(|word| word == argument)?;
+    let without = |at: usize| -> Vec<String> {
+        let others = rest.iter().enumerate().filter(|(i, _)| *i != at);
+        others.map(|(_, word)| word.clone()).collect()
+    };
+    match argument {
+        "-m" | "--model" => Some(format!(
+            "{argument}: the model stands without a flag: {}",
+            command(name, &without(at))
+        )),
+        "-p" | "--prompt" if name == "chat" => Some(format!(
+            "{argument}: chat takes messages line by line; to complete a text: {}",
+            command("run", rest)
+        )),
+        _ if name == "chat" && !argument.starts_with('-') => Some(format!(
+            "{argument:?}: chat takes messages line by line; to complete a text: {}",
+            command("run", rest)
+        )),
+        _ => None,
+    }
+}
+
+/// The command line of the command `name`.
+fn command(name: &str, words: &[String]) -> String {
+    let words = words.iter().map(|word| quoted(word));
+    ["waterline".into(), name.into()]
+        .into_iter()
+        .chain(words)
+        .collect::<Vec<String>>()
+        .join(" ")
+}

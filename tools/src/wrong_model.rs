@@ -1,0 +1,236 @@
+//! Paths that are no model: what each one is, and the command that leads to the model.
+
+use std::path::{Path, PathBuf};
+
+use waterline_quant::gguf::Gguf;
+
+use crate::error::Error;
+
+/// Files that Python has pickled: opening one runs code, so none is read.
+const PICKLES: [&str; 4] = ["bin", "pt", "pth", "ckpt"];
+/// The files of a Hugging Face folder that are easily taken for the model.
+const PARTS: [&str; 2] = ["safetensors", "json"];
+
+/// `error`, which came of opening `path`; or, where it is known what `path` is instead of a model, that and what to do.
+pub fn explain(path: &Path, error: Error) -> Error {
+    match advice(path) {
+        Some(reason) => Error::input(path, reason),
+        None => error,
+    }
+}
+
+/// Whether `word` looks like a model rather than like text: it exists, or it could be the path of a model.
+pub fn is_like_a_model(word: &Path) -> bool {
+    let text = word.to_string_lossy();
+    let known = |kind: &str| kind == "gguf" || is_one_of(kind, &PICKLES) || is_one_of(kind, &PARTS);
+    let like_a_path = text.contains(['/', '\\']) || known(&extension(word));
+    like_a_path && !text.contains(char::is_whitespace) || word.exists()
+}
+
+/// What `path` is, and the command that helps; none if that is not known.
+pub fn advice(path: &Path) -> Option<String> {
+    if path.is_dir() {
+        return about_folder(path);
+    }
+    if path.is_file() {
+        return about_file(path);
+    }
+    let text = path.to_string_lossy();
+    if let Some((owner, name)) = hub_name(&text) {
+        return Some(about_hub(owner, name));
+    }
+    if text.contains(char::is_whitespace) {
+        return Some(format!(
+            "no such file; to complete a text: waterline run {}; to talk: waterline chat",
+            quoted(&text)
+        ));
+    }
+    (!path.exists()).then(|| "no such file or folder".into())
+}
+
+fn about_folder(folder: &Path) -> Option<String> {
+    let files = files(folder);
+    let tensors = files.iter().any(|file| extension(file) == "safetensors");
+    if tensors && folder.join("config.json").is_file() {
+        return None;
+    }
+    if let Some(file) = main_gguf(&files) {
+        return Some(format!(
+            "a folder of GGUF files; give one of them: waterline chat {}",
+            quoted_path(file)
+        ));
+    }
+    if tensors {
+        let reason = "config.json is not there; download the whole repository: \
+                      hf download OWNER/NAME --local-dir NAME";
+        return Some(reason.into());
+    }
+    files
+        .iter()
+        .find(|file| is_one_of(&extension(file), &PICKLES))
+        .map(|file| about_pickle(file, folder))
+}
+
+fn about_file(file: &Path) -> Option<String> {
+    let folder = match file.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let kind = extension(file);
+    if is_one_of(&kind, &PICKLES) {
+        return Some(about_pickle(file, folder));
+    }
+    if is_one_of(&kind, &PARTS) {
+        let whole = folder.join("config.json").is_file();
+        return Some(match whole {
+            true => format!(
+                "a part of a Hugging Face folder; give the folder: waterline chat {}",
+                quoted_path(folder)
+            ),
+            false => {
+                "a part of a Hugging Face folder, without its config.json; download the whole \
+                 repository: hf download OWNER/NAME --local-dir NAME"
+                    .into()
+            }
+        });
+    }
+    let gguf = Gguf::open(file).ok()?;
+    if gguf.get_str("general.architecture").ok()? != "clip" {
+        return None;
+    }
+    let mut others = files(folder);
+    others.retain(|other| other.file_name() != file.file_name());
+    let model = main_gguf(&others).map_or("MODEL.gguf".into(), |file| quoted_path(file));
+    Some(format!(
+        "the vision part of a model (architecture clip, a projector); give the file with the language model: \
+         waterline chat {model}"
+    ))
+}
+
+fn about_pickle(file: &Path, folder: &Path) -> String {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    let folder = folder.display().to_string().replace('\'', "\\'");
+    format!(
+        "{name} is a Python pickle, which is not read; make safetensors of it: python -c \"from transformers import \
+         AutoModelForCausalLM as M, AutoTokenizer as T; [x.from_pretrained('{folder}').save_pretrained('{folder}-safetensors') \
+         for x in (M, T)]\""
+    )
+}
+
+fn about_hub(owner: &str, name: &str) -> String {
+    let download = format!("hf download {owner}/{name}");
+    match name.to_lowercase().ends_with("gguf") {
+        true => format!(
+            "no such file or folder; if it is on the Hugging Face Hub: \
+             {download} --include '*Q4_K_M*.gguf' --local-dir {name}, then waterline chat {name}"
+        ),
+        false => format!(
+            "no such file or folder; if it is on the Hugging Face Hub: \
+             {download} --local-dir {name}, then waterline chat {name}"
+        ),
+    }
+}
+
+/// Owner and name of a repository on the Hugging Face Hub: `owner/name`, or the address of its page.
+fn hub_name(text: &str) -> Option<(&str, &str)> {
+    const ADDRESSES: [&str; 4] = ["https://huggingface.co/", "https://hf.co/", "hf.co/", "hf:"];
+    let mut address = ADDRESSES
+        .iter()
+        .filter_map(|start| text.strip_prefix(start));
+    let (owner, name) = match address.next() {
+        Some(rest) => {
+            let (owner, rest) = rest.split_once('/')?;
+            (owner, rest.split(['/', '?', ':']).next()?)
+        }
+        // A folder that is there was meant as a folder; the part after a colon chooses a file in other programs.
+        None => text
+            .split_once('/')
+            .filter(|(owner, _)| !Path::new(owner).exists())
+            .map(|(owner, name)| (owner, name.split(':').next().unwrap_or(name)))?,
+    };
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let is_name =
+        |part: &str| !part.is_empty() && !part.starts_with('.') && part.chars().all(plain);
+    (is_name(owner) && is_name(name) && extension(Path::new(name)) != "gguf")
+        .then_some((owner, name))
+}
+
+/// The GGUF file that is most likely the language model.
+fn main_gguf(files: &[PathBuf]) -> Option<&PathBuf> {
+    let name = |file: &Path| {
+        file.file_name()
+            .map(|name| name.to_string_lossy().to_lowercase())
+    };
+    let is_projector = |file: &Path| name(file).is_some_and(|name| name.contains("mmproj"));
+    let mut ggufs = files
+        .iter()
+        .filter(|file| extension(file) == "gguf" && !is_projector(file));
+    ggufs.next()
+}
+
+/// The files of a folder, sorted; none if it cannot be read.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten();
+    let mut files: Vec<_> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .collect();
+    files.sort();
+    files
+}
+
+/// The end of a file's name after its last point, in small letters.
+fn extension(path: &Path) -> String {
+    let kind = path.extension().unwrap_or_default();
+    kind.to_string_lossy().to_lowercase()
+}
+
+fn is_one_of(kind: &str, kinds: &[&str]) -> bool {
+    kinds.contains(&kind)
+}
+
+/// `word` as a shell takes it for one word.
+pub fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.into(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
+fn quoted_path(path: &Path) -> String {
+    quoted(&path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hub_names_are_known_from_paths() {
+        for (text, expected) in [
+            ("Qwen/Qwen3.5-0.8B", Some(("Qwen", "Qwen3.5-0.8B"))),
+            ("unsloth/X-GGUF:Q4_K_M", Some(("unsloth", "X-GGUF"))),
+            (
+                "https://huggingface.co/fla-hub/gla-1.3B/tree/main",
+                Some(("fla-hub", "gla-1.3B")),
+            ),
+            ("hf:a/b", Some(("a", "b"))),
+            ("./a/b", None),
+            ("../b", None),
+            ("/a/b", None),
+            ("a/b/c", None),
+            ("a/b c", None),
+            ("models/file.gguf", None),
+            ("src/file", None),
+        ] {
+            assert_eq!(hub_name(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn words_are_quoted_where_a_shell_would_split_them() {
+        assert_eq!(quoted("a/b-c.gguf"), "a/b-c.gguf");
+        assert_eq!(quoted("it's here"), "'it'\\''s here'");
+        assert_eq!(quoted(""), "''");
+    }
+}
