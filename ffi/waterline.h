@@ -66,6 +66,8 @@ typedef enum {
   // The device is full or was lost. Sessions on a lost one can only be freed; a state that was written before can be
   // read into a session elsewhere.
   WL_ERROR_DEVICE = 14,
+  // The system refused memory or a thread. The call changed nothing.
+  WL_ERROR_MEMORY = 15,
 } wl_status;
 
 // How much a message matters.

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Whether the case was refused because its model type has no frontend.
+/// Whether the case was refused because this version has no frontend or no op for its model.
 fn is_unknown(output: &std::process::Output) -> bool {
     let said = String::from_utf8_lossy(&output.stderr);
-    output.status.code() == Some(2) && said.contains("not supported: model_type")
+    output.status.code() == Some(2) && said.contains("not supported: ")
 }
 
 /// Cases whose recorded logits no decoder can give, and why.

@@ -45,6 +45,8 @@ pub enum wl_status {
     /// The device is full or was lost. Sessions on a lost one can only be freed; a state that was written before can be
     /// read into a session elsewhere.
     WL_ERROR_DEVICE = 14,
+    /// The system refused memory or a thread. The call changed nothing.
+    WL_ERROR_MEMORY = 15,
 }
 
 use wl_status::*;
@@ -81,7 +83,8 @@ impl From<Error> for Failure {
             Error::Unsupported { .. } => WL_ERROR_UNSUPPORTED,
             Error::Device { .. } => WL_ERROR_DEVICE,
             Error::Tokenizer { .. } | Error::Template { .. } => WL_ERROR_TEXT,
-            Error::Invalid { .. } | Error::Memory { .. } => WL_ERROR_ARGUMENT,
+            Error::Invalid { .. } => WL_ERROR_ARGUMENT,
+            Error::Memory { .. } => WL_ERROR_MEMORY,
             Error::ContextFull { .. } => WL_ERROR_CONTEXT,
             Error::Snapshot { .. } => WL_ERROR_STATE,
             Error::Rewind { .. } => WL_ERROR_REWIND,
@@ -161,7 +164,7 @@ pub extern "C" fn wl_last_error() -> *const c_char {
 /// The name of a status, such as "WL_ERROR_IO"; "unknown status" for other numbers. Never NULL, and always valid.
 #[unsafe(no_mangle)]
 pub extern "C" fn wl_status_name(status: i32) -> *const c_char {
-    const NAMES: [&CStr; 15] = [
+    const NAMES: [&CStr; 16] = [
         c"WL_OK",
         c"WL_ERROR_ARGUMENT",
         c"WL_ERROR_HANDLE",
@@ -177,6 +180,7 @@ pub extern "C" fn wl_status_name(status: i32) -> *const c_char {
         c"WL_CANCELLED",
         c"WL_ERROR_INTERNAL",
         c"WL_ERROR_DEVICE",
+        c"WL_ERROR_MEMORY",
     ];
     let name = usize::try_from(status)
         .ok()
@@ -240,13 +244,14 @@ mod tests {
             WL_CANCELLED,
             WL_ERROR_INTERNAL,
             WL_ERROR_DEVICE,
+            WL_ERROR_MEMORY,
         ];
         for status in all {
             // SAFETY: the name is a C string.
             let name = unsafe { CStr::from_ptr(wl_status_name(status as i32)) };
             assert_eq!(name.to_str(), Ok(format!("{status:?}").as_str()));
         }
-        for status in [-1, 15, i32::MAX, i32::MIN] {
+        for status in [-1, 16, i32::MAX, i32::MIN] {
             // SAFETY: the name is a C string.
             let name = unsafe { CStr::from_ptr(wl_status_name(status)) };
             assert_eq!(name, c"unknown status");

@@ -234,10 +234,14 @@ static void parameters_out_of_range(wl_model *model)
     WITH(params.context = 0, "context");
     WITH(params.log = 0, "log");
     WITH(params.log = SIZE_MAX, "larger than any memory");
-    WITH(params.log = SIZE_MAX / 16, "memory");
-    WITH(params.marks = SIZE_MAX, "memory");
     WITH(params.cache = 2, "cache");
     WITH(params.drop_oldest = 2, "drop_oldest");
+    OK(wl_session_params_init(&params, sizeof params));
+    params.log = SIZE_MAX / 16;
+    REFUSED(WL_ERROR_MEMORY, "cannot be allocated", wl_session_new(model, &params, &session));
+    OK(wl_session_params_init(&params, sizeof params));
+    params.marks = SIZE_MAX;
+    REFUSED(WL_ERROR_MEMORY, "cannot be allocated", wl_session_new(model, &params, &session));
 
     wl_sampler_params sampler;
     wl_logit_bias bias = {.token = 0xffffffff, .bias = 1};
