@@ -149,7 +149,7 @@ def pasted_texts(real):
     """What users paste: passages of books, and as often this repository's own documents and sources."""
     books = [d["text"] for d in real.get("books", [])]
     root = Path(__file__).resolve().parents[2]
-    own = [p.read_text(errors="replace") for kind in ("*.md", "*.rs", "*.py") for p in sorted(root.glob(f"**/{kind}")) if not {"target", ".device"} & set(p.parts)]
+    own = [p.read_text(errors="replace") for kind in ("*.md", "*.rs", "*.py") for p in sorted(root.glob(f"**/{kind}")) if not {"target", ".device"} & set(p.relative_to(root).parts)]
     own = [t[i : i + 6000] for t in own for i in range(0, len(t), 6000) if len(t) - i > 500]
     return books + own * max(1, len(books) // (2 * max(1, len(own))))
 
@@ -174,6 +174,7 @@ def main():
     LONGEST = 16384 if args.far else LONGEST
     begin = time.time()
     args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "ready").unlink(missing_ok=True)
     real = {}
     for doc in itertools.islice(read_jsonl(args.corpus / "corpus.jsonl.xz"), args.limit):
         group = group_of(doc)

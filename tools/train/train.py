@@ -1,22 +1,27 @@
 """Trains the built-in model for a wall-clock budget, in one call or several.
 
 train.py --data DIR --run DIR --minutes M --total-minutes T [--resume] [--finish]
+train.py --data DIR --run DIR --minutes M --finish --far FILE.gguf
 
 Everything that changes during training is a function of the progress p = training time so far / planned total. --finish makes this
 call's end the run's end: the plan is stretched or shortened so that the learning rate reaches zero just before --minutes are over.
-Writes DIR/checkpoint.pt and DIR/loss.csv.
+Writes DIR/checkpoint.pt and DIR/loss.csv. Compiles while `prepare.py` is still at work: DIR/ready says when the data is there.
+
+--far is the second run: from the file's rounded weights, over rows of 16,384 tokens.
 """
 
 import argparse
 import csv
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch._dynamo
 import torch.nn.functional as F
 
+import gguf
 from batches import Batches
 from model import LTE, Block, Config, Model
 from optim import fake_quantized, optimizers
@@ -55,6 +60,28 @@ def token_losses(hidden, head, targets):
     return loss, logits.detach().argmax(-1).view_as(targets) == targets
 
 
+FAR_RATE, FAR_WARMUP, FAR_KEPT, FAR_PRICE, FAR_CLOSED = 0.5, 40, 0.006, 0.05, 0.7  # of the second run
+
+
+@dataclass
+class Plan:
+    """What holds at a progress p of a run."""
+
+    phase: int  # of the mix, and of what is learned from
+    rate: float  # share of the full learning rate
+    open_share: float  # of the rows in which every token is kept
+    kept_share: float  # what a head's share of kept tokens is steered to
+    capped: bool  # whether a query sees at most `buffer_size` older tokens per head
+    routed: bool  # whether the share of kept tokens is steered at all
+    quantized: bool  # whether the model computes with rounded weights
+
+
+def plan(p, far):
+    if far:
+        return Plan(2, FAR_RATE * (1 - p), 0.1 if p < FAR_CLOSED else 0.0, FAR_KEPT, True, True, True)
+    return Plan(int(p >= SECOND_PHASE), learning_rate(p), open_share(p), kept_share(p), p >= CAP_ON, p >= ROUTER_ON, p >= QUANTIZE)
+
+
 class Sparsity:
     """The paper's sparsity control: an L1 price on positive scores, per LTE layer and kv head, that rises while more tokens than the
     target score above zero and falls while fewer do.
@@ -88,25 +115,44 @@ class Sparsity:
         self.kept.copy_(state[1])
 
 
+def warm_up(model, losses, args, flex):
+    """Compiles the blocks on a row that means nothing; the weights stay as they are."""
+    tokens = torch.randint(6, model.config.vocab_size, (args.rows, args.length), device="cuda")
+    pos = torch.arange(args.length, device="cuda").expand(args.rows, -1).contiguous()
+    model.train()
+    row = model.row(pos, torch.zeros(args.rows, dtype=torch.bool, device="cuda"), flex=flex, angle=pos.clone())
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        hidden, scores = model(tokens, row)
+        loss, _ = losses(hidden, model.head, tokens)
+    (loss.mean() + sum(x.float().mean() for x in scores)).backward()
+    model.zero_grad(set_to_none=True)
+    torch.cuda.synchronize()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--minutes", type=float, required=True, help="wall clock of this call, compilation included")
-    parser.add_argument("--total-minutes", type=float, required=True, help="planned training time of all calls")
+    parser.add_argument("--total-minutes", type=float, default=1.0, help="planned training time of all calls")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--finish", action="store_true")
+    parser.add_argument("--far", type=Path, metavar="GGUF", help="the second run, from these weights")
     parser.add_argument("--config", type=Path, help="config.json; default: the built-in model's sizes")
-    parser.add_argument("--rows", type=int, default=16)
-    parser.add_argument("--length", type=int, default=4096)
+    parser.add_argument("--rows", type=int)
+    parser.add_argument("--length", type=int)
     parser.add_argument("--lr", type=float, default=4e-3)
-    parser.add_argument("--warmup", type=int, default=100, help="steps")
+    parser.add_argument("--warmup", type=int, help="steps")
     parser.add_argument("--no-fake-quant", dest="fake_quant", action="store_false")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--dense", action="store_true", help="dense attention instead of FlexAttention (slow; few rows)")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     called = time.time()
+    far = args.far is not None
+    args.length = args.length or (16384 if far else 4096)
+    args.rows = args.rows or 65536 // args.length
+    args.warmup = args.warmup or (FAR_WARMUP if far else 100)
     args.run.mkdir(parents=True, exist_ok=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
@@ -117,6 +163,10 @@ def main():
     opts = optimizers(model, args.lr)
     step, trained, data_state, tokens = 0, 0.0, None, 0
     checkpoint = args.run / "checkpoint.pt"
+    if far:
+        model.load_state_dict(gguf.load(args.far, {k: v.shape for k, v in model.state_dict().items()}))
+        sparsity.kept.fill_(FAR_KEPT)
+        sparsity.price.fill_(FAR_PRICE)
     if args.resume:
         saved = torch.load(checkpoint, map_location=device, weights_only=False)
         model.load_state_dict(saved["model"])
@@ -125,15 +175,21 @@ def main():
         sparsity.load(saved["sparsity"])
         step, trained, data_state, tokens = saved["step"], saved["trained"], saved["data"], saved["tokens"]
         torch.manual_seed(args.seed + step)
-    batches = Batches(args.data, args.rows, args.length, data_state)
-    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters; step {step}, {trained / 60:.1f} min trained; "
-        f"{sum(len(g.tokens) for g in batches.groups.values()) / 1e6:.0f} M tokens of data", flush=True)
-
     losses, flex = token_losses, device == "cuda" and not args.dense
     if args.compile and device == "cuda":
         torch._dynamo.config.cache_size_limit = 64
         model.block = torch.compile(Block.forward, dynamic=False)
         losses = torch.compile(token_losses, dynamic=False)
+        warm_up(model, losses, args, flex)
+    while not (args.data / "ready").exists():
+        if time.time() - called > args.minutes * 60 / 2:
+            raise SystemExit(f"{args.data}/ready has not appeared")
+        time.sleep(0.2)
+    print(f"compiled, and data found, after {time.time() - called:.0f} s", flush=True)
+    batches = Batches(args.data, args.rows, args.length, data_state, 2 if far else 0, args.seed + step)
+    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters; step {step}, {trained / 60:.1f} min trained; "
+        f"{sum(len(g.tokens) for g in batches.groups.values()) / 1e6:.0f} M tokens of data", flush=True)
+
 
     def save():
         temporary = checkpoint.with_suffix(".tmp")
@@ -169,22 +225,21 @@ def main():
         p = elapsed / total
         if p >= 1 or now - called > args.minutes * 60 - 3:
             break
-        phase = int(p >= SECOND_PHASE)
-        quantized = args.fake_quant and p >= QUANTIZE
-        rate = learning_rate(p) * min(1.0, (step + 1) / args.warmup)
-        batch = batches.next(phase, device)
+        now_is = plan(p, far)
+        rate = now_is.rate * min(1.0, (step + 1) / args.warmup)
+        batch = batches.next(now_is.phase, device)
         # Dropped rows are spread evenly; while the router is off, all rows are open.
-        open_rows = torch.rand(args.rows, device=device) < open_share(p)
-        with fake_quantized(model, quantized):
-            row = model.row(batch["pos"], open_rows, capped=p >= CAP_ON, flex=flex)
+        open_rows = torch.rand(args.rows, device=device) < now_is.open_share
+        with fake_quantized(model, args.fake_quant and now_is.quantized):
+            row = model.row(batch["pos"], open_rows, capped=now_is.capped, flex=flex, angle=batch["angle"])
             with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
                 hidden, scores = model(batch["tokens"], row)
                 loss, right = losses(hidden, model.head, batch["targets"])
             weight = batch["weight"]
-            mean = (loss * weight).sum() / weight.sum()
+            mean = (loss * weight).sum() / weight.sum().clamp(min=1)
             (mean + sparsity.penalty(scores)).backward()
-        if p >= ROUTER_ON:
-            sparsity.update([s.detach() for s in scores], kept_share(p))
+        if now_is.routed:
+            sparsity.update([s.detach() for s in scores], now_is.kept_share)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for opt in opts:
             for group in opt.param_groups:
