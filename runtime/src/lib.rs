@@ -28,11 +28,11 @@ mod error;
 mod generate;
 pub mod mixers;
 mod model;
+pub mod ops;
 pub mod program;
 mod sampler;
 pub mod session;
 pub mod spec;
-pub mod stages;
 pub mod state;
 pub mod text;
 

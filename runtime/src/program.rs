@@ -6,8 +6,8 @@ use std::sync::Arc;
 use waterline_quant::{Matrix, Tensor};
 
 use crate::error::{Error, Result};
+use crate::ops::{Embed, Emit, Finish, Linear, Logits, Mlp, Norm, Op, Project};
 use crate::spec::NormKind;
-use crate::stages::{Embed, Emit, Finish, Linear, Logits, Mlp, Norm, Project, Stage};
 use crate::state::{StatePlan, Touched};
 
 /// A small f32 tensor that never is quantized: a norm, bias, gate, convolution or router.
@@ -63,7 +63,7 @@ pub struct Program {
     /// Widest use of each buffer: it has room for `[tokens, width]`.
     pub widths: Vec<usize>,
     /// The stages that read tokens into the state.
-    pub stages: Vec<Stage>,
+    pub(crate) ops: Vec<Box<dyn Op>>,
     /// What turns the residual stream into logits, for the tokens where they are wanted.
     pub logits: Logits,
 }
@@ -71,20 +71,22 @@ pub struct Program {
 impl Program {
     /// Bytes of weights that reading one token touches: every matrix once, and one row of the embedding.
     pub fn weight_bytes(&self) -> usize {
-        self.stages.iter().map(Stage::weight_bytes).sum::<usize>()
+        self.ops.iter().map(|op| op.weight_bytes()).sum::<usize>()
             + self.logits.matrix.bytes().len()
     }
 
     /// What reading the token at `position` touches of the blocks' slots.
     pub fn touched(&self, plan: &StatePlan, position: u64) -> Vec<Touched> {
-        let stages = self.stages.iter();
-        stages.flat_map(|s| s.touched(plan, position)).collect()
+        let ops = self.ops.iter();
+        ops.flat_map(|s| s.touched(plan, position)).collect()
     }
 
     /// Bytes of the blocks' slots that reading the token at `position` touches, those read and those written.
     pub fn state_bytes(&self, plan: &StatePlan, position: u64) -> usize {
-        let stages = self.stages.iter();
-        stages.map(|s| s.state_bytes(plan, position)).sum()
+        let ops = self.ops.iter();
+        ops.flat_map(|op| op.touched(plan, position))
+            .map(|touched| touched.bytes())
+            .sum()
     }
 }
 
@@ -137,7 +139,7 @@ impl<'a> Lowering<'a> {
         };
         let mut program = Program {
             widths: vec![spec.hidden; FIRST],
-            stages: vec![Stage::Embed(embed)],
+            ops: vec![Box::new(embed)],
             logits: Logits {
                 norm: named("output_norm")?,
                 matrix: output,
@@ -165,8 +167,8 @@ impl<'a> Lowering<'a> {
             let sums = std::mem::take(&mut lowering.sums);
             lowering
                 .program
-                .stages
-                .extend(sums.into_iter().map(Stage::Emit));
+                .ops
+                .extend(sums.into_iter().map(|sum| Box::new(sum) as Box<dyn Op>));
             first_slot += block_spec.mixer.slots().len();
             if block_spec.mlp.is_some() {
                 lowering.buffers = FIRST;
@@ -286,8 +288,8 @@ impl<'a> Lowering<'a> {
     }
 
     /// Appends a stage.
-    pub fn push(&mut self, stage: Stage) {
-        self.program.stages.push(stage);
+    pub(crate) fn push(&mut self, op: impl Op + 'static) {
+        self.program.ops.push(Box::new(op));
     }
 
     /// Multiplies the normed residual stream with matrices stacked in one buffer, `{name}.weight` and, where it
@@ -306,7 +308,7 @@ impl<'a> Lowering<'a> {
         names: &[&str],
     ) -> Result<Vec<View>> {
         let (project, views) = self.projection(input, norm, names)?;
-        self.push(Stage::Project(project));
+        self.push(project);
         Ok(views)
     }
 
@@ -322,7 +324,7 @@ impl<'a> Lowering<'a> {
         let input = View::whole(RESIDUAL, self.hidden);
         let (project, views) = self.projection(input, Some(norm), names)?;
         let project = project.of_chosen(partitions, route);
-        self.push(Stage::Project(project));
+        self.push(project);
         Ok(views)
     }
 
@@ -380,7 +382,7 @@ impl<'a> Lowering<'a> {
                 ..output
             });
             let project = Project::new(input, None, vec![linear], output);
-            self.push(Stage::Project(project));
+            self.push(project);
         }
         Ok(views)
     }
@@ -413,13 +415,13 @@ impl<'a> Lowering<'a> {
         let norm = self.block_norm("ffn_norm")?;
         let inner = self.buffer(2 * gate.rows());
         self.wide_inputs(down.cols());
-        self.push(Stage::Mlp(Mlp {
+        self.push(Mlp {
             norm,
             gate,
             up,
             down,
             inner,
-        }));
+        });
         Ok(())
     }
 

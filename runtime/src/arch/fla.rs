@@ -12,8 +12,8 @@ use crate::error::{Error, Result};
 use crate::mixers::{
     Attention, GatedDeltaNet, Lte, Mixer, NativeSparseAttention, RouterScope, ScoreMap,
 };
+use crate::ops::Activation;
 use crate::spec::{BlockSpec, MlpSpec, ModelSpec, NormKind, WeightSpec};
-use crate::stages::Activation;
 
 pub(super) const FAMILY: Family = Family {
     model_types: &[

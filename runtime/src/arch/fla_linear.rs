@@ -8,8 +8,8 @@ use crate::error::{Error, Result};
 use crate::mixers::{
     DeltaNet, Gla, HeadGateInput, Hgrn2, Kda, KeyNorm, LinearAttention, RetNet, SimpleGla,
 };
+use crate::ops::Activation;
 use crate::spec::WeightSpec;
-use crate::stages::Activation;
 
 const ACTIVATIONS: &[(&str, Activation)] = &[
     ("silu", Activation::Silu),

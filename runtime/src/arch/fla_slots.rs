@@ -4,7 +4,7 @@ use super::Config;
 use super::fla::{scaled, taps};
 use crate::error::Result;
 use crate::mixers::{Abc, Gsa};
-use crate::stages::Activation;
+use crate::ops::Activation;
 
 /// Width of each of `heads` heads, of a projection that is `key` times as wide as the model. The library misspells the
 /// key where it has not yet been read and written back.

@@ -12,8 +12,8 @@ use super::tensors::{one_plus, rows, rows_of_groups};
 use super::{Config, Family};
 use crate::error::{Error, Result};
 use crate::mixers::{Attention, GatedDeltaNet, Mixer};
+use crate::ops::Activation;
 use crate::spec::{BlockSpec, ModelSpec};
-use crate::stages::Activation;
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["qwen3_next", "qwen3_5_text"],

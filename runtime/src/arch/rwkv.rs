@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::{Config, Family};
 use crate::error::Result;
 use crate::mixers::{Mixer, Rwkv7, RwkvChannelMix};
+use crate::ops::Activation;
 use crate::spec::{BlockSpec, ModelSpec, NormKind};
-use crate::stages::Activation;
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["rwkv7"],

@@ -108,7 +108,7 @@ impl Engine {
 
     /// Floats of each worker's scratch memory, and of that which all workers see.
     fn rooms(program: &Program, threads: usize, chunk: usize) -> (usize, usize) {
-        let rooms = program.stages.iter();
+        let rooms = program.ops.iter();
         rooms.fold((0, 0), |(scratch, common), stage| {
             let more = (stage.scratch(chunk), stage.common(threads));
             (scratch.max(more.0), common.max(more.1))
@@ -140,7 +140,7 @@ impl Engine {
             tokens,
             position,
         };
-        for stage in &program.stages {
+        for stage in &program.ops {
             stage.run(&mut frame);
         }
     }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::stage_rig::Comparison;
 use super::tests::{device, numbers};
+use crate::ops::AttendBlocks;
+use crate::ops::rig::{plan, side_by_side};
 use crate::program::View;
-use crate::stages::rig::{plan, side_by_side};
-use crate::stages::{AttendBlocks, Stage};
 use crate::state::{Kv, SlotDtype};
 
 /// Reads tokens in steps and in chunks: heads, key heads and their width; tokens of a block, chosen blocks, window, context.
@@ -15,7 +15,7 @@ fn compare(kv: Kv, [heads, kv_heads, dim]: [usize; 3], [block, chosen, window, r
     let width = heads * dim;
     let [q, k, v, gates] = side_by_side([width, kv_heads * dim, kv_heads * dim, 3 * heads]);
     let stride = q.stride;
-    let stage = Stage::AttendBlocks(AttendBlocks {
+    let stage = AttendBlocks {
         heads,
         kv_heads,
         q,
@@ -31,7 +31,7 @@ fn compare(kv: Kv, [heads, kv_heads, dim]: [usize; 3], [block, chosen, window, r
         mean_keys: 3,
         mean_values: 4,
         out: View::whole(1, width),
-    });
+    };
     let cached = match kv {
         Kv::F16 => SlotDtype::F16,
         Kv::F32 => SlotDtype::F32,

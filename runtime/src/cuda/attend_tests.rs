@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::stage_rig::Comparison;
 use super::tests::{device, numbers};
+use crate::ops::rig::{plan, side_by_side};
+use crate::ops::{Attend, Eviction, Policy, ScoreSlots};
 use crate::program::View;
-use crate::stages::rig::{plan, side_by_side};
-use crate::stages::{Attend, Eviction, Policy, ScoreSlots, Stage};
 use crate::state::{Kv, SlotDtype, StatePlan};
 
 const DIM: usize = 12;
@@ -38,7 +38,7 @@ fn compare(kv: Kv, [heads, kv_heads, window, capacity]: [usize; 4], eviction: Op
     let Some(device) = device() else { return };
     let (width, stride) = (heads * DIM, (heads + 2 * kv_heads) * DIM);
     let [q, k, v] = side_by_side([width, kv_heads * DIM, kv_heads * DIM]);
-    let stage = Stage::Attend(Attend {
+    let stage = Attend {
         heads,
         kv_heads,
         q,
@@ -49,7 +49,7 @@ fn compare(kv: Kv, [heads, kv_heads, window, capacity]: [usize; 4], eviction: Op
         values: 2,
         eviction,
         out: View::whole(1, width),
-    });
+    };
     let plan = Arc::new(slots(kv, kv_heads, window, capacity));
     // Tensor cores take operands of 16 bits of fraction.
     let steps = &[1; TOKENS][..];

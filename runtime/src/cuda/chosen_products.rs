@@ -22,7 +22,7 @@ impl Launches<'_> {
             // As many rows of a whole matrix as its parts have in a block: so tiles are counted as those of one part.
             let (linears, tiles) = self.linears(factors, parts * self.block_rows(), false)?;
             self.push(Call {
-                source: include_str!("../stages/project_chosen.cu"),
+                source: include_str!("../ops/project/project_chosen.cu"),
                 kernel: format!(
                     "multiply_chosen<{formats}, {cols}, {}, {parts}>",
                     gather.kinds(cols)

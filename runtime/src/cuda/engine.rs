@@ -199,7 +199,7 @@ impl Engine {
                 Ok::<_, Error>(launches.calls)
             };
         let stages = |launches: &mut Launches| {
-            (program.stages.iter()).try_for_each(|stage| stage.launch(launches))?;
+            (program.ops.iter()).try_for_each(|stage| stage.launch(launches))?;
             launches.advance();
             Ok(())
         };

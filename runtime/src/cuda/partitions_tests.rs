@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::stage_rig::Comparison;
 use super::tests::{device, numbers};
+use crate::ops::rig::{plan, side_by_side};
+use crate::ops::{Decay, Key, Partitions, Recur, Write};
 use crate::program::View;
-use crate::stages::rig::{plan, side_by_side};
-use crate::stages::{Decay, Key, Partitions, Recur, Stage, Write};
 use crate::state::{Kv, SlotDtype};
 
 const HEADS: usize = 2;
@@ -38,7 +38,7 @@ fn compare(case: Case) {
     let [q, k, v, decay, beta] = side_by_side(widths);
     let stride = q.stride;
     let out = View::whole(1, HEADS * dv);
-    let stage = Stage::Partitions(Partitions {
+    let stage = Partitions {
         recur: Recur {
             heads: HEADS,
             states: HEADS,
@@ -70,7 +70,7 @@ fn compare(case: Case) {
         unit_length: case.delta,
         own_columns: case.own_columns,
         add: case.add,
-    });
+    };
     let state: &[usize] = &[PARTITIONS, HEADS, dk, dv];
     let slots = [(SlotDtype::U64, &[1][..]), (SlotDtype::F32, state)];
     let comparison = Comparison {

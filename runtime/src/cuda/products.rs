@@ -7,8 +7,8 @@ use super::driver::{Address, TensorCores};
 use super::launches::{Call, Grid, Launches, Parameter, Rows};
 use super::ring_products::Kind;
 use crate::error::Result;
+use crate::ops::{Activation, Finish, Norm};
 use crate::program::{INPUTS, Vector, View};
-use crate::stages::{Activation, Finish, Norm};
 
 /// `GatherStep` in gather.cu: what happens to an input on its way.
 #[derive(Clone, Copy, Pod, Zeroable)]

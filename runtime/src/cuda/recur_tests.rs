@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::stage_rig::Comparison;
 use super::tests::{device, numbers};
+use crate::ops::rig::{plan, side_by_side};
+use crate::ops::{Decay, HeadGates, Key, Recur, Slots, Write};
 use crate::program::View;
-use crate::stages::rig::{plan, side_by_side};
-use crate::stages::{Decay, HeadGates, Key, Recur, Slots, Stage, Write};
 use crate::state::{Kv, SlotDtype};
 
 /// How states fade.
@@ -61,7 +61,7 @@ fn compare_chunks(
     let [q, k, v, decay, beta, write, read, removal, rate] = side_by_side(widths);
     let stride = q.stride;
     let out = View::whole(1, heads * dv);
-    let stage = Stage::Recur(Recur {
+    let stage = Recur {
         heads,
         states,
         dk,
@@ -90,7 +90,7 @@ fn compare_chunks(
         slot: 1,
         out,
         beside: 0,
-    });
+    };
     let slots: [(SlotDtype, &[usize]); 2] =
         [(SlotDtype::U64, &[1]), (SlotDtype::F32, &[states, dk, dv])];
     let comparison = Comparison {
@@ -187,7 +187,7 @@ fn compare_slots([heads, kv_heads, slots, dk, dv]: [usize; 5]) {
     let [q, k, v, weights] = side_by_side(widths);
     let stride = q.stride;
     let out = View::whole(1, heads * dv);
-    let stage = Stage::Slots(Slots {
+    let stage = Slots {
         heads,
         kv_heads,
         slots,
@@ -199,7 +199,7 @@ fn compare_slots([heads, kv_heads, slots, dk, dv]: [usize; 5]) {
         keys: 1,
         values: 2,
         out,
-    });
+    };
     let shapes = [
         (SlotDtype::U64, &[1][..]),
         (SlotDtype::F32, &[kv_heads, dk, slots]),

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use waterline_quant::{Activations, Q8_0};
 
 use super::tests::{Bench, matrix, numbers, persistent_device, product};
+use crate::ops::{Activation, Finish, Norm};
 use crate::program::View;
-use crate::stages::{Activation, Finish, Norm};
 
 /// Threads hold four values of a row, two times four that follow one another, or several times that; the last ones of some rows
 /// have none. A part of a norm is what two warps hold, or what one does.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::stage_rig::Comparison;
 use super::tests::{device, numbers};
+use crate::ops::rig::{plan, side_by_side};
+use crate::ops::{RouterLayer, Score, ScoreMap};
 use crate::program::View;
-use crate::stages::rig::{plan, side_by_side};
-use crate::stages::{RouterLayer, Score, ScoreMap, Stage};
 use crate::state::{Kv, SlotDtype};
 
 const DIM: usize = 12;
@@ -24,7 +24,7 @@ fn compare(groups: usize, taps: usize, dilation: usize, map: ScoreMap) {
         RouterLayer::new(&weight, bias.into(), inputs, outputs, dilation, 1 + i)
     };
     let [k, v] = side_by_side([HEADS * DIM; 2]);
-    let stage = Stage::Score(Score {
+    let stage = Score {
         kv_heads: HEADS,
         k,
         v,
@@ -34,7 +34,7 @@ fn compare(groups: usize, taps: usize, dilation: usize, map: ScoreMap) {
         map,
         out: View::whole(1, HEADS),
         window: None,
-    });
+    };
     let past = (taps - 1) * dilation;
     let plan = Arc::new(plan(&[
         (SlotDtype::U64, &[1]),

@@ -11,21 +11,21 @@ use super::persistent::TASKS;
 /// What all kernels share.
 const PRELUDE: &str = include_str!("prelude.cu");
 /// Matrix products and their inputs, which most stages need.
-const INPUTS: &str = include_str!("../stages/gather.cu");
-const MATRICES: &str = include_str!("../stages/project.cu");
+const INPUTS: &str = include_str!("../ops/project/gather.cu");
+const MATRICES: &str = include_str!("../ops/project/project.cu");
 /// Products of tiles on tensor cores, which most stages need for chunks.
-const TENSOR: &str = include_str!("../stages/tensor.cu");
+const TENSOR: &str = include_str!("../ops/tensor.cu");
 /// Softmax over keys, which all kinds of attention need.
-const SOFTMAX: &str = include_str!("../stages/softmax.cu");
+const SOFTMAX: &str = include_str!("../ops/softmax/softmax.cu");
 /// Before and behind the stages of a persistent program.
 const PHASES: &str = include_str!("phases.cu");
-const RING: &str = include_str!("../stages/weight_ring.cu");
-const RING_INPUT: &str = include_str!("../stages/ring_input.cu");
-const RING_ROWS: &str = include_str!("../stages/ring_rows.cu");
-const RING_PRODUCTS: &str = include_str!("../stages/project_ring.cu");
+const RING: &str = include_str!("../ops/project/weight_ring.cu");
+const RING_INPUT: &str = include_str!("../ops/project/ring_input.cu");
+const RING_ROWS: &str = include_str!("../ops/project/ring_rows.cu");
+const RING_PRODUCTS: &str = include_str!("../ops/project/project_ring.cu");
 const PERSISTENT: &str = include_str!("persistent.cu");
 /// What rows of its products go through before they are stored.
-const PREPARE: &str = crate::stages::PREPARE_SOURCE;
+const PREPARE: &str = crate::ops::PREPARE_SOURCE;
 
 /// A translation unit, and the name in it of each call's kernel.
 pub(crate) struct Source {

@@ -13,13 +13,13 @@ use super::persistent::Persistent;
 use super::source::Source;
 use super::weights::Weights;
 use crate::cpu::{Buffers, Frame, Pool};
-use crate::stages::Stage;
+use crate::ops::Op;
 use crate::state::{Arena, Kv, SlotDtype, StatePlan};
 
 /// A stage with inputs, whose outputs are buffer 1.
 pub(super) struct Comparison<'a> {
     pub device: &'a Arc<Device>,
-    pub stage: &'a Stage,
+    pub stage: &'a dyn Op,
     pub plan: &'a Arc<StatePlan>,
     /// Widths of the buffers.
     pub widths: [usize; 3],

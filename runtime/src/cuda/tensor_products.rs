@@ -8,11 +8,11 @@ use super::products::{Factor, Gather, MOST_LINEARS, THREADS, format_of};
 use crate::error::Result;
 use crate::program::{INPUTS, View};
 
-const TENSOR_SOURCE: &str = include_str!("../stages/project_tensor.cu");
+const TENSOR_SOURCE: &str = include_str!("../ops/project/project_tensor.cu");
 /// Rows and tokens of a block's tile on tensor cores, and columns of a step.
 const TENSOR_TILE: usize = 128;
 const TENSOR_DEPTH: usize = 64;
-const GROUPS_SOURCE: &str = include_str!("../stages/project_groups.cu");
+const GROUPS_SOURCE: &str = include_str!("../ops/project/project_groups.cu");
 /// Rows of a block's tile where groups of warps multiply, threads, and shared memory: four stages and what aligns them.
 const GROUP_ROWS: usize = 256;
 const GROUP_THREADS: usize = 384;

@@ -14,9 +14,9 @@ use super::ring_products::Kind;
 use super::segments::SMALLEST;
 use super::source::Source;
 use super::weights::Weights;
+use crate::ops::rig::plan;
+use crate::ops::{Gate, Op, Prepare};
 use crate::program::{INPUTS, View};
-use crate::stages::rig::plan;
-use crate::stages::{Gate, Prepare};
 use crate::state::{Kv, SlotDtype, StatePlan};
 
 /// A device to test on; without one the test says so and ends.

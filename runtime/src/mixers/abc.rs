@@ -18,9 +18,9 @@ use serde_json::{Value, json};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, gsa, output_norm};
 use crate::error::Result;
+use crate::ops::{Activation, Finish, Gate, Map, Prepare, Rope, Slots};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::stages::{Activation, Finish, Gate, Map, Prepare, Rope, Slots, Stage};
 use crate::state::{SlotDtype, SlotKind, SlotSpec};
 
 pub(super) const KIND: &str = "abc";
@@ -119,13 +119,13 @@ impl Mixer for Abc {
         let rope = self
             .rope_theta
             .map(|theta| Rope::new(theta, None, block.buffer(self.head_dim)));
-        block.push(Stage::Prepare(Prepare {
+        block.push(Prepare {
             lanes,
             rope,
             gates: vec![(weights, Gate::RunningSoftmax { clamp, slot })],
-        }));
+        });
         let out = block.buffer(self.heads * self.value_dim);
-        block.push(Stage::Slots(Slots {
+        block.push(Slots {
             heads: self.heads,
             kv_heads: self.heads,
             slots: self.slots,
@@ -137,7 +137,7 @@ impl Mixer for Abc {
             keys: block.slot(0),
             values: block.slot(1),
             out,
-        }));
+        });
         let norm = output_norm(block, self.norm_eps)?;
         let gate = Finish::Gate(gate, Activation::Silu);
         block.emit(out, vec![norm, gate], "o_proj")

@@ -15,15 +15,14 @@ use serde_json::{Value, json};
 
 use super::{Mismatch, Mixer};
 use crate::error::Result;
+use crate::ops::{
+    Activation, Attend, Eviction, Finish, Gate, Lane, Map, Norm, Policy, Prepare, Rope, ScoreSlots,
+};
 use crate::program::{Lowering, View};
 use crate::spec::WeightSpec;
-use crate::stages::{
-    Activation, Attend, Eviction, Finish, Gate, Lane, Map, Norm, Policy, Prepare, Rope, ScoreSlots,
-    Stage,
-};
 use crate::state::{Size, SlotDtype, SlotKind, SlotSpec};
 
-pub use crate::stages::RopeScaling;
+pub use crate::ops::RopeScaling;
 
 pub(super) const KIND: &str = "attention";
 
@@ -235,7 +234,7 @@ impl Attention {
             let table = block.buffer(self.rope_dim());
             Rope::new(theta, self.rope_scaling, table)
         });
-        block.push(Stage::Prepare(Prepare { lanes, rope, gates }));
+        block.push(Prepare { lanes, rope, gates });
     }
 
     /// The whole mixer, and between projections and positions what `before` does with unrotated keys and values.
@@ -258,7 +257,7 @@ impl Attention {
             }
         };
         let out = block.buffer(self.heads * self.head_dim);
-        block.push(Stage::Attend(Attend {
+        block.push(Attend {
             heads: self.heads,
             kv_heads: self.kv_heads,
             q,
@@ -269,7 +268,7 @@ impl Attention {
             values: block.slot(1),
             eviction,
             out,
-        }));
+        });
         let finish = gate.map(|gate| Finish::Gate(gate, Activation::Sigmoid));
         block.emit(out, finish.into_iter().collect(), "o_proj")
     }

@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
+use crate::ops::{Activation, Decay, Finish, Gate, Key, Map, Prepare, Recur, Write};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::stages::{Activation, Decay, Finish, Gate, Key, Map, Prepare, Recur, Stage, Write};
 use crate::state::{SlotDtype, SlotKind, SlotSpec};
 
 pub(super) const KIND: &str = "delta_net";
@@ -128,13 +128,13 @@ impl Mixer for DeltaNet {
             true => (views[3], Gate::Sigmoid { scale }),
             false => (block.buffer(self.heads), Gate::Constant(scale)),
         };
-        block.push(Stage::Prepare(Prepare {
+        block.push(Prepare {
             lanes,
             rope: None,
             gates: vec![(beta, strength)],
-        }));
+        });
         let out = block.buffer(self.heads * self.value_dim);
-        block.push(Stage::Recur(Recur {
+        block.push(Recur {
             heads: self.heads,
             states: self.heads,
             dk: self.head_dim,
@@ -149,7 +149,7 @@ impl Mixer for DeltaNet {
             slot: block.slot(0),
             out,
             beside: 0,
-        }));
+        });
         let mut finish = vec![output_norm(block, self.norm_eps)?];
         if self.gate {
             finish.push(Finish::Gate(views[views.len() - 1], Activation::Silu));

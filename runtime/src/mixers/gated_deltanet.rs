@@ -18,9 +18,9 @@ use super::head_gates::HeadGateInput;
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
+use crate::ops::{Activation, Decay, Finish, Gate, Key, Map, Prepare, Recur, Write};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::stages::{Activation, Decay, Finish, Gate, Key, Map, Prepare, Recur, Stage, Write};
 use crate::state::{SlotDtype, SlotKind, SlotSpec};
 
 pub(super) const KIND: &str = "gated_deltanet";
@@ -133,11 +133,11 @@ impl Mixer for GatedDeltaNet {
             gates.push((view, Gate::Decay { rate, bias }));
             decay = Decay::Head(view);
         }
-        block.push(Stage::Prepare(Prepare {
+        block.push(Prepare {
             lanes,
             rope: None,
             gates,
-        }));
+        });
         let gates = match self.head_gates {
             Some(input) => {
                 let projected = &views[views.len() - head_gates.len()..];
@@ -147,7 +147,7 @@ impl Mixer for GatedDeltaNet {
         };
 
         let out = block.buffer(self.value_heads * self.value_dim);
-        block.push(Stage::Recur(Recur {
+        block.push(Recur {
             heads: self.value_heads,
             states: self.value_heads,
             dk: self.head_dim,
@@ -162,7 +162,7 @@ impl Mixer for GatedDeltaNet {
             slot: block.slot(0),
             out,
             beside: 0,
-        }));
+        });
         let mut finish = vec![output_norm(block, self.norm_eps)?];
         if let (Some(activation), Some(gate)) = (self.gate, view("g_proj")) {
             finish.push(Finish::Gate(gate, activation));

@@ -19,9 +19,9 @@ use serde_json::{Value, json};
 use super::linear_attention::LinearAttention;
 use super::{Mismatch, Mixer};
 use crate::error::Result;
+use crate::ops::{Decay, Gate, Prepare};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::stages::{Decay, Gate, Prepare, Stage};
 use crate::state::SlotSpec;
 
 pub(super) const KIND: &str = "gla";
@@ -104,11 +104,11 @@ impl Mixer for Gla {
             &names,
             |block, views| {
                 let decay = block.project_from(views[0], None, &["gk_proj.1"])?[0];
-                block.push(Stage::Prepare(Prepare {
+                block.push(Prepare {
                     lanes: Vec::new(),
                     rope: None,
                     gates: vec![(decay, gate)],
-                }));
+                });
                 Ok(Decay::Key(decay))
             },
         )

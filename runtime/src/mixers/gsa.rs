@@ -21,9 +21,9 @@ use serde_json::{Value, json};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
+use crate::ops::{Activation, Finish, Gate, Lane, Map, Prepare, Slots};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::stages::{Activation, Finish, Gate, Lane, Map, Prepare, Slots, Stage};
 use crate::state::{SlotDtype, SlotKind, SlotSpec};
 
 pub(super) const KIND: &str = "gsa";
@@ -150,13 +150,13 @@ impl Mixer for Gsa {
             lanes.push(branch.lane(block, views[i], 2 + i, maps)?);
         }
         let scale = 1.0 / self.gate_normalizer;
-        block.push(Stage::Prepare(Prepare {
+        block.push(Prepare {
             lanes,
             rope: None,
             gates: vec![(weights, Gate::Forget { scale })],
-        }));
+        });
         if let Some(count) = self.written {
-            block.push(Stage::Prepare(Prepare {
+            block.push(Prepare {
                 lanes: vec![Lane {
                     view: weights,
                     head_dim: self.slots,
@@ -165,10 +165,10 @@ impl Mixer for Gsa {
                 }],
                 rope: None,
                 gates: Vec::new(),
-            }));
+            });
         }
         let out = block.buffer(self.heads * self.value_dim);
-        block.push(Stage::Slots(Slots {
+        block.push(Slots {
             heads: self.heads,
             kv_heads: self.kv_heads,
             slots: self.slots,
@@ -180,7 +180,7 @@ impl Mixer for Gsa {
             keys: block.slot(0),
             values: block.slot(1),
             out,
-        }));
+        });
         let norm = output_norm(block, NORM_EPS)?;
         let silu = Finish::Map(Activation::Silu);
         block.emit(out, vec![silu, norm], "o_proj")

@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Mismatch;
 use crate::error::Result;
+use crate::ops::{self, Finish, Hash, Pattern, Scorer, Sources};
 use crate::program::{Lowering, Vector, View};
 use crate::spec::WeightSpec;
-use crate::stages::{self, Finish, Hash, Pattern, Scorer, Sources, Stage};
 use crate::state::{SlotDtype, SlotKind, SlotSpec};
 
 /// Its numbers.
@@ -215,7 +215,7 @@ impl Hax {
         let out = block.buffer(x.width);
         let cursors = self.hash().map(|_| block.slot(first + 4));
         let after = first + 4 + usize::from(cursors.is_some());
-        block.push(Stage::Hax(stages::Hax {
+        block.push(ops::Hax {
             k,
             q,
             v: x,
@@ -228,7 +228,7 @@ impl Hax {
             scores: self.selects().then(|| block.slot(after)),
             plan,
             out,
-        }));
+        });
         Ok(Finish::Add(out, block.vector("E")?))
     }
 }

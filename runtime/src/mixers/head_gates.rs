@@ -11,9 +11,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
+use crate::ops::{Gate, HeadGates, Prepare};
 use crate::program::{Lowering, View};
 use crate::spec::WeightSpec;
-use crate::stages::{Gate, HeadGates, Prepare, Stage};
 
 /// What the gates look at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,11 +67,11 @@ impl HeadGateInput {
                 block.project_from(k, None, &[WRITE])?[0],
             ),
         };
-        block.push(Stage::Prepare(Prepare {
+        block.push(Prepare {
             lanes: Vec::new(),
             rope: None,
             gates: vec![(read, Gate::Softmax), (write, Gate::Softmax)],
-        }));
+        });
         Ok(HeadGates {
             write,
             read: Some(read),

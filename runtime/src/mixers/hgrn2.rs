@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
+use crate::ops::{Activation, Decay, Gate, Key, Map, Prepare, Recur, Write};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::stages::{Activation, Decay, Gate, Key, Map, Prepare, Recur, Stage, Write};
 use crate::state::{SlotDtype, SlotKind, SlotSpec};
 
 pub(super) const KIND: &str = "hgrn2";
@@ -113,13 +113,13 @@ impl Mixer for Hgrn2 {
                 min: f32::NEG_INFINITY,
             },
         };
-        block.push(Stage::Prepare(Prepare {
+        block.push(Prepare {
             lanes,
             rope: None,
             gates: vec![(f, decay)],
-        }));
+        });
         let out = block.buffer(self.heads * self.value_dim);
-        block.push(Stage::Recur(Recur {
+        block.push(Recur {
             heads: self.heads,
             states: self.heads,
             dk: self.head_dim,
@@ -134,7 +134,7 @@ impl Mixer for Hgrn2 {
             slot: block.slot(0),
             out,
             beside: 0,
-        }));
+        });
         let norm = output_norm(block, NORM_EPS)?;
         block.emit(out, vec![norm], "o_proj")
     }

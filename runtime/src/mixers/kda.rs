@@ -19,9 +19,9 @@ use serde_json::{Value, json};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
+use crate::ops::{Activation, Decay, Finish, Gate, Key, Map, Prepare, Recur, Write};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::stages::{Activation, Decay, Finish, Gate, Key, Map, Prepare, Recur, Stage, Write};
 use crate::state::{SlotDtype, SlotKind, SlotSpec};
 
 pub(super) const KIND: &str = "kda";
@@ -131,13 +131,13 @@ impl Mixer for Kda {
             None => Gate::Decay { rate, bias },
         };
         let scale = if self.negative_eigenvalues { 2.0 } else { 1.0 };
-        block.push(Stage::Prepare(Prepare {
+        block.push(Prepare {
             lanes,
             rope: None,
             gates: vec![(decay, decay_gate), (beta, Gate::Sigmoid { scale })],
-        }));
+        });
         let out = block.buffer(self.value_heads * self.value_dim);
-        block.push(Stage::Recur(Recur {
+        block.push(Recur {
             heads: self.value_heads,
             states: self.value_heads,
             dk: self.head_dim,
@@ -152,7 +152,7 @@ impl Mixer for Kda {
             slot: block.slot(0),
             out,
             beside: 0,
-        }));
+        });
         let norm = output_norm(block, self.norm_eps)?;
         let gate = Finish::Gate(gate, Activation::Sigmoid);
         block.emit(out, vec![norm, gate], "o_proj")

@@ -6,11 +6,9 @@ use super::head_gates::HeadGateInput;
 use super::short_conv::{self, Branch};
 use super::{Mismatch, output_norm};
 use crate::error::Result;
+use crate::ops::{Activation, Decay, Finish, Key, Lane, Map, Prepare, Recur, Rope, Write};
 use crate::program::{Lowering, View};
 use crate::spec::WeightSpec;
-use crate::stages::{
-    Activation, Decay, Finish, Key, Lane, Map, Prepare, Recur, Rope, Stage, Write,
-};
 use crate::state::{SlotDtype, SlotKind, SlotSpec};
 
 /// Its numbers.
@@ -119,14 +117,14 @@ impl LinearAttention {
         }
         if !lanes.is_empty() {
             let rope = rope_theta.map(|theta| Rope::new(theta, None, block.buffer(self.head_dim)));
-            block.push(Stage::Prepare(Prepare {
+            block.push(Prepare {
                 lanes,
                 rope,
                 gates: Vec::new(),
-            }));
+            });
         }
         if let (Some(_), Decay::Key(view)) = (written, &decay) {
-            block.push(Stage::Prepare(Prepare {
+            block.push(Prepare {
                 lanes: vec![Lane {
                     view: *view,
                     head_dim: self.head_dim,
@@ -135,7 +133,7 @@ impl LinearAttention {
                 }],
                 rope: None,
                 gates: Vec::new(),
-            }));
+            });
         }
         let gates = match self.head_gates {
             Some(input) => Some(input.lower(block, head_gates, [q, k])?),
@@ -143,7 +141,7 @@ impl LinearAttention {
         };
 
         let out = block.buffer(self.heads * self.value_dim);
-        block.push(Stage::Recur(Recur {
+        block.push(Recur {
             heads: self.heads,
             states,
             dk: self.head_dim,
@@ -158,7 +156,7 @@ impl LinearAttention {
             slot: block.slot(0),
             out,
             beside: 0,
-        }));
+        });
         let mut finish = vec![output_norm(block, self.norm_eps)?];
         finish.extend(
             gate.first()

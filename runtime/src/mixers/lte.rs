@@ -17,12 +17,12 @@ use serde_json::{Value, json};
 use super::attention::{AFTER_SET, Attention};
 use super::{Mismatch, Mixer};
 use crate::error::Result;
+use crate::ops::{Policy, RouterLayer, Score};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::stages::{Policy, RouterLayer, Score, Stage};
 use crate::state::{SlotDtype, SlotKind, SlotSpec};
 
-pub use crate::stages::ScoreMap;
+pub use crate::ops::ScoreMap;
 
 pub(super) const KIND: &str = "lte";
 
@@ -193,7 +193,7 @@ impl Mixer for Lte {
                 ));
             }
             let scores = block.buffer(self.attention.kv_heads);
-            block.push(Stage::Score(Score {
+            block.push(Score {
                 kv_heads: self.attention.kv_heads,
                 k,
                 v,
@@ -203,7 +203,7 @@ impl Mixer for Lte {
                 map: self.score,
                 out: scores,
                 window: Some(Attention::score_slots(block).window),
-            }));
+            });
             let policy = Policy::Learned {
                 router: scores,
                 margin: self.margin(),

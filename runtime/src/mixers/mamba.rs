@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 
 use super::{Hax, Mismatch, Mixer};
 use crate::error::Result;
+use crate::ops::{Activation, Conv, Finish, Lane, Map, Prepare, Scan};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::stages::{Activation, Conv, Finish, Lane, Map, Prepare, Scan, Stage};
 use crate::state::{SlotDtype, SlotKind, SlotSpec};
 
 pub(super) const KIND: &str = "mamba";
@@ -119,7 +119,7 @@ impl Mixer for Mamba {
             block.optional_vector("conv1d.bias")?,
             block.slot(1),
         );
-        block.push(Stage::Prepare(Prepare {
+        block.push(Prepare {
             lanes: vec![Lane::of_channels(
                 x,
                 Some(conv),
@@ -127,7 +127,7 @@ impl Mixer for Mamba {
             )],
             rope: None,
             gates: Vec::new(),
-        }));
+        });
         let parameters = block.project_from(x, None, &["x_proj"])?[0];
         let (low, rest) = parameters.split(rank);
         let (b, c) = rest.split(state);
@@ -136,7 +136,7 @@ impl Mixer for Mamba {
         let a = block.vector("A")?;
         let rate = |i: usize| a[i % inner * state + i / inner];
         let out = block.buffer(inner);
-        block.push(Stage::Scan(Scan {
+        block.push(Scan {
             x,
             step,
             b,
@@ -144,7 +144,7 @@ impl Mixer for Mamba {
             rate: (0..state * inner).map(rate).collect(),
             slot: block.slot(0),
             out,
-        }));
+        });
         let mut finish = vec![Finish::Add(x, block.vector("D")?)];
         if let Some(hax) = &self.hax {
             finish.push(hax.lower(block, x, state, 2)?);

@@ -15,12 +15,11 @@ use serde_json::{Value, json};
 
 use super::{Hax, Mismatch, Mixer};
 use crate::error::Result;
+use crate::ops::{
+    Activation, Conv, Decay, Finish, Gate, HeadGates, Key, Lane, Map, Norm, Prepare, Recur, Write,
+};
 use crate::program::{Lowering, Vector};
 use crate::spec::WeightSpec;
-use crate::stages::{
-    Activation, Conv, Decay, Finish, Gate, HeadGates, Key, Lane, Map, Norm, Prepare, Recur, Stage,
-    Write,
-};
 use crate::state::{SlotDtype, SlotKind, SlotSpec};
 
 pub(super) const KIND: &str = "mamba2";
@@ -178,7 +177,7 @@ impl Mixer for Mamba2 {
             min: self.step_min,
             max: self.step_max.unwrap_or(f32::INFINITY),
         };
-        block.push(Stage::Prepare(Prepare {
+        block.push(Prepare {
             lanes: vec![Lane::of_channels(
                 xbc,
                 Some(conv),
@@ -186,11 +185,11 @@ impl Mixer for Mamba2 {
             )],
             rope: None,
             gates: vec![(step, gate)],
-        }));
+        });
 
         let rate = block.vector("A")?;
         let out = block.buffer(self.inner());
-        block.push(Stage::Recur(Recur {
+        block.push(Recur {
             heads: self.heads,
             states: self.heads,
             dk: self.state,
@@ -208,7 +207,7 @@ impl Mixer for Mamba2 {
             slot: block.slot(0),
             out,
             beside: 0,
-        }));
+        });
 
         let mut finish = vec![Finish::Add(x, self.skip(block)?)];
         if let Some(hax) = &self.hax {

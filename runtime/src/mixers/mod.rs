@@ -59,9 +59,9 @@ pub use sse::{HeadMap, Sse, StateUpdate};
 pub use sse_swa::SseSwa;
 
 use crate::error::{Error, Result};
+use crate::ops::{Finish, Norm};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::stages::{Finish, Norm};
 use crate::state::SlotSpec;
 
 /// A token mixer with its numbers.

@@ -22,12 +22,12 @@ use serde_json::{Value, json};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
+use crate::ops::{
+    Activation, ChosenLane, Conv, ConvChosen, Decay, Finish, Gate, Key, Lane, Map, Partitions,
+    Prepare, Recur, Route, Write,
+};
 use crate::program::{Lowering, Vector, View};
 use crate::spec::WeightSpec;
-use crate::stages::{
-    Activation, ChosenLane, Conv, ConvChosen, Decay, Finish, Gate, Key, Lane, Map, Partitions,
-    Prepare, Recur, Route, Stage, Write,
-};
 use crate::state::{SlotDtype, SlotKind, SlotSpec};
 
 pub(super) const KIND: &str = "mom";
@@ -222,11 +222,11 @@ impl Mixer for Mom {
         let views = block.project(&names)?;
         let (q, logits, gate) = (views[0], views[1], self.gate.then(|| views[2]));
         let route = block.buffer(2 * self.chosen);
-        block.push(Stage::Route(Route {
+        block.push(Route {
             logits,
             normalize: true,
             out: route,
-        }));
+        });
         let inputs = |views: &[View]| Inputs {
             k: views[0],
             v: views[1],
@@ -259,11 +259,11 @@ impl Mixer for Mom {
                 unit_length: i < 2,
             });
         }
-        block.push(Stage::ConvChosen(ConvChosen {
+        block.push(ConvChosen {
             partitions: n,
             route,
             lanes,
-        }));
+        });
         let mut lanes = Vec::new();
         let (beta, decay) = match own {
             Some(own) => (own.beta, own.decay),
@@ -286,11 +286,11 @@ impl Mixer for Mom {
             beta,
             decay,
         };
-        block.push(Stage::Prepare(Prepare {
+        block.push(Prepare {
             lanes,
             rope: None,
             gates: self.gates(block, memory, n)?.into(),
-        }));
+        });
         let out = block.buffer(self.value_width());
         if let (true, Some(inputs)) = (self.shared, shared) {
             let mut lanes = Vec::new();
@@ -301,15 +301,15 @@ impl Mixer for Mom {
                 let slot = AFTER_MEMORIES + 1 + i;
                 lanes.push(branch.lane(block, views[i], slot, maps)?);
             }
-            block.push(Stage::Prepare(Prepare {
+            block.push(Prepare {
                 lanes,
                 rope: None,
                 gates: self.gates(block, inputs, 1)?.into(),
-            }));
+            });
             let recur = self.recur(q, inputs, block.slot(AFTER_MEMORIES), out);
-            block.push(Stage::Recur(recur));
+            block.push(recur);
         }
-        block.push(Stage::Partitions(Partitions {
+        block.push(Partitions {
             recur: self.recur(memory_q, memory, block.slot(0), out),
             partitions: n,
             route,
@@ -320,7 +320,7 @@ impl Mixer for Mom {
             unit_length: false,
             own_columns: true,
             add: self.shared,
-        }));
+        });
         let mut finish = vec![output_norm(block, self.norm_eps)?];
         finish.extend(gate.map(|gate| Finish::Gate(gate, Activation::Silu)));
         block.emit(out, finish, "o_proj")

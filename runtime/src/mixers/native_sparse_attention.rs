@@ -17,9 +17,9 @@ use serde_json::{Value, json};
 use super::attention::Attention;
 use super::{Mismatch, Mixer};
 use crate::error::Result;
+use crate::ops::{AttendBlocks, Gate};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::stages::{AttendBlocks, Gate, Stage};
 use crate::state::{Size, SlotDtype, SlotKind, SlotSpec};
 
 pub(super) const KIND: &str = "native_sparse_attention";
@@ -95,7 +95,7 @@ impl Mixer for NativeSparseAttention {
         };
         attention.prepare(block, q, k, vec![(gates, Gate::Sigmoid { scale: 1.0 })])?;
         let out = block.buffer(attention.heads * attention.head_dim);
-        block.push(Stage::AttendBlocks(AttendBlocks {
+        block.push(AttendBlocks {
             heads: attention.heads,
             kv_heads: attention.kv_heads,
             q,
@@ -111,7 +111,7 @@ impl Mixer for NativeSparseAttention {
             mean_keys: block.slot(2),
             mean_values: block.slot(3),
             out,
-        }));
+        });
         block.emit(out, Vec::new(), "o_proj")
     }
 }

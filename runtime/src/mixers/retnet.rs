@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 use super::linear_attention::LinearAttention;
 use super::{Mismatch, Mixer};
 use crate::error::Result;
+use crate::ops::Decay;
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::stages::Decay;
 use crate::state::SlotSpec;
 
 pub(super) const KIND: &str = "retnet";

@@ -18,12 +18,12 @@ use serde_json::{Value, json};
 use super::token_shift::token_shift;
 use super::{Mismatch, Mixer};
 use crate::error::Result;
+use crate::ops::{
+    Activation, Decay, Finish, FirstValues, Gate, Key, Lane, Map, Norm, Prepare, Recur, Replace,
+    Write,
+};
 use crate::program::{Lowering, View};
 use crate::spec::WeightSpec;
-use crate::stages::{
-    Activation, Decay, Finish, FirstValues, Gate, Key, Lane, Map, Norm, Prepare, Recur, Replace,
-    Stage, Write,
-};
 use crate::state::{SlotDtype, SlotKind, SlotSpec};
 
 pub(super) const KIND: &str = "rwkv7";
@@ -90,11 +90,11 @@ fn lora(
 ) -> Result<View> {
     if let Some(activation) = activation {
         let maps = vec![Map::Activation(activation)];
-        block.push(Stage::Prepare(Prepare {
+        block.push(Prepare {
             lanes: vec![Lane::of_channels(inner, None, maps)],
             rope: None,
             gates: Vec::new(),
-        }));
+        });
     }
     Ok(block.project_from(inner, None, &[&format!("{name}.lora.2")])?[0])
 }
@@ -186,14 +186,14 @@ impl Mixer for Rwkv7 {
             let first = block.published(FIRST_VALUES, self.value_width())?;
             (views[0], FirstValues::Mix { first, mix })
         };
-        block.push(Stage::Prepare(Prepare {
+        block.push(Prepare {
             lanes: Vec::new(),
             rope: None,
             gates,
-        }));
+        });
         let removal = block.buffer(self.heads * self.head_dim);
         let bonus = block.buffer(self.value_width());
-        block.push(Stage::Replace(Replace {
+        block.push(Replace {
             heads: self.heads,
             r,
             k,
@@ -206,9 +206,9 @@ impl Mixer for Rwkv7 {
             first,
             removal,
             bonus,
-        }));
+        });
         let out = block.buffer(self.value_width());
-        block.push(Stage::Recur(Recur {
+        block.push(Recur {
             heads: self.heads,
             states: self.heads,
             dk: self.head_dim,
@@ -223,7 +223,7 @@ impl Mixer for Rwkv7 {
             slot: block.slot(STATE),
             out,
             beside: 0,
-        }));
+        });
         let norm = Norm {
             centred: true,
             bias: Some(block.vector("g_norm.bias")?),

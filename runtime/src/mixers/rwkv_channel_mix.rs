@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 use super::token_shift::token_shift;
 use super::{Mismatch, Mixer};
 use crate::error::Result;
+use crate::ops::{Activation, Finish};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::stages::{Activation, Finish};
 use crate::state::{SlotDtype, SlotKind, SlotSpec};
 
 pub(super) const KIND: &str = "rwkv_channel_mix";

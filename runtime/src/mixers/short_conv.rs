@@ -2,9 +2,9 @@
 
 use super::Mismatch;
 use crate::error::Result;
+use crate::ops::{Conv, Lane, Map};
 use crate::program::{Lowering, View};
 use crate::spec::WeightSpec;
-use crate::stages::{Conv, Lane, Map};
 use crate::state::{SlotDtype, SlotKind, SlotSpec};
 
 /// A projection of the block's input, heads side by side.

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 use super::linear_attention::LinearAttention;
 use super::{Mismatch, Mixer};
 use crate::error::Result;
+use crate::ops::{Decay, Gate, Prepare};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::stages::{Decay, Gate, Prepare, Stage};
 use crate::state::SlotSpec;
 
 pub(super) const KIND: &str = "simple_gla";
@@ -63,11 +63,11 @@ impl Mixer for SimpleGla {
         let heads = self.linear.heads;
         self.linear
             .lower(block, heads, None, None, &["gk_proj"], |block, views| {
-                block.push(Stage::Prepare(Prepare {
+                block.push(Prepare {
                     lanes: Vec::new(),
                     rope: None,
                     gates: vec![(views[0], gate)],
-                }));
+                });
                 Ok(Decay::Head(views[0]))
             })
     }

@@ -22,12 +22,11 @@ use serde_json::{Value, json};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
+use crate::ops::{
+    Activation, Decay, Finish, Gate, Key, Lane, Map, Partitions, Prepare, Recur, Route, Write,
+};
 use crate::program::{Lowering, View};
 use crate::spec::WeightSpec;
-use crate::stages::{
-    Activation, Decay, Finish, Gate, Key, Lane, Map, Partitions, Prepare, Recur, Route, Stage,
-    Write,
-};
 use crate::state::{SlotDtype, SlotKind, SlotSpec};
 
 pub(super) const KIND: &str = "sse";
@@ -356,11 +355,11 @@ impl Mixer for Sse {
             maps,
         };
         let silu = vec![Map::Activation(Activation::Silu)];
-        block.push(Stage::Prepare(Prepare {
+        block.push(Prepare {
             lanes: vec![lane(v, self.value_dim, silu)],
             rope: None,
             gates: Vec::new(),
-        }));
+        });
         let pairs: Vec<_> = narrow
             .iter()
             .zip(pairs)
@@ -373,11 +372,11 @@ impl Mixer for Sse {
         let updates = self.updates(block, [driving[0], driving[1]])?;
 
         let route = block.buffer(2 * self.writers.max(self.readers));
-        block.push(Stage::Route(Route {
+        block.push(Route {
             logits,
             normalize: false,
             out: route,
-        }));
+        });
 
         // The partitions' queries and keys are made of the same projections. Those of the shared state have columns of their own,
         // so that neither waits for the other, or go through convolutions in place, behind the partitions'.
@@ -395,11 +394,11 @@ impl Mixer for Sse {
             .zip(sources)
             .zip(maps)
             .map(|((view, source), map)| lane(view, self.head_dim, vec![source, map.map()]));
-        block.push(Stage::Prepare(Prepare {
+        block.push(Prepare {
             lanes: lanes.collect(),
             rope: None,
             gates: updates.gates,
-        }));
+        });
 
         let shared = match self.conv {
             Some(_) => [q, k],
@@ -414,18 +413,18 @@ impl Mixer for Sse {
             all.extend(self.delta().then_some(Map::L2Norm));
             lanes.push(branch.lane(block, shared[i], 2 + i, all)?);
         }
-        block.push(Stage::Prepare(Prepare {
+        block.push(Prepare {
             lanes,
             rope: None,
             gates: Vec::new(),
-        }));
+        });
         let [q, k] = shared;
 
         // Each writes its own part of the sum, so that neither waits for the other.
         let [out, sparse] = [0; 2].map(|_| block.buffer(self.value_width()));
         let recur = self.recur([q, k, v], updates.shared, block.slot(0), out);
-        block.push(Stage::Recur(recur));
-        block.push(Stage::Partitions(Partitions {
+        block.push(recur);
+        block.push(Partitions {
             recur: self.recur([own[0], own[1], v], updates.sparse, block.slot(1), sparse),
             partitions: self.partitions,
             route,
@@ -436,7 +435,7 @@ impl Mixer for Sse {
             unit_length: self.delta(),
             own_columns: false,
             add: false,
-        }));
+        });
         let ones = vec![1.0; self.value_width()].into();
         let mut finish = vec![
             Finish::Add(sparse, ones),

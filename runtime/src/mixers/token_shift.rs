@@ -1,8 +1,8 @@
 //! What the two mixers of RWKV share: mixes of each token with the one before.
 
 use crate::error::Result;
+use crate::ops::TokenShift;
 use crate::program::{Lowering, View};
-use crate::stages::{Stage, TokenShift};
 
 /// Norms the block's input and mixes each token with the one before, once for each of the vectors `names`. The last
 /// token is kept in slot `slot` of the mixer.
@@ -16,7 +16,7 @@ pub(super) fn token_shift(block: &mut Lowering, names: &[&str], slot: usize) -> 
         slot: block.slot(slot),
         out,
     };
-    block.push(Stage::TokenShift(stage));
+    block.push(stage);
     let view = |i| View {
         start: i * hidden,
         width: hidden,

@@ -1,0 +1,396 @@
+//! Attention as kernels: what `attend.cu` is called with.
+
+use std::ops::Range;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{Attend, Eviction, Policy};
+use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows, TensorCores};
+use crate::error::Result;
+use crate::program::View;
+
+const SOURCE: &str = concat!(include_str!("attend.cu"), include_str!("attend_tiles.cu"));
+
+/// Keys below which one block takes all of them.
+const SPLIT: usize = 512;
+/// Bytes of keys and values that attention to a set has in shared memory at once, about as many as products need there.
+const NEAR: usize = 32 << 10;
+/// Tokens and keys of a tile on tensor cores, and threads.
+const TILE: usize = 64;
+const TILE_THREADS: usize = 128;
+/// Longest heads whose sums a thread's registers hold their part of.
+const TILE_DIM: usize = 256;
+/// Query heads and tokens that share the keys which a block reads.
+const QUERIES: usize = 4;
+/// Heads that are longer take half of the threads, and those of a single token are not shared out among warps.
+const LONG_HEAD: usize = 256;
+
+/// `Attended` in attend.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Attended {
+    q: Rows,
+    k: Rows,
+    v: Rows,
+    out: Rows,
+    keys: u64,
+    values: u64,
+    set_keys: u64,
+    set_values: u64,
+    gone: u64,
+    until: u64,
+    taken: u64,
+    counts: u64,
+    parts: u64,
+    scale: f32,
+    heads: i32,
+    kv_heads: i32,
+    rows: i32,
+    capacity: i32,
+    chunk: i32,
+}
+
+/// `Retained` in attend.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Retained {
+    router: Rows,
+    window_scores: u64,
+    set_scores: u64,
+    counts: u64,
+    leaving: u64,
+    occupants: u64,
+    sink: i32,
+    margin: i32,
+    every: i32,
+    pad: i32,
+}
+
+/// Values of a key that a thread reads at once: as many as alignment permits.
+pub(in crate::ops) fn unit(dim: usize, chunk: &[View]) -> usize {
+    let fits = |unit: usize| {
+        dim.is_multiple_of(unit)
+            && (chunk.iter())
+                .all(|view| view.start.is_multiple_of(4) && view.stride.is_multiple_of(4))
+    };
+    [8, 4].into_iter().find(|&unit| fits(unit)).unwrap_or(1)
+}
+
+/// Threads of a block, and the bytes of shared memory in which it merges the softmaxes of `queries` queries.
+pub(in crate::ops) fn block(dim: usize, queries: usize) -> (usize, usize) {
+    let threads = if dim > LONG_HEAD { 128 } else { 256 };
+    (threads, merging_bytes(dim, threads, queries))
+}
+
+/// Bytes of shared memory in which so many threads merge the softmaxes of `queries` queries of each warp.
+fn merging_bytes(dim: usize, threads: usize, queries: usize) -> usize {
+    threads / 32 * queries * (dim + 2) * size_of::<f32>()
+}
+
+/// Query heads of a group that pass over the keys together.
+pub(in crate::ops) fn heads_together(group: usize) -> usize {
+    let divides = |n: &usize| group.is_multiple_of(*n);
+    (1..=QUERIES).rev().find(divides).unwrap_or(1)
+}
+
+/// Bytes of shared memory where heads of `dim` columns are attended to in tiles: queries, keys and values, split in two of 16
+/// bits, and from when until when each key is seen.
+fn tiles_shared(dim: usize) -> usize {
+    3 * TILE * (dim.next_multiple_of(16) + 8) * 4 + 2 * TILE * size_of::<i32>()
+}
+
+/// Whether chunks of up to `tokens` tokens are attended to in tiles on tensor cores.
+fn in_tiles(dim: usize, tokens: usize, cores: TensorCores, shared: usize) -> bool {
+    let fits = dim <= TILE_DIM && tiles_shared(dim) <= shared;
+    fits && tokens >= 16 && cores != TensorCores::None
+}
+
+impl Attend {
+    pub(super) fn write_kernels(&self, launches: &mut Launches) -> Result<()> {
+        let attended = Attended {
+            q: launches.rows(self.q),
+            k: launches.rows(self.k),
+            v: launches.rows(self.v),
+            out: launches.rows(self.out),
+            keys: launches.slot_address(self.keys),
+            values: launches.slot_address(self.values),
+            scale: self.scale,
+            heads: self.heads as i32,
+            kv_heads: self.kv_heads as i32,
+            rows: launches.slot_shape(self.keys)[1] as i32,
+            chunk: launches.tokens as i32,
+            ..Attended::zeroed()
+        };
+        match &self.eviction {
+            Some(eviction) => self.launch_retaining(launches, eviction, attended),
+            None => self.launch_attention(launches, attended, 0..0),
+        }
+    }
+
+    /// Attention that retains tokens beyond the window.
+    fn launch_retaining(
+        &self,
+        launches: &mut Launches,
+        eviction: &Eviction,
+        mut attended: Attended,
+    ) -> Result<()> {
+        let capacity = launches.slot_shape(eviction.set_keys)[1];
+        attended.capacity = capacity as i32;
+        attended.set_keys = launches.slot_address(eviction.set_keys);
+        attended.set_values = launches.slot_address(eviction.set_values);
+        let mut retained = Retained {
+            counts: launches.slot_address(eviction.set_counts),
+            sink: eviction.sink as i32,
+            ..Retained::zeroed()
+        };
+        if let Policy::Learned { scores, .. } | Policy::Attention(scores) = &eviction.policy {
+            retained.window_scores = launches.slot_address(scores.window);
+            retained.set_scores = launches.slot_address(scores.set);
+        }
+        let policy = match &eviction.policy {
+            Policy::Attention(_) => {
+                let heads = heads_together(self.heads / self.kv_heads);
+                let (threads, shared) = block(self.head_dim(), heads);
+                let (kv, dim) = (launches.kv(), self.head_dim());
+                let unit = unit(dim, &[]);
+                let kernel = format!("attend_and_weigh<{kv}, {dim}, {unit}, {heads}>");
+                let totals = self.heads / self.kv_heads * 2 * size_of::<f32>();
+                let call = self.head_call(launches, attended, retained, kernel);
+                launches.push(Call {
+                    threads,
+                    shared: shared + totals,
+                    ..call
+                });
+                return Ok(());
+            }
+            Policy::Learned {
+                router,
+                margin,
+                scores,
+            } => {
+                // The router may have stored the token's score there.
+                if !launches.writes(&launches.slot_bytes(scores.window)) {
+                    retained.router = launches.rows(*router);
+                }
+                retained.margin = *margin as i32;
+                "LEARNED"
+            }
+            Policy::Stride(every) => {
+                retained.every = *every as i32;
+                "STRIDE"
+            }
+        };
+        let chunk = launches.tokens;
+        let lengths = [capacity, chunk, chunk, 1, chunk, capacity];
+        let bytes = lengths.map(|length| (self.kv_heads * length * size_of::<i32>()) as u64);
+        let first = launches.scratch_address(bytes.iter().sum::<u64>() as usize)?;
+        let mut end = first;
+        [
+            attended.gone,
+            attended.until,
+            attended.taken,
+            attended.counts,
+            retained.leaving,
+            retained.occupants,
+        ] = bytes.map(|bytes| {
+            end += bytes;
+            end - bytes
+        });
+        let call = self.head_call(launches, attended, retained, format!("retain<{policy}>"));
+        launches.push_streaming(call);
+        if let Policy::Learned { scores, .. } = &eviction.policy {
+            let [window, set, counts] = [scores.window, scores.set, eviction.set_counts]
+                .map(|slot| launches.slot_bytes(slot));
+            let mut written = vec![set, counts, first..end];
+            // What the router stores there is not what is read, the score of the token that leaves.
+            if retained.router.first != 0 {
+                written.push(window);
+            }
+            launches.touches(&[retained.router.bytes()], &written);
+        }
+        self.launch_attention(launches, attended, first..end)
+    }
+
+    /// A kernel in which a block takes a key head through the chunk's tokens.
+    fn head_call(
+        &self,
+        launches: &Launches,
+        attended: Attended,
+        retained: Retained,
+        kernel: String,
+    ) -> Call {
+        Call {
+            source: SOURCE,
+            kernel,
+            grid: Grid::Blocks(self.kv_heads),
+            threads: 256,
+            shared: 0,
+            parameters: vec![
+                Parameter::value("Attended", attended),
+                Parameter::value("Retained", retained),
+                launches.position(),
+                Parameter::tokens(),
+            ],
+        }
+    }
+
+    /// All queries, then what is cached. `marks` is what `retain` found.
+    fn launch_attention(
+        &self,
+        launches: &mut Launches,
+        attended: Attended,
+        marks: Range<Address>,
+    ) -> Result<()> {
+        if !self.launch_queries(launches, attended, &marks)? {
+            self.launch_cache(launches, attended, &marks);
+        }
+        Ok(())
+    }
+
+    /// The memory of what is cached.
+    fn cached(&self, launches: &Launches) -> Vec<Range<Address>> {
+        let set = self.eviction.as_ref();
+        let set = set.map(|eviction| [eviction.set_keys, eviction.set_values]);
+        let slots = [self.keys, self.values]
+            .into_iter()
+            .chain(set.into_iter().flatten());
+        slots.map(|slot| launches.slot_bytes(slot)).collect()
+    }
+
+    /// Whether the last kernel caches the token too.
+    fn launch_queries(
+        &self,
+        launches: &mut Launches,
+        mut attended: Attended,
+        marks: &Range<Address>,
+    ) -> Result<bool> {
+        let (kv, dim, group) = (launches.kv(), self.head_dim(), self.heads / self.kv_heads);
+        let unit = unit(dim, &[self.k, self.v]);
+        let heads = heads_together(group);
+        let single = launches.tokens == 1;
+        let tile = if single { 1 } else { QUERIES / heads };
+        let blocks = self.heads / heads;
+        let keys = (attended.rows + attended.capacity) as usize;
+        let splits = match single && keys >= SPLIT {
+            true => (2 * launches.processors() / blocks).clamp(1, keys.div_ceil(SPLIT / 4)),
+            false => 1,
+        };
+        let mut parts = attended.out.bytes();
+        if splits > 1 {
+            let bytes = self.heads * splits * (dim + 2) * size_of::<f32>();
+            attended.parts = launches.scratch_address(bytes)?;
+            parts = attended.parts..attended.parts + bytes as u64;
+        }
+        let retains = self.eviction.is_some();
+        let (cores, room) = (launches.tensor_cores(), launches.shared_memory());
+        if in_tiles(dim, launches.tokens, cores, room) {
+            let aligned = unit == 8;
+            launches.push(Call {
+                source: SOURCE,
+                kernel: format!("attend_tiles<{kv}, {dim}, {retains}, {aligned}>"),
+                grid: Grid::EachTile(self.heads, TILE),
+                threads: TILE_THREADS,
+                shared: tiles_shared(dim),
+                parameters: vec![
+                    Parameter::value("Attended", attended),
+                    launches.position(),
+                    Parameter::tokens(),
+                ],
+            });
+            return Ok(false);
+        }
+        let caches = single && !retains;
+        let all = launches.gather_threads();
+        let shares = single && dim <= LONG_HEAD && (all / 32).is_multiple_of(heads);
+        let (sharing, (threads, shared)) = match shares {
+            true => (heads, (all, merging_bytes(dim, all, 1))),
+            false => (1, block(dim, heads * tile)),
+        };
+        let mut call = Call {
+            source: SOURCE,
+            kernel: String::new(),
+            grid: Grid::EachTile(blocks * splits, tile),
+            threads,
+            shared,
+            parameters: vec![Parameter::value("Attended", attended), launches.position()],
+        };
+        if single && retains {
+            let row_bytes = 2 * dim * launches.kv_bytes();
+            let near = (keys / splits + 1).min(NEAR / row_bytes).max(1);
+            call.kernel = format!(
+                "attend_retained<{kv}, {dim}, {unit}, {heads}, {splits}, {sharing}, {near}>"
+            );
+            call.shared = shared.max(near * (row_bytes + size_of::<i32>()));
+            launches.push_streaming(call);
+        } else {
+            call.kernel = format!(
+                "attend<{kv}, {dim}, {unit}, {heads}, {tile}, {retains}, {caches}, {splits}, {sharing}>"
+            );
+            call.parameters.push(Parameter::tokens());
+            launches.push(call);
+        }
+        let cached = self.cached(launches);
+        let new = [attended.k.bytes(), attended.v.bytes()];
+        let mut read = vec![attended.q.bytes(), marks.clone()];
+        read.extend(new.iter().chain(&cached).cloned());
+        let mut written = vec![parts.clone()];
+        if caches {
+            written.extend_from_slice(&cached);
+        }
+        launches.touches(&read, &written);
+        if splits > 1 {
+            launches.push(Call {
+                source: SOURCE,
+                kernel: format!("combine_parts<{kv}, {dim}, {splits}, {retains}>"),
+                grid: Grid::EachToken(self.heads),
+                threads: dim.next_multiple_of(32).min(256),
+                shared: 0,
+                parameters: vec![
+                    Parameter::value("Attended", attended),
+                    launches.position(),
+                    Parameter::tokens(),
+                ],
+            });
+            let [k, v] = new;
+            let mut written = vec![attended.out.bytes()];
+            if retains {
+                written.extend(cached);
+            }
+            launches.touches(&[parts, k, v, marks.clone()], &written);
+        }
+        Ok(caches || retains && splits > 1)
+    }
+
+    fn launch_cache(&self, launches: &mut Launches, attended: Attended, marks: &Range<Address>) {
+        let (kv, dim) = (launches.kv(), self.head_dim());
+        launches.push(Call {
+            source: SOURCE,
+            kernel: format!("cache<{kv}, {dim}, {}>", self.eviction.is_some()),
+            grid: Grid::EachToken(self.kv_heads),
+            threads: dim.next_multiple_of(32).min(256),
+            shared: 0,
+            parameters: vec![
+                Parameter::value("Attended", attended),
+                launches.position(),
+                Parameter::tokens(),
+            ],
+        });
+        let read = [attended.k.bytes(), attended.v.bytes(), marks.clone()];
+        launches.touches(&read, &self.cached(launches));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_chunks_are_attended_to_in_tiles_where_they_fit() {
+        let on = |dim, tokens, kilobytes: usize| {
+            in_tiles(dim, tokens, TensorCores::Warps, kilobytes << 10)
+        };
+        assert!(on(128, 2048, 163) && on(256, 16, 227) && on(64, 2048, 99));
+        assert!(!on(128, 1, 163) && !on(128, 2048, 99) && !on(512, 2048, 227));
+        assert!(!in_tiles(64, 2048, TensorCores::None, 227 << 10));
+    }
+}

@@ -1,0 +1,391 @@
+//! Tokens that leave a window and stay: which ones, and what queries see of them.
+
+use super::{Element, TILE, Task};
+use crate::cpu::simd;
+use crate::ops::capped_set::{CappedSet, strided_row};
+use crate::program::View;
+use crate::state::{StatePlan, Touched};
+
+/// Retention of tokens beyond the window, in a set of capped size.
+pub struct Eviction {
+    /// Which tokens stay.
+    pub policy: Policy,
+    /// The first tokens are always kept.
+    pub sink: usize,
+    /// The slot of the retained keys `[kv_heads, capacity, head_dim]`.
+    pub set_keys: usize,
+    /// The slot of the retained values, likewise.
+    pub set_values: usize,
+    /// The slot of the number of retained tokens `[kv_heads]`.
+    pub set_counts: usize,
+}
+
+/// Which tokens stay when a set is full.
+pub enum Policy {
+    /// Those with the highest learned scores, above zero (learnable token eviction).
+    Learned {
+        /// Scores `[kv_heads]`; row t is the score of the token `margin` before the chunk's token t.
+        router: View,
+        /// Tokens between a token and the moment when its score is known.
+        margin: usize,
+        /// Where scores are kept.
+        scores: ScoreSlots,
+    },
+    /// Those to which the last query paid most attention, on average over the heads that share them
+    /// (TOVA, arXiv 2401.06104).
+    Attention(ScoreSlots),
+    /// Every so many leaving tokens one.
+    Stride(usize),
+}
+
+/// Slots of scores.
+pub struct ScoreSlots {
+    /// Of the window's tokens, `[kv_heads, rows]`.
+    pub window: usize,
+    /// Of the retained tokens, `[kv_heads, capacity]`.
+    pub set: usize,
+}
+
+impl Eviction {
+    /// What the token that pushes the one at `leaving` out of the window touches of the set.
+    pub(super) fn touched(&self, plan: &StatePlan, leaving: Option<u64>) -> Vec<Touched> {
+        let capacity = plan.slots[self.set_keys].shape[1];
+        let kept = leaving.map_or(0, |left| left.min(capacity as u64) as usize);
+        let one = usize::from(leaving.is_some());
+        let rows = |slot, read, written| Touched::rows(plan, slot, read, written);
+        let mut all = vec![
+            rows(self.set_keys, kept, one),
+            rows(self.set_values, kept, one),
+            Touched {
+                written: one * plan.slots[self.set_counts].bytes,
+                ..Touched::whole(plan, self.set_counts)
+            },
+        ];
+        match &self.policy {
+            Policy::Learned { scores, .. } => {
+                all.push(rows(scores.window, one, 1));
+                all.push(rows(scores.set, kept, one));
+            }
+            Policy::Attention(scores) => {
+                all.push(rows(scores.window, one, 1));
+                all.push(rows(scores.set, kept, kept + one));
+            }
+            Policy::Stride(_) => {}
+        }
+        all
+    }
+}
+
+impl<E: Element> Task<'_, E> {
+    /// Lets go of the token that the chunk's token `t` pushes out of the window, or retains it.
+    pub(super) fn retain(&self, eviction: &Eviction, t: usize) {
+        let position = self.position + t as u64;
+        let head = self.head;
+        let leaving = position.checked_sub(self.rows as u64);
+        // What leaves is looked up first: a router that looks no token ahead scores the one that takes its row.
+        let leaving_score = match (&eviction.policy, leaving) {
+            (_, Some(leaving)) if leaving < eviction.sink as u64 => f32::INFINITY,
+            (Policy::Learned { scores, .. } | Policy::Attention(scores), Some(leaving)) => {
+                self.scores(scores.window)[self.row(leaving)]
+            }
+            _ => 0.0,
+        };
+        if let Policy::Learned {
+            router,
+            margin,
+            scores,
+        } = &eviction.policy
+            && let Some(scored) = position.checked_sub(*margin as u64)
+        {
+            let score = self.buffers.get(router.buffer)[t * router.stride + router.start + head];
+            self.scores(scores.window)[self.row(scored)] = score;
+        }
+        let Some(leaving) = leaving else {
+            return;
+        };
+        let row = self.row(leaving);
+        // SAFETY: each task has its own head's count.
+        let count = unsafe { &mut self.state.slot::<u32>(eviction.set_counts, head..head + 1)[0] };
+        let kept = match &eviction.policy {
+            Policy::Learned { scores, .. } => CappedSet {
+                scores: self.scores(scores.set),
+                count,
+            }
+            .offer(leaving_score),
+            Policy::Attention(scores) => CappedSet {
+                scores: self.scores(scores.set),
+                count,
+            }
+            .insert(leaving_score),
+            Policy::Stride(every) => {
+                let capacity = self.state.rows(eviction.set_keys);
+                let kept = strided_row(leaving, eviction.sink, *every, capacity);
+                *count = (*count).max(kept.map_or(0, |kept| kept as u32 + 1));
+                kept
+            }
+        };
+        let Some(kept) = kept else {
+            return;
+        };
+        for (set, ring, view) in [
+            (eviction.set_keys, self.attend.keys, &self.attend.k),
+            (eviction.set_values, self.attend.values, &self.attend.v),
+        ] {
+            let place = self.cached_mut(set, kept..kept + 1);
+            match leaving.checked_sub(self.position) {
+                // A chunk longer than the window: the token never entered the segment.
+                Some(t) => E::narrow(self.projection(view, head, t as usize), place),
+                None => place.copy_from_slice(self.cached(ring, row..row + 1)),
+            }
+        }
+    }
+
+    /// This head's scores in a slot.
+    #[allow(clippy::mut_from_ref)]
+    fn scores(&self, slot: usize) -> &mut [f32] {
+        let rows = self.state.rows(slot);
+        // SAFETY: each task has its own head's scores.
+        unsafe {
+            self.state
+                .slot::<f32>(slot, self.head * rows..(self.head + 1) * rows)
+        }
+    }
+
+    /// Gives the retained tokens, and the one that leaves the window next, the attention that query `t` paid them.
+    #[inline(always)]
+    pub(super) fn weigh(
+        &self,
+        eviction: &Eviction,
+        scores: &ScoreSlots,
+        t: usize,
+        running: &[f32],
+        tile: &mut [f32],
+    ) {
+        let dim = self.attend.head_dim();
+        let group = self.attend.heads / self.attend.kv_heads;
+        let weight = |key: &[f32]| {
+            let mut sum = 0.0;
+            for g in 0..group {
+                let query = self.projection(&self.attend.q, self.head * group + g, t);
+                let score = self.attend.scale * simd::dot(query, key);
+                let entry = &running[g * (dim + 2)..];
+                sum += simd::exp(score - entry[0]) / entry[1];
+            }
+            sum / group as f32
+        };
+        let key = &mut tile[..dim];
+        let count = self.count(eviction);
+        for (row, score) in self.scores(scores.set)[..count].iter_mut().enumerate() {
+            if score.is_finite() {
+                E::widen(self.cached(eviction.set_keys, row..row + 1), key);
+                *score = weight(key);
+            }
+        }
+        let next = self.position + t as u64 + 1;
+        if let Some(leaving) = next.checked_sub(self.rows as u64) {
+            let row = self.row(leaving);
+            match leaving.checked_sub(self.position) {
+                Some(t) => {
+                    key.copy_from_slice(self.projection(&self.attend.k, self.head, t as usize))
+                }
+                None => E::widen(self.cached(self.attend.keys, row..row + 1), key),
+            }
+            self.scores(scores.window)[row] = weight(key);
+        }
+    }
+
+    /// Number of retained tokens.
+    #[inline(always)]
+    fn count(&self, eviction: &Eviction) -> usize {
+        let head = self.head;
+        // SAFETY: each task has its own head's count.
+        unsafe { self.state.slot::<u32>(eviction.set_counts, head..head + 1)[0] as usize }
+    }
+
+    /// Query `t` over the retained tokens.
+    #[inline(always)]
+    pub(super) fn attend_set(
+        &self,
+        eviction: &Eviction,
+        t: usize,
+        running: &mut [f32],
+        tile: &mut [f32],
+    ) {
+        let count = self.count(eviction);
+        let dim = self.attend.head_dim();
+        let (keys, rest) = tile.split_at_mut(TILE * dim);
+        let (values, scores) = rest.split_at_mut(TILE * dim);
+        let mut first = 0;
+        while first < count {
+            let n = (count - first).min(TILE);
+            E::widen(
+                self.cached(eviction.set_keys, first..first + n),
+                &mut keys[..n * dim],
+            );
+            E::widen(
+                self.cached(eviction.set_values, first..first + n),
+                &mut values[..n * dim],
+            );
+            self.attend_tile(t, n, keys, values, running, scores);
+            first += n;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::Attend;
+    use crate::ops::rig::{Rig, noise, side_by_side};
+    use crate::state::SlotDtype;
+
+    const DIM: usize = 5;
+
+    fn stage(heads: usize, kv_heads: usize, policy: Policy, sink: usize) -> Attend {
+        let width = heads * DIM;
+        let [q, k, v] = side_by_side([width, kv_heads * DIM, kv_heads * DIM]);
+        Attend {
+            heads,
+            kv_heads,
+            q,
+            k,
+            v,
+            scale: 1.5,
+            keys: 0,
+            values: 1,
+            eviction: Some(Eviction {
+                policy,
+                sink,
+                set_keys: 2,
+                set_values: 3,
+                set_counts: 4,
+            }),
+            out: View::whole(1, width),
+        }
+    }
+
+    /// Compares with `keeps(position, weights)`: given the last query's share of each position in view, whether the
+    /// token leaving the window enters the set `kept` that it may change.
+    fn check(
+        [heads, kv_heads, window, capacity]: [usize; 4],
+        policy: Policy,
+        sink: usize,
+        keeps: impl Fn(&mut Vec<usize>, usize, &dyn Fn(usize) -> f64),
+    ) {
+        const TOKENS: usize = 80;
+        let stage = stage(heads, kv_heads, policy, sink);
+        let (width, stride) = (heads * DIM, (heads + 2 * kv_heads) * DIM);
+        let ring: &[usize] = &[kv_heads, window, DIM];
+        let set: &[usize] = &[kv_heads, capacity, DIM];
+        let slots = [
+            (SlotDtype::F32, ring),
+            (SlotDtype::F32, ring),
+            (SlotDtype::F32, set),
+            (SlotDtype::F32, set),
+            (SlotDtype::U32, &set[..1]),
+            (SlotDtype::F32, &ring[..2]),
+            (SlotDtype::F32, &set[..2]),
+        ];
+        let fill = |_: usize, t: usize, row: &mut [f32]| {
+            for (i, x) in row.iter_mut().enumerate() {
+                *x = noise(t * stride + i);
+            }
+        };
+        let out = View::whole(1, width);
+        let widths = [stride, width];
+        let mut rig = Rig::new(&stage, &widths, &slots);
+        let (whole, state) = rig.read(&[TOKENS], fill, out);
+        for chunks in [&[1; TOKENS][..], &[3, 17, 1, 40, 19]] {
+            let (split, split_state) = rig.read(chunks, fill, out);
+            let close = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-5;
+            assert!(whole.iter().zip(&split).all(close));
+            let floats = |bytes: &[u8]| -> Vec<f32> {
+                let numbers = bytes.as_chunks().0.iter();
+                numbers.map(|&b| f32::from_le_bytes(b)).collect()
+            };
+            let same = |(a, b): (&f32, &f32)| a == b || (a - b).abs() < 1e-5;
+            assert!(floats(&state).iter().zip(&floats(&split_state)).all(same));
+        }
+
+        let value = |t: usize, column: usize| f64::from(noise(t * stride + column));
+        for kv_head in 0..kv_heads {
+            let group = heads / kv_heads;
+            let mut kept: Vec<usize> = Vec::new();
+            let mut weights: Vec<(usize, f64)> = Vec::new();
+            for t in 0..TOKENS {
+                if let Some(leaving) = t.checked_sub(window) {
+                    let weight = |p| weights.iter().find(|(q, _)| *q == p).expect("in view").1;
+                    keeps(&mut kept, leaving, &weight);
+                }
+                let recent = (t + 1).saturating_sub(window)..t + 1;
+                let seen: Vec<usize> = kept.iter().copied().chain(recent).collect();
+                weights = seen.iter().map(|&p| (p, 0.0)).collect();
+                for g in 0..group {
+                    let head = kv_head * group + g;
+                    let key = |p: usize, i: usize| value(p, width + kv_head * DIM + i);
+                    let score = |p: usize| {
+                        (0..DIM)
+                            .map(|i| value(t, head * DIM + i) * key(p, i))
+                            .sum::<f64>()
+                    };
+                    let shares: Vec<f64> = seen.iter().map(|&p| (1.5 * score(p)).exp()).collect();
+                    let sum: f64 = shares.iter().sum();
+                    for ((_, weight), share) in weights.iter_mut().zip(&shares) {
+                        *weight += share / sum;
+                    }
+                    for i in 0..DIM {
+                        let column = width + (kv_heads + kv_head) * DIM + i;
+                        let values = seen.iter().zip(&shares);
+                        let expected: f64 = values.map(|(&p, s)| s / sum * value(p, column)).sum();
+                        let found = f64::from(whole[t * width + head * DIM + i]);
+                        assert!((found - expected).abs() < 1e-5, "token {t} head {head}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn tova_drops_the_least_attended_token() {
+        for shape in [[4, 2, 6, 5], [3, 1, 1, 9], [2, 2, 33, 4], [6, 2, 3, 1]] {
+            for sink in [0, 1] {
+                let capacity = shape[3];
+                let scores = ScoreSlots { window: 5, set: 6 };
+                check(
+                    shape,
+                    Policy::Attention(scores),
+                    sink,
+                    |kept, leaving, weight| {
+                        kept.push(leaving);
+                        if kept.len() > capacity {
+                            let least = kept.iter().copied().filter(|&p| p >= sink);
+                            let least = least.min_by(|&a, &b| weight(a).total_cmp(&weight(b)));
+                            kept.retain(|&p| Some(p) != least);
+                        }
+                    },
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_stride_keeps_every_so_many_token() {
+        for (shape, sink, every) in [
+            ([4, 2, 6, 5], 2, 3),
+            ([3, 1, 1, 9], 0, 1),
+            ([2, 2, 33, 4], 4, 2),
+        ] {
+            let capacity = shape[3];
+            check(shape, Policy::Stride(every), sink, |kept, leaving, _| {
+                if leaving < sink {
+                    kept.push(leaving);
+                } else if (leaving - sink).is_multiple_of(every) && capacity > sink {
+                    kept.push(leaving);
+                    if kept.len() > capacity {
+                        kept.remove(sink);
+                    }
+                }
+            });
+        }
+    }
+}

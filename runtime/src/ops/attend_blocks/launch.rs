@@ -1,0 +1,191 @@
+//! Sparse attention as kernels: what `attend_blocks.cu` is called with.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{AttendBlocks, BRANCHES};
+use crate::cuda::{Call, Grid, Launches, Parameter, Rows, TensorCores};
+use crate::error::Result;
+use crate::ops::attend::{block, heads_together, unit};
+
+const SOURCE: &str = concat!(
+    include_str!("attend_blocks.cu"),
+    include_str!("attend_chosen.cu"),
+    include_str!("attend_blocks_step.cu")
+);
+
+/// Blocks of threads that a processor is given; each takes tokens and heads in turn.
+const TURNS: usize = 4;
+
+/// Warps of a block on tensor cores, and rows of their tiles.
+const WARPS: usize = 4;
+const TILE: usize = 16;
+/// Longest heads whose queries and sums a thread's registers hold their part of.
+const MOST_DIM: usize = 128;
+
+/// Whether chunks of up to `tokens` tokens attend to chosen blocks and window on tensor cores.
+fn on_tensor_cores(dim: usize, tokens: usize, cores: TensorCores) -> bool {
+    let covered = dim.is_multiple_of(16) && dim <= MOST_DIM;
+    covered && tokens >= 16 && cores != TensorCores::None
+}
+
+/// `Blocks` in attend_blocks.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Blocks {
+    q: Rows,
+    k: Rows,
+    v: Rows,
+    gates: Rows,
+    out: Rows,
+    keys: u64,
+    values: u64,
+    mean_keys: u64,
+    mean_values: u64,
+    staged: u64,
+    staged_means: u64,
+    importance: u64,
+    parts: u64,
+    picked: u64,
+    scale: f32,
+    heads: i32,
+    kv_heads: i32,
+    block: i32,
+    chosen: i32,
+    window: i32,
+    rows: i32,
+    blocks: i32,
+    chunk: i32,
+    pad: i32,
+}
+
+/// Most blocks that share the keys of a step's heads.
+const MOST_SPLITS: usize = 16;
+
+/// Blocks that share the keys of a step's heads, where `blocks` have different ones: as many as the device runs at once.
+fn splits(blocks: usize, processors: usize) -> usize {
+    (processors / blocks).clamp(2, MOST_SPLITS)
+}
+
+impl AttendBlocks {
+    pub(super) fn write_kernels(&self, launches: &mut Launches) -> Result<()> {
+        let (kv, dim, chunk) = (launches.kv(), self.head_dim(), launches.tokens);
+        let step = chunk == 1;
+        let heads = heads_together(self.group());
+        let splits = splits(self.heads / heads, launches.processors());
+        let picks = on_tensor_cores(dim, chunk, launches.tensor_cores());
+        let at_once = match step {
+            true => self.kv_heads,
+            false => (self.kv_heads * chunk).min(TURNS * launches.processors()),
+        };
+        let blocks = launches.slot_shape(self.mean_keys)[1];
+        let mut numbers = |wanted: bool, n: usize| match wanted {
+            true => launches.scratch_address(n * size_of::<f32>()),
+            false => Ok(0),
+        };
+        let staged = numbers(true, 2 * self.kv_heads * chunk * dim)?;
+        let means = 2 * self.kv_heads * (chunk / self.block + 1) * dim;
+        let staged_means = numbers(true, means)?;
+        let importance = numbers(true, at_once * (blocks + 2))?;
+        let parts = numbers(step, BRANCHES * self.heads * splits * (dim + 2))?;
+        let picked = numbers(picks, self.kv_heads * chunk * (self.chosen + 1))?;
+        let parameters = Blocks {
+            q: launches.rows(self.q),
+            k: launches.rows(self.k),
+            v: launches.rows(self.v),
+            gates: launches.rows(self.gates),
+            out: launches.rows(self.out),
+            keys: launches.slot_address(self.keys),
+            values: launches.slot_address(self.values),
+            mean_keys: launches.slot_address(self.mean_keys),
+            mean_values: launches.slot_address(self.mean_values),
+            staged,
+            staged_means,
+            importance,
+            parts,
+            picked,
+            scale: self.scale,
+            heads: self.heads as i32,
+            kv_heads: self.kv_heads as i32,
+            block: self.block as i32,
+            chosen: self.chosen as i32,
+            window: self.window as i32,
+            rows: launches.slot_shape(self.keys)[1] as i32,
+            blocks: blocks as i32,
+            chunk: chunk as i32,
+            pad: 0,
+        };
+        let position = launches.position();
+        let call = |kernel: String, grid: Grid, (threads, shared): (usize, usize)| Call {
+            source: SOURCE,
+            kernel,
+            grid,
+            threads,
+            shared,
+            parameters: vec![Parameter::value("Blocks", parameters), position.clone()],
+        };
+        let with_tokens = |mut call: Call| {
+            call.parameters.push(Parameter::tokens());
+            call
+        };
+        let each_head = Grid::EachToken(self.kv_heads);
+        let columns = (dim.next_multiple_of(32).min(256), 0);
+        launches.push(call(
+            format!("stage_blocks<{kv}, {dim}>"),
+            each_head,
+            columns,
+        ));
+
+        let (threads, merged) = block(dim, heads);
+        let floats = |n: usize| n * size_of::<f32>();
+        let totals = floats(2 * self.group());
+        let chosen = floats(self.chosen);
+        let arguments = format!("{kv}, {dim}, {}, {heads}", unit(dim, &[]));
+        if step {
+            let shared_out = Grid::Blocks(self.heads / heads * splits);
+            let each_kv_head = Grid::Blocks(self.kv_heads * splits);
+            for (kernel, grid, shared) in [
+                ("means_of_step", shared_out, merged),
+                ("importance_of_step", each_kv_head, totals),
+                ("tokens_of_step", shared_out, merged + chosen),
+            ] {
+                let kernel = format!("{kernel}<{arguments}, {splits}>");
+                launches.push(call(kernel, grid, (threads, shared)));
+            }
+            let kernel = format!("combine_branches<{dim}, {splits}>");
+            launches.push(call(kernel, Grid::Blocks(self.heads), columns));
+        } else {
+            let kernel = format!("attend_blocks<{arguments}, {picks}>");
+            let room = (threads, merged + totals + chosen);
+            launches.push(with_tokens(call(kernel, Grid::Blocks(at_once), room)));
+        }
+        if picks {
+            let room = (32 * WARPS, floats(WARPS * TILE * (dim + 2)));
+            let kernel = format!("attend_chosen<{kv}, {dim}>");
+            launches.push(call(kernel, each_head, room));
+        }
+        let cache = call(format!("cache_blocks<{kv}, {dim}>"), each_head, columns);
+        launches.push(with_tokens(cache));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_takes_all_processors() {
+        assert_eq!(splits(8, 132), 16);
+        assert_eq!(splits(32, 132), 4);
+        assert_eq!(splits(200, 132), 2);
+        assert_eq!(splits(1, 8), 8);
+    }
+
+    #[test]
+    fn long_chunks_run_on_tensor_cores_where_registers_hold_them() {
+        let on = |dim, tokens| on_tensor_cores(dim, tokens, TensorCores::Warps);
+        assert!(on(64, 2048) && on(16, 16) && on(128, 64));
+        assert!(!on(64, 1) && !on(40, 2048) && !on(256, 2048));
+        assert!(!on_tensor_cores(64, 2048, TensorCores::None));
+    }
+}

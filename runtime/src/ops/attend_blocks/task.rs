@@ -1,0 +1,400 @@
+//! The queries of a chunk, step by step.
+
+use std::ops::Range;
+
+use super::best::Best;
+use super::{AttendBlocks, BRANCHES, TOTALS};
+use crate::cpu::{Buffers, Shared, SharedArena, simd};
+use crate::ops::softmax::{Element, Running, TILE};
+use crate::program::View;
+
+/// A query goes in three steps: the choice needs the softmax over means of all heads of its group.
+#[derive(Clone, Copy)]
+pub(super) enum Step {
+    /// Softmax over means, shared out by query heads.
+    Means,
+    /// Importance of blocks, shared out by blocks.
+    Choice,
+    /// Softmax over the chosen blocks and over the window, shared out by query heads.
+    Tokens,
+}
+
+impl Step {
+    pub const ALL: [Step; 3] = [Step::Means, Step::Choice, Step::Tokens];
+}
+
+/// A chunk. Only its [`Task::cache`] writes to the state.
+pub(super) struct Task<'a, E> {
+    pub attend: &'a AttendBlocks,
+    pub buffers: &'a Buffers,
+    pub position: u64,
+    pub rows: usize,
+    pub blocks: usize,
+    pub out: &'a Shared<'a, f32>,
+    pub state: &'a SharedArena<'a>,
+    pub element: std::marker::PhantomData<E>,
+}
+
+/// What a query sees.
+struct Sight {
+    /// The oldest position.
+    oldest: u64,
+    /// The position after the last.
+    end: u64,
+    /// The first block of which no token has been dropped.
+    first: u64,
+    /// The query's own block.
+    current: u64,
+    /// The block after the last complete one.
+    complete: u64,
+}
+
+/// What the steps of each key and value head's query leave each other.
+pub(super) struct Notes<'a> {
+    values: Shared<'a, f32>,
+    parts: usize,
+    /// Values of one key and value head.
+    of_head: usize,
+    /// Values of all its query heads' totals, which come first.
+    totals: usize,
+    chosen: usize,
+}
+
+impl<'a> Notes<'a> {
+    pub fn new(attend: &AttendBlocks, parts: usize, values: &'a mut [f32]) -> Self {
+        Notes {
+            values: Shared::new(values),
+            parts,
+            of_head: attend.notes(parts),
+            totals: TOTALS * attend.group(),
+            chosen: attend.chosen,
+        }
+    }
+
+    /// Where the totals of query heads `members` of a key head lie.
+    fn totals(&self, head: usize, members: Range<usize>) -> Range<usize> {
+        let first = head * self.of_head;
+        first + TOTALS * members.start..first + TOTALS * members.end
+    }
+
+    /// Where the best blocks of a part lie.
+    fn best(&self, head: usize, part: usize) -> Range<usize> {
+        let floats = Best::floats(self.chosen);
+        let first = head * self.of_head + self.totals + part * floats;
+        first..first + floats
+    }
+}
+
+/// Room for the tiles of keys and values, and for the scores of one query head.
+struct Tile<'a> {
+    keys: &'a mut [f32],
+    values: &'a mut [f32],
+    scores: &'a mut [f32],
+}
+
+impl Tile<'_> {
+    /// Room at the beginning of `scratch`, and what is left of it.
+    #[inline(always)]
+    fn split(scratch: &mut [f32], dim: usize) -> (Tile<'_>, &mut [f32]) {
+        let (keys, rest) = scratch.split_at_mut(TILE * dim);
+        let (values, rest) = rest.split_at_mut(TILE * dim);
+        let (scores, rest) = rest.split_at_mut(TILE);
+        let tile = Tile {
+            keys,
+            values,
+            scores,
+        };
+        (tile, rest)
+    }
+}
+
+impl<E: Element> Task<'_, E> {
+    #[inline(always)]
+    fn sight(&self, t: usize) -> Sight {
+        let end = self.position + t as u64 + 1;
+        let block = self.attend.block as u64;
+        let oldest = end.saturating_sub(self.rows as u64);
+        let current = (end - 1) / block;
+        Sight {
+            oldest,
+            end,
+            first: oldest.div_ceil(block).min(current),
+            current,
+            complete: end / block,
+        }
+    }
+
+    /// Columns of one head in the projections of token `t`.
+    #[inline(always)]
+    fn projection(&self, view: &View, head: usize, t: usize) -> &[f32] {
+        let dim = self.attend.head_dim();
+        &self.buffers.get(view.buffer)[t * view.stride + view.start + head * dim..][..dim]
+    }
+
+    /// Where rows `rows` of one head lie in a slot.
+    #[inline(always)]
+    fn span(&self, slot: usize, head: usize, rows: Range<usize>) -> Range<usize> {
+        let dim = self.attend.head_dim();
+        let first = head * self.state.rows(slot);
+        (first + rows.start) * dim..(first + rows.end) * dim
+    }
+
+    /// Widens rows of one head in a slot.
+    #[inline(always)]
+    fn widen(&self, slot: usize, head: usize, rows: Range<usize>, to: &mut [f32]) {
+        let span = self.span(slot, head, rows);
+        // SAFETY: a head's rows are written by its own task in `cache`, or before the queries begin.
+        E::widen(
+            unsafe { self.state.read(slot, span.clone()) },
+            &mut to[..span.len()],
+        );
+    }
+
+    /// Caches the key and value of token `t`, and the means of the block that it completes.
+    #[inline(always)]
+    pub fn cache(&self, head: usize, t: usize, scratch: &mut [f32]) {
+        let attend = self.attend;
+        let dim = attend.head_dim();
+        let sight = self.sight(t);
+        let row = |position: u64| (position % self.rows as u64) as usize;
+        let pairs = [
+            (&attend.k, attend.keys, attend.mean_keys),
+            (&attend.v, attend.values, attend.mean_values),
+        ];
+        for (view, slot, means) in pairs {
+            let place = row(sight.end - 1);
+            let place = self.span(slot, head, place..place + 1);
+            // SAFETY: each task caches its own head's rows, and no query runs beside it that uses them.
+            let place = unsafe { self.state.slot(slot, place) };
+            E::narrow(self.projection(view, head, t), place);
+            let block = attend.block as u64;
+            if !sight.end.is_multiple_of(block) || sight.end - block < sight.oldest {
+                continue;
+            }
+            let (sums, cached) = scratch[..2 * dim].split_at_mut(dim);
+            sums.fill(0.0);
+            for position in sight.end - block..sight.end {
+                self.widen(slot, head, row(position)..row(position) + 1, cached);
+                simd::add(cached, sums);
+            }
+            simd::scale(1.0 / block as f32, sums);
+            let mean = (sight.current % self.blocks as u64) as usize;
+            let mean = self.span(means, head, mean..mean + 1);
+            // SAFETY: as above.
+            E::narrow(sums, unsafe { self.state.slot(means, mean) });
+        }
+    }
+
+    /// The three softmaxes of token `t` for the query heads of one key and value head.
+    #[inline(always)]
+    pub fn query(&self, head: usize, t: usize, scratch: &mut [f32]) {
+        let (scratch, notes) = scratch.split_at_mut(scratch.len() - self.attend.notes(1));
+        // One task has no other head's notes.
+        let notes = Notes {
+            of_head: 0,
+            ..Notes::new(self.attend, 1, notes)
+        };
+        for step in Step::ALL {
+            self.take(step, head, t, 0, &notes, scratch);
+        }
+    }
+
+    /// A part of one step of token `t`'s query.
+    #[inline(always)]
+    pub fn take(
+        &self,
+        step: Step,
+        head: usize,
+        t: usize,
+        part: usize,
+        notes: &Notes,
+        scratch: &mut [f32],
+    ) {
+        match step {
+            Step::Means => self.means(head, t, part, notes, scratch),
+            Step::Choice => self.choose(head, t, part, notes, scratch),
+            Step::Tokens => self.tokens(head, t, part, notes, scratch),
+        }
+    }
+
+    /// Which query heads of a key and value head belong to a part.
+    #[inline(always)]
+    fn members(&self, part: usize, notes: &Notes) -> Range<usize> {
+        let group = self.attend.group();
+        part * group / notes.parts..(part + 1) * group / notes.parts
+    }
+
+    /// The softmax over means of a part's heads. Sets their outputs and notes their totals.
+    #[inline(always)]
+    fn means(&self, head: usize, t: usize, part: usize, notes: &Notes, scratch: &mut [f32]) {
+        let attend = self.attend;
+        let entry = attend.head_dim() + 2;
+        let members = self.members(part, notes);
+        let (mut tile, running) = Tile::split(scratch, attend.head_dim());
+        let running = &mut running[..members.len() * entry];
+        running.chunks_exact_mut(entry).for_each(Running::clear);
+        let slots = [attend.mean_keys, attend.mean_values];
+        let sight = self.sight(t);
+        let complete = sight.first..sight.complete.max(sight.first);
+        self.attend(
+            head,
+            t,
+            members.clone(),
+            slots,
+            complete,
+            running,
+            &mut tile,
+        );
+
+        // SAFETY: each part has its own heads' totals.
+        let totals = unsafe { notes.values.part(notes.totals(head, members.clone())) };
+        for ((g, running), totals) in members
+            .zip(running.chunks_exact(entry))
+            .zip(totals.chunks_exact_mut(TOTALS))
+        {
+            totals.copy_from_slice(&running[..TOTALS]);
+            self.out(head, g, t).fill(0.0);
+            self.add_branch(head, g, t, 0, running);
+        }
+    }
+
+    /// The softmaxes over the chosen blocks and over the window of a part's heads.
+    #[inline(always)]
+    fn tokens(&self, head: usize, t: usize, part: usize, notes: &Notes, scratch: &mut [f32]) {
+        let attend = self.attend;
+        let entry = attend.head_dim() + 2;
+        let sight = self.sight(t);
+        let members = self.members(part, notes);
+        let (mut tile, rest) = Tile::split(scratch, attend.head_dim());
+        let (running, rest) = rest.split_at_mut((BRANCHES - 1) * members.len() * entry);
+        running.chunks_exact_mut(entry).for_each(Running::clear);
+        let (chosen, window) = running.split_at_mut(members.len() * entry);
+
+        let mut best = Best::none(&mut rest[..Best::floats(attend.chosen)]);
+        for part in 0..notes.parts {
+            // SAFETY: every part has noted its best blocks, nobody writes them now.
+            best.merge(unsafe { notes.values.read(notes.best(head, part)) });
+        }
+        let slots = [attend.keys, attend.values];
+        for &mut number in best.in_order() {
+            let start = (sight.first + u64::from(number)) * attend.block as u64;
+            let end = (start + attend.block as u64).min(sight.end);
+            let seen = start.max(sight.oldest)..end;
+            self.attend(head, t, members.clone(), slots, seen, chosen, &mut tile);
+        }
+        let start = sight.end.saturating_sub(attend.window as u64);
+        let seen = start.max(sight.oldest)..sight.end;
+        self.attend(head, t, members.clone(), slots, seen, window, &mut tile);
+
+        for (i, g) in members.enumerate() {
+            self.add_branch(head, g, t, 1, &chosen[i * entry..][..entry]);
+            self.add_branch(head, g, t, 2, &window[i * entry..][..entry]);
+        }
+    }
+
+    /// The outputs of query head `g` of a key and value head.
+    #[allow(clippy::mut_from_ref)]
+    #[inline(always)]
+    fn out(&self, head: usize, g: usize, t: usize) -> &mut [f32] {
+        let (out, dim) = (&self.attend.out, self.attend.head_dim());
+        let start = t * out.stride + out.start + (head * self.attend.group() + g) * dim;
+        // SAFETY: each task has its own heads' columns of its own token.
+        unsafe { self.out.part(start..start + dim) }
+    }
+
+    /// Adds what a running softmax has come to, times its gate, to the outputs of query head `g`.
+    #[inline(always)]
+    fn add_branch(&self, head: usize, g: usize, t: usize, branch: usize, running: &[f32]) {
+        let gates = &self.attend.gates;
+        let gate = (head * self.attend.group() + g) * BRANCHES + branch;
+        let gate = self.buffers.get(gates.buffer)[t * gates.stride + gates.start + gate];
+        // No key has passed: not so for a NaN, which must show.
+        if running[1] != 0.0 {
+            simd::axpy(gate / running[1], &running[2..], self.out(head, g, t));
+        }
+    }
+
+    /// Adds entries `range` of two slots, keys and values, to the running softmaxes of query heads `members`.
+    #[allow(clippy::too_many_arguments)]
+    #[inline(always)]
+    fn attend(
+        &self,
+        head: usize,
+        t: usize,
+        members: Range<usize>,
+        [keys, values]: [usize; 2],
+        range: Range<u64>,
+        running: &mut [f32],
+        tile: &mut Tile,
+    ) {
+        let attend = self.attend;
+        let (dim, group) = (attend.head_dim(), attend.group());
+        let mut first = range.start;
+        while first < range.end {
+            let rows = tile_rows(first..range.end, self.state.rows(keys));
+            let n = rows.len();
+            self.widen(keys, head, rows.clone(), tile.keys);
+            self.widen(values, head, rows, tile.values);
+            for (g, running) in members.clone().zip(running.chunks_exact_mut(dim + 2)) {
+                let query = self.projection(&attend.q, head * group + g, t);
+                Running::new(running).add(
+                    query,
+                    attend.scale,
+                    n,
+                    tile.keys,
+                    tile.values,
+                    tile.scores,
+                );
+            }
+            first += n as u64;
+        }
+    }
+
+    /// Notes the best of a part's blocks, numbered from the first in view.
+    #[inline(always)]
+    fn choose(&self, head: usize, t: usize, part: usize, notes: &Notes, scratch: &mut [f32]) {
+        let attend = self.attend;
+        let (dim, group) = (attend.head_dim(), attend.group());
+        let sight = self.sight(t);
+        let fixed = |block: u64| {
+            block == sight.first || block + 1 == sight.current || block == sight.current
+        };
+        // SAFETY: the first step has noted all totals, nobody writes them now.
+        let totals = unsafe { notes.values.read(notes.totals(head, 0..group)) };
+        // SAFETY: each part has its own place.
+        let mut best = Best::none(unsafe { notes.values.part(notes.best(head, part)) });
+        let (tile, _) = Tile::split(scratch, dim);
+        let (blocks, parts) = (sight.current + 1 - sight.first, notes.parts as u64);
+        let mut first = sight.first + blocks * part as u64 / parts;
+        let end = sight.first + blocks * (part as u64 + 1) / parts;
+        while first < end {
+            let rows = tile_rows(first..end, self.blocks);
+            let n = rows.len();
+            self.widen(attend.mean_keys, head, rows, tile.keys);
+            tile.scores[..n].fill(0.0);
+            for (g, totals) in totals.chunks_exact(TOTALS).enumerate() {
+                let query = self.projection(&attend.q, head * group + g, t);
+                for (i, share) in tile.scores[..n].iter_mut().enumerate() {
+                    if !fixed(first + i as u64) {
+                        let score = attend.scale * simd::dot(query, &tile.keys[i * dim..][..dim]);
+                        *share += simd::exp(score - totals[0]) / totals[1];
+                    }
+                }
+            }
+            for (i, &share) in tile.scores[..n].iter().enumerate() {
+                let block = first + i as u64;
+                let importance = if fixed(block) { group as f32 } else { share };
+                best.offer((block - sight.first) as u32, importance);
+            }
+            first += n as u64;
+        }
+    }
+}
+
+/// Rows of the first entries of `range`, entry i in row `i % rows`: up to the end of the segment, a tile at most.
+#[inline(always)]
+fn tile_rows(range: Range<u64>, rows: usize) -> Range<usize> {
+    let row = (range.start % rows as u64) as usize;
+    let n = (range.end - range.start).min(TILE as u64) as usize;
+    row..(row + n).min(rows)
+}

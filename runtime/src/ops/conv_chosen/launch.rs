@@ -1,0 +1,92 @@
+//! The stage as kernels: what `conv_chosen.cu` is called with.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::ConvChosen;
+use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
+use crate::error::Result;
+
+const SOURCE: &str = include_str!("conv_chosen.cu");
+
+const MOST_LANES: usize = 4;
+const MOST_PAST: usize = 8;
+
+/// Tokens of a block.
+const TILE: usize = 16;
+
+/// `ChosenLane` in conv_chosen.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct DeviceLane {
+    input: Rows,
+    out: Rows,
+    weight: Address,
+    bias: Address,
+    kept: Address,
+    taps: i32,
+    head_dim: i32,
+    first: i32,
+    unit_length: i32,
+}
+
+/// `ChosenLanes` in conv_chosen.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct DeviceLanes {
+    route: Rows,
+    chosen: i32,
+    lanes: i32,
+    at: [DeviceLane; MOST_LANES],
+}
+
+impl ConvChosen {
+    pub(super) fn write_kernels(&self, launches: &mut Launches) -> Result<()> {
+        for lanes in self.lanes.chunks(MOST_LANES) {
+            let mut device = DeviceLanes {
+                route: launches.rows(self.route),
+                chosen: (self.route.width / 2) as i32,
+                lanes: lanes.len() as i32,
+                ..DeviceLanes::zeroed()
+            };
+            let mut blocks = 0;
+            for (place, lane) in device.at.iter_mut().zip(lanes) {
+                let taps = lane.conv.weight.len() / lane.width(self.partitions);
+                assert!(taps <= MOST_PAST + 1, "at most {MOST_PAST} kept inputs");
+                *place = DeviceLane {
+                    input: launches.rows(lane.input),
+                    out: launches.rows(lane.out),
+                    weight: launches.vector_address(&lane.conv.weight)?,
+                    bias: launches.optional_address(lane.conv.bias.as_ref())?,
+                    kept: launches.slot_address(lane.conv.slot),
+                    taps: taps as i32,
+                    head_dim: lane.head_dim as i32,
+                    first: blocks as i32,
+                    unit_length: lane.unit_length.into(),
+                };
+                blocks += lane.out.width / lane.head_dim;
+            }
+            let (partitions, step) = (self.partitions, launches.tokens == 1);
+            let (tile, warps) = if step { (1, 1) } else { (TILE, 4) };
+            let parameters = || vec![Parameter::value("ChosenLanes", device), Parameter::tokens()];
+            launches.push(Call {
+                source: SOURCE,
+                kernel: format!("conv_chosen<{partitions}, {tile}, {step}>"),
+                grid: Grid::EachTile(blocks, tile),
+                threads: 32 * warps,
+                shared: 0,
+                parameters: parameters(),
+            });
+            if !step {
+                launches.push(Call {
+                    source: SOURCE,
+                    kernel: format!("keep_chosen<{partitions}>"),
+                    grid: Grid::Blocks(blocks),
+                    threads: 32,
+                    shared: 0,
+                    parameters: parameters(),
+                });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,154 @@
+//! Short convolutions in partitions: the convolution of each partition sees only the tokens that chose it, one after
+//! another, as if there were no others. `y = silu(sum_j weight[taps - 1 - j] x_{-j})`, where `x_{-j}` is the j-th token
+//! before that chose the partition.
+
+mod launch;
+
+use super::Op;
+use super::prepare::Conv;
+use super::route::Chosen;
+use crate::cpu::{Frame, Shared, simd};
+use crate::cuda::Launches;
+use crate::error::Result;
+use crate::program::View;
+use crate::state::StatePlan;
+use crate::state::Touched;
+
+/// Convolutions of several inputs by the same choice.
+pub struct ConvChosen {
+    /// Partitions.
+    pub partitions: usize,
+    /// What [`super::Route`] chose.
+    pub route: View,
+    /// The inputs. Their results stand in one buffer, which none of them reads.
+    pub lanes: Vec<ChosenLane>,
+}
+
+impl Op for ConvChosen {
+    fn run(&self, frame: &mut Frame) {
+        let Some(first) = self.lanes.first() else {
+            return;
+        };
+        let mut out = frame.buffers.take(first.out.buffer);
+        {
+            let shared = Shared::new(&mut out);
+            let state = frame.arena.shared();
+            let chosen = Chosen::new(&self.route, frame.buffers.get(self.route.buffer));
+            let heads = |lane: &ChosenLane| lane.out.width / lane.head_dim;
+            frame
+                .pool
+                .each(self.lanes.iter().map(heads).sum(), |_, task| {
+                    let (mut lane, mut head) = (first, task);
+                    for next in &self.lanes[1..] {
+                        if head < heads(lane) {
+                            break;
+                        }
+                        head -= heads(lane);
+                        lane = next;
+                    }
+                    let column = head * lane.head_dim;
+                    let (partition, inner) = (
+                        column / lane.width(self.partitions),
+                        column % lane.width(self.partitions),
+                    );
+                    let input = match lane.input.width == lane.out.width {
+                        true => column,
+                        false => inner,
+                    };
+                    let width = lane.width(self.partitions);
+                    let past = lane.conv.weight.len() / width - 1;
+                    let kept = |row: usize| {
+                        let start = (partition * past + row) * width + inner;
+                        // SAFETY: each task has its own columns of its own partition's last inputs.
+                        unsafe { state.slot::<f32>(lane.conv.slot, start..start + lane.head_dim) }
+                    };
+                    simd::vectorize(
+                        #[inline(always)]
+                        || {
+                            for t in 0..frame.tokens.len() {
+                                if chosen.rank(t, partition).is_none() {
+                                    continue;
+                                }
+                                let start = t * lane.input.stride + lane.input.start + input;
+                                let x =
+                                    &frame.buffers.get(lane.input.buffer)[start..][..lane.head_dim];
+                                let start = t * lane.out.stride + lane.out.start + column;
+                                // SAFETY: each task has its own columns of the output.
+                                let y = unsafe { shared.part(start..start + lane.head_dim) };
+                                lane.step(width, inner, past, x, &kept, y);
+                            }
+                        },
+                    );
+                });
+        }
+        frame.buffers.put(first.out.buffer, out);
+    }
+
+    fn launch(&self, launches: &mut Launches) -> Result<()> {
+        self.write_kernels(launches)
+    }
+
+    fn touched(&self, plan: &StatePlan, _position: u64) -> Vec<Touched> {
+        let chosen = self.route.width / 2;
+        let slots = self.lanes.iter().map(|lane| lane.conv.slot);
+        slots
+            .map(|slot| Touched::entries(plan, slot, chosen, chosen))
+            .collect()
+    }
+}
+
+/// An input and its convolution, which is the same for every partition.
+pub struct ChosenLane {
+    /// Inputs: each partition's own columns, one partition after another, or one set of columns for all.
+    pub input: View,
+    /// Results `[partitions, width]`; of partitions that a token has not chosen they are left as they are.
+    pub out: View,
+    /// Width of a head; divides the width.
+    pub head_dim: usize,
+    /// The convolution; its slot holds the last inputs of each partition, `[partitions, taps - 1, width]`.
+    pub conv: Conv,
+    /// Whether each head is brought to length one, `x / sqrt(sum x^2 + 1e-6)`.
+    pub unit_length: bool,
+}
+
+impl ChosenLane {
+    fn width(&self, partitions: usize) -> usize {
+        self.out.width / partitions
+    }
+
+    /// One token of one head: `kept(row)` are the head's last inputs, oldest first.
+    #[inline(always)]
+    fn step<'s>(
+        &self,
+        width: usize,
+        column: usize,
+        past: usize,
+        x: &[f32],
+        kept: &impl Fn(usize) -> &'s mut [f32],
+        y: &mut [f32],
+    ) {
+        let tap = |row: usize| &self.conv.weight[row * width + column..][..x.len()];
+        match &self.conv.bias {
+            Some(bias) => y.copy_from_slice(&bias[column..][..x.len()]),
+            None => y.fill(0.0),
+        }
+        for row in 0..past {
+            let old = kept(row);
+            for ((y, w), old) in y.iter_mut().zip(tap(row)).zip(old.iter()) {
+                *y += w * old;
+            }
+            if row > 0 {
+                kept(row - 1).copy_from_slice(old);
+            }
+        }
+        if past > 0 {
+            kept(past - 1).copy_from_slice(x);
+        }
+        for ((y, w), x) in y.iter_mut().zip(tap(past)).zip(x) {
+            *y = simd::silu(*y + w * x);
+        }
+        if self.unit_length {
+            simd::scale(1.0 / (simd::dot(y, y) + 1e-6).sqrt(), y);
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Rows of the embedding matrix into the residual stream.
+
+use super::Op;
+use waterline_quant::Matrix;
+
+use super::norm::Norm;
+use crate::cpu::Frame;
+use crate::cuda::{Call, Grid, Launches, Parameter, format_of};
+use crate::error::Result;
+use crate::program::{RESIDUAL, View};
+
+/// Decodes the row of each token.
+pub struct Embed {
+    /// The embedding `[vocab, hidden]`.
+    pub matrix: Matrix,
+    /// Applied to the rows.
+    pub norm: Option<Norm>,
+}
+
+impl Op for Embed {
+    fn run(&self, frame: &mut Frame) {
+        let hidden = self.matrix.cols();
+        let residual = frame.buffers.get_mut(RESIDUAL);
+        for (row, &token) in residual.chunks_exact_mut(hidden).zip(frame.tokens) {
+            self.matrix.decode_row(token as usize, row);
+            if let Some(norm) = &self.norm {
+                norm.apply_in_place(row);
+            }
+        }
+    }
+
+    fn launch(&self, launches: &mut Launches) -> Result<()> {
+        let hidden = self.matrix.cols();
+        let output = View::whole(RESIDUAL, hidden);
+        let norm = launches.gathered(output, self.norm.as_ref())?;
+        let matrix = launches.matrix_address(&self.matrix)?;
+        launches.push(Call {
+            source: include_str!("embed.cu"),
+            kernel: format!(
+                "embed<{}, {hidden}, {}>",
+                format_of(&self.matrix),
+                norm.kinds(hidden)
+            ),
+            grid: Grid::Tokens,
+            threads: launches.gather_threads(),
+            shared: 0,
+            parameters: vec![
+                Parameter::pointer("const u8", matrix),
+                Parameter::int(self.matrix.rows()),
+                launches.ids(),
+                Parameter::value("Gather", norm),
+                launches.view(output),
+            ],
+        });
+        Ok(())
+    }
+
+    fn weight_bytes(&self) -> usize {
+        self.matrix.bytes().len() / self.matrix.rows()
+    }
+}

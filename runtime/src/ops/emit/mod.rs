@@ -1,0 +1,143 @@
+//! The end of a mixer: norm and gate its output, multiply it back to the residual stream.
+
+use super::Op;
+use waterline_quant::{Matrix, Output};
+
+use super::activation::Activation;
+use super::norm::Norm;
+use super::project::piece;
+use crate::cpu::{Frame, simd};
+use crate::cuda::{Call, Grid, Launches};
+use crate::error::Result;
+use crate::program::{INPUTS, PRODUCT, RESIDUAL, Vector, View};
+
+/// What happens to a mixer's output before the output matrix.
+pub enum Finish {
+    /// A norm over each group of values that its gains span: a head, or the whole width.
+    Norm(Norm),
+    /// A norm over each of this many equal parts of the values that its gains span.
+    GroupNorm(Norm, usize),
+    /// Plus these columns, each times its gain.
+    Add(View, Vector),
+    /// A function of every value.
+    Map(Activation),
+    /// Multiplied by a function of these columns.
+    Gate(View, Activation),
+}
+
+/// `residual += norm(matrix finish(input) + bias)`.
+pub struct Emit {
+    /// The mixer's output.
+    pub input: View,
+    /// Norms and gates, in order.
+    pub finish: Vec<Finish>,
+    /// The output matrix `[hidden, input.width]`.
+    pub matrix: Matrix,
+    /// Added to the product `[hidden]`.
+    pub bias: Option<Vector>,
+    /// Applied to the product `[hidden]` before it is added.
+    pub norm: Option<Norm>,
+}
+
+impl Op for Emit {
+    fn run(&self, frame: &mut Frame) {
+        frame.gather(self.input, |x, staged| staged.copy_from_slice(x));
+        let used = frame.tokens.len() * self.input.width;
+        for finish in &self.finish {
+            let mut staged = frame.buffers.take(INPUTS);
+            let values = &mut staged[..used];
+            simd::vectorize(
+                #[inline(always)]
+                || match finish {
+                    Finish::Norm(norm) => {
+                        for group in values.chunks_exact_mut(norm.weight.len()) {
+                            norm.apply_in_place(group);
+                        }
+                    }
+                    Finish::GroupNorm(norm, groups) => {
+                        for row in values.chunks_exact_mut(norm.weight.len()) {
+                            norm.apply_in_groups(row, *groups);
+                        }
+                    }
+                    Finish::Add(view, gains) => {
+                        let columns = frame.buffers.get(view.buffer).chunks(view.stride);
+                        for (row, columns) in values.chunks_exact_mut(view.width).zip(columns) {
+                            let columns = &columns[view.start..][..view.width];
+                            for ((x, column), gain) in row.iter_mut().zip(columns).zip(gains.iter())
+                            {
+                                *x += gain * column;
+                            }
+                        }
+                    }
+                    Finish::Map(function) => function.apply(values),
+                    Finish::Gate(gate, function) => {
+                        let gates = frame.buffers.get(gate.buffer).chunks(gate.stride);
+                        for (row, gates) in values.chunks_exact_mut(gate.width).zip(gates) {
+                            function.gate(&gates[gate.start..][..gate.width], row);
+                        }
+                    }
+                },
+            );
+            frame.buffers.put(INPUTS, staged);
+        }
+        frame.load_inputs(self.input.width, self.matrix.format().is_integer_dot());
+        frame.add_product(&self.matrix, |product| {
+            if let Some(bias) = &self.bias {
+                simd::add(bias, product);
+            }
+            if let Some(norm) = &self.norm {
+                norm.apply_in_place(product);
+            }
+        });
+    }
+
+    fn launch(&self, launches: &mut Launches) -> Result<()> {
+        let gather = launches.finished(self.input, &self.finish)?;
+        let residual = View::whole(RESIDUAL, self.matrix.rows());
+        let factor = [(&self.matrix, self.bias.as_ref(), 0)];
+        let Some(norm) = &self.norm else {
+            return launches.multiply(gather, &factor, residual, true);
+        };
+        let product = View::whole(PRODUCT, self.matrix.rows());
+        launches.multiply(gather, &factor, product, false)?;
+        let normed = launches.gathered(product, Some(norm))?;
+        launches.stage(normed, product);
+        launches.push(Call {
+            source: include_str!("emit.cu"),
+            kernel: format!("add_rows<{}>", product.width),
+            grid: Grid::Tokens,
+            threads: 256,
+            shared: 0,
+            parameters: vec![launches.view(product), launches.view(residual)],
+        });
+        Ok(())
+    }
+
+    fn weight_bytes(&self) -> usize {
+        self.matrix.bytes().len()
+    }
+}
+
+impl Frame<'_> {
+    /// `residual += finish(matrix inputs)`, where `finish` changes one token's product.
+    pub(super) fn add_product(&mut self, matrix: &Matrix, finish: impl Fn(&mut [f32])) {
+        let hidden = matrix.rows();
+        let mut product = self.buffers.take(PRODUCT);
+        let used = self.tokens.len() * hidden;
+        let rows = Output::new(&mut product[..used], hidden);
+        let pieces = self.pool.threads() * 2;
+        self.pool.each(pieces, |_, index| {
+            // SAFETY: pieces are disjoint columns.
+            unsafe { matrix.mul_rows(piece(hidden, index, pieces), self.inputs, &rows, 0) };
+        });
+        let residual = &mut self.buffers.get_mut(RESIDUAL)[..used];
+        simd::vectorize(
+            #[inline(always)]
+            || {
+                product[..used].chunks_exact_mut(hidden).for_each(finish);
+                simd::add(&product[..used], residual);
+            },
+        );
+        self.buffers.put(PRODUCT, product);
+    }
+}

@@ -1,0 +1,84 @@
+//! The fused operations that programs are made of. Each takes one or more tokens; a step is a chunk of one.
+
+mod activation;
+mod attend;
+mod attend_blocks;
+mod capped_set;
+mod conv_chosen;
+mod embed;
+mod emit;
+mod hax;
+mod hax_sources;
+mod logits;
+mod mlp;
+mod norm;
+mod partitions;
+mod prepare;
+mod project;
+mod recur;
+mod replace;
+#[cfg(test)]
+pub(crate) mod rig;
+mod route;
+mod scan;
+mod score;
+mod slots;
+mod softmax;
+mod token_shift;
+
+pub use activation::Activation;
+pub use attend::{Attend, Eviction, Policy, ScoreSlots};
+pub use attend_blocks::AttendBlocks;
+pub use conv_chosen::{ChosenLane, ConvChosen};
+pub use embed::Embed;
+pub use emit::{Emit, Finish};
+pub use hax::Hax;
+pub use hax_sources::{Hash, Pattern, Scorer, Sources};
+pub use logits::Logits;
+pub use mlp::Mlp;
+pub use norm::Norm;
+pub use partitions::Partitions;
+pub(crate) use prepare::launch::SOURCE as PREPARE_SOURCE;
+pub use prepare::{Conv, Gate, Lane, Map, Prepare, Rope, RopeScaling};
+pub use project::{Linear, Project};
+pub use recur::{Decay, HeadGates, Key, Recur, Write};
+pub use replace::{FirstValues, Replace};
+pub use route::Route;
+pub use scan::Scan;
+pub use score::{RouterLayer, Score, ScoreMap};
+pub use slots::Slots;
+pub use token_shift::TokenShift;
+
+use crate::cpu::Frame;
+use crate::cuda::Launches;
+use crate::error::Result;
+use crate::state::{StatePlan, Touched};
+
+/// One fused operation of a [`crate::program::Program`], on both backends.
+pub(crate) trait Op: Send + Sync {
+    /// Runs the op on the CPU over the frame's tokens.
+    fn run(&self, frame: &mut Frame);
+
+    /// Writes the op's kernels for a device.
+    fn launch(&self, launches: &mut Launches) -> Result<()>;
+
+    /// Floats of scratch memory that one worker needs for chunks of up to `chunk` tokens.
+    fn scratch(&self, _chunk: usize) -> usize {
+        0
+    }
+
+    /// Floats of memory that all `threads` workers share.
+    fn common(&self, _threads: usize) -> usize {
+        0
+    }
+
+    /// Bytes of weights that one token reads.
+    fn weight_bytes(&self) -> usize {
+        0
+    }
+
+    /// What the token at `position` reads and writes of the state tensors of `plan`.
+    fn touched(&self, _plan: &StatePlan, _position: u64) -> Vec<Touched> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,97 @@
+//! The stage as kernels: what `partitions.cu` is called with.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::super::recur::SOURCE;
+use super::Partitions;
+use crate::cuda::{Call, Grid, Launches, Parameter, Rows};
+use crate::error::Result;
+
+/// `PartitionRoute` in partitions.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Route {
+    chosen: Rows,
+    count: i32,
+    writers: i32,
+    readers: i32,
+    weigh_queries: i32,
+    weigh_keys: i32,
+    unit_length: i32,
+}
+
+impl Partitions {
+    pub(super) fn write_kernels(&self, launches: &mut Launches) -> Result<()> {
+        let (heads, width) = (self.recur.heads, self.recur.heads * self.recur.dv);
+        let parts = if self.own_columns { self.partitions } else { 1 };
+        let mut inputs = self.recur.device_inputs(parts, launches)?;
+        let step = launches.tokens == 1;
+        // Blocks of a step are those of the chosen partitions.
+        let open = if step { self.chosen() } else { self.partitions };
+        let plan = self.recur.plan(open * heads, &inputs, launches);
+        let route = Route {
+            chosen: launches.rows(self.route),
+            count: (self.route.width / 2) as i32,
+            writers: self.writers as i32,
+            readers: self.readers as i32,
+            weigh_queries: self.weigh_queries.into(),
+            weigh_keys: self.weigh_keys.into(),
+            unit_length: self.unit_length.into(),
+        };
+        if let Some(form) = self.matrix_form(&inputs, launches) {
+            return self.launch_gathered(form, inputs, route, launches);
+        }
+
+        let out = inputs.out;
+        // What one partition alone writes needs no sum.
+        let summed = self.add || self.readers > 1;
+        if summed {
+            let floats = self.readers * width;
+            let bytes = launches.tokens * floats * size_of::<f32>();
+            inputs.out = Rows {
+                first: launches.scratch_address(bytes)?,
+                stride: floats as i32,
+                width: floats as i32,
+            };
+        }
+        let mut parameters = vec![
+            Parameter::value("RecurInputs", inputs),
+            Parameter::value("PartitionRoute", route),
+        ];
+        let name = match step {
+            true => "partitions_step",
+            false => "partitions",
+        };
+        if !step {
+            parameters.push(Parameter::tokens());
+        }
+        launches.push(Call {
+            source: SOURCE,
+            kernel: format!("{name}<{heads}, {}>", plan.arguments()),
+            grid: Grid::Blocks(open * heads * plan.groups()),
+            threads: plan.threads(),
+            shared: plan.shared(),
+            parameters,
+        });
+        let parts = inputs.out.bytes();
+        let mut read = inputs.read();
+        read.push(route.chosen.bytes());
+        launches.touches(&read, std::slice::from_ref(&parts));
+        if summed {
+            let threads = 256;
+            launches.push(Call {
+                source: SOURCE,
+                kernel: format!("sum_partitions<{width}, {}, {}>", self.readers, self.add),
+                grid: Grid::EachToken(width.div_ceil(threads)),
+                threads,
+                shared: 0,
+                parameters: vec![
+                    Parameter::value("Rows", inputs.out),
+                    Parameter::value("Rows", out),
+                ],
+            });
+            launches.touches(&[parts], &[out.bytes()]);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,186 @@
+//! The stage in matrix form on tensor cores, for chunks: what `partitions_chunk.cu` is called with.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::launch::Route;
+use super::{Partitions, Recur};
+use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
+use crate::error::Result;
+use crate::ops::recur::{DeviceInputs, Fading, Input, Lists, MatrixForm, SOURCE, Writing};
+
+/// Most partitions whose tokens are counted in shared memory.
+const MOST_PARTITIONS: usize = 1024;
+const THREADS: usize = 256;
+
+/// `PartitionLists` in partitions_chunk.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct DeviceLists {
+    firsts: Address,
+    sources: Address,
+    places: Address,
+}
+
+/// Places where the inputs of all partitions' tokens come together: columns of one buffer.
+struct Places {
+    stride: usize,
+    keys: usize,
+    values: usize,
+    decays: usize,
+    betas: usize,
+    /// Logarithms of fades of a head.
+    decays_of_head: usize,
+}
+
+impl Places {
+    fn new(recur: &Recur, fading: Fading) -> Self {
+        let Recur { heads, dk, dv, .. } = *recur;
+        let decays_of_head = match fading {
+            Fading::Head | Fading::Step => 1,
+            Fading::Rows => dk,
+            _ => 0,
+        };
+        let keys = heads * dk;
+        let values = keys + heads * dk;
+        let decays = values + heads * dv;
+        let betas = decays + heads * decays_of_head;
+        Places {
+            stride: (betas + heads).next_multiple_of(4),
+            keys,
+            values,
+            decays,
+            betas,
+            decays_of_head,
+        }
+    }
+
+    /// The recurrence's inputs, `inputs`, as they stand at `first`; the outputs at `out`.
+    fn inputs(&self, inputs: &DeviceInputs, first: Address, out: Rows) -> DeviceInputs {
+        let columns = |column: usize| Input {
+            rows: Rows {
+                first: first + (column * size_of::<f32>()) as u64,
+                stride: self.stride as i32,
+                width: self.stride as i32,
+            },
+            sharing: 1,
+            part: 0,
+        };
+        DeviceInputs {
+            q: columns(0),
+            k: columns(self.keys),
+            v: columns(self.values),
+            decay: columns(self.decays),
+            beta: columns(self.betas),
+            out,
+            ..*inputs
+        }
+    }
+}
+
+impl Partitions {
+    /// Whether the partitions' tokens are gathered and pass over their states in matrix form: how. None where one token goes
+    /// after another.
+    pub(super) fn matrix_form(
+        &self,
+        inputs: &DeviceInputs,
+        launches: &Launches,
+    ) -> Option<MatrixForm> {
+        let states = self.partitions * self.recur.heads;
+        let plan = self.recur.plan(states, inputs, launches);
+        let places = Places::new(&self.recur, plan.fading);
+        let gathered = places.inputs(inputs, 0, inputs.out);
+        let plan = self.recur.plan(states, &gathered, launches);
+        // Where a fade is constant, an empty place would fade too.
+        let covered = self.recur.gates.is_none()
+            && plan.fading != Fading::Fixed
+            && !plan.complement
+            && plan.writing != Writing::Replace
+            && self.partitions <= MOST_PARTITIONS;
+        // What a partition has of a chunk on average.
+        let tokens = launches.tokens * self.chosen() / self.partitions;
+        let room = [launches.processors(), launches.shared_memory()];
+        let form = MatrixForm::of(plan, states, tokens, launches.tensor_cores(), room);
+        form.filter(|_| covered)
+    }
+
+    /// Gathers the tokens of each partition and runs the recurrence over them in matrix form.
+    pub(super) fn launch_gathered(
+        &self,
+        form: MatrixForm,
+        inputs: DeviceInputs,
+        route: Route,
+        launches: &mut Launches,
+    ) -> Result<()> {
+        let Recur { heads, dk, dv, .. } = self.recur;
+        let (partitions, used) = (self.partitions, self.chosen());
+        let (fading, writing) = (form.plan().fading, form.plan().writing);
+        let of_places = Places::new(&self.recur, fading);
+        let (decays, delta) = (of_places.decays_of_head, writing == Writing::Delta);
+
+        let numbers = |count: usize| count * size_of::<i32>();
+        let firsts = launches.shared_address("first blocks", numbers(partitions + 1))?;
+        let lists = Lists {
+            partitions,
+            used,
+            firsts,
+        };
+        let places = lists.places_of(launches.tokens);
+        let of_tokens = numbers(launches.tokens * used);
+        let device = DeviceLists {
+            firsts,
+            sources: launches.shared_address("sources of places", numbers(places))?,
+            places: launches.shared_address("places of tokens", of_tokens)?,
+        };
+        let mut floats = |purpose, stride: usize| {
+            launches.shared_address(purpose, places * stride * size_of::<f32>())
+        };
+        let first = floats("inputs of places", of_places.stride)?;
+        let width = heads * dv;
+        let out = Rows {
+            first: floats("outputs of places", width)?,
+            stride: width as i32,
+            width: width as i32,
+        };
+        let gathered = of_places.inputs(&inputs, first, out);
+
+        let call = |kernel: String, grid: Grid, parameters: Vec<Parameter>| Call {
+            source: SOURCE,
+            kernel,
+            grid,
+            threads: THREADS,
+            shared: 0,
+            parameters,
+        };
+        let route = || Parameter::value("PartitionRoute", route);
+        let device = || Parameter::value("PartitionLists", device);
+        launches.push(call(
+            format!("list_partitions<{partitions}, {used}>"),
+            Grid::Blocks(partitions),
+            vec![route(), device(), Parameter::tokens()],
+        ));
+        launches.push(call(
+            format!("gather_partitions<{partitions}, {used}, {dk}, {dv}, {decays}, {delta}>"),
+            lists.grid(heads),
+            vec![
+                Parameter::value("RecurInputs", inputs),
+                Parameter::value("RecurInputs", gathered),
+                route(),
+                device(),
+            ],
+        ));
+        form.launch(partitions * heads, gathered, Some(lists), launches)?;
+        launches.push(call(
+            format!(
+                "sum_gathered<{width}, {used}, {}, {}>",
+                self.readers, self.add
+            ),
+            Grid::Tokens,
+            vec![
+                Parameter::value("Rows", out),
+                device(),
+                Parameter::value("Rows", inputs.out),
+            ],
+        ));
+        Ok(())
+    }
+}

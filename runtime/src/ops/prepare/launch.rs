@@ -1,0 +1,323 @@
+//! The stage as kernels: what `prepare.cu` is called with.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{Conv, Gate, Lane, Map, Prepare};
+use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
+use crate::error::Result;
+use crate::program::View;
+
+pub(crate) const SOURCE: &str = include_str!("prepare.cu");
+
+/// Kinds of maps and gates that are told from others, by their numbers in prepare.cu.
+pub(super) const ACTIVATION: i32 = 0;
+pub(super) const L2_NORM: i32 = 1;
+pub(super) const SOFTMAX: i32 = 6;
+pub(super) const RUNNING_SOFTMAX: i32 = 8;
+
+pub(super) const MOST_MAPS: usize = 6;
+pub(super) const MOST_LANES: usize = 6;
+pub(super) const MOST_GATES: usize = 6;
+
+/// Tokens of a block where there are many.
+const TILE: usize = 32;
+const THREADS: usize = 128;
+/// Columns of a gate that a block takes.
+const SPAN: usize = 128;
+
+/// `PrepareMap` in prepare.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct DeviceMap {
+    pub source: Rows,
+    pub weight: Address,
+    pub bias: Address,
+    pub eps: f32,
+    pub kind: i32,
+    pub function: i32,
+    pub pad: i32,
+}
+
+/// `PrepareLane` in prepare.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct DeviceLane {
+    pub columns: Rows,
+    pub weight: Address,
+    pub bias: Address,
+    pub past: Address,
+    pub before: Address,
+    pub taps: i32,
+    pub head_dim: i32,
+    pub first: i32,
+    pub maps: i32,
+    pub at: [DeviceMap; MOST_MAPS],
+}
+
+/// `PrepareGate` in prepare.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct DeviceGate {
+    pub columns: Rows,
+    pub rate: Address,
+    pub bias: Address,
+    pub state: Address,
+    pub scale: f32,
+    pub low: f32,
+    pub high: f32,
+    pub kind: i32,
+    pub first: i32,
+    pub span: i32,
+}
+
+/// `PrepareTasks` in prepare.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Tasks {
+    pub lanes: i32,
+    pub gates: i32,
+    pub frequencies: Address,
+    pub pairs: i32,
+    pub pad: i32,
+    pub lane: [DeviceLane; MOST_LANES],
+    pub gate: [DeviceGate; MOST_GATES],
+}
+
+impl Prepare {
+    pub(super) fn write_kernels(&self, launches: &mut Launches) -> Result<()> {
+        let (mut lanes, mut gates) = (&self.lanes[..], &self.gates[..]);
+        // Gates of what lanes leave wait for them; else both run at once.
+        let meet = gates.iter().any(|(gate, _)| {
+            lanes.iter().any(|lane| {
+                let view = lane.view;
+                gate.buffer == view.buffer
+                    && gate.start < view.start + view.width
+                    && view.start < gate.start + gate.width
+            })
+        });
+        while !lanes.is_empty() || !gates.is_empty() {
+            let (some, rest) = lanes.split_at(lanes.len().min(MOST_LANES));
+            let most = if meet && !some.is_empty() {
+                0
+            } else {
+                MOST_GATES
+            };
+            let (gates_now, gates_left) = gates.split_at(gates.len().min(most));
+            self.launch_some(some, gates_now, launches)?;
+            (lanes, gates) = (rest, gates_left);
+        }
+        Ok(())
+    }
+
+    fn launch_some(
+        &self,
+        lanes: &[Lane],
+        gates: &[(View, Gate)],
+        launches: &mut Launches,
+    ) -> Result<()> {
+        let mut tasks = Tasks {
+            lanes: lanes.len() as i32,
+            gates: gates.len() as i32,
+            ..Tasks::zeroed()
+        };
+        if let Some(rope) = &self.rope {
+            tasks.frequencies = launches.vector_address(&rope.frequencies)?;
+            tasks.pairs = rope.frequencies.len() as i32;
+        }
+        for (place, lane) in tasks.lane.iter_mut().zip(lanes) {
+            *place = lane.on_device(launches)?;
+        }
+        for (place, (view, gate)) in tasks.gate.iter_mut().zip(gates) {
+            *place = gate.on_device(*view, launches)?;
+        }
+        if launches.persistent() {
+            tasks = tasks.without_finished(launches);
+        }
+        let [heads, blocks] = tasks.number();
+        if blocks == 0 {
+            return Ok(());
+        }
+
+        let step = launches.tokens == 1;
+        let widest = lanes.iter().map(|lane| lane.head_dim).max().unwrap_or(0);
+        let past = |lane: &Lane| lane.conv.as_ref().map_or(0, |conv| lane.past(conv));
+        let past = lanes.iter().map(past).max().unwrap_or(0);
+        if past > 0 && !step {
+            launches.push(Call {
+                source: SOURCE,
+                kernel: format!("keep_inputs<{TILE}>"),
+                grid: Grid::EachTile(heads, TILE),
+                threads: THREADS,
+                shared: 0,
+                parameters: vec![Parameter::value("PrepareTasks", tasks), Parameter::tokens()],
+            });
+        }
+        let rows = match (step, past) {
+            (true, _) => 2,
+            (false, 0) => 2 * THREADS / 32,
+            (false, _) => THREADS / 32 + TILE,
+        };
+        let call = Call {
+            source: SOURCE,
+            kernel: format!("prepare<{}>", if step { 0 } else { TILE }),
+            grid: Grid::EachTile(blocks, if step { 1 } else { TILE }),
+            threads: THREADS,
+            shared: rows * widest * size_of::<f32>(),
+            parameters: vec![
+                Parameter::value("PrepareTasks", tasks),
+                launches.position(),
+                Parameter::tokens(),
+            ],
+        };
+        if launches.persistent()
+            && let Some(columns) = tasks.unit_heads()
+        {
+            launches.defer(call, columns);
+        } else {
+            launches.push_streaming(call);
+            launches.touches(&tasks.read(), &tasks.written());
+        }
+        Ok(())
+    }
+}
+
+impl Lane {
+    /// Inputs that the convolution keeps.
+    fn past(&self, conv: &Conv) -> usize {
+        conv.weight.len() / self.view.width - 1
+    }
+
+    fn on_device(&self, launches: &mut Launches) -> Result<DeviceLane> {
+        let mut lane = DeviceLane {
+            columns: launches.rows(self.view),
+            head_dim: self.head_dim as i32,
+            maps: self.maps.len() as i32,
+            ..DeviceLane::zeroed()
+        };
+        if let Some(conv) = &self.conv {
+            let past = self.past(conv);
+            assert!(
+                past <= TILE,
+                "a convolution reaches at most {TILE} tokens back"
+            );
+            lane.taps = past as i32 + 1;
+            lane.weight = launches.vector_address(&conv.weight)?;
+            lane.bias = launches.optional_address(conv.bias.as_ref())?;
+            lane.past = launches.slot_address(conv.slot);
+            if launches.tokens > 1 {
+                let tiles = launches.tokens.div_ceil(TILE);
+                let bytes = tiles * past * self.view.width * size_of::<f32>();
+                lane.before = launches.scratch_address(bytes)?;
+            }
+        }
+        assert!(self.maps.len() <= MOST_MAPS, "at most {MOST_MAPS} maps");
+        for (place, map) in lane.at.iter_mut().zip(&self.maps) {
+            *place = map.on_device(launches)?;
+        }
+        Ok(lane)
+    }
+}
+
+impl Map {
+    fn on_device(&self, launches: &Launches) -> Result<DeviceMap> {
+        let kind = |kind| DeviceMap {
+            kind,
+            ..DeviceMap::zeroed()
+        };
+        Ok(match self {
+            Map::Activation(function) => DeviceMap {
+                function: *function as i32,
+                ..kind(ACTIVATION)
+            },
+            Map::L2Norm => kind(L2_NORM),
+            Map::SumNorm => kind(2),
+            Map::Softmax => kind(3),
+            Map::Linear(matrix) => DeviceMap {
+                weight: launches.vector_address(matrix)?,
+                ..kind(4)
+            },
+            Map::Add(view) => DeviceMap {
+                source: launches.rows(*view),
+                ..kind(5)
+            },
+            Map::Copy(view) => DeviceMap {
+                source: launches.rows(*view),
+                ..kind(6)
+            },
+            Map::Rms(norm) => DeviceMap {
+                weight: launches.vector_address(&norm.weight)?,
+                bias: launches.optional_address(norm.bias.as_ref())?,
+                eps: norm.eps,
+                function: norm.centred.into(),
+                ..kind(7)
+            },
+            Map::Rope => kind(8),
+            Map::Largest(count) => DeviceMap {
+                function: i32::try_from(*count).expect("a count within a head"),
+                ..kind(9)
+            },
+            Map::Where(view) => DeviceMap {
+                source: launches.rows(*view),
+                ..kind(10)
+            },
+        })
+    }
+}
+
+impl Gate {
+    fn on_device(&self, view: View, launches: &Launches) -> Result<DeviceGate> {
+        let mut gate = DeviceGate {
+            columns: launches.rows(view),
+            span: SPAN as i32,
+            ..DeviceGate::zeroed()
+        };
+        match self {
+            Gate::Decay { rate, bias } => {
+                gate.kind = 0;
+                gate.rate = launches.vector_address(rate)?;
+                gate.bias = launches.vector_address(bias)?;
+            }
+            Gate::BoundedDecay { rate, bias, bound } => {
+                gate.kind = 1;
+                gate.rate = launches.vector_address(rate)?;
+                gate.bias = launches.vector_address(bias)?;
+                gate.low = *bound;
+            }
+            Gate::LogSigmoid { scale, min } => {
+                gate.kind = 2;
+                (gate.scale, gate.low) = (*scale, *min);
+            }
+            Gate::LowerBound(bounds) => {
+                gate.kind = 3;
+                gate.bias = launches.vector_address(bounds)?;
+            }
+            Gate::Sigmoid { scale } => {
+                gate.kind = 4;
+                gate.scale = *scale;
+            }
+            Gate::Step { bias, min, max } => {
+                gate.kind = 5;
+                gate.bias = launches.vector_address(bias)?;
+                (gate.low, gate.high) = (*min, *max);
+            }
+            Gate::Softmax => {
+                gate.kind = SOFTMAX;
+                gate.span = view.width as i32;
+            }
+            Gate::Forget { scale } => {
+                gate.kind = 7;
+                gate.scale = *scale;
+            }
+            Gate::RunningSoftmax { clamp, slot } => {
+                gate.kind = RUNNING_SOFTMAX;
+                [gate.low, gate.high] = *clamp;
+                gate.state = launches.slot_address(*slot);
+            }
+            Gate::Constant(value) => {
+                gate.kind = 9;
+                gate.scale = *value;
+            }
+        }
+        Ok(gate)
+    }
+}

@@ -1,0 +1,108 @@
+//! Maps of one head: feature maps, norms, choices.
+
+use super::rope::rotate;
+use crate::cpu::simd;
+use crate::ops::activation::Activation;
+use crate::ops::norm::Norm;
+use crate::ops::softmax::softmax;
+use crate::program::{Vector, View};
+
+/// A map of one head's values.
+pub enum Map {
+    /// A function of each value.
+    Activation(Activation),
+    /// `x / sqrt(sum x^2 + 1e-6)`.
+    L2Norm,
+    /// `x / sum |x|`.
+    SumNorm,
+    /// Softmax over the head.
+    Softmax,
+    /// The largest of the head's values; zero for the others. The lower one wins a tie.
+    Largest(usize),
+    /// Zero where these columns of another buffer are zero.
+    Where(View),
+    /// The product with a matrix `[head_dim, head_dim]`.
+    Linear(Vector),
+    /// The sum with these columns of another buffer.
+    Add(View),
+    /// These columns of another buffer instead.
+    Copy(View),
+    /// Root-mean-square norm.
+    Rms(Norm),
+    /// Rotary position, as [`super::Prepare::rope`] says.
+    Rope,
+}
+
+impl Map {
+    pub(super) fn source(&self) -> Option<&View> {
+        match self {
+            Map::Add(view) | Map::Copy(view) | Map::Where(view) => Some(view),
+            _ => None,
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn apply(
+        &self,
+        angles: &[f32],
+        source: &[f32],
+        head: &mut [f32],
+        scratch: &mut [f32],
+    ) {
+        match self {
+            Map::Add(_) => simd::add(source, head),
+            Map::Copy(_) => head.copy_from_slice(source),
+            Map::Softmax => softmax(head),
+            Map::Where(_) => {
+                for (x, source) in head.iter_mut().zip(source) {
+                    *x = if *source == 0.0 { 0.0 } else { *x };
+                }
+            }
+            Map::Largest(count) => {
+                let values = &mut scratch[..head.len()];
+                values.copy_from_slice(head);
+                head.fill(0.0);
+                for _ in 0..*count {
+                    let mut best = 0;
+                    for (i, x) in values.iter().enumerate() {
+                        if *x > values[best] {
+                            best = i;
+                        }
+                    }
+                    head[best] = values[best];
+                    values[best] = f32::NEG_INFINITY;
+                }
+            }
+            Map::Linear(matrix) => {
+                let input = &mut scratch[..head.len()];
+                input.copy_from_slice(head);
+                for (x, row) in head.iter_mut().zip(matrix.chunks_exact(input.len())) {
+                    *x = simd::dot(row, input);
+                }
+            }
+            Map::Activation(function) => function.apply(head),
+            Map::L2Norm => simd::scale(1.0 / (simd::dot(head, head) + 1e-6).sqrt(), head),
+            Map::SumNorm => {
+                let sum: f32 = head.iter().map(|x| x.abs()).sum();
+                simd::scale(1.0 / sum.max(1e-6), head);
+            }
+            Map::Rms(norm) => norm.apply_in_place(head),
+            Map::Rope => rotate(angles, head),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sum_norm_divides_by_absolute_values() {
+        let mut head = [1.0, -3.0, 0.0];
+        Map::SumNorm.apply(&[], &[], &mut head, &mut []);
+        assert_eq!(head, [0.25, -0.75, 0.0]);
+        let mut zeros = [0.0; 3];
+        Map::SumNorm.apply(&[], &[], &mut zeros, &mut []);
+        assert_eq!(zeros, [0.0; 3]);
+    }
+}

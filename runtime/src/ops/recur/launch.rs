@@ -1,0 +1,428 @@
+//! The stage as kernels: what `recur.cu` is called with.
+
+use std::ops::Range;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::matrix_form::MatrixForm;
+use super::step;
+use super::{Decay, Key, Recur, Write};
+use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
+use crate::error::Result;
+use crate::program::View;
+
+/// The recurrence, and the stages that are built on it.
+pub(in crate::ops) const SOURCE: &str = concat!(
+    include_str!("recur.cu"),
+    include_str!("recur_step.cu"),
+    include_str!("recur_block.cu"),
+    include_str!("recur_levels.cu"),
+    include_str!("recur_columns.cu"),
+    include_str!("recur_chunk.cu"),
+    include_str!("recur_rows.cu"),
+    include_str!("recur_states.cu"),
+    include_str!("../partitions/partitions.cu"),
+    include_str!("../partitions/partitions_chunk.cu")
+);
+
+/// `RecurInput` in recur.cu: where a head's columns of an input lie.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(in crate::ops) struct Input {
+    pub rows: Rows,
+    /// Heads that take the same columns.
+    pub sharing: i32,
+    /// Columns of a partition, where each has its own.
+    pub part: i32,
+}
+
+/// `RecurInputs` in recur.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(in crate::ops) struct Inputs {
+    pub q: Input,
+    pub k: Input,
+    pub v: Input,
+    pub decay: Input,
+    pub beta: Input,
+    pub removal: Input,
+    pub rate: Input,
+    pub write_gate: Input,
+    pub read_gate: Input,
+    pub out: Rows,
+    pub constants: Address,
+    pub states: Address,
+    pub scale: f32,
+    pub constant_sharing: i32,
+    /// Whether a step gives queries and keys the length of one.
+    pub unit: i32,
+    pub pad: i32,
+}
+
+/// How a state fades, by its number in recur.cu.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::ops) enum Fading {
+    None,
+    Fixed,
+    Head,
+    Step,
+    Rows,
+    ByKey,
+    ByValue,
+}
+
+/// What is written, by its number in recur.cu.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::ops) enum Writing {
+    Add,
+    Delta,
+    Replace,
+}
+
+/// The template arguments of `Recurrence`.
+#[derive(Clone, Copy)]
+pub(in crate::ops) struct Plan {
+    pub dk: usize,
+    pub dv: usize,
+    /// Queries of a state.
+    pub queries: usize,
+    pub fading: Fading,
+    /// Whether keys are one minus the fade.
+    pub complement: bool,
+    pub writing: Writing,
+    /// Whether every input begins at a multiple of four floats.
+    pub aligned: bool,
+    /// Threads that share the rows of a column.
+    lanes: usize,
+    /// Columns of a thread.
+    columns: usize,
+    /// Warps of a block.
+    warps: usize,
+    /// Tokens that are in shared memory at once, twice where there are many.
+    batch: usize,
+}
+
+/// Most tokens of a batch, and most bytes of shared memory for them.
+const BATCH: usize = 8;
+const SHARED: usize = 64 << 10;
+
+/// Warps of a block where there are many tokens: one for each of a processor's schedulers, so that as few blocks as can be
+/// load the same inputs.
+const WARPS: usize = 4;
+/// The same in a persistent program, of which each processor runs one block at a time.
+const PERSISTENT_WARPS: usize = 16;
+
+impl Plan {
+    /// For `states` states and chunks of up to `tokens` tokens on a device of so many processors.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "they are what the kernel is made of"
+    )]
+    pub fn new(
+        [dk, dv, queries]: [usize; 3],
+        states: usize,
+        fading: Fading,
+        complement: bool,
+        writing: Writing,
+        inputs: &Inputs,
+        tokens: usize,
+        processors: usize,
+        persistent: bool,
+    ) -> Self {
+        // A chunk is bound by the instructions of one token after another: more lanes share a column.
+        // The state of a step is in the registers of all its processors' threads.
+        let lanes = match (dk, tokens) {
+            (0..=32, _) => 4,
+            (129..=256, 1) if persistent => 16,
+            (257..=512, 1) if persistent => 32,
+            (33..=256, 1) | (33..=64, _) => 8,
+            (257..=512, 1) | (65..=128, _) => 16,
+            _ => 32,
+        };
+        let columns = if dv.is_multiple_of(2) { 2 } else { 1 };
+        let blocks = |warps: usize| states * dv.div_ceil(32 / lanes * columns * warps);
+        // A single token is bound by the loads of the state: all processors take part.
+        let least = if tokens == 1 { processors } else { 1 };
+        let most = if persistent { PERSISTENT_WARPS } else { WARPS };
+        let mut warps = (1..=most).filter(|&n| {
+            n.is_power_of_two()
+                && 32 / lanes * columns * n <= dv.next_multiple_of(32 / lanes * columns)
+        });
+        let warps = if persistent {
+            // One round of blocks, as small as it can be.
+            let fits = |n: &usize| blocks(*n) <= processors;
+            warps.clone().find(fits).or(warps.next_back())
+        } else {
+            warps.rfind(|&n| blocks(n) >= least)
+        };
+        let warps = warps.unwrap_or(1);
+        let four = |n: usize| n.is_multiple_of(4);
+        let mut plan = Plan {
+            dk,
+            dv,
+            queries,
+            fading,
+            complement,
+            writing,
+            aligned: four(dk) && four(dv) && inputs.aligned(fading),
+            lanes,
+            columns,
+            warps,
+            batch: 1,
+        };
+        if tokens > 1 {
+            let fits = |batch: &usize| {
+                Plan {
+                    batch: *batch,
+                    ..plan
+                }
+                .shared()
+                    <= SHARED
+            };
+            plan.batch = (2..=BATCH).rev().find(fits).unwrap_or(2);
+        }
+        plan
+    }
+
+    /// Blocks for each state.
+    pub fn groups(&self) -> usize {
+        self.dv.div_ceil(self.block_columns())
+    }
+
+    fn block_columns(&self) -> usize {
+        32 / self.lanes * self.columns * self.warps
+    }
+
+    /// Threads of a block.
+    pub fn threads(&self) -> usize {
+        32 * self.warps
+    }
+
+    /// Bytes of shared memory for the tokens' inputs.
+    pub fn shared(&self) -> usize {
+        let depth = self.dk.next_multiple_of(4 * self.lanes);
+        let rows = self.queries
+            + usize::from(!self.complement)
+            + usize::from(self.fading == Fading::Rows)
+            + 2 * usize::from(self.writing == Writing::Replace);
+        let floats = rows * depth + self.block_columns() + 3 + self.queries;
+        let buffers = if self.batch == 1 { 1 } else { 2 };
+        buffers * self.batch * floats.next_multiple_of(4) * size_of::<f32>()
+    }
+
+    /// The template arguments.
+    pub fn arguments(&self) -> String {
+        format!(
+            "{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}",
+            self.dk,
+            self.dv,
+            self.lanes,
+            self.columns,
+            self.warps,
+            self.queries,
+            self.fading as i32,
+            self.complement,
+            self.writing as i32,
+            self.batch,
+            self.aligned
+        )
+    }
+
+    /// Runs the recurrence over the chunk, in matrix form where that is faster.
+    pub fn launch(&self, states: usize, inputs: Inputs, launches: &mut Launches) -> Result<()> {
+        let room = [launches.processors(), launches.shared_memory()];
+        let (tokens, cores) = (launches.tokens, launches.tensor_cores());
+        if let Some(form) = MatrixForm::of(*self, states, tokens, cores, room) {
+            return form.launch(states, inputs, None, launches);
+        }
+        launches.push_streaming(Call {
+            source: SOURCE,
+            kernel: format!("recur<{}>", self.arguments()),
+            grid: Grid::Blocks(states * self.groups()),
+            threads: self.threads(),
+            shared: self.shared(),
+            parameters: vec![Parameter::value("RecurInputs", inputs), Parameter::tokens()],
+        });
+        Ok(())
+    }
+}
+
+impl Inputs {
+    /// The columns of one token that are read.
+    pub fn read(&self) -> Vec<Range<Address>> {
+        let inputs = [
+            self.q,
+            self.k,
+            self.v,
+            self.decay,
+            self.beta,
+            self.removal,
+            self.rate,
+            self.write_gate,
+            self.read_gate,
+        ];
+        let given = inputs.into_iter().filter(|input| input.rows.width > 0);
+        given.map(|input| input.rows.bytes()).collect()
+    }
+
+    /// Whether rows begin at multiples of 16 bytes.
+    fn aligned(&self, fading: Fading) -> bool {
+        let decay = (fading == Fading::Rows).then_some(self.decay);
+        let rows = [self.q, self.k, self.v, self.removal, self.rate];
+        (rows.iter().chain(&decay)).all(|input| input.rows.is_aligned() && input.part % 4 == 0)
+    }
+}
+
+impl Recur {
+    /// What the kernel takes from the buffers; views have `parts` equal parts.
+    pub(in crate::ops) fn device_inputs(
+        &self,
+        parts: usize,
+        launches: &Launches,
+    ) -> Result<Inputs> {
+        let input = |view: &View, width: usize| {
+            let columns = view.width / parts;
+            Input {
+                rows: launches.rows(*view),
+                sharing: (self.heads / (columns / width)) as i32,
+                part: if parts == 1 { 0 } else { columns as i32 },
+            }
+        };
+        let mut inputs = Inputs {
+            q: input(&self.q, self.dk),
+            v: input(&self.v, self.dv),
+            out: launches.rows(self.out),
+            states: launches.slot_address(self.slot),
+            scale: self.scale,
+            constant_sharing: 1,
+            ..Inputs::zeroed()
+        };
+        if let Key::View(view) = &self.k {
+            inputs.k = input(view, self.dk);
+        }
+        match &self.decay {
+            Decay::None => (),
+            Decay::Head(view) => inputs.decay = input(view, 1),
+            Decay::Key(view) => inputs.decay = input(view, self.dk),
+            Decay::Step(view, _) => inputs.decay = input(view, 1),
+            Decay::Fixed(_) => (),
+        }
+        if let Decay::Fixed(constants) | Decay::Step(_, constants) = &self.decay {
+            inputs.constants = launches.vector_address(constants)?;
+            inputs.constant_sharing = (self.heads / constants.len()) as i32;
+        }
+        match &self.write {
+            Write::Add => (),
+            Write::Delta(beta) => inputs.beta = input(beta, 1),
+            Write::Replace { key, rate } => {
+                inputs.removal = input(key, self.dk);
+                inputs.rate = input(rate, self.dk);
+            }
+        }
+        if let Some(gates) = &self.gates {
+            inputs.write_gate = input(&gates.write, 1);
+            if let Some(read) = &gates.read {
+                inputs.read_gate = input(read, 1);
+            }
+        }
+        Ok(inputs)
+    }
+
+    /// The kernel for `states` states that are computed at once.
+    pub(in crate::ops) fn plan(&self, states: usize, inputs: &Inputs, launches: &Launches) -> Plan {
+        Plan::new(
+            [self.dk, self.dv, self.heads / self.states],
+            states,
+            match &self.decay {
+                Decay::None => Fading::None,
+                Decay::Fixed(_) => Fading::Fixed,
+                Decay::Head(_) => Fading::Head,
+                Decay::Step(..) => Fading::Step,
+                Decay::Key(_) => Fading::Rows,
+            },
+            matches!(self.k, Key::Complement),
+            match &self.write {
+                Write::Add => Writing::Add,
+                Write::Delta(_) => Writing::Delta,
+                Write::Replace { .. } => Writing::Replace,
+            },
+            inputs,
+            launches.tokens,
+            self.processors(launches),
+            launches.persistent(),
+        )
+    }
+
+    /// How many processors it may take: its part of a persistent program's.
+    fn processors(&self, launches: &Launches) -> usize {
+        let parts = if launches.persistent() {
+            1 + self.beside
+        } else {
+            1
+        };
+        (launches.processors() / parts).max(1)
+    }
+
+    pub(super) fn write_kernels(&self, launches: &mut Launches) -> Result<()> {
+        let mut inputs = self.device_inputs(1, launches)?;
+        let plan = self.plan(self.states, &inputs, launches);
+        if plan.writing == Writing::Delta && launches.tokens == 1 {
+            inputs.unit = launches.take_over(&[inputs.q.rows, inputs.k.rows]).into();
+        }
+        let is_step = launches.tokens == 1 && launches.persistent();
+        if is_step
+            && step::push(
+                &plan,
+                self.states,
+                inputs,
+                self.processors(launches),
+                launches,
+            )
+        {
+            return Ok(());
+        }
+        plan.launch(self.states, inputs, launches)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan([dk, dv, queries]: [usize; 3], states: usize, tokens: usize) -> Plan {
+        Plan::new(
+            [dk, dv, queries],
+            states,
+            Fading::Rows,
+            false,
+            Writing::Delta,
+            &Inputs::zeroed(),
+            tokens,
+            132,
+            false,
+        )
+    }
+
+    #[test]
+    fn a_step_takes_all_processors() {
+        for (states, dk, dv) in [(6, 256, 512), (16, 128, 128), (4, 256, 512), (64, 128, 64)] {
+            let plan = plan([dk, dv, 1], states, 1);
+            assert!(states * plan.groups() >= 132, "{states} {dk} {dv}");
+        }
+    }
+
+    #[test]
+    fn every_column_has_a_thread_and_the_inputs_fit() {
+        for dk in [1, 8, 12, 33, 100, 128, 256, 300, 512] {
+            for dv in [1, 2, 7, 9, 40, 64, 129, 512] {
+                for (queries, tokens) in [(1, 1), (1, 9), (4, 64)] {
+                    let plan = plan([dk, dv, queries], 3, tokens);
+                    assert!(plan.groups() * plan.block_columns() >= dv);
+                    assert!((plan.groups() - 1) * plan.block_columns() < dv);
+                    assert!(plan.shared() <= SHARED, "{dk} {dv} {queries} {tokens}");
+                    assert_eq!(plan.batch == 1, tokens == 1);
+                }
+            }
+        }
+    }
+}

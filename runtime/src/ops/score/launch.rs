@@ -1,0 +1,227 @@
+//! The stage as kernels: what `score.cu` is called with.
+
+use std::ops::Range;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{RouterLayer, Score, ScoreMap};
+use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
+use crate::error::Result;
+
+const SOURCE: &str = include_str!("score.cu");
+
+/// `RouterInputs` in score.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct RouterInputs {
+    k: Rows,
+    v: Rows,
+    outputs: Address,
+    kept: Address,
+    inputs: i32,
+    past: i32,
+    chunk: i32,
+    pad: i32,
+}
+
+/// `RouterEnd` in score.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct RouterEnd {
+    weight: Address,
+    bias: Address,
+    out: Rows,
+    window: Address,
+    rows: i32,
+    margin: i32,
+}
+
+const MOST_LAYERS: usize = 8;
+/// Outputs of a block: more blocks of fewer read more of the weights at once, where a few tokens read them once.
+const WIDTH: usize = 32;
+const STEP_WIDTH: usize = 8;
+
+/// A layer with what it is called with.
+struct Placed<'a> {
+    layer: &'a RouterLayer,
+    from: RouterInputs,
+    out: Address,
+    /// How far it and those before it look ahead together.
+    ahead: usize,
+    /// The memory of its inputs, of those that it keeps, and of its outputs.
+    inputs: Vec<Range<Address>>,
+    kept: Range<Address>,
+    outputs: Range<Address>,
+}
+
+impl Score {
+    pub(super) fn write_kernels(&self, launches: &mut Launches) -> Result<()> {
+        let placed = self.placed(launches)?;
+        let margin: usize = self.layers.iter().map(RouterLayer::ahead).sum();
+        let mut end = RouterEnd {
+            weight: launches.vector_address(&self.weight)?,
+            bias: launches.vector_address(&self.bias)?,
+            out: launches.rows(self.out),
+            margin: i32::try_from(margin).expect("a margin within the window"),
+            ..RouterEnd::zeroed()
+        };
+        // A single token's score is made by the last layer, if a block has all of that, and goes to its place in the window at once: of
+        // a chunk, tokens may have to leave the window before.
+        let last = self.weight.len() / self.bias.len();
+        let ends = launches.tokens == 1 && last <= WIDTH;
+        let window = self.window.filter(|_| ends && margin > 0);
+        if let Some(slot) = window {
+            end.window = launches.slot_address(slot);
+            end.rows = launches.slot_shape(slot)[1] as i32;
+        }
+        for (index, layer) in placed.iter().enumerate() {
+            let before = index.checked_sub(1).map(|before| &placed[before]);
+            let before = before.filter(|_| ends);
+            let is_end = ends && index + 1 == placed.len();
+            self.launch_layer(launches, layer, before, is_end, end)?;
+            let (mut reads, mut writes) = (layer.inputs.clone(), vec![layer.outputs.clone()]);
+            reads.push(layer.kept.clone());
+            if let Some(before) = before {
+                reads.extend(before.inputs.iter().cloned());
+                writes.push(before.kept.clone());
+            }
+            if is_end {
+                writes.extend([layer.kept.clone(), end.out.bytes()]);
+                writes.extend(window.map(|slot| launches.slot_bytes(slot)));
+            }
+            launches.touches(&reads, &writes);
+        }
+        if !ends {
+            self.launch_end(launches, &placed, end);
+        }
+        Ok(())
+    }
+
+    fn placed(&self, launches: &mut Launches) -> Result<Vec<Placed<'_>>> {
+        let chunk = launches.tokens;
+        let [k, v] = [self.k, self.v].map(|view| launches.rows(view));
+        let mut placed: Vec<Placed> = Vec::new();
+        for layer in &self.layers {
+            let before = placed.last();
+            let from = RouterInputs {
+                k,
+                v,
+                outputs: before.map_or(0, |before| before.out),
+                kept: launches.slot_address(layer.slot),
+                inputs: layer.inputs as i32,
+                past: layer.past() as i32,
+                chunk: chunk as i32,
+                pad: 0,
+            };
+            let inputs = match before {
+                Some(before) => vec![before.outputs.clone()],
+                None => vec![k.bytes(), v.bytes()],
+            };
+            let ahead = before.map_or(0, |before| before.ahead) + layer.ahead();
+            let bytes = self.kv_heads * chunk * layer.outputs * size_of::<f32>();
+            let out = launches.scratch_address(bytes)?;
+            placed.push(Placed {
+                layer,
+                from,
+                out,
+                ahead,
+                inputs,
+                kept: launches.slot_bytes(layer.slot),
+                outputs: out..out + bytes as u64,
+            });
+        }
+        Ok(placed)
+    }
+
+    /// One layer, which keeps the inputs of the one `before`, and as the last one of a step makes the score.
+    fn launch_layer(
+        &self,
+        launches: &mut Launches,
+        placed: &Placed,
+        before: Option<&Placed>,
+        is_end: bool,
+        end: RouterEnd,
+    ) -> Result<()> {
+        let layer = placed.layer;
+        let threads = launches.gather_threads();
+        let tile = if launches.tokens == 1 { 1 } else { 8 };
+        let width = match (is_end, tile) {
+            (true, _) => layer.outputs.next_power_of_two(),
+            (false, 1) => STEP_WIDTH,
+            (false, _) => WIDTH,
+        };
+        let blocks = layer.outputs.div_ceil(width) + usize::from(before.is_some());
+        launches.push_streaming(Call {
+            source: SOURCE,
+            kernel: format!(
+                "score_layer<{}, {}, {}, {}, {tile}, {width}, {threads}, {}, {}, {}>",
+                layer.inputs,
+                layer.outputs,
+                layer.taps,
+                layer.dilation,
+                self.is_shared(),
+                self.kv_heads,
+                if is_end { self.map_name() } else { "-1" },
+            ),
+            grid: Grid::EachTile(self.kv_heads * blocks, tile),
+            threads,
+            shared: threads / 32 * width * tile * size_of::<f32>(),
+            parameters: vec![
+                Parameter::value("RouterInputs", placed.from),
+                Parameter::value(
+                    "RouterInputs",
+                    before.map_or(RouterInputs::zeroed(), |before| before.from),
+                ),
+                launches.vector(&layer.weight)?,
+                launches.vector(&layer.bias)?,
+                Parameter::pointer("float", placed.out),
+                Parameter::value("RouterEnd", end),
+                launches.position(),
+                Parameter::int(placed.ahead),
+                Parameter::tokens(),
+            ],
+        });
+        Ok(())
+    }
+
+    /// The scores of a chunk, and what is kept of all layers' inputs.
+    fn launch_end(&self, launches: &mut Launches, placed: &[Placed], end: RouterEnd) {
+        let mut layers = [RouterInputs::zeroed(); MOST_LAYERS];
+        for (place, placed) in layers.iter_mut().zip(placed) {
+            *place = placed.from;
+        }
+        let outputs = placed.last().map_or(0, |last| last.out);
+        launches.push(Call {
+            source: SOURCE,
+            kernel: format!(
+                "finish_scores<{}, {}, {}, {}>",
+                self.weight.len() / self.bias.len(),
+                self.kv_heads,
+                self.map_name(),
+                self.is_shared(),
+            ),
+            grid: Grid::EachToken(placed.len() * self.kv_heads),
+            threads: 128,
+            shared: 0,
+            parameters: vec![
+                Parameter::value("RouterLayers", layers),
+                Parameter::pointer("const float", outputs),
+                Parameter::value("RouterEnd", end),
+                Parameter::int(launches.tokens),
+                Parameter::tokens(),
+            ],
+        });
+    }
+
+    fn map_name(&self) -> &'static str {
+        match self.map {
+            ScoreMap::Sigmoid => "SIGMOID_LESS_HALF",
+            ScoreMap::Relu => "POSITIVE",
+        }
+    }
+
+    /// Whether all heads share the router.
+    fn is_shared(&self) -> bool {
+        self.bias.len() == 1
+    }
+}

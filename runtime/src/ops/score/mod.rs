@@ -1,0 +1,264 @@
+//! The retention router of learnable token eviction (arXiv 2510.20787): a small stack of convolutions over the keys
+//! (before rotary positions) and values of neighbouring tokens gives each token a score.
+//!
+//! The convolutions look `margin` tokens ahead, so the score of token p is known when token `p + margin` is read,
+//! and is needed only when p leaves the window. Each layer keeps the inputs that its next output still needs: every
+//! token is scored once, at a constant cost, where the reference recomputes the whole window every so often.
+
+mod launch;
+
+use super::Op;
+use crate::cuda::Launches;
+use crate::error::Result;
+use crate::state::StatePlan;
+use crate::state::Touched;
+use serde::{Deserialize, Serialize};
+
+use crate::cpu::{Buffers, Frame, Shared, simd};
+use crate::program::{Vector, View};
+
+/// From the router's output z to a score; a token is a candidate if its score is above zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ScoreMap {
+    /// `sigmoid(z) - 1/2`.
+    Sigmoid,
+    /// `max(z, 0)`.
+    Relu,
+}
+
+/// One convolution over time, zeros outside the sequence, then silu.
+pub struct RouterLayer {
+    /// `[groups, taps, inputs, outputs]`.
+    pub weight: Vector,
+    /// `[groups, outputs]`.
+    pub bias: Vector,
+    /// Channels in.
+    pub inputs: usize,
+    /// Channels out.
+    pub outputs: usize,
+    /// Width of the kernel.
+    pub taps: usize,
+    /// Tokens from one tap to the next.
+    pub dilation: usize,
+    /// The slot of the last inputs, `[kv_heads, (taps - 1) * dilation, inputs]`, oldest first.
+    pub slot: usize,
+}
+
+impl RouterLayer {
+    /// From a checkpoint's weight `[groups * outputs, inputs, taps]`.
+    pub fn new(
+        weight: &[f32],
+        bias: Vector,
+        inputs: usize,
+        outputs: usize,
+        dilation: usize,
+        slot: usize,
+    ) -> Self {
+        let groups = bias.len() / outputs;
+        let taps = weight.len() / (groups * outputs * inputs);
+        let mut reordered = Vec::with_capacity(weight.len());
+        for group in 0..groups {
+            for tap in 0..taps {
+                for input in 0..inputs {
+                    for output in 0..outputs {
+                        reordered.push(
+                            weight[((group * outputs + output) * inputs + input) * taps + tap],
+                        );
+                    }
+                }
+            }
+        }
+        RouterLayer {
+            weight: reordered.into(),
+            bias,
+            inputs,
+            outputs,
+            taps,
+            dilation,
+            slot,
+        }
+    }
+
+    /// Earlier inputs that an output needs.
+    fn past(&self) -> usize {
+        (self.taps - 1) * self.dilation
+    }
+
+    /// Tokens that an output looks ahead: the centred kernel's right half.
+    fn ahead(&self) -> usize {
+        self.past() - self.past() / 2
+    }
+}
+
+/// Scores tokens: row t of the output is the score of the token `margin` before the chunk's token t.
+pub struct Score {
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Keys before rotary positions, `[kv_heads, head_dim]`.
+    pub k: View,
+    /// Values, `[kv_heads, head_dim]`.
+    pub v: View,
+    /// The convolutions. With one group all heads share it, else each head has its own.
+    pub layers: Vec<RouterLayer>,
+    /// `[groups, outputs of the last layer]`.
+    pub weight: Vector,
+    /// `[groups]`.
+    pub bias: Vector,
+    /// From the sum to the score.
+    pub map: ScoreMap,
+    /// Scores `[kv_heads]`.
+    pub out: View,
+    /// The slot of the window's scores `[kv_heads, rows]`, longer than `margin`, if retention keeps them there.
+    pub window: Option<usize>,
+}
+
+impl Score {
+    fn widest_input(&self, tokens: usize) -> usize {
+        self.layers
+            .iter()
+            .map(|layer| (layer.past() + tokens) * layer.inputs)
+            .max()
+            .unwrap_or(0)
+    }
+
+    #[inline(always)]
+    fn run_head<'s>(
+        &self,
+        buffers: &Buffers,
+        tokens: usize,
+        position: u64,
+        head: usize,
+        history: &impl Fn(&RouterLayer) -> &'s mut [f32],
+        score: &impl Fn(usize) -> &'s mut f32,
+        scratch: &mut [f32],
+    ) {
+        let (inputs, outputs) = scratch.split_at_mut(self.widest_input(tokens));
+        let head_dim = self.k.width / self.kv_heads;
+        let group = if self.bias.len() == 1 { 0 } else { head };
+        let columns = |view: &View, t: usize| {
+            let row = t * view.stride + view.start + head * head_dim;
+            &buffers.get(view.buffer)[row..row + head_dim]
+        };
+        // The position of the first output of the layer so far.
+        let mut first = position as i64;
+        for (index, layer) in self.layers.iter().enumerate() {
+            let (past, ahead) = (layer.past(), layer.ahead());
+            let kept = history(layer);
+            inputs[..kept.len()].copy_from_slice(kept);
+            let new = &mut inputs[kept.len()..][..tokens * layer.inputs];
+            if index == 0 {
+                for (t, row) in new.chunks_exact_mut(layer.inputs).enumerate() {
+                    row[..head_dim].copy_from_slice(columns(&self.k, t));
+                    row[head_dim..].copy_from_slice(columns(&self.v, t));
+                }
+            } else {
+                new.copy_from_slice(&outputs[..tokens * layer.inputs]);
+            }
+            kept.copy_from_slice(&inputs[tokens * layer.inputs..][..past * layer.inputs]);
+
+            first -= ahead as i64;
+            let out = &mut outputs[..tokens * layer.outputs];
+            for row in out.chunks_exact_mut(layer.outputs) {
+                row.copy_from_slice(&layer.bias[group * layer.outputs..][..layer.outputs]);
+            }
+            for tap in 0..layer.taps {
+                let size = layer.inputs * layer.outputs;
+                let weight = &layer.weight[(group * layer.taps + tap) * size..][..size];
+                let inputs = &inputs[tap * layer.dilation * layer.inputs..];
+                let shape = [tokens, layer.outputs, layer.inputs];
+                simd::gemm(
+                    shape,
+                    inputs,
+                    [layer.inputs, 1],
+                    weight,
+                    layer.outputs,
+                    out,
+                    layer.outputs,
+                );
+            }
+            for (t, row) in out.chunks_exact_mut(layer.outputs).enumerate() {
+                if first + (t as i64) < 0 {
+                    // Before the sequence: the next layer's padding.
+                    row.fill(0.0);
+                } else {
+                    row.iter_mut().for_each(|x| *x = simd::silu(*x));
+                }
+            }
+        }
+        let last = self.weight.len() / self.bias.len();
+        for (t, row) in outputs[..tokens * last].chunks_exact(last).enumerate() {
+            let z = simd::dot(row, &self.weight[group * last..][..last]) + self.bias[group];
+            *score(t) = match self.map {
+                ScoreMap::Sigmoid => simd::sigmoid(z) - 0.5,
+                ScoreMap::Relu => z.max(0.0),
+            };
+        }
+    }
+}
+
+impl Op for Score {
+    fn run(&self, frame: &mut Frame) {
+        let mut out = frame.buffers.take(self.out.buffer);
+        let width = self.out.stride;
+        {
+            let scores = Shared::new(&mut out);
+            let state = frame.arena.shared();
+            frame.pool.each(self.kv_heads, |worker, head| {
+                let mut scratch = frame.scratch[worker].lock().expect("scratch");
+                simd::vectorize(
+                    #[inline(always)]
+                    || {
+                        let row = |t: usize| {
+                            let at = t * width + self.out.start + head;
+                            // SAFETY: each task has its own head's column.
+                            unsafe { &mut scores.part(at..at + 1)[0] }
+                        };
+                        let history = |layer: &RouterLayer| {
+                            let n = layer.past() * layer.inputs;
+                            // SAFETY: each task has its own head's history.
+                            unsafe { state.slot::<f32>(layer.slot, head * n..(head + 1) * n) }
+                        };
+                        let (tokens, position) = (frame.tokens.len(), frame.position);
+                        self.run_head(
+                            frame.buffers,
+                            tokens,
+                            position,
+                            head,
+                            &history,
+                            &row,
+                            &mut scratch,
+                        );
+                    },
+                );
+            });
+        }
+        frame.buffers.put(self.out.buffer, out);
+    }
+
+    fn launch(&self, launches: &mut Launches) -> Result<()> {
+        self.write_kernels(launches)
+    }
+
+    fn scratch(&self, chunk: usize) -> usize {
+        self.widest_input(chunk)
+            + self
+                .layers
+                .iter()
+                .map(|layer| chunk * layer.outputs)
+                .max()
+                .unwrap_or(0)
+    }
+
+    fn weight_bytes(&self) -> usize {
+        let layers: usize = self.layers.iter().map(|layer| layer.weight.len()).sum();
+        (layers + self.weight.len()) * size_of::<f32>()
+    }
+
+    fn touched(&self, plan: &StatePlan, _position: u64) -> Vec<Touched> {
+        self.layers
+            .iter()
+            .map(|layer| Touched::whole(plan, layer.slot))
+            .collect()
+    }
+}

@@ -1,0 +1,91 @@
+//! The stage as kernels: two recurrences with a softmax between.
+
+use bytemuck::Zeroable;
+
+use super::super::recur::{DeviceInputs as Inputs, Fading, Input, Plan, Writing};
+use super::Slots;
+use crate::cuda::{Call, Grid, Launches, Parameter, Rows};
+use crate::error::Result;
+
+impl Slots {
+    pub(super) fn write_kernels(&self, launches: &mut Launches) -> Result<()> {
+        let (heads, slots, queries) = (self.heads, self.slots, self.heads / self.kv_heads);
+        let width = heads * slots;
+        let bytes = launches.tokens * width * size_of::<f32>();
+        let scores = Rows {
+            first: launches.scratch_address(bytes)?,
+            stride: width as i32,
+            width: width as i32,
+        };
+        let input = |rows: Rows, sharing: usize| Input {
+            rows,
+            sharing: sharing as i32,
+            part: 0,
+        };
+        let [k, v, weights] =
+            [self.k, self.v, self.weights].map(|view| input(launches.rows(view), queries));
+        let none = Inputs {
+            constant_sharing: 1,
+            ..Inputs::zeroed()
+        };
+
+        // K fades and is written by column, q reads it.
+        let first = Inputs {
+            q: input(launches.rows(self.q), 1),
+            k,
+            v: weights,
+            out: scores,
+            states: launches.slot_address(self.keys),
+            scale: self.scale,
+            ..none
+        };
+        let plan = |sizes, fading, inputs: &Inputs, launches: &Launches| {
+            Plan::new(
+                sizes,
+                self.kv_heads,
+                fading,
+                false,
+                Writing::Add,
+                inputs,
+                launches.tokens,
+                launches.processors(),
+                launches.persistent(),
+            )
+        };
+        plan(
+            [self.dk(), slots, queries],
+            Fading::ByValue,
+            &first,
+            launches,
+        )
+        .launch(self.kv_heads, first, launches)?;
+
+        let warps = 4;
+        launches.push(Call {
+            source: include_str!("slots.cu"),
+            kernel: format!("softmax_slots<{heads}, {slots}>"),
+            grid: Grid::EachToken(heads.div_ceil(warps)),
+            threads: 32 * warps,
+            shared: 0,
+            parameters: vec![Parameter::value("Rows", scores)],
+        });
+
+        // V fades and is written by row, what the softmax left reads it.
+        let second = Inputs {
+            q: input(scores, 1),
+            k: weights,
+            v,
+            out: launches.rows(self.out),
+            states: launches.slot_address(self.values),
+            scale: 1.0,
+            ..none
+        };
+        plan(
+            [slots, self.dv(), queries],
+            Fading::ByKey,
+            &second,
+            launches,
+        )
+        .launch(self.kv_heads, second, launches)
+    }
+}

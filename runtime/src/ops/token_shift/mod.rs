@@ -1,0 +1,104 @@
+//! Mixes each normed token with the one before it.
+
+use super::Op;
+use super::norm::Norm;
+use crate::cpu::{Frame, simd};
+use crate::cuda::{Address, Call, Grid, Launches, Parameter};
+use crate::error::Result;
+use crate::program::{RESIDUAL, Vector, View};
+use crate::state::StatePlan;
+use crate::state::Touched;
+
+const SOURCE: &str = include_str!("token_shift.cu");
+const MOST_MIXES: usize = 8;
+
+/// `h + mix (h_before - h)` with `h = norm(residual)`, for each of several mixes; zero before the first token.
+pub struct TokenShift {
+    /// Applied to the residual stream first.
+    pub norm: Norm,
+    /// How much of the token before each result takes, for each channel.
+    pub mixes: Vec<Vector>,
+    /// The slot of the last normed token `[hidden]`.
+    pub slot: usize,
+    /// Where the results stand, `[mixes, hidden]`.
+    pub out: View,
+}
+
+impl Op for TokenShift {
+    fn run(&self, frame: &mut Frame) {
+        let hidden = self.norm.weight.len();
+        let mut out = frame.buffers.take(self.out.buffer);
+        let residual = frame.buffers.get(RESIDUAL).chunks_exact(hidden);
+        let before = frame.arena.slot_mut::<f32>(self.slot);
+        let mut scratch = frame.scratch[0].lock().expect("scratch");
+        let normed = &mut scratch[..hidden];
+        simd::vectorize(
+            #[inline(always)]
+            || {
+                let rows = out.chunks_exact_mut(self.out.stride);
+                for (x, row) in residual.zip(rows).take(frame.tokens.len()) {
+                    self.norm.apply(x, normed);
+                    let row = &mut row[self.out.start..][..self.out.width];
+                    for (mix, out) in self.mixes.iter().zip(row.chunks_exact_mut(hidden)) {
+                        let inputs = normed.iter().zip(before.iter()).zip(mix.iter());
+                        for (out, ((h, before), mix)) in out.iter_mut().zip(inputs) {
+                            *out = h + mix * (before - h);
+                        }
+                    }
+                    before.copy_from_slice(normed);
+                }
+            },
+        );
+        drop(scratch);
+        frame.buffers.put(self.out.buffer, out);
+    }
+
+    fn launch(&self, launches: &mut Launches) -> Result<()> {
+        let hidden = self.norm.weight.len();
+        let residual = View::whole(RESIDUAL, hidden);
+        let gather = launches.gathered(residual, Some(&self.norm))?;
+        let kinds = gather.kinds(hidden);
+        let mut weights: [Address; MOST_MIXES] = [0; MOST_MIXES];
+        assert!(self.mixes.len() <= MOST_MIXES, "at most {MOST_MIXES} mixes");
+        for (place, mix) in weights.iter_mut().zip(&self.mixes) {
+            *place = launches.vector_address(mix)?;
+        }
+        let (mixes, step) = (self.mixes.len(), launches.tokens == 1);
+        launches.push(Call {
+            source: SOURCE,
+            kernel: format!("token_shift<{hidden}, {kinds}, {mixes}, {step}>"),
+            grid: Grid::Tokens,
+            threads: launches.gather_threads(),
+            shared: 2 * hidden * size_of::<f32>(),
+            parameters: vec![
+                Parameter::value("Gather", gather),
+                Parameter::value("TokenMixes", weights),
+                launches.slot("float", self.slot),
+                launches.view(self.out),
+            ],
+        });
+        if !step {
+            launches.push(Call {
+                source: SOURCE,
+                kernel: format!("keep_token<{hidden}, {kinds}>"),
+                grid: Grid::Blocks(1),
+                threads: launches.gather_threads(),
+                shared: 0,
+                parameters: vec![
+                    Parameter::value("Gather", gather),
+                    launches.slot("float", self.slot),
+                    Parameter::tokens(),
+                ],
+            });
+        }
+        Ok(())
+    }
+
+    fn scratch(&self, _chunk: usize) -> usize {
+        self.norm.weight.len()
+    }
+
+    fn touched(&self, plan: &StatePlan, _position: u64) -> Vec<Touched> {
+        vec![Touched::whole(plan, self.slot)]
+    }
+}
