@@ -204,7 +204,7 @@ fn a_transformer_can_be_given_bounded_memory() {
         let bytes = |context| {
             let inspect = ["inspect", &file, "--json", "--context", context];
             let inspected = place.run(inspect).succeeded().json();
-            inspected["session"]["blocks"].clone()
+            inspected["session"]["layers"].clone()
         };
         assert_eq!(bytes("64"), bytes("4096"), "{policy}");
     }

@@ -49,10 +49,10 @@ fn inspect_says_what_a_session_takes() {
             .filter(of_blocks);
         let sum: u64 = in_blocks.map(|slot| slot["bytes"].as_u64().unwrap()).sum();
         assert_eq!(
-            numbers(&session["blocks"], "bytes").iter().sum::<u64>(),
+            numbers(&session["layers"], "bytes").iter().sum::<u64>(),
             sum
         );
-        for block in session["blocks"].as_array().unwrap() {
+        for block in session["layers"].as_array().unwrap() {
             let touched = ["read_per_token", "written_per_token"].map(|key| block[key].as_u64());
             let state = block["bytes"].as_u64();
             assert!(

@@ -126,7 +126,7 @@ fn impossible_numbers_of_files_that_llama_cpp_knows_are_refused() {
         ("ssm.group_count", 0, "groups"),
         ("ssm.group_count", 3, "groups"),
         ("ssm.conv_kernel", 0, "taps"),
-        ("block_count", 0, "blocks"),
+        ("block_count", 0, "layers"),
         ("block_count", 1 << 20, "mamba2.block_count"),
         ("embedding_length", 32, "blk.0.attn_norm.weight"),
     ] {
@@ -313,14 +313,14 @@ fn products_that_wrap_to_small_numbers_are_refused() {
     copy_fixture("gdn_plain", &dir);
     let mut description = Checkpoint::open(&dir).unwrap().spec.to_json();
     // 2^32 heads of 2^32: no value at all, if the product wraps.
-    description["blocks"][0]["heads"] = (1u64 << 32).into();
-    description["blocks"][0]["value_heads"] = (1u64 << 32).into();
-    description["blocks"][0]["head_dim"] = ((1u64 << 32) + 16).into();
+    description["layers"][0]["heads"] = (1u64 << 32).into();
+    description["layers"][0]["value_heads"] = (1u64 << 32).into();
+    description["layers"][0]["head_dim"] = ((1u64 << 32) + 16).into();
     let error = ModelSpec::from_json("wrapping.gguf", &description)
         .unwrap_err()
         .to_string();
     assert!(
-        error.contains("wrapping.gguf") && error.contains("blocks[0]"),
+        error.contains("wrapping.gguf") && error.contains("layers[0]"),
         "{error}"
     );
     assert!(error.contains("4294967296"), "{error}");

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use synthetic::{Random, block, model, options, spec, tokens, weights};
-use waterline::state::SlotDtype;
-use waterline::{BlockSpec, ContextEnd, Model, NormKind, Session};
+use waterline::state::StateDtype;
+use waterline::{ContextEnd, LayerSpec, Model, NormKind, Session};
 
 /// Widths of heads: one, odd ones, those around a register.
 const WIDTHS: [usize; 8] = [1, 3, 7, 8, 9, 17, 32, 33];
@@ -106,7 +106,7 @@ fn rwkv7(random: &mut Random, heads: usize, head_dim: usize, first: bool) -> Val
 }
 
 /// Blocks of the mixer `kind` with random numbers, `hidden` wide.
-fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<BlockSpec> {
+fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<LayerSpec> {
     let (heads, kv_heads) = heads(random);
     let (dk, dv) = (random.of(&WIDTHS), random.of(&WIDTHS));
     let delta = json!({
@@ -316,7 +316,7 @@ fn compare(what: &str, found: &Session, expected: &Session) {
             numbers.map(|&x| f32::from_le_bytes(x)).collect()
         };
         let d = match slot.dtype {
-            SlotDtype::F32 => difference(&floats(a), &floats(b)),
+            StateDtype::F32 => difference(&floats(a), &floats(b)),
             _ => f32::from(u8::from(a != b)),
         };
         assert!(d < ROUNDING, "{} differs by {d}: {what}", slot.name);

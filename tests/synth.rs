@@ -85,5 +85,5 @@ fn a_model_can_have_fewer_blocks_than_its_preset() {
     };
     synth("5").failed(2, &["--blocks 5", "lalte-tiny", "4 blocks"]);
     synth("1").succeeded();
-    assert_eq!(Checkpoint::open(&file).unwrap().spec.blocks.len(), 1);
+    assert_eq!(Checkpoint::open(&file).unwrap().spec.layers.len(), 1);
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use synthetic::{block, model, options, spec, tokens, weights};
-use waterline::state::{SlotDtype, SlotPlan, Touched};
+use waterline::state::{StateDtype, StateTensorPlan, Touched};
 use waterline::{Model, Session, Snapshot};
 
 const CONTEXT: usize = 64;
@@ -155,7 +155,7 @@ fn constant() -> Vec<(&'static str, Value)> {
 }
 
 /// Pieces of a slot that are read and written as a whole: rows of the innermost dimension.
-fn row_bytes(slot: &SlotPlan) -> usize {
+fn row_bytes(slot: &StateTensorPlan) -> usize {
     let last = slot.shape.last().copied().unwrap_or(1);
     // Scores are single numbers, whatever stands beside them.
     match slot.name.contains("scores") {
@@ -165,8 +165,8 @@ fn row_bytes(slot: &SlotPlan) -> usize {
 }
 
 /// Whether a slot holds floats, which can be poisoned.
-fn is_float(slot: &SlotPlan) -> bool {
-    slot.block.is_some() && slot.dtype == SlotDtype::F32 && slot.bytes > 0
+fn is_float(slot: &StateTensorPlan) -> bool {
+    slot.block.is_some() && slot.dtype == StateDtype::F32 && slot.bytes > 0
 }
 
 /// Bytes of every slot of the blocks after a step.
@@ -176,7 +176,7 @@ fn slots(session: &Session) -> Vec<Vec<u8>> {
 }
 
 /// The same snapshot with other bytes in one place of a slot.
-fn poisoned(snapshot: &Snapshot, slot: &SlotPlan, row: usize, length: usize) -> Snapshot {
+fn poisoned(snapshot: &Snapshot, slot: &StateTensorPlan, row: usize, length: usize) -> Snapshot {
     let mut file = Vec::new();
     snapshot.write(&mut file).expect("writing to memory");
     let table = u64::from_le_bytes(file[16..24].try_into().expect("eight bytes")) as usize;

@@ -47,6 +47,6 @@ pub use sampler::{SamplerParams, SamplerState};
 pub use session::{
     Canceller, ContextEnd, PhaseTime, Session, SessionOptions, StepForm, StepProgram,
 };
-pub use spec::{BlockSpec, MlpSpec, ModelSpec, NormKind, Precision, WeightSpec};
+pub use spec::{LayerSpec, MlpSpec, ModelSpec, NormKind, Precision, WeightSpec};
 pub use state::{Kv, Snapshot, StateOptions, StatePlan};
 pub use waterline_quant::Bytes;

@@ -38,9 +38,9 @@ impl Model {
 
     /// Binds an opened checkpoint.
     pub fn bind(checkpoint: Checkpoint) -> Result<Arc<Self>> {
-        let first_slot = StatePlan::new(
+        let first_tensor = StatePlan::new(
             &ModelSpec {
-                blocks: Vec::new(),
+                layers: Vec::new(),
                 ..checkpoint.spec.clone()
             },
             &StateOptions::default(),
@@ -51,7 +51,7 @@ impl Model {
             &checkpoint.file,
             &checkpoint.spec,
             &checkpoint.tensors,
-            first_slot,
+            first_tensor,
         )?;
         Ok(Arc::new(Model {
             fingerprint: checkpoint.fingerprint(),

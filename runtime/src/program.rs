@@ -6,7 +6,7 @@ use std::sync::Arc;
 use waterline_quant::{Matrix, Tensor};
 
 use crate::error::{Error, Result};
-use crate::ops::{Embed, Emit, Finish, Linear, Logits, Mlp, Norm, Op, Project};
+use crate::ops::{Embed, Emit, Linear, Logits, Mlp, Norm, Op, OutputOp, Project};
 use crate::spec::NormKind;
 use crate::state::{StatePlan, Touched};
 
@@ -97,8 +97,8 @@ pub type Tensors = HashMap<String, Tensor>;
 pub struct Lowering<'a> {
     file: &'a str,
     tensors: &'a Tensors,
-    block: usize,
-    first_slot: usize,
+    layer: usize,
+    first_tensor: usize,
     /// Buffers of this block in use; they are given to the next block again.
     buffers: usize,
     /// Buffers that live on after their block, by name.
@@ -121,7 +121,7 @@ impl<'a> Lowering<'a> {
         file: &str,
         spec: &crate::ModelSpec,
         tensors: &Tensors,
-        first_slot: usize,
+        first_tensor: usize,
     ) -> Result<Program> {
         let embedding = matrix(file, tensors, "token_embd.weight")?;
         let output = if spec.tied {
@@ -145,14 +145,14 @@ impl<'a> Lowering<'a> {
                 matrix: output,
             },
         };
-        let mut first_slot = first_slot;
+        let mut first_tensor = first_tensor;
         let mut published = Vec::new();
-        for (block, block_spec) in spec.blocks.iter().enumerate() {
+        for (layer, layer_spec) in spec.layers.iter().enumerate() {
             let mut lowering = Lowering {
                 file,
                 tensors,
-                block,
-                first_slot,
+                layer,
+                first_tensor,
                 buffers: FIRST,
                 published: &mut published,
                 program: &mut program,
@@ -163,14 +163,14 @@ impl<'a> Lowering<'a> {
                 merge: None,
                 sums: Vec::new(),
             };
-            block_spec.mixer.lower(&mut lowering)?;
+            layer_spec.mixer.lower(&mut lowering)?;
             let sums = std::mem::take(&mut lowering.sums);
             lowering
                 .program
                 .ops
                 .extend(sums.into_iter().map(|sum| Box::new(sum) as Box<dyn Op>));
-            first_slot += block_spec.mixer.slots().len();
-            if block_spec.mlp.is_some() {
+            first_tensor += layer_spec.mixer.state().len();
+            if layer_spec.mlp.is_some() {
                 lowering.buffers = FIRST;
                 lowering.mlp()?;
             }
@@ -189,8 +189,8 @@ impl<'a> Lowering<'a> {
     }
 
     /// The arena's number of the mixer's slot `index`.
-    pub fn slot(&self, index: usize) -> usize {
-        self.first_slot + index
+    pub fn state_tensor(&self, index: usize) -> usize {
+        self.first_tensor + index
     }
 
     /// A f32 tensor of the mixer.
@@ -212,7 +212,7 @@ impl<'a> Lowering<'a> {
     }
 
     fn full_name(&self, name: &str) -> String {
-        format!("blk.{}.mixer.{}{name}", self.block, self.prefix)
+        format!("blk.{}.mixer.{}{name}", self.layer, self.prefix)
     }
 
     /// Writes one part of a mixer that sums several: the names of its tensors begin with `prefix`, its slots are
@@ -226,13 +226,13 @@ impl<'a> Lowering<'a> {
         lower: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<()> {
         self.prefix = prefix;
-        self.first_slot += slot;
+        self.first_tensor += slot;
         let weight = self.vector("merge_norm.weight")?;
         let weight = weight.iter().map(|w| share * w).collect();
         self.merge = Some(Norm::rms(weight, self.norm_eps));
         lower(self)?;
         self.prefix = "";
-        self.first_slot -= slot;
+        self.first_tensor -= slot;
         self.merge = None;
         Ok(())
     }
@@ -267,7 +267,7 @@ impl<'a> Lowering<'a> {
             Some((_, view)) if view.width == width => Ok(*view),
             _ => Err(Error::Config {
                 file: self.file.into(),
-                key: format!("blocks[{}]", self.block),
+                key: format!("layers[{}]", self.layer),
                 found: match found {
                     Some((_, view)) => format!("{} {name} from an earlier block", view.width),
                     None => format!("no {name} from an earlier block"),
@@ -279,11 +279,11 @@ impl<'a> Lowering<'a> {
 
     /// The norm of the block's input.
     pub fn input_norm(&self) -> Result<Norm> {
-        self.block_norm("attn_norm")
+        self.layer_norm("attn_norm")
     }
 
-    fn block_norm(&self, name: &str) -> Result<Norm> {
-        let name = format!("blk.{}.{name}", self.block);
+    fn layer_norm(&self, name: &str) -> Result<Norm> {
+        let name = format!("blk.{}.{name}", self.layer);
         norm(self.file, self.tensors, &name, self.norm, self.norm_eps)
     }
 
@@ -389,7 +389,7 @@ impl<'a> Lowering<'a> {
 
     /// Ends the mixer: `finish` normalises and gates its output, the matrix `name` takes it back to the residual
     /// stream.
-    pub fn emit(&mut self, input: View, finish: Vec<Finish>, name: &str) -> Result<()> {
+    pub fn emit(&mut self, input: View, finish: Vec<OutputOp>, name: &str) -> Result<()> {
         self.wide_inputs(input.width);
         let matrix = self.matrix(&format!("{name}.weight"))?;
         let bias = self.optional_vector(&format!("{name}.bias"))?;
@@ -408,11 +408,11 @@ impl<'a> Lowering<'a> {
             matrix(
                 self.file,
                 self.tensors,
-                &format!("blk.{}.{name}.weight", self.block),
+                &format!("blk.{}.{name}.weight", self.layer),
             )
         };
         let (gate, up, down) = (tensor("ffn_gate")?, tensor("ffn_up")?, tensor("ffn_down")?);
-        let norm = self.block_norm("ffn_norm")?;
+        let norm = self.layer_norm("ffn_norm")?;
         let inner = self.buffer(2 * gate.rows());
         self.wide_inputs(down.cols());
         self.push(Mlp {

@@ -11,7 +11,7 @@ use crate::mixers::{self, Mixer};
 /// A tensor that a model needs: its name, its shape and how it may be stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WeightSpec {
-    /// Name; inside a mixer relative to the block, such as `q_proj.weight`.
+    /// Name; inside a mixer relative to the layer, such as `q_proj.weight`.
     pub name: String,
     /// Shape, outermost dimension first. Dimensions of one are left out.
     pub shape: Vec<usize>,
@@ -79,17 +79,17 @@ pub struct MlpSpec {
     pub intermediate: usize,
 }
 
-/// One block: a token mixer, then a feed-forward network, each behind a norm and added to the residual stream.
+/// One layer: a token mixer, then a feed-forward network, each behind a norm and added to the residual stream.
 #[derive(Debug, Clone)]
-pub struct BlockSpec {
+pub struct LayerSpec {
     /// The token mixer.
     pub mixer: Arc<dyn Mixer>,
-    /// The feed-forward network. Some models have none; one with a state of its own is a mixer in a block of its own.
+    /// The feed-forward network. Some models have none; one with a state of its own is a mixer in a layer of its own.
     pub mlp: Option<MlpSpec>,
 }
 
-impl BlockSpec {
-    /// The block as JSON: its mixer's name, the mixer's numbers, the feed-forward network.
+impl LayerSpec {
+    /// The layer as JSON: its mixer's name and hyperparameters, the feed-forward network.
     pub fn to_json(&self) -> Value {
         let mut object = Map::new();
         object.insert("mixer".into(), json!(self.mixer.kind()));
@@ -130,7 +130,7 @@ pub struct ModelSpec {
     pub vocab: usize,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// The norm before every block's parts and before the logits.
+    /// The norm before every layer's parts and before the logits.
     pub norm: NormKind,
     /// Added under the square root of these norms.
     pub norm_eps: f32,
@@ -138,13 +138,13 @@ pub struct ModelSpec {
     pub embedding_norm: bool,
     /// Whether the output matrix is the embedding.
     pub tied: bool,
-    /// The blocks, first to last.
-    pub blocks: Vec<BlockSpec>,
+    /// The layers, first to last.
+    pub layers: Vec<LayerSpec>,
 }
 
 /// Largest width, depth or count that is believed; what is larger is a corrupt file.
 pub(crate) const LARGEST: usize = 1 << 24;
-/// The same for the number of blocks.
+/// The same for the number of layers.
 pub(crate) const DEEPEST: usize = 1 << 16;
 
 /// A whole number in `value`, which is called `name`, that is larger than is believed.
@@ -179,7 +179,7 @@ impl ModelSpec {
         let bound = |key: &str, value: usize| within(key, value, LARGEST);
         bound("vocab", self.vocab)?;
         bound("hidden", self.hidden)?;
-        within("blocks", self.blocks.len(), DEEPEST)?;
+        within("layers", self.layers.len(), DEEPEST)?;
         if !(self.norm_eps >= 0.0 && self.norm_eps < 1.0) {
             return Err(Error::Config {
                 file: file.into(),
@@ -188,29 +188,29 @@ impl ModelSpec {
                 expected: "a small number, 0 or more".into(),
             });
         }
-        for (i, block) in self.blocks.iter().enumerate() {
-            if let Some(mlp) = block.mlp {
-                bound(&format!("blocks[{i}].mlp.intermediate"), mlp.intermediate)?;
+        for (i, layer) in self.layers.iter().enumerate() {
+            if let Some(mlp) = layer.mlp {
+                bound(&format!("layers[{i}].mlp.intermediate"), mlp.intermediate)?;
             }
             // Of numbers this small no product of two overflows, and no mixer multiplies more of them unchecked.
-            if let Some((name, number)) = too_large("", &block.mixer.to_json()) {
+            if let Some((name, number)) = too_large("", &layer.mixer.to_json()) {
                 return Err(Error::Config {
                     file: file.into(),
-                    key: format!("blocks[{i}] ({})", block.mixer.kind()),
+                    key: format!("layers[{i}] ({})", layer.mixer.kind()),
                     found: format!("{name} {number}"),
                     expected: format!("a number up to {LARGEST}"),
                 });
             }
-            block
+            layer
                 .mixer
                 .check(self.hidden)
                 .map_err(|reason| Error::Config {
                     file: file.into(),
-                    key: format!("blocks[{i}] ({})", block.mixer.kind()),
+                    key: format!("layers[{i}] ({})", layer.mixer.kind()),
                     found: reason.found,
                     expected: reason.expected,
                 })?;
-            for weight in block.mixer.weights(self.hidden) {
+            for weight in layer.mixer.weights(self.hidden) {
                 let size = weight
                     .shape
                     .iter()
@@ -218,7 +218,7 @@ impl ModelSpec {
                 if size.is_none_or(|n| n == 0 || n > 1 << 40) {
                     return Err(Error::Config {
                         file: file.into(),
-                        key: format!("blocks[{i}] ({})", block.mixer.kind()),
+                        key: format!("layers[{i}] ({})", layer.mixer.kind()),
                         found: format!("{} of shape {:?}", weight.name, weight.shape),
                         expected: "dimensions that a tensor can have".into(),
                     });
@@ -247,10 +247,10 @@ impl ModelSpec {
         if self.embedding_norm {
             all.extend(norm("token_embd_norm"));
         }
-        for (i, block) in self.blocks.iter().enumerate() {
+        for (i, layer) in self.layers.iter().enumerate() {
             all.extend(norm(&format!("blk.{i}.attn_norm")));
             all.extend(
-                block
+                layer
                     .mixer
                     .weights(self.hidden)
                     .into_iter()
@@ -259,7 +259,7 @@ impl ModelSpec {
                         ..w
                     }),
             );
-            if let Some(mlp) = block.mlp {
+            if let Some(mlp) = layer.mlp {
                 all.extend(norm(&format!("blk.{i}.ffn_norm")));
                 for name in ["ffn_gate", "ffn_up"] {
                     all.push(WeightSpec::matrix(
@@ -289,7 +289,7 @@ impl ModelSpec {
 
     /// The description as JSON, as it stands in a GGUF file under `waterline.spec`.
     pub fn to_json(&self) -> Value {
-        let blocks: Vec<Value> = self.blocks.iter().map(BlockSpec::to_json).collect();
+        let layers: Vec<Value> = self.layers.iter().map(LayerSpec::to_json).collect();
         json!({
             "vocab": self.vocab,
             "hidden": self.hidden,
@@ -297,30 +297,35 @@ impl ModelSpec {
             "norm_eps": in_short(json!(self.norm_eps)),
             "embedding_norm": self.embedding_norm,
             "tied": self.tied,
-            "blocks": blocks,
+            "layers": layers,
         })
     }
 
     /// Reads the description back; `file` is named in errors.
     pub fn from_json(file: &str, value: &Value) -> Result<Self> {
         let config = crate::arch::Config::new(file, value.clone())?;
-        let mut blocks = Vec::new();
-        for (i, block) in config.array("blocks")?.iter().enumerate() {
-            let block = crate::arch::Config::new(&format!("{file}: blocks[{i}]"), block.clone())?;
-            let kind = block.string("mixer")?;
-            let mut parameters = block.object().clone();
+        // Files written before November 2026 say "blocks".
+        let key = match config.object().contains_key("blocks") {
+            true => "blocks",
+            false => "layers",
+        };
+        let mut layers = Vec::new();
+        for (i, layer) in config.array(key)?.iter().enumerate() {
+            let layer = crate::arch::Config::new(&format!("{file}: layers[{i}]"), layer.clone())?;
+            let kind = layer.string("mixer")?;
+            let mut parameters = layer.object().clone();
             parameters.remove("mixer");
             let mlp = match parameters.remove("mlp") {
                 Some(mlp) => {
-                    let mlp = crate::arch::Config::new(&format!("{file}: blocks[{i}].mlp"), mlp)?;
+                    let mlp = crate::arch::Config::new(&format!("{file}: layers[{i}].mlp"), mlp)?;
                     Some(MlpSpec {
                         intermediate: mlp.usize("intermediate")?,
                     })
                 }
                 None => None,
             };
-            let mixer = mixers::read(block.file(), kind, Value::Object(parameters))?;
-            blocks.push(BlockSpec { mixer, mlp });
+            let mixer = mixers::read(layer.file(), kind, Value::Object(parameters))?;
+            layers.push(LayerSpec { mixer, mlp });
         }
         let spec = ModelSpec {
             vocab: config.usize("vocab")?,
@@ -329,7 +334,7 @@ impl ModelSpec {
             norm_eps: config.f32("norm_eps")?,
             embedding_norm: config.bool_or("embedding_norm", false)?,
             tied: config.bool("tied")?,
-            blocks,
+            layers,
         };
         spec.check(file)?;
         Ok(spec)

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use waterline::checkpoint::TextFiles;
 use waterline::{
-    BlockSpec, Checkpoint, MlpSpec, Model, ModelSpec, NormKind, SessionOptions, StateOptions,
+    Checkpoint, LayerSpec, MlpSpec, Model, ModelSpec, NormKind, SessionOptions, StateOptions,
     WeightSpec, mixers,
 };
 use waterline_quant::{Bytes, F32, Tensor};
@@ -53,15 +53,15 @@ pub fn tokens(vocab: usize, count: usize, seed: u64) -> Vec<u32> {
 }
 
 /// A block of the mixer `kind` with these numbers.
-pub fn block(kind: &str, numbers: Value, mlp: Option<usize>) -> BlockSpec {
-    BlockSpec {
+pub fn block(kind: &str, numbers: Value, mlp: Option<usize>) -> LayerSpec {
+    LayerSpec {
         mixer: mixers::read("test", kind, numbers).expect("a mixer"),
         mlp: mlp.map(|intermediate| MlpSpec { intermediate }),
     }
 }
 
-/// A description of blocks that are `hidden` wide, with an odd vocabulary.
-pub fn spec(hidden: usize, blocks: Vec<BlockSpec>) -> ModelSpec {
+/// A description of layers that are `hidden` wide, with an odd vocabulary.
+pub fn spec(hidden: usize, layers: Vec<LayerSpec>) -> ModelSpec {
     ModelSpec {
         vocab: 61,
         hidden,
@@ -69,7 +69,7 @@ pub fn spec(hidden: usize, blocks: Vec<BlockSpec>) -> ModelSpec {
         norm_eps: 1e-5,
         embedding_norm: false,
         tied: false,
-        blocks,
+        layers,
     }
 }
 

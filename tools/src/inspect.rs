@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use waterline::state::Touched;
-use waterline::{BlockSpec, Checkpoint, Model, StatePlan};
+use waterline::{Checkpoint, LayerSpec, Model, StatePlan};
 use waterline_quant::Tensor;
 
 use crate::builtin::open_checkpoint;
@@ -178,7 +178,7 @@ struct Block {
 fn blocks(checkpoint: &Checkpoint, plan: &StatePlan, args: &Args) -> Result<Vec<Block>> {
     let model = Model::bind(checkpoint.clone())?;
     let touched = model.program().touched(plan, last_position(args));
-    let mut blocks: Vec<Block> = (0..checkpoint.spec.blocks.len())
+    let mut blocks: Vec<Block> = (0..checkpoint.spec.layers.len())
         .map(|block| {
             let own = |t: &&Touched| plan.slots[t.slot].block == Some(block);
             let touched = touched.iter().filter(own);
@@ -209,7 +209,7 @@ fn to_json(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block], args: &A
             "name": name, "format": tensor.format.name, "shape": tensor.shape, "bytes": tensor.data.len(),
         })
     };
-    let block = |(i, (spec, block)): (usize, (&BlockSpec, &Block))| {
+    let block = |(i, (spec, block)): (usize, (&LayerSpec, &Block))| {
         json!({
             "block": i,
             "mixer": spec.mixer.kind(),
@@ -237,7 +237,7 @@ fn to_json(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block], args: &A
             "log": options.log,
             "bytes": plan.bytes,
             "touched_at": last_position(args),
-            "blocks": checkpoint.spec.blocks.iter().zip(blocks).enumerate().map(block).collect::<Vec<_>>(),
+            "layers": checkpoint.spec.layers.iter().zip(blocks).enumerate().map(block).collect::<Vec<_>>(),
             "slots": plan.slots,
         },
     })
@@ -278,7 +278,7 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
     ];
 
     lines.push(String::new());
-    let describe = |block: &BlockSpec| {
+    let describe = |block: &LayerSpec| {
         let mut parts = block.to_json();
         let fields = parts.as_object_mut();
         let mlp = fields.and_then(|fields| {
@@ -295,7 +295,7 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
         ]
     };
     let rows = spec
-        .blocks
+        .layers
         .iter()
         .enumerate()
         .map(|(i, block)| Row::new(Some(i), describe(block), 0))
@@ -332,7 +332,7 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
     ));
 
     lines.push(String::new());
-    let row = |slot: &waterline::state::SlotPlan| {
+    let row = |slot: &waterline::state::StateTensorPlan| {
         let cells = vec![
             slot.name.clone(),
             lower(&slot.kind),

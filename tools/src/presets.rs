@@ -186,7 +186,7 @@ impl Preset {
         };
         let mut layers = Vec::new();
         self.unroll(&pattern, &mut layers)?;
-        fields.insert("blocks".into(), Value::Array(layers));
+        fields.insert("layers".into(), Value::Array(layers));
         Ok(ModelSpec::from_json(self.name, &Value::Object(fields))?)
     }
 

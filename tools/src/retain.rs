@@ -47,7 +47,7 @@ impl RetainArgs {
             policy,
         };
         let mut changed = 0;
-        for block in &mut spec.blocks {
+        for block in &mut spec.layers {
             if let Some(attention) = Attention::of(block.mixer.as_ref()) {
                 block.mixer = std::sync::Arc::new(Attention {
                     window: self.window.or(attention.window),

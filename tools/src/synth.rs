@@ -101,14 +101,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 fn spec(args: &Args) -> Result<ModelSpec> {
     let mut spec = args.preset.spec()?;
     if let Some(blocks) = args.blocks.map(|n| n as usize) {
-        if blocks > spec.blocks.len() {
-            let reason = format!("{} has {} blocks", args.preset.name, spec.blocks.len());
+        if blocks > spec.layers.len() {
+            let reason = format!("{} has {} blocks", args.preset.name, spec.layers.len());
             return Err(Error::usage(format!("--blocks {blocks}: {reason}")));
         }
-        spec.blocks.truncate(blocks);
+        spec.layers.truncate(blocks);
     }
     if args.mixers_only {
-        spec.blocks.iter_mut().for_each(|block| block.mlp = None);
+        spec.layers.iter_mut().for_each(|block| block.mlp = None);
     }
     spec.vocab = args.vocab.unwrap_or(spec.vocab);
     spec.check(args.preset.name)?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::json;
-use waterline::state::SlotDtype;
+use waterline::state::StateDtype;
 use waterline::{
     Checkpoint, Device, Kv, Model, Session, SessionOptions, Snapshot, StateOptions, StepProgram,
 };
@@ -448,8 +448,8 @@ fn compare_states(a: &Snapshot, b: &Snapshot) -> Difference {
     let mut worst = Difference::default();
     for ((slot, a), (_, b)) in a.slots().zip(b.slots()) {
         let format = match slot.dtype {
-            SlotDtype::F16 => &F16,
-            SlotDtype::F32 => &F32,
+            StateDtype::F16 => &F16,
+            StateDtype::F32 => &F32,
             _ if a == b => continue,
             _ => {
                 return Difference {

@@ -13,7 +13,7 @@ use crate::mixers::{
     Attention, GatedDeltaNet, Lte, Mixer, NativeSparseAttention, RouterScope, ScoreMap,
 };
 use crate::ops::Activation;
-use crate::spec::{BlockSpec, MlpSpec, ModelSpec, NormKind, WeightSpec};
+use crate::spec::{LayerSpec, MlpSpec, ModelSpec, NormKind, WeightSpec};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &[
@@ -128,7 +128,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
         .iter()
         .map(|attention| attention.usizes("layers"))
         .collect::<Result<Vec<_>>>()?;
-    let blocks = (0..config.layers()?)
+    let layers = (0..config.layers()?)
         .map(|layer| {
             let hybrid = attention_layers
                 .iter()
@@ -137,7 +137,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
                 Some(index) => attention_layer(&attention_configs[index], hidden)?,
                 None => mixer(config, layer)?,
             };
-            Ok(BlockSpec {
+            Ok(LayerSpec {
                 mixer,
                 mlp: Some(mlp),
             })
@@ -150,7 +150,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
         norm_eps,
         embedding_norm: false,
         tied: config.bool_or("tie_word_embeddings", false)?,
-        blocks,
+        layers,
     })
 }
 

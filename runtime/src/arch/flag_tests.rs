@@ -80,7 +80,7 @@ fn flatten(path: &str, value: &Value, facts: &mut BTreeMap<String, String>) {
 fn facts(spec: &ModelSpec) -> BTreeMap<String, String> {
     let mut facts = BTreeMap::new();
     let mut model = spec.to_json();
-    let blocks = model["blocks"].take();
+    let blocks = model["layers"].take();
     flatten("model", &model, &mut facts);
     for (i, block) in blocks.as_array().expect("blocks").iter().enumerate() {
         flatten(&i.to_string(), block, &mut facts);

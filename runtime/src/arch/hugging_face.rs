@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Config, Family};
 use crate::error::Result;
 use crate::mixers::{Attention, RopeScaling};
-use crate::spec::{BlockSpec, MlpSpec, ModelSpec, NormKind};
+use crate::spec::{LayerSpec, MlpSpec, ModelSpec, NormKind};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["llama", "mistral", "qwen2", "qwen3"],
@@ -43,23 +43,23 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     let mlp = mlp(config)?;
     let attention = attention(config)?;
     let layers = config.layers()?;
-    let blocks = (0..layers)
+    let layers = (0..layers)
         .map(|layer| {
             let attention = Attention {
                 window: window(config, layer)?,
                 ..attention.clone()
             };
-            Ok(BlockSpec {
+            Ok(LayerSpec {
                 mixer: Arc::new(attention),
                 mlp: Some(mlp),
             })
         })
         .collect::<Result<_>>()?;
-    model(config, blocks)
+    model(config, layers)
 }
 
 /// What all of these configurations say of the model as a whole.
-pub(super) fn model(config: &Config, blocks: Vec<BlockSpec>) -> Result<ModelSpec> {
+pub(super) fn model(config: &Config, layers: Vec<LayerSpec>) -> Result<ModelSpec> {
     Ok(ModelSpec {
         vocab: config.usize("vocab_size")?,
         hidden: config.usize("hidden_size")?,
@@ -67,7 +67,7 @@ pub(super) fn model(config: &Config, blocks: Vec<BlockSpec>) -> Result<ModelSpec
         norm_eps: norm_eps(config)?,
         embedding_norm: false,
         tied: config.bool_or("tie_word_embeddings", false)?,
-        blocks,
+        layers,
     })
 }
 

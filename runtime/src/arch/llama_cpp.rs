@@ -13,7 +13,7 @@ use crate::checkpoint::TextFiles;
 use crate::error::{Error, Result};
 use crate::mixers::{Mamba, Mamba2, Mixer};
 use crate::program::Tensors;
-use crate::spec::{BlockSpec, LARGEST, ModelSpec, NormKind, WeightSpec};
+use crate::spec::{LARGEST, LayerSpec, ModelSpec, NormKind, WeightSpec};
 
 /// An architecture with the numbers of its blocks.
 pub(crate) enum LlamaCpp {
@@ -42,15 +42,15 @@ const CONTEXT_LENGTH: u32 = 1 << 20;
 impl LlamaCpp {
     /// The architecture by which llama.cpp knows this model, if it does.
     pub fn of(spec: &ModelSpec) -> Option<Self> {
-        let first = spec.blocks.first()?;
+        let first = spec.layers.first()?;
         let numbers = first.mixer.to_json();
-        let alike = |block: &BlockSpec| {
+        let alike = |block: &LayerSpec| {
             block.mlp.is_none()
                 && block.mixer.kind() == first.mixer.kind()
                 && block.mixer.to_json() == numbers
         };
         let plain = spec.norm == NormKind::Rms && !spec.embedding_norm;
-        if !plain || !spec.blocks.iter().all(alike) {
+        if !plain || !spec.layers.iter().all(alike) {
             return None;
         }
         match first.mixer.kind() {
@@ -110,7 +110,7 @@ impl LlamaCpp {
             ("context_length", CONTEXT_LENGTH as usize),
             ("vocab_size", spec.vocab),
             ("embedding_length", spec.hidden),
-            ("block_count", spec.blocks.len()),
+            ("block_count", spec.layers.len()),
             // Not used, but looked for.
             ("feed_forward_length", 0),
             ("attention.head_count", 0),
@@ -287,7 +287,7 @@ pub(crate) fn open(gguf: &Gguf) -> Result<(ModelSpec, Tensors)> {
             .tensors()
             .iter()
             .any(|info| info.name == "output.weight"),
-        blocks: vec![BlockSpec { mixer, mlp: None }; blocks],
+        layers: vec![LayerSpec { mixer, mlp: None }; blocks],
     };
     spec.check(gguf.name())?;
     let mut tensors = Tensors::new();

@@ -8,7 +8,7 @@ use waterline_quant::{Tensor, safetensors};
 use super::{Config, Family, fla, tensors};
 use crate::error::{Error, Result};
 use crate::mixers::{Hax, Mamba, Mamba2, Mixer, Source};
-use crate::spec::{BlockSpec, ModelSpec, NormKind};
+use crate::spec::{LayerSpec, ModelSpec, NormKind};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["mamba", "mamba2", "hax_mamba", "hax_mamba2"],
@@ -58,7 +58,7 @@ fn samba_tensor_name(name: &str) -> String {
 }
 
 fn spec(config: &Config) -> Result<ModelSpec> {
-    let block = BlockSpec {
+    let block = LayerSpec {
         mixer: mixer(config)?,
         mlp: None,
     };
@@ -100,14 +100,14 @@ fn samba(config: &Config) -> Result<ModelSpec> {
             Some(index) => Arc::new(fla::attention(&attention[index], hidden)?),
             None => Arc::clone(&mamba),
         };
-        Ok(BlockSpec { mixer, mlp })
+        Ok(LayerSpec { mixer, mlp })
     };
     let layers = config.layers()?;
-    let blocks = (0..layers).map(block).collect::<Result<_>>()?;
-    model(config, blocks, false)
+    let layers = (0..layers).map(block).collect::<Result<_>>()?;
+    model(config, layers, false)
 }
 
-fn model(config: &Config, blocks: Vec<BlockSpec>, tied: bool) -> Result<ModelSpec> {
+fn model(config: &Config, layers: Vec<LayerSpec>, tied: bool) -> Result<ModelSpec> {
     Ok(ModelSpec {
         vocab: config.usize("vocab_size")?,
         hidden: config.usize("hidden_size")?,
@@ -115,7 +115,7 @@ fn model(config: &Config, blocks: Vec<BlockSpec>, tied: bool) -> Result<ModelSpe
         norm_eps: norm_eps(config)?,
         embedding_norm: false,
         tied: config.bool_or("tie_word_embeddings", tied)?,
-        blocks,
+        layers,
     })
 }
 

@@ -13,7 +13,7 @@ use super::{Config, Family};
 use crate::error::{Error, Result};
 use crate::mixers::{Attention, GatedDeltaNet, Mixer};
 use crate::ops::Activation;
-use crate::spec::{BlockSpec, ModelSpec};
+use crate::spec::{LayerSpec, ModelSpec};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["qwen3_next", "qwen3_5_text"],
@@ -54,20 +54,20 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     let mlp = mlp(config)?;
     let attention = gated_attention(config)?;
     let delta = gated_deltanet(config)?;
-    let blocks = (0..config.layers()?)
+    let layers = (0..config.layers()?)
         .map(|layer| {
             refuse_experts(config, layer)?;
             let mixer: Arc<dyn Mixer> = match is_attention(config, layer)? {
                 true => Arc::new(attention.clone()),
                 false => Arc::new(delta.clone()),
             };
-            Ok(BlockSpec {
+            Ok(LayerSpec {
                 mixer,
                 mlp: Some(mlp),
             })
         })
         .collect::<Result<_>>()?;
-    model(config, blocks)
+    model(config, layers)
 }
 
 fn is_attention(config: &Config, layer: usize) -> Result<bool> {

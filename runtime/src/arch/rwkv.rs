@@ -6,7 +6,7 @@ use super::{Config, Family};
 use crate::error::Result;
 use crate::mixers::{Mixer, Rwkv7, RwkvChannelMix};
 use crate::ops::Activation;
-use crate::spec::{BlockSpec, ModelSpec, NormKind};
+use crate::spec::{LayerSpec, ModelSpec, NormKind};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["rwkv7"],
@@ -47,11 +47,11 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     let norm_eps = config.f32_or("norm_eps", 1e-5)?;
     let layers = config.layers()?;
     let channel_mix: Arc<dyn Mixer> = Arc::new(channel_mix(config, hidden)?);
-    let mut blocks = Vec::with_capacity(2 * layers);
+    let mut all = Vec::with_capacity(2 * layers);
     for layer in 0..layers {
         let time_mix: Arc<dyn Mixer> = Arc::new(time_mix(config, hidden, norm_eps, layer)?);
         for mixer in [time_mix, Arc::clone(&channel_mix)] {
-            blocks.push(BlockSpec { mixer, mlp: None });
+            all.push(LayerSpec { mixer, mlp: None });
         }
     }
     Ok(ModelSpec {
@@ -63,7 +63,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
         norm_eps,
         embedding_norm: config.bool_or("norm_first", true)?,
         tied: config.bool_or("tie_word_embeddings", false)?,
-        blocks,
+        layers: all,
     })
 }
 

@@ -10,7 +10,7 @@ use super::fla::{mlp, scaled, taps, tensor_name};
 use super::{Config, Family};
 use crate::error::{Error, Result};
 use crate::mixers::{Attention, HeadMap, Mixer, Sse, SseSwa, StateUpdate};
-use crate::spec::{BlockSpec, ModelSpec, NormKind, WeightSpec};
+use crate::spec::{LayerSpec, ModelSpec, NormKind, WeightSpec};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["sse_swa_moba"],
@@ -29,7 +29,7 @@ enum Layer {
 fn spec(config: &Config) -> Result<ModelSpec> {
     let hidden = config.usize("hidden_size")?;
     let mlp = Some(mlp(config, hidden)?);
-    let blocks = (0..config.layers()?)
+    let layers = (0..config.layers()?)
         .map(|layer| {
             let mixer: Arc<dyn Mixer> = match layer_of(config, layer)? {
                 Layer::Sse => Arc::new(sse(config, false)?),
@@ -40,7 +40,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
                 Layer::Sliding => Arc::new(attention(config, true)?),
                 Layer::Full => Arc::new(attention(config, false)?),
             };
-            Ok(BlockSpec { mixer, mlp })
+            Ok(LayerSpec { mixer, mlp })
         })
         .collect::<Result<_>>()?;
     Ok(ModelSpec {
@@ -50,7 +50,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
         norm_eps: config.f32_or("norm_eps", 1e-6)?,
         embedding_norm: false,
         tied: config.bool_or("tie_word_embeddings", false)?,
-        blocks,
+        layers,
     })
 }
 

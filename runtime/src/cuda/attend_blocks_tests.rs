@@ -7,7 +7,7 @@ use super::tests::{device, numbers};
 use crate::ops::AttendBlocks;
 use crate::ops::rig::{plan, side_by_side};
 use crate::program::View;
-use crate::state::{Kv, SlotDtype};
+use crate::state::{Kv, StateDtype};
 
 /// Reads tokens in steps and in chunks: heads, key heads and their width; tokens of a block, chosen blocks, window, context.
 fn compare(kv: Kv, [heads, kv_heads, dim]: [usize; 3], [block, chosen, window, rows]: [usize; 4]) {
@@ -33,13 +33,13 @@ fn compare(kv: Kv, [heads, kv_heads, dim]: [usize; 3], [block, chosen, window, r
         out: View::whole(1, width),
     };
     let cached = match kv {
-        Kv::F16 => SlotDtype::F16,
-        Kv::F32 => SlotDtype::F32,
+        Kv::F16 => StateDtype::F16,
+        Kv::F32 => StateDtype::F32,
     };
     let ring: &[usize] = &[kv_heads, rows, dim];
     let means: &[usize] = &[kv_heads, rows.div_ceil(block), dim];
     let plan = Arc::new(plan(&[
-        (SlotDtype::U64, &[1]),
+        (StateDtype::U64, &[1]),
         (cached, ring),
         (cached, ring),
         (cached, means),

@@ -7,7 +7,7 @@ use super::tests::{device, numbers};
 use crate::ops::rig::{plan, side_by_side};
 use crate::ops::{Attend, Eviction, Policy, ScoreSlots};
 use crate::program::View;
-use crate::state::{Kv, SlotDtype, StatePlan};
+use crate::state::{Kv, StateDtype, StatePlan};
 
 const DIM: usize = 12;
 const TOKENS: usize = 70;
@@ -15,21 +15,21 @@ const TOKENS: usize = 70;
 /// Slot 0 is the position; then keys, values, those of the set, its counts, scores of the window and of the set.
 fn slots(kv: Kv, kv_heads: usize, window: usize, capacity: usize) -> StatePlan {
     let cached = if kv == Kv::F16 {
-        SlotDtype::F16
+        StateDtype::F16
     } else {
-        SlotDtype::F32
+        StateDtype::F32
     };
     let ring: &[usize] = &[kv_heads, window, DIM];
     let set: &[usize] = &[kv_heads, capacity, DIM];
     plan(&[
-        (SlotDtype::U64, &[1]),
+        (StateDtype::U64, &[1]),
         (cached, ring),
         (cached, ring),
         (cached, set),
         (cached, set),
-        (SlotDtype::U32, &set[..1]),
-        (SlotDtype::F32, &ring[..2]),
-        (SlotDtype::F32, &set[..2]),
+        (StateDtype::U32, &set[..1]),
+        (StateDtype::F32, &ring[..2]),
+        (StateDtype::F32, &set[..2]),
     ])
 }
 

@@ -8,7 +8,7 @@ use super::tests::{device, numbers};
 use crate::ops::rig::{plan, side_by_side};
 use crate::ops::{Decay, Key, Partitions, Recur, Write};
 use crate::program::View;
-use crate::state::{Kv, SlotDtype};
+use crate::state::{Kv, StateDtype};
 
 const HEADS: usize = 2;
 const PARTITIONS: usize = 4;
@@ -72,7 +72,7 @@ fn compare(case: Case) {
         add: case.add,
     };
     let state: &[usize] = &[PARTITIONS, HEADS, dk, dv];
-    let slots = [(SlotDtype::U64, &[1][..]), (SlotDtype::F32, state)];
+    let slots = [(StateDtype::U64, &[1][..]), (StateDtype::F32, state)];
     let comparison = Comparison {
         device: &device,
         stage: &stage,

@@ -7,7 +7,7 @@ use super::driver::{Address, TensorCores};
 use super::launches::{Call, Grid, Launches, Parameter, Rows};
 use super::ring_products::Kind;
 use crate::error::Result;
-use crate::ops::{Activation, Finish, Norm};
+use crate::ops::{Activation, Norm, OutputOp};
 use crate::program::{INPUTS, Vector, View};
 
 /// `GatherStep` in gather.cu: what happens to an input on its way.
@@ -243,7 +243,7 @@ impl Launches<'_> {
     }
 
     /// An input made of a mixer's output by the steps `finish`; more than a kernel takes pass through the buffer of inputs.
-    pub fn finished(&mut self, input: View, finish: &[Finish]) -> Result<Gather> {
+    pub fn finished(&mut self, input: View, finish: &[OutputOp]) -> Result<Gather> {
         let mut gather = self.gathered(input, None)?;
         for (index, steps) in finish.chunks(MOST_STEPS).enumerate() {
             if index > 0 {
@@ -272,23 +272,23 @@ impl Launches<'_> {
         })
     }
 
-    fn finish_step(&self, step: &Finish) -> Result<GatherStep> {
+    fn finish_step(&self, step: &OutputOp) -> Result<GatherStep> {
         let none = GatherStep::zeroed();
         Ok(match step {
-            Finish::Norm(norm) => self.norm_step(norm, 1)?,
-            Finish::GroupNorm(norm, groups) => self.norm_step(norm, *groups)?,
-            Finish::Add(view, gains) => GatherStep {
+            OutputOp::Norm(norm) => self.norm_step(norm, 1)?,
+            OutputOp::GroupNorm(norm, groups) => self.norm_step(norm, *groups)?,
+            OutputOp::Add(view, gains) => GatherStep {
                 weight: self.vector_address(gains)?,
                 columns: self.rows(*view),
                 kind: ADD,
                 ..none
             },
-            Finish::Map(function) => GatherStep {
+            OutputOp::Map(function) => GatherStep {
                 kind: MAP,
                 function: *function as i32,
                 ..none
             },
-            Finish::Gate(view, function) => GatherStep {
+            OutputOp::Gate(view, function) => GatherStep {
                 columns: self.rows(*view),
                 kind: GATE,
                 function: *function as i32,

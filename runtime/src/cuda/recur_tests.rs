@@ -7,7 +7,7 @@ use super::tests::{device, numbers};
 use crate::ops::rig::{plan, side_by_side};
 use crate::ops::{Decay, HeadGates, Key, Recur, Slots, Write};
 use crate::program::View;
-use crate::state::{Kv, SlotDtype};
+use crate::state::{Kv, StateDtype};
 
 /// How states fade.
 #[derive(Clone, Copy, PartialEq)]
@@ -91,8 +91,10 @@ fn compare_chunks(
         out,
         beside: 0,
     };
-    let slots: [(SlotDtype, &[usize]); 2] =
-        [(SlotDtype::U64, &[1]), (SlotDtype::F32, &[states, dk, dv])];
+    let slots: [(StateDtype, &[usize]); 2] = [
+        (StateDtype::U64, &[1]),
+        (StateDtype::F32, &[states, dk, dv]),
+    ];
     let comparison = Comparison {
         device: &device,
         stage: &stage,
@@ -201,9 +203,9 @@ fn compare_slots([heads, kv_heads, slots, dk, dv]: [usize; 5]) {
         out,
     };
     let shapes = [
-        (SlotDtype::U64, &[1][..]),
-        (SlotDtype::F32, &[kv_heads, dk, slots]),
-        (SlotDtype::F32, &[kv_heads, slots, dv]),
+        (StateDtype::U64, &[1][..]),
+        (StateDtype::F32, &[kv_heads, dk, slots]),
+        (StateDtype::F32, &[kv_heads, slots, dv]),
     ];
     let comparison = Comparison {
         device: &device,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use waterline_quant::{Activations, Q8_0};
 
 use super::tests::{Bench, matrix, numbers, persistent_device, product};
-use crate::ops::{Activation, Finish, Norm};
+use crate::ops::{Activation, Norm, OutputOp};
 use crate::program::View;
 
 /// Threads hold four values of a row, two times four that follow one another, or several times that; the last ones of some rows
@@ -31,9 +31,9 @@ fn inputs_are_normed_and_gated_as_on_the_cpu() {
             let mut launches = bench.launches(1, &mut scratch);
             launches.persistent = true;
             let by_parts = norm.weight.len() == PART;
-            let mut finish = vec![Finish::Norm(norm.clone())];
+            let mut finish = vec![OutputOp::Norm(norm.clone())];
             if by_parts {
-                finish.push(Finish::Gate(View::whole(2, cols), Activation::Silu));
+                finish.push(OutputOp::Gate(View::whole(2, cols), Activation::Silu));
             }
             let gather = launches.finished(View::whole(0, cols), &finish);
             let factors = [(&weights, None, 0)];

@@ -38,7 +38,7 @@ impl Bench {
             norm_eps: 0.0,
             embedding_norm: false,
             tied: true,
-            blocks: Vec::new(),
+            layers: Vec::new(),
         };
         let options = StateOptions {
             log: LOG_LENGTH,

@@ -7,7 +7,7 @@ use super::tests::{device, numbers};
 use crate::ops::rig::{plan, side_by_side};
 use crate::ops::{RouterLayer, Score, ScoreMap};
 use crate::program::View;
-use crate::state::{Kv, SlotDtype};
+use crate::state::{Kv, StateDtype};
 
 const DIM: usize = 12;
 const HEADS: usize = 3;
@@ -37,9 +37,9 @@ fn compare(groups: usize, taps: usize, dilation: usize, map: ScoreMap) {
     };
     let past = (taps - 1) * dilation;
     let plan = Arc::new(plan(&[
-        (SlotDtype::U64, &[1]),
-        (SlotDtype::F32, &[HEADS, past, channels[0]]),
-        (SlotDtype::F32, &[HEADS, past, channels[1]]),
+        (StateDtype::U64, &[1]),
+        (StateDtype::F32, &[HEADS, past, channels[0]]),
+        (StateDtype::F32, &[HEADS, past, channels[1]]),
     ]));
     let steps = &[1; TOKENS][..];
     // The lengths of the second row are read token by token, those of the third in tiles.

@@ -14,7 +14,7 @@ use super::source::Source;
 use super::weights::Weights;
 use crate::cpu::{Buffers, Frame, Pool};
 use crate::ops::Op;
-use crate::state::{Arena, Kv, SlotDtype, StatePlan};
+use crate::state::{Arena, Kv, StateDtype, StatePlan};
 
 /// A stage with inputs, whose outputs are buffer 1.
 pub(super) struct Comparison<'a> {
@@ -155,7 +155,7 @@ impl Comparison<'_> {
         for (number, slot) in plan.slots.iter().enumerate() {
             let bytes = slot.offset..slot.offset + slot.bytes;
             let (found, expected) = (&found[bytes.clone()], &arena.bytes()[bytes]);
-            if slot.dtype != SlotDtype::F32 {
+            if slot.dtype != StateDtype::F32 {
                 assert_eq!(found, expected, "slot {number}");
                 continue;
             }

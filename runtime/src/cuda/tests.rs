@@ -17,7 +17,7 @@ use super::weights::Weights;
 use crate::ops::rig::plan;
 use crate::ops::{Gate, Op, Prepare};
 use crate::program::{INPUTS, View};
-use crate::state::{Kv, SlotDtype, StatePlan};
+use crate::state::{Kv, StateDtype, StatePlan};
 
 /// A device to test on; without one the test says so and ends.
 pub(super) fn device() -> Option<Arc<Device>> {
@@ -317,7 +317,7 @@ fn a_product_finishes_the_rows_of_one_stage() {
     let (cols, width) = (64, 48);
     let mut bench = Bench::new(Arc::clone(&device), [cols, 1, width, 1], 1);
     // The position, of which gates make no use.
-    bench.plan = plan(&[(SlotDtype::U64, &[1])]);
+    bench.plan = plan(&[(StateDtype::U64, &[1])]);
     let x = numbers(7, cols);
     bench.write(0, &x);
     let weights = matrix(&waterline_quant::F32, width, cols, 3);

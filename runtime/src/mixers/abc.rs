@@ -18,14 +18,14 @@ use serde_json::{Value, json};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, gsa, output_norm};
 use crate::error::Result;
-use crate::ops::{Activation, Finish, Gate, Map, Prepare, Rope, Slots};
+use crate::ops::{Activation, Gate, Map, OutputOp, Prepare, Rope, Slots};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::state::{SlotDtype, SlotKind, SlotSpec};
+use crate::state::{StateDtype, StateKind, StateTensor};
 
 pub(super) const KIND: &str = "abc";
 
-/// Its numbers.
+/// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Abc {
@@ -87,18 +87,18 @@ impl Mixer for Abc {
         weights
     }
 
-    fn slots(&self) -> Vec<SlotSpec> {
+    fn state(&self) -> Vec<StateTensor> {
         let slots = gsa::slots(self.heads, self.slots, self.head_dim, self.value_dim);
         let shape = [2, self.heads * self.slots];
-        let sums = SlotSpec::new("sums", SlotKind::Counter, SlotDtype::F32, &shape);
+        let sums = StateTensor::new("sums", StateKind::Counter, StateDtype::F32, &shape);
         let mut all = Vec::from(slots);
         all.push(sums);
         all.extend(short_conv::slots(&self.branches(), self.conv));
         all
     }
 
-    fn lower(&self, block: &mut Lowering) -> Result<()> {
-        let views = block.project(&["q_proj", "k_proj", "v_proj", "s_proj", "g_proj"])?;
+    fn lower(&self, layer: &mut Lowering) -> Result<()> {
+        let views = layer.project(&["q_proj", "k_proj", "v_proj", "s_proj", "g_proj"])?;
         let (q, k, v, weights, gate) = (views[0], views[1], views[2], views[3], views[4]);
         let mut lanes = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
@@ -108,24 +108,24 @@ impl Mixer for Abc {
                 maps.extend(self.rope_theta.map(|_| Map::Rope));
             }
             if !maps.is_empty() {
-                lanes.push(branch.lane(block, views[i], 3 + i, maps)?);
+                lanes.push(branch.lane(layer, views[i], 3 + i, maps)?);
             }
         }
         let clamp = [
             self.min.unwrap_or(f32::NEG_INFINITY),
             self.max.unwrap_or(f32::INFINITY),
         ];
-        let slot = block.slot(2);
+        let slot = layer.state_tensor(2);
         let rope = self
             .rope_theta
-            .map(|theta| Rope::new(theta, None, block.buffer(self.head_dim)));
-        block.push(Prepare {
+            .map(|theta| Rope::new(theta, None, layer.buffer(self.head_dim)));
+        layer.push(Prepare {
             lanes,
             rope,
             gates: vec![(weights, Gate::RunningSoftmax { clamp, slot })],
         });
-        let out = block.buffer(self.heads * self.value_dim);
-        block.push(Slots {
+        let out = layer.buffer(self.heads * self.value_dim);
+        layer.push(Slots {
             heads: self.heads,
             kv_heads: self.heads,
             slots: self.slots,
@@ -134,12 +134,12 @@ impl Mixer for Abc {
             v,
             weights,
             scale: (self.head_dim as f32).powf(-0.5),
-            keys: block.slot(0),
-            values: block.slot(1),
+            keys: layer.state_tensor(0),
+            values: layer.state_tensor(1),
             out,
         });
-        let norm = output_norm(block, self.norm_eps)?;
-        let gate = Finish::Gate(gate, Activation::Silu);
-        block.emit(out, vec![norm, gate], "o_proj")
+        let norm = output_norm(layer, self.norm_eps)?;
+        let gate = OutputOp::Gate(gate, Activation::Silu);
+        layer.emit(out, vec![norm, gate], "o_proj")
     }
 }

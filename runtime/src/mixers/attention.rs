@@ -16,17 +16,18 @@ use serde_json::{Value, json};
 use super::{Mismatch, Mixer};
 use crate::error::Result;
 use crate::ops::{
-    Activation, Attend, Eviction, Finish, Gate, Lane, Map, Norm, Policy, Prepare, Rope, ScoreSlots,
+    Activation, Attend, Eviction, Gate, Lane, Map, Norm, OutputOp, Policy, Prepare, Rope,
+    ScoreSlots,
 };
 use crate::program::{Lowering, View};
 use crate::spec::WeightSpec;
-use crate::state::{Size, SlotDtype, SlotKind, SlotSpec};
+use crate::state::{Size, StateDtype, StateKind, StateTensor};
 
 pub use crate::ops::RopeScaling;
 
 pub(super) const KIND: &str = "attention";
 
-/// Its numbers.
+/// Hyperparameters.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attention {
@@ -134,89 +135,89 @@ impl Attention {
     }
 
     /// Slots of a set, which come after the ring.
-    pub(super) fn set_slots(&self, capacity: usize, scored: bool) -> Vec<SlotSpec> {
-        use SlotDtype::{F32, Kv, U32};
+    pub(super) fn set_slots(&self, capacity: usize, scored: bool) -> Vec<StateTensor> {
+        use StateDtype::{F32, Kv, U32};
         let set = [self.kv_heads, capacity, self.head_dim];
         let window = [self.kv_heads, self.window.unwrap_or(1)];
         let mut slots = vec![
-            SlotSpec::new("set_keys", SlotKind::Set, Kv, &set),
-            SlotSpec::new("set_values", SlotKind::Set, Kv, &set),
-            SlotSpec::new("set_counts", SlotKind::Counter, U32, &set[..1]),
+            StateTensor::new("set_keys", StateKind::Set, Kv, &set),
+            StateTensor::new("set_values", StateKind::Set, Kv, &set),
+            StateTensor::new("set_counts", StateKind::Counter, U32, &set[..1]),
         ];
         if scored {
             slots.extend([
-                SlotSpec::new("window_scores", SlotKind::Ring, F32, &window),
-                SlotSpec::new("set_scores", SlotKind::Set, F32, &set[..2]),
+                StateTensor::new("window_scores", StateKind::Ring, F32, &window),
+                StateTensor::new("set_scores", StateKind::Set, F32, &set[..2]),
             ]);
         }
         slots
     }
 
     /// The slots of scores of a set.
-    pub(super) fn score_slots(block: &Lowering) -> ScoreSlots {
+    pub(super) fn score_slots(layer: &Lowering) -> ScoreSlots {
         ScoreSlots {
-            window: block.slot(WINDOW_SCORES),
-            set: block.slot(SET_SCORES),
+            window: layer.state_tensor(WINDOW_SCORES),
+            set: layer.state_tensor(SET_SCORES),
         }
     }
 
     /// Retention by `policy` in the slots of a set.
-    pub(super) fn eviction(block: &Lowering, policy: Policy, sink: usize) -> Eviction {
+    pub(super) fn eviction(layer: &Lowering, policy: Policy, sink: usize) -> Eviction {
         Eviction {
             policy,
             sink,
-            set_keys: block.slot(SET_KEYS),
-            set_values: block.slot(SET_VALUES),
-            set_counts: block.slot(SET_COUNTS),
+            set_keys: layer.state_tensor(SET_KEYS),
+            set_values: layer.state_tensor(SET_VALUES),
+            set_counts: layer.state_tensor(SET_COUNTS),
         }
     }
 
     /// Projects to q, k, v and `more`.
-    pub(super) fn project(&self, block: &mut Lowering, more: &[&str]) -> Result<Vec<View>> {
+    pub(super) fn project(&self, layer: &mut Lowering, more: &[&str]) -> Result<Vec<View>> {
         let mut names = vec!["q_proj", "k_proj", "v_proj"];
         names.extend(more);
-        block.project(&names)
+        layer.project(&names)
     }
 
     /// Head norms and positions of q and k, and what becomes of `gates`.
     pub(super) fn prepare(
         &self,
-        block: &mut Lowering,
+        layer: &mut Lowering,
         q: View,
         k: View,
         gates: Vec<(View, Gate)>,
     ) -> Result<()> {
         let lanes = vec![
-            self.lane(block, q, "q_norm.weight")?,
-            self.lane(block, k, "k_norm.weight")?,
+            self.lane(layer, q, "q_norm.weight")?,
+            self.lane(layer, k, "k_norm.weight")?,
         ];
-        self.push_prepared(block, lanes, gates);
+        self.push_prepared(layer, lanes, gates);
         Ok(())
     }
 
     /// The same in columns of their own, which are returned, with the values beside them: who reads the projections meanwhile finds them as
     /// they are.
-    fn prepare_copies(&self, block: &mut Lowering, [q, k, v]: [View; 3]) -> Result<[View; 3]> {
-        let room = block.buffer(q.width + k.width + v.width);
+    fn prepare_copies(&self, layer: &mut Lowering, [q, k, v]: [View; 3]) -> Result<[View; 3]> {
+        let room = layer.buffer(q.width + k.width + v.width);
         let (own_q, rest) = room.split(q.width);
         let (own_k, own_v) = rest.split(k.width);
         let mut lanes = vec![
-            self.lane(block, own_q, "q_norm.weight")?,
-            self.lane(block, own_k, "k_norm.weight")?,
+            self.lane(layer, own_q, "q_norm.weight")?,
+            self.lane(layer, own_k, "k_norm.weight")?,
             Lane::of_channels(own_v, None, Vec::new()),
         ];
         for (lane, from) in lanes.iter_mut().zip([q, k, v]) {
             lane.maps.insert(0, Map::Copy(from));
         }
-        self.push_prepared(block, lanes, Vec::new());
+        self.push_prepared(layer, lanes, Vec::new());
         Ok([own_q, own_k, own_v])
     }
 
     /// Queries or keys, with the head norm `norm` and positions if the mixer has them.
-    fn lane(&self, block: &Lowering, view: View, norm: &str) -> Result<Lane> {
+    fn lane(&self, layer: &Lowering, view: View, norm: &str) -> Result<Lane> {
         let mut maps = Vec::new();
         if let Some(eps) = self.head_norm_eps {
-            maps.push(Map::Rms(Norm::rms(block.vector(norm)?, eps)));
+            maps.push(Map::Rms(Norm::rms(layer.vector(norm)?, eps)));
         }
         if self.rope_theta.is_some() {
             maps.push(Map::Rope);
@@ -229,48 +230,48 @@ impl Attention {
         })
     }
 
-    fn push_prepared(&self, block: &mut Lowering, lanes: Vec<Lane>, gates: Vec<(View, Gate)>) {
+    fn push_prepared(&self, layer: &mut Lowering, lanes: Vec<Lane>, gates: Vec<(View, Gate)>) {
         let rope = self.rope_theta.map(|theta| {
-            let table = block.buffer(self.rope_dim());
+            let table = layer.buffer(self.rope_dim());
             Rope::new(theta, self.rope_scaling, table)
         });
-        block.push(Prepare { lanes, rope, gates });
+        layer.push(Prepare { lanes, rope, gates });
     }
 
     /// The whole mixer, and between projections and positions what `before` does with unrotated keys and values.
     pub(super) fn lower_with(
         &self,
-        block: &mut Lowering,
+        layer: &mut Lowering,
         before: impl FnOnce(&mut Lowering, View, View) -> Result<Option<Eviction>>,
     ) -> Result<()> {
         let gate: &[&str] = if self.gate { &["g_proj"] } else { &[] };
-        let views = self.project(block, gate)?;
+        let views = self.project(layer, gate)?;
         let (q, k, v, gate) = (views[0], views[1], views[2], views.get(3).copied());
-        let eviction = before(block, k, v)?;
+        let eviction = before(layer, k, v)?;
         let scored = |eviction: &Eviction| matches!(eviction.policy, Policy::Learned { .. });
         let [q, k, v] = match eviction.as_ref().is_some_and(scored) {
             // The router's layers read the projections, and need not be waited for.
-            true => self.prepare_copies(block, [q, k, v])?,
+            true => self.prepare_copies(layer, [q, k, v])?,
             false => {
-                self.prepare(block, q, k, Vec::new())?;
+                self.prepare(layer, q, k, Vec::new())?;
                 [q, k, v]
             }
         };
-        let out = block.buffer(self.heads * self.head_dim);
-        block.push(Attend {
+        let out = layer.buffer(self.heads * self.head_dim);
+        layer.push(Attend {
             heads: self.heads,
             kv_heads: self.kv_heads,
             q,
             k,
             v,
             scale: (self.head_dim as f32).powf(-0.5),
-            keys: block.slot(0),
-            values: block.slot(1),
+            keys: layer.state_tensor(0),
+            values: layer.state_tensor(1),
             eviction,
             out,
         });
-        let finish = gate.map(|gate| Finish::Gate(gate, Activation::Sigmoid));
-        block.emit(out, finish.into_iter().collect(), "o_proj")
+        let finish = gate.map(|gate| OutputOp::Gate(gate, Activation::Sigmoid));
+        layer.emit(out, finish.into_iter().collect(), "o_proj")
     }
 }
 
@@ -327,14 +328,14 @@ impl Mixer for Attention {
         weights
     }
 
-    fn slots(&self) -> Vec<SlotSpec> {
+    fn state(&self) -> Vec<StateTensor> {
         let rows = self.window.map_or(Size::Context, Size::Fixed);
         let shape = vec![Size::Fixed(self.kv_heads), rows, Size::Fixed(self.head_dim)];
-        let ring = |name| SlotSpec {
+        let ring = |name| StateTensor {
             name,
             shape: shape.clone(),
-            dtype: SlotDtype::Kv,
-            kind: SlotKind::Ring,
+            dtype: StateDtype::Kv,
+            kind: StateKind::Ring,
         };
         let mut slots = vec![ring("keys"), ring("values")];
         if let Some(Retained {
@@ -347,14 +348,14 @@ impl Mixer for Attention {
         slots
     }
 
-    fn lower(&self, block: &mut Lowering) -> Result<()> {
-        self.lower_with(block, |block, _, _| {
+    fn lower(&self, layer: &mut Lowering) -> Result<()> {
+        self.lower_with(layer, |layer, _, _| {
             Ok(self.retained.map(|retained| {
                 let policy = match retained.policy {
-                    RetainedPolicy::Attention => Policy::Attention(Self::score_slots(block)),
+                    RetainedPolicy::Attention => Policy::Attention(Self::score_slots(layer)),
                     RetainedPolicy::Stride(every) => Policy::Stride(every),
                 };
-                Self::eviction(block, policy, retained.sink)
+                Self::eviction(layer, policy, retained.sink)
             }))
         })
     }

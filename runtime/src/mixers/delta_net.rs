@@ -16,10 +16,10 @@ use serde_json::{Value, json};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
-use crate::ops::{Activation, Decay, Finish, Gate, Key, Map, Prepare, Recur, Write};
+use crate::ops::{Activation, Decay, Gate, Key, Map, OutputOp, Prepare, Recur, Write};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::state::{SlotDtype, SlotKind, SlotSpec};
+use crate::state::{StateDtype, StateKind, StateTensor};
 
 pub(super) const KIND: &str = "delta_net";
 
@@ -33,7 +33,7 @@ pub enum KeyNorm {
     Sum,
 }
 
-/// Its numbers.
+/// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeltaNet {
@@ -94,19 +94,19 @@ impl Mixer for DeltaNet {
         weights
     }
 
-    fn slots(&self) -> Vec<SlotSpec> {
+    fn state(&self) -> Vec<StateTensor> {
         let shape = [self.heads, self.head_dim, self.value_dim];
-        let state = SlotSpec::new("state", SlotKind::Matrix, SlotDtype::F32, &shape);
+        let state = StateTensor::new("state", StateKind::Matrix, StateDtype::F32, &shape);
         let mut slots = vec![state];
         slots.extend(short_conv::slots(&self.branches(), self.conv));
         slots
     }
 
-    fn lower(&self, block: &mut Lowering) -> Result<()> {
+    fn lower(&self, layer: &mut Lowering) -> Result<()> {
         let mut names = vec!["q_proj", "k_proj", "v_proj"];
         names.extend(self.beta.then_some("b_proj"));
         names.extend(self.gate.then_some("g_proj"));
-        let views = block.project(&names)?;
+        let views = layer.project(&names)?;
         let mut lanes = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
             let maps = match i {
@@ -121,20 +121,20 @@ impl Mixer for DeltaNet {
                     maps
                 }
             };
-            lanes.push(branch.lane(block, views[i], 1 + i, maps)?);
+            lanes.push(branch.lane(layer, views[i], 1 + i, maps)?);
         }
         let scale = if self.negative_eigenvalues { 2.0 } else { 1.0 };
         let (beta, strength) = match self.beta {
             true => (views[3], Gate::Sigmoid { scale }),
-            false => (block.buffer(self.heads), Gate::Constant(scale)),
+            false => (layer.buffer(self.heads), Gate::Constant(scale)),
         };
-        block.push(Prepare {
+        layer.push(Prepare {
             lanes,
             rope: None,
             gates: vec![(beta, strength)],
         });
-        let out = block.buffer(self.heads * self.value_dim);
-        block.push(Recur {
+        let out = layer.buffer(self.heads * self.value_dim);
+        layer.push(Recur {
             heads: self.heads,
             states: self.heads,
             dk: self.head_dim,
@@ -146,14 +146,14 @@ impl Mixer for DeltaNet {
             write: Write::Delta(beta),
             gates: None,
             scale: (self.head_dim as f32).powf(-0.5),
-            slot: block.slot(0),
+            slot: layer.state_tensor(0),
             out,
             beside: 0,
         });
-        let mut finish = vec![output_norm(block, self.norm_eps)?];
+        let mut finish = vec![output_norm(layer, self.norm_eps)?];
         if self.gate {
-            finish.push(Finish::Gate(views[views.len() - 1], Activation::Silu));
+            finish.push(OutputOp::Gate(views[views.len() - 1], Activation::Silu));
         }
-        block.emit(out, finish, "o_proj")
+        layer.emit(out, finish, "o_proj")
     }
 }

@@ -18,14 +18,14 @@ use super::head_gates::HeadGateInput;
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
-use crate::ops::{Activation, Decay, Finish, Gate, Key, Map, Prepare, Recur, Write};
+use crate::ops::{Activation, Decay, Gate, Key, Map, OutputOp, Prepare, Recur, Write};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::state::{SlotDtype, SlotKind, SlotSpec};
+use crate::state::{StateDtype, StateKind, StateTensor};
 
 pub(super) const KIND: &str = "gated_deltanet";
 
-/// Its numbers.
+/// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GatedDeltaNet {
@@ -98,21 +98,21 @@ impl Mixer for GatedDeltaNet {
         weights
     }
 
-    fn slots(&self) -> Vec<SlotSpec> {
+    fn state(&self) -> Vec<StateTensor> {
         let shape = [self.value_heads, self.head_dim, self.value_dim];
-        let state = SlotSpec::new("state", SlotKind::Matrix, SlotDtype::F32, &shape);
+        let state = StateTensor::new("state", StateKind::Matrix, StateDtype::F32, &shape);
         let mut slots = vec![state];
         slots.extend(short_conv::slots(&self.branches(), self.conv));
         slots
     }
 
-    fn lower(&self, block: &mut Lowering) -> Result<()> {
+    fn lower(&self, layer: &mut Lowering) -> Result<()> {
         let mut names = vec!["q_proj", "k_proj", "v_proj", "b_proj"];
         names.extend(self.decay.then_some("a_proj"));
         names.extend(self.gate.map(|_| "g_proj"));
         let head_gates = self.head_gates.map_or(&[][..], HeadGateInput::projections);
         names.extend(head_gates);
-        let views = block.project(&names)?;
+        let views = layer.project(&names)?;
         let view = |name: &str| names.iter().position(|n| *n == name).map(|i| views[i]);
         let (q, k, v, beta) = (views[0], views[1], views[2], views[3]);
 
@@ -122,18 +122,18 @@ impl Mixer for GatedDeltaNet {
             if i < 2 {
                 maps.push(Map::L2Norm);
             }
-            lanes.push(branch.lane(block, views[i], 1 + i, maps)?);
+            lanes.push(branch.lane(layer, views[i], 1 + i, maps)?);
         }
         let scale = if self.negative_eigenvalues { 2.0 } else { 1.0 };
         let mut gates = vec![(beta, Gate::Sigmoid { scale })];
         let mut decay = Decay::None;
         if let Some(view) = view("a_proj") {
-            let rate = block.vector("A_log")?.iter().map(|a| a.exp()).collect();
-            let bias = block.vector("dt_bias")?;
+            let rate = layer.vector("A_log")?.iter().map(|a| a.exp()).collect();
+            let bias = layer.vector("dt_bias")?;
             gates.push((view, Gate::Decay { rate, bias }));
             decay = Decay::Head(view);
         }
-        block.push(Prepare {
+        layer.push(Prepare {
             lanes,
             rope: None,
             gates,
@@ -141,13 +141,13 @@ impl Mixer for GatedDeltaNet {
         let gates = match self.head_gates {
             Some(input) => {
                 let projected = &views[views.len() - head_gates.len()..];
-                Some(input.lower(block, projected, [q, k])?)
+                Some(input.lower(layer, projected, [q, k])?)
             }
             None => None,
         };
 
-        let out = block.buffer(self.value_heads * self.value_dim);
-        block.push(Recur {
+        let out = layer.buffer(self.value_heads * self.value_dim);
+        layer.push(Recur {
             heads: self.value_heads,
             states: self.value_heads,
             dk: self.head_dim,
@@ -159,14 +159,14 @@ impl Mixer for GatedDeltaNet {
             write: Write::Delta(beta),
             gates,
             scale: (self.head_dim as f32).powf(-0.5),
-            slot: block.slot(0),
+            slot: layer.state_tensor(0),
             out,
             beside: 0,
         });
-        let mut finish = vec![output_norm(block, self.norm_eps)?];
+        let mut finish = vec![output_norm(layer, self.norm_eps)?];
         if let (Some(activation), Some(gate)) = (self.gate, view("g_proj")) {
-            finish.push(Finish::Gate(gate, activation));
+            finish.push(OutputOp::Gate(gate, activation));
         }
-        block.emit(out, finish, "o_proj")
+        layer.emit(out, finish, "o_proj")
     }
 }

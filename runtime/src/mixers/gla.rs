@@ -22,11 +22,11 @@ use crate::error::Result;
 use crate::ops::{Decay, Gate, Prepare};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::state::SlotSpec;
+use crate::state::StateTensor;
 
 pub(super) const KIND: &str = "gla";
 
-/// Its numbers.
+/// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gla {
@@ -86,25 +86,25 @@ impl Mixer for Gla {
         self.linear.weights(hidden, decay)
     }
 
-    fn slots(&self) -> Vec<SlotSpec> {
+    fn state(&self) -> Vec<StateTensor> {
         self.linear.slots(self.states())
     }
 
-    fn lower(&self, block: &mut Lowering) -> Result<()> {
+    fn lower(&self, layer: &mut Lowering) -> Result<()> {
         let gate = Gate::LogSigmoid {
             scale: 1.0 / self.gate_normalizer,
             min: self.gate_min.unwrap_or(f32::NEG_INFINITY),
         };
         let names = ["gk_proj.0"];
         self.linear.lower(
-            block,
+            layer,
             self.states(),
             None,
             self.written,
             &names,
-            |block, views| {
-                let decay = block.project_from(views[0], None, &["gk_proj.1"])?[0];
-                block.push(Prepare {
+            |layer, views| {
+                let decay = layer.project_from(views[0], None, &["gk_proj.1"])?[0];
+                layer.push(Prepare {
                     lanes: Vec::new(),
                     rope: None,
                     gates: vec![(decay, gate)],

@@ -21,17 +21,17 @@ use serde_json::{Value, json};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
-use crate::ops::{Activation, Finish, Gate, Lane, Map, Prepare, Slots};
+use crate::ops::{Activation, Gate, Lane, Map, OutputOp, Prepare, Slots};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::state::{SlotDtype, SlotKind, SlotSpec};
+use crate::state::{StateDtype, StateKind, StateTensor};
 
 pub(super) const KIND: &str = "gsa";
 
 /// The reference leaves the output norm at this default, whatever its configuration says.
 const NORM_EPS: f32 = 1e-5;
 
-/// Its numbers.
+/// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gsa {
@@ -71,9 +71,10 @@ pub(super) fn slots(
     slots: usize,
     head_dim: usize,
     value_dim: usize,
-) -> [SlotSpec; 2] {
-    let matrix =
-        |name, shape: [usize; 3]| SlotSpec::new(name, SlotKind::Matrix, SlotDtype::F32, &shape);
+) -> [StateTensor; 2] {
+    let matrix = |name, shape: [usize; 3]| {
+        StateTensor::new(name, StateKind::Matrix, StateDtype::F32, &shape)
+    };
     [
         matrix("keys", [heads, head_dim, slots]),
         matrix("values", [heads, slots, value_dim]),
@@ -121,7 +122,7 @@ impl Mixer for Gsa {
         weights
     }
 
-    fn slots(&self) -> Vec<SlotSpec> {
+    fn state(&self) -> Vec<StateTensor> {
         let mut all = Vec::from(slots(
             self.kv_heads,
             self.slots,
@@ -132,8 +133,8 @@ impl Mixer for Gsa {
         all
     }
 
-    fn lower(&self, block: &mut Lowering) -> Result<()> {
-        let views = block.project(&["q_proj", "k_proj", "v_proj", "f_proj"])?;
+    fn lower(&self, layer: &mut Lowering) -> Result<()> {
+        let views = layer.project(&["q_proj", "k_proj", "v_proj", "f_proj"])?;
         let (q, k, v, weights) = (views[0], views[1], views[2], views[3]);
         let mut lanes = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
@@ -141,22 +142,22 @@ impl Mixer for Gsa {
             let mut maps: Vec<_> = self.conv.map(|_| silu).into_iter().collect();
             if i < 2 {
                 if self.learned_map {
-                    maps.push(Map::Linear(block.vector("feature_map.layer.weight")?));
+                    maps.push(Map::Linear(layer.vector("feature_map.layer.weight")?));
                 }
                 maps.push(Map::Activation(self.feature_map));
             } else {
                 maps.push(Map::Activation(Activation::Silu));
             }
-            lanes.push(branch.lane(block, views[i], 2 + i, maps)?);
+            lanes.push(branch.lane(layer, views[i], 2 + i, maps)?);
         }
         let scale = 1.0 / self.gate_normalizer;
-        block.push(Prepare {
+        layer.push(Prepare {
             lanes,
             rope: None,
             gates: vec![(weights, Gate::Forget { scale })],
         });
         if let Some(count) = self.written {
-            block.push(Prepare {
+            layer.push(Prepare {
                 lanes: vec![Lane {
                     view: weights,
                     head_dim: self.slots,
@@ -167,8 +168,8 @@ impl Mixer for Gsa {
                 gates: Vec::new(),
             });
         }
-        let out = block.buffer(self.heads * self.value_dim);
-        block.push(Slots {
+        let out = layer.buffer(self.heads * self.value_dim);
+        layer.push(Slots {
             heads: self.heads,
             kv_heads: self.kv_heads,
             slots: self.slots,
@@ -177,12 +178,12 @@ impl Mixer for Gsa {
             v,
             weights,
             scale: 1.0,
-            keys: block.slot(0),
-            values: block.slot(1),
+            keys: layer.state_tensor(0),
+            values: layer.state_tensor(1),
             out,
         });
-        let norm = output_norm(block, NORM_EPS)?;
-        let silu = Finish::Map(Activation::Silu);
-        block.emit(out, vec![silu, norm], "o_proj")
+        let norm = output_norm(layer, NORM_EPS)?;
+        let silu = OutputOp::Map(Activation::Silu);
+        layer.emit(out, vec![silu, norm], "o_proj")
     }
 }

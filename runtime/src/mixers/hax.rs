@@ -13,12 +13,12 @@ use serde::{Deserialize, Serialize};
 
 use super::Mismatch;
 use crate::error::Result;
-use crate::ops::{self, Finish, Hash, Pattern, Scorer, Sources};
+use crate::ops::{self, Hash, OutputOp, Pattern, Scorer, Sources};
 use crate::program::{Lowering, Vector, View};
 use crate::spec::WeightSpec;
-use crate::state::{SlotDtype, SlotKind, SlotSpec};
+use crate::state::{StateDtype, StateKind, StateTensor};
 
-/// Its numbers.
+/// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hax {
@@ -157,29 +157,34 @@ impl Hax {
         weights
     }
 
-    pub(super) fn slots(&self, width: usize, inner: usize) -> Vec<SlotSpec> {
+    pub(super) fn slots(&self, width: usize, inner: usize) -> Vec<StateTensor> {
         let rows = self.rows();
         let mut slots = vec![
-            SlotSpec::new("hax_keys", SlotKind::Set, SlotDtype::Kv, &[rows, width]),
-            SlotSpec::new("hax_values", SlotKind::Set, SlotDtype::Kv, &[rows, inner]),
-            SlotSpec::new("hax_positions", SlotKind::Set, SlotDtype::U64, &[rows]),
-            SlotSpec::new("hax_means", SlotKind::Counter, SlotDtype::F32, &[2, width]),
+            StateTensor::new("hax_keys", StateKind::Set, StateDtype::Kv, &[rows, width]),
+            StateTensor::new("hax_values", StateKind::Set, StateDtype::Kv, &[rows, inner]),
+            StateTensor::new("hax_positions", StateKind::Set, StateDtype::U64, &[rows]),
+            StateTensor::new(
+                "hax_means",
+                StateKind::Counter,
+                StateDtype::F32,
+                &[2, width],
+            ),
         ];
         if let Some((_, bins)) = self.hash() {
             let shape = [bins];
-            slots.push(SlotSpec::new(
+            slots.push(StateTensor::new(
                 "hax_cursors",
-                SlotKind::Counter,
-                SlotDtype::U32,
+                StateKind::Counter,
+                StateDtype::U32,
                 &shape,
             ));
         }
         if self.selects() {
             let shape = [self.keys];
-            slots.push(SlotSpec::new(
+            slots.push(StateTensor::new(
                 "hax_scores",
-                SlotKind::Set,
-                SlotDtype::F32,
+                StateKind::Set,
+                StateDtype::F32,
                 &shape,
             ));
         }
@@ -190,12 +195,12 @@ impl Hax {
     /// Returns what to add to the mixer's output.
     pub(super) fn lower(
         &self,
-        block: &mut Lowering,
+        layer: &mut Lowering,
         x: View,
         width: usize,
         first: usize,
-    ) -> Result<Finish> {
-        let (k, q) = block.project_from(x, None, &["xx_proj"])?[0].split(width);
+    ) -> Result<OutputOp> {
+        let (k, q) = layer.project_from(x, None, &["xx_proj"])?[0].split(width);
         let mut patterns = Vec::new();
         for source in &self.sources {
             let pattern = match source {
@@ -203,41 +208,41 @@ impl Hax {
                 Source::Sink => Pattern::Sink,
                 Source::Dilated { every, .. } => Pattern::Dilated(*every),
                 Source::SignBins { .. } | Source::ArgmaxBins { .. } => Pattern::Bins(Hash {
-                    weight: block.vector("lsh_hash")?,
+                    weight: layer.vector("lsh_hash")?,
                     signs: matches!(source, Source::SignBins { .. }),
                 }),
-                Source::Best => Pattern::Best(scorer(block)?),
+                Source::Best => Pattern::Best(scorer(layer)?),
             };
             patterns.push((pattern, self.seen(source)));
         }
         let sources = Sources::new(patterns, width);
-        let plan = block.buffer(sources.plan_width());
-        let out = block.buffer(x.width);
-        let cursors = self.hash().map(|_| block.slot(first + 4));
+        let plan = layer.buffer(sources.plan_width());
+        let out = layer.buffer(x.width);
+        let cursors = self.hash().map(|_| layer.state_tensor(first + 4));
         let after = first + 4 + usize::from(cursors.is_some());
-        block.push(ops::Hax {
+        layer.push(ops::Hax {
             k,
             q,
             v: x,
             sources,
-            keys: block.slot(first),
-            values: block.slot(first + 1),
-            positions: block.slot(first + 2),
-            means: block.slot(first + 3),
+            keys: layer.state_tensor(first),
+            values: layer.state_tensor(first + 1),
+            positions: layer.state_tensor(first + 2),
+            means: layer.state_tensor(first + 3),
             cursors,
-            scores: self.selects().then(|| block.slot(after)),
+            scores: self.selects().then(|| layer.state_tensor(after)),
             plan,
             out,
         });
-        Ok(Finish::Add(out, block.vector("E")?))
+        Ok(OutputOp::Add(out, layer.vector("E")?))
     }
 }
 
-fn scorer(block: &Lowering) -> Result<Scorer> {
+fn scorer(layer: &Lowering) -> Result<Scorer> {
     let layer = |i: usize| -> Result<(Vector, Vector)> {
         Ok((
-            block.vector(&format!("dx_proj_{i}.weight"))?,
-            block.vector(&format!("dx_proj_{i}.bias"))?,
+            layer.vector(&format!("dx_proj_{i}.weight"))?,
+            layer.vector(&format!("dx_proj_{i}.bias"))?,
         ))
     };
     let (last, last_bias) = layer(3)?;

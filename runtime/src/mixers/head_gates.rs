@@ -56,18 +56,18 @@ impl HeadGateInput {
     /// The gates: from `projected`, the columns that [`HeadGateInput::projections`] made, or from the queries and keys.
     pub(super) fn lower(
         self,
-        block: &mut Lowering,
+        layer: &mut Lowering,
         projected: &[View],
         [q, k]: [View; 2],
     ) -> Result<HeadGates> {
         let (read, write) = match (self, projected) {
             (HeadGateInput::Hidden, &[read, write]) => (read, write),
             _ => (
-                block.project_from(q, None, &[READ])?[0],
-                block.project_from(k, None, &[WRITE])?[0],
+                layer.project_from(q, None, &[READ])?[0],
+                layer.project_from(k, None, &[WRITE])?[0],
             ),
         };
-        block.push(Prepare {
+        layer.push(Prepare {
             lanes: Vec::new(),
             rope: None,
             gates: vec![(read, Gate::Softmax), (write, Gate::Softmax)],

@@ -18,14 +18,14 @@ use crate::error::Result;
 use crate::ops::{Activation, Decay, Gate, Key, Map, Prepare, Recur, Write};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::state::{SlotDtype, SlotKind, SlotSpec};
+use crate::state::{StateDtype, StateKind, StateTensor};
 
 pub(super) const KIND: &str = "hgrn2";
 
 /// The reference leaves the output norm at this default, whatever its configuration says.
 const NORM_EPS: f32 = 1e-5;
 
-/// Its numbers.
+/// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hgrn2 {
@@ -84,17 +84,17 @@ impl Mixer for Hgrn2 {
         weights
     }
 
-    fn slots(&self) -> Vec<SlotSpec> {
+    fn state(&self) -> Vec<StateTensor> {
         let shape = [self.heads, self.head_dim, self.value_dim];
-        let state = SlotSpec::new("state", SlotKind::Matrix, SlotDtype::F32, &shape);
+        let state = StateTensor::new("state", StateKind::Matrix, StateDtype::F32, &shape);
         let mut slots = vec![state];
         slots.extend(short_conv::slots(&self.branches(), self.conv));
         slots
     }
 
-    fn lower(&self, block: &mut Lowering) -> Result<()> {
+    fn lower(&self, layer: &mut Lowering) -> Result<()> {
         let branches = self.branches();
-        let views = block.project(&branches.each_ref().map(|branch| branch.projection))?;
+        let views = layer.project(&branches.each_ref().map(|branch| branch.projection))?;
         let (q, f, v) = (views[0], views[1], views[2]);
         let mut lanes = Vec::new();
         for (i, branch) in branches.iter().enumerate() {
@@ -103,23 +103,23 @@ impl Mixer for Hgrn2 {
                 _ => Vec::new(),
             };
             if self.conv.is_some() || !maps.is_empty() {
-                lanes.push(branch.lane(block, views[i], 1 + i, maps)?);
+                lanes.push(branch.lane(layer, views[i], 1 + i, maps)?);
             }
         }
         let decay = match self.lower_bound {
-            true => Gate::LowerBound(block.vector("lower_bound")?),
+            true => Gate::LowerBound(layer.vector("lower_bound")?),
             false => Gate::LogSigmoid {
                 scale: 1.0,
                 min: f32::NEG_INFINITY,
             },
         };
-        block.push(Prepare {
+        layer.push(Prepare {
             lanes,
             rope: None,
             gates: vec![(f, decay)],
         });
-        let out = block.buffer(self.heads * self.value_dim);
-        block.push(Recur {
+        let out = layer.buffer(self.heads * self.value_dim);
+        layer.push(Recur {
             heads: self.heads,
             states: self.heads,
             dk: self.head_dim,
@@ -131,11 +131,11 @@ impl Mixer for Hgrn2 {
             write: Write::Add,
             gates: None,
             scale: (self.head_dim as f32).powf(-0.5),
-            slot: block.slot(0),
+            slot: layer.state_tensor(0),
             out,
             beside: 0,
         });
-        let norm = output_norm(block, NORM_EPS)?;
-        block.emit(out, vec![norm], "o_proj")
+        let norm = output_norm(layer, NORM_EPS)?;
+        layer.emit(out, vec![norm], "o_proj")
     }
 }

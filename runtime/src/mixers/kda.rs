@@ -19,14 +19,14 @@ use serde_json::{Value, json};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
-use crate::ops::{Activation, Decay, Finish, Gate, Key, Map, Prepare, Recur, Write};
+use crate::ops::{Activation, Decay, Gate, Key, Map, OutputOp, Prepare, Recur, Write};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::state::{SlotDtype, SlotKind, SlotSpec};
+use crate::state::{StateDtype, StateKind, StateTensor};
 
 pub(super) const KIND: &str = "kda";
 
-/// Its numbers.
+/// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Kda {
@@ -95,22 +95,22 @@ impl Mixer for Kda {
         weights
     }
 
-    fn slots(&self) -> Vec<SlotSpec> {
+    fn state(&self) -> Vec<StateTensor> {
         let shape = [self.value_heads, self.head_dim, self.value_dim];
-        let state = SlotSpec::new("state", SlotKind::Matrix, SlotDtype::F32, &shape);
+        let state = StateTensor::new("state", StateKind::Matrix, StateDtype::F32, &shape);
         let mut slots = vec![state];
         slots.extend(short_conv::slots(&self.branches(), self.conv));
         slots
     }
 
-    fn lower(&self, block: &mut Lowering) -> Result<()> {
+    fn lower(&self, layer: &mut Lowering) -> Result<()> {
         let names = [
             "q_proj", "k_proj", "v_proj", "b_proj", "f_proj.0", "g_proj.0",
         ];
-        let views = block.project(&names)?;
+        let views = layer.project(&names)?;
         let beta = views[3];
-        let decay = block.project_from(views[4], None, &["f_proj.1"])?[0];
-        let gate = block.project_from(views[5], None, &["g_proj.1"])?[0];
+        let decay = layer.project_from(views[4], None, &["f_proj.1"])?[0];
+        let gate = layer.project_from(views[5], None, &["g_proj.1"])?[0];
 
         let mut lanes = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
@@ -118,26 +118,26 @@ impl Mixer for Kda {
             if i < 2 {
                 maps.push(Map::L2Norm);
             }
-            lanes.push(branch.lane(block, views[i], 1 + i, maps)?);
+            lanes.push(branch.lane(layer, views[i], 1 + i, maps)?);
         }
-        let rates = block.vector("A_log")?;
+        let rates = layer.vector("A_log")?;
         let rate = rates
             .iter()
             .flat_map(|a| std::iter::repeat_n(a.exp(), self.head_dim))
             .collect();
-        let bias = block.vector("dt_bias")?;
+        let bias = layer.vector("dt_bias")?;
         let decay_gate = match self.decay_bound {
             Some(bound) => Gate::BoundedDecay { rate, bias, bound },
             None => Gate::Decay { rate, bias },
         };
         let scale = if self.negative_eigenvalues { 2.0 } else { 1.0 };
-        block.push(Prepare {
+        layer.push(Prepare {
             lanes,
             rope: None,
             gates: vec![(decay, decay_gate), (beta, Gate::Sigmoid { scale })],
         });
-        let out = block.buffer(self.value_heads * self.value_dim);
-        block.push(Recur {
+        let out = layer.buffer(self.value_heads * self.value_dim);
+        layer.push(Recur {
             heads: self.value_heads,
             states: self.value_heads,
             dk: self.head_dim,
@@ -149,12 +149,12 @@ impl Mixer for Kda {
             write: Write::Delta(beta),
             gates: None,
             scale: (self.head_dim as f32).powf(-0.5),
-            slot: block.slot(0),
+            slot: layer.state_tensor(0),
             out,
             beside: 0,
         });
-        let norm = output_norm(block, self.norm_eps)?;
-        let gate = Finish::Gate(gate, Activation::Sigmoid);
-        block.emit(out, vec![norm, gate], "o_proj")
+        let norm = output_norm(layer, self.norm_eps)?;
+        let gate = OutputOp::Gate(gate, Activation::Sigmoid);
+        layer.emit(out, vec![norm, gate], "o_proj")
     }
 }

@@ -6,12 +6,12 @@ use super::head_gates::HeadGateInput;
 use super::short_conv::{self, Branch};
 use super::{Mismatch, output_norm};
 use crate::error::Result;
-use crate::ops::{Activation, Decay, Finish, Key, Lane, Map, Prepare, Recur, Rope, Write};
+use crate::ops::{Activation, Decay, Key, Lane, Map, OutputOp, Prepare, Recur, Rope, Write};
 use crate::program::{Lowering, View};
 use crate::spec::WeightSpec;
-use crate::state::{SlotDtype, SlotKind, SlotSpec};
+use crate::state::{StateDtype, StateKind, StateTensor};
 
-/// Its numbers.
+/// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinearAttention {
@@ -67,9 +67,9 @@ impl LinearAttention {
     }
 
     /// The slots for that many states.
-    pub(super) fn slots(&self, states: usize) -> Vec<SlotSpec> {
+    pub(super) fn slots(&self, states: usize) -> Vec<StateTensor> {
         let shape = [states, self.head_dim, self.value_dim];
-        let state = SlotSpec::new("state", SlotKind::Matrix, SlotDtype::F32, &shape);
+        let state = StateTensor::new("state", StateKind::Matrix, StateDtype::F32, &shape);
         let mut slots = vec![state];
         slots.extend(short_conv::slots(&self.branches(), self.conv));
         slots
@@ -79,7 +79,7 @@ impl LinearAttention {
     /// the state, or all; the others do not fade, if each row has a decay of its own.
     pub(super) fn lower(
         &self,
-        block: &mut Lowering,
+        layer: &mut Lowering,
         states: usize,
         rope_theta: Option<f32>,
         written: Option<usize>,
@@ -93,12 +93,12 @@ impl LinearAttention {
         if self.gate {
             all.push("g_proj");
         }
-        let views = block.project(&all)?;
+        let views = layer.project(&all)?;
         let (qkv, rest) = views.split_at(3);
         let (decays, rest) = rest.split_at(names.len());
         let (head_gates, gate) = rest.split_at(head_gates.len());
         let (q, k, v) = (qkv[0], qkv[1], qkv[2]);
-        let decay = decay(block, decays)?;
+        let decay = decay(layer, decays)?;
 
         let mut lanes = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
@@ -112,19 +112,19 @@ impl LinearAttention {
                 maps.extend([Map::Softmax, Map::Largest(count), Map::SumNorm]);
             }
             if !maps.is_empty() {
-                lanes.push(branch.lane(block, qkv[i], 1 + i, maps)?);
+                lanes.push(branch.lane(layer, qkv[i], 1 + i, maps)?);
             }
         }
         if !lanes.is_empty() {
-            let rope = rope_theta.map(|theta| Rope::new(theta, None, block.buffer(self.head_dim)));
-            block.push(Prepare {
+            let rope = rope_theta.map(|theta| Rope::new(theta, None, layer.buffer(self.head_dim)));
+            layer.push(Prepare {
                 lanes,
                 rope,
                 gates: Vec::new(),
             });
         }
         if let (Some(_), Decay::Key(view)) = (written, &decay) {
-            block.push(Prepare {
+            layer.push(Prepare {
                 lanes: vec![Lane {
                     view: *view,
                     head_dim: self.head_dim,
@@ -136,12 +136,12 @@ impl LinearAttention {
             });
         }
         let gates = match self.head_gates {
-            Some(input) => Some(input.lower(block, head_gates, [q, k])?),
+            Some(input) => Some(input.lower(layer, head_gates, [q, k])?),
             None => None,
         };
 
-        let out = block.buffer(self.heads * self.value_dim);
-        block.push(Recur {
+        let out = layer.buffer(self.heads * self.value_dim);
+        layer.push(Recur {
             heads: self.heads,
             states,
             dk: self.head_dim,
@@ -153,15 +153,15 @@ impl LinearAttention {
             write: Write::Add,
             gates,
             scale: (self.head_dim as f32).powf(-0.5),
-            slot: block.slot(0),
+            slot: layer.state_tensor(0),
             out,
             beside: 0,
         });
-        let mut finish = vec![output_norm(block, self.norm_eps)?];
+        let mut finish = vec![output_norm(layer, self.norm_eps)?];
         finish.extend(
             gate.first()
-                .map(|&gate| Finish::Gate(gate, Activation::Silu)),
+                .map(|&gate| OutputOp::Gate(gate, Activation::Silu)),
         );
-        block.emit(out, finish, "o_proj")
+        layer.emit(out, finish, "o_proj")
     }
 }

@@ -20,7 +20,7 @@ use crate::error::Result;
 use crate::ops::{Policy, RouterLayer, Score};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::state::{SlotDtype, SlotKind, SlotSpec};
+use crate::state::{StateDtype, StateKind, StateTensor};
 
 pub use crate::ops::ScoreMap;
 
@@ -36,7 +36,7 @@ pub enum RouterScope {
     Layer,
 }
 
-/// Its numbers.
+/// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lte {
@@ -161,8 +161,8 @@ impl Mixer for Lte {
         weights
     }
 
-    fn slots(&self) -> Vec<SlotSpec> {
-        let mut slots = self.attention.slots();
+    fn state(&self) -> Vec<StateTensor> {
+        let mut slots = self.attention.state();
         slots.extend(self.attention.set_slots(self.capacity, true));
         const NAMES: [&str; 8] = [
             "router_0", "router_1", "router_2", "router_3", "router_4", "router_5", "router_6",
@@ -170,18 +170,23 @@ impl Mixer for Lte {
         ];
         for (i, (past, name)) in self.past().zip(NAMES).enumerate() {
             let shape = [self.attention.kv_heads, past, self.channels(i)];
-            slots.push(SlotSpec::new(name, SlotKind::Shift, SlotDtype::F32, &shape));
+            slots.push(StateTensor::new(
+                name,
+                StateKind::Shift,
+                StateDtype::F32,
+                &shape,
+            ));
         }
         slots
     }
 
-    fn lower(&self, block: &mut Lowering) -> Result<()> {
-        self.attention.lower_with(block, |block, k, v| {
+    fn lower(&self, layer: &mut Lowering) -> Result<()> {
+        self.attention.lower_with(layer, |layer, k, v| {
             let stack = "router.conv_stack";
             let mut layers = Vec::new();
             for (i, &dilation) in self.router_dilations.iter().enumerate() {
-                let weight = block.vector(&format!("{stack}.convs.{i}.weight"))?;
-                let bias = block.vector(&format!("{stack}.convs.{i}.bias"))?;
+                let weight = layer.vector(&format!("{stack}.convs.{i}.weight"))?;
+                let bias = layer.vector(&format!("{stack}.convs.{i}.bias"))?;
                 let (inputs, outputs) = (self.channels(i), self.channels(i + 1));
                 layers.push(RouterLayer::new(
                     &weight,
@@ -189,27 +194,27 @@ impl Mixer for Lte {
                     inputs,
                     outputs,
                     dilation,
-                    block.slot(AFTER_SET + i),
+                    layer.state_tensor(AFTER_SET + i),
                 ));
             }
-            let scores = block.buffer(self.attention.kv_heads);
-            block.push(Score {
+            let scores = layer.buffer(self.attention.kv_heads);
+            layer.push(Score {
                 kv_heads: self.attention.kv_heads,
                 k,
                 v,
                 layers,
-                weight: block.vector(&format!("{stack}.proj.weight"))?,
-                bias: block.vector(&format!("{stack}.proj.bias"))?,
+                weight: layer.vector(&format!("{stack}.proj.weight"))?,
+                bias: layer.vector(&format!("{stack}.proj.bias"))?,
                 map: self.score,
                 out: scores,
-                window: Some(Attention::score_slots(block).window),
+                window: Some(Attention::score_slots(layer).window),
             });
             let policy = Policy::Learned {
                 router: scores,
                 margin: self.margin(),
-                scores: Attention::score_slots(block),
+                scores: Attention::score_slots(layer),
             };
-            Ok(Some(Attention::eviction(block, policy, self.sink)))
+            Ok(Some(Attention::eviction(layer, policy, self.sink)))
         })
     }
 }

@@ -15,14 +15,14 @@ use serde_json::{Value, json};
 
 use super::{Hax, Mismatch, Mixer};
 use crate::error::Result;
-use crate::ops::{Activation, Conv, Finish, Lane, Map, Prepare, Scan};
+use crate::ops::{Activation, Conv, Lane, Map, OutputOp, Prepare, Scan};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::state::{SlotDtype, SlotKind, SlotSpec};
+use crate::state::{StateDtype, StateKind, StateTensor};
 
 pub(super) const KIND: &str = "mamba";
 
-/// Its numbers.
+/// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mamba {
@@ -94,12 +94,12 @@ impl Mixer for Mamba {
         weights
     }
 
-    fn slots(&self) -> Vec<SlotSpec> {
+    fn state(&self) -> Vec<StateTensor> {
         let state = [self.state, self.inner];
         let conv = [self.conv - 1, self.inner];
         let mut slots = vec![
-            SlotSpec::new("state", SlotKind::Matrix, SlotDtype::F32, &state),
-            SlotSpec::new("conv", SlotKind::Shift, SlotDtype::F32, &conv),
+            StateTensor::new("state", StateKind::Matrix, StateDtype::F32, &state),
+            StateTensor::new("conv", StateKind::Shift, StateDtype::F32, &conv),
         ];
         if let Some(hax) = &self.hax {
             slots.extend(hax.slots(self.state, self.inner));
@@ -107,19 +107,19 @@ impl Mixer for Mamba {
         slots
     }
 
-    fn lower(&self, block: &mut Lowering) -> Result<()> {
+    fn lower(&self, layer: &mut Lowering) -> Result<()> {
         let Mamba {
             inner, state, rank, ..
         } = *self;
-        let both = block.project(&["in_proj"])?[0];
+        let both = layer.project(&["in_proj"])?[0];
         let (x, z) = both.split(inner);
         let conv = Conv::new(
-            &block.vector("conv1d.weight")?,
+            &layer.vector("conv1d.weight")?,
             inner,
-            block.optional_vector("conv1d.bias")?,
-            block.slot(1),
+            layer.optional_vector("conv1d.bias")?,
+            layer.state_tensor(1),
         );
-        block.push(Prepare {
+        layer.push(Prepare {
             lanes: vec![Lane::of_channels(
                 x,
                 Some(conv),
@@ -128,28 +128,28 @@ impl Mixer for Mamba {
             rope: None,
             gates: Vec::new(),
         });
-        let parameters = block.project_from(x, None, &["x_proj"])?[0];
+        let parameters = layer.project_from(x, None, &["x_proj"])?[0];
         let (low, rest) = parameters.split(rank);
         let (b, c) = rest.split(state);
-        let step = block.project_from(low, None, &["dt_proj"])?[0];
+        let step = layer.project_from(low, None, &["dt_proj"])?[0];
 
-        let a = block.vector("A")?;
+        let a = layer.vector("A")?;
         let rate = |i: usize| a[i % inner * state + i / inner];
-        let out = block.buffer(inner);
-        block.push(Scan {
+        let out = layer.buffer(inner);
+        layer.push(Scan {
             x,
             step,
             b,
             c,
             rate: (0..state * inner).map(rate).collect(),
-            slot: block.slot(0),
+            slot: layer.state_tensor(0),
             out,
         });
-        let mut finish = vec![Finish::Add(x, block.vector("D")?)];
+        let mut finish = vec![OutputOp::Add(x, layer.vector("D")?)];
         if let Some(hax) = &self.hax {
-            finish.push(hax.lower(block, x, state, 2)?);
+            finish.push(hax.lower(layer, x, state, 2)?);
         }
-        finish.push(Finish::Gate(z, Activation::Silu));
-        block.emit(out, finish, "out_proj")
+        finish.push(OutputOp::Gate(z, Activation::Silu));
+        layer.emit(out, finish, "out_proj")
     }
 }

@@ -16,15 +16,15 @@ use serde_json::{Value, json};
 use super::{Hax, Mismatch, Mixer};
 use crate::error::Result;
 use crate::ops::{
-    Activation, Conv, Decay, Finish, Gate, HeadGates, Key, Lane, Map, Norm, Prepare, Recur, Write,
+    Activation, Conv, Decay, Gate, HeadGates, Key, Lane, Map, Norm, OutputOp, Prepare, Recur, Write,
 };
 use crate::program::{Lowering, Vector};
 use crate::spec::WeightSpec;
-use crate::state::{SlotDtype, SlotKind, SlotSpec};
+use crate::state::{StateDtype, StateKind, StateTensor};
 
 pub(super) const KIND: &str = "mamba2";
 
-/// Its numbers.
+/// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mamba2 {
@@ -73,8 +73,8 @@ impl Mamba2 {
     }
 
     /// D for each channel.
-    fn skip(&self, block: &Lowering) -> Result<Vector> {
-        let skip = block.vector("D")?;
+    fn skip(&self, layer: &Lowering) -> Result<Vector> {
+        let skip = layer.vector("D")?;
         let channels = self.inner() / skip.len();
         Ok((0..self.inner()).map(|i| skip[i / channels]).collect())
     }
@@ -147,12 +147,12 @@ impl Mixer for Mamba2 {
         weights
     }
 
-    fn slots(&self) -> Vec<SlotSpec> {
+    fn state(&self) -> Vec<StateTensor> {
         let state = [self.heads, self.state, self.head_dim];
         let conv = [self.conv - 1, self.convolved()];
         let mut slots = vec![
-            SlotSpec::new("state", SlotKind::Matrix, SlotDtype::F32, &state),
-            SlotSpec::new("conv", SlotKind::Shift, SlotDtype::F32, &conv),
+            StateTensor::new("state", StateKind::Matrix, StateDtype::F32, &state),
+            StateTensor::new("conv", StateKind::Shift, StateDtype::F32, &conv),
         ];
         if let Some(hax) = &self.hax {
             slots.extend(hax.slots(self.state, self.inner()));
@@ -160,24 +160,24 @@ impl Mixer for Mamba2 {
         slots
     }
 
-    fn lower(&self, block: &mut Lowering) -> Result<()> {
-        let projected = block.project(&["in_proj"])?[0];
+    fn lower(&self, layer: &mut Lowering) -> Result<()> {
+        let projected = layer.project(&["in_proj"])?[0];
         let (z, rest) = projected.split(self.inner());
         let (xbc, step) = rest.split(self.convolved());
         let (x, bc) = xbc.split(self.inner());
         let (b, c) = bc.split(self.groups * self.state);
         let conv = Conv::new(
-            &block.vector("conv1d.weight")?,
+            &layer.vector("conv1d.weight")?,
             self.convolved(),
-            block.optional_vector("conv1d.bias")?,
-            block.slot(1),
+            layer.optional_vector("conv1d.bias")?,
+            layer.state_tensor(1),
         );
         let gate = Gate::Step {
-            bias: block.vector("dt_bias")?,
+            bias: layer.vector("dt_bias")?,
             min: self.step_min,
             max: self.step_max.unwrap_or(f32::INFINITY),
         };
-        block.push(Prepare {
+        layer.push(Prepare {
             lanes: vec![Lane::of_channels(
                 xbc,
                 Some(conv),
@@ -187,9 +187,9 @@ impl Mixer for Mamba2 {
             gates: vec![(step, gate)],
         });
 
-        let rate = block.vector("A")?;
-        let out = block.buffer(self.inner());
-        block.push(Recur {
+        let rate = layer.vector("A")?;
+        let out = layer.buffer(self.inner());
+        layer.push(Recur {
             heads: self.heads,
             states: self.heads,
             dk: self.state,
@@ -204,19 +204,19 @@ impl Mixer for Mamba2 {
                 read: None,
             }),
             scale: 1.0,
-            slot: block.slot(0),
+            slot: layer.state_tensor(0),
             out,
             beside: 0,
         });
 
-        let mut finish = vec![Finish::Add(x, self.skip(block)?)];
+        let mut finish = vec![OutputOp::Add(x, self.skip(layer)?)];
         if let Some(hax) = &self.hax {
-            finish.push(hax.lower(block, x, self.state, 2)?);
+            finish.push(hax.lower(layer, x, self.state, 2)?);
         }
-        let gate = Finish::Gate(z, Activation::Silu);
+        let gate = OutputOp::Gate(z, Activation::Silu);
         let norm = match self.norm_groups {
-            Some(groups) => Some(Finish::GroupNorm(
-                Norm::rms(block.vector("norm.weight")?, self.norm_eps),
+            Some(groups) => Some(OutputOp::GroupNorm(
+                Norm::rms(layer.vector("norm.weight")?, self.norm_eps),
                 groups,
             )),
             None => None,
@@ -226,6 +226,6 @@ impl Mixer for Mamba2 {
         } else {
             finish.extend([gate].into_iter().chain(norm));
         }
-        block.emit(out, finish, "out_proj")
+        layer.emit(out, finish, "out_proj")
     }
 }

@@ -59,10 +59,10 @@ pub use sse::{HeadMap, Sse, StateUpdate};
 pub use sse_swa::SseSwa;
 
 use crate::error::{Error, Result};
-use crate::ops::{Finish, Norm};
+use crate::ops::{Norm, OutputOp};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::state::SlotSpec;
+use crate::state::StateTensor;
 
 /// A token mixer with its numbers.
 pub trait Mixer: Debug + Send + Sync {
@@ -79,10 +79,10 @@ pub trait Mixer: Debug + Send + Sync {
     fn weights(&self, hidden: usize) -> Vec<WeightSpec>;
 
     /// Its state, in the order in which [`Mixer::lower`] counts the slots. All-zero bytes are the empty state.
-    fn slots(&self) -> Vec<SlotSpec>;
+    fn state(&self) -> Vec<StateTensor>;
 
     /// Writes the mixer as stages: from the block's input to the sum into the residual stream.
-    fn lower(&self, block: &mut Lowering) -> Result<()>;
+    fn lower(&self, layer: &mut Lowering) -> Result<()>;
 }
 
 /// Numbers of a mixer that do not fit together.
@@ -126,9 +126,9 @@ impl Mismatch {
 }
 
 /// The norm of a mixer's output, with the gains `o_norm.weight`.
-fn output_norm(block: &Lowering, eps: f32) -> Result<Finish> {
-    let weight = block.vector("o_norm.weight")?;
-    Ok(Finish::Norm(Norm::rms(weight, eps)))
+fn output_norm(layer: &Lowering, eps: f32) -> Result<OutputOp> {
+    let weight = layer.vector("o_norm.weight")?;
+    Ok(OutputOp::Norm(Norm::rms(weight, eps)))
 }
 
 type Read = fn(Value) -> Result<Arc<dyn Mixer>, serde_json::Error>;

@@ -23,16 +23,16 @@ use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
 use crate::ops::{
-    Activation, ChosenLane, Conv, ConvChosen, Decay, Finish, Gate, Key, Lane, Map, Partitions,
+    Activation, ChosenLane, Conv, ConvChosen, Decay, Gate, Key, Lane, Map, OutputOp, Partitions,
     Prepare, Recur, Route, Write,
 };
 use crate::program::{Lowering, Vector, View};
 use crate::spec::WeightSpec;
-use crate::state::{SlotDtype, SlotKind, SlotSpec};
+use crate::state::{StateDtype, StateKind, StateTensor};
 
 pub(super) const KIND: &str = "mom";
 
-/// Its numbers.
+/// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mom {
@@ -110,15 +110,15 @@ impl Mom {
     /// What makes decays and write strengths of columns for so many memories.
     fn gates(
         &self,
-        block: &Lowering,
+        layer: &Lowering,
         inputs: Inputs,
         memories: usize,
     ) -> Result<[(View, Gate); 2]> {
-        let rate: Vec<f32> = block.vector("A_log")?.iter().map(|a| a.exp()).collect();
+        let rate: Vec<f32> = layer.vector("A_log")?.iter().map(|a| a.exp()).collect();
         let repeated = |values: &[f32]| -> Vector { values.repeat(memories).into() };
         let decay = Gate::Decay {
             rate: repeated(&rate),
-            bias: repeated(&block.vector("dt_bias")?),
+            bias: repeated(&layer.vector("dt_bias")?),
         };
         let beta = Gate::Sigmoid { scale: 1.0 };
         Ok([(inputs.beta, beta), (inputs.decay, decay)])
@@ -192,37 +192,38 @@ impl Mixer for Mom {
         weights
     }
 
-    fn slots(&self) -> Vec<SlotSpec> {
-        let slot = |name, kind, shape: &[usize]| SlotSpec::new(name, kind, SlotDtype::F32, shape);
+    fn state(&self) -> Vec<StateTensor> {
+        let slot =
+            |name, kind, shape: &[usize]| StateTensor::new(name, kind, StateDtype::F32, shape);
         let (heads, dk, dv) = (self.heads, self.head_dim, self.value_dim);
         let memories = [self.memories, heads, dk, dv];
-        let mut slots = vec![slot("memories", SlotKind::Matrix, &memories)];
+        let mut slots = vec![slot("memories", StateKind::Matrix, &memories)];
         let histories = ["q_histories", "k_histories", "v_histories"];
         for (name, width) in histories
             .into_iter()
             .zip([heads * dk, heads * dk, heads * dv])
         {
             let shape = [self.memories, self.conv - 1, width];
-            slots.push(slot(name, SlotKind::Shift, &shape));
+            slots.push(slot(name, StateKind::Shift, &shape));
         }
         if self.shared {
-            slots.push(slot("shared", SlotKind::Matrix, &memories[1..]));
+            slots.push(slot("shared", StateKind::Matrix, &memories[1..]));
             slots.extend(short_conv::slots(&self.branches(), Some(self.conv)));
         }
         slots
     }
 
-    fn lower(&self, block: &mut Lowering) -> Result<()> {
+    fn lower(&self, layer: &mut Lowering) -> Result<()> {
         let n = self.memories;
         let mut names = vec!["q_proj", "gate"];
         names.extend(self.gate.then_some("g_proj"));
         if self.single || self.shared {
             names.extend(SHARED);
         }
-        let views = block.project(&names)?;
+        let views = layer.project(&names)?;
         let (q, logits, gate) = (views[0], views[1], self.gate.then(|| views[2]));
-        let route = block.buffer(2 * self.chosen);
-        block.push(Route {
+        let route = layer.buffer(2 * self.chosen);
+        layer.push(Route {
             logits,
             normalize: true,
             out: route,
@@ -236,12 +237,12 @@ impl Mixer for Mom {
         let shared = (self.single || self.shared).then(|| inputs(&views[views.len() - 4..]));
         let own = match self.single {
             true => None,
-            false => Some(inputs(&block.project_chosen(&OWN, n, route)?)),
+            false => Some(inputs(&layer.project_chosen(&OWN, n, route)?)),
         };
 
         // The memories' inputs in columns of their own: the shared memory changes its inputs in place.
         let (keys, values) = (n * self.key_width(), n * self.value_width());
-        let room = block.buffer(2 * keys + values);
+        let room = layer.buffer(2 * keys + values);
         let (memory_q, rest) = room.split(keys);
         let (memory_k, memory_v) = rest.split(keys);
         let raw = own.or(shared).expect("matrices of the memories");
@@ -250,16 +251,16 @@ impl Mixer for Mom {
             .into_iter()
             .enumerate()
         {
-            let weight = block.vector(&format!("{}.weight", CONVOLUTIONS[i]))?;
+            let weight = layer.vector(&format!("{}.weight", CONVOLUTIONS[i]))?;
             lanes.push(ChosenLane {
                 input,
                 out,
                 head_dim: [self.head_dim, self.head_dim, self.value_dim][i],
-                conv: Conv::new(&weight, out.width / n, None, block.slot(1 + i)),
+                conv: Conv::new(&weight, out.width / n, None, layer.state_tensor(1 + i)),
                 unit_length: i < 2,
             });
         }
-        block.push(ConvChosen {
+        layer.push(ConvChosen {
             partitions: n,
             route,
             lanes,
@@ -268,7 +269,7 @@ impl Mixer for Mom {
         let (beta, decay) = match own {
             Some(own) => (own.beta, own.decay),
             None => {
-                let (beta, decay) = block.buffer(2 * n * self.heads).split(n * self.heads);
+                let (beta, decay) = layer.buffer(2 * n * self.heads).split(n * self.heads);
                 for (to, from) in [(beta, raw.beta), (decay, raw.decay)] {
                     lanes.extend((0..n).map(|memory| Lane {
                         view: part(to, memory, n),
@@ -286,12 +287,12 @@ impl Mixer for Mom {
             beta,
             decay,
         };
-        block.push(Prepare {
+        layer.push(Prepare {
             lanes,
             rope: None,
-            gates: self.gates(block, memory, n)?.into(),
+            gates: self.gates(layer, memory, n)?.into(),
         });
-        let out = block.buffer(self.value_width());
+        let out = layer.buffer(self.value_width());
         if let (true, Some(inputs)) = (self.shared, shared) {
             let mut lanes = Vec::new();
             let views = [q, inputs.k, inputs.v];
@@ -299,18 +300,18 @@ impl Mixer for Mom {
                 let mut maps = vec![Map::Activation(Activation::Silu)];
                 maps.extend((i < 2).then_some(Map::L2Norm));
                 let slot = AFTER_MEMORIES + 1 + i;
-                lanes.push(branch.lane(block, views[i], slot, maps)?);
+                lanes.push(branch.lane(layer, views[i], slot, maps)?);
             }
-            block.push(Prepare {
+            layer.push(Prepare {
                 lanes,
                 rope: None,
-                gates: self.gates(block, inputs, 1)?.into(),
+                gates: self.gates(layer, inputs, 1)?.into(),
             });
-            let recur = self.recur(q, inputs, block.slot(AFTER_MEMORIES), out);
-            block.push(recur);
+            let recur = self.recur(q, inputs, layer.state_tensor(AFTER_MEMORIES), out);
+            layer.push(recur);
         }
-        block.push(Partitions {
-            recur: self.recur(memory_q, memory, block.slot(0), out),
+        layer.push(Partitions {
+            recur: self.recur(memory_q, memory, layer.state_tensor(0), out),
             partitions: n,
             route,
             writers: self.chosen,
@@ -321,8 +322,8 @@ impl Mixer for Mom {
             own_columns: true,
             add: self.shared,
         });
-        let mut finish = vec![output_norm(block, self.norm_eps)?];
-        finish.extend(gate.map(|gate| Finish::Gate(gate, Activation::Silu)));
-        block.emit(out, finish, "o_proj")
+        let mut finish = vec![output_norm(layer, self.norm_eps)?];
+        finish.extend(gate.map(|gate| OutputOp::Gate(gate, Activation::Silu)));
+        layer.emit(out, finish, "o_proj")
     }
 }

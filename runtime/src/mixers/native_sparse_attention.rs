@@ -20,11 +20,11 @@ use crate::error::Result;
 use crate::ops::{AttendBlocks, Gate};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::state::{Size, SlotDtype, SlotKind, SlotSpec};
+use crate::state::{Size, StateDtype, StateKind, StateTensor};
 
 pub(super) const KIND: &str = "native_sparse_attention";
 
-/// Its numbers.
+/// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NativeSparseAttention {
@@ -69,33 +69,33 @@ impl Mixer for NativeSparseAttention {
         weights
     }
 
-    fn slots(&self) -> Vec<SlotSpec> {
+    fn state(&self) -> Vec<StateTensor> {
         let Attention {
             kv_heads, head_dim, ..
         } = self.attention;
-        let mut slots = self.attention.slots();
-        slots.extend(["mean_keys", "mean_values"].map(|name| SlotSpec {
+        let mut slots = self.attention.state();
+        slots.extend(["mean_keys", "mean_values"].map(|name| StateTensor {
             name,
             shape: vec![
                 Size::Fixed(kv_heads),
                 Size::ContextBlocks(self.block_size),
                 Size::Fixed(head_dim),
             ],
-            dtype: SlotDtype::Kv,
-            kind: SlotKind::Ring,
+            dtype: StateDtype::Kv,
+            kind: StateKind::Ring,
         }));
         slots
     }
 
-    fn lower(&self, block: &mut Lowering) -> Result<()> {
+    fn lower(&self, layer: &mut Lowering) -> Result<()> {
         let attention = &self.attention;
-        let views = attention.project(block, &["g_proj"])?;
+        let views = attention.project(layer, &["g_proj"])?;
         let [q, k, v, gates] = views[..] else {
             unreachable!("a view for each projection")
         };
-        attention.prepare(block, q, k, vec![(gates, Gate::Sigmoid { scale: 1.0 })])?;
-        let out = block.buffer(attention.heads * attention.head_dim);
-        block.push(AttendBlocks {
+        attention.prepare(layer, q, k, vec![(gates, Gate::Sigmoid { scale: 1.0 })])?;
+        let out = layer.buffer(attention.heads * attention.head_dim);
+        layer.push(AttendBlocks {
             heads: attention.heads,
             kv_heads: attention.kv_heads,
             q,
@@ -106,12 +106,12 @@ impl Mixer for NativeSparseAttention {
             block: self.block_size,
             chosen: self.block_count,
             window: self.window,
-            keys: block.slot(0),
-            values: block.slot(1),
-            mean_keys: block.slot(2),
-            mean_values: block.slot(3),
+            keys: layer.state_tensor(0),
+            values: layer.state_tensor(1),
+            mean_keys: layer.state_tensor(2),
+            mean_values: layer.state_tensor(3),
             out,
         });
-        block.emit(out, Vec::new(), "o_proj")
+        layer.emit(out, Vec::new(), "o_proj")
     }
 }

@@ -17,11 +17,11 @@ use crate::error::Result;
 use crate::ops::Decay;
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::state::SlotSpec;
+use crate::state::StateTensor;
 
 pub(super) const KIND: &str = "retnet";
 
-/// Its numbers.
+/// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RetNet {
@@ -53,16 +53,16 @@ impl Mixer for RetNet {
         self.linear.weights(hidden, Vec::new())
     }
 
-    fn slots(&self) -> Vec<SlotSpec> {
+    fn state(&self) -> Vec<StateTensor> {
         self.linear.slots(self.linear.heads)
     }
 
-    fn lower(&self, block: &mut Lowering) -> Result<()> {
+    fn lower(&self, layer: &mut Lowering) -> Result<()> {
         let heads = self.linear.heads;
         let decay = |head| (-(-5.0 - head as f64).exp2()).ln_1p() as f32;
         let decay = Decay::Fixed((0..heads).map(decay).collect());
         let theta = Some(self.rope_theta);
         self.linear
-            .lower(block, heads, theta, None, &[], |_, _| Ok(decay))
+            .lower(layer, heads, theta, None, &[], |_, _| Ok(decay))
     }
 }

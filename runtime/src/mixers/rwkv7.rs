@@ -19,16 +19,16 @@ use super::token_shift::token_shift;
 use super::{Mismatch, Mixer};
 use crate::error::Result;
 use crate::ops::{
-    Activation, Decay, Finish, FirstValues, Gate, Key, Lane, Map, Norm, Prepare, Recur, Replace,
+    Activation, Decay, FirstValues, Gate, Key, Lane, Map, Norm, OutputOp, Prepare, Recur, Replace,
     Write,
 };
 use crate::program::{Lowering, View};
 use crate::spec::WeightSpec;
-use crate::state::{SlotDtype, SlotKind, SlotSpec};
+use crate::state::{StateDtype, StateKind, StateTensor};
 
 pub(super) const KIND: &str = "rwkv7";
 
-/// Its numbers.
+/// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rwkv7 {
@@ -83,20 +83,20 @@ impl Rwkv7 {
 
 /// The second matrix of a lora, from the first one's results.
 fn lora(
-    block: &mut Lowering,
+    layer: &mut Lowering,
     name: &str,
     inner: View,
     activation: Option<Activation>,
 ) -> Result<View> {
     if let Some(activation) = activation {
         let maps = vec![Map::Activation(activation)];
-        block.push(Prepare {
+        layer.push(Prepare {
             lanes: vec![Lane::of_channels(inner, None, maps)],
             rope: None,
             gates: Vec::new(),
         });
     }
-    Ok(block.project_from(inner, None, &[&format!("{name}.lora.2")])?[0])
+    Ok(layer.project_from(inner, None, &[&format!("{name}.lora.2")])?[0])
 }
 
 impl Mixer for Rwkv7 {
@@ -149,66 +149,66 @@ impl Mixer for Rwkv7 {
         weights
     }
 
-    fn slots(&self) -> Vec<SlotSpec> {
+    fn state(&self) -> Vec<StateTensor> {
         let (matrix, shift) = (
             [self.heads, self.head_dim, self.value_dim],
             [self.heads * self.head_dim],
         );
         vec![
-            SlotSpec::new("state", SlotKind::Matrix, SlotDtype::F32, &matrix),
-            SlotSpec::new("shift", SlotKind::Shift, SlotDtype::F32, &shift),
+            StateTensor::new("state", StateKind::Matrix, StateDtype::F32, &matrix),
+            StateTensor::new("shift", StateKind::Shift, StateDtype::F32, &shift),
         ]
     }
 
-    fn lower(&self, block: &mut Lowering) -> Result<()> {
+    fn lower(&self, layer: &mut Lowering) -> Result<()> {
         let names = ["x_r", "x_w", "x_k", "x_v", "x_a", "x_g"];
-        let mixed = token_shift(block, &names, SHIFT)?;
-        let r = block.project_from(mixed[0], None, &["r_proj"])?[0];
-        let decay = block.project_from(mixed[1], None, &["w_lora.lora.0"])?[0];
-        let decay = lora(block, "w_lora", decay, Some(Activation::Tanh))?;
-        let k = block.project_from(mixed[2], None, &["k_proj"])?[0];
-        let rate = block.project_from(mixed[4], None, &["a_lora.lora.0"])?[0];
-        let rate = lora(block, "a_lora", rate, None)?;
-        let gate = block.project_from(mixed[5], None, &["g_lora.lora.0"])?[0];
-        let gate = lora(block, "g_lora", gate, Some(Activation::Sigmoid))?;
+        let mixed = token_shift(layer, &names, SHIFT)?;
+        let r = layer.project_from(mixed[0], None, &["r_proj"])?[0];
+        let decay = layer.project_from(mixed[1], None, &["w_lora.lora.0"])?[0];
+        let decay = lora(layer, "w_lora", decay, Some(Activation::Tanh))?;
+        let k = layer.project_from(mixed[2], None, &["k_proj"])?[0];
+        let rate = layer.project_from(mixed[4], None, &["a_lora.lora.0"])?[0];
+        let rate = lora(layer, "a_lora", rate, None)?;
+        let gate = layer.project_from(mixed[5], None, &["g_lora.lora.0"])?[0];
+        let gate = lora(layer, "g_lora", gate, Some(Activation::Sigmoid))?;
         let mut gates = vec![
             (decay, Gate::Sigmoid { scale: FASTEST }),
             (rate, Gate::Sigmoid { scale: 1.0 }),
         ];
         let (v, first) = if self.first {
-            let v = block.project_from(mixed[3], None, &["v_proj"])?[0];
-            let first = block.publish(FIRST_VALUES, self.value_width());
+            let v = layer.project_from(mixed[3], None, &["v_proj"])?[0];
+            let first = layer.publish(FIRST_VALUES, self.value_width());
             (v, FirstValues::Keep(first))
         } else {
-            let views = block.project_from(mixed[3], None, &["v_proj", "v_lora.lora.0"])?;
-            let mix = lora(block, "v_lora", views[1], None)?;
+            let views = layer.project_from(mixed[3], None, &["v_proj", "v_lora.lora.0"])?;
+            let mix = lora(layer, "v_lora", views[1], None)?;
             gates.push((mix, Gate::Sigmoid { scale: 1.0 }));
-            let first = block.published(FIRST_VALUES, self.value_width())?;
+            let first = layer.published(FIRST_VALUES, self.value_width())?;
             (views[0], FirstValues::Mix { first, mix })
         };
-        block.push(Prepare {
+        layer.push(Prepare {
             lanes: Vec::new(),
             rope: None,
             gates,
         });
-        let removal = block.buffer(self.heads * self.head_dim);
-        let bonus = block.buffer(self.value_width());
-        block.push(Replace {
+        let removal = layer.buffer(self.heads * self.head_dim);
+        let bonus = layer.buffer(self.value_width());
+        layer.push(Replace {
             heads: self.heads,
             r,
             k,
             v,
             rate,
-            key_gain: block.vector("k_k")?,
-            rate_gain: block.vector("k_a")?,
-            bonus_gain: block.vector("r_k")?,
+            key_gain: layer.vector("k_k")?,
+            rate_gain: layer.vector("k_a")?,
+            bonus_gain: layer.vector("r_k")?,
             eps: self.key_eps,
             first,
             removal,
             bonus,
         });
-        let out = block.buffer(self.value_width());
-        block.push(Recur {
+        let out = layer.buffer(self.value_width());
+        layer.push(Recur {
             heads: self.heads,
             states: self.heads,
             dk: self.head_dim,
@@ -220,20 +220,20 @@ impl Mixer for Rwkv7 {
             write: Write::Replace { key: removal, rate },
             gates: None,
             scale: 1.0,
-            slot: block.slot(STATE),
+            slot: layer.state_tensor(STATE),
             out,
             beside: 0,
         });
         let norm = Norm {
             centred: true,
-            bias: Some(block.vector("g_norm.bias")?),
-            ..Norm::rms(block.vector("g_norm.weight")?, self.norm_eps)
+            bias: Some(layer.vector("g_norm.bias")?),
+            ..Norm::rms(layer.vector("g_norm.weight")?, self.norm_eps)
         };
         let finish = vec![
-            Finish::GroupNorm(norm, self.heads),
-            Finish::Add(bonus, vec![1.0; self.value_width()].into()),
-            Finish::Gate(gate, Activation::Identity),
+            OutputOp::GroupNorm(norm, self.heads),
+            OutputOp::Add(bonus, vec![1.0; self.value_width()].into()),
+            OutputOp::Gate(gate, Activation::Identity),
         ];
-        block.emit(out, finish, "o_proj")
+        layer.emit(out, finish, "o_proj")
     }
 }

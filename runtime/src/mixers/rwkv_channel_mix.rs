@@ -12,14 +12,14 @@ use serde_json::{Value, json};
 use super::token_shift::token_shift;
 use super::{Mismatch, Mixer};
 use crate::error::Result;
-use crate::ops::{Activation, Finish};
+use crate::ops::{Activation, OutputOp};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::state::{SlotDtype, SlotKind, SlotSpec};
+use crate::state::{StateDtype, StateKind, StateTensor};
 
 pub(super) const KIND: &str = "rwkv_channel_mix";
 
-/// Its numbers.
+/// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RwkvChannelMix {
@@ -56,14 +56,14 @@ impl Mixer for RwkvChannelMix {
         ]
     }
 
-    fn slots(&self) -> Vec<SlotSpec> {
-        let shift = SlotSpec::new("shift", SlotKind::Shift, SlotDtype::F32, &[self.hidden]);
+    fn state(&self) -> Vec<StateTensor> {
+        let shift = StateTensor::new("shift", StateKind::Shift, StateDtype::F32, &[self.hidden]);
         vec![shift]
     }
 
-    fn lower(&self, block: &mut Lowering) -> Result<()> {
-        let mixed = token_shift(block, &["x_k"], 0)?;
-        let inner = block.project_from(mixed[0], None, &["key"])?[0];
-        block.emit(inner, vec![Finish::Map(self.activation)], "value")
+    fn lower(&self, layer: &mut Lowering) -> Result<()> {
+        let mixed = token_shift(layer, &["x_k"], 0)?;
+        let inner = layer.project_from(mixed[0], None, &["key"])?[0];
+        layer.emit(inner, vec![OutputOp::Map(self.activation)], "value")
     }
 }

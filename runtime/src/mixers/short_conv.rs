@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::ops::{Conv, Lane, Map};
 use crate::program::{Lowering, View};
 use crate::spec::WeightSpec;
-use crate::state::{SlotDtype, SlotKind, SlotSpec};
+use crate::state::{StateDtype, StateKind, StateTensor};
 
 /// A projection of the block's input, heads side by side.
 pub(super) struct Branch {
@@ -25,13 +25,14 @@ impl Branch {
     }
 
     /// Its columns as a lane; the convolution, if the mixer has one, keeps its inputs in the mixer's slot `slot`.
-    pub fn lane(&self, block: &Lowering, view: View, slot: usize, maps: Vec<Map>) -> Result<Lane> {
-        let weight = block.optional_vector(&format!("{}.weight", self.conv))?;
-        let bias = block.optional_vector(&format!("{}.bias", self.conv))?;
+    pub fn lane(&self, layer: &Lowering, view: View, slot: usize, maps: Vec<Map>) -> Result<Lane> {
+        let weight = layer.optional_vector(&format!("{}.weight", self.conv))?;
+        let bias = layer.optional_vector(&format!("{}.bias", self.conv))?;
         Ok(Lane {
             view,
             head_dim: self.head_dim,
-            conv: weight.map(|weight| Conv::new(&weight, self.width(), bias, block.slot(slot))),
+            conv: weight
+                .map(|weight| Conv::new(&weight, self.width(), bias, layer.state_tensor(slot))),
             maps,
         })
     }
@@ -89,11 +90,11 @@ pub(super) fn weights(
 }
 
 /// The convolutions' last inputs, one slot for each branch.
-pub(super) fn slots(branches: &[Branch], taps: Option<usize>) -> Vec<SlotSpec> {
+pub(super) fn slots(branches: &[Branch], taps: Option<usize>) -> Vec<StateTensor> {
     let Some(taps) = taps else { return Vec::new() };
     let slot = |branch: &Branch| {
         let shape = [taps - 1, branch.width()];
-        SlotSpec::new(branch.conv, SlotKind::Shift, SlotDtype::F32, &shape)
+        StateTensor::new(branch.conv, StateKind::Shift, StateDtype::F32, &shape)
     };
     branches.iter().map(slot).collect()
 }

@@ -15,11 +15,11 @@ use crate::error::Result;
 use crate::ops::{Decay, Gate, Prepare};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::state::SlotSpec;
+use crate::state::StateTensor;
 
 pub(super) const KIND: &str = "simple_gla";
 
-/// Its numbers.
+/// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SimpleGla {
@@ -51,19 +51,19 @@ impl Mixer for SimpleGla {
         self.linear.weights(hidden, decay)
     }
 
-    fn slots(&self) -> Vec<SlotSpec> {
+    fn state(&self) -> Vec<StateTensor> {
         self.linear.slots(self.linear.heads)
     }
 
-    fn lower(&self, block: &mut Lowering) -> Result<()> {
+    fn lower(&self, layer: &mut Lowering) -> Result<()> {
         let gate = Gate::LogSigmoid {
             scale: 1.0 / self.gate_normalizer,
             min: f32::NEG_INFINITY,
         };
         let heads = self.linear.heads;
         self.linear
-            .lower(block, heads, None, None, &["gk_proj"], |block, views| {
-                block.push(Prepare {
+            .lower(layer, heads, None, None, &["gk_proj"], |layer, views| {
+                layer.push(Prepare {
                     lanes: Vec::new(),
                     rope: None,
                     gates: vec![(views[0], gate)],

@@ -23,11 +23,11 @@ use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
 use crate::ops::{
-    Activation, Decay, Finish, Gate, Key, Lane, Map, Partitions, Prepare, Recur, Route, Write,
+    Activation, Decay, Gate, Key, Lane, Map, OutputOp, Partitions, Prepare, Recur, Route, Write,
 };
 use crate::program::{Lowering, View};
 use crate::spec::WeightSpec;
-use crate::state::{SlotDtype, SlotKind, SlotSpec};
+use crate::state::{StateDtype, StateKind, StateTensor};
 
 pub(super) const KIND: &str = "sse";
 
@@ -71,7 +71,7 @@ impl HeadMap {
     }
 }
 
-/// Its numbers.
+/// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sse {
@@ -160,7 +160,7 @@ impl Sse {
 
     /// The updates of the shared state and of the partitions, on columns that hold both one after the other or, with
     /// gated linear attention, on two views; and the gates that make them.
-    fn updates(&self, block: &Lowering, views: [View; 2]) -> Result<Updates> {
+    fn updates(&self, layer: &Lowering, views: [View; 2]) -> Result<Updates> {
         let [first, second] = views;
         Ok(match self.update {
             StateUpdate::Gla { normalizer, .. } => {
@@ -187,8 +187,8 @@ impl Sse {
                     decay: half(first, i),
                     beta: Some(half(second, i)),
                 };
-                let rate = block.vector("A_log")?.iter().map(|a| a.exp()).collect();
-                let bias = block.vector("dt_bias")?;
+                let rate = layer.vector("A_log")?.iter().map(|a| a.exp()).collect();
+                let bias = layer.vector("dt_bias")?;
                 let scale = if negative_eigenvalues { 2.0 } else { 1.0 };
                 Updates {
                     shared: update(0),
@@ -329,9 +329,10 @@ impl Mixer for Sse {
         weights
     }
 
-    fn slots(&self) -> Vec<SlotSpec> {
-        let matrices =
-            |name, shape: &[usize]| SlotSpec::new(name, SlotKind::Matrix, SlotDtype::F32, shape);
+    fn state(&self) -> Vec<StateTensor> {
+        let matrices = |name, shape: &[usize]| {
+            StateTensor::new(name, StateKind::Matrix, StateDtype::F32, shape)
+        };
         let (heads, dk, dv) = (self.value_heads, self.head_dim, self.value_dim);
         let mut slots = vec![
             matrices("shared", &[heads, dk, dv]),
@@ -341,11 +342,11 @@ impl Mixer for Sse {
         slots
     }
 
-    fn lower(&self, block: &mut Lowering) -> Result<()> {
+    fn lower(&self, layer: &mut Lowering) -> Result<()> {
         let (single, pairs) = self.projections();
         let first = pairs.iter().map(|[first, _]| *first);
         let names: Vec<_> = single.iter().copied().chain(first).collect();
-        let views = block.project(&names)?;
+        let views = layer.project(&names)?;
         let (q, k, v, logits) = (views[0], views[1], views[2], views[3]);
         let (single, narrow) = views.split_at(single.len());
         let lane = |view, head_dim, maps| Lane {
@@ -355,7 +356,7 @@ impl Mixer for Sse {
             maps,
         };
         let silu = vec![Map::Activation(Activation::Silu)];
-        block.push(Prepare {
+        layer.push(Prepare {
             lanes: vec![lane(v, self.value_dim, silu)],
             rope: None,
             gates: Vec::new(),
@@ -365,14 +366,14 @@ impl Mixer for Sse {
             .zip(pairs)
             .map(|(view, [_, second])| (*view, second))
             .collect();
-        let wide = block.project_each(&pairs)?;
+        let wide = layer.project_each(&pairs)?;
         let (gla, rest) = wide.split_at(if self.delta() { 0 } else { 2 });
         let (lora, gate) = rest.split_at(if self.lora_rank.is_some() { 2 } else { 0 });
         let driving = if self.delta() { &single[4..] } else { gla };
-        let updates = self.updates(block, [driving[0], driving[1]])?;
+        let updates = self.updates(layer, [driving[0], driving[1]])?;
 
-        let route = block.buffer(2 * self.writers.max(self.readers));
-        block.push(Route {
+        let route = layer.buffer(2 * self.writers.max(self.readers));
+        layer.push(Route {
             logits,
             normalize: false,
             out: route,
@@ -381,20 +382,20 @@ impl Mixer for Sse {
         // The partitions' queries and keys are made of the same projections. Those of the shared state have columns of their own,
         // so that neither waits for the other, or go through convolutions in place, behind the partitions'.
         let maps = [self.query_map, self.key_map];
-        let room = |block: &mut Lowering| {
-            let (first, second) = block.buffer(2 * self.key_width()).split(self.key_width());
+        let room = |layer: &mut Lowering| {
+            let (first, second) = layer.buffer(2 * self.key_width()).split(self.key_width());
             [first, second]
         };
         let (own, sources) = match *lora {
             [q2, k2] => ([q2, k2], [Map::Add(q), Map::Add(k)]),
-            _ => (room(block), [Map::Copy(q), Map::Copy(k)]),
+            _ => (room(layer), [Map::Copy(q), Map::Copy(k)]),
         };
         let lanes = own
             .into_iter()
             .zip(sources)
             .zip(maps)
             .map(|((view, source), map)| lane(view, self.head_dim, vec![source, map.map()]));
-        block.push(Prepare {
+        layer.push(Prepare {
             lanes: lanes.collect(),
             rope: None,
             gates: updates.gates,
@@ -402,7 +403,7 @@ impl Mixer for Sse {
 
         let shared = match self.conv {
             Some(_) => [q, k],
-            None => room(block),
+            None => room(layer),
         };
         let mut lanes = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
@@ -411,9 +412,9 @@ impl Mixer for Sse {
             all.extend((shared[i] != from).then_some(Map::Copy(from)));
             all.push(maps[i].map());
             all.extend(self.delta().then_some(Map::L2Norm));
-            lanes.push(branch.lane(block, shared[i], 2 + i, all)?);
+            lanes.push(branch.lane(layer, shared[i], 2 + i, all)?);
         }
-        block.push(Prepare {
+        layer.push(Prepare {
             lanes,
             rope: None,
             gates: Vec::new(),
@@ -421,11 +422,16 @@ impl Mixer for Sse {
         let [q, k] = shared;
 
         // Each writes its own part of the sum, so that neither waits for the other.
-        let [out, sparse] = [0; 2].map(|_| block.buffer(self.value_width()));
-        let recur = self.recur([q, k, v], updates.shared, block.slot(0), out);
-        block.push(recur);
-        block.push(Partitions {
-            recur: self.recur([own[0], own[1], v], updates.sparse, block.slot(1), sparse),
+        let [out, sparse] = [0; 2].map(|_| layer.buffer(self.value_width()));
+        let recur = self.recur([q, k, v], updates.shared, layer.state_tensor(0), out);
+        layer.push(recur);
+        layer.push(Partitions {
+            recur: self.recur(
+                [own[0], own[1], v],
+                updates.sparse,
+                layer.state_tensor(1),
+                sparse,
+            ),
             partitions: self.partitions,
             route,
             writers: self.writers,
@@ -438,13 +444,13 @@ impl Mixer for Sse {
         });
         let ones = vec![1.0; self.value_width()].into();
         let mut finish = vec![
-            Finish::Add(sparse, ones),
-            output_norm(block, self.norm_eps)?,
+            OutputOp::Add(sparse, ones),
+            output_norm(layer, self.norm_eps)?,
         ];
         finish.extend(
             gate.iter()
-                .map(|gate| Finish::Gate(*gate, Activation::Silu)),
+                .map(|gate| OutputOp::Gate(*gate, Activation::Silu)),
         );
-        block.emit(out, finish, "o_proj")
+        layer.emit(out, finish, "o_proj")
     }
 }

@@ -13,11 +13,11 @@ use super::{Attention, Mismatch, Mixer, Sse};
 use crate::error::Result;
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::state::SlotSpec;
+use crate::state::StateTensor;
 
 pub(super) const KIND: &str = "sse_swa";
 
-/// Its numbers.
+/// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SseSwa {
@@ -60,17 +60,17 @@ impl Mixer for SseSwa {
         self.parts().into_iter().flat_map(part).collect()
     }
 
-    fn slots(&self) -> Vec<SlotSpec> {
-        let mut slots = self.sse.slots();
-        slots.extend(self.swa.slots());
+    fn state(&self) -> Vec<StateTensor> {
+        let mut slots = self.sse.state();
+        slots.extend(self.swa.state());
         slots
     }
 
-    fn lower(&self, block: &mut Lowering) -> Result<()> {
+    fn lower(&self, layer: &mut Lowering) -> Result<()> {
         let mut slot = 0;
         for (prefix, part) in self.parts() {
-            block.part(prefix, slot, 0.5, |block| part.lower(block))?;
-            slot += part.slots().len();
+            layer.part(prefix, slot, 0.5, |layer| part.lower(layer))?;
+            slot += part.state().len();
         }
         Ok(())
     }

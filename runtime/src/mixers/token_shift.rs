@@ -6,17 +6,17 @@ use crate::program::{Lowering, View};
 
 /// Norms the block's input and mixes each token with the one before, once for each of the vectors `names`. The last
 /// token is kept in slot `slot` of the mixer.
-pub(super) fn token_shift(block: &mut Lowering, names: &[&str], slot: usize) -> Result<Vec<View>> {
-    let hidden = block.hidden();
-    let out = block.buffer(names.len() * hidden);
-    let mixes = names.iter().map(|name| block.vector(name));
+pub(super) fn token_shift(layer: &mut Lowering, names: &[&str], slot: usize) -> Result<Vec<View>> {
+    let hidden = layer.hidden();
+    let out = layer.buffer(names.len() * hidden);
+    let mixes = names.iter().map(|name| layer.vector(name));
     let stage = TokenShift {
-        norm: block.input_norm()?,
+        norm: layer.input_norm()?,
         mixes: mixes.collect::<Result<_>>()?,
-        slot: block.slot(slot),
+        slot: layer.state_tensor(slot),
         out,
     };
-    block.push(stage);
+    layer.push(stage);
     let view = |i| View {
         start: i * hidden,
         width: hidden,

@@ -31,7 +31,7 @@ pub use attend::{Attend, Eviction, Policy, ScoreSlots};
 pub use attend_blocks::AttendBlocks;
 pub use conv_chosen::{ChosenLane, ConvChosen};
 pub use embed::Embed;
-pub use emit::{Emit, Finish};
+pub use emit::{Emit, OutputOp};
 pub use hax::Hax;
 pub use hax_sources::{Hash, Pattern, Scorer, Sources};
 pub use logits::Logits;

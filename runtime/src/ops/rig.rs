@@ -7,20 +7,20 @@ use waterline_quant::Activations;
 use super::Op;
 use crate::cpu::{Buffers, Frame, Pool};
 use crate::program::View;
-use crate::state::{Arena, SlotDtype, SlotKind, SlotPlan, StatePlan};
+use crate::state::{Arena, StateDtype, StateKind, StatePlan, StateTensorPlan};
 
 /// Slots of these types and shapes, numbered from zero.
-pub(crate) fn plan(slots: &[(SlotDtype, &[usize])]) -> StatePlan {
+pub(crate) fn plan(slots: &[(StateDtype, &[usize])]) -> StatePlan {
     let mut plan = StatePlan {
         slots: Vec::new(),
         bytes: 0,
     };
     for (dtype, shape) in slots {
         let bytes = shape.iter().product::<usize>() * dtype.bytes();
-        plan.slots.push(SlotPlan {
+        plan.slots.push(StateTensorPlan {
             block: Some(0),
             name: "slot".into(),
-            kind: SlotKind::Matrix,
+            kind: StateKind::Matrix,
             dtype: *dtype,
             shape: shape.to_vec(),
             offset: plan.bytes,
@@ -56,7 +56,7 @@ pub(super) struct Rig<'a> {
 
 impl<'a> Rig<'a> {
     /// Buffers of `widths`, and slots of the types and shapes `slots`, numbered from zero.
-    pub fn new(stage: &'a dyn Op, widths: &'a [usize], slots: &[(SlotDtype, &[usize])]) -> Self {
+    pub fn new(stage: &'a dyn Op, widths: &'a [usize], slots: &[(StateDtype, &[usize])]) -> Self {
         Rig {
             stage,
             widths,

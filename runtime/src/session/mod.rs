@@ -90,10 +90,10 @@ impl Session {
             })
         };
         let marks = (0..options.marks).map(mark).collect::<Result<_>>()?;
-        let slots = |block: &crate::BlockSpec| block.mixer.slots();
+        let slots = |block: &crate::LayerSpec| block.mixer.state();
         let bounded = model
             .spec()
-            .blocks
+            .layers
             .iter()
             .flat_map(slots)
             .any(|slot| slot.shape.contains(&Size::Context));

@@ -7,6 +7,8 @@ mod touched;
 
 pub use arena::Arena;
 pub(crate) use plan::{HEADER, LOG, LOGITS, SAMPLER};
-pub use plan::{Kv, Size, SlotDtype, SlotKind, SlotPlan, SlotSpec, StateOptions, StatePlan};
+pub use plan::{
+    Kv, Size, StateDtype, StateKind, StateOptions, StatePlan, StateTensor, StateTensorPlan,
+};
 pub use snapshot::Snapshot;
 pub use touched::Touched;

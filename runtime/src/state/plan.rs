@@ -8,7 +8,7 @@ use crate::spec::ModelSpec;
 /// How a slot is used; for reports and for code that walks slots of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum SlotKind {
+pub enum StateKind {
     /// A recurrent matrix.
     Matrix,
     /// The last inputs of a convolution, oldest first.
@@ -24,7 +24,7 @@ pub enum SlotKind {
 /// The type of a slot's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum SlotDtype {
+pub enum StateDtype {
     /// 32-bit float.
     F32,
     /// 32-bit unsigned integer.
@@ -37,12 +37,12 @@ pub enum SlotDtype {
     F16,
 }
 
-impl SlotDtype {
+impl StateDtype {
     pub(crate) fn bytes(self) -> usize {
         match self {
-            SlotDtype::F16 => 2,
-            SlotDtype::F32 | SlotDtype::U32 | SlotDtype::Kv => 4,
-            SlotDtype::U64 => 8,
+            StateDtype::F16 => 2,
+            StateDtype::F32 | StateDtype::U32 | StateDtype::Kv => 4,
+            StateDtype::U64 => 8,
         }
     }
 }
@@ -60,21 +60,21 @@ pub enum Size {
 
 /// A slot that a mixer asks for.
 #[derive(Debug, Clone)]
-pub struct SlotSpec {
+pub struct StateTensor {
     /// Name within the block.
     pub name: &'static str,
     /// Shape, outermost dimension first.
     pub shape: Vec<Size>,
     /// Type of the values.
-    pub dtype: SlotDtype,
+    pub dtype: StateDtype,
     /// How it is used.
-    pub kind: SlotKind,
+    pub kind: StateKind,
 }
 
-impl SlotSpec {
+impl StateTensor {
     /// A slot whose dimensions all follow from the model.
-    pub fn new(name: &'static str, kind: SlotKind, dtype: SlotDtype, shape: &[usize]) -> Self {
-        SlotSpec {
+    pub fn new(name: &'static str, kind: StateKind, dtype: StateDtype, shape: &[usize]) -> Self {
+        StateTensor {
             name,
             shape: shape.iter().map(|&n| Size::Fixed(n)).collect(),
             dtype,
@@ -117,15 +117,15 @@ impl Default for StateOptions {
 
 /// One slot with its place.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SlotPlan {
+pub struct StateTensorPlan {
     /// The block it belongs to; none for the session's own slots.
     pub block: Option<usize>,
     /// Name within the block or the session.
     pub name: String,
     /// How it is used.
-    pub kind: SlotKind,
+    pub kind: StateKind,
     /// Type of the values.
-    pub dtype: SlotDtype,
+    pub dtype: StateDtype,
     /// Shape, outermost dimension first.
     pub shape: Vec<usize>,
     /// First byte in the arena; a multiple of 64.
@@ -138,7 +138,7 @@ pub struct SlotPlan {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatePlan {
     /// The slots.
-    pub slots: Vec<SlotPlan>,
+    pub slots: Vec<StateTensorPlan>,
     /// Size of the arena in bytes.
     pub bytes: usize,
 }
@@ -164,28 +164,33 @@ impl StatePlan {
             slots: Vec::new(),
             bytes: 0,
         };
-        let counter = |name, dtype, n| SlotSpec::new(name, SlotKind::Counter, dtype, &[n]);
-        plan.add(None, &counter("position", SlotDtype::U64, 1), options)?;
-        plan.add(None, &counter("sampler", SlotDtype::U64, 2), options)?;
+        let counter = |name, dtype, n| StateTensor::new(name, StateKind::Counter, dtype, &[n]);
+        plan.add(None, &counter("position", StateDtype::U64, 1), options)?;
+        plan.add(None, &counter("sampler", StateDtype::U64, 2), options)?;
         plan.add(
             None,
-            &SlotSpec::new("log", SlotKind::Ring, SlotDtype::U32, &[options.log]),
+            &StateTensor::new("log", StateKind::Ring, StateDtype::U32, &[options.log]),
             options,
         )?;
         plan.add(
             None,
-            &counter("logits", SlotDtype::F32, spec.vocab),
+            &counter("logits", StateDtype::F32, spec.vocab),
             options,
         )?;
-        for (i, block) in spec.blocks.iter().enumerate() {
-            for slot in block.mixer.slots() {
+        for (i, block) in spec.layers.iter().enumerate() {
+            for slot in block.mixer.state() {
                 plan.add(Some(i), &slot, options)?;
             }
         }
         Ok(plan)
     }
 
-    fn add(&mut self, block: Option<usize>, slot: &SlotSpec, options: &StateOptions) -> Result<()> {
+    fn add(
+        &mut self,
+        block: Option<usize>,
+        slot: &StateTensor,
+        options: &StateOptions,
+    ) -> Result<()> {
         let shape: Vec<usize> = slot
             .shape
             .iter()
@@ -196,8 +201,8 @@ impl StatePlan {
             })
             .collect();
         let dtype = match (slot.dtype, options.kv) {
-            (SlotDtype::Kv, Kv::F16) => SlotDtype::F16,
-            (SlotDtype::Kv, Kv::F32) => SlotDtype::F32,
+            (StateDtype::Kv, Kv::F16) => StateDtype::F16,
+            (StateDtype::Kv, Kv::F32) => StateDtype::F32,
             (dtype, _) => dtype,
         };
         let bytes = shape
@@ -213,7 +218,7 @@ impl StatePlan {
             ));
         };
         let offset = self.bytes;
-        self.slots.push(SlotPlan {
+        self.slots.push(StateTensorPlan {
             block,
             name: slot.name.into(),
             kind: slot.kind,

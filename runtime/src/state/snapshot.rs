@@ -10,7 +10,7 @@ use std::sync::Arc;
 use waterline_quant::{NewFile, open_file};
 
 use super::arena::Arena;
-use super::plan::{SlotPlan, StatePlan};
+use super::plan::{StatePlan, StateTensorPlan};
 use crate::error::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"WLSTATE1";
@@ -33,7 +33,7 @@ impl Snapshot {
     }
 
     /// Every slot with its bytes.
-    pub fn slots(&self) -> impl Iterator<Item = (&SlotPlan, &[u8])> {
+    pub fn slots(&self) -> impl Iterator<Item = (&StateTensorPlan, &[u8])> {
         let bytes = self.arena.bytes();
         self.arena
             .plan()
@@ -116,10 +116,10 @@ impl Snapshot {
         }
         let mut json = vec![0; length as usize];
         input.read_exact(&mut json).map_err(cut)?;
-        let slots: Vec<SlotPlan> =
+        let slots: Vec<StateTensorPlan> =
             serde_json::from_slice(&json).map_err(|_| bad("its slot table is damaged"))?;
         let length = next(&mut input)?;
-        let fits = |slot: &SlotPlan| {
+        let fits = |slot: &StateTensorPlan| {
             slot.offset.is_multiple_of(64)
                 && slot
                     .offset

@@ -154,7 +154,7 @@ impl ModelInfo {
 /// What every token adds to the cache of a Transformer with as many layers of this width: a key and a value for each layer,
 /// 16 bits a number.
 pub fn transformer_bytes_per_token(spec: &ModelSpec) -> usize {
-    2 * 2 * spec.hidden * spec.blocks.len()
+    2 * 2 * spec.hidden * spec.layers.len()
 }
 
 /// Bytes that the token at `position` must move: every weight once, and what it reads and writes of the state.

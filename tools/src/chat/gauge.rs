@@ -1,7 +1,7 @@
 //! What a session's state holds, as gauges: the window, the retained tokens, the matrices; or slot by slot.
 
 use waterline::Snapshot;
-use waterline::state::{SlotDtype, SlotKind, SlotPlan};
+use waterline::state::{StateDtype, StateKind, StateTensorPlan};
 
 use super::conversation::Conversation;
 use crate::error::Result;
@@ -68,7 +68,7 @@ fn layers(n: usize) -> String {
 fn matrices(snapshot: &Snapshot) -> Option<String> {
     let of_kind = snapshot
         .slots()
-        .filter(|(slot, _)| slot.kind == SlotKind::Matrix);
+        .filter(|(slot, _)| slot.kind == StateKind::Matrix);
     let mut blocks: Vec<usize> = Vec::new();
     let mut sum = 0;
     for (slot, data) in of_kind {
@@ -88,8 +88,8 @@ fn matrices(snapshot: &Snapshot) -> Option<String> {
 /// The lengths of the windows, and how many layers have each.
 fn windows(snapshot: &Snapshot) -> Vec<(usize, usize)> {
     let mut windows: Vec<(usize, usize)> = Vec::new();
-    let is_window = |slot: &SlotPlan| {
-        slot.kind == SlotKind::Ring && slot.name == "keys" && slot.block.is_some()
+    let is_window = |slot: &StateTensorPlan| {
+        slot.kind == StateKind::Ring && slot.name == "keys" && slot.block.is_some()
     };
     for (slot, _) in snapshot.slots().filter(|(slot, _)| is_window(slot)) {
         let rows = slot.shape.get(1).copied().unwrap_or(0);
@@ -161,7 +161,7 @@ pub fn slots(conversation: &Conversation) -> Result<String> {
             Some((_, times, sum)) => (*times, *sum) = (*times + 1, *sum + data.len()),
             None => groups.push((what, 1, data.len())),
         }
-        let counts_members = slot.kind == SlotKind::Counter && slot.dtype == SlotDtype::U32;
+        let counts_members = slot.kind == StateKind::Counter && slot.dtype == StateDtype::U32;
         if let Some(block) = slot.block.filter(|_| counts_members) {
             let counts: Vec<String> = u32s(data).map(|count| count.to_string()).collect();
             let capacity =
@@ -199,7 +199,7 @@ fn u32s(data: &[u8]) -> impl Iterator<Item = u32> {
 /// How many members each set of a layer can have.
 fn set_capacity(snapshot: &Snapshot, block: usize) -> Option<usize> {
     let mut slots = snapshot.slots().map(|(slot, _)| slot);
-    let set = slots.find(|slot| slot.block == Some(block) && slot.kind == SlotKind::Set)?;
+    let set = slots.find(|slot| slot.block == Some(block) && slot.kind == StateKind::Set)?;
     set.shape.get(1).copied()
 }
 

@@ -21,7 +21,7 @@ pub use retain::{Eviction, Policy, ScoreSlots};
 use super::softmax::{Element, Running, TILE};
 use crate::cpu::{Buffers, Frame, Shared, SharedArena, simd};
 use crate::program::View;
-use crate::state::{SlotDtype, StatePlan, Touched};
+use crate::state::{StateDtype, StatePlan, Touched};
 
 /// Attention with grouped key and value heads.
 pub struct Attend {
@@ -133,7 +133,7 @@ impl Attend {
 impl Op for Attend {
     fn run(&self, frame: &mut Frame) {
         match frame.arena.plan().slots[self.keys].dtype {
-            SlotDtype::F16 => self.run_as::<f16>(frame),
+            StateDtype::F16 => self.run_as::<f16>(frame),
             _ => self.run_as::<f32>(frame),
         }
     }
@@ -436,7 +436,7 @@ mod tests {
                 *x = noise(t * 1000 + i);
             }
         };
-        let slot = (SlotDtype::F16, &[kv_heads, WINDOW, DIM][..]);
+        let slot = (StateDtype::F16, &[kv_heads, WINDOW, DIM][..]);
         let widths = [stride, width];
         let mut rig = Rig::new(&stage, &widths, &[slot, slot]);
         rig.read(chunks, fill, View::whole(1, width)).0

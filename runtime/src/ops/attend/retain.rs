@@ -237,7 +237,7 @@ mod tests {
     use super::*;
     use crate::ops::Attend;
     use crate::ops::rig::{Rig, noise, side_by_side};
-    use crate::state::SlotDtype;
+    use crate::state::StateDtype;
 
     const DIM: usize = 5;
 
@@ -278,13 +278,13 @@ mod tests {
         let ring: &[usize] = &[kv_heads, window, DIM];
         let set: &[usize] = &[kv_heads, capacity, DIM];
         let slots = [
-            (SlotDtype::F32, ring),
-            (SlotDtype::F32, ring),
-            (SlotDtype::F32, set),
-            (SlotDtype::F32, set),
-            (SlotDtype::U32, &set[..1]),
-            (SlotDtype::F32, &ring[..2]),
-            (SlotDtype::F32, &set[..2]),
+            (StateDtype::F32, ring),
+            (StateDtype::F32, ring),
+            (StateDtype::F32, set),
+            (StateDtype::F32, set),
+            (StateDtype::U32, &set[..1]),
+            (StateDtype::F32, &ring[..2]),
+            (StateDtype::F32, &set[..2]),
         ];
         let fill = |_: usize, t: usize, row: &mut [f32]| {
             for (i, x) in row.iter_mut().enumerate() {

@@ -26,7 +26,7 @@ use task::{Notes, Step, Task};
 use super::softmax::{Element, TILE};
 use crate::cpu::{Frame, Shared, simd};
 use crate::program::View;
-use crate::state::{SlotDtype, StatePlan, Touched};
+use crate::state::{StateDtype, StatePlan, Touched};
 
 /// Attention over block means, chosen blocks and a window.
 pub struct AttendBlocks {
@@ -166,7 +166,7 @@ impl AttendBlocks {
 impl Op for AttendBlocks {
     fn run(&self, frame: &mut Frame) {
         match frame.arena.plan().slots[self.keys].dtype {
-            SlotDtype::F16 => self.run_as::<f16>(frame),
+            StateDtype::F16 => self.run_as::<f16>(frame),
             _ => self.run_as::<f32>(frame),
         }
     }

@@ -69,7 +69,7 @@ fn follows_the_definition_and_any_split_gives_the_same_bits() {
         };
         let cached: &[usize] = &[kv_heads, context, dim];
         let means: &[usize] = &[kv_heads, context.div_ceil(block), dim];
-        let f32 = SlotDtype::F32;
+        let f32 = StateDtype::F32;
         let slots = [(f32, cached), (f32, cached), (f32, means), (f32, means)];
         let fill = |buffer: usize, t: usize, row: &mut [f32]| {
             for (i, x) in row.iter_mut().enumerate() {
@@ -191,7 +191,7 @@ fn a_wrapped_context_reads_the_same_in_any_split() {
         };
         let cached: &[usize] = &[1, rows, 5];
         let means: &[usize] = &[1, rows.div_ceil(block), 5];
-        let f16 = SlotDtype::F16;
+        let f16 = StateDtype::F16;
         let slots = [(f16, cached), (f16, cached), (f16, means), (f16, means)];
         let fill = |_: usize, t: usize, row: &mut [f32]| {
             for (i, x) in row.iter_mut().enumerate() {

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::program::{INPUTS, PRODUCT, RESIDUAL, Vector, View};
 
 /// What happens to a mixer's output before the output matrix.
-pub enum Finish {
+pub enum OutputOp {
     /// A norm over each group of values that its gains span: a head, or the whole width.
     Norm(Norm),
     /// A norm over each of this many equal parts of the values that its gains span.
@@ -30,7 +30,7 @@ pub struct Emit {
     /// The mixer's output.
     pub input: View,
     /// Norms and gates, in order.
-    pub finish: Vec<Finish>,
+    pub finish: Vec<OutputOp>,
     /// The output matrix `[hidden, input.width]`.
     pub matrix: Matrix,
     /// Added to the product `[hidden]`.
@@ -49,17 +49,17 @@ impl Op for Emit {
             simd::vectorize(
                 #[inline(always)]
                 || match finish {
-                    Finish::Norm(norm) => {
+                    OutputOp::Norm(norm) => {
                         for group in values.chunks_exact_mut(norm.weight.len()) {
                             norm.apply_in_place(group);
                         }
                     }
-                    Finish::GroupNorm(norm, groups) => {
+                    OutputOp::GroupNorm(norm, groups) => {
                         for row in values.chunks_exact_mut(norm.weight.len()) {
                             norm.apply_in_groups(row, *groups);
                         }
                     }
-                    Finish::Add(view, gains) => {
+                    OutputOp::Add(view, gains) => {
                         let columns = frame.buffers.get(view.buffer).chunks(view.stride);
                         for (row, columns) in values.chunks_exact_mut(view.width).zip(columns) {
                             let columns = &columns[view.start..][..view.width];
@@ -69,8 +69,8 @@ impl Op for Emit {
                             }
                         }
                     }
-                    Finish::Map(function) => function.apply(values),
-                    Finish::Gate(gate, function) => {
+                    OutputOp::Map(function) => function.apply(values),
+                    OutputOp::Gate(gate, function) => {
                         let gates = frame.buffers.get(gate.buffer).chunks(gate.stride);
                         for (row, gates) in values.chunks_exact_mut(gate.width).zip(gates) {
                             function.gate(&gates[gate.start..][..gate.width], row);

@@ -16,7 +16,7 @@ use super::hax_sources::{Sources, State};
 use super::softmax::Element;
 use crate::cpu::{Buffers, Frame, Shared, SharedArena, simd};
 use crate::program::View;
-use crate::state::{SlotDtype, StatePlan, Touched};
+use crate::state::{StateDtype, StatePlan, Touched};
 
 /// The attention.
 pub struct Hax {
@@ -157,7 +157,7 @@ impl Hax {
 impl Op for Hax {
     fn run(&self, frame: &mut Frame) {
         match frame.arena.plan().slots[self.keys].dtype {
-            SlotDtype::F16 => self.run_as::<f16>(frame),
+            StateDtype::F16 => self.run_as::<f16>(frame),
             _ => self.run_as::<f32>(frame),
         }
     }

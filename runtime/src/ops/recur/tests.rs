@@ -3,7 +3,7 @@
 use super::{Decay, HeadGates, Key, Recur, Write};
 use crate::ops::rig::{Rig, noise, side_by_side};
 use crate::program::View;
-use crate::state::SlotDtype;
+use crate::state::StateDtype;
 
 /// A case: the numbers of heads, and what the recurrence does.
 struct Case {
@@ -165,7 +165,7 @@ impl Case {
         let stage = self.stage(fixed);
         let widths = [self.columns()[0].stride, self.heads * self.dv];
         let shape = [self.states, self.dk, self.dv];
-        let slots = [(SlotDtype::F32, &shape[..])];
+        let slots = [(StateDtype::F32, &shape[..])];
         let mut rig = Rig::new(&stage, &widths, &slots);
         let close = |name: &str, found: &[f32], expected: &[f64]| {
             assert_eq!(found.len(), expected.len());

@@ -273,7 +273,7 @@ impl Task<'_> {
 mod tests {
     use super::super::rig::{Rig, noise, side_by_side};
     use super::*;
-    use crate::state::SlotDtype;
+    use crate::state::StateDtype;
 
     const TOKENS: usize = 53;
 
@@ -355,7 +355,7 @@ mod tests {
             };
             let widths = [q.stride, out.width];
             let shapes = [[kv_heads, dk, slots], [kv_heads, slots, dv]];
-            let states = shapes.each_ref().map(|shape| (SlotDtype::F32, &shape[..]));
+            let states = shapes.each_ref().map(|shape| (StateDtype::F32, &shape[..]));
             let mut rig = Rig::new(&stage, &widths, &states);
             let [expected, keys, values] = plain(case);
             let close = |name: &str, found: &[f32], expected: &[f64]| {
