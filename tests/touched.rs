@@ -1,4 +1,4 @@
-//! Bytes of state that a token touches, as the stages count them, against what a step really does: the written ones by
+//! Bytes of state that a token touches, as the ops count them, against what a step really does: the written ones by
 //! comparing the state before and after, the read ones by poisoning the state piece by piece and looking for the poison
 //! in the results.
 

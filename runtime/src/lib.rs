@@ -15,8 +15,8 @@
 //! # }
 //! ```
 //!
-//! Reading order: [`spec`] (what a model is), `mixers` (one file each: its equations, weights, state and stages),
-//! `program` and `stages` (the fused operations), [`state`] (the one buffer of a session), `cpu` (how stages run),
+//! Reading order: [`spec`] (what a model is), `mixers` (one file each: its equations, weights, state and ops),
+//! `program` and `ops` (the fused operations), [`state`] (the one buffer of a session), `cpu` (how ops run),
 //! [`session`] (the loop), [`text`] (tokenizer, chat templates), `arch` (other people's configurations).
 
 mod arch;

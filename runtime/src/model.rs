@@ -79,7 +79,7 @@ impl Model {
         &self.spec
     }
 
-    /// Its stages.
+    /// Its ops.
     pub fn program(&self) -> &Program {
         &self.program
     }

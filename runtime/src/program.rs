@@ -1,4 +1,4 @@
-//! A model as a list of stages over buffers: what both backends run, and how mixers write it.
+//! A model as a list of ops over buffers: what both backends run, and how mixers write it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -58,11 +58,11 @@ pub const PRODUCT: usize = 2;
 /// A block's own buffers come after these.
 const FIRST: usize = 3;
 
-/// A bound model: stages in order, and the buffers between them.
+/// A bound model: ops in order, and the buffers between them.
 pub struct Program {
     /// Widest use of each buffer: it has room for `[tokens, width]`.
     pub widths: Vec<usize>,
-    /// The stages that read tokens into the state.
+    /// The ops that read tokens into the state.
     pub(crate) ops: Vec<Box<dyn Op>>,
     /// What turns the residual stream into logits, for the tokens where they are wanted.
     pub logits: Logits,
@@ -93,7 +93,7 @@ impl Program {
 /// Tensors by their full names.
 pub type Tensors = HashMap<String, Tensor>;
 
-/// Where a mixer writes its stages: gives it its weights, buffers and slots.
+/// Where a mixer writes its ops: gives it its weights, buffers and slots.
 pub struct Lowering<'a> {
     file: &'a str,
     tensors: &'a Tensors,
@@ -287,7 +287,7 @@ impl<'a> Lowering<'a> {
         norm(self.file, self.tensors, &name, self.norm, self.norm_eps)
     }
 
-    /// Appends a stage.
+    /// Appends an op.
     pub(crate) fn push(&mut self, op: impl Op + 'static) {
         self.program.ops.push(Box::new(op));
     }
@@ -328,7 +328,7 @@ impl<'a> Lowering<'a> {
         Ok(views)
     }
 
-    /// The stage that multiplies with these matrices, and each one's columns.
+    /// The op that multiplies with these matrices, and each one's columns.
     fn projection(
         &mut self,
         input: View,

@@ -22,7 +22,7 @@ fn room(floats: usize) -> Result<Vec<f32>> {
     })
 }
 
-/// The buffers between stages.
+/// The buffers between ops.
 pub(crate) struct Buffers(Vec<Vec<f32>>);
 
 impl Buffers {
@@ -53,7 +53,7 @@ impl Buffers {
     }
 }
 
-/// What a stage sees: the chunk's tokens, the buffers, the state, the threads.
+/// What an op sees: the chunk's tokens, the buffers, the state, the threads.
 pub(crate) struct Frame<'a> {
     pub pool: &'a Pool,
     pub buffers: &'a mut Buffers,

@@ -1,4 +1,4 @@
-//! The CPU backend: a thread pool, vector primitives, and what a stage sees while it runs.
+//! The CPU backend: a thread pool, vector primitives, and what an op sees while it runs.
 
 mod cores;
 mod engine;

@@ -198,8 +198,8 @@ impl Engine {
                 write(&mut launches)?;
                 Ok::<_, Error>(launches.calls)
             };
-        let stages = |launches: &mut Launches| {
-            (program.ops.iter()).try_for_each(|stage| stage.launch(launches))?;
+        let ops = |launches: &mut Launches| {
+            (program.ops.iter()).try_for_each(|op| op.launch(launches))?;
             launches.advance();
             Ok(())
         };
@@ -212,7 +212,7 @@ impl Engine {
             launches.sample(vocab, sampling.address(), control.chosen_address())
         };
         let mut calls = Calls {
-            chunk: lowered(chunk, false, &stages)?,
+            chunk: lowered(chunk, false, &ops)?,
             logits: lowered(1, false, &logits)?,
             sample: lowered(1, false, &sample)?,
             step: Vec::new(),
@@ -221,7 +221,7 @@ impl Engine {
         let mut step = |persistent: bool| {
             let mut step = lowered(1, persistent, &choice)?;
             let choice = step.len();
-            step.extend(lowered(1, persistent, &stages)?);
+            step.extend(lowered(1, persistent, &ops)?);
             step.extend(lowered(1, persistent, &logits)?);
             Ok::<_, Error>((step, choice))
         };

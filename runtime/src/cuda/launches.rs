@@ -1,4 +1,4 @@
-//! Where stages write their kernels: gives them addresses of buffers, slots and weights.
+//! Where ops write their kernels: gives them addresses of buffers, slots and weights.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -271,9 +271,9 @@ pub(crate) struct Launches<'a> {
     pub(super) processors: usize,
     pub(super) tensor_cores: TensorCores,
     pub(super) shared_memory: usize,
-    /// Working memory that stages share, by what it is for: bytes and where it lies.
+    /// Working memory that ops share, by what it is for: bytes and where it lies.
     pub(super) shared: HashMap<&'static str, (usize, Address)>,
-    /// Session-owned working memory that stages asked for.
+    /// Session-owned working memory that ops reserve.
     pub(super) scratch: &'a mut Vec<Memory>,
     /// Whether the calls become the phases of a persistent program.
     pub(super) persistent: bool,
@@ -496,7 +496,7 @@ impl Launches<'_> {
         self.weights.upload(self.queue, bytes, STORED, pack)
     }
 
-    /// Where working memory begins that all stages share which ask for `purpose`: nothing stays in it from one to the next.
+    /// Where working memory begins that all ops share which reserve it for `purpose`: nothing stays in it from one to the next.
     pub fn shared_address(&mut self, purpose: &'static str, bytes: usize) -> Result<Address> {
         match self.shared.get(purpose) {
             Some(&(room, address)) if room >= bytes => Ok(address),

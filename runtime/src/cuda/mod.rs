@@ -1,4 +1,4 @@
-//! The backend for NVIDIA GPUs: state and weights on the device, stages as kernels, a step as one recorded program.
+//! The backend for NVIDIA GPUs: state and weights on the device, ops as kernels, a step as one recorded program.
 
 mod ahead;
 #[cfg(test)]
@@ -24,6 +24,8 @@ mod levels_tests;
 #[cfg(all(test, feature = "emulator"))]
 mod lost_tests;
 mod nvrtc;
+#[cfg(test)]
+mod op_rig;
 mod overrides;
 #[cfg(test)]
 mod partitions_tests;
@@ -47,8 +49,6 @@ mod shared_tests;
 mod shares;
 mod shown;
 mod source;
-#[cfg(test)]
-mod stage_rig;
 mod tensor_products;
 #[cfg(test)]
 mod tests;

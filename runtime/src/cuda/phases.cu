@@ -1,6 +1,6 @@
 // A persistent program: one kernel whose blocks, as many as stay on the device together, go through the phases of a token.
 // A phase is what would be a kernel of its own; its blocks are shared out among those that run. This part comes before
-// everything else, so that stages see the phase's blocks and threads where they expect a kernel's.
+// everything else, so that ops see the phase's blocks and threads where they need a kernel's.
 
 #define WATERLINE_PHASES 1
 

@@ -7,7 +7,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef signed char i8;
 
-// Columns of a buffer between stages: `width` values of each token.
+// Columns of a buffer between ops: `width` values of each token.
 struct Rows {
   float* first;
   int stride;

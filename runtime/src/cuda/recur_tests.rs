@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::stage_rig::Comparison;
+use super::op_rig::Comparison;
 use super::tests::{device, numbers};
 use crate::ops::rig::{plan, side_by_side};
 use crate::ops::{Decay, HeadGates, Key, Recur, Slots, Write};

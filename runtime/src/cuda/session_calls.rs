@@ -1,4 +1,4 @@
-//! What surrounds a session's stages: the choice of a token, the log and the position.
+//! What surrounds a session's ops: the choice of a token, the log and the position.
 
 use super::driver::Address;
 use super::launches::{Call, Grid, Launches, Parameter};

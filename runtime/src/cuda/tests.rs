@@ -308,7 +308,7 @@ fn products_of_chosen_parts_leave_the_others_as_they_are() {
     }
 }
 
-/// Two stages' gates on the columns of one product: it finishes the first one's, and the second one's stay a phase.
+/// Two ops' gates on the columns of one product: it finishes the first one's, and the second one's stay a phase.
 #[test]
 fn a_product_finishes_the_rows_of_one_stage() {
     let Some((device, blocks)) = persistent_device() else {

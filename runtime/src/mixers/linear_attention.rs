@@ -75,7 +75,7 @@ impl LinearAttention {
         slots
     }
 
-    /// The stages; `decay` makes the decay from the columns of its matrices `names`. A token writes `written` rows of
+    /// The ops; `decay` makes the decay from the columns of its matrices `names`. A token writes `written` rows of
     /// the state, or all; the others do not fade, if each row has a decay of its own.
     pub(super) fn lower(
         &self,

@@ -1,7 +1,7 @@
 //! Token mixers: one file each, and the only list of them.
 //!
 //! A mixer is its equations (in the file's head comment), its few numbers, a table of weights, a table of state
-//! slots, and how it lowers to stages. Nothing outside this folder names one, but the frontends in
+//! tensors, and how it lowers to ops. Nothing outside this folder names one, but the frontends in
 //! `arch` that read a checkpoint's configuration.
 
 mod abc;
@@ -81,7 +81,7 @@ pub trait Mixer: Debug + Send + Sync {
     /// Its state, in the order in which [`Mixer::lower`] counts the slots. All-zero bytes are the empty state.
     fn state(&self) -> Vec<StateTensor>;
 
-    /// Writes the mixer as stages: from the block's input to the sum into the residual stream.
+    /// Writes the mixer as ops: from the layer's input to the sum into the residual stream.
     fn lower(&self, layer: &mut Lowering) -> Result<()>;
 }
 

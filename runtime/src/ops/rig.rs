@@ -46,7 +46,7 @@ pub(crate) fn side_by_side<const N: usize>(widths: [usize; N]) -> [View; N] {
     })
 }
 
-/// A stage with buffers and state of its own.
+/// An op with buffers and state of its own.
 pub(super) struct Rig<'a> {
     stage: &'a dyn Op,
     widths: &'a [usize],

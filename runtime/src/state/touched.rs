@@ -1,4 +1,4 @@
-//! What one token's reading touches of a state: counted from the stages, not measured.
+//! What one token's reading touches of a state: counted from the ops, not measured.
 
 use super::plan::StatePlan;
 

@@ -1,4 +1,4 @@
-//! The stage as kernels: what `conv_chosen.cu` is called with.
+//! The op as kernels: what `conv_chosen.cu` is called with.
 
 use bytemuck::{Pod, Zeroable};
 

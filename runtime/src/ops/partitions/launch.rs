@@ -1,4 +1,4 @@
-//! The stage as kernels: what `partitions.cu` is called with.
+//! The op as kernels: what `partitions.cu` is called with.
 
 use bytemuck::{Pod, Zeroable};
 

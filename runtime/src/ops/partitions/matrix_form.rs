@@ -1,4 +1,4 @@
-//! The stage in matrix form on tensor cores, for chunks: what `partitions_chunk.cu` is called with.
+//! The op in matrix form on tensor cores, for chunks: what `partitions_chunk.cu` is called with.
 
 use bytemuck::{Pod, Zeroable};
 

@@ -1,4 +1,4 @@
-//! The stage as kernels: what `prepare.cu` is called with.
+//! The op as kernels: what `prepare.cu` is called with.
 
 use bytemuck::{Pod, Zeroable};
 

@@ -12,7 +12,7 @@ use crate::program::{INPUTS, Vector, View};
 
 /// One of the stacked matrices.
 pub struct Linear {
-    /// First column of its result in the stage's output.
+    /// First column of its result in the op's output.
     pub column: usize,
     /// Added to the result.
     pub bias: Option<Vector>,
@@ -46,7 +46,7 @@ struct Parts {
 }
 
 impl Project {
-    /// A stage over `linears`, whose columns lie in `output`.
+    /// An op over `linears`, whose columns lie in `output`.
     pub fn new(input: View, norm: Option<Norm>, linears: Vec<Linear>, output: View) -> Self {
         let integer = linears.iter().any(|l| l.matrix.format().is_integer_dot());
         Project {

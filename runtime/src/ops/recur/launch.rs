@@ -1,4 +1,4 @@
-//! The stage as kernels: what `recur.cu` is called with.
+//! The op as kernels: what `recur.cu` is called with.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::program::View;
 
-/// The recurrence, and the stages that are built on it.
+/// The recurrence, and the ops that are built on it.
 pub(in crate::ops) const SOURCE: &str = concat!(
     include_str!("recur.cu"),
     include_str!("recur_step.cu"),

@@ -1,4 +1,4 @@
-//! The stage in matrix form on tensor cores, for chunks: what `recur_chunk.cu` or `recur_rows.cu`, and `recur_states.cu`, are called
+//! The op in matrix form on tensor cores, for chunks: what `recur_chunk.cu` or `recur_rows.cu`, and `recur_states.cu`, are called
 //! with.
 
 use super::launch::{Fading, Inputs, Plan, SOURCE, Writing};

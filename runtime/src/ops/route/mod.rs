@@ -9,7 +9,7 @@ use crate::program::View;
 
 /// Softmax over all partitions, of which the largest are chosen; the lower partition wins a tie.
 pub struct Route {
-    /// One value for each partition. The stage overwrites them.
+    /// One value for each partition. The op overwrites them.
     pub logits: View,
     /// Whether the weights of the chosen are divided by their sum.
     pub normalize: bool,

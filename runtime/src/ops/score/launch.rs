@@ -1,4 +1,4 @@
-//! The stage as kernels: what `score.cu` is called with.
+//! The op as kernels: what `score.cu` is called with.
 
 use std::ops::Range;
 

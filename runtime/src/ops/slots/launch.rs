@@ -1,4 +1,4 @@
-//! The stage as kernels: two recurrences with a softmax between.
+//! The op as kernels: two recurrences with a softmax between.
 
 use bytemuck::Zeroable;
 
