@@ -667,7 +667,7 @@ int main(int argc, char **argv)
     OK(wl_model_spec_json(model, &json));
     OK(wl_model_device(model, &device));
     CHECK(strstr(device, "CPU (no GPU: ") == device);
-    CHECK(strlen(name) > 0 && json[0] == '{' && strstr(json, "\"blocks\""));
+    CHECK(strlen(name) > 0 && json[0] == '{' && strstr(json, "\"layers\""));
     handles(model);
     null_pointers(model);
     sizes_of_structs(model);

@@ -26,7 +26,7 @@ gguf = Path(__file__).parents[3] / "tools/model/waterline-chat.gguf"
 with Model.builtin() as model:
     assert model.info["vocab"] > 0 and model.info["has_chat_template"] and model.name
     assert model.device.startswith("CPU (no GPU: ")
-    assert model.spec["vocab"] == model.info["vocab"] and model.spec["blocks"]
+    assert model.spec["vocab"] == model.info["vocab"] and model.spec["layers"]
     text = "naïve 🔥 dog\0after"
     tokens = model.tokenize(text)
     assert model.detokenize(tokens) == text.encode() and model.detokenize([]) == b"" and model.tokenize("") == []
