@@ -239,7 +239,7 @@ class Ours:
     def bytes(self):
         """Bytes of state of a layer, and those that a token reads and writes."""
         report = json.loads(self.run("inspect", self.file, "--json", "--context", str(DEPTH)))
-        blocks = report["session"]["blocks"]
+        blocks = report["session"]["layers"]
         total = lambda key: sum(block[key] for block in blocks) // len(blocks)
         return total("bytes"), total("read_per_token") + total("written_per_token")
 
