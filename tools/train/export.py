@@ -38,7 +38,9 @@ def main():
     (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
     (out / "config.json").write_text(json.dumps(saved["config"], indent=1))
     if tokenizer.is_dir():
-        shutil.copy(tokenizer / "tokenizer.json", out / "tokenizer.json")
+        # Without spaces: the file is embedded in the program's model, which has 12 MiB.
+        vocabulary = json.loads((tokenizer / "tokenizer.json").read_text())
+        (out / "tokenizer.json").write_text(json.dumps(vocabulary, ensure_ascii=False, separators=(",", ":")))
         shutil.copy(tokenizer / "tokenizer_config.json", out / "tokenizer_config.json")
     print(f"{len(shards)} shards, {index['metadata']['total_size'] / 1e6:.1f} MB, step {saved['step']}")
 
