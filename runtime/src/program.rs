@@ -75,17 +75,17 @@ impl Program {
             + self.logits.matrix.bytes().len()
     }
 
-    /// What reading the token at `position` touches of the blocks' slots.
+    /// What reading the token at `position` touches of the layers' state tensors.
     pub fn touched(&self, plan: &StatePlan, position: u64) -> Vec<Touched> {
         let ops = self.ops.iter();
-        ops.flat_map(|s| s.touched(plan, position)).collect()
+        ops.flat_map(|op| op.touched(plan, position)).collect()
     }
 
-    /// Bytes of the blocks' slots that reading the token at `position` touches, those read and those written.
+    /// Bytes of the layers' state tensors that reading the token at `position` touches, those read and those written.
     pub fn state_bytes(&self, plan: &StatePlan, position: u64) -> usize {
-        let ops = self.ops.iter();
-        ops.flat_map(|op| op.touched(plan, position))
-            .map(|touched| touched.bytes())
+        self.touched(plan, position)
+            .iter()
+            .map(Touched::bytes)
             .sum()
     }
 }

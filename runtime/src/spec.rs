@@ -361,4 +361,32 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn layers_are_read_under_their_former_name() {
+        let mixer = mixers::Attention {
+            heads: 1,
+            kv_heads: 1,
+            head_dim: 4,
+            ..Default::default()
+        };
+        let spec = ModelSpec {
+            vocab: 8,
+            hidden: 4,
+            norm: NormKind::Rms,
+            norm_eps: 1e-6,
+            embedding_norm: false,
+            tied: true,
+            layers: vec![LayerSpec {
+                mixer: Arc::new(mixer),
+                mlp: Some(MlpSpec { intermediate: 6 }),
+            }],
+        };
+        let today = spec.to_json();
+        let mut former = today.clone();
+        former["blocks"] = former["layers"].take();
+        former.as_object_mut().unwrap().remove("layers");
+        let read = ModelSpec::from_json("a test", &former).unwrap();
+        assert_eq!(read.to_json(), today);
+    }
 }

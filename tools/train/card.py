@@ -12,17 +12,18 @@ import subprocess
 from pathlib import Path
 
 
+def chat(binary, model, messages, options, seconds=600):
+    """What the program answers to a conversation of these messages."""
+    done = subprocess.run([binary, "chat", *options, model], input="\n".join(messages) + "\n", capture_output=True, text=True, timeout=seconds)
+    if done.returncode:
+        raise SystemExit(f"{binary} ended with {done.returncode}: {done.stderr}")
+    return done.stdout
+
+
 def last_answer(binary, model, messages, options):
     """The answer to the last message. An answer may have several lines, so the conversation is also run without its last message."""
-
-    def chat(lines):
-        done = subprocess.run([binary, "chat", *options, model], input="\n".join(lines) + "\n", capture_output=True, text=True, timeout=600)
-        if done.returncode:
-            raise SystemExit(f"{binary} ended with {done.returncode}: {done.stderr}")
-        return done.stdout
-
-    before = chat(messages[:-1]) if len(messages) > 1 else ""
-    return chat(messages)[len(before) :].strip()
+    before = chat(binary, model, messages[:-1], options) if len(messages) > 1 else ""
+    return chat(binary, model, messages, options)[len(before) :].strip()
 
 
 def holds(answer, text):

@@ -39,8 +39,8 @@ def main():
     (out / "config.json").write_text(json.dumps(saved["config"], indent=1))
     if tokenizer.is_dir():
         # Without spaces: the file is embedded in the program's model, which has 12 MiB.
-        vocabulary = json.loads((tokenizer / "tokenizer.json").read_text())
-        (out / "tokenizer.json").write_text(json.dumps(vocabulary, ensure_ascii=False, separators=(",", ":")))
+        vocabulary = json.loads((tokenizer / "tokenizer.json").read_text(encoding="utf-8"))
+        (out / "tokenizer.json").write_text(json.dumps(vocabulary, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
         shutil.copy(tokenizer / "tokenizer_config.json", out / "tokenizer_config.json")
     print(f"{len(shards)} shards, {index['metadata']['total_size'] / 1e6:.1f} MB, step {saved['step']}")
 

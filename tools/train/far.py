@@ -7,11 +7,11 @@ each one line) of so many tokens in all; then one question, answered greedily. M
 
 import argparse
 import random
-import subprocess
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from card import chat
 from memory_chat import Writer, load_synth, make_facts
 from prepare import read_jsonl
 from skills import common_words, withheld, word_withheld
@@ -20,10 +20,7 @@ PASTE = 6000  # tokens of a message
 
 
 def ask(binary, model, messages):
-    done = subprocess.run([binary, "chat", "--greedy", "--context", "200000", model], input="\n".join(messages) + "\n", capture_output=True, text=True, timeout=3600)
-    if done.returncode:
-        raise SystemExit(f"{binary} ended with {done.returncode}: {done.stderr}")
-    return done.stdout.strip().split("\n")
+    return chat(binary, model, messages, ["--greedy", "--context", "200000"], seconds=3600).strip().split("\n")
 
 
 def pasted(texts, tokenizer, r, distance):

@@ -80,10 +80,10 @@ fn flatten(path: &str, value: &Value, facts: &mut BTreeMap<String, String>) {
 fn facts(spec: &ModelSpec) -> BTreeMap<String, String> {
     let mut facts = BTreeMap::new();
     let mut model = spec.to_json();
-    let blocks = model["layers"].take();
+    let layers = model["layers"].take();
     flatten("model", &model, &mut facts);
-    for (i, block) in blocks.as_array().expect("blocks").iter().enumerate() {
-        flatten(&i.to_string(), block, &mut facts);
+    for (i, layer) in layers.as_array().expect("layers").iter().enumerate() {
+        flatten(&i.to_string(), layer, &mut facts);
     }
     let tensors = spec.weights();
     facts.extend(tensors.into_iter().map(|weight| {

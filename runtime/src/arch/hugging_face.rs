@@ -42,8 +42,7 @@ pub(super) fn tensor_name(name: &str, mixer: &str) -> String {
 fn spec(config: &Config) -> Result<ModelSpec> {
     let mlp = mlp(config)?;
     let attention = attention(config)?;
-    let layers = config.layers()?;
-    let layers = (0..layers)
+    let layers = (0..config.layers()?)
         .map(|layer| {
             let attention = Attention {
                 window: window(config, layer)?,

@@ -1,7 +1,7 @@
 //! GGUF files of the architectures that llama.cpp knows as well: Mamba and Mamba-2 (llama.cpp `src/models/mamba.cpp`
 //! and `mamba2.cpp`; `conversion/mamba.py` writes such files).
 //!
-//! A model that llama.cpp can run keeps its metadata and names, so that one file runs in both. It can run blocks that
+//! A model that llama.cpp can run keeps its metadata and names, so that one file runs in both. It can run layers that
 //! are all alike, with biases at the convolutions and nowhere else.
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::mixers::{Mamba, Mamba2, Mixer};
 use crate::program::Tensors;
 use crate::spec::{LARGEST, LayerSpec, ModelSpec, NormKind, WeightSpec};
 
-/// An architecture with the numbers of its blocks.
+/// An architecture with the hyperparameters of its layers.
 pub(crate) enum LlamaCpp {
     Mamba(Mamba),
     Mamba2(Mamba2),
@@ -44,10 +44,10 @@ impl LlamaCpp {
     pub fn of(spec: &ModelSpec) -> Option<Self> {
         let first = spec.layers.first()?;
         let numbers = first.mixer.to_json();
-        let alike = |block: &LayerSpec| {
-            block.mlp.is_none()
-                && block.mixer.kind() == first.mixer.kind()
-                && block.mixer.to_json() == numbers
+        let alike = |layer: &LayerSpec| {
+            layer.mlp.is_none()
+                && layer.mixer.kind() == first.mixer.kind()
+                && layer.mixer.to_json() == numbers
         };
         let plain = spec.norm == NormKind::Rms && !spec.embedding_norm;
         if !plain || !spec.layers.iter().all(alike) {

@@ -58,7 +58,7 @@ fn samba_tensor_name(name: &str) -> String {
 }
 
 fn spec(config: &Config) -> Result<ModelSpec> {
-    let block = LayerSpec {
+    let layer = LayerSpec {
         mixer: mixer(config)?,
         mlp: None,
     };
@@ -66,7 +66,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     // transformers ties Mamba's matrices unless told otherwise, flash-linear-attention does not.
     let transformers = config.object().contains_key("layer_norm_epsilon");
     let tied = transformers && config.string("model_type")? == "mamba";
-    model(config, vec![block; layers], tied)
+    model(config, vec![layer; layers], tied)
 }
 
 fn samba(config: &Config) -> Result<ModelSpec> {
@@ -92,7 +92,7 @@ fn samba(config: &Config) -> Result<ModelSpec> {
         ..mamba(config)?
     };
     let mamba: Arc<dyn Mixer> = Arc::new(mamba);
-    let block = |layer| {
+    let layer_spec = |layer| {
         let index = attention_layers
             .iter()
             .position(|layers| layers.contains(&layer));
@@ -102,8 +102,9 @@ fn samba(config: &Config) -> Result<ModelSpec> {
         };
         Ok(LayerSpec { mixer, mlp })
     };
-    let layers = config.layers()?;
-    let layers = (0..layers).map(block).collect::<Result<_>>()?;
+    let layers = (0..config.layers()?)
+        .map(layer_spec)
+        .collect::<Result<_>>()?;
     model(config, layers, false)
 }
 

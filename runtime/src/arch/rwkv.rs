@@ -1,4 +1,4 @@
-//! RWKV-7 as flash-linear-attention saves it. Each of its layers is two blocks here: time mixing, channel mixing.
+//! RWKV-7 as flash-linear-attention saves it. Each of its layers is two of ours: time mixing, channel mixing.
 
 use std::sync::Arc;
 

@@ -109,8 +109,8 @@ impl Engine {
     /// Floats of each worker's scratch memory, and of that which all workers see.
     fn rooms(program: &Program, threads: usize, chunk: usize) -> (usize, usize) {
         let rooms = program.ops.iter();
-        rooms.fold((0, 0), |(scratch, common), stage| {
-            let more = (stage.scratch(chunk), stage.common(threads));
+        rooms.fold((0, 0), |(scratch, common), op| {
+            let more = (op.scratch(chunk), op.common(threads));
             (scratch.max(more.0), common.max(more.1))
         })
     }
@@ -140,8 +140,8 @@ impl Engine {
             tokens,
             position,
         };
-        for stage in &program.ops {
-            stage.run(&mut frame);
+        for op in &program.ops {
+            op.run(&mut frame);
         }
     }
 

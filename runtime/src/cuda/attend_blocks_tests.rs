@@ -15,7 +15,7 @@ fn compare(kv: Kv, [heads, kv_heads, dim]: [usize; 3], [block, chosen, window, r
     let width = heads * dim;
     let [q, k, v, gates] = side_by_side([width, kv_heads * dim, kv_heads * dim, 3 * heads]);
     let stride = q.stride;
-    let stage = AttendBlocks {
+    let op = AttendBlocks {
         heads,
         kv_heads,
         q,
@@ -49,7 +49,7 @@ fn compare(kv: Kv, [heads, kv_heads, dim]: [usize; 3], [block, chosen, window, r
     for (chunks, tolerance) in [(&[1; 70][..], 1e-5), (&[3, 17, 1, 40, 9], 1e-4)] {
         Comparison {
             device: &device,
-            stage: &stage,
+            op: &op,
             plan: &plan,
             widths: [stride, width, 1],
             kv,

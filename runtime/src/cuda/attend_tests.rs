@@ -38,7 +38,7 @@ fn compare(kv: Kv, [heads, kv_heads, window, capacity]: [usize; 4], eviction: Op
     let Some(device) = device() else { return };
     let (width, stride) = (heads * DIM, (heads + 2 * kv_heads) * DIM);
     let [q, k, v] = side_by_side([width, kv_heads * DIM, kv_heads * DIM]);
-    let stage = Attend {
+    let op = Attend {
         heads,
         kv_heads,
         q,
@@ -60,7 +60,7 @@ fn compare(kv: Kv, [heads, kv_heads, window, capacity]: [usize; 4], eviction: Op
     ] {
         Comparison {
             device: &device,
-            stage: &stage,
+            op: &op,
             plan: &plan,
             widths: [stride, width, kv_heads],
             kv,

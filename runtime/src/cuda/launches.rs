@@ -508,7 +508,7 @@ impl Launches<'_> {
         }
     }
 
-    /// Where working memory of one stage begins.
+    /// Where working memory of one op begins.
     pub fn scratch_address(&mut self, bytes: usize) -> Result<Address> {
         let memory = Memory::new(self.weights.driver(), bytes)?;
         let address = memory.address();

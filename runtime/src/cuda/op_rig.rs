@@ -1,4 +1,4 @@
-//! Runs a single stage on the emulator, or on a GPU where there is one, and on the CPU, for tests.
+//! Runs a single op on the emulator, or on a GPU where there is one, and on the CPU, for tests.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -16,15 +16,15 @@ use crate::cpu::{Buffers, Frame, Pool};
 use crate::ops::Op;
 use crate::state::{Arena, Kv, StateDtype, StatePlan};
 
-/// A stage with inputs, whose outputs are buffer 1.
+/// An op with inputs, whose outputs are buffer 1.
 pub(super) struct Comparison<'a> {
     pub device: &'a Arc<Device>,
-    pub stage: &'a dyn Op,
+    pub op: &'a dyn Op,
     pub plan: &'a Arc<StatePlan>,
     /// Widths of the buffers.
     pub widths: [usize; 3],
     pub kv: Kv,
-    /// Whether the stage is read as the phases of a persistent program, token by token.
+    /// Whether the op is read as the phases of a persistent program, token by token.
     pub persistent: bool,
     /// Most difference of an output or a state.
     pub tolerance: f32,
@@ -34,7 +34,7 @@ impl Comparison<'_> {
     /// Reads tokens in chunks of these lengths on both, and compares outputs and the state; `fill(buffer, values)` makes the
     /// inputs of all tokens.
     pub fn read(&self, chunks: &[usize], fill: impl Fn(usize, &mut [f32])) {
-        let (widths, plan, stage) = (self.widths, self.plan, self.stage);
+        let (widths, plan, op) = (self.widths, self.plan, self.op);
         let driver = self.device.driver();
         let tokens: usize = chunks.iter().sum();
         let inputs = [0, 1, 2].map(|buffer| {
@@ -73,7 +73,7 @@ impl Comparison<'_> {
             calls: Vec::new(),
             deferred: None,
         };
-        stage.launch(&mut launches).expect("launches");
+        op.launch(&mut launches).expect("launches");
         let calls = launches.calls;
         let calls: Vec<&Queued> = calls.iter().collect();
         let program = match blocks {
@@ -103,8 +103,8 @@ impl Comparison<'_> {
         };
 
         let pool = Pool::new(1).expect("no thread");
-        let room = Mutex::new(vec![f32::NAN; stage.scratch(most)]);
-        let mut common = vec![f32::NAN; stage.common(1)];
+        let room = Mutex::new(vec![f32::NAN; op.scratch(most)]);
+        let mut common = vec![f32::NAN; op.common(1)];
         let mut arena = Arena::new(Arc::clone(plan)).expect("memory");
         let mut rounded = Activations::new(most, widths[0]).expect("memory");
         let mut cpu = Buffers::new(&widths, most).expect("memory");
@@ -125,7 +125,7 @@ impl Comparison<'_> {
             for launch in launches_of(chunk) {
                 queue.launch(&launch).expect("a launch");
             }
-            stage.run(&mut Frame {
+            op.run(&mut Frame {
                 pool: &pool,
                 buffers: &mut cpu,
                 inputs: &mut rounded,

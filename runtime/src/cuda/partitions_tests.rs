@@ -38,7 +38,7 @@ fn compare(case: Case) {
     let [q, k, v, decay, beta] = side_by_side(widths);
     let stride = q.stride;
     let out = View::whole(1, HEADS * dv);
-    let stage = Partitions {
+    let op = Partitions {
         recur: Recur {
             heads: HEADS,
             states: HEADS,
@@ -75,7 +75,7 @@ fn compare(case: Case) {
     let slots = [(StateDtype::U64, &[1][..]), (StateDtype::F32, state)];
     let comparison = Comparison {
         device: &device,
-        stage: &stage,
+        op: &op,
         plan: &Arc::new(plan(&slots)),
         widths: [stride, out.width, 2 * USED],
         kv: Kv::F32,

@@ -61,7 +61,7 @@ fn compare_chunks(
     let [q, k, v, decay, beta, write, read, removal, rate] = side_by_side(widths);
     let stride = q.stride;
     let out = View::whole(1, heads * dv);
-    let stage = Recur {
+    let op = Recur {
         heads,
         states,
         dk,
@@ -97,7 +97,7 @@ fn compare_chunks(
     ];
     let comparison = Comparison {
         device: &device,
-        stage: &stage,
+        op: &op,
         plan: &Arc::new(plan(&slots)),
         widths: [stride, out.width, 1],
         kv: Kv::F32,
@@ -189,7 +189,7 @@ fn compare_slots([heads, kv_heads, slots, dk, dv]: [usize; 5]) {
     let [q, k, v, weights] = side_by_side(widths);
     let stride = q.stride;
     let out = View::whole(1, heads * dv);
-    let stage = Slots {
+    let op = Slots {
         heads,
         kv_heads,
         slots,
@@ -209,7 +209,7 @@ fn compare_slots([heads, kv_heads, slots, dk, dv]: [usize; 5]) {
     ];
     let comparison = Comparison {
         device: &device,
-        stage: &stage,
+        op: &op,
         plan: &Arc::new(plan(&shapes)),
         widths: [stride, out.width, 1],
         kv: Kv::F32,

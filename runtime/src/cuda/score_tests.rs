@@ -24,7 +24,7 @@ fn compare(groups: usize, taps: usize, dilation: usize, map: ScoreMap) {
         RouterLayer::new(&weight, bias.into(), inputs, outputs, dilation, 1 + i)
     };
     let [k, v] = side_by_side([HEADS * DIM; 2]);
-    let stage = Score {
+    let op = Score {
         kv_heads: HEADS,
         k,
         v,
@@ -51,7 +51,7 @@ fn compare(groups: usize, taps: usize, dilation: usize, map: ScoreMap) {
     ] {
         Comparison {
             device: &device,
-            stage: &stage,
+            op: &op,
             plan: &plan,
             widths: [2 * HEADS * DIM, HEADS, 1],
             kv: Kv::F32,

@@ -15,7 +15,7 @@ use super::segments::SMALLEST;
 use super::source::Source;
 use super::weights::Weights;
 use crate::ops::rig::plan;
-use crate::ops::{Gate, Op, Prepare};
+use crate::ops::{DeviceOp, Gate, Prepare};
 use crate::program::{INPUTS, View};
 use crate::state::{Kv, StateDtype, StatePlan};
 

@@ -10,13 +10,13 @@ pub(super) fn token_shift(layer: &mut Lowering, names: &[&str], slot: usize) -> 
     let hidden = layer.hidden();
     let out = layer.buffer(names.len() * hidden);
     let mixes = names.iter().map(|name| layer.vector(name));
-    let stage = TokenShift {
+    let op = TokenShift {
         norm: layer.input_norm()?,
         mixes: mixes.collect::<Result<_>>()?,
         slot: layer.state_tensor(slot),
         out,
     };
-    layer.push(stage);
+    layer.push(op);
     let view = |i| View {
         start: i * hidden,
         width: hidden,

@@ -54,13 +54,16 @@ use crate::cuda::Launches;
 use crate::error::Result;
 use crate::state::{StatePlan, Touched};
 
+/// How an op runs on a device.
+pub(crate) trait DeviceOp {
+    /// Writes the op's kernels.
+    fn launch(&self, launches: &mut Launches) -> Result<()>;
+}
+
 /// One fused operation of a [`crate::program::Program`], on both backends.
-pub(crate) trait Op: Send + Sync {
+pub(crate) trait Op: DeviceOp + Send + Sync {
     /// Runs the op on the CPU over the frame's tokens.
     fn run(&self, frame: &mut Frame);
-
-    /// Writes the op's kernels for a device.
-    fn launch(&self, launches: &mut Launches) -> Result<()>;
 
     /// Floats of scratch memory that one worker needs for chunks of up to `chunk` tokens.
     fn scratch(&self, _chunk: usize) -> usize {

@@ -1,4 +1,4 @@
-//! Runs a single stage over tokens, in chunks of any lengths, for tests.
+//! Runs a single op over tokens, in chunks of any lengths, for tests.
 
 use std::sync::{Arc, Mutex};
 
@@ -48,7 +48,7 @@ pub(crate) fn side_by_side<const N: usize>(widths: [usize; N]) -> [View; N] {
 
 /// An op with buffers and state of its own.
 pub(super) struct Rig<'a> {
-    stage: &'a dyn Op,
+    op: &'a dyn Op,
     widths: &'a [usize],
     arena: Arena,
     pool: Pool,
@@ -56,9 +56,9 @@ pub(super) struct Rig<'a> {
 
 impl<'a> Rig<'a> {
     /// Buffers of `widths`, and slots of the types and shapes `slots`, numbered from zero.
-    pub fn new(stage: &'a dyn Op, widths: &'a [usize], slots: &[(StateDtype, &[usize])]) -> Self {
+    pub fn new(op: &'a dyn Op, widths: &'a [usize], slots: &[(StateDtype, &[usize])]) -> Self {
         Rig {
-            stage,
+            op,
             widths,
             arena: Arena::new(Arc::new(plan(slots))).expect("memory"),
             pool: Pool::new(2).expect("threads"),
@@ -81,11 +81,11 @@ impl<'a> Rig<'a> {
     ) -> (Vec<f32>, Vec<u8>) {
         self.arena.reset();
         let longest = chunks.iter().copied().max().unwrap_or(0);
-        let scratch = self.stage.scratch(longest);
+        let scratch = self.op.scratch(longest);
         let scratch: Vec<_> = (0..self.pool.threads())
             .map(|_| Mutex::new(vec![f32::NAN; scratch]))
             .collect();
-        let mut common = vec![f32::NAN; self.stage.common(self.pool.threads())];
+        let mut common = vec![f32::NAN; self.op.common(self.pool.threads())];
         let mut buffers = Buffers::new(self.widths, longest).expect("memory");
         let widest = *self.widths.iter().max().unwrap_or(&1);
         let mut inputs = Activations::new(longest, widest).expect("memory");
@@ -96,7 +96,7 @@ impl<'a> Rig<'a> {
                     fill(buffer, position + t, row);
                 }
             }
-            self.stage.run(&mut Frame {
+            self.op.run(&mut Frame {
                 pool: &self.pool,
                 buffers: &mut buffers,
                 inputs: &mut inputs,

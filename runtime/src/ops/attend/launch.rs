@@ -7,6 +7,7 @@ use bytemuck::{Pod, Zeroable};
 use super::{Attend, Eviction, Policy};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows, TensorCores};
 use crate::error::Result;
+use crate::ops::DeviceOp;
 use crate::program::View;
 
 const SOURCE: &str = concat!(include_str!("attend.cu"), include_str!("attend_tiles.cu"));
@@ -105,8 +106,8 @@ fn in_tiles(dim: usize, tokens: usize, cores: TensorCores, shared: usize) -> boo
     fits && tokens >= 16 && cores != TensorCores::None
 }
 
-impl Attend {
-    pub(super) fn write_kernels(&self, launches: &mut Launches) -> Result<()> {
+impl DeviceOp for Attend {
+    fn launch(&self, launches: &mut Launches) -> Result<()> {
         let attended = Attended {
             q: launches.rows(self.q),
             k: launches.rows(self.k),
@@ -126,7 +127,9 @@ impl Attend {
             None => self.launch_attention(launches, attended, 0..0),
         }
     }
+}
 
+impl Attend {
     /// Attention that retains tokens beyond the window.
     fn launch_retaining(
         &self,

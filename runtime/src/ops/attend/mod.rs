@@ -8,12 +8,11 @@
 mod launch;
 mod retain;
 
-use super::Op;
-use crate::cuda::Launches;
-use crate::error::Result;
 use std::ops::Range;
 
 use half::f16;
+
+use super::Op;
 
 pub(super) use launch::{block, heads_together, unit};
 pub use retain::{Eviction, Policy, ScoreSlots};
@@ -136,10 +135,6 @@ impl Op for Attend {
             StateDtype::F16 => self.run_as::<f16>(frame),
             _ => self.run_as::<f32>(frame),
         }
-    }
-
-    fn launch(&self, launches: &mut Launches) -> Result<()> {
-        self.write_kernels(launches)
     }
 
     fn scratch(&self, _chunk: usize) -> usize {
@@ -428,7 +423,7 @@ mod tests {
     /// Outputs with so many key heads, all of which have the same keys and values.
     fn outputs(kv_heads: usize, chunks: &[usize]) -> Vec<f32> {
         let (width, stride) = (HEADS * DIM, (HEADS + 2 * kv_heads) * DIM);
-        let stage = attend(kv_heads);
+        let op = attend(kv_heads);
         let fill = |_: usize, t: usize, row: &mut [f32]| {
             for (i, x) in row.iter_mut().enumerate() {
                 let key = |i: usize| width + i / (kv_heads * DIM) * DIM + i % DIM;
@@ -438,7 +433,7 @@ mod tests {
         };
         let slot = (StateDtype::F16, &[kv_heads, WINDOW, DIM][..]);
         let widths = [stride, width];
-        let mut rig = Rig::new(&stage, &widths, &[slot, slot]);
+        let mut rig = Rig::new(&op, &widths, &[slot, slot]);
         rig.read(chunks, fill, View::whole(1, width)).0
     }
 

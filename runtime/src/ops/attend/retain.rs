@@ -241,7 +241,7 @@ mod tests {
 
     const DIM: usize = 5;
 
-    fn stage(heads: usize, kv_heads: usize, policy: Policy, sink: usize) -> Attend {
+    fn op(heads: usize, kv_heads: usize, policy: Policy, sink: usize) -> Attend {
         let width = heads * DIM;
         let [q, k, v] = side_by_side([width, kv_heads * DIM, kv_heads * DIM]);
         Attend {
@@ -273,7 +273,7 @@ mod tests {
         keeps: impl Fn(&mut Vec<usize>, usize, &dyn Fn(usize) -> f64),
     ) {
         const TOKENS: usize = 80;
-        let stage = stage(heads, kv_heads, policy, sink);
+        let op = op(heads, kv_heads, policy, sink);
         let (width, stride) = (heads * DIM, (heads + 2 * kv_heads) * DIM);
         let ring: &[usize] = &[kv_heads, window, DIM];
         let set: &[usize] = &[kv_heads, capacity, DIM];
@@ -293,7 +293,7 @@ mod tests {
         };
         let out = View::whole(1, width);
         let widths = [stride, width];
-        let mut rig = Rig::new(&stage, &widths, &slots);
+        let mut rig = Rig::new(&op, &widths, &slots);
         let (whole, state) = rig.read(&[TOKENS], fill, out);
         for chunks in [&[1; TOKENS][..], &[3, 17, 1, 40, 19]] {
             let (split, split_state) = rig.read(chunks, fill, out);

@@ -5,6 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use super::{AttendBlocks, BRANCHES};
 use crate::cuda::{Call, Grid, Launches, Parameter, Rows, TensorCores};
 use crate::error::Result;
+use crate::ops::DeviceOp;
 use crate::ops::attend::{block, heads_together, unit};
 
 const SOURCE: &str = concat!(
@@ -66,8 +67,8 @@ fn splits(blocks: usize, processors: usize) -> usize {
     (processors / blocks).clamp(2, MOST_SPLITS)
 }
 
-impl AttendBlocks {
-    pub(super) fn write_kernels(&self, launches: &mut Launches) -> Result<()> {
+impl DeviceOp for AttendBlocks {
+    fn launch(&self, launches: &mut Launches) -> Result<()> {
         let (kv, dim, chunk) = (launches.kv(), self.head_dim(), launches.tokens);
         let step = chunk == 1;
         let heads = heads_together(self.group());

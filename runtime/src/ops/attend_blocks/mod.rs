@@ -15,14 +15,11 @@ mod best;
 mod launch;
 mod task;
 
-use super::Op;
-use crate::cuda::Launches;
-use crate::error::Result;
-use half::f16;
-
 use best::Best;
+use half::f16;
 use task::{Notes, Step, Task};
 
+use super::Op;
 use super::softmax::{Element, TILE};
 use crate::cpu::{Frame, Shared, simd};
 use crate::program::View;
@@ -169,10 +166,6 @@ impl Op for AttendBlocks {
             StateDtype::F16 => self.run_as::<f16>(frame),
             _ => self.run_as::<f32>(frame),
         }
-    }
-
-    fn launch(&self, launches: &mut Launches) -> Result<()> {
-        self.write_kernels(launches)
     }
 
     fn scratch(&self, _chunk: usize) -> usize {

@@ -50,7 +50,7 @@ fn follows_the_definition_and_any_split_gives_the_same_bits() {
             columns(width + kv_heads * dim, kv_heads * dim),
             columns(width + 2 * kv_heads * dim, 3 * heads),
         ];
-        let stage = AttendBlocks {
+        let op = AttendBlocks {
             heads,
             kv_heads,
             q,
@@ -77,7 +77,7 @@ fn follows_the_definition_and_any_split_gives_the_same_bits() {
             }
         };
         let widths = [stride, width];
-        let mut rig = Rig::new(&stage, &widths, &slots);
+        let mut rig = Rig::new(&op, &widths, &slots);
         let out = View::whole(1, width);
         let (whole, state) = rig.read(&[tokens], fill, out);
         assert!((whole.clone(), state.clone()) == rig.read(&vec![1; tokens], fill, out));
@@ -85,7 +85,7 @@ fn follows_the_definition_and_any_split_gives_the_same_bits() {
         assert!((whole.clone(), state.clone()) == rig.read(&ragged, fill, out));
         // Steps of so many threads share out the heads and the blocks.
         for threads in [1, 3, 8] {
-            let mut rig = Rig::new(&stage, &widths, &slots).threads(threads);
+            let mut rig = Rig::new(&op, &widths, &slots).threads(threads);
             assert!((whole.clone(), state.clone()) == rig.read(&vec![1; tokens], fill, out));
         }
 
@@ -152,7 +152,7 @@ fn follows_the_definition_and_any_split_gives_the_same_bits() {
 #[test]
 fn a_wrapped_context_reads_the_same_in_any_split() {
     for [rows, block] in [[20, 4], [19, 5], [7, 3], [4, 6]] {
-        let stage = AttendBlocks {
+        let op = AttendBlocks {
             heads: 2,
             kv_heads: 1,
             q: View {
@@ -198,7 +198,7 @@ fn a_wrapped_context_reads_the_same_in_any_split() {
                 *x = noise(t * 26 + i);
             }
         };
-        let mut rig = Rig::new(&stage, &[26, 10], &slots);
+        let mut rig = Rig::new(&op, &[26, 10], &slots);
         let out = View::whole(1, 10);
         let whole = rig.read(&[70], fill, out);
         assert!(whole.0.iter().all(|x| x.is_finite()));
@@ -207,7 +207,7 @@ fn a_wrapped_context_reads_the_same_in_any_split() {
             whole == rig.read(&[3, rows, 1, 66 - rows], fill, out),
             "{rows} {block}"
         );
-        let mut alone = Rig::new(&stage, &[26, 10], &slots).threads(1);
+        let mut alone = Rig::new(&op, &[26, 10], &slots).threads(1);
         assert!(whole == alone.read(&[70], fill, out), "{rows} {block}");
     }
 }

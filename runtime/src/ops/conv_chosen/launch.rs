@@ -5,6 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use super::ConvChosen;
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
+use crate::ops::DeviceOp;
 
 const SOURCE: &str = include_str!("conv_chosen.cu");
 
@@ -39,8 +40,8 @@ struct DeviceLanes {
     at: [DeviceLane; MOST_LANES],
 }
 
-impl ConvChosen {
-    pub(super) fn write_kernels(&self, launches: &mut Launches) -> Result<()> {
+impl DeviceOp for ConvChosen {
+    fn launch(&self, launches: &mut Launches) -> Result<()> {
         for lanes in self.lanes.chunks(MOST_LANES) {
             let mut device = DeviceLanes {
                 route: launches.rows(self.route),

@@ -8,11 +8,8 @@ use super::Op;
 use super::prepare::Conv;
 use super::route::Chosen;
 use crate::cpu::{Frame, Shared, simd};
-use crate::cuda::Launches;
-use crate::error::Result;
 use crate::program::View;
-use crate::state::StatePlan;
-use crate::state::Touched;
+use crate::state::{StatePlan, Touched};
 
 /// Convolutions of several inputs by the same choice.
 pub struct ConvChosen {
@@ -82,10 +79,6 @@ impl Op for ConvChosen {
                 });
         }
         frame.buffers.put(first.out.buffer, out);
-    }
-
-    fn launch(&self, launches: &mut Launches) -> Result<()> {
-        self.write_kernels(launches)
     }
 
     fn touched(&self, plan: &StatePlan, _position: u64) -> Vec<Touched> {

@@ -1,9 +1,9 @@
 //! Rows of the embedding matrix into the residual stream.
 
-use super::Op;
 use waterline_quant::Matrix;
 
 use super::norm::Norm;
+use super::{DeviceOp, Op};
 use crate::cpu::Frame;
 use crate::cuda::{Call, Grid, Launches, Parameter, format_of};
 use crate::error::Result;
@@ -29,6 +29,12 @@ impl Op for Embed {
         }
     }
 
+    fn weight_bytes(&self) -> usize {
+        self.matrix.bytes().len() / self.matrix.rows()
+    }
+}
+
+impl DeviceOp for Embed {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let hidden = self.matrix.cols();
         let output = View::whole(RESIDUAL, hidden);
@@ -53,9 +59,5 @@ impl Op for Embed {
             ],
         });
         Ok(())
-    }
-
-    fn weight_bytes(&self) -> usize {
-        self.matrix.bytes().len() / self.matrix.rows()
     }
 }

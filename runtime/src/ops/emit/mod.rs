@@ -1,11 +1,11 @@
 //! The end of a mixer: norm and gate its output, multiply it back to the residual stream.
 
-use super::Op;
 use waterline_quant::{Matrix, Output};
 
 use super::activation::Activation;
 use super::norm::Norm;
 use super::project::piece;
+use super::{DeviceOp, Op};
 use crate::cpu::{Frame, simd};
 use crate::cuda::{Call, Grid, Launches};
 use crate::error::Result;
@@ -91,6 +91,12 @@ impl Op for Emit {
         });
     }
 
+    fn weight_bytes(&self) -> usize {
+        self.matrix.bytes().len()
+    }
+}
+
+impl DeviceOp for Emit {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let gather = launches.finished(self.input, &self.finish)?;
         let residual = View::whole(RESIDUAL, self.matrix.rows());
@@ -111,10 +117,6 @@ impl Op for Emit {
             parameters: vec![launches.view(product), launches.view(residual)],
         });
         Ok(())
-    }
-
-    fn weight_bytes(&self) -> usize {
-        self.matrix.bytes().len()
     }
 }
 

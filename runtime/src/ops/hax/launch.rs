@@ -5,6 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use super::Hax;
 use crate::cuda::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::{Error, Result};
+use crate::ops::DeviceOp;
 use crate::ops::hax_sources::{Pattern, Source};
 
 const SOURCE: &str = include_str!("hax.cu");
@@ -56,8 +57,8 @@ const SIGNS: i32 = 3;
 const LARGEST: i32 = 4;
 const BEST: i32 = 5;
 
-impl Hax {
-    pub(super) fn write_kernels(&self, launches: &mut Launches) -> Result<()> {
+impl DeviceOp for Hax {
+    fn launch(&self, launches: &mut Launches) -> Result<()> {
         let width = self.k.width;
         let list = self.sources.list();
         if list.len() > MOST_SOURCES {

@@ -7,11 +7,9 @@
 
 mod launch;
 
-use super::Op;
-use crate::cuda::Launches;
-use crate::error::Result;
 use half::f16;
 
+use super::Op;
 use super::hax_sources::{Sources, State};
 use super::softmax::Element;
 use crate::cpu::{Buffers, Frame, Shared, SharedArena, simd};
@@ -160,10 +158,6 @@ impl Op for Hax {
             StateDtype::F16 => self.run_as::<f16>(frame),
             _ => self.run_as::<f32>(frame),
         }
-    }
-
-    fn launch(&self, launches: &mut Launches) -> Result<()> {
-        self.write_kernels(launches)
     }
 
     fn scratch(&self, _chunk: usize) -> usize {

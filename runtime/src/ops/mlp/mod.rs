@@ -1,10 +1,10 @@
 //! The feed-forward network of a block.
 
-use super::Op;
 use waterline_quant::{Matrix, Output};
 
 use super::norm::Norm;
 use super::project::piece;
+use super::{DeviceOp, Op};
 use crate::cpu::{Frame, simd};
 use crate::cuda::Launches;
 use crate::error::Result;
@@ -63,14 +63,16 @@ impl Op for Mlp {
         frame.add_product(&self.down, |_| ());
     }
 
+    fn weight_bytes(&self) -> usize {
+        self.gate.bytes().len() + self.up.bytes().len() + self.down.bytes().len()
+    }
+}
+
+impl DeviceOp for Mlp {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let residual = View::whole(RESIDUAL, self.down.rows());
         let gather = launches.gathered(residual, Some(&self.norm))?;
         let matrices = [&self.gate, &self.up, &self.down];
         launches.multiply_gated(gather, matrices, self.inner, residual)
-    }
-
-    fn weight_bytes(&self) -> usize {
-        self.gate.bytes().len() + self.up.bytes().len() + self.down.bytes().len()
     }
 }

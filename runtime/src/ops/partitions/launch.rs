@@ -6,6 +6,7 @@ use super::super::recur::SOURCE;
 use super::Partitions;
 use crate::cuda::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
+use crate::ops::DeviceOp;
 
 /// `PartitionRoute` in partitions.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -20,8 +21,8 @@ pub(super) struct Route {
     unit_length: i32,
 }
 
-impl Partitions {
-    pub(super) fn write_kernels(&self, launches: &mut Launches) -> Result<()> {
+impl DeviceOp for Partitions {
+    fn launch(&self, launches: &mut Launches) -> Result<()> {
         let (heads, width) = (self.recur.heads, self.recur.heads * self.recur.dv);
         let parts = if self.own_columns { self.partitions } else { 1 };
         let mut inputs = self.recur.device_inputs(parts, launches)?;

@@ -17,11 +17,8 @@ use super::Op;
 use super::recur::{self, Fade, Inputs, Recur, Rows};
 use super::route::Chosen;
 use crate::cpu::{Buffers, Frame, Shared, simd};
-use crate::cuda::Launches;
-use crate::error::Result;
 use crate::program::View;
-use crate::state::StatePlan;
-use crate::state::Touched;
+use crate::state::{StatePlan, Touched};
 
 /// A recurrence in partitions.
 pub struct Partitions {
@@ -166,10 +163,6 @@ impl Op for Partitions {
         self.run_as(frame, form);
     }
 
-    fn launch(&self, launches: &mut Launches) -> Result<()> {
-        self.write_kernels(launches)
-    }
-
     fn scratch(&self, chunk: usize) -> usize {
         let (dk, dv) = (self.recur.dk, self.recur.dv);
         let piece = chunk.min(PIECE);
@@ -184,7 +177,7 @@ impl Op for Partitions {
 
 /// Tokens gathered for one partition of one head.
 struct Piece<'a> {
-    stage: &'a Partitions,
+    op: &'a Partitions,
     buffers: &'a Buffers,
     head: usize,
     chosen: Chosen<'a>,
@@ -211,14 +204,14 @@ struct Token {
 
 impl<'a> Piece<'a> {
     fn new(
-        stage: &'a Partitions,
+        op: &'a Partitions,
         buffers: &'a Buffers,
         head: usize,
         chosen: Chosen<'a>,
         room: usize,
         scratch: &'a mut [f32],
     ) -> Self {
-        let (dk, dv) = (stage.recur.dk, stage.recur.dv);
+        let (dk, dv) = (op.recur.dk, op.recur.dv);
         let (q, scratch) = scratch.split_at_mut(room * dk);
         let (k, scratch) = scratch.split_at_mut(room * dk);
         let (fade, scratch) = scratch.split_at_mut(room * dk);
@@ -226,11 +219,11 @@ impl<'a> Piece<'a> {
         let (out, scratch) = scratch.split_at_mut(room * dv);
         let (beta, scratch) = scratch.split_at_mut(room);
         Piece {
-            stage,
+            op,
             buffers,
             head,
             chosen,
-            inputs: stage.inputs(buffers, head, 0),
+            inputs: op.inputs(buffers, head, 0),
             tokens: [Token::default(); PIECE],
             len: 0,
             q,
@@ -246,18 +239,18 @@ impl<'a> Piece<'a> {
     /// Begins a partition.
     #[inline(always)]
     fn open(&mut self, partition: usize) {
-        if self.stage.own_columns {
-            self.inputs = self.stage.inputs(self.buffers, self.head, partition);
+        if self.op.own_columns {
+            self.inputs = self.op.inputs(self.buffers, self.head, partition);
         }
     }
 
     /// Adds token t, to which the open partition is the one of rank `rank`, or closed.
     #[inline(always)]
     fn gather(&mut self, t: usize, rank: Option<usize>) {
-        let (stage, inputs, i) = (self.stage, &self.inputs, self.len);
-        let (dk, dv) = (stage.recur.dk, stage.recur.dv);
+        let (op, inputs, i) = (self.op, &self.inputs, self.len);
+        let (dk, dv) = (op.recur.dk, op.recur.dv);
         let weight = rank.map_or(0.0, |rank| self.chosen.weight(t, rank));
-        let reads = rank.is_some_and(|rank| rank < stage.readers);
+        let reads = rank.is_some_and(|rank| rank < op.readers);
         self.tokens[i] = Token { index: t, reads };
         self.len += 1;
 
@@ -268,14 +261,14 @@ impl<'a> Piece<'a> {
         let beta = &mut self.beta[i];
         if reads {
             q.copy_from_slice(inputs.q.get(t, dk));
-            stage.weigh(stage.weigh_queries, weight, q);
+            op.weigh(op.weigh_queries, weight, q);
         } else {
             q.fill(0.0);
         }
-        if rank.is_some_and(|rank| rank < stage.writers) {
+        if rank.is_some_and(|rank| rank < op.writers) {
             inputs.fade(t, fade);
             inputs.key(t, fade, k);
-            stage.weigh(stage.weigh_keys, weight, k);
+            op.weigh(op.weigh_keys, weight, k);
             v.copy_from_slice(inputs.v.get(t, dv));
             simd::scale(inputs.write_gate(t), v);
             *beta = inputs.beta.map_or(1.0, |beta| beta.get(t, 1)[0]);
@@ -290,7 +283,7 @@ impl<'a> Piece<'a> {
     /// Runs the gathered tokens over the partition's state, and adds what they read to their outputs.
     #[inline(always)]
     fn flush<'o>(&mut self, state: &mut [f32], out: &impl Fn(usize) -> &'o mut [f32]) {
-        let (dk, dv) = (self.stage.recur.dk, self.stage.recur.dv);
+        let (dk, dv) = (self.op.recur.dk, self.op.recur.dv);
         let gathered = Inputs {
             queries: 1,
             dk,

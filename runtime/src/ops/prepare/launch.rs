@@ -5,6 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use super::{Conv, Gate, Lane, Map, Prepare};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
+use crate::ops::DeviceOp;
 use crate::program::View;
 
 pub(crate) const SOURCE: &str = include_str!("prepare.cu");
@@ -83,8 +84,8 @@ pub(super) struct Tasks {
     pub gate: [DeviceGate; MOST_GATES],
 }
 
-impl Prepare {
-    pub(super) fn write_kernels(&self, launches: &mut Launches) -> Result<()> {
+impl DeviceOp for Prepare {
+    fn launch(&self, launches: &mut Launches) -> Result<()> {
         let (mut lanes, mut gates) = (&self.lanes[..], &self.gates[..]);
         // Gates of what lanes leave wait for them; else both run at once.
         let meet = gates.iter().any(|(gate, _)| {
@@ -108,7 +109,9 @@ impl Prepare {
         }
         Ok(())
     }
+}
 
+impl Prepare {
     fn launch_some(
         &self,
         lanes: &[Lane],

@@ -15,11 +15,8 @@ pub use rope::{Rope, RopeScaling};
 
 use super::Op;
 use crate::cpu::{Frame, Shared, simd};
-use crate::cuda::Launches;
-use crate::error::Result;
 use crate::program::View;
-use crate::state::StatePlan;
-use crate::state::Touched;
+use crate::state::{StatePlan, Touched};
 
 /// Lanes, then gates.
 pub struct Prepare {
@@ -168,10 +165,6 @@ impl Op for Prepare {
                 },
             );
         }
-    }
-
-    fn launch(&self, launches: &mut Launches) -> Result<()> {
-        self.write_kernels(launches)
     }
 
     fn scratch(&self, _chunk: usize) -> usize {

@@ -1,10 +1,10 @@
 //! Matrices with a common input, behind an optional norm: one pass over their weights.
 
-use super::Op;
 use waterline_quant::{Matrix, Output};
 
 use super::norm::Norm;
 use super::route::Chosen;
+use super::{DeviceOp, Op};
 use crate::cpu::{Frame, simd};
 use crate::cuda::{Factor, Launches};
 use crate::error::Result;
@@ -115,6 +115,16 @@ impl Op for Project {
         frame.buffers.put(self.output.buffer, output);
     }
 
+    fn weight_bytes(&self) -> usize {
+        let all: usize = self.linears.iter().map(|l| l.matrix.bytes().len()).sum();
+        match &self.parts {
+            Some(parts) => all / parts.partitions * (parts.route.width / 2),
+            None => all,
+        }
+    }
+}
+
+impl DeviceOp for Project {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let gather = launches.gathered(self.input, self.norm.as_ref())?;
         let factors: Vec<Factor> = (self.linears.iter())
@@ -127,14 +137,6 @@ impl Op for Project {
                 launches.multiply_chosen(gather, &factors, parts, output)
             }
             _ => launches.multiply(gather, &factors, output, false),
-        }
-    }
-
-    fn weight_bytes(&self) -> usize {
-        let all: usize = self.linears.iter().map(|l| l.matrix.bytes().len()).sum();
-        match &self.parts {
-            Some(parts) => all / parts.partitions * (parts.route.width / 2),
-            None => all,
         }
     }
 }

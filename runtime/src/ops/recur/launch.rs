@@ -9,6 +9,7 @@ use super::step;
 use super::{Decay, Key, Recur, Write};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
+use crate::ops::DeviceOp;
 use crate::program::View;
 
 /// The recurrence, and the ops that are built on it.
@@ -273,6 +274,29 @@ impl Inputs {
     }
 }
 
+impl DeviceOp for Recur {
+    fn launch(&self, launches: &mut Launches) -> Result<()> {
+        let mut inputs = self.device_inputs(1, launches)?;
+        let plan = self.plan(self.states, &inputs, launches);
+        if plan.writing == Writing::Delta && launches.tokens == 1 {
+            inputs.unit = launches.take_over(&[inputs.q.rows, inputs.k.rows]).into();
+        }
+        let is_step = launches.tokens == 1 && launches.persistent();
+        if is_step
+            && step::push(
+                &plan,
+                self.states,
+                inputs,
+                self.processors(launches),
+                launches,
+            )
+        {
+            return Ok(());
+        }
+        plan.launch(self.states, inputs, launches)
+    }
+}
+
 impl Recur {
     /// What the kernel takes from the buffers; views have `parts` equal parts.
     pub(in crate::ops) fn device_inputs(
@@ -361,27 +385,6 @@ impl Recur {
             1
         };
         (launches.processors() / parts).max(1)
-    }
-
-    pub(super) fn write_kernels(&self, launches: &mut Launches) -> Result<()> {
-        let mut inputs = self.device_inputs(1, launches)?;
-        let plan = self.plan(self.states, &inputs, launches);
-        if plan.writing == Writing::Delta && launches.tokens == 1 {
-            inputs.unit = launches.take_over(&[inputs.q.rows, inputs.k.rows]).into();
-        }
-        let is_step = launches.tokens == 1 && launches.persistent();
-        if is_step
-            && step::push(
-                &plan,
-                self.states,
-                inputs,
-                self.processors(launches),
-                launches,
-            )
-        {
-            return Ok(());
-        }
-        plan.launch(self.states, inputs, launches)
     }
 }
 

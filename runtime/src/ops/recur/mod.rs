@@ -16,11 +16,8 @@ pub(super) use matrix_form::{Lists, MatrixForm};
 
 use super::Op;
 use crate::cpu::{Buffers, Frame, Shared, simd};
-use crate::cuda::Launches;
-use crate::error::Result;
 use crate::program::{Vector, View};
-use crate::state::StatePlan;
-use crate::state::Touched;
+use crate::state::{StatePlan, Touched};
 
 /// How a state fades before a write.
 pub enum Decay {
@@ -326,10 +323,6 @@ impl Op for Recur {
             });
         }
         frame.buffers.put(self.out.buffer, out);
-    }
-
-    fn launch(&self, launches: &mut Launches) -> Result<()> {
-        self.write_kernels(launches)
     }
 
     fn scratch(&self, chunk: usize) -> usize {

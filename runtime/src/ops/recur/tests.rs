@@ -61,7 +61,7 @@ impl Case {
         }
     }
 
-    fn stage(&self, fixed: bool) -> Recur {
+    fn op(&self, fixed: bool) -> Recur {
         let [q, k, v, decay, beta, write, read, removed, rate] = self.columns();
         Recur {
             heads: self.heads,
@@ -162,11 +162,11 @@ impl Case {
 
     fn check(&self, fixed: bool) {
         let (expected, expected_state) = self.plain(fixed);
-        let stage = self.stage(fixed);
+        let op = self.op(fixed);
         let widths = [self.columns()[0].stride, self.heads * self.dv];
         let shape = [self.states, self.dk, self.dv];
         let slots = [(StateDtype::F32, &shape[..])];
-        let mut rig = Rig::new(&stage, &widths, &slots);
+        let mut rig = Rig::new(&op, &widths, &slots);
         let close = |name: &str, found: &[f32], expected: &[f64]| {
             assert_eq!(found.len(), expected.len());
             let largest = expected.iter().fold(0.0f64, |m, x| m.max(x.abs()));

@@ -8,9 +8,9 @@
 //! bonus   = (sum over the head of bonus_gain r k) v          what the token adds to its own output
 //! ```
 
-use super::Op;
 use bytemuck::{Pod, Zeroable};
 
+use super::{DeviceOp, Op};
 use crate::cpu::{Frame, Shared, simd};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
@@ -180,7 +180,9 @@ impl Op for Replace {
             }
         }
     }
+}
 
+impl DeviceOp for Replace {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let (first, mix, keep) = match &self.first {
             FirstValues::Keep(view) => (view, None, true),

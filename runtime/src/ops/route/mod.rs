@@ -1,7 +1,7 @@
 //! A router: which few of many partitions a token uses, and how much.
 
-use super::Op;
 use super::softmax::softmax;
+use super::{DeviceOp, Op};
 use crate::cpu::{Frame, simd};
 use crate::cuda::{Call, Grid, Launches, Parameter};
 use crate::error::Result;
@@ -55,7 +55,9 @@ impl Op for Route {
         );
         frame.buffers.put(self.out.buffer, out);
     }
+}
 
+impl DeviceOp for Route {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let (partitions, chosen) = (self.logits.width, self.out.width / 2);
         let warps = 4;
@@ -121,7 +123,7 @@ mod tests {
 
     fn chosen(logits: &[f32], chosen: usize, normalize: bool) -> Vec<f32> {
         let out = View::whole(1, 2 * chosen);
-        let stage = Route {
+        let op = Route {
             logits: View::whole(0, logits.len()),
             normalize,
             out,
@@ -132,7 +134,7 @@ mod tests {
                 row.copy_from_slice(logits);
             }
         };
-        Rig::new(&stage, &widths, &[]).read(&[1], fill, out).0
+        Rig::new(&op, &widths, &[]).read(&[1], fill, out).0
     }
 
     #[test]

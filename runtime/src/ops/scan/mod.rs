@@ -8,13 +8,12 @@
 //! The decay differs from component to component and from token to token, so that no matrix form exists: a chunk is
 //! the steps in order, which is also why both give the same bits.
 
-use super::Op;
+use super::{DeviceOp, Op};
 use crate::cpu::{Frame, Shared, simd};
 use crate::cuda::{Call, Grid, Launches, Parameter};
 use crate::error::Result;
 use crate::program::{Vector, View};
-use crate::state::StatePlan;
-use crate::state::Touched;
+use crate::state::{StatePlan, Touched};
 
 /// The scan over all channels.
 pub struct Scan {
@@ -74,6 +73,12 @@ impl Op for Scan {
         frame.buffers.put(self.out.buffer, out);
     }
 
+    fn touched(&self, plan: &StatePlan, _position: u64) -> Vec<Touched> {
+        vec![Touched::whole(plan, self.slot)]
+    }
+}
+
+impl DeviceOp for Scan {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let (channels, components) = (self.x.width, self.b.width);
         // Channels of a block, and tokens that are in shared memory at once.
@@ -98,10 +103,6 @@ impl Op for Scan {
             ],
         });
         Ok(())
-    }
-
-    fn touched(&self, plan: &StatePlan, _position: u64) -> Vec<Touched> {
-        vec![Touched::whole(plan, self.slot)]
     }
 }
 

@@ -7,6 +7,7 @@ use bytemuck::{Pod, Zeroable};
 use super::{RouterLayer, Score, ScoreMap};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
+use crate::ops::DeviceOp;
 
 const SOURCE: &str = include_str!("score.cu");
 
@@ -54,8 +55,8 @@ struct Placed<'a> {
     outputs: Range<Address>,
 }
 
-impl Score {
-    pub(super) fn write_kernels(&self, launches: &mut Launches) -> Result<()> {
+impl DeviceOp for Score {
+    fn launch(&self, launches: &mut Launches) -> Result<()> {
         let placed = self.placed(launches)?;
         let margin: usize = self.layers.iter().map(RouterLayer::ahead).sum();
         let mut end = RouterEnd {
@@ -96,7 +97,9 @@ impl Score {
         }
         Ok(())
     }
+}
 
+impl Score {
     fn placed(&self, launches: &mut Launches) -> Result<Vec<Placed<'_>>> {
         let chunk = launches.tokens;
         let [k, v] = [self.k, self.v].map(|view| launches.rows(view));

@@ -7,15 +7,12 @@
 
 mod launch;
 
-use super::Op;
-use crate::cuda::Launches;
-use crate::error::Result;
-use crate::state::StatePlan;
-use crate::state::Touched;
 use serde::{Deserialize, Serialize};
 
+use super::Op;
 use crate::cpu::{Buffers, Frame, Shared, simd};
 use crate::program::{Vector, View};
+use crate::state::{StatePlan, Touched};
 
 /// From the router's output z to a score; a token is a candidate if its score is above zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -234,10 +231,6 @@ impl Op for Score {
             });
         }
         frame.buffers.put(self.out.buffer, out);
-    }
-
-    fn launch(&self, launches: &mut Launches) -> Result<()> {
-        self.write_kernels(launches)
     }
 
     fn scratch(&self, chunk: usize) -> usize {

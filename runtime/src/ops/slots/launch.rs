@@ -6,9 +6,10 @@ use super::super::recur::{DeviceInputs as Inputs, Fading, Input, Plan, Writing};
 use super::Slots;
 use crate::cuda::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
+use crate::ops::DeviceOp;
 
-impl Slots {
-    pub(super) fn write_kernels(&self, launches: &mut Launches) -> Result<()> {
+impl DeviceOp for Slots {
+    fn launch(&self, launches: &mut Launches) -> Result<()> {
         let (heads, slots, queries) = (self.heads, self.slots, self.heads / self.kv_heads);
         let width = heads * slots;
         let bytes = launches.tokens * width * size_of::<f32>();

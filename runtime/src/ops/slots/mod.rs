@@ -17,11 +17,8 @@ use super::Op;
 use super::recur::{self, Fade, Inputs, Rows};
 use super::softmax::softmax;
 use crate::cpu::{Frame, Shared, simd};
-use crate::cuda::Launches;
-use crate::error::Result;
 use crate::program::View;
-use crate::state::StatePlan;
-use crate::state::Touched;
+use crate::state::{StatePlan, Touched};
 
 /// Attention over slots.
 pub struct Slots {
@@ -82,7 +79,7 @@ impl Op for Slots {
                 };
                 let queries = self.heads / self.kv_heads;
                 let task = Task {
-                    stage: self,
+                    op: self,
                     queries,
                     q: columns(&self.q, head * queries, self.dk()),
                     k: columns(&self.k, head, self.dk()),
@@ -115,10 +112,6 @@ impl Op for Slots {
         frame.buffers.put(self.out.buffer, out);
     }
 
-    fn launch(&self, launches: &mut Launches) -> Result<()> {
-        self.write_kernels(launches)
-    }
-
     fn scratch(&self, chunk: usize) -> usize {
         let piece = chunk.min(PIECE);
         let queries = self.heads / self.kv_heads;
@@ -137,7 +130,7 @@ impl Op for Slots {
 
 /// One head of keys and values over a chunk.
 struct Task<'a> {
-    stage: &'a Slots,
+    op: &'a Slots,
     queries: usize,
     q: Rows<'a>,
     k: Rows<'a>,
@@ -156,7 +149,7 @@ impl Task<'_> {
         scratch: &mut [f32],
     ) {
         let (first, n) = (piece.start, piece.len());
-        let width = self.queries * self.stage.slots;
+        let width = self.queries * self.op.slots;
         let (p, scratch) = scratch.split_at_mut(n * width);
         if in_matrix_form(n) {
             self.scores(first, n, keys, p, scratch);
@@ -165,16 +158,16 @@ impl Task<'_> {
                 self.score(first + i, keys, p);
             }
         }
-        for p in p.chunks_exact_mut(self.stage.slots) {
-            simd::scale(self.stage.scale, p);
+        for p in p.chunks_exact_mut(self.op.slots) {
+            simd::scale(self.op.scale, p);
             softmax(p);
         }
         let weights = self.weights.from(first, 0);
         let second = Inputs {
             removal: None,
             queries: self.queries,
-            dk: self.stage.slots,
-            dv: self.stage.dv(),
+            dk: self.op.slots,
+            dv: self.op.dv(),
             q: Rows::new(p, width),
             k: Some(weights),
             v: self.v.from(first, 0),
@@ -190,7 +183,7 @@ impl Task<'_> {
     /// One token writes the slots' keys; `p[query] = q K`.
     #[inline(always)]
     fn score(&self, t: usize, keys: &mut [f32], p: &mut [f32]) {
-        let (dk, slots) = (self.stage.dk(), self.stage.slots);
+        let (dk, slots) = (self.op.dk(), self.op.slots);
         let weights = self.weights.get(t, slots);
         for (row, &k) in keys.chunks_exact_mut(slots).zip(self.k.get(t, dk)) {
             for (x, s) in row.iter_mut().zip(weights) {
@@ -213,7 +206,7 @@ impl Task<'_> {
     /// As [`Task::score`] for `n` tokens, in matrix form.
     #[inline(always)]
     fn scores(&self, first: usize, n: usize, keys: &mut [f32], p: &mut [f32], scratch: &mut [f32]) {
-        let (dk, slots) = (self.stage.dk(), self.stage.slots);
+        let (dk, slots) = (self.op.dk(), self.op.slots);
         let width = self.queries * slots;
         // F_i0, and F_ij s_j for every j up to i.
         let (reach, faded) = scratch.split_at_mut(slots);
@@ -340,7 +333,7 @@ mod tests {
             let [heads, kv_heads, slots, dk, dv] = case;
             let [q, k, v, weights] = views(case);
             let out = View::whole(1, heads * dv);
-            let stage = Slots {
+            let op = Slots {
                 heads,
                 kv_heads,
                 slots,
@@ -356,7 +349,7 @@ mod tests {
             let widths = [q.stride, out.width];
             let shapes = [[kv_heads, dk, slots], [kv_heads, slots, dv]];
             let states = shapes.each_ref().map(|shape| (StateDtype::F32, &shape[..]));
-            let mut rig = Rig::new(&stage, &widths, &states);
+            let mut rig = Rig::new(&op, &widths, &states);
             let [expected, keys, values] = plain(case);
             let close = |name: &str, found: &[f32], expected: &[f64]| {
                 for (i, (found, expected)) in found.iter().zip(expected).enumerate() {

@@ -1,13 +1,12 @@
 //! Mixes each normed token with the one before it.
 
-use super::Op;
 use super::norm::Norm;
+use super::{DeviceOp, Op};
 use crate::cpu::{Frame, simd};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter};
 use crate::error::Result;
 use crate::program::{RESIDUAL, Vector, View};
-use crate::state::StatePlan;
-use crate::state::Touched;
+use crate::state::{StatePlan, Touched};
 
 const SOURCE: &str = include_str!("token_shift.cu");
 const MOST_MIXES: usize = 8;
@@ -53,6 +52,16 @@ impl Op for TokenShift {
         frame.buffers.put(self.out.buffer, out);
     }
 
+    fn scratch(&self, _chunk: usize) -> usize {
+        self.norm.weight.len()
+    }
+
+    fn touched(&self, plan: &StatePlan, _position: u64) -> Vec<Touched> {
+        vec![Touched::whole(plan, self.slot)]
+    }
+}
+
+impl DeviceOp for TokenShift {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let hidden = self.norm.weight.len();
         let residual = View::whole(RESIDUAL, hidden);
@@ -92,13 +101,5 @@ impl Op for TokenShift {
             });
         }
         Ok(())
-    }
-
-    fn scratch(&self, _chunk: usize) -> usize {
-        self.norm.weight.len()
-    }
-
-    fn touched(&self, plan: &StatePlan, _position: u64) -> Vec<Touched> {
-        vec![Touched::whole(plan, self.slot)]
     }
 }
