@@ -53,7 +53,7 @@ pub(crate) struct Engine {
     hidden: usize,
     vocab: usize,
     /// The token that the state's logits chose, and how steps ended.
-    control: Control,
+    control: Arc<Control>,
     /// Why the session is lost, once it is.
     lost: OnceCell<String>,
     /// How tokens are sampled, a [`Sampling`].
@@ -169,7 +169,7 @@ impl Engine {
             .collect::<Result<Vec<_>>>()?;
         let arena = memory(plan.bytes)?;
         let ids = memory(chunk * size_of::<u32>())?;
-        let control = Control::new(driver, &*queue)?;
+        let control = Arc::new(Control::new(driver, &*queue)?);
         let sampling = memory(size_of::<Sampling>())?;
         let vocab = model.spec().vocab;
         let hidden = model.spec().hidden;

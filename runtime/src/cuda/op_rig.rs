@@ -76,10 +76,9 @@ impl Comparison<'_> {
         op.launch(&mut launches).expect("launches");
         let calls = launches.calls;
         let calls: Vec<&Queued> = calls.iter().collect();
-        // The program points to the control words for as long as it is launched.
-        let control = Control::new(driver, &*queue).expect("memory");
         let program = match blocks {
             Some(blocks) if self.persistent => {
+                let control = Arc::new(Control::new(driver, &*queue).expect("memory"));
                 let program = Persistent::new(&calls, blocks, self.device, &*queue, &control);
                 Some(program.expect("a program").expect("room for it"))
             }

@@ -2,6 +2,7 @@
 //! would be a kernel of its own in a recorded step. Weights come through a ring in shared memory, ahead of the phases.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 
@@ -55,8 +56,8 @@ pub(super) struct Persistent {
     /// Each block's way through them.
     followers: Memory,
     lists: Memory,
-    /// `Control` of the session.
-    control: Address,
+    /// The session's words, which the kernel writes.
+    control: Arc<Control>,
     /// What phases pass to the next ones.
     passed: Memory,
     kernel: Kernel,
@@ -152,7 +153,7 @@ impl Persistent {
         blocks: usize,
         device: &Device,
         queue: &dyn Queue,
-        control: &Control,
+        control: &Arc<Control>,
     ) -> Result<std::result::Result<Self, String>> {
         let phases = in_levels(calls, blocks);
         let calls: Vec<&Queued> = phases.iter().map(|phase| phase.queued).collect();
@@ -232,7 +233,7 @@ impl Persistent {
             table: upload(&table)?,
             followers: upload(bytemuck::cast_slice(&followers))?,
             lists: upload(bytemuck::cast_slice(&lists.concat()))?,
-            control: control.address(),
+            control: Arc::clone(control),
             passed,
             kernel,
             stride,
@@ -308,7 +309,7 @@ impl Persistent {
                 value(self.stride as u64),
                 value(first as u64),
                 value(count as u64),
-                value(self.control),
+                value(self.control.address()),
                 value(clocks),
             ],
             together: true,

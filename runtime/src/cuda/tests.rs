@@ -114,7 +114,8 @@ impl Bench {
     /// Goes through calls as the phases of a persistent program.
     pub fn persist(&self, calls: &[Queued], blocks: usize) {
         let calls: Vec<&Queued> = calls.iter().collect();
-        let control = Control::new(self.device.driver(), &*self.queue).expect("memory");
+        let control = Control::new(self.device.driver(), &*self.queue);
+        let control = Arc::new(control.expect("memory"));
         let program = Persistent::new(&calls, blocks, &self.device, &*self.queue, &control);
         let program = program.expect("a program").expect("room for it");
         self.queue.launch(&program.launch(0)).expect("a launch");
