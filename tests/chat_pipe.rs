@@ -7,7 +7,7 @@ use std::sync::Arc;
 use common::talk::Talk;
 use common::{Workplace, outcome_of_input};
 use waterline::Model;
-use waterline::text::Turns;
+use waterline::Turns;
 
 #[test]
 fn the_built_in_model_answers() {

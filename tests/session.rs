@@ -145,8 +145,8 @@ fn any_split_gives_the_logits_and_the_state_of_single_steps() {
                             .collect()
                     };
                     let d = match slot.dtype {
-                        waterline::state::StateDtype::F32 => difference(&floats(a), &floats(b)),
-                        waterline::state::StateDtype::F16 => difference(&halves(a), &halves(b)),
+                        waterline::StateDtype::F32 => difference(&floats(a), &floats(b)),
+                        waterline::StateDtype::F16 => difference(&halves(a), &halves(b)),
                         _ => f32::from(u8::from(a != b)),
                     };
                     assert!(d < bound, "{what} differs by {d}");
@@ -332,7 +332,7 @@ fn poison(file: &mut [u8], session: &Session) {
     let table = u64::from_le_bytes(file[16..24].try_into().expect("eight bytes")) as usize;
     let arena = 24 + table + 8;
     for (slot, _) in snapshot.slots() {
-        use waterline::state::StateDtype;
+        use waterline::StateDtype;
         if slot.block.is_some() && matches!(slot.dtype, StateDtype::F32 | StateDtype::F16) {
             file[arena + slot.offset..][..slot.bytes].fill(0xff);
         }

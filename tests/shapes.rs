@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use synthetic::{Random, block, model, options, spec, tokens, weights};
-use waterline::state::StateDtype;
+use waterline::StateDtype;
 use waterline::{ContextEnd, LayerSpec, Model, NormKind, Session};
 
 /// Widths of heads: one, odd ones, those around a register.

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use synthetic::{block, model, options, spec, tokens, weights};
-use waterline::state::{StateDtype, StateTensorPlan, Touched};
 use waterline::{Model, Session, Snapshot};
+use waterline::{StateDtype, StateTensorPlan, Touched};
 
 const CONTEXT: usize = 64;
 
@@ -264,7 +264,7 @@ fn counted(model: &Arc<Model>, position: u64) -> Vec<(usize, usize)> {
         slot,
         read,
         written,
-    } in model.program().touched(&plan, position)
+    } in model.touched(&plan, position)
     {
         if is_float(&plan.slots[slot]) {
             all[slot].0 += read;
@@ -338,10 +338,7 @@ fn sparse_expansion_touches_the_same_bytes_whatever_the_number_of_partitions() {
             let model = one_block("sse", sse(partitions, 1, update.clone()));
             check("sse", &model);
             let plan = model.plan(&options(8, CONTEXT).state).expect("a plan");
-            (
-                plan.block_bytes(Some(0)),
-                model.program().state_bytes(&plan, 30),
-            )
+            (plan.block_bytes(Some(0)), model.state_bytes(&plan, 30))
         };
         let ((small, touched), (large, touched_of_more)) = (bytes(4), bytes(16));
         assert_eq!(touched, touched_of_more);
@@ -354,7 +351,7 @@ fn a_constant_state_costs_the_same_at_every_position() {
     for (kind, numbers) in constant() {
         let model = one_block(kind, numbers);
         let plan = model.plan(&options(8, CONTEXT).state).expect("a plan");
-        let bytes = |position: u64| model.program().state_bytes(&plan, position);
+        let bytes = |position: u64| model.state_bytes(&plan, position);
         // Once windows and sets are full.
         for position in [1 << 10, 1 << 20, 1 << 40] {
             assert_eq!(bytes(position), bytes(100), "{kind} at {position}");
@@ -363,6 +360,6 @@ fn a_constant_state_costs_the_same_at_every_position() {
     }
     let full = one_block("attention", attention(json!(null), json!(null)));
     let plan = full.plan(&options(8, CONTEXT).state).expect("a plan");
-    let bytes = |position: u64| full.program().state_bytes(&plan, position);
+    let bytes = |position: u64| full.state_bytes(&plan, position);
     assert!(bytes(10) < bytes(20));
 }

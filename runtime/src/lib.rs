@@ -15,38 +15,44 @@
 //! # }
 //! ```
 //!
-//! Reading order: [`spec`] (what a model is), `mixers` (one file each: its equations, weights, state and ops),
-//! `program` and `ops` (the fused operations), [`state`] (the one buffer of a session), `cpu` (how ops run),
-//! [`session`] (the loop), [`text`] (tokenizer, chat templates), `arch` (other people's configurations).
+//! What stands here is all that is public. Reading order of the rest: `spec` (what a model is), `mixers` (one file each:
+//! its equations, weights, state and ops), `program` and `ops` (the fused operations), `state` (the one buffer of a
+//! session), `cpu` and `cuda` (how ops run), `session` (the loop), `text` (tokenizer, chat templates), `arch` (other
+//! people's configurations).
 
 mod arch;
 mod chat;
-pub mod checkpoint;
+mod checkpoint;
 mod cpu;
 mod cuda;
 mod error;
 mod generate;
-pub mod mixers;
+mod mixers;
 mod model;
-pub mod ops;
-pub mod program;
+mod ops;
+mod program;
 mod sampler;
-pub mod session;
-pub mod spec;
-pub mod state;
-pub mod text;
+mod session;
+mod spec;
+mod state;
+mod text;
 
 pub use chat::Chat;
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{Checkpoint, TextFiles};
 pub use cpu::{Pool, physical_cores};
 pub use cuda::Device;
 pub use error::{Error, Result};
 pub use generate::{Finish, Generate, GenerateOptions, Generation};
+pub use mixers::{Retained, RetainedPolicy};
 pub use model::Model;
+pub use program::Tensors;
 pub use sampler::{SamplerParams, SamplerState};
 pub use session::{
     Canceller, ContextEnd, PhaseTime, Session, SessionOptions, StepForm, StepProgram,
 };
 pub use spec::{LayerSpec, MlpSpec, ModelSpec, NormKind, Precision, WeightSpec};
-pub use state::{Kv, Snapshot, StateOptions, StatePlan};
+pub use state::{
+    Kv, Snapshot, StateDtype, StateKind, StateOptions, StatePlan, StateTensorPlan, Touched,
+};
+pub use text::{ChatTemplate, Message, Piece, Role, TemplateOptions, TextStream, Tokenizer, Turns};
 pub use waterline_quant::Bytes;

@@ -10,7 +10,7 @@ use crate::checkpoint::{Checkpoint, TextFiles};
 use crate::error::{Error, Result};
 use crate::program::{Lowering, Program};
 use crate::spec::ModelSpec;
-use crate::state::{StateOptions, StatePlan};
+use crate::state::{StateOptions, StatePlan, Touched};
 use crate::text::{ChatTemplate, Tokenizer};
 
 /// Weights and description, ready to run.
@@ -80,8 +80,24 @@ impl Model {
     }
 
     /// Its ops.
-    pub fn program(&self) -> &Program {
+    pub(crate) fn program(&self) -> &Program {
         &self.program
+    }
+
+    /// Bytes of weights that reading one token touches: every matrix once, and one row of the embedding.
+    pub fn weight_bytes(&self) -> usize {
+        self.program.weight_bytes()
+    }
+
+    /// What reading the token at `position` touches of the layers' state tensors.
+    pub fn touched(&self, plan: &StatePlan, position: u64) -> Vec<Touched> {
+        self.program.touched(plan, position)
+    }
+
+    /// Bytes of the layers' state tensors that reading the token at `position` touches, those read and those written.
+    pub fn state_bytes(&self, plan: &StatePlan, position: u64) -> usize {
+        let touched = self.touched(plan, position);
+        touched.iter().map(Touched::bytes).sum()
     }
 
     /// Differs for different models.

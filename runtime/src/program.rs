@@ -80,14 +80,6 @@ impl Program {
         let ops = self.ops.iter();
         ops.flat_map(|op| op.touched(plan, position)).collect()
     }
-
-    /// Bytes of the layers' state tensors that reading the token at `position` touches, those read and those written.
-    pub fn state_bytes(&self, plan: &StatePlan, position: u64) -> usize {
-        self.touched(plan, position)
-            .iter()
-            .map(Touched::bytes)
-            .sum()
-    }
 }
 
 /// Tensors by their full names.

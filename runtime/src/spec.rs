@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
-use crate::mixers::{self, Mixer};
+use crate::mixers::{self, Mixer, Retained};
 
 /// A tensor that a model needs: its name, its shape and how it may be stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,6 +89,25 @@ pub struct LayerSpec {
 }
 
 impl LayerSpec {
+    /// Reads a layer back; `file` is named in errors.
+    pub fn from_json(file: &str, value: &Value) -> Result<Self> {
+        let layer = crate::arch::Config::new(file, value.clone())?;
+        let kind = layer.string("mixer")?;
+        let mut parameters = layer.object().clone();
+        parameters.remove("mixer");
+        let mlp = match parameters.remove("mlp") {
+            Some(mlp) => {
+                let mlp = crate::arch::Config::new(&format!("{file}.mlp"), mlp)?;
+                Some(MlpSpec {
+                    intermediate: mlp.usize("intermediate")?,
+                })
+            }
+            None => None,
+        };
+        let mixer = mixers::read(layer.file(), kind, Value::Object(parameters))?;
+        Ok(LayerSpec { mixer, mlp })
+    }
+
     /// The layer as JSON: its mixer's name and hyperparameters, the feed-forward network.
     pub fn to_json(&self) -> Value {
         let mut object = Map::new();
@@ -282,6 +301,19 @@ impl ModelSpec {
         all
     }
 
+    /// Bounds every plain attention layer to `window` keys (none: as it is) and a retained set; the number of layers
+    /// that changed.
+    pub fn retain(&mut self, window: Option<usize>, retained: Retained) -> usize {
+        let mut changed = 0;
+        for layer in &mut self.layers {
+            if let Some(mixer) = layer.mixer.retaining(window, retained) {
+                layer.mixer = mixer;
+                changed += 1;
+            }
+        }
+        changed
+    }
+
     /// Number of parameters.
     pub fn parameters(&self) -> usize {
         self.weights().iter().map(WeightSpec::len).sum()
@@ -311,21 +343,10 @@ impl ModelSpec {
         };
         let mut layers = Vec::new();
         for (i, layer) in config.array(key)?.iter().enumerate() {
-            let layer = crate::arch::Config::new(&format!("{file}: layers[{i}]"), layer.clone())?;
-            let kind = layer.string("mixer")?;
-            let mut parameters = layer.object().clone();
-            parameters.remove("mixer");
-            let mlp = match parameters.remove("mlp") {
-                Some(mlp) => {
-                    let mlp = crate::arch::Config::new(&format!("{file}: layers[{i}].mlp"), mlp)?;
-                    Some(MlpSpec {
-                        intermediate: mlp.usize("intermediate")?,
-                    })
-                }
-                None => None,
-            };
-            let mixer = mixers::read(layer.file(), kind, Value::Object(parameters))?;
-            layers.push(LayerSpec { mixer, mlp });
+            layers.push(LayerSpec::from_json(
+                &format!("{file}: layers[{i}]"),
+                layer,
+            )?);
         }
         let spec = ModelSpec {
             vocab: config.usize("vocab")?,

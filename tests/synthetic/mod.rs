@@ -6,10 +6,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde_json::Value;
-use waterline::checkpoint::TextFiles;
+use waterline::TextFiles;
 use waterline::{
-    Checkpoint, LayerSpec, MlpSpec, Model, ModelSpec, NormKind, SessionOptions, StateOptions,
-    WeightSpec, mixers,
+    Checkpoint, LayerSpec, Model, ModelSpec, NormKind, SessionOptions, StateOptions, WeightSpec,
 };
 use waterline_quant::{Bytes, F32, Tensor};
 
@@ -54,10 +53,12 @@ pub fn tokens(vocab: usize, count: usize, seed: u64) -> Vec<u32> {
 
 /// A block of the mixer `kind` with these numbers.
 pub fn block(kind: &str, numbers: Value, mlp: Option<usize>) -> LayerSpec {
-    LayerSpec {
-        mixer: mixers::read("test", kind, numbers).expect("a mixer"),
-        mlp: mlp.map(|intermediate| MlpSpec { intermediate }),
+    let mut layer = numbers;
+    layer["mixer"] = kind.into();
+    if let Some(intermediate) = mlp {
+        layer["mlp"] = serde_json::json!({ "intermediate": intermediate });
     }
+    LayerSpec::from_json("test", &layer).expect("a layer")
 }
 
 /// A description of layers that are `hidden` wide, with an odd vocabulary.

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
-use waterline::state::Touched;
+use waterline::Touched;
 use waterline::{Checkpoint, LayerSpec, Model, StatePlan};
 use waterline_quant::Tensor;
 
@@ -177,7 +177,7 @@ struct Block {
 
 fn blocks(checkpoint: &Checkpoint, plan: &StatePlan, args: &Args) -> Result<Vec<Block>> {
     let model = Model::bind(checkpoint.clone())?;
-    let touched = model.program().touched(plan, last_position(args));
+    let touched = model.touched(plan, last_position(args));
     let mut blocks: Vec<Block> = (0..checkpoint.spec.layers.len())
         .map(|block| {
             let own = |t: &&Touched| plan.slots[t.slot].block == Some(block);
@@ -332,7 +332,7 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
     ));
 
     lines.push(String::new());
-    let row = |slot: &waterline::state::StateTensorPlan| {
+    let row = |slot: &waterline::StateTensorPlan| {
         let cells = vec![
             slot.name.clone(),
             lower(&slot.kind),

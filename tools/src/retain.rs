@@ -1,7 +1,6 @@
 //! Bounded memory for models that were trained with full attention: a window, and a set of the tokens that left it.
 
-use waterline::ModelSpec;
-use waterline::mixers::{Attention, Retained, RetainedPolicy};
+use waterline::{ModelSpec, Retained, RetainedPolicy};
 
 use crate::error::{Error, Result};
 
@@ -46,17 +45,7 @@ impl RetainArgs {
             sink: self.sink,
             policy,
         };
-        let mut changed = 0;
-        for block in &mut spec.layers {
-            if let Some(attention) = Attention::of(block.mixer.as_ref()) {
-                block.mixer = std::sync::Arc::new(Attention {
-                    window: self.window.or(attention.window),
-                    retained: Some(retained),
-                    ..attention
-                });
-                changed += 1;
-            }
-        }
+        let changed = spec.retain(self.window, retained);
         if changed == 0 {
             let reason = "--retain is for layers of plain attention, and it has none";
             return Err(Error::usage(format!("{file}: {reason}")));

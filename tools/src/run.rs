@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::json;
-use waterline::text::Turns;
+use waterline::Turns;
 use waterline::{Finish, Model, Session};
 
 use crate::builtin::{open_checkpoint, open_model};

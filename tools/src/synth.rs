@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use waterline::checkpoint::TextFiles;
-use waterline::program::Tensors;
-use waterline::text::Tokenizer;
+use waterline::Tensors;
+use waterline::TextFiles;
+use waterline::Tokenizer;
 use waterline::{Checkpoint, ModelSpec, WeightSpec};
 
 use crate::error::{Error, Result};

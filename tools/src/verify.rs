@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::json;
-use waterline::state::StateDtype;
+use waterline::StateDtype;
 use waterline::{
     Checkpoint, Device, Kv, Model, Session, SessionOptions, Snapshot, StateOptions, StepProgram,
 };

@@ -10,6 +10,8 @@
 //! (TOVA, arXiv 2401.06104), or every so many one. This needs no training.
 //! State: a ring of keys and values, `window` tokens long, or as long as the session's context; the set.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -88,12 +90,6 @@ const SET_SCORES: usize = 6;
 pub(super) const AFTER_SET: usize = 7;
 
 impl Attention {
-    /// The numbers of `mixer`, if it is attention and not another mixer that has some.
-    pub fn of(mixer: &dyn Mixer) -> Option<Self> {
-        let numbers = (mixer.kind() == KIND).then(|| mixer.to_json())?;
-        serde_json::from_value(numbers).ok()
-    }
-
     fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
     }
@@ -346,6 +342,14 @@ impl Mixer for Attention {
             slots.extend(self.set_slots(capacity, scored));
         }
         slots
+    }
+
+    fn retaining(&self, window: Option<usize>, retained: Retained) -> Option<Arc<dyn Mixer>> {
+        Some(Arc::new(Attention {
+            window: window.or(self.window),
+            retained: Some(retained),
+            ..self.clone()
+        }))
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {

@@ -81,6 +81,12 @@ pub trait Mixer: Debug + Send + Sync {
     /// Its state, in the order in which [`Mixer::lower`] counts the slots. All-zero bytes are the empty state.
     fn state(&self) -> Vec<StateTensor>;
 
+    /// The mixer with attention bounded to `window` keys (none: as it is) and a retained set of the tokens that leave
+    /// it; none for a mixer that is no plain attention.
+    fn retaining(&self, _window: Option<usize>, _retained: Retained) -> Option<Arc<dyn Mixer>> {
+        None
+    }
+
     /// Writes the mixer as ops: from the layer's input to the sum into the residual stream.
     fn lower(&self, layer: &mut Lowering) -> Result<()>;
 }

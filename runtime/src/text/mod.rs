@@ -8,7 +8,7 @@ mod template;
 mod tokenizer;
 mod turns;
 
-pub use stop::{Step, StopStrings};
+pub use stop::StopStrings;
 pub use stream::TextStream;
 pub use template::{ChatTemplate, Message, Role, TemplateOptions};
 pub use tokenizer::{Piece, Tokenizer};

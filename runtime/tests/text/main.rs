@@ -6,7 +6,7 @@ mod turns;
 
 use serde_json::{Value, json};
 use std::path::Path;
-use waterline::text::{ChatTemplate, Tokenizer};
+use waterline::{ChatTemplate, Tokenizer};
 
 fn data(name: &str) -> Vec<u8> {
     std::fs::read(

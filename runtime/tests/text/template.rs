@@ -1,6 +1,6 @@
 use super::*;
 use serde::Deserialize;
-use waterline::text::{Message, Role};
+use waterline::{Message, Role};
 
 #[derive(Deserialize)]
 struct Case {

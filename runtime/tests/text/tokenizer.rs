@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 use std::sync::LazyLock;
-use waterline::text::Piece;
+use waterline::Piece;
 
 static PLAIN: LazyLock<Tokenizer> = LazyLock::new(|| tokenizer_with(&[]));
 

@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 use std::sync::Arc;
-use waterline::text::{Message, Role, Turns};
+use waterline::{Message, Role, Turns};
 
 /// Special tokens of the models whose templates are tested.
 const SPECIALS: [&str; 9] = [
@@ -221,7 +221,7 @@ fn a_thinking_switch_reaches_the_template_and_keeps_the_conversation() {
     let undecided = prompt(&mut turns);
     turns.assistant_done("Yes", true).unwrap();
     let set = |turns: &mut Turns, thinking| {
-        let options = waterline::text::TemplateOptions {
+        let options = waterline::TemplateOptions {
             thinking,
             ..Default::default()
         };
@@ -250,7 +250,7 @@ fn tools_reach_the_template() {
     let mut turns = from_source(source).unwrap();
     let tools = vec![json!({"type": "function", "function": {"name": "now"}})];
     turns
-        .set_options(waterline::text::TemplateOptions {
+        .set_options(waterline::TemplateOptions {
             tools,
             ..Default::default()
         })

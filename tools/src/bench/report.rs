@@ -144,7 +144,7 @@ impl ModelInfo {
             file: model.file().into(),
             name: model.name().into(),
             parameters: spec.parameters(),
-            weight_bytes: model.program().weight_bytes() as u64,
+            weight_bytes: model.weight_bytes() as u64,
             session_bytes: session.state_bytes() as u64,
             transformer_bytes_per_token: transformer_bytes_per_token(spec) as u64,
         }
@@ -159,8 +159,8 @@ pub fn transformer_bytes_per_token(spec: &ModelSpec) -> usize {
 
 /// Bytes that the token at `position` must move: every weight once, and what it reads and writes of the state.
 fn bytes_per_token(session: &Session, plan: &StatePlan, position: u64) -> u64 {
-    let program = session.model().program();
-    (program.weight_bytes() + program.state_bytes(plan, position)) as u64
+    let model = session.model();
+    (model.weight_bytes() + model.state_bytes(plan, position)) as u64
 }
 
 fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {

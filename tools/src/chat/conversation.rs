@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use waterline::text::{Message, Role};
 use waterline::{
     Chat, ContextEnd, Finish, GenerateOptions, SamplerParams, Session, Snapshot, StateOptions,
 };
+use waterline::{Message, Role};
 
 use super::screen::Screen;
 use super::thoughts::Thoughts;

@@ -1,7 +1,7 @@
 //! What a session's state holds, as gauges: the window, the retained tokens, the matrices; or slot by slot.
 
 use waterline::Snapshot;
-use waterline::state::{StateDtype, StateKind, StateTensorPlan};
+use waterline::{StateDtype, StateKind, StateTensorPlan};
 
 use super::conversation::Conversation;
 use crate::error::Result;

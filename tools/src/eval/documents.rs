@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use waterline::Model;
-use waterline::text::{Message, Tokenizer, Turns};
+use waterline::{Message, Tokenizer, Turns};
 
 use crate::error::{Error, Result};
 use crate::text::utf8;

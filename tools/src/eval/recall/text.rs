@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use waterline::Model;
-use waterline::text::{Message, Role, Tokenizer, Turns};
+use waterline::{Message, Role, Tokenizer, Turns};
 
 use super::{JOINT_CONTEXTS, Question, Sequence, Setting, Task};
 use crate::error::{Error, Result};
