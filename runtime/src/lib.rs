@@ -32,10 +32,12 @@ mod model;
 mod ops;
 mod program;
 mod sampler;
+mod schedule;
 mod session;
 mod spec;
 mod state;
 mod text;
+mod validate;
 
 pub use chat::Chat;
 pub use checkpoint::{Checkpoint, TextFiles};
@@ -47,8 +49,9 @@ pub use mixers::{Retained, RetainedPolicy};
 pub use model::Model;
 pub use program::Tensors;
 pub use sampler::{SamplerParams, SamplerState};
+pub use schedule::Schedule;
 pub use session::{
-    Canceller, ContextEnd, PhaseTime, Session, SessionOptions, StepForm, StepProgram,
+    Batch, Canceller, ContextEnd, PhaseTime, Session, SessionOptions, StepForm, StepProgram,
 };
 pub use spec::{LayerSpec, MlpSpec, ModelSpec, NormKind, Precision, WeightSpec};
 pub use state::{

@@ -7,8 +7,11 @@ use once_cell::sync::OnceCell;
 use waterline_quant::Bytes;
 
 use crate::checkpoint::{Checkpoint, TextFiles};
+use crate::cuda::{self, Device};
 use crate::error::{Error, Result};
 use crate::program::{Lowering, Program};
+use crate::schedule::Schedule;
+use crate::session::{SessionOptions, StepProgram};
 use crate::spec::ModelSpec;
 use crate::state::{StateOptions, StatePlan, Touched};
 use crate::text::{ChatTemplate, Tokenizer};
@@ -38,21 +41,19 @@ impl Model {
 
     /// Binds an opened checkpoint.
     pub fn bind(checkpoint: Checkpoint) -> Result<Arc<Self>> {
-        let first_tensor = StatePlan::new(
-            &ModelSpec {
-                layers: Vec::new(),
-                ..checkpoint.spec.clone()
-            },
-            &StateOptions::default(),
-        )?
-        .slots
-        .len();
+        let plan = StatePlan::new(&checkpoint.spec, &StateOptions::default())?;
+        let own = plan
+            .slots
+            .iter()
+            .take_while(|tensor| tensor.block.is_none());
+        let first_tensor = own.count();
         let program = Lowering::model(
             &checkpoint.file,
             &checkpoint.spec,
             &checkpoint.tensors,
             first_tensor,
         )?;
+        program.validate(&checkpoint.file, &plan)?;
         Ok(Arc::new(Model {
             fingerprint: checkpoint.fingerprint(),
             file: checkpoint.file,
@@ -108,6 +109,41 @@ impl Model {
     /// The state of a session on this model, before one is made.
     pub fn plan(&self, options: &StateOptions) -> Result<StatePlan> {
         StatePlan::new(&self.spec, options)
+    }
+
+    /// In which order its ops may run, with a state of these sizes.
+    pub fn schedule(&self, options: &StateOptions) -> Result<Schedule> {
+        Ok(Schedule::new(&self.program, &self.plan(options)?))
+    }
+
+    /// As [`Model::schedule`], and how the decode kernel of `device` keeps each dependency.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the device cannot hold a session.
+    pub fn schedule_on(
+        self: &Arc<Self>,
+        options: &StateOptions,
+        device: &Arc<Device>,
+    ) -> Result<Schedule> {
+        let mut schedule = self.schedule(options)?;
+        let session = SessionOptions {
+            state: *options,
+            chunk: 1,
+            step: StepProgram::Persistent,
+            ..SessionOptions::default()
+        };
+        let plan = Arc::new(self.plan(options)?);
+        match cuda::Engine::new(self, Arc::clone(device), plan, &session) {
+            Ok(engine) => {
+                schedule.gpu = Some(format!("{}: {}", device.name(), engine.form()));
+                schedule.link(engine.phase_ops().unwrap_or_default());
+            }
+            Err(Error::Device { device, reason }) => {
+                schedule.gpu = Some(format!("{device}: a graph of kernels: {reason}"));
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(schedule)
     }
 
     /// The token that begins every sequence, if there is one.

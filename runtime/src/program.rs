@@ -37,6 +37,19 @@ impl View {
         }
     }
 
+    /// Whether some value of some token belongs to both. Rows of other lengths meet somewhere.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        let meet = self.start < other.start + other.width && other.start < self.start + self.width;
+        self.buffer == other.buffer && (meet || self.stride != other.stride)
+    }
+
+    /// Whether all of the other's columns are among these.
+    pub(crate) fn contains(&self, other: &Self) -> bool {
+        let end = |view: &Self| view.start + view.width;
+        let rows = (self.buffer, self.stride) == (other.buffer, other.stride);
+        rows && self.start <= other.start && end(other) <= end(self)
+    }
+
     /// The first `width` columns, and the others.
     pub fn split(self, width: usize) -> (Self, Self) {
         let first = View { width, ..self };
@@ -64,6 +77,8 @@ pub struct Program {
     pub widths: Vec<usize>,
     /// The ops that read tokens into the state.
     pub(crate) ops: Vec<Box<dyn Op>>,
+    /// How many ops come before each layer's end.
+    pub(crate) layer_ends: Vec<usize>,
     /// What turns the residual stream into logits, for the tokens where they are wanted.
     pub logits: Logits,
 }
@@ -73,6 +88,11 @@ impl Program {
     pub fn weight_bytes(&self) -> usize {
         self.ops.iter().map(|op| op.weight_bytes()).sum::<usize>()
             + self.logits.matrix.bytes().len()
+    }
+
+    /// The layer of an op; none for the embedding.
+    pub(crate) fn layer_of(&self, op: usize) -> Option<usize> {
+        (op > 0).then(|| self.layer_ends.partition_point(|&end| end <= op))
     }
 
     /// What reading the token at `position` touches of the layers' state tensors.
@@ -132,6 +152,7 @@ impl<'a> Lowering<'a> {
         let mut program = Program {
             widths: vec![spec.hidden; FIRST],
             ops: vec![Box::new(embed)],
+            layer_ends: Vec::new(),
             logits: Logits {
                 norm: named("output_norm")?,
                 matrix: output,
@@ -166,6 +187,7 @@ impl<'a> Lowering<'a> {
                 lowering.buffers = FIRST;
                 lowering.mlp()?;
             }
+            program.layer_ends.push(program.ops.len());
         }
         Ok(program)
     }

@@ -6,8 +6,7 @@ use std::process::ExitCode;
 
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
-use waterline::Touched;
-use waterline::{Checkpoint, LayerSpec, Model, StatePlan};
+use waterline::{Checkpoint, Device, LayerSpec, Model, StatePlan, Touched};
 use waterline_quant::Tensor;
 
 use crate::builtin::open_checkpoint;
@@ -30,6 +29,20 @@ pub struct Args {
     /// Read every weight, and name the tensors that hold something other than finite numbers; the status is 1 if any does.
     #[arg(long, conflicts_with = "json")]
     check: bool,
+    /// Show the model's ops, what each reads and writes, and which has to wait for which.
+    #[arg(long, conflicts_with = "check")]
+    schedule: bool,
+    /// The GPU's architecture for which --schedule says how the decode kernel keeps each order.
+    #[arg(
+        long,
+        value_name = "ARCH",
+        default_value = "sm_90",
+        requires = "schedule"
+    )]
+    arch: String,
+    /// Its multiprocessors.
+    #[arg(long, value_name = "N", default_value_t = 132, requires = "schedule", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    processors: u32,
     /// Print one JSON object, with every tensor and every slot.
     #[arg(long)]
     json: bool,
@@ -41,12 +54,29 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if args.check {
         return check(&checkpoint);
     }
+    if args.schedule {
+        return schedule(checkpoint, args);
+    }
     let plan = StatePlan::new(&checkpoint.spec, &args.state.options())?;
     let blocks = blocks(&checkpoint, &plan, args)?;
     let text = if args.json {
         format!("{}\n", to_json(&checkpoint, &plan, &blocks, args))
     } else {
         shown(&to_text(&checkpoint, &plan, &blocks))
+    };
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .map_err(Error::Stdout)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the ops and their order.
+fn schedule(checkpoint: Checkpoint, args: &Args) -> Result<ExitCode> {
+    let device = Device::imagined(&args.arch, args.processors);
+    let schedule = Model::bind(checkpoint)?.schedule_on(&args.state.options(), &device)?;
+    let text = match args.json {
+        true => format!("{}\n", json!(schedule)),
+        false => schedule.to_string(),
     };
     std::io::stdout()
         .write_all(text.as_bytes())

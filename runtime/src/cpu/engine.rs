@@ -14,7 +14,7 @@ use crate::state::Arena;
 ///
 /// # Errors
 /// [`Error::Memory`] if the system refuses them.
-fn room(floats: usize) -> Result<Vec<f32>> {
+pub(super) fn room(floats: usize) -> Result<Vec<f32>> {
     bytemuck::allocation::try_zeroed_vec(floats).map_err(|()| {
         let bytes = floats.saturating_mul(size_of::<f32>());
         let what = format!("{bytes} bytes of working memory");
@@ -23,6 +23,7 @@ fn room(floats: usize) -> Result<Vec<f32>> {
 }
 
 /// The buffers between ops.
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Buffers(Vec<Vec<f32>>);
 
 impl Buffers {
@@ -30,6 +31,17 @@ impl Buffers {
     pub fn new(widths: &[usize], tokens: usize) -> Result<Self> {
         let buffers = widths.iter().map(|width| room(width * tokens));
         Ok(Buffers(buffers.collect::<Result<_>>()?))
+    }
+
+    /// Values of all buffers.
+    pub fn floats(&self) -> usize {
+        self.0.iter().map(Vec::len).sum()
+    }
+
+    /// Number of buffers.
+    #[cfg(test)]
+    pub fn count(&self) -> usize {
+        self.0.len()
     }
 
     /// Values of a buffer, row by row.
@@ -117,7 +129,7 @@ impl Engine {
 
     /// Bytes of working memory, besides the state.
     pub fn bytes(&self) -> usize {
-        let buffers: usize = self.buffers.0.iter().map(Vec::len).sum();
+        let buffers = self.buffers.floats();
         let scratch: usize = self
             .scratch
             .iter()
@@ -129,8 +141,21 @@ impl Engine {
 
     /// Reads one chunk of tokens into the state.
     pub fn run(&mut self, program: &Program, arena: &mut Arena, tokens: &[u32], position: u64) {
+        let mut frame = self.frame(arena, tokens, position);
+        for op in &program.ops {
+            op.run(&mut frame);
+        }
+    }
+
+    /// What ops see of a chunk.
+    pub(crate) fn frame<'a>(
+        &'a mut self,
+        arena: &'a mut Arena,
+        tokens: &'a [u32],
+        position: u64,
+    ) -> Frame<'a> {
         assert!(!tokens.is_empty() && tokens.len() <= self.chunk);
-        let mut frame = Frame {
+        Frame {
             pool: &self.pool,
             buffers: &mut self.buffers,
             inputs: &mut self.inputs,
@@ -139,9 +164,6 @@ impl Engine {
             arena,
             tokens,
             position,
-        };
-        for op in &program.ops {
-            op.run(&mut frame);
         }
     }
 

@@ -12,7 +12,8 @@ use crate::error::Result;
 pub(crate) struct Ahead {
     architecture: String,
     processors: u32,
-    folder: PathBuf,
+    /// Where kernels go; none are compiled without.
+    folder: Option<PathBuf>,
     /// Where the next memory begins. None overlaps another: what overlaps decides how phases are written.
     free: AtomicU64,
 }
@@ -22,7 +23,7 @@ const ALIGNMENT: usize = 256;
 
 impl Ahead {
     /// Compiles for `architecture`, such as `sm_87`, into `folder`.
-    pub fn new(architecture: &str, processors: u32, folder: PathBuf) -> Arc<Self> {
+    pub fn new(architecture: &str, processors: u32, folder: Option<PathBuf>) -> Arc<Self> {
         Arc::new(Ahead {
             architecture: architecture.into(),
             processors,
@@ -77,6 +78,10 @@ impl Driver for Ahead {
         true
     }
 
+    fn stores(&self) -> bool {
+        false
+    }
+
     fn allocate(&self, bytes: usize) -> Result<Address> {
         let bytes = bytes.max(1).next_multiple_of(ALIGNMENT) as u64;
         Ok(self.free.fetch_add(bytes, Ordering::Relaxed))
@@ -91,7 +96,9 @@ impl Driver for Ahead {
     fn forget(&self, _host: &[u8]) {}
 
     fn compile(&self, source: &str, names: &[String]) -> Result<Vec<Kernel>> {
-        compile::ahead(source, &self.architecture, &self.folder)?;
+        if let Some(folder) = &self.folder {
+            compile::ahead(source, &self.architecture, folder)?;
+        }
         Ok(vec![Kernel(0); names.len()])
     }
 
@@ -149,7 +156,7 @@ mod tests {
 
     #[test]
     fn memory_does_not_overlap() {
-        let device = Ahead::new("sm_87", 16, PathBuf::new());
+        let device = Ahead::new("sm_87", 16, None);
         let mut end = 0;
         for bytes in [1, 300, 0, 256, 7] {
             let address = device.allocate(bytes).expect("an address");

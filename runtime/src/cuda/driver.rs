@@ -55,6 +55,11 @@ pub(crate) trait Driver: Send + Sync {
     /// Whether it has a compiler for kernels that are not in the cache.
     fn compiles(&self) -> bool;
 
+    /// Whether its memory holds what is written there.
+    fn stores(&self) -> bool {
+        true
+    }
+
     /// Uninitialised memory, aligned to 256 bytes.
     fn allocate(&self, bytes: usize) -> Result<Address>;
 

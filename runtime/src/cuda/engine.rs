@@ -8,7 +8,7 @@ use super::Device;
 use super::control::Control;
 use super::driver::{Address, Launch, Memory, Queue, Recording};
 use super::launches::{Grid, Launches, Queued};
-use super::persistent::{self, Persistent};
+use super::persistent::{self, Persistent, PhaseOps};
 use super::sample::Sampling;
 use super::shown::Shown;
 use super::source::Source;
@@ -193,18 +193,27 @@ impl Engine {
                     shared: HashMap::new(),
                     scratch: &mut scratch,
                     calls: Vec::new(),
+                    current: None,
+                    taken_over: Vec::new(),
                     deferred: None,
                 };
                 write(&mut launches)?;
+                #[cfg(test)]
+                assert!(!(persistent && launches.calls.iter().any(Queued::strays)));
                 Ok::<_, Error>(launches.calls)
             };
         let ops = |launches: &mut Launches| {
-            (program.ops.iter()).try_for_each(|op| op.launch(launches))?;
+            for (index, op) in program.ops.iter().enumerate() {
+                launches.begin(index, &op.access());
+                op.launch(launches)?;
+            }
+            launches.end();
             launches.advance();
             Ok(())
         };
         let logits = |launches: &mut Launches| {
             let residual = View::whole(RESIDUAL, hidden);
+            launches.begin(program.ops.len(), &program.logits.access());
             program.logits.launch(launches, residual, LOGITS)
         };
         let choice = |launches: &mut Launches| launches.choose(vocab, control.chosen_address());
@@ -288,6 +297,11 @@ impl Engine {
             device,
             queue,
         })
+    }
+
+    /// What the phases of a step have to do with ops, if it is one kernel.
+    pub fn phase_ops(&self) -> Option<&[PhaseOps]> {
+        self.programs.persistent.as_ref().map(Persistent::ops)
     }
 
     /// How a step runs, and why so.

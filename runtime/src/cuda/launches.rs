@@ -13,6 +13,7 @@ use super::persistent;
 use super::ring_products::Product;
 use super::weights::{PLAIN, STORED, Weights};
 use crate::error::Result;
+use crate::ops::{Access, Operand};
 use crate::program::{Vector, View};
 use crate::state::{HEADER, Kv, StatePlan};
 
@@ -188,8 +189,23 @@ pub(crate) struct Queued {
     pub call: Call,
     /// How it begins.
     pub form: Form,
-    /// What is known of the memory that it touches; of products and recurrences their form tells.
+    /// The part of its op's memory that it touches, where that is not all.
     pub(super) touched: Option<Touched>,
+    /// The op that it belongs to.
+    pub(super) of: Option<OpMemory>,
+    /// Ops whose work, or a part of it, it does besides.
+    pub(super) also: Vec<usize>,
+}
+
+/// An op, and the memory of what it names: [`crate::ops::Op::access`].
+#[derive(Clone, Debug)]
+pub(super) struct OpMemory {
+    /// Its place in the program.
+    pub op: usize,
+    /// What it names, and memory that it works in beside other ops.
+    pub touched: Touched,
+    /// Memory that no other op has.
+    pub own: Vec<Range<Address>>,
 }
 
 impl Queued {
@@ -198,6 +214,8 @@ impl Queued {
             call,
             form,
             touched: None,
+            of: None,
+            also: Vec::new(),
         }
     }
 
@@ -217,13 +235,33 @@ impl Queued {
         }
     }
 
-    /// The memory that it touches, if that is known.
+    /// The memory that it touches: at most what its op names. Calls of no op may touch anything.
     pub(super) fn touched(&self) -> Option<Touched> {
-        match &self.form {
+        let part = match &self.form {
             Form::Product(product) => product.touched(),
             Form::Recurrence(recurrence) => Some(recurrence.touched()),
             Form::Waits | Form::Streams => self.touched.clone(),
-        }
+        };
+        part.or_else(|| Some(self.of.as_ref()?.touched.clone()))
+    }
+
+    /// Whether it says to touch memory that its op does not name.
+    #[cfg(test)]
+    pub(super) fn strays(&self) -> bool {
+        let (Some(touched), Some(of)) = (self.touched(), &self.of) else {
+            return false;
+        };
+        let named = &of.touched;
+        let inside = |part: &Range<Address>, all: &[Range<Address>]| {
+            let mut all = all.iter().chain(&of.own);
+            part.is_empty() || all.any(|one| one.start <= part.start && part.end <= one.end)
+        };
+        let read = |part| inside(part, &named.reads) || inside(part, &named.writes);
+        !touched.reads.iter().all(read)
+            || !touched
+                .writes
+                .iter()
+                .all(|part| inside(part, &named.writes))
     }
 
     /// Whether the kernel itself calls `await_previous`.
@@ -278,11 +316,46 @@ pub(crate) struct Launches<'a> {
     /// Whether the calls become the phases of a persistent program.
     pub(super) persistent: bool,
     pub(super) calls: Vec<Queued>,
+    /// The op whose calls are written.
+    pub(super) current: Option<OpMemory>,
+    /// Ops whose work the next call does.
+    pub(super) taken_over: Vec<usize>,
     /// A call that the next one may make superfluous, and the columns that it changes.
-    pub(super) deferred: Option<(Call, Vec<Rows>)>,
+    pub(super) deferred: Option<(Queued, Vec<Rows>)>,
 }
 
 impl Launches<'_> {
+    /// The calls that follow are those of op number `op`.
+    pub(super) fn begin(&mut self, op: usize, access: &Access) {
+        let memory = |operands: &[Operand]| -> Vec<Range<Address>> {
+            let memory = operands.iter().map(|operand| match *operand {
+                Operand::Columns(view) => self.rows(view).bytes(),
+                Operand::State(tensor) => self.slot_bytes(tensor),
+            });
+            memory.collect()
+        };
+        self.current = Some(OpMemory {
+            op,
+            touched: Touched {
+                reads: memory(&access.reads),
+                writes: memory(&access.writes),
+            },
+            own: Vec::new(),
+        });
+    }
+
+    /// The calls that follow belong to no op.
+    pub(super) fn end(&mut self) {
+        self.current = None;
+    }
+
+    /// The calls that follow also use this memory, in which the op leaves nothing and other ops work too.
+    pub fn works_in(&mut self, memory: Range<Address>) {
+        if let Some(current) = &mut self.current {
+            current.touched.writes.push(memory);
+        }
+    }
+
     /// Appends a kernel.
     pub fn push(&mut self, call: Call) {
         self.queue_call(call, Form::Waits);
@@ -303,7 +376,7 @@ impl Launches<'_> {
         self.queue_call(call, Form::Product(product));
     }
 
-    /// Says that the call which was appended last touches this memory only, but for what no other call of a step touches, so that in
+    /// Says that of what its op names the call which was appended last touches this only, besides memory of the op's own, so that in
     /// a persistent program it need not wait for those whose outputs it does not need.
     pub fn touches(&mut self, reads: &[Range<Address>], writes: &[Range<Address>]) {
         if let Some(queued) = self.calls.last_mut() {
@@ -327,15 +400,29 @@ impl Launches<'_> {
 
     /// Appends a kernel that changes nothing but these columns, unless the next call does what it does.
     pub fn defer(&mut self, call: Call, columns: Vec<Rows>) {
-        self.deferred = Some((call, columns));
+        let queued = Queued {
+            of: self.current.clone(),
+            ..Queued::new(call, Form::Streams)
+        };
+        self.deferred = Some((queued, columns));
     }
 
     /// Whether a call is deferred that changes just these columns; then it is dropped, and the caller does what it does.
     pub fn take_over(&mut self, columns: &[Rows]) -> bool {
-        let same = |(_, deferred): &(Call, Vec<Rows>)| {
+        let same = |(_, deferred): &(Queued, Vec<Rows>)| {
             deferred.len() == columns.len() && columns.iter().all(|rows| deferred.contains(rows))
         };
-        self.deferred.take_if(|call| same(call)).is_some()
+        let dropped = self.deferred.take_if(|call| same(call));
+        let of = dropped.as_ref().and_then(|(queued, _)| queued.of.as_ref());
+        self.taken_over.extend(of.map(|of| of.op));
+        dropped.is_some()
+    }
+
+    /// The call that was appended last does some of the current op's work.
+    pub fn join_last(&mut self) {
+        if let (Some(queued), Some(current)) = (self.calls.last_mut(), &self.current) {
+            queued.also.push(current.op);
+        }
     }
 
     /// In a persistent program, the product whose weights come through the ring if nothing follows it yet, with its call.
@@ -354,10 +441,14 @@ impl Launches<'_> {
     }
 
     fn queue_call(&mut self, call: Call, form: Form) {
-        if let Some((call, _)) = self.deferred.take() {
-            self.queue_call(call, Form::Streams);
+        if let Some((queued, _)) = self.deferred.take() {
+            self.calls.push(queued);
         }
-        self.calls.push(Queued::new(call, form));
+        self.calls.push(Queued {
+            of: self.current.clone(),
+            also: std::mem::take(&mut self.taken_over),
+            ..Queued::new(call, form)
+        });
     }
 
     /// Whether the calls become the phases of a persistent program, of which each processor runs one block.
@@ -498,14 +589,16 @@ impl Launches<'_> {
 
     /// Where working memory begins that all ops share which reserve it for `purpose`: nothing stays in it from one to the next.
     pub fn shared_address(&mut self, purpose: &'static str, bytes: usize) -> Result<Address> {
-        match self.shared.get(purpose) {
-            Some(&(room, address)) if room >= bytes => Ok(address),
+        let address = match self.shared.get(purpose) {
+            Some(&(room, address)) if room >= bytes => address,
             _ => {
                 let address = self.scratch_address(bytes)?;
                 self.shared.insert(purpose, (bytes, address));
-                Ok(address)
+                address
             }
-        }
+        };
+        self.works_in(address..address + bytes as u64);
+        Ok(address)
     }
 
     /// Where working memory of one op begins.
@@ -513,6 +606,9 @@ impl Launches<'_> {
         let memory = Memory::new(self.weights.driver(), bytes)?;
         let address = memory.address();
         self.scratch.push(memory);
+        if let Some(current) = &mut self.current {
+            current.own.push(address..address + bytes as u64);
+        }
         Ok(address)
     }
 }

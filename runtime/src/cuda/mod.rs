@@ -66,6 +66,7 @@ pub(crate) use launches::{Call, Grid, Launches, Parameter, Rows};
 use launches::{Form, Queued};
 use once_cell::sync::OnceCell;
 pub(crate) use passed::Recurrence;
+pub(crate) use persistent::PhaseOps;
 pub(crate) use products::{Factor, format_of};
 pub(crate) use sample::Sampling;
 use source::Source;
@@ -131,7 +132,13 @@ impl Device {
     /// Stands for a device of `architecture` (such as `sm_87`) with so many multiprocessors: opening a session on it
     /// compiles the session's kernels into `folder`, and nothing can run.
     pub fn ahead(architecture: &str, processors: u32, folder: PathBuf) -> Arc<Self> {
-        Self::on(ahead::Ahead::new(architecture, processors, folder))
+        Self::on(ahead::Ahead::new(architecture, processors, Some(folder)))
+    }
+
+    /// Stands for a device of `architecture` with so many multiprocessors, on which nothing is compiled and nothing can
+    /// run: for [`crate::Model::schedule_on`].
+    pub fn imagined(architecture: &str, processors: u32) -> Arc<Self> {
+        Self::on(ahead::Ahead::new(architecture, processors, None))
     }
 
     /// The emulator, on which tests run kernels without a GPU.

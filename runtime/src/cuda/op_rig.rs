@@ -71,10 +71,14 @@ impl Comparison<'_> {
             scratch: &mut scratch,
             persistent: self.persistent,
             calls: Vec::new(),
+            current: None,
+            taken_over: Vec::new(),
             deferred: None,
         };
+        launches.begin(0, &op.access());
         op.launch(&mut launches).expect("launches");
         let calls = launches.calls;
+        assert!(!calls.iter().any(Queued::strays), "a call of other memory");
         let calls: Vec<&Queued> = calls.iter().collect();
         let program = match blocks {
             Some(blocks) if self.persistent => {

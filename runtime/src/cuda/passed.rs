@@ -125,6 +125,13 @@ pub(super) struct Passes {
 }
 
 impl Passes {
+    /// The phases that pass something to it.
+    pub fn sources(&self) -> impl Iterator<Item = usize> {
+        let alone = [self.input, self.added, self.gates, self.sum];
+        let places = alone.into_iter().chain(self.inputs.iter().copied());
+        places.flatten().map(|place| place.phase)
+    }
+
     /// What the templates of phases are told, by the bits in phases.cu.
     pub fn bits(&self) -> u32 {
         let bits = [

@@ -12,7 +12,7 @@ use super::driver::{Address, Argument, Kernel, Launch, Memory, Queue};
 use super::launches::Queued;
 use super::layout::{Layout, Needs};
 use super::levels::{Phase, followers, in_levels};
-use super::passed::{Link, Passed, Place, passes_of};
+use super::passed::{Link, Passed, Passes, Place, passes_of};
 use super::segments::{Segment, Tiling, deal};
 use super::source::Source;
 use crate::error::Result;
@@ -64,10 +64,30 @@ pub(super) struct Persistent {
     stride: usize,
     /// The function of each phase.
     names: Vec<String>,
+    /// The ops of each phase.
+    ops: Vec<PhaseOps>,
     blocks: usize,
     shared: usize,
     /// Stages of the weight pipeline, and the bytes of one.
     stages: [usize; 2],
+}
+
+/// What a phase of a step has to do with ops.
+pub(crate) struct PhaseOps {
+    /// The ops whose work it does, or a part of it.
+    pub ops: Vec<usize>,
+    /// The phases from whose mailboxes it reads.
+    pub sources: Vec<usize>,
+}
+
+impl PhaseOps {
+    fn new(queued: &Queued, passes: &Passes) -> Self {
+        let own = queued.of.as_ref().map(|of| of.op);
+        PhaseOps {
+            ops: own.into_iter().chain(queued.also.iter().copied()).collect(),
+            sources: passes.sources().collect(),
+        }
+    }
 }
 
 /// The weights of each block, and where they pass through its shared memory.
@@ -237,6 +257,9 @@ impl Persistent {
             passed,
             kernel,
             stride,
+            ops: (phases.iter().zip(&passes))
+                .map(|(phase, passes)| PhaseOps::new(phase.queued, passes))
+                .collect(),
             names: calls
                 .iter()
                 .map(|queued| queued.call.kernel.clone())
@@ -250,6 +273,11 @@ impl Persistent {
             Some(reason) => Err(reason),
             None => Ok(persistent),
         })
+    }
+
+    /// Which ops its phases belong to, and which phases pass values to which.
+    pub fn ops(&self) -> &[PhaseOps] {
+        &self.ops
     }
 
     /// What a failure of the program was, for people.

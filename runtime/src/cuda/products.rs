@@ -299,6 +299,7 @@ impl Launches<'_> {
 
     /// Writes an input to `output`, which may be its own columns.
     pub fn stage(&mut self, gather: Gather, output: View) {
+        self.works_in(self.rows(output).bytes());
         self.push(Call {
             source: "",
             kernel: format!("gather<{}, {}>", output.width, gather.kinds(output.width)),

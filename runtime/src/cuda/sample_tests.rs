@@ -67,6 +67,8 @@ impl Bench {
             shared: HashMap::new(),
             scratch: &mut scratch,
             calls: Vec::new(),
+            current: None,
+            taken_over: Vec::new(),
             deferred: None,
         };
         launches

@@ -140,6 +140,8 @@ impl Bench {
             scratch,
             persistent: false,
             calls: Vec::new(),
+            current: None,
+            taken_over: Vec::new(),
             deferred: None,
         }
     }

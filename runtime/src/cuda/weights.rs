@@ -101,7 +101,7 @@ impl Weights {
         if let Some(&address) = loaded.found.get(&key) {
             return Ok(address);
         }
-        let packed = pack();
+        let packed = if self.driver.stores() { pack() } else { None };
         let bytes = packed.as_deref().unwrap_or(host);
         let fits = |slab: &Memory| loaded.used + bytes.len() <= slab.bytes();
         if !loaded.slabs.last().is_some_and(fits) {

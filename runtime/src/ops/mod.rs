@@ -1,5 +1,6 @@
 //! The fused operations that programs are made of. Each takes one or more tokens; a step is a chunk of one.
 
+mod access;
 mod activation;
 mod attend;
 mod attend_blocks;
@@ -9,6 +10,8 @@ mod embed;
 mod emit;
 mod hax;
 mod hax_sources;
+#[cfg(test)]
+pub(crate) mod instrument;
 mod logits;
 mod mlp;
 mod norm;
@@ -26,6 +29,7 @@ mod slots;
 mod softmax;
 mod token_shift;
 
+pub(crate) use access::{Access, Hazard, Operand};
 pub use activation::Activation;
 pub use attend::{Attend, Eviction, Policy, ScoreSlots};
 pub use attend_blocks::AttendBlocks;
@@ -53,6 +57,7 @@ use crate::cpu::Frame;
 use crate::cuda::Launches;
 use crate::error::Result;
 use crate::state::{StatePlan, Touched};
+use crate::validate::Rules;
 
 /// How an op runs on a device.
 pub(crate) trait DeviceOp {
@@ -64,6 +69,24 @@ pub(crate) trait DeviceOp {
 pub(crate) trait Op: DeviceOp + Send + Sync {
     /// Runs the op on the CPU over the frame's tokens.
     fn run(&self, frame: &mut Frame);
+
+    /// All columns and state tensors that the op reads and writes, on any device.
+    fn access(&self) -> Access;
+
+    /// Whether it treats every token alike, whatever came before it and wherever it stands.
+    fn is_tokenwise(&self) -> bool {
+        let state = |operand: &Operand| matches!(operand, Operand::State(_));
+        !self.access().reads.iter().any(state)
+    }
+
+    /// Checks what the op's indexing relies on besides the rules that hold for all ops.
+    fn check(&self, _rules: &mut Rules) {}
+
+    /// The op's name, for people.
+    fn name(&self) -> &'static str {
+        let path = std::any::type_name::<Self>();
+        path.rsplit("::").next().unwrap_or(path)
+    }
 
     /// Floats of scratch memory that one worker needs for chunks of up to `chunk` tokens.
     fn scratch(&self, _chunk: usize) -> usize {

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use waterline_quant::Activations;
 
 use super::Op;
+use super::instrument::run_named;
 use crate::cpu::{Buffers, Frame, Pool};
 use crate::program::View;
 use crate::state::{Arena, StateDtype, StateKind, StatePlan, StateTensorPlan};
@@ -96,7 +97,7 @@ impl<'a> Rig<'a> {
                     fill(buffer, position + t, row);
                 }
             }
-            self.op.run(&mut Frame {
+            let mut frame = Frame {
                 pool: &self.pool,
                 buffers: &mut buffers,
                 inputs: &mut inputs,
@@ -105,7 +106,8 @@ impl<'a> Rig<'a> {
                 arena: &mut self.arena,
                 tokens: &vec![0; chunk],
                 position: position as u64,
-            });
+            };
+            run_named(self.op, &mut frame, &[]).expect("an op that names what it touches");
             for t in 0..chunk {
                 let row = t * out.stride + out.start;
                 outputs.extend_from_slice(&buffers.get(out.buffer)[row..row + out.width]);

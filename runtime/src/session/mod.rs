@@ -1,11 +1,13 @@
 //! A session: one conversation's state, and the only hot loop.
 
+mod batch;
 mod options;
 mod saved;
 
 use std::ops::Range;
 use std::sync::Arc;
 
+pub use batch::Batch;
 pub use options::{Canceller, ContextEnd, PhaseTime, SessionOptions, StepForm, StepProgram};
 
 use crate::cpu::{self, Pool, physical_cores};

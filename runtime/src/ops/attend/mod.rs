@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use half::f16;
 
-use super::Op;
+use super::{Access, Op};
 
 pub(super) use launch::{block, heads_together, unit};
 pub use retain::{Eviction, Policy, ScoreSlots};
@@ -21,6 +21,7 @@ use super::softmax::{Element, Running, TILE};
 use crate::cpu::{Buffers, Frame, Shared, SharedArena, simd};
 use crate::program::View;
 use crate::state::{StateDtype, StatePlan, Touched};
+use crate::validate::Rules;
 
 /// Attention with grouped key and value heads.
 pub struct Attend {
@@ -134,6 +135,35 @@ impl Op for Attend {
         match frame.arena.plan().slots[self.keys].dtype {
             StateDtype::F16 => self.run_as::<f16>(frame),
             _ => self.run_as::<f32>(frame),
+        }
+    }
+
+    fn access(&self) -> Access {
+        // Keys and values are rounded where they stand.
+        let access = Access::default()
+            .reads([self.q])
+            .updates([self.k, self.v])
+            .state([self.keys, self.values])
+            .writes([self.out]);
+        match &self.eviction {
+            Some(eviction) => eviction.access(access),
+            None => access,
+        }
+    }
+
+    fn check(&self, rules: &mut Rules) {
+        let (heads, dim) = (Some(self.kv_heads), Some(self.head_dim()));
+        rules.together("q, k and v", [self.q, self.k, self.v]);
+        rules.multiple("k", self.k, self.kv_heads);
+        rules.width("v", self.v, self.k.width);
+        rules.width("q", self.q, self.heads * self.head_dim());
+        rules.width("out", self.out, self.heads * self.head_dim());
+        rules.state(self.keys, &[heads, None, dim]);
+        rules.state(self.values, &[heads, None, dim]);
+        if let Some(eviction) = &self.eviction {
+            rules.state(eviction.set_keys, &[heads, None, dim]);
+            rules.state(eviction.set_values, &[heads, None, dim]);
+            rules.state(eviction.set_counts, &[heads]);
         }
     }
 

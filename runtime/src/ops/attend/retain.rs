@@ -2,6 +2,7 @@
 
 use super::{Element, TILE, Task};
 use crate::cpu::simd;
+use crate::ops::Access;
 use crate::ops::capped_set::{CappedSet, strided_row};
 use crate::program::View;
 use crate::state::{StatePlan, Touched};
@@ -47,6 +48,18 @@ pub struct ScoreSlots {
 }
 
 impl Eviction {
+    /// What attention with this retention reads and writes besides.
+    pub(super) fn access(&self, access: Access) -> Access {
+        let access = access.state([self.set_keys, self.set_values, self.set_counts]);
+        match &self.policy {
+            Policy::Learned { router, scores, .. } => {
+                access.reads([*router]).state([scores.window, scores.set])
+            }
+            Policy::Attention(scores) => access.state([scores.window, scores.set]),
+            Policy::Stride(_) => access,
+        }
+    }
+
     /// What the token that pushes the one at `leaving` out of the window touches of the set.
     pub(super) fn touched(&self, plan: &StatePlan, leaving: Option<u64>) -> Vec<Touched> {
         let capacity = plan.slots[self.set_keys].shape[1];

@@ -19,11 +19,12 @@ use best::Best;
 use half::f16;
 use task::{Notes, Step, Task};
 
-use super::Op;
 use super::softmax::{Element, TILE};
+use super::{Access, Op};
 use crate::cpu::{Frame, Shared, simd};
 use crate::program::View;
 use crate::state::{StateDtype, StatePlan, Touched};
+use crate::validate::Rules;
 
 /// Attention over block means, chosen blocks and a window.
 pub struct AttendBlocks {
@@ -165,6 +166,21 @@ impl Op for AttendBlocks {
         match frame.arena.plan().slots[self.keys].dtype {
             StateDtype::F16 => self.run_as::<f16>(frame),
             _ => self.run_as::<f32>(frame),
+        }
+    }
+
+    fn access(&self) -> Access {
+        Access::default()
+            .reads([self.q, self.k, self.v, self.gates])
+            .state([self.keys, self.values, self.mean_keys, self.mean_values])
+            .writes([self.out])
+    }
+
+    fn check(&self, rules: &mut Rules) {
+        rules.multiple("k", self.k, self.kv_heads);
+        rules.width("out", self.out, self.heads * self.head_dim());
+        for tensor in [self.keys, self.values, self.mean_keys, self.mean_values] {
+            rules.state(tensor, &[Some(self.kv_heads), None, Some(self.head_dim())]);
         }
     }
 

@@ -4,12 +4,13 @@
 
 mod launch;
 
-use super::Op;
 use super::prepare::Conv;
 use super::route::Chosen;
+use super::{Access, Op};
 use crate::cpu::{Frame, Shared, simd};
 use crate::program::View;
 use crate::state::{StatePlan, Touched};
+use crate::validate::Rules;
 
 /// Convolutions of several inputs by the same choice.
 pub struct ConvChosen {
@@ -79,6 +80,26 @@ impl Op for ConvChosen {
                 });
         }
         frame.buffers.put(first.out.buffer, out);
+    }
+
+    fn access(&self) -> Access {
+        Access::default()
+            .reads([self.route])
+            .reads(self.lanes.iter().map(|lane| lane.input))
+            .state(self.lanes.iter().map(|lane| lane.conv.slot))
+            .updates(self.lanes.iter().map(|lane| lane.out))
+    }
+
+    fn check(&self, rules: &mut Rules) {
+        rules.together("results", self.lanes.iter().map(|lane| lane.out));
+        for lane in &self.lanes {
+            let width = lane.width(self.partitions);
+            rules.multiple("a result", lane.out, lane.head_dim * self.partitions);
+            rules.apart("an input and its result", [lane.input, lane.out]);
+            let taps = lane.conv.weight.len() / width.max(1);
+            let shape = [self.partitions, taps - 1, width].map(Some);
+            rules.state(lane.conv.slot, &shape);
+        }
     }
 
     fn touched(&self, plan: &StatePlan, _position: u64) -> Vec<Touched> {

@@ -3,7 +3,7 @@
 use waterline_quant::Matrix;
 
 use super::norm::Norm;
-use super::{DeviceOp, Op};
+use super::{Access, DeviceOp, Op};
 use crate::cpu::Frame;
 use crate::cuda::{Call, Grid, Launches, Parameter, format_of};
 use crate::error::Result;
@@ -27,6 +27,10 @@ impl Op for Embed {
                 norm.apply_in_place(row);
             }
         }
+    }
+
+    fn access(&self) -> Access {
+        Access::default().writes([View::whole(RESIDUAL, self.matrix.cols())])
     }
 
     fn weight_bytes(&self) -> usize {

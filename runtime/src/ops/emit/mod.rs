@@ -5,7 +5,7 @@ use waterline_quant::{Matrix, Output};
 use super::activation::Activation;
 use super::norm::Norm;
 use super::project::piece;
-use super::{DeviceOp, Op};
+use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, simd};
 use crate::cuda::{Call, Grid, Launches};
 use crate::error::Result;
@@ -91,6 +91,17 @@ impl Op for Emit {
         });
     }
 
+    fn access(&self) -> Access {
+        let finish = self.finish.iter().filter_map(|finish| match finish {
+            OutputOp::Add(view, _) | OutputOp::Gate(view, _) => Some(*view),
+            OutputOp::Norm(_) | OutputOp::GroupNorm(..) | OutputOp::Map(_) => None,
+        });
+        Access::default()
+            .reads([self.input])
+            .reads(finish)
+            .updates([View::whole(RESIDUAL, self.matrix.rows())])
+    }
+
     fn weight_bytes(&self) -> usize {
         self.matrix.bytes().len()
     }
@@ -105,6 +116,7 @@ impl DeviceOp for Emit {
             return launches.multiply(gather, &factor, residual, true);
         };
         let product = View::whole(PRODUCT, self.matrix.rows());
+        launches.works_in(launches.rows(product).bytes());
         launches.multiply(gather, &factor, product, false)?;
         let normed = launches.gathered(product, Some(norm))?;
         launches.stage(normed, product);

@@ -9,12 +9,13 @@ mod launch;
 
 use half::f16;
 
-use super::Op;
 use super::hax_sources::{Sources, State};
 use super::softmax::Element;
+use super::{Access, Op};
 use crate::cpu::{Buffers, Frame, Shared, SharedArena, simd};
 use crate::program::View;
 use crate::state::{StateDtype, StatePlan, Touched};
+use crate::validate::Rules;
 
 /// The attention.
 pub struct Hax {
@@ -158,6 +159,25 @@ impl Op for Hax {
             StateDtype::F16 => self.run_as::<f16>(frame),
             _ => self.run_as::<f32>(frame),
         }
+    }
+
+    fn access(&self) -> Access {
+        Access::default()
+            .reads([self.k, self.q, self.v])
+            .state([self.keys, self.values, self.positions, self.means])
+            .state(self.cursors.into_iter().chain(self.scores))
+            .writes([self.plan, self.out])
+    }
+
+    fn check(&self, rules: &mut Rules) {
+        let (rows, width) = (self.sources.rows(), self.k.width);
+        rules.width("out", self.out, self.v.width);
+        rules.width("plan", self.plan, self.sources.plan_width());
+        rules.apart("plan and out", [self.plan, self.out]);
+        rules.state(self.keys, &[Some(rows), Some(width)]);
+        rules.state(self.values, &[Some(rows), Some(self.v.width)]);
+        rules.state(self.positions, &[Some(rows)]);
+        rules.state(self.means, &[Some(2), Some(width)]);
     }
 
     fn scratch(&self, _chunk: usize) -> usize {

@@ -6,10 +6,12 @@ use waterline_quant::{Activations, Matrix, Output};
 
 use super::norm::Norm;
 use super::project::piece;
+use super::{Access, Operand};
 use crate::cpu::{Buffers, Pool, simd};
 use crate::cuda::Launches;
 use crate::error::Result;
 use crate::program::{INPUTS, RESIDUAL, View};
+use crate::state::LOGITS;
 
 /// The final norm and the output matrix.
 pub struct Logits {
@@ -20,6 +22,14 @@ pub struct Logits {
 }
 
 impl Logits {
+    /// What it reads and writes.
+    pub(crate) fn access(&self) -> Access {
+        Access {
+            writes: vec![Operand::State(LOGITS)],
+            ..Access::default().reads([View::whole(RESIDUAL, self.matrix.cols())])
+        }
+    }
+
     /// Writes the logits `[rows, vocab]` after these tokens of the chunk, in one pass over the output matrix.
     pub(crate) fn run(
         &self,

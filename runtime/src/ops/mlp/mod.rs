@@ -4,7 +4,7 @@ use waterline_quant::{Matrix, Output};
 
 use super::norm::Norm;
 use super::project::piece;
-use super::{DeviceOp, Op};
+use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, simd};
 use crate::cuda::Launches;
 use crate::error::Result;
@@ -61,6 +61,13 @@ impl Op for Mlp {
         frame.buffers.put(self.inner.buffer, inner);
         frame.load_inputs(intermediate, self.down.format().is_integer_dot());
         frame.add_product(&self.down, |_| ());
+    }
+
+    fn access(&self) -> Access {
+        let inner = View::whole(self.inner.buffer, 2 * self.gate.rows());
+        Access::default()
+            .updates([View::whole(RESIDUAL, self.down.rows())])
+            .writes([inner])
     }
 
     fn weight_bytes(&self) -> usize {

@@ -13,12 +13,13 @@
 mod launch;
 mod matrix_form;
 
-use super::Op;
 use super::recur::{self, Fade, Inputs, Recur, Rows};
 use super::route::Chosen;
+use super::{Access, Op};
 use crate::cpu::{Buffers, Frame, Shared, simd};
 use crate::program::View;
 use crate::state::{StatePlan, Touched};
+use crate::validate::Rules;
 
 /// A recurrence in partitions.
 pub struct Partitions {
@@ -161,6 +162,24 @@ impl Op for Partitions {
     fn run(&self, frame: &mut Frame) {
         let form = form(frame.tokens.len());
         self.run_as(frame, form);
+    }
+
+    fn access(&self) -> Access {
+        let access = Access::default()
+            .reads(self.recur.columns())
+            .reads([self.route])
+            .state([self.recur.slot]);
+        match self.add {
+            true => access.updates([self.recur.out]),
+            false => access.writes([self.recur.out]),
+        }
+    }
+
+    fn check(&self, rules: &mut Rules) {
+        let Recur { heads, dk, dv, .. } = self.recur;
+        rules.width("out", self.recur.out, heads * dv);
+        let shape = [self.partitions, heads, dk, dv].map(Some);
+        rules.state(self.recur.slot, &shape);
     }
 
     fn scratch(&self, chunk: usize) -> usize {

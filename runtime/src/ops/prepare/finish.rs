@@ -60,6 +60,7 @@ impl Tasks {
         if product.has_tasks() {
             call.parameters
                 .push(Parameter::value("PrepareTasks", finished));
+            launches.join_last();
         }
         left
     }

@@ -13,10 +13,11 @@ pub use gate::Gate;
 pub use map::Map;
 pub use rope::{Rope, RopeScaling};
 
-use super::Op;
+use super::{Access, Op};
 use crate::cpu::{Frame, Shared, simd};
 use crate::program::View;
 use crate::state::{StatePlan, Touched};
+use crate::validate::Rules;
 
 /// Lanes, then gates.
 pub struct Prepare {
@@ -164,6 +165,43 @@ impl Op for Prepare {
                     }
                 },
             );
+        }
+    }
+
+    fn access(&self) -> Access {
+        let lanes = || self.lanes.iter().map(|lane| lane.view);
+        let maps = self.lanes.iter().flat_map(|lane| &lane.maps);
+        // A gate of what a lane leaves comes after it and writes no other columns.
+        let gates = self.gates.iter().map(|(view, _)| *view);
+        let gates = gates.filter(|gate| !lanes().any(|lane| lane.contains(gate)));
+        Access::default()
+            .reads(maps.filter_map(|map| map.source().copied()))
+            .writes(self.rope.as_ref().map(|rope| rope.table))
+            .updates(lanes().chain(gates))
+            .state(self.slots())
+    }
+
+    fn is_tokenwise(&self) -> bool {
+        self.rope.is_none() && self.slots().next().is_none()
+    }
+
+    fn check(&self, rules: &mut Rules) {
+        rules.together("lanes", self.lanes.iter().map(|lane| lane.view));
+        for lane in &self.lanes {
+            rules.multiple("a lane", lane.view, lane.head_dim);
+            if let Some(conv) = &lane.conv {
+                let taps = conv.weight.len() / lane.view.width;
+                rules.state(conv.slot, &[Some(taps - 1), Some(lane.view.width)]);
+            }
+            for source in lane.maps.iter().filter_map(Map::source) {
+                rules.width("a map's columns", *source, lane.view.width);
+                rules.apart("a map's columns and its lane", [*source, lane.view]);
+            }
+        }
+        for (view, gate) in &self.gates {
+            if let Gate::RunningSoftmax { slot, .. } = gate {
+                rules.state(*slot, &[Some(2), Some(view.width)]);
+            }
         }
     }
 

@@ -4,7 +4,7 @@ use waterline_quant::{Matrix, Output};
 
 use super::norm::Norm;
 use super::route::Chosen;
-use super::{DeviceOp, Op};
+use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, simd};
 use crate::cuda::{Factor, Launches};
 use crate::error::Result;
@@ -113,6 +113,19 @@ impl Op for Project {
             }
         }
         frame.buffers.put(self.output.buffer, output);
+    }
+
+    fn access(&self) -> Access {
+        let results = self.linears.iter().map(|linear| View {
+            start: self.output.start + linear.column,
+            width: linear.matrix.rows(),
+            ..self.output
+        });
+        let access = Access::default().reads([self.input]);
+        match &self.parts {
+            Some(parts) => access.reads([parts.route]).updates(results),
+            None => access.writes(results),
+        }
     }
 
     fn weight_bytes(&self) -> usize {

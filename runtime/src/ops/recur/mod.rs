@@ -14,10 +14,11 @@ mod tests;
 pub(super) use launch::{Fading, Input, Inputs as DeviceInputs, Plan, SOURCE, Writing};
 pub(super) use matrix_form::{Lists, MatrixForm};
 
-use super::Op;
+use super::{Access, Op};
 use crate::cpu::{Buffers, Frame, Shared, simd};
 use crate::program::{Vector, View};
 use crate::state::{StatePlan, Touched};
+use crate::validate::Rules;
 
 /// How a state fades before a write.
 pub enum Decay {
@@ -242,6 +243,29 @@ pub(super) fn run<'o>(
 }
 
 impl Recur {
+    /// All columns that it reads.
+    pub(super) fn columns(&self) -> Vec<View> {
+        let mut columns = vec![self.q, self.v];
+        match self.k {
+            Key::View(view) => columns.push(view),
+            Key::Complement => {}
+        }
+        match self.decay {
+            Decay::None | Decay::Fixed(_) => {}
+            Decay::Head(view) | Decay::Step(view, _) | Decay::Key(view) => columns.push(view),
+        }
+        match self.write {
+            Write::Add => {}
+            Write::Delta(beta) => columns.push(beta),
+            Write::Replace { key, rate } => columns.extend([key, rate]),
+        }
+        if let Some(gates) = &self.gates {
+            columns.push(gates.write);
+            columns.extend(gates.read);
+        }
+        columns
+    }
+
     /// What the state number `state` takes from the buffers; from part `part.0` of their columns, which have `part.1`
     /// equal ones.
     pub(super) fn inputs<'a>(
@@ -323,6 +347,19 @@ impl Op for Recur {
             });
         }
         frame.buffers.put(self.out.buffer, out);
+    }
+
+    fn access(&self) -> Access {
+        Access::default()
+            .reads(self.columns())
+            .state([self.slot])
+            .writes([self.out])
+    }
+
+    fn check(&self, rules: &mut Rules) {
+        let [states, dk, dv] = [self.states, self.dk, self.dv].map(Some);
+        rules.width("out", self.out, self.heads * self.dv);
+        rules.state(self.slot, &[states, dk, dv]);
     }
 
     fn scratch(&self, chunk: usize) -> usize {

@@ -10,11 +10,12 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{DeviceOp, Op};
+use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, Shared, simd};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::program::{Vector, View};
+use crate::validate::Rules;
 
 /// Where the first layer's values come in.
 pub enum FirstValues {
@@ -178,6 +179,32 @@ impl Op for Replace {
             if let Some(view) = view {
                 frame.buffers.put(view.buffer, buffer);
             }
+        }
+    }
+
+    fn access(&self) -> Access {
+        let access = Access::default()
+            .reads([self.r, self.rate])
+            .updates([self.k, self.v])
+            .writes([self.removal, self.bonus]);
+        match self.first {
+            FirstValues::Keep(first) => access.writes([first]),
+            FirstValues::Mix { first, mix } => access.reads([first, mix]),
+        }
+    }
+
+    fn check(&self, rules: &mut Rules) {
+        rules.multiple("k", self.k, self.heads);
+        rules.multiple("v", self.v, self.heads);
+        rules.width("removal", self.removal, self.k.width);
+        rules.width("bonus", self.bonus, self.v.width);
+        let changed = [self.k, self.v, self.removal, self.bonus];
+        match self.first {
+            FirstValues::Keep(first) => {
+                rules.width("the first layer's values", first, self.v.width);
+                rules.apart("what it changes", changed.into_iter().chain([first]));
+            }
+            FirstValues::Mix { .. } => rules.apart("what it changes", changed),
         }
     }
 }

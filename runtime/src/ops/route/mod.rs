@@ -1,7 +1,7 @@
 //! A router: which few of many partitions a token uses, and how much.
 
 use super::softmax::softmax;
-use super::{DeviceOp, Op};
+use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, simd};
 use crate::cuda::{Call, Grid, Launches, Parameter};
 use crate::error::Result;
@@ -54,6 +54,10 @@ impl Op for Route {
             },
         );
         frame.buffers.put(self.out.buffer, out);
+    }
+
+    fn access(&self) -> Access {
+        Access::default().updates([self.logits]).writes([self.out])
     }
 }
 

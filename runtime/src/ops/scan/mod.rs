@@ -8,12 +8,13 @@
 //! The decay differs from component to component and from token to token, so that no matrix form exists: a chunk is
 //! the steps in order, which is also why both give the same bits.
 
-use super::{DeviceOp, Op};
+use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, Shared, simd};
 use crate::cuda::{Call, Grid, Launches, Parameter};
 use crate::error::Result;
 use crate::program::{Vector, View};
 use crate::state::{StatePlan, Touched};
+use crate::validate::Rules;
 
 /// The scan over all channels.
 pub struct Scan {
@@ -71,6 +72,18 @@ impl Op for Scan {
             });
         }
         frame.buffers.put(self.out.buffer, out);
+    }
+
+    fn access(&self) -> Access {
+        Access::default()
+            .reads([self.x, self.step, self.b, self.c])
+            .state([self.slot])
+            .writes([self.out])
+    }
+
+    fn check(&self, rules: &mut Rules) {
+        rules.width("out", self.out, self.x.width);
+        rules.state(self.slot, &[Some(self.b.width), Some(self.x.width)]);
     }
 
     fn touched(&self, plan: &StatePlan, _position: u64) -> Vec<Touched> {

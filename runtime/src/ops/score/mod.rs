@@ -9,10 +9,11 @@ mod launch;
 
 use serde::{Deserialize, Serialize};
 
-use super::Op;
+use super::{Access, Op};
 use crate::cpu::{Buffers, Frame, Shared, simd};
 use crate::program::{Vector, View};
 use crate::state::{StatePlan, Touched};
+use crate::validate::Rules;
 
 /// From the router's output z to a score; a token is a candidate if its score is above zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -231,6 +232,23 @@ impl Op for Score {
             });
         }
         frame.buffers.put(self.out.buffer, out);
+    }
+
+    fn access(&self) -> Access {
+        // The window's scores are stored by a GPU's step; elsewhere, the attention behind stores them.
+        Access::default()
+            .reads([self.k, self.v])
+            .state(self.layers.iter().map(|layer| layer.slot))
+            .state(self.window)
+            .writes([self.out])
+    }
+
+    fn check(&self, rules: &mut Rules) {
+        rules.width("out", self.out, self.kv_heads);
+        for layer in &self.layers {
+            let shape = [self.kv_heads, layer.past(), layer.inputs].map(Some);
+            rules.state(layer.slot, &shape);
+        }
     }
 
     fn scratch(&self, chunk: usize) -> usize {

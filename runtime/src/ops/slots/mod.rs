@@ -13,12 +13,13 @@
 
 mod launch;
 
-use super::Op;
 use super::recur::{self, Fade, Inputs, Rows};
 use super::softmax::softmax;
+use super::{Access, Op};
 use crate::cpu::{Frame, Shared, simd};
 use crate::program::View;
 use crate::state::{StatePlan, Touched};
+use crate::validate::Rules;
 
 /// Attention over slots.
 pub struct Slots {
@@ -110,6 +111,20 @@ impl Op for Slots {
             });
         }
         frame.buffers.put(self.out.buffer, out);
+    }
+
+    fn access(&self) -> Access {
+        Access::default()
+            .reads([self.q, self.k, self.v, self.weights])
+            .state([self.keys, self.values])
+            .writes([self.out])
+    }
+
+    fn check(&self, rules: &mut Rules) {
+        let [heads, slots, dk, dv] = [self.kv_heads, self.slots, self.dk(), self.dv()].map(Some);
+        rules.width("out", self.out, self.heads * self.dv());
+        rules.state(self.keys, &[heads, dk, slots]);
+        rules.state(self.values, &[heads, slots, dv]);
     }
 
     fn scratch(&self, chunk: usize) -> usize {

@@ -1,12 +1,13 @@
 //! Mixes each normed token with the one before it.
 
 use super::norm::Norm;
-use super::{DeviceOp, Op};
+use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, simd};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter};
 use crate::error::Result;
 use crate::program::{RESIDUAL, Vector, View};
 use crate::state::{StatePlan, Touched};
+use crate::validate::Rules;
 
 const SOURCE: &str = include_str!("token_shift.cu");
 const MOST_MIXES: usize = 8;
@@ -50,6 +51,19 @@ impl Op for TokenShift {
         );
         drop(scratch);
         frame.buffers.put(self.out.buffer, out);
+    }
+
+    fn access(&self) -> Access {
+        Access::default()
+            .reads([View::whole(RESIDUAL, self.norm.weight.len())])
+            .state([self.slot])
+            .writes([self.out])
+    }
+
+    fn check(&self, rules: &mut Rules) {
+        let hidden = self.norm.weight.len();
+        rules.width("out", self.out, self.mixes.len() * hidden);
+        rules.state(self.slot, &[Some(hidden)]);
     }
 
     fn scratch(&self, _chunk: usize) -> usize {

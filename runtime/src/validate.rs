@@ -1,0 +1,138 @@
+//! What every op of a program may rely on: proved once, when a model is bound.
+//!
+//! - *bounds*: columns lie within their rows, and rows within their buffer; state tensors belong to the op's layer
+//! - *disjoint writes*: an op writes no value twice
+//! - *apart*: what an op only writes lies in a buffer of which it reads nothing
+//! - *widths*: the op's own rules ([`crate::ops::Op::check`]), by which a task's columns and rows are its own
+
+use crate::error::{Error, Result};
+use crate::ops::{Access, Operand};
+use crate::program::{Program, View};
+use crate::state::StatePlan;
+
+impl Program {
+    /// Checks all ops against the buffers and a state plan.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with the op, its layer, and the rule that it breaks.
+    pub(crate) fn validate(&self, file: &str, plan: &StatePlan) -> Result<()> {
+        for (index, op) in self.ops.iter().enumerate() {
+            let layer = self.layer_of(index);
+            let mut rules = Rules {
+                plan,
+                broken: self.broken_access(&op.access(), layer, plan),
+            };
+            op.check(&mut rules);
+            if let Some(rule) = rules.broken {
+                let place = layer.map_or_else(String::new, |layer| format!("layers[{layer}], "));
+                return Err(Error::Unsupported {
+                    file: file.into(),
+                    what: format!("{place}op {}: {rule}", op.name()),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The first rule that holds for all ops and that `access` breaks.
+    fn broken_access(
+        &self,
+        access: &Access,
+        layer: Option<usize>,
+        plan: &StatePlan,
+    ) -> Option<String> {
+        for operand in access.reads.iter().chain(&access.writes) {
+            match *operand {
+                Operand::Columns(view) => {
+                    let width = self.widths.get(view.buffer).copied().unwrap_or(0);
+                    if view.start + view.width > view.stride || view.stride > width {
+                        return Some(format!("{view:?} lies outside a buffer of {width} columns"));
+                    }
+                }
+                Operand::State(tensor) => {
+                    let owner = plan.slots.get(tensor).and_then(|tensor| tensor.block);
+                    if owner.is_none() || owner != layer {
+                        return Some(format!("state tensor {tensor} is another layer's"));
+                    }
+                }
+            }
+        }
+        for (index, written) in access.writes.iter().enumerate() {
+            let others = &access.writes[index + 1..];
+            if others.iter().any(|other| other.overlaps(written)) {
+                return Some(format!("{written:?} is written twice"));
+            }
+            let Operand::Columns(view) = written else {
+                continue;
+            };
+            let in_buffer = |read: &Operand| matches!(read, Operand::Columns(read) if read.buffer == view.buffer);
+            if !access.reads.contains(written) && access.reads.iter().any(in_buffer) {
+                return Some(format!("{view:?} is written in a buffer that is read"));
+            }
+            let meets = |read: &&Operand| read.overlaps(written) && !access.writes.contains(read);
+            if let Some(read) = access.reads.iter().find(meets) {
+                return Some(format!(
+                    "{read:?} is read beside {view:?}, which is written"
+                ));
+            }
+        }
+        None
+    }
+}
+
+/// Collects the first rule that an op breaks.
+pub(crate) struct Rules<'a> {
+    plan: &'a StatePlan,
+    broken: Option<String>,
+}
+
+impl Rules<'_> {
+    fn holds(&mut self, holds: bool, broken: impl FnOnce() -> String) {
+        if !holds {
+            self.broken.get_or_insert_with(broken);
+        }
+    }
+
+    /// The columns have this width.
+    pub fn width(&mut self, name: &str, view: View, width: usize) {
+        self.holds(view.width == width, || {
+            format!("{name} has {} columns instead of {width}", view.width)
+        });
+    }
+
+    /// The columns are a multiple of this.
+    pub fn multiple(&mut self, name: &str, view: View, of: usize) {
+        self.holds(of > 0 && view.width.is_multiple_of(of), || {
+            format!("{name} has {} columns, no multiple of {of}", view.width)
+        });
+    }
+
+    /// All columns are in rows of one buffer.
+    pub fn together(&mut self, names: &str, views: impl IntoIterator<Item = View>) {
+        let views: Vec<View> = views.into_iter().collect();
+        let same =
+            |pair: &[View]| (pair[0].buffer, pair[0].stride) == (pair[1].buffer, pair[1].stride);
+        self.holds(views.windows(2).all(same), || {
+            format!("{names} are not in one buffer: {views:?}")
+        });
+    }
+
+    /// No two are in the same buffer.
+    pub fn apart(&mut self, names: &str, views: impl IntoIterator<Item = View>) {
+        let mut buffers: Vec<usize> = views.into_iter().map(|view| view.buffer).collect();
+        buffers.sort_unstable();
+        self.holds(buffers.windows(2).all(|pair| pair[0] != pair[1]), || {
+            format!("{names} are in one buffer: {buffers:?}")
+        });
+    }
+
+    /// The state tensor has this shape; `None` stands for any size.
+    pub fn state(&mut self, tensor: usize, shape: &[Option<usize>]) {
+        let found = &self.plan.slots[tensor].shape;
+        let fits = |(found, wanted): (&usize, &Option<usize>)| wanted.is_none_or(|n| n == *found);
+        let same = found.len() == shape.len() && found.iter().zip(shape).all(fits);
+        self.holds(same, || {
+            format!("state tensor {tensor} has the shape {found:?} instead of {shape:?}")
+        });
+    }
+}
