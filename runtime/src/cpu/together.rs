@@ -37,14 +37,14 @@ impl Together {
     /// Allocates for up to `most` states.
     pub fn new(program: &Program, pool: Arc<Pool>, most: usize) -> Result<Self> {
         let vocab = program.logits.matrix.rows();
-        let step = |op: &Box<dyn crate::ops::Op>| Step {
+        let ops = program.ops.iter().map(|op| Step {
             access: op.access(),
             is_tokenwise: op.is_tokenwise(),
-        };
+        });
         Ok(Together {
             engine: Engine::new(program, pool, most)?,
             one: Buffers::new(&program.widths, 1)?,
-            ops: program.ops.iter().map(step).collect(),
+            ops: ops.collect(),
             logits: room(vocab * most)?,
             vocab,
         })

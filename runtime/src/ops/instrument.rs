@@ -51,7 +51,8 @@ pub(crate) fn run_named(op: &dyn Op, frame: &mut Frame, working: &[usize]) -> Re
         let of = |bytes: &[u8]| bytes[place.offset..][..place.bytes].to_vec();
         let (now, found) = (of(frame.arena.bytes()), of(&found_state));
         let untouched = now == of(&state) && found == of(&poisoned_state);
-        if !untouched && !(named(&access.writes, tensor) && now == found) {
+        let as_named = named(&access.writes, tensor) && now == found;
+        if !(untouched || as_named) {
             let name = &place.name;
             return Err(format!(
                 "{}: state tensor {tensor} ({name}) is not what it names",
@@ -65,7 +66,7 @@ pub(crate) fn run_named(op: &dyn Op, frame: &mut Frame, working: &[usize]) -> Re
             let [old, now, found] =
                 [&before, &*frame.buffers, &found].map(|buffers| buffers.get(buffer)[i].to_bits());
             let untouched = now == old && found == if is_read { old } else { POISON };
-            if !untouched && !(is_written && now == found) {
+            if !(untouched || is_written && now == found) {
                 return Err(format!(
                     "{}: value {i} of buffer {buffer}, of {tokens} tokens, is not what it names",
                     op.name()

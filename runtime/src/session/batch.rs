@@ -56,8 +56,9 @@ impl Batch {
     ///
     /// # Errors
     /// The session and [`Error::Invalid`], if it is of another model or device, or all seats are taken.
-    pub fn join(&mut self, session: Session) -> std::result::Result<usize, (Session, Error)> {
-        let refused = |session, reason: &str| Err((session, Error::invalid("batch", reason)));
+    pub fn join(&mut self, session: Session) -> std::result::Result<usize, Box<(Session, Error)>> {
+        let refused =
+            |session, reason: &str| Err(Box::new((session, Error::invalid("batch", reason))));
         if !Arc::ptr_eq(session.model(), &self.model) {
             return refused(session, "the session is of another model");
         }
