@@ -149,6 +149,9 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<LayerSpec>
             )
         }
         "kda" => with(&delta, json!({ "decay_bound": maybe(random, json!(-5.0)) })),
+        "gated_conv" => json!({
+            "channels": *hidden, "conv": random.within(1, 6), "bias": random.flip(),
+        }),
         "gsa" => {
             let slots = random.within(1, 9);
             let written = random.within(1, slots);
@@ -244,10 +247,11 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<LayerSpec>
     vec![block(kind, numbers, mlp)]
 }
 
-const KINDS: [&str; 19] = [
+const KINDS: [&str; 20] = [
     "abc",
     "attention",
     "delta_net",
+    "gated_conv",
     "gated_deltanet",
     "gla",
     "gsa",

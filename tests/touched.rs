@@ -84,6 +84,10 @@ fn constant() -> Vec<(&'static str, Value)> {
             }),
         ),
         (
+            "gated_conv",
+            json!({ "channels": 16, "conv": 3, "bias": false }),
+        ),
+        (
             "gsa",
             json!({
                 "heads": 4, "kv_heads": 2, "head_dim": 8, "value_dim": 8, "slots": 8, "feature_map": "silu",

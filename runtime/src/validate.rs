@@ -117,6 +117,14 @@ impl Rules<'_> {
         });
     }
 
+    /// The columns are none of `others`.
+    pub fn beside(&mut self, name: &str, view: View, others: impl IntoIterator<Item = View>) {
+        let mut others = others.into_iter();
+        self.holds(!others.any(|other| other.overlaps(&view)), || {
+            format!("{name}, {view:?}, are changed by the op")
+        });
+    }
+
     /// No two are in the same buffer.
     pub fn apart(&mut self, names: &str, views: impl IntoIterator<Item = View>) {
         let mut buffers: Vec<usize> = views.into_iter().map(|view| view.buffer).collect();

@@ -9,6 +9,7 @@ mod fla_slots;
 #[cfg(test)]
 mod flag_tests;
 mod hugging_face;
+mod lfm2;
 pub(crate) mod llama_cpp;
 mod llama_cpp_splits;
 pub(crate) mod llama_cpp_vocab;
@@ -44,6 +45,7 @@ struct Family {
 const FAMILIES: &[Family] = &[
     fla::FAMILY,
     hugging_face::FAMILY,
+    lfm2::FAMILY,
     mamba::FAMILY,
     mamba::SAMBA,
     qwen3_next::FAMILY,

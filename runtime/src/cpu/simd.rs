@@ -132,6 +132,14 @@ pub fn scale(a: f32, y: &mut [f32]) {
     }
 }
 
+/// `y *= x`.
+#[inline(always)]
+pub fn multiply(x: &[f32], y: &mut [f32]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        *y *= x;
+    }
+}
+
 /// `y += x`.
 #[inline(always)]
 pub fn add(x: &[f32], y: &mut [f32]) {

@@ -31,6 +31,8 @@ mod overrides;
 mod partitions_tests;
 mod passed;
 mod persistent;
+#[cfg(test)]
+mod prepare_tests;
 mod products;
 #[cfg(test)]
 mod recur_tests;

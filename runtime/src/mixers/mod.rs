@@ -7,6 +7,7 @@
 mod abc;
 mod attention;
 mod delta_net;
+mod gated_conv;
 mod gated_deltanet;
 mod gla;
 mod gsa;
@@ -38,6 +39,7 @@ use serde_json::Value;
 pub use abc::Abc;
 pub use attention::{Attention, Retained, RetainedPolicy, RopeScaling};
 pub use delta_net::{DeltaNet, KeyNorm};
+pub use gated_conv::GatedConv;
 pub use gated_deltanet::GatedDeltaNet;
 pub use gla::Gla;
 pub use gsa::Gsa;
@@ -144,6 +146,7 @@ const MIXERS: &[(&str, Read)] = &[
     (abc::KIND, read_as::<Abc>),
     (attention::KIND, read_as::<Attention>),
     (delta_net::KIND, read_as::<DeltaNet>),
+    (gated_conv::KIND, read_as::<GatedConv>),
     (gated_deltanet::KIND, read_as::<GatedDeltaNet>),
     (gla::KIND, read_as::<Gla>),
     (gsa::KIND, read_as::<Gsa>),

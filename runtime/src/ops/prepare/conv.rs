@@ -2,7 +2,7 @@
 
 use super::Lane;
 use crate::cpu::{Shared, SharedArena, simd};
-use crate::program::Vector;
+use crate::program::{Vector, View};
 
 /// `y_t = bias + sum_j weight[taps - 1 - j] x_{t - j}`, for each channel.
 pub struct Conv {
@@ -12,6 +12,8 @@ pub struct Conv {
     pub bias: Option<Vector>,
     /// The slot with the last `taps - 1` inputs, `[taps - 1, channels]`, oldest first.
     pub slot: usize,
+    /// Multiplies the input, which is kept as this product `[channels]`; no lane may change these columns.
+    pub gate: Option<View>,
 }
 
 impl Conv {
@@ -25,6 +27,7 @@ impl Conv {
             weight: transposed.into(),
             bias,
             slot,
+            gate: None,
         }
     }
 }

@@ -34,6 +34,7 @@ impl Tasks {
         for (index, lane) in self.lanes().iter().enumerate() {
             let own = lane.leading_activations();
             let possible = (own > 0 || lane.weight != 0)
+                && lane.gate.first == 0
                 && lane.taps <= MOST_TAPS
                 && !sources.iter().any(|rows| overlap(*rows, lane.columns));
             let mut rest = *lane;
@@ -109,10 +110,12 @@ impl Tasks {
         &self.gate[..self.gates as usize]
     }
 
-    /// Columns that maps read.
+    /// Columns that maps and convolutions read.
     fn sources(&self) -> impl Iterator<Item = Rows> {
         let maps = self.lanes().iter().flat_map(|lane| lane.maps());
-        maps.map(|map| map.source).filter(|rows| rows.first != 0)
+        let gates = self.lanes().iter().map(|lane| lane.gate);
+        let sources = maps.map(|map| map.source).chain(gates);
+        sources.filter(|rows| rows.first != 0)
     }
 }
 

@@ -44,6 +44,7 @@ pub(super) struct DeviceMap {
 #[repr(C)]
 pub(super) struct DeviceLane {
     pub columns: Rows,
+    pub gate: Rows,
     pub weight: Address,
     pub bias: Address,
     pub past: Address,
@@ -207,6 +208,9 @@ impl Lane {
             lane.weight = launches.vector_address(&conv.weight)?;
             lane.bias = launches.optional_address(conv.bias.as_ref())?;
             lane.past = launches.slot_address(conv.slot);
+            if let Some(gate) = conv.gate {
+                lane.gate = launches.rows(gate);
+            }
             if launches.tokens > 1 {
                 let tiles = launches.tokens.div_ceil(TILE);
                 let bytes = tiles * past * self.view.width * size_of::<f32>();
@@ -262,6 +266,10 @@ impl Map {
             Map::Where(view) => DeviceMap {
                 source: launches.rows(*view),
                 ..kind(10)
+            },
+            Map::Multiply(view) => DeviceMap {
+                source: launches.rows(*view),
+                ..kind(11)
             },
         })
     }

@@ -25,6 +25,8 @@ pub enum Map {
     Linear(Vector),
     /// The sum with these columns of another buffer.
     Add(View),
+    /// The product with these columns, which no lane changes.
+    Multiply(View),
     /// These columns of another buffer instead.
     Copy(View),
     /// Root-mean-square norm.
@@ -36,7 +38,7 @@ pub enum Map {
 impl Map {
     pub(super) fn source(&self) -> Option<&View> {
         match self {
-            Map::Add(view) | Map::Copy(view) | Map::Where(view) => Some(view),
+            Map::Add(view) | Map::Multiply(view) | Map::Copy(view) | Map::Where(view) => Some(view),
             _ => None,
         }
     }
@@ -51,6 +53,7 @@ impl Map {
     ) {
         match self {
             Map::Add(_) => simd::add(source, head),
+            Map::Multiply(_) => simd::multiply(source, head),
             Map::Copy(_) => head.copy_from_slice(source),
             Map::Softmax => softmax(head),
             Map::Where(_) => {

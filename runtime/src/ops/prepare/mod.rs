@@ -54,6 +54,15 @@ impl Lane {
     }
 }
 
+impl Lane {
+    /// Columns that the lane reads besides its own: those of its convolution's gate and of its maps.
+    fn sources(&self) -> impl Iterator<Item = View> {
+        let gate = self.conv.as_ref().and_then(|conv| conv.gate);
+        let maps = self.maps.iter().filter_map(|map| map.source().copied());
+        gate.into_iter().chain(maps)
+    }
+}
+
 impl Prepare {
     /// The slots that are read and written.
     pub(crate) fn slots(&self) -> impl Iterator<Item = usize> {
@@ -66,8 +75,17 @@ impl Prepare {
     }
 
     fn run_lanes(&self, frame: &mut Frame, values: &mut [f32]) {
-        let width = self.lanes[0].view.stride;
+        let View { buffer, stride, .. } = self.lanes[0].view;
         let values = Shared::new(values);
+        // Columns that a lane reads besides its own.
+        let columns = |view: &View, t: usize, column: usize, dim: usize| {
+            let start = t * view.stride + view.start + column;
+            match view.buffer == buffer {
+                // SAFETY: no lane changes columns that another one reads (`check`: beside).
+                true => unsafe { values.read(start..start + dim) },
+                false => &frame.buffers.get(view.buffer)[start..start + dim],
+            }
+        };
         let state = frame.arena.shared();
         let angles = self
             .rope
@@ -85,14 +103,24 @@ impl Prepare {
             simd::vectorize(
                 #[inline(always)]
                 || {
+                    let tokens = frame.tokens.len();
+                    let head = |t: usize| {
+                        let start = t * stride + lane.view.start + column;
+                        // SAFETY: each task has its own head's columns of the values.
+                        unsafe { values.part(start..start + lane.head_dim) }
+                    };
                     if let Some(conv) = &lane.conv {
-                        let tokens = frame.tokens.len();
+                        if let Some(gate) = &conv.gate {
+                            for t in 0..tokens {
+                                simd::multiply(columns(gate, t, column, lane.head_dim), head(t));
+                            }
+                        }
                         // SAFETY: each task has its own head's columns of the values and of the history.
                         unsafe {
                             lane.convolve(
                                 conv,
                                 &values,
-                                width,
+                                stride,
                                 column,
                                 tokens,
                                 &state,
@@ -100,18 +128,14 @@ impl Prepare {
                             )
                         };
                     }
-                    for t in 0..frame.tokens.len() {
-                        let start = t * width + lane.view.start + column;
-                        // SAFETY: as above.
-                        let head = unsafe { values.part(start..start + lane.head_dim) };
+                    for t in 0..tokens {
                         let angles = angles
                             .map_or(&[][..], |(table, angles)| &table[t * angles..][..angles]);
                         for map in &lane.maps {
-                            let source = map.source().map_or(&[][..], |view| {
-                                let start = t * view.stride + view.start + column;
-                                &frame.buffers.get(view.buffer)[start..start + lane.head_dim]
-                            });
-                            map.apply(angles, source, head, &mut scratch);
+                            let source = map
+                                .source()
+                                .map_or(&[][..], |view| columns(view, t, column, lane.head_dim));
+                            map.apply(angles, source, head(t), &mut scratch);
                         }
                     }
                 },
@@ -170,12 +194,11 @@ impl Op for Prepare {
 
     fn access(&self) -> Access {
         let lanes = || self.lanes.iter().map(|lane| lane.view);
-        let maps = self.lanes.iter().flat_map(|lane| &lane.maps);
         // A gate of what a lane leaves comes after it and writes no other columns.
         let gates = self.gates.iter().map(|(view, _)| *view);
         let gates = gates.filter(|gate| !lanes().any(|lane| lane.contains(gate)));
         Access::default()
-            .reads(maps.filter_map(|map| map.source().copied()))
+            .reads(self.lanes.iter().flat_map(Lane::sources))
             .writes(self.rope.as_ref().map(|rope| rope.table))
             .updates(lanes().chain(gates))
             .state(self.slots())
@@ -193,9 +216,10 @@ impl Op for Prepare {
                 let taps = conv.weight.len() / lane.view.width;
                 rules.state(conv.slot, &[Some(taps - 1), Some(lane.view.width)]);
             }
-            for source in lane.maps.iter().filter_map(Map::source) {
-                rules.width("a map's columns", *source, lane.view.width);
-                rules.apart("a map's columns and its lane", [*source, lane.view]);
+            for source in lane.sources() {
+                rules.width("what a lane reads besides", source, lane.view.width);
+                let lanes = self.lanes.iter().map(|lane| lane.view);
+                rules.beside("what a lane reads besides", source, lanes);
             }
         }
         for (view, gate) in &self.gates {

@@ -12,12 +12,14 @@ struct PrepareMap {
 };
 
 // In the order of `Map`.
-enum { MAP_ACTIVATION, MAP_L2_NORM, MAP_SUM_NORM, MAP_SOFTMAX, MAP_LINEAR, MAP_ADD, MAP_COPY, MAP_NORM, MAP_ROPE, MAP_LARGEST, MAP_WHERE };
+enum { MAP_ACTIVATION, MAP_L2_NORM, MAP_SUM_NORM, MAP_SOFTMAX, MAP_LINEAR, MAP_ADD, MAP_COPY, MAP_NORM, MAP_ROPE, MAP_LARGEST, MAP_WHERE, MAP_MULTIPLY };
 
 constexpr int most_maps = 6;
 
 struct PrepareLane {
   Rows columns;
+  // Multiplies what the convolution reads, or null.
+  Rows gate;
   // The convolution's weights [taps, channels], or null.
   const float* weight;
   const float* bias;
@@ -30,6 +32,12 @@ struct PrepareLane {
   int first;
   int maps;
   PrepareMap at[most_maps];
+
+  // What the convolution reads and keeps.
+  __device__ float input(int t, int channel) const {
+    float x = columns.token(t)[channel];
+    return gate.first ? x * gate.token(t)[channel] : x;
+  }
 };
 
 struct PrepareGate {
@@ -184,6 +192,10 @@ __device__ void map_head(const PrepareMap& map, const PrepareTasks& tasks, int t
         if (source[i] == 0.0f) x[i] = 0.0f;
       }
       break;
+    case MAP_MULTIPLY:
+#pragma unroll 1
+      for (int i = Team::first(); i < dim; i += step) x[i] *= source[i];
+      break;
     case MAP_ROPE:
 #pragma unroll 1
       for (int i = Team::first(); i < tasks.pairs; i += step) {
@@ -288,8 +300,7 @@ __device__ inline void prepare_head_of_step(const PrepareLane& lane, const Prepa
   float* x = lane.columns.first + column;
 #pragma unroll 1
   for (int i = threadIdx.x; i < dim; i += blockDim.x) {
-    float value = x[i];
-    shared[i] = lane.weight ? convolve_step(lane, column + i, value) : value;
+    shared[i] = lane.weight ? convolve_step(lane, column + i, lane.input(0, column + i)) : x[i];
   }
   __syncthreads();
   for (int m = 0; m < lane.maps; m++) {
@@ -305,9 +316,8 @@ constexpr int most_taps = 4;
 // The convolution of a channel, or its inputs, for all tokens of a tile; `before` are the inputs before it.
 __device__ inline void convolve_tile(const PrepareLane& lane, int channel, int first, int count, const float* before, float* out) {
   int channels = lane.columns.width, past = lane.taps - 1;
-  const float* row = lane.columns.token(first) + channel;
-  int stride = lane.columns.stride, dim = lane.head_dim;
-  auto input = [&](int t) { return t < 0 ? before[(past + t) * channels] : row[(long long)t * stride]; };
+  int dim = lane.head_dim;
+  auto input = [&](int t) { return t < 0 ? before[(past + t) * channels] : lane.input(first + t, channel); };
   float bias = lane.bias ? lane.bias[channel] : 0.0f;
   if (lane.taps > most_taps) {
     for (int t = 0; t < count; t++) {
@@ -329,7 +339,7 @@ __device__ inline void convolve_tile(const PrepareLane& lane, int channel, int f
   for (int t = 0; t < count; t++) {
 #pragma unroll
     for (int j = 0; j + 1 < most_taps; j++) inputs[j] = inputs[j + 1];
-    inputs[most_taps - 1] = row[(long long)t * stride];
+    inputs[most_taps - 1] = lane.input(first + t, channel);
     float sum = bias;
 #pragma unroll
     for (int j = 0; j < most_taps; j++) sum += weights[j] * inputs[j];
@@ -408,12 +418,12 @@ __device__ void keep_inputs(PrepareTasks tasks, int tokens) {
   for (int i = start + threadIdx.x; i < start + lane.head_dim; i += blockDim.x) {
     for (int j = 0; j < past; j++) {
       before[j * channels + i] =
-          blockIdx.y == 0 ? lane.past[j * channels + i] : lane.columns.token(blockIdx.y * tile - past + j)[i];
+          blockIdx.y == 0 ? lane.past[j * channels + i] : lane.input(blockIdx.y * tile - past + j, i);
     }
     if (blockIdx.y != 0) continue;
     for (int j = 0; j < past; j++) {
       int t = tokens + j - past;
-      lane.past[j * channels + i] = t >= 0 ? lane.columns.token(t)[i] : before[(tokens + j) * channels + i];
+      lane.past[j * channels + i] = t >= 0 ? lane.input(t, i) : before[(tokens + j) * channels + i];
     }
   }
 }

@@ -15,7 +15,7 @@
 //! takes, and no exponential but one for each factor.
 
 use super::{Inputs, Rows};
-use crate::cpu::simd::{axpy, gemm, scale};
+use crate::cpu::simd::{axpy, gemm, multiply, scale};
 
 /// Tokens of a block, side by side in a row of the tile. A longer block passes over the state less often, but costs
 /// more for its triangles.
@@ -199,13 +199,5 @@ fn triangle(
         }
         sums[i + 1..].fill(0.0);
         weights[i * BLOCK..][..BLOCK].copy_from_slice(&sums);
-    }
-}
-
-/// `y *= x`.
-#[inline(always)]
-fn multiply(x: &[f32], y: &mut [f32]) {
-    for (y, x) in y.iter_mut().zip(x) {
-        *y *= x;
     }
 }
