@@ -1,5 +1,5 @@
 //! Options that no recorded case has, on small models against their equations, written out in f64: row-sparse updates of
-//! GLA and GSA, softmax linear attention's gates on every input they may have, mixture of memories.
+//! GLA and GSA, softmax linear attention's gates on every input they may have, mixture of memories, Gated DeltaNet-2.
 
 mod synthetic;
 
@@ -393,6 +393,78 @@ impl Memory {
             map(&read(state, &q), |o| o / (DK as f64).sqrt())
         };
         (0..MOM_HEADS).map(one).collect()
+    }
+}
+
+/// `heads` convolved heads of `width` columns, each channel by itself, with silu behind; `past` is what came before.
+fn convolved(w: &Plain, name: &str, x: Vector, past: &mut Vec<Vector>) -> Vector {
+    let taps = w.values(&format!("{name}.weight"));
+    let count = taps.len() / x.len();
+    past.push(x);
+    let newest = past.len() - 1;
+    let channel = |c: usize| -> f64 {
+        let tap = |j: usize| match newest.checked_sub(j) {
+            Some(t) => taps[c * count + count - 1 - j] * past[t][c],
+            None => 0.0,
+        };
+        (0..count).map(tap).sum()
+    };
+    (0..past[newest].len()).map(|c| silu(channel(c))).collect()
+}
+
+#[test]
+fn gated_deltanet2_erases_and_writes_by_gates_of_their_own() {
+    for (heads, negative) in [(HEADS, false), (KV_HEADS, true)] {
+        let numbers = json!({
+            "heads": heads, "value_heads": HEADS, "head_dim": DK, "value_dim": DV, "conv": 3, "conv_bias": false,
+            "negative_eigenvalues": negative, "norm_eps": EPS,
+        });
+        let mut states = vec![state(DK, DV); HEADS];
+        let mut past = vec![Vec::new(); 3];
+        compare("gated_deltanet2", numbers, |w, position, h| {
+            if position == 0 {
+                states.fill(state(DK, DV));
+                past.fill(Vec::new());
+            }
+            let q = convolved(w, "q_conv1d", w.apply("q_proj", h), &mut past[0]);
+            let k = convolved(w, "k_conv1d", w.apply("k_proj", h), &mut past[1]);
+            let v = convolved(w, "v_conv1d", w.apply("v_proj", h), &mut past[2]);
+            let reach = if negative { 2.0 } else { 1.0 };
+            let erase = map(&w.apply("b_proj", h), |x| reach * sigmoid(x));
+            let write_gate = map(&w.apply("w_proj", h), sigmoid);
+            let decay = w.apply("f_proj.1", &w.apply("f_proj.0", h));
+            let (rate, bias) = (w.values("A_log"), w.values("dt_bias"));
+            let mut outputs = Vec::new();
+            for (i, s) in states.iter_mut().enumerate() {
+                let of = i / (HEADS / heads);
+                let key = unit(head(&k, of, DK));
+                let fade = |c: usize| {
+                    let at = of * DK + c;
+                    (-rate[of].exp() * softplus(decay[at] + bias[at])).exp()
+                };
+                write(s, fade, &[0.0; DK], &[0.0; DV]);
+                let erased: Vector = key
+                    .iter()
+                    .zip(head(&erase, of, DK))
+                    .map(|(k, b)| k * b)
+                    .collect();
+                let held = read(s, &erased);
+                let gated = head(&v, i, DV).iter().zip(head(&write_gate, i, DV));
+                let value: Vector = gated
+                    .zip(&held)
+                    .map(|((v, w), held)| v * w - held)
+                    .collect();
+                write(s, |_| 1.0, &key, &value);
+                let query = map(&unit(head(&q, of, DK)), |x| x / (DK as f64).sqrt());
+                outputs.push(read(s, &query));
+            }
+            let mut gate = w.apply("g_proj.1", &w.apply("g_proj.0", h));
+            for (gate, bias) in gate.iter_mut().zip(w.values("g_proj.1.bias")) {
+                *gate = sigmoid(*gate + bias);
+            }
+            let normed = outputs.iter().flat_map(|o| w.rms("o_norm", o));
+            normed.zip(gate).map(|(o, gate)| o * gate).collect()
+        });
     }
 }
 

@@ -148,6 +148,10 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<LayerSpec>
                 json!({ "conv_bias": bias, "gate": gate, "decay": random.flip(), "head_gates": gates }),
             )
         }
+        "gated_deltanet2" => {
+            let bias = random.flip() && !delta["conv"].is_null();
+            with(&delta, json!({ "conv_bias": bias }))
+        }
         "kda" => with(&delta, json!({ "decay_bound": maybe(random, json!(-5.0)) })),
         "gated_conv" => json!({
             "channels": *hidden, "conv": random.within(1, 6), "bias": random.flip(),
@@ -247,12 +251,13 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<LayerSpec>
     vec![block(kind, numbers, mlp)]
 }
 
-const KINDS: [&str; 20] = [
+const KINDS: [&str; 21] = [
     "abc",
     "attention",
     "delta_net",
     "gated_conv",
     "gated_deltanet",
+    "gated_deltanet2",
     "gla",
     "gsa",
     "hgrn2",

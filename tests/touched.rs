@@ -77,6 +77,13 @@ fn constant() -> Vec<(&'static str, Value)> {
             }),
         ),
         (
+            "gated_deltanet2",
+            json!({
+                "heads": 2, "value_heads": 4, "head_dim": 8, "value_dim": 8, "conv": 4, "conv_bias": false,
+                "negative_eigenvalues": false, "norm_eps": 1e-5,
+            }),
+        ),
+        (
             "kda",
             json!({
                 "heads": 2, "value_heads": 2, "head_dim": 8, "value_dim": 8, "conv": 4,

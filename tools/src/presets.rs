@@ -58,6 +58,7 @@ pub const PRESETS: &[Preset] = &[
     file("lte-1.3b", include_str!("../presets/lte-1.3b.json")),
     file("nsa-1.3b", include_str!("../presets/nsa-1.3b.json")),
     file("gdn-1.3b", include_str!("../presets/gdn-1.3b.json")),
+    file("gdn2-1.3b", include_str!("../presets/gdn2-1.3b.json")),
     file("gdn-7b", include_str!("../presets/gdn-7b.json")),
     file(
         "transformer-1.3b",
@@ -125,6 +126,7 @@ pub const PRESETS: &[Preset] = &[
     file("rwkv7-1.5b", include_str!("../presets/rwkv7-1.5b.json")),
     file("lalte-tiny", include_str!("../presets/lalte-tiny.json")),
     file("lansa-tiny", include_str!("../presets/lansa-tiny.json")),
+    file("gdn2-tiny", include_str!("../presets/gdn2-tiny.json")),
     file("gdn-tiny", include_str!("../presets/gdn-tiny.json")),
     file(
         "transformer-tiny",

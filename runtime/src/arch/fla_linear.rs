@@ -6,7 +6,8 @@ use super::fla::{scaled, taps};
 use super::{Config, tensors};
 use crate::error::{Error, Result};
 use crate::mixers::{
-    DeltaNet, Gla, HeadGateInput, Hgrn2, Kda, KeyNorm, LinearAttention, RetNet, SimpleGla,
+    DeltaNet, GatedDeltaNet2, Gla, HeadGateInput, Hgrn2, Kda, KeyNorm, LinearAttention, RetNet,
+    SimpleGla,
 };
 use crate::ops::Activation;
 use crate::spec::WeightSpec;
@@ -227,6 +228,23 @@ pub(super) fn kda(config: &Config) -> Result<Kda> {
         negative_eigenvalues: config.bool_or("allow_neg_eigval", false)?,
         decay_bound: config.optional_f32("lower_bound")?,
         norm_eps: config.f32_or("norm_eps", 1e-6)?,
+    })
+}
+
+/// There is no such model in the library, only the layer: its keys and defaults.
+pub(super) fn gdn2(config: &Config) -> Result<GatedDeltaNet2> {
+    let heads = config.usize_or("num_heads", 16)?;
+    let head_dim = config.usize_or("head_dim", 128)?;
+    let conv = taps(config, true)?;
+    Ok(GatedDeltaNet2 {
+        heads,
+        value_heads: config.usize_or("num_v_heads", heads)?,
+        head_dim,
+        value_dim: scaled(config, head_dim, "expand_v", 1.0)?,
+        conv,
+        conv_bias: conv.is_some() && config.bool_or("conv_bias", false)?,
+        negative_eigenvalues: config.bool_or("allow_neg_eigval", false)?,
+        norm_eps: config.f32_or("norm_eps", 1e-5)?,
     })
 }
 

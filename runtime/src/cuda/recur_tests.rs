@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::op_rig::Comparison;
 use super::tests::{device, numbers};
-use crate::ops::rig::{plan, side_by_side};
+use crate::ops::rig::{noise, plan, side_by_side};
 use crate::ops::{Decay, HeadGates, Key, Recur, Slots, Write};
 use crate::program::View;
 use crate::state::{Kv, StateDtype};
@@ -25,6 +25,7 @@ enum Writes {
     Add,
     Delta,
     Replace,
+    Erase,
 }
 
 /// Reads chunks of several blocks, of a part of one and of one token: `heads` that share `states`, keys of `dk` and values of `dv`
@@ -81,6 +82,7 @@ fn compare_chunks(
             Writes::Add => Write::Add,
             Writes::Delta => Write::Delta(beta),
             Writes::Replace => Write::Replace { key: removal, rate },
+            Writes::Erase => Write::Erase { key: removal },
         },
         gates: gates.then_some(HeadGates {
             write,
@@ -134,6 +136,14 @@ fn compare_chunks(
                 *x = 0.5 + 0.5 * *x;
             }
         }
+        // An erasing key is the key itself, gated by channel.
+        if let Writes::Erase = writes {
+            for row in values.chunks_exact_mut(stride) {
+                for c in 0..k.width {
+                    row[removal.start + c] = (0.5 + 0.5 * noise(c)) * row[k.start + c];
+                }
+            }
+        }
     });
 }
 
@@ -173,6 +183,13 @@ fn removals_in_matrix_form_are_those_of_the_cpu() {
 }
 
 #[test]
+fn erasures_in_matrix_form_are_those_of_the_cpu() {
+    compare([2, 2, 64, 64], Fades::Rows, Writes::Erase, false);
+    compare([6, 2, 17, 33], Fades::Rows, Writes::Erase, true);
+    compare([1, 1, 130, 16], Fades::Rows, Writes::Erase, false);
+}
+
+#[test]
 fn steps_of_a_persistent_program_are_those_of_the_cpu() {
     compare_steps([2, 2, 64, 96], Fades::Fixed, Writes::Add, false);
     compare_steps([6, 2, 17, 33], Fades::Head, Writes::Add, true);
@@ -180,6 +197,8 @@ fn steps_of_a_persistent_program_are_those_of_the_cpu() {
     compare_steps([3, 3, 20, 37], Fades::Head, Writes::Delta, true);
     compare_steps([6, 2, 256, 130], Fades::Rows, Writes::Delta, true);
     compare_steps([6, 2, 17, 34], Fades::Rows, Writes::Replace, true);
+    compare_steps([6, 2, 17, 34], Fades::Rows, Writes::Erase, true);
+    compare_steps([2, 2, 64, 96], Fades::Rows, Writes::Erase, false);
 }
 
 /// The same for attention over slots: `heads` over `kv_heads`, slots, and the widths of keys and values.

@@ -9,6 +9,7 @@ mod attention;
 mod delta_net;
 mod gated_conv;
 mod gated_deltanet;
+mod gated_deltanet2;
 mod gla;
 mod gsa;
 mod hax;
@@ -41,6 +42,7 @@ pub use attention::{Attention, Retained, RetainedPolicy, RopeScaling};
 pub use delta_net::{DeltaNet, KeyNorm};
 pub use gated_conv::GatedConv;
 pub use gated_deltanet::GatedDeltaNet;
+pub use gated_deltanet2::GatedDeltaNet2;
 pub use gla::Gla;
 pub use gsa::Gsa;
 pub use hax::{Hax, Source};
@@ -148,6 +150,7 @@ const MIXERS: &[(&str, Read)] = &[
     (delta_net::KIND, read_as::<DeltaNet>),
     (gated_conv::KIND, read_as::<GatedConv>),
     (gated_deltanet::KIND, read_as::<GatedDeltaNet>),
+    (gated_deltanet2::KIND, read_as::<GatedDeltaNet2>),
     (gla::KIND, read_as::<Gla>),
     (gsa::KIND, read_as::<Gsa>),
     (hgrn2::KIND, read_as::<Hgrn2>),

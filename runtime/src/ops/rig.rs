@@ -119,7 +119,7 @@ impl<'a> Rig<'a> {
 }
 
 /// A number that looks random, from -1 to 1.
-pub(super) fn noise(seed: usize) -> f32 {
+pub(crate) fn noise(seed: usize) -> f32 {
     let mut x = (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     x ^= x >> 29;
     x = x.wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -94,7 +94,7 @@ impl Partitions {
         let covered = self.recur.gates.is_none()
             && plan.fading != Fading::Fixed
             && !plan.complement
-            && plan.writing != Writing::Replace
+            && matches!(plan.writing, Writing::Add | Writing::Delta)
             && self.partitions <= MOST_PARTITIONS;
         // What a partition has of a chunk on average.
         let tokens = launches.tokens * self.chosen() / self.partitions;

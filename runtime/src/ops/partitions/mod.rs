@@ -312,6 +312,7 @@ impl<'a> Piece<'a> {
             v: Rows::new(self.v, dv),
             decay: Fade::Factors(Rows::new(self.fade, dk)),
             beta: self.inputs.beta.map(|_| Rows::new(self.beta, 1)),
+            erase: None,
             removal: None,
             write_gate: None,
             read_gate: None,

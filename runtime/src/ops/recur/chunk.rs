@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! u_i = beta_i (v_i - (k_i F_i0) S - sum_{j<i} (k_i . F_ij k_j) u_j)     the delta rule; else u_i = v_i
+//!       (with an erasing key e_i it stands for k_i on the left of F, and beta_i is one)
 //! o_i = scale ((q_i F_i0) S + sum_{j<=i} (q_i . F_ij k_j) u_j)
 //! S  <- F_C0 S + sum_j (F_Cj k_j)^T u_j
 //! ```
@@ -80,11 +81,17 @@ fn block<'o>(
         scale(inputs.write_gate(first + i), u);
     }
 
-    if let Some(beta) = inputs.beta {
-        triangle(n, Rows::new(keys, dk), keys, fades, tile, weights);
-        for ((probe, key), reach) in probe.iter_mut().zip(&*keys).zip(&*reach) {
-            *probe = -key * reach;
+    if inputs.beta.is_some() || inputs.erase.is_some() {
+        let readers = match inputs.erase {
+            Some(erase) => erase.from(first, 0),
+            None => Rows::new(keys, dk),
+        };
+        triangle(n, readers, keys, fades, tile, weights);
+        for (i, probe) in probe.chunks_exact_mut(dk).enumerate() {
+            probe.copy_from_slice(readers.get(i, dk));
         }
+        multiply(reach, probe);
+        scale(-1.0, probe);
         gemm([n, dv, dk], probe, [dk, 1], state, dv, u, dv);
         for i in 0..n {
             let (before, rest) = u.split_at_mut(i * dv);
@@ -92,7 +99,9 @@ fn block<'o>(
             for (weight, earlier) in weights[i * BLOCK..].iter().zip(before.chunks_exact(dv)) {
                 axpy(-weight, earlier, row);
             }
-            scale(beta.get(first + i, 1)[0], row);
+            if let Some(beta) = inputs.beta {
+                scale(beta.get(first + i, 1)[0], row);
+            }
         }
     }
 

@@ -78,6 +78,18 @@ pub(in crate::ops) enum Writing {
     Add,
     Delta,
     Replace,
+    Erase,
+}
+
+impl Writing {
+    /// Vectors of a key's width beside the key: what is removed, and how much of each of its channels.
+    pub fn removal_vectors(self) -> usize {
+        match self {
+            Writing::Add | Writing::Delta => 0,
+            Writing::Erase => 1,
+            Writing::Replace => 2,
+        }
+    }
 }
 
 /// The template arguments of `Recurrence`.
@@ -205,7 +217,7 @@ impl Plan {
         let rows = self.queries
             + usize::from(!self.complement)
             + usize::from(self.fading == Fading::Rows)
-            + 2 * usize::from(self.writing == Writing::Replace);
+            + self.writing.removal_vectors();
         let floats = rows * depth + self.block_columns() + 3 + self.queries;
         let buffers = if self.batch == 1 { 1 } else { 2 };
         buffers * self.batch * floats.next_multiple_of(4) * size_of::<f32>()
@@ -338,6 +350,7 @@ impl Recur {
         match &self.write {
             Write::Add => (),
             Write::Delta(beta) => inputs.beta = input(beta, 1),
+            Write::Erase { key } => inputs.removal = input(key, self.dk),
             Write::Replace { key, rate } => {
                 inputs.removal = input(key, self.dk);
                 inputs.rate = input(rate, self.dk);
@@ -368,6 +381,7 @@ impl Recur {
             match &self.write {
                 Write::Add => Writing::Add,
                 Write::Delta(_) => Writing::Delta,
+                Write::Erase { .. } => Writing::Erase,
                 Write::Replace { .. } => Writing::Replace,
             },
             inputs,

@@ -69,7 +69,7 @@ impl MatrixForm {
         let covered = match plan.writing {
             Writing::Add => true,
             Writing::Delta => plan.fading != Fading::ByValue,
-            Writing::Replace => plan.fading == Fading::Rows,
+            Writing::Erase | Writing::Replace => plan.fading == Fading::Rows,
         };
         let covered = covered && plan.dk <= MOST_ROWS && plan.queries <= MOST_QUERIES;
         // A short chunk has little for the tiles to share.
@@ -250,6 +250,8 @@ mod tests {
         assert!(form([1024, 64, 1], gdn, 2048, 227).is_none());
         assert!(form([64, 64, 1], (Fading::Rows, Writing::Replace), 2048, 227).is_some());
         assert!(form([256, 512, 1], (Fading::Head, Writing::Replace), 2048, 227).is_none());
+        assert!(form([128, 128, 1], (Fading::Rows, Writing::Erase), 2048, 99).is_some());
+        assert!(form([128, 128, 1], (Fading::Head, Writing::Erase), 2048, 227).is_none());
     }
 
     #[test]

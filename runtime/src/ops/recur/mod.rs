@@ -48,6 +48,11 @@ pub enum Write {
     Add,
     /// The delta rule: `beta (v - k S)`, S already faded; `beta` is one value for each head and token.
     Delta(View),
+    /// `v - key S`, S already faded, with a key of its own for what is taken off, `[heads, dk]`.
+    Erase {
+        /// What is read and taken off.
+        key: View,
+    },
     /// `v`, and what `key` reads of S before it fades is taken off: `S <- diag(decay) S - (rate key)^T (key S) + k^T v`.
     Replace {
         /// What is removed, `[heads, dk]`.
@@ -134,6 +139,8 @@ pub(super) struct Inputs<'a> {
     pub v: Rows<'a>,
     pub decay: Fade<'a>,
     pub beta: Option<Rows<'a>>,
+    /// The key of [`Write::Erase`].
+    pub erase: Option<Rows<'a>>,
     pub removal: Option<Removal<'a>>,
     pub write_gate: Option<Rows<'a>>,
     pub read_gate: Option<Rows<'a>>,
@@ -257,6 +264,7 @@ impl Recur {
         match self.write {
             Write::Add => {}
             Write::Delta(beta) => columns.push(beta),
+            Write::Erase { key } => columns.push(key),
             Write::Replace { key, rate } => columns.extend([key, rate]),
         }
         if let Some(gates) = &self.gates {
@@ -301,15 +309,19 @@ impl Recur {
                 Decay::Key(view) => Fade::Key(rows(view, self.dk)),
             },
             beta: match &self.write {
-                Write::Add | Write::Replace { .. } => None,
                 Write::Delta(view) => Some(rows(view, 1)),
+                _ => None,
+            },
+            erase: match &self.write {
+                Write::Erase { key } => Some(rows(key, self.dk)),
+                _ => None,
             },
             removal: match &self.write {
                 Write::Replace { key, rate } => Some(Removal {
                     key: rows(key, self.dk),
                     rate: rows(rate, self.dk),
                 }),
-                Write::Add | Write::Delta(_) => None,
+                _ => None,
             },
             write_gate: self.gates.as_ref().map(|gates| rows(&gates.write, 1)),
             read_gate: (self.gates.as_ref())
@@ -383,6 +395,7 @@ fn step(inputs: &Inputs, t: usize, state: &mut [f32], out: &mut [f32], scratch: 
         key,
         value: inputs.v.get(t, inputs.dv),
         beta: inputs.beta.map(|beta| beta.get(t, 1)[0]),
+        erase: inputs.erase.map(|erase| erase.get(t, inputs.dk)),
         removal: inputs.removal.map(|removal| {
             let (key, rate) = (
                 removal.key.get(t, inputs.dk),
@@ -423,6 +436,7 @@ struct Token<'a> {
     key: &'a [f32],
     value: &'a [f32],
     beta: Option<f32>,
+    erase: Option<&'a [f32]>,
     removal: Option<(&'a [f32], &'a [f32])>,
     gate: f32,
     dv: usize,
@@ -441,9 +455,16 @@ impl Token<'_> {
         let value: &[f32; N] = self.value[column..].first_chunk().expect("columns of v");
         let mut write = value.map(|v| self.gate * v);
         let rows = self.key.iter().zip(self.fade);
-        if let Some(beta) = self.beta {
+        // What reads the faded state, and how much of the difference is written.
+        let corrected = match (self.beta, self.erase) {
+            (Some(beta), _) => Some((beta, self.key)),
+            (None, Some(erase)) => Some((1.0, erase)),
+            (None, None) => None,
+        };
+        if let Some((beta, keys)) = corrected {
             let mut read = [0.0f32; N];
-            for (row, (key, fade)) in state.chunks_exact(self.dv).zip(rows.clone()) {
+            let rows = keys.iter().zip(self.fade);
+            for (row, (key, fade)) in state.chunks_exact(self.dv).zip(rows) {
                 let row: &[f32; N] = row[column..].first_chunk().expect("columns of a row");
                 let key = key * fade;
                 for l in 0..N {

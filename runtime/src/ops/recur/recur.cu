@@ -31,7 +31,7 @@ struct RecurInputs {
 // A state fades by nothing, by exp of a constant, of a value for each head, of their product, of a value for each row, or by
 // one minus the keys or the values.
 enum { FADE_NONE, FADE_FIXED, FADE_HEAD, FADE_STEP, FADE_ROWS, FADE_BY_KEY, FADE_BY_VALUE };
-enum { WRITE_ADD, WRITE_DELTA, WRITE_REPLACE };
+enum { WRITE_ADD, WRITE_DELTA, WRITE_REPLACE, WRITE_ERASE };
 
 // `complement`: keys are one minus the fade of their row.
 template <int dk, int dv, int lanes, int columns, int warps, int queries, int fade, bool complement, int write, int batch,
@@ -45,6 +45,8 @@ struct Recurrence {
   static constexpr bool row_fades = fade == FADE_ROWS;
   // Whether a step may be the one that gives keys and queries their length.
   static constexpr bool measures = write == WRITE_DELTA && batch == 1;
+  // Whether another key than the one that is written reads the state.
+  static constexpr bool removes = write == WRITE_REPLACE || write == WRITE_ERASE;
   static_assert(!complement || row_fades, "a complement needs a fade for each row");
 
   // The floats of a token in shared memory.
@@ -52,7 +54,7 @@ struct Recurrence {
   static constexpr int k_at = q_at + queries * depth;
   static constexpr int fade_at = k_at + (complement ? 0 : depth);
   static constexpr int removal_at = fade_at + (row_fades ? depth : 0);
-  static constexpr int rate_at = removal_at + (write == WRITE_REPLACE ? depth : 0);
+  static constexpr int rate_at = removal_at + (removes ? depth : 0);
   static constexpr int v_at = rate_at + (write == WRITE_REPLACE ? depth : 0);
   static constexpr int scalars_at = v_at + block_columns;
   enum { BETA, DECAY, WRITE_GATE, READ_GATES };
@@ -129,10 +131,8 @@ struct Recurrence {
     }
     if constexpr (!complement) copy_row<aligned>(x + k_at, in.k.at(t, head, dk, part), dk);
     if constexpr (row_fades) copy_row<aligned>(x + fade_at, in.decay.at(t, head, dk, part), dk);
-    if constexpr (write == WRITE_REPLACE) {
-      copy_row<aligned>(x + removal_at, in.removal.at(t, head, dk, part), dk);
-      copy_row<aligned>(x + rate_at, in.rate.at(t, head, dk, part), dk);
-    }
+    if constexpr (removes) copy_row<aligned>(x + removal_at, in.removal.at(t, head, dk, part), dk);
+    if constexpr (write == WRITE_REPLACE) copy_row<aligned>(x + rate_at, in.rate.at(t, head, dk, part), dk);
     copy_row<aligned && block_columns % 4 == 0>(x + v_at, in.v.at(t, head, dv, part) + first_column,
                                                 min(block_columns, dv - first_column));
     float* scalars = x + scalars_at;
@@ -187,7 +187,7 @@ struct Recurrence {
       float fades[4], keys[4], removals[4], rates[4];
       four(x + fade_at + at, row_fades, fades);
       four(x + k_at + at, !complement, keys);
-      four(x + removal_at + at, write == WRITE_REPLACE, removals);
+      four(x + removal_at + at, removes, removals);
       four(x + rate_at + at, write == WRITE_REPLACE, rates);
 #pragma unroll
       for (int i = 0; i < 4; i++) {
@@ -201,6 +201,7 @@ struct Recurrence {
           if (fade == FADE_BY_VALUE) s *= 1.0f - value[c];
           if (fade != FADE_NONE && fade != FADE_BY_VALUE) s *= fades[i];
           if (write == WRITE_DELTA) read[c] += keys[i] * s;
+          if (write == WRITE_ERASE) read[c] += removals[i] * s;
           if (write == WRITE_ADD) s += keys[i] * written[c];
         }
         if (measures) key_squares += keys[i] * keys[i];
@@ -249,6 +250,10 @@ struct Recurrence {
       for (int c = 0; c < columns; c++) {
         written[c] = key_factor * x[scalars_at + BETA] * (written[c] - key_factor * read[c]);
       }
+    }
+    if (write == WRITE_ERASE) {
+#pragma unroll
+      for (int c = 0; c < columns; c++) written[c] -= read[c];
     }
 #pragma unroll
     for (int r = 0; r < rows; r += 4) {

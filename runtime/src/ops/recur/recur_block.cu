@@ -5,7 +5,7 @@
 //   o_i = e^G_i q_i S + sum_{j<=i} F_ij (q_i . k_j) u_j
 //   S  <- e^G_last S + sum_j F_last,j k_j^T u_j
 //
-// Where tokens remove before the state fades what their keys r_i read, at rates b_i, there is a second write, under c_i = b_i r_i:
+// An erasing key e_i stands in the first equation for the k_i that reads, with beta_i one. Where tokens remove before the state fades what their keys r_i read, at rates b_i, there is a second write, under c_i = b_i r_i:
 //
 //   w_i = -e^G_{i-1} r_i S - sum_{j<i} F_{i-1,j} ((r_i . k_j) v_j + (r_i . c_j) w_j)
 //
@@ -270,7 +270,7 @@ struct ChunkMaker {
     bool inside = threadIdx.x < count;
     int t = first + threadIdx.x;
     if (write == WRITE_DELTA) betas[threadIdx.x] = inside ? *in.beta.at(t, head, 1, 0) : 0.0f;
-    if (write == WRITE_REPLACE) betas[threadIdx.x] = 1.0f;
+    if (write == WRITE_REPLACE || write == WRITE_ERASE) betas[threadIdx.x] = 1.0f;
     gates[threadIdx.x] = in.write_gate.rows.first && inside ? *in.write_gate.at(t, head, 1, 0) : 1.0f;
     for (int query = 0; query < queries; query++) {
       bool gated = in.read_gate.rows.first && inside;
@@ -334,7 +334,7 @@ struct ChunkMaker {
           int t = ChunkShare::token(i), c = ChunkShare::column();
           float4 x = scaled(ahead.x[i], gates[t]);
           store_split(right, t, c, x);
-          if (write != WRITE_DELTA) *reinterpret_cast<float4*>(block.values(0, t) + first_column + c) = x;
+          if (!Block::solves || last > 0) *reinterpret_cast<float4*>(block.values(0, t) + first_column + c) = x;
         }
       }
       if (slice + 1 < slices) load(slice + 1);

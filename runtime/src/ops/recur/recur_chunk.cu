@@ -3,7 +3,7 @@
 
 template <int dk, int dv, int queries, int fade, int write, bool aligned>
 __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
-  static_assert(write != WRITE_REPLACE, "removals are for rows that fade by themselves");
+  static_assert(write == WRITE_ADD || write == WRITE_DELTA, "removals are for rows that fade by themselves");
   constexpr bool delta = write == WRITE_DELTA;
   using Maker = ChunkMaker<dk, dv, queries, fade, write, aligned>;
   using Block = typename Maker::Block;

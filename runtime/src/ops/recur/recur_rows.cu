@@ -57,6 +57,7 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
       }
       if (fade == FADE_ROWS) fill(fades, in.decay, head, 0);
       if (shift == 1) fill(asked, in.removal, head, 1);
+      else if (write == WRITE_ERASE && solving) fill(asked, in.removal, head, 0);
       else if (!reads_keys) fill(asked, in.q, head + query, 0);
     };
     // Of the group's own triangle, and of the products.

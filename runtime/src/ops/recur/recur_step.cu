@@ -55,6 +55,8 @@ struct RecurrenceStep {
   static constexpr bool row_fades = fade == FADE_ROWS;
   static constexpr bool reads = write != WRITE_ADD;
   static constexpr bool measures = write == WRITE_DELTA;
+  // Whether another key than the one that is written reads the state.
+  static constexpr bool removes = write == WRITE_REPLACE || write == WRITE_ERASE;
   // What is summed over the rows: what is read, each query's output and its overlap with the key, the squares of the key and
   // of each query, each query's overlap with what is removed.
   static constexpr int out_at = reads ? own : 0;
@@ -157,7 +159,7 @@ struct RecurrenceStep {
   template <bool are_passed>
   __device__ void take() {
     // Each lane has a look at other numbers of its warp's rows, and hands them on.
-    constexpr int vectors = queries + !complement + row_fades + (write == WRITE_REPLACE ? 2 : 0);
+    constexpr int vectors = queries + !complement + row_fades + removes + (write == WRITE_REPLACE);
     constexpr int looks = (vectors * warp_rows + 31) / 32;
     using One = Source<are_passed>;
     auto own_source = [&](int l) {
@@ -205,7 +207,8 @@ struct RecurrenceStep {
       for (int i = 0; i < queries; i++) query[i][r] = vector(i, r);
       if (!complement) key[r] = vector(next++, r);
       if (row_fades) fades[r] = vector(next++, r);
-      if (write == WRITE_REPLACE) removal[r] = vector(next, r), rate[r] = vector(next + 1, r);
+      if (removes) removal[r] = vector(next, r);
+      if (write == WRITE_REPLACE) rate[r] = vector(next + 1, r);
     }
   }
 
@@ -228,6 +231,7 @@ struct RecurrenceStep {
         if (write == WRITE_REPLACE) part[c] += removal[r] * s;
         if (row_fades) s *= fading;
         if (write == WRITE_DELTA) part[c] += key[r] * s;
+        if (write == WRITE_ERASE) part[c] += removal[r] * s;
         for (int i = 0; i < queries; i++) part[out_at + i * own + c] += query[i][r] * s;
       }
       if (measures) part[squares_at] += key[r] * key[r];
@@ -280,7 +284,8 @@ struct RecurrenceStep {
       float key_factor = measures && in.unit ? unit_factor(total(squares_at)) : 1.0f;
 #pragma unroll
       for (int c = 0; c < own; c++) {
-        if (reads) read[c] = (write == WRITE_DELTA ? fading : 1.0f) * total(c);
+        if (reads) read[c] = (write == WRITE_REPLACE ? 1.0f : fading) * total(c);
+        if (write == WRITE_ERASE) written[c] -= read[c];
         if (write == WRITE_DELTA) written[c] = key_factor * weights[STEP_BETA] * (written[c] - key_factor * read[c]);
       }
 #pragma unroll

@@ -129,9 +129,7 @@ fn columns_of_block(plan: &Plan, states: usize, processors: usize, threads: usiz
     let own = if plan.dv.is_multiple_of(2) { 2 } else { 1 };
     let held = |columns: &usize| {
         let rows = plan.dk.div_ceil(threads / (columns / own));
-        let vectors = 1
-            + usize::from(plan.fading == Fading::Rows)
-            + 2 * usize::from(plan.writing == Writing::Replace);
+        let vectors = 1 + usize::from(plan.fading == Fading::Rows) + plan.writing.removal_vectors();
         rows * (own + plan.queries + vectors)
     };
     let holds =
@@ -144,6 +142,7 @@ fn sums(plan: &Plan) -> usize {
     let queries = plan.queries;
     match plan.writing {
         Writing::Add => queries + queries,
+        Writing::Erase => 1 + queries + queries,
         Writing::Delta => 1 + queries + queries + 1 + queries,
         Writing::Replace => 1 + queries + queries + queries,
     }

@@ -19,6 +19,7 @@ struct Case {
     complement: bool,
     delta: bool,
     replace: bool,
+    erase: bool,
     gates: bool,
 }
 
@@ -56,6 +57,10 @@ impl Case {
                 1 if t.is_multiple_of(3) => -500.0,
                 _ => -0.05 * x.abs(),
             },
+            // An erasing key is the key itself, gated by channel.
+            _ if self.erase && (removed.start..rate.start).contains(&column) => {
+                (0.5 + 0.5 * x) * self.input(t, k.start + column - removed.start)
+            }
             _ if (removed.start..rate.start).contains(&column) => x / (self.dk as f32).sqrt(),
             _ => 0.5 + 0.5 * x,
         }
@@ -85,6 +90,7 @@ impl Case {
             write: match (self.delta, self.replace) {
                 (true, _) => Write::Delta(beta),
                 (_, true) => Write::Replace { key: removed, rate },
+                _ if self.erase => Write::Erase { key: removed },
                 _ => Write::Add,
             },
             gates: self.gates.then_some(HeadGates {
@@ -142,6 +148,10 @@ impl Case {
                     if self.delta {
                         let held: f64 = (0..dk).map(|c| key(c) * state[c * dv + d]).sum();
                         value = x(t, beta.start + state_of) * (value - held);
+                    }
+                    if self.erase {
+                        let held: f64 = (0..dk).map(|c| removed(c) * state[c * dv + d]).sum();
+                        value -= held;
                     }
                     let mut sum = 0.0;
                     for c in 0..dk {
@@ -207,6 +217,7 @@ const PLAIN: Case = Case {
     complement: false,
     delta: false,
     replace: false,
+    erase: false,
     gates: false,
 };
 
@@ -239,6 +250,19 @@ fn a_key_removes_what_another_replaces() {
         ..PLAIN
     };
     case.check(false);
+}
+
+#[test]
+fn a_key_erases_what_another_writes() {
+    for gates in [false, true] {
+        Case {
+            decay: Some((3, 13)),
+            erase: true,
+            gates,
+            ..PLAIN
+        }
+        .check(false);
+    }
 }
 
 #[test]

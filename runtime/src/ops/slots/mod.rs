@@ -179,6 +179,7 @@ impl Task<'_> {
         }
         let weights = self.weights.from(first, 0);
         let second = Inputs {
+            erase: None,
             removal: None,
             queries: self.queries,
             dk: self.op.slots,
