@@ -1,30 +1,34 @@
 //! `waterline verify DIR`: a model against recorded logits, read four ways.
 
+mod case;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use serde::Deserialize;
 use serde_json::json;
 use waterline::StateDtype;
 use waterline::{
     Checkpoint, Device, Kv, Model, Session, SessionOptions, Snapshot, StateOptions, StepProgram,
 };
-use waterline_quant::{F16, F32, Tensor, safetensors};
+use waterline_quant::{F16, F32, Tensor};
 
 use crate::device::DeviceArgs;
 use crate::error::{Error, Result};
 use crate::units;
+use case::{Best, Case};
 
 /// Compare a model with recorded logits.
 ///
 /// DIR holds a checkpoint (config.json, model.safetensors), case.safetensors with input_ids and recorded logits, and
-/// meta.json, which names the arrays to compare and the tolerance. The model runs in f32 four ways: the whole input
+/// meta.json, which names the arrays to compare and the tolerance; such a model runs in f32. Or DIR holds model.gguf and
+/// expect.json, with a prompt, the tokens that llama.cpp chose after it, and the first and the best of its logits before each
+/// of them; such a model runs in the file's formats. It runs four ways: the whole input
 /// as one chunk, in ragged chunks, token by token, and with a save and restore in the middle; on a GPU token by token a
-/// second time, as a recorded graph of kernels instead of one kernel. On a GPU the tolerance is
-/// twenty times as large. The most probable tokens must be the recorded ones too, unless the two best recorded logits lie
-/// closer to each other than the tolerance.
+/// second time, as a recorded graph of kernels instead of one kernel. On a GPU the tolerance is twenty times as large, but of
+/// a GGUF file at most 0.05 unless more is recorded. The most probable tokens must be the recorded ones too, unless the two
+/// best recorded logits lie closer to each other than the tolerance.
 #[derive(clap::Args)]
 pub struct Args {
     /// The folder of the case.
@@ -40,24 +44,6 @@ pub struct Args {
     /// Threads; 0 means one for each physical core.
     #[arg(long, default_value_t = 0)]
     threads: usize,
-}
-
-/// What `meta.json` says.
-#[derive(Deserialize)]
-struct Meta {
-    compare: Vec<String>,
-    tolerance: f32,
-    #[serde(default)]
-    informational: bool,
-    #[serde(default)]
-    why: String,
-}
-
-/// Recorded logits `[rows, vocab]` of consecutive positions.
-struct Recorded {
-    name: String,
-    first: usize,
-    logits: Vec<f32>,
 }
 
 /// Largest absolute and relative L2 difference.
@@ -87,32 +73,31 @@ struct Reading {
 /// Runs the command: success only if every difference is within the tolerance.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let device = args.device.open()?;
-    let meta = read_meta(&args.dir)?;
-    let case = safetensors::Checkpoint::open_file(args.dir.join("case.safetensors"))?;
-    let model = Model::bind(in_f32(Checkpoint::open(&args.dir)?)?)?;
-    let tokens = read_tokens(&case)?;
-    let recorded = read_recorded(&meta, &case, tokens.len(), model.spec().vocab)?;
-
-    // On a GPU sums have another order in every kernel.
-    let tolerance = match device {
-        Some(_) => 20.0 * meta.tolerance,
-        None => meta.tolerance,
-    };
-    let readings = read_four_ways(&model, &tokens, device, args)?;
+    let checkpoint = Checkpoint::open(case::model_path(&args.dir))?;
+    let case = Case::read(&args.dir, checkpoint.spec.vocab)?;
+    let model = Model::bind(match case.in_f32 {
+        true => in_f32(checkpoint)?,
+        false => checkpoint,
+    })?;
+    let tokens = &case.tokens;
+    let tolerance = case.tolerance(device.is_some());
+    let readings = read_four_ways(&model, tokens, device, args)?;
     let mut worst_of_all = 0.0f32;
     let mut different = 0;
     let mut ways = serde_json::Map::new();
     for (way, reading) in &readings {
         let mut arrays = serde_json::Map::new();
-        for record in &recorded {
+        for record in &case.recorded {
             let vocab = model.spec().vocab;
-            let ours = &reading.logits[record.first * vocab..][..record.logits.len()];
-            let difference = compare(ours, &record.logits);
+            let ours = &reading.logits[record.first * vocab..];
+            let difference = compare(&record.columns.of(ours, vocab, record.rows), &record.logits);
             worst_of_all = worst_of_all.max(difference.absolute);
-            let top = top_one(ours, &record.logits, vocab, tolerance);
-            different += top.different;
             let mut compared = difference.to_json();
-            compared["top1"] = top.to_json();
+            if !record.best.is_empty() {
+                let top = top_one(ours, vocab, &record.best, tolerance);
+                different += top.different;
+                compared["top1"] = top.to_json();
+            }
             arrays.insert(record.name.clone(), compared);
         }
         let difference = compare_states(&readings[0].1.state, &reading.state);
@@ -128,13 +113,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         "worst": worst_of_all,
         "top1_different": different,
         "within": within,
-        "informational": meta.informational,
+        "informational": case.informational,
         "ways": ways,
     });
     let text = if args.json {
         format!("{result}\n")
     } else {
-        table(&args.dir, &meta, &result, within)
+        table(&args.dir, &case, &result, within)
     };
     let written = std::io::stdout().write_all(text.as_bytes());
     match written.map_err(Error::Stdout) {
@@ -142,7 +127,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Err(error) if !error.is_closed_pipe() => return Err(error),
         _ => (),
     }
-    Ok(if within || meta.informational {
+    Ok(if within || case.informational {
         ExitCode::SUCCESS
     } else {
         ExitCode::from(1)
@@ -161,7 +146,7 @@ impl TopOne {
     }
 }
 
-fn table(dir: &Path, meta: &Meta, result: &serde_json::Value, within: bool) -> String {
+fn table(dir: &Path, case: &Case, result: &serde_json::Value, within: bool) -> String {
     let mut lines = vec![
         dir.display().to_string(),
         format!(
@@ -188,71 +173,17 @@ fn table(dir: &Path, meta: &Meta, result: &serde_json::Value, within: bool) -> S
             ));
         }
     }
-    let verdict = match (within, meta.informational) {
+    let verdict = match (within, case.informational) {
         (true, _) => "within the tolerance".to_string(),
         (false, false) => "NOT within the tolerance".into(),
         (false, true) => format!(
             "not within the tolerance, which is expected of this case: {}",
-            meta.why
+            case.why
         ),
     };
     let tolerance = result["tolerance"].as_f64().unwrap_or(f64::NAN);
     lines.push(format!("{verdict} {}\n", units::difference(tolerance)));
     lines.join("\n")
-}
-
-fn read_meta(dir: &Path) -> Result<Meta> {
-    let path = dir.join("meta.json");
-    let text = std::fs::read(&path).map_err(|e| Error::io(&path, e))?;
-    serde_json::from_slice(&text).map_err(|e| Error::input(&path, e.to_string()))
-}
-
-fn read_tokens(case: &safetensors::Checkpoint) -> Result<Vec<u32>> {
-    let (_, ids) = case.read_i64("input_ids")?;
-    let token = |id: &i64| {
-        u32::try_from(*id)
-            .map_err(|_| Error::input(case.name(), format!("input_ids: {id} is not a token")))
-    };
-    let tokens = ids.iter().map(token).collect::<Result<Vec<_>>>()?;
-    if tokens.is_empty() {
-        Err(Error::input(case.name(), "input_ids is empty"))
-    } else {
-        Ok(tokens)
-    }
-}
-
-/// The arrays to compare, each with the position of its first row: `logits` and `prefill_logits` begin at 0,
-/// `decode_logits` end with the input.
-fn read_recorded(
-    meta: &Meta,
-    case: &safetensors::Checkpoint,
-    tokens: usize,
-    vocab: usize,
-) -> Result<Vec<Recorded>> {
-    let read = |name: &String| {
-        let tensor = case.tensor(name)?;
-        let rows = match tensor.shape[..] {
-            [rows, columns] if columns == vocab && rows <= tokens => rows,
-            _ => {
-                let reason = format!(
-                    "{name}: shape {:?}, expected at most [{tokens}, {vocab}]",
-                    tensor.shape
-                );
-                return Err(Error::input(case.name(), reason));
-            }
-        };
-        let first = if name == "decode_logits" {
-            tokens - rows
-        } else {
-            0
-        };
-        Ok(Recorded {
-            name: name.clone(),
-            first,
-            logits: tensor.to_f32(),
-        })
-    };
-    meta.compare.iter().map(read).collect()
 }
 
 /// The same model with every tensor in f32.
@@ -418,25 +349,13 @@ fn compare(ours: &[f32], theirs: &[f32]) -> Difference {
 }
 
 /// Compares the most probable tokens of every row.
-fn top_one(ours: &[f32], theirs: &[f32], vocab: usize, tolerance: f32) -> TopOne {
-    let best = |row: &[f32]| {
-        let mut best = 0;
-        for (token, logit) in row.iter().enumerate() {
-            if *logit > row[best] {
-                best = token;
-            }
-        }
-        best
-    };
+fn top_one(ours: &[f32], vocab: usize, best: &[Best], tolerance: f32) -> TopOne {
     let mut top = TopOne::default();
-    for (ours, theirs) in ours.chunks_exact(vocab).zip(theirs.chunks_exact(vocab)) {
-        let first = best(theirs);
-        let others = theirs.iter().enumerate().filter(|(i, _)| *i != first);
-        let second = others.fold(f32::NEG_INFINITY, |second, (_, &logit)| second.max(logit));
+    for (row, theirs) in ours.chunks_exact(vocab).zip(best) {
         top.rows += 1;
-        if best(ours) == first {
+        if Best::of(row).token == theirs.token {
             top.equal += 1;
-        } else if theirs[first] - second > tolerance {
+        } else if theirs.lead > tolerance {
             top.different += 1;
         }
     }
@@ -477,10 +396,11 @@ mod tests {
     #[test]
     fn another_token_counts_where_the_recorded_logits_lie_apart() {
         let theirs = [1.0, 3.0, 2.0, 1.0, 3.0, 2.999, 5.0, 0.0, 0.0];
+        let best: Vec<_> = theirs.chunks_exact(3).map(Best::of).collect();
         let ours = [1.0, 2.0, 3.0, 1.0, 2.999, 3.0, 4.0, 0.0, 0.0];
-        let top = top_one(&ours, &theirs, 3, 0.01);
+        let top = top_one(&ours, 3, &best, 0.01);
         assert_eq!((top.rows, top.equal, top.different), (3, 1, 1));
-        let top = top_one(&ours, &theirs, 3, 1.5);
+        let top = top_one(&ours, 3, &best, 1.5);
         assert_eq!((top.rows, top.equal, top.different), (3, 1, 0));
     }
 }

@@ -272,6 +272,7 @@ fn gated_deltanet(config: &Config) -> Result<GatedDeltaNet> {
         decay: head_gates.is_none() || config.bool_or("sla_gdn_decay", true)?,
         head_gates,
         norm_eps: config.f32_or("norm_eps", 1e-6)?,
+        tiled: false,
     })
 }
 

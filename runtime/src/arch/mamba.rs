@@ -1,4 +1,4 @@
-//! Configurations of Mamba, Mamba-2 and Samba, as flash-linear-attention and as transformers write them, with or
+//! Configurations of Mamba, Falcon-Mamba, Mamba-2 and Samba, as flash-linear-attention and as transformers write them, with or
 //! without the sparse attention of HAX.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::mixers::{Hax, Mamba, Mamba2, Mixer, Source};
 use crate::spec::{LayerSpec, ModelSpec, NormKind};
 
 pub(super) const FAMILY: Family = Family {
-    model_types: &["mamba", "mamba2", "hax_mamba", "hax_mamba2"],
+    model_types: &["mamba", "falcon_mamba", "mamba2", "hax_mamba", "hax_mamba2"],
     spec,
     tensor: |_, weights, weight| tensor(weights, tensor_name(&weight.name)),
 };
@@ -65,7 +65,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     let layers = config.layers()?;
     // transformers ties Mamba's matrices unless told otherwise, flash-linear-attention does not.
     let transformers = config.object().contains_key("layer_norm_epsilon");
-    let tied = transformers && config.string("model_type")? == "mamba";
+    let tied = transformers && ["mamba", "falcon_mamba"].contains(&config.string("model_type")?);
     model(config, vec![layer; layers], tied)
 }
 
@@ -141,6 +141,11 @@ fn mamba(config: &Config) -> Result<Mamba> {
         conv: config.usize_or("conv_kernel", 4)?,
         conv_bias: config.bool_or("use_conv_bias", true)?,
         bias: config.bool_or("use_bias", false)?,
+        norm_eps: match config.string("model_type")? {
+            "falcon_mamba" => Some(config.f32_or("mixer_rms_eps", 1e-6)?),
+            _ => None,
+        },
+        norm_gains: false,
         hax: hax(config)?,
     })
 }

@@ -125,6 +125,7 @@ fn gated_deltanet(config: &Config) -> Result<GatedDeltaNet> {
         decay: true,
         head_gates: None,
         norm_eps: norm_eps(config)?,
+        tiled: false,
     })
 }
 

@@ -9,7 +9,7 @@
 //! S   <- a S;  S <- S + k^T beta (v - k S);  o = head_dim^-1/2 q S
 //! y    = W_o (rms(o) silu(W_g x))
 //! ```
-//! State: `S [value_heads, head_dim, value_dim]` and the last `conv - 1` inputs of each convolution.
+//! State: `S [value_heads, head_dim, value_dim]`, of tiled value heads in parts `[heads, ...]`, and the last `conv - 1` inputs of each convolution.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -18,8 +18,8 @@ use super::head_gates::HeadGateInput;
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
-use crate::ops::{Activation, Decay, Gate, Key, Map, OutputOp, Prepare, Recur, Write};
-use crate::program::Lowering;
+use crate::ops::{Activation, Decay, Gate, HeadGates, Key, Map, OutputOp, Prepare, Recur, Write};
+use crate::program::{Lowering, View};
 use crate::spec::WeightSpec;
 use crate::state::{StateDtype, StateKind, StateTensor};
 
@@ -51,9 +51,25 @@ pub struct GatedDeltaNet {
     pub head_gates: Option<HeadGateInput>,
     /// Epsilon of the output norm.
     pub norm_eps: f32,
+    /// Whether value head h uses key head `h % heads`, as in llama.cpp's files, and not `h / (value_heads / heads)`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tiled: bool,
 }
 
 impl GatedDeltaNet {
+    /// Value heads that are a recurrence of their own. One in which heads share takes neighbours for those that share a key,
+    /// so tiled value heads are several recurrences side by side, each with one value head for every key head.
+    fn tile(&self) -> usize {
+        match self.tiled {
+            true => self.heads,
+            false => self.value_heads,
+        }
+    }
+
+    fn tiles(&self) -> usize {
+        self.value_heads / self.tile()
+    }
+
     fn branches(&self) -> [Branch; 3] {
         let heads = [self.heads, self.heads, self.value_heads];
         short_conv::qkv(heads, self.head_dim, self.value_dim)
@@ -99,9 +115,9 @@ impl Mixer for GatedDeltaNet {
     }
 
     fn state(&self) -> Vec<StateTensor> {
-        let shape = [self.value_heads, self.head_dim, self.value_dim];
+        let shape = [self.tile(), self.head_dim, self.value_dim];
         let state = StateTensor::new("state", StateKind::Matrix, StateDtype::F32, &shape);
-        let mut slots = vec![state];
+        let mut slots = vec![state; self.tiles()];
         slots.extend(short_conv::slots(&self.branches(), self.conv));
         slots
     }
@@ -122,16 +138,15 @@ impl Mixer for GatedDeltaNet {
             if i < 2 {
                 maps.push(Map::L2Norm);
             }
-            lanes.push(branch.lane(layer, views[i], 1 + i, maps)?);
+            lanes.push(branch.lane(layer, views[i], self.tiles() + i, maps)?);
         }
         let scale = if self.negative_eigenvalues { 2.0 } else { 1.0 };
         let mut gates = vec![(beta, Gate::Sigmoid { scale })];
-        let mut decay = Decay::None;
-        if let Some(view) = view("a_proj") {
+        let decay = view("a_proj");
+        if let Some(view) = decay {
             let rate = layer.vector("A_log")?.iter().map(|a| a.exp()).collect();
             let bias = layer.vector("dt_bias")?;
             gates.push((view, Gate::Decay { rate, bias }));
-            decay = Decay::Head(view);
         }
         layer.push(Prepare {
             lanes,
@@ -147,22 +162,30 @@ impl Mixer for GatedDeltaNet {
         };
 
         let out = layer.buffer(self.value_heads * self.value_dim);
-        layer.push(Recur {
-            heads: self.value_heads,
-            states: self.value_heads,
-            dk: self.head_dim,
-            dv: self.value_dim,
-            q,
-            k: Key::View(k),
-            v,
-            decay,
-            write: Write::Delta(beta),
-            gates,
-            scale: (self.head_dim as f32).powf(-0.5),
-            slot: layer.state_tensor(0),
-            out,
-            beside: 0,
-        });
+        for i in 0..self.tiles() {
+            let heads = self.tile();
+            let part =
+                |view: View, width: usize| view.split(i * heads * width).1.split(heads * width).0;
+            layer.push(Recur {
+                heads,
+                states: heads,
+                dk: self.head_dim,
+                dv: self.value_dim,
+                q,
+                k: Key::View(k),
+                v: part(v, self.value_dim),
+                decay: decay.map_or(Decay::None, |view| Decay::Head(part(view, 1))),
+                write: Write::Delta(part(beta, 1)),
+                gates: gates.as_ref().map(|gates| HeadGates {
+                    write: part(gates.write, 1),
+                    read: gates.read.map(|read| part(read, 1)),
+                }),
+                scale: (self.head_dim as f32).powf(-0.5),
+                slot: layer.state_tensor(i),
+                out: part(out, self.value_dim),
+                beside: self.tiles() - 1,
+            });
+        }
         let mut finish = vec![output_norm(layer, self.norm_eps)?];
         if let (Some(activation), Some(gate)) = (self.gate, view("g_proj")) {
             finish.push(OutputOp::Gate(gate, activation));

@@ -4,6 +4,7 @@
 //! ```text
 //! x, z    = W_in u;  x <- silu(conv(x))
 //! r, b, c = W_x x                                    [rank], [state], [state]
+//! r, b, c <- rms(r), rms(b), rms(c)                  (optional)
 //! step    = softplus(W_dt r + dt_bias)               [inner]
 //! h[n]   <- exp(step A[n]) h[n] + step x b[n]        A is negative
 //! y       = W_out ((sum_n c[n] h[n] + D x) silu(z))
@@ -15,8 +16,8 @@ use serde_json::{Value, json};
 
 use super::{Hax, Mismatch, Mixer};
 use crate::error::Result;
-use crate::ops::{Activation, Conv, Lane, Map, OutputOp, Prepare, Scan};
-use crate::program::Lowering;
+use crate::ops::{Activation, Conv, Lane, Map, Norm, OutputOp, Prepare, Scan};
+use crate::program::{Lowering, View};
 use crate::spec::WeightSpec;
 use crate::state::{StateDtype, StateKind, StateTensor};
 
@@ -38,9 +39,43 @@ pub struct Mamba {
     pub conv_bias: bool,
     /// Whether the projections from and to the residual stream have a bias.
     pub bias: bool,
+    /// Epsilon of norms of r, b and c (Falcon-Mamba, Jamba); none: no norms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub norm_eps: Option<f32>,
+    /// Whether these norms have gains.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub norm_gains: bool,
     /// Sparse attention beside the scan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hax: Option<Hax>,
+}
+
+impl Mamba {
+    /// Norms the parameters, where the model does.
+    fn norm(&self, layer: &mut Lowering, parameters: [(&str, View); 3]) -> Result<()> {
+        let Some(eps) = self.norm_eps else {
+            return Ok(());
+        };
+        let mut lanes = Vec::new();
+        for (name, view) in parameters {
+            let gains = match self.norm_gains {
+                true => layer.vector(&format!("{name}.weight"))?,
+                false => vec![1.0; view.width].into(),
+            };
+            lanes.push(Lane {
+                view,
+                head_dim: view.width,
+                conv: None,
+                maps: vec![Map::Rms(Norm::rms(gains, eps))],
+            });
+        }
+        layer.push(Prepare {
+            lanes,
+            rope: None,
+            gates: Vec::new(),
+        });
+        Ok(())
+    }
 }
 
 impl Mixer for Mamba {
@@ -88,6 +123,11 @@ impl Mixer for Mamba {
             weights.push(WeightSpec::full("in_proj.bias", &[2 * inner]));
             weights.push(WeightSpec::full("out_proj.bias", &[hidden]));
         }
+        if self.norm_eps.is_some() && self.norm_gains {
+            let norms = [("dt_norm", rank), ("b_norm", state), ("c_norm", state)];
+            let gains = |(name, width)| WeightSpec::full(&format!("{name}.weight"), &[width]);
+            weights.extend(norms.map(gains));
+        }
         if let Some(hax) = &self.hax {
             weights.extend(hax.weights(self.state, inner));
         }
@@ -131,6 +171,7 @@ impl Mixer for Mamba {
         let parameters = layer.project_from(x, None, &["x_proj"])?[0];
         let (low, rest) = parameters.split(rank);
         let (b, c) = rest.split(state);
+        self.norm(layer, [("dt_norm", low), ("b_norm", b), ("c_norm", c)])?;
         let step = layer.project_from(low, None, &["dt_proj"])?[0];
 
         let a = layer.vector("A")?;

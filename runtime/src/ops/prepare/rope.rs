@@ -36,7 +36,8 @@ pub enum RopeScaling {
 }
 
 impl RopeScaling {
-    fn apply(self, frequency: f64) -> f64 {
+    /// What becomes of an angle per token.
+    pub(crate) fn apply(self, frequency: f64) -> f64 {
         match self {
             RopeScaling::Linear { factor } => frequency / f64::from(factor),
             RopeScaling::Llama3 {

@@ -1,0 +1,58 @@
+//! Transformers: Llama and Mistral, Qwen2, Qwen3, SmolLM3 (llama.cpp `src/models/llama.cpp`, `qwen2.cpp`, `qwen3.cpp`,
+//! `smollm3.cpp`).
+
+use std::sync::Arc;
+
+use super::attention::{Pairs, attention, names};
+use super::{Description, Family, Keys, layer, model};
+use crate::error::Result;
+use crate::mixers::Attention;
+
+pub(super) const FAMILY: Family = Family {
+    architectures: &["llama", "qwen2", "qwen3", "smollm3"],
+    read,
+};
+
+/// Of SmolLM3's layers, every so many one has no positions.
+const UNTURNED: usize = 4;
+
+fn read(keys: &Keys) -> Result<Description> {
+    let architecture = keys.architecture();
+    if keys.usize_or("expert_count", 0)? > 0 {
+        return Err(keys.unsupported("a mixture of experts in a Transformer; known are dense ones"));
+    }
+    let pairs = match architecture {
+        "llama" | "smollm3" => Pairs::Neighbours,
+        _ => Pairs::Halves,
+    };
+    let eps = keys.f32("attention.layer_norm_rms_epsilon")?;
+    let heads = keys.usize("attention.head_count")?;
+    let kv_heads = keys.per_layer_or("attention.head_count_kv", heads)?;
+    let intermediate = keys.per_layer("feed_forward_length")?;
+    let bias = keys.has_tensor("blk.0.attn_q.bias");
+    let out_bias = keys.has_tensor("blk.0.attn_output.bias");
+    let mixer = |layer: usize| -> Result<Attention> {
+        let attention = Attention {
+            bias,
+            out_bias,
+            head_norm_eps: (architecture == "qwen3").then_some(eps),
+            ..attention(keys, kv_heads[layer])?
+        };
+        let unturned = architecture == "smollm3" && (layer + 1).is_multiple_of(UNTURNED);
+        Ok(match unturned {
+            true => Attention {
+                rope_theta: None,
+                rope_dim: None,
+                rope_scaling: None,
+                ..attention
+            },
+            false => attention,
+        })
+    };
+    let mixers = (0..keys.layers()?).map(mixer).collect::<Result<Vec<_>>>()?;
+    let tables: Vec<_> = mixers.iter().map(|mixer| names(mixer, pairs)).collect();
+    let layers = mixers.into_iter().zip(intermediate);
+    let layers = layers.map(|(mixer, intermediate)| layer(Arc::new(mixer), Some(intermediate)));
+    let spec = model(keys, layers.collect())?;
+    Ok(Description::of(spec, tables.into_iter()))
+}

@@ -1,0 +1,185 @@
+//! The keys of a GGUF file that begin with its architecture's name, with bounds on every number.
+
+use waterline_quant::gguf::{Array, Gguf, Value};
+
+use crate::error::{Error, Result};
+use crate::spec::LARGEST;
+
+/// The keys of one file. A key is named without the architecture in front.
+pub(super) struct Keys<'a> {
+    gguf: &'a Gguf,
+    architecture: &'a str,
+}
+
+impl<'a> Keys<'a> {
+    pub fn new(gguf: &'a Gguf, architecture: &'a str) -> Self {
+        Keys { gguf, architecture }
+    }
+
+    /// The file.
+    pub fn gguf(&self) -> &Gguf {
+        self.gguf
+    }
+
+    /// The file's `general.architecture`.
+    pub fn architecture(&self) -> &str {
+        self.architecture
+    }
+
+    /// Whether the file has a tensor of this name.
+    pub fn has_tensor(&self, name: &str) -> bool {
+        self.gguf.tensors().iter().any(|info| info.name == name)
+    }
+
+    fn full(&self, key: &str) -> String {
+        format!("{}.{key}", self.architecture)
+    }
+
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.gguf.get(&self.full(key))
+    }
+
+    /// The error that `key` does not say what it should.
+    pub fn wrong(&self, key: &str, found: impl ToString, expected: impl Into<String>) -> Error {
+        Error::Config {
+            file: self.gguf.name().into(),
+            key: self.full(key),
+            found: found.to_string(),
+            expected: expected.into(),
+        }
+    }
+
+    /// The error that the model is well formed and cannot be run.
+    pub fn unsupported(&self, what: impl Into<String>) -> Error {
+        Error::Unsupported {
+            file: self.gguf.name().into(),
+            what: what.into(),
+        }
+    }
+
+    fn bounded(&self, key: &str, number: usize) -> Result<usize> {
+        match number <= LARGEST {
+            true => Ok(number),
+            false => Err(self.wrong(key, number, format!("a number up to {LARGEST}"))),
+        }
+    }
+
+    /// A width or count.
+    pub fn usize(&self, key: &str) -> Result<usize> {
+        self.bounded(key, self.gguf.get_usize(&self.full(key))?)
+    }
+
+    /// The same of a key that may be missing.
+    pub fn optional_usize(&self, key: &str) -> Result<Option<usize>> {
+        self.get(key).map(|_| self.usize(key)).transpose()
+    }
+
+    pub fn usize_or(&self, key: &str, default: usize) -> Result<usize> {
+        Ok(self.optional_usize(key)?.unwrap_or(default))
+    }
+
+    pub fn f32(&self, key: &str) -> Result<f32> {
+        Ok(self.gguf.get_f32(&self.full(key))?)
+    }
+
+    pub fn optional_f32(&self, key: &str) -> Result<Option<f32>> {
+        self.get(key).map(|_| self.f32(key)).transpose()
+    }
+
+    pub fn f32_or(&self, key: &str, default: f32) -> Result<f32> {
+        Ok(self.optional_f32(key)?.unwrap_or(default))
+    }
+
+    pub fn bool_or(&self, key: &str, default: bool) -> Result<bool> {
+        match self.get(key) {
+            Some(_) => Ok(self.gguf.get_bool(&self.full(key))?),
+            None => Ok(default),
+        }
+    }
+
+    pub fn optional_str(&self, key: &str) -> Result<Option<&str>> {
+        match self.get(key) {
+            Some(_) => Ok(Some(self.gguf.get_str(&self.full(key))?)),
+            None => Ok(None),
+        }
+    }
+
+    /// Layers: the blocks but for the last, which predict several tokens at once and are not loaded.
+    pub fn layers(&self) -> Result<usize> {
+        let blocks = self.blocks()?;
+        let further = self.usize_or("nextn_predict_layers", 0)?;
+        match blocks.checked_sub(further) {
+            Some(layers) => Ok(layers),
+            None => Err(self.wrong(
+                "nextn_predict_layers",
+                further,
+                format!("no more than the {blocks} blocks"),
+            )),
+        }
+    }
+
+    fn blocks(&self) -> Result<usize> {
+        let (blocks, tensors) = (self.usize("block_count")?, self.gguf.tensors().len());
+        match blocks <= tensors {
+            true => Ok(blocks),
+            false => Err(self.wrong(
+                "block_count",
+                blocks,
+                format!("no more than the {tensors} tensors"),
+            )),
+        }
+    }
+
+    /// One number for every layer, or a list of one for each block. The last blocks' are left out.
+    pub fn per_layer(&self, key: &str) -> Result<Vec<usize>> {
+        let (blocks, layers) = (self.blocks()?, self.layers()?);
+        let Some(list) = self.get(key).and_then(Value::as_array) else {
+            return Ok(vec![self.usize(key)?; layers]);
+        };
+        let numbers = list.to_i64s().filter(|numbers| numbers.len() == blocks);
+        let Some(numbers) = numbers else {
+            let found = format!("a list of {}", list.len());
+            return Err(self.wrong(
+                key,
+                found,
+                format!("a whole number for each of the {blocks} blocks"),
+            ));
+        };
+        let number = |&number: &i64| match usize::try_from(number) {
+            Ok(number) => self.bounded(key, number),
+            Err(_) => Err(self.wrong(key, number, "numbers of 0 or more")),
+        };
+        numbers[..layers].iter().map(number).collect()
+    }
+
+    /// A list of a truth value for each block, if there is one. The last blocks' are left out.
+    pub fn optional_flags(&self, key: &str) -> Result<Option<Vec<bool>>> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        let (blocks, layers) = (self.blocks()?, self.layers()?);
+        let flags = match value.as_array() {
+            Some(Array::Bool(flags)) => Some(flags.clone()),
+            Some(list) => list
+                .to_i64s()
+                .map(|list| list.into_iter().map(|n| n != 0).collect()),
+            None => None,
+        };
+        match flags.filter(|flags| flags.len() == blocks) {
+            Some(flags) => Ok(Some(flags[..layers].to_vec())),
+            None => Err(self.wrong(
+                key,
+                "another value",
+                format!("true or false for each of the {blocks} blocks"),
+            )),
+        }
+    }
+
+    /// The same of a key that may be missing.
+    pub fn per_layer_or(&self, key: &str, default: usize) -> Result<Vec<usize>> {
+        match self.get(key) {
+            Some(_) => self.per_layer(key),
+            None => Ok(vec![default; self.layers()?]),
+        }
+    }
+}

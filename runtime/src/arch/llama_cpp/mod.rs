@@ -1,0 +1,123 @@
+//! GGUF files of the architectures that llama.cpp knows (llama.cpp `src/llama-arch.cpp`, `src/models`, `conversion`).
+//!
+//! A family is one file: from the keys to a [`ModelSpec`], and for each layer a table of names, which says where our
+//! tensors lie and how the stored ones become ours. The specifications are those that the same model has as a Hugging
+//! Face directory.
+
+mod attention;
+mod dense;
+mod keys;
+mod mamba;
+mod names;
+mod qwen35;
+mod refusal;
+mod rwkv7;
+mod write;
+
+use std::sync::Arc;
+
+use waterline_quant::gguf::Gguf;
+
+use crate::error::Result;
+use crate::mixers::Mixer;
+use crate::program::Tensors;
+use crate::spec::{LayerSpec, MlpSpec, ModelSpec, NormKind};
+use keys::Keys;
+use names::Name;
+pub(crate) use write::LlamaCpp;
+
+/// A family of architectures.
+struct Family {
+    /// The values of `general.architecture` that it reads.
+    architectures: &'static [&'static str],
+    /// What the keys describe.
+    read: fn(&Keys) -> Result<Description>,
+}
+
+const FAMILIES: &[Family] = &[dense::FAMILY, mamba::FAMILY, qwen35::FAMILY, rwkv7::FAMILY];
+
+/// What a file holds.
+struct Description {
+    spec: ModelSpec,
+    /// For each layer of ours, where its tensors lie.
+    places: Vec<Place>,
+}
+
+/// Where the tensors of a layer lie.
+struct Place {
+    /// The number of the block, whose tensors begin with `blk.{block}.`.
+    block: usize,
+    /// The names that differ from ours, or whose tensors do.
+    names: Vec<Name>,
+}
+
+impl Description {
+    /// A model of layers of which each is one block.
+    fn of(spec: ModelSpec, names: impl Iterator<Item = Vec<Name>>) -> Self {
+        let places = names
+            .enumerate()
+            .map(|(block, names)| Place { block, names })
+            .collect();
+        Description { spec, places }
+    }
+
+    /// The name of our tensor `name` in the file, and what makes it ours.
+    fn find(&self, name: &str) -> (String, Name) {
+        let part = || {
+            let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
+            let place = self.places.get(layer.parse::<usize>().ok()?)?;
+            Some((place, part))
+        };
+        let Some((place, part)) = part() else {
+            return (name.into(), Name::same());
+        };
+        let found = place
+            .names
+            .iter()
+            .find_map(|name| Some((name.stored(part)?, name.clone())));
+        let (stored, how) = found.unwrap_or_else(|| (part.into(), Name::same()));
+        (format!("blk.{}.{stored}", place.block), how)
+    }
+}
+
+/// A layer of `mixer`, with a feed-forward network of width `intermediate` if it has one.
+fn layer(mixer: Arc<dyn Mixer>, intermediate: Option<usize>) -> LayerSpec {
+    LayerSpec {
+        mixer,
+        mlp: intermediate.map(|intermediate| MlpSpec { intermediate }),
+    }
+}
+
+/// What the files of all families say of the model as a whole.
+fn model(keys: &Keys, layers: Vec<LayerSpec>) -> Result<ModelSpec> {
+    let embedding = keys.gguf().tensor("token_embd.weight")?;
+    Ok(ModelSpec {
+        vocab: embedding.shape.first().copied().unwrap_or(0),
+        hidden: keys.usize("embedding_length")?,
+        norm: NormKind::Rms,
+        norm_eps: keys.f32("attention.layer_norm_rms_epsilon")?,
+        embedding_norm: false,
+        tied: !keys.has_tensor("output.weight"),
+        layers,
+    })
+}
+
+/// Reads a file of one of these architectures.
+pub(crate) fn open(gguf: &Gguf) -> Result<(ModelSpec, Tensors)> {
+    let architecture = gguf.get_str("general.architecture")?;
+    let known = |family: &&Family| family.architectures.contains(&architecture);
+    let Some(family) = FAMILIES.iter().find(known) else {
+        return Err(refusal::of(gguf, architecture));
+    };
+    refusal::of_parts(gguf)?;
+    let keys = Keys::new(gguf, architecture);
+    let description = (family.read)(&keys)?;
+    description.spec.check(gguf.name())?;
+    let mut tensors = Tensors::new();
+    for weight in description.spec.weights() {
+        let (stored, name) = description.find(&weight.name);
+        let tensor = name.take(gguf.name(), &stored, gguf.tensor(&stored)?, &weight)?;
+        tensors.insert(weight.name, tensor);
+    }
+    Ok((description.spec, tensors))
+}

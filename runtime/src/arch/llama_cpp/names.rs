@@ -1,0 +1,151 @@
+//! Where our tensors lie in a file of llama.cpp's names, and how what is stored becomes ours.
+
+use std::ops::Range;
+
+use waterline_quant::Tensor;
+
+use crate::arch::squeezed;
+use crate::arch::tensors::{from_f32, rows, rows_of_groups};
+use crate::error::{Error, Result};
+use crate::spec::{Precision, WeightSpec};
+
+/// A tensor of a layer: its name here and there, and what makes the stored one ours.
+#[derive(Clone)]
+pub(super) struct Name {
+    /// Ours after the layer's number; with or without `.weight` and `.bias`, which are then stored under the same endings.
+    ours: &'static str,
+    /// Theirs after the block's number.
+    theirs: &'static str,
+    take: Take,
+}
+
+/// How a stored tensor becomes ours.
+#[derive(Clone)]
+pub(super) enum Take {
+    /// It is ours.
+    Whole,
+    /// Its values are, in order, whatever their dimensions.
+    Flat,
+    /// These of its rows.
+    Rows(Range<usize>),
+    /// Of its rows in `count` groups of equal length, `part` of each.
+    Groups { count: usize, part: Range<usize> },
+    /// Rows of heads whose first `turned` channels turn with the position, each next to the one that it turns with. Ours
+    /// are apart by half of them: `ours[i + s turned / 2] = stored[2 i + s]`.
+    Halves { head_dim: usize, turned: usize },
+    /// A function of each value. What it has no number for is an error.
+    Values(fn(f32) -> f32),
+}
+
+impl Name {
+    pub fn new(ours: &'static str, theirs: &'static str, take: Take) -> Self {
+        Name { ours, theirs, take }
+    }
+
+    /// A tensor that is stored as ours, under its own name.
+    pub fn same() -> Self {
+        Name::new("", "", Take::Whole)
+    }
+
+    /// What our tensor `part` is called there, if this is the name of it.
+    pub fn stored(&self, part: &str) -> Option<String> {
+        stored_name(part, self.ours, self.theirs)
+    }
+
+    /// The tensor `weight` out of the stored one; `file` and `stored` name that in errors.
+    pub fn take(
+        &self,
+        file: &str,
+        stored: &str,
+        tensor: Tensor,
+        weight: &WeightSpec,
+    ) -> Result<Tensor> {
+        let taken = self.take_from(stored, tensor, weight);
+        taken.map_err(|error| match error {
+            Error::Tensor {
+                found, expected, ..
+            } => Error::Tensor {
+                file: file.into(),
+                name: stored.into(),
+                found,
+                expected,
+            },
+            other => other,
+        })
+    }
+
+    fn take_from(&self, stored: &str, tensor: Tensor, weight: &WeightSpec) -> Result<Tensor> {
+        let wrong = |found: String, expected: String| Error::Tensor {
+            file: String::new(),
+            name: stored.into(),
+            found,
+            expected,
+        };
+        let mut taken = match &self.take {
+            Take::Whole => tensor,
+            Take::Flat if tensor.len() == weight.len() => Tensor {
+                shape: weight.shape.clone(),
+                ..tensor
+            },
+            Take::Flat => {
+                let expected = format!("{} values", weight.len());
+                return Err(wrong(format!("shape {:?}", tensor.shape), expected));
+            }
+            Take::Rows(range) => rows(stored, &tensor, std::slice::from_ref(range))?,
+            Take::Groups { count, part } => rows_of_groups(stored, &tensor, *count, part.clone())?,
+            Take::Halves { head_dim, turned } => {
+                let count = tensor.shape.first().copied().unwrap_or(0);
+                if *head_dim == 0 || !count.is_multiple_of(*head_dim) || turned > head_dim {
+                    let expected = format!("rows of heads of {head_dim}");
+                    return Err(wrong(format!("shape {:?}", tensor.shape), expected));
+                }
+                let order = (0..count).map(|row| halves(row, *head_dim, *turned));
+                let order: Vec<_> = order.map(|row| row..row + 1).collect();
+                rows(stored, &tensor, &order)?
+            }
+            Take::Values(function) => {
+                let values: Vec<f32> = tensor.to_f32().into_iter().map(function).collect();
+                if values.iter().any(|x| x.is_nan()) {
+                    return Err(wrong(
+                        "a positive number or none".into(),
+                        "negative numbers, which rates of decay are".into(),
+                    ));
+                }
+                from_f32(&tensor.shape, &values)?
+            }
+        };
+        if squeezed(&taken.shape) == squeezed(&weight.shape) {
+            taken.shape = weight.shape.clone();
+        }
+        // What is always f32 here may be quantized there.
+        if weight.precision == Precision::Full && taken.format.is_integer_dot() {
+            taken = from_f32(&taken.shape, &taken.to_f32())?;
+        }
+        Ok(taken)
+    }
+}
+
+/// Names whose tensors are stored as they are.
+pub(super) fn as_stored(names: &[(&'static str, &'static str)]) -> Vec<Name> {
+    let name = |&(ours, theirs)| Name::new(ours, theirs, Take::Whole);
+    names.iter().map(name).collect()
+}
+
+/// What our tensor `part` is called there, if `ours` is its name, perhaps without its ending.
+pub(super) fn stored_name(part: &str, ours: &str, theirs: &str) -> Option<String> {
+    match part.strip_prefix(ours)? {
+        ending @ ("" | ".weight" | ".bias") => Some(format!("{theirs}{ending}")),
+        _ => None,
+    }
+}
+
+/// The row that is stored where ours has number `row`.
+fn halves(row: usize, head_dim: usize, turned: usize) -> usize {
+    let (head, channel, half) = (row / head_dim, row % head_dim, turned / 2);
+    let stored = match channel {
+        _ if channel >= 2 * half => channel,
+        _ if channel < half => 2 * channel,
+        _ => 2 * (channel - half) + 1,
+    };
+    head * head_dim + stored
+}

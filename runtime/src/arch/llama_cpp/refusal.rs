@@ -1,0 +1,109 @@
+//! Sentences for files that cannot be run: what is missing, and what comes nearest.
+
+use waterline_quant::gguf::{Gguf, Value};
+
+use super::FAMILIES;
+use crate::error::{Error, Result};
+
+/// Architectures that cannot be run: the name, what is missing, the nearest that can.
+const MISSING: &[(&str, &str, &str)] = &[
+    (
+        "rwkv6",
+        "RWKV-6's token shift and decay by matrices of low rank",
+        "rwkv7",
+    ),
+    (
+        "rwkv6qwen2",
+        "RWKV-6's recurrence beside Qwen2's feed-forward network",
+        "rwkv7",
+    ),
+    (
+        "arwkv7",
+        "RWKV-7's recurrence beside Qwen2's feed-forward network",
+        "rwkv7",
+    ),
+    (
+        "plamo2",
+        "PLaMo-2's norms around both parts of a layer",
+        "mamba2",
+    ),
+    (
+        "qwen4exp",
+        "several residual streams and attention to chosen blocks",
+        "qwen35",
+    ),
+    (
+        "bailingmoe3",
+        "KDA with a bounded gate and latent attention with positions",
+        "qwen35",
+    ),
+    ("kimi-k3", "KDA with several residual streams", "qwen35"),
+    ("glm5-next", "KDA with sparse latent attention", "qwen35"),
+    (
+        "minimax-01",
+        "lightning attention with a residual behind its norm",
+        "llama",
+    ),
+    ("gemma", "Gemma's scaled embedding and GELU", "llama"),
+    (
+        "gemma2",
+        "norms behind both parts of a layer and capped logits",
+        "llama",
+    ),
+    ("qwen2moe", "a mixture of experts in a Transformer", "qwen2"),
+    ("qwen3moe", "a mixture of experts in a Transformer", "qwen3"),
+    ("qwen3vl", "sections of angles for images", "qwen3"),
+    ("phi3", "fused projections and stretched angles", "llama"),
+    ("mistral3", "scaled attention at long contexts", "llama"),
+    ("granite", "Granite's multipliers in a Transformer", "llama"),
+    (
+        "gpt-oss",
+        "attention sinks and a mixture of experts",
+        "llama",
+    ),
+];
+
+/// The error for a file of an architecture that is not known.
+pub(super) fn of(gguf: &Gguf, architecture: &str) -> Error {
+    let file_type = gguf.get("general.type").and_then(Value::as_str);
+    let projects = architecture == "clip" || file_type == Some("mmproj");
+    let missing = MISSING.iter().find(|(name, ..)| *name == architecture);
+    let what = if projects {
+        format!(
+            "general.architecture {architecture:?}: this file turns images or sounds into a language model's inputs; \
+             give the language model's own file, which runs on text without it"
+        )
+    } else if let Some((_, missing, nearest)) = missing {
+        format!(
+            "general.architecture {architecture:?}: missing is {missing}; the nearest that can be run is {nearest}"
+        )
+    } else {
+        let known: Vec<&str> = FAMILIES
+            .iter()
+            .flat_map(|family| family.architectures)
+            .copied()
+            .collect();
+        format!(
+            "general.architecture {architecture:?}; known are waterline, {}",
+            known.join(", ")
+        )
+    };
+    Error::Unsupported {
+        file: gguf.name().into(),
+        what,
+    }
+}
+
+/// Refuses one part of a model that was split into several files.
+pub(super) fn of_parts(gguf: &Gguf) -> Result<()> {
+    let parts = gguf.get("split.count").and_then(Value::as_u64).unwrap_or(0);
+    if parts < 2 {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        file: gguf.name().into(),
+        what: format!(
+            "one of {parts} files of a split model; join them with `llama-gguf-split --merge FIRST OUTPUT`, and open that"
+        ),
+    })
+}

@@ -1,0 +1,161 @@
+//! Writing the architectures that llama.cpp knows as well: Mamba and Mamba-2 (llama.cpp `src/models/mamba.cpp` and
+//! `mamba2.cpp`; `conversion/mamba.py` writes such files).
+//!
+//! A model that llama.cpp can run keeps its metadata and names, so that one file runs in both. It can run layers that
+//! are all alike, with biases at the convolutions and nowhere else.
+
+use waterline_quant::gguf::Value;
+
+use super::mamba::{MAMBA, MAMBA2, mamba, mamba2};
+use super::names::stored_name;
+use crate::arch::llama_cpp_vocab;
+use crate::checkpoint::TextFiles;
+use crate::mixers::{Mamba, Mamba2, Mixer};
+use crate::spec::{LayerSpec, ModelSpec, NormKind, WeightSpec};
+
+/// An architecture with the hyperparameters of its layers.
+pub(crate) enum LlamaCpp {
+    Mamba(Mamba),
+    Mamba2(Mamba2),
+}
+
+/// Recurrent models have no context length; this is the one that llama.cpp's converter writes.
+const CONTEXT_LENGTH: u32 = 1 << 20;
+
+impl LlamaCpp {
+    /// The architecture by which llama.cpp knows this model, if it does.
+    pub fn of(spec: &ModelSpec) -> Option<Self> {
+        let first = spec.layers.first()?;
+        let numbers = first.mixer.to_json();
+        let alike = |layer: &LayerSpec| {
+            layer.mlp.is_none()
+                && layer.mixer.kind() == first.mixer.kind()
+                && layer.mixer.to_json() == numbers
+        };
+        let plain = spec.norm == NormKind::Rms && !spec.embedding_norm;
+        if !plain || !spec.layers.iter().all(alike) {
+            return None;
+        }
+        match first.mixer.kind() {
+            "mamba" => {
+                let mixer: Mamba = serde_json::from_value(numbers).ok()?;
+                let Mamba {
+                    inner,
+                    state,
+                    rank,
+                    conv,
+                    ..
+                } = mixer;
+                let known = Mamba {
+                    inner,
+                    state,
+                    rank,
+                    conv,
+                    ..mamba()
+                };
+                (inner == 2 * spec.hidden && same(&mixer, &known)).then_some(Self::Mamba(mixer))
+            }
+            "mamba2" => {
+                let mixer: Mamba2 = serde_json::from_value(numbers).ok()?;
+                let Mamba2 {
+                    heads,
+                    head_dim,
+                    groups,
+                    state,
+                    conv,
+                    ..
+                } = mixer;
+                let known = Mamba2 {
+                    heads,
+                    head_dim,
+                    groups,
+                    state,
+                    conv,
+                    ..mamba2(groups, spec.norm_eps)
+                };
+                same(&mixer, &known).then_some(Self::Mamba2(mixer))
+            }
+            _ => None,
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Mamba(_) => "mamba",
+            Self::Mamba2(_) => "mamba2",
+        }
+    }
+
+    /// The description of `spec`, which has this architecture, and the vocabulary.
+    pub fn metadata(&self, spec: &ModelSpec, text: &TextFiles) -> Vec<(String, Value)> {
+        let mut numbers = vec![
+            ("context_length", CONTEXT_LENGTH as usize),
+            ("vocab_size", spec.vocab),
+            ("embedding_length", spec.hidden),
+            ("block_count", spec.layers.len()),
+            // Not used, but looked for.
+            ("feed_forward_length", 0),
+            ("attention.head_count", 0),
+        ];
+        match self {
+            Self::Mamba(mixer) => numbers.extend([
+                ("ssm.conv_kernel", mixer.conv),
+                ("ssm.inner_size", mixer.inner),
+                ("ssm.state_size", mixer.state),
+                ("ssm.time_step_rank", mixer.rank),
+            ]),
+            Self::Mamba2(mixer) => numbers.extend([
+                ("ssm.conv_kernel", mixer.conv),
+                ("ssm.inner_size", mixer.heads * mixer.head_dim),
+                ("ssm.state_size", mixer.state),
+                ("ssm.time_step_rank", mixer.heads),
+                ("ssm.group_count", mixer.groups),
+            ]),
+        }
+        let key = |key: &str| format!("{}.{key}", self.name());
+        let mut metadata: Vec<_> = numbers
+            .into_iter()
+            .map(|(name, number)| (key(name), Value::U32(number as u32)))
+            .collect();
+        let epsilon = Value::F32(spec.norm_eps);
+        metadata.push((key("attention.layer_norm_rms_epsilon"), epsilon));
+        let tokenizer = text.tokenizer.as_deref();
+        metadata.extend(llama_cpp_vocab::to_gguf(tokenizer, spec.vocab));
+        metadata
+    }
+
+    /// The name and shape of one of our tensors there.
+    pub fn stored(&self, weight: &WeightSpec) -> WeightSpec {
+        let mut stored = weight.clone();
+        let Some((block, part)) = weight.name.split_once(".mixer.") else {
+            return stored;
+        };
+        let part = format!("mixer.{part}");
+        let names = match self {
+            Self::Mamba(_) => MAMBA,
+            Self::Mamba2(_) => MAMBA2,
+        };
+        let theirs = names
+            .iter()
+            .find_map(|(ours, theirs)| stored_name(&part, ours, theirs));
+        if let Some(theirs) = theirs {
+            stored.name = format!("{block}.{theirs}");
+        }
+        if let Self::Mamba2(mixer) = self {
+            match part.as_str() {
+                "mixer.A" | "mixer.D" => stored.shape.push(1),
+                "mixer.norm.weight" => {
+                    let inner = mixer.heads * mixer.head_dim;
+                    stored.shape = vec![mixer.groups, inner / mixer.groups];
+                }
+                _ => {}
+            }
+        }
+        stored
+    }
+}
+
+fn same(a: &dyn Mixer, b: &dyn Mixer) -> bool {
+    a.to_json() == b.to_json()
+}

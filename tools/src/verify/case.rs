@@ -1,0 +1,269 @@
+//! What a case recorded: tokens, and logits of some of the positions.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use waterline_quant::safetensors;
+
+use crate::error::{Error, Result};
+
+/// A recorded case.
+pub(super) struct Case {
+    /// What the model reads.
+    pub tokens: Vec<u32>,
+    /// What it is compared with.
+    pub recorded: Vec<Recorded>,
+    /// Whether every tensor is decoded to f32 first; else the model runs in the formats of its file.
+    pub in_f32: bool,
+    /// Whether a difference is no failure.
+    pub informational: bool,
+    /// Why it is none.
+    pub why: String,
+    tolerance: f32,
+}
+
+/// Recorded logits of consecutive positions.
+pub(super) struct Recorded {
+    pub name: String,
+    /// The first position.
+    pub first: usize,
+    /// Positions.
+    pub rows: usize,
+    /// Which logits of each.
+    pub columns: Columns,
+    /// `[rows, columns]`.
+    pub logits: Vec<f32>,
+    /// The most probable token of each position, where that is compared.
+    pub best: Vec<Best>,
+}
+
+/// Which logits of a position are recorded.
+#[derive(Clone, Copy)]
+pub(super) enum Columns {
+    /// Those of the first so many tokens.
+    First(usize),
+    /// The largest so many, which differ by no more than all logits do.
+    Largest(usize),
+}
+
+/// The most probable token of a position, and how far its logit lies before the second best.
+#[derive(Clone, Copy)]
+pub(super) struct Best {
+    pub token: usize,
+    pub lead: f32,
+}
+
+/// Largest tolerance of a GGUF case on a GPU, unless the recorded one is larger.
+const GGUF_TOLERANCE_ON_GPU: f32 = 0.05;
+
+/// `meta.json`.
+#[derive(Deserialize)]
+struct Meta {
+    compare: Vec<String>,
+    tolerance: f32,
+    #[serde(default)]
+    informational: bool,
+    #[serde(default)]
+    why: String,
+}
+
+/// `expect.json`.
+#[derive(Deserialize)]
+struct Expect {
+    prompt: Vec<u32>,
+    ids: Vec<u32>,
+    logits: Vec<Vec<f32>>,
+    top: Vec<Vec<f32>>,
+    tolerance: f32,
+}
+
+const EXPECT: &str = "expect.json";
+
+/// The model of the case in `dir`: a GGUF file in it, or the folder itself.
+pub(super) fn model_path(dir: &Path) -> PathBuf {
+    match dir.join(EXPECT).is_file() {
+        true => dir.join("model.gguf"),
+        false => dir.into(),
+    }
+}
+
+impl Case {
+    /// Reads the case in `dir` of a model with `vocab` tokens.
+    pub fn read(dir: &Path, vocab: usize) -> Result<Self> {
+        match dir.join(EXPECT).is_file() {
+            true => Self::of_gguf(&dir.join(EXPECT), vocab),
+            false => Self::of_directory(dir, vocab),
+        }
+    }
+
+    /// The largest difference allowed. On a GPU sums have another order in every kernel, and chunks of 16-bit weights are
+    /// multiplied in 16 bits.
+    pub fn tolerance(&self, on_gpu: bool) -> f32 {
+        match (on_gpu, self.in_f32) {
+            (false, _) => self.tolerance,
+            (true, true) => 20.0 * self.tolerance,
+            (true, false) => (20.0 * self.tolerance)
+                .min(GGUF_TOLERANCE_ON_GPU)
+                .max(self.tolerance),
+        }
+    }
+
+    fn of_directory(dir: &Path, vocab: usize) -> Result<Self> {
+        let meta: Meta = read_json(&dir.join("meta.json"))?;
+        let case = safetensors::Checkpoint::open_file(dir.join("case.safetensors"))?;
+        let tokens = read_tokens(&case)?;
+        let array = |name: &String| read_array(&case, name, tokens.len(), vocab);
+        Ok(Case {
+            recorded: meta.compare.iter().map(array).collect::<Result<_>>()?,
+            tokens,
+            in_f32: true,
+            informational: meta.informational,
+            why: meta.why,
+            tolerance: meta.tolerance,
+        })
+    }
+
+    /// Logits before each of the tokens `ids` that llama.cpp chose after the prompt. The last of them is not read.
+    fn of_gguf(path: &Path, vocab: usize) -> Result<Self> {
+        let Expect {
+            prompt,
+            ids,
+            logits,
+            top,
+            tolerance,
+        } = read_json(path)?;
+        let rows = ids.len();
+        let columns = logits.first().map_or(0, Vec::len);
+        let fits = |array: &[Vec<f32>], columns: usize| {
+            array.len() == rows && array.iter().all(|row| row.len() == columns)
+        };
+        let is_whole = !prompt.is_empty()
+            && rows > 0
+            && (1..=vocab).contains(&columns)
+            && fits(&logits, columns)
+            && fits(&top, 2)
+            && ids.iter().all(|&id| (id as usize) < vocab);
+        if !is_whole {
+            let reason = format!(
+                "expected a prompt, tokens below {vocab}, and as many rows of logits and of the two best"
+            );
+            return Err(Error::input(path, reason));
+        }
+        let first = prompt.len() - 1;
+        let best = ids.iter().zip(&top).map(|(&id, top)| Best {
+            token: id as usize,
+            lead: top[0] - top[1],
+        });
+        let array = |name: &str, columns, logits: &[Vec<f32>], best| Recorded {
+            name: name.into(),
+            first,
+            rows,
+            columns,
+            logits: logits.concat(),
+            best,
+        };
+        Ok(Case {
+            recorded: vec![
+                array("logits", Columns::First(columns), &logits, best.collect()),
+                array("top", Columns::Largest(2), &top, Vec::new()),
+            ],
+            tokens: prompt.iter().chain(&ids[..rows - 1]).copied().collect(),
+            in_f32: false,
+            informational: false,
+            why: String::new(),
+            tolerance,
+        })
+    }
+}
+
+impl Columns {
+    /// The recorded ones among all logits of `rows` positions, `[rows, vocab]`.
+    pub fn of(self, logits: &[f32], vocab: usize, rows: usize) -> Vec<f32> {
+        let rows = logits.chunks_exact(vocab).take(rows);
+        match self {
+            Columns::First(count) => rows.flat_map(|row| &row[..count]).copied().collect(),
+            Columns::Largest(count) => rows.flat_map(|row| largest(row, count)).collect(),
+        }
+    }
+}
+
+fn largest(row: &[f32], count: usize) -> Vec<f32> {
+    let mut sorted = row.to_vec();
+    sorted.sort_by(|a, b| b.total_cmp(a));
+    sorted.truncate(count);
+    sorted
+}
+
+impl Best {
+    /// Of all logits of a position; the first of equal ones.
+    pub fn of(row: &[f32]) -> Self {
+        let mut best = Best {
+            token: 0,
+            lead: f32::INFINITY,
+        };
+        for (token, &logit) in row.iter().enumerate().skip(1) {
+            let lead = row[best.token] - logit;
+            best = match lead < 0.0 {
+                true => Best { token, lead: -lead },
+                false => Best {
+                    lead: best.lead.min(lead),
+                    ..best
+                },
+            };
+        }
+        best
+    }
+}
+
+fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
+    let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+    serde_json::from_slice(&text).map_err(|e| Error::input(path, e.to_string()))
+}
+
+fn read_tokens(case: &safetensors::Checkpoint) -> Result<Vec<u32>> {
+    let (_, ids) = case.read_i64("input_ids")?;
+    let token = |id: &i64| {
+        u32::try_from(*id)
+            .map_err(|_| Error::input(case.name(), format!("input_ids: {id} is not a token")))
+    };
+    let tokens = ids.iter().map(token).collect::<Result<Vec<_>>>()?;
+    if tokens.is_empty() {
+        Err(Error::input(case.name(), "input_ids is empty"))
+    } else {
+        Ok(tokens)
+    }
+}
+
+/// The recorded array `name`: `logits` and `prefill_logits` begin at position 0, `decode_logits` end with the input.
+fn read_array(
+    case: &safetensors::Checkpoint,
+    name: &str,
+    tokens: usize,
+    vocab: usize,
+) -> Result<Recorded> {
+    let tensor = case.tensor(name)?;
+    let rows = match tensor.shape[..] {
+        [rows, columns] if columns == vocab && rows <= tokens => rows,
+        _ => {
+            let reason = format!(
+                "{name}: shape {:?}, expected at most [{tokens}, {vocab}]",
+                tensor.shape
+            );
+            return Err(Error::input(case.name(), reason));
+        }
+    };
+    let first = match name {
+        "decode_logits" => tokens - rows,
+        _ => 0,
+    };
+    let logits = tensor.to_f32();
+    Ok(Recorded {
+        name: name.into(),
+        first,
+        rows,
+        columns: Columns::First(vocab),
+        best: logits.chunks_exact(vocab).map(Best::of).collect(),
+        logits,
+    })
+}
