@@ -47,7 +47,7 @@ typedef enum {
   WL_ERROR_ROOM = 4,
   // The operating system refused a file operation.
   WL_ERROR_IO = 5,
-  // The file is not a model, or is damaged.
+  // The file is not a model, or is damaged, or what it computes is not a finite number.
   WL_ERROR_MODEL = 6,
   // What is asked for exists, but not in this build, on this device or for this model.
   WL_ERROR_UNSUPPORTED = 7,
@@ -87,8 +87,7 @@ typedef enum {
   WL_DEVICE_AUTO = 0,
   // The processor.
   WL_DEVICE_CPU = 1,
-  // The first NVIDIA GPU. A model's kernels are compiled when its first session is made, and kept on disk. Prompts are
-  // read fastest with a `chunk` of 1024 tokens or more.
+  // An NVIDIA GPU. A model's kernels are compiled when its first session is made, and kept on disk.
   WL_DEVICE_CUDA = 2,
 } wl_device;
 
@@ -130,6 +129,8 @@ typedef struct {
   uint32_t size;
   // A wl_device; WL_DEVICE_AUTO by default.
   uint32_t device;
+  // Which GPU, for WL_DEVICE_CUDA; 0, the first, by default.
+  uint32_t gpu;
 } wl_model_params;
 
 // What a model is.
@@ -166,7 +167,8 @@ typedef struct {
   uint32_t size;
   // Keep this many tokens; 0 keeps all. 40 by default.
   uint32_t top_k;
-  // Seed of the random numbers; 0 by default.
+  // Seed of the random numbers. A new one each time by default, as in the program `waterline`: the same seed gives
+  // the same text again. wl_session_get_sampler reads it back.
   uint64_t seed;
   // Divides the logits; 0 always takes the most probable token. 0.7 by default.
   float temperature;
@@ -202,7 +204,8 @@ typedef struct {
   size_t context;
   // How many of the last tokens are remembered, for penalties and wl_session_rewind. 4096 by default.
   size_t log;
-  // Most tokens that are read at once, 1 to 65536. 64 by default.
+  // Most tokens that are read at once, at most 65536; 0, the default, means what suits the device: 64 on the
+  // processor, 2048 on a GPU.
   size_t chunk;
   // How many states wl_session_mark keeps, each as large as the session's; 0 by default.
   size_t marks;
@@ -224,7 +227,7 @@ typedef struct {
   uint64_t weight_bytes;
   // The session's state.
   uint64_t state_bytes;
-  // The session's working memory, and its marks.
+  // The session's working memory on the processor, and its marks. What a GPU needs besides, wl_session_get_info says.
   uint64_t work_bytes;
 } wl_plan;
 
@@ -241,6 +244,11 @@ typedef struct {
   // Bytes of working memory and marks.
   uint64_t work_bytes;
 } wl_session_info;
+
+// Hears how far the reading of a prompt has come, after every `chunk` tokens: `read` of `total`. Returns 0 to go on,
+// anything else to cancel the call. It is called on the caller's thread; other calls on the session return
+// WL_ERROR_BUSY. It must return: no exceptions, no longjmp.
+typedef int (*wl_progress_fn)(uint64_t read, uint64_t total, void *user);
 
 // When a generation ends.
 typedef struct {
@@ -273,7 +281,21 @@ typedef struct {
   uint32_t finish;
   // Tokens that were generated, one that ends the answer included.
   uint64_t tokens;
+  // Tokens of the message that were read before; 0 for a generation without a message.
+  uint64_t prompt_tokens;
+  // Seconds that reading the message took.
+  double prompt_seconds;
+  // Seconds that generating took, without those between the calls.
+  double seconds;
 } wl_generate_result;
+
+// A message of a conversation. Both texts end at their zero byte.
+typedef struct {
+  // "system", "user" or "assistant".
+  const char *role;
+  // What is said.
+  const char *content;
+} wl_message;
 
 #ifdef __cplusplus
 extern "C" {
@@ -390,11 +412,17 @@ wl_status wl_session_get_info(const wl_session *session, wl_session_info *info);
 // Changes how tokens are chosen; NULL means the defaults. A new seed restarts the random numbers.
 wl_status wl_session_set_sampler(wl_session *session, const wl_sampler_params *params);
 
+// Fills `params`, whose size the caller has set, with how tokens are chosen, the seed that was drawn included. The
+// logit biases belong to the session: they are valid until the next call of this function or wl_session_free.
+wl_status wl_session_get_sampler(wl_session *session, wl_sampler_params *params);
+
 // Reads `count` tokens. Afterwards wl_logits gives the logits after the last one. On WL_CANCELLED and WL_OK the number
-// of tokens read is written to `fed`, which may be NULL; on other errors nothing was read.
+// of tokens read is written to `fed`, which may be NULL; on other errors nothing was read, but for WL_ERROR_MODEL: the
+// tokens were read, and the logits after them are not finite numbers.
 wl_status wl_feed(wl_session *session, const uint32_t *tokens, size_t count, size_t *fed);
 
-// Gives the logits after the last token, `count` numbers, the model's vocabulary; all zero before the first token. The
+// Gives the logits after the last token, `count` numbers, the model's vocabulary; all zero before the first token.
+// WL_ERROR_MODEL if one is not a finite number. The
 // memory belongs to the session and stays where it is until the session is freed; the next call that reads tokens or
 // restores a state writes other numbers there.
 wl_status wl_logits(const wl_session *session, const float **logits, size_t *count);
@@ -405,13 +433,19 @@ wl_status wl_sample(wl_session *session, uint32_t *token);
 // Chooses a token and reads it.
 wl_status wl_step(wl_session *session, uint32_t *token);
 
-// Ends the call that is using the session, or else the next one that reads tokens, after a whole token: it returns
-// WL_CANCELLED, and a generation ends with WL_FINISH_CANCELLED. May be called at any time from any thread, from a
-// callback and from a signal handler's thread, but not from the handler itself.
+// Ends the call that is using the session, after a whole token: it returns WL_CANCELLED, and a generation ends with
+// WL_FINISH_CANCELLED, one that wl_generate_next carries on at its next call. When nothing is going on it does nothing,
+// so that one that comes late does not end the next call. May be called at any time from any thread, from a callback
+// and from a signal handler's thread, but not from the handler itself.
 wl_status wl_session_cancel(const wl_session *session);
 
-// Forgets a wl_session_cancel that no call has seen. May be called at any time from any thread.
+// Forgets a wl_session_cancel that came between two calls of wl_generate_next. May be called at any time from any
+// thread.
 wl_status wl_session_clear_cancel(const wl_session *session);
+
+// Calls `function` with `user` while wl_feed, wl_chat_say, wl_chat_start and wl_chat_set_messages read, on the thread
+// that calls them; NULL ends it. Forks of the session have none.
+wl_status wl_session_set_progress(wl_session *session, wl_progress_fn function, void *user);
 
 // Fills `params` with defaults; `size` is sizeof(wl_generate_params).
 wl_status wl_generate_params_init(wl_generate_params *params, size_t size);
@@ -433,6 +467,14 @@ wl_status wl_generate_start(wl_session *session, const wl_generate_params *param
 // whole characters, with a zero byte after them, valid until the next call on the session. At the end `text` is NULL,
 // `length` 0, and `result` is filled, whose size the caller has set; it may be NULL.
 wl_status wl_generate_next(wl_session *session, const char **text, size_t *length, wl_generate_result *result);
+
+// Begins the conversation with `count` messages that were said elsewhere, all at once: a system message if there is
+// one, then user and assistant by turns, the last one an answer. The next message of the user goes to wl_chat_say.
+//
+// Where they begin with what was said in this session, only what is new is read. Otherwise what was said here is
+// forgotten, as by wl_session_reset. With WL_ERROR_ARGUMENT and WL_ERROR_TEXT nothing has changed; after other errors
+// the conversation is empty.
+wl_status wl_chat_set_messages(wl_session *session, const wl_message *messages, size_t count);
 
 // Sets the instructions ahead of the conversation, before its first message; an empty text removes them.
 wl_status wl_chat_system(wl_session *session, const char *text, size_t length);

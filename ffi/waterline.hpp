@@ -224,8 +224,31 @@ public:
         });
     }
 
+    // Begins the conversation with messages that were said elsewhere: pairs of role and content.
+    void set_messages(const std::vector<std::pair<std::string, std::string>> &messages)
+    {
+        std::vector<wl_message> pointers;
+        for (const auto &message : messages)
+            pointers.push_back({message.first.c_str(), message.second.c_str()});
+        check(wl_chat_set_messages(get(), pointers.data(), pointers.size()));
+    }
+
     void system(std::string_view text) { check(wl_chat_system(get(), text.data(), text.size())); }
     void undo() { check(wl_chat_undo(get())); }
+
+    // The logit biases are the session's.
+    wl_sampler_params sampler() const
+    {
+        auto params = with_size<wl_sampler_params>();
+        check(wl_session_get_sampler(get(), &params));
+        return params;
+    }
+
+    // `function` returns 0 to go on; NULL ends it.
+    void set_progress(wl_progress_fn function, void *user = nullptr)
+    {
+        check(wl_session_set_progress(get(), function, user));
+    }
 
     void set_sampler(const SamplerParams &params) { check(wl_session_set_sampler(get(), &params)); }
     void reset() { check(wl_session_reset(get())); }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use waterline::{Model, SamplerParams, Session, SessionOptions, StateOptions};
+use waterline::{Model, Session, SessionOptions};
 
 struct Counting;
 
@@ -45,21 +45,12 @@ fn feed_and_step_allocate_nothing() {
             .map(|i| (i * 37 % model.spec().vocab) as u32)
             .collect();
         for threads in [1, 2] {
-            let penalties = SamplerParams {
-                temperature: 0.8,
-                repetition_penalty: 1.1,
-                frequency_penalty: 0.1,
-                ..SamplerParams::default()
-            };
-            let options = SessionOptions {
-                state: StateOptions {
-                    context: 512,
-                    ..StateOptions::default()
-                },
-                threads,
-                sampler: penalties,
-                ..SessionOptions::default()
-            };
+            let mut options = SessionOptions::default();
+            options.state.context = 512;
+            options.threads = threads;
+            options.sampler.temperature = 0.8;
+            options.sampler.repetition_penalty = 1.1;
+            options.sampler.frequency_penalty = 0.1;
             let mut session = Session::new(Arc::clone(&model), options).expect("a session");
             let before = ALLOCATIONS.load(Ordering::SeqCst);
             session.feed(&tokens).expect("a prompt");

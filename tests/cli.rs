@@ -57,7 +57,7 @@ fn bad_usage_is_status_2() {
         (["--top-p", "2"], "top_p"),
         (["--min-p", "nan"], "min_p"),
         (["--logit-bias", "99999999=1"], "99999999"),
-        (["--chunk", "0"], "chunk"),
+        (["--chunk", "65537"], "chunk"),
         (["--context", "0"], "context"),
         (["--stop", ""], "stop"),
     ] {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use common::{Workplace, fixture};
-use waterline::{Error, Kv, Model, Session, SessionOptions, StateOptions};
+use waterline::{Error, Kv, Model, Session, SessionOptions};
 use waterline_quant::gguf::Gguf;
 
 /// Tokens that [`logits`] reads.
@@ -14,16 +14,10 @@ const LENGTH: usize = 48;
 
 /// The bits of the logits after each of some tokens.
 fn logits(model: Arc<Model>) -> Vec<u32> {
-    let options = SessionOptions {
-        state: StateOptions {
-            context: 64,
-            kv: Kv::F32,
-            log: 64,
-        },
-        chunk: 16,
-        threads: 1,
-        ..SessionOptions::default()
-    };
+    let mut options = SessionOptions::default();
+    (options.state.context, options.state.log) = (64, 64);
+    options.state.kv = Kv::F32;
+    (options.chunk, options.threads) = (16, 1);
     let vocab = model.spec().vocab;
     let tokens: Vec<u32> = (0..LENGTH).map(|i| (i * 89 % vocab) as u32).collect();
     let mut session = Session::new(model, options).unwrap();

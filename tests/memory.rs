@@ -41,11 +41,9 @@ fn sessions_under_a_limit() {
     let number = |name: &str| std::env::var(name).ok()?.parse::<usize>().ok();
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/gdn_plain");
     let model = Model::open(&folder).expect("a fixture");
-    let options = SessionOptions {
-        chunk: number("CHUNK").unwrap_or(64),
-        threads: number("THREADS").unwrap_or(1),
-        ..SessionOptions::default()
-    };
+    let mut options = SessionOptions::default();
+    options.chunk = number("CHUNK").unwrap_or(64);
+    options.threads = number("THREADS").unwrap_or(1);
     match Session::new(Arc::clone(&model), options) {
         Ok(_) => println!("made"),
         Err(error @ Error::Memory { .. }) => {
@@ -54,10 +52,8 @@ fn sessions_under_a_limit() {
         Err(error) => panic!("{error}"),
     }
     // The model can still be used.
-    let options = SessionOptions {
-        threads: 1,
-        ..SessionOptions::default()
-    };
+    let mut options = SessionOptions::default();
+    options.threads = 1;
     let mut session = Session::new(model, options).expect("a small session");
     session.feed(&[1, 2, 3]).expect("tokens");
 }

@@ -4,9 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use waterline::{
-    ContextEnd, Error, Kv, Model, SamplerParams, Session, SessionOptions, Snapshot, StateOptions,
-};
+use waterline::{ContextEnd, Error, Kv, Model, Session, SessionOptions, Snapshot};
 
 /// Every model under `tests/fixtures`.
 fn models() -> Vec<(String, Arc<Model>)> {
@@ -30,22 +28,12 @@ fn models() -> Vec<(String, Arc<Model>)> {
 }
 
 fn options(kv: Kv, chunk: usize) -> SessionOptions {
-    SessionOptions {
-        state: StateOptions {
-            context: 256,
-            kv,
-            log: 256,
-        },
-        chunk,
-        threads: 2,
-        marks: 3,
-        sampler: SamplerParams {
-            temperature: 0.9,
-            seed: 7,
-            ..SamplerParams::default()
-        },
-        ..SessionOptions::default()
-    }
+    let mut options = SessionOptions::default();
+    (options.state.context, options.state.log) = (256, 256);
+    options.state.kv = kv;
+    (options.chunk, options.threads, options.marks) = (chunk, 2, 3);
+    (options.sampler.temperature, options.sampler.seed) = (0.9, 7);
+    options
 }
 
 /// A repeatable sequence of numbers.

@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 
 use common::Workplace;
-use waterline::{Checkpoint, Kv, Model, Session, SessionOptions, StateOptions};
+use waterline::{Checkpoint, Kv, Model, Session, SessionOptions};
 
 /// The presets that `synth --help` lists.
 fn presets(place: &Workplace) -> Vec<String> {
@@ -24,16 +24,10 @@ fn presets(place: &Workplace) -> Vec<String> {
 
 /// The logits after each of `tokens`, read in pieces of `chunk`.
 fn logits(model: &Arc<Model>, tokens: &[u32], chunk: usize) -> Vec<f32> {
-    let options = SessionOptions {
-        state: StateOptions {
-            context: 256,
-            kv: Kv::F32,
-            log: 256,
-        },
-        chunk,
-        threads: 1,
-        ..SessionOptions::default()
-    };
+    let mut options = SessionOptions::default();
+    (options.state.context, options.state.log) = (256, 256);
+    options.state.kv = Kv::F32;
+    (options.chunk, options.threads) = (chunk, 1);
     let mut session = Session::new(Arc::clone(model), options).unwrap();
     let mut all = Vec::new();
     for piece in tokens.chunks(chunk) {

@@ -1,14 +1,26 @@
 //! Conversations: turns as the model's chat template has them.
 
 use std::ffi::{c_char, c_void};
+use std::time::Instant;
 
-use waterline::{Chat, Session};
+use waterline::{Chat, Message, Role, Session};
 
 use crate::generate::{generate_options, wl_generate_params, wl_generate_result, wl_text_fn};
 use crate::params;
-use crate::pointers::{fill, text};
+use crate::pointers::{fill, slice, text};
+use crate::progress::feed;
 use crate::session::{Inner, with_settled, wl_session};
 use crate::status::{Failure, Outcome, wl_status};
+
+/// A message of a conversation. Both texts end at their zero byte.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct wl_message {
+    /// "system", "user" or "assistant".
+    pub role: *const c_char,
+    /// What is said.
+    pub content: *const c_char,
+}
 
 impl Inner {
     /// The conversation, begun if there is none.
@@ -36,12 +48,75 @@ impl Inner {
         let options = unsafe { generate_options(params) }?;
         // What can fail without the message comes before it.
         self.chat()?;
-        let running = self.prepare(options, true)?;
+        let mut running = self.prepare(options, true)?;
+        let (progress, clock) = (self.progress, Instant::now());
         let (chat, session) = self.chat()?;
-        chat.send(session, message, Session::feed)?;
+        let mut first = true;
+        let read = chat.send(session, message, |session, tokens| {
+            // A template that drops thoughts has a message read in two parts; the second is a few tokens.
+            feed(
+                session,
+                tokens,
+                progress.filter(|_| std::mem::take(&mut first)),
+            )
+        })?;
+        running.prompt(read, clock.elapsed());
         self.running = Some(running);
         Ok(())
     }
+}
+
+/// A message of C's.
+///
+/// # Safety
+/// Its texts end at their zero bytes.
+unsafe fn message(index: usize, message: &wl_message) -> Outcome<Message> {
+    let of = |part| format!("messages[{index}].{part}");
+    // SAFETY: the caller's promise.
+    let role = unsafe { text(&of("role"), message.role, usize::MAX) }?;
+    // SAFETY: the caller's promise.
+    let content = unsafe { text(&of("content"), message.content, usize::MAX) }?;
+    let role = [Role::System, Role::User, Role::Assistant]
+        .into_iter()
+        .find(|known| known.name() == role)
+        .ok_or_else(|| {
+            Failure::argument(format!(
+                "{}: found {role:?}, expected \"system\", \"user\" or \"assistant\"",
+                of("role")
+            ))
+        })?;
+    Ok(Message::new(role, content))
+}
+
+/// Begins the conversation with `count` messages that were said elsewhere, all at once: a system message if there is
+/// one, then user and assistant by turns, the last one an answer. The next message of the user goes to wl_chat_say.
+///
+/// Where they begin with what was said in this session, only what is new is read. Otherwise what was said here is
+/// forgotten, as by wl_session_reset. With WL_ERROR_ARGUMENT and WL_ERROR_TEXT nothing has changed; after other errors
+/// the conversation is empty.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_chat_set_messages(
+    session: *mut wl_session,
+    messages: *const wl_message,
+    count: usize,
+) -> wl_status {
+    with_settled(session, |inner| {
+        // SAFETY: the caller gives so many messages.
+        let messages = unsafe { slice("messages", messages, count) }?;
+        let messages = messages.iter().enumerate().map(|(index, message)| {
+            // SAFETY: the caller's texts end at zero bytes.
+            unsafe { self::message(index, message) }
+        });
+        let messages: Vec<Message> = messages.collect::<Outcome<_>>()?;
+        let progress = inner.progress;
+        let (chat, session) = inner.chat()?;
+        chat.set_messages(
+            session,
+            messages,
+            |session: &mut Session, tokens: &[u32]| feed(session, tokens, progress),
+        )?;
+        Ok(())
+    })
 }
 
 /// Sets the instructions ahead of the conversation, before its first message; an empty text removes them.

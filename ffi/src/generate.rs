@@ -1,8 +1,9 @@
 //! Generation: text out of a session, pushed to a callback or pulled piece by piece.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::time::{Duration, Instant};
 
-use waterline::{Finish, GenerateOptions, Generation};
+use waterline::{Finish, GenerateOptions, Generation, Piece, Session};
 
 use crate::params::{self, Tagged};
 use crate::pointers::{place, put, slice, text};
@@ -55,6 +56,12 @@ pub struct wl_generate_result {
     pub finish: u32,
     /// Tokens that were generated, one that ends the answer included.
     pub tokens: u64,
+    /// Tokens of the message that were read before; 0 for a generation without a message.
+    pub prompt_tokens: u64,
+    /// Seconds that reading the message took.
+    pub prompt_seconds: f64,
+    /// Seconds that generating took, without those between the calls.
+    pub seconds: f64,
 }
 
 /// Takes a piece of text: `length` bytes of UTF-8, whole characters, with a zero byte after them, valid during the call.
@@ -90,14 +97,36 @@ pub(crate) struct Running {
     /// The last piece, with a zero byte after it.
     piece: String,
     finish: Option<wl_finish>,
+    prompt_tokens: usize,
+    prompt_time: Duration,
+    time: Duration,
 }
 
 impl Running {
+    /// The message of `tokens` tokens took this long to read.
+    pub fn prompt(&mut self, tokens: usize, time: Duration) {
+        (self.prompt_tokens, self.prompt_time) = (tokens, time);
+    }
+
+    /// The next piece with a text.
+    fn next(&mut self, session: &mut Session) -> Option<waterline::Result<Piece>> {
+        let clock = Instant::now();
+        let mut next = self.generation.next(session);
+        while matches!(&next, Some(Ok(piece)) if piece.text.is_empty()) {
+            next = self.generation.next(session);
+        }
+        self.time += clock.elapsed();
+        next
+    }
+
     fn result(&self) -> wl_generate_result {
         wl_generate_result {
             size: 0,
             finish: self.finish.unwrap_or(wl_finish::WL_FINISH_CANCELLED) as u32,
             tokens: self.generation.tokens() as u64,
+            prompt_tokens: self.prompt_tokens as u64,
+            prompt_seconds: self.prompt_time.as_secs_f64(),
+            seconds: self.time.as_secs_f64(),
         }
     }
 }
@@ -113,6 +142,9 @@ impl Inner {
             answer: answer.then(String::new),
             piece: String::new(),
             finish: None,
+            prompt_tokens: 0,
+            prompt_time: Duration::ZERO,
+            time: Duration::ZERO,
         })
     }
 
@@ -122,9 +154,9 @@ impl Inner {
         if running.finish.is_some() {
             return Ok(false);
         }
-        match running.generation.next(&mut self.session) {
-            Some(Ok(text)) => {
-                running.piece = text;
+        match running.next(&mut self.session) {
+            Some(Ok(piece)) => {
+                running.piece = piece.text;
                 if let Some(answer) = &mut running.answer {
                     answer.push_str(&running.piece);
                 }
@@ -228,12 +260,12 @@ pub(crate) unsafe fn generate_options(from: *const wl_generate_params) -> Outcom
             params.stop_token_count,
         )
     }?;
-    Ok(GenerateOptions {
-        max_tokens: params.max_tokens,
-        stop: stop.collect::<Outcome<_>>()?,
-        stop_at_eos: params.ignore_end == 0,
-        stop_tokens: stop_tokens.to_vec(),
-    })
+    let mut options = GenerateOptions::default();
+    options.max_tokens = params.max_tokens;
+    options.stop = stop.collect::<Outcome<_>>()?;
+    options.stop_at_eos = params.ignore_end == 0;
+    options.stop_tokens.extend_from_slice(stop_tokens);
+    Ok(options)
 }
 
 /// Fills `params` with defaults; `size` is sizeof(wl_generate_params).

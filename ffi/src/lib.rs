@@ -22,6 +22,8 @@ mod sampling;
 
 mod session;
 
+mod progress;
+
 mod generate;
 
 mod chat;

@@ -26,8 +26,7 @@ pub enum wl_device {
     WL_DEVICE_AUTO = 0,
     /// The processor.
     WL_DEVICE_CPU = 1,
-    /// The first NVIDIA GPU. A model's kernels are compiled when its first session is made, and kept on disk. Prompts are
-    /// read fastest with a `chunk` of 1024 tokens or more.
+    /// An NVIDIA GPU. A model's kernels are compiled when its first session is made, and kept on disk.
     WL_DEVICE_CUDA = 2,
 }
 
@@ -39,6 +38,8 @@ pub struct wl_model_params {
     pub size: u32,
     /// A wl_device; WL_DEVICE_AUTO by default.
     pub device: u32,
+    /// Which GPU, for WL_DEVICE_CUDA; 0, the first, by default.
+    pub gpu: u32,
 }
 
 /// What a model is.
@@ -68,6 +69,7 @@ impl Default for wl_model_params {
         wl_model_params {
             size: size_of::<Self>() as u32,
             device: wl_device::WL_DEVICE_AUTO as u32,
+            gpu: 0,
         }
     }
 }
@@ -95,13 +97,13 @@ pub(crate) struct OpenModel {
 pub(crate) static MODELS: Handles<OpenModel> = Handles::new("model");
 
 impl OpenModel {
-    pub fn new(checkpoint: Checkpoint, device: u32) -> Outcome<Self> {
+    pub fn new(checkpoint: Checkpoint, params: &wl_model_params) -> Outcome<Self> {
         let bytes = checkpoint
             .tensors
             .values()
             .map(|tensor| tensor.data.len() as u64);
         let weight_bytes = bytes.sum();
-        let (device, place) = choose_device(device, weight_bytes)?;
+        let (device, place) = choose_device(params, weight_bytes)?;
         let has_tokenizer = checkpoint.text.tokenizer.is_some();
         let has_chat_template = checkpoint.text.chat_template.is_some();
         let model = Model::bind(checkpoint)?;
@@ -162,7 +164,7 @@ unsafe fn open(
         // SAFETY: the caller of the exported function says that it is such a struct or NULL.
         let params = unsafe { params::read("wl_model_params", params) }?;
         let clock = Instant::now();
-        let open = OpenModel::new(checkpoint()?, params.device)?;
+        let open = OpenModel::new(checkpoint()?, &params)?;
         log(wl_log_level::WL_LOG_INFO, || {
             format!(
                 "opened {}: {} parameters, {} bytes of weights, {:.0} ms, {}",
@@ -179,12 +181,21 @@ unsafe fn open(
     })
 }
 
-/// Opens the wl_device `device` for a model with so many bytes of weights; none is the processor. Says where that is.
-fn choose_device(device: u32, weight_bytes: u64) -> Outcome<(Option<Arc<Device>>, String)> {
+/// Opens the device for a model with so many bytes of weights; none is the processor. Says where that is.
+fn choose_device(
+    params: &wl_model_params,
+    weight_bytes: u64,
+) -> Outcome<(Option<Arc<Device>>, String)> {
     const AUTO: u32 = wl_device::WL_DEVICE_AUTO as u32;
     const CPU: u32 = wl_device::WL_DEVICE_CPU as u32;
     const CUDA: u32 = wl_device::WL_DEVICE_CUDA as u32;
-    match device {
+    let gpu = params.gpu;
+    if gpu != 0 && params.device != CUDA {
+        return Err(Failure::argument(format!(
+            "gpu: found {gpu}, expected 0 unless device is WL_DEVICE_CUDA"
+        )));
+    }
+    match params.device {
         CPU => Ok((None, "CPU".into())),
         AUTO => Ok(match Device::automatic(weight_bytes as usize) {
             Ok(device) => {
@@ -193,17 +204,17 @@ fn choose_device(device: u32, weight_bytes: u64) -> Outcome<(Option<Arc<Device>>
             }
             Err(reason) => (None, format!("CPU ({reason})")),
         }),
-        CUDA => match Device::open(0) {
+        CUDA => match Device::open(gpu as usize) {
             Ok(device) => {
                 let name = device.name().into();
                 Ok((Some(device), name))
             }
             Err(error) => Err(Failure::new(
                 wl_status::WL_ERROR_UNSUPPORTED,
-                format!("CUDA: {error}"),
+                format!("CUDA device {gpu}: {error}"),
             )),
         },
-        _ => Err(Failure::argument(format!(
+        device => Err(Failure::argument(format!(
             "device: found {device}, expected a wl_device (0 to 2)"
         ))),
     }

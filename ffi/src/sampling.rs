@@ -24,7 +24,8 @@ pub struct wl_sampler_params {
     pub size: u32,
     /// Keep this many tokens; 0 keeps all. 40 by default.
     pub top_k: u32,
-    /// Seed of the random numbers; 0 by default.
+    /// Seed of the random numbers. A new one each time by default, as in the program `waterline`: the same seed gives
+    /// the same text again. wl_session_get_sampler reads it back.
     pub seed: u64,
     /// Divides the logits; 0 always takes the most probable token. 0.7 by default.
     pub temperature: f32,
@@ -48,10 +49,12 @@ pub struct wl_sampler_params {
     pub bias_count: usize,
 }
 
-impl Default for wl_sampler_params {
-    fn default() -> Self {
-        let params = SamplerParams::default();
-        wl_sampler_params {
+impl wl_sampler_params {
+    /// The parameters as C has them, with the biases that they are to point to.
+    pub(crate) fn of(params: &SamplerParams) -> (Self, Vec<wl_logit_bias>) {
+        let bias = params.logit_bias.iter();
+        let bias = bias.map(|&(token, bias)| wl_logit_bias { token, bias });
+        let found = wl_sampler_params {
             size: size_of::<Self>() as u32,
             top_k: params.top_k as u32,
             seed: params.seed,
@@ -65,7 +68,14 @@ impl Default for wl_sampler_params {
             reserved: 0,
             bias: std::ptr::null(),
             bias_count: 0,
-        }
+        };
+        (found, bias.collect())
+    }
+}
+
+impl Default for wl_sampler_params {
+    fn default() -> Self {
+        Self::of(&SamplerParams::default()).0
     }
 }
 
@@ -81,18 +91,19 @@ pub(crate) unsafe fn sampler_params(from: *const wl_sampler_params) -> Outcome<S
     let params = unsafe { params::read("wl_sampler_params", from) }?;
     // SAFETY: the caller's promise.
     let bias = unsafe { slice("wl_sampler_params.bias", params.bias, params.bias_count) }?;
-    Ok(SamplerParams {
-        temperature: params.temperature,
-        top_k: params.top_k as usize,
-        top_p: params.top_p,
-        min_p: params.min_p,
-        repetition_penalty: params.repetition_penalty,
-        frequency_penalty: params.frequency_penalty,
-        presence_penalty: params.presence_penalty,
-        penalty_window: params.penalty_window as usize,
-        seed: params.seed,
-        logit_bias: bias.iter().map(|bias| (bias.token, bias.bias)).collect(),
-    })
+    let mut found = SamplerParams::default();
+    found.temperature = params.temperature;
+    found.top_k = params.top_k as usize;
+    found.top_p = params.top_p;
+    found.min_p = params.min_p;
+    found.repetition_penalty = params.repetition_penalty;
+    found.frequency_penalty = params.frequency_penalty;
+    found.presence_penalty = params.presence_penalty;
+    found.penalty_window = params.penalty_window as usize;
+    found.seed = params.seed;
+    let bias = bias.iter().map(|bias| (bias.token, bias.bias));
+    found.logit_bias.extend(bias);
+    Ok(found)
 }
 
 /// Fills `params` with defaults; `size` is sizeof(wl_sampler_params).

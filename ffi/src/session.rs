@@ -2,17 +2,16 @@
 
 use std::sync::{Arc, Mutex, TryLockError};
 
-use waterline::{
-    Canceller, Chat, ContextEnd, Kv, Session, SessionOptions, StateOptions, physical_cores,
-};
+use waterline::{Canceller, Chat, ContextEnd, Kv, Session, SessionOptions, physical_cores};
 
 use crate::generate::Running;
 use crate::handles::Handles;
 use crate::log::{log, wl_log_level};
-use crate::model::{MODELS, OpenModel, wl_device, wl_model};
+use crate::model::{MODELS, OpenModel, wl_device, wl_model, wl_model_params};
 use crate::params::{self, Tagged};
 use crate::pointers::{path, place, put, put_if_wanted, slice};
-use crate::sampling::{sampler_params, wl_sampler_params};
+use crate::progress::{Progress, feed};
+use crate::sampling::{sampler_params, wl_logit_bias, wl_sampler_params};
 use crate::status::{Failure, Outcome, border, wl_status};
 
 /// One conversation, or one text, with the state that has read it. All that it needs is allocated when it is made.
@@ -43,7 +42,8 @@ pub struct wl_session_params {
     pub context: usize,
     /// How many of the last tokens are remembered, for penalties and wl_session_rewind. 4096 by default.
     pub log: usize,
-    /// Most tokens that are read at once, 1 to 65536. 64 by default.
+    /// Most tokens that are read at once, at most 65536; 0, the default, means what suits the device: 64 on the
+    /// processor, 2048 on a GPU.
     pub chunk: usize,
     /// How many states wl_session_mark keeps, each as large as the session's; 0 by default.
     pub marks: usize,
@@ -67,7 +67,7 @@ pub struct wl_plan {
     pub weight_bytes: u64,
     /// The session's state.
     pub state_bytes: u64,
-    /// The session's working memory, and its marks.
+    /// The session's working memory on the processor, and its marks. What a GPU needs besides, wl_session_get_info says.
     pub work_bytes: u64,
 }
 
@@ -123,6 +123,9 @@ pub(crate) struct Inner {
     pub session: Session,
     pub chat: Option<Chat>,
     pub running: Option<Running>,
+    pub progress: Option<Progress>,
+    /// What wl_session_get_sampler points to.
+    bias: Vec<wl_logit_bias>,
 }
 
 pub(crate) static SESSIONS: Handles<OpenSession> = Handles::new("session");
@@ -142,6 +145,8 @@ pub(crate) fn add(session: Session, chat: Option<Chat>) -> *mut wl_session {
             session,
             chat,
             running: None,
+            progress: None,
+            bias: Vec::new(),
         }),
     })
 }
@@ -167,15 +172,34 @@ pub(crate) fn with(
     })
 }
 
-/// As [`with`], after a generation that was left in the middle has been brought to its end.
+/// As [`with`], after a generation that was left in the middle has been brought to its end. A cancellation that came
+/// before is forgotten: it was meant for another call.
 pub(crate) fn with_settled(
     session: *const wl_session,
     body: impl FnOnce(&mut Inner) -> Outcome,
 ) -> wl_status {
     with(session, |inner| {
+        inner.session.canceller().clear();
+        // wl_session_free takes the handle away before it cancels, so one that was just forgotten is found out here.
+        SESSIONS.get(session)?;
         inner.settle()?;
         body(inner)
     })
+}
+
+/// Checks the logits that a model has computed.
+fn check_finite(logits: &[f32]) -> Outcome {
+    match logits.iter().position(|logit| !logit.is_finite()) {
+        None => Ok(()),
+        Some(token) => Err(Failure::new(
+            wl_status::WL_ERROR_MODEL,
+            format!(
+                "the logit of token {token} is {}: the model's file is damaged, or its numbers leave the range of floats; \
+                 wl_session_reset makes the session usable again",
+                logits[token]
+            ),
+        )),
+    }
 }
 
 /// The library's options from those at `from`, but for the threads.
@@ -196,41 +220,36 @@ unsafe fn session_options(from: *const wl_session_params) -> Outcome<SessionOpti
             "threads: found {threads}, expected 0 (one for each core) to 1024"
         )));
     }
-    Ok(SessionOptions {
-        state: StateOptions {
-            context: params.context,
-            kv: match params.cache {
-                F16 => Kv::F16,
-                F32 => Kv::F32,
-                other => return Err(choice("cache", other)),
-            },
-            log: params.log,
-        },
-        context_end: match params.drop_oldest {
-            0 => ContextEnd::Refuse,
-            1 => ContextEnd::DropOldest,
-            other => return Err(choice("drop_oldest", other)),
-        },
-        chunk: params.chunk,
-        threads: match params.threads {
-            0 => physical_cores(),
-            threads => threads as usize,
-        },
-        marks: params.marks,
-        // SAFETY: the caller's promise.
-        sampler: unsafe { sampler_params(params.sampler) }?,
-        ..SessionOptions::default()
-    })
+    let mut options = SessionOptions::default();
+    (options.state.context, options.state.log) = (params.context, params.log);
+    options.state.kv = match params.cache {
+        F16 => Kv::F16,
+        F32 => Kv::F32,
+        other => return Err(choice("cache", other)),
+    };
+    options.context_end = match params.drop_oldest {
+        0 => ContextEnd::Refuse,
+        1 => ContextEnd::DropOldest,
+        other => return Err(choice("drop_oldest", other)),
+    };
+    options.threads = match params.threads {
+        0 => physical_cores(),
+        threads => threads as usize,
+    };
+    (options.chunk, options.marks) = (params.chunk, params.marks);
+    // SAFETY: the caller's promise.
+    options.sampler = unsafe { sampler_params(params.sampler) }?;
+    Ok(options)
 }
 
 fn plan_of(model: &OpenModel, options: &SessionOptions) -> Outcome<wl_plan> {
-    let (state, work) = Session::plan(&model.model, options)?;
+    let plan = Session::plan(&model.model, options)?;
     Ok(wl_plan {
         size: 0,
-        threads: options.threads as u32,
+        threads: plan.threads as u32,
         weight_bytes: model.weight_bytes,
-        state_bytes: state as u64,
-        work_bytes: work as u64,
+        state_bytes: plan.state_bytes as u64,
+        work_bytes: plan.work_bytes as u64,
     })
 }
 
@@ -257,10 +276,11 @@ pub unsafe extern "C" fn wl_plan_file(
         let options = unsafe { session_options(params) }?;
         // SAFETY: the caller gives a path that ends at a zero byte.
         let path = unsafe { self::path(path) }?;
-        let model = OpenModel::new(
-            waterline::Checkpoint::open(path)?,
-            wl_device::WL_DEVICE_CPU as u32,
-        )?;
+        let on_cpu = wl_model_params {
+            device: wl_device::WL_DEVICE_CPU as u32,
+            ..Default::default()
+        };
+        let model = OpenModel::new(waterline::Checkpoint::open(path)?, &on_cpu)?;
         // SAFETY: the caller gives a struct of the size that it says.
         unsafe { params::write("wl_plan", plan, plan_of(&model, &options)?) }
     })
@@ -376,8 +396,31 @@ pub unsafe extern "C" fn wl_session_set_sampler(
     })
 }
 
+/// Fills `params`, whose size the caller has set, with how tokens are chosen, the seed that was drawn included. The
+/// logit biases belong to the session: they are valid until the next call of this function or wl_session_free.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_session_get_sampler(
+    session: *mut wl_session,
+    params: *mut wl_sampler_params,
+) -> wl_status {
+    with(session, |inner| {
+        // SAFETY: the caller gives a struct of the size that it says, or NULL, which `check` lets pass and `write` refuses.
+        unsafe { params::check("wl_sampler_params", params) }?;
+        let (found, bias) = wl_sampler_params::of(inner.session.sampler());
+        inner.bias = bias;
+        let found = wl_sampler_params {
+            bias: inner.bias.as_ptr(),
+            bias_count: inner.bias.len(),
+            ..found
+        };
+        // SAFETY: the caller gives a struct of the size that it says.
+        unsafe { params::write("wl_sampler_params", params, found) }
+    })
+}
+
 /// Reads `count` tokens. Afterwards wl_logits gives the logits after the last one. On WL_CANCELLED and WL_OK the number
-/// of tokens read is written to `fed`, which may be NULL; on other errors nothing was read.
+/// of tokens read is written to `fed`, which may be NULL; on other errors nothing was read, but for WL_ERROR_MODEL: the
+/// tokens were read, and the logits after them are not finite numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_feed(
     session: *mut wl_session,
@@ -388,7 +431,7 @@ pub unsafe extern "C" fn wl_feed(
     with_settled(session, |inner| {
         // SAFETY: the caller gives so many tokens.
         let tokens = unsafe { slice("tokens", tokens, count) }?;
-        let outcome = inner.session.feed(tokens);
+        let outcome = feed(&mut inner.session, tokens, inner.progress);
         let read = match outcome {
             Ok(()) => tokens.len(),
             Err(waterline::Error::Cancelled { fed }) => fed,
@@ -396,11 +439,13 @@ pub unsafe extern "C" fn wl_feed(
         };
         // SAFETY: the caller gives a place or NULL.
         unsafe { put_if_wanted("the place for the number of tokens", fed, read) }?;
-        Ok(outcome?)
+        outcome?;
+        check_finite(inner.session.logits()?)
     })
 }
 
-/// Gives the logits after the last token, `count` numbers, the model's vocabulary; all zero before the first token. The
+/// Gives the logits after the last token, `count` numbers, the model's vocabulary; all zero before the first token.
+/// WL_ERROR_MODEL if one is not a finite number. The
 /// memory belongs to the session and stays where it is until the session is freed; the next call that reads tokens or
 /// restores a state writes other numbers there.
 #[unsafe(no_mangle)]
@@ -413,6 +458,7 @@ pub unsafe extern "C" fn wl_logits(
         place("the place for the logits", logits)?;
         place("the place for their number", count)?;
         let found = inner.session.logits()?;
+        check_finite(found)?;
         // SAFETY: both are checked.
         unsafe {
             put(logits, found.as_ptr());
@@ -444,9 +490,10 @@ pub unsafe extern "C" fn wl_step(session: *mut wl_session, token: *mut u32) -> w
     })
 }
 
-/// Ends the call that is using the session, or else the next one that reads tokens, after a whole token: it returns
-/// WL_CANCELLED, and a generation ends with WL_FINISH_CANCELLED. May be called at any time from any thread, from a
-/// callback and from a signal handler's thread, but not from the handler itself.
+/// Ends the call that is using the session, after a whole token: it returns WL_CANCELLED, and a generation ends with
+/// WL_FINISH_CANCELLED, one that wl_generate_next carries on at its next call. When nothing is going on it does nothing,
+/// so that one that comes late does not end the next call. May be called at any time from any thread, from a callback
+/// and from a signal handler's thread, but not from the handler itself.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_session_cancel(session: *const wl_session) -> wl_status {
     border(|| {
@@ -455,7 +502,8 @@ pub unsafe extern "C" fn wl_session_cancel(session: *const wl_session) -> wl_sta
     })
 }
 
-/// Forgets a wl_session_cancel that no call has seen. May be called at any time from any thread.
+/// Forgets a wl_session_cancel that came between two calls of wl_generate_next. May be called at any time from any
+/// thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_session_clear_cancel(session: *const wl_session) -> wl_status {
     border(|| {

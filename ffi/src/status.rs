@@ -26,7 +26,7 @@ pub enum wl_status {
     WL_ERROR_ROOM = 4,
     /// The operating system refused a file operation.
     WL_ERROR_IO = 5,
-    /// The file is not a model, or is damaged.
+    /// The file is not a model, or is damaged, or what it computes is not a finite number.
     WL_ERROR_MODEL = 6,
     /// What is asked for exists, but not in this build, on this device or for this model.
     WL_ERROR_UNSUPPORTED = 7,
@@ -83,6 +83,8 @@ impl From<Error> for Failure {
             Error::Unsupported { .. } => WL_ERROR_UNSUPPORTED,
             Error::Device { .. } => WL_ERROR_DEVICE,
             Error::Tokenizer { .. } | Error::Template { .. } => WL_ERROR_TEXT,
+            // The sampler's word on what the model has computed.
+            Error::Invalid { what, .. } if what == "logits" => WL_ERROR_MODEL,
             Error::Invalid { .. } => WL_ERROR_ARGUMENT,
             Error::Memory { .. } => WL_ERROR_MEMORY,
             Error::ContextFull { .. } => WL_ERROR_CONTEXT,

@@ -145,6 +145,54 @@ impl Chat {
         Ok(tokens.len())
     }
 
+    /// Takes over messages that were said elsewhere: an optional system message, then user and assistant by turns, the
+    /// last one an answer. They are read by `feed` at once; where they begin with what was said here, only what is new is
+    /// read, and otherwise the session begins anew. Returns how many tokens were read.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] or [`Error::Template`] for messages that cannot be used: nothing has changed. Those of `feed`:
+    /// the conversation is empty then.
+    pub fn set_messages(
+        &mut self,
+        session: &mut Session,
+        messages: Vec<Message>,
+        feed: impl FnOnce(&mut Session, &[u32]) -> Result<()>,
+    ) -> Result<usize> {
+        let mut turns = self.turns.clone();
+        let continues = !self.starts.is_empty() && messages.starts_with(turns.messages());
+        if !continues {
+            turns.clear();
+        }
+        let added = turns.extend(messages)?;
+        if continues {
+            self.drop_thought(session)?;
+        } else {
+            session.reset()?;
+            self.starts.clear();
+            self.unread.clear();
+        }
+        self.before_answer = None;
+        self.turns = turns;
+        session.mark()?;
+        let mut tokens = Vec::new();
+        for turn in &added {
+            let position = session.position() + tokens.len() as u64;
+            let unread = std::mem::replace(&mut self.unread, self.turns.end().to_vec());
+            tokens.extend(&unread);
+            tokens.extend(turn);
+            self.starts.push(Start { position, unread });
+        }
+        if let Err(error) = feed(session, &tokens) {
+            self.turns.clear();
+            self.starts.clear();
+            self.unread.clear();
+            // What went wrong first is what the caller needs to know.
+            let _ = session.reset();
+            return Err(error);
+        }
+        Ok(tokens.len())
+    }
+
     /// Returns to the point before the last answer if the template drops its thought now, and leaves the answer without
     /// it to be read. Nothing else is read twice. Where the session cannot return, the thought stays.
     fn drop_thought(&mut self, session: &mut Session) -> Result<()> {
@@ -339,6 +387,56 @@ mod tests {
         chat.restore(&mut session, &snapshot).expect("restored");
         chat.send(&mut session, "Three", Session::feed)
             .expect("sent");
+    }
+
+    #[test]
+    fn messages_said_elsewhere_are_read_as_if_they_had_been_said_here() {
+        let said = [("One", "First."), ("Two", "Second."), ("Three", "Third.")];
+        let messages = |turns: &[(&str, &str)]| -> Vec<Message> {
+            let turn = |&(user, answer): &(&str, &str)| {
+                [
+                    Message::new(Role::User, user),
+                    Message::new(Role::Assistant, answer),
+                ]
+            };
+            turns.iter().flat_map(turn).collect()
+        };
+        let (mut chat, mut session) = conversation();
+        let read = chat.set_messages(&mut session, messages(&said[..2]), Session::feed);
+        assert_eq!(read.expect("read"), session.position() as usize);
+        let tokenizer = session.model().tokenizer().expect("a tokenizer");
+        let expected =
+            "<|user|>One<|eos|><|assistant|>First.<|eos|><|user|>Two<|eos|><|assistant|>Second.";
+        let expected = tokenizer.encode_with_special(expected).expect("tokens");
+        assert_eq!(history(&session), expected);
+
+        // Only what is new is read; a turn can be taken back.
+        let before = session.position();
+        let read = chat.set_messages(&mut session, messages(&said), Session::feed);
+        assert_eq!(read.expect("read") as u64, session.position() - before);
+        assert_eq!(history(&session)[..expected.len()], expected);
+        let taken_back = chat.undo(&mut session).expect("undone");
+        assert_eq!(taken_back.as_deref(), Some("Three"));
+        assert_eq!(history(&session), expected);
+        chat.send(&mut session, "Four", Session::feed)
+            .expect("sent");
+        chat.answered(&session, "", None).expect("answered");
+
+        // Another history is read from its beginning; one that cannot be used changes nothing.
+        let here = session.position();
+        let open = vec![Message::new(Role::User, "Five")];
+        assert!(
+            chat.set_messages(&mut session, open, Session::feed)
+                .is_err()
+        );
+        assert_eq!((session.position(), chat.messages().len()), (here, 6));
+        chat.set_messages(&mut session, messages(&said[1..2]), Session::feed)
+            .expect("read");
+        assert!(session.position() < here);
+        let cancelled = chat.set_messages(&mut session, messages(&said[..1]), |_, _| {
+            Err(Error::Cancelled { fed: 0 })
+        });
+        assert!(cancelled.is_err() && chat.messages().is_empty() && session.position() == 0);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Text out of a session: sampled tokens as pieces of whole characters, up to an end.
+//! Text out of a session: sampled tokens with the text that they complete, up to an end.
 
 use std::sync::Arc;
 
@@ -7,8 +7,9 @@ use crate::model::Model;
 use crate::session::Session;
 use crate::text::{StopStrings, TextStream, Tokenizer};
 
-/// When to stop.
+/// When to stop, and what to report.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct GenerateOptions {
     /// Most tokens.
     pub max_tokens: usize,
@@ -18,6 +19,8 @@ pub struct GenerateOptions {
     pub stop_at_eos: bool,
     /// Tokens that end the generation besides it, such as a chat template's end of turn.
     pub stop_tokens: Vec<u32>,
+    /// Whether each piece has the log-probability of its token. A GPU then sends all logits of every token.
+    pub logprobs: bool,
 }
 
 impl Default for GenerateOptions {
@@ -27,6 +30,7 @@ impl Default for GenerateOptions {
             stop: Vec::new(),
             stop_at_eos: true,
             stop_tokens: Vec::new(),
+            logprobs: false,
         }
     }
 }
@@ -44,6 +48,30 @@ pub enum Finish {
     Cancelled,
 }
 
+/// A generated token with the text that it completes. `Display` writes the text.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Piece {
+    /// The token, which the session has read; none where a cancellation or an error releases text that was held back.
+    pub token: Option<u32>,
+    /// The token's log-probability by the model alone, before bias, penalties and temperature, if
+    /// [`GenerateOptions::logprobs`] is set.
+    pub logprob: Option<f32>,
+    /// Whole characters; empty while a character or the beginning of a stop text is incomplete.
+    pub text: String,
+    /// Why the generation ended: in its last piece.
+    pub finish: Option<Finish>,
+}
+
+impl std::fmt::Display for Piece {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// Sees the logits `[vocab]` before a token is chosen by them; what it changes holds for that choice.
+pub type LogitsHook<'a> = dyn FnMut(&mut [f32]) + 'a;
+
 /// How far a generation has come, apart from the session that it reads into: for callers that cannot keep the borrow
 /// of [`Generate`].
 pub struct Generation {
@@ -52,9 +80,14 @@ pub struct Generation {
     stops: StopStrings,
     ends: Vec<u32>,
     left: usize,
+    logprobs: bool,
     tokens: usize,
+    /// The logits that a hook may change, `[vocab]`.
+    logits: Vec<f32>,
     finish: Option<Finish>,
-    flushed: bool,
+    /// What comes after the text that was held back.
+    error: Option<Error>,
+    ended: bool,
 }
 
 impl Generation {
@@ -68,9 +101,12 @@ impl Generation {
             stops: StopStrings::new(options.stop)?,
             ends,
             left: options.max_tokens,
+            logprobs: options.logprobs,
             tokens: 0,
+            logits: Vec::new(),
             finish: None,
-            flushed: false,
+            error: None,
+            ended: false,
         })
     }
 
@@ -79,77 +115,141 @@ impl Generation {
         self.tokens
     }
 
-    /// Why it ended, once it has.
+    /// Why it ended, once it has; none if an error ended it.
     pub fn finish(&self) -> Option<Finish> {
         self.finish
     }
 
-    /// The next piece of text from `session`, which is of the same model; none at the end. After an error it has
-    /// ended, and what was read so far stands.
-    pub fn next(&mut self, session: &mut Session) -> Option<Result<String>> {
-        while self.finish.is_none() {
-            match self.advance(session) {
-                Ok(text) if text.is_empty() => continue,
-                Ok(text) => return Some(Ok(text)),
-                Err(error) => {
-                    self.finish = Some(Finish::Cancelled);
-                    self.flushed = true;
-                    return Some(Err(error));
-                }
-            }
-        }
-        if self.flushed {
-            return None;
-        }
-        let text = self.flush();
-        (!text.is_empty()).then_some(Ok(text))
+    /// The next piece from `session`, which is of the same model; none at the end. Text that an error would lose comes
+    /// before it; after it the generation has ended, and what was read so far stands.
+    pub fn next(&mut self, session: &mut Session) -> Option<Result<Piece>> {
+        self.next_with(session, None)
     }
 
-    /// Samples and reads one token; returns the text that it completes.
-    fn advance(&mut self, session: &mut Session) -> Result<String> {
-        if self.left == 0 {
-            self.finish = Some(Finish::Length);
-            return Ok(String::new());
+    /// As [`Generation::next`], with a hook.
+    pub fn next_with(
+        &mut self,
+        session: &mut Session,
+        hook: Option<&mut LogitsHook<'_>>,
+    ) -> Option<Result<Piece>> {
+        if let Some(error) = self.error.take() {
+            return Some(Err(error));
         }
-        let token = match session.step() {
-            Err(Error::Cancelled { .. }) => {
-                self.finish = Some(Finish::Cancelled);
-                return Ok(String::new());
+        if self.ended {
+            return None;
+        }
+        if self.left == 0 {
+            return Some(Ok(self.last(None, Finish::Length)));
+        }
+        match self.step(session, hook) {
+            Ok((token, logprob)) => {
+                let mut piece = self.take(token);
+                piece.logprob = logprob;
+                Some(Ok(piece))
             }
-            other => other?,
+            Err(Error::Cancelled { .. }) => Some(Ok(self.last(None, Finish::Cancelled))),
+            Err(error) => {
+                self.ended = true;
+                let text = self.held_back();
+                if text.is_empty() {
+                    return Some(Err(error));
+                }
+                self.error = Some(error);
+                Some(Ok(Piece {
+                    token: None,
+                    logprob: None,
+                    text,
+                    finish: None,
+                }))
+            }
+        }
+    }
+
+    /// Chooses a token and reads it.
+    fn step(
+        &mut self,
+        session: &mut Session,
+        hook: Option<&mut LogitsHook<'_>>,
+    ) -> Result<(u32, Option<f32>)> {
+        if hook.is_none() && !self.logprobs {
+            return Ok((session.step()?, None));
+        }
+        let token = match hook {
+            None => session.sample()?,
+            Some(hook) => {
+                self.logits.clear();
+                self.logits.extend_from_slice(session.logits()?);
+                hook(&mut self.logits);
+                session.sample_from(&self.logits)?
+            }
         };
+        let logprob = match self.logprobs {
+            true => Some(logprob(session.logits()?, token)),
+            false => None,
+        };
+        session.feed(&[token])?;
+        Ok((token, logprob))
+    }
+
+    /// The piece of a token that was read.
+    fn take(&mut self, token: u32) -> Piece {
         self.left -= 1;
         self.tokens += 1;
         if self.ends.contains(&token) {
-            self.finish = Some(Finish::End);
-            return Ok(String::new());
+            return self.last(Some(token), Finish::End);
         }
-        if self.tokenizer.is_special(token) {
-            return Ok(String::new());
+        let mut text = String::new();
+        if !self.tokenizer.is_special(token) {
+            let bytes = self.tokenizer.token_bytes(token);
+            let step = self.stops.push(self.stream.push(bytes));
+            text.push_str(step.text);
+            if step.stopped() {
+                (self.finish, self.ended) = (Some(Finish::Stop), true);
+            }
         }
-        let step = self
-            .stops
-            .push(self.stream.push(self.tokenizer.token_bytes(token)));
-        if step.stopped() {
-            self.finish = Some(Finish::Stop);
-            self.flushed = true;
+        if self.left == 0 && !self.ended {
+            let held = self.last(None, Finish::Length);
+            text.push_str(&held.text);
         }
-        Ok(step.text.to_string())
+        Piece {
+            token: Some(token),
+            logprob: None,
+            text,
+            finish: self.finish,
+        }
     }
 
-    /// What was held back: the beginning of a character or of a stop text that did not come.
-    fn flush(&mut self) -> String {
-        self.flushed = true;
+    /// The last piece, with the text that was held back.
+    fn last(&mut self, token: Option<u32>, finish: Finish) -> Piece {
+        (self.finish, self.ended) = (Some(finish), true);
+        Piece {
+            token,
+            logprob: None,
+            text: self.held_back(),
+            finish: self.finish,
+        }
+    }
+
+    /// The beginning of a character or of a stop text that did not come.
+    fn held_back(&mut self) -> String {
         let mut text = self.stops.push(self.stream.finish()).text.to_string();
         text.push_str(self.stops.finish());
         text
     }
 }
 
-/// An iterator of text pieces. Every token that it shows has been read by the session.
+/// `logits[token] - log(sum(exp(logits)))`.
+fn logprob(logits: &[f32], token: u32) -> f32 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&x| f64::from(x - max).exp()).sum();
+    (f64::from(logits[token as usize] - max) - sum.ln()) as f32
+}
+
+/// An iterator of [`Piece`]s. Every token that it shows has been read by the session.
 pub struct Generate<'s> {
     session: &'s mut Session,
     generation: Generation,
+    hook: Option<&'s mut LogitsHook<'s>>,
 }
 
 impl<'s> Generate<'s> {
@@ -159,7 +259,15 @@ impl<'s> Generate<'s> {
         Ok(Generate {
             session,
             generation,
+            hook: None,
         })
+    }
+
+    /// Shows `hook` the logits `[vocab]` before each token is chosen by them; what it changes holds for that choice. A GPU
+    /// then sends all logits of every token.
+    pub fn on_logits(mut self, hook: &'s mut LogitsHook<'s>) -> Self {
+        self.hook = Some(hook);
+        self
     }
 
     /// Tokens generated so far, an end token included.
@@ -167,17 +275,18 @@ impl<'s> Generate<'s> {
         self.generation.tokens()
     }
 
-    /// Why it ended, once it has.
+    /// Why it ended, once it has; none if an error ended it.
     pub fn finish(&self) -> Option<Finish> {
         self.generation.finish()
     }
 }
 
 impl Iterator for Generate<'_> {
-    type Item = Result<String>;
+    type Item = Result<Piece>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.generation.next(self.session)
+        let hook = self.hook.as_deref_mut();
+        self.generation.next_with(self.session, hook)
     }
 }
 
@@ -188,5 +297,121 @@ impl Session {
     /// [`Error::Tokenizer`] if the model has no tokenizer.
     pub fn generate(&mut self, options: GenerateOptions) -> Result<Generate<'_>> {
         Generate::new(self, options)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session::SessionOptions;
+
+    fn session() -> Session {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tools/model/");
+        let model = Model::open(format!("{folder}waterline-chat.gguf")).expect("the model");
+        let mut options = SessionOptions {
+            threads: 1,
+            ..SessionOptions::default()
+        };
+        options.sampler.temperature = 0.0;
+        let mut session = Session::new(Arc::clone(&model), options).expect("a session");
+        let tokenizer = model.tokenizer().expect("a tokenizer");
+        let prompt = tokenizer.encode("Once upon a time").expect("tokens");
+        session.feed(&prompt).expect("read");
+        session
+    }
+
+    fn limited(max_tokens: usize) -> GenerateOptions {
+        GenerateOptions {
+            max_tokens,
+            stop_at_eos: false,
+            ..GenerateOptions::default()
+        }
+    }
+
+    fn text(pieces: &[Piece]) -> String {
+        pieces.iter().map(|piece| piece.text.as_str()).collect()
+    }
+
+    #[test]
+    fn pieces_have_tokens_and_logprobs_and_the_last_one_the_reason() {
+        let mut session = session();
+        let mut twin = session.fork().expect("a fork");
+        let mut options = limited(12);
+        options.logprobs = true;
+        let pieces: Result<Vec<Piece>> = session.generate(options).expect("begun").collect();
+        let pieces = pieces.expect("pieces");
+        assert_eq!(pieces.len(), 12);
+        for piece in &pieces {
+            let logits = twin.logits().expect("logits").to_vec();
+            let token = twin.step().expect("a step");
+            assert_eq!(piece.token, Some(token));
+            let sum: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
+            let expected = f64::from(logits[token as usize]) - sum.ln();
+            let found = f64::from(piece.logprob.expect("a log-probability"));
+            assert!((found - expected).abs() < 1e-5, "{found} {expected}");
+        }
+        assert_eq!(pieces[11].finish, Some(Finish::Length));
+        assert!(pieces[..11].iter().all(|piece| piece.finish.is_none()));
+    }
+
+    #[test]
+    fn a_hook_sees_logits_and_its_changes_hold_for_one_choice() {
+        let mut session = session();
+        let mut twin = session.fork().expect("a fork");
+        let expected = twin.logits().expect("logits").to_vec();
+        let best = twin.sample().expect("a token");
+        let mut seen = 0;
+        let mut hook = |logits: &mut [f32]| {
+            if seen == 0 {
+                assert_eq!(logits, expected);
+            }
+            logits[best as usize] = f32::NEG_INFINITY;
+            seen += 1;
+        };
+        let generated = session
+            .generate(limited(5))
+            .expect("begun")
+            .on_logits(&mut hook);
+        let pieces: Result<Vec<Piece>> = generated.collect();
+        let pieces = pieces.expect("pieces");
+        assert!(pieces.iter().all(|piece| piece.token != Some(best)));
+        assert_eq!(seen, 5);
+        // The session's own logits are those of the model.
+        for piece in &pieces {
+            twin.feed(&[piece.token.expect("a token")]).expect("read");
+        }
+        assert_eq!(session.logits().unwrap(), twin.logits().unwrap());
+    }
+
+    #[test]
+    fn an_error_comes_after_the_text_that_was_held_back() {
+        // All of the text is the beginning of a stop text; the fourth token fails.
+        let mut open = session();
+        let pieces: Result<Vec<Piece>> = open.generate(limited(3)).expect("begun").collect();
+        let whole = text(&pieces.expect("pieces"));
+        assert!(!whole.is_empty());
+        let model = Arc::clone(open.model());
+        let mut session = session();
+        let mut options = limited(100);
+        options.stop = vec![format!("{whole}\u{0}")];
+        let mut generation = Generation::new(&model, options).expect("begun");
+        let mut calls = 0;
+        let mut hook = |logits: &mut [f32]| {
+            calls += 1;
+            if calls == 4 {
+                logits.fill(f32::NAN);
+            }
+        };
+        let mut said = String::new();
+        let error = loop {
+            match generation.next_with(&mut session, Some(&mut hook)) {
+                Some(Ok(piece)) => said.push_str(&piece.text),
+                Some(Err(error)) => break error,
+                None => panic!("it ended without its error"),
+            }
+        };
+        assert_eq!(said, whole);
+        assert!(error.to_string().contains("logits"), "{error}");
+        assert!(generation.next(&mut session).is_none() && generation.finish().is_none());
     }
 }

@@ -44,18 +44,22 @@ pub use checkpoint::{Checkpoint, TextFiles};
 pub use cpu::{Pool, physical_cores};
 pub use cuda::Device;
 pub use error::{Error, Result};
-pub use generate::{Finish, Generate, GenerateOptions, Generation};
+pub use generate::{Finish, Generate, GenerateOptions, Generation, LogitsHook, Piece};
 pub use mixers::{Retained, RetainedPolicy};
 pub use model::Model;
 pub use program::Tensors;
 pub use sampler::{SamplerParams, SamplerState};
 pub use schedule::Schedule;
 pub use session::{
-    Batch, Canceller, ContextEnd, PhaseTime, Session, SessionOptions, StepForm, StepProgram,
+    Batch, Canceller, ContextEnd, PhaseTime, Session, SessionOptions, SessionPlan, StepForm,
+    StepProgram,
 };
 pub use spec::{LayerSpec, MlpSpec, ModelSpec, NormKind, Precision, WeightSpec};
 pub use state::{
     Kv, Snapshot, StateDtype, StateKind, StateOptions, StatePlan, StateTensorPlan, Touched,
 };
-pub use text::{ChatTemplate, Message, Piece, Role, TemplateOptions, TextStream, Tokenizer, Turns};
+pub use text::{
+    ChatTemplate, Message, Piece as PromptPiece, Role, TemplateOptions, TextStream, Tokenizer,
+    Turns,
+};
 pub use waterline_quant::Bytes;

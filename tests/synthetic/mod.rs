@@ -7,9 +7,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use waterline::TextFiles;
-use waterline::{
-    Checkpoint, LayerSpec, Model, ModelSpec, NormKind, SessionOptions, StateOptions, WeightSpec,
-};
+use waterline::{Checkpoint, LayerSpec, Model, ModelSpec, NormKind, SessionOptions, WeightSpec};
 use waterline_quant::{Bytes, F32, Tensor};
 
 /// A repeatable sequence of numbers.
@@ -130,14 +128,9 @@ pub fn model(spec: &ModelSpec, weights: &HashMap<String, Vec<f32>>) -> Arc<Model
 
 /// Options with 32-bit keys and values, and one thread: these models are too small to share.
 pub fn options(chunk: usize, context: usize) -> SessionOptions {
-    SessionOptions {
-        state: StateOptions {
-            context,
-            kv: waterline::Kv::F32,
-            log: 64,
-        },
-        chunk,
-        threads: 1,
-        ..SessionOptions::default()
-    }
+    let mut options = SessionOptions::default();
+    (options.state.context, options.state.log) = (context, 64);
+    options.state.kv = waterline::Kv::F32;
+    (options.chunk, options.threads) = (chunk, 1);
+    options
 }

@@ -53,6 +53,14 @@ impl DeviceArgs {
         })
     }
 
+    /// The GPU's number, if it is one.
+    pub fn gpu(&self) -> Option<usize> {
+        match self.choice.kind {
+            Kind::Cuda(ordinal) => Some(ordinal),
+            _ => None,
+        }
+    }
+
     /// As the user gave it.
     pub fn name(&self) -> &str {
         &self.choice.name

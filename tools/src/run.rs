@@ -197,7 +197,8 @@ impl Completion {
         let mut pieces = session.generate(args.limits.options(end))?;
         for piece in pieces.by_ref() {
             let piece = match piece {
-                Ok(piece) => piece,
+                Ok(piece) if piece.text.is_empty() => continue,
+                Ok(piece) => piece.text,
                 Err(error) => {
                     self.error = Some(error.into());
                     break;

@@ -56,18 +56,18 @@ pub struct SamplingArgs {
 impl SamplingArgs {
     /// The library's parameters.
     pub fn params(&self) -> SamplerParams {
-        SamplerParams {
-            temperature: if self.greedy { 0.0 } else { self.temperature },
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            repetition_penalty: self.repeat_penalty,
-            frequency_penalty: self.frequency_penalty,
-            presence_penalty: self.presence_penalty,
-            penalty_window: self.penalty_window,
-            seed: self.seed.unwrap_or_else(|| fastrand::u64(..)),
-            logit_bias: self.logit_bias.clone(),
-        }
+        let mut params = SamplerParams::default();
+        params.temperature = if self.greedy { 0.0 } else { self.temperature };
+        params.top_k = self.top_k;
+        params.top_p = self.top_p;
+        params.min_p = self.min_p;
+        params.repetition_penalty = self.repeat_penalty;
+        params.frequency_penalty = self.frequency_penalty;
+        params.presence_penalty = self.presence_penalty;
+        params.penalty_window = self.penalty_window;
+        params.seed = self.seed.unwrap_or(params.seed);
+        params.logit_bias.clone_from(&self.logit_bias);
+        params
     }
 }
 

@@ -30,11 +30,9 @@ pub struct StateArgs {
 impl StateArgs {
     /// The library's options.
     pub fn options(&self) -> StateOptions {
-        StateOptions {
-            context: self.context,
-            kv: self.kv,
-            ..StateOptions::default()
-        }
+        let mut options = StateOptions::default();
+        (options.context, options.kv) = (self.context, self.kv);
+        options
     }
 }
 
@@ -52,9 +50,9 @@ pub struct SessionArgs {
     /// Threads; 0 means one for each physical core. (bench takes several numbers by commas.)
     #[arg(long, value_name = "N", default_value = "0", value_delimiter = ',', value_parser = RangedU64ValueParser::<usize>::new().range(..=1024))]
     threads: Vec<usize>,
-    /// Most tokens of a prompt that are read at once; 64 on the CPU and 2048 on a GPU if it is not given.
-    #[arg(long, value_name = "N")]
-    chunk: Option<usize>,
+    /// Most tokens of a prompt that are read at once; 0 means 64 on the CPU and 2048 on a GPU.
+    #[arg(long, value_name = "N", default_value = "0")]
+    chunk: usize,
     /// How a GPU decodes: by one kernel that stays there for the whole token, by a recorded graph of kernels, or by
     /// whichever is faster for the model.
     #[arg(long, value_name = "HOW", default_value = "auto", value_parser = PossibleValuesParser::new(["auto", "persistent", "recorded"])
@@ -70,6 +68,11 @@ impl SessionArgs {
     /// Where it computes, as the user gave it.
     pub fn device(&self) -> &str {
         self.device.name()
+    }
+
+    /// The number of the GPU where it computes, if it is one.
+    pub fn gpu(&self) -> Option<usize> {
+        self.device.gpu()
     }
 
     /// The numbers of threads, as the user gave them.
@@ -103,11 +106,8 @@ impl SessionArgs {
             0 => 0,
             bytes => (bytes / model.plan(&self.state.options())?.bytes.max(1)).clamp(2, 16),
         };
-        let options = SessionOptions {
-            marks,
-            sampler,
-            ..self.options(self.device.open()?)?
-        };
+        let mut options = self.options(self.device.open()?)?;
+        (options.marks, options.sampler) = (marks, sampler);
         Ok(Session::new(Arc::clone(model), options)?)
     }
 
@@ -122,24 +122,14 @@ impl SessionArgs {
                 "--threads: expected one number; bench takes several",
             ));
         };
-        let chunk = match device {
-            None => SessionOptions::default().chunk,
-            Some(_) => 2048,
-        };
-        let state = self.state.options();
-        Ok(SessionOptions {
-            state,
-            context_end: if self.drop_oldest {
-                ContextEnd::DropOldest
-            } else {
-                ContextEnd::Refuse
-            },
-            chunk: self.chunk.unwrap_or(chunk),
-            threads,
-            device,
-            step: self.gpu_step,
-            ..SessionOptions::default()
-        })
+        let mut options = SessionOptions::default();
+        options.state = self.state.options();
+        if self.drop_oldest {
+            options.context_end = ContextEnd::DropOldest;
+        }
+        (options.chunk, options.threads) = (self.chunk, threads);
+        (options.device, options.step) = (device, self.gpu_step);
+        Ok(options)
     }
 }
 
@@ -160,16 +150,12 @@ pub struct LimitArgs {
 impl LimitArgs {
     /// The library's options; `end` ends an answer besides the model's own end token.
     pub fn options(&self, end: Option<u32>) -> GenerateOptions {
-        GenerateOptions {
-            max_tokens: self.max_tokens,
-            stop: self.stop.clone(),
-            stop_at_eos: !self.ignore_eos,
-            stop_tokens: if self.ignore_eos {
-                Vec::new()
-            } else {
-                end.into_iter().collect()
-            },
-        }
+        let mut options = GenerateOptions::default();
+        options.max_tokens = self.max_tokens;
+        options.stop.clone_from(&self.stop);
+        options.stop_at_eos = !self.ignore_eos;
+        options.stop_tokens.extend(end.filter(|_| !self.ignore_eos));
+        options
     }
 }
 
@@ -192,25 +178,12 @@ pub fn feed(session: &mut Session, tokens: &[u32]) -> waterline::Result<()> {
             .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     let terminal = std::io::stderr().is_terminal() && std::io::stdout().is_terminal();
     let start = Instant::now();
-    // Only the last token's logits are wanted, so pieces are larger than a chunk.
-    let piece = 8 * session.options().chunk;
-    let mut fed = 0;
-    for tokens in tokens.chunks(piece) {
-        if let Err(error) = session.feed(tokens) {
-            bar.finish_and_clear();
-            return Err(match error {
-                waterline::Error::Cancelled { fed: here } => {
-                    waterline::Error::Cancelled { fed: fed + here }
-                }
-                other => other,
-            });
-        }
-        fed += tokens.len();
+    let outcome = session.feed_with_progress(tokens, |read| {
         if terminal && bar.is_hidden() && start.elapsed() > PATIENCE {
             bar.set_draw_target(ProgressDrawTarget::stderr());
         }
-        bar.set_position(fed as u64);
-    }
+        bar.set_position(read as u64);
+    });
     bar.finish_and_clear();
-    Ok(())
+    outcome
 }

@@ -9,9 +9,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 use waterline::StateDtype;
-use waterline::{
-    Checkpoint, Device, Kv, Model, Session, SessionOptions, Snapshot, StateOptions, StepProgram,
-};
+use waterline::{Checkpoint, Device, Kv, Model, Session, SessionOptions, Snapshot, StepProgram};
 use waterline_quant::{F16, F32, Tensor};
 
 use crate::device::DeviceArgs;
@@ -211,25 +209,16 @@ fn read_four_ways(
     device: Option<Arc<Device>>,
     args: &Args,
 ) -> Result<Vec<(&'static str, Reading)>> {
-    let options = SessionOptions {
-        state: StateOptions {
-            context: tokens.len(),
-            kv: Kv::F32,
-            log: tokens.len(),
-        },
-        chunk: tokens.len(),
-        threads: args.threads,
-        device,
-        step: StepProgram::Persistent,
-        ..SessionOptions::default()
-    };
+    let mut options = SessionOptions::default();
+    (options.state.context, options.state.log) = (tokens.len(), tokens.len());
+    options.state.kv = Kv::F32;
+    (options.chunk, options.threads) = (tokens.len(), args.threads);
+    (options.device, options.step) = (device, StepProgram::Persistent);
     let (mut session, options) = match Session::new(Arc::clone(model), options.clone()) {
         Err(error @ waterline::Error::Device { .. }) if options.device.is_some() => {
             eprintln!("{error}");
-            let recorded = SessionOptions {
-                step: StepProgram::Recorded,
-                ..options
-            };
+            let mut recorded = options;
+            recorded.step = StepProgram::Recorded;
             (Session::new(Arc::clone(model), recorded.clone())?, recorded)
         }
         session => (session?, options),
@@ -259,10 +248,8 @@ fn read_four_ways(
     }
 
     if options.device.is_some() {
-        let options = SessionOptions {
-            step: StepProgram::Recorded,
-            ..options
-        };
+        let mut options = options;
+        options.step = StepProgram::Recorded;
         let mut twin = Session::new(Arc::clone(model), options)?;
         let mut logits = Vec::new();
         read_pieces(&mut twin, tokens, &single, &mut logits)?;

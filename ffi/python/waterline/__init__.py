@@ -8,12 +8,13 @@ import ctypes
 import enum
 import json
 import os
+import sys
 from ctypes import byref, c_size_t, c_uint32, c_void_p
 
 from . import _library as lib
 from ._library import Error, check, library
 
-__all__ = ["Device", "Error", "Finish", "Generation", "Model", "Session", "plan", "version"]
+__all__ = ["Cache", "Device", "Error", "Finish", "Generation", "Model", "Session", "plan", "version"]
 
 
 def version():
@@ -29,6 +30,13 @@ class Device(enum.IntEnum):
     CUDA = 2
 
 
+class Cache(enum.IntEnum):
+    """How keys and values of attention are stored."""
+
+    F16 = 0
+    F32 = 1
+
+
 class Finish(enum.IntEnum):
     """Why a generation ended."""
 
@@ -39,18 +47,22 @@ class Finish(enum.IntEnum):
     CALLER = 4
 
 
-def _set(params, values):
-    for name, value in values.items():
-        setattr(params, name, value)
-    return params
+def _sampler_params(values, params=None):
+    """The sampler's parameters: `values` in place of those of `params`, or of the defaults."""
+    values = dict(values)
+    if params is None:
+        params = lib.filled(lib.SamplerParams(), library.wl_sampler_params_init)
+    bias = values.pop("logit_bias", None)
+    if bias is not None:
+        params.bias, params.bias_count = (lib.LogitBias * len(bias))(*bias.items()), len(bias)
+    return params.set(values)
 
 
-def _sampler_params(values):
-    params = lib.filled(lib.SamplerParams(), library.wl_sampler_params_init)
-    bias = values.pop("logit_bias", {})
-    array = (lib.LogitBias * len(bias))(*bias.items())
-    params.bias, params.bias_count = array, len(bias)
-    return _set(params, values)
+def _known(values, names):
+    unknown = sorted(values.keys() - names)
+    if unknown:
+        raise TypeError(f"unknown parameters {unknown}; known are {sorted(names)}")
+    return values
 
 
 _SAMPLER = {name for name, _ in lib.SamplerParams._fields_} - {"size", "reserved", "bias", "bias_count"} | {"logit_bias"}
@@ -58,19 +70,16 @@ _SESSION = {name for name, _ in lib.SessionParams._fields_} - {"size", "sampler"
 
 
 def _session_params(values):
-    unknown = values.keys() - _SAMPLER - _SESSION
-    if unknown:
-        raise TypeError(f"unknown parameters {sorted(unknown)}; known are {sorted(_SAMPLER | _SESSION)}")
+    _known(values, _SAMPLER | _SESSION)
     params = lib.filled(lib.SessionParams(), library.wl_session_params_init)
     sampler = _sampler_params({name: value for name, value in values.items() if name in _SAMPLER})
     params.sampler = ctypes.pointer(sampler)
-    return _set(params, {name: value for name, value in values.items() if name in _SESSION})
+    return params.set({name: value for name, value in values.items() if name in _SESSION})
 
 
 def _generate_params(max_tokens, stop, stop_tokens, ignore_end):
     params = lib.filled(lib.GenerateParams(), library.wl_generate_params_init)
-    if max_tokens is not None:
-        params.max_tokens = max_tokens
+    params.set({"max_tokens": max_tokens})
     texts = [text.encode() for text in ([stop] if isinstance(stop, str) else stop)]
     params.stop, params.stop_count = (ctypes.c_char_p * len(texts))(*texts), len(texts)
     tokens = list(stop_tokens)
@@ -109,29 +118,29 @@ class _Closing:
 
 
 class Model(_Closing):
-    """A model: weights and description, shared by any number of sessions."""
+    """A model: weights and description, shared by any number of sessions. `device=Device.CUDA, gpu=N` is GPU number N."""
 
-    def __init__(self, path, device=Device.AUTO):
+    def __init__(self, path, device=Device.AUTO, gpu=0):
         """Opens a GGUF file or a Hugging Face directory."""
-        self._open(library.wl_model_open, device, os.fsencode(path))
+        self._open(library.wl_model_open, device, gpu, os.fsencode(path))
 
     @classmethod
-    def builtin(cls, device=Device.AUTO):
+    def builtin(cls, device=Device.AUTO, gpu=0):
         """The model that is part of the library."""
         model = cls.__new__(cls)
-        model._open(library.wl_model_builtin, device)
+        model._open(library.wl_model_builtin, device, gpu)
         return model
 
     @classmethod
-    def from_bytes(cls, content, device=Device.AUTO):
+    def from_bytes(cls, content, device=Device.AUTO, gpu=0):
         """A GGUF file that lies in memory."""
         model = cls.__new__(cls)
-        model._open(library.wl_model_from_memory, device, bytes(content), len(content))
+        model._open(library.wl_model_from_memory, device, gpu, bytes(content), len(content))
         return model
 
-    def _open(self, function, device, *arguments):
+    def _open(self, function, device, gpu, *arguments):
         params = lib.filled(lib.ModelParams(), library.wl_model_params_init)
-        params.device = device
+        params.set({"device": Device(device), "gpu": gpu})
         self._handle = lib.make(library.wl_model_free, function, *arguments, byref(params))
 
     @property
@@ -251,11 +260,46 @@ class Session(_Closing):
         return Generation(self)
 
     def say(self, message, max_tokens=None, stop=(), stop_tokens=(), ignore_end=False):
-        """Sends a message: an iterator of the pieces of the answer."""
+        """Sends a message: an iterator of the pieces of the answer.
+
+        `message` is a text, or a whole history of {"role", "content"} that ends with the user's message: as by
+        `set_messages`, only what is new of it is read."""
         params = _generate_params(max_tokens, stop, stop_tokens, ignore_end)
+        if not isinstance(message, str):
+            *history, last = message
+            if last["role"] != "user":
+                raise ValueError(f"the last message has the role {last['role']!r}, expected 'user'")
+            self.set_messages(history)
+            message = last["content"]
         message = message.encode()
         check(library.wl_chat_start(self._value, message, len(message), byref(params)))
         return Generation(self)
+
+    def set_messages(self, messages):
+        """Begins the conversation with messages that were said elsewhere, dicts of "role" and "content": the last one an
+        answer. Where they begin with what was said here, only what is new is read."""
+        texts = []
+        for message in messages:
+            _known(message, {"role", "content"})
+            texts.append([message[name].encode() for name in ("role", "content")])
+            if b"\0" in texts[-1][1]:
+                raise ValueError("the content of a message has a zero byte")
+        array = (lib.Message * len(texts))(*(lib.Message(*pair) for pair in texts))
+        check(library.wl_chat_set_messages(self._value, array, len(texts)))
+
+    def on_progress(self, function):
+        """Calls `function(read, total)` while a prompt is read, after every chunk; None ends it. If it returns False the
+        call is cancelled; if it raises, too, and the exception is shown by sys.excepthook."""
+        def call(read, total, _):
+            try:
+                return function(read, total) is False
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+                return True
+
+        callback = lib.PROGRESS(call) if function is not None else lib.PROGRESS()
+        check(library.wl_session_set_progress(self._value, callback, None))
+        self._progress = callback
 
     def system(self, text):
         """Sets the instructions ahead of the conversation."""
@@ -275,9 +319,23 @@ class Session(_Closing):
         check(library.wl_chat_messages_json(self._value, room, len(room), byref(length)))
         return json.loads(room.value)
 
+    @property
+    def sampler(self):
+        """How tokens are chosen, the seed that was drawn included."""
+        params = self._sampler()
+        found = params.as_dict()
+        bias, count = found.pop("bias"), found.pop("bias_count")
+        return {**found, "logit_bias": {bias[i].token: bias[i].bias for i in range(count)}}
+
+    def _sampler(self):
+        params = lib.SamplerParams()
+        check(library.wl_session_get_sampler(self._value, byref(params)))
+        return params
+
     def set_sampler(self, **params):
-        """Changes how tokens are chosen; what is not given has its default."""
-        check(library.wl_session_set_sampler(self._value, byref(_sampler_params(params))))
+        """Changes how tokens are chosen; what is not given stays. A new seed restarts the random numbers."""
+        _known(params, _SAMPLER)
+        check(library.wl_session_set_sampler(self._value, byref(_sampler_params(params, self._sampler()))))
 
     def state(self):
         """The whole session as bytes."""
@@ -316,21 +374,22 @@ class Session(_Closing):
         check(library.wl_session_reset(self._value))
 
     def cancel(self):
-        """Ends the call that another thread is in, or else the next one."""
+        """Ends the call that another thread is in, or the generation that is going on; one that comes late does nothing."""
         check(library.wl_session_cancel(self._value))
 
     def clear_cancel(self):
-        """Forgets a `cancel` that no call has seen."""
+        """Forgets a `cancel` that came between two pieces of a generation."""
         check(library.wl_session_clear_cancel(self._value))
 
 
 class Generation:
-    """An iterator of pieces of text. After it, `finish` says why it ended and `tokens` how many tokens there were. Any
-    other call on the session ends it early."""
+    """An iterator of pieces of text. After it, `finish` says why it ended, `tokens` how many tokens there were and
+    `seconds` what they took; `prompt_tokens` and `prompt_seconds` say the same of the message before. Any other call on
+    the session ends it early."""
 
     def __init__(self, session):
         self._session = session
-        self.finish = self.tokens = None
+        self.finish = self.tokens = self.seconds = self.prompt_tokens = self.prompt_seconds = None
 
     def __iter__(self):
         return self
@@ -341,6 +400,8 @@ class Generation:
         text, length, result = c_void_p(), c_size_t(), lib.GenerateResult()
         check(library.wl_generate_next(self._session._value, byref(text), byref(length), byref(result)))
         if text.value is None:
-            self.finish, self.tokens = Finish(result.finish), result.tokens
+            self.finish = Finish(result.finish)
+            self.tokens, self.seconds = result.tokens, result.seconds
+            self.prompt_tokens, self.prompt_seconds = result.prompt_tokens, result.prompt_seconds
             raise StopIteration
         return ctypes.string_at(text.value, length.value).decode()

@@ -2,8 +2,10 @@
 
 import ctypes
 import ctypes.util
+import operator
 import os
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+import re
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
 ABI_VERSION = 1
@@ -18,6 +20,24 @@ class Error(Exception):
         self.status = status
 
 
+# What the library's sentences call by its name in C, and its name here.
+_NAMES = [
+    (r"wl_\w+_params\.bias\b", "logit_bias"),
+    (r"wl_\w+_params\.(\w+)", r"\1"),
+    (r"WL_DEVICE_(\w+)", r"Device.\1"),
+    (r"wl_model_open", "Model"),
+    (r"wl_session_reset", "reset"),
+    (r"wl_chat_(\w+)", r"\1"),
+]
+
+
+def in_python(sentence):
+    """A sentence of the library with the names of this package."""
+    for name, here in _NAMES:
+        sentence = re.sub(name, here, sentence)
+    return sentence
+
+
 class Tagged(ctypes.Structure):
     """A struct that begins with its size."""
 
@@ -28,9 +48,22 @@ class Tagged(ctypes.Structure):
     def as_dict(self):
         return {name: getattr(self, name) for name, _ in self._fields_ if name not in ("size", "reserved")}
 
+    def set(self, values):
+        """Sets fields by name; None leaves the default. ctypes would cut a number that is too large for its field."""
+        types = dict(self._fields_)
+        for name, value in values.items():
+            if value is None:
+                continue
+            if types[name] in (c_uint32, c_uint64, c_size_t):
+                value, most = operator.index(value), 256 ** ctypes.sizeof(types[name]) - 1
+                if not 0 <= value <= most:
+                    raise ValueError(f"{name}: found {value}, expected 0 to {most}")
+            setattr(self, name, value)
+        return self
+
 
 class ModelParams(Tagged):
-    _fields_ = [("size", c_uint32), ("device", c_uint32)]
+    _fields_ = [("size", c_uint32), ("device", c_uint32), ("gpu", c_uint32)]
 
 
 class ModelInfo(Tagged):
@@ -82,7 +115,17 @@ class GenerateParams(Tagged):
 
 
 class GenerateResult(Tagged):
-    _fields_ = [("size", c_uint32), ("finish", c_uint32), ("tokens", c_uint64)]
+    _fields_ = [
+        ("size", c_uint32), ("finish", c_uint32), ("tokens", c_uint64), ("prompt_tokens", c_uint64),
+        ("prompt_seconds", c_double), ("seconds", c_double),
+    ]
+
+
+class Message(ctypes.Structure):
+    _fields_ = [("role", c_char_p), ("content", c_char_p)]
+
+
+PROGRESS = ctypes.CFUNCTYPE(c_int, c_uint64, c_uint64, c_void_p)
 
 
 # A handle is a number to Python; the strings come back as pointers, since most are no C strings.
@@ -111,6 +154,8 @@ FUNCTIONS = {
     "wl_session_reset": [HANDLE],
     "wl_session_get_info": [HANDLE, POINTER(SessionInfo)],
     "wl_session_set_sampler": [HANDLE, POINTER(SamplerParams)],
+    "wl_session_get_sampler": [HANDLE, POINTER(SamplerParams)],
+    "wl_session_set_progress": [HANDLE, PROGRESS, c_void_p],
     "wl_session_cancel": [HANDLE],
     "wl_session_clear_cancel": [HANDLE],
     "wl_session_mark": [HANDLE],
@@ -122,6 +167,7 @@ FUNCTIONS = {
     "wl_generate_start": [HANDLE, POINTER(GenerateParams)],
     "wl_generate_next": [HANDLE, POINTER_OUT, SIZE_OUT, POINTER(GenerateResult)],
     "wl_chat_system": [HANDLE, TEXT, c_size_t],
+    "wl_chat_set_messages": [HANDLE, POINTER(Message), c_size_t],
     "wl_chat_start": [HANDLE, TEXT, c_size_t, POINTER(GenerateParams)],
     "wl_chat_undo": [HANDLE],
     "wl_chat_messages_json": [HANDLE, c_char_p, c_size_t, SIZE_OUT],
@@ -164,7 +210,8 @@ library = _declare(_find())
 def check(status):
     """Raises what a status other than WL_OK means."""
     if status:
-        raise Error(library.wl_status_name(status).decode(), library.wl_last_error().decode("utf-8", "replace"))
+        sentence = library.wl_last_error().decode("utf-8", "replace")
+        raise Error(library.wl_status_name(status).decode(), in_python(sentence))
 
 
 def filled(params, init):

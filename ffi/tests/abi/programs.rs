@@ -66,6 +66,54 @@ fn a_c_program_chats() {
 }
 
 #[test]
+fn a_newcomer_completes_and_talks() {
+    let said = run_on(build("cc", "tests/programs/newcomer.c"), "");
+    let lines: Vec<&str> = said.lines().collect();
+    let name = lines.len().checked_sub(2).map_or("", |at| lines[at]);
+    assert!(name.contains("Anna") && lines.last() == Some(&"short"), "{said}");
+}
+
+#[test]
+fn a_history_is_read_at_once_and_its_seed_gives_the_same_words() {
+    let program = build("cc", "examples/c/history.c");
+    let said = run_on(&program, "");
+    assert!(said.contains("Miso") && said.contains("seed 42"), "{said}");
+    let answer = |said: &str| said.lines().next().map(String::from);
+    assert_eq!(answer(&said), answer(&run_on(&program, "")));
+}
+
+/// A program finds the library in each way that README.md tells: by rpath, by LD_LIBRARY_PATH, or not at all.
+#[test]
+fn readme_says_how_a_program_finds_the_library() {
+    let readme = std::fs::read_to_string(source("README.md")).expect("README.md");
+    let program = scratch("waterline-programs").join("found");
+    let library = prefix().join("lib");
+    let compile = |flags: &str| {
+        let line = "cc chat.c -o chat $(pkg-config --cflags --libs waterline)";
+        assert!(readme.contains(line) && readme.contains(flags), "{flags}");
+        let rpath = flags.replace("PREFIX", &prefix().display().to_string());
+        let line = line.replace("chat.c", &source("examples/c/chat.c").display().to_string());
+        let line = line.replace("-o chat", &format!("-o {}", program.display()));
+        let mut shell = Command::new("sh");
+        shell
+            .args(["-c", &format!("{line} {rpath}")])
+            .env("PKG_CONFIG_PATH", library.join("pkgconfig"));
+        succeeds(&mut shell);
+    };
+    compile("");
+    let mut plain = Command::new(&program);
+    let missing = plain.env_remove("LD_LIBRARY_PATH").output().expect("it starts");
+    let said = String::from_utf8_lossy(&missing.stderr);
+    assert!(!missing.status.success() && said.contains("libwaterline.so"), "{said}");
+    answers_with_the_name(&run(
+        Command::new(&program).env("LD_LIBRARY_PATH", &library),
+        CONVERSATION,
+    ));
+    compile("-Wl,-rpath,PREFIX/lib");
+    answers_with_the_name(&run_on(&program, CONVERSATION));
+}
+
+#[test]
 fn the_contract_holds() {
     let program = build("cc", "tests/programs/contract.c");
     let said = succeeds(Command::new(program).arg(scratch("waterline-contract"))).stdout;

@@ -27,6 +27,57 @@ fn the_package_keeps_its_promises() {
 }
 
 #[test]
+fn a_newcomer_tells_a_story_and_talks() {
+    let python = std::env::var("WATERLINE_PYTHON").unwrap_or_else(|_| "python3".into());
+    if !has(&python, &["-c", "import ctypes"]) {
+        return;
+    }
+    let mut command = Command::new(python);
+    command
+        .arg(source("tests/programs/newcomer.py"))
+        .env("PYTHONPATH", source("python"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("WATERLINE_LIBRARY", prefix().join("lib/libwaterline.so"));
+    let said = String::from_utf8_lossy(&succeeds(&mut command).stdout).into_owned();
+    assert!(said.contains("Anna") && said.ends_with("0.0 True\nWL_ERROR_IO\n"), "{said}");
+}
+
+/// The wheel of `ffi/wheel`, installed into a clean environment where neither compiler nor cargo is on the path.
+#[test]
+fn the_wheel_needs_no_compiler() {
+    let Some(python) = python() else { return };
+    let tools = "import pip, venv, setuptools.command.bdist_wheel";
+    if !has(&python, &["-c", tools]) {
+        return;
+    }
+    let folder = scratch("waterline-wheel");
+    let mut wheel = Command::new(source("wheel"));
+    wheel
+        .arg("--library")
+        .arg(prefix().join("lib/libwaterline.so"))
+        .arg("--out")
+        .arg(&folder)
+        .env("PYTHON", &python);
+    let said = String::from_utf8_lossy(&succeeds(&mut wheel).stdout).into_owned();
+    let file = said.trim();
+    assert!(file.contains("-py3-none-manylinux_2_"), "{said}");
+    let clean = folder.join("environment");
+    succeeds(Command::new(&python).args(["-m", "venv", "--clear"]).arg(&clean));
+    let bin = clean.join("bin");
+    let alone = |program: &str| {
+        let mut command = Command::new(bin.join(program));
+        command.env_clear().env("PATH", &bin).env("HOME", &folder);
+        command
+    };
+    let mut pip = alone("python");
+    pip.args(["-m", "pip", "install", "--quiet", "--no-index", "--force-reinstall"])
+        .args(["--disable-pip-version-check", file]);
+    succeeds(&mut pip);
+    let said = succeeds(alone("python").arg(source("tests/programs/newcomer.py"))).stdout;
+    assert!(String::from_utf8_lossy(&said).contains("Anna"));
+}
+
+#[test]
 fn the_package_installs_with_pip_alone() {
     let Some(python) = python() else { return };
     let tools = "import pip, setuptools.command.bdist_wheel";

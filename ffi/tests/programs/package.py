@@ -33,11 +33,68 @@ with Model.builtin() as model:
     assert "absent" in refused("WL_ERROR_IO", Model, folder / "absent.gguf")
     assert "CUDA" in refused("WL_ERROR_UNSUPPORTED", Model.builtin, Device.CUDA)
     assert "temperature" in refused("WL_ERROR_ARGUMENT", model.session, temperature=-1)
-    try:
-        model.session(temprature=1)
-        raise AssertionError
-    except TypeError as error:
-        assert "temprature" in str(error)
+    def raises(exception, part, call, *arguments, **named):
+        try:
+            call(*arguments, **named)
+        except exception as error:
+            assert part in str(error), error
+        else:
+            raise AssertionError(f"{call} was not refused")
+
+    # Unknown names and numbers that C would cut are refused everywhere, with the caller's names.
+    with model.session(temperature=0) as any_session:
+        raises(TypeError, "temprature", model.session, temprature=1)
+        raises(TypeError, "threds", model.plan, threds=1)
+        raises(TypeError, "temprature", any_session.set_sampler, temprature=1)
+        raises(TypeError, "max_token", any_session.generate, max_token=1)
+        raises(TypeError, "max_token", any_session.say, "Hi.", max_token=1)
+        raises(TypeError, "name", any_session.set_messages, [{"role": "user", "content": "Hi.", "name": "x"}])
+        raises(ValueError, "max_tokens: found -5", any_session.say, "Hi.", max_tokens=-5)
+        raises(ValueError, "threads: found -1", model.session, threads=-1)
+        raises(ValueError, "7", Model.builtin, 7)
+        assert "Device.CUDA" in refused("WL_ERROR_ARGUMENT", Model.builtin, Device.CPU, 1)
+        list(any_session.say("Hi.", max_tokens=2))
+        assert "undo" in refused("WL_ERROR_REWIND", any_session.rewind, 0)
+
+    # The sampler is read back; what is not given stays; nobody's seed is drawn.
+    with model.session(top_k=3) as one, model.session() as two:
+        assert one.sampler["seed"] != two.sampler["seed"]
+        one.set_sampler(logit_bias={5: -1.5}, seed=7)
+        one.set_sampler(temperature=0.25)
+        expected = {"top_k": 3, "temperature": 0.25, "seed": 7, "logit_bias": {5: -1.5}}
+        assert expected.items() <= one.sampler.items()
+
+    # How a prompt comes along, and a progress that cancels.
+    with model.session(chunk=4, temperature=0) as slow:
+        seen = []
+        slow.on_progress(lambda read, total: seen.append((read, total)))
+        slow.feed(range(1, 11))
+        assert seen == [(4, 10), (8, 10), (10, 10)]
+        slow.on_progress(lambda read, total: False)
+        refused("WL_CANCELLED", slow.feed, range(10))
+        slow.on_progress(None)
+        slow.feed([1])
+
+    # A history at once; one that goes on is read from where it goes on.
+    with model.session(temperature=0) as told:
+        history = [
+            {"role": "user", "content": "My name is Anna."},
+            {"role": "assistant", "content": "Nice to meet you, Anna!"},
+            {"role": "user", "content": "What is my name?"},
+        ]
+        pieces = told.say(history)
+        answer = "".join(pieces)
+        assert "Anna" in answer and pieces.seconds > 0 and pieces.prompt_seconds > 0
+        read = pieces.prompt_tokens
+        history += [{"role": "assistant", "content": answer}, {"role": "user", "content": "Hello!"}]
+        before = told.position
+        pieces = told.say(history)
+        list(pieces)
+        assert told.position - before == pieces.prompt_tokens + pieces.tokens < read + before
+        assert [message["role"] for message in told.messages] == ["user", "assistant"] * 3
+        raises(ValueError, "assistant", told.say, history[:2])
+        told.cancel()
+        assert "".join(told.say("Hello again!"))
 
     # The plan of the file, before it is loaded, is that of the session.
     planned = plan(gguf, threads=1, marks=2)

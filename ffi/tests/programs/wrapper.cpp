@@ -68,6 +68,16 @@ int main()
     fork.generate(into(three), limits);
     CHECK(!one.empty() && one == two && one == three);
 
+    moved.set_messages({{"user", "My name is Bob."}, {"assistant", "Nice to meet you, Bob!"}});
+    one.clear();
+    moved.say("What is my name?", into(one));
+    CHECK(one.find("Bob") != std::string::npos && moved.sampler().temperature == 0);
+    uint64_t read = 0;
+    moved.set_progress([](uint64_t now, uint64_t, void *user) { return *static_cast<uint64_t *>(user) = now, 0; }, &read);
+    moved.feed(model.tokenize("Hello"));
+    CHECK(read > 0);
+    moved.set_progress(nullptr);
+
     moved.reset();
     moved.say("My name is Anna.", [](std::string_view) { return true; });
     one.clear();

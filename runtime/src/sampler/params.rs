@@ -8,6 +8,7 @@ const MAX_PENALTY_WINDOW: usize = 1 << 16;
 /// temperature, top-k, top-p, min-p, draw.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
+#[non_exhaustive]
 pub struct SamplerParams {
     /// Divides the logits; 0 always takes the most probable token.
     pub temperature: f32,
@@ -25,7 +26,7 @@ pub struct SamplerParams {
     pub presence_penalty: f32,
     /// How many of the last tokens the three penalties look at; 0 turns them off.
     pub penalty_window: usize,
-    /// Seed of the random numbers.
+    /// Seed of the random numbers; a new one in each default.
     pub seed: u64,
     /// Added to the logits of these tokens; several entries for a token add up. Must be finite:
     /// -1e9 forbids a token.
@@ -43,7 +44,7 @@ impl Default for SamplerParams {
             frequency_penalty: 0.0,
             presence_penalty: 0.0,
             penalty_window: 64,
-            seed: 0,
+            seed: fastrand::u64(..),
             logit_bias: Vec::new(),
         }
     }

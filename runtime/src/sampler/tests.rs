@@ -9,6 +9,7 @@ pub(crate) fn neutral() -> SamplerParams {
         top_k: 0,
         top_p: 1.0,
         min_p: 0.0,
+        seed: 0,
         ..Default::default()
     }
 }

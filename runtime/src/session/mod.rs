@@ -8,7 +8,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub use batch::Batch;
-pub use options::{Canceller, ContextEnd, PhaseTime, SessionOptions, StepForm, StepProgram};
+pub use options::{
+    Canceller, ContextEnd, PhaseTime, SessionOptions, SessionPlan, StepForm, StepProgram,
+};
 
 use crate::cpu::{self, Pool, physical_cores};
 use crate::cuda;
@@ -19,13 +21,6 @@ use crate::state::{Arena, HEADER, LOG, LOGITS, SAMPLER, Size};
 
 /// Tokens whose logits [`Session::feed_each`] computes in one pass over the output matrix.
 const LOGIT_ROWS: usize = 16;
-
-fn check_chunk(chunk: usize) -> Result<()> {
-    if chunk == 0 || chunk > 1 << 16 {
-        return Err(Error::invalid("chunk", "must be 1 to 65536 tokens"));
-    }
-    Ok(())
-}
 
 /// What computes, and where the state lies.
 enum Engine {
@@ -58,8 +53,8 @@ pub struct Session {
 
 impl Session {
     /// Allocates a session on `model`.
-    pub fn new(model: Arc<Model>, options: SessionOptions) -> Result<Self> {
-        check_chunk(options.chunk)?;
+    pub fn new(model: Arc<Model>, mut options: SessionOptions) -> Result<Self> {
+        options.chunk = options.chunk_size()?;
         let plan = Arc::new(model.plan(&options.state)?);
         // Before anything is touched: a state and marks that can never fit.
         let bytes = plan.bytes.saturating_mul(options.marks.saturating_add(1));
@@ -114,21 +109,23 @@ impl Session {
         Ok(session)
     }
 
-    /// Bytes that a session on `model` would allocate: of its state, and of working memory and marks. As
-    /// [`Session::state_bytes`] and [`Session::work_bytes`] say afterwards.
-    pub fn plan(model: &Model, options: &SessionOptions) -> Result<(usize, usize)> {
-        check_chunk(options.chunk)?;
-        let state = model.plan(&options.state)?.bytes;
+    /// What a session on `model` would allocate. As [`Session::state_bytes`] and, on the CPU, [`Session::work_bytes`] say
+    /// afterwards.
+    pub fn plan(model: &Model, options: &SessionOptions) -> Result<SessionPlan> {
+        let chunk = options.chunk_size()?;
+        let state_bytes = model.plan(&options.state)?.bytes;
         let threads = match (&options.pool, options.threads) {
             (Some(pool), _) => pool.threads(),
             (None, 0) => physical_cores(),
             (None, threads) => threads,
         };
-        let work = cpu::Engine::plan(model.program(), threads, options.chunk);
-        Ok((
-            state,
-            work.saturating_add(state.saturating_mul(options.marks)),
-        ))
+        let work = cpu::Engine::plan(model.program(), threads, chunk);
+        Ok(SessionPlan {
+            state_bytes,
+            work_bytes: work.saturating_add(state_bytes.saturating_mul(options.marks)),
+            threads,
+            chunk,
+        })
     }
 
     /// The model.
@@ -271,6 +268,25 @@ impl Session {
         )
     }
 
+    /// As [`Session::feed`]; `progress(read)` is called after every chunk with the number of tokens read so far.
+    ///
+    /// # Errors
+    /// As [`Session::feed`].
+    pub fn feed_with_progress(
+        &mut self,
+        tokens: &[u32],
+        mut progress: impl FnMut(usize),
+    ) -> Result<()> {
+        self.read(
+            tokens,
+            |session, chunk| session.write_logits(chunk - 1),
+            |_, (first, length)| {
+                progress(first + length);
+                Ok(())
+            },
+        )
+    }
+
     /// Reads tokens and shows the logits after each one: `each(index, logits)`.
     ///
     /// # Errors
@@ -404,6 +420,19 @@ impl Session {
     /// # Errors
     /// [`Error::Invalid`] before the first token, or if the logits are not finite.
     pub fn sample(&mut self) -> Result<u32> {
+        self.choose(None)
+    }
+
+    /// Chooses a token by these logits `[vocab]` in place of the last ones, without reading it.
+    ///
+    /// # Errors
+    /// As [`Session::sample`].
+    pub fn sample_from(&mut self, logits: &[f32]) -> Result<u32> {
+        self.choose(Some(logits))
+    }
+
+    /// Chooses a token by these logits or the last ones.
+    fn choose(&mut self, logits: Option<&[f32]>) -> Result<u32> {
         if self.position() == 0 {
             return Err(Error::invalid("sample", "no token has been read yet"));
         }
@@ -417,9 +446,10 @@ impl Session {
         };
         let used = (read as usize).min(log.len());
         let recent = (&log[split..used], &log[..split]);
-        let logits = match &self.engine {
-            Engine::Cpu(_) => self.arena.slot(LOGITS),
-            Engine::Cuda(engine) => engine.logits()?,
+        let logits = match (logits, &self.engine) {
+            (Some(logits), _) => logits,
+            (None, Engine::Cpu(_)) => self.arena.slot(LOGITS),
+            (None, Engine::Cuda(engine)) => engine.logits()?,
         };
         let token = self.sampler.sample(logits, recent, &mut state)?;
         self.arena.slot_mut::<SamplerState>(SAMPLER)[0] = state;

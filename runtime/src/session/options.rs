@@ -5,8 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::cpu::Pool;
 use crate::cuda::Device;
+use crate::error::{Error, Result};
 use crate::sampler::SamplerParams;
 use crate::state::StateOptions;
+
+/// Most tokens that are read at once.
+const LARGEST_CHUNK: usize = 1 << 16;
 
 /// What happens when full attention's context is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -20,12 +24,13 @@ pub enum ContextEnd {
 
 /// What a user chooses about a session.
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct SessionOptions {
     /// The state.
     pub state: StateOptions,
     /// At the end of the context.
     pub context_end: ContextEnd,
-    /// Most tokens that are read at once.
+    /// Most tokens that are read at once, at most 65536; 0 means what suits the device: 64 on the CPU, 2048 on a GPU.
     pub chunk: usize,
     /// Threads, the caller's included; 0 means one for each physical core. Not used if `pool` is given.
     pub threads: usize,
@@ -39,6 +44,40 @@ pub struct SessionOptions {
     pub device: Option<Arc<Device>>,
     /// How a step runs there.
     pub step: StepProgram,
+}
+
+impl SessionOptions {
+    /// The most tokens that are read at once.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there are too many.
+    pub(super) fn chunk_size(&self) -> Result<usize> {
+        match (self.chunk, &self.device) {
+            (0, None) => Ok(64),
+            (0, Some(_)) => Ok(2048),
+            (chunk @ ..=LARGEST_CHUNK, _) => Ok(chunk),
+            (chunk, _) => Err(Error::invalid(
+                "chunk",
+                format!(
+                    "found {chunk} tokens, expected at most {LARGEST_CHUNK}, or 0 for what suits the device"
+                ),
+            )),
+        }
+    }
+}
+
+/// The memory of a session, in bytes. It never changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SessionPlan {
+    /// The state.
+    pub state_bytes: usize,
+    /// Working memory on the CPU, and marks.
+    pub work_bytes: usize,
+    /// Threads that compute.
+    pub threads: usize,
+    /// Most tokens that are read at once.
+    pub chunk: usize,
 }
 
 /// How a step runs on a GPU.
@@ -103,7 +142,7 @@ impl Default for SessionOptions {
         SessionOptions {
             state: StateOptions::default(),
             context_end: ContextEnd::Refuse,
-            chunk: 64,
+            chunk: 0,
             threads: 0,
             pool: None,
             marks: 0,

@@ -96,6 +96,7 @@ pub enum Kv {
 
 /// What a user chooses about a session's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct StateOptions {
     /// Tokens that full attention can look back on.
     pub context: usize,

@@ -310,25 +310,55 @@ impl Turns {
     /// [`Error::Invalid`] if the messages are not an optional system message, then user and
     /// assistant by turns.
     pub fn restore(&mut self, messages: Vec<Message>) -> Result<()> {
-        let system = messages
-            .first()
-            .is_some_and(|message| message.role == Role::System) as usize;
-        let expected = [Role::User, Role::Assistant].into_iter().cycle();
-        for (index, (message, expected)) in messages.iter().skip(system).zip(expected).enumerate() {
-            if message.role != expected {
-                return Err(Error::Invalid {
-                    what: "saved conversation".into(),
-                    reason: format!(
-                        "message {} has the role {}, expected {}",
-                        index + system,
-                        message.role.name(),
-                        expected.name()
-                    ),
-                });
-            }
-        }
+        check_roles("saved conversation", &messages)?;
         self.messages = messages;
         Ok(())
+    }
+
+    /// Takes over messages that were said elsewhere and begin with those here. Returns the tokens of each turn that is
+    /// new, up to the end of its answer; [`end`](Self::end) follows each answer. On an error the conversation is as before.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if they are not an optional system message, then user and assistant by turns, the last one an
+    /// answer; [`Error::Template`] if the template refuses them.
+    pub fn extend(&mut self, messages: Vec<Message>) -> Result<Vec<Vec<u32>>> {
+        check_roles("messages", &messages)?;
+        if messages.last().is_some_and(|last| last.role == Role::User) {
+            let reason = "the last one has no answer yet; send it as the next message";
+            return Err(invalid(reason, "messages"));
+        }
+        if !messages.iter().any(|message| message.role == Role::User) {
+            let system = messages.first();
+            self.system(system.map_or("", |message| &message.content))?;
+            return Ok(Vec::new());
+        }
+        let rendered = placeholders(&messages);
+        let rendered = self.template.render_with(&rendered, false, &self.options)?;
+        let parts = parts(&rendered, &messages)?;
+        let (mut turns, mut start) = (Vec::new(), 0);
+        let is_answer = |index: &usize| messages[*index].role == Role::Assistant;
+        for answer in (0..messages.len()).filter(is_answer) {
+            let at = parts.iter().rposition(|part| part.message == Some(answer));
+            let at = at.filter(|&at| at >= start);
+            let at = at.ok_or_else(|| template("it leaves out an answer"))?;
+            let pieces: Vec<Piece> = parts[start..=at].iter().map(|part| part.piece).collect();
+            let tokens = self.tokenizer.encode_pieces(&pieces, start == 0)?;
+            let end: &[u32] = if start == 0 { &[] } else { &self.end };
+            let tokens = tokens.strip_prefix(end).ok_or_else(|| {
+                template("it closes an answer differently when a message follows")
+            })?;
+            if answer >= self.messages.len() {
+                turns.push(tokens.to_vec());
+            }
+            start = at + 1;
+        }
+        self.messages = messages;
+        Ok(turns)
+    }
+
+    /// What the template puts behind an answer, up to the token that closes it.
+    pub fn end(&self) -> &[u32] {
+        &self.end
     }
 
     /// Tokens of a whole conversation, as the model was trained to read it; the roles may come in any order that the
@@ -389,6 +419,24 @@ fn placeholders(messages: &[Message]) -> Vec<Message> {
         Message::new(message.role, format!("{PAD}{OPEN}{index}{CLOSE}{PAD}"))
     };
     messages.iter().enumerate().map(placeholder).collect()
+}
+
+/// Checks that messages are an optional system message, then user and assistant by turns.
+fn check_roles(what: &str, messages: &[Message]) -> Result<()> {
+    let first = messages.first().map(|message| message.role);
+    let system = usize::from(first == Some(Role::System));
+    let expected = [Role::User, Role::Assistant].into_iter().cycle();
+    for (index, (message, expected)) in messages.iter().skip(system).zip(expected).enumerate() {
+        if message.role != expected {
+            let (found, expected) = (message.role.name(), expected.name());
+            let reason = format!(
+                "message {} has the role {found}, expected {expected}",
+                index + system
+            );
+            return Err(invalid(&reason, what));
+        }
+    }
+    Ok(())
 }
 
 /// Splits a rendering at its placeholders and puts the contents back in, trimmed where the

@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 use std::sync::LazyLock;
-use waterline::Piece;
+use waterline::PromptPiece as Piece;
 
 static PLAIN: LazyLock<Tokenizer> = LazyLock::new(|| tokenizer_with(&[]));
 

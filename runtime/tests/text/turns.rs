@@ -221,10 +221,8 @@ fn a_thinking_switch_reaches_the_template_and_keeps_the_conversation() {
     let undecided = prompt(&mut turns);
     turns.assistant_done("Yes", true).unwrap();
     let set = |turns: &mut Turns, thinking| {
-        let options = waterline::TemplateOptions {
-            thinking,
-            ..Default::default()
-        };
+        let mut options = waterline::TemplateOptions::default();
+        options.thinking = thinking;
         turns.set_options(options).unwrap();
     };
     set(&mut turns, Some(false));
@@ -249,12 +247,9 @@ fn tools_reach_the_template() {
     let source = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}";
     let mut turns = from_source(source).unwrap();
     let tools = vec![json!({"type": "function", "function": {"name": "now"}})];
-    turns
-        .set_options(waterline::TemplateOptions {
-            tools,
-            ..Default::default()
-        })
-        .unwrap();
+    let mut options = waterline::TemplateOptions::default();
+    options.tools = tools;
+    turns.set_options(options).unwrap();
     let tokens = turns.user("Hi").unwrap();
     let text = spell(&tokenizer_with(&SPECIALS), &tokens);
     assert!(

@@ -39,6 +39,8 @@ pub struct Plan {
     pub generate: usize,
     /// Positions, ascending.
     pub depths: Vec<usize>,
+    /// The GPU whose energy counts.
+    pub gpu: Option<usize>,
 }
 
 impl Plan {
@@ -90,8 +92,8 @@ pub struct Measured {
     pub allocations: u64,
     /// Tokens that were read or generated while allocations were counted.
     pub counted_tokens: u64,
-    /// Joules of the processor for each timed token, where it counts them.
-    pub joules_per_token: Option<f64>,
+    /// Joules for each timed token, where the machine counts them, and what is counted.
+    pub joules_per_token: Option<(f64, String)>,
     /// Hash of the generated tokens and the logits.
     pub hash: String,
     /// Whether the depths took turns.
@@ -147,7 +149,7 @@ pub fn measure(session: &mut Session, plan: &Plan, cache_bytes: Option<u64>) -> 
         memory: Vec::with_capacity(1 << 10),
         allocations: 0,
         counted_tokens: 0,
-        energy: Energy::new(),
+        energy: Energy::new(plan.gpu),
         joules: 0.0,
         timed_tokens: 0,
         session,
@@ -188,10 +190,10 @@ pub fn measure(session: &mut Session, plan: &Plan, cache_bytes: Option<u64>) -> 
         read_bytes_per_s: run.bandwidth.passes,
         allocations: run.allocations,
         counted_tokens: run.counted_tokens,
-        joules_per_token: run
-            .energy
-            .as_ref()
-            .map(|_| run.joules / run.timed_tokens.max(1) as f64),
+        joules_per_token: run.energy.as_ref().map(|energy| {
+            let each = run.joules / run.timed_tokens.max(1) as f64;
+            (each, energy.sources().to_string())
+        }),
         hash: run.hash.digits(),
         interleaved,
     })

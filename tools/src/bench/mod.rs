@@ -184,6 +184,7 @@ fn measure(
         prompt: args.prompt,
         generate: args.generate,
         depths,
+        gpu: session.gpu(),
     };
     let checkpoint = open_checkpoint(path)?;
     let mut provenance = Provenance::new(path, &checkpoint)?;
@@ -193,10 +194,8 @@ fn measure(
     let start = Instant::now();
     let model = open_model(path)?;
     let session = session.with_context(plan.positions());
-    let greedy = SamplerParams {
-        temperature: 0.0,
-        ..SamplerParams::default()
-    };
+    let mut greedy = SamplerParams::default();
+    greedy.temperature = 0.0;
     let device = session.device();
     let mut session = session.open(&model, greedy, 0)?;
     let load_ms = 1e3 * start.elapsed().as_secs_f64();

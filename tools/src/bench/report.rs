@@ -57,9 +57,12 @@ pub struct Report {
     /// Each of these passes.
     #[serde(default)]
     pub read_samples_bytes_per_s: Vec<f64>,
-    /// Joules of the processor for each timed token, where it counts them.
+    /// Joules for each timed token, where the machine counts them.
     #[serde(default)]
     pub joules_per_token: Option<f64>,
+    /// What they are counted of.
+    #[serde(default)]
+    pub energy_of: Option<String>,
     /// The mean of the depths' shares.
     pub bandwidth_share: f64,
     /// Allocations while tokens were read and generated, for each of them.
@@ -245,7 +248,8 @@ impl Report {
             time_to_first_token_ms: 1e3 * median(&measured.first_token_s),
             first_token_samples_s: measured.first_token_s,
             read_samples_bytes_per_s: measured.read_bytes_per_s,
-            joules_per_token: measured.joules_per_token,
+            joules_per_token: measured.joules_per_token.as_ref().map(|energy| energy.0),
+            energy_of: measured.joules_per_token.map(|energy| energy.1),
             decode_tokens_per_s: 1e6 * samples.len() as f64 / samples.iter().sum::<f64>(),
             interleaved: measured.interleaved,
             bytes_per_token: mean(depths.iter().map(|d| d.bytes_per_token as f64)) as u64,
@@ -413,7 +417,11 @@ impl Report {
             ("hash", self.hash.clone()),
         ];
         let energy = self.joules_per_token;
-        facts.extend(energy.map(|joules| ("energy", format!("{} J per token", rounded(joules)))));
+        let of = self.energy_of.as_deref().unwrap_or("processor packages");
+        facts.extend(energy.map(|joules| {
+            let energy = format!("{} J per token: {of}", rounded(joules));
+            ("energy", energy)
+        }));
         facts.extend(self.provenance.facts());
         facts
     }

@@ -3,9 +3,8 @@
 use std::time::Instant;
 
 use waterline::{
-    Chat, ContextEnd, Finish, GenerateOptions, SamplerParams, Session, Snapshot, StateOptions,
+    Chat, ContextEnd, Finish, GenerateOptions, Message, Role, SamplerParams, Session, Snapshot,
 };
-use waterline::{Message, Role};
 
 use super::screen::Screen;
 use super::thoughts::Thoughts;
@@ -172,8 +171,8 @@ impl Conversation {
         let mut outcome = Ok(());
         for piece in pieces.by_ref() {
             outcome = piece.map_err(Error::from).and_then(|piece| {
-                answer.push_str(&piece);
-                let mut parts = thoughts.push(&piece).into_iter();
+                answer.push_str(&piece.text);
+                let mut parts = thoughts.push(&piece.text).into_iter();
                 parts.try_for_each(|(thought, text)| screen.answer(&text, thought))
             });
             if outcome.is_err() {
@@ -234,10 +233,8 @@ impl Conversation {
 /// The context of a session whose state is larger with a larger context.
 fn context(session: &Session) -> Result<Option<usize>> {
     let state = session.options().state;
-    let larger = StateOptions {
-        context: state.context.saturating_add(4096),
-        ..state
-    };
+    let mut larger = state;
+    larger.context = state.context.saturating_add(4096);
     let model = session.model();
     // A plan that is too large to lay out is one that grows.
     let grows = match model.plan(&larger) {

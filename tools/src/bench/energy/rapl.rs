@@ -1,12 +1,14 @@
-//! The energy that the processor has used, by its own counters (RAPL). Only Linux tells, and often only the administrator.
+//! The processors' own counters (RAPL). Only Linux tells, and often only the administrator.
 
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
+use super::Counter;
+
 const COUNTERS: &str = "/sys/class/powercap";
 
 /// The counters of all processor packages.
-pub struct Energy {
+pub struct Packages {
     packages: Vec<Package>,
 }
 
@@ -17,7 +19,7 @@ struct Package {
     last: u64,
 }
 
-impl Energy {
+impl Packages {
     /// The counters from now on; none if they cannot be read.
     pub fn new() -> Option<Self> {
         Self::in_folder(Path::new(COUNTERS))
@@ -36,11 +38,12 @@ impl Energy {
             })
         };
         let packages: Vec<Package> = entries.filter_map(package).collect();
-        (!packages.is_empty()).then_some(Energy { packages })
+        (!packages.is_empty()).then_some(Packages { packages })
     }
+}
 
-    /// Joules since the last call, or since the beginning.
-    pub fn joules(&mut self) -> f64 {
+impl Counter for Packages {
+    fn joules(&mut self) -> f64 {
         let joules = self.packages.iter_mut().map(|package| {
             let now = number(&package.counter).unwrap_or(package.last);
             let used = match now.checked_sub(package.last) {
@@ -75,11 +78,11 @@ mod tests {
             write(domain, "energy_uj", "9000000\n");
             write(domain, "max_energy_range_uj", "10000000\n");
         }
-        let mut energy = Energy::in_folder(folder.path()).unwrap();
+        let mut energy = Packages::in_folder(folder.path()).unwrap();
         write("a", "energy_uj", "9500000");
         write("c", "energy_uj", "1000000");
         assert_eq!(energy.joules(), 2.5);
         assert_eq!(energy.joules(), 0.0);
-        assert!(Energy::in_folder(&folder.path().join("b")).is_none());
+        assert!(Packages::in_folder(&folder.path().join("b")).is_none());
     }
 }

@@ -1,0 +1,64 @@
+//! Reading a prompt, with its progress shown to the caller.
+
+use std::ffi::{c_int, c_void};
+
+use waterline::{Error, Result, Session};
+
+use crate::session::{with, wl_session};
+use crate::status::wl_status;
+
+/// Hears how far the reading of a prompt has come, after every `chunk` tokens: `read` of `total`. Returns 0 to go on,
+/// anything else to cancel the call. It is called on the caller's thread; other calls on the session return
+/// WL_ERROR_BUSY. It must return: no exceptions, no longjmp.
+pub type wl_progress_fn =
+    Option<unsafe extern "C" fn(read: u64, total: u64, user: *mut c_void) -> c_int>;
+
+/// A function of C with what it is called with.
+#[derive(Clone, Copy)]
+pub(crate) struct Progress {
+    function: unsafe extern "C" fn(u64, u64, *mut c_void) -> c_int,
+    user: *mut c_void,
+}
+
+// SAFETY: `user` is not read here, only given back; wl_session_set_progress says on which thread.
+unsafe impl Send for Progress {}
+
+/// Reads tokens and shows the progress. A progress function that wants no more cancels, after the last chunk too.
+pub(crate) fn feed(
+    session: &mut Session,
+    tokens: &[u32],
+    progress: Option<Progress>,
+) -> Result<()> {
+    let Some(progress) = progress else {
+        return session.feed(tokens);
+    };
+    let canceller = session.canceller();
+    let mut stopped = false;
+    session.feed_with_progress(tokens, |read| {
+        let (read, total) = (read as u64, tokens.len() as u64);
+        // SAFETY: wl_session_set_progress was given a function that can be called with `user`.
+        if unsafe { (progress.function)(read, total, progress.user) } != 0 {
+            stopped = true;
+            canceller.cancel();
+        }
+    })?;
+    if stopped {
+        canceller.clear();
+        return Err(Error::Cancelled { fed: tokens.len() });
+    }
+    Ok(())
+}
+
+/// Calls `function` with `user` while wl_feed, wl_chat_say, wl_chat_start and wl_chat_set_messages read, on the thread
+/// that calls them; NULL ends it. Forks of the session have none.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_session_set_progress(
+    session: *mut wl_session,
+    function: wl_progress_fn,
+    user: *mut c_void,
+) -> wl_status {
+    with(session, |inner| {
+        inner.progress = function.map(|function| Progress { function, user });
+        Ok(())
+    })
+}

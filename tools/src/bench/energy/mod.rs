@@ -1,0 +1,55 @@
+//! The energy that a machine has used, where it tells: its processors (RAPL), the GPU that computes (NVML), or the whole
+//! board of a Jetson (INA3221).
+
+mod jetson;
+mod nvml;
+mod rapl;
+
+/// A counter of energy.
+trait Counter {
+    /// Joules since the last call, or since the beginning.
+    fn joules(&mut self) -> f64;
+}
+
+/// All counters of what computes.
+pub struct Energy {
+    counters: Vec<Box<dyn Counter>>,
+    sources: String,
+}
+
+impl Energy {
+    /// The counters from now on, for a run on the processor or, with its number, on a GPU; none if the machine tells
+    /// nothing. A Jetson's board includes both, so nothing is added to it.
+    pub fn new(gpu: Option<usize>) -> Option<Self> {
+        let mut counters: Vec<Box<dyn Counter>> = Vec::new();
+        let mut sources = Vec::new();
+        if let Some((board, rails)) = jetson::Board::new() {
+            counters.push(Box::new(board));
+            sources.push(format!("board ({rails})"));
+        } else {
+            if let Some(packages) = rapl::Packages::new() {
+                counters.push(Box::new(packages));
+                sources.push("processor packages".into());
+            }
+            if let Some(gpu) = gpu.and_then(nvml::Gpu::new) {
+                counters.push(Box::new(gpu));
+                sources.push("GPU".into());
+            }
+        }
+        (!counters.is_empty()).then(|| Energy {
+            counters,
+            sources: sources.join(" and "),
+        })
+    }
+
+    /// Joules since the last call, or since the beginning.
+    pub fn joules(&mut self) -> f64 {
+        let counters = self.counters.iter_mut();
+        counters.map(|counter| counter.joules()).sum()
+    }
+
+    /// What is counted.
+    pub fn sources(&self) -> &str {
+        &self.sources
+    }
+}
