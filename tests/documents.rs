@@ -52,7 +52,8 @@ fn every_command_in_the_documents_is_one_of_the_program() {
     let mut tested = 0;
     for document in documents() {
         let text = std::fs::read_to_string(&document).expect("a document");
-        let emulated = |command: &String| command.contains("emulator") && !cfg!(feature = "emulator");
+        let emulated =
+            |command: &String| command.contains("emulator") && !cfg!(feature = "emulator");
         for command in commands(&text).into_iter().filter(|c| !emulated(c)) {
             // The names that stand for a choice, and the brackets around what may be left out.
             let plain = command.replace(['[', ']'], "");

@@ -70,7 +70,10 @@ fn a_newcomer_completes_and_talks() {
     let said = run_on(build("cc", "tests/programs/newcomer.c"), "");
     let lines: Vec<&str> = said.lines().collect();
     let name = lines.len().checked_sub(2).map_or("", |at| lines[at]);
-    assert!(name.contains("Anna") && lines.last() == Some(&"short"), "{said}");
+    assert!(
+        name.contains("Anna") && lines.last() == Some(&"short"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -102,9 +105,15 @@ fn readme_says_how_a_program_finds_the_library() {
     };
     compile("");
     let mut plain = Command::new(&program);
-    let missing = plain.env_remove("LD_LIBRARY_PATH").output().expect("it starts");
+    let missing = plain
+        .env_remove("LD_LIBRARY_PATH")
+        .output()
+        .expect("it starts");
     let said = String::from_utf8_lossy(&missing.stderr);
-    assert!(!missing.status.success() && said.contains("libwaterline.so"), "{said}");
+    assert!(
+        !missing.status.success() && said.contains("libwaterline.so"),
+        "{said}"
+    );
     answers_with_the_name(&run(
         Command::new(&program).env("LD_LIBRARY_PATH", &library),
         CONVERSATION,

@@ -39,7 +39,10 @@ fn a_newcomer_tells_a_story_and_talks() {
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("WATERLINE_LIBRARY", prefix().join("lib/libwaterline.so"));
     let said = String::from_utf8_lossy(&succeeds(&mut command).stdout).into_owned();
-    assert!(said.contains("Anna") && said.ends_with("0.0 True\nWL_ERROR_IO\n"), "{said}");
+    assert!(
+        said.contains("Anna") && said.ends_with("0.0 True\nWL_ERROR_IO\n"),
+        "{said}"
+    );
 }
 
 /// The wheel of `ffi/wheel`, installed into a clean environment where neither compiler nor cargo is on the path.
@@ -62,7 +65,11 @@ fn the_wheel_needs_no_compiler() {
     let file = said.trim();
     assert!(file.contains("-py3-none-manylinux_2_"), "{said}");
     let clean = folder.join("environment");
-    succeeds(Command::new(&python).args(["-m", "venv", "--clear"]).arg(&clean));
+    succeeds(
+        Command::new(&python)
+            .args(["-m", "venv", "--clear"])
+            .arg(&clean),
+    );
     let bin = clean.join("bin");
     let alone = |program: &str| {
         let mut command = Command::new(bin.join(program));
@@ -70,8 +77,15 @@ fn the_wheel_needs_no_compiler() {
         command
     };
     let mut pip = alone("python");
-    pip.args(["-m", "pip", "install", "--quiet", "--no-index", "--force-reinstall"])
-        .args(["--disable-pip-version-check", file]);
+    pip.args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--force-reinstall",
+    ])
+    .args(["--disable-pip-version-check", file]);
     succeeds(&mut pip);
     let said = succeeds(alone("python").arg(source("tests/programs/newcomer.py"))).stdout;
     assert!(String::from_utf8_lossy(&said).contains("Anna"));
