@@ -8,8 +8,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use synthetic::{Random, block, model, options, spec, tokens, weights};
-use waterline::StateDtype;
-use waterline::{ContextEnd, LayerSpec, Model, NormKind, Session};
+use waterline::{ContextEnd, LayerSpec, MlpSpec, Model, NormKind, Session, StateDtype, Sublayer};
 
 /// Widths of heads: one, odd ones, those around a register.
 const WIDTHS: [usize; 8] = [1, 3, 7, 8, 9, 17, 32, 33];
@@ -235,7 +234,23 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<LayerSpec>
             "conv_bias": random.flip(), "bias": random.flip(), "skip_per_channel": random.flip(),
             "norm_groups": random.of(&[None, Some(1), Some(kv_heads)]), "norm_before_gate": random.flip(),
             "norm_eps": 1e-5, "step_min": 0.001, "step_max": maybe(random, json!(0.5)), "hax": hax(random),
+            "out_bias": maybe(random, json!(true)), "multipliers": maybe(random, json!([0.5, 1.5, 0.75, 1.25, 2.0])),
         }),
+        "parallel" => {
+            let part = |kind: &str, random: &mut Random| {
+                let layer = blocks(kind, &mut 16, random).remove(0);
+                let mut part = layer.to_json();
+                let fields = part.as_object_mut().expect("an object");
+                fields.remove("mlp");
+                fields.insert(
+                    "input_multiplier".into(),
+                    json!(random.of(&[0.5, 1.0, 2.0])),
+                );
+                fields.insert("output_multiplier".into(), json!(random.of(&[0.5, 1.0])));
+                part
+            };
+            json!({ "parts": [part("mamba2", random), part("attention", random)] })
+        }
         "rwkv7" => {
             *hidden = heads * dk;
             let first = rwkv7(random, heads, dk, true);
@@ -251,7 +266,42 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<LayerSpec>
     vec![block(kind, numbers, mlp)]
 }
 
-const KINDS: [&str; 21] = [
+/// Another feed-forward network, other norms and multipliers around the parts of a layer, or no mixer at all.
+fn vary(layer: &mut LayerSpec, random: &mut Random) {
+    let mut sublayer = |post_norm: bool| Sublayer {
+        pre_norm: random.flip(),
+        post_norm: post_norm && random.flip(),
+        multiplier: random.of(&[0.5, 1.0, 1.5]),
+    };
+    // A norm stands behind one sum only, and multiplied inputs need one in front.
+    let one_sum = !["sse_swa", "parallel"].contains(&layer.kind());
+    let around = sublayer(one_sum);
+    layer.ffn_sublayer = sublayer(true);
+    layer.mixer_sublayer = Sublayer {
+        pre_norm: around.pre_norm || !one_sum,
+        ..around
+    };
+    if layer.ffn.is_some() {
+        let functions = ["silu", "gelu", "gelu_erf", "squared_relu"];
+        let gated = random.flip();
+        let activation = serde_json::from_value(json!(random.of(&functions))).expect("a function");
+        let mlp = MlpSpec {
+            intermediate: random.of(&WIDTHS),
+            gated,
+            activation,
+            bias: random.flip(),
+            gate_multiplier: if gated { 0.75 } else { 1.0 },
+            multiplier: random.of(&[0.5, 1.0]),
+        };
+        layer.ffn = Some(mlp.into());
+        // Layers of rwkv7 read what others publish.
+        if layer.kind() != "rwkv7" && random.within(1, 4) == 1 {
+            layer.mixer = None;
+        }
+    }
+}
+
+const KINDS: [&str; 22] = [
     "abc",
     "attention",
     "delta_net",
@@ -267,6 +317,7 @@ const KINDS: [&str; 21] = [
     "mamba2",
     "mom",
     "native_sparse_attention",
+    "parallel",
     "retnet",
     "rwkv7",
     "rwkv_channel_mix",
@@ -283,7 +334,15 @@ fn random_model(kind: &str, seed: u64) -> (String, Arc<Model>) {
     if kind != "rwkv7" && random.flip() {
         all.extend(blocks(kind, &mut hidden, &mut random));
     }
+    // Every second description has layers as they were until there were others.
+    if seed % 2 == 1 {
+        all.iter_mut().for_each(|layer| vary(layer, &mut random));
+    }
     let mut spec = spec(hidden, all);
+    if seed % 2 == 1 {
+        (spec.embedding_multiplier, spec.logits_multiplier) = (2.0, 0.5);
+        spec.logit_softcap = random.of(&[None, Some(3.0)]);
+    }
     spec.tied = random.flip();
     spec.embedding_norm = random.flip();
     spec.norm = random.of(&[NormKind::Rms, NormKind::Layer { bias: true }]);

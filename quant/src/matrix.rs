@@ -85,6 +85,20 @@ impl Matrix {
         &self.data
     }
 
+    /// A matrix of some of its rows, which shares the data.
+    ///
+    /// # Panics
+    /// If there are no such rows.
+    pub fn of_rows(&self, rows: Range<usize>) -> Matrix {
+        assert!(rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
+        let bytes = rows.start * self.row_bytes..rows.end * self.row_bytes;
+        Matrix {
+            rows: rows.len(),
+            data: self.data.slice(bytes),
+            ..self.clone()
+        }
+    }
+
     /// Writes the numbers of row `row` to `out`, which is `cols` long.
     ///
     /// # Panics

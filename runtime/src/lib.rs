@@ -26,6 +26,7 @@ mod checkpoint;
 mod cpu;
 mod cuda;
 mod error;
+mod feed_forward;
 mod generate;
 mod mixers;
 mod model;
@@ -44,9 +45,11 @@ pub use checkpoint::{Checkpoint, TextFiles};
 pub use cpu::{Pool, physical_cores};
 pub use cuda::Device;
 pub use error::{Error, Result};
+pub use feed_forward::{FeedForward, MlpSpec};
 pub use generate::{Finish, Generate, GenerateOptions, Generation, LogitsHook, Piece};
 pub use mixers::{Retained, RetainedPolicy};
 pub use model::Model;
+pub use ops::Activation;
 pub use program::Tensors;
 pub use sampler::{SamplerParams, SamplerState};
 pub use schedule::Schedule;
@@ -54,7 +57,7 @@ pub use session::{
     Batch, Canceller, ContextEnd, PhaseTime, Session, SessionOptions, SessionPlan, StepForm,
     StepProgram,
 };
-pub use spec::{LayerSpec, MlpSpec, ModelSpec, NormKind, Precision, WeightSpec};
+pub use spec::{LayerSpec, ModelSpec, NormKind, Precision, Sublayer, WeightSpec};
 pub use state::{
     Kv, Snapshot, StateDtype, StateKind, StateOptions, StatePlan, StateTensorPlan, Touched,
 };

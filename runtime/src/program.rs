@@ -6,8 +6,8 @@ use std::sync::Arc;
 use waterline_quant::{Matrix, Tensor};
 
 use crate::error::{Error, Result};
-use crate::ops::{Embed, Emit, Linear, Logits, Mlp, Norm, Op, OutputOp, Project};
-use crate::spec::NormKind;
+use crate::ops::{Embed, Emit, Linear, Logits, Norm, Op, OutputOp, Project};
+use crate::spec::{NormKind, Sublayer};
 use crate::state::{StatePlan, Touched};
 
 /// A small f32 tensor that never is quantized: a norm, bias, gate, convolution or router.
@@ -105,30 +105,50 @@ impl Program {
 /// Tensors by their full names.
 pub type Tensors = HashMap<String, Tensor>;
 
-/// Where a mixer writes its ops: gives it its weights, buffers and slots.
+/// How a part of a mixer that sums several reads the layer's input, and what becomes of its product.
+#[derive(Debug, Clone, Copy)]
+pub enum Sum {
+    /// The product passes the norm `merge_norm.weight` of the part, times this share.
+    Normed {
+        /// Multiplies the normed product.
+        share: f32,
+    },
+    /// Both are multiplied.
+    Multiplied {
+        /// Multiplies the layer's normed input.
+        input: f32,
+        /// Multiplies the product.
+        output: f32,
+    },
+}
+
+/// Where a mixer or a feed-forward network writes its ops: gives it its weights, buffers and slots.
 pub struct Lowering<'a> {
     file: &'a str,
     tensors: &'a Tensors,
     layer: usize,
     first_tensor: usize,
-    /// Buffers of this block in use; they are given to the next block again.
+    /// Buffers of this layer in use; they are given to the next layer again.
     buffers: usize,
-    /// Buffers that live on after their block, by name.
+    /// Buffers that live on after their layer, by name.
     published: &'a mut Vec<(&'static str, View)>,
     program: &'a mut Program,
     hidden: usize,
-    norm: NormKind,
     norm_eps: f32,
-    /// What the names of the tensors begin with in this part of the mixer.
-    prefix: &'static str,
-    /// Applied to what this part adds to the residual stream.
-    merge: Option<Norm>,
-    /// Sums into the residual stream, which come last: all parts read the block's input.
+    /// What the names of the tensors begin with.
+    scope: String,
+    /// Applied to the residual stream in front of this sublayer.
+    pre_norm: Option<Norm>,
+    /// Applied to what this sublayer, or this part of it, adds to the residual stream.
+    post_norm: Option<Norm>,
+    /// Multiplies what it adds.
+    multiplier: f32,
+    /// Sums into the residual stream, which come last: all parts read the layer's input.
     sums: Vec<Emit>,
 }
 
 impl<'a> Lowering<'a> {
-    /// Lowers a whole model: embedding, every block, logits.
+    /// Lowers a whole model: embedding, every layer, logits.
     pub(crate) fn model(
         file: &str,
         spec: &crate::ModelSpec,
@@ -144,6 +164,7 @@ impl<'a> Lowering<'a> {
         let named = |name: &str| norm(file, tensors, name, spec.norm, spec.norm_eps);
         let embed = Embed {
             matrix: embedding,
+            multiplier: spec.embedding_multiplier,
             norm: match spec.embedding_norm {
                 true => Some(named("token_embd_norm")?),
                 false => None,
@@ -154,8 +175,10 @@ impl<'a> Lowering<'a> {
             ops: vec![Box::new(embed)],
             layer_ends: Vec::new(),
             logits: Logits {
-                norm: named("output_norm")?,
+                // The output matrix, which may be quantized, stays as it is.
+                norm: named("output_norm")?.scaled(spec.logits_multiplier),
                 matrix: output,
+                softcap: spec.logit_softcap,
             },
         };
         let mut first_tensor = first_tensor;
@@ -170,26 +193,60 @@ impl<'a> Lowering<'a> {
                 published: &mut published,
                 program: &mut program,
                 hidden: spec.hidden,
-                norm: spec.norm,
                 norm_eps: spec.norm_eps,
-                prefix: "",
-                merge: None,
+                scope: String::new(),
+                pre_norm: None,
+                post_norm: None,
+                multiplier: 1.0,
                 sums: Vec::new(),
             };
-            layer_spec.mixer.lower(&mut lowering)?;
-            let sums = std::mem::take(&mut lowering.sums);
-            lowering
-                .program
-                .ops
-                .extend(sums.into_iter().map(|sum| Box::new(sum) as Box<dyn Op>));
-            first_tensor += layer_spec.mixer.state().len();
-            if layer_spec.mlp.is_some() {
-                lowering.buffers = FIRST;
-                lowering.mlp()?;
+            if let Some(mixer) = &layer_spec.mixer {
+                lowering.begin("mixer.", spec.norm, &layer_spec.mixer_sublayer)?;
+                mixer.lower(&mut lowering)?;
+                lowering.end()?;
             }
+            if let Some(ffn) = &layer_spec.ffn {
+                lowering.begin("", spec.norm, &layer_spec.ffn_sublayer)?;
+                ffn.lower(&mut lowering)?;
+                lowering.end()?;
+            }
+            first_tensor += layer_spec.state().len();
             program.layer_ends.push(program.ops.len());
         }
         Ok(program)
+    }
+
+    /// Begins a sublayer, whose tensors' names begin with `scope` behind the layer's number.
+    fn begin(&mut self, scope: &str, kind: NormKind, sublayer: &Sublayer) -> Result<()> {
+        self.buffers = FIRST;
+        self.scope = format!("blk.{}.{scope}", self.layer);
+        let [pre, post] = Sublayer::norms(scope == "mixer.");
+        let named = |is_there: bool, name: &str| {
+            let name = format!("blk.{}.{name}", self.layer);
+            let norm = || norm(self.file, self.tensors, &name, kind, self.norm_eps);
+            is_there.then(norm).transpose()
+        };
+        self.pre_norm = named(sublayer.pre_norm, pre)?;
+        self.post_norm = named(sublayer.post_norm, post)?;
+        self.multiplier = sublayer.multiplier;
+        Ok(())
+    }
+
+    /// Ends a sublayer with its sums into the residual stream.
+    fn end(&mut self) -> Result<()> {
+        if self.post_norm.is_some() && self.sums.len() > 1 {
+            return Err(Error::Config {
+                file: self.file.into(),
+                key: format!("layers[{}]", self.layer),
+                found: format!("a norm behind {} sums", self.sums.len()),
+                expected: "a mixer that adds one product to the residual stream".into(),
+            });
+        }
+        let sums = std::mem::take(&mut self.sums).into_iter();
+        self.program
+            .ops
+            .extend(sums.map(|sum| Box::new(sum) as Box<dyn Op>));
+        Ok(())
     }
 
     /// Width of the residual stream.
@@ -226,28 +283,48 @@ impl<'a> Lowering<'a> {
     }
 
     fn full_name(&self, name: &str) -> String {
-        format!("blk.{}.mixer.{}{name}", self.layer, self.prefix)
+        format!("{}{name}", self.scope)
     }
 
-    /// Writes one part of a mixer that sums several: the names of its tensors begin with `prefix`, its slots are
-    /// counted from the mixer's slot `slot` on, and `share` times the norm `{prefix}merge_norm.weight` is applied to
-    /// what it adds to the residual stream.
+    /// Writes one part of a mixer that sums several: the names of its tensors begin with `prefix`, its state tensors are
+    /// counted from the mixer's number `slot` on, and it reads and adds as `sum` says.
     pub fn part(
         &mut self,
-        prefix: &'static str,
+        prefix: &str,
         slot: usize,
-        share: f32,
+        sum: Sum,
         lower: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<()> {
-        self.prefix = prefix;
+        let scope = format!("{}{prefix}", self.scope);
+        let scope = std::mem::replace(&mut self.scope, scope);
+        let outer = (
+            self.pre_norm.clone(),
+            self.post_norm.clone(),
+            self.multiplier,
+        );
         self.first_tensor += slot;
-        let weight = self.vector("merge_norm.weight")?;
-        let weight = weight.iter().map(|w| share * w).collect();
-        self.merge = Some(Norm::rms(weight, self.norm_eps));
+        match sum {
+            Sum::Normed { share } => {
+                let norm = Norm::rms(self.vector("merge_norm.weight")?, self.norm_eps);
+                self.post_norm = Some(norm.scaled(share));
+            }
+            Sum::Multiplied { input, output } => {
+                if self.pre_norm.is_none() && input != 1.0 {
+                    return Err(Error::Config {
+                        file: self.file.into(),
+                        key: format!("layers[{}]", self.layer),
+                        found: format!("input multiplier {input} of a part without a norm"),
+                        expected: "a norm in front of the parts, or 1".into(),
+                    });
+                }
+                self.pre_norm = self.pre_norm.take().map(|norm| norm.scaled(input));
+                self.multiplier *= output;
+            }
+        }
         lower(self)?;
-        self.prefix = "";
+        self.scope = scope;
         self.first_tensor -= slot;
-        self.merge = None;
+        (self.pre_norm, self.post_norm, self.multiplier) = outer;
         Ok(())
     }
 
@@ -291,14 +368,9 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// The norm of the block's input.
-    pub fn input_norm(&self) -> Result<Norm> {
-        self.layer_norm("attn_norm")
-    }
-
-    fn layer_norm(&self, name: &str) -> Result<Norm> {
-        let name = format!("blk.{}.{name}", self.layer);
-        norm(self.file, self.tensors, &name, self.norm, self.norm_eps)
+    /// The norm in front of this sublayer, if it has one.
+    pub fn input_norm(&self) -> Option<Norm> {
+        self.pre_norm.clone()
     }
 
     /// Appends an op.
@@ -309,9 +381,63 @@ impl<'a> Lowering<'a> {
     /// Multiplies the normed residual stream with matrices stacked in one buffer, `{name}.weight` and, where it
     /// exists, `{name}.bias`; returns each one's columns.
     pub fn project(&mut self, names: &[&str]) -> Result<Vec<View>> {
-        let norm = self.input_norm()?;
         let input = View::whole(RESIDUAL, self.hidden);
-        self.project_from(input, Some(norm), names)
+        self.project_from(input, self.input_norm(), names)
+    }
+
+    /// As [`Lowering::project`], each matrix' product and bias multiplied by a number.
+    pub fn project_scaled(&mut self, factors: &[(&str, f32)]) -> Result<Vec<View>> {
+        let mut linears = Vec::with_capacity(factors.len());
+        let mut width = 0;
+        for (name, multiplier) in factors {
+            let linear = self.linear(name, *multiplier, width)?;
+            width += linear.matrix.rows();
+            linears.push(linear);
+        }
+        Ok(self.project_linears(linears, width))
+    }
+
+    /// As [`Lowering::project_scaled`], of parts of one matrix: so many rows each, and what multiplies them.
+    pub fn project_sections(&mut self, name: &str, sections: &[(usize, f32)]) -> Result<Vec<View>> {
+        let whole = self.linear(name, 1.0, 0)?;
+        let rows = sections.iter().map(|(rows, _)| rows).sum::<usize>();
+        if whole.matrix.rows() != rows {
+            return Err(Error::Tensor {
+                file: self.file.into(),
+                name: self.full_name(&format!("{name}.weight")),
+                found: format!("{} rows", whole.matrix.rows()),
+                expected: format!("{rows}"),
+            });
+        }
+        let mut column = 0;
+        let section = |&(rows, multiplier): &(usize, f32)| {
+            let first = column;
+            column += rows;
+            let part = |bias: &Vector| bias[first..column].iter().map(|b| multiplier * b).collect();
+            Linear {
+                column: first,
+                bias: whole.bias.as_ref().map(part),
+                multiplier,
+                matrix: whole.matrix.of_rows(first..column),
+            }
+        };
+        let linears = sections.iter().map(section).collect();
+        Ok(self.project_linears(linears, rows))
+    }
+
+    /// Multiplies the input of this sublayer with these matrices, whose products are `width` columns side by side.
+    fn project_linears(&mut self, linears: Vec<Linear>, width: usize) -> Vec<View> {
+        let input = View::whole(RESIDUAL, self.hidden);
+        self.wide_inputs(input.width);
+        let output = self.buffer(width);
+        let view = |linear: &Linear| View {
+            start: linear.column,
+            width: linear.matrix.rows(),
+            ..output
+        };
+        let views = linears.iter().map(view).collect();
+        self.push(Project::new(input, self.input_norm(), linears, output));
+        views
     }
 
     /// As [`Lowering::project`], from any columns and with or without a norm.
@@ -334,9 +460,8 @@ impl<'a> Lowering<'a> {
         partitions: usize,
         route: View,
     ) -> Result<Vec<View>> {
-        let norm = self.input_norm()?;
         let input = View::whole(RESIDUAL, self.hidden);
-        let (project, views) = self.projection(input, Some(norm), names)?;
+        let (project, views) = self.projection(input, self.input_norm(), names)?;
         let project = project.of_chosen(partitions, route);
         self.push(project);
         Ok(views)
@@ -353,14 +478,9 @@ impl<'a> Lowering<'a> {
         let mut linears = Vec::with_capacity(names.len());
         let mut width = 0;
         for name in names {
-            let matrix = self.matrix(&format!("{name}.weight"))?;
-            let bias = self.optional_vector(&format!("{name}.bias"))?;
-            linears.push(Linear {
-                column: width,
-                bias,
-                matrix,
-            });
-            width += linears[linears.len() - 1].matrix.rows();
+            let linear = self.linear(name, 1.0, width)?;
+            width += linear.matrix.rows();
+            linears.push(linear);
         }
         let output = self.buffer(width);
         let view = |linear: &Linear| View {
@@ -379,11 +499,7 @@ impl<'a> Lowering<'a> {
         let mut width = 0;
         for (input, name) in pairs {
             self.wide_inputs(input.width);
-            let linear = Linear {
-                column: width,
-                bias: self.optional_vector(&format!("{name}.bias"))?,
-                matrix: self.matrix(&format!("{name}.weight"))?,
-            };
+            let linear = self.linear(name, 1.0, width)?;
             width += linear.matrix.rows();
             projects.push((*input, linear));
         }
@@ -401,40 +517,50 @@ impl<'a> Lowering<'a> {
         Ok(views)
     }
 
-    /// Ends the mixer: `finish` normalises and gates its output, the matrix `name` takes it back to the residual
+    /// The matrix `{name}.weight` with its bias, if there is one, both multiplied; its product begins at `column`.
+    pub fn linear(&self, name: &str, multiplier: f32, column: usize) -> Result<Linear> {
+        let bias = self.optional_vector(&format!("{name}.bias"))?;
+        Ok(Linear {
+            column,
+            bias: bias.map(|bias| bias.iter().map(|b| multiplier * b).collect()),
+            multiplier,
+            matrix: self.matrix(&format!("{name}.weight"))?,
+        })
+    }
+
+    /// The matrix that ends the sublayer, its product multiplied, and the norm behind it: what is to be added to the
+    /// residual stream.
+    pub fn output_linear(&mut self, name: &str, multiplier: f32) -> Result<(Linear, Option<Norm>)> {
+        // A norm does not see what multiplies its input, but for its epsilon.
+        let (before, norm) = match &self.post_norm {
+            Some(norm) => (multiplier, Some(norm.scaled(self.multiplier))),
+            None => (multiplier * self.multiplier, None),
+        };
+        let linear = self.linear(name, before, 0)?;
+        self.wide_inputs(linear.matrix.cols());
+        Ok((linear, norm))
+    }
+
+    /// Ends the sublayer: `finish` normalises and gates its output, the matrix `name` takes it back to the residual
     /// stream.
     pub fn emit(&mut self, input: View, finish: Vec<OutputOp>, name: &str) -> Result<()> {
-        self.wide_inputs(input.width);
-        let matrix = self.matrix(&format!("{name}.weight"))?;
-        let bias = self.optional_vector(&format!("{name}.bias"))?;
+        self.emit_scaled(input, finish, name, 1.0)
+    }
+
+    /// As [`Lowering::emit`], the product multiplied.
+    pub fn emit_scaled(
+        &mut self,
+        input: View,
+        finish: Vec<OutputOp>,
+        name: &str,
+        multiplier: f32,
+    ) -> Result<()> {
+        let (linear, norm) = self.output_linear(name, multiplier)?;
         self.sums.push(Emit {
             input,
             finish,
-            matrix,
-            bias,
-            norm: self.merge.clone(),
-        });
-        Ok(())
-    }
-
-    fn mlp(&mut self) -> Result<()> {
-        let tensor = |name: &str| {
-            matrix(
-                self.file,
-                self.tensors,
-                &format!("blk.{}.{name}.weight", self.layer),
-            )
-        };
-        let (gate, up, down) = (tensor("ffn_gate")?, tensor("ffn_up")?, tensor("ffn_down")?);
-        let norm = self.layer_norm("ffn_norm")?;
-        let inner = self.buffer(2 * gate.rows());
-        self.wide_inputs(down.cols());
-        self.push(Mlp {
+            linear,
             norm,
-            gate,
-            up,
-            down,
-            inner,
         });
         Ok(())
     }

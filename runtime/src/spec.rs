@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
+use crate::feed_forward::{self, FeedForward, MlpSpec};
 use crate::mixers::{self, Mixer, Retained};
+use crate::state::StateTensor;
 
 /// A tensor that a model needs: its name, its shape and how it may be stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,58 +74,192 @@ pub enum NormKind {
     },
 }
 
-/// A gated feed-forward network, `down(silu(gate x) * up x)`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MlpSpec {
-    /// Width between the two matrix products.
-    pub intermediate: usize,
+/// How a mixer or a feed-forward network f reads the residual stream x and adds to it: `x += multiplier post(f(pre(x)))`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Sublayer {
+    /// Whether there is a norm in front.
+    pub pre_norm: bool,
+    /// Whether there is a norm behind.
+    pub post_norm: bool,
+    /// Multiplies what is added.
+    pub multiplier: f32,
 }
 
-/// One layer: a token mixer, then a feed-forward network, each behind a norm and added to the residual stream.
-#[derive(Debug, Clone)]
+impl Default for Sublayer {
+    fn default() -> Self {
+        Sublayer {
+            pre_norm: true,
+            post_norm: false,
+            multiplier: 1.0,
+        }
+    }
+}
+
+impl Sublayer {
+    /// Names of the norms in front and behind, of a mixer or of a feed-forward network.
+    pub(crate) fn norms(of_mixer: bool) -> [&'static str; 2] {
+        match of_mixer {
+            true => ["attn_norm", "post_attention_norm"],
+            false => ["ffn_norm", "post_ffw_norm"],
+        }
+    }
+}
+
+/// One layer: a token mixer, then a feed-forward network, each with its norms and added to the residual stream. One of
+/// the two may be missing.
+#[derive(Debug, Clone, Default)]
 pub struct LayerSpec {
     /// The token mixer.
-    pub mixer: Arc<dyn Mixer>,
-    /// The feed-forward network. Some models have none; one with a state of its own is a mixer in a layer of its own.
-    pub mlp: Option<MlpSpec>,
+    pub mixer: Option<Arc<dyn Mixer>>,
+    /// The feed-forward network. One with a state of its own is a mixer in a layer of its own.
+    pub ffn: Option<FeedForward>,
+    /// What is around the mixer.
+    pub mixer_sublayer: Sublayer,
+    /// What is around the feed-forward network.
+    pub ffn_sublayer: Sublayer,
 }
 
 impl LayerSpec {
-    /// Reads a layer back; `file` is named in errors.
-    pub fn from_json(file: &str, value: &Value) -> Result<Self> {
-        let layer = crate::arch::Config::new(file, value.clone())?;
-        let kind = layer.string("mixer")?;
-        let mut parameters = layer.object().clone();
-        parameters.remove("mixer");
-        let mlp = match parameters.remove("mlp") {
-            Some(mlp) => {
-                let mlp = crate::arch::Config::new(&format!("{file}.mlp"), mlp)?;
-                Some(MlpSpec {
-                    intermediate: mlp.usize("intermediate")?,
-                })
-            }
-            None => None,
-        };
-        let mixer = mixers::read(layer.file(), kind, Value::Object(parameters))?;
-        Ok(LayerSpec { mixer, mlp })
+    /// A mixer and perhaps a network, each behind a norm.
+    pub fn of(mixer: Arc<dyn Mixer>, mlp: Option<MlpSpec>) -> Self {
+        LayerSpec {
+            mixer: Some(mixer),
+            ffn: mlp.map(FeedForward::Dense),
+            ..LayerSpec::default()
+        }
     }
 
-    /// The layer as JSON: its mixer's name and hyperparameters, the feed-forward network.
+    /// The mixer's name, or `none`.
+    pub fn kind(&self) -> &'static str {
+        self.mixer.as_ref().map_or("none", |mixer| mixer.kind())
+    }
+
+    /// The state of the layer: its mixer's.
+    pub fn state(&self) -> Vec<StateTensor> {
+        self.mixer
+            .as_ref()
+            .map_or_else(Vec::new, |mixer| mixer.state())
+    }
+
+    /// The layer as JSON: its mixer's name and hyperparameters, the feed-forward network, what is unusual around them.
     pub fn to_json(&self) -> Value {
         let mut object = Map::new();
-        object.insert("mixer".into(), json!(self.mixer.kind()));
-        if let Value::Object(numbers) = in_short(self.mixer.to_json()) {
-            object.extend(numbers);
+        if let Some(mixer) = &self.mixer {
+            object.insert("mixer".into(), json!(mixer.kind()));
+            if let Value::Object(numbers) = in_short(mixer.to_json()) {
+                object.extend(numbers);
+            }
         }
-        if let Some(mlp) = self.mlp {
-            object.insert("mlp".into(), json!({ "intermediate": mlp.intermediate }));
+        if let Some(ffn) = &self.ffn {
+            let (key, numbers) = ffn.to_json();
+            object.insert(key.into(), numbers);
+        }
+        for (key, sublayer) in [
+            (MIXER_SUBLAYER, self.mixer_sublayer),
+            (FFN_SUBLAYER, self.ffn_sublayer),
+        ] {
+            let unusual = changed(json!(sublayer), &json!(Sublayer::default()));
+            if !unusual.is_empty() {
+                object.insert(key.into(), in_short(Value::Object(unusual)));
+            }
         }
         Value::Object(object)
     }
+
+    /// Reads a layer back; `file` names it in errors.
+    pub fn from_json(file: &str, layer: &Value) -> Result<Self> {
+        let config = crate::arch::Config::new(file, layer.clone())?;
+        let mut parameters = config.object().clone();
+        let mixer_sublayer = config.read_or(MIXER_SUBLAYER, Sublayer::default())?;
+        let ffn_sublayer = config.read_or(FFN_SUBLAYER, Sublayer::default())?;
+        let ffn = FeedForward::take(file, &mut parameters)?;
+        for key in ["mixer", MIXER_SUBLAYER, FFN_SUBLAYER] {
+            parameters.remove(key);
+        }
+        // A layer without a mixer is its network alone.
+        let mixer = match (config.optional_string("mixer"), &ffn) {
+            (None, Some(_)) if parameters.is_empty() => None,
+            _ => Some(mixers::read(
+                file,
+                config.string("mixer")?,
+                Value::Object(parameters),
+            )?),
+        };
+        Ok(LayerSpec {
+            mixer,
+            ffn,
+            mixer_sublayer,
+            ffn_sublayer,
+        })
+    }
+
+    /// Checks the layer, whose number is `index`, of a model that is `hidden` wide; `file` is named in the error.
+    fn check(&self, file: &str, index: usize, hidden: usize) -> Result<()> {
+        let wrong = |part: &str, found: String, expected: &str| Error::Config {
+            file: file.into(),
+            key: format!("layers[{index}]{part}"),
+            found,
+            expected: expected.into(),
+        };
+        if self.mixer.is_none() && self.ffn.is_none() {
+            let expected = "a mixer, a feed-forward network or both";
+            return Err(wrong("", "neither".into(), expected));
+        }
+        for (key, sublayer) in [
+            (MIXER_SUBLAYER, self.mixer_sublayer),
+            (FFN_SUBLAYER, self.ffn_sublayer),
+        ] {
+            if !sublayer.multiplier.is_finite() {
+                let found = format!("multiplier {}", sublayer.multiplier);
+                return Err(wrong(&format!(".{key}"), found, "a finite number"));
+            }
+        }
+        if let Some(ffn) = &self.ffn {
+            let checked = ffn.check();
+            checked.map_err(|reason| feed_forward::mismatch(file, index, reason))?;
+        }
+        let Some(mixer) = &self.mixer else {
+            return Ok(());
+        };
+        let part = format!(" ({})", mixer.kind());
+        // Of numbers this small no product of two overflows, and no mixer multiplies more of them unchecked.
+        if let Some((name, number)) = too_large("", &mixer.to_json()) {
+            let expected = format!("a number up to {LARGEST}");
+            return Err(wrong(&part, format!("{name} {number}"), &expected));
+        }
+        let checked = mixer.check(hidden);
+        checked.map_err(|reason| wrong(&part, reason.found, &reason.expected))?;
+        for weight in mixer.weights(hidden) {
+            let size = weight
+                .shape
+                .iter()
+                .try_fold(1usize, |n, &d| n.checked_mul(d));
+            if size.is_none_or(|n| n == 0 || n > 1 << 40) {
+                let found = format!("{} of shape {:?}", weight.name, weight.shape);
+                return Err(wrong(&part, found, "dimensions that a tensor can have"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The keys of what is around a mixer and a feed-forward network.
+const MIXER_SUBLAYER: &str = "mixer_sublayer";
+const FFN_SUBLAYER: &str = "ffn_sublayer";
+
+/// Those fields of an object that differ from the usual ones.
+pub(crate) fn changed(value: Value, usual: &Value) -> Map<String, Value> {
+    let fields = match value {
+        Value::Object(fields) => fields,
+        _ => Map::new(),
+    };
+    let differs = |(key, value): &(String, Value)| usual.get(key) != Some(value);
+    fields.into_iter().filter(differs).collect()
 }
 
 /// The value with each number that is an f32 written as one: JSON's numbers are f64, in which 1e-6 is 9.99999997e-7.
-fn in_short(value: Value) -> Value {
+pub(crate) fn in_short(value: Value) -> Value {
     match value {
         Value::Object(fields) => {
             let fields = fields.into_iter();
@@ -155,10 +291,34 @@ pub struct ModelSpec {
     pub norm_eps: f32,
     /// Whether the embedding is normed as well.
     pub embedding_norm: bool,
+    /// Multiplies the embedding's rows.
+    pub embedding_multiplier: f32,
+    /// Multiplies the logits.
+    pub logits_multiplier: f32,
+    /// Bounds the logits: `cap tanh(logits / cap)`; none: no bound.
+    pub logit_softcap: Option<f32>,
     /// Whether the output matrix is the embedding.
     pub tied: bool,
     /// The layers, first to last.
     pub layers: Vec<LayerSpec>,
+}
+
+impl Default for ModelSpec {
+    /// A model of no size without multipliers.
+    fn default() -> Self {
+        ModelSpec {
+            vocab: 0,
+            hidden: 0,
+            norm: NormKind::Rms,
+            norm_eps: 1e-6,
+            embedding_norm: false,
+            embedding_multiplier: 1.0,
+            logits_multiplier: 1.0,
+            logit_softcap: None,
+            tied: false,
+            layers: Vec::new(),
+        }
+    }
 }
 
 /// Largest width, depth or count that is believed; what is larger is a corrupt file.
@@ -207,44 +367,18 @@ impl ModelSpec {
                 expected: "a small number, 0 or more".into(),
             });
         }
-        for (i, layer) in self.layers.iter().enumerate() {
-            if let Some(mlp) = layer.mlp {
-                bound(&format!("layers[{i}].mlp.intermediate"), mlp.intermediate)?;
-            }
-            // Of numbers this small no product of two overflows, and no mixer multiplies more of them unchecked.
-            if let Some((name, number)) = too_large("", &layer.mixer.to_json()) {
-                return Err(Error::Config {
-                    file: file.into(),
-                    key: format!("layers[{i}] ({})", layer.mixer.kind()),
-                    found: format!("{name} {number}"),
-                    expected: format!("a number up to {LARGEST}"),
-                });
-            }
-            layer
-                .mixer
-                .check(self.hidden)
-                .map_err(|reason| Error::Config {
-                    file: file.into(),
-                    key: format!("layers[{i}] ({})", layer.mixer.kind()),
-                    found: reason.found,
-                    expected: reason.expected,
-                })?;
-            for weight in layer.mixer.weights(self.hidden) {
-                let size = weight
-                    .shape
-                    .iter()
-                    .try_fold(1usize, |n, &d| n.checked_mul(d));
-                if size.is_none_or(|n| n == 0 || n > 1 << 40) {
-                    return Err(Error::Config {
-                        file: file.into(),
-                        key: format!("layers[{i}] ({})", layer.mixer.kind()),
-                        found: format!("{} of shape {:?}", weight.name, weight.shape),
-                        expected: "dimensions that a tensor can have".into(),
-                    });
-                }
-            }
+        let multipliers = [self.embedding_multiplier, self.logits_multiplier];
+        let cap = self.logit_softcap.unwrap_or(1.0);
+        if !multipliers.iter().all(|x| x.is_finite()) || !(cap.is_finite() && cap > 0.0) {
+            return Err(Error::Config {
+                file: file.into(),
+                key: "embedding_multiplier, logits_multiplier, logit_softcap".into(),
+                found: format!("{multipliers:?}, {cap}"),
+                expected: "finite multipliers, a bound above zero".into(),
+            });
         }
-        Ok(())
+        let mut layers = self.layers.iter().enumerate();
+        layers.try_for_each(|(i, layer)| layer.check(file, i, self.hidden))
     }
 
     /// Every tensor of the model by its full name, in the order of the file.
@@ -267,31 +401,26 @@ impl ModelSpec {
             all.extend(norm("token_embd_norm"));
         }
         for (i, layer) in self.layers.iter().enumerate() {
-            all.extend(norm(&format!("blk.{i}.attn_norm")));
-            all.extend(
-                layer
-                    .mixer
-                    .weights(self.hidden)
-                    .into_iter()
-                    .map(|w| WeightSpec {
-                        name: format!("blk.{i}.mixer.{}", w.name),
-                        ..w
-                    }),
-            );
-            if let Some(mlp) = layer.mlp {
-                all.extend(norm(&format!("blk.{i}.ffn_norm")));
-                for name in ["ffn_gate", "ffn_up"] {
-                    all.push(WeightSpec::matrix(
-                        &format!("blk.{i}.{name}.weight"),
-                        mlp.intermediate,
-                        self.hidden,
-                    ));
+            let mixer = layer.mixer.as_ref().map(|mixer| {
+                let weights = mixer.weights(self.hidden);
+                (true, "mixer.", layer.mixer_sublayer, weights)
+            });
+            let ffn = layer.ffn.as_ref().map(|ffn| {
+                let weights = ffn.weights(self.hidden);
+                (false, "", layer.ffn_sublayer, weights)
+            });
+            for (of_mixer, scope, sublayer, weights) in mixer.into_iter().chain(ffn) {
+                let [pre, post] = Sublayer::norms(of_mixer);
+                if sublayer.pre_norm {
+                    all.extend(norm(&format!("blk.{i}.{pre}")));
                 }
-                all.push(WeightSpec::matrix(
-                    &format!("blk.{i}.ffn_down.weight"),
-                    self.hidden,
-                    mlp.intermediate,
-                ));
+                all.extend(weights.into_iter().map(|weight| WeightSpec {
+                    name: format!("blk.{i}.{scope}{}", weight.name),
+                    ..weight
+                }));
+                if sublayer.post_norm {
+                    all.extend(norm(&format!("blk.{i}.{post}")));
+                }
             }
         }
         all.extend(norm("output_norm"));
@@ -306,8 +435,9 @@ impl ModelSpec {
     pub fn retain(&mut self, window: Option<usize>, retained: Retained) -> usize {
         let mut changed = 0;
         for layer in &mut self.layers {
-            if let Some(mixer) = layer.mixer.retaining(window, retained) {
-                layer.mixer = mixer;
+            let bounded = |mixer: &Arc<dyn Mixer>| mixer.retaining(window, retained);
+            if let Some(mixer) = layer.mixer.as_ref().and_then(bounded) {
+                layer.mixer = Some(mixer);
                 changed += 1;
             }
         }
@@ -322,7 +452,7 @@ impl ModelSpec {
     /// The description as JSON, as it stands in a GGUF file under `waterline.spec`.
     pub fn to_json(&self) -> Value {
         let layers: Vec<Value> = self.layers.iter().map(LayerSpec::to_json).collect();
-        json!({
+        let mut model = json!({
             "vocab": self.vocab,
             "hidden": self.hidden,
             "norm": self.norm,
@@ -330,7 +460,18 @@ impl ModelSpec {
             "embedding_norm": self.embedding_norm,
             "tied": self.tied,
             "layers": layers,
-        })
+        });
+        let usual = ModelSpec::default();
+        if self.embedding_multiplier != usual.embedding_multiplier {
+            model["embedding_multiplier"] = in_short(json!(self.embedding_multiplier));
+        }
+        if self.logits_multiplier != usual.logits_multiplier {
+            model["logits_multiplier"] = in_short(json!(self.logits_multiplier));
+        }
+        if let Some(cap) = self.logit_softcap {
+            model["logit_softcap"] = in_short(json!(cap));
+        }
+        model
     }
 
     /// Reads the description back; `file` is named in errors.
@@ -354,6 +495,9 @@ impl ModelSpec {
             norm: config.read_or("norm", NormKind::default())?,
             norm_eps: config.f32("norm_eps")?,
             embedding_norm: config.bool_or("embedding_norm", false)?,
+            embedding_multiplier: config.f32_or("embedding_multiplier", 1.0)?,
+            logits_multiplier: config.f32_or("logits_multiplier", 1.0)?,
+            logit_softcap: config.optional_f32("logit_softcap")?,
             tied: config.bool("tied")?,
             layers,
         };
@@ -391,17 +535,16 @@ mod tests {
             head_dim: 4,
             ..Default::default()
         };
+        let mlp = MlpSpec {
+            intermediate: 6,
+            ..MlpSpec::default()
+        };
         let spec = ModelSpec {
             vocab: 8,
             hidden: 4,
-            norm: NormKind::Rms,
-            norm_eps: 1e-6,
-            embedding_norm: false,
             tied: true,
-            layers: vec![LayerSpec {
-                mixer: Arc::new(mixer),
-                mlp: Some(MlpSpec { intermediate: 6 }),
-            }],
+            layers: vec![LayerSpec::of(Arc::new(mixer), Some(mlp))],
+            ..ModelSpec::default()
         };
         let today = spec.to_json();
         let mut former = today.clone();
@@ -409,5 +552,48 @@ mod tests {
         former.as_object_mut().unwrap().remove("layers");
         let read = ModelSpec::from_json("a test", &former).unwrap();
         assert_eq!(read.to_json(), today);
+    }
+
+    #[test]
+    fn what_is_unusual_around_a_sublayer_is_written_and_read_back() {
+        let layers = json!([
+            { "mlp": { "intermediate": 8, "gated": false, "activation": "squared_relu", "bias": true } },
+            {
+                "mixer": "attention", "heads": 1, "kv_heads": 1, "head_dim": 4,
+                "mixer_sublayer": { "pre_norm": false, "post_norm": true },
+                "mlp": { "intermediate": 8, "gate_multiplier": 0.5, "multiplier": 0.25 },
+                "ffn_sublayer": { "multiplier": 0.22 },
+            },
+        ]);
+        let model = json!({
+            "vocab": 8, "hidden": 4, "norm_eps": 1e-5, "tied": false, "embedding_multiplier": 12.0,
+            "logits_multiplier": 0.125, "logit_softcap": 30.0, "layers": layers,
+        });
+        let spec = ModelSpec::from_json("a test", &model).unwrap();
+        let written = spec.to_json();
+        assert_eq!(
+            ModelSpec::from_json("a test", &written).unwrap().to_json(),
+            written
+        );
+        assert_eq!(written["layers"][0], layers[0]);
+        for key in ["mlp", "mixer_sublayer", "ffn_sublayer"] {
+            assert_eq!(written["layers"][1][key], layers[1][key], "{key}");
+        }
+        let names: Vec<String> = spec.weights().into_iter().map(|w| w.name).collect();
+        let has = |name: &str| names.iter().any(|n| n == name);
+        assert!(has("blk.0.ffn_norm.weight") && has("blk.0.ffn_up.bias"));
+        assert!(!has("blk.0.attn_norm.weight") && !has("blk.0.ffn_gate.weight"));
+        assert!(!has("blk.1.attn_norm.weight") && has("blk.1.post_attention_norm.weight"));
+        let refused = |layer: Value| {
+            let mut model = model.clone();
+            model["layers"] = json!([layer]);
+            ModelSpec::from_json("a test", &model)
+                .unwrap_err()
+                .to_string()
+        };
+        assert!(refused(json!({})).contains("mixer"));
+        assert!(refused(json!({ "mlp": { "intermediate": 0 } })).contains("intermediate"));
+        let gateless = json!({ "intermediate": 8, "gated": false, "gate_multiplier": 2.0 });
+        assert!(refused(json!({ "mlp": gateless })).contains("multipliers"));
     }
 }

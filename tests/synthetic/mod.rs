@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use waterline::TextFiles;
-use waterline::{Checkpoint, LayerSpec, Model, ModelSpec, NormKind, SessionOptions, WeightSpec};
+use waterline::{Checkpoint, LayerSpec, Model, ModelSpec, SessionOptions, WeightSpec};
 use waterline_quant::{Bytes, F32, Tensor};
 
 /// A repeatable sequence of numbers.
@@ -64,11 +64,9 @@ pub fn spec(hidden: usize, layers: Vec<LayerSpec>) -> ModelSpec {
     ModelSpec {
         vocab: 61,
         hidden,
-        norm: NormKind::Rms,
         norm_eps: 1e-5,
-        embedding_norm: false,
-        tied: false,
         layers,
+        ..ModelSpec::default()
     }
 }
 
@@ -94,7 +92,7 @@ fn value(weight: &WeightSpec, random: &mut Random) -> f32 {
     if name.ends_with("A_log") || name.ends_with("dt_bias") {
         return x;
     }
-    if name.ends_with("mixer.A") {
+    if name.ends_with(".A") {
         return -1.25 - x;
     }
     if name.ends_with("lower_bound") {
@@ -123,7 +121,7 @@ pub fn model(spec: &ModelSpec, weights: &HashMap<String, Vec<f32>>) -> Arc<Model
         tensors: spec.weights().into_iter().map(tensor).collect(),
         text: TextFiles::default(),
     };
-    Model::bind(checkpoint).expect("a model")
+    Model::bind(checkpoint).unwrap_or_else(|error| panic!("{error}: {}", spec.to_json()))
 }
 
 /// Options with 32-bit keys and values, and one thread: these models are too small to share.

@@ -242,7 +242,7 @@ fn to_json(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block], args: &A
     let block = |(i, (spec, block)): (usize, (&LayerSpec, &Block))| {
         json!({
             "block": i,
-            "mixer": spec.mixer.kind(),
+            "mixer": spec.kind(),
             "weight_bytes": block.weights,
             "bytes": block.state,
             "read_per_token": block.read,
@@ -320,7 +320,7 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
             numbers += &format!("; mlp {}", mlp["intermediate"]);
         }
         vec![
-            block.mixer.kind().to_string(),
+            block.kind().to_string(),
             numbers.replace(',', ", ").replace(':', " "),
         ]
     };

@@ -108,7 +108,7 @@ fn spec(args: &Args) -> Result<ModelSpec> {
         spec.layers.truncate(blocks);
     }
     if args.mixers_only {
-        spec.layers.iter_mut().for_each(|block| block.mlp = None);
+        spec.layers.iter_mut().for_each(|block| block.ffn = None);
     }
     spec.vocab = args.vocab.unwrap_or(spec.vocab);
     spec.check(args.preset.name)?;

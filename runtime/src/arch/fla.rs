@@ -9,11 +9,12 @@ use waterline_quant::{Tensor, safetensors};
 
 use super::{Config, Family, fla_linear, fla_memories, fla_slots, tensors};
 use crate::error::{Error, Result};
+use crate::feed_forward::MlpSpec;
 use crate::mixers::{
     Attention, GatedDeltaNet, Lte, Mixer, NativeSparseAttention, RouterScope, ScoreMap,
 };
 use crate::ops::Activation;
-use crate::spec::{LayerSpec, MlpSpec, ModelSpec, NormKind, WeightSpec};
+use crate::spec::{LayerSpec, ModelSpec, WeightSpec};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &[
@@ -139,20 +140,16 @@ fn spec(config: &Config) -> Result<ModelSpec> {
                 Some(index) => attention_layer(&attention_configs[index], hidden)?,
                 None => mixer(config, layer)?,
             };
-            Ok(LayerSpec {
-                mixer,
-                mlp: Some(mlp),
-            })
+            Ok(LayerSpec::of(mixer, Some(mlp)))
         })
         .collect::<Result<_>>()?;
     Ok(ModelSpec {
         vocab: config.usize("vocab_size")?,
         hidden,
-        norm: NormKind::Rms,
         norm_eps,
-        embedding_norm: false,
         tied: config.bool_or("tie_word_embeddings", false)?,
         layers,
+        ..ModelSpec::default()
     })
 }
 
@@ -160,7 +157,10 @@ pub(super) fn mlp(config: &Config, hidden: usize) -> Result<MlpSpec> {
     match config.optional_usize("intermediate_size")? {
         Some(intermediate) => {
             config.one_of("hidden_act", (), &[("swish", ()), ("silu", ())])?;
-            Ok(MlpSpec { intermediate })
+            Ok(MlpSpec {
+                intermediate,
+                ..MlpSpec::default()
+            })
         }
         None => mlp_of_ratio(config, hidden),
     }
@@ -171,7 +171,10 @@ pub(super) fn mlp_of_ratio(config: &Config, hidden: usize) -> Result<MlpSpec> {
     config.one_of("hidden_act", (), &[("swish", ()), ("silu", ())])?;
     let ratio = config.usize_or("hidden_ratio", 4)?;
     let intermediate = (hidden.saturating_mul(ratio).saturating_mul(2) / 3).div_ceil(256) * 256;
-    Ok(MlpSpec { intermediate })
+    Ok(MlpSpec {
+        intermediate,
+        ..MlpSpec::default()
+    })
 }
 
 /// The attention of a hybrid's layer: plain, or with eviction.

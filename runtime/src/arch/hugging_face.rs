@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::{Config, Family};
 use crate::error::Result;
+use crate::feed_forward::MlpSpec;
 use crate::mixers::{Attention, RopeScaling};
-use crate::spec::{LayerSpec, MlpSpec, ModelSpec, NormKind};
+use crate::spec::{LayerSpec, ModelSpec};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["llama", "mistral", "qwen2", "qwen3"],
@@ -48,10 +49,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
                 window: window(config, layer)?,
                 ..attention.clone()
             };
-            Ok(LayerSpec {
-                mixer: Arc::new(attention),
-                mlp: Some(mlp),
-            })
+            Ok(LayerSpec::of(Arc::new(attention), Some(mlp)))
         })
         .collect::<Result<_>>()?;
     model(config, layers)
@@ -62,11 +60,10 @@ pub(super) fn model(config: &Config, layers: Vec<LayerSpec>) -> Result<ModelSpec
     Ok(ModelSpec {
         vocab: config.usize("vocab_size")?,
         hidden: config.usize("hidden_size")?,
-        norm: NormKind::Rms,
         norm_eps: norm_eps(config)?,
-        embedding_norm: false,
         tied: config.bool_or("tie_word_embeddings", false)?,
         layers,
+        ..ModelSpec::default()
     })
 }
 
@@ -81,6 +78,7 @@ pub(super) fn mlp(config: &Config) -> Result<MlpSpec> {
     }
     Ok(MlpSpec {
         intermediate: config.usize("intermediate_size")?,
+        ..MlpSpec::default()
     })
 }
 

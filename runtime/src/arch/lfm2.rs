@@ -5,8 +5,9 @@ use std::sync::Arc;
 use super::hugging_face::{attention, layer_type};
 use super::{Config, Family};
 use crate::error::Result;
+use crate::feed_forward::MlpSpec;
 use crate::mixers::{Attention, GatedConv, Mixer};
-use crate::spec::{LayerSpec, MlpSpec, ModelSpec, NormKind};
+use crate::spec::{LayerSpec, ModelSpec};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["lfm2"],
@@ -59,6 +60,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     };
     let mlp = MlpSpec {
         intermediate: intermediate(config)?,
+        ..MlpSpec::default()
     };
     let layers = (0..config.layers()?)
         .map(|layer| {
@@ -66,21 +68,17 @@ fn spec(config: &Config) -> Result<ModelSpec> {
                 true => Arc::new(attention.clone()),
                 false => Arc::new(conv.clone()),
             };
-            Ok(LayerSpec {
-                mixer,
-                mlp: Some(mlp),
-            })
+            Ok(LayerSpec::of(mixer, Some(mlp)))
         })
         .collect::<Result<_>>()?;
     let tied = config.bool_or("tie_embedding", true)?;
     Ok(ModelSpec {
         vocab: config.usize("vocab_size")?,
         hidden,
-        norm: NormKind::Rms,
         norm_eps,
-        embedding_norm: false,
         tied: config.bool_or("tie_word_embeddings", tied)?,
         layers,
+        ..ModelSpec::default()
     })
 }
 

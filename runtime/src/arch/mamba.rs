@@ -8,7 +8,7 @@ use waterline_quant::{Tensor, safetensors};
 use super::{Config, Family, fla, tensors};
 use crate::error::{Error, Result};
 use crate::mixers::{Hax, Mamba, Mamba2, Mixer, Source};
-use crate::spec::{LayerSpec, ModelSpec, NormKind};
+use crate::spec::{LayerSpec, ModelSpec};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["mamba", "falcon_mamba", "mamba2", "hax_mamba", "hax_mamba2"],
@@ -58,10 +58,7 @@ fn samba_tensor_name(name: &str) -> String {
 }
 
 fn spec(config: &Config) -> Result<ModelSpec> {
-    let layer = LayerSpec {
-        mixer: mixer(config)?,
-        mlp: None,
-    };
+    let layer = LayerSpec::of(mixer(config)?, None);
     let layers = config.layers()?;
     // transformers ties Mamba's matrices unless told otherwise, flash-linear-attention does not.
     let transformers = config.object().contains_key("layer_norm_epsilon");
@@ -100,7 +97,7 @@ fn samba(config: &Config) -> Result<ModelSpec> {
             Some(index) => Arc::new(fla::attention(&attention[index], hidden)?),
             None => Arc::clone(&mamba),
         };
-        Ok(LayerSpec { mixer, mlp })
+        Ok(LayerSpec::of(mixer, mlp))
     };
     let layers = (0..config.layers()?)
         .map(layer_spec)
@@ -112,11 +109,10 @@ fn model(config: &Config, layers: Vec<LayerSpec>, tied: bool) -> Result<ModelSpe
     Ok(ModelSpec {
         vocab: config.usize("vocab_size")?,
         hidden: config.usize("hidden_size")?,
-        norm: NormKind::Rms,
         norm_eps: norm_eps(config)?,
-        embedding_norm: false,
         tied: config.bool_or("tie_word_embeddings", tied)?,
         layers,
+        ..ModelSpec::default()
     })
 }
 
@@ -188,6 +184,8 @@ fn mamba2(config: &Config) -> Result<Mamba2> {
         norm_eps: norm_eps(config)?,
         step_min,
         step_max: step_max.is_finite().then_some(step_max),
+        out_bias: None,
+        multipliers: None,
         hax: hax(config)?,
     })
 }

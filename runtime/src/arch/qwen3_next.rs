@@ -61,10 +61,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
                 true => Arc::new(attention.clone()),
                 false => Arc::new(delta.clone()),
             };
-            Ok(LayerSpec {
-                mixer,
-                mlp: Some(mlp),
-            })
+            Ok(LayerSpec::of(mixer, Some(mlp)))
         })
         .collect::<Result<_>>()?;
     model(config, layers)

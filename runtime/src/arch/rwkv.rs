@@ -51,7 +51,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     for layer in 0..layers {
         let time_mix: Arc<dyn Mixer> = Arc::new(time_mix(config, hidden, norm_eps, layer)?);
         for mixer in [time_mix, Arc::clone(&channel_mix)] {
-            all.push(LayerSpec { mixer, mlp: None });
+            all.push(LayerSpec::of(mixer, None));
         }
     }
     Ok(ModelSpec {
@@ -64,6 +64,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
         embedding_norm: config.bool_or("norm_first", true)?,
         tied: config.bool_or("tie_word_embeddings", false)?,
         layers: all,
+        ..ModelSpec::default()
     })
 }
 

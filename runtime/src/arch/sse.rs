@@ -10,7 +10,7 @@ use super::fla::{mlp, scaled, taps, tensor_name};
 use super::{Config, Family};
 use crate::error::{Error, Result};
 use crate::mixers::{Attention, HeadMap, Mixer, Sse, SseSwa, StateUpdate};
-use crate::spec::{LayerSpec, ModelSpec, NormKind, WeightSpec};
+use crate::spec::{LayerSpec, ModelSpec, WeightSpec};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["sse_swa_moba"],
@@ -40,17 +40,16 @@ fn spec(config: &Config) -> Result<ModelSpec> {
                 Layer::Sliding => Arc::new(attention(config, true)?),
                 Layer::Full => Arc::new(attention(config, false)?),
             };
-            Ok(LayerSpec { mixer, mlp })
+            Ok(LayerSpec::of(mixer, mlp))
         })
         .collect::<Result<_>>()?;
     Ok(ModelSpec {
         vocab: config.usize("vocab_size")?,
         hidden,
-        norm: NormKind::Rms,
         norm_eps: config.f32_or("norm_eps", 1e-6)?,
-        embedding_norm: false,
         tied: config.bool_or("tie_word_embeddings", false)?,
         layers,
+        ..ModelSpec::default()
     })
 }
 

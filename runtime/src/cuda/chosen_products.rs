@@ -16,7 +16,7 @@ impl Launches<'_> {
         (parts, route): (usize, View),
         output: View,
     ) -> Result<()> {
-        let cols = factors[0].0.cols();
+        let cols = factors[0].matrix.cols();
         let formats = formats_of(factors);
         for factors in factors.chunks(MOST_LINEARS) {
             // As many rows of a whole matrix as its parts have in a block: so tiles are counted as those of one part.

@@ -69,7 +69,7 @@ use launches::{Form, Queued};
 use once_cell::sync::OnceCell;
 pub(crate) use passed::Recurrence;
 pub(crate) use persistent::PhaseOps;
-pub(crate) use products::{Factor, format_of};
+pub(crate) use products::{Factor, GatedUnit, format_of};
 pub(crate) use sample::Sampling;
 use source::Source;
 use weights::Weights;

@@ -274,6 +274,7 @@ fn overlap(a: Rows, b: Rows) -> bool {
 mod tests {
     use super::super::ring_products::RingFactor;
     use super::*;
+    use crate::ops::Activation;
 
     fn rows(first: Address, width: usize) -> Rows {
         Rows {
@@ -285,7 +286,7 @@ mod tests {
 
     fn product(kind: Kind, input: Option<Rows>, output: Rows) -> Product {
         let matrix = RingFactor::of_shape(output.width as usize, 64);
-        let twins = if kind == Kind::Gated { 2 } else { 1 };
+        let twins = if matches!(kind, Kind::Gated(_)) { 2 } else { 1 };
         Product {
             kind,
             factors: vec![matrix; twins],
@@ -304,7 +305,11 @@ mod tests {
     fn block() -> [Product; 4] {
         [
             product(Kind::Add, None, rows(X, 64)),
-            product(Kind::Gated, Some(rows(X, 64)), rows(INNER, 128)),
+            product(
+                Kind::Gated(Activation::Silu),
+                Some(rows(X, 64)),
+                rows(INNER, 128),
+            ),
             product(Kind::Add, Some(rows(INNER, 128)), rows(X, 64)),
             product(Kind::Store, Some(rows(X, 64)), rows(INNER, 400)),
         ]

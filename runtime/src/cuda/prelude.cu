@@ -227,7 +227,8 @@ enum Activation {
   RELU,
   SQUARED_RELU,
   GELU,
-  ELU_PLUS_ONE
+  ELU_PLUS_ONE,
+  GELU_ERF
 };
 
 __device__ inline float activate(int function, float x) {
@@ -240,6 +241,7 @@ __device__ inline float activate(int function, float x) {
     case SQUARED_RELU: return fmaxf(x, 0.0f) * fmaxf(x, 0.0f);
     case GELU: return x * sigmoid(2.0f * 0.7978846f * x * (1.0f + 0.044715f * x * x));
     case ELU_PLUS_ONE: return x > 0.0f ? x + 1.0f : expf(x);
+    case GELU_ERF: return 0.5f * x * (1.0f + erff(0.70710678f * x));
     default: return x;
   }
 }
@@ -261,6 +263,7 @@ __device__ __noinline__ float4 activate_four(int function, float4 x) {
     case SQUARED_RELU: return activate_each<SQUARED_RELU>(x);
     case GELU: return activate_each<GELU>(x);
     case ELU_PLUS_ONE: return activate_each<ELU_PLUS_ONE>(x);
+    case GELU_ERF: return activate_each<GELU_ERF>(x);
     default: return x;
   }
 }

@@ -42,8 +42,8 @@ const MOST_STEPS: usize = 4;
 #[repr(C)]
 pub(crate) struct Gather {
     input: Rows,
-    gated: i32,
     steps: i32,
+    unused: i32,
     step: [GatherStep; MOST_STEPS],
 }
 
@@ -71,11 +71,9 @@ impl Gather {
                 _ => 64,
             }
         };
-        let kinds = self
-            .steps()
+        self.steps()
             .iter()
-            .fold(0, |kinds, step| kinds | kind(step));
-        kinds | (self.gated as usize) << 7
+            .fold(0, |kinds, step| kinds | kind(step))
     }
 
     /// Whether a norm has parts that warps cannot share, for which the whole row needs room.
@@ -137,13 +135,12 @@ impl Gather {
         let (last, others) = self.steps().split_last()?;
         let plain = last.kind == NORM && last.size as usize == cols && last.bias == 0;
         let alone = others.iter().all(|step| step.kind > LAYER_NORM);
-        (self.gated == 0 && plain && alone).then_some(last.eps)
+        (plain && alone).then_some(last.eps)
     }
 
     /// The columns that an input of `cols` is made of, if at most one step adds others, and at most one gates by others.
     pub fn columns(&self, cols: usize) -> Option<Rows> {
-        let few = self.gated == 0 && self.has_few_steps();
-        few.then_some(Rows {
+        self.has_few_steps().then_some(Rows {
             width: cols as i32,
             ..self.input
         })
@@ -160,10 +157,11 @@ impl Gather {
 
     /// Whether the input is the columns as they are.
     fn is_plain(&self) -> bool {
-        self.gated == 0 && self.steps == 0
+        self.steps == 0
     }
 }
 
+/// `Linear` in project.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct DeviceLinear {
@@ -173,6 +171,8 @@ struct DeviceLinear {
     column: i32,
     format: i32,
     first: i32,
+    multiplier: f32,
+    unused: i32,
 }
 
 pub(super) const MOST_LINEARS: usize = 12;
@@ -185,8 +185,40 @@ struct Linears {
     at: [DeviceLinear; MOST_LINEARS],
 }
 
-/// A matrix, its bias, and the first column of its product.
-pub(crate) type Factor<'a> = (&'a Matrix, Option<&'a Vector>, usize);
+/// A matrix, and what becomes of its product.
+#[derive(Clone, Copy)]
+pub(crate) struct Factor<'a> {
+    pub matrix: &'a Matrix,
+    /// Added to the multiplied product.
+    pub bias: Option<&'a Vector>,
+    /// First column of the product.
+    pub column: usize,
+    /// Multiplies the product.
+    pub multiplier: f32,
+}
+
+impl<'a> Factor<'a> {
+    /// A matrix whose product stands as it is in the first columns.
+    pub fn plain(matrix: &'a Matrix) -> Self {
+        Factor {
+            matrix,
+            bias: None,
+            column: 0,
+            multiplier: 1.0,
+        }
+    }
+}
+
+/// The three matrices of a gated unit, `down(activation(gate x) * up x)`.
+pub(crate) struct GatedUnit<'a> {
+    pub gate: Factor<'a>,
+    /// Its product begins where the gate's ends.
+    pub up: Factor<'a>,
+    pub down: Factor<'a>,
+    pub activation: Activation,
+    /// Room for the products of gate and up, side by side.
+    pub inner: View,
+}
 
 /// The number of a matrix' format in kernels.
 pub(crate) fn format_of(matrix: &Matrix) -> usize {
@@ -196,7 +228,7 @@ pub(crate) fn format_of(matrix: &Matrix) -> usize {
 
 /// The set of the matrices' formats, by their numbers.
 pub(super) fn formats_of(factors: &[Factor]) -> usize {
-    (factors.iter()).fold(0, |set, factor| set | 1 << format_of(factor.0))
+    (factors.iter()).fold(0, |set, factor| set | 1 << format_of(factor.matrix))
 }
 
 /// Threads of a block, but for those which make one token's input themselves.
@@ -231,15 +263,6 @@ impl Launches<'_> {
             gather.steps = 1;
         }
         Ok(gather)
-    }
-
-    /// The input of a gated unit's last matrix: `silu` of the left half of `inner` times its right half.
-    fn gated(&self, inner: View) -> Gather {
-        Gather {
-            input: self.rows(inner),
-            gated: 1,
-            ..Gather::zeroed()
-        }
     }
 
     /// An input made of a mixer's output by the steps `finish`; more than a kernel takes pass through the buffer of inputs.
@@ -310,38 +333,46 @@ impl Launches<'_> {
         });
     }
 
-    /// `output += down (silu(gate x) * up x)`, where `inner` has room for the two inner products side by side.
+    /// `output = down(activation(gate x) * up x)`, or `+=`.
     pub fn multiply_gated(
         &mut self,
         gather: Gather,
-        [gate, up, down]: [&Matrix; 3],
-        inner: View,
+        unit: &GatedUnit,
         output: View,
+        add: bool,
     ) -> Result<()> {
+        let GatedUnit { gate, up, down, .. } = *unit;
+        let (halves, function) = (unit.inner.split(gate.matrix.rows()), unit.activation);
         if in_tiles(self.tokens) {
-            let alike = format_of(gate) == format_of(up);
-            let rounded = [gate, up, down].iter().all(|m| self.on_tensor_cores(m));
+            let alike = format_of(gate.matrix) == format_of(up.matrix);
+            let mut all = [gate, up, down].into_iter();
+            let rounded = all.all(|factor| self.on_tensor_cores(factor.matrix));
             if alike && rounded && self.tensor_cores == TensorCores::WarpGroups {
-                return self.multiply_gated_groups(gather, [gate, up, down], output);
+                return self.multiply_gated_groups(gather, unit, output, add);
             }
-            let factors = [(gate, None, 0), (up, None, gate.rows())];
-            self.multiply(gather, &factors, inner, false)?;
-            return self.multiply(self.gated(inner), &[(down, None, 0)], output, true);
+            self.multiply(gather, &[gate, up], unit.inner, false)?;
+            let gated = self.finished(halves.1, &[OutputOp::Gate(halves.0, function)])?;
+            return self.multiply(gated, &[down], output, add);
         }
-        let cols = gate.cols();
+        let cols = gate.matrix.cols();
         let inner = View {
-            width: gate.rows(),
-            ..inner
+            width: gate.matrix.rows(),
+            ..unit.inner
         };
-        let factors = [(gate, None, 0), (up, None, 0)];
+        let factors = [gate, Factor { column: 0, ..up }];
         let formats = formats_of(&factors);
-        if !self.push_to_ring(gather, &factors, self.rows(inner), Kind::Gated)? {
+        let kind = Kind::Gated(function);
+        if !self.push_to_ring(gather, &factors, self.rows(inner), kind)? {
             let rows = self.block_rows();
             let (linears, _) = self.linears(&factors, rows, false)?;
             self.push_streaming(Call {
                 source: "",
-                kernel: format!("multiply_gated<{formats}, {cols}, {}>", gather.kinds(cols)),
-                grid: Grid::EachToken(gate.rows().div_ceil(rows)),
+                kernel: format!(
+                    "multiply_gated<{formats}, {cols}, {}, {}>",
+                    gather.kinds(cols),
+                    function as i32
+                ),
+                grid: Grid::EachToken(gate.matrix.rows().div_ceil(rows)),
                 threads: self.gather_threads(),
                 shared: shared_bytes(cols),
                 parameters: vec![
@@ -352,10 +383,10 @@ impl Launches<'_> {
             });
         }
         let gather = self.gathered(inner, None)?;
-        self.multiply(gather, &[(down, None, 0)], output, true)
+        self.multiply(gather, &[down], output, add)
     }
 
-    /// `output[column..] = matrix gather + bias` for each factor, or `+=`.
+    /// `output[column..] = multiplier matrix gather + bias` for each factor, or `+=`.
     pub fn multiply(
         &mut self,
         gather: Gather,
@@ -392,7 +423,7 @@ impl Launches<'_> {
         if self.push_to_ring(gather, factors, output, kind)? {
             return Ok(());
         }
-        let cols = factors[0].0.cols();
+        let cols = factors[0].matrix.cols();
         let formats = formats_of(factors);
         for factors in factors.chunks(MOST_LINEARS) {
             let (linears, tiles) = self.linears(factors, self.block_rows(), add)?;
@@ -425,9 +456,9 @@ impl Launches<'_> {
         output: Rows,
         add: bool,
     ) -> Result<()> {
-        let cols = factors[0].0.cols();
+        let cols = factors[0].matrix.cols();
         let (rounded, exact): (Vec<Factor>, Vec<Factor>) =
-            (factors.iter()).partition(|factor| self.on_tensor_cores(factor.0));
+            (factors.iter()).partition(|factor| self.on_tensor_cores(factor.matrix));
         if !rounded.is_empty() {
             let inputs = self.gather_in_bf16(gather, cols)?;
             self.multiply_in_bf16(inputs, &rounded, output, add)?;
@@ -436,7 +467,12 @@ impl Launches<'_> {
             return Ok(());
         }
         // A few rows, such as those of gates, would leave most of a tile empty.
-        if exact.iter().map(|factor| factor.0.rows()).sum::<usize>() <= FEW_ROWS {
+        if exact
+            .iter()
+            .map(|factor| factor.matrix.rows())
+            .sum::<usize>()
+            <= FEW_ROWS
+        {
             return self.multiply_tokens(gather, &exact, output, add);
         }
         let mut input = gather.input;
@@ -477,16 +513,18 @@ impl Launches<'_> {
             ..Linears::zeroed()
         };
         let mut tiles = 0;
-        for (place, (matrix, bias, column)) in linears.at.iter_mut().zip(factors) {
+        for (place, factor) in linears.at.iter_mut().zip(factors) {
             *place = DeviceLinear {
-                weights: self.matrix_address(matrix)?,
-                bias: self.optional_address(*bias)?,
-                rows: matrix.rows() as i32,
-                column: *column as i32,
-                format: format_of(matrix) as i32,
+                weights: self.matrix_address(factor.matrix)?,
+                bias: self.optional_address(factor.bias)?,
+                rows: factor.matrix.rows() as i32,
+                column: factor.column as i32,
+                format: format_of(factor.matrix) as i32,
                 first: tiles as i32,
+                multiplier: factor.multiplier,
+                unused: 0,
             };
-            tiles += matrix.rows().div_ceil(tile);
+            tiles += factor.matrix.rows().div_ceil(tile);
         }
         Ok((Parameter::value("Linears", linears), tiles))
     }

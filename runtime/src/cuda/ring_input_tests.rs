@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use waterline_quant::{Activations, Q8_0};
 
+use super::products::Factor;
 use super::tests::{Bench, matrix, numbers, persistent_device, product};
 use crate::ops::{Activation, Norm, OutputOp};
 use crate::program::View;
@@ -36,7 +37,7 @@ fn inputs_are_normed_and_gated_as_on_the_cpu() {
                 finish.push(OutputOp::Gate(View::whole(2, cols), Activation::Silu));
             }
             let gather = launches.finished(View::whole(0, cols), &finish);
-            let factors = [(&weights, None, 0)];
+            let factors = [Factor::plain(&weights)];
             launches
                 .multiply(
                     gather.expect("an input"),

@@ -9,6 +9,7 @@ use super::launches::{Call, Grid, Launches, Parameter, Rows};
 use super::levels::Touched;
 use super::products::{ADD, Factor, GATE, Gather, format_of, formats_of};
 use crate::error::Result;
+use crate::ops::Activation;
 
 /// Bits beside those of `Gather::kinds`, in gather.cu.
 const QUADS: usize = 256;
@@ -29,8 +30,19 @@ pub(super) enum Kind {
     Store,
     /// It is added to what the output holds.
     Add,
-    /// `silu` of the first matrix' times the second's is stored.
-    Gated,
+    /// This function of the first matrix' times the second's is stored.
+    Gated(Activation),
+}
+
+impl Kind {
+    /// Its number in ring_rows.cu, and that of its function.
+    fn numbers(self) -> (i32, i32) {
+        match self {
+            Kind::Store => (0, Activation::Identity as i32),
+            Kind::Add => (1, Activation::Identity as i32),
+            Kind::Gated(function) => (2, function as i32),
+        }
+    }
 }
 
 /// A product whose weights come through a persistent program's ring.
@@ -95,7 +107,11 @@ impl Product {
 
     /// The matrices whose rows' products stand in the output: of a gated product the first half.
     pub(super) fn owners(&self) -> &[RingFactor] {
-        let together = if self.kind == Kind::Gated { 2 } else { 1 };
+        let together = if matches!(self.kind, Kind::Gated(_)) {
+            2
+        } else {
+            1
+        };
         &self.factors[..self.factors.len() / together]
     }
 
@@ -164,6 +180,8 @@ pub(super) struct RingFactor {
     pub scales: Address,
     /// Null for none.
     pub bias: Address,
+    /// Multiplies the product.
+    pub multiplier: f32,
     /// Bytes from row to row.
     pub code_row: usize,
     pub scale_row: usize,
@@ -186,6 +204,7 @@ impl RingFactor {
             codes: 0,
             scales: 0,
             bias: 0,
+            multiplier: 1.0,
             code_row: 4 * cols,
             scale_row: 0,
             rows,
@@ -273,6 +292,7 @@ impl Launches<'_> {
             factors.for_each(|factor| factor.on_tensor_cores = false);
         }
         let cols = product.cols();
+        let (number, function) = kind.numbers();
         let [codes_at, parts_at, bytes] = product.input_ends();
         let norm = gather.late_norm(cols);
         let parts = gather.equal_parts(cols);
@@ -292,8 +312,7 @@ impl Launches<'_> {
         let call = Call {
             source: "",
             kernel: format!(
-                "product<passes, {}, {cols}, {kinds}, {formats}, {codes_at}, {parts_at}, {bytes}>",
-                kind as i32
+                "product<passes, {number}, {function}, {cols}, {kinds}, {formats}, {codes_at}, {parts_at}, {bytes}>"
             ),
             grid: Grid::Blocks(1),
             threads: self.gather_threads(),
@@ -310,19 +329,21 @@ impl Launches<'_> {
     }
 
     /// A matrix as the ring reads it; none if its rows are not aligned.
-    fn ring_factor(&self, (matrix, bias, column): &Factor) -> Result<Option<RingFactor>> {
+    fn ring_factor(&self, factor: &Factor) -> Result<Option<RingFactor>> {
+        let matrix = factor.matrix;
         let format = matrix.format();
         let blocks = matrix.cols() / format.block_len;
         let scales = format.device_apart_bytes();
         let factor = RingFactor {
             codes: self.matrix_address(matrix)?,
             scales: 0,
-            bias: self.optional_address(*bias)?,
+            bias: self.optional_address(factor.bias)?,
+            multiplier: factor.multiplier,
             code_row: blocks * (format.block_bytes - scales),
             scale_row: blocks * scales,
             rows: matrix.rows(),
             cols: matrix.cols(),
-            column: *column,
+            column: factor.column,
             format: format_of(matrix),
             on_tensor_cores: format.name == "BF16"
                 && self.tensor_cores() != TensorCores::None

@@ -12,7 +12,7 @@ use super::tests::{device, numbers};
 use super::weights::Weights;
 use crate::sampler::tests::neutral;
 use crate::sampler::{Sampler, SamplerParams, SamplerState};
-use crate::spec::{ModelSpec, NormKind};
+use crate::spec::ModelSpec;
 use crate::state::{HEADER, Kv, LOG, LOGITS, SAMPLER, StateOptions, StatePlan};
 
 const LOG_LENGTH: usize = 48;
@@ -34,11 +34,8 @@ impl Bench {
         let spec = ModelSpec {
             vocab,
             hidden: 1,
-            norm: NormKind::Rms,
-            norm_eps: 0.0,
-            embedding_norm: false,
             tied: true,
-            layers: Vec::new(),
+            ..ModelSpec::default()
         };
         let options = StateOptions {
             log: LOG_LENGTH,

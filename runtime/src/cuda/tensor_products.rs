@@ -4,7 +4,7 @@ use waterline_quant::{FORMATS, Matrix};
 
 use super::driver::{Address, TensorCores};
 use super::launches::{Call, Grid, Launches, Parameter, Rows};
-use super::products::{Factor, Gather, MOST_LINEARS, THREADS, format_of};
+use super::products::{Factor, GatedUnit, Gather, MOST_LINEARS, THREADS, format_of};
 use crate::error::Result;
 use crate::program::{INPUTS, View};
 
@@ -57,10 +57,10 @@ impl Launches<'_> {
         output: Rows,
         add: bool,
     ) -> Result<()> {
-        let cols = factors[0].0.cols();
+        let cols = factors[0].matrix.cols();
         let groups = self.tensor_cores == TensorCores::WarpGroups;
         for format in 1..FORMATS.len() {
-            let of_format = |factor: &&Factor| format_of(factor.0) == format;
+            let of_format = |factor: &&Factor| format_of(factor.matrix) == format;
             let factors: Vec<Factor> = factors.iter().filter(of_format).copied().collect();
             for factors in factors.chunks(MOST_LINEARS) {
                 let inputs = Parameter::pointer("const u16", inputs);
@@ -69,7 +69,8 @@ impl Launches<'_> {
                     let (linears, tiles) = self.linears(factors, GROUP_ROWS, add)?;
                     let tiles = Parameter::int(tiles);
                     let parameters = vec![inputs, linears, tiles, output, Parameter::tokens()];
-                    self.groups_call("multiply_groups", format, cols, parameters)
+                    let templates = format!("{format}, {cols}");
+                    self.groups_call("multiply_groups", &templates, parameters)
                 } else {
                     let (linears, tiles) = self.linears(factors, TENSOR_TILE, add)?;
                     Call {
@@ -88,16 +89,10 @@ impl Launches<'_> {
     }
 
     /// A product by groups of warps, as many blocks as there are processors.
-    fn groups_call(
-        &self,
-        kernel: &str,
-        format: usize,
-        cols: usize,
-        parameters: Vec<Parameter>,
-    ) -> Call {
+    fn groups_call(&self, kernel: &str, templates: &str, parameters: Vec<Parameter>) -> Call {
         Call {
             source: GROUPS_SOURCE,
-            kernel: format!("{kernel}<{format}, {cols}>"),
+            kernel: format!("{kernel}<{templates}>"),
             grid: Grid::Blocks(self.processors),
             threads: GROUP_THREADS,
             shared: GROUP_SHARED,
@@ -110,25 +105,29 @@ impl Launches<'_> {
     pub(super) fn multiply_gated_groups(
         &mut self,
         gather: Gather,
-        [gate, up, down]: [&Matrix; 3],
+        unit: &GatedUnit,
         output: View,
+        add: bool,
     ) -> Result<()> {
-        let (cols, format) = (gate.cols(), format_of(gate));
-        let width = gate.rows().next_multiple_of(TENSOR_DEPTH);
+        let rows = unit.gate.matrix.rows();
+        let (cols, format) = (unit.gate.matrix.cols(), format_of(unit.gate.matrix));
+        let width = rows.next_multiple_of(TENSOR_DEPTH);
         let inputs = self.gather_in_bf16(gather, cols)?;
         let inner = self.room_in_bf16("gated products in bf16", width)?;
         let tile = GROUP_ROWS / 2;
-        let (linears, _) = self.linears(&[(gate, None, 0), (up, None, 0)], tile, false)?;
+        let (linears, _) = self.linears(&[unit.gate, unit.up], tile, false)?;
         let parameters = vec![
             Parameter::pointer("const u16", inputs),
             linears,
-            Parameter::int(gate.rows().div_ceil(tile)),
+            Parameter::int(rows.div_ceil(tile)),
             Parameter::pointer("u16", inner),
             Parameter::int(width),
             Parameter::tokens(),
         ];
-        let call = self.groups_call("multiply_gated_groups", format, cols, parameters);
+        let function = unit.activation as i32;
+        let templates = format!("{format}, {cols}, {function}");
+        let call = self.groups_call("multiply_gated_groups", &templates, parameters);
         self.push(call);
-        self.multiply_in_bf16(inner, &[(down, None, 0)], self.rows(output), true)
+        self.multiply_in_bf16(inner, &[unit.down], self.rows(output), add)
     }
 }

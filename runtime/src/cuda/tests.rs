@@ -10,12 +10,13 @@ use super::control::Control;
 use super::driver::{Launch, Memory, Queue};
 use super::launches::{Launches, Queued};
 use super::persistent::Persistent;
+use super::products::Factor;
 use super::ring_products::Kind;
 use super::segments::SMALLEST;
 use super::source::Source;
 use super::weights::Weights;
 use crate::ops::rig::plan;
-use crate::ops::{DeviceOp, Gate, Prepare};
+use crate::ops::{Activation, DeviceOp, Gate, Prepare};
 use crate::program::{INPUTS, View};
 use crate::state::{Kv, StateDtype, StatePlan};
 
@@ -196,8 +197,12 @@ fn products_are_those_of_the_cpu() {
                 .gathered(View::whole(0, cols), None)
                 .expect("an input");
             let factors = [
-                (&matrices[0], None, 0),
-                (&matrices[1], Some(&bias), rows[0]),
+                Factor::plain(&matrices[0]),
+                Factor {
+                    bias: Some(&bias),
+                    column: rows[0],
+                    ..Factor::plain(&matrices[1])
+                },
             ];
             let output = View::whole(3, width);
             launches
@@ -218,7 +223,7 @@ fn products_are_those_of_the_cpu() {
             inputs.load(&x, tokens, cols, format.is_integer_dot());
             let mut expected = vec![0.0f32; tokens * width];
             let out = Output::new(&mut expected, width);
-            for (matrix, _, column) in factors {
+            for Factor { matrix, column, .. } in factors {
                 // SAFETY: one thread, columns that the output has.
                 unsafe { matrix.mul_rows(0..matrix.rows(), &inputs, &out, column) };
             }
@@ -268,8 +273,12 @@ fn products_of_chosen_parts_leave_the_others_as_they_are() {
         let mut launches = bench.launches(1, &mut scratch);
         let gather = launches.gathered(View::whole(0, cols), None);
         let factors = [
-            (&matrices[0], None, 0),
-            (&matrices[1], Some(&bias), rows[0]),
+            Factor::plain(&matrices[0]),
+            Factor {
+                bias: Some(&bias),
+                column: rows[0],
+                ..Factor::plain(&matrices[1])
+            },
         ];
         let (route, output) = (View::whole(1, 4), View::whole(3, width));
         launches
@@ -285,7 +294,7 @@ fn products_of_chosen_parts_leave_the_others_as_they_are() {
         inputs.load(&x, 1, cols, format.is_integer_dot());
         let mut expected = vec![0.5f32; width];
         let out = Output::new(&mut expected, width);
-        for ((matrix, _, column), height) in factors.iter().zip(heights) {
+        for (Factor { matrix, column, .. }, height) in factors.iter().zip(heights) {
             for part in CHOSEN.map(|part| part as usize) {
                 // SAFETY: one thread, columns that the output has.
                 unsafe {
@@ -331,7 +340,7 @@ fn a_product_finishes_the_rows_of_one_stage() {
     let output = View::whole(2, width);
     let pushed = launches.multiply(
         gather.expect("an input"),
-        &[(&weights, None, 0)],
+        &[Factor::plain(&weights)],
         output,
         false,
     );
@@ -419,17 +428,22 @@ fn check_ring_products(device: &Arc<Device>, blocks: usize, most_cols: usize) {
             let input = |launches: &Launches| launches.gathered(View::whole(0, cols), None);
             let gather = input(&launches).expect("an input");
             let factors = [
-                (&matrices[0], None, 0),
-                (&matrices[1], Some(&bias), rows[0]),
+                Factor::plain(&matrices[0]),
+                Factor {
+                    bias: Some(&bias),
+                    column: rows[0],
+                    ..Factor::plain(&matrices[1])
+                },
             ];
             for _ in 0..2 {
                 launches
                     .multiply(gather, &factors, View::whole(3, width), true)
                     .expect("phases");
             }
-            let gated = [(&matrices[0], None, 0), (&matrices[2], None, 0)];
+            let gated = [&matrices[0], &matrices[2]].map(Factor::plain);
             let inner = launches.rows(View::whole(2, width));
-            let pushed = launches.push_to_ring(gather, &gated, inner, Kind::Gated);
+            let pushed =
+                launches.push_to_ring(gather, &gated, inner, Kind::Gated(Activation::Silu));
             assert!(pushed.expect("phases"), "{format}: rows are aligned");
 
             bench.persist(&launches.calls, blocks);

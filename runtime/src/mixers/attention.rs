@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! q, k, v = W_q x, W_k x, W_v x (+ biases);  q, k <- rms per head (optional);  q, k <- rotary(position)
-//! o_t = sum_j softmax_j(head_dim^-1/2 q_t k_j) v_j   over t - window < j <= t, or over all j <= t
+//! o_t = sum_j softmax_j(scale q_t k_j) v_j    over t - window < j <= t, or over all j <= t
 //! o   <- o sigmoid(W_g x) (optional);  y = W_o o (+ bias)
 //! ```
 //! Tokens that leave the window may stay in a set of capped size: those that the last query paid most attention to
@@ -55,6 +55,12 @@ pub struct Attention {
     pub gate: bool,
     /// Epsilon of the norm of each head of q and k; none: no norm.
     pub head_norm_eps: Option<f32>,
+    /// Multiplies the scores; none: `head_dim^-1/2`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub softmax_scale: Option<f32>,
+    /// Multiplies the keys as they are projected, with their bias; none: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_multiplier: Option<f32>,
     /// What stays of the tokens that leave the window; none: nothing.
     pub retained: Option<Retained>,
 }
@@ -94,6 +100,12 @@ impl Attention {
         self.kv_heads * self.head_dim
     }
 
+    /// What multiplies the scores.
+    pub(super) fn scale(&self) -> f32 {
+        let usual = (self.head_dim as f32).powf(-0.5);
+        self.softmax_scale.unwrap_or(usual)
+    }
+
     fn rope_dim(&self) -> usize {
         self.rope_dim.unwrap_or(self.head_dim)
     }
@@ -108,6 +120,12 @@ impl Attention {
                 || rope_dim.is_multiple_of(2) && (2..=self.head_dim).contains(&rope_dim),
             || format!("rotary positions on {rope_dim} values of {}", self.head_dim),
             "an even number of values, no more than a head has",
+        )?;
+        let multipliers = [self.scale(), self.key_multiplier.unwrap_or(1.0)];
+        Mismatch::unless(
+            multipliers.iter().all(|x| x.is_finite()),
+            || format!("multipliers {multipliers:?}"),
+            "finite multipliers",
         )?;
         Mismatch::unless(
             self.window != Some(0),
@@ -170,9 +188,10 @@ impl Attention {
 
     /// Projects to q, k, v and `more`.
     pub(super) fn project(&self, layer: &mut Lowering, more: &[&str]) -> Result<Vec<View>> {
-        let mut names = vec!["q_proj", "k_proj", "v_proj"];
-        names.extend(more);
-        layer.project(&names)
+        let key = self.key_multiplier.unwrap_or(1.0);
+        let mut factors = vec![("q_proj", 1.0), ("k_proj", key), ("v_proj", 1.0)];
+        factors.extend(more.iter().map(|name| (*name, 1.0)));
+        layer.project_scaled(&factors)
     }
 
     /// Head norms and positions of q and k, and what becomes of `gates`.
@@ -260,7 +279,7 @@ impl Attention {
             q,
             k,
             v,
-            scale: (self.head_dim as f32).powf(-0.5),
+            scale: self.scale(),
             keys: layer.state_tensor(0),
             values: layer.state_tensor(1),
             eviction,

@@ -18,7 +18,7 @@ use crate::error::Result;
 use crate::ops::{
     Activation, Conv, Decay, Gate, HeadGates, Key, Lane, Map, Norm, OutputOp, Prepare, Recur, Write,
 };
-use crate::program::{Lowering, Vector};
+use crate::program::{Lowering, Vector, View};
 use crate::spec::WeightSpec;
 use crate::state::{StateDtype, StateKind, StateTensor};
 
@@ -54,6 +54,12 @@ pub struct Mamba2 {
     pub step_min: f32,
     /// Largest step; none: any.
     pub step_max: Option<f32>,
+    /// Whether the projection to the residual stream has a bias, if it is not as the other one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub out_bias: Option<bool>,
+    /// What multiplies z, x, b, c and the step as they are projected, with their bias; none: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multipliers: Option<[f32; 5]>,
     /// Sparse attention beside the scan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hax: Option<Hax>,
@@ -117,6 +123,12 @@ impl Mixer for Mamba2 {
             || format!("conv {}", self.conv),
             "1 to 64 taps",
         )?;
+        let multipliers = self.multipliers.unwrap_or([1.0; 5]);
+        Mismatch::unless(
+            multipliers.iter().all(|x| x.is_finite()),
+            || format!("multipliers {multipliers:?}"),
+            "finite multipliers",
+        )?;
         self.hax.as_ref().map_or(Ok(()), Hax::check)
     }
 
@@ -139,6 +151,8 @@ impl Mixer for Mamba2 {
         }
         if self.bias {
             weights.push(WeightSpec::full("in_proj.bias", &[self.projected()]));
+        }
+        if self.out_bias.unwrap_or(self.bias) {
             weights.push(WeightSpec::full("out_proj.bias", &[hidden]));
         }
         if let Some(hax) = &self.hax {
@@ -161,11 +175,29 @@ impl Mixer for Mamba2 {
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
-        let projected = layer.project(&["in_proj"])?[0];
+        let shared = self.groups * self.state;
+        let first = match self.multipliers {
+            None => layer.project(&["in_proj"])?[0],
+            Some([z, x, b, c, step]) => {
+                let inner = self.inner();
+                let sections = [
+                    (inner, z),
+                    (inner, x),
+                    (shared, b),
+                    (shared, c),
+                    (self.heads, step),
+                ];
+                layer.project_sections("in_proj", &sections)?[0]
+            }
+        };
+        let projected = View {
+            width: self.projected(),
+            ..first
+        };
         let (z, rest) = projected.split(self.inner());
         let (xbc, step) = rest.split(self.convolved());
         let (x, bc) = xbc.split(self.inner());
-        let (b, c) = bc.split(self.groups * self.state);
+        let (b, c) = bc.split(shared);
         let conv = Conv::new(
             &layer.vector("conv1d.weight")?,
             self.convolved(),

@@ -22,6 +22,7 @@ mod mamba;
 mod mamba2;
 mod mom;
 mod native_sparse_attention;
+mod parallel;
 mod retnet;
 mod rwkv7;
 mod rwkv_channel_mix;
@@ -55,6 +56,7 @@ pub use mamba::Mamba;
 pub use mamba2::Mamba2;
 pub use mom::Mom;
 pub use native_sparse_attention::NativeSparseAttention;
+pub use parallel::Parallel;
 pub use retnet::RetNet;
 pub use rwkv_channel_mix::RwkvChannelMix;
 pub use rwkv7::Rwkv7;
@@ -163,6 +165,7 @@ const MIXERS: &[(&str, Read)] = &[
     (mamba::KIND, read_as::<Mamba>),
     (mamba2::KIND, read_as::<Mamba2>),
     (mom::KIND, read_as::<Mom>),
+    (parallel::KIND, read_as::<Parallel>),
     (retnet::KIND, read_as::<RetNet>),
     (rwkv_channel_mix::KIND, read_as::<RwkvChannelMix>),
     (rwkv7::KIND, read_as::<Rwkv7>),

@@ -102,7 +102,7 @@ impl Mixer for NativeSparseAttention {
             k,
             v,
             gates,
-            scale: (attention.head_dim as f32).powf(-0.5),
+            scale: attention.scale(),
             block: self.block_size,
             chosen: self.block_count,
             window: self.window,

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{Attention, Mismatch, Mixer, Sse};
 use crate::error::Result;
-use crate::program::Lowering;
+use crate::program::{Lowering, Sum};
 use crate::spec::WeightSpec;
 use crate::state::StateTensor;
 
@@ -69,7 +69,9 @@ impl Mixer for SseSwa {
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
         let mut slot = 0;
         for (prefix, part) in self.parts() {
-            layer.part(prefix, slot, 0.5, |layer| part.lower(layer))?;
+            layer.part(prefix, slot, Sum::Normed { share: 0.5 }, |layer| {
+                part.lower(layer)
+            })?;
             slot += part.state().len();
         }
         Ok(())

@@ -11,7 +11,7 @@ pub(super) fn token_shift(layer: &mut Lowering, names: &[&str], slot: usize) -> 
     let out = layer.buffer(names.len() * hidden);
     let mixes = names.iter().map(|name| layer.vector(name));
     let op = TokenShift {
-        norm: layer.input_norm()?,
+        norm: layer.input_norm(),
         mixes: mixes.collect::<Result<_>>()?,
         slot: layer.state_tensor(slot),
         out,

@@ -1,5 +1,7 @@
 //! Elementwise functions.
 
+use std::f32::consts::FRAC_1_SQRT_2;
+
 use serde::{Deserialize, Serialize};
 
 use crate::cpu::simd;
@@ -26,6 +28,8 @@ pub enum Activation {
     Gelu,
     /// `x + 1` above zero, else `e^x`.
     EluPlusOne,
+    /// `x Phi(x)`.
+    GeluErf,
 }
 
 impl Activation {
@@ -41,6 +45,7 @@ impl Activation {
             Activation::Relu => map(values, |x| x.max(0.0)),
             Activation::SquaredRelu => map(values, |x| x.max(0.0) * x.max(0.0)),
             Activation::Gelu => map(values, gelu),
+            Activation::GeluErf => map(values, |x| 0.5 * x * (1.0 + erf(x * FRAC_1_SQRT_2))),
             Activation::EluPlusOne => {
                 map(values, |x| if x > 0.0 { x + 1.0 } else { simd::exp(x) });
             }
@@ -79,6 +84,21 @@ fn gelu(x: f32) -> f32 {
     x * simd::sigmoid(2.0 * 0.797_884_6 * x * (1.0 + 0.044_715 * x * x))
 }
 
+/// The error function to 1.5e-7 (Abramowitz and Stegun, 7.1.26).
+#[inline(always)]
+fn erf(x: f32) -> f32 {
+    const FACTORS: [f32; 5] = [
+        1.061_405_4,
+        -1.453_152,
+        1.421_413_7,
+        -0.284_496_73,
+        0.254_829_6,
+    ];
+    let t = 1.0 / (1.0 + 0.327_591_1 * x.abs());
+    let polynomial = FACTORS.iter().fold(0.0, |sum, factor| (sum + factor) * t);
+    (1.0 - polynomial * simd::exp(-x * x)).copysign(x)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -88,12 +108,25 @@ mod tests {
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
         let tanh_gelu =
             |x: f64| 0.5 * x * (1.0 + (0.797_884_56 * x * (1.0 + 0.044_715 * x * x)).tanh());
-        let definitions: [(Activation, &dyn Fn(f64) -> f64); 7] = [
+        // The normal distribution by its series, and by its tail where the series would cancel.
+        let normal = |x: f64| {
+            let density = (-x * x / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt();
+            let series = (1..200).fold((x, x), |(sum, term), n| {
+                let term = term * x * x / f64::from(2 * n + 1);
+                (sum + term, term)
+            });
+            match x.abs() > 6.0 {
+                true => f64::from(u8::from(x > 0.0)),
+                false => 0.5 + density * series.0,
+            }
+        };
+        let definitions: [(Activation, &dyn Fn(f64) -> f64); 8] = [
             (Activation::Silu, &|x| x * sigmoid(x)),
             (Activation::Sigmoid, &sigmoid),
             (Activation::LogSigmoid, &|x| -(-x).exp().ln_1p()),
             (Activation::Relu, &|x| x.max(0.0)),
             (Activation::SquaredRelu, &|x| x.max(0.0).powi(2)),
+            (Activation::GeluErf, &|x| x * normal(x)),
             (Activation::Gelu, &tanh_gelu),
             (Activation::EluPlusOne, &|x| {
                 if x > 0.0 { x + 1.0 } else { x.exp() }

@@ -27,6 +27,16 @@ impl Norm {
         }
     }
 
+    /// The same, its result multiplied.
+    pub fn scaled(&self, multiplier: f32) -> Self {
+        let scaled = |values: &Vector| values.iter().map(|x| multiplier * x).collect();
+        Norm {
+            weight: scaled(&self.weight),
+            bias: self.bias.as_ref().map(scaled),
+            ..*self
+        }
+    }
+
     /// Writes the normed `x` to `out`.
     #[inline(always)]
     pub(crate) fn apply(&self, x: &[f32], out: &mut [f32]) {

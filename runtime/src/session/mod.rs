@@ -87,12 +87,11 @@ impl Session {
             })
         };
         let marks = (0..options.marks).map(mark).collect::<Result<_>>()?;
-        let slots = |block: &crate::LayerSpec| block.mixer.state();
         let bounded = model
             .spec()
             .layers
             .iter()
-            .flat_map(slots)
+            .flat_map(crate::LayerSpec::state)
             .any(|slot| slot.shape.contains(&Size::Context));
         let mut session = Session {
             engine,

@@ -179,7 +179,7 @@ impl StatePlan {
             options,
         )?;
         for (i, block) in spec.layers.iter().enumerate() {
-            for slot in block.mixer.state() {
+            for slot in block.state() {
                 plan.add(Some(i), &slot, options)?;
             }
         }

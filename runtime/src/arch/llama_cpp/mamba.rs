@@ -77,6 +77,8 @@ pub(super) fn mamba2(groups: usize, norm_eps: f32) -> Mamba2 {
         norm_eps,
         step_min: 0.0,
         step_max: None,
+        out_bias: None,
+        multipliers: None,
         hax: None,
     }
 }

@@ -19,9 +19,10 @@ use std::sync::Arc;
 use waterline_quant::gguf::Gguf;
 
 use crate::error::Result;
+use crate::feed_forward::MlpSpec;
 use crate::mixers::Mixer;
 use crate::program::Tensors;
-use crate::spec::{LayerSpec, MlpSpec, ModelSpec, NormKind};
+use crate::spec::{LayerSpec, ModelSpec};
 use keys::Keys;
 use names::Name;
 pub(crate) use write::LlamaCpp;
@@ -82,10 +83,11 @@ impl Description {
 
 /// A layer of `mixer`, with a feed-forward network of width `intermediate` if it has one.
 fn layer(mixer: Arc<dyn Mixer>, intermediate: Option<usize>) -> LayerSpec {
-    LayerSpec {
-        mixer,
-        mlp: intermediate.map(|intermediate| MlpSpec { intermediate }),
-    }
+    let mlp = intermediate.map(|intermediate| MlpSpec {
+        intermediate,
+        ..MlpSpec::default()
+    });
+    LayerSpec::of(mixer, mlp)
 }
 
 /// What the files of all families say of the model as a whole.
@@ -94,11 +96,10 @@ fn model(keys: &Keys, layers: Vec<LayerSpec>) -> Result<ModelSpec> {
     Ok(ModelSpec {
         vocab: embedding.shape.first().copied().unwrap_or(0),
         hidden: keys.usize("embedding_length")?,
-        norm: NormKind::Rms,
         norm_eps: keys.f32("attention.layer_norm_rms_epsilon")?,
-        embedding_norm: false,
         tied: !keys.has_tensor("output.weight"),
         layers,
+        ..ModelSpec::default()
     })
 }
 

@@ -4,6 +4,8 @@
 //! A model that llama.cpp can run keeps its metadata and names, so that one file runs in both. It can run layers that
 //! are all alike, with biases at the convolutions and nowhere else.
 
+use std::sync::Arc;
+
 use waterline_quant::gguf::Value;
 
 use super::mamba::{MAMBA, MAMBA2, mamba, mamba2};
@@ -11,7 +13,7 @@ use super::names::stored_name;
 use crate::arch::llama_cpp_vocab;
 use crate::checkpoint::TextFiles;
 use crate::mixers::{Mamba, Mamba2, Mixer};
-use crate::spec::{LayerSpec, ModelSpec, NormKind, WeightSpec};
+use crate::spec::{LayerSpec, ModelSpec, WeightSpec};
 
 /// An architecture with the hyperparameters of its layers.
 pub(crate) enum LlamaCpp {
@@ -26,17 +28,21 @@ impl LlamaCpp {
     /// The architecture by which llama.cpp knows this model, if it does.
     pub fn of(spec: &ModelSpec) -> Option<Self> {
         let first = spec.layers.first()?;
-        let numbers = first.mixer.to_json();
-        let alike = |layer: &LayerSpec| {
-            layer.mlp.is_none()
-                && layer.mixer.kind() == first.mixer.kind()
-                && layer.mixer.to_json() == numbers
+        let mixer = first.mixer.as_ref()?;
+        let numbers = mixer.to_json();
+        // Only layers of this mixer alone, and nothing unusual around them.
+        let plain = ModelSpec {
+            layers: vec![LayerSpec::of(Arc::clone(mixer), None); spec.layers.len()],
+            vocab: spec.vocab,
+            hidden: spec.hidden,
+            norm_eps: spec.norm_eps,
+            tied: spec.tied,
+            ..ModelSpec::default()
         };
-        let plain = spec.norm == NormKind::Rms && !spec.embedding_norm;
-        if !plain || !spec.layers.iter().all(alike) {
+        if plain.to_json() != spec.to_json() {
             return None;
         }
-        match first.mixer.kind() {
+        match mixer.kind() {
             "mamba" => {
                 let mixer: Mamba = serde_json::from_value(numbers).ok()?;
                 let Mamba {

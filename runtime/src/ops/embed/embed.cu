@@ -1,6 +1,6 @@
-// Rows of the embedding into the residual stream, behind an optional norm.
+// Rows of the embedding, multiplied, into the residual stream, behind an optional norm.
 template <int format, int cols, int kinds>
-__device__ void embed(const u8* matrix, int vocab, const u32* ids, const Gather& norm, Rows output) {
+__device__ void embed(const u8* matrix, int vocab, float multiplier, const u32* ids, const Gather& norm, Rows output) {
   using Weights = Format<format, cols>;
   constexpr int units = cols / Weights::unit;
   float* row = output.token(blockIdx.x);
@@ -8,7 +8,7 @@ __device__ void embed(const u8* matrix, int vocab, const u32* ids, const Gather&
     float values[Weights::unit];
     long long index = (long long)ids[blockIdx.x] * units + unit;
     Weights::values(all_units<Weights>(matrix, vocab), index, values);
-    for (int i = 0; i < Weights::unit; i++) row[unit * Weights::unit + i] = values[i];
+    for (int i = 0; i < Weights::unit; i++) row[unit * Weights::unit + i] = multiplier * values[i];
   }
   __syncthreads();
   if (norm.steps > 0) gather_row<cols, kinds>(norm, blockIdx.x, row);

@@ -4,7 +4,7 @@ use waterline_quant::Matrix;
 
 use super::norm::Norm;
 use super::{Access, DeviceOp, Op};
-use crate::cpu::Frame;
+use crate::cpu::{Frame, simd};
 use crate::cuda::{Call, Grid, Launches, Parameter, format_of};
 use crate::error::Result;
 use crate::program::{RESIDUAL, View};
@@ -13,7 +13,9 @@ use crate::program::{RESIDUAL, View};
 pub struct Embed {
     /// The embedding `[vocab, hidden]`.
     pub matrix: Matrix,
-    /// Applied to the rows.
+    /// Multiplies the rows.
+    pub multiplier: f32,
+    /// Applied to the multiplied rows.
     pub norm: Option<Norm>,
 }
 
@@ -23,6 +25,9 @@ impl Op for Embed {
         let residual = frame.buffers.get_mut(RESIDUAL);
         for (row, &token) in residual.chunks_exact_mut(hidden).zip(frame.tokens) {
             self.matrix.decode_row(token as usize, row);
+            if self.multiplier != 1.0 {
+                simd::scale(self.multiplier, row);
+            }
             if let Some(norm) = &self.norm {
                 norm.apply_in_place(row);
             }
@@ -57,6 +62,7 @@ impl DeviceOp for Embed {
             parameters: vec![
                 Parameter::pointer("const u8", matrix),
                 Parameter::int(self.matrix.rows()),
+                Parameter::value("float", self.multiplier),
                 launches.ids(),
                 Parameter::value("Gather", norm),
                 launches.view(output),

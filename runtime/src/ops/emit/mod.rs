@@ -1,10 +1,10 @@
 //! The end of a mixer: norm and gate its output, multiply it back to the residual stream.
 
-use waterline_quant::{Matrix, Output};
+use waterline_quant::Output;
 
 use super::activation::Activation;
 use super::norm::Norm;
-use super::project::piece;
+use super::project::{Linear, piece};
 use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, simd};
 use crate::cuda::{Call, Grid, Launches};
@@ -25,16 +25,14 @@ pub enum OutputOp {
     Gate(View, Activation),
 }
 
-/// `residual += norm(matrix finish(input) + bias)`.
+/// `residual += norm(multiplier matrix finish(input) + bias)`.
 pub struct Emit {
     /// The mixer's output.
     pub input: View,
     /// Norms and gates, in order.
     pub finish: Vec<OutputOp>,
     /// The output matrix `[hidden, input.width]`.
-    pub matrix: Matrix,
-    /// Added to the product `[hidden]`.
-    pub bias: Option<Vector>,
+    pub linear: Linear,
     /// Applied to the product `[hidden]` before it is added.
     pub norm: Option<Norm>,
 }
@@ -80,15 +78,9 @@ impl Op for Emit {
             );
             frame.buffers.put(INPUTS, staged);
         }
-        frame.load_inputs(self.input.width, self.matrix.format().is_integer_dot());
-        frame.add_product(&self.matrix, |product| {
-            if let Some(bias) = &self.bias {
-                simd::add(bias, product);
-            }
-            if let Some(norm) = &self.norm {
-                norm.apply_in_place(product);
-            }
-        });
+        let integer = self.linear.matrix.format().is_integer_dot();
+        frame.load_inputs(self.input.width, integer);
+        frame.add_product(&self.linear, self.norm.as_ref());
     }
 
     fn access(&self) -> Access {
@@ -99,56 +91,70 @@ impl Op for Emit {
         Access::default()
             .reads([self.input])
             .reads(finish)
-            .updates([View::whole(RESIDUAL, self.matrix.rows())])
+            .updates([View::whole(RESIDUAL, self.linear.matrix.rows())])
     }
 
     fn weight_bytes(&self) -> usize {
-        self.matrix.bytes().len()
+        self.linear.matrix.bytes().len()
     }
 }
 
 impl DeviceOp for Emit {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let gather = launches.finished(self.input, &self.finish)?;
-        let residual = View::whole(RESIDUAL, self.matrix.rows());
-        let factor = [(&self.matrix, self.bias.as_ref(), 0)];
+        let residual = View::whole(RESIDUAL, self.linear.matrix.rows());
+        let factor = [self.linear.factor()];
         let Some(norm) = &self.norm else {
             return launches.multiply(gather, &factor, residual, true);
         };
-        let product = View::whole(PRODUCT, self.matrix.rows());
+        let product = View::whole(PRODUCT, residual.width);
         launches.works_in(launches.rows(product).bytes());
         launches.multiply(gather, &factor, product, false)?;
-        let normed = launches.gathered(product, Some(norm))?;
-        launches.stage(normed, product);
-        launches.push(Call {
+        launches.add_normed(product, norm)
+    }
+}
+
+impl Launches<'_> {
+    /// `residual += norm(product)`; the product's columns are used up.
+    pub(super) fn add_normed(&mut self, product: View, norm: &Norm) -> Result<()> {
+        let normed = self.gathered(product, Some(norm))?;
+        self.stage(normed, product);
+        let residual = View::whole(RESIDUAL, product.width);
+        self.push(Call {
             source: include_str!("emit.cu"),
             kernel: format!("add_rows<{}>", product.width),
             grid: Grid::Tokens,
             threads: 256,
             shared: 0,
-            parameters: vec![launches.view(product), launches.view(residual)],
+            parameters: vec![self.view(product), self.view(residual)],
         });
         Ok(())
     }
 }
 
 impl Frame<'_> {
-    /// `residual += finish(matrix inputs)`, where `finish` changes one token's product.
-    pub(super) fn add_product(&mut self, matrix: &Matrix, finish: impl Fn(&mut [f32])) {
-        let hidden = matrix.rows();
+    /// `residual += norm(multiplier matrix inputs + bias)`.
+    pub(super) fn add_product(&mut self, linear: &Linear, norm: Option<&Norm>) {
+        let hidden = linear.matrix.rows();
         let mut product = self.buffers.take(PRODUCT);
         let used = self.tokens.len() * hidden;
         let rows = Output::new(&mut product[..used], hidden);
         let pieces = self.pool.threads() * 2;
         self.pool.each(pieces, |_, index| {
+            let range = piece(hidden, index, pieces);
             // SAFETY: pieces are disjoint columns.
-            unsafe { matrix.mul_rows(piece(hidden, index, pieces), self.inputs, &rows, 0) };
+            unsafe { linear.matrix.mul_rows(range, self.inputs, &rows, 0) };
         });
         let residual = &mut self.buffers.get_mut(RESIDUAL)[..used];
         simd::vectorize(
             #[inline(always)]
             || {
-                product[..used].chunks_exact_mut(hidden).for_each(finish);
+                for row in product[..used].chunks_exact_mut(hidden) {
+                    linear.finish(row);
+                    if let Some(norm) = norm {
+                        norm.apply_in_place(row);
+                    }
+                }
                 simd::add(&product[..used], residual);
             },
         );

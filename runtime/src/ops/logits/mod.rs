@@ -4,11 +4,12 @@ use std::ops::Range;
 
 use waterline_quant::{Activations, Matrix, Output};
 
+use super::activation::Activation;
 use super::norm::Norm;
 use super::project::piece;
 use super::{Access, Operand};
-use crate::cpu::{Buffers, Pool, simd};
-use crate::cuda::Launches;
+use crate::cpu::{Buffers, Pool, Shared, simd};
+use crate::cuda::{Call, Factor, Grid, Launches, Parameter};
 use crate::error::Result;
 use crate::program::{INPUTS, RESIDUAL, View};
 use crate::state::LOGITS;
@@ -19,6 +20,8 @@ pub struct Logits {
     pub norm: Norm,
     /// `[vocab, hidden]`; the embedding itself in tied models.
     pub matrix: Matrix,
+    /// Bounds the logits: `cap tanh(logits / cap)`.
+    pub softcap: Option<f32>,
 }
 
 impl Logits {
@@ -68,6 +71,23 @@ impl Logits {
                     .mul_rows(piece(vocab, index, pieces), inputs, &out, 0)
             };
         });
+        if let Some(cap) = self.softcap {
+            let logits = Shared::new(&mut logits[..count * vocab]);
+            let length = (count * vocab).div_ceil(pieces);
+            pool.each(pieces, |_, index| {
+                let first = (index * length).min(count * vocab);
+                // SAFETY: the parts are disjoint.
+                let part = unsafe { logits.part(first..(first + length).min(count * vocab)) };
+                simd::vectorize(
+                    #[inline(always)]
+                    || {
+                        simd::scale(1.0 / cap, part);
+                        Activation::Tanh.apply(part);
+                        simd::scale(cap, part);
+                    },
+                );
+            });
+        }
     }
 
     /// The logits after the token in the first row of `residual`, into the slot `logits`.
@@ -79,6 +99,21 @@ impl Logits {
     ) -> Result<()> {
         let gather = launches.gathered(residual, Some(&self.norm))?;
         let output = launches.slot_rows(logits, self.matrix.rows());
-        launches.multiply_into(gather, &[(&self.matrix, None, 0)], output, false)
+        launches.multiply_into(gather, &[Factor::plain(&self.matrix)], output, false)?;
+        if let Some(cap) = self.softcap {
+            const THREADS: usize = 256;
+            launches.push(Call {
+                source: include_str!("logits.cu"),
+                kernel: "cap_logits".into(),
+                grid: Grid::Blocks(self.matrix.rows().div_ceil(THREADS)),
+                threads: THREADS,
+                shared: 0,
+                parameters: vec![
+                    Parameter::value("Rows", output),
+                    Parameter::value("float", cap),
+                ],
+            });
+        }
+        Ok(())
     }
 }

@@ -1,85 +1,110 @@
-//! The feed-forward network of a block.
+//! The gated feed-forward network of a layer.
 
-use waterline_quant::{Matrix, Output};
+use waterline_quant::Output;
 
+use super::activation::Activation;
 use super::norm::Norm;
-use super::project::piece;
+use super::project::{Linear, piece};
 use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, simd};
-use crate::cuda::Launches;
+use crate::cuda::{GatedUnit, Launches};
 use crate::error::Result;
-use crate::program::{INPUTS, RESIDUAL, View};
+use crate::program::{INPUTS, PRODUCT, RESIDUAL, View};
 
-/// `residual += down (silu(gate n) * up n)` with `n = norm(residual)`.
+/// `residual += post_norm(down(activation(gate n) * up n))` with `n = norm(residual)`.
 pub struct Mlp {
     /// Applied to the residual stream first.
-    pub norm: Norm,
-    /// `[intermediate, hidden]`.
-    pub gate: Matrix,
-    /// `[intermediate, hidden]`.
-    pub up: Matrix,
+    pub norm: Option<Norm>,
+    /// `[intermediate, hidden]`; its product stands in the first columns of `inner`.
+    pub gate: Linear,
+    /// `[intermediate, hidden]`; its product stands behind the gate's.
+    pub up: Linear,
     /// `[hidden, intermediate]`.
-    pub down: Matrix,
+    pub down: Linear,
+    /// What the gate passes through.
+    pub activation: Activation,
     /// Room for gate and up, side by side.
     pub inner: View,
+    /// Applied to what is added `[hidden]`.
+    pub post_norm: Option<Norm>,
 }
 
 impl Op for Mlp {
     fn run(&self, frame: &mut Frame) {
-        let hidden = self.down.rows();
-        let intermediate = self.gate.rows();
+        let hidden = self.down.matrix.rows();
+        let intermediate = self.gate.matrix.rows();
         let residual = View::whole(RESIDUAL, hidden);
-        frame.gather(residual, |x, staged| self.norm.apply(x, staged));
-        let integer = self.gate.format().is_integer_dot() || self.up.format().is_integer_dot();
-        frame.load_inputs(hidden, integer);
+        frame.gather(residual, |x, staged| match &self.norm {
+            Some(norm) => norm.apply(x, staged),
+            None => staged.copy_from_slice(x),
+        });
+        let inner_linears = [&self.gate, &self.up];
+        let integer = |linear: &&Linear| linear.matrix.format().is_integer_dot();
+        frame.load_inputs(hidden, inner_linears.iter().any(integer));
 
         let mut inner = frame.buffers.take(self.inner.buffer);
         let used = frame.tokens.len() * 2 * intermediate;
         let rows = Output::new(&mut inner[..used], 2 * intermediate);
         let pieces = frame.pool.threads() * 2;
         frame.pool.each(pieces, |_, index| {
-            let range = piece(intermediate, index, pieces);
-            // SAFETY: pieces are disjoint columns, and gate and up have halves of their own.
-            unsafe {
-                self.gate.mul_rows(range.clone(), frame.inputs, &rows, 0);
-                self.up.mul_rows(range, frame.inputs, &rows, intermediate);
+            for linear in inner_linears {
+                let range = piece(intermediate, index, pieces);
+                // SAFETY: pieces are disjoint columns, and gate and up have halves of their own.
+                unsafe {
+                    linear
+                        .matrix
+                        .mul_rows(range, frame.inputs, &rows, linear.column)
+                };
             }
         });
         let staged = frame.buffers.get_mut(INPUTS);
         simd::vectorize(
             #[inline(always)]
             || {
-                for t in 0..frame.tokens.len() {
-                    let (gate, up) =
-                        inner[t * 2 * intermediate..][..2 * intermediate].split_at(intermediate);
-                    for ((out, &g), &u) in staged[t * intermediate..].iter_mut().zip(gate).zip(up) {
-                        *out = simd::silu(g) * u;
-                    }
+                let tokens = inner[..used].chunks_exact_mut(2 * intermediate);
+                for (row, out) in tokens.zip(staged.chunks_exact_mut(intermediate)) {
+                    inner_linears.iter().for_each(|linear| linear.finish(row));
+                    let (gate, up) = row.split_at(intermediate);
+                    out.copy_from_slice(up);
+                    self.activation.gate(gate, out);
                 }
             },
         );
         frame.buffers.put(self.inner.buffer, inner);
-        frame.load_inputs(intermediate, self.down.format().is_integer_dot());
-        frame.add_product(&self.down, |_| ());
+        frame.load_inputs(intermediate, integer(&&self.down));
+        frame.add_product(&self.down, self.post_norm.as_ref());
     }
 
     fn access(&self) -> Access {
-        let inner = View::whole(self.inner.buffer, 2 * self.gate.rows());
+        let inner = View::whole(self.inner.buffer, 2 * self.gate.matrix.rows());
         Access::default()
-            .updates([View::whole(RESIDUAL, self.down.rows())])
+            .updates([View::whole(RESIDUAL, self.down.matrix.rows())])
             .writes([inner])
     }
 
     fn weight_bytes(&self) -> usize {
-        self.gate.bytes().len() + self.up.bytes().len() + self.down.bytes().len()
+        let linears = [&self.gate, &self.up, &self.down];
+        linears.iter().map(|l| l.matrix.bytes().len()).sum()
     }
 }
 
 impl DeviceOp for Mlp {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let residual = View::whole(RESIDUAL, self.down.rows());
-        let gather = launches.gathered(residual, Some(&self.norm))?;
-        let matrices = [&self.gate, &self.up, &self.down];
-        launches.multiply_gated(gather, matrices, self.inner, residual)
+        let residual = View::whole(RESIDUAL, self.down.matrix.rows());
+        let gather = launches.gathered(residual, self.norm.as_ref())?;
+        let unit = GatedUnit {
+            gate: self.gate.factor(),
+            up: self.up.factor(),
+            down: self.down.factor(),
+            activation: self.activation,
+            inner: self.inner,
+        };
+        let Some(norm) = &self.post_norm else {
+            return launches.multiply_gated(gather, &unit, residual, true);
+        };
+        let product = View::whole(PRODUCT, residual.width);
+        launches.works_in(launches.rows(product).bytes());
+        launches.multiply_gated(gather, &unit, product, false)?;
+        launches.add_normed(product, norm)
     }
 }

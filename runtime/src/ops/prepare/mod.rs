@@ -194,13 +194,14 @@ impl Op for Prepare {
 
     fn access(&self) -> Access {
         let lanes = || self.lanes.iter().map(|lane| lane.view);
-        // A gate of what a lane leaves comes after it and writes no other columns.
-        let gates = self.gates.iter().map(|(view, _)| *view);
-        let gates = gates.filter(|gate| !lanes().any(|lane| lane.contains(gate)));
+        let gates = || self.gates.iter().map(|(view, _)| *view);
+        // A gate of what lanes leave comes after them: of the two, the wider columns hold both.
+        let own_gates = gates().filter(|gate| !lanes().any(|lane| lane.contains(gate)));
+        let in_gate = |lane: &View| gates().any(|gate| gate != *lane && gate.contains(lane));
         Access::default()
             .reads(self.lanes.iter().flat_map(Lane::sources))
             .writes(self.rope.as_ref().map(|rope| rope.table))
-            .updates(lanes().chain(gates))
+            .updates(lanes().filter(|lane| !in_gate(lane)).chain(own_gates))
             .state(self.slots())
     }
 

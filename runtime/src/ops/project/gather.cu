@@ -27,7 +27,6 @@ enum {
   ADDED_COLUMNS = 16,
   MAPPED = 32,
   GATED_BY_COLUMNS = 64,
-  GATED_HALVES = 128,
   // All rows begin at multiples of four numbers, and have such a number of them.
   QUADS = 256,
   // The last step is the only norm, an RMS norm of the whole row without a bias: its factor may come behind the product.
@@ -44,10 +43,9 @@ enum {
 constexpr int part_bits = 13;
 __device__ constexpr int part_size(int kinds) { return kinds >> part_bits > 0 ? 1 << (kinds >> part_bits) : 0; }
 
-// How an input is made of a buffer's columns. Of a `gated` one, the buffer holds the gate, then what it gates.
+// How an input is made of a buffer's columns.
 struct Gather {
   Rows input;
-  int gated;
   int steps;
   GatherStep step[most_steps];
 };
@@ -343,12 +341,6 @@ __device__ void gather_step(const GatherStep& step, int t, Near<cols, kinds>& ne
 // factor comes late. `x` is room for a row; it may be the token's own columns.
 template <int cols, int kinds>
 __device__ void gather_steps(const Gather& gather, int t, Near<cols, kinds>& near, Share<cols, kinds>& share, float* x) {
-  if constexpr ((kinds & GATED_HALVES) != 0) {
-    Share<cols, kinds> other;
-    other.load(gather.input.token(t) + cols);
-#pragma unroll
-    for (int k = 0; k < Share<cols, kinds>::count; k++) share.value[k] = silu(share.value[k]) * other.value[k];
-  }
   constexpr int of_late_norm = WHOLE_NORM | LATE_NORM | QUADS | NEAR;
   constexpr bool late = (kinds & LATE_NORM) != 0, has_steps = late ? (kinds & ~of_late_norm) != 0 : kinds != 0;
   if constexpr (has_steps) {

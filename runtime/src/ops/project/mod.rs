@@ -14,13 +14,39 @@ use crate::program::{INPUTS, Vector, View};
 pub struct Linear {
     /// First column of its result in the op's output.
     pub column: usize,
-    /// Added to the result.
+    /// Added to the multiplied result.
     pub bias: Option<Vector>,
+    /// Multiplies the result.
+    pub multiplier: f32,
     /// The weights `[rows, cols]`.
     pub matrix: Matrix,
 }
 
-/// `output[column..] = matrix norm(input) + bias` for every matrix.
+impl Linear {
+    /// Multiplies the products of one token in a row of the op's output, and adds the bias.
+    #[inline(always)]
+    pub(super) fn finish(&self, row: &mut [f32]) {
+        let products = &mut row[self.column..][..self.matrix.rows()];
+        if self.multiplier != 1.0 {
+            simd::scale(self.multiplier, products);
+        }
+        if let Some(bias) = &self.bias {
+            simd::add(bias, products);
+        }
+    }
+
+    /// The same for a device.
+    pub(super) fn factor(&self) -> Factor<'_> {
+        Factor {
+            matrix: &self.matrix,
+            bias: self.bias.as_ref(),
+            column: self.column,
+            multiplier: self.multiplier,
+        }
+    }
+}
+
+/// `output[column..] = multiplier matrix norm(input) + bias` for every matrix.
 pub struct Project {
     /// What is multiplied.
     pub input: View,
@@ -104,12 +130,10 @@ impl Op for Project {
                         .mul_rows(range, frame.inputs, &rows, linear.column)
                 };
             });
-            for linear in &self.linears {
-                if let Some(bias) = &linear.bias {
-                    for row in output[..used].chunks_exact_mut(width) {
-                        simd::add(bias, &mut row[linear.column..][..bias.len()]);
-                    }
-                }
+            let plain = |linear: &&Linear| linear.bias.is_none() && linear.multiplier == 1.0;
+            for linear in self.linears.iter().filter(|linear| !plain(linear)) {
+                let tokens = output[..used].chunks_exact_mut(width);
+                tokens.for_each(|row| linear.finish(row));
             }
         }
         frame.buffers.put(self.output.buffer, output);
@@ -140,9 +164,7 @@ impl Op for Project {
 impl DeviceOp for Project {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let gather = launches.gathered(self.input, self.norm.as_ref())?;
-        let factors: Vec<Factor> = (self.linears.iter())
-            .map(|linear| (&linear.matrix, linear.bias.as_ref(), linear.column))
-            .collect();
+        let factors: Vec<Factor> = self.linears.iter().map(Linear::factor).collect();
         let output = View::whole(self.output.buffer, self.output.stride);
         match &self.parts {
             Some(parts) if launches.tokens == 1 => {

@@ -9,6 +9,8 @@ struct Linear {
   int column;
   int format;
   int first;
+  // Multiplies the product, before the bias is added.
+  float multiplier;
 };
 
 constexpr int most_linears = 12;
@@ -148,15 +150,15 @@ __device__ void multiply(const Gather& gather, const Linears& linears, Rows outp
   products_by_format<formats, cols>(linear, row, x, rounded, products);
   if (lane_index() < rows_of_warp && row + lane_index() < linear.rows) {
     int r = row + lane_index();
-    float product = lane_index() == 0 ? products[0] : products[1];
+    float product = linear.multiplier * (lane_index() == 0 ? products[0] : products[1]);
     if (linear.bias) product += linear.bias[r];
     float* place = output.token(blockIdx.y) + linear.column + r;
     *place = linears.add ? *place + product : product;
   }
 }
 
-// `output = silu(gate x) * up x` of two matrices of the same shape, a warp taking the same rows of both.
-template <int formats, int cols, int kinds>
+// `output = function(gate x) * up x` of two matrices of the same shape, a warp taking the same rows of both.
+template <int formats, int cols, int kinds, int function>
 __device__ void multiply_gated(const Gather& gather, const Linears& linears, Rows output) {
   const Linear &gate = linears.at[0], &up = linears.at[1];
   int row = (blockIdx.x * (blockDim.x / 32) + warp_index()) * rows_of_warp;
@@ -172,7 +174,10 @@ __device__ void multiply_gated(const Gather& gather, const Linears& linears, Row
   products_by_format<formats, cols>(up, row, x, rounded, products);
   if (lane_index() < rows_of_warp && row + lane_index() < gate.rows) {
     int r = lane_index();
-    output.token(blockIdx.y)[row + r] = silu(r == 0 ? gates[0] : gates[1]) * (r == 0 ? products[0] : products[1]);
+    float gate_value = gate.multiplier * (r == 0 ? gates[0] : gates[1]), product = up.multiplier * (r == 0 ? products[0] : products[1]);
+    if (gate.bias) gate_value += gate.bias[row + r];
+    if (up.bias) product += up.bias[row + r];
+    output.token(blockIdx.y)[row + r] = activate(function, gate_value) * product;
   }
 }
 
@@ -256,7 +261,7 @@ __device__ void multiply_tile(Rows input, Linears linears, Rows output, int toke
       int token = first_token + across + 16 * t;
       if (token >= tokens) continue;
       float* place = output.token(token) + linear.column + row;
-      float product = sums[r][t] + bias;
+      float product = linear.multiplier * sums[r][t] + bias;
       *place = linears.add ? *place + product : product;
     }
   }

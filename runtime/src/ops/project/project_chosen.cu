@@ -16,7 +16,7 @@ __device__ void multiply_chosen(const Gather& gather, const Linears& linears, Ro
   products_by_format<formats, cols>(linear, first + row, x, rounded, products);
   if (lane_index() < rows_of_warp && row + lane_index() < height) {
     int r = first + row + lane_index();
-    float product = lane_index() == 0 ? products[0] : products[1];
+    float product = linear.multiplier * (lane_index() == 0 ? products[0] : products[1]);
     output.token(blockIdx.y)[linear.column + r] = product + (linear.bias ? linear.bias[r] : 0.0f);
   }
 }

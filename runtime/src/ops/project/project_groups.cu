@@ -236,6 +236,7 @@ __device__ void multiply_groups_of(const u16* inputs, int row_tiles, int tokens,
 struct GroupSums {
   float* first;
   const float* bias;
+  float multiplier;
   int stride;
   int rows;
   bool add;
@@ -244,6 +245,7 @@ struct GroupSums {
   bool plain;
 
   __device__ void store_pair(float* place, int row, float x, float y) const {
+    x *= multiplier, y *= multiplier;
     if (plain) {
       // Nobody else adds here, and nothing waits for what is there.
       if (add) {
@@ -290,7 +292,7 @@ struct GroupPlan {
     const float* bias = linear.bias ? linear.bias + first : nullptr;
     bool in_pairs = (u64)place % 8 == 0 && output.stride % 2 == 0;
     int left = linear.rows - first;
-    return {place, bias, output.stride, left, linears.add != 0, in_pairs, in_pairs && !bias && left >= group_rows};
+    return {place, bias, linear.multiplier, output.stride, left, linears.add != 0, in_pairs, in_pairs && !bias && left >= group_rows};
   }
 };
 
@@ -300,18 +302,33 @@ __device__ void multiply_groups(const u16* inputs, Linears linears, int row_tile
 }
 
 // Gated products in bf16, with zeros up to the pitch.
+template <int function>
 struct GatedProducts {
+  const Linear& gate;
+  const Linear& up;
   u16* first;
   int pitch;
   int columns;
+  // Of the tile's first column.
+  int row;
 
-  __device__ void store(int token, int column, const float* gate, const float* up) const {
+  __device__ float value(const Linear& linear, int column, float product) const {
+    int r = row + column;
+    return linear.multiplier * product + (linear.bias && r < linear.rows ? linear.bias[r] : 0.0f);
+  }
+  __device__ float gated(int column, float gate_product, float up_product) const {
+    // Past the last row products are zero, and so have to be what biases would make of them.
+    if (row + column >= gate.rows) return 0.0f;
+    return activate(function, value(gate, column, gate_product)) * value(up, column, up_product);
+  }
+  __device__ void store(int token, int column, const float* gate_products, const float* up_products) const {
     if (column >= columns) return;
-    u32 pair = pack_bf16(silu(gate[0]) * up[0], silu(gate[1]) * up[1]);
+    u32 pair = pack_bf16(gated(column, gate_products[0], up_products[0]), gated(column + 1, gate_products[1], up_products[1]));
     *reinterpret_cast<u32*>(first + (long long)token * pitch + column) = pair;
   }
 };
 
+template <int function>
 struct GatedPlan {
   const Linears& linears;
   u16* output;
@@ -321,11 +338,13 @@ struct GatedPlan {
     const Linear &gate = linears.at[0], &up = linears.at[1];
     return {{gate.weights, up.weights}, {gate.rows, up.rows}, {tile * 128, tile * 128}};
   }
-  __device__ GatedProducts target(int tile) const { return {output + tile * 128, pitch, pitch - tile * 128}; }
+  __device__ GatedProducts<function> target(int tile) const {
+    return {linears.at[0], linears.at[1], output + tile * 128, pitch, pitch - tile * 128, tile * 128};
+  }
 };
 
-// `output = silu(gate x) * up x` of two matrices of the same shape.
-template <int format, int cols>
+// `output = function(gate x) * up x` of two matrices of the same shape.
+template <int format, int cols, int function>
 __device__ void multiply_gated_groups(const u16* inputs, Linears linears, int row_tiles, u16* output, int pitch, int tokens) {
-  multiply_groups_of<format, cols>(inputs, row_tiles, tokens, GatedPlan{linears, output, pitch});
+  multiply_groups_of<format, cols>(inputs, row_tiles, tokens, GatedPlan<function>{linears, output, pitch});
 }

@@ -281,13 +281,13 @@ __device__ void segment_sums(const Segment& segment, const ProductInput& input, 
 // A phase: this block's rows of matrices of the set `formats` with a common input. Of a gated product, the first segment is the
 // gate's and the second has the same rows. `tasks` are what rows go through before they are stored. Rows are finished as soon as
 // there is one for each four lanes; the sums of the next ones have a place of their own.
-template <int passes, int kind, int cols, int kinds, int formats, int codes_at, int parts_at, int bytes>
+template <int passes, int kind, int function, int cols, int kinds, int formats, int codes_at, int parts_at, int bytes>
 __device__ void product(const Rows& output, float eps, const Gather& gather, const PrepareTasks* tasks,
                         const Segment* segments, int count) {
   // What does not depend on earlier phases comes while they end, and while the input is on its way. The first turn is not one of
   // the loop's: what was asked for would be moved on its way into it, and so waited for.
   ComingInput<passes, cols, kinds> coming;
-  FinishedRow<passes, kind> row(segments, count);
+  FinishedRow<passes, kind, function> row(segments, count);
   row.load(tasks, output);
   // Phases with few bytes of weights follow one another so fast that the first look would come too early for the most part: with
   // this rest, GDN 1.3B in Q4_0 takes 476 us a token on an H200 instead of 493; in BF16 it would take 1 % longer.
@@ -311,7 +311,7 @@ __device__ void product(const Rows& output, float eps, const Gather& gather, con
     whole_barrier();
     row.store(output, factor, tasks, sums);
     if (s == count) break;
-    row = FinishedRow<passes, kind>(segments + s, count - s);
+    row = FinishedRow<passes, kind, function>(segments + s, count - s);
     row.load(tasks, output);
     row.load_sum(output);
   }

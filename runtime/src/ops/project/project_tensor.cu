@@ -105,7 +105,7 @@ __device__ void multiply_tensor(const u16* inputs, Linears linears, Rows output,
           int token = first_token + warp_token + 8 * t + lane % 4 * 2 + i;
           if (token >= tokens) continue;
           float* place = output.token(token) + linear.column + row;
-          float product = sums[r][t][2 * half_tile + i] + bias;
+          float product = linear.multiplier * sums[r][t][2 * half_tile + i] + bias;
           *place = linears.add ? *place + product : product;
         }
       }

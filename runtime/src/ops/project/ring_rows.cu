@@ -18,7 +18,7 @@ __device__ __noinline__ float finished_by(const PrepareTasks& tasks, int task, c
 
 // One row of a phase, which four lanes finish together: each holds what it will need besides the sums. Where no row goes through
 // a task, `tasks` is null in the text, so that what tasks need costs nothing.
-template <int passes, int kind>
+template <int passes, int kind, int function>
 struct FinishedRow {
   const Segment* segment;
   int row;
@@ -28,10 +28,16 @@ struct FinishedRow {
   // Of a row with a convolution, each lane's kept input and its weight; of one that is added to, what is there.
   float held;
   float weight;
+  // What multiplies the product, and what is added; of a gated one the gate's.
+  float multiplier;
   float bias;
+  // Those of what is gated.
+  float gated_multiplier;
+  float gated_bias;
 
   // This thread's one of the first rows of the list, up to a segment that begins others.
-  __device__ FinishedRow(const Segment* segments, int count) : held(0.0f), weight(0.0f), bias(0.0f) {
+  __device__ FinishedRow(const Segment* segments, int count)
+      : held(0.0f), weight(0.0f), multiplier(1.0f), bias(0.0f), gated_multiplier(1.0f), gated_bias(0.0f) {
     // Of a gated product every second segment has rows of its own.
     constexpr int step = kind == PRODUCT_GATED ? 2 : 1;
     int s = 0;
@@ -56,7 +62,12 @@ struct FinishedRow {
   __device__ void load(const PrepareTasks* tasks, const Rows& output) {
     convolution = nullptr;
     if (!exists) return;
+    multiplier = segment->multiplier;
     if (segment->bias) bias = segment->bias[row];
+    if constexpr (kind == PRODUCT_GATED) {
+      gated_multiplier = segment[1].multiplier;
+      if (segment[1].bias) gated_bias = segment[1].bias[row];
+    }
     if (!tasks || segment->task < 0 || segment->task >= most_lanes) return;
     const PrepareLane& lane = tasks->lane[segment->task];
     if (!lane.weight) return;
@@ -87,9 +98,10 @@ struct FinishedRow {
   __device__ void store(const Rows& output, float factor, const PrepareTasks* tasks, const float* sums) const {
     if (!__any_sync(all_lanes, exists)) return;
     int j = lane_index() % 4;
-    float value = factor * product(*segment, sums, row);
-    if (kind == PRODUCT_GATED) value = silu(value) * factor * product(segment[1], sums, row);
-    value += bias;
+    float value = factor * multiplier * product(*segment, sums, row) + bias;
+    if constexpr (kind == PRODUCT_GATED) {
+      value = activate(function, value) * (factor * gated_multiplier * product(segment[1], sums, row) + gated_bias);
+    }
     float part = weight * (j == 3 ? value : held);
     if (tasks) {
       part += __shfl_xor_sync(all_lanes, part, 2);

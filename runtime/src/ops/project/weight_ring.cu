@@ -14,10 +14,10 @@ struct __align__(16) Segment {
   int rows;
   // The first row's column in the output.
   int column;
-  // Where the sums of its rows begin.
-  int sums;
   // The number of its first entry.
   u32 entry;
+  // Multiplies its rows' products.
+  float multiplier;
   // Bytes of an entry's row, and from row to row in shared memory: of codes, and of scales. Where scales cannot be copied row by
   // row, their part is 0, and every entry has those of whole rows as they lie.
   u16 code_part;
@@ -27,10 +27,12 @@ struct __align__(16) Segment {
   u16 format;
   // Entries that the rows of one take.
   u16 parts;
+  // Where the sums of its rows begin.
+  u16 sums;
   // The task that its rows go through before they are stored, or less than none.
-  short task;
+  i8 task;
   // Whether the rows before it are finished before its sums are made.
-  short begins;
+  i8 begins;
 };
 
 static_assert(sizeof(Segment) == segment_bytes, "as the program was laid out");

@@ -15,7 +15,7 @@ const MOST_MIXES: usize = 8;
 /// `h + mix (h_before - h)` with `h = norm(residual)`, for each of several mixes; zero before the first token.
 pub struct TokenShift {
     /// Applied to the residual stream first.
-    pub norm: Norm,
+    pub norm: Option<Norm>,
     /// How much of the token before each result takes, for each channel.
     pub mixes: Vec<Vector>,
     /// The slot of the last normed token `[hidden]`.
@@ -26,7 +26,7 @@ pub struct TokenShift {
 
 impl Op for TokenShift {
     fn run(&self, frame: &mut Frame) {
-        let hidden = self.norm.weight.len();
+        let hidden = self.mixes[0].len();
         let mut out = frame.buffers.take(self.out.buffer);
         let residual = frame.buffers.get(RESIDUAL).chunks_exact(hidden);
         let before = frame.arena.slot_mut::<f32>(self.slot);
@@ -37,7 +37,10 @@ impl Op for TokenShift {
             || {
                 let rows = out.chunks_exact_mut(self.out.stride);
                 for (x, row) in residual.zip(rows).take(frame.tokens.len()) {
-                    self.norm.apply(x, normed);
+                    match &self.norm {
+                        Some(norm) => norm.apply(x, normed),
+                        None => normed.copy_from_slice(x),
+                    }
                     let row = &mut row[self.out.start..][..self.out.width];
                     for (mix, out) in self.mixes.iter().zip(row.chunks_exact_mut(hidden)) {
                         let inputs = normed.iter().zip(before.iter()).zip(mix.iter());
@@ -55,19 +58,19 @@ impl Op for TokenShift {
 
     fn access(&self) -> Access {
         Access::default()
-            .reads([View::whole(RESIDUAL, self.norm.weight.len())])
+            .reads([View::whole(RESIDUAL, self.mixes[0].len())])
             .state([self.slot])
             .writes([self.out])
     }
 
     fn check(&self, rules: &mut Rules) {
-        let hidden = self.norm.weight.len();
+        let hidden = self.mixes[0].len();
         rules.width("out", self.out, self.mixes.len() * hidden);
         rules.state(self.slot, &[Some(hidden)]);
     }
 
     fn scratch(&self, _chunk: usize) -> usize {
-        self.norm.weight.len()
+        self.mixes[0].len()
     }
 
     fn touched(&self, plan: &StatePlan, _position: u64) -> Vec<Touched> {
@@ -77,9 +80,9 @@ impl Op for TokenShift {
 
 impl DeviceOp for TokenShift {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let hidden = self.norm.weight.len();
+        let hidden = self.mixes[0].len();
         let residual = View::whole(RESIDUAL, hidden);
-        let gather = launches.gathered(residual, Some(&self.norm))?;
+        let gather = launches.gathered(residual, self.norm.as_ref())?;
         let kinds = gather.kinds(hidden);
         let mut weights: [Address; MOST_MIXES] = [0; MOST_MIXES];
         assert!(self.mixes.len() <= MOST_MIXES, "at most {MOST_MIXES} mixes");
