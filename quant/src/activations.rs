@@ -3,12 +3,15 @@
 use crate::aligned::Aligned;
 use crate::cpu::Simd;
 use crate::error::Result;
+use crate::panel::LANES;
 use crate::simd::{self, Quantize};
 
 /// Numbers that share one 8-bit scale.
 pub(crate) const BLOCK: usize = 32;
 /// Numbers whose codes are interleaved.
 pub(crate) const GROUP: usize = 128;
+/// From so many tokens on the 8-bit form is made for panels too. Below, a panel's registers would be mostly empty.
+const PANEL_TOKENS: usize = 8;
 /// Rows are padded with zeros to this many numbers: the longest block of any format.
 const PAD: usize = 256;
 
@@ -32,6 +35,22 @@ pub struct Activations {
     scales: Aligned,    // f32 [rows, stride / 32]
     sums: Aligned,      // f32 [rows, stride / 32]: scale * sum of the codes
     half_sums: Aligned, // f32 [rows, stride / 16]: the same of each half
+    // The same for groups of 16 rows, one in each lane: see [`TokenPanel`].
+    panel_codes: Aligned,  // i8 [rows / 16, stride / 4, 16, 4]
+    panel_scales: Aligned, // f32 [rows / 16, stride / 32, 16]
+    panel_sums: Aligned,   // i32 [rows / 16, stride / 16, 16]
+}
+
+/// Some columns of sixteen rows of 8-bit inputs, side by side. Rows that were not loaded are zero.
+pub(crate) struct TokenPanel {
+    /// Blocks of 32 columns.
+    pub(crate) blocks: usize,
+    /// `i8 [8 * blocks, 16, 4]`: four columns of each row, in natural order.
+    pub(crate) codes: *const i8,
+    /// `f32 [blocks, 16]`.
+    pub(crate) scales: *const f32,
+    /// `i32 [2 * blocks, 16]`: sums of the codes of half blocks.
+    pub(crate) half_sums: *const i32,
 }
 
 /// One row of [`Activations`]. All but `values` is meaningful if the activations are quantized.
@@ -70,6 +89,7 @@ impl Activations {
     /// [`Error::Memory`](crate::Error::Memory) if the system refuses it.
     pub fn new(max_rows: usize, max_cols: usize) -> Result<Activations> {
         let len = max_rows * max_cols.next_multiple_of(PAD);
+        let panel_len = Activations::panel_len(max_rows, max_cols);
         Ok(Activations {
             rows: 0,
             cols: 0,
@@ -83,13 +103,26 @@ impl Activations {
             scales: Aligned::zeroed(len / BLOCK * size_of::<f32>())?,
             sums: Aligned::zeroed(len / BLOCK * size_of::<f32>())?,
             half_sums: Aligned::zeroed(2 * len / BLOCK * size_of::<f32>())?,
+            panel_codes: Aligned::zeroed(panel_len)?,
+            panel_scales: Aligned::zeroed(panel_len / BLOCK * size_of::<f32>())?,
+            panel_sums: Aligned::zeroed(2 * panel_len / BLOCK * size_of::<i32>())?,
         })
+    }
+
+    /// Codes in panels for so many rows and columns.
+    fn panel_len(max_rows: usize, max_cols: usize) -> usize {
+        match max_rows >= PANEL_TOKENS {
+            true => max_rows.next_multiple_of(LANES) * max_cols.next_multiple_of(PAD),
+            false => 0,
+        }
     }
 
     /// Bytes that [`Activations::new`] allocates for the same arguments.
     pub fn bytes(max_rows: usize, max_cols: usize) -> usize {
         let len = max_rows * max_cols.next_multiple_of(PAD);
-        len * (size_of::<f32>() + 1) + 4 * (len / BLOCK * size_of::<f32>())
+        let panel_len = Activations::panel_len(max_rows, max_cols);
+        let scales_and_sums = (4 * len + 3 * panel_len) / BLOCK * size_of::<f32>();
+        len * (size_of::<f32>() + 1) + panel_len + scales_and_sums
     }
 
     /// Replaces the contents by `x`, `rows` rows of `cols` numbers; `quantize` makes the 8-bit form as well, which matrices
@@ -127,6 +160,73 @@ impl Activations {
                 // SAFETY: the function was chosen for a level that this CPU has; the stride is a multiple of 256.
                 unsafe { (self.quantize)(row, rounded) };
             }
+        }
+        if self.has_panels() {
+            (0..rows.div_ceil(LANES)).for_each(|group| self.fill_panel(group));
+        }
+    }
+
+    /// Whether the 8-bit form was made for panels too.
+    pub(crate) fn has_panels(&self) -> bool {
+        self.quantized && self.rows >= PANEL_TOKENS
+    }
+
+    /// Copies a group of sixteen rows to its panel.
+    fn fill_panel(&mut self, group: usize) {
+        let (stride, blocks) = (self.stride, self.stride / BLOCK);
+        let codes = &mut self.panel_codes.as_mut_slice::<u32>()[group * stride * LANES / 4..];
+        let codes = codes[..stride * LANES / 4].as_chunks_mut::<LANES>().0;
+        let scales = &mut self.panel_scales.as_mut_slice::<f32>()[group * blocks * LANES..];
+        let scales = scales[..blocks * LANES].as_chunks_mut::<LANES>().0;
+        let sums = &mut self.panel_sums.as_mut_slice::<i32>()[group * 2 * blocks * LANES..];
+        let sums = sums[..2 * blocks * LANES].as_chunks_mut::<LANES>().0;
+        for lane in 0..LANES {
+            let t = group * LANES + lane;
+            if t >= self.rows {
+                codes.iter_mut().for_each(|codes| codes[lane] = 0);
+                scales.iter_mut().for_each(|scales| scales[lane] = 0.0);
+                sums.iter_mut().for_each(|sums| sums[lane] = 0);
+                continue;
+            }
+            let row = &self.codes.as_slice::<u32>()[t * stride / 4..][..stride / 4];
+            let quarters = row.as_chunks::<4>().0;
+            for (half, quad) in codes.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                let (block, half) = (half / 2, half % 2);
+                let quarter = &quarters[block / 4 * 8 + half * 4 + block % 4];
+                for i in 0..4 {
+                    quad[i][lane] = quarter[i];
+                }
+            }
+            let row_scales = &self.scales.as_slice::<f32>()[t * blocks..][..blocks];
+            let row_sums = &self.half_sums.as_slice::<f32>()[2 * t * blocks..][..2 * blocks];
+            for (b, &scale) in row_scales.iter().enumerate() {
+                scales[b][lane] = scale;
+                let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+                for half in 2 * b..2 * b + 2 {
+                    // The sum is whole: what rounding has done to it is rounded away.
+                    sums[half][lane] = (row_sums[half] * inverse).round_ties_even() as i32;
+                }
+            }
+        }
+    }
+
+    /// Blocks `first..first + blocks` of the rows `16 * group..`.
+    ///
+    /// # Panics
+    /// If there are no such rows or blocks.
+    pub(crate) fn token_panel(&self, group: usize, first: usize, blocks: usize) -> TokenPanel {
+        let stride = self.stride / BLOCK;
+        assert!(group * LANES < self.rows && first + blocks <= stride);
+        let first = (group * stride + first) * LANES;
+        let len = blocks * LANES;
+        let codes = &self.panel_codes.as_slice::<i8>()[first * BLOCK..][..len * BLOCK];
+        let scales = &self.panel_scales.as_slice::<f32>()[first..][..len];
+        let half_sums = &self.panel_sums.as_slice::<i32>()[2 * first..][..2 * len];
+        TokenPanel {
+            blocks,
+            codes: codes.as_ptr(),
+            scales: scales.as_ptr(),
+            half_sums: half_sums.as_ptr(),
         }
     }
 

@@ -7,8 +7,12 @@ pub enum Simd {
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// x86-64 with 256-bit VNNI (Alder Lake and later), and what [`Simd::Avx2`] needs.
+    AvxVnni,
     /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI (Cascade Lake, Zen 4 and later), and what [`Simd::Avx2`] needs.
     Avx512Vnni,
+    /// x86-64 with AMX for 8-bit codes (Sapphire Rapids and later) under Linux, and what [`Simd::Avx512Vnni`] needs.
+    Amx,
     /// 64-bit ARM without the `dotprod` extension.
     Neon,
     /// 64-bit ARM with the `dotprod` extension (8-bit dot products in hardware).
@@ -16,10 +20,12 @@ pub enum Simd {
 }
 
 impl Simd {
-    const ALL: [Simd; 5] = [
+    const ALL: [Simd; 7] = [
         Simd::Scalar,
         Simd::Avx2,
+        Simd::AvxVnni,
         Simd::Avx512Vnni,
+        Simd::Amx,
         Simd::Neon,
         Simd::NeonDotprod,
     ];
@@ -47,6 +53,10 @@ impl Simd {
                     && is_x86_feature_detected!("fma")
                     && is_x86_feature_detected!("f16c")
             }
+            #[cfg(target_arch = "x86_64")]
+            Simd::AvxVnni => Simd::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
+            #[cfg(target_arch = "x86_64")]
+            Simd::Amx => Simd::Avx512Vnni.is_available() && crate::simd::amx::is_available(),
             #[cfg(target_arch = "x86_64")]
             Simd::Avx512Vnni => {
                 Simd::Avx2.is_available()

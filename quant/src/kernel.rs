@@ -4,11 +4,12 @@ use std::ops::Range;
 
 use crate::activations::Activations;
 use crate::cpu::Simd;
+use crate::panel::{self, Panels};
 #[cfg(target_arch = "aarch64")]
 use crate::simd::neon;
 use crate::simd::scalar;
 #[cfg(target_arch = "x86_64")]
-use crate::simd::{avx2, avx512};
+use crate::simd::{amx, avx2, avx2_panel, avx512, avx512_panel};
 
 /// A matrix, its inputs and where the results go.
 pub(crate) struct Product<'a> {
@@ -80,12 +81,27 @@ unsafe fn sweep<K: Tile, const R: usize>(product: &Product, row: usize, tokens: 
     }
 }
 
+/// In panels if there are many tokens.
+///
+/// # Safety
+/// As for [`Kernel`].
+unsafe fn multiply_many<K: Tile, P: Panels>(product: &Product, rows: Range<usize>) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        if product.x.has_panels() {
+            panel::multiply::<P>(product, rows);
+        } else {
+            multiply::<K>(product, rows);
+        }
+    }
+}
+
 /// The kernel of a float format for a level.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn float<B: scalar::Dot + avx2::Float + avx512::Float>(simd: Simd) -> Kernel {
     match simd {
-        Simd::Avx512Vnni => multiply::<avx512::FloatTile<B>>,
-        Simd::Avx2 => multiply::<avx2::FloatTile<B>>,
+        Simd::Amx | Simd::Avx512Vnni => multiply::<avx512::FloatTile<B>>,
+        Simd::AvxVnni | Simd::Avx2 => multiply::<avx2::FloatTile<B>>,
         _ => multiply::<scalar::Tile<B>>,
     }
 }
@@ -94,8 +110,10 @@ pub(crate) fn float<B: scalar::Dot + avx2::Float + avx512::Float>(simd: Simd) ->
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn integer<B: scalar::Dot + avx2::Integer + avx512::Integer>(simd: Simd) -> Kernel {
     match simd {
-        Simd::Avx512Vnni => multiply::<avx512::IntegerTile<B>>,
-        Simd::Avx2 => multiply::<avx2::IntegerTile<B>>,
+        Simd::Amx => multiply_many::<avx512::IntegerTile<B>, amx::Amx<B>>,
+        Simd::Avx512Vnni => multiply_many::<avx512::IntegerTile<B>, avx512_panel::Vnni<B>>,
+        Simd::AvxVnni => multiply_many::<avx2::IntegerTile<B>, avx2_panel::Panel8<B, true>>,
+        Simd::Avx2 => multiply_many::<avx2::IntegerTile<B>, avx2_panel::Panel8<B, false>>,
         _ => multiply::<scalar::Tile<B>>,
     }
 }

@@ -17,6 +17,7 @@ mod formats;
 pub mod gguf;
 mod kernel;
 mod matrix;
+mod panel;
 mod plain_read;
 mod regular_file;
 pub mod safetensors;

@@ -138,6 +138,7 @@ mod x86 {
     use crate::formats::k_quants::x86::{
         half_scales_256, half_scales_512, two_bits_256, two_bits_512,
     };
+    use crate::panel::Minima;
     use crate::simd::{avx2, avx512};
 
     /// Scales and minima of the sixteen sub-blocks of a super-block.
@@ -154,6 +155,7 @@ mod x86 {
         const GROUPS: usize = 2;
         const OFFSET: i8 = 0;
         const HALF_SCALES: bool = true;
+        const MINIMA: Minima = Minima::Halves;
 
         #[target_feature(enable = "avx512f,f16c")]
         #[inline]
@@ -208,8 +210,10 @@ mod x86 {
 
         const PAIRS: usize = 4;
         const OFFSET: i8 = 0;
+        const LARGEST: u8 = 3;
         const SIGNED: bool = false;
         const HALF_SCALES: bool = true;
+        const MINIMA: Minima = Minima::Halves;
 
         #[target_feature(enable = "avx2,f16c")]
         #[inline]

@@ -216,6 +216,7 @@ mod x86 {
 
         const PAIRS: usize = 4;
         const OFFSET: i8 = 4;
+        const LARGEST: u8 = 7;
         const SIGNED: bool = false;
         const HALF_SCALES: bool = true;
 

@@ -123,6 +123,7 @@ mod x86 {
 
         const PAIRS: usize = 1;
         const OFFSET: i8 = 8;
+        const LARGEST: u8 = 15;
         const SIGNED: bool = false;
         const HALF_SCALES: bool = false;
 

@@ -104,6 +104,7 @@ mod x86 {
 
         const PAIRS: usize = 1;
         const OFFSET: i8 = 16;
+        const LARGEST: u8 = 31;
         const SIGNED: bool = false;
         const HALF_SCALES: bool = false;
 

@@ -77,6 +77,7 @@ mod x86 {
     use super::Block;
     use crate::formats::five_bits::x86::{four_blocks, two_blocks};
     use crate::formats::k_quants::x86::{EightLines, lines_of_blocks};
+    use crate::panel::Minima;
     use crate::simd::{avx2, avx512};
 
     impl Block {
@@ -92,6 +93,7 @@ mod x86 {
         const GROUPS: usize = 2;
         const OFFSET: i8 = 0;
         const HALF_SCALES: bool = false;
+        const MINIMA: Minima = Minima::Blocks;
 
         #[target_feature(enable = "avx2,f16c")]
         #[inline]
@@ -131,8 +133,10 @@ mod x86 {
 
         const PAIRS: usize = 4;
         const OFFSET: i8 = 0;
+        const LARGEST: u8 = 31;
         const SIGNED: bool = false;
         const HALF_SCALES: bool = false;
+        const MINIMA: Minima = Minima::Blocks;
 
         #[target_feature(enable = "avx2,f16c")]
         #[inline]

@@ -105,6 +105,7 @@ mod x86 {
 
     use super::Block;
     use crate::formats::k_quants::x86::{EightLines, eight_lines, high_bits_256, high_bits_512};
+    use crate::panel::Minima;
     use crate::simd::{avx2, avx512};
 
     impl avx512::Integer for Block {
@@ -114,6 +115,7 @@ mod x86 {
         const GROUPS: usize = 2;
         const OFFSET: i8 = 0;
         const HALF_SCALES: bool = false;
+        const MINIMA: Minima = Minima::Blocks;
 
         #[target_feature(enable = "avx2,f16c")]
         #[inline]
@@ -154,8 +156,10 @@ mod x86 {
 
         const PAIRS: usize = 4;
         const OFFSET: i8 = 0;
+        const LARGEST: u8 = 31;
         const SIGNED: bool = false;
         const HALF_SCALES: bool = false;
+        const MINIMA: Minima = Minima::Blocks;
 
         #[target_feature(enable = "avx2,f16c")]
         #[inline]

@@ -9,6 +9,7 @@ use super::avx2::prefetch;
 use super::scale_and_inverse;
 use crate::activations::{BLOCK, GROUP, RowMut};
 use crate::kernel::{self, Product};
+use crate::panel::Minima;
 
 /// How a float format is read.
 pub(crate) trait Float: Pod {
@@ -32,6 +33,8 @@ pub(crate) trait Integer {
     const OFFSET: i8;
     /// Whether the two halves of each block of 32 have scales of their own.
     const HALF_SCALES: bool;
+    /// What `mins` and `half_mins` have.
+    const MINIMA: Minima = Minima::None;
 
     /// # Safety
     /// `chunk` is valid for reading, of any alignment.

@@ -3,9 +3,15 @@
 //! A format supplies the step that differs: how one chunk of its blocks is unpacked into registers.
 
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2_panel;
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512_panel;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
 pub(crate) mod scalar;
@@ -24,9 +30,9 @@ pub(crate) type Quantize = unsafe fn(&[f32], RowMut);
 pub(crate) fn quantize(simd: Simd) -> Quantize {
     match simd {
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx512Vnni => avx512::quantize,
+        Simd::Avx512Vnni | Simd::Amx => avx512::quantize,
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx2 => avx2::quantize,
+        Simd::Avx2 | Simd::AvxVnni => avx2::quantize,
         #[cfg(target_arch = "aarch64")]
         Simd::Neon | Simd::NeonDotprod => neon::quantize,
         _ => scalar::quantize,

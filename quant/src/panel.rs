@@ -1,0 +1,132 @@
+//! Products with many tokens: weights are unpacked once for all of them.
+//!
+//! A row kernel unpacks a block of weights for every four tokens, and sums across its registers for each. With many tokens
+//! that is most of its work. So sixteen rows are unpacked into a [`Panel`], a slice of their columns at a time, and each
+//! lane of a register belongs to a token: no sum crosses lanes, and a block of 32 costs one conversion and one
+//! multiply-add for each row and register of tokens, besides its products.
+
+use std::ops::Range;
+
+use bytemuck::Zeroable;
+
+use crate::activations::{BLOCK, TokenPanel};
+use crate::kernel::Product;
+
+/// Tokens side by side, one in each lane.
+pub(crate) const LANES: usize = 16;
+/// Rows of a panel.
+pub(crate) const ROWS: usize = 16;
+/// Columns that are unpacked at a time: the panel stays in the nearest cache while all tokens pass.
+pub(crate) const DEPTH: usize = 1024;
+/// Tokens whose sums are kept while a panel is in use.
+const TOKENS: usize = 256;
+
+/// A slice of sixteen rows, unpacked.
+#[derive(Clone, Copy, Zeroable)]
+#[repr(C, align(64))]
+pub(crate) struct Panel {
+    /// One byte a number, in natural order.
+    pub(crate) codes: [[i8; DEPTH]; ROWS],
+    /// The scale of each block, or of its first half.
+    pub(crate) scales: [[f32; DEPTH / BLOCK]; ROWS],
+    /// The scale of its second half.
+    pub(crate) second_scales: [[f32; DEPTH / BLOCK]; ROWS],
+    /// What is subtracted from every number of a block, or of its first half.
+    pub(crate) mins: [[f32; DEPTH / BLOCK]; ROWS],
+    /// The same of its second half.
+    pub(crate) second_mins: [[f32; DEPTH / BLOCK]; ROWS],
+}
+
+/// What a format subtracts from its numbers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Minima {
+    /// Nothing.
+    None,
+    /// One minimum for each block of 32.
+    Blocks,
+    /// One for each half.
+    Halves,
+}
+
+/// Sums of sixteen rows (outer) and tokens (inner).
+#[derive(Clone, Copy, Zeroable)]
+#[repr(C, align(64))]
+pub(crate) struct Sums(pub(crate) [[f32; LANES]; ROWS]);
+
+/// What a level does with panels.
+///
+/// The value of a row and a token must not depend on the other rows and tokens.
+pub(crate) trait Panels {
+    /// Prepares the thread.
+    ///
+    /// # Safety
+    /// The CPU has the level's instructions; so everywhere below.
+    unsafe fn begin() {}
+
+    /// Undoes what `begin` has done.
+    ///
+    /// # Safety
+    /// After `begin`.
+    unsafe fn end() {}
+
+    /// Unpacks up to [`DEPTH`] numbers of `row`, a whole stored row, from number `from` on, a multiple of `DEPTH`, into
+    /// row `index` of the panel.
+    ///
+    /// # Safety
+    /// As for `begin`.
+    unsafe fn unpack(row: &[u8], from: usize, index: usize, panel: &mut Panel);
+
+    /// Adds the panel's products with sixteen tokens to `sums`.
+    ///
+    /// # Safety
+    /// Between `begin` and `end`.
+    unsafe fn accumulate(panel: &Panel, x: &TokenPanel, sums: &mut Sums);
+
+    /// Writes `[rows, tokens] = size` sums, those of a token one behind the other, to `out`, whose tokens are `stride`
+    /// apart.
+    ///
+    /// # Safety
+    /// `out` is valid for them.
+    unsafe fn store(sums: &Sums, size: [usize; 2], out: *mut f32, stride: usize);
+}
+
+/// # Safety
+/// As for [`Kernel`](crate::kernel::Kernel); the inputs have panels.
+pub(crate) unsafe fn multiply<K: Panels>(product: &Product, rows: Range<usize>) {
+    let mut panel = Panel::zeroed();
+    let mut sums = [Sums::zeroed(); TOKENS / LANES];
+    // SAFETY: the caller vouches for the level.
+    unsafe { K::begin() };
+    let tokens = product.x.rows();
+    for first_token in (0..tokens).step_by(TOKENS) {
+        let groups = (tokens - first_token).min(TOKENS).div_ceil(LANES);
+        let sums = &mut sums[..groups];
+        for first in rows.clone().step_by(ROWS) {
+            let height = (rows.end - first).min(ROWS);
+            sums.fill(Sums::zeroed());
+            for from in (0..product.cols).step_by(DEPTH) {
+                for r in 0..height {
+                    let row = &product.weights[(first + r) * product.row_bytes..];
+                    // SAFETY: as above.
+                    unsafe { K::unpack(&row[..product.row_bytes], from, r, &mut panel) };
+                }
+                let blocks = (product.cols - from).min(DEPTH) / BLOCK;
+                for (group, sums) in sums.iter_mut().enumerate() {
+                    let group = first_token / LANES + group;
+                    let x = product.x.token_panel(group, from / BLOCK, blocks);
+                    // SAFETY: as above.
+                    unsafe { K::accumulate(&panel, &x, sums) };
+                }
+            }
+            for (group, sums) in sums.iter().enumerate() {
+                let token = first_token + group * LANES;
+                let out = product.out.wrapping_add(token * product.out_stride + first);
+                let count = (tokens - token).min(LANES);
+                // SAFETY: the caller vouches for these elements.
+                unsafe { K::store(sums, [height, count], out, product.out_stride) };
+            }
+        }
+    }
+    // SAFETY: as above.
+    unsafe { K::end() };
+}
