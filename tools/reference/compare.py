@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""Compares waterline with llama.cpp, and with ik_llama.cpp, on the same GGUF files, and prints one table in Markdown.
+
+The programs take turns, so that what else the machine does meets all of them alike; a cell holds the median of the rounds and,
+in brackets, the least and the most. Each turn is a process of its own: a prompt, then a generation.
+
+    python3 tools/reference/compare.py --llama-bench build/bin/llama-bench [--ik-llama-bench ik/bin/llama-bench] \\
+        [--waterline target/release/waterline] [--threads 1,2,8] [--rounds 5] [--prompt 256] [--gen 48] MODEL.gguf...
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+
+
+def waterline(program, model, threads, prompt, gen):
+    """Tokens a second of a prompt and of a generation."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as out:
+        command = [program, "bench", model, "--threads", threads, "--prompt", prompt, "--gen", gen, "--depth", "0"]
+        subprocess.run([*command, "--json", out.name], check=True, stdout=subprocess.DEVNULL)
+        result = json.load(open(out.name))
+    return result["prefill_tokens_per_s"], result["decode_tokens_per_s"]
+
+
+def llama_bench(program, model, threads, prompt, gen, *options):
+    """The same of a llama-bench."""
+    command = [program, "-m", model, "-t", threads, "-p", prompt, "-n", gen, "-r", "1", "-o", "json", *options]
+    result = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    speed = {row["n_gen"] > 0: row["avg_ts"] for row in json.loads(result)}
+    return speed[False], speed[True]
+
+
+def cell(samples):
+    """Median (least to most)."""
+    digits = 0 if statistics.median(samples) >= 100 else 1
+    return f"{statistics.median(samples):.{digits}f} ({min(samples):.{digits}f} to {max(samples):.{digits}f})"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("models", nargs="+", metavar="MODEL.gguf")
+    parser.add_argument("--waterline", default="target/release/waterline")
+    parser.add_argument("--llama-bench", required=True)
+    parser.add_argument("--ik-llama-bench", help="measured with run-time repacking (-rtr 1)")
+    parser.add_argument("--threads", default="2")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prompt", default="256")
+    parser.add_argument("--gen", default="48")
+    args = parser.parse_args()
+    programs = {"waterline": lambda *case: waterline(args.waterline, *case)}
+    programs["llama.cpp"] = lambda *case: llama_bench(args.llama_bench, *case)
+    if args.ik_llama_bench:
+        programs["ik_llama.cpp"] = lambda *case: llama_bench(args.ik_llama_bench, *case, "-rtr", "1")
+    names = list(programs)
+    heads = [f"{name}, {what}" for what in ("prompt", "generation") for name in names]
+    print(f"Prompts of {args.prompt} and generations of {args.gen} tokens, tokens/s: median of {args.rounds} rounds (least to most).\n")
+    print("| model | threads |", " | ".join(heads), "| of the fastest peer |")
+    print("|" + "---|" * (len(heads) + 3))
+    for model in args.models:
+        for threads in args.threads.split(","):
+            samples = {name: [] for name in names}
+            for _ in range(args.rounds):
+                for name in names:
+                    try:
+                        samples[name].append(programs[name](model, threads, args.prompt, args.gen))
+                    except (subprocess.CalledProcessError, KeyError) as error:
+                        detail = getattr(error, "stderr", "") or ""
+                        print(f"{name} {model}: {error} {detail[-300:]}", file=sys.stderr)
+            cells, shares = [], []
+            for part in (0, 1):
+                medians = {}
+                for name in names:
+                    speeds = [speed[part] for speed in samples[name]]
+                    cells.append(cell(speeds) if speeds else "-")
+                    if speeds:
+                        medians[name] = statistics.median(speeds)
+                own = medians.pop("waterline", None)
+                shares.append(f"{own / max(medians.values()):.2f}" if own and medians else "-")
+            name = model.rsplit("/", 1)[-1].removesuffix(".gguf")
+            print(f"| {name} | {threads} |", " | ".join(cells), "|", " / ".join(shares), "|", flush=True)
+
+
+if __name__ == "__main__":
+    main()
