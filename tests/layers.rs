@@ -207,3 +207,61 @@ fn sublayers_multipliers_and_networks_follow_their_equations() {
         }
     }
 }
+
+#[test]
+fn a_normed_residual_takes_the_place_of_the_stream() {
+    // Large, so that it matters which multiple of the stream it is added to.
+    const EPS: f64 = 0.25;
+    let mlp = json!({ "intermediate": INTERMEDIATE });
+    let layers = json!([
+        { "mlp": mlp, "ffn_sublayer": { "normed_residual": 3.0, "multiplier": 0.5 } },
+        { "mlp": mlp, "ffn_sublayer": { "multiplier": 0.75 } },
+        { "mlp": mlp, "ffn_sublayer": { "normed_residual": 0.25 } },
+    ]);
+    let describe = |layers: &Value| {
+        let spec = json!({
+            "vocab": 61, "hidden": HIDDEN, "norm_eps": EPS, "tied": false, "layers": layers,
+        });
+        ModelSpec::from_json("a test", &spec)
+    };
+    let spec = describe(&layers).expect("a description");
+    let weights = weights(&spec, 8);
+    let model = model(&spec, &weights);
+    let text = tokens(spec.vocab, TOKENS, 6);
+    let w = Plain(weights);
+    let rms = |name: &str, x: &[f64]| -> Vector {
+        let scale = 1.0 / (dot(x, x) / x.len() as f64 + EPS).sqrt();
+        let gains = w.values(&format!("{name}.weight"));
+        x.iter()
+            .zip(gains)
+            .map(|(x, gain)| scale * gain * x)
+            .collect()
+    };
+    let mut expected = Vec::new();
+    for &token in &text {
+        let mut x = w.values("token_embd.weight")[token as usize * HIDDEN..][..HIDDEN].to_vec();
+        for (layer, [alpha, beta]) in [[3.0, 0.5], [0.0, 0.75], [0.25, 1.0]].iter().enumerate() {
+            let n = rms(&format!("blk.{layer}.ffn_norm"), &x);
+            let y = w.mlp(layer, &mlp, &n);
+            for ((x, n), y) in x.iter_mut().zip(n).zip(y) {
+                let residual = if *alpha > 0.0 { alpha * n } else { *x };
+                *x = residual + beta * y;
+            }
+        }
+        expected.extend(w.apply("output", &rms("output_norm", &x)));
+    }
+    for chunk in [1, TOKENS] {
+        let mut session = Session::new(model.clone(), options(chunk, 64)).expect("a session");
+        let mut found = Vec::new();
+        session
+            .feed_each(&text, |_, logits| found.extend_from_slice(logits))
+            .expect("a text");
+        for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let error = (f64::from(*found) - expected).abs();
+            assert!(error < 1e-4, "chunk {chunk}, logit {i}: {found} {expected}");
+        }
+    }
+    let refused = json!([{ "mlp": mlp, "ffn_sublayer": { "normed_residual": -1.0 } }]);
+    let error = describe(&refused).expect_err("a refusal").to_string();
+    assert!(error.contains("normed_residual -1"), "{error}");
+}

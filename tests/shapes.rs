@@ -225,9 +225,13 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<LayerSpec>
                 "window": random.within(0, 12),
             })
         }
+        "lightning_attention" => json!({
+            "heads": heads, "head_dim": dk, "slope": random.of(&[0.0, 0.3, 1.0]), "norm_eps": 1e-5,
+        }),
         "mamba" => json!({
             "inner": random.of(&[1, 13, 64, 67]), "state": random.within(1, 9), "rank": random.within(1, 9),
             "conv": random.within(1, 5), "conv_bias": random.flip(), "bias": random.flip(), "hax": hax(random),
+            "norm_eps": maybe(random, json!(1e-5)), "norm_gains": random.flip(),
         }),
         "mamba2" => json!({
             "heads": heads, "head_dim": dk, "groups": kv_heads, "state": dv, "conv": random.within(1, 5),
@@ -272,6 +276,7 @@ fn vary(layer: &mut LayerSpec, random: &mut Random) {
         pre_norm: random.flip(),
         post_norm: post_norm && random.flip(),
         multiplier: random.of(&[0.5, 1.0, 1.5]),
+        normed_residual: None,
     };
     // A norm stands behind one sum only, and multiplied inputs need one in front.
     let one_sum = !["sse_swa", "parallel"].contains(&layer.kind());
@@ -301,7 +306,7 @@ fn vary(layer: &mut LayerSpec, random: &mut Random) {
     }
 }
 
-const KINDS: [&str; 22] = [
+const KINDS: [&str; 23] = [
     "abc",
     "attention",
     "delta_net",
@@ -312,6 +317,7 @@ const KINDS: [&str; 22] = [
     "gsa",
     "hgrn2",
     "kda",
+    "lightning_attention",
     "lte",
     "mamba",
     "mamba2",

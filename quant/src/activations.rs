@@ -129,11 +129,12 @@ impl Activations {
     /// of a format with [`is_integer_dot`](crate::Format::is_integer_dot) need. Does not allocate.
     ///
     /// # Panics
-    /// If `x` is not `rows * cols` long or exceeds the room given at creation.
+    /// If `x` is not `rows * cols` long or exceeds the room given at creation, in which a row takes a multiple of 256 numbers.
     pub fn load(&mut self, x: &[f32], rows: usize, cols: usize, quantize: bool) {
         assert_eq!(x.len(), rows * cols, "activations: {rows} rows of {cols}");
         assert!(
-            rows <= self.max_rows && cols <= self.max_cols,
+            rows * cols.next_multiple_of(PAD)
+                <= self.max_rows * self.max_cols.next_multiple_of(PAD),
             "activations: {rows} rows of {cols}, room for {} rows of {}",
             self.max_rows,
             self.max_cols

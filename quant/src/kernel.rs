@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::activations::Activations;
+use crate::activations::{Activations, Row};
 use crate::cpu::Simd;
 use crate::panel::{self, Panels};
 #[cfg(target_arch = "aarch64")]
@@ -16,9 +16,24 @@ pub(crate) struct Product<'a> {
     pub(crate) weights: &'a [u8], // [rows, row_bytes]
     pub(crate) row_bytes: usize,
     pub(crate) cols: usize,
-    pub(crate) x: &'a Activations, // [tokens, cols]
-    pub(crate) out: *mut f32,      // [tokens, out_stride], column 0 being row 0's
+    pub(crate) x: &'a Activations,
+    pub(crate) picked: Option<&'a [u32]>, // the rows of x that are the tokens; none for all
+    pub(crate) out: *mut f32,             // [tokens, out_stride], column 0 being row 0's
     pub(crate) out_stride: usize,
+}
+
+impl Product<'_> {
+    /// Number of tokens.
+    pub(crate) fn tokens(&self) -> usize {
+        self.picked.map_or(self.x.rows(), <[u32]>::len)
+    }
+
+    /// The input of token t.
+    #[inline(always)]
+    pub(crate) fn input(&self, t: usize) -> Row<'_> {
+        self.x
+            .padded_row(self.picked.map_or(t, |picked| picked[t] as usize))
+    }
 }
 
 /// Computes `out[token][row]` for the given rows and all tokens.
@@ -42,7 +57,7 @@ const TOKEN_BLOCK_BYTES: usize = 512 << 10;
 /// # Safety
 /// As for [`Kernel`].
 unsafe fn multiply<K: Tile>(product: &Product, rows: Range<usize>) {
-    let tokens = product.x.rows();
+    let tokens = product.tokens();
     let token_bytes = if product.x.is_quantized() {
         product.cols
     } else {

@@ -161,6 +161,7 @@ impl Matrix {
             row_bytes: self.row_bytes,
             cols: self.cols,
             x,
+            picked: None,
             // SAFETY: out_column is within a row of the output, which is not empty.
             out: unsafe { out.data.add(out_column) },
             out_stride: out.width,
@@ -168,6 +169,59 @@ impl Matrix {
         // SAFETY: the kernel was made for a level that this CPU has, the ranges were checked above, and the caller
         // vouches for exclusive access to the columns.
         unsafe { (self.kernel)(&product, rows) };
+    }
+
+    /// The product of some rows with some tokens, for every token i of `picked` and every row r in `rows`:
+    /// `out[i][r - rows.start] = dot(row r, x[picked[i]])`, bit for bit as [`Matrix::mul_rows`].
+    ///
+    /// # Panics
+    /// If `rows`, `picked`, the length of the inputs, or the columns or rows of `out` do not fit, or if the format
+    /// [`is_integer_dot`](Format::is_integer_dot) and `x` is not quantized.
+    pub fn mul_picked(
+        &self,
+        rows: Range<usize>,
+        x: &Activations,
+        picked: &[u32],
+        out: &mut [f32],
+        width: usize,
+    ) {
+        assert!(
+            rows.start <= rows.end && rows.end <= self.rows && rows.len() <= width,
+            "rows {rows:?} of {}, {width} columns",
+            self.rows
+        );
+        assert_eq!(
+            self.cols,
+            x.cols(),
+            "columns of the matrix and of its inputs"
+        );
+        assert!(
+            picked.iter().all(|&t| (t as usize) < x.rows()) && picked.len() * width <= out.len(),
+            "{} tokens of {}, {} numbers of output",
+            picked.len(),
+            x.rows(),
+            out.len()
+        );
+        assert!(
+            x.is_quantized() || !self.format.integer_dot,
+            "{} needs quantized activations",
+            self.format
+        );
+        if rows.is_empty() || picked.is_empty() {
+            return;
+        }
+        let product = Product {
+            weights: &self.data[rows.start * self.row_bytes..],
+            row_bytes: self.row_bytes,
+            cols: self.cols,
+            x,
+            picked: Some(picked),
+            out: out.as_mut_ptr(),
+            out_stride: width,
+        };
+        // SAFETY: the kernel was made for a level that this CPU has, the ranges were checked above, and the output is
+        // borrowed.
+        unsafe { (self.kernel)(&product, 0..rows.len()) };
     }
 }
 

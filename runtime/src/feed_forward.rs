@@ -1,10 +1,12 @@
 //! The feed-forward network of a layer.
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::arch::Config;
 use crate::error::{Error, Result};
+use crate::experts::ExpertsSpec;
 use crate::mixers::Mismatch;
 use crate::ops::{Activation, Mlp, OutputOp};
 use crate::program::{Lowering, RESIDUAL, View};
@@ -15,6 +17,8 @@ use crate::spec::{LARGEST, WeightSpec, changed, in_short};
 pub enum FeedForward {
     /// One network, which every token passes.
     Dense(MlpSpec),
+    /// A mixture, of which a token passes what a router chooses.
+    Experts(ExpertsSpec),
 }
 
 /// A network of two layers of weights.
@@ -58,30 +62,31 @@ impl From<MlpSpec> for FeedForward {
 }
 
 impl FeedForward {
-    /// Its key in a layer's description, and what stands there.
-    pub(crate) fn to_json(&self) -> (&'static str, Value) {
+    /// Its numbers, as they stand in a layer's description.
+    pub(crate) fn to_json(&self) -> Value {
         match self {
-            FeedForward::Dense(mlp) => ("mlp", mlp.to_json()),
+            FeedForward::Dense(mlp) => mlp.to_json(),
+            FeedForward::Experts(experts) => experts.to_json(),
         }
     }
 
     /// Takes the network out of a layer's description; `file` is named in errors.
     pub(crate) fn take(file: &str, layer: &mut Map<String, Value>) -> Result<Option<Self>> {
-        match layer.remove("mlp") {
-            Some(mlp) => {
-                let mlp = Config::new(&format!("{file}.mlp"), mlp)?;
-                mlp.usize("intermediate")?;
-                let numbers = Value::Object(mlp.object().clone());
-                let read = serde_json::from_value(numbers);
-                let read = read.map_err(|e| Error::Config {
-                    file: file.into(),
-                    key: "mlp".into(),
-                    found: e.to_string(),
-                    expected: "the numbers of a feed-forward network".into(),
-                });
-                Ok(Some(FeedForward::Dense(read?)))
-            }
-            None => Ok(None),
+        if let Some(mlp) = layer.remove("mlp") {
+            // Its width has no default.
+            Config::new(&format!("{file}.mlp"), mlp.clone())?.usize("intermediate")?;
+            return Ok(Some(FeedForward::Dense(read(file, "mlp", mlp)?)));
+        }
+        let experts = layer.remove("experts");
+        let experts = experts.map(|experts| read(file, "experts", experts));
+        Ok(experts.transpose()?.map(FeedForward::Experts))
+    }
+
+    /// What it is called in files.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            FeedForward::Dense(_) => "mlp",
+            FeedForward::Experts(_) => "experts",
         }
     }
 
@@ -89,6 +94,7 @@ impl FeedForward {
     pub(crate) fn check(&self) -> Result<(), Mismatch> {
         match self {
             FeedForward::Dense(mlp) => mlp.check(),
+            FeedForward::Experts(experts) => experts.check(),
         }
     }
 
@@ -96,6 +102,7 @@ impl FeedForward {
     pub(crate) fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
         match self {
             FeedForward::Dense(mlp) => mlp.weights(hidden),
+            FeedForward::Experts(experts) => experts.weights(hidden),
         }
     }
 
@@ -103,6 +110,7 @@ impl FeedForward {
     pub(crate) fn lower(&self, layer: &mut Lowering) -> Result<()> {
         match self {
             FeedForward::Dense(mlp) => mlp.lower(layer),
+            FeedForward::Experts(experts) => experts.lower(layer),
         }
     }
 }
@@ -170,12 +178,12 @@ impl MlpSpec {
     }
 }
 
-/// Numbers of a feed-forward network that do not fit.
-pub(crate) fn mismatch(file: &str, layer: usize, reason: Mismatch) -> Error {
-    Error::Config {
+/// The numbers at `key` of a layer.
+fn read<T: DeserializeOwned>(file: &str, key: &str, numbers: Value) -> Result<T> {
+    serde_json::from_value(numbers).map_err(|e| Error::Config {
         file: file.into(),
-        key: format!("layers[{layer}] (mlp)"),
-        found: reason.found,
-        expected: reason.expected,
-    }
+        key: key.into(),
+        found: e.to_string(),
+        expected: "the numbers of a feed-forward network".into(),
+    })
 }

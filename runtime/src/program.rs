@@ -6,7 +6,7 @@ use std::sync::Arc;
 use waterline_quant::{Matrix, Tensor};
 
 use crate::error::{Error, Result};
-use crate::ops::{Embed, Emit, Linear, Logits, Norm, Op, OutputOp, Project};
+use crate::ops::{Embed, Emit, Linear, Logits, Norm, Op, OutputOp, Project, Renew};
 use crate::spec::{NormKind, Sublayer};
 use crate::state::{StatePlan, Touched};
 
@@ -143,6 +143,8 @@ pub struct Lowering<'a> {
     post_norm: Option<Norm>,
     /// Multiplies what it adds.
     multiplier: f32,
+    /// The residual stream is so many times what its buffer holds: norms see this in their epsilon alone.
+    stream: &'a mut f32,
     /// Sums into the residual stream, which come last: all parts read the layer's input.
     sums: Vec<Emit>,
 }
@@ -183,6 +185,7 @@ impl<'a> Lowering<'a> {
         };
         let mut first_tensor = first_tensor;
         let mut published = Vec::new();
+        let mut stream = 1.0;
         for (layer, layer_spec) in spec.layers.iter().enumerate() {
             let mut lowering = Lowering {
                 file,
@@ -198,6 +201,7 @@ impl<'a> Lowering<'a> {
                 pre_norm: None,
                 post_norm: None,
                 multiplier: 1.0,
+                stream: &mut stream,
                 sums: Vec::new(),
             };
             if let Some(mixer) = &layer_spec.mixer {
@@ -213,6 +217,7 @@ impl<'a> Lowering<'a> {
             first_tensor += layer_spec.state().len();
             program.layer_ends.push(program.ops.len());
         }
+        program.logits.norm = program.logits.norm.of_divided(stream);
         Ok(program)
     }
 
@@ -228,7 +233,25 @@ impl<'a> Lowering<'a> {
         };
         self.pre_norm = named(sublayer.pre_norm, pre)?;
         self.post_norm = named(sublayer.post_norm, post)?;
-        self.multiplier = sublayer.multiplier;
+        let stream = *self.stream;
+        if self.pre_norm.is_none() && stream != 1.0 {
+            return Err(Error::Config {
+                file: self.file.into(),
+                key: format!("layers[{}]", self.layer),
+                found: "no norm in front, behind a layer with a multiplied normed residual".into(),
+                expected: "a norm in front".into(),
+            });
+        }
+        self.pre_norm = self.pre_norm.take().map(|norm| norm.of_divided(stream));
+        if let Some(residual) = sublayer.normed_residual {
+            self.program.ops.extend(
+                self.pre_norm
+                    .take()
+                    .map(|norm| Box::new(Renew { norm }) as Box<dyn Op>),
+            );
+            *self.stream = residual;
+        }
+        self.multiplier = sublayer.multiplier / *self.stream;
         Ok(())
     }
 
@@ -541,6 +564,19 @@ impl<'a> Lowering<'a> {
         Ok((linear, norm))
     }
 
+    /// What multiplies this sublayer's output, which no norm may follow.
+    pub(crate) fn plain_multiplier(&self) -> Result<f32> {
+        match self.post_norm {
+            None => Ok(self.multiplier),
+            Some(_) => Err(Error::Config {
+                file: self.file.into(),
+                key: format!("layers[{}]", self.layer),
+                found: "a norm behind a mixture of experts".into(),
+                expected: "none".into(),
+            }),
+        }
+    }
+
     /// Ends the sublayer: `finish` normalises and gates its output, the matrix `name` takes it back to the residual
     /// stream.
     pub fn emit(&mut self, input: View, finish: Vec<OutputOp>, name: &str) -> Result<()> {
@@ -565,7 +601,8 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    fn wide_inputs(&mut self, width: usize) {
+    /// Makes room for inputs of products of this width.
+    pub(crate) fn wide_inputs(&mut self, width: usize) {
         self.program.widths[INPUTS] = self.program.widths[INPUTS].max(width);
     }
 }

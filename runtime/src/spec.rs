@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
-use crate::feed_forward::{self, FeedForward, MlpSpec};
+use crate::feed_forward::{FeedForward, MlpSpec};
 use crate::mixers::{self, Mixer, Retained};
 use crate::state::StateTensor;
 
@@ -84,6 +84,10 @@ pub struct Sublayer {
     pub post_norm: bool,
     /// Multiplies what is added.
     pub multiplier: f32,
+    /// What multiplies the normed input where that takes the residual stream's place: `x = normed_residual n + multiplier f(n)`
+    /// with `n = pre(x)`; none: the stream stays.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub normed_residual: Option<f32>,
 }
 
 impl Default for Sublayer {
@@ -92,6 +96,7 @@ impl Default for Sublayer {
             pre_norm: true,
             post_norm: false,
             multiplier: 1.0,
+            normed_residual: None,
         }
     }
 }
@@ -152,8 +157,7 @@ impl LayerSpec {
             }
         }
         if let Some(ffn) = &self.ffn {
-            let (key, numbers) = ffn.to_json();
-            object.insert(key.into(), numbers);
+            object.insert(ffn.kind().into(), ffn.to_json());
         }
         for (key, sublayer) in [
             (MIXER_SUBLAYER, self.mixer_sublayer),
@@ -214,10 +218,17 @@ impl LayerSpec {
                 let found = format!("multiplier {}", sublayer.multiplier);
                 return Err(wrong(&format!(".{key}"), found, "a finite number"));
             }
+            let fits = |&x: &f32| x.is_finite() && x > 0.0 && sublayer.pre_norm;
+            if let Some(x) = sublayer.normed_residual.filter(|x| !fits(x)) {
+                let expected = "a number above zero, and a norm in front";
+                let found = format!("normed_residual {x}");
+                return Err(wrong(&format!(".{key}"), found, expected));
+            }
         }
         if let Some(ffn) = &self.ffn {
             let checked = ffn.check();
-            checked.map_err(|reason| feed_forward::mismatch(file, index, reason))?;
+            let part = format!(" ({})", ffn.kind());
+            checked.map_err(|reason| wrong(&part, reason.found, &reason.expected))?;
         }
         let Some(mixer) = &self.mixer else {
             return Ok(());

@@ -120,6 +120,10 @@ pub const PRESETS: &[Preset] = &[
     file("qwen3.5-2b", include_str!("../presets/qwen3.5-2b.json")),
     file("qwen3.5-4b", include_str!("../presets/qwen3.5-4b.json")),
     file("qwen3.5-9b", include_str!("../presets/qwen3.5-9b.json")),
+    file(
+        "qwen3.5-moe-3b",
+        include_str!("../presets/qwen3.5-moe-3b.json"),
+    ),
     file("lfm2-350m", include_str!("../presets/lfm2-350m.json")),
     file("lfm2-1.2b", include_str!("../presets/lfm2-1.2b.json")),
     file("rwkv7-0.4b", include_str!("../presets/rwkv7-0.4b.json")),
@@ -161,6 +165,10 @@ pub const PRESETS: &[Preset] = &[
         include_str!("../presets/hax-mamba2-tiny.json"),
     ),
     file("qwen3.5-tiny", include_str!("../presets/qwen3.5-tiny.json")),
+    file(
+        "qwen3.5-moe-tiny",
+        include_str!("../presets/qwen3.5-moe-tiny.json"),
+    ),
     file("lfm2-tiny", include_str!("../presets/lfm2-tiny.json")),
     file("rwkv7-tiny", include_str!("../presets/rwkv7-tiny.json")),
 ];

@@ -158,7 +158,7 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
                 .copy_from_slice(&bytes[from..]);
         }
         for t in 0..T {
-            x[t] = product.x.padded_row(token + t).values.as_ptr();
+            x[t] = product.input(token + t).values.as_ptr();
         }
         let mut sum = [[_mm256_setzero_ps(); T]; R];
         for step in 0..product.cols.div_ceil(STEP) {
@@ -219,7 +219,7 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
             bytemuck::bytes_of_mut(&mut last[r])[..rest.len()].copy_from_slice(rest);
         }
         for t in 0..T {
-            let x = product.x.padded_row(token + t);
+            let x = product.input(token + t);
             (codes[t], scales[t]) = (x.codes.as_ptr(), x.scales.as_ptr());
             (sums[t], half_sums[t]) = (x.sums.as_ptr(), x.half_sums.as_ptr());
         }

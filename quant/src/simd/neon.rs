@@ -136,7 +136,7 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
                 .copy_from_slice(&bytes[from..]);
         }
         for t in 0..T {
-            x[t] = product.x.padded_row(token + t).values.as_ptr();
+            x[t] = product.input(token + t).values.as_ptr();
         }
         // SAFETY: NEON is part of the architecture.
         let mut sum = [[unsafe { vdupq_n_f32(0.0) }; T]; R];
@@ -181,9 +181,9 @@ impl<B: Integer, const DOTPROD: bool> kernel::Tile for IntegerTile<B, DOTPROD> {
             let bytes = &product.weights[(row + r) * product.row_bytes..][..product.row_bytes];
             weights[r] = bytemuck::cast_slice(bytes);
         }
-        let mut x = [product.x.padded_row(token); T];
+        let mut x = [product.input(token); T];
         for t in 1..T {
-            x[t] = product.x.padded_row(token + t);
+            x[t] = product.input(token + t);
         }
         // SAFETY: NEON is part of the architecture.
         let (zero, mut sum) = unsafe { (vdupq_n_s32(0), [[vdupq_n_f32(0.0); T]; R]) };

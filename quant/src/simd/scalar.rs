@@ -18,7 +18,7 @@ impl<B: Dot> kernel::Tile for Tile<B> {
         for r in row..row + R {
             let weights = &product.weights[r * product.row_bytes..][..product.row_bytes];
             for t in token..token + T {
-                let dot = B::dot(weights, product.x.padded_row(t));
+                let dot = B::dot(weights, product.input(t));
                 // SAFETY: (t, r) is within the tile that the caller vouches for.
                 unsafe { product.out.add(t * product.out_stride + r).write(dot) };
             }

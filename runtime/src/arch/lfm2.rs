@@ -45,7 +45,7 @@ pub(super) fn tensor_name(name: &str) -> String {
     }
 }
 
-fn spec(config: &Config) -> Result<ModelSpec> {
+pub(super) fn spec(config: &Config) -> Result<ModelSpec> {
     let hidden = config.usize("hidden_size")?;
     let norm_eps = config.f32_or("norm_eps", 1e-5)?;
     let attention = Attention {

@@ -2,6 +2,7 @@
 //! file per family of configurations; one for the GGUF files that llama.cpp has of the same models.
 
 mod config;
+mod experts;
 mod fla;
 mod fla_linear;
 mod fla_memories;
@@ -9,13 +10,16 @@ mod fla_slots;
 #[cfg(test)]
 mod flag_tests;
 mod hugging_face;
+mod jamba;
 mod lfm2;
+mod lfm2_moe;
 pub(crate) mod llama_cpp;
 mod llama_cpp_splits;
 pub(crate) mod llama_cpp_vocab;
 #[cfg(test)]
 mod llama_cpp_vocab_tests;
 mod mamba;
+mod minimax;
 mod qwen3_next;
 mod rwkv;
 mod sse;
@@ -45,9 +49,12 @@ struct Family {
 const FAMILIES: &[Family] = &[
     fla::FAMILY,
     hugging_face::FAMILY,
+    jamba::FAMILY,
     lfm2::FAMILY,
+    lfm2_moe::FAMILY,
     mamba::FAMILY,
     mamba::SAMBA,
+    minimax::FAMILY,
     qwen3_next::FAMILY,
     qwen3_next::WITH_IMAGES,
     rwkv::FAMILY,

@@ -1,32 +1,35 @@
 //! Qwen3-Next and the text models of Qwen3.5, as transformers saves them: Gated DeltaNet layers with one convolution
-//! over q, k and v side by side, and attention with an output gate inside its query projection. Norms are stored as
-//! their distance from one, but for the gated norm of Gated DeltaNet.
+//! over q, k and v side by side, and attention with an output gate inside its query projection, with or without
+//! mixtures of experts. Norms are stored as their distance from one, but for the gated norm of Gated DeltaNet.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use waterline_quant::Tensor;
 
+use super::experts::{ExpertNames, layer_part};
 use super::hugging_face::{attention, layer_type, mlp, model, norm_eps, tensor_name};
 use super::tensors::{one_plus, rows, rows_of_groups};
 use super::{Config, Family};
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::experts::{ExpertsSpec, SharedSpec};
+use crate::feed_forward::FeedForward;
 use crate::mixers::{Attention, GatedDeltaNet, Mixer};
-use crate::ops::Activation;
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::ops::{Activation, Router};
+use crate::spec::{LayerSpec, ModelSpec, WeightSpec};
 
 pub(super) const FAMILY: Family = Family {
-    model_types: &["qwen3_next", "qwen3_5_text"],
+    model_types: &["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"],
     spec,
     tensor: |config, weights, weight| {
         let read = |name: &str| Ok(weights.tensor(name)?);
-        tensor(config, &read, &weight.name)
+        tensor(config, &read, weight)
     },
 };
 
 /// The language model of one that also reads images.
 pub(super) const WITH_IMAGES: Family = Family {
-    model_types: &["qwen3_5"],
+    model_types: &["qwen3_5", "qwen3_5_moe"],
     spec: |config| {
         let text = text_config(config)?;
         let tied = text.bool_or("tie_word_embeddings", false)?;
@@ -38,7 +41,7 @@ pub(super) const WITH_IMAGES: Family = Family {
     tensor: |config, weights, weight| {
         let nested = |name: &str| name.replacen("model.", "model.language_model.", 1);
         let read = |name: &str| Ok(weights.tensor(&nested(name))?);
-        tensor(&text_config(config)?, &read, &weight.name)
+        tensor(&text_config(config)?, &read, weight)
     },
 };
 
@@ -51,17 +54,22 @@ fn text_config(config: &Config) -> Result<Config> {
 type Read<'a> = &'a dyn Fn(&str) -> Result<Tensor>;
 
 fn spec(config: &Config) -> Result<ModelSpec> {
-    let mlp = mlp(config)?;
     let attention = gated_attention(config)?;
     let delta = gated_deltanet(config)?;
     let layers = (0..config.layers()?)
         .map(|layer| {
-            refuse_experts(config, layer)?;
             let mixer: Arc<dyn Mixer> = match is_attention(config, layer)? {
                 true => Arc::new(attention.clone()),
                 false => Arc::new(delta.clone()),
             };
-            Ok(LayerSpec::of(mixer, Some(mlp)))
+            Ok(LayerSpec {
+                mixer: Some(mixer),
+                ffn: Some(match has_experts(config, layer)? {
+                    true => FeedForward::Experts(experts(config)?),
+                    false => FeedForward::Dense(mlp(config)?),
+                }),
+                ..LayerSpec::default()
+            })
         })
         .collect::<Result<_>>()?;
     model(config, layers)
@@ -79,10 +87,11 @@ fn is_attention(config: &Config, layer: usize) -> Result<bool> {
     }
 }
 
-/// Qwen3-Next has layers with a mixture of experts, unless the configuration lists them as plain.
-fn refuse_experts(config: &Config, layer: usize) -> Result<()> {
-    if config.string("model_type")? != "qwen3_next" {
-        return Ok(());
+/// Whether a layer has a mixture of experts: in Qwen3-Next not those that the configuration lists as plain.
+fn has_experts(config: &Config, layer: usize) -> Result<bool> {
+    match config.string("model_type")? {
+        "qwen3_next" => (),
+        model_type => return Ok(model_type == "qwen3_5_moe_text"),
     }
     let plain = match config.object().get("mlp_only_layers") {
         None | Some(serde_json::Value::Null) => false,
@@ -90,13 +99,24 @@ fn refuse_experts(config: &Config, layer: usize) -> Result<()> {
     };
     let step = config.usize_or("decoder_sparse_step", 1)?;
     let sparse = config.usize_or("num_experts", 512)? > 0 && (layer + 1).is_multiple_of(step);
-    if sparse && !plain {
-        return Err(Error::Unsupported {
-            file: config.file().into(),
-            what: format!("layer {layer} has a mixture of experts; known are dense layers"),
-        });
-    }
-    Ok(())
+    Ok(sparse && !plain)
+}
+
+fn experts(config: &Config) -> Result<ExpertsSpec> {
+    config.one_of("hidden_act", (), &[("silu", ()), ("swish", ())])?;
+    let next = config.string("model_type")? == "qwen3_next";
+    let (experts, chosen) = if next { (512, 10) } else { (256, 8) };
+    Ok(ExpertsSpec {
+        experts: config.usize_or("num_experts", experts)?,
+        chosen: config.usize_or("num_experts_per_tok", chosen)?,
+        intermediate: config.usize_or("moe_intermediate_size", 512)?,
+        router: Router::softmax(!next || config.bool_or("norm_topk_prob", true)?),
+        shared: Some(SharedSpec {
+            intermediate: config.usize_or("shared_expert_intermediate_size", 512)?,
+            gate: true,
+        }),
+        ..ExpertsSpec::default()
+    })
 }
 
 fn gated_attention(config: &Config) -> Result<Attention> {
@@ -126,7 +146,14 @@ fn gated_deltanet(config: &Config) -> Result<GatedDeltaNet> {
     })
 }
 
-fn tensor(config: &Config, read: Read, name: &str) -> Result<Tensor> {
+fn tensor(config: &Config, read: Read, weight: &WeightSpec) -> Result<Tensor> {
+    let name = weight.name.as_str();
+    if let Some((layer, part)) = layer_part(name) {
+        let of_layer = |name: &str| read(&format!("model.layers.{layer}.{name}"));
+        if let Some(tensor) = ExpertNames::USUAL.tensor(weight, part, &of_layer) {
+            return tensor;
+        }
+    }
     let Some((layer, part)) = mixer_part(name) else {
         let tensor = read(&tensor_name(name, ""))?;
         return match name.ends_with("norm.weight") {

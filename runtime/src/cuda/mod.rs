@@ -15,6 +15,8 @@ mod driver;
 #[cfg(feature = "emulator")]
 mod emulator;
 mod engine;
+#[cfg(test)]
+mod experts_tests;
 mod gpu;
 mod launches;
 mod layout;
@@ -69,7 +71,7 @@ use launches::{Form, Queued};
 use once_cell::sync::OnceCell;
 pub(crate) use passed::Recurrence;
 pub(crate) use persistent::PhaseOps;
-pub(crate) use products::{Factor, GatedUnit, format_of};
+pub(crate) use products::{Factor, GatedUnit, format_of, shared_bytes};
 pub(crate) use sample::Sampling;
 use source::Source;
 use weights::Weights;

@@ -16,13 +16,15 @@ use crate::cpu::{Buffers, Frame, Pool};
 use crate::ops::Op;
 use crate::state::{Arena, Kv, StateDtype, StatePlan};
 
-/// An op with inputs, whose outputs are buffer 1.
+/// An op with inputs, whose outputs are one of its buffers.
 pub(super) struct Comparison<'a> {
     pub device: &'a Arc<Device>,
     pub op: &'a dyn Op,
     pub plan: &'a Arc<StatePlan>,
-    /// Widths of the buffers.
-    pub widths: [usize; 3],
+    /// Widths of the buffers, three or more.
+    pub widths: &'a [usize],
+    /// The buffer of its outputs.
+    pub output: usize,
     pub kv: Kv,
     /// Whether the op is read as the phases of a persistent program, token by token.
     pub persistent: bool,
@@ -37,11 +39,12 @@ impl Comparison<'_> {
         let (widths, plan, op) = (self.widths, self.plan, self.op);
         let driver = self.device.driver();
         let tokens: usize = chunks.iter().sum();
-        let inputs = [0, 1, 2].map(|buffer| {
+        let made = (0..widths.len()).map(|buffer| {
             let mut values = vec![0.0; widths[buffer] * tokens];
             fill(buffer, &mut values);
             values
         });
+        let inputs: Vec<Vec<f32>> = made.collect();
         let most = chunks.iter().copied().max().expect("chunks");
         let blocks = driver.resident_blocks().ok();
         if self.persistent && blocks.is_none() {
@@ -50,7 +53,9 @@ impl Comparison<'_> {
         }
         let queue = Arc::clone(driver).queue().expect("a queue");
         let memory = |bytes: usize| Memory::new(driver, bytes).expect("memory");
-        let buffers = widths.map(|width| memory(width * most * size_of::<f32>()));
+        let rooms = widths.iter();
+        let rooms = rooms.map(|width| memory(width * most * size_of::<f32>()));
+        let buffers: Vec<Memory> = rooms.collect();
         let state = memory(plan.bytes);
         queue.clear(state.address(), plan.bytes).expect("zeros");
         let weights = Weights::new(Arc::clone(driver));
@@ -110,8 +115,9 @@ impl Comparison<'_> {
         let room = Mutex::new(vec![f32::NAN; op.scratch(most)]);
         let mut common = vec![f32::NAN; op.common(1)];
         let mut arena = Arena::new(Arc::clone(plan)).expect("memory");
-        let mut rounded = Activations::new(most, widths[0]).expect("memory");
-        let mut cpu = Buffers::new(&widths, most).expect("memory");
+        let widest = widths.iter().copied().max().unwrap_or(1);
+        let mut rounded = Activations::new(most, widest).expect("memory");
+        let mut cpu = Buffers::new(widths, most).expect("memory");
         let mut position = 0;
         for &chunk in chunks {
             queue
@@ -139,13 +145,13 @@ impl Comparison<'_> {
                 tokens: &vec![0; chunk],
                 position: position as u64,
             });
-            let width = widths[1];
+            let width = widths[self.output];
             let mut found = vec![0.0f32; chunk * width];
-            let place = buffers[1].address();
+            let place = buffers[self.output].address();
             queue
                 .read(place, bytemuck::cast_slice_mut(&mut found))
                 .expect("a copy");
-            for (i, (found, expected)) in found.iter().zip(cpu.get(1)).enumerate() {
+            for (i, (found, expected)) in found.iter().zip(cpu.get(self.output)).enumerate() {
                 let (t, column) = (position + i / width, i % width);
                 assert!(
                     (found - expected).abs() < self.tolerance,

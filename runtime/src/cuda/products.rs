@@ -242,7 +242,7 @@ const FEW_ROWS: usize = 64;
 const TILE: usize = 64;
 
 /// Shared memory of a block that multiplies one token: the input, and the same in 8 bits.
-pub(super) fn shared_bytes(cols: usize) -> usize {
+pub(crate) fn shared_bytes(cols: usize) -> usize {
     cols.next_multiple_of(32) * 5 + cols.div_ceil(32) * 8
 }
 
@@ -444,7 +444,7 @@ impl Launches<'_> {
     }
 
     /// Rows that a block takes of a matrix where each token is on its own.
-    pub(super) fn block_rows(&self) -> usize {
+    pub fn block_rows(&self) -> usize {
         self.gather_threads() / 32 * WARP_ROWS
     }
 

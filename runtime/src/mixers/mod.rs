@@ -16,6 +16,7 @@ mod hax;
 mod head_gates;
 mod hgrn2;
 mod kda;
+mod lightning_attention;
 mod linear_attention;
 mod lte;
 mod mamba;
@@ -50,6 +51,7 @@ pub use hax::{Hax, Source};
 pub use head_gates::HeadGateInput;
 pub use hgrn2::Hgrn2;
 pub use kda::Kda;
+pub use lightning_attention::LightningAttention;
 pub use linear_attention::LinearAttention;
 pub use lte::{Lte, RouterScope, ScoreMap};
 pub use mamba::Mamba;
@@ -157,6 +159,7 @@ const MIXERS: &[(&str, Read)] = &[
     (gsa::KIND, read_as::<Gsa>),
     (hgrn2::KIND, read_as::<Hgrn2>),
     (kda::KIND, read_as::<Kda>),
+    (lightning_attention::KIND, read_as::<LightningAttention>),
     (lte::KIND, read_as::<Lte>),
     (
         native_sparse_attention::KIND,

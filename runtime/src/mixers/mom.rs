@@ -24,7 +24,7 @@ use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
 use crate::ops::{
     Activation, ChosenLane, Conv, ConvChosen, Decay, Gate, Key, Lane, Map, OutputOp, Partitions,
-    Prepare, Recur, Route, Write,
+    Prepare, Recur, Route, Router, Write,
 };
 use crate::program::{Lowering, Vector, View};
 use crate::spec::WeightSpec;
@@ -225,7 +225,8 @@ impl Mixer for Mom {
         let route = layer.buffer(2 * self.chosen);
         layer.push(Route {
             logits,
-            normalize: true,
+            router: Router::softmax(true),
+            bias: None,
             out: route,
         });
         let inputs = |views: &[View]| Inputs {

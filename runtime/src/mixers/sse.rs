@@ -23,7 +23,8 @@ use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
 use crate::ops::{
-    Activation, Decay, Gate, Key, Lane, Map, OutputOp, Partitions, Prepare, Recur, Route, Write,
+    Activation, Decay, Gate, Key, Lane, Map, OutputOp, Partitions, Prepare, Recur, Route, Router,
+    Write,
 };
 use crate::program::{Lowering, View};
 use crate::spec::WeightSpec;
@@ -375,7 +376,8 @@ impl Mixer for Sse {
         let route = layer.buffer(2 * self.writers.max(self.readers));
         layer.push(Route {
             logits,
-            normalize: false,
+            router: Router::softmax(false),
+            bias: None,
             out: route,
         });
 

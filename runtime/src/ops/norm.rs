@@ -37,6 +37,14 @@ impl Norm {
         }
     }
 
+    /// The norm of `factor x`, to be applied to x: its epsilon alone differs.
+    pub(crate) fn of_divided(self, factor: f32) -> Self {
+        Norm {
+            eps: self.eps / (factor * factor),
+            ..self
+        }
+    }
+
     /// Writes the normed `x` to `out`.
     #[inline(always)]
     pub(crate) fn apply(&self, x: &[f32], out: &mut [f32]) {

@@ -53,6 +53,7 @@ pub(super) struct Rig<'a> {
     widths: &'a [usize],
     arena: Arena,
     pool: Pool,
+    working: &'a [usize],
 }
 
 impl<'a> Rig<'a> {
@@ -63,7 +64,14 @@ impl<'a> Rig<'a> {
             widths,
             arena: Arena::new(Arc::new(plan(slots))).expect("memory"),
             pool: Pool::new(2).expect("threads"),
+            working: &[],
         }
+    }
+
+    /// The same with these buffers as working memory, which an op uses without naming it.
+    pub fn working(mut self, buffers: &'a [usize]) -> Self {
+        self.working = buffers;
+        self
     }
 
     /// The same with another number of threads than two.
@@ -107,7 +115,7 @@ impl<'a> Rig<'a> {
                 tokens: &vec![0; chunk],
                 position: position as u64,
             };
-            run_named(self.op, &mut frame, &[]).expect("an op that names what it touches");
+            run_named(self.op, &mut frame, self.working).expect("an op that names what it touches");
             for t in 0..chunk {
                 let row = t * out.stride + out.start;
                 outputs.extend_from_slice(&buffers.get(out.buffer)[row..row + out.width]);

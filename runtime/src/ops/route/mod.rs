@@ -1,38 +1,131 @@
-//! A router: which few of many partitions a token uses, and how much.
+//! A router: which few of many partitions, or experts, a token uses, and how much.
+
+mod launch;
+
+use serde::{Deserialize, Serialize};
 
 use super::softmax::softmax;
-use super::{Access, DeviceOp, Op};
+use super::{Access, Op};
 use crate::cpu::{Frame, simd};
-use crate::cuda::{Call, Grid, Launches, Parameter};
-use crate::error::Result;
-use crate::program::View;
+use crate::program::{Vector, View};
+use crate::validate::Rules;
 
-/// Softmax over all partitions, of which the largest are chosen; the lower partition wins a tie.
+/// What makes scores of a router's logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scoring {
+    /// Softmax over all of them. Divided by the sum of the chosen it is softmax over the chosen logits.
+    Softmax,
+    /// `1 / (1 + e^-x)` of each.
+    Sigmoid,
+}
+
+/// The choice of groups of neighbours before that of their members (DeepSeek-V3, arXiv 2412.19437).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Groups {
+    /// Groups, of equal size, of which each has two members or more.
+    pub count: usize,
+    /// Groups that are kept: those whose two best members have the largest sums.
+    pub kept: usize,
+}
+
+impl Groups {
+    /// The most groups that a GPU's warp compares.
+    pub const MOST: usize = 32;
+}
+
+/// How logits become a choice.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Router {
+    /// The scores.
+    pub scoring: Scoring,
+    /// Whether the weights of the chosen are divided by their sum, and what is added to it.
+    pub normalize: Option<f32>,
+    /// Multiplies the weights at the end.
+    pub scale: f32,
+    /// Whether groups are chosen first.
+    pub groups: Option<Groups>,
+}
+
+impl Router {
+    /// Softmax over all; the weights of the chosen sum to one if wanted.
+    pub fn softmax(normalize: bool) -> Self {
+        Router {
+            scoring: Scoring::Softmax,
+            normalize: normalize.then_some(0.0),
+            scale: 1.0,
+            groups: None,
+        }
+    }
+}
+
+/// Chooses the largest of `score + bias`; the lower number wins a tie. A weight is the score without the bias.
 pub struct Route {
     /// One value for each partition. The op overwrites them.
     pub logits: View,
-    /// Whether the weights of the chosen are divided by their sum.
-    pub normalize: bool,
-    /// The numbers of the chosen partitions, the largest weight first, then their weights: `[2, chosen]`.
+    /// How they become a choice.
+    pub router: Router,
+    /// Added to the scores for the choice only.
+    pub bias: Option<Vector>,
+    /// The numbers of the chosen partitions, the largest first, then their weights: `[2, chosen]`.
     pub out: View,
 }
 
 impl Route {
     #[inline(always)]
-    fn choose(&self, weights: &mut [f32], out: &mut [f32]) {
+    fn choose(&self, scores: &mut [f32], out: &mut [f32]) {
+        match self.router.scoring {
+            Scoring::Softmax => softmax(scores),
+            Scoring::Sigmoid => scores.iter_mut().for_each(|x| *x = simd::sigmoid(*x)),
+        }
+        let bias = |i: usize| self.bias.as_ref().map_or(0.0, |bias| bias[i]);
+        if let Some(groups) = self.router.groups {
+            drop_groups(scores, groups, bias);
+        }
         let (numbers, chosen) = out.split_at_mut(self.out.width / 2);
         for (number, weight) in numbers.iter_mut().zip(chosen.iter_mut()) {
             let mut best = 0;
-            for (i, x) in weights.iter().enumerate() {
-                if *x > weights[best] {
+            for (i, x) in scores.iter().enumerate() {
+                if x + bias(i) > scores[best] + bias(best) {
                     best = i;
                 }
             }
-            (*number, *weight) = (best as f32, weights[best]);
-            weights[best] = -1.0;
+            (*number, *weight) = (best as f32, scores[best]);
+            scores[best] = f32::NEG_INFINITY;
         }
-        if self.normalize {
-            simd::scale(1.0 / chosen.iter().sum::<f32>(), chosen);
+        if let Some(more) = self.router.normalize {
+            simd::scale(1.0 / (chosen.iter().sum::<f32>() + more), chosen);
+        }
+        if self.router.scale != 1.0 {
+            simd::scale(self.router.scale, chosen);
+        }
+    }
+}
+
+/// Leaves no chance to the members of all but the best groups.
+#[inline(always)]
+fn drop_groups(scores: &mut [f32], groups: Groups, bias: impl Fn(usize) -> f32) {
+    let size = scores.len() / groups.count;
+    let mut sums = [0.0f32; Groups::MOST];
+    for (group, sum) in sums[..groups.count].iter_mut().enumerate() {
+        let mut best = [f32::NEG_INFINITY; 2];
+        for i in group * size..(group + 1) * size {
+            let x = scores[i] + bias(i);
+            if x > best[0] {
+                best = [x, best[0]];
+            } else if x > best[1] {
+                best[1] = x;
+            }
+        }
+        *sum = best[0] + best[1];
+    }
+    for (group, &sum) in sums[..groups.count].iter().enumerate() {
+        let before = |(other, &x): (usize, &f32)| x > sum || (x == sum && other < group);
+        let better = sums[..groups.count].iter().enumerate();
+        if better.filter(|&other| before(other)).count() >= groups.kept {
+            scores[group * size..(group + 1) * size].fill(f32::NEG_INFINITY);
         }
     }
 }
@@ -46,10 +139,9 @@ impl Op for Route {
             #[inline(always)]
             || {
                 for t in 0..frame.tokens.len() {
-                    let weights = &mut logits[t * width + self.logits.start..][..self.logits.width];
-                    softmax(weights);
+                    let scores = &mut logits[t * width + self.logits.start..][..self.logits.width];
                     let out = &mut out[t * stride + self.out.start..][..self.out.width];
-                    self.choose(weights, out);
+                    self.choose(scores, out);
                 }
             },
         );
@@ -59,27 +151,11 @@ impl Op for Route {
     fn access(&self) -> Access {
         Access::default().updates([self.logits]).writes([self.out])
     }
-}
 
-impl DeviceOp for Route {
-    fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let (partitions, chosen) = (self.logits.width, self.out.width / 2);
-        let warps = 4;
-        launches.push(Call {
-            source: include_str!("route.cu"),
-            kernel: format!("route<{partitions}, {chosen}, {}>", self.normalize),
-            grid: Grid::EachTile(1, warps),
-            threads: 32 * warps,
-            shared: 0,
-            parameters: vec![
-                launches.view(self.logits),
-                launches.view(self.out),
-                Parameter::tokens(),
-            ],
-        });
-        let [logits, out] = [self.logits, self.out].map(|view| launches.rows(view).bytes());
-        launches.touches(&[], &[logits, out]);
-        Ok(())
+    fn check(&self, rules: &mut Rules) {
+        let groups = self.router.groups.map_or(1, |groups| groups.count);
+        rules.multiple("logits", self.logits, groups);
+        rules.multiple("out", self.out, 2);
     }
 }
 
@@ -99,6 +175,11 @@ impl<'a> Chosen<'a> {
             stride: view.stride,
             chosen: view.width / 2,
         }
+    }
+
+    /// Partitions that a token chose.
+    pub fn count(&self) -> usize {
+        self.chosen
     }
 
     /// The partition with the largest weight but `rank` for token t.
@@ -125,11 +206,12 @@ mod tests {
     use super::super::rig::Rig;
     use super::*;
 
-    fn chosen(logits: &[f32], chosen: usize, normalize: bool) -> Vec<f32> {
+    fn route(logits: &[f32], chosen: usize, router: Router, bias: Option<&[f32]>) -> Vec<f32> {
         let out = View::whole(1, 2 * chosen);
         let op = Route {
             logits: View::whole(0, logits.len()),
-            normalize,
+            router,
+            bias: bias.map(Into::into),
             out,
         };
         let widths = [logits.len(), out.width];
@@ -139,6 +221,14 @@ mod tests {
             }
         };
         Rig::new(&op, &widths, &[]).read(&[1], fill, out).0
+    }
+
+    fn chosen(logits: &[f32], chosen: usize, normalize: bool) -> Vec<f32> {
+        route(logits, chosen, Router::softmax(normalize), None)
+    }
+
+    fn logit(score: f32) -> f32 {
+        (score / (1.0 - score)).ln()
     }
 
     #[test]
@@ -163,5 +253,39 @@ mod tests {
     #[test]
     fn vanishing_weights_are_still_chosen() {
         assert_eq!(chosen(&[0.0, 500.0, -1.0], 3, false)[..3], [1.0, 0.0, 2.0]);
+    }
+
+    #[test]
+    fn a_bias_changes_the_choice_and_not_the_weights() {
+        let logits = [0.2, 0.4, 0.5, 0.6].map(logit);
+        let router = Router {
+            scoring: Scoring::Sigmoid,
+            normalize: Some(0.2),
+            scale: 3.0,
+            groups: None,
+        };
+        let found = route(&logits, 2, router, Some(&[0.9, 0.3, 0.0, 0.0]));
+        assert_eq!(found[..2], [0.0, 1.0]);
+        for (weight, expected) in found[2..].iter().zip([0.2, 0.4]) {
+            assert!((weight - 3.0 * expected / 0.8).abs() < 1e-5, "{weight}");
+        }
+    }
+
+    #[test]
+    fn groups_compete_with_the_sums_of_their_two_best() {
+        // The best of all stands in a group whose second is poor. Of two equal groups the first one stays.
+        let logits = [0.9, 0.1, 0.1, 0.6, 0.5, 0.4, 0.6, 0.5, 0.1].map(logit);
+        let router = Router {
+            scoring: Scoring::Sigmoid,
+            normalize: None,
+            scale: 1.0,
+            groups: Some(Groups { count: 3, kept: 1 }),
+        };
+        assert_eq!(route(&logits, 3, router, None)[..3], [3.0, 4.0, 5.0]);
+        let two = Router {
+            groups: Some(Groups { count: 3, kept: 2 }),
+            ..router
+        };
+        assert_eq!(route(&logits, 3, two, None)[..3], [3.0, 6.0, 4.0]);
     }
 }

@@ -1,31 +1,71 @@
 // The choice of partitions: a warp takes a token.
 
-template <int partitions, int chosen, bool normalize>
-__device__ void route(Rows logits, Rows out, int tokens) {
+enum { SCORE_SOFTMAX, SCORE_SIGMOID };
+
+// Leaves no chance to the members of all but the best groups. A lane compares its group with the others.
+template <int partitions, int groups, int kept>
+__device__ void drop_groups(float* scores, const float* bias) {
+  constexpr int size = partitions / groups;
+  int group = lane_index();
+  float best = -infinity, second = -infinity;
+  if (group < groups) {
+    for (int i = group * size; i < (group + 1) * size; i++) {
+      float x = scores[i] + (bias ? bias[i] : 0.0f);
+      if (x > best) {
+        second = best, best = x;
+      } else if (x > second) {
+        second = x;
+      }
+    }
+  }
+  float sum = best + second;
+  int better = 0;
+  for (int other = 0; other < groups; other++) {
+    float x = __shfl_sync(all_lanes, sum, other);
+    better += x > sum || (x == sum && other < group);
+  }
+  if (group < groups && better >= kept) {
+    for (int i = group * size; i < (group + 1) * size; i++) scores[i] = -infinity;
+  }
+  __syncwarp();
+}
+
+template <int partitions, int chosen, int scoring, bool normalize, int groups, int kept>
+__device__ void route(Rows logits, const float* bias, float more, float scale, Rows out, int tokens) {
   int t = blockIdx.y * (blockDim.x / 32) + warp_index();
   if (t >= tokens) return;
-  float* weights = logits.token(t);
+  float* scores = logits.token(t);
   float* row = out.token(t);
-  warp_softmax(weights, partitions);
+  if constexpr (scoring == SCORE_SOFTMAX) {
+    warp_softmax(scores, partitions);
+  } else {
+    for (int i = lane_index(); i < partitions; i += 32) scores[i] = sigmoid(scores[i]);
+  }
+  if constexpr (groups > 1) {
+    __syncwarp();
+    drop_groups<partitions, groups, kept>(scores, bias);
+  }
   float sum = 0.0f;
   for (int rank = 0; rank < chosen; rank++) {
-    float largest = -infinity;
+    float largest = -infinity, weight = 0.0f;
     int best = 0;
+    // A thread reads and writes the same partitions.
     for (int i = lane_index(); i < partitions; i += 32) {
-      if (weights[i] > largest) largest = weights[i], best = i;
+      float x = scores[i] + (bias ? bias[i] : 0.0f);
+      if (x > largest) largest = x, weight = scores[i], best = i;
     }
     // The lower partition wins a tie.
     for (int distance = 16; distance > 0; distance /= 2) {
-      float other = __shfl_xor_sync(all_lanes, largest, distance);
+      float other = __shfl_xor_sync(all_lanes, largest, distance), its = __shfl_xor_sync(all_lanes, weight, distance);
       int index = __shfl_xor_sync(all_lanes, best, distance);
-      if (other > largest || (other == largest && index < best)) largest = other, best = index;
+      if (other > largest || (other == largest && index < best)) largest = other, weight = its, best = index;
     }
-    // A thread reads and writes the same partitions.
-    if (best % 32 == lane_index()) weights[best] = -1.0f;
-    if (lane_index() == 0) row[rank] = (float)best, row[chosen + rank] = largest;
-    sum += largest;
+    if (best % 32 == lane_index()) scores[best] = -infinity;
+    if (lane_index() == 0) row[rank] = (float)best, row[chosen + rank] = weight;
+    sum += weight;
   }
-  if (normalize && lane_index() == 0) {
-    for (int rank = 0; rank < chosen; rank++) row[chosen + rank] *= 1.0f / sum;
+  if (lane_index() == 0) {
+    float factor = normalize ? scale / (sum + more) : scale;
+    for (int rank = 0; rank < chosen; rank++) row[chosen + rank] *= factor;
   }
 }

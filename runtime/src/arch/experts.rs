@@ -1,0 +1,114 @@
+//! Where checkpoints keep the tensors of mixtures of experts: one tensor for each expert, or all experts in one.
+
+use waterline_quant::Tensor;
+
+use super::tensors::{rows_of_groups, stacked};
+use crate::error::Result;
+use crate::spec::WeightSpec;
+
+/// Names in a checkpoint, relative to the layer.
+pub(super) struct ExpertNames {
+    /// What all names but the shared expert's begin with.
+    pub block: &'static str,
+    /// The router's matrix.
+    pub router: &'static str,
+    /// What is added to its scores for the choice.
+    pub bias: &'static str,
+    /// The parts of an expert: gate, up and down.
+    pub parts: [&'static str; 3],
+    /// The shared expert.
+    pub shared: &'static str,
+    /// Its parts.
+    pub shared_parts: [&'static str; 3],
+}
+
+const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
+
+impl ExpertNames {
+    /// The most common names.
+    pub const USUAL: ExpertNames = ExpertNames {
+        block: "mlp",
+        router: "gate.weight",
+        bias: "gate.e_score_correction_bias",
+        parts: PROJECTIONS,
+        shared: "mlp.shared_expert",
+        shared_parts: PROJECTIONS,
+    };
+
+    /// Reads one of our tensors, `part` of a layer, if it is a mixture's; `read` reads a tensor of the layer.
+    pub fn tensor(
+        &self,
+        weight: &WeightSpec,
+        part: &str,
+        read: &dyn Fn(&str) -> Result<Tensor>,
+    ) -> Option<Result<Tensor>> {
+        let block = self.block;
+        let named = |name: &str| read(&format!("{block}.{name}"));
+        let shared = |index: usize| {
+            let name = self.shared_parts[index];
+            read(&format!("{}.{name}.weight", self.shared))
+        };
+        Some(match part {
+            "ffn_gate_inp.weight" => named(self.router),
+            "exp_probs_b.bias" => named(self.bias),
+            "ffn_latent_in.weight" => named("fc1_latent_proj.weight"),
+            "ffn_latent_out.weight" => named("fc2_latent_proj.weight"),
+            "ffn_gate_inp_shexp.weight" => named("shared_expert_gate.weight"),
+            "ffn_gate_shexp.weight" => shared(0),
+            "ffn_up_shexp.weight" => shared(1),
+            "ffn_down_shexp.weight" => shared(2),
+            "ffn_gate_exps.weight" => self.experts(weight, 0, &named),
+            "ffn_up_exps.weight" => self.experts(weight, 1, &named),
+            "ffn_down_exps.weight" => self.experts(weight, 2, &named),
+            _ => return None,
+        })
+    }
+
+    /// Part `index` of every expert: `experts.gate_up_proj` `[experts, 2 width, cols]` and `experts.down_proj`, or
+    /// `experts.{e}.{part}.weight`.
+    fn experts(
+        &self,
+        weight: &WeightSpec,
+        index: usize,
+        read: &dyn Fn(&str) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let fused = match index {
+            2 => "experts.down_proj",
+            _ => "experts.gate_up_proj",
+        };
+        if let Ok(fused) = read(fused) {
+            return part_of_fused(&weight.name, fused, index);
+        }
+        let part = self.parts[index];
+        let rows = read(&format!("experts.0.{part}.weight"))?;
+        let rows = rows.shape.first().copied().unwrap_or(0);
+        let count = weight.shape[0] / rows.max(1);
+        let parts = (0..count).map(|expert| read(&format!("experts.{expert}.{part}.weight")));
+        stacked(
+            &weight.name,
+            &parts.collect::<Result<Vec<_>>>()?,
+            &weight.shape,
+        )
+    }
+}
+
+/// The gates (part 0), the matrices beside them (1) of `[experts, 2 width, cols]`, or all of `[experts, rows, cols]` (2), as
+/// rows of one matrix.
+pub(super) fn part_of_fused(name: &str, mut fused: Tensor, part: usize) -> Result<Tensor> {
+    let experts = fused.shape.first().copied().unwrap_or(0);
+    if let [experts, rows, cols] = fused.shape[..] {
+        fused.shape = vec![experts * rows, cols];
+    }
+    let rows = fused.shape[0] / experts.max(1);
+    match part {
+        0 => rows_of_groups(name, &fused, experts, 0..rows / 2),
+        1 => rows_of_groups(name, &fused, experts, rows / 2..rows),
+        _ => Ok(fused),
+    }
+}
+
+/// The layer and the rest of a tensor's name, `blk.{layer}.{part}`.
+pub(super) fn layer_part(name: &str) -> Option<(usize, &str)> {
+    let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
+    Some((layer.parse().ok()?, part))
+}

@@ -1,0 +1,151 @@
+//! MiniMax-Text-01, as transformers saves it: layers of lightning attention and of softmax attention, each with a mixture
+//! of experts. A layer's residual is its normed input.
+
+use std::sync::Arc;
+
+use waterline_quant::{Tensor, safetensors};
+
+use super::experts::{ExpertNames, layer_part};
+use super::hugging_face::{attention, layer_type, model, tensor_name};
+use super::tensors::rows_of_groups;
+use super::{Config, Family};
+use crate::error::Result;
+use crate::experts::ExpertsSpec;
+use crate::feed_forward::FeedForward;
+use crate::mixers::{Attention, LightningAttention, Mixer};
+use crate::spec::{LayerSpec, ModelSpec, Sublayer, WeightSpec};
+
+pub(super) const FAMILY: Family = Family {
+    model_types: &["minimax", "minimax_text_01"],
+    spec,
+    tensor,
+};
+
+/// The reference's epsilon of the norm behind lightning attention.
+const OUTPUT_EPS: f32 = 1e-6;
+
+fn spec(config: &Config) -> Result<ModelSpec> {
+    let softmax: Arc<dyn Mixer> = Arc::new(softmax_attention(config)?);
+    let experts = FeedForward::Experts(experts(config)?);
+    let count = config.layers()?;
+    let layers = (0..count)
+        .map(|layer| {
+            let of_softmax = is_softmax(config, layer)?;
+            let mixer: Arc<dyn Mixer> = match of_softmax {
+                true => Arc::clone(&softmax),
+                false => Arc::new(lightning_attention(config, layer, count)?),
+            };
+            let kind = if of_softmax {
+                "full_attn"
+            } else {
+                "linear_attn"
+            };
+            Ok(LayerSpec {
+                mixer: Some(mixer),
+                ffn: Some(experts.clone()),
+                mixer_sublayer: sublayer(config, kind)?,
+                ffn_sublayer: sublayer(config, "mlp")?,
+            })
+        })
+        .collect::<Result<_>>()?;
+    model(config, layers)
+}
+
+/// `x = alpha n + beta f(n)`.
+fn sublayer(config: &Config, kind: &str) -> Result<Sublayer> {
+    Ok(Sublayer {
+        normed_residual: Some(config.f32_or(&format!("{kind}_alpha_factor"), 1.0)?),
+        multiplier: config.f32_or(&format!("{kind}_beta_factor"), 1.0)?,
+        ..Sublayer::default()
+    })
+}
+
+/// The kinds of the layers, in older files numbers of which one is softmax attention.
+fn is_softmax(config: &Config, layer: usize) -> Result<bool> {
+    match layer_type(config, layer)? {
+        Some("full_attention") => Ok(true),
+        Some("linear_attention") => Ok(false),
+        Some(_) => Err(config.wrong("layer_types", "full_attention or linear_attention")),
+        None => match config.usizes("attn_type_list")?.get(layer) {
+            Some(&kind) => Ok(kind == 1),
+            None => Err(config.wrong("attn_type_list", "as many kinds as layers")),
+        },
+    }
+}
+
+fn softmax_attention(config: &Config) -> Result<Attention> {
+    let attention = attention(config)?;
+    Ok(Attention {
+        rope_dim: config.optional_usize("rotary_dim")?.or(attention.rope_dim),
+        bias: false,
+        out_bias: false,
+        ..attention
+    })
+}
+
+fn lightning_attention(config: &Config, layer: usize, layers: usize) -> Result<LightningAttention> {
+    let attention = attention(config)?;
+    let depth = layer as f64 / (layers as f64 - 1.0 + 1e-5);
+    Ok(LightningAttention {
+        heads: attention.heads,
+        head_dim: attention.head_dim,
+        slope: (1.0 - depth + 1e-5) as f32,
+        norm_eps: OUTPUT_EPS,
+    })
+}
+
+fn experts(config: &Config) -> Result<ExpertsSpec> {
+    config.one_of("hidden_act", (), &[("silu", ()), ("swish", ())])?;
+    Ok(ExpertsSpec {
+        experts: config.usize("num_local_experts")?,
+        chosen: config.usize_or("num_experts_per_tok", 2)?,
+        intermediate: config.usize("intermediate_size")?,
+        ..ExpertsSpec::default()
+    })
+}
+
+const EXPERTS: ExpertNames = ExpertNames {
+    block: "block_sparse_moe",
+    parts: ["w1", "w3", "w2"],
+    ..ExpertNames::USUAL
+};
+
+fn tensor(
+    config: &Config,
+    weights: &safetensors::Checkpoint,
+    weight: &WeightSpec,
+) -> Result<Tensor> {
+    let read = |name: &str| Ok(weights.tensor(name)?);
+    let name = weight.name.as_str();
+    let Some((layer, part)) = layer_part(name) else {
+        return read(&tensor_name(name, ""));
+    };
+    let of_layer = |name: &str| read(&format!("model.layers.{layer}.{name}"));
+    if let Some(tensor) = EXPERTS.tensor(weight, part, &of_layer) {
+        return tensor;
+    }
+    let Some(part) = part.strip_prefix("mixer.") else {
+        return read(&tensor_name(name, ""));
+    };
+    if is_softmax(config, layer)? {
+        return of_layer(&format!("self_attn.{part}"));
+    }
+    let Attention {
+        heads, head_dim, ..
+    } = attention(config)?;
+    // For each head its query, key and value.
+    let of_head = |index: usize| {
+        let fused = of_layer("self_attn.qkv_proj.weight")?;
+        let range = index * head_dim..(index + 1) * head_dim;
+        rows_of_groups(name, &fused, heads, range)
+    };
+    match part {
+        "q_proj.weight" => of_head(0),
+        "k_proj.weight" => of_head(1),
+        "v_proj.weight" => of_head(2),
+        "g_proj.weight" => of_layer("self_attn.output_gate.weight"),
+        "o_norm.weight" => of_layer("self_attn.norm.weight"),
+        "o_proj.weight" => of_layer("self_attn.out_proj.weight"),
+        _ => of_layer(&format!("self_attn.{part}")),
+    }
+}

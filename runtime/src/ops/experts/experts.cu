@@ -1,0 +1,130 @@
+// A mixture of experts, tokens one by one: the numbers of the chosen experts stand in `route`, and their rows are read where
+// they lie.
+
+// Feed-forward networks of one shape: the formats of their matrices, -1 for none, and the width between them, 0 for none.
+template <int gate_format, int up_format, int down_format, int inner_width>
+struct Network {
+  static constexpr int gate = gate_format, up = up_format, down = down_format, width = inner_width;
+};
+
+struct Matrices {
+  const u8* gate;
+  const u8* up;
+  const u8* down;
+};
+
+// `act(gate x) * up x` for a warp's rows, without a gate `act(up x)`. `rows` are those of all networks.
+template <class Networks, int cols, int function>
+__device__ void begin_rows(const Matrices& matrices, int rows, int row, const float* x, const int* rounded, float* products) {
+  Linear linear = {matrices.up, nullptr, rows, 0, Networks::up, 0};
+  warp_products<Networks::up, cols>(linear, row, x, rounded, products);
+  float gates[rows_of_warp] = {};
+  if constexpr (Networks::gate >= 0) {
+    linear.weights = matrices.gate;
+    warp_products<Networks::gate, cols>(linear, row, x, rounded, gates);
+  }
+  for (int r = 0; r < rows_of_warp; r++) {
+    products[r] = Networks::gate >= 0 ? products[r] * activate(function, gates[r]) : activate(function, products[r]);
+  }
+}
+
+// A block takes rows of one chosen expert, the last blocks those of the shared one.
+template <int formats, int cols, int kinds, class Routed, class Common, int experts, int chosen, int function>
+__device__ void begin_experts(const Gather& gather, Matrices routed, Matrices common, Rows route, Rows inner) {
+  float* x = shared_memory<float>();
+  int* rounded = load_input<formats, cols, kinds>(gather, x);
+  int rows_of_block = blockDim.x / 32 * rows_of_warp, t = blockIdx.y;
+  int tiles = (Routed::width + rows_of_block - 1) / rows_of_block;
+  int tile = blockIdx.x, width = Routed::width, column = 0;
+  float products[rows_of_warp] = {};
+  bool is_routed = tile < chosen * tiles;
+  int rank = tile / tiles;
+  tile = is_routed ? tile % tiles : tile - chosen * tiles;
+  int row = tile * rows_of_block + warp_index() * rows_of_warp;
+  if (is_routed) {
+    if (row >= width) return;
+    column = rank * width;
+    int first = (int)route.token(t)[rank] * width;
+    begin_rows<Routed, cols, function>(routed, experts * width, first + row, x, rounded, products);
+  } else if constexpr (Common::width > 0) {
+    width = Common::width;
+    if (row >= width) return;
+    column = chosen * Routed::width;
+    begin_rows<Common, cols, function>(common, width, row, x, rounded, products);
+  }
+  int r = lane_index();
+  if (r < rows_of_warp && row + r < width) inner.token(t)[column + row + r] = r == 0 ? products[0] : products[1];
+}
+
+// Makes `count` values the input of products, where a format wants it also in 8 bits; there is room for `most`.
+template <int format, int most>
+__device__ int* load_values(const float* values, int count, float* x) {
+  __syncthreads();
+  for (int i = threadIdx.x; i < most; i += blockDim.x) x[i] = i < count ? values[i] : 0.0f;
+  __syncthreads();
+  int* rounded = reinterpret_cast<int*>(x + (most + 31) / 32 * 32);
+  if constexpr ((integer_formats >> format & 1) != 0) {
+    reinterpret_cast<Rounded<most>*>(rounded)->load(x);
+    __syncthreads();
+  }
+  return rounded;
+}
+
+// A lane's part of `sum_i weights[i] (row `row` of network numbers[i]) x_i` for `count` networks of `rows` rows, whose inputs x_i
+// follow one another.
+template <int format, int width, int most>
+__device__ float lane_sum(
+    const u8* matrix, int networks, int rows, int row, int count, const float* numbers, const float* weights, const float* x,
+    const int* rounded) {
+  using Weights = Format<format, width>;
+  constexpr int units = width / Weights::unit;
+  Units all = all_units<Weights>(matrix, networks * rows);
+  float sum = 0.0f;
+#pragma unroll 4
+  for (int i = lane_index(); i < count * units; i += 32) {
+    int of = i / units;
+    long long index = ((long long)(int)numbers[of] * rows + row) * units + i % units;
+    if constexpr (Weights::integer) {
+      sum += weights[of] * Weights::dot(all, index, reinterpret_cast<const Rounded<most>*>(rounded)->unit(i));
+    } else {
+      float values[Weights::unit], product = 0.0f;
+      Weights::values(all, index, values);
+#pragma unroll
+      for (int j = 0; j < Weights::unit; j++) product += values[j] * x[i * Weights::unit + j];
+      sum += weights[of] * product;
+    }
+  }
+  return sum;
+}
+
+// The weighted sum of what the experts make of their inner values: a warp takes a row. As many experts as `together` have their
+// inputs in shared memory at once.
+template <class Routed, class Common, int experts, int chosen, int together, int rows, bool add>
+__device__ void end_experts(Matrices routed, Matrices common, Rows inner, Rows route, Rows gate, float multiplier, Rows output) {
+  float* x = shared_memory<float>();
+  int t = blockIdx.y, row = blockIdx.x * (blockDim.x / 32) + warp_index();
+  const float *values = inner.token(t), *numbers = route.token(t), *weights = numbers + chosen;
+  float sum = 0.0f;
+  for (int first = 0; first < chosen; first += together) {
+    constexpr int width = Routed::width, most = together * width;
+    int count = min(together, chosen - first);
+    int* rounded = load_values<Routed::down, most>(values + first * width, count * width, x);
+    if (row < rows) {
+      sum += lane_sum<Routed::down, width, most>(
+          routed.down, experts, rows, row, count, numbers + first, weights + first, x, rounded);
+    }
+  }
+  if constexpr (Common::width > 0) {
+    constexpr int width = Common::width;
+    int* rounded = load_values<Common::down, width>(values + chosen * Routed::width, width, x);
+    float number = 0.0f, weight = multiplier * (gate.first ? sigmoid(gate.token(t)[0]) : 1.0f);
+    if (row < rows) {
+      sum += lane_sum<Common::down, width, width>(common.down, 1, rows, row, 1, &number, &weight, x, rounded);
+    }
+  }
+  sum = warp_sum(sum);
+  if (row < rows && lane_index() == 0) {
+    float* place = output.token(t) + row;
+    *place = add ? *place + sum : sum;
+  }
+}

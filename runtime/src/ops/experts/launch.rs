@@ -1,0 +1,120 @@
+//! The op as kernels: what `experts.cu` is called with.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{Expert, Experts};
+use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows, format_of, shared_bytes};
+use crate::error::Result;
+use crate::ops::DeviceOp;
+
+const SOURCE: &str = include_str!("experts.cu");
+
+/// Inner values that a block has in shared memory at once, if one expert has no more.
+const INNER_VALUES: usize = 8192;
+
+/// `Matrices` in experts.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Matrices {
+    gate: Address,
+    up: Address,
+    down: Address,
+}
+
+impl Matrices {
+    fn of(expert: &Expert, launches: &Launches) -> Result<Self> {
+        let gate = expert.gate.as_ref();
+        Ok(Matrices {
+            gate: gate.map_or(Ok(0), |gate| launches.matrix_address(gate))?,
+            up: launches.matrix_address(&expert.up)?,
+            down: launches.matrix_address(&expert.down)?,
+        })
+    }
+}
+
+impl Expert {
+    /// Its instance of `Network` in experts.cu.
+    fn network(&self) -> String {
+        let gate = self.gate.as_ref().map_or(-1, |gate| format_of(gate) as i32);
+        let (up, down) = (format_of(&self.up), format_of(&self.down));
+        format!("Network<{gate}, {up}, {down}, {}>", self.width())
+    }
+}
+
+impl DeviceOp for Experts {
+    fn launch(&self, launches: &mut Launches) -> Result<()> {
+        let (chosen, experts, cols) = (self.chosen(), self.experts, self.input.width);
+        let common = self.shared.as_ref().map(|shared| &shared.expert);
+        let networks = [
+            self.expert.network(),
+            common.map_or("Network<-1, -1, -1, 0>".into(), Expert::network),
+        ]
+        .join(", ");
+        let matrices = [
+            Matrices::of(&self.expert, launches)?,
+            common.map_or(Ok(Matrices::zeroed()), |expert| {
+                Matrices::of(expert, launches)
+            })?,
+        ]
+        .map(|matrices| Parameter::value("Matrices", matrices));
+        let first = self
+            .expert
+            .first()
+            .chain(common.into_iter().flat_map(Expert::first));
+        let formats = first.fold(0, |set, matrix| set | 1usize << format_of(matrix));
+        let gather = launches.gathered(self.input, self.norm.as_ref())?;
+        let threads = launches.gather_threads();
+        let tiles = |expert: &Expert| expert.width().div_ceil(launches.block_rows());
+        let blocks = chosen * tiles(&self.expert) + common.map_or(0, tiles);
+        let (kinds, function) = (gather.kinds(cols), self.activation as usize);
+        let [input, route, inner, output] =
+            [self.input, self.route, self.inner, self.output].map(|view| launches.rows(view));
+        let [routed, shared] = &matrices;
+        launches.push(Call {
+            source: SOURCE,
+            kernel: format!(
+                "begin_experts<{formats}, {cols}, {kinds}, {networks}, {experts}, {chosen}, {function}>"
+            ),
+            grid: Grid::EachToken(blocks),
+            threads,
+            shared: shared_bytes(cols),
+            parameters: vec![
+                Parameter::value("Gather", gather),
+                routed.clone(),
+                shared.clone(),
+                Parameter::value("Rows", route),
+                Parameter::value("Rows", inner),
+            ],
+        });
+        launches.touches(&[input.bytes(), route.bytes()], &[inner.bytes()]);
+
+        let width = self.expert.width();
+        let together = (INNER_VALUES / width).clamp(1, chosen);
+        let values = (together * width).max(common.map_or(0, Expert::width));
+        let gate = self.shared.as_ref().and_then(|shared| shared.gate);
+        let gate = gate.map_or(Rows::zeroed(), |gate| launches.rows(gate));
+        let multiplier = self.shared.as_ref().map_or(1.0, |shared| shared.multiplier);
+        let (rows, add) = (self.output.width, self.add);
+        launches.push(Call {
+            source: SOURCE,
+            kernel: format!(
+                "end_experts<{networks}, {experts}, {chosen}, {together}, {rows}, {add}>"
+            ),
+            grid: Grid::EachToken(rows.div_ceil(threads / 32)),
+            threads,
+            shared: shared_bytes(values),
+            parameters: vec![
+                routed.clone(),
+                shared.clone(),
+                Parameter::value("Rows", inner),
+                Parameter::value("Rows", route),
+                Parameter::value("Rows", gate),
+                Parameter::value("float", multiplier),
+                Parameter::value("Rows", output),
+            ],
+        });
+        let reads = [inner.bytes(), route.bytes(), gate.bytes(), output.bytes()];
+        launches.touches(&reads, &[output.bytes()]);
+        Ok(())
+    }
+}

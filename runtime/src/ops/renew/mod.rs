@@ -1,0 +1,46 @@
+//! The residual stream in models whose residual is the normed input.
+
+use super::norm::Norm;
+use super::{Access, DeviceOp, Op};
+use crate::cpu::{Frame, simd};
+use crate::cuda::Launches;
+use crate::error::Result;
+use crate::program::{RESIDUAL, View};
+
+/// `residual = norm(residual)`.
+pub struct Renew {
+    /// The norm.
+    pub norm: Norm,
+}
+
+impl Renew {
+    fn residual(&self) -> View {
+        View::whole(RESIDUAL, self.norm.weight.len())
+    }
+}
+
+impl Op for Renew {
+    fn run(&self, frame: &mut Frame) {
+        let width = self.residual().width;
+        let rows = frame.buffers.get_mut(RESIDUAL).chunks_exact_mut(width);
+        simd::vectorize(
+            #[inline(always)]
+            || {
+                rows.take(frame.tokens.len())
+                    .for_each(|row| self.norm.apply_in_place(row));
+            },
+        );
+    }
+
+    fn access(&self) -> Access {
+        Access::default().updates([self.residual()])
+    }
+}
+
+impl DeviceOp for Renew {
+    fn launch(&self, launches: &mut Launches) -> Result<()> {
+        let gather = launches.gathered(self.residual(), Some(&self.norm))?;
+        launches.stage(gather, self.residual());
+        Ok(())
+    }
+}

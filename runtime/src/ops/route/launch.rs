@@ -1,0 +1,40 @@
+//! The op as kernels: what `route.cu` is called with.
+
+use super::Route;
+use crate::cuda::{Call, Grid, Launches, Parameter};
+use crate::error::Result;
+use crate::ops::DeviceOp;
+
+impl DeviceOp for Route {
+    fn launch(&self, launches: &mut Launches) -> Result<()> {
+        let (partitions, chosen) = (self.logits.width, self.out.width / 2);
+        let router = &self.router;
+        let scoring = router.scoring as usize;
+        let (groups, kept) = router.groups.map_or((1, 1), |g| (g.count, g.kept));
+        let normalize = router.normalize.is_some();
+        let warps = 4;
+        launches.push(Call {
+            source: include_str!("route.cu"),
+            kernel: format!(
+                "route<{partitions}, {chosen}, {scoring}, {normalize}, {groups}, {kept}>"
+            ),
+            grid: Grid::EachTile(1, warps),
+            threads: 32 * warps,
+            shared: 0,
+            parameters: vec![
+                launches.view(self.logits),
+                Parameter::pointer(
+                    "const float",
+                    launches.optional_address(self.bias.as_ref())?,
+                ),
+                Parameter::value("float", router.normalize.unwrap_or(0.0)),
+                Parameter::value("float", router.scale),
+                launches.view(self.out),
+                Parameter::tokens(),
+            ],
+        });
+        let [logits, out] = [self.logits, self.out].map(|view| launches.rows(view).bytes());
+        launches.touches(&[], &[logits, out]);
+        Ok(())
+    }
+}
