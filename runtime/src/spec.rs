@@ -570,7 +570,8 @@ mod tests {
         let layers = json!([
             { "mlp": { "intermediate": 8, "gated": false, "activation": "squared_relu", "bias": true } },
             {
-                "mixer": "attention", "heads": 1, "kv_heads": 1, "head_dim": 4,
+                "mixer": "attention", "heads": 1, "kv_heads": 1, "head_dim": 4, "bias": false, "out_bias": false,
+                "gate": false,
                 "mixer_sublayer": { "pre_norm": false, "post_norm": true },
                 "mlp": { "intermediate": 8, "gate_multiplier": 0.5, "multiplier": 0.25 },
                 "ffn_sublayer": { "multiplier": 0.22 },
