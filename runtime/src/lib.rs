@@ -24,6 +24,8 @@ mod arch;
 mod chat;
 mod checkpoint;
 mod cpu;
+// Without GPUs some of what drives them is used by kernels built ahead of time alone, and some by nothing.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 mod cuda;
 mod error;
 mod experts;

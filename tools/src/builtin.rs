@@ -6,7 +6,7 @@ use std::sync::Arc;
 use waterline::{Checkpoint, Model};
 use waterline_quant::Bytes;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::wrong_model::explain;
 
 const NAME: &str = "the built-in model";
@@ -15,16 +15,25 @@ const NAME: &str = "the built-in model";
 #[repr(C, align(64))]
 struct Aligned<T: ?Sized>(T);
 
-static FILE: &Aligned<[u8]> = &Aligned(*include_bytes!("../model/waterline-chat.gguf"));
+#[cfg(feature = "builtin-model")]
+static FILE: Option<&Aligned<[u8]>> =
+    Some(&Aligned(*include_bytes!("../model/waterline-chat.gguf")));
+#[cfg(not(feature = "builtin-model"))]
+static FILE: Option<&Aligned<[u8]>> = None;
 
 /// Opens the model at `path`, or else the built-in one.
 pub fn open_model(path: Option<&Path>) -> Result<Arc<Model>> {
     Ok(Model::bind(open_checkpoint(path)?)?)
 }
 
-/// The file of the built-in model.
-pub fn bytes() -> &'static [u8] {
-    &FILE.0
+/// The file of the built-in model, if it is part of the program.
+pub fn bytes() -> Result<&'static [u8]> {
+    let file = FILE.ok_or_else(|| {
+        Error::usage(
+            "this program was built without a model of its own; name one, such as model.gguf",
+        )
+    })?;
+    Ok(&file.0)
 }
 
 /// Whether a model is the one of the program.
@@ -38,7 +47,7 @@ pub fn open_checkpoint(path: Option<&Path>) -> Result<Checkpoint> {
         Some(path) => Checkpoint::open(path).map_err(|error| explain(path, error.into()))?,
         None => Checkpoint {
             name: NAME.into(),
-            ..Checkpoint::from_bytes(Bytes::from_static(&FILE.0), NAME)?
+            ..Checkpoint::from_bytes(Bytes::from_static(bytes()?), NAME)?
         },
     })
 }

@@ -17,6 +17,7 @@ mod emulator;
 mod engine;
 #[cfg(test)]
 mod experts_tests;
+#[cfg_attr(not(feature = "cuda"), path = "no_gpu.rs")]
 mod gpu;
 mod launches;
 mod layout;

@@ -5,6 +5,7 @@ mod jinja;
 mod stop;
 mod stream;
 mod template;
+#[cfg_attr(not(feature = "tokenizer"), path = "no_tokenizer.rs")]
 mod tokenizer;
 mod turns;
 

@@ -82,7 +82,7 @@ impl Provenance {
 fn sha256(path: Option<&Path>) -> Result<String> {
     let mut hash = Sha256::new();
     match path {
-        None => hash.update(builtin::bytes()),
+        None => hash.update(builtin::bytes()?),
         Some(path) => {
             for file in files(path)? {
                 let mut open = File::open(&file).map_err(|e| Error::io(&file, e))?;

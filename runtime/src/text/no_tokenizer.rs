@@ -1,0 +1,74 @@
+//! What stands for the tokenizer in a build without it: tokens go in and out, no text.
+
+use crate::error::{Error, Result};
+
+/// Text to tokens and tokens to bytes. This build has none: the feature `tokenizer` is off.
+pub struct Tokenizer {
+    none: std::convert::Infallible,
+}
+
+/// Part of a rendered prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Piece<'a> {
+    /// Text of a template, in which the names of special tokens mean these tokens.
+    Template(&'a str),
+    /// Text of a user or a model, in which they are letters like any other.
+    Content(&'a str),
+}
+
+impl Tokenizer {
+    /// Refuses a `tokenizer.json`; `source_name` names it in errors.
+    ///
+    /// # Errors
+    /// Always [`Error::Tokenizer`].
+    pub fn from_json(_: &[u8], source_name: &str) -> Result<Self> {
+        Err(Error::Tokenizer {
+            source_name: source_name.into(),
+            reason: "this build reads no tokenizers; build it with the feature `tokenizer`".into(),
+        })
+    }
+
+    /// Tokens of plain text.
+    ///
+    /// # Errors
+    /// None: there is no value to call it on.
+    pub fn encode(&self, _: &str) -> Result<Vec<u32>> {
+        match self.none {}
+    }
+
+    /// Tokens of a template's text.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_with_special(&self, _: &str) -> Result<Vec<u32>> {
+        match self.none {}
+    }
+
+    /// Tokens of text put together from a template and contents.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_pieces(&self, _: &[Piece], _: bool) -> Result<Vec<u32>> {
+        match self.none {}
+    }
+
+    /// The exact bytes of a token.
+    pub fn token_bytes(&self, _: u32) -> &[u8] {
+        match self.none {}
+    }
+
+    /// The number of tokens.
+    pub fn vocab_size(&self) -> usize {
+        match self.none {}
+    }
+
+    /// The id of a token.
+    pub fn token_id(&self, _: &str) -> Option<u32> {
+        match self.none {}
+    }
+
+    /// Whether a token is special.
+    pub fn is_special(&self, _: u32) -> bool {
+        match self.none {}
+    }
+}
