@@ -104,7 +104,8 @@ unsafe fn sweep<K: Tile, const R: usize>(product: &Product, row: usize, tokens: 
 unsafe fn multiply_many<K: Tile, P: Panels>(product: &Product, rows: Range<usize>) {
     // SAFETY: as the caller vouches.
     unsafe {
-        if product.x.has_panels() {
+        // Panels hold the tokens as they were loaded.
+        if product.picked.is_none() && product.x.has_panels() {
             panel::multiply::<P>(product, rows);
         } else {
             multiply::<K>(product, rows);
