@@ -58,7 +58,7 @@ pub use mamba::Mamba;
 pub use mamba2::Mamba2;
 pub use mom::Mom;
 pub use native_sparse_attention::NativeSparseAttention;
-pub use parallel::Parallel;
+pub use parallel::{Parallel, ParallelPart};
 pub use retnet::RetNet;
 pub use rwkv_channel_mix::RwkvChannelMix;
 pub use rwkv7::Rwkv7;

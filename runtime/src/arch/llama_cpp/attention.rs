@@ -48,6 +48,16 @@ pub(super) fn attention(keys: &Keys, kv_heads: usize) -> Result<Attention> {
     })
 }
 
+/// The same attention without positions.
+pub(super) fn unturned(attention: Attention) -> Attention {
+    Attention {
+        rope_theta: None,
+        rope_dim: None,
+        rope_scaling: None,
+        ..attention
+    }
+}
+
 /// The names of the tensors of `attention`.
 pub(super) fn names(attention: &Attention, pairs: Pairs) -> Vec<Name> {
     let Attention {

@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use super::attention::{Pairs, attention, names};
+use super::attention::{Pairs, attention, names, unturned};
+use super::feed_forward::dense;
 use super::{Description, Family, Keys, layer, model};
 use crate::error::Result;
 use crate::mixers::Attention;
@@ -38,21 +39,17 @@ fn read(keys: &Keys) -> Result<Description> {
             head_norm_eps: (architecture == "qwen3").then_some(eps),
             ..attention(keys, kv_heads[layer])?
         };
-        let unturned = architecture == "smollm3" && (layer + 1).is_multiple_of(UNTURNED);
-        Ok(match unturned {
-            true => Attention {
-                rope_theta: None,
-                rope_dim: None,
-                rope_scaling: None,
-                ..attention
-            },
+        let is_unturned = architecture == "smollm3" && (layer + 1).is_multiple_of(UNTURNED);
+        Ok(match is_unturned {
+            true => unturned(attention),
             false => attention,
         })
     };
     let mixers = (0..keys.layers()?).map(mixer).collect::<Result<Vec<_>>>()?;
     let tables: Vec<_> = mixers.iter().map(|mixer| names(mixer, pairs)).collect();
     let layers = mixers.into_iter().zip(intermediate);
-    let layers = layers.map(|(mixer, intermediate)| layer(Arc::new(mixer), Some(intermediate)));
+    let layers =
+        layers.map(|(mixer, intermediate)| layer(Arc::new(mixer), Some(dense(intermediate))));
     let spec = model(keys, layers.collect())?;
     Ok(Description::of(spec, tables.into_iter()))
 }

@@ -152,6 +152,12 @@ impl<'a> Keys<'a> {
         numbers[..layers].iter().map(number).collect()
     }
 
+    /// Whether `key` is a list.
+    pub fn is_list(&self, key: &str) -> bool {
+        self.get(key)
+            .is_some_and(|value| value.as_array().is_some())
+    }
+
     /// A list of a truth value for each block, if there is one. The last blocks' are left out.
     pub fn optional_flags(&self, key: &str) -> Result<Option<Vec<bool>>> {
         let Some(value) = self.get(key) else {

@@ -6,9 +6,16 @@
 
 mod attention;
 mod dense;
+mod falcon_h1;
+mod feed_forward;
+mod gemma3;
+mod granite;
+mod jamba;
 mod keys;
+mod lfm2;
 mod mamba;
 mod names;
+mod nemotron_h;
 mod qwen35;
 mod refusal;
 mod rwkv7;
@@ -19,7 +26,7 @@ use std::sync::Arc;
 use waterline_quant::gguf::Gguf;
 
 use crate::error::Result;
-use crate::feed_forward::MlpSpec;
+use crate::feed_forward::FeedForward;
 use crate::mixers::Mixer;
 use crate::program::Tensors;
 use crate::spec::{LayerSpec, ModelSpec};
@@ -35,13 +42,26 @@ struct Family {
     read: fn(&Keys) -> Result<Description>,
 }
 
-const FAMILIES: &[Family] = &[dense::FAMILY, mamba::FAMILY, qwen35::FAMILY, rwkv7::FAMILY];
+const FAMILIES: &[Family] = &[
+    dense::FAMILY,
+    falcon_h1::FAMILY,
+    gemma3::FAMILY,
+    granite::FAMILY,
+    jamba::FAMILY,
+    lfm2::FAMILY,
+    mamba::FAMILY,
+    nemotron_h::FAMILY,
+    qwen35::FAMILY,
+    rwkv7::FAMILY,
+];
 
 /// What a file holds.
 struct Description {
     spec: ModelSpec,
     /// For each layer of ours, where its tensors lie.
     places: Vec<Place>,
+    /// Names of tensors outside of layers that differ from ours.
+    whole: &'static [(&'static str, &'static str)],
 }
 
 /// Where the tensors of a layer lie.
@@ -59,7 +79,11 @@ impl Description {
             .enumerate()
             .map(|(block, names)| Place { block, names })
             .collect();
-        Description { spec, places }
+        Description {
+            spec,
+            places,
+            whole: &[],
+        }
     }
 
     /// The name of our tensor `name` in the file, and what makes it ours.
@@ -70,7 +94,9 @@ impl Description {
             Some((place, part))
         };
         let Some((place, part)) = part() else {
-            return (name.into(), Name::same());
+            let other = self.whole.iter().find(|(ours, _)| *ours == name);
+            let stored = other.map_or(name, |(_, theirs)| theirs);
+            return (stored.into(), Name::same());
         };
         let found = place
             .names
@@ -81,13 +107,13 @@ impl Description {
     }
 }
 
-/// A layer of `mixer`, with a feed-forward network of width `intermediate` if it has one.
-fn layer(mixer: Arc<dyn Mixer>, intermediate: Option<usize>) -> LayerSpec {
-    let mlp = intermediate.map(|intermediate| MlpSpec {
-        intermediate,
-        ..MlpSpec::default()
-    });
-    LayerSpec::of(mixer, mlp)
+/// A layer of `mixer`, with a feed-forward network if it has one.
+fn layer(mixer: Arc<dyn Mixer>, ffn: Option<FeedForward>) -> LayerSpec {
+    LayerSpec {
+        mixer: Some(mixer),
+        ffn,
+        ..LayerSpec::default()
+    }
 }
 
 /// What the files of all families say of the model as a whole.

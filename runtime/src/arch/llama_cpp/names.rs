@@ -1,5 +1,6 @@
 //! Where our tensors lie in a file of llama.cpp's names, and how what is stored becomes ours.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use waterline_quant::Tensor;
@@ -13,7 +14,7 @@ use crate::spec::{Precision, WeightSpec};
 #[derive(Clone)]
 pub(super) struct Name {
     /// Ours after the layer's number; with or without `.weight` and `.bias`, which are then stored under the same endings.
-    ours: &'static str,
+    ours: Cow<'static, str>,
     /// Theirs after the block's number.
     theirs: &'static str,
     take: Take,
@@ -39,7 +40,16 @@ pub(super) enum Take {
 
 impl Name {
     pub fn new(ours: &'static str, theirs: &'static str, take: Take) -> Self {
+        let ours = ours.into();
         Name { ours, theirs, take }
+    }
+
+    /// The same of one of several mixers of a layer, whose names begin with `prefix` instead of `mixer.`.
+    pub fn within(self, prefix: &str) -> Self {
+        Name {
+            ours: self.ours.replacen("mixer.", prefix, 1).into(),
+            ..self
+        }
     }
 
     /// A tensor that is stored as ours, under its own name.
@@ -49,7 +59,7 @@ impl Name {
 
     /// What our tensor `part` is called there, if this is the name of it.
     pub fn stored(&self, part: &str) -> Option<String> {
-        stored_name(part, self.ours, self.theirs)
+        stored_name(part, &self.ours, self.theirs)
     }
 
     /// The tensor `weight` out of the stored one; `file` and `stored` name that in errors.
@@ -74,7 +84,12 @@ impl Name {
         })
     }
 
-    fn take_from(&self, stored: &str, tensor: Tensor, weight: &WeightSpec) -> Result<Tensor> {
+    fn take_from(&self, stored: &str, mut tensor: Tensor, weight: &WeightSpec) -> Result<Tensor> {
+        // Matrices of experts lie one after another, which are the rows of one matrix.
+        if weight.shape.len() == 2 && tensor.shape.len() > 2 {
+            let (rows, cols) = tensor.rows_cols();
+            tensor.shape = vec![rows, cols];
+        }
         let wrong = |found: String, expected: String| Error::Tensor {
             file: String::new(),
             name: stored.into(),

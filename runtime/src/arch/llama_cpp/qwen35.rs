@@ -1,20 +1,22 @@
-//! Qwen3.5 and what shares its text model: Gated DeltaNet, and attention with an output gate (llama.cpp
-//! `src/models/qwen35.cpp`; `conversion/qwen.py`).
+//! Qwen3.5, Qwen3-Next and what shares their text models: Gated DeltaNet, attention with an output gate, dense or mixtures
+//! of experts (llama.cpp `src/models/qwen35.cpp`, `qwen35moe.cpp`, `qwen3next.cpp`; `conversion/qwen.py`).
 //!
-//! Norms are stored as the gains that they are. Value heads are stored in another order than in transformers: value head
-//! t reads key head `t % heads`.
+//! Norms are stored as the gains that they are. Value heads of Qwen3.5 are stored in another order than in transformers:
+//! value head t reads key head `t % heads`.
 
 use std::sync::Arc;
 
 use super::attention::{self, Pairs};
+use super::feed_forward::{dense, expert_names, experts};
 use super::names::{Name, Take, as_stored};
 use super::{Description, Family, Keys, layer, model};
 use crate::error::Result;
+use crate::feed_forward::FeedForward;
 use crate::mixers::{Attention, GatedDeltaNet, Mixer};
-use crate::ops::Activation;
+use crate::ops::{Activation, Router};
 
 pub(super) const FAMILY: Family = Family {
-    architectures: &["qwen35"],
+    architectures: &["qwen35", "qwen35moe", "qwen3next"],
     read,
 };
 
@@ -22,12 +24,16 @@ fn read(keys: &Keys) -> Result<Description> {
     let eps = keys.f32("attention.layer_norm_rms_epsilon")?;
     let delta = gated_deltanet(keys, eps)?;
     let kv_heads = keys.per_layer("attention.head_count_kv")?;
-    let intermediate = keys.per_layer("feed_forward_length")?;
+    let intermediate = keys.per_layer_or("feed_forward_length", 0)?;
+    let experts = match keys.usize_or("expert_count", 0)? {
+        0 => None,
+        _ => Some(experts(keys, Router::softmax(true), true)?),
+    };
     let mut layers = Vec::new();
     let mut tables = Vec::new();
     for (i, recurrent) in recurrent(keys)?.into_iter().enumerate() {
         let (mixer, mut names): (Arc<dyn Mixer>, Vec<Name>) = if recurrent {
-            (Arc::new(delta.clone()), delta_names(&delta))
+            (Arc::new(delta.clone()), delta_names(keys, i, &delta))
         } else {
             let attention = Attention {
                 head_norm_eps: Some(eps),
@@ -38,7 +44,14 @@ fn read(keys: &Keys) -> Result<Description> {
             (Arc::new(attention), names)
         };
         names.extend(as_stored(&[("ffn_norm", "post_attention_norm")]));
-        layers.push(layer(mixer, Some(intermediate[i])));
+        let ffn = match experts {
+            Some(experts) => {
+                names.extend(expert_names(keys, i, &experts));
+                FeedForward::Experts(experts)
+            }
+            None => dense(intermediate[i]),
+        };
+        layers.push(layer(mixer, Some(ffn)));
         tables.push(names);
     }
     Ok(Description::of(model(keys, layers)?, tables.into_iter()))
@@ -77,27 +90,52 @@ fn gated_deltanet(keys: &Keys, norm_eps: f32) -> Result<GatedDeltaNet> {
         decay: true,
         head_gates: None,
         norm_eps,
-        tiled: true,
+        tiled: keys.architecture() != "qwen3next",
     })
 }
 
-fn delta_names(delta: &GatedDeltaNet) -> Vec<Name> {
-    let keys = delta.heads * delta.head_dim;
-    let values = delta.value_heads * delta.value_dim;
+fn delta_names(keys: &Keys, block: usize, delta: &GatedDeltaNet) -> Vec<Name> {
+    let (heads, key) = (delta.heads, delta.head_dim);
+    let shared = delta.value_heads / heads.max(1);
+    let value = shared * delta.value_dim;
+    let (all_keys, all_values) = (heads * key, delta.value_heads * delta.value_dim);
     // q, k and v lie side by side.
-    let [q, k, v] = [0..keys, keys..2 * keys, 2 * keys..2 * keys + values];
+    let q = 0..all_keys;
+    let k = all_keys..2 * all_keys;
+    let v = 2 * all_keys..2 * all_keys + all_values;
+    let of_head = |part| Take::Groups { count: heads, part };
     let mut names = vec![
-        Name::new("mixer.q_proj", "attn_qkv", Take::Rows(q.clone())),
-        Name::new("mixer.k_proj", "attn_qkv", Take::Rows(k.clone())),
-        Name::new("mixer.v_proj", "attn_qkv", Take::Rows(v.clone())),
-        Name::new("mixer.q_conv1d", "ssm_conv1d", Take::Rows(q)),
-        Name::new("mixer.k_conv1d", "ssm_conv1d", Take::Rows(k)),
-        Name::new("mixer.v_conv1d", "ssm_conv1d", Take::Rows(v)),
+        Name::new("mixer.q_conv1d", "ssm_conv1d", Take::Rows(q.clone())),
+        Name::new("mixer.k_conv1d", "ssm_conv1d", Take::Rows(k.clone())),
+        Name::new("mixer.v_conv1d", "ssm_conv1d", Take::Rows(v.clone())),
         // Stored is -exp(A_log).
         Name::new("mixer.A_log", "ssm_a", Take::Values(|a| (-a).ln())),
     ];
+    let has = |name: &str| keys.has_tensor(&format!("blk.{block}.{name}.weight"));
+    if has("ssm_in") {
+        // Older files have, for each key head, its query and key, then the values and gates of its value heads.
+        let gates = 2 * key + value..2 * (key + value);
+        names.extend([
+            Name::new("mixer.q_proj", "ssm_in", of_head(0..key)),
+            Name::new("mixer.k_proj", "ssm_in", of_head(key..2 * key)),
+            Name::new("mixer.v_proj", "ssm_in", of_head(2 * key..2 * key + value)),
+            Name::new("mixer.g_proj", "ssm_in", of_head(gates)),
+        ]);
+    } else {
+        names.extend([
+            Name::new("mixer.q_proj", "attn_qkv", Take::Rows(q)),
+            Name::new("mixer.k_proj", "attn_qkv", Take::Rows(k)),
+            Name::new("mixer.v_proj", "attn_qkv", Take::Rows(v)),
+            Name::new("mixer.g_proj", "attn_gate", Take::Whole),
+        ]);
+    }
+    if has("ssm_ba") {
+        names.extend([
+            Name::new("mixer.b_proj", "ssm_ba", of_head(0..shared)),
+            Name::new("mixer.a_proj", "ssm_ba", of_head(shared..2 * shared)),
+        ]);
+    }
     names.extend(as_stored(&[
-        ("mixer.g_proj", "attn_gate"),
         ("mixer.a_proj", "ssm_alpha"),
         ("mixer.b_proj", "ssm_beta"),
         ("mixer.dt_bias", "ssm_dt.bias"),

@@ -107,5 +107,9 @@ fn read(keys: &Keys) -> Result<Description> {
         embedding_norm: true,
         ..model(keys, layers)?
     };
-    Ok(Description { spec, places })
+    Ok(Description {
+        spec,
+        places,
+        whole: &[],
+    })
 }

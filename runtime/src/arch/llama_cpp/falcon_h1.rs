@@ -1,0 +1,60 @@
+//! Falcon-H1: Mamba-2 beside attention on one norm (llama.cpp `src/models/falcon-h1.cpp`; `conversion/falcon_h1.py`). The
+//! model's multipliers are folded into its weights. The norm in front of the feed-forward network has no `.weight`.
+
+use std::sync::Arc;
+
+use super::attention::{self, Pairs};
+use super::feed_forward::dense;
+use super::mamba::{mamba2_mixer, mamba2_names};
+use super::names::as_stored;
+use super::{Description, Family, Keys, layer, model};
+use crate::error::Result;
+use crate::mixers::{Mamba2, Mixer, Parallel, ParallelPart};
+
+pub(super) const FAMILY: Family = Family {
+    architectures: &["falcon-h1"],
+    read,
+};
+
+fn read(keys: &Keys) -> Result<Description> {
+    let prefix = format!("{}.", keys.architecture());
+    let mut names = keys.gguf().metadata().iter().map(|(key, _)| key);
+    if let Some(key) = names.find(|key| key.starts_with(&prefix) && key.contains("multiplier")) {
+        return Err(keys.unsupported(format!(
+            "{key}: multipliers beside the weights, which an early converter wrote; convert the model again, which folds them in"
+        )));
+    }
+    let intermediate = keys.per_layer("feed_forward_length")?;
+    let mut layers = Vec::new();
+    let mut tables = Vec::new();
+    for (i, kv_heads) in keys
+        .per_layer("attention.head_count_kv")?
+        .into_iter()
+        .enumerate()
+    {
+        let has = |name: &str| keys.has_tensor(&format!("blk.{i}.{name}"));
+        let mamba = mamba2_mixer(keys)?;
+        let mamba = Mamba2 {
+            norm_groups: has("ssm_norm.weight").then_some(mamba.groups),
+            conv_bias: has("ssm_conv1d.bias"),
+            ..mamba
+        };
+        let attention = attention::attention(keys, kv_heads)?;
+        let mut names = as_stored(&[("ffn_norm.weight", "ffn_norm")]);
+        let of_mamba = mamba2_names().into_iter();
+        names.extend(of_mamba.map(|name| name.within("mixer.mamba2.")));
+        let of_attention = attention::names(&attention, Pairs::Halves).into_iter();
+        names.extend(of_attention.map(|name| name.within("mixer.attention.")));
+        let part = |mixer: Arc<dyn Mixer>| ParallelPart {
+            mixer,
+            input: 1.0,
+            output: 1.0,
+        };
+        let mixer = Parallel {
+            parts: vec![part(Arc::new(mamba)), part(Arc::new(attention))],
+        };
+        layers.push(layer(Arc::new(mixer), Some(dense(intermediate[i]))));
+        tables.push(names);
+    }
+    Ok(Description::of(model(keys, layers)?, tables.into_iter()))
+}

@@ -1,0 +1,107 @@
+//! Feed-forward networks of llama.cpp's architectures: dense ones, mixtures of experts.
+
+use super::Keys;
+use super::names::{Name, Take, as_stored};
+use crate::error::Result;
+use crate::experts::{ExpertsSpec, SharedSpec};
+use crate::feed_forward::{FeedForward, MlpSpec};
+use crate::ops::{Groups, Router, Scoring};
+
+/// The value of `expert_gating_func` that means sigmoid.
+const SIGMOID: usize = 2;
+
+/// The gated network that most models have.
+pub(super) fn dense(intermediate: usize) -> FeedForward {
+    FeedForward::Dense(MlpSpec {
+        intermediate,
+        ..MlpSpec::default()
+    })
+}
+
+/// A mixture of experts with this router, but for the scale and the groups that the file says; `gate` says whether a shared
+/// expert's output is gated.
+pub(super) fn experts(keys: &Keys, router: Router, gate: bool) -> Result<ExpertsSpec> {
+    // Chunks of quantized experts do not yet give the numbers that single tokens give.
+    let mut tensors = keys.gguf().tensors().iter();
+    let quantized = tensors.find(|info| {
+        let integer = info.format().is_none_or(|format| format.is_integer_dot());
+        info.name.ends_with("_exps.weight") && integer
+    });
+    if let Some(info) = quantized {
+        let what = format!(
+            "{}: quantized experts; known are F32, F16 and BF16",
+            info.name
+        );
+        return Err(keys.unsupported(what));
+    }
+    let intermediate = match keys.optional_usize("expert_feed_forward_length")? {
+        Some(intermediate) => intermediate,
+        None => keys.usize("feed_forward_length")?,
+    };
+    let shared = match keys.optional_usize("expert_shared_feed_forward_length")? {
+        Some(shared) => shared,
+        None => keys
+            .usize_or("expert_shared_count", 0)?
+            .saturating_mul(intermediate),
+    };
+    let scale = keys.f32_or("expert_weights_scale", 0.0)?;
+    Ok(ExpertsSpec {
+        experts: keys.usize("expert_count")?,
+        chosen: keys.usize("expert_used_count")?,
+        intermediate,
+        router: Router {
+            scale: if scale == 0.0 { 1.0 } else { scale },
+            groups: groups(keys)?,
+            ..router
+        },
+        shared: (shared > 0).then_some(SharedSpec {
+            intermediate: shared,
+            gate,
+        }),
+        ..ExpertsSpec::default()
+    })
+}
+
+/// A router with sigmoid scores, whose chosen weights are divided by their sum and `more`. A file that says another score is
+/// refused.
+pub(super) fn sigmoid(keys: &Keys, more: f32) -> Result<Router> {
+    let key = "expert_gating_func";
+    match keys.usize_or(key, SIGMOID)? {
+        SIGMOID => Ok(Router {
+            scoring: Scoring::Sigmoid,
+            normalize: Some(more),
+            ..Router::softmax(true)
+        }),
+        other => Err(keys.wrong(key, other, format!("{SIGMOID}, which is sigmoid"))),
+    }
+}
+
+/// Groups of experts of which some are kept; a single one is none.
+fn groups(keys: &Keys) -> Result<Option<Groups>> {
+    let count = keys.usize_or("expert_group_count", 0)?;
+    let kept = keys.usize_or("expert_group_used_count", count)?;
+    Ok((count > 1).then_some(Groups { count, kept }))
+}
+
+/// The names of the tensors of `experts` in block `block`. Gates and the matrices beside them may lie in one tensor.
+pub(super) fn expert_names(keys: &Keys, block: usize, experts: &ExpertsSpec) -> Vec<Name> {
+    let mut names = as_stored(&[
+        ("ffn_latent_in", "ffn_latent_down"),
+        ("ffn_latent_out", "ffn_latent_up"),
+    ]);
+    if keys.has_tensor(&format!("blk.{block}.ffn_gate_up_exps.weight")) {
+        let (count, width) = (experts.experts, experts.intermediate);
+        let half = |part| Take::Groups { count, part };
+        names.push(Name::new(
+            "ffn_gate_exps",
+            "ffn_gate_up_exps",
+            half(0..width),
+        ));
+        names.push(Name::new(
+            "ffn_up_exps",
+            "ffn_gate_up_exps",
+            half(width..2 * width),
+        ));
+    }
+    names
+}

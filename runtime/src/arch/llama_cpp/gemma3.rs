@@ -1,0 +1,87 @@
+//! Gemma 3: attention in windows but for every sixth layer, norms in front and behind (llama.cpp `src/models/gemma3.cpp`;
+//! `conversion/gemma.py`). Norms are stored as the gains that they are.
+
+use std::sync::Arc;
+
+use super::attention::{self, Pairs};
+use super::{Description, Family, Keys, layer, model};
+use crate::error::Result;
+use crate::feed_forward::{FeedForward, MlpSpec};
+use crate::mixers::Attention;
+use crate::ops::Activation;
+use crate::spec::{LayerSpec, ModelSpec, Sublayer};
+
+pub(super) const FAMILY: Family = Family {
+    architectures: &["gemma3"],
+    read,
+};
+
+/// Of so many layers the last one sees all.
+const PATTERN: usize = 6;
+/// Layers of the one size whose scores are scaled by a head's part of the residual stream, not by its width.
+const LARGEST_LAYERS: usize = 62;
+
+fn read(keys: &Keys) -> Result<Description> {
+    let (hidden, heads) = (
+        keys.usize("embedding_length")?,
+        keys.usize("attention.head_count")?,
+    );
+    let kv_heads = keys.per_layer_or("attention.head_count_kv", heads)?;
+    let intermediate = keys.per_layer("feed_forward_length")?;
+    let slides = slides(keys)?;
+    let part = hidden as f32 / heads.max(1) as f32;
+    let around = Sublayer {
+        post_norm: true,
+        ..Sublayer::default()
+    };
+    let mut layers = Vec::new();
+    let mut tables = Vec::new();
+    for (i, kv_heads) in kv_heads.into_iter().enumerate() {
+        let all = Attention {
+            head_norm_eps: Some(keys.f32("attention.layer_norm_rms_epsilon")?),
+            softmax_scale: (slides.len() == LARGEST_LAYERS).then_some(part.powf(-0.5)),
+            ..attention::attention(keys, kv_heads)?
+        };
+        let window = keys.usize_or("attention.sliding_window", 0)?;
+        let attention = match slides[i] && window > 0 {
+            true => Attention {
+                window: Some(window),
+                rope_theta: Some(keys.f32_or("rope.freq_base_swa", 10000.0)?),
+                rope_scaling: None,
+                ..all
+            },
+            false => all,
+        };
+        tables.push(attention::names(&attention, Pairs::Halves));
+        let mlp = MlpSpec {
+            intermediate: intermediate[i],
+            activation: Activation::Gelu,
+            ..MlpSpec::default()
+        };
+        layers.push(LayerSpec {
+            mixer_sublayer: around,
+            ffn_sublayer: around,
+            ..layer(Arc::new(attention), Some(FeedForward::Dense(mlp)))
+        });
+    }
+    let softcap = keys.f32_or("final_logit_softcapping", 0.0)?;
+    let spec = ModelSpec {
+        embedding_multiplier: (hidden as f32).sqrt(),
+        logit_softcap: (softcap != 0.0).then_some(softcap),
+        ..model(keys, layers)?
+    };
+    Ok(Description::of(spec, tables.into_iter()))
+}
+
+/// Which layers see a window: what a list says, or all but every so many one.
+fn slides(keys: &Keys) -> Result<Vec<bool>> {
+    const KEY: &str = "attention.sliding_window_pattern";
+    if keys.is_list(KEY) {
+        return Ok(keys.optional_flags(KEY)?.unwrap_or_default());
+    }
+    let pattern = keys.usize_or(KEY, PATTERN)?;
+    let layers = 1..=keys.layers()?;
+    Ok(layers
+        .map(|layer| pattern != 0 && !layer.is_multiple_of(pattern))
+        .collect())
+}

@@ -1,0 +1,87 @@
+//! Granite 4 and Bamba: Mamba-2, attention, multipliers, dense or mixtures of experts (llama.cpp
+//! `src/models/granite-hybrid.cpp`; `conversion/granite.py`).
+
+use std::sync::Arc;
+
+use super::attention::{self, Pairs};
+use super::feed_forward::{dense, expert_names, experts};
+use super::mamba::{mamba2_mixer, mamba2_names};
+use super::names::Name;
+use super::{Description, Family, Keys, layer, model};
+use crate::error::Result;
+use crate::feed_forward::FeedForward;
+use crate::mixers::{Attention, Mixer};
+use crate::ops::Router;
+use crate::spec::{LayerSpec, ModelSpec, Sublayer};
+
+pub(super) const FAMILY: Family = Family {
+    architectures: &["granitehybrid"],
+    read,
+};
+
+fn read(keys: &Keys) -> Result<Description> {
+    let mamba = mamba2_mixer(keys)?;
+    let intermediate = keys.per_layer("feed_forward_length")?;
+    let experts = match keys.usize_or("expert_count", 0)? {
+        0 => None,
+        _ => Some(experts(keys, Router::softmax(true), false)?),
+    };
+    let multiplier = |key: &str| -> Result<f32> {
+        let multiplier = keys.f32_or(key, 0.0)?;
+        Ok(if multiplier == 0.0 { 1.0 } else { multiplier })
+    };
+    let sublayer = Sublayer {
+        multiplier: multiplier("residual_scale")?,
+        ..Sublayer::default()
+    };
+    let mut layers = Vec::new();
+    let mut tables = Vec::new();
+    for (i, kv_heads) in keys
+        .per_layer("attention.head_count_kv")?
+        .into_iter()
+        .enumerate()
+    {
+        let (mixer, mut names): (Arc<dyn Mixer>, Vec<Name>) = match kv_heads {
+            0 => (Arc::new(mamba.clone()), mamba2_names()),
+            _ => {
+                let attention = scaled_attention(keys, i, kv_heads)?;
+                let names = attention::names(&attention, Pairs::Neighbours);
+                (Arc::new(attention), names)
+            }
+        };
+        let ffn = match experts {
+            Some(experts) => {
+                names.extend(expert_names(keys, i, &experts));
+                FeedForward::Experts(experts)
+            }
+            None => dense(intermediate[i]),
+        };
+        layers.push(LayerSpec {
+            mixer_sublayer: sublayer,
+            ffn_sublayer: sublayer,
+            ..layer(mixer, Some(ffn))
+        });
+        tables.push(names);
+    }
+    let spec = ModelSpec {
+        embedding_multiplier: multiplier("embedding_scale")?,
+        logits_multiplier: 1.0 / multiplier("logit_scale")?,
+        ..model(keys, layers)?
+    };
+    Ok(Description::of(spec, tables.into_iter()))
+}
+
+/// The attention of block `block`. `rope.scaling.finetuned` says whether there are positions.
+fn scaled_attention(keys: &Keys, block: usize, kv_heads: usize) -> Result<Attention> {
+    let scale = keys.f32_or("attention.scale", 0.0)?;
+    let attention = Attention {
+        bias: keys.has_tensor(&format!("blk.{block}.attn_q.bias")),
+        out_bias: keys.has_tensor(&format!("blk.{block}.attn_output.bias")),
+        softmax_scale: (scale != 0.0).then_some(scale),
+        ..attention::attention(keys, kv_heads)?
+    };
+    Ok(match keys.bool_or("rope.scaling.finetuned", true)? {
+        true => attention,
+        false => attention::unturned(attention),
+    })
+}

@@ -1,0 +1,55 @@
+//! Jamba: Mamba with normed parameters, attention without positions, in some layers mixtures of experts (llama.cpp
+//! `src/models/jamba.cpp`; `conversion/jamba.py`).
+
+use std::sync::Arc;
+
+use super::attention::{self, Pairs};
+use super::feed_forward::{dense, expert_names, experts};
+use super::mamba::{MAMBA, mamba_mixer};
+use super::names::{Name, as_stored};
+use super::{Description, Family, Keys, layer, model};
+use crate::error::Result;
+use crate::feed_forward::FeedForward;
+use crate::mixers::{Mamba, Mixer};
+use crate::ops::Router;
+
+pub(super) const FAMILY: Family = Family {
+    architectures: &["jamba"],
+    read,
+};
+
+fn read(keys: &Keys) -> Result<Description> {
+    let mamba = Mamba {
+        norm_eps: Some(keys.f32("attention.layer_norm_rms_epsilon")?),
+        norm_gains: true,
+        ..mamba_mixer(keys)?
+    };
+    let intermediate = keys.per_layer("feed_forward_length")?;
+    let mut layers = Vec::new();
+    let mut tables = Vec::new();
+    for (i, kv_heads) in keys
+        .per_layer("attention.head_count_kv")?
+        .into_iter()
+        .enumerate()
+    {
+        let (mixer, mut names): (Arc<dyn Mixer>, Vec<Name>) = match kv_heads {
+            0 => (Arc::new(mamba.clone()), as_stored(MAMBA)),
+            _ => {
+                let attention = attention::unturned(attention::attention(keys, kv_heads)?);
+                let names = attention::names(&attention, Pairs::Halves);
+                (Arc::new(attention), names)
+            }
+        };
+        let ffn = match keys.has_tensor(&format!("blk.{i}.ffn_gate_inp.weight")) {
+            true => {
+                let experts = experts(keys, Router::softmax(false), false)?;
+                names.extend(expert_names(keys, i, &experts));
+                FeedForward::Experts(experts)
+            }
+            false => dense(intermediate[i]),
+        };
+        layers.push(layer(mixer, Some(ffn)));
+        tables.push(names);
+    }
+    Ok(Description::of(model(keys, layers)?, tables.into_iter()))
+}
