@@ -100,7 +100,6 @@ unsafe fn sweep<K: Tile, const R: usize>(product: &Product, row: usize, tokens: 
 ///
 /// # Safety
 /// As for [`Kernel`].
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 unsafe fn multiply_many<K: Tile, P: Panels>(product: &Product, rows: Range<usize>) {
     // SAFETY: as the caller vouches.
     unsafe {

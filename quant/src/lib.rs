@@ -17,7 +17,6 @@ mod formats;
 pub mod gguf;
 mod kernel;
 mod matrix;
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 mod panel;
 mod plain_read;
 mod regular_file;

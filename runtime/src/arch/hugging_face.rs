@@ -1,4 +1,4 @@
-//! Transformers as transformers saves them: Llama, Mistral, Qwen2, Qwen3.
+//! Transformers as transformers saves them: Llama, Mistral, Qwen2, Qwen3, SmolLM3.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::mixers::{Attention, RopeScaling};
 use crate::spec::{LayerSpec, ModelSpec};
 
 pub(super) const FAMILY: Family = Family {
-    model_types: &["llama", "mistral", "qwen2", "qwen3"],
+    model_types: &["llama", "mistral", "qwen2", "qwen3", "smollm3"],
     spec,
     tensor: |_, weights, weight| Ok(weights.tensor(&tensor_name(&weight.name, "self_attn"))?),
 };
@@ -45,8 +45,10 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     let attention = attention(config)?;
     let layers = (0..config.layers()?)
         .map(|layer| {
+            let has_positions = has_positions(config, layer)?;
             let attention = Attention {
                 window: window(config, layer)?,
+                rope_theta: attention.rope_theta.filter(|_| has_positions),
                 ..attention.clone()
             };
             Ok(LayerSpec::of(Arc::new(attention), Some(mlp)))
@@ -73,17 +75,27 @@ pub(super) fn norm_eps(config: &Config) -> Result<f32> {
 
 pub(super) fn mlp(config: &Config) -> Result<MlpSpec> {
     config.one_of("hidden_act", (), &[("silu", ()), ("swish", ())])?;
-    if config.bool_or("mlp_bias", false)? {
-        return Err(config.wrong("mlp_bias", "false"));
-    }
     Ok(MlpSpec {
         intermediate: config.usize("intermediate_size")?,
+        bias: config.bool_or("mlp_bias", false)?,
         ..MlpSpec::default()
     })
 }
 
 /// The attention of every layer, but for its window.
 pub(super) fn attention(config: &Config) -> Result<Attention> {
+    let attention = attention_without_positions(config)?;
+    let positions = rotary(config, attention.head_dim)?;
+    Ok(Attention {
+        rope_theta: positions.rope_theta,
+        rope_dim: positions.rope_dim,
+        rope_scaling: positions.rope_scaling,
+        ..attention
+    })
+}
+
+/// The same, its queries and keys as they are projected.
+pub(super) fn attention_without_positions(config: &Config) -> Result<Attention> {
     let heads = config.usize("num_attention_heads")?;
     let hidden = config.usize("hidden_size")?;
     let head_dim = match config.optional_usize("head_dim")? {
@@ -106,7 +118,7 @@ pub(super) fn attention(config: &Config) -> Result<Attention> {
             "qwen3" => Some(norm_eps(config)?),
             _ => None,
         },
-        ..rotary(config, head_dim)?
+        ..Attention::default()
     })
 }
 
@@ -123,9 +135,13 @@ fn rotary(config: &Config, head_dim: usize) -> Result<Attention> {
         },
         None => config.optional_f32(key),
     };
+    let usual = match config.string("model_type")? {
+        "smollm3" => 2e6,
+        _ => 1e4,
+    };
     let share = number("partial_rotary_factor")?;
     Ok(Attention {
-        rope_theta: Some(number("rope_theta")?.unwrap_or(10000.0)),
+        rope_theta: Some(number("rope_theta")?.unwrap_or(usual)),
         rope_dim: share.map(|share| (head_dim as f64 * f64::from(share)) as usize),
         rope_scaling: match &nested {
             Some(nested) => scaling(nested)?,
@@ -157,6 +173,24 @@ fn scaling(rope: &Config) -> Result<Option<RopeScaling>> {
     }
 }
 
+/// Whether layer `layer` has positions: of SmolLM3 not every one has.
+fn has_positions(config: &Config, layer: usize) -> Result<bool> {
+    if config.string("model_type")? != "smollm3" {
+        return Ok(true);
+    }
+    if config
+        .object()
+        .get("no_rope_layers")
+        .is_none_or(serde_json::Value::is_null)
+    {
+        let interval = config.usize_or("no_rope_layer_interval", 4)?;
+        return Ok(interval == 0 || !(layer + 1).is_multiple_of(interval));
+    }
+    let listed = config.usizes("no_rope_layers")?.get(layer).copied();
+    let has = listed.ok_or_else(|| config.wrong("no_rope_layers", "a number for every layer"));
+    Ok(has? != 0)
+}
+
 /// The sliding window of layer `layer`, if it has one.
 fn window(config: &Config, layer: usize) -> Result<Option<usize>> {
     let Some(window) = config.optional_usize("sliding_window")? else {
@@ -169,6 +203,13 @@ fn window(config: &Config, layer: usize) -> Result<Option<usize>> {
                 && match layer_type(config, layer)? {
                     Some(layer_type) => layer_type == "sliding_attention",
                     None => layer >= config.usize_or("max_window_layers", 28)?,
+                }
+        }
+        "smollm3" => {
+            config.bool_or("use_sliding_window", false)?
+                && match layer_type(config, layer)? {
+                    Some(layer_type) => layer_type == "sliding_attention",
+                    None => !has_positions(config, layer)?,
                 }
         }
         _ => false,

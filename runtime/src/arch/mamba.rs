@@ -23,7 +23,7 @@ pub(super) const SAMBA: Family = Family {
 };
 
 /// Reads the tensor called `name`, but for A, of which a checkpoint has the logarithm of what it is below zero.
-fn tensor(weights: &safetensors::Checkpoint, name: String) -> Result<Tensor> {
+pub(super) fn tensor(weights: &safetensors::Checkpoint, name: String) -> Result<Tensor> {
     match name.strip_suffix(".A") {
         None => Ok(weights.tensor(&name)?),
         Some(mixer) => tensors::minus_exp(&weights.tensor(&format!("{mixer}.A_log"))?),

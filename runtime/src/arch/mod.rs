@@ -1,15 +1,19 @@
 //! Frontends: from a Hugging Face configuration to a [`ModelSpec`] and the names that its tensors have there. One
 //! file per family of configurations; one for the GGUF files that llama.cpp has of the same models.
 
+mod bamba;
 mod config;
 mod experts;
+mod falcon_h1;
 mod fla;
 mod fla_linear;
 mod fla_memories;
 mod fla_slots;
 #[cfg(test)]
 mod flag_tests;
+mod granite;
 mod hugging_face;
+mod hybrid;
 mod jamba;
 mod lfm2;
 mod lfm2_moe;
@@ -20,6 +24,8 @@ pub(crate) mod llama_cpp_vocab;
 mod llama_cpp_vocab_tests;
 mod mamba;
 mod minimax;
+mod nemotron_h;
+mod olmo_hybrid;
 mod qwen3_next;
 mod rwkv;
 mod sse;
@@ -47,7 +53,10 @@ struct Family {
 }
 
 const FAMILIES: &[Family] = &[
+    bamba::FAMILY,
+    falcon_h1::FAMILY,
     fla::FAMILY,
+    granite::FAMILY,
     hugging_face::FAMILY,
     jamba::FAMILY,
     lfm2::FAMILY,
@@ -55,6 +64,8 @@ const FAMILIES: &[Family] = &[
     mamba::FAMILY,
     mamba::SAMBA,
     minimax::FAMILY,
+    nemotron_h::FAMILY,
+    olmo_hybrid::FAMILY,
     qwen3_next::FAMILY,
     qwen3_next::WITH_IMAGES,
     rwkv::FAMILY,

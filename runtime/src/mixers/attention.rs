@@ -2,7 +2,7 @@
 //! transformers' Llama, Qwen and Mistral).
 //!
 //! ```text
-//! q, k, v = W_q x, W_k x, W_v x (+ biases);  q, k <- rms per head (optional);  q, k <- rotary(position)
+//! q, k, v = W_q x, W_k x, W_v x (+ biases);  q, k <- rms per head or over all heads (optional);  q, k <- rotary(position)
 //! o_t = sum_j softmax_j(scale q_t k_j) v_j    over t - window < j <= t, or over all j <= t
 //! o   <- o sigmoid(W_g x) (optional);  y = W_o o (+ bias)
 //! ```
@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 use super::{Mismatch, Mixer};
 use crate::error::Result;
 use crate::ops::{
-    Activation, Attend, Eviction, Gate, Lane, Map, Norm, OutputOp, Policy, Prepare, Rope,
-    ScoreSlots,
+    Activation, Attend, Eviction, Gate, Lane, Map, Norm, Normalize, OutputOp, Policy, Prepare,
+    Rope, ScoreSlots,
 };
 use crate::program::{Lowering, View};
 use crate::spec::WeightSpec;
@@ -61,8 +61,15 @@ pub struct Attention {
     /// Multiplies the keys as they are projected, with their bias; none: nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_multiplier: Option<f32>,
+    /// Whether those norms are over all heads together, with a gain for each value.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub norm_over_heads: bool,
     /// What stays of the tokens that leave the window; none: nothing.
     pub retained: Option<Retained>,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// A set of tokens that have left the window.
@@ -231,7 +238,7 @@ impl Attention {
     /// Queries or keys, with the head norm `norm` and positions if the mixer has them.
     fn lane(&self, layer: &Lowering, view: View, norm: &str) -> Result<Lane> {
         let mut maps = Vec::new();
-        if let Some(eps) = self.head_norm_eps {
+        if let Some(eps) = self.head_norm_eps.filter(|_| !self.norm_over_heads) {
             maps.push(Map::Rms(Norm::rms(layer.vector(norm)?, eps)));
         }
         if self.rope_theta.is_some() {
@@ -262,6 +269,12 @@ impl Attention {
         let gate: &[&str] = if self.gate { &["g_proj"] } else { &[] };
         let views = self.project(layer, gate)?;
         let (q, k, v, gate) = (views[0], views[1], views[2], views.get(3).copied());
+        if let Some(eps) = self.head_norm_eps.filter(|_| self.norm_over_heads) {
+            for (columns, norm) in [(q, "q_norm.weight"), (k, "k_norm.weight")] {
+                let norm = Norm::rms(layer.vector(norm)?, eps);
+                layer.push(Normalize { columns, norm });
+            }
+        }
         let eviction = before(layer, k, v)?;
         let scored = |eviction: &Eviction| matches!(eviction.policy, Policy::Learned { .. });
         let [q, k, v] = match eviction.as_ref().is_some_and(scored) {
@@ -326,8 +339,12 @@ impl Mixer for Attention {
             }
         }
         if self.head_norm_eps.is_some() {
-            for name in ["q_norm.weight", "k_norm.weight"] {
-                weights.push(WeightSpec::full(name, &[self.head_dim]));
+            let over_heads = [width, self.kv_width()].map(|width| match self.norm_over_heads {
+                true => width,
+                false => self.head_dim,
+            });
+            for (name, width) in ["q_norm.weight", "k_norm.weight"].iter().zip(over_heads) {
+                weights.push(WeightSpec::full(name, &[width]));
             }
         }
         if self.gate {

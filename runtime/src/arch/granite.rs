@@ -1,0 +1,106 @@
+//! Granite 4 hybrids (transformers `granitemoehybrid`): layers of Mamba-2 or of attention with a scale of its own, mostly
+//! without positions, every sum into the residual stream multiplied.
+
+use std::sync::Arc;
+
+use waterline_quant::{Tensor, safetensors};
+
+use super::hugging_face::{attention, attention_without_positions, model, norm_eps};
+use super::hybrid::{self, Kind};
+use super::{Config, Family, mamba, tensors};
+use crate::error::{Error, Result};
+use crate::feed_forward::MlpSpec;
+use crate::mixers::{Attention, Mamba2, Mixer};
+use crate::spec::{LayerSpec, ModelSpec, Sublayer, WeightSpec};
+
+pub(super) const FAMILY: Family = Family {
+    model_types: &["granitemoehybrid"],
+    spec,
+    tensor: |_, weights, weight| tensor(weights, weight),
+};
+
+fn spec(config: &Config) -> Result<ModelSpec> {
+    let scaled: Arc<dyn Mixer> = Arc::new(Attention {
+        softmax_scale: config.optional_f32("attention_multiplier")?,
+        ..match config.optional_string("position_embedding_type") {
+            Some("rope") => attention(config)?,
+            None | Some("nope") => attention_without_positions(config)?,
+            Some(_) => return Err(config.wrong("position_embedding_type", "rope or nope")),
+        }
+    });
+    let mamba: Mamba2 = hybrid::mamba2(config, hybrid::expanded(config)?, norm_eps(config)?)?;
+    let mamba: Arc<dyn Mixer> = Arc::new(mamba);
+    if config.usize_or("num_local_experts", 0)? > 0 {
+        return Err(Error::Unsupported {
+            file: config.file().into(),
+            what: "num_local_experts: a mixture of experts beside the shared network".into(),
+        });
+    }
+    let mlp = MlpSpec {
+        intermediate: config.usize("shared_intermediate_size")?,
+        ..MlpSpec::default()
+    };
+    let sublayer = Sublayer {
+        multiplier: config.f32_or("residual_multiplier", 1.0)?,
+        ..Sublayer::default()
+    };
+    let keys = ["layer_types", "layers_block_type"];
+    let layers = hybrid::mixer_kinds(config, &keys, |_| Kind::Mamba)?
+        .into_iter()
+        .map(|kind| {
+            let mixer = if kind == Kind::Mamba { &mamba } else { &scaled };
+            LayerSpec {
+                mixer_sublayer: sublayer,
+                ffn_sublayer: sublayer,
+                ..LayerSpec::of(Arc::clone(mixer), Some(mlp))
+            }
+        })
+        .collect();
+    let divisor = config.f32_or("logits_scaling", 1.0)?;
+    if divisor == 0.0 {
+        return Err(config.wrong("logits_scaling", "a number that divides the logits"));
+    }
+    Ok(ModelSpec {
+        embedding_multiplier: config.f32_or("embedding_multiplier", 1.0)?,
+        logits_multiplier: 1.0 / divisor,
+        ..model(config, layers)?
+    })
+}
+
+fn tensor(weights: &safetensors::Checkpoint, weight: &WeightSpec) -> Result<Tensor> {
+    let whole = [
+        ("token_embd.weight", "model.embed_tokens.weight"),
+        ("output_norm.weight", "model.norm.weight"),
+        ("output.weight", "lm_head.weight"),
+    ];
+    let mixer = if is_attention(&weight.name) {
+        "self_attn."
+    } else {
+        "mamba."
+    };
+    let parts = [
+        ("attn_norm.", "input_layernorm."),
+        ("ffn_norm.", "post_attention_layernorm."),
+        ("ffn_gate.", "shared_mlp.input_linear."),
+        ("ffn_up.", "shared_mlp.input_linear."),
+        ("ffn_down.", "shared_mlp.output_linear."),
+        ("mixer.", mixer),
+    ];
+    let name = hybrid::renamed(&weight.name, &whole, "model.layers", &parts);
+    let tensor = mamba::tensor(weights, name.clone())?;
+    // The gate's rows, then those that it gates.
+    let rows = weight.shape[0];
+    match weight.name.split('.').nth(2) {
+        Some("ffn_gate") => tensors::rows(&name, &tensor, std::slice::from_ref(&(0..rows))),
+        Some("ffn_up") => tensors::rows(&name, &tensor, std::slice::from_ref(&(rows..2 * rows))),
+        _ => Ok(tensor),
+    }
+}
+
+/// Whether one of our tensors is a projection of attention.
+pub(super) fn is_attention(name: &str) -> bool {
+    let projections = ["q_proj.", "k_proj.", "v_proj.", "o_proj."];
+    projections
+        .iter()
+        .any(|projection| name.contains(projection))
+}

@@ -1,0 +1,130 @@
+//! Nemotron-H, as transformers saves it: every layer is one sublayer, of Mamba-2, of attention without positions, or a
+//! feed-forward network with squared ReLU and no gate.
+
+use std::sync::Arc;
+
+use super::hugging_face::attention_without_positions;
+use super::hybrid::{self, Kind};
+use super::{Config, Family, mamba};
+use crate::error::{Error, Result};
+use crate::feed_forward::MlpSpec;
+use crate::mixers::{Attention, Mamba2};
+use crate::ops::Activation;
+use crate::spec::{LayerSpec, ModelSpec};
+
+pub(super) const FAMILY: Family = Family {
+    model_types: &["nemotron_h"],
+    spec,
+    tensor: |_, weights, weight| {
+        let name = tensor_name(&weight.name, weights.contains("model.embed_tokens.weight"));
+        mamba::tensor(weights, name)
+    },
+};
+
+/// The name in the checkpoint of one of our tensors; some files have other names outside of the layers.
+fn tensor_name(name: &str, model: bool) -> String {
+    let backbone = [
+        ("token_embd.weight", "backbone.embeddings.weight"),
+        ("output_norm.weight", "backbone.norm_f.weight"),
+        ("output.weight", "lm_head.weight"),
+    ];
+    let usual = [
+        ("token_embd.weight", "model.embed_tokens.weight"),
+        ("output_norm.weight", "model.norm_f.weight"),
+        ("output.weight", "lm_head.weight"),
+    ];
+    let parts = [
+        ("attn_norm.", "norm."),
+        ("ffn_norm.", "norm."),
+        ("ffn_up.", "mixer.up_proj."),
+        ("ffn_down.", "mixer.down_proj."),
+    ];
+    match model {
+        true => hybrid::renamed(name, &usual, "model.layers", &parts),
+        false => hybrid::renamed(name, &backbone, "backbone.layers", &parts),
+    }
+}
+
+fn spec(config: &Config) -> Result<ModelSpec> {
+    let mamba = Arc::new(mamba2(config)?);
+    let attention = Arc::new(Attention {
+        // No bias, whatever attention_bias says.
+        bias: false,
+        out_bias: false,
+        ..attention_without_positions(config)?
+    });
+    let mlp = mlp(config)?;
+    let layers = kinds(config)?
+        .into_iter()
+        .map(|kind| match kind {
+            Kind::Mamba => Ok(LayerSpec::of(mamba.clone(), None)),
+            Kind::Attention => Ok(LayerSpec::of(attention.clone(), None)),
+            Kind::Mlp => Ok(LayerSpec {
+                ffn: Some(mlp.into()),
+                ..LayerSpec::default()
+            }),
+            Kind::Experts => Err(Error::Unsupported {
+                file: config.file().into(),
+                what: "layers of experts that have no gate".into(),
+            }),
+        })
+        .collect::<Result<_>>()?;
+    Ok(ModelSpec {
+        vocab: config.usize("vocab_size")?,
+        hidden: config.usize("hidden_size")?,
+        norm_eps: config.f32_or("layer_norm_epsilon", 1e-5)?,
+        layers,
+        ..ModelSpec::default()
+    })
+}
+
+/// The kind of every layer; older files have a letter for each.
+fn kinds(config: &Config) -> Result<Vec<Kind>> {
+    if let Some(kinds) = hybrid::kinds(config, &["layers_block_type", "layer_types"])? {
+        return Ok(kinds);
+    }
+    let letters = config.string("hybrid_override_pattern")?.chars();
+    let kind = |letter| match letter {
+        'M' => Ok(Kind::Mamba),
+        '*' => Ok(Kind::Attention),
+        '-' => Ok(Kind::Mlp),
+        'E' => Ok(Kind::Experts),
+        _ => Err(config.wrong("hybrid_override_pattern", "letters M, *, - and E")),
+    };
+    letters.map(kind).collect()
+}
+
+fn mamba2(config: &Config) -> Result<Mamba2> {
+    config.one_of("mamba_hidden_act", (), &[("silu", ()), ("swish", ())])?;
+    let groups = config.usize_or("n_groups", 8)?;
+    let (step_min, step_max) = config.limits("time_step_limit", (0.0, f32::INFINITY))?;
+    Ok(Mamba2 {
+        heads: config.usize_or("mamba_num_heads", 128)?,
+        head_dim: config.usize_or("mamba_head_dim", 64)?,
+        groups,
+        state: config.usize_or("ssm_state_size", 128)?,
+        conv: config.usize_or("conv_kernel", 4)?,
+        conv_bias: config.bool_or("use_conv_bias", true)?,
+        bias: config.bool_or("use_bias", false)?,
+        skip_per_channel: false,
+        norm_groups: Some(groups),
+        norm_before_gate: false,
+        norm_eps: config.f32_or("layer_norm_epsilon", 1e-5)?,
+        step_min,
+        step_max: step_max.is_finite().then_some(step_max),
+        out_bias: None,
+        multipliers: None,
+        hax: None,
+    })
+}
+
+fn mlp(config: &Config) -> Result<MlpSpec> {
+    config.one_of("mlp_hidden_act", (), &[("relu2", ())])?;
+    Ok(MlpSpec {
+        intermediate: config.usize("intermediate_size")?,
+        gated: false,
+        activation: Activation::SquaredRelu,
+        bias: config.bool_or("mlp_bias", false)?,
+        ..MlpSpec::default()
+    })
+}

@@ -1,0 +1,53 @@
+//! Norms columns in place.
+
+use super::norm::Norm;
+use super::{Access, DeviceOp, Op};
+use crate::cpu::{Frame, simd};
+use crate::cuda::Launches;
+use crate::error::Result;
+use crate::program::View;
+use crate::validate::Rules;
+
+/// `columns = norm(columns)`, over all of them together.
+pub struct Normalize {
+    /// The columns.
+    pub columns: View,
+    /// The norm, with a gain for each column.
+    pub norm: Norm,
+}
+
+impl Op for Normalize {
+    fn run(&self, frame: &mut Frame) {
+        let View {
+            buffer,
+            start,
+            width,
+            stride,
+        } = self.columns;
+        let rows = frame.buffers.get_mut(buffer).chunks_exact_mut(stride);
+        simd::vectorize(
+            #[inline(always)]
+            || {
+                for row in rows.take(frame.tokens.len()) {
+                    self.norm.apply_in_place(&mut row[start..start + width]);
+                }
+            },
+        );
+    }
+
+    fn access(&self) -> Access {
+        Access::default().updates([self.columns])
+    }
+
+    fn check(&self, rules: &mut Rules) {
+        rules.width("columns", self.columns, self.norm.weight.len());
+    }
+}
+
+impl DeviceOp for Normalize {
+    fn launch(&self, launches: &mut Launches) -> Result<()> {
+        let gather = launches.gathered(self.columns, Some(&self.norm))?;
+        launches.stage(gather, self.columns);
+        Ok(())
+    }
+}
