@@ -380,7 +380,7 @@ impl ModelSpec {
         }
         let multipliers = [self.embedding_multiplier, self.logits_multiplier];
         let cap = self.logit_softcap.unwrap_or(1.0);
-        if !multipliers.iter().all(|x| x.is_finite()) || !(cap.is_finite() && cap > 0.0) {
+        if !(multipliers.iter().all(|x| x.is_finite()) && cap.is_finite() && cap > 0.0) {
             return Err(Error::Config {
                 file: file.into(),
                 key: "embedding_multiplier, logits_multiplier, logit_softcap".into(),
