@@ -131,6 +131,9 @@ typedef struct {
   uint32_t device;
   // Which GPU, for WL_DEVICE_CUDA; 0, the first, by default.
   uint32_t gpu;
+  // 1 opens a model although its files hold tensors or keys that the library does not use; it may be another model without
+  // them. 0 by default.
+  uint32_t allow_unused;
 } wl_model_params;
 
 // What a model is.

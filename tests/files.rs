@@ -333,3 +333,134 @@ fn ctrl_c_leaves_no_half_written_file() {
     );
     assert_eq!(place.files(), [""; 0]);
 }
+
+/// Changes one key of a folder's configuration.
+fn set_key(dir: &std::path::Path, key: &str, value: serde_json::Value) {
+    let path = dir.join("config.json");
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    config[key] = value;
+    std::fs::write(&path, config.to_string()).unwrap();
+}
+
+#[test]
+fn what_nothing_uses_is_named_and_passed_over_only_on_demand() {
+    let place = Workplace::new();
+    // A switch that no reader knows, a rule for training that needs none, a switch whose tensors then have no reader.
+    for (case, key, value, named) in [
+        (
+            "gdn_plain",
+            "row_topk",
+            serde_json::json!(4),
+            "the key: row_topk;",
+        ),
+        ("gdn_plain", "initializer_range", serde_json::json!(0.5), ""),
+        (
+            "transformer_swa_qknorm",
+            "qk_norm",
+            serde_json::json!(false),
+            "the tensors: model.layers.0.attn.k_norm.weight, ",
+        ),
+    ] {
+        let dir = place.path(&format!("{case}-{key}"));
+        copy_fixture(case, &dir);
+        set_key(&dir, key, value);
+        let dir = dir.display().to_string();
+        let output = place.name("out.gguf");
+        for command in [
+            &["inspect", &dir][..],
+            &["convert", &dir, "-o", &output, "--type", "f32"],
+        ] {
+            let outcome = place.run(command);
+            match named {
+                "" => assert_eq!(outcome.status, Some(0), "{}", outcome.stderr),
+                named => {
+                    outcome.failed(2, &["nothing uses", named]);
+                    let allowed = place.run(command.iter().chain(&["--allow-unused"]));
+                    assert_eq!(allowed.status, Some(0), "{}", allowed.stderr);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_gguf_file_is_read_as_strictly() {
+    let place = Workplace::new();
+    let model = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/models/gdn.gguf");
+    let gguf = waterline_quant::gguf::Gguf::open(&model).unwrap();
+    let more = place.path("more.gguf");
+    let write = |key: &str, tensor: Option<&str>| {
+        let mut metadata = gguf.metadata().to_vec();
+        metadata.push((key.into(), waterline_quant::gguf::Value::U32(1)));
+        let names = gguf.tensors().iter().map(|info| info.name.as_str());
+        let mut all: Vec<_> = names
+            .map(|name| (name.to_string(), gguf.tensor(name).unwrap()))
+            .collect();
+        if let Some(name) = tensor {
+            all.push((name.into(), all[0].1.clone()));
+        }
+        let described: Vec<_> = all
+            .iter()
+            .map(|(name, tensor)| waterline_quant::gguf::NewTensor {
+                name: name.clone(),
+                format: tensor.format,
+                shape: tensor.shape.clone(),
+            })
+            .collect();
+        let writer = waterline_quant::gguf::Writer::create(&more, &metadata, &described);
+        let mut writer = writer.unwrap();
+        for (_, tensor) in &all {
+            writer.write_tensor(&tensor.data).unwrap();
+        }
+        writer.finish().unwrap();
+    };
+    let inspect =
+        |flags: &[&str]| place.run(["inspect", &place.name("more.gguf")].iter().chain(flags));
+    write("general.note", None);
+    inspect(&[]).succeeded();
+    write("waterline.gate", None);
+    inspect(&[]).failed(2, &["the key: waterline.gate;"]);
+    write("general.note", Some("blk.0.mixer.gate_q_proj.weight"));
+    inspect(&[]).failed(2, &["the tensor: blk.0.mixer.gate_q_proj.weight;"]);
+    inspect(&["--allow-unused"]).succeeded();
+}
+
+#[cfg(unix)]
+#[test]
+fn a_folder_of_pipes_and_devices_is_refused_at_once() {
+    let place = Workplace::new();
+    for file in [
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "model.safetensors",
+    ] {
+        for device in [None, Some("/dev/zero")] {
+            let dir = place.path(&format!("{file}-{}", device.is_some()));
+            copy_fixture("gdn_plain", &dir);
+            let path = dir.join(file);
+            let _ = std::fs::remove_file(&path);
+            match device {
+                Some(device) => std::os::unix::fs::symlink(device, &path).unwrap(),
+                None => {
+                    let made = std::process::Command::new("mkfifo").arg(&path).status();
+                    assert!(made.unwrap().success());
+                }
+            }
+            place
+                .run(["inspect".as_ref(), dir.as_os_str()])
+                .failed(2, &[file, "not a file"]);
+        }
+    }
+    let sharded = place.path("index");
+    copy_fixture("gdn_plain", &sharded);
+    std::fs::remove_file(sharded.join("model.safetensors")).unwrap();
+    let index = sharded.join("model.safetensors.index.json");
+    let huge = std::fs::File::create(index).unwrap();
+    huge.set_len(1 << 40).unwrap();
+    place
+        .run(["inspect".as_ref(), sharded.as_os_str()])
+        .failed(2, &["index.json", "more than the"]);
+}

@@ -5,7 +5,7 @@ use std::ffi::{CString, c_char, c_void};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
-use waterline::{Bytes, Checkpoint, Device, Model, Pool};
+use waterline::{Bytes, Checkpoint, Device, Model, OpenOptions, Pool};
 
 use crate::handles::Handles;
 use crate::log::{log, wl_log_level};
@@ -40,6 +40,9 @@ pub struct wl_model_params {
     pub device: u32,
     /// Which GPU, for WL_DEVICE_CUDA; 0, the first, by default.
     pub gpu: u32,
+    /// 1 opens a model although its files hold tensors or keys that the library does not use; it may be another model without
+    /// them. 0 by default.
+    pub allow_unused: u32,
 }
 
 /// What a model is.
@@ -70,6 +73,7 @@ impl Default for wl_model_params {
             size: size_of::<Self>() as u32,
             device: wl_device::WL_DEVICE_AUTO as u32,
             gpu: 0,
+            allow_unused: 0,
         }
     }
 }
@@ -157,14 +161,17 @@ fn c_string(text: &str) -> CString {
 unsafe fn open(
     params: *const wl_model_params,
     model: *mut *mut wl_model,
-    checkpoint: impl FnOnce() -> Outcome<Checkpoint>,
+    checkpoint: impl FnOnce(&OpenOptions) -> Outcome<Checkpoint>,
 ) -> wl_status {
     border(|| {
         place("the place for the model", model)?;
         // SAFETY: the caller of the exported function says that it is such a struct or NULL.
         let params = unsafe { params::read("wl_model_params", params) }?;
         let clock = Instant::now();
-        let open = OpenModel::new(checkpoint()?, &params)?;
+        let options = OpenOptions {
+            allow_unused: params.allow_unused != 0,
+        };
+        let open = OpenModel::new(checkpoint(&options)?, &params)?;
         log(wl_log_level::WL_LOG_INFO, || {
             format!(
                 "opened {}: {} parameters, {} bytes of weights, {:.0} ms, {}",
@@ -238,9 +245,12 @@ pub unsafe extern "C" fn wl_model_open(
     params: *const wl_model_params,
     model: *mut *mut wl_model,
 ) -> wl_status {
-    let checkpoint = || {
+    let checkpoint = |options: &_| {
         // SAFETY: the caller gives a path that ends at a zero byte.
-        Ok(Checkpoint::open(unsafe { self::path(path) }?)?)
+        Ok(Checkpoint::open_with(
+            unsafe { self::path(path) }?,
+            options,
+        )?)
     };
     // SAFETY: the caller's promises are passed on.
     unsafe { open(params, model, checkpoint) }
@@ -254,12 +264,13 @@ pub unsafe extern "C" fn wl_model_from_memory(
     params: *const wl_model_params,
     model: *mut *mut wl_model,
 ) -> wl_status {
-    let checkpoint = || {
+    let checkpoint = |options: &_| {
         // SAFETY: the caller gives so many bytes.
         let bytes = unsafe { slice("bytes", bytes.cast::<u8>(), length) }?;
-        Ok(Checkpoint::from_bytes(
+        Ok(Checkpoint::from_bytes_with(
             Bytes::copy_from(bytes).map_err(waterline::Error::from)?,
             "the model in memory",
+            options,
         )?)
     };
     // SAFETY: the caller's promises are passed on.
@@ -278,7 +289,7 @@ pub unsafe extern "C" fn wl_model_builtin(
 }
 
 #[cfg(feature = "builtin-model")]
-fn builtin() -> Outcome<Checkpoint> {
+fn builtin(_: &OpenOptions) -> Outcome<Checkpoint> {
     /// Tensors in a GGUF file are aligned to 64 bytes from its start.
     #[repr(C, align(64))]
     struct Aligned<T: ?Sized>(T);
@@ -289,7 +300,7 @@ fn builtin() -> Outcome<Checkpoint> {
 }
 
 #[cfg(not(feature = "builtin-model"))]
-fn builtin() -> Outcome<Checkpoint> {
+fn builtin(_: &OpenOptions) -> Outcome<Checkpoint> {
     Err(Failure::new(
         wl_status::WL_ERROR_UNSUPPORTED,
         "this library was built without a built-in model; open one with wl_model_open",

@@ -102,6 +102,14 @@ pub(crate) unsafe fn put<T>(to: *mut T, value: T) {
     unsafe { to.write(value) }
 }
 
+/// Checks a place that may be NULL if the result is not wanted, before there is one.
+pub(crate) fn place_if_wanted<T>(what: &str, to: *mut T) -> Outcome {
+    match to.is_null() {
+        true => Ok(()),
+        false => place(what, to),
+    }
+}
+
 /// Writes a result to a place that may be NULL if it is not wanted.
 ///
 /// # Safety

@@ -9,7 +9,7 @@ use crate::handles::Handles;
 use crate::log::{log, wl_log_level};
 use crate::model::{MODELS, OpenModel, wl_device, wl_model, wl_model_params};
 use crate::params::{self, Tagged};
-use crate::pointers::{path, place, put, put_if_wanted, slice};
+use crate::pointers::{path, place, place_if_wanted, put, put_if_wanted, slice};
 use crate::progress::{Progress, feed};
 use crate::sampling::{sampler_params, wl_logit_bias, wl_sampler_params};
 use crate::status::{Failure, Outcome, border, wl_status};
@@ -431,6 +431,7 @@ pub unsafe extern "C" fn wl_feed(
     with_settled(session, |inner| {
         // SAFETY: the caller gives so many tokens.
         let tokens = unsafe { slice("tokens", tokens, count) }?;
+        place_if_wanted("the place for the number of tokens", fed)?;
         let outcome = feed(&mut inner.session, tokens, inner.progress);
         let read = match outcome {
             Ok(()) => tokens.len(),

@@ -79,7 +79,10 @@ impl From<Error> for Failure {
         let source = std::error::Error::source(&error);
         let status = match &error {
             _ if source.is_some_and(|source| source.is::<std::io::Error>()) => WL_ERROR_IO,
-            Error::Quant(_) | Error::Config { .. } | Error::Tensor { .. } => WL_ERROR_MODEL,
+            Error::Quant(_)
+            | Error::Config { .. }
+            | Error::Tensor { .. }
+            | Error::Unused { .. } => WL_ERROR_MODEL,
             Error::Unsupported { .. } => WL_ERROR_UNSUPPORTED,
             Error::Device { .. } => WL_ERROR_DEVICE,
             Error::Tokenizer { .. } | Error::Template { .. } => WL_ERROR_TEXT,

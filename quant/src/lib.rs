@@ -34,5 +34,5 @@ pub use format::{
 };
 pub use matrix::{Matrix, Output};
 pub use plain_read::plain_read;
-pub use regular_file::{NewFile, open_file};
+pub use regular_file::{NewFile, open_file, read_file};
 pub use storage::{Bytes, Tensor};

@@ -1,7 +1,7 @@
 //! Files and nothing else: a folder, device or pipe under the name of a file is refused before it is touched.
 
 use std::fs::{File, Metadata};
-use std::io::{self, BufWriter, ErrorKind, Write};
+use std::io::{self, BufWriter, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,6 +11,30 @@ use tempfile::NamedTempFile;
 pub fn open_file(path: impl AsRef<Path>) -> io::Result<File> {
     check(&std::fs::metadata(&path)?)?;
     File::open(path)
+}
+
+/// Reads a file of at most `limit` bytes.
+///
+/// # Errors
+/// Also if it is something other than a file, or larger.
+pub fn read_file(path: impl AsRef<Path>, limit: u64) -> io::Result<Vec<u8>> {
+    let too_large = || {
+        let reason = format!("the file has more than the {limit} bytes that such a file may have");
+        io::Error::new(ErrorKind::FileTooLarge, reason)
+    };
+    let file = open_file(path)?;
+    let length = file.metadata()?.len();
+    if length > limit {
+        return Err(too_large());
+    }
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(length as usize)?;
+    // The file may grow while it is read.
+    file.take(limit + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > limit {
+        true => Err(too_large()),
+        false => Ok(bytes),
+    }
 }
 
 /// Refuses what is no file.
@@ -161,6 +185,18 @@ mod tests {
             entry.unwrap().file_name().to_string_lossy().into_owned()
         };
         std::fs::read_dir(folder).unwrap().map(name).collect()
+    }
+
+    #[test]
+    fn a_file_is_read_up_to_its_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        std::fs::write(&path, "four").unwrap();
+        assert_eq!(read_file(&path, 4).unwrap(), b"four");
+        let error = read_file(&path, 3).unwrap_err().to_string();
+        assert!(error.contains("more than the 3 bytes"), "{error}");
+        assert!(read_file(folder.path(), 4).is_err());
+        assert!(read_file("/dev/zero", 4).is_err());
     }
 
     #[test]

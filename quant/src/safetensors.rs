@@ -2,15 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use safetensors::tensor::{Dtype, Metadata, SafeTensors};
 
 use crate::error::{Error, Result};
 use crate::format::{BF16, F16, F32, Format};
+use crate::regular_file::read_file;
 use crate::storage::{Bytes, Tensor};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+/// Largest index that is read: a hundred bytes for each of a million tensors.
+const LARGEST_INDEX: u64 = 100 << 20;
 
 /// The tensors of one or several memory-mapped safetensors files, by name.
 pub struct Checkpoint {
@@ -23,6 +27,8 @@ struct Entry {
     dtype: Dtype,
     shape: Vec<usize>,
     data: Bytes,
+    /// Whether its values were read.
+    used: AtomicBool,
 }
 
 impl Checkpoint {
@@ -88,6 +94,7 @@ impl Checkpoint {
                         dtype: info.dtype,
                         shape: info.shape.clone(),
                         data: bytes.slice(start + from..start + to),
+                        used: AtomicBool::new(false),
                     },
                 );
             }
@@ -103,6 +110,18 @@ impl Checkpoint {
     /// The names of all tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
+    }
+
+    /// The names of the tensors whose values nobody has read, sorted.
+    pub fn unused(&self) -> impl Iterator<Item = &str> {
+        let unused = |(_, entry): &(&String, &Entry)| !entry.used.load(Ordering::Relaxed);
+        let entries = self.entries.iter().filter(unused);
+        entries.map(|(name, _)| name.as_str())
+    }
+
+    /// The bytes of tensor `name`, if there is one. To look at them is not to use the tensor.
+    pub fn bytes(&self, name: &str) -> Option<&Bytes> {
+        self.entries.get(name).map(|entry| &entry.data)
     }
 
     /// Whether there is a tensor `name`.
@@ -156,11 +175,14 @@ impl Checkpoint {
         Ok((entry.shape.clone(), values))
     }
 
+    /// The entry of a tensor that is used from now on.
     fn entry(&self, name: &str) -> Result<&Entry> {
-        self.entries.get(name).ok_or_else(|| Error::Missing {
+        let entry = self.entries.get(name).ok_or_else(|| Error::Missing {
             file: self.name.clone(),
             item: format!("tensor '{name}'"),
-        })
+        })?;
+        entry.used.store(true, Ordering::Relaxed);
+        Ok(entry)
     }
 }
 
@@ -178,7 +200,7 @@ impl Entry {
 /// Shard file name -> names of its tensors.
 fn read_index(path: &Path) -> Result<BTreeMap<String, BTreeSet<String>>> {
     let file = path.display().to_string();
-    let text = std::fs::read(path).map_err(|e| Error::io(path, "read", e))?;
+    let text = read_file(path, LARGEST_INDEX).map_err(|e| Error::io(path, "read", e))?;
     let json: serde_json::Value =
         serde_json::from_slice(&text).map_err(|e| Error::invalid(&file, "the text", e, "JSON"))?;
     let map = json

@@ -29,6 +29,14 @@ pub struct TextFiles {
     pub eos: Option<u32>,
 }
 
+/// How a model is opened.
+#[derive(Debug, Clone, Default)]
+pub struct OpenOptions {
+    /// Whether tensors and keys of the file that the model does not use are passed over. Without it they are an error, but
+    /// for those that are known to mean nothing: a model without them may be another one than was trained.
+    pub allow_unused: bool,
+}
+
 /// A model as it lies in its files. Tensors are mapped, not read.
 #[derive(Clone)]
 pub struct Checkpoint {
@@ -46,12 +54,20 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     /// Opens a GGUF file or a Hugging Face directory.
+    ///
+    /// # Errors
+    /// Among others [`Error::Unused`] if the file has a tensor or a key that the model does not use.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::open_with(path, &OpenOptions::default())
+    }
+
+    /// As [`Checkpoint::open`], with options.
+    pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
         let path = path.as_ref();
         let checkpoint = if path.is_dir() {
-            arch::open_directory(path)?
+            arch::open_directory(path, options)?
         } else {
-            Self::from_gguf(Gguf::open(path)?)?
+            Self::from_gguf(Gguf::open(path)?, options)?
         };
         checkpoint.check()?;
         Ok(checkpoint)
@@ -59,12 +75,17 @@ impl Checkpoint {
 
     /// Opens a GGUF file in memory; `name` stands for the file in errors.
     pub fn from_bytes(bytes: Bytes, name: &str) -> Result<Self> {
-        let checkpoint = Self::from_gguf(Gguf::parse(bytes, name)?)?;
+        Self::from_bytes_with(bytes, name, &OpenOptions::default())
+    }
+
+    /// As [`Checkpoint::from_bytes`], with options.
+    pub fn from_bytes_with(bytes: Bytes, name: &str, options: &OpenOptions) -> Result<Self> {
+        let checkpoint = Self::from_gguf(Gguf::parse(bytes, name)?, options)?;
         checkpoint.check()?;
         Ok(checkpoint)
     }
 
-    fn from_gguf(gguf: Gguf) -> Result<Self> {
+    fn from_gguf(gguf: Gguf, options: &OpenOptions) -> Result<Self> {
         let file = gguf.name().to_string();
         let (spec, tensors) = match gguf.get_str("general.architecture")? {
             ARCHITECTURE => Self::own(&gguf)?,
@@ -87,6 +108,9 @@ impl Checkpoint {
             eos: token("tokenizer.ggml.eos_token_id"),
         };
         let name = optional("general.name").unwrap_or_else(|| "a model without a name".into());
+        if !options.allow_unused {
+            arch::unused::check_gguf(&gguf)?;
+        }
         Ok(Checkpoint {
             file,
             name,
@@ -107,8 +131,11 @@ impl Checkpoint {
             })?;
         let spec = ModelSpec::from_json(gguf.name(), &json)?;
         let mut tensors = Tensors::new();
-        for info in gguf.tensors() {
-            tensors.insert(info.name.clone(), gguf.tensor(&info.name)?);
+        // What is missing is named when the whole is checked.
+        let is_there = |name: &str| gguf.tensors().iter().any(|info| info.name == name);
+        for weight in spec.weights().into_iter().filter(|w| is_there(&w.name)) {
+            let tensor = gguf.tensor(&weight.name)?;
+            tensors.insert(weight.name, tensor);
         }
         Ok((spec, tensors))
     }

@@ -55,6 +55,19 @@ pub enum Error {
         /// What is asked for, and what is known instead.
         what: String,
     },
+    /// The file has keys or tensors that the model does not use: without them it may be another model.
+    #[error(
+        "{file}: nothing uses {what}: {names}; the model may be another one without them; open it with allow-unused to pass \
+         over them"
+    )]
+    Unused {
+        /// The file or folder.
+        file: String,
+        /// "the key", "the keys", "the tensor" or "the tensors".
+        what: &'static str,
+        /// Their names, the first of them if there are many.
+        names: String,
+    },
     /// The tokenizer is absent, malformed or refused a text.
     #[error("{source_name}: tokenizer: {reason}")]
     Tokenizer {

@@ -44,7 +44,7 @@ mod text;
 mod validate;
 
 pub use chat::Chat;
-pub use checkpoint::{Checkpoint, TextFiles};
+pub use checkpoint::{Checkpoint, OpenOptions, TextFiles};
 pub use cpu::{Pool, physical_cores};
 pub use cuda::Device;
 pub use error::{Error, Result};
@@ -63,7 +63,8 @@ pub use session::{
 };
 pub use spec::{LayerSpec, ModelSpec, NormKind, Precision, Sublayer, WeightSpec};
 pub use state::{
-    Kv, Snapshot, StateDtype, StateKind, StateOptions, StatePlan, StateTensorPlan, Touched,
+    Kv, Snapshot, StateDtype, StateKind, StateOptions, StatePlan, StateRange, StateTensorPlan,
+    Touched,
 };
 pub use text::{
     ChatTemplate, Message, Piece as PromptPiece, Role, TemplateOptions, TextStream, Tokenizer,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use once_cell::sync::OnceCell;
 use waterline_quant::Bytes;
 
-use crate::checkpoint::{Checkpoint, TextFiles};
+use crate::checkpoint::{Checkpoint, OpenOptions, TextFiles};
 use crate::cuda::{self, Device};
 use crate::error::{Error, Result};
 use crate::program::{Lowering, Program};
@@ -31,6 +31,11 @@ impl Model {
     /// Opens a GGUF file or a Hugging Face directory. The weights are mapped and read where they lie.
     pub fn open(path: impl AsRef<Path>) -> Result<Arc<Self>> {
         Self::bind(Checkpoint::open(path)?)
+    }
+
+    /// As [`Model::open`], with options.
+    pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Arc<Self>> {
+        Self::bind(Checkpoint::open_with(path, options)?)
     }
 
     /// Opens a GGUF file that is part of the program; `name` stands for the file in errors. The bytes must be

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use waterline::{Checkpoint, Model};
+use waterline::{Checkpoint, Model, OpenOptions};
 use waterline_quant::Bytes;
 
 use crate::error::{Error, Result};
@@ -21,9 +21,34 @@ static FILE: Option<&Aligned<[u8]>> =
 #[cfg(not(feature = "builtin-model"))]
 static FILE: Option<&Aligned<[u8]>> = None;
 
-/// Opens the model at `path`, or else the built-in one.
-pub fn open_model(path: Option<&Path>) -> Result<Arc<Model>> {
-    Ok(Model::bind(open_checkpoint(path)?)?)
+/// How a model is opened.
+#[derive(Clone, Copy, Default, clap::Args)]
+pub struct OpenArgs {
+    /// Open a model although its files hold tensors or keys that nothing here uses; it may be another model without them.
+    #[arg(long)]
+    allow_unused: bool,
+}
+
+impl OpenArgs {
+    /// Opens the model at `path`, or else the built-in one.
+    pub fn model(self, path: Option<&Path>) -> Result<Arc<Model>> {
+        Ok(Model::bind(self.checkpoint(path)?)?)
+    }
+
+    /// Opens the files of a model without binding the weights.
+    pub fn checkpoint(self, path: Option<&Path>) -> Result<Checkpoint> {
+        let options = OpenOptions {
+            allow_unused: self.allow_unused,
+        };
+        Ok(match path {
+            Some(path) => Checkpoint::open_with(path, &options)
+                .map_err(|error| explain(path, error.into()))?,
+            None => Checkpoint {
+                name: NAME.into(),
+                ..Checkpoint::from_bytes(Bytes::from_static(bytes()?), NAME)?
+            },
+        })
+    }
 }
 
 /// The file of the built-in model, if it is part of the program.
@@ -39,15 +64,4 @@ pub fn bytes() -> Result<&'static [u8]> {
 /// Whether a model is the one of the program.
 pub fn is_builtin(model: &Model) -> bool {
     model.file() == NAME
-}
-
-/// Opens the files of a model without binding the weights.
-pub fn open_checkpoint(path: Option<&Path>) -> Result<Checkpoint> {
-    Ok(match path {
-        Some(path) => Checkpoint::open(path).map_err(|error| explain(path, error.into()))?,
-        None => Checkpoint {
-            name: NAME.into(),
-            ..Checkpoint::from_bytes(Bytes::from_static(bytes()?), NAME)?
-        },
-    })
 }

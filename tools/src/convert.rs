@@ -3,13 +3,11 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use waterline::Checkpoint;
-
+use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::format_choice::FormatArgs;
 use crate::retain::RetainArgs;
 use crate::write_model::{check_output, sources, write_model};
-use crate::wrong_model::explain;
 
 /// Write a Hugging Face directory as one GGUF file.
 ///
@@ -18,6 +16,8 @@ use crate::wrong_model::explain;
 pub struct Args {
     /// The directory.
     dir: PathBuf,
+    #[command(flatten)]
+    open: OpenArgs,
     /// The file to write; it appears when it is complete.
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
@@ -36,8 +36,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         ));
     }
     check_output(&args.output, Some(&args.dir))?;
-    let mut checkpoint =
-        Checkpoint::open(&args.dir).map_err(|error| explain(&args.dir, error.into()))?;
+    let mut checkpoint = args.open.checkpoint(Some(&args.dir))?;
     let file = args.dir.display().to_string();
     args.retain.apply(&mut checkpoint.spec, &file)?;
     write_model(

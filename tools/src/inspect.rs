@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use waterline::{Checkpoint, Device, LayerSpec, Model, StatePlan, Touched};
 use waterline_quant::Tensor;
 
-use crate::builtin::open_checkpoint;
+use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::interrupt::Interrupt;
 use crate::progress;
@@ -24,6 +24,8 @@ use crate::units::{self, thousands};
 pub struct Args {
     /// A GGUF file or a Hugging Face directory.
     model: Option<PathBuf>,
+    #[command(flatten)]
+    open: OpenArgs,
     #[command(flatten)]
     state: StateArgs,
     /// Read every weight, and name the tensors that hold something other than finite numbers; the status is 1 if any does.
@@ -50,7 +52,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let checkpoint = open_checkpoint(args.model.as_deref())?;
+    let checkpoint = args.open.checkpoint(args.model.as_deref())?;
     if args.check {
         return check(&checkpoint);
     }

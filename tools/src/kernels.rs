@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use waterline::Device;
 
-use crate::builtin::open_model;
+use crate::builtin::OpenArgs;
 use crate::error::Result;
 use crate::session::SessionArgs;
 
@@ -18,6 +18,8 @@ use crate::session::SessionArgs;
 pub struct Args {
     /// The model: a GGUF file or a Hugging Face directory; the built-in one if none is given.
     model: Option<PathBuf>,
+    #[command(flatten)]
+    open: OpenArgs,
     /// Architectures, by commas: sm_87 is Jetson Orin, sm_110 Jetson Thor, sm_89 Ada, sm_90 Hopper, sm_100 Blackwell.
     #[arg(
         long,
@@ -38,7 +40,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let model = open_model(args.model.as_deref())?;
+    let model = args.open.model(args.model.as_deref())?;
     for architecture in &args.arch {
         let device = Device::ahead(architecture, args.processors, args.output.clone());
         args.session.open_on(&model, Some(device))?;

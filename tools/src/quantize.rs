@@ -3,12 +3,10 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use waterline::Checkpoint;
-
+use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::format_choice::FormatArgs;
 use crate::write_model::{check_output, sources, write_model};
-use crate::wrong_model::explain;
 
 /// Write a GGUF file in another number format.
 ///
@@ -18,6 +16,8 @@ use crate::wrong_model::explain;
 pub struct Args {
     /// The file to read.
     input: PathBuf,
+    #[command(flatten)]
+    open: OpenArgs,
     /// The file to write; it appears when it is complete.
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
@@ -34,8 +34,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         ));
     }
     check_output(&args.output, Some(&args.input))?;
-    let checkpoint =
-        Checkpoint::open(&args.input).map_err(|error| explain(&args.input, error.into()))?;
+    let checkpoint = args.open.checkpoint(Some(&args.input))?;
     write_model(
         &args.output,
         &checkpoint.metadata(),

@@ -10,7 +10,7 @@ use serde_json::json;
 use waterline::Turns;
 use waterline::{Finish, Model, Session};
 
-use crate::builtin::{open_checkpoint, open_model};
+use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::interrupt::on_interrupt;
 use crate::sampling::SamplingArgs;
@@ -27,6 +27,8 @@ pub struct Args {
     /// A GGUF file or a Hugging Face directory; without one the built-in model, and the first word is TEXT.
     #[arg(value_name = "MODEL")]
     first: Option<PathBuf>,
+    #[command(flatten)]
+    open: OpenArgs,
     /// The prompt; - reads it from standard input.
     #[arg(value_name = "TEXT", conflicts_with = "source")]
     text: Option<String>,
@@ -65,7 +67,7 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let (model, prompt) = read_prompt(args)?;
-    let model = open_model(model)?;
+    let model = args.open.model(model)?;
     let (tokens, end) = encode(&model, &prompt, args)?;
     let mut session = args.session.open(&model, args.sampling.params(), 0)?;
     let canceller = session.canceller();
@@ -148,7 +150,7 @@ fn read_prompt(args: &Args) -> Result<(Option<&Path>, String)> {
         }
         (Some(path), None) => {
             // A path that is no model is the first thing to say.
-            open_checkpoint(Some(path))?;
+            args.open.checkpoint(Some(path))?;
             let path = quoted(&path.display().to_string());
             Err(Error::usage(format!(
                 "no prompt: waterline run {path} \"Once upon a time\", or -f FILE, or - for standard input; \

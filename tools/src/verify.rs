@@ -12,6 +12,7 @@ use waterline::StateDtype;
 use waterline::{Checkpoint, Device, Kv, Model, Session, SessionOptions, Snapshot, StepProgram};
 use waterline_quant::{F16, F32, Tensor};
 
+use crate::builtin::OpenArgs;
 use crate::device::DeviceArgs;
 use crate::error::{Error, Result};
 use crate::units;
@@ -31,6 +32,8 @@ use case::{Best, Case};
 pub struct Args {
     /// The folder of the case.
     dir: PathBuf,
+    #[command(flatten)]
+    open: OpenArgs,
     #[command(flatten)]
     device: DeviceArgs,
     /// Print one JSON object.
@@ -71,7 +74,7 @@ struct Reading {
 /// Runs the command: success only if every difference is within the tolerance.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let device = args.device.open()?;
-    let checkpoint = Checkpoint::open(case::model_path(&args.dir))?;
+    let checkpoint = args.open.checkpoint(Some(&case::model_path(&args.dir)))?;
     let case = Case::read(&args.dir, checkpoint.spec.vocab)?;
     let model = Model::bind(match case.in_f32 {
         true => in_f32(checkpoint)?,

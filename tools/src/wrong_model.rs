@@ -51,7 +51,7 @@ pub fn advice(path: &Path) -> Option<String> {
 fn about_folder(folder: &Path) -> Option<String> {
     let files = files(folder);
     let tensors = files.iter().any(|file| extension(file) == "safetensors");
-    if tensors && folder.join("config.json").is_file() {
+    if tensors && folder.join("config.json").exists() {
         return None;
     }
     if let Some(file) = main_gguf(&files) {

@@ -63,7 +63,7 @@ class Tagged(ctypes.Structure):
 
 
 class ModelParams(Tagged):
-    _fields_ = [("size", c_uint32), ("device", c_uint32), ("gpu", c_uint32)]
+    _fields_ = [("size", c_uint32), ("device", c_uint32), ("gpu", c_uint32), ("allow_unused", c_uint32)]
 
 
 class ModelInfo(Tagged):

@@ -174,6 +174,12 @@ static void null_pointers(wl_model *model)
     /* Misaligned, and longer than memory. */
     REFUSED(WL_ERROR_ARGUMENT, "multiple of 4", wl_feed(session, (uint32_t *)((char *)tokens + 1), 1, NULL));
     REFUSED(WL_ERROR_ARGUMENT, "more than any memory", wl_feed(session, tokens, SIZE_MAX, NULL));
+    wl_session_info before = {.size = sizeof before}, after = {.size = sizeof after};
+    OK(wl_session_get_info(session, &before));
+    size_t places[2];
+    REFUSED(WL_ERROR_ARGUMENT, "place for the number of tokens", wl_feed(session, tokens, 1, (size_t *)((char *)places + 1)));
+    OK(wl_session_get_info(session, &after));
+    CHECK(before.position == after.position);
     REFUSED(WL_ERROR_ARGUMENT, "more than any memory", wl_tokenize(model, "x", SIZE_MAX - 1, 0, tokens, 4, &n));
     OK(wl_session_free(session));
 }

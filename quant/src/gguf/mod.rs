@@ -16,6 +16,7 @@ mod write;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use value::{Array, Value};
 pub use write::{NewTensor, Writer};
@@ -33,6 +34,8 @@ pub struct Gguf {
     tensors: Vec<TensorInfo>,
     names: HashMap<String, usize>,
     data: Range<usize>,
+    used_keys: Vec<AtomicBool>,
+    used_tensors: Vec<AtomicBool>,
 }
 
 /// What a GGUF file says about one tensor.
@@ -73,6 +76,8 @@ impl Gguf {
         Ok(Gguf {
             name,
             bytes,
+            used_keys: unused(metadata.len()),
+            used_tensors: unused(tensors.len()),
             metadata,
             keys,
             tensors,
@@ -98,7 +103,23 @@ impl Gguf {
 
     /// The value of `key`, if the file has it.
     pub fn get(&self, key: &str) -> Option<&Value> {
-        self.keys.get(key).map(|&i| &self.metadata[i].1)
+        let &i = self.keys.get(key)?;
+        self.used_keys[i].store(true, Ordering::Relaxed);
+        Some(&self.metadata[i].1)
+    }
+
+    /// The keys whose values nobody has got, in the file's order.
+    pub fn unused_keys(&self) -> impl Iterator<Item = &str> {
+        let keys = self.metadata.iter().zip(&self.used_keys);
+        let unused = keys.filter(|(_, used)| !used.load(Ordering::Relaxed));
+        unused.map(|((key, _), _)| key.as_str())
+    }
+
+    /// The names of the tensors that nobody has got, in the file's order.
+    pub fn unused_tensors(&self) -> impl Iterator<Item = &str> {
+        let tensors = self.tensors.iter().zip(&self.used_tensors);
+        let unused = tensors.filter(|(_, used)| !used.load(Ordering::Relaxed));
+        unused.map(|(tensor, _)| tensor.name.as_str())
     }
 
     /// The string `key`. An error if it is missing or of another type, as for all typed getters.
@@ -160,14 +181,12 @@ impl Gguf {
 
     /// The tensor `name`, without a copy. An error if it is missing or in a format that this crate does not know.
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
-        let info = self
-            .names
-            .get(name)
-            .map(|&i| &self.tensors[i])
-            .ok_or_else(|| Error::Missing {
-                file: self.name.clone(),
-                item: format!("tensor '{name}'"),
-            })?;
+        let &i = self.names.get(name).ok_or_else(|| Error::Missing {
+            file: self.name.clone(),
+            item: format!("tensor '{name}'"),
+        })?;
+        let info = &self.tensors[i];
+        self.used_tensors[i].store(true, Ordering::Relaxed);
         let Some(format) = info.format() else {
             return Err(Error::invalid(
                 &self.name,
@@ -187,6 +206,10 @@ impl Gguf {
             self.bytes.slice(start..start + len),
         )
     }
+}
+
+fn unused(count: usize) -> Vec<AtomicBool> {
+    (0..count).map(|_| AtomicBool::new(false)).collect()
 }
 
 fn index<'a>(

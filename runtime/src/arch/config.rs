@@ -1,5 +1,9 @@
 //! A JSON object whose values are read with errors that name the file and the key.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
@@ -10,35 +14,66 @@ use crate::spec::DEEPEST;
 pub(crate) struct Config {
     file: String,
     object: Map<String, Value>,
-    /// What was asked for, so that a test knows whether it has tried every key.
-    #[cfg(test)]
-    pub asked: Asked,
+    used: Used,
 }
 
-/// The keys that were read, those of an inner object after that object's.
-#[cfg(test)]
+/// The keys that were read, shared by an object and those inside it; a key of an inner object has that object's before
+/// it: `attn.layers`.
 #[derive(Clone, Default)]
-pub(crate) struct Asked {
+struct Used {
     prefix: String,
-    keys: std::rc::Rc<std::cell::RefCell<std::collections::BTreeSet<String>>>,
+    keys: Rc<RefCell<BTreeMap<String, Depth>>>,
 }
 
-#[cfg(test)]
-impl Asked {
-    fn note(&self, key: &str) {
-        let key = format!("{}{key}", self.prefix);
-        self.keys.borrow_mut().insert(key);
+/// How much of a value was read.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Depth {
+    /// It was opened as an object, whose keys are recorded one by one.
+    Opened,
+    /// All of it.
+    Whole,
+}
+
+impl Used {
+    fn note(&self, key: &str, depth: Depth) {
+        let mut keys = self.keys.borrow_mut();
+        let noted = keys.entry(format!("{}{key}", self.prefix)).or_insert(depth);
+        *noted = depth.max(*noted);
     }
 
     fn inside(&self, key: &str) -> Self {
-        Asked {
+        Used {
             prefix: format!("{}{key}.", self.prefix),
-            keys: self.keys.clone(),
+            keys: Rc::clone(&self.keys),
         }
     }
 
-    pub fn keys(&self) -> Vec<String> {
-        self.keys.borrow().iter().cloned().collect()
+    /// Adds the keys of `object`, which lies at `prefix`, that nobody read. Null is as good as absent.
+    fn collect_unused<'a>(
+        &self,
+        prefix: &str,
+        object: &'a Map<String, Value>,
+        unused: &mut BTreeMap<String, &'a Value>,
+    ) {
+        for (key, value) in object.iter().filter(|(_, value)| !value.is_null()) {
+            let path = format!("{prefix}{key}");
+            let depth = self.keys.borrow().get(&path).copied();
+            match depth {
+                Some(Depth::Whole) => (),
+                Some(Depth::Opened) => {
+                    let objects = match value {
+                        Value::Array(objects) => &objects[..],
+                        object => std::slice::from_ref(object),
+                    };
+                    for object in objects.iter().filter_map(Value::as_object) {
+                        self.collect_unused(&format!("{path}."), object, unused);
+                    }
+                }
+                None => {
+                    unused.insert(path, value);
+                }
+            }
+        }
     }
 }
 
@@ -49,8 +84,7 @@ impl Config {
             Value::Object(object) => Ok(Config {
                 file: file.into(),
                 object,
-                #[cfg(test)]
-                asked: Asked::default(),
+                used: Used::default(),
             }),
             other => Err(Error::Config {
                 file: file.into(),
@@ -86,20 +120,35 @@ impl Config {
 
     /// The value at a key.
     fn get(&self, key: &str) -> Option<&Value> {
-        #[cfg(test)]
-        self.asked.note(key);
+        self.used.note(key, Depth::Whole);
+        self.object.get(key)
+    }
+
+    /// The value at a key whose keys are read one by one.
+    fn get_outside(&self, key: &str) -> Option<&Value> {
+        self.used.note(key, Depth::Opened);
         self.object.get(key)
     }
 
     /// An object inside this one.
     fn inner(&self, key: &str, object: &Value) -> Result<Config> {
-        #[allow(unused_mut)]
-        let mut inner = Config::new(&format!("{}: {key}", self.file), object.clone())?;
-        #[cfg(test)]
-        {
-            inner.asked = self.asked.inside(key);
-        }
-        Ok(inner)
+        Ok(Config {
+            used: self.used.inside(key),
+            ..Config::new(&format!("{}: {key}", self.file), object.clone())?
+        })
+    }
+
+    /// The keys that were read, whether the file has them or not; those of an inner object after that object's.
+    #[cfg(test)]
+    pub fn used(&self) -> Vec<String> {
+        self.used.keys.borrow().keys().cloned().collect()
+    }
+
+    /// The keys that the file has and nobody read, and their values, sorted.
+    pub fn unused(&self) -> BTreeMap<String, &Value> {
+        let mut unused = BTreeMap::new();
+        self.used.collect_unused("", &self.object, &mut unused);
+        unused
     }
 
     /// The error of a key whose value is not what is expected.
@@ -251,7 +300,7 @@ impl Config {
 
     /// The objects at a key: none, one, or a list of them.
     pub fn children(&self, key: &str) -> Result<Vec<Config>> {
-        let objects = match self.get(key) {
+        let objects = match self.get_outside(key) {
             None | Some(Value::Null) => &[][..],
             Some(Value::Array(objects)) => objects,
             Some(object) => std::slice::from_ref(object),
@@ -264,7 +313,7 @@ impl Config {
 
     /// An object inside this one, if there is one.
     pub fn child(&self, key: &str) -> Result<Option<Config>> {
-        match self.get(key) {
+        match self.get_outside(key) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => self.inner(key, value).map(Some),
         }

@@ -41,7 +41,7 @@ fn read(config: &Value) -> (Result<ModelSpec>, Vec<String>) {
         spec.check("config.json")?;
         Ok(spec)
     });
-    (spec, config.asked.keys())
+    (spec, config.used())
 }
 
 /// The configuration with another value at a key, which may lie in an object: `attn.layers`.

@@ -180,7 +180,8 @@ fn mamba2(config: &Config) -> Result<Mamba2> {
         bias: config.bool_or("use_bias", false)?,
         skip_per_channel: config.bool_or("D_has_hdim", false)?,
         norm_groups: config.bool_or("rmsnorm", true)?.then_some(norm_groups),
-        norm_before_gate: config.bool_or("norm_before_gate", false)?,
+        // transformers writes the key, and its code norms behind the gate whatever it says.
+        norm_before_gate: !transformers && config.bool_or("norm_before_gate", false)?,
         norm_eps: norm_eps(config)?,
         step_min,
         step_max: step_max.is_finite().then_some(step_max),
@@ -211,7 +212,21 @@ fn hax(config: &Config) -> Result<Option<Hax>> {
             &format!("a key or more for each of {number} sources"),
         ));
     }
+    // The released code centres and normalises over the whole sequence, what follows included.
+    let running = || {
+        match config.optional_string("hax_stats") {
+        None | Some("running") => Ok(()),
+        Some("sequence") => Err(Error::Unsupported {
+            file: config.file().into(),
+            what: "hax_stats sequence: its scores look ahead; known is running, of a model trained with it".into(),
+        }),
+        Some(_) => Err(config.wrong("hax_stats", "running")),
+    }
+    };
     let source = |name| {
+        if let "sign_bin_lsh" | "argmax_lsh" | "key_selection" = name {
+            running()?;
+        }
         match name {
         "sliding_window" => Ok(Source::Window),
         "sink" => Ok(Source::Sink),

@@ -30,14 +30,15 @@ mod qwen3_next;
 mod rwkv;
 mod sse;
 mod tensors;
+pub(crate) mod unused;
 
 use std::path::Path;
 
-use waterline_quant::{Tensor, safetensors};
+use waterline_quant::{Tensor, read_file, safetensors};
 
 pub(crate) use config::Config;
 
-use crate::checkpoint::{Checkpoint, TextFiles};
+use crate::checkpoint::{Checkpoint, OpenOptions, TextFiles};
 use crate::error::{Error, Result};
 use crate::program::Tensors;
 use crate::spec::{ModelSpec, WeightSpec};
@@ -72,11 +73,14 @@ const FAMILIES: &[Family] = &[
     sse::FAMILY,
 ];
 
+/// Largest configuration, tokenizer or template that is read, in bytes; the largest tokenizers have a tenth of it.
+const LARGEST_TEXT: u64 = 256 << 20;
+
 /// Reads a Hugging Face directory: `config.json`, `*.safetensors`, and the tokenizer's files where they exist.
-pub(crate) fn open_directory(dir: &Path) -> Result<Checkpoint> {
+pub(crate) fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkpoint> {
     let path = dir.join("config.json");
     let file = path.display().to_string();
-    let text = std::fs::read(&path).map_err(|e| Error::io(&path, "cannot read", e))?;
+    let text = read_file(&path, LARGEST_TEXT).map_err(|e| Error::io(&path, "cannot read", e))?;
     let config = Config::parse(&file, &text)?;
     let model_type = config.string("model_type")?;
     let Some(family) = FAMILIES
@@ -103,6 +107,11 @@ pub(crate) fn open_directory(dir: &Path) -> Result<Checkpoint> {
         }
         tensors.insert(weight.name, tensor);
     }
+    let text = text_files(dir, &config)?;
+    if !options.allow_unused {
+        unused::check_config(&config)?;
+        unused::check_tensors(&config, &weights, &tensors)?;
+    }
     let name = config
         .optional_string("_name_or_path")
         .filter(|name| !name.is_empty())
@@ -120,7 +129,7 @@ pub(crate) fn open_directory(dir: &Path) -> Result<Checkpoint> {
         name,
         spec,
         tensors,
-        text: text_files(dir, &config)?,
+        text,
     })
 }
 
@@ -133,7 +142,7 @@ fn squeezed(shape: &[usize]) -> Vec<usize> {
 fn text_files(dir: &Path, config: &Config) -> Result<TextFiles> {
     let read = |name: &str| -> Result<Option<Vec<u8>>> {
         let path = dir.join(name);
-        match std::fs::read(&path) {
+        match read_file(&path, LARGEST_TEXT) {
             Ok(bytes) => Ok(Some(bytes)),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(Error::io(path, "cannot read", e)),

@@ -23,7 +23,7 @@ use crate::ops::{
 };
 use crate::program::{Lowering, View};
 use crate::spec::WeightSpec;
-use crate::state::{Size, StateDtype, StateKind, StateTensor};
+use crate::state::{Size, StateDtype, StateKind, StateRange, StateTensor};
 
 pub use crate::ops::RopeScaling;
 
@@ -163,7 +163,8 @@ impl Attention {
         let mut slots = vec![
             StateTensor::new("set_keys", StateKind::Set, Kv, &set),
             StateTensor::new("set_values", StateKind::Set, Kv, &set),
-            StateTensor::new("set_counts", StateKind::Counter, U32, &set[..1]),
+            StateTensor::new("set_counts", StateKind::Counter, U32, &set[..1])
+                .within(StateRange::UpTo(capacity as u64)),
         ];
         if scored {
             slots.extend([
@@ -368,6 +369,7 @@ impl Mixer for Attention {
             shape: shape.clone(),
             dtype: StateDtype::Kv,
             kind: StateKind::Ring,
+            range: StateRange::Any,
         };
         let mut slots = vec![ring("keys"), ring("values")];
         if let Some(Retained {

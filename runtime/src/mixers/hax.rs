@@ -16,7 +16,7 @@ use crate::error::Result;
 use crate::ops::{self, Hash, OutputOp, Pattern, Scorer, Sources};
 use crate::program::{Lowering, Vector, View};
 use crate::spec::WeightSpec;
-use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::state::{StateDtype, StateKind, StateRange, StateTensor};
 
 /// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -162,7 +162,8 @@ impl Hax {
         let mut slots = vec![
             StateTensor::new("hax_keys", StateKind::Set, StateDtype::Kv, &[rows, width]),
             StateTensor::new("hax_values", StateKind::Set, StateDtype::Kv, &[rows, inner]),
-            StateTensor::new("hax_positions", StateKind::Set, StateDtype::U64, &[rows]),
+            StateTensor::new("hax_positions", StateKind::Set, StateDtype::U64, &[rows])
+                .within(StateRange::UpToPosition),
             StateTensor::new(
                 "hax_means",
                 StateKind::Counter,
@@ -171,13 +172,10 @@ impl Hax {
             ),
         ];
         if let Some((_, bins)) = self.hash() {
-            let shape = [bins];
-            slots.push(StateTensor::new(
-                "hax_cursors",
-                StateKind::Counter,
-                StateDtype::U32,
-                &shape,
-            ));
+            // A bin's cursor is the row that its next token takes.
+            let last = StateRange::UpTo(self.keys as u64 - 1);
+            let cursors = ("hax_cursors", StateKind::Counter, StateDtype::U32);
+            slots.push(StateTensor::new(cursors.0, cursors.1, cursors.2, &[bins]).within(last));
         }
         if self.selects() {
             let shape = [self.keys];

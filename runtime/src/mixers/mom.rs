@@ -11,8 +11,7 @@
 //! ```
 //! A memory's convolutions see the tokens that chose it. A shared memory (optional) takes every token, with matrices of
 //! its own and without a weight; all memories may use its matrices (`single`). The lower memory wins a tie. The
-//! reference mixes the order of a memory's tokens, with a sort that is not stable; here it is the order of the text
-//! (`tests/mom_recording.rs`).
+//! reference mixes the order of a memory's tokens, with a sort that is not stable; here it is the order of the text.
 //! State: `S [memories, heads, head_dim, value_dim]`, the last inputs of each memory's convolutions, both also for the
 //! shared memory. A token touches its own memories and the shared one.
 

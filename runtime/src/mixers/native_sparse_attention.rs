@@ -20,7 +20,7 @@ use crate::error::Result;
 use crate::ops::{AttendBlocks, Gate};
 use crate::program::Lowering;
 use crate::spec::WeightSpec;
-use crate::state::{Size, StateDtype, StateKind, StateTensor};
+use crate::state::{Size, StateDtype, StateKind, StateRange, StateTensor};
 
 pub(super) const KIND: &str = "native_sparse_attention";
 
@@ -83,6 +83,7 @@ impl Mixer for NativeSparseAttention {
             ],
             dtype: StateDtype::Kv,
             kind: StateKind::Ring,
+            range: StateRange::Any,
         }));
         slots
     }

@@ -26,6 +26,7 @@ pub(crate) fn plan(slots: &[(StateDtype, &[usize])]) -> StatePlan {
             shape: shape.to_vec(),
             offset: plan.bytes,
             bytes,
+            range: Default::default(),
         });
         plan.bytes = (plan.bytes + bytes).next_multiple_of(64);
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Engine, Session, SessionOptions};
 use crate::error::{Error, Result};
-use crate::state::{Arena, Snapshot, StatePlan};
+use crate::state::{Arena, HEADER, Snapshot, StateDtype, StatePlan, StateRange};
 
 impl Session {
     /// A second session in the same state, independent from now on. It shares the threads.
@@ -54,9 +54,11 @@ impl Session {
     /// Returns to a copied state. To go on from there is, bit for bit, to go on from where it was taken.
     ///
     /// # Errors
-    /// [`Error::Snapshot`] if it is of another model or another layout; the session is as it was.
+    /// [`Error::Snapshot`] if it is of another model or another layout, or if a counter is beyond its range; the session is
+    /// as it was.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
         self.check_layout(snapshot)?;
+        self.check_numbers(snapshot)?;
         match &mut self.engine {
             Engine::Cpu(_) => self.arena.copy_from(&snapshot.arena),
             Engine::Cuda(engine) => {
@@ -106,13 +108,46 @@ impl Session {
         if let Some((ours, theirs)) = ours
             .iter()
             .zip(theirs)
-            .find(|(ours, theirs)| ours != theirs)
+            .find(|(ours, theirs)| !ours.lies_like(theirs))
         {
             return Err(differs(format!(
                 "slot {} is {:?} {:?} there and {:?} {:?} here; open the session with the same context, cache type \
                  and log",
                 ours.name, theirs.dtype, theirs.shape, ours.dtype, ours.shape
             )));
+        }
+        Ok(())
+    }
+
+    /// Every whole number of the state must be within the range that its slot declares: what follows uses them as indices
+    /// and counts, on the CPU and on a device.
+    fn check_numbers(&self, snapshot: &Snapshot) -> Result<()> {
+        let arena = &snapshot.arena;
+        let position = arena.slot::<u64>(HEADER)[0];
+        for (i, slot) in self.layout().slots.iter().enumerate() {
+            let most = match slot.range {
+                StateRange::Any => continue,
+                StateRange::UpTo(most) => most,
+                StateRange::UpToPosition => position,
+            };
+            let largest = match slot.dtype {
+                StateDtype::U32 => arena.slot::<u32>(i).iter().copied().map(u64::from).max(),
+                StateDtype::U64 => arena.slot::<u64>(i).iter().copied().max(),
+                StateDtype::F16 | StateDtype::F32 | StateDtype::Kv => None,
+            };
+            if let Some(number) = largest.filter(|&number| number > most) {
+                let block = match slot.block {
+                    Some(block) => format!(" of layer {block}"),
+                    None => String::new(),
+                };
+                return Err(Error::Snapshot {
+                    file: "state".into(),
+                    reason: format!(
+                        "slot {}{block} holds {number}, expected at most {most}",
+                        slot.name
+                    ),
+                });
+            }
         }
         Ok(())
     }

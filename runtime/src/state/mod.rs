@@ -8,7 +8,8 @@ mod touched;
 pub use arena::Arena;
 pub(crate) use plan::{HEADER, LOG, LOGITS, SAMPLER};
 pub use plan::{
-    Kv, Size, StateDtype, StateKind, StateOptions, StatePlan, StateTensor, StateTensorPlan,
+    Kv, Size, StateDtype, StateKind, StateOptions, StatePlan, StateRange, StateTensor,
+    StateTensorPlan,
 };
 pub use snapshot::Snapshot;
 pub use touched::Touched;

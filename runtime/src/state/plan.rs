@@ -47,6 +47,22 @@ impl StateDtype {
     }
 }
 
+/// What the whole numbers of a slot may be. A state that comes from outside is checked against it before anything uses it
+/// as an index or a count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum StateRange {
+    /// Anything: no index or count is made of them.
+    #[default]
+    Any,
+    /// At most so many.
+    UpTo(u64),
+    /// At most the number of tokens that were read.
+    UpToPosition,
+}
+
+/// Most tokens that a session is believed to have read: a thousand years of them.
+const MOST_TOKENS: u64 = 1 << 48;
+
 /// A dimension of a slot: known from the model, or chosen when the session is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Size {
@@ -69,6 +85,8 @@ pub struct StateTensor {
     pub dtype: StateDtype,
     /// How it is used.
     pub kind: StateKind,
+    /// What its numbers may be, if they are whole.
+    pub range: StateRange,
 }
 
 impl StateTensor {
@@ -79,7 +97,13 @@ impl StateTensor {
             shape: shape.iter().map(|&n| Size::Fixed(n)).collect(),
             dtype,
             kind,
+            range: StateRange::Any,
         }
+    }
+
+    /// The slot with a range of its whole numbers.
+    pub fn within(self, range: StateRange) -> Self {
+        StateTensor { range, ..self }
     }
 }
 
@@ -133,6 +157,20 @@ pub struct StateTensorPlan {
     pub offset: usize,
     /// Bytes used.
     pub bytes: usize,
+    /// What its numbers may be, if they are whole. It follows from the model, so no file says it.
+    #[serde(skip)]
+    pub range: StateRange,
+}
+
+impl StateTensorPlan {
+    /// Whether `other`, from a file, is the same slot in the same place.
+    pub(crate) fn lies_like(&self, other: &Self) -> bool {
+        let other = StateTensorPlan {
+            range: self.range,
+            ..other.clone()
+        };
+        *self == other
+    }
 }
 
 /// Every slot of a session, in the order in which they lie.
@@ -166,11 +204,14 @@ impl StatePlan {
             bytes: 0,
         };
         let counter = |name, dtype, n| StateTensor::new(name, StateKind::Counter, dtype, &[n]);
-        plan.add(None, &counter("position", StateDtype::U64, 1), options)?;
+        let position = counter("position", StateDtype::U64, 1);
+        let position = position.within(StateRange::UpTo(MOST_TOKENS));
+        plan.add(None, &position, options)?;
         plan.add(None, &counter("sampler", StateDtype::U64, 2), options)?;
         plan.add(
             None,
-            &StateTensor::new("log", StateKind::Ring, StateDtype::U32, &[options.log]),
+            &StateTensor::new("log", StateKind::Ring, StateDtype::U32, &[options.log])
+                .within(StateRange::UpTo(spec.vocab as u64 - 1)),
             options,
         )?;
         plan.add(
@@ -227,6 +268,7 @@ impl StatePlan {
             shape,
             offset,
             bytes,
+            range: slot.range,
         });
         self.bytes = end.next_multiple_of(ALIGNMENT);
         Ok(())

@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use waterline::{Canceller, SamplerParams};
 
-use crate::builtin::{open_checkpoint, open_model};
+use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::interrupt::on_interrupt;
 use crate::machine::{self, Machine};
@@ -50,6 +50,8 @@ pub struct Args {
     /// GGUF files or Hugging Face directories.
     #[arg(value_name = "MODEL")]
     models: Vec<PathBuf>,
+    #[command(flatten)]
+    open: OpenArgs,
     /// Tokens of the prompt.
     #[arg(long, value_name = "N", default_value = "512", value_parser = count)]
     prompt: usize,
@@ -186,13 +188,13 @@ fn measure(
         depths,
         gpu: session.gpu(),
     };
-    let checkpoint = open_checkpoint(path)?;
+    let checkpoint = args.open.checkpoint(path)?;
     let mut provenance = Provenance::new(path, &checkpoint)?;
     drop(checkpoint);
     machine::reset_peak();
     let others = Others::now();
     let start = Instant::now();
-    let model = open_model(path)?;
+    let model = args.open.model(path)?;
     let session = session.with_context(plan.positions());
     let mut greedy = SamplerParams::default();
     greedy.temperature = 0.0;

@@ -14,7 +14,7 @@ mod wrap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use crate::builtin::open_model;
+use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::interrupt::on_interrupt;
 use crate::sampling::SamplingArgs;
@@ -33,6 +33,8 @@ use sessions::Sessions;
 pub struct Args {
     /// A GGUF file or a Hugging Face directory.
     model: Option<PathBuf>,
+    #[command(flatten)]
+    open: OpenArgs,
     /// Instructions ahead of the conversation.
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
@@ -61,7 +63,7 @@ const MARK_BYTES: usize = 256 << 20;
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let model = open_model(args.model.as_deref())?;
+    let model = args.open.model(args.model.as_deref())?;
     let session = args
         .session
         .open(&model, args.sampling.params(), MARK_BYTES)?;

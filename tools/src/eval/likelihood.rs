@@ -11,7 +11,7 @@ use waterline::{SamplerParams, Session};
 
 use super::documents::{self, Encoder};
 use super::ratio::Ratio;
-use crate::builtin::open_model;
+use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::interrupt::on_interrupt;
 use crate::progress;
@@ -27,6 +27,8 @@ pub struct Args {
     file: PathBuf,
     /// A GGUF file or a Hugging Face directory.
     model: Option<PathBuf>,
+    #[command(flatten)]
+    open: OpenArgs,
     /// Most tokens of a document.
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = RangedU64ValueParser::<usize>::new().range(2..))]
     tokens: usize,
@@ -62,7 +64,7 @@ struct Cost {
 /// Runs the command.
 pub fn run(args: &Args, headline: Headline) -> Result<ExitCode> {
     let documents = documents::read(&args.file, args.limit)?;
-    let model = open_model(args.model.as_deref())?;
+    let model = args.open.model(args.model.as_deref())?;
     let mut encoder = Encoder::new(&model)?;
     let mut encoded = Vec::with_capacity(documents.len());
     for document in &documents {

@@ -15,7 +15,7 @@ use clap::builder::RangedU64ValueParser;
 use serde::Serialize;
 use waterline::{Model, SamplerParams, Session};
 
-use crate::builtin::open_model;
+use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::interrupt::on_interrupt;
 use crate::page::is_picture;
@@ -36,6 +36,8 @@ use report::{Counted, Report};
 pub struct Args {
     /// A GGUF file or a Hugging Face directory.
     model: Option<PathBuf>,
+    #[command(flatten)]
+    open: OpenArgs,
     /// Tasks, by commas.
     #[arg(
         long,
@@ -160,7 +162,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for path in [&args.csv, &args.html].into_iter().flatten() {
         check_output(path, None)?;
     }
-    let model = open_model(args.model.as_deref())?;
+    let model = args.open.model(args.model.as_deref())?;
     let generator = Generator::of(&model)?;
     let settings = settings(args, generator.most_keys())?;
     let mut session = args.session.open(&model, SamplerParams::default(), 0)?;

@@ -271,11 +271,11 @@ fn find(bytes: &[u8], part: &[u8]) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::builtin::open_model;
+    use crate::builtin::OpenArgs;
 
     #[test]
     fn answers_are_the_tokens_of_the_values() {
-        let model = open_model(None).unwrap();
+        let model = OpenArgs::default().model(None).unwrap();
         let (writer, tokenizer) = (Writer::new(&model).unwrap(), model.tokenizer().unwrap());
         let text = |tokens: &[u32]| {
             let bytes = tokens
@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn a_seed_gives_a_sequence_again() {
-        let model = open_model(None).unwrap();
+        let model = OpenArgs::default().model(None).unwrap();
         let writer = Writer::new(&model).unwrap();
         let setting = Setting {
             task: Task::Needles,

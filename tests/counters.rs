@@ -1,0 +1,113 @@
+//! What a saved session may say: every whole number of the state beyond its declared range is refused by a sentence, the session is as it
+//! was, and with the largest and smallest numbers that are not refused it reads on.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use waterline::{ContextEnd, Error, Model, Session, SessionOptions, Snapshot, StateDtype};
+
+/// Every model under `tests/fixtures`.
+fn models() -> Vec<(String, Arc<Model>)> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+    let cases = std::fs::read_dir(folder).expect("tests/fixtures");
+    let open = |path: PathBuf| {
+        let model = Model::open(&path).expect("a fixture opens");
+        (path.display().to_string(), model)
+    };
+    cases
+        .map(|entry| open(entry.expect("an entry").path()))
+        .collect()
+}
+
+fn session(model: &Arc<Model>) -> Session {
+    let mut options = SessionOptions::default();
+    (options.state.context, options.state.log) = (64, 16);
+    (options.chunk, options.threads) = (8, 1);
+    options.context_end = ContextEnd::DropOldest;
+    Session::new(Arc::clone(model), options).expect("a session")
+}
+
+/// The bytes of a saved session with `value` at number `index` of the state tensor at `offset`, and a checksum that fits.
+fn with(file: &[u8], offset: usize, dtype: StateDtype, index: usize, value: u64) -> Vec<u8> {
+    let mut file = file.to_vec();
+    let table = u64::from_le_bytes(file[16..24].try_into().expect("eight bytes")) as usize;
+    let arena = 24 + table + 8;
+    let bytes = value.to_le_bytes();
+    let width = if dtype == StateDtype::U64 { 8 } else { 4 };
+    file[arena + offset + index * width..][..width].copy_from_slice(&bytes[..width]);
+    let end = file.len() - 4;
+    let sum = crc32fast::hash(&file[..end]);
+    file[end..].copy_from_slice(&sum.to_le_bytes());
+    file
+}
+
+fn bytes(session: &Session) -> Vec<u8> {
+    let mut file = Vec::new();
+    let snapshot = session.snapshot().expect("a snapshot");
+    snapshot.write(&mut file).expect("memory");
+    file
+}
+
+#[test]
+fn counters_beyond_their_range_are_refused_and_change_nothing() {
+    const VALUES: [u64; 12] = [
+        0,
+        1,
+        5,
+        40,
+        255,
+        1 << 16,
+        i32::MAX as u64,
+        u32::MAX as u64,
+        1 << 40,
+        i64::MAX as u64,
+        u64::MAX - 40,
+        u64::MAX,
+    ];
+    let (mut refused, mut read_on) = (0, 0);
+    for (name, model) in models() {
+        let mut session = session(&model);
+        let vocab = model.spec().vocab as u32;
+        let tokens: Vec<u32> = (0..40).map(|i| (7 * i + 3) % vocab).collect();
+        session.feed(&tokens).expect("a prompt");
+        let file = bytes(&session);
+        let snapshot = session.snapshot().expect("a snapshot");
+        for (slot, _) in snapshot.slots() {
+            let width = match slot.dtype {
+                StateDtype::U64 => 8,
+                StateDtype::U32 => 4,
+                _ => continue,
+            };
+            let count = slot.bytes / width;
+            for index in [0, count / 2, count - 1] {
+                for value in VALUES {
+                    if width == 4 && value > u64::from(u32::MAX) {
+                        continue;
+                    }
+                    let what = format!("{name}: {:?} {}[{index}] = {value}", slot.block, slot.name);
+                    let changed = with(&file, slot.offset, slot.dtype, index, value);
+                    let read = Snapshot::read(&mut &changed[..], changed.len() as u64, "changed");
+                    match session.restore(&read.expect("its checksum fits")) {
+                        Ok(()) => {
+                            read_on += 1;
+                            session
+                                .feed(&tokens[..20])
+                                .unwrap_or_else(|e| panic!("{what}: {e}"));
+                            session.restore(&snapshot).expect("its own");
+                        }
+                        Err(Error::Snapshot { reason, .. }) => {
+                            refused += 1;
+                            assert!(reason.contains(&slot.name), "{what}: {reason}");
+                            assert!(bytes(&session) == file, "{what}: the session changed");
+                        }
+                        Err(other) => panic!("{what}: {other}"),
+                    }
+                }
+            }
+        }
+    }
+    assert!(
+        refused > 100 && read_on > 100,
+        "{refused} refused, {read_on} read on"
+    );
+}

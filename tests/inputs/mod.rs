@@ -1,0 +1,282 @@
+//! What is done with bytes from a stranger, one function for each kind of file: it must end in an error or in a model that runs, never in
+//! a panic. Shared by the mutation test and the fuzz targets, so that a finding of one is a test of the other.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use waterline::{
+    Bytes, ChatTemplate, Checkpoint, Message, Model, OpenOptions, Role, Session, SessionOptions,
+    Snapshot, Tokenizer,
+};
+
+/// A kind of file.
+pub struct Kind {
+    pub name: &'static str,
+    /// Whether its files are text.
+    pub is_text: bool,
+    /// Files that work.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+    /// Uses a file; whether it was accepted.
+    pub use_it: fn(&[u8]) -> bool,
+}
+
+/// Every kind.
+pub const KINDS: [Kind; 6] = [
+    Kind {
+        name: "gguf",
+        is_text: false,
+        seeds: gguf_seeds,
+        use_it: gguf,
+    },
+    Kind {
+        name: "safetensors",
+        is_text: false,
+        seeds: safetensors_seeds,
+        use_it: safetensors,
+    },
+    Kind {
+        name: "config",
+        is_text: true,
+        seeds: config_seeds,
+        use_it: config,
+    },
+    Kind {
+        name: "tokenizer",
+        is_text: true,
+        seeds: tokenizer_seeds,
+        use_it: tokenizer,
+    },
+    Kind {
+        name: "template",
+        is_text: true,
+        seeds: template_seeds,
+        use_it: template,
+    },
+    Kind {
+        name: "snapshot",
+        is_text: false,
+        seeds: snapshot_seeds,
+        use_it: snapshot,
+    },
+];
+
+/// Sessions with more state are not made: a description may honestly ask for more.
+const MOST_STATE: usize = 64 << 20;
+
+fn tests() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut folders = here.ancestors().map(|folder| folder.join("tests"));
+    let found = folders.find(|tests| tests.join("fixtures").is_dir());
+    found.expect("the tests lie in the repository")
+}
+
+fn read(path: &str) -> Vec<u8> {
+    std::fs::read(tests().join(path)).unwrap_or_else(|e| panic!("{path}: {e}"))
+}
+
+fn options() -> SessionOptions {
+    let mut options = SessionOptions::default();
+    (options.state.context, options.state.log) = (16, 8);
+    (options.chunk, options.threads) = (4, 1);
+    options
+}
+
+/// A model that was accepted reads some tokens.
+fn runs(checkpoint: waterline::Result<Checkpoint>) -> bool {
+    let Ok(model) = checkpoint.and_then(Model::bind) else {
+        return false;
+    };
+    let plan = Session::plan(&model, &options());
+    if plan.is_ok_and(|plan| plan.state_bytes.saturating_add(plan.work_bytes) <= MOST_STATE) {
+        let session = Session::new(model, options());
+        let _ = session.and_then(|mut session| session.feed(&[0, 1, 2, 3, 1, 2]));
+    }
+    true
+}
+
+/// A GGUF file, model and vocabulary.
+pub fn gguf(bytes: &[u8]) -> bool {
+    let options = OpenOptions { allow_unused: true };
+    let Ok(bytes) = Bytes::copy_from(bytes) else {
+        return false;
+    };
+    let _ = Checkpoint::from_bytes(bytes.clone(), "fuzz");
+    runs(Checkpoint::from_bytes_with(bytes, "fuzz", &options))
+}
+
+fn gguf_seeds() -> Vec<Vec<u8>> {
+    let names = ["gdn", "lalte", "hax-mamba2", "mamba2"];
+    names
+        .iter()
+        .map(|name| read(&format!("models/{name}.gguf")))
+        .collect()
+}
+
+/// A folder with these files, of which `bytes` are the one called `name`.
+fn folder(case: &str, name: &str, bytes: &[u8]) -> bool {
+    let folder = tempfile::tempdir().expect("a folder");
+    for file in ["config.json", "model.safetensors"] {
+        let to = folder.path().join(file);
+        match file == name {
+            true => std::fs::write(to, bytes).expect("a file"),
+            false => {
+                let from = tests().join("fixtures").join(case).join(file);
+                std::fs::copy(from, to).expect("a copy");
+            }
+        }
+    }
+    let options = OpenOptions { allow_unused: true };
+    let _ = Checkpoint::open(folder.path());
+    runs(Checkpoint::open_with(folder.path(), &options))
+}
+
+/// The weights of a folder.
+pub fn safetensors(bytes: &[u8]) -> bool {
+    folder("hax_mamba2_sw_dilated", "model.safetensors", bytes)
+}
+
+fn safetensors_seeds() -> Vec<Vec<u8>> {
+    vec![read("fixtures/hax_mamba2_sw_dilated/model.safetensors")]
+}
+
+/// Cases whose configurations are tried, each with its own weights. MoM's names that of Gated DeltaNet too.
+const CASES: [&str; 6] = [
+    "hf_mamba2",
+    "hf_qwen2_sliding",
+    "hax_mamba_argmax_ks_stream",
+    "lalte_stream_gqa",
+    "mom_k2",
+    "gdn_swa",
+];
+
+/// The configuration of a folder; the weights are those of the first case whose model_type it names.
+pub fn config(bytes: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(bytes);
+    let own = |case: &&&str| {
+        let config = read(&format!("fixtures/{case}/config.json"));
+        let config: serde_json::Value = serde_json::from_slice(&config).unwrap_or_default();
+        let model_type = config["model_type"].to_string();
+        model_type.len() > 4 && text.contains(&model_type)
+    };
+    let case = CASES.iter().find(own).unwrap_or(&CASES[0]);
+    folder(case, "config.json", bytes)
+}
+
+fn config_seeds() -> Vec<Vec<u8>> {
+    let config = |case: &&str| read(&format!("fixtures/{case}/config.json"));
+    CASES.iter().map(config).collect()
+}
+
+/// A `tokenizer.json`.
+pub fn tokenizer(bytes: &[u8]) -> bool {
+    let Ok(tokenizer) = Tokenizer::from_json(bytes, "fuzz") else {
+        return false;
+    };
+    for text in [
+        "",
+        "ab <s> a",
+        "\u{e9}\u{301}\u{1f525} \0\u{1}123 ''aaaaaaaab\n\n",
+    ] {
+        if let Ok(ids) = tokenizer.encode(text) {
+            ids.iter()
+                .for_each(|&id| assert!(tokenizer.token_bytes(id).len() < 1 << 20));
+        }
+    }
+    true
+}
+
+fn tokenizer_seeds() -> Vec<Vec<u8>> {
+    let added = r#"[{"id":5,"content":"<s>","single_word":false,"lstrip":false,"rstrip":true,"normalized":false,"special":true}]"#;
+    let bpe = r#"{"type":"BPE","unk_token":"?","byte_fallback":true,"continuing_subword_prefix":"","vocab":{"a":0,"b":1,"ab":2,"?":3," ":4},"merges":[["a","b"]]}"#;
+    let word = r#"{"type":"WordPiece","unk_token":"?","continuing_subword_prefix":"\#\#","max_input_chars_per_word":9,"vocab":{"a":0,"b":1,"ab":2,"?":3,"\#\#b":4}}"#
+        .replace("\\#", "#");
+    let unigram = r#"{"type":"Unigram","unk_id":0,"byte_fallback":false,"vocab":[["?",0.0],["a",-1.0],["b",-2.0],["ab",-1.5],[" ",-3.0]]}"#;
+    let normalizer = r##"{"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"Replace","pattern":{"Regex":"a{2}"},"content":"a"},{"type":"Prepend","prepend":"_"},{"type":"Strip","strip_left":true,"strip_right":false},{"type":"BertNormalizer","clean_text":true,"handle_chinese_chars":true,"strip_accents":null,"lowercase":true}]}"##;
+    let splits = r#"{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"[a-z]+|\\s+"},"behavior":"Isolated","invert":false},{"type":"Digits","individual_digits":true},{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true}]}"#;
+    let spaces = r#"{"type":"Metaspace","replacement":"_","prepend_scheme":"always","split":true}"#;
+    let after = r#"{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>","type_id":0}},{"Sequence":{"id":"A","type_id":0}}],"pair":[{"Sequence":{"id":"A","type_id":0}},{"Sequence":{"id":"B","type_id":1}}],"special_tokens":{"<s>":{"id":"<s>","ids":[5],"tokens":["<s>"]}}}"#;
+    let decoder = r#"{"type":"Sequence","decoders":[{"type":"Replace","pattern":{"String":"_"},"content":" "},{"type":"ByteFallback"},{"type":"Fuse"},{"type":"Strip","content":" ","start":1,"stop":0}]}"#;
+    [
+        (bpe, normalizer, splits),
+        (&word, "null", spaces),
+        (unigram, normalizer, spaces),
+    ]
+    .iter()
+    .map(|(model, normalizer, splits)| {
+        format!(
+            r#"{{"version":"1.0","truncation":null,"padding":null,"added_tokens":{added},"normalizer":{normalizer},"pre_tokenizer":{splits},"post_processor":{after},"decoder":{decoder},"model":{model}}}"#
+        )
+        .into_bytes()
+    })
+    .collect()
+}
+
+/// A chat template.
+pub fn template(bytes: &[u8]) -> bool {
+    let Ok(source) = std::str::from_utf8(bytes) else {
+        return false;
+    };
+    let Ok(template) = ChatTemplate::new(source, "<s>", "</s>") else {
+        return false;
+    };
+    let messages = [
+        Message::new(Role::System, "Be brief."),
+        Message::new(Role::User, "a <b> {{ c }}"),
+        Message::new(Role::Assistant, "d\n"),
+        Message::new(Role::User, ""),
+    ];
+    let _ = template.render(&messages, true);
+    true
+}
+
+fn template_seeds() -> Vec<Vec<u8>> {
+    let folder = tests().join("../runtime/tests/data/templates");
+    let mut files: Vec<PathBuf> = std::fs::read_dir(folder)
+        .expect("the templates")
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| path.extension().is_some_and(|kind| kind == "jinja"))
+        .collect();
+    files.sort();
+    let mut seeds: Vec<Vec<u8>> = files
+        .iter()
+        .map(|path| std::fs::read(path).expect("a template"))
+        .collect();
+    seeds.push(
+        b"{% for m in messages %}{{ m.role ~ ': ' ~ m.content | trim }}{% endfor %}{% set n = namespace(x=0) %}{% macro f(a, b=2) \
+          %}{{ a * b }}{% endmacro %}{{ f(3) }}{{ [1, 2] | join(',') }}{{ 'a' | replace('a', 'b') }}{{ range(3) | list | length }}"
+            .to_vec(),
+    );
+    seeds
+}
+
+thread_local! {
+    static SAVED: (Arc<Model>, Vec<u8>) = {
+        let model = tests().join("fixtures/hax_mamba_argmax_ks_stream");
+        let model = Model::open(model).expect("a fixture opens");
+        let mut session = Session::new(Arc::clone(&model), options()).expect("a session");
+        session.feed(&[1, 2, 3, 4, 5, 6]).expect("tokens");
+        let mut file = Vec::new();
+        let snapshot = session.snapshot().expect("a snapshot");
+        snapshot.write(&mut file).expect("memory");
+        (model, file)
+    };
+}
+
+/// A saved session. Its checksum is mended, or nothing would get behind it.
+pub fn snapshot(bytes: &[u8]) -> bool {
+    let mut file = bytes.to_vec();
+    if let Some(end) = file.len().checked_sub(4) {
+        let sum = crc32fast::hash(&file[..end]);
+        file[end..].copy_from_slice(&sum.to_le_bytes());
+    }
+    let Ok(snapshot) = Snapshot::read(&mut &file[..], file.len() as u64, "fuzz") else {
+        return false;
+    };
+    let model = SAVED.with(|(model, _)| Arc::clone(model));
+    let mut session = Session::new(model, options()).expect("a session");
+    session.restore(&snapshot).is_ok() && session.feed(&[1, 2, 3, 4, 5]).is_ok()
+}
+
+fn snapshot_seeds() -> Vec<Vec<u8>> {
+    vec![SAVED.with(|(_, file)| file.clone())]
+}

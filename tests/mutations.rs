@@ -1,0 +1,209 @@
+//! Files that work, changed at random: 2,000 of each kind, from a seed, must end in an error or in a model that runs. WATERLINE_MUTATIONS
+//! and WATERLINE_SEED give longer campaigns.
+
+mod inputs;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use inputs::{KINDS, Kind};
+
+/// A repeatable sequence of numbers (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n.max(1) as u64) as usize
+    }
+
+    fn one_of<'a, T: ?Sized>(&mut self, list: &[&'a T]) -> &'a T {
+        list[self.below(list.len())]
+    }
+}
+
+const WORDS: &[&str] = &[
+    "null",
+    "true",
+    "false",
+    "0",
+    "-1",
+    "1",
+    "2",
+    "16777217",
+    "4294967296",
+    "18446744073709551615",
+    "1e308",
+    "-0.0",
+    "1e-320",
+    "\"\"",
+    "[]",
+    "{}",
+    "[[[[]]]]",
+    "\"\\u0000\"",
+    "\"a\"",
+    "[0]",
+    "9007199254740993",
+    "{{",
+    "}}",
+    "{%",
+    "%}",
+    "|",
+    "(",
+    ")",
+    "-",
+    "not ",
+    "namespace()",
+    "range(99999999)",
+    "~",
+    "**",
+    "loop.index",
+    "\u{1f525}",
+];
+
+const NUMBERS: &[&[u8]] = &[
+    &[0],
+    &[0xff],
+    &[0x7f],
+    &[0x80],
+    &[0xff; 4],
+    &[0xff; 8],
+    &[0; 8],
+    &[0xff, 0xff, 0xff, 0x7f],
+    &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f],
+    &[0, 0, 0, 0, 1, 0, 0, 0],
+];
+
+/// A place in a file: mostly in its first part, where what the rest means is said.
+fn place(random: &mut Random, length: usize) -> usize {
+    match random.below(4) {
+        0 => random.below(length),
+        1 => random.below(length.min(256)),
+        _ => random.below(length.min(8192)),
+    }
+}
+
+fn mutate(random: &mut Random, kind: &Kind, seed: &[u8]) -> Vec<u8> {
+    let mut file = seed.to_vec();
+    for _ in 0..1 + random.below(4) {
+        if file.is_empty() {
+            break;
+        }
+        let at = match kind.is_text {
+            true => random.below(file.len()),
+            false => place(random, file.len()),
+        };
+        let end = (at + 1 + random.below(24)).min(file.len());
+        match (kind.is_text, random.below(8)) {
+            (_, 0) => file[at] ^= 1 << random.below(8),
+            (_, 1) => drop(file.drain(at..end)),
+            (_, 2) => {
+                let part = file[at..end].to_vec();
+                let to = random.below(file.len());
+                file.splice(to..to, part);
+            }
+            (_, 3) if random.below(4) == 0 => file.truncate(at),
+            (true, 3..=5) => {
+                // The word at this place is another one.
+                let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || b"_.".contains(byte);
+                let start = file[..at]
+                    .iter()
+                    .rposition(|b| !is_word(b))
+                    .map_or(0, |i| i + 1);
+                let length = file[start..].iter().take_while(|b| is_word(b)).count();
+                let word = random.one_of(WORDS).bytes();
+                file.splice(start..start + length, word);
+            }
+            (true, _) => {
+                let word = random.one_of(WORDS).bytes();
+                file.splice(at..at, word);
+            }
+            (false, _) => {
+                let number = random.one_of(NUMBERS);
+                let end = (at + number.len()).min(file.len());
+                file[at..end].copy_from_slice(&number[..end - at]);
+            }
+        }
+    }
+    file
+}
+
+fn number(variable: &str, default: u64) -> u64 {
+    let text = std::env::var(variable).ok();
+    text.and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+fn campaign(name: &str) {
+    let kind = KINDS.iter().find(|kind| kind.name == name).expect("a kind");
+    let (count, seed) = (
+        number("WATERLINE_MUTATIONS", 2000),
+        number("WATERLINE_SEED", 1),
+    );
+    let seeds = (kind.seeds)();
+    for (i, file) in seeds.iter().enumerate() {
+        assert!((kind.use_it)(file), "{name}: seed {i} is not accepted");
+    }
+    let (mut accepted, mut slowest) = (0, Duration::ZERO);
+    for i in 0..count {
+        let mut random = Random(seed.wrapping_mul(1 << 32) + i);
+        let from = random.below(seeds.len());
+        let file = mutate(&mut random, kind, &seeds[from]);
+        let clock = Instant::now();
+        let used = catch_unwind(AssertUnwindSafe(|| (kind.use_it)(&file)));
+        let keep = || {
+            let path = std::env::temp_dir().join(format!("waterline-{name}-{seed}-{i}"));
+            std::fs::write(&path, &file).expect("the finding is kept");
+            path.display().to_string()
+        };
+        match used {
+            Ok(used) => accepted += u64::from(used),
+            Err(_) => panic!("{name}: seed {seed}, mutation {i} panics: {}", keep()),
+        }
+        slowest = slowest.max(clock.elapsed());
+        let in_time = clock.elapsed() < Duration::from_secs(20);
+        assert!(
+            in_time,
+            "{name}: seed {seed}, mutation {i} takes {slowest:?}: {}",
+            keep()
+        );
+    }
+    println!("{name}: {accepted} of {count} accepted, the slowest took {slowest:?}");
+    assert!(accepted < count, "{name}: everything is accepted");
+}
+
+#[test]
+fn gguf_files() {
+    campaign("gguf");
+}
+
+#[test]
+fn safetensors_files() {
+    campaign("safetensors");
+}
+
+#[test]
+fn configurations() {
+    campaign("config");
+}
+
+#[test]
+fn tokenizers() {
+    campaign("tokenizer");
+}
+
+#[test]
+fn templates() {
+    campaign("template");
+}
+
+#[test]
+fn saved_sessions() {
+    campaign("snapshot");
+}
