@@ -1,5 +1,6 @@
 //! Options that no recorded case has, on small models against their equations, written out in f64: row-sparse updates of
-//! GLA and GSA, softmax linear attention's gates on every input they may have, mixture of memories, Gated DeltaNet-2.
+//! GLA and GSA, softmax linear attention's gates on every input they may have, mixture of memories, Gated DeltaNet-2, latent
+//! attention.
 
 mod synthetic;
 
@@ -421,11 +422,7 @@ fn gated_deltanet2_erases_and_writes_by_gates_of_their_own() {
         });
         let mut states = vec![state(DK, DV); HEADS];
         let mut past = vec![Vec::new(); 3];
-        compare("gated_deltanet2", numbers, |w, position, h| {
-            if position == 0 {
-                states.fill(state(DK, DV));
-                past.fill(Vec::new());
-            }
+        compare("gated_deltanet2", numbers, |w, _, h| {
             let q = convolved(w, "q_conv1d", w.apply("q_proj", h), &mut past[0]);
             let k = convolved(w, "k_conv1d", w.apply("k_proj", h), &mut past[1]);
             let v = convolved(w, "v_conv1d", w.apply("v_proj", h), &mut past[2]);
@@ -464,6 +461,53 @@ fn gated_deltanet2_erases_and_writes_by_gates_of_their_own() {
             }
             let normed = outputs.iter().flat_map(|o| w.rms("o_norm", o));
             normed.zip(gate).map(|(o, gate)| o * gate).collect()
+        });
+    }
+}
+
+#[test]
+fn absorbed_latent_attention_is_attention_to_the_keys_and_values_of_each_head() {
+    const LATENT: usize = 7;
+    const ROPE: usize = 4;
+    for (rank, theta) in [(None, None), (Some(5), Some(100.0))] {
+        let numbers = json!({
+            "heads": HEADS, "latent": LATENT, "nope": DK, "rope": ROPE, "value_dim": DV, "query_rank": rank,
+            "rope_theta": theta, "norm_eps": EPS,
+        });
+        let turn = |x: &[f64], t: usize| match theta {
+            Some(theta) => rotate(x, t, theta),
+            None => x.to_vec(),
+        };
+        // Of every token, each head's key and value.
+        let mut keys: Vec<Vec<Vector>> = Vec::new();
+        let mut values: Vec<Vec<Vector>> = Vec::new();
+        compare("latent_attention", numbers, |w, t, h| {
+            let q = match rank {
+                Some(_) => w.apply("q_b_proj", &w.rms("q_a_norm", &w.apply("q_a_proj", h))),
+                None => w.apply("q_proj", h),
+            };
+            let projected = w.apply("kv_a_proj", h);
+            let (latent, shared) = projected.split_at(LATENT);
+            let latent = w.rms("kv_a_norm", latent);
+            let shared = turn(shared, t);
+            let product = |name: &str, i: usize, dim: usize| -> Vector {
+                let weight = w.values(&format!("{name}.weight"));
+                let rows = weight[i * dim * LATENT..][..dim * LATENT].chunks_exact(LATENT);
+                rows.map(|row| dot(row, &latent)).collect()
+            };
+            let key = |i: usize| [product("k_b", i, DK), shared.clone()].concat();
+            keys.push((0..HEADS).map(key).collect());
+            values.push((0..HEADS).map(|i| product("v_b", i, DV)).collect());
+            let mut outputs = Vec::new();
+            for i in 0..HEADS {
+                let (nope, rope) = head(&q, i, DK + ROPE).split_at(DK);
+                let query = [nope.to_vec(), turn(rope, t)].concat();
+                let scores: Vector = keys.iter().map(|keys| dot(&query, &keys[i])).collect();
+                let shares = softmax(&map(&scores, |x| x / ((DK + ROPE) as f64).sqrt()));
+                let column = |d: usize| shares.iter().zip(&values).map(|(p, v)| p * v[i][d]).sum();
+                outputs.extend((0..DV).map(column).collect::<Vector>());
+            }
+            outputs
         });
     }
 }

@@ -202,6 +202,15 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<LayerSpec>
             }
             attention
         }
+        "latent_attention" => {
+            let rope = 2 * random.within(0, 4);
+            let rank = random.within(1, 9);
+            json!({
+                "heads": heads, "latent": dk, "nope": dv, "rope": rope, "value_dim": random.of(&WIDTHS),
+                "query_rank": maybe(random, json!(rank)),
+                "rope_theta": if rope > 0 { maybe(random, json!(1000.0)) } else { json!(null) }, "norm_eps": 1e-5,
+            })
+        }
         "lte" => {
             let layers = random.within(1, 3);
             let taps: Vec<usize> = (0..layers).map(|_| random.within(1, 4)).collect();
@@ -255,6 +264,9 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<LayerSpec>
             };
             json!({ "parts": [part("mamba2", random), part("attention", random)] })
         }
+        "rg_lru" => json!({
+            "width": heads * dk, "heads": heads, "conv": random.within(1, 6),
+        }),
         "rwkv7" => {
             *hidden = heads * dk;
             let first = rwkv7(random, heads, dk, true);
@@ -306,7 +318,7 @@ fn vary(layer: &mut LayerSpec, random: &mut Random) {
     }
 }
 
-const KINDS: [&str; 23] = [
+const KINDS: [&str; 25] = [
     "abc",
     "attention",
     "delta_net",
@@ -317,6 +329,7 @@ const KINDS: [&str; 23] = [
     "gsa",
     "hgrn2",
     "kda",
+    "latent_attention",
     "lightning_attention",
     "lte",
     "mamba",
@@ -325,6 +338,7 @@ const KINDS: [&str; 23] = [
     "native_sparse_attention",
     "parallel",
     "retnet",
+    "rg_lru",
     "rwkv7",
     "rwkv_channel_mix",
     "simple_gla",

@@ -151,6 +151,7 @@ fn constant() -> Vec<(&'static str, Value)> {
                 "step_min": 0.001, "step_max": null, "hax": null,
             }),
         ),
+        ("rg_lru", json!({ "width": 24, "heads": 2, "conv": 4 })),
         (
             "rwkv7",
             json!({

@@ -19,6 +19,8 @@ mod engine;
 mod experts_tests;
 #[cfg_attr(not(feature = "cuda"), path = "no_gpu.rs")]
 mod gpu;
+#[cfg(test)]
+mod head_tests;
 mod launches;
 mod layout;
 mod levels;

@@ -16,6 +16,7 @@ mod hax;
 mod head_gates;
 mod hgrn2;
 mod kda;
+mod latent_attention;
 mod lightning_attention;
 mod linear_attention;
 mod lte;
@@ -25,6 +26,7 @@ mod mom;
 mod native_sparse_attention;
 mod parallel;
 mod retnet;
+mod rg_lru;
 mod rwkv7;
 mod rwkv_channel_mix;
 mod short_conv;
@@ -51,6 +53,7 @@ pub use hax::{Hax, Source};
 pub use head_gates::HeadGateInput;
 pub use hgrn2::Hgrn2;
 pub use kda::Kda;
+pub use latent_attention::LatentAttention;
 pub use lightning_attention::LightningAttention;
 pub use linear_attention::LinearAttention;
 pub use lte::{Lte, RouterScope, ScoreMap};
@@ -60,6 +63,7 @@ pub use mom::Mom;
 pub use native_sparse_attention::NativeSparseAttention;
 pub use parallel::{Parallel, ParallelPart};
 pub use retnet::RetNet;
+pub use rg_lru::RgLru;
 pub use rwkv_channel_mix::RwkvChannelMix;
 pub use rwkv7::Rwkv7;
 pub use simple_gla::SimpleGla;
@@ -160,6 +164,7 @@ const MIXERS: &[(&str, Read)] = &[
     (hgrn2::KIND, read_as::<Hgrn2>),
     (kda::KIND, read_as::<Kda>),
     (lightning_attention::KIND, read_as::<LightningAttention>),
+    (latent_attention::KIND, read_as::<LatentAttention>),
     (lte::KIND, read_as::<Lte>),
     (
         native_sparse_attention::KIND,
@@ -170,6 +175,7 @@ const MIXERS: &[(&str, Read)] = &[
     (mom::KIND, read_as::<Mom>),
     (parallel::KIND, read_as::<Parallel>),
     (retnet::KIND, read_as::<RetNet>),
+    (rg_lru::KIND, read_as::<RgLru>),
     (rwkv_channel_mix::KIND, read_as::<RwkvChannelMix>),
     (rwkv7::KIND, read_as::<Rwkv7>),
     (simple_gla::KIND, read_as::<SimpleGla>),

@@ -39,7 +39,7 @@ pub struct Attend {
     pub scale: f32,
     /// The slot of the cached keys `[kv_heads, rows, head_dim]`.
     pub keys: usize,
-    /// The slot of the cached values, likewise.
+    /// The slot of the cached values, likewise. Keys that are values too have one slot for both, as they have one view.
     pub values: usize,
     /// What is kept of tokens that leave the window.
     pub eviction: Option<Eviction>,
@@ -53,6 +53,11 @@ const QUERIES: usize = 16;
 impl Attend {
     fn head_dim(&self) -> usize {
         self.k.width / self.kv_heads
+    }
+
+    /// Whether values are not the keys themselves.
+    fn has_own_values(&self) -> bool {
+        self.values != self.keys
     }
 
     /// Tasks for each key and value head. What leaves the window is kept or not for a head as a whole.
@@ -140,10 +145,13 @@ impl Op for Attend {
 
     fn access(&self) -> Access {
         // Keys and values are rounded where they stand.
+        let own_values = self.has_own_values();
         let access = Access::default()
             .reads([self.q])
-            .updates([self.k, self.v])
-            .state([self.keys, self.values])
+            .updates([self.k])
+            .updates(own_values.then_some(self.v))
+            .state([self.keys])
+            .state(own_values.then_some(self.values))
             .writes([self.out]);
         match &self.eviction {
             Some(eviction) => eviction.access(access),
@@ -180,7 +188,8 @@ impl Op for Attend {
             None => position.min(window - 1),
         };
         let row = |slot| Touched::rows(plan, slot, cached as usize, 1);
-        let mut all = vec![row(self.keys), row(self.values)];
+        let mut all = vec![row(self.keys)];
+        all.extend(self.has_own_values().then(|| row(self.values)));
         if let Some(eviction) = &self.eviction {
             all.extend(eviction.touched(plan, position.checked_sub(window)));
         }

@@ -1,0 +1,218 @@
+//! Multi-head latent attention in its absorbed form (DeepSeek-V2, arXiv 2405.04434; Kimi Linear, arXiv 2510.26692;
+//! transformers `models/kimi_linear`): all heads attend to one row a token, the latent and a part of the key beside it.
+//!
+//! With x the normed input, per head h, whose key is `[k, r]` of `nope + rope` columns:
+//! ```text
+//! q, q_r = W_q x                            [nope], [rope]; or W_qb rms(W_qa x) of low rank
+//! c, r   = rms(W_kv x), W_r x               [latent], [rope]: one for all heads, and all that is cached
+//! k, v   = c W_uk^T, c W_uv                 [nope], [value_dim]: never made; the heads' queries and outputs pass the
+//!                                           matrices instead
+//! p_j    = softmax_j((nope + rope)^-1/2 ((q W_uk) c_j + q_r r_j))
+//! y      = W_o (sum_j p_j c_j) W_uv
+//! ```
+//! q_r and r turn with the position where the model has rotary positions.
+//! State: a ring of rows `[c, r]`, `window` tokens long, or as long as the session's context.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::{Mismatch, Mixer};
+use crate::error::Result;
+use crate::ops::{Attend, HeadLinear, Lane, Map, Norm, Prepare, Rope};
+use crate::program::{Lowering, Vector, View};
+use crate::spec::WeightSpec;
+use crate::state::{Size, StateDtype, StateKind, StateTensor};
+
+pub(super) const KIND: &str = "latent_attention";
+
+/// Hyperparameters.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LatentAttention {
+    /// Query heads.
+    pub heads: usize,
+    /// Width of the latent that all heads share.
+    pub latent: usize,
+    /// Columns of a head's query that meet its own key.
+    pub nope: usize,
+    /// Columns of a head's query that meet what all heads share.
+    pub rope: usize,
+    /// Width of a head's value.
+    pub value_dim: usize,
+    /// Width between the two matrices of the query; none: one matrix.
+    pub query_rank: Option<usize>,
+    /// Base of the rotary positions of the shared columns, by halves; none: no positions.
+    pub rope_theta: Option<f32>,
+    /// Epsilon of the norms of the latent and of the low-rank query.
+    pub norm_eps: f32,
+}
+
+impl LatentAttention {
+    /// Width of a cached row.
+    fn row(&self) -> usize {
+        self.latent + self.rope
+    }
+
+    fn query(&self, layer: &mut Lowering) -> Result<[View; 2]> {
+        let first = if self.query_rank.is_some() {
+            "q_a_proj"
+        } else {
+            "q_proj"
+        };
+        let views = layer.project(&[first, "kv_a_proj"])?;
+        let q = match self.query_rank {
+            None => views[0],
+            Some(_) => {
+                let norm = Norm::rms(layer.vector("q_a_norm.weight")?, self.norm_eps);
+                layer.project_from(views[0], Some(norm), &["q_b_proj"])?[0]
+            }
+        };
+        Ok([q, views[1]])
+    }
+
+    /// The values' matrices with the latent on the left, `[heads, latent, value_dim]`.
+    fn values(&self, layer: &Lowering) -> Result<Vector> {
+        let (latent, dim) = (self.latent, self.value_dim);
+        let stored = layer.vector("v_b.weight")?;
+        let at = |i: usize| {
+            let (head, row, column) = (i / (latent * dim), i / dim % latent, i % dim);
+            stored[(head * dim + column) * latent + row]
+        };
+        Ok((0..stored.len()).map(at).collect())
+    }
+}
+
+impl Mixer for LatentAttention {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn to_json(&self) -> Value {
+        json!(self)
+    }
+
+    fn check(&self, _hidden: usize) -> Result<(), Mismatch> {
+        let dims = [self.heads, self.latent, self.nope, self.value_dim];
+        Mismatch::unless_positive(&dims, "heads and widths of one or more")?;
+        Mismatch::unless(
+            self.query_rank != Some(0),
+            || "query_rank 0".into(),
+            "a rank of one or more",
+        )?;
+        Mismatch::unless(
+            self.rope_theta.is_none() || self.rope > 0 && self.rope.is_multiple_of(2),
+            || format!("rotary positions on {} columns", self.rope),
+            "an even number of columns",
+        )
+    }
+
+    fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
+        let (heads, latent, dim) = (self.heads, self.latent, self.value_dim);
+        let queries = heads * (self.nope + self.rope);
+        let mut weights = match self.query_rank {
+            None => vec![WeightSpec::matrix("q_proj.weight", queries, hidden)],
+            Some(rank) => vec![
+                WeightSpec::matrix("q_a_proj.weight", rank, hidden),
+                WeightSpec::full("q_a_norm.weight", &[rank]),
+                WeightSpec::matrix("q_b_proj.weight", queries, rank),
+            ],
+        };
+        weights.extend([
+            WeightSpec::matrix("kv_a_proj.weight", self.row(), hidden),
+            WeightSpec::full("kv_a_norm.weight", &[latent]),
+            WeightSpec::full("k_b.weight", &[heads, self.nope, latent]),
+            WeightSpec::full("v_b.weight", &[heads, dim, latent]),
+            WeightSpec::matrix("o_proj.weight", hidden, heads * dim),
+        ]);
+        weights
+    }
+
+    fn state(&self) -> Vec<StateTensor> {
+        vec![StateTensor {
+            name: "rows",
+            shape: vec![Size::Fixed(1), Size::Context, Size::Fixed(self.row())],
+            dtype: StateDtype::Kv,
+            kind: StateKind::Ring,
+        }]
+    }
+
+    fn lower(&self, layer: &mut Lowering) -> Result<()> {
+        let [query, latent] = self.query(layer)?;
+        let (c, r) = latent.split(self.latent);
+        let room = layer.buffer((self.heads + 1) * self.row());
+        let (q, row) = room.split(self.heads * self.row());
+        layer.push(HeadLinear {
+            heads: self.heads,
+            x: query,
+            weight: layer.vector("k_b.weight")?,
+            rows: self.nope,
+            cols: self.latent,
+            kept: self.rope,
+            out: q,
+        });
+        let (own_c, own_r) = row.split(self.latent);
+        let norm = Norm::rms(layer.vector("kv_a_norm.weight")?, self.norm_eps);
+        let mut lanes = vec![Lane {
+            view: own_c,
+            head_dim: self.latent,
+            conv: None,
+            maps: vec![Map::Copy(c), Map::Rms(norm)],
+        }];
+        let turned = |mut maps: Vec<Map>| {
+            maps.extend(self.rope_theta.map(|_| Map::Rope));
+            maps
+        };
+        if self.rope > 0 {
+            lanes.push(Lane {
+                view: own_r,
+                head_dim: self.rope,
+                conv: None,
+                maps: turned(vec![Map::Copy(r)]),
+            });
+        }
+        if self.rope_theta.is_some() {
+            lanes.extend((0..self.heads).map(|head| Lane {
+                view: View {
+                    start: q.start + head * self.row() + self.latent,
+                    width: self.rope,
+                    ..q
+                },
+                head_dim: self.rope,
+                conv: None,
+                maps: turned(Vec::new()),
+            }));
+        }
+        let rope = self
+            .rope_theta
+            .map(|theta| Rope::new(theta, None, layer.buffer(self.rope)));
+        layer.push(Prepare {
+            lanes,
+            rope,
+            gates: Vec::new(),
+        });
+        let read = layer.buffer(self.heads * self.row());
+        layer.push(Attend {
+            heads: self.heads,
+            kv_heads: 1,
+            q,
+            k: row,
+            v: row,
+            scale: ((self.nope + self.rope) as f32).powf(-0.5),
+            keys: layer.state_tensor(0),
+            values: layer.state_tensor(0),
+            eviction: None,
+            out: read,
+        });
+        let out = layer.buffer(self.heads * self.value_dim);
+        layer.push(HeadLinear {
+            heads: self.heads,
+            x: read,
+            weight: self.values(layer)?,
+            rows: self.latent,
+            cols: self.value_dim,
+            kept: 0,
+            out,
+        });
+        layer.emit(out, Vec::new(), "o_proj")
+    }
+}
