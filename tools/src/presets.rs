@@ -126,6 +126,10 @@ pub const PRESETS: &[Preset] = &[
     ),
     file("lfm2-350m", include_str!("../presets/lfm2-350m.json")),
     file("lfm2-1.2b", include_str!("../presets/lfm2-1.2b.json")),
+    file(
+        "recurrentgemma-2.7b",
+        include_str!("../presets/recurrentgemma-2.7b.json"),
+    ),
     file("rwkv7-0.4b", include_str!("../presets/rwkv7-0.4b.json")),
     file("rwkv7-1.5b", include_str!("../presets/rwkv7-1.5b.json")),
     file("lalte-tiny", include_str!("../presets/lalte-tiny.json")),
@@ -170,6 +174,10 @@ pub const PRESETS: &[Preset] = &[
         include_str!("../presets/qwen3.5-moe-tiny.json"),
     ),
     file("lfm2-tiny", include_str!("../presets/lfm2-tiny.json")),
+    file(
+        "recurrentgemma-tiny",
+        include_str!("../presets/recurrentgemma-tiny.json"),
+    ),
     file("rwkv7-tiny", include_str!("../presets/rwkv7-tiny.json")),
 ];
 

@@ -151,7 +151,7 @@ fn rotary(config: &Config, head_dim: usize) -> Result<Attention> {
     })
 }
 
-fn scaling(rope: &Config) -> Result<Option<RopeScaling>> {
+pub(super) fn scaling(rope: &Config) -> Result<Option<RopeScaling>> {
     let key = if rope.object().contains_key("rope_type") {
         "rope_type"
     } else {

@@ -11,6 +11,7 @@ mod fla_memories;
 mod fla_slots;
 #[cfg(test)]
 mod flag_tests;
+mod gemma3;
 mod granite;
 mod hugging_face;
 mod hybrid;
@@ -27,6 +28,7 @@ mod minimax;
 mod nemotron_h;
 mod olmo_hybrid;
 mod qwen3_next;
+mod recurrent_gemma;
 mod rwkv;
 mod sse;
 mod tensors;
@@ -57,6 +59,8 @@ const FAMILIES: &[Family] = &[
     bamba::FAMILY,
     falcon_h1::FAMILY,
     fla::FAMILY,
+    gemma3::FAMILY,
+    gemma3::WITH_IMAGES,
     granite::FAMILY,
     hugging_face::FAMILY,
     jamba::FAMILY,
@@ -69,6 +73,7 @@ const FAMILIES: &[Family] = &[
     olmo_hybrid::FAMILY,
     qwen3_next::FAMILY,
     qwen3_next::WITH_IMAGES,
+    recurrent_gemma::FAMILY,
     rwkv::FAMILY,
     sse::FAMILY,
 ];
