@@ -1,7 +1,7 @@
 //! A JSON object whose values are read with errors that name the file and the key.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 
 use serde::de::DeserializeOwned;
@@ -15,6 +15,8 @@ pub(crate) struct Config {
     file: String,
     object: Map<String, Value>,
     used: Used,
+    /// Names of the tensors beside it, where they are known.
+    tensors: Option<HashSet<String>>,
 }
 
 /// The keys that were read, shared by an object and those inside it; a key of an inner object has that object's before
@@ -85,6 +87,7 @@ impl Config {
                 file: file.into(),
                 object,
                 used: Used::default(),
+                tensors: None,
             }),
             other => Err(Error::Config {
                 file: file.into(),
@@ -106,6 +109,20 @@ impl Config {
             expected: "JSON".into(),
         })?;
         Config::new(file, value)
+    }
+
+    /// The same beside a checkpoint with these tensors.
+    pub fn beside<'a>(self, names: impl Iterator<Item = &'a str>) -> Self {
+        Config {
+            tensors: Some(names.map(str::to_string).collect()),
+            ..self
+        }
+    }
+
+    /// Whether the checkpoint beside it is known to have no tensor of which a name ends so.
+    pub fn lacks_tensor(&self, ending: &str) -> bool {
+        let lacks = |names: &HashSet<String>| !names.iter().any(|name| name.ends_with(ending));
+        self.tensors.as_ref().is_some_and(lacks)
     }
 
     /// The file, for errors.

@@ -8,12 +8,15 @@ use waterline_quant::{Tensor, safetensors};
 use super::{Config, Family, fla, tensors};
 use crate::error::{Error, Result};
 use crate::mixers::{Hax, Mamba, Mamba2, Mixer, Source};
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::spec::{LayerSpec, ModelSpec, WeightSpec};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["mamba", "falcon_mamba", "mamba2", "hax_mamba", "hax_mamba2"],
     spec,
-    tensor: |_, weights, weight| tensor(weights, tensor_name(&weight.name)),
+    tensor: |_, weights, weight| match drawn(weights, weight) {
+        Some(hash) => hash,
+        None => tensor(weights, tensor_name(&weight.name)),
+    },
 };
 
 pub(super) const SAMBA: Family = Family {
@@ -21,6 +24,14 @@ pub(super) const SAMBA: Family = Family {
     spec: samba,
     tensor: |_, weights, weight| tensor(weights, samba_tensor_name(&weight.name)),
 };
+
+/// The hash matrix of a layer, if it is one and the checkpoint has none.
+fn drawn(weights: &safetensors::Checkpoint, weight: &WeightSpec) -> Option<Result<Tensor>> {
+    let is_missing = weight.name.ends_with(HASH) && !weights.contains(&tensor_name(&weight.name));
+    let layer = weight.name.split('.').find_map(|part| part.parse().ok());
+    let seed = u64::from(HASH_SEED) << 32 | layer.unwrap_or(0u64);
+    is_missing.then(|| tensors::normal(&weight.shape, seed))
+}
 
 /// Reads the tensor called `name`, but for A, of which a checkpoint has the logarithm of what it is below zero.
 pub(super) fn tensor(weights: &safetensors::Checkpoint, name: String) -> Result<Tensor> {
@@ -191,6 +202,11 @@ fn mamba2(config: &Config) -> Result<Mamba2> {
     })
 }
 
+/// The hash matrix of a layer, which released code draws anew for every sequence. Where a checkpoint has none it is drawn
+/// from this seed and the layer's number, once for all; the model's description names the seed.
+const HASH: &str = ".lsh_hash";
+const HASH_SEED: u32 = 1;
+
 /// The sparse attention of HAX. Its released code takes `none` for attention over the whole sequence, what follows
 /// included; here it means none.
 fn hax(config: &Config) -> Result<Option<Hax>> {
@@ -254,7 +270,11 @@ fn hax(config: &Config) -> Result<Option<Hax>> {
     }
     };
     let sources = names.split('+').map(source).collect::<Result<_>>()?;
-    Ok(Some(Hax { keys, sources }))
+    Ok(Some(Hax {
+        keys,
+        sources,
+        hash_seed: config.lacks_tensor(HASH).then_some(HASH_SEED),
+    }))
 }
 
 /// Channels inside a mixer.

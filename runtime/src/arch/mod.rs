@@ -87,6 +87,11 @@ pub(crate) fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkp
     let file = path.display().to_string();
     let text = read_file(&path, LARGEST_TEXT).map_err(|e| Error::io(&path, "cannot read", e))?;
     let config = Config::parse(&file, &text)?;
+    let weights = safetensors::Checkpoint::open(dir);
+    let config = match &weights {
+        Ok(weights) => config.beside(weights.names()),
+        Err(_) => config,
+    };
     let model_type = config.string("model_type")?;
     let Some(family) = FAMILIES
         .iter()
@@ -102,7 +107,7 @@ pub(crate) fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkp
     };
     let spec = (family.spec)(&config)?;
     spec.check(&file)?;
-    let weights = safetensors::Checkpoint::open(dir)?;
+    let weights = weights?;
     let mut tensors = Tensors::new();
     for weight in spec.weights() {
         let mut tensor = (family.tensor)(&config, &weights, &weight)?;

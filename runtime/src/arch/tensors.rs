@@ -90,6 +90,24 @@ pub(super) fn minus_exp(tensor: &Tensor) -> Result<Tensor> {
     from_f32(&tensor.shape, &values)
 }
 
+/// Values of a normal distribution, the same ones from one seed (SplitMix64, then Box and Muller's transform).
+pub(super) fn normal(shape: &[usize], seed: u64) -> Result<Tensor> {
+    let mut state = seed;
+    let mut uniform = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        // Above zero, up to one.
+        ((x ^ x >> 31) >> 11) as f64 / (1u64 << 53) as f64 + f64::EPSILON / 2.0
+    };
+    let mut draw = || {
+        let radius = (-2.0 * uniform().ln()).sqrt();
+        (radius * (std::f64::consts::TAU * uniform()).cos()) as f32
+    };
+    let values: Vec<f32> = (0..shape.iter().product()).map(|_| draw()).collect();
+    from_f32(shape, &values)
+}
+
 /// A tensor of computed values.
 pub(super) fn from_f32(shape: &[usize], values: &[f32]) -> Result<Tensor> {
     let data = values.iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -124,6 +142,18 @@ mod tests {
         assert!(rows("x", &from, from_ref(&(4..7))).is_err());
         assert!(rows_of_groups("x", &from, 1 << 40, 0..1).is_err());
         assert!(rows("x", &tensor(&[0]), from_ref(&(0..1))).is_err());
+    }
+
+    #[test]
+    fn drawn_values_are_normal_and_the_seeds() {
+        let draw = |seed| normal(&[100, 50], seed).expect("a tensor").to_f32();
+        let values = draw(3);
+        assert_eq!(values, draw(3));
+        assert_ne!(values, draw(4));
+        let mean = |f: fn(f32) -> f32| values.iter().map(|&x| f(x)).sum::<f32>() / 5000.0;
+        assert!(mean(|x| x).abs() < 0.05);
+        assert!((mean(|x| x * x) - 1.0).abs() < 0.1);
+        assert!((mean(|x| x.powi(4)) - 3.0).abs() < 0.5);
     }
 
     #[test]

@@ -26,6 +26,9 @@ pub struct Hax {
     pub keys: usize,
     /// The sources.
     pub sources: Vec<Source>,
+    /// From what the hash matrices were drawn; none: they are the checkpoint's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hash_seed: Option<u32>,
 }
 
 /// Where a query finds earlier tokens.
