@@ -134,6 +134,56 @@ fn a_seed_makes_a_run_repeatable() {
 }
 
 #[test]
+fn samples_are_what_runs_with_their_seeds_give() {
+    let place = Workplace::new();
+    let model = place.model("lalte-tiny").display().to_string();
+    let run = |flags: &[&str]| -> serde_json::Value {
+        let all = [
+            "run",
+            &model,
+            "-p",
+            "Once upon a time",
+            "-n",
+            "24",
+            "--json",
+        ]
+        .into_iter()
+        .chain(flags.iter().copied());
+        let said = place.run(all).succeeded().text();
+        serde_json::from_str(&said).expect("one JSON object")
+    };
+    let together = run(&["--samples", "3", "--seed", "7"]);
+    let samples = together["samples"].as_array().expect("samples");
+    assert_eq!(samples.len(), 3);
+    for (sample, seed) in samples.iter().zip(7..) {
+        let alone = run(&["--seed", &seed.to_string()]);
+        for key in ["text", "tokens", "finish", "seed"] {
+            assert_eq!(sample[key], alone[key], "{key} of seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn a_lookup_changes_no_token() {
+    let place = Workplace::new();
+    let model = place.model("lalte-tiny").display().to_string();
+    let run = |flags: &[&str]| {
+        let prompt = "one two three, one two three, one two three, one";
+        let all = ["run", &model, "-p", prompt, "-n", "60"];
+        let all = all.into_iter().chain(flags.iter().copied());
+        place.run(all).succeeded().text()
+    };
+    for flags in [
+        &["--greedy"][..],
+        &["--seed", "4"],
+        &["--greedy", "--stop", "e"],
+    ] {
+        let with = [flags, &["--lookup", "8"]].concat();
+        assert_eq!(run(flags), run(&with), "{flags:?}");
+    }
+}
+
+#[test]
 fn all_ways_to_give_a_prompt_and_to_print_agree() {
     let place = Workplace::new();
     let model = place.model("lalte-tiny").display().to_string();

@@ -22,6 +22,8 @@ mod sampling;
 
 mod session;
 
+mod batch;
+
 mod progress;
 
 mod generate;

@@ -1,6 +1,6 @@
 //! Sessions: reading tokens and choosing the next.
 
-use std::sync::{Arc, Mutex, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use waterline::{Canceller, Chat, ContextEnd, Kv, Session, SessionOptions, physical_cores};
 
@@ -158,17 +158,22 @@ pub(crate) fn with(
 ) -> wl_status {
     border(|| {
         let session = SESSIONS.get(session)?;
-        let mut inner = session.inner.try_lock().map_err(|error| match error {
-            TryLockError::WouldBlock => Failure::new(
-                wl_status::WL_ERROR_BUSY,
-                "another call on this session has not returned yet",
-            ),
-            TryLockError::Poisoned(_) => Failure::new(
-                wl_status::WL_ERROR_INTERNAL,
-                "an earlier call on this session met a defect of the library; it can only be freed",
-            ),
-        })?;
+        let mut inner = lock(&session)?;
         body(&mut inner)
+    })
+}
+
+/// A session that no other call uses.
+pub(crate) fn lock(session: &OpenSession) -> Outcome<MutexGuard<'_, Inner>> {
+    session.inner.try_lock().map_err(|error| match error {
+        TryLockError::WouldBlock => Failure::new(
+            wl_status::WL_ERROR_BUSY,
+            "another call on this session has not returned yet",
+        ),
+        TryLockError::Poisoned(_) => Failure::new(
+            wl_status::WL_ERROR_INTERNAL,
+            "an earlier call on this session met a defect of the library; it can only be freed",
+        ),
     })
 }
 

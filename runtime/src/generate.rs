@@ -88,6 +88,8 @@ pub struct Generation {
     /// What comes after the text that was held back.
     error: Option<Error>,
     ended: bool,
+    /// Of the tokens that the session has read ahead, those that were taken in; none if it does not read ahead.
+    taken: Option<usize>,
 }
 
 impl Generation {
@@ -107,6 +109,7 @@ impl Generation {
             finish: None,
             error: None,
             ended: false,
+            taken: None,
         })
     }
 
@@ -143,7 +146,7 @@ impl Generation {
         }
         match self.step(session, hook) {
             Ok((token, logprob)) => {
-                let mut piece = self.take(token);
+                let mut piece = self.push(token);
                 piece.logprob = logprob;
                 Some(Ok(piece))
             }
@@ -171,6 +174,17 @@ impl Generation {
         session: &mut Session,
         hook: Option<&mut LogitsHook<'_>>,
     ) -> Result<(u32, Option<f32>)> {
+        if let Some(taken) = self.taken {
+            let place = match taken == session.ahead().len() {
+                true => {
+                    session.step_ahead(self.left, &self.ends)?;
+                    0
+                }
+                false => taken,
+            };
+            self.taken = Some(place + 1);
+            return Ok((session.ahead()[place], None));
+        }
         if hook.is_none() && !self.logprobs {
             return Ok((session.step()?, None));
         }
@@ -191,9 +205,9 @@ impl Generation {
         Ok((token, logprob))
     }
 
-    /// The piece of a token that was read.
-    fn take(&mut self, token: u32) -> Piece {
-        self.left -= 1;
+    /// Takes in a token that a session has read, as those of a [`crate::Batch`] do; returns its piece.
+    pub fn push(&mut self, token: u32) -> Piece {
+        self.left = self.left.saturating_sub(1);
         self.tokens += 1;
         if self.ends.contains(&token) {
             return self.last(Some(token), Finish::End);
@@ -255,7 +269,9 @@ pub struct Generate<'s> {
 impl<'s> Generate<'s> {
     /// Starts generating after what the session has read. Fails if the model has no tokenizer.
     pub fn new(session: &'s mut Session, options: GenerateOptions) -> Result<Self> {
-        let generation = Generation::new(session.model(), options)?;
+        let mut generation = Generation::new(session.model(), options)?;
+        let steps = generation.logprobs || !session.looks_ahead();
+        generation.taken = (!steps).then_some(0);
         Ok(Generate {
             session,
             generation,
@@ -267,6 +283,7 @@ impl<'s> Generate<'s> {
     /// then sends all logits of every token.
     pub fn on_logits(mut self, hook: &'s mut LogitsHook<'s>) -> Self {
         self.hook = Some(hook);
+        self.generation.taken = None;
         self
     }
 
@@ -287,6 +304,15 @@ impl Iterator for Generate<'_> {
     fn next(&mut self) -> Option<Self::Item> {
         let hook = self.hook.as_deref_mut();
         self.generation.next_with(self.session, hook)
+    }
+}
+
+impl Drop for Generate<'_> {
+    /// Tokens that the session has read ahead and nobody was shown are taken back.
+    fn drop(&mut self) {
+        if let Some(taken) = self.generation.taken {
+            self.session.keep_ahead(taken);
+        }
     }
 }
 

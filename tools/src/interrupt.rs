@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use waterline::Canceller;
+
 use crate::error::{Error, Result};
 
 /// Calls `handler` at each Ctrl-C instead of ending the program.
@@ -16,10 +18,22 @@ pub struct Interrupt(Arc<AtomicBool>);
 impl Interrupt {
     /// Watches from now on.
     pub fn watch() -> Result<Self> {
+        Self::watch_and(|| ())
+    }
+
+    /// Watches from now on, and ends what a session is doing at a Ctrl-C.
+    pub fn cancelling(canceller: Canceller) -> Result<Self> {
+        Self::watch_and(move || canceller.cancel())
+    }
+
+    fn watch_and(handler: impl Fn() + Send + 'static) -> Result<Self> {
         let seen = Arc::new(AtomicBool::new(false));
-        let handler = Arc::clone(&seen);
-        on_interrupt(move || handler.store(true, Ordering::SeqCst))?;
-        Ok(Interrupt(seen))
+        let interrupt = Interrupt(Arc::clone(&seen));
+        on_interrupt(move || {
+            seen.store(true, Ordering::SeqCst);
+            handler();
+        })?;
+        Ok(interrupt)
     }
 
     /// An error once Ctrl-C was pressed.

@@ -22,6 +22,7 @@ mod quantize;
 mod random;
 mod retain;
 mod run;
+mod samples;
 mod sampling;
 mod session;
 mod splitmix;

@@ -12,7 +12,8 @@ use waterline::{Finish, Model, Session};
 
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
-use crate::interrupt::on_interrupt;
+use crate::interrupt::Interrupt;
+use crate::samples;
 use crate::sampling::SamplingArgs;
 use crate::session::{LimitArgs, SessionArgs, feed};
 use crate::text::{shown, utf8};
@@ -55,6 +56,9 @@ pub struct Args {
     /// Print one JSON object at the end instead of the text.
     #[arg(long)]
     json: bool,
+    /// Complete the prompt so many times, all at once, each with a seed of its own, counted up from --seed.
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "json_stream", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    samples: u32,
     /// Print a JSON object for each piece of text, then the one of --json.
     #[arg(long, conflicts_with = "json")]
     json_stream: bool,
@@ -70,12 +74,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let model = args.open.model(model)?;
     let (tokens, end) = encode(&model, &prompt, args)?;
     let mut session = args.session.open(&model, args.sampling.params(), 0)?;
-    let canceller = session.canceller();
-    on_interrupt(move || canceller.cancel())?;
+    let interrupt = Interrupt::cancelling(session.canceller())?;
 
     let start = Instant::now();
     feed(&mut session, &tokens)?;
     let prefill = start.elapsed().as_secs_f64();
+    if args.samples > 1 {
+        let options = args.limits.options(end);
+        let samples = samples::complete(session, args.samples as usize, &options, &interrupt)?;
+        return samples.print(args.json);
+    }
     let mut completion = Completion {
         text: String::new(),
         tokens: 0,
@@ -223,13 +231,18 @@ impl Completion {
     }
 
     fn finish_name(&self) -> &'static str {
-        match (&self.error, self.finish) {
-            (Some(Error::Library(waterline::Error::ContextFull { .. })), _) => "context",
-            (Some(_), _) | (None, None) => "error",
-            (None, Some(Finish::End)) => "end",
-            (None, Some(Finish::Stop)) => "stop",
-            (None, Some(Finish::Length)) => "length",
-            (None, Some(Finish::Cancelled)) => "cancelled",
-        }
+        finish_name(self.error.as_ref(), self.finish)
+    }
+}
+
+/// Why a completion ended, in a word.
+pub fn finish_name(error: Option<&Error>, finish: Option<Finish>) -> &'static str {
+    match (error, finish) {
+        (_, Some(Finish::End)) => "end",
+        (_, Some(Finish::Stop)) => "stop",
+        (_, Some(Finish::Length)) => "length",
+        (Some(Error::Library(waterline::Error::ContextFull { .. })), _) => "context",
+        (None, Some(Finish::Cancelled)) | (Some(Error::Interrupted), _) => "cancelled",
+        (Some(_), _) | (None, None) => "error",
     }
 }

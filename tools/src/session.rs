@@ -62,6 +62,10 @@ pub struct SessionArgs {
             _ => StepProgram::Automatic,
         }))]
     gpu_step: StepProgram,
+    /// Draft up to N tokens at once by looking up what followed the last ones before: faster where text repeats, with the same
+    /// tokens. On the CPU, for run and chat.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
+    lookup: u32,
 }
 
 impl SessionArgs {
@@ -129,6 +133,7 @@ impl SessionArgs {
         }
         (options.chunk, options.threads) = (self.chunk, threads);
         (options.device, options.step) = (device, self.gpu_step);
+        options.lookup = self.lookup as usize;
         Ok(options)
     }
 }

@@ -779,6 +779,50 @@ static void logging(void)
     OK(wl_model_free(model));
 }
 
+/* Sessions that step together give what they give alone. */
+static void batches(wl_model *model)
+{
+    wl_session *alone[2], *all[2];
+    const char *prompts[2] = {"Once upon a time", "My name is"};
+    for (int i = 0; i < 2; i++) {
+        alone[i] = greedy(model, 0);
+        read_text(model, alone[i], prompts[i]);
+        OK(wl_session_fork(alone[i], &all[i]));
+    }
+    wl_batch *batch = NULL;
+    uint32_t tokens[2], token;
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_batch_new(all[0], 2, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "1 to 1024", wl_batch_new(all[0], 0, &batch));
+    OK(wl_batch_new(all[0], 2, &batch));
+    for (int step = 0; step < 6; step++) {
+        /* The second one joins later. */
+        size_t count = step < 2 ? 1 : 2;
+        OK(wl_batch_step(batch, all, count, tokens));
+        for (size_t i = 0; i < count; i++) {
+            OK(wl_step(alone[i], &token));
+            CHECK(token == tokens[i]);
+        }
+    }
+    OK(wl_batch_feed(batch, all, tokens, 2));
+    OK(wl_batch_step(batch, all, 0, NULL));
+    wl_session *twice[2] = {all[0], all[0]}, *three[3] = {all[0], all[1], alone[0]};
+    uint32_t room[3];
+    REFUSED(WL_ERROR_BUSY, "has not returned", wl_batch_step(batch, twice, 2, room));
+    REFUSED(WL_ERROR_ARGUMENT, "up to 2", wl_batch_step(batch, three, 3, room));
+    REFUSED(WL_ERROR_ARGUMENT, "sessions is NULL", wl_batch_step(batch, NULL, 1, room));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_batch_step(batch, all, 1, NULL));
+    /* A cancellation that comes late does not end the next call. */
+    OK(wl_session_cancel(all[1]));
+    OK(wl_batch_step(batch, all, 2, tokens));
+    OK(wl_batch_free(batch));
+    REFUSED(WL_ERROR_HANDLE, "freed", wl_batch_step(batch, all, 2, tokens));
+    OK(wl_batch_free(NULL));
+    for (int i = 0; i < 2; i++) {
+        OK(wl_session_free(alone[i]));
+        OK(wl_session_free(all[i]));
+    }
+}
+
 int main(int argc, char **argv)
 {
     const char *folder = argc > 1 ? argv[1] : ".";
@@ -798,6 +842,7 @@ int main(int argc, char **argv)
     files(folder);
     text(model);
     reading(model);
+    batches(model);
     generating(model);
     progress(model);
     history(model);

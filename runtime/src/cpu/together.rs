@@ -50,6 +50,13 @@ impl Together {
         })
     }
 
+    /// Bytes of working memory that [`Together::new`] would allocate.
+    pub fn plan(program: &Program, threads: usize, most: usize) -> usize {
+        let one = program.widths.iter().sum::<usize>();
+        let logits = program.logits.matrix.rows() * most;
+        Engine::plan(program, threads, most) + (one + logits) * size_of::<f32>()
+    }
+
     /// Bytes of working memory.
     pub fn bytes(&self) -> usize {
         self.engine.bytes() + (self.one.floats() + self.logits.len()) * size_of::<f32>()

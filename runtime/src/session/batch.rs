@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use super::{Engine, Session, SessionOptions};
-use crate::cpu::{Pool, States, Together};
+use super::{Engine, Session};
+use crate::cpu::{States, Together};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::state::{Arena, LOGITS};
 
-/// Up to a fixed number of sessions, which join and leave between steps. Each gives the tokens that it gives alone. All
-/// memory is allocated when the batch is made.
+/// Working memory to step up to a fixed number of sessions together. Which sessions step is said at every step, so they join
+/// and leave as they like; each gives the tokens that it gives alone.
 ///
 /// On the CPU each matrix is read once for all sessions. On a GPU the sessions step one after another for now: a batch is
 /// right there, and no faster than its sessions.
@@ -17,32 +17,31 @@ pub struct Batch {
     model: Arc<Model>,
     /// None if the sessions are on a device.
     together: Option<Together>,
-    seats: Vec<Option<Session>>,
-    /// Of the sessions that step: their seats and the tokens that they read.
-    rows: Vec<(usize, u32)>,
+    most: usize,
     tokens: Vec<u32>,
 }
 
 impl Batch {
-    /// Room for up to `seats` sessions on `model` that are made with such options: device and threads are theirs.
+    /// For up to `most` sessions like this one: of its model, on the CPU like it or on its device; they compute with its threads.
     ///
     /// # Errors
-    /// [`Error::Invalid`] unless there are 1 to 1024 seats; [`Error::Memory`] if the system refuses the memory.
-    pub fn new(model: Arc<Model>, options: &SessionOptions, seats: usize) -> Result<Self> {
-        if !(1..=1024).contains(&seats) {
-            return Err(Error::invalid("seats", "must be 1 to 1024 sessions"));
+    /// [`Error::Invalid`] unless there are 1 to 1024 sessions; [`Error::Memory`] if the system refuses the memory.
+    pub fn new(session: &Session, most: usize) -> Result<Self> {
+        if !(1..=1024).contains(&most) {
+            return Err(Error::invalid("batch", "must be of 1 to 1024 sessions"));
         }
-        let together = match (&options.device, &options.pool) {
-            (Some(_), _) => None,
-            (None, Some(pool)) => Some(Arc::clone(pool)),
-            (None, None) => Some(Arc::new(Pool::new(options.threads)?)),
+        let model = Arc::clone(&session.model);
+        let together = match session.engine {
+            Engine::Cpu(_) => {
+                let pool = Arc::clone(&session.pool);
+                Some(Together::new(model.program(), pool, most)?)
+            }
+            Engine::Cuda(_) => None,
         };
-        let together = together.map(|pool| Together::new(model.program(), pool, seats));
         Ok(Batch {
-            together: together.transpose()?,
-            seats: (0..seats).map(|_| None).collect(),
-            rows: Vec::with_capacity(seats),
-            tokens: Vec::with_capacity(seats),
+            together,
+            tokens: Vec::with_capacity(most),
+            most,
             model,
         })
     }
@@ -52,134 +51,94 @@ impl Batch {
         self.together.as_ref().map_or(0, Together::bytes)
     }
 
-    /// Takes a session in and returns its seat, a number below that of the seats.
+    /// Each session chooses a token by its own sampler and reads it. Returns the tokens, in the order of the sessions.
     ///
     /// # Errors
-    /// The session and [`Error::Invalid`], if it is of another model or device, or all seats are taken.
-    pub fn join(&mut self, session: Session) -> std::result::Result<usize, Box<(Session, Error)>> {
-        let refused =
-            |session, reason: &str| Err(Box::new((session, Error::invalid("batch", reason))));
-        if !Arc::ptr_eq(session.model(), &self.model) {
-            return refused(session, "the session is of another model");
-        }
-        if matches!(session.engine, Engine::Cpu(_)) != self.together.is_some() {
-            return refused(session, "the session is on another device");
-        }
-        let Some(seat) = self.seats.iter().position(Option::is_none) else {
-            return refused(session, "all seats are taken");
-        };
-        self.seats[seat] = Some(session);
-        Ok(seat)
-    }
-
-    /// Gives the session in a seat back, if there is one.
-    pub fn leave(&mut self, seat: usize) -> Option<Session> {
-        self.seats.get_mut(seat)?.take()
-    }
-
-    /// The session in a seat.
-    pub fn session(&self, seat: usize) -> Option<&Session> {
-        self.seats.get(seat)?.as_ref()
-    }
-
-    /// The session in a seat, to change how it samples or to read a prompt into it.
-    pub fn session_mut(&mut self, seat: usize) -> Option<&mut Session> {
-        self.seats.get_mut(seat)?.as_mut()
-    }
-
-    /// Seats with a session.
-    pub fn taken(&self) -> impl Iterator<Item = usize> {
-        let seats = self.seats.iter().enumerate();
-        seats.filter_map(|(seat, session)| session.is_some().then_some(seat))
-    }
-
-    /// Every session chooses a token by its own sampler and reads it. Returns the seats, in order, with their tokens.
-    ///
-    /// # Errors
-    /// The first session's error, as of [`Session::step`]. Before any token is read unless a device was lost: of a session
-    /// that has chosen a token already only the random numbers have moved on.
-    pub fn step(&mut self) -> Result<&[(usize, u32)]> {
-        let taken = self.seats.iter_mut().enumerate();
-        let mut taken = taken.filter_map(|(seat, session)| Some((seat, session.as_mut()?)));
-        self.rows.clear();
-        let rows = &mut self.rows;
-        taken.try_for_each(|(seat, session)| {
+    /// [`Error::Invalid`] for a session of another model or device, or too many of them; else the first session's error, as of
+    /// [`Session::step`]. No token is read then, unless a device was lost; sessions before it have used a random number.
+    pub fn step(&mut self, sessions: &mut [&mut Session]) -> Result<&[u32]> {
+        self.check(sessions)?;
+        self.tokens.clear();
+        for session in sessions.iter_mut() {
             session.check(&[0])?;
             if session.canceller.take() {
                 return Err(Error::Cancelled { fed: 0 });
             }
-            let token = match session.engine {
-                Engine::Cpu(_) => session.sample()?,
-                Engine::Cuda(_) => session.step()?,
+        }
+        for session in sessions.iter_mut() {
+            let token = match self.together {
+                Some(_) => session.sample()?,
+                None => session.step()?,
             };
-            rows.push((seat, token));
-            Ok(())
-        })?;
-        self.read_rows();
-        Ok(&self.rows)
+            self.tokens.push(token);
+        }
+        self.read(sessions);
+        Ok(&self.tokens)
     }
 
-    /// Each of these seats' sessions reads a token.
+    /// Session i reads `tokens[i]`.
     ///
     /// # Errors
-    /// As of [`Session::feed`], and [`Error::Invalid`] if a seat is free or named twice. Nothing is read then unless a device
-    /// was lost.
-    pub fn feed(&mut self, tokens: &[(usize, u32)]) -> Result<()> {
-        for (index, (seat, token)) in tokens.iter().enumerate() {
-            let again = tokens[..index].iter().any(|(other, _)| other == seat);
-            match self.session(*seat).filter(|_| !again) {
-                Some(session) => session.check(&[*token])?,
-                None => {
-                    let reason = "no session sits there, or it is named twice";
-                    return Err(Error::invalid(format!("seat {seat}"), reason));
-                }
-            }
+    /// As of [`Batch::step`], and [`Error::Invalid`] unless each session has a token.
+    pub fn feed(&mut self, sessions: &mut [&mut Session], tokens: &[u32]) -> Result<()> {
+        self.check(sessions)?;
+        if tokens.len() != sessions.len() {
+            let reason = format!("{} for {} sessions", tokens.len(), sessions.len());
+            return Err(Error::invalid("tokens", reason));
         }
-        self.rows.clear();
-        self.rows.extend_from_slice(tokens);
+        for (session, &token) in sessions.iter().zip(tokens) {
+            session.check(&[token])?;
+        }
         if self.together.is_none() {
-            let mut seats = tokens.iter();
-            return seats.try_for_each(|&(seat, token)| match self.session_mut(seat) {
-                Some(session) => session.feed(&[token]),
-                None => Ok(()),
-            });
+            let mut each = sessions.iter_mut().zip(tokens);
+            return each.try_for_each(|(session, &token)| session.feed(&[token]));
         }
-        self.read_rows();
+        self.tokens.clear();
+        self.tokens.extend_from_slice(tokens);
+        self.read(sessions);
         Ok(())
     }
 
-    /// Reads the rows' tokens into the states, where those lie on the CPU.
-    fn read_rows(&mut self) {
-        let Some(together) = self.together.as_mut().filter(|_| !self.rows.is_empty()) else {
+    fn check(&self, sessions: &[&mut Session]) -> Result<()> {
+        let wrong = |reason: String| Err(Error::invalid("batch", reason));
+        if sessions.len() > self.most {
+            return wrong(format!(
+                "it is of up to {} sessions, not {}",
+                self.most,
+                sessions.len()
+            ));
+        }
+        for session in sessions {
+            if !Arc::ptr_eq(session.model(), &self.model) {
+                return wrong("a session is of another model".into());
+            }
+            if matches!(session.engine, Engine::Cpu(_)) != self.together.is_some() {
+                return wrong("a session is on another device".into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the tokens into the states that lie on the CPU.
+    fn read(&mut self, sessions: &mut [&mut Session]) {
+        let Some(together) = self.together.as_mut().filter(|_| !sessions.is_empty()) else {
             return;
         };
-        self.tokens.clear();
-        self.tokens.extend(self.rows.iter().map(|(_, token)| token));
-        let mut states = Seated {
-            seats: &mut self.seats,
-            rows: &self.rows,
-        };
-        together.step(self.model.program(), &mut states, &self.tokens);
-        for (row, &(seat, token)) in self.rows.iter().enumerate() {
-            if let Some(session) = &mut self.seats[seat] {
-                let logits = session.arena.slot_mut(LOGITS);
-                logits.copy_from_slice(together.logits(row));
-                session.log(&[token]);
-            }
+        together.step(self.model.program(), &mut Arenas(sessions), &self.tokens);
+        for (row, (session, &token)) in sessions.iter_mut().zip(&self.tokens).enumerate() {
+            let logits = session.arena.slot_mut(LOGITS);
+            logits.copy_from_slice(together.logits(row));
+            session.log(&[token]);
         }
     }
 }
 
-/// The states of the rows.
-struct Seated<'a> {
-    seats: &'a mut [Option<Session>],
-    rows: &'a [(usize, u32)],
-}
+/// The states of sessions on the CPU.
+struct Arenas<'a, 's>(&'a mut [&'s mut Session]);
 
-impl States for Seated<'_> {
+impl States for Arenas<'_, '_> {
     fn state(&mut self, row: usize) -> (&mut Arena, u64) {
-        let seat = self.rows[row].0;
-        let session = self.seats[seat].as_mut().expect("a row's seat is taken");
+        let session = &mut *self.0[row];
         let position = session.position();
         (&mut session.arena, position)
     }

@@ -1,6 +1,7 @@
 //! A session: one conversation's state, and the only hot loop.
 
 mod batch;
+mod lookup;
 mod options;
 mod saved;
 
@@ -8,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub use batch::Batch;
+use lookup::Lookup;
 pub use options::{
     Canceller, ContextEnd, PhaseTime, SessionOptions, SessionPlan, StepForm, StepProgram,
 };
@@ -49,6 +51,7 @@ pub struct Session {
     canceller: Canceller,
     /// Whether some attention looks back on the whole context.
     bounded: bool,
+    lookup: Option<Lookup>,
 }
 
 impl Session {
@@ -103,7 +106,9 @@ impl Session {
             arena,
             marks,
             bounded,
+            lookup: None,
         };
+        session.lookup = session.lookup_of()?;
         session.reset()?;
         Ok(session)
     }
@@ -118,10 +123,11 @@ impl Session {
             (None, 0) => physical_cores(),
             (None, threads) => threads,
         };
-        let work = cpu::Engine::plan(model.program(), threads, chunk);
+        let (lookup, states) = Lookup::plan(model, threads, options)?;
+        let work = cpu::Engine::plan(model.program(), threads, chunk) + lookup;
         Ok(SessionPlan {
             state_bytes,
-            work_bytes: work.saturating_add(state_bytes.saturating_mul(options.marks)),
+            work_bytes: work.saturating_add(state_bytes.saturating_mul(options.marks + states)),
             threads,
             chunk,
         })
@@ -161,7 +167,9 @@ impl Session {
             Engine::Cpu(engine) => engine.bytes(),
             Engine::Cuda(engine) => engine.bytes(),
         };
-        buffers + self.marks.len() * self.state_bytes()
+        let lookup = self.lookup.as_ref();
+        let states = self.marks.len() + usize::from(lookup.is_some());
+        buffers + states * self.state_bytes() + lookup.map_or(0, Lookup::bytes)
     }
 
     /// Bytes of a device's memory that hold the weights, this session's state and its working memory; 0 on the CPU.

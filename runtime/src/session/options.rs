@@ -38,6 +38,9 @@ pub struct SessionOptions {
     pub pool: Option<Arc<Pool>>,
     /// How many marks are kept for [`crate::Session::rewind`]; each is as large as the state.
     pub marks: usize,
+    /// Most tokens that a generation drafts by looking up what followed the last tokens before, up to 64; 0 means none. The
+    /// tokens are the same without, and memory for one more state is needed. A device does without for now.
+    pub lookup: usize,
     /// How tokens are chosen.
     pub sampler: SamplerParams,
     /// Where it runs; none means the CPU.
@@ -146,6 +149,7 @@ impl Default for SessionOptions {
             threads: 0,
             pool: None,
             marks: 0,
+            lookup: 0,
             sampler: SamplerParams::default(),
             device: None,
             step: StepProgram::default(),

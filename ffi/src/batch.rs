@@ -1,0 +1,122 @@
+//! Sessions that step together.
+
+use std::sync::{Mutex, MutexGuard, TryLockError};
+
+use waterline::{Batch, Session};
+
+use crate::handles::Handles;
+use crate::pointers::{place, put, slice};
+use crate::session::{Inner, SESSIONS, lock, with, wl_session};
+use crate::status::{Failure, Outcome, border, wl_status};
+
+/// Working memory to step sessions of one model together.
+pub struct wl_batch {
+    _private: [u8; 0],
+}
+
+static BATCHES: Handles<Mutex<Batch>> = Handles::new("batch");
+
+/// Makes a batch for up to `most` sessions, 1 to 1024, of the model and the device of `session`, which compute with its
+/// threads. Free it with wl_batch_free. On the CPU the weights are read once for all sessions of a step; on a GPU the sessions
+/// step one after another for now.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_batch_new(
+    session: *const wl_session,
+    most: usize,
+    batch: *mut *mut wl_batch,
+) -> wl_status {
+    with(session, |inner| {
+        place("the place for the batch", batch)?;
+        let made = Batch::new(&inner.session, most)?;
+        // SAFETY: checked.
+        unsafe { put(batch, BATCHES.add(Mutex::new(made))) };
+        Ok(())
+    })
+}
+
+/// Frees a batch, but none of its sessions; NULL is nothing to free.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_batch_free(batch: *mut wl_batch) -> wl_status {
+    border(|| {
+        if !batch.is_null() {
+            BATCHES.remove(batch)?;
+        }
+        Ok(())
+    })
+}
+
+/// Each of `count` sessions, all different, chooses a token and reads it, as wl_step does; `tokens` has room for `count` of
+/// them. Any sessions that the batch is for may step together, others at each call; each gives the tokens that it gives alone.
+/// On an error, the first session's, no token was read, unless a device was lost. A session that another call is using is
+/// WL_ERROR_BUSY. One call at a time may use the batch.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_batch_step(
+    batch: *mut wl_batch,
+    sessions: *const *mut wl_session,
+    count: usize,
+    tokens: *mut u32,
+) -> wl_status {
+    border(|| {
+        // SAFETY: the caller gives so many sessions.
+        let sessions = unsafe { slice("sessions", sessions, count) }?;
+        if count > 0 {
+            place("the places for tokens", tokens)?;
+        }
+        each(batch, sessions, |batch, sessions| {
+            for (index, &token) in batch.step(sessions)?.iter().enumerate() {
+                // SAFETY: checked, and the caller gives room for one token a session.
+                unsafe { put(tokens.add(index), token) };
+            }
+            Ok(())
+        })
+    })
+}
+
+/// Session i of `count`, all different, reads `tokens[i]`. Otherwise as wl_batch_step.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_batch_feed(
+    batch: *mut wl_batch,
+    sessions: *const *mut wl_session,
+    tokens: *const u32,
+    count: usize,
+) -> wl_status {
+    border(|| {
+        // SAFETY: the caller gives so many sessions.
+        let sessions = unsafe { slice("sessions", sessions, count) }?;
+        // SAFETY: the caller gives so many tokens.
+        let tokens = unsafe { slice("tokens", tokens, count) }?;
+        each(batch, sessions, |batch, sessions| {
+            Ok(batch.feed(sessions, tokens)?)
+        })
+    })
+}
+
+/// Runs `body` on a batch and sessions that no other call uses.
+fn each(
+    batch: *const wl_batch,
+    sessions: &[*mut wl_session],
+    body: impl FnOnce(&mut Batch, &mut [&mut Session]) -> Outcome,
+) -> Outcome {
+    let batch = BATCHES.get(batch)?;
+    let mut batch = batch.try_lock().map_err(|error| match error {
+        TryLockError::WouldBlock => Failure::new(
+            wl_status::WL_ERROR_BUSY,
+            "another call on this batch has not returned yet",
+        ),
+        TryLockError::Poisoned(_) => Failure::new(
+            wl_status::WL_ERROR_INTERNAL,
+            "an earlier call on this batch met a defect of the library; it can only be freed",
+        ),
+    })?;
+    let open = sessions.iter().map(|&session| SESSIONS.get(session));
+    let open = open.collect::<Outcome<Vec<_>>>()?;
+    let locked = open.iter().map(|session| lock(session));
+    let mut locked: Vec<MutexGuard<Inner>> = locked.collect::<Outcome<_>>()?;
+    for inner in &mut locked {
+        // As in other calls, a cancellation that came before was meant for another call.
+        inner.session.canceller().clear();
+        inner.settle()?;
+    }
+    let sessions = locked.iter_mut().map(|inner| &mut inner.session);
+    body(&mut batch, &mut sessions.collect::<Vec<_>>())
+}

@@ -1,0 +1,132 @@
+//! Sessions that step together give what they give alone.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use waterline::{Batch, Error, Model, Session, SessionOptions};
+
+/// Every recorded case and every small model of the repository.
+fn models() -> Vec<(String, Arc<Model>)> {
+    let tests = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests");
+    let entries = ["fixtures", "models"].map(|folder| std::fs::read_dir(tests.join(folder)));
+    let paths = entries
+        .into_iter()
+        .flat_map(|entries| entries.expect("a folder"));
+    let mut paths: Vec<PathBuf> = paths.map(|entry| entry.expect("an entry").path()).collect();
+    paths.retain(|path| {
+        path.join("meta.json").exists() || path.extension() == Some("gguf".as_ref())
+    });
+    paths.sort();
+    assert!(paths.len() > 20);
+    let open = |path: &PathBuf| Model::open(path).expect("a model");
+    paths
+        .iter()
+        .map(|path| (path.display().to_string(), open(path)))
+        .collect()
+}
+
+fn options() -> SessionOptions {
+    let mut options = SessionOptions::default();
+    (options.threads, options.chunk) = (2, 16);
+    options
+}
+
+/// A session that has read a prompt of its own.
+fn session(model: &Arc<Model>, number: usize) -> Session {
+    let mut options = options();
+    options.sampler.temperature = if number == 0 { 0.0 } else { 0.8 };
+    options.sampler.seed = number as u64;
+    let mut session = Session::new(Arc::clone(model), options).expect("a session");
+    let vocab = model.spec().vocab;
+    let prompt: Vec<u32> = (0..7 + 5 * number)
+        .map(|i| ((i * 37 + number * 11) % vocab) as u32)
+        .collect();
+    session.feed(&prompt).expect("a prompt");
+    session
+}
+
+const STEPS: usize = 24;
+
+/// The sessions of each step: the second one joins late, the third one leaves early.
+fn is_in(number: usize, step: usize) -> bool {
+    [true, step >= 5, step < 15, true, step.is_multiple_of(2)][number]
+}
+
+#[test]
+fn sessions_of_a_batch_give_what_they_give_alone() {
+    for (name, model) in models() {
+        let mut alone: Vec<Session> = (0..5).map(|n| session(&model, n)).collect();
+        let mut batched: Vec<Session> = (0..5).map(|n| session(&model, n)).collect();
+        let mut batch = Batch::new(&alone[0], 5).expect("a batch");
+        let bytes = batch.work_bytes();
+        for step in 0..STEPS {
+            let numbers: Vec<usize> = (0..5).filter(|&n| is_in(n, step)).collect();
+            let members = batched.iter_mut().enumerate();
+            let members = members.filter(|(n, _)| is_in(*n, step));
+            let mut members: Vec<&mut Session> = members.map(|(_, session)| session).collect();
+            let tokens = batch.step(&mut members).expect("a step").to_vec();
+            for (number, token) in numbers.into_iter().zip(tokens) {
+                let (one, other) = (&mut alone[number], &batched[number]);
+                assert_eq!(
+                    one.step().expect("a step"),
+                    token,
+                    "{name}: session {number}, step {step}"
+                );
+                let bits = |session: &Session| -> Vec<u32> {
+                    session
+                        .logits()
+                        .expect("logits")
+                        .iter()
+                        .map(|x| x.to_bits())
+                        .collect()
+                };
+                assert!(
+                    bits(one) == bits(other),
+                    "{name}: session {number}, step {step}: logits"
+                );
+                assert_eq!(one.position(), other.position());
+            }
+        }
+        assert_eq!(batch.work_bytes(), bytes);
+        for (one, other) in alone.iter().zip(&batched) {
+            let bytes = |session: &Session| {
+                let mut bytes = Vec::new();
+                let snapshot = session.snapshot().expect("a snapshot");
+                snapshot.write(&mut bytes).expect("bytes");
+                bytes
+            };
+            assert!(bytes(one) == bytes(other), "{name}: another state");
+        }
+    }
+}
+
+#[test]
+fn what_a_batch_cannot_step_is_refused_before_anything_is_read() {
+    let models = models();
+    let [(_, first), (_, second)] = [&models[0], &models[1]];
+    let (mut one, mut other) = (session(first, 0), session(second, 1));
+    let mut batch = Batch::new(&one, 1).expect("a batch");
+    let position = one.position();
+    let refused = |outcome: Result<(), Error>| match outcome {
+        Err(Error::Invalid { reason, .. }) => reason,
+        other => panic!("{other:?}"),
+    };
+    let step = |batch: &mut Batch, sessions: &mut [&mut Session]| {
+        refused(batch.step(sessions).map(|_| ()))
+    };
+    assert!(step(&mut batch, &mut [&mut other]).contains("another model"));
+    let mut fork = one.fork().expect("a fork");
+    assert!(step(&mut batch, &mut [&mut one, &mut fork]).contains("up to 1"));
+    assert!(refused(batch.feed(&mut [&mut one], &[1, 2])).contains("2 for 1"));
+    assert!(refused(batch.feed(&mut [&mut one], &[u32::MAX])).contains("below"));
+    assert!(batch.step(&mut []).expect("nobody").is_empty());
+    one.canceller().cancel();
+    assert!(matches!(
+        batch.step(&mut [&mut one]),
+        Err(Error::Cancelled { fed: 0 })
+    ));
+    assert_eq!(one.position(), position);
+    batch.feed(&mut [&mut one], &[1]).expect("a token");
+    assert_eq!(one.position(), position + 1);
+    assert!(Batch::new(&one, 0).is_err());
+}
