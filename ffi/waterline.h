@@ -4,7 +4,7 @@
  * Every function but the four that return a version, a name or a sentence returns a wl_status. When it is not WL_OK,
  * wl_last_error() says in a sentence what was wrong, on the thread that called.
  *
- * Handles. wl_model and wl_session are names of things inside the library, not addresses: NULL, a pointer from
+ * Handles. wl_model, wl_session and wl_batch are names of things inside the library, not addresses: NULL, a pointer from
  * elsewhere and a handle that was freed are all found out and give WL_ERROR_HANDLE. All other pointers are believed.
  *
  * Structs that are passed in or filled begin with their size, so that a program built with an older header works with a
@@ -112,6 +112,9 @@ typedef enum {
   // The callback did not want more.
   WL_FINISH_CALLBACK = 4,
 } wl_finish;
+
+// Working memory to step sessions of one model together.
+typedef struct wl_batch wl_batch;
 
 // A model: weights and description, read-only. Any number of sessions share it.
 typedef struct wl_model wl_model;
@@ -449,6 +452,28 @@ wl_status wl_session_clear_cancel(const wl_session *session);
 // Calls `function` with `user` while wl_feed, wl_chat_say, wl_chat_start and wl_chat_set_messages read, on the thread
 // that calls them; NULL ends it. Forks of the session have none.
 wl_status wl_session_set_progress(wl_session *session, wl_progress_fn function, void *user);
+
+// Makes a batch for up to `most` sessions, 1 to 1024, of the model and the device of `session`, which compute with its
+// threads. Free it with wl_batch_free. On the CPU the weights are read once for all sessions of a step; on a GPU the sessions
+// step one after another for now.
+wl_status wl_batch_new(const wl_session *session,
+                       size_t most,
+                       wl_batch **batch);
+
+// Frees a batch, but none of its sessions; NULL is nothing to free.
+wl_status wl_batch_free(wl_batch *batch);
+
+// Each of `count` sessions, all different, chooses a token and reads it, as wl_step does; `tokens` has room for `count` of
+// them. Any sessions that the batch is for may step together, others at each call; each gives the tokens that it gives alone.
+// On an error, the first session's, no token was read, unless a device was lost. A session that another call is using is
+// WL_ERROR_BUSY. One call at a time may use the batch.
+wl_status wl_batch_step(wl_batch *batch,
+                        wl_session *const *sessions,
+                        size_t count,
+                        uint32_t *tokens);
+
+// Session i of `count`, all different, reads `tokens[i]`. Otherwise as wl_batch_step.
+wl_status wl_batch_feed(wl_batch *batch, wl_session *const *sessions, const uint32_t *tokens, size_t count);
 
 // Fills `params` with defaults; `size` is sizeof(wl_generate_params).
 wl_status wl_generate_params_init(wl_generate_params *params, size_t size);

@@ -22,9 +22,9 @@ mod sampling;
 
 mod session;
 
-mod batch;
-
 mod progress;
+
+mod batch;
 
 mod generate;
 

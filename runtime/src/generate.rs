@@ -303,16 +303,13 @@ impl Iterator for Generate<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let hook = self.hook.as_deref_mut();
-        self.generation.next_with(self.session, hook)
-    }
-}
-
-impl Drop for Generate<'_> {
-    /// Tokens that the session has read ahead and nobody was shown are taken back.
-    fn drop(&mut self) {
-        if let Some(taken) = self.generation.taken {
+        let piece = self.generation.next_with(self.session, hook);
+        if let Some(taken) = self.generation.taken.filter(|_| self.generation.ended) {
+            // A stop text may have come before the last token that was read ahead.
             self.session.keep_ahead(taken);
+            self.generation.taken = None;
         }
+        piece
     }
 }
 

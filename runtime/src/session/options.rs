@@ -40,6 +40,7 @@ pub struct SessionOptions {
     pub marks: usize,
     /// Most tokens that a generation drafts by looking up what followed the last tokens before, up to 64; 0 means none. The
     /// tokens are the same without, and memory for one more state is needed. A device does without for now.
+    /// A generation that is left before its end may have read that many tokens more than it has shown.
     pub lookup: usize,
     /// How tokens are chosen.
     pub sampler: SamplerParams,

@@ -183,7 +183,6 @@ impl Conversation {
         let seconds = clock.elapsed().as_secs_f64();
         self.totals.generated += tokens;
         self.totals.generate_seconds += seconds;
-        drop(pieces);
         self.chat.answered(&self.session, &answer, finish)?;
         let (thought, held) = thoughts.finish();
         outcome
