@@ -21,7 +21,7 @@ use crate::error::Result;
 use crate::ops::{Attend, HeadLinear, Lane, Map, Norm, Prepare, Rope};
 use crate::program::{Lowering, Vector, View};
 use crate::spec::WeightSpec;
-use crate::state::{Size, StateDtype, StateKind, StateTensor};
+use crate::state::{Size, StateDtype, StateKind, StateRange, StateTensor};
 
 pub(super) const KIND: &str = "latent_attention";
 
@@ -133,6 +133,7 @@ impl Mixer for LatentAttention {
             shape: vec![Size::Fixed(1), Size::Context, Size::Fixed(self.row())],
             dtype: StateDtype::Kv,
             kind: StateKind::Ring,
+            range: StateRange::Any,
         }]
     }
 
