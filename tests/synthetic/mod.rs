@@ -127,6 +127,7 @@ pub fn model(spec: &ModelSpec, weights: &HashMap<String, Vec<f32>>) -> Arc<Model
 /// Options with 32-bit keys and values, and one thread: these models are too small to share.
 pub fn options(chunk: usize, context: usize) -> SessionOptions {
     let mut options = SessionOptions::default();
+    options.sampler.seed = 1;
     (options.state.context, options.state.log) = (context, 64);
     options.state.kv = waterline::Kv::F32;
     (options.chunk, options.threads) = (chunk, 1);

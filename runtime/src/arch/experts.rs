@@ -79,6 +79,10 @@ impl ExpertNames {
         if let Ok(fused) = read(fused) {
             return part_of_fused(&weight.name, fused, index);
         }
+        // Without gates, what gates would stand beside is alone.
+        if let (1, Ok(alone)) = (index, read("experts.up_proj")) {
+            return part_of_fused(&weight.name, alone, 2);
+        }
         let part = self.parts[index];
         let rows = read(&format!("experts.0.{part}.weight"))?;
         let rows = rows.shape.first().copied().unwrap_or(0);

@@ -1,16 +1,19 @@
 //! Granite 4 hybrids (transformers `granitemoehybrid`): layers of Mamba-2 or of attention with a scale of its own, mostly
-//! without positions, every sum into the residual stream multiplied.
+//! without positions, every sum into the residual stream multiplied; in some a mixture of experts beside the shared network.
 
 use std::sync::Arc;
 
 use waterline_quant::{Tensor, safetensors};
 
+use super::experts::part_of_fused;
 use super::hugging_face::{attention, attention_without_positions, model, norm_eps};
 use super::hybrid::{self, Kind};
 use super::{Config, Family, mamba, tensors};
-use crate::error::{Error, Result};
-use crate::feed_forward::MlpSpec;
+use crate::error::Result;
+use crate::experts::{ExpertsSpec, SharedSpec};
+use crate::feed_forward::{FeedForward, MlpSpec};
 use crate::mixers::{Attention, Mamba2, Mixer};
+use crate::ops::Router;
 use crate::spec::{LayerSpec, ModelSpec, Sublayer, WeightSpec};
 
 pub(super) const FAMILY: Family = Family {
@@ -30,15 +33,24 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     });
     let mamba: Mamba2 = hybrid::mamba2(config, hybrid::expanded(config)?, norm_eps(config)?)?;
     let mamba: Arc<dyn Mixer> = Arc::new(mamba);
-    if config.usize_or("num_local_experts", 0)? > 0 {
-        return Err(Error::Unsupported {
-            file: config.file().into(),
-            what: "num_local_experts: a mixture of experts beside the shared network".into(),
-        });
-    }
-    let mlp = MlpSpec {
-        intermediate: config.usize("shared_intermediate_size")?,
-        ..MlpSpec::default()
+    let shared = config.usize("shared_intermediate_size")?;
+    let ffn = match config.usize_or("num_local_experts", 0)? {
+        0 => FeedForward::Dense(MlpSpec {
+            intermediate: shared,
+            ..MlpSpec::default()
+        }),
+        experts => FeedForward::Experts(ExpertsSpec {
+            experts,
+            chosen: config.usize("num_experts_per_tok")?,
+            intermediate: config.usize("intermediate_size")?,
+            // Softmax over the logits of the chosen is softmax over all, divided by the sum of the chosen.
+            router: Router::softmax(true),
+            shared: Some(SharedSpec {
+                intermediate: shared,
+                gate: false,
+            }),
+            ..ExpertsSpec::default()
+        }),
     };
     let sublayer = Sublayer {
         multiplier: config.f32_or("residual_multiplier", 1.0)?,
@@ -52,7 +64,8 @@ fn spec(config: &Config) -> Result<ModelSpec> {
             LayerSpec {
                 mixer_sublayer: sublayer,
                 ffn_sublayer: sublayer,
-                ..LayerSpec::of(Arc::clone(mixer), Some(mlp))
+                ffn: Some(ffn.clone()),
+                ..LayerSpec::of(Arc::clone(mixer), None)
             }
         })
         .collect();
@@ -84,6 +97,13 @@ fn tensor(weights: &safetensors::Checkpoint, weight: &WeightSpec) -> Result<Tens
         ("ffn_gate.", "shared_mlp.input_linear."),
         ("ffn_up.", "shared_mlp.input_linear."),
         ("ffn_down.", "shared_mlp.output_linear."),
+        ("ffn_gate_shexp.", "shared_mlp.input_linear."),
+        ("ffn_up_shexp.", "shared_mlp.input_linear."),
+        ("ffn_down_shexp.", "shared_mlp.output_linear."),
+        ("ffn_gate_inp.", "block_sparse_moe.router.layer."),
+        ("ffn_gate_exps.", "block_sparse_moe.input_linear."),
+        ("ffn_up_exps.", "block_sparse_moe.input_linear."),
+        ("ffn_down_exps.", "block_sparse_moe.output_linear."),
         ("mixer.", mixer),
     ];
     let name = hybrid::renamed(&weight.name, &whole, "model.layers", &parts);
@@ -91,8 +111,15 @@ fn tensor(weights: &safetensors::Checkpoint, weight: &WeightSpec) -> Result<Tens
     // The gate's rows, then those that it gates.
     let rows = weight.shape[0];
     match weight.name.split('.').nth(2) {
-        Some("ffn_gate") => tensors::rows(&name, &tensor, std::slice::from_ref(&(0..rows))),
-        Some("ffn_up") => tensors::rows(&name, &tensor, std::slice::from_ref(&(rows..2 * rows))),
+        Some("ffn_gate" | "ffn_gate_shexp") => {
+            tensors::rows(&name, &tensor, std::slice::from_ref(&(0..rows)))
+        }
+        Some("ffn_up" | "ffn_up_shexp") => {
+            tensors::rows(&name, &tensor, std::slice::from_ref(&(rows..2 * rows)))
+        }
+        Some("ffn_gate_exps") => part_of_fused(&name, tensor, 0),
+        Some("ffn_up_exps") => part_of_fused(&name, tensor, 1),
+        Some("ffn_down_exps") => part_of_fused(&name, tensor, 2),
         _ => Ok(tensor),
     }
 }

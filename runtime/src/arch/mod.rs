@@ -16,6 +16,7 @@ mod granite;
 mod hugging_face;
 mod hybrid;
 mod jamba;
+mod kimi_linear;
 mod lfm2;
 mod lfm2_moe;
 pub(crate) mod llama_cpp;
@@ -64,6 +65,7 @@ const FAMILIES: &[Family] = &[
     granite::FAMILY,
     hugging_face::FAMILY,
     jamba::FAMILY,
+    kimi_linear::FAMILY,
     lfm2::FAMILY,
     lfm2_moe::FAMILY,
     mamba::FAMILY,

@@ -1,25 +1,47 @@
 //! Nemotron-H, as transformers saves it: every layer is one sublayer, of Mamba-2, of attention without positions, or a
-//! feed-forward network with squared ReLU and no gate.
+//! feed-forward network or a mixture of experts with squared ReLU and no gates.
 
 use std::sync::Arc;
 
+use waterline_quant::{Tensor, safetensors};
+
+use super::experts::{ExpertNames, layer_part};
 use super::hugging_face::attention_without_positions;
 use super::hybrid::{self, Kind};
 use super::{Config, Family, mamba};
-use crate::error::{Error, Result};
-use crate::feed_forward::MlpSpec;
+use crate::error::Result;
+use crate::experts::{ExpertsSpec, SharedSpec};
+use crate::feed_forward::{FeedForward, MlpSpec};
 use crate::mixers::{Attention, Mamba2};
-use crate::ops::Activation;
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::ops::{Activation, Groups, Router, Scoring};
+use crate::spec::{LayerSpec, ModelSpec, WeightSpec};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["nemotron_h"],
     spec,
-    tensor: |_, weights, weight| {
-        let name = tensor_name(&weight.name, weights.contains("model.embed_tokens.weight"));
-        mamba::tensor(weights, name)
-    },
+    tensor: |_, weights, weight| tensor(weights, weight),
 };
+
+/// What the reference adds to the sum of the chosen experts' scores.
+const SCORE_EPS: f32 = 1e-20;
+
+const EXPERTS: ExpertNames = ExpertNames {
+    block: "mixer",
+    shared: "mixer.shared_experts",
+    ..ExpertNames::USUAL
+};
+
+fn tensor(weights: &safetensors::Checkpoint, weight: &WeightSpec) -> Result<Tensor> {
+    let model = weights.contains("model.embed_tokens.weight");
+    if let Some((layer, part)) = layer_part(&weight.name) {
+        let layers = if model { "model" } else { "backbone" };
+        let read = |name: &str| Ok(weights.tensor(&format!("{layers}.layers.{layer}.{name}"))?);
+        if let Some(tensor) = EXPERTS.tensor(weight, part, &read) {
+            return tensor;
+        }
+    }
+    mamba::tensor(weights, tensor_name(&weight.name, model))
+}
 
 /// The name in the checkpoint of one of our tensors; some files have other names outside of the layers.
 fn tensor_name(name: &str, model: bool) -> String {
@@ -63,9 +85,9 @@ fn spec(config: &Config) -> Result<ModelSpec> {
                 ffn: Some(mlp.into()),
                 ..LayerSpec::default()
             }),
-            Kind::Experts => Err(Error::Unsupported {
-                file: config.file().into(),
-                what: "layers of experts that have no gate".into(),
+            Kind::Experts => Ok(LayerSpec {
+                ffn: Some(FeedForward::Experts(experts(config)?)),
+                ..LayerSpec::default()
             }),
         })
         .collect::<Result<_>>()?;
@@ -126,5 +148,37 @@ fn mlp(config: &Config) -> Result<MlpSpec> {
         activation: Activation::SquaredRelu,
         bias: config.bool_or("mlp_bias", false)?,
         ..MlpSpec::default()
+    })
+}
+
+fn experts(config: &Config) -> Result<ExpertsSpec> {
+    let groups = config.usize_or("n_group", 1)?;
+    let kept = config.usize_or("topk_group", 1)?;
+    let normalize = config.bool_or("norm_topk_prob", true)?;
+    let shared = config.usize_or("n_shared_experts", 1)?;
+    Ok(ExpertsSpec {
+        experts: config.usize("n_routed_experts")?,
+        chosen: config.usize("num_experts_per_tok")?,
+        intermediate: config.usize("moe_intermediate_size")?,
+        router: Router {
+            scoring: Scoring::Sigmoid,
+            normalize: normalize.then_some(SCORE_EPS),
+            scale: config.f32_or("routed_scaling_factor", 1.0)?,
+            groups: (groups > 1).then_some(Groups {
+                count: groups,
+                kept,
+            }),
+        },
+        bias: true,
+        gated: false,
+        activation: mlp(config)?.activation,
+        latent: config.optional_usize("moe_latent_size")?,
+        shared: match shared {
+            0 => None,
+            _ => Some(SharedSpec {
+                intermediate: config.usize("moe_shared_expert_intermediate_size")?,
+                gate: false,
+            }),
+        },
     })
 }

@@ -16,7 +16,12 @@ pub(super) const FAMILY: Family = Family {
     model_types: &["recurrent_gemma"],
     spec,
     tensor: |_, weights, weight| {
-        let tensor = weights.tensor(&tensor_name(&weight.name))?;
+        let mut name = tensor_name(&weight.name);
+        // The output's projection has a name of its own in recurrent blocks.
+        if !weights.contains(&name) {
+            name = name.replace(".temporal_block.o_proj.", ".temporal_block.linear_out.");
+        }
+        let tensor = weights.tensor(&name)?;
         match weight.name.ends_with("norm.weight") {
             true => one_plus(&tensor),
             false => Ok(tensor),

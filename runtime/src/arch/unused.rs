@@ -119,6 +119,39 @@ const KEYS_OF: &[(&[&str], Idle)] = &[
         ),
     ),
     (
+        &["falcon_h1"],
+        ("mamba_expand", "where the number of channels is given too"),
+    ),
+    (
+        &["granitemoehybrid"],
+        (
+            "num_experts_per_tok intermediate_size rope_theta rope_parameters rope_scaling",
+            "numbers of experts and of positions, where the model has none",
+        ),
+    ),
+    (
+        &["minimax"],
+        ("block_size", "which of several equal ways computes it"),
+    ),
+    (
+        &["nemotron_h"],
+        (
+            "expand mamba_proj_bias moe_intermediate_size moe_latent_size moe_shared_expert_intermediate_size \
+             moe_shared_expert_overlap n_group topk_group n_routed_experts n_shared_experts norm_topk_prob \
+             routed_scaling_factor num_experts_per_tok num_hidden_layers intermediate_size tie_word_embeddings \
+             attention_bias rope_theta partial_rotary_factor",
+            "numbers of experts, where no layer has any, and keys that the reference reads nowhere",
+        ),
+    ),
+    (
+        &["kimi_linear"],
+        (
+            "qk_head_dim head_dim num_key_value_heads topk_group topk_method use_grouped_topk linear_attn_config.kda_layers \
+             rope_theta",
+            "they follow from other keys, or no layer reads them",
+        ),
+    ),
+    (
         &["qwen3_next"],
         (
             "num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size norm_topk_prob decoder_sparse_step",
@@ -146,6 +179,8 @@ const KEYS_OF: &[(&[&str], Idle)] = &[
 
 /// Keys that say what is done in any case, and the values at which they do; at others they are an error.
 const KEYS_AT: &[(&str, &str)] = &[
+    ("rope_type", "\"default\""),
+    ("attention_bias", "false"),
     ("use_gk", "true"),
     ("use_gv", "false"),
     ("use_norm", "true"),
@@ -172,7 +207,8 @@ const TENSORS: &[Idle] = &[
         "what the training of learnable token eviction counts",
     ),
     (
-        "*.inv_freq *.masked_bias *.causal_mask *.num_batches_tracked",
+        "*.self_attn.slope_rate *.self_attn.query_decay *.self_attn.key_decay *.self_attn.diagonal_decay \
+         *.inv_freq *.masked_bias *.causal_mask *.num_batches_tracked",
         "buffers that follow from the configuration",
     ),
     (
@@ -197,7 +233,7 @@ const GGUF_KEYS: &[Idle] = &[
     ),
     (
         ".context_length .vocab_size .nextn_predict_layers .rope.scaling.finetuned .rope.scaling.original_context_length \
-         .rope.dimension_sections",
+         .rope.dimension_sections .expert_shared_count",
         "lengths that bound nothing, and parts that are not loaded",
     ),
     (
@@ -206,8 +242,9 @@ const GGUF_KEYS: &[Idle] = &[
         "ranks, which the shapes of the tensors say",
     ),
     (
-        "rwkv7.attention.layer_norm_rms_epsilon",
-        "a norm that the model does not have",
+        "rwkv7.attention.layer_norm_rms_epsilon nemotron_h.attention.layer_norm_epsilon \
+         nemotron_h_moe.attention.layer_norm_epsilon",
+        "a kind of norm that the model does not have",
     ),
 ];
 
@@ -285,7 +322,20 @@ pub(crate) fn check_gguf(gguf: &Gguf) -> Result<()> {
     let keys = unused.into_iter().filter(|key| !is_idle(key));
     refuse(gguf.name(), KEY, keys)?;
     let tensors = gguf.unused_tensors();
-    let tensors = tensors.filter(|name| !is_listed(GGUF_TENSORS, name));
+    // Blocks behind the last layer predict further tokens.
+    let number = |key: &str| {
+        let value = gguf.get(&format!("{architecture}.{key}"));
+        value.and_then(GgufValue::as_u64).unwrap_or(0)
+    };
+    let layers = number("block_count").saturating_sub(number("nextn_predict_layers"));
+    let is_further = |name: &str| {
+        let block = name
+            .strip_prefix("blk.")
+            .and_then(|rest| rest.split('.').next());
+        let block = block.and_then(|block| block.parse::<u64>().ok());
+        block.is_some_and(|block| block >= layers) && number("nextn_predict_layers") > 0
+    };
+    let tensors = tensors.filter(|name| !is_listed(GGUF_TENSORS, name) && !is_further(name));
     refuse(gguf.name(), TENSOR, tensors)
 }
 

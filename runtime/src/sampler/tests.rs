@@ -433,11 +433,12 @@ fn parameters_survive_json_and_missing_ones_are_defaults() {
         serde_json::from_str::<SamplerParams>(&json).unwrap(),
         params
     );
-    let partial: SamplerParams = serde_json::from_str(r#"{"top_k": 5}"#).unwrap();
+    let partial: SamplerParams = serde_json::from_str(r#"{"top_k": 5, "seed": 1}"#).unwrap();
     assert_eq!(
         partial,
         SamplerParams {
             top_k: 5,
+            seed: 1,
             ..Default::default()
         }
     );

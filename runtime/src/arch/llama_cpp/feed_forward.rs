@@ -21,19 +21,6 @@ pub(super) fn dense(intermediate: usize) -> FeedForward {
 /// A mixture of experts with this router, but for the scale and the groups that the file says; `gate` says whether a shared
 /// expert's output is gated.
 pub(super) fn experts(keys: &Keys, router: Router, gate: bool) -> Result<ExpertsSpec> {
-    // Chunks of quantized experts do not yet give the numbers that single tokens give.
-    let mut tensors = keys.gguf().tensors().iter();
-    let quantized = tensors.find(|info| {
-        let integer = info.format().is_none_or(|format| format.is_integer_dot());
-        info.name.ends_with("_exps.weight") && integer
-    });
-    if let Some(info) = quantized {
-        let what = format!(
-            "{}: quantized experts; known are F32, F16 and BF16",
-            info.name
-        );
-        return Err(keys.unsupported(what));
-    }
     let intermediate = match keys.optional_usize("expert_feed_forward_length")? {
         Some(intermediate) => intermediate,
         None => keys.usize("feed_forward_length")?,

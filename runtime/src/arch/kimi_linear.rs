@@ -1,0 +1,220 @@
+//! Kimi Linear, as transformers saves it: layers of Kimi Delta Attention and of latent attention without positions, each
+//! with a feed-forward network or a mixture of experts.
+
+use std::sync::Arc;
+
+use waterline_quant::{Tensor, safetensors};
+
+use super::experts::{ExpertNames, layer_part};
+use super::hugging_face::{layer_type, mlp, model, norm_eps, tensor_name};
+use super::tensors::{from_f32, rows_of_groups};
+use super::{Config, Family};
+use crate::error::Result;
+use crate::experts::{ExpertsSpec, SharedSpec};
+use crate::feed_forward::FeedForward;
+use crate::mixers::{Kda, LatentAttention, Mixer};
+use crate::ops::{Groups, Router, Scoring};
+use crate::spec::{LayerSpec, ModelSpec, WeightSpec};
+
+pub(super) const FAMILY: Family = Family {
+    model_types: &["kimi_linear"],
+    spec,
+    tensor,
+};
+
+/// The reference's epsilon of the norms inside latent attention.
+const LATENT_EPS: f32 = 1e-6;
+/// What the reference adds to the sum of the chosen experts' scores.
+const SCORE_EPS: f32 = 1e-20;
+
+const EXPERTS: ExpertNames = ExpertNames {
+    block: "block_sparse_moe",
+    parts: ["w1", "w3", "w2"],
+    shared: "block_sparse_moe.shared_experts",
+    ..ExpertNames::USUAL
+};
+
+fn spec(config: &Config) -> Result<ModelSpec> {
+    let delta: Arc<dyn Mixer> = Arc::new(delta_attention(config)?);
+    let latent: Arc<dyn Mixer> = Arc::new(latent_attention(config)?);
+    let layers = (0..config.layers()?)
+        .map(|layer| {
+            let mixer = match is_full(config, layer)? {
+                true => Arc::clone(&latent),
+                false => Arc::clone(&delta),
+            };
+            let ffn = match is_sparse(config, layer)? {
+                true => FeedForward::Experts(experts(config)?),
+                false => FeedForward::Dense(mlp(config)?),
+            };
+            Ok(LayerSpec {
+                mixer: Some(mixer),
+                ffn: Some(ffn),
+                ..LayerSpec::default()
+            })
+        })
+        .collect::<Result<_>>()?;
+    model(config, layers)
+}
+
+/// The kinds of the layers, in published files lists of their numbers, counted from one.
+fn is_full(config: &Config, layer: usize) -> Result<bool> {
+    match layer_type(config, layer)? {
+        Some("full_attention") => Ok(true),
+        Some("linear_attention") => Ok(false),
+        Some(_) => Err(config.wrong("layer_types", "full_attention or linear_attention")),
+        None => {
+            let linear = linear_config(config)?;
+            Ok(linear.usizes("full_attn_layers")?.contains(&(layer + 1)))
+        }
+    }
+}
+
+fn linear_config(config: &Config) -> Result<Config> {
+    let key = "linear_attn_config";
+    let linear = config.child(key)?;
+    linear.ok_or_else(|| config.wrong(key, "the linear layers, or layer_types"))
+}
+
+fn is_sparse(config: &Config, layer: usize) -> Result<bool> {
+    let key = "mlp_layer_types";
+    if config.object().contains_key(key) {
+        let kinds = config.array(key)?;
+        return match kinds.get(layer).and_then(|kind| kind.as_str()) {
+            Some("sparse") => Ok(true),
+            Some("dense") => Ok(false),
+            _ => Err(config.wrong(key, "dense or sparse for every layer")),
+        };
+    }
+    let dense = config.usize_or("first_k_dense_replace", 0)?;
+    let every = config.usize_or("moe_layer_freq", 1)?;
+    Ok(layer >= dense && layer.is_multiple_of(every))
+}
+
+fn delta_attention(config: &Config) -> Result<Kda> {
+    let linear = config.child("linear_attn_config")?;
+    let number = |key: &str, published: &str, usual: usize| match &linear {
+        Some(linear) => linear.usize_or(published, usual),
+        None => config.usize_or(key, usual),
+    };
+    let heads = number("linear_num_heads", "num_heads", 32)?;
+    let head_dim = number("linear_head_dim", "head_dim", 128)?;
+    Ok(Kda {
+        heads,
+        value_heads: heads,
+        head_dim,
+        value_dim: head_dim,
+        conv: Some(number(
+            "linear_conv_kernel_dim",
+            "short_conv_kernel_size",
+            4,
+        )?),
+        negative_eigenvalues: false,
+        decay_bound: None,
+        norm_eps: norm_eps(config)?,
+    })
+}
+
+fn latent_attention(config: &Config) -> Result<LatentAttention> {
+    if !config.bool_or("mla_use_nope", true)? {
+        return Err(config.wrong("mla_use_nope", "true"));
+    }
+    Ok(LatentAttention {
+        heads: config.usize("num_attention_heads")?,
+        latent: config.usize_or("kv_lora_rank", 512)?,
+        nope: config.usize_or("qk_nope_head_dim", 128)?,
+        rope: config.usize_or("qk_rope_head_dim", 64)?,
+        value_dim: config.usize_or("v_head_dim", 128)?,
+        query_rank: config.optional_usize("q_lora_rank")?,
+        rope_theta: None,
+        norm_eps: LATENT_EPS,
+    })
+}
+
+fn experts(config: &Config) -> Result<ExpertsSpec> {
+    config.one_of("moe_router_activation_func", (), &[("sigmoid", ())])?;
+    let intermediate = config.usize("moe_intermediate_size")?;
+    let groups = config.usize_or("num_expert_group", 1)?;
+    let shared = config.usize_or("num_shared_experts", 1)?;
+    let normalize = config.bool_or("moe_renormalize", true)?;
+    Ok(ExpertsSpec {
+        experts: config.usize("num_experts")?,
+        chosen: config.usize_or("num_experts_per_token", 8)?,
+        intermediate,
+        router: Router {
+            scoring: Scoring::Sigmoid,
+            normalize: normalize.then_some(SCORE_EPS),
+            scale: config.f32_or("routed_scaling_factor", 1.0)?,
+            groups: match groups {
+                0 | 1 => None,
+                _ => Some(Groups {
+                    count: groups,
+                    kept: config.usize_or("topk_group", 1)?,
+                }),
+            },
+        },
+        bias: true,
+        shared: (shared > 0).then(|| SharedSpec {
+            intermediate: intermediate.saturating_mul(shared),
+            gate: false,
+        }),
+        ..ExpertsSpec::default()
+    })
+}
+
+fn tensor(
+    config: &Config,
+    weights: &safetensors::Checkpoint,
+    weight: &WeightSpec,
+) -> Result<Tensor> {
+    let read = |name: &str| Ok(weights.tensor(name)?);
+    let name = weight.name.as_str();
+    let Some((layer, part)) = layer_part(name) else {
+        return read(&tensor_name(name, ""));
+    };
+    let of_layer = |name: &str| read(&format!("model.layers.{layer}.{name}"));
+    if let Some(tensor) = EXPERTS.tensor(weight, part, &of_layer) {
+        return tensor;
+    }
+    let Some(part) = part.strip_prefix("mixer.") else {
+        let theirs = tensor_name(name, "");
+        // transformers calls dense networks by the experts' name too.
+        return match weights.contains(&theirs) {
+            true => read(&theirs),
+            false => read(&theirs.replace(".mlp.", ".block_sparse_moe.")),
+        };
+    };
+    let of_mixer = |name: &str| of_layer(&format!("self_attn.{name}"));
+    // Keys and values of a head, one after the other.
+    let of_heads = |keys: bool| {
+        let LatentAttention {
+            heads,
+            nope,
+            value_dim,
+            ..
+        } = latent_attention(config)?;
+        let range = if keys {
+            0..nope
+        } else {
+            nope..nope + value_dim
+        };
+        let rows = rows_of_groups(name, &of_mixer("kv_b_proj.weight")?, heads, range)?;
+        Ok(Tensor {
+            shape: weight.shape.clone(),
+            ..rows
+        })
+    };
+    match part {
+        "f_proj.0.weight" => of_mixer("f_a_proj.weight"),
+        "f_proj.1.weight" => of_mixer("f_b_proj.weight"),
+        "g_proj.0.weight" => of_mixer("g_a_proj.weight"),
+        "g_proj.1.weight" => of_mixer("g_b_proj.weight"),
+        "g_proj.1.bias" => from_f32(&weight.shape, &vec![0.0; weight.len()]),
+        "kv_a_proj.weight" => of_mixer("kv_a_proj_with_mqa.weight"),
+        "kv_a_norm.weight" => of_mixer("kv_a_layernorm.weight"),
+        "q_a_norm.weight" => of_mixer("q_a_layernorm.weight"),
+        "k_b.weight" => of_heads(true),
+        "v_b.weight" => of_heads(false),
+        _ => of_mixer(part),
+    }
+}
