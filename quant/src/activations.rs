@@ -167,9 +167,13 @@ impl Activations {
         }
     }
 
-    /// Whether the 8-bit form was made for panels too.
+    /// Whether the 8-bit form was made for panels too: from so many rows on, where there is room. Many short rows may fit
+    /// into the room of a few long ones, but not their panels.
     pub(crate) fn has_panels(&self) -> bool {
-        self.quantized && self.rows >= PANEL_TOKENS
+        let codes = self.rows.next_multiple_of(LANES) * self.stride;
+        self.quantized
+            && self.rows >= PANEL_TOKENS
+            && codes <= self.panel_codes.as_slice::<i8>().len()
     }
 
     /// Copies a group of sixteen rows to its panel.

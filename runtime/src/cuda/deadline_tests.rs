@@ -10,7 +10,7 @@ use crate::session::{Session, SessionOptions, StepProgram};
 
 fn open(model: &Arc<Model>, device: &Arc<Device>, fault: Option<u32>) -> Session {
     FAULT.set(fault);
-    let options = SessionOptions {
+    let mut options = SessionOptions {
         chunk: 4,
         threads: 1,
         marks: 1,
@@ -18,6 +18,7 @@ fn open(model: &Arc<Model>, device: &Arc<Device>, fault: Option<u32>) -> Session
         device: Some(Arc::clone(device)),
         ..SessionOptions::default()
     };
+    options.sampler.seed = 1;
     let session = Session::new(Arc::clone(model), options).expect("a session");
     FAULT.set(None);
     session

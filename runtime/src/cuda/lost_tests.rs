@@ -28,6 +28,10 @@ fn options(device: Option<Arc<Device>>) -> SessionOptions {
         threads: 1,
         marks: 2,
         device,
+        sampler: SamplerParams {
+            seed: 1,
+            ..SamplerParams::default()
+        },
         ..SessionOptions::default()
     }
 }

@@ -26,12 +26,13 @@ fn matrix_bytes(name: &str) -> RangeInclusive<usize> {
 }
 
 fn session(model: &Arc<Model>, device: &Arc<Device>) -> Session {
-    let options = SessionOptions {
+    let mut options = SessionOptions {
         chunk: 8,
         threads: 1,
         device: Some(Arc::clone(device)),
         ..SessionOptions::default()
     };
+    options.sampler.seed = 1;
     Session::new(Arc::clone(model), options).expect("a session")
 }
 

@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+"""Writes the table of runtime/docs/models.md: every family, and what `waterline verify` shows of its recorded cases.
+
+usage: models.py WATERLINE FIXTURES GGUF [--device cuda]
+
+FIXTURES holds cases of Hugging Face directories (config.json, case.safetensors), GGUF cases of llama.cpp's files
+(model.gguf, expect.json). A cell is the largest difference of a logit, and the tolerance that the case declares.
+"""
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+# Family, where people find it, cases of Hugging Face directories, cases of GGUF files.
+FAMILIES = [
+    ("Qwen3.5 text, dense", "Qwen/Qwen3.5-0.8B to 27B", ["hf_qwen3_5_text"], ["qwen35-f16", "qwen35-q4_k_m"]),
+    ("Qwen3.5 mixtures", "Qwen/Qwen3.5-35B-A3B", ["hf_qwen3_5_moe_e6k2", "hf_qwen3_5_moe_fused"], ["qwen35moe-q8_0"]),
+    ("Qwen3-Next", "Qwen/Qwen3-Next-80B-A3B", ["hf_qwen3_next_dense", "hf_qwen3_next_e7k3"], ["qwen3next-q8_0"]),
+    ("LFM2, LFM2.5", "LiquidAI/LFM2-350M to 2.6B", ["hf_lfm2"], ["lfm2-q8_0", "lfm2-q4_k_m"]),
+    ("LFM2 mixtures", "LiquidAI/LFM2-8B-A1B", ["hf_lfm2_moe"], ["lfm2moe-q8_0"]),
+    ("Nemotron-H", "nvidia/NVIDIA-Nemotron-Nano-9B-v2", ["hf_nemotron_h"], ["nemotron_h-f16", "nemotron_h-q4_k_m"]),
+    ("Nemotron-3 mixtures", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B", ["hf_nemotron_h_moe"], ["nemotron_h_moe-q8_0"]),
+    ("Granite 4.0-H, dense", "ibm-granite/granite-4.0-h-350m, -1b, -micro", ["hf_granite_dense_nope"], ["granitehybrid-q8_0"]),
+    ("Granite 4.0-H mixtures", "ibm-granite/granite-4.0-h-tiny, -small", ["hf_granite_moe_rope"], ["granitehybrid-moe-q4_k_m"]),
+    ("Bamba", "ibm-ai-platform/Bamba-9B", ["hf_bamba"], []),
+    ("Falcon-H1", "tiiuae/Falcon-H1-0.5B to 34B", ["hf_falcon_h1_plain", "hf_falcon_h1_norm_first"], ["falcon-h1-f16"]),
+    ("Falcon-Mamba", "tiiuae/falcon-mamba-7b", ["hf_falcon_mamba"], []),
+    ("Mamba, Mamba-2", "state-spaces/mamba-130m-hf, mistralai/Mamba-Codestral-7B", ["hf_mamba", "hf_mamba2", "hf_mamba2_g8"], ["mamba-f16"]),
+    ("RWKV-7", "fla-hub/rwkv7-0.4B-world", ["rwkv7_plain"], ["rwkv7-f16"]),
+    ("Kimi Linear", "moonshotai/Kimi-Linear-48B-A3B", ["hf_kimi_linear"], ["kimi-linear-f16"]),
+    ("OLMo hybrid", "allenai/Olmo-Hybrid-7B", ["hf_olmo_hybrid"], []),
+    ("Jamba", "ai21labs/AI21-Jamba-Reasoning-3B", ["hf_jamba_moe"], ["jamba-q4_k_m"]),
+    ("MiniMax-01", "MiniMaxAI/MiniMax-Text-01-hf", ["hf_minimax"], []),
+    ("RecurrentGemma", "google/recurrentgemma-2b", ["hf_recurrent_gemma"], []),
+    ("Gemma 3 text", "google/gemma-3-1b-it", ["hf_gemma3"], []),
+    ("Llama, Qwen3, SmolLM3", "HuggingFaceTB/SmolLM3-3B", ["hf_llama", "hf_qwen3", "hf_smollm3"], []),
+    ("Zamba2", "Zyphra/Zamba2-1.2B", ["hf_zamba2"], []),
+]
+
+
+def verify(waterline, case, device):
+    command = [waterline, "verify", "--json", *device, str(case)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode == 2:
+        return "not yet"
+    result = json.loads(done.stdout)
+    text = f"{result['worst']:.1e} of {result['tolerance']:.1e}"
+    return text if done.returncode == 0 else f"**{text}**"
+
+
+def main():
+    waterline, fixtures, gguf, *device = sys.argv[1:]
+    print("| family | such as | Hugging Face directory | GGUF file |\n|---|---|---|---|")
+    for family, hub, directories, files in FAMILIES:
+        cells = []
+        for folder, cases in ((fixtures, directories), (gguf, files)):
+            texts = [f"`{case}` {verify(waterline, Path(folder) / case, device)}" for case in cases]
+            cells.append("<br>".join(texts))
+        print(f"| {family} | {hub} | {cells[0]} | {cells[1]} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
