@@ -132,10 +132,11 @@ impl Checkpoint {
         let spec = ModelSpec::from_json(gguf.name(), &json)?;
         let mut tensors = Tensors::new();
         // What is missing is named when the whole is checked.
-        let is_there = |name: &str| gguf.tensors().iter().any(|info| info.name == name);
-        for weight in spec.weights().into_iter().filter(|w| is_there(&w.name)) {
-            let tensor = gguf.tensor(&weight.name)?;
-            tensors.insert(weight.name, tensor);
+        for weight in spec.weights() {
+            if gguf.has_tensor(&weight.name) {
+                let tensor = gguf.tensor(&weight.name)?;
+                tensors.insert(weight.name, tensor);
+            }
         }
         Ok((spec, tensors))
     }

@@ -101,6 +101,11 @@ impl Gguf {
         &self.tensors
     }
 
+    /// Whether the file has a tensor of this name.
+    pub fn has_tensor(&self, name: &str) -> bool {
+        self.names.contains_key(name)
+    }
+
     /// The value of `key`, if the file has it.
     pub fn get(&self, key: &str) -> Option<&Value> {
         let &i = self.keys.get(key)?;

@@ -28,7 +28,7 @@ impl<'a> Keys<'a> {
 
     /// Whether the file has a tensor of this name.
     pub fn has_tensor(&self, name: &str) -> bool {
-        self.gguf.tensors().iter().any(|info| info.name == name)
+        self.gguf.has_tensor(name)
     }
 
     fn full(&self, key: &str) -> String {
