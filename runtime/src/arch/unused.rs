@@ -327,13 +327,14 @@ pub(crate) fn check_gguf(gguf: &Gguf) -> Result<()> {
         let value = gguf.get(&format!("{architecture}.{key}"));
         value.and_then(GgufValue::as_u64).unwrap_or(0)
     };
-    let layers = number("block_count").saturating_sub(number("nextn_predict_layers"));
+    let blocks = number("block_count");
+    let further = blocks.saturating_sub(number("nextn_predict_layers"))..blocks;
     let is_further = |name: &str| {
         let block = name
             .strip_prefix("blk.")
             .and_then(|rest| rest.split('.').next());
         let block = block.and_then(|block| block.parse::<u64>().ok());
-        block.is_some_and(|block| block >= layers) && number("nextn_predict_layers") > 0
+        block.is_some_and(|block| further.contains(&block))
     };
     let tensors = tensors.filter(|name| !is_listed(GGUF_TENSORS, name) && !is_further(name));
     refuse(gguf.name(), TENSOR, tensors)
