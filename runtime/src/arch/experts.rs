@@ -35,18 +35,20 @@ impl ExpertNames {
         shared_parts: PROJECTIONS,
     };
 
-    /// Reads one of our tensors, `part` of a layer, if it is a mixture's; `read` reads a tensor of the layer.
+    /// Reads one of our tensors if it is a mixture's; `read` reads a tensor of the checkpoint, whose layers' names begin with
+    /// `{layers}.{number}`.
     pub fn tensor(
         &self,
         weight: &WeightSpec,
-        part: &str,
+        layers: &str,
         read: &dyn Fn(&str) -> Result<Tensor>,
     ) -> Option<Result<Tensor>> {
+        let (layer, part) = layer_part(&weight.name)?;
         let block = self.block;
-        let named = |name: &str| read(&format!("{block}.{name}"));
+        let named = |name: &str| read(&format!("{layers}.{layer}.{block}.{name}"));
         let shared = |index: usize| {
             let name = self.shared_parts[index];
-            read(&format!("{}.{name}.weight", self.shared))
+            read(&format!("{layers}.{layer}.{}.{name}.weight", self.shared))
         };
         Some(match part {
             "ffn_gate_inp.weight" => named(self.router),

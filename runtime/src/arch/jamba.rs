@@ -117,7 +117,7 @@ fn tensor(
         };
     };
     let of_layer = |name: &str| read(&format!("model.layers.{layer}.{name}"));
-    if let Some(tensor) = EXPERTS.tensor(weight, part, &of_layer) {
+    if let Some(tensor) = EXPERTS.tensor(weight, "model.layers", &read) {
         return tensor;
     }
     let of_attention = is_periodic(config, layer, "attn_layer", [8, 4])?;

@@ -173,7 +173,7 @@ fn tensor(
         return read(&tensor_name(name, ""));
     };
     let of_layer = |name: &str| read(&format!("model.layers.{layer}.{name}"));
-    if let Some(tensor) = EXPERTS.tensor(weight, part, &of_layer) {
+    if let Some(tensor) = EXPERTS.tensor(weight, "model.layers", &read) {
         return tensor;
     }
     let Some(part) = part.strip_prefix("mixer.") else {

@@ -2,7 +2,7 @@
 
 use waterline_quant::{Tensor, safetensors};
 
-use super::experts::{ExpertNames, layer_part};
+use super::experts::ExpertNames;
 use super::{Config, Family, lfm2};
 use crate::error::Result;
 use crate::experts::ExpertsSpec;
@@ -62,11 +62,6 @@ const EXPERTS: ExpertNames = ExpertNames {
 
 fn tensor(_: &Config, weights: &safetensors::Checkpoint, weight: &WeightSpec) -> Result<Tensor> {
     let read = |name: &str| Ok(weights.tensor(name)?);
-    if let Some((layer, part)) = layer_part(&weight.name) {
-        let of_layer = |name: &str| read(&format!("model.layers.{layer}.{name}"));
-        if let Some(tensor) = EXPERTS.tensor(weight, part, &of_layer) {
-            return tensor;
-        }
-    }
-    read(&lfm2::tensor_name(&weight.name))
+    let of_experts = EXPERTS.tensor(weight, "model.layers", &read);
+    of_experts.unwrap_or_else(|| read(&lfm2::tensor_name(&weight.name)))
 }

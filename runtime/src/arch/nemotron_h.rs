@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use waterline_quant::{Tensor, safetensors};
 
-use super::experts::{ExpertNames, layer_part};
+use super::experts::ExpertNames;
 use super::hugging_face::attention_without_positions;
 use super::hybrid::{self, Kind};
 use super::{Config, Family, mamba};
@@ -33,14 +33,13 @@ const EXPERTS: ExpertNames = ExpertNames {
 
 fn tensor(weights: &safetensors::Checkpoint, weight: &WeightSpec) -> Result<Tensor> {
     let model = weights.contains("model.embed_tokens.weight");
-    if let Some((layer, part)) = layer_part(&weight.name) {
-        let layers = if model { "model" } else { "backbone" };
-        let read = |name: &str| Ok(weights.tensor(&format!("{layers}.layers.{layer}.{name}"))?);
-        if let Some(tensor) = EXPERTS.tensor(weight, part, &read) {
-            return tensor;
-        }
-    }
-    mamba::tensor(weights, tensor_name(&weight.name, model))
+    let layers = if model {
+        "model.layers"
+    } else {
+        "backbone.layers"
+    };
+    let of_experts = EXPERTS.tensor(weight, layers, &|name| Ok(weights.tensor(name)?));
+    of_experts.unwrap_or_else(|| mamba::tensor(weights, tensor_name(&weight.name, model)))
 }
 
 /// The name in the checkpoint of one of our tensors; some files have other names outside of the layers.

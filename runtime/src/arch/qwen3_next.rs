@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use waterline_quant::Tensor;
 
-use super::experts::{ExpertNames, layer_part};
+use super::experts::ExpertNames;
 use super::hugging_face::{attention, layer_type, mlp, model, norm_eps, tensor_name};
 use super::tensors::{one_plus, rows, rows_of_groups};
 use super::{Config, Family};
@@ -148,11 +148,8 @@ fn gated_deltanet(config: &Config) -> Result<GatedDeltaNet> {
 
 fn tensor(config: &Config, read: Read, weight: &WeightSpec) -> Result<Tensor> {
     let name = weight.name.as_str();
-    if let Some((layer, part)) = layer_part(name) {
-        let of_layer = |name: &str| read(&format!("model.layers.{layer}.{name}"));
-        if let Some(tensor) = ExpertNames::USUAL.tensor(weight, part, &of_layer) {
-            return tensor;
-        }
+    if let Some(tensor) = ExpertNames::USUAL.tensor(weight, "model.layers", read) {
+        return tensor;
     }
     let Some((layer, part)) = mixer_part(name) else {
         let tensor = read(&tensor_name(name, ""))?;
