@@ -488,7 +488,11 @@ impl Session {
             return Ok(token);
         }
         let token = self.sample()?;
-        self.feed(&[token])?;
+        if let Err(error) = self.feed(&[token]) {
+            // Nothing was read, so nothing was drawn.
+            self.set_random(random);
+            return Err(error);
+        }
         Ok(token)
     }
 
