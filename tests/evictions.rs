@@ -37,8 +37,8 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 
 /// The state tensors called `name`: of each layer that has it, the rows of one head and the values of all.
 fn tensors(snapshot: &Snapshot, name: &str) -> Vec<(usize, Vec<f32>)> {
-    let all = snapshot.slots().filter(|(slot, _)| slot.name == name);
-    all.map(|(slot, bytes)| (slot.shape[1], floats(bytes)))
+    let all = snapshot.tensors().filter(|(tensor, _)| tensor.name == name);
+    all.map(|(tensor, bytes)| (tensor.shape[1], floats(bytes)))
         .collect()
 }
 

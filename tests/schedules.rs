@@ -48,7 +48,7 @@ impl Place {
     fn session(&self, device: usize, pool: Option<&Arc<Pool>>) -> Session {
         let mut options = SessionOptions::default();
         let mut state = StateOptions::default();
-        (state.context, state.log, state.kv) = (CONTEXT, LOG, Kv::F16);
+        (state.context, state.history, state.kv) = (CONTEXT, LOG, Kv::F16);
         options.state = state;
         (options.chunk, options.marks, options.threads) = (8, MARKS, 1);
         (options.sampler.temperature, options.sampler.seed) = (0.9, 5);

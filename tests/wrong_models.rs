@@ -250,7 +250,7 @@ fn logits(checkpoint: Checkpoint) -> Vec<u32> {
     let model = Model::bind(checkpoint).expect("a model");
     let mut options = SessionOptions::default();
     (options.threads, options.chunk) = (1, 32);
-    (options.state.context, options.state.log) = (128, 8);
+    (options.state.context, options.state.history) = (128, 8);
     let vocab = model.spec().vocab;
     let mut session = Session::new(model, options).expect("a session");
     let tokens: Vec<u32> = (0..100).map(|i| ((i * 37 + 11) % vocab) as u32).collect();

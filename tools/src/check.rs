@@ -98,7 +98,7 @@ fn is_finite(checkpoint: &Checkpoint, layers: usize) -> Result<bool> {
     let mut first = checkpoint.clone();
     first.spec.layers.truncate(layers);
     let mut options = SessionOptions::default();
-    (options.state.context, options.state.log) = (TOKENS, TOKENS);
+    (options.state.context, options.state.history) = (TOKENS, TOKENS);
     options.chunk = TOKENS;
     let vocab = checkpoint.spec.vocab;
     let tokens: Vec<u32> = (0..TOKENS).map(|i| (i * vocab / TOKENS) as u32).collect();
