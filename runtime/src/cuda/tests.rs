@@ -353,7 +353,7 @@ fn a_product_finishes_the_rows_of_one_stage() {
     };
     for (start, scale) in [(0, 1.0), (width / 2, 2.0)] {
         let prepare = Prepare {
-            lanes: Vec::new(),
+            groups: Vec::new(),
             rope: None,
             gates: vec![(part(start), Gate::Sigmoid { scale })],
         };

@@ -1,14 +1,18 @@
 //! The engine on a GPU: state, buffers, and the program as kernels.
 
+mod programs;
+
 use std::cell::OnceCell;
 use std::ops::Range;
 use std::sync::Arc;
 
+use programs::{Calls, Programs};
+
 use super::{Engine, Setup, StepForm, StepProgram};
 use crate::cpu::Pool;
 use crate::cuda::{
-    Address, Control, Device, Grid, LEAST_BYTES, Launch, Launches, Memory, Persistent, PhaseOps,
-    PhaseTime, Queue, Queued, Recording, Sampling, SessionMemory, Shown, Source,
+    Address, Control, Device, LEAST_BYTES, Launches, Memory, Persistent, PhaseOps, PhaseTime,
+    Queue, Queued, Sampling, SessionMemory, Shown, Source,
 };
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -16,23 +20,6 @@ use crate::operands::{RESIDUAL, View};
 use crate::program::Schedule;
 use crate::sampler::{SamplerParams, SamplerState};
 use crate::state::{Arena, LOGITS, SAMPLER, StateOptions, StatePlan};
-
-/// A launch that fits itself to the number of tokens.
-struct Template {
-    launch: Launch,
-    grid: Grid,
-    /// Arguments that are the number of tokens.
-    tokens: Vec<usize>,
-}
-
-impl Template {
-    fn fit(&mut self, tokens: usize) {
-        self.launch.grid = self.grid.blocks(tokens);
-        for &argument in &self.tokens {
-            self.launch.arguments[argument].0[0] = tokens as u64;
-        }
-    }
-}
 
 /// The state and the programs of a session on a device.
 pub(crate) struct CudaEngine {
@@ -59,93 +46,11 @@ pub(crate) struct CudaEngine {
     lost: OnceCell<String>,
     /// How tokens are sampled, a [`Sampling`].
     sampling: Memory,
-    /// What the device has of the parameters and of the random numbers, where that is known.
+    /// The parameters and random state that the device holds, where the host has a copy.
     known: Option<(Sampling, SamplerState)>,
     shown: Shown,
     programs: Box<Programs>,
     form: StepForm,
-}
-
-/// What a session runs.
-struct Programs {
-    /// Reads a chunk.
-    chunk: Vec<Template>,
-    /// Logits of the token in row 0 of the residual stream, into the state.
-    logits: Vec<Template>,
-    /// One token from the ids into the state, logits included.
-    step: Box<dyn Recording>,
-    /// The same for the token that the state's logits choose: the first of the largest.
-    greedy: Box<dyn Recording>,
-    /// The same for a token that is sampled.
-    sample: Box<dyn Recording>,
-    /// What all three run, where the device can hold on to a whole step.
-    persistent: Option<Persistent>,
-}
-
-/// The calls of a session's programs.
-struct Calls {
-    chunk: Vec<Queued>,
-    /// Logits of one token.
-    logits: Vec<Queued>,
-    /// Samples a token.
-    sample: Vec<Queued>,
-    /// The choice of a token, then a step with its logits.
-    step: Vec<Queued>,
-    /// How many calls of a step choose the token.
-    choice: usize,
-}
-
-impl Calls {
-    /// Those that are kernels of their own, whatever a step is.
-    fn always(&self) -> impl Iterator<Item = &Queued> {
-        let parts = [&self.chunk, &self.logits, &self.sample];
-        parts.into_iter().flatten()
-    }
-}
-
-impl Programs {
-    fn new(
-        calls: &Calls,
-        persistent: Option<Persistent>,
-        device: &Device,
-        queue: &dyn Queue,
-    ) -> Result<Self> {
-        let recorded: &[Queued] = if persistent.is_some() {
-            &[]
-        } else {
-            &calls.step
-        };
-        let all: Vec<&Queued> = calls.always().chain(recorded).collect();
-        let source = Source::of(&all);
-        let kernels = device.kernels(&source)?;
-        let template = |(queued, &kernel): (&&Queued, &usize)| Template {
-            launch: queued.launch(kernels[kernel], 1),
-            grid: queued.call.grid,
-            tokens: queued.call.arguments().1,
-        };
-        let mut chunk: Vec<Template> = all.iter().zip(&source.of_call).map(template).collect();
-        let mut logits = chunk.split_off(calls.chunk.len());
-        let rest = logits.split_off(calls.logits.len());
-        let mut sample: Vec<Launch> = rest.into_iter().map(|template| template.launch).collect();
-        let step = sample.split_off(calls.sample.len());
-        let (step, greedy) = match &persistent {
-            Some(persistent) => (
-                vec![persistent.launch(calls.choice)],
-                vec![persistent.launch(0)],
-            ),
-            None => (step[calls.choice..].to_vec(), step),
-        };
-        sample.extend_from_slice(&step);
-        queue.finish()?;
-        Ok(Programs {
-            chunk,
-            logits,
-            step: queue.record(&step)?,
-            greedy: queue.record(&greedy)?,
-            sample: queue.record(&sample)?,
-            persistent,
-        })
-    }
 }
 
 impl CudaEngine {
