@@ -23,7 +23,7 @@ pub(crate) struct Progress {
 // SAFETY: `user` is not read here, only given back; wl_session_set_progress says on which thread.
 unsafe impl Send for Progress {}
 
-/// Reads tokens and shows the progress. A progress function that wants no more cancels, after the last chunk too.
+/// Reads tokens and shows the progress. A progress function that returns false cancels, after the last chunk too.
 pub(crate) fn feed(
     session: &mut Session,
     tokens: &[u32],
