@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use waterline::{Finish, GenerateOptions, Generation, Piece, Session};
 
+use crate::open_session::{Inner, with, with_settled};
 use crate::params::{self, Tagged};
 use crate::pointers::{place, put, slice, text};
-use crate::session::{Inner, with, with_settled, wl_session};
+use crate::session::wl_session;
 use crate::status::{Failure, Outcome, border, wl_status};
 
 /// Why a generation ended.

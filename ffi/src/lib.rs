@@ -33,6 +33,7 @@ mod chat;
 mod state;
 
 mod handles;
+mod open_session;
 mod params;
 mod pointers;
 

@@ -4,7 +4,8 @@ use std::ffi::{c_int, c_void};
 
 use waterline::{Error, Result, Session};
 
-use crate::session::{with, wl_session};
+use crate::open_session::with;
+use crate::session::wl_session;
 use crate::status::wl_status;
 
 /// Hears how far the reading of a prompt has come, after every `chunk` tokens: `read` of `total`. Returns 0 to go on,
