@@ -70,7 +70,7 @@ pub const KINDS: [Kind; 7] = [
 
 pub use calls::calls;
 
-/// Sessions with more state are not made: a description may honestly ask for more.
+/// Sessions with more state are not made: a valid description may need more.
 const MOST_STATE: usize = 64 << 20;
 
 fn tests() -> PathBuf {
