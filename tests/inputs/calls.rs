@@ -324,6 +324,8 @@ impl Program {
         status == OK
     }
 
+    /// Makes one call. The comment before its match is the reason of every unsafe block in it.
+    #[allow(clippy::undocumented_unsafe_blocks)]
     fn call(&mut self, function: usize, mut a: Arguments) {
         let (mut number, mut pointer, mut token) = (0usize, null::<c_char>(), 0u32);
         let mut made: Handle = null_mut();
