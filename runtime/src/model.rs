@@ -141,7 +141,7 @@ impl Model {
         match cuda::Engine::new(self, Arc::clone(device), plan, &session) {
             Ok(engine) => {
                 schedule.gpu = Some(format!("{}: {}", device.name(), engine.form()));
-                schedule.link(engine.phase_ops().unwrap_or_default());
+                schedule.link(engine.kernel_ops().unwrap_or_default());
             }
             Err(Error::Device { device, reason }) => {
                 schedule.gpu = Some(format!("{device}: a graph of kernels: {reason}"));

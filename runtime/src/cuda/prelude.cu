@@ -35,8 +35,8 @@ struct half {
 // The block's dynamic shared memory.
 template <class T>
 __device__ T* shared_memory() {
-#if defined(WATERLINE_PHASES)
-  return reinterpret_cast<T*>(whole_shared_memory() + room_at);
+#if defined(WATERLINE_DECODE)
+  return reinterpret_cast<T*>(cta_shared_memory() + workspace_at);
 #elif defined(WATERLINE_EMULATOR)
   return reinterpret_cast<T*>(emulator::shared);
 #else
@@ -48,7 +48,7 @@ __device__ T* shared_memory() {
 // Sixteen bytes that are read once: they need no place in the first cache. In a persistent program weights lie in shared
 // memory.
 __device__ inline uint4 load_once(const void* from) {
-#if defined(WATERLINE_EMULATOR) || defined(WATERLINE_PHASES)
+#if defined(WATERLINE_EMULATOR) || defined(WATERLINE_DECODE)
   return *reinterpret_cast<const uint4*>(from);
 #else
   uint4 words;
@@ -104,24 +104,24 @@ __device__ inline float half_bits(u16 bits) {
 __device__ inline float float_of(float x) { return x; }
 __device__ inline float float_of(half x) { return x; }
 
-// Where kernels overlap, the next one may start now: what it does before `await_previous` must not depend on this one.
-// Called after `await_previous`, so that only one kernel is ahead: more would push each other's weights out of the cache.
-__device__ inline void release_next() {
-#if __CUDA_ARCH__ >= 900 && !defined(WATERLINE_PHASES)
+// Where kernels overlap, the next one may start now: what it does before `wait_for_dependencies` must not depend on this one.
+// Called after `wait_for_dependencies`, so that only one kernel is ahead: more would push each other's weights out of the cache.
+__device__ inline void launch_dependents() {
+#if __CUDA_ARCH__ >= 900 && !defined(WATERLINE_DECODE)
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-#ifndef WATERLINE_PHASES
+#ifndef WATERLINE_DECODE
 // A phase is complete but for what only the next token reads.
-__device__ inline void publish() {}
+__device__ inline void arrive_early() {}
 #endif
 
 // Returns when everything that earlier kernels, or phases, wrote can be seen.
-__device__ inline void await_previous() {
-#if defined(WATERLINE_PHASES)
-  if (threadIdx.x == 0) wait_for_arrivals();
-  phase_barrier();
+__device__ inline void wait_for_dependencies() {
+#if defined(WATERLINE_DECODE)
+  if (threadIdx.x == 0) grid_barrier_wait();
+  op_barrier();
 #elif __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif

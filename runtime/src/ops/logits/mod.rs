@@ -9,7 +9,7 @@ use super::norm::Norm;
 use super::project::piece;
 use super::{Access, Operand};
 use crate::cpu::{Buffers, Pool, Shared, simd};
-use crate::cuda::{Call, Factor, Grid, Launches, Parameter};
+use crate::cuda::{Call, Grid, Launches, Parameter, WeightMatrix};
 use crate::error::Result;
 use crate::program::{INPUTS, RESIDUAL, View};
 use crate::state::LOGITS;
@@ -97,9 +97,14 @@ impl Logits {
         residual: View,
         logits: usize,
     ) -> Result<()> {
-        let gather = launches.gathered(residual, Some(&self.norm))?;
+        let prologue = launches.prologue(residual, Some(&self.norm))?;
         let output = launches.slot_rows(logits, self.matrix.rows());
-        launches.multiply_into(gather, &[Factor::plain(&self.matrix)], output, false)?;
+        launches.gemm_into(
+            prologue,
+            &[WeightMatrix::plain(&self.matrix)],
+            output,
+            false,
+        )?;
         if let Some(cap) = self.softcap {
             const THREADS: usize = 256;
             launches.push(Call {

@@ -1,0 +1,530 @@
+//! A session's half that lives on a device: state, buffers, and the program as kernels.
+
+mod host_logits;
+pub(crate) mod sample;
+mod token;
+
+use std::cell::OnceCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::cuda::Device;
+use crate::cuda::decode::control::Control;
+use crate::cuda::decode::kernel::{self, DecodeKernel, KernelOpInfo};
+use crate::cuda::driver::{Address, Launch, Memory, Queue, Recording};
+use crate::cuda::engine::host_logits::HostLogits;
+use crate::cuda::engine::sample::Sampling;
+use crate::cuda::schedule::source::Source;
+use crate::cuda::schedule::{Grid, Launches, Queued};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::program::{RESIDUAL, View};
+use crate::sampler::SamplerState;
+use crate::session::{PhaseTime, SessionOptions, StepForm, StepProgram};
+use crate::state::{Arena, LOGITS, SAMPLER, StatePlan};
+
+/// A launch that fits itself to the number of tokens.
+struct Template {
+    launch: Launch,
+    grid: Grid,
+    /// Arguments that are the number of tokens.
+    tokens: Vec<usize>,
+}
+
+impl Template {
+    fn fit(&mut self, tokens: usize) {
+        self.launch.grid = self.grid.blocks(tokens);
+        for &argument in &self.tokens {
+            self.launch.arguments[argument].0[0] = tokens as u64;
+        }
+    }
+}
+
+/// The state and the programs of a session on a device.
+pub(crate) struct Engine {
+    queue: Box<dyn Queue>,
+    device: Arc<Device>,
+    arena: Memory,
+    plan: Arc<StatePlan>,
+    buffers: Vec<Memory>,
+    scratch: Vec<Memory>,
+    /// Tokens of the chunk, u32.
+    ids: Memory,
+    /// States to return to.
+    marks: Vec<Memory>,
+    /// Whether the state's logits are those after the last token.
+    fresh: bool,
+    hidden: usize,
+    vocab: usize,
+    /// The token that the state's logits chose, and how steps ended.
+    control: Arc<Control>,
+    /// Why the session is lost, once it is.
+    lost: OnceCell<String>,
+    /// How tokens are sampled, a [`Sampling`].
+    sampling: Memory,
+    /// What the device has of the parameters and of the random numbers, where that is known.
+    known: Option<(Sampling, SamplerState)>,
+    host_logits: HostLogits,
+    programs: Box<Programs>,
+    form: StepForm,
+}
+
+/// What a session runs.
+struct Programs {
+    /// Reads a chunk.
+    chunk: Vec<Template>,
+    /// Logits of the token in row 0 of the residual stream, into the state.
+    logits: Vec<Template>,
+    /// One token from the ids into the state, logits included.
+    step: Box<dyn Recording>,
+    /// The same for the token that the state's logits choose: the first of the largest.
+    greedy: Box<dyn Recording>,
+    /// The same for a token that is sampled.
+    sample: Box<dyn Recording>,
+    /// What all three run, where the device can hold on to a whole step.
+    persistent: Option<DecodeKernel>,
+}
+
+/// The calls of a session's programs.
+struct Calls {
+    chunk: Vec<Queued>,
+    /// Logits of one token.
+    logits: Vec<Queued>,
+    /// Samples a token.
+    sample: Vec<Queued>,
+    /// The choice of a token, then a step with its logits.
+    step: Vec<Queued>,
+    /// How many calls of a step choose the token.
+    choice: usize,
+}
+
+impl Calls {
+    /// Those that are kernels of their own, whatever a step is.
+    fn always(&self) -> impl Iterator<Item = &Queued> {
+        let parts = [&self.chunk, &self.logits, &self.sample];
+        parts.into_iter().flatten()
+    }
+}
+
+impl Programs {
+    fn new(
+        calls: &Calls,
+        persistent: Option<DecodeKernel>,
+        device: &Device,
+        queue: &dyn Queue,
+    ) -> Result<Self> {
+        let recorded: &[Queued] = if persistent.is_some() {
+            &[]
+        } else {
+            &calls.step
+        };
+        let all: Vec<&Queued> = calls.always().chain(recorded).collect();
+        let source = Source::of(&all);
+        let kernels = device.kernels(&source)?;
+        let template = |(queued, &kernel): (&&Queued, &usize)| Template {
+            launch: queued.launch(kernels[kernel], 1),
+            grid: queued.call.grid,
+            tokens: queued.call.arguments().1,
+        };
+        let mut chunk: Vec<Template> = all.iter().zip(&source.of_call).map(template).collect();
+        let mut logits = chunk.split_off(calls.chunk.len());
+        let rest = logits.split_off(calls.logits.len());
+        let mut sample: Vec<Launch> = rest.into_iter().map(|template| template.launch).collect();
+        let step = sample.split_off(calls.sample.len());
+        let (step, greedy) = match &persistent {
+            Some(persistent) => (
+                vec![persistent.launch(calls.choice)],
+                vec![persistent.launch(0)],
+            ),
+            None => (step[calls.choice..].to_vec(), step),
+        };
+        sample.extend_from_slice(&step);
+        queue.finish()?;
+        Ok(Programs {
+            chunk,
+            logits,
+            step: queue.record(&step)?,
+            greedy: queue.record(&greedy)?,
+            sample: queue.record(&sample)?,
+            persistent,
+        })
+    }
+}
+
+impl Engine {
+    /// Allocates for chunks of up to `chunk` tokens and compiles what is not compiled yet.
+    pub fn new(
+        model: &Arc<Model>,
+        device: Arc<Device>,
+        plan: Arc<StatePlan>,
+        options: &SessionOptions,
+    ) -> Result<Self> {
+        let chunk = options.chunk;
+        let driver = device.driver();
+        let queue = Arc::clone(driver).queue()?;
+        let program = model.program();
+        let memory = |bytes: usize| {
+            let memory = Memory::new(driver, bytes)?;
+            queue.clear(memory.address(), bytes.max(1))?;
+            Ok(memory)
+        };
+        let buffers = (program.widths.iter())
+            .map(|width| memory(width * chunk * size_of::<f32>()))
+            .collect::<Result<Vec<_>>>()?;
+        let arena = memory(plan.bytes)?;
+        let ids = memory(chunk * size_of::<u32>())?;
+        let control = Arc::new(Control::new(driver, &*queue)?);
+        let sampling = memory(size_of::<Sampling>())?;
+        let vocab = model.spec().vocab;
+        let hidden = model.spec().hidden;
+        let weights = device.weights(model);
+        let mut scratch = Vec::new();
+        let mut lowered =
+            |tokens: usize, persistent: bool, write: &dyn Fn(&mut Launches) -> Result<()>| {
+                let mut launches = Launches {
+                    tokens,
+                    persistent,
+                    plan: &plan,
+                    arena: arena.address(),
+                    ids: ids.address(),
+                    buffers: &buffers,
+                    weights: &weights,
+                    queue: &*queue,
+                    kv: options.state.kv,
+                    sms: driver.sms() as usize,
+                    tensor_cores: driver.tensor_cores(),
+                    shared_memory: driver.shared_memory(),
+                    shared: HashMap::new(),
+                    scratch: &mut scratch,
+                    calls: Vec::new(),
+                    current: None,
+                    taken_over: Vec::new(),
+                    deferred: None,
+                };
+                write(&mut launches)?;
+                #[cfg(test)]
+                assert!(!(persistent && launches.calls.iter().any(Queued::exceeds_op)));
+                Ok::<_, Error>(launches.calls)
+            };
+        let ops = |launches: &mut Launches| {
+            for (index, op) in program.ops.iter().enumerate() {
+                launches.begin(index, &op.access());
+                op.launch(launches)?;
+            }
+            launches.end();
+            launches.advance();
+            Ok(())
+        };
+        let logits = |launches: &mut Launches| {
+            let residual = View::whole(RESIDUAL, hidden);
+            launches.begin(program.ops.len(), &program.logits.access());
+            program.logits.launch(launches, residual, LOGITS)
+        };
+        let choice = |launches: &mut Launches| launches.choose(vocab, control.chosen_address());
+        let sample = |launches: &mut Launches| {
+            launches.sample(vocab, sampling.address(), control.chosen_address())
+        };
+        let mut calls = Calls {
+            chunk: lowered(chunk, false, &ops)?,
+            logits: lowered(1, false, &logits)?,
+            sample: lowered(1, false, &sample)?,
+            step: Vec::new(),
+            choice: 0,
+        };
+        let mut step = |persistent: bool| {
+            let mut step = lowered(1, persistent, &choice)?;
+            let choice = step.len();
+            step.extend(lowered(1, persistent, &ops)?);
+            step.extend(lowered(1, persistent, &logits)?);
+            Ok::<_, Error>((step, choice))
+        };
+        let blocks = match options.step {
+            StepProgram::Recorded => Err("it was chosen".into()),
+            StepProgram::Automatic if program.weight_bytes() < kernel::LEAST_BYTES => Err(format!(
+                "one kernel is faster from {} bytes of matrices on, and the model has {}",
+                kernel::LEAST_BYTES,
+                program.weight_bytes()
+            )),
+            _ => driver.resident_blocks(),
+        };
+        let persistent = match blocks {
+            Err(reason) => Err(reason),
+            Ok(blocks) => {
+                let (phases, choice) = step(true)?;
+                let phases: Vec<&Queued> = phases.iter().collect();
+                let others = Source::of(&calls.always().collect::<Vec<_>>());
+                calls.choice = choice;
+                // Compiling takes seconds, and the two units are independent. An error comes again where it belongs.
+                std::thread::scope(|scope| {
+                    scope.spawn(|| device.kernels(&others));
+                    DecodeKernel::new(&phases, blocks, &device, &*queue, &control)
+                })?
+            }
+        };
+        let (form, persistent) = match persistent {
+            Ok(persistent) => (
+                StepForm::persistent(persistent.describe()),
+                Some(persistent),
+            ),
+            Err(reason) if options.step == StepProgram::Persistent => {
+                return Err(Error::Device {
+                    device: device.name().into(),
+                    reason: format!("a step cannot run as one kernel: {reason}"),
+                });
+            }
+            Err(reason) => {
+                (calls.step, calls.choice) = step(false)?;
+                (StepForm::recorded(reason), None)
+            }
+        };
+        let programs = Programs::new(&calls, persistent, &device, &*queue)?;
+        let marks = (0..options.marks).map(|_| memory(plan.bytes));
+        Ok(Engine {
+            marks: marks.collect::<Result<Vec<_>>>()?,
+            host_logits: HostLogits::new(vocab),
+            fresh: false,
+            arena,
+            ids,
+            buffers,
+            scratch,
+            hidden,
+            vocab,
+            control,
+            lost: OnceCell::new(),
+            sampling,
+            known: None,
+            programs: Box::new(programs),
+            form,
+            plan,
+            device,
+            queue,
+        })
+    }
+
+    /// What the phases of a step have to do with ops, if it is one kernel.
+    pub fn kernel_ops(&self) -> Option<&[KernelOpInfo]> {
+        self.programs.persistent.as_ref().map(DecodeKernel::ops)
+    }
+
+    /// How a step runs, and why so.
+    pub fn form(&self) -> &StepForm {
+        &self.form
+    }
+
+    /// Bytes of working memory on the device, besides the state.
+    pub fn bytes(&self) -> usize {
+        let memories = self.buffers.iter().chain(&self.scratch);
+        let persistent = self.programs.persistent.as_ref();
+        memories.map(Memory::bytes).sum::<usize>()
+            + self.ids.bytes()
+            + persistent.map_or(0, DecodeKernel::bytes)
+    }
+
+    /// Bytes of the device's memory that the weights of all its models, this state and its working memory take.
+    pub fn device_bytes(&self) -> usize {
+        let marks: usize = self.marks.iter().map(Memory::bytes).sum();
+        self.device.weight_bytes() + self.arena.bytes() + marks + self.bytes()
+    }
+
+    /// The queue of a session that is not lost.
+    fn queue(&self) -> Result<&dyn Queue> {
+        match self.lost.get() {
+            Some(reason) => Err(Error::Device {
+                device: self.device.name().into(),
+                reason: reason.clone(),
+            }),
+            None => Ok(&*self.queue),
+        }
+    }
+
+    /// Waits until the device is idle, and returns the token that was chosen last.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if a step passed its deadline: what the session holds is worth nothing then, and every later call has
+    /// the same error.
+    fn settle(&self) -> Result<u32> {
+        let chosen = self.control.read(self.queue()?)?;
+        if let (Err(failure), Some(persistent)) = (chosen, &self.programs.persistent) {
+            let _ = self.lost.set(persistent.describe_failure(failure));
+            self.queue()?;
+        }
+        Ok(chosen.unwrap_or_default())
+    }
+
+    /// Reads one chunk of tokens into the state.
+    pub fn run(&mut self, tokens: &[u32]) -> Result<()> {
+        self.host_logits.forget();
+        self.queue()?
+            .write(self.ids.address(), bytemuck::cast_slice(tokens))?;
+        if let [_] = tokens {
+            self.fresh = true;
+            return self.programs.step.replay();
+        }
+        self.fresh = false;
+        for template in &mut self.programs.chunk {
+            template.fit(tokens.len());
+            self.queue.launch(&template.launch)?;
+        }
+        Ok(())
+    }
+
+    /// The last token's row of the residual stream becomes the first.
+    fn move_row(&self, row: usize) -> Result<()> {
+        let bytes = self.hidden * size_of::<f32>();
+        let residual = self.buffers[RESIDUAL].address();
+        match row {
+            0 => Ok(()),
+            _ => self
+                .queue()?
+                .copy(residual + (row * bytes) as u64, residual, bytes),
+        }
+    }
+
+    /// The state's logits become those after this token of the chunk that was run last, and the device is idle. Rows are
+    /// asked for in order.
+    pub fn compute_logits(&mut self, row: usize) -> Result<()> {
+        self.host_logits.forget();
+        if !self.fresh {
+            self.move_row(row)?;
+            for template in &self.programs.logits {
+                self.queue()?.launch(&template.launch)?;
+            }
+        }
+        match self.programs.persistent {
+            Some(_) => self.settle().map(|_| ()),
+            None => self.queue()?.finish(),
+        }
+    }
+
+    /// The state's logits.
+    pub fn logits(&self) -> Result<&[f32]> {
+        self.host_logits.get(|logits| {
+            self.queue()?
+                .read(self.slot(LOGITS), bytemuck::cast_slice_mut(logits))
+        })
+    }
+
+    /// Chooses the first of the largest logits on the device and reads that token.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the logits are not finite; the state is then one of a damaged model.
+    pub fn step(&mut self) -> Result<u32> {
+        self.queue()?;
+        self.host_logits.forget();
+        self.fresh = true;
+        self.programs.greedy.replay()?;
+        self.chosen()
+    }
+
+    /// The same with a token that is sampled; `random` moves on.
+    ///
+    /// # Errors
+    /// As [`Engine::step`].
+    pub fn sample(&mut self, sampling: Sampling, random: &mut SamplerState) -> Result<u32> {
+        self.queue()?;
+        self.host_logits.forget();
+        self.fresh = true;
+        let known = self.known.take();
+        if known.is_none_or(|(known, _)| known != sampling) {
+            let bytes = bytemuck::bytes_of(&sampling);
+            self.queue()?.write(self.sampling.address(), bytes)?;
+        }
+        if known.is_none_or(|(_, known)| known != *random) {
+            let bytes = bytemuck::bytes_of(random);
+            self.queue()?.write(self.slot(SAMPLER), bytes)?;
+        }
+        self.programs.sample.replay()?;
+        let token = self.chosen()?;
+        random.draws = random.draws.wrapping_add(sampling.draws.into());
+        self.known = Some((sampling, *random));
+        Ok(token)
+    }
+
+    /// The token that the last step chose.
+    fn chosen(&self) -> Result<u32> {
+        let token = self.settle()?;
+        if token as usize >= self.vocab {
+            return Err(Error::invalid(
+                "logits",
+                "found NaN or infinity, expected finite numbers (the weights or the state are damaged)",
+            ));
+        }
+        Ok(token)
+    }
+
+    /// As [`Engine::step`], with the times of its phases; none where a step is recorded.
+    pub fn time_step(&mut self) -> Result<Option<(u32, Vec<PhaseTime>)>> {
+        let Some(persistent) = &self.programs.persistent else {
+            return Ok(None);
+        };
+        self.queue()?;
+        self.host_logits.forget();
+        self.fresh = true;
+        let phases = persistent.time(&self.device, &*self.queue)?;
+        Ok(Some((self.chosen()?, phases)))
+    }
+
+    fn slot(&self, slot: usize) -> Address {
+        self.arena.address() + self.plan.slots[slot].offset as u64
+    }
+
+    /// Another state takes the place of this one.
+    fn replaced(&mut self) {
+        self.host_logits.forget();
+        self.known = None;
+    }
+
+    /// The layout of the state.
+    pub fn plan(&self) -> &Arc<StatePlan> {
+        &self.plan
+    }
+
+    /// Empties the state.
+    pub fn reset(&mut self) -> Result<()> {
+        self.replaced();
+        self.queue()?.clear(self.arena.address(), self.plan.bytes)
+    }
+
+    /// Writes the whole state to `arena`, which has the same plan; of the session's own slots, `own` is the truth.
+    pub fn download(&self, own: &Arena, arena: &mut Arena) -> Result<()> {
+        if self.programs.persistent.is_some() {
+            self.settle()?;
+        }
+        self.queue()?
+            .read(self.arena.address(), arena.bytes_mut())?;
+        let own = own.bytes();
+        arena.bytes_mut()[..own.len()].copy_from_slice(own);
+        Ok(())
+    }
+
+    /// Replaces the whole state.
+    pub fn upload(&mut self, arena: &Arena) -> Result<()> {
+        self.replaced();
+        self.queue()?.write(self.arena.address(), arena.bytes())
+    }
+
+    /// Takes over another session's state, which has the same plan.
+    pub fn copy_from(&mut self, other: &Engine) -> Result<()> {
+        self.replaced();
+        if other.programs.persistent.is_some() {
+            other.settle()?;
+        }
+        other.queue()?.finish()?;
+        let (from, to) = (other.arena.address(), self.arena.address());
+        self.queue()?.copy(from, to, self.plan.bytes)?;
+        self.queue()?.finish()
+    }
+
+    /// Keeps the state as mark number `mark`.
+    pub fn save(&self, mark: usize) -> Result<()> {
+        let (from, to) = (self.arena.address(), self.marks[mark].address());
+        self.queue()?.copy(from, to, self.plan.bytes)
+    }
+
+    /// Returns to mark number `mark`.
+    pub fn load(&mut self, mark: usize) -> Result<()> {
+        self.replaced();
+        let (from, to) = (self.marks[mark].address(), self.arena.address());
+        self.queue()?.copy(from, to, self.plan.bytes)
+    }
+}
