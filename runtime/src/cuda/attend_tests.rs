@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::op_rig::Comparison;
 use super::tests::{device, numbers};
+use crate::operands::View;
 use crate::ops::rig::{plan, side_by_side};
 use crate::ops::{Attend, Eviction, Policy, ScoreSlots};
-use crate::program::View;
 use crate::state::{Kv, StateDtype, StatePlan};
 
 const DIM: usize = 12;

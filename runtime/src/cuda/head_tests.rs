@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::op_rig::Comparison;
 use super::tests::{device, numbers};
+use crate::operands::View;
 use crate::ops::rig::{plan, side_by_side};
 use crate::ops::{Attend, HeadLinear, HeadMatrices, Op, RgLru};
-use crate::program::View;
 use crate::state::{Kv, StateDtype};
 
 const CHUNKS: &[&[usize]] = &[&[70, 1, 2, 33], &[1; 9]];

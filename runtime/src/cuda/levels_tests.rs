@@ -6,8 +6,9 @@ use std::sync::Arc;
 use super::Device;
 use super::levels::REVERSED;
 use super::tests::persistent_device;
+use crate::engine::StepProgram;
 use crate::model::Model;
-use crate::session::{Session, SessionOptions, StepProgram};
+use crate::session::{Session, SessionOptions};
 use crate::state::{Kv, StateOptions};
 
 /// The logits behind each of some tokens that are read one by one.

@@ -79,7 +79,7 @@ fn working_bytes(vocab: usize) -> usize {
 impl Launches<'_> {
     /// Chooses a token from the state's logits by the `Sampling` at `sampling` and puts it where the next chunk's tokens
     /// are, and to `chosen`.
-    pub(super) fn sample(
+    pub(crate) fn sample(
         &mut self,
         vocab: usize,
         sampling: Address,

@@ -10,9 +10,9 @@ use super::sample::Sampling;
 use super::source::Source;
 use super::tests::{device, numbers};
 use super::weights::Weights;
+use crate::model::ModelSpec;
 use crate::sampler::tests::neutral;
 use crate::sampler::{Sampler, SamplerParams, SamplerState};
-use crate::spec::ModelSpec;
 use crate::state::{HEADER, Kv, LOG, LOGITS, SAMPLER, StateOptions, StatePlan};
 
 const LOG_LENGTH: usize = 48;

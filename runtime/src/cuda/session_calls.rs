@@ -13,7 +13,7 @@ const CHOICE_RUN: usize = 4;
 
 impl Launches<'_> {
     /// Puts the first of the largest logits where the next chunk's tokens are, and to `chosen`.
-    pub(super) fn choose(&mut self, vocab: usize, chosen: Address) -> Result<()> {
+    pub(crate) fn choose(&mut self, vocab: usize, chosen: Address) -> Result<()> {
         let parts = vocab.div_ceil(CHOICE_THREADS * CHOICE_RUN);
         let best = self.scratch_address(parts * size_of::<u64>())?;
         self.push(Call {
@@ -43,7 +43,7 @@ impl Launches<'_> {
     }
 
     /// Ends a chunk: its tokens go to the log, the position moves on.
-    pub(super) fn advance(&mut self) {
+    pub(crate) fn advance(&mut self) {
         let log = self.slot_shape(LOG)[0];
         self.push(Call {
             source: SESSION,

@@ -25,7 +25,7 @@ const RING_ROWS: &str = include_str!("../ops/project/ring_rows.cu");
 const RING_PRODUCTS: &str = include_str!("../ops/project/project_ring.cu");
 const PERSISTENT: &str = include_str!("persistent.cu");
 /// What rows of its products go through before they are stored.
-const PREPARE: &str = crate::ops::PREPARE_SOURCE;
+const PREPARE: &str = include_str!("../ops/prepare/prepare.cu");
 
 /// A translation unit, and the name in it of each call's kernel.
 pub(crate) struct Source {

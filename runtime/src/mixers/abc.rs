@@ -18,10 +18,11 @@ use serde_json::{Value, json};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, gsa, output_norm};
 use crate::error::Result;
-use crate::ops::{Activation, Gate, Map, OutputOp, Prepare, Rope, Slots};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
+use crate::functions::{Activation, OutputOp};
+use crate::lowering::Lowering;
+use crate::ops::{Gate, Map, Prepare, Rope, Slots};
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "abc";
 

@@ -17,13 +17,12 @@ use serde_json::{Value, json};
 
 use super::{Mismatch, Mixer};
 use crate::error::Result;
-use crate::ops::{
-    Activation, Attend, Eviction, Gate, Lane, Map, Norm, Normalize, OutputOp, Policy, Prepare,
-    Rope, ScoreSlots,
-};
-use crate::program::{Lowering, View};
-use crate::spec::WeightSpec;
+use crate::functions::{Activation, Norm, OutputOp};
+use crate::lowering::Lowering;
+use crate::operands::View;
+use crate::ops::{Attend, Eviction, Gate, Lane, Map, Normalize, Policy, Prepare, Rope, ScoreSlots};
 use crate::state::{Size, StateDtype, StateKind, StateRange, StateTensor};
+use crate::weights::WeightSpec;
 
 pub use crate::ops::RopeScaling;
 

@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 
 use super::{Mismatch, Mixer, short_conv};
 use crate::error::Result;
+use crate::lowering::Lowering;
 use crate::ops::{Conv, Lane, Map, Prepare};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "gated_conv";
 

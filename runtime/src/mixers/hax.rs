@@ -13,10 +13,12 @@ use serde::{Deserialize, Serialize};
 
 use super::Mismatch;
 use crate::error::Result;
-use crate::ops::{self, Hash, OutputOp, Pattern, Scorer, Sources};
-use crate::program::{Lowering, Vector, View};
-use crate::spec::WeightSpec;
+use crate::functions::OutputOp;
+use crate::lowering::Lowering;
+use crate::operands::View;
+use crate::ops::{self, Hash, Pattern, Scorer, Sources};
 use crate::state::{StateDtype, StateKind, StateRange, StateTensor};
+use crate::weights::{Vector, WeightSpec};
 
 /// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]

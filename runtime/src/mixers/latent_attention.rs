@@ -18,10 +18,12 @@ use serde_json::{Value, json};
 
 use super::{Mismatch, Mixer};
 use crate::error::Result;
-use crate::ops::{Attend, HeadLinear, Lane, Map, Norm, Prepare, Rope};
-use crate::program::{Lowering, Vector, View};
-use crate::spec::WeightSpec;
+use crate::functions::Norm;
+use crate::lowering::Lowering;
+use crate::operands::View;
+use crate::ops::{Attend, HeadLinear, Lane, Map, Prepare, Rope};
 use crate::state::{Size, StateDtype, StateKind, StateRange, StateTensor};
+use crate::weights::{Vector, WeightSpec};
 
 pub(super) const KIND: &str = "latent_attention";
 

@@ -6,10 +6,12 @@ use super::head_gates::HeadGateInput;
 use super::short_conv::{self, Branch};
 use super::{Mismatch, output_norm};
 use crate::error::Result;
-use crate::ops::{Activation, Decay, Key, Lane, Map, OutputOp, Prepare, Recur, Rope, Write};
-use crate::program::{Lowering, View};
-use crate::spec::WeightSpec;
+use crate::functions::{Activation, OutputOp};
+use crate::lowering::Lowering;
+use crate::operands::View;
+use crate::ops::{Decay, Key, Lane, Map, Prepare, Recur, Rope, Write};
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 /// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -17,10 +17,10 @@ use serde_json::{Value, json};
 use super::attention::{AFTER_SET, Attention};
 use super::{Mismatch, Mixer};
 use crate::error::Result;
+use crate::lowering::Lowering;
 use crate::ops::{Policy, RouterLayer, Score};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 pub use crate::ops::ScoreMap;
 

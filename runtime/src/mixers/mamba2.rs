@@ -15,12 +15,12 @@ use serde_json::{Value, json};
 
 use super::{Hax, Mismatch, Mixer};
 use crate::error::Result;
-use crate::ops::{
-    Activation, Conv, Decay, Gate, HeadGates, Key, Lane, Map, Norm, OutputOp, Prepare, Recur, Write,
-};
-use crate::program::{Lowering, Vector, View};
-use crate::spec::WeightSpec;
+use crate::functions::{Activation, Norm, OutputOp};
+use crate::lowering::Lowering;
+use crate::operands::View;
+use crate::ops::{Conv, Decay, Gate, HeadGates, Key, Lane, Map, Prepare, Recur, Write};
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::{Vector, WeightSpec};
 
 pub(super) const KIND: &str = "mamba2";
 

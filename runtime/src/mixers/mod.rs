@@ -71,10 +71,10 @@ pub use sse::{HeadMap, Sse, StateUpdate};
 pub use sse_swa::SseSwa;
 
 use crate::error::{Error, Result};
-use crate::ops::{Norm, OutputOp};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
+use crate::functions::{Norm, OutputOp};
+use crate::lowering::Lowering;
 use crate::state::StateTensor;
+use crate::weights::WeightSpec;
 
 /// A token mixer with its numbers.
 pub trait Mixer: Debug + Send + Sync {

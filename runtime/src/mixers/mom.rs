@@ -21,13 +21,15 @@ use serde_json::{Value, json};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
+use crate::functions::{Activation, OutputOp};
+use crate::lowering::Lowering;
+use crate::operands::View;
 use crate::ops::{
-    Activation, ChosenLane, Conv, ConvChosen, Decay, Gate, Key, Lane, Map, OutputOp, Partitions,
-    Prepare, Recur, Route, Router, Write,
+    ChosenLane, Conv, ConvChosen, Decay, Gate, Key, Lane, Map, Partitions, Prepare, Recur, Route,
+    Router, Write,
 };
-use crate::program::{Lowering, Vector, View};
-use crate::spec::WeightSpec;
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::{Vector, WeightSpec};
 
 pub(super) const KIND: &str = "mom";
 

@@ -17,10 +17,10 @@ use serde_json::{Value, json};
 use super::attention::Attention;
 use super::{Mismatch, Mixer};
 use crate::error::Result;
+use crate::lowering::Lowering;
 use crate::ops::{AttendBlocks, Gate};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
 use crate::state::{Size, StateDtype, StateKind, StateRange, StateTensor};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "native_sparse_attention";
 

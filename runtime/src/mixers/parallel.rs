@@ -12,9 +12,9 @@ use serde_json::{Map, Value, json};
 
 use super::{Mismatch, Mixer, Retained};
 use crate::error::Result;
-use crate::program::{Lowering, Sum};
-use crate::spec::WeightSpec;
+use crate::lowering::{Lowering, Sum};
 use crate::state::StateTensor;
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "parallel";
 

@@ -16,10 +16,11 @@ use serde_json::{Value, json};
 
 use super::{Mismatch, Mixer, short_conv};
 use crate::error::Result;
-use crate::ops::{Activation, Conv, HeadMatrices, Lane, OutputOp, Prepare};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
+use crate::functions::{Activation, OutputOp};
+use crate::lowering::Lowering;
+use crate::ops::{Conv, HeadMatrices, Lane, Prepare};
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "rg_lru";
 

@@ -18,13 +18,12 @@ use serde_json::{Value, json};
 use super::token_shift::token_shift;
 use super::{Mismatch, Mixer};
 use crate::error::Result;
-use crate::ops::{
-    Activation, Decay, FirstValues, Gate, Key, Lane, Map, Norm, OutputOp, Prepare, Recur, Replace,
-    Write,
-};
-use crate::program::{Lowering, View};
-use crate::spec::WeightSpec;
+use crate::functions::{Activation, Norm, OutputOp};
+use crate::lowering::Lowering;
+use crate::operands::View;
+use crate::ops::{Decay, FirstValues, Gate, Key, Lane, Map, Prepare, Recur, Replace, Write};
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "rwkv7";
 

@@ -2,10 +2,11 @@
 
 use super::Mismatch;
 use crate::error::Result;
+use crate::lowering::Lowering;
+use crate::operands::View;
 use crate::ops::{Conv, Lane, Map};
-use crate::program::{Lowering, View};
-use crate::spec::WeightSpec;
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 /// A projection of the block's input, heads side by side.
 pub(super) struct Branch {

@@ -22,13 +22,12 @@ use serde_json::{Value, json};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
-use crate::ops::{
-    Activation, Decay, Gate, Key, Lane, Map, OutputOp, Partitions, Prepare, Recur, Route, Router,
-    Write,
-};
-use crate::program::{Lowering, View};
-use crate::spec::WeightSpec;
+use crate::functions::{Activation, OutputOp};
+use crate::lowering::Lowering;
+use crate::operands::View;
+use crate::ops::{Decay, Gate, Key, Lane, Map, Partitions, Prepare, Recur, Route, Router, Write};
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "sse";
 

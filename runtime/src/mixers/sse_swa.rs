@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 
 use super::{Attention, Mismatch, Mixer, Sse};
 use crate::error::Result;
-use crate::program::{Lowering, Sum};
-use crate::spec::WeightSpec;
+use crate::lowering::{Lowering, Sum};
 use crate::state::StateTensor;
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "sse_swa";
 

@@ -1,8 +1,9 @@
 //! What the two mixers of RWKV share: mixes of each token with the one before.
 
 use crate::error::Result;
+use crate::lowering::Lowering;
+use crate::operands::View;
 use crate::ops::TokenShift;
-use crate::program::{Lowering, View};
 
 /// Norms the block's input and mixes each token with the one before, once for each of the vectors `names`. The last
 /// token is kept in slot `slot` of the mixer.

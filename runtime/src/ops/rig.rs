@@ -7,7 +7,7 @@ use waterline_quant::Activations;
 use super::Op;
 use super::instrument::run_named;
 use crate::cpu::{Buffers, Frame, Pool};
-use crate::program::View;
+use crate::operands::View;
 use crate::state::{Arena, StateDtype, StateKind, StatePlan, StateTensorPlan};
 
 /// Slots of these types and shapes, numbered from zero.

@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::spec::ModelSpec;
 
 /// How a slot is used; for reports and for code that walks slots of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -191,8 +190,13 @@ pub(crate) const LOGITS: usize = 3;
 const ALIGNMENT: usize = 64;
 
 impl StatePlan {
-    /// Lays out the state of a session on `spec`. Fails if it would not fit in memory's address range.
-    pub fn new(spec: &ModelSpec, options: &StateOptions) -> Result<Self> {
+    /// Lays out the state of a session on a model with so many token ids and the state tensors of each layer. Fails if it
+    /// would not fit in memory's address range.
+    pub(crate) fn new(
+        vocab: usize,
+        layers: impl IntoIterator<Item = Vec<StateTensor>>,
+        options: &StateOptions,
+    ) -> Result<Self> {
         if options.context == 0 || options.log == 0 {
             return Err(Error::invalid(
                 "context and log",
@@ -211,16 +215,12 @@ impl StatePlan {
         plan.add(
             None,
             &StateTensor::new("log", StateKind::Ring, StateDtype::U32, &[options.log])
-                .within(StateRange::UpTo(spec.vocab as u64 - 1)),
+                .within(StateRange::UpTo(vocab as u64 - 1)),
             options,
         )?;
-        plan.add(
-            None,
-            &counter("logits", StateDtype::F32, spec.vocab),
-            options,
-        )?;
-        for (i, block) in spec.layers.iter().enumerate() {
-            for slot in block.state() {
+        plan.add(None, &counter("logits", StateDtype::F32, vocab), options)?;
+        for (i, tensors) in layers.into_iter().enumerate() {
+            for slot in tensors {
                 plan.add(Some(i), &slot, options)?;
             }
         }

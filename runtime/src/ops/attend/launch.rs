@@ -7,8 +7,8 @@ use bytemuck::{Pod, Zeroable};
 use super::{Attend, Eviction, Policy};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows, TensorCores};
 use crate::error::Result;
+use crate::operands::View;
 use crate::ops::DeviceOp;
-use crate::program::View;
 
 const SOURCE: &str = concat!(include_str!("attend.cu"), include_str!("attend_tiles.cu"));
 

@@ -19,9 +19,9 @@ pub use retain::{Eviction, Policy, ScoreSlots};
 
 use super::softmax::{Element, Running, TILE};
 use crate::cpu::{Buffers, Frame, Shared, SharedArena, simd};
-use crate::program::View;
+use crate::operands::View;
+use crate::ops::Rules;
 use crate::state::{StateDtype, StatePlan, Touched};
-use crate::validate::Rules;
 
 /// Attention with grouped key and value heads.
 pub struct Attend {

@@ -2,9 +2,8 @@
 
 use super::{Element, TILE, Task};
 use crate::cpu::simd;
-use crate::ops::Access;
+use crate::operands::{Access, View};
 use crate::ops::capped_set::{CappedSet, strided_row};
-use crate::program::View;
 use crate::state::{StatePlan, Touched};
 
 /// Retention of tokens beyond the window, in a set of capped size.

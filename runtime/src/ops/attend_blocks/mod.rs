@@ -22,9 +22,9 @@ use task::{Notes, Step, Task};
 use super::softmax::{Element, TILE};
 use super::{Access, Op};
 use crate::cpu::{Frame, Shared, simd};
-use crate::program::View;
+use crate::operands::View;
+use crate::ops::Rules;
 use crate::state::{StateDtype, StatePlan, Touched};
-use crate::validate::Rules;
 
 /// Attention over block means, chosen blocks and a window.
 pub struct AttendBlocks {

@@ -5,8 +5,8 @@ use std::ops::Range;
 use super::best::Best;
 use super::{AttendBlocks, BRANCHES, TOTALS};
 use crate::cpu::{Buffers, Shared, SharedArena, simd};
+use crate::operands::View;
 use crate::ops::softmax::{Element, Running, TILE};
-use crate::program::View;
 
 /// A query goes in three steps: the choice needs the softmax over means of all heads of its group.
 #[derive(Clone, Copy)]

@@ -8,9 +8,9 @@ use super::prepare::Conv;
 use super::route::Chosen;
 use super::{Access, Op};
 use crate::cpu::{Frame, Shared, simd};
-use crate::program::View;
+use crate::operands::View;
+use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
-use crate::validate::Rules;
 
 /// Convolutions of several inputs by the same choice.
 pub struct ConvChosen {

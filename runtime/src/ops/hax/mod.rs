@@ -13,9 +13,9 @@ use super::hax_sources::{Sources, State};
 use super::softmax::Element;
 use super::{Access, Op};
 use crate::cpu::{Buffers, Frame, Shared, SharedArena, simd};
-use crate::program::View;
+use crate::operands::View;
+use crate::ops::Rules;
 use crate::state::{StateDtype, StatePlan, Touched};
-use crate::validate::Rules;
 
 /// The attention.
 pub struct Hax {

@@ -17,9 +17,9 @@ use super::recur::{self, Fade, Inputs, Recur, Rows};
 use super::route::Chosen;
 use super::{Access, Op};
 use crate::cpu::{Buffers, Frame, Shared, simd};
-use crate::program::View;
+use crate::operands::View;
+use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
-use crate::validate::Rules;
 
 /// A recurrence in partitions.
 pub struct Partitions {

@@ -2,7 +2,8 @@
 
 use super::Lane;
 use crate::cpu::{Shared, SharedArena, simd};
-use crate::program::{Vector, View};
+use crate::operands::View;
+use crate::weights::Vector;
 
 /// `y_t = bias + sum_j weight[taps - 1 - j] x_{t - j}`, for each channel.
 pub struct Conv {

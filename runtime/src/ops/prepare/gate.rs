@@ -3,7 +3,7 @@
 use crate::cpu::simd;
 use crate::ops::activation::log_sigmoid;
 use crate::ops::softmax::softmax;
-use crate::program::Vector;
+use crate::weights::Vector;
 
 /// A map of one token's columns to what a recurrence takes. Vectors have one value for each column.
 pub enum Gate {

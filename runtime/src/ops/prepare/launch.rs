@@ -5,10 +5,10 @@ use bytemuck::{Pod, Zeroable};
 use super::{Conv, Gate, Lane, Map, Prepare};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
+use crate::operands::View;
 use crate::ops::DeviceOp;
-use crate::program::View;
 
-pub(crate) const SOURCE: &str = include_str!("prepare.cu");
+const SOURCE: &str = include_str!("prepare.cu");
 
 /// Kinds of maps and gates that are told from others, by their numbers in prepare.cu.
 pub(super) const ACTIVATION: i32 = 0;

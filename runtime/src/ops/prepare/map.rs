@@ -2,10 +2,11 @@
 
 use super::rope::rotate;
 use crate::cpu::simd;
+use crate::operands::View;
 use crate::ops::activation::Activation;
 use crate::ops::norm::Norm;
 use crate::ops::softmax::softmax;
-use crate::program::{Vector, View};
+use crate::weights::Vector;
 
 /// A map of one head's values.
 pub enum Map {

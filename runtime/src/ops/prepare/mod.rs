@@ -15,9 +15,9 @@ pub use rope::{Rope, RopeScaling};
 
 use super::{Access, Op};
 use crate::cpu::{Frame, Shared, simd};
-use crate::program::View;
+use crate::operands::View;
+use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
-use crate::validate::Rules;
 
 /// Lanes, then gates.
 pub struct Prepare {

@@ -9,8 +9,8 @@ use super::step;
 use super::{Decay, Key, Recur, Write};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
+use crate::operands::View;
 use crate::ops::DeviceOp;
-use crate::program::View;
 
 /// The recurrence, and the ops that are built on it.
 pub(in crate::ops) const SOURCE: &str = concat!(

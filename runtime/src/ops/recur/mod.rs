@@ -16,9 +16,10 @@ pub(super) use matrix_form::{Lists, MatrixForm};
 
 use super::{Access, Op};
 use crate::cpu::{Buffers, Frame, Shared, simd};
-use crate::program::{Vector, View};
+use crate::operands::View;
+use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
-use crate::validate::Rules;
+use crate::weights::Vector;
 
 /// How a state fades before a write.
 pub enum Decay {

@@ -13,9 +13,10 @@ use crate::cpu::simd::{self, gemm};
 use crate::cpu::{Frame, Shared};
 use crate::cuda::{Call, Grid, Launches, Parameter};
 use crate::error::Result;
-use crate::program::{Vector, View};
+use crate::operands::View;
+use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
-use crate::validate::Rules;
+use crate::weights::Vector;
 
 /// One gate of all heads.
 pub struct HeadMatrices {

@@ -12,9 +12,10 @@ use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, Shared, simd};
 use crate::cuda::{Call, Grid, Launches, Parameter};
 use crate::error::Result;
-use crate::program::{Vector, View};
+use crate::operands::View;
+use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
-use crate::validate::Rules;
+use crate::weights::Vector;
 
 /// The scan over all channels.
 pub struct Scan {

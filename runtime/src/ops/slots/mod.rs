@@ -17,9 +17,9 @@ use super::recur::{self, Fade, Inputs, Rows};
 use super::softmax::softmax;
 use super::{Access, Op};
 use crate::cpu::{Frame, Shared, simd};
-use crate::program::View;
+use crate::operands::View;
+use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
-use crate::validate::Rules;
 
 /// Attention over slots.
 pub struct Slots {

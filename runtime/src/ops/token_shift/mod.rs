@@ -1,13 +1,14 @@
 //! Mixes each normed token with the one before it.
 
-use super::norm::Norm;
 use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, simd};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter};
 use crate::error::Result;
-use crate::program::{RESIDUAL, Vector, View};
+use crate::functions::Norm;
+use crate::operands::{RESIDUAL, View};
+use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
-use crate::validate::Rules;
+use crate::weights::Vector;
 
 const SOURCE: &str = include_str!("token_shift.cu");
 const MOST_MIXES: usize = 8;

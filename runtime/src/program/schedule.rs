@@ -6,8 +6,8 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::cuda::PhaseOps;
-use crate::ops::{Hazard, Operand};
-use crate::program::{Program, RESIDUAL, View};
+use crate::operands::{Hazard, Operand, RESIDUAL, View};
+use crate::program::Program;
 use crate::state::StatePlan;
 
 /// The ops of a model, what each waits for, and their levels.
