@@ -387,7 +387,7 @@ impl Launches<'_> {
         let memory = |operands: &[Operand]| -> Vec<Range<Address>> {
             let memory = operands.iter().map(|operand| match *operand {
                 Operand::Columns(view) => self.rows(view).bytes(),
-                Operand::State(tensor) => self.slot_bytes(tensor),
+                Operand::State(tensor) => self.state_bytes(tensor),
             });
             memory.collect()
         };
@@ -569,38 +569,38 @@ impl Launches<'_> {
     }
 
     /// Where a slot of the state lies.
-    pub fn slot_address(&self, slot: usize) -> Address {
-        self.arena + self.plan.slots[slot].offset as u64
+    pub fn state_address(&self, slot: usize) -> Address {
+        self.arena + self.plan.tensors[slot].offset as u64
     }
 
     /// The memory of a slot.
-    pub fn slot_bytes(&self, slot: usize) -> Range<Address> {
-        let first = self.slot_address(slot);
-        first..first + self.plan.slots[slot].bytes as u64
+    pub fn state_bytes(&self, slot: usize) -> Range<Address> {
+        let first = self.state_address(slot);
+        first..first + self.plan.tensors[slot].bytes as u64
     }
 
     /// The shape of a slot.
-    pub fn slot_shape(&self, slot: usize) -> &[usize] {
-        &self.plan.slots[slot].shape
+    pub fn state_shape(&self, slot: usize) -> &[usize] {
+        &self.plan.tensors[slot].shape
     }
 
     /// A slot of the state as one row of `width` values.
-    pub fn slot_rows(&self, slot: usize, width: usize) -> Rows {
+    pub fn state_rows(&self, slot: usize, width: usize) -> Rows {
         Rows {
-            first: self.slot_address(slot),
+            first: self.state_address(slot),
             stride: width as i32,
             width: width as i32,
         }
     }
 
     /// A slot of the state as a pointer to `kind`.
-    pub fn slot(&self, kind: &str, slot: usize) -> Parameter {
-        Parameter::pointer(kind, self.slot_address(slot))
+    pub fn state(&self, kind: &str, slot: usize) -> Parameter {
+        Parameter::pointer(kind, self.state_address(slot))
     }
 
     /// Tokens read before this chunk, a `const u64*`.
     pub fn position(&self) -> Parameter {
-        Parameter::pointer("const u64", self.slot_address(HEADER))
+        Parameter::pointer("const u64", self.state_address(HEADER))
     }
 
     /// The tokens of the chunk, a `const u32*`.

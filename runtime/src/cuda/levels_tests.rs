@@ -18,7 +18,7 @@ fn logits(model: &Arc<Model>, device: &Arc<Device>, reversed: bool) -> Vec<f32> 
         state: StateOptions {
             context: 64,
             kv: Kv::F32,
-            log: 64,
+            history: 64,
         },
         chunk: 4,
         threads: 1,

@@ -20,7 +20,7 @@ fn options(device: Option<Arc<Device>>) -> SessionOptions {
         state: StateOptions {
             context: 64,
             kv: Kv::F32,
-            log: 64,
+            history: 64,
         },
         chunk: 8,
         threads: 1,

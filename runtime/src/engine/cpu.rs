@@ -61,7 +61,7 @@ impl Engine for CpuEngine {
     }
 
     fn read(&mut self, tokens: &[u32]) -> Result<()> {
-        let position = self.arena.slot::<u64>(HEADER)[0];
+        let position = self.arena.tensor::<u64>(HEADER)[0];
         let program = self.model.program();
         self.workspace
             .run(program, &mut self.arena, tokens, position);
@@ -69,7 +69,7 @@ impl Engine for CpuEngine {
     }
 
     fn compute_logits(&mut self, row: usize) -> Result<()> {
-        let logits = self.arena.slot_mut(LOGITS);
+        let logits = self.arena.tensor_mut(LOGITS);
         self.workspace
             .logits(self.model.program(), row..row + 1, logits);
         Ok(())
@@ -77,13 +77,13 @@ impl Engine for CpuEngine {
 
     fn logits_of(&mut self, rows: Range<usize>, logits: &mut [f32]) -> Result<()> {
         self.workspace.logits(self.model.program(), rows, logits);
-        let own = self.arena.slot_mut(LOGITS);
+        let own = self.arena.tensor_mut(LOGITS);
         own.copy_from_slice(&logits[logits.len() - own.len()..]);
         Ok(())
     }
 
     fn logits(&self) -> Result<&[f32]> {
-        Ok(self.arena.slot(LOGITS))
+        Ok(self.arena.tensor(LOGITS))
     }
 
     fn fork(&self, setup: &Setup) -> Result<Box<dyn Engine>> {

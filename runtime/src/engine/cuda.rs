@@ -265,7 +265,7 @@ impl CudaEngine {
             }
         };
         let programs = Programs::new(&calls, persistent, &device, &*queue)?;
-        let own = Arena::new(Arc::new(plan.own_slots()))?;
+        let own = Arena::new(Arc::new(plan.own_tensors()))?;
         let marks = (0..options.marks).map(|_| Ok((memory(plan.bytes)?, own.try_clone()?)));
         Ok(CudaEngine {
             model: Arc::clone(model),
@@ -345,8 +345,8 @@ impl CudaEngine {
         Ok(token)
     }
 
-    fn slot(&self, slot: usize) -> Address {
-        self.arena.address() + self.plan.slots[slot].offset as u64
+    fn tensor(&self, tensor: usize) -> Address {
+        self.arena.address() + self.plan.tensors[tensor].offset as u64
     }
 
     /// Another state takes the place of this one.
@@ -375,7 +375,7 @@ impl CudaEngine {
         self.queue()?;
         self.shown.forget();
         self.fresh = true;
-        let mut random = self.own.slot::<SamplerState>(SAMPLER)[0];
+        let mut random = self.own.tensor::<SamplerState>(SAMPLER)[0];
         let known = self.known.take();
         if known.is_none_or(|(known, _)| known != sampling) {
             let bytes = bytemuck::bytes_of(&sampling);
@@ -383,13 +383,13 @@ impl CudaEngine {
         }
         if known.is_none_or(|(_, known)| known != random) {
             let bytes = bytemuck::bytes_of(&random);
-            self.queue()?.write(self.slot(SAMPLER), bytes)?;
+            self.queue()?.write(self.tensor(SAMPLER), bytes)?;
         }
         self.programs.sample.replay()?;
         let token = self.chosen()?;
         random.draws = random.draws.wrapping_add(sampling.draws.into());
         self.known = Some((sampling, random));
-        self.own.slot_mut::<SamplerState>(SAMPLER)[0] = random;
+        self.own.tensor_mut::<SamplerState>(SAMPLER)[0] = random;
         Ok(token)
     }
 
@@ -480,7 +480,7 @@ impl Engine for CudaEngine {
     fn logits(&self) -> Result<&[f32]> {
         self.shown.get(|logits| {
             self.queue()?
-                .read(self.slot(LOGITS), bytemuck::cast_slice_mut(logits))
+                .read(self.tensor(LOGITS), bytemuck::cast_slice_mut(logits))
         })
     }
 

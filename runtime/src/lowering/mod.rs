@@ -188,7 +188,7 @@ impl<'a> Lowering<'a> {
         self.norm_eps
     }
 
-    /// The arena's number of the mixer's slot `index`.
+    /// The arena's number of the mixer's state tensor `index`.
     pub fn state_tensor(&self, index: usize) -> usize {
         self.first_tensor + index
     }
@@ -216,11 +216,11 @@ impl<'a> Lowering<'a> {
     }
 
     /// Writes one part of a mixer that sums several: the names of its tensors begin with `prefix`, its state tensors are
-    /// counted from the mixer's number `slot` on, and it reads and adds as `sum` says.
+    /// counted from the mixer's number `state tensor` on, and it reads and adds as `sum` says.
     pub fn part(
         &mut self,
         prefix: &str,
-        slot: usize,
+        tensor: usize,
         sum: Sum,
         lower: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<()> {
@@ -231,7 +231,7 @@ impl<'a> Lowering<'a> {
             self.post_norm.clone(),
             self.multiplier,
         );
-        self.first_tensor += slot;
+        self.first_tensor += tensor;
         match sum {
             Sum::Normed { share } => {
                 let norm = Norm::rms(self.vector("merge_norm.weight")?, self.norm_eps);
@@ -252,7 +252,7 @@ impl<'a> Lowering<'a> {
         }
         lower(self)?;
         self.scope = scope;
-        self.first_tensor -= slot;
+        self.first_tensor -= tensor;
         (self.pre_norm, self.post_norm, self.multiplier) = outer;
         Ok(())
     }

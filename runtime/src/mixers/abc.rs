@@ -20,7 +20,7 @@ use super::{Mismatch, Mixer, gsa, output_norm};
 use crate::error::Result;
 use crate::functions::{Activation, OutputOp};
 use crate::lowering::Lowering;
-use crate::ops::{Gate, Map, Prepare, Rope, Slots};
+use crate::ops::{Gate, HeadOp, Prepare, Rope, Slots};
 use crate::state::{StateDtype, StateKind, StateTensor};
 use crate::weights::WeightSpec;
 
@@ -94,7 +94,7 @@ impl Mixer for Abc {
         let sums = StateTensor::new("sums", StateKind::Counter, StateDtype::F32, &shape);
         let mut all = Vec::from(slots);
         all.push(sums);
-        all.extend(short_conv::slots(&self.branches(), self.conv));
+        all.extend(short_conv::tensors(&self.branches(), self.conv));
         all
     }
 
@@ -103,10 +103,10 @@ impl Mixer for Abc {
         let (q, k, v, weights, gate) = (views[0], views[1], views[2], views[3], views[4]);
         let mut lanes = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
-            let silu = Map::Activation(Activation::Silu);
+            let silu = HeadOp::Activation(Activation::Silu);
             let mut maps: Vec<_> = self.conv.map(|_| silu).into_iter().collect();
             if i < 2 {
-                maps.extend(self.rope_theta.map(|_| Map::Rope));
+                maps.extend(self.rope_theta.map(|_| HeadOp::Rope));
             }
             if !maps.is_empty() {
                 lanes.push(branch.lane(layer, views[i], 3 + i, maps)?);

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::{Mismatch, Mixer, short_conv};
 use crate::error::Result;
 use crate::lowering::Lowering;
-use crate::ops::{Conv, Lane, Map, Prepare};
+use crate::ops::{Conv, HeadGroup, HeadOp, Prepare};
 use crate::state::{StateDtype, StateKind, StateTensor};
 use crate::weights::WeightSpec;
 
@@ -89,7 +89,11 @@ impl Mixer for GatedConv {
             )
         };
         layer.push(Prepare {
-            lanes: vec![Lane::of_channels(u, Some(conv), vec![Map::Multiply(c)])],
+            lanes: vec![HeadGroup::of_channels(
+                u,
+                Some(conv),
+                vec![HeadOp::Multiply(c)],
+            )],
             rope: None,
             gates: Vec::new(),
         });

@@ -87,7 +87,7 @@ impl Mixer for Gla {
     }
 
     fn state(&self) -> Vec<StateTensor> {
-        self.linear.slots(self.states())
+        self.linear.tensors(self.states())
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {

@@ -90,7 +90,7 @@ pub trait Mixer: Debug + Send + Sync {
     /// Its tensors, named relative to the block.
     fn weights(&self, hidden: usize) -> Vec<WeightSpec>;
 
-    /// Its state, in the order in which [`Mixer::lower`] counts the slots. All-zero bytes are the empty state.
+    /// Its state, in the order in which [`Mixer::lower`] counts the state tensors. All-zero bytes are the empty state.
     fn state(&self) -> Vec<StateTensor>;
 
     /// The mixer with attention bounded to `window` keys (none: as it is) and a retained set of the tokens that leave

@@ -73,8 +73,8 @@ impl Mixer for NativeSparseAttention {
         let Attention {
             kv_heads, head_dim, ..
         } = self.attention;
-        let mut slots = self.attention.state();
-        slots.extend(["mean_keys", "mean_values"].map(|name| StateTensor {
+        let mut tensors = self.attention.state();
+        tensors.extend(["mean_keys", "mean_values"].map(|name| StateTensor {
             name,
             shape: vec![
                 Size::Fixed(kv_heads),
@@ -85,7 +85,7 @@ impl Mixer for NativeSparseAttention {
             kind: StateKind::Ring,
             range: StateRange::Any,
         }));
-        slots
+        tensors
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {

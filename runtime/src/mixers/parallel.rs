@@ -162,14 +162,14 @@ impl Mixer for Parallel {
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
-        let mut slot = 0;
+        let mut tensor = 0;
         for part in &self.parts {
             let sum = Sum::Multiplied {
                 input: part.input,
                 output: part.output,
             };
-            layer.part(&part.prefix(), slot, sum, |layer| part.mixer.lower(layer))?;
-            slot += part.mixer.state().len();
+            layer.part(&part.prefix(), tensor, sum, |layer| part.mixer.lower(layer))?;
+            tensor += part.mixer.state().len();
         }
         Ok(())
     }

@@ -54,7 +54,7 @@ impl Mixer for RetNet {
     }
 
     fn state(&self) -> Vec<StateTensor> {
-        self.linear.slots(self.linear.heads)
+        self.linear.tensors(self.linear.heads)
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {

@@ -18,7 +18,7 @@ use super::{Mismatch, Mixer, short_conv};
 use crate::error::Result;
 use crate::functions::{Activation, OutputOp};
 use crate::lowering::Lowering;
-use crate::ops::{Conv, HeadMatrices, Lane, Prepare};
+use crate::ops::{Conv, HeadGroup, HeadMatrices, Prepare};
 use crate::state::{StateDtype, StateKind, StateTensor};
 use crate::weights::WeightSpec;
 
@@ -101,7 +101,7 @@ impl Mixer for RgLru {
             layer.state_tensor(1),
         );
         layer.push(Prepare {
-            lanes: vec![Lane::of_channels(views[0], Some(conv), Vec::new())],
+            lanes: vec![HeadGroup::of_channels(views[0], Some(conv), Vec::new())],
             rope: None,
             gates: Vec::new(),
         });
@@ -114,7 +114,7 @@ impl Mixer for RgLru {
             input: Self::gate(layer, "input_gate")?,
             recurrence: Self::gate(layer, "recurrence_gate")?,
             rate: decay.iter().map(|x| STRENGTH * softplus(x)).collect(),
-            slot: layer.state_tensor(0),
+            state: layer.state_tensor(0),
             out,
         });
         let gate = OutputOp::Gate(views[1], Activation::Gelu);

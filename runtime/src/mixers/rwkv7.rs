@@ -21,7 +21,9 @@ use crate::error::Result;
 use crate::functions::{Activation, Norm, OutputOp};
 use crate::lowering::Lowering;
 use crate::operands::View;
-use crate::ops::{Decay, FirstValues, Gate, Key, Lane, Map, Prepare, Recur, Replace, Write};
+use crate::ops::{
+    Decay, FirstValues, Gate, HeadGroup, HeadOp, Key, Prepare, Recur, Replace, Write,
+};
 use crate::state::{StateDtype, StateKind, StateTensor};
 use crate::weights::WeightSpec;
 
@@ -88,9 +90,9 @@ fn lora(
     activation: Option<Activation>,
 ) -> Result<View> {
     if let Some(activation) = activation {
-        let maps = vec![Map::Activation(activation)];
+        let maps = vec![HeadOp::Activation(activation)];
         layer.push(Prepare {
-            lanes: vec![Lane::of_channels(inner, None, maps)],
+            lanes: vec![HeadGroup::of_channels(inner, None, maps)],
             rope: None,
             gates: Vec::new(),
         });
@@ -219,7 +221,7 @@ impl Mixer for Rwkv7 {
             write: Write::Replace { key: removal, rate },
             gates: None,
             scale: 1.0,
-            slot: layer.state_tensor(STATE),
+            state: layer.state_tensor(STATE),
             out,
             beside: 0,
         });

@@ -52,7 +52,7 @@ impl Mixer for SimpleGla {
     }
 
     fn state(&self) -> Vec<StateTensor> {
-        self.linear.slots(self.linear.heads)
+        self.linear.tensors(self.linear.heads)
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {

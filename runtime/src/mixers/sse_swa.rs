@@ -61,18 +61,18 @@ impl Mixer for SseSwa {
     }
 
     fn state(&self) -> Vec<StateTensor> {
-        let mut slots = self.sse.state();
-        slots.extend(self.swa.state());
-        slots
+        let mut tensors = self.sse.state();
+        tensors.extend(self.swa.state());
+        tensors
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
-        let mut slot = 0;
+        let mut tensor = 0;
         for (prefix, part) in self.parts() {
-            layer.part(prefix, slot, Sum::Normed { share: 0.5 }, |layer| {
+            layer.part(prefix, tensor, Sum::Normed { share: 0.5 }, |layer| {
                 part.lower(layer)
             })?;
-            slot += part.state().len();
+            tensor += part.state().len();
         }
         Ok(())
     }

@@ -31,9 +31,9 @@ impl Model {
     pub fn bind(checkpoint: Checkpoint) -> Result<Arc<Self>> {
         let plan = checkpoint.spec.plan(&StateOptions::default())?;
         let own = plan
-            .slots
+            .tensors
             .iter()
-            .take_while(|tensor| tensor.block.is_none());
+            .take_while(|tensor| tensor.layer.is_none());
         let first_tensor = own.count();
         let program = binding::lower(
             &checkpoint.file,

@@ -59,7 +59,7 @@ impl Rules<'_> {
 
     /// The state tensor has this shape; `None` stands for any size.
     pub fn state(&mut self, tensor: usize, shape: &[Option<usize>]) {
-        let found = &self.plan.slots[tensor].shape;
+        let found = &self.plan.tensors[tensor].shape;
         let fits = |(found, wanted): (&usize, &Option<usize>)| wanted.is_none_or(|n| n == *found);
         let same = found.len() == shape.len() && found.iter().zip(shape).all(fits);
         self.holds(same, || {

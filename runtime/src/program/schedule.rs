@@ -144,8 +144,8 @@ impl Schedule {
 fn name(operand: Operand, plan: &StatePlan) -> String {
     match operand {
         Operand::State(tensor) => {
-            let tensor = &plan.slots[tensor];
-            match tensor.block {
+            let tensor = &plan.tensors[tensor];
+            match tensor.layer {
                 Some(layer) => format!("state {layer}.{}", tensor.name),
                 None => format!("state {}", tensor.name),
             }

@@ -123,9 +123,9 @@ impl Batch {
         };
         together.step(self.model.program(), &mut Arenas(sessions), &self.tokens);
         for (row, (session, &token)) in sessions.iter_mut().zip(&self.tokens).enumerate() {
-            let logits = session.engine.arena_mut().slot_mut(LOGITS);
+            let logits = session.engine.arena_mut().tensor_mut(LOGITS);
             logits.copy_from_slice(together.logits(row));
-            session.log(&[token]);
+            session.advance(&[token]);
         }
     }
 }

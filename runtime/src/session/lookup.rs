@@ -69,7 +69,7 @@ impl Lookup {
     }
 
     fn show(&self, arena: &mut Arena, row: usize) {
-        let logits = arena.slot_mut(LOGITS);
+        let logits = arena.tensor_mut(LOGITS);
         logits.copy_from_slice(self.together.logits(row));
     }
 }
@@ -132,7 +132,7 @@ impl Session {
         lookup.read(&self.model, self.engine.arena_mut(), position, count);
         for row in 0..count {
             lookup.show(self.engine.arena_mut(), row);
-            self.log(&lookup.tokens[row..=row]);
+            self.advance(&lookup.tokens[row..=row]);
             if row + 1 < count {
                 let chosen = self.sample();
                 if !chosen.is_ok_and(|chosen| chosen == lookup.tokens[row + 1]) {
@@ -151,7 +151,7 @@ impl Session {
         self.engine.arena_mut().copy_from(&lookup.before);
         let position = self.position();
         lookup.read(&self.model, self.engine.arena_mut(), position, count);
-        self.log(&lookup.tokens);
+        self.advance(&lookup.tokens);
         self.set_random(lookup.random[count - 1]);
     }
 

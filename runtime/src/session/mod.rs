@@ -21,7 +21,7 @@ use crate::engine::{self, Engine, Setup, StepForm, Workspace};
 use crate::error::{Error, Result};
 use crate::model::{LayerSpec, Model};
 use crate::sampler::{Sampler, SamplerParams, SamplerState};
-use crate::state::{HEADER, LOG, SAMPLER, Size};
+use crate::state::{HEADER, HISTORY, SAMPLER, Size};
 
 /// Tokens whose logits [`Session::feed_each`] computes in one pass over the output matrix.
 const LOGIT_ROWS: usize = 16;
@@ -80,7 +80,7 @@ impl Session {
             .layers
             .iter()
             .flat_map(LayerSpec::state)
-            .any(|slot| slot.shape.contains(&Size::Context));
+            .any(|tensor| tensor.shape.contains(&Size::Context));
         Ok(Session {
             lookup: Lookup::new(&*engine, &options)?,
             marks: vec![None; options.marks],
@@ -131,7 +131,7 @@ impl Session {
 
     /// Tokens read so far.
     pub fn position(&self) -> u64 {
-        self.engine.arena().slot::<u64>(HEADER)[0]
+        self.engine.arena().tensor::<u64>(HEADER)[0]
     }
 
     /// Bytes of the state. They never change.
@@ -170,14 +170,14 @@ impl Session {
         self.engine.logits()
     }
 
-    /// The last tokens, oldest first, in two parts; as many as the log holds.
+    /// The last tokens, oldest first, in two parts; as many as the history holds.
     pub fn recent(&self) -> (&[u32], &[u32]) {
-        let log = self.engine.arena().slot::<u32>(LOG);
+        let history = self.engine.arena().tensor::<u32>(HISTORY);
         let read = self.position();
-        if read <= log.len() as u64 {
-            return (&log[..read as usize], &[]);
+        if read <= history.len() as u64 {
+            return (&history[..read as usize], &[]);
         }
-        let (newer, older) = log.split_at((read % log.len() as u64) as usize);
+        let (newer, older) = history.split_at((read % history.len() as u64) as usize);
         (older, newer)
     }
 
@@ -198,12 +198,12 @@ impl Session {
 
     /// The state of the random numbers.
     pub fn random(&self) -> SamplerState {
-        self.engine.arena().slot::<SamplerState>(SAMPLER)[0]
+        self.engine.arena().tensor::<SamplerState>(SAMPLER)[0]
     }
 
     /// Sets the state of the random numbers: a rewound session that keeps its random numbers says something else.
     pub fn set_random(&mut self, state: SamplerState) {
-        self.engine.arena_mut().slot_mut::<SamplerState>(SAMPLER)[0] = state;
+        self.engine.arena_mut().tensor_mut::<SamplerState>(SAMPLER)[0] = state;
     }
 
     /// A handle that stops this session's calls.
@@ -304,7 +304,7 @@ impl Session {
             chunk = (tokens.len() - fed).min(self.options.chunk);
             let piece = &tokens[fed..fed + chunk];
             self.engine.read(piece)?;
-            self.log(piece);
+            self.advance(piece);
             shown(self, (fed, chunk))?;
             fed += chunk;
         }
@@ -319,13 +319,13 @@ impl Session {
     }
 
     /// Moves the position on by tokens that were read.
-    fn log(&mut self, tokens: &[u32]) {
+    fn advance(&mut self, tokens: &[u32]) {
         let position = self.position();
-        let log = self.engine.arena_mut().slot_mut::<u32>(LOG);
+        let history = self.engine.arena_mut().tensor_mut::<u32>(HISTORY);
         for (i, &token) in tokens.iter().enumerate() {
-            log[((position + i as u64) % log.len() as u64) as usize] = token;
+            history[((position + i as u64) % history.len() as u64) as usize] = token;
         }
-        self.engine.arena_mut().slot_mut::<u64>(HEADER)[0] = position + tokens.len() as u64;
+        self.engine.arena_mut().tensor_mut::<u64>(HEADER)[0] = position + tokens.len() as u64;
     }
 
     fn check(&self, tokens: &[u32]) -> Result<()> {
@@ -369,22 +369,22 @@ impl Session {
         if self.position() == 0 {
             return Err(Error::invalid("sample", "no token has been read yet"));
         }
-        let mut state = self.engine.arena().slot::<SamplerState>(SAMPLER)[0];
-        let log = self.engine.arena().slot::<u32>(LOG);
+        let mut state = self.engine.arena().tensor::<SamplerState>(SAMPLER)[0];
+        let history = self.engine.arena().tensor::<u32>(HISTORY);
         let read = self.position();
-        let split = if read <= log.len() as u64 {
+        let split = if read <= history.len() as u64 {
             0
         } else {
-            (read % log.len() as u64) as usize
+            (read % history.len() as u64) as usize
         };
-        let used = (read as usize).min(log.len());
-        let recent = (&log[split..used], &log[..split]);
+        let used = (read as usize).min(history.len());
+        let recent = (&history[split..used], &history[..split]);
         let logits = match logits {
             Some(logits) => logits,
             None => self.engine.logits()?,
         };
         let token = self.sampler.sample(logits, recent, &mut state)?;
-        self.engine.arena_mut().slot_mut::<SamplerState>(SAMPLER)[0] = state;
+        self.engine.arena_mut().tensor_mut::<SamplerState>(SAMPLER)[0] = state;
         Ok(token)
     }
 
@@ -399,7 +399,7 @@ impl Session {
                 return Err(Error::Cancelled { fed: 0 });
             }
             let token = self.engine.step(self.sampler.params())?;
-            self.log(&[token]);
+            self.advance(&[token]);
             return Ok(token);
         }
         let token = self.sample()?;
@@ -422,7 +422,7 @@ impl Session {
         let Some((token, phases)) = self.engine.time_step()? else {
             return Ok(None);
         };
-        self.log(&[token]);
+        self.advance(&[token]);
         Ok(Some(phases))
     }
 }

@@ -71,10 +71,10 @@ impl Session {
                 self.model.file()
             )));
         }
-        let (ours, theirs) = (&self.engine.plan().slots, &snapshot.arena.plan().slots);
+        let (ours, theirs) = (&self.engine.plan().tensors, &snapshot.arena.plan().tensors);
         if ours.len() != theirs.len() {
             return Err(differs(format!(
-                "it has {} slots, this session {}",
+                "it has {} tensors, this session {}",
                 theirs.len(),
                 ours.len()
             )));
@@ -85,40 +85,40 @@ impl Session {
             .find(|(ours, theirs)| !ours.lies_like(theirs))
         {
             return Err(differs(format!(
-                "slot {} is {:?} {:?} there and {:?} {:?} here; open the session with the same context, cache type \
-                 and log",
+                "tensor {} is {:?} {:?} there and {:?} {:?} here; open the session with the same context, cache type \
+                 and history",
                 ours.name, theirs.dtype, theirs.shape, ours.dtype, ours.shape
             )));
         }
         Ok(())
     }
 
-    /// Every whole number of the state must be within the range that its slot declares: what follows uses them as indices
+    /// Every whole number of the state must be within the range that its state tensor declares: what follows uses them as indices
     /// and counts, on the CPU and on a device.
     fn check_numbers(&self, snapshot: &Snapshot) -> Result<()> {
         let arena = &snapshot.arena;
-        let position = arena.slot::<u64>(HEADER)[0];
-        for (i, slot) in self.engine.plan().slots.iter().enumerate() {
-            let most = match slot.range {
+        let position = arena.tensor::<u64>(HEADER)[0];
+        for (i, tensor) in self.engine.plan().tensors.iter().enumerate() {
+            let most = match tensor.range {
                 StateRange::Any => continue,
                 StateRange::UpTo(most) => most,
                 StateRange::UpToPosition => position,
             };
-            let largest = match slot.dtype {
-                StateDtype::U32 => arena.slot::<u32>(i).iter().copied().map(u64::from).max(),
-                StateDtype::U64 => arena.slot::<u64>(i).iter().copied().max(),
+            let largest = match tensor.dtype {
+                StateDtype::U32 => arena.tensor::<u32>(i).iter().copied().map(u64::from).max(),
+                StateDtype::U64 => arena.tensor::<u64>(i).iter().copied().max(),
                 StateDtype::F16 | StateDtype::F32 | StateDtype::Kv => None,
             };
             if let Some(number) = largest.filter(|&number| number > most) {
-                let block = match slot.block {
-                    Some(block) => format!(" of layer {block}"),
+                let layer = match tensor.layer {
+                    Some(layer) => format!(" of layer {layer}"),
                     None => String::new(),
                 };
                 return Err(Error::Snapshot {
                     file: "state".into(),
                     reason: format!(
-                        "slot {}{block} holds {number}, expected at most {most}",
-                        slot.name
+                        "tensor {}{layer} holds {number}, expected at most {most}",
+                        tensor.name
                     ),
                 });
             }
@@ -143,11 +143,11 @@ impl Session {
         Ok(())
     }
 
-    /// Returns to an earlier position: to the last mark at or before it, and from there by reading the logged tokens
+    /// Returns to an earlier position: to the last mark at or before it, and from there by reading tokens of the history
     /// again. At a mark the state is what it was, bit for bit. A cancellation is left to the next call.
     ///
     /// # Errors
-    /// [`Error::Rewind`] if the position has not been reached, or no mark and log lead there; nothing changes then.
+    /// [`Error::Rewind`] if the position has not been reached, or no mark and history lead there; nothing changes then.
     pub fn rewind(&mut self, position: u64) -> Result<()> {
         let here = self.position();
         let error = |reason: &str| Error::Rewind {
@@ -168,7 +168,7 @@ impl Session {
         let first = here - (older.len() + newer.len()) as u64;
         if from < position && from < first {
             return Err(error(
-                "the tokens from the last mark on are no longer in the log",
+                "the tokens from the last mark on are no longer in the history",
             ));
         }
         let skip = (from.max(first) - first) as usize;

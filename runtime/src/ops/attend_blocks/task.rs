@@ -131,21 +131,21 @@ impl<E: Element> Task<'_, E> {
         &self.buffers.get(view.buffer)[t * view.stride + view.start + head * dim..][..dim]
     }
 
-    /// Where rows `rows` of one head lie in a slot.
+    /// Where rows `rows` of one head lie in a state tensor.
     #[inline(always)]
-    fn span(&self, slot: usize, head: usize, rows: Range<usize>) -> Range<usize> {
+    fn span(&self, state: usize, head: usize, rows: Range<usize>) -> Range<usize> {
         let dim = self.attend.head_dim();
-        let first = head * self.state.rows(slot);
+        let first = head * self.state.rows(tensor);
         (first + rows.start) * dim..(first + rows.end) * dim
     }
 
-    /// Widens rows of one head in a slot.
+    /// Widens rows of one head in a state tensor.
     #[inline(always)]
-    fn widen(&self, slot: usize, head: usize, rows: Range<usize>, to: &mut [f32]) {
-        let span = self.span(slot, head, rows);
+    fn widen(&self, state: usize, head: usize, rows: Range<usize>, to: &mut [f32]) {
+        let span = self.span(tensor, head, rows);
         // SAFETY: a head's rows are written by its own task in `cache`, or before the queries begin.
         E::widen(
-            unsafe { self.state.read(slot, span.clone()) },
+            unsafe { self.state.read(tensor, span.clone()) },
             &mut to[..span.len()],
         );
     }
@@ -161,11 +161,11 @@ impl<E: Element> Task<'_, E> {
             (&attend.k, attend.keys, attend.mean_keys),
             (&attend.v, attend.values, attend.mean_values),
         ];
-        for (view, slot, means) in pairs {
+        for (view, tensor, means) in pairs {
             let place = row(sight.end - 1);
-            let place = self.span(slot, head, place..place + 1);
+            let place = self.span(tensor, head, place..place + 1);
             // SAFETY: each task caches its own head's rows, and no query runs beside it that uses them.
-            let place = unsafe { self.state.slot(slot, place) };
+            let place = unsafe { self.state.tensor(tensor, place) };
             E::narrow(self.projection(view, head, t), place);
             let block = attend.block as u64;
             if !sight.end.is_multiple_of(block) || sight.end - block < sight.oldest {
@@ -174,14 +174,14 @@ impl<E: Element> Task<'_, E> {
             let (sums, cached) = scratch[..2 * dim].split_at_mut(dim);
             sums.fill(0.0);
             for position in sight.end - block..sight.end {
-                self.widen(slot, head, row(position)..row(position) + 1, cached);
+                self.widen(tensor, head, row(position)..row(position) + 1, cached);
                 simd::add(cached, sums);
             }
             simd::scale(1.0 / block as f32, sums);
             let mean = (sight.current % self.blocks as u64) as usize;
             let mean = self.span(means, head, mean..mean + 1);
             // SAFETY: as above.
-            E::narrow(sums, unsafe { self.state.slot(means, mean) });
+            E::narrow(sums, unsafe { self.state.tensor(means, mean) });
         }
     }
 
@@ -233,14 +233,14 @@ impl<E: Element> Task<'_, E> {
         let (mut tile, running) = Tile::split(scratch, attend.head_dim());
         let running = &mut running[..members.len() * entry];
         running.chunks_exact_mut(entry).for_each(Running::clear);
-        let slots = [attend.mean_keys, attend.mean_values];
+        let tensors = [attend.mean_keys, attend.mean_values];
         let sight = self.sight(t);
         let complete = sight.first..sight.complete.max(sight.first);
         self.attend(
             head,
             t,
             members.clone(),
-            slots,
+            tensors,
             complete,
             running,
             &mut tile,
@@ -275,16 +275,16 @@ impl<E: Element> Task<'_, E> {
             // SAFETY: every part has noted its best blocks, nobody writes them now.
             best.merge(unsafe { notes.values.read(notes.best(head, part)) });
         }
-        let slots = [attend.keys, attend.values];
+        let tensors = [attend.keys, attend.values];
         for &mut number in best.in_order() {
             let start = (sight.first + u64::from(number)) * attend.block as u64;
             let end = (start + attend.block as u64).min(sight.end);
             let seen = start.max(sight.oldest)..end;
-            self.attend(head, t, members.clone(), slots, seen, chosen, &mut tile);
+            self.attend(head, t, members.clone(), tensors, seen, chosen, &mut tile);
         }
         let start = sight.end.saturating_sub(attend.window as u64);
         let seen = start.max(sight.oldest)..sight.end;
-        self.attend(head, t, members.clone(), slots, seen, window, &mut tile);
+        self.attend(head, t, members.clone(), tensors, seen, window, &mut tile);
 
         for (i, g) in members.enumerate() {
             self.add_branch(head, g, t, 1, &chosen[i * entry..][..entry]);
@@ -314,7 +314,7 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
-    /// Adds entries `range` of two slots, keys and values, to the running softmaxes of query heads `members`.
+    /// Adds entries `range` of two state tensors, keys and values, to the running softmaxes of query heads `members`.
     #[allow(clippy::too_many_arguments)]
     #[inline(always)]
     fn attend(

@@ -7,8 +7,7 @@ use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, simd};
 use crate::cuda::{Call, Grid, Launches};
 use crate::error::Result;
-use crate::functions::Activation;
-use crate::functions::Norm;
+use crate::functions::{Activation, Norm};
 use crate::operands::{INPUTS, PRODUCT, RESIDUAL, View};
 use crate::weights::Vector;
 

@@ -12,8 +12,7 @@ use self::grouped::Grouped;
 use super::route::Chosen;
 use super::{Access, Op};
 use crate::cpu::{Frame, Shared, simd};
-use crate::functions::Activation;
-use crate::functions::Norm;
+use crate::functions::{Activation, Norm};
 use crate::operands::View;
 use crate::ops::Rules;
 

@@ -1,6 +1,6 @@
 //! Short convolutions over time, each channel by itself.
 
-use super::Lane;
+use super::HeadGroup;
 use crate::cpu::{Shared, SharedArena, simd};
 use crate::operands::View;
 use crate::weights::Vector;
@@ -11,15 +11,15 @@ pub struct Conv {
     pub weight: Vector,
     /// `[channels]`.
     pub bias: Option<Vector>,
-    /// The slot with the last `taps - 1` inputs, `[taps - 1, channels]`, oldest first.
-    pub slot: usize,
+    /// The state tensor with the last `taps - 1` inputs, `[taps - 1, channels]`, oldest first.
+    pub state: usize,
     /// Multiplies the input, which is kept as this product `[channels]`; no lane may change these columns.
     pub gate: Option<View>,
 }
 
 impl Conv {
     /// From a checkpoint's weight `[channels, taps]`.
-    pub fn new(weight: &[f32], channels: usize, bias: Option<Vector>, slot: usize) -> Self {
+    pub fn new(weight: &[f32], channels: usize, bias: Option<Vector>, state: usize) -> Self {
         let taps = weight.len() / channels;
         let transposed: Vec<f32> = (0..weight.len())
             .map(|i| weight[i % channels * taps + i / channels])
@@ -27,13 +27,13 @@ impl Conv {
         Conv {
             weight: transposed.into(),
             bias,
-            slot,
+            tensor,
             gate: None,
         }
     }
 }
 
-impl Lane {
+impl HeadGroup {
     /// Convolves one head's channels over the chunk, in place.
     ///
     /// # Safety
@@ -58,8 +58,8 @@ impl Lane {
         };
         // SAFETY: the caller's contract.
         let kept = |j: usize| unsafe {
-            state.slot::<f32>(
-                conv.slot,
+            state.tensor::<f32>(
+                conv.state,
                 j * channels + column..j * channels + column + dim,
             )
         };

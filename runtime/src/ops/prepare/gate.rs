@@ -57,8 +57,8 @@ pub enum Gate {
     RunningSoftmax {
         /// Bounds of x.
         clamp: [f32; 2],
-        /// The slot of each column's largest x, then of the sum of `e^(x - largest)`, `[2, columns]`.
-        slot: usize,
+        /// The state tensor of each column's largest x, then of the sum of `e^(x - largest)`, `[2, columns]`.
+        state: usize,
     },
     /// A constant, whatever x is.
     Constant(f32),

@@ -40,8 +40,8 @@ pub struct RouterLayer {
     pub taps: usize,
     /// Tokens from one tap to the next.
     pub dilation: usize,
-    /// The slot of the last inputs, `[kv_heads, (taps - 1) * dilation, inputs]`, oldest first.
-    pub slot: usize,
+    /// The state tensor of the last inputs, `[kv_heads, (taps - 1) * dilation, inputs]`, oldest first.
+    pub state: usize,
 }
 
 impl RouterLayer {
@@ -52,7 +52,7 @@ impl RouterLayer {
         inputs: usize,
         outputs: usize,
         dilation: usize,
-        slot: usize,
+        state: usize,
     ) -> Self {
         let groups = bias.len() / outputs;
         let taps = weight.len() / (groups * outputs * inputs);
@@ -75,7 +75,7 @@ impl RouterLayer {
             outputs,
             taps,
             dilation,
-            slot,
+            tensor,
         }
     }
 
@@ -108,7 +108,7 @@ pub struct Score {
     pub map: ScoreMap,
     /// Scores `[kv_heads]`.
     pub out: View,
-    /// The slot of the window's scores `[kv_heads, rows]`, longer than `margin`, if retention keeps them there.
+    /// The state tensor of the window's scores `[kv_heads, rows]`, longer than `margin`, if retention keeps them there.
     pub window: Option<usize>,
 }
 
@@ -216,7 +216,7 @@ impl Op for Score {
                         let history = |layer: &RouterLayer| {
                             let n = layer.past() * layer.inputs;
                             // SAFETY: each task has its own head's history.
-                            unsafe { state.slot::<f32>(layer.slot, head * n..(head + 1) * n) }
+                            unsafe { state.tensor::<f32>(layer.state, head * n..(head + 1) * n) }
                         };
                         let (tokens, position) = (frame.tokens.len(), frame.position);
                         self.run_head(
@@ -239,7 +239,7 @@ impl Op for Score {
         // The window's scores are stored by a GPU's step; elsewhere, the attention behind stores them.
         Access::default()
             .reads([self.k, self.v])
-            .state(self.layers.iter().map(|layer| layer.slot))
+            .state(self.layers.iter().map(|layer| layer.state))
             .state(self.window)
             .writes([self.out])
     }
@@ -248,7 +248,7 @@ impl Op for Score {
         rules.width("out", self.out, self.kv_heads);
         for layer in &self.layers {
             let shape = [self.kv_heads, layer.past(), layer.inputs].map(Some);
-            rules.state(layer.slot, &shape);
+            rules.state(layer.state, &shape);
         }
     }
 
@@ -270,7 +270,7 @@ impl Op for Score {
     fn touched(&self, plan: &StatePlan, _position: u64) -> Vec<Touched> {
         self.layers
             .iter()
-            .map(|layer| Touched::whole(plan, layer.slot))
+            .map(|layer| Touched::whole(plan, layer.state))
             .collect()
     }
 }

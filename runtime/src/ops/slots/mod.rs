@@ -88,9 +88,10 @@ impl Op for Slots {
                     weights: columns(&self.weights, head, self.slots),
                 };
                 // SAFETY: each task has its own head's states.
-                let keys = unsafe { state.slot(self.keys, head * keys..(head + 1) * keys) };
+                let keys = unsafe { state.tensor(self.keys, head * keys..(head + 1) * keys) };
                 // SAFETY: as above.
-                let values = unsafe { state.slot(self.values, head * values..(head + 1) * values) };
+                let values =
+                    unsafe { state.tensor(self.values, head * values..(head + 1) * values) };
                 let width = queries * self.dv();
                 let start = self.out.start + head * width;
                 // SAFETY: each task has its own columns of the output.
