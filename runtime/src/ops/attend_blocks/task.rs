@@ -236,15 +236,12 @@ impl<E: Element> Task<'_, E> {
         let tensors = [attend.mean_keys, attend.mean_values];
         let sight = self.sight(t);
         let complete = sight.first..sight.complete.max(sight.first);
-        self.attend(
+        let queries = Queries {
             head,
             t,
-            members.clone(),
-            tensors,
-            complete,
-            running,
-            &mut tile,
-        );
+            members: members.clone(),
+        };
+        self.attend(&queries, tensors, complete, running, &mut tile);
 
         // SAFETY: each part has its own heads' totals.
         let totals = unsafe { notes.values.part(notes.totals(head, members.clone())) };
@@ -276,15 +273,20 @@ impl<E: Element> Task<'_, E> {
             best.merge(unsafe { notes.values.read(notes.best(head, part)) });
         }
         let tensors = [attend.keys, attend.values];
+        let queries = Queries {
+            head,
+            t,
+            members: members.clone(),
+        };
         for &mut number in best.in_order() {
             let start = (sight.first + u64::from(number)) * attend.block as u64;
             let end = (start + attend.block as u64).min(sight.end);
             let seen = start.max(sight.oldest)..end;
-            self.attend(head, t, members.clone(), tensors, seen, chosen, &mut tile);
+            self.attend(&queries, tensors, seen, chosen, &mut tile);
         }
         let start = sight.end.saturating_sub(attend.window as u64);
         let seen = start.max(sight.oldest)..sight.end;
-        self.attend(head, t, members.clone(), tensors, seen, window, &mut tile);
+        self.attend(&queries, tensors, seen, window, &mut tile);
 
         for (i, g) in members.enumerate() {
             self.add_branch(head, g, t, 1, &chosen[i * entry..][..entry]);
@@ -314,14 +316,11 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
-    /// Adds entries `range` of two state tensors, keys and values, to the running softmaxes of query heads `members`.
-    #[allow(clippy::too_many_arguments)]
+    /// Adds entries `range` of two state tensors, keys and values, to the running softmaxes of these queries.
     #[inline(always)]
     fn attend(
         &self,
-        head: usize,
-        t: usize,
-        members: Range<usize>,
+        queries: &Queries,
         [keys, values]: [usize; 2],
         range: Range<u64>,
         running: &mut [f32],
@@ -329,13 +328,18 @@ impl<E: Element> Task<'_, E> {
     ) {
         let attend = self.attend;
         let (dim, group) = (attend.head_dim(), attend.group());
+        let Queries { head, t, .. } = *queries;
         let mut first = range.start;
         while first < range.end {
             let rows = tile_rows(first..range.end, self.state.rows(keys));
             let n = rows.len();
             self.widen(keys, head, rows.clone(), tile.keys);
             self.widen(values, head, rows, tile.values);
-            for (g, running) in members.clone().zip(running.chunks_exact_mut(dim + 2)) {
+            for (g, running) in queries
+                .members
+                .clone()
+                .zip(running.chunks_exact_mut(dim + 2))
+            {
                 let query = self.projection(&attend.q, head * group + g, t);
                 Running::new(running).add(
                     query,
@@ -389,6 +393,16 @@ impl<E: Element> Task<'_, E> {
             first += n as u64;
         }
     }
+}
+
+/// Query heads of a key and value head, of one token.
+struct Queries {
+    /// The key and value head.
+    head: usize,
+    /// The token, counted in the chunk.
+    t: usize,
+    /// Its query heads, counted in the group.
+    members: Range<usize>,
 }
 
 /// Rows of the first entries of `range`, entry i in row `i % rows`: up to the end of the segment, a tile at most.

@@ -33,6 +33,18 @@ impl Conv {
     }
 }
 
+/// One head's channels over a chunk.
+pub(super) struct HeadColumns<'a> {
+    /// The buffer.
+    pub values: &'a Shared<'a, f32>,
+    /// Values from one token to the next.
+    pub stride: usize,
+    /// The head's first channel within its group.
+    pub column: usize,
+    /// Tokens of the chunk.
+    pub tokens: usize,
+}
+
 impl HeadGroup {
     /// Convolves one head's channels over the chunk, in place.
     ///
@@ -42,19 +54,17 @@ impl HeadGroup {
     pub(super) unsafe fn convolve(
         &self,
         conv: &Conv,
-        values: &Shared<f32>,
-        width: usize,
-        column: usize,
-        tokens: usize,
+        head: &HeadColumns,
         state: &SharedArena,
         scratch: &mut [f32],
     ) {
         let (dim, channels) = (self.head_dim, self.view.width);
+        let (column, tokens) = (head.column, head.tokens);
         let past = conv.weight.len() / channels - 1;
         // SAFETY: the caller's contract.
         let token = |t: usize| unsafe {
-            let start = t * width + self.view.start + column;
-            values.part(start..start + dim)
+            let start = t * head.stride + self.view.start + column;
+            head.values.part(start..start + dim)
         };
         // SAFETY: the caller's contract.
         let kept = |j: usize| unsafe {

@@ -9,6 +9,7 @@ mod map;
 mod rope;
 
 pub use conv::Conv;
+use conv::HeadColumns;
 pub use gate::Gate;
 pub use map::HeadOp;
 pub use rope::{Rope, RopeScaling};
@@ -115,18 +116,14 @@ impl Prepare {
                                 simd::multiply(columns(gate, t, column, lane.head_dim), head(t));
                             }
                         }
-                        // SAFETY: each task has its own head's columns of the values and of the history.
-                        unsafe {
-                            lane.convolve(
-                                conv,
-                                &values,
-                                stride,
-                                column,
-                                tokens,
-                                &state,
-                                &mut scratch,
-                            )
+                        let head = HeadColumns {
+                            values: &values,
+                            stride,
+                            column,
+                            tokens,
                         };
+                        // SAFETY: each task has its own head's columns of the values and of the history.
+                        unsafe { lane.convolve(conv, &head, &state, &mut scratch) };
                     }
                     for t in 0..tokens {
                         let angles = angles

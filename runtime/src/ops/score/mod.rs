@@ -112,6 +112,14 @@ pub struct Score {
     pub window: Option<usize>,
 }
 
+/// The tokens that pass.
+struct Chunk<'a> {
+    buffers: &'a Buffers,
+    /// Tokens of the chunk, and those before it.
+    tokens: usize,
+    position: u64,
+}
+
 impl Score {
     fn widest_input(&self, tokens: usize) -> usize {
         self.layers
@@ -124,14 +132,17 @@ impl Score {
     #[inline(always)]
     fn run_head<'s>(
         &self,
-        buffers: &Buffers,
-        tokens: usize,
-        position: u64,
+        chunk: &Chunk,
         head: usize,
         history: &impl Fn(&RouterLayer) -> &'s mut [f32],
         score: &impl Fn(usize) -> &'s mut f32,
         scratch: &mut [f32],
     ) {
+        let Chunk {
+            buffers,
+            tokens,
+            position,
+        } = *chunk;
         let (inputs, outputs) = scratch.split_at_mut(self.widest_input(tokens));
         let head_dim = self.k.width / self.kv_heads;
         let group = if self.bias.len() == 1 { 0 } else { head };
@@ -218,16 +229,12 @@ impl Op for Score {
                             // SAFETY: each task has its own head's history.
                             unsafe { state.tensor::<f32>(layer.state, head * n..(head + 1) * n) }
                         };
-                        let (tokens, position) = (frame.tokens.len(), frame.position);
-                        self.run_head(
-                            frame.buffers,
-                            tokens,
-                            position,
-                            head,
-                            &history,
-                            &row,
-                            &mut scratch,
-                        );
+                        let chunk = Chunk {
+                            buffers: frame.buffers,
+                            tokens: frame.tokens.len(),
+                            position: frame.position,
+                        };
+                        self.run_head(&chunk, head, &history, &row, &mut scratch);
                     },
                 );
             });
