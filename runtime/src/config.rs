@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
 
@@ -155,41 +155,6 @@ impl Config {
     }
 
     /// The keys that were read, whether the file has them or not; those of an inner object after that object's.
-    /// Largest width, depth or count that is believed; what is larger is a corrupt file.
-    pub(crate) const LARGEST: usize = 1 << 24;
-    /// The same for the number of layers.
-    pub(crate) const DEEPEST: usize = 1 << 16;
-
-    /// Those fields of an object that differ from the usual ones.
-    pub(crate) fn changed(value: Value, usual: &Value) -> Map<String, Value> {
-        let fields = match value {
-            Value::Object(fields) => fields,
-            _ => Map::new(),
-        };
-        let differs = |(key, value): &(String, Value)| usual.get(key) != Some(value);
-        fields.into_iter().filter(differs).collect()
-    }
-
-    /// The value with each number that is an f32 written as one: JSON's numbers are f64, in which 1e-6 is 9.99999997e-7.
-    pub(crate) fn in_short(value: Value) -> Value {
-        match value {
-            Value::Object(fields) => {
-                let fields = fields.into_iter();
-                Value::Object(fields.map(|(key, x)| (key, in_short(x))).collect())
-            }
-            Value::Array(values) => values.into_iter().map(in_short).collect(),
-            Value::Number(number) if number.is_f64() => {
-                let exact = number.as_f64().unwrap_or_default();
-                let short = (exact as f32).to_string().parse::<f64>();
-                match short {
-                    Ok(short) if f64::from(exact as f32) == exact => json!(short),
-                    _ => Value::Number(number),
-                }
-            }
-            other => other,
-        }
-    }
-
     #[cfg(test)]
     pub fn used(&self) -> Vec<String> {
         self.used.keys.borrow().keys().cloned().collect()
@@ -405,6 +370,41 @@ fn quote_non_finite(text: &[u8]) -> Vec<u8> {
         rest = &rest[taken..];
     }
     quoted
+}
+
+/// Largest width, depth or count that is believed; what is larger is a corrupt file.
+pub(crate) const LARGEST: usize = 1 << 24;
+/// The same for the number of layers.
+pub(crate) const DEEPEST: usize = 1 << 16;
+
+/// Those fields of an object that differ from the usual ones.
+pub(crate) fn changed(value: Value, usual: &Value) -> Map<String, Value> {
+    let fields = match value {
+        Value::Object(fields) => fields,
+        _ => Map::new(),
+    };
+    let differs = |(key, value): &(String, Value)| usual.get(key) != Some(value);
+    fields.into_iter().filter(differs).collect()
+}
+
+/// The value with each number that is an f32 written as one: JSON's numbers are f64, in which 1e-6 is 9.99999997e-7.
+pub(crate) fn in_short(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let fields = fields.into_iter();
+            Value::Object(fields.map(|(key, x)| (key, in_short(x))).collect())
+        }
+        Value::Array(values) => values.into_iter().map(in_short).collect(),
+        Value::Number(number) if number.is_f64() => {
+            let exact = number.as_f64().unwrap_or_default();
+            let short = (exact as f32).to_string().parse::<f64>();
+            match short {
+                Ok(short) if f64::from(exact as f32) == exact => json!(short),
+                _ => Value::Number(number),
+            }
+        }
+        other => other,
+    }
 }
 
 #[cfg(test)]

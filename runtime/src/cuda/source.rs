@@ -59,7 +59,7 @@ impl Source {
     }
 
     /// The text of one kernel that goes through `calls` as phases, with what each of them passes; `constants` are its sizes.
-    pub fn of_phases(calls: &[&Queued], passes: &[Passes], constants: &str) -> Self {
+    pub(super) fn of_phases(calls: &[&Queued], passes: &[Passes], constants: &str) -> Self {
         let phases = calls.iter().zip(passes);
         let (cases, of_call) = each_once(phases.map(|(queued, passes)| phase(queued, passes)));
         // Each has a place of its own in the machine code: inlined, what several have in common would hold registers.

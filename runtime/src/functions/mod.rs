@@ -4,6 +4,7 @@ mod activation;
 mod norm;
 
 pub use activation::Activation;
+pub(crate) use activation::log_sigmoid;
 pub use norm::Norm;
 
 use crate::operands::View;

@@ -116,14 +116,14 @@ impl Mixer for Abc {
             self.min.unwrap_or(f32::NEG_INFINITY),
             self.max.unwrap_or(f32::INFINITY),
         ];
-        let slot = layer.state_tensor(2);
+        let state = layer.state_tensor(2);
         let rope = self
             .rope_theta
             .map(|theta| Rope::new(theta, None, layer.buffer(self.head_dim)));
         layer.push(Prepare {
             lanes,
             rope,
-            gates: vec![(weights, Gate::RunningSoftmax { clamp, slot })],
+            gates: vec![(weights, Gate::RunningSoftmax { clamp, state })],
         });
         let out = layer.buffer(self.heads * self.value_dim);
         layer.push(Slots {

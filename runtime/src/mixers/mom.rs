@@ -89,7 +89,7 @@ impl Mom {
     }
 
     /// Recurrences on these columns, with as many states as heads.
-    fn recur(&self, q: View, inputs: Inputs, state: usize, out: View) -> Recur {
+    fn recur(&self, q: View, inputs: Inputs, tensor: usize, out: View) -> Recur {
         Recur {
             heads: self.heads,
             states: self.heads,
@@ -102,7 +102,7 @@ impl Mom {
             write: Write::Delta(inputs.beta),
             gates: None,
             scale: (self.head_dim as f32).powf(-0.5),
-            tensor,
+            state: tensor,
             out,
             beside: 0,
         }

@@ -25,12 +25,12 @@ impl Branch {
         self.heads * self.head_dim
     }
 
-    /// Its columns as a lane; the convolution, if the mixer has one, keeps its inputs in the mixer's state tensor `state tensor`.
+    /// Its columns as a lane; the convolution, if the mixer has one, keeps its inputs in the mixer's state tensor number `tensor`.
     pub fn lane(
         &self,
         layer: &Lowering,
         view: View,
-        state: usize,
+        tensor: usize,
         maps: Vec<HeadOp>,
     ) -> Result<HeadGroup> {
         let weight = layer.optional_vector(&format!("{}.weight", self.conv))?;

@@ -205,7 +205,7 @@ impl Sse {
     }
 
     /// The recurrence of one state, on these columns.
-    fn recur(&self, [q, k, v]: [View; 3], update: Update, state: usize, out: View) -> Recur {
+    fn recur(&self, [q, k, v]: [View; 3], update: Update, tensor: usize, out: View) -> Recur {
         Recur {
             heads: self.value_heads,
             states: self.value_heads,
@@ -221,7 +221,7 @@ impl Sse {
             write: update.beta.map_or(Write::Add, Write::Delta),
             gates: None,
             scale: (self.head_dim as f32).powf(-0.5),
-            tensor,
+            state: tensor,
             out,
             beside: 1,
         }

@@ -6,8 +6,12 @@ use crate::operands::View;
 use crate::ops::TokenShift;
 
 /// Norms the block's input and mixes each token with the one before, once for each of the vectors `names`. The last
-/// token is kept in state tensor `state tensor` of the mixer.
-pub(super) fn token_shift(layer: &mut Lowering, names: &[&str], state: usize) -> Result<Vec<View>> {
+/// token is kept in state tensor `tensor` of the mixer.
+pub(super) fn token_shift(
+    layer: &mut Lowering,
+    names: &[&str],
+    tensor: usize,
+) -> Result<Vec<View>> {
     let hidden = layer.hidden();
     let out = layer.buffer(names.len() * hidden);
     let mixes = names.iter().map(|name| layer.vector(name));

@@ -4,7 +4,7 @@ use waterline_quant::F32;
 
 use super::ModelSpec;
 use crate::error::{Error, Result};
-use crate::weights::{Precision, Tensors, WeightSpec};
+use crate::weights::{Precision, Tensors};
 
 /// What a tokenizer is made from.
 #[derive(Debug, Clone, Default)]

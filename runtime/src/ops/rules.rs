@@ -9,7 +9,17 @@ pub(crate) struct Rules<'a> {
     broken: Option<String>,
 }
 
-impl Rules<'_> {
+impl<'a> Rules<'a> {
+    /// With the rule that is already known to be broken.
+    pub fn new(plan: &'a StatePlan, broken: Option<String>) -> Self {
+        Rules { plan, broken }
+    }
+
+    /// The first rule that is broken.
+    pub fn broken(self) -> Option<String> {
+        self.broken
+    }
+
     fn holds(&mut self, holds: bool, broken: impl FnOnce() -> String) {
         if !holds {
             self.broken.get_or_insert_with(broken);

@@ -6,7 +6,8 @@
 //! - *widths*: the op's own rules ([`crate::ops::Op::check`]), by which a task's columns and rows are its own
 
 use crate::error::{Error, Result};
-use crate::operands::{Access, Operand, View};
+use crate::operands::{Access, Operand};
+use crate::ops::Rules;
 use crate::program::Program;
 use crate::state::StatePlan;
 
@@ -18,12 +19,10 @@ impl Program {
     pub(crate) fn validate(&self, file: &str, plan: &StatePlan) -> Result<()> {
         for (index, op) in self.ops.iter().enumerate() {
             let layer = self.layer_of(index);
-            let mut rules = Rules {
-                plan,
-                broken: self.broken_access(&op.access(), layer, plan),
-            };
+            let broken = self.broken_access(&op.access(), layer, plan);
+            let mut rules = Rules::new(plan, broken);
             op.check(&mut rules);
-            if let Some(rule) = rules.broken {
+            if let Some(rule) = rules.broken() {
                 let place = layer.map_or_else(String::new, |layer| format!("layers[{layer}], "));
                 return Err(Error::Unsupported {
                     file: file.into(),

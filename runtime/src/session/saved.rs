@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Session, SessionOptions, setup};
 use crate::error::{Error, Result};
-use crate::state::{Arena, HEADER, Snapshot, StateDtype, StatePlan, StateRange};
+use crate::state::{Arena, HEADER, Snapshot, StateDtype, StateRange};
 
 impl Session {
     /// A second session in the same state, independent from now on. It shares the threads.

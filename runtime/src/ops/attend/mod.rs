@@ -336,7 +336,7 @@ impl<E: Element> Task<'_, E> {
 
     /// Where rows of this head lie in a state tensor of cached keys or values.
     #[inline(always)]
-    fn span(&self, state: usize, rows: Range<usize>) -> Range<usize> {
+    fn span(&self, tensor: usize, rows: Range<usize>) -> Range<usize> {
         let dim = self.attend.head_dim();
         let first = self.head * self.state.rows(tensor);
         (first + rows.start) * dim..(first + rows.end) * dim
@@ -345,14 +345,14 @@ impl<E: Element> Task<'_, E> {
     /// Rows of this head in a state tensor of cached keys or values, to write.
     #[allow(clippy::mut_from_ref)]
     #[inline(always)]
-    fn cached_mut(&self, state: usize, rows: Range<usize>) -> &mut [E] {
+    fn cached_mut(&self, tensor: usize, rows: Range<usize>) -> &mut [E] {
         // SAFETY: one task a head writes its head's rows, with no other of this head beside it.
         unsafe { self.state.tensor(tensor, self.span(tensor, rows)) }
     }
 
     /// Rows of this head in a state tensor of cached keys or values.
     #[inline(always)]
-    fn cached(&self, state: usize, rows: Range<usize>) -> &[E] {
+    fn cached(&self, tensor: usize, rows: Range<usize>) -> &[E] {
         // SAFETY: nobody writes the head's rows while parts of the head read them.
         unsafe { self.state.read(tensor, self.span(tensor, rows)) }
     }

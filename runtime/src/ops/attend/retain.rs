@@ -158,7 +158,7 @@ impl<E: Element> Task<'_, E> {
 
     /// This head's scores in a state tensor.
     #[allow(clippy::mut_from_ref)]
-    fn scores(&self, state: usize) -> &mut [f32] {
+    fn scores(&self, tensor: usize) -> &mut [f32] {
         let rows = self.state.rows(tensor);
         // SAFETY: each task has its own head's scores.
         unsafe {

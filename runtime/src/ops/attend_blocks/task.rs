@@ -133,7 +133,7 @@ impl<E: Element> Task<'_, E> {
 
     /// Where rows `rows` of one head lie in a state tensor.
     #[inline(always)]
-    fn span(&self, state: usize, head: usize, rows: Range<usize>) -> Range<usize> {
+    fn span(&self, tensor: usize, head: usize, rows: Range<usize>) -> Range<usize> {
         let dim = self.attend.head_dim();
         let first = head * self.state.rows(tensor);
         (first + rows.start) * dim..(first + rows.end) * dim
@@ -141,7 +141,7 @@ impl<E: Element> Task<'_, E> {
 
     /// Widens rows of one head in a state tensor.
     #[inline(always)]
-    fn widen(&self, state: usize, head: usize, rows: Range<usize>, to: &mut [f32]) {
+    fn widen(&self, tensor: usize, head: usize, rows: Range<usize>, to: &mut [f32]) {
         let span = self.span(tensor, head, rows);
         // SAFETY: a head's rows are written by its own task in `cache`, or before the queries begin.
         E::widen(

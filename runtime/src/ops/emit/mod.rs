@@ -7,9 +7,8 @@ use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, simd};
 use crate::cuda::{Call, Grid, Launches};
 use crate::error::Result;
-use crate::functions::{Activation, Norm};
+use crate::functions::{Norm, OutputOp};
 use crate::operands::{INPUTS, PRODUCT, RESIDUAL, View};
-use crate::weights::Vector;
 
 /// `residual += norm(multiplier matrix finish(input) + bias)`.
 pub struct Emit {

@@ -75,7 +75,7 @@ impl DeviceOp for Hax {
             *place = source_of(source, width, launches)?;
         }
         let address =
-            |state: Option<usize>| tensor.map_or(0, |tensor| launches.state_address(tensor));
+            |tensor: Option<usize>| tensor.map_or(0, |tensor| launches.state_address(tensor));
         let parts = HaxParts {
             k: launches.rows(self.k),
             q: launches.rows(self.q),

@@ -95,7 +95,7 @@ impl Partitions {
             heads,
             dk,
             dv,
-            tensor,
+            state: tensor,
             out: view,
             ..
         } = self.recur;

@@ -19,7 +19,7 @@ pub struct Conv {
 
 impl Conv {
     /// From a checkpoint's weight `[channels, taps]`.
-    pub fn new(weight: &[f32], channels: usize, bias: Option<Vector>, state: usize) -> Self {
+    pub fn new(weight: &[f32], channels: usize, bias: Option<Vector>, tensor: usize) -> Self {
         let taps = weight.len() / channels;
         let transposed: Vec<f32> = (0..weight.len())
             .map(|i| weight[i % channels * taps + i / channels])
@@ -27,7 +27,7 @@ impl Conv {
         Conv {
             weight: transposed.into(),
             bias,
-            tensor,
+            state: tensor,
             gate: None,
         }
     }

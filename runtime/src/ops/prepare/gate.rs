@@ -1,7 +1,7 @@
 //! Gates: maps of one token's columns, without heads.
 
 use crate::cpu::simd;
-use crate::ops::activation::log_sigmoid;
+use crate::functions::log_sigmoid;
 use crate::ops::softmax::softmax;
 use crate::weights::Vector;
 

@@ -319,10 +319,10 @@ impl Gate {
                 gate.kind = 7;
                 gate.scale = *scale;
             }
-            Gate::RunningSoftmax { clamp, tensor } => {
+            Gate::RunningSoftmax { clamp, state } => {
                 gate.kind = RUNNING_SOFTMAX;
                 [gate.low, gate.high] = *clamp;
-                gate.state = launches.state_address(*tensor);
+                gate.state = launches.state_address(*state);
             }
             Gate::Constant(value) => {
                 gate.kind = 9;

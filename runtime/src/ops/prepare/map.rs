@@ -2,9 +2,8 @@
 
 use super::rope::rotate;
 use crate::cpu::simd;
+use crate::functions::{Activation, Norm};
 use crate::operands::View;
-use crate::ops::activation::Activation;
-use crate::ops::norm::Norm;
 use crate::ops::softmax::softmax;
 use crate::weights::Vector;
 

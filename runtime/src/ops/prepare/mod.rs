@@ -69,7 +69,7 @@ impl Prepare {
     pub(crate) fn tensors(&self) -> impl Iterator<Item = usize> {
         let histories = self.lanes.iter().filter_map(|lane| lane.conv.as_ref());
         let sums = self.gates.iter().filter_map(|(_, gate)| match gate {
-            Gate::RunningSoftmax { tensor, .. } => Some(*tensor),
+            Gate::RunningSoftmax { state, .. } => Some(*state),
             _ => None,
         });
         histories.map(|conv| conv.state).chain(sums)
@@ -175,7 +175,7 @@ impl Op for Prepare {
             let width = view.stride;
             let values = frame.buffers.get_mut(view.buffer);
             let state = match gate {
-                Gate::RunningSoftmax { tensor, .. } => frame.arena.tensor_mut(*tensor),
+                Gate::RunningSoftmax { state, .. } => frame.arena.tensor_mut(*state),
                 _ => &mut [],
             };
             simd::vectorize(
@@ -221,8 +221,8 @@ impl Op for Prepare {
             }
         }
         for (view, gate) in &self.gates {
-            if let Gate::RunningSoftmax { tensor, .. } = gate {
-                rules.state(*tensor, &[Some(2), Some(view.width)]);
+            if let Gate::RunningSoftmax { state, .. } = gate {
+                rules.state(*state, &[Some(2), Some(view.width)]);
             }
         }
     }

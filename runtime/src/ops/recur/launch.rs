@@ -328,7 +328,7 @@ impl Recur {
             q: input(&self.q, self.dk),
             v: input(&self.v, self.dv),
             out: launches.rows(self.out),
-            states: launches.state_address(self.slot),
+            states: launches.state_address(self.state),
             scale: self.scale,
             constant_sharing: 1,
             ..Inputs::zeroed()

@@ -75,7 +75,7 @@ impl RouterLayer {
             outputs,
             taps,
             dilation,
-            tensor,
+            state,
         }
     }
 
