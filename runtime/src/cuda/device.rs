@@ -1,5 +1,6 @@
 //! A device that sessions run on: its driver, and the weights and kernels that it holds.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
@@ -14,7 +15,9 @@ use super::emulator;
 use super::schedule::source::Source;
 use super::schedule::{Call, Form, Grid, Parameter, Queued};
 use crate::error::{Error, Result};
-use crate::model::Model;
+
+/// The owner of weights: a model.
+type Owner = dyn Any + Send + Sync;
 
 /// Kernels of a text; who wants those that another thread compiles waits for it.
 type Compiled = Arc<OnceCell<Vec<Kernel>>>;
@@ -23,7 +26,7 @@ type Compiled = Arc<OnceCell<Vec<Kernel>>>;
 pub struct Device {
     driver: Arc<dyn Driver>,
     /// Of every model that is still in use. A model's place in memory is not given to another one before.
-    weights: Mutex<Vec<(Weak<Model>, Arc<Weights>)>>,
+    weights: Mutex<Vec<(Weak<Owner>, Arc<Weights>)>>,
     /// By source text.
     kernels: Mutex<HashMap<String, Compiled>>,
 }
@@ -184,17 +187,17 @@ impl Device {
     }
 
     /// The model's weights, which are uploaded as they are wanted.
-    pub(crate) fn weights(&self, model: &Arc<Model>) -> Arc<Weights> {
+    pub(crate) fn weights(&self, model: Arc<Owner>) -> Arc<Weights> {
         let mut all = self.weights.lock().expect("weights");
         all.retain(|(model, _)| model.strong_count() > 0);
         let this = all
             .iter()
-            .find(|(known, _)| std::ptr::eq(known.as_ptr(), &raw const **model));
+            .find(|(known, _)| std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(&model)));
         if let Some((_, weights)) = this {
             return Arc::clone(weights);
         }
         let weights = Arc::new(Weights::new(Arc::clone(&self.driver)));
-        all.push((Arc::downgrade(model), Arc::clone(&weights)));
+        all.push((Arc::downgrade(&model), Arc::clone(&weights)));
         weights
     }
 

@@ -9,7 +9,7 @@ use crate::cuda::gemm::{ADD, GATE, Prologue, WeightMatrix, format_of, formats_of
 use crate::cuda::schedule::levels::Accesses;
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
-use crate::ops::Activation;
+use crate::functions::Activation;
 
 /// Bits beside those of `Prologue::flags`, as in gemm/prologue.cu.
 const QUADS: usize = 256;

@@ -18,7 +18,6 @@ use crate::cuda::schedule::Queued;
 use crate::cuda::schedule::levels::{KernelOp, by_levels, next_ops};
 use crate::cuda::schedule::source::Source;
 use crate::error::Result;
-use crate::session::PhaseTime;
 
 /// Consumer threads of a block. Sixteen warps hide each other's latencies.
 pub(crate) const THREADS: usize = 512;
@@ -71,6 +70,17 @@ pub(crate) struct DecodeKernel {
     shared: usize,
     /// Stages of the weight pipeline, and the bytes of one.
     stages: [usize; 2],
+}
+
+/// The time that an op of the decode kernel took on the first SM, in its clock's cycles.
+#[derive(Clone, Debug)]
+pub struct PhaseTime {
+    /// Its function.
+    pub function: String,
+    /// Until its input was complete.
+    pub wait: u64,
+    /// From then to its end.
+    pub work: u64,
 }
 
 /// What an op of the kernel computes of the program, for the printed schedule.

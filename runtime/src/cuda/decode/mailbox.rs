@@ -276,7 +276,7 @@ fn overlap(a: Rows, b: Rows) -> bool {
 mod tests {
     use super::*;
     use crate::cuda::decode::gemv::StreamedMatrix;
-    use crate::ops::Activation;
+    use crate::functions::Activation;
 
     fn rows(first: Address, width: usize) -> Rows {
         Rows {

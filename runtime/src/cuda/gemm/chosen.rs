@@ -3,7 +3,7 @@
 use crate::cuda::gemm::{MOST_LINEARS, Prologue, WeightMatrix, formats_of, shared_bytes};
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter};
 use crate::error::Result;
-use crate::program::View;
+use crate::operands::View;
 
 impl Launches<'_> {
     /// As [`Launches::gemm`] of matrices of `parts` equal parts, for one token: reads only the parts whose numbers are in the first half of

@@ -13,8 +13,9 @@ use crate::cuda::decode::gemv::Epilogue;
 use crate::cuda::driver::{Address, TensorCores};
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
-use crate::ops::{Activation, OutputOp};
-use crate::program::{INPUTS, Vector, View};
+use crate::functions::{Activation, OutputOp};
+use crate::operands::{INPUTS, View};
+use crate::weights::Vector;
 
 /// `Linear` in simt.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]

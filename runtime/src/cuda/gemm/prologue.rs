@@ -5,8 +5,8 @@ use bytemuck::{Pod, Zeroable};
 use crate::cuda::driver::Address;
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
-use crate::ops::{Activation, Norm, OutputOp};
-use crate::program::{INPUTS, View};
+use crate::functions::{Activation, Norm, OutputOp};
+use crate::operands::{INPUTS, View};
 
 /// `PrologueStep` in prologue.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]

@@ -6,7 +6,7 @@ use crate::cuda::driver::{Address, TensorCores};
 use crate::cuda::gemm::{GatedUnit, MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_of};
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
-use crate::program::{INPUTS, View};
+use crate::operands::{INPUTS, View};
 
 const MMA_SOURCE: &str = include_str!("mma.cu");
 /// Rows and tokens of a tile of `mma.cu`, and columns of a step.

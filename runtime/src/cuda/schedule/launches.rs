@@ -13,9 +13,9 @@ use crate::cuda::decode::mailbox::Recurrence;
 use crate::cuda::driver::weights::{PLAIN, STORED, Weights};
 use crate::cuda::driver::{Address, Memory, Queue, TensorCores};
 use crate::error::Result;
-use crate::ops::{Access, Operand};
-use crate::program::{Vector, View};
+use crate::operands::{Access, Operand, View};
 use crate::state::{HEADER, Kv, StatePlan};
+use crate::weights::Vector;
 
 /// An op, and the memory that it names: [`crate::ops::Op::access`].
 #[derive(Clone, Debug)]
@@ -57,13 +57,70 @@ pub(crate) struct Launches<'a> {
     pub(crate) deferred: Option<(Queued, Vec<Rows>)>,
 }
 
+/// The memory of a session that kernels read and write.
+pub(crate) struct SessionMemory<'a> {
+    /// Layout of the state.
+    pub plan: &'a StatePlan,
+    /// Address of the state.
+    pub arena: Address,
+    /// Tokens of the chunk, u32.
+    pub ids: Address,
+    /// Buffers between ops.
+    pub buffers: &'a [Memory],
+    /// The model's weights.
+    pub weights: &'a Weights,
+    /// Uploads weights.
+    pub queue: &'a dyn Queue,
+    /// Type of cached keys and values.
+    pub kv: Kv,
+}
+
+impl<'a> Launches<'a> {
+    /// No kernels yet, for chunks of up to `tokens`; workspaces of ops are added to `scratch`.
+    pub(crate) fn new(
+        memory: &SessionMemory<'a>,
+        scratch: &'a mut Vec<Memory>,
+        tokens: usize,
+        persistent: bool,
+    ) -> Self {
+        let driver = memory.weights.driver();
+        Launches {
+            tokens,
+            persistent,
+            plan: memory.plan,
+            arena: memory.arena,
+            ids: memory.ids,
+            buffers: memory.buffers,
+            weights: memory.weights,
+            queue: memory.queue,
+            kv: memory.kv,
+            sms: driver.sms() as usize,
+            tensor_cores: driver.tensor_cores(),
+            shared_memory: driver.shared_memory(),
+            shared: HashMap::new(),
+            scratch,
+            calls: Vec::new(),
+            current: None,
+            taken_over: Vec::new(),
+            deferred: None,
+        }
+    }
+
+    /// The kernels, in order.
+    pub(crate) fn into_calls(self) -> Vec<Queued> {
+        #[cfg(test)]
+        assert!(!(self.persistent && self.calls.iter().any(Queued::exceeds_op)));
+        self.calls
+    }
+}
+
 impl Launches<'_> {
     /// The calls that follow are those of op number `op`.
     pub(crate) fn begin(&mut self, op: usize, access: &Access) {
         let memory = |operands: &[Operand]| -> Vec<Range<Address>> {
             let memory = operands.iter().map(|operand| match *operand {
                 Operand::Columns(view) => self.rows(view).bytes(),
-                Operand::State(tensor) => self.slot_bytes(tensor),
+                Operand::State(tensor) => self.state_bytes(tensor),
             });
             memory.collect()
         };
@@ -245,38 +302,38 @@ impl Launches<'_> {
     }
 
     /// Address of a state tensor.
-    pub fn slot_address(&self, slot: usize) -> Address {
-        self.arena + self.plan.slots[slot].offset as u64
+    pub fn state_address(&self, slot: usize) -> Address {
+        self.arena + self.plan.tensors[slot].offset as u64
     }
 
     /// The memory of a state tensor.
-    pub fn slot_bytes(&self, slot: usize) -> Range<Address> {
-        let first = self.slot_address(slot);
-        first..first + self.plan.slots[slot].bytes as u64
+    pub fn state_bytes(&self, slot: usize) -> Range<Address> {
+        let first = self.state_address(slot);
+        first..first + self.plan.tensors[slot].bytes as u64
     }
 
     /// The shape of a state tensor.
-    pub fn slot_shape(&self, slot: usize) -> &[usize] {
-        &self.plan.slots[slot].shape
+    pub fn state_shape(&self, slot: usize) -> &[usize] {
+        &self.plan.tensors[slot].shape
     }
 
     /// A state tensor as one row of `width` values.
-    pub fn slot_rows(&self, slot: usize, width: usize) -> Rows {
+    pub fn state_rows(&self, slot: usize, width: usize) -> Rows {
         Rows {
-            first: self.slot_address(slot),
+            first: self.state_address(slot),
             stride: width as i32,
             width: width as i32,
         }
     }
 
     /// A state tensor as a pointer to `kind`.
-    pub fn slot(&self, kind: &str, slot: usize) -> Parameter {
-        Parameter::pointer(kind, self.slot_address(slot))
+    pub fn state(&self, kind: &str, slot: usize) -> Parameter {
+        Parameter::pointer(kind, self.state_address(slot))
     }
 
     /// Tokens read before this chunk, a `const u64*`.
     pub fn position(&self) -> Parameter {
-        Parameter::pointer("const u64", self.slot_address(HEADER))
+        Parameter::pointer("const u64", self.state_address(HEADER))
     }
 
     /// The tokens of the chunk, a `const u32*`.

@@ -6,4 +6,4 @@ pub(crate) mod levels;
 pub(crate) mod source;
 
 pub(crate) use call::{Call, Form, Grid, Parameter, Queued, Rows};
-pub(crate) use launches::{Launches, OpMemory};
+pub(crate) use launches::{Launches, OpMemory, SessionMemory};

@@ -26,7 +26,7 @@ const EPILOGUE: &str = include_str!("../decode/epilogue.cu");
 const GEMV: &str = include_str!("../decode/gemv.cu");
 const KERNEL: &str = include_str!("../decode/kernel.cu");
 /// Row ops of its epilogues.
-const PREPARE: &str = crate::ops::PREPARE_SOURCE;
+const PREPARE: &str = include_str!("../../ops/prepare/prepare.cu");
 
 /// A translation unit, and the name in it of each call's kernel.
 pub(crate) struct Source {

@@ -1,9 +1,11 @@
 //! What surrounds a session's ops: the choice of a token, the log and the position.
 
+pub(crate) mod sample;
+
 use crate::cuda::driver::Address;
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter};
 use crate::error::Result;
-use crate::state::{HEADER, LOG, LOGITS};
+use crate::state::{HEADER, HISTORY, LOGITS};
 
 const SESSION: &str = include_str!("token.cu");
 
@@ -23,7 +25,7 @@ impl Launches<'_> {
             threads: CHOICE_THREADS,
             shared: 0,
             parameters: vec![
-                self.slot("const float", LOGITS),
+                self.state("const float", LOGITS),
                 Parameter::pointer("u64", best),
             ],
         });
@@ -44,7 +46,7 @@ impl Launches<'_> {
 
     /// Ends a chunk: its tokens go to the log, the position moves on.
     pub(crate) fn advance(&mut self) {
-        let log = self.slot_shape(LOG)[0];
+        let log = self.state_shape(HISTORY)[0];
         self.push(Call {
             source: SESSION,
             kernel: format!("advance<{log}>"),
@@ -53,8 +55,8 @@ impl Launches<'_> {
             shared: 0,
             parameters: vec![
                 self.ids(),
-                self.slot("u32", LOG),
-                Parameter::pointer("u64", self.slot_address(HEADER)),
+                self.state("u32", HISTORY),
+                Parameter::pointer("u64", self.state_address(HEADER)),
                 Parameter::tokens(),
             ],
         });

@@ -2,10 +2,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::*;
-use crate::cpu::{Engine, Pool};
+use crate::cpu::Pool;
+use crate::engine::Engine;
 use crate::model::Model;
+use crate::operands::{INPUTS, PRODUCT};
 use crate::ops::instrument::{run_named, unnoticed};
-use crate::program::{INPUTS, PRODUCT};
 use crate::state::{Arena, StateOptions};
 
 /// Lengths of the chunks that are read one after another: the last ones make windows overflow.
