@@ -69,7 +69,7 @@ fn recurrent_units_are_those_of_the_cpu() {
             input: gate(20),
             recurrence: gate(30),
             rate: rate.iter().map(|x| -x.abs()).collect(),
-            slot: 1,
+            state: 1,
             out: View::whole(1, width),
         };
         compare(&op, &[width], [width, width, 1], Kv::F32);

@@ -57,7 +57,7 @@ fn compare(case: Case) {
             },
             gates: None,
             scale: 0.3,
-            slot: 1,
+            state: 1,
             out,
             beside: 0,
         },

@@ -89,7 +89,7 @@ fn compare_chunks(
             read: Some(read),
         }),
         scale: 0.3,
-        slot: 1,
+        state: 1,
         out,
         beside: 0,
     };

@@ -41,7 +41,7 @@ impl Bench {
             history: LOG_LENGTH,
             ..StateOptions::default()
         };
-        let plan = StatePlan::new(&spec, &options).expect("a plan");
+        let plan = spec.plan(&options).expect("a plan");
         let memory = |bytes| Memory::new(device.driver(), bytes).expect("memory");
         let queue = Arc::clone(device.driver()).queue().expect("a queue");
         let (arena, ids, chosen) = (memory(plan.bytes), memory(4), memory(4));

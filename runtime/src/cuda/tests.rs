@@ -89,7 +89,7 @@ impl Bench {
             buffers: widths.iter().map(|w| memory(w).expect("memory")).collect(),
             weights: Weights::new(Arc::clone(device.driver())),
             plan: StatePlan {
-                slots: Vec::new(),
+                tensors: Vec::new(),
                 bytes: 0,
             },
             queue,
