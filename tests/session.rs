@@ -118,7 +118,7 @@ fn any_split_gives_the_logits_and_the_state_of_single_steps() {
                 for ((tensor, a), (_, b)) in one.tensors().zip(other.tensors()) {
                     let what = format!(
                         "{name} {kv:?} chunk {chunk} seed {seed}: tensor {:?} {}",
-                        tensor.block, tensor.name
+                        tensor.layer, tensor.name
                     );
                     let floats = |bytes: &[u8]| -> Vec<f32> {
                         bytes
@@ -321,7 +321,7 @@ fn poison(file: &mut [u8], session: &Session) {
     let arena = 24 + table + 8;
     for (tensor, _) in snapshot.tensors() {
         use waterline::StateDtype;
-        if tensor.block.is_some() && matches!(tensor.dtype, StateDtype::F32 | StateDtype::F16) {
+        if tensor.layer.is_some() && matches!(tensor.dtype, StateDtype::F32 | StateDtype::F16) {
             file[arena + tensor.offset..][..tensor.bytes].fill(0xff);
         }
     }

@@ -59,7 +59,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if args.schedule {
         return schedule(checkpoint, args);
     }
-    let plan = StatePlan::new(&checkpoint.spec, &args.state.options())?;
+    let plan = checkpoint.spec.plan(&args.state.options())?;
     let blocks = blocks(&checkpoint, &plan, args)?;
     let text = if args.json {
         format!("{}\n", to_json(&checkpoint, &plan, &blocks, args))

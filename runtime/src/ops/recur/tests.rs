@@ -98,7 +98,7 @@ impl Case {
                 read: Some(read),
             }),
             scale: 0.3,
-            slot: 0,
+            state: 0,
             out: View::whole(1, self.heads * self.dv),
             beside: 0,
         }
