@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use waterline_quant::F16;
 
-use crate::model::{Checkpoint, Model};
 use crate::cuda::Device;
+use crate::model::{Checkpoint, Model};
 use crate::session::{Session, SessionOptions};
 
 fn path(name: &str) -> String {
