@@ -19,13 +19,13 @@ use crate::error::{Error, Result};
 /// The owner of weights: a model.
 type Owner = dyn Any + Send + Sync;
 
-/// Kernels of a text; who wants those that another thread compiles waits for it.
+/// Kernels of a source text. A thread that needs kernels which another one compiles waits for it.
 type Compiled = Arc<OnceCell<Vec<Kernel>>>;
 
 /// A device that sessions can run on, with the weights and kernels that it holds. Cloning the `Arc` shares them.
 pub struct Device {
     driver: Arc<dyn Driver>,
-    /// Of every model that is still in use. A model's place in memory is not given to another one before.
+    /// Of every model in use, by its address.
     weights: Mutex<Vec<(Weak<Owner>, Arc<Weights>)>>,
     /// By source text.
     kernels: Mutex<HashMap<String, Compiled>>,
@@ -73,13 +73,13 @@ impl Device {
         Ok(())
     }
 
-    /// Stands for a device of `architecture` (such as `sm_87`) with so many multiprocessors: opening a session on it
+    /// A device of `architecture` (such as `sm_87`) with so many SMs that only compiles: opening a session on it
     /// compiles the session's kernels into `folder`, and nothing can run.
     pub fn ahead(architecture: &str, sms: u32, folder: PathBuf) -> Arc<Self> {
         Self::on(ahead::Ahead::new(architecture, sms, Some(folder)))
     }
 
-    /// Stands for a device of `architecture` with so many multiprocessors, on which nothing is compiled and nothing can
+    /// A device of `architecture` with so many SMs, on which nothing is compiled and nothing can
     /// run: for [`crate::Model::schedule_on`].
     pub fn imagined(architecture: &str, sms: u32) -> Arc<Self> {
         Self::on(ahead::Ahead::new(architecture, sms, None))
@@ -123,7 +123,7 @@ impl Device {
         })
     }
 
-    /// What the device is called.
+    /// The device's name.
     pub fn name(&self) -> &str {
         self.driver.name()
     }
@@ -186,7 +186,7 @@ impl Device {
         &self.driver
     }
 
-    /// The model's weights, which are uploaded as they are wanted.
+    /// The model's weights, which are uploaded at first use.
     pub(crate) fn weights(&self, model: Arc<Owner>) -> Arc<Weights> {
         let mut all = self.weights.lock().expect("weights");
         all.retain(|(model, _)| model.strong_count() > 0);

@@ -1,6 +1,5 @@
-// Tensor cores. A warp multiplies tiles whose values are spread over its lanes: with `g` = lane / 4 and `t` = lane % 4, of
-// sums [16, 8] a lane holds (g, 2t), (g, 2t + 1), (g + 8, 2t) and (g + 8, 2t + 1). Under the emulator, loops over what the
-// lanes bring stand for the instructions.
+// PTX instructions: `mma` and its fragments, asynchronous copies, mbarriers. With `g` = lane / 4 and `t` = lane % 4 a lane holds the sums
+// (g, 2t), (g, 2t + 1), (g + 8, 2t) and (g + 8, 2t + 1) of a [16, 8] tile. The emulator has loops in their place.
 
 #ifdef WATERLINE_EMULATOR
 struct Operands {
@@ -8,7 +7,7 @@ struct Operands {
 };
 static Operands operands[32];
 
-// Calls `term(row, column, from)` for what each of this lane's sums takes, when every lane has brought its operands.
+// Adds `term(row, half, column)` to each of this lane's sums, after every lane has stored its operands.
 template <class Term>
 void sum_operands(float* sums, const u32* a, const u32* b, Term term) {
   Operands& own = operands[lane_index()];
@@ -32,7 +31,7 @@ __device__ inline u32 shared_address(const void* pointer) {
 __device__ inline float first_of(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ inline float second_of(u32 pair) { return __uint_as_float(pair & 0xffff0000); }
 
-// Begins to copy 16 aligned bytes from global into shared memory, past the first cache; or clears them.
+// Begins to copy 16 aligned bytes from global into shared memory, bypassing L1; or clears them.
 __device__ inline void copy_or_clear(void* to, const void* from, bool copies = true) {
 #ifdef WATERLINE_EMULATOR
   if (copies) memcpy(to, from, 16);
@@ -55,7 +54,7 @@ __device__ inline u32 pack_bf16(float low, float high) {
 #endif
 }
 
-// Four 8x8 matrices of 16-bit numbers, of which this lane names one row; `across`: each transposed.
+// Loads four 8x8 matrices of 16-bit numbers, a row from each lane's address; `across`: each transposed.
 template <bool across = false>
 __device__ inline void load_matrices(u32* out, const u16* row) {
 #ifdef WATERLINE_EMULATOR
@@ -185,7 +184,7 @@ __device__ inline void multiply_add(float (*sums)[4], const SplitOperand& a, con
 }
 
 #ifndef WATERLINE_EMULATOR
-// Barriers in shared memory that count the arrivals of their current phase.
+// mbarriers in shared memory.
 __device__ inline void mbarrier_init(u64* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
@@ -194,8 +193,8 @@ __device__ inline void mbarrier_arrive(u64* barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Returns when the phase of this parity is complete. All that arrives there belongs to the same block: after 2^26 tries, which take
-// more than a second, something is wrong, and the kernel traps.
+// Waits until the phase of this parity is complete. All arrivals come from the same block: after 2^26 tries, more than a second, the
+// kernel traps.
 __device__ inline void mbarrier_wait(u64* barrier, int parity) {
 #if __CUDA_ARCH__ >= 900
 #define WATERLINE_TRY "mbarrier.try_wait"
@@ -210,17 +209,17 @@ __device__ inline void mbarrier_wait(u64* barrier, int parity) {
       : "memory");
 }
 
-// What this thread wrote to shared memory can be seen by the units that read it on their own.
+// Makes this thread's writes to shared memory visible to the async proxy (wgmma, bulk copies).
 __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Arrives at a barrier whose phase is complete when so many bytes have been copied, too.
+// Arrives, and adds so many bytes of bulk copies to the phase.
 __device__ inline void mbarrier_expect_bytes(u64* barrier, u32 bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 #endif
 }
 
-// Begins to copy aligned bytes from global into shared memory; they arrive at the barrier, whose phase is complete when all have.
+// Begins a bulk copy of aligned bytes from global into shared memory, which completes at the barrier.
 __device__ inline void bulk_copy(void* to, const void* from, int bytes, u64* barrier) {
   mbarrier_expect_bytes(barrier, bytes);
 #if __CUDA_ARCH__ >= 900

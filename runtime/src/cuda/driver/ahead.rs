@@ -10,17 +10,17 @@ use crate::cuda::driver::{
 };
 use crate::error::Result;
 
-/// Stands for a device of some architecture while a session's kernels are written and compiled.
+/// A device of some architecture that exists only while a session's kernels are written and compiled.
 pub(crate) struct Ahead {
     architecture: String,
     sms: u32,
     /// Where kernels go; none are compiled without.
     folder: Option<PathBuf>,
-    /// Where the next memory begins. None overlaps another: what overlaps decides how phases are written.
+    /// The next free address. Allocations do not overlap: dependencies follow from overlaps.
     free: AtomicU64,
 }
 
-/// What memory is aligned to.
+/// Alignment of allocations.
 const ALIGNMENT: usize = 256;
 
 impl Ahead {
@@ -50,7 +50,7 @@ impl Driver for Ahead {
     }
 
     fn tensor_cores(&self) -> TensorCores {
-        // Of an architecture whose name is no number, those that all have.
+        // An unknown name gets those of every architecture.
         TensorCores::of(self.number() / 10)
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A file's name is the SHA-256 of the source, in which a model's dimensions are constants, and of the compiler's options, the
 //! architecture among them. The compiler's version is not part of it, so that kernels which were built elsewhere are found by a
-//! machine with another NVRTC or with none; the file tells it. Machine code from the cache runs on the GPU unchecked, so a
+//! machine with another NVRTC or with none; the file records it. Machine code from the cache runs on the GPU unchecked, so a
 //! folder that others may write to is not used.
 
 use std::path::{Path, PathBuf};
@@ -108,7 +108,7 @@ fn create(folder: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(folder)
 }
 
-/// Whether only this user or the system's administrator can have written what is in the folder.
+/// Refuses a folder that another user owns or everyone may write to.
 #[cfg(unix)]
 fn check(folder: &Path) -> Result<(), String> {
     use std::os::unix::fs::MetadataExt;

@@ -7,7 +7,7 @@ use crate::cuda::driver::cache::{self, Cache};
 use crate::cuda::driver::nvrtc::Nvrtc;
 use crate::error::{Error, Result};
 
-/// Quotients and roots are exact to two units in the last place: more would take many times the instructions.
+/// Quotients and roots are exact to two units in the last place; exact ones take many times the instructions.
 const OPTIONS: [&str; 4] = [
     "--std=c++17",
     "--extra-device-vectorization",
@@ -74,7 +74,7 @@ fn compiler(nvrtc: &Nvrtc) -> String {
     format!("NVRTC {major}.{minor}")
 }
 
-/// What decides the machine code besides the source and the compiler.
+/// The options that decide the machine code.
 fn options(architecture: &str) -> Vec<String> {
     // wgmma exists only in the target that this chip alone runs.
     let target = match architecture {

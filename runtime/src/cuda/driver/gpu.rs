@@ -1,4 +1,4 @@
-//! An NVIDIA GPU through its driver, which is loaded when it is first wanted.
+//! An NVIDIA GPU through its driver, which is loaded when a GPU is first opened.
 
 use std::ffi::{CString, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,7 +40,7 @@ enum Sharing {
     Copies,
     /// All of it, as the host does.
     Pageable,
-    /// What is registered, with these flags.
+    /// Registered memory, with these flags.
     Registered(u32),
 }
 
@@ -239,7 +239,7 @@ impl Driver for Gpu {
         let start = host.as_ptr().cast_mut().cast();
         // SAFETY: the bytes are a mapping, which stays until `forget`, and nothing writes there.
         let registered = unsafe { sys::cuMemHostRegister_v2(start, host.len(), flags) }.result();
-        // A system that cannot pin a mapped file leaves a copy, which `shared_bytes` tells.
+        // Where a system cannot pin a mapped file the weights are copied; `shared_bytes` shows it.
         if registered.is_err() {
             return Ok(None);
         }
@@ -417,7 +417,7 @@ impl Queue for Stream {
                 launch.threads, launch.shared
             )));
         }
-        // What another process holds (MPS, reserved multiprocessors), only a launch finds out.
+        // Only a launch finds out what other processes hold (MPS, reserved SMs).
         match self.start(launch) {
             Err(DriverError(
                 code @ (Code::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE

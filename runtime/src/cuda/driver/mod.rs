@@ -1,4 +1,4 @@
-//! What the backend asks of a device: memory, kernels, and a queue that runs them in order.
+//! A device as the backend needs it: memory, kernels, and a queue that runs them in order.
 
 pub(crate) mod ahead;
 mod cache;
@@ -16,10 +16,10 @@ use crate::error::Result;
 /// An address in a device's memory.
 pub(crate) type Address = u64;
 
-/// Why an old GPU runs no persistent programs: asynchronous copies into shared memory came with this one.
+/// Why an old GPU has no decode kernel: 8.0 introduced asynchronous copies into shared memory.
 pub(crate) const TOO_OLD: &str = "its compute capability is less than 8.0";
 
-/// What multiplies matrices on a device.
+/// The tensor cores of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum TensorCores {
     /// Nothing but plain instructions.
@@ -43,10 +43,10 @@ impl TensorCores {
 
 /// A device with its own memory: a GPU, or the emulator that tests run kernels on.
 pub(crate) trait Driver: Send + Sync {
-    /// What it is called, for people.
+    /// Its name.
     fn name(&self) -> &str;
 
-    /// Processors that run blocks side by side.
+    /// Streaming multiprocessors.
     fn sms(&self) -> u32;
 
     /// The tensor cores of its SMs.
@@ -55,7 +55,7 @@ pub(crate) trait Driver: Send + Sync {
     /// Bytes of shared memory that a block may have.
     fn shared_memory(&self) -> usize;
 
-    /// Blocks of a persistent program, which wait for each other, or why there can be none.
+    /// Thread blocks of the decode kernel, which wait for each other, or why there is no such kernel.
     fn resident_blocks(&self) -> std::result::Result<usize, String>;
 
     /// Bytes of memory that nobody uses.
@@ -64,7 +64,7 @@ pub(crate) trait Driver: Send + Sync {
     /// Whether it has a compiler for kernels that are not in the cache.
     fn compiles(&self) -> bool;
 
-    /// Whether its memory holds what is written there.
+    /// Whether its memory is real.
     fn stores(&self) -> bool {
         true
     }
@@ -72,14 +72,14 @@ pub(crate) trait Driver: Send + Sync {
     /// Uninitialised memory, aligned to 256 bytes.
     fn allocate(&self, bytes: usize) -> Result<Address>;
 
-    /// Gives memory back that [`Driver::allocate`] returned; nothing uses it any more.
+    /// Frees memory from [`Driver::allocate`]; nothing uses it any more.
     fn release(&self, address: Address);
 
-    /// Lets kernels read the host's bytes where they lie, which begin at a page, and returns their address there; none
+    /// Lets kernels read the host's bytes, which begin at a page, in place, and returns their device address; none
     /// on a device that should have a copy. They stay there until [`Driver::forget`].
     fn share(&self, host: &[u8]) -> Result<Option<Address>>;
 
-    /// Ends what [`Driver::share`] began with these bytes.
+    /// Ends [`Driver::share`] of these bytes.
     fn forget(&self, host: &[u8]);
 
     /// Compiles `source` and returns the kernels `names` in order.

@@ -1,4 +1,4 @@
-//! What stands for an NVIDIA GPU in a build without CUDA.
+//! In place of `gpu.rs` in a build without CUDA.
 
 use std::sync::Arc;
 

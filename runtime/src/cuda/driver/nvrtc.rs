@@ -44,7 +44,7 @@ pub(crate) struct Nvrtc {
     create_program: CreateProgram,
     destroy_program: unsafe extern "C" fn(*mut Program) -> Status,
     compile_program: CompileProgram,
-    /// Sizes and bytes of what a compilation made.
+    /// Size and bytes of a compilation's outputs.
     log: (Size, Bytes),
     cubin: (Size, Bytes),
     ptx: (Size, Bytes),
@@ -148,7 +148,7 @@ unsafe fn symbol<T: Copy>(library: &Library, name: &CStr) -> Result<T, String> {
     found.map(|symbol| *symbol).map_err(|e| e.to_string())
 }
 
-/// What one pair of functions gives of a compiled program.
+/// One output of a compiled program.
 fn bytes(program: Program, (size, copy): (Size, Bytes)) -> Option<Vec<u8>> {
     let mut length = 0;
     // SAFETY: the program exists, and `length` is a place for a number.

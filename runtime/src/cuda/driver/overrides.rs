@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 /// The environment variable.
 const VARIABLE: &str = "WATERLINE_GPU_AS";
 
-/// What differs from the device itself.
+/// Properties that differ from the device's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Overrides {
     /// A virtual architecture, such as `compute_89`. The driver makes machine code of its PTX, on any later GPU.

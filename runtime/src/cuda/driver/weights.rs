@@ -8,7 +8,7 @@ use waterline_quant::Bytes;
 use crate::cuda::driver::{Address, Driver, Memory, Queue};
 use crate::error::Result;
 
-/// A model's weights on a device, uploaded when they are first wanted; shared by sessions.
+/// A model's weights on a device, uploaded at first use; shared by sessions.
 pub(crate) struct Weights {
     driver: Arc<dyn Driver>,
     loaded: Mutex<Loaded>,

@@ -140,7 +140,7 @@ impl Driver for Emulator {
         }
         let layout =
             std::alloc::Layout::from_size_align(whole, 256).map_err(|e| error(e.to_string()))?;
-        // SAFETY: the layout is not empty. Its size stands in front, for `release`.
+        // SAFETY: the layout is not empty. Its size is stored in front, for `release`.
         unsafe {
             let start = std::alloc::alloc(layout);
             if start.is_null() {

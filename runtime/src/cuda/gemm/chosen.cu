@@ -1,8 +1,8 @@
-// Products of one token with the parts of matrices that it has chosen, read where they lie: which these are is known too late
-// for a persistent program's ring.
+// Products of one token with the chosen parts of matrices. They do not go through the weight pipeline, whose producers run ahead of the
+// choice.
 
-// Matrices of `parts` equal parts. A block takes rows of one chosen part; the other parts' columns of the output stay as they
-// are. `route` holds the numbers of the chosen parts.
+// Matrices of `parts` equal parts. A block multiplies rows of one chosen part. Columns of other parts keep their values. `route` holds
+// the numbers of the chosen parts.
 template <int formats, int cols, int flags, int parts>
 __device__ void gemv_chosen(const Prologue& prologue, const Linears& linears, Rows route, int tiles, Rows output) {
   float* x = shared_memory<float>();

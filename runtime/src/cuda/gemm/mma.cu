@@ -1,14 +1,14 @@
-// Matrix products of chunks on tensor cores: weights become bf16 in shared memory, inputs are bf16 already, sums are f32.
-// A block takes 128 rows and 128 tokens, each of its eight warps 32 rows and 64 tokens.
+// GEMM of a chunk by `mma`: weights are converted to bf16 in shared memory, inputs are bf16, sums f32. A block computes a tile of 128 rows
+// and 128 tokens, each of its eight warps 32 rows and 64 tokens.
 
 constexpr int mma_rows = 128;
 constexpr int mma_tokens = 128;
 constexpr int mma_depth = 64;
-// Values from one row to the next in shared memory: eight rows that one instruction reads lie in different banks.
+// Values from row to row in shared memory: the eight rows of an `ldmatrix` lie in different banks.
 constexpr int mma_pitch = mma_depth + 8;
 constexpr int mma_tile = 128 * mma_pitch;
 
-// Writes the input of a token in bf16, with zeros up to a multiple of the depth.
+// Stores the input of a token in bf16, with zeros up to a multiple of the depth.
 template <int cols, int flags>
 __device__ void prologue_bf16(const Prologue& prologue, u16* output) {
   constexpr int pitch = (cols + mma_depth - 1) / mma_depth * mma_depth;
@@ -88,7 +88,7 @@ __device__ void gemm_mma(const u16* inputs, Linears linears, Rows output, int to
     }
     if (step + 1 < steps) store_weights(weight_place + next, packed);
     commit_copies();
-  wait_for_copies<0>();
+    wait_for_copies<0>();
     __syncthreads();
   }
 #pragma unroll

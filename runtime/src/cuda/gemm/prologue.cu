@@ -139,7 +139,7 @@ struct Fragment {
   }
 };
 
-// The gain of a norm of parts. Parts of one group follow one another; each may have a gain of its own.
+// Loads the gain of a norm of parts.
 template <int cols, int flags>
 __device__ void load_gain(const float* weight, const PrologueStep& step, Fragment<cols, flags>& gain) {
 #pragma unroll
@@ -154,16 +154,16 @@ __device__ void load_gain(const float* weight, const PrologueStep& step, Fragmen
   }
 }
 
-// What the steps of a row read besides it, where there are few.
+// Operands of a row's steps besides the row, held in registers where `FEW_STEPS`.
 template <int cols, int flags>
 struct StepOperands {
-  // Those of a norm of parts, and of what is added.
+  // Gain of a norm of parts, gain of the added columns, added columns, gates.
   Fragment<cols, flags> gain;
   Fragment<cols, flags> added_gain;
   Fragment<cols, flags> added;
   Fragment<cols, flags> gates;
 
-  // Asks for it, or where there is more, brings it near; but for columns that come with the input.
+  // Loads them, or prefetches where there are more steps; columns that come from mailboxes excepted.
   __device__ void load(const Prologue& prologue, int t, bool added_by_mailbox = false, bool gates_by_mailbox = false) {
     constexpr bool adds = (flags & ADDED_COLUMNS) != 0, is_gated = (flags & GATED_BY_COLUMNS) != 0;
     if constexpr (adds || is_gated || (flags & PART_NORM) != 0) {
@@ -188,7 +188,7 @@ struct StepOperands {
   }
 };
 
-// Norms of a row's parts. A part is what a warp has of several runs, or lanes of a warp have of one.
+// Norms of a row's parts. A part lies in several warps, in one warp, or in some lanes of one.
 template <int cols, int flags>
 __device__ void norm_parts(const PrologueStep& step, int size, const Fragment<cols, flags>& gain, Fragment<cols, flags>& fragment) {
   using Own = Fragment<cols, flags>;
@@ -196,9 +196,9 @@ __device__ void norm_parts(const PrologueStep& step, int size, const Fragment<co
   constexpr int warps = prologue_threads / 32, of_warp = 32 * run;
   __shared__ float sums[runs * warps];
   int warps_of_part = size / of_warp;
-  // Where there is one norm, nobody has used the room before.
+  // With one norm the array has no earlier readers.
   bool used = (flags & FEW_STEPS) == 0;
-  // The sum over the part of each run; every thread gets the one of its own part.
+  // Sums over parts; every thread gets the sums of its own parts.
   auto over_part = [&](float (&x)[runs]) {
     if (warps_of_part == 0) {
 #pragma unroll
@@ -226,7 +226,7 @@ __device__ void norm_parts(const PrologueStep& step, int size, const Fragment<co
 #pragma unroll
     for (int r = 0; r < runs; r++) {
       u32 place = r * warps + warp_index();
-      // The numbers are small, so that half a unit keeps the quotient exact.
+      // Exact: the numbers are small.
       int first = (part_size(flags) > 0 ? place / warps_of_part : (int)((place + 0.5f) * per_part)) * warps_of_part;
       x[r] = sums[first];
 #pragma unroll 1
@@ -298,7 +298,7 @@ __device__ void norm_row(const PrologueStep& step, Fragment<cols, flags>& fragme
   }
 }
 
-// Applies one step to the row whose share this thread holds. Shares stay as they are, or pass through `x`.
+// Applies one step to the row, in fragments or through the row `x` in shared memory.
 template <int cols, int flags>
 __device__ void apply_step(const PrologueStep& step, int t, StepOperands<cols, flags>& operands, Fragment<cols, flags>& fragment, float* x) {
   if ((flags & MAPPED) != 0 && step.kind == STEP_MAP) return activate_all(step.function, fragment.value);
@@ -338,8 +338,7 @@ __device__ void apply_step(const PrologueStep& step, int t, StepOperands<cols, f
   }
 }
 
-// Makes this thread's values of the input of token t from those of its own columns, and what is `near`, but for a norm whose
-// factor comes late. `x` is room for a row; it may be the token's own columns.
+// Applies all steps to token t's row, without the factor of a late norm. `x` has room for a row; it may be the token's own columns.
 template <int cols, int flags>
 __device__ void apply_steps(const Prologue& prologue, int t, StepOperands<cols, flags>& operands, Fragment<cols, flags>& fragment, float* x) {
   constexpr int of_late_norm = WHOLE_NORM | LATE_NORM | QUADS | FEW_STEPS;
@@ -350,7 +349,7 @@ __device__ void apply_steps(const Prologue& prologue, int t, StepOperands<cols, 
   }
 }
 
-// This thread's values of the input of token t.
+// This thread's fragment of the input of token t.
 template <int cols, int flags>
 __device__ Fragment<cols, flags> prologue_row(const Prologue& prologue, int t, float* x) {
   Fragment<cols, flags> fragment;
@@ -361,7 +360,7 @@ __device__ Fragment<cols, flags> prologue_row(const Prologue& prologue, int t, f
   return fragment;
 }
 
-// Writes the input of token t to x, which is complete after a barrier.
+// Stores the input of token t in x, complete after a barrier.
 template <int cols, int flags>
 __device__ void store_prologue_row(const Prologue& prologue, int t, float* x) {
   prologue_row<cols, flags>(prologue, t, x).store(x);

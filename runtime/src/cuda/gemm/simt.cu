@@ -1,7 +1,7 @@
-// Matrix products. `gemv` computes the columns of a few tokens: each block makes its input itself, each warp takes two
-// rows of the weights. `gather` and `gemm_simt` do the same for chunks.
+// Matrix products on plain cores. `gemv` multiplies token by token: each block runs the prologue of the whole input, each warp multiplies
+// two rows of weights. `store_prologue` and `gemm_simt` do the same for chunks, in tiles.
 
-// Matrices with a common input; tiles of `first..` belong to each.
+// A matrix and its columns of the product. Tiles from `first` on are its own.
 struct Linear {
   const u8* weights;
   const float* bias;
@@ -9,7 +9,7 @@ struct Linear {
   int column;
   int format;
   int first;
-  // Multiplies the product, before the bias is added.
+  // Factor of the product, before the bias.
   float multiplier;
 };
 
@@ -17,7 +17,7 @@ constexpr int most_linears = 12;
 
 struct Linears {
   int count;
-  // Whether products are added to what the output holds.
+  // Whether products are added to the output.
   int add;
   Linear at[most_linears];
 };
@@ -28,7 +28,7 @@ __device__ inline const Linear& linear_of(const Linears& linears, int tile) {
   return linears.at[found];
 }
 
-// Inputs in 8 bits, 32 with a common scale.
+// The input in 8 bits, 32 values with a common scale.
 template <int cols>
 struct Rounded {
   int packed[cols / 4];
@@ -63,7 +63,7 @@ struct Rounded {
 
 constexpr int rows_of_warp = 2;
 
-// The products of a warp's rows with x; complete in every lane.
+// The products of a warp's rows with x, in every lane.
 template <int format, int cols>
 __device__ void warp_products(const Linear& linear, int row, const float* x, const int* rounded, float* products) {
   using Weights = Format<format, cols>;
@@ -104,15 +104,15 @@ __device__ void products_by_format(const Linear& linear, int row, const float* x
   }
 }
 
-// What a kernel asks for before it starts has to stay in the second cache until then.
+// Prefetched weights must stay in L2 until the kernel starts.
 constexpr long long most_prefetched = 16 << 20;
 
-// Asks for the codes of a warp's rows.
+// Prefetches the codes of a warp's rows.
 template <int formats, int cols, int format = 0>
 __device__ void prefetch_rows(const Linear& linear, int row) {
   if constexpr (format < format_count) {
     if constexpr ((formats >> format & 1) != 0) {
-      // Rows of another length do not all begin where bytes can be asked for.
+      // Prefetches need aligned rows.
       constexpr u32 bytes = Format<format, cols>::row_bytes % 16 == 0 ? Format<format, cols>::row_bytes : 0;
       bool first = blockIdx.x * (prologue_threads / 32) * rows_of_warp * (long long)bytes < most_prefetched;
       if (first && linear.format == format && bytes > 0 && lane_index() < rows_of_warp && row + lane_index() < linear.rows) {
@@ -123,7 +123,7 @@ __device__ void prefetch_rows(const Linear& linear, int row) {
   }
 }
 
-// Makes the input of token `blockIdx.y` in x, and behind it, where a format wants it, the same in 8 bits.
+// Computes the input of token `blockIdx.y` in x, and behind it, if a format needs it, the same in 8 bits.
 template <int formats, int cols, int flags>
 __device__ int* load_input(const Prologue& prologue, float* x) {
   store_prologue_row<cols, flags>(prologue, blockIdx.y, x);
@@ -157,7 +157,7 @@ __device__ void gemv(const Prologue& prologue, const Linears& linears, Rows outp
   }
 }
 
-// `output = function(gate x) * up x` of two matrices of the same shape, a warp taking the same rows of both.
+// `output = function(gate x) * up x` of two matrices of the same shape. A warp multiplies the same rows of both.
 template <int formats, int cols, int flags, int function>
 __device__ void gemv_gated(const Prologue& prologue, const Linears& linears, Rows output) {
   const Linear &gate = linears.at[0], &up = linears.at[1];

@@ -1,12 +1,12 @@
-// Matrix products of chunks on Hopper: four warps together gemv tiles that lie in shared memory, while four others bring the
-// next ones. A block takes tiles of 128 tokens and 256 rows, one after another; each of two groups of four warps 64 tokens.
-// Weights become bf16 on their way, inputs are bf16 already, sums are f32.
+// GEMM of a chunk by `wgmma` (Hopper): two consumer warp groups multiply tiles in shared memory, a producer warp group loads the next ones.
+// A persistent block computes tiles of 128 tokens and 256 rows, each consumer group 64 tokens. The producer converts weights to
+// bf16; inputs are bf16, sums f32.
 
 constexpr int wgmma_tokens = 128;
 constexpr int wgmma_rows = 256;
 constexpr int wgmma_depth = 64;
 constexpr int wgmma_stages = 4;
-// Stages that are on their way at once.
+// Stages in flight.
 constexpr int wgmma_lead = 2;
 constexpr int wgmma_row_bytes = wgmma_depth * 2;
 constexpr int wgmma_stage_bytes = (wgmma_tokens + wgmma_rows) * wgmma_row_bytes;
@@ -16,19 +16,19 @@ constexpr int wgmma_consumers = 256;
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Waits until all but the last `pending` batches of products are done.
+// Waits until at most `pending` groups of products are in flight.
 template <int pending>
 __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-// How the units see a tile: rows of 128 bytes, whose pieces of 16 bytes are exchanged by number of the row modulo 8.
+// Shared memory descriptor of a tile: rows of 128 bytes, 128-byte swizzle.
 __device__ inline u64 wgmma_descriptor(const u8* tile) {
   constexpr u64 exchanged = 1ull << 62, eight_rows = (u64)(8 * wgmma_row_bytes / 16) << 32;
   return exchanged | eight_rows | 1ull << 16 | (u64)(shared_address(tile) >> 4 & 0x3fff);
 }
 
-// sums [64 tokens, 256 rows] += left right of a depth of 16: a thread holds of each 8 rows, and of tokens 8 apart, two side by side.
+// sums [64 tokens, 256 rows] += left right, depth 16. A thread holds two adjacent rows of every eight, for two tokens 8 apart.
 __device__ inline void wgmma(float (&sums)[128], u64 left, u64 right) {
   asm volatile(
       "{ .reg .pred add; setp.ne.b32 add, 1, 0;"
@@ -64,25 +64,25 @@ __device__ inline void wgmma(float (&sums)[128], u64 left, u64 right) {
       : "l"(left), "l"(right));
 }
 
-// The weights of a tile: two times 128 rows, from `first` on, of matrices of `rows`.
+// The weights of a tile: two halves of 128 rows, from `first` on, of matrices of `rows` rows.
 struct WgmmaRows {
   const u8* weights[2];
   int rows[2];
   int first[2];
 };
 
-// A producer's part of a step's weights. What is bf16 already is copied as it is; the rest is read and converted while the stage is
+// A producer thread's part of a step's weights. BF16 is copied; other formats are loaded and converted in registers while the stage is
 // still in use.
 template <int format, int cols>
 struct StageWeights {
   static constexpr bool copied = format == BF16 && cols % 8 == 0;
-  // Two threads take a row of each 64, 32 weights each.
+  // Two threads load a row of every 64, 32 weights each.
   static constexpr int pieces = copied ? 1 : wgmma_rows / 64;
   u32 packed[pieces][16];
 
   __device__ static int row(int i) { return threadIdx.x % wgmma_producers / 2 + i % 2 * 64; }
 
-  // Nothing branches, so that all loads are under way at once: what is beyond the matrix is read from its edge and cleared.
+  // Without branches, so that all loads are in flight at once: beyond the matrix the edge is loaded and cleared.
   __device__ void fetch(const WgmmaRows& rows, int step) {
     if constexpr (!copied) {
       using Weights = Format<format, cols>;
@@ -108,10 +108,10 @@ struct StageWeights {
     }
   }
 
-  // `weights` is the stage's place for them.
+  // Stores them in the stage at `weights`.
   __device__ void place(u8* weights, const WgmmaRows& rows, int step) const {
     if constexpr (copied) {
-      // Eight threads take a row.
+      // Eight threads copy a row.
       int line = threadIdx.x % wgmma_producers / 8, piece = threadIdx.x % 8, column = step * wgmma_depth + piece * 8;
       u8* to = weights + line * wgmma_row_bytes + (piece ^ line % 8) * 16;
 #pragma unroll
@@ -138,7 +138,7 @@ struct StageWeights {
   }
 };
 
-// A producer's part of a step's inputs: eight threads take a row.
+// A producer thread's part of a step's inputs: eight threads copy a row.
 template <int pitch>
 __device__ inline void copy_inputs(u8* stage, const u16* inputs, int step) {
   int line = threadIdx.x % wgmma_producers / 8, piece = threadIdx.x % 8;
@@ -148,14 +148,14 @@ __device__ inline void copy_inputs(u8* stage, const u16* inputs, int step) {
   for (int i = 0; i < wgmma_tokens / 16; i++) copy_or_clear(place + i * 16 * wgmma_row_bytes, source + i * 16 * pitch);
 }
 
-// Multiplies `row_tiles` tiles of rows with all tokens. `plan.rows(tile)` are a tile's weights, `plan.target(tile)` is where its products
-// go, and its `store(token, column, lower, upper)` takes those of the rows `column` and `column + 1` of both halves.
+// Multiplies `row_tiles` tiles of rows with all tokens. `plan.rows(tile)` are a tile's weights, `plan.target(tile)` is its output, whose
+// `store(token, column, lower, upper)` stores the products of rows `column` and `column + 1` of both halves.
 template <int format, int cols, class Plan>
 __device__ void wgmma_tiles(const u16* inputs, int row_tiles, int tokens, const Plan& plan) {
   constexpr int pitch = (cols + wgmma_depth - 1) / wgmma_depth * wgmma_depth;
   constexpr int steps = pitch / wgmma_depth;
   u8* room = shared_memory<u8>();
-  // Tiles begin at multiples of the pattern's 1024 bytes.
+  // The swizzle pattern repeats every 1024 bytes.
   u8* stages = room + (1024 - shared_address(room) % 1024) % 1024;
   __shared__ u64 full[wgmma_stages], empty[wgmma_stages];
   if (threadIdx.x == 0) {
@@ -169,7 +169,7 @@ __device__ void wgmma_tiles(const u16* inputs, int row_tiles, int tokens, const 
   int tiles = row_tiles * token_tiles;
   int number = 0;
   if (threadIdx.x >= wgmma_consumers) {
-    // What came `pending` batches ago is complete.
+    // Signals a stage whose copies are complete.
     auto complete = [&](int which) {
       fence_async_proxy();
       mbarrier_arrive(&full[which % wgmma_stages]);
@@ -211,7 +211,7 @@ __device__ void wgmma_tiles(const u16* inputs, int row_tiles, int tokens, const 
       for (int k = 0; k < wgmma_depth / 16; k++) wgmma(sums, left + 2 * k, right + 2 * k);
       wgmma_commit();
       wgmma_wait<1>();
-      // The products of the step before are done.
+      // The products of the previous step are complete.
       if (step > 0 && lane_index() == 0) mbarrier_arrive(&empty[(number - 1) % wgmma_stages]);
     }
     wgmma_wait<0>();
@@ -232,7 +232,7 @@ __device__ void wgmma_tiles(const u16* inputs, int row_tiles, int tokens, const 
   }
 }
 
-// Products in f32, of rows that follow each other.
+// Output in f32, of consecutive rows.
 struct WgmmaOutput {
   float* first;
   const float* bias;
@@ -240,14 +240,14 @@ struct WgmmaOutput {
   int stride;
   int rows;
   bool add;
-  // Whether pairs begin at multiples of eight bytes, and whether besides there is nothing to look at.
+  // Whether pairs are aligned to 8 bytes, and whether there are no biases and no short tiles either.
   bool in_pairs;
   bool plain;
 
   __device__ void store_pair(float* place, int row, float x, float y) const {
     x *= multiplier, y *= multiplier;
     if (plain) {
-      // Nobody else adds here, and nothing waits for what is there.
+      // Only one thread adds here: a reduction avoids the load.
       if (add) {
         asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(place), "f"(x), "f"(y) : "memory");
       } else {
@@ -309,7 +309,7 @@ struct GatedProducts {
   u16* first;
   int pitch;
   int columns;
-  // Of the tile's first column.
+  // Row of the tile's first column.
   int row;
 
   __device__ float value(const Linear& linear, int column, float product) const {
@@ -317,7 +317,7 @@ struct GatedProducts {
     return linear.multiplier * product + (linear.bias && r < linear.rows ? linear.bias[r] : 0.0f);
   }
   __device__ float gated(int column, float gate_product, float up_product) const {
-    // Past the last row products are zero, and so have to be what biases would make of them.
+    // Zero past the last row, where biases must not count.
     if (row + column >= gate.rows) return 0.0f;
     return activate(function, value(gate, column, gate_product)) * value(up, column, up_product);
   }

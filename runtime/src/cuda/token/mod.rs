@@ -1,4 +1,4 @@
-//! What surrounds a session's ops: the choice of a token, the log and the position.
+//! Kernels around a session's ops: the choice of a token, the history and the position.
 
 pub(crate) mod sample;
 
