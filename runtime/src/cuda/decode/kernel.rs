@@ -204,7 +204,11 @@ impl DecodeKernel {
         });
         let links: Vec<_> = links.collect();
         let (mailboxes, mailbox_floats) = assign_mailboxes(&links);
-        let source = Source::decode(&calls, &mailboxes, &layout.constants(mailbox_floats));
+        let source = Source::decode(
+            &calls,
+            &mailboxes,
+            &layout.constants(mailbox_floats, device.driver().tuning()),
+        );
         let kernel = device.kernels(&source)?[0];
 
         let upload = |bytes: &[u8]| {

@@ -6,6 +6,7 @@ use crate::cuda::decode::control;
 use crate::cuda::decode::gemv::Gemv;
 use crate::cuda::decode::kernel::{OpRecord, PRODUCER_WARPS, THREADS};
 use crate::cuda::decode::pipeline::{STEP_UNITS, SUMS_PITCH, Segment, Tile, Tiling};
+use crate::cuda::decode::tuning::Tuning;
 use crate::cuda::schedule::Queued;
 
 /// Alignment of the weight pipeline's stages. Bulk copies to addresses that are no multiples of 32 bytes are slower: a token takes 7 %
@@ -129,11 +130,12 @@ impl Layout {
     }
 
     /// The sizes as constants of the kernel.
-    pub fn constants(&self, mailbox_floats: usize) -> String {
+    pub fn constants(&self, mailbox_floats: usize, tuning: Tuning) -> String {
         let needs = &self.needs;
         let sixteen_row_formats = (0..FORMATS.len())
             .filter(|&format| needs.tiling.rows(format) == 16)
             .fold(0, |set, format| set | 1 << format);
+        let in_flight = tuning.tiles_in_flight(PRODUCER_WARPS, self.stages, needs.stage);
         let constants = [
             ("consumer_threads", THREADS),
             ("producer_warps", PRODUCER_WARPS),
@@ -150,6 +152,9 @@ impl Layout {
             ("stage_bytes", needs.stage),
             ("stage_count", self.stages),
             ("mailbox_floats", mailbox_floats),
+            ("first_poll_ns", tuning.first_poll_ns),
+            ("poll_ns", tuning.poll_ns),
+            ("tiles_in_flight", in_flight),
             ("deadline", control::deadline()),
         ];
         let line = |(name, value)| format!("constexpr int {name} = {value};\n");

@@ -79,4 +79,4 @@ __device__ void backoff() {
   asm volatile("nanosleep.u32 %0;" ::"n"(nanoseconds));
 #endif
 }
-__device__ inline void backoff() { backoff<100>(); }
+__device__ inline void backoff() { backoff<poll_ns>(); }

@@ -11,3 +11,4 @@ mod layout;
 pub(crate) mod mailbox;
 pub(crate) mod pipeline;
 mod split;
+pub(crate) mod tuning;

@@ -196,11 +196,10 @@ struct RowCopies {
   }
 };
 
-// Large tiles in flight at once, and while the op waits for its input: mailbox loads queue behind them in the SM's port. Three tiles of
-// 16 KB are DRAM's latency times an SM's share of its bandwidth. Small tiles are not limited. A producer warp waits only for tiles
-// that it loaded itself: another one's stage may be a full round ahead, and an mbarrier tells apart only adjacent phases.
+// Large tiles in flight while the op waits for its input; else `tiles_in_flight`, by tuning.rs. Mailbox loads queue behind them in the SM's
+// port. Small tiles are not limited. A producer warp waits only for tiles that it loaded itself: another one's stage may be a full
+// round ahead, and an mbarrier tells apart only adjacent phases.
 constexpr u32 tiles_in_flight_waiting = producer_warps;
-constexpr u32 tiles_in_flight = stage_count < 2 * producer_warps ? stage_count : 2 * producer_warps;
 static_assert(stage_count % producer_warps == 0 && stage_count > 0, "a stage belongs to one producer warp");
 
 // By one warp: begins to load tile `number` of a segment into its stage.

@@ -168,9 +168,10 @@ struct PendingInput {
       // The first poll is not one of the loop's, which would be shorter: GDN 1.3B in Q8_0 takes 546 us on an H200 so, else 562.
       try_load_all();
       while (!(fragment.is_ready() & (!added_by_mailbox || operands.added.is_ready()) & (!gates_by_mailbox || operands.gates.is_ready()))) {
-        if (deadline_passed(WAIT_MAILBOX)) break;
         backoff();
         try_load_all();
+        // The clock is read while the loads are in flight.
+        if (deadline_passed(WAIT_MAILBOX)) break;
       }
     } else {
       wait_for_dependencies();

@@ -27,7 +27,7 @@ pub(crate) struct Tuning {
     /// Nanoseconds between polls.
     pub poll_ns: usize,
     /// Bytes of large tiles in flight per SM.
-    bytes_in_flight: f64,
+    pub bytes_in_flight: f64,
 }
 
 impl Tuning {

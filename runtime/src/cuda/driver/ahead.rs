@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::cuda::decode::tuning::Tuning;
 use crate::cuda::driver::compile;
 use crate::cuda::driver::{
     Address, Driver, Kernel, Launch, Queue, Recording, TOO_OLD, TensorCores,
@@ -52,6 +53,10 @@ impl Driver for Ahead {
     fn tensor_cores(&self) -> TensorCores {
         // An unknown name gets those of every architecture.
         TensorCores::of(self.number() / 10)
+    }
+
+    fn tuning(&self) -> Tuning {
+        Tuning::of(self.number())
     }
 
     fn shared_memory(&self) -> usize {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, DriverError, result, sys};
 
+use crate::cuda::decode::tuning::Tuning;
 use crate::cuda::driver::compile;
 use crate::cuda::driver::overrides::Overrides;
 use crate::cuda::driver::{
@@ -23,6 +24,7 @@ pub(crate) struct Gpu {
     sms: u32,
     architecture: String,
     tensor_cores: TensorCores,
+    tuning: Tuning,
     shared_memory: usize,
     resident_blocks: std::result::Result<usize, String>,
     /// Whether a kernel may start before the one before it has ended.
@@ -112,6 +114,7 @@ impl Gpu {
             },
             architecture,
             tensor_cores,
+            tuning: overrides.tuning(Tuning::of(capability)),
             shared_memory: (context.attribute(MOST_SHARED).map_err(named)? as usize)
                 .min(overrides.shared_memory.unwrap_or(usize::MAX)),
             overlaps: capability >= 90,
@@ -195,6 +198,10 @@ impl Driver for Gpu {
 
     fn tensor_cores(&self) -> TensorCores {
         self.tensor_cores
+    }
+
+    fn tuning(&self) -> Tuning {
+        self.tuning
     }
 
     fn shared_memory(&self) -> usize {

@@ -11,6 +11,7 @@ pub(crate) mod weights;
 
 use std::sync::Arc;
 
+use crate::cuda::decode::tuning::Tuning;
 use crate::error::Result;
 
 /// An address in a device's memory.
@@ -51,6 +52,9 @@ pub(crate) trait Driver: Send + Sync {
 
     /// The tensor cores of its SMs.
     fn tensor_cores(&self) -> TensorCores;
+
+    /// Constants of the decode kernel.
+    fn tuning(&self) -> Tuning;
 
     /// Bytes of shared memory that a block may have.
     fn shared_memory(&self) -> usize;

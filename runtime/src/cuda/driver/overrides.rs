@@ -1,6 +1,7 @@
 //! Another GPU's program on this one: `WATERLINE_GPU_AS=compute_89,sms=128,shared=99` lays out and compiles what an RTX 4090 runs,
-//! for tests on a larger part. Any of the three may be left out.
+//! for tests on a larger part. Any of them may be left out. `first-poll=NS` is for measurements.
 
+use crate::cuda::decode::tuning::Tuning;
 use crate::error::{Error, Result};
 
 /// The environment variable.
@@ -15,6 +16,8 @@ pub(crate) struct Overrides {
     pub sms: Option<u32>,
     /// Bytes of shared memory that a thread block may have.
     pub shared_memory: Option<usize>,
+    /// Nanoseconds before the first poll of a mailbox.
+    pub first_poll_ns: Option<usize>,
 }
 
 impl Overrides {
@@ -46,10 +49,21 @@ impl Overrides {
                 Some(("shared", value)) => {
                     overrides.shared_memory = Some((number(value, 1024)? as usize) << 10);
                 }
-                Some(_) => return Err(refused("compute_NN, sms=N or shared=KIB")),
+                Some(("first-poll", value)) => {
+                    overrides.first_poll_ns = Some(number(value, 10_000)? as usize);
+                }
+                Some(_) => return Err(refused("compute_NN, sms=N, shared=KIB or first-poll=NS")),
             }
         }
         Ok(overrides)
+    }
+
+    /// A device's constants, with those that differ.
+    pub fn tuning(&self, device: Tuning) -> Tuning {
+        Tuning {
+            first_poll_ns: self.first_poll_ns.unwrap_or(device.first_poll_ns),
+            ..device
+        }
     }
 }
 
@@ -66,6 +80,7 @@ mod tests {
                 architecture: Some("compute_89".into()),
                 sms: Some(128),
                 shared_memory: Some(99 << 10),
+                first_poll_ns: None,
             }
         );
         assert_eq!(Overrides::parse("").expect("nothing"), Overrides::default());

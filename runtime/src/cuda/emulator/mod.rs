@@ -6,6 +6,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::cuda::decode::tuning::Tuning;
 use crate::cuda::driver::overrides::Overrides;
 use crate::cuda::driver::shares_memory;
 use crate::cuda::driver::{Address, Driver, Kernel, Launch, Queue, Recording, TensorCores};
@@ -108,6 +109,10 @@ impl Driver for Emulator {
 
     fn tensor_cores(&self) -> TensorCores {
         TensorCores::Warps
+    }
+
+    fn tuning(&self) -> Tuning {
+        Tuning::of(90)
     }
 
     fn shared_memory(&self) -> usize {

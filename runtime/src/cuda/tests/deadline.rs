@@ -1,4 +1,4 @@
-//! A value that is never published ends as an error that names the phase and the op; the session is lost, the device is not.
+//! A value that is never published ends as an error that names the op; the session is lost, the device is not.
 
 use std::sync::Arc;
 
@@ -37,10 +37,10 @@ fn a_value_that_is_never_published_loses_the_session_and_not_the_device() {
     let device = Device::emulated();
     let whole = tokens(&mut open(&model, &device, None)).expect("tokens");
     let mut found = Vec::new();
-    for phase in 0..8 {
-        let mut session = open(&model, &device, Some(phase));
+    for op in 0..8 {
+        let mut session = open(&model, &device, Some(op));
         let snapshot = session.snapshot().expect("an empty state");
-        // The emulator runs one thread block, which waits for no arrivals: phases that publish nothing lose nothing.
+        // The emulator runs one thread block, which waits for no arrivals: ops that publish nothing lose nothing.
         let Err(error) = tokens(&mut session) else {
             continue;
         };
@@ -48,7 +48,7 @@ fn a_value_that_is_never_published_loses_the_session_and_not_the_device() {
         let error = error.to_string();
         assert!(
             error.starts_with(
-                "emulator: thread block 0 waited more than 12 s for a value in a mailbox in phase"
+                "emulator: thread block 0 waited more than 12 s for a value in a mailbox in op"
             ),
             "{error}"
         );
@@ -70,8 +70,8 @@ fn a_value_that_is_never_published_loses_the_session_and_not_the_device() {
         let other = tokens(&mut open(&model, &device, None));
         assert_eq!(other.expect("tokens of another session"), whole);
     }
-    // Products wait for products and recurrences for products.
-    for op in ["(product)", "(recur_step)"] {
+    // GEMVs wait for GEMVs and recurrences for GEMVs.
+    for op in ["(streaming_gemv)", "(recur_step)"] {
         assert!(found.iter().any(|error| error.contains(op)), "{found:?}");
     }
 }
