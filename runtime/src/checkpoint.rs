@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 use waterline_quant::gguf::{Gguf, Value};
-use waterline_quant::{Bytes, F32};
+use waterline_quant::Bytes;
 
 use crate::arch::{self, llama_cpp::LlamaCpp};
 use crate::error::{Error, Result};
@@ -187,8 +187,8 @@ impl Checkpoint {
             .collect()
     }
 
-    /// Every tensor of the description must be there, in its shape, and in f32 or another float format where it
-    /// may not be quantized.
+    /// Every tensor of the description must be there, in its shape, and in f32 or another float format where it is no
+    /// matrix and may not be quantized.
     fn check(&self) -> Result<()> {
         for weight in self.spec.weights() {
             let wrong = |found: String, expected: String| Error::Tensor {
@@ -209,7 +209,8 @@ impl Checkpoint {
                     format!("shape {:?}", weight.shape),
                 ));
             }
-            let full = tensor.format.ggml_type == F32.ggml_type || !tensor.format.is_integer_dot();
+            // llama.cpp quantizes some matrices that stay f32 in files of ours.
+            let full = !tensor.format.is_integer_dot() || weight.shape.len() == 2;
             if weight.precision == Precision::Full && !full {
                 return Err(wrong(
                     format!("format {}", tensor.format.name),

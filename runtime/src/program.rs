@@ -6,7 +6,9 @@ use std::sync::Arc;
 use waterline_quant::{Matrix, Tensor};
 
 use crate::error::{Error, Result};
-use crate::ops::{Embed, Emit, Linear, Logits, Norm, Op, OutputOp, Project, Renew};
+use crate::ops::{
+    Embed, Emit, Lane, Linear, Logits, Map, Norm, Op, OutputOp, Prepare, Project, Renew,
+};
 use crate::spec::{NormKind, Sublayer};
 use crate::state::{StatePlan, Touched};
 
@@ -70,6 +72,9 @@ pub const INPUTS: usize = 1;
 pub const PRODUCT: usize = 2;
 /// A block's own buffers come after these.
 const FIRST: usize = 3;
+
+/// The name under which the token's embedding is published.
+const EMBEDDING: &str = "embedding";
 
 /// A bound model: ops in order, and the buffers between them.
 pub struct Program {
@@ -135,6 +140,8 @@ pub struct Lowering<'a> {
     program: &'a mut Program,
     hidden: usize,
     norm_eps: f32,
+    /// What this sublayer reads: the residual stream, but where a mixer says otherwise.
+    input: View,
     /// What the names of the tensors begin with.
     scope: String,
     /// Applied to the residual stream in front of this sublayer.
@@ -185,6 +192,18 @@ impl<'a> Lowering<'a> {
         };
         let mut first_tensor = first_tensor;
         let mut published = Vec::new();
+        let mut mixers = spec.layers.iter().filter_map(|layer| layer.mixer.as_ref());
+        if mixers.any(|mixer| mixer.reads_embedding()) {
+            let embedding = View::whole(program.widths.len(), spec.hidden);
+            program.widths.push(embedding.width);
+            published.push((EMBEDDING, embedding));
+            let copy = Map::Copy(View::whole(RESIDUAL, spec.hidden));
+            program.ops.push(Box::new(Prepare {
+                lanes: vec![Lane::of_channels(embedding, None, vec![copy])],
+                rope: None,
+                gates: Vec::new(),
+            }));
+        }
         let mut stream = 1.0;
         for (layer, layer_spec) in spec.layers.iter().enumerate() {
             let mut lowering = Lowering {
@@ -197,6 +216,7 @@ impl<'a> Lowering<'a> {
                 program: &mut program,
                 hidden: spec.hidden,
                 norm_eps: spec.norm_eps,
+                input: View::whole(RESIDUAL, spec.hidden),
                 scope: String::new(),
                 pre_norm: None,
                 post_norm: None,
@@ -306,7 +326,7 @@ impl<'a> Lowering<'a> {
     }
 
     fn full_name(&self, name: &str) -> String {
-        format!("{}{name}", self.scope)
+        crate::spec::full_name(&self.scope, name)
     }
 
     /// Writes one part of a mixer that sums several: the names of its tensors begin with `prefix`, its state tensors are
@@ -391,6 +411,23 @@ impl<'a> Lowering<'a> {
         }
     }
 
+    /// The token's embedding, for a mixer that [reads it](crate::mixers::Mixer::reads_embedding).
+    pub fn embedding(&self) -> Result<View> {
+        self.published(EMBEDDING, self.hidden)
+    }
+
+    /// Writes what reads `input`, as wide as the residual stream, in its place, behind the norm in front of this sublayer.
+    pub fn reading(
+        &mut self,
+        input: View,
+        lower: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<()> {
+        let outer = std::mem::replace(&mut self.input, input);
+        lower(self)?;
+        self.input = outer;
+        Ok(())
+    }
+
     /// The norm in front of this sublayer, if it has one.
     pub fn input_norm(&self) -> Option<Norm> {
         self.pre_norm.clone()
@@ -404,8 +441,7 @@ impl<'a> Lowering<'a> {
     /// Multiplies the normed residual stream with matrices stacked in one buffer, `{name}.weight` and, where it
     /// exists, `{name}.bias`; returns each one's columns.
     pub fn project(&mut self, names: &[&str]) -> Result<Vec<View>> {
-        let input = View::whole(RESIDUAL, self.hidden);
-        self.project_from(input, self.input_norm(), names)
+        self.project_from(self.input, self.input_norm(), names)
     }
 
     /// As [`Lowering::project`], each matrix' product and bias multiplied by a number.
@@ -450,7 +486,7 @@ impl<'a> Lowering<'a> {
 
     /// Multiplies the input of this sublayer with these matrices, whose products are `width` columns side by side.
     fn project_linears(&mut self, linears: Vec<Linear>, width: usize) -> Vec<View> {
-        let input = View::whole(RESIDUAL, self.hidden);
+        let input = self.input;
         self.wide_inputs(input.width);
         let output = self.buffer(width);
         let view = |linear: &Linear| View {
@@ -483,8 +519,7 @@ impl<'a> Lowering<'a> {
         partitions: usize,
         route: View,
     ) -> Result<Vec<View>> {
-        let input = View::whole(RESIDUAL, self.hidden);
-        let (project, views) = self.projection(input, self.input_norm(), names)?;
+        let (project, views) = self.projection(self.input, self.input_norm(), names)?;
         let project = project.of_chosen(partitions, route);
         self.push(project);
         Ok(views)

@@ -1,5 +1,6 @@
 //! What a model is: checked dimensions, from which every other size follows.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -28,6 +29,22 @@ pub enum Precision {
     Quantized,
     /// A decay, gate, norm, convolution or router: always f32.
     Full,
+}
+
+/// What the names of tensors begin with that several layers have in common.
+const OF_MODEL: &str = "model.";
+
+/// The name of a tensor that all layers that list it have in common, of these dimensions in each.
+pub(crate) fn of_model(name: &str) -> String {
+    format!("{OF_MODEL}{name}")
+}
+
+/// The full name of a tensor that a part of a model calls `name` where names begin with `scope`.
+pub(crate) fn full_name(scope: &str, name: &str) -> String {
+    match name.starts_with(OF_MODEL) {
+        true => name.into(),
+        false => format!("{scope}{name}"),
+    }
 }
 
 impl WeightSpec {
@@ -389,7 +406,33 @@ impl ModelSpec {
             });
         }
         let mut layers = self.layers.iter().enumerate();
-        layers.try_for_each(|(i, layer)| layer.check(file, i, self.hidden))
+        layers.try_for_each(|(i, layer)| layer.check(file, i, self.hidden))?;
+        self.check_common(file)
+    }
+
+    /// Checks that tensors that several layers have in common are of the same shape in all of them.
+    fn check_common(&self, file: &str) -> Result<()> {
+        let mut shapes: HashMap<String, Vec<usize>> = HashMap::new();
+        for (i, layer) in self.layers.iter().enumerate() {
+            let mixer = layer.mixer.iter();
+            for weight in mixer.flat_map(|mixer| mixer.weights(self.hidden)) {
+                if !weight.name.starts_with(OF_MODEL) {
+                    continue;
+                }
+                let first = shapes
+                    .entry(weight.name.clone())
+                    .or_insert_with(|| weight.shape.clone());
+                if *first != weight.shape {
+                    return Err(Error::Config {
+                        file: file.into(),
+                        key: format!("layers[{i}]"),
+                        found: format!("{} of shape {:?}", weight.name, weight.shape),
+                        expected: format!("{first:?}, as in the layers in front"),
+                    });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Every tensor of the model by its full name, in the order of the file.
@@ -411,6 +454,7 @@ impl ModelSpec {
         if self.embedding_norm {
             all.extend(norm("token_embd_norm"));
         }
+        let mut common = HashSet::new();
         for (i, layer) in self.layers.iter().enumerate() {
             let mixer = layer.mixer.as_ref().map(|mixer| {
                 let weights = mixer.weights(self.hidden);
@@ -425,10 +469,15 @@ impl ModelSpec {
                 if sublayer.pre_norm {
                     all.extend(norm(&format!("blk.{i}.{pre}")));
                 }
-                all.extend(weights.into_iter().map(|weight| WeightSpec {
-                    name: format!("blk.{i}.{scope}{}", weight.name),
+                let scope = format!("blk.{i}.{scope}");
+                let full = weights.into_iter().map(|weight| WeightSpec {
+                    name: full_name(&scope, &weight.name),
                     ..weight
-                }));
+                });
+                let is_new = |weight: &WeightSpec| {
+                    !weight.name.starts_with(OF_MODEL) || common.insert(weight.name.clone())
+                };
+                all.extend(full.filter(is_new));
                 if sublayer.post_norm {
                     all.extend(norm(&format!("blk.{i}.{post}")));
                 }

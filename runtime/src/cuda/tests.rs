@@ -220,7 +220,7 @@ fn products_are_those_of_the_cpu() {
                 .expect("a copy");
 
             let mut inputs = Activations::new(tokens, cols).expect("memory");
-            inputs.load(&x, tokens, cols, format.is_integer_dot());
+            inputs.load(&x, tokens, cols, format.rounding());
             let mut expected = vec![0.0f32; tokens * width];
             let out = Output::new(&mut expected, width);
             for Factor { matrix, column, .. } in factors {
@@ -291,7 +291,7 @@ fn products_of_chosen_parts_leave_the_others_as_they_are() {
         let found = bench.read(3, width);
 
         let mut inputs = Activations::new(1, cols).expect("memory");
-        inputs.load(&x, 1, cols, format.is_integer_dot());
+        inputs.load(&x, 1, cols, format.rounding());
         let mut expected = vec![0.5f32; width];
         let out = Output::new(&mut expected, width);
         for (Factor { matrix, column, .. }, height) in factors.iter().zip(heights) {
@@ -449,7 +449,7 @@ fn check_ring_products(device: &Arc<Device>, blocks: usize, most_cols: usize) {
             bench.persist(&launches.calls, blocks);
 
             let mut inputs = Activations::new(1, cols).expect("memory");
-            inputs.load(&x, 1, cols, format.is_integer_dot());
+            inputs.load(&x, 1, cols, format.rounding());
             let [first, second, third] = [0, 1, 2].map(|i| product(&matrices[i], &inputs));
             let second = second.iter().zip(bias.iter()).map(|(x, bias)| x + bias);
             let sums: Vec<f32> = first
