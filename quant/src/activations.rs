@@ -25,6 +25,8 @@ pub enum Rounding {
     SuperBlocks,
     /// One scale per 32 numbers, itself rounded to f16 (ggml's Q8_0).
     Blocks,
+    /// One scale per 32 numbers, as the kernels for GPUs round for all formats.
+    Device,
 }
 
 impl Rounding {
@@ -32,7 +34,7 @@ impl Rounding {
     pub(crate) fn blocks(self) -> usize {
         match self {
             Rounding::SuperBlocks => PAD / BLOCK,
-            Rounding::Blocks => 1,
+            Rounding::Blocks | Rounding::Device => 1,
         }
     }
 
@@ -51,6 +53,7 @@ impl Rounding {
         let inverse = 127.0 / magnitude;
         let scale = match self {
             Rounding::SuperBlocks => 1.0 / inverse,
+            Rounding::Device => magnitude / 127.0,
             Rounding::Blocks => {
                 let scale = magnitude / 127.0;
                 let short = f16::from_f32(scale).to_f32();

@@ -150,7 +150,7 @@ fn inputs_are_rounded_alike_on_every_level() {
     values[..32].fill(0.0);
     values[32..64].fill(1e-40);
     values[64] = 3e38;
-    for rounding in [Rounding::Blocks, Rounding::SuperBlocks] {
+    for rounding in [Rounding::Blocks, Rounding::SuperBlocks, Rounding::Device] {
         let rounded: Vec<_> = Simd::available()
             .map(|simd| {
                 let mut x = Activations::new(rows, cols).expect("memory");

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use serde_json::Value as Json;
-use waterline_quant::gguf::{Gguf, Value};
 use waterline_quant::Bytes;
+use waterline_quant::gguf::{Gguf, Value};
 
 use crate::arch::{self, llama_cpp::LlamaCpp};
 use crate::error::{Error, Result};

@@ -365,7 +365,8 @@ pub(crate) unsafe fn quantize(values: &[f32], mut rounded: RowMut, rounding: Rou
                 _mm256_packs_epi32(whole[0], whole[1]),
                 _mm256_packs_epi32(whole[2], whole[3]),
             );
-            let narrow = _mm256_permutevar8x32_epi32(narrow, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+            let narrow =
+                _mm256_permutevar8x32_epi32(narrow, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
             let codes = &mut rounded.codes[block / 4 * GROUP..][..GROUP];
             // SAFETY: 16 bytes at up to 48, and at 64 more, within 128.
             unsafe {

@@ -58,7 +58,10 @@ fn kinds(config: &Config) -> Result<Vec<bool>> {
         _ => None,
     };
     let kinds: Option<Vec<bool>> = config.array(key)?.iter().map(kind).collect();
-    kinds.ok_or_else(|| config.wrong(key, "a list of mamba, linear_attention and hybrid"))
+    let layers = config.layers()?;
+    let kinds = kinds.filter(|kinds| kinds.len() == layers);
+    let expected = format!("mamba, linear_attention or hybrid for each of {layers} layers");
+    kinds.ok_or_else(|| config.wrong(key, &expected))
 }
 
 /// The block of the use that has number `uses`.
@@ -201,13 +204,18 @@ fn tensor(
     };
     let of_attention = |part: &str| {
         let (projection, end) = part.strip_suffix(".weight")?.split_once("_proj_")?;
-        Some((format!("self_attn.linear_{projection}"), usize::from(end == "b")))
+        Some((
+            format!("self_attn.linear_{projection}"),
+            usize::from(end == "b"),
+        ))
     };
     match part.strip_prefix("mixer.") {
         None => Ok(weights.tensor(&format!(
             "model.layers.{layer}.mamba_decoder.input_layernorm.weight"
         ))?),
-        Some("block_out.weight") => Ok(weights.tensor(&format!("model.layers.{layer}.linear.weight"))?),
+        Some("block_out.weight") => {
+            Ok(weights.tensor(&format!("model.layers.{layer}.linear.weight"))?)
+        }
         Some("ffn_a.weight") => correction("feed_forward.gate_up_proj", 0),
         Some(part @ ("ffn_gate_b.weight" | "ffn_up_b.weight")) => half(
             correction("feed_forward.gate_up_proj", 1)?,

@@ -138,9 +138,15 @@ impl SharedBlockSpec {
             gates: Vec::new(),
         });
 
-        let norm = Norm::rms(layer.vector(&self.name("attn_norm.weight"))?, layer.norm_eps());
+        let norm = Norm::rms(
+            layer.vector(&self.name("attn_norm.weight"))?,
+            layer.norm_eps(),
+        );
         let mut names: Vec<String> = Vec::new();
-        names.extend(self.projections().map(|(name, _)| self.name(&format!("{name}_proj"))));
+        names.extend(
+            self.projections()
+                .map(|(name, _)| self.name(&format!("{name}_proj"))),
+        );
         if self.attention_rank.is_some() {
             names.extend(self.projections().map(|(name, _)| format!("{name}_proj_a")));
         }
@@ -159,7 +165,9 @@ impl SharedBlockSpec {
             }
         }
         let rope = self.rope_theta.map(|theta| {
-            lanes[..2].iter_mut().for_each(|lane| lane.maps.push(Map::Rope));
+            lanes[..2]
+                .iter_mut()
+                .for_each(|lane| lane.maps.push(Map::Rope));
             Rope::new(theta, None, layer.buffer(self.head_dim))
         });
         lanes.retain(|lane| !lane.maps.is_empty());
@@ -197,7 +205,10 @@ impl SharedBlockSpec {
 
     /// What the feed-forward network makes of `input`, `[hidden]`.
     fn feed_forward(&self, layer: &mut Lowering, input: View) -> Result<View> {
-        let norm = Norm::rms(layer.vector(&self.name("ffn_norm.weight"))?, layer.norm_eps());
+        let norm = Norm::rms(
+            layer.vector(&self.name("ffn_norm.weight"))?,
+            layer.norm_eps(),
+        );
         let (gate, up) = (self.name("ffn_gate"), self.name("ffn_up"));
         let mut names = vec![gate.as_str(), &up];
         names.extend(self.rank.map(|_| "ffn_a"));
@@ -276,7 +287,11 @@ impl Mixer for SharedBlock {
         let block = self.block;
         block.attention().check_heads()?;
         let ranks = [block.rank, block.attention_rank];
-        let widths = [block.intermediate, block.rank.unwrap_or(1), block.attention_rank.unwrap_or(1)];
+        let widths = [
+            block.intermediate,
+            block.rank.unwrap_or(1),
+            block.attention_rank.unwrap_or(1),
+        ];
         Mismatch::unless(
             widths.iter().all(|&n| n > 0),
             || format!("a network of {}, ranks {ranks:?}", block.intermediate),
@@ -287,10 +302,15 @@ impl Mixer for SharedBlock {
 
     fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
         let mut weights = self.block.weights(hidden);
-        weights.extend(self.mixer.weights(hidden).into_iter().map(|weight| WeightSpec {
-            name: format!("{}{}", self.prefix(), weight.name),
-            ..weight
-        }));
+        weights.extend(
+            self.mixer
+                .weights(hidden)
+                .into_iter()
+                .map(|weight| WeightSpec {
+                    name: format!("{}{}", self.prefix(), weight.name),
+                    ..weight
+                }),
+        );
         weights
     }
 

@@ -104,7 +104,11 @@ fn latent_attention(keys: &Keys, norm_eps: f32) -> Result<LatentAttention> {
         let key = format!("attention.{row}");
         let found = keys.usize_or(&key, expected)?;
         if found != expected {
-            return Err(keys.wrong(&key, found, format!("{expected}, the width of the cached row")));
+            return Err(keys.wrong(
+                &key,
+                found,
+                format!("{expected}, the width of the cached row"),
+            ));
         }
     }
     Ok(LatentAttention {
