@@ -13,7 +13,8 @@ use super::tensors::rows;
 use super::{Config, Family, mamba};
 use crate::error::Result;
 use crate::mixers::{Mamba2, Mixer, SharedBlock, SharedBlockSpec};
-use crate::spec::{LayerSpec, ModelSpec, WeightSpec, of_model};
+use crate::model::{LayerSpec, ModelSpec};
+use crate::weights::{WeightSpec, of_model};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["zamba2"],

@@ -15,9 +15,10 @@ use super::ring_products::Kind;
 use super::segments::SMALLEST;
 use super::source::Source;
 use super::weights::Weights;
+use crate::functions::Activation;
+use crate::operands::{INPUTS, View};
 use crate::ops::rig::plan;
-use crate::ops::{Activation, DeviceOp, Gate, Prepare};
-use crate::program::{INPUTS, View};
+use crate::ops::{DeviceOp, Gate, Prepare};
 use crate::state::{Kv, StateDtype, StatePlan};
 
 /// A device to test on; without one the test says so and ends.
@@ -29,7 +30,7 @@ pub(super) fn device() -> Option<Arc<Device>> {
     return Some(Device::emulated());
     #[cfg(not(feature = "emulator"))]
     {
-        eprintln!("skipped: there is no GPU, and the emulator is not built in");
+        crate::skipped::skipped("GPU or emulator");
         None
     }
 }
@@ -40,7 +41,7 @@ pub(super) fn persistent_device() -> Option<(Arc<Device>, usize)> {
     match device.driver().resident_blocks() {
         Ok(blocks) => Some((device, blocks)),
         Err(reason) => {
-            eprintln!("skipped: the device runs no persistent programs: {reason}");
+            crate::skipped::skipped(&format!("persistent programs, {reason}"));
             None
         }
     }
@@ -93,7 +94,7 @@ impl Bench {
             buffers: widths.iter().map(|w| memory(w).expect("memory")).collect(),
             weights: Weights::new(Arc::clone(device.driver())),
             plan: StatePlan {
-                slots: Vec::new(),
+                tensors: Vec::new(),
                 bytes: 0,
             },
             queue,
@@ -191,7 +192,7 @@ fn products_are_those_of_the_cpu() {
                     bytemuck::cast_slice(&x),
                 )
                 .expect("a copy");
-            let bias: crate::program::Vector = numbers(9, rows[1]).into();
+            let bias: crate::weights::Vector = numbers(9, rows[1]).into();
             let matrices = [
                 matrix(format, rows[0], cols, index as u32),
                 matrix(&waterline_quant::F32, rows[1], cols, 50),
@@ -269,7 +270,7 @@ fn products_of_chosen_parts_leave_the_others_as_they_are() {
         bench.write(0, &x);
         bench.write(1, &CHOSEN);
         bench.write(3, &vec![0.5; width]);
-        let bias: crate::program::Vector = numbers(9, rows[1]).into();
+        let bias: crate::weights::Vector = numbers(9, rows[1]).into();
         let matrices = [
             matrix(format, rows[0], cols, index as u32),
             matrix(&waterline_quant::F32, rows[1], cols, 50),
@@ -357,7 +358,7 @@ fn a_product_finishes_the_rows_of_one_stage() {
     };
     for (start, scale) in [(0, 1.0), (width / 2, 2.0)] {
         let prepare = Prepare {
-            lanes: Vec::new(),
+            groups: Vec::new(),
             rope: None,
             gates: vec![(part(start), Gate::Sigmoid { scale })],
         };
@@ -421,7 +422,7 @@ fn check_ring_products(device: &Arc<Device>, blocks: usize, most_cols: usize) {
             let x = numbers(7, cols);
             bench.write(0, &x);
             bench.write(3, &vec![0.0; width]);
-            let bias: crate::program::Vector = numbers(9, rows[1]).into();
+            let bias: crate::weights::Vector = numbers(9, rows[1]).into();
             let matrices = [
                 matrix(format, rows[0], cols, index as u32),
                 matrix(&waterline_quant::F32, rows[1], cols, 50),

@@ -22,10 +22,12 @@ use serde_json::{Map as Object, Value, json};
 
 use super::{Attention, Mismatch, Mixer};
 use crate::error::Result;
-use crate::ops::{Activation, Attend, Lane, Map, Norm, Prepare, Rope};
-use crate::program::{Lowering, RESIDUAL, Sum, View};
-use crate::spec::{WeightSpec, of_model};
+use crate::functions::{Activation, Norm};
+use crate::lowering::{Lowering, Sum};
+use crate::operands::{RESIDUAL, View};
+use crate::ops::{Attend, HeadGroup, HeadOp, Prepare, Rope};
 use crate::state::StateTensor;
+use crate::weights::{WeightSpec, of_model};
 
 pub(super) const KIND: &str = "shared_block";
 
@@ -127,13 +129,13 @@ impl SharedBlockSpec {
         let hidden = layer.hidden();
         let both = layer.buffer(2 * hidden);
         let (stream, embedding) = both.split(hidden);
-        let copy = |view, from| Lane::of_channels(view, None, vec![Map::Copy(from)]);
-        let lanes = vec![
+        let copy = |view, from| HeadGroup::of_channels(view, None, vec![HeadOp::Copy(from)]);
+        let groups = vec![
             copy(stream, View::whole(RESIDUAL, hidden)),
             copy(embedding, layer.embedding()?),
         ];
         layer.push(Prepare {
-            lanes,
+            groups,
             rope: None,
             gates: Vec::new(),
         });
@@ -152,7 +154,7 @@ impl SharedBlockSpec {
         }
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let views = layer.project_from(both, Some(norm), &names)?;
-        let mut lanes: Vec<Lane> = views[..3].iter().map(|&view| self.lane(view)).collect();
+        let mut groups: Vec<HeadGroup> = views[..3].iter().map(|&view| self.group(view)).collect();
         if self.attention_rank.is_some() {
             let pairs = [
                 (views[3], "q_proj_b"),
@@ -160,20 +162,20 @@ impl SharedBlockSpec {
                 (views[5], "v_proj_b"),
             ];
             let corrections = layer.project_each(&pairs)?;
-            for (lane, correction) in lanes.iter_mut().zip(corrections) {
-                lane.maps.push(Map::Add(correction));
+            for (group, correction) in groups.iter_mut().zip(corrections) {
+                group.maps.push(HeadOp::Add(correction));
             }
         }
         let rope = self.rope_theta.map(|theta| {
-            lanes[..2]
+            groups[..2]
                 .iter_mut()
-                .for_each(|lane| lane.maps.push(Map::Rope));
+                .for_each(|group| group.maps.push(HeadOp::Rope));
             Rope::new(theta, None, layer.buffer(self.head_dim))
         });
-        lanes.retain(|lane| !lane.maps.is_empty());
-        if !lanes.is_empty() {
+        groups.retain(|group| !group.maps.is_empty());
+        if !groups.is_empty() {
             layer.push(Prepare {
-                lanes,
+                groups,
                 rope,
                 gates: Vec::new(),
             });
@@ -194,8 +196,8 @@ impl SharedBlockSpec {
         Ok(layer.project_from(out, None, &[&self.name("o_proj")])?[0])
     }
 
-    fn lane(&self, view: View) -> Lane {
-        Lane {
+    fn group(&self, view: View) -> HeadGroup {
+        HeadGroup {
             view,
             head_dim: self.head_dim,
             conv: None,
@@ -214,22 +216,22 @@ impl SharedBlockSpec {
         names.extend(self.rank.map(|_| "ffn_a"));
         let views = layer.project_from(input, Some(norm), &names)?;
         let (gate, up) = (views[0], views[1]);
-        let mut lanes = [gate, up].map(|view| Lane::of_channels(view, None, Vec::new()));
+        let mut groups = [gate, up].map(|view| HeadGroup::of_channels(view, None, Vec::new()));
         if self.rank.is_some() {
             let pairs = [(views[2], "ffn_gate_b"), (views[2], "ffn_up_b")];
             let corrections = layer.project_each(&pairs)?;
-            for (lane, correction) in lanes.iter_mut().zip(corrections) {
-                lane.maps.push(Map::Add(correction));
+            for (group, correction) in groups.iter_mut().zip(corrections) {
+                group.maps.push(HeadOp::Add(correction));
             }
         }
-        lanes[0].maps.push(Map::Activation(Activation::GeluErf));
+        groups[0].maps.push(HeadOp::Activation(Activation::GeluErf));
         // The gates are whole before they multiply.
-        let gated = Lane::of_channels(up, None, vec![Map::Multiply(gate)]);
-        let mut lanes = Vec::from(lanes);
-        lanes.retain(|lane| !lane.maps.is_empty());
-        for lanes in [lanes, vec![gated]] {
+        let gated = HeadGroup::of_channels(up, None, vec![HeadOp::Multiply(gate)]);
+        let mut groups = Vec::from(groups);
+        groups.retain(|group| !group.maps.is_empty());
+        for groups in [groups, vec![gated]] {
             layer.push(Prepare {
-                lanes,
+                groups,
                 rope: None,
                 gates: Vec::new(),
             });
@@ -329,7 +331,11 @@ impl Mixer for SharedBlock {
         let input = self.block.feed_forward(layer, attended)?;
         let residual = View::whole(RESIDUAL, layer.hidden());
         layer.push(Prepare {
-            lanes: vec![Lane::of_channels(input, None, vec![Map::Add(residual)])],
+            groups: vec![HeadGroup::of_channels(
+                input,
+                None,
+                vec![HeadOp::Add(residual)],
+            )],
             rope: None,
             gates: Vec::new(),
         });

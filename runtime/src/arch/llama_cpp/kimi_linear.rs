@@ -7,8 +7,7 @@ use super::feed_forward::{dense, expert_names, experts, sigmoid};
 use super::names::{Name, Take, as_stored};
 use super::{Description, Family, Keys, layer, model};
 use crate::error::Result;
-use crate::experts::ExpertsSpec;
-use crate::feed_forward::FeedForward;
+use crate::feed_forward::{ExpertsSpec, FeedForward};
 use crate::mixers::{Kda, LatentAttention, Mixer};
 
 pub(super) const FAMILY: Family = Family {
