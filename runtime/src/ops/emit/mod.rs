@@ -63,8 +63,8 @@ impl Op for Emit {
             );
             frame.buffers.put(INPUTS, staged);
         }
-        let integer = self.linear.matrix.format().is_integer_dot();
-        frame.load_inputs(self.input.width, integer);
+        let rounding = self.linear.matrix.format().rounding();
+        frame.load_inputs(self.input.width, rounding);
         frame.add_product(&self.linear, self.norm.as_ref());
     }
 

@@ -57,8 +57,7 @@ impl Logits {
                 }
             },
         );
-        let integer = self.matrix.format().is_integer_dot();
-        inputs.load(normed, count, hidden, integer);
+        inputs.load(normed, count, hidden, self.matrix.format().rounding());
         buffers.put(INPUTS, staged);
         let vocab = self.matrix.rows();
         let out = Output::new(logits, vocab);
