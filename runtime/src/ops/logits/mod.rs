@@ -7,7 +7,7 @@ use waterline_quant::{Activations, Matrix, Output};
 use super::project::piece;
 use super::{Access, Operand};
 use crate::cpu::{Buffers, Pool, Shared, simd};
-use crate::cuda::{Call, Factor, Grid, Launches, Parameter};
+use crate::cuda::{Call, Grid, Launches, Parameter, WeightMatrix};
 use crate::error::Result;
 use crate::functions::{Activation, Norm};
 use crate::operands::{INPUTS, RESIDUAL, View};
@@ -57,8 +57,7 @@ impl Logits {
                 }
             },
         );
-        let integer = self.matrix.format().is_integer_dot();
-        inputs.load(normed, count, hidden, integer);
+        inputs.load(normed, count, hidden, self.matrix.format().rounding());
         buffers.put(INPUTS, staged);
         let vocab = self.matrix.rows();
         let out = Output::new(logits, vocab);
@@ -96,9 +95,14 @@ impl Logits {
         residual: View,
         logits: usize,
     ) -> Result<()> {
-        let gather = launches.gathered(residual, Some(&self.norm))?;
+        let prologue = launches.prologue(residual, Some(&self.norm))?;
         let output = launches.state_rows(logits, self.matrix.rows());
-        launches.multiply_into(gather, &[Factor::plain(&self.matrix)], output, false)?;
+        launches.gemm_into(
+            prologue,
+            &[WeightMatrix::plain(&self.matrix)],
+            output,
+            false,
+        )?;
         if let Some(cap) = self.softcap {
             const THREADS: usize = 256;
             launches.push(Call {
