@@ -147,7 +147,7 @@ fn to_json(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block], args: &A
     };
     let block = |(i, (spec, block)): (usize, (&LayerSpec, &Block))| {
         json!({
-            "block": i,
+            "layer": i,
             "mixer": spec.kind(),
             "weight_bytes": block.weights,
             "bytes": block.state,
@@ -236,7 +236,7 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
         .enumerate()
         .map(|(i, block)| Row::new(Some(i), describe(block), 0))
         .collect();
-    lines.extend(table(["block", "mixer", "numbers"], rows, false));
+    lines.extend(table(["layer", "mixer", "hyperparameters"], rows, false));
 
     lines.push(String::new());
     let row = |(i, block): (usize, &Block)| {
@@ -244,7 +244,7 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
         Row::new(Some(i), bytes.map(|n| n.to_string()).to_vec(), 0)
     };
     let rows = blocks.iter().enumerate().map(row).collect();
-    let head = ["block", "bytes of weights", "state", "read", "written"];
+    let head = ["layer", "bytes of weights", "state", "read", "written"];
     lines.extend(table(head, rows, false));
     lines.push("read and written: of the state, for the last token of the context, at most".into());
 
@@ -262,7 +262,7 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
         )
     };
     lines.extend(table(
-        ["block", "tensor", "format", "shape"],
+        ["layer", "tensor", "format", "shape"],
         tensors(checkpoint).map(row).collect(),
         true,
     ));
@@ -278,7 +278,7 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
         Row::new(tensor.layer, cells, tensor.bytes)
     };
     lines.extend(table(
-        ["block", "tensor", "kind", "type", "shape"],
+        ["layer", "tensor", "kind", "type", "shape"],
         plan.tensors.iter().map(row).collect(),
         true,
     ));
