@@ -164,11 +164,16 @@ impl LimitArgs {
     }
 }
 
+/// A number of tokens for those who want no bound.
+pub const MOST_TOKENS: usize = 1_000_000_000;
+
 /// The most tokens of an answer, from text.
 pub fn max_tokens(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|&n: &usize| n > 0);
     number.ok_or_else(|| {
-        "expected a number of tokens, 1 or more; to go on until the model ends: 1000000000".into()
+        format!(
+            "expected a number of tokens, 1 or more; to go on until the model ends: {MOST_TOKENS}"
+        )
     })
 }
 
