@@ -60,7 +60,8 @@ def token_losses(hidden, head, targets):
     return loss, logits.detach().argmax(-1).view_as(targets) == targets
 
 
-RATE, FAR_RATE, WARMUP, KEPT_AT_LAST, PRICE, CLOSED = 0.3, 0.5, 40, 0.006, 0.05, 0.7  # of a further run
+# Of a further run; FAR_ is of one over long rows.
+RATE, FAR_RATE, WARMUP, FAR_KEPT, PRICE, CLOSED = 0.3, 0.5, 40, 0.006, 0.05, 0.7
 
 
 @dataclass
@@ -78,8 +79,8 @@ class Plan:
 
 def plan(p, further, far):
     if further:
-        phase, rate = (2, FAR_RATE) if far else (1, RATE)
-        return Plan(phase, rate * (1 - p), 0.1 if p < CLOSED else 0.0, KEPT_AT_LAST, True, True, True)
+        phase, rate, kept = (2, FAR_RATE, FAR_KEPT) if far else (1, RATE, KEPT[1])
+        return Plan(phase, rate * (1 - p), 0.1 if p < CLOSED else 0.0, kept, True, True, True)
     return Plan(int(p >= SECOND_PHASE), learning_rate(p), open_share(p), kept_share(p), p >= CAP_ON, p >= ROUTER_ON, p >= QUANTIZE)
 
 
@@ -169,7 +170,7 @@ def main():
     checkpoint = args.run / "checkpoint.pt"
     if further:
         model.load_state_dict(gguf.load(args.start, {k: v.shape for k, v in model.state_dict().items()}))
-        sparsity.kept.fill_(KEPT_AT_LAST)
+        sparsity.kept.fill_(plan(0, further, far).kept_share)
         sparsity.price.fill_(PRICE)
     if args.resume:
         saved = torch.load(checkpoint, map_location=device, weights_only=False)
