@@ -3,7 +3,7 @@
 use super::driver::Address;
 use super::launches::{Call, Grid, Launches, Parameter};
 use crate::error::Result;
-use crate::state::{HEADER, LOG, LOGITS};
+use crate::state::{HEADER, HISTORY, LOGITS};
 
 const SESSION: &str = include_str!("session.cu");
 
@@ -13,7 +13,7 @@ const CHOICE_RUN: usize = 4;
 
 impl Launches<'_> {
     /// Puts the first of the largest logits where the next chunk's tokens are, and to `chosen`.
-    pub(super) fn choose(&mut self, vocab: usize, chosen: Address) -> Result<()> {
+    pub(crate) fn choose(&mut self, vocab: usize, chosen: Address) -> Result<()> {
         let parts = vocab.div_ceil(CHOICE_THREADS * CHOICE_RUN);
         let best = self.scratch_address(parts * size_of::<u64>())?;
         self.push(Call {
@@ -23,7 +23,7 @@ impl Launches<'_> {
             threads: CHOICE_THREADS,
             shared: 0,
             parameters: vec![
-                self.slot("const float", LOGITS),
+                self.state("const float", LOGITS),
                 Parameter::pointer("u64", best),
             ],
         });
@@ -43,8 +43,8 @@ impl Launches<'_> {
     }
 
     /// Ends a chunk: its tokens go to the log, the position moves on.
-    pub(super) fn advance(&mut self) {
-        let log = self.slot_shape(LOG)[0];
+    pub(crate) fn advance(&mut self) {
+        let log = self.state_shape(HISTORY)[0];
         self.push(Call {
             source: SESSION,
             kernel: format!("advance<{log}>"),
@@ -53,8 +53,8 @@ impl Launches<'_> {
             shared: 0,
             parameters: vec![
                 self.ids(),
-                self.slot("u32", LOG),
-                Parameter::pointer("u64", self.slot_address(HEADER)),
+                self.state("u32", HISTORY),
+                Parameter::pointer("u64", self.state_address(HEADER)),
                 Parameter::tokens(),
             ],
         });

@@ -4,14 +4,13 @@ use std::ops::Range;
 
 use waterline_quant::{Activations, Matrix, Output};
 
-use super::activation::Activation;
-use super::norm::Norm;
 use super::project::piece;
 use super::{Access, Operand};
 use crate::cpu::{Buffers, Pool, Shared, simd};
 use crate::cuda::{Call, Factor, Grid, Launches, Parameter};
 use crate::error::Result;
-use crate::program::{INPUTS, RESIDUAL, View};
+use crate::functions::{Activation, Norm};
+use crate::operands::{INPUTS, RESIDUAL, View};
 use crate::state::LOGITS;
 
 /// The final norm and the output matrix.
@@ -90,7 +89,7 @@ impl Logits {
         }
     }
 
-    /// The logits after the token in the first row of `residual`, into the slot `logits`.
+    /// The logits after the token in the first row of `residual`, into the state tensor `logits`.
     pub(crate) fn launch(
         &self,
         launches: &mut Launches,
@@ -98,7 +97,7 @@ impl Logits {
         logits: usize,
     ) -> Result<()> {
         let gather = launches.gathered(residual, Some(&self.norm))?;
-        let output = launches.slot_rows(logits, self.matrix.rows());
+        let output = launches.state_rows(logits, self.matrix.rows());
         launches.multiply_into(gather, &[Factor::plain(&self.matrix)], output, false)?;
         if let Some(cap) = self.softcap {
             const THREADS: usize = 256;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::Pool;
-use super::engine::{Buffers, Engine, room};
+use super::cpu::Workspace;
+use crate::cpu::{Buffers, Pool, room};
 use crate::error::Result;
-use crate::ops::{Access, Operand};
+use crate::operands::{Access, Operand};
 use crate::program::Program;
 use crate::state::Arena;
 
@@ -18,7 +18,7 @@ pub(crate) trait States {
 /// Memory to step up to so many states at once. What touches no state runs over all rows as over a chunk; every other op
 /// runs row by row, on a copy of the columns that it names.
 pub(crate) struct Together {
-    engine: Engine,
+    workspace: Workspace,
     /// Buffers of one row.
     one: Buffers,
     ops: Vec<Step>,
@@ -42,7 +42,7 @@ impl Together {
             is_tokenwise: op.is_tokenwise(),
         });
         Ok(Together {
-            engine: Engine::new(program, pool, most)?,
+            workspace: Workspace::new(program, pool, most)?,
             one: Buffers::new(&program.widths, 1)?,
             ops: ops.collect(),
             logits: room(vocab * most)?,
@@ -54,12 +54,12 @@ impl Together {
     pub fn plan(program: &Program, threads: usize, most: usize) -> usize {
         let one = program.widths.iter().sum::<usize>();
         let logits = program.logits.matrix.rows() * most;
-        Engine::plan(program, threads, most) + (one + logits) * size_of::<f32>()
+        Workspace::plan(program, threads, most) + (one + logits) * size_of::<f32>()
     }
 
     /// Bytes of working memory.
     pub fn bytes(&self) -> usize {
-        self.engine.bytes() + (self.one.floats() + self.logits.len()) * size_of::<f32>()
+        self.workspace.bytes() + (self.one.floats() + self.logits.len()) * size_of::<f32>()
     }
 
     /// Reads token `row` of `tokens` into state `row`, for every row, and computes their logits.
@@ -74,12 +74,12 @@ impl Together {
         {
             if *is_tokenwise {
                 let (arena, position) = states.state(0);
-                op.run(&mut self.engine.frame(arena, tokens, position));
+                op.run(&mut self.workspace.frame(arena, tokens, position));
                 continue;
             }
             for row in 0..tokens.len() {
                 let (arena, position) = states.state(row);
-                let mut frame = self.engine.frame(arena, &tokens[row..=row], position);
+                let mut frame = self.workspace.frame(arena, &tokens[row..=row], position);
                 copy(&access.reads, (frame.buffers, row), (&mut self.one, 0));
                 std::mem::swap(frame.buffers, &mut self.one);
                 op.run(&mut frame);
@@ -88,7 +88,7 @@ impl Together {
             }
         }
         let logits = &mut self.logits[..tokens.len() * self.vocab];
-        self.engine.logits(program, 0..tokens.len(), logits);
+        self.workspace.logits(program, 0..tokens.len(), logits);
     }
 
     /// The logits of a row of the last step.

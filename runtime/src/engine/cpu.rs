@@ -1,87 +1,125 @@
-//! Runs a program over chunks of tokens, in memory that is allocated once.
+//! The CPU engine: the whole state in host memory, ops on a thread pool.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use waterline_quant::Activations;
 
-use super::Pool;
-use crate::error::{Error, Result};
+use super::{Engine, Setup, Together};
+use crate::cpu::{Buffers, Frame, Pool, room};
+use crate::error::Result;
+use crate::model::Model;
 use crate::program::Program;
-use crate::state::Arena;
+use crate::state::{Arena, HEADER, LOGITS, StatePlan};
 
-/// Zeros that are allocated while a session is made.
-///
-/// # Errors
-/// [`Error::Memory`] if the system refuses them.
-pub(super) fn room(floats: usize) -> Result<Vec<f32>> {
-    bytemuck::allocation::try_zeroed_vec(floats).map_err(|()| {
-        let bytes = floats.saturating_mul(size_of::<f32>());
-        let what = format!("{bytes} bytes of working memory");
-        Error::memory(what, "choose a smaller chunk or fewer threads")
-    })
+/// State and working memory of a session on the CPU.
+pub(super) struct CpuEngine {
+    model: Arc<Model>,
+    workspace: Workspace,
+    arena: Arena,
+    marks: Vec<Arena>,
+    pool: Arc<Pool>,
 }
 
-/// The buffers between ops.
-#[cfg_attr(test, derive(Clone))]
-pub(crate) struct Buffers(Vec<Vec<f32>>);
-
-impl Buffers {
-    /// Room for `tokens` rows of each width.
-    pub fn new(widths: &[usize], tokens: usize) -> Result<Self> {
-        let buffers = widths.iter().map(|width| room(width * tokens));
-        Ok(Buffers(buffers.collect::<Result<_>>()?))
-    }
-
-    /// Values of all buffers.
-    pub fn floats(&self) -> usize {
-        self.0.iter().map(Vec::len).sum()
-    }
-
-    /// Number of buffers.
-    #[cfg(test)]
-    pub fn count(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Values of a buffer, row by row.
-    pub fn get(&self, buffer: usize) -> &[f32] {
-        &self.0[buffer]
-    }
-
-    /// Values of a buffer, to change.
-    pub fn get_mut(&mut self, buffer: usize) -> &mut [f32] {
-        &mut self.0[buffer]
-    }
-
-    /// Takes a buffer out, so that it can be written while others are read; [`Buffers::put`] it back.
-    pub fn take(&mut self, buffer: usize) -> Vec<f32> {
-        std::mem::take(&mut self.0[buffer])
-    }
-
-    /// Puts a buffer back.
-    pub fn put(&mut self, buffer: usize, values: Vec<f32>) {
-        self.0[buffer] = values;
+impl CpuEngine {
+    /// Allocates the state and the working memory.
+    pub fn new(model: &Arc<Model>, plan: Arc<StatePlan>, setup: &Setup) -> Result<Self> {
+        let pool = Arc::clone(&setup.pool);
+        let workspace = Workspace::new(model.program(), Arc::clone(&pool), setup.chunk)?;
+        let arena = Arena::new(plan)?;
+        let marks = (0..setup.marks).map(|_| arena.try_clone());
+        Ok(CpuEngine {
+            model: Arc::clone(model),
+            workspace,
+            marks: marks.collect::<Result<_>>()?,
+            arena,
+            pool,
+        })
     }
 }
 
-/// What an op sees: the chunk's tokens, the buffers, the state, the threads.
-pub(crate) struct Frame<'a> {
-    pub pool: &'a Pool,
-    pub buffers: &'a mut Buffers,
-    pub inputs: &'a mut Activations,
-    /// Room for each worker.
-    pub scratch: &'a [Mutex<Vec<f32>>],
-    /// Room that all workers see.
-    pub common: &'a mut [f32],
-    pub arena: &'a mut Arena,
-    pub tokens: &'a [u32],
-    /// Tokens read before the chunk.
-    pub position: u64,
+impl Engine for CpuEngine {
+    fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    fn arena_mut(&mut self) -> &mut Arena {
+        &mut self.arena
+    }
+
+    fn plan(&self) -> &Arc<StatePlan> {
+        self.arena.plan()
+    }
+
+    fn work_bytes(&self) -> usize {
+        self.workspace.bytes()
+    }
+
+    fn reset(&mut self) -> Result<()> {
+        self.arena.reset();
+        Ok(())
+    }
+
+    fn read(&mut self, tokens: &[u32]) -> Result<()> {
+        let position = self.arena.tensor::<u64>(HEADER)[0];
+        let program = self.model.program();
+        self.workspace
+            .run(program, &mut self.arena, tokens, position);
+        Ok(())
+    }
+
+    fn compute_logits(&mut self, row: usize) -> Result<()> {
+        let logits = self.arena.tensor_mut(LOGITS);
+        self.workspace
+            .logits(self.model.program(), row..row + 1, logits);
+        Ok(())
+    }
+
+    fn logits_of(&mut self, rows: Range<usize>, logits: &mut [f32]) -> Result<()> {
+        self.workspace.logits(self.model.program(), rows, logits);
+        let own = self.arena.tensor_mut(LOGITS);
+        own.copy_from_slice(&logits[logits.len() - own.len()..]);
+        Ok(())
+    }
+
+    fn logits(&self) -> Result<&[f32]> {
+        Ok(self.arena.tensor(LOGITS))
+    }
+
+    fn fork(&self, setup: &Setup) -> Result<Box<dyn Engine>> {
+        let plan = Arc::clone(self.plan());
+        let mut fork = CpuEngine::new(&self.model, plan, setup)?;
+        fork.arena.copy_from(&self.arena);
+        Ok(Box::new(fork))
+    }
+
+    fn download(&self, arena: &mut Arena) -> Result<()> {
+        arena.copy_from(&self.arena);
+        Ok(())
+    }
+
+    fn upload(&mut self, arena: &Arena) -> Result<()> {
+        self.arena.copy_from(arena);
+        Ok(())
+    }
+
+    fn save_mark(&mut self, mark: usize) -> Result<()> {
+        self.marks[mark].copy_from(&self.arena);
+        Ok(())
+    }
+
+    fn load_mark(&mut self, mark: usize) -> Result<()> {
+        self.arena.copy_from(&self.marks[mark]);
+        Ok(())
+    }
+
+    fn together(&self, most: usize) -> Result<Option<Together>> {
+        Together::new(self.model.program(), Arc::clone(&self.pool), most).map(Some)
+    }
 }
 
 /// The memory and threads that a session computes with.
-pub(crate) struct Engine {
+pub(crate) struct Workspace {
     pool: Arc<Pool>,
     buffers: Buffers,
     inputs: Activations,
@@ -91,14 +129,14 @@ pub(crate) struct Engine {
     widest: usize,
 }
 
-impl Engine {
+impl Workspace {
     /// Allocates for chunks of up to `chunk` tokens of `program`.
     pub fn new(program: &Program, pool: Arc<Pool>, chunk: usize) -> Result<Self> {
         let widest = program.widths.iter().copied().max().unwrap_or(0);
         let threads = pool.threads();
         let (scratch, common) = Self::rooms(program, threads, chunk);
         let scratch = (0..threads).map(|_| Ok(Mutex::new(room(scratch)?)));
-        Ok(Engine {
+        Ok(Workspace {
             buffers: Buffers::new(&program.widths, chunk)?,
             inputs: Activations::new(chunk, widest)?,
             scratch: scratch.collect::<Result<_>>()?,
@@ -109,7 +147,7 @@ impl Engine {
         })
     }
 
-    /// Bytes of working memory that [`Engine::new`] would allocate.
+    /// Bytes of working memory that [`Workspace::new`] would allocate.
     pub fn plan(program: &Program, threads: usize, chunk: usize) -> usize {
         let buffers = program.widths.iter().sum::<usize>() * chunk;
         let (scratch, common) = Self::rooms(program, threads, chunk);
@@ -148,7 +186,7 @@ impl Engine {
     }
 
     /// What ops see of a chunk.
-    pub(crate) fn frame<'a>(
+    pub fn frame<'a>(
         &'a mut self,
         arena: &'a mut Arena,
         tokens: &'a [u32],
