@@ -1,4 +1,4 @@
-//! What a user chooses about a session, what it tells of a step, and how it is stopped.
+//! Options of a session, its plan, and how it is cancelled.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
