@@ -14,7 +14,7 @@ pub struct Figure {
     pub caption: String,
 }
 
-/// What a file's name asks for.
+/// What a file is, by its name.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Kind {
     /// A page with plots and tables.

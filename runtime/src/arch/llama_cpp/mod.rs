@@ -1,4 +1,4 @@
-//! GGUF files of the architectures that llama.cpp knows (llama.cpp `src/llama-arch.cpp`, `src/models`, `conversion`).
+//! GGUF files of llama.cpp's architectures (llama.cpp `src/llama-arch.cpp`, `src/models`, `conversion`).
 //!
 //! A family is one file: from the keys to a [`ModelSpec`], and for each layer a table of names, which says where our
 //! tensors lie and how the stored ones become ours. The specifications are those that the same model has as a Hugging

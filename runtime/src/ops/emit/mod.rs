@@ -127,7 +127,7 @@ impl Frame<'_> {
         let pieces = self.pool.threads() * 2;
         self.pool.each(pieces, |_, index| {
             let range = piece(hidden, index, pieces);
-            // SAFETY: pieces are disjoint columns.
+            // SAFETY: pieces are disjoint columns, by `piece`.
             unsafe { linear.matrix.mul_rows(range, self.inputs, &rows, 0) };
         });
         let residual = &mut self.buffers.get_mut(RESIDUAL)[..used];

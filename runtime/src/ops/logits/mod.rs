@@ -64,7 +64,7 @@ impl Logits {
         let out = Output::new(logits, vocab);
         let pieces = pool.threads() * 4;
         pool.each(pieces, |_, index| {
-            // SAFETY: pieces are disjoint columns.
+            // SAFETY: pieces are disjoint columns, by `piece`.
             unsafe {
                 self.matrix
                     .mul_rows(piece(vocab, index, pieces), inputs, &out, 0)
