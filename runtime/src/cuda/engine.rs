@@ -1,6 +1,6 @@
 //! A session's half that lives on a device: state, buffers, and the program as kernels.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -59,7 +59,9 @@ pub(crate) struct Engine {
     /// How tokens are sampled, a [`Sampling`].
     sampling: Memory,
     /// What the device has of the parameters and of the random numbers, where that is known.
-    known: Option<(Sampling, SamplerState)>,
+    known: (Option<Sampling>, Option<SamplerState>),
+    /// Whether something may be left to do on the queue.
+    busy: Cell<bool>,
     shown: Shown,
     programs: Box<Programs>,
     form: StepForm,
@@ -178,6 +180,9 @@ impl Engine {
         let mut lowered =
             |tokens: usize, persistent: bool, write: &dyn Fn(&mut Launches) -> Result<()>| {
                 let mut launches = Launches {
+                    as_steps: false,
+                    row: 0,
+                    position: None,
                     tokens,
                     persistent,
                     plan: &plan,
@@ -214,9 +219,13 @@ impl Engine {
         let logits = |launches: &mut Launches| {
             let residual = View::whole(RESIDUAL, hidden);
             launches.begin(program.ops.len(), &program.logits.access());
-            program.logits.launch(launches, residual, LOGITS)
+            let logits = launches.slot_rows(LOGITS, vocab);
+            program.logits.launch(launches, residual, logits)
         };
-        let choice = |launches: &mut Launches| launches.choose(vocab, control.chosen_address());
+        let choice = |launches: &mut Launches| {
+            let logits = launches.slot_address(LOGITS);
+            launches.choose(vocab, logits, control.chosen_address())
+        };
         let sample = |launches: &mut Launches| {
             launches.sample(vocab, sampling.address(), control.chosen_address())
         };
@@ -236,6 +245,9 @@ impl Engine {
         };
         let blocks = match options.step {
             StepProgram::Recorded => Err("it was chosen".into()),
+            StepProgram::Automatic if options.lookup > 0 => {
+                Err("tokens that are read ahead have the bits of recorded steps".into())
+            }
             StepProgram::Automatic if program.weight_bytes() < persistent::LEAST_BYTES => {
                 Err(format!(
                     "one kernel is faster from {} bytes of matrices on, and the model has {}",
@@ -290,7 +302,8 @@ impl Engine {
             control,
             lost: OnceCell::new(),
             sampling,
-            known: None,
+            known: (None, None),
+            busy: Cell::new(true),
             programs: Box::new(programs),
             form,
             plan,
@@ -326,12 +339,18 @@ impl Engine {
 
     /// The queue of a session that is not lost.
     fn queue(&self) -> Result<&dyn Queue> {
+        self.check_lost()?;
+        self.busy.set(true);
+        Ok(&*self.queue)
+    }
+
+    fn check_lost(&self) -> Result<()> {
         match self.lost.get() {
             Some(reason) => Err(Error::Device {
                 device: self.device.name().into(),
                 reason: reason.clone(),
             }),
-            None => Ok(&*self.queue),
+            None => Ok(()),
         }
     }
 
@@ -422,20 +441,48 @@ impl Engine {
         self.queue()?;
         self.shown.forget();
         self.fresh = true;
-        let known = self.known.take();
-        if known.is_none_or(|(known, _)| known != sampling) {
+        if self.known.0.take() != Some(sampling) {
             let bytes = bytemuck::bytes_of(&sampling);
             self.queue()?.write(self.sampling.address(), bytes)?;
         }
-        if known.is_none_or(|(_, known)| known != *random) {
-            let bytes = bytemuck::bytes_of(random);
-            self.queue()?.write(self.slot(SAMPLER), bytes)?;
-        }
+        self.write_random(*random)?;
         self.programs.sample.replay()?;
         let token = self.chosen()?;
         random.draws = random.draws.wrapping_add(sampling.draws.into());
-        self.known = Some((sampling, *random));
+        self.known = (Some(sampling), Some(*random));
         Ok(token)
+    }
+
+    /// Writes the state of the random numbers to the device, unless it has it; afterwards that is not known any more.
+    fn write_random(&mut self, random: SamplerState) -> Result<()> {
+        match self.known.1.take() == Some(random) {
+            true => Ok(()),
+            false => self.queue()?.write(self.slot(SAMPLER), bytemuck::bytes_of(&random)),
+        }
+    }
+
+    /// Leaves the state to a program of columns, which reads tokens into it on another queue: nothing is left to do on this
+    /// one. Returns where the state lies.
+    pub fn leave(&mut self) -> Result<Address> {
+        self.check_lost()?;
+        if self.busy.get() {
+            match self.programs.persistent {
+                Some(_) => self.settle().map(|_| ())?,
+                None => self.queue()?.finish()?,
+            }
+            self.busy.set(false);
+        }
+        self.shown.forget();
+        self.fresh = true;
+        Ok(self.arena.address())
+    }
+
+    /// Leaves the random numbers, which are at `random`, to a program that takes so many of them.
+    pub fn leave_random(&mut self, random: &mut SamplerState, draws: u32) -> Result<()> {
+        self.write_random(*random)?;
+        random.draws = random.draws.wrapping_add(draws.into());
+        self.known.1 = Some(*random);
+        Ok(())
     }
 
     /// The token that the last step chose.
@@ -462,14 +509,35 @@ impl Engine {
         Ok(Some((self.chosen()?, phases)))
     }
 
-    fn slot(&self, slot: usize) -> Address {
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Where the state lies.
+    pub fn state(&self) -> Address {
+        self.arena.address()
+    }
+
+    /// The first of the largest logits, if it is known without looking.
+    pub fn next(&self) -> Option<u32> {
+        self.shown.next
+    }
+
+    /// The first of the largest logits is known to be this one.
+    pub fn set_next(&mut self, next: Option<u32>) {
+        self.shown.next = next;
+    }
+
+    /// Where a slot of the state lies.
+    pub fn slot(&self, slot: usize) -> Address {
         self.arena.address() + self.plan.slots[slot].offset as u64
     }
 
     /// Another state takes the place of this one.
-    fn replaced(&mut self) {
+    pub fn replaced(&mut self) {
         self.shown.forget();
-        self.known = None;
+        self.known.1 = None;
     }
 
     /// The layout of the state.

@@ -160,6 +160,11 @@ impl Call {
         self.parameters.iter().map(bytes).sum()
     }
 
+    /// The bytes of the parameters, in order.
+    pub fn values(&self) -> impl Iterator<Item = &[u64]> {
+        self.parameters.iter().map(|parameter| &*parameter.bytes.0)
+    }
+
     /// The arguments, and which of them are the number of tokens.
     pub fn arguments(&self) -> (Vec<Argument>, Vec<usize>) {
         let arguments = self.parameters.iter().map(|p| p.bytes.clone()).collect();
@@ -195,6 +200,10 @@ pub(crate) struct Queued {
     pub(super) of: Option<OpMemory>,
     /// Ops whose work, or a part of it, it does besides.
     pub(super) also: Vec<usize>,
+    /// Whether the blocks of a token read nothing that another block wrote of the tokens before, but what earlier calls did.
+    pub(super) block_local: bool,
+    /// Whether its parameters come from a table, which has them for each column of a program: `blockIdx.z` is the column.
+    pub(super) by_column: bool,
 }
 
 /// An op, and the memory of what it names: [`crate::ops::Op::access`].
@@ -216,6 +225,8 @@ impl Queued {
             touched: None,
             of: None,
             also: Vec::new(),
+            block_local: false,
+            by_column: false,
         }
     }
 
@@ -299,6 +310,12 @@ impl Queued {
 pub(crate) struct Launches<'a> {
     /// Tokens of the largest chunk: 1 for the decode program.
     pub tokens: usize,
+    /// Whether each token of a chunk gets the bits that it gets in a step.
+    pub(super) as_steps: bool,
+    /// The row of the buffers where the chunk begins.
+    pub(super) row: usize,
+    /// Where the tokens that were read before this chunk are counted, if not in the state.
+    pub(super) position: Option<Address>,
     pub(super) plan: &'a StatePlan,
     pub(super) arena: Address,
     pub(super) ids: Address,
@@ -384,6 +401,13 @@ impl Launches<'_> {
                 reads: reads.to_vec(),
                 writes: writes.to_vec(),
             });
+        }
+    }
+
+    /// Says of the call that was appended last that a block's tokens may follow one another, whatever the other blocks do.
+    pub fn is_block_local(&mut self) {
+        if let Some(queued) = self.calls.last_mut() {
+            queued.block_local = true;
         }
     }
 
@@ -499,8 +523,9 @@ impl Launches<'_> {
     /// Columns of a buffer, a `Rows`.
     pub fn rows(&self, view: View) -> Rows {
         let buffer = self.buffers[view.buffer].address();
+        let first = self.row * view.stride + view.start;
         Rows {
-            first: buffer + (view.start * size_of::<f32>()) as u64,
+            first: buffer + (first * size_of::<f32>()) as u64,
             stride: view.stride as i32,
             width: view.width as i32,
         }
@@ -543,7 +568,8 @@ impl Launches<'_> {
 
     /// Tokens read before this chunk, a `const u64*`.
     pub fn position(&self) -> Parameter {
-        Parameter::pointer("const u64", self.slot_address(HEADER))
+        let position = self.position.unwrap_or_else(|| self.slot_address(HEADER));
+        Parameter::pointer("const u64", position)
     }
 
     /// The tokens of the chunk, a `const u32*`.

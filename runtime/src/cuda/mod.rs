@@ -7,6 +7,7 @@ mod attend_blocks_tests;
 mod attend_tests;
 mod cache;
 mod chosen_products;
+mod columns;
 mod compile;
 mod control;
 #[cfg(all(test, feature = "emulator"))]
@@ -68,6 +69,7 @@ use std::time::Instant;
 
 pub(crate) use driver::{Address, TensorCores};
 use driver::{Driver, Kernel, Memory};
+pub(crate) use columns::{Ahead, Columns, MOST_COLUMNS, Of};
 pub(crate) use engine::Engine;
 pub(crate) use launches::{Call, Grid, Launches, Parameter, Rows};
 use launches::{Form, Queued};

@@ -61,6 +61,9 @@ impl Comparison<'_> {
         let weights = Weights::new(Arc::clone(driver));
         let mut scratch = Vec::new();
         let mut launches = Launches {
+            as_steps: false,
+            row: 0,
+            position: None,
             tokens: most,
             plan,
             arena: state.address(),

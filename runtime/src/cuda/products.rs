@@ -343,6 +343,9 @@ impl Launches<'_> {
     ) -> Result<()> {
         let GatedUnit { gate, up, down, .. } = *unit;
         let (halves, function) = (unit.inner.split(gate.matrix.rows()), unit.activation);
+        if self.as_steps {
+            return self.multiply_gated_columns(gather, unit, output, add);
+        }
         if in_tiles(self.tokens) {
             let alike = format_of(gate.matrix) == format_of(up.matrix);
             let mut all = [gate, up, down].into_iter();
@@ -405,6 +408,9 @@ impl Launches<'_> {
         output: Rows,
         add: bool,
     ) -> Result<()> {
+        if self.as_steps {
+            return self.multiply_columns(gather, factors, output, add);
+        }
         if in_tiles(self.tokens) {
             return self.multiply_chunk(gather, factors, output, add);
         }

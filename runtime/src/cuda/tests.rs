@@ -126,6 +126,9 @@ impl Bench {
 
     pub fn launches<'a>(&'a self, tokens: usize, scratch: &'a mut Vec<Memory>) -> Launches<'a> {
         Launches {
+            as_steps: false,
+            row: 0,
+            position: None,
             tokens,
             plan: &self.plan,
             arena: 0,

@@ -6,8 +6,11 @@
 //! The memory is fixed: one more state, to return to where a draft went wrong. Its cost is a copy of the state for each draft, and
 //! for each draft that is not accepted whole a copy back and a second reading of the accepted tokens.
 
+use std::sync::Arc;
+
 use super::{Engine, Session, SessionOptions};
-use crate::cpu::{Pool, States, Together};
+use crate::cpu::{States, Together};
+use crate::cuda::Ahead;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::sampler::SamplerState;
@@ -16,10 +19,13 @@ use crate::state::{Arena, LOGITS};
 /// Longest run of tokens that has to have occurred before.
 const LONGEST: usize = 3;
 
+/// Most tokens that are drafted at once on a GPU, where steps of as many columns are recorded.
+const MOST_DRAFT_THERE: usize = 15;
+
 /// What a session needs to read ahead.
 pub(super) struct Lookup {
-    together: Together,
-    /// The state before the tokens were read.
+    reader: Reader,
+    /// The session's arena before the tokens were read.
     before: Arena,
     /// The tokens that were read last, and the random numbers' state after each was chosen.
     tokens: Vec<u32>,
@@ -28,17 +34,32 @@ pub(super) struct Lookup {
     draft: usize,
 }
 
+/// What reads several tokens into one state.
+enum Reader {
+    Cpu(Together),
+    Cuda(Box<Ahead>),
+}
+
 impl Lookup {
     /// For drafts of up to `draft` tokens.
-    pub fn new(
-        model: &Model,
-        arena: &Arena,
-        pool: &std::sync::Arc<Pool>,
-        draft: usize,
-    ) -> Result<Self> {
+    fn new(session: &Session, draft: usize) -> Result<Self> {
+        let model = &session.model;
+        let (reader, draft) = match &session.engine {
+            Engine::Cpu(_) => {
+                let pool = Arc::clone(&session.pool);
+                let together = Together::new(model.program(), pool, draft + 1)?;
+                (Reader::Cpu(together), draft)
+            }
+            Engine::Cuda(engine) => {
+                let draft = draft.min(MOST_DRAFT_THERE);
+                let kv = session.options.state.kv;
+                let ahead = Ahead::new(model, engine, kv, draft + 1)?;
+                (Reader::Cuda(Box::new(ahead)), draft)
+            }
+        };
         Ok(Lookup {
-            together: Together::new(model.program(), pool.clone(), draft + 1)?,
-            before: arena.try_clone()?,
+            reader,
+            before: session.arena.try_clone()?,
             tokens: Vec::with_capacity(draft + 1),
             random: Vec::with_capacity(draft + 1),
             draft,
@@ -55,30 +76,20 @@ impl Lookup {
 
     /// Bytes besides the state.
     pub fn bytes(&self) -> usize {
-        self.together.bytes()
-    }
-
-    /// Reads the first tokens, after which `arena` holds the logits of the last one.
-    fn read(&mut self, model: &Model, arena: &mut Arena, position: u64, count: usize) {
-        let mut state = Ahead { arena, position };
-        self.together
-            .step(model.program(), &mut state, &self.tokens[..count]);
-        self.show(arena, count - 1);
-    }
-
-    fn show(&self, arena: &mut Arena, row: usize) {
-        let logits = arena.slot_mut(LOGITS);
-        logits.copy_from_slice(self.together.logits(row));
+        match &self.reader {
+            Reader::Cpu(together) => together.bytes(),
+            Reader::Cuda(ahead) => ahead.bytes(),
+        }
     }
 }
 
 /// One state, which every row follows.
-struct Ahead<'a> {
+struct OneState<'a> {
     arena: &'a mut Arena,
     position: u64,
 }
 
-impl States for Ahead<'_> {
+impl States for OneState<'_> {
     fn state(&mut self, row: usize) -> (&mut Arena, u64) {
         (self.arena, self.position + row as u64)
     }
@@ -95,13 +106,16 @@ impl Session {
             return Err(Error::invalid("lookup", "the session was made without"));
         };
         let outcome = self.step_by(&mut lookup, most, ends);
+        if outcome.is_err() {
+            lookup.tokens.clear();
+        }
         self.lookup = Some(lookup);
         outcome
     }
 
     fn step_by(&mut self, lookup: &mut Lookup, most: usize, ends: &[u32]) -> Result<()> {
         lookup.tokens.clear();
-        let first = self.sample()?;
+        let first = self.choose_next()?;
         self.check(&[first])?;
         lookup.random.clear();
         lookup.random.push(self.random());
@@ -118,39 +132,98 @@ impl Session {
                 lookup.tokens.pop();
             }
         }
-        if lookup.tokens.len() == 1 {
-            return self.feed(&[first]).inspect_err(|_| lookup.tokens.clear());
+        if let (Engine::Cpu(_), [first]) = (&self.engine, &lookup.tokens[..]) {
+            return self.feed(&[*first]);
         }
         if self.canceller.take() {
-            lookup.tokens.clear();
             return Err(Error::Cancelled { fed: 0 });
         }
-        lookup.before.copy_from(&self.arena);
-        let (position, count) = (self.position(), lookup.tokens.len());
-        lookup.read(&self.model, &mut self.arena, position, count);
+        let count = lookup.tokens.len();
+        if count > 1 {
+            lookup.before.copy_from(&self.arena);
+            if let (Reader::Cuda(ahead), Engine::Cuda(engine)) = (&lookup.reader, &mut self.engine)
+            {
+                ahead.keep(engine)?;
+            }
+        }
+        self.read_ahead(lookup, count)?;
         for row in 0..count {
-            lookup.show(&mut self.arena, row);
             self.log(&lookup.tokens[row..=row]);
             if row + 1 < count {
-                let chosen = self.sample();
+                let chosen = self.choose_ahead(lookup, row, count);
                 if !chosen.is_ok_and(|chosen| chosen == lookup.tokens[row + 1]) {
-                    self.return_to(lookup, row + 1);
-                    break;
+                    return self.return_to(lookup, row + 1);
                 }
                 lookup.random.push(self.random());
             }
         }
-        Ok(())
+        self.end_ahead(lookup, count)
+    }
+
+    /// The token that the session chooses next.
+    fn choose_next(&mut self) -> Result<u32> {
+        match &self.engine {
+            Engine::Cuda(engine) if self.sampler.params().is_greedy() => match engine.next() {
+                Some(token) => Ok(token),
+                None => self.sample(),
+            },
+            _ => self.sample(),
+        }
+    }
+
+    /// The state reads the first `count` tokens.
+    fn read_ahead(&mut self, lookup: &mut Lookup, count: usize) -> Result<()> {
+        let position = self.position();
+        let tokens = &lookup.tokens[..count];
+        match (&mut lookup.reader, &mut self.engine) {
+            (Reader::Cuda(ahead), Engine::Cuda(engine)) => {
+                ahead.read(engine, tokens, self.sampler.params().is_greedy())
+            }
+            (Reader::Cpu(together), _) => {
+                let arena = &mut self.arena;
+                let mut state = OneState { arena, position };
+                together.step(self.model.program(), &mut state, tokens);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The token that the session chooses behind token `row` of `count` that were read ahead.
+    fn choose_ahead(&mut self, lookup: &mut Lookup, row: usize, count: usize) -> Result<u32> {
+        match &mut lookup.reader {
+            Reader::Cpu(together) => self.choose(Some(together.logits(row))),
+            Reader::Cuda(ahead) => match ahead.chosen(row) {
+                Some(chosen) => Ok(chosen),
+                None => self.choose(Some(ahead.logits(row, count)?)),
+            },
+        }
+    }
+
+    /// The session's logits are those of the last of `count` tokens that were read ahead.
+    fn end_ahead(&mut self, lookup: &Lookup, count: usize) -> Result<()> {
+        match (&lookup.reader, &mut self.engine) {
+            (Reader::Cuda(ahead), Engine::Cuda(engine)) => ahead.end(engine, count - 1),
+            (Reader::Cpu(together), _) => {
+                let logits = self.arena.slot_mut(LOGITS);
+                logits.copy_from_slice(together.logits(count - 1));
+                Ok(())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The state after the first `count` tokens that were read ahead.
-    fn return_to(&mut self, lookup: &mut Lookup, count: usize) {
+    fn return_to(&mut self, lookup: &mut Lookup, count: usize) -> Result<()> {
         lookup.tokens.truncate(count);
         self.arena.copy_from(&lookup.before);
-        let position = self.position();
-        lookup.read(&self.model, &mut self.arena, position, count);
+        if let (Reader::Cuda(ahead), Engine::Cuda(engine)) = (&lookup.reader, &mut self.engine) {
+            ahead.go_back(engine)?;
+        }
+        self.read_ahead(lookup, count)?;
         self.log(&lookup.tokens);
         self.set_random(lookup.random[count - 1]);
+        self.end_ahead(lookup, count)
     }
 
     /// Whether [`Session::step_ahead`] can be called.
@@ -164,23 +237,27 @@ impl Session {
     }
 
     /// Of the tokens that were read ahead only the first `count` stand, which are one at least.
-    pub(crate) fn keep_ahead(&mut self, count: usize) {
-        if let Some(mut lookup) = self.lookup.take() {
-            if (1..lookup.tokens.len()).contains(&count) {
-                self.return_to(&mut lookup, count);
-            }
-            lookup.tokens.clear();
-            self.lookup = Some(lookup);
-        }
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the device was lost.
+    pub(crate) fn keep_ahead(&mut self, count: usize) -> Result<()> {
+        let Some(mut lookup) = self.lookup.take() else {
+            return Ok(());
+        };
+        let outcome = match (1..lookup.tokens.len()).contains(&count) {
+            true => self.return_to(&mut lookup, count),
+            false => Ok(()),
+        };
+        lookup.tokens.clear();
+        self.lookup = Some(lookup);
+        outcome
     }
 
-    /// What reads ahead in a session on the CPU; a device steps token by token for now.
+    /// What reads ahead in this session.
     pub(super) fn lookup_of(&self) -> Result<Option<Lookup>> {
-        match (&self.engine, draft_of(&self.options)?) {
-            (Engine::Cuda(_), _) | (_, 0) => Ok(None),
-            (Engine::Cpu(_), draft) => {
-                Lookup::new(&self.model, &self.arena, &self.pool, draft).map(Some)
-            }
+        match draft_of(&self.options)? {
+            0 => Ok(None),
+            draft => Lookup::new(self, draft).map(Some),
         }
     }
 }
@@ -281,7 +358,7 @@ mod tests {
                     accepted += read.len() - 1;
                     refused += usize::from(read.len() == 1);
                     let kept = if round % 3 == 2 { 1 } else { read.len() };
-                    ahead.keep_ahead(kept);
+                    ahead.keep_ahead(kept).expect("a state");
                     tokens.extend_from_slice(&read[..kept]);
                     assert!(ahead.ahead().is_empty());
                 }

@@ -9,7 +9,7 @@ use super::norm::Norm;
 use super::project::piece;
 use super::{Access, Operand};
 use crate::cpu::{Buffers, Pool, Shared, simd};
-use crate::cuda::{Call, Factor, Grid, Launches, Parameter};
+use crate::cuda::{Call, Factor, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::program::{INPUTS, RESIDUAL, View};
 use crate::state::LOGITS;
@@ -90,26 +90,25 @@ impl Logits {
         }
     }
 
-    /// The logits after the token in the first row of `residual`, into the slot `logits`.
+    /// The logits after each token in `residual`.
     pub(crate) fn launch(
         &self,
         launches: &mut Launches,
         residual: View,
-        logits: usize,
+        logits: Rows,
     ) -> Result<()> {
         let gather = launches.gathered(residual, Some(&self.norm))?;
-        let output = launches.slot_rows(logits, self.matrix.rows());
-        launches.multiply_into(gather, &[Factor::plain(&self.matrix)], output, false)?;
+        launches.multiply_into(gather, &[Factor::plain(&self.matrix)], logits, false)?;
         if let Some(cap) = self.softcap {
             const THREADS: usize = 256;
             launches.push(Call {
                 source: include_str!("logits.cu"),
                 kernel: "cap_logits".into(),
-                grid: Grid::Blocks(self.matrix.rows().div_ceil(THREADS)),
+                grid: Grid::EachToken(self.matrix.rows().div_ceil(THREADS)),
                 threads: THREADS,
                 shared: 0,
                 parameters: vec![
-                    Parameter::value("Rows", output),
+                    Parameter::value("Rows", logits),
                     Parameter::value("float", cap),
                 ],
             });

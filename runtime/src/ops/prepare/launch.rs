@@ -180,6 +180,7 @@ impl Prepare {
         } else {
             launches.push_streaming(call);
             launches.touches(&tasks.read(), &tasks.written());
+            launches.is_block_local();
         }
         Ok(())
     }

@@ -162,6 +162,10 @@ impl Op for Project {
 }
 
 impl DeviceOp for Project {
+    fn runs_as_steps(&self) -> bool {
+        self.parts.is_none()
+    }
+
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let gather = launches.gathered(self.input, self.norm.as_ref())?;
         let factors: Vec<Factor> = self.linears.iter().map(Linear::factor).collect();

@@ -38,6 +38,10 @@ impl Op for Renew {
 }
 
 impl DeviceOp for Renew {
+    fn runs_as_steps(&self) -> bool {
+        true
+    }
+
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let gather = launches.gathered(self.residual(), Some(&self.norm))?;
         launches.stage(gather, self.residual());
