@@ -63,7 +63,7 @@ pub struct SessionArgs {
         }))]
     gpu_step: StepProgram,
     /// Draft up to N tokens at once by looking up what followed the last ones before: faster where text repeats, with the same
-    /// tokens. On the CPU, for run and chat.
+    /// tokens. A GPU drafts up to 15, and its tokens are those of recorded steps. For run and chat.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
     lookup: u32,
 }

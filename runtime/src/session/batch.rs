@@ -11,7 +11,9 @@ use crate::state::{Arena, LOGITS, StateOptions};
 
 /// Working memory to step up to a fixed number of sessions together, each matrix being read once for all of them. Which sessions
 /// step is said at every step, so they join and leave as they like; each gives the tokens that it gives alone: on the CPU to the
-/// bit, on a GPU to the bit of a session whose steps are [`crate::StepProgram::Recorded`].
+/// bit, on a GPU to the bit of a session whose steps are [`crate::StepProgram::Recorded`]. A GPU's batch for more than eight
+/// sessions multiplies BF16 matrices on tensor cores, by inputs with 16 bits of fraction: its logits are those of a session alone
+/// to about 1e-4, relative to the largest.
 pub struct Batch {
     model: Arc<Model>,
     form: Form,

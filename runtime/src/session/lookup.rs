@@ -1,7 +1,7 @@
 //! Speculation by prompt lookup (arXiv 2304.04487; Saxena 2023): where the last tokens have occurred before, those that followed
 //! them are a draft of what comes next. A draft is read in one pass over the weights, and of it as much stands as steps would have
 //! chosen one by one; each token's ops on the state run in their order, so that tokens, logits and state are those of plain steps
-//! to the bit, whatever the sampler.
+//! to the bit, whatever the sampler; on a GPU, those of recorded steps.
 //!
 //! The memory is fixed: one more state, to return to where a draft went wrong. Its cost is a copy of the state for each draft, and
 //! for each draft that is not accepted whole a copy back and a second reading of the accepted tokens.
