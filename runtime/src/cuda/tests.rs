@@ -150,6 +150,13 @@ impl Bench {
         }
     }
 
+    /// Launches calls for so many tokens.
+    pub fn run(&self, calls: &[Queued], tokens: usize) {
+        for launch in self.compile(calls, tokens) {
+            self.queue.launch(&launch).expect("a launch");
+        }
+    }
+
     fn compile(&self, calls: &[Queued], tokens: usize) -> Vec<Launch> {
         let source = Source::of(&calls.iter().collect::<Vec<_>>());
         let kernels = self.device.kernels(&source).expect("kernels");

@@ -3,9 +3,14 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use waterline_quant::{BF16, FORMATS};
+
 use crate::cuda::Device;
-use crate::cuda::tests::device;
+use crate::cuda::products::{Factor, GatedUnit};
+use crate::cuda::tests::{Bench, device, matrix, numbers};
 use crate::model::Model;
+use crate::ops::Activation;
+use crate::program::View;
 use crate::sampler::SamplerParams;
 use crate::session::{Batch, Session, SessionOptions, StepProgram};
 use crate::state::StateOptions;
@@ -170,4 +175,52 @@ fn what_a_batch_cannot_step_is_refused() {
     }
     assert!(Batch::new(&one, 65).is_err());
     assert!(batch.step(&mut []).expect("nobody").is_empty());
+}
+
+/// Of every format, the product of a gated unit's three matrices: the bits of `multiply_gated` and `multiply`, but of BF16 among more
+/// than eight columns, where inputs are rounded to 16 bits of fraction.
+#[test]
+fn columns_of_every_format_have_the_bits_of_steps() {
+    const STEPS: usize = 7;
+    let Some(device) = device() else {
+        return;
+    };
+    let formats = FORMATS.iter().map(|&format| (format, 11));
+    for (format, columns) in formats.chain([(&BF16, STEPS)]) {
+        let (width, rows) = (format.block_len.max(64), 37);
+        let bench = Bench::new(Arc::clone(&device), [width, width, 2 * width, rows], columns);
+        let bias: crate::program::Vector = numbers(9, rows).into();
+        let matrices = [(width, 1), (width, 2), (rows, 3)]
+            .map(|(rows, seed)| matrix(format, rows, width, seed));
+        let [gate, up, down] = matrices.each_ref().map(Factor::plain);
+        let unit = GatedUnit {
+            gate,
+            up: Factor { column: width, ..up },
+            down: Factor { bias: Some(&bias), multiplier: 0.5, ..down },
+            activation: Activation::Silu,
+            inner: View::whole(2, 2 * width),
+        };
+        let mut results = [(STEPS, false), (columns, true)].map(|(tokens, as_steps)| {
+            let mut scratch = Vec::new();
+            let mut launches = bench.launches(tokens, &mut scratch);
+            launches.as_steps = as_steps;
+            let gather = launches.gathered(View::whole(0, width), None).expect("an input");
+            let output = View::whole(3, rows);
+            launches.multiply_gated(gather, &unit, output, false).expect("launches");
+            let calls = launches.calls;
+            bench.write(0, &numbers(7, tokens * width));
+            bench.run(&calls, tokens);
+            bench.read(3, tokens * rows)
+        });
+        results[1].truncate(STEPS * rows);
+        let [steps, found] = &results;
+        let largest = steps.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let rounded = format == &BF16 && columns > 8;
+        let bound = if rounded { largest * 1e-4 } else { 0.0 };
+        for (i, (found, step)) in found.iter().zip(steps).enumerate() {
+            let same = (found - step).abs() <= bound;
+            assert!(same, "{} {columns}, {i}: {found}, in a step {step}", format.name);
+        }
+        assert!(largest > 0.1 && largest.is_finite());
+    }
 }
