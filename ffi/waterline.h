@@ -209,7 +209,7 @@ typedef struct {
   // Tokens that full attention can look back on; models without it have no such bound. 4096 by default.
   size_t context;
   // How many of the last tokens are remembered, for penalties and wl_session_rewind. 4096 by default.
-  size_t log;
+  size_t history;
   // Most tokens that are read at once, at most 65536; 0, the default, means what suits the device: 64 on the
   // processor, 2048 on a GPU.
   size_t chunk;
@@ -541,7 +541,7 @@ wl_status wl_state_size(wl_session *session, size_t *bytes);
 // WL_ERROR_ROOM if it does not fit.
 wl_status wl_state_write(wl_session *session, void *bytes, size_t room, size_t *length);
 
-// Takes over a state that wl_state_write wrote, from a session on the same model with the same context, cache and log.
+// Takes over a state that wl_state_write wrote, from a session on the same model with the same context, cache and history.
 // To go on from there is, bit for bit, to go on from where it was written. A conversation brings its messages and its
 // sampling parameters with it.
 wl_status wl_state_read(wl_session *session, const void *bytes, size_t length);
@@ -558,7 +558,7 @@ wl_status wl_state_load(wl_session *session, const char *path);
 wl_status wl_session_mark(wl_session *session);
 
 // Goes back to an earlier position: to the last mark at or before it, and from there by reading the logged tokens
-// again. At a mark the state is what it was, bit for bit. WL_ERROR_REWIND if no mark and log lead there. A
+// again. At a mark the state is what it was, bit for bit. WL_ERROR_REWIND if no mark and history lead there. A
 // conversation goes back by wl_chat_undo instead.
 wl_status wl_session_rewind(wl_session *session, uint64_t position);
 

@@ -21,7 +21,7 @@ fn models() -> Vec<(String, Arc<Model>)> {
 
 fn session(model: &Arc<Model>) -> Session {
     let mut options = SessionOptions::default();
-    (options.state.context, options.state.log) = (64, 16);
+    (options.state.context, options.state.history) = (64, 16);
     (options.chunk, options.threads) = (8, 1);
     options.context_end = ContextEnd::DropOldest;
     Session::new(Arc::clone(model), options).expect("a session")
@@ -72,20 +72,23 @@ fn counters_beyond_their_range_are_refused_and_change_nothing() {
         session.feed(&tokens).expect("a prompt");
         let file = bytes(&session);
         let snapshot = session.snapshot().expect("a snapshot");
-        for (slot, _) in snapshot.slots() {
-            let width = match slot.dtype {
+        for (tensor, _) in snapshot.tensors() {
+            let width = match tensor.dtype {
                 StateDtype::U64 => 8,
                 StateDtype::U32 => 4,
                 _ => continue,
             };
-            let count = slot.bytes / width;
+            let count = tensor.bytes / width;
             for index in [0, count / 2, count - 1] {
                 for value in VALUES {
                     if width == 4 && value > u64::from(u32::MAX) {
                         continue;
                     }
-                    let what = format!("{name}: {:?} {}[{index}] = {value}", slot.block, slot.name);
-                    let changed = with(&file, slot.offset, slot.dtype, index, value);
+                    let what = format!(
+                        "{name}: {:?} {}[{index}] = {value}",
+                        tensor.layer, tensor.name
+                    );
+                    let changed = with(&file, tensor.offset, tensor.dtype, index, value);
                     let read = Snapshot::read(&mut &changed[..], changed.len() as u64, "changed");
                     match session.restore(&read.expect("its checksum fits")) {
                         Ok(()) => {
@@ -97,7 +100,7 @@ fn counters_beyond_their_range_are_refused_and_change_nothing() {
                         }
                         Err(Error::Snapshot { reason, .. }) => {
                             refused += 1;
-                            assert!(reason.contains(&slot.name), "{what}: {reason}");
+                            assert!(reason.contains(&tensor.name), "{what}: {reason}");
                             assert!(bytes(&session) == file, "{what}: the session changed");
                         }
                         Err(other) => panic!("{what}: {other}"),

@@ -230,7 +230,7 @@ fn row_sparse_gsa_changes_its_largest_slots_only() {
     const SLOTS: usize = 7;
     for written in [1, 4, SLOTS] {
         let numbers = json!({
-            "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DK, "value_dim": DV, "slots": SLOTS,
+            "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DK, "value_dim": DV, "tensors": SLOTS,
             "feature_map": "silu", "learned_map": false, "conv": null, "gate_normalizer": 3.0, "written": written,
         });
         let mut keys = vec![state(SLOTS, DK); KV_HEADS];
@@ -241,9 +241,9 @@ fn row_sparse_gsa_changes_its_largest_slots_only() {
             let mut out = Vec::new();
             for g in 0..KV_HEADS {
                 let s = map(head(&f, g, SLOTS), |x| 1.0 - sigmoid(x).powf(1.0 / 3.0));
-                let slots = largest(&s, written);
+                let tensors = largest(&s, written);
                 let s: Vector = (0..SLOTS)
-                    .map(|m| if slots.contains(&m) { s[m] } else { 0.0 })
+                    .map(|m| if tensors.contains(&m) { s[m] } else { 0.0 })
                     .collect();
                 write(&mut keys[g], |m| 1.0 - s[m], &s, head(&k, g, DK));
                 write(&mut values[g], |m| 1.0 - s[m], &s, head(&v, g, DV));

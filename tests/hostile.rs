@@ -5,7 +5,7 @@ mod common;
 use std::path::Path;
 
 use common::{Workplace, copy_fixture, outcome_of_input};
-use waterline::{Checkpoint, ModelSpec, StateOptions, StatePlan};
+use waterline::{Checkpoint, ModelSpec, StateOptions};
 use waterline_quant::gguf::{NewTensor, Value, Writer};
 
 #[test]
@@ -246,7 +246,7 @@ fn hostile_numbers() -> Vec<serde_json::Value> {
 /// Opens what a hostile description leaves of a model: whatever it says, it fails with a sentence or is sound.
 fn survives(what: &str, opened: waterline::Result<ModelSpec>) {
     let Ok(spec) = opened else { return };
-    let plan = StatePlan::new(&spec, &StateOptions::default());
+    let plan = spec.plan(&StateOptions::default());
     let weights: usize = spec
         .weights()
         .iter()
@@ -255,9 +255,9 @@ fn survives(what: &str, opened: waterline::Result<ModelSpec>) {
     assert!(weights > 0, "{what}");
     if let Ok(plan) = plan {
         assert!(
-            plan.slots
+            plan.tensors
                 .iter()
-                .all(|slot| slot.offset + slot.bytes <= plan.bytes),
+                .all(|tensor| tensor.offset + tensor.bytes <= plan.bytes),
             "{what}"
         );
     }

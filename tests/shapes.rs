@@ -156,16 +156,16 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<LayerSpec>
             "channels": *hidden, "conv": random.within(1, 6), "bias": random.flip(),
         }),
         "gsa" => {
-            let slots = random.within(1, 9);
-            let written = random.within(1, slots);
+            let tensors = random.within(1, 9);
+            let written = random.within(1, tensors);
             json!({
-                "heads": heads, "kv_heads": kv_heads, "head_dim": dk, "value_dim": dv, "slots": slots,
+                "heads": heads, "kv_heads": kv_heads, "head_dim": dk, "value_dim": dv, "tensors": tensors,
                 "feature_map": random.of(&["silu", "relu"]), "learned_map": random.flip(), "conv": taps(random),
                 "gate_normalizer": 4.0, "written": maybe(random, json!(written)),
             })
         }
         "abc" => json!({
-            "heads": heads, "head_dim": random.of(&EVEN_WIDTHS), "value_dim": dv, "slots": random.within(1, 9),
+            "heads": heads, "head_dim": random.of(&EVEN_WIDTHS), "value_dim": dv, "tensors": random.within(1, 9),
             "conv": taps(random), "rope_theta": maybe(random, json!(1000.0)), "min": maybe(random, json!(-1.0)),
             "max": maybe(random, json!(1.0)), "norm_eps": 1e-5,
         }),
@@ -398,16 +398,16 @@ fn compare(what: &str, found: &Session, expected: &Session) {
         found.snapshot().expect("a snapshot"),
         expected.snapshot().expect("a snapshot"),
     );
-    for ((slot, a), (_, b)) in found.slots().zip(expected.slots()) {
+    for ((tensor, a), (_, b)) in found.tensors().zip(expected.tensors()) {
         let floats = |bytes: &[u8]| -> Vec<f32> {
             let numbers = bytes.as_chunks().0.iter();
             numbers.map(|&x| f32::from_le_bytes(x)).collect()
         };
-        let d = match slot.dtype {
+        let d = match tensor.dtype {
             StateDtype::F32 => difference(&floats(a), &floats(b)),
             _ => f32::from(u8::from(a != b)),
         };
-        assert!(d < ROUNDING, "{} differs by {d}: {what}", slot.name);
+        assert!(d < ROUNDING, "{} differs by {d}: {what}", tensor.name);
     }
 }
 

@@ -25,7 +25,7 @@ fn presets(place: &Workplace) -> Vec<String> {
 /// The logits after each of `tokens`, read in pieces of `chunk`.
 fn logits(model: &Arc<Model>, tokens: &[u32], chunk: usize) -> Vec<f32> {
     let mut options = SessionOptions::default();
-    (options.state.context, options.state.log) = (256, 256);
+    (options.state.context, options.state.history) = (256, 256);
     options.state.kv = Kv::F32;
     (options.chunk, options.threads) = (chunk, 1);
     let mut session = Session::new(Arc::clone(model), options).unwrap();

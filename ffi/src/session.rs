@@ -41,7 +41,7 @@ pub struct wl_session_params {
     /// Tokens that full attention can look back on; models without it have no such bound. 4096 by default.
     pub context: usize,
     /// How many of the last tokens are remembered, for penalties and wl_session_rewind. 4096 by default.
-    pub log: usize,
+    pub history: usize,
     /// Most tokens that are read at once, at most 65536; 0, the default, means what suits the device: 64 on the
     /// processor, 2048 on a GPU.
     pub chunk: usize,
@@ -94,7 +94,7 @@ impl Default for wl_session_params {
             size: size_of::<Self>() as u32,
             threads: options.threads as u32,
             context: options.state.context,
-            log: options.state.log,
+            history: options.state.history,
             chunk: options.chunk,
             marks: options.marks,
             cache: wl_cache::WL_CACHE_F16 as u32,
@@ -226,7 +226,7 @@ unsafe fn session_options(from: *const wl_session_params) -> Outcome<SessionOpti
         )));
     }
     let mut options = SessionOptions::default();
-    (options.state.context, options.state.log) = (params.context, params.log);
+    (options.state.context, options.state.history) = (params.context, params.history);
     options.state.kv = match params.cache {
         F16 => Kv::F16,
         F32 => Kv::F32,

@@ -66,7 +66,7 @@ pub unsafe extern "C" fn wl_state_write(
     })
 }
 
-/// Takes over a state that wl_state_write wrote, from a session on the same model with the same context, cache and log.
+/// Takes over a state that wl_state_write wrote, from a session on the same model with the same context, cache and history.
 /// To go on from there is, bit for bit, to go on from where it was written. A conversation brings its messages and its
 /// sampling parameters with it.
 #[unsafe(no_mangle)]
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn wl_session_mark(session: *mut wl_session) -> wl_status 
 }
 
 /// Goes back to an earlier position: to the last mark at or before it, and from there by reading the logged tokens
-/// again. At a mark the state is what it was, bit for bit. WL_ERROR_REWIND if no mark and log lead there. A
+/// again. At a mark the state is what it was, bit for bit. WL_ERROR_REWIND if no mark and history lead there. A
 /// conversation goes back by wl_chat_undo instead.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_session_rewind(session: *mut wl_session, position: u64) -> wl_status {

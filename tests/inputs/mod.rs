@@ -76,7 +76,7 @@ fn read(path: &str) -> Vec<u8> {
 
 fn options() -> SessionOptions {
     let mut options = SessionOptions::default();
-    (options.state.context, options.state.log) = (16, 8);
+    (options.state.context, options.state.history) = (16, 8);
     (options.chunk, options.threads) = (4, 1);
     options
 }

@@ -128,7 +128,7 @@ pub fn model(spec: &ModelSpec, weights: &HashMap<String, Vec<f32>>) -> Arc<Model
 pub fn options(chunk: usize, context: usize) -> SessionOptions {
     let mut options = SessionOptions::default();
     options.sampler.seed = 1;
-    (options.state.context, options.state.log) = (context, 64);
+    (options.state.context, options.state.history) = (context, 64);
     options.state.kv = waterline::Kv::F32;
     (options.chunk, options.threads) = (chunk, 1);
     options

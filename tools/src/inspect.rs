@@ -45,7 +45,7 @@ pub struct Args {
     /// Its multiprocessors.
     #[arg(long, value_name = "N", default_value_t = 132, requires = "schedule", value_parser = clap::value_parser!(u32).range(1..=1024))]
     processors: u32,
-    /// Print one JSON object, with every tensor and every slot.
+    /// Print one JSON object, with every tensor and every state tensor.
     #[arg(long)]
     json: bool,
 }
@@ -59,7 +59,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if args.schedule {
         return schedule(checkpoint, args);
     }
-    let plan = StatePlan::new(&checkpoint.spec, &args.state.options())?;
+    let plan = checkpoint.spec.plan(&args.state.options())?;
     let blocks = blocks(&checkpoint, &plan, args)?;
     let text = if args.json {
         format!("{}\n", to_json(&checkpoint, &plan, &blocks, args))
@@ -212,11 +212,11 @@ fn blocks(checkpoint: &Checkpoint, plan: &StatePlan, args: &Args) -> Result<Vec<
     let touched = model.touched(plan, last_position(args));
     let mut blocks: Vec<Block> = (0..checkpoint.spec.layers.len())
         .map(|block| {
-            let own = |t: &&Touched| plan.slots[t.slot].block == Some(block);
+            let own = |t: &&Touched| plan.tensors[t.tensor].layer == Some(block);
             let touched = touched.iter().filter(own);
             Block {
                 weights: 0,
-                state: plan.block_bytes(Some(block)),
+                state: plan.layer_bytes(Some(block)),
                 read: touched.clone().map(|t| t.read).sum(),
                 written: touched.map(|t| t.written).sum(),
             }
@@ -266,11 +266,11 @@ fn to_json(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block], args: &A
         "session": {
             "context": options.context,
             "kv": options.kv,
-            "log": options.log,
+            "history": options.history,
             "bytes": plan.bytes,
             "touched_at": last_position(args),
             "layers": checkpoint.spec.layers.iter().zip(blocks).enumerate().map(block).collect::<Vec<_>>(),
-            "slots": plan.slots,
+            "tensors": plan.tensors,
         },
     })
 }
@@ -364,18 +364,18 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
     ));
 
     lines.push(String::new());
-    let row = |slot: &waterline::StateTensorPlan| {
+    let row = |tensor: &waterline::StateTensorPlan| {
         let cells = vec![
-            slot.name.clone(),
-            lower(&slot.kind),
-            lower(&slot.dtype),
-            format!("{:?}", slot.shape),
+            tensor.name.clone(),
+            lower(&tensor.kind),
+            lower(&tensor.dtype),
+            format!("{:?}", tensor.shape),
         ];
-        Row::new(slot.block, cells, slot.bytes)
+        Row::new(tensor.layer, cells, tensor.bytes)
     };
     lines.extend(table(
-        ["block", "slot", "kind", "type", "shape"],
-        plan.slots.iter().map(row).collect(),
+        ["block", "tensor", "kind", "type", "shape"],
+        plan.tensors.iter().map(row).collect(),
         true,
     ));
     lines.push(format!(

@@ -213,7 +213,7 @@ fn read_four_ways(
     args: &Args,
 ) -> Result<Vec<(&'static str, Reading)>> {
     let mut options = SessionOptions::default();
-    (options.state.context, options.state.log) = (tokens.len(), tokens.len());
+    (options.state.context, options.state.history) = (tokens.len(), tokens.len());
     options.state.kv = Kv::F32;
     (options.chunk, options.threads) = (tokens.len(), args.threads);
     (options.device, options.step) = (device, StepProgram::Persistent);
@@ -352,11 +352,11 @@ fn top_one(ours: &[f32], vocab: usize, best: &[Best], tolerance: f32) -> TopOne 
     top
 }
 
-/// Two final states, slot by slot: floats by their difference, counters must be equal.
+/// Two final states, state tensor by state tensor: floats by their difference, counters must be equal.
 fn compare_states(a: &Snapshot, b: &Snapshot) -> Difference {
     let mut worst = Difference::default();
-    for ((slot, a), (_, b)) in a.slots().zip(b.slots()) {
-        let format = match slot.dtype {
+    for ((tensor, a), (_, b)) in a.tensors().zip(b.tensors()) {
+        let format = match tensor.dtype {
             StateDtype::F16 => &F16,
             StateDtype::F32 => &F32,
             _ if a == b => continue,

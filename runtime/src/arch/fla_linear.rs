@@ -5,12 +5,12 @@ use waterline_quant::{Tensor, safetensors};
 use super::fla::{scaled, taps};
 use super::{Config, tensors};
 use crate::error::{Error, Result};
+use crate::functions::Activation;
 use crate::mixers::{
     DeltaNet, GatedDeltaNet2, Gla, HeadGateInput, Hgrn2, Kda, KeyNorm, LinearAttention, RetNet,
     SimpleGla,
 };
-use crate::ops::Activation;
-use crate::spec::WeightSpec;
+use crate::weights::WeightSpec;
 
 const ACTIVATIONS: &[(&str, Activation)] = &[
     ("silu", Activation::Silu),

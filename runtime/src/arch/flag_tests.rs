@@ -14,11 +14,10 @@ use serde_json::Value;
 use waterline_quant::{Bytes, F32, Tensor};
 
 use super::{Config, FAMILIES};
-use crate::checkpoint::{Checkpoint, TextFiles};
 use crate::error::Result;
-use crate::model::Model;
+use crate::model::{Checkpoint, Model, ModelSpec, TextFiles};
 use crate::session::{Session, SessionOptions};
-use crate::spec::{ModelSpec, WeightSpec};
+use crate::weights::WeightSpec;
 
 const LIST: &str = include_str!("flags.txt");
 

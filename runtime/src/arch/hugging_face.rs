@@ -6,7 +6,7 @@ use super::{Config, Family};
 use crate::error::Result;
 use crate::feed_forward::MlpSpec;
 use crate::mixers::{Attention, RopeScaling};
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::model::{LayerSpec, ModelSpec};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["llama", "mistral", "qwen2", "qwen3", "smollm3"],

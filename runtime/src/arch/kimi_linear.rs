@@ -10,11 +10,11 @@ use super::hugging_face::{layer_type, mlp, model, norm_eps, tensor_name};
 use super::tensors::{from_f32, rows_of_groups};
 use super::{Config, Family};
 use crate::error::Result;
-use crate::experts::{ExpertsSpec, SharedSpec};
-use crate::feed_forward::FeedForward;
+use crate::feed_forward::{ExpertsSpec, FeedForward, SharedSpec};
 use crate::mixers::{Kda, LatentAttention, Mixer};
+use crate::model::{LayerSpec, ModelSpec};
 use crate::ops::{Groups, Router, Scoring};
-use crate::spec::{LayerSpec, ModelSpec, WeightSpec};
+use crate::weights::WeightSpec;
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["kimi_linear"],

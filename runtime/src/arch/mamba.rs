@@ -8,7 +8,8 @@ use waterline_quant::{Tensor, safetensors};
 use super::{Config, Family, fla, tensors};
 use crate::error::{Error, Result};
 use crate::mixers::{Hax, Mamba, Mamba2, Mixer, Source};
-use crate::spec::{LayerSpec, ModelSpec, WeightSpec};
+use crate::model::{LayerSpec, ModelSpec};
+use crate::weights::WeightSpec;
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["mamba", "falcon_mamba", "mamba2", "hax_mamba", "hax_mamba2"],

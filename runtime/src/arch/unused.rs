@@ -10,7 +10,7 @@ use waterline_quant::safetensors;
 
 use super::Config;
 use crate::error::{Error, Result};
-use crate::program::Tensors;
+use crate::weights::Tensors;
 
 /// Most names in an error.
 const SHOWN: usize = 8;

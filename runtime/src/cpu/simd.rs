@@ -306,13 +306,13 @@ pub fn gemm(
             let c = &mut c[i * c_row + j..];
             let tall = m - i >= 4;
             match (tall, width) {
-                (true, 32) => tile::<4, 32>(k, a, a_row, a_col, b, b_row, c, c_row),
-                (true, 8) => tile::<4, 8>(k, a, a_row, a_col, b, b_row, c, c_row),
-                (true, _) => tile::<4, 1>(k, a, a_row, a_col, b, b_row, c, c_row),
-                (false, 64) => tile::<1, 64>(k, a, a_row, a_col, b, b_row, c, c_row),
-                (false, 32) => tile::<1, 32>(k, a, a_row, a_col, b, b_row, c, c_row),
-                (false, 8) => tile::<1, 8>(k, a, a_row, a_col, b, b_row, c, c_row),
-                (false, _) => tile::<1, 1>(k, a, a_row, a_col, b, b_row, c, c_row),
+                (true, 32) => tile::<4, 32>(k, a, [a_row, a_col], (b, b_row), (c, c_row)),
+                (true, 8) => tile::<4, 8>(k, a, [a_row, a_col], (b, b_row), (c, c_row)),
+                (true, _) => tile::<4, 1>(k, a, [a_row, a_col], (b, b_row), (c, c_row)),
+                (false, 64) => tile::<1, 64>(k, a, [a_row, a_col], (b, b_row), (c, c_row)),
+                (false, 32) => tile::<1, 32>(k, a, [a_row, a_col], (b, b_row), (c, c_row)),
+                (false, 8) => tile::<1, 8>(k, a, [a_row, a_col], (b, b_row), (c, c_row)),
+                (false, _) => tile::<1, 1>(k, a, [a_row, a_col], (b, b_row), (c, c_row)),
             }
             i += if tall { 4 } else { 1 };
         }
@@ -324,12 +324,9 @@ pub fn gemm(
 fn tile<const M: usize, const N: usize>(
     k: usize,
     a: &[f32],
-    a_row: usize,
-    a_col: usize,
-    b: &[f32],
-    b_row: usize,
-    c: &mut [f32],
-    c_row: usize,
+    [a_row, a_col]: [usize; 2],
+    (b, b_row): (&[f32], usize),
+    (c, c_row): (&mut [f32], usize),
 ) {
     let mut sums = [[0.0f32; N]; M];
     for p in 0..k {

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::op_rig::Comparison;
 use super::tests::{device, numbers};
+use crate::operands::View;
 use crate::ops::AttendBlocks;
 use crate::ops::rig::{plan, side_by_side};
-use crate::program::View;
 use crate::state::{Kv, StateDtype};
 
 /// Reads tokens in steps and in chunks: heads, key heads and their width; tokens of a block, chosen blocks, window, context.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::op_rig::Comparison;
 use super::tests::{device, numbers};
+use crate::operands::View;
 use crate::ops::rig::{plan, side_by_side};
-use crate::ops::{Attend, Eviction, Policy, ScoreSlots};
-use crate::program::View;
+use crate::ops::{Attend, Eviction, Policy, ScoreTensors};
 use crate::state::{Kv, StateDtype, StatePlan};
 
 const DIM: usize = 12;
@@ -84,7 +84,7 @@ fn retained(policy: Policy, sink: usize) -> Option<Eviction> {
     })
 }
 
-const SCORES: ScoreSlots = ScoreSlots { window: 6, set: 7 };
+const SCORES: ScoreTensors = ScoreTensors { window: 6, set: 7 };
 
 #[test]
 fn windows_are_those_of_the_cpu() {

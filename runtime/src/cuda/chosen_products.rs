@@ -4,7 +4,7 @@
 use super::launches::{Call, Grid, Launches, Parameter};
 use super::products::{Factor, Gather, MOST_LINEARS, formats_of, shared_bytes};
 use crate::error::Result;
-use crate::program::View;
+use crate::operands::View;
 
 impl Launches<'_> {
     /// As [`Launches::multiply`] of matrices that are made of `parts` equal parts, for one token: only the parts whose numbers

@@ -21,7 +21,7 @@ struct Words {
 
 /// A spin that passed its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Failure {
+pub(crate) struct Failure {
     /// What it waited for, a number of `Wait` in phases.cu.
     wait: u32,
     /// The phase of its thread block.
@@ -47,7 +47,7 @@ impl Failure {
 }
 
 /// A session's words in device memory.
-pub(super) struct Control(Memory);
+pub(crate) struct Control(Memory);
 
 impl Control {
     /// All zero, before the first token.

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use super::Device;
 use super::control::FAULT;
+use crate::engine::StepProgram;
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::session::{Session, SessionOptions, StepProgram};
+use crate::session::{Session, SessionOptions};
 
 fn open(model: &Arc<Model>, device: &Arc<Device>, fault: Option<u32>) -> Session {
     FAULT.set(fault);

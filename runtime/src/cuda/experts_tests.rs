@@ -6,11 +6,10 @@ use waterline_quant::{BF16, F32, Format, Q4_K, Q8_0};
 
 use super::op_rig::Comparison;
 use super::tests::{device, matrix, numbers};
+use crate::functions::{Activation, Norm};
+use crate::operands::View;
 use crate::ops::rig::plan;
-use crate::ops::{
-    Activation, Expert, Experts, Groups, Norm, Op, Route, Router, Scoring, SharedExpert,
-};
-use crate::program::View;
+use crate::ops::{Expert, Experts, Groups, Op, Route, Router, Scoring, SharedExpert};
 use crate::state::{Kv, StateDtype};
 
 fn compare(

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::op_rig::Comparison;
 use super::tests::{device, numbers};
+use crate::operands::View;
 use crate::ops::rig::{plan, side_by_side};
 use crate::ops::{Attend, HeadLinear, HeadMatrices, Op, RgLru};
-use crate::program::View;
 use crate::state::{Kv, StateDtype};
 
 const CHUNKS: &[&[usize]] = &[&[70, 1, 2, 33], &[1; 9]];
@@ -69,7 +69,7 @@ fn recurrent_units_are_those_of_the_cpu() {
             input: gate(20),
             recurrence: gate(30),
             rate: rate.iter().map(|x| -x.abs()).collect(),
-            slot: 1,
+            state: 1,
             out: View::whole(1, width),
         };
         compare(&op, &[width], [width, width, 1], Kv::F32);

@@ -13,9 +13,9 @@ use super::persistent;
 use super::ring_products::Product;
 use super::weights::{PLAIN, STORED, Weights};
 use crate::error::Result;
-use crate::ops::{Access, Operand};
-use crate::program::{Vector, View};
+use crate::operands::{Access, Operand, View};
 use crate::state::{HEADER, Kv, StatePlan};
+use crate::weights::Vector;
 
 /// One parameter of a kernel: its type there, and its bytes.
 #[derive(Clone)]
@@ -341,13 +341,74 @@ pub(crate) struct Launches<'a> {
     pub(super) deferred: Option<(Queued, Vec<Rows>)>,
 }
 
+/// The memory of a session that kernels read and write.
+#[derive(Clone, Copy)]
+pub(crate) struct SessionMemory<'a> {
+    /// Layout of the state.
+    pub plan: &'a StatePlan,
+    /// Where the state lies.
+    pub arena: Address,
+    /// Tokens of the chunk, u32.
+    pub ids: Address,
+    /// Buffers between ops.
+    pub buffers: &'a [Memory],
+    /// The model's weights.
+    pub weights: &'a Weights,
+    /// Uploads weights.
+    pub queue: &'a dyn Queue,
+    /// Type of cached keys and values.
+    pub kv: Kv,
+}
+
+impl<'a> Launches<'a> {
+    /// No kernels yet, for chunks of up to `tokens`; what ops reserve is added to `scratch`.
+    pub(crate) fn new(
+        memory: &SessionMemory<'a>,
+        scratch: &'a mut Vec<Memory>,
+        tokens: usize,
+        persistent: bool,
+    ) -> Self {
+        let driver = memory.weights.driver();
+        Launches {
+            tokens,
+            as_steps: false,
+            row: 0,
+            position: None,
+            persistent,
+            plan: memory.plan,
+            arena: memory.arena,
+            ids: memory.ids,
+            buffers: memory.buffers,
+            weights: memory.weights,
+            queue: memory.queue,
+            kv: memory.kv,
+            processors: driver.processors() as usize,
+            tensor_cores: driver.tensor_cores(),
+            shared_memory: driver.shared_memory(),
+            shared: HashMap::new(),
+            scratch,
+            calls: Vec::new(),
+            current: None,
+            taken_over: Vec::new(),
+            deferred: None,
+        }
+    }
+
+    /// The kernels, in order.
+    pub(crate) fn into_calls(self) -> Vec<Queued> {
+        #[cfg(test)]
+        assert!(!(self.persistent && self.calls.iter().any(Queued::strays)));
+        self.calls
+    }
+}
+
 impl Launches<'_> {
     /// The calls that follow are those of op number `op`.
-    pub(super) fn begin(&mut self, op: usize, access: &Access) {
+    pub(crate) fn begin(&mut self, op: usize, access: &Access) {
         let memory = |operands: &[Operand]| -> Vec<Range<Address>> {
             let memory = operands.iter().map(|operand| match *operand {
                 Operand::Columns(view) => self.rows(view).bytes(),
-                Operand::State(tensor) => self.slot_bytes(tensor),
+                Operand::State(tensor) => self.state_bytes(tensor),
             });
             memory.collect()
         };
@@ -362,7 +423,7 @@ impl Launches<'_> {
     }
 
     /// The calls that follow belong to no op.
-    pub(super) fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         self.current = None;
     }
 
@@ -537,38 +598,38 @@ impl Launches<'_> {
     }
 
     /// Where a slot of the state lies.
-    pub fn slot_address(&self, slot: usize) -> Address {
-        self.arena + self.plan.slots[slot].offset as u64
+    pub fn state_address(&self, slot: usize) -> Address {
+        self.arena + self.plan.tensors[slot].offset as u64
     }
 
     /// The memory of a slot.
-    pub fn slot_bytes(&self, slot: usize) -> Range<Address> {
-        let first = self.slot_address(slot);
-        first..first + self.plan.slots[slot].bytes as u64
+    pub fn state_bytes(&self, slot: usize) -> Range<Address> {
+        let first = self.state_address(slot);
+        first..first + self.plan.tensors[slot].bytes as u64
     }
 
     /// The shape of a slot.
-    pub fn slot_shape(&self, slot: usize) -> &[usize] {
-        &self.plan.slots[slot].shape
+    pub fn state_shape(&self, slot: usize) -> &[usize] {
+        &self.plan.tensors[slot].shape
     }
 
     /// A slot of the state as one row of `width` values.
-    pub fn slot_rows(&self, slot: usize, width: usize) -> Rows {
+    pub fn state_rows(&self, slot: usize, width: usize) -> Rows {
         Rows {
-            first: self.slot_address(slot),
+            first: self.state_address(slot),
             stride: width as i32,
             width: width as i32,
         }
     }
 
     /// A slot of the state as a pointer to `kind`.
-    pub fn slot(&self, kind: &str, slot: usize) -> Parameter {
-        Parameter::pointer(kind, self.slot_address(slot))
+    pub fn state(&self, kind: &str, slot: usize) -> Parameter {
+        Parameter::pointer(kind, self.state_address(slot))
     }
 
     /// Tokens read before this chunk, a `const u64*`.
     pub fn position(&self) -> Parameter {
-        let position = self.position.unwrap_or_else(|| self.slot_address(HEADER));
+        let position = self.position.unwrap_or_else(|| self.state_address(HEADER));
         Parameter::pointer("const u64", position)
     }
 

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use super::Device;
 use super::levels::REVERSED;
 use super::tests::persistent_device;
+use crate::engine::StepProgram;
 use crate::model::Model;
-use crate::session::{Session, SessionOptions, StepProgram};
+use crate::session::{Session, SessionOptions};
 use crate::state::{Kv, StateOptions};
 
 /// The logits behind each of some tokens that are read one by one.
@@ -17,7 +18,7 @@ fn logits(model: &Arc<Model>, device: &Arc<Device>, reversed: bool) -> Vec<f32> 
         state: StateOptions {
             context: 64,
             kv: Kv::F32,
-            log: 64,
+            history: 64,
         },
         chunk: 4,
         threads: 1,

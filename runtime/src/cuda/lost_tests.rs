@@ -4,12 +4,10 @@ use std::sync::Arc;
 
 use super::Device;
 use super::emulator::Emulator;
-use crate::chat::Chat;
 use crate::error::{Error, Result};
-use crate::generate::GenerateOptions;
 use crate::model::Model;
 use crate::sampler::SamplerParams;
-use crate::session::{Session, SessionOptions};
+use crate::session::{Chat, GenerateOptions, Session, SessionOptions};
 use crate::state::{Kv, Snapshot, StateOptions};
 
 fn model(name: &str) -> Arc<Model> {
@@ -22,7 +20,7 @@ fn options(device: Option<Arc<Device>>) -> SessionOptions {
         state: StateOptions {
             context: 64,
             kv: Kv::F32,
-            log: 64,
+            history: 64,
         },
         chunk: 8,
         threads: 1,

@@ -15,7 +15,6 @@ mod deadline_tests;
 mod driver;
 #[cfg(feature = "emulator")]
 mod emulator;
-mod engine;
 #[cfg(test)]
 mod experts_tests;
 #[cfg_attr(not(feature = "cuda"), path = "no_gpu.rs")]
@@ -62,36 +61,41 @@ mod tensor_products;
 mod tests;
 mod weights;
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
-pub(crate) use driver::{Address, TensorCores};
-use driver::{Driver, Kernel, Memory};
-pub(crate) use columns::{Ahead, Columns, MOST_COLUMNS, Of};
-pub(crate) use engine::Engine;
-pub(crate) use launches::{Call, Grid, Launches, Parameter, Rows};
-use launches::{Form, Queued};
+pub(crate) use columns::{Calls, Column, Program, Rooms};
+pub(crate) use control::Control;
+pub(crate) use driver::{Address, Launch, Memory, Queue, Recording, TensorCores};
+use driver::{Driver, Kernel};
+use launches::Form;
+pub(crate) use launches::{Call, Grid, Launches, Parameter, Queued, Rows, SessionMemory};
 use once_cell::sync::OnceCell;
 pub(crate) use passed::Recurrence;
-pub(crate) use persistent::PhaseOps;
+pub use persistent::PhaseTime;
+pub(crate) use persistent::{LEAST_BYTES, Persistent, PhaseOps};
 pub(crate) use products::{Factor, GatedUnit, format_of, shared_bytes};
 pub(crate) use sample::Sampling;
-use source::Source;
+pub(crate) use shown::Shown;
+pub(crate) use source::Source;
 use weights::Weights;
 
 use crate::error::{Error, Result};
-use crate::model::Model;
 
 /// Kernels of a text; who wants those that another thread compiles waits for it.
 type Compiled = Arc<OnceCell<Vec<Kernel>>>;
+
+/// What weights belong to: a model.
+type Owner = dyn Any + Send + Sync;
 
 /// A device that sessions can run on, with the weights and kernels that it holds. Cloning the `Arc` shares them.
 pub struct Device {
     driver: Arc<dyn Driver>,
     /// Of every model that is still in use. A model's place in memory is not given to another one before.
-    weights: Mutex<Vec<(Weak<Model>, Arc<Weights>)>>,
+    weights: Mutex<Vec<(Weak<Owner>, Arc<Weights>)>>,
     /// By source text.
     kernels: Mutex<HashMap<String, Compiled>>,
 }
@@ -247,27 +251,27 @@ impl Device {
         Ok(rates[rates.len() / 2])
     }
 
-    fn driver(&self) -> &Arc<dyn Driver> {
+    pub(crate) fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
     }
 
     /// The model's weights, which are uploaded as they are wanted.
-    fn weights(&self, model: &Arc<Model>) -> Arc<Weights> {
+    pub(crate) fn weights(&self, model: Arc<Owner>) -> Arc<Weights> {
         let mut all = self.weights.lock().expect("weights");
         all.retain(|(model, _)| model.strong_count() > 0);
         let this = all
             .iter()
-            .find(|(known, _)| std::ptr::eq(known.as_ptr(), &raw const **model));
+            .find(|(known, _)| std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(&model)));
         if let Some((_, weights)) = this {
             return Arc::clone(weights);
         }
         let weights = Arc::new(Weights::new(Arc::clone(&self.driver)));
-        all.push((Arc::downgrade(model), Arc::clone(&weights)));
+        all.push((Arc::downgrade(&model), Arc::clone(&weights)));
         weights
     }
 
     /// The kernels of a program, compiled if they are not yet.
-    fn kernels(&self, source: &Source) -> Result<Vec<Kernel>> {
+    pub(crate) fn kernels(&self, source: &Source) -> Result<Vec<Kernel>> {
         let compiled = {
             let mut kernels = self.kernels.lock().expect("kernels");
             Arc::clone(kernels.entry(source.text.clone()).or_default())

@@ -165,7 +165,7 @@ impl Comparison<'_> {
         }
         let mut found = vec![0; plan.bytes];
         queue.read(state.address(), &mut found).expect("a copy");
-        for (number, slot) in plan.slots.iter().enumerate() {
+        for (number, slot) in plan.tensors.iter().enumerate() {
             let bytes = slot.offset..slot.offset + slot.bytes;
             let (found, expected) = (&found[bytes.clone()], &arena.bytes()[bytes]);
             if slot.dtype != StateDtype::F32 {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::op_rig::Comparison;
 use super::tests::{device, numbers};
+use crate::operands::View;
 use crate::ops::rig::{plan, side_by_side};
 use crate::ops::{Decay, Key, Partitions, Recur, Write};
-use crate::program::View;
 use crate::state::{Kv, StateDtype};
 
 const HEADS: usize = 2;
@@ -57,7 +57,7 @@ fn compare(case: Case) {
             },
             gates: None,
             scale: 0.3,
-            slot: 1,
+            state: 1,
             out,
             beside: 0,
         },

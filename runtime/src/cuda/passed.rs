@@ -274,7 +274,7 @@ fn overlap(a: Rows, b: Rows) -> bool {
 mod tests {
     use super::super::ring_products::RingFactor;
     use super::*;
-    use crate::ops::Activation;
+    use crate::functions::Activation;
 
     fn rows(first: Address, width: usize) -> Rows {
         Rows {

@@ -16,7 +16,6 @@ use super::passed::{Link, Passed, Passes, Place, passes_of};
 use super::segments::{Segment, Tiling, deal};
 use super::source::Source;
 use crate::error::Result;
-use crate::session::PhaseTime;
 
 /// Threads of a block that go through the phases. Sixteen warps hide each other's latencies.
 pub(super) const THREADS: usize = 512;
@@ -48,10 +47,10 @@ pub(super) struct TablePhase {
 pub(super) const TASKS: usize = 3;
 /// Bytes of weights a token from which on one kernel is the faster step. On one H200 a graph took 266 us and one kernel 416
 /// for 15 MB, 1207 and 566 for 0.7 GB.
-pub(super) const LEAST_BYTES: usize = 256 << 20;
+pub(crate) const LEAST_BYTES: usize = 256 << 20;
 
 /// The phases of a step, ready to run.
-pub(super) struct Persistent {
+pub(crate) struct Persistent {
     table: Memory,
     /// Each block's way through them.
     followers: Memory,
@@ -70,6 +69,17 @@ pub(super) struct Persistent {
     shared: usize,
     /// Stages of the weight pipeline, and the bytes of one.
     stages: [usize; 2],
+}
+
+/// What a phase of a step took on the first of a GPU's processors, in its clock's cycles.
+#[derive(Clone, Debug)]
+pub struct PhaseTime {
+    /// The function that ran.
+    pub function: String,
+    /// Until the phases before it had ended everywhere.
+    pub wait: u64,
+    /// From then to its own end.
+    pub work: u64,
 }
 
 /// What a phase of a step has to do with ops.

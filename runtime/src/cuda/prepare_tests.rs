@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::op_rig::Comparison;
 use super::tests::{device, numbers};
+use crate::operands::View;
 use crate::ops::rig::{plan, side_by_side};
-use crate::ops::{Conv, Lane, Map, Prepare};
-use crate::program::View;
+use crate::ops::{Conv, HeadGroup, HeadOp, Prepare};
 use crate::state::{Kv, StateDtype};
 
 /// Reads chunks of `chunks` tokens: so many channels, convolved over so many taps.
@@ -19,10 +19,10 @@ fn compare(channels: usize, taps: usize, chunks: &[usize], persistent: bool) {
     };
     let columns = View::whole(1, channels);
     let op = Prepare {
-        lanes: vec![Lane::of_channels(
+        lanes: vec![HeadGroup::of_channels(
             columns,
             Some(conv),
-            vec![Map::Multiply(behind)],
+            vec![HeadOp::Multiply(behind)],
         )],
         rope: None,
         gates: Vec::new(),

@@ -7,8 +7,9 @@ use super::driver::{Address, TensorCores};
 use super::launches::{Call, Grid, Launches, Parameter, Rows};
 use super::ring_products::Kind;
 use crate::error::Result;
-use crate::ops::{Activation, Norm, OutputOp};
-use crate::program::{INPUTS, Vector, View};
+use crate::functions::{Activation, Norm, OutputOp};
+use crate::operands::{INPUTS, View};
+use crate::weights::Vector;
 
 /// `GatherStep` in gather.cu: what happens to an input on its way.
 #[derive(Clone, Copy, Pod, Zeroable)]

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::op_rig::Comparison;
 use super::tests::{device, numbers};
+use crate::operands::View;
 use crate::ops::rig::{noise, plan, side_by_side};
 use crate::ops::{Decay, HeadGates, Key, Recur, Slots, Write};
-use crate::program::View;
 use crate::state::{Kv, StateDtype};
 
 /// How states fade.
@@ -89,7 +89,7 @@ fn compare_chunks(
             read: Some(read),
         }),
         scale: 0.3,
-        slot: 1,
+        state: 1,
         out,
         beside: 0,
     };

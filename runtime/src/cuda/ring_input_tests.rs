@@ -6,8 +6,8 @@ use waterline_quant::{Activations, Q8_0};
 
 use super::products::Factor;
 use super::tests::{Bench, matrix, numbers, persistent_device, product};
-use crate::ops::{Activation, Norm, OutputOp};
-use crate::program::View;
+use crate::functions::{Activation, Norm, OutputOp};
+use crate::operands::View;
 
 /// Threads hold four values of a row, two times four that follow one another, or several times that; the last ones of some rows
 /// have none. A part of a norm is what two warps hold, or what one does.

@@ -9,7 +9,7 @@ use super::launches::{Call, Grid, Launches, Parameter, Rows};
 use super::levels::Touched;
 use super::products::{ADD, Factor, GATE, Gather, format_of, formats_of};
 use crate::error::Result;
-use crate::ops::Activation;
+use crate::functions::Activation;
 
 /// Bits beside those of `Gather::kinds`, in gather.cu.
 const QUADS: usize = 256;

@@ -6,7 +6,7 @@ use super::driver::Address;
 use super::launches::{Call, Grid, Launches, Parameter};
 use crate::error::Result;
 use crate::sampler::SamplerParams;
-use crate::state::{HEADER, LOG, LOGITS, SAMPLER};
+use crate::state::{HEADER, HISTORY, LOGITS, SAMPLER};
 
 const SOURCE: &str = include_str!("sample.cu");
 
@@ -79,7 +79,7 @@ fn working_bytes(vocab: usize) -> usize {
 impl Launches<'_> {
     /// Chooses a token from the state's logits by the `Sampling` at `sampling` and puts it where the next chunk's tokens
     /// are, and to `chosen`.
-    pub(super) fn sample(
+    pub(crate) fn sample(
         &mut self,
         vocab: usize,
         sampling: Address,
@@ -88,16 +88,16 @@ impl Launches<'_> {
         let working = self.scratch_address(working_bytes(vocab))?;
         let working = || Parameter::pointer(&format!("Working<{vocab}>"), working);
         let sampling = || Parameter::pointer("const Sampling", sampling);
-        let log = self.slot_shape(LOG)[0];
+        let log = self.state_shape(HISTORY)[0];
         let parts = Grid::Blocks(vocab.div_ceil(BLOCK));
         let calls = [
             (
                 format!("survey<{vocab}, {log}>"),
                 (parts, 256),
                 vec![
-                    self.slot("const float", LOGITS),
-                    self.slot("const u32", LOG),
-                    self.slot("const u64", HEADER),
+                    self.state("const float", LOGITS),
+                    self.state("const u32", HISTORY),
+                    self.state("const u64", HEADER),
                     sampling(),
                     working(),
                 ],
@@ -117,7 +117,7 @@ impl Launches<'_> {
                 (parts, 256),
                 vec![
                     sampling(),
-                    self.slot("u64", SAMPLER),
+                    self.state("u64", SAMPLER),
                     Parameter::pointer("u32", self.ids),
                     Parameter::pointer("u32", chosen),
                     working(),

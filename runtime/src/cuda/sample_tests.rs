@@ -10,10 +10,10 @@ use super::sample::Sampling;
 use super::source::Source;
 use super::tests::{device, numbers};
 use super::weights::Weights;
+use crate::model::ModelSpec;
 use crate::sampler::tests::neutral;
 use crate::sampler::{Sampler, SamplerParams, SamplerState};
-use crate::spec::ModelSpec;
-use crate::state::{HEADER, Kv, LOG, LOGITS, SAMPLER, StateOptions, StatePlan};
+use crate::state::{HEADER, HISTORY, Kv, LOGITS, SAMPLER, StateOptions, StatePlan};
 
 const LOG_LENGTH: usize = 48;
 
@@ -38,10 +38,10 @@ impl Bench {
             ..ModelSpec::default()
         };
         let options = StateOptions {
-            log: LOG_LENGTH,
+            history: LOG_LENGTH,
             ..StateOptions::default()
         };
-        let plan = StatePlan::new(&spec, &options).expect("a plan");
+        let plan = spec.plan(&options).expect("a plan");
         let memory = |bytes| Memory::new(device.driver(), bytes).expect("memory");
         let queue = Arc::clone(device.driver()).queue().expect("a queue");
         let (arena, ids, chosen) = (memory(plan.bytes), memory(4), memory(4));
@@ -91,7 +91,7 @@ impl Bench {
     }
 
     fn write<T: bytemuck::Pod>(&self, slot: usize, values: &[T]) {
-        let at = self.arena.address() + self.plan.slots[slot].offset as u64;
+        let at = self.arena.address() + self.plan.tensors[slot].offset as u64;
         let bytes = bytemuck::cast_slice(values);
         self.queue.write(at, bytes).expect("a copy");
     }
@@ -109,7 +109,7 @@ impl Bench {
             log[i % LOG_LENGTH] = token;
         }
         self.write(HEADER, &[tokens.len() as u64]);
-        self.write(LOG, &log);
+        self.write(HISTORY, &log);
         self.write(LOGITS, logits);
         self.write(SAMPLER, &[state]);
         let sampling = Sampling::of(params).expect("a device can");
@@ -126,7 +126,7 @@ impl Bench {
             .read(self.chosen.address(), bytes)
             .expect("a copy");
         let mut after = [state];
-        let at = self.arena.address() + self.plan.slots[SAMPLER].offset as u64;
+        let at = self.arena.address() + self.plan.tensors[SAMPLER].offset as u64;
         let bytes = bytemuck::cast_slice_mut(&mut after);
         self.queue.read(at, bytes).expect("a copy");
         let [chosen] = chosen;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::op_rig::Comparison;
 use super::tests::{device, numbers};
+use crate::operands::View;
 use crate::ops::rig::{plan, side_by_side};
 use crate::ops::{RouterLayer, Score, ScoreMap};
-use crate::program::View;
 use crate::state::{Kv, StateDtype};
 
 const DIM: usize = 12;

@@ -3,7 +3,7 @@
 use super::driver::Address;
 use super::launches::{Call, Grid, Launches, Parameter};
 use crate::error::Result;
-use crate::state::{HEADER, LOG, LOGITS};
+use crate::state::{HEADER, HISTORY, LOGITS};
 
 const SESSION: &str = include_str!("session.cu");
 
@@ -13,7 +13,7 @@ const CHOICE_RUN: usize = 4;
 
 impl Launches<'_> {
     /// Puts the first of the largest of the logits at `logits` where the next chunk's tokens are, and to `chosen`.
-    pub(super) fn choose(&mut self, vocab: usize, logits: Address, chosen: Address) -> Result<()> {
+    pub(crate) fn choose(&mut self, vocab: usize, logits: Address, chosen: Address) -> Result<()> {
         let parts = vocab.div_ceil(CHOICE_THREADS * CHOICE_RUN);
         let best = self.scratch_address(parts * size_of::<u64>())?;
         self.push(Call {
@@ -43,8 +43,8 @@ impl Launches<'_> {
     }
 
     /// Ends a chunk: its tokens go to the log, the position moves on.
-    pub(super) fn advance(&mut self) {
-        let log = self.slot_shape(LOG)[0];
+    pub(crate) fn advance(&mut self) {
+        let log = self.state_shape(HISTORY)[0];
         self.push(Call {
             source: SESSION,
             kernel: format!("advance<{log}>"),
@@ -53,15 +53,15 @@ impl Launches<'_> {
             shared: 0,
             parameters: vec![
                 self.ids(),
-                self.slot("u32", LOG),
-                Parameter::pointer("u64", self.slot_address(HEADER)),
+                self.state("u32", HISTORY),
+                Parameter::pointer("u64", self.state_address(HEADER)),
                 Parameter::tokens(),
             ],
         });
     }
 
     /// Writes the positions of the chunk's tokens to `positions`.
-    pub(super) fn count_positions(&mut self, positions: Address) {
+    pub(crate) fn count_positions(&mut self, positions: Address) {
         self.push(Call {
             source: SESSION,
             kernel: "count_positions".into(),
@@ -69,7 +69,7 @@ impl Launches<'_> {
             threads: 64,
             shared: 0,
             parameters: vec![
-                Parameter::pointer("const u64", self.slot_address(HEADER)),
+                Parameter::pointer("const u64", self.state_address(HEADER)),
                 Parameter::pointer("u64", positions),
                 Parameter::tokens(),
             ],
@@ -77,7 +77,7 @@ impl Launches<'_> {
     }
 
     /// Copies the logits at `from` to the state's.
-    pub(super) fn keep_logits(&mut self, vocab: usize, from: Address) {
+    pub(crate) fn keep_logits(&mut self, vocab: usize, from: Address) {
         const THREADS: usize = 256;
         self.push(Call {
             source: SESSION,
@@ -87,7 +87,7 @@ impl Launches<'_> {
             shared: 0,
             parameters: vec![
                 Parameter::pointer("const float", from),
-                self.slot("float", LOGITS),
+                self.state("float", LOGITS),
             ],
         });
     }

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use waterline_quant::F16;
 
 use super::Device;
-use crate::checkpoint::Checkpoint;
-use crate::model::Model;
+use crate::model::{Checkpoint, Model};
 use crate::session::{Session, SessionOptions};
 
 fn path(name: &str) -> String {

@@ -7,7 +7,7 @@ use once_cell::unsync::OnceCell;
 use crate::error::Result;
 
 /// The host's copy of the logits, made when it is asked for, in memory that is allocated once.
-pub(super) struct Shown {
+pub(crate) struct Shown {
     logits: OnceCell<Vec<f32>>,
     spare: Cell<Vec<f32>>,
     /// The first of the largest, if it is known.

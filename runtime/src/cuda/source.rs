@@ -25,7 +25,7 @@ const RING_ROWS: &str = include_str!("../ops/project/ring_rows.cu");
 const RING_PRODUCTS: &str = include_str!("../ops/project/project_ring.cu");
 const PERSISTENT: &str = include_str!("persistent.cu");
 /// What rows of its products go through before they are stored.
-const PREPARE: &str = crate::ops::PREPARE_SOURCE;
+const PREPARE: &str = include_str!("../ops/prepare/prepare.cu");
 
 /// A translation unit, and the name in it of each call's kernel.
 pub(crate) struct Source {
@@ -59,7 +59,7 @@ impl Source {
     }
 
     /// The text of one kernel that goes through `calls` as phases, with what each of them passes; `constants` are its sizes.
-    pub fn of_phases(calls: &[&Queued], passes: &[Passes], constants: &str) -> Self {
+    pub(super) fn of_phases(calls: &[&Queued], passes: &[Passes], constants: &str) -> Self {
         let phases = calls.iter().zip(passes);
         let (cases, of_call) = each_once(phases.map(|(queued, passes)| phase(queued, passes)));
         // Each has a place of its own in the machine code: inlined, what several have in common would hold registers.

@@ -6,7 +6,7 @@ use super::driver::{Address, TensorCores};
 use super::launches::{Call, Grid, Launches, Parameter, Rows};
 use super::products::{Factor, GatedUnit, Gather, MOST_LINEARS, THREADS, format_of};
 use crate::error::Result;
-use crate::program::{INPUTS, View};
+use crate::operands::{INPUTS, View};
 
 const TENSOR_SOURCE: &str = include_str!("../ops/project/project_tensor.cu");
 /// Rows and tokens of a block's tile on tensor cores, and columns of a step.

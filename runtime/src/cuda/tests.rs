@@ -15,9 +15,10 @@ use super::ring_products::Kind;
 use super::segments::SMALLEST;
 use super::source::Source;
 use super::weights::Weights;
+use crate::functions::Activation;
+use crate::operands::{INPUTS, View};
 use crate::ops::rig::plan;
-use crate::ops::{Activation, DeviceOp, Gate, Prepare};
-use crate::program::{INPUTS, View};
+use crate::ops::{DeviceOp, Gate, Prepare};
 use crate::state::{Kv, StateDtype, StatePlan};
 
 /// A device to test on; without one the test says so and ends.
@@ -88,7 +89,7 @@ impl Bench {
             buffers: widths.iter().map(|w| memory(w).expect("memory")).collect(),
             weights: Weights::new(Arc::clone(device.driver())),
             plan: StatePlan {
-                slots: Vec::new(),
+                tensors: Vec::new(),
                 bytes: 0,
             },
             queue,
@@ -196,7 +197,7 @@ fn products_are_those_of_the_cpu() {
                     bytemuck::cast_slice(&x),
                 )
                 .expect("a copy");
-            let bias: crate::program::Vector = numbers(9, rows[1]).into();
+            let bias: crate::weights::Vector = numbers(9, rows[1]).into();
             let matrices = [
                 matrix(format, rows[0], cols, index as u32),
                 matrix(&waterline_quant::F32, rows[1], cols, 50),
@@ -274,7 +275,7 @@ fn products_of_chosen_parts_leave_the_others_as_they_are() {
         bench.write(0, &x);
         bench.write(1, &CHOSEN);
         bench.write(3, &vec![0.5; width]);
-        let bias: crate::program::Vector = numbers(9, rows[1]).into();
+        let bias: crate::weights::Vector = numbers(9, rows[1]).into();
         let matrices = [
             matrix(format, rows[0], cols, index as u32),
             matrix(&waterline_quant::F32, rows[1], cols, 50),
@@ -426,7 +427,7 @@ fn check_ring_products(device: &Arc<Device>, blocks: usize, most_cols: usize) {
             let x = numbers(7, cols);
             bench.write(0, &x);
             bench.write(3, &vec![0.0; width]);
-            let bias: crate::program::Vector = numbers(9, rows[1]).into();
+            let bias: crate::weights::Vector = numbers(9, rows[1]).into();
             let matrices = [
                 matrix(format, rows[0], cols, index as u32),
                 matrix(&waterline_quant::F32, rows[1], cols, 50),

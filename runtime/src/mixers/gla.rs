@@ -19,10 +19,10 @@ use serde_json::{Value, json};
 use super::linear_attention::LinearAttention;
 use super::{Mismatch, Mixer};
 use crate::error::Result;
+use crate::lowering::Lowering;
 use crate::ops::{Decay, Gate, Prepare};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
 use crate::state::StateTensor;
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "gla";
 
@@ -87,7 +87,7 @@ impl Mixer for Gla {
     }
 
     fn state(&self) -> Vec<StateTensor> {
-        self.linear.slots(self.states())
+        self.linear.tensors(self.states())
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {

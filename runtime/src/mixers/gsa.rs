@@ -21,10 +21,11 @@ use serde_json::{Value, json};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
-use crate::ops::{Activation, Gate, Lane, Map, OutputOp, Prepare, Slots};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
+use crate::functions::{Activation, OutputOp};
+use crate::lowering::Lowering;
+use crate::ops::{Gate, HeadGroup, HeadOp, Prepare, Slots};
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "gsa";
 
@@ -129,7 +130,7 @@ impl Mixer for Gsa {
             self.head_dim,
             self.value_dim,
         ));
-        all.extend(short_conv::slots(&self.branches(), self.conv));
+        all.extend(short_conv::tensors(&self.branches(), self.conv));
         all
     }
 
@@ -138,15 +139,15 @@ impl Mixer for Gsa {
         let (q, k, v, weights) = (views[0], views[1], views[2], views[3]);
         let mut lanes = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
-            let silu = Map::Activation(Activation::Silu);
+            let silu = HeadOp::Activation(Activation::Silu);
             let mut maps: Vec<_> = self.conv.map(|_| silu).into_iter().collect();
             if i < 2 {
                 if self.learned_map {
-                    maps.push(Map::Linear(layer.vector("feature_map.layer.weight")?));
+                    maps.push(HeadOp::Linear(layer.vector("feature_map.layer.weight")?));
                 }
-                maps.push(Map::Activation(self.feature_map));
+                maps.push(HeadOp::Activation(self.feature_map));
             } else {
-                maps.push(Map::Activation(Activation::Silu));
+                maps.push(HeadOp::Activation(Activation::Silu));
             }
             lanes.push(branch.lane(layer, views[i], 2 + i, maps)?);
         }
@@ -158,11 +159,11 @@ impl Mixer for Gsa {
         });
         if let Some(count) = self.written {
             layer.push(Prepare {
-                lanes: vec![Lane {
+                lanes: vec![HeadGroup {
                     view: weights,
                     head_dim: self.slots,
                     conv: None,
-                    maps: vec![Map::Largest(count)],
+                    maps: vec![HeadOp::Largest(count)],
                 }],
                 rope: None,
                 gates: Vec::new(),

@@ -11,9 +11,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
+use crate::lowering::Lowering;
+use crate::operands::View;
 use crate::ops::{Gate, HeadGates, Prepare};
-use crate::program::{Lowering, View};
-use crate::spec::WeightSpec;
+use crate::weights::WeightSpec;
 
 /// What the gates look at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

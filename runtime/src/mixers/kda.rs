@@ -19,10 +19,11 @@ use serde_json::{Value, json};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
-use crate::ops::{Activation, Decay, Gate, Key, Map, OutputOp, Prepare, Recur, Write};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
+use crate::functions::{Activation, OutputOp};
+use crate::lowering::Lowering;
+use crate::ops::{Decay, Gate, HeadOp, Key, Prepare, Recur, Write};
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "kda";
 
@@ -98,9 +99,9 @@ impl Mixer for Kda {
     fn state(&self) -> Vec<StateTensor> {
         let shape = [self.value_heads, self.head_dim, self.value_dim];
         let state = StateTensor::new("state", StateKind::Matrix, StateDtype::F32, &shape);
-        let mut slots = vec![state];
-        slots.extend(short_conv::slots(&self.branches(), self.conv));
-        slots
+        let mut tensors = vec![state];
+        tensors.extend(short_conv::tensors(&self.branches(), self.conv));
+        tensors
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
@@ -114,9 +115,9 @@ impl Mixer for Kda {
 
         let mut lanes = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
-            let mut maps = vec![Map::Activation(Activation::Silu)];
+            let mut maps = vec![HeadOp::Activation(Activation::Silu)];
             if i < 2 {
-                maps.push(Map::L2Norm);
+                maps.push(HeadOp::L2Norm);
             }
             lanes.push(branch.lane(layer, views[i], 1 + i, maps)?);
         }
@@ -149,7 +150,7 @@ impl Mixer for Kda {
             write: Write::Delta(beta),
             gates: None,
             scale: (self.head_dim as f32).powf(-0.5),
-            slot: layer.state_tensor(0),
+            state: layer.state_tensor(0),
             out,
             beside: 0,
         });

@@ -71,10 +71,10 @@ pub use sse::{HeadMap, Sse, StateUpdate};
 pub use sse_swa::SseSwa;
 
 use crate::error::{Error, Result};
-use crate::ops::{Norm, OutputOp};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
+use crate::functions::{Norm, OutputOp};
+use crate::lowering::Lowering;
 use crate::state::StateTensor;
+use crate::weights::WeightSpec;
 
 /// A token mixer with its numbers.
 pub trait Mixer: Debug + Send + Sync {
@@ -90,7 +90,7 @@ pub trait Mixer: Debug + Send + Sync {
     /// Its tensors, named relative to the block.
     fn weights(&self, hidden: usize) -> Vec<WeightSpec>;
 
-    /// Its state, in the order in which [`Mixer::lower`] counts the slots. All-zero bytes are the empty state.
+    /// Its state, in the order in which [`Mixer::lower`] counts the state tensors. All-zero bytes are the empty state.
     fn state(&self) -> Vec<StateTensor>;
 
     /// The mixer with attention bounded to `window` keys (none: as it is) and a retained set of the tokens that leave

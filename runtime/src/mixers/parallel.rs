@@ -12,9 +12,9 @@ use serde_json::{Map, Value, json};
 
 use super::{Mismatch, Mixer, Retained};
 use crate::error::Result;
-use crate::program::{Lowering, Sum};
-use crate::spec::WeightSpec;
+use crate::lowering::{Lowering, Sum};
 use crate::state::StateTensor;
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "parallel";
 
@@ -162,14 +162,14 @@ impl Mixer for Parallel {
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
-        let mut slot = 0;
+        let mut tensor = 0;
         for part in &self.parts {
             let sum = Sum::Multiplied {
                 input: part.input,
                 output: part.output,
             };
-            layer.part(&part.prefix(), slot, sum, |layer| part.mixer.lower(layer))?;
-            slot += part.mixer.state().len();
+            layer.part(&part.prefix(), tensor, sum, |layer| part.mixer.lower(layer))?;
+            tensor += part.mixer.state().len();
         }
         Ok(())
     }

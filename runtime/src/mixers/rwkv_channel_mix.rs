@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use super::token_shift::token_shift;
 use super::{Mismatch, Mixer};
 use crate::error::Result;
-use crate::ops::{Activation, OutputOp};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
+use crate::functions::{Activation, OutputOp};
+use crate::lowering::Lowering;
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "rwkv_channel_mix";
 

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::{Engine, Session};
-use crate::cpu::{States, Together};
-use crate::cuda::{Columns, MOST_COLUMNS, Of, Sampling};
+use super::Session;
+use crate::cuda::Device;
+use crate::engine::{Group, Member, Members};
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::state::{Arena, LOGITS, StateOptions};
+use crate::state::StateOptions;
 
 /// Working memory to step up to a fixed number of sessions together, each matrix being read once for all of them. Which sessions
 /// step is said at every step, so they join and leave as they like; each gives the tokens that it gives alone: on the CPU to the
@@ -16,16 +16,12 @@ use crate::state::{Arena, LOGITS, StateOptions};
 /// to about 1e-4, relative to the largest.
 pub struct Batch {
     model: Arc<Model>,
-    form: Form,
+    device: Option<Arc<Device>>,
+    /// The layout of the states, which on a device must be one.
+    state: StateOptions,
+    group: Box<dyn Group>,
     most: usize,
     tokens: Vec<u32>,
-}
-
-/// Where the sessions are.
-enum Form {
-    Cpu(Together),
-    /// On a device, with states of this layout.
-    Cuda(Columns, StateOptions),
 }
 
 impl Batch {
@@ -35,41 +31,22 @@ impl Batch {
     /// [`Error::Invalid`] unless there are 1 to 1024 sessions, on a GPU 1 to 64; [`Error::Memory`] or [`Error::Device`] if the
     /// memory is refused.
     pub fn new(session: &Session, most: usize) -> Result<Self> {
-        let largest = match session.engine {
-            Engine::Cpu(_) => 1024,
-            Engine::Cuda(_) => MOST_COLUMNS,
-        };
-        if !(1..=largest).contains(&most) {
-            let reason = format!("must be of 1 to {largest} sessions there");
-            return Err(Error::invalid("batch", reason));
+        if !(1..=1024).contains(&most) {
+            return Err(Error::invalid("batch", "must be of 1 to 1024 sessions"));
         }
-        let model = Arc::clone(&session.model);
-        let form = match &session.engine {
-            Engine::Cpu(_) => {
-                let pool = Arc::clone(&session.pool);
-                Form::Cpu(Together::new(model.program(), pool, most)?)
-            }
-            Engine::Cuda(engine) => {
-                let state = session.options.state;
-                let device = Arc::clone(engine.device());
-                let layout = (&**engine.plan(), state.kv);
-                Form::Cuda(Columns::new(&model, device, layout, Of::Sessions, most)?, state)
-            }
-        };
         Ok(Batch {
-            form,
+            model: Arc::clone(&session.model),
+            device: session.options.device.clone(),
+            state: session.options.state,
+            group: session.engine.group(most)?,
             tokens: Vec::with_capacity(most),
             most,
-            model,
         })
     }
 
     /// Bytes of working memory besides the sessions' own.
     pub fn work_bytes(&self) -> usize {
-        match &self.form {
-            Form::Cpu(together) => together.bytes(),
-            Form::Cuda(columns, _) => columns.bytes(),
-        }
+        self.group.bytes()
     }
 
     /// Each session chooses a token by its own sampler and reads it. Returns the tokens, in the order of the sessions.
@@ -87,17 +64,18 @@ impl Batch {
                 return Err(Error::Cancelled { fed: 0 });
             }
         }
-        if let Form::Cuda(columns, _) = &mut self.form
-            && sessions.iter().all(|session| session.chooses_there())
-        {
-            self.tokens.resize(sessions.len(), 0);
-            step_there(columns, sessions, &mut self.tokens)?;
+        if sessions.is_empty() {
             return Ok(&self.tokens);
         }
-        for session in sessions.iter_mut() {
-            self.tokens.push(session.sample()?);
+        self.tokens.resize(sessions.len(), 0);
+        let there = self.group.step(&mut Sessions(sessions), &mut self.tokens)?;
+        if !there {
+            for (session, token) in sessions.iter_mut().zip(&mut self.tokens) {
+                *token = session.sample()?;
+            }
+            self.group.read(&mut Sessions(sessions), &self.tokens)?;
         }
-        self.read(sessions)?;
+        self.advance(sessions);
         Ok(&self.tokens)
     }
 
@@ -116,7 +94,18 @@ impl Batch {
         }
         self.tokens.clear();
         self.tokens.extend_from_slice(tokens);
-        self.read(sessions)
+        if !sessions.is_empty() {
+            self.group.read(&mut Sessions(sessions), tokens)?;
+            self.advance(sessions);
+        }
+        Ok(())
+    }
+
+    /// The sessions have read the tokens.
+    fn advance(&self, sessions: &mut [&mut Session]) {
+        for (session, &token) in sessions.iter_mut().zip(&self.tokens) {
+            session.advance(&[token]);
+        }
     }
 
     fn check(&self, sessions: &[&mut Session]) -> Result<()> {
@@ -132,98 +121,39 @@ impl Batch {
             if !Arc::ptr_eq(session.model(), &self.model) {
                 return wrong("a session is of another model".into());
             }
-            match (&self.form, &session.engine) {
-                (Form::Cpu(_), Engine::Cpu(_)) => (),
-                (Form::Cuda(columns, state), Engine::Cuda(engine))
-                    if Arc::ptr_eq(columns.device(), engine.device()) =>
-                {
-                    if session.options.state != *state {
-                        return wrong(
-                            "a session has another context, cache type or log length".into(),
-                        );
-                    }
-                }
-                _ => return wrong("a session is on another device".into()),
+            if !same_device(session.options.device.as_ref(), self.device.as_ref()) {
+                return wrong("a session is on another device".into());
+            }
+            if self.device.is_some() && session.options.state != self.state {
+                let reason = "a session has another context, cache type or history length";
+                return wrong(reason.into());
             }
         }
         Ok(())
     }
+}
 
-    /// Reads the tokens into the states.
-    fn read(&mut self, sessions: &mut [&mut Session]) -> Result<()> {
-        if sessions.is_empty() {
-            return Ok(());
-        }
-        match &mut self.form {
-            Form::Cpu(together) => {
-                let mut arenas = Arenas(sessions);
-                together.step(self.model.program(), &mut arenas, &self.tokens);
-                for (row, session) in sessions.iter_mut().enumerate() {
-                    let logits = session.arena.slot_mut(LOGITS);
-                    logits.copy_from_slice(together.logits(row));
-                }
-            }
-            Form::Cuda(columns, _) => {
-                for (column, session) in sessions.iter_mut().enumerate() {
-                    if let Engine::Cuda(engine) = &mut session.engine {
-                        columns.set_state(column, engine.leave()?)?;
-                    }
-                }
-                columns.feed(&self.tokens)?;
-                columns.queue().finish()?;
-            }
-        }
-        for (session, &token) in sessions.iter_mut().zip(&self.tokens) {
-            session.log(&[token]);
-        }
-        Ok(())
+fn same_device(one: Option<&Arc<Device>>, other: Option<&Arc<Device>>) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        (None, None) => true,
+        _ => false,
     }
 }
 
-impl Session {
-    /// Whether its device chooses its next token.
-    fn chooses_there(&self) -> bool {
-        self.position() > 0 && Sampling::of(self.sampler.params()).is_some()
-    }
-}
+/// The engines of sessions.
+struct Sessions<'a, 's>(&'a mut [&'s mut Session]);
 
-/// Sessions choose tokens on their device and read them.
-fn step_there(
-    columns: &mut Columns,
-    sessions: &mut [&mut Session],
-    tokens: &mut [u32],
-) -> Result<()> {
-    if sessions.is_empty() {
-        return Ok(());
+impl Members for Sessions<'_, '_> {
+    fn count(&self) -> usize {
+        self.0.len()
     }
-    let sampled = !sessions.iter().all(|session| session.sampler().is_greedy());
-    for (column, session) in sessions.iter_mut().enumerate() {
-        let mut random = session.random();
-        let sampling = Sampling::of(session.sampler.params()).filter(|_| sampled);
-        let Engine::Cuda(engine) = &mut session.engine else {
-            continue;
-        };
-        if let Some(sampling) = sampling {
-            columns.set_sampling(column, sampling)?;
-            engine.leave_random(&mut random, sampling.draws)?;
+
+    fn member(&mut self, index: usize) -> Member<'_> {
+        let session = &mut *self.0[index];
+        Member {
+            engine: &mut *session.engine,
+            params: session.sampler.params(),
         }
-        columns.set_state(column, engine.leave()?)?;
-        session.set_random(random);
-    }
-    columns.step(tokens, sampled)?;
-    for (session, &token) in sessions.iter_mut().zip(&*tokens) {
-        session.log(&[token]);
-    }
-    Ok(())
-}
-
-/// The states of sessions on the CPU.
-struct Arenas<'a, 's>(&'a mut [&'s mut Session]);
-
-impl States for Arenas<'_, '_> {
-    fn state(&mut self, row: usize) -> (&mut Arena, u64) {
-        let session = &mut *self.0[row];
-        let position = session.position();
-        (&mut session.arena, position)
     }
 }

@@ -6,27 +6,18 @@
 //! The memory is fixed: one more state, to return to where a draft went wrong. Its cost is a copy of the state for each draft, and
 //! for each draft that is not accepted whole a copy back and a second reading of the accepted tokens.
 
-use std::sync::Arc;
-
-use super::{Engine, Session, SessionOptions};
-use crate::cpu::{States, Together};
-use crate::cuda::Ahead;
+use super::{Session, SessionOptions};
+use crate::engine::{Ahead, Engine, Together};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::sampler::SamplerState;
-use crate::state::{Arena, LOGITS};
 
 /// Longest run of tokens that has to have occurred before.
 const LONGEST: usize = 3;
 
-/// Most tokens that are drafted at once on a GPU, where steps of as many columns are recorded.
-const MOST_DRAFT_THERE: usize = 15;
-
 /// What a session needs to read ahead.
 pub(super) struct Lookup {
-    reader: Reader,
-    /// The session's arena before the tokens were read.
-    before: Arena,
+    ahead: Box<dyn Ahead>,
     /// The tokens that were read last, and the random numbers' state after each was chosen.
     tokens: Vec<u32>,
     random: Vec<SamplerState>,
@@ -34,36 +25,21 @@ pub(super) struct Lookup {
     draft: usize,
 }
 
-/// What reads several tokens into one state.
-enum Reader {
-    Cpu(Together),
-    Cuda(Box<Ahead>),
-}
-
 impl Lookup {
-    /// For drafts of up to `draft` tokens.
-    fn new(session: &Session, draft: usize) -> Result<Self> {
-        let model = &session.model;
-        let (reader, draft) = match &session.engine {
-            Engine::Cpu(_) => {
-                let pool = Arc::clone(&session.pool);
-                let together = Together::new(model.program(), pool, draft + 1)?;
-                (Reader::Cpu(together), draft)
-            }
-            Engine::Cuda(engine) => {
-                let draft = draft.min(MOST_DRAFT_THERE);
-                let kv = session.options.state.kv;
-                let ahead = Ahead::new(model, engine, kv, draft + 1)?;
-                (Reader::Cuda(Box::new(ahead)), draft)
-            }
-        };
-        Ok(Lookup {
-            reader,
-            before: session.arena.try_clone()?,
-            tokens: Vec::with_capacity(draft + 1),
-            random: Vec::with_capacity(draft + 1),
-            draft,
-        })
+    /// For a session with such options; none without drafts.
+    pub fn new(engine: &dyn Engine, options: &SessionOptions) -> Result<Option<Self>> {
+        let draft = draft_of(options)?;
+        if draft == 0 {
+            return Ok(None);
+        }
+        let ahead = engine.ahead(draft + 1)?;
+        let most = ahead.most();
+        Ok(Some(Lookup {
+            ahead,
+            tokens: Vec::with_capacity(most),
+            random: Vec::with_capacity(most),
+            draft: most - 1,
+        }))
     }
 
     /// Bytes that a session with such options would allocate for it, and states besides.
@@ -76,22 +52,7 @@ impl Lookup {
 
     /// Bytes besides the state.
     pub fn bytes(&self) -> usize {
-        match &self.reader {
-            Reader::Cpu(together) => together.bytes(),
-            Reader::Cuda(ahead) => ahead.bytes(),
-        }
-    }
-}
-
-/// One state, which every row follows.
-struct OneState<'a> {
-    arena: &'a mut Arena,
-    position: u64,
-}
-
-impl States for OneState<'_> {
-    fn state(&mut self, row: usize) -> (&mut Arena, u64) {
-        (self.arena, self.position + row as u64)
+        self.ahead.bytes()
     }
 }
 
@@ -115,7 +76,8 @@ impl Session {
 
     fn step_by(&mut self, lookup: &mut Lookup, most: usize, ends: &[u32]) -> Result<()> {
         lookup.tokens.clear();
-        let first = self.choose_next()?;
+        let known = self.engine.next().filter(|_| self.sampler.params().is_greedy());
+        let first = known.map_or_else(|| self.sample(), Ok)?;
         self.check(&[first])?;
         lookup.random.clear();
         lookup.random.push(self.random());
@@ -132,98 +94,45 @@ impl Session {
                 lookup.tokens.pop();
             }
         }
-        if let (Engine::Cpu(_), [first]) = (&self.engine, &lookup.tokens[..]) {
-            return self.feed(&[*first]);
-        }
         if self.canceller.take() {
             return Err(Error::Cancelled { fed: 0 });
         }
         let count = lookup.tokens.len();
         if count > 1 {
-            lookup.before.copy_from(&self.arena);
-            if let (Reader::Cuda(ahead), Engine::Cuda(engine)) = (&lookup.reader, &mut self.engine)
-            {
-                ahead.keep(engine)?;
-            }
+            lookup.ahead.keep(&mut *self.engine)?;
         }
         self.read_ahead(lookup, count)?;
         for row in 0..count {
-            self.log(&lookup.tokens[row..=row]);
+            self.advance(&lookup.tokens[row..=row]);
             if row + 1 < count {
-                let chosen = self.choose_ahead(lookup, row, count);
+                let chosen = match lookup.ahead.chosen(row) {
+                    Some(chosen) => Ok(chosen),
+                    None => self.choose(Some(lookup.ahead.logits(row)?)),
+                };
                 if !chosen.is_ok_and(|chosen| chosen == lookup.tokens[row + 1]) {
                     return self.return_to(lookup, row + 1);
                 }
                 lookup.random.push(self.random());
             }
         }
-        self.end_ahead(lookup, count)
-    }
-
-    /// The token that the session chooses next.
-    fn choose_next(&mut self) -> Result<u32> {
-        match &self.engine {
-            Engine::Cuda(engine) if self.sampler.params().is_greedy() => match engine.next() {
-                Some(token) => Ok(token),
-                None => self.sample(),
-            },
-            _ => self.sample(),
-        }
+        lookup.ahead.end(&mut *self.engine, count - 1)
     }
 
     /// The state reads the first `count` tokens.
     fn read_ahead(&mut self, lookup: &mut Lookup, count: usize) -> Result<()> {
-        let position = self.position();
+        let choose = self.sampler.params().is_greedy();
         let tokens = &lookup.tokens[..count];
-        match (&mut lookup.reader, &mut self.engine) {
-            (Reader::Cuda(ahead), Engine::Cuda(engine)) => {
-                ahead.read(engine, tokens, self.sampler.params().is_greedy())
-            }
-            (Reader::Cpu(together), _) => {
-                let arena = &mut self.arena;
-                let mut state = OneState { arena, position };
-                together.step(self.model.program(), &mut state, tokens);
-                Ok(())
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// The token that the session chooses behind token `row` of `count` that were read ahead.
-    fn choose_ahead(&mut self, lookup: &mut Lookup, row: usize, count: usize) -> Result<u32> {
-        match &mut lookup.reader {
-            Reader::Cpu(together) => self.choose(Some(together.logits(row))),
-            Reader::Cuda(ahead) => match ahead.chosen(row) {
-                Some(chosen) => Ok(chosen),
-                None => self.choose(Some(ahead.logits(row, count)?)),
-            },
-        }
-    }
-
-    /// The session's logits are those of the last of `count` tokens that were read ahead.
-    fn end_ahead(&mut self, lookup: &Lookup, count: usize) -> Result<()> {
-        match (&lookup.reader, &mut self.engine) {
-            (Reader::Cuda(ahead), Engine::Cuda(engine)) => ahead.end(engine, count - 1),
-            (Reader::Cpu(together), _) => {
-                let logits = self.arena.slot_mut(LOGITS);
-                logits.copy_from_slice(together.logits(count - 1));
-                Ok(())
-            }
-            _ => Ok(()),
-        }
+        lookup.ahead.read(&mut *self.engine, tokens, choose)
     }
 
     /// The state after the first `count` tokens that were read ahead.
     fn return_to(&mut self, lookup: &mut Lookup, count: usize) -> Result<()> {
         lookup.tokens.truncate(count);
-        self.arena.copy_from(&lookup.before);
-        if let (Reader::Cuda(ahead), Engine::Cuda(engine)) = (&lookup.reader, &mut self.engine) {
-            ahead.go_back(engine)?;
-        }
+        lookup.ahead.go_back(&mut *self.engine)?;
         self.read_ahead(lookup, count)?;
-        self.log(&lookup.tokens);
+        self.advance(&lookup.tokens);
         self.set_random(lookup.random[count - 1]);
-        self.end_ahead(lookup, count)
+        lookup.ahead.end(&mut *self.engine, count - 1)
     }
 
     /// Whether [`Session::step_ahead`] can be called.
@@ -251,14 +160,6 @@ impl Session {
         lookup.tokens.clear();
         self.lookup = Some(lookup);
         outcome
-    }
-
-    /// What reads ahead in this session.
-    pub(super) fn lookup_of(&self) -> Result<Option<Lookup>> {
-        match draft_of(&self.options)? {
-            0 => Ok(None),
-            draft => Lookup::new(self, draft).map(Some),
-        }
     }
 }
 

@@ -8,7 +8,7 @@ use waterline_quant::Tensor;
 use crate::arch::squeezed;
 use crate::arch::tensors::{from_f32, rows, rows_of_groups};
 use crate::error::{Error, Result};
-use crate::spec::{Precision, WeightSpec};
+use crate::weights::{Precision, WeightSpec};
 
 /// A tensor of a layer: its name here and there, and what makes the stored one ours.
 #[derive(Clone)]

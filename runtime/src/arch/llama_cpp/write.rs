@@ -11,9 +11,9 @@ use waterline_quant::gguf::Value;
 use super::mamba::{MAMBA, MAMBA2, mamba, mamba2};
 use super::names::stored_name;
 use crate::arch::llama_cpp_vocab;
-use crate::checkpoint::TextFiles;
 use crate::mixers::{Mamba, Mamba2, Mixer};
-use crate::spec::{LayerSpec, ModelSpec, WeightSpec};
+use crate::model::{LayerSpec, ModelSpec, TextFiles};
+use crate::weights::WeightSpec;
 
 /// An architecture with the hyperparameters of its layers.
 pub(crate) enum LlamaCpp {

@@ -9,7 +9,7 @@ use crate::cuda::products::{
     Factor, GatedUnit, Gather, MOST_LINEARS, THREADS, format_of, formats_of, shared_bytes,
 };
 use crate::error::Result;
-use crate::program::{INPUTS, View};
+use crate::operands::{INPUTS, View};
 
 const SOURCE: &str = concat!(
     include_str!("../../ops/project/project_columns.cu"),

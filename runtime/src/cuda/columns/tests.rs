@@ -9,8 +9,8 @@ use crate::cuda::Device;
 use crate::cuda::products::{Factor, GatedUnit};
 use crate::cuda::tests::{Bench, device, matrix, numbers};
 use crate::model::Model;
-use crate::ops::Activation;
-use crate::program::View;
+use crate::functions::Activation;
+use crate::operands::View;
 use crate::sampler::SamplerParams;
 use crate::session::{Batch, Session, SessionOptions, StepProgram};
 use crate::state::StateOptions;
@@ -39,7 +39,7 @@ fn session(model: &Arc<Model>, device: &Arc<Device>, number: usize, lookup: usiz
     let options = SessionOptions {
         state: StateOptions {
             context: 128,
-            log: 64,
+            history: 64,
             ..StateOptions::default()
         },
         chunk: 16,
@@ -189,7 +189,7 @@ fn columns_of_every_format_have_the_bits_of_steps() {
     for (format, columns) in formats.chain([(&BF16, STEPS)]) {
         let (width, rows) = (format.block_len.max(64), 37);
         let bench = Bench::new(Arc::clone(&device), [width, width, 2 * width, rows], columns);
-        let bias: crate::program::Vector = numbers(9, rows).into();
+        let bias: crate::operands::Vector = numbers(9, rows).into();
         let matrices = [(width, 1), (width, 2), (rows, 3)]
             .map(|(rows, seed)| matrix(format, rows, width, seed));
         let [gate, up, down] = matrices.each_ref().map(Factor::plain);

@@ -78,7 +78,7 @@ impl DeviceOp for AttendBlocks {
             true => self.kv_heads,
             false => (self.kv_heads * chunk).min(TURNS * launches.processors()),
         };
-        let blocks = launches.slot_shape(self.mean_keys)[1];
+        let blocks = launches.state_shape(self.mean_keys)[1];
         let mut numbers = |wanted: bool, n: usize| match wanted {
             true => launches.scratch_address(n * size_of::<f32>()),
             false => Ok(0),
@@ -95,10 +95,10 @@ impl DeviceOp for AttendBlocks {
             v: launches.rows(self.v),
             gates: launches.rows(self.gates),
             out: launches.rows(self.out),
-            keys: launches.slot_address(self.keys),
-            values: launches.slot_address(self.values),
-            mean_keys: launches.slot_address(self.mean_keys),
-            mean_values: launches.slot_address(self.mean_values),
+            keys: launches.state_address(self.keys),
+            values: launches.state_address(self.values),
+            mean_keys: launches.state_address(self.mean_keys),
+            mean_values: launches.state_address(self.mean_values),
             staged,
             staged_means,
             importance,
@@ -110,7 +110,7 @@ impl DeviceOp for AttendBlocks {
             block: self.block as i32,
             chosen: self.chosen as i32,
             window: self.window as i32,
-            rows: launches.slot_shape(self.keys)[1] as i32,
+            rows: launches.state_shape(self.keys)[1] as i32,
             blocks: blocks as i32,
             chunk: chunk as i32,
             pad: 0,

@@ -8,9 +8,9 @@ use super::prepare::Conv;
 use super::route::Chosen;
 use super::{Access, Op};
 use crate::cpu::{Frame, Shared, simd};
-use crate::program::View;
+use crate::operands::View;
+use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
-use crate::validate::Rules;
 
 /// Convolutions of several inputs by the same choice.
 pub struct ConvChosen {
@@ -19,7 +19,7 @@ pub struct ConvChosen {
     /// What [`super::Route`] chose.
     pub route: View,
     /// The inputs. Their results stand in one buffer, which none of them reads.
-    pub lanes: Vec<ChosenLane>,
+    pub lanes: Vec<ChosenGroup>,
 }
 
 impl Op for ConvChosen {
@@ -32,7 +32,7 @@ impl Op for ConvChosen {
             let shared = Shared::new(&mut out);
             let state = frame.arena.shared();
             let chosen = Chosen::new(&self.route, frame.buffers.get(self.route.buffer));
-            let heads = |lane: &ChosenLane| lane.out.width / lane.head_dim;
+            let heads = |lane: &ChosenGroup| lane.out.width / lane.head_dim;
             frame
                 .pool
                 .each(self.lanes.iter().map(heads).sum(), |_, task| {
@@ -58,7 +58,9 @@ impl Op for ConvChosen {
                     let kept = |row: usize| {
                         let start = (partition * past + row) * width + inner;
                         // SAFETY: each task has its own columns of its own partition's last inputs.
-                        unsafe { state.slot::<f32>(lane.conv.slot, start..start + lane.head_dim) }
+                        unsafe {
+                            state.tensor::<f32>(lane.conv.state, start..start + lane.head_dim)
+                        }
                     };
                     simd::vectorize(
                         #[inline(always)]
@@ -86,7 +88,7 @@ impl Op for ConvChosen {
         Access::default()
             .reads([self.route])
             .reads(self.lanes.iter().map(|lane| lane.input))
-            .state(self.lanes.iter().map(|lane| lane.conv.slot))
+            .state(self.lanes.iter().map(|lane| lane.conv.state))
             .updates(self.lanes.iter().map(|lane| lane.out))
     }
 
@@ -98,34 +100,34 @@ impl Op for ConvChosen {
             rules.apart("an input and its result", [lane.input, lane.out]);
             let taps = lane.conv.weight.len() / width.max(1);
             let shape = [self.partitions, taps - 1, width].map(Some);
-            rules.state(lane.conv.slot, &shape);
+            rules.state(lane.conv.state, &shape);
         }
     }
 
     fn touched(&self, plan: &StatePlan, _position: u64) -> Vec<Touched> {
         let chosen = self.route.width / 2;
-        let slots = self.lanes.iter().map(|lane| lane.conv.slot);
-        slots
-            .map(|slot| Touched::entries(plan, slot, chosen, chosen))
+        let tensors = self.lanes.iter().map(|lane| lane.conv.state);
+        tensors
+            .map(|tensor| Touched::entries(plan, tensor, chosen, chosen))
             .collect()
     }
 }
 
 /// An input and its convolution, which is the same for every partition.
-pub struct ChosenLane {
+pub struct ChosenGroup {
     /// Inputs: each partition's own columns, one partition after another, or one set of columns for all.
     pub input: View,
     /// Results `[partitions, width]`; of partitions that a token has not chosen they are left as they are.
     pub out: View,
     /// Width of a head; divides the width.
     pub head_dim: usize,
-    /// The convolution; its slot holds the last inputs of each partition, `[partitions, taps - 1, width]`.
+    /// The convolution; its state tensor holds the last inputs of each partition, `[partitions, taps - 1, width]`.
     pub conv: Conv,
     /// Whether each head is brought to length one, `x / sqrt(sum x^2 + 1e-6)`.
     pub unit_length: bool,
 }
 
-impl ChosenLane {
+impl ChosenGroup {
     fn width(&self, partitions: usize) -> usize {
         self.out.width / partitions
     }

@@ -2,12 +2,12 @@
 
 use waterline_quant::Matrix;
 
-use super::norm::Norm;
 use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, simd};
 use crate::cuda::{Call, Grid, Launches, Parameter, format_of};
 use crate::error::Result;
-use crate::program::{RESIDUAL, View};
+use crate::functions::Norm;
+use crate::operands::{RESIDUAL, View};
 
 /// Decodes the row of each token.
 pub struct Embed {

@@ -2,28 +2,13 @@
 
 use waterline_quant::Output;
 
-use super::activation::Activation;
-use super::norm::Norm;
 use super::project::{Linear, piece};
 use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, simd};
 use crate::cuda::{Call, Grid, Launches};
 use crate::error::Result;
-use crate::program::{INPUTS, PRODUCT, RESIDUAL, Vector, View};
-
-/// What happens to a mixer's output before the output matrix.
-pub enum OutputOp {
-    /// A norm over each group of values that its gains span: a head, or the whole width.
-    Norm(Norm),
-    /// A norm over each of this many equal parts of the values that its gains span.
-    GroupNorm(Norm, usize),
-    /// Plus these columns, each times its gain.
-    Add(View, Vector),
-    /// A function of every value.
-    Map(Activation),
-    /// Multiplied by a function of these columns.
-    Gate(View, Activation),
-}
+use crate::functions::{Norm, OutputOp};
+use crate::operands::{INPUTS, PRODUCT, RESIDUAL, View};
 
 /// `residual += norm(multiplier matrix finish(input) + bias)`.
 pub struct Emit {

@@ -9,13 +9,12 @@ mod tests;
 use waterline_quant::{Activations, Matrix};
 
 use self::grouped::Grouped;
-use super::activation::Activation;
-use super::norm::Norm;
 use super::route::Chosen;
 use super::{Access, Op};
 use crate::cpu::{Frame, Shared, simd};
-use crate::program::View;
-use crate::validate::Rules;
+use crate::functions::{Activation, Norm};
+use crate::operands::View;
+use crate::ops::Rules;
 
 /// The matrices of feed-forward networks of one shape, network after network in each of them.
 pub struct Expert {

@@ -5,8 +5,9 @@ use crate::cpu::simd::{self, gemm};
 use crate::cpu::{Frame, Shared};
 use crate::cuda::{Call, Grid, Launches, Parameter};
 use crate::error::Result;
-use crate::program::{Vector, View};
-use crate::validate::Rules;
+use crate::operands::View;
+use crate::ops::Rules;
+use crate::weights::Vector;
 
 /// Products of heads with matrices of their own.
 pub struct HeadLinear {

@@ -4,14 +4,13 @@ use std::ops::Range;
 
 use waterline_quant::{Activations, Matrix, Output};
 
-use super::activation::Activation;
-use super::norm::Norm;
 use super::project::piece;
 use super::{Access, Operand};
 use crate::cpu::{Buffers, Pool, Shared, simd};
 use crate::cuda::{Call, Factor, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
-use crate::program::{INPUTS, RESIDUAL, View};
+use crate::functions::{Activation, Norm};
+use crate::operands::{INPUTS, RESIDUAL, View};
 use crate::state::LOGITS;
 
 /// The final norm and the output matrix.

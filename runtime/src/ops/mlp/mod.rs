@@ -2,14 +2,13 @@
 
 use waterline_quant::Output;
 
-use super::activation::Activation;
-use super::norm::Norm;
 use super::project::{Linear, piece};
 use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, simd};
 use crate::cuda::{GatedUnit, Launches};
 use crate::error::Result;
-use crate::program::{INPUTS, PRODUCT, RESIDUAL, View};
+use crate::functions::{Activation, Norm};
+use crate::operands::{INPUTS, PRODUCT, RESIDUAL, View};
 
 /// `residual += post_norm(down(activation(gate n) * up n))` with `n = norm(residual)`.
 pub struct Mlp {

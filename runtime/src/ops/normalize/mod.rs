@@ -1,12 +1,12 @@
 //! Norms columns in place.
 
-use super::norm::Norm;
 use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, simd};
 use crate::cuda::Launches;
 use crate::error::Result;
-use crate::program::View;
-use crate::validate::Rules;
+use crate::functions::Norm;
+use crate::operands::View;
+use crate::ops::Rules;
 
 /// `columns = norm(columns)`, over all of them together.
 pub struct Normalize {

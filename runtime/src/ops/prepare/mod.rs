@@ -9,28 +9,29 @@ mod map;
 mod rope;
 
 pub use conv::Conv;
+use conv::HeadColumns;
 pub use gate::Gate;
-pub use map::Map;
+pub use map::HeadOp;
 pub use rope::{Rope, RopeScaling};
 
 use super::{Access, Op};
 use crate::cpu::{Frame, Shared, simd};
-use crate::program::View;
+use crate::operands::View;
+use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
-use crate::validate::Rules;
 
 /// Lanes, then gates.
 pub struct Prepare {
     /// Columns of one buffer that are prepared head by head.
-    pub lanes: Vec<Lane>,
-    /// Positions, where a lane has [`Map::Rope`].
+    pub lanes: Vec<HeadGroup>,
+    /// Positions, where a lane has [`HeadOp::Rope`].
     pub rope: Option<Rope>,
     /// Columns that are mapped token by token.
     pub gates: Vec<(View, Gate)>,
 }
 
 /// Columns with the same treatment of each head.
-pub struct Lane {
+pub struct HeadGroup {
     /// The columns.
     pub view: View,
     /// Width of a head; divides the view's width.
@@ -38,14 +39,14 @@ pub struct Lane {
     /// A causal convolution over time of each channel, before the maps.
     pub conv: Option<Conv>,
     /// What follows, in order.
-    pub maps: Vec<Map>,
+    pub maps: Vec<HeadOp>,
 }
 
-impl Lane {
+impl HeadGroup {
     /// Columns without heads: parts as wide as a divisor of their number up to 128, so that threads can share them.
-    pub fn of_channels(view: View, conv: Option<Conv>, maps: Vec<Map>) -> Self {
+    pub fn of_channels(view: View, conv: Option<Conv>, maps: Vec<HeadOp>) -> Self {
         let divides = |n: &usize| view.width.is_multiple_of(*n);
-        Lane {
+        HeadGroup {
             view,
             head_dim: (1..=128).rev().find(divides).unwrap_or(1),
             conv,
@@ -54,7 +55,7 @@ impl Lane {
     }
 }
 
-impl Lane {
+impl HeadGroup {
     /// Columns that the lane reads besides its own: those of its convolution's gate and of its maps.
     fn sources(&self) -> impl Iterator<Item = View> {
         let gate = self.conv.as_ref().and_then(|conv| conv.gate);
@@ -64,14 +65,14 @@ impl Lane {
 }
 
 impl Prepare {
-    /// The slots that are read and written.
-    pub(crate) fn slots(&self) -> impl Iterator<Item = usize> {
+    /// The state tensors that are read and written.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = usize> {
         let histories = self.lanes.iter().filter_map(|lane| lane.conv.as_ref());
         let sums = self.gates.iter().filter_map(|(_, gate)| match gate {
-            Gate::RunningSoftmax { slot, .. } => Some(*slot),
+            Gate::RunningSoftmax { state, .. } => Some(*state),
             _ => None,
         });
-        histories.map(|conv| conv.slot).chain(sums)
+        histories.map(|conv| conv.state).chain(sums)
     }
 
     fn run_lanes(&self, frame: &mut Frame, values: &mut [f32]) {
@@ -115,18 +116,14 @@ impl Prepare {
                                 simd::multiply(columns(gate, t, column, lane.head_dim), head(t));
                             }
                         }
-                        // SAFETY: each task has its own head's columns of the values and of the history.
-                        unsafe {
-                            lane.convolve(
-                                conv,
-                                &values,
-                                stride,
-                                column,
-                                tokens,
-                                &state,
-                                &mut scratch,
-                            )
+                        let head = HeadColumns {
+                            values: &values,
+                            stride,
+                            column,
+                            tokens,
                         };
+                        // SAFETY: each task has its own head's columns of the values and of the history.
+                        unsafe { lane.convolve(conv, &head, &state, &mut scratch) };
                     }
                     for t in 0..tokens {
                         let angles = angles
@@ -144,7 +141,7 @@ impl Prepare {
     }
 
     /// The lane that the task belongs to, and its head within the lane.
-    fn lane_of(&self, mut task: usize) -> (&Lane, usize) {
+    fn lane_of(&self, mut task: usize) -> (&HeadGroup, usize) {
         for lane in &self.lanes {
             let heads = lane.view.width / lane.head_dim;
             if task < heads {
@@ -178,7 +175,7 @@ impl Op for Prepare {
             let width = view.stride;
             let values = frame.buffers.get_mut(view.buffer);
             let state = match gate {
-                Gate::RunningSoftmax { slot, .. } => frame.arena.slot_mut(*slot),
+                Gate::RunningSoftmax { state, .. } => frame.arena.tensor_mut(*state),
                 _ => &mut [],
             };
             simd::vectorize(
@@ -199,14 +196,14 @@ impl Op for Prepare {
         let own_gates = gates().filter(|gate| !lanes().any(|lane| lane.contains(gate)));
         let in_gate = |lane: &View| gates().any(|gate| gate != *lane && gate.contains(lane));
         Access::default()
-            .reads(self.lanes.iter().flat_map(Lane::sources))
+            .reads(self.lanes.iter().flat_map(HeadGroup::sources))
             .writes(self.rope.as_ref().map(|rope| rope.table))
             .updates(lanes().filter(|lane| !in_gate(lane)).chain(own_gates))
-            .state(self.slots())
+            .state(self.tensors())
     }
 
     fn is_tokenwise(&self) -> bool {
-        self.rope.is_none() && self.slots().next().is_none()
+        self.rope.is_none() && self.tensors().next().is_none()
     }
 
     fn check(&self, rules: &mut Rules) {
@@ -215,7 +212,7 @@ impl Op for Prepare {
             rules.multiple("a lane", lane.view, lane.head_dim);
             if let Some(conv) = &lane.conv {
                 let taps = conv.weight.len() / lane.view.width;
-                rules.state(conv.slot, &[Some(taps - 1), Some(lane.view.width)]);
+                rules.state(conv.state, &[Some(taps - 1), Some(lane.view.width)]);
             }
             for source in lane.sources() {
                 rules.width("what a lane reads besides", source, lane.view.width);
@@ -224,15 +221,15 @@ impl Op for Prepare {
             }
         }
         for (view, gate) in &self.gates {
-            if let Gate::RunningSoftmax { slot, .. } = gate {
-                rules.state(*slot, &[Some(2), Some(view.width)]);
+            if let Gate::RunningSoftmax { state, .. } = gate {
+                rules.state(*state, &[Some(2), Some(view.width)]);
             }
         }
     }
 
     fn scratch(&self, _chunk: usize) -> usize {
         // The convolution's history, or the input of a linear map.
-        let room = |lane: &Lane| {
+        let room = |lane: &HeadGroup| {
             let past = lane
                 .conv
                 .as_ref()
@@ -243,8 +240,8 @@ impl Op for Prepare {
     }
 
     fn touched(&self, plan: &StatePlan, _position: u64) -> Vec<Touched> {
-        self.slots()
-            .map(|slot| Touched::whole(plan, slot))
+        self.tensors()
+            .map(|tensor| Touched::whole(plan, tensor))
             .collect()
     }
 }

@@ -2,13 +2,14 @@
 
 use waterline_quant::{Matrix, Output};
 
-use super::norm::Norm;
 use super::route::Chosen;
 use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, simd};
 use crate::cuda::{Factor, Launches};
 use crate::error::Result;
-use crate::program::{INPUTS, Vector, View};
+use crate::functions::Norm;
+use crate::operands::{INPUTS, View};
+use crate::weights::Vector;
 
 /// One of the stacked matrices.
 pub struct Linear {

@@ -9,8 +9,8 @@ use super::step;
 use super::{Decay, Key, Recur, Write};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
+use crate::operands::View;
 use crate::ops::DeviceOp;
-use crate::program::View;
 
 /// The recurrence, and the ops that are built on it.
 pub(in crate::ops) const SOURCE: &str = concat!(
@@ -329,7 +329,7 @@ impl Recur {
             q: input(&self.q, self.dk),
             v: input(&self.v, self.dv),
             out: launches.rows(self.out),
-            states: launches.slot_address(self.slot),
+            states: launches.state_address(self.state),
             scale: self.scale,
             constant_sharing: 1,
             ..Inputs::zeroed()

@@ -16,9 +16,10 @@ pub(super) use matrix_form::{Lists, MatrixForm};
 
 use super::{Access, Op};
 use crate::cpu::{Buffers, Frame, Shared, simd};
-use crate::program::{Vector, View};
+use crate::operands::View;
+use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
-use crate::validate::Rules;
+use crate::weights::Vector;
 
 /// How a state fades before a write.
 pub enum Decay {
@@ -94,8 +95,8 @@ pub struct Recur {
     pub gates: Option<HeadGates>,
     /// Multiplies the output.
     pub scale: f32,
-    /// The slot of the states `[states, dk, dv]`.
-    pub slot: usize,
+    /// The state tensor of the states `[states, dk, dv]`.
+    pub state: usize,
     /// Outputs `[heads, dv]`.
     pub out: View,
     /// Recurrences that a device runs beside it, each on its part of the processors.
@@ -336,7 +337,7 @@ impl Op for Recur {
     fn run(&self, frame: &mut Frame) {
         let tokens = frame.tokens.len();
         let mut out = frame.buffers.take(self.out.buffer);
-        let states = Shared::new(frame.arena.slot_mut::<f32>(self.slot));
+        let states = Shared::new(frame.arena.tensor_mut::<f32>(self.state));
         let size = self.dk * self.dv;
         {
             let out = Shared::new(&mut out);
@@ -364,14 +365,14 @@ impl Op for Recur {
     fn access(&self) -> Access {
         Access::default()
             .reads(self.columns())
-            .state([self.slot])
+            .state([self.state])
             .writes([self.out])
     }
 
     fn check(&self, rules: &mut Rules) {
         let [states, dk, dv] = [self.states, self.dk, self.dv].map(Some);
         rules.width("out", self.out, self.heads * self.dv);
-        rules.state(self.slot, &[states, dk, dv]);
+        rules.state(self.state, &[states, dk, dv]);
     }
 
     fn scratch(&self, chunk: usize) -> usize {
@@ -379,7 +380,7 @@ impl Op for Recur {
     }
 
     fn touched(&self, plan: &StatePlan, _position: u64) -> Vec<Touched> {
-        vec![Touched::whole(plan, self.slot)]
+        vec![Touched::whole(plan, self.state)]
     }
 }
 

@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 use super::softmax::softmax;
 use super::{Access, Op};
 use crate::cpu::{Frame, simd};
-use crate::program::{Vector, View};
-use crate::validate::Rules;
+use crate::operands::View;
+use crate::ops::Rules;
+use crate::weights::Vector;
 
 /// What makes scores of a router's logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -71,9 +71,9 @@ impl DeviceOp for Score {
         let last = self.weight.len() / self.bias.len();
         let ends = launches.tokens == 1 && last <= WIDTH;
         let window = self.window.filter(|_| ends && margin > 0);
-        if let Some(slot) = window {
-            end.window = launches.slot_address(slot);
-            end.rows = launches.slot_shape(slot)[1] as i32;
+        if let Some(tensor) = window {
+            end.window = launches.state_address(tensor);
+            end.rows = launches.state_shape(tensor)[1] as i32;
         }
         for (index, layer) in placed.iter().enumerate() {
             let before = index.checked_sub(1).map(|before| &placed[before]);
@@ -88,7 +88,7 @@ impl DeviceOp for Score {
             }
             if is_end {
                 writes.extend([layer.kept.clone(), end.out.bytes()]);
-                writes.extend(window.map(|slot| launches.slot_bytes(slot)));
+                writes.extend(window.map(|tensor| launches.state_bytes(tensor)));
             }
             launches.touches(&reads, &writes);
         }
@@ -110,7 +110,7 @@ impl Score {
                 k,
                 v,
                 outputs: before.map_or(0, |before| before.out),
-                kept: launches.slot_address(layer.slot),
+                kept: launches.state_address(layer.state),
                 inputs: layer.inputs as i32,
                 past: layer.past() as i32,
                 chunk: chunk as i32,
@@ -129,7 +129,7 @@ impl Score {
                 out,
                 ahead,
                 inputs,
-                kept: launches.slot_bytes(layer.slot),
+                kept: launches.state_bytes(layer.state),
                 outputs: out..out + bytes as u64,
             });
         }

@@ -1,23 +1,22 @@
-//! A session's half that lives on a device: state, buffers, and the program as kernels.
+//! The engine on a GPU: state, buffers, and the program as kernels.
 
 use std::cell::{Cell, OnceCell};
-use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
-use super::Device;
-use super::control::Control;
-use super::driver::{Address, Launch, Memory, Queue, Recording};
-use super::launches::{Grid, Launches, Queued};
-use super::persistent::{self, Persistent, PhaseOps};
-use super::sample::Sampling;
-use super::shown::Shown;
-use super::source::Source;
+use super::columns::{DeviceAhead, DeviceGroup};
+use super::{Ahead, Engine, Group, Setup, StepForm, StepProgram};
+use crate::cpu::Pool;
+use crate::cuda::{
+    Address, Control, Device, Grid, LEAST_BYTES, Launch, Launches, Memory, Persistent, PhaseOps,
+    PhaseTime, Queue, Queued, Recording, Sampling, SessionMemory, Shown, Source,
+};
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::program::{RESIDUAL, View};
-use crate::sampler::SamplerState;
-use crate::session::{PhaseTime, SessionOptions, StepForm, StepProgram};
-use crate::state::{Arena, LOGITS, SAMPLER, StatePlan};
+use crate::operands::{RESIDUAL, View};
+use crate::program::Schedule;
+use crate::sampler::{SamplerParams, SamplerState};
+use crate::state::{Arena, Kv, LOGITS, SAMPLER, StateOptions, StatePlan};
 
 /// A launch that fits itself to the number of tokens.
 struct Template {
@@ -37,17 +36,20 @@ impl Template {
 }
 
 /// The state and the programs of a session on a device.
-pub(crate) struct Engine {
+pub(crate) struct CudaEngine {
     queue: Box<dyn Queue>,
     device: Arc<Device>,
+    model: Arc<Model>,
     arena: Memory,
     plan: Arc<StatePlan>,
+    /// What the host has of the state: position, sampler and history.
+    own: Arena,
     buffers: Vec<Memory>,
     scratch: Vec<Memory>,
     /// Tokens of the chunk, u32.
     ids: Memory,
-    /// States to return to.
-    marks: Vec<Memory>,
+    /// States to return to, and what the host has of each.
+    marks: Vec<(Memory, Arena)>,
     /// Whether the state's logits are those after the last token.
     fresh: bool,
     hidden: usize,
@@ -62,6 +64,7 @@ pub(crate) struct Engine {
     known: (Option<Sampling>, Option<SamplerState>),
     /// Whether something may be left to do on the queue.
     busy: Cell<bool>,
+    kv: Kv,
     shown: Shown,
     programs: Box<Programs>,
     form: StepForm,
@@ -149,14 +152,15 @@ impl Programs {
     }
 }
 
-impl Engine {
+impl CudaEngine {
     /// Allocates for chunks of up to `chunk` tokens and compiles what is not compiled yet.
     pub fn new(
         model: &Arc<Model>,
-        device: Arc<Device>,
+        device: &Arc<Device>,
         plan: Arc<StatePlan>,
-        options: &SessionOptions,
+        options: &Setup,
     ) -> Result<Self> {
+        let device = Arc::clone(device);
         let chunk = options.chunk;
         let driver = device.driver();
         let queue = Arc::clone(driver).queue()?;
@@ -175,37 +179,23 @@ impl Engine {
         let sampling = memory(size_of::<Sampling>())?;
         let vocab = model.spec().vocab;
         let hidden = model.spec().hidden;
-        let weights = device.weights(model);
+        let owner: Arc<Model> = Arc::clone(model);
+        let weights = device.weights(owner);
+        let session = SessionMemory {
+            plan: &plan,
+            arena: arena.address(),
+            ids: ids.address(),
+            buffers: &buffers,
+            weights: &weights,
+            queue: &*queue,
+            kv: options.kv,
+        };
         let mut scratch = Vec::new();
         let mut lowered =
             |tokens: usize, persistent: bool, write: &dyn Fn(&mut Launches) -> Result<()>| {
-                let mut launches = Launches {
-                    as_steps: false,
-                    row: 0,
-                    position: None,
-                    tokens,
-                    persistent,
-                    plan: &plan,
-                    arena: arena.address(),
-                    ids: ids.address(),
-                    buffers: &buffers,
-                    weights: &weights,
-                    queue: &*queue,
-                    kv: options.state.kv,
-                    processors: driver.processors() as usize,
-                    tensor_cores: driver.tensor_cores(),
-                    shared_memory: driver.shared_memory(),
-                    shared: HashMap::new(),
-                    scratch: &mut scratch,
-                    calls: Vec::new(),
-                    current: None,
-                    taken_over: Vec::new(),
-                    deferred: None,
-                };
+                let mut launches = Launches::new(&session, &mut scratch, tokens, persistent);
                 write(&mut launches)?;
-                #[cfg(test)]
-                assert!(!(persistent && launches.calls.iter().any(Queued::strays)));
-                Ok::<_, Error>(launches.calls)
+                Ok::<_, Error>(launches.into_calls())
             };
         let ops = |launches: &mut Launches| {
             for (index, op) in program.ops.iter().enumerate() {
@@ -219,11 +209,11 @@ impl Engine {
         let logits = |launches: &mut Launches| {
             let residual = View::whole(RESIDUAL, hidden);
             launches.begin(program.ops.len(), &program.logits.access());
-            let logits = launches.slot_rows(LOGITS, vocab);
+            let logits = launches.state_rows(LOGITS, vocab);
             program.logits.launch(launches, residual, logits)
         };
         let choice = |launches: &mut Launches| {
-            let logits = launches.slot_address(LOGITS);
+            let logits = launches.state_address(LOGITS);
             launches.choose(vocab, logits, control.chosen_address())
         };
         let sample = |launches: &mut Launches| {
@@ -245,16 +235,14 @@ impl Engine {
         };
         let blocks = match options.step {
             StepProgram::Recorded => Err("it was chosen".into()),
-            StepProgram::Automatic if options.lookup > 0 => {
+            StepProgram::Automatic if options.ahead => {
                 Err("tokens that are read ahead have the bits of recorded steps".into())
             }
-            StepProgram::Automatic if program.weight_bytes() < persistent::LEAST_BYTES => {
-                Err(format!(
-                    "one kernel is faster from {} bytes of matrices on, and the model has {}",
-                    persistent::LEAST_BYTES,
-                    program.weight_bytes()
-                ))
-            }
+            StepProgram::Automatic if program.weight_bytes() < LEAST_BYTES => Err(format!(
+                "one kernel is faster from {} bytes of matrices on, and the model has {}",
+                LEAST_BYTES,
+                program.weight_bytes()
+            )),
             _ => driver.resident_blocks(),
         };
         let persistent = match blocks {
@@ -288,9 +276,12 @@ impl Engine {
             }
         };
         let programs = Programs::new(&calls, persistent, &device, &*queue)?;
-        let marks = (0..options.marks).map(|_| memory(plan.bytes));
-        Ok(Engine {
+        let own = Arena::new(Arc::new(plan.own_tensors()))?;
+        let marks = (0..options.marks).map(|_| Ok((memory(plan.bytes)?, own.try_clone()?)));
+        Ok(CudaEngine {
+            model: Arc::clone(model),
             marks: marks.collect::<Result<Vec<_>>>()?,
+            own,
             shown: Shown::new(vocab),
             fresh: false,
             arena,
@@ -304,6 +295,7 @@ impl Engine {
             sampling,
             known: (None, None),
             busy: Cell::new(true),
+            kv: options.kv,
             programs: Box::new(programs),
             form,
             plan,
@@ -315,26 +307,6 @@ impl Engine {
     /// What the phases of a step have to do with ops, if it is one kernel.
     pub fn phase_ops(&self) -> Option<&[PhaseOps]> {
         self.programs.persistent.as_ref().map(Persistent::ops)
-    }
-
-    /// How a step runs, and why so.
-    pub fn form(&self) -> &StepForm {
-        &self.form
-    }
-
-    /// Bytes of working memory on the device, besides the state.
-    pub fn bytes(&self) -> usize {
-        let memories = self.buffers.iter().chain(&self.scratch);
-        let persistent = self.programs.persistent.as_ref();
-        memories.map(Memory::bytes).sum::<usize>()
-            + self.ids.bytes()
-            + persistent.map_or(0, Persistent::bytes)
-    }
-
-    /// Bytes of the device's memory that the weights of all its models, this state and its working memory take.
-    pub fn device_bytes(&self) -> usize {
-        let marks: usize = self.marks.iter().map(Memory::bytes).sum();
-        self.device.weight_bytes() + self.arena.bytes() + marks + self.bytes()
     }
 
     /// The queue of a session that is not lost.
@@ -354,6 +326,73 @@ impl Engine {
         }
     }
 
+    /// The model.
+    pub(super) fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// The device.
+    pub(super) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// The layout of the state.
+    pub(super) fn layout(&self) -> &StatePlan {
+        &self.plan
+    }
+
+    /// Type of cached keys and values.
+    pub(super) fn kv(&self) -> Kv {
+        self.kv
+    }
+
+    /// Where the state lies.
+    pub(super) fn state(&self) -> Address {
+        self.arena.address()
+    }
+
+    /// The first of the largest logits is known to be this one.
+    pub(super) fn set_next(&mut self, next: Option<u32>) {
+        self.shown.next = next;
+    }
+
+    /// Leaves the state to a program on another queue, which reads tokens into it and may sample one: nothing is left to do on
+    /// this one. Returns where the state lies.
+    pub(super) fn leave(&mut self, sampling: Option<Sampling>) -> Result<Address> {
+        self.check_lost()?;
+        if let Some(sampling) = sampling {
+            let random = self.write_random()?;
+            self.moved_on(random, sampling);
+        }
+        if self.busy.get() {
+            match self.programs.persistent {
+                Some(_) => self.settle().map(|_| ())?,
+                None => self.queue()?.finish()?,
+            }
+            self.busy.set(false);
+        }
+        self.shown.forget();
+        self.fresh = true;
+        Ok(self.arena.address())
+    }
+
+    /// Writes the state of the random numbers to the device, unless it has it.
+    fn write_random(&mut self) -> Result<SamplerState> {
+        let random = self.own.tensor::<SamplerState>(SAMPLER)[0];
+        if self.known.1.take() != Some(random) {
+            let bytes = bytemuck::bytes_of(&random);
+            self.queue()?.write(self.tensor(SAMPLER), bytes)?;
+        }
+        Ok(random)
+    }
+
+    /// The device has taken the random numbers that `sampling` takes.
+    fn moved_on(&mut self, mut random: SamplerState, sampling: Sampling) {
+        random.draws = random.draws.wrapping_add(sampling.draws.into());
+        self.known.1 = Some(random);
+        self.own.tensor_mut::<SamplerState>(SAMPLER)[0] = random;
+    }
+
     /// Waits until the device is idle, and returns the token that was chosen last.
     ///
     /// # Errors
@@ -368,8 +407,120 @@ impl Engine {
         Ok(chosen.unwrap_or_default())
     }
 
-    /// Reads one chunk of tokens into the state.
-    pub fn run(&mut self, tokens: &[u32]) -> Result<()> {
+    /// The last token's row of the residual stream becomes the first.
+    fn move_row(&self, row: usize) -> Result<()> {
+        let bytes = self.hidden * size_of::<f32>();
+        let residual = self.buffers[RESIDUAL].address();
+        match row {
+            0 => Ok(()),
+            _ => self
+                .queue()?
+                .copy(residual + (row * bytes) as u64, residual, bytes),
+        }
+    }
+
+    /// The token that the last step chose.
+    fn chosen(&self) -> Result<u32> {
+        let token = self.settle()?;
+        if token as usize >= self.vocab {
+            return Err(Error::invalid(
+                "logits",
+                "found NaN or infinity, expected finite numbers (the weights or the state are damaged)",
+            ));
+        }
+        Ok(token)
+    }
+
+    /// Where a tensor of the state lies.
+    pub(super) fn tensor(&self, tensor: usize) -> Address {
+        self.arena.address() + self.plan.tensors[tensor].offset as u64
+    }
+
+    /// Another state takes the place of this one.
+    pub(super) fn replaced(&mut self) {
+        self.shown.forget();
+        self.known.1 = None;
+    }
+
+    /// Chooses the first of the largest logits on the device and reads that token.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the logits are not finite; the state is then one of a damaged model.
+    fn choose(&mut self) -> Result<u32> {
+        self.queue()?;
+        self.shown.forget();
+        self.fresh = true;
+        self.programs.greedy.replay()?;
+        self.chosen()
+    }
+
+    /// The same with a token that is sampled; the random numbers move on.
+    ///
+    /// # Errors
+    /// As [`CudaEngine::choose`].
+    fn sample(&mut self, sampling: Sampling) -> Result<u32> {
+        self.queue()?;
+        self.shown.forget();
+        self.fresh = true;
+        if self.known.0.take() != Some(sampling) {
+            let bytes = bytemuck::bytes_of(&sampling);
+            self.queue()?.write(self.sampling.address(), bytes)?;
+        }
+        let random = self.write_random()?;
+        self.programs.sample.replay()?;
+        let token = self.chosen()?;
+        self.known.0 = Some(sampling);
+        self.moved_on(random, sampling);
+        Ok(token)
+    }
+
+    /// Takes over another session's state, which has the same plan.
+    fn copy_from(&mut self, other: &CudaEngine) -> Result<()> {
+        self.replaced();
+        if other.programs.persistent.is_some() {
+            other.settle()?;
+        }
+        other.queue()?.finish()?;
+        let (from, to) = (other.arena.address(), self.arena.address());
+        self.queue()?.copy(from, to, self.plan.bytes)?;
+        self.queue()?.finish()
+    }
+}
+
+impl Engine for CudaEngine {
+    fn arena(&self) -> &Arena {
+        &self.own
+    }
+
+    fn arena_mut(&mut self) -> &mut Arena {
+        &mut self.own
+    }
+
+    fn plan(&self) -> &Arc<StatePlan> {
+        &self.plan
+    }
+
+    fn work_bytes(&self) -> usize {
+        let memories = self.buffers.iter().chain(&self.scratch);
+        let persistent = self.programs.persistent.as_ref();
+        memories.map(Memory::bytes).sum::<usize>()
+            + self.ids.bytes()
+            + persistent.map_or(0, Persistent::bytes)
+    }
+
+    fn device_bytes(&self) -> usize {
+        let marks: usize = self.marks.iter().map(|(memory, _)| memory.bytes()).sum();
+        self.device.weight_bytes() + self.arena.bytes() + marks + self.work_bytes()
+    }
+
+    fn reset(&mut self) -> Result<()> {
+        self.replaced();
+        self.queue()?.clear(self.arena.address(), self.plan.bytes)?;
+        self.own.reset();
+        Ok(())
+    }
+
+    fn read(&mut self, tokens: &[u32]) -> Result<()> {
         self.shown.forget();
         self.queue()?
             .write(self.ids.address(), bytemuck::cast_slice(tokens))?;
@@ -385,21 +536,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The last token's row of the residual stream becomes the first.
-    fn move_row(&self, row: usize) -> Result<()> {
-        let bytes = self.hidden * size_of::<f32>();
-        let residual = self.buffers[RESIDUAL].address();
-        match row {
-            0 => Ok(()),
-            _ => self
-                .queue()?
-                .copy(residual + (row * bytes) as u64, residual, bytes),
-        }
-    }
-
-    /// The state's logits become those after this token of the chunk that was run last, and the device is idle. Rows are
-    /// asked for in order.
-    pub fn compute_logits(&mut self, row: usize) -> Result<()> {
+    fn compute_logits(&mut self, row: usize) -> Result<()> {
         self.shown.forget();
         if !self.fresh {
             self.move_row(row)?;
@@ -413,92 +550,41 @@ impl Engine {
         }
     }
 
-    /// The state's logits.
-    pub fn logits(&self) -> Result<&[f32]> {
-        self.shown.get(|logits| {
-            self.queue()?
-                .read(self.slot(LOGITS), bytemuck::cast_slice_mut(logits))
-        })
-    }
-
-    /// Chooses the first of the largest logits on the device and reads that token.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] if the logits are not finite; the state is then one of a damaged model.
-    pub fn step(&mut self) -> Result<u32> {
-        self.queue()?;
-        self.shown.forget();
-        self.fresh = true;
-        self.programs.greedy.replay()?;
-        self.chosen()
-    }
-
-    /// The same with a token that is sampled; `random` moves on.
-    ///
-    /// # Errors
-    /// As [`Engine::step`].
-    pub fn sample(&mut self, sampling: Sampling, random: &mut SamplerState) -> Result<u32> {
-        self.queue()?;
-        self.shown.forget();
-        self.fresh = true;
-        if self.known.0.take() != Some(sampling) {
-            let bytes = bytemuck::bytes_of(&sampling);
-            self.queue()?.write(self.sampling.address(), bytes)?;
+    fn logits_of(&mut self, rows: Range<usize>, logits: &mut [f32]) -> Result<()> {
+        for (row, logits) in rows.zip(logits.chunks_exact_mut(self.vocab)) {
+            self.compute_logits(row)?;
+            logits.copy_from_slice(self.logits()?);
         }
-        self.write_random(*random)?;
-        self.programs.sample.replay()?;
-        let token = self.chosen()?;
-        random.draws = random.draws.wrapping_add(sampling.draws.into());
-        self.known = (Some(sampling), Some(*random));
-        Ok(token)
-    }
-
-    /// Writes the state of the random numbers to the device, unless it has it; afterwards that is not known any more.
-    fn write_random(&mut self, random: SamplerState) -> Result<()> {
-        match self.known.1.take() == Some(random) {
-            true => Ok(()),
-            false => self.queue()?.write(self.slot(SAMPLER), bytemuck::bytes_of(&random)),
-        }
-    }
-
-    /// Leaves the state to a program of columns, which reads tokens into it on another queue: nothing is left to do on this
-    /// one. Returns where the state lies.
-    pub fn leave(&mut self) -> Result<Address> {
-        self.check_lost()?;
-        if self.busy.get() {
-            match self.programs.persistent {
-                Some(_) => self.settle().map(|_| ())?,
-                None => self.queue()?.finish()?,
-            }
-            self.busy.set(false);
-        }
-        self.shown.forget();
-        self.fresh = true;
-        Ok(self.arena.address())
-    }
-
-    /// Leaves the random numbers, which are at `random`, to a program that takes so many of them.
-    pub fn leave_random(&mut self, random: &mut SamplerState, draws: u32) -> Result<()> {
-        self.write_random(*random)?;
-        random.draws = random.draws.wrapping_add(draws.into());
-        self.known.1 = Some(*random);
         Ok(())
     }
 
-    /// The token that the last step chose.
-    fn chosen(&self) -> Result<u32> {
-        let token = self.settle()?;
-        if token as usize >= self.vocab {
-            return Err(Error::invalid(
-                "logits",
-                "found NaN or infinity, expected finite numbers (the weights or the state are damaged)",
-            ));
-        }
-        Ok(token)
+    fn logits(&self) -> Result<&[f32]> {
+        self.shown.get(|logits| {
+            self.queue()?
+                .read(self.tensor(LOGITS), bytemuck::cast_slice_mut(logits))
+        })
     }
 
-    /// As [`Engine::step`], with the times of its phases; none where a step is recorded.
-    pub fn time_step(&mut self) -> Result<Option<(u32, Vec<PhaseTime>)>> {
+    fn chooses(&self, params: &SamplerParams) -> bool {
+        params.is_greedy() || Sampling::of(params).is_some()
+    }
+
+    fn next(&self) -> Option<u32> {
+        self.shown.next
+    }
+
+    fn step(&mut self, params: &SamplerParams) -> Result<u32> {
+        match Sampling::of(params).filter(|_| !params.is_greedy()) {
+            Some(sampling) => self.sample(sampling),
+            None => self.choose(),
+        }
+    }
+
+    fn form(&self) -> Option<&StepForm> {
+        Some(&self.form)
+    }
+
+    fn time_step(&mut self) -> Result<Option<(u32, Vec<PhaseTime>)>> {
         let Some(persistent) = &self.programs.persistent else {
             return Ok(None);
         };
@@ -509,88 +595,92 @@ impl Engine {
         Ok(Some((self.chosen()?, phases)))
     }
 
-    /// The device.
-    pub fn device(&self) -> &Arc<Device> {
-        &self.device
+    fn fork(&self, setup: &Setup) -> Result<Box<dyn Engine>> {
+        let plan = Arc::clone(&self.plan);
+        let mut fork = CudaEngine::new(&self.model, &self.device, plan, setup)?;
+        fork.own.copy_from(&self.own);
+        fork.copy_from(self)?;
+        Ok(Box::new(fork))
     }
 
-    /// Where the state lies.
-    pub fn state(&self) -> Address {
-        self.arena.address()
-    }
-
-    /// The first of the largest logits, if it is known without looking.
-    pub fn next(&self) -> Option<u32> {
-        self.shown.next
-    }
-
-    /// The first of the largest logits is known to be this one.
-    pub fn set_next(&mut self, next: Option<u32>) {
-        self.shown.next = next;
-    }
-
-    /// Where a slot of the state lies.
-    pub fn slot(&self, slot: usize) -> Address {
-        self.arena.address() + self.plan.slots[slot].offset as u64
-    }
-
-    /// Another state takes the place of this one.
-    pub fn replaced(&mut self) {
-        self.shown.forget();
-        self.known.1 = None;
-    }
-
-    /// The layout of the state.
-    pub fn plan(&self) -> &Arc<StatePlan> {
-        &self.plan
-    }
-
-    /// Empties the state.
-    pub fn reset(&mut self) -> Result<()> {
-        self.replaced();
-        self.queue()?.clear(self.arena.address(), self.plan.bytes)
-    }
-
-    /// Writes the whole state to `arena`, which has the same plan; of the session's own slots, `own` is the truth.
-    pub fn download(&self, own: &Arena, arena: &mut Arena) -> Result<()> {
+    fn download(&self, arena: &mut Arena) -> Result<()> {
         if self.programs.persistent.is_some() {
             self.settle()?;
         }
         self.queue()?
             .read(self.arena.address(), arena.bytes_mut())?;
-        let own = own.bytes();
+        let own = self.own.bytes();
         arena.bytes_mut()[..own.len()].copy_from_slice(own);
         Ok(())
     }
 
-    /// Replaces the whole state.
-    pub fn upload(&mut self, arena: &Arena) -> Result<()> {
+    fn upload(&mut self, arena: &Arena) -> Result<()> {
         self.replaced();
-        self.queue()?.write(self.arena.address(), arena.bytes())
+        self.queue()?.write(self.arena.address(), arena.bytes())?;
+        let own = self.own.bytes().len();
+        self.own.bytes_mut().copy_from_slice(&arena.bytes()[..own]);
+        Ok(())
     }
 
-    /// Takes over another session's state, which has the same plan.
-    pub fn copy_from(&mut self, other: &Engine) -> Result<()> {
-        self.replaced();
-        if other.programs.persistent.is_some() {
-            other.settle()?;
-        }
-        other.queue()?.finish()?;
-        let (from, to) = (other.arena.address(), self.arena.address());
+    fn save_mark(&mut self, mark: usize) -> Result<()> {
+        let (from, to) = (self.arena.address(), self.marks[mark].0.address());
         self.queue()?.copy(from, to, self.plan.bytes)?;
-        self.queue()?.finish()
+        self.marks[mark].1.copy_from(&self.own);
+        Ok(())
     }
 
-    /// Keeps the state as mark number `mark`.
-    pub fn save(&self, mark: usize) -> Result<()> {
-        let (from, to) = (self.arena.address(), self.marks[mark].address());
-        self.queue()?.copy(from, to, self.plan.bytes)
-    }
-
-    /// Returns to mark number `mark`.
-    pub fn load(&mut self, mark: usize) -> Result<()> {
+    fn load_mark(&mut self, mark: usize) -> Result<()> {
         self.replaced();
-        let (from, to) = (self.marks[mark].address(), self.arena.address());
-        self.queue()?.copy(from, to, self.plan.bytes)
+        let (from, to) = (self.marks[mark].0.address(), self.arena.address());
+        self.queue()?.copy(from, to, self.plan.bytes)?;
+        self.own.copy_from(&self.marks[mark].1);
+        Ok(())
+    }
+
+    fn group(&self, most: usize) -> Result<Box<dyn Group>> {
+        Ok(Box::new(DeviceGroup::new(self, most)?))
+    }
+
+    fn ahead(&self, most: usize) -> Result<Box<dyn Ahead>> {
+        Ok(Box::new(DeviceAhead::new(self, most)?))
+    }
+
+    fn on_device(&mut self) -> Option<&mut CudaEngine> {
+        Some(self)
+    }
+}
+
+impl Model {
+    /// As [`Model::schedule`], and how the decode kernel of `device` keeps each dependency.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the device cannot hold a session.
+    pub fn schedule_on(
+        self: &Arc<Self>,
+        options: &StateOptions,
+        device: &Arc<Device>,
+    ) -> Result<Schedule> {
+        let mut schedule = self.schedule(options)?;
+        let setup = Setup {
+            device: None,
+            pool: Arc::new(Pool::new(1)?),
+            chunk: 1,
+            marks: 0,
+            kv: options.kv,
+            step: StepProgram::Persistent,
+            ahead: false,
+        };
+        let plan = Arc::new(self.plan(options)?);
+        match CudaEngine::new(self, device, plan, &setup) {
+            Ok(engine) => {
+                schedule.gpu = Some(format!("{}: {}", device.name(), engine.form));
+                schedule.link(engine.phase_ops().unwrap_or_default());
+            }
+            Err(Error::Device { device, reason }) => {
+                schedule.gpu = Some(format!("{device}: a graph of kernels: {reason}"));
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(schedule)
     }
 }

@@ -1,18 +1,17 @@
 //! A model bound to its weights: read-only, shared by any number of sessions.
 
-use std::path::Path;
+mod binding;
+mod checkpoint;
+mod spec;
+
 use std::sync::Arc;
 
+pub use checkpoint::{Checkpoint, OpenOptions, TextFiles};
 use once_cell::sync::OnceCell;
-use waterline_quant::Bytes;
+pub use spec::{LayerSpec, ModelSpec};
 
-use crate::checkpoint::{Checkpoint, OpenOptions, TextFiles};
-use crate::cuda::{self, Device};
 use crate::error::{Error, Result};
-use crate::program::{Lowering, Program};
-use crate::schedule::Schedule;
-use crate::session::{SessionOptions, StepProgram};
-use crate::spec::ModelSpec;
+use crate::program::{Program, Schedule};
 use crate::state::{StateOptions, StatePlan, Touched};
 use crate::text::{ChatTemplate, Tokenizer};
 
@@ -28,31 +27,15 @@ pub struct Model {
 }
 
 impl Model {
-    /// Opens a GGUF file or a Hugging Face directory. The weights are mapped and read where they lie.
-    pub fn open(path: impl AsRef<Path>) -> Result<Arc<Self>> {
-        Self::bind(Checkpoint::open(path)?)
-    }
-
-    /// As [`Model::open`], with options.
-    pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Arc<Self>> {
-        Self::bind(Checkpoint::open_with(path, options)?)
-    }
-
-    /// Opens a GGUF file that is part of the program; `name` stands for the file in errors. The bytes must be
-    /// aligned to 64.
-    pub fn from_static(bytes: &'static [u8], name: &str) -> Result<Arc<Self>> {
-        Self::bind(Checkpoint::from_bytes(Bytes::from_static(bytes), name)?)
-    }
-
     /// Binds an opened checkpoint.
     pub fn bind(checkpoint: Checkpoint) -> Result<Arc<Self>> {
-        let plan = StatePlan::new(&checkpoint.spec, &StateOptions::default())?;
+        let plan = checkpoint.spec.plan(&StateOptions::default())?;
         let own = plan
-            .slots
+            .tensors
             .iter()
-            .take_while(|tensor| tensor.block.is_none());
+            .take_while(|tensor| tensor.layer.is_none());
         let first_tensor = own.count();
-        let program = Lowering::model(
+        let program = binding::lower(
             &checkpoint.file,
             &checkpoint.spec,
             &checkpoint.tensors,
@@ -113,42 +96,12 @@ impl Model {
 
     /// The state of a session on this model, before one is made.
     pub fn plan(&self, options: &StateOptions) -> Result<StatePlan> {
-        StatePlan::new(&self.spec, options)
+        self.spec.plan(options)
     }
 
     /// In which order its ops may run, with a state of these sizes.
     pub fn schedule(&self, options: &StateOptions) -> Result<Schedule> {
         Ok(Schedule::new(&self.program, &self.plan(options)?))
-    }
-
-    /// As [`Model::schedule`], and how the decode kernel of `device` keeps each dependency.
-    ///
-    /// # Errors
-    /// [`Error::Device`] if the device cannot hold a session.
-    pub fn schedule_on(
-        self: &Arc<Self>,
-        options: &StateOptions,
-        device: &Arc<Device>,
-    ) -> Result<Schedule> {
-        let mut schedule = self.schedule(options)?;
-        let session = SessionOptions {
-            state: *options,
-            chunk: 1,
-            step: StepProgram::Persistent,
-            ..SessionOptions::default()
-        };
-        let plan = Arc::new(self.plan(options)?);
-        match cuda::Engine::new(self, Arc::clone(device), plan, &session) {
-            Ok(engine) => {
-                schedule.gpu = Some(format!("{}: {}", device.name(), engine.form()));
-                schedule.link(engine.phase_ops().unwrap_or_default());
-            }
-            Err(Error::Device { device, reason }) => {
-                schedule.gpu = Some(format!("{device}: a graph of kernels: {reason}"));
-            }
-            Err(error) => return Err(error),
-        }
-        Ok(schedule)
     }
 
     /// The token that begins every sequence, if there is one.

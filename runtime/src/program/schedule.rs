@@ -6,8 +6,8 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::cuda::PhaseOps;
-use crate::ops::{Hazard, Operand};
-use crate::program::{Program, RESIDUAL, View};
+use crate::operands::{Hazard, Operand, RESIDUAL, View};
+use crate::program::Program;
 use crate::state::StatePlan;
 
 /// The ops of a model, what each waits for, and their levels.
@@ -144,8 +144,8 @@ impl Schedule {
 fn name(operand: Operand, plan: &StatePlan) -> String {
     match operand {
         Operand::State(tensor) => {
-            let tensor = &plan.slots[tensor];
-            match tensor.block {
+            let tensor = &plan.tensors[tensor];
+            match tensor.layer {
                 Some(layer) => format!("state {layer}.{}", tensor.name),
                 None => format!("state {}", tensor.name),
             }

@@ -5,10 +5,9 @@ use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
-use crate::spec::DEEPEST;
 
 /// A JSON object from a file.
 pub(crate) struct Config {
@@ -373,9 +372,61 @@ fn quote_non_finite(text: &[u8]) -> Vec<u8> {
     quoted
 }
 
+/// Largest width, depth or count that is believed; what is larger is a corrupt file.
+pub(crate) const LARGEST: usize = 1 << 24;
+/// The same for the number of layers.
+pub(crate) const DEEPEST: usize = 1 << 16;
+
+/// Those fields of an object that differ from the usual ones.
+pub(crate) fn changed(value: Value, usual: &Value) -> Map<String, Value> {
+    let fields = match value {
+        Value::Object(fields) => fields,
+        _ => Map::new(),
+    };
+    let differs = |(key, value): &(String, Value)| usual.get(key) != Some(value);
+    fields.into_iter().filter(differs).collect()
+}
+
+/// The value with each number that is an f32 written as one: JSON's numbers are f64, in which 1e-6 is 9.99999997e-7.
+pub(crate) fn in_short(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let fields = fields.into_iter();
+            Value::Object(fields.map(|(key, x)| (key, in_short(x))).collect())
+        }
+        Value::Array(values) => values.into_iter().map(in_short).collect(),
+        Value::Number(number) if number.is_f64() => {
+            let exact = number.as_f64().unwrap_or_default();
+            let short = (exact as f32).to_string().parse::<f64>();
+            match short {
+                Ok(short) if f64::from(exact as f32) == exact => json!(short),
+                _ => Value::Number(number),
+            }
+        }
+        other => other,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_are_written_in_short_and_read_back_as_they_were() {
+        let value = json!({ "eps": 1e-6f32, "list": [0.1f32, 3, -2.5f32, 0.1f64], "none": null });
+        let short = r#"{"eps":1e-6,"list":[0.1,3,-2.5,0.1],"none":null}"#;
+        assert_eq!(in_short(value).to_string(), short);
+        let mut bits = 1u32;
+        for _ in 0..100_000 {
+            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let x = f32::from_bits(bits);
+            if x.is_finite() {
+                let text = in_short(json!(x)).to_string();
+                let read: f32 = serde_json::from_str(&text).unwrap();
+                assert_eq!(read.to_bits(), bits, "{text}");
+            }
+        }
+    }
 
     #[test]
     fn reads_what_python_writes() {

@@ -1,7 +1,7 @@
 //! Root-mean-square norm and layer norm.
 
 use crate::cpu::simd;
-use crate::program::Vector;
+use crate::weights::Vector;
 
 /// `x / sqrt(mean(x^2) + eps) * weight + bias`, a centred one of `x - mean(x)` in place of x.
 #[derive(Debug, Clone)]

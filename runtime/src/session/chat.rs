@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::{Finish, Session};
 use crate::error::{Error, Result};
-use crate::generate::Finish;
 use crate::model::Model;
 use crate::sampler::SamplerParams;
-use crate::session::Session;
 use crate::state::Snapshot;
 use crate::text::{Message, Role, TemplateOptions, Turns};
 

@@ -1,55 +1,37 @@
-//! A model's files, whatever their format: description, tensors by our names, tokenizer.
+//! Opens files: a directory or a GGUF file becomes a [`Checkpoint`], and a checkpoint the metadata of a GGUF file.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::Value as Json;
+use waterline_quant::Bytes;
 use waterline_quant::gguf::{Gguf, Value};
-use waterline_quant::{Bytes, F32};
 
-use crate::arch::{self, llama_cpp::LlamaCpp};
+use super::llama_cpp::{self, LlamaCpp};
+use super::{llama_cpp_vocab, open_directory, unused};
 use crate::error::{Error, Result};
-use crate::program::Tensors;
-use crate::spec::{ModelSpec, Precision, WeightSpec};
+use crate::model::{Checkpoint, Model, ModelSpec, OpenOptions, TextFiles};
+use crate::weights::{Tensors, WeightSpec};
 
 /// The value of `general.architecture` in our files.
-pub const ARCHITECTURE: &str = "waterline";
+const ARCHITECTURE: &str = "waterline";
 
-/// What a tokenizer is made from.
-#[derive(Debug, Clone, Default)]
-pub struct TextFiles {
-    /// A Hugging Face `tokenizer.json`.
-    pub tokenizer: Option<Vec<u8>>,
-    /// A chat template in Jinja.
-    pub chat_template: Option<String>,
-    /// The token that begins every sequence.
-    pub bos: Option<u32>,
-    /// Whether plain text begins without it all the same.
-    pub omits_bos: bool,
-    /// The token that ends an answer.
-    pub eos: Option<u32>,
-}
+impl Model {
+    /// Opens a GGUF file or a Hugging Face directory. The weights are mapped and read where they lie.
+    pub fn open(path: impl AsRef<Path>) -> Result<Arc<Self>> {
+        Self::bind(Checkpoint::open(path)?)
+    }
 
-/// How a model is opened.
-#[derive(Debug, Clone, Default)]
-pub struct OpenOptions {
-    /// Whether tensors and keys of the file that the model does not use are passed over. Without it they are an error, but
-    /// for those that are known to mean nothing: a model without them may be another one than was trained.
-    pub allow_unused: bool,
-}
+    /// As [`Model::open`], with options.
+    pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Arc<Self>> {
+        Self::bind(Checkpoint::open_with(path, options)?)
+    }
 
-/// A model as it lies in its files. Tensors are mapped, not read.
-#[derive(Clone)]
-pub struct Checkpoint {
-    /// The file or directory.
-    pub file: String,
-    /// The model's name.
-    pub name: String,
-    /// Its dimensions.
-    pub spec: ModelSpec,
-    /// Its tensors.
-    pub tensors: Tensors,
-    /// Its tokenizer.
-    pub text: TextFiles,
+    /// Opens a GGUF file that is part of the program; `name` stands for the file in errors. The bytes must be
+    /// aligned to 64.
+    pub fn from_static(bytes: &'static [u8], name: &str) -> Result<Arc<Self>> {
+        Self::bind(Checkpoint::from_bytes(Bytes::from_static(bytes), name)?)
+    }
 }
 
 impl Checkpoint {
@@ -65,7 +47,7 @@ impl Checkpoint {
     pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
         let path = path.as_ref();
         let checkpoint = if path.is_dir() {
-            arch::open_directory(path, options)?
+            open_directory(path, options)?
         } else {
             Self::from_gguf(Gguf::open(path)?, options)?
         };
@@ -89,7 +71,7 @@ impl Checkpoint {
         let file = gguf.name().to_string();
         let (spec, tensors) = match gguf.get_str("general.architecture")? {
             ARCHITECTURE => Self::own(&gguf)?,
-            _ => arch::llama_cpp::open(&gguf)?,
+            _ => llama_cpp::open(&gguf)?,
         };
         let optional = |key: &str| gguf.get(key).and_then(Value::as_str).map(str::to_string);
         let token = |key: &str| {
@@ -100,16 +82,16 @@ impl Checkpoint {
         let text = TextFiles {
             tokenizer: optional("tokenizer.huggingface.json")
                 .map(String::into_bytes)
-                .or_else(|| arch::llama_cpp_vocab::from_gguf(&gguf)),
+                .or_else(|| llama_cpp_vocab::from_gguf(&gguf)),
             chat_template: optional("tokenizer.chat_template"),
             bos: token("tokenizer.ggml.bos_token_id"),
             omits_bos: gguf.get("tokenizer.huggingface.json").is_none()
-                && !arch::llama_cpp_vocab::adds_bos(&gguf),
+                && !llama_cpp_vocab::adds_bos(&gguf),
             eos: token("tokenizer.ggml.eos_token_id"),
         };
         let name = optional("general.name").unwrap_or_else(|| "a model without a name".into());
         if !options.allow_unused {
-            arch::unused::check_gguf(&gguf)?;
+            unused::check_gguf(&gguf)?;
         }
         Ok(Checkpoint {
             file,
@@ -185,80 +167,5 @@ impl Checkpoint {
         weights
             .map(|weight| (weight.clone(), stored(&weight)))
             .collect()
-    }
-
-    /// Every tensor of the description must be there, in its shape, and in f32 or another float format where it
-    /// may not be quantized.
-    fn check(&self) -> Result<()> {
-        for weight in self.spec.weights() {
-            let wrong = |found: String, expected: String| Error::Tensor {
-                file: self.file.clone(),
-                name: weight.name.clone(),
-                found,
-                expected,
-            };
-            let Some(tensor) = self.tensors.get(&weight.name) else {
-                return Err(wrong(
-                    "nothing".into(),
-                    format!("a tensor of shape {:?}", weight.shape),
-                ));
-            };
-            if tensor.shape != weight.shape {
-                return Err(wrong(
-                    format!("shape {:?}", tensor.shape),
-                    format!("shape {:?}", weight.shape),
-                ));
-            }
-            let full = tensor.format.ggml_type == F32.ggml_type || !tensor.format.is_integer_dot();
-            if weight.precision == Precision::Full && !full {
-                return Err(wrong(
-                    format!("format {}", tensor.format.name),
-                    "F32, since it may not be quantized".into(),
-                ));
-            }
-        }
-        for (key, token) in [
-            ("bos_token_id", self.text.bos),
-            ("eos_token_id", self.text.eos),
-        ] {
-            if let Some(id) = token.filter(|&id| id as usize >= self.spec.vocab) {
-                return Err(Error::Config {
-                    file: self.file.clone(),
-                    key: key.into(),
-                    found: id.to_string(),
-                    expected: format!("a token below the vocabulary's {}", self.spec.vocab),
-                });
-            }
-        }
-        Ok(())
-    }
-
-    /// A number that differs for different models: of the description, and of each tensor's format and first bytes.
-    pub fn fingerprint(&self) -> u64 {
-        const SAMPLE: usize = 4096;
-        let mut hash = Fnv::new();
-        hash.add(self.spec.to_json().to_string().as_bytes());
-        for weight in self.spec.weights() {
-            if let Some(tensor) = self.tensors.get(&weight.name) {
-                hash.add(tensor.format.name.as_bytes());
-                hash.add(&tensor.data[..tensor.data.len().min(SAMPLE)]);
-            }
-        }
-        hash.0
-    }
-}
-
-/// The 64-bit FNV-1a hash.
-struct Fnv(u64);
-
-impl Fnv {
-    fn new() -> Self {
-        Fnv(0xcbf2_9ce4_8422_2325)
-    }
-
-    fn add(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-        }
     }
 }

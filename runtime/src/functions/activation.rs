@@ -74,7 +74,7 @@ fn map(values: &mut [f32], f: impl Fn(f32) -> f32) {
 
 /// `ln sigmoid(x)`.
 #[inline(always)]
-pub(super) fn log_sigmoid(x: f32) -> f32 {
+pub(crate) fn log_sigmoid(x: f32) -> f32 {
     -simd::softplus(-x)
 }
 

@@ -1,16 +1,20 @@
 //! The feed-forward network of a layer.
 
+mod experts;
+
+pub use experts::{ExpertsSpec, SharedSpec};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::arch::Config;
+use crate::config::{Config, LARGEST, changed, in_short};
 use crate::error::{Error, Result};
-use crate::experts::ExpertsSpec;
+use crate::functions::{Activation, OutputOp};
+use crate::lowering::Lowering;
 use crate::mixers::Mismatch;
-use crate::ops::{Activation, Mlp, OutputOp};
-use crate::program::{Lowering, RESIDUAL, View};
-use crate::spec::{LARGEST, WeightSpec, changed, in_short};
+use crate::operands::{RESIDUAL, View};
+use crate::ops::Mlp;
+use crate::weights::WeightSpec;
 
 /// What follows a layer's mixer, behind norms of its own.
 #[derive(Debug, Clone, PartialEq)]

@@ -2,10 +2,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::*;
-use crate::cpu::{Engine, Pool};
+use crate::cpu::Pool;
+use crate::engine::Workspace;
 use crate::model::Model;
+use crate::operands::{INPUTS, PRODUCT};
 use crate::ops::instrument::{run_named, unnoticed};
-use crate::program::{INPUTS, PRODUCT};
 use crate::state::{Arena, StateOptions};
 
 /// Lengths of the chunks that are read one after another: the last ones make windows overflow.
@@ -37,12 +38,12 @@ fn cases() -> Vec<(String, Arc<Model>)> {
 /// each, and the state at the end.
 fn read(
     model: &Model,
-    mut run: impl FnMut(&mut Engine, &mut Arena, &[u32], u64),
+    mut run: impl FnMut(&mut Workspace, &mut Arena, &[u32], u64),
 ) -> (Vec<f32>, Vec<u8>) {
     let pool = Arc::new(Pool::new(2).expect("threads"));
     let plan = model.plan(&StateOptions::default()).expect("a plan");
     let mut arena = Arena::new(Arc::new(plan)).expect("memory");
-    let mut engine = Engine::new(model.program(), pool, 40).expect("memory");
+    let mut engine = Workspace::new(model.program(), pool, 40).expect("memory");
     let (mut all, mut position) = (Vec::new(), 0);
     for chunk in CHUNKS {
         let vocab = model.spec().vocab;

@@ -2,114 +2,15 @@
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use crate::config::{Config, DEEPEST, LARGEST, changed, in_short};
 use crate::error::{Error, Result};
 use crate::feed_forward::{FeedForward, MlpSpec};
+use crate::lowering::{NormKind, Sublayer};
 use crate::mixers::{self, Mixer, Retained};
-use crate::state::StateTensor;
-
-/// A tensor that a model needs: its name, its shape and how it may be stored.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WeightSpec {
-    /// Name; inside a mixer relative to the layer, such as `q_proj.weight`.
-    pub name: String,
-    /// Shape, outermost dimension first. Dimensions of one are left out.
-    pub shape: Vec<usize>,
-    /// Which number formats keep the model's meaning.
-    pub precision: Precision,
-}
-
-/// Which number formats a tensor may be stored in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Precision {
-    /// A large matrix: any format, also 4 bits.
-    Quantized,
-    /// A decay, gate, norm, convolution or router: always f32.
-    Full,
-}
-
-impl WeightSpec {
-    /// A matrix `[rows, cols]` that may be quantized.
-    pub fn matrix(name: &str, rows: usize, cols: usize) -> Self {
-        WeightSpec {
-            name: name.into(),
-            shape: vec![rows, cols],
-            precision: Precision::Quantized,
-        }
-    }
-
-    /// A tensor that always stays f32.
-    pub fn full(name: &str, shape: &[usize]) -> Self {
-        WeightSpec {
-            name: name.into(),
-            shape: shape.to_vec(),
-            precision: Precision::Full,
-        }
-    }
-
-    /// Number of values.
-    pub fn len(&self) -> usize {
-        self.shape.iter().product()
-    }
-
-    /// Whether the tensor has no values.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
-
-/// How the residual stream is normed before a mixer, a feed-forward network or the logits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum NormKind {
-    /// By the root of its mean square.
-    #[default]
-    Rms,
-    /// By mean and variance.
-    Layer {
-        /// Whether a bias is added.
-        bias: bool,
-    },
-}
-
-/// How a mixer or a feed-forward network f reads the residual stream x and adds to it: `x += multiplier post(f(pre(x)))`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Sublayer {
-    /// Whether there is a norm in front.
-    pub pre_norm: bool,
-    /// Whether there is a norm behind.
-    pub post_norm: bool,
-    /// Multiplies what is added.
-    pub multiplier: f32,
-    /// What multiplies the normed input where that takes the residual stream's place: `x = normed_residual n + multiplier f(n)`
-    /// with `n = pre(x)`; none: the stream stays.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub normed_residual: Option<f32>,
-}
-
-impl Default for Sublayer {
-    fn default() -> Self {
-        Sublayer {
-            pre_norm: true,
-            post_norm: false,
-            multiplier: 1.0,
-            normed_residual: None,
-        }
-    }
-}
-
-impl Sublayer {
-    /// Names of the norms in front and behind, of a mixer or of a feed-forward network.
-    pub(crate) fn norms(of_mixer: bool) -> [&'static str; 2] {
-        match of_mixer {
-            true => ["attn_norm", "post_attention_norm"],
-            false => ["ffn_norm", "post_ffw_norm"],
-        }
-    }
-}
+use crate::state::{StateOptions, StatePlan, StateTensor};
+use crate::weights::WeightSpec;
 
 /// One layer: a token mixer, then a feed-forward network, each with its norms and added to the residual stream. One of
 /// the two may be missing.
@@ -173,7 +74,7 @@ impl LayerSpec {
 
     /// Reads a layer back; `file` names it in errors.
     pub fn from_json(file: &str, layer: &Value) -> Result<Self> {
-        let config = crate::arch::Config::new(file, layer.clone())?;
+        let config = Config::new(file, layer.clone())?;
         let mut parameters = config.object().clone();
         let mixer_sublayer = config.read_or(MIXER_SUBLAYER, Sublayer::default())?;
         let ffn_sublayer = config.read_or(FFN_SUBLAYER, Sublayer::default())?;
@@ -259,36 +160,6 @@ impl LayerSpec {
 const MIXER_SUBLAYER: &str = "mixer_sublayer";
 const FFN_SUBLAYER: &str = "ffn_sublayer";
 
-/// Those fields of an object that differ from the usual ones.
-pub(crate) fn changed(value: Value, usual: &Value) -> Map<String, Value> {
-    let fields = match value {
-        Value::Object(fields) => fields,
-        _ => Map::new(),
-    };
-    let differs = |(key, value): &(String, Value)| usual.get(key) != Some(value);
-    fields.into_iter().filter(differs).collect()
-}
-
-/// The value with each number that is an f32 written as one: JSON's numbers are f64, in which 1e-6 is 9.99999997e-7.
-pub(crate) fn in_short(value: Value) -> Value {
-    match value {
-        Value::Object(fields) => {
-            let fields = fields.into_iter();
-            Value::Object(fields.map(|(key, x)| (key, in_short(x))).collect())
-        }
-        Value::Array(values) => values.into_iter().map(in_short).collect(),
-        Value::Number(number) if number.is_f64() => {
-            let exact = number.as_f64().unwrap_or_default();
-            let short = (exact as f32).to_string().parse::<f64>();
-            match short {
-                Ok(short) if f64::from(exact as f32) == exact => json!(short),
-                _ => Value::Number(number),
-            }
-        }
-        other => other,
-    }
-}
-
 /// A whole model's dimensions.
 #[derive(Debug, Clone)]
 pub struct ModelSpec {
@@ -331,11 +202,6 @@ impl Default for ModelSpec {
         }
     }
 }
-
-/// Largest width, depth or count that is believed; what is larger is a corrupt file.
-pub(crate) const LARGEST: usize = 1 << 24;
-/// The same for the number of layers.
-pub(crate) const DEEPEST: usize = 1 << 16;
 
 /// A whole number in `value`, which is called `name`, that is larger than is believed.
 fn too_large(name: &str, value: &Value) -> Option<(String, u64)> {
@@ -455,6 +321,12 @@ impl ModelSpec {
         changed
     }
 
+    /// The state of a session on this model.
+    pub fn plan(&self, options: &StateOptions) -> Result<StatePlan> {
+        let layers = self.layers.iter().map(LayerSpec::state);
+        StatePlan::new(self.vocab, layers, options)
+    }
+
     /// Number of parameters.
     pub fn parameters(&self) -> usize {
         self.weights().iter().map(WeightSpec::len).sum()
@@ -487,7 +359,7 @@ impl ModelSpec {
 
     /// Reads the description back; `file` is named in errors.
     pub fn from_json(file: &str, value: &Value) -> Result<Self> {
-        let config = crate::arch::Config::new(file, value.clone())?;
+        let config = Config::new(file, value.clone())?;
         // Files written before November 2026 say "blocks".
         let key = match config.object().contains_key("blocks") {
             true => "blocks",
@@ -520,23 +392,6 @@ impl ModelSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_are_written_in_short_and_read_back_as_they_were() {
-        let value = json!({ "eps": 1e-6f32, "list": [0.1f32, 3, -2.5f32, 0.1f64], "none": null });
-        let short = r#"{"eps":1e-6,"list":[0.1,3,-2.5,0.1],"none":null}"#;
-        assert_eq!(in_short(value).to_string(), short);
-        let mut bits = 1u32;
-        for _ in 0..100_000 {
-            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            let x = f32::from_bits(bits);
-            if x.is_finite() {
-                let text = in_short(json!(x)).to_string();
-                let read: f32 = serde_json::from_str(&text).unwrap();
-                assert_eq!(read.to_bits(), bits, "{text}");
-            }
-        }
-    }
 
     #[test]
     fn layers_are_read_under_their_former_name() {

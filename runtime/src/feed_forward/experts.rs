@@ -12,11 +12,14 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::config::{LARGEST, in_short};
 use crate::error::Result;
+use crate::functions::{Activation, OutputOp};
+use crate::lowering::Lowering;
 use crate::mixers::Mismatch;
-use crate::ops::{Activation, Expert, Experts, OutputOp, Route, Router, SharedExpert};
-use crate::program::{Lowering, RESIDUAL, View};
-use crate::spec::{LARGEST, WeightSpec, in_short};
+use crate::operands::{RESIDUAL, View};
+use crate::ops::{Expert, Experts, Route, Router, SharedExpert};
+use crate::weights::WeightSpec;
 
 /// Hyperparameters.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

@@ -1,109 +1,19 @@
-//! A model as a list of ops over buffers: what both backends run, and how mixers write it.
+//! What mixers and feed-forward networks write their ops with.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+mod sublayer;
 
-use waterline_quant::{Matrix, Tensor};
+pub use sublayer::{NormKind, Sublayer};
+use waterline_quant::Matrix;
 
 use crate::error::{Error, Result};
-use crate::ops::{Embed, Emit, Linear, Logits, Norm, Op, OutputOp, Project, Renew};
-use crate::spec::{NormKind, Sublayer};
-use crate::state::{StatePlan, Touched};
+use crate::functions::{Norm, OutputOp};
+use crate::operands::{INPUTS, RESIDUAL, View};
+use crate::ops::{Emit, Linear, Op, Project, Renew};
+use crate::program::Program;
+use crate::weights::{Tensors, Vector};
 
-/// A small f32 tensor that never is quantized: a norm, bias, gate, convolution or router.
-pub type Vector = Arc<[f32]>;
-
-/// Columns of a buffer: `width` values of each token from column `start` on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct View {
-    /// The buffer.
-    pub buffer: usize,
-    /// First column.
-    pub start: usize,
-    /// Number of columns.
-    pub width: usize,
-    /// Values from one token to the next.
-    pub stride: usize,
-}
-
-impl View {
-    /// All columns of a buffer that holds `[tokens, width]`.
-    pub fn whole(buffer: usize, width: usize) -> Self {
-        View {
-            buffer,
-            start: 0,
-            width,
-            stride: width,
-        }
-    }
-
-    /// Whether some value of some token belongs to both. Rows of other lengths meet somewhere.
-    pub(crate) fn overlaps(&self, other: &Self) -> bool {
-        let meet = self.start < other.start + other.width && other.start < self.start + self.width;
-        self.buffer == other.buffer && (meet || self.stride != other.stride)
-    }
-
-    /// Whether all of the other's columns are among these.
-    pub(crate) fn contains(&self, other: &Self) -> bool {
-        let end = |view: &Self| view.start + view.width;
-        let rows = (self.buffer, self.stride) == (other.buffer, other.stride);
-        rows && self.start <= other.start && end(other) <= end(self)
-    }
-
-    /// The first `width` columns, and the others.
-    pub fn split(self, width: usize) -> (Self, Self) {
-        let first = View { width, ..self };
-        let rest = View {
-            start: self.start + width,
-            width: self.width - width,
-            ..self
-        };
-        (first, rest)
-    }
-}
-
-/// The residual stream is buffer 0.
-pub const RESIDUAL: usize = 0;
-/// Inputs of matrix products are gathered in buffer 1.
-pub const INPUTS: usize = 1;
-/// Products that are summed into the residual stream pass through buffer 2.
-pub const PRODUCT: usize = 2;
-/// A block's own buffers come after these.
-const FIRST: usize = 3;
-
-/// A bound model: ops in order, and the buffers between them.
-pub struct Program {
-    /// Widest use of each buffer: it has room for `[tokens, width]`.
-    pub widths: Vec<usize>,
-    /// The ops that read tokens into the state.
-    pub(crate) ops: Vec<Box<dyn Op>>,
-    /// How many ops come before each layer's end.
-    pub(crate) layer_ends: Vec<usize>,
-    /// What turns the residual stream into logits, for the tokens where they are wanted.
-    pub logits: Logits,
-}
-
-impl Program {
-    /// Bytes of weights that reading one token touches: every matrix once, and one row of the embedding.
-    pub fn weight_bytes(&self) -> usize {
-        self.ops.iter().map(|op| op.weight_bytes()).sum::<usize>()
-            + self.logits.matrix.bytes().len()
-    }
-
-    /// The layer of an op; none for the embedding.
-    pub(crate) fn layer_of(&self, op: usize) -> Option<usize> {
-        (op > 0).then(|| self.layer_ends.partition_point(|&end| end <= op))
-    }
-
-    /// What reading the token at `position` touches of the layers' state tensors.
-    pub fn touched(&self, plan: &StatePlan, position: u64) -> Vec<Touched> {
-        let ops = self.ops.iter();
-        ops.flat_map(|op| op.touched(plan, position)).collect()
-    }
-}
-
-/// Tensors by their full names.
-pub type Tensors = HashMap<String, Tensor>;
+/// The first buffer that layers use for their own values; the ones before it are the program's.
+pub(crate) const FIRST_FREE: usize = 3;
 
 /// How a part of a mixer that sums several reads the layer's input, and what becomes of its product.
 #[derive(Debug, Clone, Copy)]
@@ -122,7 +32,50 @@ pub enum Sum {
     },
 }
 
-/// Where a mixer or a feed-forward network writes its ops: gives it its weights, buffers and slots.
+/// Where the weights of a model come from, and what all its layers have in common.
+pub(crate) struct Source<'a> {
+    /// The file, for errors.
+    pub file: &'a str,
+    /// Its tensors.
+    pub tensors: &'a Tensors,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// The epsilon of the norms.
+    pub norm_eps: f32,
+}
+
+/// What the layers so far have written.
+pub(crate) struct Written {
+    program: Program,
+    /// Buffers that live on after their layer, by name.
+    published: Vec<(&'static str, View)>,
+    /// The residual stream is so many times what its buffer holds: norms see this in their epsilon alone.
+    stream: f32,
+}
+
+impl Written {
+    /// A program without layers.
+    pub fn new(program: Program) -> Self {
+        Written {
+            program,
+            published: Vec::new(),
+            stream: 1.0,
+        }
+    }
+
+    /// The ops so far end a layer.
+    pub fn end_layer(&mut self) {
+        self.program.layer_ends.push(self.program.ops.len());
+    }
+
+    /// The whole program.
+    pub fn finish(mut self) -> Program {
+        self.program.logits.norm = self.program.logits.norm.of_divided(self.stream);
+        self.program
+    }
+}
+
+/// Where a mixer or a feed-forward network writes its ops: gives it its weights, buffers and state tensors.
 pub struct Lowering<'a> {
     file: &'a str,
     tensors: &'a Tensors,
@@ -130,7 +83,6 @@ pub struct Lowering<'a> {
     first_tensor: usize,
     /// Buffers of this layer in use; they are given to the next layer again.
     buffers: usize,
-    /// Buffers that live on after their layer, by name.
     published: &'a mut Vec<(&'static str, View)>,
     program: &'a mut Program,
     hidden: usize,
@@ -143,87 +95,41 @@ pub struct Lowering<'a> {
     post_norm: Option<Norm>,
     /// Multiplies what it adds.
     multiplier: f32,
-    /// The residual stream is so many times what its buffer holds: norms see this in their epsilon alone.
     stream: &'a mut f32,
     /// Sums into the residual stream, which come last: all parts read the layer's input.
     sums: Vec<Emit>,
 }
 
 impl<'a> Lowering<'a> {
-    /// Lowers a whole model: embedding, every layer, logits.
-    pub(crate) fn model(
-        file: &str,
-        spec: &crate::ModelSpec,
-        tensors: &Tensors,
+    /// For layer number `layer`, whose state tensors begin at number `first_tensor` of the plan.
+    pub(crate) fn new(
+        source: &Source<'a>,
+        layer: usize,
         first_tensor: usize,
-    ) -> Result<Program> {
-        let embedding = matrix(file, tensors, "token_embd.weight")?;
-        let output = if spec.tied {
-            embedding.clone()
-        } else {
-            matrix(file, tensors, "output.weight")?
-        };
-        let named = |name: &str| norm(file, tensors, name, spec.norm, spec.norm_eps);
-        let embed = Embed {
-            matrix: embedding,
-            multiplier: spec.embedding_multiplier,
-            norm: match spec.embedding_norm {
-                true => Some(named("token_embd_norm")?),
-                false => None,
-            },
-        };
-        let mut program = Program {
-            widths: vec![spec.hidden; FIRST],
-            ops: vec![Box::new(embed)],
-            layer_ends: Vec::new(),
-            logits: Logits {
-                // The output matrix, which may be quantized, stays as it is.
-                norm: named("output_norm")?.scaled(spec.logits_multiplier),
-                matrix: output,
-                softcap: spec.logit_softcap,
-            },
-        };
-        let mut first_tensor = first_tensor;
-        let mut published = Vec::new();
-        let mut stream = 1.0;
-        for (layer, layer_spec) in spec.layers.iter().enumerate() {
-            let mut lowering = Lowering {
-                file,
-                tensors,
-                layer,
-                first_tensor,
-                buffers: FIRST,
-                published: &mut published,
-                program: &mut program,
-                hidden: spec.hidden,
-                norm_eps: spec.norm_eps,
-                scope: String::new(),
-                pre_norm: None,
-                post_norm: None,
-                multiplier: 1.0,
-                stream: &mut stream,
-                sums: Vec::new(),
-            };
-            if let Some(mixer) = &layer_spec.mixer {
-                lowering.begin("mixer.", spec.norm, &layer_spec.mixer_sublayer)?;
-                mixer.lower(&mut lowering)?;
-                lowering.end()?;
-            }
-            if let Some(ffn) = &layer_spec.ffn {
-                lowering.begin("", spec.norm, &layer_spec.ffn_sublayer)?;
-                ffn.lower(&mut lowering)?;
-                lowering.end()?;
-            }
-            first_tensor += layer_spec.state().len();
-            program.layer_ends.push(program.ops.len());
+        written: &'a mut Written,
+    ) -> Self {
+        Lowering {
+            file: source.file,
+            tensors: source.tensors,
+            layer,
+            first_tensor,
+            buffers: FIRST_FREE,
+            published: &mut written.published,
+            program: &mut written.program,
+            hidden: source.hidden,
+            norm_eps: source.norm_eps,
+            scope: String::new(),
+            pre_norm: None,
+            post_norm: None,
+            multiplier: 1.0,
+            stream: &mut written.stream,
+            sums: Vec::new(),
         }
-        program.logits.norm = program.logits.norm.of_divided(stream);
-        Ok(program)
     }
 
     /// Begins a sublayer, whose tensors' names begin with `scope` behind the layer's number.
-    fn begin(&mut self, scope: &str, kind: NormKind, sublayer: &Sublayer) -> Result<()> {
-        self.buffers = FIRST;
+    pub(crate) fn begin(&mut self, scope: &str, kind: NormKind, sublayer: &Sublayer) -> Result<()> {
+        self.buffers = FIRST_FREE;
         self.scope = format!("blk.{}.{scope}", self.layer);
         let [pre, post] = Sublayer::norms(scope == "mixer.");
         let named = |is_there: bool, name: &str| {
@@ -256,7 +162,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// Ends a sublayer with its sums into the residual stream.
-    fn end(&mut self) -> Result<()> {
+    pub(crate) fn end(&mut self) -> Result<()> {
         if self.post_norm.is_some() && self.sums.len() > 1 {
             return Err(Error::Config {
                 file: self.file.into(),
@@ -282,7 +188,7 @@ impl<'a> Lowering<'a> {
         self.norm_eps
     }
 
-    /// The arena's number of the mixer's slot `index`.
+    /// The arena's number of the mixer's state tensor `index`.
     pub fn state_tensor(&self, index: usize) -> usize {
         self.first_tensor + index
     }
@@ -310,11 +216,11 @@ impl<'a> Lowering<'a> {
     }
 
     /// Writes one part of a mixer that sums several: the names of its tensors begin with `prefix`, its state tensors are
-    /// counted from the mixer's number `slot` on, and it reads and adds as `sum` says.
+    /// counted from the mixer's number `state tensor` on, and it reads and adds as `sum` says.
     pub fn part(
         &mut self,
         prefix: &str,
-        slot: usize,
+        tensor: usize,
         sum: Sum,
         lower: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<()> {
@@ -325,7 +231,7 @@ impl<'a> Lowering<'a> {
             self.post_norm.clone(),
             self.multiplier,
         );
-        self.first_tensor += slot;
+        self.first_tensor += tensor;
         match sum {
             Sum::Normed { share } => {
                 let norm = Norm::rms(self.vector("merge_norm.weight")?, self.norm_eps);
@@ -346,7 +252,7 @@ impl<'a> Lowering<'a> {
         }
         lower(self)?;
         self.scope = scope;
-        self.first_tensor -= slot;
+        self.first_tensor -= tensor;
         (self.pre_norm, self.post_norm, self.multiplier) = outer;
         Ok(())
     }
@@ -616,7 +522,14 @@ fn missing(file: &str, name: &str) -> Error {
     }
 }
 
-fn norm(file: &str, tensors: &Tensors, name: &str, kind: NormKind, eps: f32) -> Result<Norm> {
+/// The norm called `name`.
+pub(crate) fn norm(
+    file: &str,
+    tensors: &Tensors,
+    name: &str,
+    kind: NormKind,
+    eps: f32,
+) -> Result<Norm> {
     let weight = vector(file, tensors, &format!("{name}.weight"))?;
     Ok(Norm {
         centred: kind != NormKind::Rms,
@@ -633,7 +546,8 @@ fn vector(file: &str, tensors: &Tensors, name: &str) -> Result<Vector> {
     Ok(tensor.to_f32().into())
 }
 
-fn matrix(file: &str, tensors: &Tensors, name: &str) -> Result<Matrix> {
+/// The matrix called `name`.
+pub(crate) fn matrix(file: &str, tensors: &Tensors, name: &str) -> Result<Matrix> {
     let tensor = tensors.get(name).ok_or_else(|| missing(file, name))?;
     let (rows, cols) = match tensor.shape[..] {
         [rows, cols] => (rows, cols),

@@ -1,8 +1,61 @@
 //! What an op reads and writes, by name. Order between ops follows from these names alone (`crate::schedule`), on every
 //! device: an op that touches what it does not name fails a test (`super::instrument`).
 
-use crate::program::View;
+/// Columns of a buffer: `width` values of each token from column `start` on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct View {
+    /// The buffer.
+    pub buffer: usize,
+    /// First column.
+    pub start: usize,
+    /// Number of columns.
+    pub width: usize,
+    /// Values from one token to the next.
+    pub stride: usize,
+}
 
+impl View {
+    /// All columns of a buffer that holds `[tokens, width]`.
+    pub fn whole(buffer: usize, width: usize) -> Self {
+        View {
+            buffer,
+            start: 0,
+            width,
+            stride: width,
+        }
+    }
+
+    /// Whether some value of some token belongs to both. Rows of other lengths meet somewhere.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        let meet = self.start < other.start + other.width && other.start < self.start + self.width;
+        self.buffer == other.buffer && (meet || self.stride != other.stride)
+    }
+
+    /// Whether all of the other's columns are among these.
+    pub(crate) fn contains(&self, other: &Self) -> bool {
+        let end = |view: &Self| view.start + view.width;
+        let rows = (self.buffer, self.stride) == (other.buffer, other.stride);
+        rows && self.start <= other.start && end(other) <= end(self)
+    }
+
+    /// The first `width` columns, and the others.
+    pub fn split(self, width: usize) -> (Self, Self) {
+        let first = View { width, ..self };
+        let rest = View {
+            start: self.start + width,
+            width: self.width - width,
+            ..self
+        };
+        (first, rest)
+    }
+}
+
+/// The residual stream is buffer 0.
+pub const RESIDUAL: usize = 0;
+/// Inputs of matrix products are gathered in buffer 1.
+pub const INPUTS: usize = 1;
+/// Products that are summed into the residual stream pass through buffer 2.
+pub const PRODUCT: usize = 2;
 /// What one op leaves for another: columns of a buffer, or a state tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operand {
@@ -25,7 +78,7 @@ impl Operand {
 
 /// What an op reads and writes. What it updates, wholly or in part, stands in both lists.
 ///
-/// [`crate::program::INPUTS`] and [`crate::program::PRODUCT`] are not named: they are working memory, in which an op
+/// [`crate::operands::INPUTS`] and [`crate::operands::PRODUCT`] are not named: they are working memory, in which an op
 /// finds nothing and leaves nothing.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Access {
