@@ -2,11 +2,13 @@
 //! Face directories written again in llama.cpp's layout, which give the same logits.
 
 mod common;
+mod skipped;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use common::{Workplace, fixture};
+use skipped::skipped;
 use waterline::{Checkpoint, Model, Session};
 use waterline_quant::F32;
 use waterline_quant::gguf::{Array, NewTensor, Value, Writer};
@@ -53,7 +55,7 @@ fn verify(folder: &Path, beside: bool) {
             );
         } else if beside && outcome.status == Some(2) && outcome.stderr.contains("not supported: ")
         {
-            println!("{name}: skipped: {}", outcome.stderr.trim());
+            skipped(&format!("frontend for {name}"));
         } else {
             failed.push(format!("{name}: {}{}", outcome.stderr, outcome.text()));
         }
@@ -67,7 +69,7 @@ fn the_cases_beside_the_repository() {
     if folder.is_dir() {
         verify(&folder, true);
     } else {
-        println!("skipped: there is no {}", folder.display());
+        skipped("GGUF cases beside the repository");
     }
 }
 

@@ -49,7 +49,7 @@ impl Used {
         }
     }
 
-    /// Adds the keys of `object`, which lies at `prefix`, that nobody read. Null is as good as absent.
+    /// Adds the keys of `object`, which lies at `prefix`, that no frontend read. Null counts as absent.
     fn collect_unused<'a>(
         &self,
         prefix: &str,
@@ -160,7 +160,7 @@ impl Config {
         self.used.keys.borrow().keys().cloned().collect()
     }
 
-    /// The keys that the file has and nobody read, and their values, sorted.
+    /// The keys of the file that no frontend read, with their values, sorted.
     pub fn unused(&self) -> BTreeMap<String, &Value> {
         let mut unused = BTreeMap::new();
         self.used.collect_unused("", &self.object, &mut unused);
@@ -387,7 +387,7 @@ pub(crate) fn changed(value: Value, usual: &Value) -> Map<String, Value> {
     fields.into_iter().filter(differs).collect()
 }
 
-/// The value with each number that is an f32 written as one: JSON's numbers are f64, in which 1e-6 is 9.99999997e-7.
+/// The value, with each number that is an f32 in its shortest form: JSON's numbers are f64, in which 1e-6 is 9.99999997e-7.
 pub(crate) fn in_short(value: Value) -> Value {
     match value {
         Value::Object(fields) => {

@@ -68,3 +68,7 @@ pub use text::{
 };
 pub use waterline_quant::Bytes;
 pub use weights::{Precision, Tensors, WeightSpec};
+
+#[cfg(test)]
+#[path = "../../tests/skipped.rs"]
+pub(crate) mod skipped;

@@ -48,7 +48,7 @@ impl Comparison<'_> {
         let most = chunks.iter().copied().max().expect("chunks");
         let blocks = driver.resident_blocks().ok();
         if self.persistent && blocks.is_none() {
-            eprintln!("skipped: the device runs no persistent programs");
+            crate::skipped::skipped("persistent programs");
             return;
         }
         let queue = Arc::clone(driver).queue().expect("a queue");

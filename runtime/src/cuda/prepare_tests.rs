@@ -19,7 +19,7 @@ fn compare(channels: usize, taps: usize, chunks: &[usize], persistent: bool) {
     };
     let columns = View::whole(1, channels);
     let op = Prepare {
-        lanes: vec![HeadGroup::of_channels(
+        groups: vec![HeadGroup::of_channels(
             columns,
             Some(conv),
             vec![HeadOp::Multiply(behind)],

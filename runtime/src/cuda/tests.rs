@@ -30,7 +30,7 @@ pub(super) fn device() -> Option<Arc<Device>> {
     return Some(Device::emulated());
     #[cfg(not(feature = "emulator"))]
     {
-        eprintln!("skipped: there is no GPU, and the emulator is not built in");
+        crate::skipped::skipped("GPU or emulator");
         None
     }
 }
@@ -41,7 +41,7 @@ pub(super) fn persistent_device() -> Option<(Arc<Device>, usize)> {
     match device.driver().resident_blocks() {
         Ok(blocks) => Some((device, blocks)),
         Err(reason) => {
-            eprintln!("skipped: the device runs no persistent programs: {reason}");
+            crate::skipped::skipped(&format!("persistent programs, {reason}"));
             None
         }
     }
@@ -363,7 +363,7 @@ fn a_product_finishes_the_rows_of_one_stage() {
     };
     for (start, scale) in [(0, 1.0), (width / 2, 2.0)] {
         let prepare = Prepare {
-            lanes: Vec::new(),
+            groups: Vec::new(),
             rope: None,
             gates: vec![(part(start), Gate::Sigmoid { scale })],
         };

@@ -1,6 +1,5 @@
 //! Where a session computes and its state lies: one trait, implemented for the CPU and for a GPU.
 
-mod columns;
 mod cpu;
 mod cuda;
 mod step;

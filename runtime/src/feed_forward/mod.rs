@@ -66,7 +66,7 @@ impl From<MlpSpec> for FeedForward {
 }
 
 impl FeedForward {
-    /// Its numbers, as they stand in a layer's description.
+    /// Its hyperparameters, as a layer's JSON holds them.
     pub(crate) fn to_json(&self) -> Value {
         match self {
             FeedForward::Dense(mlp) => mlp.to_json(),
@@ -94,7 +94,7 @@ impl FeedForward {
         }
     }
 
-    /// Checks the numbers against each other.
+    /// Checks the hyperparameters against each other.
     pub(crate) fn check(&self) -> Result<(), Mismatch> {
         match self {
             FeedForward::Dense(mlp) => mlp.check(),
@@ -182,12 +182,12 @@ impl MlpSpec {
     }
 }
 
-/// The numbers at `key` of a layer.
+/// The hyperparameters at `key` of a layer.
 fn read<T: DeserializeOwned>(file: &str, key: &str, numbers: Value) -> Result<T> {
     serde_json::from_value(numbers).map_err(|e| Error::Config {
         file: file.into(),
         key: key.into(),
         found: e.to_string(),
-        expected: "the numbers of a feed-forward network".into(),
+        expected: "the hyperparameters of a feed-forward network".into(),
     })
 }

@@ -101,7 +101,7 @@ impl Mixer for Abc {
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
         let views = layer.project(&["q_proj", "k_proj", "v_proj", "s_proj", "g_proj"])?;
         let (q, k, v, weights, gate) = (views[0], views[1], views[2], views[3], views[4]);
-        let mut lanes = Vec::new();
+        let mut groups = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
             let silu = HeadOp::Activation(Activation::Silu);
             let mut maps: Vec<_> = self.conv.map(|_| silu).into_iter().collect();
@@ -109,7 +109,7 @@ impl Mixer for Abc {
                 maps.extend(self.rope_theta.map(|_| HeadOp::Rope));
             }
             if !maps.is_empty() {
-                lanes.push(branch.lane(layer, views[i], 3 + i, maps)?);
+                groups.push(branch.group(layer, views[i], 3 + i, maps)?);
             }
         }
         let clamp = [
@@ -121,7 +121,7 @@ impl Mixer for Abc {
             .rope_theta
             .map(|theta| Rope::new(theta, None, layer.buffer(self.head_dim)));
         layer.push(Prepare {
-            lanes,
+            groups,
             rope,
             gates: vec![(weights, Gate::RunningSoftmax { clamp, state })],
         });

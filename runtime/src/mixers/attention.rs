@@ -156,7 +156,7 @@ impl Attention {
         )
     }
 
-    /// Slots of a set, which come after the ring.
+    /// State tensors of a retained set, which follow the ring.
     pub(super) fn set_tensors(&self, capacity: usize, scored: bool) -> Vec<StateTensor> {
         use StateDtype::{F32, Kv, U32};
         let set = [self.kv_heads, capacity, self.head_dim];
@@ -211,34 +211,34 @@ impl Attention {
         k: View,
         gates: Vec<(View, Gate)>,
     ) -> Result<()> {
-        let lanes = vec![
-            self.lane(layer, q, "q_norm.weight")?,
-            self.lane(layer, k, "k_norm.weight")?,
+        let groups = vec![
+            self.group(layer, q, "q_norm.weight")?,
+            self.group(layer, k, "k_norm.weight")?,
         ];
-        self.push_prepared(layer, lanes, gates);
+        self.push_prepared(layer, groups, gates);
         Ok(())
     }
 
-    /// The same in columns of their own, which are returned, with the values beside them: who reads the projections meanwhile finds them as
+    /// Like `prepare`, but into new columns, which are returned with the values beside them: ops that run at the same time still read the raw projections as
     /// they are.
     fn prepare_copies(&self, layer: &mut Lowering, [q, k, v]: [View; 3]) -> Result<[View; 3]> {
         let room = layer.buffer(q.width + k.width + v.width);
         let (own_q, rest) = room.split(q.width);
         let (own_k, own_v) = rest.split(k.width);
-        let mut lanes = vec![
-            self.lane(layer, own_q, "q_norm.weight")?,
-            self.lane(layer, own_k, "k_norm.weight")?,
+        let mut groups = vec![
+            self.group(layer, own_q, "q_norm.weight")?,
+            self.group(layer, own_k, "k_norm.weight")?,
             HeadGroup::of_channels(own_v, None, Vec::new()),
         ];
-        for (lane, from) in lanes.iter_mut().zip([q, k, v]) {
-            lane.maps.insert(0, HeadOp::Copy(from));
+        for (group, from) in groups.iter_mut().zip([q, k, v]) {
+            group.maps.insert(0, HeadOp::Copy(from));
         }
-        self.push_prepared(layer, lanes, Vec::new());
+        self.push_prepared(layer, groups, Vec::new());
         Ok([own_q, own_k, own_v])
     }
 
     /// Queries or keys, with the head norm `norm` and positions if the mixer has them.
-    fn lane(&self, layer: &Lowering, view: View, norm: &str) -> Result<HeadGroup> {
+    fn group(&self, layer: &Lowering, view: View, norm: &str) -> Result<HeadGroup> {
         let mut maps = Vec::new();
         if let Some(eps) = self.head_norm_eps.filter(|_| !self.norm_over_heads) {
             maps.push(HeadOp::Rms(Norm::rms(layer.vector(norm)?, eps)));
@@ -254,12 +254,21 @@ impl Attention {
         })
     }
 
-    fn push_prepared(&self, layer: &mut Lowering, lanes: Vec<HeadGroup>, gates: Vec<(View, Gate)>) {
+    fn push_prepared(
+        &self,
+        layer: &mut Lowering,
+        groups: Vec<HeadGroup>,
+        gates: Vec<(View, Gate)>,
+    ) {
         let rope = self.rope_theta.map(|theta| {
             let table = layer.buffer(self.rope_dim());
             Rope::new(theta, self.rope_scaling, table)
         });
-        layer.push(Prepare { lanes, rope, gates });
+        layer.push(Prepare {
+            groups,
+            rope,
+            gates,
+        });
     }
 
     /// The whole mixer, and between projections and positions what `before` does with unrotated keys and values.

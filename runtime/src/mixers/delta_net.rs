@@ -108,7 +108,7 @@ impl Mixer for DeltaNet {
         names.extend(self.beta.then_some("b_proj"));
         names.extend(self.gate.then_some("g_proj"));
         let views = layer.project(&names)?;
-        let mut lanes = Vec::new();
+        let mut groups = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
             let maps = match i {
                 2 => vec![HeadOp::Activation(Activation::Silu)],
@@ -125,7 +125,7 @@ impl Mixer for DeltaNet {
                     maps
                 }
             };
-            lanes.push(branch.lane(layer, views[i], 1 + i, maps)?);
+            groups.push(branch.group(layer, views[i], 1 + i, maps)?);
         }
         let scale = if self.negative_eigenvalues { 2.0 } else { 1.0 };
         let (beta, strength) = match self.beta {
@@ -133,7 +133,7 @@ impl Mixer for DeltaNet {
             false => (layer.buffer(self.heads), Gate::Constant(scale)),
         };
         layer.push(Prepare {
-            lanes,
+            groups,
             rope: None,
             gates: vec![(beta, strength)],
         });

@@ -89,7 +89,7 @@ impl Mixer for GatedConv {
             )
         };
         layer.push(Prepare {
-            lanes: vec![HeadGroup::of_channels(
+            groups: vec![HeadGroup::of_channels(
                 u,
                 Some(conv),
                 vec![HeadOp::Multiply(c)],

@@ -134,13 +134,13 @@ impl Mixer for GatedDeltaNet {
         let view = |name: &str| names.iter().position(|n| *n == name).map(|i| views[i]);
         let (q, k, v, beta) = (views[0], views[1], views[2], views[3]);
 
-        let mut lanes = Vec::new();
+        let mut groups = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
             let mut maps = vec![HeadOp::Activation(Activation::Silu)];
             if i < 2 {
                 maps.push(HeadOp::L2Norm);
             }
-            lanes.push(branch.lane(layer, views[i], self.tiles() + i, maps)?);
+            groups.push(branch.group(layer, views[i], self.tiles() + i, maps)?);
         }
         let scale = if self.negative_eigenvalues { 2.0 } else { 1.0 };
         let mut gates = vec![(beta, Gate::Sigmoid { scale })];
@@ -151,7 +151,7 @@ impl Mixer for GatedDeltaNet {
             gates.push((view, Gate::Decay { rate, bias }));
         }
         layer.push(Prepare {
-            lanes,
+            groups,
             rope: None,
             gates,
         });

@@ -121,13 +121,13 @@ impl Mixer for GatedDeltaNet2 {
         let decay = layer.project_from(views[5], None, &["f_proj.1"])?[0];
         let gate = layer.project_from(views[6], None, &["g_proj.1"])?[0];
 
-        let mut lanes = Vec::new();
+        let mut groups = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
             let mut maps = vec![HeadOp::Activation(Activation::Silu)];
             if i < 2 {
                 maps.push(HeadOp::L2Norm);
             }
-            lanes.push(branch.lane(layer, views[i], 1 + i, maps)?);
+            groups.push(branch.group(layer, views[i], 1 + i, maps)?);
         }
         let scale = if self.negative_eigenvalues { 2.0 } else { 1.0 };
         let gates = vec![
@@ -136,7 +136,7 @@ impl Mixer for GatedDeltaNet2 {
             (write, Gate::Sigmoid { scale: 1.0 }),
         ];
         layer.push(Prepare {
-            lanes,
+            groups,
             rope: None,
             gates,
         });
@@ -147,7 +147,7 @@ impl Mixer for GatedDeltaNet2 {
             maps: vec![HeadOp::Multiply(factor)],
         };
         layer.push(Prepare {
-            lanes: vec![
+            groups: vec![
                 times(erase, self.head_dim, k),
                 times(v, self.value_dim, write),
             ],

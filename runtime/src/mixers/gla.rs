@@ -105,7 +105,7 @@ impl Mixer for Gla {
             |layer, views| {
                 let decay = layer.project_from(views[0], None, &["gk_proj.1"])?[0];
                 layer.push(Prepare {
-                    lanes: Vec::new(),
+                    groups: Vec::new(),
                     rope: None,
                     gates: vec![(decay, gate)],
                 });

@@ -137,7 +137,7 @@ impl Mixer for Gsa {
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
         let views = layer.project(&["q_proj", "k_proj", "v_proj", "f_proj"])?;
         let (q, k, v, weights) = (views[0], views[1], views[2], views[3]);
-        let mut lanes = Vec::new();
+        let mut groups = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
             let silu = HeadOp::Activation(Activation::Silu);
             let mut maps: Vec<_> = self.conv.map(|_| silu).into_iter().collect();
@@ -149,17 +149,17 @@ impl Mixer for Gsa {
             } else {
                 maps.push(HeadOp::Activation(Activation::Silu));
             }
-            lanes.push(branch.lane(layer, views[i], 2 + i, maps)?);
+            groups.push(branch.group(layer, views[i], 2 + i, maps)?);
         }
         let scale = 1.0 / self.gate_normalizer;
         layer.push(Prepare {
-            lanes,
+            groups,
             rope: None,
             gates: vec![(weights, Gate::Forget { scale })],
         });
         if let Some(count) = self.written {
             layer.push(Prepare {
-                lanes: vec![HeadGroup {
+                groups: vec![HeadGroup {
                     view: weights,
                     head_dim: self.slots,
                     conv: None,

@@ -20,7 +20,7 @@ use crate::weights::WeightSpec;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HeadGateInput {
-    /// The block's normed input.
+    /// The layer's normed input.
     Hidden,
     /// The heads' queries for reading and their keys for writing, as the recurrence takes them.
     Projections,
@@ -46,7 +46,7 @@ impl HeadGateInput {
         })
     }
 
-    /// The matrices that multiply the block's input.
+    /// The matrices that multiply the layer's input.
     pub(super) fn projections(self) -> &'static [&'static str] {
         match self {
             HeadGateInput::Hidden => &[READ, WRITE],
@@ -69,7 +69,7 @@ impl HeadGateInput {
             ),
         };
         layer.push(Prepare {
-            lanes: Vec::new(),
+            groups: Vec::new(),
             rope: None,
             gates: vec![(read, Gate::Softmax), (write, Gate::Softmax)],
         });

@@ -1,6 +1,6 @@
 //! HGRN2 (arXiv 2404.07904; flash-linear-attention `layers/hgrn2.py`).
 //!
-//! With x the normed input and L the block's lower bound (zero in the first block), per head:
+//! With x the normed input and L the layer's lower bound (zero in the first layer), per head:
 //! ```text
 //! q, f, v = silu(conv(W_q x)), conv(W_f x), conv(W_i x)     convolutions optional
 //! a  = L + (1 - L) sigmoid(f)                               [head_dim]
@@ -97,14 +97,14 @@ impl Mixer for Hgrn2 {
         let branches = self.branches();
         let views = layer.project(&branches.each_ref().map(|branch| branch.projection))?;
         let (q, f, v) = (views[0], views[1], views[2]);
-        let mut lanes = Vec::new();
+        let mut groups = Vec::new();
         for (i, branch) in branches.iter().enumerate() {
             let maps = match i {
                 0 => vec![HeadOp::Activation(Activation::Silu)],
                 _ => Vec::new(),
             };
             if self.conv.is_some() || !maps.is_empty() {
-                lanes.push(branch.lane(layer, views[i], 1 + i, maps)?);
+                groups.push(branch.group(layer, views[i], 1 + i, maps)?);
             }
         }
         let decay = match self.lower_bound {
@@ -115,7 +115,7 @@ impl Mixer for Hgrn2 {
             },
         };
         layer.push(Prepare {
-            lanes,
+            groups,
             rope: None,
             gates: vec![(f, decay)],
         });

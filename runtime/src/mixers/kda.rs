@@ -113,13 +113,13 @@ impl Mixer for Kda {
         let decay = layer.project_from(views[4], None, &["f_proj.1"])?[0];
         let gate = layer.project_from(views[5], None, &["g_proj.1"])?[0];
 
-        let mut lanes = Vec::new();
+        let mut groups = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
             let mut maps = vec![HeadOp::Activation(Activation::Silu)];
             if i < 2 {
                 maps.push(HeadOp::L2Norm);
             }
-            lanes.push(branch.lane(layer, views[i], 1 + i, maps)?);
+            groups.push(branch.group(layer, views[i], 1 + i, maps)?);
         }
         let rates = layer.vector("A_log")?;
         let rate = rates
@@ -133,7 +133,7 @@ impl Mixer for Kda {
         };
         let scale = if self.negative_eigenvalues { 2.0 } else { 1.0 };
         layer.push(Prepare {
-            lanes,
+            groups,
             rope: None,
             gates: vec![(decay, decay_gate), (beta, Gate::Sigmoid { scale })],
         });

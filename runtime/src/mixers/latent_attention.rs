@@ -155,7 +155,7 @@ impl Mixer for LatentAttention {
         });
         let (own_c, own_r) = row.split(self.latent);
         let norm = Norm::rms(layer.vector("kv_a_norm.weight")?, self.norm_eps);
-        let mut lanes = vec![HeadGroup {
+        let mut groups = vec![HeadGroup {
             view: own_c,
             head_dim: self.latent,
             conv: None,
@@ -166,7 +166,7 @@ impl Mixer for LatentAttention {
             maps
         };
         if self.rope > 0 {
-            lanes.push(HeadGroup {
+            groups.push(HeadGroup {
                 view: own_r,
                 head_dim: self.rope,
                 conv: None,
@@ -174,7 +174,7 @@ impl Mixer for LatentAttention {
             });
         }
         if self.rope_theta.is_some() {
-            lanes.extend((0..self.heads).map(|head| HeadGroup {
+            groups.extend((0..self.heads).map(|head| HeadGroup {
                 view: View {
                     start: q.start + head * self.row() + self.latent,
                     width: self.rope,
@@ -189,7 +189,7 @@ impl Mixer for LatentAttention {
             .rope_theta
             .map(|theta| Rope::new(theta, None, layer.buffer(self.rope)));
         layer.push(Prepare {
-            lanes,
+            groups,
             rope,
             gates: Vec::new(),
         });

@@ -82,7 +82,7 @@ impl Mixer for LightningAttention {
             maps: vec![HeadOp::Activation(Activation::Silu)],
         };
         layer.push(Prepare {
-            lanes: [q, k, v].map(silu).into(),
+            groups: [q, k, v].map(silu).into(),
             rope: None,
             gates: Vec::new(),
         });

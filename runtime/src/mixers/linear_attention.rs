@@ -102,7 +102,7 @@ impl LinearAttention {
         let (q, k, v) = (qkv[0], qkv[1], qkv[2]);
         let decay = decay(layer, decays)?;
 
-        let mut lanes = Vec::new();
+        let mut groups = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
             let mut maps = Vec::new();
             maps.extend(self.conv.map(|_| HeadOp::Activation(Activation::Silu)));
@@ -114,20 +114,20 @@ impl LinearAttention {
                 maps.extend([HeadOp::Softmax, HeadOp::Largest(count), HeadOp::SumNorm]);
             }
             if !maps.is_empty() {
-                lanes.push(branch.lane(layer, qkv[i], 1 + i, maps)?);
+                groups.push(branch.group(layer, qkv[i], 1 + i, maps)?);
             }
         }
-        if !lanes.is_empty() {
+        if !groups.is_empty() {
             let rope = rope_theta.map(|theta| Rope::new(theta, None, layer.buffer(self.head_dim)));
             layer.push(Prepare {
-                lanes,
+                groups,
                 rope,
                 gates: Vec::new(),
             });
         }
         if let (Some(_), Decay::Key(view)) = (written, &decay) {
             layer.push(Prepare {
-                lanes: vec![HeadGroup {
+                groups: vec![HeadGroup {
                     view: *view,
                     head_dim: self.head_dim,
                     conv: None,

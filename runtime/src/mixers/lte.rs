@@ -62,7 +62,7 @@ impl Lte {
         self.past().map(|past| past - past / 2).sum()
     }
 
-    /// Inputs that each router layer looks back on.
+    /// Earlier inputs that each router layer reads.
     fn past(&self) -> impl Iterator<Item = usize> {
         self.router_taps
             .iter()
@@ -132,7 +132,7 @@ impl Mixer for Lte {
                     self.margin()
                 )
             },
-            "a window longer than the router looks ahead",
+            "a window longer than the router's margin of later tokens",
         )
     }
 

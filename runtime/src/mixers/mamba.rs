@@ -58,13 +58,13 @@ impl Mamba {
         let Some(eps) = self.norm_eps else {
             return Ok(());
         };
-        let mut lanes = Vec::new();
+        let mut groups = Vec::new();
         for (name, view) in parameters {
             let gains = match self.norm_gains {
                 true => layer.vector(&format!("{name}.weight"))?,
                 false => vec![1.0; view.width].into(),
             };
-            lanes.push(HeadGroup {
+            groups.push(HeadGroup {
                 view,
                 head_dim: view.width,
                 conv: None,
@@ -72,7 +72,7 @@ impl Mamba {
             });
         }
         layer.push(Prepare {
-            lanes,
+            groups,
             rope: None,
             gates: Vec::new(),
         });
@@ -162,7 +162,7 @@ impl Mixer for Mamba {
             layer.state_tensor(1),
         );
         layer.push(Prepare {
-            lanes: vec![HeadGroup::of_channels(
+            groups: vec![HeadGroup::of_channels(
                 x,
                 Some(conv),
                 vec![HeadOp::Activation(Activation::Silu)],

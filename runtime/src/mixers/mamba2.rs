@@ -210,7 +210,7 @@ impl Mixer for Mamba2 {
             max: self.step_max.unwrap_or(f32::INFINITY),
         };
         layer.push(Prepare {
-            lanes: vec![HeadGroup::of_channels(
+            groups: vec![HeadGroup::of_channels(
                 xbc,
                 Some(conv),
                 vec![HeadOp::Activation(Activation::Silu)],

@@ -248,13 +248,13 @@ impl Mixer for Mom {
         let (memory_q, rest) = room.split(keys);
         let (memory_k, memory_v) = rest.split(keys);
         let raw = own.or(shared).expect("matrices of the memories");
-        let mut lanes = Vec::new();
+        let mut groups = Vec::new();
         for (i, (input, out)) in [(q, memory_q), (raw.k, memory_k), (raw.v, memory_v)]
             .into_iter()
             .enumerate()
         {
             let weight = layer.vector(&format!("{}.weight", CONVOLUTIONS[i]))?;
-            lanes.push(ChosenGroup {
+            groups.push(ChosenGroup {
                 input,
                 out,
                 head_dim: [self.head_dim, self.head_dim, self.value_dim][i],
@@ -265,15 +265,15 @@ impl Mixer for Mom {
         layer.push(ConvChosen {
             partitions: n,
             route,
-            lanes,
+            groups,
         });
-        let mut lanes = Vec::new();
+        let mut groups = Vec::new();
         let (beta, decay) = match own {
             Some(own) => (own.beta, own.decay),
             None => {
                 let (beta, decay) = layer.buffer(2 * n * self.heads).split(n * self.heads);
                 for (to, from) in [(beta, raw.beta), (decay, raw.decay)] {
-                    lanes.extend((0..n).map(|memory| HeadGroup {
+                    groups.extend((0..n).map(|memory| HeadGroup {
                         view: part(to, memory, n),
                         head_dim: self.heads,
                         conv: None,
@@ -290,22 +290,22 @@ impl Mixer for Mom {
             decay,
         };
         layer.push(Prepare {
-            lanes,
+            groups,
             rope: None,
             gates: self.gates(layer, memory, n)?.into(),
         });
         let out = layer.buffer(self.value_width());
         if let (true, Some(inputs)) = (self.shared, shared) {
-            let mut lanes = Vec::new();
+            let mut groups = Vec::new();
             let views = [q, inputs.k, inputs.v];
             for (i, branch) in self.branches().iter().enumerate() {
                 let mut maps = vec![HeadOp::Activation(Activation::Silu)];
                 maps.extend((i < 2).then_some(HeadOp::L2Norm));
                 let tensor = AFTER_MEMORIES + 1 + i;
-                lanes.push(branch.lane(layer, views[i], tensor, maps)?);
+                groups.push(branch.group(layer, views[i], tensor, maps)?);
             }
             layer.push(Prepare {
-                lanes,
+                groups,
                 rope: None,
                 gates: self.gates(layer, inputs, 1)?.into(),
             });

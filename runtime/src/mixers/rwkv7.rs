@@ -92,7 +92,7 @@ fn lora(
     if let Some(activation) = activation {
         let maps = vec![HeadOp::Activation(activation)];
         layer.push(Prepare {
-            lanes: vec![HeadGroup::of_channels(inner, None, maps)],
+            groups: vec![HeadGroup::of_channels(inner, None, maps)],
             rope: None,
             gates: Vec::new(),
         });
@@ -188,7 +188,7 @@ impl Mixer for Rwkv7 {
             (views[0], FirstValues::Mix { first, mix })
         };
         layer.push(Prepare {
-            lanes: Vec::new(),
+            groups: Vec::new(),
             rope: None,
             gates,
         });

@@ -1,5 +1,5 @@
 //! RWKV's channel mixing (arXiv 2503.14456; flash-linear-attention `models/rwkv7`): a feed-forward network on a mix of
-//! each token with the one before, which makes it a mixer with a state and a block of its own.
+//! each token with the one before, which makes it a mixer with a state and a layer of its own.
 //!
 //! ```text
 //! y = W_v f(W_k (h + m (h_before - h)))     h: the normed input

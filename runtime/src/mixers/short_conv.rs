@@ -8,7 +8,7 @@ use crate::ops::{Conv, HeadGroup, HeadOp};
 use crate::state::{StateDtype, StateKind, StateTensor};
 use crate::weights::WeightSpec;
 
-/// A projection of the block's input, heads side by side.
+/// A projection of the layer's input, heads side by side.
 pub(super) struct Branch {
     /// The matrix, without `.weight`.
     pub projection: &'static str,
@@ -25,8 +25,8 @@ impl Branch {
         self.heads * self.head_dim
     }
 
-    /// Its columns as a lane; the convolution, if the mixer has one, keeps its inputs in the mixer's state tensor number `tensor`.
-    pub fn lane(
+    /// Its columns as a head group; the convolution, if the mixer has one, keeps its inputs in the mixer's state tensor number `tensor`.
+    pub fn group(
         &self,
         layer: &Lowering,
         view: View,

@@ -64,7 +64,7 @@ impl Mixer for SimpleGla {
         self.linear
             .lower(layer, heads, None, None, &["gk_proj"], |layer, views| {
                 layer.push(Prepare {
-                    lanes: Vec::new(),
+                    groups: Vec::new(),
                     rope: None,
                     gates: vec![(views[0], gate)],
                 });

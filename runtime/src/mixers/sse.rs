@@ -139,7 +139,7 @@ impl Sse {
         matches!(self.update, StateUpdate::GatedDelta { .. })
     }
 
-    /// Projections of the block's input that are used as they are, and pairs of matrices.
+    /// Projections of the layer's input that are used as they are, and pairs of matrices.
     fn projections(&self) -> (Vec<&'static str>, Vec<[&'static str; 2]>) {
         let mut single = vec!["q_proj", "k_proj", "v_proj", "e_proj"];
         let mut pairs = Vec::new();
@@ -351,7 +351,7 @@ impl Mixer for Sse {
         let views = layer.project(&names)?;
         let (q, k, v, logits) = (views[0], views[1], views[2], views[3]);
         let (single, narrow) = views.split_at(single.len());
-        let lane = |view, head_dim, maps| HeadGroup {
+        let group = |view, head_dim, maps| HeadGroup {
             view,
             head_dim,
             conv: None,
@@ -359,7 +359,7 @@ impl Mixer for Sse {
         };
         let silu = vec![HeadOp::Activation(Activation::Silu)];
         layer.push(Prepare {
-            lanes: vec![lane(v, self.value_dim, silu)],
+            groups: vec![group(v, self.value_dim, silu)],
             rope: None,
             gates: Vec::new(),
         });
@@ -393,13 +393,13 @@ impl Mixer for Sse {
             [q2, k2] => ([q2, k2], [HeadOp::Add(q), HeadOp::Add(k)]),
             _ => (room(layer), [HeadOp::Copy(q), HeadOp::Copy(k)]),
         };
-        let lanes = own
+        let groups = own
             .into_iter()
             .zip(sources)
             .zip(maps)
-            .map(|((view, source), map)| lane(view, self.head_dim, vec![source, map.map()]));
+            .map(|((view, source), map)| group(view, self.head_dim, vec![source, map.map()]));
         layer.push(Prepare {
-            lanes: lanes.collect(),
+            groups: groups.collect(),
             rope: None,
             gates: updates.gates,
         });
@@ -408,17 +408,17 @@ impl Mixer for Sse {
             Some(_) => [q, k],
             None => room(layer),
         };
-        let mut lanes = Vec::new();
+        let mut groups = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
             let from = [q, k][i];
             let mut all = Vec::new();
             all.extend((shared[i] != from).then_some(HeadOp::Copy(from)));
             all.push(maps[i].map());
             all.extend(self.delta().then_some(HeadOp::L2Norm));
-            lanes.push(branch.lane(layer, shared[i], 2 + i, all)?);
+            groups.push(branch.group(layer, shared[i], 2 + i, all)?);
         }
         layer.push(Prepare {
-            lanes,
+            groups,
             rope: None,
             gates: Vec::new(),
         });

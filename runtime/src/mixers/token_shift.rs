@@ -5,7 +5,7 @@ use crate::lowering::Lowering;
 use crate::operands::View;
 use crate::ops::TokenShift;
 
-/// Norms the block's input and mixes each token with the one before, once for each of the vectors `names`. The last
+/// Norms the layer's input and mixes each token with the one before, once for each of the vectors `names`. The last
 /// token is kept in state tensor `tensor` of the mixer.
 pub(super) fn token_shift(
     layer: &mut Lowering,

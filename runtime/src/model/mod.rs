@@ -119,8 +119,8 @@ impl Model {
         self.files.tokenizer.is_some()
     }
 
-    /// The tokenizer, made when it is first wanted. Fails if the model has none or a broken one, or one with tokens
-    /// that the model does not know.
+    /// The tokenizer, made on first use. Fails if the model has none, a broken one, or one with more tokens than the
+    /// model.
     pub fn tokenizer(&self) -> Result<Arc<Tokenizer>> {
         let make = || -> Result<Arc<Tokenizer>> {
             let error = |reason: String| Error::Tokenizer {
@@ -136,9 +136,7 @@ impl Model {
             let tokenizer = Tokenizer::from_json(json, &self.file)?;
             if tokenizer.vocab_size() > self.spec.vocab {
                 let (tokens, vocab) = (tokenizer.vocab_size(), self.spec.vocab);
-                return Err(error(format!(
-                    "it has {tokens} tokens, the model knows {vocab}"
-                )));
+                return Err(error(format!("it has {tokens} tokens, the model {vocab}")));
             }
             Ok(Arc::new(tokenizer))
         };
@@ -147,7 +145,7 @@ impl Model {
 
     /// The chat template. Fails if the model has none or a broken one.
     pub fn chat_template(&self) -> Result<ChatTemplate> {
-        // Who lacks both is told of the tokenizer, without which there is no text at all.
+        // A missing tokenizer is reported first: without it there is no text at all.
         let tokenizer = self.tokenizer()?;
         let source = self
             .files

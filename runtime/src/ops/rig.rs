@@ -10,7 +10,7 @@ use crate::cpu::{Buffers, Frame, Pool};
 use crate::operands::View;
 use crate::state::{Arena, StateDtype, StateKind, StatePlan, StateTensorPlan};
 
-/// Slots of these types and shapes, numbered from zero.
+/// State tensors of these types and shapes, numbered from zero.
 pub(crate) fn plan(tensors: &[(StateDtype, &[usize])]) -> StatePlan {
     let mut plan = StatePlan {
         tensors: Vec::new(),

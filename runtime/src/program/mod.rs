@@ -16,7 +16,7 @@ pub struct Program {
     pub(crate) ops: Vec<Box<dyn Op>>,
     /// How many ops come before each layer's end.
     pub(crate) layer_ends: Vec<usize>,
-    /// What turns the residual stream into logits, for the tokens where they are wanted.
+    /// What turns the residual stream into logits, for the tokens whose logits are needed.
     pub logits: Logits,
 }
 

@@ -45,7 +45,7 @@ struct Note {
 impl Chat {
     /// An empty conversation. Fails if the model has no tokenizer or no usable chat template.
     pub fn new(model: &Model) -> Result<Self> {
-        // First: without one there is no template either, and its error tells what to do.
+        // First: without one there is no template either, and its error says what to do.
         let tokenizer = model.tokenizer()?;
         Ok(Chat {
             turns: Turns::new(Arc::new(model.chat_template()?), tokenizer)?,
@@ -65,12 +65,12 @@ impl Chat {
         self.turns.end_token()
     }
 
-    /// Whether the model is told to think before it answers; none leaves it to the template.
+    /// Whether the template asks for a thought before the answer; none: as the template does by default.
     pub fn thinking(&self) -> Option<bool> {
         self.turns.options().thinking
     }
 
-    /// Tells the model, from the next message on, whether to think before it answers. Templates without such a switch
+    /// Sets, from the next message on, whether the template asks for a thought before the answer. Templates without such a switch
     /// ignore it.
     pub fn set_thinking(&mut self, thinking: Option<bool>) -> Result<()> {
         let options = self.turns.options().clone();
@@ -185,7 +185,7 @@ impl Chat {
             self.turns.clear();
             self.starts.clear();
             self.unread.clear();
-            // What went wrong first is what the caller needs to know.
+            // The first error is the one to report.
             let _ = session.reset();
             return Err(error);
         }

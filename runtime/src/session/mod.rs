@@ -49,7 +49,7 @@ pub struct Session {
     marks: Vec<Option<u64>>,
     sampler: Sampler,
     canceller: Canceller,
-    /// Whether some attention looks back on the whole context.
+    /// Whether some attention reads the whole context.
     bounded: bool,
     lookup: Option<Lookup>,
 }
@@ -163,7 +163,7 @@ impl Session {
     }
 
     /// Logits after the last token, `[vocab]`; zeros before the first.
-    /// From a device they are fetched when they are first asked for.
+    /// From a device they are copied on the first call.
     ///
     /// # Errors
     /// [`Error::Device`] if the device was lost.
@@ -334,7 +334,7 @@ impl Session {
         if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocab) {
             return Err(Error::invalid(
                 format!("token {token}"),
-                format!("the model knows tokens below {vocab}"),
+                format!("expected a token below {vocab}, the size of the model's vocabulary"),
             ));
         }
         let context = self.options.state.context;
@@ -413,7 +413,7 @@ impl Session {
         self.engine.form()
     }
 
-    /// On a GPU whose steps are [`StepProgram::Persistent`]: chooses the most probable token, reads it, and tells what its
+    /// On a GPU whose steps are [`StepProgram::Persistent`]: chooses the most probable token, reads it, and measures what its
     /// phases took. None elsewhere; nothing is read then.
     ///
     /// # Errors

@@ -187,7 +187,7 @@ impl Session {
         }
         self.forget_marks(position + 1);
         let mut fed = 0;
-        // Half way there the session would be at no position that the caller knows, so a cancellation waits.
+        // Half way there the session would be at a position that the caller did not choose, so a cancellation waits.
         let mut cancelled = false;
         while let Err(error) = self.feed(&again[fed..]) {
             let Error::Cancelled { fed: more } = error else {

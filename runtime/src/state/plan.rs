@@ -46,7 +46,7 @@ impl StateDtype {
     }
 }
 
-/// What the whole numbers of a state tensor may be. A state that comes from outside is checked against it before anything uses it
+/// The valid range of a state tensor's counters. A state that comes from outside is checked against it before anything uses it
 /// as an index or a count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StateRange {
@@ -73,7 +73,7 @@ pub enum Size {
     ContextBlocks(usize),
 }
 
-/// A state tensor that a mixer asks for.
+/// A state tensor of a mixer.
 #[derive(Debug, Clone)]
 pub struct StateTensor {
     /// Name within the layer.
@@ -84,7 +84,7 @@ pub struct StateTensor {
     pub dtype: StateDtype,
     /// How it is used.
     pub kind: StateKind,
-    /// What its numbers may be, if they are whole.
+    /// Range of its counters.
     pub range: StateRange,
 }
 
@@ -100,7 +100,7 @@ impl StateTensor {
         }
     }
 
-    /// The state tensor with a range of its whole numbers.
+    /// The state tensor with a range of its counters.
     pub fn within(self, range: StateRange) -> Self {
         StateTensor { range, ..self }
     }
@@ -157,7 +157,7 @@ pub struct StateTensorPlan {
     pub offset: usize,
     /// Bytes used.
     pub bytes: usize,
-    /// What its numbers may be, if they are whole. It follows from the model, so no file says it.
+    /// Range of its counters. It follows from the model, so no file says it.
     #[serde(skip)]
     pub range: StateRange,
 }

@@ -12,7 +12,8 @@ use crate::model::Model;
 use crate::functions::Activation;
 use crate::operands::View;
 use crate::sampler::SamplerParams;
-use crate::session::{Batch, Session, SessionOptions, StepProgram};
+use crate::engine::StepProgram;
+use crate::session::{Batch, Session, SessionOptions};
 use crate::state::StateOptions;
 
 /// Models whose ops are of every kind: those whose blocks pass nothing on, those with several kernels, with experts, with chosen
@@ -189,7 +190,7 @@ fn columns_of_every_format_have_the_bits_of_steps() {
     for (format, columns) in formats.chain([(&BF16, STEPS)]) {
         let (width, rows) = (format.block_len.max(64), 37);
         let bench = Bench::new(Arc::clone(&device), [width, width, 2 * width, rows], columns);
-        let bias: crate::operands::Vector = numbers(9, rows).into();
+        let bias: crate::weights::Vector = numbers(9, rows).into();
         let matrices = [(width, 1), (width, 2), (rows, 3)]
             .map(|(rows, seed)| matrix(format, rows, width, seed));
         let [gate, up, down] = matrices.each_ref().map(Factor::plain);

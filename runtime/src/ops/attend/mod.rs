@@ -112,7 +112,7 @@ impl Attend {
                     );
                 });
             } else {
-                // The parts read what the others of their head read, so nobody writes keys or values beside them.
+                // Tasks of one key and value head share its keys and values, so these are read-only here.
                 frame
                     .pool
                     .each(self.kv_heads, |_, head| task(head, 0..0).round());
@@ -353,7 +353,7 @@ impl<E: Element> Task<'_, E> {
     /// Rows of this head in a state tensor of cached keys or values.
     #[inline(always)]
     fn cached(&self, tensor: usize, rows: Range<usize>) -> &[E] {
-        // SAFETY: nobody writes the head's rows while parts of the head read them.
+        // SAFETY: no task writes the head's rows while parts of the head read them.
         unsafe { self.state.read(tensor, self.span(tensor, rows)) }
     }
 

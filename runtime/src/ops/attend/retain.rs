@@ -38,7 +38,7 @@ pub enum Policy {
     Stride(usize),
 }
 
-/// Slots of scores.
+/// State tensors of scores.
 pub struct ScoreTensors {
     /// Of the window's tokens, `[kv_heads, rows]`.
     pub window: usize,
@@ -94,7 +94,7 @@ impl<E: Element> Task<'_, E> {
         let position = self.position + t as u64;
         let head = self.head;
         let leaving = position.checked_sub(self.rows as u64);
-        // What leaves is looked up first: a router that looks no token ahead scores the one that takes its row.
+        // The evicted token's score is read first: a router without a margin writes the new token's score to the same row.
         let leaving_score = match (&eviction.policy, leaving) {
             (_, Some(leaving)) if leaving < eviction.sink as u64 => f32::INFINITY,
             (Policy::Learned { scores, .. } | Policy::Attention(scores), Some(leaving)) => {

@@ -269,7 +269,7 @@ impl<E: Element> Task<'_, E> {
 
         let mut best = Best::none(&mut rest[..Best::floats(attend.chosen)]);
         for part in 0..notes.parts {
-            // SAFETY: every part has noted its best blocks, nobody writes them now.
+            // SAFETY: every part has written its best blocks, and no task writes them now.
             best.merge(unsafe { notes.values.read(notes.best(head, part)) });
         }
         let tensors = [attend.keys, attend.values];
@@ -363,7 +363,7 @@ impl<E: Element> Task<'_, E> {
         let fixed = |block: u64| {
             block == sight.first || block + 1 == sight.current || block == sight.current
         };
-        // SAFETY: the first step has noted all totals, nobody writes them now.
+        // SAFETY: the first pass has written all totals, and no task writes them now.
         let totals = unsafe { notes.values.read(notes.totals(head, 0..group)) };
         // SAFETY: each part has its own place.
         let mut best = Best::none(unsafe { notes.values.part(notes.best(head, part)) });

@@ -42,7 +42,7 @@ struct DeviceLanes {
 
 impl DeviceOp for ConvChosen {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
-        for lanes in self.lanes.chunks(MOST_LANES) {
+        for lanes in self.groups.chunks(MOST_LANES) {
             let mut device = DeviceLanes {
                 route: launches.rows(self.route),
                 chosen: (self.route.width / 2) as i32,

@@ -65,7 +65,7 @@ impl DeviceOp for Hax {
             return Err(Error::Device {
                 device: "kernels".into(),
                 reason: format!(
-                    "sparse attention with {} sources, kernels know up to {MOST_SOURCES}",
+                    "sparse attention with {} sources, kernels take up to {MOST_SOURCES}",
                     list.len()
                 ),
             });

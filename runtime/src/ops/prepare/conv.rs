@@ -13,7 +13,7 @@ pub struct Conv {
     pub bias: Option<Vector>,
     /// The state tensor with the last `taps - 1` inputs, `[taps - 1, channels]`, oldest first.
     pub state: usize,
-    /// Multiplies the input, which is kept as this product `[channels]`; no lane may change these columns.
+    /// Multiplies the input, which is kept as this product `[channels]`; no head group may change these columns.
     pub gate: Option<View>,
 }
 

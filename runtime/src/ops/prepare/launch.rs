@@ -10,7 +10,7 @@ use crate::ops::DeviceOp;
 
 const SOURCE: &str = include_str!("prepare.cu");
 
-/// Kinds of maps and gates that are told from others, by their numbers in prepare.cu.
+/// Kinds of head ops and gates that this file distinguishes; the numbers are those of prepare.cu.
 pub(super) const ACTIVATION: i32 = 0;
 pub(super) const L2_NORM: i32 = 1;
 pub(super) const SOFTMAX: i32 = 6;
@@ -87,7 +87,7 @@ pub(super) struct Tasks {
 
 impl DeviceOp for Prepare {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let (mut lanes, mut gates) = (&self.lanes[..], &self.gates[..]);
+        let (mut lanes, mut gates) = (&self.groups[..], &self.gates[..]);
         // Gates of what lanes leave wait for them; else both run at once.
         let meet = gates.iter().any(|(gate, _)| {
             lanes.iter().any(|lane| {

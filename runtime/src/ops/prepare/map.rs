@@ -25,7 +25,7 @@ pub enum HeadOp {
     Linear(Vector),
     /// The sum with these columns of another buffer.
     Add(View),
-    /// The product with these columns, which no lane changes.
+    /// The product with these columns, which no head group changes.
     Multiply(View),
     /// These columns of another buffer instead.
     Copy(View),

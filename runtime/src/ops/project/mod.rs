@@ -59,7 +59,7 @@ pub struct Project {
     pub output: View,
     /// Where each matrix is made of as many equal parts as there are partitions.
     parts: Option<Parts>,
-    /// Whether any matrix wants the input in 8 bits.
+    /// Whether any matrix takes the input in 8 bits.
     integer: bool,
 }
 

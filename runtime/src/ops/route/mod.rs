@@ -51,7 +51,7 @@ pub struct Router {
 }
 
 impl Router {
-    /// Softmax over all; the weights of the chosen sum to one if wanted.
+    /// Softmax over all; optionally normalised, so that the weights of the chosen sum to one.
     pub fn softmax(normalize: bool) -> Self {
         Router {
             scoring: Scoring::Softmax,

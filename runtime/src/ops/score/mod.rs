@@ -84,7 +84,7 @@ impl RouterLayer {
         (self.taps - 1) * self.dilation
     }
 
-    /// Tokens that an output looks ahead: the centred kernel's right half.
+    /// Later tokens that an output reads: the centred kernel's right half.
     fn ahead(&self) -> usize {
         self.past() - self.past() / 2
     }
