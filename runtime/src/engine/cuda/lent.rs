@@ -61,7 +61,7 @@ impl CudaEngine {
     }
 
     /// Writes the state of the random numbers to the device, unless it has it.
-    fn write_random(&mut self) -> Result<SamplerState> {
+    pub(super) fn write_random(&mut self) -> Result<SamplerState> {
         let random = self.own.tensor::<SamplerState>(SAMPLER)[0];
         if self.known.1.take() != Some(random) {
             let bytes = bytemuck::bytes_of(&random);
@@ -71,7 +71,7 @@ impl CudaEngine {
     }
 
     /// The device has taken the random numbers that `sampling` takes.
-    fn moved_on(&mut self, mut random: SamplerState, sampling: Sampling) {
+    pub(super) fn moved_on(&mut self, mut random: SamplerState, sampling: Sampling) {
         random.draws = random.draws.wrapping_add(sampling.draws.into());
         self.known.1 = Some(random);
         self.own.tensor_mut::<SamplerState>(SAMPLER)[0] = random;

@@ -22,7 +22,7 @@ use crate::model::Model;
 use crate::operands::{RESIDUAL, View};
 use crate::program::Schedule;
 use crate::sampler::{SamplerParams, SamplerState};
-use crate::state::{Arena, Kv, LOGITS, SAMPLER, StateOptions, StatePlan};
+use crate::state::{Arena, Kv, LOGITS, StateOptions, StatePlan};
 
 /// The state and the programs of a session on a device.
 pub(crate) struct CudaEngine {
