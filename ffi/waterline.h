@@ -33,7 +33,7 @@
 // Counts changes of this interface that break programs built before. It is the number in the library's soname.
 #define WL_ABI_VERSION 1
 
-// What a call returns. Programs must take numbers that they do not know for errors.
+// What a call returns. A program treats any other number as an error.
 typedef enum {
   // Done.
   WL_OK = 0,
@@ -49,7 +49,7 @@ typedef enum {
   WL_ERROR_IO = 5,
   // The file is not a model, or is damaged, or what it computes is not a finite number.
   WL_ERROR_MODEL = 6,
-  // What is asked for exists, but not in this build, on this device or for this model.
+  // The function exists, but not in this build, on this device or for this model.
   WL_ERROR_UNSUPPORTED = 7,
   // The model has no tokenizer or no chat template, or they refuse the text.
   WL_ERROR_TEXT = 8,
@@ -109,7 +109,7 @@ typedef enum {
   WL_FINISH_LENGTH = 2,
   // wl_session_cancel was called.
   WL_FINISH_CANCELLED = 3,
-  // The callback did not want more.
+  // The callback ended it.
   WL_FINISH_CALLBACK = 4,
 } wl_finish;
 
@@ -486,7 +486,7 @@ wl_status wl_generate(wl_session *session,
                       void *user,
                       wl_generate_result *result);
 
-// Begins a generation that wl_generate_next carries on, for programs that would rather ask for text than be called.
+// Begins a generation that wl_generate_next carries on, for programs that pull text instead of taking callbacks.
 // `params` may be NULL. Any call on the session but wl_generate_next, wl_logits, wl_session_get_info,
 // wl_session_set_sampler and the two that cancel ends it.
 wl_status wl_generate_start(wl_session *session, const wl_generate_params *params);

@@ -348,7 +348,7 @@ fn set_key(dir: &std::path::Path, key: &str, value: serde_json::Value) {
 #[test]
 fn what_nothing_uses_is_named_and_passed_over_only_on_demand() {
     let place = Workplace::new();
-    // A switch that no reader knows, a rule for training that needs none, a switch whose tensors then have no reader.
+    // An unknown switch, a training option, and a switch that leaves tensors unused.
     for (case, key, value, named) in [
         (
             "gdn_plain",

@@ -4,8 +4,9 @@ use std::ffi::{c_char, c_void};
 
 use waterline::{Chat, Snapshot};
 
+use crate::open_session::{Inner, with_settled};
 use crate::pointers::{fill, path, place, put, slice};
-use crate::session::{Inner, with_settled, wl_session};
+use crate::session::wl_session;
 use crate::status::{Failure, Outcome, wl_status};
 
 impl Inner {

@@ -60,7 +60,7 @@ pub const KINDS: [Kind; 6] = [
     },
 ];
 
-/// Sessions with more state are not made: a description may honestly ask for more.
+/// Sessions with more state are not made: a valid description may need more.
 const MOST_STATE: usize = 64 << 20;
 
 fn tests() -> PathBuf {

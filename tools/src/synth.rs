@@ -97,7 +97,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The preset's dimensions, less what was not asked for.
+/// The preset's dimensions, less the options that were not given.
 fn spec(args: &Args) -> Result<ModelSpec> {
     let mut spec = args.preset.spec()?;
     if let Some(blocks) = args.blocks.map(|n| n as usize) {
@@ -152,7 +152,7 @@ fn text_files(dir: &Path, spec: &ModelSpec) -> Result<TextFiles> {
     let tokenizer = Tokenizer::from_json(&json, &dir.join("tokenizer.json").display().to_string())?;
     if tokenizer.vocab_size() > spec.vocab {
         let reason = format!(
-            "{} tokens, but the preset knows {}",
+            "{} tokens, but the preset has {}",
             tokenizer.vocab_size(),
             spec.vocab
         );

@@ -307,7 +307,7 @@ fn ragged(tokens: usize, seed: u64) -> Vec<usize> {
     let mut pieces = Vec::new();
     let mut left = tokens;
     while left > 0 {
-        // A linear congruential generator (Knuth's MMIX constants): only variety is wanted.
+        // A linear congruential generator (Knuth's MMIX constants): any sequence will do.
         state = state
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);

@@ -196,7 +196,7 @@ static void sizes_of_structs(const wl_model *model)
     OK(wl_model_builtin(&params.known, &other));
     OK(wl_model_free(other));
     params.newer = 1;
-    REFUSED(WL_ERROR_ARGUMENT, "does not know", wl_model_builtin(&params.known, &other));
+    REFUSED(WL_ERROR_ARGUMENT, "does not have", wl_model_builtin(&params.known, &other));
     params.known.size = 0;
     REFUSED(WL_ERROR_ARGUMENT, "its size is 0", wl_model_builtin(&params.known, &other));
     params.known.size = 0xffffffff;

@@ -123,7 +123,7 @@ impl Checkpoint {
         Ok((spec, tensors))
     }
 
-    /// The metadata of a GGUF file with this model: llama.cpp's where it knows the architecture, or else ours.
+    /// The metadata of a GGUF file with this model: llama.cpp's where it has the architecture, else ours.
     pub fn metadata(&self) -> Vec<(String, Value)> {
         let (architecture, description) = match LlamaCpp::of(&self.spec) {
             Some(known) => (known.name(), known.metadata(&self.spec, &self.text)),

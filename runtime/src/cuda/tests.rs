@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use waterline_quant::{Activations, Bytes, FORMATS, Format, Matrix, Output};
+use waterline_quant::{Activations, Bytes, FORMATS, Format, Matrix, Output, Rounding};
 
 use super::Device;
 use super::control::Control;
@@ -61,6 +61,11 @@ pub(super) fn matrix(format: &'static Format, rows: usize, cols: usize, seed: u3
     let mut bytes = vec![0; format.tensor_bytes(&[rows, cols]).expect("a shape")];
     format.encode(&values, &mut bytes);
     Matrix::new(format, rows, cols, Bytes::from_vec(bytes)).expect("a matrix")
+}
+
+/// How kernels round the inputs of products with such a matrix.
+pub(super) fn device_rounding(format: &Format) -> Option<Rounding> {
+    format.rounding().map(|_| Rounding::Device)
 }
 
 /// The product of a matrix with one token's inputs, on the CPU.
@@ -231,7 +236,7 @@ fn products_are_those_of_the_cpu() {
                 .expect("a copy");
 
             let mut inputs = Activations::new(tokens, cols).expect("memory");
-            inputs.load(&x, tokens, cols, format.is_integer_dot());
+            inputs.load(&x, tokens, cols, device_rounding(format));
             let mut expected = vec![0.0f32; tokens * width];
             let out = Output::new(&mut expected, width);
             for Factor { matrix, column, .. } in factors {
@@ -302,7 +307,7 @@ fn products_of_chosen_parts_leave_the_others_as_they_are() {
         let found = bench.read(3, width);
 
         let mut inputs = Activations::new(1, cols).expect("memory");
-        inputs.load(&x, 1, cols, format.is_integer_dot());
+        inputs.load(&x, 1, cols, device_rounding(format));
         let mut expected = vec![0.5f32; width];
         let out = Output::new(&mut expected, width);
         for (Factor { matrix, column, .. }, height) in factors.iter().zip(heights) {
@@ -460,7 +465,7 @@ fn check_ring_products(device: &Arc<Device>, blocks: usize, most_cols: usize) {
             bench.persist(&launches.calls, blocks);
 
             let mut inputs = Activations::new(1, cols).expect("memory");
-            inputs.load(&x, 1, cols, format.is_integer_dot());
+            inputs.load(&x, 1, cols, device_rounding(format));
             let [first, second, third] = [0, 1, 2].map(|i| product(&matrices[i], &inputs));
             let second = second.iter().zip(bias.iter()).map(|(x, bias)| x + bias);
             let sums: Vec<f32> = first

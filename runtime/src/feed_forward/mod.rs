@@ -121,9 +121,9 @@ impl FeedForward {
 
 impl MlpSpec {
     fn to_json(self) -> Value {
-        let mut numbers = changed(json!(self), &json!(MlpSpec::default()));
-        numbers.insert("intermediate".into(), json!(self.intermediate));
-        in_short(Value::Object(numbers))
+        let mut fields = changed(json!(self), &json!(MlpSpec::default()));
+        fields.insert("intermediate".into(), json!(self.intermediate));
+        in_short(Value::Object(fields))
     }
 
     fn check(&self) -> Result<(), Mismatch> {
@@ -183,8 +183,8 @@ impl MlpSpec {
 }
 
 /// The hyperparameters at `key` of a layer.
-fn read<T: DeserializeOwned>(file: &str, key: &str, numbers: Value) -> Result<T> {
-    serde_json::from_value(numbers).map_err(|e| Error::Config {
+fn read<T: DeserializeOwned>(file: &str, key: &str, fields: Value) -> Result<T> {
+    serde_json::from_value(fields).map_err(|e| Error::Config {
         file: file.into(),
         key: key.into(),
         found: e.to_string(),

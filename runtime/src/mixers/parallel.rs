@@ -48,14 +48,14 @@ impl ParallelPart {
                 part.insert(key.into(), json!(multiplier));
             }
         }
-        if let Value::Object(numbers) = self.mixer.to_json() {
-            part.extend(numbers);
+        if let Value::Object(fields) = self.mixer.to_json() {
+            part.extend(fields);
         }
         Value::Object(part)
     }
 
-    fn from_json(mut numbers: Map<String, Value>) -> Result<Self, String> {
-        let mut multiplier = |key: &str| match numbers.remove(key) {
+    fn from_json(mut fields: Map<String, Value>) -> Result<Self, String> {
+        let mut multiplier = |key: &str| match fields.remove(key) {
             None => Ok(1.0),
             Some(value) => value
                 .as_f64()
@@ -63,9 +63,9 @@ impl ParallelPart {
                 .ok_or_else(|| format!("{key} {value}")),
         };
         let (input, output) = (multiplier(INPUT)?, multiplier(OUTPUT)?);
-        let mixer = match numbers.remove("mixer") {
+        let mixer = match fields.remove("mixer") {
             Some(Value::String(kind)) if kind != KIND => {
-                super::read("parts", &kind, Value::Object(numbers))
+                super::read("parts", &kind, Value::Object(fields))
             }
             found => return Err(format!("mixer {found:?} of a part")),
         };

@@ -1,5 +1,6 @@
 //! What a model is: checked dimensions, from which every other size follows.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
@@ -10,7 +11,7 @@ use crate::feed_forward::{FeedForward, MlpSpec};
 use crate::lowering::{NormKind, Sublayer};
 use crate::mixers::{self, Mixer, Retained};
 use crate::state::{StateOptions, StatePlan, StateTensor};
-use crate::weights::WeightSpec;
+use crate::weights::{OF_MODEL, WeightSpec, full_name};
 
 /// One layer: a token mixer, then a feed-forward network, each with its norms and added to the residual stream. One of
 /// the two may be missing.
@@ -255,7 +256,33 @@ impl ModelSpec {
             });
         }
         let mut layers = self.layers.iter().enumerate();
-        layers.try_for_each(|(i, layer)| layer.check(file, i, self.hidden))
+        layers.try_for_each(|(i, layer)| layer.check(file, i, self.hidden))?;
+        self.check_common(file)
+    }
+
+    /// Checks that tensors that several layers have in common are of the same shape in all of them.
+    fn check_common(&self, file: &str) -> Result<()> {
+        let mut shapes: HashMap<String, Vec<usize>> = HashMap::new();
+        for (i, layer) in self.layers.iter().enumerate() {
+            let mixer = layer.mixer.iter();
+            for weight in mixer.flat_map(|mixer| mixer.weights(self.hidden)) {
+                if !weight.name.starts_with(OF_MODEL) {
+                    continue;
+                }
+                let first = shapes
+                    .entry(weight.name.clone())
+                    .or_insert_with(|| weight.shape.clone());
+                if *first != weight.shape {
+                    return Err(Error::Config {
+                        file: file.into(),
+                        key: format!("layers[{i}]"),
+                        found: format!("{} of shape {:?}", weight.name, weight.shape),
+                        expected: format!("{first:?}, as in the layers in front"),
+                    });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Every tensor of the model by its full name, in the order of the file.
@@ -277,6 +304,7 @@ impl ModelSpec {
         if self.embedding_norm {
             all.extend(norm("token_embd_norm"));
         }
+        let mut common = HashSet::new();
         for (i, layer) in self.layers.iter().enumerate() {
             let mixer = layer.mixer.as_ref().map(|mixer| {
                 let weights = mixer.weights(self.hidden);
@@ -291,10 +319,15 @@ impl ModelSpec {
                 if sublayer.pre_norm {
                     all.extend(norm(&format!("blk.{i}.{pre}")));
                 }
-                all.extend(weights.into_iter().map(|weight| WeightSpec {
-                    name: format!("blk.{i}.{scope}{}", weight.name),
+                let scope = format!("blk.{i}.{scope}");
+                let full = weights.into_iter().map(|weight| WeightSpec {
+                    name: full_name(&scope, &weight.name),
                     ..weight
-                }));
+                });
+                let is_new = |weight: &WeightSpec| {
+                    !weight.name.starts_with(OF_MODEL) || common.insert(weight.name.clone())
+                };
+                all.extend(full.filter(is_new));
                 if sublayer.post_norm {
                     all.extend(norm(&format!("blk.{i}.{post}")));
                 }

@@ -4,6 +4,9 @@
 //! - *disjoint writes*: an op writes no value twice
 //! - *apart*: what an op only writes lies in a buffer of which it reads nothing
 //! - *widths*: the op's own rules ([`crate::ops::Op::check`]), by which a task's columns and rows are its own
+//! - *beside*: columns that an op reads while its tasks write are not among those written, also by its own rules
+//!
+//! The `SAFETY` comments of the ops name these rules.
 
 use crate::error::{Error, Result};
 use crate::operands::{Access, Operand};

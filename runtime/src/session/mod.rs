@@ -413,7 +413,7 @@ impl Session {
         self.engine.form()
     }
 
-    /// On a GPU whose steps are [`StepProgram::Persistent`]: chooses the most probable token, reads it, and measures what its
+    /// On a GPU whose steps are [`crate::StepProgram::Persistent`]: chooses the most probable token, reads it, and measures what its
     /// phases took. None elsewhere; nothing is read then.
     ///
     /// # Errors

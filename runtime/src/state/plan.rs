@@ -14,7 +14,7 @@ pub enum StateKind {
     Shift,
     /// A circular segment: position `p` lies in row `p % rows`.
     Ring,
-    /// A capped set of retained entries.
+    /// A retained set: entries up to a fixed number.
     Set,
     /// Counters and small values.
     Counter,

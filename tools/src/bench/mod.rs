@@ -61,7 +61,7 @@ pub struct Args {
     /// Positions at which to generate, by commas, such as 0,1k,1m; every token before them is read.
     #[arg(long, value_name = "LIST", default_value = "0,1024,4096", value_delimiter = ',', value_parser = depth)]
     depth: Vec<usize>,
-    /// Tell where the time of a step goes on a GPU, behind the table.
+    /// Show the time of each phase of a step on a GPU, behind the table.
     #[arg(long)]
     phases: bool,
     #[command(flatten)]
@@ -172,7 +172,7 @@ impl Interrupts {
 /// Bytes of a device's memory that are read to measure its bandwidth: many times its caches.
 const DEVICE_BUFFER: usize = 1 << 30;
 
-/// The report of the model at `path`, and the table of phases if it is wanted.
+/// The report of the model at `path`, and the table of phases if it was requested.
 fn measure(
     args: &Args,
     path: Option<&Path>,
@@ -233,7 +233,7 @@ fn measure(
 }
 
 impl Outputs {
-    /// The files that are wanted, and what goes there.
+    /// The files to write, and their contents.
     fn wanted(&self) -> Vec<(&Path, Text)> {
         let page: Text = match self.html.as_deref().is_some_and(is_picture) {
             true => page::picture,

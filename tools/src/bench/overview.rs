@@ -4,7 +4,7 @@ use super::report::Report;
 use super::statistics::spread;
 use crate::units::{bytes, rounded};
 
-/// What tells the results apart: the model's file, and the number of threads where one model has several.
+/// What distinguishes the results: the model's file, and the number of threads where one model has several.
 pub fn labels(reports: &[Report]) -> Vec<String> {
     let differ = |of: fn(&Report) -> String| {
         let mut values = reports.iter().map(of);

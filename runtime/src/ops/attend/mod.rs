@@ -1,4 +1,4 @@
-//! Softmax attention over a circular segment of cached keys, the chunk itself, and optionally a capped set of
+//! Softmax attention over a circular segment of cached keys, the chunk itself, and optionally a set of
 //! retained tokens. Position p lies in row `p % rows` of the segment; a query sees the last `rows` positions, its
 //! own included.
 //!
@@ -269,7 +269,7 @@ impl<E: Element> Task<'_, E> {
                     let entry = &running[((t - first) * group + g) * (dim + 2)..][..dim + 2];
                     let start =
                         t * self.out_width + self.attend.out.start + self.query_head(g) * dim;
-                    // SAFETY: each task has its own heads' output columns.
+                    // SAFETY: each task has its own heads' output columns (rules: widths, disjoint writes).
                     let out = unsafe { self.out.part(start..start + dim) };
                     for (out, x) in out.iter_mut().zip(&entry[2..]) {
                         *out = x / entry[1];
@@ -324,7 +324,7 @@ impl<E: Element> Task<'_, E> {
     #[allow(clippy::mut_from_ref)]
     #[inline(always)]
     fn projection_mut(&self, view: &View, head: usize, t: usize) -> &mut [f32] {
-        // SAFETY: one task a head rounds its keys and values, with no other of this head beside it.
+        // SAFETY: one task a head rounds its keys and values (rules: widths, disjoint writes), with no other of this head beside it.
         unsafe { self.projected.part(self.columns(view, head, t)) }
     }
 
@@ -346,14 +346,14 @@ impl<E: Element> Task<'_, E> {
     #[allow(clippy::mut_from_ref)]
     #[inline(always)]
     fn cached_mut(&self, tensor: usize, rows: Range<usize>) -> &mut [E] {
-        // SAFETY: one task a head writes its head's rows, with no other of this head beside it.
+        // SAFETY: one task a head writes its head's rows (rules: widths, bounds), with no other of this head beside it.
         unsafe { self.state.tensor(tensor, self.span(tensor, rows)) }
     }
 
     /// Rows of this head in a state tensor of cached keys or values.
     #[inline(always)]
     fn cached(&self, tensor: usize, rows: Range<usize>) -> &[E] {
-        // SAFETY: no task writes the head's rows while parts of the head read them.
+        // SAFETY: the head's rows are its own (rules: widths, bounds), and no task writes them while parts of the head read.
         unsafe { self.state.read(tensor, self.span(tensor, rows)) }
     }
 

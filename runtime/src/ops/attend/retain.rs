@@ -116,7 +116,7 @@ impl<E: Element> Task<'_, E> {
             return;
         };
         let row = self.row(leaving);
-        // SAFETY: each task has its own head's count.
+        // SAFETY: each task has its own head's count (rules: widths, bounds).
         let count = unsafe {
             &mut self
                 .state
@@ -160,7 +160,7 @@ impl<E: Element> Task<'_, E> {
     #[allow(clippy::mut_from_ref)]
     fn scores(&self, tensor: usize) -> &mut [f32] {
         let rows = self.state.rows(tensor);
-        // SAFETY: each task has its own head's scores.
+        // SAFETY: each task has its own head's scores (rules: widths, bounds).
         unsafe {
             self.state
                 .tensor::<f32>(tensor, self.head * rows..(self.head + 1) * rows)
@@ -214,7 +214,7 @@ impl<E: Element> Task<'_, E> {
     #[inline(always)]
     fn count(&self, eviction: &Eviction) -> usize {
         let head = self.head;
-        // SAFETY: each task has its own head's count.
+        // SAFETY: each task has its own head's count (rules: widths, bounds).
         unsafe {
             self.state
                 .tensor::<u32>(eviction.set_counts, head..head + 1)[0] as usize

@@ -57,7 +57,7 @@ impl Op for ConvChosen {
                     let past = group.conv.weight.len() / width - 1;
                     let kept = |row: usize| {
                         let start = (partition * past + row) * width + inner;
-                        // SAFETY: each task has its own columns of its own partition's last inputs.
+                        // SAFETY: each task has its own columns of its own partition's last inputs (rules: widths, bounds).
                         unsafe {
                             state.tensor::<f32>(group.conv.state, start..start + group.head_dim)
                         }
@@ -73,7 +73,7 @@ impl Op for ConvChosen {
                                 let x = &frame.buffers.get(group.input.buffer)[start..]
                                     [..group.head_dim];
                                 let start = t * group.out.stride + group.out.start + column;
-                                // SAFETY: each task has its own columns of the output.
+                                // SAFETY: each task has its own columns of the output (rules: widths, disjoint writes).
                                 let y = unsafe { shared.part(start..start + group.head_dim) };
                                 group.step(width, inner, past, x, &kept, y);
                             }

@@ -63,8 +63,8 @@ impl Op for Emit {
             );
             frame.buffers.put(INPUTS, staged);
         }
-        let integer = self.linear.matrix.format().is_integer_dot();
-        frame.load_inputs(self.input.width, integer);
+        let rounding = self.linear.matrix.format().rounding();
+        frame.load_inputs(self.input.width, rounding);
         frame.add_product(&self.linear, self.norm.as_ref());
     }
 
@@ -131,7 +131,7 @@ impl Frame<'_> {
         let pieces = self.pool.threads() * 2;
         self.pool.each(pieces, |_, index| {
             let range = piece(hidden, index, pieces);
-            // SAFETY: pieces are disjoint columns.
+            // SAFETY: pieces are disjoint columns, by `piece`.
             unsafe { linear.matrix.mul_rows(range, self.inputs, &rows, 0) };
         });
         let residual = &mut self.buffers.get_mut(RESIDUAL)[..used];

@@ -80,7 +80,7 @@ impl Hax {
         let mut scratch = frame.scratch[0].lock().expect("scratch");
         let (rows, width) = (self.sources.rows(), self.k.width);
         let shared = frame.arena.shared();
-        // SAFETY: the state tensors are different ones, and no other thread runs.
+        // SAFETY: the state tensors are different ones (rule: disjoint writes), and no other thread runs.
         let mut state = unsafe {
             State::<E> {
                 keys: shared.tensor(self.keys, 0..rows * width),
@@ -129,7 +129,7 @@ impl Hax {
         let channels = self.v.width;
         let first = block * BLOCK;
         let width = BLOCK.min(channels - first);
-        // SAFETY: each task has its own channels.
+        // SAFETY: each task has its own channels (rules: widths, disjoint writes).
         let cached = |row: usize| unsafe {
             let start = row * channels + first;
             state.tensor::<E>(self.values, start..start + width)

@@ -61,7 +61,7 @@ impl Op for HeadLinear {
                             );
                             for (t, product) in product.chunks_exact(cols).enumerate() {
                                 let start = (first + t) * self.out.stride + place;
-                                // SAFETY: each task has its own head's columns of the output (`check`: width).
+                                // SAFETY: each task has its own head's columns of the output (rules: widths, disjoint writes).
                                 let row = unsafe { out.part(start..start + cols + self.kept) };
                                 let (products, kept) = row.split_at_mut(cols);
                                 products.copy_from_slice(product);

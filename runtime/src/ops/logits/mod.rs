@@ -57,14 +57,13 @@ impl Logits {
                 }
             },
         );
-        let integer = self.matrix.format().is_integer_dot();
-        inputs.load(normed, count, hidden, integer);
+        inputs.load(normed, count, hidden, self.matrix.format().rounding());
         buffers.put(INPUTS, staged);
         let vocab = self.matrix.rows();
         let out = Output::new(logits, vocab);
         let pieces = pool.threads() * 4;
         pool.each(pieces, |_, index| {
-            // SAFETY: pieces are disjoint columns.
+            // SAFETY: pieces are disjoint columns, by `piece`.
             unsafe {
                 self.matrix
                     .mul_rows(piece(vocab, index, pieces), inputs, &out, 0)

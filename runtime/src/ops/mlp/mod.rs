@@ -38,8 +38,9 @@ impl Op for Mlp {
             None => staged.copy_from_slice(x),
         });
         let inner_linears = [&self.gate, &self.up];
-        let integer = |linear: &&Linear| linear.matrix.format().is_integer_dot();
-        frame.load_inputs(hidden, inner_linears.iter().any(integer));
+        let rounding = |linear: &Linear| linear.matrix.format().rounding();
+        let inner = inner_linears.iter().map(|linear| rounding(linear)).max();
+        frame.load_inputs(hidden, inner.flatten());
 
         let mut inner = frame.buffers.take(self.inner.buffer);
         let used = frame.tokens.len() * 2 * intermediate;
@@ -70,7 +71,7 @@ impl Op for Mlp {
             },
         );
         frame.buffers.put(self.inner.buffer, inner);
-        frame.load_inputs(intermediate, integer(&&self.down));
+        frame.load_inputs(intermediate, rounding(&self.down));
         frame.add_product(&self.down, self.post_norm.as_ref());
     }
 

@@ -108,12 +108,12 @@ impl Partitions {
                 let chosen = Chosen::new(&self.route, frame.buffers.get(self.route.buffer));
                 let state = |partition: usize| {
                     let start = (partition * heads + head) * dk * dv;
-                    // SAFETY: each task has its own head's states, and uses one of them at a time.
+                    // SAFETY: each task has its own head's states, and uses one of them at a time (rules: widths, bounds).
                     unsafe { states.part(start..start + dk * dv) }
                 };
                 let out = |t: usize| {
                     let start = t * view.stride + view.start + head * dv;
-                    // SAFETY: each task has its own columns of the output.
+                    // SAFETY: each task has its own columns of the output (rules: widths, disjoint writes).
                     unsafe { out.part(start..start + dv) }
                 };
                 if !self.add {

@@ -82,7 +82,7 @@ impl Prepare {
         let columns = |view: &View, t: usize, column: usize, dim: usize| {
             let start = t * view.stride + view.start + column;
             match view.buffer == buffer {
-                // SAFETY: no head group changes columns that another one reads (`check`: beside).
+                // SAFETY: no head group changes columns that another one reads (rule: beside).
                 true => unsafe { values.read(start..start + dim) },
                 false => &frame.buffers.get(view.buffer)[start..start + dim],
             }
@@ -107,7 +107,7 @@ impl Prepare {
                     let tokens = frame.tokens.len();
                     let head = |t: usize| {
                         let start = t * stride + group.view.start + column;
-                        // SAFETY: each task has its own head's columns of the values.
+                        // SAFETY: each task has its own head's columns of the values (rules: widths, disjoint writes).
                         unsafe { values.part(start..start + group.head_dim) }
                     };
                     if let Some(conv) = &group.conv {
@@ -122,7 +122,7 @@ impl Prepare {
                             column,
                             tokens,
                         };
-                        // SAFETY: each task has its own head's columns of the values and of the history.
+                        // SAFETY: each task has its own head's columns of the values and of the history (rules: widths, disjoint writes).
                         unsafe { group.convolve(conv, &head, &state, &mut scratch) };
                     }
                     for t in 0..tokens {

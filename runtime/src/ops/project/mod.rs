@@ -1,6 +1,6 @@
 //! Matrices with a common input, behind an optional norm: one pass over their weights.
 
-use waterline_quant::{Matrix, Output};
+use waterline_quant::{Matrix, Output, Rounding};
 
 use super::route::Chosen;
 use super::{Access, DeviceOp, Op};
@@ -59,8 +59,8 @@ pub struct Project {
     pub output: View,
     /// Where each matrix is made of as many equal parts as there are partitions.
     parts: Option<Parts>,
-    /// Whether any matrix takes the input in 8 bits.
-    integer: bool,
+    /// How the input is rounded: the finest way that a matrix needs.
+    rounding: Option<Rounding>,
 }
 
 /// Parts of a matrix that are left out where no token of the chunk has chosen their partition: their columns of the
@@ -75,14 +75,14 @@ struct Parts {
 impl Project {
     /// An op over `linears`, whose columns lie in `output`.
     pub fn new(input: View, norm: Option<Norm>, linears: Vec<Linear>, output: View) -> Self {
-        let integer = linears.iter().any(|l| l.matrix.format().is_integer_dot());
+        let rounding = linears.iter().map(|l| l.matrix.format().rounding()).max();
         Project {
             input,
             norm,
             linears,
             output,
             parts: None,
-            integer,
+            rounding: rounding.flatten(),
         }
     }
 
@@ -99,7 +99,7 @@ impl Op for Project {
             Some(norm) => norm.apply(x, staged),
             None => staged.copy_from_slice(x),
         });
-        frame.load_inputs(self.input.width, self.integer);
+        frame.load_inputs(self.input.width, self.rounding);
         let mut output = frame.buffers.take(self.output.buffer);
         {
             let width = self.output.stride;
@@ -208,13 +208,13 @@ impl Frame<'_> {
     }
 
     /// Hands the first `cols` columns a token of the input buffer to the matrix kernels.
-    pub(super) fn load_inputs(&mut self, cols: usize, integer: bool) {
+    pub(super) fn load_inputs(&mut self, cols: usize, rounding: Option<Rounding>) {
         let rows = self.tokens.len();
         self.inputs.load(
             &self.buffers.get(INPUTS)[..rows * cols],
             rows,
             cols,
-            integer,
+            rounding,
         );
     }
 }

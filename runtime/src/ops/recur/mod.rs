@@ -232,11 +232,11 @@ impl Op for Recur {
             let out = Shared::new(&mut out);
             frame.pool.each(self.states, |worker, state| {
                 let inputs = self.inputs(frame.buffers, state, (0, 1));
-                // SAFETY: each task has its own state.
+                // SAFETY: each task has its own state (rules: widths, bounds).
                 let matrix = unsafe { states.part(state * size..(state + 1) * size) };
                 let width = inputs.queries * self.dv;
                 let start = self.out.start + state * width;
-                // SAFETY: each task has its own columns of the output.
+                // SAFETY: each task has its own columns of the output (rules: widths, disjoint writes).
                 let mut row = |t: usize| unsafe {
                     let start = t * self.out.stride + start;
                     out.part(start..start + width)

@@ -159,17 +159,17 @@ impl Op for Replace {
                                 start..start + width
                             };
                             let read = |view: &View| &frame.buffers.get(view.buffer)[columns(view)];
-                            // SAFETY: each task has its own head's columns.
+                            // SAFETY: each task has its own head's columns (rules: widths, disjoint writes).
                             let k = unsafe { k.part(columns(&self.k)) };
-                            // SAFETY: each task has its own head's columns.
+                            // SAFETY: each task has its own head's columns (rules: widths, disjoint writes).
                             let v = unsafe { v.part(columns(&self.v)) };
-                            // SAFETY: each task has its own head's columns.
+                            // SAFETY: each task has its own head's columns (rules: widths, disjoint writes).
                             let removal = unsafe { removal.part(columns(&self.removal)) };
-                            // SAFETY: each task has its own head's columns.
+                            // SAFETY: each task has its own head's columns (rules: widths, disjoint writes).
                             let bonus = unsafe { bonus.part(columns(&self.bonus)) };
                             match &self.first {
                                 FirstValues::Keep(view) => {
-                                    // SAFETY: each task has its own head's columns.
+                                    // SAFETY: each task has its own head's columns (rules: widths, disjoint writes).
                                     unsafe { first.part(columns(view)) }.copy_from_slice(v);
                                 }
                                 FirstValues::Mix { first, mix } => {

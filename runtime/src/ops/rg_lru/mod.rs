@@ -66,7 +66,7 @@ impl Op for RgLru {
                 let mut scratch = frame.scratch[worker].lock().expect("scratch");
                 let (input, rest) = scratch.split_at_mut(BLOCK * dim);
                 let recurrence = &mut rest[..BLOCK * dim];
-                // SAFETY: each task has its own channels of the states.
+                // SAFETY: each task has its own channels of the states (rules: widths, bounds).
                 let state = unsafe { states.part(channels.clone()) };
                 simd::vectorize(
                     #[inline(always)]
@@ -88,7 +88,7 @@ impl Op for RgLru {
                             for t in 0..n {
                                 let start =
                                     (first + t) * self.out.stride + self.out.start + channels.start;
-                                // SAFETY: each task has its own channels of the output.
+                                // SAFETY: each task has its own channels of the output (rules: widths, disjoint writes).
                                 let out = unsafe { out.part(start..start + dim) };
                                 step(
                                     &x[t * self.x.stride..][..dim],

@@ -60,11 +60,11 @@ impl Op for Scan {
                                 columns(&self.b, t, 0, components),
                                 columns(&self.c, t, 0, components),
                                 |n| &self.rate[n * channels + first..][..width],
-                                // SAFETY: each task has its own channels of the states.
+                                // SAFETY: each task has its own channels of the states (rules: widths, bounds).
                                 |n| unsafe {
                                     states.part(n * channels + first..n * channels + first + width)
                                 },
-                                // SAFETY: each task has its own channels of the output.
+                                // SAFETY: each task has its own channels of the output (rules: widths, disjoint writes).
                                 unsafe { out.part(start..start + width) },
                             );
                         }

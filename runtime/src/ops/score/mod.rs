@@ -221,12 +221,12 @@ impl Op for Score {
                     || {
                         let row = |t: usize| {
                             let at = t * width + self.out.start + head;
-                            // SAFETY: each task has its own head's column.
+                            // SAFETY: each task has its own head's column (rules: widths, disjoint writes).
                             unsafe { &mut scores.part(at..at + 1)[0] }
                         };
                         let history = |layer: &RouterLayer| {
                             let n = layer.past() * layer.inputs;
-                            // SAFETY: each task has its own head's history.
+                            // SAFETY: each task has its own head's history (rules: widths, bounds).
                             unsafe { state.tensor::<f32>(layer.state, head * n..(head + 1) * n) }
                         };
                         let chunk = Chunk {
