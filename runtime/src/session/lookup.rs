@@ -76,7 +76,10 @@ impl Session {
 
     fn step_by(&mut self, lookup: &mut Lookup, most: usize, ends: &[u32]) -> Result<()> {
         lookup.tokens.clear();
-        let known = self.engine.next().filter(|_| self.sampler.params().is_greedy());
+        let known = self
+            .engine
+            .next()
+            .filter(|_| self.sampler.params().is_greedy());
         let first = known.map_or_else(|| self.sample(), Ok)?;
         self.check(&[first])?;
         lookup.random.clear();

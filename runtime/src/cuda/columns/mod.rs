@@ -139,7 +139,9 @@ impl Program {
     pub fn launches(&self, program: usize, columns: usize, side_by_side: bool) -> Vec<Launch> {
         let stride = self.table.stride();
         let parts = self.parts[program].iter();
-        parts.flat_map(|part| part.launches(columns, side_by_side, stride)).collect()
+        parts
+            .flat_map(|part| part.launches(columns, side_by_side, stride))
+            .collect()
     }
 }
 

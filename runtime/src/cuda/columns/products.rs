@@ -154,10 +154,13 @@ impl Launches<'_> {
             let rows = factors.iter().map(|factor| factor.matrix.rows()).sum();
             let rows = self.rows_of_warp(rows);
             let (linears, tiles) = self.linears(factors, WARPS * rows, add)?;
-            self.push_columns("multiply_columns", "", &inputs, (rows, tiles), [
-                linears,
-                Parameter::value("Rows", output),
-            ]);
+            self.push_columns(
+                "multiply_columns",
+                "",
+                &inputs,
+                (rows, tiles),
+                [linears, Parameter::value("Rows", output)],
+            );
         }
         Ok(())
     }
@@ -192,10 +195,13 @@ impl Launches<'_> {
         let rows = self.rows_of_warp(gate.matrix.rows());
         let (linears, _) = self.linears(&factors, WARPS * rows, false)?;
         let tiles = gate.matrix.rows().div_ceil(WARPS * rows);
-        self.push_columns("multiply_gated_columns", &function, &inputs, (rows, tiles), [
-            linears,
-            self.view(inner),
-        ]);
+        self.push_columns(
+            "multiply_gated_columns",
+            &function,
+            &inputs,
+            (rows, tiles),
+            [linears, self.view(inner)],
+        );
         let gather = self.gathered(inner, None)?;
         self.multiply(gather, &[down], output, add)
     }

@@ -42,9 +42,8 @@ impl Table {
                 pack(&queued.call, part);
             }
         }
-        let in_state = |(word, value): (usize, &u64)| {
-            STATES.contains(value).then(|| (word, value - STATE))
-        };
+        let in_state =
+            |(word, value): (usize, &u64)| STATES.contains(value).then(|| (word, value - STATE));
         let first = &words[..stride];
         let table = Table {
             memory: Memory::new(driver, size_of_val(&words[..]))?,

@@ -8,11 +8,11 @@ use waterline_quant::{BF16, FORMATS};
 use crate::cuda::Device;
 use crate::cuda::products::{Factor, GatedUnit};
 use crate::cuda::tests::{Bench, device, matrix, numbers};
-use crate::model::Model;
+use crate::engine::StepProgram;
 use crate::functions::Activation;
+use crate::model::Model;
 use crate::operands::View;
 use crate::sampler::SamplerParams;
-use crate::engine::StepProgram;
 use crate::session::{Batch, Session, SessionOptions};
 use crate::state::StateOptions;
 
@@ -83,9 +83,8 @@ fn sessions_of_a_batch_give_what_they_give_alone() {
         return;
     };
     for (name, model) in models() {
-        let sessions = || -> Vec<Session> {
-            (0..3).map(|n| session(&model, &device, n, 0)).collect()
-        };
+        let sessions =
+            || -> Vec<Session> { (0..3).map(|n| session(&model, &device, n, 0)).collect() };
         let (mut alone, mut batched) = (sessions(), sessions());
         let mut batch = Batch::new(&alone[0], 3).expect("a batch");
         let room = batch.work_bytes();
@@ -105,7 +104,11 @@ fn sessions_of_a_batch_give_what_they_give_alone() {
                 let (one, other) = (&mut alone[number], &mut batched[number]);
                 match step {
                     3 => one.feed(&[token]).expect("a token"),
-                    _ => assert_eq!(one.step().expect("a step"), token, "{name}: {number}, {step}"),
+                    _ => assert_eq!(
+                        one.step().expect("a step"),
+                        token,
+                        "{name}: {number}, {step}"
+                    ),
                 }
                 assert_eq!(
                     one.logits().expect("logits"),
@@ -162,15 +165,21 @@ fn what_a_batch_cannot_step_is_refused() {
     };
     let (_, model) = models().next().expect("a model");
     let mut one = session(&model, &device, 0, 0);
-    let mut other = Session::new(Arc::clone(&model), SessionOptions {
-        device: Some(Arc::clone(&device)),
-        chunk: 16,
-        ..SessionOptions::default()
-    })
+    let mut other = Session::new(
+        Arc::clone(&model),
+        SessionOptions {
+            device: Some(Arc::clone(&device)),
+            chunk: 16,
+            ..SessionOptions::default()
+        },
+    )
     .expect("a session");
     let mut on_cpu = Session::new(Arc::clone(&model), SessionOptions::default()).expect("one");
     let mut batch = Batch::new(&one, 2).expect("a batch");
-    for (session, reason) in [(&mut other, "another context"), (&mut on_cpu, "another device")] {
+    for (session, reason) in [
+        (&mut other, "another context"),
+        (&mut on_cpu, "another device"),
+    ] {
         let refused = batch.feed(&mut [&mut one, session], &[1, 2]);
         let error = refused.expect_err("a refusal").to_string();
         assert!(error.contains(reason), "{error}");
@@ -190,15 +199,26 @@ fn columns_of_every_format_have_the_bits_of_steps() {
     let formats = FORMATS.iter().map(|&format| (format, 11));
     for (format, columns) in formats.chain([(&BF16, STEPS)]) {
         let (width, rows) = (format.block_len.max(64), 37);
-        let bench = Bench::new(Arc::clone(&device), [width, width, 2 * width, rows], columns);
+        let bench = Bench::new(
+            Arc::clone(&device),
+            [width, width, 2 * width, rows],
+            columns,
+        );
         let bias: crate::weights::Vector = numbers(9, rows).into();
         let matrices = [(width, 1), (width, 2), (rows, 3)]
             .map(|(rows, seed)| matrix(format, rows, width, seed));
         let [gate, up, down] = matrices.each_ref().map(Factor::plain);
         let unit = GatedUnit {
             gate,
-            up: Factor { column: width, ..up },
-            down: Factor { bias: Some(&bias), multiplier: 0.5, ..down },
+            up: Factor {
+                column: width,
+                ..up
+            },
+            down: Factor {
+                bias: Some(&bias),
+                multiplier: 0.5,
+                ..down
+            },
             activation: Activation::Silu,
             inner: View::whole(2, 2 * width),
         };
@@ -206,9 +226,13 @@ fn columns_of_every_format_have_the_bits_of_steps() {
             let mut scratch = Vec::new();
             let mut launches = bench.launches(tokens, &mut scratch);
             launches.as_steps = as_steps;
-            let gather = launches.gathered(View::whole(0, width), None).expect("an input");
+            let gather = launches
+                .gathered(View::whole(0, width), None)
+                .expect("an input");
             let output = View::whole(3, rows);
-            launches.multiply_gated(gather, &unit, output, false).expect("launches");
+            launches
+                .multiply_gated(gather, &unit, output, false)
+                .expect("launches");
             let calls = launches.calls;
             bench.write(0, &numbers(7, tokens * width));
             bench.run(&calls, tokens);
@@ -221,7 +245,11 @@ fn columns_of_every_format_have_the_bits_of_steps() {
         let bound = if rounded { largest * 1e-4 } else { 0.0 };
         for (i, (found, step)) in found.iter().zip(steps).enumerate() {
             let same = (found - step).abs() <= bound;
-            assert!(same, "{} {columns}, {i}: {found}, in a step {step}", format.name);
+            assert!(
+                same,
+                "{} {columns}, {i}: {found}, in a step {step}",
+                format.name
+            );
         }
         assert!(largest > 0.1 && largest.is_finite());
     }

@@ -1,8 +1,8 @@
 //! Tokens of one session on a device that are read together, with a way back.
 
-use crate::engine::{Ahead, Engine};
 use super::{Columns, CudaEngine, Of};
 use crate::cuda::Memory;
+use crate::engine::{Ahead, Engine};
 use crate::error::{Error, Result};
 use crate::state::{Arena, LOGITS};
 
@@ -92,7 +92,9 @@ impl Ahead for DeviceAhead {
     fn logits(&mut self, row: usize) -> Result<&[f32]> {
         if !self.fetched {
             let (place, all) = (self.columns.logits(0), &mut self.logits);
-            self.columns.queue.read(place, bytemuck::cast_slice_mut(all))?;
+            self.columns
+                .queue
+                .read(place, bytemuck::cast_slice_mut(all))?;
             self.fetched = true;
         }
         Ok(&self.logits[row * self.vocab..][..self.vocab])
@@ -104,7 +106,9 @@ impl Ahead for DeviceAhead {
         let bytes = self.vocab * size_of::<f32>();
         queue.copy(self.columns.logits(row), engine.tensor(LOGITS), bytes)?;
         queue.finish()?;
-        let next = self.chosen(row).filter(|&token| (token as usize) < self.vocab);
+        let next = self
+            .chosen(row)
+            .filter(|&token| (token as usize) < self.vocab);
         engine.set_next(next);
         Ok(())
     }

@@ -1,8 +1,8 @@
 //! Sessions on a device that step together.
 
-use crate::engine::{Group, Member, Members};
 use super::{Columns, CudaEngine, Of};
 use crate::cuda::Sampling;
+use crate::engine::{Group, Member, Members};
 use crate::error::{Error, Result};
 use crate::state::HEADER;
 
