@@ -99,7 +99,7 @@ impl SessionArgs {
         larger
     }
 
-    /// Opens a session that keeps up to `mark_bytes` of marks for going back, two at least, none if that is 0.
+    /// Opens a session, and on a GPU prints the form of its steps. It keeps up to `mark_bytes` of marks for going back, two at least, none if that is 0.
     pub fn open(
         &self,
         model: &Arc<Model>,
@@ -112,7 +112,11 @@ impl SessionArgs {
         };
         let mut options = self.options(self.device.open()?)?;
         (options.marks, options.sampler) = (marks, sampler);
-        Ok(Session::new(Arc::clone(model), options)?)
+        let session = Session::new(Arc::clone(model), options)?;
+        if let Some(form) = session.step_form() {
+            eprintln!("a step on the GPU is {form}");
+        }
+        Ok(session)
     }
 
     /// Opens a session without marks on a device.

@@ -1,6 +1,5 @@
 //! Kernels of programs whose rows are columns: tokens of several sessions, or of one, in one pass over the weights.
 
-mod products;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -11,7 +10,7 @@ use std::sync::Arc;
 use table::{STATE, Table};
 
 use super::driver::{Address, Argument, Driver, Kernel, Launch, Memory, Queue};
-use super::launches::{Launches, Queued, SessionMemory};
+use super::schedule::{Launches, Queued, SessionMemory};
 use super::{Device, Source};
 use crate::error::Result;
 

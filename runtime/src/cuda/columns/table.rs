@@ -1,7 +1,7 @@
 //! Parameters of kernels for each column of a program, in device memory.
 
 use crate::cuda::driver::{Address, Driver, Memory, Queue};
-use crate::cuda::launches::{Call, Queued};
+use crate::cuda::schedule::{Call, Queued};
 use crate::error::Result;
 use std::sync::Arc;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use waterline_quant::{BF16, FORMATS};
 
 use crate::cuda::Device;
-use crate::cuda::products::{Factor, GatedUnit};
+use crate::cuda::gemm::{GatedUnit, WeightMatrix};
 use crate::cuda::tests::{Bench, device, matrix, numbers};
 use crate::engine::StepProgram;
 use crate::functions::Activation;
@@ -188,7 +188,7 @@ fn what_a_batch_cannot_step_is_refused() {
     assert!(batch.step(&mut []).expect("nobody").is_empty());
 }
 
-/// Of every format, the product of a gated unit's three matrices: the bits of `multiply_gated` and `multiply`, but of BF16 among more
+/// Of every format, the product of a gated unit's three matrices: the bits of `gemv_gated` and `gemv`, but of BF16 among more
 /// than eight columns, where inputs are rounded to 16 bits of fraction.
 #[test]
 fn columns_of_every_format_have_the_bits_of_steps() {
@@ -207,14 +207,14 @@ fn columns_of_every_format_have_the_bits_of_steps() {
         let bias: crate::weights::Vector = numbers(9, rows).into();
         let matrices = [(width, 1), (width, 2), (rows, 3)]
             .map(|(rows, seed)| matrix(format, rows, width, seed));
-        let [gate, up, down] = matrices.each_ref().map(Factor::plain);
+        let [gate, up, down] = matrices.each_ref().map(WeightMatrix::plain);
         let unit = GatedUnit {
             gate,
-            up: Factor {
+            up: WeightMatrix {
                 column: width,
                 ..up
             },
-            down: Factor {
+            down: WeightMatrix {
                 bias: Some(&bias),
                 multiplier: 0.5,
                 ..down
@@ -226,12 +226,12 @@ fn columns_of_every_format_have_the_bits_of_steps() {
             let mut scratch = Vec::new();
             let mut launches = bench.launches(tokens, &mut scratch);
             launches.as_steps = as_steps;
-            let gather = launches
-                .gathered(View::whole(0, width), None)
+            let prologue = launches
+                .prologue(View::whole(0, width), None)
                 .expect("an input");
             let output = View::whole(3, rows);
             launches
-                .multiply_gated(gather, &unit, output, false)
+                .gemm_gated(prologue, &unit, output, false)
                 .expect("launches");
             let calls = launches.calls;
             bench.write(0, &numbers(7, tokens * width));

@@ -37,7 +37,7 @@ impl CudaEngine {
 
     /// The first of the largest logits is known to be this one.
     pub(super) fn set_next(&mut self, next: Option<u32>) {
-        self.shown.next = next;
+        self.host_logits.next = next;
     }
 
     /// Leaves the state to a program on another queue, which reads tokens into it and may sample one: nothing is left to do on
@@ -55,7 +55,7 @@ impl CudaEngine {
             }
             self.busy.set(false);
         }
-        self.shown.forget();
+        self.host_logits.forget();
         self.fresh = true;
         Ok(self.arena.address())
     }

@@ -14,8 +14,8 @@ use programs::{Calls, Programs};
 use super::{Ahead, Engine, Group, Setup, StepForm, StepProgram};
 use crate::cpu::Pool;
 use crate::cuda::{
-    Address, Control, Device, LEAST_BYTES, Launches, Memory, Persistent, PhaseOps, PhaseTime,
-    Queue, Queued, Sampling, SessionMemory, Shown, Source,
+    Address, Control, DecodeKernel, Device, HostLogits, KernelOpInfo, LEAST_BYTES, Launches,
+    Memory, PhaseTime, Queue, Queued, Sampling, SessionMemory, Source,
 };
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -54,7 +54,7 @@ pub(crate) struct CudaEngine {
     /// Whether something may be left to do on the queue.
     busy: Cell<bool>,
     kv: Kv,
-    shown: Shown,
+    host_logits: HostLogits,
     programs: Box<Programs>,
     form: StepForm,
 }
@@ -162,7 +162,7 @@ impl CudaEngine {
                 // Compiling takes seconds, and the two units are independent. An error comes again where it belongs.
                 std::thread::scope(|scope| {
                     scope.spawn(|| device.kernels(&others));
-                    Persistent::new(&phases, blocks, &device, &*queue, &control)
+                    DecodeKernel::new(&phases, blocks, &device, &*queue, &control)
                 })?
             }
         };
@@ -189,7 +189,7 @@ impl CudaEngine {
             model: Arc::clone(model),
             marks: marks.collect::<Result<Vec<_>>>()?,
             own,
-            shown: Shown::new(vocab),
+            host_logits: HostLogits::new(vocab),
             fresh: false,
             arena,
             ids,
@@ -212,8 +212,8 @@ impl CudaEngine {
     }
 
     /// What the phases of a step have to do with ops, if it is one kernel.
-    pub fn phase_ops(&self) -> Option<&[PhaseOps]> {
-        self.programs.persistent.as_ref().map(Persistent::ops)
+    pub fn kernel_ops(&self) -> Option<&[KernelOpInfo]> {
+        self.programs.persistent.as_ref().map(DecodeKernel::ops)
     }
 
     /// The queue of a session that is not lost.
@@ -278,7 +278,7 @@ impl CudaEngine {
 
     /// Another state takes the place of this one.
     pub(super) fn replaced(&mut self) {
-        self.shown.forget();
+        self.host_logits.forget();
         self.known.1 = None;
     }
 
@@ -288,7 +288,7 @@ impl CudaEngine {
     /// [`Error::Invalid`] if the logits are not finite; the state is then one of a damaged model.
     fn choose(&mut self) -> Result<u32> {
         self.queue()?;
-        self.shown.forget();
+        self.host_logits.forget();
         self.fresh = true;
         self.programs.greedy.replay()?;
         self.chosen()
@@ -300,7 +300,7 @@ impl CudaEngine {
     /// As [`CudaEngine::choose`].
     fn sample(&mut self, sampling: Sampling) -> Result<u32> {
         self.queue()?;
-        self.shown.forget();
+        self.host_logits.forget();
         self.fresh = true;
         if self.known.0.take() != Some(sampling) {
             let bytes = bytemuck::bytes_of(&sampling);
@@ -345,7 +345,7 @@ impl Engine for CudaEngine {
         let persistent = self.programs.persistent.as_ref();
         memories.map(Memory::bytes).sum::<usize>()
             + self.ids.bytes()
-            + persistent.map_or(0, Persistent::bytes)
+            + persistent.map_or(0, DecodeKernel::bytes)
     }
 
     fn device_bytes(&self) -> usize {
@@ -361,7 +361,7 @@ impl Engine for CudaEngine {
     }
 
     fn read(&mut self, tokens: &[u32]) -> Result<()> {
-        self.shown.forget();
+        self.host_logits.forget();
         self.queue()?
             .write(self.ids.address(), bytemuck::cast_slice(tokens))?;
         if let [_] = tokens {
@@ -377,7 +377,7 @@ impl Engine for CudaEngine {
     }
 
     fn compute_logits(&mut self, row: usize) -> Result<()> {
-        self.shown.forget();
+        self.host_logits.forget();
         if !self.fresh {
             self.move_row(row)?;
             for template in &self.programs.logits {
@@ -399,7 +399,7 @@ impl Engine for CudaEngine {
     }
 
     fn logits(&self) -> Result<&[f32]> {
-        self.shown.get(|logits| {
+        self.host_logits.get(|logits| {
             self.queue()?
                 .read(self.tensor(LOGITS), bytemuck::cast_slice_mut(logits))
         })
@@ -410,7 +410,7 @@ impl Engine for CudaEngine {
     }
 
     fn next(&self) -> Option<u32> {
-        self.shown.next
+        self.host_logits.next
     }
 
     fn step(&mut self, params: &SamplerParams) -> Result<u32> {
@@ -429,7 +429,7 @@ impl Engine for CudaEngine {
             return Ok(None);
         };
         self.queue()?;
-        self.shown.forget();
+        self.host_logits.forget();
         self.fresh = true;
         let phases = persistent.time(&self.device, &*self.queue)?;
         Ok(Some((self.chosen()?, phases)))
@@ -514,7 +514,7 @@ impl Model {
         match CudaEngine::new(self, device, plan, &setup) {
             Ok(engine) => {
                 schedule.gpu = Some(format!("{}: {}", device.name(), engine.form));
-                schedule.link(engine.phase_ops().unwrap_or_default());
+                schedule.link(engine.kernel_ops().unwrap_or_default());
             }
             Err(Error::Device { device, reason }) => {
                 schedule.gpu = Some(format!("{device}: a graph of kernels: {reason}"));

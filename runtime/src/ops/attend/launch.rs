@@ -200,7 +200,7 @@ impl Attend {
             end - bytes
         });
         let call = self.head_call(launches, attended, retained, format!("retain<{policy}>"));
-        launches.push_streaming(call);
+        launches.push_prefetching(call);
         if let Policy::Learned { scores, .. } = &eviction.policy {
             let [window, set, counts] = [scores.window, scores.set, eviction.set_counts]
                 .map(|tensor| launches.state_bytes(tensor));
@@ -209,7 +209,7 @@ impl Attend {
             if retained.router.first != 0 {
                 written.push(window);
             }
-            launches.touches(&[retained.router.bytes()], &written);
+            launches.narrow_accesses(&[retained.router.bytes()], &written);
         }
         self.launch_attention(launches, attended, first..end)
     }
@@ -275,7 +275,7 @@ impl Attend {
         let blocks = self.heads / heads;
         let keys = (attended.rows + attended.capacity) as usize;
         let splits = match single && keys >= SPLIT {
-            true => (2 * launches.processors() / blocks).clamp(1, keys.div_ceil(SPLIT / 4)),
+            true => (2 * launches.sms() / blocks).clamp(1, keys.div_ceil(SPLIT / 4)),
             false => 1,
         };
         let mut parts = attended.out.bytes();
@@ -303,7 +303,7 @@ impl Attend {
             return Ok(false);
         }
         let caches = single && !retains;
-        let all = launches.gather_threads();
+        let all = launches.prologue_threads();
         let shares = single && dim <= LONG_HEAD && (all / 32).is_multiple_of(heads);
         let (sharing, (threads, shared)) = match shares {
             true => (heads, (all, merging_bytes(dim, all, 1))),
@@ -324,7 +324,7 @@ impl Attend {
                 "attend_retained<{kv}, {dim}, {unit}, {heads}, {splits}, {sharing}, {near}>"
             );
             call.shared = shared.max(near * (row_bytes + size_of::<i32>()));
-            launches.push_streaming(call);
+            launches.push_prefetching(call);
         } else {
             call.kernel = format!(
                 "attend<{kv}, {dim}, {unit}, {heads}, {tile}, {retains}, {caches}, {splits}, {sharing}>"
@@ -340,7 +340,7 @@ impl Attend {
         if caches {
             written.extend_from_slice(&cached);
         }
-        launches.touches(&read, &written);
+        launches.narrow_accesses(&read, &written);
         if splits > 1 {
             launches.push(Call {
                 source: SOURCE,
@@ -359,7 +359,7 @@ impl Attend {
             if retains {
                 written.extend(cached);
             }
-            launches.touches(&[parts, k, v, marks.clone()], &written);
+            launches.narrow_accesses(&[parts, k, v, marks.clone()], &written);
         }
         Ok(caches || retains && splits > 1)
     }
@@ -379,7 +379,7 @@ impl Attend {
             ],
         });
         let read = [attended.k.bytes(), attended.v.bytes(), marks.clone()];
-        launches.touches(&read, &self.cached(launches));
+        launches.narrow_accesses(&read, &self.cached(launches));
     }
 }
 

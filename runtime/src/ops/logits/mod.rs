@@ -7,7 +7,7 @@ use waterline_quant::{Activations, Matrix, Output};
 use super::project::piece;
 use super::{Access, Operand};
 use crate::cpu::{Buffers, Pool, Shared, simd};
-use crate::cuda::{Call, Factor, Grid, Launches, Parameter, Rows};
+use crate::cuda::{Call, Grid, Launches, Parameter, Rows, WeightMatrix};
 use crate::error::Result;
 use crate::functions::{Activation, Norm};
 use crate::operands::{INPUTS, RESIDUAL, View};
@@ -95,8 +95,13 @@ impl Logits {
         residual: View,
         logits: Rows,
     ) -> Result<()> {
-        let gather = launches.gathered(residual, Some(&self.norm))?;
-        launches.multiply_into(gather, &[Factor::plain(&self.matrix)], logits, false)?;
+        let prologue = launches.prologue(residual, Some(&self.norm))?;
+        launches.gemm_into(
+            prologue,
+            &[WeightMatrix::plain(&self.matrix)],
+            logits,
+            false,
+        )?;
         if let Some(cap) = self.softcap {
             const THREADS: usize = 256;
             launches.push(Call {

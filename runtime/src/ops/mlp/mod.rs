@@ -95,20 +95,20 @@ impl DeviceOp for Mlp {
 
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let residual = View::whole(RESIDUAL, self.down.matrix.rows());
-        let gather = launches.gathered(residual, self.norm.as_ref())?;
+        let prologue = launches.prologue(residual, self.norm.as_ref())?;
         let unit = GatedUnit {
-            gate: self.gate.factor(),
-            up: self.up.factor(),
-            down: self.down.factor(),
+            gate: self.gate.weight(),
+            up: self.up.weight(),
+            down: self.down.weight(),
             activation: self.activation,
             inner: self.inner,
         };
         let Some(norm) = &self.post_norm else {
-            return launches.multiply_gated(gather, &unit, residual, true);
+            return launches.gemm_gated(prologue, &unit, residual, true);
         };
         let product = View::whole(PRODUCT, residual.width);
-        launches.works_in(launches.rows(product).bytes());
-        launches.multiply_gated(gather, &unit, product, false)?;
+        launches.also_writes(launches.rows(product).bytes());
+        launches.gemm_gated(prologue, &unit, product, false)?;
         launches.add_normed(product, norm)
     }
 }

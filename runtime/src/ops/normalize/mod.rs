@@ -50,8 +50,8 @@ impl DeviceOp for Normalize {
     }
 
     fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let gather = launches.gathered(self.columns, Some(&self.norm))?;
-        launches.stage(gather, self.columns);
+        let prologue = launches.prologue(self.columns, Some(&self.norm))?;
+        launches.store_prologue(prologue, self.columns);
         Ok(())
     }
 }

@@ -5,7 +5,7 @@ use waterline_quant::{Matrix, Output, Rounding};
 use super::route::Chosen;
 use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, simd};
-use crate::cuda::{Factor, Launches};
+use crate::cuda::{Launches, WeightMatrix};
 use crate::error::Result;
 use crate::functions::Norm;
 use crate::operands::{INPUTS, View};
@@ -37,8 +37,8 @@ impl Linear {
     }
 
     /// The same for a device.
-    pub(super) fn factor(&self) -> Factor<'_> {
-        Factor {
+    pub(super) fn weight(&self) -> WeightMatrix<'_> {
+        WeightMatrix {
             matrix: &self.matrix,
             bias: self.bias.as_ref(),
             column: self.column,
@@ -168,15 +168,15 @@ impl DeviceOp for Project {
     }
 
     fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let gather = launches.gathered(self.input, self.norm.as_ref())?;
-        let factors: Vec<Factor> = self.linears.iter().map(Linear::factor).collect();
+        let prologue = launches.prologue(self.input, self.norm.as_ref())?;
+        let weights: Vec<WeightMatrix> = self.linears.iter().map(Linear::weight).collect();
         let output = View::whole(self.output.buffer, self.output.stride);
         match &self.parts {
             Some(parts) if launches.tokens == 1 => {
                 let parts = (parts.partitions, parts.route);
-                launches.multiply_chosen(gather, &factors, parts, output)
+                launches.gemv_chosen(prologue, &weights, parts, output)
             }
-            _ => launches.multiply(gather, &factors, output, false),
+            _ => launches.gemm(prologue, &weights, output, false),
         }
     }
 }

@@ -43,8 +43,8 @@ impl DeviceOp for Renew {
     }
 
     fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let gather = launches.gathered(self.residual(), Some(&self.norm))?;
-        launches.stage(gather, self.residual());
+        let prologue = launches.prologue(self.residual(), Some(&self.norm))?;
+        launches.store_prologue(prologue, self.residual());
         Ok(())
     }
 }
