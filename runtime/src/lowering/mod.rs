@@ -254,7 +254,7 @@ impl<'a> Lowering<'a> {
         self.first_tensor += tensor;
         match sum {
             Sum::Normed { share } => {
-                let norm = Norm::rms(self.vector("merge_norm.weight")?, self.norm_eps);
+                let norm = Norm::rms(self.vector("merge_norm.weight")?, self.norm_eps());
                 self.post_norm = Some(norm.scaled(share));
             }
             Sum::Multiplied { input, output } => {

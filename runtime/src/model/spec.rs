@@ -18,18 +18,18 @@ use crate::weights::{OF_MODEL, WeightSpec, full_name};
 #[derive(Debug, Clone, Default)]
 pub struct LayerSpec {
     /// The token mixer.
-    pub mixer: Option<Arc<dyn Mixer>>,
+    pub(crate) mixer: Option<Arc<dyn Mixer>>,
     /// The feed-forward network. One with a state of its own is a mixer in a layer of its own.
-    pub ffn: Option<FeedForward>,
+    pub(crate) ffn: Option<FeedForward>,
     /// What is around the mixer.
-    pub mixer_sublayer: Sublayer,
+    pub(crate) mixer_sublayer: Sublayer,
     /// What is around the feed-forward network.
-    pub ffn_sublayer: Sublayer,
+    pub(crate) ffn_sublayer: Sublayer,
 }
 
 impl LayerSpec {
     /// A mixer and perhaps a network, each behind a norm.
-    pub fn of(mixer: Arc<dyn Mixer>, mlp: Option<MlpSpec>) -> Self {
+    pub(crate) fn of(mixer: Arc<dyn Mixer>, mlp: Option<MlpSpec>) -> Self {
         LayerSpec {
             mixer: Some(mixer),
             ffn: mlp.map(FeedForward::Dense),
@@ -169,17 +169,17 @@ pub struct ModelSpec {
     /// Width of the residual stream.
     pub hidden: usize,
     /// The norm before every layer's parts and before the logits.
-    pub norm: NormKind,
+    pub(crate) norm: NormKind,
     /// Added under the square root of these norms.
-    pub norm_eps: f32,
+    pub(crate) norm_eps: f32,
     /// Whether the embedding is normed as well.
-    pub embedding_norm: bool,
+    pub(crate) embedding_norm: bool,
     /// Multiplies the embedding's rows.
-    pub embedding_multiplier: f32,
+    pub(crate) embedding_multiplier: f32,
     /// Multiplies the logits.
-    pub logits_multiplier: f32,
+    pub(crate) logits_multiplier: f32,
     /// Bounds the logits: `cap tanh(logits / cap)`; none: no bound.
-    pub logit_softcap: Option<f32>,
+    pub(crate) logit_softcap: Option<f32>,
     /// Whether the output matrix is the embedding.
     pub tied: bool,
     /// The layers, first to last.
@@ -358,6 +358,11 @@ impl ModelSpec {
     pub fn plan(&self, options: &StateOptions) -> Result<StatePlan> {
         let layers = self.layers.iter().map(LayerSpec::state);
         StatePlan::new(self.vocab, layers, options)
+    }
+
+    /// Leaves the mixers alone, to measure them.
+    pub fn remove_feed_forward(&mut self) {
+        self.layers.iter_mut().for_each(|layer| layer.ffn = None);
     }
 
     /// Number of parameters.

@@ -402,8 +402,13 @@ impl Session {
             self.advance(&[token]);
             return Ok(token);
         }
+        let random = self.random();
         let token = self.sample()?;
-        self.feed(&[token])?;
+        if let Err(error) = self.feed(&[token]) {
+            // Nothing was read, so nothing was drawn.
+            self.set_random(random);
+            return Err(error);
+        }
         Ok(token)
     }
 
