@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fuzzes every kind of file, or those named, for a while each: tests/fuzz/run.sh [SECONDS [KIND...]]
-# Needs cargo-fuzz (cargo install cargo-fuzz). Findings lie in tests/fuzz/artifacts; each becomes a regression test.
+# Needs cargo-fuzz (cargo install cargo-fuzz; the compiler may be the stable one). Findings lie in tests/fuzz/artifacts; each becomes a regression test.
 set -euo pipefail
 cd "$(dirname "$0")"
 seconds=${1:-600}

@@ -61,9 +61,9 @@ impl Source {
 
     /// The text of the decode kernel with `calls` as its ops; `constants` are its sizes.
     pub fn decode(calls: &[&Queued], mailboxes: &[Mailboxes], constants: &str) -> Self {
-        let phases = calls.iter().zip(mailboxes);
+        let ops = calls.iter().zip(mailboxes);
         let (cases, of_call) =
-            each_once(phases.map(|(queued, mailboxes)| kernel_op(queued, mailboxes)));
+            each_once(ops.map(|(queued, mailboxes)| kernel_op(queued, mailboxes)));
         // Not inlined: common subexpressions of several ops would hold registers.
         let functions: String = (cases.iter().enumerate())
             .map(|(index, case)| {
