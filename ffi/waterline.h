@@ -354,7 +354,7 @@ wl_status wl_model_name(const wl_model *model, const char **name);
 wl_status wl_model_device(const wl_model *model,
                           const char **device);
 
-// Gives the model's description as JSON: its dimensions, and for every block its mixer with its numbers. It is valid
+// Gives the model's description as JSON: its dimensions, and for every layer its mixer with its hyperparameters. It is valid
 // until the model is freed.
 wl_status wl_model_spec_json(const wl_model *model, const char **json);
 
