@@ -1,26 +1,47 @@
 //! What a saved session may say: every whole number of the state beyond its declared range is refused by a sentence, the session is as it
-//! was, and with the largest and smallest numbers that are not refused it reads on.
+//! was, and with the largest and smallest numbers that are not refused it reads on. `WATERLINE_DEVICE=cuda` runs the sessions on a GPU, the
+//! feature `emulator` on its kernels on the CPU; tests/sanitize.sh does so under compute-sanitizer.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use waterline::{ContextEnd, Error, Model, Session, SessionOptions, Snapshot, StateDtype};
+use waterline::{ContextEnd, Device, Error, Model, Session, SessionOptions, Snapshot, StateDtype};
 
-/// Every model under `tests/fixtures`.
-fn models() -> Vec<(String, Arc<Model>)> {
+/// Every model under `tests/fixtures`; on a device, whose kernels are compiled for each, one of each way to keep counters.
+fn models(on_device: bool) -> Vec<(String, Arc<Model>)> {
+    const COUNTING: [&str; 6] = [
+        "gdn_swa",
+        "hax_mamba2_sw_dilated",
+        "hax_mamba_argmax_ks_stream",
+        "lalte_stream_gqa",
+        "lansa",
+        "transformer_full",
+    ];
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
     let cases = std::fs::read_dir(folder).expect("tests/fixtures");
+    let mut cases: Vec<PathBuf> = cases.map(|case| case.expect("an entry").path()).collect();
+    cases.sort();
+    cases.retain(|case| !on_device || COUNTING.iter().any(|name| case.ends_with(name)));
     let open = |path: PathBuf| {
         let model = Model::open(&path).expect("a fixture opens");
         (path.display().to_string(), model)
     };
-    cases
-        .map(|entry| open(entry.expect("an entry").path()))
-        .collect()
+    cases.into_iter().map(open).collect()
 }
 
-fn session(model: &Arc<Model>) -> Session {
+fn device() -> Option<Arc<Device>> {
+    match std::env::var("WATERLINE_DEVICE").as_deref() {
+        Ok("cuda") => Some(Device::open(0).expect("a GPU")),
+        #[cfg(feature = "emulator")]
+        _ => Some(Device::emulated()),
+        #[cfg(not(feature = "emulator"))]
+        _ => None,
+    }
+}
+
+fn session(model: &Arc<Model>, device: &Option<Arc<Device>>) -> Session {
     let mut options = SessionOptions::default();
+    options.device = device.clone();
     (options.state.context, options.state.history) = (64, 16);
     (options.chunk, options.threads) = (8, 1);
     options.context_end = ContextEnd::DropOldest;
@@ -65,8 +86,9 @@ fn counters_beyond_their_range_are_refused_and_change_nothing() {
         u64::MAX,
     ];
     let (mut refused, mut read_on) = (0, 0);
-    for (name, model) in models() {
-        let mut session = session(&model);
+    let device = device();
+    for (name, model) in models(device.is_some()) {
+        let mut session = session(&model, &device);
         let vocab = model.spec().vocab as u32;
         let tokens: Vec<u32> = (0..40).map(|i| (7 * i + 3) % vocab).collect();
         session.feed(&tokens).expect("a prompt");
@@ -109,6 +131,7 @@ fn counters_beyond_their_range_are_refused_and_change_nothing() {
             }
         }
     }
+    println!("{refused} counters refused, {read_on} read on");
     assert!(
         refused > 100 && read_on > 100,
         "{refused} refused, {read_on} read on"

@@ -41,13 +41,13 @@ fn inspect_says_what_a_session_takes() {
             end = (offset + bytes).next_multiple_of(64);
         }
         assert_eq!(session["bytes"], end);
-        let of_blocks = |tensor: &&serde_json::Value| !tensor["block"].is_null();
-        let in_blocks = session["tensors"]
+        let of_layers = |tensor: &&serde_json::Value| !tensor["layer"].is_null();
+        let in_layers = session["tensors"]
             .as_array()
             .unwrap()
             .iter()
-            .filter(of_blocks);
-        let sum: u64 = in_blocks
+            .filter(of_layers);
+        let sum: u64 = in_layers
             .map(|tensor| tensor["bytes"].as_u64().unwrap())
             .sum();
         assert_eq!(

@@ -27,7 +27,7 @@ const LAYERS: &[&str] = &[
     "error",
 ];
 
-/// Files that are compiled for tests alone.
+/// Files and folders that are compiled for tests alone.
 const TEST_FILES: &[&str] = &["tests", "instrument", "rig", "op_rig"];
 
 fn sources() -> PathBuf {
@@ -39,9 +39,12 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
         let path = entry.expect("an entry").path();
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
         let of_tests = TEST_FILES.contains(&&*name) || name.ends_with("_tests");
+        if of_tests {
+            continue;
+        }
         if path.is_dir() {
             files(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") && !of_tests {
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
             found.push(path);
         }
     }

@@ -13,9 +13,6 @@ fn is_unknown(output: &std::process::Output) -> bool {
     output.status.code() == Some(2) && said.contains("not supported: ")
 }
 
-/// Families without a frontend. A case whose model opens must leave this list.
-const NOT_YET: [&str; 1] = ["hf_zamba2"];
-
 /// Whether the case was refused with a sentence, and its meta.json says that no decoder can give its logits.
 fn is_excused(case: &Path, output: &std::process::Output) -> bool {
     let meta = std::fs::read(case.join("meta.json")).expect("meta.json");
@@ -43,7 +40,7 @@ fn respelled(cases: &[PathBuf], room: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(all)
 }
 
-/// Verifies every case in `folder`. None is excused but by its own `meta.json`, or by [`NOT_YET`] as long as its model does not open.
+/// Verifies every case in `folder`. None is excused but by its own `meta.json`.
 fn verify(folder: &Path) {
     let mut cases: Vec<PathBuf> = std::fs::read_dir(folder)
         .expect("a folder of cases")
@@ -66,15 +63,13 @@ fn verify(folder: &Path) {
             .expect("a name")
             .to_string_lossy()
             .into_owned();
-        if output.status.success() && !NOT_YET.contains(&&*name) {
+        if output.status.success() {
             let result: serde_json::Value =
                 serde_json::from_slice(&output.stdout).expect("one JSON object");
             println!(
                 "{name}: worst {} of {}",
                 result["worst"], result["tolerance"]
             );
-        } else if NOT_YET.contains(&&*name) && is_unknown(&output) {
-            skipped(&format!("frontend for {name}"));
         } else if is_excused(case, &output) {
             println!("{name}: not compared, as its meta.json says");
         } else {

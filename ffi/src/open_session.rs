@@ -40,6 +40,11 @@ pub(crate) fn add(session: Session, chat: Option<Chat>) -> *mut wl_session {
             "made a session: state {state} bytes, working memory {work} bytes, {threads} threads"
         )
     });
+    if let Some(form) = session.step_form() {
+        log(wl_log_level::WL_LOG_INFO, || {
+            format!("a step on the GPU is {form}")
+        });
+    }
     SESSIONS.add(OpenSession {
         canceller: session.canceller(),
         inner: Mutex::new(Inner {

@@ -46,12 +46,8 @@ pub use cpu::{Pool, physical_cores};
 pub use cuda::{Device, PhaseTime};
 pub use engine::{StepForm, StepProgram};
 pub use error::{Error, Result};
-pub use feed_forward::{ExpertsSpec, FeedForward, MlpSpec, SharedSpec};
-pub use functions::Activation;
-pub use lowering::{NormKind, Sublayer};
 pub use mixers::{Retained, RetainedPolicy};
 pub use model::{Checkpoint, LayerSpec, Model, ModelSpec, OpenOptions, TextFiles};
-pub use ops::{Groups, Router, Scoring};
 pub use program::Schedule;
 pub use sampler::{SamplerParams, SamplerState};
 pub use session::{
@@ -59,12 +55,10 @@ pub use session::{
     Piece, Session, SessionOptions, SessionPlan,
 };
 pub use state::{
-    Kv, Snapshot, StateDtype, StateKind, StateOptions, StatePlan, StateRange, StateTensorPlan,
-    Touched,
+    Kv, Snapshot, StateDtype, StateKind, StateOptions, StatePlan, StateTensorPlan, Touched,
 };
 pub use text::{
-    ChatTemplate, Message, Piece as PromptPiece, Role, TemplateOptions, TextStream, Tokenizer,
-    Turns,
+    ChatTemplate, Message, Piece as PromptPiece, Role, TemplateOptions, Tokenizer, Turns,
 };
 pub use waterline_quant::Bytes;
 pub use weights::{Precision, Tensors, WeightSpec};

@@ -31,6 +31,22 @@ pub enum Precision {
     Full,
 }
 
+/// What the names of tensors begin with that several layers have in common.
+pub(crate) const OF_MODEL: &str = "model.";
+
+/// The name of a tensor that all layers that list it have in common, of the same shape in each.
+pub(crate) fn of_model(name: &str) -> String {
+    format!("{OF_MODEL}{name}")
+}
+
+/// The full name of a tensor that a part of a model calls `name` where names begin with `scope`.
+pub(crate) fn full_name(scope: &str, name: &str) -> String {
+    match name.starts_with(OF_MODEL) {
+        true => name.into(),
+        false => format!("{scope}{name}"),
+    }
+}
+
 impl WeightSpec {
     /// A matrix `[rows, cols]` that may be quantized.
     pub fn matrix(name: &str, rows: usize, cols: usize) -> Self {

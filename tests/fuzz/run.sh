@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Fuzzes every kind of file, or those named, for a while each: tests/fuzz/run.sh [SECONDS [KIND...]]
-# Needs cargo-fuzz (cargo install cargo-fuzz). Findings lie in tests/fuzz/artifacts; each becomes a regression test.
+# Needs cargo-fuzz (cargo install cargo-fuzz; the compiler may be the stable one). Findings lie in tests/fuzz/artifacts; each becomes a regression test.
 set -euo pipefail
 cd "$(dirname "$0")"
 seconds=${1:-600}
 shift || true
 kinds=("$@")
-[ ${#kinds[@]} -gt 0 ] || kinds=(gguf safetensors config tokenizer template snapshot)
+[ ${#kinds[@]} -gt 0 ] || kinds=(gguf safetensors config tokenizer template snapshot calls)
 # Sanitizers and coverage are unstable options of the compiler, which the stable one takes with this.
 export RUSTC_BOOTSTRAP=1
 cargo run --release --bin seeds

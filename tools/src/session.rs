@@ -63,7 +63,7 @@ pub struct SessionArgs {
         }))]
     gpu_step: StepProgram,
     /// Draft up to N tokens at once by looking up what followed the last ones before: faster where text repeats, with the same
-    /// tokens. On the CPU, for run and chat.
+    /// tokens. A GPU drafts up to 15, and its tokens are those of recorded steps. For run and chat.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
     lookup: u32,
 }
@@ -99,7 +99,7 @@ impl SessionArgs {
         larger
     }
 
-    /// Opens a session that keeps up to `mark_bytes` of marks for going back, two at least, none if that is 0.
+    /// Opens a session, and on a GPU prints the form of its steps. It keeps up to `mark_bytes` of marks for going back, two at least, none if that is 0.
     pub fn open(
         &self,
         model: &Arc<Model>,
@@ -112,7 +112,11 @@ impl SessionArgs {
         };
         let mut options = self.options(self.device.open()?)?;
         (options.marks, options.sampler) = (marks, sampler);
-        Ok(Session::new(Arc::clone(model), options)?)
+        let session = Session::new(Arc::clone(model), options)?;
+        if let Some(form) = session.step_form() {
+            eprintln!("a step on the GPU is {form}");
+        }
+        Ok(session)
     }
 
     /// Opens a session without marks on a device.

@@ -15,6 +15,7 @@ use waterline_quant::{F16, F32, Tensor};
 use crate::builtin::OpenArgs;
 use crate::device::DeviceArgs;
 use crate::error::{Error, Result};
+use crate::text::json_line;
 use crate::units;
 use case::{Best, Case};
 
@@ -118,7 +119,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         "ways": ways,
     });
     let text = if args.json {
-        format!("{result}\n")
+        json_line(&result)
     } else {
         table(&args.dir, &case, &result, within)
     };

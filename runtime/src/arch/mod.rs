@@ -34,6 +34,7 @@ mod rwkv;
 mod sse;
 mod tensors;
 mod unused;
+mod zamba2;
 
 use std::path::Path;
 
@@ -76,6 +77,7 @@ const FAMILIES: &[Family] = &[
     recurrent_gemma::FAMILY,
     rwkv::FAMILY,
     sse::FAMILY,
+    zamba2::FAMILY,
 ];
 
 /// Largest configuration, tokenizer or template that is read, in bytes; the largest tokenizers have a tenth of it.

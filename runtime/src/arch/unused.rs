@@ -144,6 +144,13 @@ const KEYS_OF: &[(&[&str], Idle)] = &[
         ),
     ),
     (
+        &["zamba2"],
+        (
+            "hybrid_layer_ids kv_channels num_query_groups",
+            "they follow from the kinds of layers and from the heads",
+        ),
+    ),
+    (
         &["kimi_linear"],
         (
             "qk_head_dim head_dim num_key_value_heads topk_group topk_method use_grouped_topk linear_attn_config.kda_layers \
@@ -198,6 +205,7 @@ const KEYS_AT: &[(&str, &str)] = &[
     ("use_qk_norm", "false"),
     ("use_mrope", "false"),
     ("sparse_arch", "\"\""),
+    ("use_shared_mlp_adapter", "true"),
 ];
 
 /// Tensors without a meaning for the logits.

@@ -8,13 +8,16 @@ use waterline_quant::Matrix;
 
 use crate::error::{Error, Result};
 use crate::functions::Norm;
-use crate::operands::{INPUTS, View};
-use crate::ops::{Emit, Op, Renew};
+use crate::operands::{INPUTS, RESIDUAL, View};
+use crate::ops::{Emit, HeadGroup, HeadOp, Op, Prepare, Renew};
 use crate::program::Program;
-use crate::weights::{Tensors, Vector};
+use crate::weights::{Tensors, Vector, full_name};
 
 /// The first buffer that layers use for their own values; the ones before it are the program's.
 pub(crate) const FIRST_FREE: usize = 3;
+
+/// The name under which the tokens' embeddings are published.
+const EMBEDDING: &str = "embedding";
 
 /// How a part of a mixer that sums several reads the layer's input, and what becomes of its product.
 #[derive(Debug, Clone, Copy)]
@@ -64,6 +67,19 @@ impl Written {
         }
     }
 
+    /// Keeps what the residual stream holds, the tokens' embeddings, for [`Lowering::embedding`].
+    pub fn keep_embedding(&mut self, hidden: usize) {
+        let view = View::whole(self.program.widths.len(), hidden);
+        self.program.widths.push(hidden);
+        self.published.push((EMBEDDING, view));
+        let copy = HeadOp::Copy(View::whole(RESIDUAL, hidden));
+        self.program.ops.push(Box::new(Prepare {
+            groups: vec![HeadGroup::of_channels(view, None, vec![copy])],
+            rope: None,
+            gates: Vec::new(),
+        }));
+    }
+
     /// The ops so far end a layer.
     pub fn end_layer(&mut self) {
         self.program.layer_ends.push(self.program.ops.len());
@@ -88,6 +104,8 @@ pub struct Lowering<'a> {
     program: &'a mut Program,
     hidden: usize,
     norm_eps: f32,
+    /// What this sublayer reads: the residual stream, but where a mixer says otherwise.
+    input: View,
     /// What the names of the tensors begin with.
     scope: String,
     /// Applied to the residual stream in front of this sublayer.
@@ -119,6 +137,7 @@ impl<'a> Lowering<'a> {
             program: &mut written.program,
             hidden: source.hidden,
             norm_eps: source.norm_eps,
+            input: View::whole(RESIDUAL, source.hidden),
             scope: String::new(),
             pre_norm: None,
             post_norm: None,
@@ -213,7 +232,7 @@ impl<'a> Lowering<'a> {
     }
 
     fn full_name(&self, name: &str) -> String {
-        format!("{}{name}", self.scope)
+        full_name(&self.scope, name)
     }
 
     /// Writes one part of a mixer that sums several: the names of its tensors begin with `prefix`, its state tensors are
@@ -235,7 +254,7 @@ impl<'a> Lowering<'a> {
         self.first_tensor += tensor;
         match sum {
             Sum::Normed { share } => {
-                let norm = Norm::rms(self.vector("merge_norm.weight")?, self.norm_eps);
+                let norm = Norm::rms(self.vector("merge_norm.weight")?, self.norm_eps());
                 self.post_norm = Some(norm.scaled(share));
             }
             Sum::Multiplied { input, output } => {
@@ -296,6 +315,23 @@ impl<'a> Lowering<'a> {
                 expected: format!("{width}"),
             }),
         }
+    }
+
+    /// The tokens' embeddings, for a mixer that [reads them](crate::mixers::Mixer::reads_embedding).
+    pub fn embedding(&self) -> Result<View> {
+        self.published(EMBEDDING, self.hidden)
+    }
+
+    /// Writes what reads `input`, as wide as the residual stream, in its place, behind the norm in front of this sublayer.
+    pub fn reading(
+        &mut self,
+        input: View,
+        lower: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<()> {
+        let outer = std::mem::replace(&mut self.input, input);
+        lower(self)?;
+        self.input = outer;
+        Ok(())
     }
 
     /// The norm in front of this sublayer, if it has one.

@@ -3,7 +3,7 @@
 use super::Lowering;
 use crate::error::{Error, Result};
 use crate::functions::{Norm, OutputOp};
-use crate::operands::{RESIDUAL, View};
+use crate::operands::View;
 use crate::ops::{Emit, Linear, Project};
 use crate::weights::Vector;
 
@@ -11,8 +11,7 @@ impl Lowering<'_> {
     /// Multiplies the normed residual stream with matrices stacked in one buffer, `{name}.weight` and, where it
     /// exists, `{name}.bias`; returns each one's columns.
     pub fn project(&mut self, names: &[&str]) -> Result<Vec<View>> {
-        let input = View::whole(RESIDUAL, self.hidden);
-        self.project_from(input, self.input_norm(), names)
+        self.project_from(self.input, self.input_norm(), names)
     }
 
     /// As [`Lowering::project`], each matrix' product and bias multiplied by a number.
@@ -57,7 +56,7 @@ impl Lowering<'_> {
 
     /// Multiplies the input of this sublayer with these matrices, whose products are `width` columns side by side.
     fn project_linears(&mut self, linears: Vec<Linear>, width: usize) -> Vec<View> {
-        let input = View::whole(RESIDUAL, self.hidden);
+        let input = self.input;
         self.wide_inputs(input.width);
         let output = self.buffer(width);
         let view = |linear: &Linear| View {
@@ -90,7 +89,7 @@ impl Lowering<'_> {
         partitions: usize,
         route: View,
     ) -> Result<Vec<View>> {
-        let input = View::whole(RESIDUAL, self.hidden);
+        let input = self.input;
         let (project, views) = self.projection(input, self.input_norm(), names)?;
         let project = project.of_chosen(partitions, route);
         self.push(project);

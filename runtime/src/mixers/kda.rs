@@ -45,8 +45,19 @@ pub struct Kda {
     pub negative_eigenvalues: bool,
     /// The smallest logarithm of a decay; none: no bound.
     pub decay_bound: Option<f32>,
+    /// Whether the output gate has a bias b.
+    #[serde(default = "yes", skip_serializing_if = "is_true")]
+    pub gate_bias: bool,
     /// Epsilon of the output norm.
     pub norm_eps: f32,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn is_true(value: &bool) -> bool {
+    *value
 }
 
 impl Kda {
@@ -89,10 +100,12 @@ impl Mixer for Kda {
             WeightSpec::full("dt_bias", &[decays]),
             WeightSpec::matrix("g_proj.0.weight", rank, hidden),
             WeightSpec::matrix("g_proj.1.weight", width, rank),
-            WeightSpec::full("g_proj.1.bias", &[width]),
             WeightSpec::full("o_norm.weight", &[self.value_dim]),
             WeightSpec::matrix("o_proj.weight", hidden, width),
         ]);
+        if self.gate_bias {
+            weights.push(WeightSpec::full("g_proj.1.bias", &[width]));
+        }
         weights
     }
 

@@ -29,6 +29,7 @@ mod retnet;
 mod rg_lru;
 mod rwkv7;
 mod rwkv_channel_mix;
+mod shared_block;
 mod short_conv;
 mod simple_gla;
 mod sse;
@@ -66,6 +67,7 @@ pub use retnet::RetNet;
 pub use rg_lru::RgLru;
 pub use rwkv_channel_mix::RwkvChannelMix;
 pub use rwkv7::Rwkv7;
+pub use shared_block::{SharedBlock, SharedBlockSpec};
 pub use simple_gla::SimpleGla;
 pub use sse::{HeadMap, Sse, StateUpdate};
 pub use sse_swa::SseSwa;
@@ -97,6 +99,11 @@ pub trait Mixer: Debug + Send + Sync {
     /// it; none for a mixer that is no plain attention.
     fn retaining(&self, _window: Option<usize>, _retained: Retained) -> Option<Arc<dyn Mixer>> {
         None
+    }
+
+    /// Whether it reads the token's embedding beside the residual stream.
+    fn reads_embedding(&self) -> bool {
+        false
     }
 
     /// Writes the mixer as ops: from the layer's input to the sum into the residual stream.
@@ -178,6 +185,7 @@ const MIXERS: &[(&str, Read)] = &[
     (rg_lru::KIND, read_as::<RgLru>),
     (rwkv_channel_mix::KIND, read_as::<RwkvChannelMix>),
     (rwkv7::KIND, read_as::<Rwkv7>),
+    (shared_block::KIND, read_as::<SharedBlock>),
     (simple_gla::KIND, read_as::<SimpleGla>),
     (sse::KIND, read_as::<Sse>),
     (sse_swa::KIND, read_as::<SseSwa>),

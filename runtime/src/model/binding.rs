@@ -47,6 +47,10 @@ pub(super) fn lower(
         norm_eps: spec.norm_eps,
     };
     let mut written = Written::new(program);
+    let mut mixers = spec.layers.iter().filter_map(|layer| layer.mixer.as_ref());
+    if mixers.any(|mixer| mixer.reads_embedding()) {
+        written.keep_embedding(spec.hidden);
+    }
     let mut first_tensor = first_tensor;
     for (layer, layer_spec) in spec.layers.iter().enumerate() {
         let mut lowering = Lowering::new(&source, layer, first_tensor, &mut written);

@@ -1,7 +1,5 @@
 //! A model's files, whatever their format: description, tensors by our names, tokenizer.
 
-use waterline_quant::F32;
-
 use super::ModelSpec;
 use crate::error::{Error, Result};
 use crate::weights::{Precision, Tensors};
@@ -67,7 +65,8 @@ impl Checkpoint {
                     format!("shape {:?}", weight.shape),
                 ));
             }
-            let full = tensor.format.ggml_type == F32.ggml_type || !tensor.format.is_integer_dot();
+            // llama.cpp quantizes some matrices that stay f32 in files of ours.
+            let full = !tensor.format.is_integer_dot() || weight.shape.len() == 2;
             if weight.precision == Precision::Full && !full {
                 return Err(wrong(
                     format!("format {}", tensor.format.name),

@@ -1,5 +1,6 @@
 //! What a model is: checked dimensions, from which every other size follows.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
@@ -10,25 +11,25 @@ use crate::feed_forward::{FeedForward, MlpSpec};
 use crate::lowering::{NormKind, Sublayer};
 use crate::mixers::{self, Mixer, Retained};
 use crate::state::{StateOptions, StatePlan, StateTensor};
-use crate::weights::WeightSpec;
+use crate::weights::{OF_MODEL, WeightSpec, full_name};
 
 /// One layer: a token mixer, then a feed-forward network, each with its norms and added to the residual stream. One of
 /// the two may be missing.
 #[derive(Debug, Clone, Default)]
 pub struct LayerSpec {
     /// The token mixer.
-    pub mixer: Option<Arc<dyn Mixer>>,
+    pub(crate) mixer: Option<Arc<dyn Mixer>>,
     /// The feed-forward network. One with a state of its own is a mixer in a layer of its own.
-    pub ffn: Option<FeedForward>,
+    pub(crate) ffn: Option<FeedForward>,
     /// What is around the mixer.
-    pub mixer_sublayer: Sublayer,
+    pub(crate) mixer_sublayer: Sublayer,
     /// What is around the feed-forward network.
-    pub ffn_sublayer: Sublayer,
+    pub(crate) ffn_sublayer: Sublayer,
 }
 
 impl LayerSpec {
     /// A mixer and perhaps a network, each behind a norm.
-    pub fn of(mixer: Arc<dyn Mixer>, mlp: Option<MlpSpec>) -> Self {
+    pub(crate) fn of(mixer: Arc<dyn Mixer>, mlp: Option<MlpSpec>) -> Self {
         LayerSpec {
             mixer: Some(mixer),
             ffn: mlp.map(FeedForward::Dense),
@@ -168,17 +169,17 @@ pub struct ModelSpec {
     /// Width of the residual stream.
     pub hidden: usize,
     /// The norm before every layer's parts and before the logits.
-    pub norm: NormKind,
+    pub(crate) norm: NormKind,
     /// Added under the square root of these norms.
-    pub norm_eps: f32,
+    pub(crate) norm_eps: f32,
     /// Whether the embedding is normed as well.
-    pub embedding_norm: bool,
+    pub(crate) embedding_norm: bool,
     /// Multiplies the embedding's rows.
-    pub embedding_multiplier: f32,
+    pub(crate) embedding_multiplier: f32,
     /// Multiplies the logits.
-    pub logits_multiplier: f32,
+    pub(crate) logits_multiplier: f32,
     /// Bounds the logits: `cap tanh(logits / cap)`; none: no bound.
-    pub logit_softcap: Option<f32>,
+    pub(crate) logit_softcap: Option<f32>,
     /// Whether the output matrix is the embedding.
     pub tied: bool,
     /// The layers, first to last.
@@ -255,7 +256,33 @@ impl ModelSpec {
             });
         }
         let mut layers = self.layers.iter().enumerate();
-        layers.try_for_each(|(i, layer)| layer.check(file, i, self.hidden))
+        layers.try_for_each(|(i, layer)| layer.check(file, i, self.hidden))?;
+        self.check_common(file)
+    }
+
+    /// Checks that tensors that several layers have in common are of the same shape in all of them.
+    fn check_common(&self, file: &str) -> Result<()> {
+        let mut shapes: HashMap<String, Vec<usize>> = HashMap::new();
+        for (i, layer) in self.layers.iter().enumerate() {
+            let mixer = layer.mixer.iter();
+            for weight in mixer.flat_map(|mixer| mixer.weights(self.hidden)) {
+                if !weight.name.starts_with(OF_MODEL) {
+                    continue;
+                }
+                let first = shapes
+                    .entry(weight.name.clone())
+                    .or_insert_with(|| weight.shape.clone());
+                if *first != weight.shape {
+                    return Err(Error::Config {
+                        file: file.into(),
+                        key: format!("layers[{i}]"),
+                        found: format!("{} of shape {:?}", weight.name, weight.shape),
+                        expected: format!("{first:?}, as in the layers in front"),
+                    });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Every tensor of the model by its full name, in the order of the file.
@@ -277,6 +304,7 @@ impl ModelSpec {
         if self.embedding_norm {
             all.extend(norm("token_embd_norm"));
         }
+        let mut common = HashSet::new();
         for (i, layer) in self.layers.iter().enumerate() {
             let mixer = layer.mixer.as_ref().map(|mixer| {
                 let weights = mixer.weights(self.hidden);
@@ -291,10 +319,15 @@ impl ModelSpec {
                 if sublayer.pre_norm {
                     all.extend(norm(&format!("blk.{i}.{pre}")));
                 }
-                all.extend(weights.into_iter().map(|weight| WeightSpec {
-                    name: format!("blk.{i}.{scope}{}", weight.name),
+                let scope = format!("blk.{i}.{scope}");
+                let full = weights.into_iter().map(|weight| WeightSpec {
+                    name: full_name(&scope, &weight.name),
                     ..weight
-                }));
+                });
+                let is_new = |weight: &WeightSpec| {
+                    !weight.name.starts_with(OF_MODEL) || common.insert(weight.name.clone())
+                };
+                all.extend(full.filter(is_new));
                 if sublayer.post_norm {
                     all.extend(norm(&format!("blk.{i}.{post}")));
                 }
@@ -325,6 +358,11 @@ impl ModelSpec {
     pub fn plan(&self, options: &StateOptions) -> Result<StatePlan> {
         let layers = self.layers.iter().map(LayerSpec::state);
         StatePlan::new(self.vocab, layers, options)
+    }
+
+    /// Leaves the mixers alone, to measure them.
+    pub fn remove_feed_forward(&mut self) {
+        self.layers.iter_mut().for_each(|layer| layer.ffn = None);
     }
 
     /// Number of parameters.
@@ -390,77 +428,5 @@ impl ModelSpec {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn layers_are_read_under_their_former_name() {
-        let mixer = mixers::Attention {
-            heads: 1,
-            kv_heads: 1,
-            head_dim: 4,
-            ..Default::default()
-        };
-        let mlp = MlpSpec {
-            intermediate: 6,
-            ..MlpSpec::default()
-        };
-        let spec = ModelSpec {
-            vocab: 8,
-            hidden: 4,
-            tied: true,
-            layers: vec![LayerSpec::of(Arc::new(mixer), Some(mlp))],
-            ..ModelSpec::default()
-        };
-        let today = spec.to_json();
-        let mut former = today.clone();
-        former["blocks"] = former["layers"].take();
-        former.as_object_mut().unwrap().remove("layers");
-        let read = ModelSpec::from_json("a test", &former).unwrap();
-        assert_eq!(read.to_json(), today);
-    }
-
-    #[test]
-    fn what_is_unusual_around_a_sublayer_is_written_and_read_back() {
-        let layers = json!([
-            { "mlp": { "intermediate": 8, "gated": false, "activation": "squared_relu", "bias": true } },
-            {
-                "mixer": "attention", "heads": 1, "kv_heads": 1, "head_dim": 4, "bias": false, "out_bias": false,
-                "gate": false,
-                "mixer_sublayer": { "pre_norm": false, "post_norm": true },
-                "mlp": { "intermediate": 8, "gate_multiplier": 0.5, "multiplier": 0.25 },
-                "ffn_sublayer": { "multiplier": 0.22 },
-            },
-        ]);
-        let model = json!({
-            "vocab": 8, "hidden": 4, "norm_eps": 1e-5, "tied": false, "embedding_multiplier": 12.0,
-            "logits_multiplier": 0.125, "logit_softcap": 30.0, "layers": layers,
-        });
-        let spec = ModelSpec::from_json("a test", &model).unwrap();
-        let written = spec.to_json();
-        assert_eq!(
-            ModelSpec::from_json("a test", &written).unwrap().to_json(),
-            written
-        );
-        assert_eq!(written["layers"][0], layers[0]);
-        for key in ["mlp", "mixer_sublayer", "ffn_sublayer"] {
-            assert_eq!(written["layers"][1][key], layers[1][key], "{key}");
-        }
-        let names: Vec<String> = spec.weights().into_iter().map(|w| w.name).collect();
-        let has = |name: &str| names.iter().any(|n| n == name);
-        assert!(has("blk.0.ffn_norm.weight") && has("blk.0.ffn_up.bias"));
-        assert!(!has("blk.0.attn_norm.weight") && !has("blk.0.ffn_gate.weight"));
-        assert!(!has("blk.1.attn_norm.weight") && has("blk.1.post_attention_norm.weight"));
-        let refused = |layer: Value| {
-            let mut model = model.clone();
-            model["layers"] = json!([layer]);
-            ModelSpec::from_json("a test", &model)
-                .unwrap_err()
-                .to_string()
-        };
-        assert!(refused(json!({})).contains("mixer"));
-        assert!(refused(json!({ "mlp": { "intermediate": 0 } })).contains("intermediate"));
-        let gateless = json!({ "intermediate": 8, "gated": false, "gate_multiplier": 2.0 });
-        assert!(refused(json!({ "mlp": gateless })).contains("multipliers"));
-    }
-}
+#[path = "spec_tests.rs"]
+mod tests;

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::cuda::PhaseOps;
+use crate::cuda::KernelOpInfo;
 use crate::operands::{Hazard, Operand, RESIDUAL, View};
 use crate::program::Program;
 use crate::state::StatePlan;
@@ -61,7 +61,7 @@ pub(crate) enum Link {
     Barrier,
     /// Thread blocks poll the values that they need.
     Mailbox,
-    /// One phase does both ops' work: a thread block finishes its own values.
+    /// One op of the kernel computes both: a thread block finishes its own values.
     Fused,
 }
 
@@ -120,17 +120,17 @@ impl Schedule {
         }
     }
 
-    /// Says how the phases of a decode kernel keep the dependencies.
-    pub(crate) fn link(&mut self, phases: &[PhaseOps]) {
+    /// Says how the ops of a decode kernel keep the dependencies.
+    pub(crate) fn link(&mut self, kernel_ops: &[KernelOpInfo]) {
         let of = |op: usize| {
-            let phases = phases.iter().enumerate();
-            phases.filter(move |(_, phase)| phase.ops.contains(&op))
+            let kernel_ops = kernel_ops.iter().enumerate();
+            kernel_ops.filter(move |(_, kernel_op)| kernel_op.ops.contains(&op))
         };
         for edge in &mut self.dependencies {
-            let is_from = |phase: usize| phases[phase].ops.contains(&edge.from);
+            let is_from = |kernel_op: usize| kernel_ops[kernel_op].ops.contains(&edge.from);
             let by_mailbox =
-                of(edge.to).any(|(_, phase)| phase.sources.iter().any(|&s| is_from(s)));
-            let in_one = of(edge.to).any(|(phase, _)| is_from(phase));
+                of(edge.to).any(|(_, kernel_op)| kernel_op.sources.iter().any(|&s| is_from(s)));
+            let in_one = of(edge.to).any(|(kernel_op, _)| is_from(kernel_op));
             edge.link = Some(match (by_mailbox, in_one) {
                 (true, _) => Link::Mailbox,
                 (false, true) => Link::Fused,

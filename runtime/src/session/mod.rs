@@ -35,6 +35,7 @@ fn setup(options: &SessionOptions, pool: &Arc<Pool>) -> Setup {
         marks: options.marks,
         kv: options.state.kv,
         step: options.step,
+        ahead: options.lookup > 0,
     }
 }
 
@@ -402,8 +403,13 @@ impl Session {
             self.advance(&[token]);
             return Ok(token);
         }
+        let random = self.random();
         let token = self.sample()?;
-        self.feed(&[token])?;
+        if let Err(error) = self.feed(&[token]) {
+            // Nothing was read, so nothing was drawn.
+            self.set_random(random);
+            return Err(error);
+        }
         Ok(token)
     }
 

@@ -159,7 +159,7 @@ pub struct StateTensorPlan {
     pub bytes: usize,
     /// Range of its counters. It follows from the model, so no file says it.
     #[serde(skip)]
-    pub range: StateRange,
+    pub(crate) range: StateRange,
 }
 
 impl StateTensorPlan {

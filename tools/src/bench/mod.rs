@@ -203,9 +203,6 @@ fn measure(
     let mut session = session.open(&model, greedy, 0)?;
     let load_ms = 1e3 * start.elapsed().as_secs_f64();
     interrupts.stops(session.canceller());
-    if let Some(form) = session.step_form() {
-        eprintln!("a step on the GPU is {form}");
-    }
 
     let state = model.plan(&session.options().state)?;
     let machine = Machine::here();

@@ -1,4 +1,4 @@
-//! The result of a run: what its numbers mean, and how they are printed.
+//! The result of a run: what its figures mean, and how they are printed.
 
 use std::path::Path;
 

@@ -12,6 +12,7 @@ mod gemma3;
 mod granite;
 mod jamba;
 mod keys;
+mod kimi_linear;
 mod lfm2;
 mod mamba;
 mod names;
@@ -48,6 +49,7 @@ const FAMILIES: &[Family] = &[
     gemma3::FAMILY,
     granite::FAMILY,
     jamba::FAMILY,
+    kimi_linear::FAMILY,
     lfm2::FAMILY,
     mamba::FAMILY,
     nemotron_h::FAMILY,

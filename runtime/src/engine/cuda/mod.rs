@@ -1,25 +1,28 @@
 //! The engine on a GPU: state, buffers, and the program as kernels.
 
+mod columns;
+mod lent;
 mod programs;
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::ops::Range;
 use std::sync::Arc;
 
+use columns::{DeviceAhead, DeviceGroup};
 use programs::{Calls, Programs};
 
-use super::{Engine, Setup, StepForm, StepProgram};
+use super::{Ahead, Engine, Group, Setup, StepForm, StepProgram};
 use crate::cpu::Pool;
 use crate::cuda::{
-    Address, Control, Device, LEAST_BYTES, Launches, Memory, Persistent, PhaseOps, PhaseTime,
-    Queue, Queued, Sampling, SessionMemory, Shown, Source,
+    Address, Control, DecodeKernel, Device, HostLogits, KernelOpInfo, LEAST_BYTES, Launches,
+    Memory, PhaseTime, Queue, Queued, Sampling, SessionMemory, Source,
 };
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::operands::{RESIDUAL, View};
 use crate::program::Schedule;
 use crate::sampler::{SamplerParams, SamplerState};
-use crate::state::{Arena, LOGITS, SAMPLER, StateOptions, StatePlan};
+use crate::state::{Arena, Kv, LOGITS, StateOptions, StatePlan};
 
 /// The state and the programs of a session on a device.
 pub(crate) struct CudaEngine {
@@ -46,9 +49,12 @@ pub(crate) struct CudaEngine {
     lost: OnceCell<String>,
     /// How tokens are sampled, a [`Sampling`].
     sampling: Memory,
-    /// The parameters and random state that the device holds, where the host has a copy.
-    known: Option<(Sampling, SamplerState)>,
-    shown: Shown,
+    /// The parameters and the random state that the device holds, where the host has a copy.
+    known: (Option<Sampling>, Option<SamplerState>),
+    /// Whether something may be left to do on the queue.
+    busy: Cell<bool>,
+    kv: Kv,
+    host_logits: HostLogits,
     programs: Box<Programs>,
     form: StepForm,
 }
@@ -110,9 +116,13 @@ impl CudaEngine {
         let logits = |launches: &mut Launches| {
             let residual = View::whole(RESIDUAL, hidden);
             launches.begin(program.ops.len(), &program.logits.access());
-            program.logits.launch(launches, residual, LOGITS)
+            let logits = launches.state_rows(LOGITS, vocab);
+            program.logits.launch(launches, residual, logits)
         };
-        let choice = |launches: &mut Launches| launches.choose(vocab, control.chosen_address());
+        let choice = |launches: &mut Launches| {
+            let logits = launches.state_address(LOGITS);
+            launches.choose(vocab, logits, control.chosen_address())
+        };
         let sample = |launches: &mut Launches| {
             launches.sample(vocab, sampling.address(), control.chosen_address())
         };
@@ -132,6 +142,9 @@ impl CudaEngine {
         };
         let blocks = match options.step {
             StepProgram::Recorded => Err("it was chosen".into()),
+            StepProgram::Automatic if options.ahead => {
+                Err("tokens that are read ahead have the bits of recorded steps".into())
+            }
             StepProgram::Automatic if program.weight_bytes() < LEAST_BYTES => Err(format!(
                 "one kernel is faster from {} bytes of matrices on, and the model has {}",
                 LEAST_BYTES,
@@ -149,7 +162,7 @@ impl CudaEngine {
                 // Compiling takes seconds, and the two units are independent. An error comes again where it belongs.
                 std::thread::scope(|scope| {
                     scope.spawn(|| device.kernels(&others));
-                    Persistent::new(&phases, blocks, &device, &*queue, &control)
+                    DecodeKernel::new(&phases, blocks, &device, &*queue, &control)
                 })?
             }
         };
@@ -176,7 +189,7 @@ impl CudaEngine {
             model: Arc::clone(model),
             marks: marks.collect::<Result<Vec<_>>>()?,
             own,
-            shown: Shown::new(vocab),
+            host_logits: HostLogits::new(vocab),
             fresh: false,
             arena,
             ids,
@@ -187,7 +200,9 @@ impl CudaEngine {
             control,
             lost: OnceCell::new(),
             sampling,
-            known: None,
+            known: (None, None),
+            busy: Cell::new(true),
+            kv: options.kv,
             programs: Box::new(programs),
             form,
             plan,
@@ -197,18 +212,24 @@ impl CudaEngine {
     }
 
     /// What the phases of a step have to do with ops, if it is one kernel.
-    pub fn phase_ops(&self) -> Option<&[PhaseOps]> {
-        self.programs.persistent.as_ref().map(Persistent::ops)
+    pub fn kernel_ops(&self) -> Option<&[KernelOpInfo]> {
+        self.programs.persistent.as_ref().map(DecodeKernel::ops)
     }
 
     /// The queue of a session that is not lost.
     fn queue(&self) -> Result<&dyn Queue> {
+        self.check_lost()?;
+        self.busy.set(true);
+        Ok(&*self.queue)
+    }
+
+    fn check_lost(&self) -> Result<()> {
         match self.lost.get() {
             Some(reason) => Err(Error::Device {
                 device: self.device.name().into(),
                 reason: reason.clone(),
             }),
-            None => Ok(&*self.queue),
+            None => Ok(()),
         }
     }
 
@@ -250,14 +271,15 @@ impl CudaEngine {
         Ok(token)
     }
 
-    fn tensor(&self, tensor: usize) -> Address {
+    /// Where a tensor of the state lies.
+    pub(super) fn tensor(&self, tensor: usize) -> Address {
         self.arena.address() + self.plan.tensors[tensor].offset as u64
     }
 
     /// Another state takes the place of this one.
-    fn replaced(&mut self) {
-        self.shown.forget();
-        self.known = None;
+    pub(super) fn replaced(&mut self) {
+        self.host_logits.forget();
+        self.known.1 = None;
     }
 
     /// Chooses the first of the largest logits on the device and reads that token.
@@ -266,7 +288,7 @@ impl CudaEngine {
     /// [`Error::Invalid`] if the logits are not finite; the state is then one of a damaged model.
     fn choose(&mut self) -> Result<u32> {
         self.queue()?;
-        self.shown.forget();
+        self.host_logits.forget();
         self.fresh = true;
         self.programs.greedy.replay()?;
         self.chosen()
@@ -278,23 +300,17 @@ impl CudaEngine {
     /// As [`CudaEngine::choose`].
     fn sample(&mut self, sampling: Sampling) -> Result<u32> {
         self.queue()?;
-        self.shown.forget();
+        self.host_logits.forget();
         self.fresh = true;
-        let mut random = self.own.tensor::<SamplerState>(SAMPLER)[0];
-        let known = self.known.take();
-        if known.is_none_or(|(known, _)| known != sampling) {
+        if self.known.0.take() != Some(sampling) {
             let bytes = bytemuck::bytes_of(&sampling);
             self.queue()?.write(self.sampling.address(), bytes)?;
         }
-        if known.is_none_or(|(_, known)| known != random) {
-            let bytes = bytemuck::bytes_of(&random);
-            self.queue()?.write(self.tensor(SAMPLER), bytes)?;
-        }
+        let random = self.write_random()?;
         self.programs.sample.replay()?;
         let token = self.chosen()?;
-        random.draws = random.draws.wrapping_add(sampling.draws.into());
-        self.known = Some((sampling, random));
-        self.own.tensor_mut::<SamplerState>(SAMPLER)[0] = random;
+        self.known.0 = Some(sampling);
+        self.moved_on(random, sampling);
         Ok(token)
     }
 
@@ -329,7 +345,7 @@ impl Engine for CudaEngine {
         let persistent = self.programs.persistent.as_ref();
         memories.map(Memory::bytes).sum::<usize>()
             + self.ids.bytes()
-            + persistent.map_or(0, Persistent::bytes)
+            + persistent.map_or(0, DecodeKernel::bytes)
     }
 
     fn device_bytes(&self) -> usize {
@@ -345,7 +361,7 @@ impl Engine for CudaEngine {
     }
 
     fn read(&mut self, tokens: &[u32]) -> Result<()> {
-        self.shown.forget();
+        self.host_logits.forget();
         self.queue()?
             .write(self.ids.address(), bytemuck::cast_slice(tokens))?;
         if let [_] = tokens {
@@ -361,7 +377,7 @@ impl Engine for CudaEngine {
     }
 
     fn compute_logits(&mut self, row: usize) -> Result<()> {
-        self.shown.forget();
+        self.host_logits.forget();
         if !self.fresh {
             self.move_row(row)?;
             for template in &self.programs.logits {
@@ -383,7 +399,7 @@ impl Engine for CudaEngine {
     }
 
     fn logits(&self) -> Result<&[f32]> {
-        self.shown.get(|logits| {
+        self.host_logits.get(|logits| {
             self.queue()?
                 .read(self.tensor(LOGITS), bytemuck::cast_slice_mut(logits))
         })
@@ -391,6 +407,10 @@ impl Engine for CudaEngine {
 
     fn chooses(&self, params: &SamplerParams) -> bool {
         params.is_greedy() || Sampling::of(params).is_some()
+    }
+
+    fn next(&self) -> Option<u32> {
+        self.host_logits.next
     }
 
     fn step(&mut self, params: &SamplerParams) -> Result<u32> {
@@ -409,7 +429,7 @@ impl Engine for CudaEngine {
             return Ok(None);
         };
         self.queue()?;
-        self.shown.forget();
+        self.host_logits.forget();
         self.fresh = true;
         let phases = persistent.time(&self.device, &*self.queue)?;
         Ok(Some((self.chosen()?, phases)))
@@ -456,6 +476,18 @@ impl Engine for CudaEngine {
         self.own.copy_from(&self.marks[mark].1);
         Ok(())
     }
+
+    fn group(&self, most: usize) -> Result<Box<dyn Group>> {
+        Ok(Box::new(DeviceGroup::new(self, most)?))
+    }
+
+    fn ahead(&self, most: usize) -> Result<Box<dyn Ahead>> {
+        Ok(Box::new(DeviceAhead::new(self, most)?))
+    }
+
+    fn on_device(&mut self) -> Option<&mut CudaEngine> {
+        Some(self)
+    }
 }
 
 impl Model {
@@ -476,12 +508,13 @@ impl Model {
             marks: 0,
             kv: options.kv,
             step: StepProgram::Persistent,
+            ahead: false,
         };
         let plan = Arc::new(self.plan(options)?);
         match CudaEngine::new(self, device, plan, &setup) {
             Ok(engine) => {
                 schedule.gpu = Some(format!("{}: {}", device.name(), engine.form));
-                schedule.link(engine.phase_ops().unwrap_or_default());
+                schedule.link(engine.kernel_ops().unwrap_or_default());
             }
             Err(Error::Device { device, reason }) => {
                 schedule.gpu = Some(format!("{device}: a graph of kernels: {reason}"));

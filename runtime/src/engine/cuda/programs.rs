@@ -1,6 +1,6 @@
 //! The kernels that a session launches: for a chunk, for its logits, and for a step.
 
-use crate::cuda::{Device, Grid, Launch, Persistent, Queue, Queued, Recording, Source};
+use crate::cuda::{DecodeKernel, Device, Grid, Launch, Queue, Queued, Recording, Source};
 use crate::error::Result;
 
 /// A launch that fits itself to the number of tokens.
@@ -33,7 +33,7 @@ pub(super) struct Programs {
     /// The same for a token that is sampled.
     pub sample: Box<dyn Recording>,
     /// What all three run, where the device can hold on to a whole step.
-    pub persistent: Option<Persistent>,
+    pub persistent: Option<DecodeKernel>,
 }
 
 /// The calls of a session's programs.
@@ -60,7 +60,7 @@ impl Calls {
 impl Programs {
     pub fn new(
         calls: &Calls,
-        persistent: Option<Persistent>,
+        persistent: Option<DecodeKernel>,
         device: &Device,
         queue: &dyn Queue,
     ) -> Result<Self> {

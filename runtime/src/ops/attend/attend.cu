@@ -161,8 +161,8 @@ __device__ void attend_retained(const Attended& a, const u64* position) {
       value.store(values + i * unit);
     }
     if (first == low) {
-      await_previous();
-      release_next();
+      wait_for_dependencies();
+      launch_dependents();
 #pragma unroll
       for (int own = 0; own < heads / sharing; own++) {
         softmaxes.load_query(own, a.q.first + (first_head + Queries::first_query() + own) * dim);
@@ -236,8 +236,6 @@ struct Retained {
   Rows router;
   float* window_scores;
   float* set_scores;
-  // Of the set's tokens, one more each.
-  u64* set_positions;
   u32* counts;
   // Of the tokens that leave the window `[kv_heads, chunk]`, and for each row of the set the token that took it last.
   float* leaving;
@@ -311,8 +309,8 @@ __device__ void retain(Attended a, Retained r, const u64* position, int tokens) 
   };
   float score = 0.0f;
   if (policy == LEARNED && start >= a.rows) score = leaving_score(0);
-  await_previous();
-  release_next();
+  wait_for_dependencies();
+  launch_dependents();
   for (int i = threadIdx.x; i < a.capacity; i += blockDim.x) {
     gone[i] = never;
     occupants[i] = -1;
@@ -356,10 +354,7 @@ __device__ void retain(Attended a, Retained r, const u64* position, int tokens) 
         int before = t > 0 ? occupants[kept] : -1;
         (before < 0 ? gone[kept] : until[before]) = t;
         occupants[kept] = t;
-        if constexpr (policy == LEARNED) {
-          scores[kept] = score;
-          r.set_positions[head * a.capacity + kept] = leaves + 1;
-        }
+        if constexpr (policy == LEARNED) scores[kept] = score;
       }
     }
     if (policy == LEARNED && kept >= 0 && count == a.capacity && t + 1 < tokens) {

@@ -58,7 +58,6 @@ struct Retained {
     router: Rows,
     window_scores: u64,
     set_scores: u64,
-    set_positions: u64,
     counts: u64,
     leaving: u64,
     occupants: u64,
@@ -171,14 +170,12 @@ impl Attend {
                 router,
                 margin,
                 scores,
-                positions,
             } => {
                 // The router may have stored the token's score there.
                 if !launches.writes(&launches.state_bytes(scores.window)) {
                     retained.router = launches.rows(*router);
                 }
                 retained.margin = *margin as i32;
-                retained.set_positions = launches.state_address(*positions);
                 "LEARNED"
             }
             Policy::Stride(every) => {
@@ -203,20 +200,16 @@ impl Attend {
             end - bytes
         });
         let call = self.head_call(launches, attended, retained, format!("retain<{policy}>"));
-        launches.push_streaming(call);
-        if let Policy::Learned {
-            scores, positions, ..
-        } = &eviction.policy
-        {
-            let tensors = [scores.window, scores.set, *positions, eviction.set_counts];
-            let [window, set, positions, counts] =
-                tensors.map(|tensor| launches.state_bytes(tensor));
-            let mut written = vec![set, positions, counts, first..end];
+        launches.push_prefetching(call);
+        if let Policy::Learned { scores, .. } = &eviction.policy {
+            let [window, set, counts] = [scores.window, scores.set, eviction.set_counts]
+                .map(|tensor| launches.state_bytes(tensor));
+            let mut written = vec![set, counts, first..end];
             // What the router stores there is not what is read, the score of the token that leaves.
             if retained.router.first != 0 {
                 written.push(window);
             }
-            launches.touches(&[retained.router.bytes()], &written);
+            launches.narrow_accesses(&[retained.router.bytes()], &written);
         }
         self.launch_attention(launches, attended, first..end)
     }
@@ -282,7 +275,7 @@ impl Attend {
         let blocks = self.heads / heads;
         let keys = (attended.rows + attended.capacity) as usize;
         let splits = match single && keys >= SPLIT {
-            true => (2 * launches.processors() / blocks).clamp(1, keys.div_ceil(SPLIT / 4)),
+            true => (2 * launches.sms() / blocks).clamp(1, keys.div_ceil(SPLIT / 4)),
             false => 1,
         };
         let mut parts = attended.out.bytes();
@@ -310,7 +303,7 @@ impl Attend {
             return Ok(false);
         }
         let caches = single && !retains;
-        let all = launches.gather_threads();
+        let all = launches.prologue_threads();
         let shares = single && dim <= LONG_HEAD && (all / 32).is_multiple_of(heads);
         let (sharing, (threads, shared)) = match shares {
             true => (heads, (all, merging_bytes(dim, all, 1))),
@@ -331,7 +324,7 @@ impl Attend {
                 "attend_retained<{kv}, {dim}, {unit}, {heads}, {splits}, {sharing}, {near}>"
             );
             call.shared = shared.max(near * (row_bytes + size_of::<i32>()));
-            launches.push_streaming(call);
+            launches.push_prefetching(call);
         } else {
             call.kernel = format!(
                 "attend<{kv}, {dim}, {unit}, {heads}, {tile}, {retains}, {caches}, {splits}, {sharing}>"
@@ -347,7 +340,7 @@ impl Attend {
         if caches {
             written.extend_from_slice(&cached);
         }
-        launches.touches(&read, &written);
+        launches.narrow_accesses(&read, &written);
         if splits > 1 {
             launches.push(Call {
                 source: SOURCE,
@@ -366,7 +359,7 @@ impl Attend {
             if retains {
                 written.extend(cached);
             }
-            launches.touches(&[parts, k, v, marks.clone()], &written);
+            launches.narrow_accesses(&[parts, k, v, marks.clone()], &written);
         }
         Ok(caches || retains && splits > 1)
     }
@@ -386,7 +379,7 @@ impl Attend {
             ],
         });
         let read = [attended.k.bytes(), attended.v.bytes(), marks.clone()];
-        launches.touches(&read, &self.cached(launches));
+        launches.narrow_accesses(&read, &self.cached(launches));
     }
 }
 

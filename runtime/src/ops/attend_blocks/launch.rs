@@ -14,7 +14,7 @@ const SOURCE: &str = concat!(
     include_str!("attend_blocks_step.cu")
 );
 
-/// Blocks of threads that a processor is given; each takes tokens and heads in turn.
+/// Blocks of threads that a SM is given; each takes tokens and heads in turn.
 const TURNS: usize = 4;
 
 /// Warps of a block on tensor cores, and rows of their tiles.
@@ -63,8 +63,8 @@ struct Blocks {
 const MOST_SPLITS: usize = 16;
 
 /// Blocks that share the keys of a step's heads, where `blocks` have different ones: as many as the device runs at once.
-fn splits(blocks: usize, processors: usize) -> usize {
-    (processors / blocks).clamp(2, MOST_SPLITS)
+fn splits(blocks: usize, sms: usize) -> usize {
+    (sms / blocks).clamp(2, MOST_SPLITS)
 }
 
 impl DeviceOp for AttendBlocks {
@@ -72,11 +72,11 @@ impl DeviceOp for AttendBlocks {
         let (kv, dim, chunk) = (launches.kv(), self.head_dim(), launches.tokens);
         let step = chunk == 1;
         let heads = heads_together(self.group());
-        let splits = splits(self.heads / heads, launches.processors());
+        let splits = splits(self.heads / heads, launches.sms());
         let picks = on_tensor_cores(dim, chunk, launches.tensor_cores());
         let at_once = match step {
             true => self.kv_heads,
-            false => (self.kv_heads * chunk).min(TURNS * launches.processors()),
+            false => (self.kv_heads * chunk).min(TURNS * launches.sms()),
         };
         let blocks = launches.state_shape(self.mean_keys)[1];
         let mut numbers = |wanted: bool, n: usize| match wanted {

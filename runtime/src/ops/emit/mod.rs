@@ -63,8 +63,8 @@ impl Op for Emit {
             );
             frame.buffers.put(INPUTS, staged);
         }
-        let integer = self.linear.matrix.format().is_integer_dot();
-        frame.load_inputs(self.input.width, integer);
+        let rounding = self.linear.matrix.format().rounding();
+        frame.load_inputs(self.input.width, rounding);
         frame.add_product(&self.linear, self.norm.as_ref());
     }
 
@@ -85,16 +85,20 @@ impl Op for Emit {
 }
 
 impl DeviceOp for Emit {
+    fn runs_as_steps(&self) -> bool {
+        true
+    }
+
     fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let gather = launches.finished(self.input, &self.finish)?;
+        let prologue = launches.output_prologue(self.input, &self.finish)?;
         let residual = View::whole(RESIDUAL, self.linear.matrix.rows());
-        let factor = [self.linear.factor()];
+        let factor = [self.linear.weight()];
         let Some(norm) = &self.norm else {
-            return launches.multiply(gather, &factor, residual, true);
+            return launches.gemm(prologue, &factor, residual, true);
         };
         let product = View::whole(PRODUCT, residual.width);
-        launches.works_in(launches.rows(product).bytes());
-        launches.multiply(gather, &factor, product, false)?;
+        launches.also_writes(launches.rows(product).bytes());
+        launches.gemm(prologue, &factor, product, false)?;
         launches.add_normed(product, norm)
     }
 }
@@ -102,8 +106,8 @@ impl DeviceOp for Emit {
 impl Launches<'_> {
     /// `residual += norm(product)`; the product's columns are used up.
     pub(super) fn add_normed(&mut self, product: View, norm: &Norm) -> Result<()> {
-        let normed = self.gathered(product, Some(norm))?;
-        self.stage(normed, product);
+        let normed = self.prologue(product, Some(norm))?;
+        self.store_prologue(normed, product);
         let residual = View::whole(RESIDUAL, product.width);
         self.push(Call {
             source: include_str!("emit.cu"),

@@ -206,8 +206,8 @@ impl Experts {
     /// The sum of all parts.
     fn sum(&self, frame: &mut Frame, parts: &[Part], inner: &mut [f32], out: &mut [f32]) {
         let matrices = parts.iter().flat_map(|part| part.expert.first());
-        let integer = matrices.into_iter().any(|m| m.format().is_integer_dot());
-        frame.load_inputs(self.input.width, integer);
+        let rounding = matrices.map(|matrix| matrix.format().rounding()).max();
+        frame.load_inputs(self.input.width, rounding.flatten());
         let shared = Shared::new(inner);
         let tasks = parts.iter().map(Part::tasks).sum();
         frame.pool.each(tasks, |worker, mut task| {
@@ -230,8 +230,8 @@ impl Experts {
         for part in parts {
             let (count, width) = (part.grouped.tokens.len(), part.expert.width());
             let values = &inner[part.inner..][..count * width];
-            let integer = part.expert.down.format().is_integer_dot();
-            frame.inputs.load(values, count, width, integer);
+            let rounding = part.expert.down.format().rounding();
+            frame.inputs.load(values, count, width, rounding);
             frame.pool.each(rows.div_ceil(OUTER_ROWS), |worker, task| {
                 let mut scratch = frame.scratch[worker].lock().expect("scratch");
                 let piece = task * OUTER_ROWS..rows.min((task + 1) * OUTER_ROWS);

@@ -102,7 +102,7 @@ impl DeviceOp for HeadLinear {
         let (rows, cols, kept) = (self.rows, self.cols, self.kept);
         let tile = if launches.tokens == 1 { 1 } else { TILE };
         let width = self.x.width / self.heads;
-        launches.push_streaming(Call {
+        launches.push_prefetching(Call {
             source: include_str!("head_linear.cu"),
             kernel: format!("head_linear<{rows}, {cols}, {kept}, {width}, {tile}>"),
             grid: Grid::EachTile(self.heads * cols.div_ceil(COLUMNS), tile),

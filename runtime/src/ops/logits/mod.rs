@@ -7,7 +7,7 @@ use waterline_quant::{Activations, Matrix, Output};
 use super::project::piece;
 use super::{Access, Operand};
 use crate::cpu::{Buffers, Pool, Shared, simd};
-use crate::cuda::{Call, Factor, Grid, Launches, Parameter};
+use crate::cuda::{Call, Grid, Launches, Parameter, Rows, WeightMatrix};
 use crate::error::Result;
 use crate::functions::{Activation, Norm};
 use crate::operands::{INPUTS, RESIDUAL, View};
@@ -57,8 +57,7 @@ impl Logits {
                 }
             },
         );
-        let integer = self.matrix.format().is_integer_dot();
-        inputs.load(normed, count, hidden, integer);
+        inputs.load(normed, count, hidden, self.matrix.format().rounding());
         buffers.put(INPUTS, staged);
         let vocab = self.matrix.rows();
         let out = Output::new(logits, vocab);
@@ -89,26 +88,30 @@ impl Logits {
         }
     }
 
-    /// The logits after the token in the first row of `residual`, into the state tensor `logits`.
+    /// The logits after each token in `residual`.
     pub(crate) fn launch(
         &self,
         launches: &mut Launches,
         residual: View,
-        logits: usize,
+        logits: Rows,
     ) -> Result<()> {
-        let gather = launches.gathered(residual, Some(&self.norm))?;
-        let output = launches.state_rows(logits, self.matrix.rows());
-        launches.multiply_into(gather, &[Factor::plain(&self.matrix)], output, false)?;
+        let prologue = launches.prologue(residual, Some(&self.norm))?;
+        launches.gemm_into(
+            prologue,
+            &[WeightMatrix::plain(&self.matrix)],
+            logits,
+            false,
+        )?;
         if let Some(cap) = self.softcap {
             const THREADS: usize = 256;
             launches.push(Call {
                 source: include_str!("logits.cu"),
                 kernel: "cap_logits".into(),
-                grid: Grid::Blocks(self.matrix.rows().div_ceil(THREADS)),
+                grid: Grid::EachToken(self.matrix.rows().div_ceil(THREADS)),
                 threads: THREADS,
                 shared: 0,
                 parameters: vec![
-                    Parameter::value("Rows", output),
+                    Parameter::value("Rows", logits),
                     Parameter::value("float", cap),
                 ],
             });

@@ -38,8 +38,9 @@ impl Op for Mlp {
             None => staged.copy_from_slice(x),
         });
         let inner_linears = [&self.gate, &self.up];
-        let integer = |linear: &&Linear| linear.matrix.format().is_integer_dot();
-        frame.load_inputs(hidden, inner_linears.iter().any(integer));
+        let rounding = |linear: &Linear| linear.matrix.format().rounding();
+        let inner = inner_linears.iter().map(|linear| rounding(linear)).max();
+        frame.load_inputs(hidden, inner.flatten());
 
         let mut inner = frame.buffers.take(self.inner.buffer);
         let used = frame.tokens.len() * 2 * intermediate;
@@ -70,7 +71,7 @@ impl Op for Mlp {
             },
         );
         frame.buffers.put(self.inner.buffer, inner);
-        frame.load_inputs(intermediate, integer(&&self.down));
+        frame.load_inputs(intermediate, rounding(&self.down));
         frame.add_product(&self.down, self.post_norm.as_ref());
     }
 
@@ -88,22 +89,26 @@ impl Op for Mlp {
 }
 
 impl DeviceOp for Mlp {
+    fn runs_as_steps(&self) -> bool {
+        true
+    }
+
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let residual = View::whole(RESIDUAL, self.down.matrix.rows());
-        let gather = launches.gathered(residual, self.norm.as_ref())?;
+        let prologue = launches.prologue(residual, self.norm.as_ref())?;
         let unit = GatedUnit {
-            gate: self.gate.factor(),
-            up: self.up.factor(),
-            down: self.down.factor(),
+            gate: self.gate.weight(),
+            up: self.up.weight(),
+            down: self.down.weight(),
             activation: self.activation,
             inner: self.inner,
         };
         let Some(norm) = &self.post_norm else {
-            return launches.multiply_gated(gather, &unit, residual, true);
+            return launches.gemm_gated(prologue, &unit, residual, true);
         };
         let product = View::whole(PRODUCT, residual.width);
-        launches.works_in(launches.rows(product).bytes());
-        launches.multiply_gated(gather, &unit, product, false)?;
+        launches.also_writes(launches.rows(product).bytes());
+        launches.gemm_gated(prologue, &unit, product, false)?;
         launches.add_normed(product, norm)
     }
 }

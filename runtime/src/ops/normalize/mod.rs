@@ -45,9 +45,13 @@ impl Op for Normalize {
 }
 
 impl DeviceOp for Normalize {
+    fn runs_as_steps(&self) -> bool {
+        true
+    }
+
     fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let gather = launches.gathered(self.columns, Some(&self.norm))?;
-        launches.stage(gather, self.columns);
+        let prologue = launches.prologue(self.columns, Some(&self.norm))?;
+        launches.store_prologue(prologue, self.columns);
         Ok(())
     }
 }

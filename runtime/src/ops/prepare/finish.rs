@@ -1,5 +1,5 @@
-//! In a persistent program, what can be done to a value alone is done by the product that makes it, and a norm of keys and queries
-//! by the recurrence that reads them: each phase less saves the time that its blocks wait for each other.
+//! In a decode kernel the GEMV that makes a value applies the parts of `prepare` that need no other value, and the recurrence that reads
+//! keys and queries normalizes them: every op less saves a synchronization.
 
 use std::ops::Range;
 
@@ -23,11 +23,11 @@ impl Tasks {
             ..self
         };
         let mut finished = Tasks::zeroed();
-        let Some((call, product)) = launches.last_product() else {
+        let Some((call, product)) = launches.last_gemv() else {
             return self;
         };
         // A product has room for one set of tasks.
-        if product.has_tasks() {
+        if product.has_row_ops() {
             return self;
         }
         let sources: Vec<Rows> = self.sources().collect();
@@ -58,7 +58,7 @@ impl Tasks {
                 left.gates += 1;
             }
         }
-        if product.has_tasks() {
+        if product.has_row_ops() {
             call.parameters
                 .push(Parameter::value("PrepareTasks", finished));
             launches.join_last();

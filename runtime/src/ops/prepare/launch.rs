@@ -178,8 +178,9 @@ impl Prepare {
         {
             launches.defer(call, columns);
         } else {
-            launches.push_streaming(call);
-            launches.touches(&tasks.read(), &tasks.written());
+            launches.push_prefetching(call);
+            launches.narrow_accesses(&tasks.read(), &tasks.written());
+            launches.is_block_local();
         }
         Ok(())
     }

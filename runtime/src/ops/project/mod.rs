@@ -1,11 +1,11 @@
 //! Matrices with a common input, behind an optional norm: one pass over their weights.
 
-use waterline_quant::{Matrix, Output};
+use waterline_quant::{Matrix, Output, Rounding};
 
 use super::route::Chosen;
 use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, simd};
-use crate::cuda::{Factor, Launches};
+use crate::cuda::{Launches, WeightMatrix};
 use crate::error::Result;
 use crate::functions::Norm;
 use crate::operands::{INPUTS, View};
@@ -37,8 +37,8 @@ impl Linear {
     }
 
     /// The same for a device.
-    pub(super) fn factor(&self) -> Factor<'_> {
-        Factor {
+    pub(super) fn weight(&self) -> WeightMatrix<'_> {
+        WeightMatrix {
             matrix: &self.matrix,
             bias: self.bias.as_ref(),
             column: self.column,
@@ -59,8 +59,8 @@ pub struct Project {
     pub output: View,
     /// Where each matrix is made of as many equal parts as there are partitions.
     parts: Option<Parts>,
-    /// Whether any matrix takes the input in 8 bits.
-    integer: bool,
+    /// How the input is rounded: the finest way that a matrix needs.
+    rounding: Option<Rounding>,
 }
 
 /// Parts of a matrix that are left out where no token of the chunk has chosen their partition: their columns of the
@@ -75,14 +75,14 @@ struct Parts {
 impl Project {
     /// An op over `linears`, whose columns lie in `output`.
     pub fn new(input: View, norm: Option<Norm>, linears: Vec<Linear>, output: View) -> Self {
-        let integer = linears.iter().any(|l| l.matrix.format().is_integer_dot());
+        let rounding = linears.iter().map(|l| l.matrix.format().rounding()).max();
         Project {
             input,
             norm,
             linears,
             output,
             parts: None,
-            integer,
+            rounding: rounding.flatten(),
         }
     }
 
@@ -99,7 +99,7 @@ impl Op for Project {
             Some(norm) => norm.apply(x, staged),
             None => staged.copy_from_slice(x),
         });
-        frame.load_inputs(self.input.width, self.integer);
+        frame.load_inputs(self.input.width, self.rounding);
         let mut output = frame.buffers.take(self.output.buffer);
         {
             let width = self.output.stride;
@@ -163,16 +163,20 @@ impl Op for Project {
 }
 
 impl DeviceOp for Project {
+    fn runs_as_steps(&self) -> bool {
+        self.parts.is_none()
+    }
+
     fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let gather = launches.gathered(self.input, self.norm.as_ref())?;
-        let factors: Vec<Factor> = self.linears.iter().map(Linear::factor).collect();
+        let prologue = launches.prologue(self.input, self.norm.as_ref())?;
+        let weights: Vec<WeightMatrix> = self.linears.iter().map(Linear::weight).collect();
         let output = View::whole(self.output.buffer, self.output.stride);
         match &self.parts {
             Some(parts) if launches.tokens == 1 => {
                 let parts = (parts.partitions, parts.route);
-                launches.multiply_chosen(gather, &factors, parts, output)
+                launches.gemv_chosen(prologue, &weights, parts, output)
             }
-            _ => launches.multiply(gather, &factors, output, false),
+            _ => launches.gemm(prologue, &weights, output, false),
         }
     }
 }
@@ -204,13 +208,13 @@ impl Frame<'_> {
     }
 
     /// Hands the first `cols` columns a token of the input buffer to the matrix kernels.
-    pub(super) fn load_inputs(&mut self, cols: usize, integer: bool) {
+    pub(super) fn load_inputs(&mut self, cols: usize, rounding: Option<Rounding>) {
         let rows = self.tokens.len();
         self.inputs.load(
             &self.buffers.get(INPUTS)[..rows * cols],
             rows,
             cols,
-            integer,
+            rounding,
         );
     }
 }

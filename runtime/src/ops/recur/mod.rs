@@ -103,7 +103,7 @@ pub struct Recur {
     pub state: usize,
     /// Outputs `[heads, dv]`.
     pub out: View,
-    /// Recurrences that a device runs beside it, each on its part of the processors.
+    /// Recurrences that a device runs beside it, each on its part of the SMs.
     pub beside: usize,
 }
 

@@ -155,7 +155,7 @@ const CHANNELS: usize = 32;
 impl DeviceOp for RgLru {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let dim = self.head_dim();
-        launches.push_streaming(Call {
+        launches.push_prefetching(Call {
             source: include_str!("rg_lru.cu"),
             kernel: format!("rg_lru<{dim}>"),
             grid: Grid::Blocks(self.heads * dim.div_ceil(CHANNELS)),

@@ -99,7 +99,7 @@ impl DeviceOp for Scan {
         let (block, batch) = (32, if launches.tokens == 1 { 1 } else { 8 });
         let inputs = [self.x, self.step, self.b, self.c];
         let aligned = inputs.iter().all(|view| launches.rows(*view).is_aligned());
-        launches.push_streaming(Call {
+        launches.push_prefetching(Call {
             source: include_str!("scan.cu"),
             kernel: format!("scan<{channels}, {components}, {batch}, {aligned}>"),
             grid: Grid::Blocks(channels.div_ceil(block)),

@@ -90,7 +90,7 @@ impl DeviceOp for Score {
                 writes.extend([layer.kept.clone(), end.out.bytes()]);
                 writes.extend(window.map(|tensor| launches.state_bytes(tensor)));
             }
-            launches.touches(&reads, &writes);
+            launches.narrow_accesses(&reads, &writes);
         }
         if !ends {
             self.launch_end(launches, &placed, end);
@@ -146,7 +146,7 @@ impl Score {
         end: RouterEnd,
     ) -> Result<()> {
         let layer = placed.layer;
-        let threads = launches.gather_threads();
+        let threads = launches.prologue_threads();
         let tile = if launches.tokens == 1 { 1 } else { 8 };
         let width = match (is_end, tile) {
             (true, _) => layer.outputs.next_power_of_two(),
@@ -154,7 +154,7 @@ impl Score {
             (false, _) => WIDTH,
         };
         let blocks = layer.outputs.div_ceil(width) + usize::from(before.is_some());
-        launches.push_streaming(Call {
+        launches.push_prefetching(Call {
             source: SOURCE,
             kernel: format!(
                 "score_layer<{}, {}, {}, {}, {tile}, {width}, {threads}, {}, {}, {}>",

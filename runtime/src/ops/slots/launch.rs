@@ -49,7 +49,7 @@ impl DeviceOp for Slots {
                 Writing::Add,
                 inputs,
                 launches.tokens,
-                launches.processors(),
+                launches.sms(),
                 launches.persistent(),
             )
         };

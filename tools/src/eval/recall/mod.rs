@@ -206,7 +206,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Every task with each of its numbers of keys and lengths.
+/// Every task with each number of keys and length.
 fn settings(args: &Args, most_keys: usize) -> Result<Vec<Setting>> {
     let mut settings = Vec::new();
     for &task in &args.task {
