@@ -354,7 +354,7 @@ wl_status wl_model_name(const wl_model *model, const char **name);
 wl_status wl_model_device(const wl_model *model,
                           const char **device);
 
-// Gives the model's description as JSON: its dimensions, and for every block its mixer with its numbers. It is valid
+// Gives the model's description as JSON: its dimensions, and for every layer its mixer with its hyperparameters. It is valid
 // until the model is freed.
 wl_status wl_model_spec_json(const wl_model *model, const char **json);
 
@@ -453,9 +453,9 @@ wl_status wl_session_clear_cancel(const wl_session *session);
 // that calls them; NULL ends it. Forks of the session have none.
 wl_status wl_session_set_progress(wl_session *session, wl_progress_fn function, void *user);
 
-// Makes a batch for up to `most` sessions, 1 to 1024, of the model and the device of `session`, which compute with its
-// threads. Free it with wl_batch_free. On the CPU the weights are read once for all sessions of a step; on a GPU the sessions
-// step one after another for now.
+// Makes a batch for up to `most` sessions, 1 to 1024, on a GPU 1 to 64, of the model and the device of `session`, which compute
+// with its threads. Free it with wl_batch_free. The weights are read once for all sessions of a step. On a GPU all sessions must
+// have been opened with the context, cache type and log length of `session`.
 wl_status wl_batch_new(const wl_session *session,
                        size_t most,
                        wl_batch **batch);

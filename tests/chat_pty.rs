@@ -265,6 +265,7 @@ fn a_conversation_outlives_a_crash() {
     let mut person = Person::sits_down(&place, &model, &[]);
     let first = person.says("Hello, you there");
     let second = person.says("And then?");
+    person.commands("/sessions", "this one");
     person.loses_power();
 
     let mut person = Person::sits_down(&place, &model, &[]);

@@ -156,16 +156,16 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<Value> {
             "channels": *hidden, "conv": random.within(1, 6), "bias": random.flip(),
         }),
         "gsa" => {
-            let tensors = random.within(1, 9);
-            let written = random.within(1, tensors);
+            let slots = random.within(1, 9);
+            let written = random.within(1, slots);
             json!({
-                "heads": heads, "kv_heads": kv_heads, "head_dim": dk, "value_dim": dv, "tensors": tensors,
+                "heads": heads, "kv_heads": kv_heads, "head_dim": dk, "value_dim": dv, "slots": slots,
                 "feature_map": random.of(&["silu", "relu"]), "learned_map": random.flip(), "conv": taps(random),
                 "gate_normalizer": 4.0, "written": maybe(random, json!(written)),
             })
         }
         "abc" => json!({
-            "heads": heads, "head_dim": random.of(&EVEN_WIDTHS), "value_dim": dv, "tensors": random.within(1, 9),
+            "heads": heads, "head_dim": random.of(&EVEN_WIDTHS), "value_dim": dv, "slots": random.within(1, 9),
             "conv": taps(random), "rope_theta": maybe(random, json!(1000.0)), "min": maybe(random, json!(-1.0)),
             "max": maybe(random, json!(1.0)), "norm_eps": 1e-5,
         }),

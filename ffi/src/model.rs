@@ -363,7 +363,7 @@ pub unsafe extern "C" fn wl_model_device(
     })
 }
 
-/// Gives the model's description as JSON: its dimensions, and for every block its mixer with its numbers. It is valid
+/// Gives the model's description as JSON: its dimensions, and for every layer its mixer with its hyperparameters. It is valid
 /// until the model is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_model_spec_json(

@@ -116,7 +116,7 @@ fn check_finite(logits: &[f32]) -> Outcome {
         Some(token) => Err(Failure::new(
             wl_status::WL_ERROR_MODEL,
             format!(
-                "the logit of token {token} is {}: the model's file is damaged, or its numbers leave the range of floats; \
+                "the logit of token {token} is {}: the model's file is damaged, or its values leave the range of floats; \
                  wl_session_reset makes the session usable again",
                 logits[token]
             ),

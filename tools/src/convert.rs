@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::format_choice::FormatArgs;
 use crate::retain::RetainArgs;
 use crate::write_model::{check_output, sources, write_model};
+use crate::wrong_model::quoted;
 
 /// Write a Hugging Face directory as one GGUF file.
 ///
@@ -30,10 +31,12 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
     if !args.dir.is_dir() {
-        return Err(Error::input(
-            &args.dir,
-            "is not a directory; quantize reads GGUF files",
-        ));
+        let reason = format!(
+            "is not a directory; for a GGUF file: waterline quantize {} -o {} --type T",
+            quoted(&args.dir.display().to_string()),
+            quoted(&args.output.display().to_string())
+        );
+        return Err(Error::input(&args.dir, reason));
     }
     check_output(&args.output, Some(&args.dir))?;
     let mut checkpoint = args.open.checkpoint(Some(&args.dir))?;

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
+use crate::session::MOST_TOKENS;
 use crate::wrong_model::{advice, is_like_a_model, quoted};
 
 /// The arguments with the command that was left out: `chat`, where there is none, a flag of its own, or a model.
@@ -49,6 +50,12 @@ pub fn meant(error: &clap::Error, arguments: &[OsString]) -> Option<String> {
             Some(ContextValue::String(argument)) => unknown_argument(argument, &words),
             _ => None,
         },
+        ErrorKind::ValueValidation => match error.get(ContextKind::InvalidArg) {
+            Some(ContextValue::String(argument)) if argument.starts_with("--max-tokens") => {
+                number_of_tokens(&words)
+            }
+            _ => None,
+        },
         _ => None,
     }
 }
@@ -77,6 +84,22 @@ fn unknown_command(words: &[String], suggested: Option<String>) -> String {
     }
 }
 
+const PROMPT: [&str; 2] = ["-p", "--prompt"];
+
+/// The command line with as many tokens as there can be, where a number below 1 was to mean that.
+fn number_of_tokens(words: &[String]) -> Option<String> {
+    let (name, rest) = words.split_first()?;
+    let is_flag = |word: &String| ["-n", "--max-tokens"].contains(&word.as_str());
+    let at = rest.iter().position(is_flag)?;
+    let mut corrected = rest.to_vec();
+    let given = std::mem::replace(corrected.get_mut(at + 1)?, MOST_TOKENS.to_string());
+    Some(format!(
+        "{} {given}: expected a number of tokens, 1 or more; to go on until the model ends: {}",
+        rest[at],
+        command(name, &corrected)
+    ))
+}
+
 fn unknown_argument(argument: &str, words: &[String]) -> Option<String> {
     let (name, rest) = words.split_first()?;
     let at = rest.iter().position(|word| word == argument)?;
@@ -84,12 +107,13 @@ fn unknown_argument(argument: &str, words: &[String]) -> Option<String> {
         let others = rest.iter().enumerate().filter(|(i, _)| *i != at);
         others.map(|(_, word)| word.clone()).collect()
     };
+    let prompted = rest.iter().any(|word| PROMPT.contains(&word.as_str()));
     match argument {
         "-m" | "--model" => Some(format!(
             "{argument}: the model stands without a flag: {}",
-            command(name, &without(at))
+            command(if prompted { "run" } else { name }, &without(at))
         )),
-        "-p" | "--prompt" if name == "chat" => Some(format!(
+        _ if name == "chat" && PROMPT.contains(&argument) => Some(format!(
             "{argument}: chat takes messages line by line; to complete a text: {}",
             command("run", rest)
         )),

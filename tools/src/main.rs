@@ -16,6 +16,7 @@ mod invocation;
 mod kernels;
 mod machine;
 mod page;
+mod pdf;
 mod plot;
 mod presets;
 mod progress;

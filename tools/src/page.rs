@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::plot::{self, Plot, escape};
+use crate::plot::{Picture, Plot, escape};
 
 /// A plot with what is said about it.
 pub struct Figure {
@@ -14,59 +14,94 @@ pub struct Figure {
     pub caption: String,
 }
 
-/// Whether a file's name ends as a picture's.
-pub fn is_picture(path: &Path) -> bool {
-    path.extension().is_some_and(|kind| kind == "svg")
+/// What a file is, by its name.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Kind {
+    /// A page with plots and tables.
+    Page,
+    /// The plots alone, for a document that takes no pages.
+    Svg,
+    /// The same as PDF.
+    Pdf,
 }
 
-/// A page of figures, then the rows of a table, whose first is its head, and a list of names and values.
-pub fn page(
-    title: &str,
-    lines: &[String],
-    figures: &[Figure],
-    rows: &[Vec<String>],
-    facts: &[(&str, String)],
-) -> String {
-    let mut html = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+impl Kind {
+    /// By the end of the file's name.
+    pub fn of(path: &Path) -> Self {
+        match path.extension().and_then(|kind| kind.to_str()) {
+            Some("svg") => Kind::Svg,
+            Some("pdf") => Kind::Pdf,
+            _ => Kind::Page,
+        }
+    }
+}
+
+/// All that is in a page.
+pub struct Page {
+    /// Its heading.
+    pub title: String,
+    /// What was measured, above the plots.
+    pub lines: Vec<String>,
+    /// The same with where it comes from, in short lines below plots that stand alone.
+    pub notes: Vec<String>,
+    /// The plots.
+    pub figures: Vec<Figure>,
+    /// A table, whose first row is its head.
+    pub rows: Vec<Vec<String>>,
+    /// Names and values.
+    pub facts: Vec<(String, String)>,
+}
+
+impl Page {
+    /// The document of a kind.
+    pub fn write(&self, kind: Kind) -> String {
+        let plots = self.figures.iter();
+        let plots: Vec<(Option<&str>, &Plot)> = plots
+            .map(|figure| (Some(figure.title.as_str()), &figure.plot))
+            .collect();
+        let picture = Picture {
+            plots: &plots,
+            notes: &self.notes,
+        };
+        match kind {
+            Kind::Page => self.to_html(),
+            Kind::Svg => picture.to_document(),
+            Kind::Pdf => picture.to_pdf(),
+        }
+    }
+
+    fn to_html(&self) -> String {
+        let mut html = format!(
+            "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <title>{0}</title>\n<style>\n{PAGE_STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{0}</h1>\n",
-        escape(title)
-    );
-    for line in lines {
-        html += &format!("<p>{}</p>\n", escape(line));
-    }
-    for figure in figures {
-        html += &format!(
-            "<figure>\n<h2>{}</h2>\n{}<figcaption>{}</figcaption>\n</figure>\n",
-            escape(&figure.title),
-            figure.plot.to_svg(),
-            escape(&figure.caption)
+            escape(&self.title)
         );
+        for line in &self.lines {
+            html += &format!("<p>{}</p>\n", escape(line));
+        }
+        for figure in &self.figures {
+            html += &format!(
+                "<figure>\n<h2>{}</h2>\n{}<figcaption>{}</figcaption>\n</figure>\n",
+                escape(&figure.title),
+                figure.plot.to_svg(),
+                escape(&figure.caption)
+            );
+        }
+        html += "<div class=\"wide\"><table>\n";
+        for (i, row) in self.rows.iter().enumerate() {
+            let cell = if i == 0 { "th" } else { "td" };
+            let cells = row
+                .iter()
+                .map(|text| format!("<{cell}>{}</{cell}>", escape(text)));
+            html += &format!("<tr>{}</tr>\n", cells.collect::<String>());
+        }
+        html += "</table></div>\n<dl>\n";
+        for (name, value) in &self.facts {
+            html += &format!("<dt>{}</dt><dd>{}</dd>\n", escape(name), escape(value));
+        }
+        html + "</dl>\n</main>\n</body>\n</html>\n"
     }
-    html += "<div class=\"wide\"><table>\n";
-    for (i, row) in rows.iter().enumerate() {
-        let cell = if i == 0 { "th" } else { "td" };
-        let cells = row
-            .iter()
-            .map(|text| format!("<{cell}>{}</{cell}>", escape(text)));
-        html += &format!("<tr>{}</tr>\n", cells.collect::<String>());
-    }
-    html += "</table></div>\n<dl>\n";
-    for (name, value) in facts {
-        html += &format!("<dt>{}</dt><dd>{}</dd>\n", escape(name), escape(value));
-    }
-    html + "</dl>\n</main>\n</body>\n</html>\n"
-}
-
-/// The plots alone, one below the other, as a picture for a document that takes no pages.
-pub fn picture(figures: &[Figure]) -> String {
-    let plots = figures.iter();
-    plot::picture(
-        &plots
-            .map(|figure| (figure.title.as_str(), &figure.plot))
-            .collect::<Vec<_>>(),
-    )
 }
 
 const PAGE_STYLE: &str = "\

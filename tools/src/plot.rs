@@ -1,4 +1,4 @@
-//! Line plots as SVG. Every colour stands in the elements themselves, so that every viewer shows them; a style sheet
+//! Line plots as SVG and PDF. Every colour of an SVG stands in the elements themselves, so that every viewer shows them; a style sheet
 //! overrides them where a viewer knows style sheets and the reader prefers dark pages.
 
 use std::ops::Range;
@@ -7,6 +7,8 @@ use plotters::coord::Shift;
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use crate::pdf::Pdf;
 
 /// How values become places on an axis.
 #[derive(Clone, Copy, PartialEq)]
@@ -76,6 +78,8 @@ const WIDTH: u32 = 760;
 /// Height of a plot without its legend, and of a title.
 const HEIGHT: u32 = 400;
 const TITLE: u32 = 40;
+/// Height of a note below the plots.
+const NOTE: u32 = 18;
 const LEFT: i32 = 76;
 const RIGHT: i32 = 24;
 const BOTTOM: u32 = 52;
@@ -200,17 +204,18 @@ fn round_step(step: f64) -> f64 {
 }
 
 /// A drawing in memory.
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Drawn = Result<(), DrawingAreaErrorKind<<SVGBackend<'static> as DrawingBackend>::ErrorType>>;
+type Area<B> = DrawingArea<B, Shift>;
+type Drawn<B> = Result<(), DrawingAreaErrorKind<<B as DrawingBackend>::ErrorType>>;
 
 impl Plot {
     /// The plot as an `svg` element of a page.
     pub fn to_svg(&self) -> String {
         let label = escape(&self.description);
-        svg(
-            &[(None, self)],
-            &format!("role=\"img\" aria-label=\"{label}\""),
-        )
+        let picture = Picture {
+            plots: &[(None, self)],
+            notes: &[],
+        };
+        picture.to_svg(&format!("role=\"img\" aria-label=\"{label}\""))
     }
 
     /// Height of the plot; its width is [`WIDTH`].
@@ -222,7 +227,7 @@ impl Plot {
         14 + LINE as u32 * (self.bands.len() + self.series.len()).div_ceil(2) as u32
     }
 
-    fn draw(&self, area: &Area) -> Drawn {
+    fn draw<B: DrawingBackend>(&self, area: &Area<B>) -> Drawn<B> {
         let (legend, plot) = area.split_vertically(self.legend_height());
         self.draw_legend(&legend)?;
         let name = |axis: &Axis, value: &f64| {
@@ -289,7 +294,7 @@ impl Plot {
     }
 
     /// Two columns above the plot.
-    fn draw_legend(&self, area: &Area) -> Drawn {
+    fn draw_legend<B: DrawingBackend>(&self, area: &Area<B>) -> Drawn<B> {
         let bands = self.bands.iter().map(|b| (&b.label, b.color, None));
         let lines = self.series.iter();
         let lines = lines.map(|s| (&s.label, s.color, Some(s.dashed)));
@@ -323,25 +328,63 @@ impl Plot {
     }
 }
 
-/// The plots, one below the other and each below its title, as a picture for a document that takes no pages.
-pub fn picture(plots: &[(&str, &Plot)]) -> String {
-    let titled: Vec<(Option<&str>, &Plot)> =
-        plots.iter().map(|(t, plot)| (Some(*t), *plot)).collect();
-    svg(&titled, "xmlns=\"http://www.w3.org/2000/svg\"")
+/// Plots one below the other, each below its title if it has one, and notes in small print below them all.
+pub struct Picture<'a> {
+    /// Titles and plots.
+    pub plots: &'a [(Option<&'a str>, &'a Plot)],
+    /// What was measured, when and on what, a line each.
+    pub notes: &'a [String],
 }
 
-/// An `svg` element with these attributes.
-fn svg(plots: &[(Option<&str>, &Plot)], attributes: &str) -> String {
-    let title_height = |title: &Option<&str>| title.map_or(0, |_| TITLE);
-    let heights = plots
-        .iter()
-        .map(|(title, plot)| title_height(title) + plot.height());
-    let height: u32 = heights.sum();
-    let mut drawn = String::new();
-    let draw = |root: Area| -> Drawn {
+impl Picture<'_> {
+    /// The picture as an SVG document.
+    pub fn to_document(&self) -> String {
+        self.to_svg("xmlns=\"http://www.w3.org/2000/svg\"")
+    }
+
+    /// The picture as a PDF document.
+    pub fn to_pdf(&self) -> String {
+        let mut document = String::new();
+        let page = Pdf::with_string(&mut document, (WIDTH, self.height()));
+        match self.draw(page.into_drawing_area()) {
+            Ok(()) => document,
+            Err(error) => error.to_string(),
+        }
+    }
+
+    /// The picture as an `svg` element with these attributes.
+    fn to_svg(&self, attributes: &str) -> String {
+        let height = self.height();
+        let mut drawn = String::new();
+        let page = SVGBackend::with_string(&mut drawn, (WIDTH, height));
+        // Writing to a string does not fail.
+        if let Err(error) = self.draw(page.into_drawing_area()) {
+            return format!("<!-- {} -->\n", escape(&error.to_string()));
+        }
+        let elements = drawn
+            .split_once('>')
+            .map_or("", |(_, rest)| rest.trim_end());
+        let style = dark_style();
+        format!("<svg {attributes} viewBox=\"0 0 {WIDTH} {height}\">\n{style}{elements}\n")
+    }
+
+    fn height(&self) -> u32 {
+        let plots = self.plots.iter();
+        let heights = plots.map(|(title, plot)| title_height(title) + plot.height());
+        heights.sum::<u32>() + self.notes_height()
+    }
+
+    fn notes_height(&self) -> u32 {
+        match self.notes.len() as u32 {
+            0 => 0,
+            lines => NOTE * lines + 12,
+        }
+    }
+
+    fn draw<B: DrawingBackend>(&self, root: Area<B>) -> Drawn<B> {
         root.fill(&CARD.light)?;
         let mut rest = root.clone();
-        for (title, plot) in plots {
+        for (title, plot) in self.plots {
             let (head, below) = rest.split_vertically(title_height(title));
             if let Some(title) = title {
                 let style = (FONT, 22)
@@ -354,19 +397,17 @@ fn svg(plots: &[(Option<&str>, &Plot)], attributes: &str) -> String {
             plot.draw(&area)?;
             rest = below;
         }
+        for (i, note) in self.notes.iter().enumerate() {
+            let style = (FONT, 13).into_font().color(&QUIET.light);
+            let place = (20, (NOTE * i as u32) as i32 + 4);
+            rest.draw(&Text::new(note.as_str(), place, style))?;
+        }
         root.present()
-    };
-    // Writing to a string does not fail.
-    if let Err(error) =
-        draw(SVGBackend::with_string(&mut drawn, (WIDTH, height)).into_drawing_area())
-    {
-        return format!("<!-- {} -->\n", escape(&error.to_string()));
     }
-    let elements = drawn
-        .split_once('>')
-        .map_or("", |(_, rest)| rest.trim_end());
-    let style = dark_style();
-    format!("<svg {attributes} viewBox=\"0 0 {WIDTH} {height}\">\n{style}{elements}\n")
+}
+
+fn title_height(title: &Option<&str>) -> u32 {
+    title.map_or(0, |_| TITLE)
 }
 
 /// Text as it may stand in a page.
@@ -439,9 +480,16 @@ mod tests {
         for part in ["http", "var(", "class=", "NaN"] {
             assert!(!svg.contains(part), "{part}: {svg}");
         }
-        let picture = picture(&[("First", &plot), ("Second", &plot)]);
-        assert!(picture.starts_with("<svg xmlns=\"http") && picture.contains("Second"));
-        assert!(picture.ends_with("</svg>\n"));
+        let picture = Picture {
+            plots: &[(Some("First"), &plot), (Some("Second"), &plot)],
+            notes: &["commit abc".into()],
+        };
+        let (svg, pdf) = (picture.to_document(), picture.to_pdf());
+        assert!(svg.starts_with("<svg xmlns=\"http") && svg.ends_with("</svg>\n"));
+        assert!(pdf.starts_with("%PDF-") && pdf.ends_with("%%EOF\n"));
+        for part in ["Second", "commit abc", "x"] {
+            assert!(svg.contains(part) && pdf.contains(part), "{part}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The shapes that `synth` can make: the files under `presets/`, one for each.
 //!
-//! A file says in which paper and table its numbers stand, and holds a model's description in the words of
+//! A file says in which paper and table its shape stands, and holds a model's description in the words of
 //! [`ModelSpec`]'s own JSON. Layers that come again are written once: `{ "repeat": 6, "of": [..] }` stands for
 //! six times the layers in the list, which may hold repeats themselves.
 
@@ -18,7 +18,7 @@ pub struct Preset {
     text: &'static str,
 }
 
-/// What a preset is and where its numbers stand.
+/// What a preset is and where its shape stands.
 #[derive(Deserialize)]
 pub struct About {
     /// What it is.

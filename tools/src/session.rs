@@ -63,7 +63,7 @@ pub struct SessionArgs {
         }))]
     gpu_step: StepProgram,
     /// Draft up to N tokens at once by looking up what followed the last ones before: faster where text repeats, with the same
-    /// tokens. On the CPU, for run and chat.
+    /// tokens. A GPU drafts up to 15, and its tokens are those of recorded steps. For run and chat.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
     lookup: u32,
 }
@@ -168,11 +168,16 @@ impl LimitArgs {
     }
 }
 
+/// A number of tokens for those who want no bound.
+pub const MOST_TOKENS: usize = 1_000_000_000;
+
 /// The most tokens of an answer, from text.
 pub fn max_tokens(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|&n: &usize| n > 0);
     number.ok_or_else(|| {
-        "expected a number of tokens, 1 or more; to go on until the model ends: 1000000000".into()
+        format!(
+            "expected a number of tokens, 1 or more; to go on until the model ends: {MOST_TOKENS}"
+        )
     })
 }
 

@@ -7,8 +7,10 @@ then sampled at the program's defaults with seeds 1 to N. A sampled score is the
 
 import argparse
 import json
+import os
 import re
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 
@@ -41,15 +43,22 @@ def main():
     parser.add_argument("model")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="a table of every question, its greedy answer and its marks")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="questions at a time")
     args = parser.parse_args()
     questions = json.loads((Path(__file__).parent / "card.json").read_text())
     scores, table = {}, ["| | kind | conversation | greedy answer | greedy | sampled |", "|---|---|---|---|---|---|"]
-    for i, q in enumerate(questions, 1):
-        greedy = last_answer(args.binary, args.model, q["messages"], ["--greedy"])
-        marks = [right(greedy, q)] + [right(last_answer(args.binary, args.model, q["messages"], ["--seed", str(s)]), q) for s in range(1, args.seeds + 1)]
+
+    def answers(q):
+        ways = [["--greedy"]] + [["--seed", str(s)] for s in range(1, args.seeds + 1)]
+        return [last_answer(args.binary, args.model, q["messages"], ["--threads", "1", *way]) for way in ways]
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        answered = list(pool.map(answers, questions))
+    for i, (q, said) in enumerate(zip(questions, answered), 1):
+        greedy, marks = said[0], [right(answer, q) for answer in said]
         scores.setdefault(q["kind"], []).append(marks)
-        said, cell = " / ".join(q["messages"]), " ".join(greedy.split())
-        table.append(f"| {i} | {q['kind']} | {said if len(said) < 160 else said[:157] + '...'} | {cell if len(cell) < 160 else cell[:157] + '...'} "
+        asked, cell = " / ".join(q["messages"]), " ".join(greedy.split())
+        table.append(f"| {i} | {q['kind']} | {asked if len(asked) < 160 else asked[:157] + '...'} | {cell if len(cell) < 160 else cell[:157] + '...'} "
             f"| {'yes' if marks[0] else '**no**'} | {sum(marks[1:])} of {args.seeds} |")
     print(f"{'kind':24} questions greedy sampled")
     for kind, rows in [*scores.items(), ("all", [m for rows in scores.values() for m in rows])]:

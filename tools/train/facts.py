@@ -203,8 +203,8 @@ def plural_of(animal):
     return animal[:-1] + "ies" if animal.endswith("y") and animal[-2] not in "aeiou" else {"mouse": "mice", "fish": "fish", "wolf": "wolves", "goose": "geese", "sheep": "sheep"}.get(animal, animal + "s")
 
 
-def simple(r):
-    key, tell, ask, answer, pool = r.choice(SIMPLE).split("|")
+def simple(r, line=None):
+    key, tell, ask, answer, pool = (line or r.choice(SIMPLE)).split("|")
 
     def draw():
         v = town(r) if pool == "TOWNS" else name(r) if pool == "NAMES" else r.choice(globals()[pool])
@@ -214,6 +214,10 @@ def simple(r):
             return text.replace("{v}", v).replace("{a}", an(v))
         return Fact(key, [fill(t) for t in tell.split(";")], ask.split(";"), fill(answer), fill(ACK.get(key, "")), [fill(t) for t in ANEW.get(key, [])])
     return Subject(key, draw)
+
+
+def named(r):
+    return simple(r, next(line for line in SIMPLE if line.startswith("name|")))
 
 
 def age(r):
@@ -271,6 +275,16 @@ def subjects(r, n):
             seen.add(s.key)
             out.append(s)
     return out
+
+
+FAMILIES = {"relative": relative, "thing": thing_name, "pet": thing_name, "favorite": favorite, "color": color, "count": count, "spot": spot, "when": when}
+
+
+def untold(r, key, known):
+    """A subject of `key`'s kind that is not among `known`: what was told of another one is no answer to a question about it."""
+    make = FAMILIES.get(key.split(" ")[0])
+    drawn = [make(r) for _ in range(4)] if make and " " in key else []
+    return next((s for s in drawn if s.key not in known), None)
 
 
 def changed(r, subject, old):

@@ -6,7 +6,9 @@ each one line) of so many tokens in all; then one question, answered greedily. M
 """
 
 import argparse
+import os
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -20,7 +22,7 @@ PASTE = 6000  # tokens of a message
 
 
 def ask(binary, model, messages):
-    return chat(binary, model, messages, ["--greedy", "--context", "200000"], seconds=3600).strip().split("\n")
+    return chat(binary, model, messages, ["--greedy", "--threads", "1"], seconds=3600).strip().split("\n")
 
 
 def pasted(texts, tokenizer, r, distance):
@@ -38,15 +40,19 @@ def pasted(texts, tokenizer, r, distance):
 def recall(args, texts, tokenizer):
     for distance in args.distances:
         r, writer, right, wrong = random.Random(distance), Writer(load_synth(args.corpus / "gen_synth.py", 900000 + distance), 900000 + distance), {}, []
+        talks = []
         for _ in range(args.count if distance < 50000 else max(1, args.count // 4)):
             facts, keys = make_facts(writer.r), ["name", "pet", "password"]
             writer.r.shuffle(keys)
             key = r.choice(keys)
             value = facts[key].answer.rstrip(".").split(" called " if key == "pet" else " is ")[-1]
-            said = ask(args.binary, args.model, [writer.sentences([r.choice(facts[k].tell) for k in keys]), *pasted(texts, tokenizer, r, distance), r.choice(facts[key].ask)])
-            right.setdefault(key, []).append(value in said[-1])
-            if value not in said[-1]:
-                wrong.append(f"{facts[key].answer} <- {said[-1]}")
+            talks.append((facts[key], value, [writer.sentences([r.choice(facts[k].tell) for k in keys]), *pasted(texts, tokenizer, r, distance), r.choice(facts[key].ask)]))
+        with ThreadPoolExecutor(args.jobs) as pool:
+            answers = list(pool.map(lambda talk: ask(args.binary, args.model, talk[2])[-1], talks))
+        for (fact, value, _), said in zip(talks, answers):
+            right.setdefault(fact.key, []).append(value in said)
+            if value not in said:
+                wrong.append(f"{fact.answer} <- {said}")
         print(f"distance {distance:6}: {sum(map(sum, right.values()))} of {sum(map(len, right.values()))} ", {k: f"{sum(v)} of {len(v)}" for k, v in right.items()}, wrong[:6], flush=True)
 
 
@@ -75,6 +81,7 @@ def main():
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--distances", type=lambda s: [int(x) for x in s.split(",")], default=[2000, 10000, 100000])
     parser.add_argument("--count", type=int, default=20, help="conversations per distance; a quarter of them beyond 50,000 tokens")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="conversations at a time")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--pairs", type=int, default=200)
     args = parser.parse_args()

@@ -12,7 +12,7 @@ import runpy
 import sys
 
 from facts import UNKNOWN as UNTOLD
-from facts import Fact, Subject, changed, invented, subjects, upper
+from facts import Fact, Subject, changed, invented, named, subjects, untold, upper
 from skills import HONEST, skill, sum_
 from words import COLORS, FOODS, JOBS, NAMES, PET_NAMES, PETS, TOWNS, WORDS
 
@@ -179,10 +179,14 @@ PASSAGE_ACK = ["Thank you for sharing that.", "That is interesting.", "Thank you
 HELLO = ["Hello", "Hi", "Hey", "Hello there", "Good morning", "Hi there"]
 
 
+# Subjects that are asked for in the words of another.
+CONFUSED = ("favorite color", "favorite food", "secret secret code", "secret pin", "secret code word", "feel")
+
+
 def clashes(key, known):
     """Whether a question about `key` could mean something already told."""
     kind = key.split(" ")[0]
-    return (key in known or key in ("favorite color", "favorite food", "secret secret code", "secret pin", "secret code word", "feel")
+    return (key in known or key in CONFUSED
         or kind in ("pet", "relative", "my") and any(k.split(" ")[0] in ("pet", "relative", "my") for k in known))
 
 
@@ -232,7 +236,7 @@ class Writer:
         if food:
             forms += [f"{who} and {an(food)}"] * 2 + [f"{who} who likes {an(food)}", an(food)]
         if friend.kind != hero.kind:
-            forms += [f"{who} and {other}"]
+            forms += [f"{who} and {other}"] * 4
         if place:
             forms += [f"{who} at {place}", f"{who} in {place}" if place in ("the park", "the garden", "the forest", "the meadow") else f"{who} and {place}"]
         turns = [((r.choice(ANY_STORY) if r.random() < 0.15 else r.choice(STORY_ASK).format(r.choice(forms))), text, False)]
@@ -367,9 +371,12 @@ class Writer:
             other = subjects(r, 1)[0]
             if not clashes(other.key, facts):
                 turns.insert(r.randint(0, len(turns)), (r.choice(other.draw().ask), r.choice(UNTOLD), True))
-        untold = [k for k in UNKNOWN if k in facts and k not in told]
-        if untold and r.random() < 0.1:
-            key = r.choice(untold)
+        near = [s for k in told if (s := untold(r, k, facts)) and s.key not in CONFUSED and not {"pet", "relative"} & facts.keys()]
+        if near and r.random() < 0.3:
+            turns.insert(r.randint(0, len(turns)), (r.choice(r.choice(near).draw().ask), r.choice(UNTOLD), True))
+        silent = [k for k in UNKNOWN if k in facts and k not in told]
+        if silent and r.random() < 0.1:
+            key = r.choice(silent)
             turns.insert(r.randint(0, len(turns)), (r.choice(facts[key].ask[:5]), r.choice(UNKNOWN[key]), True))
         return turns
 
@@ -377,8 +384,10 @@ class Writer:
         """What the assistant says to facts of any kind."""
         r, kind = self.r, self.r.random()
         now = " now" if anew and r.random() < 0.7 else ""
-        if facts[0].key == "name" and kind < 0.6:
+        if facts[0].key == "name" and (anew or kind < 0.6):
             out = facts[0].ack
+            if anew and kind < 0.5:
+                out = r.choice(["Okay, {} now.", "I will remember that {} now.", "Thank you, {} now."]).format(facts[0].said())
             if len(facts) > 1 and r.random() < 0.5:
                 out += f" I will remember that {facts[1].said()}."
             return out
@@ -393,6 +402,8 @@ class Writer:
     def facts(self):
         """A short conversation about facts of many kinds: several in a sentence, asked for at once or later, told anew when they change."""
         r = self.r
+        if r.random() < 0.07:
+            return self.renamed()
         known, turns = {}, []
         waiting = subjects(r, r.choice([1, 1, 2, 2, 2, 3, 3, 4, 5]))
         every = {s.key: s for s in waiting}
@@ -428,6 +439,21 @@ class Writer:
         if r.random() < 0.3:
             turns += self.filler(100 * 15 ** r.random())
         turns += self.questions(known, r.sample(list(known), r.randint(1, len(known))), list(known))
+        return turns
+
+    def renamed(self):
+        """Somebody tells a name, then another one, and asks for it."""
+        r, subject = self.r, named(self.r)
+        first = subject.draw()
+        second, clause = changed(r, subject, first)
+        turns = [(self.sentences([r.choice(first.tell)]), self.take_note([first]), True)]
+        if r.random() < 0.5:
+            turns += [self.small_talk() if r.random() < 0.5 else self.skill() for _ in range(r.randint(1, 3))]
+        if r.random() < 0.3:
+            turns.append((*first.question(r), True))
+        turns.append((self.sentences([clause]), self.take_note([second], True), True))
+        if r.random() < 0.6:
+            turns.append((*second.question(r), True))
         return turns
 
     def skill(self):

@@ -1,13 +1,13 @@
 """Trains the built-in model for a wall-clock budget, in one call or several.
 
 train.py --data DIR --run DIR --minutes M --total-minutes T [--resume] [--finish]
-train.py --data DIR --run DIR --minutes M --finish --far FILE.gguf
+train.py --data DIR --run DIR --minutes M --finish --start FILE.gguf [--far]
 
 Everything that changes during training is a function of the progress p = training time so far / planned total. --finish makes this
 call's end the run's end: the plan is stretched or shortened so that the learning rate reaches zero just before --minutes are over.
 Writes DIR/checkpoint.pt and DIR/loss.csv. Compiles while `prepare.py` is still at work: DIR/ready says when the data is there.
 
---far is the second run: from the file's rounded weights, over rows of 16,384 tokens.
+--start is a further run, from the file's rounded weights; --far makes its rows 16,384 tokens long.
 """
 
 import argparse
@@ -60,7 +60,8 @@ def token_losses(hidden, head, targets):
     return loss, logits.detach().argmax(-1).view_as(targets) == targets
 
 
-FAR_RATE, FAR_WARMUP, FAR_KEPT, FAR_PRICE, FAR_CLOSED = 0.5, 40, 0.006, 0.05, 0.7  # of the second run
+# Of a further run; FAR_ is of one over long rows.
+RATE, FAR_RATE, WARMUP, FAR_KEPT, PRICE, CLOSED = 0.3, 0.5, 40, 0.006, 0.05, 0.7
 
 
 @dataclass
@@ -76,9 +77,10 @@ class Plan:
     quantized: bool  # whether the model computes with rounded weights
 
 
-def plan(p, far):
-    if far:
-        return Plan(2, FAR_RATE * (1 - p), 0.1 if p < FAR_CLOSED else 0.0, FAR_KEPT, True, True, True)
+def plan(p, further, far):
+    if further:
+        phase, rate, kept = (2, FAR_RATE, FAR_KEPT) if far else (1, RATE, KEPT[1])
+        return Plan(phase, rate * (1 - p), 0.1 if p < CLOSED else 0.0, kept, True, True, True)
     return Plan(int(p >= SECOND_PHASE), learning_rate(p), open_share(p), kept_share(p), p >= CAP_ON, p >= ROUTER_ON, p >= QUANTIZE)
 
 
@@ -137,7 +139,8 @@ def main():
     parser.add_argument("--total-minutes", type=float, default=1.0, help="planned training time of all calls")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--finish", action="store_true")
-    parser.add_argument("--far", type=Path, metavar="GGUF", help="the second run, from these weights")
+    parser.add_argument("--start", type=Path, metavar="GGUF", help="a further run, from these weights")
+    parser.add_argument("--far", action="store_true", help="of long rows, on the data of prepare.py --far")
     parser.add_argument("--config", type=Path, help="config.json; default: the built-in model's sizes")
     parser.add_argument("--rows", type=int)
     parser.add_argument("--length", type=int)
@@ -149,10 +152,12 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     called = time.time()
-    far = args.far is not None
+    further, far = args.start is not None, args.far
+    if far and not further:
+        parser.error("--far goes on from --start FILE.gguf")
     args.length = args.length or (16384 if far else 4096)
     args.rows = args.rows or 65536 // args.length
-    args.warmup = args.warmup or (FAR_WARMUP if far else 100)
+    args.warmup = args.warmup or (WARMUP if further else 100)
     args.run.mkdir(parents=True, exist_ok=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
@@ -163,10 +168,10 @@ def main():
     opts = optimizers(model, args.lr)
     step, trained, data_state, tokens = 0, 0.0, None, 0
     checkpoint = args.run / "checkpoint.pt"
-    if far:
-        model.load_state_dict(gguf.load(args.far, {k: v.shape for k, v in model.state_dict().items()}))
-        sparsity.kept.fill_(FAR_KEPT)
-        sparsity.price.fill_(FAR_PRICE)
+    if further:
+        model.load_state_dict(gguf.load(args.start, {k: v.shape for k, v in model.state_dict().items()}))
+        sparsity.kept.fill_(plan(0, further, far).kept_share)
+        sparsity.price.fill_(PRICE)
     if args.resume:
         saved = torch.load(checkpoint, map_location=device, weights_only=False)
         model.load_state_dict(saved["model"])
@@ -186,7 +191,7 @@ def main():
             raise SystemExit(f"{args.data}/ready has not appeared")
         time.sleep(0.2)
     print(f"compiled, and data found, after {time.time() - called:.0f} s", flush=True)
-    batches = Batches(args.data, args.rows, args.length, data_state, 2 if far else 0, args.seed + step)
+    batches = Batches(args.data, args.rows, args.length, data_state, plan(0, further, far).phase, args.seed + step)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters; step {step}, {trained / 60:.1f} min trained; "
         f"{sum(len(g.tokens) for g in batches.groups.values()) / 1e6:.0f} M tokens of data", flush=True)
 
@@ -225,7 +230,7 @@ def main():
         p = elapsed / total
         if p >= 1 or now - called > args.minutes * 60 - 3:
             break
-        now_is = plan(p, far)
+        now_is = plan(p, further, far)
         rate = now_is.rate * min(1.0, (step + 1) / args.warmup)
         batch = batches.next(now_is.phase, device)
         # Dropped rows are spread evenly; while the router is off, all rows are open.

@@ -120,27 +120,28 @@ class _Closing:
 class Model(_Closing):
     """A model: weights and description, shared by any number of sessions. `device=Device.CUDA, gpu=N` is GPU number N."""
 
-    def __init__(self, path, device=Device.AUTO, gpu=0):
-        """Opens a GGUF file or a Hugging Face directory."""
-        self._open(library.wl_model_open, device, gpu, os.fsencode(path))
+    def __init__(self, path, device=Device.AUTO, gpu=0, allow_unused=False):
+        """Opens a GGUF file or a Hugging Face directory; with `allow_unused` also one that holds what nothing here uses."""
+        self._open(library.wl_model_open, (device, gpu, allow_unused), os.fsencode(path))
 
     @classmethod
     def builtin(cls, device=Device.AUTO, gpu=0):
         """The model that is part of the library."""
         model = cls.__new__(cls)
-        model._open(library.wl_model_builtin, device, gpu)
+        model._open(library.wl_model_builtin, (device, gpu, False))
         return model
 
     @classmethod
-    def from_bytes(cls, content, device=Device.AUTO, gpu=0):
+    def from_bytes(cls, content, device=Device.AUTO, gpu=0, allow_unused=False):
         """A GGUF file that lies in memory."""
         model = cls.__new__(cls)
-        model._open(library.wl_model_from_memory, device, gpu, bytes(content), len(content))
+        model._open(library.wl_model_from_memory, (device, gpu, allow_unused), bytes(content), len(content))
         return model
 
-    def _open(self, function, device, gpu, *arguments):
+    def _open(self, function, options, *arguments):
+        device, gpu, allow_unused = options
         params = lib.filled(lib.ModelParams(), library.wl_model_params_init)
-        params.set({"device": Device(device), "gpu": gpu})
+        params.set({"device": Device(device), "gpu": gpu, "allow_unused": bool(allow_unused)})
         self._handle = lib.make(library.wl_model_free, function, *arguments, byref(params))
 
     @property

@@ -219,8 +219,8 @@ impl Pool {
     /// Runs `task(worker, index)` once for every index below `count` and returns when all have finished. `worker` is
     /// below [`Pool::threads`], and no two tasks of one region have the same one at the same time.
     ///
-    /// Every thread has an equal part of the indices, the same one in each region of `count` tasks; who has finished
-    /// his own takes over from others.
+    /// Every thread has an equal part of the indices, the same one in each region of `count` tasks; a thread that has finished
+    /// its own takes over from others.
     ///
     /// # Panics
     /// If a task panics, with its payload; tasks that have not started are dropped then.

@@ -10,6 +10,8 @@ use crate::error::Result;
 pub(crate) struct HostLogits {
     logits: OnceCell<Vec<f32>>,
     spare: Cell<Vec<f32>>,
+    /// The first of the largest, if it is known.
+    pub next: Option<u32>,
 }
 
 impl HostLogits {
@@ -18,6 +20,7 @@ impl HostLogits {
         HostLogits {
             logits: OnceCell::new(),
             spare: Cell::new(vec![0.0; vocab]),
+            next: None,
         }
     }
 
@@ -38,6 +41,7 @@ impl HostLogits {
 
     /// The logits have changed.
     pub fn forget(&mut self) {
+        self.next = None;
         if let Some(logits) = self.logits.take() {
             self.spare.set(logits);
         }

@@ -4,6 +4,7 @@
 //! dependency levels. [`gemm`] has the matrix products, [`decode`] the persistent kernel of a step. [`token`] chooses
 //! the next token.
 
+mod columns;
 mod decode;
 mod device;
 mod driver;
@@ -16,6 +17,7 @@ mod schedule;
 mod tests;
 mod token;
 
+pub(crate) use columns::{Calls, Column, Program, Rooms};
 pub(crate) use decode::control::Control;
 pub use decode::kernel::PhaseTime;
 pub(crate) use decode::kernel::{DecodeKernel, KernelOpInfo, LEAST_BYTES};

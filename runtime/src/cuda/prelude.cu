@@ -138,6 +138,15 @@ constexpr u32 all_lanes = 0xffffffff;
 __device__ inline int lane_index() { return threadIdx.x % 32; }
 __device__ inline int warp_index() { return threadIdx.x / 32; }
 
+// Parameters from global into shared memory, by the block; `bytes` is a multiple of 16.
+__device__ inline void copy_parameters(u8* to, const u8* from, int bytes) {
+  __syncthreads();
+  for (int i = threadIdx.x; i < bytes / 16; i += blockDim.x) {
+    reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
+  }
+  __syncthreads();
+}
+
 // A row from global into shared memory by one warp; `aligned` if both begin at multiples of 16 bytes.
 template <bool aligned>
 __device__ inline void copy_row(float* to, const float* from, int n) {

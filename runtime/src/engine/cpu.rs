@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use waterline_quant::Activations;
 
-use super::{Engine, Setup, Together};
+use super::together::{HostAhead, HostGroup};
+use super::{Ahead, Engine, Group, Setup, Together};
 use crate::cpu::{Buffers, Frame, Pool, room};
 use crate::error::Result;
 use crate::model::Model;
@@ -113,8 +114,20 @@ impl Engine for CpuEngine {
         Ok(())
     }
 
-    fn together(&self, most: usize) -> Result<Option<Together>> {
-        Together::new(self.model.program(), Arc::clone(&self.pool), most).map(Some)
+    fn group(&self, most: usize) -> Result<Box<dyn Group>> {
+        Ok(Box::new(HostGroup {
+            model: Arc::clone(&self.model),
+            together: Together::new(self.model.program(), Arc::clone(&self.pool), most)?,
+        }))
+    }
+
+    fn ahead(&self, most: usize) -> Result<Box<dyn Ahead>> {
+        Ok(Box::new(HostAhead {
+            model: Arc::clone(&self.model),
+            together: Together::new(self.model.program(), Arc::clone(&self.pool), most)?,
+            before: self.arena.try_clone()?,
+            most,
+        }))
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 pub(crate) use cpu::Workspace;
 pub use step::{StepForm, StepProgram};
-pub(crate) use together::{States, Together};
+pub(crate) use together::Together;
 
 use crate::cpu::Pool;
 use crate::cuda::{Device, PhaseTime};
@@ -59,6 +59,11 @@ pub(crate) trait Engine: Send {
         false
     }
 
+    /// The most probable token, if it is known already.
+    fn next(&self) -> Option<u32> {
+        None
+    }
+
     /// Chooses a token by the state's logits and reads it. Called only where [`Engine::chooses`] is true.
     fn step(&mut self, _params: &SamplerParams) -> Result<u32> {
         Err(Error::invalid("step", "this engine chooses no tokens"))
@@ -89,10 +94,74 @@ pub(crate) trait Engine: Send {
     /// Copies mark number `mark` to the state.
     fn load_mark(&mut self, mark: usize) -> Result<()>;
 
-    /// Memory to step up to `most` states of this kind at once; none where that cannot be done.
-    fn together(&self, _most: usize) -> Result<Option<Together>> {
-        Ok(None)
+    /// Memory to step up to `most` states like this one together.
+    fn group(&self, most: usize) -> Result<Box<dyn Group>>;
+
+    /// Memory to read up to `most` tokens into this state together, or fewer where an engine has no program for so many.
+    fn ahead(&self, most: usize) -> Result<Box<dyn Ahead>>;
+
+    /// The engine on a device, if it is one: what works on its state there.
+    fn on_device(&mut self) -> Option<&mut cuda::CudaEngine> {
+        None
     }
+}
+
+/// An engine among others, and how its session chooses.
+pub(crate) struct Member<'a> {
+    pub engine: &'a mut dyn Engine,
+    pub params: &'a SamplerParams,
+}
+
+/// Those that step together.
+pub(crate) trait Members {
+    /// How many there are.
+    fn count(&self) -> usize;
+
+    /// Number `index` of them.
+    fn member(&mut self, index: usize) -> Member<'_>;
+}
+
+/// Steps the states of several engines of one kind, reading each matrix once. Positions and histories are the sessions' to move on.
+pub(crate) trait Group: Send {
+    /// Bytes of working memory besides the engines' own.
+    fn bytes(&self) -> usize;
+
+    /// Member i reads `tokens[i]`.
+    fn read(&mut self, members: &mut dyn Members, tokens: &[u32]) -> Result<()>;
+
+    /// Member i chooses `tokens[i]` and reads it; false, and nothing is done, where the sessions have to choose.
+    fn step(&mut self, _members: &mut dyn Members, _tokens: &mut [u32]) -> Result<bool> {
+        Ok(false)
+    }
+}
+
+/// Reads several tokens into the state of the engine that it was made for, each with the bits of a step, reading each matrix once.
+pub(crate) trait Ahead: Send {
+    /// Most tokens at once.
+    fn most(&self) -> usize;
+
+    /// Bytes of working memory besides one state.
+    fn bytes(&self) -> usize;
+
+    /// Keeps the engine's state.
+    fn keep(&mut self, engine: &mut dyn Engine) -> Result<()>;
+
+    /// Returns to the state that was kept.
+    fn go_back(&mut self, engine: &mut dyn Engine) -> Result<()>;
+
+    /// Reads tokens; if `choose`, the most probable ones behind each may be chosen.
+    fn read(&mut self, engine: &mut dyn Engine, tokens: &[u32], choose: bool) -> Result<()>;
+
+    /// The most probable token behind token `row`, if it was chosen; beyond the vocabulary if the logits are not finite.
+    fn chosen(&self, _row: usize) -> Option<u32> {
+        None
+    }
+
+    /// The logits `[vocab]` behind token `row` of those that were read last.
+    fn logits(&mut self, row: usize) -> Result<&[f32]>;
+
+    /// Ends a reading: the state's logits are those behind token `row`.
+    fn end(&mut self, engine: &mut dyn Engine, row: usize) -> Result<()>;
 }
 
 /// What an engine is made with.
@@ -109,6 +178,8 @@ pub(crate) struct Setup {
     pub kv: Kv,
     /// How a step runs on a device.
     pub step: StepProgram,
+    /// Whether tokens are read ahead, with the bits of recorded steps.
+    pub ahead: bool,
 }
 
 /// Allocates an engine with an empty state. This is the one place that binds a session to a device.

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use super::cpu::Workspace;
+use super::{Ahead, Engine, Group, Members};
 use crate::cpu::{Buffers, Pool, room};
 use crate::error::Result;
+use crate::model::Model;
 use crate::operands::{Access, Operand};
 use crate::program::Program;
-use crate::state::Arena;
+use crate::state::{Arena, HEADER, LOGITS};
 
 /// The states that step together.
-pub(crate) trait States {
+trait States {
     /// The state of row `row`, and the tokens that it has read.
     fn state(&mut self, row: usize) -> (&mut Arena, u64);
 }
@@ -63,7 +65,7 @@ impl Together {
     }
 
     /// Reads token `row` of `tokens` into state `row`, for every row, and computes their logits.
-    pub fn step(&mut self, program: &Program, states: &mut dyn States, tokens: &[u32]) {
+    fn step(&mut self, program: &Program, states: &mut dyn States, tokens: &[u32]) {
         for (
             op,
             Step {
@@ -92,8 +94,100 @@ impl Together {
     }
 
     /// The logits of a row of the last step.
-    pub fn logits(&self, row: usize) -> &[f32] {
+    fn logits(&self, row: usize) -> &[f32] {
         &self.logits[row * self.vocab..][..self.vocab]
+    }
+}
+
+/// Sessions on the CPU that step together.
+pub(super) struct HostGroup {
+    pub model: Arc<Model>,
+    pub together: Together,
+}
+
+impl Group for HostGroup {
+    fn bytes(&self) -> usize {
+        self.together.bytes()
+    }
+
+    fn read(&mut self, members: &mut dyn Members, tokens: &[u32]) -> Result<()> {
+        let program = self.model.program();
+        self.together.step(program, &mut Arenas(members), tokens);
+        for row in 0..tokens.len() {
+            let logits = members.member(row).engine.arena_mut().tensor_mut(LOGITS);
+            logits.copy_from_slice(self.together.logits(row));
+        }
+        Ok(())
+    }
+}
+
+/// The states of several sessions.
+struct Arenas<'a>(&'a mut dyn Members);
+
+impl States for Arenas<'_> {
+    fn state(&mut self, row: usize) -> (&mut Arena, u64) {
+        let arena = self.0.member(row).engine.arena_mut();
+        let position = arena.tensor::<u64>(HEADER)[0];
+        (arena, position)
+    }
+}
+
+/// Tokens of one session on the CPU that are read together.
+pub(super) struct HostAhead {
+    pub model: Arc<Model>,
+    pub together: Together,
+    /// The state before.
+    pub before: Arena,
+    pub most: usize,
+}
+
+impl Ahead for HostAhead {
+    fn most(&self) -> usize {
+        self.most
+    }
+
+    fn bytes(&self) -> usize {
+        self.together.bytes()
+    }
+
+    fn keep(&mut self, engine: &mut dyn Engine) -> Result<()> {
+        self.before.copy_from(engine.arena());
+        Ok(())
+    }
+
+    fn go_back(&mut self, engine: &mut dyn Engine) -> Result<()> {
+        engine.arena_mut().copy_from(&self.before);
+        Ok(())
+    }
+
+    fn read(&mut self, engine: &mut dyn Engine, tokens: &[u32], _choose: bool) -> Result<()> {
+        let arena = engine.arena_mut();
+        let position = arena.tensor::<u64>(HEADER)[0];
+        let mut state = OneState { arena, position };
+        self.together.step(self.model.program(), &mut state, tokens);
+        Ok(())
+    }
+
+    fn logits(&mut self, row: usize) -> Result<&[f32]> {
+        Ok(self.together.logits(row))
+    }
+
+    fn end(&mut self, engine: &mut dyn Engine, row: usize) -> Result<()> {
+        let logits = engine.arena_mut().tensor_mut(LOGITS);
+        logits.copy_from_slice(self.together.logits(row));
+        Ok(())
+    }
+}
+
+/// One state, which every row follows.
+struct OneState<'a> {
+    arena: &'a mut Arena,
+    position: u64,
+}
+
+impl States for OneState<'_> {
+    fn state(&mut self, row: usize) -> (&mut Arena, u64) {
+        (self.arena, self.position + row as u64)
     }
 }
 

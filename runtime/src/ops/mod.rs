@@ -68,6 +68,11 @@ use crate::state::{StatePlan, Touched};
 pub(crate) trait DeviceOp {
     /// Writes the op's kernels.
     fn launch(&self, launches: &mut Launches) -> Result<()>;
+
+    /// Whether, where every token is to have the bits of a step, its kernels for several tokens give them.
+    fn runs_as_steps(&self) -> bool {
+        false
+    }
 }
 
 /// One fused operation of a [`crate::program::Program`], on both backends.

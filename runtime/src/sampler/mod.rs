@@ -17,7 +17,7 @@
 //! Temperature comes before the truncations, as in most inference APIs, so a high temperature
 //! also widens what top-p and min-p keep.
 //!
-//! A device chooses the same token from the same logits (`cuda/sample.cu`): weights are an `exp` in
+//! A device chooses the same token from the same logits (`cuda/token/sample.cu`): weights are an `exp` in
 //! f32 made of additions and multiplications alone, and their sums are whole numbers of parts, which
 //! no order of summation changes.
 

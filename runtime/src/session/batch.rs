@@ -4,21 +4,22 @@ use std::sync::Arc;
 
 use super::Session;
 use crate::cuda::Device;
-use crate::engine::{States, Together};
+use crate::engine::{Group, Member, Members};
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::state::{Arena, LOGITS};
+use crate::state::StateOptions;
 
-/// Working memory to step up to a fixed number of sessions together. Which sessions step is said at every step, so they join
-/// and leave as they like; each gives the tokens that it gives alone.
-///
-/// On the CPU each matrix is read once for all sessions. On a GPU the sessions step one after another for now: a batch is
-/// right there, and no faster than its sessions.
+/// Working memory to step up to a fixed number of sessions together, each matrix being read once for all of them. Which sessions
+/// step is said at every step, so they join and leave as they like; each gives the tokens that it gives alone: on the CPU to the
+/// bit, on a GPU to the bit of a session whose steps are [`crate::StepProgram::Recorded`]. A GPU's batch for more than eight
+/// sessions multiplies BF16 matrices on tensor cores, by inputs with 16 bits of fraction: its logits are those of a session alone
+/// to about 1e-4, relative to the largest.
 pub struct Batch {
     model: Arc<Model>,
     device: Option<Arc<Device>>,
-    /// None if sessions of this device step one after another.
-    together: Option<Together>,
+    /// The layout of the states, which on a device must be one.
+    state: StateOptions,
+    group: Box<dyn Group>,
     most: usize,
     tokens: Vec<u32>,
 }
@@ -27,32 +28,33 @@ impl Batch {
     /// For up to `most` sessions like this one: of its model, on the CPU like it or on its device; they compute with its threads.
     ///
     /// # Errors
-    /// [`Error::Invalid`] unless there are 1 to 1024 sessions; [`Error::Memory`] if the system refuses the memory.
+    /// [`Error::Invalid`] unless there are 1 to 1024 sessions, on a GPU 1 to 64; [`Error::Memory`] or [`Error::Device`] if the
+    /// memory is refused.
     pub fn new(session: &Session, most: usize) -> Result<Self> {
         if !(1..=1024).contains(&most) {
             return Err(Error::invalid("batch", "must be of 1 to 1024 sessions"));
         }
-        let model = Arc::clone(&session.model);
-        let together = session.engine.together(most)?;
         Ok(Batch {
+            model: Arc::clone(&session.model),
             device: session.options.device.clone(),
-            together,
+            state: session.options.state,
+            group: session.engine.group(most)?,
             tokens: Vec::with_capacity(most),
             most,
-            model,
         })
     }
 
     /// Bytes of working memory besides the sessions' own.
     pub fn work_bytes(&self) -> usize {
-        self.together.as_ref().map_or(0, Together::bytes)
+        self.group.bytes()
     }
 
     /// Each session chooses a token by its own sampler and reads it. Returns the tokens, in the order of the sessions.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a session of another model or device, or too many of them; else the first session's error, as of
-    /// [`Session::step`]. No token is read then, unless a device was lost; sessions before it have used a random number.
+    /// [`Session::step`]. No token is read then, unless a device was lost or found logits that are not finite; sessions before it
+    /// have used a random number.
     pub fn step(&mut self, sessions: &mut [&mut Session]) -> Result<&[u32]> {
         self.check(sessions)?;
         self.tokens.clear();
@@ -62,14 +64,18 @@ impl Batch {
                 return Err(Error::Cancelled { fed: 0 });
             }
         }
-        for session in sessions.iter_mut() {
-            let token = match self.together {
-                Some(_) => session.sample()?,
-                None => session.step()?,
-            };
-            self.tokens.push(token);
+        if sessions.is_empty() {
+            return Ok(&self.tokens);
         }
-        self.read(sessions);
+        self.tokens.resize(sessions.len(), 0);
+        let there = self.group.step(&mut Sessions(sessions), &mut self.tokens)?;
+        if !there {
+            for (session, token) in sessions.iter_mut().zip(&mut self.tokens) {
+                *token = session.sample()?;
+            }
+            self.group.read(&mut Sessions(sessions), &self.tokens)?;
+        }
+        self.advance(sessions);
         Ok(&self.tokens)
     }
 
@@ -86,14 +92,20 @@ impl Batch {
         for (session, &token) in sessions.iter().zip(tokens) {
             session.check(&[token])?;
         }
-        if self.together.is_none() {
-            let mut each = sessions.iter_mut().zip(tokens);
-            return each.try_for_each(|(session, &token)| session.feed(&[token]));
-        }
         self.tokens.clear();
         self.tokens.extend_from_slice(tokens);
-        self.read(sessions);
+        if !sessions.is_empty() {
+            self.group.read(&mut Sessions(sessions), tokens)?;
+            self.advance(sessions);
+        }
         Ok(())
+    }
+
+    /// The sessions have read the tokens.
+    fn advance(&self, sessions: &mut [&mut Session]) {
+        for (session, &token) in sessions.iter_mut().zip(&self.tokens) {
+            session.advance(&[token]);
+        }
     }
 
     fn check(&self, sessions: &[&mut Session]) -> Result<()> {
@@ -112,21 +124,12 @@ impl Batch {
             if !same_device(session.options.device.as_ref(), self.device.as_ref()) {
                 return wrong("a session is on another device".into());
             }
+            if self.device.is_some() && session.options.state != self.state {
+                let reason = "a session has another context, cache type or history length";
+                return wrong(reason.into());
+            }
         }
         Ok(())
-    }
-
-    /// Reads the tokens into the states that lie on the CPU.
-    fn read(&mut self, sessions: &mut [&mut Session]) {
-        let Some(together) = self.together.as_mut().filter(|_| !sessions.is_empty()) else {
-            return;
-        };
-        together.step(self.model.program(), &mut Arenas(sessions), &self.tokens);
-        for (row, (session, &token)) in sessions.iter_mut().zip(&self.tokens).enumerate() {
-            let logits = session.engine.arena_mut().tensor_mut(LOGITS);
-            logits.copy_from_slice(together.logits(row));
-            session.advance(&[token]);
-        }
     }
 }
 
@@ -138,13 +141,19 @@ fn same_device(one: Option<&Arc<Device>>, other: Option<&Arc<Device>>) -> bool {
     }
 }
 
-/// The states of sessions on the CPU.
-struct Arenas<'a, 's>(&'a mut [&'s mut Session]);
+/// The engines of sessions.
+struct Sessions<'a, 's>(&'a mut [&'s mut Session]);
 
-impl States for Arenas<'_, '_> {
-    fn state(&mut self, row: usize) -> (&mut Arena, u64) {
-        let session = &mut *self.0[row];
-        let position = session.position();
-        (session.engine.arena_mut(), position)
+impl Members for Sessions<'_, '_> {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn member(&mut self, index: usize) -> Member<'_> {
+        let session = &mut *self.0[index];
+        Member {
+            engine: &mut *session.engine,
+            params: session.sampler.params(),
+        }
     }
 }

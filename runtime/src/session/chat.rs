@@ -65,12 +65,12 @@ impl Chat {
         self.turns.end_token()
     }
 
-    /// Whether the template asks for a thought before the answer; none: as the template does by default.
+    /// Whether the template requests a thought before the answer; none: as the template does by default.
     pub fn thinking(&self) -> Option<bool> {
         self.turns.options().thinking
     }
 
-    /// Sets, from the next message on, whether the template asks for a thought before the answer. Templates without such a switch
+    /// Sets, from the next message on, whether the template requests a thought before the answer. Templates without such a switch
     /// ignore it.
     pub fn set_thinking(&mut self, thinking: Option<bool>) -> Result<()> {
         let options = self.turns.options().clone();

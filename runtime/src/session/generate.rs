@@ -305,9 +305,11 @@ impl Iterator for Generate<'_> {
         let hook = self.hook.as_deref_mut();
         let piece = self.generation.next_with(self.session, hook);
         if let Some(taken) = self.generation.taken.filter(|_| self.generation.ended) {
-            // A stop text may have come before the last token that was read ahead.
-            self.session.keep_ahead(taken);
             self.generation.taken = None;
+            // A stop text may have come before the last token that was read ahead.
+            if let Err(error) = self.session.keep_ahead(taken) {
+                return Some(Err(error));
+            }
         }
         piece
     }

@@ -1,26 +1,23 @@
 //! Speculation by prompt lookup (arXiv 2304.04487; Saxena 2023): where the last tokens have occurred before, those that followed
 //! them are a draft of what comes next. A draft is read in one pass over the weights, and of it as much stands as steps would have
 //! chosen one by one; each token's ops on the state run in their order, so that tokens, logits and state are those of plain steps
-//! to the bit, whatever the sampler.
+//! to the bit, whatever the sampler; on a GPU, those of recorded steps.
 //!
 //! The memory is fixed: one more state, to return to where a draft went wrong. Its cost is a copy of the state for each draft, and
 //! for each draft that is not accepted whole a copy back and a second reading of the accepted tokens.
 
 use super::{Session, SessionOptions};
-use crate::engine::{Engine, States, Together};
+use crate::engine::{Ahead, Engine, Together};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::sampler::SamplerState;
-use crate::state::{Arena, LOGITS};
 
 /// Longest run of tokens that has to have occurred before.
 const LONGEST: usize = 3;
 
 /// What a session needs to read ahead.
 pub(super) struct Lookup {
-    together: Together,
-    /// The state before the tokens were read.
-    before: Arena,
+    ahead: Box<dyn Ahead>,
     /// The tokens that were read last, and the random numbers' state after each was chosen.
     tokens: Vec<u32>,
     random: Vec<SamplerState>,
@@ -29,21 +26,19 @@ pub(super) struct Lookup {
 }
 
 impl Lookup {
-    /// For a session with such options; none without drafts, or where an engine steps token by token.
+    /// For a session with such options; none without drafts.
     pub fn new(engine: &dyn Engine, options: &SessionOptions) -> Result<Option<Self>> {
         let draft = draft_of(options)?;
         if draft == 0 {
             return Ok(None);
         }
-        let Some(together) = engine.together(draft + 1)? else {
-            return Ok(None);
-        };
+        let ahead = engine.ahead(draft + 1)?;
+        let most = ahead.most();
         Ok(Some(Lookup {
-            together,
-            before: engine.arena().try_clone()?,
-            tokens: Vec::with_capacity(draft + 1),
-            random: Vec::with_capacity(draft + 1),
-            draft,
+            ahead,
+            tokens: Vec::with_capacity(most),
+            random: Vec::with_capacity(most),
+            draft: most - 1,
         }))
     }
 
@@ -57,32 +52,7 @@ impl Lookup {
 
     /// Bytes besides the state.
     pub fn bytes(&self) -> usize {
-        self.together.bytes()
-    }
-
-    /// Reads the first tokens, after which `arena` holds the logits of the last one.
-    fn read(&mut self, model: &Model, arena: &mut Arena, position: u64, count: usize) {
-        let mut state = Ahead { arena, position };
-        self.together
-            .step(model.program(), &mut state, &self.tokens[..count]);
-        self.show(arena, count - 1);
-    }
-
-    fn show(&self, arena: &mut Arena, row: usize) {
-        let logits = arena.tensor_mut(LOGITS);
-        logits.copy_from_slice(self.together.logits(row));
-    }
-}
-
-/// One state, which every row follows.
-struct Ahead<'a> {
-    arena: &'a mut Arena,
-    position: u64,
-}
-
-impl States for Ahead<'_> {
-    fn state(&mut self, row: usize) -> (&mut Arena, u64) {
-        (self.arena, self.position + row as u64)
+        self.ahead.bytes()
     }
 }
 
@@ -97,13 +67,20 @@ impl Session {
             return Err(Error::invalid("lookup", "the session was made without"));
         };
         let outcome = self.step_by(&mut lookup, most, ends);
+        if outcome.is_err() {
+            lookup.tokens.clear();
+        }
         self.lookup = Some(lookup);
         outcome
     }
 
     fn step_by(&mut self, lookup: &mut Lookup, most: usize, ends: &[u32]) -> Result<()> {
         lookup.tokens.clear();
-        let first = self.sample()?;
+        let known = self
+            .engine
+            .next()
+            .filter(|_| self.sampler.params().is_greedy());
+        let first = known.map_or_else(|| self.sample(), Ok)?;
         self.check(&[first])?;
         lookup.random.clear();
         lookup.random.push(self.random());
@@ -120,39 +97,45 @@ impl Session {
                 lookup.tokens.pop();
             }
         }
-        if lookup.tokens.len() == 1 {
-            return self.feed(&[first]).inspect_err(|_| lookup.tokens.clear());
-        }
         if self.canceller.take() {
-            lookup.tokens.clear();
             return Err(Error::Cancelled { fed: 0 });
         }
-        lookup.before.copy_from(self.engine.arena());
-        let (position, count) = (self.position(), lookup.tokens.len());
-        lookup.read(&self.model, self.engine.arena_mut(), position, count);
+        let count = lookup.tokens.len();
+        if count > 1 {
+            lookup.ahead.keep(&mut *self.engine)?;
+        }
+        self.read_ahead(lookup, count)?;
         for row in 0..count {
-            lookup.show(self.engine.arena_mut(), row);
             self.advance(&lookup.tokens[row..=row]);
             if row + 1 < count {
-                let chosen = self.sample();
+                let chosen = match lookup.ahead.chosen(row) {
+                    Some(chosen) => Ok(chosen),
+                    None => self.choose(Some(lookup.ahead.logits(row)?)),
+                };
                 if !chosen.is_ok_and(|chosen| chosen == lookup.tokens[row + 1]) {
-                    self.return_to(lookup, row + 1);
-                    break;
+                    return self.return_to(lookup, row + 1);
                 }
                 lookup.random.push(self.random());
             }
         }
-        Ok(())
+        lookup.ahead.end(&mut *self.engine, count - 1)
+    }
+
+    /// The state reads the first `count` tokens.
+    fn read_ahead(&mut self, lookup: &mut Lookup, count: usize) -> Result<()> {
+        let choose = self.sampler.params().is_greedy();
+        let tokens = &lookup.tokens[..count];
+        lookup.ahead.read(&mut *self.engine, tokens, choose)
     }
 
     /// The state after the first `count` tokens that were read ahead.
-    fn return_to(&mut self, lookup: &mut Lookup, count: usize) {
+    fn return_to(&mut self, lookup: &mut Lookup, count: usize) -> Result<()> {
         lookup.tokens.truncate(count);
-        self.engine.arena_mut().copy_from(&lookup.before);
-        let position = self.position();
-        lookup.read(&self.model, self.engine.arena_mut(), position, count);
+        lookup.ahead.go_back(&mut *self.engine)?;
+        self.read_ahead(lookup, count)?;
         self.advance(&lookup.tokens);
         self.set_random(lookup.random[count - 1]);
+        lookup.ahead.end(&mut *self.engine, count - 1)
     }
 
     /// Whether [`Session::step_ahead`] can be called.
@@ -166,14 +149,20 @@ impl Session {
     }
 
     /// Of the tokens that were read ahead only the first `count` stand, which are one at least.
-    pub(crate) fn keep_ahead(&mut self, count: usize) {
-        if let Some(mut lookup) = self.lookup.take() {
-            if (1..lookup.tokens.len()).contains(&count) {
-                self.return_to(&mut lookup, count);
-            }
-            lookup.tokens.clear();
-            self.lookup = Some(lookup);
-        }
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the device was lost.
+    pub(crate) fn keep_ahead(&mut self, count: usize) -> Result<()> {
+        let Some(mut lookup) = self.lookup.take() else {
+            return Ok(());
+        };
+        let outcome = match (1..lookup.tokens.len()).contains(&count) {
+            true => self.return_to(&mut lookup, count),
+            false => Ok(()),
+        };
+        lookup.tokens.clear();
+        self.lookup = Some(lookup);
+        outcome
     }
 }
 
@@ -273,7 +262,7 @@ mod tests {
                     accepted += read.len() - 1;
                     refused += usize::from(read.len() == 1);
                     let kept = if round % 3 == 2 { 1 } else { read.len() };
-                    ahead.keep_ahead(kept);
+                    ahead.keep_ahead(kept).expect("a state");
                     tokens.extend_from_slice(&read[..kept]);
                     assert!(ahead.ahead().is_empty());
                 }

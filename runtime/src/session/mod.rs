@@ -35,6 +35,7 @@ fn setup(options: &SessionOptions, pool: &Arc<Pool>) -> Setup {
         marks: options.marks,
         kv: options.state.kv,
         step: options.step,
+        ahead: options.lookup > 0,
     }
 }
 

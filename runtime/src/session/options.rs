@@ -40,7 +40,8 @@ pub struct SessionOptions {
     /// How many marks are kept for [`crate::Session::rewind`]; each is as large as the state.
     pub marks: usize,
     /// Most tokens that a generation drafts by looking up what followed the last tokens before, up to 64; 0 means none. The
-    /// tokens are the same without, and memory for one more state is needed. A device does without for now.
+    /// tokens are the same without, and memory for one more state is needed. On a GPU at most 15 are drafted, and steps are
+    /// recorded unless `step` is [`StepProgram::Persistent`]; its tokens are those of recorded steps.
     /// A generation that is left before its end may have read that many tokens more than it has shown.
     pub lookup: usize,
     /// How tokens are chosen.

@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use super::overview::columns;
-use super::page::figures;
+use super::page::{figures, notes};
+use super::provenance;
 use super::report::{Depth, Report};
-use super::statistics::ratio;
+use super::statistics::{mean, median, p99, ratio};
 use crate::error::{Error, Result};
-use crate::page;
+use crate::page::Page;
 use crate::units::{bytes, rounded};
 
 /// Two results.
@@ -51,8 +52,11 @@ impl Comparison {
             lines.push(format!("   {machine}"));
             if !from.commit.is_empty() {
                 lines.push(format!(
-                    "   commit {}, {}, {}",
-                    from.commit, from.date, from.format
+                    "   commit {}, {}, {}, sha256 {}",
+                    from.commit,
+                    from.date,
+                    from.format,
+                    from.short_sha256()
                 ));
             }
             lines.extend(from.warning().map(|warning| format!("   {warning}")));
@@ -97,7 +101,7 @@ impl Comparison {
         let inverse = |[low, high]: [f64; 2]| [1.0 / high, 1.0 / low];
         row("prefill tokens/s".into(), prefill, of_times.map(inverse));
         let decode = [a.decode_tokens_per_s, b.decode_tokens_per_s];
-        let (_, of_times) = ratio(&a.samples_us(), &b.samples_us());
+        let (_, of_times) = ratio(&a.samples_us(), &b.samples_us(), mean);
         row("decode tokens/s".into(), decode, Some(inverse(of_times)));
         for depth in &a.depths {
             let same = |other: &&Depth| other.position == depth.position;
@@ -105,16 +109,19 @@ impl Comparison {
                 continue;
             };
             let at = |what: &str| format!("{what} us at {}", depth.position);
-            let (_, interval) = ratio(&depth.samples_us, &other.samples_us);
-            row(at("p50"), [depth.p50_us, other.p50_us], Some(interval));
-            row(at("p99"), [depth.p99_us, other.p99_us], None);
+            let interval = |of| Some(ratio(&depth.samples_us, &other.samples_us, of).1);
+            row(at("p50"), [depth.p50_us, other.p50_us], interval(median));
+            row(at("p99"), [depth.p99_us, other.p99_us], interval(p99));
         }
         let share = [a, b].map(|r| 100.0 * r.bandwidth_share);
         row("share of bandwidth %".into(), share, None);
         let allocations = [a, b].map(|r| r.allocations_per_token);
         row("allocations per token".into(), allocations, None);
         if let (Some(x), Some(y)) = (a.joules_per_token, b.joules_per_token) {
-            row("J per token".into(), [x, y], None);
+            let (x_turns, y_turns) = (&a.joules_samples, &b.joules_samples);
+            let counted = !x_turns.is_empty() && !y_turns.is_empty();
+            let interval = counted.then(|| ratio(x_turns, y_turns, mean).1);
+            row("J per token".into(), [x, y], interval);
         }
         type Size = (&'static str, fn(&Report) -> u64);
         let sizes: [Size; 3] = [
@@ -159,23 +166,23 @@ impl Comparison {
         )
     }
 
-    /// A page with both results in each plot; or the plots alone.
-    pub fn to_html(&self, picture: bool) -> String {
-        let named = ["A", "B"].into_iter().zip(&self.reports);
+    /// A page with both results in each plot.
+    pub fn to_page(&self) -> Page {
+        let names = ["A", "B"].map(String::from);
+        let named = names.iter().zip(&self.reports);
         let labels: Vec<String> = named
             .map(|(name, report)| format!("{name}: {}", report.model.title()))
             .collect();
-        let figures = figures(&self.reports, &labels);
-        if picture {
-            return page::picture(&figures);
-        }
         let mut lines = self.titles();
         lines.extend([self.verdict(), EXPLANATION.into()]);
-        let [a, b] = self
-            .reports
-            .each_ref()
-            .map(|report| report.provenance.facts());
-        let facts: Vec<(&str, String)> = a.into_iter().chain(b).collect();
-        page::page("Two results", &lines, &figures, &self.rows(), &facts)
+        let from = self.reports.each_ref().map(|report| &report.provenance);
+        Page {
+            title: "Two results".into(),
+            lines,
+            notes: notes(&self.reports, &labels),
+            figures: figures(&self.reports, &labels),
+            rows: self.rows(),
+            facts: provenance::facts(&names, &from),
+        }
     }
 }

@@ -92,8 +92,10 @@ pub struct Measured {
     pub allocations: u64,
     /// Tokens that were read or generated while allocations were counted.
     pub counted_tokens: u64,
-    /// Joules for each timed token, where the machine counts them, and what is counted.
-    pub joules_per_token: Option<(f64, String)>,
+    /// Joules for each token of a turn, where the machine counts them.
+    pub joules_per_token: Vec<f64>,
+    /// What they are counted of.
+    pub energy_of: Option<String>,
     /// Hash of the generated tokens and the logits.
     pub hash: String,
     /// Whether the depths took turns.
@@ -121,8 +123,7 @@ struct Run<'a> {
     allocations: u64,
     counted_tokens: u64,
     energy: Option<Energy>,
-    joules: f64,
-    timed_tokens: u64,
+    joules_per_token: Vec<f64>,
 }
 
 /// Measures a new session.
@@ -150,8 +151,7 @@ pub fn measure(session: &mut Session, plan: &Plan, cache_bytes: Option<u64>) -> 
         allocations: 0,
         counted_tokens: 0,
         energy: Energy::new(plan.gpu),
-        joules: 0.0,
-        timed_tokens: 0,
+        joules_per_token: Vec::with_capacity(plan.depths.len() * plan.turns()),
         session,
     };
 
@@ -190,10 +190,8 @@ pub fn measure(session: &mut Session, plan: &Plan, cache_bytes: Option<u64>) -> 
         read_bytes_per_s: run.bandwidth.passes,
         allocations: run.allocations,
         counted_tokens: run.counted_tokens,
-        joules_per_token: run.energy.as_ref().map(|energy| {
-            let each = run.joules / run.timed_tokens.max(1) as f64;
-            (each, energy.sources().to_string())
-        }),
+        joules_per_token: run.joules_per_token,
+        energy_of: run.energy.map(|energy| energy.sources().to_string()),
         hash: run.hash.digits(),
         interleaved,
     })
@@ -259,8 +257,9 @@ impl Run<'_> {
             let nanoseconds = start.elapsed().as_nanos();
             timed.samples_us.push(nanoseconds as f64 / 1e3);
         }
-        self.joules += self.energy.as_mut().map_or(0.0, Energy::joules);
-        self.timed_tokens += tokens as u64;
+        if let Some(energy) = &mut self.energy {
+            self.joules_per_token.push(energy.joules() / tokens as f64);
+        }
         self.bar.inc((STEP_COST * (tokens + UNTIMED)) as u64);
         self.bar.set_message("timing");
         Ok(())

@@ -23,7 +23,7 @@ use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::interrupt::on_interrupt;
 use crate::machine::{self, Machine};
-use crate::page::is_picture;
+use crate::page::Kind;
 use crate::session::SessionArgs;
 use crate::text::shown;
 use crate::units::parse_count;
@@ -85,8 +85,9 @@ struct Outputs {
     /// Write the tables as Markdown.
     #[arg(long, value_name = "F")]
     md: Option<PathBuf>,
-    /// Write a page with plots of latency and memory; it needs no other file. A name that ends in .svg gives the plots alone.
-    #[arg(long, value_name = "F")]
+    /// Write a page with plots of latency and memory; it needs no other file. A name that ends in .svg or .pdf gives the plots
+    /// alone.
+    #[arg(long, visible_alias = "plot", value_name = "F")]
     html: Option<PathBuf>,
 }
 
@@ -114,7 +115,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         return match &args.outputs.html {
             Some(path) => args
                 .outputs
-                .put(path, &comparison.to_html(is_picture(path))),
+                .put(path, &comparison.to_page().write(Kind::of(path))),
             None => print(&comparison.to_text()),
         }
         .map(|()| ExitCode::SUCCESS);
@@ -232,9 +233,10 @@ fn measure(
 impl Outputs {
     /// The files to write, and their contents.
     fn wanted(&self) -> Vec<(&Path, Text)> {
-        let page: Text = match self.html.as_deref().is_some_and(is_picture) {
-            true => page::picture,
-            false => page::page,
+        let page: Text = match self.html.as_deref().map(Kind::of) {
+            Some(Kind::Svg) => |reports| page::page(reports).write(Kind::Svg),
+            Some(Kind::Pdf) => |reports| page::page(reports).write(Kind::Pdf),
+            _ => |reports| page::page(reports).write(Kind::Page),
         };
         let outputs: [(_, Text); 4] = [
             (&self.json, overview::to_json),

@@ -39,6 +39,7 @@ pub fn rows(reports: &[Report]) -> Vec<Vec<String>> {
         "formats",
         "threads",
         "prefill tok/s",
+        "of its passes",
         "decode tok/s",
         "90 % of tokens",
         "session",
@@ -52,12 +53,15 @@ pub fn rows(reports: &[Report]) -> Vec<Vec<String>> {
     }
     let row = |(report, label): (&Report, String)| {
         let [slow, fast] = spread(&report.samples_us()).map(|us| rounded(1e6 / us));
+        let [most, least] =
+            spread(&report.prefill_samples_s).map(|s| rounded(report.prompt as f64 / s));
         let memory = report.peak_rss_bytes;
         let mut row = vec![
             label,
             report.provenance.format.clone(),
             report.threads.to_string(),
             rounded(report.prefill_tokens_per_s),
+            format!("{least} to {most}"),
             rounded(report.decode_tokens_per_s),
             format!("{fast} to {slow}"),
             bytes(report.model.session_bytes as usize),

@@ -1,51 +1,76 @@
 //! The page of `--html`: latency and memory against position, beside what a Transformer would need.
 
 use super::overview;
+use super::provenance::{self, Provenance};
 use super::report::{Depth, Report};
-use crate::page::{self, Figure};
+use crate::page::{Figure, Page};
 use crate::plot::{Axis, Band, Plot, Series};
+use crate::text::shown_line;
 use crate::units;
 
 /// Points of a computed line.
 const COMPUTED: usize = 48;
+/// Characters of a note that fit below a plot.
+const NOTE: usize = 140;
 
 /// The page.
-pub fn page(reports: &[Report]) -> String {
-    let warnings = reports
-        .iter()
-        .filter_map(|report| report.provenance.warning());
-    match reports {
-        [report] => {
-            let lines: Vec<String> = report.titles().into_iter().chain(warnings).collect();
-            let rows: Vec<Vec<String>> = report.rows().iter().map(|row| row.to_vec()).collect();
-            let title = format!("{}: latency and memory", report.model.title());
-            page::page(
-                &title,
-                &lines,
-                &figures(reports, &overview::labels(reports)),
-                &rows,
-                &report.facts(),
-            )
-        }
-        _ => {
-            let mut lines: Vec<String> = reports.iter().map(|r| r.titles().join("; ")).collect();
-            lines.extend(warnings);
-            let facts = reports.first().map_or(Vec::new(), |r| r.provenance.facts());
-            let rows = overview::rows(reports);
-            page::page(
-                "Latency and memory",
-                &lines,
-                &figures(reports, &overview::labels(reports)),
-                &rows,
-                &facts,
-            )
-        }
+pub fn page(reports: &[Report]) -> Page {
+    let labels = overview::labels(reports);
+    let figures = figures(reports, &labels);
+    let notes = notes(reports, &labels);
+    if let [report] = reports {
+        let warning = report.provenance.warning();
+        let rows = report.rows().into_iter();
+        let facts = report.facts().into_iter();
+        return Page {
+            title: format!("{}: latency and memory", report.model.title()),
+            lines: report.titles().into_iter().chain(warning).collect(),
+            notes,
+            figures,
+            rows: rows.map(Vec::from).collect(),
+            facts: facts.map(|(name, value)| (name.into(), value)).collect(),
+        };
+    }
+    let mut lines: Vec<String> = reports.iter().map(|r| r.titles().join("; ")).collect();
+    lines.extend(warnings(reports, &labels));
+    let from: Vec<&Provenance> = reports.iter().map(|report| &report.provenance).collect();
+    Page {
+        title: "Latency and memory".into(),
+        lines,
+        notes,
+        figures,
+        rows: overview::rows(reports),
+        facts: provenance::facts(&labels, &from),
     }
 }
 
-/// Its plots alone.
-pub fn picture(reports: &[Report]) -> String {
-    page::picture(&figures(reports, &overview::labels(reports)))
+fn warnings(reports: &[Report], labels: &[String]) -> Vec<String> {
+    let labelled = labels.iter().zip(reports);
+    labelled
+        .filter_map(|(label, report)| Some(format!("{label}: {}", report.provenance.warning()?)))
+        .collect()
+}
+
+/// Where results come from, in lines that fit below a plot.
+pub fn notes(reports: &[Report], labels: &[String]) -> Vec<String> {
+    let mut notes = Vec::new();
+    for (label, report) in labels.iter().zip(reports) {
+        let from = &report.provenance;
+        let machine = from.gpu.as_deref().or(report.machine.cpu.as_deref());
+        notes.push(format!(
+            "{label}: {}, {} threads; {}; sha256 {}; commit {}, {}",
+            machine.unwrap_or(&report.machine.arch),
+            report.threads,
+            from.format,
+            from.short_sha256(),
+            from.commit,
+            from.date
+        ));
+    }
+    notes.extend(warnings(reports, labels));
+    let command = reports.first().map(|report| &report.provenance.command);
+    notes.extend(command.map(String::from));
+    notes.iter().map(|note| shown_line(note, NOTE)).collect()
 }
 
 /// Latency and memory of all results, over each other, by their labels.

@@ -35,6 +35,8 @@ pub struct Provenance {
     pub load: Option<[f64; 2]>,
     /// How many cores other programs used during the measurement, on average.
     pub others_cores: Option<f64>,
+    /// What is to be thought of a measurement beside them.
+    pub warning: Option<String>,
 }
 
 impl Provenance {
@@ -60,6 +62,11 @@ impl Provenance {
         ))
     }
 
+    /// Enough digits of the hash to tell files apart.
+    pub fn short_sha256(&self) -> &str {
+        self.model_sha256.get(..12).unwrap_or_default()
+    }
+
     /// Names and values for the tables.
     pub fn facts(&self) -> Vec<(&'static str, String)> {
         let mut facts = vec![
@@ -77,6 +84,31 @@ impl Provenance {
         }
         facts
     }
+}
+
+/// The facts of several measurements: one that all share once, others behind the label of each.
+pub fn facts(labels: &[String], from: &[&Provenance]) -> Vec<(String, String)> {
+    let [first, others @ ..] = from else {
+        return Vec::new();
+    };
+    let mut all = Vec::new();
+    for (name, value) in first.facts() {
+        let same = |other: &&Provenance| other.facts().contains(&(name, value.clone()));
+        if others.iter().all(same) {
+            all.push((name.into(), value));
+            continue;
+        }
+        for (label, one) in labels.iter().zip(from) {
+            let facts = one.facts().into_iter();
+            let mut found = facts.filter(|(other, _)| *other == name);
+            all.extend(
+                found
+                    .next()
+                    .map(|(_, value)| (format!("{name}, {label}"), value)),
+            );
+        }
+    }
+    all
 }
 
 fn sha256(path: Option<&Path>) -> Result<String> {
@@ -184,6 +216,7 @@ impl Others {
         let per_core = since(now.all, self.all) / cores.max(1) as f64;
         provenance.load = Some([self.load, now.load]);
         provenance.others_cores = Some((others / per_core.max(1.0)).max(0.0));
+        provenance.warning = provenance.warning();
     }
 }
 
@@ -200,6 +233,20 @@ mod tests {
         assert_eq!(with(None).warning(), None);
         assert_eq!(with(Some(0.05)).warning(), None);
         assert!(with(Some(0.8)).warning().unwrap().contains("0.8 cores"));
+    }
+
+    #[test]
+    fn what_measurements_share_is_said_once() {
+        let one = |date: &str| Provenance {
+            commit: "abc".into(),
+            date: date.into(),
+            ..Provenance::default()
+        };
+        let (a, b) = (one("today"), one("tomorrow"));
+        let facts = facts(&["A".into(), "B".into()], &[&a, &b]);
+        let found = |name: &str| facts.iter().filter(|fact| fact.0.starts_with(name)).count();
+        assert_eq!((found("commit"), found("date, ")), (1, 2));
+        assert!(facts.contains(&("date, B".into(), "tomorrow".into())));
     }
 
     #[cfg(target_os = "linux")]

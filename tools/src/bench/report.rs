@@ -1,4 +1,4 @@
-//! The result of a run: what its numbers mean, and how they are printed.
+//! The result of a run: what its figures mean, and how they are printed.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use waterline::{ModelSpec, Session, StatePlan};
 
 use super::measure::{Measured, Plan, Timed};
 use super::provenance::Provenance;
-use super::statistics::{jitter, median, percentile, spread};
+use super::statistics::{jitter, mean, median, percentile, spread};
 use crate::machine::Machine;
 use crate::units::{self, rounded};
 
@@ -60,6 +60,9 @@ pub struct Report {
     /// Joules for each timed token, where the machine counts them.
     #[serde(default)]
     pub joules_per_token: Option<f64>,
+    /// The same for each turn of 16 tokens.
+    #[serde(default)]
+    pub joules_samples: Vec<f64>,
     /// What they are counted of.
     #[serde(default)]
     pub energy_of: Option<String>,
@@ -166,9 +169,9 @@ fn bytes_per_token(session: &Session, plan: &StatePlan, position: u64) -> u64 {
     (model.weight_bytes() + model.state_bytes(plan, position)) as u64
 }
 
-fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
-    let count = values.len() as f64;
-    values.sum::<f64>() / count
+/// The mean of what `of` says of each depth.
+fn mean_of(depths: &[Depth], of: fn(&Depth) -> f64) -> f64 {
+    mean(&depths.iter().map(of).collect::<Vec<_>>())
 }
 
 impl Depth {
@@ -248,12 +251,14 @@ impl Report {
             time_to_first_token_ms: 1e3 * median(&measured.first_token_s),
             first_token_samples_s: measured.first_token_s,
             read_samples_bytes_per_s: measured.read_bytes_per_s,
-            joules_per_token: measured.joules_per_token.as_ref().map(|energy| energy.0),
-            energy_of: measured.joules_per_token.map(|energy| energy.1),
+            joules_per_token: (!measured.joules_per_token.is_empty())
+                .then(|| mean(&measured.joules_per_token)),
+            joules_samples: measured.joules_per_token,
+            energy_of: measured.energy_of,
             decode_tokens_per_s: 1e6 * samples.len() as f64 / samples.iter().sum::<f64>(),
             interleaved: measured.interleaved,
-            bytes_per_token: mean(depths.iter().map(|d| d.bytes_per_token as f64)) as u64,
-            bandwidth_share: mean(depths.iter().map(|d| d.bandwidth_share)),
+            bytes_per_token: mean_of(&depths, |d| d.bytes_per_token as f64) as u64,
+            bandwidth_share: mean_of(&depths, |d| d.bandwidth_share),
             depths,
             read_bytes_per_s,
             allocations_per_token: measured.allocations as f64 / measured.counted_tokens as f64,
@@ -272,7 +277,7 @@ impl Report {
 
     /// The columns of [`Report::csv_lines`].
     pub const CSV_HEAD: &str = "position,p50_us,p90_us,p99_us,max_us,jitter_us,tokens_per_s,rss_bytes,\
-        model,model_sha256,formats,device,threads,commit,date,others_cores";
+        model,model_sha256,formats,device,threads,commit,date,others_cores,cpu,gpu,load_before,load_after,warning,command";
 
     /// A line for each depth.
     pub fn csv_lines(&self) -> Vec<String> {
@@ -281,6 +286,7 @@ impl Report {
         let others = from
             .others_cores
             .map_or(String::new(), |n| format!("{n:.3}"));
+        let load = |i: usize| from.load.map_or(String::new(), |load| load[i].to_string());
         let run = [
             text(self.model.title()),
             from.model_sha256.clone(),
@@ -290,6 +296,12 @@ impl Report {
             text(&from.commit),
             text(&from.date),
             others,
+            text(self.machine.cpu.as_deref().unwrap_or_default()),
+            text(from.gpu.as_deref().unwrap_or_default()),
+            load(0),
+            load(1),
+            text(&from.warning().unwrap_or_default()),
+            text(&from.command),
         ];
         let line = |depth: &Depth| {
             let rss = depth.rss_bytes.map_or(String::new(), |n| n.to_string());
@@ -419,7 +431,11 @@ impl Report {
         let energy = self.joules_per_token;
         let of = self.energy_of.as_deref().unwrap_or("processor packages");
         facts.extend(energy.map(|joules| {
-            let energy = format!("{} J per token: {of}", rounded(joules));
+            let turns = between(&self.joules_samples, &|joules| joules);
+            let energy = format!(
+                "{} J per token (90 % of turns: {turns}): {of}",
+                rounded(joules)
+            );
             ("energy", energy)
         }));
         facts.extend(self.provenance.facts());

@@ -313,15 +313,21 @@ impl Commands {
     /// Lists the conversations in the user's folder, or goes on with one of them.
     fn sessions(&mut self, number: &str, conversation: &mut Conversation) -> Result<String> {
         let list = self.sessions.list();
-        if list.is_empty() {
+        let present = self.sessions.present().filter(|_| number.is_empty());
+        if list.is_empty() && present.is_none() {
             return Err(Error::usage(
                 "no other conversation with this model is kept",
             ));
         }
         if number.is_empty() {
-            let lines = list.iter().enumerate();
-            let lines = lines.map(|(i, saved)| format!("{:>3}  {}", i + 1, saved.line()));
-            return Ok(lines.collect::<Vec<_>>().join("\n"));
+            let others = list.iter().enumerate();
+            let others = others.map(|(i, saved)| format!("{:>3}  {}", i + 1, saved.line()));
+            let present = present.map(|saved| format!("  *  {}  this one", saved.line()));
+            return Ok(present
+                .into_iter()
+                .chain(others)
+                .collect::<Vec<_>>()
+                .join("\n"));
         }
         let chosen = number.parse::<usize>().ok();
         match chosen.and_then(|n| list.get(n.checked_sub(1)?)) {
@@ -336,6 +342,11 @@ impl Commands {
 
 /// Shows, sets or removes the instructions.
 fn system(text: &str, conversation: &mut Conversation) -> Result<String> {
+    if !text.is_empty() && conversation.first_message().is_some() {
+        return Err(Error::usage(
+            "/system stands before the first message; /clear begins a new conversation",
+        ));
+    }
     Ok(match text {
         "" => match conversation.system() {
             Some(text) => text.to_string(),

@@ -141,12 +141,12 @@ impl Conversation {
         Ok(self.chat.set_system(text)?)
     }
 
-    /// Whether the template asks for a thought before the answer.
+    /// Whether the template requests a thought before the answer.
     pub fn thinking(&self) -> Option<bool> {
         self.chat.thinking()
     }
 
-    /// Sets whether the template asks for a thought before the answer, if given.
+    /// Sets whether the template requests a thought before the answer, if given.
     pub fn set_thinking(&mut self, thinking: Option<bool>) -> Result<()> {
         match thinking {
             Some(_) => Ok(self.chat.set_thinking(thinking)?),

@@ -40,6 +40,17 @@ pub struct Saved {
 }
 
 impl Saved {
+    /// The conversation in a file, if there is one.
+    fn at(path: PathBuf) -> Option<Self> {
+        let about = std::fs::metadata(&path).ok()?;
+        let is_saved = path.extension().is_some_and(|kind| kind == EXTENSION);
+        (is_saved && about.is_file()).then_some(Saved {
+            written: about.modified().ok()?,
+            bytes: about.len(),
+            path,
+        })
+    }
+
     /// The first words of the conversation, or the name it was given.
     pub fn title(&self) -> String {
         title_of(&self.path)
@@ -91,21 +102,19 @@ impl Sessions {
     /// All of them but the present one, the newest first.
     pub fn list(&self) -> Vec<Saved> {
         let entries = self.folder.iter().filter_map(|f| std::fs::read_dir(f).ok());
-        let saved = |entry: std::io::Result<std::fs::DirEntry>| {
-            let path = entry.ok()?.path();
-            let about = std::fs::metadata(&path).ok()?;
-            let is_saved = path.extension().is_some_and(|kind| kind == EXTENSION);
-            (is_saved && about.is_file()).then_some(Saved {
-                written: about.modified().ok()?,
-                bytes: about.len(),
-                path,
-            })
-        };
+        let saved = |entry: std::io::Result<std::fs::DirEntry>| Saved::at(entry.ok()?.path());
         let mut list: Vec<Saved> = entries.flatten().filter_map(saved).collect();
         let own = [&self.automatic, &self.earlier];
         list.retain(|saved| own.iter().all(|path| path.as_ref() != Some(&saved.path)));
         list.sort_by_key(|saved| std::cmp::Reverse(saved.written));
         list
+    }
+
+    /// The present one, where it is in the user's folder.
+    pub fn present(&self) -> Option<Saved> {
+        let own = [&self.automatic, &self.named].into_iter().flatten();
+        let path = own.clone().find(|path| self.has(path))?;
+        Saved::at(path.clone())
     }
 
     /// Another conversation begins: it gets a file of its own with its first answer.

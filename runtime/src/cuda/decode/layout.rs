@@ -163,7 +163,7 @@ impl Layout {
             Some(_) => "#define WATERLINE_RACECHECK 1\n",
             None => "",
         };
-        let fault = control::fault().map(|phase| format!("#define WATERLINE_FAULT {phase}u\n"));
+        let fault = control::fault().map(|op| format!("#define WATERLINE_FAULT {op}u\n"));
         racecheck.to_owned() + &fault.unwrap_or_default() + &constants.map(line).concat()
     }
 }

@@ -2,6 +2,7 @@
 //! by the number of tokens, the format and the device.
 
 mod chosen;
+mod columns;
 mod prologue;
 mod tensor_cores;
 
@@ -118,6 +119,9 @@ impl Launches<'_> {
     ) -> Result<()> {
         let GatedUnit { gate, up, down, .. } = *unit;
         let (halves, function) = (unit.inner.split(gate.matrix.rows()), unit.activation);
+        if self.as_steps {
+            return self.gemm_gated_columns(prologue, unit, output, add);
+        }
         if in_tiles(self.tokens) {
             let alike = format_of(gate.matrix) == format_of(up.matrix);
             let mut all = [gate, up, down].into_iter();
@@ -180,6 +184,9 @@ impl Launches<'_> {
         output: Rows,
         add: bool,
     ) -> Result<()> {
+        if self.as_steps {
+            return self.gemm_columns(prologue, weights, output, add);
+        }
         if in_tiles(self.tokens) {
             return self.gemm_chunk(prologue, weights, output, add);
         }

@@ -153,6 +153,11 @@ impl Call {
         self.parameters.iter().map(bytes).sum()
     }
 
+    /// The bytes of the parameters, in order.
+    pub fn values(&self) -> impl Iterator<Item = &[u64]> {
+        self.parameters.iter().map(|parameter| &*parameter.bytes.0)
+    }
+
     /// The arguments, and which of them are the number of tokens.
     pub fn arguments(&self) -> (Vec<Argument>, Vec<usize>) {
         let arguments = self.parameters.iter().map(|p| p.bytes.clone()).collect();
@@ -188,6 +193,10 @@ pub(crate) struct Queued {
     pub(crate) of: Option<OpMemory>,
     /// Other ops that it computes too, or a part of which.
     pub(crate) also: Vec<usize>,
+    /// Whether the blocks of a token read nothing that another block wrote of the tokens before, but what earlier calls did.
+    pub(crate) block_local: bool,
+    /// Whether its parameters come from a table, which has them for each column of a program: `blockIdx.z` is the column.
+    pub(crate) by_column: bool,
 }
 
 impl Queued {
@@ -198,6 +207,8 @@ impl Queued {
             accesses: None,
             of: None,
             also: Vec::new(),
+            block_local: false,
+            by_column: false,
         }
     }
 

@@ -32,6 +32,12 @@ pub(crate) struct OpMemory {
 pub(crate) struct Launches<'a> {
     /// Tokens of the largest chunk: 1 for the decode program.
     pub tokens: usize,
+    /// Whether each token of a chunk gets the bits that it gets in a step.
+    pub(crate) as_steps: bool,
+    /// The row of the buffers where the chunk begins.
+    pub(crate) row: usize,
+    /// Where the tokens that were read before this chunk are counted, if not in the state.
+    pub(crate) position: Option<Address>,
     pub(crate) plan: &'a StatePlan,
     pub(crate) arena: Address,
     pub(crate) ids: Address,
@@ -58,6 +64,7 @@ pub(crate) struct Launches<'a> {
 }
 
 /// The memory of a session that kernels read and write.
+#[derive(Clone, Copy)]
 pub(crate) struct SessionMemory<'a> {
     /// Layout of the state.
     pub plan: &'a StatePlan,
@@ -86,6 +93,9 @@ impl<'a> Launches<'a> {
         let driver = memory.weights.driver();
         Launches {
             tokens,
+            as_steps: false,
+            row: 0,
+            position: None,
             persistent,
             plan: memory.plan,
             arena: memory.arena,
@@ -174,6 +184,13 @@ impl Launches<'_> {
                 reads: reads.to_vec(),
                 writes: writes.to_vec(),
             });
+        }
+    }
+
+    /// Says of the last call that a block's tokens may follow one another, whatever the other blocks do.
+    pub fn is_block_local(&mut self) {
+        if let Some(queued) = self.calls.last_mut() {
+            queued.block_local = true;
         }
     }
 
@@ -289,8 +306,9 @@ impl Launches<'_> {
     /// Columns of a buffer, a `Rows`.
     pub fn rows(&self, view: View) -> Rows {
         let buffer = self.buffers[view.buffer].address();
+        let first = self.row * view.stride + view.start;
         Rows {
-            first: buffer + (view.start * size_of::<f32>()) as u64,
+            first: buffer + (first * size_of::<f32>()) as u64,
             stride: view.stride as i32,
             width: view.width as i32,
         }
@@ -333,7 +351,8 @@ impl Launches<'_> {
 
     /// Tokens read before this chunk, a `const u64*`.
     pub fn position(&self) -> Parameter {
-        Parameter::pointer("const u64", self.state_address(HEADER))
+        let position = self.position.unwrap_or_else(|| self.state_address(HEADER));
+        Parameter::pointer("const u64", position)
     }
 
     /// The tokens of the chunk, a `const u32*`.

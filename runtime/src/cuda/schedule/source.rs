@@ -61,9 +61,9 @@ impl Source {
 
     /// The text of the decode kernel with `calls` as its ops; `constants` are its sizes.
     pub fn decode(calls: &[&Queued], mailboxes: &[Mailboxes], constants: &str) -> Self {
-        let phases = calls.iter().zip(mailboxes);
+        let ops = calls.iter().zip(mailboxes);
         let (cases, of_call) =
-            each_once(phases.map(|(queued, mailboxes)| kernel_op(queued, mailboxes)));
+            each_once(ops.map(|(queued, mailboxes)| kernel_op(queued, mailboxes)));
         // Not inlined: common subexpressions of several ops would hold registers.
         let functions: String = (cases.iter().enumerate())
             .map(|(index, case)| {
@@ -176,6 +176,9 @@ fn kernel_op(queued: &Queued, mailboxes: &Mailboxes) -> String {
 /// A global function that calls one instance of a template, with the number of threads as a constant. Under the emulator it is a
 /// function that runs a launch.
 fn wrapper(queued: &Queued) -> String {
+    if queued.by_column {
+        return column_wrapper(queued);
+    }
     let (call, prefetches) = (&queued.call, queued.prefetches());
     let types = call.types();
     let list = |f: &dyn Fn(usize, &str) -> String| {
@@ -198,6 +201,36 @@ fn wrapper(queued: &Queued) -> String {
          #else\n\
          extern \"C\" void NAME(const unsigned* grid, unsigned threads, unsigned shared, void** a) {{ \
          emulator::run(grid, threads, shared, [=] {{ {kernel}({unpacked}); }}); }}\n\
+         #endif\n"
+    )
+}
+
+/// The same for one whose parameters come from a table: those of column `blockIdx.z`, and of the `tokens` - 1 columns behind it, which
+/// a block goes through one after another. Where another block's work on the column before is needed, nothing begins early.
+fn column_wrapper(queued: &Queued) -> String {
+    let call = &queued.call;
+    let list: Vec<String> = (call.types().into_iter().zip(call.offsets()))
+        .map(|(kind, at)| format!("*reinterpret_cast<{kind} const*>(parameters + {at})"))
+        .collect();
+    let (kernel, list, bytes) = (&call.kernel, list.join(", "), call.packed_bytes());
+    let wait = match queued.prefetches() && queued.block_local {
+        true => "",
+        false => "wait_for_dependencies(); launch_dependents(); ",
+    };
+    let threads = call.threads;
+    format!(
+        "\n__device__ inline void NAME_columns(const u8* table, int stride, int tokens) {{\n  \
+         __shared__ __align__(16) u8 parameters[{bytes}];\n  \
+         table += (long long)blockIdx.z * stride;\n  \
+         for (int t = 0; t < tokens; t++, table += stride) {{\n    \
+         copy_parameters(parameters, table, {bytes});\n    \
+         {wait}{kernel}({list});\n  }}\n}}\n\
+         #ifndef WATERLINE_EMULATOR\n\
+         extern \"C\" __global__ void __launch_bounds__({threads}) NAME(const u8* table, int stride, int tokens) \
+         {{ NAME_columns(table, stride, tokens); }}\n\
+         #else\n\
+         extern \"C\" void NAME(const unsigned* grid, unsigned threads, unsigned shared, void** a) {{ \
+         emulator::run(grid, threads, shared, [=] {{ NAME_columns(*(const u8**)a[0], *(int*)a[1], *(int*)a[2]); }}); }}\n\
          #endif\n"
     )
 }

@@ -45,7 +45,7 @@ fn inputs_are_normed_and_gated_as_on_the_cpu() {
                     View::whole(3, ROWS),
                     true,
                 )
-                .expect("phases");
+                .expect("ops");
             bench.run_decode(&launches.calls, blocks);
 
             let mut made = x.clone();

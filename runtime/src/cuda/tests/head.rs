@@ -12,7 +12,7 @@ use crate::state::{Kv, StateDtype};
 
 const CHUNKS: &[&[usize]] = &[&[70, 1, 2, 33], &[1; 9]];
 
-/// Reads tokens in chunks, then one by one as the phases of a persistent program.
+/// Reads tokens in chunks, then one by one as ops of the decode kernel.
 fn compare(op: &dyn Op, slot: &[usize], widths: [usize; 3], kv: Kv) {
     let Some(device) = device() else { return };
     let dtype = match slot.len() {

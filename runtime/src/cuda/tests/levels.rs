@@ -1,4 +1,4 @@
-//! Phases of a level in both orders, on the emulator or on a GPU where there is one: a step gives the same bits, since none needs
+//! Ops of a level in both orders, on the emulator or on a GPU where there is one: a step gives the same bits, since none needs
 //! anything of another.
 
 use std::sync::Arc;
@@ -37,7 +37,7 @@ fn logits(model: &Arc<Model>, device: &Arc<Device>, reversed: bool) -> Vec<f32> 
 }
 
 #[test]
-fn phases_of_a_level_need_nothing_of_each_other() {
+fn ops_of_a_level_are_independent() {
     let Some((device, _)) = persistent_device() else {
         return;
     };

@@ -137,7 +137,7 @@ impl Bench {
         values
     }
 
-    /// Goes through calls as the phases of a persistent program.
+    /// Runs calls as the ops of a decode kernel.
     pub fn run_decode(&self, calls: &[Queued], blocks: usize) {
         let calls: Vec<&Queued> = calls.iter().collect();
         let control = Control::new(self.device.driver(), &*self.queue);
@@ -151,6 +151,9 @@ impl Bench {
 
     pub fn launches<'a>(&'a self, tokens: usize, scratch: &'a mut Vec<Memory>) -> Launches<'a> {
         Launches {
+            as_steps: false,
+            row: 0,
+            position: None,
             tokens,
             plan: &self.plan,
             arena: 0,
@@ -169,6 +172,13 @@ impl Bench {
             current: None,
             taken_over: Vec::new(),
             deferred: None,
+        }
+    }
+
+    /// Launches calls for so many tokens.
+    pub fn run(&self, calls: &[Queued], tokens: usize) {
+        for launch in self.compile(calls, tokens) {
+            self.queue.launch(&launch).expect("a launch");
         }
     }
 
@@ -350,7 +360,7 @@ fn products_of_chosen_parts_leave_the_others_as_they_are() {
     }
 }
 
-/// Two ops' gates on the columns of one product: it finishes the first one's, and the second one's stay a phase.
+/// Two ops' gates on the columns of one product: it finishes the first one's, and the second one's stay an op of the kernel.
 #[test]
 fn a_product_finishes_the_rows_of_one_stage() {
     let Some((device, blocks)) = persistent_device() else {
@@ -374,7 +384,7 @@ fn a_product_finishes_the_rows_of_one_stage() {
         output,
         false,
     );
-    pushed.expect("a phase");
+    pushed.expect("an op");
     let part = |start: usize| View {
         start,
         width: width / 2,
@@ -386,7 +396,7 @@ fn a_product_finishes_the_rows_of_one_stage() {
             rope: None,
             gates: vec![(part(start), Gate::Sigmoid { scale })],
         };
-        prepare.launch(&mut launches).expect("a phase");
+        prepare.launch(&mut launches).expect("an op");
     }
     assert_eq!(launches.calls.len(), 2, "one set of gates is finished");
 
@@ -407,7 +417,7 @@ fn a_product_finishes_the_rows_of_one_stage() {
 #[test]
 fn products_through_the_ring_are_those_of_the_cpu() {
     if let Some((device, blocks)) = persistent_device() {
-        check_ring_products(&device, blocks, usize::MAX);
+        check_gemvs(&device, blocks, usize::MAX);
     }
 }
 
@@ -415,7 +425,7 @@ fn products_through_the_ring_are_those_of_the_cpu() {
 fn products_in_the_smallest_tiles_are_those_of_the_cpu() {
     if let Some((device, blocks)) = persistent_device() {
         SMALLEST.set(true);
-        check_ring_products(&device, blocks, usize::MAX);
+        check_gemvs(&device, blocks, usize::MAX);
     }
 }
 
@@ -424,12 +434,12 @@ fn products_in_the_smallest_tiles_are_those_of_the_cpu() {
 #[test]
 fn products_in_little_shared_memory_are_those_of_the_cpu() {
     // An f32 matrix of 11,008 columns beside one in 8 bits, which no model has, does not fit.
-    check_ring_products(&Device::emulated_with_shared(99 << 10), 1, 6688);
+    check_gemvs(&Device::emulated_with_shared(99 << 10), 1, 6688);
 }
 
 /// A product of matrices of every format through the rings of a persistent program: twice, so that rows are added to what the
 /// output holds, and a gated one.
-fn check_ring_products(device: &Arc<Device>, blocks: usize, most_cols: usize) {
+fn check_gemvs(device: &Arc<Device>, blocks: usize, most_cols: usize) {
     for (index, &format) in FORMATS.iter().enumerate() {
         // A last piece that is not whole, and more pieces than warps; bf16 in whole rows and in tiles. Of what is read by twos, an
         // odd number of entries for a row, and more of them than inputs fit into registers.
@@ -468,7 +478,7 @@ fn check_ring_products(device: &Arc<Device>, blocks: usize, most_cols: usize) {
             for _ in 0..2 {
                 launches
                     .gemm(prologue, &factors, View::whole(3, width), true)
-                    .expect("phases");
+                    .expect("ops");
             }
             let gated = [&matrices[0], &matrices[2]].map(WeightMatrix::plain);
             let inner = launches.rows(View::whole(2, width));
@@ -478,7 +488,7 @@ fn check_ring_products(device: &Arc<Device>, blocks: usize, most_cols: usize) {
                 inner,
                 Epilogue::Gated(Activation::Silu),
             );
-            assert!(pushed.expect("phases"), "{format}: rows are aligned");
+            assert!(pushed.expect("ops"), "{format}: rows are aligned");
 
             bench.run_decode(&launches.calls, blocks);
 

@@ -34,7 +34,7 @@ fn compare(shape: [usize; 4], fades: Fades, writes: Writes, gates: bool) {
     compare_chunks(shape, fades, writes, gates, Some(&[150, 7, 64, 1]));
 }
 
-/// The same for tokens one by one, each a phase of a persistent program.
+/// The same for tokens one by one, each an op of the decode kernel.
 fn compare_steps(shape: [usize; 4], fades: Fades, writes: Writes, gates: bool) {
     compare_chunks(shape, fades, writes, gates, None);
 }

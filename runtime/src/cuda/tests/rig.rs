@@ -26,7 +26,7 @@ pub(crate) struct Comparison<'a> {
     /// The buffer of its outputs.
     pub output: usize,
     pub kv: Kv,
-    /// Whether the op is read as the phases of a persistent program, token by token.
+    /// Whether the op runs in a decode kernel, token by token.
     pub persistent: bool,
     /// Most difference of an output or a state.
     pub tolerance: f32,
@@ -61,6 +61,9 @@ impl Comparison<'_> {
         let weights = Weights::new(Arc::clone(driver));
         let mut scratch = Vec::new();
         let mut launches = Launches {
+            as_steps: false,
+            row: 0,
+            position: None,
             tokens: most,
             plan,
             arena: state.address(),

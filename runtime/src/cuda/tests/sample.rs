@@ -49,6 +49,9 @@ impl Bench {
         let weights = Weights::new(Arc::clone(device.driver()));
         let mut scratch = Vec::new();
         let mut launches = Launches {
+            as_steps: false,
+            row: 0,
+            position: None,
             tokens: 1,
             persistent: false,
             plan: &plan,

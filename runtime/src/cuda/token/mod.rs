@@ -14,8 +14,8 @@ const CHOICE_THREADS: usize = 128;
 const CHOICE_RUN: usize = 4;
 
 impl Launches<'_> {
-    /// Puts the first of the largest logits where the next chunk's tokens are, and to `chosen`.
-    pub(crate) fn choose(&mut self, vocab: usize, chosen: Address) -> Result<()> {
+    /// Puts the first of the largest of the logits at `logits` where the next chunk's tokens are, and to `chosen`.
+    pub(crate) fn choose(&mut self, vocab: usize, logits: Address, chosen: Address) -> Result<()> {
         let parts = vocab.div_ceil(CHOICE_THREADS * CHOICE_RUN);
         let best = self.scratch_address(parts * size_of::<u64>())?;
         self.push(Call {
@@ -25,7 +25,7 @@ impl Launches<'_> {
             threads: CHOICE_THREADS,
             shared: 0,
             parameters: vec![
-                self.state("const float", LOGITS),
+                Parameter::pointer("const float", logits),
                 Parameter::pointer("u64", best),
             ],
         });
@@ -58,6 +58,38 @@ impl Launches<'_> {
                 self.state("u32", HISTORY),
                 Parameter::pointer("u64", self.state_address(HEADER)),
                 Parameter::tokens(),
+            ],
+        });
+    }
+
+    /// Writes the positions of the chunk's tokens to `positions`.
+    pub(crate) fn count_positions(&mut self, positions: Address) {
+        self.push(Call {
+            source: SESSION,
+            kernel: "count_positions".into(),
+            grid: Grid::Blocks(1),
+            threads: 64,
+            shared: 0,
+            parameters: vec![
+                Parameter::pointer("const u64", self.state_address(HEADER)),
+                Parameter::pointer("u64", positions),
+                Parameter::tokens(),
+            ],
+        });
+    }
+
+    /// Copies the logits at `from` to the state's.
+    pub(crate) fn keep_logits(&mut self, vocab: usize, from: Address) {
+        const THREADS: usize = 256;
+        self.push(Call {
+            source: SESSION,
+            kernel: format!("keep_logits<{vocab}>"),
+            grid: Grid::Blocks(vocab.div_ceil(THREADS)),
+            threads: THREADS,
+            shared: 0,
+            parameters: vec![
+                Parameter::pointer("const float", from),
+                self.state("float", LOGITS),
             ],
         });
     }

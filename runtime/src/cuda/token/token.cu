@@ -9,6 +9,18 @@ __device__ void advance(const u32* ids, u32* log, u64* position, int tokens) {
   if (threadIdx.x == 0) *position = before + tokens;
 }
 
+// The positions of the tokens of a chunk.
+__device__ inline void count_positions(const u64* position, u64* positions, int tokens) {
+  for (int t = threadIdx.x; t < tokens; t += blockDim.x) positions[t] = *position + t;
+}
+
+// The logits of a column into its state.
+template <int vocab>
+__device__ void keep_logits(const float* from, float* to) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < vocab) to[i] = from[i];
+}
+
 // The key by which a token is chosen. All bits are set if its logit is NaN or infinite; that of minus infinity is 0, which is never
 // chosen.
 __device__ inline u64 order_of(float logit, u32 token) {

@@ -1,14 +1,17 @@
 //! The engine on a GPU: state, buffers, and the program as kernels.
 
+mod columns;
+mod lent;
 mod programs;
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::ops::Range;
 use std::sync::Arc;
 
+use columns::{DeviceAhead, DeviceGroup};
 use programs::{Calls, Programs};
 
-use super::{Engine, Setup, StepForm, StepProgram};
+use super::{Ahead, Engine, Group, Setup, StepForm, StepProgram};
 use crate::cpu::Pool;
 use crate::cuda::{
     Address, Control, DecodeKernel, Device, HostLogits, KernelOpInfo, LEAST_BYTES, Launches,
@@ -19,7 +22,7 @@ use crate::model::Model;
 use crate::operands::{RESIDUAL, View};
 use crate::program::Schedule;
 use crate::sampler::{SamplerParams, SamplerState};
-use crate::state::{Arena, LOGITS, SAMPLER, StateOptions, StatePlan};
+use crate::state::{Arena, Kv, LOGITS, StateOptions, StatePlan};
 
 /// The state and the programs of a session on a device.
 pub(crate) struct CudaEngine {
@@ -46,8 +49,11 @@ pub(crate) struct CudaEngine {
     lost: OnceCell<String>,
     /// How tokens are sampled, a [`Sampling`].
     sampling: Memory,
-    /// The parameters and random state that the device holds, where the host has a copy.
-    known: Option<(Sampling, SamplerState)>,
+    /// The parameters and the random state that the device holds, where the host has a copy.
+    known: (Option<Sampling>, Option<SamplerState>),
+    /// Whether something may be left to do on the queue.
+    busy: Cell<bool>,
+    kv: Kv,
     host_logits: HostLogits,
     programs: Box<Programs>,
     form: StepForm,
@@ -110,9 +116,13 @@ impl CudaEngine {
         let logits = |launches: &mut Launches| {
             let residual = View::whole(RESIDUAL, hidden);
             launches.begin(program.ops.len(), &program.logits.access());
-            program.logits.launch(launches, residual, LOGITS)
+            let logits = launches.state_rows(LOGITS, vocab);
+            program.logits.launch(launches, residual, logits)
         };
-        let choice = |launches: &mut Launches| launches.choose(vocab, control.chosen_address());
+        let choice = |launches: &mut Launches| {
+            let logits = launches.state_address(LOGITS);
+            launches.choose(vocab, logits, control.chosen_address())
+        };
         let sample = |launches: &mut Launches| {
             launches.sample(vocab, sampling.address(), control.chosen_address())
         };
@@ -132,6 +142,9 @@ impl CudaEngine {
         };
         let blocks = match options.step {
             StepProgram::Recorded => Err("it was chosen".into()),
+            StepProgram::Automatic if options.ahead => {
+                Err("tokens that are read ahead have the bits of recorded steps".into())
+            }
             StepProgram::Automatic if program.weight_bytes() < LEAST_BYTES => Err(format!(
                 "one kernel is faster from {} bytes of matrices on, and the model has {}",
                 LEAST_BYTES,
@@ -187,7 +200,9 @@ impl CudaEngine {
             control,
             lost: OnceCell::new(),
             sampling,
-            known: None,
+            known: (None, None),
+            busy: Cell::new(true),
+            kv: options.kv,
             programs: Box::new(programs),
             form,
             plan,
@@ -203,12 +218,18 @@ impl CudaEngine {
 
     /// The queue of a session that is not lost.
     fn queue(&self) -> Result<&dyn Queue> {
+        self.check_lost()?;
+        self.busy.set(true);
+        Ok(&*self.queue)
+    }
+
+    fn check_lost(&self) -> Result<()> {
         match self.lost.get() {
             Some(reason) => Err(Error::Device {
                 device: self.device.name().into(),
                 reason: reason.clone(),
             }),
-            None => Ok(&*self.queue),
+            None => Ok(()),
         }
     }
 
@@ -250,14 +271,15 @@ impl CudaEngine {
         Ok(token)
     }
 
-    fn tensor(&self, tensor: usize) -> Address {
+    /// Where a tensor of the state lies.
+    pub(super) fn tensor(&self, tensor: usize) -> Address {
         self.arena.address() + self.plan.tensors[tensor].offset as u64
     }
 
     /// Another state takes the place of this one.
-    fn replaced(&mut self) {
+    pub(super) fn replaced(&mut self) {
         self.host_logits.forget();
-        self.known = None;
+        self.known.1 = None;
     }
 
     /// Chooses the first of the largest logits on the device and reads that token.
@@ -280,21 +302,15 @@ impl CudaEngine {
         self.queue()?;
         self.host_logits.forget();
         self.fresh = true;
-        let mut random = self.own.tensor::<SamplerState>(SAMPLER)[0];
-        let known = self.known.take();
-        if known.is_none_or(|(known, _)| known != sampling) {
+        if self.known.0.take() != Some(sampling) {
             let bytes = bytemuck::bytes_of(&sampling);
             self.queue()?.write(self.sampling.address(), bytes)?;
         }
-        if known.is_none_or(|(_, known)| known != random) {
-            let bytes = bytemuck::bytes_of(&random);
-            self.queue()?.write(self.tensor(SAMPLER), bytes)?;
-        }
+        let random = self.write_random()?;
         self.programs.sample.replay()?;
         let token = self.chosen()?;
-        random.draws = random.draws.wrapping_add(sampling.draws.into());
-        self.known = Some((sampling, random));
-        self.own.tensor_mut::<SamplerState>(SAMPLER)[0] = random;
+        self.known.0 = Some(sampling);
+        self.moved_on(random, sampling);
         Ok(token)
     }
 
@@ -393,6 +409,10 @@ impl Engine for CudaEngine {
         params.is_greedy() || Sampling::of(params).is_some()
     }
 
+    fn next(&self) -> Option<u32> {
+        self.host_logits.next
+    }
+
     fn step(&mut self, params: &SamplerParams) -> Result<u32> {
         match Sampling::of(params).filter(|_| !params.is_greedy()) {
             Some(sampling) => self.sample(sampling),
@@ -456,6 +476,18 @@ impl Engine for CudaEngine {
         self.own.copy_from(&self.marks[mark].1);
         Ok(())
     }
+
+    fn group(&self, most: usize) -> Result<Box<dyn Group>> {
+        Ok(Box::new(DeviceGroup::new(self, most)?))
+    }
+
+    fn ahead(&self, most: usize) -> Result<Box<dyn Ahead>> {
+        Ok(Box::new(DeviceAhead::new(self, most)?))
+    }
+
+    fn on_device(&mut self) -> Option<&mut CudaEngine> {
+        Some(self)
+    }
 }
 
 impl Model {
@@ -476,6 +508,7 @@ impl Model {
             marks: 0,
             kv: options.kv,
             step: StepProgram::Persistent,
+            ahead: false,
         };
         let plan = Arc::new(self.plan(options)?);
         match CudaEngine::new(self, device, plan, &setup) {

@@ -44,6 +44,10 @@ impl Op for Embed {
 }
 
 impl DeviceOp for Embed {
+    fn runs_as_steps(&self) -> bool {
+        true
+    }
+
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let hidden = self.matrix.cols();
         let output = View::whole(RESIDUAL, hidden);

@@ -85,6 +85,10 @@ impl Op for Emit {
 }
 
 impl DeviceOp for Emit {
+    fn runs_as_steps(&self) -> bool {
+        true
+    }
+
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let prologue = launches.output_prologue(self.input, &self.finish)?;
         let residual = View::whole(RESIDUAL, self.linear.matrix.rows());

@@ -1,5 +1,6 @@
-// Bounds the logits of one row: `cap tanh(x / cap)`.
+// Bounds the logits of token `blockIdx.y`: `cap tanh(x / cap)`.
 __device__ void cap_logits(Rows logits, float cap) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i < logits.width) logits.first[i] = cap * tanhf(logits.first[i] / cap);
+  float* row = logits.token(blockIdx.y);
+  if (i < logits.width) row[i] = cap * tanhf(row[i] / cap);
 }

@@ -7,7 +7,7 @@ use waterline_quant::{Activations, Matrix, Output};
 use super::project::piece;
 use super::{Access, Operand};
 use crate::cpu::{Buffers, Pool, Shared, simd};
-use crate::cuda::{Call, Grid, Launches, Parameter, WeightMatrix};
+use crate::cuda::{Call, Grid, Launches, Parameter, Rows, WeightMatrix};
 use crate::error::Result;
 use crate::functions::{Activation, Norm};
 use crate::operands::{INPUTS, RESIDUAL, View};
@@ -88,19 +88,18 @@ impl Logits {
         }
     }
 
-    /// The logits after the token in the first row of `residual`, into the state tensor `logits`.
+    /// The logits after each token in `residual`.
     pub(crate) fn launch(
         &self,
         launches: &mut Launches,
         residual: View,
-        logits: usize,
+        logits: Rows,
     ) -> Result<()> {
         let prologue = launches.prologue(residual, Some(&self.norm))?;
-        let output = launches.state_rows(logits, self.matrix.rows());
         launches.gemm_into(
             prologue,
             &[WeightMatrix::plain(&self.matrix)],
-            output,
+            logits,
             false,
         )?;
         if let Some(cap) = self.softcap {
@@ -108,11 +107,11 @@ impl Logits {
             launches.push(Call {
                 source: include_str!("logits.cu"),
                 kernel: "cap_logits".into(),
-                grid: Grid::Blocks(self.matrix.rows().div_ceil(THREADS)),
+                grid: Grid::EachToken(self.matrix.rows().div_ceil(THREADS)),
                 threads: THREADS,
                 shared: 0,
                 parameters: vec![
-                    Parameter::value("Rows", output),
+                    Parameter::value("Rows", logits),
                     Parameter::value("float", cap),
                 ],
             });

@@ -89,6 +89,10 @@ impl Op for Mlp {
 }
 
 impl DeviceOp for Mlp {
+    fn runs_as_steps(&self) -> bool {
+        true
+    }
+
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let residual = View::whole(RESIDUAL, self.down.matrix.rows());
         let prologue = launches.prologue(residual, self.norm.as_ref())?;

@@ -45,6 +45,10 @@ impl Op for Normalize {
 }
 
 impl DeviceOp for Normalize {
+    fn runs_as_steps(&self) -> bool {
+        true
+    }
+
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let prologue = launches.prologue(self.columns, Some(&self.norm))?;
         launches.store_prologue(prologue, self.columns);

@@ -1,5 +1,5 @@
-//! In a persistent program, what can be done to a value alone is done by the product that makes it, and a norm of keys and queries
-//! by the recurrence that reads them: each phase less saves the time that its blocks wait for each other.
+//! In a decode kernel the GEMV that makes a value applies the parts of `prepare` that need no other value, and the recurrence that reads
+//! keys and queries normalizes them: every op less saves a synchronization.
 
 use std::ops::Range;
 

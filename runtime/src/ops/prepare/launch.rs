@@ -180,6 +180,7 @@ impl Prepare {
         } else {
             launches.push_prefetching(call);
             launches.narrow_accesses(&tasks.read(), &tasks.written());
+            launches.is_block_local();
         }
         Ok(())
     }

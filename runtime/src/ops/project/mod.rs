@@ -163,6 +163,10 @@ impl Op for Project {
 }
 
 impl DeviceOp for Project {
+    fn runs_as_steps(&self) -> bool {
+        self.parts.is_none()
+    }
+
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let prologue = launches.prologue(self.input, self.norm.as_ref())?;
         let weights: Vec<WeightMatrix> = self.linears.iter().map(Linear::weight).collect();

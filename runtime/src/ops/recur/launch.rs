@@ -256,6 +256,7 @@ impl Plan {
             shared: self.shared(),
             parameters: vec![Parameter::value("RecurInputs", inputs), Parameter::tokens()],
         });
+        launches.is_block_local();
         Ok(())
     }
 }

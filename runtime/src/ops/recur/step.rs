@@ -1,4 +1,4 @@
-//! A token of the recurrence as a phase of a persistent program: what `recur_step.cu` is called with.
+//! A token of the recurrence as an op of the decode kernel: arguments of `recur_step.cu`.
 
 use bytemuck::{Pod, Zeroable};
 

@@ -38,6 +38,10 @@ impl Op for Renew {
 }
 
 impl DeviceOp for Renew {
+    fn runs_as_steps(&self) -> bool {
+        true
+    }
+
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let prologue = launches.prologue(self.residual(), Some(&self.norm))?;
         launches.store_prologue(prologue, self.residual());

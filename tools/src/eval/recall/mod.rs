@@ -18,7 +18,7 @@ use waterline::{Model, SamplerParams, Session};
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::interrupt::on_interrupt;
-use crate::page::is_picture;
+use crate::page::Kind;
 use crate::progress;
 use crate::session::SessionArgs;
 use crate::write_model::check_output;
@@ -194,12 +194,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         crate::text::write(path, &report.to_csv())?;
     }
     if let Some(path) = &args.html {
-        let page = if is_picture(path) {
-            report.to_picture()
-        } else {
-            report.to_page()
-        };
-        crate::text::write(path, &page)?;
+        crate::text::write(path, &report.to_page().write(Kind::of(path)))?;
     }
     let text = if args.json {
         report.to_json()
@@ -211,7 +206,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Every task with each of its numbers of keys and lengths.
+/// Every task with each number of keys and length.
 fn settings(args: &Args, most_keys: usize) -> Result<Vec<Setting>> {
     let mut settings = Vec::new();
     for &task in &args.task {

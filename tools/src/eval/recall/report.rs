@@ -9,7 +9,7 @@ use waterline::Model;
 
 use super::{Generator, Question, Setting, Task};
 use crate::eval::ratio::Ratio;
-use crate::page::{self, Figure};
+use crate::page::{Figure, Page};
 use crate::plot::{Axis, Plot, Series};
 use crate::text::json_line;
 
@@ -200,19 +200,25 @@ impl Report {
         text
     }
 
-    /// The page of `--html`.
-    pub fn to_page(&self) -> String {
-        let lines = [format!(
+    /// The document of `--html`.
+    pub fn to_page(&self) -> Page {
+        let lines = vec![format!(
             "Asked in {}, for values that cannot be guessed; sequences from seed {} on",
             self.form, self.seed
         )];
-        let title = format!("{}: recall", self.model);
-        page::page(&title, &lines, &self.figures(), &self.rows(), &[])
-    }
-
-    /// Its plots alone.
-    pub fn to_picture(&self) -> String {
-        page::picture(&self.figures())
+        let about = format!("{}, waterline {}", self.model, env!("CARGO_PKG_VERSION"));
+        Page {
+            title: format!("{}: recall", self.model),
+            notes: [
+                format!("{about}, commit {}", env!("WATERLINE_COMMIT")),
+                lines[0].clone(),
+            ]
+            .into(),
+            lines,
+            figures: self.figures(),
+            rows: self.rows(),
+            facts: vec![("commit".into(), env!("WATERLINE_COMMIT").into())],
+        }
     }
 
     fn figures(&self) -> Vec<Figure> {

@@ -1,6 +1,6 @@
 //! Recall for models without a tokenizer: pairs of tokens, then questions.
 //!
-//! A sequence writes pairs of key and value, then asks for them: BOS, body, ASK, questions. The body holds the pairs and filler in
+//! A sequence writes pairs of key and value, then questions: BOS, body, ASK, questions. The body holds the pairs and filler in
 //! random order. A question is a key (in joint recall a context and a key); the model must name the value next, and is then
 //! told it. Vocabulary:
 //!
@@ -40,7 +40,7 @@ fn shortest(setting: &Setting) -> usize {
 pub fn sequence(setting: &Setting, seed: u64) -> Sequence {
     let mut random = SplitMix64(seed);
     let (joint, keys) = (setting.task == Task::Joint, setting.keys);
-    // A cue is what asks for a value: a key, or a context and a key.
+    // A cue stands for a value: a key, or a context and a key.
     let cues: Vec<(Option<u32>, u32)> = if joint {
         let contexts = random.distinct(CONTEXTS.collect(), JOINT_CONTEXTS);
         let names = random.distinct(KEYS.collect(), keys / JOINT_CONTEXTS);
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(found, asked);
     }
 
-    /// Drawn by `tools/train/recall/tasks.py`: the position of each question and of the value that it asks for.
+    /// Drawn by `tools/train/recall/tasks.py`: the position of each question and of its value.
     #[test]
     fn the_trainer_draws_the_same_sequences() {
         check(

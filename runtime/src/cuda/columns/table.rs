@@ -1,0 +1,99 @@
+//! Parameters of kernels for each column of a program, in device memory.
+
+use crate::cuda::driver::{Address, Driver, Memory, Queue};
+use crate::cuda::schedule::{Call, Queued};
+use crate::error::Result;
+use std::sync::Arc;
+
+/// Stands for the address of a column's state while its calls are written. The upper half of such an address is no number
+/// that a parameter holds: as a float it is NaN, as an integer larger than any dimension.
+pub(super) const STATE: Address = 0x7ff4_0000_0000_0000;
+const STATES: std::ops::Range<Address> = STATE..STATE + (1 << 40);
+
+/// The parameters of all columns: those of a column follow one another.
+pub(super) struct Table {
+    memory: Memory,
+    /// The same on the host.
+    words: Vec<u64>,
+    /// Words of a column.
+    stride: usize,
+    /// The words of a column that hold addresses in its state: which word, and how far into the state.
+    places: Vec<(usize, u64)>,
+    /// The state of each column, as the table has it.
+    states: Vec<Address>,
+}
+
+impl Table {
+    /// Of the calls of each column, which are the same kernels in the same order. Returns where in a column each call's
+    /// parameters begin, in bytes.
+    pub fn new(
+        columns: &[Vec<&Queued>],
+        driver: &Arc<dyn Driver>,
+        queue: &dyn Queue,
+    ) -> Result<(Self, Vec<usize>)> {
+        let bytes = |queued: &&Queued| queued.call.packed_bytes();
+        let stride = columns[0].iter().map(bytes).sum::<usize>() / size_of::<u64>();
+        let mut words = vec![0; stride * columns.len()];
+        for (calls, words) in columns.iter().zip(words.chunks_exact_mut(stride.max(1))) {
+            let mut rest = words;
+            for queued in calls {
+                let part;
+                (part, rest) = rest.split_at_mut(bytes(queued) / size_of::<u64>());
+                pack(&queued.call, part);
+            }
+        }
+        let in_state =
+            |(word, value): (usize, &u64)| STATES.contains(value).then(|| (word, value - STATE));
+        let first = &words[..stride];
+        let table = Table {
+            memory: Memory::new(driver, size_of_val(&words[..]))?,
+            places: first.iter().enumerate().filter_map(in_state).collect(),
+            states: vec![STATE; columns.len()],
+            stride,
+            words,
+        };
+        queue.write(table.memory.address(), bytemuck::cast_slice(&table.words))?;
+        let starts = columns[0].iter().scan(0, |end, queued| {
+            let start = *end;
+            *end += bytes(queued);
+            Some(start)
+        });
+        Ok((table, starts.collect()))
+    }
+
+    /// Where it lies.
+    pub fn address(&self) -> Address {
+        self.memory.address()
+    }
+
+    /// Bytes of a column.
+    pub fn stride(&self) -> usize {
+        self.stride * size_of::<u64>()
+    }
+
+    /// Bytes of device memory.
+    pub fn bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+
+    /// Column `column` works on the state at `state` from now on.
+    pub fn set_state(&mut self, column: usize, state: Address, queue: &dyn Queue) -> Result<()> {
+        if self.states[column] == state {
+            return Ok(());
+        }
+        let place = self.memory.address() + (column * self.stride()) as u64;
+        let words = &mut self.words[column * self.stride..][..self.stride];
+        for &(word, offset) in &self.places {
+            words[word] = state + offset;
+        }
+        self.states[column] = state;
+        queue.write(place, bytemuck::cast_slice(words))
+    }
+}
+
+/// Writes a call's parameters as [`Call::offsets`] says.
+fn pack(call: &Call, words: &mut [u64]) {
+    for (at, value) in call.offsets().zip(call.values()) {
+        words[at / size_of::<u64>()..][..value.len()].copy_from_slice(value);
+    }
+}

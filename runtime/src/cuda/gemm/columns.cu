@@ -1,0 +1,196 @@
+// Matrix products of several tokens, each with the bits that `gemv` gives it alone. The inputs are made once, and a warp's
+// rows of the weights are read once for all columns, which are tokens of one session or of several.
+
+// Bytes from one token's codes to the next.
+template <int cols>
+constexpr int codes_pitch = (cols + cols / 32 * 8 + 15) / 16 * 16;
+
+// Makes the input of token `blockIdx.y` as `gemv` does: its floats, and the same in 8 bits, as the formats need them.
+template <int formats, int cols, int flags>
+__device__ void columns_prologue(const Prologue& prologue, float* floats, u8* codes) {
+  constexpr int pitch = (cols + 31) / 32 * 32;
+  float* x = shared_memory<float>();
+  const int* rounded = load_input<formats, cols, flags>(prologue, x);
+  if constexpr ((formats & ~integer_formats) != 0) {
+    for (int i = threadIdx.x; i < cols; i += blockDim.x) floats[(long long)blockIdx.y * pitch + i] = x[i];
+  }
+  if constexpr ((formats & integer_formats) != 0) {
+    int* to = reinterpret_cast<int*>(codes + (long long)blockIdx.y * codes_pitch<cols>);
+    for (int i = threadIdx.x; i < sizeof(Rounded<cols>) / 4; i += blockDim.x) to[i] = rounded[i];
+  }
+}
+
+// The inputs of the columns that a block multiplies.
+struct Columns {
+  const float* floats;
+  const u8* codes;
+  // How many there are.
+  int count;
+};
+
+// The products of a warp's rows with each column, as `warp_products` makes them; a lane has its part of each sum.
+template <int format, int cols, int rows, int columns>
+__device__ void column_products(const Linear& linear, int row, const Columns& in, float (&sums)[rows * columns]) {
+  using Weights = Format<format, cols>;
+  constexpr int units = cols / Weights::unit, pitch = (cols + 31) / 32 * 32;
+  Units matrix = all_units<Weights>(linear.weights, linear.rows);
+#pragma unroll 2
+  for (int unit = lane_index(); unit < units; unit += 32) {
+    long long index[rows];
+#pragma unroll
+    for (int r = 0; r < rows; r++) index[r] = (long long)min(row + r, linear.rows - 1) * units + unit;
+    if constexpr (Weights::integer) {
+#pragma unroll
+      for (int c = 0; c < columns; c++) {
+        if (c >= in.count) break;
+        Codes codes = reinterpret_cast<const Rounded<cols>*>(in.codes + c * codes_pitch<cols>)->unit(unit);
+#pragma unroll
+        for (int r = 0; r < rows; r++) sums[r * columns + c] += Weights::dot(matrix, index[r], codes);
+      }
+    } else {
+      float values[rows][Weights::unit];
+#pragma unroll
+      for (int r = 0; r < rows; r++) Weights::values(matrix, index[r], values[r]);
+#pragma unroll
+      for (int c = 0; c < columns; c++) {
+        if (c >= in.count) break;
+        const float* place = in.floats + c * pitch + unit * Weights::unit;
+        float x[Weights::unit];
+        if constexpr (Weights::unit % 4 == 0) {
+#pragma unroll
+          for (int i = 0; i < Weights::unit; i += 4) {
+            float4 four = *reinterpret_cast<const float4*>(place + i);
+            x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
+          }
+        } else {
+          x[0] = *place;
+        }
+#pragma unroll
+        for (int r = 0; r < rows; r++) {
+#pragma unroll
+          for (int i = 0; i < Weights::unit; i++) sums[r * columns + c] += values[r][i] * x[i];
+        }
+      }
+    }
+  }
+}
+
+// Sums over the lanes in the order of `warp_sum`; of `count` sums a lane has number lane / (32 / count) in the first place.
+template <int count, int distance = 16>
+__device__ void sum_lanes(float* sums) {
+  if constexpr (distance > 0) {
+    if constexpr (count == 1) {
+      sums[0] += __shfl_xor_sync(all_lanes, sums[0], distance);
+      sum_lanes<1, distance / 2>(sums);
+    } else {
+      bool upper = (lane_index() & distance) != 0;
+#pragma unroll
+      for (int i = 0; i < count / 2; i++) {
+        float kept = upper ? sums[i + count / 2] : sums[i], given = upper ? sums[i] : sums[i + count / 2];
+        sums[i] = kept + __shfl_xor_sync(all_lanes, given, distance);
+      }
+      sum_lanes<count / 2, distance / 2>(sums);
+    }
+  }
+}
+
+// The instance for the matrix' format, one of `formats`, and the sum that this lane then has.
+template <int formats, int cols, int rows, int columns, int format = 0>
+__device__ float columns_by_format(const Linear& linear, int row, const Columns& in) {
+  if constexpr (format < format_count) {
+    if constexpr ((formats >> format & 1) != 0) {
+      if (linear.format == format) {
+        float sums[rows * columns] = {};
+        column_products<format, cols, rows, columns>(linear, row, in, sums);
+        sum_lanes<rows * columns>(sums);
+        return sums[0];
+      }
+    }
+    return columns_by_format<formats, cols, rows, columns, format + 1>(linear, row, in);
+  }
+  return 0.0f;
+}
+
+// Asks for the codes of a warp's rows.
+template <int formats, int cols, int rows, int format = 0>
+__device__ void prefetch_row_codes(const Linear& linear, int row) {
+  if constexpr (format < format_count) {
+    if constexpr ((formats >> format & 1) != 0) {
+      constexpr u32 bytes = Format<format, cols>::row_bytes % 16 == 0 ? Format<format, cols>::row_bytes : 0;
+      int r = row + lane_index();
+      bool near = r * (long long)bytes < most_prefetched;
+      if (bytes > 0 && linear.format == format && near && lane_index() < rows && r < linear.rows) {
+        prefetch(linear.weights + (long long)r * bytes, bytes);
+      }
+    }
+    prefetch_row_codes<formats, cols, rows, format + 1>(linear, row);
+  }
+}
+
+// Which rows and columns a warp multiplies. Blocks with the same rows follow one another, so that those are read once.
+template <int cols, int rows, int columns>
+struct ColumnTile {
+  static constexpr int pitch = (cols + 31) / 32 * 32;
+  int tile;
+  int first;
+
+  __device__ ColumnTile() {
+    int block = blockIdx.y * gridDim.x + blockIdx.x;
+    tile = block / gridDim.y, first = block % gridDim.y * columns;
+  }
+  __device__ int row(int tiles_before) const {
+    return ((tile - tiles_before) * (int)(blockDim.x / 32) + warp_index()) * rows;
+  }
+  __device__ Columns inputs(const float* floats, const u8* codes, int tokens) const {
+    return {floats + (long long)first * pitch, codes + (long long)first * codes_pitch<cols>, min(columns, tokens - first)};
+  }
+  // The row and the token, from the tile's first ones on, of the sum that this lane has; none but for one of those with the same.
+  __device__ static bool place(int& row, int& column) {
+    constexpr int lanes = 32 / (rows * columns);
+    int sum = lane_index() / lanes;
+    row += sum / columns, column = sum % columns;
+    return lane_index() % lanes == 0;
+  }
+};
+
+template <int formats, int cols, int rows, int columns>
+__device__ void gemm_columns(const float* floats, const u8* codes, const Linears& linears, Rows output, int tokens) {
+  using Tile = ColumnTile<cols, rows, columns>;
+  Tile tile;
+  const Linear& linear = linear_of(linears, tile.tile);
+  int row = tile.row(linear.first), column = 0;
+  prefetch_row_codes<formats, cols, rows>(linear, row);
+  wait_for_dependencies();
+  launch_dependents();
+  if (row >= linear.rows) return;
+  float product = columns_by_format<formats, cols, rows, columns>(linear, row, tile.inputs(floats, codes, tokens));
+  bool mine = Tile::place(row, column);
+  if (!mine || row >= linear.rows || tile.first + column >= tokens) return;
+  product = linear.multiplier * product;
+  if (linear.bias) product += linear.bias[row];
+  float* place = output.token(tile.first + column) + linear.column + row;
+  *place = linears.add ? *place + product : product;
+}
+
+// `output = function(gate x) * up x`, as `gemv_gated`.
+template <int formats, int cols, int rows, int columns, int function>
+__device__ void gemm_gated_columns(const float* floats, const u8* codes, const Linears& linears, Rows output, int tokens) {
+  using Tile = ColumnTile<cols, rows, columns>;
+  Tile tile;
+  const Linear &gate = linears.at[0], &up = linears.at[1];
+  int row = tile.row(0), column = 0;
+  prefetch_row_codes<formats, cols, rows>(gate, row);
+  prefetch_row_codes<formats, cols, rows>(up, row);
+  wait_for_dependencies();
+  launch_dependents();
+  if (row >= gate.rows) return;
+  Columns in = tile.inputs(floats, codes, tokens);
+  float gate_value = columns_by_format<formats, cols, rows, columns>(gate, row, in);
+  float product = columns_by_format<formats, cols, rows, columns>(up, row, in);
+  bool mine = Tile::place(row, column);
+  if (!mine || row >= gate.rows || tile.first + column >= tokens) return;
+  gate_value = gate.multiplier * gate_value, product = up.multiplier * product;
+  if (gate.bias) gate_value += gate.bias[row];
+  if (up.bias) product += up.bias[row];
+  output.token(tile.first + column)[row] = activate(function, gate_value) * product;
+}

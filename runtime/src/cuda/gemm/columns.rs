@@ -1,0 +1,240 @@
+//! Matrix products of several columns. Up to eight have the bits of a step (`columns.cu`); of more, BF16 matrices are multiplied on
+//! tensor cores (`columns_mma.cu`), whose inputs have 16 bits of fraction.
+
+use waterline_quant::{BF16, Matrix};
+
+use super::{
+    GatedUnit, MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_of, formats_of, shared_bytes,
+};
+use crate::cuda::driver::TensorCores;
+use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
+use crate::error::Result;
+use crate::operands::{INPUTS, View};
+
+const SOURCE: &str = concat!(include_str!("columns.cu"), include_str!("columns_mma.cu"));
+
+/// Columns that a warp multiplies at once.
+const COLUMNS: usize = 8;
+/// Rows of a warp where there are many, so that they share the loads of the columns' inputs, and where there are few.
+const ROWS: [usize; 2] = [4, 2];
+/// Warps of a block.
+const WARPS: usize = THREADS / 32;
+
+/// Rows of a block, and columns of a tile, on tensor cores.
+const TENSOR_ROWS: usize = 16;
+const TENSOR_COLUMNS: usize = 8;
+
+/// Inputs of several tokens.
+struct Inputs {
+    floats: Parameter,
+    codes: Parameter,
+    formats: usize,
+    cols: usize,
+}
+
+impl Launches<'_> {
+    /// Columns that a warp multiplies at once: a power of two.
+    fn column_tile(&self) -> usize {
+        self.tokens.next_power_of_two().min(COLUMNS)
+    }
+
+    /// Rows of a warp, so that the blocks of `rows` rows in all are as many as the SMs, if they can be.
+    fn rows_of_warp(&self, rows: usize) -> usize {
+        let fills = |of_warp: &&usize| rows / (WARPS * **of_warp) >= self.sms;
+        *ROWS.iter().find(fills).unwrap_or(&ROWS[1])
+    }
+
+    /// Makes the inputs of matrices of these formats; the next ones take their place.
+    fn columns_prologue(
+        &mut self,
+        prologue: Prologue,
+        formats: usize,
+        cols: usize,
+    ) -> Result<Inputs> {
+        let widest = self.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
+        let widest = widest.max(cols).next_multiple_of(32);
+        let tokens = self.tokens.next_multiple_of(COLUMNS);
+        let floats = self.shared_address("floats of columns", tokens * widest * 4)?;
+        let codes = self.shared_address("codes of columns", tokens * (widest + widest / 4 + 16))?;
+        self.push(Call {
+            source: SOURCE,
+            kernel: format!(
+                "columns_prologue<{formats}, {cols}, {}>",
+                prologue.flags(cols)
+            ),
+            grid: Grid::EachToken(1),
+            threads: THREADS,
+            shared: shared_bytes(cols),
+            parameters: vec![
+                Parameter::value("Prologue", prologue),
+                Parameter::pointer("float", floats),
+                Parameter::pointer("u8", codes),
+            ],
+        });
+        Ok(Inputs {
+            floats: Parameter::pointer("const float", floats),
+            codes: Parameter::pointer("const u8", codes),
+            formats,
+            cols,
+        })
+    }
+
+    /// Whether this matrix meets so many columns on tensor cores.
+    fn columns_on_tensor_cores(&self, matrix: &Matrix) -> bool {
+        self.tokens > COLUMNS
+            && self.tensor_cores != TensorCores::None
+            && matrix.format() == &BF16
+            && matrix.cols().is_multiple_of(32)
+    }
+
+    /// Makes the inputs of tensor cores; the next ones take their place.
+    fn columns_prologue_tensor(&mut self, prologue: Prologue, cols: usize) -> Result<Parameter> {
+        let widest = self.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
+        let tokens = self.tokens.next_multiple_of(TENSOR_COLUMNS);
+        let bytes = tokens * widest.max(cols) * 2 * size_of::<u16>();
+        let inputs = self.shared_address("columns in bf16", bytes)?;
+        self.push(Call {
+            source: SOURCE,
+            kernel: format!("columns_prologue_tensor<{cols}, {}>", prologue.flags(cols)),
+            grid: Grid::EachToken(1),
+            threads: THREADS,
+            shared: cols * size_of::<f32>(),
+            parameters: vec![
+                Parameter::value("Prologue", prologue),
+                Parameter::pointer("u16", inputs),
+            ],
+        });
+        Ok(Parameter::pointer("const u16", inputs))
+    }
+
+    /// Appends a product of `blocks` blocks on tensor cores, with so many matrices at once.
+    fn push_columns_tensor(
+        &mut self,
+        kernel: &str,
+        function: &str,
+        (matrix, together): (&Matrix, usize),
+        blocks: usize,
+        [inputs, linears, output]: [Parameter; 3],
+    ) {
+        let (format, cols) = (format_of(matrix), matrix.cols());
+        let tiles = self.tokens.div_ceil(TENSOR_COLUMNS);
+        let sums = together * WARPS * tiles * TENSOR_COLUMNS * TENSOR_ROWS;
+        self.push_prefetching(Call {
+            source: SOURCE,
+            kernel: format!("{kernel}<{format}, {cols}, {tiles}{function}>"),
+            grid: Grid::Blocks(blocks),
+            threads: THREADS,
+            shared: sums * size_of::<f32>(),
+            parameters: vec![inputs, linears, output, Parameter::tokens()],
+        });
+    }
+
+    /// As [`Launches::gemm_into`].
+    pub(super) fn gemm_columns(
+        &mut self,
+        prologue: Prologue,
+        weights: &[WeightMatrix],
+        output: Rows,
+        add: bool,
+    ) -> Result<()> {
+        let cols = weights[0].matrix.cols();
+        let (rounded, exact): (Vec<WeightMatrix>, Vec<WeightMatrix>) =
+            (weights.iter()).partition(|weight| self.columns_on_tensor_cores(weight.matrix));
+        if !rounded.is_empty() {
+            let inputs = self.columns_prologue_tensor(prologue, cols)?;
+            for weights in rounded.chunks(MOST_LINEARS) {
+                let (linears, blocks) = self.linears(weights, TENSOR_ROWS, add)?;
+                let output = Parameter::value("Rows", output);
+                let parameters = [inputs.clone(), linears, output];
+                let matrix = (weights[0].matrix, 1);
+                self.push_columns_tensor("gemm_columns_tensor", "", matrix, blocks, parameters);
+            }
+        }
+        let weights = exact;
+        if weights.is_empty() {
+            return Ok(());
+        }
+        let inputs = self.columns_prologue(prologue, formats_of(&weights), cols)?;
+        for weights in weights.chunks(MOST_LINEARS) {
+            let rows = weights.iter().map(|weight| weight.matrix.rows()).sum();
+            let rows = self.rows_of_warp(rows);
+            let (linears, tiles) = self.linears(weights, WARPS * rows, add)?;
+            self.push_columns(
+                "gemm_columns",
+                "",
+                &inputs,
+                (rows, tiles),
+                [linears, Parameter::value("Rows", output)],
+            );
+        }
+        Ok(())
+    }
+
+    /// As [`Launches::gemm_gated`].
+    pub(super) fn gemm_gated_columns(
+        &mut self,
+        prologue: Prologue,
+        unit: &GatedUnit,
+        output: View,
+        add: bool,
+    ) -> Result<()> {
+        let GatedUnit { gate, up, down, .. } = *unit;
+        let inner = View {
+            width: gate.matrix.rows(),
+            ..unit.inner
+        };
+        let weights = [gate, WeightMatrix { column: 0, ..up }];
+        let function = format!(", {}", unit.activation as i32);
+        let rounded = |weight: &WeightMatrix| self.columns_on_tensor_cores(weight.matrix);
+        if weights.iter().all(rounded) {
+            let inputs = self.columns_prologue_tensor(prologue, gate.matrix.cols())?;
+            let (linears, _) = self.linears(&weights, TENSOR_ROWS, false)?;
+            let blocks = gate.matrix.rows().div_ceil(TENSOR_ROWS);
+            let parameters = [inputs, linears, self.view(inner)];
+            let kernel = "gemm_gated_columns_tensor";
+            self.push_columns_tensor(kernel, &function, (gate.matrix, 2), blocks, parameters);
+            let prologue = self.prologue(inner, None)?;
+            return self.gemm(prologue, &[down], output, add);
+        }
+        let inputs = self.columns_prologue(prologue, formats_of(&weights), gate.matrix.cols())?;
+        let rows = self.rows_of_warp(gate.matrix.rows());
+        let (linears, _) = self.linears(&weights, WARPS * rows, false)?;
+        let tiles = gate.matrix.rows().div_ceil(WARPS * rows);
+        self.push_columns(
+            "gemm_gated_columns",
+            &function,
+            &inputs,
+            (rows, tiles),
+            [linears, self.view(inner)],
+        );
+        let prologue = self.prologue(inner, None)?;
+        self.gemm(prologue, &[down], output, add)
+    }
+
+    /// Appends a product of `tiles` blocks with so many rows of a warp.
+    fn push_columns(
+        &mut self,
+        kernel: &str,
+        function: &str,
+        inputs: &Inputs,
+        (rows, tiles): (usize, usize),
+        [linears, output]: [Parameter; 2],
+    ) {
+        let columns = self.column_tile();
+        let Inputs { formats, cols, .. } = inputs;
+        self.push_prefetching(Call {
+            source: SOURCE,
+            kernel: format!("{kernel}<{formats}, {cols}, {rows}, {columns}{function}>"),
+            grid: Grid::EachTile(tiles, columns),
+            threads: THREADS,
+            shared: 0,
+            parameters: vec![
+                inputs.floats.clone(),
+                inputs.codes.clone(),
+                linears,
+                output,
+                Parameter::tokens(),
+            ],
+        });
+    }
+}

@@ -1,0 +1,115 @@
+//! Tokens of one session on a device that are read together, with a way back.
+
+use super::{Columns, CudaEngine, Of};
+use crate::cuda::Memory;
+use crate::engine::{Ahead, Engine};
+use crate::error::{Error, Result};
+use crate::state::{Arena, LOGITS};
+
+/// Most tokens that are read at once: the programs of so many columns are recorded.
+pub(in crate::engine) const MOST: usize = 16;
+
+/// Reads tokens into the state of a [`CudaEngine`].
+pub(in crate::engine) struct DeviceAhead {
+    columns: Columns,
+    /// The state before, and what the host has of it.
+    before: Memory,
+    own: Arena,
+    /// The most probable token behind each of those that were read last, if it was chosen.
+    chosen: Vec<u32>,
+    /// The logits behind each, once they are fetched `[most, vocab]`.
+    logits: Vec<f32>,
+    fetched: bool,
+    vocab: usize,
+}
+
+/// The engine that it was made for.
+fn on_device(engine: &mut dyn Engine) -> Result<&mut CudaEngine> {
+    let found = engine.on_device();
+    found.ok_or_else(|| Error::invalid("lookup", "the session is on another device"))
+}
+
+impl DeviceAhead {
+    /// For up to `most` tokens at once, or 16.
+    ///
+    /// # Errors
+    /// As of [`Columns::new`].
+    pub fn new(engine: &CudaEngine, most: usize) -> Result<Self> {
+        let most = most.min(MOST);
+        let vocab = engine.model().spec().vocab;
+        Ok(DeviceAhead {
+            columns: Columns::new(engine, Of::Tokens, most)?,
+            before: Memory::new(engine.device().driver(), engine.layout().bytes)?,
+            own: engine.arena().try_clone()?,
+            chosen: Vec::with_capacity(most),
+            logits: vec![0.0; most * vocab],
+            fetched: false,
+            vocab,
+        })
+    }
+}
+
+impl Ahead for DeviceAhead {
+    fn most(&self) -> usize {
+        self.logits.len() / self.vocab
+    }
+
+    fn bytes(&self) -> usize {
+        self.columns.bytes()
+    }
+
+    fn keep(&mut self, engine: &mut dyn Engine) -> Result<()> {
+        let engine = on_device(engine)?;
+        let (state, bytes) = (engine.leave(None)?, engine.layout().bytes);
+        self.own.copy_from(engine.arena());
+        self.columns.queue.copy(state, self.before.address(), bytes)
+    }
+
+    fn go_back(&mut self, engine: &mut dyn Engine) -> Result<()> {
+        let engine = on_device(engine)?;
+        let (state, bytes) = (engine.leave(None)?, engine.layout().bytes);
+        engine.replaced();
+        engine.arena_mut().copy_from(&self.own);
+        self.columns.queue.copy(self.before.address(), state, bytes)
+    }
+
+    fn read(&mut self, engine: &mut dyn Engine, tokens: &[u32], choose: bool) -> Result<()> {
+        on_device(engine)?.leave(None)?;
+        self.chosen.clear();
+        self.fetched = false;
+        self.columns.read(tokens)?;
+        if choose {
+            self.chosen.resize(tokens.len(), 0);
+            self.columns.choose(&mut self.chosen)?;
+        }
+        Ok(())
+    }
+
+    fn chosen(&self, row: usize) -> Option<u32> {
+        self.chosen.get(row).copied()
+    }
+
+    fn logits(&mut self, row: usize) -> Result<&[f32]> {
+        if !self.fetched {
+            let (place, all) = (self.columns.logits(0), &mut self.logits);
+            self.columns
+                .queue
+                .read(place, bytemuck::cast_slice_mut(all))?;
+            self.fetched = true;
+        }
+        Ok(&self.logits[row * self.vocab..][..self.vocab])
+    }
+
+    fn end(&mut self, engine: &mut dyn Engine, row: usize) -> Result<()> {
+        let engine = on_device(engine)?;
+        let queue = &self.columns.queue;
+        let bytes = self.vocab * size_of::<f32>();
+        queue.copy(self.columns.logits(row), engine.tensor(LOGITS), bytes)?;
+        queue.finish()?;
+        let next = self
+            .chosen(row)
+            .filter(|&token| (token as usize) < self.vocab);
+        engine.set_next(next);
+        Ok(())
+    }
+}

@@ -1,0 +1,319 @@
+//! Programs of several columns on a device, in one pass over the weights: a token of each of as many sessions, or tokens of one
+//! session.
+//!
+//! Each column is a row of the buffers between ops. What multiplies by matrices and treats every token alike runs over all rows;
+//! every other op is written once for each column, as for a step, and its kernels find a column's parameters in a table. Columns of
+//! sessions run side by side. Those of one session follow one another. So every column has the bits of a recorded step. The
+//! programs of each number of columns are recorded when they are made.
+
+mod ahead;
+mod group;
+
+use std::sync::Arc;
+
+pub(super) use ahead::DeviceAhead;
+pub(super) use group::DeviceGroup;
+
+use super::CudaEngine;
+use crate::cuda::{
+    Address, Calls, Column, Device, Launches, Memory, Program, Queue, Queued, Recording, Rooms,
+    Rows, Sampling, SessionMemory,
+};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::operands::{RESIDUAL, View};
+use crate::ops::Op;
+use crate::state::LOGITS;
+
+/// What the columns are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Of {
+    /// Sessions, each with a state of its own.
+    Sessions,
+    /// Tokens of one session.
+    Tokens,
+}
+
+/// What is recorded for one number of columns.
+struct Recorded {
+    /// Columns choose the first of the largest of their logits.
+    choose: Box<dyn Recording>,
+    /// Columns sample; only sessions do.
+    sample: Option<Box<dyn Recording>>,
+    /// The columns' tokens are read.
+    read: Box<dyn Recording>,
+}
+
+/// The programs and their memory.
+struct Columns {
+    queue: Box<dyn Queue>,
+    buffers: Vec<Memory>,
+    scratch: Vec<Memory>,
+    own: Own,
+    program: Program,
+    /// For one column, two columns, and so on.
+    recorded: Vec<Recorded>,
+    /// How sessions sample, as the device has it.
+    sampling: Vec<Option<Sampling>>,
+    vocab: usize,
+}
+
+/// Memory that calls name besides buffers, states and weights.
+struct Own {
+    ids: Memory,
+    chosen: Memory,
+    sampling: Memory,
+    positions: Memory,
+    logits: Memory,
+}
+
+impl Own {
+    fn all(&self) -> [&Memory; 5] {
+        [
+            &self.ids,
+            &self.chosen,
+            &self.sampling,
+            &self.positions,
+            &self.logits,
+        ]
+    }
+}
+
+/// Address of number `index` of values of type `T`.
+fn at<T>(memory: &Memory, index: usize) -> Address {
+    memory.address() + (index * size_of::<T>()) as u64
+}
+
+/// Writes the calls of a program.
+struct Writer<'a> {
+    memory: SessionMemory<'a>,
+    own: &'a Own,
+    scratch: Vec<Memory>,
+    /// Working memory that ops share, of all rows and of each column.
+    rooms: (Rooms, Vec<Rooms>),
+    of: Of,
+}
+
+impl Writer<'_> {
+    fn rows(&mut self, write: impl Fn(&mut Launches) -> Result<()>) -> Result<Calls> {
+        let (rooms, columns) = &mut self.rooms;
+        Calls::rows(&self.memory, &mut self.scratch, rooms, columns.len(), write)
+    }
+
+    /// The calls of each column, whose number `write` gets.
+    fn each(&mut self, write: impl Fn(&mut Launches, usize) -> Result<()>) -> Result<Calls> {
+        let columns = self.rooms.1.iter_mut().enumerate().map(|(row, rooms)| {
+            let memory = SessionMemory {
+                ids: at::<u32>(&self.own.ids, row),
+                ..self.memory
+            };
+            let position = (self.of == Of::Tokens).then(|| at::<u64>(&self.own.positions, row));
+            let column = Column { row, position };
+            let write = |launches: &mut Launches| write(launches, row);
+            Calls::column(&memory, &mut self.scratch, rooms, column, write)
+        });
+        let columns = columns.collect::<Result<Vec<Vec<Queued>>>>()?;
+        Ok(Calls::Each(columns))
+    }
+
+    /// An op over all rows, if it may be, or else for each column.
+    fn op(&mut self, index: usize, op: &dyn Op) -> Result<Calls> {
+        let access = op.access();
+        let write = |launches: &mut Launches| {
+            launches.begin(index, &access);
+            op.launch(launches)
+        };
+        match op.runs_as_steps() {
+            true => self.rows(write),
+            false => self.each(|launches, _| write(launches)),
+        }
+    }
+}
+
+impl Columns {
+    /// For up to `most` columns: of sessions with states like that of `engine`, or of its own.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the device was lost or has no room.
+    fn new(engine: &CudaEngine, of: Of, most: usize) -> Result<Self> {
+        let (model, device): (&Arc<Model>, &Arc<Device>) = (engine.model(), engine.device());
+        let driver = device.driver();
+        let queue = Arc::clone(driver).queue()?;
+        let program = model.program();
+        let (vocab, hidden) = (model.spec().vocab, model.spec().hidden);
+        let memory = |bytes: usize| {
+            let memory = Memory::new(driver, bytes)?;
+            queue.clear(memory.address(), bytes.max(1))?;
+            Ok(memory)
+        };
+        let own = Own {
+            ids: memory(most * size_of::<u32>())?,
+            chosen: memory(most * size_of::<u32>())?,
+            sampling: memory(most * size_of::<Sampling>())?,
+            positions: memory(most * size_of::<u64>())?,
+            logits: memory(most * vocab * size_of::<f32>())?,
+        };
+        let buffers = (program.widths.iter())
+            .map(|width| memory(width * most * size_of::<f32>()))
+            .collect::<Result<Vec<_>>>()?;
+        let owner: Arc<Model> = Arc::clone(model);
+        let weights = device.weights(owner);
+        let mut writer = Writer {
+            memory: SessionMemory {
+                plan: engine.layout(),
+                arena: match of {
+                    Of::Sessions => Program::STATE,
+                    Of::Tokens => engine.state(),
+                },
+                ids: own.ids.address(),
+                buffers: &buffers,
+                weights: &weights,
+                queue: &*queue,
+                kv: engine.kv(),
+            },
+            own: &own,
+            scratch: Vec::new(),
+            rooms: (Rooms::new(), vec![Rooms::new(); most]),
+            of,
+        };
+        let of_column = |column: usize| at::<f32>(&own.logits, column * vocab);
+        let mut read = Vec::new();
+        if of == Of::Tokens {
+            read.push(writer.rows(|launches| {
+                launches.count_positions(own.positions.address());
+                Ok(())
+            })?);
+        }
+        for (index, op) in program.ops.iter().enumerate() {
+            read.push(writer.op(index, &**op)?);
+        }
+        read.push(writer.rows(|launches| {
+            let logits = Rows {
+                first: own.logits.address(),
+                stride: vocab as i32,
+                width: vocab as i32,
+            };
+            let residual = View::whole(RESIDUAL, hidden);
+            program.logits.launch(launches, residual, logits)
+        })?);
+        let advance = |launches: &mut Launches| {
+            launches.advance();
+            Ok(())
+        };
+        read.push(match of {
+            Of::Tokens => writer.rows(advance)?,
+            Of::Sessions => writer.each(|launches, column| {
+                launches.keep_logits(vocab, of_column(column));
+                advance(launches)
+            })?,
+        });
+        let choose = writer.each(|launches, column| {
+            let logits = match of {
+                Of::Sessions => launches.state_address(LOGITS),
+                Of::Tokens => of_column(column),
+            };
+            launches.choose(vocab, logits, at::<u32>(&own.chosen, column))
+        })?;
+        let mut programs = vec![vec![choose], read];
+        if of == Of::Sessions {
+            let sample = writer.each(|launches, column| {
+                let sampling = at::<Sampling>(&own.sampling, column);
+                launches.sample(vocab, sampling, at::<u32>(&own.chosen, column))
+            })?;
+            programs.push(vec![sample]);
+        }
+        let scratch = writer.scratch;
+        let program = Program::new(programs, most, device, &*queue)?;
+        queue.finish()?;
+        let record = |number: usize, columns: usize, side_by_side: bool| {
+            queue.record(&program.launches(number, columns, side_by_side))
+        };
+        let recorded = (1..=most).map(|columns| {
+            Ok(Recorded {
+                choose: record(0, columns, true)?,
+                read: record(1, columns, of == Of::Sessions)?,
+                sample: match of {
+                    Of::Sessions => Some(record(2, columns, true)?),
+                    Of::Tokens => None,
+                },
+            })
+        });
+        let recorded = recorded.collect::<Result<_>>()?;
+        Ok(Columns {
+            recorded,
+            program,
+            sampling: vec![None; most],
+            queue,
+            buffers,
+            scratch,
+            own,
+            vocab,
+        })
+    }
+
+    /// Bytes of device memory, besides states and weights.
+    fn bytes(&self) -> usize {
+        let memories = self.buffers.iter().chain(&self.scratch);
+        let memories = memories.chain(self.own.all());
+        memories.map(Memory::bytes).sum::<usize>() + self.program.bytes()
+    }
+
+    /// Where the logits of a column lie.
+    fn logits(&self, column: usize) -> Address {
+        at::<f32>(&self.own.logits, column * self.vocab)
+    }
+
+    /// Column `column` is the session with the state at `state`.
+    fn set_state(&mut self, column: usize, state: Address) -> Result<()> {
+        self.program.set_state(column, state, &*self.queue)
+    }
+
+    /// How column `column` samples.
+    fn set_sampling(&mut self, column: usize, sampling: Sampling) -> Result<()> {
+        if self.sampling[column] != Some(sampling) {
+            let place = at::<Sampling>(&self.own.sampling, column);
+            self.queue.write(place, bytemuck::bytes_of(&sampling))?;
+            self.sampling[column] = Some(sampling);
+        }
+        Ok(())
+    }
+
+    /// The columns read these tokens.
+    fn read(&self, tokens: &[u32]) -> Result<()> {
+        let ids = self.own.ids.address();
+        self.queue.write(ids, bytemuck::cast_slice(tokens))?;
+        self.recorded[tokens.len() - 1].read.replay()
+    }
+
+    /// Sessions choose a token each, which they sample if `sampled`, and read it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the logits of one are not finite; the states are then those of a damaged model.
+    fn step(&self, tokens: &mut [u32], sampled: bool) -> Result<()> {
+        let recorded = &self.recorded[tokens.len() - 1];
+        match &recorded.sample {
+            Some(sample) if sampled => sample.replay()?,
+            _ => recorded.choose.replay()?,
+        }
+        recorded.read.replay()?;
+        self.read_chosen(tokens)?;
+        match tokens.iter().all(|&token| (token as usize) < self.vocab) {
+            true => Ok(()),
+            false => Err(Error::invalid(
+                "logits",
+                "found NaN or infinity, expected finite numbers (the weights or the state are damaged)",
+            )),
+        }
+    }
+
+    /// The first of the largest logits of each column; of a column whose logits are not finite, a number beyond the vocabulary.
+    fn choose(&self, tokens: &mut [u32]) -> Result<()> {
+        self.recorded[tokens.len() - 1].choose.replay()?;
+        self.read_chosen(tokens)
+    }
+
+    fn read_chosen(&self, tokens: &mut [u32]) -> Result<()> {
+        let chosen = self.own.chosen.address();
+        self.queue.read(chosen, bytemuck::cast_slice_mut(tokens))
+    }
+}

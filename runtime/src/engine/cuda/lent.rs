@@ -1,0 +1,79 @@
+//! A state that a program on another queue reads tokens into.
+
+use std::sync::Arc;
+
+use super::CudaEngine;
+use crate::cuda::{Address, Device, Sampling};
+use crate::error::Result;
+use crate::model::Model;
+use crate::sampler::SamplerState;
+use crate::state::{Kv, SAMPLER, StatePlan};
+
+impl CudaEngine {
+    /// The model.
+    pub(super) fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// The device.
+    pub(super) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// The layout of the state.
+    pub(super) fn layout(&self) -> &StatePlan {
+        &self.plan
+    }
+
+    /// Type of cached keys and values.
+    pub(super) fn kv(&self) -> Kv {
+        self.kv
+    }
+
+    /// Where the state lies.
+    pub(super) fn state(&self) -> Address {
+        self.arena.address()
+    }
+
+    /// The first of the largest logits is known to be this one.
+    pub(super) fn set_next(&mut self, next: Option<u32>) {
+        self.host_logits.next = next;
+    }
+
+    /// Leaves the state to a program on another queue, which reads tokens into it and may sample one: nothing is left to do on
+    /// this one. Returns where the state lies.
+    pub(super) fn leave(&mut self, sampling: Option<Sampling>) -> Result<Address> {
+        self.check_lost()?;
+        if let Some(sampling) = sampling {
+            let random = self.write_random()?;
+            self.moved_on(random, sampling);
+        }
+        if self.busy.get() {
+            match self.programs.persistent {
+                Some(_) => self.settle().map(|_| ())?,
+                None => self.queue()?.finish()?,
+            }
+            self.busy.set(false);
+        }
+        self.host_logits.forget();
+        self.fresh = true;
+        Ok(self.arena.address())
+    }
+
+    /// Writes the state of the random numbers to the device, unless it has it.
+    pub(super) fn write_random(&mut self) -> Result<SamplerState> {
+        let random = self.own.tensor::<SamplerState>(SAMPLER)[0];
+        if self.known.1.take() != Some(random) {
+            let bytes = bytemuck::bytes_of(&random);
+            self.queue()?.write(self.tensor(SAMPLER), bytes)?;
+        }
+        Ok(random)
+    }
+
+    /// The device has taken the random numbers that `sampling` takes.
+    pub(super) fn moved_on(&mut self, mut random: SamplerState, sampling: Sampling) {
+        random.draws = random.draws.wrapping_add(sampling.draws.into());
+        self.known.1 = Some(random);
+        self.own.tensor_mut::<SamplerState>(SAMPLER)[0] = random;
+    }
+}
