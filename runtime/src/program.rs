@@ -64,7 +64,7 @@ impl View {
 
 /// The residual stream is buffer 0.
 pub const RESIDUAL: usize = 0;
-/// Inputs of matrix products are gathered in buffer 1.
+/// A device gathers inputs of matrix products in buffer 1. It is as wide as the widest of them.
 pub const INPUTS: usize = 1;
 /// Products that are summed into the residual stream pass through buffer 2.
 pub const PRODUCT: usize = 2;

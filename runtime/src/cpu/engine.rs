@@ -7,7 +7,7 @@ use waterline_quant::Activations;
 
 use super::Pool;
 use crate::error::{Error, Result};
-use crate::program::Program;
+use crate::program::{INPUTS, Program};
 use crate::state::Arena;
 
 /// Zeros that are allocated while a session is made.
@@ -31,6 +31,18 @@ impl Buffers {
     pub fn new(widths: &[usize], tokens: usize) -> Result<Self> {
         let buffers = widths.iter().map(|width| room(width * tokens));
         Ok(Buffers(buffers.collect::<Result<_>>()?))
+    }
+
+    /// The buffers of a program for so many tokens, but [`INPUTS`]: products take their inputs from [`Activations`].
+    pub fn of(program: &Program, tokens: usize) -> Result<Self> {
+        let mut widths = program.widths.clone();
+        widths[INPUTS] = 0;
+        Self::new(&widths, tokens)
+    }
+
+    /// Values that [`Buffers::of`] holds for each token.
+    pub fn row(program: &Program) -> usize {
+        program.widths.iter().sum::<usize>() - program.widths[INPUTS]
     }
 
     /// Values of all buffers.
@@ -94,12 +106,12 @@ pub(crate) struct Engine {
 impl Engine {
     /// Allocates for chunks of up to `chunk` tokens of `program`.
     pub fn new(program: &Program, pool: Arc<Pool>, chunk: usize) -> Result<Self> {
-        let widest = program.widths.iter().copied().max().unwrap_or(0);
+        let widest = program.widths[INPUTS];
         let threads = pool.threads();
         let (scratch, common) = Self::rooms(program, threads, chunk);
         let scratch = (0..threads).map(|_| Ok(Mutex::new(room(scratch)?)));
         Ok(Engine {
-            buffers: Buffers::new(&program.widths, chunk)?,
+            buffers: Buffers::of(program, chunk)?,
             inputs: Activations::new(chunk, widest)?,
             scratch: scratch.collect::<Result<_>>()?,
             common: room(common)?,
@@ -111,9 +123,9 @@ impl Engine {
 
     /// Bytes of working memory that [`Engine::new`] would allocate.
     pub fn plan(program: &Program, threads: usize, chunk: usize) -> usize {
-        let buffers = program.widths.iter().sum::<usize>() * chunk;
+        let buffers = Buffers::row(program) * chunk;
         let (scratch, common) = Self::rooms(program, threads, chunk);
-        let widest = program.widths.iter().copied().max().unwrap_or(0);
+        let widest = program.widths[INPUTS];
         (buffers + scratch * threads + common) * size_of::<f32>()
             + Activations::bytes(chunk, widest)
     }
@@ -169,12 +181,8 @@ impl Engine {
 
     /// Writes the logits `[rows, vocab]` after these tokens of the chunk that was run last.
     pub fn logits(&mut self, program: &Program, rows: Range<usize>, logits: &mut [f32]) {
-        program.logits.run(
-            &self.pool,
-            &mut self.buffers,
-            &mut self.inputs,
-            rows,
-            logits,
-        );
+        program
+            .logits
+            .run(&self.pool, &self.buffers, &mut self.inputs, rows, logits);
     }
 }

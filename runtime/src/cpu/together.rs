@@ -43,7 +43,7 @@ impl Together {
         });
         Ok(Together {
             engine: Engine::new(program, pool, most)?,
-            one: Buffers::new(&program.widths, 1)?,
+            one: Buffers::of(program, 1)?,
             ops: ops.collect(),
             logits: room(vocab * most)?,
             vocab,
@@ -52,7 +52,7 @@ impl Together {
 
     /// Bytes of working memory that [`Together::new`] would allocate.
     pub fn plan(program: &Program, threads: usize, most: usize) -> usize {
-        let one = program.widths.iter().sum::<usize>();
+        let one = Buffers::row(program);
         let logits = program.logits.matrix.rows() * most;
         Engine::plan(program, threads, most) + (one + logits) * size_of::<f32>()
     }

@@ -25,8 +25,7 @@ impl Operand {
 
 /// What an op reads and writes. What it updates, wholly or in part, stands in both lists.
 ///
-/// [`crate::program::INPUTS`] and [`crate::program::PRODUCT`] are not named: they are working memory, in which an op
-/// finds nothing and leaves nothing.
+/// [`crate::program::PRODUCT`] is not named: it is working memory, in which an op finds nothing and leaves nothing.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Access {
     /// What other ops left and this one reads.

@@ -5,7 +5,7 @@ use super::*;
 use crate::cpu::{Engine, Pool};
 use crate::model::Model;
 use crate::ops::instrument::{run_named, unnoticed};
-use crate::program::{INPUTS, PRODUCT};
+use crate::program::PRODUCT;
 use crate::state::{Arena, StateOptions};
 
 /// Lengths of the chunks that are read one after another: the last ones make windows overflow.
@@ -117,7 +117,7 @@ fn ops_touch_what_they_name() {
         read(&model, |engine, arena, tokens, position| {
             let mut frame = engine.frame(arena, tokens, position);
             for (index, op) in model.program().ops.iter().enumerate() {
-                run_named(&**op, &mut frame, &[INPUTS, PRODUCT])
+                run_named(&**op, &mut frame, &[PRODUCT])
                     .unwrap_or_else(|error| panic!("{name}: op {index}, {error}"));
             }
         });
@@ -136,7 +136,7 @@ fn an_operand_that_is_not_named_is_noticed() {
             let mut now = Vec::new();
             let mut frame = engine.frame(arena, tokens, position);
             for (index, op) in model.program().ops.iter().enumerate() {
-                let unnoticed = unnoticed(&**op, &mut frame, &[INPUTS, PRODUCT]);
+                let unnoticed = unnoticed(&**op, &mut frame, &[PRODUCT]);
                 now.extend(unnoticed.into_iter().map(|operand| (index, operand)));
                 op.run(&mut frame);
             }

@@ -6,12 +6,12 @@ use waterline_quant::{Activations, Matrix, Output};
 
 use super::activation::Activation;
 use super::norm::Norm;
-use super::project::piece;
+use super::project::{load, piece};
 use super::{Access, Operand};
 use crate::cpu::{Buffers, Pool, Shared, simd};
 use crate::cuda::{Call, Factor, Grid, Launches, Parameter};
 use crate::error::Result;
-use crate::program::{INPUTS, RESIDUAL, View};
+use crate::program::{RESIDUAL, View};
 use crate::state::LOGITS;
 
 /// The final norm and the output matrix.
@@ -37,30 +37,23 @@ impl Logits {
     pub(crate) fn run(
         &self,
         pool: &Pool,
-        buffers: &mut Buffers,
+        buffers: &Buffers,
         inputs: &mut Activations,
         rows: Range<usize>,
         logits: &mut [f32],
     ) {
         let hidden = self.matrix.cols();
         let count = rows.len();
-        let mut staged = buffers.take(INPUTS);
         let residual = &buffers.get(RESIDUAL)[rows.start * hidden..rows.end * hidden];
-        let normed = &mut staged[..count * hidden];
-        simd::vectorize(
-            #[inline(always)]
-            || {
-                for (x, out) in residual
-                    .chunks_exact(hidden)
-                    .zip(normed.chunks_exact_mut(hidden))
-                {
-                    self.norm.apply(x, out);
-                }
-            },
-        );
         let integer = self.matrix.format().is_integer_dot();
-        inputs.load(normed, count, hidden, integer);
-        buffers.put(INPUTS, staged);
+        load(
+            pool,
+            inputs,
+            [count, hidden],
+            integer,
+            #[inline(always)]
+            |t, row| self.norm.apply(&residual[t * hidden..][..hidden], row),
+        );
         let vocab = self.matrix.rows();
         let out = Output::new(logits, vocab);
         let pieces = pool.threads() * 4;

@@ -6,10 +6,10 @@ use super::activation::Activation;
 use super::norm::Norm;
 use super::project::{Linear, piece};
 use super::{Access, DeviceOp, Op};
-use crate::cpu::{Frame, simd};
+use crate::cpu::{Frame, Shared};
 use crate::cuda::{GatedUnit, Launches};
 use crate::error::Result;
-use crate::program::{INPUTS, PRODUCT, RESIDUAL, View};
+use crate::program::{PRODUCT, RESIDUAL, View};
 
 /// `residual += post_norm(down(activation(gate n) * up n))` with `n = norm(residual)`.
 pub struct Mlp {
@@ -34,13 +34,10 @@ impl Op for Mlp {
         let hidden = self.down.matrix.rows();
         let intermediate = self.gate.matrix.rows();
         let residual = View::whole(RESIDUAL, hidden);
-        frame.gather(residual, |x, staged| match &self.norm {
-            Some(norm) => norm.apply(x, staged),
-            None => staged.copy_from_slice(x),
-        });
         let inner_linears = [&self.gate, &self.up];
         let integer = |linear: &&Linear| linear.matrix.format().is_integer_dot();
-        frame.load_inputs(hidden, inner_linears.iter().any(integer));
+        let is_integer = inner_linears.iter().any(integer);
+        frame.load_normed(residual, self.norm.as_ref(), is_integer);
 
         let mut inner = frame.buffers.take(self.inner.buffer);
         let used = frame.tokens.len() * 2 * intermediate;
@@ -57,21 +54,25 @@ impl Op for Mlp {
                 };
             }
         });
-        let staged = frame.buffers.get_mut(INPUTS);
-        simd::vectorize(
-            #[inline(always)]
-            || {
-                let tokens = inner[..used].chunks_exact_mut(2 * intermediate);
-                for (row, out) in tokens.zip(staged.chunks_exact_mut(intermediate)) {
-                    inner_linears.iter().for_each(|linear| linear.finish(row));
-                    let (gate, up) = row.split_at(intermediate);
-                    out.copy_from_slice(up);
-                    self.activation.gate(gate, out);
-                }
-            },
-        );
+        {
+            let inner = Shared::new(&mut inner[..used]);
+            frame.load(
+                intermediate,
+                integer(&&self.down),
+                #[inline(always)]
+                |_, t, row| {
+                    let width = 2 * intermediate;
+                    // SAFETY: each token is written once.
+                    let products = unsafe { inner.part(t * width..(t + 1) * width) };
+                    let linears = inner_linears.iter();
+                    linears.for_each(|linear| linear.finish(products));
+                    let (gate, up) = products.split_at(intermediate);
+                    row.copy_from_slice(up);
+                    self.activation.gate(gate, row);
+                },
+            );
+        }
         frame.buffers.put(self.inner.buffer, inner);
-        frame.load_inputs(intermediate, integer(&&self.down));
         frame.add_product(&self.down, self.post_norm.as_ref());
     }
 

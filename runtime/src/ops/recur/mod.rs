@@ -7,6 +7,7 @@
 mod chunk;
 mod launch;
 mod matrix_form;
+mod one_fade;
 mod step;
 #[cfg(test)]
 mod tests;
