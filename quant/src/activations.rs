@@ -13,7 +13,7 @@ pub(crate) const BLOCK: usize = 32;
 /// Numbers whose codes are interleaved.
 pub(crate) const GROUP: usize = 128;
 /// From so many tokens on the 8-bit form is made for panels too. Below, a panel's registers would be mostly empty.
-const PANEL_TOKENS: usize = 8;
+pub(crate) const PANEL_TOKENS: usize = 8;
 /// Rows are padded with zeros to this many numbers: the longest block of any format.
 const PAD: usize = 256;
 
