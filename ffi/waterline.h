@@ -33,7 +33,7 @@
 // Counts changes of this interface that break programs built before. It is the number in the library's soname.
 #define WL_ABI_VERSION 1
 
-// What a call returns. Programs must take numbers that they do not know for errors.
+// What a call returns. A program treats any other number as an error.
 typedef enum {
   // Done.
   WL_OK = 0,
@@ -49,7 +49,7 @@ typedef enum {
   WL_ERROR_IO = 5,
   // The file is not a model, or is damaged, or what it computes is not a finite number.
   WL_ERROR_MODEL = 6,
-  // What is asked for exists, but not in this build, on this device or for this model.
+  // The function exists, but not in this build, on this device or for this model.
   WL_ERROR_UNSUPPORTED = 7,
   // The model has no tokenizer or no chat template, or they refuse the text.
   WL_ERROR_TEXT = 8,
@@ -74,7 +74,7 @@ typedef enum {
 typedef enum {
   // A defect of the library.
   WL_LOG_ERROR = 0,
-  // Models that are opened.
+  // Models that are opened, and on a GPU the form of a session's steps: one kernel, or a graph and why.
   WL_LOG_INFO = 1,
   // Sessions that are made.
   WL_LOG_DEBUG = 2,
@@ -109,7 +109,7 @@ typedef enum {
   WL_FINISH_LENGTH = 2,
   // wl_session_cancel was called.
   WL_FINISH_CANCELLED = 3,
-  // The callback did not want more.
+  // The callback ended it.
   WL_FINISH_CALLBACK = 4,
 } wl_finish;
 
@@ -209,7 +209,7 @@ typedef struct {
   // Tokens that full attention can look back on; models without it have no such bound. 4096 by default.
   size_t context;
   // How many of the last tokens are remembered, for penalties and wl_session_rewind. 4096 by default.
-  size_t log;
+  size_t history;
   // Most tokens that are read at once, at most 65536; 0, the default, means what suits the device: 64 on the
   // processor, 2048 on a GPU.
   size_t chunk;
@@ -486,7 +486,7 @@ wl_status wl_generate(wl_session *session,
                       void *user,
                       wl_generate_result *result);
 
-// Begins a generation that wl_generate_next carries on, for programs that would rather ask for text than be called.
+// Begins a generation that wl_generate_next carries on, for programs that pull text instead of taking callbacks.
 // `params` may be NULL. Any call on the session but wl_generate_next, wl_logits, wl_session_get_info,
 // wl_session_set_sampler and the two that cancel ends it.
 wl_status wl_generate_start(wl_session *session, const wl_generate_params *params);
@@ -541,7 +541,7 @@ wl_status wl_state_size(wl_session *session, size_t *bytes);
 // WL_ERROR_ROOM if it does not fit.
 wl_status wl_state_write(wl_session *session, void *bytes, size_t room, size_t *length);
 
-// Takes over a state that wl_state_write wrote, from a session on the same model with the same context, cache and log.
+// Takes over a state that wl_state_write wrote, from a session on the same model with the same context, cache and history.
 // To go on from there is, bit for bit, to go on from where it was written. A conversation brings its messages and its
 // sampling parameters with it.
 wl_status wl_state_read(wl_session *session, const void *bytes, size_t length);
@@ -558,7 +558,7 @@ wl_status wl_state_load(wl_session *session, const char *path);
 wl_status wl_session_mark(wl_session *session);
 
 // Goes back to an earlier position: to the last mark at or before it, and from there by reading the logged tokens
-// again. At a mark the state is what it was, bit for bit. WL_ERROR_REWIND if no mark and log lead there. A
+// again. At a mark the state is what it was, bit for bit. WL_ERROR_REWIND if no mark and history lead there. A
 // conversation goes back by wl_chat_undo instead.
 wl_status wl_session_rewind(wl_session *session, uint64_t position);
 

@@ -67,3 +67,55 @@ fn feed_and_step_allocate_nothing() {
     }
     assert!(tested >= 16, "the fixtures are part of the repository");
 }
+
+/// Resident memory of this process in bytes.
+#[cfg(target_os = "linux")]
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").expect("procfs");
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let number = line.and_then(|line| line.split_whitespace().nth(1));
+    number
+        .expect("a number")
+        .parse::<usize>()
+        .expect("a number")
+        << 10
+}
+
+/// One session reads WATERLINE_TOKENS tokens, 5,000,000 if nothing is said, in chunks and in steps.
+#[cfg(target_os = "linux")]
+#[test]
+#[ignore = "takes minutes"]
+fn five_million_tokens_allocate_nothing() {
+    let number = std::env::var("WATERLINE_TOKENS").ok();
+    let count = number.map_or(5_000_000, |number| number.parse().expect("a number"));
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+    for case in ["gdn_swa", "lalte_stream_gqa", "hax_mamba2_sw_dilated"] {
+        let model = Model::open(folder.join(case)).expect("a fixture opens");
+        let mut options = SessionOptions::default();
+        (options.threads, options.marks) = (1, 2);
+        let mut session = Session::new(Arc::clone(&model), options).expect("a session");
+        let tokens: Vec<u32> = (0..997)
+            .map(|i| (i * i * 37 % model.spec().vocab) as u32)
+            .collect();
+        session.feed(&tokens).expect("tokens");
+        let (allocated, at_first) = (ALLOCATIONS.load(Ordering::SeqCst), resident());
+        let mut most = 0;
+        while session.position() < count {
+            for _ in 0..20 {
+                session.feed(&tokens).expect("tokens");
+                session.step().expect("finite logits");
+                session.mark().expect("a mark");
+            }
+            let before = ALLOCATIONS.load(Ordering::SeqCst);
+            assert_eq!(before, allocated, "{case} at {}", session.position());
+            most = most.max(resident());
+            // Reading the status is what allocates.
+            ALLOCATIONS.store(allocated, Ordering::SeqCst);
+        }
+        println!(
+            "{case}: {} tokens, resident {at_first} bytes at first, at most {most}",
+            session.position()
+        );
+        assert!(most < at_first + (1 << 20), "it grew");
+    }
+}

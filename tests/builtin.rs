@@ -1,4 +1,4 @@
-//! What the built-in model says: a story about what it is asked for, and what it was told 2,000 tokens ago.
+//! The built-in model tells a story on a given topic, and recalls a fact 2,000 tokens later.
 
 use std::io::Write;
 use std::process::{Command, Stdio};

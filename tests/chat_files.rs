@@ -129,7 +129,7 @@ fn damaged_and_foreign_states_are_refused() {
     };
     let failed = smaller.say(format!("/load {}\n", file.display()));
     assert_eq!(failed.status, Some(1));
-    assert!(failed.stderr.contains("slot keys"), "{}", failed.stderr);
+    assert!(failed.stderr.contains("tensor keys"), "{}", failed.stderr);
 }
 
 #[cfg(unix)]

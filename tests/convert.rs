@@ -15,7 +15,7 @@ const LENGTH: usize = 48;
 /// The bits of the logits after each of some tokens.
 fn logits(model: Arc<Model>) -> Vec<u32> {
     let mut options = SessionOptions::default();
-    (options.state.context, options.state.log) = (64, 64);
+    (options.state.context, options.state.history) = (64, 64);
     options.state.kv = Kv::F32;
     (options.chunk, options.threads) = (16, 1);
     let vocab = model.spec().vocab;

@@ -1,5 +1,5 @@
-//! Every command that the documents show is one that the program takes: subcommand, flags and values. What the commands
-//! do is tested elsewhere.
+//! Every command that the documents show is one that the program takes: subcommand, flags and values. Every file that they
+//! link or name exists. What the commands do is tested elsewhere.
 
 mod common;
 
@@ -75,4 +75,68 @@ fn every_command_in_the_documents_is_one_of_the_program() {
         }
     }
     assert!(tested > 20, "{tested} commands were found");
+}
+
+/// Words that look like the path of a file in the repository: in code between backticks, and in code blocks.
+fn paths(text: &str) -> Vec<&str> {
+    const ENDS: [&str; 10] = [
+        ".rs", ".py", ".sh", ".cu", ".md", ".h", ".toml", ".json", ".txt", ".svg",
+    ];
+    let mut words = Vec::new();
+    for (i, block) in text.split("\n```").enumerate() {
+        match i % 2 {
+            1 => words.extend(block.split_whitespace()),
+            _ => words.extend(block.split('`').skip(1).step_by(2)),
+        }
+    }
+    let words = words.into_iter().map(|word| word.trim_matches([',', ';']));
+    let is_path = |word: &&str| {
+        // What `ffi/install` makes lies under include/.
+        let is_elsewhere = word.starts_with('/') || word.starts_with("include/");
+        let is_pattern = word.contains(['*', '<', '{', ' ']);
+        let is_file = ENDS.iter().any(|end| word.ends_with(end));
+        word.contains('/') && is_file && !is_elsewhere && !is_pattern
+    };
+    words.filter(is_path).collect()
+}
+
+/// Where links lead, but for those to other sites and to places in a page.
+fn links(text: &str) -> Vec<&str> {
+    let targets = text.split("](").skip(1);
+    let targets = targets.filter_map(|rest| rest.split(')').next());
+    targets
+        .filter(|target| !target.contains([':', '#']))
+        .collect()
+}
+
+#[test]
+fn every_file_that_the_documents_name_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let folders = [
+        "",
+        "runtime",
+        "runtime/src",
+        "runtime/src/cuda",
+        "runtime/src/ops",
+        "tools/src",
+    ];
+    let (mut seen, mut missing) = (0, Vec::new());
+    for document in documents() {
+        let text = std::fs::read_to_string(&document).expect("a document");
+        let here = document.parent().expect("a folder");
+        let lost = links(&text)
+            .into_iter()
+            .filter(|link| !here.join(link).exists());
+        missing.extend(lost.map(|link| format!("{}: {link}", document.display())));
+        for path in paths(&text) {
+            let places = folders.iter().map(|folder| root.join(folder));
+            let mut places = places.chain([here.to_path_buf()]);
+            if !places.any(|place| place.join(path).exists()) {
+                missing.push(format!("{}: {path}", document.display()));
+            }
+            seen += 1;
+        }
+    }
+    assert!(missing.is_empty(), "{}", missing.join("\n"));
+    assert!(seen > 20, "{seen} paths were found");
 }

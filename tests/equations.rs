@@ -2,137 +2,25 @@
 //! GLA and GSA, softmax linear attention's gates on every input they may have, mixture of memories, Gated DeltaNet-2, latent
 //! attention.
 
+mod plain;
 mod synthetic;
 
-use std::collections::HashMap;
-
+use plain::{
+    EPS, Plain, State, Vector, dot, largest, map, read, rotate, sigmoid, silu, softmax, softplus,
+    state, unit, write,
+};
 use serde_json::{Value, json};
 use synthetic::{block, model, options, spec, tokens, weights};
 use waterline::Session;
 
 const HIDDEN: usize = 24;
 const TOKENS: usize = 45;
-const EPS: f64 = 1e-5;
 
-type Vector = Vec<f64>;
-
-fn sigmoid(x: f64) -> f64 {
-    1.0 / (1.0 + (-x).exp())
-}
-
-fn silu(x: f64) -> f64 {
-    x * sigmoid(x)
-}
-
-fn softplus(x: f64) -> f64 {
-    x.exp().ln_1p()
-}
-
-fn map(x: &[f64], f: impl Fn(f64) -> f64) -> Vector {
-    x.iter().map(|&x| f(x)).collect()
-}
-
-fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
-}
-
-fn softmax(x: &[f64]) -> Vector {
-    let shares = map(x, f64::exp);
-    let sum: f64 = shares.iter().sum();
-    map(&shares, |x| x / sum)
-}
-
-fn unit(x: &[f64]) -> Vector {
-    let length = (dot(x, x) + 1e-6).sqrt();
-    map(x, |x| x / length)
-}
-
-/// The numbers of the `count` largest, the largest first.
-fn largest(x: &[f64], count: usize) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..x.len()).collect();
-    order.sort_by(|&a, &b| x[b].total_cmp(&x[a]));
-    order.truncate(count);
-    order
-}
-
-/// Rotates the halves of a head by its position.
-fn rotate(head: &[f64], position: usize, theta: f64) -> Vector {
-    let half = head.len() / 2;
-    let mut out = head.to_vec();
-    for i in 0..half {
-        let angle = position as f64 * theta.powf(-2.0 * i as f64 / head.len() as f64);
-        let (sin, cos) = angle.sin_cos();
-        out[i] = head[i] * cos - head[half + i] * sin;
-        out[half + i] = head[half + i] * cos + head[i] * sin;
-    }
-    out
-}
-
-/// The weights of a model with one block, by the names inside its mixer.
-struct Plain(HashMap<String, Vec<f32>>);
-
-impl Plain {
-    fn values(&self, name: &str) -> Vector {
-        let values = self
-            .0
-            .get(name)
-            .or_else(|| self.0.get(&format!("blk.0.mixer.{name}")));
-        let values = values.unwrap_or_else(|| panic!("no {name}"));
-        values.iter().map(|&x| f64::from(x)).collect()
-    }
-
-    fn apply(&self, name: &str, x: &[f64]) -> Vector {
-        let weight = self.values(&format!("{name}.weight"));
-        weight
-            .chunks_exact(x.len())
-            .map(|row| dot(row, x))
-            .collect()
-    }
-
-    fn rms(&self, name: &str, x: &[f64]) -> Vector {
-        let scale = 1.0 / (dot(x, x) / x.len() as f64 + EPS).sqrt();
-        let gains = self.values(&format!("{name}.weight"));
-        x.iter()
-            .zip(gains)
-            .map(|(x, gain)| scale * gain * x)
-            .collect()
-    }
-
-    /// The norm of every head, times silu of the gate.
-    fn finish(&self, heads: &[Vector], h: &[f64], gate: &str) -> Vector {
-        let normed = heads.iter().flat_map(|head| self.rms("o_norm", head));
-        let gate = self.apply(gate, h);
-        normed.zip(gate).map(|(o, gate)| o * silu(gate)).collect()
-    }
-}
-
-/// A state `[dk][dv]`.
-type State = Vec<Vector>;
-
-fn state(dk: usize, dv: usize) -> State {
-    vec![vec![0.0; dv]; dk]
-}
-
-fn read(state: &State, key: &[f64]) -> Vector {
-    let width = state[0].len();
-    let column = |d: usize| state.iter().zip(key).map(|(row, k)| k * row[d]).sum();
-    (0..width).map(column).collect()
-}
-
-/// `S <- diag(fade) S + k^T v`.
-fn write(state: &mut State, fade: impl Fn(usize) -> f64, k: &[f64], v: &[f64]) {
-    for (i, row) in state.iter_mut().enumerate() {
-        for (x, v) in row.iter_mut().zip(v) {
-            *x = fade(i) * *x + k[i] * v;
-        }
-    }
-}
-
-/// Compares a model of one block with its equations: `mixer(weights, position, normed input)` is what the output matrix
+/// Compares a model of one layer with its equations: `mixer(weights, position, normed input)` is what the output matrix
 /// takes.
-fn compare(kind: &str, numbers: Value, mut mixer: impl FnMut(&Plain, usize, &[f64]) -> Vector) {
-    let what = format!("{kind} {numbers}");
-    let spec = spec(HIDDEN, vec![block(kind, numbers, None)]);
+fn compare(kind: &str, parameters: Value, mut mixer: impl FnMut(&Plain, usize, &[f64]) -> Vector) {
+    let what = format!("{kind} {parameters}");
+    let spec = spec(HIDDEN, vec![block(kind, parameters, None)]);
     let weights = weights(&spec, 11);
     let model = model(&spec, &weights);
     let text = tokens(spec.vocab, TOKENS, 4);
@@ -185,12 +73,12 @@ fn head(x: &[f64], head: usize, width: usize) -> &[f64] {
 #[test]
 fn row_sparse_gla_changes_its_largest_rows_only() {
     for written in [1, 3, DK] {
-        let numbers = json!({
+        let parameters = json!({
             "linear": linear(json!(null)), "gate_rank": 3, "gate_normalizer": 2.0, "gate_min": null,
             "written": written,
         });
         let mut states = vec![state(DK, DV); KV_HEADS];
-        compare("gla", numbers, |w, _, h| {
+        compare("gla", parameters, |w, _, h| {
             let (q, k, v) = (
                 w.apply("q_proj", h),
                 w.apply("k_proj", h),
@@ -229,21 +117,21 @@ fn row_sparse_gla_changes_its_largest_rows_only() {
 fn row_sparse_gsa_changes_its_largest_slots_only() {
     const SLOTS: usize = 7;
     for written in [1, 4, SLOTS] {
-        let numbers = json!({
-            "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DK, "value_dim": DV, "slots": SLOTS,
+        let parameters = json!({
+            "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DK, "value_dim": DV, "tensors": SLOTS,
             "feature_map": "silu", "learned_map": false, "conv": null, "gate_normalizer": 3.0, "written": written,
         });
         let mut keys = vec![state(SLOTS, DK); KV_HEADS];
         let mut values = vec![state(SLOTS, DV); KV_HEADS];
-        compare("gsa", numbers, |w, _, h| {
+        compare("gsa", parameters, |w, _, h| {
             let [q, k, v] = ["q_proj", "k_proj", "v_proj"].map(|name| map(&w.apply(name, h), silu));
             let f = w.apply("f_proj", h);
             let mut out = Vec::new();
             for g in 0..KV_HEADS {
                 let s = map(head(&f, g, SLOTS), |x| 1.0 - sigmoid(x).powf(1.0 / 3.0));
-                let slots = largest(&s, written);
+                let tensors = largest(&s, written);
                 let s: Vector = (0..SLOTS)
-                    .map(|m| if slots.contains(&m) { s[m] } else { 0.0 })
+                    .map(|m| if tensors.contains(&m) { s[m] } else { 0.0 })
                     .collect();
                 write(&mut keys[g], |m| 1.0 - s[m], &s, head(&k, g, DK));
                 write(&mut values[g], |m| 1.0 - s[m], &s, head(&v, g, DV));
@@ -270,9 +158,9 @@ fn gates(w: &Plain, input: &str, h: &[f64], q: &[f64], k: &[f64]) -> [Vector; 2]
 #[test]
 fn softmax_retnet_weighs_heads_by_any_input() {
     for input in ["hidden", "projections"] {
-        let numbers = json!({ "linear": linear(json!(input)), "rope_theta": 100.0 });
+        let parameters = json!({ "linear": linear(json!(input)), "rope_theta": 100.0 });
         let mut states = vec![state(DK, DV); HEADS];
-        compare("retnet", numbers, |w, t, h| {
+        compare("retnet", parameters, |w, t, h| {
             let rotated = |name: &str| -> Vector {
                 let heads = w.apply(name, h);
                 heads
@@ -304,13 +192,13 @@ fn softmax_gated_deltanet_weighs_heads_by_any_input() {
         ("projections", true),
         ("projections", false),
     ] {
-        let numbers = json!({
+        let parameters = json!({
             "heads": KV_HEADS, "value_heads": HEADS, "head_dim": DK, "value_dim": DV, "conv": null,
             "conv_bias": false, "gate": "silu", "negative_eigenvalues": false, "decay": decays,
             "head_gates": input, "norm_eps": EPS,
         });
         let mut states = vec![state(DK, DV); HEADS];
-        compare("gated_deltanet", numbers, |w, _, h| {
+        compare("gated_deltanet", parameters, |w, _, h| {
             let normed = |name: &str| -> Vector {
                 let heads = map(&w.apply(name, h), silu);
                 heads.chunks_exact(DK).flat_map(unit).collect()
@@ -416,13 +304,13 @@ fn convolved(w: &Plain, name: &str, x: Vector, past: &mut Vec<Vector>) -> Vector
 #[test]
 fn gated_deltanet2_erases_and_writes_by_gates_of_their_own() {
     for (heads, negative) in [(HEADS, false), (KV_HEADS, true)] {
-        let numbers = json!({
+        let parameters = json!({
             "heads": heads, "value_heads": HEADS, "head_dim": DK, "value_dim": DV, "conv": 3, "conv_bias": false,
             "negative_eigenvalues": negative, "norm_eps": EPS,
         });
         let mut states = vec![state(DK, DV); HEADS];
         let mut past = vec![Vec::new(); 3];
-        compare("gated_deltanet2", numbers, |w, _, h| {
+        compare("gated_deltanet2", parameters, |w, _, h| {
             let q = convolved(w, "q_conv1d", w.apply("q_proj", h), &mut past[0]);
             let k = convolved(w, "k_conv1d", w.apply("k_proj", h), &mut past[1]);
             let v = convolved(w, "v_conv1d", w.apply("v_proj", h), &mut past[2]);
@@ -470,7 +358,7 @@ fn absorbed_latent_attention_is_attention_to_the_keys_and_values_of_each_head() 
     const LATENT: usize = 7;
     const ROPE: usize = 4;
     for (rank, theta) in [(None, None), (Some(5), Some(100.0))] {
-        let numbers = json!({
+        let parameters = json!({
             "heads": HEADS, "latent": LATENT, "nope": DK, "rope": ROPE, "value_dim": DV, "query_rank": rank,
             "rope_theta": theta, "norm_eps": EPS,
         });
@@ -481,7 +369,7 @@ fn absorbed_latent_attention_is_attention_to_the_keys_and_values_of_each_head() 
         // Of every token, each head's key and value.
         let mut keys: Vec<Vec<Vector>> = Vec::new();
         let mut values: Vec<Vec<Vector>> = Vec::new();
-        compare("latent_attention", numbers, |w, t, h| {
+        compare("latent_attention", parameters, |w, t, h| {
             let q = match rank {
                 Some(_) => w.apply("q_b_proj", &w.rms("q_a_norm", &w.apply("q_a_proj", h))),
                 None => w.apply("q_proj", h),
@@ -521,13 +409,13 @@ fn a_mixture_of_memories_is_gated_deltanet_over_the_tokens_of_each() {
         (3, true, true),
         (4, false, true),
     ] {
-        let numbers = json!({
+        let parameters = json!({
             "heads": MOM_HEADS, "head_dim": DK, "value_dim": DV, "memories": MEMORIES, "chosen": chosen,
             "shared": shared, "single": single, "conv": 3, "gate": true, "norm_eps": EPS,
         });
         let mut memories: Vec<Memory> = (0..MEMORIES).map(|_| Memory::new()).collect();
         let mut common = Memory::new();
-        compare("mom", numbers, |w, _, h| {
+        compare("mom", parameters, |w, _, h| {
             let q = w.apply("q_proj", h);
             let inputs = |names: [&str; 4], memory: usize, of: usize| {
                 let [k, v, b, a] = names.map(|name| {

@@ -32,8 +32,8 @@ fn inspect_says_what_a_session_takes() {
         };
         let session = &inspected["session"];
         let (offsets, bytes) = (
-            numbers(&session["slots"], "offset"),
-            numbers(&session["slots"], "bytes"),
+            numbers(&session["tensors"], "offset"),
+            numbers(&session["tensors"], "bytes"),
         );
         let mut end = 0;
         for (offset, bytes) in offsets.iter().zip(&bytes) {
@@ -41,13 +41,15 @@ fn inspect_says_what_a_session_takes() {
             end = (offset + bytes).next_multiple_of(64);
         }
         assert_eq!(session["bytes"], end);
-        let of_blocks = |slot: &&serde_json::Value| !slot["block"].is_null();
-        let in_blocks = session["slots"]
+        let of_layers = |tensor: &&serde_json::Value| !tensor["layer"].is_null();
+        let in_layers = session["tensors"]
             .as_array()
             .unwrap()
             .iter()
-            .filter(of_blocks);
-        let sum: u64 = in_blocks.map(|slot| slot["bytes"].as_u64().unwrap()).sum();
+            .filter(of_layers);
+        let sum: u64 = in_layers
+            .map(|tensor| tensor["bytes"].as_u64().unwrap())
+            .sum();
         assert_eq!(
             numbers(&session["layers"], "bytes").iter().sum::<u64>(),
             sum
@@ -346,7 +348,7 @@ fn set_key(dir: &std::path::Path, key: &str, value: serde_json::Value) {
 #[test]
 fn what_nothing_uses_is_named_and_passed_over_only_on_demand() {
     let place = Workplace::new();
-    // A switch that no reader knows, a rule for training that needs none, a switch whose tensors then have no reader.
+    // An unknown switch, a training option, and a switch that leaves tensors unused.
     for (case, key, value, named) in [
         (
             "gdn_plain",

@@ -2,11 +2,13 @@
 //! Face directories written again in llama.cpp's layout, which give the same logits.
 
 mod common;
+mod skipped;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use common::{Workplace, fixture};
+use skipped::skipped;
 use waterline::{Checkpoint, Model, Session};
 use waterline_quant::F32;
 use waterline_quant::gguf::{Array, NewTensor, Value, Writer};
@@ -15,16 +17,10 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Quantized mixtures of experts whose recorded logits we do not meet: with weights decoded to f32 and nothing rounded, the
-/// distance is as large (0.30 to 1.36 where 0.15 is allowed), so a token's choice of experts hangs on how activations are
-/// rounded to 8 bits. A case that comes within its tolerance must leave this list.
-const BEYOND: [&str; 5] = [
-    "jamba-q4_k_m",
-    "lfm2moe-q8_0",
-    "nemotron_h_moe-q8_0",
-    "qwen35moe-q8_0",
-    "qwen3next-q8_0",
-];
+/// A quantized mixture of experts whose recorded logits we do not meet: three tokens choose other experts. llama.cpp's own
+/// build without AVX2 is as far from the recording in the same tokens (0.66), which has the sums in another order; from the same
+/// weights in f32 both programs give the same logits to 1e-5. A case that comes within its tolerance must leave this list.
+const BEYOND: [&str; 1] = ["nemotron_h_moe-q8_0"];
 
 /// Verifies every case in `folder`. One that lies `beside` the repository may be of an architecture that is not known yet.
 fn verify(folder: &Path, beside: bool) {
@@ -53,7 +49,7 @@ fn verify(folder: &Path, beside: bool) {
             );
         } else if beside && outcome.status == Some(2) && outcome.stderr.contains("not supported: ")
         {
-            println!("{name}: skipped: {}", outcome.stderr.trim());
+            skipped(&format!("frontend for {name}"));
         } else {
             failed.push(format!("{name}: {}{}", outcome.stderr, outcome.text()));
         }
@@ -67,7 +63,7 @@ fn the_cases_beside_the_repository() {
     if folder.is_dir() {
         verify(&folder, true);
     } else {
-        println!("skipped: there is no {}", folder.display());
+        skipped("GGUF cases beside the repository");
     }
 }
 

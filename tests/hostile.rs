@@ -5,7 +5,7 @@ mod common;
 use std::path::Path;
 
 use common::{Workplace, copy_fixture, outcome_of_input};
-use waterline::{Checkpoint, ModelSpec, StateOptions, StatePlan};
+use waterline::{Checkpoint, ModelSpec, StateOptions};
 use waterline_quant::gguf::{NewTensor, Value, Writer};
 
 #[test]
@@ -246,7 +246,7 @@ fn hostile_numbers() -> Vec<serde_json::Value> {
 /// Opens what a hostile description leaves of a model: whatever it says, it fails with a sentence or is sound.
 fn survives(what: &str, opened: waterline::Result<ModelSpec>) {
     let Ok(spec) = opened else { return };
-    let plan = StatePlan::new(&spec, &StateOptions::default());
+    let plan = spec.plan(&StateOptions::default());
     let weights: usize = spec
         .weights()
         .iter()
@@ -255,9 +255,9 @@ fn survives(what: &str, opened: waterline::Result<ModelSpec>) {
     assert!(weights > 0, "{what}");
     if let Ok(plan) = plan {
         assert!(
-            plan.slots
+            plan.tensors
                 .iter()
-                .all(|slot| slot.offset + slot.bytes <= plan.bytes),
+                .all(|tensor| tensor.offset + tensor.bytes <= plan.bytes),
             "{what}"
         );
     }
@@ -404,6 +404,50 @@ fn a_tokenizer_may_be_foreign_broken_or_without_a_template() {
     place
         .run(["run", &output, "-p", "x", "--chat"])
         .failed(2, &["template"]);
+}
+
+#[test]
+fn inspect_names_the_first_layer_that_is_not_finite() {
+    let place = Workplace::new();
+    let dir = place.path("dir");
+    copy_fixture("gdn_plain", &dir);
+    let weights = std::fs::read(dir.join("model.safetensors")).unwrap();
+    let name = dir.display().to_string();
+    let checked = |status: i32, parts: &[&str]| {
+        let found = place.run(["inspect", &name, "--check"]);
+        assert_eq!((found.status, found.stderr.as_str()), (Some(status), ""));
+        let text = found.text();
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    };
+    let header = u64::from_le_bytes(weights[..8].try_into().unwrap()) as usize;
+    let json: serde_json::Value = serde_json::from_slice(&weights[8..8 + header]).unwrap();
+    // Finite weights so large that their products are not.
+    let enlarge = |tensor: &str| {
+        let offset = |i: usize| json[tensor]["data_offsets"][i].as_u64().unwrap() as usize;
+        assert_eq!(json[tensor]["dtype"], "F32");
+        let mut changed = weights.clone();
+        for value in changed[8 + header..][offset(0)..offset(1)].chunks_exact_mut(4) {
+            value.copy_from_slice(&3e38f32.to_le_bytes());
+        }
+        std::fs::write(dir.join("model.safetensors"), changed).unwrap();
+    };
+    checked(
+        0,
+        &["tensors are finite", "the logits of 16 tokens are finite"],
+    );
+    let last = Checkpoint::open(&dir).unwrap().spec.layers.len() - 1;
+    for layer in [0, last] {
+        enlarge(&format!("model.layers.{layer}.attn.o_proj.weight"));
+        checked(
+            1,
+            &[
+                "tensors are finite",
+                &format!("layer {layer} (gated_deltanet), the first"),
+            ],
+        );
+    }
+    enlarge("lm_head.weight");
+    checked(1, &["the output matrix"]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `bench` and `eval recall` from outside: what they write and how they refuse. How long something takes is never asked.
+//! `bench` and `eval recall` from outside: what they write and how they refuse. No test asserts a time.
 
 mod common;
 

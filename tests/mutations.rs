@@ -1,12 +1,58 @@
-//! Files that work, changed at random: 2,000 of each kind, from a seed, must end in an error or in a model that runs. WATERLINE_MUTATIONS
-//! and WATERLINE_SEED give longer campaigns.
+//! Files that work, and calls from C, changed at random: 2,000 of each kind, from a seed, must end in an error or in a model that runs, within
+//! 20 seconds and 2 GB of memory. WATERLINE_MUTATIONS and WATERLINE_SEED give longer campaigns.
 
 mod inputs;
 
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use inputs::{KINDS, Kind};
+
+/// The system's allocator, which counts the bytes in use.
+struct Counting;
+
+static IN_USE: AtomicUsize = AtomicUsize::new(0);
+static MOST_IN_USE: AtomicUsize = AtomicUsize::new(0);
+
+fn more(bytes: usize) {
+    let now = IN_USE.fetch_add(bytes, Ordering::Relaxed) + bytes;
+    MOST_IN_USE.fetch_max(now, Ordering::Relaxed);
+}
+
+// SAFETY: everything is handed to the system's allocator; counting touches no memory that it manages.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's contract is the system's.
+        let memory = unsafe { System.alloc(layout) };
+        if !memory.is_null() {
+            more(layout.size());
+        }
+        memory
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's contract is the system's.
+        let memory = unsafe { System.alloc_zeroed(layout) };
+        if !memory.is_null() {
+            more(layout.size());
+        }
+        memory
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        IN_USE.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's contract is the system's.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Most bytes that may be in use, by all kinds together.
+const MOST_BYTES: usize = 2 << 30;
 
 /// A repeatable sequence of numbers (splitmix64).
 struct Random(u64);
@@ -167,6 +213,12 @@ fn campaign(name: &str) {
             Err(_) => panic!("{name}: seed {seed}, mutation {i} panics: {}", keep()),
         }
         slowest = slowest.max(clock.elapsed());
+        let bytes = MOST_IN_USE.load(Ordering::Relaxed);
+        assert!(
+            bytes < MOST_BYTES,
+            "{name}: seed {seed}, mutation {i} takes {bytes} bytes: {}",
+            keep()
+        );
         let in_time = clock.elapsed() < Duration::from_secs(20);
         assert!(
             in_time,
@@ -174,7 +226,10 @@ fn campaign(name: &str) {
             keep()
         );
     }
-    println!("{name}: {accepted} of {count} accepted, the slowest took {slowest:?}");
+    let bytes = MOST_IN_USE.load(Ordering::Relaxed);
+    println!(
+        "{name}: seed {seed}, {accepted} of {count} accepted, the slowest took {slowest:?}, at most {bytes} bytes in use"
+    );
     assert!(accepted < count, "{name}: everything is accepted");
 }
 
@@ -206,4 +261,9 @@ fn templates() {
 #[test]
 fn saved_sessions() {
     campaign("snapshot");
+}
+
+#[test]
+fn calls_from_c() {
+    campaign("calls");
 }

@@ -29,7 +29,7 @@ fn models() -> Vec<(String, Arc<Model>)> {
 
 fn options(kv: Kv, chunk: usize) -> SessionOptions {
     let mut options = SessionOptions::default();
-    (options.state.context, options.state.log) = (256, 256);
+    (options.state.context, options.state.history) = (256, 256);
     options.state.kv = kv;
     (options.chunk, options.threads, options.marks) = (chunk, 2, 3);
     (options.sampler.temperature, options.sampler.seed) = (0.9, 7);
@@ -115,10 +115,10 @@ fn any_split_gives_the_logits_and_the_state_of_single_steps() {
                     session.snapshot().expect("a snapshot"),
                     steps.snapshot().expect("a snapshot"),
                 );
-                for ((slot, a), (_, b)) in one.slots().zip(other.slots()) {
+                for ((tensor, a), (_, b)) in one.tensors().zip(other.tensors()) {
                     let what = format!(
-                        "{name} {kv:?} chunk {chunk} seed {seed}: slot {:?} {}",
-                        slot.block, slot.name
+                        "{name} {kv:?} chunk {chunk} seed {seed}: tensor {:?} {}",
+                        tensor.layer, tensor.name
                     );
                     let floats = |bytes: &[u8]| -> Vec<f32> {
                         bytes
@@ -132,7 +132,7 @@ fn any_split_gives_the_logits_and_the_state_of_single_steps() {
                             .map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32())
                             .collect()
                     };
-                    let d = match slot.dtype {
+                    let d = match tensor.dtype {
                         waterline::StateDtype::F32 => difference(&floats(a), &floats(b)),
                         waterline::StateDtype::F16 => difference(&halves(a), &halves(b)),
                         _ => f32::from(u8::from(a != b)),
@@ -273,7 +273,7 @@ fn rewind_returns_to_marks_bit_for_bit_and_to_other_positions_by_reading_again()
 fn a_rewind_beyond_the_log_is_refused_and_changes_nothing() {
     let (_, model) = models().remove(0);
     let mut small = options(Kv::F16, 16);
-    small.state.log = 8;
+    small.state.history = 8;
     let mut session = Session::new(Arc::clone(&model), small).expect("a session");
     session.feed(&text(&model, 30)).expect("a prompt");
     let before = state(&session);
@@ -314,15 +314,15 @@ fn a_reset_forgets_a_poisoned_state() {
     }
 }
 
-/// Fills every float slot of the blocks with NaN in a snapshot file, and mends its checksum.
+/// Fills every float state tensor of the blocks with NaN in a snapshot file, and mends its checksum.
 fn poison(file: &mut [u8], session: &Session) {
     let snapshot = session.snapshot().expect("a snapshot");
     let table = u64::from_le_bytes(file[16..24].try_into().expect("eight bytes")) as usize;
     let arena = 24 + table + 8;
-    for (slot, _) in snapshot.slots() {
+    for (tensor, _) in snapshot.tensors() {
         use waterline::StateDtype;
-        if slot.block.is_some() && matches!(slot.dtype, StateDtype::F32 | StateDtype::F16) {
-            file[arena + slot.offset..][..slot.bytes].fill(0xff);
+        if tensor.layer.is_some() && matches!(tensor.dtype, StateDtype::F32 | StateDtype::F16) {
+            file[arena + tensor.offset..][..tensor.bytes].fill(0xff);
         }
     }
     let end = file.len() - 4;
@@ -348,7 +348,7 @@ fn foreign_and_damaged_snapshots_are_refused_and_change_nothing() {
             .contains("another model")
     );
     let mut wider = options(Kv::F16, 16);
-    wider.state.log = 300;
+    wider.state.history = 300;
     let other = Session::new(Arc::clone(&all[0].1), wider)
         .expect("a session")
         .snapshot()
@@ -358,7 +358,7 @@ fn foreign_and_damaged_snapshots_are_refused_and_change_nothing() {
             .restore(&other)
             .expect_err("another layout")
             .to_string()
-            .contains("log")
+            .contains("history")
     );
     for cut in (0..before.len()).step_by(before.len() / 97) {
         assert!(
@@ -387,12 +387,12 @@ fn the_state_is_as_large_as_the_plan_says_and_stays_so() {
         session.feed(&text(&model, 200)).expect("a prompt");
         assert_eq!(session.state_bytes(), plan.bytes, "{name}");
         assert_eq!(session.work_bytes(), work, "{name}");
-        let slots: usize = plan
-            .slots
+        let tensors: usize = plan
+            .tensors
             .iter()
-            .map(|slot| slot.bytes.next_multiple_of(64))
+            .map(|tensor| tensor.bytes.next_multiple_of(64))
             .sum();
-        assert_eq!(plan.bytes, slots, "{name}: slots tile the arena");
+        assert_eq!(plan.bytes, tensors, "{name}: tensors tile the arena");
     }
 }
 

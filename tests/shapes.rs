@@ -7,8 +7,8 @@ mod synthetic;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use synthetic::{Random, block, model, options, spec, tokens, weights};
-use waterline::{ContextEnd, LayerSpec, MlpSpec, Model, NormKind, Session, StateDtype, Sublayer};
+use synthetic::{Random, block, described, description, model, options, tokens, weights};
+use waterline::{ContextEnd, Model, Session, StateDtype};
 
 /// Widths of heads: one, odd ones, those around a register.
 const WIDTHS: [usize; 8] = [1, 3, 7, 8, 9, 17, 32, 33];
@@ -105,7 +105,7 @@ fn rwkv7(random: &mut Random, heads: usize, head_dim: usize, first: bool) -> Val
 }
 
 /// Blocks of the mixer `kind` with random numbers, `hidden` wide.
-fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<LayerSpec> {
+fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<Value> {
     let (heads, kv_heads) = heads(random);
     let (dk, dv) = (random.of(&WIDTHS), random.of(&WIDTHS));
     let delta = json!({
@@ -156,16 +156,16 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<LayerSpec>
             "channels": *hidden, "conv": random.within(1, 6), "bias": random.flip(),
         }),
         "gsa" => {
-            let slots = random.within(1, 9);
-            let written = random.within(1, slots);
+            let tensors = random.within(1, 9);
+            let written = random.within(1, tensors);
             json!({
-                "heads": heads, "kv_heads": kv_heads, "head_dim": dk, "value_dim": dv, "slots": slots,
+                "heads": heads, "kv_heads": kv_heads, "head_dim": dk, "value_dim": dv, "tensors": tensors,
                 "feature_map": random.of(&["silu", "relu"]), "learned_map": random.flip(), "conv": taps(random),
                 "gate_normalizer": 4.0, "written": maybe(random, json!(written)),
             })
         }
         "abc" => json!({
-            "heads": heads, "head_dim": random.of(&EVEN_WIDTHS), "value_dim": dv, "slots": random.within(1, 9),
+            "heads": heads, "head_dim": random.of(&EVEN_WIDTHS), "value_dim": dv, "tensors": random.within(1, 9),
             "conv": taps(random), "rope_theta": maybe(random, json!(1000.0)), "min": maybe(random, json!(-1.0)),
             "max": maybe(random, json!(1.0)), "norm_eps": 1e-5,
         }),
@@ -251,8 +251,7 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<LayerSpec>
         }),
         "parallel" => {
             let part = |kind: &str, random: &mut Random| {
-                let layer = blocks(kind, &mut 16, random).remove(0);
-                let mut part = layer.to_json();
+                let mut part = blocks(kind, &mut 16, random).remove(0);
                 let fields = part.as_object_mut().expect("an object");
                 fields.remove("mlp");
                 fields.insert(
@@ -283,37 +282,34 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<LayerSpec>
 }
 
 /// Another feed-forward network, other norms and multipliers around the parts of a layer, or no mixer at all.
-fn vary(layer: &mut LayerSpec, random: &mut Random) {
-    let mut sublayer = |post_norm: bool| Sublayer {
-        pre_norm: random.flip(),
-        post_norm: post_norm && random.flip(),
-        multiplier: random.of(&[0.5, 1.0, 1.5]),
-        normed_residual: None,
+fn vary(layer: &mut Value, random: &mut Random) {
+    let kind = layer["mixer"].as_str().expect("a mixer").to_string();
+    let mut sublayer = |pre_norm: bool, post_norm: bool| {
+        json!({
+            "pre_norm": random.flip() || pre_norm,
+            "post_norm": post_norm && random.flip(),
+            "multiplier": random.of(&[0.5, 1.0, 1.5]),
+        })
     };
     // A norm stands behind one sum only, and multiplied inputs need one in front.
-    let one_sum = !["sse_swa", "parallel"].contains(&layer.kind());
-    let around = sublayer(one_sum);
-    layer.ffn_sublayer = sublayer(true);
-    layer.mixer_sublayer = Sublayer {
-        pre_norm: around.pre_norm || !one_sum,
-        ..around
-    };
-    if layer.ffn.is_some() {
+    let one_sum = !["sse_swa", "parallel"].contains(&kind.as_str());
+    layer["mixer_sublayer"] = sublayer(!one_sum, one_sum);
+    layer["ffn_sublayer"] = sublayer(false, true);
+    if layer.get("mlp").is_some() {
         let functions = ["silu", "gelu", "gelu_erf", "squared_relu"];
         let gated = random.flip();
-        let activation = serde_json::from_value(json!(random.of(&functions))).expect("a function");
-        let mlp = MlpSpec {
-            intermediate: random.of(&WIDTHS),
-            gated,
-            activation,
-            bias: random.flip(),
-            gate_multiplier: if gated { 0.75 } else { 1.0 },
-            multiplier: random.of(&[0.5, 1.0]),
-        };
-        layer.ffn = Some(mlp.into());
+        layer["mlp"] = json!({
+            "activation": random.of(&functions),
+            "intermediate": random.of(&WIDTHS),
+            "gated": gated,
+            "bias": random.flip(),
+            "gate_multiplier": if gated { 0.75 } else { 1.0 },
+            "multiplier": random.of(&[0.5, 1.0]),
+        });
         // Layers of rwkv7 read what others publish.
-        if layer.kind() != "rwkv7" && random.within(1, 4) == 1 {
-            layer.mixer = None;
+        if kind != "rwkv7" && random.within(1, 4) == 1 {
+            let fields = layer.as_object_mut().expect("an object");
+            fields.retain(|key, _| ["mlp", "mixer_sublayer", "ffn_sublayer"].contains(&&**key));
         }
     }
 }
@@ -358,14 +354,19 @@ fn random_model(kind: &str, seed: u64) -> (String, Arc<Model>) {
     if seed % 2 == 1 {
         all.iter_mut().for_each(|layer| vary(layer, &mut random));
     }
-    let mut spec = spec(hidden, all);
+    let mut spec = description(hidden, all);
     if seed % 2 == 1 {
-        (spec.embedding_multiplier, spec.logits_multiplier) = (2.0, 0.5);
-        spec.logit_softcap = random.of(&[None, Some(3.0)]);
+        spec["embedding_multiplier"] = json!(2.0);
+        spec["logits_multiplier"] = json!(0.5);
+        spec["logit_softcap"] = json!(random.of(&[None, Some(3.0)]));
     }
-    spec.tied = random.flip();
-    spec.embedding_norm = random.flip();
-    spec.norm = random.of(&[NormKind::Rms, NormKind::Layer { bias: true }]);
+    spec["tied"] = json!(random.flip());
+    spec["embedding_norm"] = json!(random.flip());
+    spec["norm"] = match random.flip() {
+        true => json!("rms"),
+        false => json!({ "layer": { "bias": true } }),
+    };
+    let spec = described(&spec);
     let what = format!("{kind} {seed}: {}", spec.to_json());
     (what, model(&spec, &weights(&spec, seed)))
 }
@@ -398,16 +399,16 @@ fn compare(what: &str, found: &Session, expected: &Session) {
         found.snapshot().expect("a snapshot"),
         expected.snapshot().expect("a snapshot"),
     );
-    for ((slot, a), (_, b)) in found.slots().zip(expected.slots()) {
+    for ((tensor, a), (_, b)) in found.tensors().zip(expected.tensors()) {
         let floats = |bytes: &[u8]| -> Vec<f32> {
             let numbers = bytes.as_chunks().0.iter();
             numbers.map(|&x| f32::from_le_bytes(x)).collect()
         };
-        let d = match slot.dtype {
+        let d = match tensor.dtype {
             StateDtype::F32 => difference(&floats(a), &floats(b)),
             _ => f32::from(u8::from(a != b)),
         };
-        assert!(d < ROUNDING, "{} differs by {d}: {what}", slot.name);
+        assert!(d < ROUNDING, "{} differs by {d}: {what}", tensor.name);
     }
 }
 

@@ -25,7 +25,7 @@ fn presets(place: &Workplace) -> Vec<String> {
 /// The logits after each of `tokens`, read in pieces of `chunk`.
 fn logits(model: &Arc<Model>, tokens: &[u32], chunk: usize) -> Vec<f32> {
     let mut options = SessionOptions::default();
-    (options.state.context, options.state.log) = (256, 256);
+    (options.state.context, options.state.history) = (256, 256);
     options.state.kv = Kv::F32;
     (options.chunk, options.threads) = (chunk, 1);
     let mut session = Session::new(Arc::clone(model), options).unwrap();
@@ -62,22 +62,22 @@ fn every_tiny_model_reads_in_chunks_what_it_reads_in_steps() {
 }
 
 #[test]
-fn a_model_can_have_fewer_blocks_than_its_preset() {
+fn a_model_can_have_fewer_layers_than_its_preset() {
     let place = Workplace::new();
     let file = place.name("one.gguf");
-    let synth = |blocks| {
+    let synth = |layers| {
         place.run([
             "synth",
             "lalte-tiny",
-            "--blocks",
-            blocks,
+            "--layers",
+            layers,
             "--type",
             "f32",
             "-o",
             &file,
         ])
     };
-    synth("5").failed(2, &["--blocks 5", "lalte-tiny", "4 blocks"]);
+    synth("5").failed(2, &["--layers 5", "lalte-tiny", "4 layers"]);
     synth("1").succeeded();
     assert_eq!(Checkpoint::open(&file).unwrap().spec.layers.len(), 1);
 }

@@ -97,14 +97,14 @@ fn constant() -> Vec<(&'static str, Value)> {
         (
             "gsa",
             json!({
-                "heads": 4, "kv_heads": 2, "head_dim": 8, "value_dim": 8, "slots": 8, "feature_map": "silu",
+                "heads": 4, "kv_heads": 2, "head_dim": 8, "value_dim": 8, "tensors": 8, "feature_map": "silu",
                 "learned_map": false, "conv": null, "gate_normalizer": 4.0,
             }),
         ),
         (
             "abc",
             json!({
-                "heads": 2, "head_dim": 8, "value_dim": 8, "slots": 8, "conv": null, "rope_theta": null, "min": null,
+                "heads": 2, "head_dim": 8, "value_dim": 8, "tensors": 8, "conv": null, "rope_theta": null, "min": null,
                 "max": null, "norm_eps": 1e-5,
             }),
         ),
@@ -166,33 +166,36 @@ fn constant() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Pieces of a slot that are read and written as a whole: rows of the innermost dimension.
-fn row_bytes(slot: &StateTensorPlan) -> usize {
-    let last = slot.shape.last().copied().unwrap_or(1);
+/// Pieces of a state tensor that are read and written as a whole: rows of the innermost dimension.
+fn row_bytes(tensor: &StateTensorPlan) -> usize {
+    let last = tensor.shape.last().copied().unwrap_or(1);
     // Scores are single numbers, whatever stands beside them.
-    match slot.name.contains("scores") {
+    match tensor.name.contains("scores") {
         true => 4,
-        false => slot.bytes / slot.shape.iter().product::<usize>().max(1) * last,
+        false => tensor.bytes / tensor.shape.iter().product::<usize>().max(1) * last,
     }
 }
 
-/// Whether a slot holds floats, which can be poisoned.
-fn is_float(slot: &StateTensorPlan) -> bool {
-    slot.block.is_some() && slot.dtype == StateDtype::F32 && slot.bytes > 0
+/// Whether a state tensor holds floats, which can be poisoned.
+fn is_float(tensor: &StateTensorPlan) -> bool {
+    tensor.layer.is_some() && tensor.dtype == StateDtype::F32 && tensor.bytes > 0
 }
 
-/// Bytes of every slot of the blocks after a step.
-fn slots(session: &Session) -> Vec<Vec<u8>> {
+/// Bytes of every state tensor of the blocks after a step.
+fn tensors(session: &Session) -> Vec<Vec<u8>> {
     let snapshot = session.snapshot().expect("a snapshot");
-    snapshot.slots().map(|(_, bytes)| bytes.to_vec()).collect()
+    snapshot
+        .tensors()
+        .map(|(_, bytes)| bytes.to_vec())
+        .collect()
 }
 
-/// The same snapshot with other bytes in one place of a slot.
-fn poisoned(snapshot: &Snapshot, slot: &StateTensorPlan, row: usize, length: usize) -> Snapshot {
+/// The same snapshot with other bytes in one place of a state tensor.
+fn poisoned(snapshot: &Snapshot, tensor: &StateTensorPlan, row: usize, length: usize) -> Snapshot {
     let mut file = Vec::new();
     snapshot.write(&mut file).expect("writing to memory");
     let table = u64::from_le_bytes(file[16..24].try_into().expect("eight bytes")) as usize;
-    let start = 24 + table + 8 + slot.offset + row * length;
+    let start = 24 + table + 8 + tensor.offset + row * length;
     // A quiet NaN in every number.
     for number in file[start..start + length].chunks_exact_mut(4) {
         number.copy_from_slice(&f32::NAN.to_le_bytes());
@@ -203,39 +206,42 @@ fn poisoned(snapshot: &Snapshot, slot: &StateTensorPlan, row: usize, length: usi
     Snapshot::read(&mut &file[..], file.len() as u64, "poisoned").expect("a snapshot")
 }
 
-/// Bytes of each slot that the step on `token` after `before` reads and writes.
+/// Bytes of each state tensor that the step on `token` after `before` reads and writes.
 fn measured(model: &Arc<Model>, before: &Snapshot, token: u32) -> Vec<(usize, usize)> {
     let plan = model.plan(&options(8, CONTEXT).state).expect("a plan");
     let mut session = session(model);
     session.restore(before).expect("restored");
     session.feed(&[token]).expect("a step");
-    let (logits, after) = (session.logits().expect("logits").to_vec(), slots(&session));
-    let old: Vec<Vec<u8>> = before.slots().map(|(_, bytes)| bytes.to_vec()).collect();
+    let (logits, after) = (
+        session.logits().expect("logits").to_vec(),
+        tensors(&session),
+    );
+    let old: Vec<Vec<u8>> = before.tensors().map(|(_, bytes)| bytes.to_vec()).collect();
     let mut found = Vec::new();
-    for (index, slot) in plan.slots.iter().enumerate() {
-        if !is_float(slot) {
+    for (index, tensor) in plan.tensors.iter().enumerate() {
+        if !is_float(tensor) {
             found.push((0, 0));
             continue;
         }
-        let length = row_bytes(slot);
+        let length = row_bytes(tensor);
         let rows = old[index]
             .chunks_exact(length)
             .zip(after[index].chunks_exact(length));
         let written = rows.filter(|(a, b)| a != b).count() * length;
         let mut read = 0;
-        for row in 0..slot.bytes / length {
+        for row in 0..tensor.bytes / length {
             session
-                .restore(&poisoned(before, slot, row, length))
+                .restore(&poisoned(before, tensor, row, length))
                 .expect("restored");
             session.feed(&[token]).expect("a step");
-            let now = slots(&session);
+            let now = tensors(&session);
             // Poison that stays where it was has not been read.
             let spread = now
                 .iter()
                 .zip(&after)
                 .enumerate()
                 .any(|(other, (now, then))| {
-                    if plan.slots[other].block.is_none() {
+                    if plan.tensors[other].layer.is_none() {
                         return false;
                     }
                     let own = row * length..(row + 1) * length;
@@ -268,19 +274,19 @@ fn measured(model: &Arc<Model>, before: &Snapshot, token: u32) -> Vec<(usize, us
     found
 }
 
-/// The count of each slot, in the order of the plan.
+/// The count of each state tensor, in the order of the plan.
 fn counted(model: &Arc<Model>, position: u64) -> Vec<(usize, usize)> {
     let plan = model.plan(&options(8, CONTEXT).state).expect("a plan");
-    let mut all = vec![(0, 0); plan.slots.len()];
+    let mut all = vec![(0, 0); plan.tensors.len()];
     for Touched {
-        slot,
+        tensor,
         read,
         written,
     } in model.touched(&plan, position)
     {
-        if is_float(&plan.slots[slot]) {
-            all[slot].0 += read;
-            all[slot].1 += written;
+        if is_float(&plan.tensors[tensor]) {
+            all[tensor].0 += read;
+            all[tensor].1 += written;
         }
     }
     all
@@ -290,7 +296,7 @@ fn counted(model: &Arc<Model>, position: u64) -> Vec<(usize, usize)> {
 fn check(kind: &str, model: &Arc<Model>) {
     let plan = model.plan(&options(8, CONTEXT).state).expect("a plan");
     let text = tokens(model.spec().vocab, 40, 9);
-    let mut most = vec![(0, 0); plan.slots.len()];
+    let mut most = vec![(0, 0); plan.tensors.len()];
     let mut session = session(model);
     for position in [30, 33, 35, 38] {
         session.reset().expect("a reset");
@@ -299,7 +305,7 @@ fn check(kind: &str, model: &Arc<Model>) {
         let found = measured(model, &before, text[position]);
         let counted = counted(model, position as u64);
         for (index, (found, counted)) in found.iter().zip(&counted).enumerate() {
-            let name = &plan.slots[index].name;
+            let name = &plan.tensors[index].name;
             assert!(
                 found.0 <= counted.0 && found.1 <= counted.1,
                 "{kind} {name} at {position}: {found:?} read and written, {counted:?} counted"
@@ -317,11 +323,15 @@ fn check(kind: &str, model: &Arc<Model>) {
     }
     let counted = counted(model, 38);
     for (index, (most, counted)) in most.iter().zip(&counted).enumerate() {
-        let name = &plan.slots[index].name;
+        let name = &plan.tensors[index].name;
         // Where tokens decide, a few steps need not do all that some step may do.
         let decided =
             name.contains("set") || name.contains("hax") || name.contains("window_scores");
-        let decided = decided || plan.slots.iter().any(|slot| slot.name.contains("set"));
+        let decided = decided
+            || plan
+                .tensors
+                .iter()
+                .any(|tensor| tensor.name.contains("set"));
         assert!(
             decided || most == counted,
             "{kind} {name}: {most:?} read and written at most, {counted:?} counted"
@@ -350,7 +360,7 @@ fn sparse_expansion_touches_the_same_bytes_whatever_the_number_of_partitions() {
             let model = one_block("sse", sse(partitions, 1, update.clone()));
             check("sse", &model);
             let plan = model.plan(&options(8, CONTEXT).state).expect("a plan");
-            (plan.block_bytes(Some(0)), model.state_bytes(&plan, 30))
+            (plan.layer_bytes(Some(0)), model.state_bytes(&plan, 30))
         };
         let ((small, touched), (large, touched_of_more)) = (bytes(4), bytes(16));
         assert_eq!(touched, touched_of_more);

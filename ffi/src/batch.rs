@@ -5,8 +5,9 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 use waterline::{Batch, Session};
 
 use crate::handles::Handles;
+use crate::open_session::{Inner, SESSIONS, lock, with};
 use crate::pointers::{place, put, slice};
-use crate::session::{Inner, SESSIONS, lock, with, wl_session};
+use crate::session::wl_session;
 use crate::status::{Failure, Outcome, border, wl_status};
 
 /// Working memory to step sessions of one model together.

@@ -6,10 +6,11 @@ use std::time::Instant;
 use waterline::{Chat, Message, Role, Session};
 
 use crate::generate::{generate_options, wl_generate_params, wl_generate_result, wl_text_fn};
+use crate::open_session::{Inner, with_settled};
 use crate::params;
 use crate::pointers::{fill, slice, text};
 use crate::progress::feed;
-use crate::session::{Inner, with_settled, wl_session};
+use crate::session::wl_session;
 use crate::status::{Failure, Outcome, wl_status};
 
 /// A message of a conversation. Both texts end at their zero byte.

@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use waterline::{Finish, GenerateOptions, Generation, Piece, Session};
 
+use crate::open_session::{Inner, with, with_settled};
 use crate::params::{self, Tagged};
 use crate::pointers::{place, put, slice, text};
-use crate::session::{Inner, with, with_settled, wl_session};
+use crate::session::wl_session;
 use crate::status::{Failure, Outcome, border, wl_status};
 
 /// Why a generation ended.
@@ -22,7 +23,7 @@ pub enum wl_finish {
     WL_FINISH_LENGTH = 2,
     /// wl_session_cancel was called.
     WL_FINISH_CANCELLED = 3,
-    /// The callback did not want more.
+    /// The callback ended it.
     WL_FINISH_CALLBACK = 4,
 }
 
@@ -220,7 +221,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Writes how the generation ended, if that is wanted.
+    /// Writes how the generation ended, unless the place is NULL.
     ///
     /// # Safety
     /// There is such a struct at `result`, or it is NULL.
@@ -299,7 +300,7 @@ pub unsafe extern "C" fn wl_generate(
     })
 }
 
-/// Begins a generation that wl_generate_next carries on, for programs that would rather ask for text than be called.
+/// Begins a generation that wl_generate_next carries on, for programs that pull text instead of taking callbacks.
 /// `params` may be NULL. Any call on the session but wl_generate_next, wl_logits, wl_session_get_info,
 /// wl_session_set_sampler and the two that cancel ends it.
 #[unsafe(no_mangle)]

@@ -9,7 +9,7 @@
 // What a caller must keep to stands in each function's comment, and for all of them in the header's first.
 #![allow(clippy::missing_safety_doc)]
 
-// In the order in which the header tells of them, hence the empty lines: rustfmt sorts what stands together.
+// In the order of the header. Empty lines between them, because rustfmt sorts adjacent modules.
 mod status;
 
 mod log;
@@ -33,6 +33,7 @@ mod chat;
 mod state;
 
 mod handles;
+mod open_session;
 mod params;
 mod pointers;
 

@@ -1,4 +1,4 @@
-//! Messages for whoever runs the program.
+//! Log messages for the program.
 
 use std::cell::Cell;
 use std::ffi::{CString, c_char, c_void};
@@ -12,7 +12,7 @@ use crate::status::{Failure, border, wl_status};
 pub enum wl_log_level {
     /// A defect of the library.
     WL_LOG_ERROR = 0,
-    /// Models that are opened.
+    /// Models that are opened, and on a GPU the form of a session's steps: one kernel, or a graph and why.
     WL_LOG_INFO = 1,
     /// Sessions that are made.
     WL_LOG_DEBUG = 2,
@@ -37,7 +37,7 @@ thread_local! {
     static TELLING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Tells the program's function a message, if it wants it. What it does meanwhile is not told.
+/// Passes a message to the program's function, if its level is high enough. Messages caused by that function are dropped.
 pub(crate) fn log(level: wl_log_level, message: impl FnOnce() -> String) {
     if TELLING.get() {
         return;
@@ -54,7 +54,7 @@ pub(crate) fn log(level: wl_log_level, message: impl FnOnce() -> String) {
     };
     TELLING.set(true);
     let user = std::ptr::with_exposed_provenance_mut(target.user);
-    // SAFETY: whoever set the function promised that it can be called from any thread until it is replaced, and the
+    // SAFETY: the caller of wl_set_log promises that the function can be called from any thread until it is replaced, and the
     // lock keeps that from happening during the call.
     unsafe { (target.function)(level, message.as_ptr(), user) };
     TELLING.set(false);

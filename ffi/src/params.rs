@@ -1,5 +1,5 @@
 //! Structs that begin with their size, so that old programs and new libraries, and the other way round, understand each
-//! other: what one side does not know of has its default, or is zero.
+//! other: a field that one side lacks has its default, or is zero.
 
 use crate::pointers::place;
 use crate::status::{Failure, Outcome};
@@ -46,7 +46,7 @@ pub(crate) unsafe fn read<T: Tagged>(what: &str, from: *const T) -> Outcome<T> {
     let (known, unknown) = theirs.split_at(size.min(size_of::<T>()));
     if unknown.iter().any(|&byte| byte != 0) {
         return Err(Failure::argument(format!(
-            "{what}: it asks for something that this version of the library does not know"
+            "{what}: it sets a field that this version of the library does not have"
         )));
     }
     let to = (&raw mut params).cast::<u8>();

@@ -102,7 +102,7 @@ pub(crate) unsafe fn put<T>(to: *mut T, value: T) {
     unsafe { to.write(value) }
 }
 
-/// Checks a place that may be NULL if the result is not wanted, before there is one.
+/// Checks a place that may be NULL for no result, before there is one.
 pub(crate) fn place_if_wanted<T>(what: &str, to: *mut T) -> Outcome {
     match to.is_null() {
         true => Ok(()),
@@ -110,7 +110,7 @@ pub(crate) fn place_if_wanted<T>(what: &str, to: *mut T) -> Outcome {
     }
 }
 
-/// Writes a result to a place that may be NULL if it is not wanted.
+/// Writes a result to a place that may be NULL for no result.
 ///
 /// # Safety
 /// There is room for one value.

@@ -4,7 +4,8 @@ use std::ffi::{c_int, c_void};
 
 use waterline::{Error, Result, Session};
 
-use crate::session::{with, wl_session};
+use crate::open_session::with;
+use crate::session::wl_session;
 use crate::status::wl_status;
 
 /// Hears how far the reading of a prompt has come, after every `chunk` tokens: `read` of `total`. Returns 0 to go on,
@@ -23,7 +24,7 @@ pub(crate) struct Progress {
 // SAFETY: `user` is not read here, only given back; wl_session_set_progress says on which thread.
 unsafe impl Send for Progress {}
 
-/// Reads tokens and shows the progress. A progress function that wants no more cancels, after the last chunk too.
+/// Reads tokens and shows the progress. A progress function that returns false cancels, after the last chunk too.
 pub(crate) fn feed(
     session: &mut Session,
     tokens: &[u32],

@@ -1,17 +1,15 @@
 //! Sessions: reading tokens and choosing the next.
 
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::Arc;
 
-use waterline::{Canceller, Chat, ContextEnd, Kv, Session, SessionOptions, physical_cores};
+use waterline::{ContextEnd, Kv, Session, SessionOptions, physical_cores};
 
-use crate::generate::Running;
-use crate::handles::Handles;
-use crate::log::{log, wl_log_level};
 use crate::model::{MODELS, OpenModel, wl_device, wl_model, wl_model_params};
+use crate::open_session::{SESSIONS, add, with, with_settled};
 use crate::params::{self, Tagged};
 use crate::pointers::{path, place, place_if_wanted, put, put_if_wanted, slice};
-use crate::progress::{Progress, feed};
-use crate::sampling::{sampler_params, wl_logit_bias, wl_sampler_params};
+use crate::progress::feed;
+use crate::sampling::{sampler_params, wl_sampler_params};
 use crate::status::{Failure, Outcome, border, wl_status};
 
 /// One conversation, or one text, with the state that has read it. All that it needs is allocated when it is made.
@@ -41,7 +39,7 @@ pub struct wl_session_params {
     /// Tokens that full attention can look back on; models without it have no such bound. 4096 by default.
     pub context: usize,
     /// How many of the last tokens are remembered, for penalties and wl_session_rewind. 4096 by default.
-    pub log: usize,
+    pub history: usize,
     /// Most tokens that are read at once, at most 65536; 0, the default, means what suits the device: 64 on the
     /// processor, 2048 on a GPU.
     pub chunk: usize,
@@ -94,7 +92,7 @@ impl Default for wl_session_params {
             size: size_of::<Self>() as u32,
             threads: options.threads as u32,
             context: options.state.context,
-            log: options.state.log,
+            history: options.state.history,
             chunk: options.chunk,
             marks: options.marks,
             cache: wl_cache::WL_CACHE_F16 as u32,
@@ -110,87 +108,6 @@ unsafe impl Tagged for wl_session_params {}
 unsafe impl Tagged for wl_plan {}
 // SAFETY: numbers only, the size first.
 unsafe impl Tagged for wl_session_info {}
-
-/// What a handle of a session stands for.
-pub(crate) struct OpenSession {
-    canceller: Canceller,
-    /// Locked by the one call at a time that uses it.
-    inner: Mutex<Inner>,
-}
-
-/// A session with what is going on in it.
-pub(crate) struct Inner {
-    pub session: Session,
-    pub chat: Option<Chat>,
-    pub running: Option<Running>,
-    pub progress: Option<Progress>,
-    /// What wl_session_get_sampler points to.
-    bias: Vec<wl_logit_bias>,
-}
-
-pub(crate) static SESSIONS: Handles<OpenSession> = Handles::new("session");
-
-/// Gives a session a handle.
-pub(crate) fn add(session: Session, chat: Option<Chat>) -> *mut wl_session {
-    log(wl_log_level::WL_LOG_DEBUG, || {
-        let (state, work) = (session.state_bytes(), session.work_bytes());
-        let threads = session.threads();
-        format!(
-            "made a session: state {state} bytes, working memory {work} bytes, {threads} threads"
-        )
-    });
-    SESSIONS.add(OpenSession {
-        canceller: session.canceller(),
-        inner: Mutex::new(Inner {
-            session,
-            chat,
-            running: None,
-            progress: None,
-            bias: Vec::new(),
-        }),
-    })
-}
-
-/// Runs `body` on a session that no other call uses.
-pub(crate) fn with(
-    session: *const wl_session,
-    body: impl FnOnce(&mut Inner) -> Outcome,
-) -> wl_status {
-    border(|| {
-        let session = SESSIONS.get(session)?;
-        let mut inner = lock(&session)?;
-        body(&mut inner)
-    })
-}
-
-/// A session that no other call uses.
-pub(crate) fn lock(session: &OpenSession) -> Outcome<MutexGuard<'_, Inner>> {
-    session.inner.try_lock().map_err(|error| match error {
-        TryLockError::WouldBlock => Failure::new(
-            wl_status::WL_ERROR_BUSY,
-            "another call on this session has not returned yet",
-        ),
-        TryLockError::Poisoned(_) => Failure::new(
-            wl_status::WL_ERROR_INTERNAL,
-            "an earlier call on this session met a defect of the library; it can only be freed",
-        ),
-    })
-}
-
-/// As [`with`], after a generation that was left in the middle has been brought to its end. A cancellation that came
-/// before is forgotten: it was meant for another call.
-pub(crate) fn with_settled(
-    session: *const wl_session,
-    body: impl FnOnce(&mut Inner) -> Outcome,
-) -> wl_status {
-    with(session, |inner| {
-        inner.session.canceller().clear();
-        // wl_session_free takes the handle away before it cancels, so one that was just forgotten is found out here.
-        SESSIONS.get(session)?;
-        inner.settle()?;
-        body(inner)
-    })
-}
 
 /// Checks the logits that a model has computed.
 fn check_finite(logits: &[f32]) -> Outcome {
@@ -226,7 +143,7 @@ unsafe fn session_options(from: *const wl_session_params) -> Outcome<SessionOpti
         )));
     }
     let mut options = SessionOptions::default();
-    (options.state.context, options.state.log) = (params.context, params.log);
+    (options.state.context, options.state.history) = (params.context, params.history);
     options.state.kv = match params.cache {
         F16 => Kv::F16,
         F32 => Kv::F32,

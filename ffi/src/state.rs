@@ -4,8 +4,9 @@ use std::ffi::{c_char, c_void};
 
 use waterline::{Chat, Snapshot};
 
+use crate::open_session::{Inner, with_settled};
 use crate::pointers::{fill, path, place, put, slice};
-use crate::session::{Inner, with_settled, wl_session};
+use crate::session::wl_session;
 use crate::status::{Failure, Outcome, wl_status};
 
 impl Inner {
@@ -66,7 +67,7 @@ pub unsafe extern "C" fn wl_state_write(
     })
 }
 
-/// Takes over a state that wl_state_write wrote, from a session on the same model with the same context, cache and log.
+/// Takes over a state that wl_state_write wrote, from a session on the same model with the same context, cache and history.
 /// To go on from there is, bit for bit, to go on from where it was written. A conversation brings its messages and its
 /// sampling parameters with it.
 #[unsafe(no_mangle)]
@@ -110,7 +111,7 @@ pub unsafe extern "C" fn wl_session_mark(session: *mut wl_session) -> wl_status 
 }
 
 /// Goes back to an earlier position: to the last mark at or before it, and from there by reading the logged tokens
-/// again. At a mark the state is what it was, bit for bit. WL_ERROR_REWIND if no mark and log lead there. A
+/// again. At a mark the state is what it was, bit for bit. WL_ERROR_REWIND if no mark and history lead there. A
 /// conversation goes back by wl_chat_undo instead.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_session_rewind(session: *mut wl_session, position: u64) -> wl_status {

@@ -10,7 +10,7 @@ use waterline::Error;
 
 use crate::log::{log, wl_log_level};
 
-/// What a call returns. Programs must take numbers that they do not know for errors.
+/// What a call returns. A program treats any other number as an error.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum wl_status {
@@ -28,7 +28,7 @@ pub enum wl_status {
     WL_ERROR_IO = 5,
     /// The file is not a model, or is damaged, or what it computes is not a finite number.
     WL_ERROR_MODEL = 6,
-    /// What is asked for exists, but not in this build, on this device or for this model.
+    /// The function exists, but not in this build, on this device or for this model.
     WL_ERROR_UNSUPPORTED = 7,
     /// The model has no tokenizer or no chat template, or they refuse the text.
     WL_ERROR_TEXT = 8,
@@ -133,7 +133,7 @@ pub(crate) fn border(body: impl FnOnce() -> Outcome) -> wl_status {
     failure.status
 }
 
-/// Panics inside the library are told to the log and to [`border`], not to standard error; others as before.
+/// Panics inside the library go to the log and to [`border`], not to standard error; other panics as before.
 fn report_panics() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

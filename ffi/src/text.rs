@@ -87,7 +87,7 @@ pub unsafe extern "C" fn wl_token_bytes(
 
 fn check(token: u32, vocab: usize) -> Result<(), Failure> {
     if token as usize >= vocab {
-        let sentence = format!("token {token}: the model knows tokens below {vocab}");
+        let sentence = format!("token {token}: expected a token below {vocab}");
         return Err(Failure::argument(sentence));
     }
     Ok(())

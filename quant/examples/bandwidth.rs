@@ -43,7 +43,7 @@ fn main() {
         for threads in 1..=threads {
             let mut x = Activations::new(64, COLS).expect("memory");
             let values: Vec<f32> = (0..64 * COLS).map(|i| (i as f32 * 0.37).sin()).collect();
-            x.load(&values[..COLS], 1, COLS, true);
+            x.load(&values[..COLS], 1, COLS, format.rounding());
             let (mut read, mut multiply, mut share) = (Vec::new(), Vec::new(), Vec::new());
             for _ in 0..TURNS {
                 let bytes = matrix.bytes().len() as f64 * 1e-9;
@@ -56,7 +56,7 @@ fn main() {
                 multiply.push(multiplying);
                 share.push(multiplying / reading);
             }
-            x.load(&values, 64, COLS, true);
+            x.load(&values, 64, COLS, format.rounding());
             let rows = matrix.rows().min(4096);
             let work = 2.0 * (rows * COLS * 64) as f64 * 1e-9;
             let many = (0..5)

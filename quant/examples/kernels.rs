@@ -50,7 +50,7 @@ fn main() {
             let mut x = Activations::new(256, COLS).expect("memory");
             x.force_simd(simd);
             for tokens in TOKENS {
-                x.load(&inputs[..tokens * COLS], tokens, COLS, true);
+                x.load(&inputs[..tokens * COLS], tokens, COLS, format.rounding());
                 let mut out = vec![0.0; tokens * rows];
                 let seconds = best(|| {
                     let out = Output::new(&mut out, rows);
@@ -63,7 +63,7 @@ fn main() {
                 };
                 speeds += &format!("{:8.1}", work as f64 * 1e-9 / seconds);
             }
-            let load = best(|| x.load(&inputs, 256, COLS, true));
+            let load = best(|| x.load(&inputs, 256, COLS, format.rounding()));
             println!(
                 "{:7} {:12}{speeds} {:14.0}",
                 format.name,

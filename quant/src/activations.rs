@@ -2,6 +2,8 @@
 
 use std::marker::PhantomData;
 
+use half::f16;
+
 use crate::aligned::Aligned;
 use crate::cpu::Simd;
 use crate::error::Result;
@@ -17,10 +19,58 @@ pub(crate) const PANEL_TOKENS: usize = 8;
 /// Rows are padded with zeros to this many numbers: the longest block of any format.
 const PAD: usize = 256;
 
-/// T rows of f32 inputs, and, when asked for, the same rows rounded to 8 bits.
+/// How inputs are rounded to 8 bits for a product, by the format of the weights as ggml rounds them: the smallest difference
+/// may turn a router's choice of experts, and then every logit differs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rounding {
+    /// One scale per 256 numbers (ggml's Q8_K).
+    SuperBlocks,
+    /// One scale per 32 numbers, itself rounded to f16 (ggml's Q8_0).
+    Blocks,
+    /// One scale per 32 numbers, as the kernels for GPUs round for all formats.
+    Device,
+}
+
+impl Rounding {
+    /// Blocks of 32 numbers that share a scale.
+    pub(crate) fn blocks(self) -> usize {
+        match self {
+            Rounding::SuperBlocks => PAD / BLOCK,
+            Rounding::Blocks | Rounding::Device => 1,
+        }
+    }
+
+    /// Scale of numbers and what they are multiplied by for their codes, from the bits of the largest magnitude among them.
+    ///
+    /// The magnitude is found by comparing bits as integers: NaN exceeds infinity, and neither is lost as in a float maximum.
+    pub(crate) fn scale_and_inverse(self, magnitude: u32) -> (f32, f32) {
+        let magnitude = f32::from_bits(magnitude);
+        if !magnitude.is_finite() {
+            return (f32::NAN, 0.0);
+        }
+        // Below this the reciprocal overflows; such numbers are rounded to zero.
+        if magnitude <= 1e-36 {
+            return (0.0, 0.0);
+        }
+        let inverse = 127.0 / magnitude;
+        let scale = match self {
+            Rounding::SuperBlocks => 1.0 / inverse,
+            Rounding::Device => magnitude / 127.0,
+            Rounding::Blocks => {
+                let scale = magnitude / 127.0;
+                let short = f16::from_f32(scale).to_f32();
+                // What f16 cannot hold stays as it is.
+                if short.is_finite() { short } else { scale }
+            }
+        };
+        (scale, inverse)
+    }
+}
+
+/// T rows of f32 inputs, and, for some formats of weights, the same rows rounded to 8 bits.
 ///
-/// The 8-bit form has one f32 scale per 32 numbers: `x = scale * code`, `scale = max |x| / 127`, codes rounded to nearest
-/// even. A block that holds a NaN or an infinity has that scale, so every product with it is NaN.
+/// In the 8-bit form some numbers share a scale ([`Rounding`]): `x = scale * code`, `scale = max |x| / 127`, codes rounded to
+/// nearest even. Numbers that share a scale with a NaN or an infinity have a NaN for it, so every product with them is NaN.
 ///
 /// Codes are stored in groups of four blocks: the first 16 codes of each block, then the last 16 of each. Formats that keep
 /// two codes in a byte then unpack into registers whose 128-bit lanes belong to one block each.
@@ -127,26 +177,26 @@ impl Activations {
         len * (size_of::<f32>() + 1) + panel_len + scales_and_sums
     }
 
-    /// Replaces the contents by `x`, `rows` rows of `cols` numbers; `quantize` makes the 8-bit form as well, which matrices
-    /// of a format with [`is_integer_dot`](crate::Format::is_integer_dot) need. Does not allocate.
+    /// Replaces the contents by `x`, `rows` rows of `cols` numbers, and makes the 8-bit form as well that matrices of a format
+    /// with this [`rounding`](crate::Format::rounding) read. Does not allocate.
     ///
     /// # Panics
     /// If `x` is not `rows * cols` long or exceeds the room given at creation, in which a row takes a multiple of 256 numbers.
-    pub fn load(&mut self, x: &[f32], rows: usize, cols: usize, quantize: bool) {
+    pub fn load(&mut self, x: &[f32], rows: usize, cols: usize, rounding: Option<Rounding>) {
         assert_eq!(x.len(), rows * cols, "activations: {rows} rows of {cols}");
-        let loading = self.begin(rows, cols, quantize);
+        let loading = self.begin(rows, cols, rounding);
         for part in 0..loading.parts() {
             // SAFETY: one thread.
             unsafe { loading.fill(part, |t, row| row.copy_from_slice(&x[t * cols..][..cols])) };
         }
     }
 
-    /// Begins to replace the contents by `rows` rows of `cols` numbers, which [`Loading::fill`] writes; `quantize` as for
+    /// Begins to replace the contents by `rows` rows of `cols` numbers, which [`Loading::fill`] writes; `rounding` as for
     /// [`Activations::load`]. Until every part is filled, rows hold what stood there before.
     ///
     /// # Panics
     /// If they exceed the room given at creation, in which a row takes a multiple of 256 numbers.
-    pub fn begin(&mut self, rows: usize, cols: usize, quantize: bool) -> Loading<'_> {
+    pub fn begin(&mut self, rows: usize, cols: usize, rounding: Option<Rounding>) -> Loading<'_> {
         assert!(
             rows * cols.next_multiple_of(PAD)
                 <= self.max_rows * self.max_cols.next_multiple_of(PAD),
@@ -154,13 +204,14 @@ impl Activations {
             self.max_rows,
             self.max_cols
         );
-        (self.rows, self.cols, self.quantized) = (rows, cols, quantize);
+        (self.rows, self.cols, self.quantized) = (rows, cols, rounding.is_some());
         self.stride = cols.next_multiple_of(PAD);
         Loading {
             rows,
             cols,
             stride: self.stride,
-            quantize: quantize.then_some(self.quantize),
+            quantize: self.quantize,
+            rounding,
             has_panels: self.has_panels(),
             values: self.values.as_mut_slice().as_mut_ptr(),
             codes: self.codes.as_mut_slice().as_mut_ptr(),
@@ -254,7 +305,8 @@ pub struct Loading<'a> {
     rows: usize,
     cols: usize,
     stride: usize,
-    quantize: Option<Quantize>,
+    quantize: Quantize,
+    rounding: Option<Rounding>,
     has_panels: bool,
     // The room of the activations, as there.
     values: *mut f32,
@@ -294,7 +346,7 @@ impl Loading<'_> {
             let row = unsafe { piece(self.values, t * stride, stride) };
             write(t, &mut row[..self.cols]);
             row[self.cols..].fill(0.0);
-            if let Some(quantize) = self.quantize {
+            if let Some(rounding) = self.rounding {
                 // SAFETY: as above; the function was chosen for a level that this CPU has, and the stride is a multiple of
                 // 256.
                 unsafe {
@@ -304,7 +356,7 @@ impl Loading<'_> {
                         sums: piece(self.sums, t * blocks, blocks),
                         half_sums: piece(self.half_sums, 2 * t * blocks, 2 * blocks),
                     };
-                    quantize(row, rounded);
+                    (self.quantize)(row, rounded, rounding);
                 }
             }
         }

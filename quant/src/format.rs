@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::activations::Rounding;
 use crate::cpu::Simd;
 use crate::error::{Error, Result};
 use crate::formats;
@@ -17,7 +18,7 @@ pub struct Format {
     pub block_len: usize,
     /// Bytes in a block.
     pub block_bytes: usize,
-    pub(crate) integer_dot: bool,
+    pub(crate) rounding: Option<Rounding>,
     /// The bytes of a block that kernels on a GPU want elsewhere.
     pub(crate) device_apart: Range<usize>,
     pub(crate) encode: fn(&[f32], &mut [u8]),
@@ -134,10 +135,15 @@ impl Format {
         );
     }
 
-    /// Whether products use the inputs rounded to 8 bits ([`Activations::load`](crate::Activations::load) with `quantize`)
-    /// instead of the f32 inputs.
+    /// How inputs of products are rounded to 8 bits ([`Activations::load`](crate::Activations::load)); none: products use the
+    /// f32 inputs.
+    pub fn rounding(&self) -> Option<Rounding> {
+        self.rounding
+    }
+
+    /// Whether products use inputs that are rounded to 8 bits.
     pub fn is_integer_dot(&self) -> bool {
-        self.integer_dot
+        self.rounding.is_some()
     }
 }
 

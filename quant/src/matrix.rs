@@ -149,7 +149,7 @@ impl Matrix {
             out.width
         );
         assert!(
-            x.is_quantized() || !self.format.integer_dot,
+            x.is_quantized() || !self.format.is_integer_dot(),
             "{} needs quantized activations",
             self.format
         );
@@ -203,7 +203,7 @@ impl Matrix {
             out.len()
         );
         assert!(
-            x.is_quantized() || !self.format.integer_dot,
+            x.is_quantized() || !self.format.is_integer_dot(),
             "{} needs quantized activations",
             self.format
         );

@@ -1,6 +1,6 @@
 //! Products on every SIMD level of this CPU.
 
-use waterline_quant::{Activations, Bytes, FORMATS, Format, Matrix, Output, Simd};
+use waterline_quant::{Activations, Bytes, FORMATS, Format, Matrix, Output, Rounding, Simd};
 
 /// Numbers in -1..1 with a few large ones, the same on every run.
 fn numbers(len: usize, seed: u64) -> Vec<f32> {
@@ -22,9 +22,9 @@ fn matrix(format: &'static Format, rows: usize, cols: usize, simd: Simd) -> Matr
     Matrix::with_simd(format, rows, cols, Bytes::from_vec(data), simd).unwrap()
 }
 
-fn inputs(rows: usize, cols: usize) -> Activations {
+fn inputs(format: &Format, rows: usize, cols: usize) -> Activations {
     let mut x = Activations::new(rows, cols).expect("memory");
-    x.load(&numbers(rows * cols, 2), rows, cols, true);
+    x.load(&numbers(rows * cols, 2), rows, cols, format.rounding());
     x
 }
 
@@ -69,7 +69,7 @@ fn every_level_agrees_with_the_definition() {
                 let rows = 7;
                 let matrix = matrix(format, rows, cols, simd);
                 for tokens in [1, 2, 3, 5, 8, 33] {
-                    let x = inputs(tokens, cols);
+                    let x = inputs(format, tokens, cols);
                     let out = product(&matrix, &x, &[0]);
                     for t in 0..tokens {
                         let x = effective_inputs(format, &x, t);
@@ -114,14 +114,14 @@ fn values_do_not_depend_on_tokens_or_splits() {
             let matrix = matrix(format, rows, cols, simd);
             let values = numbers(tokens * cols, 2);
             let mut x = Activations::new(tokens, cols).expect("memory");
-            x.load(&values, tokens, cols, true);
+            x.load(&values, tokens, cols, format.rounding());
             let whole = product(&matrix, &x, &[0]);
             let pieces = product(&matrix, &x, &[0, 1, 4, 6, 13, 22]);
             assert_eq!(bits(&whole), bits(&pieces), "{format} {simd:?}: rows split");
             let mut parts = |count: usize| {
                 let mut parts = Vec::new();
                 for chunk in values.chunks(count * cols) {
-                    x.load(chunk, chunk.len() / cols, cols, true);
+                    x.load(chunk, chunk.len() / cols, cols, format.rounding());
                     parts.extend(product(&matrix, &x, &[0]));
                 }
                 bits(&parts)
@@ -150,34 +150,53 @@ fn inputs_are_rounded_alike_on_every_level() {
     values[..32].fill(0.0);
     values[32..64].fill(1e-40);
     values[64] = 3e38;
-    let rounded: Vec<_> = Simd::available()
-        .map(|simd| {
-            let mut x = Activations::new(rows, cols).expect("memory");
-            x.force_simd(simd);
-            x.load(&values, rows, cols, true);
-            (0..rows)
-                .map(|t| {
-                    let (codes, scales, sums) = x.quantized_row(t);
-                    (codes.to_vec(), bits(scales), bits(sums))
-                })
-                .collect::<Vec<_>>()
-        })
-        .collect();
-    for other in &rounded[1..] {
-        assert!(other == &rounded[0]);
+    for rounding in [Rounding::Blocks, Rounding::SuperBlocks, Rounding::Device] {
+        let rounded: Vec<_> = Simd::available()
+            .map(|simd| {
+                let mut x = Activations::new(rows, cols).expect("memory");
+                x.force_simd(simd);
+                x.load(&values, rows, cols, Some(rounding));
+                (0..rows)
+                    .map(|t| {
+                        let (codes, scales, sums) = x.quantized_row(t);
+                        (codes.to_vec(), bits(scales), bits(sums))
+                    })
+                    .collect::<Vec<_>>()
+            })
+            .collect();
+        for other in &rounded[1..] {
+            assert!(other == &rounded[0], "{rounding:?}");
+        }
     }
-    let x = inputs(1, 64);
-    for (i, (&exact, rounded)) in x
-        .row(0)
-        .iter()
-        .zip(effective_inputs(&waterline_quant::Q8_0, &x, 0))
-        .enumerate()
-    {
+}
+
+/// As ggml's `quantize_row_q8_0` and `quantize_row_q8_K` on x86.
+#[test]
+fn inputs_are_rounded_as_ggml_rounds_them() {
+    let cols = 512;
+    let values = numbers(cols, 7);
+    for (format, span) in [
+        (&waterline_quant::Q4_0, 32),
+        (&waterline_quant::MXFP4, 32),
+        (&waterline_quant::Q6_K, 256),
+        (&waterline_quant::IQ4_XS, 256),
+    ] {
+        let mut x = Activations::new(1, cols).expect("memory");
+        x.load(&values, 1, cols, format.rounding());
+        let rounded = effective_inputs(format, &x, 0);
         let (_, scales, _) = x.quantized_row(0);
-        assert!(
-            (exact - rounded).abs() <= scales[i / 32] * 0.5001,
-            "{exact} became {rounded}"
-        );
+        for (i, (exact, rounded)) in values.iter().zip(&rounded).enumerate() {
+            let largest = values[i / span * span..][..span]
+                .iter()
+                .fold(0.0f32, |largest, x| largest.max(x.abs()));
+            let code = (exact * (127.0 / largest)).round_ties_even();
+            let scale = match span {
+                32 => half::f16::from_f32(largest / 127.0).to_f32(),
+                _ => 1.0 / (127.0 / largest),
+            };
+            assert_eq!(scales[i / 32], scale, "{format}");
+            assert_eq!(*rounded, scale * code, "{format}");
+        }
     }
 }
 
@@ -192,7 +211,7 @@ fn a_poisoned_input_poisons_its_token_only() {
                 values[cols + 77] = poison;
                 let mut x = Activations::new(3, cols).expect("memory");
                 x.force_simd(simd);
-                x.load(&values, 3, cols, true);
+                x.load(&values, 3, cols, format.rounding());
                 let out = product(&matrix, &x, &[0]);
                 for (i, value) in out.iter().enumerate() {
                     assert_eq!(
@@ -210,12 +229,13 @@ fn a_poisoned_input_poisons_its_token_only() {
 fn loading_fewer_columns_leaves_nothing_behind() {
     for simd in Simd::available() {
         let mut x = Activations::new(2, 1024).expect("memory");
-        x.load(&numbers(2048, 5), 2, 1024, true);
-        x.load(&numbers(2 * 96, 2), 2, 96, true);
-        let matrix = matrix(&waterline_quant::Q4_0, 3, 96, simd);
+        let format = &waterline_quant::Q4_0;
+        x.load(&numbers(2048, 5), 2, 1024, format.rounding());
+        x.load(&numbers(2 * 96, 2), 2, 96, format.rounding());
+        let matrix = matrix(format, 3, 96, simd);
         assert_eq!(
             product(&matrix, &x, &[0]),
-            product(&matrix, &inputs(2, 96), &[0])
+            product(&matrix, &inputs(format, 2, 96), &[0])
         );
     }
 }
@@ -233,16 +253,16 @@ fn lengths_are_checked() {
         // SAFETY: one thread.
         std::panic::catch_unwind(|| unsafe { matrix.mul_rows(rows, x, &output, column) }).is_ok()
     };
-    let x = inputs(2, 64);
+    let x = inputs(q4_0, 2, 64);
     assert!(attempt(&x, 0..2, 3, 1));
     assert!(!attempt(&x, 0..3, 3, 0), "rows");
     assert!(!attempt(&x, 0..2, 3, 2), "columns of the output");
     assert!(
-        !attempt(&inputs(2, 32), 0..2, 3, 0),
+        !attempt(&inputs(q4_0, 2, 32), 0..2, 3, 0),
         "columns of the inputs"
     );
     let mut plain = Activations::new(1, 64).expect("memory");
-    plain.load(&[0.0; 64], 1, 64, false);
+    plain.load(&[0.0; 64], 1, 64, None);
     assert!(!attempt(&plain, 0..2, 3, 0), "unquantized inputs");
 }
 
@@ -253,13 +273,13 @@ fn picked_tokens_have_the_products_of_all() {
             let cols = 3 * format.block_len.max(20);
             let matrix = matrix(format, 9, cols, simd);
             // So many that they are loaded in panels as well.
-            let x = inputs(21, cols);
+            let x = inputs(format, 21, cols);
             let picked = [6, 20, 3, 3, 1, 2];
             let mut some = vec![f32::NAN; picked.len() * 6];
             matrix.mul_picked(2..7, &x, &picked, &mut some, 6);
             for (row, &t) in some.chunks(6).zip(&picked) {
                 let mut one = Activations::new(1, cols).expect("memory");
-                one.load(x.row(t as usize), 1, cols, true);
+                one.load(x.row(t as usize), 1, cols, format.rounding());
                 assert_eq!(row[..5], product(&matrix, &one, &[0])[2..7], "{format}");
                 assert!(row[5].is_nan(), "a column outside was written");
             }

@@ -50,9 +50,9 @@ pub enum Error {
     /// The model is well formed, but this library cannot run it.
     #[error("{file}: not supported: {what}")]
     Unsupported {
-        /// The file that asks for it.
+        /// The file that needs it.
         file: String,
-        /// What is asked for, and what is known instead.
+        /// What the file needs, and what is supported instead.
         what: String,
     },
     /// The file has keys or tensors that the model does not use: without them it may be another model.
@@ -114,7 +114,7 @@ pub enum Error {
     /// The position cannot be reached again.
     #[error("cannot rewind to position {position}: {reason}")]
     Rewind {
-        /// The position asked for.
+        /// The position to return to.
         position: u64,
         /// What is missing.
         reason: String,

@@ -15,59 +15,54 @@
 //! # }
 //! ```
 //!
-//! What stands here is all that is public. Reading order of the rest: `spec` (what a model is), `mixers` (one file each:
+//! What stands here is all that is public. Reading order of the rest: `model` (what a model is), `mixers` (one file each:
 //! its equations, weights, state and ops), `program` and `ops` (the fused operations), `state` (the one buffer of a
-//! session), `cpu` and `cuda` (how ops run), `session` (the loop), `text` (tokenizer, chat templates), `arch` (other
-//! people's configurations).
+//! session), `engine` (runs a program over it), `cpu` and `cuda` (what ops run on), `session` (the loop), `text`
+//! (tokenizer, chat templates), `arch` (other people's files).
 
 mod arch;
-mod chat;
-mod checkpoint;
+mod config;
 mod cpu;
 // Without GPUs some of what drives them is used by kernels built ahead of time alone, and some by nothing.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 mod cuda;
+mod engine;
 mod error;
-mod experts;
 mod feed_forward;
-mod generate;
+mod functions;
+mod lowering;
 mod mixers;
 mod model;
+mod operands;
 mod ops;
 mod program;
 mod sampler;
-mod schedule;
 mod session;
-mod spec;
 mod state;
 mod text;
-mod validate;
+mod weights;
 
-pub use chat::Chat;
-pub use checkpoint::{Checkpoint, OpenOptions, TextFiles};
 pub use cpu::{Pool, physical_cores};
-pub use cuda::Device;
+pub use cuda::{Device, PhaseTime};
+pub use engine::{StepForm, StepProgram};
 pub use error::{Error, Result};
-pub use experts::{ExpertsSpec, SharedSpec};
-pub use feed_forward::{FeedForward, MlpSpec};
-pub use generate::{Finish, Generate, GenerateOptions, Generation, LogitsHook, Piece};
 pub use mixers::{Retained, RetainedPolicy};
-pub use model::Model;
-pub use ops::{Activation, Groups, Router, Scoring};
-pub use program::Tensors;
+pub use model::{Checkpoint, LayerSpec, Model, ModelSpec, OpenOptions, TextFiles};
+pub use program::Schedule;
 pub use sampler::{SamplerParams, SamplerState};
-pub use schedule::Schedule;
 pub use session::{
-    Batch, Canceller, ContextEnd, PhaseTime, Session, SessionOptions, SessionPlan, StepForm,
-    StepProgram,
+    Batch, Canceller, Chat, ContextEnd, Finish, Generate, GenerateOptions, Generation, LogitsHook,
+    Piece, Session, SessionOptions, SessionPlan,
 };
-pub use spec::{LayerSpec, ModelSpec, NormKind, Precision, Sublayer, WeightSpec};
 pub use state::{
-    Kv, Snapshot, StateDtype, StateKind, StateOptions, StatePlan, StateRange, StateTensorPlan,
-    Touched,
+    Kv, Snapshot, StateDtype, StateKind, StateOptions, StatePlan, StateTensorPlan, Touched,
 };
 pub use text::{
-    ChatTemplate, Message, Piece as PromptPiece, Role, TemplateOptions, TextStream, Tokenizer,
-    Turns,
+    ChatTemplate, Message, Piece as PromptPiece, Role, TemplateOptions, Tokenizer, Turns,
 };
 pub use waterline_quant::Bytes;
+pub use weights::{Precision, Tensors, WeightSpec};
+
+#[cfg(test)]
+#[path = "../../tests/skipped.rs"]
+pub(crate) mod skipped;

@@ -6,7 +6,7 @@ cd "$(dirname "$0")"
 seconds=${1:-600}
 shift || true
 kinds=("$@")
-[ ${#kinds[@]} -gt 0 ] || kinds=(gguf safetensors config tokenizer template snapshot)
+[ ${#kinds[@]} -gt 0 ] || kinds=(gguf safetensors config tokenizer template snapshot calls)
 # Sanitizers and coverage are unstable options of the compiler, which the stable one takes with this.
 export RUSTC_BOOTSTRAP=1
 cargo run --release --bin seeds

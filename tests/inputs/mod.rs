@@ -1,5 +1,7 @@
-//! What is done with bytes from a stranger, one function for each kind of file: it must end in an error or in a model that runs, never in
-//! a panic. Shared by the mutation test and the fuzz targets, so that a finding of one is a test of the other.
+//! What is done with bytes from a stranger, one function for each kind of file, and for calls from C: it must end in an error or in a model
+//! that runs, never in a panic. Shared by the mutation test and the fuzz targets, so that a finding of one is a test of the other.
+
+mod calls;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,7 +23,7 @@ pub struct Kind {
 }
 
 /// Every kind.
-pub const KINDS: [Kind; 6] = [
+pub const KINDS: [Kind; 7] = [
     Kind {
         name: "gguf",
         is_text: false,
@@ -58,9 +60,17 @@ pub const KINDS: [Kind; 6] = [
         seeds: snapshot_seeds,
         use_it: snapshot,
     },
+    Kind {
+        name: "calls",
+        is_text: false,
+        seeds: calls::calls_seeds,
+        use_it: calls,
+    },
 ];
 
-/// Sessions with more state are not made: a description may honestly ask for more.
+pub use calls::calls;
+
+/// Sessions with more state are not made: a valid description may need more.
 const MOST_STATE: usize = 64 << 20;
 
 fn tests() -> PathBuf {
@@ -76,7 +86,7 @@ fn read(path: &str) -> Vec<u8> {
 
 fn options() -> SessionOptions {
     let mut options = SessionOptions::default();
-    (options.state.context, options.state.log) = (16, 8);
+    (options.state.context, options.state.history) = (16, 8);
     (options.chunk, options.threads) = (4, 1);
     options
 }
@@ -249,17 +259,32 @@ fn template_seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
+/// Cases whose saved sessions are tried: each way to keep a state.
+const SAVED: [&str; 7] = [
+    "hax_mamba_argmax_ks_stream",
+    "gdn_swa",
+    "hf_qwen3_next_dense",
+    "lalte_stream_gqa",
+    "lansa",
+    "mom_k2",
+    "transformer_full",
+];
+
+/// A model, and a session on it as a file.
+type Saved = (Arc<Model>, Vec<u8>);
+
+fn save(case: &str) -> Saved {
+    let model = Model::open(tests().join("fixtures").join(case)).expect("a fixture opens");
+    let mut session = Session::new(Arc::clone(&model), options()).expect("a session");
+    session.feed(&[1, 2, 3, 4, 5, 6]).expect("tokens");
+    let mut file = Vec::new();
+    let snapshot = session.snapshot().expect("a snapshot");
+    snapshot.write(&mut file).expect("memory");
+    (model, file)
+}
+
 thread_local! {
-    static SAVED: (Arc<Model>, Vec<u8>) = {
-        let model = tests().join("fixtures/hax_mamba_argmax_ks_stream");
-        let model = Model::open(model).expect("a fixture opens");
-        let mut session = Session::new(Arc::clone(&model), options()).expect("a session");
-        session.feed(&[1, 2, 3, 4, 5, 6]).expect("tokens");
-        let mut file = Vec::new();
-        let snapshot = session.snapshot().expect("a snapshot");
-        snapshot.write(&mut file).expect("memory");
-        (model, file)
-    };
+    static SESSIONS: Vec<Saved> = SAVED.iter().map(|case| save(case)).collect();
 }
 
 /// A saved session. Its checksum is mended, or nothing would get behind it.
@@ -272,11 +297,17 @@ pub fn snapshot(bytes: &[u8]) -> bool {
     let Ok(snapshot) = Snapshot::read(&mut &file[..], file.len() as u64, "fuzz") else {
         return false;
     };
-    let model = SAVED.with(|(model, _)| Arc::clone(model));
+    // The model whose fingerprint the file has, or else any.
+    let model = SESSIONS.with(|all| {
+        let mut own = all
+            .iter()
+            .filter(|(_, saved)| saved.get(8..16) == file.get(8..16));
+        Arc::clone(&own.next().unwrap_or(&all[0]).0)
+    });
     let mut session = Session::new(model, options()).expect("a session");
     session.restore(&snapshot).is_ok() && session.feed(&[1, 2, 3, 4, 5]).is_ok()
 }
 
 fn snapshot_seeds() -> Vec<Vec<u8>> {
-    vec![SAVED.with(|(_, file)| file.clone())]
+    SESSIONS.with(|all| all.iter().map(|(_, file)| file.clone()).collect())
 }

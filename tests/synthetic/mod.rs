@@ -5,9 +5,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use waterline::TextFiles;
-use waterline::{Checkpoint, LayerSpec, Model, ModelSpec, SessionOptions, WeightSpec};
+use waterline::{Checkpoint, Model, ModelSpec, SessionOptions, WeightSpec};
 use waterline_quant::{Bytes, F32, Tensor};
 
 /// A repeatable sequence of numbers.
@@ -49,25 +49,29 @@ pub fn tokens(vocab: usize, count: usize, seed: u64) -> Vec<u32> {
     (0..count).map(|_| random.below(vocab) as u32).collect()
 }
 
-/// A block of the mixer `kind` with these numbers.
-pub fn block(kind: &str, numbers: Value, mlp: Option<usize>) -> LayerSpec {
-    let mut layer = numbers;
+/// A layer of the mixer `kind` with these hyperparameters, as JSON.
+pub fn block(kind: &str, parameters: Value, mlp: Option<usize>) -> Value {
+    let mut layer = parameters;
     layer["mixer"] = kind.into();
     if let Some(intermediate) = mlp {
         layer["mlp"] = serde_json::json!({ "intermediate": intermediate });
     }
-    LayerSpec::from_json("test", &layer).expect("a layer")
+    layer
 }
 
 /// A description of layers that are `hidden` wide, with an odd vocabulary.
-pub fn spec(hidden: usize, layers: Vec<LayerSpec>) -> ModelSpec {
-    ModelSpec {
-        vocab: 61,
-        hidden,
-        norm_eps: 1e-5,
-        layers,
-        ..ModelSpec::default()
-    }
+pub fn spec(hidden: usize, layers: Vec<Value>) -> ModelSpec {
+    described(&description(hidden, layers))
+}
+
+/// The same as JSON.
+pub fn description(hidden: usize, layers: Vec<Value>) -> Value {
+    json!({ "vocab": 61, "hidden": hidden, "norm_eps": 1e-5, "tied": false, "layers": layers })
+}
+
+/// The model that JSON describes.
+pub fn described(description: &Value) -> ModelSpec {
+    ModelSpec::from_json("test", description).expect("a description")
 }
 
 /// Random weights for a description, by name.
@@ -128,7 +132,7 @@ pub fn model(spec: &ModelSpec, weights: &HashMap<String, Vec<f32>>) -> Arc<Model
 pub fn options(chunk: usize, context: usize) -> SessionOptions {
     let mut options = SessionOptions::default();
     options.sampler.seed = 1;
-    (options.state.context, options.state.log) = (context, 64);
+    (options.state.context, options.state.history) = (context, 64);
     options.state.kv = waterline::Kv::F32;
     (options.chunk, options.threads) = (chunk, 1);
     options

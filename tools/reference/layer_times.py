@@ -3,7 +3,7 @@
     pip install torch flash-linear-attention transformers
     python tools/reference/layer_times.py target/release/waterline > layers.md
 
-For every row `waterline synth` makes a model of a few blocks that are the mixer and nothing else, in f32, and `waterline
+For every row `waterline synth` makes a model of a few layers that are the mixer and nothing else, in f32, and `waterline
 bench` times it. The reference has as many layers of the same sizes, also in f32: flash-linear-attention's plain PyTorch
 functions (fla/ops/*/naive.py) between PyTorch projections, since its layers themselves need Triton and a GPU; for
 Mamba and Mamba-2 the models of transformers; for attention PyTorch's own. A dash: no code that runs on a CPU. The two
@@ -167,7 +167,7 @@ def references():
             return after
 
     class Transformers:
-        """A model of transformers whose blocks are mixers and nothing else."""
+        """A model of transformers whose layers are mixers and nothing else."""
 
         def __init__(self, model):
             self.model = model.eval()
@@ -230,7 +230,7 @@ class Ours:
 
     def __init__(self, program, preset, folder, threads):
         self.program, self.file, self.threads = program, os.path.join(folder, "model.gguf"), threads
-        size = ["--blocks", str(LAYERS), "--mixers-only", "--vocab", "256", "--type", "f32"]
+        size = ["--layers", str(LAYERS), "--mixers-only", "--vocab", "256", "--type", "f32"]
         self.run("synth", preset, *size, "-o", self.file)
 
     def run(self, *arguments):

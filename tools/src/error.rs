@@ -90,7 +90,7 @@ impl Error {
     /// Writes the error to standard error; returns the status that the program ends with.
     pub fn report(&self) -> u8 {
         use std::io::Write;
-        // Nobody is left to tell if standard error is closed as well.
+        // If standard error is closed as well, there is nowhere to report.
         let _ = writeln!(std::io::stderr(), "waterline: {}", self.sentence());
         self.status()
     }

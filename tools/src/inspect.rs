@@ -4,18 +4,16 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use waterline::{Checkpoint, Device, LayerSpec, Model, StatePlan, Touched};
 use waterline_quant::Tensor;
 
 use crate::builtin::OpenArgs;
+use crate::check;
 use crate::error::{Error, Result};
-use crate::interrupt::Interrupt;
-use crate::progress;
 use crate::session::StateArgs;
-use crate::text::shown;
-use crate::units::{self, thousands};
+use crate::text::{json_line, shown};
+use crate::units;
 
 /// Show what a model is and how much memory a session on it takes.
 ///
@@ -28,7 +26,8 @@ pub struct Args {
     open: OpenArgs,
     #[command(flatten)]
     state: StateArgs,
-    /// Read every weight, and name the tensors that hold something other than finite numbers; the status is 1 if any does.
+    /// Read every weight and a few tokens, and name the tensors that hold something other than finite numbers and the first
+    /// layer that computes it; the status is 1 if any does.
     #[arg(long, conflicts_with = "json")]
     check: bool,
     /// Show the model's ops, what each reads and writes, and which has to wait for which.
@@ -45,7 +44,7 @@ pub struct Args {
     /// Its multiprocessors.
     #[arg(long, value_name = "N", default_value_t = 132, requires = "schedule", value_parser = clap::value_parser!(u32).range(1..=1024))]
     processors: u32,
-    /// Print one JSON object, with every tensor and every slot.
+    /// Print one JSON object, with every tensor and every state tensor.
     #[arg(long)]
     json: bool,
 }
@@ -54,15 +53,15 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let checkpoint = args.open.checkpoint(args.model.as_deref())?;
     if args.check {
-        return check(&checkpoint);
+        return check::run(&checkpoint);
     }
     if args.schedule {
         return schedule(checkpoint, args);
     }
-    let plan = StatePlan::new(&checkpoint.spec, &args.state.options())?;
+    let plan = checkpoint.spec.plan(&args.state.options())?;
     let blocks = blocks(&checkpoint, &plan, args)?;
     let text = if args.json {
-        format!("{}\n", to_json(&checkpoint, &plan, &blocks, args))
+        json_line(&to_json(&checkpoint, &plan, &blocks, args))
     } else {
         shown(&to_text(&checkpoint, &plan, &blocks))
     };
@@ -77,7 +76,7 @@ fn schedule(checkpoint: Checkpoint, args: &Args) -> Result<ExitCode> {
     let device = Device::imagined(&args.arch, args.processors);
     let schedule = Model::bind(checkpoint)?.schedule_on(&args.state.options(), &device)?;
     let text = match args.json {
-        true => format!("{}\n", json!(schedule)),
+        true => json_line(&schedule),
         false => schedule.to_string(),
     };
     std::io::stdout()
@@ -86,103 +85,8 @@ fn schedule(checkpoint: Checkpoint, args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads every weight; says which tensors hold what is no finite number.
-fn check(checkpoint: &Checkpoint) -> Result<ExitCode> {
-    let interrupt = Interrupt::watch()?;
-    let all: Vec<(String, &Tensor)> = tensors(checkpoint).collect();
-    let bar = progress::bar(
-        all.iter()
-            .map(|(_, tensor)| tensor.shape.iter().product::<usize>())
-            .sum(),
-    );
-    let mut wrong = Vec::new();
-    for (name, tensor) in &all {
-        bar.set_message(name.clone());
-        let found = Values::of(tensor, &interrupt, &bar)?;
-        if found.nan + found.infinite > 0 {
-            wrong.push(format!(
-                "{name}: {} NaN and {} infinite of {} values, the first at {:?}",
-                thousands(found.nan),
-                thousands(found.infinite),
-                thousands(found.all),
-                index(found.first.unwrap_or(0), &tensor.shape)
-            ));
-        }
-    }
-    bar.finish_and_clear();
-    let text = match wrong.len() {
-        0 => format!(
-            "{}: all values of {} tensors are finite",
-            checkpoint.file,
-            all.len()
-        ),
-        n => format!(
-            "{}\n{}: {n} of {} tensors hold values that are not finite",
-            wrong.join("\n"),
-            checkpoint.file,
-            all.len()
-        ),
-    };
-    writeln!(std::io::stdout(), "{}", shown(&text)).map_err(Error::Stdout)?;
-    Ok(ExitCode::from(u8::from(!wrong.is_empty())))
-}
-
-/// What the values of a tensor are.
-#[derive(Default)]
-struct Values {
-    all: u64,
-    nan: u64,
-    infinite: u64,
-    /// The first that is not finite.
-    first: Option<usize>,
-}
-
-impl Values {
-    /// Decodes a tensor row by row.
-    fn of(tensor: &Tensor, interrupt: &Interrupt, bar: &ProgressBar) -> Result<Self> {
-        /// Values that are decoded at once, unless a row has more.
-        const PIECE: usize = 1 << 16;
-        let cols = tensor.shape.last().copied().unwrap_or(1).max(1);
-        let row_bytes = tensor.format.row_bytes(cols)?;
-        let rows = (PIECE / cols).max(1);
-        let mut found = Values::default();
-        let mut decoded = vec![0.0; rows * cols];
-        for stored in tensor.data.chunks(rows * row_bytes) {
-            interrupt.check()?;
-            let values = &mut decoded[..stored.len() / row_bytes * cols];
-            tensor.format.decode(stored, values);
-            for (i, value) in values.iter().enumerate().filter(|(_, x)| !x.is_finite()) {
-                match value.is_nan() {
-                    true => found.nan += 1,
-                    false => found.infinite += 1,
-                }
-                found.first.get_or_insert(found.all as usize + i);
-            }
-            found.all += values.len() as u64;
-            bar.inc(values.len() as u64);
-        }
-        Ok(found)
-    }
-}
-
-/// Where value number `i` lies in a tensor of this shape.
-fn index(i: usize, shape: &[usize]) -> Vec<usize> {
-    let mut rest = i;
-    let mut index: Vec<usize> = shape
-        .iter()
-        .rev()
-        .map(|&n| {
-            let place = rest % n.max(1);
-            rest /= n.max(1);
-            place
-        })
-        .collect();
-    index.reverse();
-    index
-}
-
 /// The tensors in the order of the description.
-fn tensors(checkpoint: &Checkpoint) -> impl Iterator<Item = (String, &Tensor)> {
+pub fn tensors(checkpoint: &Checkpoint) -> impl Iterator<Item = (String, &Tensor)> {
     let weights = checkpoint.spec.weights().into_iter();
     weights.filter_map(|weight| {
         checkpoint
@@ -212,11 +116,11 @@ fn blocks(checkpoint: &Checkpoint, plan: &StatePlan, args: &Args) -> Result<Vec<
     let touched = model.touched(plan, last_position(args));
     let mut blocks: Vec<Block> = (0..checkpoint.spec.layers.len())
         .map(|block| {
-            let own = |t: &&Touched| plan.slots[t.slot].block == Some(block);
+            let own = |t: &&Touched| plan.tensors[t.tensor].layer == Some(block);
             let touched = touched.iter().filter(own);
             Block {
                 weights: 0,
-                state: plan.block_bytes(Some(block)),
+                state: plan.layer_bytes(Some(block)),
                 read: touched.clone().map(|t| t.read).sum(),
                 written: touched.map(|t| t.written).sum(),
             }
@@ -243,7 +147,7 @@ fn to_json(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block], args: &A
     };
     let block = |(i, (spec, block)): (usize, (&LayerSpec, &Block))| {
         json!({
-            "block": i,
+            "layer": i,
             "mixer": spec.kind(),
             "weight_bytes": block.weights,
             "bytes": block.state,
@@ -266,11 +170,11 @@ fn to_json(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block], args: &A
         "session": {
             "context": options.context,
             "kv": options.kv,
-            "log": options.log,
+            "history": options.history,
             "bytes": plan.bytes,
             "touched_at": last_position(args),
             "layers": checkpoint.spec.layers.iter().zip(blocks).enumerate().map(block).collect::<Vec<_>>(),
-            "slots": plan.slots,
+            "tensors": plan.tensors,
         },
     })
 }
@@ -332,7 +236,7 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
         .enumerate()
         .map(|(i, block)| Row::new(Some(i), describe(block), 0))
         .collect();
-    lines.extend(table(["block", "mixer", "numbers"], rows, false));
+    lines.extend(table(["layer", "mixer", "hyperparameters"], rows, false));
 
     lines.push(String::new());
     let row = |(i, block): (usize, &Block)| {
@@ -340,7 +244,7 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
         Row::new(Some(i), bytes.map(|n| n.to_string()).to_vec(), 0)
     };
     let rows = blocks.iter().enumerate().map(row).collect();
-    let head = ["block", "bytes of weights", "state", "read", "written"];
+    let head = ["layer", "bytes of weights", "state", "read", "written"];
     lines.extend(table(head, rows, false));
     lines.push("read and written: of the state, for the last token of the context, at most".into());
 
@@ -358,24 +262,24 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
         )
     };
     lines.extend(table(
-        ["block", "tensor", "format", "shape"],
+        ["layer", "tensor", "format", "shape"],
         tensors(checkpoint).map(row).collect(),
         true,
     ));
 
     lines.push(String::new());
-    let row = |slot: &waterline::StateTensorPlan| {
+    let row = |tensor: &waterline::StateTensorPlan| {
         let cells = vec![
-            slot.name.clone(),
-            lower(&slot.kind),
-            lower(&slot.dtype),
-            format!("{:?}", slot.shape),
+            tensor.name.clone(),
+            lower(&tensor.kind),
+            lower(&tensor.dtype),
+            format!("{:?}", tensor.shape),
         ];
-        Row::new(slot.block, cells, slot.bytes)
+        Row::new(tensor.layer, cells, tensor.bytes)
     };
     lines.extend(table(
-        ["block", "slot", "kind", "type", "shape"],
-        plan.slots.iter().map(row).collect(),
+        ["layer", "tensor", "kind", "type", "shape"],
+        plan.tensors.iter().map(row).collect(),
         true,
     ));
     lines.push(format!(
@@ -490,13 +394,6 @@ fn list(blocks: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn values_are_found_by_their_index() {
-        assert_eq!(index(0, &[2, 3]), [0, 0]);
-        assert_eq!(index(5, &[2, 3]), [1, 2]);
-        assert_eq!(index(7, &[8]), [7]);
-    }
 
     #[test]
     fn blocks_are_listed_briefly() {

@@ -1,4 +1,4 @@
-//! What the program runs on, and how much of its memory it uses. Only Linux tells; elsewhere the numbers are left out.
+//! What the program runs on, and how much of its memory it uses. Linux only; elsewhere these are left out.
 
 use std::fs::read_to_string;
 

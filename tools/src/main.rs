@@ -4,6 +4,7 @@ mod allocations;
 mod bench;
 mod builtin;
 mod chat;
+mod check;
 mod convert;
 mod device;
 mod error;

@@ -14,7 +14,7 @@ pub struct Figure {
     pub caption: String,
 }
 
-/// Whether a file's name asks for a picture instead of a page.
+/// Whether a file's name ends as a picture's.
 pub fn is_picture(path: &Path) -> bool {
     path.extension().is_some_and(|kind| kind == "svg")
 }

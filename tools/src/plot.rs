@@ -59,7 +59,7 @@ pub struct Band {
 
 /// A plot.
 pub struct Plot {
-    /// What is seen, for people who do not see it.
+    /// A description for screen readers.
     pub description: String,
     /// To the right.
     pub x: Axis,

@@ -127,6 +127,22 @@ pub const PRESETS: &[Preset] = &[
     file("lfm2-350m", include_str!("../presets/lfm2-350m.json")),
     file("lfm2-1.2b", include_str!("../presets/lfm2-1.2b.json")),
     file(
+        "falcon-h1-0.5b",
+        include_str!("../presets/falcon-h1-0.5b.json"),
+    ),
+    file(
+        "granite-4.0-h-350m",
+        include_str!("../presets/granite-4.0-h-350m.json"),
+    ),
+    file(
+        "granite-4.0-h-1.5b",
+        include_str!("../presets/granite-4.0-h-1.5b.json"),
+    ),
+    file(
+        "nemotron-3-nano-4b",
+        include_str!("../presets/nemotron-3-nano-4b.json"),
+    ),
+    file(
         "recurrentgemma-2.7b",
         include_str!("../presets/recurrentgemma-2.7b.json"),
     ),

@@ -16,7 +16,7 @@ use crate::interrupt::Interrupt;
 use crate::samples;
 use crate::sampling::SamplingArgs;
 use crate::session::{LimitArgs, SessionArgs, feed};
-use crate::text::{shown, utf8};
+use crate::text::{json_line, shown, utf8};
 use crate::wrong_model::{is_like_a_model, quoted};
 
 /// Complete a prompt and end.
@@ -115,7 +115,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             "state_bytes": session.state_bytes(),
             "seed": session.sampler().seed,
         });
-        writeln!(out, "{summary}").map_err(Error::Stdout)?;
+        out.write_all(json_line(&summary).as_bytes())
+            .map_err(Error::Stdout)?;
     } else {
         writeln!(out).map_err(Error::Stdout)?;
     }
@@ -216,7 +217,7 @@ impl Completion {
             };
             let out_text = match (args.json, args.json_stream) {
                 (true, _) => String::new(),
-                (_, true) => format!("{}\n", json!({ "text": piece })),
+                (_, true) => json_line(&json!({ "text": piece })),
                 _ if terminal => shown(&piece),
                 _ => piece.clone(),
             };

@@ -10,7 +10,7 @@ use waterline::{Batch, GenerateOptions, Generation, Session};
 use crate::error::{Error, Result};
 use crate::interrupt::Interrupt;
 use crate::run::finish_name;
-use crate::text::shown;
+use crate::text::{json_line, shown};
 
 /// Completions, in the order of their seeds.
 pub struct Samples {
@@ -106,7 +106,7 @@ impl Samples {
                 "error": self.error.as_ref().map(Error::to_string),
                 "decode_tokens_per_s": tokens as f64 / self.seconds.max(f64::MIN_POSITIVE),
             });
-            format!("{summary}\n")
+            json_line(&summary)
         } else {
             let sample = |s: &Sample| format!("--- seed {}\n{}\n", seed(s), shown(&s.text));
             self.all.iter().map(sample).collect()

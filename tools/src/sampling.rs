@@ -71,7 +71,7 @@ impl SamplingArgs {
     }
 }
 
-/// The parameters that [`set`] knows, named as their flags.
+/// The parameters of [`set`], named as their flags.
 pub const NAMES: [&str; 9] = [
     "temperature",
     "top-k",
@@ -117,7 +117,7 @@ pub fn get(params: &SamplerParams, key: &str) -> Option<String> {
     })
 }
 
-/// A number of the type that is wanted, or a sentence that names `key`.
+/// A number of this type, or a sentence that names `key`.
 pub fn number<T: std::str::FromStr>(key: &str, value: &str) -> Result<T>
 where
     T::Err: std::fmt::Display,

@@ -50,7 +50,7 @@ pub struct SessionArgs {
     /// Threads; 0 means one for each physical core. (bench takes several numbers by commas.)
     #[arg(long, value_name = "N", default_value = "0", value_delimiter = ',', value_parser = RangedU64ValueParser::<usize>::new().range(..=1024))]
     threads: Vec<usize>,
-    /// Most tokens of a prompt that are read at once; 0 means 64 on the CPU and 2048 on a GPU.
+    /// Most tokens of a prompt that are read at once; 0 means 256 on the CPU and 2048 on a GPU.
     #[arg(long, value_name = "N", default_value = "0")]
     chunk: usize,
     /// How a GPU decodes: by one kernel that stays there for the whole token, by a recorded graph of kernels, or by
@@ -99,7 +99,7 @@ impl SessionArgs {
         larger
     }
 
-    /// Opens a session that keeps up to `mark_bytes` of marks for going back, two at least, none if that is 0.
+    /// Opens a session, and on a GPU prints the form of its steps. It keeps up to `mark_bytes` of marks for going back, two at least, none if that is 0.
     pub fn open(
         &self,
         model: &Arc<Model>,
@@ -112,7 +112,11 @@ impl SessionArgs {
         };
         let mut options = self.options(self.device.open()?)?;
         (options.marks, options.sampler) = (marks, sampler);
-        Ok(Session::new(Arc::clone(model), options)?)
+        let session = Session::new(Arc::clone(model), options)?;
+        if let Some(form) = session.step_form() {
+            eprintln!("a step on the GPU is {form}");
+        }
+        Ok(session)
     }
 
     /// Opens a session without marks on a device.

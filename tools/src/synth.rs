@@ -24,9 +24,9 @@ pub struct Args {
     /// The model's shape.
     #[arg(value_parser = preset_parser())]
     preset: Preset,
-    /// Only its first N blocks, such as one, to measure a layer.
+    /// Only its first N layers, such as one, to measure it.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    blocks: Option<u32>,
+    layers: Option<u32>,
     /// Without feed-forward networks, to measure mixers alone.
     #[arg(long)]
     mixers_only: bool,
@@ -97,25 +97,25 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The preset's dimensions, less what was not asked for.
+/// The preset's dimensions, less the options that were not given.
 fn spec(args: &Args) -> Result<ModelSpec> {
     let mut spec = args.preset.spec()?;
-    if let Some(blocks) = args.blocks.map(|n| n as usize) {
-        if blocks > spec.layers.len() {
-            let reason = format!("{} has {} blocks", args.preset.name, spec.layers.len());
-            return Err(Error::usage(format!("--blocks {blocks}: {reason}")));
+    if let Some(layers) = args.layers.map(|n| n as usize) {
+        if layers > spec.layers.len() {
+            let reason = format!("{} has {} layers", args.preset.name, spec.layers.len());
+            return Err(Error::usage(format!("--layers {layers}: {reason}")));
         }
-        spec.layers.truncate(blocks);
+        spec.layers.truncate(layers);
     }
     if args.mixers_only {
-        spec.layers.iter_mut().for_each(|block| block.ffn = None);
+        spec.remove_feed_forward();
     }
     spec.vocab = args.vocab.unwrap_or(spec.vocab);
     spec.check(args.preset.name)?;
     Ok(spec)
 }
 
-/// Values that keep activations of order one through any number of blocks.
+/// Values that keep activations of order one through any number of layers.
 fn distribution(weight: &WeightSpec) -> Distribution {
     let name = weight.name.as_str();
     let inputs: usize = weight.shape.iter().skip(1).product();
@@ -152,7 +152,7 @@ fn text_files(dir: &Path, spec: &ModelSpec) -> Result<TextFiles> {
     let tokenizer = Tokenizer::from_json(&json, &dir.join("tokenizer.json").display().to_string())?;
     if tokenizer.vocab_size() > spec.vocab {
         let reason = format!(
-            "{} tokens, but the preset knows {}",
+            "{} tokens, but the preset has {}",
             tokenizer.vocab_size(),
             spec.vocab
         );

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
+use serde::Serialize;
 use waterline_quant::NewFile;
 
 use crate::error::{Error, Result};
@@ -24,15 +25,31 @@ pub fn utf8(bytes: Vec<u8>, name: impl AsRef<Path>) -> Result<String> {
 /// Text of a model or a file as a terminal may be sent it: line breaks and tabs stay; every other control character (an
 /// escape sequence begins with one) and every character that reverses the direction of writing becomes a replacement character.
 pub fn shown(text: &str) -> String {
-    let safe = |c: char| {
-        let reverses = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        if reverses || c.is_control() && c != '\n' && c != '\t' {
-            char::REPLACEMENT_CHARACTER
-        } else {
-            c
-        }
+    let safe = |c: char| match is_hostile(c) {
+        true => char::REPLACEMENT_CHARACTER,
+        false => c,
     };
     text.chars().map(safe).collect()
+}
+
+/// Whether a terminal does something other than show a character.
+fn is_hostile(c: char) -> bool {
+    let reverses = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    reverses || c.is_control() && c != '\n' && c != '\t'
+}
+
+/// A line of JSON. What a terminal would obey is escaped: JSON itself escapes only the control characters of ASCII.
+pub fn json_line(value: &impl Serialize) -> String {
+    let text = serde_json::to_string(value).expect("numbers and texts are JSON");
+    let mut line = String::with_capacity(text.len() + 1);
+    for c in text.chars() {
+        match is_hostile(c) {
+            true => line.push_str(&format!("\\u{:04x}", u32::from(c))),
+            false => line.push(c),
+        }
+    }
+    line.push('\n');
+    line
 }
 
 /// [`shown`] on one line of at most `width` characters.
@@ -86,6 +103,10 @@ mod tests {
             shown("a\x1b[31mb\tc\nd\u{9b}e\x7f\u{202e}"),
             "a\u{fffd}[31mb\tc\nd\u{fffd}e\u{fffd}\u{fffd}"
         );
+        let text = "a\x1b\u{9b}31m\u{202e}\x7f\u{e9}\n";
+        let line = json_line(&text);
+        assert_eq!(line, "\"a\\u001b\\u009b31m\\u202e\\u007f\u{e9}\\n\"\n");
+        assert_eq!(serde_json::from_str::<String>(&line).expect("JSON"), text);
         assert_eq!(shown_line(" one\n two  three", 9), "one two …");
         assert_eq!(shown_line("one two", 7), "one two");
         assert_eq!(shown_end("one two three", 6), "…three");

@@ -15,6 +15,7 @@ use waterline_quant::{F16, F32, Tensor};
 use crate::builtin::OpenArgs;
 use crate::device::DeviceArgs;
 use crate::error::{Error, Result};
+use crate::text::json_line;
 use crate::units;
 use case::{Best, Case};
 
@@ -118,7 +119,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         "ways": ways,
     });
     let text = if args.json {
-        format!("{result}\n")
+        json_line(&result)
     } else {
         table(&args.dir, &case, &result, within)
     };
@@ -213,7 +214,7 @@ fn read_four_ways(
     args: &Args,
 ) -> Result<Vec<(&'static str, Reading)>> {
     let mut options = SessionOptions::default();
-    (options.state.context, options.state.log) = (tokens.len(), tokens.len());
+    (options.state.context, options.state.history) = (tokens.len(), tokens.len());
     options.state.kv = Kv::F32;
     (options.chunk, options.threads) = (tokens.len(), args.threads);
     (options.device, options.step) = (device, StepProgram::Persistent);
@@ -307,7 +308,7 @@ fn ragged(tokens: usize, seed: u64) -> Vec<usize> {
     let mut pieces = Vec::new();
     let mut left = tokens;
     while left > 0 {
-        // A linear congruential generator (Knuth's MMIX constants): only variety is wanted.
+        // A linear congruential generator (Knuth's MMIX constants): any sequence will do.
         state = state
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
@@ -352,11 +353,11 @@ fn top_one(ours: &[f32], vocab: usize, best: &[Best], tolerance: f32) -> TopOne 
     top
 }
 
-/// Two final states, slot by slot: floats by their difference, counters must be equal.
+/// Two final states, state tensor by state tensor: floats by their difference, counters must be equal.
 fn compare_states(a: &Snapshot, b: &Snapshot) -> Difference {
     let mut worst = Difference::default();
-    for ((slot, a), (_, b)) in a.slots().zip(b.slots()) {
-        let format = match slot.dtype {
+    for ((tensor, a), (_, b)) in a.tensors().zip(b.tensors()) {
+        let format = match tensor.dtype {
             StateDtype::F16 => &F16,
             StateDtype::F32 => &F32,
             _ if a == b => continue,

@@ -86,7 +86,7 @@ pub fn check_output(path: &Path, input: Option<&Path>) -> Result<()> {
         Err(e) if path.is_symlink() && e.kind() != std::io::ErrorKind::NotFound => {
             return Err(Error::io(path, e));
         }
-        // What does not exist is in nobody's way.
+        // A file that does not exist needs no removal.
         Err(_) => return Ok(()),
     };
     if !output.is_file() {
@@ -127,7 +127,7 @@ fn note_fallbacks(sources: &[Source], chosen: &[(&'static Format, &'static Forma
         .filter(|(_, (wanted, format))| wanted != format)
         .collect();
     if let Some((source, (wanted, format))) = fallbacks.first() {
-        // A note that nobody can read is no error.
+        // A note that cannot be printed is no error.
         let _ = writeln!(
             std::io::stderr(),
             "note: {} of {} tensors have rows that are not a whole number of blocks; {} is stored as {format} instead of {wanted}",

@@ -88,7 +88,7 @@ class SamplerParams(Tagged):
 
 class SessionParams(Tagged):
     _fields_ = [
-        ("size", c_uint32), ("threads", c_uint32), ("context", c_size_t), ("log", c_size_t), ("chunk", c_size_t),
+        ("size", c_uint32), ("threads", c_uint32), ("context", c_size_t), ("history", c_size_t), ("chunk", c_size_t),
         ("marks", c_size_t), ("cache", c_uint32), ("drop_oldest", c_uint32), ("sampler", POINTER(SamplerParams)),
     ]
 

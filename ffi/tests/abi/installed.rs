@@ -1,5 +1,6 @@
 //! The library as `ffi/install` installs it, once for all tests, and the programs that are built against it.
 
+use crate::skipped::skipped;
 use std::ffi::OsStr;
 use std::io::{Seek, Write};
 use std::path::{Path, PathBuf};
@@ -98,10 +99,7 @@ pub fn has(tool: &str, arguments: &[&str]) -> bool {
         .output()
         .is_ok_and(|output| output.status.success());
     if !there {
-        eprintln!(
-            "NOT TESTED: `{tool} {}` does not run here",
-            arguments.join(" ")
-        );
+        skipped(&format!("`{tool} {}`", arguments.join(" ")));
     }
     there
 }

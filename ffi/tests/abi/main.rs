@@ -8,3 +8,6 @@ mod installed;
 mod programs;
 #[cfg(target_os = "linux")]
 mod python;
+#[cfg(target_os = "linux")]
+#[path = "../../../tests/skipped.rs"]
+mod skipped;

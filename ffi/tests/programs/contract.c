@@ -196,7 +196,7 @@ static void sizes_of_structs(const wl_model *model)
     OK(wl_model_builtin(&params.known, &other));
     OK(wl_model_free(other));
     params.newer = 1;
-    REFUSED(WL_ERROR_ARGUMENT, "does not know", wl_model_builtin(&params.known, &other));
+    REFUSED(WL_ERROR_ARGUMENT, "does not have", wl_model_builtin(&params.known, &other));
     params.known.size = 0;
     REFUSED(WL_ERROR_ARGUMENT, "its size is 0", wl_model_builtin(&params.known, &other));
     params.known.size = 0xffffffff;
@@ -238,12 +238,12 @@ static void parameters_out_of_range(wl_model *model)
     WITH(params.chunk = 65537, "chunk");
     WITH(params.chunk = SIZE_MAX, "chunk");
     WITH(params.context = 0, "context");
-    WITH(params.log = 0, "log");
-    WITH(params.log = SIZE_MAX, "larger than any memory");
+    WITH(params.history = 0, "history");
+    WITH(params.history = SIZE_MAX, "larger than any memory");
     WITH(params.cache = 2, "cache");
     WITH(params.drop_oldest = 2, "drop_oldest");
     OK(wl_session_params_init(&params, sizeof params));
-    params.log = SIZE_MAX / 16;
+    params.history = SIZE_MAX / 16;
     REFUSED(WL_ERROR_MEMORY, "cannot be allocated", wl_session_new(model, &params, &session));
     OK(wl_session_params_init(&params, sizeof params));
     params.marks = SIZE_MAX;
@@ -736,10 +736,10 @@ static void states(const wl_model *model, const char *folder)
     CHECK(position(other) == before);
     wl_session_params params;
     OK(wl_session_params_init(&params, sizeof params));
-    params.log = 128;
+    params.history = 128;
     wl_session *third;
     OK(wl_session_new(model, &params, &third));
-    REFUSED(WL_ERROR_STATE, "log", wl_state_read(third, state, size));
+    REFUSED(WL_ERROR_STATE, "history", wl_state_read(third, state, size));
     char path[1024];
     snprintf(path, sizeof path, "%s/absent/state", folder);
     REFUSED(WL_ERROR_IO, "absent", wl_state_save(third, path));

@@ -4,7 +4,7 @@
  * random script (read, write, fork, save, rewind, reset), and gives it back, while another thread cancels whatever is
  * going on. Then one thread does the scripts again, alone: every result must be the same.
  *
- *   stress SECONDS SEED FOLDER
+ *   stress SECONDS SEED FOLDER [MODEL [cpu|cuda]]
  */
 #include <pthread.h>
 #include <stdint.h>
@@ -225,14 +225,21 @@ static void *cancel(void *seed)
 
 int main(int argc, char **argv)
 {
-    if (argc != 4) {
-        fprintf(stderr, "usage: stress SECONDS SEED FOLDER\n");
+    if (argc < 4 || argc > 6) {
+        fprintf(stderr, "usage: stress SECONDS SEED FOLDER [MODEL [cpu|cuda]]\n");
         return 2;
     }
     time_t seconds = atoi(argv[1]);
     uint64_t seed = strtoull(argv[2], NULL, 10);
     folder = argv[3];
-    check(wl_model_builtin(NULL, &model), "model");
+    wl_model_params opens;
+    check(wl_model_params_init(&opens, sizeof opens), "model params");
+    if (argc == 6)
+        opens.device = strcmp(argv[5], "cuda") == 0 ? WL_DEVICE_CUDA : WL_DEVICE_CPU;
+    if (argc > 4)
+        check(wl_model_open(argv[4], &opens, &model), "model");
+    else
+        check(wl_model_builtin(NULL, &model), "model");
     info.size = sizeof info;
     check(wl_model_get_info(model, &info), "info");
 

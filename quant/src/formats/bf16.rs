@@ -12,7 +12,7 @@ pub static BF16: Format = Format {
     ggml_type: 30,
     block_len: 1,
     block_bytes: size_of::<Number>(),
-    integer_dot: false,
+    rounding: None,
     device_apart: 0..0,
     encode: |src, dst| encode_blocks(src, dst, |&[x]| Number::from_f32(x)),
     decode: |src, dst| decode_blocks(src, dst, |number: &Number| [number.to_f32()]),

@@ -12,7 +12,7 @@ pub static F16: Format = Format {
     ggml_type: 1,
     block_len: 1,
     block_bytes: size_of::<Half>(),
-    integer_dot: false,
+    rounding: None,
     device_apart: 0..0,
     encode: |src, dst| encode_blocks(src, dst, |&[x]| Half::from_f32(x)),
     decode: |src, dst| decode_blocks(src, dst, |number: &Half| [number.to_f32()]),

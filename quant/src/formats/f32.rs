@@ -12,7 +12,7 @@ pub static F32: Format = Format {
     ggml_type: 0,
     block_len: 1,
     block_bytes: size_of::<Number>(),
-    integer_dot: false,
+    rounding: None,
     device_apart: 0..0,
     encode: |src, dst| encode_blocks(src, dst, |&[x]| Number(x.to_le_bytes())),
     decode: |src, dst| decode_blocks(src, dst, |number: &Number| [number.to_f32()]),

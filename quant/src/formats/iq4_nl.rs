@@ -3,7 +3,7 @@
 //!
 //! The low halves of the bytes are numbers 0..16, the high halves numbers 16..32.
 
-use crate::activations::Row;
+use crate::activations::{Rounding, Row};
 use crate::format::Format;
 use crate::formats::fit::{self, LANES};
 use crate::formats::{Half, decode_blocks};
@@ -16,7 +16,7 @@ pub static IQ4_NL: Format = Format {
     ggml_type: 20,
     block_len: 32,
     block_bytes: size_of::<Block>(),
-    integer_dot: true,
+    rounding: Some(Rounding::Blocks),
     device_apart: 0..2,
     encode,
     decode: |src, dst| decode_blocks(src, dst, Block::decode),

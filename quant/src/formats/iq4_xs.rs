@@ -4,7 +4,7 @@
 //! Bits 0..4 of scale j are half of a byte of `scales_low`, bits 4..6 are bits `2 * j..2 * j + 2` of `scales_high`. The low
 //! halves of a sub-block's 16 bytes are its numbers 0..16, the high halves its numbers 16..32.
 
-use crate::activations::Row;
+use crate::activations::{Rounding, Row};
 use crate::format::Format;
 use crate::formats::fit::{self, nearest_int};
 use crate::formats::iq4_nl::{VALUES, nearest_codes, values};
@@ -18,7 +18,7 @@ pub static IQ4_XS: Format = Format {
     ggml_type: 23,
     block_len: 256,
     block_bytes: size_of::<Block>(),
-    integer_dot: true,
+    rounding: Some(Rounding::SuperBlocks),
     device_apart: 0..8,
     encode: |src, dst| encode_blocks(src, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),

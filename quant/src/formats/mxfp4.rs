@@ -3,7 +3,7 @@
 //!
 //! The low halves of the bytes are numbers 0..16, the high halves numbers 16..32.
 
-use crate::activations::Row;
+use crate::activations::{Rounding, Row};
 use crate::format::Format;
 use crate::formats::fit::{extreme, low_byte};
 use crate::formats::iq4_nl::values;
@@ -17,7 +17,7 @@ pub static MXFP4: Format = Format {
     ggml_type: 39,
     block_len: 32,
     block_bytes: size_of::<Block>(),
-    integer_dot: true,
+    rounding: Some(Rounding::Blocks),
     device_apart: 0..1,
     encode: |src, dst| encode_blocks(src, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),

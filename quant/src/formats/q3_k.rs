@@ -4,7 +4,7 @@
 //! Each half of 128 numbers is four runs of 32. Number i of run j of half h has its low two bits in bits `2 * j..2 * j + 2` of
 //! byte i of the half's `low`, its third in bit `4 * h + j` of byte i of `high`.
 
-use crate::activations::Row;
+use crate::activations::{Rounding, Row};
 use crate::format::Format;
 use crate::formats::fit::{self, nearest_int};
 use crate::formats::{Half, decode_blocks, encode_blocks};
@@ -17,7 +17,7 @@ pub static Q3_K: Format = Format {
     ggml_type: 11,
     block_len: 256,
     block_bytes: size_of::<Block>(),
-    integer_dot: true,
+    rounding: Some(Rounding::SuperBlocks),
     device_apart: 96..110,
     encode: |src, dst| encode_blocks(src, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),

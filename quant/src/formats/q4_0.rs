@@ -2,7 +2,7 @@
 //!
 //! The low halves of the bytes are numbers 0..16, the high halves numbers 16..32.
 
-use crate::activations::Row;
+use crate::activations::{Rounding, Row};
 use crate::format::Format;
 use crate::formats::fit::{self, low_byte};
 use crate::formats::{Half, decode_blocks, encode_blocks};
@@ -15,7 +15,7 @@ pub static Q4_0: Format = Format {
     ggml_type: 2,
     block_len: 32,
     block_bytes: size_of::<Block>(),
-    integer_dot: true,
+    rounding: Some(Rounding::Blocks),
     device_apart: 0..2,
     encode: |src, dst| encode_blocks(src, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),

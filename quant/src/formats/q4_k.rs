@@ -3,7 +3,7 @@
 //!
 //! Each 32 bytes hold two sub-blocks, one in the low and one in the high halves.
 
-use crate::activations::Row;
+use crate::activations::{Rounding, Row};
 use crate::format::Format;
 use crate::formats::fit::Spacings;
 use crate::formats::k_quants::{PackedScales, SUB, fit_super_block};
@@ -17,7 +17,7 @@ pub static Q4_K: Format = Format {
     ggml_type: 12,
     block_len: 256,
     block_bytes: size_of::<Block>(),
-    integer_dot: true,
+    rounding: Some(Rounding::SuperBlocks),
     device_apart: 0..0,
     encode: |src, dst| encode_blocks(src, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),

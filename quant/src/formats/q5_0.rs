@@ -1,6 +1,6 @@
 //! Q5_0: blocks of 32 numbers, an f16 scale and 5-bit codes: `x = d * (q - 16)`.
 
-use crate::activations::Row;
+use crate::activations::{Rounding, Row};
 use crate::format::Format;
 use crate::formats::fit::{self, low_byte};
 use crate::formats::five_bits::FiveBits;
@@ -14,7 +14,7 @@ pub static Q5_0: Format = Format {
     ggml_type: 6,
     block_len: 32,
     block_bytes: size_of::<Block>(),
-    integer_dot: true,
+    rounding: Some(Rounding::Blocks),
     device_apart: 0..6,
     encode: |src, dst| encode_blocks(src, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),

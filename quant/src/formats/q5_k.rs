@@ -2,7 +2,7 @@
 //!
 //! Bit j of byte i of `high` is the fifth bit of number i of sub-block j.
 
-use crate::activations::Row;
+use crate::activations::{Rounding, Row};
 use crate::format::Format;
 use crate::formats::fit::Spacings;
 use crate::formats::k_quants::{PackedScales, SUB, fit_super_block};
@@ -16,7 +16,7 @@ pub static Q5_K: Format = Format {
     ggml_type: 13,
     block_len: 256,
     block_bytes: size_of::<Block>(),
-    integer_dot: true,
+    rounding: Some(Rounding::SuperBlocks),
     device_apart: 0..0,
     encode: |src, dst| encode_blocks(src, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),

@@ -5,7 +5,7 @@
 //! half's `low` (runs 0 and 1 in the low, 2 and 3 in the high halves of the bytes) and its high two bits in bits
 //! `2 * j..2 * j + 2` of byte i of the half's `high`.
 
-use crate::activations::Row;
+use crate::activations::{Rounding, Row};
 use crate::format::Format;
 use crate::formats::fit::{self, nearest_int};
 use crate::formats::{Half, decode_blocks, encode_blocks};
@@ -18,7 +18,7 @@ pub static Q6_K: Format = Format {
     ggml_type: 14,
     block_len: 256,
     block_bytes: size_of::<Block>(),
-    integer_dot: true,
+    rounding: Some(Rounding::SuperBlocks),
     device_apart: 208..210,
     encode: |src, dst| encode_blocks(src, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),

@@ -1,6 +1,6 @@
 //! Q8_0: blocks of 32 numbers, an f16 scale and 8-bit codes: `x = d * q`.
 
-use crate::activations::Row;
+use crate::activations::{Rounding, Row};
 use crate::format::Format;
 use crate::formats::fit::low_byte;
 use crate::formats::{Half, decode_blocks, encode_blocks};
@@ -13,7 +13,7 @@ pub static Q8_0: Format = Format {
     ggml_type: 8,
     block_len: 32,
     block_bytes: size_of::<Block>(),
-    integer_dot: true,
+    rounding: Some(Rounding::Blocks),
     device_apart: 0..2,
     encode: |src, dst| encode_blocks(src, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),

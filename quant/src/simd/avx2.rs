@@ -5,8 +5,7 @@ use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::scale_and_inverse;
-use crate::activations::{BLOCK, GROUP, RowMut};
+use crate::activations::{BLOCK, GROUP, Rounding, RowMut};
 use crate::kernel::{self, Product};
 use crate::panel::Minima;
 
@@ -348,51 +347,62 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
 /// # Safety
 /// As for [`Quantize`](super::Quantize).
 #[target_feature(enable = "avx2")]
-pub(crate) unsafe fn quantize(values: &[f32], mut rounded: RowMut) {
-    let magnitude_bits = _mm256_set1_epi32(0x7fff_ffff);
-    for (block, x) in values.as_chunks::<BLOCK>().0.iter().enumerate() {
-        let mut parts = [_mm256_setzero_ps(); 4];
-        let mut magnitude = _mm256_setzero_si256();
-        for (part, x) in parts.iter_mut().zip(x.as_chunks::<8>().0) {
-            // SAFETY: x is 8 numbers.
-            *part = unsafe { _mm256_loadu_ps(x.as_ptr()) };
-            let bits = _mm256_and_si256(_mm256_castps_si256(*part), magnitude_bits);
-            magnitude = _mm256_max_epu32(magnitude, bits);
-        }
-        let magnitude = _mm_max_epu32(
-            _mm256_castsi256_si128(magnitude),
-            _mm256_extracti128_si256::<1>(magnitude),
-        );
-        let magnitude = _mm_max_epu32(magnitude, _mm_shuffle_epi32::<0b01_00_11_10>(magnitude));
-        let magnitude = _mm_max_epu32(magnitude, _mm_shuffle_epi32::<0b10_11_00_01>(magnitude));
-        let (scale, inverse) = scale_and_inverse(_mm_cvtsi128_si32(magnitude) as u32);
+pub(crate) unsafe fn quantize(values: &[f32], mut rounded: RowMut, rounding: Rounding) {
+    let blocks = rounding.blocks();
+    for (index, x) in values.chunks_exact(blocks * BLOCK).enumerate() {
+        let (scale, inverse) = rounding.scale_and_inverse(magnitude(x));
         let inverse = _mm256_set1_ps(inverse);
-        let mut whole = [_mm256_setzero_si256(); 4];
-        for (whole, part) in whole.iter_mut().zip(parts) {
-            *whole = _mm256_cvtps_epi32(_mm256_mul_ps(part, inverse));
+        for (block, x) in x.as_chunks::<BLOCK>().0.iter().enumerate() {
+            let block = index * blocks + block;
+            let mut whole = [_mm256_setzero_si256(); 4];
+            for (whole, x) in whole.iter_mut().zip(x.as_chunks::<8>().0) {
+                // SAFETY: x is 8 numbers.
+                let x = unsafe { _mm256_loadu_ps(x.as_ptr()) };
+                *whole = _mm256_cvtps_epi32(_mm256_mul_ps(x, inverse));
+            }
+            // Packing interleaves the 128-bit lanes; the permutation restores the order.
+            let narrow = _mm256_packs_epi16(
+                _mm256_packs_epi32(whole[0], whole[1]),
+                _mm256_packs_epi32(whole[2], whole[3]),
+            );
+            let narrow =
+                _mm256_permutevar8x32_epi32(narrow, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+            let codes = &mut rounded.codes[block / 4 * GROUP..][..GROUP];
+            // SAFETY: 16 bytes at up to 48, and at 64 more, within 128.
+            unsafe {
+                let first = codes.as_mut_ptr().add(block % 4 * 16);
+                _mm_storeu_si128(first.cast(), _mm256_castsi256_si128(narrow));
+                _mm_storeu_si128(first.add(64).cast(), _mm256_extracti128_si256::<1>(narrow));
+            }
+            // Four partial sums of each half, then two of each, then both sums side by side.
+            let first = _mm256_add_epi32(whole[0], whole[1]);
+            let second = _mm256_add_epi32(whole[2], whole[3]);
+            let sums = _mm256_hadd_epi32(first, second);
+            let sums = _mm_add_epi32(
+                _mm256_castsi256_si128(sums),
+                _mm256_extracti128_si256::<1>(sums),
+            );
+            let sums = _mm_cvtsi128_si64(_mm_hadd_epi32(sums, sums));
+            rounded.set(block, scale, [sums as i32, (sums >> 32) as i32]);
         }
-        // Packing interleaves the 128-bit lanes; the permutation restores the order.
-        let narrow = _mm256_packs_epi16(
-            _mm256_packs_epi32(whole[0], whole[1]),
-            _mm256_packs_epi32(whole[2], whole[3]),
-        );
-        let narrow = _mm256_permutevar8x32_epi32(narrow, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-        let codes = &mut rounded.codes[block / 4 * GROUP..][..GROUP];
-        // SAFETY: 16 bytes at up to 48, and at 64 more, within 128.
-        unsafe {
-            let first = codes.as_mut_ptr().add(block % 4 * 16);
-            _mm_storeu_si128(first.cast(), _mm256_castsi256_si128(narrow));
-            _mm_storeu_si128(first.add(64).cast(), _mm256_extracti128_si256::<1>(narrow));
-        }
-        // Four partial sums of each half, then two of each, then both sums side by side.
-        let first = _mm256_add_epi32(whole[0], whole[1]);
-        let second = _mm256_add_epi32(whole[2], whole[3]);
-        let sums = _mm256_hadd_epi32(first, second);
-        let sums = _mm_add_epi32(
-            _mm256_castsi256_si128(sums),
-            _mm256_extracti128_si256::<1>(sums),
-        );
-        let sums = _mm_cvtsi128_si64(_mm_hadd_epi32(sums, sums));
-        rounded.set(block, scale, [sums as i32, (sums >> 32) as i32]);
     }
+}
+
+/// The bits of the largest magnitude of whole blocks.
+#[target_feature(enable = "avx2")]
+fn magnitude(values: &[f32]) -> u32 {
+    let bits = _mm256_set1_epi32(0x7fff_ffff);
+    let mut largest = _mm256_setzero_si256();
+    for x in values.as_chunks::<8>().0 {
+        // SAFETY: x is 8 numbers.
+        let x = unsafe { _mm256_loadu_ps(x.as_ptr()) };
+        largest = _mm256_max_epu32(largest, _mm256_and_si256(_mm256_castps_si256(x), bits));
+    }
+    let largest = _mm_max_epu32(
+        _mm256_castsi256_si128(largest),
+        _mm256_extracti128_si256::<1>(largest),
+    );
+    let largest = _mm_max_epu32(largest, _mm_shuffle_epi32::<0b01_00_11_10>(largest));
+    let largest = _mm_max_epu32(largest, _mm_shuffle_epi32::<0b10_11_00_01>(largest));
+    _mm_cvtsi128_si32(largest) as u32
 }

@@ -6,8 +6,7 @@ use std::marker::PhantomData;
 use bytemuck::{Pod, Zeroable};
 
 use super::avx2::prefetch;
-use super::scale_and_inverse;
-use crate::activations::{BLOCK, GROUP, RowMut};
+use crate::activations::{BLOCK, GROUP, Rounding, RowMut};
 use crate::kernel::{self, Product};
 use crate::panel::Minima;
 
@@ -309,32 +308,44 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
 /// # Safety
 /// As for [`Quantize`](super::Quantize).
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(crate) unsafe fn quantize(values: &[f32], mut rounded: RowMut) {
-    let magnitude_bits = _mm512_set1_epi32(0x7fff_ffff);
-    for (block, x) in values.as_chunks::<BLOCK>().0.iter().enumerate() {
-        // SAFETY: x is 32 numbers.
-        let (a, b) = unsafe {
-            (
-                _mm512_loadu_ps(x.as_ptr()),
-                _mm512_loadu_ps(x.as_ptr().add(16)),
-            )
-        };
-        let magnitude = _mm512_reduce_max_epu32(_mm512_max_epu32(
-            _mm512_and_si512(_mm512_castps_si512(a), magnitude_bits),
-            _mm512_and_si512(_mm512_castps_si512(b), magnitude_bits),
-        ));
-        let (scale, inverse) = scale_and_inverse(magnitude);
+pub(crate) unsafe fn quantize(values: &[f32], mut rounded: RowMut, rounding: Rounding) {
+    let blocks = rounding.blocks();
+    for (index, x) in values.chunks_exact(blocks * BLOCK).enumerate() {
+        let (scale, inverse) = rounding.scale_and_inverse(magnitude(x));
         let inverse = _mm512_set1_ps(inverse);
-        let a = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse));
-        let b = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
-        let codes = &mut rounded.codes[block / 4 * GROUP..][..GROUP];
-        // SAFETY: 16 bytes at up to 48, and at 64 more, within 128.
-        unsafe {
-            let first = codes.as_mut_ptr().add(block % 4 * 16);
-            _mm_storeu_si128(first.cast(), _mm512_cvtsepi32_epi8(a));
-            _mm_storeu_si128(first.add(64).cast(), _mm512_cvtsepi32_epi8(b));
+        for (block, x) in x.as_chunks::<BLOCK>().0.iter().enumerate() {
+            let block = index * blocks + block;
+            // SAFETY: x is 32 numbers.
+            let (a, b) = unsafe {
+                (
+                    _mm512_loadu_ps(x.as_ptr()),
+                    _mm512_loadu_ps(x.as_ptr().add(16)),
+                )
+            };
+            let a = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse));
+            let b = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
+            let codes = &mut rounded.codes[block / 4 * GROUP..][..GROUP];
+            // SAFETY: 16 bytes at up to 48, and at 64 more, within 128.
+            unsafe {
+                let first = codes.as_mut_ptr().add(block % 4 * 16);
+                _mm_storeu_si128(first.cast(), _mm512_cvtsepi32_epi8(a));
+                _mm_storeu_si128(first.add(64).cast(), _mm512_cvtsepi32_epi8(b));
+            }
+            let sums = [_mm512_reduce_add_epi32(a), _mm512_reduce_add_epi32(b)];
+            rounded.set(block, scale, sums);
         }
-        let sums = [_mm512_reduce_add_epi32(a), _mm512_reduce_add_epi32(b)];
-        rounded.set(block, scale, sums);
     }
+}
+
+/// The bits of the largest magnitude of whole blocks.
+#[target_feature(enable = "avx512f")]
+fn magnitude(values: &[f32]) -> u32 {
+    let bits = _mm512_set1_epi32(0x7fff_ffff);
+    let mut largest = _mm512_setzero_si512();
+    for x in values.as_chunks::<16>().0 {
+        // SAFETY: x is 16 numbers.
+        let x = unsafe { _mm512_loadu_ps(x.as_ptr()) };
+        largest = _mm512_max_epu32(largest, _mm512_and_si512(_mm512_castps_si512(x), bits));
+    }
+    _mm512_reduce_max_epu32(largest)
 }

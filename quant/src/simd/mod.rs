@@ -18,15 +18,15 @@ pub(crate) mod float_panel;
 pub(crate) mod neon;
 pub(crate) mod scalar;
 
-use crate::activations::RowMut;
+use crate::activations::{Rounding, RowMut};
 use crate::cpu::Simd;
 
 /// Rounds one row of inputs, `[stride]` values, to 8 bits.
 ///
 /// # Safety
 /// The CPU has the instructions of the level that the function was made for, and the lengths are as stated, with a stride
-/// that is a multiple of 128.
-pub(crate) type Quantize = unsafe fn(&[f32], RowMut);
+/// that is a multiple of 256.
+pub(crate) type Quantize = unsafe fn(&[f32], RowMut, Rounding);
 
 /// The rounding function for a level.
 pub(crate) fn quantize(simd: Simd) -> Quantize {
@@ -39,21 +39,4 @@ pub(crate) fn quantize(simd: Simd) -> Quantize {
         Simd::Neon | Simd::NeonDotprod => neon::quantize,
         _ => scalar::quantize,
     }
-}
-
-/// Scale of a block and its reciprocal, from the bits of the largest magnitude in it.
-///
-/// The magnitude is found by comparing bits as integers: NaN exceeds infinity, and neither is lost as in a float maximum.
-fn scale_and_inverse(magnitude: u32) -> (f32, f32) {
-    let magnitude = f32::from_bits(magnitude);
-    if !magnitude.is_finite() {
-        return (f32::NAN, 0.0);
-    }
-    // Below this the reciprocal overflows; such a block is rounded to zero.
-    let inverse = if magnitude > 1e-36 {
-        127.0 / magnitude
-    } else {
-        0.0
-    };
-    (magnitude / 127.0, inverse)
 }

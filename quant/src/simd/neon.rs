@@ -6,8 +6,7 @@ use std::marker::PhantomData;
 
 use bytemuck::Pod;
 
-use super::scale_and_inverse;
-use crate::activations::{BLOCK, GROUP, RowMut};
+use crate::activations::{BLOCK, GROUP, Rounding, RowMut};
 use crate::kernel::{self, Product};
 
 /// How a float format is read.
@@ -273,33 +272,46 @@ impl<B: Integer, const DOTPROD: bool> kernel::Tile for IntegerTile<B, DOTPROD> {
 ///
 /// # Safety
 /// As for [`Quantize`](super::Quantize).
-pub(crate) unsafe fn quantize(values: &[f32], mut rounded: RowMut) {
-    for (block, x) in values.as_chunks::<BLOCK>().0.iter().enumerate() {
-        let codes = &mut rounded.codes[block / 4 * GROUP..][..GROUP];
-        // SAFETY: loads of 4 of 32 numbers; stores of 16 bytes at up to 48, and at 64 more, within 128.
-        unsafe {
-            let mut parts = [vdupq_n_f32(0.0); 8];
-            let mut magnitude = vdupq_n_u32(0);
-            for i in 0..8 {
-                parts[i] = vld1q_f32(x.as_ptr().add(4 * i));
-                magnitude = vmaxq_u32(magnitude, vreinterpretq_u32_f32(vabsq_f32(parts[i])));
+pub(crate) unsafe fn quantize(values: &[f32], mut rounded: RowMut, rounding: Rounding) {
+    let blocks = rounding.blocks();
+    for (index, x) in values.chunks_exact(blocks * BLOCK).enumerate() {
+        // SAFETY: every CPU of this architecture has NEON.
+        let (scale, inverse) = rounding.scale_and_inverse(unsafe { magnitude(x) });
+        for (block, x) in x.as_chunks::<BLOCK>().0.iter().enumerate() {
+            let block = index * blocks + block;
+            let codes = &mut rounded.codes[block / 4 * GROUP..][..GROUP];
+            // SAFETY: loads of 4 of 32 numbers; stores of 16 bytes at up to 48, and at 64 more, within 128.
+            unsafe {
+                let mut whole = [vdupq_n_s16(0); 4];
+                let mut sums = [0; 2];
+                for i in 0..4 {
+                    let part = |j: usize| vld1q_f32(x.as_ptr().add(8 * i + 4 * j));
+                    let low = vcvtnq_s32_f32(vmulq_n_f32(part(0), inverse));
+                    let high = vcvtnq_s32_f32(vmulq_n_f32(part(1), inverse));
+                    whole[i] = vcombine_s16(vmovn_s32(low), vmovn_s32(high));
+                    sums[i / 2] += vaddvq_s32(vaddq_s32(low, high));
+                }
+                let first = codes.as_mut_ptr().add(block % 4 * 16);
+                vst1q_s8(first, vcombine_s8(vmovn_s16(whole[0]), vmovn_s16(whole[1])));
+                vst1q_s8(
+                    first.add(64),
+                    vcombine_s8(vmovn_s16(whole[2]), vmovn_s16(whole[3])),
+                );
+                rounded.set(block, scale, sums);
             }
-            let (scale, inverse) = scale_and_inverse(vmaxvq_u32(magnitude));
-            let mut whole = [vdupq_n_s16(0); 4];
-            let mut sums = [0; 2];
-            for i in 0..4 {
-                let low = vcvtnq_s32_f32(vmulq_n_f32(parts[2 * i], inverse));
-                let high = vcvtnq_s32_f32(vmulq_n_f32(parts[2 * i + 1], inverse));
-                whole[i] = vcombine_s16(vmovn_s32(low), vmovn_s32(high));
-                sums[i / 2] += vaddvq_s32(vaddq_s32(low, high));
-            }
-            let first = codes.as_mut_ptr().add(block % 4 * 16);
-            vst1q_s8(first, vcombine_s8(vmovn_s16(whole[0]), vmovn_s16(whole[1])));
-            vst1q_s8(
-                first.add(64),
-                vcombine_s8(vmovn_s16(whole[2]), vmovn_s16(whole[3])),
-            );
-            rounded.set(block, scale, sums);
         }
+    }
+}
+
+/// The bits of the largest magnitude of whole blocks.
+unsafe fn magnitude(values: &[f32]) -> u32 {
+    // SAFETY: loads of 4 numbers each.
+    unsafe {
+        let mut largest = vdupq_n_u32(0);
+        for x in values.as_chunks::<4>().0 {
+            let bits = vreinterpretq_u32_f32(vabsq_f32(vld1q_f32(x.as_ptr())));
+            largest = vmaxq_u32(largest, bits);
+        }
+        vmaxvq_u32(largest)
     }
 }

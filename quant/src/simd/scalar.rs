@@ -2,8 +2,7 @@
 
 use std::marker::PhantomData;
 
-use super::scale_and_inverse;
-use crate::activations::{BLOCK, GROUP, Row, RowMut};
+use crate::activations::{BLOCK, GROUP, Rounding, Row, RowMut};
 use crate::kernel::{self, Product};
 
 /// A format's dot product of one stored row with one row of inputs.
@@ -27,22 +26,26 @@ impl<B: Dot> kernel::Tile for Tile<B> {
 }
 
 /// See [`Activations`](crate::Activations) for the layout.
-pub(crate) fn quantize(values: &[f32], mut rounded: RowMut) {
-    for (block, x) in values.chunks_exact(BLOCK).enumerate() {
+pub(crate) fn quantize(values: &[f32], mut rounded: RowMut, rounding: Rounding) {
+    let blocks = rounding.blocks();
+    for (index, x) in values.chunks_exact(blocks * BLOCK).enumerate() {
         let magnitude = x
             .iter()
             .map(|x| x.to_bits() & 0x7fff_ffff)
             .max()
             .unwrap_or(0);
-        let (scale, inverse) = scale_and_inverse(magnitude);
-        let first = block / 4 * GROUP + block % 4 * 16;
-        let mut sums = [0; 2];
-        for (i, x) in x.iter().enumerate() {
-            let code = (x * inverse).round_ties_even() as i8;
-            rounded.codes[first + i / 16 * 64 + i % 16] = code;
-            sums[i / 16] += i32::from(code);
+        let (scale, inverse) = rounding.scale_and_inverse(magnitude);
+        for (block, x) in x.chunks_exact(BLOCK).enumerate() {
+            let block = index * blocks + block;
+            let first = block / 4 * GROUP + block % 4 * 16;
+            let mut sums = [0; 2];
+            for (i, x) in x.iter().enumerate() {
+                let code = (x * inverse).round_ties_even() as i8;
+                rounded.codes[first + i / 16 * 64 + i % 16] = code;
+                sums[i / 16] += i32::from(code);
+            }
+            rounded.set(block, scale, sums);
         }
-        rounded.set(block, scale, sums);
     }
 }
 

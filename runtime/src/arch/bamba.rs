@@ -8,7 +8,7 @@ use super::hybrid::{self, Kind};
 use super::{Config, Family, mamba};
 use crate::error::Result;
 use crate::mixers::{Attention, Mixer};
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::model::{LayerSpec, ModelSpec};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["bamba"],

@@ -4,7 +4,7 @@ use waterline_quant::Tensor;
 
 use super::tensors::{rows_of_groups, stacked};
 use crate::error::Result;
-use crate::spec::WeightSpec;
+use crate::weights::WeightSpec;
 
 /// Names in a checkpoint, relative to the layer.
 pub(super) struct ExpertNames {

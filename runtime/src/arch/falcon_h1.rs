@@ -8,7 +8,7 @@ use super::{Config, Family, hybrid, mamba};
 use crate::error::Result;
 use crate::feed_forward::MlpSpec;
 use crate::mixers::{Attention, Mamba2, Parallel, ParallelPart};
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::model::{LayerSpec, ModelSpec};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["falcon_h1"],

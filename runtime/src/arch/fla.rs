@@ -10,11 +10,12 @@ use waterline_quant::{Tensor, safetensors};
 use super::{Config, Family, fla_linear, fla_memories, fla_slots, tensors};
 use crate::error::{Error, Result};
 use crate::feed_forward::MlpSpec;
+use crate::functions::Activation;
 use crate::mixers::{
     Attention, GatedDeltaNet, Lte, Mixer, NativeSparseAttention, RouterScope, ScoreMap,
 };
-use crate::ops::Activation;
-use crate::spec::{LayerSpec, ModelSpec, WeightSpec};
+use crate::model::{LayerSpec, ModelSpec};
+use crate::weights::WeightSpec;
 
 pub(super) const FAMILY: Family = Family {
     model_types: &[

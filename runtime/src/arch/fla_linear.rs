@@ -5,12 +5,12 @@ use waterline_quant::{Tensor, safetensors};
 use super::fla::{scaled, taps};
 use super::{Config, tensors};
 use crate::error::{Error, Result};
+use crate::functions::Activation;
 use crate::mixers::{
     DeltaNet, GatedDeltaNet2, Gla, HeadGateInput, Hgrn2, Kda, KeyNorm, LinearAttention, RetNet,
     SimpleGla,
 };
-use crate::ops::Activation;
-use crate::spec::WeightSpec;
+use crate::weights::WeightSpec;
 
 const ACTIVATIONS: &[(&str, Activation)] = &[
     ("silu", Activation::Silu),
@@ -227,6 +227,7 @@ pub(super) fn kda(config: &Config) -> Result<Kda> {
         conv: taps(config, true)?,
         negative_eigenvalues: config.bool_or("allow_neg_eigval", false)?,
         decay_bound: config.optional_f32("lower_bound")?,
+        gate_bias: true,
         norm_eps: config.f32_or("norm_eps", 1e-6)?,
     })
 }

@@ -6,7 +6,7 @@ use super::fla::scaled;
 use super::{Config, tensors};
 use crate::error::Result;
 use crate::mixers::Mom;
-use crate::spec::WeightSpec;
+use crate::weights::WeightSpec;
 
 pub(super) fn mom(config: &Config) -> Result<Mom> {
     config.one_of("mom_backend", (), &[("gated_deltanet", ())])?;

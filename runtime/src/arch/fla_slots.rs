@@ -3,8 +3,8 @@
 use super::Config;
 use super::fla::{scaled, taps};
 use crate::error::Result;
+use crate::functions::Activation;
 use crate::mixers::{Abc, Gsa};
-use crate::ops::Activation;
 
 /// Width of each of `heads` heads, of a projection that is `key` times as wide as the model. The library misspells the
 /// key where it has not yet been read and written back.

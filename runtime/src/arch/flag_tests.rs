@@ -14,11 +14,10 @@ use serde_json::Value;
 use waterline_quant::{Bytes, F32, Tensor};
 
 use super::{Config, FAMILIES};
-use crate::checkpoint::{Checkpoint, TextFiles};
 use crate::error::Result;
-use crate::model::Model;
+use crate::model::{Checkpoint, Model, ModelSpec, TextFiles};
 use crate::session::{Session, SessionOptions};
-use crate::spec::{ModelSpec, WeightSpec};
+use crate::weights::WeightSpec;
 
 const LIST: &str = include_str!("flags.txt");
 
@@ -30,7 +29,7 @@ const COMMON: &[&str] = &[
     "num_hidden_layers",
 ];
 
-/// What a configuration says, and the keys that were asked for on the way.
+/// A configuration, and the keys that were read on the way.
 fn read(config: &Value) -> (Result<ModelSpec>, Vec<String>) {
     let config = Config::new("config.json", config.clone()).expect("an object");
     let model_type = config.string("model_type").expect("a model type");
@@ -175,7 +174,7 @@ fn effect(before: &ModelSpec, key: &str, after: Result<ModelSpec>) -> String {
 #[test]
 fn every_key_that_is_read_does_what_the_list_says() {
     let mut wrong = Vec::new();
-    // By group: the keys that were asked for, those that were tried.
+    // By group: the keys that were read, those that were tried.
     let mut groups: BTreeMap<&str, (BTreeSet<String>, BTreeSet<&str>)> = BTreeMap::new();
     for section in LIST.split("\n# ").skip(1) {
         let mut lines = section.lines();

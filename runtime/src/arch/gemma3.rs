@@ -11,9 +11,10 @@ use super::tensors::one_plus;
 use super::{Config, Family};
 use crate::error::Result;
 use crate::feed_forward::MlpSpec;
+use crate::functions::Activation;
+use crate::lowering::Sublayer;
 use crate::mixers::Attention;
-use crate::ops::Activation;
-use crate::spec::{LayerSpec, ModelSpec, Sublayer};
+use crate::model::{LayerSpec, ModelSpec};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["gemma3_text"],

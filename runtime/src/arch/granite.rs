@@ -10,11 +10,12 @@ use super::hugging_face::{attention, attention_without_positions, model, norm_ep
 use super::hybrid::{self, Kind};
 use super::{Config, Family, mamba, tensors};
 use crate::error::Result;
-use crate::experts::{ExpertsSpec, SharedSpec};
-use crate::feed_forward::{FeedForward, MlpSpec};
+use crate::feed_forward::{ExpertsSpec, FeedForward, MlpSpec, SharedSpec};
+use crate::lowering::Sublayer;
 use crate::mixers::{Attention, Mamba2, Mixer};
+use crate::model::{LayerSpec, ModelSpec};
 use crate::ops::Router;
-use crate::spec::{LayerSpec, ModelSpec, Sublayer, WeightSpec};
+use crate::weights::WeightSpec;
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["granitemoehybrid"],

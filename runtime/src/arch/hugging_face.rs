@@ -6,7 +6,7 @@ use super::{Config, Family};
 use crate::error::Result;
 use crate::feed_forward::MlpSpec;
 use crate::mixers::{Attention, RopeScaling};
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::model::{LayerSpec, ModelSpec};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["llama", "mistral", "qwen2", "qwen3", "smollm3"],
@@ -200,21 +200,31 @@ fn window(config: &Config, layer: usize) -> Result<Option<usize>> {
         "mistral" => true,
         "qwen2" | "qwen3" => {
             config.bool_or("use_sliding_window", false)?
-                && match layer_type(config, layer)? {
-                    Some(layer_type) => layer_type == "sliding_attention",
+                && match slides_by_list(config, layer)? {
+                    Some(slides) => slides,
                     None => layer >= config.usize_or("max_window_layers", 28)?,
                 }
         }
         "smollm3" => {
             config.bool_or("use_sliding_window", false)?
-                && match layer_type(config, layer)? {
-                    Some(layer_type) => layer_type == "sliding_attention",
+                && match slides_by_list(config, layer)? {
+                    Some(slides) => slides,
                     None => !has_positions(config, layer)?,
                 }
         }
         _ => false,
     };
     Ok(slides.then_some(window))
+}
+
+/// Whether layer `layer` has a window, if the configuration lists the layers' kinds.
+fn slides_by_list(config: &Config, layer: usize) -> Result<Option<bool>> {
+    match layer_type(config, layer)? {
+        Some("sliding_attention") => Ok(Some(true)),
+        Some("full_attention") => Ok(Some(false)),
+        Some(_) => Err(config.wrong("layer_types", "sliding_attention or full_attention")),
+        None => Ok(None),
+    }
 }
 
 /// The kind of layer `layer`, if the configuration lists the layers' kinds.

@@ -9,11 +9,11 @@ use super::experts::{ExpertNames, layer_part};
 use super::hugging_face::{mlp, model, norm_eps, tensor_name};
 use super::{Config, Family, tensors};
 use crate::error::Result;
-use crate::experts::ExpertsSpec;
-use crate::feed_forward::FeedForward;
+use crate::feed_forward::{ExpertsSpec, FeedForward};
 use crate::mixers::{Attention, Mamba, Mixer};
+use crate::model::{LayerSpec, ModelSpec};
 use crate::ops::Router;
-use crate::spec::{LayerSpec, ModelSpec, WeightSpec};
+use crate::weights::WeightSpec;
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["jamba"],

@@ -7,14 +7,14 @@ use waterline_quant::{Tensor, safetensors};
 
 use super::experts::{ExpertNames, layer_part};
 use super::hugging_face::{layer_type, mlp, model, norm_eps, tensor_name};
-use super::tensors::{from_f32, rows_of_groups};
+use super::tensors::rows_of_groups;
 use super::{Config, Family};
 use crate::error::Result;
-use crate::experts::{ExpertsSpec, SharedSpec};
-use crate::feed_forward::FeedForward;
+use crate::feed_forward::{ExpertsSpec, FeedForward, SharedSpec};
 use crate::mixers::{Kda, LatentAttention, Mixer};
+use crate::model::{LayerSpec, ModelSpec};
 use crate::ops::{Groups, Router, Scoring};
-use crate::spec::{LayerSpec, ModelSpec, WeightSpec};
+use crate::weights::WeightSpec;
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["kimi_linear"],
@@ -111,6 +111,7 @@ fn delta_attention(config: &Config) -> Result<Kda> {
         )?),
         negative_eigenvalues: false,
         decay_bound: None,
+        gate_bias: false,
         norm_eps: norm_eps(config)?,
     })
 }
@@ -209,7 +210,6 @@ fn tensor(
         "f_proj.1.weight" => of_mixer("f_b_proj.weight"),
         "g_proj.0.weight" => of_mixer("g_a_proj.weight"),
         "g_proj.1.weight" => of_mixer("g_b_proj.weight"),
-        "g_proj.1.bias" => from_f32(&weight.shape, &vec![0.0; weight.len()]),
         "kv_a_proj.weight" => of_mixer("kv_a_proj_with_mqa.weight"),
         "kv_a_norm.weight" => of_mixer("kv_a_layernorm.weight"),
         "q_a_norm.weight" => of_mixer("q_a_layernorm.weight"),

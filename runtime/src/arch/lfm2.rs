@@ -7,7 +7,7 @@ use super::{Config, Family};
 use crate::error::Result;
 use crate::feed_forward::MlpSpec;
 use crate::mixers::{Attention, GatedConv, Mixer};
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::model::{LayerSpec, ModelSpec};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["lfm2"],

@@ -5,10 +5,10 @@ use waterline_quant::{Tensor, safetensors};
 use super::experts::ExpertNames;
 use super::{Config, Family, lfm2};
 use crate::error::Result;
-use crate::experts::ExpertsSpec;
-use crate::feed_forward::{FeedForward, MlpSpec};
+use crate::feed_forward::{ExpertsSpec, FeedForward, MlpSpec};
+use crate::model::ModelSpec;
 use crate::ops::{Router, Scoring};
-use crate::spec::{ModelSpec, WeightSpec};
+use crate::weights::WeightSpec;
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["lfm2_moe"],

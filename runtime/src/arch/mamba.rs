@@ -8,7 +8,8 @@ use waterline_quant::{Tensor, safetensors};
 use super::{Config, Family, fla, tensors};
 use crate::error::{Error, Result};
 use crate::mixers::{Hax, Mamba, Mamba2, Mixer, Source};
-use crate::spec::{LayerSpec, ModelSpec, WeightSpec};
+use crate::model::{LayerSpec, ModelSpec};
+use crate::weights::WeightSpec;
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["mamba", "falcon_mamba", "mamba2", "hax_mamba", "hax_mamba2"],
@@ -71,7 +72,7 @@ fn samba_tensor_name(name: &str) -> String {
 fn spec(config: &Config) -> Result<ModelSpec> {
     let layer = LayerSpec::of(mixer(config)?, None);
     let layers = config.layers()?;
-    // transformers ties Mamba's matrices unless told otherwise, flash-linear-attention does not.
+    // transformers ties Mamba's matrices by default, flash-linear-attention does not.
     let transformers = config.object().contains_key("layer_norm_epsilon");
     let tied = transformers && ["mamba", "falcon_mamba"].contains(&config.string("model_type")?);
     model(config, vec![layer; layers], tied)
@@ -173,7 +174,7 @@ fn mamba2(config: &Config) -> Result<Mamba2> {
     }
     let transformers = config.object().contains_key("layer_norm_epsilon");
     let groups = config.usize_or("n_groups", if transformers { 8 } else { 1 })?;
-    // HAX is built on a release whose norm did not know of groups.
+    // HAX is built on a release whose norm had no groups.
     let norm_groups = if config.object().contains_key("sparse_arch") {
         1
     } else {

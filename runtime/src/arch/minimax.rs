@@ -10,10 +10,11 @@ use super::hugging_face::{attention, layer_type, model, tensor_name};
 use super::tensors::rows_of_groups;
 use super::{Config, Family};
 use crate::error::Result;
-use crate::experts::ExpertsSpec;
-use crate::feed_forward::FeedForward;
+use crate::feed_forward::{ExpertsSpec, FeedForward};
+use crate::lowering::Sublayer;
 use crate::mixers::{Attention, LightningAttention, Mixer};
-use crate::spec::{LayerSpec, ModelSpec, Sublayer, WeightSpec};
+use crate::model::{LayerSpec, ModelSpec};
+use crate::weights::WeightSpec;
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["minimax", "minimax_text_01"],

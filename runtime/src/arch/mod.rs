@@ -2,7 +2,6 @@
 //! file per family of configurations; one for the GGUF files that llama.cpp has of the same models.
 
 mod bamba;
-mod config;
 mod experts;
 mod falcon_h1;
 mod fla;
@@ -19,32 +18,32 @@ mod jamba;
 mod kimi_linear;
 mod lfm2;
 mod lfm2_moe;
-pub(crate) mod llama_cpp;
+mod llama_cpp;
 mod llama_cpp_splits;
-pub(crate) mod llama_cpp_vocab;
+mod llama_cpp_vocab;
 #[cfg(test)]
 mod llama_cpp_vocab_tests;
 mod mamba;
 mod minimax;
 mod nemotron_h;
 mod olmo_hybrid;
+mod open;
 mod qwen3_next;
 mod recurrent_gemma;
 mod rwkv;
 mod sse;
 mod tensors;
-pub(crate) mod unused;
+mod unused;
+mod zamba2;
 
 use std::path::Path;
 
 use waterline_quant::{Tensor, read_file, safetensors};
 
-pub(crate) use config::Config;
-
-use crate::checkpoint::{Checkpoint, OpenOptions, TextFiles};
+use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::program::Tensors;
-use crate::spec::{ModelSpec, WeightSpec};
+use crate::model::{Checkpoint, ModelSpec, OpenOptions, TextFiles};
+use crate::weights::{Tensors, WeightSpec};
 
 /// A family of configurations.
 struct Family {
@@ -78,13 +77,14 @@ const FAMILIES: &[Family] = &[
     recurrent_gemma::FAMILY,
     rwkv::FAMILY,
     sse::FAMILY,
+    zamba2::FAMILY,
 ];
 
 /// Largest configuration, tokenizer or template that is read, in bytes; the largest tokenizers have a tenth of it.
 const LARGEST_TEXT: u64 = 256 << 20;
 
 /// Reads a Hugging Face directory: `config.json`, `*.safetensors`, and the tokenizer's files where they exist.
-pub(crate) fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkpoint> {
+fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkpoint> {
     let path = dir.join("config.json");
     let file = path.display().to_string();
     let text = read_file(&path, LARGEST_TEXT).map_err(|e| Error::io(&path, "cannot read", e))?;

@@ -10,11 +10,12 @@ use super::hugging_face::attention_without_positions;
 use super::hybrid::{self, Kind};
 use super::{Config, Family, mamba};
 use crate::error::Result;
-use crate::experts::{ExpertsSpec, SharedSpec};
-use crate::feed_forward::{FeedForward, MlpSpec};
+use crate::feed_forward::{ExpertsSpec, FeedForward, MlpSpec, SharedSpec};
+use crate::functions::Activation;
 use crate::mixers::{Attention, Mamba2};
-use crate::ops::{Activation, Groups, Router, Scoring};
-use crate::spec::{LayerSpec, ModelSpec, WeightSpec};
+use crate::model::{LayerSpec, ModelSpec};
+use crate::ops::{Groups, Router, Scoring};
+use crate::weights::WeightSpec;
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["nemotron_h"],

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use super::hugging_face::{attention, layer_type, mlp, model, norm_eps};
 use super::{Config, Family, hybrid};
 use crate::error::Result;
+use crate::functions::Activation;
+use crate::lowering::Sublayer;
 use crate::mixers::{Attention, GatedDeltaNet, Mixer};
-use crate::ops::Activation;
-use crate::spec::{LayerSpec, ModelSpec, Sublayer};
+use crate::model::{LayerSpec, ModelSpec};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["olmo_hybrid"],

@@ -12,11 +12,12 @@ use super::hugging_face::{attention, layer_type, mlp, model, norm_eps, tensor_na
 use super::tensors::{one_plus, rows, rows_of_groups};
 use super::{Config, Family};
 use crate::error::Result;
-use crate::experts::{ExpertsSpec, SharedSpec};
-use crate::feed_forward::FeedForward;
+use crate::feed_forward::{ExpertsSpec, FeedForward, SharedSpec};
+use crate::functions::Activation;
 use crate::mixers::{Attention, GatedDeltaNet, Mixer};
-use crate::ops::{Activation, Router};
-use crate::spec::{LayerSpec, ModelSpec, WeightSpec};
+use crate::model::{LayerSpec, ModelSpec};
+use crate::ops::Router;
+use crate::weights::WeightSpec;
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"],

@@ -8,9 +8,9 @@ use super::tensors::one_plus;
 use super::{Config, Family};
 use crate::error::Result;
 use crate::feed_forward::MlpSpec;
+use crate::functions::Activation;
 use crate::mixers::{Attention, Mixer, RgLru};
-use crate::ops::Activation;
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::model::{LayerSpec, ModelSpec};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["recurrent_gemma"],

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use super::{Config, Family};
 use crate::error::Result;
+use crate::functions::Activation;
+use crate::lowering::NormKind;
 use crate::mixers::{Mixer, Rwkv7, RwkvChannelMix};
-use crate::ops::Activation;
-use crate::spec::{LayerSpec, ModelSpec, NormKind};
+use crate::model::{LayerSpec, ModelSpec};
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["rwkv7"],

@@ -10,7 +10,8 @@ use super::fla::{mlp, scaled, taps, tensor_name};
 use super::{Config, Family};
 use crate::error::{Error, Result};
 use crate::mixers::{Attention, HeadMap, Mixer, Sse, SseSwa, StateUpdate};
-use crate::spec::{LayerSpec, ModelSpec, WeightSpec};
+use crate::model::{LayerSpec, ModelSpec};
+use crate::weights::WeightSpec;
 
 pub(super) const FAMILY: Family = Family {
     model_types: &["sse_swa_moba"],

@@ -1,4 +1,4 @@
-//! Strict checkpoints: a key or a tensor that nobody read is an error that names it, unless it stands in one of the lists
+//! Strict checkpoints: a key or a tensor that no frontend read is an error that names it, unless it stands in one of the lists
 //! below, which say of each why the model's logits do not depend on it.
 //!
 //! What a frontend reads through [`Config`], [`safetensors::Checkpoint`] or [`Gguf`] is used; nothing else needs to be
@@ -10,7 +10,7 @@ use waterline_quant::safetensors;
 
 use super::Config;
 use crate::error::{Error, Result};
-use crate::program::Tensors;
+use crate::weights::Tensors;
 
 /// Most names in an error.
 const SHOWN: usize = 8;
@@ -75,7 +75,7 @@ const KEYS: &[Idle] = &[
     ),
 ];
 
-/// Keys that the reference of these families reads nowhere, or only where another key asks for it, and then a frontend
+/// Keys that the reference of these families never reads, or only if another key is set, and then a frontend
 /// reads it.
 const KEYS_OF: &[(&[&str], Idle)] = &[
     (
@@ -144,6 +144,13 @@ const KEYS_OF: &[(&[&str], Idle)] = &[
         ),
     ),
     (
+        &["zamba2"],
+        (
+            "hybrid_layer_ids kv_channels num_query_groups",
+            "they follow from the kinds of layers and from the heads",
+        ),
+    ),
+    (
         &["kimi_linear"],
         (
             "qk_head_dim head_dim num_key_value_heads topk_group topk_method use_grouped_topk linear_attn_config.kda_layers \
@@ -198,6 +205,7 @@ const KEYS_AT: &[(&str, &str)] = &[
     ("use_qk_norm", "false"),
     ("use_mrope", "false"),
     ("sparse_arch", "\"\""),
+    ("use_shared_mlp_adapter", "true"),
 ];
 
 /// Tensors without a meaning for the logits.
@@ -393,7 +401,7 @@ fn matches(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// The error that names what nobody used, if there is any; `what` is the word for one and for many.
+/// The error that names what is unused, if anything; `what` is the word for one and for many.
 fn refuse<'a>(
     file: &str,
     what: [&'static str; 2],

@@ -50,43 +50,45 @@ impl<'a, T> Shared<'a, T> {
     }
 }
 
-/// A session's state, whose slots several workers change at once.
+/// A session's state, whose tensors several workers change at once.
 pub(crate) struct SharedArena<'a> {
     plan: std::sync::Arc<StatePlan>,
     bytes: Shared<'a, u8>,
 }
 
 impl SharedArena<'_> {
-    /// Values `range` of a slot.
+    /// Values `range` of a state tensor.
     ///
     /// # Safety
-    /// While the returned slice is in use, no other thread may hold values of the slot that overlap it.
+    /// While the returned slice is in use, no other thread may hold values of the state tensor that overlap it.
     #[allow(clippy::mut_from_ref)]
     #[inline]
-    pub unsafe fn slot<T: Pod>(&self, slot: usize, range: Range<usize>) -> &mut [T] {
-        let slot = &self.plan.slots[slot];
+    pub unsafe fn tensor<T: Pod>(&self, tensor: usize, range: Range<usize>) -> &mut [T] {
+        let tensor = &self.plan.tensors[tensor];
         let (start, end) = (range.start * size_of::<T>(), range.end * size_of::<T>());
-        assert!(end <= slot.bytes);
+        assert!(end <= tensor.bytes);
         // SAFETY: the caller's contract.
-        bytemuck::cast_slice_mut(unsafe { self.bytes.part(slot.offset + start..slot.offset + end) })
+        bytemuck::cast_slice_mut(unsafe {
+            self.bytes.part(tensor.offset + start..tensor.offset + end)
+        })
     }
 
-    /// Values `range` of a slot, to read.
+    /// Values `range` of a state tensor, to read.
     ///
     /// # Safety
-    /// While the returned slice is in use, no other thread may hold a [`SharedArena::slot`] that overlaps it.
+    /// While the returned slice is in use, no other thread may hold a [`SharedArena::state tensor`] that overlaps it.
     #[inline]
-    pub unsafe fn read<T: Pod>(&self, slot: usize, range: Range<usize>) -> &[T] {
-        let slot = &self.plan.slots[slot];
+    pub unsafe fn read<T: Pod>(&self, tensor: usize, range: Range<usize>) -> &[T] {
+        let tensor = &self.plan.tensors[tensor];
         let (start, end) = (range.start * size_of::<T>(), range.end * size_of::<T>());
-        assert!(end <= slot.bytes);
+        assert!(end <= tensor.bytes);
         // SAFETY: the caller's contract.
-        bytemuck::cast_slice(unsafe { self.bytes.read(slot.offset + start..slot.offset + end) })
+        bytemuck::cast_slice(unsafe { self.bytes.read(tensor.offset + start..tensor.offset + end) })
     }
 
-    /// The second dimension of a slot: rows of each head.
-    pub fn rows(&self, slot: usize) -> usize {
-        self.plan.slots[slot].shape[1]
+    /// The second dimension of a state tensor: rows of each head.
+    pub fn rows(&self, tensor: usize) -> usize {
+        self.plan.tensors[tensor].shape[1]
     }
 }
 

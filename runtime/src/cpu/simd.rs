@@ -291,19 +291,16 @@ pub fn gemm(
     c: &mut [f32],
     c_row: usize,
 ) {
-    scaled_gemm(size, 1.0, a, a_steps, b, b_row, c, c_row);
+    scaled_gemm(size, 1.0, (a, a_steps), (b, b_row), (c, c_row));
 }
 
 /// `C <- keep C + A B`, otherwise as [`gemm`].
 pub fn scaled_gemm(
     size: [usize; 3],
     keep: f32,
-    a: &[f32],
-    a_steps: [usize; 2],
-    b: &[f32],
-    b_row: usize,
-    c: &mut [f32],
-    c_row: usize,
+    (a, a_steps): (&[f32], [usize; 2]),
+    (b, b_row): (&[f32], usize),
+    (c, c_row): (&mut [f32], usize),
 ) {
     let product = Gemm {
         size,
@@ -479,7 +476,7 @@ mod tests {
             }
             let mut kept = c.clone();
             gemm([m, n, k], &a, [1, m], &b, n, &mut c, n);
-            scaled_gemm([m, n, k], 0.5, &a, [1, m], &b, n, &mut kept, n);
+            scaled_gemm([m, n, k], 0.5, (&a, [1, m]), (&b, n), (&mut kept, n));
             for (i, (x, y)) in c.iter().zip(&expected).enumerate() {
                 assert!((x - y).abs() < 1e-4, "{m} {n} {k}: {x} {y}");
                 let y = y - 0.5 * value(i + 9);

@@ -1,5 +1,5 @@
-// What all kernels share. Kernels are function templates, `__device__`, whose dimensions are template arguments; the
-// program wraps each instance in a global function. All threads of a block reach every barrier and every shuffle.
+// Common to all kernels. Kernels are `__device__` function templates whose template arguments are the model's dimensions; the host wraps
+// each instance in a global function, or calls it as an op of the decode kernel. All threads reach every barrier and shuffle.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -18,7 +18,7 @@ struct Rows {
 constexpr float infinity = __builtin_bit_cast(float, 0x7f800000u);
 
 #ifndef WATERLINE_EMULATOR
-// A 16-bit float. NVRTC has no headers of its own on a machine with only its library, so the two instructions stand here.
+// A 16-bit float. A machine with only the NVRTC library has no CUDA headers.
 struct half {
   u16 bits;
   half() = default;
@@ -35,8 +35,8 @@ struct half {
 // The block's dynamic shared memory.
 template <class T>
 __device__ T* shared_memory() {
-#if defined(WATERLINE_PHASES)
-  return reinterpret_cast<T*>(whole_shared_memory() + room_at);
+#if defined(WATERLINE_DECODE)
+  return reinterpret_cast<T*>(cta_shared_memory() + workspace_at);
 #elif defined(WATERLINE_EMULATOR)
   return reinterpret_cast<T*>(emulator::shared);
 #else
@@ -45,10 +45,9 @@ __device__ T* shared_memory() {
 #endif
 }
 
-// Sixteen bytes that are read once: they need no place in the first cache. In a persistent program weights lie in shared
-// memory.
+// Loads sixteen bytes that are read once, without a place in L1. In the decode kernel weights are in shared memory.
 __device__ inline uint4 load_once(const void* from) {
-#if defined(WATERLINE_EMULATOR) || defined(WATERLINE_PHASES)
+#if defined(WATERLINE_EMULATOR) || defined(WATERLINE_DECODE)
   return *reinterpret_cast<const uint4*>(from);
 #else
   uint4 words;
@@ -70,7 +69,7 @@ __device__ inline void copy_async(void* to, const void* from) {
 #endif
 }
 
-// The same for 16 bytes that are read once: they go past the first cache, whose few lines would bound what can be under way.
+// The same for 16 bytes that are read once, bypassing L1, whose lines would bound the copies in flight.
 __device__ inline void copy_async_once(void* to, const void* from) {
 #ifdef WATERLINE_EMULATOR
   memcpy(to, from, 16);
@@ -104,30 +103,30 @@ __device__ inline float half_bits(u16 bits) {
 __device__ inline float float_of(float x) { return x; }
 __device__ inline float float_of(half x) { return x; }
 
-// Where kernels overlap, the next one may start now: what it does before `await_previous` must not depend on this one.
-// Called after `await_previous`, so that only one kernel is ahead: more would push each other's weights out of the cache.
-__device__ inline void release_next() {
-#if __CUDA_ARCH__ >= 900 && !defined(WATERLINE_PHASES)
+// Programmatic dependent launch: the next kernel may start now, and must not depend on this one before its `wait_for_dependencies`.
+// Called after `wait_for_dependencies`, so that only one kernel is ahead: more would evict each other's weights from L2.
+__device__ inline void launch_dependents() {
+#if __CUDA_ARCH__ >= 900 && !defined(WATERLINE_DECODE)
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-#ifndef WATERLINE_PHASES
-// A phase is complete but for what only the next token reads.
-__device__ inline void publish() {}
+#ifndef WATERLINE_DECODE
+// In the decode kernel: arrives at the grid barrier before the op ends.
+__device__ inline void arrive_early() {}
 #endif
 
-// Returns when everything that earlier kernels, or phases, wrote can be seen.
-__device__ inline void await_previous() {
-#if defined(WATERLINE_PHASES)
-  if (threadIdx.x == 0) wait_for_arrivals();
-  phase_barrier();
+// Waits until the writes of earlier kernels, or ops of the decode kernel, are visible.
+__device__ inline void wait_for_dependencies() {
+#if defined(WATERLINE_DECODE)
+  if (threadIdx.x == 0) grid_barrier_wait();
+  op_barrier();
 #elif __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Brings bytes into the second cache; `from` and `bytes` are multiples of 16.
+// Prefetches bytes into L2; `from` and `bytes` are multiples of 16.
 __device__ inline void prefetch(const void* from, u32 bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
@@ -251,8 +250,7 @@ __device__ float4 activate_each(float4 x) {
   return {activate(function, x.x), activate(function, x.y), activate(function, x.z), activate(function, x.w)};
 }
 
-// Four values at once, by a function of its own in the machine code: inlined at every use it would not fit into the
-// instruction caches.
+// Four values at once. Not inlined: at every use it would overflow the instruction caches.
 __device__ __noinline__ float4 activate_four(int function, float4 x) {
   switch (function) {
     case SILU: return activate_each<SILU>(x);

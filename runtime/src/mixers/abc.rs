@@ -18,10 +18,11 @@ use serde_json::{Value, json};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, gsa, output_norm};
 use crate::error::Result;
-use crate::ops::{Activation, Gate, Map, OutputOp, Prepare, Rope, Slots};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
+use crate::functions::{Activation, OutputOp};
+use crate::lowering::Lowering;
+use crate::ops::{Gate, HeadOp, Prepare, Rope, Slots};
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "abc";
 
@@ -93,36 +94,36 @@ impl Mixer for Abc {
         let sums = StateTensor::new("sums", StateKind::Counter, StateDtype::F32, &shape);
         let mut all = Vec::from(slots);
         all.push(sums);
-        all.extend(short_conv::slots(&self.branches(), self.conv));
+        all.extend(short_conv::tensors(&self.branches(), self.conv));
         all
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
         let views = layer.project(&["q_proj", "k_proj", "v_proj", "s_proj", "g_proj"])?;
         let (q, k, v, weights, gate) = (views[0], views[1], views[2], views[3], views[4]);
-        let mut lanes = Vec::new();
+        let mut groups = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
-            let silu = Map::Activation(Activation::Silu);
+            let silu = HeadOp::Activation(Activation::Silu);
             let mut maps: Vec<_> = self.conv.map(|_| silu).into_iter().collect();
             if i < 2 {
-                maps.extend(self.rope_theta.map(|_| Map::Rope));
+                maps.extend(self.rope_theta.map(|_| HeadOp::Rope));
             }
             if !maps.is_empty() {
-                lanes.push(branch.lane(layer, views[i], 3 + i, maps)?);
+                groups.push(branch.group(layer, views[i], 3 + i, maps)?);
             }
         }
         let clamp = [
             self.min.unwrap_or(f32::NEG_INFINITY),
             self.max.unwrap_or(f32::INFINITY),
         ];
-        let slot = layer.state_tensor(2);
+        let state = layer.state_tensor(2);
         let rope = self
             .rope_theta
             .map(|theta| Rope::new(theta, None, layer.buffer(self.head_dim)));
         layer.push(Prepare {
-            lanes,
+            groups,
             rope,
-            gates: vec![(weights, Gate::RunningSoftmax { clamp, slot })],
+            gates: vec![(weights, Gate::RunningSoftmax { clamp, state })],
         });
         let out = layer.buffer(self.heads * self.value_dim);
         layer.push(Slots {

@@ -17,13 +17,14 @@ use serde_json::{Value, json};
 
 use super::{Mismatch, Mixer};
 use crate::error::Result;
+use crate::functions::{Activation, Norm, OutputOp};
+use crate::lowering::Lowering;
+use crate::operands::View;
 use crate::ops::{
-    Activation, Attend, Eviction, Gate, Lane, Map, Norm, Normalize, OutputOp, Policy, Prepare,
-    Rope, ScoreSlots,
+    Attend, Eviction, Gate, HeadGroup, HeadOp, Normalize, Policy, Prepare, Rope, ScoreTensors,
 };
-use crate::program::{Lowering, View};
-use crate::spec::WeightSpec;
 use crate::state::{Size, StateDtype, StateKind, StateRange, StateTensor};
+use crate::weights::WeightSpec;
 
 pub use crate::ops::RopeScaling;
 
@@ -99,7 +100,7 @@ const SET_VALUES: usize = 3;
 const SET_COUNTS: usize = 4;
 const WINDOW_SCORES: usize = 5;
 const SET_SCORES: usize = 6;
-/// The number of the first slot after those of a window and a set with scores.
+/// The number of the first state tensor after those of a window and a set with scores.
 pub(super) const AFTER_SET: usize = 7;
 
 impl Attention {
@@ -155,35 +156,35 @@ impl Attention {
         )
     }
 
-    /// Slots of a set, which come after the ring.
-    pub(super) fn set_slots(&self, capacity: usize, scored: bool) -> Vec<StateTensor> {
+    /// State tensors of a retained set, which follow the ring.
+    pub(super) fn set_tensors(&self, capacity: usize, scored: bool) -> Vec<StateTensor> {
         use StateDtype::{F32, Kv, U32};
         let set = [self.kv_heads, capacity, self.head_dim];
         let window = [self.kv_heads, self.window.unwrap_or(1)];
-        let mut slots = vec![
+        let mut tensors = vec![
             StateTensor::new("set_keys", StateKind::Set, Kv, &set),
             StateTensor::new("set_values", StateKind::Set, Kv, &set),
             StateTensor::new("set_counts", StateKind::Counter, U32, &set[..1])
                 .within(StateRange::UpTo(capacity as u64)),
         ];
         if scored {
-            slots.extend([
+            tensors.extend([
                 StateTensor::new("window_scores", StateKind::Ring, F32, &window),
                 StateTensor::new("set_scores", StateKind::Set, F32, &set[..2]),
             ]);
         }
-        slots
+        tensors
     }
 
-    /// The slots of scores of a set.
-    pub(super) fn score_slots(layer: &Lowering) -> ScoreSlots {
-        ScoreSlots {
+    /// The state tensors of scores of a set.
+    pub(super) fn score_tensors(layer: &Lowering) -> ScoreTensors {
+        ScoreTensors {
             window: layer.state_tensor(WINDOW_SCORES),
             set: layer.state_tensor(SET_SCORES),
         }
     }
 
-    /// Retention by `policy` in the slots of a set.
+    /// Retention by `policy` in the state tensors of a set.
     pub(super) fn eviction(layer: &Lowering, policy: Policy, sink: usize) -> Eviction {
         Eviction {
             policy,
@@ -210,42 +211,42 @@ impl Attention {
         k: View,
         gates: Vec<(View, Gate)>,
     ) -> Result<()> {
-        let lanes = vec![
-            self.lane(layer, q, "q_norm.weight")?,
-            self.lane(layer, k, "k_norm.weight")?,
+        let groups = vec![
+            self.group(layer, q, "q_norm.weight")?,
+            self.group(layer, k, "k_norm.weight")?,
         ];
-        self.push_prepared(layer, lanes, gates);
+        self.push_prepared(layer, groups, gates);
         Ok(())
     }
 
-    /// The same in columns of their own, which are returned, with the values beside them: who reads the projections meanwhile finds them as
+    /// Like `prepare`, but into new columns, which are returned with the values beside them: ops that run at the same time still read the raw projections as
     /// they are.
     fn prepare_copies(&self, layer: &mut Lowering, [q, k, v]: [View; 3]) -> Result<[View; 3]> {
         let room = layer.buffer(q.width + k.width + v.width);
         let (own_q, rest) = room.split(q.width);
         let (own_k, own_v) = rest.split(k.width);
-        let mut lanes = vec![
-            self.lane(layer, own_q, "q_norm.weight")?,
-            self.lane(layer, own_k, "k_norm.weight")?,
-            Lane::of_channels(own_v, None, Vec::new()),
+        let mut groups = vec![
+            self.group(layer, own_q, "q_norm.weight")?,
+            self.group(layer, own_k, "k_norm.weight")?,
+            HeadGroup::of_channels(own_v, None, Vec::new()),
         ];
-        for (lane, from) in lanes.iter_mut().zip([q, k, v]) {
-            lane.maps.insert(0, Map::Copy(from));
+        for (group, from) in groups.iter_mut().zip([q, k, v]) {
+            group.maps.insert(0, HeadOp::Copy(from));
         }
-        self.push_prepared(layer, lanes, Vec::new());
+        self.push_prepared(layer, groups, Vec::new());
         Ok([own_q, own_k, own_v])
     }
 
     /// Queries or keys, with the head norm `norm` and positions if the mixer has them.
-    fn lane(&self, layer: &Lowering, view: View, norm: &str) -> Result<Lane> {
+    fn group(&self, layer: &Lowering, view: View, norm: &str) -> Result<HeadGroup> {
         let mut maps = Vec::new();
         if let Some(eps) = self.head_norm_eps.filter(|_| !self.norm_over_heads) {
-            maps.push(Map::Rms(Norm::rms(layer.vector(norm)?, eps)));
+            maps.push(HeadOp::Rms(Norm::rms(layer.vector(norm)?, eps)));
         }
         if self.rope_theta.is_some() {
-            maps.push(Map::Rope);
+            maps.push(HeadOp::Rope);
         }
-        Ok(Lane {
+        Ok(HeadGroup {
             view,
             head_dim: self.head_dim,
             conv: None,
@@ -253,12 +254,21 @@ impl Attention {
         })
     }
 
-    fn push_prepared(&self, layer: &mut Lowering, lanes: Vec<Lane>, gates: Vec<(View, Gate)>) {
+    fn push_prepared(
+        &self,
+        layer: &mut Lowering,
+        groups: Vec<HeadGroup>,
+        gates: Vec<(View, Gate)>,
+    ) {
         let rope = self.rope_theta.map(|theta| {
             let table = layer.buffer(self.rope_dim());
             Rope::new(theta, self.rope_scaling, table)
         });
-        layer.push(Prepare { lanes, rope, gates });
+        layer.push(Prepare {
+            groups,
+            rope,
+            gates,
+        });
     }
 
     /// The whole mixer, and between projections and positions what `before` does with unrotated keys and values.
@@ -371,15 +381,15 @@ impl Mixer for Attention {
             kind: StateKind::Ring,
             range: StateRange::Any,
         };
-        let mut slots = vec![ring("keys"), ring("values")];
+        let mut tensors = vec![ring("keys"), ring("values")];
         if let Some(Retained {
             capacity, policy, ..
         }) = self.retained
         {
             let scored = matches!(policy, RetainedPolicy::Attention);
-            slots.extend(self.set_slots(capacity, scored));
+            tensors.extend(self.set_tensors(capacity, scored));
         }
-        slots
+        tensors
     }
 
     fn retaining(&self, window: Option<usize>, retained: Retained) -> Option<Arc<dyn Mixer>> {
@@ -394,7 +404,7 @@ impl Mixer for Attention {
         self.lower_with(layer, |layer, _, _| {
             Ok(self.retained.map(|retained| {
                 let policy = match retained.policy {
-                    RetainedPolicy::Attention => Policy::Attention(Self::score_slots(layer)),
+                    RetainedPolicy::Attention => Policy::Attention(Self::score_tensors(layer)),
                     RetainedPolicy::Stride(every) => Policy::Stride(every),
                 };
                 Self::eviction(layer, policy, retained.sink)

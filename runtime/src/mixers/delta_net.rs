@@ -16,10 +16,11 @@ use serde_json::{Value, json};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
-use crate::ops::{Activation, Decay, Gate, Key, Map, OutputOp, Prepare, Recur, Write};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
+use crate::functions::{Activation, OutputOp};
+use crate::lowering::Lowering;
+use crate::ops::{Decay, Gate, HeadOp, Key, Prepare, Recur, Write};
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "delta_net";
 
@@ -97,9 +98,9 @@ impl Mixer for DeltaNet {
     fn state(&self) -> Vec<StateTensor> {
         let shape = [self.heads, self.head_dim, self.value_dim];
         let state = StateTensor::new("state", StateKind::Matrix, StateDtype::F32, &shape);
-        let mut slots = vec![state];
-        slots.extend(short_conv::slots(&self.branches(), self.conv));
-        slots
+        let mut tensors = vec![state];
+        tensors.extend(short_conv::tensors(&self.branches(), self.conv));
+        tensors
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
@@ -107,21 +108,24 @@ impl Mixer for DeltaNet {
         names.extend(self.beta.then_some("b_proj"));
         names.extend(self.gate.then_some("g_proj"));
         let views = layer.project(&names)?;
-        let mut lanes = Vec::new();
+        let mut groups = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
             let maps = match i {
-                2 => vec![Map::Activation(Activation::Silu)],
+                2 => vec![HeadOp::Activation(Activation::Silu)],
                 _ => {
-                    let mut maps: Vec<_> =
-                        self.activation.map(Map::Activation).into_iter().collect();
+                    let mut maps: Vec<_> = self
+                        .activation
+                        .map(HeadOp::Activation)
+                        .into_iter()
+                        .collect();
                     maps.push(match self.key_norm {
-                        KeyNorm::L2 => Map::L2Norm,
-                        KeyNorm::Sum => Map::SumNorm,
+                        KeyNorm::L2 => HeadOp::L2Norm,
+                        KeyNorm::Sum => HeadOp::SumNorm,
                     });
                     maps
                 }
             };
-            lanes.push(branch.lane(layer, views[i], 1 + i, maps)?);
+            groups.push(branch.group(layer, views[i], 1 + i, maps)?);
         }
         let scale = if self.negative_eigenvalues { 2.0 } else { 1.0 };
         let (beta, strength) = match self.beta {
@@ -129,7 +133,7 @@ impl Mixer for DeltaNet {
             false => (layer.buffer(self.heads), Gate::Constant(scale)),
         };
         layer.push(Prepare {
-            lanes,
+            groups,
             rope: None,
             gates: vec![(beta, strength)],
         });
@@ -146,7 +150,7 @@ impl Mixer for DeltaNet {
             write: Write::Delta(beta),
             gates: None,
             scale: (self.head_dim as f32).powf(-0.5),
-            slot: layer.state_tensor(0),
+            state: layer.state_tensor(0),
             out,
             beside: 0,
         });

@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 
 use super::{Mismatch, Mixer, short_conv};
 use crate::error::Result;
-use crate::ops::{Conv, Lane, Map, Prepare};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
+use crate::lowering::Lowering;
+use crate::ops::{Conv, HeadGroup, HeadOp, Prepare};
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "gated_conv";
 
@@ -89,7 +89,11 @@ impl Mixer for GatedConv {
             )
         };
         layer.push(Prepare {
-            lanes: vec![Lane::of_channels(u, Some(conv), vec![Map::Multiply(c)])],
+            groups: vec![HeadGroup::of_channels(
+                u,
+                Some(conv),
+                vec![HeadOp::Multiply(c)],
+            )],
             rope: None,
             gates: Vec::new(),
         });

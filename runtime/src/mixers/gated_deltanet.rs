@@ -18,10 +18,12 @@ use super::head_gates::HeadGateInput;
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
-use crate::ops::{Activation, Decay, Gate, HeadGates, Key, Map, OutputOp, Prepare, Recur, Write};
-use crate::program::{Lowering, View};
-use crate::spec::WeightSpec;
+use crate::functions::{Activation, OutputOp};
+use crate::lowering::Lowering;
+use crate::operands::View;
+use crate::ops::{Decay, Gate, HeadGates, HeadOp, Key, Prepare, Recur, Write};
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "gated_deltanet";
 
@@ -117,9 +119,9 @@ impl Mixer for GatedDeltaNet {
     fn state(&self) -> Vec<StateTensor> {
         let shape = [self.tile(), self.head_dim, self.value_dim];
         let state = StateTensor::new("state", StateKind::Matrix, StateDtype::F32, &shape);
-        let mut slots = vec![state; self.tiles()];
-        slots.extend(short_conv::slots(&self.branches(), self.conv));
-        slots
+        let mut tensors = vec![state; self.tiles()];
+        tensors.extend(short_conv::tensors(&self.branches(), self.conv));
+        tensors
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
@@ -132,13 +134,13 @@ impl Mixer for GatedDeltaNet {
         let view = |name: &str| names.iter().position(|n| *n == name).map(|i| views[i]);
         let (q, k, v, beta) = (views[0], views[1], views[2], views[3]);
 
-        let mut lanes = Vec::new();
+        let mut groups = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
-            let mut maps = vec![Map::Activation(Activation::Silu)];
+            let mut maps = vec![HeadOp::Activation(Activation::Silu)];
             if i < 2 {
-                maps.push(Map::L2Norm);
+                maps.push(HeadOp::L2Norm);
             }
-            lanes.push(branch.lane(layer, views[i], self.tiles() + i, maps)?);
+            groups.push(branch.group(layer, views[i], self.tiles() + i, maps)?);
         }
         let scale = if self.negative_eigenvalues { 2.0 } else { 1.0 };
         let mut gates = vec![(beta, Gate::Sigmoid { scale })];
@@ -149,7 +151,7 @@ impl Mixer for GatedDeltaNet {
             gates.push((view, Gate::Decay { rate, bias }));
         }
         layer.push(Prepare {
-            lanes,
+            groups,
             rope: None,
             gates,
         });
@@ -181,7 +183,7 @@ impl Mixer for GatedDeltaNet {
                     read: gates.read.map(|read| part(read, 1)),
                 }),
                 scale: (self.head_dim as f32).powf(-0.5),
-                slot: layer.state_tensor(i),
+                state: layer.state_tensor(i),
                 out: part(out, self.value_dim),
                 beside: self.tiles() - 1,
             });

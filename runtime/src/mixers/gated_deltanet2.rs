@@ -19,10 +19,12 @@ use serde_json::{Value, json};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
-use crate::ops::{Activation, Decay, Gate, Key, Lane, Map, OutputOp, Prepare, Recur, Write};
-use crate::program::{Lowering, View};
-use crate::spec::WeightSpec;
+use crate::functions::{Activation, OutputOp};
+use crate::lowering::Lowering;
+use crate::operands::View;
+use crate::ops::{Decay, Gate, HeadGroup, HeadOp, Key, Prepare, Recur, Write};
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "gated_deltanet2";
 
@@ -105,9 +107,9 @@ impl Mixer for GatedDeltaNet2 {
     fn state(&self) -> Vec<StateTensor> {
         let shape = [self.value_heads, self.head_dim, self.value_dim];
         let state = StateTensor::new("state", StateKind::Matrix, StateDtype::F32, &shape);
-        let mut slots = vec![state];
-        slots.extend(short_conv::slots(&self.branches(), self.conv));
-        slots
+        let mut tensors = vec![state];
+        tensors.extend(short_conv::tensors(&self.branches(), self.conv));
+        tensors
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
@@ -119,13 +121,13 @@ impl Mixer for GatedDeltaNet2 {
         let decay = layer.project_from(views[5], None, &["f_proj.1"])?[0];
         let gate = layer.project_from(views[6], None, &["g_proj.1"])?[0];
 
-        let mut lanes = Vec::new();
+        let mut groups = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
-            let mut maps = vec![Map::Activation(Activation::Silu)];
+            let mut maps = vec![HeadOp::Activation(Activation::Silu)];
             if i < 2 {
-                maps.push(Map::L2Norm);
+                maps.push(HeadOp::L2Norm);
             }
-            lanes.push(branch.lane(layer, views[i], 1 + i, maps)?);
+            groups.push(branch.group(layer, views[i], 1 + i, maps)?);
         }
         let scale = if self.negative_eigenvalues { 2.0 } else { 1.0 };
         let gates = vec![
@@ -134,18 +136,18 @@ impl Mixer for GatedDeltaNet2 {
             (write, Gate::Sigmoid { scale: 1.0 }),
         ];
         layer.push(Prepare {
-            lanes,
+            groups,
             rope: None,
             gates,
         });
-        let times = |view: View, head_dim: usize, factor: View| Lane {
+        let times = |view: View, head_dim: usize, factor: View| HeadGroup {
             view,
             head_dim,
             conv: None,
-            maps: vec![Map::Multiply(factor)],
+            maps: vec![HeadOp::Multiply(factor)],
         };
         layer.push(Prepare {
-            lanes: vec![
+            groups: vec![
                 times(erase, self.head_dim, k),
                 times(v, self.value_dim, write),
             ],
@@ -165,7 +167,7 @@ impl Mixer for GatedDeltaNet2 {
             write: Write::Erase { key: erase },
             gates: None,
             scale: (self.head_dim as f32).powf(-0.5),
-            slot: layer.state_tensor(0),
+            state: layer.state_tensor(0),
             out,
             beside: 0,
         });

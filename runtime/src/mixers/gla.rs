@@ -19,10 +19,10 @@ use serde_json::{Value, json};
 use super::linear_attention::LinearAttention;
 use super::{Mismatch, Mixer};
 use crate::error::Result;
+use crate::lowering::Lowering;
 use crate::ops::{Decay, Gate, Prepare};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
 use crate::state::StateTensor;
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "gla";
 
@@ -87,7 +87,7 @@ impl Mixer for Gla {
     }
 
     fn state(&self) -> Vec<StateTensor> {
-        self.linear.slots(self.states())
+        self.linear.tensors(self.states())
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
@@ -105,7 +105,7 @@ impl Mixer for Gla {
             |layer, views| {
                 let decay = layer.project_from(views[0], None, &["gk_proj.1"])?[0];
                 layer.push(Prepare {
-                    lanes: Vec::new(),
+                    groups: Vec::new(),
                     rope: None,
                     gates: vec![(decay, gate)],
                 });

@@ -21,10 +21,11 @@ use serde_json::{Value, json};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
-use crate::ops::{Activation, Gate, Lane, Map, OutputOp, Prepare, Slots};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
+use crate::functions::{Activation, OutputOp};
+use crate::lowering::Lowering;
+use crate::ops::{Gate, HeadGroup, HeadOp, Prepare, Slots};
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "gsa";
 
@@ -129,40 +130,40 @@ impl Mixer for Gsa {
             self.head_dim,
             self.value_dim,
         ));
-        all.extend(short_conv::slots(&self.branches(), self.conv));
+        all.extend(short_conv::tensors(&self.branches(), self.conv));
         all
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
         let views = layer.project(&["q_proj", "k_proj", "v_proj", "f_proj"])?;
         let (q, k, v, weights) = (views[0], views[1], views[2], views[3]);
-        let mut lanes = Vec::new();
+        let mut groups = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
-            let silu = Map::Activation(Activation::Silu);
+            let silu = HeadOp::Activation(Activation::Silu);
             let mut maps: Vec<_> = self.conv.map(|_| silu).into_iter().collect();
             if i < 2 {
                 if self.learned_map {
-                    maps.push(Map::Linear(layer.vector("feature_map.layer.weight")?));
+                    maps.push(HeadOp::Linear(layer.vector("feature_map.layer.weight")?));
                 }
-                maps.push(Map::Activation(self.feature_map));
+                maps.push(HeadOp::Activation(self.feature_map));
             } else {
-                maps.push(Map::Activation(Activation::Silu));
+                maps.push(HeadOp::Activation(Activation::Silu));
             }
-            lanes.push(branch.lane(layer, views[i], 2 + i, maps)?);
+            groups.push(branch.group(layer, views[i], 2 + i, maps)?);
         }
         let scale = 1.0 / self.gate_normalizer;
         layer.push(Prepare {
-            lanes,
+            groups,
             rope: None,
             gates: vec![(weights, Gate::Forget { scale })],
         });
         if let Some(count) = self.written {
             layer.push(Prepare {
-                lanes: vec![Lane {
+                groups: vec![HeadGroup {
                     view: weights,
                     head_dim: self.slots,
                     conv: None,
-                    maps: vec![Map::Largest(count)],
+                    maps: vec![HeadOp::Largest(count)],
                 }],
                 rope: None,
                 gates: Vec::new(),

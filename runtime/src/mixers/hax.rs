@@ -13,10 +13,12 @@ use serde::{Deserialize, Serialize};
 
 use super::Mismatch;
 use crate::error::Result;
-use crate::ops::{self, Hash, OutputOp, Pattern, Scorer, Sources};
-use crate::program::{Lowering, Vector, View};
-use crate::spec::WeightSpec;
+use crate::functions::OutputOp;
+use crate::lowering::Lowering;
+use crate::operands::View;
+use crate::ops::{self, Hash, Pattern, Scorer, Sources};
 use crate::state::{StateDtype, StateKind, StateRange, StateTensor};
+use crate::weights::{Vector, WeightSpec};
 
 /// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -160,9 +162,9 @@ impl Hax {
         weights
     }
 
-    pub(super) fn slots(&self, width: usize, inner: usize) -> Vec<StateTensor> {
+    pub(super) fn tensors(&self, width: usize, inner: usize) -> Vec<StateTensor> {
         let rows = self.rows();
-        let mut slots = vec![
+        let mut tensors = vec![
             StateTensor::new("hax_keys", StateKind::Set, StateDtype::Kv, &[rows, width]),
             StateTensor::new("hax_values", StateKind::Set, StateDtype::Kv, &[rows, inner]),
             StateTensor::new("hax_positions", StateKind::Set, StateDtype::U64, &[rows])
@@ -178,21 +180,21 @@ impl Hax {
             // A bin's cursor is the row that its next token takes.
             let last = StateRange::UpTo(self.keys as u64 - 1);
             let cursors = ("hax_cursors", StateKind::Counter, StateDtype::U32);
-            slots.push(StateTensor::new(cursors.0, cursors.1, cursors.2, &[bins]).within(last));
+            tensors.push(StateTensor::new(cursors.0, cursors.1, cursors.2, &[bins]).within(last));
         }
         if self.selects() {
             let shape = [self.keys];
-            slots.push(StateTensor::new(
+            tensors.push(StateTensor::new(
                 "hax_scores",
                 StateKind::Set,
                 StateDtype::F32,
                 &shape,
             ));
         }
-        slots
+        tensors
     }
 
-    /// Attends over the columns `x` with keys of `width` values; the mixer's slot `first` is the first of these.
+    /// Attends over the columns `x` with keys of `width` values; the mixer's state tensor `first` is the first of these.
     /// Returns what to add to the mixer's output.
     pub(super) fn lower(
         &self,

@@ -11,15 +11,16 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
+use crate::lowering::Lowering;
+use crate::operands::View;
 use crate::ops::{Gate, HeadGates, Prepare};
-use crate::program::{Lowering, View};
-use crate::spec::WeightSpec;
+use crate::weights::WeightSpec;
 
 /// What the gates look at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HeadGateInput {
-    /// The block's normed input.
+    /// The layer's normed input.
     Hidden,
     /// The heads' queries for reading and their keys for writing, as the recurrence takes them.
     Projections,
@@ -45,7 +46,7 @@ impl HeadGateInput {
         })
     }
 
-    /// The matrices that multiply the block's input.
+    /// The matrices that multiply the layer's input.
     pub(super) fn projections(self) -> &'static [&'static str] {
         match self {
             HeadGateInput::Hidden => &[READ, WRITE],
@@ -68,7 +69,7 @@ impl HeadGateInput {
             ),
         };
         layer.push(Prepare {
-            lanes: Vec::new(),
+            groups: Vec::new(),
             rope: None,
             gates: vec![(read, Gate::Softmax), (write, Gate::Softmax)],
         });

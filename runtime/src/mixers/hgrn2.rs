@@ -1,6 +1,6 @@
 //! HGRN2 (arXiv 2404.07904; flash-linear-attention `layers/hgrn2.py`).
 //!
-//! With x the normed input and L the block's lower bound (zero in the first block), per head:
+//! With x the normed input and L the layer's lower bound (zero in the first layer), per head:
 //! ```text
 //! q, f, v = silu(conv(W_q x)), conv(W_f x), conv(W_i x)     convolutions optional
 //! a  = L + (1 - L) sigmoid(f)                               [head_dim]
@@ -15,10 +15,11 @@ use serde_json::{Value, json};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
-use crate::ops::{Activation, Decay, Gate, Key, Map, Prepare, Recur, Write};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
+use crate::functions::Activation;
+use crate::lowering::Lowering;
+use crate::ops::{Decay, Gate, HeadOp, Key, Prepare, Recur, Write};
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "hgrn2";
 
@@ -87,23 +88,23 @@ impl Mixer for Hgrn2 {
     fn state(&self) -> Vec<StateTensor> {
         let shape = [self.heads, self.head_dim, self.value_dim];
         let state = StateTensor::new("state", StateKind::Matrix, StateDtype::F32, &shape);
-        let mut slots = vec![state];
-        slots.extend(short_conv::slots(&self.branches(), self.conv));
-        slots
+        let mut tensors = vec![state];
+        tensors.extend(short_conv::tensors(&self.branches(), self.conv));
+        tensors
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
         let branches = self.branches();
         let views = layer.project(&branches.each_ref().map(|branch| branch.projection))?;
         let (q, f, v) = (views[0], views[1], views[2]);
-        let mut lanes = Vec::new();
+        let mut groups = Vec::new();
         for (i, branch) in branches.iter().enumerate() {
             let maps = match i {
-                0 => vec![Map::Activation(Activation::Silu)],
+                0 => vec![HeadOp::Activation(Activation::Silu)],
                 _ => Vec::new(),
             };
             if self.conv.is_some() || !maps.is_empty() {
-                lanes.push(branch.lane(layer, views[i], 1 + i, maps)?);
+                groups.push(branch.group(layer, views[i], 1 + i, maps)?);
             }
         }
         let decay = match self.lower_bound {
@@ -114,7 +115,7 @@ impl Mixer for Hgrn2 {
             },
         };
         layer.push(Prepare {
-            lanes,
+            groups,
             rope: None,
             gates: vec![(f, decay)],
         });
@@ -131,7 +132,7 @@ impl Mixer for Hgrn2 {
             write: Write::Add,
             gates: None,
             scale: (self.head_dim as f32).powf(-0.5),
-            slot: layer.state_tensor(0),
+            state: layer.state_tensor(0),
             out,
             beside: 0,
         });

@@ -19,10 +19,11 @@ use serde_json::{Value, json};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
-use crate::ops::{Activation, Decay, Gate, Key, Map, OutputOp, Prepare, Recur, Write};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
+use crate::functions::{Activation, OutputOp};
+use crate::lowering::Lowering;
+use crate::ops::{Decay, Gate, HeadOp, Key, Prepare, Recur, Write};
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "kda";
 
@@ -44,8 +45,19 @@ pub struct Kda {
     pub negative_eigenvalues: bool,
     /// The smallest logarithm of a decay; none: no bound.
     pub decay_bound: Option<f32>,
+    /// Whether the output gate has a bias b.
+    #[serde(default = "yes", skip_serializing_if = "is_true")]
+    pub gate_bias: bool,
     /// Epsilon of the output norm.
     pub norm_eps: f32,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn is_true(value: &bool) -> bool {
+    *value
 }
 
 impl Kda {
@@ -88,19 +100,21 @@ impl Mixer for Kda {
             WeightSpec::full("dt_bias", &[decays]),
             WeightSpec::matrix("g_proj.0.weight", rank, hidden),
             WeightSpec::matrix("g_proj.1.weight", width, rank),
-            WeightSpec::full("g_proj.1.bias", &[width]),
             WeightSpec::full("o_norm.weight", &[self.value_dim]),
             WeightSpec::matrix("o_proj.weight", hidden, width),
         ]);
+        if self.gate_bias {
+            weights.push(WeightSpec::full("g_proj.1.bias", &[width]));
+        }
         weights
     }
 
     fn state(&self) -> Vec<StateTensor> {
         let shape = [self.value_heads, self.head_dim, self.value_dim];
         let state = StateTensor::new("state", StateKind::Matrix, StateDtype::F32, &shape);
-        let mut slots = vec![state];
-        slots.extend(short_conv::slots(&self.branches(), self.conv));
-        slots
+        let mut tensors = vec![state];
+        tensors.extend(short_conv::tensors(&self.branches(), self.conv));
+        tensors
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
@@ -112,13 +126,13 @@ impl Mixer for Kda {
         let decay = layer.project_from(views[4], None, &["f_proj.1"])?[0];
         let gate = layer.project_from(views[5], None, &["g_proj.1"])?[0];
 
-        let mut lanes = Vec::new();
+        let mut groups = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
-            let mut maps = vec![Map::Activation(Activation::Silu)];
+            let mut maps = vec![HeadOp::Activation(Activation::Silu)];
             if i < 2 {
-                maps.push(Map::L2Norm);
+                maps.push(HeadOp::L2Norm);
             }
-            lanes.push(branch.lane(layer, views[i], 1 + i, maps)?);
+            groups.push(branch.group(layer, views[i], 1 + i, maps)?);
         }
         let rates = layer.vector("A_log")?;
         let rate = rates
@@ -132,7 +146,7 @@ impl Mixer for Kda {
         };
         let scale = if self.negative_eigenvalues { 2.0 } else { 1.0 };
         layer.push(Prepare {
-            lanes,
+            groups,
             rope: None,
             gates: vec![(decay, decay_gate), (beta, Gate::Sigmoid { scale })],
         });
@@ -149,7 +163,7 @@ impl Mixer for Kda {
             write: Write::Delta(beta),
             gates: None,
             scale: (self.head_dim as f32).powf(-0.5),
-            slot: layer.state_tensor(0),
+            state: layer.state_tensor(0),
             out,
             beside: 0,
         });

@@ -18,10 +18,12 @@ use serde_json::{Value, json};
 
 use super::{Mismatch, Mixer};
 use crate::error::Result;
-use crate::ops::{Attend, HeadLinear, Lane, Map, Norm, Prepare, Rope};
-use crate::program::{Lowering, Vector, View};
-use crate::spec::WeightSpec;
+use crate::functions::Norm;
+use crate::lowering::Lowering;
+use crate::operands::View;
+use crate::ops::{Attend, HeadGroup, HeadLinear, HeadOp, Prepare, Rope};
 use crate::state::{Size, StateDtype, StateKind, StateRange, StateTensor};
+use crate::weights::{Vector, WeightSpec};
 
 pub(super) const KIND: &str = "latent_attention";
 
@@ -153,26 +155,26 @@ impl Mixer for LatentAttention {
         });
         let (own_c, own_r) = row.split(self.latent);
         let norm = Norm::rms(layer.vector("kv_a_norm.weight")?, self.norm_eps);
-        let mut lanes = vec![Lane {
+        let mut groups = vec![HeadGroup {
             view: own_c,
             head_dim: self.latent,
             conv: None,
-            maps: vec![Map::Copy(c), Map::Rms(norm)],
+            maps: vec![HeadOp::Copy(c), HeadOp::Rms(norm)],
         }];
-        let turned = |mut maps: Vec<Map>| {
-            maps.extend(self.rope_theta.map(|_| Map::Rope));
+        let turned = |mut maps: Vec<HeadOp>| {
+            maps.extend(self.rope_theta.map(|_| HeadOp::Rope));
             maps
         };
         if self.rope > 0 {
-            lanes.push(Lane {
+            groups.push(HeadGroup {
                 view: own_r,
                 head_dim: self.rope,
                 conv: None,
-                maps: turned(vec![Map::Copy(r)]),
+                maps: turned(vec![HeadOp::Copy(r)]),
             });
         }
         if self.rope_theta.is_some() {
-            lanes.extend((0..self.heads).map(|head| Lane {
+            groups.extend((0..self.heads).map(|head| HeadGroup {
                 view: View {
                     start: q.start + head * self.row() + self.latent,
                     width: self.rope,
@@ -187,7 +189,7 @@ impl Mixer for LatentAttention {
             .rope_theta
             .map(|theta| Rope::new(theta, None, layer.buffer(self.rope)));
         layer.push(Prepare {
-            lanes,
+            groups,
             rope,
             gates: Vec::new(),
         });

@@ -14,10 +14,11 @@ use serde_json::{Value, json};
 
 use super::{Mismatch, Mixer};
 use crate::error::Result;
-use crate::ops::{Activation, Decay, Key, Lane, Map, Norm, OutputOp, Prepare, Recur, Write};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
+use crate::functions::{Activation, Norm, OutputOp};
+use crate::lowering::Lowering;
+use crate::ops::{Decay, HeadGroup, HeadOp, Key, Prepare, Recur, Write};
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "lightning_attention";
 
@@ -74,14 +75,14 @@ impl Mixer for LightningAttention {
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
         let views = layer.project(&PROJECTIONS)?;
         let (q, k, v, gate) = (views[0], views[1], views[2], views[3]);
-        let silu = |view| Lane {
+        let silu = |view| HeadGroup {
             view,
             head_dim: self.head_dim,
             conv: None,
-            maps: vec![Map::Activation(Activation::Silu)],
+            maps: vec![HeadOp::Activation(Activation::Silu)],
         };
         layer.push(Prepare {
-            lanes: [q, k, v].map(silu).into(),
+            groups: [q, k, v].map(silu).into(),
             rope: None,
             gates: Vec::new(),
         });
@@ -102,7 +103,7 @@ impl Mixer for LightningAttention {
             write: Write::Add,
             gates: None,
             scale: 1.0,
-            slot: layer.state_tensor(0),
+            state: layer.state_tensor(0),
             out,
             beside: 0,
         });

@@ -6,10 +6,12 @@ use super::head_gates::HeadGateInput;
 use super::short_conv::{self, Branch};
 use super::{Mismatch, output_norm};
 use crate::error::Result;
-use crate::ops::{Activation, Decay, Key, Lane, Map, OutputOp, Prepare, Recur, Rope, Write};
-use crate::program::{Lowering, View};
-use crate::spec::WeightSpec;
+use crate::functions::{Activation, OutputOp};
+use crate::lowering::Lowering;
+use crate::operands::View;
+use crate::ops::{Decay, HeadGroup, HeadOp, Key, Prepare, Recur, Rope, Write};
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 /// Hyperparameters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -66,13 +68,13 @@ impl LinearAttention {
         weights
     }
 
-    /// The slots for that many states.
-    pub(super) fn slots(&self, states: usize) -> Vec<StateTensor> {
+    /// The state tensors for that many states.
+    pub(super) fn tensors(&self, states: usize) -> Vec<StateTensor> {
         let shape = [states, self.head_dim, self.value_dim];
         let state = StateTensor::new("state", StateKind::Matrix, StateDtype::F32, &shape);
-        let mut slots = vec![state];
-        slots.extend(short_conv::slots(&self.branches(), self.conv));
-        slots
+        let mut tensors = vec![state];
+        tensors.extend(short_conv::tensors(&self.branches(), self.conv));
+        tensors
     }
 
     /// The ops; `decay` makes the decay from the columns of its matrices `names`. A token writes `written` rows of
@@ -100,36 +102,36 @@ impl LinearAttention {
         let (q, k, v) = (qkv[0], qkv[1], qkv[2]);
         let decay = decay(layer, decays)?;
 
-        let mut lanes = Vec::new();
+        let mut groups = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
             let mut maps = Vec::new();
-            maps.extend(self.conv.map(|_| Map::Activation(Activation::Silu)));
+            maps.extend(self.conv.map(|_| HeadOp::Activation(Activation::Silu)));
             if i < 2 {
-                maps.extend(self.feature_map.map(Map::Activation));
-                maps.extend(rope_theta.map(|_| Map::Rope));
+                maps.extend(self.feature_map.map(HeadOp::Activation));
+                maps.extend(rope_theta.map(|_| HeadOp::Rope));
             }
             if let (1, Some(count)) = (i, written) {
-                maps.extend([Map::Softmax, Map::Largest(count), Map::SumNorm]);
+                maps.extend([HeadOp::Softmax, HeadOp::Largest(count), HeadOp::SumNorm]);
             }
             if !maps.is_empty() {
-                lanes.push(branch.lane(layer, qkv[i], 1 + i, maps)?);
+                groups.push(branch.group(layer, qkv[i], 1 + i, maps)?);
             }
         }
-        if !lanes.is_empty() {
+        if !groups.is_empty() {
             let rope = rope_theta.map(|theta| Rope::new(theta, None, layer.buffer(self.head_dim)));
             layer.push(Prepare {
-                lanes,
+                groups,
                 rope,
                 gates: Vec::new(),
             });
         }
         if let (Some(_), Decay::Key(view)) = (written, &decay) {
             layer.push(Prepare {
-                lanes: vec![Lane {
+                groups: vec![HeadGroup {
                     view: *view,
                     head_dim: self.head_dim,
                     conv: None,
-                    maps: vec![Map::Where(k)],
+                    maps: vec![HeadOp::Where(k)],
                 }],
                 rope: None,
                 gates: Vec::new(),
@@ -153,7 +155,7 @@ impl LinearAttention {
             write: Write::Add,
             gates,
             scale: (self.head_dim as f32).powf(-0.5),
-            slot: layer.state_tensor(0),
+            state: layer.state_tensor(0),
             out,
             beside: 0,
         });

@@ -17,10 +17,10 @@ use serde_json::{Value, json};
 use super::attention::{AFTER_SET, Attention};
 use super::{Mismatch, Mixer};
 use crate::error::Result;
+use crate::lowering::Lowering;
 use crate::ops::{Policy, RouterLayer, Score};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 pub use crate::ops::ScoreMap;
 
@@ -62,7 +62,7 @@ impl Lte {
         self.past().map(|past| past - past / 2).sum()
     }
 
-    /// Inputs that each router layer looks back on.
+    /// Earlier inputs that each router layer reads.
     fn past(&self) -> impl Iterator<Item = usize> {
         self.router_taps
             .iter()
@@ -132,7 +132,7 @@ impl Mixer for Lte {
                     self.margin()
                 )
             },
-            "a window longer than the router looks ahead",
+            "a window longer than the router's margin of later tokens",
         )
     }
 
@@ -162,22 +162,22 @@ impl Mixer for Lte {
     }
 
     fn state(&self) -> Vec<StateTensor> {
-        let mut slots = self.attention.state();
-        slots.extend(self.attention.set_slots(self.capacity, true));
+        let mut tensors = self.attention.state();
+        tensors.extend(self.attention.set_tensors(self.capacity, true));
         const NAMES: [&str; 8] = [
             "router_0", "router_1", "router_2", "router_3", "router_4", "router_5", "router_6",
             "router_7",
         ];
         for (i, (past, name)) in self.past().zip(NAMES).enumerate() {
             let shape = [self.attention.kv_heads, past, self.channels(i)];
-            slots.push(StateTensor::new(
+            tensors.push(StateTensor::new(
                 name,
                 StateKind::Shift,
                 StateDtype::F32,
                 &shape,
             ));
         }
-        slots
+        tensors
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
@@ -207,12 +207,12 @@ impl Mixer for Lte {
                 bias: layer.vector(&format!("{stack}.proj.bias"))?,
                 map: self.score,
                 out: scores,
-                window: Some(Attention::score_slots(layer).window),
+                window: Some(Attention::score_tensors(layer).window),
             });
             let policy = Policy::Learned {
                 router: scores,
                 margin: self.margin(),
-                scores: Attention::score_slots(layer),
+                scores: Attention::score_tensors(layer),
             };
             Ok(Some(Attention::eviction(layer, policy, self.sink)))
         })

@@ -16,10 +16,12 @@ use serde_json::{Value, json};
 
 use super::{Hax, Mismatch, Mixer};
 use crate::error::Result;
-use crate::ops::{Activation, Conv, Lane, Map, Norm, OutputOp, Prepare, Scan};
-use crate::program::{Lowering, View};
-use crate::spec::WeightSpec;
+use crate::functions::{Activation, Norm, OutputOp};
+use crate::lowering::Lowering;
+use crate::operands::View;
+use crate::ops::{Conv, HeadGroup, HeadOp, Prepare, Scan};
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "mamba";
 
@@ -56,21 +58,21 @@ impl Mamba {
         let Some(eps) = self.norm_eps else {
             return Ok(());
         };
-        let mut lanes = Vec::new();
+        let mut groups = Vec::new();
         for (name, view) in parameters {
             let gains = match self.norm_gains {
                 true => layer.vector(&format!("{name}.weight"))?,
                 false => vec![1.0; view.width].into(),
             };
-            lanes.push(Lane {
+            groups.push(HeadGroup {
                 view,
                 head_dim: view.width,
                 conv: None,
-                maps: vec![Map::Rms(Norm::rms(gains, eps))],
+                maps: vec![HeadOp::Rms(Norm::rms(gains, eps))],
             });
         }
         layer.push(Prepare {
-            lanes,
+            groups,
             rope: None,
             gates: Vec::new(),
         });
@@ -137,14 +139,14 @@ impl Mixer for Mamba {
     fn state(&self) -> Vec<StateTensor> {
         let state = [self.state, self.inner];
         let conv = [self.conv - 1, self.inner];
-        let mut slots = vec![
+        let mut tensors = vec![
             StateTensor::new("state", StateKind::Matrix, StateDtype::F32, &state),
             StateTensor::new("conv", StateKind::Shift, StateDtype::F32, &conv),
         ];
         if let Some(hax) = &self.hax {
-            slots.extend(hax.slots(self.state, self.inner));
+            tensors.extend(hax.tensors(self.state, self.inner));
         }
-        slots
+        tensors
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
@@ -160,10 +162,10 @@ impl Mixer for Mamba {
             layer.state_tensor(1),
         );
         layer.push(Prepare {
-            lanes: vec![Lane::of_channels(
+            groups: vec![HeadGroup::of_channels(
                 x,
                 Some(conv),
-                vec![Map::Activation(Activation::Silu)],
+                vec![HeadOp::Activation(Activation::Silu)],
             )],
             rope: None,
             gates: Vec::new(),
@@ -183,7 +185,7 @@ impl Mixer for Mamba {
             b,
             c,
             rate: (0..state * inner).map(rate).collect(),
-            slot: layer.state_tensor(0),
+            state: layer.state_tensor(0),
             out,
         });
         let mut finish = vec![OutputOp::Add(x, layer.vector("D")?)];

@@ -15,12 +15,12 @@ use serde_json::{Value, json};
 
 use super::{Hax, Mismatch, Mixer};
 use crate::error::Result;
-use crate::ops::{
-    Activation, Conv, Decay, Gate, HeadGates, Key, Lane, Map, Norm, OutputOp, Prepare, Recur, Write,
-};
-use crate::program::{Lowering, Vector, View};
-use crate::spec::WeightSpec;
+use crate::functions::{Activation, Norm, OutputOp};
+use crate::lowering::Lowering;
+use crate::operands::View;
+use crate::ops::{Conv, Decay, Gate, HeadGates, HeadGroup, HeadOp, Key, Prepare, Recur, Write};
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::{Vector, WeightSpec};
 
 pub(super) const KIND: &str = "mamba2";
 
@@ -164,14 +164,14 @@ impl Mixer for Mamba2 {
     fn state(&self) -> Vec<StateTensor> {
         let state = [self.heads, self.state, self.head_dim];
         let conv = [self.conv - 1, self.convolved()];
-        let mut slots = vec![
+        let mut tensors = vec![
             StateTensor::new("state", StateKind::Matrix, StateDtype::F32, &state),
             StateTensor::new("conv", StateKind::Shift, StateDtype::F32, &conv),
         ];
         if let Some(hax) = &self.hax {
-            slots.extend(hax.slots(self.state, self.inner()));
+            tensors.extend(hax.tensors(self.state, self.inner()));
         }
-        slots
+        tensors
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
@@ -210,10 +210,10 @@ impl Mixer for Mamba2 {
             max: self.step_max.unwrap_or(f32::INFINITY),
         };
         layer.push(Prepare {
-            lanes: vec![Lane::of_channels(
+            groups: vec![HeadGroup::of_channels(
                 xbc,
                 Some(conv),
-                vec![Map::Activation(Activation::Silu)],
+                vec![HeadOp::Activation(Activation::Silu)],
             )],
             rope: None,
             gates: vec![(step, gate)],
@@ -236,7 +236,7 @@ impl Mixer for Mamba2 {
                 read: None,
             }),
             scale: 1.0,
-            slot: layer.state_tensor(0),
+            state: layer.state_tensor(0),
             out,
             beside: 0,
         });

@@ -1,6 +1,6 @@
 //! Token mixers: one file each, and the only list of them.
 //!
-//! A mixer is its equations (in the file's head comment), its few numbers, a table of weights, a table of state
+//! A mixer is its equations (in the module comment), its hyperparameters, a table of weights, a table of state
 //! tensors, and how it lowers to ops. Nothing outside this folder names one, but the frontends in
 //! `arch` that read a checkpoint's configuration.
 
@@ -29,6 +29,7 @@ mod retnet;
 mod rg_lru;
 mod rwkv7;
 mod rwkv_channel_mix;
+mod shared_block;
 mod short_conv;
 mod simple_gla;
 mod sse;
@@ -66,31 +67,32 @@ pub use retnet::RetNet;
 pub use rg_lru::RgLru;
 pub use rwkv_channel_mix::RwkvChannelMix;
 pub use rwkv7::Rwkv7;
+pub use shared_block::{SharedBlock, SharedBlockSpec};
 pub use simple_gla::SimpleGla;
 pub use sse::{HeadMap, Sse, StateUpdate};
 pub use sse_swa::SseSwa;
 
 use crate::error::{Error, Result};
-use crate::ops::{Norm, OutputOp};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
+use crate::functions::{Norm, OutputOp};
+use crate::lowering::Lowering;
 use crate::state::StateTensor;
+use crate::weights::WeightSpec;
 
-/// A token mixer with its numbers.
+/// A token mixer with its hyperparameters.
 pub trait Mixer: Debug + Send + Sync {
     /// Its name in files.
     fn kind(&self) -> &'static str;
 
-    /// Its numbers, as they stand in a file.
+    /// Its hyperparameters, as a file holds them.
     fn to_json(&self) -> Value;
 
-    /// Checks the numbers against each other and the width `hidden` of the residual stream.
+    /// Checks the hyperparameters against each other and the width `hidden` of the residual stream.
     fn check(&self, hidden: usize) -> Result<(), Mismatch>;
 
-    /// Its tensors, named relative to the block.
+    /// Its tensors, named relative to the layer.
     fn weights(&self, hidden: usize) -> Vec<WeightSpec>;
 
-    /// Its state, in the order in which [`Mixer::lower`] counts the slots. All-zero bytes are the empty state.
+    /// Its state, in the order in which [`Mixer::lower`] counts the state tensors. All-zero bytes are the empty state.
     fn state(&self) -> Vec<StateTensor>;
 
     /// The mixer with attention bounded to `window` keys (none: as it is) and a retained set of the tokens that leave
@@ -99,11 +101,16 @@ pub trait Mixer: Debug + Send + Sync {
         None
     }
 
+    /// Whether it reads the token's embedding beside the residual stream.
+    fn reads_embedding(&self) -> bool {
+        false
+    }
+
     /// Writes the mixer as ops: from the layer's input to the sum into the residual stream.
     fn lower(&self, layer: &mut Lowering) -> Result<()>;
 }
 
-/// Numbers of a mixer that do not fit together.
+/// Hyperparameters that do not fit together.
 #[derive(Debug)]
 pub struct Mismatch {
     /// What the file says.
@@ -151,7 +158,7 @@ fn output_norm(layer: &Lowering, eps: f32) -> Result<OutputOp> {
 
 type Read = fn(Value) -> Result<Arc<dyn Mixer>, serde_json::Error>;
 
-/// Every mixer: its name in files, and how its numbers are read.
+/// Every mixer: its name in files, and how its hyperparameters are read.
 const MIXERS: &[(&str, Read)] = &[
     (abc::KIND, read_as::<Abc>),
     (attention::KIND, read_as::<Attention>),
@@ -178,6 +185,7 @@ const MIXERS: &[(&str, Read)] = &[
     (rg_lru::KIND, read_as::<RgLru>),
     (rwkv_channel_mix::KIND, read_as::<RwkvChannelMix>),
     (rwkv7::KIND, read_as::<Rwkv7>),
+    (shared_block::KIND, read_as::<SharedBlock>),
     (simple_gla::KIND, read_as::<SimpleGla>),
     (sse::KIND, read_as::<Sse>),
     (sse_swa::KIND, read_as::<SseSwa>),
@@ -189,8 +197,8 @@ fn read_as<M: Mixer + DeserializeOwned + 'static>(
     Ok(Arc::new(serde_json::from_value::<M>(value)?))
 }
 
-/// Reads the mixer called `kind` from its numbers; `file` is named in errors.
-pub fn read(file: &str, kind: &str, numbers: Value) -> Result<Arc<dyn Mixer>> {
+/// Reads the mixer called `kind` from its hyperparameters; `file` is named in errors.
+pub fn read(file: &str, kind: &str, hyperparameters: Value) -> Result<Arc<dyn Mixer>> {
     let Some((_, read)) = MIXERS.iter().find(|(name, _)| *name == kind) else {
         let known: Vec<&str> = MIXERS.iter().map(|(name, _)| *name).collect();
         return Err(Error::Config {
@@ -200,10 +208,10 @@ pub fn read(file: &str, kind: &str, numbers: Value) -> Result<Arc<dyn Mixer>> {
             expected: format!("one of {}", known.join(", ")),
         });
     };
-    read(numbers).map_err(|e| Error::Config {
+    read(hyperparameters).map_err(|e| Error::Config {
         file: file.into(),
         key: kind.into(),
         found: e.to_string(),
-        expected: "the numbers of this mixer".into(),
+        expected: "the hyperparameters of this mixer".into(),
     })
 }

@@ -21,13 +21,15 @@ use serde_json::{Value, json};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
+use crate::functions::{Activation, OutputOp};
+use crate::lowering::Lowering;
+use crate::operands::View;
 use crate::ops::{
-    Activation, ChosenLane, Conv, ConvChosen, Decay, Gate, Key, Lane, Map, OutputOp, Partitions,
-    Prepare, Recur, Route, Router, Write,
+    ChosenGroup, Conv, ConvChosen, Decay, Gate, HeadGroup, HeadOp, Key, Partitions, Prepare, Recur,
+    Route, Router, Write,
 };
-use crate::program::{Lowering, Vector, View};
-use crate::spec::WeightSpec;
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::{Vector, WeightSpec};
 
 pub(super) const KIND: &str = "mom";
 
@@ -70,7 +72,7 @@ struct Inputs {
 const OWN: [&str; 4] = ["k_proj", "v_proj", "b_proj", "a_proj"];
 const SHARED: [&str; 4] = ["shared_k", "shared_v", "shared_b", "shared_a"];
 const CONVOLUTIONS: [&str; 3] = ["q_conv1d", "k_conv1d", "v_conv1d"];
-/// The number of the first slot of the shared memory.
+/// The number of the first state tensor of the shared memory.
 const AFTER_MEMORIES: usize = 4;
 
 impl Mom {
@@ -87,7 +89,7 @@ impl Mom {
     }
 
     /// Recurrences on these columns, with as many states as heads.
-    fn recur(&self, q: View, inputs: Inputs, slot: usize, out: View) -> Recur {
+    fn recur(&self, q: View, inputs: Inputs, tensor: usize, out: View) -> Recur {
         Recur {
             heads: self.heads,
             states: self.heads,
@@ -100,7 +102,7 @@ impl Mom {
             write: Write::Delta(inputs.beta),
             gates: None,
             scale: (self.head_dim as f32).powf(-0.5),
-            slot,
+            state: tensor,
             out,
             beside: 0,
         }
@@ -192,24 +194,24 @@ impl Mixer for Mom {
     }
 
     fn state(&self) -> Vec<StateTensor> {
-        let slot =
+        let tensor =
             |name, kind, shape: &[usize]| StateTensor::new(name, kind, StateDtype::F32, shape);
         let (heads, dk, dv) = (self.heads, self.head_dim, self.value_dim);
         let memories = [self.memories, heads, dk, dv];
-        let mut slots = vec![slot("memories", StateKind::Matrix, &memories)];
+        let mut tensors = vec![tensor("memories", StateKind::Matrix, &memories)];
         let histories = ["q_histories", "k_histories", "v_histories"];
         for (name, width) in histories
             .into_iter()
             .zip([heads * dk, heads * dk, heads * dv])
         {
             let shape = [self.memories, self.conv - 1, width];
-            slots.push(slot(name, StateKind::Shift, &shape));
+            tensors.push(tensor(name, StateKind::Shift, &shape));
         }
         if self.shared {
-            slots.push(slot("shared", StateKind::Matrix, &memories[1..]));
-            slots.extend(short_conv::slots(&self.branches(), Some(self.conv)));
+            tensors.push(tensor("shared", StateKind::Matrix, &memories[1..]));
+            tensors.extend(short_conv::tensors(&self.branches(), Some(self.conv)));
         }
-        slots
+        tensors
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
@@ -246,13 +248,13 @@ impl Mixer for Mom {
         let (memory_q, rest) = room.split(keys);
         let (memory_k, memory_v) = rest.split(keys);
         let raw = own.or(shared).expect("matrices of the memories");
-        let mut lanes = Vec::new();
+        let mut groups = Vec::new();
         for (i, (input, out)) in [(q, memory_q), (raw.k, memory_k), (raw.v, memory_v)]
             .into_iter()
             .enumerate()
         {
             let weight = layer.vector(&format!("{}.weight", CONVOLUTIONS[i]))?;
-            lanes.push(ChosenLane {
+            groups.push(ChosenGroup {
                 input,
                 out,
                 head_dim: [self.head_dim, self.head_dim, self.value_dim][i],
@@ -263,19 +265,19 @@ impl Mixer for Mom {
         layer.push(ConvChosen {
             partitions: n,
             route,
-            lanes,
+            groups,
         });
-        let mut lanes = Vec::new();
+        let mut groups = Vec::new();
         let (beta, decay) = match own {
             Some(own) => (own.beta, own.decay),
             None => {
                 let (beta, decay) = layer.buffer(2 * n * self.heads).split(n * self.heads);
                 for (to, from) in [(beta, raw.beta), (decay, raw.decay)] {
-                    lanes.extend((0..n).map(|memory| Lane {
+                    groups.extend((0..n).map(|memory| HeadGroup {
                         view: part(to, memory, n),
                         head_dim: self.heads,
                         conv: None,
-                        maps: vec![Map::Copy(from)],
+                        maps: vec![HeadOp::Copy(from)],
                     }));
                 }
                 (beta, decay)
@@ -288,22 +290,22 @@ impl Mixer for Mom {
             decay,
         };
         layer.push(Prepare {
-            lanes,
+            groups,
             rope: None,
             gates: self.gates(layer, memory, n)?.into(),
         });
         let out = layer.buffer(self.value_width());
         if let (true, Some(inputs)) = (self.shared, shared) {
-            let mut lanes = Vec::new();
+            let mut groups = Vec::new();
             let views = [q, inputs.k, inputs.v];
             for (i, branch) in self.branches().iter().enumerate() {
-                let mut maps = vec![Map::Activation(Activation::Silu)];
-                maps.extend((i < 2).then_some(Map::L2Norm));
-                let slot = AFTER_MEMORIES + 1 + i;
-                lanes.push(branch.lane(layer, views[i], slot, maps)?);
+                let mut maps = vec![HeadOp::Activation(Activation::Silu)];
+                maps.extend((i < 2).then_some(HeadOp::L2Norm));
+                let tensor = AFTER_MEMORIES + 1 + i;
+                groups.push(branch.group(layer, views[i], tensor, maps)?);
             }
             layer.push(Prepare {
-                lanes,
+                groups,
                 rope: None,
                 gates: self.gates(layer, inputs, 1)?.into(),
             });

@@ -17,10 +17,10 @@ use serde_json::{Value, json};
 use super::attention::Attention;
 use super::{Mismatch, Mixer};
 use crate::error::Result;
+use crate::lowering::Lowering;
 use crate::ops::{AttendBlocks, Gate};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
 use crate::state::{Size, StateDtype, StateKind, StateRange, StateTensor};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "native_sparse_attention";
 
@@ -73,8 +73,8 @@ impl Mixer for NativeSparseAttention {
         let Attention {
             kv_heads, head_dim, ..
         } = self.attention;
-        let mut slots = self.attention.state();
-        slots.extend(["mean_keys", "mean_values"].map(|name| StateTensor {
+        let mut tensors = self.attention.state();
+        tensors.extend(["mean_keys", "mean_values"].map(|name| StateTensor {
             name,
             shape: vec![
                 Size::Fixed(kv_heads),
@@ -85,7 +85,7 @@ impl Mixer for NativeSparseAttention {
             kind: StateKind::Ring,
             range: StateRange::Any,
         }));
-        slots
+        tensors
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {

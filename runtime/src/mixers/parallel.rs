@@ -12,9 +12,9 @@ use serde_json::{Map, Value, json};
 
 use super::{Mismatch, Mixer, Retained};
 use crate::error::Result;
-use crate::program::{Lowering, Sum};
-use crate::spec::WeightSpec;
+use crate::lowering::{Lowering, Sum};
 use crate::state::StateTensor;
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "parallel";
 
@@ -48,14 +48,14 @@ impl ParallelPart {
                 part.insert(key.into(), json!(multiplier));
             }
         }
-        if let Value::Object(numbers) = self.mixer.to_json() {
-            part.extend(numbers);
+        if let Value::Object(fields) = self.mixer.to_json() {
+            part.extend(fields);
         }
         Value::Object(part)
     }
 
-    fn from_json(mut numbers: Map<String, Value>) -> Result<Self, String> {
-        let mut multiplier = |key: &str| match numbers.remove(key) {
+    fn from_json(mut fields: Map<String, Value>) -> Result<Self, String> {
+        let mut multiplier = |key: &str| match fields.remove(key) {
             None => Ok(1.0),
             Some(value) => value
                 .as_f64()
@@ -63,9 +63,9 @@ impl ParallelPart {
                 .ok_or_else(|| format!("{key} {value}")),
         };
         let (input, output) = (multiplier(INPUT)?, multiplier(OUTPUT)?);
-        let mixer = match numbers.remove("mixer") {
+        let mixer = match fields.remove("mixer") {
             Some(Value::String(kind)) if kind != KIND => {
-                super::read("parts", &kind, Value::Object(numbers))
+                super::read("parts", &kind, Value::Object(fields))
             }
             found => return Err(format!("mixer {found:?} of a part")),
         };
@@ -162,14 +162,14 @@ impl Mixer for Parallel {
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
-        let mut slot = 0;
+        let mut tensor = 0;
         for part in &self.parts {
             let sum = Sum::Multiplied {
                 input: part.input,
                 output: part.output,
             };
-            layer.part(&part.prefix(), slot, sum, |layer| part.mixer.lower(layer))?;
-            slot += part.mixer.state().len();
+            layer.part(&part.prefix(), tensor, sum, |layer| part.mixer.lower(layer))?;
+            tensor += part.mixer.state().len();
         }
         Ok(())
     }

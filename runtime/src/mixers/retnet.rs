@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 use super::linear_attention::LinearAttention;
 use super::{Mismatch, Mixer};
 use crate::error::Result;
+use crate::lowering::Lowering;
 use crate::ops::Decay;
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
 use crate::state::StateTensor;
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "retnet";
 
@@ -54,7 +54,7 @@ impl Mixer for RetNet {
     }
 
     fn state(&self) -> Vec<StateTensor> {
-        self.linear.slots(self.linear.heads)
+        self.linear.tensors(self.linear.heads)
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {

@@ -16,10 +16,11 @@ use serde_json::{Value, json};
 
 use super::{Mismatch, Mixer, short_conv};
 use crate::error::Result;
-use crate::ops::{Activation, Conv, HeadMatrices, Lane, OutputOp, Prepare};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
+use crate::functions::{Activation, OutputOp};
+use crate::lowering::Lowering;
+use crate::ops::{Conv, HeadGroup, HeadMatrices, Prepare};
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "rg_lru";
 
@@ -100,7 +101,7 @@ impl Mixer for RgLru {
             layer.state_tensor(1),
         );
         layer.push(Prepare {
-            lanes: vec![Lane::of_channels(views[0], Some(conv), Vec::new())],
+            groups: vec![HeadGroup::of_channels(views[0], Some(conv), Vec::new())],
             rope: None,
             gates: Vec::new(),
         });
@@ -113,7 +114,7 @@ impl Mixer for RgLru {
             input: Self::gate(layer, "input_gate")?,
             recurrence: Self::gate(layer, "recurrence_gate")?,
             rate: decay.iter().map(|x| STRENGTH * softplus(x)).collect(),
-            slot: layer.state_tensor(0),
+            state: layer.state_tensor(0),
             out,
         });
         let gate = OutputOp::Gate(views[1], Activation::Gelu);

@@ -18,13 +18,14 @@ use serde_json::{Value, json};
 use super::token_shift::token_shift;
 use super::{Mismatch, Mixer};
 use crate::error::Result;
+use crate::functions::{Activation, Norm, OutputOp};
+use crate::lowering::Lowering;
+use crate::operands::View;
 use crate::ops::{
-    Activation, Decay, FirstValues, Gate, Key, Lane, Map, Norm, OutputOp, Prepare, Recur, Replace,
-    Write,
+    Decay, FirstValues, Gate, HeadGroup, HeadOp, Key, Prepare, Recur, Replace, Write,
 };
-use crate::program::{Lowering, View};
-use crate::spec::WeightSpec;
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "rwkv7";
 
@@ -89,9 +90,9 @@ fn lora(
     activation: Option<Activation>,
 ) -> Result<View> {
     if let Some(activation) = activation {
-        let maps = vec![Map::Activation(activation)];
+        let maps = vec![HeadOp::Activation(activation)];
         layer.push(Prepare {
-            lanes: vec![Lane::of_channels(inner, None, maps)],
+            groups: vec![HeadGroup::of_channels(inner, None, maps)],
             rope: None,
             gates: Vec::new(),
         });
@@ -187,7 +188,7 @@ impl Mixer for Rwkv7 {
             (views[0], FirstValues::Mix { first, mix })
         };
         layer.push(Prepare {
-            lanes: Vec::new(),
+            groups: Vec::new(),
             rope: None,
             gates,
         });
@@ -220,7 +221,7 @@ impl Mixer for Rwkv7 {
             write: Write::Replace { key: removal, rate },
             gates: None,
             scale: 1.0,
-            slot: layer.state_tensor(STATE),
+            state: layer.state_tensor(STATE),
             out,
             beside: 0,
         });

@@ -1,5 +1,5 @@
 //! RWKV's channel mixing (arXiv 2503.14456; flash-linear-attention `models/rwkv7`): a feed-forward network on a mix of
-//! each token with the one before, which makes it a mixer with a state and a block of its own.
+//! each token with the one before, which makes it a mixer with a state and a layer of its own.
 //!
 //! ```text
 //! y = W_v f(W_k (h + m (h_before - h)))     h: the normed input
@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use super::token_shift::token_shift;
 use super::{Mismatch, Mixer};
 use crate::error::Result;
-use crate::ops::{Activation, OutputOp};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
+use crate::functions::{Activation, OutputOp};
+use crate::lowering::Lowering;
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "rwkv_channel_mix";
 

@@ -2,16 +2,17 @@
 
 use super::Mismatch;
 use crate::error::Result;
-use crate::ops::{Conv, Lane, Map};
-use crate::program::{Lowering, View};
-use crate::spec::WeightSpec;
+use crate::lowering::Lowering;
+use crate::operands::View;
+use crate::ops::{Conv, HeadGroup, HeadOp};
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
-/// A projection of the block's input, heads side by side.
+/// A projection of the layer's input, heads side by side.
 pub(super) struct Branch {
     /// The matrix, without `.weight`.
     pub projection: &'static str,
-    /// The convolution, without `.weight`; also the slot of its last inputs.
+    /// The convolution, without `.weight`; also the state tensor of its last inputs.
     pub conv: &'static str,
     /// Width of a head.
     pub head_dim: usize,
@@ -24,15 +25,21 @@ impl Branch {
         self.heads * self.head_dim
     }
 
-    /// Its columns as a lane; the convolution, if the mixer has one, keeps its inputs in the mixer's slot `slot`.
-    pub fn lane(&self, layer: &Lowering, view: View, slot: usize, maps: Vec<Map>) -> Result<Lane> {
+    /// Its columns as a head group; the convolution, if the mixer has one, keeps its inputs in the mixer's state tensor number `tensor`.
+    pub fn group(
+        &self,
+        layer: &Lowering,
+        view: View,
+        tensor: usize,
+        maps: Vec<HeadOp>,
+    ) -> Result<HeadGroup> {
         let weight = layer.optional_vector(&format!("{}.weight", self.conv))?;
         let bias = layer.optional_vector(&format!("{}.bias", self.conv))?;
-        Ok(Lane {
+        Ok(HeadGroup {
             view,
             head_dim: self.head_dim,
             conv: weight
-                .map(|weight| Conv::new(&weight, self.width(), bias, layer.state_tensor(slot))),
+                .map(|weight| Conv::new(&weight, self.width(), bias, layer.state_tensor(tensor))),
             maps,
         })
     }
@@ -89,12 +96,12 @@ pub(super) fn weights(
     weights
 }
 
-/// The convolutions' last inputs, one slot for each branch.
-pub(super) fn slots(branches: &[Branch], taps: Option<usize>) -> Vec<StateTensor> {
+/// The convolutions' last inputs, one state tensor for each branch.
+pub(super) fn tensors(branches: &[Branch], taps: Option<usize>) -> Vec<StateTensor> {
     let Some(taps) = taps else { return Vec::new() };
-    let slot = |branch: &Branch| {
+    let tensor = |branch: &Branch| {
         let shape = [taps - 1, branch.width()];
         StateTensor::new(branch.conv, StateKind::Shift, StateDtype::F32, &shape)
     };
-    branches.iter().map(slot).collect()
+    branches.iter().map(tensor).collect()
 }

@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use super::linear_attention::LinearAttention;
 use super::{Mismatch, Mixer};
 use crate::error::Result;
+use crate::lowering::Lowering;
 use crate::ops::{Decay, Gate, Prepare};
-use crate::program::Lowering;
-use crate::spec::WeightSpec;
 use crate::state::StateTensor;
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "simple_gla";
 
@@ -52,7 +52,7 @@ impl Mixer for SimpleGla {
     }
 
     fn state(&self) -> Vec<StateTensor> {
-        self.linear.slots(self.linear.heads)
+        self.linear.tensors(self.linear.heads)
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
@@ -64,7 +64,7 @@ impl Mixer for SimpleGla {
         self.linear
             .lower(layer, heads, None, None, &["gk_proj"], |layer, views| {
                 layer.push(Prepare {
-                    lanes: Vec::new(),
+                    groups: Vec::new(),
                     rope: None,
                     gates: vec![(views[0], gate)],
                 });

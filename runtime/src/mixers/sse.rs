@@ -22,13 +22,14 @@ use serde_json::{Value, json};
 use super::short_conv::{self, Branch};
 use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
+use crate::functions::{Activation, OutputOp};
+use crate::lowering::Lowering;
+use crate::operands::View;
 use crate::ops::{
-    Activation, Decay, Gate, Key, Lane, Map, OutputOp, Partitions, Prepare, Recur, Route, Router,
-    Write,
+    Decay, Gate, HeadGroup, HeadOp, Key, Partitions, Prepare, Recur, Route, Router, Write,
 };
-use crate::program::{Lowering, View};
-use crate::spec::WeightSpec;
 use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "sse";
 
@@ -63,11 +64,11 @@ pub enum HeadMap {
 }
 
 impl HeadMap {
-    fn map(self) -> Map {
+    fn map(self) -> HeadOp {
         match self {
-            HeadMap::Silu => Map::Activation(Activation::Silu),
-            HeadMap::Relu => Map::Activation(Activation::Relu),
-            HeadMap::Softmax => Map::Softmax,
+            HeadMap::Silu => HeadOp::Activation(Activation::Silu),
+            HeadMap::Relu => HeadOp::Activation(Activation::Relu),
+            HeadMap::Softmax => HeadOp::Softmax,
         }
     }
 }
@@ -138,7 +139,7 @@ impl Sse {
         matches!(self.update, StateUpdate::GatedDelta { .. })
     }
 
-    /// Projections of the block's input that are used as they are, and pairs of matrices.
+    /// Projections of the layer's input that are used as they are, and pairs of matrices.
     fn projections(&self) -> (Vec<&'static str>, Vec<[&'static str; 2]>) {
         let mut single = vec!["q_proj", "k_proj", "v_proj", "e_proj"];
         let mut pairs = Vec::new();
@@ -204,7 +205,7 @@ impl Sse {
     }
 
     /// The recurrence of one state, on these columns.
-    fn recur(&self, [q, k, v]: [View; 3], update: Update, slot: usize, out: View) -> Recur {
+    fn recur(&self, [q, k, v]: [View; 3], update: Update, tensor: usize, out: View) -> Recur {
         Recur {
             heads: self.value_heads,
             states: self.value_heads,
@@ -220,7 +221,7 @@ impl Sse {
             write: update.beta.map_or(Write::Add, Write::Delta),
             gates: None,
             scale: (self.head_dim as f32).powf(-0.5),
-            slot,
+            state: tensor,
             out,
             beside: 1,
         }
@@ -335,12 +336,12 @@ impl Mixer for Sse {
             StateTensor::new(name, StateKind::Matrix, StateDtype::F32, shape)
         };
         let (heads, dk, dv) = (self.value_heads, self.head_dim, self.value_dim);
-        let mut slots = vec![
+        let mut tensors = vec![
             matrices("shared", &[heads, dk, dv]),
             matrices("partitions", &[self.partitions, heads, dk, dv]),
         ];
-        slots.extend(short_conv::slots(&self.branches(), self.conv));
-        slots
+        tensors.extend(short_conv::tensors(&self.branches(), self.conv));
+        tensors
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
@@ -350,15 +351,15 @@ impl Mixer for Sse {
         let views = layer.project(&names)?;
         let (q, k, v, logits) = (views[0], views[1], views[2], views[3]);
         let (single, narrow) = views.split_at(single.len());
-        let lane = |view, head_dim, maps| Lane {
+        let group = |view, head_dim, maps| HeadGroup {
             view,
             head_dim,
             conv: None,
             maps,
         };
-        let silu = vec![Map::Activation(Activation::Silu)];
+        let silu = vec![HeadOp::Activation(Activation::Silu)];
         layer.push(Prepare {
-            lanes: vec![lane(v, self.value_dim, silu)],
+            groups: vec![group(v, self.value_dim, silu)],
             rope: None,
             gates: Vec::new(),
         });
@@ -389,16 +390,16 @@ impl Mixer for Sse {
             [first, second]
         };
         let (own, sources) = match *lora {
-            [q2, k2] => ([q2, k2], [Map::Add(q), Map::Add(k)]),
-            _ => (room(layer), [Map::Copy(q), Map::Copy(k)]),
+            [q2, k2] => ([q2, k2], [HeadOp::Add(q), HeadOp::Add(k)]),
+            _ => (room(layer), [HeadOp::Copy(q), HeadOp::Copy(k)]),
         };
-        let lanes = own
+        let groups = own
             .into_iter()
             .zip(sources)
             .zip(maps)
-            .map(|((view, source), map)| lane(view, self.head_dim, vec![source, map.map()]));
+            .map(|((view, source), map)| group(view, self.head_dim, vec![source, map.map()]));
         layer.push(Prepare {
-            lanes: lanes.collect(),
+            groups: groups.collect(),
             rope: None,
             gates: updates.gates,
         });
@@ -407,17 +408,17 @@ impl Mixer for Sse {
             Some(_) => [q, k],
             None => room(layer),
         };
-        let mut lanes = Vec::new();
+        let mut groups = Vec::new();
         for (i, branch) in self.branches().iter().enumerate() {
             let from = [q, k][i];
             let mut all = Vec::new();
-            all.extend((shared[i] != from).then_some(Map::Copy(from)));
+            all.extend((shared[i] != from).then_some(HeadOp::Copy(from)));
             all.push(maps[i].map());
-            all.extend(self.delta().then_some(Map::L2Norm));
-            lanes.push(branch.lane(layer, shared[i], 2 + i, all)?);
+            all.extend(self.delta().then_some(HeadOp::L2Norm));
+            groups.push(branch.group(layer, shared[i], 2 + i, all)?);
         }
         layer.push(Prepare {
-            lanes,
+            groups,
             rope: None,
             gates: Vec::new(),
         });

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 
 use super::{Attention, Mismatch, Mixer, Sse};
 use crate::error::Result;
-use crate::program::{Lowering, Sum};
-use crate::spec::WeightSpec;
+use crate::lowering::{Lowering, Sum};
 use crate::state::StateTensor;
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "sse_swa";
 
@@ -61,18 +61,18 @@ impl Mixer for SseSwa {
     }
 
     fn state(&self) -> Vec<StateTensor> {
-        let mut slots = self.sse.state();
-        slots.extend(self.swa.state());
-        slots
+        let mut tensors = self.sse.state();
+        tensors.extend(self.swa.state());
+        tensors
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
-        let mut slot = 0;
+        let mut tensor = 0;
         for (prefix, part) in self.parts() {
-            layer.part(prefix, slot, Sum::Normed { share: 0.5 }, |layer| {
+            layer.part(prefix, tensor, Sum::Normed { share: 0.5 }, |layer| {
                 part.lower(layer)
             })?;
-            slot += part.state().len();
+            tensor += part.state().len();
         }
         Ok(())
     }

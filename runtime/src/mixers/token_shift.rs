@@ -1,19 +1,24 @@
 //! What the two mixers of RWKV share: mixes of each token with the one before.
 
 use crate::error::Result;
+use crate::lowering::Lowering;
+use crate::operands::View;
 use crate::ops::TokenShift;
-use crate::program::{Lowering, View};
 
-/// Norms the block's input and mixes each token with the one before, once for each of the vectors `names`. The last
-/// token is kept in slot `slot` of the mixer.
-pub(super) fn token_shift(layer: &mut Lowering, names: &[&str], slot: usize) -> Result<Vec<View>> {
+/// Norms the layer's input and mixes each token with the one before, once for each of the vectors `names`. The last
+/// token is kept in state tensor `tensor` of the mixer.
+pub(super) fn token_shift(
+    layer: &mut Lowering,
+    names: &[&str],
+    tensor: usize,
+) -> Result<Vec<View>> {
     let hidden = layer.hidden();
     let out = layer.buffer(names.len() * hidden);
     let mixes = names.iter().map(|name| layer.vector(name));
     let op = TokenShift {
         norm: layer.input_norm(),
         mixes: mixes.collect::<Result<_>>()?,
-        slot: layer.state_tensor(slot),
+        state: layer.state_tensor(tensor),
         out,
     };
     layer.push(op);

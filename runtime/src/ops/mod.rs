@@ -1,7 +1,5 @@
 //! The fused operations that programs are made of. Each takes one or more tokens; a step is a chunk of one.
 
-mod access;
-mod activation;
 mod attend;
 mod attend_blocks;
 mod capped_set;
@@ -16,7 +14,6 @@ mod head_linear;
 pub(crate) mod instrument;
 mod logits;
 mod mlp;
-mod norm;
 mod normalize;
 mod partitions;
 mod prepare;
@@ -28,36 +25,34 @@ mod rg_lru;
 #[cfg(test)]
 pub(crate) mod rig;
 mod route;
+mod rules;
 mod scan;
 mod score;
 mod slots;
 mod softmax;
 mod token_shift;
 
-pub(crate) use access::{Access, Hazard, Operand};
-pub use activation::Activation;
-pub use attend::{Attend, Eviction, Policy, ScoreSlots};
+pub use attend::{Attend, Eviction, Policy, ScoreTensors};
 pub use attend_blocks::AttendBlocks;
-pub use conv_chosen::{ChosenLane, ConvChosen};
+pub use conv_chosen::{ChosenGroup, ConvChosen};
 pub use embed::Embed;
-pub use emit::{Emit, OutputOp};
+pub use emit::Emit;
 pub use experts::{Expert, Experts, SharedExpert};
 pub use hax::Hax;
 pub use hax_sources::{Hash, Pattern, Scorer, Sources};
 pub use head_linear::HeadLinear;
 pub use logits::Logits;
 pub use mlp::Mlp;
-pub use norm::Norm;
 pub use normalize::Normalize;
 pub use partitions::Partitions;
-pub(crate) use prepare::launch::SOURCE as PREPARE_SOURCE;
-pub use prepare::{Conv, Gate, Lane, Map, Prepare, Rope, RopeScaling};
+pub use prepare::{Conv, Gate, HeadGroup, HeadOp, Prepare, Rope, RopeScaling};
 pub use project::{Linear, Project};
 pub use recur::{Decay, HeadGates, Key, Recur, Write};
 pub use renew::Renew;
 pub use replace::{FirstValues, Replace};
 pub use rg_lru::{HeadMatrices, RgLru};
 pub use route::{Groups, Route, Router, Scoring};
+pub(crate) use rules::Rules;
 pub use scan::Scan;
 pub use score::{RouterLayer, Score, ScoreMap};
 pub use slots::Slots;
@@ -66,8 +61,8 @@ pub use token_shift::TokenShift;
 use crate::cpu::Frame;
 use crate::cuda::Launches;
 use crate::error::Result;
+use crate::operands::{Access, Operand};
 use crate::state::{StatePlan, Touched};
-use crate::validate::Rules;
 
 /// How an op runs on a device.
 pub(crate) trait DeviceOp {

@@ -7,20 +7,20 @@ use waterline_quant::Activations;
 use super::Op;
 use super::instrument::run_named;
 use crate::cpu::{Buffers, Frame, Pool};
-use crate::program::View;
+use crate::operands::View;
 use crate::state::{Arena, StateDtype, StateKind, StatePlan, StateTensorPlan};
 
-/// Slots of these types and shapes, numbered from zero.
-pub(crate) fn plan(slots: &[(StateDtype, &[usize])]) -> StatePlan {
+/// State tensors of these types and shapes, numbered from zero.
+pub(crate) fn plan(tensors: &[(StateDtype, &[usize])]) -> StatePlan {
     let mut plan = StatePlan {
-        slots: Vec::new(),
+        tensors: Vec::new(),
         bytes: 0,
     };
-    for (dtype, shape) in slots {
+    for (dtype, shape) in tensors {
         let bytes = shape.iter().product::<usize>() * dtype.bytes();
-        plan.slots.push(StateTensorPlan {
-            block: Some(0),
-            name: "slot".into(),
+        plan.tensors.push(StateTensorPlan {
+            layer: Some(0),
+            name: "tensor".into(),
             kind: StateKind::Matrix,
             dtype: *dtype,
             shape: shape.to_vec(),
@@ -58,12 +58,12 @@ pub(super) struct Rig<'a> {
 }
 
 impl<'a> Rig<'a> {
-    /// Buffers of `widths`, and slots of the types and shapes `slots`, numbered from zero.
-    pub fn new(op: &'a dyn Op, widths: &'a [usize], slots: &[(StateDtype, &[usize])]) -> Self {
+    /// Buffers of `widths`, and state tensors of the types and shapes `state tensors`, numbered from zero.
+    pub fn new(op: &'a dyn Op, widths: &'a [usize], tensors: &[(StateDtype, &[usize])]) -> Self {
         Rig {
             op,
             widths,
-            arena: Arena::new(Arc::new(plan(slots))).expect("memory"),
+            arena: Arena::new(Arc::new(plan(tensors))).expect("memory"),
             pool: Pool::new(2).expect("threads"),
             working: &[],
         }

@@ -41,10 +41,12 @@ proptest! {
     fn equals_the_reference(
         // Multiples of 1/4 make ties, also at the borders of the cuts.
         quarters in prop::collection::vec(-20i32..20, 1..700),
-        top_k in prop_oneof![Just(0usize), 1usize..8, 8usize..300],
         // Odd fractions keep sums off the border, where rounding alone would decide.
-        top_p in prop_oneof![Just(1.0f32), 0.1237f32..0.9991],
-        min_p in prop_oneof![Just(0.0f32), 0.0013f32..0.7],
+        (top_k, top_p, min_p) in (
+            prop_oneof![Just(0usize), 1usize..8, 8usize..300],
+            prop_oneof![Just(1.0f32), 0.1237f32..0.9991],
+            prop_oneof![Just(0.0f32), 0.0013f32..0.7],
+        ),
         temperature in 0.31f32..3.0,
         seed: u64,
     ) {

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Engine, Session};
-use crate::cpu::{States, Together};
+use super::Session;
+use crate::cuda::Device;
+use crate::engine::{States, Together};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::state::{Arena, LOGITS};
@@ -15,7 +16,8 @@ use crate::state::{Arena, LOGITS};
 /// right there, and no faster than its sessions.
 pub struct Batch {
     model: Arc<Model>,
-    /// None if the sessions are on a device.
+    device: Option<Arc<Device>>,
+    /// None if sessions of this device step one after another.
     together: Option<Together>,
     most: usize,
     tokens: Vec<u32>,
@@ -31,14 +33,9 @@ impl Batch {
             return Err(Error::invalid("batch", "must be of 1 to 1024 sessions"));
         }
         let model = Arc::clone(&session.model);
-        let together = match session.engine {
-            Engine::Cpu(_) => {
-                let pool = Arc::clone(&session.pool);
-                Some(Together::new(model.program(), pool, most)?)
-            }
-            Engine::Cuda(_) => None,
-        };
+        let together = session.engine.together(most)?;
         Ok(Batch {
+            device: session.options.device.clone(),
             together,
             tokens: Vec::with_capacity(most),
             most,
@@ -112,7 +109,7 @@ impl Batch {
             if !Arc::ptr_eq(session.model(), &self.model) {
                 return wrong("a session is of another model".into());
             }
-            if matches!(session.engine, Engine::Cpu(_)) != self.together.is_some() {
+            if !same_device(session.options.device.as_ref(), self.device.as_ref()) {
                 return wrong("a session is on another device".into());
             }
         }
@@ -126,10 +123,18 @@ impl Batch {
         };
         together.step(self.model.program(), &mut Arenas(sessions), &self.tokens);
         for (row, (session, &token)) in sessions.iter_mut().zip(&self.tokens).enumerate() {
-            let logits = session.arena.slot_mut(LOGITS);
+            let logits = session.engine.arena_mut().tensor_mut(LOGITS);
             logits.copy_from_slice(together.logits(row));
-            session.log(&[token]);
+            session.advance(&[token]);
         }
+    }
+}
+
+fn same_device(one: Option<&Arc<Device>>, other: Option<&Arc<Device>>) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        (None, None) => true,
+        _ => false,
     }
 }
 
@@ -140,6 +145,6 @@ impl States for Arenas<'_, '_> {
     fn state(&mut self, row: usize) -> (&mut Arena, u64) {
         let session = &mut *self.0[row];
         let position = session.position();
-        (&mut session.arena, position)
+        (session.engine.arena_mut(), position)
     }
 }

@@ -6,8 +6,8 @@
 //! The memory is fixed: one more state, to return to where a draft went wrong. Its cost is a copy of the state for each draft, and
 //! for each draft that is not accepted whole a copy back and a second reading of the accepted tokens.
 
-use super::{Engine, Session, SessionOptions};
-use crate::cpu::{Pool, States, Together};
+use super::{Session, SessionOptions};
+use crate::engine::{Engine, States, Together};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::sampler::SamplerState;
@@ -29,20 +29,22 @@ pub(super) struct Lookup {
 }
 
 impl Lookup {
-    /// For drafts of up to `draft` tokens.
-    pub fn new(
-        model: &Model,
-        arena: &Arena,
-        pool: &std::sync::Arc<Pool>,
-        draft: usize,
-    ) -> Result<Self> {
-        Ok(Lookup {
-            together: Together::new(model.program(), pool.clone(), draft + 1)?,
-            before: arena.try_clone()?,
+    /// For a session with such options; none without drafts, or where an engine steps token by token.
+    pub fn new(engine: &dyn Engine, options: &SessionOptions) -> Result<Option<Self>> {
+        let draft = draft_of(options)?;
+        if draft == 0 {
+            return Ok(None);
+        }
+        let Some(together) = engine.together(draft + 1)? else {
+            return Ok(None);
+        };
+        Ok(Some(Lookup {
+            together,
+            before: engine.arena().try_clone()?,
             tokens: Vec::with_capacity(draft + 1),
             random: Vec::with_capacity(draft + 1),
             draft,
-        })
+        }))
     }
 
     /// Bytes that a session with such options would allocate for it, and states besides.
@@ -67,7 +69,7 @@ impl Lookup {
     }
 
     fn show(&self, arena: &mut Arena, row: usize) {
-        let logits = arena.slot_mut(LOGITS);
+        let logits = arena.tensor_mut(LOGITS);
         logits.copy_from_slice(self.together.logits(row));
     }
 }
@@ -125,12 +127,12 @@ impl Session {
             lookup.tokens.clear();
             return Err(Error::Cancelled { fed: 0 });
         }
-        lookup.before.copy_from(&self.arena);
+        lookup.before.copy_from(self.engine.arena());
         let (position, count) = (self.position(), lookup.tokens.len());
-        lookup.read(&self.model, &mut self.arena, position, count);
+        lookup.read(&self.model, self.engine.arena_mut(), position, count);
         for row in 0..count {
-            lookup.show(&mut self.arena, row);
-            self.log(&lookup.tokens[row..=row]);
+            lookup.show(self.engine.arena_mut(), row);
+            self.advance(&lookup.tokens[row..=row]);
             if row + 1 < count {
                 let chosen = self.sample();
                 if !chosen.is_ok_and(|chosen| chosen == lookup.tokens[row + 1]) {
@@ -146,10 +148,10 @@ impl Session {
     /// The state after the first `count` tokens that were read ahead.
     fn return_to(&mut self, lookup: &mut Lookup, count: usize) {
         lookup.tokens.truncate(count);
-        self.arena.copy_from(&lookup.before);
+        self.engine.arena_mut().copy_from(&lookup.before);
         let position = self.position();
-        lookup.read(&self.model, &mut self.arena, position, count);
-        self.log(&lookup.tokens);
+        lookup.read(&self.model, self.engine.arena_mut(), position, count);
+        self.advance(&lookup.tokens);
         self.set_random(lookup.random[count - 1]);
     }
 
@@ -171,16 +173,6 @@ impl Session {
             }
             lookup.tokens.clear();
             self.lookup = Some(lookup);
-        }
-    }
-
-    /// What reads ahead in a session on the CPU; a device steps token by token for now.
-    pub(super) fn lookup_of(&self) -> Result<Option<Lookup>> {
-        match (&self.engine, draft_of(&self.options)?) {
-            (Engine::Cuda(_), _) | (_, 0) => Ok(None),
-            (Engine::Cpu(_), draft) => {
-                Lookup::new(&self.model, &self.arena, &self.pool, draft).map(Some)
-            }
         }
     }
 }

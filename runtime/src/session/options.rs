@@ -1,10 +1,11 @@
-//! What a user chooses about a session, what it tells of a step, and how it is stopped.
+//! Options of a session, its plan, and how it is cancelled.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::cpu::Pool;
 use crate::cuda::Device;
+use crate::engine::StepProgram;
 use crate::error::{Error, Result};
 use crate::sampler::SamplerParams;
 use crate::state::StateOptions;
@@ -30,7 +31,7 @@ pub struct SessionOptions {
     pub state: StateOptions,
     /// At the end of the context.
     pub context_end: ContextEnd,
-    /// Most tokens that are read at once, at most 65536; 0 means what suits the device: 64 on the CPU, 2048 on a GPU.
+    /// Most tokens that are read at once, at most 65536; 0 means what suits the device: 256 on the CPU, 2048 on a GPU.
     pub chunk: usize,
     /// Threads, the caller's included; 0 means one for each physical core. Not used if `pool` is given.
     pub threads: usize,
@@ -57,7 +58,7 @@ impl SessionOptions {
     /// [`Error::Invalid`] if there are too many.
     pub(super) fn chunk_size(&self) -> Result<usize> {
         match (self.chunk, &self.device) {
-            (0, None) => Ok(64),
+            (0, None) => Ok(256),
             (0, Some(_)) => Ok(2048),
             (chunk @ ..=LARGEST_CHUNK, _) => Ok(chunk),
             (chunk, _) => Err(Error::invalid(
@@ -82,63 +83,6 @@ pub struct SessionPlan {
     pub threads: usize,
     /// Most tokens that are read at once.
     pub chunk: usize,
-}
-
-/// How a step runs on a GPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum StepProgram {
-    /// What was measured to be faster: one kernel for models that read much, a graph for small ones.
-    #[default]
-    Automatic,
-    /// As one kernel that stays on the device for the whole token; an error where the device cannot do that.
-    Persistent,
-    /// As a recorded graph of kernels.
-    Recorded,
-}
-
-/// How the steps of a session run on its GPU, and why so.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StepForm {
-    /// [`StepProgram::Persistent`] or [`StepProgram::Recorded`].
-    pub program: StepProgram,
-    /// Of one kernel what it takes of the device, of a graph why it is one: part of a sentence.
-    pub reason: String,
-}
-
-impl StepForm {
-    pub(crate) fn persistent(takes: String) -> Self {
-        StepForm {
-            program: StepProgram::Persistent,
-            reason: takes,
-        }
-    }
-
-    pub(crate) fn recorded(reason: String) -> Self {
-        StepForm {
-            program: StepProgram::Recorded,
-            reason,
-        }
-    }
-}
-
-impl std::fmt::Display for StepForm {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.program {
-            StepProgram::Persistent => write!(f, "one kernel: {}", self.reason),
-            _ => write!(f, "a graph of kernels: {}", self.reason),
-        }
-    }
-}
-
-/// What a phase of a step took on the first of a GPU's processors, in its clock's cycles.
-#[derive(Clone, Debug)]
-pub struct PhaseTime {
-    /// The function that ran.
-    pub function: String,
-    /// Until the phases before it had ended everywhere.
-    pub wait: u64,
-    /// From then to its own end.
-    pub work: u64,
 }
 
 impl Default for SessionOptions {

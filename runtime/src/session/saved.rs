@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Engine, Session, SessionOptions};
+use super::{Session, SessionOptions, setup};
 use crate::error::{Error, Result};
-use crate::state::{Arena, HEADER, Snapshot, StateDtype, StatePlan, StateRange};
+use crate::state::{Arena, HEADER, Snapshot, StateDtype, StateRange};
 
 impl Session {
     /// A second session in the same state, independent from now on. It shares the threads.
@@ -14,12 +14,13 @@ impl Session {
             sampler: self.sampler.params().clone(),
             ..self.options.clone()
         };
-        let mut fork = Session::new(Arc::clone(&self.model), options)?;
-        fork.arena.copy_from(&self.arena);
-        if let (Engine::Cuda(engine), Engine::Cuda(own)) = (&mut fork.engine, &self.engine) {
-            engine.copy_from(own)?;
-        }
-        Ok(fork)
+        let engine = self.engine.fork(&setup(&options, &self.pool))?;
+        Session::with_engine(
+            Arc::clone(&self.model),
+            options,
+            Arc::clone(&self.pool),
+            engine,
+        )
     }
 
     /// A copy of the state, in the host's memory.
@@ -28,27 +29,13 @@ impl Session {
     /// [`Error::Device`] if the device was lost. A snapshot that was taken before can be restored on another device or
     /// on the CPU.
     pub fn snapshot(&self) -> Result<Snapshot> {
-        let arena = match &self.engine {
-            Engine::Cpu(_) => self.arena.try_clone()?,
-            Engine::Cuda(engine) => {
-                let mut arena = Arena::new(Arc::clone(engine.plan()))?;
-                engine.download(&self.arena, &mut arena)?;
-                arena
-            }
-        };
+        let mut arena = Arena::new(Arc::clone(self.engine.plan()))?;
+        self.engine.download(&mut arena)?;
         Ok(Snapshot {
             fingerprint: self.model.fingerprint(),
             arena,
             note: Vec::new(),
         })
-    }
-
-    /// The layout of the whole state.
-    fn layout(&self) -> &StatePlan {
-        match &self.engine {
-            Engine::Cpu(_) => self.arena.plan(),
-            Engine::Cuda(engine) => engine.plan(),
-        }
     }
 
     /// Returns to a copied state. To go on from there is, bit for bit, to go on from where it was taken.
@@ -59,16 +46,7 @@ impl Session {
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
         self.check_layout(snapshot)?;
         self.check_numbers(snapshot)?;
-        match &mut self.engine {
-            Engine::Cpu(_) => self.arena.copy_from(&snapshot.arena),
-            Engine::Cuda(engine) => {
-                engine.upload(&snapshot.arena)?;
-                let own = self.arena.bytes().len();
-                self.arena
-                    .bytes_mut()
-                    .copy_from_slice(&snapshot.arena.bytes()[..own]);
-            }
-        }
+        self.engine.upload(&snapshot.arena)?;
         self.forget_marks(0);
         Ok(())
     }
@@ -79,11 +57,7 @@ impl Session {
     /// [`Error::Snapshot`] if it is of another model or another layout; the copy is as it was.
     pub fn snapshot_into(&self, snapshot: &mut Snapshot) -> Result<()> {
         self.check_layout(snapshot)?;
-        match &self.engine {
-            Engine::Cpu(_) => snapshot.arena.copy_from(&self.arena),
-            Engine::Cuda(engine) => engine.download(&self.arena, &mut snapshot.arena)?,
-        }
-        Ok(())
+        self.engine.download(&mut snapshot.arena)
     }
 
     fn check_layout(&self, snapshot: &Snapshot) -> Result<()> {
@@ -97,10 +71,10 @@ impl Session {
                 self.model.file()
             )));
         }
-        let (ours, theirs) = (&self.layout().slots, &snapshot.arena.plan().slots);
+        let (ours, theirs) = (&self.engine.plan().tensors, &snapshot.arena.plan().tensors);
         if ours.len() != theirs.len() {
             return Err(differs(format!(
-                "it has {} slots, this session {}",
+                "it has {} tensors, this session {}",
                 theirs.len(),
                 ours.len()
             )));
@@ -111,40 +85,40 @@ impl Session {
             .find(|(ours, theirs)| !ours.lies_like(theirs))
         {
             return Err(differs(format!(
-                "slot {} is {:?} {:?} there and {:?} {:?} here; open the session with the same context, cache type \
-                 and log",
+                "tensor {} is {:?} {:?} there and {:?} {:?} here; open the session with the same context, cache type \
+                 and history",
                 ours.name, theirs.dtype, theirs.shape, ours.dtype, ours.shape
             )));
         }
         Ok(())
     }
 
-    /// Every whole number of the state must be within the range that its slot declares: what follows uses them as indices
+    /// Every whole number of the state must be within the range that its state tensor declares: what follows uses them as indices
     /// and counts, on the CPU and on a device.
     fn check_numbers(&self, snapshot: &Snapshot) -> Result<()> {
         let arena = &snapshot.arena;
-        let position = arena.slot::<u64>(HEADER)[0];
-        for (i, slot) in self.layout().slots.iter().enumerate() {
-            let most = match slot.range {
+        let position = arena.tensor::<u64>(HEADER)[0];
+        for (i, tensor) in self.engine.plan().tensors.iter().enumerate() {
+            let most = match tensor.range {
                 StateRange::Any => continue,
                 StateRange::UpTo(most) => most,
                 StateRange::UpToPosition => position,
             };
-            let largest = match slot.dtype {
-                StateDtype::U32 => arena.slot::<u32>(i).iter().copied().map(u64::from).max(),
-                StateDtype::U64 => arena.slot::<u64>(i).iter().copied().max(),
+            let largest = match tensor.dtype {
+                StateDtype::U32 => arena.tensor::<u32>(i).iter().copied().map(u64::from).max(),
+                StateDtype::U64 => arena.tensor::<u64>(i).iter().copied().max(),
                 StateDtype::F16 | StateDtype::F32 | StateDtype::Kv => None,
             };
             if let Some(number) = largest.filter(|&number| number > most) {
-                let block = match slot.block {
-                    Some(block) => format!(" of layer {block}"),
+                let layer = match tensor.layer {
+                    Some(layer) => format!(" of layer {layer}"),
                     None => String::new(),
                 };
                 return Err(Error::Snapshot {
                     file: "state".into(),
                     reason: format!(
-                        "slot {}{block} holds {number}, expected at most {most}",
-                        slot.name
+                        "tensor {}{layer} holds {number}, expected at most {most}",
+                        tensor.name
                     ),
                 });
             }
@@ -160,23 +134,20 @@ impl Session {
     pub fn mark(&mut self) -> Result<()> {
         let position = self.position();
         self.forget_marks(position);
-        let oldest = (0..self.marks.len())
-            .min_by_key(|&mark| self.marks[mark].position.map_or(0, |p| p + 1));
+        let oldest =
+            (0..self.marks.len()).min_by_key(|&mark| self.marks[mark].map_or(0, |p| p + 1));
         if let Some(oldest) = oldest {
-            if let Engine::Cuda(engine) = &self.engine {
-                engine.save(oldest)?;
-            }
-            self.marks[oldest].position = Some(position);
-            self.marks[oldest].arena.copy_from(&self.arena);
+            self.engine.save_mark(oldest)?;
+            self.marks[oldest] = Some(position);
         }
         Ok(())
     }
 
-    /// Returns to an earlier position: to the last mark at or before it, and from there by reading the logged tokens
+    /// Returns to an earlier position: to the last mark at or before it, and from there by reading tokens of the history
     /// again. At a mark the state is what it was, bit for bit. A cancellation is left to the next call.
     ///
     /// # Errors
-    /// [`Error::Rewind`] if the position has not been reached, or no mark and log lead there; nothing changes then.
+    /// [`Error::Rewind`] if the position has not been reached, or no mark and history lead there; nothing changes then.
     pub fn rewind(&mut self, position: u64) -> Result<()> {
         let here = self.position();
         let error = |reason: &str| Error::Rewind {
@@ -190,14 +161,14 @@ impl Session {
             return Ok(());
         }
         let mark = (0..self.marks.len())
-            .filter(|&mark| self.marks[mark].position.is_some_and(|p| p <= position))
-            .max_by_key(|&mark| self.marks[mark].position);
-        let from = mark.and_then(|mark| self.marks[mark].position).unwrap_or(0);
+            .filter(|&mark| self.marks[mark].is_some_and(|p| p <= position))
+            .max_by_key(|&mark| self.marks[mark]);
+        let from = mark.and_then(|mark| self.marks[mark]).unwrap_or(0);
         let (older, newer) = self.recent();
         let first = here - (older.len() + newer.len()) as u64;
         if from < position && from < first {
             return Err(error(
-                "the tokens from the last mark on are no longer in the log",
+                "the tokens from the last mark on are no longer in the history",
             ));
         }
         let skip = (from.max(first) - first) as usize;
@@ -210,16 +181,13 @@ impl Session {
             .collect();
         match mark {
             Some(mark) => {
-                if let Engine::Cuda(engine) = &mut self.engine {
-                    engine.load(mark)?;
-                }
-                self.arena.copy_from(&self.marks[mark].arena);
+                self.engine.load_mark(mark)?;
             }
             None => self.reset()?,
         }
         self.forget_marks(position + 1);
         let mut fed = 0;
-        // Half way there the session would be at no position that the caller knows, so a cancellation waits.
+        // Half way there the session would be at a position that the caller did not choose, so a cancellation waits.
         let mut cancelled = false;
         while let Err(error) = self.feed(&again[fed..]) {
             let Error::Cancelled { fed: more } = error else {

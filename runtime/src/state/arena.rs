@@ -8,7 +8,7 @@ use bytemuck::{Pod, Zeroable};
 use super::plan::StatePlan;
 use crate::error::{Error, Result};
 
-/// A cache line; the arena is made of them so that every slot is aligned to 64 bytes.
+/// A cache line; the arena is made of them so that every state tensor is aligned to 64 bytes.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
@@ -67,27 +67,27 @@ impl Arena {
         std::hint::black_box(self.bytes_mut()).fill(0);
     }
 
-    /// The values of one slot.
-    pub fn slot<T: Pod>(&self, slot: usize) -> &[T] {
-        let slot = &self.plan.slots[slot];
-        bytemuck::cast_slice(&self.bytes()[slot.offset..slot.offset + slot.bytes])
+    /// The values of one state tensor.
+    pub fn tensor<T: Pod>(&self, tensor: usize) -> &[T] {
+        let tensor = &self.plan.tensors[tensor];
+        bytemuck::cast_slice(&self.bytes()[tensor.offset..tensor.offset + tensor.bytes])
     }
 
-    /// The values of one slot, to change.
-    pub fn slot_mut<T: Pod>(&mut self, slot: usize) -> &mut [T] {
-        let [bytes] = self.slots_mut([slot]);
+    /// The values of one state tensor, to change.
+    pub fn tensor_mut<T: Pod>(&mut self, tensor: usize) -> &mut [T] {
+        let [bytes] = self.tensors_mut([tensor]);
         bytemuck::cast_slice_mut(bytes)
     }
 
-    /// The bytes of several slots at once. Panics if one is named twice, which a program never does.
-    pub fn slots_mut<const N: usize>(&mut self, slots: [usize; N]) -> [&mut [u8]; N] {
-        let ranges = slots.map(|slot| {
-            let slot = &self.plan.slots[slot];
-            slot.offset..slot.offset + slot.bytes
+    /// The bytes of several state tensors at once. Panics if one is named twice, which a program never does.
+    pub fn tensors_mut<const N: usize>(&mut self, tensors: [usize; N]) -> [&mut [u8]; N] {
+        let ranges = tensors.map(|tensor| {
+            let tensor = &self.plan.tensors[tensor];
+            tensor.offset..tensor.offset + tensor.bytes
         });
         bytemuck::cast_slice_mut(&mut self.lines)
             .get_disjoint_mut(ranges)
-            .expect("slots do not overlap")
+            .expect("tensors do not overlap")
     }
 
     /// Takes over the state of `other`, which has the same plan.

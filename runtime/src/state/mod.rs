@@ -1,4 +1,4 @@
-//! A session's state: what slots there are, where they lie, and copies of them.
+//! A session's state: what state tensors there are, where they lie, and copies of them.
 
 mod arena;
 mod plan;
@@ -6,7 +6,7 @@ mod snapshot;
 mod touched;
 
 pub use arena::Arena;
-pub(crate) use plan::{HEADER, LOG, LOGITS, SAMPLER};
+pub(crate) use plan::{HEADER, HISTORY, LOGITS, SAMPLER};
 pub use plan::{
     Kv, Size, StateDtype, StateKind, StateOptions, StatePlan, StateRange, StateTensor,
     StateTensorPlan,

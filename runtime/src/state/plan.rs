@@ -1,11 +1,10 @@
-//! Where every slot of a session lies in its one buffer. Pure arithmetic: `inspect` prints it from a file's header.
+//! Where every state tensor of a session lies in its one buffer. Pure arithmetic: `inspect` prints it from a file's header.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::spec::ModelSpec;
 
-/// How a slot is used; for reports and for code that walks slots of one kind.
+/// How a state tensor is used; for reports and for code that walks state tensors of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StateKind {
@@ -15,13 +14,13 @@ pub enum StateKind {
     Shift,
     /// A circular segment: position `p` lies in row `p % rows`.
     Ring,
-    /// A capped set of retained entries.
+    /// A retained set: entries up to a fixed number.
     Set,
     /// Counters and small values.
     Counter,
 }
 
-/// The type of a slot's values.
+/// The type of a state tensor's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StateDtype {
@@ -47,7 +46,7 @@ impl StateDtype {
     }
 }
 
-/// What the whole numbers of a slot may be. A state that comes from outside is checked against it before anything uses it
+/// The valid range of a state tensor's counters. A state that comes from outside is checked against it before anything uses it
 /// as an index or a count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StateRange {
@@ -63,7 +62,7 @@ pub enum StateRange {
 /// Most tokens that a session is believed to have read: a thousand years of them.
 const MOST_TOKENS: u64 = 1 << 48;
 
-/// A dimension of a slot: known from the model, or chosen when the session is opened.
+/// A dimension of a state tensor: known from the model, or chosen when the session is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Size {
     /// Known from the model.
@@ -74,10 +73,10 @@ pub enum Size {
     ContextBlocks(usize),
 }
 
-/// A slot that a mixer asks for.
+/// A state tensor of a mixer.
 #[derive(Debug, Clone)]
 pub struct StateTensor {
-    /// Name within the block.
+    /// Name within the layer.
     pub name: &'static str,
     /// Shape, outermost dimension first.
     pub shape: Vec<Size>,
@@ -85,12 +84,12 @@ pub struct StateTensor {
     pub dtype: StateDtype,
     /// How it is used.
     pub kind: StateKind,
-    /// What its numbers may be, if they are whole.
+    /// Range of its counters.
     pub range: StateRange,
 }
 
 impl StateTensor {
-    /// A slot whose dimensions all follow from the model.
+    /// A state tensor whose dimensions all follow from the model.
     pub fn new(name: &'static str, kind: StateKind, dtype: StateDtype, shape: &[usize]) -> Self {
         StateTensor {
             name,
@@ -101,7 +100,7 @@ impl StateTensor {
         }
     }
 
-    /// The slot with a range of its whole numbers.
+    /// The state tensor with a range of its counters.
     pub fn within(self, range: StateRange) -> Self {
         StateTensor { range, ..self }
     }
@@ -127,7 +126,7 @@ pub struct StateOptions {
     /// Type of cached keys and values.
     pub kv: Kv,
     /// How many of the last tokens are remembered, for penalties and for reading them again after a rewind.
-    pub log: usize,
+    pub history: usize,
 }
 
 impl Default for StateOptions {
@@ -135,17 +134,18 @@ impl Default for StateOptions {
         StateOptions {
             context: 4096,
             kv: Kv::F16,
-            log: 4096,
+            history: 4096,
         }
     }
 }
 
-/// One slot with its place.
+/// One state tensor with its place.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateTensorPlan {
-    /// The block it belongs to; none for the session's own slots.
-    pub block: Option<usize>,
-    /// Name within the block or the session.
+    /// The layer it belongs to; none for the session's own state tensors.
+    #[serde(alias = "block")]
+    pub layer: Option<usize>,
+    /// Name within the layer or the session.
     pub name: String,
     /// How it is used.
     pub kind: StateKind,
@@ -157,13 +157,13 @@ pub struct StateTensorPlan {
     pub offset: usize,
     /// Bytes used.
     pub bytes: usize,
-    /// What its numbers may be, if they are whole. It follows from the model, so no file says it.
+    /// Range of its counters. It follows from the model, so no file says it.
     #[serde(skip)]
-    pub range: StateRange,
+    pub(crate) range: StateRange,
 }
 
 impl StateTensorPlan {
-    /// Whether `other`, from a file, is the same slot in the same place.
+    /// Whether `other`, from a file, is the same state tensor in the same place.
     pub(crate) fn lies_like(&self, other: &Self) -> bool {
         let other = StateTensorPlan {
             range: self.range,
@@ -173,34 +173,39 @@ impl StateTensorPlan {
     }
 }
 
-/// Every slot of a session, in the order in which they lie.
+/// Every state tensor of a session, in the order in which they lie.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatePlan {
-    /// The slots.
-    pub slots: Vec<StateTensorPlan>,
+    /// The state tensors.
+    pub tensors: Vec<StateTensorPlan>,
     /// Size of the arena in bytes.
     pub bytes: usize,
 }
 
-/// The session's own slots come first: position, sampler, token log, logits.
+/// The session's own state tensors come first: position, sampler, history, logits.
 pub(crate) const HEADER: usize = 0;
 pub(crate) const SAMPLER: usize = 1;
-pub(crate) const LOG: usize = 2;
+pub(crate) const HISTORY: usize = 2;
 pub(crate) const LOGITS: usize = 3;
 
 const ALIGNMENT: usize = 64;
 
 impl StatePlan {
-    /// Lays out the state of a session on `spec`. Fails if it would not fit in memory's address range.
-    pub fn new(spec: &ModelSpec, options: &StateOptions) -> Result<Self> {
-        if options.context == 0 || options.log == 0 {
+    /// Lays out the state of a session on a model with so many token ids and the state tensors of each layer. Fails if it
+    /// would not fit in memory's address range.
+    pub(crate) fn new(
+        vocab: usize,
+        layers: impl IntoIterator<Item = Vec<StateTensor>>,
+        options: &StateOptions,
+    ) -> Result<Self> {
+        if options.context == 0 || options.history == 0 {
             return Err(Error::invalid(
-                "context and log",
+                "context and history",
                 "must be at least one token",
             ));
         }
         let mut plan = StatePlan {
-            slots: Vec::new(),
+            tensors: Vec::new(),
             bytes: 0,
         };
         let counter = |name, dtype, n| StateTensor::new(name, StateKind::Counter, dtype, &[n]);
@@ -210,18 +215,19 @@ impl StatePlan {
         plan.add(None, &counter("sampler", StateDtype::U64, 2), options)?;
         plan.add(
             None,
-            &StateTensor::new("log", StateKind::Ring, StateDtype::U32, &[options.log])
-                .within(StateRange::UpTo(spec.vocab as u64 - 1)),
+            &StateTensor::new(
+                "history",
+                StateKind::Ring,
+                StateDtype::U32,
+                &[options.history],
+            )
+            .within(StateRange::UpTo(vocab as u64 - 1)),
             options,
         )?;
-        plan.add(
-            None,
-            &counter("logits", StateDtype::F32, spec.vocab),
-            options,
-        )?;
-        for (i, block) in spec.layers.iter().enumerate() {
-            for slot in block.state() {
-                plan.add(Some(i), &slot, options)?;
+        plan.add(None, &counter("logits", StateDtype::F32, vocab), options)?;
+        for (i, tensors) in layers.into_iter().enumerate() {
+            for tensor in tensors {
+                plan.add(Some(i), &tensor, options)?;
             }
         }
         Ok(plan)
@@ -229,11 +235,11 @@ impl StatePlan {
 
     fn add(
         &mut self,
-        block: Option<usize>,
-        slot: &StateTensor,
+        layer: Option<usize>,
+        tensor: &StateTensor,
         options: &StateOptions,
     ) -> Result<()> {
-        let shape: Vec<usize> = slot
+        let shape: Vec<usize> = tensor
             .shape
             .iter()
             .map(|size| match size {
@@ -242,7 +248,7 @@ impl StatePlan {
                 Size::ContextBlocks(tokens) => options.context.div_ceil(*tokens),
             })
             .collect();
-        let dtype = match (slot.dtype, options.kv) {
+        let dtype = match (tensor.dtype, options.kv) {
             (StateDtype::Kv, Kv::F16) => StateDtype::F16,
             (StateDtype::Kv, Kv::F32) => StateDtype::F32,
             (dtype, _) => dtype,
@@ -255,41 +261,43 @@ impl StatePlan {
             .filter(|&n| n < isize::MAX as usize - ALIGNMENT);
         let (Some(bytes), Some(end)) = (bytes, end) else {
             return Err(Error::invalid(
-                format!("slot {}", slot.name),
+                format!("tensor {}", tensor.name),
                 format!("shape {shape:?} is larger than any memory; choose a smaller context"),
             ));
         };
         let offset = self.bytes;
-        self.slots.push(StateTensorPlan {
-            block,
-            name: slot.name.into(),
-            kind: slot.kind,
+        self.tensors.push(StateTensorPlan {
+            layer,
+            name: tensor.name.into(),
+            kind: tensor.kind,
             dtype,
             shape,
             offset,
             bytes,
-            range: slot.range,
+            range: tensor.range,
         });
         self.bytes = end.next_multiple_of(ALIGNMENT);
         Ok(())
     }
 
-    /// The session's own slots before the logits, which lie where they lie in the whole plan.
-    pub(crate) fn own_slots(&self) -> Self {
-        let slots = self.slots[..LOGITS].to_vec();
-        let end = slots.last().map_or(0, |slot| slot.offset + slot.bytes);
+    /// The session's own state tensors before the logits, which lie where they lie in the whole plan.
+    pub(crate) fn own_tensors(&self) -> Self {
+        let tensors = self.tensors[..LOGITS].to_vec();
+        let end = tensors
+            .last()
+            .map_or(0, |tensor| tensor.offset + tensor.bytes);
         StatePlan {
-            slots,
+            tensors,
             bytes: end.next_multiple_of(ALIGNMENT),
         }
     }
 
-    /// Bytes of the slots of one block, or of the session's own for `None`.
-    pub fn block_bytes(&self, block: Option<usize>) -> usize {
-        self.slots
+    /// Bytes of the state tensors of one layer, or of the session's own for `None`.
+    pub fn layer_bytes(&self, layer: Option<usize>) -> usize {
+        self.tensors
             .iter()
-            .filter(|slot| slot.block == block)
-            .map(|slot| slot.bytes)
+            .filter(|tensor| tensor.layer == layer)
+            .map(|tensor| tensor.bytes)
             .sum()
     }
 }

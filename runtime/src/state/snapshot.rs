@@ -1,7 +1,7 @@
 //! A session's state as a value: in memory, and as a file.
 //!
-//! The file: a magic number and version, the model's fingerprint, the slot table as JSON, the arena (which holds
-//! position, sampler, token log and last logits as well), the user's note, and a checksum of all before it.
+//! The file: a magic number and version, the model's fingerprint, the table of state tensors as JSON, the arena (which holds
+//! position, sampler, history and last logits as well), the user's note, and a checksum of all before it.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -10,11 +10,11 @@ use std::sync::Arc;
 use waterline_quant::{NewFile, open_file};
 
 use super::arena::Arena;
-use super::plan::{StatePlan, StateTensorPlan};
+use super::plan::{HISTORY, StatePlan, StateTensorPlan};
 use crate::error::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"WLSTATE1";
-/// Longest slot table or note that is believed.
+/// Longest state tensor table or note that is believed.
 const LARGEST: u64 = 1 << 28;
 
 /// A copy of a session.
@@ -32,14 +32,14 @@ impl Snapshot {
         self.arena.bytes().len()
     }
 
-    /// Every slot with its bytes.
-    pub fn slots(&self) -> impl Iterator<Item = (&StateTensorPlan, &[u8])> {
+    /// Every state tensor with its bytes.
+    pub fn tensors(&self) -> impl Iterator<Item = (&StateTensorPlan, &[u8])> {
         let bytes = self.arena.bytes();
         self.arena
             .plan()
-            .slots
+            .tensors
             .iter()
-            .map(move |slot| (slot, &bytes[slot.offset..slot.offset + slot.bytes]))
+            .map(move |tensor| (tensor, &bytes[tensor.offset..tensor.offset + tensor.bytes]))
     }
 
     /// Writes the snapshot to `path`. The file appears when it is whole; until then what had its name stays.
@@ -58,14 +58,14 @@ impl Snapshot {
 
     /// Writes the snapshot to `out`.
     pub fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
-        let slots = serde_json::to_vec(&self.arena.plan().slots)?;
+        let tensors = serde_json::to_vec(&self.arena.plan().tensors)?;
         let mut out = Checked {
             inner: out,
             hash: crc32fast::Hasher::new(),
         };
         out.write_all(MAGIC)?;
         out.write_all(&self.fingerprint.to_le_bytes())?;
-        for part in [&slots[..], self.arena.bytes(), &self.note] {
+        for part in [&tensors[..], self.arena.bytes(), &self.note] {
             out.write_all(&(part.len() as u64).to_le_bytes())?;
             out.write_all(part)?;
         }
@@ -112,25 +112,32 @@ impl Snapshot {
         let fingerprint = next(&mut input)?;
         let length = next(&mut input)?;
         if length > LARGEST.min(size) {
-            return Err(bad("its slot table is longer than the file"));
+            return Err(bad("its tensor table is longer than the file"));
         }
         let mut json = vec![0; length as usize];
         input.read_exact(&mut json).map_err(cut)?;
-        let slots: Vec<StateTensorPlan> =
-            serde_json::from_slice(&json).map_err(|_| bad("its slot table is damaged"))?;
+        let mut tensors: Vec<StateTensorPlan> =
+            serde_json::from_slice(&json).map_err(|_| bad("its tensor table is damaged"))?;
+        // Older files call the history "log".
+        let history = tensors
+            .get_mut(HISTORY)
+            .filter(|tensor| tensor.name == "log");
+        if let Some(tensor) = history {
+            tensor.name = "history".into();
+        }
         let length = next(&mut input)?;
-        let fits = |slot: &StateTensorPlan| {
-            slot.offset.is_multiple_of(64)
-                && slot
+        let fits = |tensor: &StateTensorPlan| {
+            tensor.offset.is_multiple_of(64)
+                && tensor
                     .offset
-                    .checked_add(slot.bytes)
+                    .checked_add(tensor.bytes)
                     .is_some_and(|end| end as u64 <= length)
         };
-        if length > size || !length.is_multiple_of(64) || !slots.iter().all(fits) {
-            return Err(bad("its slot table and its state do not fit together"));
+        if length > size || !length.is_multiple_of(64) || !tensors.iter().all(fits) {
+            return Err(bad("its tensor table and its state do not fit together"));
         }
         let mut arena = Arena::new(Arc::new(StatePlan {
-            slots,
+            tensors,
             bytes: length as usize,
         }))?;
         input.read_exact(arena.bytes_mut()).map_err(cut)?;

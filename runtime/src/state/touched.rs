@@ -2,12 +2,12 @@
 
 use super::plan::StatePlan;
 
-/// Bytes of a slot that reading one token touches, each counted once: those left by earlier tokens that it reads, and
+/// Bytes of a state tensor that reading one token touches, each counted once: those left by earlier tokens that it reads, and
 /// those that it writes. Where the tokens decide, as when a set keeps a token or does not, these are the most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Touched {
-    /// The slot's number in the plan.
-    pub slot: usize,
+    /// The state tensor's number in the plan.
+    pub tensor: usize,
     /// Bytes of earlier tokens that are read.
     pub read: usize,
     /// Bytes that are written.
@@ -15,32 +15,32 @@ pub struct Touched {
 }
 
 impl Touched {
-    /// All of a slot is read, and written anew.
-    pub(crate) fn whole(plan: &StatePlan, slot: usize) -> Self {
-        let bytes = plan.slots[slot].bytes;
+    /// All of a state tensor is read, and written anew.
+    pub(crate) fn whole(plan: &StatePlan, tensor: usize) -> Self {
+        let bytes = plan.tensors[tensor].bytes;
         Touched {
-            slot,
+            tensor,
             read: bytes,
             written: bytes,
         }
     }
 
-    /// So many rows of every head of a slot `[heads, rows, ..]` are read and written.
-    pub(crate) fn rows(plan: &StatePlan, slot: usize, read: usize, written: usize) -> Self {
-        Self::some(plan, slot, plan.slots[slot].shape[1], [read, written])
+    /// So many rows of every head of a state tensor `[heads, rows, ..]` are read and written.
+    pub(crate) fn rows(plan: &StatePlan, tensor: usize, read: usize, written: usize) -> Self {
+        Self::some(plan, tensor, plan.tensors[tensor].shape[1], [read, written])
     }
 
-    /// So many entries of a slot `[entries, ..]` are read and written.
-    pub(crate) fn entries(plan: &StatePlan, slot: usize, read: usize, written: usize) -> Self {
-        Self::some(plan, slot, plan.slots[slot].shape[0], [read, written])
+    /// So many entries of a state tensor `[entries, ..]` are read and written.
+    pub(crate) fn entries(plan: &StatePlan, tensor: usize, read: usize, written: usize) -> Self {
+        Self::some(plan, tensor, plan.tensors[tensor].shape[0], [read, written])
     }
 
-    /// Of a slot in so many equal parts, some or all are touched.
-    fn some(plan: &StatePlan, slot: usize, parts: usize, touched: [usize; 2]) -> Self {
-        let bytes = plan.slots[slot].bytes / parts.max(1);
+    /// Of a state tensor in so many equal parts, some or all are touched.
+    fn some(plan: &StatePlan, tensor: usize, parts: usize, touched: [usize; 2]) -> Self {
+        let bytes = plan.tensors[tensor].bytes / parts.max(1);
         let [read, written] = touched.map(|n| n.min(parts) * bytes);
         Touched {
-            slot,
+            tensor,
             read,
             written,
         }

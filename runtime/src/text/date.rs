@@ -33,7 +33,7 @@ pub(super) fn now(format: &str) -> String {
     strftime(format, elapsed.as_secs())
 }
 
-/// Knows %Y %m %d %B %b %A %a %H %M %S %y %%; other fields stay as they are.
+/// Formats %Y %m %d %B %b %A %a %H %M %S %y %%; other fields stay as they are.
 fn strftime(format: &str, seconds: u64) -> String {
     let (year, month, day) = civil(seconds / 86_400);
     let weekday = DAYS[(seconds / 86_400 % 7) as usize];

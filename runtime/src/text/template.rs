@@ -16,7 +16,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// The name that chat templates know.
+    /// The name in chat templates.
     pub fn name(self) -> &'static str {
         match self {
             Role::System => "system",
@@ -81,7 +81,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// [`Error::Template`] if the template refuses the conversation (many want user and assistant
-    /// to alternate, some know no system message), fails, or does more than a template may.
+    /// to alternate, some have no system message), fails, or does more than a template may.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
         self.render_with(messages, add_generation_prompt, &TemplateOptions::default())
     }

@@ -202,7 +202,7 @@ impl Turns {
     /// Sets the system message, which the first turn feeds; an empty text removes it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] after the first turn, [`Error::Template`] if the template knows no
+    /// [`Error::Invalid`] after the first turn, [`Error::Template`] if the template has no
     /// system message.
     pub fn system(&mut self, text: &str) -> Result<()> {
         if self

@@ -227,7 +227,7 @@ impl Run<'_> {
     /// Reads random tokens until the session is at `position`.
     fn read_up_to(&mut self, position: u64) -> Result<()> {
         self.look_at_memory();
-        // As much as is read between two looks at bar and memory.
+        // Tokens between two updates of bar and memory.
         let piece = 8 * self.session.options().chunk as u64;
         while self.session.position() < position {
             let length = piece.min(position - self.session.position());

@@ -61,7 +61,7 @@ pub struct Args {
     /// Positions at which to generate, by commas, such as 0,1k,1m; every token before them is read.
     #[arg(long, value_name = "LIST", default_value = "0,1024,4096", value_delimiter = ',', value_parser = depth)]
     depth: Vec<usize>,
-    /// Tell where the time of a step goes on a GPU, behind the table.
+    /// Show the time of each phase of a step on a GPU, behind the table.
     #[arg(long)]
     phases: bool,
     #[command(flatten)]
@@ -172,7 +172,7 @@ impl Interrupts {
 /// Bytes of a device's memory that are read to measure its bandwidth: many times its caches.
 const DEVICE_BUFFER: usize = 1 << 30;
 
-/// The report of the model at `path`, and the table of phases if it is wanted.
+/// The report of the model at `path`, and the table of phases if it was requested.
 fn measure(
     args: &Args,
     path: Option<&Path>,
@@ -202,9 +202,6 @@ fn measure(
     let mut session = session.open(&model, greedy, 0)?;
     let load_ms = 1e3 * start.elapsed().as_secs_f64();
     interrupts.stops(session.canceller());
-    if let Some(form) = session.step_form() {
-        eprintln!("a step on the GPU is {form}");
-    }
 
     let state = model.plan(&session.options().state)?;
     let machine = Machine::here();
@@ -233,7 +230,7 @@ fn measure(
 }
 
 impl Outputs {
-    /// The files that are wanted, and what goes there.
+    /// The files to write, and their contents.
     fn wanted(&self) -> Vec<(&Path, Text)> {
         let page: Text = match self.html.as_deref().is_some_and(is_picture) {
             true => page::picture,

@@ -2,9 +2,10 @@
 
 use super::report::Report;
 use super::statistics::spread;
+use crate::text::json_line;
 use crate::units::{bytes, rounded};
 
-/// What tells the results apart: the model's file, and the number of threads where one model has several.
+/// What distinguishes the results: the model's file, and the number of threads where one model has several.
 pub fn labels(reports: &[Report]) -> Vec<String> {
     let differ = |of: fn(&Report) -> String| {
         let mut values = reports.iter().map(of);
@@ -105,11 +106,10 @@ pub fn columns(rows: &[Vec<String>]) -> String {
 
 /// One JSON object; a list of them where there are several results.
 pub fn to_json(reports: &[Report]) -> String {
-    let text = match reports {
-        [report] => serde_json::to_string(report),
-        _ => serde_json::to_string(reports),
-    };
-    format!("{}\n", text.expect("numbers and texts are JSON"))
+    match reports {
+        [report] => json_line(report),
+        _ => json_line(&reports),
+    }
 }
 
 /// A line for each depth of each result.

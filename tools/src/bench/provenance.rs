@@ -1,4 +1,4 @@
-//! What a reader needs to know of a measurement besides its numbers: with what, on what and beside what it was made.
+//! The circumstances of a measurement: program, machine, and load by others.
 
 use std::fs::{File, read_to_string};
 use std::io::Read;
@@ -145,7 +145,7 @@ fn formats(checkpoint: &Checkpoint) -> String {
     parts.join(", ")
 }
 
-/// The processor's time from one moment to another: what others use of it. Only Linux tells.
+/// The processor's time from one moment to another: what others use of it. Linux only.
 pub struct Others {
     busy: u64,
     all: u64,

@@ -204,7 +204,7 @@ impl Commands {
             "resume" => self.sessions("1", conversation)?,
             "state" => match rest {
                 "" => gauge::gauges(conversation)?,
-                "--all" => gauge::slots(conversation)?,
+                "--all" => gauge::tensors(conversation)?,
                 _ => return Err(Error::usage("/state, or /state --all")),
             },
             "set" => settings::set(rest, conversation)?,

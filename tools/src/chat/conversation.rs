@@ -141,12 +141,12 @@ impl Conversation {
         Ok(self.chat.set_system(text)?)
     }
 
-    /// Whether the model is told to think before it answers.
+    /// Whether the template asks for a thought before the answer.
     pub fn thinking(&self) -> Option<bool> {
         self.chat.thinking()
     }
 
-    /// Tells the model whether to think before it answers, if it is said.
+    /// Sets whether the template asks for a thought before the answer, if given.
     pub fn set_thinking(&mut self, thinking: Option<bool>) -> Result<()> {
         match thinking {
             Some(_) => Ok(self.chat.set_thinking(thinking)?),

@@ -67,12 +67,12 @@ fn layers(n: usize) -> String {
 /// The layers whose state is a matrix, and its size.
 fn matrices(snapshot: &Snapshot) -> Option<String> {
     let of_kind = snapshot
-        .slots()
-        .filter(|(slot, _)| slot.kind == StateKind::Matrix);
+        .tensors()
+        .filter(|(tensor, _)| tensor.kind == StateKind::Matrix);
     let mut blocks: Vec<usize> = Vec::new();
     let mut sum = 0;
-    for (slot, data) in of_kind {
-        blocks.extend(slot.block);
+    for (tensor, data) in of_kind {
+        blocks.extend(tensor.layer);
         sum += data.len();
     }
     blocks.dedup();
@@ -88,11 +88,11 @@ fn matrices(snapshot: &Snapshot) -> Option<String> {
 /// The lengths of the windows, and how many layers have each.
 fn windows(snapshot: &Snapshot) -> Vec<(usize, usize)> {
     let mut windows: Vec<(usize, usize)> = Vec::new();
-    let is_window = |slot: &StateTensorPlan| {
-        slot.kind == StateKind::Ring && slot.name == "keys" && slot.block.is_some()
+    let is_window = |tensor: &StateTensorPlan| {
+        tensor.kind == StateKind::Ring && tensor.name == "keys" && tensor.layer.is_some()
     };
-    for (slot, _) in snapshot.slots().filter(|(slot, _)| is_window(slot)) {
-        let rows = slot.shape.get(1).copied().unwrap_or(0);
+    for (tensor, _) in snapshot.tensors().filter(|(tensor, _)| is_window(tensor)) {
+        let rows = tensor.shape.get(1).copied().unwrap_or(0);
         match windows.iter_mut().find(|(other, _)| *other == rows) {
             Some((_, blocks)) => *blocks += 1,
             None => windows.push((rows, 1)),
@@ -105,13 +105,13 @@ fn windows(snapshot: &Snapshot) -> Vec<(usize, usize)> {
 fn retained(snapshot: &Snapshot) -> Option<String> {
     let mut counts: Vec<u64> = Vec::new();
     let (mut capacity, mut blocks) = (0, 0);
-    for (slot, data) in snapshot
-        .slots()
-        .filter(|(slot, _)| slot.name == "set_counts")
+    for (tensor, data) in snapshot
+        .tensors()
+        .filter(|(tensor, _)| tensor.name == "set_counts")
     {
         blocks += 1;
         counts.extend(u32s(data).map(u64::from));
-        let of_block = slot.block.and_then(|block| set_capacity(snapshot, block));
+        let of_block = tensor.layer.and_then(|block| set_capacity(snapshot, block));
         capacity = capacity.max(of_block.unwrap_or(0) as u64);
     }
     let (least, most) = (*counts.iter().min()?, *counts.iter().max()?);
@@ -126,9 +126,9 @@ fn retained(snapshot: &Snapshot) -> Option<String> {
 
 /// The text of the tokens that the first layer with known positions retains, as far as the history reaches.
 fn retained_text(snapshot: &Snapshot, conversation: &Conversation) -> Option<String> {
-    let (slot, data) = snapshot
-        .slots()
-        .find(|(slot, _)| slot.name.ends_with("_positions"))?;
+    let (tensor, data) = snapshot
+        .tensors()
+        .find(|(tensor, _)| tensor.name.ends_with("_positions"))?;
     // One more than the position; 0 is an empty row.
     let stored = data
         .as_chunks::<8>()
@@ -137,8 +137,8 @@ fn retained_text(snapshot: &Snapshot, conversation: &Conversation) -> Option<Str
         .map(|&p| u64::from_le_bytes(p));
     let mut positions: Vec<u64> = stored.filter_map(|p| p.checked_sub(1)).collect();
     positions.sort_unstable();
-    let rest = format!("the first of such layers ({})", slot.block.unwrap_or(0));
-    let capacity = slot.shape.iter().product::<usize>() as u64;
+    let rest = format!("the first of such layers ({})", tensor.layer.unwrap_or(0));
+    let capacity = tensor.shape.iter().product::<usize>() as u64;
     let words: Vec<String> = positions
         .iter()
         .filter_map(|&position| conversation.token_text(position))
@@ -149,27 +149,27 @@ fn retained_text(snapshot: &Snapshot, conversation: &Conversation) -> Option<Str
     Some(format!("{line}\n{:9} among them: {text}", ""))
 }
 
-/// Every slot of the state: those of one name and shape together, and the values of counters.
-pub fn slots(conversation: &Conversation) -> Result<String> {
+/// Every state tensor of the state: those of one name and shape together, and the values of counters.
+pub fn tensors(conversation: &Conversation) -> Result<String> {
     let session = conversation.session();
     let snapshot = session.snapshot()?;
     let mut groups: Vec<(String, usize, usize)> = Vec::new();
     let mut counters = Vec::new();
-    for (slot, data) in snapshot.slots() {
-        let what = format!("{} {:?} {:?}", slot.name, slot.dtype, slot.shape).to_lowercase();
+    for (tensor, data) in snapshot.tensors() {
+        let what = format!("{} {:?} {:?}", tensor.name, tensor.dtype, tensor.shape).to_lowercase();
         match groups.iter_mut().find(|(other, ..)| *other == what) {
             Some((_, times, sum)) => (*times, *sum) = (*times + 1, *sum + data.len()),
             None => groups.push((what, 1, data.len())),
         }
-        let counts_members = slot.kind == StateKind::Counter && slot.dtype == StateDtype::U32;
-        if let Some(block) = slot.block.filter(|_| counts_members) {
+        let counts_members = tensor.kind == StateKind::Counter && tensor.dtype == StateDtype::U32;
+        if let Some(block) = tensor.layer.filter(|_| counts_members) {
             let counts: Vec<String> = u32s(data).map(|count| count.to_string()).collect();
             let capacity =
                 set_capacity(&snapshot, block).map_or(String::new(), |n| format!(" of {n}"));
             let counts = counts.join(" ");
             counters.push(format!(
                 "layer {block:<3} {}: {counts}{capacity}",
-                slot.name
+                tensor.name
             ));
         }
     }
@@ -198,8 +198,9 @@ fn u32s(data: &[u8]) -> impl Iterator<Item = u32> {
 
 /// How many members each set of a layer can have.
 fn set_capacity(snapshot: &Snapshot, block: usize) -> Option<usize> {
-    let mut slots = snapshot.slots().map(|(slot, _)| slot);
-    let set = slots.find(|slot| slot.block == Some(block) && slot.kind == StateKind::Set)?;
+    let mut tensors = snapshot.tensors().map(|(tensor, _)| tensor);
+    let set =
+        tensors.find(|tensor| tensor.layer == Some(block) && tensor.kind == StateKind::Set)?;
     set.shape.get(1).copied()
 }
 

@@ -125,7 +125,7 @@ impl Talk {
             match self.answer(line, screen) {
                 Ok(true) => {}
                 Ok(false) => return Ok(failed),
-                // There is nobody to go on for.
+                // The terminal is gone.
                 Err(error @ Error::Stdout(_)) => return Err(error),
                 Err(error) => {
                     screen.problem(&error)?;

@@ -35,7 +35,7 @@ impl Screen {
         self.interactive
     }
 
-    /// Columns of the terminal; none where nobody sits at one, or it cannot take a word back.
+    /// Columns of the terminal; none without a terminal, or where it cannot erase a word.
     pub fn columns(&self) -> Option<usize> {
         let plain = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         let size = console::Term::stdout().size_checked();

@@ -11,11 +11,11 @@ use crate::error::{Error, Result};
 use crate::text::shown_line;
 use crate::units;
 
-/// Conversations that are kept without being asked for, for each model.
+/// Conversations that are kept automatically, for each model.
 const KEPT: usize = 20;
 /// Larger states are not written after every answer.
 const LARGEST: usize = 64 << 20;
-/// How the name of a conversation begins that was kept without being asked for.
+/// How the name of a conversation begins that was kept automatically.
 const AUTOMATIC: &str = "auto-";
 const EXTENSION: &str = "state";
 
@@ -164,7 +164,7 @@ impl Sessions {
         Ok(())
     }
 
-    /// A file in the folder for a conversation that the user wants to keep.
+    /// A file in the folder for a conversation that the user saves.
     pub fn free_name(&self, conversation: &Conversation) -> Result<PathBuf> {
         self.free(&title(conversation))
     }
@@ -185,12 +185,12 @@ impl Sessions {
         free.ok_or_else(|| Error::input(folder, "no name is free"))
     }
 
-    /// Removes the oldest of those that nobody asked to keep.
+    /// Removes the oldest of those kept automatically.
     fn drop_oldest(&self) {
         let list = self.list().into_iter();
         let automatic = list.filter(|saved| is_automatic(&saved.path));
         for old in automatic.skip(KEPT) {
-            // What cannot be removed is in nobody's way.
+            // One that cannot be removed does no harm.
             let _ = std::fs::remove_file(old.path);
         }
     }

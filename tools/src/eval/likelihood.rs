@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::interrupt::on_interrupt;
 use crate::progress;
 use crate::session::SessionArgs;
+use crate::text::json_line;
 
 /// FILE is plain text, which makes one document, or JSON lines with {"text": ...} or {"messages": [{"role", "content"},
 /// ...]}. Every document is read from an empty memory; the logarithms of the probabilities of all tokens but its first
@@ -131,7 +132,7 @@ pub fn run(args: &Args, headline: Headline) -> Result<ExitCode> {
             "most_tokens": args.tokens,
             "seconds": seconds,
         });
-        format!("{summary}\n")
+        json_line(&summary)
     } else {
         let mut lines = [
             format!("bits per byte  {}", per_byte.show()),

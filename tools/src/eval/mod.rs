@@ -22,7 +22,7 @@ enum Task {
     Bpb(likelihood::Args),
     /// Perplexity per token of a text.
     Ppl(likelihood::Args),
-    /// What a model recalls of what it was told.
+    /// Recall of facts at a distance.
     Recall(recall::Args),
 }
 

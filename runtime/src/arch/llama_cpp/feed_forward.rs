@@ -3,8 +3,7 @@
 use super::Keys;
 use super::names::{Name, Take, as_stored};
 use crate::error::Result;
-use crate::experts::{ExpertsSpec, SharedSpec};
-use crate::feed_forward::{FeedForward, MlpSpec};
+use crate::feed_forward::{ExpertsSpec, FeedForward, MlpSpec, SharedSpec};
 use crate::ops::{Groups, Router, Scoring};
 
 /// The value of `expert_gating_func` that means sigmoid.

@@ -7,9 +7,10 @@ use super::attention::{self, Pairs};
 use super::{Description, Family, Keys, layer, model};
 use crate::error::Result;
 use crate::feed_forward::{FeedForward, MlpSpec};
+use crate::functions::Activation;
+use crate::lowering::Sublayer;
 use crate::mixers::Attention;
-use crate::ops::Activation;
-use crate::spec::{LayerSpec, ModelSpec, Sublayer};
+use crate::model::{LayerSpec, ModelSpec};
 
 pub(super) const FAMILY: Family = Family {
     architectures: &["gemma3"],

@@ -10,9 +10,10 @@ use super::names::Name;
 use super::{Description, Family, Keys, layer, model};
 use crate::error::Result;
 use crate::feed_forward::FeedForward;
+use crate::lowering::Sublayer;
 use crate::mixers::{Attention, Mixer};
+use crate::model::{LayerSpec, ModelSpec};
 use crate::ops::Router;
-use crate::spec::{LayerSpec, ModelSpec, Sublayer};
 
 pub(super) const FAMILY: Family = Family {
     architectures: &["granitehybrid"],

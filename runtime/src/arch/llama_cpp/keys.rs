@@ -2,8 +2,8 @@
 
 use waterline_quant::gguf::{Array, Gguf, Value};
 
+use crate::config::LARGEST;
 use crate::error::{Error, Result};
-use crate::spec::LARGEST;
 
 /// The keys of one file. A key is named without the architecture in front.
 pub(super) struct Keys<'a> {

@@ -8,8 +8,7 @@ use super::feed_forward::{dense, expert_names, experts, sigmoid};
 use super::names::{Name, as_stored};
 use super::{Description, Family, Keys, layer, model};
 use crate::error::Result;
-use crate::experts::ExpertsSpec;
-use crate::feed_forward::FeedForward;
+use crate::feed_forward::{ExpertsSpec, FeedForward};
 use crate::mixers::{Attention, GatedConv, Mixer};
 
 pub(super) const FAMILY: Family = Family {

@@ -1,4 +1,4 @@
-//! GGUF files of the architectures that llama.cpp knows (llama.cpp `src/llama-arch.cpp`, `src/models`, `conversion`).
+//! GGUF files of llama.cpp's architectures (llama.cpp `src/llama-arch.cpp`, `src/models`, `conversion`).
 //!
 //! A family is one file: from the keys to a [`ModelSpec`], and for each layer a table of names, which says where our
 //! tensors lie and how the stored ones become ours. The specifications are those that the same model has as a Hugging
@@ -12,6 +12,7 @@ mod gemma3;
 mod granite;
 mod jamba;
 mod keys;
+mod kimi_linear;
 mod lfm2;
 mod mamba;
 mod names;
@@ -28,8 +29,8 @@ use waterline_quant::gguf::Gguf;
 use crate::error::Result;
 use crate::feed_forward::FeedForward;
 use crate::mixers::Mixer;
-use crate::program::Tensors;
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::model::{LayerSpec, ModelSpec};
+use crate::weights::Tensors;
 use keys::Keys;
 use names::Name;
 pub(crate) use write::LlamaCpp;
@@ -48,6 +49,7 @@ const FAMILIES: &[Family] = &[
     gemma3::FAMILY,
     granite::FAMILY,
     jamba::FAMILY,
+    kimi_linear::FAMILY,
     lfm2::FAMILY,
     mamba::FAMILY,
     nemotron_h::FAMILY,

@@ -8,7 +8,7 @@ use waterline_quant::Tensor;
 use crate::arch::squeezed;
 use crate::arch::tensors::{from_f32, rows, rows_of_groups};
 use crate::error::{Error, Result};
-use crate::spec::{Precision, WeightSpec};
+use crate::weights::{Precision, WeightSpec};
 
 /// A tensor of a layer: its name here and there, and what makes the stored one ours.
 #[derive(Clone)]
@@ -29,6 +29,8 @@ pub(super) enum Take {
     Flat,
     /// These of its rows.
     Rows(Range<usize>),
+    /// Each of several matrices with its rows as columns: `ours[i][c][r] = stored[i][r][c]`.
+    Transposed,
     /// Of its rows in `count` groups of equal length, `part` of each.
     Groups { count: usize, part: Range<usize> },
     /// Rows of heads whose first `turned` channels turn with the position, each next to the one that it turns with. Ours
@@ -108,6 +110,19 @@ impl Name {
             }
             Take::Rows(range) => rows(stored, &tensor, std::slice::from_ref(range))?,
             Take::Groups { count, part } => rows_of_groups(stored, &tensor, *count, part.clone())?,
+            Take::Transposed => {
+                let [count, rows, cols] = tensor.shape[..] else {
+                    let found = format!("shape {:?}", tensor.shape);
+                    return Err(wrong(found, "three dimensions".into()));
+                };
+                let values = tensor.to_f32();
+                let at = |i: usize| {
+                    let (matrix, c, r) = (i / (rows * cols), i / rows % cols, i % rows);
+                    values[(matrix * rows + r) * cols + c]
+                };
+                let values: Vec<f32> = (0..values.len()).map(at).collect();
+                from_f32(&[count, cols, rows], &values)?
+            }
             Take::Halves { head_dim, turned } => {
                 let count = tensor.shape.first().copied().unwrap_or(0);
                 if *head_dim == 0 || !count.is_multiple_of(*head_dim) || turned > head_dim {
@@ -129,11 +144,16 @@ impl Name {
                 from_f32(&tensor.shape, &values)?
             }
         };
-        if squeezed(&taken.shape) == squeezed(&weight.shape) {
+        // Rows of several matrices are the rows of one.
+        let rows = |shape: &[usize]| shape.iter().rev().skip(1).product::<usize>();
+        let same_rows =
+            rows(&taken.shape) == rows(&weight.shape) && taken.shape.last() == weight.shape.last();
+        if same_rows || squeezed(&taken.shape) == squeezed(&weight.shape) {
             taken.shape = weight.shape.clone();
         }
-        // What is always f32 here may be quantized there.
-        if weight.precision == Precision::Full && taken.format.is_integer_dot() {
+        // What is always f32 here may be quantized there. Matrices stay so: their inputs are then rounded as there.
+        let is_matrix = weight.shape.len() == 2;
+        if weight.precision == Precision::Full && taken.format.is_integer_dot() && !is_matrix {
             taken = from_f32(&taken.shape, &taken.to_f32())?;
         }
         Ok(taken)

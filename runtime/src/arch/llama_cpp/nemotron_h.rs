@@ -9,10 +9,10 @@ use super::mamba::{mamba2_mixer, mamba2_names};
 use super::names::as_stored;
 use super::{Description, Family, Keys, layer, model};
 use crate::error::Result;
-use crate::experts::ExpertsSpec;
-use crate::feed_forward::{FeedForward, MlpSpec};
-use crate::ops::{Activation, Router};
-use crate::spec::LayerSpec;
+use crate::feed_forward::{ExpertsSpec, FeedForward, MlpSpec};
+use crate::functions::Activation;
+use crate::model::LayerSpec;
+use crate::ops::Router;
 
 pub(super) const FAMILY: Family = Family {
     architectures: &["nemotron_h", "nemotron_h_moe"],

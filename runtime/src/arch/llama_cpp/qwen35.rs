@@ -12,8 +12,9 @@ use super::names::{Name, Take, as_stored};
 use super::{Description, Family, Keys, layer, model};
 use crate::error::Result;
 use crate::feed_forward::FeedForward;
+use crate::functions::Activation;
 use crate::mixers::{Attention, GatedDeltaNet, Mixer};
-use crate::ops::{Activation, Router};
+use crate::ops::Router;
 
 pub(super) const FAMILY: Family = Family {
     architectures: &["qwen35", "qwen35moe", "qwen3next"],

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use super::names::{Name, Take, as_stored};
 use super::{Description, Family, Keys, Place, layer, model};
 use crate::error::Result;
+use crate::functions::Activation;
+use crate::lowering::NormKind;
 use crate::mixers::{Mixer, Rwkv7, RwkvChannelMix};
-use crate::ops::Activation;
-use crate::spec::{ModelSpec, NormKind};
+use crate::model::ModelSpec;
 
 pub(super) const FAMILY: Family = Family {
     architectures: &["rwkv7"],

@@ -1,4 +1,4 @@
-//! Writing the architectures that llama.cpp knows as well: Mamba and Mamba-2 (llama.cpp `src/models/mamba.cpp` and
+//! Writing files of architectures that llama.cpp has as well: Mamba and Mamba-2 (llama.cpp `src/models/mamba.cpp` and
 //! `mamba2.cpp`; `conversion/mamba.py` writes such files).
 //!
 //! A model that llama.cpp can run keeps its metadata and names, so that one file runs in both. It can run layers that
@@ -11,9 +11,9 @@ use waterline_quant::gguf::Value;
 use super::mamba::{MAMBA, MAMBA2, mamba, mamba2};
 use super::names::stored_name;
 use crate::arch::llama_cpp_vocab;
-use crate::checkpoint::TextFiles;
 use crate::mixers::{Mamba, Mamba2, Mixer};
-use crate::spec::{LayerSpec, ModelSpec, WeightSpec};
+use crate::model::{LayerSpec, ModelSpec, TextFiles};
+use crate::weights::WeightSpec;
 
 /// An architecture with the hyperparameters of its layers.
 pub(crate) enum LlamaCpp {
@@ -25,7 +25,7 @@ pub(crate) enum LlamaCpp {
 const CONTEXT_LENGTH: u32 = 1 << 20;
 
 impl LlamaCpp {
-    /// The architecture by which llama.cpp knows this model, if it does.
+    /// llama.cpp's architecture of this model, if it has one.
     pub fn of(spec: &ModelSpec) -> Option<Self> {
         let first = spec.layers.first()?;
         let mixer = first.mixer.as_ref()?;

@@ -161,8 +161,8 @@ __device__ void attend_retained(const Attended& a, const u64* position) {
       value.store(values + i * unit);
     }
     if (first == low) {
-      await_previous();
-      release_next();
+      wait_for_dependencies();
+      launch_dependents();
 #pragma unroll
       for (int own = 0; own < heads / sharing; own++) {
         softmaxes.load_query(own, a.q.first + (first_head + Queries::first_query() + own) * dim);
@@ -309,8 +309,8 @@ __device__ void retain(Attended a, Retained r, const u64* position, int tokens) 
   };
   float score = 0.0f;
   if (policy == LEARNED && start >= a.rows) score = leaving_score(0);
-  await_previous();
-  release_next();
+  wait_for_dependencies();
+  launch_dependents();
   for (int i = threadIdx.x; i < a.capacity; i += blockDim.x) {
     gone[i] = never;
     occupants[i] = -1;

@@ -7,8 +7,8 @@ use bytemuck::{Pod, Zeroable};
 use super::{Attend, Eviction, Policy};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows, TensorCores};
 use crate::error::Result;
+use crate::operands::View;
 use crate::ops::DeviceOp;
-use crate::program::View;
 
 const SOURCE: &str = concat!(include_str!("attend.cu"), include_str!("attend_tiles.cu"));
 
@@ -113,12 +113,12 @@ impl DeviceOp for Attend {
             k: launches.rows(self.k),
             v: launches.rows(self.v),
             out: launches.rows(self.out),
-            keys: launches.slot_address(self.keys),
-            values: launches.slot_address(self.values),
+            keys: launches.state_address(self.keys),
+            values: launches.state_address(self.values),
             scale: self.scale,
             heads: self.heads as i32,
             kv_heads: self.kv_heads as i32,
-            rows: launches.slot_shape(self.keys)[1] as i32,
+            rows: launches.state_shape(self.keys)[1] as i32,
             chunk: launches.tokens as i32,
             ..Attended::zeroed()
         };
@@ -137,18 +137,18 @@ impl Attend {
         eviction: &Eviction,
         mut attended: Attended,
     ) -> Result<()> {
-        let capacity = launches.slot_shape(eviction.set_keys)[1];
+        let capacity = launches.state_shape(eviction.set_keys)[1];
         attended.capacity = capacity as i32;
-        attended.set_keys = launches.slot_address(eviction.set_keys);
-        attended.set_values = launches.slot_address(eviction.set_values);
+        attended.set_keys = launches.state_address(eviction.set_keys);
+        attended.set_values = launches.state_address(eviction.set_values);
         let mut retained = Retained {
-            counts: launches.slot_address(eviction.set_counts),
+            counts: launches.state_address(eviction.set_counts),
             sink: eviction.sink as i32,
             ..Retained::zeroed()
         };
         if let Policy::Learned { scores, .. } | Policy::Attention(scores) = &eviction.policy {
-            retained.window_scores = launches.slot_address(scores.window);
-            retained.set_scores = launches.slot_address(scores.set);
+            retained.window_scores = launches.state_address(scores.window);
+            retained.set_scores = launches.state_address(scores.set);
         }
         let policy = match &eviction.policy {
             Policy::Attention(_) => {
@@ -172,7 +172,7 @@ impl Attend {
                 scores,
             } => {
                 // The router may have stored the token's score there.
-                if !launches.writes(&launches.slot_bytes(scores.window)) {
+                if !launches.writes(&launches.state_bytes(scores.window)) {
                     retained.router = launches.rows(*router);
                 }
                 retained.margin = *margin as i32;
@@ -200,16 +200,16 @@ impl Attend {
             end - bytes
         });
         let call = self.head_call(launches, attended, retained, format!("retain<{policy}>"));
-        launches.push_streaming(call);
+        launches.push_prefetching(call);
         if let Policy::Learned { scores, .. } = &eviction.policy {
             let [window, set, counts] = [scores.window, scores.set, eviction.set_counts]
-                .map(|slot| launches.slot_bytes(slot));
+                .map(|tensor| launches.state_bytes(tensor));
             let mut written = vec![set, counts, first..end];
             // What the router stores there is not what is read, the score of the token that leaves.
             if retained.router.first != 0 {
                 written.push(window);
             }
-            launches.touches(&[retained.router.bytes()], &written);
+            launches.narrow_accesses(&[retained.router.bytes()], &written);
         }
         self.launch_attention(launches, attended, first..end)
     }
@@ -254,10 +254,10 @@ impl Attend {
     fn cached(&self, launches: &Launches) -> Vec<Range<Address>> {
         let set = self.eviction.as_ref();
         let set = set.map(|eviction| [eviction.set_keys, eviction.set_values]);
-        let slots = [self.keys, self.values]
+        let tensors = [self.keys, self.values]
             .into_iter()
             .chain(set.into_iter().flatten());
-        slots.map(|slot| launches.slot_bytes(slot)).collect()
+        tensors.map(|tensor| launches.state_bytes(tensor)).collect()
     }
 
     /// Whether the last kernel caches the token too.
@@ -275,7 +275,7 @@ impl Attend {
         let blocks = self.heads / heads;
         let keys = (attended.rows + attended.capacity) as usize;
         let splits = match single && keys >= SPLIT {
-            true => (2 * launches.processors() / blocks).clamp(1, keys.div_ceil(SPLIT / 4)),
+            true => (2 * launches.sms() / blocks).clamp(1, keys.div_ceil(SPLIT / 4)),
             false => 1,
         };
         let mut parts = attended.out.bytes();
@@ -303,7 +303,7 @@ impl Attend {
             return Ok(false);
         }
         let caches = single && !retains;
-        let all = launches.gather_threads();
+        let all = launches.prologue_threads();
         let shares = single && dim <= LONG_HEAD && (all / 32).is_multiple_of(heads);
         let (sharing, (threads, shared)) = match shares {
             true => (heads, (all, merging_bytes(dim, all, 1))),
@@ -324,7 +324,7 @@ impl Attend {
                 "attend_retained<{kv}, {dim}, {unit}, {heads}, {splits}, {sharing}, {near}>"
             );
             call.shared = shared.max(near * (row_bytes + size_of::<i32>()));
-            launches.push_streaming(call);
+            launches.push_prefetching(call);
         } else {
             call.kernel = format!(
                 "attend<{kv}, {dim}, {unit}, {heads}, {tile}, {retains}, {caches}, {splits}, {sharing}>"
@@ -340,7 +340,7 @@ impl Attend {
         if caches {
             written.extend_from_slice(&cached);
         }
-        launches.touches(&read, &written);
+        launches.narrow_accesses(&read, &written);
         if splits > 1 {
             launches.push(Call {
                 source: SOURCE,
@@ -359,7 +359,7 @@ impl Attend {
             if retains {
                 written.extend(cached);
             }
-            launches.touches(&[parts, k, v, marks.clone()], &written);
+            launches.narrow_accesses(&[parts, k, v, marks.clone()], &written);
         }
         Ok(caches || retains && splits > 1)
     }
@@ -379,7 +379,7 @@ impl Attend {
             ],
         });
         let read = [attended.k.bytes(), attended.v.bytes(), marks.clone()];
-        launches.touches(&read, &self.cached(launches));
+        launches.narrow_accesses(&read, &self.cached(launches));
     }
 }
 

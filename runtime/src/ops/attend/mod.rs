@@ -1,4 +1,4 @@
-//! Softmax attention over a circular segment of cached keys, the chunk itself, and optionally a capped set of
+//! Softmax attention over a circular segment of cached keys, the chunk itself, and optionally a set of
 //! retained tokens. Position p lies in row `p % rows` of the segment; a query sees the last `rows` positions, its
 //! own included.
 //!
@@ -15,13 +15,13 @@ use half::f16;
 use super::{Access, Op};
 
 pub(super) use launch::{block, heads_together, unit};
-pub use retain::{Eviction, Policy, ScoreSlots};
+pub use retain::{Eviction, Policy, ScoreTensors};
 
 use super::softmax::{Element, Running, TILE};
 use crate::cpu::{Buffers, Frame, Shared, SharedArena, simd};
-use crate::program::View;
+use crate::operands::View;
+use crate::ops::Rules;
 use crate::state::{StateDtype, StatePlan, Touched};
-use crate::validate::Rules;
 
 /// Attention with grouped key and value heads.
 pub struct Attend {
@@ -37,9 +37,9 @@ pub struct Attend {
     pub v: View,
     /// Multiplies the scores.
     pub scale: f32,
-    /// The slot of the cached keys `[kv_heads, rows, head_dim]`.
+    /// The state tensor of the cached keys `[kv_heads, rows, head_dim]`.
     pub keys: usize,
-    /// The slot of the cached values, likewise. Keys that are values too have one slot for both, as they have one view.
+    /// The state tensor of the cached values, likewise. Keys that are values too have one state tensor for both, as they have one view.
     pub values: usize,
     /// What is kept of tokens that leave the window.
     pub eviction: Option<Eviction>,
@@ -76,7 +76,7 @@ impl Attend {
         // Keys and values share the projections' buffer with the queries: tasks write their own heads' columns.
         let mut projected = frame.buffers.take(self.k.buffer);
         let width = self.k.stride;
-        let rows = frame.arena.plan().slots[self.keys].shape[1];
+        let rows = frame.arena.plan().tensors[self.keys].shape[1];
         {
             let out = Shared::new(&mut out);
             let projected = Shared::new(&mut projected);
@@ -112,7 +112,7 @@ impl Attend {
                     );
                 });
             } else {
-                // The parts read what the others of their head read, so nobody writes keys or values beside them.
+                // Tasks of one key and value head share its keys and values, so these are read-only here.
                 frame
                     .pool
                     .each(self.kv_heads, |_, head| task(head, 0..0).round());
@@ -137,7 +137,7 @@ impl Attend {
 
 impl Op for Attend {
     fn run(&self, frame: &mut Frame) {
-        match frame.arena.plan().slots[self.keys].dtype {
+        match frame.arena.plan().tensors[self.keys].dtype {
             StateDtype::F16 => self.run_as::<f16>(frame),
             _ => self.run_as::<f32>(frame),
         }
@@ -181,13 +181,13 @@ impl Op for Attend {
     }
 
     fn touched(&self, plan: &StatePlan, position: u64) -> Vec<Touched> {
-        let window = plan.slots[self.keys].shape[1] as u64;
+        let window = plan.tensors[self.keys].shape[1] as u64;
         // The oldest row in the segment makes room for the token, and is read if it may stay.
         let cached = match self.eviction {
             Some(_) => position.min(window),
             None => position.min(window - 1),
         };
-        let row = |slot| Touched::rows(plan, slot, cached as usize, 1);
+        let row = |tensor| Touched::rows(plan, tensor, cached as usize, 1);
         let mut all = vec![row(self.keys)];
         all.extend(self.has_own_values().then(|| row(self.values)));
         if let Some(eviction) = &self.eviction {
@@ -269,7 +269,7 @@ impl<E: Element> Task<'_, E> {
                     let entry = &running[((t - first) * group + g) * (dim + 2)..][..dim + 2];
                     let start =
                         t * self.out_width + self.attend.out.start + self.query_head(g) * dim;
-                    // SAFETY: each task has its own heads' output columns.
+                    // SAFETY: each task has its own heads' output columns (rules: widths, disjoint writes).
                     let out = unsafe { self.out.part(start..start + dim) };
                     for (out, x) in out.iter_mut().zip(&entry[2..]) {
                         *out = x / entry[1];
@@ -286,13 +286,13 @@ impl<E: Element> Task<'_, E> {
         let tokens = self.tokens;
         for t in tokens.saturating_sub(self.rows)..tokens {
             let row = self.row(self.position + t as u64);
-            for (slot, view) in [
+            for (tensor, view) in [
                 (self.attend.keys, &self.attend.k),
                 (self.attend.values, &self.attend.v),
             ] {
                 E::narrow(
                     self.projection(view, self.head, t),
-                    self.cached_mut(slot, row..row + 1),
+                    self.cached_mut(tensor, row..row + 1),
                 );
             }
         }
@@ -324,7 +324,7 @@ impl<E: Element> Task<'_, E> {
     #[allow(clippy::mut_from_ref)]
     #[inline(always)]
     fn projection_mut(&self, view: &View, head: usize, t: usize) -> &mut [f32] {
-        // SAFETY: one task a head rounds its keys and values, with no other of this head beside it.
+        // SAFETY: one task a head rounds its keys and values (rules: widths, disjoint writes), with no other of this head beside it.
         unsafe { self.projected.part(self.columns(view, head, t)) }
     }
 
@@ -334,27 +334,27 @@ impl<E: Element> Task<'_, E> {
         (position % self.rows as u64) as usize
     }
 
-    /// Where rows of this head lie in a slot of cached keys or values.
+    /// Where rows of this head lie in a state tensor of cached keys or values.
     #[inline(always)]
-    fn span(&self, slot: usize, rows: Range<usize>) -> Range<usize> {
+    fn span(&self, tensor: usize, rows: Range<usize>) -> Range<usize> {
         let dim = self.attend.head_dim();
-        let first = self.head * self.state.rows(slot);
+        let first = self.head * self.state.rows(tensor);
         (first + rows.start) * dim..(first + rows.end) * dim
     }
 
-    /// Rows of this head in a slot of cached keys or values, to write.
+    /// Rows of this head in a state tensor of cached keys or values, to write.
     #[allow(clippy::mut_from_ref)]
     #[inline(always)]
-    fn cached_mut(&self, slot: usize, rows: Range<usize>) -> &mut [E] {
-        // SAFETY: one task a head writes its head's rows, with no other of this head beside it.
-        unsafe { self.state.slot(slot, self.span(slot, rows)) }
+    fn cached_mut(&self, tensor: usize, rows: Range<usize>) -> &mut [E] {
+        // SAFETY: one task a head writes its head's rows (rules: widths, bounds), with no other of this head beside it.
+        unsafe { self.state.tensor(tensor, self.span(tensor, rows)) }
     }
 
-    /// Rows of this head in a slot of cached keys or values.
+    /// Rows of this head in a state tensor of cached keys or values.
     #[inline(always)]
-    fn cached(&self, slot: usize, rows: Range<usize>) -> &[E] {
-        // SAFETY: nobody writes the head's rows while parts of the head read them.
-        unsafe { self.state.read(slot, self.span(slot, rows)) }
+    fn cached(&self, tensor: usize, rows: Range<usize>) -> &[E] {
+        // SAFETY: the head's rows are its own (rules: widths, bounds), and no task writes them while parts of the head read.
+        unsafe { self.state.read(tensor, self.span(tensor, rows)) }
     }
 
     /// The queries over the window: cached positions first, then those of the chunk.
@@ -470,9 +470,9 @@ mod tests {
                 *x = noise(t * 1000 + i);
             }
         };
-        let slot = (StateDtype::F16, &[kv_heads, WINDOW, DIM][..]);
+        let tensor = (StateDtype::F16, &[kv_heads, WINDOW, DIM][..]);
         let widths = [stride, width];
-        let mut rig = Rig::new(&op, &widths, &[slot, slot]);
+        let mut rig = Rig::new(&op, &widths, &[tensor, tensor]);
         rig.read(chunks, fill, View::whole(1, width)).0
     }
 

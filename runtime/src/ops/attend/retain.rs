@@ -2,9 +2,8 @@
 
 use super::{Element, TILE, Task};
 use crate::cpu::simd;
-use crate::ops::Access;
+use crate::operands::{Access, View};
 use crate::ops::capped_set::{CappedSet, strided_row};
-use crate::program::View;
 use crate::state::{StatePlan, Touched};
 
 /// Retention of tokens beyond the window, in a set of capped size.
@@ -13,11 +12,11 @@ pub struct Eviction {
     pub policy: Policy,
     /// The first tokens are always kept.
     pub sink: usize,
-    /// The slot of the retained keys `[kv_heads, capacity, head_dim]`.
+    /// The state tensor of the retained keys `[kv_heads, capacity, head_dim]`.
     pub set_keys: usize,
-    /// The slot of the retained values, likewise.
+    /// The state tensor of the retained values, likewise.
     pub set_values: usize,
-    /// The slot of the number of retained tokens `[kv_heads]`.
+    /// The state tensor of the number of retained tokens `[kv_heads]`.
     pub set_counts: usize,
 }
 
@@ -30,17 +29,17 @@ pub enum Policy {
         /// Tokens between a token and the moment when its score is known.
         margin: usize,
         /// Where scores are kept.
-        scores: ScoreSlots,
+        scores: ScoreTensors,
     },
     /// Those to which the last query paid most attention, on average over the heads that share them
     /// (TOVA, arXiv 2401.06104).
-    Attention(ScoreSlots),
+    Attention(ScoreTensors),
     /// Every so many leaving tokens one.
     Stride(usize),
 }
 
-/// Slots of scores.
-pub struct ScoreSlots {
+/// State tensors of scores.
+pub struct ScoreTensors {
     /// Of the window's tokens, `[kv_heads, rows]`.
     pub window: usize,
     /// Of the retained tokens, `[kv_heads, capacity]`.
@@ -62,15 +61,15 @@ impl Eviction {
 
     /// What the token that pushes the one at `leaving` out of the window touches of the set.
     pub(super) fn touched(&self, plan: &StatePlan, leaving: Option<u64>) -> Vec<Touched> {
-        let capacity = plan.slots[self.set_keys].shape[1];
+        let capacity = plan.tensors[self.set_keys].shape[1];
         let kept = leaving.map_or(0, |left| left.min(capacity as u64) as usize);
         let one = usize::from(leaving.is_some());
-        let rows = |slot, read, written| Touched::rows(plan, slot, read, written);
+        let rows = |tensor, read, written| Touched::rows(plan, tensor, read, written);
         let mut all = vec![
             rows(self.set_keys, kept, one),
             rows(self.set_values, kept, one),
             Touched {
-                written: one * plan.slots[self.set_counts].bytes,
+                written: one * plan.tensors[self.set_counts].bytes,
                 ..Touched::whole(plan, self.set_counts)
             },
         ];
@@ -95,7 +94,7 @@ impl<E: Element> Task<'_, E> {
         let position = self.position + t as u64;
         let head = self.head;
         let leaving = position.checked_sub(self.rows as u64);
-        // What leaves is looked up first: a router that looks no token ahead scores the one that takes its row.
+        // The evicted token's score is read first: a router without a margin writes the new token's score to the same row.
         let leaving_score = match (&eviction.policy, leaving) {
             (_, Some(leaving)) if leaving < eviction.sink as u64 => f32::INFINITY,
             (Policy::Learned { scores, .. } | Policy::Attention(scores), Some(leaving)) => {
@@ -117,8 +116,12 @@ impl<E: Element> Task<'_, E> {
             return;
         };
         let row = self.row(leaving);
-        // SAFETY: each task has its own head's count.
-        let count = unsafe { &mut self.state.slot::<u32>(eviction.set_counts, head..head + 1)[0] };
+        // SAFETY: each task has its own head's count (rules: widths, bounds).
+        let count = unsafe {
+            &mut self
+                .state
+                .tensor::<u32>(eviction.set_counts, head..head + 1)[0]
+        };
         let kept = match &eviction.policy {
             Policy::Learned { scores, .. } => CappedSet {
                 scores: self.scores(scores.set),
@@ -153,14 +156,14 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
-    /// This head's scores in a slot.
+    /// This head's scores in a state tensor.
     #[allow(clippy::mut_from_ref)]
-    fn scores(&self, slot: usize) -> &mut [f32] {
-        let rows = self.state.rows(slot);
-        // SAFETY: each task has its own head's scores.
+    fn scores(&self, tensor: usize) -> &mut [f32] {
+        let rows = self.state.rows(tensor);
+        // SAFETY: each task has its own head's scores (rules: widths, bounds).
         unsafe {
             self.state
-                .slot::<f32>(slot, self.head * rows..(self.head + 1) * rows)
+                .tensor::<f32>(tensor, self.head * rows..(self.head + 1) * rows)
         }
     }
 
@@ -169,7 +172,7 @@ impl<E: Element> Task<'_, E> {
     pub(super) fn weigh(
         &self,
         eviction: &Eviction,
-        scores: &ScoreSlots,
+        scores: &ScoreTensors,
         t: usize,
         running: &[f32],
         tile: &mut [f32],
@@ -211,8 +214,11 @@ impl<E: Element> Task<'_, E> {
     #[inline(always)]
     fn count(&self, eviction: &Eviction) -> usize {
         let head = self.head;
-        // SAFETY: each task has its own head's count.
-        unsafe { self.state.slot::<u32>(eviction.set_counts, head..head + 1)[0] as usize }
+        // SAFETY: each task has its own head's count (rules: widths, bounds).
+        unsafe {
+            self.state
+                .tensor::<u32>(eviction.set_counts, head..head + 1)[0] as usize
+        }
     }
 
     /// Query `t` over the retained tokens.
@@ -290,7 +296,7 @@ mod tests {
         let (width, stride) = (heads * DIM, (heads + 2 * kv_heads) * DIM);
         let ring: &[usize] = &[kv_heads, window, DIM];
         let set: &[usize] = &[kv_heads, capacity, DIM];
-        let slots = [
+        let tensors = [
             (StateDtype::F32, ring),
             (StateDtype::F32, ring),
             (StateDtype::F32, set),
@@ -306,7 +312,7 @@ mod tests {
         };
         let out = View::whole(1, width);
         let widths = [stride, width];
-        let mut rig = Rig::new(&op, &widths, &slots);
+        let mut rig = Rig::new(&op, &widths, &tensors);
         let (whole, state) = rig.read(&[TOKENS], fill, out);
         for chunks in [&[1; TOKENS][..], &[3, 17, 1, 40, 19]] {
             let (split, split_state) = rig.read(chunks, fill, out);
@@ -363,7 +369,7 @@ mod tests {
         for shape in [[4, 2, 6, 5], [3, 1, 1, 9], [2, 2, 33, 4], [6, 2, 3, 1]] {
             for sink in [0, 1] {
                 let capacity = shape[3];
-                let scores = ScoreSlots { window: 5, set: 6 };
+                let scores = ScoreTensors { window: 5, set: 6 };
                 check(
                     shape,
                     Policy::Attention(scores),

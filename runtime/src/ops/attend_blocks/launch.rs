@@ -14,7 +14,7 @@ const SOURCE: &str = concat!(
     include_str!("attend_blocks_step.cu")
 );
 
-/// Blocks of threads that a processor is given; each takes tokens and heads in turn.
+/// Blocks of threads that a SM is given; each takes tokens and heads in turn.
 const TURNS: usize = 4;
 
 /// Warps of a block on tensor cores, and rows of their tiles.
@@ -63,8 +63,8 @@ struct Blocks {
 const MOST_SPLITS: usize = 16;
 
 /// Blocks that share the keys of a step's heads, where `blocks` have different ones: as many as the device runs at once.
-fn splits(blocks: usize, processors: usize) -> usize {
-    (processors / blocks).clamp(2, MOST_SPLITS)
+fn splits(blocks: usize, sms: usize) -> usize {
+    (sms / blocks).clamp(2, MOST_SPLITS)
 }
 
 impl DeviceOp for AttendBlocks {
@@ -72,13 +72,13 @@ impl DeviceOp for AttendBlocks {
         let (kv, dim, chunk) = (launches.kv(), self.head_dim(), launches.tokens);
         let step = chunk == 1;
         let heads = heads_together(self.group());
-        let splits = splits(self.heads / heads, launches.processors());
+        let splits = splits(self.heads / heads, launches.sms());
         let picks = on_tensor_cores(dim, chunk, launches.tensor_cores());
         let at_once = match step {
             true => self.kv_heads,
-            false => (self.kv_heads * chunk).min(TURNS * launches.processors()),
+            false => (self.kv_heads * chunk).min(TURNS * launches.sms()),
         };
-        let blocks = launches.slot_shape(self.mean_keys)[1];
+        let blocks = launches.state_shape(self.mean_keys)[1];
         let mut numbers = |wanted: bool, n: usize| match wanted {
             true => launches.scratch_address(n * size_of::<f32>()),
             false => Ok(0),
@@ -95,10 +95,10 @@ impl DeviceOp for AttendBlocks {
             v: launches.rows(self.v),
             gates: launches.rows(self.gates),
             out: launches.rows(self.out),
-            keys: launches.slot_address(self.keys),
-            values: launches.slot_address(self.values),
-            mean_keys: launches.slot_address(self.mean_keys),
-            mean_values: launches.slot_address(self.mean_values),
+            keys: launches.state_address(self.keys),
+            values: launches.state_address(self.values),
+            mean_keys: launches.state_address(self.mean_keys),
+            mean_values: launches.state_address(self.mean_values),
             staged,
             staged_means,
             importance,
@@ -110,7 +110,7 @@ impl DeviceOp for AttendBlocks {
             block: self.block as i32,
             chosen: self.chosen as i32,
             window: self.window as i32,
-            rows: launches.slot_shape(self.keys)[1] as i32,
+            rows: launches.state_shape(self.keys)[1] as i32,
             blocks: blocks as i32,
             chunk: chunk as i32,
             pad: 0,

@@ -22,9 +22,9 @@ use task::{Notes, Step, Task};
 use super::softmax::{Element, TILE};
 use super::{Access, Op};
 use crate::cpu::{Frame, Shared, simd};
-use crate::program::View;
+use crate::operands::View;
+use crate::ops::Rules;
 use crate::state::{StateDtype, StatePlan, Touched};
-use crate::validate::Rules;
 
 /// Attention over block means, chosen blocks and a window.
 pub struct AttendBlocks {
@@ -48,13 +48,13 @@ pub struct AttendBlocks {
     pub chosen: usize,
     /// Tokens of the window; zero: no window.
     pub window: usize,
-    /// The slot of the cached keys `[kv_heads, rows, head_dim]`.
+    /// The state tensor of the cached keys `[kv_heads, rows, head_dim]`.
     pub keys: usize,
-    /// The slot of the cached values, likewise.
+    /// The state tensor of the cached values, likewise.
     pub values: usize,
-    /// The slot of the blocks' mean keys `[kv_heads, blocks, head_dim]`.
+    /// The state tensor of the blocks' mean keys `[kv_heads, blocks, head_dim]`.
     pub mean_keys: usize,
-    /// The slot of the blocks' mean values, likewise.
+    /// The state tensor of the blocks' mean values, likewise.
     pub mean_values: usize,
     /// Outputs `[heads, head_dim]`.
     pub out: View,
@@ -163,7 +163,7 @@ impl AttendBlocks {
 
 impl Op for AttendBlocks {
     fn run(&self, frame: &mut Frame) {
-        match frame.arena.plan().slots[self.keys].dtype {
+        match frame.arena.plan().tensors[self.keys].dtype {
             StateDtype::F16 => self.run_as::<f16>(frame),
             _ => self.run_as::<f32>(frame),
         }
@@ -196,7 +196,7 @@ impl Op for AttendBlocks {
 
     fn touched(&self, plan: &StatePlan, position: u64) -> Vec<Touched> {
         let block = self.block as u64;
-        let oldest = (position + 1).saturating_sub(plan.slots[self.keys].shape[1] as u64);
+        let oldest = (position + 1).saturating_sub(plan.tensors[self.keys].shape[1] as u64);
         let current = position / block;
         let first = oldest.div_ceil(block).min(current);
         // The window and the last two blocks lie together, the other chosen blocks may lie anywhere.
@@ -207,8 +207,8 @@ impl Op for AttendBlocks {
             .saturating_sub(2);
         let tokens = (position - recent + others * block).min(position - oldest);
         let completes = (position + 1).is_multiple_of(block);
-        let rows = |slot, read: u64, written| Touched::rows(plan, slot, read as usize, written);
-        let mean = |slot| rows(slot, current - first, usize::from(completes));
+        let rows = |tensor, read: u64, written| Touched::rows(plan, tensor, read as usize, written);
+        let mean = |tensor| rows(tensor, current - first, usize::from(completes));
         vec![
             rows(self.keys, tokens, 1),
             rows(self.values, tokens, 1),

@@ -5,8 +5,8 @@ use std::ops::Range;
 use super::best::Best;
 use super::{AttendBlocks, BRANCHES, TOTALS};
 use crate::cpu::{Buffers, Shared, SharedArena, simd};
+use crate::operands::View;
 use crate::ops::softmax::{Element, Running, TILE};
-use crate::program::View;
 
 /// A query goes in three steps: the choice needs the softmax over means of all heads of its group.
 #[derive(Clone, Copy)]
@@ -131,21 +131,21 @@ impl<E: Element> Task<'_, E> {
         &self.buffers.get(view.buffer)[t * view.stride + view.start + head * dim..][..dim]
     }
 
-    /// Where rows `rows` of one head lie in a slot.
+    /// Where rows `rows` of one head lie in a state tensor.
     #[inline(always)]
-    fn span(&self, slot: usize, head: usize, rows: Range<usize>) -> Range<usize> {
+    fn span(&self, tensor: usize, head: usize, rows: Range<usize>) -> Range<usize> {
         let dim = self.attend.head_dim();
-        let first = head * self.state.rows(slot);
+        let first = head * self.state.rows(tensor);
         (first + rows.start) * dim..(first + rows.end) * dim
     }
 
-    /// Widens rows of one head in a slot.
+    /// Widens rows of one head in a state tensor.
     #[inline(always)]
-    fn widen(&self, slot: usize, head: usize, rows: Range<usize>, to: &mut [f32]) {
-        let span = self.span(slot, head, rows);
+    fn widen(&self, tensor: usize, head: usize, rows: Range<usize>, to: &mut [f32]) {
+        let span = self.span(tensor, head, rows);
         // SAFETY: a head's rows are written by its own task in `cache`, or before the queries begin.
         E::widen(
-            unsafe { self.state.read(slot, span.clone()) },
+            unsafe { self.state.read(tensor, span.clone()) },
             &mut to[..span.len()],
         );
     }
@@ -161,11 +161,11 @@ impl<E: Element> Task<'_, E> {
             (&attend.k, attend.keys, attend.mean_keys),
             (&attend.v, attend.values, attend.mean_values),
         ];
-        for (view, slot, means) in pairs {
+        for (view, tensor, means) in pairs {
             let place = row(sight.end - 1);
-            let place = self.span(slot, head, place..place + 1);
+            let place = self.span(tensor, head, place..place + 1);
             // SAFETY: each task caches its own head's rows, and no query runs beside it that uses them.
-            let place = unsafe { self.state.slot(slot, place) };
+            let place = unsafe { self.state.tensor(tensor, place) };
             E::narrow(self.projection(view, head, t), place);
             let block = attend.block as u64;
             if !sight.end.is_multiple_of(block) || sight.end - block < sight.oldest {
@@ -174,14 +174,14 @@ impl<E: Element> Task<'_, E> {
             let (sums, cached) = scratch[..2 * dim].split_at_mut(dim);
             sums.fill(0.0);
             for position in sight.end - block..sight.end {
-                self.widen(slot, head, row(position)..row(position) + 1, cached);
+                self.widen(tensor, head, row(position)..row(position) + 1, cached);
                 simd::add(cached, sums);
             }
             simd::scale(1.0 / block as f32, sums);
             let mean = (sight.current % self.blocks as u64) as usize;
             let mean = self.span(means, head, mean..mean + 1);
             // SAFETY: as above.
-            E::narrow(sums, unsafe { self.state.slot(means, mean) });
+            E::narrow(sums, unsafe { self.state.tensor(means, mean) });
         }
     }
 
@@ -233,18 +233,15 @@ impl<E: Element> Task<'_, E> {
         let (mut tile, running) = Tile::split(scratch, attend.head_dim());
         let running = &mut running[..members.len() * entry];
         running.chunks_exact_mut(entry).for_each(Running::clear);
-        let slots = [attend.mean_keys, attend.mean_values];
+        let tensors = [attend.mean_keys, attend.mean_values];
         let sight = self.sight(t);
         let complete = sight.first..sight.complete.max(sight.first);
-        self.attend(
+        let queries = Queries {
             head,
             t,
-            members.clone(),
-            slots,
-            complete,
-            running,
-            &mut tile,
-        );
+            members: members.clone(),
+        };
+        self.attend(&queries, tensors, complete, running, &mut tile);
 
         // SAFETY: each part has its own heads' totals.
         let totals = unsafe { notes.values.part(notes.totals(head, members.clone())) };
@@ -272,19 +269,24 @@ impl<E: Element> Task<'_, E> {
 
         let mut best = Best::none(&mut rest[..Best::floats(attend.chosen)]);
         for part in 0..notes.parts {
-            // SAFETY: every part has noted its best blocks, nobody writes them now.
+            // SAFETY: every part has written its best blocks, and no task writes them now.
             best.merge(unsafe { notes.values.read(notes.best(head, part)) });
         }
-        let slots = [attend.keys, attend.values];
+        let tensors = [attend.keys, attend.values];
+        let queries = Queries {
+            head,
+            t,
+            members: members.clone(),
+        };
         for &mut number in best.in_order() {
             let start = (sight.first + u64::from(number)) * attend.block as u64;
             let end = (start + attend.block as u64).min(sight.end);
             let seen = start.max(sight.oldest)..end;
-            self.attend(head, t, members.clone(), slots, seen, chosen, &mut tile);
+            self.attend(&queries, tensors, seen, chosen, &mut tile);
         }
         let start = sight.end.saturating_sub(attend.window as u64);
         let seen = start.max(sight.oldest)..sight.end;
-        self.attend(head, t, members.clone(), slots, seen, window, &mut tile);
+        self.attend(&queries, tensors, seen, window, &mut tile);
 
         for (i, g) in members.enumerate() {
             self.add_branch(head, g, t, 1, &chosen[i * entry..][..entry]);
@@ -298,7 +300,7 @@ impl<E: Element> Task<'_, E> {
     fn out(&self, head: usize, g: usize, t: usize) -> &mut [f32] {
         let (out, dim) = (&self.attend.out, self.attend.head_dim());
         let start = t * out.stride + out.start + (head * self.attend.group() + g) * dim;
-        // SAFETY: each task has its own heads' columns of its own token.
+        // SAFETY: each task has its own heads' columns of its own token (rules: widths, disjoint writes).
         unsafe { self.out.part(start..start + dim) }
     }
 
@@ -314,14 +316,11 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
-    /// Adds entries `range` of two slots, keys and values, to the running softmaxes of query heads `members`.
-    #[allow(clippy::too_many_arguments)]
+    /// Adds entries `range` of two state tensors, keys and values, to the running softmaxes of these queries.
     #[inline(always)]
     fn attend(
         &self,
-        head: usize,
-        t: usize,
-        members: Range<usize>,
+        queries: &Queries,
         [keys, values]: [usize; 2],
         range: Range<u64>,
         running: &mut [f32],
@@ -329,13 +328,18 @@ impl<E: Element> Task<'_, E> {
     ) {
         let attend = self.attend;
         let (dim, group) = (attend.head_dim(), attend.group());
+        let Queries { head, t, .. } = *queries;
         let mut first = range.start;
         while first < range.end {
             let rows = tile_rows(first..range.end, self.state.rows(keys));
             let n = rows.len();
             self.widen(keys, head, rows.clone(), tile.keys);
             self.widen(values, head, rows, tile.values);
-            for (g, running) in members.clone().zip(running.chunks_exact_mut(dim + 2)) {
+            for (g, running) in queries
+                .members
+                .clone()
+                .zip(running.chunks_exact_mut(dim + 2))
+            {
                 let query = self.projection(&attend.q, head * group + g, t);
                 Running::new(running).add(
                     query,
@@ -359,7 +363,7 @@ impl<E: Element> Task<'_, E> {
         let fixed = |block: u64| {
             block == sight.first || block + 1 == sight.current || block == sight.current
         };
-        // SAFETY: the first step has noted all totals, nobody writes them now.
+        // SAFETY: the first pass has written all totals, and no task writes them now.
         let totals = unsafe { notes.values.read(notes.totals(head, 0..group)) };
         // SAFETY: each part has its own place.
         let mut best = Best::none(unsafe { notes.values.part(notes.best(head, part)) });
@@ -389,6 +393,16 @@ impl<E: Element> Task<'_, E> {
             first += n as u64;
         }
     }
+}
+
+/// Query heads of a key and value head, of one token.
+struct Queries {
+    /// The key and value head.
+    head: usize,
+    /// The token, counted in the chunk.
+    t: usize,
+    /// Its query heads, counted in the group.
+    members: Range<usize>,
 }
 
 /// Rows of the first entries of `range`, entry i in row `i % rows`: up to the end of the segment, a tile at most.

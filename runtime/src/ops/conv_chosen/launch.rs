@@ -15,7 +15,7 @@ const MOST_PAST: usize = 8;
 /// Tokens of a block.
 const TILE: usize = 16;
 
-/// `ChosenLane` in conv_chosen.cu.
+/// `ChosenGroup` in conv_chosen.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct DeviceLane {
@@ -42,7 +42,7 @@ struct DeviceLanes {
 
 impl DeviceOp for ConvChosen {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
-        for lanes in self.lanes.chunks(MOST_LANES) {
+        for lanes in self.groups.chunks(MOST_LANES) {
             let mut device = DeviceLanes {
                 route: launches.rows(self.route),
                 chosen: (self.route.width / 2) as i32,
@@ -58,7 +58,7 @@ impl DeviceOp for ConvChosen {
                     out: launches.rows(lane.out),
                     weight: launches.vector_address(&lane.conv.weight)?,
                     bias: launches.optional_address(lane.conv.bias.as_ref())?,
-                    kept: launches.slot_address(lane.conv.slot),
+                    kept: launches.state_address(lane.conv.state),
                     taps: taps as i32,
                     head_dim: lane.head_dim as i32,
                     first: blocks as i32,

@@ -8,9 +8,9 @@ use super::prepare::Conv;
 use super::route::Chosen;
 use super::{Access, Op};
 use crate::cpu::{Frame, Shared, simd};
-use crate::program::View;
+use crate::operands::View;
+use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
-use crate::validate::Rules;
 
 /// Convolutions of several inputs by the same choice.
 pub struct ConvChosen {
@@ -19,12 +19,12 @@ pub struct ConvChosen {
     /// What [`super::Route`] chose.
     pub route: View,
     /// The inputs. Their results stand in one buffer, which none of them reads.
-    pub lanes: Vec<ChosenLane>,
+    pub groups: Vec<ChosenGroup>,
 }
 
 impl Op for ConvChosen {
     fn run(&self, frame: &mut Frame) {
-        let Some(first) = self.lanes.first() else {
+        let Some(first) = self.groups.first() else {
             return;
         };
         let mut out = frame.buffers.take(first.out.buffer);
@@ -32,33 +32,35 @@ impl Op for ConvChosen {
             let shared = Shared::new(&mut out);
             let state = frame.arena.shared();
             let chosen = Chosen::new(&self.route, frame.buffers.get(self.route.buffer));
-            let heads = |lane: &ChosenLane| lane.out.width / lane.head_dim;
+            let heads = |group: &ChosenGroup| group.out.width / group.head_dim;
             frame
                 .pool
-                .each(self.lanes.iter().map(heads).sum(), |_, task| {
-                    let (mut lane, mut head) = (first, task);
-                    for next in &self.lanes[1..] {
-                        if head < heads(lane) {
+                .each(self.groups.iter().map(heads).sum(), |_, task| {
+                    let (mut group, mut head) = (first, task);
+                    for next in &self.groups[1..] {
+                        if head < heads(group) {
                             break;
                         }
-                        head -= heads(lane);
-                        lane = next;
+                        head -= heads(group);
+                        group = next;
                     }
-                    let column = head * lane.head_dim;
+                    let column = head * group.head_dim;
                     let (partition, inner) = (
-                        column / lane.width(self.partitions),
-                        column % lane.width(self.partitions),
+                        column / group.width(self.partitions),
+                        column % group.width(self.partitions),
                     );
-                    let input = match lane.input.width == lane.out.width {
+                    let input = match group.input.width == group.out.width {
                         true => column,
                         false => inner,
                     };
-                    let width = lane.width(self.partitions);
-                    let past = lane.conv.weight.len() / width - 1;
+                    let width = group.width(self.partitions);
+                    let past = group.conv.weight.len() / width - 1;
                     let kept = |row: usize| {
                         let start = (partition * past + row) * width + inner;
-                        // SAFETY: each task has its own columns of its own partition's last inputs.
-                        unsafe { state.slot::<f32>(lane.conv.slot, start..start + lane.head_dim) }
+                        // SAFETY: each task has its own columns of its own partition's last inputs (rules: widths, bounds).
+                        unsafe {
+                            state.tensor::<f32>(group.conv.state, start..start + group.head_dim)
+                        }
                     };
                     simd::vectorize(
                         #[inline(always)]
@@ -67,13 +69,13 @@ impl Op for ConvChosen {
                                 if chosen.rank(t, partition).is_none() {
                                     continue;
                                 }
-                                let start = t * lane.input.stride + lane.input.start + input;
-                                let x =
-                                    &frame.buffers.get(lane.input.buffer)[start..][..lane.head_dim];
-                                let start = t * lane.out.stride + lane.out.start + column;
-                                // SAFETY: each task has its own columns of the output.
-                                let y = unsafe { shared.part(start..start + lane.head_dim) };
-                                lane.step(width, inner, past, x, &kept, y);
+                                let start = t * group.input.stride + group.input.start + input;
+                                let x = &frame.buffers.get(group.input.buffer)[start..]
+                                    [..group.head_dim];
+                                let start = t * group.out.stride + group.out.start + column;
+                                // SAFETY: each task has its own columns of the output (rules: widths, disjoint writes).
+                                let y = unsafe { shared.part(start..start + group.head_dim) };
+                                group.step(width, inner, past, x, &kept, y);
                             }
                         },
                     );
@@ -85,47 +87,47 @@ impl Op for ConvChosen {
     fn access(&self) -> Access {
         Access::default()
             .reads([self.route])
-            .reads(self.lanes.iter().map(|lane| lane.input))
-            .state(self.lanes.iter().map(|lane| lane.conv.slot))
-            .updates(self.lanes.iter().map(|lane| lane.out))
+            .reads(self.groups.iter().map(|group| group.input))
+            .state(self.groups.iter().map(|group| group.conv.state))
+            .updates(self.groups.iter().map(|group| group.out))
     }
 
     fn check(&self, rules: &mut Rules) {
-        rules.together("results", self.lanes.iter().map(|lane| lane.out));
-        for lane in &self.lanes {
-            let width = lane.width(self.partitions);
-            rules.multiple("a result", lane.out, lane.head_dim * self.partitions);
-            rules.apart("an input and its result", [lane.input, lane.out]);
-            let taps = lane.conv.weight.len() / width.max(1);
+        rules.together("results", self.groups.iter().map(|group| group.out));
+        for group in &self.groups {
+            let width = group.width(self.partitions);
+            rules.multiple("a result", group.out, group.head_dim * self.partitions);
+            rules.apart("an input and its result", [group.input, group.out]);
+            let taps = group.conv.weight.len() / width.max(1);
             let shape = [self.partitions, taps - 1, width].map(Some);
-            rules.state(lane.conv.slot, &shape);
+            rules.state(group.conv.state, &shape);
         }
     }
 
     fn touched(&self, plan: &StatePlan, _position: u64) -> Vec<Touched> {
         let chosen = self.route.width / 2;
-        let slots = self.lanes.iter().map(|lane| lane.conv.slot);
-        slots
-            .map(|slot| Touched::entries(plan, slot, chosen, chosen))
+        let tensors = self.groups.iter().map(|group| group.conv.state);
+        tensors
+            .map(|tensor| Touched::entries(plan, tensor, chosen, chosen))
             .collect()
     }
 }
 
 /// An input and its convolution, which is the same for every partition.
-pub struct ChosenLane {
+pub struct ChosenGroup {
     /// Inputs: each partition's own columns, one partition after another, or one set of columns for all.
     pub input: View,
     /// Results `[partitions, width]`; of partitions that a token has not chosen they are left as they are.
     pub out: View,
     /// Width of a head; divides the width.
     pub head_dim: usize,
-    /// The convolution; its slot holds the last inputs of each partition, `[partitions, taps - 1, width]`.
+    /// The convolution; its state tensor holds the last inputs of each partition, `[partitions, taps - 1, width]`.
     pub conv: Conv,
     /// Whether each head is brought to length one, `x / sqrt(sum x^2 + 1e-6)`.
     pub unit_length: bool,
 }
 
-impl ChosenLane {
+impl ChosenGroup {
     fn width(&self, partitions: usize) -> usize {
         self.out.width / partitions
     }

@@ -1,6 +1,6 @@
 // Rows of the embedding, multiplied, into the residual stream, behind an optional norm.
-template <int format, int cols, int kinds>
-__device__ void embed(const u8* matrix, int vocab, float multiplier, const u32* ids, const Gather& norm, Rows output) {
+template <int format, int cols, int flags>
+__device__ void embed(const u8* matrix, int vocab, float multiplier, const u32* ids, const Prologue& norm, Rows output) {
   using Weights = Format<format, cols>;
   constexpr int units = cols / Weights::unit;
   float* row = output.token(blockIdx.x);
@@ -11,5 +11,5 @@ __device__ void embed(const u8* matrix, int vocab, float multiplier, const u32* 
     for (int i = 0; i < Weights::unit; i++) row[unit * Weights::unit + i] = multiplier * values[i];
   }
   __syncthreads();
-  if (norm.steps > 0) gather_row<cols, kinds>(norm, blockIdx.x, row);
+  if (norm.steps > 0) store_prologue_row<cols, flags>(norm, blockIdx.x, row);
 }

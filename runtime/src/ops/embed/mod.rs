@@ -2,12 +2,12 @@
 
 use waterline_quant::Matrix;
 
-use super::norm::Norm;
 use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, simd};
 use crate::cuda::{Call, Grid, Launches, Parameter, format_of};
 use crate::error::Result;
-use crate::program::{RESIDUAL, View};
+use crate::functions::Norm;
+use crate::operands::{RESIDUAL, View};
 
 /// Decodes the row of each token.
 pub struct Embed {
@@ -47,24 +47,24 @@ impl DeviceOp for Embed {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let hidden = self.matrix.cols();
         let output = View::whole(RESIDUAL, hidden);
-        let norm = launches.gathered(output, self.norm.as_ref())?;
+        let norm = launches.prologue(output, self.norm.as_ref())?;
         let matrix = launches.matrix_address(&self.matrix)?;
         launches.push(Call {
             source: include_str!("embed.cu"),
             kernel: format!(
                 "embed<{}, {hidden}, {}>",
                 format_of(&self.matrix),
-                norm.kinds(hidden)
+                norm.flags(hidden)
             ),
             grid: Grid::Tokens,
-            threads: launches.gather_threads(),
+            threads: launches.prologue_threads(),
             shared: 0,
             parameters: vec![
                 Parameter::pointer("const u8", matrix),
                 Parameter::int(self.matrix.rows()),
                 Parameter::value("float", self.multiplier),
                 launches.ids(),
-                Parameter::value("Gather", norm),
+                Parameter::value("Prologue", norm),
                 launches.view(output),
             ],
         });

@@ -2,28 +2,13 @@
 
 use waterline_quant::Output;
 
-use super::activation::Activation;
-use super::norm::Norm;
 use super::project::{Linear, piece};
 use super::{Access, DeviceOp, Op};
 use crate::cpu::{Buffers, Frame, Shared, simd};
 use crate::cuda::{Call, Grid, Launches};
 use crate::error::Result;
-use crate::program::{PRODUCT, RESIDUAL, Vector, View};
-
-/// What happens to a mixer's output before the output matrix.
-pub enum OutputOp {
-    /// A norm over each group of values that its gains span: a head, or the whole width.
-    Norm(Norm),
-    /// A norm over each of this many equal parts of the values that its gains span.
-    GroupNorm(Norm, usize),
-    /// Plus these columns, each times its gain.
-    Add(View, Vector),
-    /// A function of every value.
-    Map(Activation),
-    /// Multiplied by a function of these columns.
-    Gate(View, Activation),
-}
+use crate::functions::{Norm, OutputOp};
+use crate::operands::{PRODUCT, RESIDUAL, View};
 
 /// `residual += norm(multiplier matrix finish(input) + bias)`.
 pub struct Emit {
@@ -66,10 +51,10 @@ impl OutputOp {
 
 impl Op for Emit {
     fn run(&self, frame: &mut Frame) {
-        let integer = self.linear.matrix.format().is_integer_dot();
+        let rounding = self.linear.matrix.format().rounding();
         frame.load(
             self.input.width,
-            integer,
+            rounding,
             #[inline(always)]
             |buffers, t, row| {
                 row.copy_from_slice(self.input.of_token(buffers, t));
@@ -98,15 +83,15 @@ impl Op for Emit {
 
 impl DeviceOp for Emit {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let gather = launches.finished(self.input, &self.finish)?;
+        let prologue = launches.output_prologue(self.input, &self.finish)?;
         let residual = View::whole(RESIDUAL, self.linear.matrix.rows());
-        let factor = [self.linear.factor()];
+        let factor = [self.linear.weight()];
         let Some(norm) = &self.norm else {
-            return launches.multiply(gather, &factor, residual, true);
+            return launches.gemm(prologue, &factor, residual, true);
         };
         let product = View::whole(PRODUCT, residual.width);
-        launches.works_in(launches.rows(product).bytes());
-        launches.multiply(gather, &factor, product, false)?;
+        launches.also_writes(launches.rows(product).bytes());
+        launches.gemm(prologue, &factor, product, false)?;
         launches.add_normed(product, norm)
     }
 }
@@ -114,8 +99,8 @@ impl DeviceOp for Emit {
 impl Launches<'_> {
     /// `residual += norm(product)`; the product's columns are used up.
     pub(super) fn add_normed(&mut self, product: View, norm: &Norm) -> Result<()> {
-        let normed = self.gathered(product, Some(norm))?;
-        self.stage(normed, product);
+        let normed = self.prologue(product, Some(norm))?;
+        self.store_prologue(normed, product);
         let residual = View::whole(RESIDUAL, product.width);
         self.push(Call {
             source: include_str!("emit.cu"),
@@ -139,7 +124,7 @@ impl Frame<'_> {
         let pieces = self.pool.threads() * 2;
         self.pool.each(pieces, |_, index| {
             let range = piece(hidden, index, pieces);
-            // SAFETY: pieces are disjoint columns.
+            // SAFETY: pieces are disjoint columns, by `piece`.
             unsafe { linear.matrix.mul_rows(range, self.inputs, &rows, 0) };
         });
         {

@@ -29,10 +29,10 @@ __device__ void begin_rows(const Matrices& matrices, int rows, int row, const fl
 }
 
 // A block takes rows of one chosen expert, the last blocks those of the shared one.
-template <int formats, int cols, int kinds, class Routed, class Common, int experts, int chosen, int function>
-__device__ void begin_experts(const Gather& gather, Matrices routed, Matrices common, Rows route, Rows inner) {
+template <int formats, int cols, int flags, class Routed, class Common, int experts, int chosen, int function>
+__device__ void begin_experts(const Prologue& prologue, Matrices routed, Matrices common, Rows route, Rows inner) {
   float* x = shared_memory<float>();
-  int* rounded = load_input<formats, cols, kinds>(gather, x);
+  int* rounded = load_input<formats, cols, flags>(prologue, x);
   int rows_of_block = blockDim.x / 32 * rows_of_warp, t = blockIdx.y;
   int tiles = (Routed::width + rows_of_block - 1) / rows_of_block;
   int tile = blockIdx.x, width = Routed::width, column = 0;

@@ -102,7 +102,7 @@ impl<'a> Grouped<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::program::View;
+    use crate::operands::View;
 
     #[test]
     fn pairs_are_sorted_by_expert_and_then_by_token() {

@@ -62,31 +62,31 @@ impl DeviceOp for Experts {
             .first()
             .chain(common.into_iter().flat_map(Expert::first));
         let formats = first.fold(0, |set, matrix| set | 1usize << format_of(matrix));
-        let gather = launches.gathered(self.input, self.norm.as_ref())?;
-        let threads = launches.gather_threads();
+        let prologue = launches.prologue(self.input, self.norm.as_ref())?;
+        let threads = launches.prologue_threads();
         let tiles = |expert: &Expert| expert.width().div_ceil(launches.block_rows());
         let blocks = chosen * tiles(&self.expert) + common.map_or(0, tiles);
-        let (kinds, function) = (gather.kinds(cols), self.activation as usize);
+        let (flags, function) = (prologue.flags(cols), self.activation as usize);
         let [input, route, inner, output] =
             [self.input, self.route, self.inner, self.output].map(|view| launches.rows(view));
         let [routed, shared] = &matrices;
         launches.push(Call {
             source: SOURCE,
             kernel: format!(
-                "begin_experts<{formats}, {cols}, {kinds}, {networks}, {experts}, {chosen}, {function}>"
+                "begin_experts<{formats}, {cols}, {flags}, {networks}, {experts}, {chosen}, {function}>"
             ),
             grid: Grid::EachToken(blocks),
             threads,
             shared: shared_bytes(cols),
             parameters: vec![
-                Parameter::value("Gather", gather),
+                Parameter::value("Prologue", prologue),
                 routed.clone(),
                 shared.clone(),
                 Parameter::value("Rows", route),
                 Parameter::value("Rows", inner),
             ],
         });
-        launches.touches(&[input.bytes(), route.bytes()], &[inner.bytes()]);
+        launches.narrow_accesses(&[input.bytes(), route.bytes()], &[inner.bytes()]);
 
         let width = self.expert.width();
         let together = (INNER_VALUES / width).clamp(1, chosen);
@@ -114,7 +114,7 @@ impl DeviceOp for Experts {
             ],
         });
         let reads = [inner.bytes(), route.bytes(), gate.bytes(), output.bytes()];
-        launches.touches(&reads, &[output.bytes()]);
+        launches.narrow_accesses(&reads, &[output.bytes()]);
         Ok(())
     }
 }

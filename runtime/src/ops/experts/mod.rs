@@ -9,14 +9,13 @@ mod tests;
 use waterline_quant::{Activations, Matrix};
 
 use self::grouped::Grouped;
-use super::activation::Activation;
-use super::norm::Norm;
 use super::project::load;
 use super::route::Chosen;
 use super::{Access, Op};
 use crate::cpu::{Frame, Shared, simd};
-use crate::program::View;
-use crate::validate::Rules;
+use crate::functions::{Activation, Norm};
+use crate::operands::View;
+use crate::ops::Rules;
 
 /// The matrices of feed-forward networks of one shape, network after network in each of them.
 pub struct Expert {
@@ -229,12 +228,12 @@ impl Experts {
         for part in parts {
             let (count, width) = (part.grouped.tokens.len(), part.expert.width());
             let values = &inner[part.inner..][..count * width];
-            let integer = part.expert.down.format().is_integer_dot();
+            let rounding = part.expert.down.format().rounding();
             load(
                 frame.pool,
                 frame.inputs,
                 [count, width],
-                integer,
+                rounding,
                 |place, row| row.copy_from_slice(&values[place * width..][..width]),
             );
             frame.pool.each(rows.div_ceil(OUTER_ROWS), |worker, task| {
@@ -250,8 +249,8 @@ impl Op for Experts {
     fn run(&self, frame: &mut Frame) {
         let shared = self.shared.iter().map(|shared| &shared.expert);
         let matrices = shared.chain([&self.expert]).flat_map(Expert::first);
-        let integer = matrices.into_iter().any(|m| m.format().is_integer_dot());
-        frame.load_normed(self.input, self.norm.as_ref(), integer);
+        let rounding = matrices.map(|matrix| matrix.format().rounding()).max();
+        frame.load_normed(self.input, self.norm.as_ref(), rounding.flatten());
         let tokens = frame.tokens.len();
         let mut inner = frame.buffers.take(self.inner.buffer);
         let mut out = frame.buffers.take(self.output.buffer);

@@ -65,7 +65,7 @@ impl DeviceOp for Hax {
             return Err(Error::Device {
                 device: "kernels".into(),
                 reason: format!(
-                    "sparse attention with {} sources, kernels know up to {MOST_SOURCES}",
+                    "sparse attention with {} sources, kernels take up to {MOST_SOURCES}",
                     list.len()
                 ),
             });
@@ -74,7 +74,8 @@ impl DeviceOp for Hax {
         for (place, source) in at.iter_mut().zip(list) {
             *place = source_of(source, width, launches)?;
         }
-        let address = |slot: Option<usize>| slot.map_or(0, |slot| launches.slot_address(slot));
+        let address =
+            |tensor: Option<usize>| tensor.map_or(0, |tensor| launches.state_address(tensor));
         let parts = HaxParts {
             k: launches.rows(self.k),
             q: launches.rows(self.q),

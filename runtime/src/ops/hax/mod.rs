@@ -13,9 +13,9 @@ use super::hax_sources::{Sources, State};
 use super::softmax::Element;
 use super::{Access, Op};
 use crate::cpu::{Buffers, Frame, Shared, SharedArena, simd};
-use crate::program::View;
+use crate::operands::View;
+use crate::ops::Rules;
 use crate::state::{StateDtype, StatePlan, Touched};
-use crate::validate::Rules;
 
 /// The attention.
 pub struct Hax {
@@ -27,17 +27,17 @@ pub struct Hax {
     pub v: View,
     /// Where keys come from.
     pub sources: Sources,
-    /// The slot of the cached keys `[rows, width]`.
+    /// The state tensor of the cached keys `[rows, width]`.
     pub keys: usize,
-    /// The slot of the cached values `[rows, channels]`.
+    /// The state tensor of the cached values `[rows, channels]`.
     pub values: usize,
-    /// The slot of one more than the position of each row's token, `[rows]`; 0 is an empty row.
+    /// The state tensor of one more than the position of each row's token, `[rows]`; 0 is an empty row.
     pub positions: usize,
-    /// The slot of the mean key and the mean query so far, `[2, width]`.
+    /// The state tensor of the mean key and the mean query so far, `[2, width]`.
     pub means: usize,
-    /// The slot of the next row of each bin `[bins]`, if there are bins.
+    /// The state tensor of the next row of each bin `[bins]`, if there are bins.
     pub cursors: Option<usize>,
-    /// The slot of the scores of the selected keys, if keys are selected.
+    /// The state tensor of the scores of the selected keys, if keys are selected.
     pub scores: Option<usize>,
     /// Room for each token's plan, [`Sources::plan_width`].
     pub plan: View,
@@ -80,18 +80,18 @@ impl Hax {
         let mut scratch = frame.scratch[0].lock().expect("scratch");
         let (rows, width) = (self.sources.rows(), self.k.width);
         let shared = frame.arena.shared();
-        // SAFETY: the slots are different ones, and no other thread runs.
+        // SAFETY: the state tensors are different ones (rule: disjoint writes), and no other thread runs.
         let mut state = unsafe {
             State::<E> {
-                keys: shared.slot(self.keys, 0..rows * width),
-                positions: shared.slot(self.positions, 0..rows),
-                means: shared.slot(self.means, 0..2 * width),
+                keys: shared.tensor(self.keys, 0..rows * width),
+                positions: shared.tensor(self.positions, 0..rows),
+                means: shared.tensor(self.means, 0..2 * width),
                 cursors: match self.cursors {
-                    Some(slot) => shared.slot(slot, 0..self.sources.bins(width)),
+                    Some(tensor) => shared.tensor(tensor, 0..self.sources.bins(width)),
                     None => &mut [],
                 },
                 scores: match self.scores {
-                    Some(slot) => shared.slot(slot, 0..self.sources.scored()),
+                    Some(tensor) => shared.tensor(tensor, 0..self.sources.scored()),
                     None => &mut [],
                 },
             }
@@ -129,10 +129,10 @@ impl Hax {
         let channels = self.v.width;
         let first = block * BLOCK;
         let width = BLOCK.min(channels - first);
-        // SAFETY: each task has its own channels.
+        // SAFETY: each task has its own channels (rules: widths, disjoint writes).
         let cached = |row: usize| unsafe {
             let start = row * channels + first;
-            state.slot::<E>(self.values, start..start + width)
+            state.tensor::<E>(self.values, start..start + width)
         };
         for (t, plan) in plan.chunks_exact(self.plan.stride).take(tokens).enumerate() {
             let start = t * self.v.stride + self.v.start + first;
@@ -155,7 +155,7 @@ impl Hax {
 
 impl Op for Hax {
     fn run(&self, frame: &mut Frame) {
-        match frame.arena.plan().slots[self.keys].dtype {
+        match frame.arena.plan().tensors[self.keys].dtype {
             StateDtype::F16 => self.run_as::<f16>(frame),
             _ => self.run_as::<f32>(frame),
         }
@@ -190,7 +190,7 @@ impl Op for Hax {
 
     fn touched(&self, plan: &StatePlan, position: u64) -> Vec<Touched> {
         let (seen, taken) = self.sources.touched(position);
-        let entries = |slot, read, written| Touched::entries(plan, slot, read, written);
+        let entries = |tensor, read, written| Touched::entries(plan, tensor, read, written);
         let mut all = vec![
             entries(self.keys, seen, taken),
             entries(self.values, seen, taken),
@@ -198,10 +198,10 @@ impl Op for Hax {
             entries(self.positions, self.sources.most(), taken),
             Touched::whole(plan, self.means),
         ];
-        all.extend(self.cursors.map(|slot| entries(slot, 1, 1)));
-        all.extend(self.scores.map(|slot| {
-            let full = position >= plan.slots[slot].shape[0] as u64;
-            entries(slot, if full { usize::MAX } else { 0 }, 1)
+        all.extend(self.cursors.map(|tensor| entries(tensor, 1, 1)));
+        all.extend(self.scores.map(|tensor| {
+            let full = position >= plan.tensors[tensor].shape[0] as u64;
+            entries(tensor, if full { usize::MAX } else { 0 }, 1)
         }));
         all
     }

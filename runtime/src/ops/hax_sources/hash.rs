@@ -1,7 +1,7 @@
 //! Bins of keys and queries.
 
 use crate::cpu::simd;
-use crate::program::Vector;
+use crate::weights::Vector;
 
 /// Locality-sensitive hashing of keys and queries, each less the mean of those before it and itself.
 pub struct Hash {

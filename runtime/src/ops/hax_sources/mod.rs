@@ -94,7 +94,7 @@ impl Sources {
         self.list.iter().map(scored).sum()
     }
 
-    /// Bytes of weights that one token touches.
+    /// Bytes of weights that one token narrow_accesses.
     pub fn weight_bytes(&self) -> usize {
         let floats = |source: &Source| match &source.pattern {
             Pattern::Bins(hash) => hash.weight.len(),

@@ -1,7 +1,7 @@
 //! Scores of keys.
 
 use crate::cpu::simd;
-use crate::program::Vector;
+use crate::weights::Vector;
 
 /// Scores a key from itself and the direction of the mean query so far: two layers with relu, then a sum.
 pub struct Scorer {

@@ -1,7 +1,7 @@
 //! Each source against its definition over the whole history.
 
 use super::*;
-use crate::program::Vector;
+use crate::weights::Vector;
 
 const WIDTH: usize = 5;
 const SEEN: usize = 3;

@@ -14,8 +14,8 @@ __device__ void head_linear(Rows x, const float* weights, Rows out, int tokens) 
     int row = i * 4 + place;
     weight[i] = inside && row < rows ? weights[(long long)(head * rows + row) * cols + column] : 0.0f;
   }
-  await_previous();
-  release_next();
+  wait_for_dependencies();
+  launch_dependents();
   int first = blockIdx.y * tile, last = min(first + tile, tokens);
   for (int t = first; t < last; t++) {
     const float* from = x.token(t) + head * width;

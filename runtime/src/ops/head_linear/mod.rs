@@ -5,8 +5,9 @@ use crate::cpu::simd::{self, gemm};
 use crate::cpu::{Frame, Shared};
 use crate::cuda::{Call, Grid, Launches, Parameter};
 use crate::error::Result;
-use crate::program::{Vector, View};
-use crate::validate::Rules;
+use crate::operands::View;
+use crate::ops::Rules;
+use crate::weights::Vector;
 
 /// Products of heads with matrices of their own.
 pub struct HeadLinear {
@@ -60,7 +61,7 @@ impl Op for HeadLinear {
                             );
                             for (t, product) in product.chunks_exact(cols).enumerate() {
                                 let start = (first + t) * self.out.stride + place;
-                                // SAFETY: each task has its own head's columns of the output (`check`: width).
+                                // SAFETY: each task has its own head's columns of the output (rules: widths, disjoint writes).
                                 let row = unsafe { out.part(start..start + cols + self.kept) };
                                 let (products, kept) = row.split_at_mut(cols);
                                 products.copy_from_slice(product);
@@ -101,7 +102,7 @@ impl DeviceOp for HeadLinear {
         let (rows, cols, kept) = (self.rows, self.cols, self.kept);
         let tile = if launches.tokens == 1 { 1 } else { TILE };
         let width = self.x.width / self.heads;
-        launches.push_streaming(Call {
+        launches.push_prefetching(Call {
             source: include_str!("head_linear.cu"),
             kernel: format!("head_linear<{rows}, {cols}, {kept}, {width}, {tile}>"),
             grid: Grid::EachTile(self.heads * cols.div_ceil(COLUMNS), tile),

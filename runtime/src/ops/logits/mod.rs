@@ -4,14 +4,13 @@ use std::ops::Range;
 
 use waterline_quant::{Activations, Matrix, Output};
 
-use super::activation::Activation;
-use super::norm::Norm;
 use super::project::{load, piece};
 use super::{Access, Operand};
 use crate::cpu::{Buffers, Pool, Shared, simd};
-use crate::cuda::{Call, Factor, Grid, Launches, Parameter};
+use crate::cuda::{Call, Grid, Launches, Parameter, WeightMatrix};
 use crate::error::Result;
-use crate::program::{RESIDUAL, View};
+use crate::functions::{Activation, Norm};
+use crate::operands::{RESIDUAL, View};
 use crate::state::LOGITS;
 
 /// The final norm and the output matrix.
@@ -45,12 +44,12 @@ impl Logits {
         let hidden = self.matrix.cols();
         let count = rows.len();
         let residual = &buffers.get(RESIDUAL)[rows.start * hidden..rows.end * hidden];
-        let integer = self.matrix.format().is_integer_dot();
+        let rounding = self.matrix.format().rounding();
         load(
             pool,
             inputs,
             [count, hidden],
-            integer,
+            rounding,
             #[inline(always)]
             |t, row| self.norm.apply(&residual[t * hidden..][..hidden], row),
         );
@@ -58,7 +57,7 @@ impl Logits {
         let out = Output::new(logits, vocab);
         let pieces = pool.threads() * 4;
         pool.each(pieces, |_, index| {
-            // SAFETY: pieces are disjoint columns.
+            // SAFETY: pieces are disjoint columns, by `piece`.
             unsafe {
                 self.matrix
                     .mul_rows(piece(vocab, index, pieces), inputs, &out, 0)
@@ -83,16 +82,21 @@ impl Logits {
         }
     }
 
-    /// The logits after the token in the first row of `residual`, into the slot `logits`.
+    /// The logits after the token in the first row of `residual`, into the state tensor `logits`.
     pub(crate) fn launch(
         &self,
         launches: &mut Launches,
         residual: View,
         logits: usize,
     ) -> Result<()> {
-        let gather = launches.gathered(residual, Some(&self.norm))?;
-        let output = launches.slot_rows(logits, self.matrix.rows());
-        launches.multiply_into(gather, &[Factor::plain(&self.matrix)], output, false)?;
+        let prologue = launches.prologue(residual, Some(&self.norm))?;
+        let output = launches.state_rows(logits, self.matrix.rows());
+        launches.gemm_into(
+            prologue,
+            &[WeightMatrix::plain(&self.matrix)],
+            output,
+            false,
+        )?;
         if let Some(cap) = self.softcap {
             const THREADS: usize = 256;
             launches.push(Call {

@@ -2,14 +2,13 @@
 
 use waterline_quant::Output;
 
-use super::activation::Activation;
-use super::norm::Norm;
 use super::project::{Linear, piece};
 use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, Shared};
 use crate::cuda::{GatedUnit, Launches};
 use crate::error::Result;
-use crate::program::{PRODUCT, RESIDUAL, View};
+use crate::functions::{Activation, Norm};
+use crate::operands::{PRODUCT, RESIDUAL, View};
 
 /// `residual += post_norm(down(activation(gate n) * up n))` with `n = norm(residual)`.
 pub struct Mlp {
@@ -35,9 +34,9 @@ impl Op for Mlp {
         let intermediate = self.gate.matrix.rows();
         let residual = View::whole(RESIDUAL, hidden);
         let inner_linears = [&self.gate, &self.up];
-        let integer = |linear: &&Linear| linear.matrix.format().is_integer_dot();
-        let is_integer = inner_linears.iter().any(integer);
-        frame.load_normed(residual, self.norm.as_ref(), is_integer);
+        let rounding = |linear: &Linear| linear.matrix.format().rounding();
+        let inner = inner_linears.iter().map(|linear| rounding(linear)).max();
+        frame.load_normed(residual, self.norm.as_ref(), inner.flatten());
 
         let mut inner = frame.buffers.take(self.inner.buffer);
         let used = frame.tokens.len() * 2 * intermediate;
@@ -58,7 +57,7 @@ impl Op for Mlp {
             let inner = Shared::new(&mut inner[..used]);
             frame.load(
                 intermediate,
-                integer(&&self.down),
+                rounding(&self.down),
                 #[inline(always)]
                 |_, t, row| {
                     let width = 2 * intermediate;
@@ -92,20 +91,20 @@ impl Op for Mlp {
 impl DeviceOp for Mlp {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let residual = View::whole(RESIDUAL, self.down.matrix.rows());
-        let gather = launches.gathered(residual, self.norm.as_ref())?;
+        let prologue = launches.prologue(residual, self.norm.as_ref())?;
         let unit = GatedUnit {
-            gate: self.gate.factor(),
-            up: self.up.factor(),
-            down: self.down.factor(),
+            gate: self.gate.weight(),
+            up: self.up.weight(),
+            down: self.down.weight(),
             activation: self.activation,
             inner: self.inner,
         };
         let Some(norm) = &self.post_norm else {
-            return launches.multiply_gated(gather, &unit, residual, true);
+            return launches.gemm_gated(prologue, &unit, residual, true);
         };
         let product = View::whole(PRODUCT, residual.width);
-        launches.works_in(launches.rows(product).bytes());
-        launches.multiply_gated(gather, &unit, product, false)?;
+        launches.also_writes(launches.rows(product).bytes());
+        launches.gemm_gated(prologue, &unit, product, false)?;
         launches.add_normed(product, norm)
     }
 }

@@ -1,12 +1,12 @@
 //! Norms columns in place.
 
-use super::norm::Norm;
 use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, Shared};
 use crate::cuda::Launches;
 use crate::error::Result;
-use crate::program::View;
-use crate::validate::Rules;
+use crate::functions::Norm;
+use crate::operands::View;
+use crate::ops::Rules;
 
 /// `columns = norm(columns)`, over all of them together.
 pub struct Normalize {
@@ -46,8 +46,8 @@ impl Op for Normalize {
 
 impl DeviceOp for Normalize {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let gather = launches.gathered(self.columns, Some(&self.norm))?;
-        launches.stage(gather, self.columns);
+        let prologue = launches.prologue(self.columns, Some(&self.norm))?;
+        launches.store_prologue(prologue, self.columns);
         Ok(())
     }
 }

@@ -77,7 +77,7 @@ impl DeviceOp for Partitions {
         let parts = inputs.out.bytes();
         let mut read = inputs.read();
         read.push(route.chosen.bytes());
-        launches.touches(&read, std::slice::from_ref(&parts));
+        launches.narrow_accesses(&read, std::slice::from_ref(&parts));
         if summed {
             let threads = 256;
             launches.push(Call {
@@ -91,7 +91,7 @@ impl DeviceOp for Partitions {
                     Parameter::value("Rows", out),
                 ],
             });
-            launches.touches(&[parts], &[out.bytes()]);
+            launches.narrow_accesses(&[parts], &[out.bytes()]);
         }
         Ok(())
     }

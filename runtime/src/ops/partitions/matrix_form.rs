@@ -98,7 +98,7 @@ impl Partitions {
             && self.partitions <= MOST_PARTITIONS;
         // What a partition has of a chunk on average.
         let tokens = launches.tokens * self.chosen() / self.partitions;
-        let room = [launches.processors(), launches.shared_memory()];
+        let room = [launches.sms(), launches.shared_memory()];
         let form = MatrixForm::of(plan, states, tokens, launches.tensor_cores(), room);
         form.filter(|_| covered)
     }

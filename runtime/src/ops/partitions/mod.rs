@@ -17,13 +17,13 @@ use super::recur::{self, Fade, Inputs, Recur, Rows};
 use super::route::Chosen;
 use super::{Access, Op};
 use crate::cpu::{Buffers, Frame, Shared, simd};
-use crate::program::View;
+use crate::operands::View;
+use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
-use crate::validate::Rules;
 
 /// A recurrence in partitions.
 pub struct Partitions {
-    /// The recurrence in one partition, with as many states as heads. Its slot is `[partitions, heads, dk, dv]`.
+    /// The recurrence in one partition, with as many states as heads. Its state tensor is `[partitions, heads, dk, dv]`.
     pub recur: Recur,
     /// Partitions of the state.
     pub partitions: usize,
@@ -95,25 +95,25 @@ impl Partitions {
             heads,
             dk,
             dv,
-            slot,
+            state: tensor,
             out: view,
             ..
         } = self.recur;
         let tokens = frame.tokens.len();
         let mut out = frame.buffers.take(view.buffer);
-        let states = Shared::new(frame.arena.slot_mut::<f32>(slot));
+        let states = Shared::new(frame.arena.tensor_mut::<f32>(tensor));
         {
             let out = Shared::new(&mut out);
             frame.pool.each(heads, |worker, head| {
                 let chosen = Chosen::new(&self.route, frame.buffers.get(self.route.buffer));
                 let state = |partition: usize| {
                     let start = (partition * heads + head) * dk * dv;
-                    // SAFETY: each task has its own head's states, and uses one of them at a time.
+                    // SAFETY: each task has its own head's states, and uses one of them at a time (rules: widths, bounds).
                     unsafe { states.part(start..start + dk * dv) }
                 };
                 let out = |t: usize| {
                     let start = t * view.stride + view.start + head * dv;
-                    // SAFETY: each task has its own columns of the output.
+                    // SAFETY: each task has its own columns of the output (rules: widths, disjoint writes).
                     unsafe { out.part(start..start + dv) }
                 };
                 if !self.add {
@@ -168,7 +168,7 @@ impl Op for Partitions {
         let access = Access::default()
             .reads(self.recur.columns())
             .reads([self.route])
-            .state([self.recur.slot]);
+            .state([self.recur.state]);
         match self.add {
             true => access.updates([self.recur.out]),
             false => access.writes([self.recur.out]),
@@ -179,7 +179,7 @@ impl Op for Partitions {
         let Recur { heads, dk, dv, .. } = self.recur;
         rules.width("out", self.recur.out, heads * dv);
         let shape = [self.partitions, heads, dk, dv].map(Some);
-        rules.state(self.recur.slot, &shape);
+        rules.state(self.recur.state, &shape);
     }
 
     fn scratch(&self, chunk: usize) -> usize {
@@ -190,7 +190,7 @@ impl Op for Partitions {
 
     fn touched(&self, plan: &StatePlan, _position: u64) -> Vec<Touched> {
         let chosen = self.chosen();
-        vec![Touched::entries(plan, self.recur.slot, chosen, chosen)]
+        vec![Touched::entries(plan, self.recur.state, chosen, chosen)]
     }
 }
 

@@ -97,7 +97,7 @@ __device__ void partitions_step(const RecurInputs& in, const PartitionRoute& rou
   state.step(room, out);
   if (rank < route.readers) state.emit(room, out, in.out.token(0) + (rank * heads + head) * dv);
   __syncthreads();
-  publish();
+  arrive_early();
   state.store_state(matrix);
 }
 

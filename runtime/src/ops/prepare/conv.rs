@@ -1,8 +1,9 @@
 //! Short convolutions over time, each channel by itself.
 
-use super::Lane;
+use super::HeadGroup;
 use crate::cpu::{Shared, SharedArena, simd};
-use crate::program::{Vector, View};
+use crate::operands::View;
+use crate::weights::Vector;
 
 /// `y_t = bias + sum_j weight[taps - 1 - j] x_{t - j}`, for each channel.
 pub struct Conv {
@@ -10,15 +11,15 @@ pub struct Conv {
     pub weight: Vector,
     /// `[channels]`.
     pub bias: Option<Vector>,
-    /// The slot with the last `taps - 1` inputs, `[taps - 1, channels]`, oldest first.
-    pub slot: usize,
-    /// Multiplies the input, which is kept as this product `[channels]`; no lane may change these columns.
+    /// The state tensor with the last `taps - 1` inputs, `[taps - 1, channels]`, oldest first.
+    pub state: usize,
+    /// Multiplies the input, which is kept as this product `[channels]`; no head group may change these columns.
     pub gate: Option<View>,
 }
 
 impl Conv {
     /// From a checkpoint's weight `[channels, taps]`.
-    pub fn new(weight: &[f32], channels: usize, bias: Option<Vector>, slot: usize) -> Self {
+    pub fn new(weight: &[f32], channels: usize, bias: Option<Vector>, tensor: usize) -> Self {
         let taps = weight.len() / channels;
         let transposed: Vec<f32> = (0..weight.len())
             .map(|i| weight[i % channels * taps + i / channels])
@@ -26,13 +27,25 @@ impl Conv {
         Conv {
             weight: transposed.into(),
             bias,
-            slot,
+            state: tensor,
             gate: None,
         }
     }
 }
 
-impl Lane {
+/// One head's channels over a chunk.
+pub(super) struct HeadColumns<'a> {
+    /// The buffer.
+    pub values: &'a Shared<'a, f32>,
+    /// Values from one token to the next.
+    pub stride: usize,
+    /// The head's first channel within its group.
+    pub column: usize,
+    /// Tokens of the chunk.
+    pub tokens: usize,
+}
+
+impl HeadGroup {
     /// Convolves one head's channels over the chunk, in place.
     ///
     /// # Safety
@@ -41,24 +54,22 @@ impl Lane {
     pub(super) unsafe fn convolve(
         &self,
         conv: &Conv,
-        values: &Shared<f32>,
-        width: usize,
-        column: usize,
-        tokens: usize,
+        head: &HeadColumns,
         state: &SharedArena,
         scratch: &mut [f32],
     ) {
         let (dim, channels) = (self.head_dim, self.view.width);
+        let (column, tokens) = (head.column, head.tokens);
         let past = conv.weight.len() / channels - 1;
         // SAFETY: the caller's contract.
         let token = |t: usize| unsafe {
-            let start = t * width + self.view.start + column;
-            values.part(start..start + dim)
+            let start = t * head.stride + self.view.start + column;
+            head.values.part(start..start + dim)
         };
         // SAFETY: the caller's contract.
         let kept = |j: usize| unsafe {
-            state.slot::<f32>(
-                conv.slot,
+            state.tensor::<f32>(
+                conv.state,
                 j * channels + column..j * channels + column + dim,
             )
         };

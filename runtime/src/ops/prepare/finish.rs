@@ -23,11 +23,11 @@ impl Tasks {
             ..self
         };
         let mut finished = Tasks::zeroed();
-        let Some((call, product)) = launches.last_product() else {
+        let Some((call, product)) = launches.last_gemv() else {
             return self;
         };
         // A product has room for one set of tasks.
-        if product.has_tasks() {
+        if product.has_row_ops() {
             return self;
         }
         let sources: Vec<Rows> = self.sources().collect();
@@ -58,7 +58,7 @@ impl Tasks {
                 left.gates += 1;
             }
         }
-        if product.has_tasks() {
+        if product.has_row_ops() {
             call.parameters
                 .push(Parameter::value("PrepareTasks", finished));
             launches.join_last();

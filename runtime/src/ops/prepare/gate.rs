@@ -1,9 +1,9 @@
 //! Gates: maps of one token's columns, without heads.
 
 use crate::cpu::simd;
-use crate::ops::activation::log_sigmoid;
+use crate::functions::log_sigmoid;
 use crate::ops::softmax::softmax;
-use crate::program::Vector;
+use crate::weights::Vector;
 
 /// A map of one token's columns to what a recurrence takes. Vectors have one value for each column.
 pub enum Gate {
@@ -57,8 +57,8 @@ pub enum Gate {
     RunningSoftmax {
         /// Bounds of x.
         clamp: [f32; 2],
-        /// The slot of each column's largest x, then of the sum of `e^(x - largest)`, `[2, columns]`.
-        slot: usize,
+        /// The state tensor of each column's largest x, then of the sum of `e^(x - largest)`, `[2, columns]`.
+        state: usize,
     },
     /// A constant, whatever x is.
     Constant(f32),

@@ -2,15 +2,15 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Conv, Gate, Lane, Map, Prepare};
+use super::{Conv, Gate, HeadGroup, HeadOp, Prepare};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
+use crate::operands::View;
 use crate::ops::DeviceOp;
-use crate::program::View;
 
-pub(crate) const SOURCE: &str = include_str!("prepare.cu");
+const SOURCE: &str = include_str!("prepare.cu");
 
-/// Kinds of maps and gates that are told from others, by their numbers in prepare.cu.
+/// Kinds of head ops and gates that this file distinguishes; the numbers are those of prepare.cu.
 pub(super) const ACTIVATION: i32 = 0;
 pub(super) const L2_NORM: i32 = 1;
 pub(super) const SOFTMAX: i32 = 6;
@@ -87,7 +87,7 @@ pub(super) struct Tasks {
 
 impl DeviceOp for Prepare {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let (mut lanes, mut gates) = (&self.lanes[..], &self.gates[..]);
+        let (mut lanes, mut gates) = (&self.groups[..], &self.gates[..]);
         // Gates of what lanes leave wait for them; else both run at once.
         let meet = gates.iter().any(|(gate, _)| {
             lanes.iter().any(|lane| {
@@ -115,7 +115,7 @@ impl DeviceOp for Prepare {
 impl Prepare {
     fn launch_some(
         &self,
-        lanes: &[Lane],
+        lanes: &[HeadGroup],
         gates: &[(View, Gate)],
         launches: &mut Launches,
     ) -> Result<()> {
@@ -144,7 +144,7 @@ impl Prepare {
 
         let step = launches.tokens == 1;
         let widest = lanes.iter().map(|lane| lane.head_dim).max().unwrap_or(0);
-        let past = |lane: &Lane| lane.conv.as_ref().map_or(0, |conv| lane.past(conv));
+        let past = |lane: &HeadGroup| lane.conv.as_ref().map_or(0, |conv| lane.past(conv));
         let past = lanes.iter().map(past).max().unwrap_or(0);
         if past > 0 && !step {
             launches.push(Call {
@@ -178,14 +178,14 @@ impl Prepare {
         {
             launches.defer(call, columns);
         } else {
-            launches.push_streaming(call);
-            launches.touches(&tasks.read(), &tasks.written());
+            launches.push_prefetching(call);
+            launches.narrow_accesses(&tasks.read(), &tasks.written());
         }
         Ok(())
     }
 }
 
-impl Lane {
+impl HeadGroup {
     /// Inputs that the convolution keeps.
     fn past(&self, conv: &Conv) -> usize {
         conv.weight.len() / self.view.width - 1
@@ -207,7 +207,7 @@ impl Lane {
             lane.taps = past as i32 + 1;
             lane.weight = launches.vector_address(&conv.weight)?;
             lane.bias = launches.optional_address(conv.bias.as_ref())?;
-            lane.past = launches.slot_address(conv.slot);
+            lane.past = launches.state_address(conv.state);
             if let Some(gate) = conv.gate {
                 lane.gate = launches.rows(gate);
             }
@@ -225,49 +225,49 @@ impl Lane {
     }
 }
 
-impl Map {
+impl HeadOp {
     fn on_device(&self, launches: &Launches) -> Result<DeviceMap> {
         let kind = |kind| DeviceMap {
             kind,
             ..DeviceMap::zeroed()
         };
         Ok(match self {
-            Map::Activation(function) => DeviceMap {
+            HeadOp::Activation(function) => DeviceMap {
                 function: *function as i32,
                 ..kind(ACTIVATION)
             },
-            Map::L2Norm => kind(L2_NORM),
-            Map::SumNorm => kind(2),
-            Map::Softmax => kind(3),
-            Map::Linear(matrix) => DeviceMap {
+            HeadOp::L2Norm => kind(L2_NORM),
+            HeadOp::SumNorm => kind(2),
+            HeadOp::Softmax => kind(3),
+            HeadOp::Linear(matrix) => DeviceMap {
                 weight: launches.vector_address(matrix)?,
                 ..kind(4)
             },
-            Map::Add(view) => DeviceMap {
+            HeadOp::Add(view) => DeviceMap {
                 source: launches.rows(*view),
                 ..kind(5)
             },
-            Map::Copy(view) => DeviceMap {
+            HeadOp::Copy(view) => DeviceMap {
                 source: launches.rows(*view),
                 ..kind(6)
             },
-            Map::Rms(norm) => DeviceMap {
+            HeadOp::Rms(norm) => DeviceMap {
                 weight: launches.vector_address(&norm.weight)?,
                 bias: launches.optional_address(norm.bias.as_ref())?,
                 eps: norm.eps,
                 function: norm.centred.into(),
                 ..kind(7)
             },
-            Map::Rope => kind(8),
-            Map::Largest(count) => DeviceMap {
+            HeadOp::Rope => kind(8),
+            HeadOp::Largest(count) => DeviceMap {
                 function: i32::try_from(*count).expect("a count within a head"),
                 ..kind(9)
             },
-            Map::Where(view) => DeviceMap {
+            HeadOp::Where(view) => DeviceMap {
                 source: launches.rows(*view),
                 ..kind(10)
             },
-            Map::Multiply(view) => DeviceMap {
+            HeadOp::Multiply(view) => DeviceMap {
                 source: launches.rows(*view),
                 ..kind(11)
             },
@@ -319,10 +319,10 @@ impl Gate {
                 gate.kind = 7;
                 gate.scale = *scale;
             }
-            Gate::RunningSoftmax { clamp, slot } => {
+            Gate::RunningSoftmax { clamp, state } => {
                 gate.kind = RUNNING_SOFTMAX;
                 [gate.low, gate.high] = *clamp;
-                gate.state = launches.slot_address(*slot);
+                gate.state = launches.state_address(*state);
             }
             Gate::Constant(value) => {
                 gate.kind = 9;

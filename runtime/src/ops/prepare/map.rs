@@ -2,13 +2,13 @@
 
 use super::rope::rotate;
 use crate::cpu::simd;
-use crate::ops::activation::Activation;
-use crate::ops::norm::Norm;
+use crate::functions::{Activation, Norm};
+use crate::operands::View;
 use crate::ops::softmax::softmax;
-use crate::program::{Vector, View};
+use crate::weights::Vector;
 
 /// A map of one head's values.
-pub enum Map {
+pub enum HeadOp {
     /// A function of each value.
     Activation(Activation),
     /// `x / sqrt(sum x^2 + 1e-6)`.
@@ -25,7 +25,7 @@ pub enum Map {
     Linear(Vector),
     /// The sum with these columns of another buffer.
     Add(View),
-    /// The product with these columns, which no lane changes.
+    /// The product with these columns, which no head group changes.
     Multiply(View),
     /// These columns of another buffer instead.
     Copy(View),
@@ -35,10 +35,13 @@ pub enum Map {
     Rope,
 }
 
-impl Map {
+impl HeadOp {
     pub(super) fn source(&self) -> Option<&View> {
         match self {
-            Map::Add(view) | Map::Multiply(view) | Map::Copy(view) | Map::Where(view) => Some(view),
+            HeadOp::Add(view)
+            | HeadOp::Multiply(view)
+            | HeadOp::Copy(view)
+            | HeadOp::Where(view) => Some(view),
             _ => None,
         }
     }
@@ -52,16 +55,16 @@ impl Map {
         scratch: &mut [f32],
     ) {
         match self {
-            Map::Add(_) => simd::add(source, head),
-            Map::Multiply(_) => simd::multiply(source, head),
-            Map::Copy(_) => head.copy_from_slice(source),
-            Map::Softmax => softmax(head),
-            Map::Where(_) => {
+            HeadOp::Add(_) => simd::add(source, head),
+            HeadOp::Multiply(_) => simd::multiply(source, head),
+            HeadOp::Copy(_) => head.copy_from_slice(source),
+            HeadOp::Softmax => softmax(head),
+            HeadOp::Where(_) => {
                 for (x, source) in head.iter_mut().zip(source) {
                     *x = if *source == 0.0 { 0.0 } else { *x };
                 }
             }
-            Map::Largest(count) => {
+            HeadOp::Largest(count) => {
                 let values = &mut scratch[..head.len()];
                 values.copy_from_slice(head);
                 head.fill(0.0);
@@ -76,21 +79,21 @@ impl Map {
                     values[best] = f32::NEG_INFINITY;
                 }
             }
-            Map::Linear(matrix) => {
+            HeadOp::Linear(matrix) => {
                 let input = &mut scratch[..head.len()];
                 input.copy_from_slice(head);
                 for (x, row) in head.iter_mut().zip(matrix.chunks_exact(input.len())) {
                     *x = simd::dot(row, input);
                 }
             }
-            Map::Activation(function) => function.apply(head),
-            Map::L2Norm => simd::scale(1.0 / (simd::dot(head, head) + 1e-6).sqrt(), head),
-            Map::SumNorm => {
+            HeadOp::Activation(function) => function.apply(head),
+            HeadOp::L2Norm => simd::scale(1.0 / (simd::dot(head, head) + 1e-6).sqrt(), head),
+            HeadOp::SumNorm => {
                 let sum: f32 = head.iter().map(|x| x.abs()).sum();
                 simd::scale(1.0 / sum.max(1e-6), head);
             }
-            Map::Rms(norm) => norm.apply_in_place(head),
-            Map::Rope => rotate(angles, head),
+            HeadOp::Rms(norm) => norm.apply_in_place(head),
+            HeadOp::Rope => rotate(angles, head),
         }
     }
 }
@@ -102,10 +105,10 @@ mod tests {
     #[test]
     fn a_sum_norm_divides_by_absolute_values() {
         let mut head = [1.0, -3.0, 0.0];
-        Map::SumNorm.apply(&[], &[], &mut head, &mut []);
+        HeadOp::SumNorm.apply(&[], &[], &mut head, &mut []);
         assert_eq!(head, [0.25, -0.75, 0.0]);
         let mut zeros = [0.0; 3];
-        Map::SumNorm.apply(&[], &[], &mut zeros, &mut []);
+        HeadOp::SumNorm.apply(&[], &[], &mut zeros, &mut []);
         assert_eq!(zeros, [0.0; 3]);
     }
 }

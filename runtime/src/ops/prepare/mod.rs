@@ -9,28 +9,29 @@ mod map;
 mod rope;
 
 pub use conv::Conv;
+use conv::HeadColumns;
 pub use gate::Gate;
-pub use map::Map;
+pub use map::HeadOp;
 pub use rope::{Rope, RopeScaling};
 
 use super::{Access, Op};
 use crate::cpu::{Frame, Shared, simd};
-use crate::program::View;
+use crate::operands::View;
+use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
-use crate::validate::Rules;
 
-/// Lanes, then gates.
+/// Head groups, then gates.
 pub struct Prepare {
     /// Columns of one buffer that are prepared head by head.
-    pub lanes: Vec<Lane>,
-    /// Positions, where a lane has [`Map::Rope`].
+    pub groups: Vec<HeadGroup>,
+    /// Positions, where a head group has [`HeadOp::Rope`].
     pub rope: Option<Rope>,
     /// Columns that are mapped token by token.
     pub gates: Vec<(View, Gate)>,
 }
 
 /// Columns with the same treatment of each head.
-pub struct Lane {
+pub struct HeadGroup {
     /// The columns.
     pub view: View,
     /// Width of a head; divides the view's width.
@@ -38,14 +39,14 @@ pub struct Lane {
     /// A causal convolution over time of each channel, before the maps.
     pub conv: Option<Conv>,
     /// What follows, in order.
-    pub maps: Vec<Map>,
+    pub maps: Vec<HeadOp>,
 }
 
-impl Lane {
+impl HeadGroup {
     /// Columns without heads: parts as wide as a divisor of their number up to 128, so that threads can share them.
-    pub fn of_channels(view: View, conv: Option<Conv>, maps: Vec<Map>) -> Self {
+    pub fn of_channels(view: View, conv: Option<Conv>, maps: Vec<HeadOp>) -> Self {
         let divides = |n: &usize| view.width.is_multiple_of(*n);
-        Lane {
+        HeadGroup {
             view,
             head_dim: (1..=128).rev().find(divides).unwrap_or(1),
             conv,
@@ -54,8 +55,8 @@ impl Lane {
     }
 }
 
-impl Lane {
-    /// Columns that the lane reads besides its own: those of its convolution's gate and of its maps.
+impl HeadGroup {
+    /// Columns that the head group reads besides its own: those of its convolution's gate and of its maps.
     fn sources(&self) -> impl Iterator<Item = View> {
         let gate = self.conv.as_ref().and_then(|conv| conv.gate);
         let maps = self.maps.iter().filter_map(|map| map.source().copied());
@@ -64,24 +65,24 @@ impl Lane {
 }
 
 impl Prepare {
-    /// The slots that are read and written.
-    pub(crate) fn slots(&self) -> impl Iterator<Item = usize> {
-        let histories = self.lanes.iter().filter_map(|lane| lane.conv.as_ref());
+    /// The state tensors that are read and written.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = usize> {
+        let histories = self.groups.iter().filter_map(|group| group.conv.as_ref());
         let sums = self.gates.iter().filter_map(|(_, gate)| match gate {
-            Gate::RunningSoftmax { slot, .. } => Some(*slot),
+            Gate::RunningSoftmax { state, .. } => Some(*state),
             _ => None,
         });
-        histories.map(|conv| conv.slot).chain(sums)
+        histories.map(|conv| conv.state).chain(sums)
     }
 
     fn run_lanes(&self, frame: &mut Frame, values: &mut [f32]) {
-        let View { buffer, stride, .. } = self.lanes[0].view;
+        let View { buffer, stride, .. } = self.groups[0].view;
         let values = Shared::new(values);
-        // Columns that a lane reads besides its own.
+        // Columns that a head group reads besides its own.
         let columns = |view: &View, t: usize, column: usize, dim: usize| {
             let start = t * view.stride + view.start + column;
             match view.buffer == buffer {
-                // SAFETY: no lane changes columns that another one reads (`check`: beside).
+                // SAFETY: no head group changes columns that another one reads (rule: beside).
                 true => unsafe { values.read(start..start + dim) },
                 false => &frame.buffers.get(view.buffer)[start..start + dim],
             }
@@ -92,49 +93,45 @@ impl Prepare {
             .as_ref()
             .map(|rope| (frame.buffers.get(rope.table.buffer), rope.table.width));
         let heads = self
-            .lanes
+            .groups
             .iter()
-            .map(|lane| lane.view.width / lane.head_dim)
+            .map(|group| group.view.width / group.head_dim)
             .sum();
         frame.pool.each(heads, |worker, task| {
             let mut scratch = frame.scratch[worker].lock().expect("scratch");
-            let (lane, head) = self.lane_of(task);
-            let column = head * lane.head_dim;
+            let (group, head) = self.group_of(task);
+            let column = head * group.head_dim;
             simd::vectorize(
                 #[inline(always)]
                 || {
                     let tokens = frame.tokens.len();
                     let head = |t: usize| {
-                        let start = t * stride + lane.view.start + column;
-                        // SAFETY: each task has its own head's columns of the values.
-                        unsafe { values.part(start..start + lane.head_dim) }
+                        let start = t * stride + group.view.start + column;
+                        // SAFETY: each task has its own head's columns of the values (rules: widths, disjoint writes).
+                        unsafe { values.part(start..start + group.head_dim) }
                     };
-                    if let Some(conv) = &lane.conv {
+                    if let Some(conv) = &group.conv {
                         if let Some(gate) = &conv.gate {
                             for t in 0..tokens {
-                                simd::multiply(columns(gate, t, column, lane.head_dim), head(t));
+                                simd::multiply(columns(gate, t, column, group.head_dim), head(t));
                             }
                         }
-                        // SAFETY: each task has its own head's columns of the values and of the history.
-                        unsafe {
-                            lane.convolve(
-                                conv,
-                                &values,
-                                stride,
-                                column,
-                                tokens,
-                                &state,
-                                &mut scratch,
-                            )
+                        let head = HeadColumns {
+                            values: &values,
+                            stride,
+                            column,
+                            tokens,
                         };
+                        // SAFETY: each task has its own head's columns of the values and of the history (rules: widths, disjoint writes).
+                        unsafe { group.convolve(conv, &head, &state, &mut scratch) };
                     }
                     for t in 0..tokens {
                         let angles = angles
                             .map_or(&[][..], |(table, angles)| &table[t * angles..][..angles]);
-                        for map in &lane.maps {
+                        for map in &group.maps {
                             let source = map
                                 .source()
-                                .map_or(&[][..], |view| columns(view, t, column, lane.head_dim));
+                                .map_or(&[][..], |view| columns(view, t, column, group.head_dim));
                             map.apply(angles, source, head(t), &mut scratch);
                         }
                     }
@@ -143,16 +140,16 @@ impl Prepare {
         });
     }
 
-    /// The lane that the task belongs to, and its head within the lane.
-    fn lane_of(&self, mut task: usize) -> (&Lane, usize) {
-        for lane in &self.lanes {
-            let heads = lane.view.width / lane.head_dim;
+    /// The head group that the task belongs to, and its head within the head group.
+    fn group_of(&self, mut task: usize) -> (&HeadGroup, usize) {
+        for group in &self.groups {
+            let heads = group.view.width / group.head_dim;
             if task < heads {
-                return (lane, task);
+                return (group, task);
             }
             task -= heads;
         }
-        unreachable!("tasks are counted over the lanes")
+        unreachable!("tasks are counted over the head groups")
     }
 }
 
@@ -169,7 +166,7 @@ impl Op for Prepare {
                 );
             }
         }
-        if let Some(first) = self.lanes.first() {
+        if let Some(first) = self.groups.first() {
             let mut values = frame.buffers.take(first.view.buffer);
             self.run_lanes(frame, &mut values);
             frame.buffers.put(first.view.buffer, values);
@@ -183,8 +180,8 @@ impl Op for Prepare {
                 unsafe { rows.part(first..first + view.width) }
             };
             match gate {
-                Gate::RunningSoftmax { slot, .. } => {
-                    let state = frame.arena.slot_mut(*slot);
+                Gate::RunningSoftmax { state, .. } => {
+                    let state = frame.arena.tensor_mut(*state);
                     (0..tokens).for_each(|t| gate.apply(columns(t), state));
                 }
                 _ => frame.each_token(|t| gate.apply(columns(t), &mut [])),
@@ -194,58 +191,58 @@ impl Op for Prepare {
     }
 
     fn access(&self) -> Access {
-        let lanes = || self.lanes.iter().map(|lane| lane.view);
+        let groups = || self.groups.iter().map(|group| group.view);
         let gates = || self.gates.iter().map(|(view, _)| *view);
-        // A gate of what lanes leave comes after them: of the two, the wider columns hold both.
-        let own_gates = gates().filter(|gate| !lanes().any(|lane| lane.contains(gate)));
-        let in_gate = |lane: &View| gates().any(|gate| gate != *lane && gate.contains(lane));
+        // A gate of what head groups leave comes after them: of the two, the wider columns hold both.
+        let own_gates = gates().filter(|gate| !groups().any(|group| group.contains(gate)));
+        let in_gate = |group: &View| gates().any(|gate| gate != *group && gate.contains(group));
         Access::default()
-            .reads(self.lanes.iter().flat_map(Lane::sources))
+            .reads(self.groups.iter().flat_map(HeadGroup::sources))
             .writes(self.rope.as_ref().map(|rope| rope.table))
-            .updates(lanes().filter(|lane| !in_gate(lane)).chain(own_gates))
-            .state(self.slots())
+            .updates(groups().filter(|group| !in_gate(group)).chain(own_gates))
+            .state(self.tensors())
     }
 
     fn is_tokenwise(&self) -> bool {
-        self.rope.is_none() && self.slots().next().is_none()
+        self.rope.is_none() && self.tensors().next().is_none()
     }
 
     fn check(&self, rules: &mut Rules) {
-        rules.together("lanes", self.lanes.iter().map(|lane| lane.view));
-        for lane in &self.lanes {
-            rules.multiple("a lane", lane.view, lane.head_dim);
-            if let Some(conv) = &lane.conv {
-                let taps = conv.weight.len() / lane.view.width;
-                rules.state(conv.slot, &[Some(taps - 1), Some(lane.view.width)]);
+        rules.together("head groups", self.groups.iter().map(|group| group.view));
+        for group in &self.groups {
+            rules.multiple("a head group", group.view, group.head_dim);
+            if let Some(conv) = &group.conv {
+                let taps = conv.weight.len() / group.view.width;
+                rules.state(conv.state, &[Some(taps - 1), Some(group.view.width)]);
             }
-            for source in lane.sources() {
-                rules.width("what a lane reads besides", source, lane.view.width);
-                let lanes = self.lanes.iter().map(|lane| lane.view);
-                rules.beside("what a lane reads besides", source, lanes);
+            for source in group.sources() {
+                rules.width("what a head group reads besides", source, group.view.width);
+                let groups = self.groups.iter().map(|group| group.view);
+                rules.beside("what a head group reads besides", source, groups);
             }
         }
         for (view, gate) in &self.gates {
-            if let Gate::RunningSoftmax { slot, .. } = gate {
-                rules.state(*slot, &[Some(2), Some(view.width)]);
+            if let Gate::RunningSoftmax { state, .. } = gate {
+                rules.state(*state, &[Some(2), Some(view.width)]);
             }
         }
     }
 
     fn scratch(&self, _chunk: usize) -> usize {
         // The convolution's history, or the input of a linear map.
-        let room = |lane: &Lane| {
-            let past = lane
+        let room = |group: &HeadGroup| {
+            let past = group
                 .conv
                 .as_ref()
-                .map_or(0, |conv| conv.weight.len() / lane.view.width - 1);
-            past.max(1) * lane.head_dim
+                .map_or(0, |conv| conv.weight.len() / group.view.width - 1);
+            past.max(1) * group.head_dim
         };
-        self.lanes.iter().map(room).max().unwrap_or(0)
+        self.groups.iter().map(room).max().unwrap_or(0)
     }
 
     fn touched(&self, plan: &StatePlan, _position: u64) -> Vec<Touched> {
-        self.slots()
-            .map(|slot| Touched::whole(plan, slot))
+        self.tensors()
+            .map(|tensor| Touched::whole(plan, tensor))
             .collect()
     }
 }

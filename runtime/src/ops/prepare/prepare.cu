@@ -395,8 +395,8 @@ __device__ void prepare(const PrepareTasks& tasks, const u64* position, int toke
 #pragma unroll 1
   for (int i = 1; i < tasks.lanes; i++) lane = (int)blockIdx.x >= tasks.lane[i].first ? i : lane;
   if (tile == 0 && gate < 0) prefetch_lane(tasks.lane[lane]);
-  await_previous();
-  release_next();
+  wait_for_dependencies();
+  launch_dependents();
   if (gate >= 0) return prepare_gate<tile == 0 ? 1 : tile>(tasks.gate[gate], tokens);
   float* shared = shared_memory<float>();
   if constexpr (tile == 0) {

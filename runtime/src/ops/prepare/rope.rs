@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::program::{Vector, View};
+use crate::operands::View;
+use crate::weights::Vector;
 
 /// Rotary position embedding on halves: with a, b the halves of a head's leading values,
 /// `(a cos - b sin, b cos + a sin)`. What follows them stays.

@@ -1,14 +1,15 @@
 //! Matrices with a common input, behind an optional norm: one pass over their weights.
 
-use waterline_quant::{Activations, Matrix, Output};
+use waterline_quant::{Activations, Matrix, Output, Rounding};
 
-use super::norm::Norm;
 use super::route::Chosen;
 use super::{Access, DeviceOp, Op};
 use crate::cpu::{Buffers, Frame, Pool, Shared, simd};
-use crate::cuda::{Factor, Launches};
+use crate::cuda::{Launches, WeightMatrix};
 use crate::error::Result;
-use crate::program::{Vector, View};
+use crate::functions::Norm;
+use crate::operands::View;
+use crate::weights::Vector;
 
 /// One of the stacked matrices.
 pub struct Linear {
@@ -36,8 +37,8 @@ impl Linear {
     }
 
     /// The same for a device.
-    pub(super) fn factor(&self) -> Factor<'_> {
-        Factor {
+    pub(super) fn weight(&self) -> WeightMatrix<'_> {
+        WeightMatrix {
             matrix: &self.matrix,
             bias: self.bias.as_ref(),
             column: self.column,
@@ -58,8 +59,8 @@ pub struct Project {
     pub output: View,
     /// Where each matrix is made of as many equal parts as there are partitions.
     parts: Option<Parts>,
-    /// Whether any matrix wants the input in 8 bits.
-    integer: bool,
+    /// How the input is rounded: the finest way that a matrix needs.
+    rounding: Option<Rounding>,
 }
 
 /// Parts of a matrix that are left out where no token of the chunk has chosen their partition: their columns of the
@@ -74,14 +75,14 @@ struct Parts {
 impl Project {
     /// An op over `linears`, whose columns lie in `output`.
     pub fn new(input: View, norm: Option<Norm>, linears: Vec<Linear>, output: View) -> Self {
-        let integer = linears.iter().any(|l| l.matrix.format().is_integer_dot());
+        let rounding = linears.iter().map(|l| l.matrix.format().rounding()).max();
         Project {
             input,
             norm,
             linears,
             output,
             parts: None,
-            integer,
+            rounding: rounding.flatten(),
         }
     }
 
@@ -94,7 +95,7 @@ impl Project {
 
 impl Op for Project {
     fn run(&self, frame: &mut Frame) {
-        frame.load_normed(self.input, self.norm.as_ref(), self.integer);
+        frame.load_normed(self.input, self.norm.as_ref(), self.rounding);
         let mut output = frame.buffers.take(self.output.buffer);
         {
             let width = self.output.stride;
@@ -163,15 +164,15 @@ impl Op for Project {
 
 impl DeviceOp for Project {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let gather = launches.gathered(self.input, self.norm.as_ref())?;
-        let factors: Vec<Factor> = self.linears.iter().map(Linear::factor).collect();
+        let prologue = launches.prologue(self.input, self.norm.as_ref())?;
+        let weights: Vec<WeightMatrix> = self.linears.iter().map(Linear::weight).collect();
         let output = View::whole(self.output.buffer, self.output.stride);
         match &self.parts {
             Some(parts) if launches.tokens == 1 => {
                 let parts = (parts.partitions, parts.route);
-                launches.multiply_chosen(gather, &factors, parts, output)
+                launches.gemv_chosen(prologue, &weights, parts, output)
             }
-            _ => launches.multiply(gather, &factors, output, false),
+            _ => launches.gemm(prologue, &weights, output, false),
         }
     }
 }
@@ -189,11 +190,11 @@ pub(super) fn load(
     pool: &Pool,
     inputs: &mut Activations,
     size: [usize; 2],
-    integer: bool,
+    rounding: Option<Rounding>,
     write: impl Fn(usize, &mut [f32]) + Sync,
 ) {
     let [tokens, columns] = size;
-    let loading = inputs.begin(tokens, columns, integer);
+    let loading = inputs.begin(tokens, columns, rounding);
     pool.each(loading.parts(), |_, part| {
         let write = |t: usize, row: &mut [f32]| {
             simd::vectorize(
@@ -211,19 +212,24 @@ impl Frame<'_> {
     pub(super) fn load(
         &mut self,
         width: usize,
-        integer: bool,
+        rounding: Option<Rounding>,
         write: impl Fn(&Buffers, usize, &mut [f32]) + Sync,
     ) {
         let (size, buffers) = ([self.tokens.len(), width], &*self.buffers);
         let write = |t: usize, row: &mut [f32]| write(buffers, t, row);
-        load(self.pool, self.inputs, size, integer, write);
+        load(self.pool, self.inputs, size, rounding, write);
     }
 
     /// Makes columns of a buffer, normed, the inputs of a product.
-    pub(super) fn load_normed(&mut self, input: View, norm: Option<&Norm>, integer: bool) {
+    pub(super) fn load_normed(
+        &mut self,
+        input: View,
+        norm: Option<&Norm>,
+        rounding: Option<Rounding>,
+    ) {
         self.load(
             input.width,
-            integer,
+            rounding,
             #[inline(always)]
             |buffers, t, row| {
                 row.copy_from_slice(input.of_token(buffers, t));

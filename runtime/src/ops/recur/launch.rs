@@ -9,8 +9,8 @@ use super::step;
 use super::{Decay, Key, Recur, Write};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
+use crate::operands::View;
 use crate::ops::DeviceOp;
-use crate::program::View;
 
 /// The recurrence, and the ops that are built on it.
 pub(in crate::ops) const SOURCE: &str = concat!(
@@ -119,14 +119,14 @@ pub(in crate::ops) struct Plan {
 const BATCH: usize = 8;
 const SHARED: usize = 64 << 10;
 
-/// Warps of a block where there are many tokens: one for each of a processor's schedulers, so that as few blocks as can be
+/// Warps of a block where there are many tokens: one for each of a SM's schedulers, so that as few blocks as can be
 /// load the same inputs.
 const WARPS: usize = 4;
-/// The same in a persistent program, of which each processor runs one block at a time.
+/// The same in a persistent program, of which each SM runs one block at a time.
 const PERSISTENT_WARPS: usize = 16;
 
 impl Plan {
-    /// For `states` states and chunks of up to `tokens` tokens on a device of so many processors.
+    /// For `states` states and chunks of up to `tokens` tokens on a device of so many SMs.
     #[expect(
         clippy::too_many_arguments,
         reason = "they are what the kernel is made of"
@@ -139,11 +139,11 @@ impl Plan {
         writing: Writing,
         inputs: &Inputs,
         tokens: usize,
-        processors: usize,
+        sms: usize,
         persistent: bool,
     ) -> Self {
         // A chunk is bound by the instructions of one token after another: more lanes share a column.
-        // The state of a step is in the registers of all its processors' threads.
+        // The state of a step is in the registers of all its SMs' threads.
         let lanes = match (dk, tokens) {
             (0..=32, _) => 4,
             (129..=256, 1) if persistent => 16,
@@ -154,8 +154,8 @@ impl Plan {
         };
         let columns = if dv.is_multiple_of(2) { 2 } else { 1 };
         let blocks = |warps: usize| states * dv.div_ceil(32 / lanes * columns * warps);
-        // A single token is bound by the loads of the state: all processors take part.
-        let least = if tokens == 1 { processors } else { 1 };
+        // A single token is bound by the loads of the state: all SMs take part.
+        let least = if tokens == 1 { sms } else { 1 };
         let most = if persistent { PERSISTENT_WARPS } else { WARPS };
         let mut warps = (1..=most).filter(|&n| {
             n.is_power_of_two()
@@ -163,7 +163,7 @@ impl Plan {
         });
         let warps = if persistent {
             // One round of blocks, as small as it can be.
-            let fits = |n: &usize| blocks(*n) <= processors;
+            let fits = |n: &usize| blocks(*n) <= sms;
             warps.clone().find(fits).or(warps.next_back())
         } else {
             warps.rfind(|&n| blocks(n) >= least)
@@ -243,12 +243,12 @@ impl Plan {
 
     /// Runs the recurrence over the chunk, in matrix form where that is faster.
     pub fn launch(&self, states: usize, inputs: Inputs, launches: &mut Launches) -> Result<()> {
-        let room = [launches.processors(), launches.shared_memory()];
+        let room = [launches.sms(), launches.shared_memory()];
         let (tokens, cores) = (launches.tokens, launches.tensor_cores());
         if let Some(form) = MatrixForm::of(*self, states, tokens, cores, room) {
             return form.launch(states, inputs, None, launches);
         }
-        launches.push_streaming(Call {
+        launches.push_prefetching(Call {
             source: SOURCE,
             kernel: format!("recur<{}>", self.arguments()),
             grid: Grid::Blocks(states * self.groups()),
@@ -294,15 +294,7 @@ impl DeviceOp for Recur {
             inputs.unit = launches.take_over(&[inputs.q.rows, inputs.k.rows]).into();
         }
         let is_step = launches.tokens == 1 && launches.persistent();
-        if is_step
-            && step::push(
-                &plan,
-                self.states,
-                inputs,
-                self.processors(launches),
-                launches,
-            )
-        {
+        if is_step && step::push(&plan, self.states, inputs, self.sms(launches), launches) {
             return Ok(());
         }
         plan.launch(self.states, inputs, launches)
@@ -328,7 +320,7 @@ impl Recur {
             q: input(&self.q, self.dk),
             v: input(&self.v, self.dv),
             out: launches.rows(self.out),
-            states: launches.slot_address(self.slot),
+            states: launches.state_address(self.state),
             scale: self.scale,
             constant_sharing: 1,
             ..Inputs::zeroed()
@@ -386,19 +378,19 @@ impl Recur {
             },
             inputs,
             launches.tokens,
-            self.processors(launches),
+            self.sms(launches),
             launches.persistent(),
         )
     }
 
-    /// How many processors it may take: its part of a persistent program's.
-    fn processors(&self, launches: &Launches) -> usize {
+    /// How many SMs it may take: its part of a persistent program's.
+    fn sms(&self, launches: &Launches) -> usize {
         let parts = if launches.persistent() {
             1 + self.beside
         } else {
             1
         };
-        (launches.processors() / parts).max(1)
+        (launches.sms() / parts).max(1)
     }
 }
 

@@ -58,13 +58,13 @@ pub(in crate::ops) struct MatrixForm {
 
 impl MatrixForm {
     /// How this recurrence of so many states runs over chunks of up to `tokens` tokens on a device of these tensor cores,
-    /// processors and bytes of shared memory for a block; none where one token after another is all that it can do, or faster.
+    /// SMs and bytes of shared memory for a block; none where one token after another is all that it can do, or faster.
     pub fn of(
         plan: Plan,
         states: usize,
         tokens: usize,
         cores: TensorCores,
-        [processors, shared]: [usize; 2],
+        [sms, shared]: [usize; 2],
     ) -> Option<Self> {
         let covered = match plan.writing {
             Writing::Add => true,
@@ -75,7 +75,7 @@ impl MatrixForm {
         // A short chunk has little for the tiles to share.
         let pays = cores != TensorCores::None && tokens >= 16;
         // Half as many columns, where there would be too few blocks: each loads as much.
-        let enough = states * plan.dv.div_ceil(32) >= processors;
+        let enough = states * plan.dv.div_ceil(32) >= sms;
         let forms = [32, 16].into_iter().skip(usize::from(!enough));
         let forms = forms.flat_map(|columns| {
             (2..=SLOTS).rev().map(move |slots| MatrixForm {

@@ -98,7 +98,8 @@ impl<'a> Recurrence<'a> {
         }
         let size = [dk, dv, n];
         let keep = span.before[n - 1];
-        scaled_gemm(size, keep, keys.values, [1, keys.stride], u, dv, state, dv);
+        let transposed = (keys.values, [1, keys.stride]);
+        scaled_gemm(size, keep, transposed, (u, dv), (state, dv));
     }
 }
 

@@ -317,8 +317,8 @@ __device__ void recur(const RecurInputs& in, int tokens) {
   float* matrix = in.states + (long long)index * dk * dv;
   // A step's state was last written by the step before, which is over: its loads overlap with earlier kernels.
   if constexpr (batch == 1) state.load_state(matrix);
-  await_previous();
-  release_next();
+  wait_for_dependencies();
+  launch_dependents();
   if constexpr (batch != 1) state.load_state(matrix);
   state.clear(room, buffers * batch);
   auto load = [&](int first) {
@@ -354,6 +354,6 @@ __device__ void recur(const RecurInputs& in, int tokens) {
       if (first + batch < tokens) load(first + batch);
     }
   }
-  publish();
+  arrive_early();
   state.store_state(matrix);
 }

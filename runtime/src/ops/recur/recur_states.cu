@@ -9,8 +9,8 @@ struct ChunkRing {
   __device__ void begin() {
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) {
-      for (int i = 0; i < slots; i++) begin_barrier(arrived + i, 1);
-      publish_shared();
+      for (int i = 0; i < slots; i++) mbarrier_init(arrived + i, 1);
+      fence_async_proxy();
     }
     __syncthreads();
 #endif
@@ -19,7 +19,7 @@ struct ChunkRing {
   __device__ void load(int which, const u16* from, int size) {
     u16* slot = room + which % slots * slot_size;
 #if __CUDA_ARCH__ >= 900
-    if (threadIdx.x == 0 && size > 0) copy_to_barrier(slot, from, size * sizeof(u16), arrived + which % slots);
+    if (threadIdx.x == 0 && size > 0) bulk_copy(slot, from, size * sizeof(u16), arrived + which % slots);
 #else
     for (int i = threadIdx.x * 8; i < size; i += blockDim.x * 8) copy_or_clear(slot + i, from + i);
     commit_copies();
@@ -32,7 +32,7 @@ struct ChunkRing {
 #if __CUDA_ARCH__ >= 900
     __syncthreads();
     refill(now + slots - 1);
-    wait_for_phase(arrived + now % slots, now / slots % 2);
+    mbarrier_wait(arrived + now % slots, now / slots % 2);
 #else
     wait_for_copies<slots - 2>();
     __syncthreads();

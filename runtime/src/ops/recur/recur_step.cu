@@ -1,19 +1,19 @@
-// A token of a recurrence as a phase of a persistent program. All threads of a block share some columns of one state: what
-// they load and store at once are whole sectors. Inputs go to registers, where they may be taken as other phases pass them.
+// A token of a recurrence as an op of the decode kernel. All threads of a block share some columns of one state, so that a warp loads and
+// stores whole sectors. Inputs go to registers, from buffers or from mailboxes.
 
-#ifdef WATERLINE_PHASES
+#ifdef WATERLINE_DECODE
 
-// One of a step's inputs.
+// An input of the step.
 struct StepInput {
-  // Where it is passed: null where it is complete before the phase. See `Passed` in phases.cu.
-  Passed from;
-  // Where it stands, or null where there is none.
+  // Its mailbox; null where a grid barrier comes before the op.
+  Mailbox from;
+  // Its buffer; null if the step has no such input.
   const float* plain;
-  // A head's columns, and 65536 divided by the number of heads that share them, rounded up.
+  // Columns of a head, and 65536 divided by the number of heads that share them, rounded up.
   int width;
   u32 shares;
 
-  // The first column of a head's.
+  // First column of a head.
   __device__ int column(int number) const { return (int)(number * shares >> 16) * width; }
 };
 
@@ -32,39 +32,38 @@ struct RecurStep {
   int pad;
 };
 
-// Weights of a head, in shared memory; behind them a read gate for each query.
+// Scalars of a head in shared memory; behind them a read gate for each query.
 enum { STEP_BETA, STEP_DECAY, STEP_WRITE_GATE, STEP_READ_GATES };
 
-// With S the state before the token, d its fade, k the key and w what is written, the query reads
-// q (d S + k^T w) = d (q S) + (q k) w: where d is one number for the head, only q, k and S are needed before the sums over the
-// rows of S. Values and weights of heads, which all threads want, one warp takes for all; the block waits for
-// the sums of each warp, then for those of all.
-template <int passes, int dk, int dv, int columns, int queries, int fade, bool complement, int write>
+// With the state S before the token, its decay d, the key k and the written value w, the query reads
+// q (d S + k^T w) = d (q S) + (q k) w. Where d is one number per head, the sums over the rows of S need only q, k and S. Values and the
+// head's scalars are loaded once per block, into shared memory. Two barriers: after the sums of each warp, and after those of all.
+template <int mailboxes, int dk, int dv, int columns, int queries, int fade, bool complement, int write>
 struct RecurrenceStep {
   // Columns of a thread, threads side by side, and a warp's rows of as many threads.
   static constexpr int own = dv % 2 == 0 ? 2 : 1;
   static constexpr int across = columns / own;
   static constexpr int down = 32 / across;
-  static constexpr int warps = phase_threads / 32;
+  static constexpr int warps = consumer_threads / 32;
   // Rows of a thread, and of a warp.
   static constexpr int rows = (dk + warps * down - 1) / (warps * down);
   static constexpr int warp_rows = rows * down;
   static constexpr int groups = (dv + columns - 1) / columns;
-  static_assert(across <= 32 && STEP_READ_GATES + queries <= 32, "one warp takes what is for all");
+  static_assert(across <= 32 && STEP_READ_GATES + queries <= 32, "one warp loads the scalars");
 
   static constexpr bool row_fades = fade == FADE_ROWS;
   static constexpr bool reads = write != WRITE_ADD;
   static constexpr bool measures = write == WRITE_DELTA;
-  // Whether another key than the one that is written reads the state.
+  // Whether another key than the written one reads the state.
   static constexpr bool removes = write == WRITE_REPLACE || write == WRITE_ERASE;
-  // What is summed over the rows: what is read, each query's output and its overlap with the key, the squares of the key and
-  // of each query, each query's overlap with what is removed.
+  // Sums over the rows: the value read by the key, each query's output and its product with the key, the squares of the key and
+  // of each query, each query's product with the removal key.
   static constexpr int out_at = reads ? own : 0;
   static constexpr int overlap_at = out_at + queries * own;
   static constexpr int squares_at = overlap_at + queries;
   static constexpr int removed_at = squares_at + (measures ? 1 + queries : 0);
   static constexpr int count = removed_at + (write == WRITE_REPLACE ? queries : 0);
-  // Floats in shared memory: the warps' sums, those of all warps, the values, the heads' weights.
+  // Offsets in shared memory, in floats: the warps' sums, the totals, the values, the head's scalars.
   static constexpr int sums = count * across;
   static constexpr int totals_at = sums * warps;
   static constexpr int values_at = totals_at + sums;
@@ -123,10 +122,10 @@ struct RecurrenceStep {
     }
   }
 
-  // One number of an input, if it exists.
-  template <bool are_passed>
+  // One value of an input, if it exists.
+  template <bool from_mailbox>
   struct Source {
-    Passed from;
+    Mailbox from;
     const float* plain;
     bool exists;
 
@@ -136,18 +135,18 @@ struct RecurrenceStep {
       from.first = input.from.first + column;
       plain = input.plain + column;
     }
-    __device__ void ask(float* value) const {
+    __device__ void try_load(float* value) const {
       if (!exists) return;
-      if constexpr (are_passed) {
-        from.ask<1>(from.place(0), value);
+      if constexpr (from_mailbox) {
+        from.try_load<1>(from.entry(0), value);
       } else {
         *value = *plain;
       }
     }
-    __device__ bool came(const float* value) const { return !are_passed || !exists || Passed::came<1>(value); }
+    __device__ bool is_ready(const float* value) const { return !from_mailbox || !exists || Mailbox::is_ready<1>(value); }
   };
 
-  // Which input stands behind the queries at this place, as far as they are there.
+  // The input of a vector after the queries, among those that the step has.
   __device__ static int vector_input(int vector) {
     if (complement) vector++;
     if (vector == 0) return STEP_K;
@@ -155,20 +154,20 @@ struct RecurrenceStep {
     return vector - row_fades == 1 ? STEP_REMOVAL : STEP_RATE;
   }
 
-  // Takes all inputs, whose loads are under way together: those of rows into registers, all others into shared memory.
-  template <bool are_passed>
-  __device__ void take() {
-    // Each lane has a look at other numbers of its warp's rows, and hands them on.
+  // Loads all inputs, with all loads in flight together: vectors over rows into registers, all others into shared memory.
+  template <bool from_mailbox>
+  __device__ void load_inputs() {
+    // Each lane loads other values of its warp's rows, and shuffles distribute them.
     constexpr int vectors = queries + !complement + row_fades + removes + (write == WRITE_REPLACE);
-    constexpr int looks = (vectors * warp_rows + 31) / 32;
-    using One = Source<are_passed>;
+    constexpr int loads = (vectors * warp_rows + 31) / 32;
+    using One = Source<from_mailbox>;
     auto own_source = [&](int l) {
       int item = l * 32 + lane, vector = item / warp_rows, at = warp_index() * warp_rows + item % warp_rows;
       int which = vector < queries ? (int)STEP_Q : vector_input(vector - queries);
       return One(in.input[which], head + (vector < queries ? vector : 0), at, vector < vectors && at < dk);
     };
-    float numbers[looks] = {};
-    // What stands for no row, a thread of the first warps or of the last one takes for all. Weights that are not there are one.
+    float numbers[loads] = {};
+    // Values are loaded by the first threads, scalars by the last warp. An absent scalar is 1.
     int which = STEP_Q, number = head, at = 0, to = -1;
     if (threadIdx.x < columns && first_column + (int)threadIdx.x < dv) {
       which = STEP_V, at = first_column + threadIdx.x, to = values_at + threadIdx.x;
@@ -182,19 +181,22 @@ struct RecurrenceStep {
     }
     One other(in.input[which], number, at, to >= 0);
     float others;
-    One source[looks];
+    One source[loads];
 #pragma unroll
-    for (int l = 0; l < looks; l++) source[l] = own_source(l);
-    bool all;
+    for (int l = 0; l < loads; l++) source[l] = own_source(l);
+    bool all, again = false, late = false;
     do {
-      other.ask(&others);
+      if (again) backoff();
+      other.try_load(&others);
 #pragma unroll
-      for (int l = 0; l < looks; l++) source[l].ask(numbers + l);
-      all = other.came(&others);
+      for (int l = 0; l < loads; l++) source[l].try_load(numbers + l);
+      // The clock is read while the loads are in flight.
+      if (again) late = deadline_passed(WAIT_MAILBOX);
+      all = other.is_ready(&others);
 #pragma unroll
-      for (int l = 0; l < looks; l++) all &= source[l].came(numbers + l);
-      if (!all) rest();
-    } while (!all && !is_late(WAIT_MAILBOX));
+      for (int l = 0; l < loads; l++) all &= source[l].is_ready(numbers + l);
+      again = true;
+    } while (!all && !late);
     if (to >= 0) room[to] = others;
     auto vector = [&](int vector, int r) {
       int item = vector * warp_rows + r * down;
@@ -218,7 +220,7 @@ struct RecurrenceStep {
   // One of the sums over all rows, for this thread's columns.
   __device__ float total(int index) const { return room[totals_at + index * across + pair]; }
 
-  // The sums over rows go to shared memory, without the fade of a head. Rows that fade by themselves do so here.
+  // Sums over a warp's rows go to shared memory, without a head's decay. A decay per row is applied here.
   __device__ void sum_rows() {
     float part[count] = {};
 #pragma unroll
@@ -251,9 +253,9 @@ struct RecurrenceStep {
     for (int i = 0; i < count; i++) room[warp_index() * sums + i * across + pair] = part[i];
   }
 
-  // The sums of all warps: each by one thread, since all threads want them.
+  // The totals over warps, each by one thread.
   __device__ void sum_warps() {
-    for (int first = 0; first < sums; first += phase_threads) {
+    for (int first = 0; first < sums; first += consumer_threads) {
       int i = first + threadIdx.x;
       if (i >= sums) return;
       float part[4] = {};
@@ -263,7 +265,7 @@ struct RecurrenceStep {
     }
   }
 
-  // The fade of the head.
+  // The decay of the head.
   __device__ float scalar() const {
     float constant = 1.0f;
     if constexpr (fade == FADE_FIXED || fade == FADE_STEP) constant = in.constants[head * in.constant_shares >> 16];
@@ -278,7 +280,7 @@ struct RecurrenceStep {
     float fading = scalar(), read[own] = {}, written[own];
 #pragma unroll
     for (int c = 0; c < own; c++) written[c] = weights[STEP_WRITE_GATE] * room[values_at + pair * own + c];
-    // Of an additive write only the outputs need the sums.
+    // An additive write needs no sums, only the outputs do.
     if (reads || warp_index() < queries) {
       // The lengths of keys and queries are factors of what they read and write.
       float key_factor = measures && in.unit ? unit_factor(total(squares_at)) : 1.0f;
@@ -313,38 +315,38 @@ struct RecurrenceStep {
       float out = fading * total(out_at + number * own + c) + overlap * written[c] - removed * read[c];
       int at = (head + number) * dv + column() + c;
       if (place != 0 || column() >= dv) continue;
-      if constexpr ((passes & PASSES_OUTPUT) != 0) this_phase().output.pass(at, factor * out);
-      if (this_phase().stores) in.out[at] = factor * out;
+      if constexpr ((mailboxes & MAILBOX_OUTPUT) != 0) this_op().output.publish(at, factor * out);
+      if (this_op().stores) in.out[at] = factor * out;
     }
   }
 };
 
-template <int passes, int dk, int dv, int columns, int queries, int fade, bool complement, int write>
+template <int mailboxes, int dk, int dv, int columns, int queries, int fade, bool complement, int write>
 __device__ void recur_step(const RecurStep& in) {
-  using Step = RecurrenceStep<passes, dk, dv, columns, queries, fade, complement, write>;
+  using Step = RecurrenceStep<mailboxes, dk, dv, columns, queries, fade, complement, write>;
   int index = blockIdx.x / Step::groups;
   Step step(in, index, blockIdx.x % Step::groups);
   float* matrix = in.states + (long long)index * dk * dv;
-  // It was last written by the token before.
+  // Written by the token before: needs no wait.
   step.load_state(matrix);
-  if constexpr ((passes & PASSED_INPUT) != 0) {
-    // Rows of the product before end at unlike times; who looks too early, looks again behind the copies that others wait for.
-    // With this rest GDN 1.3B in Q4_0 takes 419 us a token on an H200 instead of 424, 7B 1414 instead of 1421, BF16 the same.
-    rest<400>();
-    step.template take<true>();
-    note_input();
+  if constexpr ((mailboxes & MAILBOX_INPUT) != 0) {
+    // Rows of the GEMV before end at different times. With this backoff GDN 1.3B in Q4_0 takes 419 us a token on an H200 instead of 424,
+    // 7B 1414 instead of 1421, BF16 the same.
+    backoff<first_poll_ns>();
+    step.template load_inputs<true>();
+    input_is_ready();
   } else {
-    await_previous();
-    step.template take<false>();
+    wait_for_dependencies();
+    step.template load_inputs<false>();
   }
   step.sum_rows();
   __syncthreads();
   step.sum_warps();
   __syncthreads();
   step.finish();
-  if constexpr ((passes & PASSES_OUTPUT) == 0) {
+  if constexpr ((mailboxes & MAILBOX_OUTPUT) == 0) {
     __syncthreads();
-    publish();
+    arrive_early();
   }
   step.store_state(matrix);
 }

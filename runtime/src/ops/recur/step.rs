@@ -36,12 +36,12 @@ const MOST_HELD: usize = 64;
 /// Most bytes of shared memory for sums.
 const MOST_SHARED: usize = 32 << 10;
 
-/// Appends the step of a recurrence on so many states and processors; whether it can be one.
+/// Appends the step of a recurrence on so many states and SMs; whether it can be one.
 pub(super) fn push(
     plan: &Plan,
     states: usize,
     inputs: Inputs,
-    processors: usize,
+    sms: usize,
     launches: &mut Launches,
 ) -> bool {
     let rows = plan.fading == Fading::Rows;
@@ -58,8 +58,8 @@ pub(super) fn push(
         (inputs.write_gate, 1),
         (inputs.read_gate, 1),
     ];
-    let threads = launches.gather_threads();
-    let columns = columns_of_block(plan, states, processors, threads);
+    let threads = launches.prologue_threads();
+    let columns = columns_of_block(plan, states, sms, threads);
     // The warps' sums and those of all warps, the values, and a head's weights: three and one for each query.
     let floats = sums(plan) * columns * (threads / 32 + 1) + columns + 3 + plan.queries;
     let shared = floats * size_of::<f32>();
@@ -89,7 +89,7 @@ pub(super) fn push(
     let call = Call {
         source: SOURCE,
         kernel: format!(
-            "recur_step<passes, {}, {}, {columns}, {}, {}, {}, {}>",
+            "recur_step<mailboxes, {}, {}, {columns}, {}, {}, {}, {}>",
             plan.dk,
             plan.dv,
             plan.queries,
@@ -123,8 +123,8 @@ fn shares(sharing: i32) -> u32 {
 }
 
 /// The fewest columns of a block with which all states' blocks run at once, if a thread can hold its part of them.
-fn columns_of_block(plan: &Plan, states: usize, processors: usize, threads: usize) -> usize {
-    let fits = |columns: &usize| states * plan.dv.div_ceil(*columns) <= processors;
+fn columns_of_block(plan: &Plan, states: usize, sms: usize, threads: usize) -> usize {
+    let fits = |columns: &usize| states * plan.dv.div_ceil(*columns) <= sms;
     let wanted = COLUMNS.into_iter().find(fits).unwrap_or(COLUMNS[2]);
     let own = if plan.dv.is_multiple_of(2) { 2 } else { 1 };
     let held = |columns: &usize| {

@@ -1,8 +1,8 @@
 //! The recurrence, whole, in chunks and token by token, against its equations in f64.
 
 use super::{Decay, HeadGates, Key, Recur, Write};
+use crate::operands::View;
 use crate::ops::rig::{Rig, noise, side_by_side};
-use crate::program::View;
 use crate::state::StateDtype;
 
 /// A case: the numbers of heads, and what the recurrence does.
@@ -98,7 +98,7 @@ impl Case {
                 read: Some(read),
             }),
             scale: 0.3,
-            slot: 0,
+            state: 0,
             out: View::whole(1, self.heads * self.dv),
             beside: 0,
         }

@@ -1,11 +1,11 @@
 //! The residual stream in models whose residual is the normed input.
 
-use super::norm::Norm;
 use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, simd};
 use crate::cuda::Launches;
 use crate::error::Result;
-use crate::program::{RESIDUAL, View};
+use crate::functions::Norm;
+use crate::operands::{RESIDUAL, View};
 
 /// `residual = norm(residual)`.
 pub struct Renew {
@@ -39,8 +39,8 @@ impl Op for Renew {
 
 impl DeviceOp for Renew {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let gather = launches.gathered(self.residual(), Some(&self.norm))?;
-        launches.stage(gather, self.residual());
+        let prologue = launches.prologue(self.residual(), Some(&self.norm))?;
+        launches.store_prologue(prologue, self.residual());
         Ok(())
     }
 }

@@ -14,8 +14,9 @@ use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, Shared, simd};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
-use crate::program::{Vector, View};
-use crate::validate::Rules;
+use crate::operands::View;
+use crate::ops::Rules;
+use crate::weights::Vector;
 
 /// Where the first layer's values come in.
 pub enum FirstValues {
@@ -77,19 +78,28 @@ struct Inputs {
     pad: i32,
 }
 
+/// One head's columns of one token.
+struct HeadColumns<'a> {
+    r: &'a [f32],
+    rate: &'a [f32],
+    k: &'a mut [f32],
+    v: &'a [f32],
+    removal: &'a mut [f32],
+    bonus: &'a mut [f32],
+}
+
 impl Replace {
     /// One head of one token.
     #[inline(always)]
-    fn keys(
-        &self,
-        head: usize,
-        r: &[f32],
-        rate: &[f32],
-        k: &mut [f32],
-        removal: &mut [f32],
-        v: &[f32],
-        bonus: &mut [f32],
-    ) {
+    fn keys(&self, head: usize, columns: HeadColumns) {
+        let HeadColumns {
+            r,
+            rate,
+            k,
+            v,
+            removal,
+            bonus,
+        } = columns;
         let gains = |gains| -> &[f32] {
             let gains: &Vector = gains;
             &gains[head * k.len()..][..k.len()]
@@ -149,17 +159,17 @@ impl Op for Replace {
                                 start..start + width
                             };
                             let read = |view: &View| &frame.buffers.get(view.buffer)[columns(view)];
-                            // SAFETY: each task has its own head's columns.
+                            // SAFETY: each task has its own head's columns (rules: widths, disjoint writes).
                             let k = unsafe { k.part(columns(&self.k)) };
-                            // SAFETY: each task has its own head's columns.
+                            // SAFETY: each task has its own head's columns (rules: widths, disjoint writes).
                             let v = unsafe { v.part(columns(&self.v)) };
-                            // SAFETY: each task has its own head's columns.
+                            // SAFETY: each task has its own head's columns (rules: widths, disjoint writes).
                             let removal = unsafe { removal.part(columns(&self.removal)) };
-                            // SAFETY: each task has its own head's columns.
+                            // SAFETY: each task has its own head's columns (rules: widths, disjoint writes).
                             let bonus = unsafe { bonus.part(columns(&self.bonus)) };
                             match &self.first {
                                 FirstValues::Keep(view) => {
-                                    // SAFETY: each task has its own head's columns.
+                                    // SAFETY: each task has its own head's columns (rules: widths, disjoint writes).
                                     unsafe { first.part(columns(view)) }.copy_from_slice(v);
                                 }
                                 FirstValues::Mix { first, mix } => {
@@ -169,7 +179,15 @@ impl Op for Replace {
                                     }
                                 }
                             }
-                            self.keys(head, read(&self.r), read(&self.rate), k, removal, v, bonus);
+                            let columns = HeadColumns {
+                                r: read(&self.r),
+                                rate: read(&self.rate),
+                                k,
+                                v,
+                                removal,
+                                bonus,
+                            };
+                            self.keys(head, columns);
                         }
                     },
                 );

@@ -13,9 +13,10 @@ use crate::cpu::simd::{self, gemm};
 use crate::cpu::{Frame, Shared};
 use crate::cuda::{Call, Grid, Launches, Parameter};
 use crate::error::Result;
-use crate::program::{Vector, View};
+use crate::operands::View;
+use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
-use crate::validate::Rules;
+use crate::weights::Vector;
 
 /// One gate of all heads.
 pub struct HeadMatrices {
@@ -37,8 +38,8 @@ pub struct RgLru {
     pub recurrence: HeadMatrices,
     /// The logarithm of the strongest decay, `[channels]`.
     pub rate: Vector,
-    /// The slot of the states `[channels]`.
-    pub slot: usize,
+    /// The state tensor of the states `[channels]`.
+    pub state: usize,
     /// Outputs `[channels]`.
     pub out: View,
 }
@@ -58,14 +59,14 @@ impl Op for RgLru {
         let mut out = frame.buffers.take(self.out.buffer);
         {
             let out = Shared::new(&mut out);
-            let states = Shared::new(frame.arena.slot_mut::<f32>(self.slot));
+            let states = Shared::new(frame.arena.tensor_mut::<f32>(self.state));
             let inputs = frame.buffers.get(self.x.buffer);
             frame.pool.each(self.heads, |worker, head| {
                 let channels = head * dim..(head + 1) * dim;
                 let mut scratch = frame.scratch[worker].lock().expect("scratch");
                 let (input, rest) = scratch.split_at_mut(BLOCK * dim);
                 let recurrence = &mut rest[..BLOCK * dim];
-                // SAFETY: each task has its own channels of the states.
+                // SAFETY: each task has its own channels of the states (rules: widths, bounds).
                 let state = unsafe { states.part(channels.clone()) };
                 simd::vectorize(
                     #[inline(always)]
@@ -87,7 +88,7 @@ impl Op for RgLru {
                             for t in 0..n {
                                 let start =
                                     (first + t) * self.out.stride + self.out.start + channels.start;
-                                // SAFETY: each task has its own channels of the output.
+                                // SAFETY: each task has its own channels of the output (rules: widths, disjoint writes).
                                 let out = unsafe { out.part(start..start + dim) };
                                 step(
                                     &x[t * self.x.stride..][..dim],
@@ -109,14 +110,14 @@ impl Op for RgLru {
     fn access(&self) -> Access {
         Access::default()
             .reads([self.x])
-            .state([self.slot])
+            .state([self.state])
             .writes([self.out])
     }
 
     fn check(&self, rules: &mut Rules) {
         rules.multiple("x", self.x, self.heads);
         rules.width("out", self.out, self.x.width);
-        rules.state(self.slot, &[Some(self.x.width)]);
+        rules.state(self.state, &[Some(self.x.width)]);
     }
 
     fn scratch(&self, _chunk: usize) -> usize {
@@ -130,7 +131,7 @@ impl Op for RgLru {
     }
 
     fn touched(&self, plan: &StatePlan, _position: u64) -> Vec<Touched> {
-        vec![Touched::whole(plan, self.slot)]
+        vec![Touched::whole(plan, self.state)]
     }
 }
 
@@ -154,7 +155,7 @@ const CHANNELS: usize = 32;
 impl DeviceOp for RgLru {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let dim = self.head_dim();
-        launches.push_streaming(Call {
+        launches.push_prefetching(Call {
             source: include_str!("rg_lru.cu"),
             kernel: format!("rg_lru<{dim}>"),
             grid: Grid::Blocks(self.heads * dim.div_ceil(CHANNELS)),
@@ -167,7 +168,7 @@ impl DeviceOp for RgLru {
                 launches.vector(&self.recurrence.weight)?,
                 launches.vector(&self.recurrence.bias)?,
                 launches.vector(&self.rate)?,
-                launches.slot("float", self.slot),
+                launches.state("float", self.state),
                 launches.view(self.out),
                 launches.position(),
                 Parameter::tokens(),

@@ -22,8 +22,8 @@ __device__ void rg_lru(Rows x, const float* input_weight, const float* input_bia
   float input_offset = inside ? input_bias[channel] : 0.0f;
   float recurrence_offset = inside ? recurrence_bias[channel] : 0.0f;
   float rate = inside ? rates[channel] : 0.0f;
-  await_previous();
-  release_next();
+  wait_for_dependencies();
+  launch_dependents();
   float state = inside ? states[channel] : 0.0f;
   for (int t = 0; t < tokens; t++) {
     const float* head_input = x.token(t) + head * dim;
@@ -46,6 +46,6 @@ __device__ void rg_lru(Rows x, const float* input_weight, const float* input_bia
     state = expf(log_decay) * state + share * sigmoid(input + input_offset) * head_input[own];
     if (place == 0) out.token(t)[channel] = state;
   }
-  publish();
+  arrive_early();
   if (inside && place == 0) states[channel] = state;
 }

@@ -34,7 +34,7 @@ impl DeviceOp for Route {
             ],
         });
         let [logits, out] = [self.logits, self.out].map(|view| launches.rows(view).bytes());
-        launches.touches(&[], &[logits, out]);
+        launches.narrow_accesses(&[], &[logits, out]);
         Ok(())
     }
 }

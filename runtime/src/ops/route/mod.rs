@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 use super::softmax::softmax;
 use super::{Access, Op};
 use crate::cpu::{Frame, simd};
-use crate::program::{Vector, View};
-use crate::validate::Rules;
+use crate::operands::View;
+use crate::ops::Rules;
+use crate::weights::Vector;
 
 /// What makes scores of a router's logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,7 +51,7 @@ pub struct Router {
 }
 
 impl Router {
-    /// Softmax over all; the weights of the chosen sum to one if wanted.
+    /// Softmax over all; optionally normalised, so that the weights of the chosen sum to one.
     pub fn softmax(normalize: bool) -> Self {
         Router {
             scoring: Scoring::Softmax,

@@ -12,9 +12,10 @@ use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, Shared, simd};
 use crate::cuda::{Call, Grid, Launches, Parameter};
 use crate::error::Result;
-use crate::program::{Vector, View};
+use crate::operands::View;
+use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
-use crate::validate::Rules;
+use crate::weights::Vector;
 
 /// The scan over all channels.
 pub struct Scan {
@@ -28,8 +29,8 @@ pub struct Scan {
     pub c: View,
     /// A, `[state, channels]`.
     pub rate: Vector,
-    /// The slot of the states `[state, channels]`.
-    pub slot: usize,
+    /// The state tensor of the states `[state, channels]`.
+    pub state: usize,
     /// Outputs y `[channels]`.
     pub out: View,
 }
@@ -40,7 +41,7 @@ impl Op for Scan {
         let mut out = frame.buffers.take(self.out.buffer);
         {
             let out = Shared::new(&mut out);
-            let states = Shared::new(frame.arena.slot_mut::<f32>(self.slot));
+            let states = Shared::new(frame.arena.tensor_mut::<f32>(self.state));
             let columns = |view: &View, t: usize, start: usize, width: usize| {
                 &frame.buffers.get(view.buffer)[t * view.stride + view.start + start..][..width]
             };
@@ -59,11 +60,11 @@ impl Op for Scan {
                                 columns(&self.b, t, 0, components),
                                 columns(&self.c, t, 0, components),
                                 |n| &self.rate[n * channels + first..][..width],
-                                // SAFETY: each task has its own channels of the states.
+                                // SAFETY: each task has its own channels of the states (rules: widths, bounds).
                                 |n| unsafe {
                                     states.part(n * channels + first..n * channels + first + width)
                                 },
-                                // SAFETY: each task has its own channels of the output.
+                                // SAFETY: each task has its own channels of the output (rules: widths, disjoint writes).
                                 unsafe { out.part(start..start + width) },
                             );
                         }
@@ -77,17 +78,17 @@ impl Op for Scan {
     fn access(&self) -> Access {
         Access::default()
             .reads([self.x, self.step, self.b, self.c])
-            .state([self.slot])
+            .state([self.state])
             .writes([self.out])
     }
 
     fn check(&self, rules: &mut Rules) {
         rules.width("out", self.out, self.x.width);
-        rules.state(self.slot, &[Some(self.b.width), Some(self.x.width)]);
+        rules.state(self.state, &[Some(self.b.width), Some(self.x.width)]);
     }
 
     fn touched(&self, plan: &StatePlan, _position: u64) -> Vec<Touched> {
-        vec![Touched::whole(plan, self.slot)]
+        vec![Touched::whole(plan, self.state)]
     }
 }
 
@@ -98,7 +99,7 @@ impl DeviceOp for Scan {
         let (block, batch) = (32, if launches.tokens == 1 { 1 } else { 8 });
         let inputs = [self.x, self.step, self.b, self.c];
         let aligned = inputs.iter().all(|view| launches.rows(*view).is_aligned());
-        launches.push_streaming(Call {
+        launches.push_prefetching(Call {
             source: include_str!("scan.cu"),
             kernel: format!("scan<{channels}, {components}, {batch}, {aligned}>"),
             grid: Grid::Blocks(channels.div_ceil(block)),
@@ -110,7 +111,7 @@ impl DeviceOp for Scan {
                 launches.view(self.b),
                 launches.view(self.c),
                 launches.vector(&self.rate)?,
-                launches.slot("float", self.slot),
+                launches.state("float", self.state),
                 launches.view(self.out),
                 Parameter::tokens(),
             ],

@@ -25,8 +25,8 @@ __device__ void scan(Rows x, Rows step, Rows b, Rows c, const float* rates, floa
   };
   // A step's state was last written by the step before, which is over: its loads overlap with earlier kernels.
   if constexpr (batch == 1) load_state();
-  await_previous();
-  release_next();
+  wait_for_dependencies();
+  launch_dependents();
   if constexpr (batch != 1) load_state();
   auto load = [&](int first) {
     for (int i = warp_index(); i < batch && first + i < tokens; i += warps) {
@@ -69,7 +69,7 @@ __device__ void scan(Rows x, Rows step, Rows b, Rows c, const float* rates, floa
       if (first + batch < tokens) load(first + batch);
     }
   }
-  publish();
+  arrive_early();
 #pragma unroll
   for (int i = 0; i < parts; i++) {
     int n = i * 4 + place;

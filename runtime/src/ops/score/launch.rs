@@ -71,9 +71,9 @@ impl DeviceOp for Score {
         let last = self.weight.len() / self.bias.len();
         let ends = launches.tokens == 1 && last <= WIDTH;
         let window = self.window.filter(|_| ends && margin > 0);
-        if let Some(slot) = window {
-            end.window = launches.slot_address(slot);
-            end.rows = launches.slot_shape(slot)[1] as i32;
+        if let Some(tensor) = window {
+            end.window = launches.state_address(tensor);
+            end.rows = launches.state_shape(tensor)[1] as i32;
         }
         for (index, layer) in placed.iter().enumerate() {
             let before = index.checked_sub(1).map(|before| &placed[before]);
@@ -88,9 +88,9 @@ impl DeviceOp for Score {
             }
             if is_end {
                 writes.extend([layer.kept.clone(), end.out.bytes()]);
-                writes.extend(window.map(|slot| launches.slot_bytes(slot)));
+                writes.extend(window.map(|tensor| launches.state_bytes(tensor)));
             }
-            launches.touches(&reads, &writes);
+            launches.narrow_accesses(&reads, &writes);
         }
         if !ends {
             self.launch_end(launches, &placed, end);
@@ -110,7 +110,7 @@ impl Score {
                 k,
                 v,
                 outputs: before.map_or(0, |before| before.out),
-                kept: launches.slot_address(layer.slot),
+                kept: launches.state_address(layer.state),
                 inputs: layer.inputs as i32,
                 past: layer.past() as i32,
                 chunk: chunk as i32,
@@ -129,7 +129,7 @@ impl Score {
                 out,
                 ahead,
                 inputs,
-                kept: launches.slot_bytes(layer.slot),
+                kept: launches.state_bytes(layer.state),
                 outputs: out..out + bytes as u64,
             });
         }
@@ -146,7 +146,7 @@ impl Score {
         end: RouterEnd,
     ) -> Result<()> {
         let layer = placed.layer;
-        let threads = launches.gather_threads();
+        let threads = launches.prologue_threads();
         let tile = if launches.tokens == 1 { 1 } else { 8 };
         let width = match (is_end, tile) {
             (true, _) => layer.outputs.next_power_of_two(),
@@ -154,7 +154,7 @@ impl Score {
             (false, _) => WIDTH,
         };
         let blocks = layer.outputs.div_ceil(width) + usize::from(before.is_some());
-        launches.push_streaming(Call {
+        launches.push_prefetching(Call {
             source: SOURCE,
             kernel: format!(
                 "score_layer<{}, {}, {}, {}, {tile}, {width}, {threads}, {}, {}, {}>",

@@ -11,9 +11,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{Access, Op};
 use crate::cpu::{Buffers, Frame, Shared, simd};
-use crate::program::{Vector, View};
+use crate::operands::View;
+use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
-use crate::validate::Rules;
+use crate::weights::Vector;
 
 /// From the router's output z to a score; a token is a candidate if its score is above zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,8 +40,8 @@ pub struct RouterLayer {
     pub taps: usize,
     /// Tokens from one tap to the next.
     pub dilation: usize,
-    /// The slot of the last inputs, `[kv_heads, (taps - 1) * dilation, inputs]`, oldest first.
-    pub slot: usize,
+    /// The state tensor of the last inputs, `[kv_heads, (taps - 1) * dilation, inputs]`, oldest first.
+    pub state: usize,
 }
 
 impl RouterLayer {
@@ -51,7 +52,7 @@ impl RouterLayer {
         inputs: usize,
         outputs: usize,
         dilation: usize,
-        slot: usize,
+        state: usize,
     ) -> Self {
         let groups = bias.len() / outputs;
         let taps = weight.len() / (groups * outputs * inputs);
@@ -74,7 +75,7 @@ impl RouterLayer {
             outputs,
             taps,
             dilation,
-            slot,
+            state,
         }
     }
 
@@ -83,7 +84,7 @@ impl RouterLayer {
         (self.taps - 1) * self.dilation
     }
 
-    /// Tokens that an output looks ahead: the centred kernel's right half.
+    /// Later tokens that an output reads: the centred kernel's right half.
     fn ahead(&self) -> usize {
         self.past() - self.past() / 2
     }
@@ -107,8 +108,16 @@ pub struct Score {
     pub map: ScoreMap,
     /// Scores `[kv_heads]`.
     pub out: View,
-    /// The slot of the window's scores `[kv_heads, rows]`, longer than `margin`, if retention keeps them there.
+    /// The state tensor of the window's scores `[kv_heads, rows]`, longer than `margin`, if retention keeps them there.
     pub window: Option<usize>,
+}
+
+/// The tokens that pass.
+struct Chunk<'a> {
+    buffers: &'a Buffers,
+    /// Tokens of the chunk, and those before it.
+    tokens: usize,
+    position: u64,
 }
 
 impl Score {
@@ -123,14 +132,17 @@ impl Score {
     #[inline(always)]
     fn run_head<'s>(
         &self,
-        buffers: &Buffers,
-        tokens: usize,
-        position: u64,
+        chunk: &Chunk,
         head: usize,
         history: &impl Fn(&RouterLayer) -> &'s mut [f32],
         score: &impl Fn(usize) -> &'s mut f32,
         scratch: &mut [f32],
     ) {
+        let Chunk {
+            buffers,
+            tokens,
+            position,
+        } = *chunk;
         let (inputs, outputs) = scratch.split_at_mut(self.widest_input(tokens));
         let head_dim = self.k.width / self.kv_heads;
         let group = if self.bias.len() == 1 { 0 } else { head };
@@ -209,24 +221,20 @@ impl Op for Score {
                     || {
                         let row = |t: usize| {
                             let at = t * width + self.out.start + head;
-                            // SAFETY: each task has its own head's column.
+                            // SAFETY: each task has its own head's column (rules: widths, disjoint writes).
                             unsafe { &mut scores.part(at..at + 1)[0] }
                         };
                         let history = |layer: &RouterLayer| {
                             let n = layer.past() * layer.inputs;
-                            // SAFETY: each task has its own head's history.
-                            unsafe { state.slot::<f32>(layer.slot, head * n..(head + 1) * n) }
+                            // SAFETY: each task has its own head's history (rules: widths, bounds).
+                            unsafe { state.tensor::<f32>(layer.state, head * n..(head + 1) * n) }
                         };
-                        let (tokens, position) = (frame.tokens.len(), frame.position);
-                        self.run_head(
-                            frame.buffers,
-                            tokens,
-                            position,
-                            head,
-                            &history,
-                            &row,
-                            &mut scratch,
-                        );
+                        let chunk = Chunk {
+                            buffers: frame.buffers,
+                            tokens: frame.tokens.len(),
+                            position: frame.position,
+                        };
+                        self.run_head(&chunk, head, &history, &row, &mut scratch);
                     },
                 );
             });
@@ -238,7 +246,7 @@ impl Op for Score {
         // The window's scores are stored by a GPU's step; elsewhere, the attention behind stores them.
         Access::default()
             .reads([self.k, self.v])
-            .state(self.layers.iter().map(|layer| layer.slot))
+            .state(self.layers.iter().map(|layer| layer.state))
             .state(self.window)
             .writes([self.out])
     }
@@ -247,7 +255,7 @@ impl Op for Score {
         rules.width("out", self.out, self.kv_heads);
         for layer in &self.layers {
             let shape = [self.kv_heads, layer.past(), layer.inputs].map(Some);
-            rules.state(layer.slot, &shape);
+            rules.state(layer.state, &shape);
         }
     }
 
@@ -269,7 +277,7 @@ impl Op for Score {
     fn touched(&self, plan: &StatePlan, _position: u64) -> Vec<Touched> {
         self.layers
             .iter()
-            .map(|layer| Touched::whole(plan, layer.slot))
+            .map(|layer| Touched::whole(plan, layer.state))
             .collect()
     }
 }

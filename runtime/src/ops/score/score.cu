@@ -106,8 +106,8 @@ __device__ void score_layer(const RouterInputs& from, const RouterInputs& before
       w[r] = own[(long long)row * outputs];
       if (row < kept_rows) x[r] = kept[row + row / inputs * (dilation - 1) * inputs];
     }
-    await_previous();
-    release_next();
+    wait_for_dependencies();
+    launch_dependents();
     if (only_keeps) return keep_inputs(before, blockIdx.x - heads * columns, tokens);
 #pragma unroll
     for (int r = 0; r < own_rows; r++) {
@@ -117,8 +117,8 @@ __device__ void score_layer(const RouterInputs& from, const RouterInputs& before
 #pragma unroll
     for (int r = 0; r < own_rows; r++) sums[0] += w[r] * x[r];
   } else {
-    await_previous();
-    release_next();
+    wait_for_dependencies();
+    launch_dependents();
     if (only_keeps) return keep_inputs(before, blockIdx.x - heads * columns, tokens);
 #pragma unroll 8
     for (int row = first_row; row < rows; row += step) {

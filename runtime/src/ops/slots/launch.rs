@@ -36,7 +36,7 @@ impl DeviceOp for Slots {
             k,
             v: weights,
             out: scores,
-            states: launches.slot_address(self.keys),
+            states: launches.state_address(self.keys),
             scale: self.scale,
             ..none
         };
@@ -49,7 +49,7 @@ impl DeviceOp for Slots {
                 Writing::Add,
                 inputs,
                 launches.tokens,
-                launches.processors(),
+                launches.sms(),
                 launches.persistent(),
             )
         };
@@ -77,7 +77,7 @@ impl DeviceOp for Slots {
             k: weights,
             v,
             out: launches.rows(self.out),
-            states: launches.slot_address(self.values),
+            states: launches.state_address(self.values),
             scale: 1.0,
             ..none
         };

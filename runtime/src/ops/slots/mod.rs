@@ -17,9 +17,9 @@ use super::recur::{self, Fade, Inputs, Rows};
 use super::softmax::softmax;
 use super::{Access, Op};
 use crate::cpu::{Frame, Shared, simd};
-use crate::program::View;
+use crate::operands::View;
+use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
-use crate::validate::Rules;
 
 /// Attention over slots.
 pub struct Slots {
@@ -87,13 +87,14 @@ impl Op for Slots {
                     v: columns(&self.v, head, self.dv()),
                     weights: columns(&self.weights, head, self.slots),
                 };
-                // SAFETY: each task has its own head's states.
-                let keys = unsafe { state.slot(self.keys, head * keys..(head + 1) * keys) };
+                // SAFETY: each task has its own head's states (rules: widths, bounds).
+                let keys = unsafe { state.tensor(self.keys, head * keys..(head + 1) * keys) };
                 // SAFETY: as above.
-                let values = unsafe { state.slot(self.values, head * values..(head + 1) * values) };
+                let values =
+                    unsafe { state.tensor(self.values, head * values..(head + 1) * values) };
                 let width = queries * self.dv();
                 let start = self.out.start + head * width;
-                // SAFETY: each task has its own columns of the output.
+                // SAFETY: each task has its own columns of the output (rules: widths, disjoint writes).
                 let mut out = |t: usize| unsafe {
                     let start = t * self.out.stride + start;
                     out.part(start..start + width)

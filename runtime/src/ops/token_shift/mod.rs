@@ -1,13 +1,14 @@
 //! Mixes each normed token with the one before it.
 
-use super::norm::Norm;
 use super::{Access, DeviceOp, Op};
 use crate::cpu::{Frame, simd};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter};
 use crate::error::Result;
-use crate::program::{RESIDUAL, Vector, View};
+use crate::functions::Norm;
+use crate::operands::{RESIDUAL, View};
+use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
-use crate::validate::Rules;
+use crate::weights::Vector;
 
 const SOURCE: &str = include_str!("token_shift.cu");
 const MOST_MIXES: usize = 8;
@@ -18,8 +19,8 @@ pub struct TokenShift {
     pub norm: Option<Norm>,
     /// How much of the token before each result takes, for each channel.
     pub mixes: Vec<Vector>,
-    /// The slot of the last normed token `[hidden]`.
-    pub slot: usize,
+    /// The state tensor of the last normed token `[hidden]`.
+    pub state: usize,
     /// Where the results stand, `[mixes, hidden]`.
     pub out: View,
 }
@@ -29,7 +30,7 @@ impl Op for TokenShift {
         let hidden = self.mixes[0].len();
         let mut out = frame.buffers.take(self.out.buffer);
         let residual = frame.buffers.get(RESIDUAL).chunks_exact(hidden);
-        let before = frame.arena.slot_mut::<f32>(self.slot);
+        let before = frame.arena.tensor_mut::<f32>(self.state);
         let mut scratch = frame.scratch[0].lock().expect("scratch");
         let normed = &mut scratch[..hidden];
         simd::vectorize(
@@ -59,14 +60,14 @@ impl Op for TokenShift {
     fn access(&self) -> Access {
         Access::default()
             .reads([View::whole(RESIDUAL, self.mixes[0].len())])
-            .state([self.slot])
+            .state([self.state])
             .writes([self.out])
     }
 
     fn check(&self, rules: &mut Rules) {
         let hidden = self.mixes[0].len();
         rules.width("out", self.out, self.mixes.len() * hidden);
-        rules.state(self.slot, &[Some(hidden)]);
+        rules.state(self.state, &[Some(hidden)]);
     }
 
     fn scratch(&self, _chunk: usize) -> usize {
@@ -74,7 +75,7 @@ impl Op for TokenShift {
     }
 
     fn touched(&self, plan: &StatePlan, _position: u64) -> Vec<Touched> {
-        vec![Touched::whole(plan, self.slot)]
+        vec![Touched::whole(plan, self.state)]
     }
 }
 
@@ -82,8 +83,8 @@ impl DeviceOp for TokenShift {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let hidden = self.mixes[0].len();
         let residual = View::whole(RESIDUAL, hidden);
-        let gather = launches.gathered(residual, self.norm.as_ref())?;
-        let kinds = gather.kinds(hidden);
+        let prologue = launches.prologue(residual, self.norm.as_ref())?;
+        let flags = prologue.flags(hidden);
         let mut weights: [Address; MOST_MIXES] = [0; MOST_MIXES];
         assert!(self.mixes.len() <= MOST_MIXES, "at most {MOST_MIXES} mixes");
         for (place, mix) in weights.iter_mut().zip(&self.mixes) {
@@ -92,27 +93,27 @@ impl DeviceOp for TokenShift {
         let (mixes, step) = (self.mixes.len(), launches.tokens == 1);
         launches.push(Call {
             source: SOURCE,
-            kernel: format!("token_shift<{hidden}, {kinds}, {mixes}, {step}>"),
+            kernel: format!("token_shift<{hidden}, {flags}, {mixes}, {step}>"),
             grid: Grid::Tokens,
-            threads: launches.gather_threads(),
+            threads: launches.prologue_threads(),
             shared: 2 * hidden * size_of::<f32>(),
             parameters: vec![
-                Parameter::value("Gather", gather),
+                Parameter::value("Prologue", prologue),
                 Parameter::value("TokenMixes", weights),
-                launches.slot("float", self.slot),
+                launches.state("float", self.state),
                 launches.view(self.out),
             ],
         });
         if !step {
             launches.push(Call {
                 source: SOURCE,
-                kernel: format!("keep_token<{hidden}, {kinds}>"),
+                kernel: format!("keep_token<{hidden}, {flags}>"),
                 grid: Grid::Blocks(1),
-                threads: launches.gather_threads(),
+                threads: launches.prologue_threads(),
                 shared: 0,
                 parameters: vec![
-                    Parameter::value("Gather", gather),
-                    launches.slot("float", self.slot),
+                    Parameter::value("Prologue", prologue),
+                    launches.state("float", self.state),
                     Parameter::tokens(),
                 ],
             });

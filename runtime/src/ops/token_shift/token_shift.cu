@@ -7,16 +7,16 @@ struct TokenMixes {
 };
 
 // `step`: there is one token, which the slot keeps at once.
-template <int hidden, int kinds, int mixes, bool step>
-__device__ void token_shift(const Gather& gather, TokenMixes weights, float* last, Rows out) {
+template <int hidden, int flags, int mixes, bool step>
+__device__ void token_shift(const Prologue& prologue, TokenMixes weights, float* last, Rows out) {
   float* now = shared_memory<float>();
   float* before = now + hidden;
   int t = blockIdx.x;
-  gather_row<hidden, kinds>(gather, t, now);
+  store_prologue_row<hidden, flags>(prologue, t, now);
   if (t == 0) {
     for (int i = threadIdx.x; i < hidden; i += blockDim.x) before[i] = last[i];
   } else {
-    gather_row<hidden, kinds>(gather, t - 1, before);
+    store_prologue_row<hidden, flags>(prologue, t - 1, before);
   }
   // A thread reads what it wrote.
   for (int i = threadIdx.x; i < hidden; i += blockDim.x) {
@@ -28,7 +28,7 @@ __device__ void token_shift(const Gather& gather, TokenMixes weights, float* las
 }
 
 // Keeps the last normed token of a chunk, once the first has read the one before it.
-template <int hidden, int kinds>
-__device__ void keep_token(const Gather& gather, float* last, int tokens) {
-  gather_row<hidden, kinds>(gather, tokens - 1, last);
+template <int hidden, int flags>
+__device__ void keep_token(const Prologue& prologue, float* last, int tokens) {
+  store_prologue_row<hidden, flags>(prologue, tokens - 1, last);
 }

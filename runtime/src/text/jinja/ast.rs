@@ -1,4 +1,4 @@
-//! Templates as trees. Every node knows its height, so that whoever walks or drops one needs a bounded stack.
+//! Templates as trees. Every node stores its height, so that walking or dropping one needs a bounded stack.
 
 use std::sync::Arc;
 

@@ -11,7 +11,7 @@ pub const MAX_DEPTH: usize = 1_200;
 pub const NODE: usize = 16;
 /// Units of work for one element of a list or a mapping, which is also about its size in bytes.
 pub const ELEMENT: usize = 32;
-/// Units between two looks at the clock.
+/// Units between two reads of the clock.
 const CLOCK: u64 = 1 << 20;
 
 /// What a rendering may still do. Whatever reads, writes or allocates pays first, so a template's time and memory are

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::Counter;
 
 const DRIVER: &str = "/sys/bus/i2c/drivers/ina3221";
-/// Time between two looks; a reading of the sensor takes longer than 1 ms.
+/// Time between two readings; a reading of the sensor takes longer than 1 ms.
 const PERIOD: Duration = Duration::from_millis(20);
 
 /// A rail's files: millivolts and milliamperes. They stay open, so that looking at them allocates nothing.

@@ -1,5 +1,5 @@
-//! A GPU's own counter, through NVML: a library of the driver, which is looked for when it is wanted. It is renewed every
-//! 20 to 100 ms, so a run of less than a few seconds tells little.
+//! A GPU's own counter, through NVML: a library of the driver, loaded on first use. It is renewed every
+//! 20 to 100 ms, so a run of less than a few seconds is inaccurate.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
@@ -102,7 +102,7 @@ impl Drop for Gpu {
     }
 }
 
-/// How NVML is asked for a GPU.
+/// How NVML names a GPU.
 #[derive(Debug, PartialEq)]
 enum Name {
     Index(c_uint),

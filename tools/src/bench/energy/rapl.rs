@@ -1,4 +1,4 @@
-//! The processors' own counters (RAPL). Only Linux tells, and often only the administrator.
+//! The processors' own counters (RAPL). Linux only, and often readable by the administrator alone.
 
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};

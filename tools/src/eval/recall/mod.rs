@@ -1,4 +1,4 @@
-//! `waterline eval recall`: what a model still knows of what it was told.
+//! `waterline eval recall`: recall of facts at a distance.
 
 mod report;
 mod text;
@@ -24,13 +24,13 @@ use crate::session::SessionArgs;
 use crate::write_model::check_output;
 use report::{Counted, Report};
 
-/// A sequence tells the model keys and their values, in random order among filler, and asks for every one of them. The
+/// A sequence holds keys and their values, in random order among filler, then a question for each of them. The
 /// values are random, so they cannot be guessed. The right answers are fed on, whatever the model said; an answer is right if
 /// each of its tokens has the largest of all logits.
 ///
 /// mqar: many pairs. needle: one pair in filler. needles: several pairs in filler. joint: the same keys in four contexts.
 ///
-/// A model with a tokenizer is asked in words, as a chat. One without it is asked in the 256 tokens of tools/train/recall, whose
+/// A model with a tokenizer reads text, as a chat. One without reads the 256 tokens of tools/train/recall, whose
 /// evaluation draws the same sequences from the same seeds.
 #[derive(clap::Args)]
 pub struct Args {
@@ -54,7 +54,7 @@ pub struct Args {
     /// the others 0.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = RangedU64ValueParser::<usize>::new().range(..=1 << 30))]
     length: Vec<usize>,
-    /// Sequences of each task, number of keys and length; four times as many of needle, which asks one question each.
+    /// Sequences of each task, number of keys and length; four times as many of needle, which has one question each.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = count())]
     sequences: usize,
     /// Seed of the first sequence; the next one has the next seed.
@@ -98,13 +98,13 @@ const JOINT_CONTEXTS: usize = 4;
 #[derive(Clone, Copy)]
 struct Setting {
     task: Task,
-    /// Pairs that are told and asked for.
+    /// Pairs, and questions.
     keys: usize,
     /// Tokens that filler makes up; 0 for none.
     length: usize,
 }
 
-/// What is fed, and what is asked in it.
+/// What is fed, and the questions in it.
 struct Sequence {
     tokens: Vec<u32>,
     /// In the order of the tokens.
@@ -115,7 +115,7 @@ struct Sequence {
 struct Question {
     /// The answer's tokens.
     answer: Range<usize>,
-    /// Tokens from where the value was told to the end of the question.
+    /// Tokens from the value to the end of its question.
     distance: usize,
 }
 
@@ -134,7 +134,7 @@ impl Generator {
         let vocab = model.spec().vocab;
         if vocab < tokens::VOCAB {
             let reason = format!(
-                "the model has no tokenizer and knows {vocab} tokens; recall needs a tokenizer or {} tokens",
+                "the model has no tokenizer and {vocab} tokens; recall needs a tokenizer or {} tokens",
                 tokens::VOCAB
             );
             return Err(Error::input(model.file(), reason));
@@ -249,7 +249,7 @@ fn answers(session: &mut Session, sequence: &Sequence) -> Result<Vec<bool>> {
     session.reset()?;
     let tokens = &sequence.tokens;
     let mut right = vec![true; sequence.questions.len()];
-    // Logits are wanted from the first question on.
+    // Logits are needed from the first question on.
     let asked = sequence.questions.first().map_or(0, |q| q.answer.start - 1);
     let end = sequence.questions.last().map_or(0, |q| q.answer.end - 1);
     session.feed(&tokens[..asked])?;

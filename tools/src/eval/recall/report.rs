@@ -11,6 +11,7 @@ use super::{Generator, Question, Setting, Task};
 use crate::eval::ratio::Ratio;
 use crate::page::{self, Figure};
 use crate::plot::{Axis, Plot, Series};
+use crate::text::json_line;
 
 /// The smallest bound of distances; the next ones double.
 const NEAREST: usize = 64;
@@ -146,8 +147,7 @@ impl Report {
 
     /// One JSON object.
     pub fn to_json(&self) -> String {
-        let text = serde_json::to_string(self).expect("numbers and texts are JSON");
-        format!("{text}\n")
+        json_line(self)
     }
 
     /// A line for each setting.

@@ -1,0 +1,99 @@
+//! Sessions behind their handles: one call at a time uses each.
+
+use std::sync::{Mutex, MutexGuard, TryLockError};
+
+use waterline::{Canceller, Chat, Session};
+
+use crate::generate::Running;
+use crate::handles::Handles;
+use crate::log::{log, wl_log_level};
+use crate::progress::Progress;
+use crate::sampling::wl_logit_bias;
+use crate::session::wl_session;
+use crate::status::{Failure, Outcome, border, wl_status};
+
+/// What a handle of a session stands for.
+pub(crate) struct OpenSession {
+    pub canceller: Canceller,
+    /// Locked by the one call at a time that uses it.
+    inner: Mutex<Inner>,
+}
+
+/// A session with what is going on in it.
+pub(crate) struct Inner {
+    pub session: Session,
+    pub chat: Option<Chat>,
+    pub running: Option<Running>,
+    pub progress: Option<Progress>,
+    /// What wl_session_get_sampler points to.
+    pub bias: Vec<wl_logit_bias>,
+}
+
+pub(crate) static SESSIONS: Handles<OpenSession> = Handles::new("session");
+
+/// Gives a session a handle.
+pub(crate) fn add(session: Session, chat: Option<Chat>) -> *mut wl_session {
+    log(wl_log_level::WL_LOG_DEBUG, || {
+        let (state, work) = (session.state_bytes(), session.work_bytes());
+        let threads = session.threads();
+        format!(
+            "made a session: state {state} bytes, working memory {work} bytes, {threads} threads"
+        )
+    });
+    if let Some(form) = session.step_form() {
+        log(wl_log_level::WL_LOG_INFO, || {
+            format!("a step on the GPU is {form}")
+        });
+    }
+    SESSIONS.add(OpenSession {
+        canceller: session.canceller(),
+        inner: Mutex::new(Inner {
+            session,
+            chat,
+            running: None,
+            progress: None,
+            bias: Vec::new(),
+        }),
+    })
+}
+
+/// Runs `body` on a session that no other call uses.
+pub(crate) fn with(
+    session: *const wl_session,
+    body: impl FnOnce(&mut Inner) -> Outcome,
+) -> wl_status {
+    border(|| {
+        let session = SESSIONS.get(session)?;
+        let mut inner = lock(&session)?;
+        body(&mut inner)
+    })
+}
+
+/// A session that no other call uses.
+pub(crate) fn lock(session: &OpenSession) -> Outcome<MutexGuard<'_, Inner>> {
+    session.inner.try_lock().map_err(|error| match error {
+        TryLockError::WouldBlock => Failure::new(
+            wl_status::WL_ERROR_BUSY,
+            "another call on this session has not returned yet",
+        ),
+        TryLockError::Poisoned(_) => Failure::new(
+            wl_status::WL_ERROR_INTERNAL,
+            "an earlier call on this session met a defect of the library; it can only be freed",
+        ),
+    })
+}
+
+/// As [`with`], after a generation that was left in the middle has been brought to its end. A cancellation that came
+/// before is forgotten: it was meant for another call.
+pub(crate) fn with_settled(
+    session: *const wl_session,
+    body: impl FnOnce(&mut Inner) -> Outcome,
+) -> wl_status {
+    with(session, |inner| {
+        inner.session.canceller().clear();
+        // wl_session_free takes the handle away before it cancels, so one that was just forgotten is found out here.
+        SESSIONS.get(session)?;
+        inner.settle()?;
+        body(inner)
+    })
+}

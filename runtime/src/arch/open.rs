@@ -1,0 +1,171 @@
+//! Opens files: a directory or a GGUF file becomes a [`Checkpoint`], and a checkpoint the metadata of a GGUF file.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::Value as Json;
+use waterline_quant::Bytes;
+use waterline_quant::gguf::{Gguf, Value};
+
+use super::llama_cpp::{self, LlamaCpp};
+use super::{llama_cpp_vocab, open_directory, unused};
+use crate::error::{Error, Result};
+use crate::model::{Checkpoint, Model, ModelSpec, OpenOptions, TextFiles};
+use crate::weights::{Tensors, WeightSpec};
+
+/// The value of `general.architecture` in our files.
+const ARCHITECTURE: &str = "waterline";
+
+impl Model {
+    /// Opens a GGUF file or a Hugging Face directory. The weights are mapped and read where they lie.
+    pub fn open(path: impl AsRef<Path>) -> Result<Arc<Self>> {
+        Self::bind(Checkpoint::open(path)?)
+    }
+
+    /// As [`Model::open`], with options.
+    pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Arc<Self>> {
+        Self::bind(Checkpoint::open_with(path, options)?)
+    }
+
+    /// Opens a GGUF file that is part of the program; `name` stands for the file in errors. The bytes must be
+    /// aligned to 64.
+    pub fn from_static(bytes: &'static [u8], name: &str) -> Result<Arc<Self>> {
+        Self::bind(Checkpoint::from_bytes(Bytes::from_static(bytes), name)?)
+    }
+}
+
+impl Checkpoint {
+    /// Opens a GGUF file or a Hugging Face directory.
+    ///
+    /// # Errors
+    /// Among others [`Error::Unused`] if the file has a tensor or a key that the model does not use.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::open_with(path, &OpenOptions::default())
+    }
+
+    /// As [`Checkpoint::open`], with options.
+    pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
+        let path = path.as_ref();
+        let checkpoint = if path.is_dir() {
+            open_directory(path, options)?
+        } else {
+            Self::from_gguf(Gguf::open(path)?, options)?
+        };
+        checkpoint.check()?;
+        Ok(checkpoint)
+    }
+
+    /// Opens a GGUF file in memory; `name` stands for the file in errors.
+    pub fn from_bytes(bytes: Bytes, name: &str) -> Result<Self> {
+        Self::from_bytes_with(bytes, name, &OpenOptions::default())
+    }
+
+    /// As [`Checkpoint::from_bytes`], with options.
+    pub fn from_bytes_with(bytes: Bytes, name: &str, options: &OpenOptions) -> Result<Self> {
+        let checkpoint = Self::from_gguf(Gguf::parse(bytes, name)?, options)?;
+        checkpoint.check()?;
+        Ok(checkpoint)
+    }
+
+    fn from_gguf(gguf: Gguf, options: &OpenOptions) -> Result<Self> {
+        let file = gguf.name().to_string();
+        let (spec, tensors) = match gguf.get_str("general.architecture")? {
+            ARCHITECTURE => Self::own(&gguf)?,
+            _ => llama_cpp::open(&gguf)?,
+        };
+        let optional = |key: &str| gguf.get(key).and_then(Value::as_str).map(str::to_string);
+        let token = |key: &str| {
+            gguf.get(key)
+                .and_then(Value::as_u64)
+                .and_then(|id| u32::try_from(id).ok())
+        };
+        let text = TextFiles {
+            tokenizer: optional("tokenizer.huggingface.json")
+                .map(String::into_bytes)
+                .or_else(|| llama_cpp_vocab::from_gguf(&gguf)),
+            chat_template: optional("tokenizer.chat_template"),
+            bos: token("tokenizer.ggml.bos_token_id"),
+            omits_bos: gguf.get("tokenizer.huggingface.json").is_none()
+                && !llama_cpp_vocab::adds_bos(&gguf),
+            eos: token("tokenizer.ggml.eos_token_id"),
+        };
+        let name = optional("general.name").unwrap_or_else(|| "a model without a name".into());
+        if !options.allow_unused {
+            unused::check_gguf(&gguf)?;
+        }
+        Ok(Checkpoint {
+            file,
+            name,
+            spec,
+            tensors,
+            text,
+        })
+    }
+
+    /// The description and the tensors of a file of our own architecture.
+    fn own(gguf: &Gguf) -> Result<(ModelSpec, Tensors)> {
+        let json: Json =
+            serde_json::from_str(gguf.get_str("waterline.spec")?).map_err(|e| Error::Config {
+                file: gguf.name().into(),
+                key: "waterline.spec".into(),
+                found: e.to_string(),
+                expected: "JSON".into(),
+            })?;
+        let spec = ModelSpec::from_json(gguf.name(), &json)?;
+        let mut tensors = Tensors::new();
+        // What is missing is named when the whole is checked.
+        for weight in spec.weights() {
+            if gguf.has_tensor(&weight.name) {
+                let tensor = gguf.tensor(&weight.name)?;
+                tensors.insert(weight.name, tensor);
+            }
+        }
+        Ok((spec, tensors))
+    }
+
+    /// The metadata of a GGUF file with this model: llama.cpp's where it has the architecture, else ours.
+    pub fn metadata(&self) -> Vec<(String, Value)> {
+        let (architecture, description) = match LlamaCpp::of(&self.spec) {
+            Some(known) => (known.name(), known.metadata(&self.spec, &self.text)),
+            None => {
+                let spec = Value::String(self.spec.to_json().to_string());
+                (ARCHITECTURE, vec![("waterline.spec".to_string(), spec)])
+            }
+        };
+        let string = |text: &str| Value::String(text.into());
+        let mut metadata = vec![
+            ("general.architecture".to_string(), string(architecture)),
+            ("general.name".to_string(), string(&self.name)),
+        ];
+        metadata.extend(description);
+        let mut text = |key: &str, value: Option<Value>| {
+            metadata.extend(value.map(|value| (key.to_string(), value)))
+        };
+        let tokenizer = self
+            .text
+            .tokenizer
+            .as_ref()
+            .map(|json| String::from_utf8_lossy(json).into_owned());
+        text("tokenizer.huggingface.json", tokenizer.map(Value::String));
+        text(
+            "tokenizer.chat_template",
+            self.text.chat_template.clone().map(Value::String),
+        );
+        text("tokenizer.ggml.bos_token_id", self.text.bos.map(Value::U32));
+        text("tokenizer.ggml.eos_token_id", self.text.eos.map(Value::U32));
+        metadata
+    }
+
+    /// Every tensor of the description, and the name and shape that it has in a GGUF file with this model.
+    pub fn stored(&self) -> Vec<(WeightSpec, WeightSpec)> {
+        let known = LlamaCpp::of(&self.spec);
+        let stored = |weight: &WeightSpec| match &known {
+            Some(known) => known.stored(weight),
+            None => weight.clone(),
+        };
+        let weights = self.spec.weights().into_iter();
+        weights
+            .map(|weight| (weight.clone(), stored(&weight)))
+            .collect()
+    }
+}

@@ -1,0 +1,443 @@
+//! A JSON object whose values are read with errors that name the file and the key.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashSet};
+use std::rc::Rc;
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+
+use crate::error::{Error, Result};
+
+/// A JSON object from a file.
+pub(crate) struct Config {
+    file: String,
+    object: Map<String, Value>,
+    used: Used,
+    /// Names of the tensors beside it, where they are known.
+    tensors: Option<HashSet<String>>,
+}
+
+/// The keys that were read, shared by an object and those inside it; a key of an inner object has that object's before
+/// it: `attn.layers`.
+#[derive(Clone, Default)]
+struct Used {
+    prefix: String,
+    keys: Rc<RefCell<BTreeMap<String, Depth>>>,
+}
+
+/// How much of a value was read.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Depth {
+    /// It was opened as an object, whose keys are recorded one by one.
+    Opened,
+    /// All of it.
+    Whole,
+}
+
+impl Used {
+    fn note(&self, key: &str, depth: Depth) {
+        let mut keys = self.keys.borrow_mut();
+        let noted = keys.entry(format!("{}{key}", self.prefix)).or_insert(depth);
+        *noted = depth.max(*noted);
+    }
+
+    fn inside(&self, key: &str) -> Self {
+        Used {
+            prefix: format!("{}{key}.", self.prefix),
+            keys: Rc::clone(&self.keys),
+        }
+    }
+
+    /// Adds the keys of `object`, which lies at `prefix`, that no frontend read. Null counts as absent.
+    fn collect_unused<'a>(
+        &self,
+        prefix: &str,
+        object: &'a Map<String, Value>,
+        unused: &mut BTreeMap<String, &'a Value>,
+    ) {
+        for (key, value) in object.iter().filter(|(_, value)| !value.is_null()) {
+            let path = format!("{prefix}{key}");
+            let depth = self.keys.borrow().get(&path).copied();
+            match depth {
+                Some(Depth::Whole) => (),
+                Some(Depth::Opened) => {
+                    let objects = match value {
+                        Value::Array(objects) => &objects[..],
+                        object => std::slice::from_ref(object),
+                    };
+                    for object in objects.iter().filter_map(Value::as_object) {
+                        self.collect_unused(&format!("{path}."), object, unused);
+                    }
+                }
+                None => {
+                    unused.insert(path, value);
+                }
+            }
+        }
+    }
+}
+
+impl Config {
+    /// `value`, which must be an object, from `file`.
+    pub fn new(file: &str, value: Value) -> Result<Self> {
+        match value {
+            Value::Object(object) => Ok(Config {
+                file: file.into(),
+                object,
+                used: Used::default(),
+                tensors: None,
+            }),
+            other => Err(Error::Config {
+                file: file.into(),
+                key: "the description".into(),
+                found: short(&other),
+                expected: "a JSON object".into(),
+            }),
+        }
+    }
+
+    /// From the text of a file, as Python writes it: JSON, but for bare `Infinity` and `NaN`. They are read as
+    /// newer versions of transformers write them, as `{"__float__": "Infinity"}`.
+    pub fn parse(file: &str, text: &[u8]) -> Result<Self> {
+        let json = serde_json::from_slice(&quote_non_finite(text));
+        let value = json.map_err(|e| Error::Config {
+            file: file.into(),
+            key: "the file".into(),
+            found: e.to_string(),
+            expected: "JSON".into(),
+        })?;
+        Config::new(file, value)
+    }
+
+    /// The same beside a checkpoint with these tensors.
+    pub fn beside<'a>(self, names: impl Iterator<Item = &'a str>) -> Self {
+        Config {
+            tensors: Some(names.map(str::to_string).collect()),
+            ..self
+        }
+    }
+
+    /// Whether the checkpoint beside it is known to have no tensor of which a name ends so.
+    pub fn lacks_tensor(&self, ending: &str) -> bool {
+        let lacks = |names: &HashSet<String>| !names.iter().any(|name| name.ends_with(ending));
+        self.tensors.as_ref().is_some_and(lacks)
+    }
+
+    /// The file, for errors.
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// The keys and values.
+    pub fn object(&self) -> &Map<String, Value> {
+        &self.object
+    }
+
+    /// The value at a key.
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.used.note(key, Depth::Whole);
+        self.object.get(key)
+    }
+
+    /// The value at a key whose keys are read one by one.
+    fn get_outside(&self, key: &str) -> Option<&Value> {
+        self.used.note(key, Depth::Opened);
+        self.object.get(key)
+    }
+
+    /// An object inside this one.
+    fn inner(&self, key: &str, object: &Value) -> Result<Config> {
+        Ok(Config {
+            used: self.used.inside(key),
+            ..Config::new(&format!("{}: {key}", self.file), object.clone())?
+        })
+    }
+
+    /// The keys that were read, whether the file has them or not; those of an inner object after that object's.
+    #[cfg(test)]
+    pub fn used(&self) -> Vec<String> {
+        self.used.keys.borrow().keys().cloned().collect()
+    }
+
+    /// The keys of the file that no frontend read, with their values, sorted.
+    pub fn unused(&self) -> BTreeMap<String, &Value> {
+        let mut unused = BTreeMap::new();
+        self.used.collect_unused("", &self.object, &mut unused);
+        unused
+    }
+
+    /// The error of a key whose value is not what is expected.
+    pub fn wrong(&self, key: &str, expected: &str) -> Error {
+        Error::Config {
+            file: self.file.clone(),
+            key: key.into(),
+            found: self.object.get(key).map_or("nothing".into(), short),
+            expected: expected.into(),
+        }
+    }
+
+    fn optional<'a, T>(
+        &'a self,
+        key: &str,
+        read: impl Fn(&'a Value) -> Option<T>,
+        what: &str,
+    ) -> Result<Option<T>> {
+        match self.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => read(value).map(Some).ok_or_else(|| self.wrong(key, what)),
+        }
+    }
+
+    fn required<T>(&self, key: &str, value: Option<T>, what: &str) -> Result<T> {
+        value.ok_or_else(|| self.wrong(key, what))
+    }
+
+    /// A whole number, if the key is there and not null.
+    pub fn optional_usize(&self, key: &str) -> Result<Option<usize>> {
+        let read = |v: &Value| {
+            v.as_u64()
+                .and_then(|n| usize::try_from(n).ok())
+                .filter(|&n| n < 1 << 48)
+        };
+        self.optional(key, read, "a whole number")
+    }
+
+    /// A whole number.
+    pub fn usize(&self, key: &str) -> Result<usize> {
+        self.required(key, self.optional_usize(key)?, "a whole number")
+    }
+
+    /// A whole number, `default` if the key is absent or null.
+    pub fn usize_or(&self, key: &str, default: usize) -> Result<usize> {
+        Ok(self.optional_usize(key)?.unwrap_or(default))
+    }
+
+    /// The number of layers, of no more than are believed.
+    pub fn layers(&self) -> Result<usize> {
+        let key = "num_hidden_layers";
+        let layers = self.usize(key)?;
+        if !(1..=DEEPEST).contains(&layers) {
+            return Err(self.wrong(key, &format!("a number from 1 to {DEEPEST}")));
+        }
+        Ok(layers)
+    }
+
+    /// A number, if the key is there and not null.
+    pub fn optional_f32(&self, key: &str) -> Result<Option<f32>> {
+        self.optional(key, |v| v.as_f64().map(|n| n as f32), "a number")
+    }
+
+    /// A number.
+    pub fn f32(&self, key: &str) -> Result<f32> {
+        self.required(key, self.optional_f32(key)?, "a number")
+    }
+
+    /// A number, `default` if the key is absent or null.
+    pub fn f32_or(&self, key: &str, default: f32) -> Result<f32> {
+        Ok(self.optional_f32(key)?.unwrap_or(default))
+    }
+
+    /// True or false.
+    pub fn bool(&self, key: &str) -> Result<bool> {
+        self.required(
+            key,
+            self.optional(key, Value::as_bool, "true or false")?,
+            "true or false",
+        )
+    }
+
+    /// True or false, `default` if the key is absent or null.
+    pub fn bool_or(&self, key: &str, default: bool) -> Result<bool> {
+        Ok(self
+            .optional(key, Value::as_bool, "true or false")?
+            .unwrap_or(default))
+    }
+
+    /// A text.
+    pub fn string(&self, key: &str) -> Result<&str> {
+        self.required(key, self.optional(key, Value::as_str, "a text")?, "a text")
+    }
+
+    /// A text, if there is one.
+    pub fn optional_string(&self, key: &str) -> Option<&str> {
+        self.get(key).and_then(Value::as_str)
+    }
+
+    /// A text out of `known`, each with its meaning; `default` if the key is absent or null.
+    pub fn one_of<T: Copy>(&self, key: &str, default: T, known: &[(&str, T)]) -> Result<T> {
+        let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+        let expected = format!("one of {}", names.join(", "));
+        let Some(text) = self.optional(key, Value::as_str, &expected)? else {
+            return Ok(default);
+        };
+        known
+            .iter()
+            .find(|(name, _)| *name == text)
+            .map(|(_, t)| *t)
+            .ok_or_else(|| self.wrong(key, &expected))
+    }
+
+    /// A value of our own types, `default` if the key is absent or null.
+    pub fn read_or<T: DeserializeOwned>(&self, key: &str, default: T) -> Result<T> {
+        let read = |v: &Value| serde_json::from_value(v.clone()).ok();
+        Ok(self
+            .optional(key, read, "a value of this key")?
+            .unwrap_or(default))
+    }
+
+    /// A list.
+    pub fn array(&self, key: &str) -> Result<&[Value]> {
+        let list = self.optional(key, |v| v.as_array().map(Vec::as_slice), "a list")?;
+        self.required(key, list, "a list")
+    }
+
+    /// A list of whole numbers.
+    pub fn usizes(&self, key: &str) -> Result<Vec<usize>> {
+        let number = |v: &Value| v.as_u64().and_then(|n| usize::try_from(n).ok());
+        let numbers = self.array(key)?.iter().map(number).collect();
+        self.required(key, numbers, "a list of whole numbers")
+    }
+
+    /// A pair of numbers, the second of which may be infinite.
+    pub fn limits(&self, key: &str, default: (f32, f32)) -> Result<(f32, f32)> {
+        let number = |v: &Value| match v.get("__float__").and_then(Value::as_str) {
+            Some("Infinity") => Some(f32::INFINITY),
+            Some(_) => None,
+            None => v.as_f64().map(|n| n as f32),
+        };
+        let read = |v: &Value| match v.as_array()?.as_slice() {
+            [low, high] => Some((number(low)?, number(high)?)).filter(|(low, high)| low <= high),
+            _ => None,
+        };
+        let pair = self.optional(key, read, "two numbers, the smaller first")?;
+        Ok(pair.unwrap_or(default))
+    }
+
+    /// The objects at a key: none, one, or a list of them.
+    pub fn children(&self, key: &str) -> Result<Vec<Config>> {
+        let objects = match self.get_outside(key) {
+            None | Some(Value::Null) => &[][..],
+            Some(Value::Array(objects)) => objects,
+            Some(object) => std::slice::from_ref(object),
+        };
+        objects
+            .iter()
+            .map(|object| self.inner(key, object))
+            .collect()
+    }
+
+    /// An object inside this one, if there is one.
+    pub fn child(&self, key: &str) -> Result<Option<Config>> {
+        match self.get_outside(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => self.inner(key, value).map(Some),
+        }
+    }
+}
+
+/// A value as it can stand in a sentence.
+fn short(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(60) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}
+
+/// Replaces bare `Infinity`, `-Infinity` and `NaN` outside of strings.
+fn quote_non_finite(text: &[u8]) -> Vec<u8> {
+    let mut quoted = Vec::with_capacity(text.len());
+    let mut rest = text;
+    let mut in_string = false;
+    while let Some(&byte) = rest.first() {
+        let bare = ["-Infinity", "Infinity", "NaN"];
+        let word = bare.iter().find(|word| rest.starts_with(word.as_bytes()));
+        let taken = match (in_string, word, byte) {
+            (false, Some(word), _) => {
+                quoted.extend_from_slice(format!("{{\"__float__\":\"{word}\"}}").as_bytes());
+                rest = &rest[word.len()..];
+                continue;
+            }
+            (true, _, b'\\') => 2.min(rest.len()),
+            (_, _, b'"') => {
+                in_string = !in_string;
+                1
+            }
+            _ => 1,
+        };
+        quoted.extend_from_slice(&rest[..taken]);
+        rest = &rest[taken..];
+    }
+    quoted
+}
+
+/// Largest width, depth or count that is believed; what is larger is a corrupt file.
+pub(crate) const LARGEST: usize = 1 << 24;
+/// The same for the number of layers.
+pub(crate) const DEEPEST: usize = 1 << 16;
+
+/// Those fields of an object that differ from the usual ones.
+pub(crate) fn changed(value: Value, usual: &Value) -> Map<String, Value> {
+    let fields = match value {
+        Value::Object(fields) => fields,
+        _ => Map::new(),
+    };
+    let differs = |(key, value): &(String, Value)| usual.get(key) != Some(value);
+    fields.into_iter().filter(differs).collect()
+}
+
+/// The value, with each number that is an f32 in its shortest form: JSON's numbers are f64, in which 1e-6 is 9.99999997e-7.
+pub(crate) fn in_short(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let fields = fields.into_iter();
+            Value::Object(fields.map(|(key, x)| (key, in_short(x))).collect())
+        }
+        Value::Array(values) => values.into_iter().map(in_short).collect(),
+        Value::Number(number) if number.is_f64() => {
+            let exact = number.as_f64().unwrap_or_default();
+            let short = (exact as f32).to_string().parse::<f64>();
+            match short {
+                Ok(short) if f64::from(exact as f32) == exact => json!(short),
+                _ => Value::Number(number),
+            }
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_in_short_and_read_back_as_they_were() {
+        let value = json!({ "eps": 1e-6f32, "list": [0.1f32, 3, -2.5f32, 0.1f64], "none": null });
+        let short = r#"{"eps":1e-6,"list":[0.1,3,-2.5,0.1],"none":null}"#;
+        assert_eq!(in_short(value).to_string(), short);
+        let mut bits = 1u32;
+        for _ in 0..100_000 {
+            bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let x = f32::from_bits(bits);
+            if x.is_finite() {
+                let text = in_short(json!(x)).to_string();
+                let read: f32 = serde_json::from_str(&text).unwrap();
+                assert_eq!(read.to_bits(), bits, "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn reads_what_python_writes() {
+        let text = br#"{"limit": [0.0, Infinity], "new": [0.5, {"__float__": "Infinity"}], "s": "NaN \" Infinity"}"#;
+        let config = Config::parse("test", text).unwrap();
+        let infinite = f32::INFINITY;
+        assert_eq!(config.limits("limit", (1.0, 1.0)).unwrap(), (0.0, infinite));
+        assert_eq!(config.limits("new", (1.0, 1.0)).unwrap(), (0.5, infinite));
+        assert_eq!(config.limits("absent", (1.0, 2.0)).unwrap(), (1.0, 2.0));
+        assert_eq!(config.string("s").unwrap(), "NaN \" Infinity");
+        assert!(config.limits("s", (1.0, 1.0)).is_err());
+        assert!(Config::parse("test", b"{\"a\": \"\\").is_err());
+    }
+}

@@ -1,0 +1,125 @@
+// Epilogue of a streaming GEMV: a row is stored, added to the output or gated. Row ops come before: the parts of the following `prepare`
+// that need no other row, such as short convolutions and activations.
+
+// In the order of `Epilogue` in gemv.rs.
+enum { EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_GATED };
+
+// Applies a row op to a value whose output is at `address`. Not inlined, since every GEMV has such rows.
+__device__ __noinline__ float apply_row_op(const PrepareTasks& row_ops, int row_op, const float* address, float value) {
+  if (row_op >= most_lanes) {
+    const PrepareGate& gate = row_ops.gate[row_op - most_lanes];
+    return gate_value(gate, (int)(address - gate.columns.first), value);
+  }
+#pragma unroll 1
+  for (int m = 0; m < row_ops.lane[row_op].maps; m++) value = activate(row_ops.lane[row_op].at[m].function, value);
+  return value;
+}
+
+// One row of a batch, which four lanes finish together. They load all operands before the sums exist. Where no row has a row op,
+// `row_ops` is null at compile time, and costs nothing.
+template <int mailboxes, int epilogue, int function>
+struct EpilogueRow {
+  const Segment* segment;
+  int row;
+  bool exists;
+  // The convolution that the row goes through, or null.
+  const PrepareLane* convolution;
+  // With a convolution, each lane's past input and weight; of an added row, the output's old value.
+  float held;
+  float weight;
+  // Factor of the product, and bias; in a gated GEMV those of the gate.
+  float multiplier;
+  float bias;
+  // Those of the gated row.
+  float gated_multiplier;
+  float gated_bias;
+
+  // This thread's row of the first batch of the segments.
+  __device__ EpilogueRow(const Segment* segments, int count)
+      : held(0.0f), weight(0.0f), multiplier(1.0f), bias(0.0f), gated_multiplier(1.0f), gated_bias(0.0f) {
+    // In a gated GEMV every second segment repeats the rows.
+    constexpr int step = epilogue == EPILOGUE_GATED ? 2 : 1;
+    int s = 0;
+    row = warp_index() * 8 + lane_index() / 4;
+    exists = true;
+#pragma unroll 1
+    while (exists && row >= max(segments[s].rows, 0)) {
+      row -= max(segments[s].rows, 0);
+      s += step;
+      exists = s < count && !segments[s].new_batch;
+    }
+    segment = segments + (exists ? s : 0);
+    row = exists ? row : 0;
+  }
+
+  __device__ float* address(const Rows& output) const { return output.first + segment->column + row; }
+
+  // This lane's tap of the convolution; the last lane's is the new value.
+  __device__ static int tap(const PrepareLane& lane) { return lane.taps - 4 + lane_index() % 4; }
+
+  // Loads operands that no earlier op writes.
+  __device__ void load(const PrepareTasks* row_ops, const Rows& output) {
+    convolution = nullptr;
+    if (!exists) return;
+    multiplier = segment->multiplier;
+    if (segment->bias) bias = segment->bias[row];
+    if constexpr (epilogue == EPILOGUE_GATED) {
+      gated_multiplier = segment[1].multiplier;
+      if (segment[1].bias) gated_bias = segment[1].bias[row];
+    }
+    if (!row_ops || segment->row_op < 0 || segment->row_op >= most_lanes) return;
+    const PrepareLane& lane = row_ops->lane[segment->row_op];
+    if (!lane.weight) return;
+    convolution = &lane;
+    if (tap(lane) < 0) return;
+    int channels = lane.columns.width, at = tap(lane) * channels + (int)(address(output) - lane.columns.first);
+    weight = lane.weight[at];
+    if (lane_index() % 4 < 3) held = lane.past[at];
+  }
+
+  // Loads the value that the product is added to.
+  __device__ void load_sum(const Rows& output) {
+    if (epilogue != EPILOGUE_ADD || !exists) return;
+    held = (mailboxes & MAILBOX_SUM) != 0 ? this_op().sum.load(segment->column + row) : *address(output);
+  }
+
+  // Adds the partial sums of a row of a segment, by four lanes together.
+  __device__ static float product(const Segment& segment, const float* sums, int row) {
+    const float* parts = sums + segment.sums + row * sums_pitch + lane_index() % 4;
+    float sum = parts[0];
+#pragma unroll
+    for (int i = 4; i < consumer_warps; i += 4) sum += parts[i];
+    sum += __shfl_xor_sync(all_lanes, sum, 2);
+    return sum + __shfl_xor_sync(all_lanes, sum, 1);
+  }
+
+  // Finishes the row. `factor` is that of a late norm, or 1. All lanes of a warp call it.
+  __device__ void store(const Rows& output, float factor, const PrepareTasks* row_ops, const float* sums) const {
+    if (!__any_sync(all_lanes, exists)) return;
+    int j = lane_index() % 4;
+    float value = factor * multiplier * product(*segment, sums, row) + bias;
+    if constexpr (epilogue == EPILOGUE_GATED) {
+      value = activate(function, value) * (factor * gated_multiplier * product(segment[1], sums, row) + gated_bias);
+    }
+    float part = weight * (j == 3 ? value : held);
+    if (row_ops) {
+      part += __shfl_xor_sync(all_lanes, part, 2);
+      part += __shfl_xor_sync(all_lanes, part, 1);
+    }
+    if (!exists) return;
+    if constexpr (epilogue == EPILOGUE_ADD) {
+      if constexpr ((mailboxes & MAILBOX_SUM) != 0) Mailbox::check(held);
+      value += held;
+    }
+    if (row_ops && convolution) {
+      const PrepareLane& lane = *convolution;
+      int channels = lane.columns.width, channel = (int)(address(output) - lane.columns.first), t = tap(lane);
+      if (t > 0) lane.past[(t - 1) * channels + channel] = j == 3 ? value : held;
+      value = part + (lane.bias ? lane.bias[channel] : 0.0f);
+    }
+    if (j != 0) return;
+    if (row_ops && segment->row_op >= 0) value = apply_row_op(*row_ops, segment->row_op, address(output), value);
+    if constexpr ((mailboxes & MAILBOX_OUTPUT) != 0) this_op().output.publish(segment->column + row, value);
+    if (this_op().stores) *address(output) = value;
+  }
+};

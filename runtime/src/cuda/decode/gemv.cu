@@ -1,0 +1,317 @@
+// The streaming GEMV, one for all formats: weights come through the pipeline in tiles of eight or sixteen rows. A warp multiplies the
+// same columns of every tile, four of its 64 units, so that its part of the input stays in registers and all warps have equal work.
+
+// Most registers of a thread that hold inputs. On tensor cores fewer, since unrolled steps are long there.
+constexpr int most_held = 48;
+constexpr int most_held_parts = 24;
+
+// A lane's first unit of a row; it multiplies one unit per step.
+__device__ inline int first_unit() { return 4 * warp_index() + lane_index() % 4; }
+
+// The steps in which the warps multiply a row's units.
+template <int units>
+struct Steps {
+  static constexpr int count = (units + step_units - 1) / step_units;
+
+  // Whether this lane has a unit in a step: the last one may be short.
+  __device__ static bool has(int step) {
+    return units % step_units == 0 || step < count - 1 || first_unit() + step * step_units < units;
+  }
+};
+
+// Adds a warp's lanes and stores one partial sum per row and warp in shared memory.
+template <int bands>
+__device__ void store_sums(float (&sum)[bands], float* sums, int first, int rows) {
+#pragma unroll
+  for (int distance = 2; distance > 0; distance /= 2) {
+#pragma unroll
+    for (int band = 0; band < bands; band++) sum[band] += __shfl_xor_sync(all_lanes, sum[band], distance);
+  }
+#pragma unroll
+  for (int band = 0; band < bands; band++) {
+    if (lane_index() % 4 == 0 && first + 8 * band < rows) sums[(first + 8 * band) * sums_pitch] = sum[band];
+  }
+}
+
+// Partial sums of a segment, for formats without a faster form. A lane multiplies a unit of one row, or of two.
+template <int format, int cols>
+__device__ void unit_sums(const Segment& segment, const float* x, const RoundedInput& rounded, float* sums) {
+  using Weights = Format<format, 256>;
+  using Row = Steps<cols / Weights::unit>;
+  constexpr int steps = Row::count, bands = bands_of_tile(format);
+  constexpr int scale_step = Format<format, step_units * Weights::unit>::scale_row_bytes;
+  constexpr int of_step = Weights::integer ? sizeof(Codes) / 4 : Weights::unit;
+  constexpr bool held = steps * of_step <= most_held, holds_codes = held && Weights::integer, holds_numbers = held && !Weights::integer;
+  int row = lane_index() / 4, rows = segment.rows - row;
+  u32 code_pitch = segment.code_pitch, scale_pitch = segment.scale_pitch;
+  // Where a tile has the scales of whole rows, a step's are further on.
+  int next_scales = segment.tile_scale_bytes == 0 ? scale_step : 0;
+  Codes codes[holds_codes ? steps : 1];
+  float4 numbers[holds_numbers ? steps * Weights::unit / 4 : 1];
+#pragma unroll
+  for (int i = 0; i < (held ? steps : 0); i++) {
+    int unit = Row::has(i) ? first_unit() + i * step_units : 0;
+    if constexpr (holds_codes) codes[i] = rounded.unit(unit);
+    if constexpr (holds_numbers) {
+#pragma unroll
+      for (int j = 0; j < Weights::unit / 4; j++) {
+        numbers[i * Weights::unit / 4 + j] = reinterpret_cast<const float4*>(x + unit * Weights::unit)[j];
+      }
+    }
+  }
+  ConsumerState next(StageIndex(segment.tile));
+  sums += segment.sums + row * sums_pitch + warp_index();
+#pragma unroll 1
+  for (int first = 0; first < segment.rows; first += 8 * bands) {
+    float sum[bands] = {};
+#pragma unroll(held ? steps : 2)
+    for (int i = 0; i < steps; i++, next.advance()) {
+      const u8* tile = next.consumer_wait();
+      if (Row::has(i)) {
+        const u8 *of_codes = tile + row * code_pitch, *of_scales = tile + 8 * bands * code_pitch + row * scale_pitch + i * next_scales;
+#pragma unroll
+        for (int band = 0; band < bands; band++) {
+          Units weights = {of_codes + 8 * band * code_pitch, of_scales + 8 * band * scale_pitch};
+          if constexpr (Weights::integer) {
+            sum[band] += Weights::dot(weights, first_unit(), held ? codes[i] : rounded.unit(first_unit() + i * step_units));
+          } else {
+            float values[Weights::unit];
+            Weights::values(weights, first_unit(), values);
+            const float* inputs = x + (first_unit() + i * step_units) * Weights::unit;
+#pragma unroll
+            for (int j = 0; j < Weights::unit; j += 4) {
+              float4 four = held ? numbers[(i * Weights::unit + j) / 4] : *reinterpret_cast<const float4*>(inputs + j);
+              sum[band] += values[j] * four.x + values[j + 1] * four.y + values[j + 2] * four.z + values[j + 3] * four.w;
+            }
+          }
+        }
+      }
+      __syncwarp();
+      next.consumer_release();
+    }
+    store_sums(sum, sums, first, rows);
+  }
+}
+
+// Whether a format's units are contiguous, codes and scales each, so that a lane loads its units of a tile at once.
+__device__ constexpr bool in_runs(int format) {
+  constexpr int formats = 1 << Q8_0 | 1 << Q5_1 | 1 << Q5_0 | 1 << Q4_1 | 1 << IQ4_NL | 1 << Q4_0 | 1 << MXFP4;
+  return formats >> format & 1;
+}
+
+// The word in which so many bytes of scales are loaded.
+template <int bytes>
+struct ScaleWord {
+  using Type = u16;
+};
+template <>
+struct ScaleWord<1> {
+  using Type = u8;
+};
+template <>
+struct ScaleWord<4> {
+  using Type = u32;
+};
+template <>
+struct ScaleWord<8> {
+  using Type = u32;
+};
+
+// A lane's units of a tile, in registers.
+template <int format>
+struct TileUnits {
+  static constexpr int bands = bands_of_tile(format), unit_bytes = Format<format, 32>::row_bytes;
+  static constexpr int scale_bytes = Format<format, 32>::scale_row_bytes;
+  using Word = typename ScaleWord<scale_bytes>::Type;
+  static constexpr int scale_words = scale_bytes / sizeof(Word);
+  uint4 codes[bands][unit_bytes / 16];
+  Word scales[bands][scale_words];
+
+  // From the first row's unit; other bands are `code_band` and `scale_band` bytes further on.
+  __device__ TileUnits(const u8* from, const u8* scale, u32 code_band, u32 scale_band) {
+#pragma unroll
+    for (int band = 0; band < bands; band++) {
+#pragma unroll
+      for (int i = 0; i < unit_bytes / 16; i++) codes[band][i] = reinterpret_cast<const uint4*>(from + band * code_band)[i];
+#pragma unroll
+      for (int i = 0; i < scale_words; i++) scales[band][i] = reinterpret_cast<const Word*>(scale + band * scale_band)[i];
+    }
+  }
+  __device__ float dot(int band, const Codes& x) const {
+    Units units = {reinterpret_cast<const u8*>(codes[band]), reinterpret_cast<const u8*>(scales[band])};
+    return Format<format, 32>::dot(units, 0, x);
+  }
+};
+
+// Partial sums of a segment with contiguous units. Two tiles are loaded before either is multiplied, and both are released together:
+// a tile of Q4_0 takes a warp 75 instructions so, one by one 105.
+template <int format, int cols>
+__device__ void run_sums(const Segment& segment, const RoundedInput& rounded, float* sums) {
+  using Tile = TileUnits<format>;
+  using Row = Steps<cols / 32>;
+  constexpr int steps = Row::count, bands = Tile::bands;
+  // With few stages, one has to be filled while the other is read.
+  constexpr bool pairs = stage_count >= 4;
+  constexpr bool held = steps * (int)(sizeof(Codes) / 4) <= most_held;
+  constexpr int scale_step = Format<format, step_units * 32>::scale_row_bytes;
+  int row = lane_index() / 4, rows = segment.rows - row, all_rows = segment.rows;
+  // Lanes without a unit load the first one.
+  int unit = Row::has(0) ? first_unit() : 0;
+  u32 code_pitch = segment.code_pitch, scale_pitch = segment.scale_pitch;
+  u32 code_at = row * code_pitch + unit * Tile::unit_bytes, scale_at = 8 * bands * code_pitch + row * scale_pitch + unit * Tile::scale_bytes;
+  // Where a tile has the scales of whole rows, a step's are further on.
+  int next_scales = segment.tile_scale_bytes == 0 ? scale_step : 0;
+  Codes codes[held ? steps : 1];
+  if constexpr (held) {
+#pragma unroll
+    for (int i = 0; i < steps; i++) codes[i] = rounded.unit(Row::has(i) ? first_unit() + i * step_units : 0);
+  }
+  auto load = [&](const u8* tile, int step) {
+    const u8* scale = tile + scale_at + (Row::has(step) ? step : 0) * next_scales;
+    return Tile(tile + code_at, scale, 8 * code_pitch, 8 * scale_pitch);
+  };
+  float sum[bands];
+  auto multiply = [&](const Tile& tile, int step) {
+    if (!Row::has(step)) return;
+    const Codes x = held ? codes[held ? step : 0] : rounded.unit(first_unit() + step * step_units);
+#pragma unroll
+    for (int band = 0; band < bands; band++) sum[band] += tile.dot(band, x);
+  };
+  ConsumerState next(StageIndex(segment.tile));
+  sums += segment.sums + row * sums_pitch + warp_index();
+#pragma unroll 1
+  for (int first = 0; first < all_rows; first += 8 * bands) {
+#pragma unroll
+    for (int band = 0; band < bands; band++) sum[band] = 0.0f;
+#pragma unroll(held ? steps : 1)
+    for (int i = 0; i < steps; i += pairs ? 2 : 1) {
+      ConsumerState here = next;
+      const Tile tile = load(next.consumer_wait(), i);
+      next.advance();
+      if (!pairs || i + 1 == steps) {
+        multiply(tile, i);
+        __syncwarp();
+      } else {
+        ConsumerState behind = next;
+        const Tile other = load(next.consumer_wait(), i + 1);
+        next.advance();
+        multiply(tile, i);
+        multiply(other, i + 1);
+        __syncwarp();
+        behind.consumer_release();
+      }
+      here.consumer_release();
+    }
+    store_sums(sum, sums, first, rows);
+  }
+}
+
+// Partial sums of a BF16 segment on tensor cores. Sixteen rows of weights are the left operand. The three parts of the input are three
+// columns of the right one, whose other columns may hold anything. The depth may be in any order as long as both sides agree: a lane
+// loads eight consecutive columns of a row.
+template <int cols>
+__device__ void tile_sums(const Segment& segment, const SplitInput& input, float* sums) {
+  // All lanes of a warp have columns, or none.
+  using Row = Steps<cols / 8>;
+  constexpr int steps = Row::count;
+  constexpr bool held = steps * 4 <= most_held_parts;
+  constexpr int bands = bands_of_tile(BF16);
+  int lane = lane_index(), row = lane / 4, first_bytes = 16 * first_unit(), rows = segment.rows - row;
+  u32 pitch = segment.code_pitch;
+  const u8* parts = reinterpret_cast<const u8*>(input.first + min(row, 2) * input.pitch) + first_bytes;
+  auto part = [&](int step) { return *reinterpret_cast<const uint4*>(parts + (Row::has(step) ? step * 64 * consumer_warps : 0)); };
+  uint4 x[held ? steps : 1];
+  if constexpr (held) {
+#pragma unroll
+    for (int i = 0; i < steps; i++) x[i] = part(i);
+  }
+  ConsumerState next(StageIndex(segment.tile));
+  sums += segment.sums + row * sums_pitch + warp_index();
+#pragma unroll 1
+  for (int first = 0; first < rows + row; first += 8 * bands) {
+    float even[4] = {}, odd[4] = {};
+#pragma unroll(held ? steps : 2)
+    for (int i = 0; i < steps; i++, next.advance()) {
+      const u8* tile = next.consumer_wait() + row * pitch + first_bytes;
+      uint4 upper, lower, right = held ? x[i] : part(i);
+      if (Row::has(i)) {
+        upper = *reinterpret_cast<const uint4*>(tile);
+        // Of a tile of eight rows the instruction's lower half stays empty.
+        lower = bands == 2 ? *reinterpret_cast<const uint4*>(tile + 8 * pitch) : uint4{0, 0, 0, 0};
+      }
+      __syncwarp();
+      next.consumer_release();
+      if (Row::has(i)) {
+        u32 a[4] = {upper.x, lower.x, upper.y, lower.y}, b[2] = {right.x, right.y};
+        multiply_add(even, a, b);
+        u32 c[4] = {upper.z, lower.z, upper.w, lower.w}, d[2] = {right.z, right.w};
+        multiply_add(odd, c, d);
+      }
+    }
+    // A lane has a row's sums with the first and second part of the input; the next lane has that with the third.
+#pragma unroll
+    for (int band = 0; band < bands; band++) {
+      float first_part = even[2 * band] + odd[2 * band], second_part = even[2 * band + 1] + odd[2 * band + 1];
+      float sum = first_part + second_part + __shfl_down_sync(all_lanes, first_part, 1);
+      if (lane % 4 == 0 && first + 8 * band < rows) sums[(first + 8 * band) * sums_pitch] = sum;
+    }
+  }
+}
+
+// Partial sums of a segment of one of `formats`; BF16 on tensor cores if the input is `split`.
+template <int cols, int formats, bool split, int format = 0>
+__device__ void segment_sums(const Segment& segment, const ProductInput& input, float* sums) {
+  if constexpr (format < format_count) {
+    if constexpr ((formats >> format & 1) != 0) {
+      if (segment.format == format) {
+        if constexpr (format == BF16 && split) {
+          return tile_sums<cols>(segment, input.split, sums);
+        } else if constexpr (in_runs(format)) {
+          return run_sums<format, cols>(segment, input.rounded, sums);
+        } else {
+          return unit_sums<format, cols>(segment, input.x, input.rounded, sums);
+        }
+      }
+    }
+    segment_sums<cols, formats, split, format + 1>(segment, input, sums);
+  }
+}
+
+// An op: prologue, this block's rows of matrices of the set `formats` with a common input, epilogue. In a gated GEMV the segments alternate
+// between the gate's rows and the same rows of the other matrix. The epilogue runs once per batch of rows, a row to four lanes;
+// partial sums of two batches alternate.
+template <int mailboxes, int epilogue, int function, int cols, int flags, int formats, int codes_at, int parts_at, int bytes>
+__device__ void streaming_gemv(const Rows& output, float eps, const Prologue& prologue, const PrepareTasks* row_ops,
+                        const Segment* segments, int count) {
+  // Loads that do not depend on earlier ops overlap their end. The first batch's are outside of the loop: moved into the loop's
+  // registers they would be waited for.
+  PendingInput<mailboxes, cols, flags> pending;
+  EpilogueRow<mailboxes, epilogue, function> row(segments, count);
+  row.load(row_ops, output);
+  // Ops with few bytes of weights follow one another so fast that the first poll would mostly come too early. With this backoff GDN 1.3B
+  // in Q4_0 takes 476 us a token on an H200 instead of 493; in BF16 it would take 1 % longer.
+  if constexpr ((mailboxes & MAILBOX_INPUT) != 0 && parts_at > codes_at) backoff<first_poll_ns>();
+  pending.prefetch(prologue);
+  pending.wait(prologue);
+  const ProductInput input(shared_memory<u8>(), codes_at, parts_at, cols);
+  store_input<cols, flags, codes_at, parts_at, bytes>(prologue, pending, input);
+  float* sums = shared_memory<float>() + sums_at / 4;
+  row.load_sum(output);
+  consumer_barrier();
+  // After the barrier: were the producers told at the first warp's input, the others' polls would queue behind more copies.
+  if constexpr ((mailboxes & MAILBOX_INPUT) != 0) input_is_ready();
+  // Computed here, the factor of a late norm is off the path from the last sum to the output.
+  const float factor = (flags & LATE_NORM) != 0 ? late_factor(cols, eps) : 1.0f;
+  for (int s = 0; s < count;) {
+    do {
+      if (segments[s].rows > 0) segment_sums<cols, formats, (bytes > parts_at)>(segments[s], input, sums);
+      s++;
+    } while (s < count && !segments[s].new_batch);
+    consumer_barrier();
+    row.store(output, factor, row_ops, sums);
+    if (s == count) break;
+    row = EpilogueRow<mailboxes, epilogue, function>(segments + s, count - s);
+    row.load(row_ops, output);
+    row.load_sum(output);
+  }
+}

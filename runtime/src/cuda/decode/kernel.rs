@@ -1,0 +1,375 @@
+//! The decode kernel on the host: the table of ops, each block's list of ops and of weight segments, and the launch. An op here is a
+//! kernel call of the schedule.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::cuda::Device;
+use crate::cuda::decode::control::{Control, Failure};
+use crate::cuda::decode::layout::{Layout, Needs};
+use crate::cuda::decode::mailbox::{
+    Mailbox, MailboxPointer, MailboxRole, Mailboxes, assign_mailboxes,
+};
+use crate::cuda::decode::pipeline::{Segment, Tiling, distribute};
+use crate::cuda::driver::{Address, Argument, Kernel, Launch, Memory, Queue};
+use crate::cuda::schedule::Queued;
+use crate::cuda::schedule::levels::{KernelOp, by_levels, next_ops};
+use crate::cuda::schedule::source::Source;
+use crate::error::Result;
+
+/// Consumer threads of a block. Sixteen warps hide each other's latencies.
+pub(crate) const THREADS: usize = 512;
+/// Producer warps of a block, and all its threads.
+pub(crate) const PRODUCER_WARPS: usize = 2;
+const CTA_THREADS: usize = THREADS + 32 * PRODUCER_WARPS;
+
+/// `OpRecord` in cta.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct OpRecord {
+    function: i32,
+    grid: [u32; 2],
+    threads: u32,
+    segment: i32,
+    segments: i32,
+    row_ops: i32,
+    stores: i32,
+    input: MailboxPointer,
+    added: MailboxPointer,
+    gates: MailboxPointer,
+    output: MailboxPointer,
+    sum: MailboxPointer,
+    shift: u32,
+    unused: u32,
+}
+
+/// The parameter of a GEMV that holds the row ops of its epilogue.
+pub(crate) const ROW_OPS: usize = 3;
+/// Bytes of weights a token from which on the decode kernel is faster than a graph. On one H200 a graph took 266 us and the kernel 416
+/// for 15 MB, 1207 and 566 for 0.7 GB.
+pub(crate) const LEAST_BYTES: usize = 256 << 20;
+
+/// The ops of a step, ready to run.
+pub(crate) struct DecodeKernel {
+    table: Memory,
+    /// Each block's list of ops.
+    next_ops: Memory,
+    lists: Memory,
+    /// The words that the kernel shares with the host.
+    control: Arc<Control>,
+    mailbox_memory: Memory,
+    kernel: Kernel,
+    stride: usize,
+    /// The function of each op.
+    names: Vec<String>,
+    /// The program's ops that each op computes.
+    ops: Vec<KernelOpInfo>,
+    blocks: usize,
+    shared: usize,
+    /// Stages of the weight pipeline, and the bytes of one.
+    stages: [usize; 2],
+}
+
+/// The time that an op of the decode kernel took on the first SM, in its clock's cycles.
+#[derive(Clone, Debug)]
+pub struct PhaseTime {
+    /// Its function.
+    pub function: String,
+    /// Until its input was complete.
+    pub wait: u64,
+    /// From then to its end.
+    pub work: u64,
+}
+
+/// What an op of the kernel computes of the program, for the printed schedule.
+pub(crate) struct KernelOpInfo {
+    /// The program's ops that it computes, or a part of which.
+    pub ops: Vec<usize>,
+    /// The ops of the kernel whose mailboxes it reads.
+    pub sources: Vec<usize>,
+}
+
+impl KernelOpInfo {
+    fn new(queued: &Queued, mailboxes: &Mailboxes) -> Self {
+        let own = queued.of.as_ref().map(|of| of.op);
+        KernelOpInfo {
+            ops: own.into_iter().chain(queued.also.iter().copied()).collect(),
+            sources: mailboxes.sources().collect(),
+        }
+    }
+}
+
+/// The weights of each block, and the layout of shared memory.
+struct WeightPlan {
+    /// Each block's segments, of all ops.
+    lists: Vec<Vec<Segment>>,
+    /// Indices of each op's segments.
+    segments: Vec<Range<usize>>,
+    layout: Layout,
+}
+
+impl WeightPlan {
+    /// The largest tiles and batches with which four stages fit into `shared` bytes, or else two.
+    fn new(
+        ops: &[KernelOp<'_>],
+        blocks: usize,
+        shared: usize,
+    ) -> std::result::Result<Self, String> {
+        let mut least = usize::MAX;
+        for stages in [2 * PRODUCER_WARPS, PRODUCER_WARPS] {
+            for &tiling in Tiling::all() {
+                let (lists, segments, sums) = Self::in_tiles(ops, blocks, tiling);
+                let calls = ops.iter().map(|op| op.queued);
+                let list = lists[0].len() * size_of::<Segment>();
+                let needs = Needs::of(calls, list, sums, tiling);
+                match needs.layout(stages, shared) {
+                    Ok(layout) => {
+                        return Ok(WeightPlan {
+                            lists,
+                            segments,
+                            layout,
+                        });
+                    }
+                    Err(bytes) => least = least.min(bytes),
+                }
+            }
+        }
+        Err(format!(
+            "a thread block needs {least} bytes of shared memory, and the device has {shared}"
+        ))
+    }
+
+    /// The lists, the segments of each op, and the floats of partial sums.
+    fn in_tiles(
+        ops: &[KernelOp<'_>],
+        blocks: usize,
+        tiling: Tiling,
+    ) -> (Vec<Vec<Segment>>, Vec<Range<usize>>, usize) {
+        let mut lists = vec![Vec::new(); blocks];
+        let mut segments = Vec::with_capacity(ops.len());
+        let mut sums = 0;
+        for (index, op) in ops.iter().enumerate() {
+            let before = lists[0].len();
+            if let Some(gemv) = op.queued.gemv() {
+                let next = ops.get(index + 1);
+                let next = next.and_then(|next| next.queued.recurrence());
+                let own = &mut lists[op.blocks.clone()];
+                sums = sums.max(distribute(gemv, next, own, tiling));
+                let end = own[0].len();
+                for list in &mut lists {
+                    list.resize(end, Segment::skipped());
+                }
+            }
+            segments.push(before..lists[0].len());
+        }
+        for list in &mut lists {
+            // An empty segment ends a list.
+            list.push(Segment::zeroed());
+            let mut tiles = 0;
+            for segment in list.iter_mut().filter(|segment| segment.rows > 0) {
+                segment.first_tile = tiles;
+                tiles += segment.tiles(tiling);
+            }
+        }
+        (lists, segments, sums)
+    }
+}
+
+impl DecodeKernel {
+    /// Compiles the kernel for so many blocks; the inner error is the reason why the device cannot run it.
+    pub fn new(
+        calls: &[&Queued],
+        blocks: usize,
+        device: &Device,
+        queue: &dyn Queue,
+        control: &Arc<Control>,
+    ) -> Result<std::result::Result<Self, String>> {
+        let ops = by_levels(calls, blocks);
+        let calls: Vec<&Queued> = ops.iter().map(|op| op.queued).collect();
+        let WeightPlan {
+            lists,
+            segments,
+            layout,
+        } = match WeightPlan::new(&ops, blocks, device.driver().shared_memory()) {
+            Ok(dealt) => dealt,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let stride = lists[0].len();
+        // Only an op that is alone in its level uses mailboxes.
+        let links = ops.iter().map(|op| match op.is_concurrent {
+            true => MailboxRole::Barrier,
+            false => op.queued.mailbox_role(),
+        });
+        let links: Vec<_> = links.collect();
+        let (mailboxes, mailbox_floats) = assign_mailboxes(&links);
+        let source = Source::decode(
+            &calls,
+            &mailboxes,
+            &layout.constants(mailbox_floats, device.driver().tuning()),
+        );
+        let kernel = device.kernels(&source)?[0];
+
+        let upload = |bytes: &[u8]| {
+            let memory = Memory::new(device.driver(), bytes.len())?;
+            queue.write(memory.address(), bytes)?;
+            Ok::<_, crate::error::Error>(memory)
+        };
+        // Two buffers, all entries empty.
+        let mailbox_memory = upload(&vec![u8::MAX; 2 * mailbox_floats.max(1) * size_of::<f32>()])?;
+        let at = |place: Option<Mailbox>| {
+            place.map_or(MailboxPointer::zeroed(), |place| {
+                place.in_memory(mailbox_memory.address())
+            })
+        };
+        let mut table = vec![0u8; calls.len() * layout.parameters()];
+        let places = table.chunks_exact_mut(layout.parameters());
+        for (index, ((bytes, op), mailboxes)) in places.zip(&ops).zip(&mailboxes).enumerate() {
+            let (queued, own) = (op.queued, &op.blocks);
+            let call = &queued.call;
+            let grid = match (queued.gemv(), call.grid.blocks(1)) {
+                (Some(_), _) => [own.len() as u32, 1],
+                (None, [x, y, _]) => [x, y],
+            };
+            let in_table = OpRecord {
+                function: source.of_call[index] as i32,
+                grid,
+                threads: call.threads as u32,
+                segment: segments[index].start as i32,
+                segments: segments[index].len() as i32,
+                row_ops: call.offsets().nth(ROW_OPS).unwrap_or(0) as i32,
+                stores: mailboxes.stores.into(),
+                input: at(mailboxes.input),
+                added: at(mailboxes.added),
+                gates: at(mailboxes.gates),
+                output: at(mailboxes.output),
+                sum: at(mailboxes.sum),
+                shift: ((blocks - own.start) % blocks) as u32,
+                unused: 0,
+            };
+            let (head, rest) = bytes.split_at_mut(size_of::<OpRecord>());
+            head.copy_from_slice(bytemuck::bytes_of(&in_table));
+            for (argument, at) in call.arguments().0.iter().zip(call.offsets()) {
+                let words: &[u8] = bytemuck::cast_slice(&argument.0);
+                rest[at..at + words.len()].copy_from_slice(words);
+            }
+            if let Some(recurrence) = queued.recurrence() {
+                let inputs = rest.chunks_exact_mut(recurrence.input_bytes);
+                for (input, &place) in inputs.zip(&mailboxes.inputs) {
+                    input[..size_of::<MailboxPointer>()]
+                        .copy_from_slice(bytemuck::bytes_of(&at(place)));
+                }
+            }
+        }
+        let arrives: Vec<bool> = mailboxes
+            .iter()
+            .map(|mailboxes| mailboxes.output.is_none())
+            .collect();
+        let next_ops = next_ops(&ops, &arrives, blocks);
+        let persistent = DecodeKernel {
+            table: upload(&table)?,
+            next_ops: upload(bytemuck::cast_slice(&next_ops))?,
+            lists: upload(bytemuck::cast_slice(&lists.concat()))?,
+            control: Arc::clone(control),
+            mailbox_memory,
+            kernel,
+            stride,
+            ops: (ops.iter().zip(&mailboxes))
+                .map(|(op, mailboxes)| KernelOpInfo::new(op.queued, mailboxes))
+                .collect(),
+            names: calls
+                .iter()
+                .map(|queued| queued.call.kernel.clone())
+                .collect(),
+            blocks,
+            shared: layout.shared(),
+            stages: layout.stages(),
+        };
+        let refused = queue.admits(&persistent.launch_of(0, 0, 0))?;
+        Ok(match refused {
+            Some(reason) => Err(reason),
+            None => Ok(persistent),
+        })
+    }
+
+    /// Its ops, in order.
+    pub fn ops(&self) -> &[KernelOpInfo] {
+        &self.ops
+    }
+
+    /// A failure in words.
+    pub fn describe_failure(&self, failure: Failure) -> String {
+        let name = self.names.get(failure.op as usize);
+        let op = name.and_then(|name| name.split('<').next());
+        failure.describe(op.unwrap_or("none"))
+    }
+
+    /// The resources that it uses, in words.
+    pub fn describe(&self) -> String {
+        let [stages, bytes] = self.stages;
+        format!(
+            "{} thread blocks with {} bytes of shared memory, a weight pipeline of {stages} stages of {bytes} bytes",
+            self.blocks, self.shared
+        )
+    }
+
+    /// The launch that runs the ops from `first` on. Only ops without weights may be left out.
+    pub fn launch(&self, first: usize) -> Launch {
+        self.launch_with(first, 0)
+    }
+
+    /// Runs all ops; returns how long the first block waited for the input of each, and how long it worked.
+    pub fn time(&self, device: &Device, queue: &dyn Queue) -> Result<Vec<PhaseTime>> {
+        // With a place before the first op and one after the last.
+        let mut clocks = vec![[0u64; 3]; self.names.len() + 2];
+        let memory = Memory::new(device.driver(), size_of_val(&*clocks))?;
+        queue.clear(memory.address(), size_of_val(&*clocks))?;
+        queue.launch(&self.launch_with(0, memory.address()))?;
+        queue.read(memory.address(), bytemuck::cast_slice_mut(&mut clocks))?;
+        let times = self.names.iter().zip(&clocks[1..]);
+        let times = times.map(|(name, &[begun, ready, done])| PhaseTime {
+            function: name.clone(),
+            wait: ready.saturating_sub(begun),
+            work: done.saturating_sub(ready),
+        });
+        Ok(times.collect())
+    }
+
+    fn launch_with(&self, first: usize, clocks: Address) -> Launch {
+        self.launch_of(first, self.names.len(), clocks)
+    }
+
+    /// Runs `count` ops, all or none.
+    fn launch_of(&self, first: usize, count: usize, clocks: Address) -> Launch {
+        let value = |value: u64| Argument(Box::new([value]));
+        Launch {
+            kernel: self.kernel,
+            grid: [self.blocks as u32, 1, 1],
+            threads: CTA_THREADS as u32,
+            shared: self.shared as u32,
+            arguments: vec![
+                value(self.table.address()),
+                value(self.next_ops.address()),
+                value(self.lists.address()),
+                value(self.stride as u64),
+                value(first as u64),
+                value(count as u64),
+                value(self.control.address()),
+                value(clocks),
+            ],
+            together: true,
+        }
+    }
+
+    /// Bytes of device memory.
+    pub fn bytes(&self) -> usize {
+        let memories = [
+            &self.table,
+            &self.next_ops,
+            &self.lists,
+            &self.mailbox_memory,
+        ];
+        memories.map(Memory::bytes).iter().sum()
+    }
+}

@@ -1,0 +1,169 @@
+//! The layout of a block's shared memory in the decode kernel.
+
+use waterline_quant::FORMATS;
+
+use crate::cuda::decode::control;
+use crate::cuda::decode::gemv::Gemv;
+use crate::cuda::decode::kernel::{OpRecord, PRODUCER_WARPS, THREADS};
+use crate::cuda::decode::pipeline::{STEP_UNITS, SUMS_PITCH, Segment, Tile, Tiling};
+use crate::cuda::decode::tuning::Tuning;
+use crate::cuda::schedule::Queued;
+
+/// Alignment of the weight pipeline's stages. Bulk copies to addresses that are no multiples of 32 bytes are slower: a token takes 7 %
+/// longer.
+const STAGE_ALIGNMENT: usize = 128;
+/// Bytes of the two barriers of a stage.
+const STAGE_BARRIERS: usize = 2 * size_of::<u64>();
+/// Most bytes of shared memory that the ops of a model declare statically.
+const STATIC_SHARED: usize = 3 << 10;
+/// Bytes of `CtaState` in cta.cu.
+const CTA_STATE: usize = 128;
+/// Longest list of segments that shared memory holds, in bytes.
+const LIST: usize = 24 << 10;
+
+/// The shared memory that a program needs.
+pub(crate) struct Needs {
+    tiling: Tiling,
+    /// Bytes of the list of segments.
+    list: usize,
+    parameters: usize,
+    /// The ops' workspace: in a GEMV the input, then partial sums from `sums_at` on.
+    work: usize,
+    sums_at: usize,
+    /// Bytes of a stage of the weight pipeline.
+    stage: usize,
+}
+
+impl Needs {
+    /// Those of ops with `sums` floats of partial sums and a `list` of so many bytes.
+    pub fn of<'a>(
+        calls: impl Iterator<Item = &'a Queued> + Clone,
+        list: usize,
+        sums: usize,
+        tiling: Tiling,
+    ) -> Self {
+        let parameters = calls.clone().map(|queued| queued.call.packed_bytes());
+        let products = || calls.clone().filter_map(|queued| queued.gemv());
+        let weights = || products().flat_map(|gemv| &gemv.weights);
+        let sums_at = products().map(Gemv::input_bytes).max().unwrap_or(0);
+        let sums_at = sums_at.next_multiple_of(16);
+        let work = calls.clone().map(|queued| queued.call.shared).max();
+        let work = work.unwrap_or(0).max(sums_at + sums * size_of::<f32>());
+        let stage = weights().map(|factor| Tile::of(factor, tiling).bytes).max();
+        Needs {
+            tiling,
+            list,
+            parameters: (size_of::<OpRecord>() + parameters.max().unwrap_or(0))
+                .next_multiple_of(16),
+            work: work.next_multiple_of(128),
+            sums_at,
+            stage: stage
+                .unwrap_or(0)
+                .next_multiple_of(STAGE_ALIGNMENT)
+                .max(STAGE_ALIGNMENT),
+        }
+    }
+
+    /// The layout with as many stages as fit into `shared` bytes, the list of segments in device memory if it has no room; if not
+    /// even `stages` fit, the bytes that they need.
+    pub fn layout(self, stages: usize, shared: usize) -> Result<Layout, usize> {
+        let mut layout = Layout {
+            list: if self.list <= LIST { self.list } else { 0 },
+            needs: self,
+            stages: 0,
+        };
+        let count = |layout: &Layout| {
+            let rest = shared.saturating_sub(layout.fixed());
+            rest / (layout.needs.stage + STAGE_BARRIERS) / PRODUCER_WARPS * PRODUCER_WARPS
+        };
+        if count(&layout) < stages {
+            layout.list = 0;
+        }
+        layout.stages = count(&layout);
+        let needs = &layout.needs;
+        // A thread copies 16 bytes of a record.
+        if layout.stages < stages || needs.parameters / 16 >= THREADS {
+            return Err(layout.fixed() + stages * (needs.stage + STAGE_BARRIERS));
+        }
+        Ok(layout)
+    }
+}
+
+/// The layout, fixed before the kernel is compiled.
+pub(crate) struct Layout {
+    needs: Needs,
+    /// Bytes of the list of segments in shared memory; 0 if it lies in device memory.
+    list: usize,
+    stages: usize,
+}
+
+impl Layout {
+    /// Bytes of all but the stages and their barriers.
+    fn fixed(&self) -> usize {
+        STATIC_SHARED
+            + CTA_STATE
+            + 2 * self.needs.parameters
+            + self.list
+            + self.needs.work
+            + STAGE_ALIGNMENT
+    }
+
+    /// Offset of the first stage.
+    fn stages_at(&self) -> usize {
+        let before = CTA_STATE + 2 * self.needs.parameters + self.stages * STAGE_BARRIERS;
+        (before + self.list + self.needs.work).next_multiple_of(STAGE_ALIGNMENT)
+    }
+
+    /// Bytes of dynamic shared memory.
+    pub fn shared(&self) -> usize {
+        self.stages_at() + self.stages * self.needs.stage
+    }
+
+    /// Stages of the weight pipeline, and the bytes of one.
+    pub fn stages(&self) -> [usize; 2] {
+        [self.stages, self.needs.stage]
+    }
+
+    /// Bytes of an op's record with its parameters.
+    pub fn parameters(&self) -> usize {
+        self.needs.parameters
+    }
+
+    /// The sizes as constants of the kernel.
+    pub fn constants(&self, mailbox_floats: usize, tuning: Tuning) -> String {
+        let needs = &self.needs;
+        let sixteen_row_formats = (0..FORMATS.len())
+            .filter(|&format| needs.tiling.rows(format) == 16)
+            .fold(0, |set, format| set | 1 << format);
+        let in_flight = tuning.tiles_in_flight(PRODUCER_WARPS, self.stages, needs.stage);
+        let constants = [
+            ("consumer_threads", THREADS),
+            ("producer_warps", PRODUCER_WARPS),
+            ("step_units", STEP_UNITS),
+            ("sums_pitch", SUMS_PITCH),
+            ("sixteen_row_formats", sixteen_row_formats),
+            ("record_bytes", needs.parameters),
+            ("segments_bytes", self.list),
+            ("stages_at", self.stages_at()),
+            ("sums_at", needs.sums_at),
+            ("cta_state_bytes", CTA_STATE),
+            ("segment_bytes", size_of::<Segment>()),
+            ("barrier_bytes", self.stages * STAGE_BARRIERS),
+            ("stage_bytes", needs.stage),
+            ("stage_count", self.stages),
+            ("mailbox_floats", mailbox_floats),
+            ("first_poll_ns", tuning.first_poll_ns),
+            ("poll_ns", tuning.poll_ns),
+            ("tiles_in_flight", in_flight),
+            ("deadline", control::deadline()),
+        ];
+        let line = |(name, value)| format!("constexpr int {name} = {value};\n");
+        // See cta.cu.
+        let racecheck = match std::env::var_os("WATERLINE_RACECHECK") {
+            Some(_) => "#define WATERLINE_RACECHECK 1\n",
+            None => "",
+        };
+        let fault = control::fault().map(|phase| format!("#define WATERLINE_FAULT {phase}u\n"));
+        racecheck.to_owned() + &fault.unwrap_or_default() + &constants.map(line).concat()
+    }
+}

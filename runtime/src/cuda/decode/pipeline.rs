@@ -1,0 +1,222 @@
+//! The weight pipeline on the host: how rows are distributed to blocks as segments, and how segments are cut into tiles.
+
+use bytemuck::{Pod, Zeroable};
+use waterline_quant::FORMATS;
+
+use crate::cuda::decode::gemv::{Gemv, StreamedMatrix};
+use crate::cuda::decode::kernel::THREADS;
+use crate::cuda::decode::mailbox::Recurrence;
+use crate::cuda::decode::split::{Demand, Matrix, Part, split_rows};
+use crate::cuda::driver::Address;
+
+/// `Segment` in pipeline.cu: rows of one matrix that a block multiplies.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Segment {
+    codes: Address,
+    scales: Address,
+    bias: Address,
+    code_row: u32,
+    scale_row: u32,
+    pub rows: i32,
+    column: i32,
+    pub first_tile: u32,
+    multiplier: f32,
+    tile_code_bytes: u16,
+    code_pitch: u16,
+    tile_scale_bytes: u16,
+    scale_pitch: u16,
+    format: u16,
+    tiles_per_row: u16,
+    sums: u16,
+    row_op: i8,
+    new_batch: i8,
+}
+
+/// The size of a stage of the weight pipeline, and how many rows a thread block finishes together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tiling {
+    /// Most bytes of a tile that has sixteen rows; a larger one has eight.
+    sixteen_rows: usize,
+    /// Rows of a batch: at most one for every four threads.
+    pub batch: usize,
+}
+
+impl Tiling {
+    /// From the largest to the smallest. On an H200 the first fits every model.
+    const ALL: [Tiling; 5] = [
+        Tiling::new(18 << 10, THREADS / 4),
+        Tiling::new(18 << 10, THREADS / 8),
+        Tiling::new(0, THREADS / 4),
+        Tiling::new(0, THREADS / 8),
+        Tiling::new(0, THREADS / 16),
+    ];
+
+    const fn new(sixteen_rows: usize, batch: usize) -> Self {
+        Tiling {
+            sixteen_rows,
+            batch,
+        }
+    }
+
+    /// The candidates, the largest first.
+    pub fn all() -> &'static [Tiling] {
+        #[cfg(test)]
+        if SMALLEST.get() {
+            return &Self::ALL[Self::ALL.len() - 1..];
+        }
+        &Self::ALL
+    }
+
+    /// Rows of a tile: eight or sixteen.
+    pub fn rows(self, format: usize) -> usize {
+        let format = FORMATS[format];
+        // A unit is 16 bytes of floats, or 32 quantized numbers.
+        let eight_units = match format.block_len {
+            1 => 8 * 16,
+            numbers => 8 * 32 * format.block_bytes / numbers,
+        };
+        match 16 * STEP_UNITS / 8 * eight_units <= self.sixteen_rows {
+            true => 16,
+            false => 8,
+        }
+    }
+}
+/// Units of a row that the warps multiply in a step, and floats from one row's partial sums to the next.
+pub(crate) const STEP_UNITS: usize = THREADS / 32 * 4;
+pub(crate) const SUMS_PITCH: usize = THREADS / 32 + 1;
+
+#[cfg(test)]
+thread_local! {
+    /// Whether programs that this thread lays out have the smallest tiles and batches, for tests.
+    pub(crate) static SMALLEST: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Appends a GEMV's rows to the blocks' lists, the same number of segments to each; returns the floats that a block needs for partial
+/// sums. `next` is the recurrence that reads the output, if one does.
+pub(crate) fn distribute(
+    gemv: &Gemv,
+    next: Option<&Recurrence>,
+    lists: &mut [Vec<Segment>],
+    tiling: Tiling,
+) -> usize {
+    // The rows of a gated GEMV's two matrices stay together.
+    let owners = gemv.owners();
+    let together = gemv.weights.len() / owners.len();
+    let matrices: Vec<Matrix> = owners
+        .iter()
+        .map(|weight| Matrix::of(weight, tiling))
+        .collect();
+    let demand = next.map(|next| Demand {
+        matrices: (owners.iter())
+            .map(|weight| next.takes(gemv.output_of(weight)))
+            .collect(),
+        blocks: next.blocks,
+    });
+    let shares = split_rows(&matrices, demand.as_ref(), lists.len(), tiling.batch);
+    let most = shares.iter().map(Vec::len).max().unwrap_or(0);
+    // Partial sums of two batches alternate.
+    let batch_room = tiling.batch * together * SUMS_PITCH;
+    let mut room = 0;
+    for (list, share) in lists.iter_mut().zip(shares) {
+        let (mut row_batch, mut sums) = (0, 0);
+        for &Part {
+            matrix,
+            first,
+            rows,
+            row_batch: own,
+        } in &share
+        {
+            let new_batch = own != row_batch;
+            if new_batch {
+                (row_batch, sums) = (own, own % 2 * batch_room);
+            }
+            for twin in 0..together {
+                let weight = &gemv.weights[matrix + twin * owners.len()].rows(first..first + rows);
+                let tile = Tile::of(weight, tiling);
+                list.push(Segment {
+                    codes: weight.codes,
+                    scales: weight.scales,
+                    bias: weight.bias,
+                    code_row: weight.code_row as u32,
+                    scale_row: weight.scale_row as u32,
+                    rows: rows as i32,
+                    column: weight.column as i32,
+                    first_tile: 0,
+                    multiplier: weight.multiplier,
+                    sums: sums as u16,
+                    tile_code_bytes: tile.tile_code_bytes as u16,
+                    code_pitch: tile.code_pitch as u16,
+                    tile_scale_bytes: tile.tile_scale_bytes as u16,
+                    scale_pitch: tile.scale_pitch as u16,
+                    format: weight.format as u16,
+                    tiles_per_row: tile.tiles_per_row as u16,
+                    row_op: weight.row_op.map_or(-1, |row_op| row_op as i8),
+                    new_batch: (new_batch && twin == 0).into(),
+                });
+                sums += rows * SUMS_PITCH;
+            }
+            room = room.max(sums);
+        }
+        let missing = most - share.len();
+        list.extend(std::iter::repeat_n(Segment::skipped(), missing * together));
+    }
+    room
+}
+
+impl Segment {
+    /// Its number of tiles.
+    pub fn tiles(&self, tiling: Tiling) -> u32 {
+        let rows = tiling.rows(self.format.into()) as u32;
+        (self.rows as u32).div_ceil(rows) * u32::from(self.tiles_per_row)
+    }
+
+    /// Padding of a list, which a segment of zero rows would end.
+    pub fn skipped() -> Self {
+        Segment {
+            rows: -1,
+            ..Segment::zeroed()
+        }
+    }
+}
+
+/// The shape of a matrix' tiles: eight or sixteen rows of the columns of one step.
+pub(crate) struct Tile {
+    tile_code_bytes: usize,
+    code_pitch: usize,
+    tile_scale_bytes: usize,
+    scale_pitch: usize,
+    tiles_per_row: usize,
+    pub bytes: usize,
+}
+
+impl Tile {
+    pub fn of(weight: &StreamedMatrix, tiling: Tiling) -> Self {
+        let (units, rows) = (weight.units(), tiling.rows(weight.format));
+        let part = |row: usize| (STEP_UNITS * row / units).min(row);
+        let tile_code_bytes = part(weight.code_row);
+        // Two rows that lanes read at once lie in different banks.
+        let gap = if weight.code_row / units == 32 {
+            16
+        } else {
+            64
+        };
+        let code_pitch = tile_code_bytes.next_multiple_of(128) + gap;
+        let (tile_scale_bytes, scale_pitch, scales) = match weight.scale_row {
+            0 => (0, 0, 0),
+            row if row.is_multiple_of(16) => {
+                let pitch = part(row).next_multiple_of(128) + 16;
+                (part(row), pitch, rows * pitch)
+            }
+            row => (0, row, (rows * row).next_multiple_of(16)),
+        };
+        Tile {
+            tile_code_bytes,
+            code_pitch,
+            tile_scale_bytes,
+            scale_pitch,
+            tiles_per_row: weight.code_row.div_ceil(tile_code_bytes),
+            bytes: rows * code_pitch + scales,
+        }
+    }
+}

@@ -1,0 +1,204 @@
+// Prologue of a streaming GEMV: every block computes the whole input vector into its shared memory, in the forms that the weights'
+// formats multiply with.
+
+// The input in 8 bits, in units of 32 values: the first sixteen codes of every unit, then the other sixteen, then a scale per unit.
+struct RoundedInput {
+  u8* codes;
+  float* scales;
+  int units;
+
+  __device__ RoundedInput(u8* at, int cols)
+      : codes(at), scales(reinterpret_cast<float*>(codes + cols)), units(cols / 32) {}
+
+  // Address of a column's code.
+  __device__ u8* place(int column) const { return codes + (column / 16 % 2 * units + column / 32) * 16 + column % 16; }
+
+  // The codes of four values.
+  __device__ static u32 pack(const float* x, float factor) {
+    u32 packed = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) packed |= (u32)(u8)__float2int_rn(x[i] * factor) << 8 * i;
+    return packed;
+  }
+  __device__ static float largest_of(const float* x) {
+    return fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
+  }
+
+  // A lane holds one, four or eight consecutive values of a unit.
+  template <int cols, int flags>
+  __device__ void store(const Fragment<cols, flags>& fragment) const {
+    using Own = Fragment<cols, flags>;
+    constexpr int lanes = 32 / Own::in_a_row;
+    // A thread's runs are whole units apart.
+    u8* first = place(Own::column(0));
+    float* first_scale = scales + Own::column(0) / 32;
+#pragma unroll
+    for (int r = 0; r < Own::runs; r += Own::together) {
+      u8* at = first + Own::behind(r) / 32 * 16;
+      const float* x = fragment.value + Own::run * r;
+      float largest;
+      if constexpr (Own::run == 1) {
+        largest = warp_max_of_positive(fabsf(*x));
+      } else {
+        largest = largest_of(x);
+        if constexpr (Own::paired) largest = fmaxf(largest, largest_of(x + 4));
+#pragma unroll
+        for (int distance = lanes / 2; distance > 0; distance /= 2) {
+          largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, distance));
+        }
+      }
+      if (!Own::has(r)) return;
+      float factor = largest > 0.0f ? 127.0f / largest : 0.0f;
+      if constexpr (Own::run == 1) {
+        *at = (u8)__float2int_rn(*x * factor);
+      } else if constexpr (Own::paired) {
+        *reinterpret_cast<uint2*>(at) = {pack(x, factor), pack(x + 4, factor)};
+      } else {
+        *reinterpret_cast<u32*>(at) = pack(x, factor);
+      }
+      if (Own::column(0) % 32 == 0) first_scale[Own::behind(r) / 32] = largest / 127.0f;
+    }
+  }
+
+  __device__ Codes unit(int index) const {
+    Codes read;
+    int4 a = reinterpret_cast<const int4*>(codes)[index], b = reinterpret_cast<const int4*>(codes)[units + index];
+    read.packed[0] = a.x, read.packed[1] = a.y, read.packed[2] = a.z, read.packed[3] = a.w;
+    read.packed[4] = b.x, read.packed[5] = b.y, read.packed[6] = b.z, read.packed[7] = b.w;
+    read.scale = scales[index];
+    // Dead code where no format uses it.
+    read.sum = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) read.sum = __dp4a(read.packed[i], 0x01010101, read.sum);
+    return read;
+  }
+};
+
+// The input as sums of three bf16 numbers, which hold all 24 bits of the fraction: three rows.
+struct SplitInput {
+  u16* first;
+  // Numbers from row to row. Eight lanes that read two rows meet all banks.
+  int pitch;
+
+  __device__ SplitInput(u8* at, int cols)
+      : first(reinterpret_cast<u16*>(at)), pitch((cols + 63) / 64 * 64 + 32) {}
+
+  template <int cols, int flags>
+  __device__ void store(const Fragment<cols, flags>& fragment) const {
+    using Own = Fragment<cols, flags>;
+#pragma unroll
+    for (int r = 0; r < Own::runs; r++) {
+      if (!Own::has(r)) return;
+      float left[Own::run];
+#pragma unroll
+      for (int i = 0; i < Own::run; i++) left[i] = fragment.value[r * Own::run + i];
+#pragma unroll
+      for (int part = 0; part < 3; part++) {
+        u16* place = first + part * pitch + Own::column(r);
+        if constexpr (Own::run == 4) {
+          uint2 pairs = {pack_bf16(left[0], left[1]), pack_bf16(left[2], left[3])};
+          *reinterpret_cast<uint2*>(place) = pairs;
+          left[0] -= first_of(pairs.x), left[1] -= second_of(pairs.x);
+          left[2] -= first_of(pairs.y), left[3] -= second_of(pairs.y);
+        } else {
+          u32 number = pack_bf16(left[0], 0.0f);
+          *place = (u16)number;
+          left[0] -= first_of(number);
+        }
+      }
+    }
+  }
+};
+
+// The input in all three forms; `store_input` makes those in use.
+struct ProductInput {
+  const float* x;
+  RoundedInput rounded;
+  SplitInput split;
+
+  __device__ ProductInput(u8* room, int codes_at, int parts_at, int cols)
+      : x(reinterpret_cast<const float*>(room)), rounded(room + codes_at, cols), split(room + parts_at, cols) {}
+};
+
+// Each warp's sum of squares of the input.
+__device__ inline float* warp_squares() {
+  __shared__ __align__(16) float squares[consumer_warps];
+  return squares;
+}
+
+// The factor of a late RMS norm, in all lanes; four adjacent lanes compute it together.
+__device__ inline float late_factor(int cols, float eps) {
+  float4 four = reinterpret_cast<const float4*>(warp_squares())[lane_index() % 4];
+  float squares = four.x + four.y + four.z + four.w;
+  squares += __shfl_xor_sync(all_lanes, squares, 2);
+  squares += __shfl_xor_sync(all_lanes, squares, 1);
+  return 1.0f / sqrtf(squares / cols + eps);
+}
+
+// The columns from which the input is made, and the operands of its steps, on their way into registers.
+template <int mailboxes, int cols, int flags>
+struct PendingInput {
+  // Operands that are read from mailboxes too.
+  static constexpr bool added_by_mailbox = (mailboxes & MAILBOX_ADDED) != 0, gates_by_mailbox = (mailboxes & MAILBOX_GATES) != 0;
+  Fragment<cols, flags> fragment;
+  // Gain of a late norm.
+  Fragment<cols, flags> gain;
+  StepOperands<cols, flags> operands;
+
+  __device__ void try_load_all() {
+    fragment.try_load(this_op().input);
+    if constexpr (added_by_mailbox) operands.added.try_load(this_op().added);
+    if constexpr (gates_by_mailbox) operands.gates.try_load(this_op().gates);
+  }
+
+  // Begins all loads that do not depend on earlier ops.
+  __device__ void prefetch(const Prologue& prologue) {
+    fragment.clear();
+    if constexpr ((mailboxes & MAILBOX_INPUT) != 0) {
+      if constexpr (added_by_mailbox) operands.added.clear();
+      if constexpr (gates_by_mailbox) operands.gates.clear();
+      operands.load(prologue, 0, added_by_mailbox, gates_by_mailbox);
+    }
+    if constexpr ((flags & LATE_NORM) != 0) gain.load(prologue.step[prologue.steps - 1].weight);
+  }
+
+  // Polls the mailboxes, or waits at the grid barrier.
+  __device__ void wait(const Prologue& prologue) {
+    if constexpr ((mailboxes & MAILBOX_INPUT) != 0) {
+      // The first poll is not one of the loop's, which would be shorter: GDN 1.3B in Q8_0 takes 546 us on an H200 so, else 562.
+      try_load_all();
+      while (!(fragment.is_ready() & (!added_by_mailbox || operands.added.is_ready()) & (!gates_by_mailbox || operands.gates.is_ready()))) {
+        backoff();
+        try_load_all();
+        // The clock is read while the loads are in flight.
+        if (deadline_passed(WAIT_MAILBOX)) break;
+      }
+    } else {
+      wait_for_dependencies();
+      fragment.load(prologue.input.first);
+      operands.load(prologue, 0);
+    }
+  }
+};
+
+// Stores the input in f32, in 8 bits and in bf16, each where the layout has room for it. The factor of a late RMS norm is left to the
+// epilogue, so that no warp waits for the others. Complete after a barrier.
+template <int cols, int flags, int codes_at, int parts_at, int bytes, class Pending>
+__device__ void store_input(const Prologue& prologue, Pending& pending, const ProductInput& input) {
+  float* room = shared_memory<float>();
+  Fragment<cols, flags>& fragment = pending.fragment;
+  apply_steps<cols, flags>(prologue, 0, pending.operands, fragment, room);
+  if constexpr ((flags & LATE_NORM) != 0) {
+    float squares = 0.0f;
+#pragma unroll
+    for (int k = 0; k < fragment.count; k++) {
+      squares += fragment.value[k] * fragment.value[k];
+      fragment.value[k] *= pending.gain.value[k];
+    }
+    squares = warp_sum(squares);
+    if (lane_index() == 0) warp_squares()[warp_index()] = squares;
+  }
+  if constexpr (codes_at > 0) fragment.store(room);
+  if constexpr (parts_at > codes_at) input.rounded.store(fragment);
+  if constexpr (bytes > parts_at) input.split.store(fragment);
+}

@@ -1,0 +1,74 @@
+//! Constants of the decode kernel that depend on the GPU, by its compute capability, so that kernels built ahead of time have the same.
+//!
+//! Two are latencies of mailboxes. The first poll must not come before the values: a second one queues behind weight copies. One bounds
+//! the weight tiles in flight, which hide DRAM's latency and delay mailbox loads. All were measured on an H200, and an H100 runs with
+//! the same. For other GPUs the tiles follow from the memory bandwidth of an SM by the data sheets; they have not been measured there.
+
+/// Latency of DRAM under load, in microseconds: 48 KiB in flight per SM saturate an H200.
+const LOADED_LATENCY_US: f64 = 1.35;
+
+/// Bytes that DRAM delivers per SM and microsecond: bandwidth / SMs of one part of each compute capability.
+const BYTES_PER_US: [(i32, f64); 8] = [
+    (80, 2.0e6 / 108.0),   // A100
+    (86, 0.94e6 / 82.0),   // RTX 3090
+    (87, 0.205e6 / 16.0),  // AGX Orin
+    (89, 1.01e6 / 128.0),  // RTX 4090
+    (100, 8.0e6 / 148.0),  // B200
+    (110, 0.273e6 / 20.0), // Jetson Thor
+    (120, 1.79e6 / 170.0), // RTX 5090
+    (121, 0.273e6 / 48.0), // GB10
+];
+
+/// Constants of the decode kernel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Tuning {
+    /// Nanoseconds before the first poll, where an op has few bytes of weights.
+    pub first_poll_ns: usize,
+    /// Nanoseconds between polls.
+    pub poll_ns: usize,
+    /// Bytes of large tiles in flight per SM.
+    pub bytes_in_flight: f64,
+}
+
+impl Tuning {
+    /// That of a GPU of this compute capability; 90 is 9.0.
+    pub fn of(capability: i32) -> Self {
+        let listed = BYTES_PER_US
+            .iter()
+            .find(|(listed, _)| *listed == capability);
+        Tuning {
+            first_poll_ns: 400,
+            poll_ns: 100,
+            bytes_in_flight: listed.map_or(48.0 * 1024.0, |(_, bytes)| bytes * LOADED_LATENCY_US),
+        }
+    }
+
+    /// Large tiles in flight, one or two for each of the producer warps.
+    pub fn tiles_in_flight(self, producers: usize, stages: usize, stage_bytes: usize) -> usize {
+        let tiles = (self.bytes_in_flight / stage_bytes.max(1) as f64).ceil() as usize;
+        let even = tiles.next_multiple_of(producers);
+        even.clamp(producers, 2 * producers).min(stages)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_in_flight_follow_from_the_bandwidth_of_an_sm() {
+        // Stages of Q4_0 and BF16 on large parts, of half the rows on small ones.
+        for (capability, stage, tiles) in [
+            (90, 19_712, 4),
+            (90, 16_384, 4),
+            (100, 19_712, 4),
+            (87, 19_712, 2),
+            (89, 9_856, 2),
+            (120, 8_192, 2),
+        ] {
+            let tuning = Tuning::of(capability);
+            assert_eq!(tuning.tiles_in_flight(2, 8, stage), tiles, "{capability}");
+        }
+        assert_eq!(Tuning::of(90).tiles_in_flight(2, 2, 16_384), 2);
+    }
+}

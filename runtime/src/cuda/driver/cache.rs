@@ -1,0 +1,207 @@
+//! The cache of compiled kernels, safe to delete at any time.
+//!
+//! A file's name is the SHA-256 of the source, in which a model's dimensions are constants, and of the compiler's options, the
+//! architecture among them. The compiler's version is not part of it, so that kernels which were built elsewhere are found by a
+//! machine with another NVRTC or with none; the file records it. Machine code from the cache runs on the GPU unchecked, so a
+//! folder that others may write to is not used.
+
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+const MAGIC: &[u8; 8] = b"WLCUBIN3";
+const DIGEST: usize = 32;
+
+/// The name of the file for a source and the compiler's options.
+pub(crate) fn key(source: &str, options: &[String]) -> String {
+    let mut hash = Sha256::new();
+    for part in options.iter().map(String::as_str).chain([source]) {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    let architecture = options.first().and_then(|option| option.split('=').nth(1));
+    format!(
+        "{}-{}.cubin",
+        architecture.unwrap_or_default(),
+        hex(&hash.finalize())
+    )
+}
+
+/// In hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A folder of compiled kernels.
+pub(crate) struct Cache {
+    folder: PathBuf,
+}
+
+impl Cache {
+    /// The folder that `WATERLINE_KERNELS` names, or the user's own.
+    ///
+    /// # Errors
+    /// A part of a sentence that says why there is none.
+    pub fn of_environment() -> Result<Self, String> {
+        let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+        let folder = match (set("WATERLINE_KERNELS"), set("XDG_CACHE_HOME"), set("HOME")) {
+            (Some(folder), ..) => folder.into(),
+            (_, Some(base), _) => PathBuf::from(base).join("waterline/kernels"),
+            (.., Some(home)) => PathBuf::from(home).join(".cache/waterline/kernels"),
+            _ => return Err("there is no home folder for a cache of kernels".into()),
+        };
+        check(&folder)?;
+        Ok(Self::at(folder))
+    }
+
+    /// A folder, which need not exist yet.
+    pub fn at(folder: PathBuf) -> Self {
+        Cache { folder }
+    }
+
+    /// Where it is.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The whole image of this name, or none.
+    pub fn read(&self, key: &str) -> Option<Vec<u8>> {
+        let bytes = std::fs::read(self.folder.join(key)).ok()?;
+        let (magic, rest) = bytes.split_at_checked(MAGIC.len())?;
+        let (digest, rest) = rest.split_at_checked(DIGEST)?;
+        let (length, contents) = rest.split_at_checked(1)?;
+        let (_compiler, image) = contents.split_at_checked(length[0].into())?;
+        let is_whole = magic == MAGIC && digest == digest_of(key, rest);
+        is_whole.then(|| image.to_vec())
+    }
+
+    /// Keeps an image, which `compiler` made.
+    pub fn write(&self, key: &str, compiler: &str, image: &[u8]) -> std::io::Result<()> {
+        create(&self.folder)?;
+        let length = compiler.len().min(u8::MAX.into());
+        let contents = [&[length as u8], &compiler.as_bytes()[..length], image].concat();
+        let whole = [MAGIC.as_slice(), &digest_of(key, &contents), &contents].concat();
+        let path = self.folder.join(key);
+        let partial = path.with_extension(format!("{}.partial", std::process::id()));
+        std::fs::write(&partial, whole)?;
+        std::fs::rename(&partial, path)
+    }
+}
+
+/// Of a file's contents and its name: an image for another architecture is as useless as a damaged one.
+fn digest_of(key: &str, contents: &[u8]) -> [u8; DIGEST] {
+    let mut hash = Sha256::new();
+    hash.update(key);
+    hash.update(contents);
+    hash.finalize().into()
+}
+
+#[cfg(unix)]
+fn create(folder: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(folder)
+}
+
+#[cfg(not(unix))]
+fn create(folder: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(folder)
+}
+
+/// Refuses a folder that another user owns or everyone may write to.
+#[cfg(unix)]
+fn check(folder: &Path) -> Result<(), String> {
+    use std::os::unix::fs::MetadataExt;
+    // SAFETY: POSIX: it takes nothing, cannot fail and returns a number.
+    unsafe extern "C" {
+        safe fn geteuid() -> u32;
+    }
+    let Ok(metadata) = std::fs::metadata(folder) else {
+        return Ok(());
+    };
+    let (owner, mode) = (metadata.uid(), metadata.mode() & 0o777);
+    if owner != 0 && owner != geteuid() {
+        return Err(format!(
+            "the cache {} belongs to another user (found owner {owner}, expected {})",
+            folder.display(),
+            geteuid()
+        ));
+    }
+    if mode & 0o002 != 0 {
+        return Err(format!(
+            "everyone may write to the cache {} (found mode {mode:o}, expected 700)",
+            folder.display()
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(not(unix))]
+fn check(_folder: &Path) -> Result<(), String> {
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(architecture: &str) -> Vec<String> {
+        vec![format!("--gpu-architecture={architecture}"), "-x".into()]
+    }
+
+    #[test]
+    fn a_cached_kernel_is_used_as_a_whole_and_under_its_own_name_only() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let cache = Cache::at(folder.path().join("kernels"));
+        let key_90 = key("source", &options("sm_90"));
+        assert_eq!(cache.read(&key_90), None);
+        let image = b"machine code".as_slice();
+        cache.write(&key_90, "NVRTC 13.0", image).expect("written");
+        assert_eq!(cache.read(&key_90).as_deref(), Some(image));
+
+        let key_87 = key("source", &options("sm_87"));
+        let path = |key: &str| cache.folder().join(key);
+        std::fs::copy(path(&key_90), path(&key_87)).expect("copied");
+        assert_eq!(cache.read(&key_87), None);
+
+        let whole = std::fs::read(path(&key_90)).expect("read");
+        for length in 0..whole.len() {
+            std::fs::write(path(&key_90), &whole[..length]).expect("written");
+            assert_eq!(cache.read(&key_90), None, "{length} bytes");
+        }
+        for at in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1;
+            std::fs::write(path(&key_90), damaged).expect("written");
+            assert_eq!(cache.read(&key_90), None, "byte {at}");
+        }
+    }
+
+    #[test]
+    fn the_name_depends_on_source_and_options_and_never_changes() {
+        let name = key("source", &options("sm_90"));
+        assert_eq!(
+            name,
+            "sm_90-b4d92b7f28b4a0cd2a5670595526f43ede1a35500711d716494d7e8864d68ca4.cubin"
+        );
+        assert_ne!(name, key("sourc", &options("sm_90")));
+        assert_ne!(name, key("source", &options("sm_90")[..1]));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_folder_that_everyone_may_write_to_is_no_cache() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().expect("a folder");
+        let own = folder.path().join("own");
+        create(&own).expect("created");
+        let mode = std::fs::metadata(&own).expect("a folder").permissions();
+        assert_eq!(mode.mode() & 0o777, 0o700);
+        check(&own).expect("a private folder");
+        let everyone = PermissionsExt::from_mode(0o777);
+        std::fs::set_permissions(&own, everyone).expect("changed");
+        let error = check(&own).expect_err("a folder of everyone");
+        assert!(error.contains("found mode 777"), "{error}");
+        check(&folder.path().join("missing")).expect("no folder yet");
+    }
+}

@@ -1,0 +1,477 @@
+//! An NVIDIA GPU through its driver, which is loaded when a GPU is first opened.
+
+use std::ffi::{CString, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+
+use cudarc::driver::{CudaContext, CudaGraph, CudaStream, DriverError, result, sys};
+
+use crate::cuda::decode::tuning::Tuning;
+use crate::cuda::driver::compile;
+use crate::cuda::driver::overrides::Overrides;
+use crate::cuda::driver::{
+    Address, Argument, Driver, Kernel, Launch, Queue, Recording, TOO_OLD, TensorCores,
+};
+use crate::error::{Error, Result};
+
+const MOST_SHARED: sys::CUdevice_attribute =
+    sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+
+/// A GPU.
+pub(crate) struct Gpu {
+    context: Arc<CudaContext>,
+    name: String,
+    sms: u32,
+    architecture: String,
+    tensor_cores: TensorCores,
+    tuning: Tuning,
+    shared_memory: usize,
+    resident_blocks: std::result::Result<usize, String>,
+    /// Whether a kernel may start before the one before it has ended.
+    overlaps: bool,
+    /// Whether mapped weights are read where they lie.
+    sharing: Sharing,
+    /// Modules live as long as the GPU is used: kernels are theirs.
+    modules: Mutex<Vec<usize>>,
+}
+
+/// How kernels read the host's memory.
+#[derive(Clone, Copy)]
+enum Sharing {
+    /// They should not.
+    Copies,
+    /// All of it, as the host does.
+    Pageable,
+    /// Registered memory, with these flags.
+    Registered(u32),
+}
+
+impl Sharing {
+    /// A device that shares the host's memory should not have a second copy there.
+    fn of(attribute: impl Fn(sys::CUdevice_attribute) -> bool) -> Self {
+        use sys::CUdevice_attribute as Attribute;
+        let integrated = attribute(Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED);
+        if !super::shares_memory().unwrap_or(integrated) {
+            return Sharing::Copies;
+        }
+        if attribute(Attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS) {
+            return Sharing::Pageable;
+        }
+        let read_only = attribute(Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED);
+        Sharing::Registered(match read_only {
+            true => sys::CU_MEMHOSTREGISTER_DEVICEMAP | sys::CU_MEMHOSTREGISTER_READ_ONLY,
+            false => sys::CU_MEMHOSTREGISTER_DEVICEMAP,
+        })
+    }
+}
+
+impl Gpu {
+    /// Opens GPU number `ordinal`.
+    pub fn open(ordinal: usize) -> Result<Arc<Self>> {
+        // SAFETY: only looks for the driver's library.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(error(
+                "no GPU",
+                "the NVIDIA driver (libcuda) is not installed; use the CPU",
+            ));
+        }
+        let named = |e: DriverError| error("no GPU", reason(e));
+        // An old driver lacks functions, which cudarc reports by a panic.
+        let opened = catch_unwind(AssertUnwindSafe(|| CudaContext::new(ordinal)));
+        let context = opened
+            .map_err(|_| {
+                error(
+                    "no GPU",
+                    "the NVIDIA driver is too old; install a newer one",
+                )
+            })?
+            .map_err(named)?;
+        // SAFETY: every operation on one memory goes through one stream, or waits for the other's end.
+        unsafe { context.disable_event_tracking() };
+        let overrides = Overrides::of_environment()?;
+        let (major, minor) = context.compute_capability().map_err(named)?;
+        let architecture = overrides.architecture.clone();
+        let architecture = architecture.unwrap_or_else(|| format!("sm_{major}{minor}"));
+        // That of the kernels, which may be another GPU's.
+        let capability = compile::capability(&architecture);
+        let tensor_cores = match &overrides.architecture {
+            None => TensorCores::of(major),
+            // wgmma exists only in the machine code of one chip.
+            Some(_) => TensorCores::of(capability / 10).min(TensorCores::Warps),
+        };
+        let sms = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let sms = context.attribute(sms).map_err(named)? as u32;
+        let sms = sms.min(overrides.sms.unwrap_or(u32::MAX));
+        let together = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH;
+        let together = context.attribute(together).map_err(named)? != 0;
+        Ok(Arc::new(Gpu {
+            name: context.name().map_err(named)?,
+            sms,
+            resident_blocks: match (together, capability) {
+                (_, ..80) => Err(TOO_OLD.into()),
+                (false, _) => Err("the driver launches no cooperative kernels".into()),
+                (true, _) => Ok(sms as usize),
+            },
+            architecture,
+            tensor_cores,
+            tuning: overrides.tuning(Tuning::of(capability)),
+            shared_memory: (context.attribute(MOST_SHARED).map_err(named)? as usize)
+                .min(overrides.shared_memory.unwrap_or(usize::MAX)),
+            overlaps: capability >= 90,
+            sharing: Sharing::of(|attribute| context.attribute(attribute).is_ok_and(|x| x != 0)),
+            context,
+            modules: Mutex::default(),
+        }))
+    }
+
+    fn check<T>(&self, result: Result<T, DriverError>) -> Result<T> {
+        result.map_err(|e| error(&self.name, reason(e)))
+    }
+
+    fn bind(&self) -> Result<()> {
+        self.check(self.context.bind_to_thread())
+    }
+}
+
+fn error(device: &str, reason: impl Into<String>) -> Error {
+    Error::Device {
+        device: device.into(),
+        reason: reason.into(),
+    }
+}
+
+fn reason(e: DriverError) -> String {
+    use sys::cudaError_enum as Code;
+    match e.0 {
+        Code::CUDA_ERROR_OUT_OF_MEMORY => {
+            "its memory is full; choose a smaller model, context or chunk".into()
+        }
+        Code::CUDA_ERROR_NO_DEVICE => "no device found".into(),
+        Code::CUDA_ERROR_INVALID_DEVICE => "there is no device of that number".into(),
+        Code::CUDA_ERROR_NO_BINARY_FOR_GPU => {
+            "a cached kernel is for another architecture; delete the kernel cache".into()
+        }
+        code => {
+            let text = e.error_string();
+            let text = text.map_or_else(|_| "".into(), |text| text.to_string_lossy());
+            let lost = if is_lost(code) {
+                "; the device was lost and what its sessions held with it: open a new session on a device or on the CPU \
+                 and restore the last snapshot"
+            } else {
+                ""
+            };
+            format!("{text} ({code:?}){lost}")
+        }
+    }
+}
+
+/// Whether nothing that this process has on the device can be used after such an error.
+fn is_lost(code: sys::cudaError_enum) -> bool {
+    use sys::cudaError_enum as Code;
+    matches!(
+        code,
+        Code::CUDA_ERROR_ILLEGAL_ADDRESS
+            | Code::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | Code::CUDA_ERROR_MISALIGNED_ADDRESS
+            | Code::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | Code::CUDA_ERROR_INVALID_PC
+            | Code::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | Code::CUDA_ERROR_LAUNCH_FAILED
+            | Code::CUDA_ERROR_LAUNCH_TIMEOUT
+            | Code::CUDA_ERROR_ASSERT
+            | Code::CUDA_ERROR_ECC_UNCORRECTABLE
+            | Code::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | Code::CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | Code::CUDA_ERROR_DEVICE_UNAVAILABLE
+            | Code::CUDA_ERROR_UNKNOWN
+    )
+}
+
+impl Driver for Gpu {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn sms(&self) -> u32 {
+        self.sms
+    }
+
+    fn tensor_cores(&self) -> TensorCores {
+        self.tensor_cores
+    }
+
+    fn tuning(&self) -> Tuning {
+        self.tuning
+    }
+
+    fn shared_memory(&self) -> usize {
+        self.shared_memory
+    }
+
+    fn resident_blocks(&self) -> std::result::Result<usize, String> {
+        self.resident_blocks.clone()
+    }
+
+    fn free_bytes(&self) -> Result<usize> {
+        self.bind()?;
+        let (free, _) = self.check(result::mem_get_info())?;
+        Ok(free)
+    }
+
+    fn compiles(&self) -> bool {
+        compile::is_possible()
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Address> {
+        self.bind()?;
+        // SAFETY: the context is current.
+        self.check(unsafe { result::malloc_sync(bytes) })
+    }
+
+    fn release(&self, address: Address) {
+        if self.bind().is_ok() {
+            // SAFETY: the address came from `allocate`, and its owner is gone. A device that was lost reports it
+            // elsewhere.
+            let _ = unsafe { result::free_sync(address) };
+        }
+    }
+
+    fn share(&self, host: &[u8]) -> Result<Option<Address>> {
+        let flags = match self.sharing {
+            Sharing::Copies => return Ok(None),
+            Sharing::Pageable => return Ok(Some(host.as_ptr() as Address)),
+            Sharing::Registered(flags) => flags,
+        };
+        self.bind()?;
+        let start = host.as_ptr().cast_mut().cast();
+        // SAFETY: the bytes are a mapping, which stays until `forget`, and nothing writes there.
+        let registered = unsafe { sys::cuMemHostRegister_v2(start, host.len(), flags) }.result();
+        // Where a system cannot pin a mapped file the weights are copied; `shared_bytes` shows it.
+        if registered.is_err() {
+            return Ok(None);
+        }
+        let mut address = 0;
+        // SAFETY: the bytes are registered.
+        let found = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, start, 0) }.result();
+        self.check(found)?;
+        Ok(Some(address))
+    }
+
+    fn forget(&self, host: &[u8]) {
+        if matches!(self.sharing, Sharing::Registered(_)) && self.bind().is_ok() {
+            // SAFETY: `share` registered the bytes, and no kernel reads them any more.
+            let _ = unsafe { sys::cuMemHostUnregister(host.as_ptr().cast_mut().cast()) };
+        }
+    }
+
+    fn compile(&self, source: &str, names: &[String]) -> Result<Vec<Kernel>> {
+        let image = compile::cubin(source, &self.architecture)?;
+        self.bind()?;
+        // SAFETY: the image is NVRTC's, a whole cubin or PTX that ends with a zero, checked when it came from the cache.
+        let module = self.check(unsafe { result::module::load_data(image.as_ptr().cast()) })?;
+        self.modules.lock().expect("modules").push(module as usize);
+        let mut kernels = Vec::with_capacity(names.len());
+        for name in names {
+            let text = CString::new(name.as_str()).expect("a name without zeros");
+            // SAFETY: the module is loaded and stays so.
+            let kernel = self.check(unsafe { result::module::get_function(module, text) })?;
+            let shared = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let most = self.shared_memory as i32;
+            let fixed = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+            // SAFETY: the function is valid.
+            let fixed =
+                self.check(unsafe { result::function::get_function_attribute(kernel, fixed) })?;
+            // SAFETY: the function is valid.
+            self.check(unsafe {
+                result::function::set_function_attribute(kernel, shared, (most - fixed).max(0))
+            })?;
+            kernels.push(Kernel(kernel as usize));
+        }
+        Ok(kernels)
+    }
+
+    fn queue(self: Arc<Self>) -> Result<Box<dyn Queue>> {
+        let stream = self.check(self.context.new_stream())?;
+        Ok(Box::new(Stream { gpu: self, stream }))
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        if self.bind().is_ok() {
+            for &module in self.modules.get_mut().expect("modules").iter() {
+                // SAFETY: no kernel of it can be launched any more.
+                let _ = unsafe { result::module::unload(module as sys::CUmodule) };
+            }
+        }
+    }
+}
+
+struct Stream {
+    gpu: Arc<Gpu>,
+    stream: Arc<CudaStream>,
+}
+
+impl Stream {
+    /// Starts a kernel; the context is current.
+    fn start(&self, launch: &Launch) -> Result<(), DriverError> {
+        let pointer = |argument: &Argument| argument.0.as_ptr() as *mut c_void;
+        let mut arguments = [std::ptr::null_mut(); crate::cuda::driver::PARAMETERS];
+        for (place, argument) in arguments.iter_mut().zip(&launch.arguments) {
+            *place = pointer(argument);
+        }
+        let (id, value) = if launch.together {
+            (
+                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+                sys::CUlaunchAttributeValue { cooperative: 1 },
+            )
+        } else {
+            // Where kernels may overlap, each waits for the one before by itself (`wait_for_dependencies`).
+            (
+                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                sys::CUlaunchAttributeValue {
+                    programmaticStreamSerializationAllowed: 1,
+                },
+            )
+        };
+        let mut attribute = sys::CUlaunchAttribute {
+            id,
+            pad: [0; 4],
+            value,
+        };
+        let [x, y, z] = launch.grid;
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: launch.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: launch.shared,
+            hStream: self.stream.cu_stream(),
+            attrs: &mut attribute,
+            numAttrs: (launch.together || self.gpu.overlaps).into(),
+        };
+        // SAFETY: the kernel's parameters are those that the arguments were made for: one text declares both.
+        unsafe {
+            sys::cuLaunchKernelEx(
+                &config,
+                launch.kernel.0 as sys::CUfunction,
+                arguments.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        }
+        .result()
+    }
+}
+
+impl Queue for Stream {
+    fn write(&self, to: Address, bytes: &[u8]) -> Result<()> {
+        self.gpu.bind()?;
+        // SAFETY: callers write within their own memory; the host's bytes are alive until the stream is done.
+        let copied = unsafe { result::memcpy_htod_async(to, bytes, self.stream.cu_stream()) };
+        self.gpu.check(copied)?;
+        self.finish()
+    }
+
+    fn read(&self, from: Address, bytes: &mut [u8]) -> Result<()> {
+        self.gpu.bind()?;
+        // SAFETY: as for `write`.
+        let copied = unsafe { result::memcpy_dtoh_async(bytes, from, self.stream.cu_stream()) };
+        self.gpu.check(copied)?;
+        self.finish()
+    }
+
+    fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<()> {
+        self.gpu.bind()?;
+        // SAFETY: callers copy within their own memory.
+        let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream.cu_stream()) };
+        self.gpu.check(copied)
+    }
+
+    fn clear(&self, at: Address, bytes: usize) -> Result<()> {
+        self.gpu.bind()?;
+        // SAFETY: callers clear within their own memory.
+        let cleared = unsafe { result::memset_d8_async(at, 0, bytes, self.stream.cu_stream()) };
+        self.gpu.check(cleared)
+    }
+
+    fn launch(&self, launch: &Launch) -> Result<()> {
+        self.gpu.bind()?;
+        self.gpu.check(self.start(launch))
+    }
+
+    fn admits(&self, launch: &Launch) -> Result<Option<String>> {
+        use sys::cudaError_enum as Code;
+        self.gpu.bind()?;
+        let mut each = 0;
+        // SAFETY: the function is valid, and `each` is a place for a number.
+        let counted = unsafe {
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &mut each,
+                launch.kernel.0 as sys::CUfunction,
+                launch.threads as i32,
+                launch.shared as usize,
+            )
+        }
+        .result();
+        self.gpu.check(counted)?;
+        let [blocks, ..] = launch.grid;
+        let together = each as u32 * self.gpu.sms;
+        if together < blocks {
+            return Ok(Some(format!(
+                "{together} of {blocks} thread blocks of {} threads and {} bytes of shared memory fit on it at once",
+                launch.threads, launch.shared
+            )));
+        }
+        // Only a launch finds out what other processes hold (MPS, reserved SMs).
+        match self.start(launch) {
+            Err(DriverError(
+                code @ (Code::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
+                | Code::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+                | Code::CUDA_ERROR_NOT_SUPPORTED
+                | Code::CUDA_ERROR_NOT_PERMITTED),
+            )) => Ok(Some(format!(
+                "the driver refuses to run {blocks} thread blocks at once ({code:?})"
+            ))),
+            launched => {
+                self.gpu.check(launched)?;
+                self.finish()?;
+                Ok(None)
+            }
+        }
+    }
+
+    fn record(&self, launches: &[Launch]) -> Result<Box<dyn Recording>> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        self.gpu.check(self.stream.begin_capture(mode))?;
+        let queued: Result<()> = launches.iter().try_for_each(|launch| self.launch(launch));
+        // The flag makes no difference to a graph without device memory of its own.
+        let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = self.gpu.check(self.stream.end_capture(flags));
+        queued?;
+        let graph = graph?.ok_or_else(|| error(&self.gpu.name, "an empty recording"))?;
+        Ok(Box::new(Graph {
+            gpu: Arc::clone(&self.gpu),
+            graph,
+        }))
+    }
+
+    fn finish(&self) -> Result<()> {
+        self.gpu.check(self.stream.synchronize())
+    }
+}
+
+struct Graph {
+    gpu: Arc<Gpu>,
+    graph: CudaGraph,
+}
+
+// SAFETY: a graph may be used from any thread, one at a time, and its owner is one session.
+unsafe impl Send for Graph {}
+
+impl Recording for Graph {
+    fn replay(&self) -> Result<()> {
+        self.gpu.check(self.graph.launch())
+    }
+}

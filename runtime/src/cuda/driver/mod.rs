@@ -1,0 +1,199 @@
+//! A device as the backend needs it: memory, kernels, and a queue that runs them in order.
+
+pub(crate) mod ahead;
+mod cache;
+mod compile;
+#[cfg_attr(not(feature = "cuda"), path = "no_gpu.rs")]
+pub(crate) mod gpu;
+mod nvrtc;
+pub(crate) mod overrides;
+pub(crate) mod weights;
+
+use std::sync::Arc;
+
+use crate::cuda::decode::tuning::Tuning;
+use crate::error::Result;
+
+/// An address in a device's memory.
+pub(crate) type Address = u64;
+
+/// Why an old GPU has no decode kernel: 8.0 introduced asynchronous copies into shared memory.
+pub(crate) const TOO_OLD: &str = "its compute capability is less than 8.0";
+
+/// The tensor cores of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum TensorCores {
+    /// Nothing but plain instructions.
+    None,
+    /// Warps multiply tiles that lie in their registers (`mma`).
+    Warps,
+    /// Besides, four warps multiply tiles that lie in shared memory (`wgmma`).
+    WarpGroups,
+}
+
+impl TensorCores {
+    /// Of chips of this major compute capability.
+    pub fn of(major: i32) -> Self {
+        match major {
+            9 => TensorCores::WarpGroups,
+            8.. => TensorCores::Warps,
+            _ => TensorCores::None,
+        }
+    }
+}
+
+/// A device with its own memory: a GPU, or the emulator that tests run kernels on.
+pub(crate) trait Driver: Send + Sync {
+    /// Its name.
+    fn name(&self) -> &str;
+
+    /// Streaming multiprocessors.
+    fn sms(&self) -> u32;
+
+    /// The tensor cores of its SMs.
+    fn tensor_cores(&self) -> TensorCores;
+
+    /// Constants of the decode kernel.
+    fn tuning(&self) -> Tuning;
+
+    /// Bytes of shared memory that a block may have.
+    fn shared_memory(&self) -> usize;
+
+    /// Thread blocks of the decode kernel, which wait for each other, or why there is no such kernel.
+    fn resident_blocks(&self) -> std::result::Result<usize, String>;
+
+    /// Bytes of memory that nobody uses.
+    fn free_bytes(&self) -> Result<usize>;
+
+    /// Whether it has a compiler for kernels that are not in the cache.
+    fn compiles(&self) -> bool;
+
+    /// Whether its memory is real.
+    fn stores(&self) -> bool {
+        true
+    }
+
+    /// Uninitialised memory, aligned to 256 bytes.
+    fn allocate(&self, bytes: usize) -> Result<Address>;
+
+    /// Frees memory from [`Driver::allocate`]; nothing uses it any more.
+    fn release(&self, address: Address);
+
+    /// Lets kernels read the host's bytes, which begin at a page, in place, and returns their device address; none
+    /// on a device that should have a copy. They stay there until [`Driver::forget`].
+    fn share(&self, host: &[u8]) -> Result<Option<Address>>;
+
+    /// Ends [`Driver::share`] of these bytes.
+    fn forget(&self, host: &[u8]);
+
+    /// Compiles `source` and returns the kernels `names` in order.
+    fn compile(&self, source: &str, names: &[String]) -> Result<Vec<Kernel>>;
+
+    /// A new queue.
+    fn queue(self: Arc<Self>) -> Result<Box<dyn Queue>>;
+}
+
+/// Operations that run one after another on the device.
+pub(crate) trait Queue: Send {
+    /// Copies to the device; the bytes may change as soon as it returns.
+    fn write(&self, to: Address, bytes: &[u8]) -> Result<()>;
+
+    /// Copies from the device, after all that was queued before.
+    fn read(&self, from: Address, bytes: &mut [u8]) -> Result<()>;
+
+    /// Copies on the device.
+    fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<()>;
+
+    /// Fills with zeros.
+    fn clear(&self, at: Address, bytes: usize) -> Result<()>;
+
+    /// Starts a kernel.
+    fn launch(&self, launch: &Launch) -> Result<()>;
+
+    /// Why the device cannot run all blocks of a launch at once, if that is so. The launch is one that does nothing.
+    fn admits(&self, launch: &Launch) -> Result<Option<String>>;
+
+    /// Records launches that are replayed as one.
+    fn record(&self, launches: &[Launch]) -> Result<Box<dyn Recording>>;
+
+    /// Waits until everything that was queued has run.
+    fn finish(&self) -> Result<()>;
+}
+
+/// Launches that were recorded.
+pub(crate) trait Recording: Send {
+    /// Queues them all.
+    fn replay(&self) -> Result<()>;
+}
+
+/// A compiled kernel, by the driver's handle.
+#[derive(Clone, Copy)]
+pub(crate) struct Kernel(pub usize);
+
+/// Most parameters of a kernel.
+pub(crate) const PARAMETERS: usize = 32;
+
+/// One argument's bytes, as the kernel's parameter lays them out.
+#[derive(Clone)]
+
+pub(crate) struct Argument(pub Box<[u64]>);
+
+/// A kernel with its arguments.
+#[derive(Clone)]
+pub(crate) struct Launch {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+    /// The arguments in order.
+    pub arguments: Vec<Argument>,
+    /// Whether its blocks wait for each other, so that all of them must run at once.
+    pub together: bool,
+}
+
+/// Memory of a device, released when it is dropped.
+pub(crate) struct Memory {
+    driver: Arc<dyn Driver>,
+    address: Address,
+    bytes: usize,
+}
+
+impl Memory {
+    /// Allocates; the contents are undefined.
+    pub fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Self> {
+        Ok(Memory {
+            address: driver.allocate(bytes.max(1))?,
+            driver: Arc::clone(driver),
+            bytes,
+        })
+    }
+
+    /// Where it begins.
+    pub fn address(&self) -> Address {
+        self.address
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.driver.release(self.address);
+    }
+}
+
+/// Whether `WATERLINE_MAPPED` says that mapped weights are read where they lie (1) or copied (0).
+pub(crate) fn shares_memory() -> Option<bool> {
+    match std::env::var("WATERLINE_MAPPED").ok()?.as_str() {
+        "0" => Some(false),
+        "1" => Some(true),
+        _ => None,
+    }
+}

@@ -1,0 +1,19 @@
+//! In place of `gpu.rs` in a build without CUDA.
+
+use std::sync::Arc;
+
+use crate::cuda::driver::Driver;
+use crate::error::{Error, Result};
+
+/// A GPU that cannot be opened.
+pub(crate) struct Gpu;
+
+impl Gpu {
+    /// Says that this build has no GPUs.
+    pub fn open(_: usize) -> Result<Arc<dyn Driver>> {
+        Err(Error::Device {
+            device: "no GPU".into(),
+            reason: "this build computes on the CPU alone; build it with the feature `cuda`".into(),
+        })
+    }
+}

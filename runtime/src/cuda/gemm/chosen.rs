@@ -1,0 +1,43 @@
+//! Products with the parts of matrices that a token has chosen (mixtures of memories): arguments of `chosen.cu`.
+
+use crate::cuda::gemm::{MOST_LINEARS, Prologue, WeightMatrix, formats_of, shared_bytes};
+use crate::cuda::schedule::{Call, Grid, Launches, Parameter};
+use crate::error::Result;
+use crate::operands::View;
+
+impl Launches<'_> {
+    /// As [`Launches::gemm`] of matrices of `parts` equal parts, for one token: reads only the parts whose numbers are in the first half of
+    /// `route`, and writes their columns.
+    pub fn gemv_chosen(
+        &mut self,
+        prologue: Prologue,
+        weights: &[WeightMatrix],
+        (parts, route): (usize, View),
+        output: View,
+    ) -> Result<()> {
+        let cols = weights[0].matrix.cols();
+        let formats = formats_of(weights);
+        for weights in weights.chunks(MOST_LINEARS) {
+            // `parts` times a block's rows: tiles are counted as those of one part.
+            let (linears, tiles) = self.linears(weights, parts * self.block_rows(), false)?;
+            self.push(Call {
+                source: include_str!("chosen.cu"),
+                kernel: format!(
+                    "gemv_chosen<{formats}, {cols}, {}, {parts}>",
+                    prologue.flags(cols)
+                ),
+                grid: Grid::EachToken(route.width / 2 * tiles),
+                threads: self.prologue_threads(),
+                shared: shared_bytes(cols),
+                parameters: vec![
+                    Parameter::value("Prologue", prologue),
+                    linears,
+                    self.view(route),
+                    Parameter::int(tiles),
+                    self.view(output),
+                ],
+            });
+        }
+        Ok(())
+    }
+}

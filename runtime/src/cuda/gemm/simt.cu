@@ -1,0 +1,268 @@
+// Matrix products on plain cores. `gemv` multiplies token by token: each block runs the prologue of the whole input, each warp multiplies
+// two rows of weights. `store_prologue` and `gemm_simt` do the same for chunks, in tiles.
+
+// A matrix and its columns of the product. Tiles from `first` on are its own.
+struct Linear {
+  const u8* weights;
+  const float* bias;
+  int rows;
+  int column;
+  int format;
+  int first;
+  // Factor of the product, before the bias.
+  float multiplier;
+};
+
+constexpr int most_linears = 12;
+
+struct Linears {
+  int count;
+  // Whether products are added to the output.
+  int add;
+  Linear at[most_linears];
+};
+
+__device__ inline const Linear& linear_of(const Linears& linears, int tile) {
+  int found = 0;
+  for (int i = 1; i < linears.count; i++) found = tile >= linears.at[i].first ? i : found;
+  return linears.at[found];
+}
+
+// The input in 8 bits, 32 values with a common scale.
+template <int cols>
+struct Rounded {
+  int packed[cols / 4];
+  float scales[cols / 32];
+  int sums[cols / 32];
+
+  __device__ void load(const float* x) {
+    for (int unit = warp_index(); unit < cols / 32; unit += blockDim.x / 32) {
+      float value = x[unit * 32 + lane_index()];
+      float largest = warp_max(fabsf(value)), scale = __fdiv_rn(largest, 127.0f);
+      int code = __float2int_rn(largest > 0.0f ? value * __fdiv_rn(127.0f, largest) : 0.0f);
+      reinterpret_cast<i8*>(packed)[unit * 32 + lane_index()] = (i8)code;
+      int sum = (int)warp_sum((float)code);
+      if (lane_index() == 0) {
+        scales[unit] = scale;
+        sums[unit] = sum;
+      }
+    }
+  }
+
+  __device__ Codes unit(int index) const {
+    Codes codes;
+    const int4* four = reinterpret_cast<const int4*>(packed) + index * 2;
+    int4 a = four[0], b = four[1];
+    codes.packed[0] = a.x, codes.packed[1] = a.y, codes.packed[2] = a.z, codes.packed[3] = a.w;
+    codes.packed[4] = b.x, codes.packed[5] = b.y, codes.packed[6] = b.z, codes.packed[7] = b.w;
+    codes.scale = scales[index];
+    codes.sum = sums[index];
+    return codes;
+  }
+};
+
+constexpr int rows_of_warp = 2;
+
+// The products of a warp's rows with x, in every lane.
+template <int format, int cols>
+__device__ void warp_products(const Linear& linear, int row, const float* x, const int* rounded, float* products) {
+  using Weights = Format<format, cols>;
+  constexpr int units = cols / Weights::unit;
+  Units matrix = all_units<Weights>(linear.weights, linear.rows);
+#pragma unroll 4
+  for (int unit = lane_index(); unit < units; unit += 32) {
+    if constexpr (Weights::integer) {
+      Codes codes = reinterpret_cast<const Rounded<cols>*>(rounded)->unit(unit);
+#pragma unroll
+      for (int r = 0; r < rows_of_warp; r++) {
+        long long index = (long long)min(row + r, linear.rows - 1) * units + unit;
+        products[r] += Weights::dot(matrix, index, codes);
+      }
+    } else {
+#pragma unroll
+      for (int r = 0; r < rows_of_warp; r++) {
+        float values[Weights::unit];
+        long long index = (long long)min(row + r, linear.rows - 1) * units + unit;
+        Weights::values(matrix, index, values);
+#pragma unroll
+        for (int i = 0; i < Weights::unit; i++) products[r] += values[i] * x[unit * Weights::unit + i];
+      }
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < rows_of_warp; r++) products[r] = warp_sum(products[r]);
+}
+
+// Calls the instance of warp_products for the matrix' format, one of `formats`.
+template <int formats, int cols, int format = 0>
+__device__ void products_by_format(const Linear& linear, int row, const float* x, const int* rounded, float* products) {
+  if constexpr (format < format_count) {
+    if constexpr ((formats >> format & 1) != 0) {
+      if (linear.format == format) return warp_products<format, cols>(linear, row, x, rounded, products);
+    }
+    products_by_format<formats, cols, format + 1>(linear, row, x, rounded, products);
+  }
+}
+
+// Prefetched weights must stay in L2 until the kernel starts.
+constexpr long long most_prefetched = 16 << 20;
+
+// Prefetches the codes of a warp's rows.
+template <int formats, int cols, int format = 0>
+__device__ void prefetch_rows(const Linear& linear, int row) {
+  if constexpr (format < format_count) {
+    if constexpr ((formats >> format & 1) != 0) {
+      // Prefetches need aligned rows.
+      constexpr u32 bytes = Format<format, cols>::row_bytes % 16 == 0 ? Format<format, cols>::row_bytes : 0;
+      bool first = blockIdx.x * (prologue_threads / 32) * rows_of_warp * (long long)bytes < most_prefetched;
+      if (first && linear.format == format && bytes > 0 && lane_index() < rows_of_warp && row + lane_index() < linear.rows) {
+        prefetch(linear.weights + (long long)(row + lane_index()) * Format<format, cols>::row_bytes, bytes);
+      }
+    }
+    prefetch_rows<formats, cols, format + 1>(linear, row);
+  }
+}
+
+// Computes the input of token `blockIdx.y` in x, and behind it, if a format needs it, the same in 8 bits.
+template <int formats, int cols, int flags>
+__device__ int* load_input(const Prologue& prologue, float* x) {
+  store_prologue_row<cols, flags>(prologue, blockIdx.y, x);
+  __syncthreads();
+  int* rounded = reinterpret_cast<int*>(x + (cols + 31) / 32 * 32);
+  if constexpr ((formats & integer_formats) != 0) {
+    reinterpret_cast<Rounded<cols>*>(rounded)->load(x);
+    __syncthreads();
+  }
+  return rounded;
+}
+
+template <int formats, int cols, int flags>
+__device__ void gemv(const Prologue& prologue, const Linears& linears, Rows output) {
+  const Linear& linear = linear_of(linears, blockIdx.x);
+  int row = ((blockIdx.x - linear.first) * (blockDim.x / 32) + warp_index()) * rows_of_warp;
+  prefetch_rows<formats, cols>(linear, row);
+  wait_for_dependencies();
+  launch_dependents();
+  float* x = shared_memory<float>();
+  int* rounded = load_input<formats, cols, flags>(prologue, x);
+  if (row >= linear.rows) return;
+  float products[rows_of_warp] = {};
+  products_by_format<formats, cols>(linear, row, x, rounded, products);
+  if (lane_index() < rows_of_warp && row + lane_index() < linear.rows) {
+    int r = row + lane_index();
+    float product = linear.multiplier * (lane_index() == 0 ? products[0] : products[1]);
+    if (linear.bias) product += linear.bias[r];
+    float* place = output.token(blockIdx.y) + linear.column + r;
+    *place = linears.add ? *place + product : product;
+  }
+}
+
+// `output = function(gate x) * up x` of two matrices of the same shape. A warp multiplies the same rows of both.
+template <int formats, int cols, int flags, int function>
+__device__ void gemv_gated(const Prologue& prologue, const Linears& linears, Rows output) {
+  const Linear &gate = linears.at[0], &up = linears.at[1];
+  int row = (blockIdx.x * (blockDim.x / 32) + warp_index()) * rows_of_warp;
+  prefetch_rows<formats, cols>(gate, row);
+  prefetch_rows<formats, cols>(up, row);
+  wait_for_dependencies();
+  launch_dependents();
+  float* x = shared_memory<float>();
+  int* rounded = load_input<formats, cols, flags>(prologue, x);
+  if (row >= gate.rows) return;
+  float gates[rows_of_warp] = {}, products[rows_of_warp] = {};
+  products_by_format<formats, cols>(gate, row, x, rounded, gates);
+  products_by_format<formats, cols>(up, row, x, rounded, products);
+  if (lane_index() < rows_of_warp && row + lane_index() < gate.rows) {
+    int r = lane_index();
+    float gate_value = gate.multiplier * (r == 0 ? gates[0] : gates[1]), product = up.multiplier * (r == 0 ? products[0] : products[1]);
+    if (gate.bias) gate_value += gate.bias[row + r];
+    if (up.bias) product += up.bias[row + r];
+    output.token(blockIdx.y)[row + r] = activate(function, gate_value) * product;
+  }
+}
+
+template <int cols, int flags>
+__device__ void store_prologue(const Prologue& prologue, Rows output) {
+  store_prologue_row<cols, flags>(prologue, blockIdx.x, output.token(blockIdx.x));
+}
+
+constexpr int tile_rows = 64;
+constexpr int tile_tokens = 64;
+constexpr int tile_depth = 32;
+
+// 32 consecutive weights of a row; zeros beyond the matrix.
+template <int format, int cols>
+__device__ void weights_of_row(const Linear& linear, int row, int first, float* out) {
+  using Weights = Format<format, cols>;
+  constexpr int units = cols / Weights::unit;
+  constexpr int count = tile_depth / Weights::unit;
+  Units matrix = all_units<Weights>(linear.weights, linear.rows);
+#pragma unroll
+  for (int i = 0; i < count; i++) {
+    float* place = out + i * Weights::unit;
+    int unit = first / Weights::unit + i;
+    if (row < linear.rows && unit < units) {
+      Weights::values(matrix, (long long)row * units + unit, place);
+    } else {
+      for (int j = 0; j < Weights::unit; j++) place[j] = 0.0f;
+    }
+  }
+}
+
+template <int formats, int cols, int format = 0>
+__device__ void weights_by_format(const Linear& linear, int row, int first, float* out) {
+  if constexpr (format < format_count) {
+    if constexpr ((formats >> format & 1) != 0) {
+      if (linear.format == format) return weights_of_row<format, cols>(linear, row, first, out);
+    }
+    weights_by_format<formats, cols, format + 1>(linear, row, first, out);
+  }
+}
+
+// A tile of rows times a tile of tokens, 256 threads with four by four products each.
+template <int formats, int cols>
+__device__ void gemm_simt(Rows input, Linears linears, Rows output, int tokens) {
+  __shared__ float weights[tile_depth][tile_rows + 1];
+  __shared__ float inputs[tile_depth][tile_tokens + 1];
+  const Linear& linear = linear_of(linears, blockIdx.x);
+  int first_row = (blockIdx.x - linear.first) * tile_rows, first_token = blockIdx.y * tile_tokens;
+  int down = threadIdx.x / 16, across = threadIdx.x % 16;
+  float sums[4][4] = {};
+  for (int depth = 0; depth < cols; depth += tile_depth) {
+    __syncthreads();
+    if (threadIdx.x < tile_rows) {
+      float row[tile_depth];
+      weights_by_format<formats, cols>(linear, first_row + threadIdx.x, depth, row);
+#pragma unroll
+      for (int i = 0; i < tile_depth; i++) weights[i][threadIdx.x] = row[i];
+    } else {
+      for (int i = threadIdx.x - tile_rows; i < tile_depth * tile_tokens; i += blockDim.x - tile_rows) {
+        int t = first_token + i / tile_depth, col = depth + i % tile_depth;
+        inputs[i % tile_depth][i / tile_depth] = t < tokens && col < cols ? input.token(t)[col] : 0.0f;
+      }
+    }
+    __syncthreads();
+#pragma unroll 8
+    for (int i = 0; i < tile_depth; i++) {
+#pragma unroll
+      for (int r = 0; r < 4; r++) {
+#pragma unroll
+        for (int t = 0; t < 4; t++) sums[r][t] += weights[i][down + 16 * r] * inputs[i][across + 16 * t];
+      }
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 4; r++) {
+    int row = first_row + down + 16 * r;
+    if (row >= linear.rows) continue;
+    float bias = linear.bias ? linear.bias[row] : 0.0f;
+#pragma unroll
+    for (int t = 0; t < 4; t++) {
+      int token = first_token + across + 16 * t;
+      if (token >= tokens) continue;
+      float* place = output.token(token) + linear.column + row;
+      float product = linear.multiplier * sums[r][t] + bias;
+      *place = linears.add ? *place + product : product;
+    }
+  }
+}

@@ -1,0 +1,350 @@
+// GEMM of a chunk by `wgmma` (Hopper): two consumer warp groups multiply tiles in shared memory, a producer warp group loads the next ones.
+// A persistent block computes tiles of 128 tokens and 256 rows, each consumer group 64 tokens. The producer converts weights to
+// bf16; inputs are bf16, sums f32.
+
+constexpr int wgmma_tokens = 128;
+constexpr int wgmma_rows = 256;
+constexpr int wgmma_depth = 64;
+constexpr int wgmma_stages = 4;
+// Stages in flight.
+constexpr int wgmma_lead = 2;
+constexpr int wgmma_row_bytes = wgmma_depth * 2;
+constexpr int wgmma_stage_bytes = (wgmma_tokens + wgmma_rows) * wgmma_row_bytes;
+constexpr int wgmma_producers = 128;
+constexpr int wgmma_consumers = 256;
+
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits until at most `pending` groups of products are in flight.
+template <int pending>
+__device__ inline void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+// Shared memory descriptor of a tile: rows of 128 bytes, 128-byte swizzle.
+__device__ inline u64 wgmma_descriptor(const u8* tile) {
+  constexpr u64 exchanged = 1ull << 62, eight_rows = (u64)(8 * wgmma_row_bytes / 16) << 32;
+  return exchanged | eight_rows | 1ull << 16 | (u64)(shared_address(tile) >> 4 & 0x3fff);
+}
+
+// sums [64 tokens, 256 rows] += left right, depth 16. A thread holds two adjacent rows of every eight, for two tokens 8 apart.
+__device__ inline void wgmma(float (&sums)[128], u64 left, u64 right) {
+  asm volatile(
+      "{ .reg .pred add; setp.ne.b32 add, 1, 0;"
+      " wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+      "}, %128, %129, add, 1, 1, 0, 0; }"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]),
+        "+f"(sums[7]), "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]), "+f"(sums[12]), "+f"(sums[13]),
+        "+f"(sums[14]), "+f"(sums[15]), "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]), "+f"(sums[20]),
+        "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]), "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
+        "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]), "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]),
+        "+f"(sums[35]), "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]), "+f"(sums[40]), "+f"(sums[41]),
+        "+f"(sums[42]), "+f"(sums[43]), "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]), "+f"(sums[48]),
+        "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]), "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
+        "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]), "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]),
+        "+f"(sums[63]), "+f"(sums[64]), "+f"(sums[65]), "+f"(sums[66]), "+f"(sums[67]), "+f"(sums[68]), "+f"(sums[69]),
+        "+f"(sums[70]), "+f"(sums[71]), "+f"(sums[72]), "+f"(sums[73]), "+f"(sums[74]), "+f"(sums[75]), "+f"(sums[76]),
+        "+f"(sums[77]), "+f"(sums[78]), "+f"(sums[79]), "+f"(sums[80]), "+f"(sums[81]), "+f"(sums[82]), "+f"(sums[83]),
+        "+f"(sums[84]), "+f"(sums[85]), "+f"(sums[86]), "+f"(sums[87]), "+f"(sums[88]), "+f"(sums[89]), "+f"(sums[90]),
+        "+f"(sums[91]), "+f"(sums[92]), "+f"(sums[93]), "+f"(sums[94]), "+f"(sums[95]), "+f"(sums[96]), "+f"(sums[97]),
+        "+f"(sums[98]), "+f"(sums[99]), "+f"(sums[100]), "+f"(sums[101]), "+f"(sums[102]), "+f"(sums[103]),
+        "+f"(sums[104]), "+f"(sums[105]), "+f"(sums[106]), "+f"(sums[107]), "+f"(sums[108]), "+f"(sums[109]),
+        "+f"(sums[110]), "+f"(sums[111]), "+f"(sums[112]), "+f"(sums[113]), "+f"(sums[114]), "+f"(sums[115]),
+        "+f"(sums[116]), "+f"(sums[117]), "+f"(sums[118]), "+f"(sums[119]), "+f"(sums[120]), "+f"(sums[121]),
+        "+f"(sums[122]), "+f"(sums[123]), "+f"(sums[124]), "+f"(sums[125]), "+f"(sums[126]), "+f"(sums[127])
+      : "l"(left), "l"(right));
+}
+
+// The weights of a tile: two halves of 128 rows, from `first` on, of matrices of `rows` rows.
+struct WgmmaRows {
+  const u8* weights[2];
+  int rows[2];
+  int first[2];
+};
+
+// A producer thread's part of a step's weights. BF16 is copied; other formats are loaded and converted in registers while the stage is
+// still in use.
+template <int format, int cols>
+struct StageWeights {
+  static constexpr bool copied = format == BF16 && cols % 8 == 0;
+  // Two threads load a row of every 64, 32 weights each.
+  static constexpr int pieces = copied ? 1 : wgmma_rows / 64;
+  u32 packed[pieces][16];
+
+  __device__ static int row(int i) { return threadIdx.x % wgmma_producers / 2 + i % 2 * 64; }
+
+  // Without branches, so that all loads are in flight at once: beyond the matrix the edge is loaded and cleared.
+  __device__ void fetch(const WgmmaRows& rows, int step) {
+    if constexpr (!copied) {
+      using Weights = Format<format, cols>;
+      constexpr int unit = Weights::unit, units = cols / unit;
+#pragma unroll
+      for (int i = 0; i < pieces; i++) {
+        int matrix_row = rows.first[i / 2] + row(i), matrix_rows = rows.rows[i / 2];
+        int first = (step * wgmma_depth + threadIdx.x % 2 * 32) / unit;
+        Units matrix = all_units<Weights>(rows.weights[i / 2], matrix_rows);
+        long long row_units = (long long)min(matrix_row, matrix_rows - 1) * units;
+        float values[32];
+#pragma unroll
+        for (int j = 0; j < 32 / unit; j++) {
+          Weights::values(matrix, row_units + min(first + j, units - 1), values + j * unit);
+        }
+#pragma unroll
+        for (int j = 0; j < 16; j++) {
+          bool inside = matrix_row < matrix_rows && first + 2 * j / unit < units;
+          bool both = unit > 1 || first + 2 * j + 1 < units;
+          packed[i][j] = inside ? pack_bf16(values[2 * j], both ? values[2 * j + 1] : 0.0f) : 0;
+        }
+      }
+    }
+  }
+
+  // Stores them in the stage at `weights`.
+  __device__ void place(u8* weights, const WgmmaRows& rows, int step) const {
+    if constexpr (copied) {
+      // Eight threads copy a row.
+      int line = threadIdx.x % wgmma_producers / 8, piece = threadIdx.x % 8, column = step * wgmma_depth + piece * 8;
+      u8* to = weights + line * wgmma_row_bytes + (piece ^ line % 8) * 16;
+#pragma unroll
+      for (int part = 0; part < 2; part++) {
+        int first = rows.first[part] + line, last = cols % wgmma_depth == 0 || column < cols ? rows.rows[part] : 0;
+        const u8* from = rows.weights[part] + (long long)first * cols * 2 + column * 2;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+          u8* place = to + (part * 8 + i) * 16 * wgmma_row_bytes;
+          copy_or_clear(place, from + (long long)i * 16 * cols * 2, first + i * 16 < last);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < pieces; i++) {
+        u8* to = weights + (i / 2 * 128 + row(i)) * wgmma_row_bytes;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          uint4 words = {packed[i][4 * j], packed[i][4 * j + 1], packed[i][4 * j + 2], packed[i][4 * j + 3]};
+          *reinterpret_cast<uint4*>(to + ((threadIdx.x % 2 * 4 + j) ^ row(i) % 8) * 16) = words;
+        }
+      }
+    }
+  }
+};
+
+// A producer thread's part of a step's inputs: eight threads copy a row.
+template <int pitch>
+__device__ inline void copy_inputs(u8* stage, const u16* inputs, int step) {
+  int line = threadIdx.x % wgmma_producers / 8, piece = threadIdx.x % 8;
+  u8* place = stage + line * wgmma_row_bytes + (piece ^ line % 8) * 16;
+  const u16* source = inputs + line * pitch + step * wgmma_depth + piece * 8;
+#pragma unroll
+  for (int i = 0; i < wgmma_tokens / 16; i++) copy_or_clear(place + i * 16 * wgmma_row_bytes, source + i * 16 * pitch);
+}
+
+// Multiplies `row_tiles` tiles of rows with all tokens. `plan.rows(tile)` are a tile's weights, `plan.target(tile)` is its output, whose
+// `store(token, column, lower, upper)` stores the products of rows `column` and `column + 1` of both halves.
+template <int format, int cols, class Plan>
+__device__ void wgmma_tiles(const u16* inputs, int row_tiles, int tokens, const Plan& plan) {
+  constexpr int pitch = (cols + wgmma_depth - 1) / wgmma_depth * wgmma_depth;
+  constexpr int steps = pitch / wgmma_depth;
+  u8* room = shared_memory<u8>();
+  // The swizzle pattern repeats every 1024 bytes.
+  u8* stages = room + (1024 - shared_address(room) % 1024) % 1024;
+  __shared__ u64 full[wgmma_stages], empty[wgmma_stages];
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < wgmma_stages; i++) {
+      mbarrier_init(&full[i], wgmma_producers);
+      mbarrier_init(&empty[i], wgmma_consumers / 32);
+    }
+  }
+  __syncthreads();
+  int token_tiles = (tokens + wgmma_tokens - 1) / wgmma_tokens;
+  int tiles = row_tiles * token_tiles;
+  int number = 0;
+  if (threadIdx.x >= wgmma_consumers) {
+    // Signals a stage whose copies are complete.
+    auto complete = [&](int which) {
+      fence_async_proxy();
+      mbarrier_arrive(&full[which % wgmma_stages]);
+    };
+    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      WgmmaRows rows = plan.rows(tile / token_tiles);
+      const u16* source = inputs + (long long)(tile % token_tiles) * wgmma_tokens * pitch;
+      for (int step = 0; step < steps; step++, number++) {
+        StageWeights<format, cols> weights;
+        weights.fetch(rows, step);
+        mbarrier_wait(&empty[number % wgmma_stages], number / wgmma_stages % 2 ^ 1);
+        u8* stage = stages + number % wgmma_stages * wgmma_stage_bytes;
+        copy_inputs<pitch>(stage, source, step);
+        weights.place(stage + wgmma_tokens * wgmma_row_bytes, rows, step);
+        commit_copies();
+        wait_for_copies<wgmma_lead>();
+        if (number >= wgmma_lead) complete(number - wgmma_lead);
+      }
+    }
+    wait_for_copies<0>();
+    for (int i = wgmma_lead; i > 0; i--) {
+      if (number >= i) complete(number - i);
+    }
+    return;
+  }
+
+  int group = warp_index() / 4;
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    float sums[128];
+#pragma unroll
+    for (int i = 0; i < 128; i++) sums[i] = 0.0f;
+    for (int step = 0; step < steps; step++, number++) {
+      const u8* stage = stages + number % wgmma_stages * wgmma_stage_bytes;
+      mbarrier_wait(&full[number % wgmma_stages], number / wgmma_stages % 2);
+      u64 left = wgmma_descriptor(stage + group * 64 * wgmma_row_bytes);
+      u64 right = wgmma_descriptor(stage + wgmma_tokens * wgmma_row_bytes);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < wgmma_depth / 16; k++) wgmma(sums, left + 2 * k, right + 2 * k);
+      wgmma_commit();
+      wgmma_wait<1>();
+      // The products of the previous step are complete.
+      if (step > 0 && lane_index() == 0) mbarrier_arrive(&empty[(number - 1) % wgmma_stages]);
+    }
+    wgmma_wait<0>();
+    if (lane_index() == 0) mbarrier_arrive(&empty[(number - 1) % wgmma_stages]);
+#pragma unroll
+    for (int i = 0; i < 128; i++) asm volatile("" : "+f"(sums[i])::"memory");
+    auto target = plan.target(tile / token_tiles);
+    int first_token = tile % token_tiles * wgmma_tokens + group * 64 + warp_index() % 4 * 16 + lane_index() / 4;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      if (first_token + 8 * i >= tokens) continue;
+#pragma unroll
+      for (int n = 0; n < 16; n++) {
+        int at = 4 * n + 2 * i;
+        target.store(first_token + 8 * i, 8 * n + lane_index() % 4 * 2, sums + at, sums + 64 + at);
+      }
+    }
+  }
+}
+
+// Output in f32, of consecutive rows.
+struct WgmmaOutput {
+  float* first;
+  const float* bias;
+  float multiplier;
+  int stride;
+  int rows;
+  bool add;
+  // Whether pairs are aligned to 8 bytes, and whether there are no biases and no short tiles either.
+  bool in_pairs;
+  bool plain;
+
+  __device__ void store_pair(float* place, int row, float x, float y) const {
+    x *= multiplier, y *= multiplier;
+    if (plain) {
+      // Only one thread adds here: a reduction avoids the load.
+      if (add) {
+        asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(place), "f"(x), "f"(y) : "memory");
+      } else {
+        *reinterpret_cast<float2*>(place) = {x, y};
+      }
+      return;
+    }
+    if (bias) {
+      if (row < rows) x += bias[row];
+      if (row + 1 < rows) y += bias[row + 1];
+    }
+    if (add) {
+      if (row < rows) place[0] += x;
+      if (row + 1 < rows) place[1] += y;
+    } else if (in_pairs && row + 1 < rows) {
+      *reinterpret_cast<float2*>(place) = {x, y};
+    } else {
+      if (row < rows) place[0] = x;
+      if (row + 1 < rows) place[1] = y;
+    }
+  }
+  __device__ void store(int token, int column, const float* lower, const float* upper) const {
+    float* place = first + (long long)token * stride + column;
+    store_pair(place, column, lower[0], lower[1]);
+    store_pair(place + 128, column + 128, upper[0], upper[1]);
+  }
+};
+
+struct WgmmaPlan {
+  const Linears& linears;
+  const Rows& output;
+
+  __device__ WgmmaRows rows(int tile) const {
+    const Linear& linear = linear_of(linears, tile);
+    int first = (tile - linear.first) * wgmma_rows;
+    return {{linear.weights, linear.weights}, {linear.rows, linear.rows}, {first, first + 128}};
+  }
+  __device__ WgmmaOutput target(int tile) const {
+    const Linear& linear = linear_of(linears, tile);
+    int first = (tile - linear.first) * wgmma_rows;
+    float* place = output.first + linear.column + first;
+    const float* bias = linear.bias ? linear.bias + first : nullptr;
+    bool in_pairs = (u64)place % 8 == 0 && output.stride % 2 == 0;
+    int left = linear.rows - first;
+    return {place, bias, linear.multiplier, output.stride, left, linears.add != 0, in_pairs, in_pairs && !bias && left >= wgmma_rows};
+  }
+};
+
+template <int format, int cols>
+__device__ void gemm_wgmma(const u16* inputs, Linears linears, int row_tiles, Rows output, int tokens) {
+  wgmma_tiles<format, cols>(inputs, row_tiles, tokens, WgmmaPlan{linears, output});
+}
+
+// Gated products in bf16, with zeros up to the pitch.
+template <int function>
+struct GatedProducts {
+  const Linear& gate;
+  const Linear& up;
+  u16* first;
+  int pitch;
+  int columns;
+  // Row of the tile's first column.
+  int row;
+
+  __device__ float value(const Linear& linear, int column, float product) const {
+    int r = row + column;
+    return linear.multiplier * product + (linear.bias && r < linear.rows ? linear.bias[r] : 0.0f);
+  }
+  __device__ float gated(int column, float gate_product, float up_product) const {
+    // Zero past the last row, where biases must not count.
+    if (row + column >= gate.rows) return 0.0f;
+    return activate(function, value(gate, column, gate_product)) * value(up, column, up_product);
+  }
+  __device__ void store(int token, int column, const float* gate_products, const float* up_products) const {
+    if (column >= columns) return;
+    u32 pair = pack_bf16(gated(column, gate_products[0], up_products[0]), gated(column + 1, gate_products[1], up_products[1]));
+    *reinterpret_cast<u32*>(first + (long long)token * pitch + column) = pair;
+  }
+};
+
+template <int function>
+struct GatedPlan {
+  const Linears& linears;
+  u16* output;
+  int pitch;
+
+  __device__ WgmmaRows rows(int tile) const {
+    const Linear &gate = linears.at[0], &up = linears.at[1];
+    return {{gate.weights, up.weights}, {gate.rows, up.rows}, {tile * 128, tile * 128}};
+  }
+  __device__ GatedProducts<function> target(int tile) const {
+    return {linears.at[0], linears.at[1], output + tile * 128, pitch, pitch - tile * 128, tile * 128};
+  }
+};
+
+// `output = function(gate x) * up x` of two matrices of the same shape.
+template <int format, int cols, int function>
+__device__ void gemm_wgmma_gated(const u16* inputs, Linears linears, int row_tiles, u16* output, int pitch, int tokens) {
+  wgmma_tiles<format, cols>(inputs, row_tiles, tokens, GatedPlan<function>{linears, output, pitch});
+}

@@ -1,0 +1,232 @@
+// PTX instructions: `mma` and its fragments, asynchronous copies, mbarriers. With `g` = lane / 4 and `t` = lane % 4 a lane holds the sums
+// (g, 2t), (g, 2t + 1), (g + 8, 2t) and (g + 8, 2t + 1) of a [16, 8] tile. The emulator has loops in their place.
+
+#ifdef WATERLINE_EMULATOR
+struct Operands {
+  u32 a[4], b[2];
+};
+static Operands operands[32];
+
+// Adds `term(row, half, column)` to each of this lane's sums, after every lane has stored its operands.
+template <class Term>
+void sum_operands(float* sums, const u32* a, const u32* b, Term term) {
+  Operands& own = operands[lane_index()];
+  memcpy(own.a, a, sizeof(own.a));
+  memcpy(own.b, b, sizeof(own.b));
+  __syncwarp();
+  for (int i = 0; i < 4; i++) sums[i] += term(lane_index() / 4, i / 2, lane_index() % 4 * 2 + i % 2);
+  __syncwarp();
+}
+#endif
+
+__device__ inline u32 shared_address(const void* pointer) {
+#ifdef WATERLINE_EMULATOR
+  return 0;
+#else
+  return (u32)__cvta_generic_to_shared(pointer);
+#endif
+}
+
+// The numbers of a pair in bf16.
+__device__ inline float first_of(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ inline float second_of(u32 pair) { return __uint_as_float(pair & 0xffff0000); }
+
+// Begins to copy 16 aligned bytes from global into shared memory, bypassing L1; or clears them.
+__device__ inline void copy_or_clear(void* to, const void* from, bool copies = true) {
+#ifdef WATERLINE_EMULATOR
+  if (copies) memcpy(to, from, 16);
+  else memset(to, 0, 16);
+#else
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(copies ? 16 : 0)
+               : "memory");
+#endif
+}
+
+// Two numbers rounded to bf16.
+__device__ inline u32 pack_bf16(float low, float high) {
+#ifdef WATERLINE_EMULATOR
+  auto round = [](float x) { return (__float_as_uint(x) + 0x7fff + (__float_as_uint(x) >> 16 & 1)) >> 16; };
+  return round(low) | round(high) << 16;
+#else
+  u32 packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+#endif
+}
+
+// Loads four 8x8 matrices of 16-bit numbers, a row from each lane's address; `across`: each transposed.
+template <bool across = false>
+__device__ inline void load_matrices(u32* out, const u16* row) {
+#ifdef WATERLINE_EMULATOR
+  static const u16* rows[32];
+  rows[lane_index()] = row;
+  __syncwarp();
+  for (int i = 0; i < 4; i++) {
+    int g = lane_index() / 4, t = lane_index() % 4 * 2;
+    u32 low = across ? rows[8 * i + t][g] : rows[8 * i + g][t];
+    u32 high = across ? rows[8 * i + t + 1][g] : rows[8 * i + g][t + 1];
+    out[i] = low | high << 16;
+  }
+  __syncwarp();
+#else
+  if constexpr (across) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(shared_address(row)));
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(shared_address(row)));
+  }
+#endif
+}
+
+// A left operand of 16 rows and a depth of 16, from a matrix in shared memory with `pitch` numbers from one row to the next;
+// `across`: from its transpose.
+template <bool across = false>
+__device__ inline void load_left(u32* a, const u16* matrix, int pitch) {
+  int lane = lane_index();
+  int row = across ? lane % 8 + lane / 16 * 8 : lane % 16, column = across ? lane / 8 % 2 * 8 : lane / 16 * 8;
+  load_matrices<across>(a, matrix + row * pitch + column);
+}
+
+// Two right operands side by side of a depth of 16 and 8 columns each, from a matrix whose rows run along the depth; `across`:
+// from its transpose.
+template <bool across = false>
+__device__ inline void load_right(u32* b, const u16* matrix, int pitch) {
+  int lane = lane_index();
+  int row = across ? lane % 16 : lane / 16 * 8 + lane % 8, column = across ? lane / 16 * 8 : lane / 8 % 2 * 8;
+  load_matrices<across>(b, matrix + row * pitch + column);
+}
+
+// sums += a b in bf16, of 16 rows, 8 columns and a depth of 16.
+__device__ inline void multiply_add(float* sums, const u32* a, const u32* b) {
+#ifdef WATERLINE_EMULATOR
+  sum_operands(sums, a, b, [](int g, int lower, int column) {
+    float sum = 0.0f;
+    for (int k = 0; k < 16; k++) {
+      u32 x = operands[4 * g + k % 8 / 2].a[lower + k / 8 * 2], y = operands[4 * column + k % 8 / 2].b[k / 8];
+      sum += k % 2 == 0 ? first_of(x) * first_of(y) : second_of(x) * second_of(y);
+    }
+    return sum;
+  });
+#else
+  asm(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+// Two f32 numbers as sums of two in bf16 each: 16 bits of fraction.
+struct SplitPair {
+  u32 high = 0, low = 0;
+  SplitPair() = default;
+  __device__ SplitPair(float x, float y)
+      : high(pack_bf16(x, y)), low(pack_bf16(x - first_of(high), y - second_of(high))) {}
+
+  __device__ float2 sum() const { return {first_of(high) + first_of(low), second_of(high) + second_of(low)}; }
+  // From and to memory, where the second parts stand `distance` after the first.
+  __device__ void load(const u16* place, int distance) {
+    high = *reinterpret_cast<const u32*>(place);
+    low = *reinterpret_cast<const u32*>(place + distance);
+  }
+  __device__ void store(u16* place, int distance) const {
+    *reinterpret_cast<u32*>(place) = high;
+    *reinterpret_cast<u32*>(place + distance) = low;
+  }
+};
+
+// A matrix in shared memory of numbers that are sums of two in bf16; the second ones stand `low` after the first.
+struct SplitTile {
+  u16* high;
+  int low;
+  int pitch;
+
+  __device__ SplitTile at(int row, int column) const { return {high + row * pitch + column, low, pitch}; }
+  __device__ void store(int row, int column, SplitPair x) const {
+    x.store(high + row * pitch + column, low);
+  }
+  __device__ void store(int row, int column, float x) const {
+    SplitPair pair(x, 0.0f);
+    u16* place = high + row * pitch + column;
+    place[0] = (u16)pair.high;
+    place[low] = (u16)pair.low;
+  }
+};
+
+// Operands of numbers that are sums of two.
+struct SplitOperand {
+  u32 high[4], low[4];
+};
+
+template <bool across>
+__device__ inline void load_left(SplitOperand& a, const SplitTile& tile) {
+  load_left<across>(a.high, tile.high, tile.pitch);
+  load_left<across>(a.low, tile.high + tile.low, tile.pitch);
+}
+
+template <bool across>
+__device__ inline void load_right(SplitOperand& b, const SplitTile& tile) {
+  load_right<across>(b.high, tile.high, tile.pitch);
+  load_right<across>(b.low, tile.high + tile.low, tile.pitch);
+}
+
+// sums += a b of 16 rows, twice 8 columns and a depth of 16, but for what is below a rounding of f32 numbers to 16 bits.
+__device__ inline void multiply_add(float (*sums)[4], const SplitOperand& a, const SplitOperand& b) {
+#pragma unroll
+  for (int n = 0; n < 2; n++) multiply_add(sums[n], a.low, b.high + 2 * n);
+#pragma unroll
+  for (int n = 0; n < 2; n++) multiply_add(sums[n], a.high, b.low + 2 * n);
+#pragma unroll
+  for (int n = 0; n < 2; n++) multiply_add(sums[n], a.high, b.high + 2 * n);
+}
+
+#ifndef WATERLINE_EMULATOR
+// mbarriers in shared memory.
+__device__ inline void mbarrier_init(u64* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+__device__ inline void mbarrier_arrive(u64* barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// Waits until the phase of this parity is complete. All arrivals come from the same block: after 2^26 tries, more than a second, the
+// kernel traps.
+__device__ inline void mbarrier_wait(u64* barrier, int parity) {
+#if __CUDA_ARCH__ >= 900
+#define WATERLINE_TRY "mbarrier.try_wait"
+#else
+#define WATERLINE_TRY "mbarrier.test_wait"
+#endif
+  asm volatile(
+      "{ .reg .pred done, hangs; .reg .u32 tries; mov.u32 tries, 0;"
+      " again: " WATERLINE_TRY ".parity.shared.b64 done, [%0], %1; @done bra end;"
+      " add.u32 tries, tries, 1; setp.gt.u32 hangs, tries, 67108864; @hangs trap; bra again; end: }" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+// Makes this thread's writes to shared memory visible to the async proxy (wgmma, bulk copies).
+__device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Arrives, and adds so many bytes of bulk copies to the phase.
+__device__ inline void mbarrier_expect_bytes(u64* barrier, u32 bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+#endif
+}
+
+// Begins a bulk copy of aligned bytes from global into shared memory, which completes at the barrier.
+__device__ inline void bulk_copy(void* to, const void* from, int bytes, u64* barrier) {
+  mbarrier_expect_bytes(barrier, bytes);
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+#endif
+}
+#endif

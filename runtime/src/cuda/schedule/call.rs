@@ -1,0 +1,278 @@
+//! A kernel call: its parameters, grid and form, and the memory that it touches.
+
+use std::ops::Range;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::OpMemory;
+use super::levels::Accesses;
+use crate::cuda::decode::gemv::Gemv;
+use crate::cuda::decode::mailbox::{MailboxRole, Recurrence};
+use crate::cuda::driver::{Address, Argument, Kernel, Launch};
+
+/// One parameter of a kernel: its type there, and its bytes.
+#[derive(Clone)]
+pub(crate) struct Parameter {
+    kind: String,
+    bytes: Argument,
+    tokens: bool,
+}
+
+impl Parameter {
+    /// A value whose layout in the kernel, `kind`, is that of `T`.
+    pub fn value<T: Pod>(kind: &str, value: T) -> Self {
+        let mut words = vec![0u64; size_of::<T>().div_ceil(8)].into_boxed_slice();
+        bytemuck::cast_slice_mut(&mut words)[..size_of::<T>()]
+            .copy_from_slice(bytemuck::bytes_of(&value));
+        Parameter {
+            kind: kind.into(),
+            bytes: Argument(words),
+            tokens: false,
+        }
+    }
+
+    /// A pointer to numbers of type `kind`, such as `const float`.
+    pub fn pointer(kind: &str, address: Address) -> Self {
+        Parameter::value(&format!("{kind}*"), address)
+    }
+
+    /// An `int`.
+    pub fn int(value: usize) -> Self {
+        Parameter::value("int", i32::try_from(value).expect("dimensions fit an int"))
+    }
+
+    /// The number of tokens in the chunk, an `int`.
+    pub fn tokens() -> Self {
+        Parameter {
+            tokens: true,
+            ..Parameter::int(1)
+        }
+    }
+}
+
+/// Columns of a buffer, as kernels see them: `Rows` in `prelude.cu`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct Rows {
+    /// First column of the first token.
+    pub first: Address,
+    /// Values from one token to the next.
+    pub stride: i32,
+    /// Number of columns.
+    pub width: i32,
+}
+
+impl Rows {
+    /// Where the first token's columns lie.
+    pub fn bytes(self) -> Range<Address> {
+        self.first..self.first + (self.width as usize * size_of::<f32>()) as u64
+    }
+
+    /// Whether every token begins at a multiple of 16 bytes.
+    pub fn is_aligned(self) -> bool {
+        self.first.is_multiple_of(16) && self.stride % 4 == 0
+    }
+}
+
+/// Blocks of a launch.
+#[derive(Clone, Copy)]
+pub(crate) enum Grid {
+    /// This many.
+    Blocks(usize),
+    /// One for every token: `blockIdx.x` is the token.
+    Tokens,
+    /// This many for every token: `blockIdx.y` is the token.
+    EachToken(usize),
+    /// This many for every tile of so many tokens: `blockIdx.y` is the tile.
+    EachTile(usize, usize),
+    /// This many for every tile of lists of tokens: `blockIdx.y` is the tile.
+    EachListedTile {
+        blocks: usize,
+        /// Tokens of a tile.
+        tile: usize,
+        /// Lists. Each begins with a tile of its own.
+        lists: usize,
+        /// Lists in which each token stands.
+        used: usize,
+    },
+}
+
+impl Grid {
+    /// Blocks along x and y for a chunk.
+    pub fn blocks(self, tokens: usize) -> [u32; 3] {
+        let (x, y) = match self {
+            Grid::Blocks(x) => (x, 1),
+            Grid::Tokens => (tokens, 1),
+            Grid::EachToken(x) => (x, tokens),
+            Grid::EachTile(x, tile) => (x, tokens.div_ceil(tile)),
+            Grid::EachListedTile {
+                blocks,
+                tile,
+                lists,
+                used,
+            } => (blocks, tokens * used / tile + lists),
+        };
+        [x as u32, y as u32, 1]
+    }
+}
+
+/// A kernel to launch: a function template of a `.cu` file with its template arguments.
+pub(crate) struct Call {
+    /// The text of the file that defines it.
+    pub source: &'static str,
+    /// The function with its template arguments, such as `recur<128, 64>`.
+    pub kernel: String,
+    /// Blocks.
+    pub grid: Grid,
+    /// Threads of a block; a multiple of 32.
+    pub threads: usize,
+    /// Bytes of dynamic shared memory.
+    pub shared: usize,
+    /// Parameters, in order.
+    pub parameters: Vec<Parameter>,
+}
+
+impl Call {
+    /// The declaration of the function's parameters.
+    pub fn types(&self) -> Vec<&str> {
+        self.parameters.iter().map(|p| p.kind.as_str()).collect()
+    }
+
+    /// Where the parameters lie, one after another in one piece of memory.
+    pub fn offsets(&self) -> impl Iterator<Item = usize> {
+        self.parameters.iter().scan(0, |end, parameter| {
+            let at = *end;
+            *end += size_of_val(&*parameter.bytes.0).next_multiple_of(16);
+            Some(at)
+        })
+    }
+
+    /// Bytes of the parameters in one piece of memory.
+    pub fn packed_bytes(&self) -> usize {
+        let bytes = |parameter: &Parameter| size_of_val(&*parameter.bytes.0).next_multiple_of(16);
+        self.parameters.iter().map(bytes).sum()
+    }
+
+    /// The arguments, and which of them are the number of tokens.
+    pub fn arguments(&self) -> (Vec<Argument>, Vec<usize>) {
+        let arguments = self.parameters.iter().map(|p| p.bytes.clone()).collect();
+        let tokens = |i: &usize| self.parameters[*i].tokens;
+        (
+            arguments,
+            (0..self.parameters.len()).filter(tokens).collect(),
+        )
+    }
+}
+
+/// What a kernel does before its inputs are complete.
+pub(crate) enum Form {
+    /// Nothing.
+    Waits,
+    /// It prefetches weights, and calls `wait_for_dependencies` itself.
+    Prefetches,
+    /// In the decode kernel: a streaming GEMV.
+    Gemv(Gemv),
+    /// In the decode kernel: the step of a recurrence.
+    Recurrence(Recurrence),
+}
+
+/// A call in the schedule.
+pub(crate) struct Queued {
+    /// The kernel.
+    pub call: Call,
+    /// How it waits for its inputs.
+    pub form: Form,
+    /// The part of its op's memory that it accesses; none for all of it.
+    pub(crate) accesses: Option<Accesses>,
+    /// The op that it belongs to.
+    pub(crate) of: Option<OpMemory>,
+    /// Other ops that it computes too, or a part of which.
+    pub(crate) also: Vec<usize>,
+}
+
+impl Queued {
+    pub(crate) fn new(call: Call, form: Form) -> Self {
+        Queued {
+            call,
+            form,
+            accesses: None,
+            of: None,
+            also: Vec::new(),
+        }
+    }
+
+    /// The streaming GEMV, if it is one.
+    pub(crate) fn gemv(&self) -> Option<&Gemv> {
+        match &self.form {
+            Form::Gemv(gemv) => Some(gemv),
+            _ => None,
+        }
+    }
+
+    /// The step of a recurrence, if it is one in the decode kernel.
+    pub(crate) fn recurrence(&self) -> Option<&Recurrence> {
+        match &self.form {
+            Form::Recurrence(recurrence) => Some(recurrence),
+            _ => None,
+        }
+    }
+
+    /// The memory that it accesses: at most what its op names. A call without an op may access anything.
+    pub(crate) fn accesses(&self) -> Option<Accesses> {
+        let part = match &self.form {
+            Form::Gemv(gemv) => gemv.accesses(),
+            Form::Recurrence(recurrence) => Some(recurrence.accesses()),
+            Form::Waits | Form::Prefetches => self.accesses.clone(),
+        };
+        part.or_else(|| Some(self.of.as_ref()?.accesses.clone()))
+    }
+
+    /// Whether it accesses memory that its op does not name.
+    #[cfg(test)]
+    pub(crate) fn exceeds_op(&self) -> bool {
+        let (Some(accesses), Some(of)) = (self.accesses(), &self.of) else {
+            return false;
+        };
+        let named = &of.accesses;
+        let inside = |part: &Range<Address>, all: &[Range<Address>]| {
+            let mut all = all.iter().chain(&of.own);
+            part.is_empty() || all.any(|one| one.start <= part.start && part.end <= one.end)
+        };
+        let read = |part| inside(part, &named.reads) || inside(part, &named.writes);
+        !accesses.reads.iter().all(read)
+            || !accesses
+                .writes
+                .iter()
+                .all(|part| inside(part, &named.writes))
+    }
+
+    /// Whether the kernel calls `wait_for_dependencies` itself.
+    pub(crate) fn prefetches(&self) -> bool {
+        !matches!(self.form, Form::Waits)
+    }
+
+    /// How it can use mailboxes.
+    pub(crate) fn mailbox_role(&self) -> MailboxRole<'_> {
+        match &self.form {
+            Form::Gemv(gemv) => MailboxRole::Gemv(gemv),
+            Form::Recurrence(recurrence) => MailboxRole::Recurrence(recurrence),
+            Form::Waits | Form::Prefetches => MailboxRole::Barrier,
+        }
+    }
+
+    /// The call of `kernel` for a chunk of so many tokens.
+    pub fn launch(&self, kernel: Kernel, tokens: usize) -> Launch {
+        let (mut arguments, counts) = self.call.arguments();
+        for argument in counts {
+            arguments[argument].0[0] = tokens as u64;
+        }
+        Launch {
+            kernel,
+            grid: self.call.grid.blocks(tokens),
+            threads: self.call.threads as u32,
+            shared: self.call.shared as u32,
+            arguments,
+            together: false,
+        }
+    }
+}

@@ -1,0 +1,403 @@
+//! The list of kernel calls to which ops append theirs, with addresses of buffers, state tensors and weights.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use waterline_quant::Matrix;
+
+use super::levels::Accesses;
+use super::{Call, Form, Parameter, Queued, Rows};
+use crate::cuda::decode::gemv::Gemv;
+use crate::cuda::decode::kernel;
+use crate::cuda::decode::mailbox::Recurrence;
+use crate::cuda::driver::weights::{PLAIN, STORED, Weights};
+use crate::cuda::driver::{Address, Memory, Queue, TensorCores};
+use crate::error::Result;
+use crate::operands::{Access, Operand, View};
+use crate::state::{HEADER, Kv, StatePlan};
+use crate::weights::Vector;
+
+/// An op, and the memory that it names: [`crate::ops::Op::access`].
+#[derive(Clone, Debug)]
+pub(crate) struct OpMemory {
+    /// Its index in the program.
+    pub op: usize,
+    /// The named memory, and workspaces that it shares with other ops.
+    pub accesses: Accesses,
+    /// Workspaces of its own.
+    pub own: Vec<Range<Address>>,
+}
+
+/// The kernels of one session's program, in order.
+pub(crate) struct Launches<'a> {
+    /// Tokens of the largest chunk: 1 for the decode program.
+    pub tokens: usize,
+    pub(crate) plan: &'a StatePlan,
+    pub(crate) arena: Address,
+    pub(crate) ids: Address,
+    pub(crate) buffers: &'a [Memory],
+    pub(crate) weights: &'a Weights,
+    pub(crate) queue: &'a dyn Queue,
+    pub(crate) kv: Kv,
+    pub(crate) sms: usize,
+    pub(crate) tensor_cores: TensorCores,
+    pub(crate) shared_memory: usize,
+    /// Workspaces that ops share, by purpose: bytes and address.
+    pub(crate) shared: HashMap<&'static str, (usize, Address)>,
+    /// Workspaces, owned by the session.
+    pub(crate) scratch: &'a mut Vec<Memory>,
+    /// Whether the calls become ops of the decode kernel.
+    pub(crate) persistent: bool,
+    pub(crate) calls: Vec<Queued>,
+    /// The op whose calls are appended.
+    pub(crate) current: Option<OpMemory>,
+    /// Ops that the next call computes too.
+    pub(crate) taken_over: Vec<usize>,
+    /// A call that the next one may replace, and the columns that it changes.
+    pub(crate) deferred: Option<(Queued, Vec<Rows>)>,
+}
+
+/// The memory of a session that kernels read and write.
+pub(crate) struct SessionMemory<'a> {
+    /// Layout of the state.
+    pub plan: &'a StatePlan,
+    /// Address of the state.
+    pub arena: Address,
+    /// Tokens of the chunk, u32.
+    pub ids: Address,
+    /// Buffers between ops.
+    pub buffers: &'a [Memory],
+    /// The model's weights.
+    pub weights: &'a Weights,
+    /// Uploads weights.
+    pub queue: &'a dyn Queue,
+    /// Type of cached keys and values.
+    pub kv: Kv,
+}
+
+impl<'a> Launches<'a> {
+    /// No kernels yet, for chunks of up to `tokens`; workspaces of ops are added to `scratch`.
+    pub(crate) fn new(
+        memory: &SessionMemory<'a>,
+        scratch: &'a mut Vec<Memory>,
+        tokens: usize,
+        persistent: bool,
+    ) -> Self {
+        let driver = memory.weights.driver();
+        Launches {
+            tokens,
+            persistent,
+            plan: memory.plan,
+            arena: memory.arena,
+            ids: memory.ids,
+            buffers: memory.buffers,
+            weights: memory.weights,
+            queue: memory.queue,
+            kv: memory.kv,
+            sms: driver.sms() as usize,
+            tensor_cores: driver.tensor_cores(),
+            shared_memory: driver.shared_memory(),
+            shared: HashMap::new(),
+            scratch,
+            calls: Vec::new(),
+            current: None,
+            taken_over: Vec::new(),
+            deferred: None,
+        }
+    }
+
+    /// The kernels, in order.
+    pub(crate) fn into_calls(self) -> Vec<Queued> {
+        #[cfg(test)]
+        assert!(!(self.persistent && self.calls.iter().any(Queued::exceeds_op)));
+        self.calls
+    }
+}
+
+impl Launches<'_> {
+    /// The calls that follow are those of op number `op`.
+    pub(crate) fn begin(&mut self, op: usize, access: &Access) {
+        let memory = |operands: &[Operand]| -> Vec<Range<Address>> {
+            let memory = operands.iter().map(|operand| match *operand {
+                Operand::Columns(view) => self.rows(view).bytes(),
+                Operand::State(tensor) => self.state_bytes(tensor),
+            });
+            memory.collect()
+        };
+        self.current = Some(OpMemory {
+            op,
+            accesses: Accesses {
+                reads: memory(&access.reads),
+                writes: memory(&access.writes),
+            },
+            own: Vec::new(),
+        });
+    }
+
+    /// The calls that follow belong to no op.
+    pub(crate) fn end(&mut self) {
+        self.current = None;
+    }
+
+    /// The calls that follow also use this workspace, which ops share and in which nothing outlives an op.
+    pub fn also_writes(&mut self, memory: Range<Address>) {
+        if let Some(current) = &mut self.current {
+            current.accesses.writes.push(memory);
+        }
+    }
+
+    /// Appends a kernel.
+    pub fn push(&mut self, call: Call) {
+        self.queue_call(call, Form::Waits);
+    }
+
+    /// Appends a kernel that prefetches weights before it calls `wait_for_dependencies`.
+    pub fn push_prefetching(&mut self, call: Call) {
+        self.queue_call(call, Form::Prefetches);
+    }
+
+    /// Appends the step of a recurrence of the decode kernel.
+    pub fn push_recurrence(&mut self, call: Call, recurrence: Recurrence) {
+        self.queue_call(call, Form::Recurrence(recurrence));
+    }
+
+    /// Appends a streaming GEMV.
+    pub(crate) fn push_gemv(&mut self, call: Call, gemv: Gemv) {
+        self.queue_call(call, Form::Gemv(gemv));
+    }
+
+    /// Narrows the memory of the last call to a part of what its op names, so that in the decode kernel it depends on fewer calls. The
+    /// op's own workspaces need not be listed.
+    pub fn narrow_accesses(&mut self, reads: &[Range<Address>], writes: &[Range<Address>]) {
+        if let Some(queued) = self.calls.last_mut() {
+            queued.accesses = Some(Accesses {
+                reads: reads.to_vec(),
+                writes: writes.to_vec(),
+            });
+        }
+    }
+
+    /// Whether a call is known to write exactly this memory.
+    pub fn writes(&self, memory: &Range<Address>) -> bool {
+        let accesses = self
+            .calls
+            .iter()
+            .filter_map(|queued| queued.accesses.as_ref());
+        accesses
+            .flat_map(|accesses| &accesses.writes)
+            .any(|written| written == memory)
+    }
+
+    /// Appends a kernel that changes nothing but these columns, unless the next call takes it over.
+    pub fn defer(&mut self, call: Call, columns: Vec<Rows>) {
+        let queued = Queued {
+            of: self.current.clone(),
+            ..Queued::new(call, Form::Prefetches)
+        };
+        self.deferred = Some((queued, columns));
+    }
+
+    /// Whether the deferred call changes exactly these columns; if so it is dropped, and the caller must compute it.
+    pub fn take_over(&mut self, columns: &[Rows]) -> bool {
+        let same = |(_, deferred): &(Queued, Vec<Rows>)| {
+            deferred.len() == columns.len() && columns.iter().all(|rows| deferred.contains(rows))
+        };
+        let dropped = self.deferred.take_if(|call| same(call));
+        let of = dropped.as_ref().and_then(|(queued, _)| queued.of.as_ref());
+        self.taken_over.extend(of.map(|of| of.op));
+        dropped.is_some()
+    }
+
+    /// The last call computes a part of the current op too.
+    pub fn join_last(&mut self) {
+        if let (Some(queued), Some(current)) = (self.calls.last_mut(), &self.current) {
+            queued.also.push(current.op);
+        }
+    }
+
+    /// The last call, if it is a streaming GEMV.
+    pub fn last_gemv(&mut self) -> Option<(&mut Call, &mut Gemv)> {
+        if self.deferred.is_some() {
+            return None;
+        }
+        match self.calls.last_mut()? {
+            Queued {
+                call,
+                form: Form::Gemv(gemv),
+                ..
+            } => Some((call, gemv)),
+            _ => None,
+        }
+    }
+
+    fn queue_call(&mut self, call: Call, form: Form) {
+        if let Some((queued, _)) = self.deferred.take() {
+            self.calls.push(queued);
+        }
+        self.calls.push(Queued {
+            of: self.current.clone(),
+            also: std::mem::take(&mut self.taken_over),
+            ..Queued::new(call, form)
+        });
+    }
+
+    /// Whether the calls become ops of the decode kernel, of which each SM runs one block.
+    pub fn persistent(&self) -> bool {
+        self.persistent
+    }
+
+    /// Threads of a block that runs a prologue: in the decode kernel all consumer threads.
+    pub fn prologue_threads(&self) -> usize {
+        if self.persistent {
+            kernel::THREADS
+        } else {
+            256
+        }
+    }
+
+    /// The type of cached keys and values in kernels.
+    pub fn kv(&self) -> &'static str {
+        match self.kv {
+            Kv::F16 => "half",
+            Kv::F32 => "float",
+        }
+    }
+
+    /// Bytes of a cached key's or value's number.
+    pub fn kv_bytes(&self) -> usize {
+        match self.kv {
+            Kv::F16 => 2,
+            Kv::F32 => 4,
+        }
+    }
+
+    /// Streaming multiprocessors of the device.
+    pub fn sms(&self) -> usize {
+        self.sms
+    }
+
+    /// The tensor cores of its SMs.
+    pub fn tensor_cores(&self) -> TensorCores {
+        self.tensor_cores
+    }
+
+    /// Bytes of shared memory that a block may have.
+    pub fn shared_memory(&self) -> usize {
+        self.shared_memory
+    }
+
+    /// Columns of a buffer, a `Rows`.
+    pub fn rows(&self, view: View) -> Rows {
+        let buffer = self.buffers[view.buffer].address();
+        Rows {
+            first: buffer + (view.start * size_of::<f32>()) as u64,
+            stride: view.stride as i32,
+            width: view.width as i32,
+        }
+    }
+
+    /// Columns of a buffer as a parameter of type `Rows`.
+    pub fn view(&self, view: View) -> Parameter {
+        Parameter::value("Rows", self.rows(view))
+    }
+
+    /// Address of a state tensor.
+    pub fn state_address(&self, slot: usize) -> Address {
+        self.arena + self.plan.tensors[slot].offset as u64
+    }
+
+    /// The memory of a state tensor.
+    pub fn state_bytes(&self, slot: usize) -> Range<Address> {
+        let first = self.state_address(slot);
+        first..first + self.plan.tensors[slot].bytes as u64
+    }
+
+    /// The shape of a state tensor.
+    pub fn state_shape(&self, slot: usize) -> &[usize] {
+        &self.plan.tensors[slot].shape
+    }
+
+    /// A state tensor as one row of `width` values.
+    pub fn state_rows(&self, slot: usize, width: usize) -> Rows {
+        Rows {
+            first: self.state_address(slot),
+            stride: width as i32,
+            width: width as i32,
+        }
+    }
+
+    /// A state tensor as a pointer to `kind`.
+    pub fn state(&self, kind: &str, slot: usize) -> Parameter {
+        Parameter::pointer(kind, self.state_address(slot))
+    }
+
+    /// Tokens read before this chunk, a `const u64*`.
+    pub fn position(&self) -> Parameter {
+        Parameter::pointer("const u64", self.state_address(HEADER))
+    }
+
+    /// The tokens of the chunk, a `const u32*`.
+    pub fn ids(&self) -> Parameter {
+        Parameter::pointer("const u32", self.ids)
+    }
+
+    /// Address of a small tensor.
+    pub fn vector_address(&self, vector: &Vector) -> Result<Address> {
+        self.upload(bytemuck::cast_slice(vector))
+    }
+
+    /// Address of a small tensor, or 0.
+    pub fn optional_address(&self, vector: Option<&Vector>) -> Result<Address> {
+        vector.map_or(Ok(0), |vector| self.vector_address(vector))
+    }
+
+    /// A small tensor, a `const float*`.
+    pub fn vector(&self, vector: &Vector) -> Result<Parameter> {
+        Ok(Parameter::pointer(
+            "const float",
+            self.vector_address(vector)?,
+        ))
+    }
+
+    /// The device's copy of bytes that live as long as the model.
+    pub fn upload(&self, bytes: &[u8]) -> Result<Address> {
+        self.weights.upload(self.queue, bytes, PLAIN, || None)
+    }
+
+    /// Address of a matrix in the layout that kernels read: in the host's memory where the device reads it there, else of a copy.
+    pub fn matrix_address(&self, matrix: &Matrix) -> Result<Address> {
+        let bytes = matrix.bytes();
+        if matrix.format().device_apart_bytes() == 0
+            && let Some(address) = self.weights.share(bytes)?
+        {
+            return Ok(address);
+        }
+        let pack = || matrix.device_layout();
+        self.weights.upload(self.queue, bytes, STORED, pack)
+    }
+
+    /// Address of the workspace that ops share for `purpose`. Nothing in it outlives an op.
+    pub fn shared_address(&mut self, purpose: &'static str, bytes: usize) -> Result<Address> {
+        let address = match self.shared.get(purpose) {
+            Some(&(room, address)) if room >= bytes => address,
+            _ => {
+                let address = self.scratch_address(bytes)?;
+                self.shared.insert(purpose, (bytes, address));
+                address
+            }
+        };
+        self.also_writes(address..address + bytes as u64);
+        Ok(address)
+    }
+
+    /// Address of a workspace of one op.
+    pub fn scratch_address(&mut self, bytes: usize) -> Result<Address> {
+        let memory = Memory::new(self.weights.driver(), bytes)?;
+        let address = memory.address();
+        self.scratch.push(memory);
+        if let Some(current) = &mut self.current {
+            current.own.push(address..address + bytes as u64);
+        }
+        Ok(address)
+    }
+}

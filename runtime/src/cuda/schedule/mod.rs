@@ -1,0 +1,9 @@
+//! From ops to a schedule of kernels: calls with their memory, dependency levels, and the text that NVRTC compiles.
+
+mod call;
+mod launches;
+pub(crate) mod levels;
+pub(crate) mod source;
+
+pub(crate) use call::{Call, Form, Grid, Parameter, Queued, Rows};
+pub(crate) use launches::{Launches, OpMemory, SessionMemory};

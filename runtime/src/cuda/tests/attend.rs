@@ -1,0 +1,132 @@
+//! Attention with every policy of retention on the emulator, or on a GPU where there is one, against the CPU's.
+
+use std::sync::Arc;
+
+use crate::cuda::tests::rig::Comparison;
+use crate::cuda::tests::{device, numbers};
+use crate::operands::View;
+use crate::ops::rig::{plan, side_by_side};
+use crate::ops::{Attend, Eviction, Policy, ScoreTensors};
+use crate::state::{Kv, StateDtype, StatePlan};
+
+const DIM: usize = 12;
+const TOKENS: usize = 70;
+
+/// Slot 0 is the position; then keys, values, those of the set, its counts, scores of the window and of the set.
+fn slots(kv: Kv, kv_heads: usize, window: usize, capacity: usize) -> StatePlan {
+    let cached = if kv == Kv::F16 {
+        StateDtype::F16
+    } else {
+        StateDtype::F32
+    };
+    let ring: &[usize] = &[kv_heads, window, DIM];
+    let set: &[usize] = &[kv_heads, capacity, DIM];
+    plan(&[
+        (StateDtype::U64, &[1]),
+        (cached, ring),
+        (cached, ring),
+        (cached, set),
+        (cached, set),
+        (StateDtype::U32, &set[..1]),
+        (StateDtype::F32, &ring[..2]),
+        (StateDtype::F32, &set[..2]),
+    ])
+}
+
+/// Reads the tokens on both, in steps and in chunks.
+fn compare(kv: Kv, [heads, kv_heads, window, capacity]: [usize; 4], eviction: Option<Eviction>) {
+    let Some(device) = device() else { return };
+    let (width, stride) = (heads * DIM, (heads + 2 * kv_heads) * DIM);
+    let [q, k, v] = side_by_side([width, kv_heads * DIM, kv_heads * DIM]);
+    let op = Attend {
+        heads,
+        kv_heads,
+        q,
+        k,
+        v,
+        scale: 1.5,
+        keys: 1,
+        values: 2,
+        eviction,
+        out: View::whole(1, width),
+    };
+    let plan = Arc::new(slots(kv, kv_heads, window, capacity));
+    // Tensor cores take operands of 16 bits of fraction.
+    let steps = &[1; TOKENS][..];
+    for (chunks, persistent, tolerance) in [
+        (steps, false, 1e-5),
+        (steps, true, 1e-5),
+        (&[3, 17, 1, 40, 9], false, 1e-4),
+    ] {
+        Comparison {
+            device: &device,
+            op: &op,
+            plan: &plan,
+            widths: &[stride, width, kv_heads],
+            output: 1,
+            kv,
+            persistent,
+            tolerance,
+        }
+        .read(chunks, |buffer, values| {
+            values.copy_from_slice(&numbers(buffer as u32, values.len()))
+        });
+    }
+}
+
+fn retained(policy: Policy, sink: usize) -> Option<Eviction> {
+    Some(Eviction {
+        policy,
+        sink,
+        set_keys: 3,
+        set_values: 4,
+        set_counts: 5,
+    })
+}
+
+const SCORES: ScoreTensors = ScoreTensors { window: 6, set: 7 };
+
+#[test]
+fn windows_are_those_of_the_cpu() {
+    compare(Kv::F32, [4, 2, 6, 1], None);
+    compare(Kv::F16, [3, 3, 1, 1], None);
+    compare(Kv::F16, [5, 1, 600, 1], None);
+}
+
+#[test]
+fn learned_retention_is_that_of_the_cpu() {
+    // The last one has as many keys as are worth being split.
+    for (shape, sink, margin) in [
+        ([4, 2, 6, 5], 2, 3),
+        ([3, 1, 33, 9], 0, 10),
+        ([4, 2, 6, 5], 2, 0),
+        ([4, 1, 6, 600], 2, 3),
+    ] {
+        let policy = Policy::Learned {
+            router: View::whole(2, shape[1]),
+            margin,
+            scores: SCORES,
+        };
+        compare(Kv::F16, shape, retained(policy, sink));
+    }
+}
+
+#[test]
+fn retention_by_attention_is_that_of_the_cpu() {
+    compare(
+        Kv::F32,
+        [4, 2, 6, 5],
+        retained(Policy::Attention(SCORES), 1),
+    );
+    compare(
+        Kv::F32,
+        [3, 1, 1, 9],
+        retained(Policy::Attention(SCORES), 0),
+    );
+}
+
+#[test]
+fn retention_by_stride_is_that_of_the_cpu() {
+    compare(Kv::F16, [4, 2, 6, 5], retained(Policy::Stride(3), 2));
+    compare(Kv::F32, [2, 2, 33, 4], retained(Policy::Stride(2), 4));
+}

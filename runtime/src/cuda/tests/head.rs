@@ -1,0 +1,97 @@
+//! Matrices of heads, the recurrent unit that has some, and attention to rows that are keys and values at once, on the
+//! emulator, or on a GPU where there is one, against the CPU's.
+
+use std::sync::Arc;
+
+use crate::cuda::tests::rig::Comparison;
+use crate::cuda::tests::{device, numbers};
+use crate::operands::View;
+use crate::ops::rig::{plan, side_by_side};
+use crate::ops::{Attend, HeadLinear, HeadMatrices, Op, RgLru};
+use crate::state::{Kv, StateDtype};
+
+const CHUNKS: &[&[usize]] = &[&[70, 1, 2, 33], &[1; 9]];
+
+/// Reads tokens in chunks, then one by one as the phases of a persistent program.
+fn compare(op: &dyn Op, slot: &[usize], widths: [usize; 3], kv: Kv) {
+    let Some(device) = device() else { return };
+    let dtype = match slot.len() {
+        3 => StateDtype::Kv,
+        _ => StateDtype::F32,
+    };
+    let slots: [(StateDtype, &[usize]); 2] = [(StateDtype::U64, &[1]), (dtype, slot)];
+    for (chunks, persistent) in CHUNKS.iter().zip([false, true]) {
+        let comparison = Comparison {
+            device: &device,
+            op,
+            plan: &Arc::new(plan(&slots)),
+            widths: &widths,
+            output: 1,
+            kv,
+            persistent,
+            tolerance: 1e-4,
+        };
+        comparison.read(chunks, |buffer, values| {
+            values.copy_from_slice(&numbers(buffer as u32 + 3, values.len()));
+        });
+    }
+}
+
+#[test]
+fn products_of_heads_are_those_of_the_cpu() {
+    for [heads, rows, cols, kept] in [[3, 16, 40, 8], [2, 7, 5, 0]] {
+        let x = View::whole(0, heads * (rows + kept + 1));
+        let op = HeadLinear {
+            heads,
+            x,
+            weight: numbers(9, heads * rows * cols).into(),
+            rows,
+            cols,
+            kept,
+            out: View::whole(1, heads * (cols + kept)),
+        };
+        compare(&op, &[1], [x.width, op.out.width, 1], Kv::F32);
+    }
+}
+
+#[test]
+fn recurrent_units_are_those_of_the_cpu() {
+    for [heads, dim] in [[3, 16], [2, 37]] {
+        let width = heads * dim;
+        let gate = |seed: u32| HeadMatrices {
+            weight: numbers(seed, heads * dim * dim).into(),
+            bias: numbers(seed + 1, width).into(),
+        };
+        let rate = numbers(4, width);
+        let op = RgLru {
+            heads,
+            x: View::whole(0, width),
+            input: gate(20),
+            recurrence: gate(30),
+            rate: rate.iter().map(|x| -x.abs()).collect(),
+            state: 1,
+            out: View::whole(1, width),
+        };
+        compare(&op, &[width], [width, width, 1], Kv::F32);
+    }
+}
+
+#[test]
+fn attention_to_rows_that_are_keys_and_values_is_that_of_the_cpu() {
+    for (heads, dim) in [(3, 28), (2, 300)] {
+        let [q, row] = side_by_side([heads * dim, dim]);
+        let op = Attend {
+            heads,
+            kv_heads: 1,
+            q,
+            k: row,
+            v: row,
+            scale: 0.3,
+            keys: 1,
+            values: 1,
+            eviction: None,
+            out: View::whole(1, heads * dim),
+        };
+        compare(&op, &[1, 120, dim], [q.stride, op.out.width, 1], Kv::F32);
+    }
+}

@@ -1,0 +1,58 @@
+//! Phases of a level in both orders, on the emulator or on a GPU where there is one: a step gives the same bits, since none needs
+//! anything of another.
+
+use std::sync::Arc;
+
+use crate::cuda::Device;
+use crate::cuda::schedule::levels::REVERSED;
+use crate::cuda::tests::persistent_device;
+use crate::engine::StepProgram;
+use crate::model::Model;
+use crate::session::{Session, SessionOptions};
+use crate::state::{Kv, StateOptions};
+
+/// The logits behind each of some tokens that are read one by one.
+fn logits(model: &Arc<Model>, device: &Arc<Device>, reversed: bool) -> Vec<f32> {
+    REVERSED.set(reversed);
+    let options = SessionOptions {
+        state: StateOptions {
+            context: 64,
+            kv: Kv::F32,
+            history: 64,
+        },
+        chunk: 4,
+        threads: 1,
+        step: StepProgram::Persistent,
+        device: Some(Arc::clone(device)),
+        ..SessionOptions::default()
+    };
+    let mut session = Session::new(Arc::clone(model), options).expect("a session");
+    REVERSED.set(false);
+    let mut all = Vec::new();
+    for token in [5, 9, 1, 30, 7, 9] {
+        session.feed(&[token]).expect("a step");
+        all.extend_from_slice(session.logits().expect("logits"));
+    }
+    all
+}
+
+#[test]
+fn phases_of_a_level_need_nothing_of_each_other() {
+    let Some((device, _)) = persistent_device() else {
+        return;
+    };
+    for name in [
+        "models/sse-n4k1.gguf",
+        "models/lalte.gguf",
+        "models/gsa.gguf",
+        "fixtures/lalte_stream_gqa",
+        "fixtures/rwkv7_plain",
+        "fixtures/mom_k2",
+    ] {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/");
+        let model = Model::open(format!("{folder}{name}")).expect("a model");
+        let [one, other] = [false, true].map(|reversed| logits(&model, &device, reversed));
+        assert!(one.iter().all(|x| x.is_finite()), "{name}");
+        assert_eq!(one, other, "{name}");
+    }
+}

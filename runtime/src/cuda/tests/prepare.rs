@@ -1,0 +1,59 @@
+//! Gated convolutions on the emulator, or on a GPU where there is one, against the CPU's.
+
+use std::sync::Arc;
+
+use crate::cuda::tests::rig::Comparison;
+use crate::cuda::tests::{device, numbers};
+use crate::operands::View;
+use crate::ops::rig::{plan, side_by_side};
+use crate::ops::{Conv, HeadGroup, HeadOp, Prepare};
+use crate::state::{Kv, StateDtype};
+
+/// Reads chunks of `chunks` tokens: so many channels, convolved over so many taps.
+fn compare(channels: usize, taps: usize, chunks: &[usize], persistent: bool) {
+    let Some(device) = device() else { return };
+    let [before, behind] = side_by_side([channels, channels]);
+    let conv = Conv {
+        gate: Some(before),
+        ..Conv::new(&numbers(7, channels * taps), channels, None, 1)
+    };
+    let columns = View::whole(1, channels);
+    let op = Prepare {
+        groups: vec![HeadGroup::of_channels(
+            columns,
+            Some(conv),
+            vec![HeadOp::Multiply(behind)],
+        )],
+        rope: None,
+        gates: Vec::new(),
+    };
+    let slots: [(StateDtype, &[usize]); 2] = [
+        (StateDtype::U64, &[1]),
+        (StateDtype::F32, &[taps - 1, channels]),
+    ];
+    let comparison = Comparison {
+        device: &device,
+        op: &op,
+        plan: &Arc::new(plan(&slots)),
+        widths: &[before.stride, channels, 1],
+        output: 1,
+        kv: Kv::F32,
+        persistent,
+        tolerance: 1e-5,
+    };
+    comparison.read(chunks, |buffer, values| {
+        values.copy_from_slice(&numbers(buffer as u32 + 3, values.len()));
+    });
+}
+
+#[test]
+fn gated_convolutions_are_those_of_the_cpu() {
+    compare(60, 3, &[70, 1, 2, 33], false);
+    compare(33, 6, &[40, 5, 1], false);
+}
+
+#[test]
+fn gated_convolutions_of_a_persistent_program_are_those_of_the_cpu() {
+    compare(60, 3, &[1; 9], true);
+    compare(33, 6, &[1; 9], true);
+}

@@ -1,0 +1,64 @@
+//! Kernels around a session's ops: the choice of a token, the history and the position.
+
+pub(crate) mod sample;
+
+use crate::cuda::driver::Address;
+use crate::cuda::schedule::{Call, Grid, Launches, Parameter};
+use crate::error::Result;
+use crate::state::{HEADER, HISTORY, LOGITS};
+
+const SESSION: &str = include_str!("token.cu");
+
+/// Threads of a block that looks for the largest logit, and logits of each.
+const CHOICE_THREADS: usize = 128;
+const CHOICE_RUN: usize = 4;
+
+impl Launches<'_> {
+    /// Puts the first of the largest logits where the next chunk's tokens are, and to `chosen`.
+    pub(crate) fn choose(&mut self, vocab: usize, chosen: Address) -> Result<()> {
+        let parts = vocab.div_ceil(CHOICE_THREADS * CHOICE_RUN);
+        let best = self.scratch_address(parts * size_of::<u64>())?;
+        self.push(Call {
+            source: SESSION,
+            kernel: format!("best_of_part<{vocab}, {CHOICE_RUN}>"),
+            grid: Grid::Blocks(parts),
+            threads: CHOICE_THREADS,
+            shared: 0,
+            parameters: vec![
+                self.state("const float", LOGITS),
+                Parameter::pointer("u64", best),
+            ],
+        });
+        self.push(Call {
+            source: SESSION,
+            kernel: format!("choose<{parts}>"),
+            grid: Grid::Blocks(1),
+            threads: CHOICE_THREADS,
+            shared: 0,
+            parameters: vec![
+                Parameter::pointer("const u64", best),
+                Parameter::pointer("u32", self.ids),
+                Parameter::pointer("u32", chosen),
+            ],
+        });
+        Ok(())
+    }
+
+    /// Ends a chunk: its tokens go to the log, the position moves on.
+    pub(crate) fn advance(&mut self) {
+        let log = self.state_shape(HISTORY)[0];
+        self.push(Call {
+            source: SESSION,
+            kernel: format!("advance<{log}>"),
+            grid: Grid::Blocks(1),
+            threads: 256,
+            shared: 0,
+            parameters: vec![
+                self.ids(),
+                self.state("u32", HISTORY),
+                Parameter::pointer("u64", self.state_address(HEADER)),
+                Parameter::tokens(),
+            ],
+        });
+    }
+}

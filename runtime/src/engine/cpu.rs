@@ -1,0 +1,222 @@
+//! The CPU engine: the whole state in host memory, ops on a thread pool.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use waterline_quant::Activations;
+
+use super::{Engine, Setup, Together};
+use crate::cpu::{Buffers, Frame, Pool, room};
+use crate::error::Result;
+use crate::model::Model;
+use crate::operands::INPUTS;
+use crate::program::Program;
+use crate::state::{Arena, HEADER, LOGITS, StatePlan};
+
+/// State and working memory of a session on the CPU.
+pub(super) struct CpuEngine {
+    model: Arc<Model>,
+    workspace: Workspace,
+    arena: Arena,
+    marks: Vec<Arena>,
+    pool: Arc<Pool>,
+}
+
+impl CpuEngine {
+    /// Allocates the state and the working memory.
+    pub fn new(model: &Arc<Model>, plan: Arc<StatePlan>, setup: &Setup) -> Result<Self> {
+        let pool = Arc::clone(&setup.pool);
+        let workspace = Workspace::new(model.program(), Arc::clone(&pool), setup.chunk)?;
+        let arena = Arena::new(plan)?;
+        let marks = (0..setup.marks).map(|_| arena.try_clone());
+        Ok(CpuEngine {
+            model: Arc::clone(model),
+            workspace,
+            marks: marks.collect::<Result<_>>()?,
+            arena,
+            pool,
+        })
+    }
+}
+
+impl Engine for CpuEngine {
+    fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    fn arena_mut(&mut self) -> &mut Arena {
+        &mut self.arena
+    }
+
+    fn plan(&self) -> &Arc<StatePlan> {
+        self.arena.plan()
+    }
+
+    fn work_bytes(&self) -> usize {
+        self.workspace.bytes()
+    }
+
+    fn reset(&mut self) -> Result<()> {
+        self.arena.reset();
+        Ok(())
+    }
+
+    fn read(&mut self, tokens: &[u32]) -> Result<()> {
+        let position = self.arena.tensor::<u64>(HEADER)[0];
+        let program = self.model.program();
+        self.workspace
+            .run(program, &mut self.arena, tokens, position);
+        Ok(())
+    }
+
+    fn compute_logits(&mut self, row: usize) -> Result<()> {
+        let logits = self.arena.tensor_mut(LOGITS);
+        self.workspace
+            .logits(self.model.program(), row..row + 1, logits);
+        Ok(())
+    }
+
+    fn logits_of(&mut self, rows: Range<usize>, logits: &mut [f32]) -> Result<()> {
+        self.workspace.logits(self.model.program(), rows, logits);
+        let own = self.arena.tensor_mut(LOGITS);
+        own.copy_from_slice(&logits[logits.len() - own.len()..]);
+        Ok(())
+    }
+
+    fn logits(&self) -> Result<&[f32]> {
+        Ok(self.arena.tensor(LOGITS))
+    }
+
+    fn fork(&self, setup: &Setup) -> Result<Box<dyn Engine>> {
+        let plan = Arc::clone(self.plan());
+        let mut fork = CpuEngine::new(&self.model, plan, setup)?;
+        fork.arena.copy_from(&self.arena);
+        Ok(Box::new(fork))
+    }
+
+    fn download(&self, arena: &mut Arena) -> Result<()> {
+        arena.copy_from(&self.arena);
+        Ok(())
+    }
+
+    fn upload(&mut self, arena: &Arena) -> Result<()> {
+        self.arena.copy_from(arena);
+        Ok(())
+    }
+
+    fn save_mark(&mut self, mark: usize) -> Result<()> {
+        self.marks[mark].copy_from(&self.arena);
+        Ok(())
+    }
+
+    fn load_mark(&mut self, mark: usize) -> Result<()> {
+        self.arena.copy_from(&self.marks[mark]);
+        Ok(())
+    }
+
+    fn together(&self, most: usize) -> Result<Option<Together>> {
+        Together::new(self.model.program(), Arc::clone(&self.pool), most).map(Some)
+    }
+}
+
+/// The memory and threads that a session computes with.
+pub(crate) struct Workspace {
+    pool: Arc<Pool>,
+    buffers: Buffers,
+    inputs: Activations,
+    scratch: Vec<Mutex<Vec<f32>>>,
+    common: Vec<f32>,
+    chunk: usize,
+    widest: usize,
+}
+
+/// Widths of the buffers. A device gathers the inputs of products in one, which stand in [`Activations`] here.
+pub(super) fn widths(program: &Program) -> Vec<usize> {
+    let mut widths = program.widths.clone();
+    widths[INPUTS] = 0;
+    widths
+}
+
+impl Workspace {
+    /// Allocates for chunks of up to `chunk` tokens of `program`.
+    pub fn new(program: &Program, pool: Arc<Pool>, chunk: usize) -> Result<Self> {
+        let widest = program.widths.iter().copied().max().unwrap_or(0);
+        let threads = pool.threads();
+        let (scratch, common) = Self::rooms(program, threads, chunk);
+        let scratch = (0..threads).map(|_| Ok(Mutex::new(room(scratch)?)));
+        Ok(Workspace {
+            buffers: Buffers::new(&widths(program), chunk)?,
+            inputs: Activations::new(chunk, widest)?,
+            scratch: scratch.collect::<Result<_>>()?,
+            common: room(common)?,
+            pool,
+            chunk,
+            widest,
+        })
+    }
+
+    /// Bytes of working memory that [`Workspace::new`] would allocate.
+    pub fn plan(program: &Program, threads: usize, chunk: usize) -> usize {
+        let buffers = widths(program).iter().sum::<usize>() * chunk;
+        let (scratch, common) = Self::rooms(program, threads, chunk);
+        let widest = program.widths.iter().copied().max().unwrap_or(0);
+        (buffers + scratch * threads + common) * size_of::<f32>()
+            + Activations::bytes(chunk, widest)
+    }
+
+    /// Floats of each worker's scratch memory, and of that which all workers see.
+    fn rooms(program: &Program, threads: usize, chunk: usize) -> (usize, usize) {
+        let rooms = program.ops.iter();
+        rooms.fold((0, 0), |(scratch, common), op| {
+            let more = (op.scratch(chunk), op.common(threads));
+            (scratch.max(more.0), common.max(more.1))
+        })
+    }
+
+    /// Bytes of working memory, besides the state.
+    pub fn bytes(&self) -> usize {
+        let buffers = self.buffers.floats();
+        let scratch: usize = self
+            .scratch
+            .iter()
+            .map(|s| s.lock().map_or(0, |s| s.len()))
+            .sum();
+        (buffers + scratch + self.common.len()) * size_of::<f32>()
+            + Activations::bytes(self.chunk, self.widest)
+    }
+
+    /// Reads one chunk of tokens into the state.
+    pub fn run(&mut self, program: &Program, arena: &mut Arena, tokens: &[u32], position: u64) {
+        let mut frame = self.frame(arena, tokens, position);
+        for op in &program.ops {
+            op.run(&mut frame);
+        }
+    }
+
+    /// What ops see of a chunk.
+    pub fn frame<'a>(
+        &'a mut self,
+        arena: &'a mut Arena,
+        tokens: &'a [u32],
+        position: u64,
+    ) -> Frame<'a> {
+        assert!(!tokens.is_empty() && tokens.len() <= self.chunk);
+        Frame {
+            pool: &self.pool,
+            buffers: &mut self.buffers,
+            inputs: &mut self.inputs,
+            scratch: &self.scratch,
+            common: &mut self.common,
+            arena,
+            tokens,
+            position,
+        }
+    }
+
+    /// Writes the logits `[rows, vocab]` after these tokens of the chunk that was run last.
+    pub fn logits(&mut self, program: &Program, rows: Range<usize>, logits: &mut [f32]) {
+        program
+            .logits
+            .run(&self.pool, &self.buffers, &mut self.inputs, rows, logits);
+    }
+}

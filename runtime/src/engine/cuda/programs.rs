@@ -1,0 +1,103 @@
+//! The kernels that a session launches: for a chunk, for its logits, and for a step.
+
+use crate::cuda::{DecodeKernel, Device, Grid, Launch, Queue, Queued, Recording, Source};
+use crate::error::Result;
+
+/// A launch that fits itself to the number of tokens.
+pub(super) struct Template {
+    pub launch: Launch,
+    grid: Grid,
+    /// Arguments that are the number of tokens.
+    tokens: Vec<usize>,
+}
+
+impl Template {
+    pub fn fit(&mut self, tokens: usize) {
+        self.launch.grid = self.grid.blocks(tokens);
+        for &argument in &self.tokens {
+            self.launch.arguments[argument].0[0] = tokens as u64;
+        }
+    }
+}
+
+/// What a session runs.
+pub(super) struct Programs {
+    /// Reads a chunk.
+    pub chunk: Vec<Template>,
+    /// Logits of the token in row 0 of the residual stream, into the state.
+    pub logits: Vec<Template>,
+    /// One token from the ids into the state, logits included.
+    pub step: Box<dyn Recording>,
+    /// The same for the token that the state's logits choose: the first of the largest.
+    pub greedy: Box<dyn Recording>,
+    /// The same for a token that is sampled.
+    pub sample: Box<dyn Recording>,
+    /// What all three run, where the device can hold on to a whole step.
+    pub persistent: Option<DecodeKernel>,
+}
+
+/// The calls of a session's programs.
+pub(super) struct Calls {
+    pub chunk: Vec<Queued>,
+    /// Logits of one token.
+    pub logits: Vec<Queued>,
+    /// Samples a token.
+    pub sample: Vec<Queued>,
+    /// The choice of a token, then a step with its logits.
+    pub step: Vec<Queued>,
+    /// How many calls of a step choose the token.
+    pub choice: usize,
+}
+
+impl Calls {
+    /// Those that are kernels of their own, whatever a step is.
+    pub fn always(&self) -> impl Iterator<Item = &Queued> {
+        let parts = [&self.chunk, &self.logits, &self.sample];
+        parts.into_iter().flatten()
+    }
+}
+
+impl Programs {
+    pub fn new(
+        calls: &Calls,
+        persistent: Option<DecodeKernel>,
+        device: &Device,
+        queue: &dyn Queue,
+    ) -> Result<Self> {
+        let recorded: &[Queued] = if persistent.is_some() {
+            &[]
+        } else {
+            &calls.step
+        };
+        let all: Vec<&Queued> = calls.always().chain(recorded).collect();
+        let source = Source::of(&all);
+        let kernels = device.kernels(&source)?;
+        let template = |(queued, &kernel): (&&Queued, &usize)| Template {
+            launch: queued.launch(kernels[kernel], 1),
+            grid: queued.call.grid,
+            tokens: queued.call.arguments().1,
+        };
+        let mut chunk: Vec<Template> = all.iter().zip(&source.of_call).map(template).collect();
+        let mut logits = chunk.split_off(calls.chunk.len());
+        let rest = logits.split_off(calls.logits.len());
+        let mut sample: Vec<Launch> = rest.into_iter().map(|template| template.launch).collect();
+        let step = sample.split_off(calls.sample.len());
+        let (step, greedy) = match &persistent {
+            Some(persistent) => (
+                vec![persistent.launch(calls.choice)],
+                vec![persistent.launch(0)],
+            ),
+            None => (step[calls.choice..].to_vec(), step),
+        };
+        sample.extend_from_slice(&step);
+        queue.finish()?;
+        Ok(Programs {
+            chunk,
+            logits,
+            step: queue.record(&step)?,
+            greedy: queue.record(&greedy)?,
+            sample: queue.record(&sample)?,
+            persistent,
+        })
+    }
+}

@@ -1,0 +1,133 @@
+//! Where a session computes and its state lies: one trait, implemented for the CPU and for a GPU.
+
+mod cpu;
+mod cuda;
+mod step;
+mod together;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+pub(crate) use cpu::Workspace;
+pub use step::{StepForm, StepProgram};
+pub(crate) use together::{States, Together};
+
+use crate::cpu::Pool;
+use crate::cuda::{Device, PhaseTime};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::sampler::SamplerParams;
+use crate::state::{Arena, Kv, StatePlan};
+
+/// A session's state, and what runs a program over it.
+pub(crate) trait Engine: Send {
+    /// The state as far as the host has it: all of it on the CPU; of a state on a device the position, the sampler and the
+    /// history, which come first.
+    fn arena(&self) -> &Arena;
+
+    /// The same, to change. A device has its own copy of what a session changes there.
+    fn arena_mut(&mut self) -> &mut Arena;
+
+    /// The layout of the whole state.
+    fn plan(&self) -> &Arc<StatePlan>;
+
+    /// Bytes of working memory besides state and marks.
+    fn work_bytes(&self) -> usize;
+
+    /// Bytes of a device's memory that weights, state and working memory take.
+    fn device_bytes(&self) -> usize {
+        0
+    }
+
+    /// Empties the state.
+    fn reset(&mut self) -> Result<()>;
+
+    /// Reads a chunk of tokens into the layers' state; position and history are the session's to move on.
+    fn read(&mut self, tokens: &[u32]) -> Result<()>;
+
+    /// The state's logits become those after this token of the last chunk.
+    fn compute_logits(&mut self, row: usize) -> Result<()>;
+
+    /// Writes the logits `[rows, vocab]` after these tokens of the last chunk; the state's become the last ones.
+    fn logits_of(&mut self, rows: Range<usize>, logits: &mut [f32]) -> Result<()>;
+
+    /// The state's logits, `[vocab]`.
+    fn logits(&self) -> Result<&[f32]>;
+
+    /// Whether [`Engine::step`] chooses tokens in this way.
+    fn chooses(&self, _params: &SamplerParams) -> bool {
+        false
+    }
+
+    /// Chooses a token by the state's logits and reads it. Called only where [`Engine::chooses`] is true.
+    fn step(&mut self, _params: &SamplerParams) -> Result<u32> {
+        Err(Error::invalid("step", "this engine chooses no tokens"))
+    }
+
+    /// How a step runs on a device.
+    fn form(&self) -> Option<&StepForm> {
+        None
+    }
+
+    /// Chooses the most probable token, reads it and measures its phases, where a step is one kernel.
+    fn time_step(&mut self) -> Result<Option<(u32, Vec<PhaseTime>)>> {
+        Ok(None)
+    }
+
+    /// A second engine with a copy of the state.
+    fn fork(&self, setup: &Setup) -> Result<Box<dyn Engine>>;
+
+    /// Writes the whole state to `arena`, which has the same plan.
+    fn download(&self, arena: &mut Arena) -> Result<()>;
+
+    /// Replaces the whole state by `arena`, which has the same plan.
+    fn upload(&mut self, arena: &Arena) -> Result<()>;
+
+    /// Copies the state to mark number `mark`.
+    fn save_mark(&mut self, mark: usize) -> Result<()>;
+
+    /// Copies mark number `mark` to the state.
+    fn load_mark(&mut self, mark: usize) -> Result<()>;
+
+    /// Memory to step up to `most` states of this kind at once; none where that cannot be done.
+    fn together(&self, _most: usize) -> Result<Option<Together>> {
+        Ok(None)
+    }
+}
+
+/// What an engine is made with.
+pub(crate) struct Setup {
+    /// Where it runs; none means the CPU.
+    pub device: Option<Arc<Device>>,
+    /// Threads of the CPU.
+    pub pool: Arc<Pool>,
+    /// Most tokens of a chunk.
+    pub chunk: usize,
+    /// States to return to.
+    pub marks: usize,
+    /// Type of cached keys and values.
+    pub kv: Kv,
+    /// How a step runs on a device.
+    pub step: StepProgram,
+}
+
+/// Allocates an engine with an empty state. This is the one place that binds a session to a device.
+pub(crate) fn new(
+    model: &Arc<Model>,
+    plan: Arc<StatePlan>,
+    setup: &Setup,
+) -> Result<Box<dyn Engine>> {
+    // Before anything is touched: a state and marks that can never fit.
+    let bytes = plan.bytes.saturating_mul(setup.marks.saturating_add(1));
+    if Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
+        let what = format!("a session of {bytes} bytes");
+        return Err(Error::memory(
+            what,
+            "choose a smaller context or fewer marks",
+        ));
+    }
+    match &setup.device {
+        None => Ok(Box::new(cpu::CpuEngine::new(model, plan, setup)?)),
+        Some(device) => Ok(Box::new(cuda::CudaEngine::new(model, device, plan, setup)?)),
+    }
+}

@@ -1,0 +1,241 @@
+//! A mixture of experts as a layer's feed-forward network.
+//!
+//! With x the normed input of a layer:
+//! ```text
+//! s = softmax(W_r x) or sigmoid(W_r x)                          [experts]
+//! the experts with the largest s + b are chosen (of the best groups); w = scale s / sum s of the chosen, if normalised
+//! y = sum_e w_e down_e(act(gate_e x) * up_e x) + sigmoid(g x) shared(x)
+//! ```
+//! Experts may work between two projections that all of them have in common, `y = out(sum_e w_e expert_e(in x))`, and
+//! have no gates: `down_e(act(up_e x))`. Softmax over the chosen logits is softmax over all, normalised.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::config::{LARGEST, in_short};
+use crate::error::Result;
+use crate::functions::{Activation, OutputOp};
+use crate::lowering::Lowering;
+use crate::mixers::Mismatch;
+use crate::operands::{RESIDUAL, View};
+use crate::ops::{Expert, Experts, Route, Router, SharedExpert};
+use crate::weights::WeightSpec;
+
+/// Hyperparameters.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExpertsSpec {
+    /// Experts.
+    pub experts: usize,
+    /// Experts that a token passes.
+    pub chosen: usize,
+    /// Width of an expert between its matrices.
+    pub intermediate: usize,
+    /// How experts are chosen and weighted.
+    pub router: Router,
+    /// Whether a bias is added to the scores for the choice.
+    #[serde(default)]
+    pub bias: bool,
+    /// Whether experts have gates.
+    pub gated: bool,
+    /// What a gate passes through; without gates, what the first product passes through.
+    pub activation: Activation,
+    /// Width of what experts read and write, if they work between two common projections.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latent: Option<usize>,
+    /// What every token passes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared: Option<SharedSpec>,
+}
+
+/// The expert that every token passes.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SharedSpec {
+    /// Its width between its matrices.
+    pub intermediate: usize,
+    /// Whether `sigmoid` of a product with the input multiplies its output.
+    pub gate: bool,
+}
+
+impl Default for ExpertsSpec {
+    /// Gated experts of no size, whose weights are softmax over the chosen.
+    fn default() -> Self {
+        ExpertsSpec {
+            experts: 0,
+            chosen: 0,
+            intermediate: 0,
+            router: Router::softmax(true),
+            bias: false,
+            gated: true,
+            activation: Activation::Silu,
+            latent: None,
+            shared: None,
+        }
+    }
+}
+
+impl ExpertsSpec {
+    pub(crate) fn to_json(self) -> Value {
+        in_short(json!(self))
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Mismatch> {
+        let shared = self.shared.map_or(1, |shared| shared.intermediate);
+        let widths = [self.intermediate, self.latent.unwrap_or(1), shared];
+        Mismatch::unless(
+            widths.iter().all(|width| (1..=LARGEST).contains(width)),
+            || format!("widths {widths:?}"),
+            &format!("numbers from 1 to {LARGEST}"),
+        )?;
+        Mismatch::unless(
+            self.experts <= 1 << 16 && (1..=self.experts.min(256)).contains(&self.chosen),
+            || format!("{} chosen of {} experts", self.chosen, self.experts),
+            "one to 256 of them, and no more than there are, of at most 65536",
+        )?;
+        let numbers = [self.router.scale, self.router.normalize.unwrap_or(0.0)];
+        Mismatch::unless(
+            numbers.iter().all(|x| x.is_finite()) && numbers[1] >= 0.0,
+            || format!("a scale and an epsilon of {numbers:?}"),
+            "finite numbers, the second not below zero",
+        )?;
+        Mismatch::unless(
+            self.latent.is_none() || self.shared.is_none_or(|shared| !self.gated && !shared.gate),
+            || "a gated shared expert beside projected ones".into(),
+            "experts and a shared one without gates",
+        )?;
+        let Some(groups) = self.router.groups else {
+            return Ok(());
+        };
+        let size = self.experts / groups.count.max(1);
+        Mismatch::unless(
+            (1..=crate::ops::Groups::MOST).contains(&groups.count)
+                && self.experts.is_multiple_of(groups.count)
+                && size >= 2
+                && (1..=groups.count).contains(&groups.kept)
+                && groups.kept * size >= self.chosen,
+            || format!("{} of {} groups", groups.kept, groups.count),
+            "up to 32 groups of two or more experts, and enough of them for the choice",
+        )
+    }
+
+    pub(crate) fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
+        let cols = self.latent.unwrap_or(hidden);
+        let mut weights = vec![WeightSpec::full(
+            "ffn_gate_inp.weight",
+            &[self.experts, hidden],
+        )];
+        if self.bias {
+            weights.push(WeightSpec::full("exp_probs_b.bias", &[self.experts]));
+        }
+        if let Some(latent) = self.latent {
+            weights.push(WeightSpec::matrix("ffn_latent_in.weight", latent, hidden));
+            weights.push(WeightSpec::matrix("ffn_latent_out.weight", hidden, latent));
+        }
+        let mut networks = |count: usize, width: usize, cols: usize, end: &str| {
+            let gate = self.gated.then_some("gate");
+            for name in gate.into_iter().chain(["up"]) {
+                let name = format!("ffn_{name}_{end}.weight");
+                weights.push(WeightSpec::matrix(&name, count * width, cols));
+            }
+            let name = format!("ffn_down_{end}.weight");
+            weights.push(WeightSpec::matrix(&name, count * cols, width));
+        };
+        networks(self.experts, self.intermediate, cols, "exps");
+        if let Some(shared) = self.shared {
+            networks(1, shared.intermediate, hidden, "shexp");
+            if shared.gate {
+                let name = "ffn_gate_inp_shexp.weight";
+                weights.push(WeightSpec::full(name, &[1, hidden]));
+            }
+        }
+        weights
+    }
+
+    pub(crate) fn lower(&self, layer: &mut Lowering) -> Result<()> {
+        let multiplier = layer.plain_multiplier()?;
+        let mut names = vec!["ffn_gate_inp"];
+        if self.latent.is_some() {
+            names.insert(0, "ffn_latent_in");
+        }
+        let has_gate = self.shared.is_some_and(|shared| shared.gate);
+        names.extend(has_gate.then_some("ffn_gate_inp_shexp"));
+        let mut views = layer.project(&names)?.into_iter();
+        let latent = self.latent.and_then(|_| views.next());
+        let (logits, shared_gate) = (views.next().expect("the router"), views.next());
+
+        let route = layer.buffer(2 * self.chosen);
+        let bias = match self.bias {
+            true => Some(layer.vector("exp_probs_b.bias")?),
+            false => None,
+        };
+        let scale = match latent {
+            Some(_) => 1.0,
+            None => multiplier,
+        };
+        layer.push(Route {
+            logits,
+            router: Router {
+                scale: self.router.scale * scale,
+                ..self.router
+            },
+            bias,
+            out: route,
+        });
+        let residual = View::whole(RESIDUAL, layer.hidden());
+        let (input, norm, output) = match latent {
+            Some(latent) => (latent, None, layer.buffer(latent.width)),
+            None => (residual, layer.input_norm(), residual),
+        };
+        let inside = self.shared.filter(|_| latent.is_none());
+        let shared_width = inside.map_or(0, |shared| shared.intermediate);
+        layer.wide_inputs(input.width);
+        layer.wide_inputs(Experts::inputs_width(self.chosen, self.intermediate));
+        layer.wide_inputs(Experts::inputs_width(1, shared_width));
+        let inner = Experts::inner_width(self.chosen, self.intermediate, shared_width);
+        let shared = match inside {
+            Some(_) => Some(SharedExpert {
+                expert: self.expert(layer, "shexp")?,
+                gate: shared_gate,
+                multiplier,
+            }),
+            None => None,
+        };
+        let experts = Experts {
+            input,
+            norm,
+            route,
+            experts: self.experts,
+            expert: self.expert(layer, "exps")?,
+            shared,
+            activation: self.activation,
+            inner: layer.buffer(inner),
+            order: layer.buffer(Experts::order_width(self.chosen)),
+            output,
+            add: latent.is_none(),
+        };
+        layer.push(experts);
+        if latent.is_none() {
+            return Ok(());
+        }
+        if self.shared.is_some() {
+            let inner = layer.project(&["ffn_up_shexp"])?[0];
+            let finish = vec![OutputOp::Map(self.activation)];
+            layer.emit(inner, finish, "ffn_down_shexp")?;
+        }
+        layer.emit(output, Vec::new(), "ffn_latent_out")
+    }
+
+    /// The matrices of experts whose names end with `end`.
+    fn expert(&self, layer: &Lowering, end: &str) -> Result<Expert> {
+        let matrix = |name: &str| layer.matrix(&format!("ffn_{name}_{end}.weight"));
+        Ok(Expert {
+            gate: match self.gated {
+                true => Some(matrix("gate")?),
+                false => None,
+            },
+            up: matrix("up")?,
+            down: matrix("down")?,
+        })
+    }
+}

@@ -1,0 +1,193 @@
+//! The feed-forward network of a layer.
+
+mod experts;
+
+pub use experts::{ExpertsSpec, SharedSpec};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::config::{Config, LARGEST, changed, in_short};
+use crate::error::{Error, Result};
+use crate::functions::{Activation, OutputOp};
+use crate::lowering::Lowering;
+use crate::mixers::Mismatch;
+use crate::operands::{RESIDUAL, View};
+use crate::ops::Mlp;
+use crate::weights::WeightSpec;
+
+/// What follows a layer's mixer, behind norms of its own.
+#[derive(Debug, Clone, PartialEq)]
+pub enum FeedForward {
+    /// One network, which every token passes.
+    Dense(MlpSpec),
+    /// A mixture, of which a token passes what a router chooses.
+    Experts(ExpertsSpec),
+}
+
+/// A network of two layers of weights.
+///
+/// Gated: `multiplier down(act(gate_multiplier gate x) * up x)`; else `multiplier down(act(up x))`. The biases are inside the
+/// multiplied terms.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MlpSpec {
+    /// Width between the two matrix products.
+    pub intermediate: usize,
+    /// Whether a second matrix gates the first one's product.
+    pub gated: bool,
+    /// What the gate passes through; of a network without one, the product itself.
+    pub activation: Activation,
+    /// Whether every matrix has a bias.
+    pub bias: bool,
+    /// Multiplies the gate before its activation.
+    pub gate_multiplier: f32,
+    /// Multiplies the output.
+    pub multiplier: f32,
+}
+
+impl Default for MlpSpec {
+    fn default() -> Self {
+        MlpSpec {
+            intermediate: 0,
+            gated: true,
+            activation: Activation::Silu,
+            bias: false,
+            gate_multiplier: 1.0,
+            multiplier: 1.0,
+        }
+    }
+}
+
+impl From<MlpSpec> for FeedForward {
+    fn from(mlp: MlpSpec) -> Self {
+        FeedForward::Dense(mlp)
+    }
+}
+
+impl FeedForward {
+    /// Its hyperparameters, as a layer's JSON holds them.
+    pub(crate) fn to_json(&self) -> Value {
+        match self {
+            FeedForward::Dense(mlp) => mlp.to_json(),
+            FeedForward::Experts(experts) => experts.to_json(),
+        }
+    }
+
+    /// Takes the network out of a layer's description; `file` is named in errors.
+    pub(crate) fn take(file: &str, layer: &mut Map<String, Value>) -> Result<Option<Self>> {
+        if let Some(mlp) = layer.remove("mlp") {
+            // Its width has no default.
+            Config::new(&format!("{file}.mlp"), mlp.clone())?.usize("intermediate")?;
+            return Ok(Some(FeedForward::Dense(read(file, "mlp", mlp)?)));
+        }
+        let experts = layer.remove("experts");
+        let experts = experts.map(|experts| read(file, "experts", experts));
+        Ok(experts.transpose()?.map(FeedForward::Experts))
+    }
+
+    /// What it is called in files.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            FeedForward::Dense(_) => "mlp",
+            FeedForward::Experts(_) => "experts",
+        }
+    }
+
+    /// Checks the hyperparameters against each other.
+    pub(crate) fn check(&self) -> Result<(), Mismatch> {
+        match self {
+            FeedForward::Dense(mlp) => mlp.check(),
+            FeedForward::Experts(experts) => experts.check(),
+        }
+    }
+
+    /// Its tensors, named relative to the layer.
+    pub(crate) fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
+        match self {
+            FeedForward::Dense(mlp) => mlp.weights(hidden),
+            FeedForward::Experts(experts) => experts.weights(hidden),
+        }
+    }
+
+    /// Writes the network as ops: from the residual stream to the sum into it.
+    pub(crate) fn lower(&self, layer: &mut Lowering) -> Result<()> {
+        match self {
+            FeedForward::Dense(mlp) => mlp.lower(layer),
+            FeedForward::Experts(experts) => experts.lower(layer),
+        }
+    }
+}
+
+impl MlpSpec {
+    fn to_json(self) -> Value {
+        let mut fields = changed(json!(self), &json!(MlpSpec::default()));
+        fields.insert("intermediate".into(), json!(self.intermediate));
+        in_short(Value::Object(fields))
+    }
+
+    fn check(&self) -> Result<(), Mismatch> {
+        Mismatch::unless(
+            (1..=LARGEST).contains(&self.intermediate),
+            || format!("intermediate {}", self.intermediate),
+            &format!("a number from 1 to {LARGEST}"),
+        )?;
+        let multipliers = [self.gate_multiplier, self.multiplier];
+        Mismatch::unless(
+            multipliers.iter().all(|x| x.is_finite()) && (self.gated || multipliers[0] == 1.0),
+            || format!("multipliers {multipliers:?}"),
+            "finite multipliers, and none of a gate that is not there",
+        )
+    }
+
+    fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
+        let gate = self
+            .gated
+            .then_some(("ffn_gate", self.intermediate, hidden));
+        let rest = [
+            ("ffn_up", self.intermediate, hidden),
+            ("ffn_down", hidden, self.intermediate),
+        ];
+        let mut weights = Vec::new();
+        for (name, rows, cols) in gate.into_iter().chain(rest) {
+            weights.push(WeightSpec::matrix(&format!("{name}.weight"), rows, cols));
+            if self.bias {
+                weights.push(WeightSpec::full(&format!("{name}.bias"), &[rows]));
+            }
+        }
+        weights
+    }
+
+    fn lower(&self, layer: &mut Lowering) -> Result<()> {
+        if !self.gated {
+            let input = View::whole(RESIDUAL, layer.hidden());
+            let norm = layer.input_norm();
+            let inner = layer.project_from(input, norm, &["ffn_up"])?[0];
+            let finish = vec![OutputOp::Map(self.activation)];
+            return layer.emit_scaled(inner, finish, "ffn_down", self.multiplier);
+        }
+        let inner = layer.buffer(2 * self.intermediate);
+        let (down, post_norm) = layer.output_linear("ffn_down", self.multiplier)?;
+        let mlp = Mlp {
+            norm: layer.input_norm(),
+            gate: layer.linear("ffn_gate", self.gate_multiplier, 0)?,
+            up: layer.linear("ffn_up", 1.0, self.intermediate)?,
+            down,
+            activation: self.activation,
+            inner,
+            post_norm,
+        };
+        layer.push(mlp);
+        Ok(())
+    }
+}
+
+/// The hyperparameters at `key` of a layer.
+fn read<T: DeserializeOwned>(file: &str, key: &str, fields: Value) -> Result<T> {
+    serde_json::from_value(fields).map_err(|e| Error::Config {
+        file: file.into(),
+        key: key.into(),
+        found: e.to_string(),
+        expected: "the hyperparameters of a feed-forward network".into(),
+    })
+}

@@ -1,0 +1,84 @@
+//! Root-mean-square norm and layer norm.
+
+use crate::cpu::simd;
+use crate::weights::Vector;
+
+/// `x / sqrt(mean(x^2) + eps) * weight + bias`, a centred one of `x - mean(x)` in place of x.
+#[derive(Debug, Clone)]
+pub struct Norm {
+    /// Gains, one for each value.
+    pub weight: Vector,
+    /// Added to the mean square.
+    pub eps: f32,
+    /// Whether the mean is taken off first.
+    pub centred: bool,
+    /// Added at the end.
+    pub bias: Option<Vector>,
+}
+
+impl Norm {
+    /// A root-mean-square norm.
+    pub fn rms(weight: Vector, eps: f32) -> Self {
+        Norm {
+            weight,
+            eps,
+            centred: false,
+            bias: None,
+        }
+    }
+
+    /// The same, its result multiplied.
+    pub fn scaled(&self, multiplier: f32) -> Self {
+        let scaled = |values: &Vector| values.iter().map(|x| multiplier * x).collect();
+        Norm {
+            weight: scaled(&self.weight),
+            bias: self.bias.as_ref().map(scaled),
+            ..*self
+        }
+    }
+
+    /// The norm of `factor x`, to be applied to x: its epsilon alone differs.
+    pub(crate) fn of_divided(self, factor: f32) -> Self {
+        Norm {
+            eps: self.eps / (factor * factor),
+            ..self
+        }
+    }
+
+    /// Writes the normed `x` to `out`.
+    #[inline(always)]
+    pub(crate) fn apply(&self, x: &[f32], out: &mut [f32]) {
+        out.copy_from_slice(x);
+        self.apply_in_place(out);
+    }
+
+    /// Norms `x` in place.
+    #[inline(always)]
+    pub(crate) fn apply_in_place(&self, x: &mut [f32]) {
+        self.apply_in_groups(x, 1);
+    }
+
+    /// Norms each of `groups` equal parts of `x` in place.
+    #[inline(always)]
+    pub(crate) fn apply_in_groups(&self, x: &mut [f32], groups: usize) {
+        let size = x.len() / groups;
+        for (x, weights) in x.chunks_exact_mut(size).zip(self.weight.chunks(size)) {
+            if self.centred {
+                let mean = simd::sum(x) / size as f32;
+                x.iter_mut().for_each(|x| *x -= mean);
+            }
+            let inverse = inverse_rms(x, self.eps);
+            for (x, weight) in x.iter_mut().zip(weights) {
+                *x = *x * inverse * weight;
+            }
+        }
+        if let Some(bias) = &self.bias {
+            simd::add(bias, x);
+        }
+    }
+}
+
+#[inline(always)]
+fn inverse_rms(x: &[f32], eps: f32) -> f32 {
+    1.0 / (simd::dot(x, x) / x.len() as f32 + eps).sqrt()
+}

@@ -1,0 +1,401 @@
+//! What mixers and feed-forward networks write their ops with.
+
+mod products;
+mod sublayer;
+
+pub use sublayer::{NormKind, Sublayer};
+use waterline_quant::Matrix;
+
+use crate::error::{Error, Result};
+use crate::functions::Norm;
+use crate::operands::{INPUTS, RESIDUAL, View};
+use crate::ops::{Emit, HeadGroup, HeadOp, Op, Prepare, Renew};
+use crate::program::Program;
+use crate::weights::{Tensors, Vector, full_name};
+
+/// The first buffer that layers use for their own values; the ones before it are the program's.
+pub(crate) const FIRST_FREE: usize = 3;
+
+/// The name under which the tokens' embeddings are published.
+const EMBEDDING: &str = "embedding";
+
+/// How a part of a mixer that sums several reads the layer's input, and what becomes of its product.
+#[derive(Debug, Clone, Copy)]
+pub enum Sum {
+    /// The product passes the norm `merge_norm.weight` of the part, times this share.
+    Normed {
+        /// Multiplies the normed product.
+        share: f32,
+    },
+    /// Both are multiplied.
+    Multiplied {
+        /// Multiplies the layer's normed input.
+        input: f32,
+        /// Multiplies the product.
+        output: f32,
+    },
+}
+
+/// Where the weights of a model come from, and what all its layers have in common.
+pub(crate) struct Source<'a> {
+    /// The file, for errors.
+    pub file: &'a str,
+    /// Its tensors.
+    pub tensors: &'a Tensors,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// The epsilon of the norms.
+    pub norm_eps: f32,
+}
+
+/// What the layers so far have written.
+pub(crate) struct Written {
+    program: Program,
+    /// Buffers that live on after their layer, by name.
+    published: Vec<(&'static str, View)>,
+    /// The residual stream is so many times what its buffer holds: norms see this in their epsilon alone.
+    stream: f32,
+}
+
+impl Written {
+    /// A program without layers.
+    pub fn new(program: Program) -> Self {
+        Written {
+            program,
+            published: Vec::new(),
+            stream: 1.0,
+        }
+    }
+
+    /// Keeps what the residual stream holds, the tokens' embeddings, for [`Lowering::embedding`].
+    pub fn keep_embedding(&mut self, hidden: usize) {
+        let view = View::whole(self.program.widths.len(), hidden);
+        self.program.widths.push(hidden);
+        self.published.push((EMBEDDING, view));
+        let copy = HeadOp::Copy(View::whole(RESIDUAL, hidden));
+        self.program.ops.push(Box::new(Prepare {
+            groups: vec![HeadGroup::of_channels(view, None, vec![copy])],
+            rope: None,
+            gates: Vec::new(),
+        }));
+    }
+
+    /// The ops so far end a layer.
+    pub fn end_layer(&mut self) {
+        self.program.layer_ends.push(self.program.ops.len());
+    }
+
+    /// The whole program.
+    pub fn finish(mut self) -> Program {
+        self.program.logits.norm = self.program.logits.norm.of_divided(self.stream);
+        self.program
+    }
+}
+
+/// Where a mixer or a feed-forward network writes its ops: gives it its weights, buffers and state tensors.
+pub struct Lowering<'a> {
+    file: &'a str,
+    tensors: &'a Tensors,
+    layer: usize,
+    first_tensor: usize,
+    /// Buffers of this layer in use; they are given to the next layer again.
+    buffers: usize,
+    published: &'a mut Vec<(&'static str, View)>,
+    program: &'a mut Program,
+    hidden: usize,
+    norm_eps: f32,
+    /// What this sublayer reads: the residual stream, but where a mixer says otherwise.
+    input: View,
+    /// What the names of the tensors begin with.
+    scope: String,
+    /// Applied to the residual stream in front of this sublayer.
+    pre_norm: Option<Norm>,
+    /// Applied to what this sublayer, or this part of it, adds to the residual stream.
+    post_norm: Option<Norm>,
+    /// Multiplies what it adds.
+    multiplier: f32,
+    stream: &'a mut f32,
+    /// Sums into the residual stream, which come last: all parts read the layer's input.
+    sums: Vec<Emit>,
+}
+
+impl<'a> Lowering<'a> {
+    /// For layer number `layer`, whose state tensors begin at number `first_tensor` of the plan.
+    pub(crate) fn new(
+        source: &Source<'a>,
+        layer: usize,
+        first_tensor: usize,
+        written: &'a mut Written,
+    ) -> Self {
+        Lowering {
+            file: source.file,
+            tensors: source.tensors,
+            layer,
+            first_tensor,
+            buffers: FIRST_FREE,
+            published: &mut written.published,
+            program: &mut written.program,
+            hidden: source.hidden,
+            norm_eps: source.norm_eps,
+            input: View::whole(RESIDUAL, source.hidden),
+            scope: String::new(),
+            pre_norm: None,
+            post_norm: None,
+            multiplier: 1.0,
+            stream: &mut written.stream,
+            sums: Vec::new(),
+        }
+    }
+
+    /// Begins a sublayer, whose tensors' names begin with `scope` behind the layer's number.
+    pub(crate) fn begin(&mut self, scope: &str, kind: NormKind, sublayer: &Sublayer) -> Result<()> {
+        self.buffers = FIRST_FREE;
+        self.scope = format!("blk.{}.{scope}", self.layer);
+        let [pre, post] = Sublayer::norms(scope == "mixer.");
+        let named = |is_there: bool, name: &str| {
+            let name = format!("blk.{}.{name}", self.layer);
+            let norm = || norm(self.file, self.tensors, &name, kind, self.norm_eps);
+            is_there.then(norm).transpose()
+        };
+        self.pre_norm = named(sublayer.pre_norm, pre)?;
+        self.post_norm = named(sublayer.post_norm, post)?;
+        let stream = *self.stream;
+        if self.pre_norm.is_none() && stream != 1.0 {
+            return Err(Error::Config {
+                file: self.file.into(),
+                key: format!("layers[{}]", self.layer),
+                found: "no norm in front, behind a layer with a multiplied normed residual".into(),
+                expected: "a norm in front".into(),
+            });
+        }
+        self.pre_norm = self.pre_norm.take().map(|norm| norm.of_divided(stream));
+        if let Some(residual) = sublayer.normed_residual {
+            self.program.ops.extend(
+                self.pre_norm
+                    .take()
+                    .map(|norm| Box::new(Renew { norm }) as Box<dyn Op>),
+            );
+            *self.stream = residual;
+        }
+        self.multiplier = sublayer.multiplier / *self.stream;
+        Ok(())
+    }
+
+    /// Ends a sublayer with its sums into the residual stream.
+    pub(crate) fn end(&mut self) -> Result<()> {
+        if self.post_norm.is_some() && self.sums.len() > 1 {
+            return Err(Error::Config {
+                file: self.file.into(),
+                key: format!("layers[{}]", self.layer),
+                found: format!("a norm behind {} sums", self.sums.len()),
+                expected: "a mixer that adds one product to the residual stream".into(),
+            });
+        }
+        let sums = std::mem::take(&mut self.sums).into_iter();
+        self.program
+            .ops
+            .extend(sums.map(|sum| Box::new(sum) as Box<dyn Op>));
+        Ok(())
+    }
+
+    /// Width of the residual stream.
+    pub fn hidden(&self) -> usize {
+        self.hidden
+    }
+
+    /// The epsilon of the model's norms.
+    pub fn norm_eps(&self) -> f32 {
+        self.norm_eps
+    }
+
+    /// The arena's number of the mixer's state tensor `index`.
+    pub fn state_tensor(&self, index: usize) -> usize {
+        self.first_tensor + index
+    }
+
+    /// A f32 tensor of the mixer.
+    pub fn vector(&self, name: &str) -> Result<Vector> {
+        vector(self.file, self.tensors, &self.full_name(name))
+    }
+
+    /// A f32 tensor of the mixer, if its table has one of that name.
+    pub fn optional_vector(&self, name: &str) -> Result<Option<Vector>> {
+        match self.tensors.contains_key(&self.full_name(name)) {
+            true => self.vector(name).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// A matrix of the mixer.
+    pub fn matrix(&self, name: &str) -> Result<Matrix> {
+        matrix(self.file, self.tensors, &self.full_name(name))
+    }
+
+    fn full_name(&self, name: &str) -> String {
+        full_name(&self.scope, name)
+    }
+
+    /// Writes one part of a mixer that sums several: the names of its tensors begin with `prefix`, its state tensors are
+    /// counted from the mixer's number `state tensor` on, and it reads and adds as `sum` says.
+    pub fn part(
+        &mut self,
+        prefix: &str,
+        tensor: usize,
+        sum: Sum,
+        lower: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<()> {
+        let scope = format!("{}{prefix}", self.scope);
+        let scope = std::mem::replace(&mut self.scope, scope);
+        let outer = (
+            self.pre_norm.clone(),
+            self.post_norm.clone(),
+            self.multiplier,
+        );
+        self.first_tensor += tensor;
+        match sum {
+            Sum::Normed { share } => {
+                let norm = Norm::rms(self.vector("merge_norm.weight")?, self.norm_eps());
+                self.post_norm = Some(norm.scaled(share));
+            }
+            Sum::Multiplied { input, output } => {
+                if self.pre_norm.is_none() && input != 1.0 {
+                    return Err(Error::Config {
+                        file: self.file.into(),
+                        key: format!("layers[{}]", self.layer),
+                        found: format!("input multiplier {input} of a part without a norm"),
+                        expected: "a norm in front of the parts, or 1".into(),
+                    });
+                }
+                self.pre_norm = self.pre_norm.take().map(|norm| norm.scaled(input));
+                self.multiplier *= output;
+            }
+        }
+        lower(self)?;
+        self.scope = scope;
+        self.first_tensor -= tensor;
+        (self.pre_norm, self.post_norm, self.multiplier) = outer;
+        Ok(())
+    }
+
+    /// A buffer of `width` values a token, which lives until the end of the layer.
+    pub fn buffer(&mut self, width: usize) -> View {
+        while (self.published.iter()).any(|(_, view)| view.buffer == self.buffers) {
+            self.buffers += 1;
+        }
+        let buffer = self.buffers;
+        self.buffers += 1;
+        if buffer == self.program.widths.len() {
+            self.program.widths.push(0);
+        }
+        self.program.widths[buffer] = self.program.widths[buffer].max(width);
+        View::whole(buffer, width)
+    }
+
+    /// A buffer of `width` values a token that later layers read under `name`.
+    pub fn publish(&mut self, name: &'static str, width: usize) -> View {
+        let view = View::whole(self.program.widths.len(), width);
+        self.program.widths.push(width);
+        self.published.retain(|(other, _)| *other != name);
+        self.published.push((name, view));
+        view
+    }
+
+    /// The buffer that an earlier layer has published under `name`, which must be of `width` values a token.
+    pub fn published(&self, name: &str, width: usize) -> Result<View> {
+        let found = self.published.iter().find(|(other, _)| *other == name);
+        match found {
+            Some((_, view)) if view.width == width => Ok(*view),
+            _ => Err(Error::Config {
+                file: self.file.into(),
+                key: format!("layers[{}]", self.layer),
+                found: match found {
+                    Some((_, view)) => format!("{} {name} from an earlier layer", view.width),
+                    None => format!("no {name} from an earlier layer"),
+                },
+                expected: format!("{width}"),
+            }),
+        }
+    }
+
+    /// The tokens' embeddings, for a mixer that [reads them](crate::mixers::Mixer::reads_embedding).
+    pub fn embedding(&self) -> Result<View> {
+        self.published(EMBEDDING, self.hidden)
+    }
+
+    /// Writes what reads `input`, as wide as the residual stream, in its place, behind the norm in front of this sublayer.
+    pub fn reading(
+        &mut self,
+        input: View,
+        lower: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<()> {
+        let outer = std::mem::replace(&mut self.input, input);
+        lower(self)?;
+        self.input = outer;
+        Ok(())
+    }
+
+    /// The norm in front of this sublayer, if it has one.
+    pub fn input_norm(&self) -> Option<Norm> {
+        self.pre_norm.clone()
+    }
+
+    /// Appends an op.
+    pub(crate) fn push(&mut self, op: impl Op + 'static) {
+        self.program.ops.push(Box::new(op));
+    }
+
+    /// Makes room for inputs of products of this width.
+    pub(crate) fn wide_inputs(&mut self, width: usize) {
+        self.program.widths[INPUTS] = self.program.widths[INPUTS].max(width);
+    }
+}
+
+fn missing(file: &str, name: &str) -> Error {
+    Error::Tensor {
+        file: file.into(),
+        name: name.into(),
+        found: "nothing".into(),
+        expected: "a tensor of that name".into(),
+    }
+}
+
+/// The norm called `name`.
+pub(crate) fn norm(
+    file: &str,
+    tensors: &Tensors,
+    name: &str,
+    kind: NormKind,
+    eps: f32,
+) -> Result<Norm> {
+    let weight = vector(file, tensors, &format!("{name}.weight"))?;
+    Ok(Norm {
+        centred: kind != NormKind::Rms,
+        bias: match kind {
+            NormKind::Layer { bias: true } => Some(vector(file, tensors, &format!("{name}.bias"))?),
+            _ => None,
+        },
+        ..Norm::rms(weight, eps)
+    })
+}
+
+fn vector(file: &str, tensors: &Tensors, name: &str) -> Result<Vector> {
+    let tensor = tensors.get(name).ok_or_else(|| missing(file, name))?;
+    Ok(tensor.to_f32().into())
+}
+
+/// The matrix called `name`.
+pub(crate) fn matrix(file: &str, tensors: &Tensors, name: &str) -> Result<Matrix> {
+    let tensor = tensors.get(name).ok_or_else(|| missing(file, name))?;
+    let (rows, cols) = match tensor.shape[..] {
+        [rows, cols] => (rows, cols),
+        _ => {
+            return Err(Error::Tensor {
+                file: file.into(),
+                name: name.into(),
+                found: format!("shape {:?}", tensor.shape),
+                expected: "a matrix".into(),
+            });
+        }
+    };
+    Ok(Matrix::new(tensor.format, rows, cols, tensor.data.clone())?)
+}

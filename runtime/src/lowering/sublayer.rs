@@ -1,0 +1,54 @@
+//! What surrounds a mixer or a feed-forward network: norms and multipliers.
+
+use serde::{Deserialize, Serialize};
+
+/// How the residual stream is normed before a mixer, a feed-forward network or the logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NormKind {
+    /// By the root of its mean square.
+    #[default]
+    Rms,
+    /// By mean and variance.
+    Layer {
+        /// Whether a bias is added.
+        bias: bool,
+    },
+}
+
+/// How a mixer or a feed-forward network f reads the residual stream x and adds to it: `x += multiplier post(f(pre(x)))`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Sublayer {
+    /// Whether there is a norm in front.
+    pub pre_norm: bool,
+    /// Whether there is a norm behind.
+    pub post_norm: bool,
+    /// Multiplies what is added.
+    pub multiplier: f32,
+    /// What multiplies the normed input where that takes the residual stream's place: `x = normed_residual n + multiplier f(n)`
+    /// with `n = pre(x)`; none: the stream stays.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub normed_residual: Option<f32>,
+}
+
+impl Default for Sublayer {
+    fn default() -> Self {
+        Sublayer {
+            pre_norm: true,
+            post_norm: false,
+            multiplier: 1.0,
+            normed_residual: None,
+        }
+    }
+}
+
+impl Sublayer {
+    /// Names of the norms in front and behind, of a mixer or of a feed-forward network.
+    pub(crate) fn norms(of_mixer: bool) -> [&'static str; 2] {
+        match of_mixer {
+            true => ["attn_norm", "post_attention_norm"],
+            false => ["ffn_norm", "post_ffw_norm"],
+        }
+    }
+}

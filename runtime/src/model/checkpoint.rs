@@ -1,0 +1,121 @@
+//! A model's files, whatever their format: description, tensors by our names, tokenizer.
+
+use super::ModelSpec;
+use crate::error::{Error, Result};
+use crate::weights::{Precision, Tensors};
+
+/// What a tokenizer is made from.
+#[derive(Debug, Clone, Default)]
+pub struct TextFiles {
+    /// A Hugging Face `tokenizer.json`.
+    pub tokenizer: Option<Vec<u8>>,
+    /// A chat template in Jinja.
+    pub chat_template: Option<String>,
+    /// The token that begins every sequence.
+    pub bos: Option<u32>,
+    /// Whether plain text begins without it all the same.
+    pub omits_bos: bool,
+    /// The token that ends an answer.
+    pub eos: Option<u32>,
+}
+
+/// How a model is opened.
+#[derive(Debug, Clone, Default)]
+pub struct OpenOptions {
+    /// Whether tensors and keys of the file that the model does not use are passed over. Without it they are an error, but
+    /// for those that are known to mean nothing: a model without them may be another one than was trained.
+    pub allow_unused: bool,
+}
+
+/// A model as it lies in its files. Tensors are mapped, not read.
+#[derive(Clone)]
+pub struct Checkpoint {
+    /// The file or directory.
+    pub file: String,
+    /// The model's name.
+    pub name: String,
+    /// Its dimensions.
+    pub spec: ModelSpec,
+    /// Its tensors.
+    pub tensors: Tensors,
+    /// Its tokenizer.
+    pub text: TextFiles,
+}
+
+impl Checkpoint {
+    /// Every tensor of the description must be there, in its shape, and in f32 or another float format where it
+    /// may not be quantized.
+    pub(crate) fn check(&self) -> Result<()> {
+        for weight in self.spec.weights() {
+            let wrong = |found: String, expected: String| Error::Tensor {
+                file: self.file.clone(),
+                name: weight.name.clone(),
+                found,
+                expected,
+            };
+            let Some(tensor) = self.tensors.get(&weight.name) else {
+                return Err(wrong(
+                    "nothing".into(),
+                    format!("a tensor of shape {:?}", weight.shape),
+                ));
+            };
+            if tensor.shape != weight.shape {
+                return Err(wrong(
+                    format!("shape {:?}", tensor.shape),
+                    format!("shape {:?}", weight.shape),
+                ));
+            }
+            // llama.cpp quantizes some matrices that stay f32 in files of ours.
+            let full = !tensor.format.is_integer_dot() || weight.shape.len() == 2;
+            if weight.precision == Precision::Full && !full {
+                return Err(wrong(
+                    format!("format {}", tensor.format.name),
+                    "F32, since it may not be quantized".into(),
+                ));
+            }
+        }
+        for (key, token) in [
+            ("bos_token_id", self.text.bos),
+            ("eos_token_id", self.text.eos),
+        ] {
+            if let Some(id) = token.filter(|&id| id as usize >= self.spec.vocab) {
+                return Err(Error::Config {
+                    file: self.file.clone(),
+                    key: key.into(),
+                    found: id.to_string(),
+                    expected: format!("a token below the vocabulary's {}", self.spec.vocab),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// A number that differs for different models: of the description, and of each tensor's format and first bytes.
+    pub fn fingerprint(&self) -> u64 {
+        const SAMPLE: usize = 4096;
+        let mut hash = Fnv::new();
+        hash.add(self.spec.to_json().to_string().as_bytes());
+        for weight in self.spec.weights() {
+            if let Some(tensor) = self.tensors.get(&weight.name) {
+                hash.add(tensor.format.name.as_bytes());
+                hash.add(&tensor.data[..tensor.data.len().min(SAMPLE)]);
+            }
+        }
+        hash.0
+    }
+}
+
+/// The 64-bit FNV-1a hash.
+struct Fnv(u64);
+
+impl Fnv {
+    fn new() -> Self {
+        Fnv(0xcbf2_9ce4_8422_2325)
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+}

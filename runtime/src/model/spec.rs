@@ -1,0 +1,504 @@
+//! What a model is: checked dimensions, from which every other size follows.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use crate::config::{Config, DEEPEST, LARGEST, changed, in_short};
+use crate::error::{Error, Result};
+use crate::feed_forward::{FeedForward, MlpSpec};
+use crate::lowering::{NormKind, Sublayer};
+use crate::mixers::{self, Mixer, Retained};
+use crate::state::{StateOptions, StatePlan, StateTensor};
+use crate::weights::{OF_MODEL, WeightSpec, full_name};
+
+/// One layer: a token mixer, then a feed-forward network, each with its norms and added to the residual stream. One of
+/// the two may be missing.
+#[derive(Debug, Clone, Default)]
+pub struct LayerSpec {
+    /// The token mixer.
+    pub(crate) mixer: Option<Arc<dyn Mixer>>,
+    /// The feed-forward network. One with a state of its own is a mixer in a layer of its own.
+    pub(crate) ffn: Option<FeedForward>,
+    /// What is around the mixer.
+    pub(crate) mixer_sublayer: Sublayer,
+    /// What is around the feed-forward network.
+    pub(crate) ffn_sublayer: Sublayer,
+}
+
+impl LayerSpec {
+    /// A mixer and perhaps a network, each behind a norm.
+    pub(crate) fn of(mixer: Arc<dyn Mixer>, mlp: Option<MlpSpec>) -> Self {
+        LayerSpec {
+            mixer: Some(mixer),
+            ffn: mlp.map(FeedForward::Dense),
+            ..LayerSpec::default()
+        }
+    }
+
+    /// The mixer's name, or `none`.
+    pub fn kind(&self) -> &'static str {
+        self.mixer.as_ref().map_or("none", |mixer| mixer.kind())
+    }
+
+    /// The state of the layer: its mixer's.
+    pub fn state(&self) -> Vec<StateTensor> {
+        self.mixer
+            .as_ref()
+            .map_or_else(Vec::new, |mixer| mixer.state())
+    }
+
+    /// The layer as JSON: its mixer's name and hyperparameters, the feed-forward network, what is unusual around them.
+    pub fn to_json(&self) -> Value {
+        let mut object = Map::new();
+        if let Some(mixer) = &self.mixer {
+            object.insert("mixer".into(), json!(mixer.kind()));
+            if let Value::Object(numbers) = in_short(mixer.to_json()) {
+                object.extend(numbers);
+            }
+        }
+        if let Some(ffn) = &self.ffn {
+            object.insert(ffn.kind().into(), ffn.to_json());
+        }
+        for (key, sublayer) in [
+            (MIXER_SUBLAYER, self.mixer_sublayer),
+            (FFN_SUBLAYER, self.ffn_sublayer),
+        ] {
+            let unusual = changed(json!(sublayer), &json!(Sublayer::default()));
+            if !unusual.is_empty() {
+                object.insert(key.into(), in_short(Value::Object(unusual)));
+            }
+        }
+        Value::Object(object)
+    }
+
+    /// Reads a layer back; `file` names it in errors.
+    pub fn from_json(file: &str, layer: &Value) -> Result<Self> {
+        let config = Config::new(file, layer.clone())?;
+        let mut parameters = config.object().clone();
+        let mixer_sublayer = config.read_or(MIXER_SUBLAYER, Sublayer::default())?;
+        let ffn_sublayer = config.read_or(FFN_SUBLAYER, Sublayer::default())?;
+        let ffn = FeedForward::take(file, &mut parameters)?;
+        for key in ["mixer", MIXER_SUBLAYER, FFN_SUBLAYER] {
+            parameters.remove(key);
+        }
+        // A layer without a mixer is its network alone.
+        let mixer = match (config.optional_string("mixer"), &ffn) {
+            (None, Some(_)) if parameters.is_empty() => None,
+            _ => Some(mixers::read(
+                file,
+                config.string("mixer")?,
+                Value::Object(parameters),
+            )?),
+        };
+        Ok(LayerSpec {
+            mixer,
+            ffn,
+            mixer_sublayer,
+            ffn_sublayer,
+        })
+    }
+
+    /// Checks the layer, whose number is `index`, of a model that is `hidden` wide; `file` is named in the error.
+    fn check(&self, file: &str, index: usize, hidden: usize) -> Result<()> {
+        let wrong = |part: &str, found: String, expected: &str| Error::Config {
+            file: file.into(),
+            key: format!("layers[{index}]{part}"),
+            found,
+            expected: expected.into(),
+        };
+        if self.mixer.is_none() && self.ffn.is_none() {
+            let expected = "a mixer, a feed-forward network or both";
+            return Err(wrong("", "neither".into(), expected));
+        }
+        for (key, sublayer) in [
+            (MIXER_SUBLAYER, self.mixer_sublayer),
+            (FFN_SUBLAYER, self.ffn_sublayer),
+        ] {
+            if !sublayer.multiplier.is_finite() {
+                let found = format!("multiplier {}", sublayer.multiplier);
+                return Err(wrong(&format!(".{key}"), found, "a finite number"));
+            }
+            let fits = |&x: &f32| x.is_finite() && x > 0.0 && sublayer.pre_norm;
+            if let Some(x) = sublayer.normed_residual.filter(|x| !fits(x)) {
+                let expected = "a number above zero, and a norm in front";
+                let found = format!("normed_residual {x}");
+                return Err(wrong(&format!(".{key}"), found, expected));
+            }
+        }
+        if let Some(ffn) = &self.ffn {
+            let checked = ffn.check();
+            let part = format!(" ({})", ffn.kind());
+            checked.map_err(|reason| wrong(&part, reason.found, &reason.expected))?;
+        }
+        let Some(mixer) = &self.mixer else {
+            return Ok(());
+        };
+        let part = format!(" ({})", mixer.kind());
+        // Of numbers this small no product of two overflows, and no mixer multiplies more of them unchecked.
+        if let Some((name, number)) = too_large("", &mixer.to_json()) {
+            let expected = format!("a number up to {LARGEST}");
+            return Err(wrong(&part, format!("{name} {number}"), &expected));
+        }
+        let checked = mixer.check(hidden);
+        checked.map_err(|reason| wrong(&part, reason.found, &reason.expected))?;
+        for weight in mixer.weights(hidden) {
+            let size = weight
+                .shape
+                .iter()
+                .try_fold(1usize, |n, &d| n.checked_mul(d));
+            if size.is_none_or(|n| n == 0 || n > 1 << 40) {
+                let found = format!("{} of shape {:?}", weight.name, weight.shape);
+                return Err(wrong(&part, found, "dimensions that a tensor can have"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The keys of what is around a mixer and a feed-forward network.
+const MIXER_SUBLAYER: &str = "mixer_sublayer";
+const FFN_SUBLAYER: &str = "ffn_sublayer";
+
+/// A whole model's dimensions.
+#[derive(Debug, Clone)]
+pub struct ModelSpec {
+    /// Number of token ids.
+    pub vocab: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// The norm before every layer's parts and before the logits.
+    pub(crate) norm: NormKind,
+    /// Added under the square root of these norms.
+    pub(crate) norm_eps: f32,
+    /// Whether the embedding is normed as well.
+    pub(crate) embedding_norm: bool,
+    /// Multiplies the embedding's rows.
+    pub(crate) embedding_multiplier: f32,
+    /// Multiplies the logits.
+    pub(crate) logits_multiplier: f32,
+    /// Bounds the logits: `cap tanh(logits / cap)`; none: no bound.
+    pub(crate) logit_softcap: Option<f32>,
+    /// Whether the output matrix is the embedding.
+    pub tied: bool,
+    /// The layers, first to last.
+    pub layers: Vec<LayerSpec>,
+}
+
+impl Default for ModelSpec {
+    /// A model of no size without multipliers.
+    fn default() -> Self {
+        ModelSpec {
+            vocab: 0,
+            hidden: 0,
+            norm: NormKind::Rms,
+            norm_eps: 1e-6,
+            embedding_norm: false,
+            embedding_multiplier: 1.0,
+            logits_multiplier: 1.0,
+            logit_softcap: None,
+            tied: false,
+            layers: Vec::new(),
+        }
+    }
+}
+
+/// A whole number in `value`, which is called `name`, that is larger than is believed.
+fn too_large(name: &str, value: &Value) -> Option<(String, u64)> {
+    match value {
+        Value::Number(number) => {
+            let large = number.as_u64().filter(|&n| n > LARGEST as u64);
+            large.map(|n| (name.to_string(), n))
+        }
+        Value::Array(values) => values.iter().find_map(|value| too_large(name, value)),
+        Value::Object(fields) => fields
+            .iter()
+            .find_map(|(name, value)| too_large(name, value)),
+        _ => None,
+    }
+}
+
+impl ModelSpec {
+    /// Checks every dimension; `file` is named in the error.
+    pub fn check(&self, file: &str) -> Result<()> {
+        let within = |key: &str, value: usize, most: usize| {
+            if (1..=most).contains(&value) {
+                return Ok(());
+            }
+            Err(Error::Config {
+                file: file.into(),
+                key: key.into(),
+                found: value.to_string(),
+                expected: format!("a number from 1 to {most}"),
+            })
+        };
+        let bound = |key: &str, value: usize| within(key, value, LARGEST);
+        bound("vocab", self.vocab)?;
+        bound("hidden", self.hidden)?;
+        within("layers", self.layers.len(), DEEPEST)?;
+        if !(self.norm_eps >= 0.0 && self.norm_eps < 1.0) {
+            return Err(Error::Config {
+                file: file.into(),
+                key: "norm_eps".into(),
+                found: self.norm_eps.to_string(),
+                expected: "a small number, 0 or more".into(),
+            });
+        }
+        let multipliers = [self.embedding_multiplier, self.logits_multiplier];
+        let cap = self.logit_softcap.unwrap_or(1.0);
+        if !(multipliers.iter().all(|x| x.is_finite()) && cap.is_finite() && cap > 0.0) {
+            return Err(Error::Config {
+                file: file.into(),
+                key: "embedding_multiplier, logits_multiplier, logit_softcap".into(),
+                found: format!("{multipliers:?}, {cap}"),
+                expected: "finite multipliers, a bound above zero".into(),
+            });
+        }
+        let mut layers = self.layers.iter().enumerate();
+        layers.try_for_each(|(i, layer)| layer.check(file, i, self.hidden))?;
+        self.check_common(file)
+    }
+
+    /// Checks that tensors that several layers have in common are of the same shape in all of them.
+    fn check_common(&self, file: &str) -> Result<()> {
+        let mut shapes: HashMap<String, Vec<usize>> = HashMap::new();
+        for (i, layer) in self.layers.iter().enumerate() {
+            let mixer = layer.mixer.iter();
+            for weight in mixer.flat_map(|mixer| mixer.weights(self.hidden)) {
+                if !weight.name.starts_with(OF_MODEL) {
+                    continue;
+                }
+                let first = shapes
+                    .entry(weight.name.clone())
+                    .or_insert_with(|| weight.shape.clone());
+                if *first != weight.shape {
+                    return Err(Error::Config {
+                        file: file.into(),
+                        key: format!("layers[{i}]"),
+                        found: format!("{} of shape {:?}", weight.name, weight.shape),
+                        expected: format!("{first:?}, as in the layers in front"),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Every tensor of the model by its full name, in the order of the file.
+    pub fn weights(&self) -> Vec<WeightSpec> {
+        let norm = |name: &str| {
+            let mut parts = vec![format!("{name}.weight")];
+            if self.norm == (NormKind::Layer { bias: true }) {
+                parts.push(format!("{name}.bias"));
+            }
+            parts
+                .into_iter()
+                .map(|part| WeightSpec::full(&part, &[self.hidden]))
+        };
+        let mut all = vec![WeightSpec::matrix(
+            "token_embd.weight",
+            self.vocab,
+            self.hidden,
+        )];
+        if self.embedding_norm {
+            all.extend(norm("token_embd_norm"));
+        }
+        let mut common = HashSet::new();
+        for (i, layer) in self.layers.iter().enumerate() {
+            let mixer = layer.mixer.as_ref().map(|mixer| {
+                let weights = mixer.weights(self.hidden);
+                (true, "mixer.", layer.mixer_sublayer, weights)
+            });
+            let ffn = layer.ffn.as_ref().map(|ffn| {
+                let weights = ffn.weights(self.hidden);
+                (false, "", layer.ffn_sublayer, weights)
+            });
+            for (of_mixer, scope, sublayer, weights) in mixer.into_iter().chain(ffn) {
+                let [pre, post] = Sublayer::norms(of_mixer);
+                if sublayer.pre_norm {
+                    all.extend(norm(&format!("blk.{i}.{pre}")));
+                }
+                let scope = format!("blk.{i}.{scope}");
+                let full = weights.into_iter().map(|weight| WeightSpec {
+                    name: full_name(&scope, &weight.name),
+                    ..weight
+                });
+                let is_new = |weight: &WeightSpec| {
+                    !weight.name.starts_with(OF_MODEL) || common.insert(weight.name.clone())
+                };
+                all.extend(full.filter(is_new));
+                if sublayer.post_norm {
+                    all.extend(norm(&format!("blk.{i}.{post}")));
+                }
+            }
+        }
+        all.extend(norm("output_norm"));
+        if !self.tied {
+            all.push(WeightSpec::matrix("output.weight", self.vocab, self.hidden));
+        }
+        all
+    }
+
+    /// Bounds every plain attention layer to `window` keys (none: as it is) and a retained set; the number of layers
+    /// that changed.
+    pub fn retain(&mut self, window: Option<usize>, retained: Retained) -> usize {
+        let mut changed = 0;
+        for layer in &mut self.layers {
+            let bounded = |mixer: &Arc<dyn Mixer>| mixer.retaining(window, retained);
+            if let Some(mixer) = layer.mixer.as_ref().and_then(bounded) {
+                layer.mixer = Some(mixer);
+                changed += 1;
+            }
+        }
+        changed
+    }
+
+    /// The state of a session on this model.
+    pub fn plan(&self, options: &StateOptions) -> Result<StatePlan> {
+        let layers = self.layers.iter().map(LayerSpec::state);
+        StatePlan::new(self.vocab, layers, options)
+    }
+
+    /// Leaves the mixers alone, to measure them.
+    pub fn remove_feed_forward(&mut self) {
+        self.layers.iter_mut().for_each(|layer| layer.ffn = None);
+    }
+
+    /// Number of parameters.
+    pub fn parameters(&self) -> usize {
+        self.weights().iter().map(WeightSpec::len).sum()
+    }
+
+    /// The description as JSON, as it stands in a GGUF file under `waterline.spec`.
+    pub fn to_json(&self) -> Value {
+        let layers: Vec<Value> = self.layers.iter().map(LayerSpec::to_json).collect();
+        let mut model = json!({
+            "vocab": self.vocab,
+            "hidden": self.hidden,
+            "norm": self.norm,
+            "norm_eps": in_short(json!(self.norm_eps)),
+            "embedding_norm": self.embedding_norm,
+            "tied": self.tied,
+            "layers": layers,
+        });
+        let usual = ModelSpec::default();
+        if self.embedding_multiplier != usual.embedding_multiplier {
+            model["embedding_multiplier"] = in_short(json!(self.embedding_multiplier));
+        }
+        if self.logits_multiplier != usual.logits_multiplier {
+            model["logits_multiplier"] = in_short(json!(self.logits_multiplier));
+        }
+        if let Some(cap) = self.logit_softcap {
+            model["logit_softcap"] = in_short(json!(cap));
+        }
+        model
+    }
+
+    /// Reads the description back; `file` is named in errors.
+    pub fn from_json(file: &str, value: &Value) -> Result<Self> {
+        let config = Config::new(file, value.clone())?;
+        // Files written before November 2026 say "blocks".
+        let key = match config.object().contains_key("blocks") {
+            true => "blocks",
+            false => "layers",
+        };
+        let mut layers = Vec::new();
+        for (i, layer) in config.array(key)?.iter().enumerate() {
+            layers.push(LayerSpec::from_json(
+                &format!("{file}: layers[{i}]"),
+                layer,
+            )?);
+        }
+        let spec = ModelSpec {
+            vocab: config.usize("vocab")?,
+            hidden: config.usize("hidden")?,
+            norm: config.read_or("norm", NormKind::default())?,
+            norm_eps: config.f32("norm_eps")?,
+            embedding_norm: config.bool_or("embedding_norm", false)?,
+            embedding_multiplier: config.f32_or("embedding_multiplier", 1.0)?,
+            logits_multiplier: config.f32_or("logits_multiplier", 1.0)?,
+            logit_softcap: config.optional_f32("logit_softcap")?,
+            tied: config.bool("tied")?,
+            layers,
+        };
+        spec.check(file)?;
+        Ok(spec)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_read_under_their_former_name() {
+        let mixer = mixers::Attention {
+            heads: 1,
+            kv_heads: 1,
+            head_dim: 4,
+            ..Default::default()
+        };
+        let mlp = MlpSpec {
+            intermediate: 6,
+            ..MlpSpec::default()
+        };
+        let spec = ModelSpec {
+            vocab: 8,
+            hidden: 4,
+            tied: true,
+            layers: vec![LayerSpec::of(Arc::new(mixer), Some(mlp))],
+            ..ModelSpec::default()
+        };
+        let today = spec.to_json();
+        let mut former = today.clone();
+        former["blocks"] = former["layers"].take();
+        former.as_object_mut().unwrap().remove("layers");
+        let read = ModelSpec::from_json("a test", &former).unwrap();
+        assert_eq!(read.to_json(), today);
+    }
+
+    #[test]
+    fn what_is_unusual_around_a_sublayer_is_written_and_read_back() {
+        let layers = json!([
+            { "mlp": { "intermediate": 8, "gated": false, "activation": "squared_relu", "bias": true } },
+            {
+                "mixer": "attention", "heads": 1, "kv_heads": 1, "head_dim": 4, "bias": false, "out_bias": false,
+                "gate": false,
+                "mixer_sublayer": { "pre_norm": false, "post_norm": true },
+                "mlp": { "intermediate": 8, "gate_multiplier": 0.5, "multiplier": 0.25 },
+                "ffn_sublayer": { "multiplier": 0.22 },
+            },
+        ]);
+        let model = json!({
+            "vocab": 8, "hidden": 4, "norm_eps": 1e-5, "tied": false, "embedding_multiplier": 12.0,
+            "logits_multiplier": 0.125, "logit_softcap": 30.0, "layers": layers,
+        });
+        let spec = ModelSpec::from_json("a test", &model).unwrap();
+        let written = spec.to_json();
+        assert_eq!(
+            ModelSpec::from_json("a test", &written).unwrap().to_json(),
+            written
+        );
+        assert_eq!(written["layers"][0], layers[0]);
+        for key in ["mlp", "mixer_sublayer", "ffn_sublayer"] {
+            assert_eq!(written["layers"][1][key], layers[1][key], "{key}");
+        }
+        let names: Vec<String> = spec.weights().into_iter().map(|w| w.name).collect();
+        let has = |name: &str| names.iter().any(|n| n == name);
+        assert!(has("blk.0.ffn_norm.weight") && has("blk.0.ffn_up.bias"));
+        assert!(!has("blk.0.attn_norm.weight") && !has("blk.0.ffn_gate.weight"));
+        assert!(!has("blk.1.attn_norm.weight") && has("blk.1.post_attention_norm.weight"));
+        let refused = |layer: Value| {
+            let mut model = model.clone();
+            model["layers"] = json!([layer]);
+            ModelSpec::from_json("a test", &model)
+                .unwrap_err()
+                .to_string()
+        };
+        assert!(refused(json!({})).contains("mixer"));
+        assert!(refused(json!({ "mlp": { "intermediate": 0 } })).contains("intermediate"));
+        let gateless = json!({ "intermediate": 8, "gated": false, "gate_multiplier": 2.0 });
+        assert!(refused(json!({ "mlp": gateless })).contains("multipliers"));
+    }
+}

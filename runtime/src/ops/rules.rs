@@ -1,0 +1,79 @@
+//! The rules of one op, which [`crate::program::Program::validate`] collects.
+
+use crate::operands::View;
+use crate::state::StatePlan;
+
+/// Collects the first rule that an op breaks.
+pub(crate) struct Rules<'a> {
+    plan: &'a StatePlan,
+    broken: Option<String>,
+}
+
+impl<'a> Rules<'a> {
+    /// With the rule that is already known to be broken.
+    pub fn new(plan: &'a StatePlan, broken: Option<String>) -> Self {
+        Rules { plan, broken }
+    }
+
+    /// The first rule that is broken.
+    pub fn broken(self) -> Option<String> {
+        self.broken
+    }
+
+    fn holds(&mut self, holds: bool, broken: impl FnOnce() -> String) {
+        if !holds {
+            self.broken.get_or_insert_with(broken);
+        }
+    }
+
+    /// The columns have this width.
+    pub fn width(&mut self, name: &str, view: View, width: usize) {
+        self.holds(view.width == width, || {
+            format!("{name} has {} columns instead of {width}", view.width)
+        });
+    }
+
+    /// The columns are a multiple of this.
+    pub fn multiple(&mut self, name: &str, view: View, of: usize) {
+        self.holds(of > 0 && view.width.is_multiple_of(of), || {
+            format!("{name} has {} columns, no multiple of {of}", view.width)
+        });
+    }
+
+    /// All columns are in rows of one buffer.
+    pub fn together(&mut self, names: &str, views: impl IntoIterator<Item = View>) {
+        let views: Vec<View> = views.into_iter().collect();
+        let same =
+            |pair: &[View]| (pair[0].buffer, pair[0].stride) == (pair[1].buffer, pair[1].stride);
+        self.holds(views.windows(2).all(same), || {
+            format!("{names} are not in one buffer: {views:?}")
+        });
+    }
+
+    /// The columns are none of `others`.
+    pub fn beside(&mut self, name: &str, view: View, others: impl IntoIterator<Item = View>) {
+        let mut others = others.into_iter();
+        self.holds(!others.any(|other| other.overlaps(&view)), || {
+            format!("{name}, {view:?}, are changed by the op")
+        });
+    }
+
+    /// No two are in the same buffer.
+    pub fn apart(&mut self, names: &str, views: impl IntoIterator<Item = View>) {
+        let mut buffers: Vec<usize> = views.into_iter().map(|view| view.buffer).collect();
+        buffers.sort_unstable();
+        self.holds(buffers.windows(2).all(|pair| pair[0] != pair[1]), || {
+            format!("{names} are in one buffer: {buffers:?}")
+        });
+    }
+
+    /// The state tensor has this shape; `None` stands for any size.
+    pub fn state(&mut self, tensor: usize, shape: &[Option<usize>]) {
+        let found = &self.plan.tensors[tensor].shape;
+        let fits = |(found, wanted): (&usize, &Option<usize>)| wanted.is_none_or(|n| n == *found);
+        let same = found.len() == shape.len() && found.iter().zip(shape).all(fits);
+        self.holds(same, || {
+            format!("state tensor {tensor} has the shape {found:?} instead of {shape:?}")
+        });
+    }
+}

@@ -1,0 +1,466 @@
+//! A conversation in a session: what was said, where each turn began, and what the session has yet to read of it.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Finish, Session};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::sampler::SamplerParams;
+use crate::state::Snapshot;
+use crate::text::{Message, Role, TemplateOptions, Turns};
+
+/// A conversation. Its session is given to each call, and nothing else may be read into it meanwhile.
+#[derive(Clone)]
+pub struct Chat {
+    turns: Turns,
+    /// Where each turn began, for going back.
+    starts: Vec<Start>,
+    /// Tokens that are read with the next message: the end of an answer which was stopped, or an answer without its
+    /// thought.
+    unread: Vec<u32>,
+    /// The position before the last answer, if the template drops the thoughts of answers.
+    before_answer: Option<u64>,
+}
+
+/// The point before a turn.
+#[derive(Clone, Serialize, Deserialize)]
+struct Start {
+    position: u64,
+    unread: Vec<u32>,
+}
+
+/// What is kept beside the state of the session.
+#[derive(Serialize, Deserialize)]
+struct Note {
+    messages: Vec<Message>,
+    starts: Vec<Start>,
+    unread: Vec<u32>,
+    sampler: SamplerParams,
+    #[serde(default)]
+    thinking: Option<bool>,
+}
+
+impl Chat {
+    /// An empty conversation. Fails if the model has no tokenizer or no usable chat template.
+    pub fn new(model: &Model) -> Result<Self> {
+        // First: without one there is no template either, and its error says what to do.
+        let tokenizer = model.tokenizer()?;
+        Ok(Chat {
+            turns: Turns::new(Arc::new(model.chat_template()?), tokenizer)?,
+            starts: Vec::new(),
+            unread: Vec::new(),
+            before_answer: None,
+        })
+    }
+
+    /// What was said.
+    pub fn messages(&self) -> &[Message] {
+        self.turns.messages()
+    }
+
+    /// The token with which the template closes an answer: generation should stop there.
+    pub fn end_token(&self) -> Option<u32> {
+        self.turns.end_token()
+    }
+
+    /// Whether the template asks for a thought before the answer; none: as the template does by default.
+    pub fn thinking(&self) -> Option<bool> {
+        self.turns.options().thinking
+    }
+
+    /// Sets, from the next message on, whether the template asks for a thought before the answer. Templates without such a switch
+    /// ignore it.
+    pub fn set_thinking(&mut self, thinking: Option<bool>) -> Result<()> {
+        let options = self.turns.options().clone();
+        self.turns.set_options(TemplateOptions {
+            thinking,
+            ..options
+        })
+    }
+
+    /// Names the functions that the model may call, as JSON schemas, from the next message on.
+    pub fn set_tools(&mut self, tools: Vec<serde_json::Value>) -> Result<()> {
+        let options = self.turns.options().clone();
+        self.turns.set_options(TemplateOptions { tools, ..options })
+    }
+
+    /// Whether the template begins an answer inside of a thought, so that only its end is generated.
+    pub fn opens_thought(&self) -> Result<bool> {
+        self.turns.opens_thought()
+    }
+
+    /// Sets the instructions ahead of the conversation, before its first message.
+    pub fn set_system(&mut self, text: &str) -> Result<()> {
+        self.turns.system(text)
+    }
+
+    /// Reads a message by `feed`, such as [`Session::feed`]; the answer is generated next. Returns how many tokens were
+    /// read. If the message cannot be read as a whole, it was not sent.
+    ///
+    /// # Errors
+    /// Those of `feed`. After [`Error::Device`] the session cannot go on; what was said is still here, and a snapshot can
+    /// be restored into a session on another device or on the CPU.
+    pub fn send(
+        &mut self,
+        session: &mut Session,
+        text: &str,
+        mut feed: impl FnMut(&mut Session, &[u32]) -> Result<()>,
+    ) -> Result<usize> {
+        self.drop_thought(session)?;
+        session.mark()?;
+        let message = self.turns.user(text)?;
+        let start = Start {
+            position: session.position(),
+            unread: std::mem::take(&mut self.unread),
+        };
+        let tokens = [start.unread.as_slice(), &message].concat();
+        // Where a thought is dropped, the session returns to the point before what begins the answer.
+        let prefix = match self.turns.answer_prefix() {
+            Ok(prefix) => prefix.filter(|prefix| message.ends_with(prefix)),
+            Err(_) => None,
+        };
+        let (before, after) = tokens.split_at(tokens.len() - prefix.as_ref().map_or(0, Vec::len));
+        let mut read = || {
+            feed(session, before)?;
+            if prefix.is_some() {
+                session.mark()?;
+                feed(session, after)?;
+            }
+            Ok(())
+        };
+        if let Err(error) = read() {
+            self.unread = start.unread;
+            self.turns.pop_turn();
+            let lost = matches!(error, Error::Device { .. });
+            return Err(match session.rewind(start.position) {
+                Err(other) if !lost => other,
+                _ => error,
+            });
+        }
+        self.before_answer = prefix.map(|prefix| session.position() - prefix.len() as u64);
+        self.starts.push(start);
+        Ok(tokens.len())
+    }
+
+    /// Takes over messages that were said elsewhere: an optional system message, then user and assistant by turns, the
+    /// last one an answer. They are read by `feed` at once; where they begin with what was said here, only what is new is
+    /// read, and otherwise the session begins anew. Returns how many tokens were read.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] or [`Error::Template`] for messages that cannot be used: nothing has changed. Those of `feed`:
+    /// the conversation is empty then.
+    pub fn set_messages(
+        &mut self,
+        session: &mut Session,
+        messages: Vec<Message>,
+        feed: impl FnOnce(&mut Session, &[u32]) -> Result<()>,
+    ) -> Result<usize> {
+        let mut turns = self.turns.clone();
+        let continues = !self.starts.is_empty() && messages.starts_with(turns.messages());
+        if !continues {
+            turns.clear();
+        }
+        let added = turns.extend(messages)?;
+        if continues {
+            self.drop_thought(session)?;
+        } else {
+            session.reset()?;
+            self.starts.clear();
+            self.unread.clear();
+        }
+        self.before_answer = None;
+        self.turns = turns;
+        session.mark()?;
+        let mut tokens = Vec::new();
+        for turn in &added {
+            let position = session.position() + tokens.len() as u64;
+            let unread = std::mem::replace(&mut self.unread, self.turns.end().to_vec());
+            tokens.extend(&unread);
+            tokens.extend(turn);
+            self.starts.push(Start { position, unread });
+        }
+        if let Err(error) = feed(session, &tokens) {
+            self.turns.clear();
+            self.starts.clear();
+            self.unread.clear();
+            // The first error is the one to report.
+            let _ = session.reset();
+            return Err(error);
+        }
+        Ok(tokens.len())
+    }
+
+    /// Returns to the point before the last answer if the template drops its thought now, and leaves the answer without
+    /// it to be read. Nothing else is read twice. Where the session cannot return, the thought stays.
+    fn drop_thought(&mut self, session: &mut Session) -> Result<()> {
+        let Some(position) = self.before_answer.take() else {
+            return Ok(());
+        };
+        if let Some(tokens) = self.turns.answer_without_thought()? {
+            match session.rewind(position) {
+                Ok(()) => self.unread = tokens,
+                Err(Error::Rewind { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what was generated into the conversation, as the answer to the last message.
+    pub fn answered(
+        &mut self,
+        session: &Session,
+        answer: &str,
+        finish: Option<Finish>,
+    ) -> Result<()> {
+        // The model's own end token may be another than the one with which the template ends an answer.
+        let (older, newer) = session.recent();
+        let last = newer.last().or(older.last());
+        let ended =
+            finish == Some(Finish::End) && self.end_token().is_none_or(|end| last == Some(&end));
+        self.unread = self.turns.assistant_done(answer, ended)?;
+        Ok(())
+    }
+
+    /// Takes back the last message and its answer; returns the message, if there was one.
+    pub fn undo(&mut self, session: &mut Session) -> Result<Option<String>> {
+        let Some(start) = self.starts.last() else {
+            return Ok(None);
+        };
+        session.rewind(start.position)?;
+        self.before_answer = None;
+        self.unread = self
+            .starts
+            .pop()
+            .map_or_else(Vec::new, |start| start.unread);
+        Ok(self.turns.pop_turn())
+    }
+
+    /// Forgets all but the instructions ahead of the conversation.
+    pub fn clear(&mut self, session: &mut Session) -> Result<()> {
+        let first = self.turns.messages().first();
+        let system = first.filter(|message| message.role == Role::System);
+        let system = system.map_or_else(String::new, |message| message.content.clone());
+        session.reset()?;
+        self.turns.clear();
+        self.starts.clear();
+        self.unread.clear();
+        self.before_answer = None;
+        self.turns.system(&system)
+    }
+
+    /// The whole conversation as a value: the state of the session, with the messages and the sampling parameters as
+    /// its note.
+    pub fn snapshot(&self, session: &Session) -> Result<Snapshot> {
+        let note = Note {
+            messages: self.turns.messages().to_vec(),
+            starts: self.starts.clone(),
+            unread: self.unread.clone(),
+            sampler: session.sampler().clone(),
+            thinking: self.thinking(),
+        };
+        let mut snapshot = session.snapshot()?;
+        snapshot.note = serde_json::to_vec(&note)
+            .map_err(|e| Error::invalid("the conversation", e.to_string()))?;
+        Ok(snapshot)
+    }
+
+    /// Continues a conversation from a value. On an error conversation and session are as they were.
+    pub fn restore(&mut self, session: &mut Session, snapshot: &Snapshot) -> Result<()> {
+        let note: Note = serde_json::from_slice(&snapshot.note).map_err(|_| {
+            Error::invalid(
+                "state",
+                "it is the state of a session, but not of a conversation",
+            )
+        })?;
+        let mut turns = self.turns.clone();
+        let options = turns.options().clone();
+        turns.set_options(TemplateOptions {
+            thinking: note.thinking,
+            ..options
+        })?;
+        turns.restore(note.messages)?;
+        let (params, random) = (session.sampler().clone(), session.random());
+        // First, since the state that is restored has its own random numbers.
+        session.set_sampler(note.sampler)?;
+        if let Err(error) = session.restore(snapshot) {
+            session.set_sampler(params)?;
+            session.set_random(random);
+            return Err(error);
+        }
+        self.turns = turns;
+        self.starts = note.starts;
+        self.unread = note.unread;
+        // The marks are not part of the snapshot.
+        self.before_answer = None;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session::SessionOptions;
+    use crate::text::ChatTemplate;
+
+    /// As published templates do it: thoughts of answers that are followed by a message are left out.
+    const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'user' %}<|user|>{{ m.content }}<|eos|>{% else %}\
+        <|assistant|>{% if loop.last %}{{ m.content }}{% else %}{{ m.content.split('</think>')[-1].lstrip('\\n') }}\
+        {% endif %}<|eos|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|><think>{% endif %}";
+
+    fn conversation() -> (Chat, Session) {
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../tools/model/waterline-chat.gguf"
+        );
+        let model = Model::open(path).expect("the built-in model");
+        let template = ChatTemplate::new(TEMPLATE, "", "").expect("a template");
+        let turns = Turns::new(Arc::new(template), model.tokenizer().expect("a tokenizer"));
+        let chat = Chat {
+            turns: turns.expect("turns"),
+            starts: Vec::new(),
+            unread: Vec::new(),
+            before_answer: None,
+        };
+        let options = SessionOptions {
+            marks: 8,
+            ..SessionOptions::default()
+        };
+        (chat, Session::new(model, options).expect("a session"))
+    }
+
+    fn history(session: &Session) -> Vec<u32> {
+        let (older, newer) = session.recent();
+        [older, newer].concat()
+    }
+
+    /// Sends a message and answers it with this text.
+    fn turn(chat: &mut Chat, session: &mut Session, message: &str, answer: &str) {
+        chat.send(session, message, Session::feed).expect("sent");
+        let tokens = session
+            .model()
+            .tokenizer()
+            .expect("a tokenizer")
+            .encode(answer)
+            .expect("tokens");
+        session.feed(&tokens).expect("read");
+        chat.answered(session, answer, None).expect("answered");
+    }
+
+    #[test]
+    fn a_dropped_thought_leaves_the_session_as_if_it_had_not_been() {
+        let (mut chat, mut session) = conversation();
+        turn(
+            &mut chat,
+            &mut session,
+            "One",
+            "a long thought</think>\n\nFirst.",
+        );
+        let thought = session.position();
+        let mut read = Vec::new();
+        let sent = chat.send(&mut session, "Two", |session, tokens| {
+            read.extend_from_slice(tokens);
+            session.feed(tokens)
+        });
+        assert_eq!(sent.expect("sent"), read.len());
+        let tokenizer = session.model().tokenizer().expect("a tokenizer");
+        let expected =
+            "<|user|>One<|eos|><|assistant|>First.<|eos|><|user|>Two<|eos|><|assistant|><think>";
+        let expected = tokenizer.encode_with_special(expected).expect("tokens");
+        assert_eq!(history(&session), expected);
+        let message = tokenizer
+            .encode_with_special("<|user|>One<|eos|>")
+            .expect("tokens");
+        assert_eq!(read, expected[message.len()..]);
+
+        // Undone, the conversation stands where the first answer began; sent again, it is the same.
+        chat.undo(&mut session).expect("undone");
+        assert!(session.position() < thought);
+        chat.send(&mut session, "Two", Session::feed).expect("sent");
+        assert_eq!(history(&session), expected);
+        chat.answered(&session, "x</think>y", None)
+            .expect("answered");
+        let snapshot = chat.snapshot(&session).expect("a snapshot");
+        chat.restore(&mut session, &snapshot).expect("restored");
+        chat.send(&mut session, "Three", Session::feed)
+            .expect("sent");
+    }
+
+    #[test]
+    fn messages_said_elsewhere_are_read_as_if_they_had_been_said_here() {
+        let said = [("One", "First."), ("Two", "Second."), ("Three", "Third.")];
+        let messages = |turns: &[(&str, &str)]| -> Vec<Message> {
+            let turn = |&(user, answer): &(&str, &str)| {
+                [
+                    Message::new(Role::User, user),
+                    Message::new(Role::Assistant, answer),
+                ]
+            };
+            turns.iter().flat_map(turn).collect()
+        };
+        let (mut chat, mut session) = conversation();
+        let read = chat.set_messages(&mut session, messages(&said[..2]), Session::feed);
+        assert_eq!(read.expect("read"), session.position() as usize);
+        let tokenizer = session.model().tokenizer().expect("a tokenizer");
+        let expected =
+            "<|user|>One<|eos|><|assistant|>First.<|eos|><|user|>Two<|eos|><|assistant|>Second.";
+        let expected = tokenizer.encode_with_special(expected).expect("tokens");
+        assert_eq!(history(&session), expected);
+
+        // Only what is new is read; a turn can be taken back.
+        let before = session.position();
+        let read = chat.set_messages(&mut session, messages(&said), Session::feed);
+        assert_eq!(read.expect("read") as u64, session.position() - before);
+        assert_eq!(history(&session)[..expected.len()], expected);
+        let taken_back = chat.undo(&mut session).expect("undone");
+        assert_eq!(taken_back.as_deref(), Some("Three"));
+        assert_eq!(history(&session), expected);
+        chat.send(&mut session, "Four", Session::feed)
+            .expect("sent");
+        chat.answered(&session, "", None).expect("answered");
+
+        // Another history is read from its beginning; one that cannot be used changes nothing.
+        let here = session.position();
+        let open = vec![Message::new(Role::User, "Five")];
+        assert!(
+            chat.set_messages(&mut session, open, Session::feed)
+                .is_err()
+        );
+        assert_eq!((session.position(), chat.messages().len()), (here, 6));
+        chat.set_messages(&mut session, messages(&said[1..2]), Session::feed)
+            .expect("read");
+        assert!(session.position() < here);
+        let cancelled = chat.set_messages(&mut session, messages(&said[..1]), |_, _| {
+            Err(Error::Cancelled { fed: 0 })
+        });
+        assert!(cancelled.is_err() && chat.messages().is_empty() && session.position() == 0);
+    }
+
+    #[test]
+    fn a_message_that_cannot_be_read_takes_nothing_with_it() {
+        let (mut chat, mut session) = conversation();
+        turn(&mut chat, &mut session, "One", "thought</think>\n\nFirst.");
+        for fails_at in 0..2 {
+            let mut calls = 0;
+            let sent = chat.send(&mut session, "Two", |session, tokens| {
+                calls += 1;
+                match calls > fails_at {
+                    true => Err(Error::Cancelled { fed: 0 }),
+                    false => session.feed(tokens),
+                }
+            });
+            assert!(sent.is_err());
+            assert_eq!(chat.messages().len(), 2);
+        }
+        chat.send(&mut session, "Two", Session::feed).expect("sent");
+        let tokenizer = session.model().tokenizer().expect("a tokenizer");
+        let expected =
+            "<|user|>One<|eos|><|assistant|>First.<|eos|><|user|>Two<|eos|><|assistant|><think>";
+        assert_eq!(
+            history(&session),
+            tokenizer.encode_with_special(expected).expect("tokens")
+        );
+    }
+}

@@ -1,0 +1,78 @@
+//! Tensors that a model needs: what they are called, their shapes, and which formats keep their meaning.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use waterline_quant::Tensor;
+
+/// A small f32 tensor that never is quantized: a norm, bias, gate, convolution or router.
+pub type Vector = Arc<[f32]>;
+
+/// Tensors by their full names.
+pub type Tensors = HashMap<String, Tensor>;
+
+/// A tensor that a model needs: its name, its shape and how it may be stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WeightSpec {
+    /// Name; inside a mixer relative to the layer, such as `q_proj.weight`.
+    pub name: String,
+    /// Shape, outermost dimension first. Dimensions of one are left out.
+    pub shape: Vec<usize>,
+    /// Which number formats keep the model's meaning.
+    pub precision: Precision,
+}
+
+/// Which number formats a tensor may be stored in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    /// A large matrix: any format, also 4 bits.
+    Quantized,
+    /// A decay, gate, norm, convolution or router: always f32.
+    Full,
+}
+
+/// What the names of tensors begin with that several layers have in common.
+pub(crate) const OF_MODEL: &str = "model.";
+
+/// The name of a tensor that all layers that list it have in common, of the same shape in each.
+pub(crate) fn of_model(name: &str) -> String {
+    format!("{OF_MODEL}{name}")
+}
+
+/// The full name of a tensor that a part of a model calls `name` where names begin with `scope`.
+pub(crate) fn full_name(scope: &str, name: &str) -> String {
+    match name.starts_with(OF_MODEL) {
+        true => name.into(),
+        false => format!("{scope}{name}"),
+    }
+}
+
+impl WeightSpec {
+    /// A matrix `[rows, cols]` that may be quantized.
+    pub fn matrix(name: &str, rows: usize, cols: usize) -> Self {
+        WeightSpec {
+            name: name.into(),
+            shape: vec![rows, cols],
+            precision: Precision::Quantized,
+        }
+    }
+
+    /// A tensor that always stays f32.
+    pub fn full(name: &str, shape: &[usize]) -> Self {
+        WeightSpec {
+            name: name.into(),
+            shape: shape.to_vec(),
+            precision: Precision::Full,
+        }
+    }
+
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether the tensor has no values.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

@@ -1,0 +1,138 @@
+//! The modules of the runtime form layers: each imports only from those below it.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// From above to below.
+const LAYERS: &[&str] = &[
+    "session",
+    "arch",
+    "engine",
+    "model",
+    "feed_forward",
+    "mixers",
+    "lowering",
+    "program",
+    "ops",
+    "cuda",
+    "functions",
+    "operands",
+    "sampler",
+    "cpu",
+    "state",
+    "weights",
+    "text",
+    "config",
+    "error",
+];
+
+/// Files and folders that are compiled for tests alone.
+const TEST_FILES: &[&str] = &["tests", "instrument", "rig", "op_rig"];
+
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
+}
+
+fn files(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        let of_tests = TEST_FILES.contains(&&*name) || name.ends_with("_tests");
+        if of_tests {
+            continue;
+        }
+        if path.is_dir() {
+            files(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// The code of a file: without comments, and without the tests at its end.
+fn code(text: &str) -> String {
+    let text = text.split("#[cfg(test)]\nmod tests {").next();
+    let lines = text.unwrap_or_default().lines();
+    let lines = lines.map(|line| line.split("//").next().unwrap_or_default());
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// The names that follow `crate::`, those in braces included.
+fn imports(code: &str) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for after in code.split("crate::").skip(1) {
+        let first = |text: &str| -> String {
+            let is_part = |c: &char| c.is_alphanumeric() || *c == '_';
+            text.trim_start().chars().take_while(is_part).collect()
+        };
+        match after.strip_prefix('{') {
+            Some(list) => {
+                let list = list.split('}').next().unwrap_or_default();
+                names.extend(list.split(',').map(first));
+            }
+            None => {
+                names.insert(first(after));
+            }
+        }
+    }
+    names
+}
+
+fn layer(module: &str) -> Option<usize> {
+    LAYERS.iter().position(|&name| name == module)
+}
+
+/// Each import of `file`, in the module `own`, that does not lead to a module below.
+fn upward(own: &str, code: &str) -> Vec<String> {
+    let rank = layer(own);
+    let is_below = |name: &str| layer(name) > rank || name == own;
+    let upward = |name: &String| !is_below(name) || layer(name).is_none();
+    imports(code).into_iter().filter(upward).collect()
+}
+
+#[test]
+fn modules_import_from_below() {
+    let mut paths = Vec::new();
+    files(&sources(), &mut paths);
+    assert!(paths.len() > 100, "{} files", paths.len());
+    let mut wrong = Vec::new();
+    for path in paths {
+        let file = path.strip_prefix(sources()).expect("a file of src");
+        let own = file.iter().next().unwrap_or_default().to_string_lossy();
+        let own = own.trim_end_matches(".rs");
+        if own == "lib" {
+            continue;
+        }
+        let text = fs::read_to_string(&path).expect("text");
+        let code = code(&text);
+        // In a module's own file `super` is the crate.
+        let is_top = file.components().count() == 1 || file.ends_with(format!("{own}/mod.rs"));
+        if is_top && code.contains("super::") {
+            wrong.push(format!("{}: super", file.display()));
+        }
+        let names = upward(own, &code).into_iter();
+        wrong.extend(names.map(|name| format!("{}: crate::{name}", file.display())));
+    }
+    assert!(
+        wrong.is_empty(),
+        "imports from above:\n{}",
+        wrong.join("\n")
+    );
+}
+
+#[test]
+fn every_module_has_a_layer() {
+    let lib = fs::read_to_string(sources().join("lib.rs")).expect("lib.rs");
+    let modules = lib.lines().filter_map(|line| line.strip_prefix("mod "));
+    let modules: BTreeSet<&str> = modules.map(|line| line.trim_end_matches(';')).collect();
+    assert_eq!(modules, LAYERS.iter().copied().collect());
+}
+
+#[test]
+fn an_upward_import_is_found() {
+    let code = code("use crate::{cpu::Pool, session};\nuse crate::state::Arena; // crate::arch\n");
+    assert_eq!(upward("engine", &code), ["session"]);
+    assert_eq!(upward("state", &code), ["cpu", "session"]);
+    assert_eq!(upward("cpu", "crate::Result"), ["Result"]);
+}
