@@ -1,5 +1,7 @@
 //! Inputs of a product, prepared once for every matrix that they meet.
 
+use std::marker::PhantomData;
+
 use half::f16;
 
 use crate::aligned::Aligned;
@@ -13,7 +15,7 @@ pub(crate) const BLOCK: usize = 32;
 /// Numbers whose codes are interleaved.
 pub(crate) const GROUP: usize = 128;
 /// From so many tokens on the 8-bit form is made for panels too. Below, a panel's registers would be mostly empty.
-const PANEL_TOKENS: usize = 8;
+pub(crate) const PANEL_TOKENS: usize = 8;
 /// Rows are padded with zeros to this many numbers: the longest block of any format.
 const PAD: usize = 256;
 
@@ -182,6 +184,19 @@ impl Activations {
     /// If `x` is not `rows * cols` long or exceeds the room given at creation, in which a row takes a multiple of 256 numbers.
     pub fn load(&mut self, x: &[f32], rows: usize, cols: usize, rounding: Option<Rounding>) {
         assert_eq!(x.len(), rows * cols, "activations: {rows} rows of {cols}");
+        let loading = self.begin(rows, cols, rounding);
+        for part in 0..loading.parts() {
+            // SAFETY: one thread.
+            unsafe { loading.fill(part, |t, row| row.copy_from_slice(&x[t * cols..][..cols])) };
+        }
+    }
+
+    /// Begins to replace the contents by `rows` rows of `cols` numbers, which [`Loading::fill`] writes; `rounding` as for
+    /// [`Activations::load`]. Until every part is filled, rows hold what stood there before.
+    ///
+    /// # Panics
+    /// If they exceed the room given at creation, in which a row takes a multiple of 256 numbers.
+    pub fn begin(&mut self, rows: usize, cols: usize, rounding: Option<Rounding>) -> Loading<'_> {
         assert!(
             rows * cols.next_multiple_of(PAD)
                 <= self.max_rows * self.max_cols.next_multiple_of(PAD),
@@ -191,29 +206,22 @@ impl Activations {
         );
         (self.rows, self.cols, self.quantized) = (rows, cols, rounding.is_some());
         self.stride = cols.next_multiple_of(PAD);
-        let blocks = self.stride / BLOCK;
-        let values = self.values.as_mut_slice::<f32>();
-        let codes = self.codes.as_mut_slice::<i8>();
-        let scales = self.scales.as_mut_slice::<f32>();
-        let sums = self.sums.as_mut_slice::<f32>();
-        let half_sums = self.half_sums.as_mut_slice::<f32>();
-        for t in 0..rows {
-            let row = &mut values[t * self.stride..][..self.stride];
-            row[..cols].copy_from_slice(&x[t * cols..][..cols]);
-            row[cols..].fill(0.0);
-            if let Some(rounding) = rounding {
-                let rounded = RowMut {
-                    codes: &mut codes[t * self.stride..][..self.stride],
-                    scales: &mut scales[t * blocks..][..blocks],
-                    sums: &mut sums[t * blocks..][..blocks],
-                    half_sums: &mut half_sums[2 * t * blocks..][..2 * blocks],
-                };
-                // SAFETY: the function was chosen for a level that this CPU has; the stride is a multiple of 256.
-                unsafe { (self.quantize)(row, rounded, rounding) };
-            }
-        }
-        if self.has_panels() {
-            (0..rows.div_ceil(LANES)).for_each(|group| self.fill_panel(group));
+        Loading {
+            rows,
+            cols,
+            stride: self.stride,
+            quantize: self.quantize,
+            rounding,
+            has_panels: self.has_panels(),
+            values: self.values.as_mut_slice().as_mut_ptr(),
+            codes: self.codes.as_mut_slice().as_mut_ptr(),
+            scales: self.scales.as_mut_slice().as_mut_ptr(),
+            sums: self.sums.as_mut_slice().as_mut_ptr(),
+            half_sums: self.half_sums.as_mut_slice().as_mut_ptr(),
+            panel_codes: self.panel_codes.as_mut_slice().as_mut_ptr(),
+            panel_scales: self.panel_scales.as_mut_slice().as_mut_ptr(),
+            panel_sums: self.panel_sums.as_mut_slice().as_mut_ptr(),
+            borrow: PhantomData,
         }
     }
 
@@ -224,45 +232,6 @@ impl Activations {
         self.quantized
             && self.rows >= PANEL_TOKENS
             && codes <= self.panel_codes.as_slice::<i8>().len()
-    }
-
-    /// Copies a group of sixteen rows to its panel.
-    fn fill_panel(&mut self, group: usize) {
-        let (stride, blocks) = (self.stride, self.stride / BLOCK);
-        let codes = &mut self.panel_codes.as_mut_slice::<u32>()[group * stride * LANES / 4..];
-        let codes = codes[..stride * LANES / 4].as_chunks_mut::<LANES>().0;
-        let scales = &mut self.panel_scales.as_mut_slice::<f32>()[group * blocks * LANES..];
-        let scales = scales[..blocks * LANES].as_chunks_mut::<LANES>().0;
-        let sums = &mut self.panel_sums.as_mut_slice::<i32>()[group * 2 * blocks * LANES..];
-        let sums = sums[..2 * blocks * LANES].as_chunks_mut::<LANES>().0;
-        for lane in 0..LANES {
-            let t = group * LANES + lane;
-            if t >= self.rows {
-                codes.iter_mut().for_each(|codes| codes[lane] = 0);
-                scales.iter_mut().for_each(|scales| scales[lane] = 0.0);
-                sums.iter_mut().for_each(|sums| sums[lane] = 0);
-                continue;
-            }
-            let row = &self.codes.as_slice::<u32>()[t * stride / 4..][..stride / 4];
-            let quarters = row.as_chunks::<4>().0;
-            for (half, quad) in codes.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-                let (block, half) = (half / 2, half % 2);
-                let quarter = &quarters[block / 4 * 8 + half * 4 + block % 4];
-                for i in 0..4 {
-                    quad[i][lane] = quarter[i];
-                }
-            }
-            let row_scales = &self.scales.as_slice::<f32>()[t * blocks..][..blocks];
-            let row_sums = &self.half_sums.as_slice::<f32>()[2 * t * blocks..][..2 * blocks];
-            for (b, &scale) in row_scales.iter().enumerate() {
-                scales[b][lane] = scale;
-                let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-                for half in 2 * b..2 * b + 2 {
-                    // The sum is whole: what rounding has done to it is rounded away.
-                    sums[half][lane] = (row_sums[half] * inverse).round_ties_even() as i32;
-                }
-            }
-        }
     }
 
     /// Blocks `first..first + blocks` of the rows `16 * group..`.
@@ -329,6 +298,140 @@ impl Activations {
         let row = self.padded_row(t);
         (row.codes, row.scales, row.sums)
     }
+}
+
+/// Rows of [`Activations`] on their way in: in parts of sixteen, which different threads may fill.
+pub struct Loading<'a> {
+    rows: usize,
+    cols: usize,
+    stride: usize,
+    quantize: Quantize,
+    rounding: Option<Rounding>,
+    has_panels: bool,
+    // The room of the activations, as there.
+    values: *mut f32,
+    codes: *mut i8,
+    scales: *mut f32,
+    sums: *mut f32,
+    half_sums: *mut f32,
+    panel_codes: *mut u32,
+    panel_scales: *mut f32,
+    panel_sums: *mut i32,
+    borrow: PhantomData<&'a mut Activations>,
+}
+
+// SAFETY: the activations are borrowed for it alone, and callers of `fill` keep threads to parts of their own.
+unsafe impl Send for Loading<'_> {}
+// SAFETY: as for Send.
+unsafe impl Sync for Loading<'_> {}
+
+impl Loading<'_> {
+    /// Number of parts.
+    pub fn parts(&self) -> usize {
+        self.rows.div_ceil(LANES)
+    }
+
+    /// Fills a part: `write(t, row)` writes each of its rows `t`.
+    ///
+    /// # Safety
+    /// No other thread fills the same part at the same time.
+    ///
+    /// # Panics
+    /// If there is no such part.
+    pub unsafe fn fill(&self, part: usize, mut write: impl FnMut(usize, &mut [f32])) {
+        assert!(part < self.parts(), "part {part} of {}", self.parts());
+        let (stride, blocks) = (self.stride, self.stride / BLOCK);
+        for t in part * LANES..self.rows.min((part + 1) * LANES) {
+            // SAFETY: row t is in the room, by the check of `begin`, and in this part.
+            let row = unsafe { piece(self.values, t * stride, stride) };
+            write(t, &mut row[..self.cols]);
+            row[self.cols..].fill(0.0);
+            if let Some(rounding) = self.rounding {
+                // SAFETY: as above; the function was chosen for a level that this CPU has, and the stride is a multiple of
+                // 256.
+                unsafe {
+                    let rounded = RowMut {
+                        codes: piece(self.codes, t * stride, stride),
+                        scales: piece(self.scales, t * blocks, blocks),
+                        sums: piece(self.sums, t * blocks, blocks),
+                        half_sums: piece(self.half_sums, 2 * t * blocks, 2 * blocks),
+                    };
+                    (self.quantize)(row, rounded, rounding);
+                }
+            }
+        }
+        if self.has_panels {
+            // SAFETY: the panels have room (`has_panels`), and the part's rows are written.
+            unsafe { self.fill_panel(part) };
+        }
+    }
+
+    /// Copies a part's rows to their panel.
+    ///
+    /// # Safety
+    /// There is room, and no other thread uses the part.
+    unsafe fn fill_panel(&self, part: usize) {
+        let (stride, blocks) = (self.stride, self.stride / BLOCK);
+        let len = stride * LANES / 4;
+        // SAFETY: the caller's contract.
+        let (codes, scales, sums) = unsafe {
+            (
+                piece(self.panel_codes, part * len, len),
+                piece(self.panel_scales, part * blocks * LANES, blocks * LANES),
+                piece(
+                    self.panel_sums,
+                    part * 2 * blocks * LANES,
+                    2 * blocks * LANES,
+                ),
+            )
+        };
+        let codes = codes.as_chunks_mut::<LANES>().0;
+        let scales = scales.as_chunks_mut::<LANES>().0;
+        let sums = sums.as_chunks_mut::<LANES>().0;
+        for lane in 0..LANES {
+            let t = part * LANES + lane;
+            if t >= self.rows {
+                codes.iter_mut().for_each(|codes| codes[lane] = 0);
+                scales.iter_mut().for_each(|scales| scales[lane] = 0.0);
+                sums.iter_mut().for_each(|sums| sums[lane] = 0);
+                continue;
+            }
+            // SAFETY: a row of this part, whose codes are aligned as rows of 256 are.
+            let (row, row_scales, row_sums) = unsafe {
+                (
+                    piece(self.codes.cast::<u32>(), t * stride / 4, stride / 4),
+                    piece(self.scales, t * blocks, blocks),
+                    piece(self.half_sums, 2 * t * blocks, 2 * blocks),
+                )
+            };
+            let quarters = row.as_chunks::<4>().0;
+            for (half, quad) in codes.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                let (block, half) = (half / 2, half % 2);
+                let quarter = &quarters[block / 4 * 8 + half * 4 + block % 4];
+                for i in 0..4 {
+                    quad[i][lane] = quarter[i];
+                }
+            }
+            for (b, &scale) in row_scales.iter().enumerate() {
+                scales[b][lane] = scale;
+                let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+                for half in 2 * b..2 * b + 2 {
+                    // The sum is whole: what rounding has done to it is rounded away.
+                    sums[half][lane] = (row_sums[half] * inverse).round_ties_even() as i32;
+                }
+            }
+        }
+    }
+}
+
+/// `len` items from `start` on.
+///
+/// # Safety
+/// They are in the room, and nobody else uses them.
+#[inline(always)]
+unsafe fn piece<'a, T>(room: *mut T, start: usize, len: usize) -> &'a mut [T] {
+    // SAFETY: the caller's contract.
+    unsafe { std::slice::from_raw_parts_mut(room.add(start), len) }
 }
 
 impl Row<'_> {

@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use crate::activations::{Activations, Row};
+use crate::activations::{Activations, PANEL_TOKENS, Row};
 use crate::cpu::Simd;
 use crate::panel::{self, Panels};
 #[cfg(target_arch = "aarch64")]
 use crate::simd::neon;
 use crate::simd::scalar;
 #[cfg(target_arch = "x86_64")]
-use crate::simd::{amx, avx2, avx2_panel, avx512, avx512_panel};
+use crate::simd::{amx, avx2, avx2_panel, avx512, avx512_panel, float_panel};
 
 /// A matrix, its inputs and where the results go.
 pub(crate) struct Product<'a> {
@@ -112,12 +112,33 @@ unsafe fn multiply_many<K: Tile, P: Panels>(product: &Product, rows: Range<usize
     }
 }
 
+/// In panels of floats if there are many tokens.
+///
+/// # Safety
+/// As for [`Kernel`].
+#[cfg(target_arch = "x86_64")]
+unsafe fn multiply_floats<K: Tile, P: float_panel::FloatPanels>(
+    product: &Product,
+    rows: Range<usize>,
+) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        if product.picked.is_none() && product.tokens() >= PANEL_TOKENS {
+            float_panel::multiply::<P>(product, rows);
+        } else {
+            multiply::<K>(product, rows);
+        }
+    }
+}
+
 /// The kernel of a float format for a level.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn float<B: scalar::Dot + avx2::Float + avx512::Float>(simd: Simd) -> Kernel {
     match simd {
-        Simd::Amx | Simd::Avx512Vnni => multiply::<avx512::FloatTile<B>>,
-        Simd::AvxVnni | Simd::Avx2 => multiply::<avx2::FloatTile<B>>,
+        Simd::Amx | Simd::Avx512Vnni => {
+            multiply_floats::<avx512::FloatTile<B>, float_panel::Avx512<B>>
+        }
+        Simd::AvxVnni | Simd::Avx2 => multiply_floats::<avx2::FloatTile<B>, float_panel::Avx2<B>>,
         _ => multiply::<scalar::Tile<B>>,
     }
 }

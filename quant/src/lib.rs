@@ -24,7 +24,7 @@ pub mod safetensors;
 mod simd;
 mod storage;
 
-pub use activations::{Activations, Rounding};
+pub use activations::{Activations, Loading, Rounding};
 pub use cpu::Simd;
 pub use device::DEVICE_SOURCE;
 pub use error::{Error, Result};

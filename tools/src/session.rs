@@ -50,7 +50,7 @@ pub struct SessionArgs {
     /// Threads; 0 means one for each physical core. (bench takes several numbers by commas.)
     #[arg(long, value_name = "N", default_value = "0", value_delimiter = ',', value_parser = RangedU64ValueParser::<usize>::new().range(..=1024))]
     threads: Vec<usize>,
-    /// Most tokens of a prompt that are read at once; 0 means 64 on the CPU and 2048 on a GPU.
+    /// Most tokens of a prompt that are read at once; 0 means 256 on the CPU and 2048 on a GPU.
     #[arg(long, value_name = "N", default_value = "0")]
     chunk: usize,
     /// How a GPU decodes: by one kernel that stays there for the whole token, by a recorded graph of kernels, or by

@@ -269,11 +269,57 @@ impl<B: Integer, const VNNI: bool> Panels for Panel8<B, VNNI> {
 
     #[target_feature(enable = "avx2")]
     unsafe fn store(sums: &Sums, [rows, tokens]: [usize; 2], out: *mut f32, stride: usize) {
-        for t in 0..tokens {
-            for r in 0..rows {
-                // SAFETY: as the caller vouches.
-                unsafe { out.add(t * stride + r).write(sums.0[r][t]) };
+        for (row, lane) in [(0, 0), (0, WIDTH), (WIDTH, 0), (WIDTH, WIDTH)] {
+            let mut x = [_mm256_setzero_ps(); WIDTH];
+            for (x, sums) in x.iter_mut().zip(&sums.0[row..]) {
+                // SAFETY: eight sums.
+                *x = unsafe { _mm256_loadu_ps(sums[lane..].as_ptr()) };
+            }
+            let height = rows.saturating_sub(row).min(WIDTH);
+            let tokens = tokens.saturating_sub(lane);
+            for (t, x) in transpose(x).into_iter().enumerate().take(tokens) {
+                let out = out.wrapping_add((lane + t) * stride + row);
+                let mut line = [0.0f32; WIDTH];
+                // SAFETY: the caller vouches for `rows` elements of each token.
+                unsafe {
+                    if height == WIDTH {
+                        _mm256_storeu_ps(out, x);
+                    } else {
+                        _mm256_storeu_ps(line.as_mut_ptr(), x);
+                        std::ptr::copy_nonoverlapping(line.as_ptr(), out, height);
+                    }
+                }
             }
         }
     }
+}
+
+/// Columns become rows.
+#[target_feature(enable = "avx2")]
+#[inline]
+pub(super) fn transpose(x: [__m256; 8]) -> [__m256; 8] {
+    let pairs = |a: usize, b: usize| {
+        [
+            _mm256_castps_pd(_mm256_unpacklo_ps(x[a], x[b])),
+            _mm256_castps_pd(_mm256_unpackhi_ps(x[a], x[b])),
+        ]
+    };
+    // Lanes of 128 bits hold columns i and i + 4 of four rows.
+    let quads = |first: usize| {
+        let (a, b) = (pairs(first, first + 1), pairs(first + 2, first + 3));
+        [
+            _mm256_unpacklo_pd(a[0], b[0]),
+            _mm256_unpackhi_pd(a[0], b[0]),
+            _mm256_unpacklo_pd(a[1], b[1]),
+            _mm256_unpackhi_pd(a[1], b[1]),
+        ]
+        .map(|quad| _mm256_castpd_ps(quad))
+    };
+    let (low, high) = (quads(0), quads(4));
+    let mut y = [_mm256_setzero_ps(); 8];
+    for i in 0..4 {
+        y[i] = _mm256_permute2f128_ps::<0x20>(low[i], high[i]);
+        y[i + 4] = _mm256_permute2f128_ps::<0x31>(low[i], high[i]);
+    }
+    y
 }

@@ -166,7 +166,7 @@ pub(super) unsafe fn store(sums: &Sums, [rows, tokens]: [usize; 2], out: *mut f3
 /// Columns become rows.
 #[target_feature(enable = "avx512f")]
 #[inline]
-fn transpose(x: [__m512; 16]) -> [__m512; 16] {
+pub(super) fn transpose(x: [__m512; 16]) -> [__m512; 16] {
     let mut y = [_mm512_setzero_ps(); 16];
     let mut z = [_mm512_setzero_ps(); 16];
     // In each lane, four by four.

@@ -12,6 +12,8 @@ pub(crate) mod avx2_panel;
 pub(crate) mod avx512;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512_panel;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod float_panel;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
 pub(crate) mod scalar;

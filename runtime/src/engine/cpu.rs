@@ -10,6 +10,7 @@ use super::{Ahead, Engine, Group, Setup, Together};
 use crate::cpu::{Buffers, Frame, Pool, room};
 use crate::error::Result;
 use crate::model::Model;
+use crate::operands::INPUTS;
 use crate::program::Program;
 use crate::state::{Arena, HEADER, LOGITS, StatePlan};
 
@@ -142,6 +143,13 @@ pub(crate) struct Workspace {
     widest: usize,
 }
 
+/// Widths of the buffers. A device gathers the inputs of products in one, which stand in [`Activations`] here.
+pub(super) fn widths(program: &Program) -> Vec<usize> {
+    let mut widths = program.widths.clone();
+    widths[INPUTS] = 0;
+    widths
+}
+
 impl Workspace {
     /// Allocates for chunks of up to `chunk` tokens of `program`.
     pub fn new(program: &Program, pool: Arc<Pool>, chunk: usize) -> Result<Self> {
@@ -150,7 +158,7 @@ impl Workspace {
         let (scratch, common) = Self::rooms(program, threads, chunk);
         let scratch = (0..threads).map(|_| Ok(Mutex::new(room(scratch)?)));
         Ok(Workspace {
-            buffers: Buffers::new(&program.widths, chunk)?,
+            buffers: Buffers::new(&widths(program), chunk)?,
             inputs: Activations::new(chunk, widest)?,
             scratch: scratch.collect::<Result<_>>()?,
             common: room(common)?,
@@ -162,7 +170,7 @@ impl Workspace {
 
     /// Bytes of working memory that [`Workspace::new`] would allocate.
     pub fn plan(program: &Program, threads: usize, chunk: usize) -> usize {
-        let buffers = program.widths.iter().sum::<usize>() * chunk;
+        let buffers = widths(program).iter().sum::<usize>() * chunk;
         let (scratch, common) = Self::rooms(program, threads, chunk);
         let widest = program.widths.iter().copied().max().unwrap_or(0);
         (buffers + scratch * threads + common) * size_of::<f32>()
@@ -220,12 +228,8 @@ impl Workspace {
 
     /// Writes the logits `[rows, vocab]` after these tokens of the chunk that was run last.
     pub fn logits(&mut self, program: &Program, rows: Range<usize>, logits: &mut [f32]) {
-        program.logits.run(
-            &self.pool,
-            &mut self.buffers,
-            &mut self.inputs,
-            rows,
-            logits,
-        );
+        program
+            .logits
+            .run(&self.pool, &self.buffers, &mut self.inputs, rows, logits);
     }
 }

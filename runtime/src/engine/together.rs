@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::cpu::Workspace;
+use super::cpu::{Workspace, widths};
 use super::{Ahead, Engine, Group, Members};
 use crate::cpu::{Buffers, Pool, room};
 use crate::error::Result;
@@ -45,7 +45,7 @@ impl Together {
         });
         Ok(Together {
             workspace: Workspace::new(program, pool, most)?,
-            one: Buffers::new(&program.widths, 1)?,
+            one: Buffers::new(&widths(program), 1)?,
             ops: ops.collect(),
             logits: room(vocab * most)?,
             vocab,
@@ -54,7 +54,7 @@ impl Together {
 
     /// Bytes of working memory that [`Together::new`] would allocate.
     pub fn plan(program: &Program, threads: usize, most: usize) -> usize {
-        let one = program.widths.iter().sum::<usize>();
+        let one = widths(program).iter().sum::<usize>();
         let logits = program.logits.matrix.rows() * most;
         Workspace::plan(program, threads, most) + (one + logits) * size_of::<f32>()
     }

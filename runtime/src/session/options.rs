@@ -31,7 +31,7 @@ pub struct SessionOptions {
     pub state: StateOptions,
     /// At the end of the context.
     pub context_end: ContextEnd,
-    /// Most tokens that are read at once, at most 65536; 0 means what suits the device: 64 on the CPU, 2048 on a GPU.
+    /// Most tokens that are read at once, at most 65536; 0 means what suits the device: 256 on the CPU, 2048 on a GPU.
     pub chunk: usize,
     /// Threads, the caller's included; 0 means one for each physical core. Not used if `pool` is given.
     pub threads: usize,
@@ -59,7 +59,7 @@ impl SessionOptions {
     /// [`Error::Invalid`] if there are too many.
     pub(super) fn chunk_size(&self) -> Result<usize> {
         match (self.chunk, &self.device) {
-            (0, None) => Ok(64),
+            (0, None) => Ok(256),
             (0, Some(_)) => Ok(2048),
             (chunk @ ..=LARGEST_CHUNK, _) => Ok(chunk),
             (chunk, _) => Err(Error::invalid(

@@ -4,11 +4,11 @@ use waterline_quant::Output;
 
 use super::project::{Linear, piece};
 use super::{Access, DeviceOp, Op};
-use crate::cpu::{Frame, simd};
+use crate::cpu::{Buffers, Frame, Shared, simd};
 use crate::cuda::{Call, Grid, Launches};
 use crate::error::Result;
 use crate::functions::{Norm, OutputOp};
-use crate::operands::{INPUTS, PRODUCT, RESIDUAL, View};
+use crate::operands::{PRODUCT, RESIDUAL, View};
 
 /// `residual += norm(multiplier matrix finish(input) + bias)`.
 pub struct Emit {
@@ -22,49 +22,46 @@ pub struct Emit {
     pub norm: Option<Norm>,
 }
 
+impl OutputOp {
+    /// Applies it to the values of token `t`.
+    #[inline(always)]
+    fn apply(&self, buffers: &Buffers, t: usize, values: &mut [f32]) {
+        match self {
+            OutputOp::Norm(norm) => {
+                for group in values.chunks_exact_mut(norm.weight.len()) {
+                    norm.apply_in_place(group);
+                }
+            }
+            OutputOp::GroupNorm(norm, groups) => {
+                for part in values.chunks_exact_mut(norm.weight.len()) {
+                    norm.apply_in_groups(part, *groups);
+                }
+            }
+            OutputOp::Add(view, gains) => {
+                let columns = view.of_token(buffers, t).iter().zip(gains.iter());
+                for (x, (column, gain)) in values.iter_mut().zip(columns) {
+                    *x += gain * column;
+                }
+            }
+            OutputOp::Map(function) => function.apply(values),
+            OutputOp::Gate(gate, function) => function.gate(gate.of_token(buffers, t), values),
+        }
+    }
+}
+
 impl Op for Emit {
     fn run(&self, frame: &mut Frame) {
-        frame.gather(self.input, |x, staged| staged.copy_from_slice(x));
-        let used = frame.tokens.len() * self.input.width;
-        for finish in &self.finish {
-            let mut staged = frame.buffers.take(INPUTS);
-            let values = &mut staged[..used];
-            simd::vectorize(
-                #[inline(always)]
-                || match finish {
-                    OutputOp::Norm(norm) => {
-                        for group in values.chunks_exact_mut(norm.weight.len()) {
-                            norm.apply_in_place(group);
-                        }
-                    }
-                    OutputOp::GroupNorm(norm, groups) => {
-                        for row in values.chunks_exact_mut(norm.weight.len()) {
-                            norm.apply_in_groups(row, *groups);
-                        }
-                    }
-                    OutputOp::Add(view, gains) => {
-                        let columns = frame.buffers.get(view.buffer).chunks(view.stride);
-                        for (row, columns) in values.chunks_exact_mut(view.width).zip(columns) {
-                            let columns = &columns[view.start..][..view.width];
-                            for ((x, column), gain) in row.iter_mut().zip(columns).zip(gains.iter())
-                            {
-                                *x += gain * column;
-                            }
-                        }
-                    }
-                    OutputOp::Map(function) => function.apply(values),
-                    OutputOp::Gate(gate, function) => {
-                        let gates = frame.buffers.get(gate.buffer).chunks(gate.stride);
-                        for (row, gates) in values.chunks_exact_mut(gate.width).zip(gates) {
-                            function.gate(&gates[gate.start..][..gate.width], row);
-                        }
-                    }
-                },
-            );
-            frame.buffers.put(INPUTS, staged);
-        }
         let rounding = self.linear.matrix.format().rounding();
-        frame.load_inputs(self.input.width, rounding);
+        frame.load(
+            self.input.width,
+            rounding,
+            #[inline(always)]
+            |buffers, t, row| {
+                row.copy_from_slice(self.input.of_token(buffers, t));
+                let finish = self.finish.iter();
+                finish.for_each(|finish| finish.apply(buffers, t, row));
+            },
+        );
         frame.add_product(&self.linear, self.norm.as_ref());
     }
 
@@ -134,19 +131,27 @@ impl Frame<'_> {
             // SAFETY: pieces are disjoint columns, by `piece`.
             unsafe { linear.matrix.mul_rows(range, self.inputs, &rows, 0) };
         });
-        let residual = &mut self.buffers.get_mut(RESIDUAL)[..used];
-        simd::vectorize(
-            #[inline(always)]
-            || {
-                for row in product[..used].chunks_exact_mut(hidden) {
-                    linear.finish(row);
-                    if let Some(norm) = norm {
-                        norm.apply_in_place(row);
-                    }
+        {
+            let product = Shared::new(&mut product[..used]);
+            let residual = Shared::new(&mut self.buffers.get_mut(RESIDUAL)[..used]);
+            let finish = |t: usize| {
+                let place = t * hidden..(t + 1) * hidden;
+                // SAFETY: each task has its own token.
+                let (row, residual) =
+                    unsafe { (product.part(place.clone()), residual.part(place)) };
+                linear.finish(row);
+                if let Some(norm) = norm {
+                    norm.apply_in_place(row);
                 }
-                simd::add(&product[..used], residual);
-            },
-        );
+                simd::add(row, residual);
+            };
+            self.pool.each(self.tokens.len(), |_, t| {
+                simd::vectorize(
+                    #[inline(always)]
+                    || finish(t),
+                )
+            });
+        }
         self.buffers.put(PRODUCT, product);
     }
 }

@@ -9,6 +9,7 @@ mod tests;
 use waterline_quant::{Activations, Matrix};
 
 use self::grouped::Grouped;
+use super::project::load;
 use super::route::Chosen;
 use super::{Access, Op};
 use crate::cpu::{Frame, Shared, simd};
@@ -205,9 +206,6 @@ impl Experts {
 
     /// The sum of all parts.
     fn sum(&self, frame: &mut Frame, parts: &[Part], inner: &mut [f32], out: &mut [f32]) {
-        let matrices = parts.iter().flat_map(|part| part.expert.first());
-        let rounding = matrices.map(|matrix| matrix.format().rounding()).max();
-        frame.load_inputs(self.input.width, rounding.flatten());
         let shared = Shared::new(inner);
         let tasks = parts.iter().map(Part::tasks).sum();
         frame.pool.each(tasks, |worker, mut task| {
@@ -231,7 +229,13 @@ impl Experts {
             let (count, width) = (part.grouped.tokens.len(), part.expert.width());
             let values = &inner[part.inner..][..count * width];
             let rounding = part.expert.down.format().rounding();
-            frame.inputs.load(values, count, width, rounding);
+            load(
+                frame.pool,
+                frame.inputs,
+                [count, width],
+                rounding,
+                |place, row| row.copy_from_slice(&values[place * width..][..width]),
+            );
             frame.pool.each(rows.div_ceil(OUTER_ROWS), |worker, task| {
                 let mut scratch = frame.scratch[worker].lock().expect("scratch");
                 let piece = task * OUTER_ROWS..rows.min((task + 1) * OUTER_ROWS);
@@ -243,10 +247,10 @@ impl Experts {
 
 impl Op for Experts {
     fn run(&self, frame: &mut Frame) {
-        frame.gather(self.input, |x, staged| match &self.norm {
-            Some(norm) => norm.apply(x, staged),
-            None => staged.copy_from_slice(x),
-        });
+        let shared = self.shared.iter().map(|shared| &shared.expert);
+        let matrices = shared.chain([&self.expert]).flat_map(Expert::first);
+        let rounding = matrices.map(|matrix| matrix.format().rounding()).max();
+        frame.load_normed(self.input, self.norm.as_ref(), rounding.flatten());
         let tokens = frame.tokens.len();
         let mut inner = frame.buffers.take(self.inner.buffer);
         let mut out = frame.buffers.take(self.output.buffer);

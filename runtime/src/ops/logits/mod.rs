@@ -4,13 +4,13 @@ use std::ops::Range;
 
 use waterline_quant::{Activations, Matrix, Output};
 
-use super::project::piece;
+use super::project::{load, piece};
 use super::{Access, Operand};
 use crate::cpu::{Buffers, Pool, Shared, simd};
 use crate::cuda::{Call, Grid, Launches, Parameter, Rows, WeightMatrix};
 use crate::error::Result;
 use crate::functions::{Activation, Norm};
-use crate::operands::{INPUTS, RESIDUAL, View};
+use crate::operands::{RESIDUAL, View};
 use crate::state::LOGITS;
 
 /// The final norm and the output matrix.
@@ -36,29 +36,23 @@ impl Logits {
     pub(crate) fn run(
         &self,
         pool: &Pool,
-        buffers: &mut Buffers,
+        buffers: &Buffers,
         inputs: &mut Activations,
         rows: Range<usize>,
         logits: &mut [f32],
     ) {
         let hidden = self.matrix.cols();
         let count = rows.len();
-        let mut staged = buffers.take(INPUTS);
         let residual = &buffers.get(RESIDUAL)[rows.start * hidden..rows.end * hidden];
-        let normed = &mut staged[..count * hidden];
-        simd::vectorize(
+        let rounding = self.matrix.format().rounding();
+        load(
+            pool,
+            inputs,
+            [count, hidden],
+            rounding,
             #[inline(always)]
-            || {
-                for (x, out) in residual
-                    .chunks_exact(hidden)
-                    .zip(normed.chunks_exact_mut(hidden))
-                {
-                    self.norm.apply(x, out);
-                }
-            },
+            |t, row| self.norm.apply(&residual[t * hidden..][..hidden], row),
         );
-        inputs.load(normed, count, hidden, self.matrix.format().rounding());
-        buffers.put(INPUTS, staged);
         let vocab = self.matrix.rows();
         let out = Output::new(logits, vocab);
         let pieces = pool.threads() * 4;

@@ -4,11 +4,11 @@ use waterline_quant::Output;
 
 use super::project::{Linear, piece};
 use super::{Access, DeviceOp, Op};
-use crate::cpu::{Frame, simd};
+use crate::cpu::{Frame, Shared};
 use crate::cuda::{GatedUnit, Launches};
 use crate::error::Result;
 use crate::functions::{Activation, Norm};
-use crate::operands::{INPUTS, PRODUCT, RESIDUAL, View};
+use crate::operands::{PRODUCT, RESIDUAL, View};
 
 /// `residual += post_norm(down(activation(gate n) * up n))` with `n = norm(residual)`.
 pub struct Mlp {
@@ -33,14 +33,10 @@ impl Op for Mlp {
         let hidden = self.down.matrix.rows();
         let intermediate = self.gate.matrix.rows();
         let residual = View::whole(RESIDUAL, hidden);
-        frame.gather(residual, |x, staged| match &self.norm {
-            Some(norm) => norm.apply(x, staged),
-            None => staged.copy_from_slice(x),
-        });
         let inner_linears = [&self.gate, &self.up];
         let rounding = |linear: &Linear| linear.matrix.format().rounding();
         let inner = inner_linears.iter().map(|linear| rounding(linear)).max();
-        frame.load_inputs(hidden, inner.flatten());
+        frame.load_normed(residual, self.norm.as_ref(), inner.flatten());
 
         let mut inner = frame.buffers.take(self.inner.buffer);
         let used = frame.tokens.len() * 2 * intermediate;
@@ -57,21 +53,25 @@ impl Op for Mlp {
                 };
             }
         });
-        let staged = frame.buffers.get_mut(INPUTS);
-        simd::vectorize(
-            #[inline(always)]
-            || {
-                let tokens = inner[..used].chunks_exact_mut(2 * intermediate);
-                for (row, out) in tokens.zip(staged.chunks_exact_mut(intermediate)) {
-                    inner_linears.iter().for_each(|linear| linear.finish(row));
-                    let (gate, up) = row.split_at(intermediate);
-                    out.copy_from_slice(up);
-                    self.activation.gate(gate, out);
-                }
-            },
-        );
+        {
+            let inner = Shared::new(&mut inner[..used]);
+            frame.load(
+                intermediate,
+                rounding(&self.down),
+                #[inline(always)]
+                |_, t, row| {
+                    let width = 2 * intermediate;
+                    // SAFETY: each token is written once.
+                    let products = unsafe { inner.part(t * width..(t + 1) * width) };
+                    let linears = inner_linears.iter();
+                    linears.for_each(|linear| linear.finish(products));
+                    let (gate, up) = products.split_at(intermediate);
+                    row.copy_from_slice(up);
+                    self.activation.gate(gate, row);
+                },
+            );
+        }
         frame.buffers.put(self.inner.buffer, inner);
-        frame.load_inputs(intermediate, rounding(&self.down));
         frame.add_product(&self.down, self.post_norm.as_ref());
     }
 

@@ -1,7 +1,7 @@
 //! Norms columns in place.
 
 use super::{Access, DeviceOp, Op};
-use crate::cpu::{Frame, simd};
+use crate::cpu::{Frame, Shared};
 use crate::cuda::Launches;
 use crate::error::Result;
 use crate::functions::Norm;
@@ -24,15 +24,15 @@ impl Op for Normalize {
             width,
             stride,
         } = self.columns;
-        let rows = frame.buffers.get_mut(buffer).chunks_exact_mut(stride);
-        simd::vectorize(
-            #[inline(always)]
-            || {
-                for row in rows.take(frame.tokens.len()) {
-                    self.norm.apply_in_place(&mut row[start..start + width]);
-                }
-            },
-        );
+        let mut values = frame.buffers.take(buffer);
+        let rows = Shared::new(&mut values);
+        frame.each_token(|t| {
+            let first = t * stride + start;
+            // SAFETY: each task has its own token.
+            let row = unsafe { rows.part(first..first + width) };
+            self.norm.apply_in_place(row);
+        });
+        frame.buffers.put(buffer, values);
     }
 
     fn access(&self) -> Access {

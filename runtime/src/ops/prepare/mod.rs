@@ -172,20 +172,21 @@ impl Op for Prepare {
             frame.buffers.put(first.view.buffer, values);
         }
         for (view, gate) in &self.gates {
-            let width = view.stride;
-            let values = frame.buffers.get_mut(view.buffer);
-            let state = match gate {
-                Gate::RunningSoftmax { state, .. } => frame.arena.tensor_mut(*state),
-                _ => &mut [],
+            let mut values = frame.buffers.take(view.buffer);
+            let rows = Shared::new(&mut values);
+            let columns = |t: usize| {
+                let first = t * view.stride + view.start;
+                // SAFETY: each token's gates are computed once.
+                unsafe { rows.part(first..first + view.width) }
             };
-            simd::vectorize(
-                #[inline(always)]
-                || {
-                    for t in 0..tokens {
-                        gate.apply(&mut values[t * width + view.start..][..view.width], state);
-                    }
-                },
-            );
+            match gate {
+                Gate::RunningSoftmax { state, .. } => {
+                    let state = frame.arena.tensor_mut(*state);
+                    (0..tokens).for_each(|t| gate.apply(columns(t), state));
+                }
+                _ => frame.each_token(|t| gate.apply(columns(t), &mut [])),
+            }
+            frame.buffers.put(view.buffer, values);
         }
     }
 

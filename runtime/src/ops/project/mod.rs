@@ -1,14 +1,14 @@
 //! Matrices with a common input, behind an optional norm: one pass over their weights.
 
-use waterline_quant::{Matrix, Output, Rounding};
+use waterline_quant::{Activations, Matrix, Output, Rounding};
 
 use super::route::Chosen;
 use super::{Access, DeviceOp, Op};
-use crate::cpu::{Frame, simd};
+use crate::cpu::{Buffers, Frame, Pool, Shared, simd};
 use crate::cuda::{Launches, WeightMatrix};
 use crate::error::Result;
 use crate::functions::Norm;
-use crate::operands::{INPUTS, View};
+use crate::operands::View;
 use crate::weights::Vector;
 
 /// One of the stacked matrices.
@@ -95,11 +95,7 @@ impl Project {
 
 impl Op for Project {
     fn run(&self, frame: &mut Frame) {
-        frame.gather(self.input, |x, staged| match &self.norm {
-            Some(norm) => norm.apply(x, staged),
-            None => staged.copy_from_slice(x),
-        });
-        frame.load_inputs(self.input.width, self.rounding);
+        frame.load_normed(self.input, self.norm.as_ref(), self.rounding);
         let mut output = frame.buffers.take(self.output.buffer);
         {
             let width = self.output.stride;
@@ -131,10 +127,14 @@ impl Op for Project {
                         .mul_rows(range, frame.inputs, &rows, linear.column)
                 };
             });
-            let plain = |linear: &&Linear| linear.bias.is_none() && linear.multiplier == 1.0;
-            for linear in self.linears.iter().filter(|linear| !plain(linear)) {
-                let tokens = output[..used].chunks_exact_mut(width);
-                tokens.for_each(|row| linear.finish(row));
+            let plain = |linear: &Linear| linear.bias.is_none() && linear.multiplier == 1.0;
+            if !self.linears.iter().all(plain) {
+                let output = Shared::new(&mut output[..used]);
+                frame.each_token(|t| {
+                    // SAFETY: each task has its own token.
+                    let row = unsafe { output.part(t * width..(t + 1) * width) };
+                    self.linears.iter().for_each(|linear| linear.finish(row));
+                });
             }
         }
         frame.buffers.put(self.output.buffer, output);
@@ -189,33 +189,77 @@ pub(super) fn piece(rows: usize, index: usize, pieces: usize) -> std::ops::Range
     border(index)..border(index + 1)
 }
 
+/// Makes the inputs of a product, `size = [tokens, columns]`: `write(t, columns of token t)` for every token, on all threads.
+pub(super) fn load(
+    pool: &Pool,
+    inputs: &mut Activations,
+    size: [usize; 2],
+    rounding: Option<Rounding>,
+    write: impl Fn(usize, &mut [f32]) + Sync,
+) {
+    let [tokens, columns] = size;
+    let loading = inputs.begin(tokens, columns, rounding);
+    pool.each(loading.parts(), |_, part| {
+        let write = |t: usize, row: &mut [f32]| {
+            simd::vectorize(
+                #[inline(always)]
+                || write(t, row),
+            )
+        };
+        // SAFETY: each task has its own part.
+        unsafe { loading.fill(part, write) };
+    });
+}
+
 impl Frame<'_> {
-    /// Fills the input buffer: `f(columns of a token, their place)` for each token.
-    pub(super) fn gather(&mut self, input: View, f: impl Fn(&[f32], &mut [f32])) {
-        let mut staged = self.buffers.take(INPUTS);
-        let width = input.stride;
-        let source = self.buffers.get(input.buffer);
-        simd::vectorize(
+    /// Makes the inputs of a product of `width` columns: `write(buffers, t, columns of token t)` for every token.
+    pub(super) fn load(
+        &mut self,
+        width: usize,
+        rounding: Option<Rounding>,
+        write: impl Fn(&Buffers, usize, &mut [f32]) + Sync,
+    ) {
+        let (size, buffers) = ([self.tokens.len(), width], &*self.buffers);
+        let write = |t: usize, row: &mut [f32]| write(buffers, t, row);
+        load(self.pool, self.inputs, size, rounding, write);
+    }
+
+    /// Makes columns of a buffer, normed, the inputs of a product.
+    pub(super) fn load_normed(
+        &mut self,
+        input: View,
+        norm: Option<&Norm>,
+        rounding: Option<Rounding>,
+    ) {
+        self.load(
+            input.width,
+            rounding,
             #[inline(always)]
-            || {
-                for t in 0..self.tokens.len() {
-                    let x = &source[t * width + input.start..][..input.width];
-                    f(x, &mut staged[t * input.width..][..input.width]);
+            |buffers, t, row| {
+                row.copy_from_slice(input.of_token(buffers, t));
+                if let Some(norm) = norm {
+                    norm.apply_in_place(row);
                 }
             },
         );
-        self.buffers.put(INPUTS, staged);
     }
 
-    /// Hands the first `cols` columns a token of the input buffer to the matrix kernels.
-    pub(super) fn load_inputs(&mut self, cols: usize, rounding: Option<Rounding>) {
-        let rows = self.tokens.len();
-        self.inputs.load(
-            &self.buffers.get(INPUTS)[..rows * cols],
-            rows,
-            cols,
-            rounding,
-        );
+    /// Runs `task(t)`, compiled for this CPU's vector unit, for every token, on all threads.
+    pub(super) fn each_token(&self, task: impl Fn(usize) + Sync) {
+        self.pool.each(self.tokens.len(), |_, t| {
+            simd::vectorize(
+                #[inline(always)]
+                || task(t),
+            )
+        });
+    }
+}
+
+impl View {
+    /// Its columns of token `t`.
+    #[inline(always)]
+    pub(super) fn of_token<'a>(&self, buffers: &'a Buffers, t: usize) -> &'a [f32] {
+        &buffers.get(self.buffer)[t * self.stride + self.start..][..self.width]
     }
 }
 

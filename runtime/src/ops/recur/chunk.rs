@@ -15,12 +15,12 @@
 //! and fade with every token, as the state would: the products of factors at most one that the recurrence itself
 //! takes, and no exponential but one for each factor.
 
-use super::{Inputs, Rows};
+use super::{Inputs, Rows, one_fade};
 use crate::cpu::simd::{axpy, gemm, multiply, scale};
 
 /// Tokens of a block, side by side in a row of the tile. A longer block passes over the state less often, but costs
 /// more for its triangles.
-const BLOCK: usize = 16;
+pub(super) const BLOCK: usize = 16;
 
 /// Floats of scratch.
 pub(super) fn scratch(dk: usize, dv: usize) -> usize {
@@ -38,7 +38,10 @@ pub(super) fn run<'o>(
 ) {
     for first in (0..tokens).step_by(BLOCK) {
         let length = (tokens - first).min(BLOCK);
-        block(inputs, first, length, state, out, scratch);
+        match one_fade::Recurrence::of(inputs) {
+            Some(recurrence) => recurrence.block(first, length, state, out, scratch),
+            None => block(inputs, first, length, state, out, scratch),
+        }
     }
 }
 

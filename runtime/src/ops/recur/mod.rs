@@ -8,6 +8,7 @@ mod chunk;
 mod inputs;
 mod launch;
 mod matrix_form;
+mod one_fade;
 mod step;
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@ use super::*;
 use crate::cpu::Pool;
 use crate::engine::Workspace;
 use crate::model::Model;
-use crate::operands::{INPUTS, PRODUCT};
+use crate::operands::PRODUCT;
 use crate::ops::instrument::{run_named, unnoticed};
 use crate::state::{Arena, StateOptions};
 
@@ -118,7 +118,7 @@ fn ops_touch_what_they_name() {
         read(&model, |engine, arena, tokens, position| {
             let mut frame = engine.frame(arena, tokens, position);
             for (index, op) in model.program().ops.iter().enumerate() {
-                run_named(&**op, &mut frame, &[INPUTS, PRODUCT])
+                run_named(&**op, &mut frame, &[PRODUCT])
                     .unwrap_or_else(|error| panic!("{name}: op {index}, {error}"));
             }
         });
@@ -137,7 +137,7 @@ fn an_operand_that_is_not_named_is_noticed() {
             let mut now = Vec::new();
             let mut frame = engine.frame(arena, tokens, position);
             for (index, op) in model.program().ops.iter().enumerate() {
-                let unnoticed = unnoticed(&**op, &mut frame, &[INPUTS, PRODUCT]);
+                let unnoticed = unnoticed(&**op, &mut frame, &[PRODUCT]);
                 now.extend(unnoticed.into_iter().map(|operand| (index, operand)));
                 op.run(&mut frame);
             }

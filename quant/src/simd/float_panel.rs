@@ -1,0 +1,278 @@
+//! Float matrices times many tokens: rows are widened to f32 once for all tokens, into a panel whose lines hold a column of its
+//! rows each. A line meets one number of each token, so no sum crosses lanes and nothing is widened twice.
+
+use std::arch::x86_64::*;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::avx512_panel::transpose;
+use super::{avx2, avx2_panel, avx512};
+use crate::kernel::Product;
+
+/// Numbers of a panel: it stays in the nearest cache while all tokens pass.
+const PANEL: usize = 4096;
+/// Tokens whose sums are kept while a panel is in use.
+const TOKENS: usize = 256;
+/// Most rows of a panel.
+const MOST_ROWS: usize = 32;
+
+#[repr(align(64))]
+struct Lines<const N: usize>([f32; N]);
+
+/// What a level does with such panels: two registers of rows.
+///
+/// The value of a row and a token must not depend on the other rows and tokens.
+pub(crate) trait FloatPanels {
+    /// How a number is stored.
+    type Number: Pod;
+    /// Rows of a panel, twice as many as a register holds.
+    const ROWS: usize;
+
+    /// Widens as many numbers as a register holds, of as many rows; row r's lane i becomes lane r of line i, the lines
+    /// [`FloatPanels::ROWS`] numbers apart.
+    ///
+    /// # Safety
+    /// The CPU has the level's instructions, and all is valid; so below.
+    unsafe fn unpack(numbers: &[*const Self::Number], lines: *mut f32);
+
+    /// Adds the products of `depth` lines with as many of the tokens as have their sums in registers to `sums`, a line for each
+    /// token; returns how many.
+    ///
+    /// # Safety
+    /// As for `unpack`.
+    unsafe fn accumulate(
+        lines: *const f32,
+        depth: usize,
+        x: &[*const f32],
+        sums: *mut f32,
+    ) -> usize;
+}
+
+/// # Safety
+/// As for [`Kernel`](crate::kernel::Kernel).
+pub(crate) unsafe fn multiply<K: FloatPanels>(product: &Product, rows: Range<usize>) {
+    let (cols, step, depth) = (product.cols, K::ROWS / 2, PANEL / K::ROWS);
+    let mut lines = Lines([0.0; PANEL]);
+    let mut sums = Lines([0.0; TOKENS * MOST_ROWS]);
+    let tokens = product.tokens();
+    let number_bytes = size_of::<K::Number>();
+    for first_token in (0..tokens).step_by(TOKENS) {
+        let count = (tokens - first_token).min(TOKENS);
+        let mut inputs = [std::ptr::null::<f32>(); TOKENS];
+        for first in rows.clone().step_by(K::ROWS) {
+            let height = (rows.end - first).min(K::ROWS);
+            let sums = &mut sums.0[..count * K::ROWS];
+            sums.fill(0.0);
+            for from in (0..cols).step_by(depth) {
+                let columns = (cols - from).min(depth);
+                for (half, k) in [0, step]
+                    .into_iter()
+                    .flat_map(|half| (0..columns).step_by(step).map(move |k| (half, k)))
+                {
+                    // Numbers behind the last row or column are zero.
+                    let mut completed = [[K::Number::zeroed(); MOST_ROWS / 2]; MOST_ROWS / 2];
+                    let mut numbers = [std::ptr::null(); MOST_ROWS / 2];
+                    for (r, completed) in completed[..step].iter_mut().enumerate() {
+                        let whole = (cols - from - k).min(step);
+                        numbers[r] = completed.as_ptr();
+                        if half + r < height {
+                            let start = (first + half + r) * product.row_bytes;
+                            let bytes = &product.weights[start + (from + k) * number_bytes..]
+                                [..whole * number_bytes];
+                            if whole == step {
+                                numbers[r] = bytes.as_ptr().cast();
+                            } else {
+                                bytemuck::cast_slice_mut(completed)[..bytes.len()]
+                                    .copy_from_slice(bytes);
+                            }
+                        }
+                    }
+                    let place = k * K::ROWS + half;
+                    // SAFETY: `step` numbers of each of as many rows; the caller vouches for the level.
+                    unsafe { K::unpack(&numbers[..step], lines.0[place..].as_mut_ptr()) };
+                }
+                for (t, input) in inputs[..count].iter_mut().enumerate() {
+                    let values = product.input(first_token + t).values;
+                    *input = values[from..][..columns].as_ptr();
+                }
+                let mut t = 0;
+                while t < count {
+                    let sums = sums[t * K::ROWS..].as_mut_ptr();
+                    // SAFETY: each of the tokens has `columns` numbers and a line of sums.
+                    t += unsafe {
+                        K::accumulate(lines.0.as_ptr(), columns, &inputs[t..count], sums)
+                    };
+                }
+            }
+            for (t, sums) in sums.chunks_exact(K::ROWS).enumerate() {
+                let out =
+                    (product.out).wrapping_add((first_token + t) * product.out_stride + first);
+                // SAFETY: the caller vouches for these elements.
+                unsafe { std::ptr::copy_nonoverlapping(sums.as_ptr(), out, height) };
+            }
+        }
+    }
+}
+
+/// Panels on AVX2 with FMA: sixteen rows.
+pub(crate) struct Avx2<F>(PhantomData<F>);
+
+impl<F: avx2::Float> Avx2<F> {
+    /// Adds the products of `depth` lines with `T` tokens to `sums`.
+    ///
+    /// # Safety
+    /// As for [`FloatPanels::accumulate`].
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn tile<const T: usize>(
+        lines: *const f32,
+        depth: usize,
+        x: [*const f32; T],
+        sums: *mut f32,
+    ) {
+        let mut sum = [[_mm256_setzero_ps(); 2]; T];
+        // SAFETY: the caller vouches for what is read and written.
+        unsafe {
+            for k in 0..depth {
+                let line = lines.add(k * Self::ROWS);
+                let w = [_mm256_loadu_ps(line), _mm256_loadu_ps(line.add(8))];
+                for t in 0..T {
+                    let x = _mm256_broadcast_ss(&*x[t].add(k));
+                    sum[t][0] = _mm256_fmadd_ps(w[0], x, sum[t][0]);
+                    sum[t][1] = _mm256_fmadd_ps(w[1], x, sum[t][1]);
+                }
+            }
+            for t in 0..T {
+                for half in 0..2 {
+                    let sums = sums.add(t * Self::ROWS + 8 * half);
+                    _mm256_storeu_ps(sums, _mm256_add_ps(_mm256_loadu_ps(sums), sum[t][half]));
+                }
+            }
+        }
+    }
+}
+
+impl<F: avx2::Float> FloatPanels for Avx2<F> {
+    type Number = F;
+    const ROWS: usize = 16;
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn unpack(numbers: &[*const F], lines: *mut f32) {
+        let mut x = [_mm256_setzero_ps(); 8];
+        for (x, &at) in x.iter_mut().zip(numbers) {
+            // SAFETY: eight numbers.
+            *x = unsafe { F::load(at) };
+        }
+        for (i, x) in avx2_panel::transpose(x).into_iter().enumerate() {
+            // SAFETY: eight numbers of each line.
+            unsafe { _mm256_storeu_ps(lines.add(i * Self::ROWS), x) };
+        }
+    }
+
+    unsafe fn accumulate(
+        lines: *const f32,
+        depth: usize,
+        x: &[*const f32],
+        sums: *mut f32,
+    ) -> usize {
+        // SAFETY: as the caller vouches.
+        unsafe {
+            match *x {
+                [a, b, c, d, e, f, ..] => {
+                    Self::tile(lines, depth, [a, b, c, d, e, f], sums);
+                    6
+                }
+                [a, b, ..] => {
+                    Self::tile(lines, depth, [a, b], sums);
+                    2
+                }
+                _ => {
+                    Self::tile(lines, depth, [x[0]], sums);
+                    1
+                }
+            }
+        }
+    }
+}
+
+/// Panels on AVX-512: thirty-two rows.
+pub(crate) struct Avx512<F>(PhantomData<F>);
+
+impl<F: avx512::Float> Avx512<F> {
+    /// Adds the products of `depth` lines with `T` tokens to `sums`.
+    ///
+    /// # Safety
+    /// As for [`FloatPanels::accumulate`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,f16c")]
+    unsafe fn tile<const T: usize>(
+        lines: *const f32,
+        depth: usize,
+        x: [*const f32; T],
+        sums: *mut f32,
+    ) {
+        let mut sum = [[_mm512_setzero_ps(); 2]; T];
+        // SAFETY: the caller vouches for what is read and written.
+        unsafe {
+            for k in 0..depth {
+                let line = lines.add(k * Self::ROWS);
+                let w = [_mm512_loadu_ps(line), _mm512_loadu_ps(line.add(16))];
+                for t in 0..T {
+                    let x = _mm512_set1_ps(*x[t].add(k));
+                    sum[t][0] = _mm512_fmadd_ps(w[0], x, sum[t][0]);
+                    sum[t][1] = _mm512_fmadd_ps(w[1], x, sum[t][1]);
+                }
+            }
+            for t in 0..T {
+                for half in 0..2 {
+                    let sums = sums.add(t * Self::ROWS + 16 * half);
+                    _mm512_storeu_ps(sums, _mm512_add_ps(_mm512_loadu_ps(sums), sum[t][half]));
+                }
+            }
+        }
+    }
+}
+
+impl<F: avx512::Float> FloatPanels for Avx512<F> {
+    type Number = F;
+    const ROWS: usize = 32;
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,f16c")]
+    unsafe fn unpack(numbers: &[*const F], lines: *mut f32) {
+        let mut x = [_mm512_setzero_ps(); 16];
+        for (x, &at) in x.iter_mut().zip(numbers) {
+            // SAFETY: sixteen numbers.
+            *x = unsafe { F::load(at) };
+        }
+        for (i, x) in transpose(x).into_iter().enumerate() {
+            // SAFETY: sixteen numbers of each line.
+            unsafe { _mm512_storeu_ps(lines.add(i * Self::ROWS), x) };
+        }
+    }
+
+    unsafe fn accumulate(
+        lines: *const f32,
+        depth: usize,
+        x: &[*const f32],
+        sums: *mut f32,
+    ) -> usize {
+        // SAFETY: as the caller vouches.
+        unsafe {
+            match *x {
+                [a, b, c, d, e, f, g, h, i, j, k, l, ..] => {
+                    let x = [a, b, c, d, e, f, g, h, i, j, k, l];
+                    Self::tile(lines, depth, x, sums);
+                    12
+                }
+                [a, b, c, d, ..] => {
+                    Self::tile(lines, depth, [a, b, c, d], sums);
+                    4
+                }
+                _ => {
+                    Self::tile(lines, depth, [x[0]], sums);
+                    1
+                }
+            }
+        }
+    }
+}
