@@ -343,6 +343,7 @@ fn words_are_not_broken_at_the_end_of_a_line() {
         let kept = line.split("\x1b[").next().unwrap();
         assert!(kept.chars().count() < 40, "{line:?}");
     }
+    person.sees_prompt();
     person.presses_ctrl('d');
     person.ends_with(0);
 }
