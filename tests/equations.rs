@@ -118,7 +118,7 @@ fn row_sparse_gsa_changes_its_largest_slots_only() {
     const SLOTS: usize = 7;
     for written in [1, 4, SLOTS] {
         let parameters = json!({
-            "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DK, "value_dim": DV, "tensors": SLOTS,
+            "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DK, "value_dim": DV, "slots": SLOTS,
             "feature_map": "silu", "learned_map": false, "conv": null, "gate_normalizer": 3.0, "written": written,
         });
         let mut keys = vec![state(SLOTS, DK); KV_HEADS];

@@ -138,13 +138,13 @@ fn logits(path: &Path) -> Vec<f32> {
     all
 }
 
-fn assert_close(a: &[f32], b: &[f32]) {
+fn assert_close(a: &[f32], b: &[f32], tolerance: f32) {
     let difference = a
         .iter()
         .zip(b)
         .map(|(a, b)| (a - b).abs())
         .fold(0.0, f32::max);
-    assert!(a.len() == b.len() && difference < 1e-4, "{difference}");
+    assert!(a.len() == b.len() && difference < tolerance, "{difference}");
 }
 
 /// Llama as llama.cpp's converter writes it: the two channels of a head that turn together lie next to each other, and a
@@ -203,7 +203,7 @@ fn llama_is_the_same_from_rows_in_pairs() {
     let mut file = llama();
     file.write(&path);
     let expected = logits(&fixture("hf_llama3_scaled"));
-    assert_close(&logits(&path), &expected);
+    assert_close(&logits(&path), &expected, 1e-4);
 
     // Divisors that no four numbers give.
     file.tensors.get_mut("rope_freqs.weight").unwrap().1[4] = 5.0;
@@ -329,12 +329,14 @@ fn qwen35() -> File {
 
 #[test]
 fn gated_deltanet_is_the_same_from_value_heads_in_llama_cpps_order() {
+    // Value heads in another order are summed in another order; this is the tolerance of the recorded case.
+    const RECORDED: f32 = 1e-3;
     let place = Workplace::new();
     let path = place.path("qwen35.gguf");
     let mut file = qwen35();
     file.write(&path);
     let expected = logits(&fixture("hf_qwen3_5_images"));
-    assert_close(&logits(&path), &expected);
+    assert_close(&logits(&path), &expected, RECORDED);
 
     // The last block predicts several tokens and is not read.
     file.number("qwen35.block_count", 5);
@@ -344,7 +346,7 @@ fn gated_deltanet_is_the_same_from_value_heads_in_llama_cpps_order() {
         .insert("blk.4.attn_norm.weight".into(), norm.clone());
     file.tensors.insert("blk.4.nextn.enorm.weight".into(), norm);
     file.write(&path);
-    assert_close(&logits(&path), &expected);
+    assert_close(&logits(&path), &expected, RECORDED);
 }
 
 #[test]

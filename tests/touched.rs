@@ -97,14 +97,14 @@ fn constant() -> Vec<(&'static str, Value)> {
         (
             "gsa",
             json!({
-                "heads": 4, "kv_heads": 2, "head_dim": 8, "value_dim": 8, "tensors": 8, "feature_map": "silu",
+                "heads": 4, "kv_heads": 2, "head_dim": 8, "value_dim": 8, "slots": 8, "feature_map": "silu",
                 "learned_map": false, "conv": null, "gate_normalizer": 4.0,
             }),
         ),
         (
             "abc",
             json!({
-                "heads": 2, "head_dim": 8, "value_dim": 8, "tensors": 8, "conv": null, "rope_theta": null, "min": null,
+                "heads": 2, "head_dim": 8, "value_dim": 8, "slots": 8, "conv": null, "rope_theta": null, "min": null,
                 "max": null, "norm_eps": 1e-5,
             }),
         ),

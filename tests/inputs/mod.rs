@@ -263,7 +263,7 @@ fn template_seeds() -> Vec<Vec<u8>> {
 const SAVED: [&str; 7] = [
     "hax_mamba_argmax_ks_stream",
     "gdn_swa",
-    "hf_qwen3_next_dense",
+    "hf_qwen3_5_moe_fused",
     "lalte_stream_gqa",
     "lansa",
     "mom_k2",
