@@ -356,7 +356,8 @@ wl_status wl_model_device(const wl_model *model,
 
 // Gives the model's description as JSON: its dimensions, and for every layer its mixer with its hyperparameters. It is valid
 // until the model is freed.
-wl_status wl_model_spec_json(const wl_model *model, const char **json);
+wl_status wl_model_spec_json(const wl_model *model,
+                             const char **json);
 
 // Writes the tokens of `text`, `length` bytes of UTF-8, to `tokens`, which has room for `room`, and their number to
 // `count`. WL_ERROR_ROOM if they do not fit; with `tokens` NULL and `room` 0 only the number is written. Nothing is put
@@ -544,7 +545,9 @@ wl_status wl_state_write(wl_session *session, void *bytes, size_t room, size_t *
 // Takes over a state that wl_state_write wrote, from a session on the same model with the same context, cache and history.
 // To go on from there is, bit for bit, to go on from where it was written. A conversation brings its messages and its
 // sampling parameters with it.
-wl_status wl_state_read(wl_session *session, const void *bytes, size_t length);
+wl_status wl_state_read(wl_session *session,
+                        const void *bytes,
+                        size_t length);
 
 // As wl_state_write, to a file, which is replaced as a whole or not at all. The program `waterline` reads such files,
 // and writes them with /save.
