@@ -49,7 +49,7 @@ fn a_newcomer_tells_a_story_and_talks() {
 #[test]
 fn the_wheel_needs_no_compiler() {
     let Some(python) = python() else { return };
-    let tools = "import setuptools.command.bdist_wheel, pip, venv";
+    let tools = "import pip, venv, setuptools.command.bdist_wheel";
     if !has(&python, &["-c", tools]) {
         return;
     }
@@ -94,7 +94,7 @@ fn the_wheel_needs_no_compiler() {
 #[test]
 fn the_package_installs_with_pip_alone() {
     let Some(python) = python() else { return };
-    let tools = "import setuptools.command.bdist_wheel, pip";
+    let tools = "import pip, setuptools.command.bdist_wheel";
     if !has(&python, &["-c", tools]) {
         return;
     }
