@@ -81,42 +81,73 @@ fn resident() -> usize {
         << 10
 }
 
-/// One session reads WATERLINE_TOKENS tokens, 5,000,000 if nothing is said, in chunks and in steps.
+/// A session on a recorded case reads WATERLINE_TOKENS tokens, 5,000,000 if nothing is said, in chunks and in steps. Alone in its
+/// process: the test's harness allocates too, and so does reading the status.
 #[cfg(target_os = "linux")]
-#[test]
-#[ignore = "takes minutes"]
-fn five_million_tokens_allocate_nothing() {
+fn reads_on_without_allocating(case: &str) {
     let number = std::env::var("WATERLINE_TOKENS").ok();
     let count = number.map_or(5_000_000, |number| number.parse().expect("a number"));
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
-    for case in ["gdn_swa", "lalte_stream_gqa", "hax_mamba2_sw_dilated"] {
-        let model = Model::open(folder.join(case)).expect("a fixture opens");
-        let mut options = SessionOptions::default();
-        (options.threads, options.marks) = (1, 2);
-        let mut session = Session::new(Arc::clone(&model), options).expect("a session");
-        let tokens: Vec<u32> = (0..997)
-            .map(|i| (i * i * 37 % model.spec().vocab) as u32)
-            .collect();
-        session.feed(&tokens).expect("tokens");
-        // Reading the status allocates, and so does the test's harness, unless it has one thread.
-        let at_first = resident();
-        let allocated = ALLOCATIONS.load(Ordering::SeqCst);
-        let mut most = 0;
-        while session.position() < count {
-            for _ in 0..20 {
-                session.feed(&tokens).expect("tokens");
-                session.step().expect("finite logits");
-                session.mark().expect("a mark");
-            }
-            let before = ALLOCATIONS.load(Ordering::SeqCst);
-            assert_eq!(before, allocated, "{case} at {}", session.position());
-            most = most.max(resident());
-            ALLOCATIONS.store(allocated, Ordering::SeqCst);
+    let model = Model::open(folder.join(case)).expect("a fixture opens");
+    let mut options = SessionOptions::default();
+    (options.threads, options.marks) = (1, 2);
+    let mut session = Session::new(Arc::clone(&model), options).expect("a session");
+    let tokens: Vec<u32> = (0..997)
+        .map(|i| (i * i * 37 % model.spec().vocab) as u32)
+        .collect();
+    session.feed(&tokens).expect("tokens");
+    let at_first = resident();
+    let allocated = ALLOCATIONS.load(Ordering::SeqCst);
+    let mut most = 0;
+    while session.position() < count {
+        for _ in 0..20 {
+            session.feed(&tokens).expect("tokens");
+            session.step().expect("finite logits");
+            session.mark().expect("a mark");
         }
-        println!(
-            "{case}: {} tokens, resident {at_first} bytes at first, at most {most}",
-            session.position()
-        );
-        assert!(most < at_first + (1 << 20), "it grew");
+        let before = ALLOCATIONS.load(Ordering::SeqCst);
+        assert_eq!(before, allocated, "{case} at {}", session.position());
+        most = most.max(resident());
+        ALLOCATIONS.store(allocated, Ordering::SeqCst);
     }
+    println!(
+        "{case}: {} tokens, resident {at_first} bytes at first, at most {most}",
+        session.position()
+    );
+    assert!(most < at_first + (1 << 20), "it grew");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+#[ignore = "takes minutes"]
+fn five_million_tokens_of_gated_deltanet_and_a_window() {
+    reads_on_without_allocating("gdn_swa");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+#[ignore = "takes minutes"]
+fn five_million_tokens_of_token_eviction() {
+    reads_on_without_allocating("lalte_stream_gqa");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+#[ignore = "takes minutes"]
+fn five_million_tokens_of_hax() {
+    reads_on_without_allocating("hax_mamba2_sw_dilated");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+#[ignore = "takes minutes"]
+fn five_million_tokens_of_mamba2() {
+    reads_on_without_allocating("hf_mamba2");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+#[ignore = "takes minutes"]
+fn five_million_tokens_of_rwkv7() {
+    reads_on_without_allocating("rwkv7_plain");
 }

@@ -23,6 +23,7 @@ const LAYERS: &[&str] = &[
     "state",
     "weights",
     "text",
+    "cancel",
     "config",
     "error",
 ];

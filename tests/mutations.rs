@@ -54,6 +54,9 @@ static ALLOCATOR: Counting = Counting;
 /// Most bytes that may be in use, by all kinds together.
 const MOST_BYTES: usize = 2 << 30;
 
+/// Longest time of an input.
+const MOST_TIME: Duration = Duration::from_secs(20);
+
 /// A repeatable sequence of numbers (splitmix64).
 struct Random(u64);
 
@@ -201,28 +204,36 @@ fn campaign(name: &str) {
         let mut random = Random(seed.wrapping_mul(1 << 32) + i);
         let from = random.below(seeds.len());
         let file = mutate(&mut random, kind, &seeds[from]);
-        let clock = Instant::now();
-        let used = catch_unwind(AssertUnwindSafe(|| (kind.use_it)(&file)));
         let keep = || {
             let path = std::env::temp_dir().join(format!("waterline-{name}-{seed}-{i}"));
             std::fs::write(&path, &file).expect("the finding is kept");
             path.display().to_string()
         };
-        match used {
-            Ok(used) => accepted += u64::from(used),
-            Err(_) => panic!("{name}: seed {seed}, mutation {i} panics: {}", keep()),
+        let attempt = || {
+            let clock = Instant::now();
+            match catch_unwind(AssertUnwindSafe(|| (kind.use_it)(&file))) {
+                Ok(used) => (used, clock.elapsed()),
+                Err(_) => panic!("{name}: seed {seed}, mutation {i} panics: {}", keep()),
+            }
+        };
+        let (used, mut time) = attempt();
+        accepted += u64::from(used);
+        // On a busy machine anything may take long, once.
+        for _ in 0..3 {
+            if time > MOST_TIME {
+                time = attempt().1;
+            }
         }
-        slowest = slowest.max(clock.elapsed());
+        slowest = slowest.max(time);
         let bytes = MOST_IN_USE.load(Ordering::Relaxed);
         assert!(
             bytes < MOST_BYTES,
             "{name}: seed {seed}, mutation {i} takes {bytes} bytes: {}",
             keep()
         );
-        let in_time = clock.elapsed() < Duration::from_secs(20);
         assert!(
-            in_time,
-            "{name}: seed {seed}, mutation {i} takes {slowest:?}: {}",
+            time <= MOST_TIME,
+            "{name}: seed {seed}, mutation {i} takes {time:?}: {}",
             keep()
         );
     }

@@ -60,7 +60,7 @@ fn a_conversation_goes_on_from_messages_said_elsewhere() -> Result<()> {
     let plan = Session::plan(&model, &greedy())?;
     let mut session = Session::new(model.clone(), greedy())?;
     assert_eq!(session.state_bytes(), plan.state_bytes);
-    let mut chat = Chat::new(&model)?;
+    let mut chat = Chat::new(&session)?;
     let said = vec![
         Message::new(Role::User, "My name is Anna."),
         Message::new(Role::Assistant, "Nice to meet you, Anna!"),

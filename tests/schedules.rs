@@ -1,6 +1,6 @@
 //! Random schedules: sessions that are fed, stepped, forked, saved, loaded, marked, rewound, cancelled and reset, in any order, by several
-//! threads at once and, with the feature `emulator`, on two devices, end bit for bit where a lone session ends that reads the
-//! same tokens. WATERLINE_SCHEDULES is the number of calls of each thread on each model, WATERLINE_SEED the first seed.
+//! threads at once and on two devices, end bit for bit where a lone session ends that reads the same tokens. The second device is
+//! a GPU with `WATERLINE_DEVICE=cuda`, its kernels on the CPU with the feature `emulator`. WATERLINE_SCHEDULES is the number of calls of each thread on each model, WATERLINE_SEED the first seed.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,7 +37,7 @@ impl Random {
     }
 }
 
-/// Where sessions of a model run: the CPU, and with the feature `emulator` the kernels of a GPU.
+/// Where sessions of a model run: the CPU, and a device if there is one.
 struct Place {
     model: Arc<Model>,
     pool: Arc<Pool>,
@@ -309,6 +309,16 @@ fn run(name: &str, place: &Place, seed: u64, calls: u64) -> usize {
     actors.len()
 }
 
+fn device() -> Option<Arc<Device>> {
+    match std::env::var("WATERLINE_DEVICE").as_deref() {
+        Ok("cuda") => Some(Device::open(0).expect("a GPU")),
+        #[cfg(feature = "emulator")]
+        _ => Some(Device::emulated()),
+        #[cfg(not(feature = "emulator"))]
+        _ => None,
+    }
+}
+
 #[test]
 fn any_schedule_ends_where_a_lone_run_ends() {
     let (calls, seed) = (
@@ -321,21 +331,18 @@ fn any_schedule_ends_where_a_lone_run_ends() {
     let mut paths: Vec<PathBuf> = paths.map(|entry| entry.expect("an entry").path()).collect();
     paths.retain(|path| path.is_dir() || path.extension() == Some("gguf".as_ref()));
     paths.sort();
-    let mut compared = 0;
+    let (mut compared, device) = (0, device());
     for path in &paths {
         let name = path.file_name().expect("a name").to_string_lossy();
         // One of each way to keep a state, where every kernel is compiled first.
         let one_of_each = ["gdn_swa", "lalte_stream_gqa", "hax_mamba_argmax_ks_stream"];
-        if cfg!(feature = "emulator") && !one_of_each.contains(&&*name) {
+        if device.is_some() && !one_of_each.contains(&&*name) {
             continue;
         }
         let place = Place {
             model: Model::open(path).expect("a model"),
             pool: Arc::new(Pool::new(3).expect("threads")),
-            #[cfg(feature = "emulator")]
-            devices: vec![None, Some(Device::emulated())],
-            #[cfg(not(feature = "emulator"))]
-            devices: vec![None],
+            devices: [None].into_iter().chain(device.clone().map(Some)).collect(),
         };
         compared += run(&name, &place, seed, calls);
     }

@@ -28,7 +28,7 @@ impl Inner {
     fn chat(&mut self) -> Outcome<(&mut Chat, &mut Session)> {
         let chat = match self.chat.take() {
             Some(chat) => chat,
-            None => Chat::new(self.session.model())?,
+            None => Chat::new(&self.session)?,
         };
         Ok((self.chat.insert(chat), &mut self.session))
     }

@@ -25,7 +25,7 @@ impl Inner {
             self.chat = None;
             return Ok(());
         }
-        let mut chat = Chat::new(self.session.model())?;
+        let mut chat = Chat::new(&self.session)?;
         chat.restore(&mut self.session, snapshot)?;
         self.chat = Some(chat);
         Ok(())

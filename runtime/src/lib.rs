@@ -21,6 +21,7 @@
 //! (tokenizer, chat templates), `arch` (other people's files).
 
 mod arch;
+mod cancel;
 mod config;
 mod cpu;
 // Without GPUs some of what drives them is used by kernels built ahead of time alone, and some by nothing.
@@ -42,6 +43,7 @@ mod state;
 mod text;
 mod weights;
 
+pub use cancel::Canceller;
 pub use cpu::{Pool, physical_cores};
 pub use cuda::{Device, PhaseTime};
 pub use engine::{StepForm, StepProgram};
@@ -51,8 +53,8 @@ pub use model::{Checkpoint, LayerSpec, Model, ModelSpec, OpenOptions, TextFiles}
 pub use program::Schedule;
 pub use sampler::{SamplerParams, SamplerState};
 pub use session::{
-    Batch, Canceller, Chat, ContextEnd, Finish, Generate, GenerateOptions, Generation, LogitsHook,
-    Piece, Session, SessionOptions, SessionPlan,
+    Batch, Chat, ContextEnd, Finish, Generate, GenerateOptions, Generation, LogitsHook, Piece,
+    Session, SessionOptions, SessionPlan,
 };
 pub use state::{
     Kv, Snapshot, StateDtype, StateKind, StateOptions, StatePlan, StateTensorPlan, Touched,

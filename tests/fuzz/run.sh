@@ -9,7 +9,8 @@ kinds=("$@")
 [ ${#kinds[@]} -gt 0 ] || kinds=(gguf safetensors config tokenizer template snapshot calls)
 # Sanitizers and coverage are unstable options of the compiler, which the stable one takes with this.
 export RUSTC_BOOTSTRAP=1
-cargo run --release --bin seeds
 for kind in "${kinds[@]}"; do
+    mkdir -p "corpus/$kind"
+    WATERLINE_KIND=$kind WATERLINE_SEEDS=corpus/$kind cargo fuzz run --fuzz-dir . any -- -runs=1
     cargo fuzz run --fuzz-dir . "$kind" -- -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -max_len=1048576
 done

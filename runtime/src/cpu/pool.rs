@@ -48,8 +48,8 @@ const CREDIT: i64 = 6_000_000;
 const LEFT_OUT: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(320)];
 /// Most threads of a pool.
 const MAX_THREADS: usize = 1024;
-/// What a thread maps while it starts, at most, besides its stack.
-const THREAD_BYTES: usize = 1 << 20;
+/// What a thread maps while it starts, at most: its stack, and its signal stack behind that.
+const THREAD_BYTES: usize = 4 << 20;
 
 const STARTING: u32 = 0;
 const IDLE: u32 = 1;

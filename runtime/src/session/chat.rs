@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use super::{Finish, Session};
 use crate::error::{Error, Result};
-use crate::model::Model;
 use crate::sampler::SamplerParams;
 use crate::state::Snapshot;
 use crate::text::{Message, Role, TemplateOptions, Turns};
@@ -43,12 +42,18 @@ struct Note {
 }
 
 impl Chat {
-    /// An empty conversation. Fails if the model has no tokenizer or no usable chat template.
-    pub fn new(model: &Model) -> Result<Self> {
+    /// An empty conversation in `session`. Fails if the model has no tokenizer or no usable chat template.
+    pub fn new(session: &Session) -> Result<Self> {
+        let model = session.model();
         // First: without one there is no template either, and its error says what to do.
         let tokenizer = model.tokenizer()?;
         Ok(Chat {
-            turns: Turns::new(Arc::new(model.chat_template()?), tokenizer)?,
+            turns: Turns::with_options(
+                Arc::new(model.chat_template()?),
+                tokenizer,
+                TemplateOptions::default(),
+                session.canceller(),
+            )?,
             starts: Vec::new(),
             unread: Vec::new(),
             before_answer: None,
@@ -108,19 +113,24 @@ impl Chat {
         text: &str,
         mut feed: impl FnMut(&mut Session, &[u32]) -> Result<()>,
     ) -> Result<usize> {
+        self.turns.set_canceller(session.canceller());
         self.drop_thought(session)?;
         session.mark()?;
         let message = self.turns.user(text)?;
+        // Where a thought is dropped, the session returns to the point before what begins the answer.
+        let prefix = match self.turns.answer_prefix() {
+            Ok(prefix) => prefix.filter(|prefix| message.ends_with(prefix)),
+            Err(error @ Error::Cancelled { .. }) => {
+                self.turns.pop_turn();
+                return Err(error);
+            }
+            Err(_) => None,
+        };
         let start = Start {
             position: session.position(),
             unread: std::mem::take(&mut self.unread),
         };
         let tokens = [start.unread.as_slice(), &message].concat();
-        // Where a thought is dropped, the session returns to the point before what begins the answer.
-        let prefix = match self.turns.answer_prefix() {
-            Ok(prefix) => prefix.filter(|prefix| message.ends_with(prefix)),
-            Err(_) => None,
-        };
         let (before, after) = tokens.split_at(tokens.len() - prefix.as_ref().map_or(0, Vec::len));
         let mut read = || {
             feed(session, before)?;
@@ -157,6 +167,7 @@ impl Chat {
         messages: Vec<Message>,
         feed: impl FnOnce(&mut Session, &[u32]) -> Result<()>,
     ) -> Result<usize> {
+        self.turns.set_canceller(session.canceller());
         let mut turns = self.turns.clone();
         let continues = !self.starts.is_empty() && messages.starts_with(turns.messages());
         if !continues {
@@ -195,10 +206,12 @@ impl Chat {
     /// Returns to the point before the last answer if the template drops its thought now, and leaves the answer without
     /// it to be read. Nothing else is read twice. Where the session cannot return, the thought stays.
     fn drop_thought(&mut self, session: &mut Session) -> Result<()> {
-        let Some(position) = self.before_answer.take() else {
+        let Some(position) = self.before_answer else {
             return Ok(());
         };
-        if let Some(tokens) = self.turns.answer_without_thought()? {
+        let without = self.turns.answer_without_thought()?;
+        self.before_answer = None;
+        if let Some(tokens) = without {
             match session.rewind(position) {
                 Ok(()) => self.unread = tokens,
                 Err(Error::Rewind { .. }) => {}
@@ -276,6 +289,7 @@ impl Chat {
             )
         })?;
         let mut turns = self.turns.clone();
+        turns.set_canceller(session.canceller());
         let options = turns.options().clone();
         turns.set_options(TemplateOptions {
             thinking: note.thinking,
@@ -302,6 +316,7 @@ impl Chat {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Model;
     use crate::session::SessionOptions;
     use crate::text::ChatTemplate;
 
@@ -436,6 +451,29 @@ mod tests {
             Err(Error::Cancelled { fed: 0 })
         });
         assert!(cancelled.is_err() && chat.messages().is_empty() && session.position() == 0);
+    }
+
+    #[test]
+    fn a_cancelled_rendering_leaves_the_conversation_as_it_was() {
+        let (mut chat, mut session) = conversation();
+        turn(&mut chat, &mut session, "One", "thought</think>\n\nFirst.");
+        let (here, read) = (session.position(), history(&session));
+        session.canceller().cancel();
+        let sent = chat.send(&mut session, "Two", |_, _| panic!("nothing is fed"));
+        assert!(matches!(sent, Err(Error::Cancelled { fed: 0 })), "{sent:?}");
+        assert_eq!((session.position(), chat.messages().len()), (here, 2));
+        assert_eq!(history(&session), read);
+        session.canceller().cancel();
+        assert!(matches!(Chat::new(&session), Err(Error::Cancelled { .. })));
+        // The next call is not cancelled, and the thought is dropped still.
+        chat.send(&mut session, "Two", Session::feed).expect("sent");
+        let tokenizer = session.model().tokenizer().expect("a tokenizer");
+        let expected =
+            "<|user|>One<|eos|><|assistant|>First.<|eos|><|user|>Two<|eos|><|assistant|><think>";
+        assert_eq!(
+            history(&session),
+            tokenizer.encode_with_special(expected).expect("tokens")
+        );
     }
 
     #[test]

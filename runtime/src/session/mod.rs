@@ -13,8 +13,9 @@ pub use batch::Batch;
 pub use chat::Chat;
 pub use generate::{Finish, Generate, GenerateOptions, Generation, LogitsHook, Piece};
 use lookup::Lookup;
-pub use options::{Canceller, ContextEnd, SessionOptions, SessionPlan};
+pub use options::{ContextEnd, SessionOptions, SessionPlan};
 
+use crate::cancel::Canceller;
 use crate::cpu::{Pool, physical_cores};
 use crate::cuda::PhaseTime;
 use crate::engine::{self, Engine, Setup, StepForm, Workspace};

@@ -1,7 +1,6 @@
-//! Options of a session, its plan, and how it is cancelled.
+//! Options of a session, and its plan.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::cpu::Pool;
 use crate::cuda::Device;
@@ -100,25 +99,5 @@ impl Default for SessionOptions {
             device: None,
             step: StepProgram::default(),
         }
-    }
-}
-
-/// Stops a session that is reading or generating, from another thread or a signal handler.
-#[derive(Clone, Default)]
-pub struct Canceller(Arc<AtomicBool>);
-
-impl Canceller {
-    /// The call in progress, or else the next one, ends with [`crate::Error::Cancelled`] at a whole token.
-    pub fn cancel(&self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-
-    /// Forgets a cancellation that no call has seen.
-    pub fn clear(&self) {
-        self.0.store(false, Ordering::SeqCst);
-    }
-
-    pub(crate) fn take(&self) -> bool {
-        self.0.swap(false, Ordering::SeqCst)
     }
 }

@@ -1,4 +1,5 @@
 use super::jinja::{Failure, Template};
+use crate::cancel::Canceller;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -83,18 +84,20 @@ impl ChatTemplate {
     /// [`Error::Template`] if the template refuses the conversation (many want user and assistant
     /// to alternate, some have no system message), fails, or does more than a template may.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        self.render_with(messages, add_generation_prompt, &TemplateOptions::default())
+        let (options, canceller) = (TemplateOptions::default(), Canceller::default());
+        self.render_with(messages, add_generation_prompt, &options, &canceller)
     }
 
-    /// As [`render`](Self::render), with tools and a thinking switch.
+    /// As [`render`](Self::render), with tools and a thinking switch, until it is cancelled.
     ///
     /// # Errors
-    /// As [`render`](Self::render).
+    /// As [`render`](Self::render), and [`Error::Cancelled`].
     pub fn render_with(
         &self,
         messages: &[Message],
         add_generation_prompt: bool,
         options: &TemplateOptions,
+        canceller: &Canceller,
     ) -> Result<String> {
         let message =
             |message: &Message| json!({ "role": message.role.name(), "content": message.content });
@@ -118,7 +121,11 @@ impl ChatTemplate {
             variables.push(("enable_thinking", json!(thinking)));
             variables.push(("thinking", json!(thinking)));
         }
-        self.template.render(&variables).map_err(error)
+        let rendered = self.template.render(&variables, canceller);
+        rendered.map_err(|failure| match canceller.take() {
+            true => Error::Cancelled { fed: 0 },
+            false => error(failure),
+        })
     }
 }
 

@@ -1,4 +1,5 @@
 use super::{ChatTemplate, Message, Piece, Role, TemplateOptions, Tokenizer};
+use crate::cancel::Canceller;
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
@@ -24,6 +25,7 @@ pub struct Turns {
     template: Arc<ChatTemplate>,
     tokenizer: Arc<Tokenizer>,
     options: TemplateOptions,
+    canceller: Canceller,
     /// What the template puts between an answer and its end-of-turn token, and this token; empty
     /// if no special token closes an answer.
     end: Vec<u32>,
@@ -38,6 +40,9 @@ const CLOSE: char = '\u{fdd1}';
 /// What models put around their thoughts.
 const THOUGHT: &str = "<think>";
 const THOUGHT_END: &str = "</think>";
+/// How often a template may repeat all messages, and how many bytes more: some show the system message in every turn.
+const MAX_COPIES: usize = 4;
+const MAX_REPEATED: usize = 1 << 20;
 /// White space around a placeholder, unlike any in a template: where it is gone from the
 /// rendering, the template trims the content.
 const PAD: char = '\u{205f}';
@@ -50,27 +55,30 @@ impl Turns {
     /// [`Error::Template`] if the template fails, leaves out a message, or closes an answer in
     /// another way when a message follows it.
     pub fn new(template: Arc<ChatTemplate>, tokenizer: Arc<Tokenizer>) -> Result<Self> {
-        Self::with_options(template, tokenizer, TemplateOptions::default())
+        let (options, canceller) = (TemplateOptions::default(), Canceller::default());
+        Self::with_options(template, tokenizer, options, canceller)
     }
 
-    /// As [`new`](Self::new), with tools and a thinking switch.
+    /// As [`new`](Self::new), with tools and a thinking switch, and what ends a rendering.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// As [`new`](Self::new), and [`Error::Cancelled`].
     pub fn with_options(
         template: Arc<ChatTemplate>,
         tokenizer: Arc<Tokenizer>,
         options: TemplateOptions,
+        canceller: Canceller,
     ) -> Result<Self> {
         let mut turns = Self {
             template,
             tokenizer,
             options,
+            canceller,
             end: Vec::new(),
             drops_thoughts: false,
             messages: Vec::new(),
         };
-        turns.drops_thoughts = turns.rehearse_thought();
+        turns.drops_thoughts = turns.rehearse_thought()?;
         turns.user("question")?;
         turns.messages.push(Message::new(Role::Assistant, "answer"));
         let mut end = turns.tokens_after_answer(false)?;
@@ -95,22 +103,37 @@ impl Turns {
     /// [`Error::Template`] if the template cannot work with it.
     pub fn set_options(&mut self, options: TemplateOptions) -> Result<()> {
         let (template, tokenizer) = (Arc::clone(&self.template), Arc::clone(&self.tokenizer));
-        let mut turns = Self::with_options(template, tokenizer, options)?;
+        let canceller = self.canceller.clone();
+        let mut turns = Self::with_options(template, tokenizer, options, canceller)?;
         turns.messages = std::mem::take(&mut self.messages);
         *self = turns;
         Ok(())
     }
 
+    /// What ends a rendering from now on, with [`Error::Cancelled`].
+    pub fn set_canceller(&mut self, canceller: Canceller) {
+        self.canceller = canceller;
+    }
+
+    fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
+        let (options, canceller) = (&self.options, &self.canceller);
+        self.template
+            .render_with(messages, add_generation_prompt, options, canceller)
+    }
+
     /// Whether the template leaves out the thought of an answer once another message follows.
-    fn rehearse_thought(&self) -> bool {
+    fn rehearse_thought(&self) -> Result<bool> {
         let answer = format!("{THOUGHT}thought{THOUGHT_END}\n\nanswer");
         let messages = [
             Message::new(Role::User, "question"),
             Message::new(Role::Assistant, answer),
             Message::new(Role::User, "question"),
         ];
-        let rendered = self.template.render_with(&messages, true, &self.options);
-        rendered.is_ok_and(|text| text.contains("answer") && !text.contains("thought"))
+        match self.render(&messages, true) {
+            Ok(text) => Ok(text.contains("answer") && !text.contains("thought")),
+            Err(error @ Error::Cancelled { .. }) => Err(error),
+            Err(_) => Ok(false),
+        }
     }
 
     /// What the template puts before the answer to the last message: the tokens with which the tokens of
@@ -123,11 +146,8 @@ impl Turns {
             return Ok(None);
         }
         let placeholders = placeholders(&self.messages);
-        let render = |prompt| {
-            self.template
-                .render_with(&placeholders, prompt, &self.options)
-        };
-        let (with, without) = (render(true)?, render(false)?);
+        let with = self.render(&placeholders, true)?;
+        let without = self.render(&placeholders, false)?;
         let prefix = with
             .strip_prefix(without.as_str())
             .filter(|prefix| !prefix.is_empty());
@@ -161,12 +181,8 @@ impl Turns {
         let content = content.trim_start_matches('\n');
         messages[question.len()].content = content.into();
         messages.push(Message::new(Role::User, "question"));
-        let asked = self
-            .template
-            .render_with(&placeholders(question), false, &self.options)?;
-        let answered = self
-            .template
-            .render_with(&placeholders(&messages), false, &self.options)?;
+        let asked = self.render(&placeholders(question), false)?;
+        let answered = self.render(&placeholders(&messages), false)?;
         let (asked, answered) = (parts(&asked, question)?, parts(&answered, &messages)?);
         // What stands between the user's message and the answer, without what the session has read of it.
         let read = asked.last().map(|part| part.piece);
@@ -194,7 +210,7 @@ impl Turns {
     /// [`Error::Template`] if the template fails.
     pub fn opens_thought(&self) -> Result<bool> {
         let question = [Message::new(Role::User, "question")];
-        let rendered = self.template.render_with(&question, true, &self.options)?;
+        let rendered = self.render(&question, true)?;
         let last = |tag| rendered.rfind(tag);
         Ok(last(THOUGHT) > last(THOUGHT_END))
     }
@@ -203,7 +219,7 @@ impl Turns {
     ///
     /// # Errors
     /// [`Error::Invalid`] after the first turn, [`Error::Template`] if the template has no
-    /// system message.
+    /// system message. The one before is kept then.
     pub fn system(&mut self, text: &str) -> Result<()> {
         if self
             .messages
@@ -215,13 +231,13 @@ impl Turns {
                 "system message",
             ));
         }
-        self.messages.clear();
+        let before = std::mem::take(&mut self.messages);
         if text.is_empty() {
             return Ok(());
         }
         self.messages.push(Message::new(Role::System, text));
         if let Err(error) = self.user("question") {
-            self.messages.clear();
+            self.messages = before;
             return Err(error);
         }
         self.messages.pop();
@@ -333,7 +349,7 @@ impl Turns {
             return Ok(Vec::new());
         }
         let rendered = placeholders(&messages);
-        let rendered = self.template.render_with(&rendered, false, &self.options)?;
+        let rendered = self.render(&rendered, false)?;
         let parts = parts(&rendered, &messages)?;
         let (mut turns, mut start) = (Vec::new(), 0);
         let is_answer = |index: &usize| messages[*index].role == Role::Assistant;
@@ -367,9 +383,7 @@ impl Turns {
     /// # Errors
     /// [`Error::Template`] if the template refuses the messages, [`Error::Tokenizer`] if a text cannot be encoded.
     pub fn transcript(&self, messages: &[Message]) -> Result<Vec<u32>> {
-        let rendered = self
-            .template
-            .render_with(&placeholders(messages), false, &self.options)?;
+        let rendered = self.render(&placeholders(messages), false)?;
         let parts = parts(&rendered, messages)?;
         let pieces: Vec<Piece> = parts.iter().map(|part| part.piece).collect();
         self.tokenizer.encode_pieces(&pieces, true)
@@ -383,9 +397,7 @@ impl Turns {
     /// Encodes what the template renders after the last answer, or all if there is none yet.
     fn tokens_after_answer(&self, add_generation_prompt: bool) -> Result<Vec<u32>> {
         let placeholders = placeholders(&self.messages);
-        let rendered =
-            self.template
-                .render_with(&placeholders, add_generation_prompt, &self.options)?;
+        let rendered = self.render(&placeholders, add_generation_prompt)?;
         let parts = parts(&rendered, &self.messages)?;
         let find = |message: usize| parts.iter().rposition(|part| part.message == Some(message));
 
@@ -442,6 +454,8 @@ fn check_roles(what: &str, messages: &[Message]) -> Result<()> {
 /// Splits a rendering at its placeholders and puts the contents back in, trimmed where the
 /// template has trimmed the placeholder.
 fn parts<'a>(rendered: &'a str, messages: &'a [Message]) -> Result<Vec<Part<'a>>> {
+    let said: usize = messages.iter().map(|message| message.content.len()).sum();
+    let mut room = MAX_REPEATED + MAX_COPIES * said;
     let mut parts = Vec::new();
     let mut rest = rendered;
     while let Some((before, after)) = rest.split_once(OPEN) {
@@ -451,6 +465,9 @@ fn parts<'a>(rendered: &'a str, messages: &'a [Message]) -> Result<Vec<Part<'a>>
             return Err(template("it takes the contents of messages apart"));
         };
         let mut content = message.content.as_str();
+        room = room
+            .checked_sub(content.len())
+            .ok_or_else(|| template("it repeats the messages too often"))?;
         let before_pad = before.strip_suffix(PAD);
         if before_pad.is_none() {
             content = content.trim_start();

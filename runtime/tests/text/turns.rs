@@ -259,6 +259,17 @@ fn tools_reach_the_template() {
 }
 
 #[test]
+fn a_template_that_repeats_a_message_without_end_is_refused() {
+    let source = "{% for m in messages %}{% for i in range(2000) %}{{ m.content }}{% endfor %}<|im_end|>{% endfor %}";
+    let mut turns = from_source(source).unwrap();
+    turns.user("short").unwrap();
+    turns.pop_turn();
+    let error = turns.user(&"long".repeat(2_500)).unwrap_err();
+    assert!(error.to_string().contains("repeats the messages"), "{error}");
+    assert!(turns.messages().is_empty());
+}
+
+#[test]
 fn templates_that_cannot_work_are_refused_at_once() {
     let refused = |source: &str, reason: &str| {
         let error = from_source(source).err().unwrap();

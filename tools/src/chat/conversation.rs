@@ -54,7 +54,7 @@ impl Reply {
 impl Conversation {
     /// An empty conversation. Fails if the model has no tokenizer or no usable chat template.
     pub fn new(session: Session, limits: &LimitArgs) -> Result<Self> {
-        let chat = Chat::new(session.model())?;
+        let chat = Chat::new(&session)?;
         let context = context(&session)?;
         Ok(Conversation {
             context,

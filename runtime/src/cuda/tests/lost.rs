@@ -153,7 +153,7 @@ fn a_conversation_outlives_its_device() {
     };
     let talk = |device: Arc<Device>| -> Result<(Chat, Session, Snapshot)> {
         let mut session = Session::new(Arc::clone(&model), options(Some(device)))?;
-        let mut chat = Chat::new(&model)?;
+        let mut chat = Chat::new(&session)?;
         chat.send(&mut session, "Hi", Session::feed)?;
         chat.answered(&session, "Hello", None)?;
         let snapshot = chat.snapshot(&session)?;

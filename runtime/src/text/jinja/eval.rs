@@ -28,13 +28,16 @@ pub struct Evaluator {
     loops: usize,
     pub namespaces: Vec<Vec<(Arc<str>, Value)>>,
     out: String,
+    /// Most bytes of `out`.
+    most: usize,
 }
 
 /// Greatest number of namespaces.
 const MAX_NAMESPACES: usize = 10_000;
 
 impl Evaluator {
-    pub fn new(work: Work) -> Self {
+    /// A rendering of at most `most` bytes.
+    pub fn new(work: Work, most: usize) -> Self {
         Evaluator {
             work,
             scopes: vec![HashMap::new()],
@@ -42,6 +45,7 @@ impl Evaluator {
             loops: 0,
             namespaces: Vec::new(),
             out: String::new(),
+            most,
         }
     }
 
@@ -130,7 +134,7 @@ impl Evaluator {
     fn write(&mut self, text: &str) -> Outcome<()> {
         self.work.spend(text.len())?;
         self.out.push_str(text);
-        Ok(())
+        self.check_length()
     }
 
     fn emit(&mut self, value: &Value) -> Outcome<()> {
@@ -140,7 +144,14 @@ impl Evaluator {
         };
         writer.value(value)?;
         self.out = writer.text;
-        Ok(())
+        self.check_length()
+    }
+
+    fn check_length(&self) -> Outcome<()> {
+        match self.out.len() > self.most {
+            true => Err(Failure::new("it writes more than a chat template may")),
+            false => Ok(()),
+        }
     }
 
     /// What a body renders, in a scope of its own.

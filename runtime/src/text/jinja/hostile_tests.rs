@@ -2,10 +2,11 @@
 
 use super::*;
 use serde_json::{Value, json};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 fn render(source: &str) -> Outcome<String> {
     let variables = [("messages", json!([{"role": "user", "content": "hello"}]))];
-    Template::new(source)?.render(&variables)
+    Template::new(source)?.render(&variables, &Canceller::default())
 }
 
 #[test]
@@ -23,7 +24,8 @@ fn features_render_as_jinja2_renders_them() {
     assert!(cases.len() >= 24);
     for case in cases {
         let source = case["source"].as_str().expect("a source");
-        let rendered = Template::new(source).and_then(|template| template.render(&context));
+        let rendered = Template::new(source)
+            .and_then(|template| template.render(&context, &Canceller::default()));
         assert_eq!(
             rendered.expect(source),
             case["rendered"].as_str().expect("text"),
@@ -122,6 +124,30 @@ fn hostile() -> Vec<String> {
         "{% set a = 'a' * 999999 %}{% for x in range(99999) %}{{ a.find('b') }}{{ a.strip('ab') }}{% endfor %}".into(),
         "{% for x in range(99999) %}{% set ns = namespace() %}{% endfor %}".into(),
         "{% set a = ('a' * 99999).split('a') %}{{ a }}{{ a|join(a|join('bbbbbbbbbbbbbbbbbbbbb')) }}".into(),
+        "{% set a = range(99999)|list %}{% for x in a %}{% for y in a %}{% if -1 in a %}{% endif %}{% endfor %}{% endfor %}".into(),
+        "{% set a = range(99999)|list %}{% for x in a %}{{ a.index(99998) }}{{ a.count(1) }}{{ a|select('in', a)|list }}{% endfor %}".into(),
+        "{% set d = dict(a=1) %}{% for x in range(99999) %}{% set d = dict(d, b=x) %}{% endfor %}{{ d.c }}".into(),
+        "{% set ns = namespace() %}{% for x in range(99999) %}{% set ns.x = [ns.x, x][-1:] %}{{ ns.x[0] }}{% endfor %}".into(),
+        // A loop that holds the loop before, without a list that would count how deep.
+        "{% set ns = namespace(x=1) %}{% for i in range(99999) %}{% for x in [ns.x] %}{% set ns.x = loop %}{% endfor %}{% endfor %}".into(),
+        "{% set ns = namespace(x=1) %}{% for i in range(99999) %}{% for x in {'a': ns.x}.values() %}{% set ns.x = loop %}{% endfor %}{% endfor %}{{ ns.x }}".into(),
+        "{% macro m(n) %}{% for x in [n] %}{{ m(loop) }}{% endfor %}{% endmacro %}{{ m(1) }}".into(),
+        // What has no order, or none that is total.
+        "{{ ('nan ' * 99).split()|map('float')|sort }}{{ ('1 nan 3 2 ' * 99).split()|map('float')|sort }}".into(),
+        "{{ ([9007199254740993, 9007199254740992.0, 9007199254740992] * 99)|sort|unique }}".into(),
+        "{{ ([1, 'a', [2], none, 1.5] * 99)|sort }}{{ ([[1, 'nan'|float], [1, 2], ['a']] * 99)|sort }}".into(),
+        "{{ ('1 nan 3 2 ' * 99).split()|map('float')|groupby|list }}".into(),
+        // Output without an end, and format after format.
+        "{% for x in range(99999) %}{{ 'a' * 99999 }}{% endfor %}".into(),
+        "{% macro m(n) %}{{ 'a' * 999999 }}{{ m(n) if n < 99 }}{% endmacro %}{{ m(0)|length }}".into(),
+        "{{ '%s' * 99999 % (range(99999)|list) }}{{ ('%s' * 99999) % 'a' }}{{ '{}' * 99999 }}".into(),
+        "{{ ('{0}' * 99999).format('a' * 99999) }}{{ ('%.100f' * 9999) % ((1e308,) * 9999) }}".into(),
+        "{{ 'a'.join(range(99999)|map('string')) }}{{ range(99999)|map('format', 1)|list }}".into(),
+        "{{ range(0, 9223372036854775807, 92233720368548)|sum }}{{ range(-9223372036854775807, 9223372036854775807, 9223372036854775807)|list }}".into(),
+        "{{ 'ab'[-9223372036854775807:] }}{{ 'ab'[9223372036854775807::-1] }}{{ 'ab'[::9223372036854775807] }}{{ 'ab'[1:0:-9223372036854775807] }}".into(),
+        "{% set ns = namespace(s='') %}{% for i in range(99999) %}{% set ns.s = ns.s ~ 'a' %}{% endfor %}{{ ns.s|length }}".into(),
+        "{% for x in range(9) recursive %}{{ loop(range(9)) }}{% endfor %}".into(),
+        "{% set loop = 1 %}{{ loop.index }}{% set messages = 1 %}{{ messages[0].x }}".into(),
         // Malformed.
         "{{".into(), "{%".into(), "{#".into(), "{{ '".into(), "{{ \"\\".into(), "{% raw %}".into(), "{{ '\\u12".into(),
         "{{ '\\U99999999' }}{{ 1e999 }}{{ 1e999|int }}{{ 1e999|tojson }}{{ 1x }}".into(),
@@ -176,6 +202,14 @@ fn what_must_fail_fails_with_its_reason() {
         "nests too deep",
     );
     fails(
+        "{% set ns = namespace(x=1) %}{% for i in range(200) %}{% for x in [ns.x] %}{% set ns.x = loop %}{% endfor %}{% endfor %}",
+        "nests too deep",
+    );
+    fails(
+        "{{ ('1 nan 3 2 ' * 99).split()|map('float')|sort }}",
+        "cannot be compared",
+    );
+    fails(
         "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
         "does more",
     );
@@ -197,6 +231,49 @@ fn what_must_fail_fails_with_its_reason() {
         "the filter \"frobnicate\" is not known",
     );
     fails(&"a".repeat(MAX_SOURCE + 1), "at most 262144");
+}
+
+#[test]
+fn a_rendering_ends_when_it_is_cancelled() {
+    let source = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
+    let template = Template::new(source).expect("a template");
+    let (canceller, over) = (Canceller::default(), AtomicBool::new(false));
+    let (started, wait) = std::sync::mpsc::channel();
+    let failure = std::thread::scope(|scope| {
+        let (canceller, over) = (&canceller, &over);
+        scope.spawn(move || {
+            wait.recv().expect("a start");
+            while !over.load(Ordering::Relaxed) {
+                canceller.cancel();
+                std::thread::yield_now();
+            }
+        });
+        started.send(()).expect("a listener");
+        let failure = template.render(&[], canceller).expect_err("no end");
+        over.store(true, Ordering::Relaxed);
+        failure
+    });
+    assert_eq!(failure.to_string(), "line 1: it was cancelled");
+}
+
+#[test]
+fn a_rendering_is_no_longer_than_its_variables_explain() {
+    let write = |times: usize| {
+        let source = format!(
+            "{{% for i in range({times}) %}}{}{{% endfor %}}",
+            "a".repeat(1024)
+        );
+        render(&source)
+    };
+    assert_eq!(write(256).expect("as much").len(), MAX_OUTPUT);
+    let failure = write(300).expect_err("more");
+    assert!(failure.to_string().contains("writes more"), "{failure}");
+    // As long as what it is given.
+    let long = "a".repeat(2 * MAX_OUTPUT);
+    let template = Template::new("{{ text }}{{ text|tojson }}").expect("a template");
+    let variables = [("text", json!(long))];
+    let rendered = template.render(&variables, &Canceller::default());
+    assert_eq!(rendered.expect("both").len(), 4 * MAX_OUTPUT + 2);
 }
 
 /// As many random changes of real templates as `WATERLINE_MUTATIONS` says, else 2,000.

@@ -223,17 +223,37 @@ fn folded(value: &Value, work: &mut Work) -> Outcome<Value> {
     }
 }
 
-/// Sorts by the keys, stably.
-fn sort(keyed: &mut [(Value, Value)], work: &mut Work) -> Outcome<()> {
-    let mut failure = None;
-    keyed.sort_by(|(a, _), (b, _)| match a.order(b, work) {
-        Ok(order) => order,
-        Err(error) => {
-            failure.get_or_insert(error);
-            Ordering::Equal
+/// Sorts by the keys, stably, by merging. The standard library's sorts may panic here: integers beside floats have no total order.
+fn sort(keyed: &mut Vec<(Value, Value)>, work: &mut Work) -> Outcome<()> {
+    let length = keyed.len();
+    let mut from: Vec<usize> = (0..length).collect();
+    let mut to = from.clone();
+    let mut width = 1;
+    while width < length {
+        for start in (0..length).step_by(2 * width) {
+            let (middle, end) = ((start + width).min(length), (start + 2 * width).min(length));
+            let (mut first, mut second) = (start, middle);
+            for place in &mut to[start..end] {
+                let takes_second = first == middle
+                    || second < end
+                        && keyed[from[second]]
+                            .0
+                            .order(&keyed[from[first]].0, work)?
+                            .is_lt();
+                let next = if takes_second {
+                    &mut second
+                } else {
+                    &mut first
+                };
+                *place = from[*next];
+                *next += 1;
+            }
         }
-    });
-    failure.map_or(Ok(()), Err)
+        std::mem::swap(&mut from, &mut to);
+        width *= 2;
+    }
+    *keyed = from.into_iter().map(|at| keyed[at].clone()).collect();
+    Ok(())
 }
 
 pub fn dict_sort(value: &Value, arguments: &Values, work: &mut Work) -> Outcome<Value> {

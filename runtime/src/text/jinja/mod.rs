@@ -33,14 +33,22 @@ use std::time::{Duration, Instant};
 use eval::Evaluator;
 use work::Work;
 
+use crate::cancel::Canceller;
+
 /// Longest source, in bytes: ten times that of any published template.
 const MAX_SOURCE: usize = 256 << 10;
-/// Longest time of a rendering, far beyond what its work takes.
-const MAX_TIME: Duration = Duration::from_secs(10);
+/// Longest time of a rendering, far beyond what its work takes. A first message needs up to seven.
+const MAX_TIME: Duration = Duration::from_secs(1);
 /// Stack of the thread that parses and renders; only what is used takes memory.
 const STACK: usize = 32 << 20;
+/// What a thread maps while it starts, at most, besides its stack.
+const THREAD_BYTES: usize = 1 << 20;
 /// The message of a panic, which is a mistake of ours.
 const PANICKED: &str = "it cannot be handled";
+/// Most bytes that a rendering makes beyond [`GROWTH`] times its variables: as many as the longest template has. They are tokenized.
+const MAX_OUTPUT: usize = 256 << 10;
+/// Bytes that a rendering may make of a byte of its variables: each message twice, tools escaped and indented.
+const GROWTH: usize = 8;
 /// Longest message of an error, in characters.
 const MAX_MESSAGE: usize = 600;
 
@@ -110,21 +118,29 @@ impl Template {
         Ok(Template { statements })
     }
 
-    /// Renders with these variables.
-    pub fn render(&self, variables: &[(&str, serde_json::Value)]) -> Outcome<String> {
+    /// Renders with these variables, until it is cancelled.
+    pub fn render(
+        &self,
+        variables: &[(&str, serde_json::Value)],
+        canceller: &Canceller,
+    ) -> Outcome<String> {
         on_a_stack(|| {
-            let mut work = Work::new(Instant::now() + MAX_TIME);
+            let mut work = Work::new(Instant::now() + MAX_TIME, canceller);
             let mut values = Vec::new();
             for (name, json) in variables {
                 values.push((*name, value::Value::from_json(json, &mut work)?));
             }
-            Evaluator::new(work).render(&self.statements, values)
+            let most = MAX_OUTPUT + GROWTH * work.spent();
+            Evaluator::new(work, most).render(&self.statements, values)
         })
     }
 }
 
 /// Runs on a thread of its own, where a stack of known size is. A panic becomes a failure.
 fn on_a_stack<T: Send>(run: impl FnOnce() -> Outcome<T> + Send) -> Outcome<T> {
+    // The new thread would abort the process if it could not map its signal stack.
+    let room = Vec::<u8>::new().try_reserve_exact(STACK + THREAD_BYTES);
+    room.map_err(|_| Failure::new("no memory for it"))?;
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()
             .name("template".into())

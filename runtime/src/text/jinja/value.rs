@@ -147,6 +147,8 @@ impl Value {
         match self {
             Value::List(list) => list.size.depth,
             Value::Dict(dict) => dict.size.depth,
+            // A loop keeps what it goes through, which may hold another loop.
+            Value::Loop(state) => 1 + state.items.size.depth,
             _ => 0,
         }
     }
@@ -318,6 +320,7 @@ impl Value {
             }
             (Value::List(list), _) => {
                 for other in &list.items {
+                    work.spend(4)?;
                     if other.equals(item, work)? {
                         return Ok(true);
                     }

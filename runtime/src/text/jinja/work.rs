@@ -1,6 +1,7 @@
 use std::time::Instant;
 
 use super::{Failure, Outcome};
+use crate::cancel::Canceller;
 
 /// Units of work of one rendering: about one per byte that is read, written or allocated. A real conversation takes
 /// less than a thousandth of it.
@@ -11,7 +12,7 @@ pub const MAX_DEPTH: usize = 1_200;
 pub const NODE: usize = 16;
 /// Units of work for one element of a list or a mapping, which is also about its size in bytes.
 pub const ELEMENT: usize = 32;
-/// Units between two reads of the clock.
+/// Units between two reads of the clock and of the cancellation: less than 10 ms.
 const CLOCK: u64 = 1 << 20;
 
 /// What a rendering may still do. Whatever reads, writes or allocates pays first, so a template's time and memory are
@@ -20,16 +21,18 @@ pub struct Work {
     left: u64,
     clock_at: u64,
     deadline: Instant,
+    canceller: Canceller,
     depth: usize,
 }
 
 impl Work {
-    /// The whole budget, up to `deadline`.
-    pub fn new(deadline: Instant) -> Self {
+    /// The whole budget, up to `deadline`, or until it is cancelled.
+    pub fn new(deadline: Instant, canceller: &Canceller) -> Self {
         Work {
             left: MAX_WORK,
-            clock_at: MAX_WORK - CLOCK,
+            clock_at: MAX_WORK,
             deadline,
+            canceller: canceller.clone(),
             depth: 0,
         }
     }
@@ -45,8 +48,16 @@ impl Work {
             if Instant::now() > self.deadline {
                 return Err(Failure::new("it takes too long"));
             }
+            if self.canceller.is_set() {
+                return Err(Failure::new("it was cancelled"));
+            }
         }
         Ok(())
+    }
+
+    /// Units that were paid.
+    pub fn spent(&self) -> usize {
+        (MAX_WORK - self.left) as usize
     }
 
     /// Pays for `count` things of `units` each.

@@ -8,6 +8,7 @@ use tokenizers::models::wordlevel::WordLevel;
 use tokenizers::models::wordpiece::WordPiece;
 use tokenizers::{AddedToken, AddedVocabulary, ModelWrapper};
 
+use super::pattern::deadline;
 use super::rwkv::{Rwkv, unescape};
 use super::sentencepiece::SentencePiece;
 use super::steps::{self, NormalizerStep, Normalizing, SplitStep};
@@ -20,6 +21,8 @@ const MAX_ADDED: usize = 1 << 10;
 /// Most bytes of all added tokens, and of all tokens of a model that keeps them as a trie of bytes.
 const MAX_ADDED_BYTES: usize = 1 << 20;
 const MAX_TRIE_BYTES: usize = 4 << 20;
+/// Longest token of such a trie, which may be searched at every byte of a text.
+const MAX_TRIE_TOKEN: usize = 256;
 
 type Reason = String;
 
@@ -222,9 +225,9 @@ fn check_trie(lengths: impl Iterator<Item = usize>) -> Result<(), Reason> {
     let (bytes, longest) = lengths.fold((0, 0), |(sum, most), length| {
         (sum + length, length.max(most))
     });
-    match bytes > MAX_TRIE_BYTES || longest > MAX_ADDED {
+    match bytes > MAX_TRIE_BYTES || longest > MAX_TRIE_TOKEN {
         true => Err(format!(
-            "its tokens have {bytes} bytes and the longest {longest}, at most {MAX_TRIE_BYTES} and {MAX_ADDED} are read"
+            "its tokens have {bytes} bytes and the longest {longest}, at most {MAX_TRIE_BYTES} and {MAX_TRIE_TOKEN} are read"
         )),
         false => Ok(()),
     }
@@ -354,7 +357,8 @@ fn registered(
         .iter()
         .map(|token| token.content.as_str())
         .max_by_key(|content| content.len());
-    let normalizing = Normalizing::new(normalizer, longest.unwrap_or_default());
+    let deadline = deadline(tokens.iter().map(|token| token.content.len()).sum());
+    let normalizing = Normalizing::new(normalizer, longest.unwrap_or_default(), deadline);
     added
         .add_tokens(tokens, model, Some(&normalizing))
         .map_err(|error| error.to_string())?;

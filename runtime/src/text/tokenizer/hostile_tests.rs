@@ -224,6 +224,63 @@ fn hostile_tokenizers_end_with_tokens_or_an_error() {
     }
 }
 
+/// Tokens of a long text. Fails the process if there is no end.
+fn encoded(json: Value, text: String) -> Result<Vec<u32>> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let tokenizer = Tokenizer::from_json(json.to_string().as_bytes(), "a file");
+        sender.send(tokenizer.and_then(|tokenizer| tokenizer.encode_with_special(&text)))
+    });
+    let result = receiver.recv_timeout(Duration::from_secs(20));
+    result.expect("an end")
+}
+
+#[test]
+fn the_names_of_many_special_tokens_are_found_in_one_pass() {
+    let token = |i: usize| {
+        json!({"id": 5 + i, "content": format!("{}{i:05}", "a".repeat(20)), "single_word": false,
+            "lstrip": false, "rstrip": false, "normalized": false, "special": true})
+    };
+    let tokens: Vec<Value> = (0..30_000).map(token).collect();
+    let json = with(&[("/added_tokens", json!(tokens))]);
+    let text = "a".repeat(1 << 20) + "00007b";
+    let tokens = encoded(json, text).expect("tokens");
+    // The name takes twenty letters.
+    assert_eq!(tokens[..(1 << 20) - 20], [0; (1 << 20) - 20]);
+    assert_eq!(tokens[(1 << 20) - 20..], [12, 1]);
+}
+
+#[test]
+fn many_short_searches_take_no_longer_than_a_long_one() {
+    let split = |pattern: &str| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
+    let mut steps = vec![split(" ")];
+    // Goes back some ten thousand times in each word.
+    steps.resize(32, split("(a|a)*b(?!c)"));
+    let json = with(&[(
+        "/pre_tokenizer",
+        json!({"type": "Sequence", "pretokenizers": steps}),
+    )]);
+    let failure = encoded(json, "aaaaaaaaaaaa ".repeat(80_000)).expect_err("too long");
+    assert!(failure.to_string().contains("takes too long"), "{failure}");
+}
+
+#[test]
+fn long_tokens_beside_each_other_are_searched_in_time() {
+    let pieces: Vec<Value> = (1..=256)
+        .map(|length| json!(["a".repeat(length), -1.0]))
+        .collect();
+    let model = json!({"type": "Unigram", "unk_id": 0, "vocab": pieces});
+    let tokens = encoded(
+        with(&[("/model", model), ("/added_tokens", json!([]))]),
+        "a".repeat(1 << 18),
+    );
+    assert_eq!(tokens.expect("tokens").len(), 1 << 10);
+    let pieces = json!([["a".repeat(257), -1.0]]);
+    let model = json!({"type": "Unigram", "unk_id": 0, "vocab": pieces});
+    let failure = encoded(with(&[("/model", model)]), String::new()).expect_err("too long");
+    assert!(failure.to_string().contains("257"), "{failure}");
+}
+
 #[test]
 fn what_must_fail_names_the_component() {
     let fails = |json: Value, reason: &str| {

@@ -13,9 +13,13 @@ mod words;
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use aho_corasick::{AhoCorasick, MatchKind};
 
 use crate::error::{Error, Result};
 use build::Parts;
+use pattern::deadline;
 use serde_json::Value;
 use steps::{NormalizerStep, Normalizing, SplitStep};
 use token_bytes::ByteTable;
@@ -41,10 +45,9 @@ pub struct Tokenizer {
     ids: HashMap<String, u32>,
     space_prefix: bool,
     source_name: String,
-    /// Longest first.
     specials: Vec<Special>,
-    /// Whether a special token begins with this byte.
-    special_start: [bool; 256],
+    /// Finds the names of `specials`, in one pass however many there are.
+    special_names: AhoCorasick,
     /// `[vocab]`
     is_special: Vec<bool>,
     /// The unknown token: special, yet what plain text may become.
@@ -99,13 +102,14 @@ impl Tokenizer {
                 rstrip: token.rstrip,
             })
             .collect();
-        specials.sort_by(|a, b| b.content.len().cmp(&a.content.len()).then(a.id.cmp(&b.id)));
+        specials.sort_by_key(|special| special.id);
+        let special_names = AhoCorasick::builder()
+            .match_kind(MatchKind::LeftmostLongest)
+            .build(specials.iter().map(|special| &special.content))
+            .map_err(|error| format!("added_tokens: {error}"))?;
         let bytes = ByteTable::new(&parts.tokens, &parts.added, parts.spelling)?;
-        let mut special_start = [false; 256];
         let mut is_special = vec![false; bytes.vocab_size()];
         for special in &specials {
-            // The crate drops added tokens without content.
-            special_start[special.content.as_bytes()[0] as usize] = true;
             is_special[special.id as usize] = true;
         }
         Ok(Self {
@@ -118,7 +122,7 @@ impl Tokenizer {
             space_prefix: parts.space_prefix,
             source_name: source_name.into(),
             specials,
-            special_start,
+            special_names,
             is_special,
             unknown: parts.unknown,
         })
@@ -149,6 +153,10 @@ impl Tokenizer {
     /// # Errors
     /// As [`encode`](Self::encode).
     pub fn encode_pieces(&self, pieces: &[Piece], at_start: bool) -> Result<Vec<u32>> {
+        let bytes = pieces.iter().map(|piece| match piece {
+            Piece::Template(text) | Piece::Content(text) => text.len(),
+        });
+        let deadline = deadline(bytes.sum());
         let mut tokens = Vec::new();
         let mut run = String::new();
         let (mut at_start, mut border) = (at_start, at_start);
@@ -168,7 +176,7 @@ impl Tokenizer {
                 } else {
                     before
                 });
-                self.encode_run(&run, at_start, border, &mut tokens)?;
+                tokens.extend(self.encode_run(&run, [at_start, border], deadline)?);
                 tokens.push(special.id);
                 run.clear();
                 (at_start, border) = (false, true);
@@ -180,7 +188,7 @@ impl Tokenizer {
             }
             run.push_str(rest);
         }
-        self.encode_run(&run, at_start, border, &mut tokens)?;
+        tokens.extend(self.encode_run(&run, [at_start, border], deadline)?);
         Ok(tokens)
     }
 
@@ -207,39 +215,33 @@ impl Tokenizer {
 
     /// The first special token in `text`, the longest if several begin there.
     fn next_special(&self, text: &str) -> Option<(usize, &Special)> {
-        let bytes = text.as_bytes();
-        let mut starts = (0..bytes.len()).filter(|&at| self.special_start[bytes[at] as usize]);
-        starts.find_map(|at| {
-            let begins = |special: &&Special| bytes[at..].starts_with(special.content.as_bytes());
-            Some((at, self.specials.iter().find(begins)?))
-        })
+        let found = self.special_names.find(text)?;
+        Some((found.start(), &self.specials[found.pattern()]))
     }
 
-    /// Appends the tokens of text without special tokens. `border` says that it begins the whole or follows a special
+    /// Tokens of text without special tokens. `border` says that it begins the whole or follows a special
     /// token.
     fn encode_run(
         &self,
         text: &str,
-        at_start: bool,
-        border: bool,
-        tokens: &mut Vec<u32>,
-    ) -> Result<()> {
+        [at_start, border]: [bool; 2],
+        deadline: Instant,
+    ) -> Result<Vec<u32>> {
         if text.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
-        let run = AssertUnwindSafe(|| self.encode_text(text, at_start, border));
+        let run = AssertUnwindSafe(|| self.encode_text(text, [at_start, border], deadline));
         let found = catch_unwind(run).unwrap_or_else(|_| Err(PANICKED.into()));
-        tokens.extend(found.map_err(|reason| self.error(&reason))?);
-        Ok(())
+        found.map_err(|reason| self.error(&reason))
     }
 
     fn encode_text(
         &self,
         text: &str,
-        at_start: bool,
-        border: bool,
+        [at_start, border]: [bool; 2],
+        deadline: Instant,
     ) -> std::result::Result<Vec<u32>, String> {
-        let normalizing = Normalizing::new(&self.normalizer, text);
+        let normalizing = Normalizing::new(&self.normalizer, text, deadline);
         let mut split = self.added.extract_and_normalize(Some(&normalizing), text);
         if let Ok(mut failure) = normalizing.failure.lock()
             && let Some(reason) = failure.take()
@@ -247,7 +249,7 @@ impl Tokenizer {
             return Err(reason);
         }
         for step in &self.splits {
-            step.split(&mut split, at_start)
+            step.split(&mut split, at_start, deadline)
                 .map_err(|error| error.to_string())?;
         }
         let mut tokens = Vec::new();

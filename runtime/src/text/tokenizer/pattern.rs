@@ -9,8 +9,15 @@ const MAX_PATTERN: usize = 4 << 10;
 /// Times that one search may go back, and the memory of what a pattern is compiled to.
 const MAX_BACKTRACKS: usize = 100_000;
 const MAX_COMPILED: usize = 4 << 20;
-/// Longest time of all searches in one text: this, and as much again for each mebibyte.
-const MAX_TIME: Duration = Duration::from_secs(2);
+/// Longest time of all searches in one text: this, and so much for each byte.
+const MAX_TIME: Duration = Duration::from_secs(1);
+const MAX_TIME_OF_A_BYTE: Duration = Duration::from_micros(4);
+
+/// When the searches in a text of so many bytes must have ended.
+pub(super) fn deadline(bytes: usize) -> Instant {
+    let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+    Instant::now() + MAX_TIME + MAX_TIME_OF_A_BYTE * bytes
+}
 
 /// A regular expression of a tokenizer, which came from a stranger: compiled and searched within bounds.
 #[derive(Debug)]
@@ -58,15 +65,24 @@ impl BoundedRegex {
     }
 }
 
-impl Pattern for &BoundedRegex {
+/// A search that ends by a time, which it shares with the other searches in a text: each of many may be short.
+pub(super) struct Search<'r> {
+    pub pattern: &'r BoundedRegex,
+    pub deadline: Instant,
+}
+
+impl Pattern for Search<'_> {
     fn find_matches(&self, inside: &str) -> Result<Vec<(Offsets, bool)>> {
-        let mebibytes = (inside.len() >> 20) as u32;
-        let deadline = Instant::now() + MAX_TIME * (1 + mebibytes);
+        let late = || match Instant::now() > self.deadline {
+            true => Err("its pattern takes too long"),
+            false => Ok(()),
+        };
+        late()?;
         let mut parts = Vec::new();
         let mut end = 0;
-        for found in self.regex.find_iter(inside) {
+        for found in self.pattern.regex.find_iter(inside) {
             let found = found?;
-            if found.start() == found.end() && !self.empty {
+            if found.start() == found.end() && !self.pattern.empty {
                 continue;
             }
             if found.start() > end {
@@ -74,8 +90,8 @@ impl Pattern for &BoundedRegex {
             }
             parts.push(((found.start(), found.end()), true));
             end = found.end();
-            if parts.len() % 16 == 0 && Instant::now() > deadline {
-                return Err("its pattern takes too long".into());
+            if parts.len() % 16 == 0 {
+                late()?;
             }
         }
         if end < inside.len() || parts.is_empty() {

@@ -2,6 +2,7 @@
 //! `tokenizer.json`; each is checked before it is built.
 
 use std::sync::Mutex;
+use std::time::Instant;
 
 use serde_json::Value;
 use tokenizers::pattern::Invert;
@@ -12,7 +13,7 @@ use tokenizers::{
 };
 
 use super::charsmap;
-use super::pattern::BoundedRegex;
+use super::pattern::{BoundedRegex, Search};
 
 /// Most steps of one kind, and their depth.
 const MAX_STEPS: usize = 32;
@@ -162,14 +163,17 @@ pub(super) struct Normalizing<'s> {
     steps: &'s [NormalizerStep],
     /// Longest text that may come of it.
     limit: usize,
+    deadline: Instant,
     pub failure: Mutex<Option<Reason>>,
 }
 
 impl<'s> Normalizing<'s> {
-    pub fn new(steps: &'s [NormalizerStep], text: &str) -> Self {
+    /// Of `text`, by `deadline`.
+    pub fn new(steps: &'s [NormalizerStep], text: &str, deadline: Instant) -> Self {
         Normalizing {
             steps,
             limit: 1024 + 16 * text.len(),
+            deadline,
             failure: Mutex::new(None),
         }
     }
@@ -177,7 +181,10 @@ impl<'s> Normalizing<'s> {
     fn run(&self, text: &mut NormalizedString) -> Result<(), Reason> {
         for step in self.steps {
             let done = match step {
-                NormalizerStep::Replace(regex, content) => text.replace(regex, content),
+                NormalizerStep::Replace(pattern, content) => {
+                    let deadline = self.deadline;
+                    text.replace(Search { pattern, deadline }, content)
+                }
                 NormalizerStep::Crate(step) => step.normalize(text),
             };
             done.map_err(|error| error.to_string())?;
@@ -201,15 +208,21 @@ impl Normalizer for Normalizing<'_> {
 }
 
 impl SplitStep {
-    /// Splits each part of `text`. Where the text does not begin the whole, no space is put before it.
-    pub fn split(&self, text: &mut PreTokenizedString, at_start: bool) -> tokenizers::Result<()> {
+    /// Splits each part of `text`, by `deadline`. Where the text does not begin the whole, no space is put before it.
+    pub fn split(
+        &self,
+        text: &mut PreTokenizedString,
+        at_start: bool,
+        deadline: Instant,
+    ) -> tokenizers::Result<()> {
         match self {
-            SplitStep::Regex(regex, behavior, false) => {
-                text.split(|_, part| part.split(regex, *behavior))
-            }
-            SplitStep::Regex(regex, behavior, true) => {
-                text.split(|_, part| part.split(Invert(regex), *behavior))
-            }
+            SplitStep::Regex(pattern, behavior, inverted) => text.split(|_, part| {
+                let search = Search { pattern, deadline };
+                match inverted {
+                    true => part.split(Invert(search), *behavior),
+                    false => part.split(search, *behavior),
+                }
+            }),
             SplitStep::Crate(PreTokenizerWrapper::Metaspace(step))
                 if !at_start && step.get_prepend_scheme() == PrependScheme::First =>
             {

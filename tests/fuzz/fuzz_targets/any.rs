@@ -1,0 +1,23 @@
+//! All targets in one program, which travels to machines without a compiler: WATERLINE_KIND names the kind of file. WATERLINE_SEEDS
+//! names a folder in which it first writes the files that fuzzing starts from.
+#![no_main]
+
+#[path = "../../inputs/mod.rs"]
+mod inputs;
+
+use std::path::Path;
+use std::sync::LazyLock;
+
+static USE_IT: LazyLock<fn(&[u8]) -> bool> = LazyLock::new(|| {
+    let name = std::env::var("WATERLINE_KIND").expect("WATERLINE_KIND");
+    let kind = inputs::KINDS.iter().find(|kind| kind.name == name);
+    let kind = kind.expect("a kind");
+    if let Some(folder) = std::env::var_os("WATERLINE_SEEDS") {
+        for (i, seed) in (kind.seeds)().into_iter().enumerate() {
+            std::fs::write(Path::new(&folder).join(format!("seed-{i}")), seed).expect("a seed");
+        }
+    }
+    kind.use_it
+});
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| drop(USE_IT(bytes)));
