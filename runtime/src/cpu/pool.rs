@@ -346,8 +346,8 @@ impl Attendance {
 impl Drop for Pool {
     fn drop(&mut self) {
         if std::process::id() != self.process {
-            // The threads are the parent's: nobody here will ever end.
-            return;
+            // The threads are the parent's: none is here to be joined or detached.
+            return std::mem::forget(std::mem::take(&mut self.workers));
         }
         for ((handle, thread), lane) in self.workers.drain(..).zip(&self.state.lanes[1..]) {
             lane.word.store(STOP, Ordering::Release);
