@@ -3,7 +3,7 @@
 //! A template comes with a model file and is a program. So nothing here trusts it: parsing and rendering run on a
 //! thread with a stack of their own, trees and values have a greatest depth, and whatever reads, writes or allocates
 //! first pays for it out of one budget of work ([`work::MAX_WORK`]). The budget bounds time and memory together, also
-//! where no clock is looked at: at one unit a byte no rendering allocates more than 256 MiB, all in all. A panic ends
+//! where no clock is looked at: at one unit a byte no rendering allocates more than 128 MiB, all in all. A panic ends
 //! the thread and becomes an error.
 //!
 //! The language is Jinja2's with transformers' settings: `trim_blocks`, `lstrip_blocks`, loop controls, `generation`
@@ -38,15 +38,16 @@ use crate::cancel::Canceller;
 /// Longest source, in bytes: ten times that of any published template.
 const MAX_SOURCE: usize = 256 << 10;
 /// Longest time of a rendering, far beyond what its work takes. A first message needs up to seven.
-const MAX_TIME: Duration = Duration::from_secs(1);
+const MAX_TIME: Duration = Duration::from_secs(2);
 /// Stack of the thread that parses and renders; only what is used takes memory.
 const STACK: usize = 32 << 20;
 /// What a thread maps while it starts, at most, besides its stack.
 const THREAD_BYTES: usize = 1 << 20;
 /// The message of a panic, which is a mistake of ours.
 const PANICKED: &str = "it cannot be handled";
-/// Most bytes that a rendering makes beyond [`GROWTH`] times its variables: as many as the longest template has. They are tokenized.
-const MAX_OUTPUT: usize = 256 << 10;
+/// Most bytes that a rendering makes beyond [`GROWTH`] times its variables: several times
+/// what a published template writes of its own. They are tokenized.
+const MAX_OUTPUT: usize = 64 << 10;
 /// Bytes that a rendering may make of a byte of its variables: each message twice, tools escaped and indented.
 const GROWTH: usize = 8;
 /// Longest message of an error, in characters.

@@ -4,8 +4,8 @@ use super::{Failure, Outcome};
 use crate::cancel::Canceller;
 
 /// Units of work of one rendering: about one per byte that is read, written or allocated. A real conversation takes
-/// less than a thousandth of it.
-pub const MAX_WORK: u64 = 1 << 28;
+/// less than a hundredth of it.
+pub const MAX_WORK: u64 = 1 << 27;
 /// Nested evaluations: expressions, statements and macro calls together. Each takes less than 4 KiB of stack.
 pub const MAX_DEPTH: usize = 1_200;
 /// Units of work for one node of the template.

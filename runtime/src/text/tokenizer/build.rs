@@ -22,7 +22,7 @@ const MAX_ADDED: usize = 1 << 10;
 const MAX_ADDED_BYTES: usize = 1 << 20;
 const MAX_TRIE_BYTES: usize = 4 << 20;
 /// Longest token of such a trie, which may be searched at every byte of a text.
-const MAX_TRIE_TOKEN: usize = 256;
+const MAX_TRIE_TOKEN: usize = 128;
 
 type Reason = String;
 
