@@ -1,4 +1,6 @@
-//! What a session's state holds, as gauges: the window, the retained tokens, the matrices; or slot by slot.
+//! What a session's state holds, as gauges: the window, the retained tokens, the matrices; or tensor by tensor.
+
+use std::collections::BTreeMap;
 
 use waterline::Snapshot;
 use waterline::{StateDtype, StateKind, StateTensorPlan};
@@ -42,8 +44,14 @@ pub fn gauges(conversation: &Conversation) -> Result<String> {
             lines.push(format!("{:9} up to: {text}", ""));
         }
     }
-    lines.extend(retained(&snapshot));
-    lines.extend(retained_text(&snapshot, conversation));
+    let counted = retained(&snapshot);
+    let positions = retained_positions(&snapshot);
+    if counted.is_none() && !positions.is_empty() {
+        let (held, capacity) = (positions.len() as u64, positions_capacity(&snapshot));
+        lines.push(gauge("retained", held, capacity, "all layers together"));
+    }
+    lines.extend(counted);
+    lines.extend(retained_text(&positions, conversation));
     Ok(lines.join("\n"))
 }
 
@@ -124,29 +132,51 @@ fn retained(snapshot: &Snapshot) -> Option<String> {
     Some(gauge("retained", mean, capacity, &rest))
 }
 
-/// The text of the tokens that the first layer with known positions retains, as far as the history reaches.
-fn retained_text(snapshot: &Snapshot, conversation: &Conversation) -> Option<String> {
-    let (tensor, data) = snapshot
-        .tensors()
-        .find(|(tensor, _)| tensor.name.ends_with("_positions"))?;
-    // One more than the position; 0 is an empty row.
-    let stored = data
-        .as_chunks::<8>()
-        .0
+/// The state tensors that hold positions of retained tokens.
+fn position_tensors(snapshot: &Snapshot) -> impl Iterator<Item = (&StateTensorPlan, &[u8])> {
+    let tensors = snapshot.tensors();
+    tensors.filter(|(tensor, _)| tensor.name.ends_with("_positions"))
+}
+
+/// Tokens that all layers can retain.
+fn positions_capacity(snapshot: &Snapshot) -> u64 {
+    let rows = position_tensors(snapshot).map(|(tensor, _)| tensor.shape.iter().product::<usize>());
+    rows.sum::<usize>() as u64
+}
+
+/// The positions of retained tokens, and how many layers and heads hold each.
+fn retained_positions(snapshot: &Snapshot) -> BTreeMap<u64, usize> {
+    let mut holders = BTreeMap::new();
+    for (_, data) in position_tensors(snapshot) {
+        // One more than the position; 0 is an empty row.
+        let stored = data.as_chunks::<8>().0.iter();
+        let positions = stored.filter_map(|&p| u64::from_le_bytes(p).checked_sub(1));
+        for position in positions {
+            *holders.entry(position).or_default() += 1;
+        }
+    }
+    holders
+}
+
+/// The text of the retained tokens that most layers and heads hold, as far as the history reaches, in the order of the text.
+fn retained_text(holders: &BTreeMap<u64, usize>, conversation: &Conversation) -> Option<String> {
+    let mut positions: Vec<u64> = holders.keys().copied().collect();
+    positions.sort_by_key(|position| std::cmp::Reverse(holders[position]));
+    let words = positions
         .iter()
-        .map(|&p| u64::from_le_bytes(p));
-    let mut positions: Vec<u64> = stored.filter_map(|p| p.checked_sub(1)).collect();
-    positions.sort_unstable();
-    let rest = format!("the first of such layers ({})", tensor.layer.unwrap_or(0));
-    let capacity = tensor.shape.iter().product::<usize>() as u64;
-    let words: Vec<String> = positions
-        .iter()
-        .filter_map(|&position| conversation.token_text(position))
-        .take(SHOWN)
-        .collect();
-    let line = gauge("retained", positions.len() as u64, capacity, &rest);
-    let text = shown_line(&words.join("|"), TEXT);
-    Some(format!("{line}\n{:9} among them: {text}", ""))
+        .filter_map(|&position| Some((position, conversation.token_text(position)?)));
+    let mut words: Vec<(u64, String)> = words.take(SHOWN).collect();
+    words.sort_by_key(|word| word.0);
+    let mut text = String::new();
+    let mut last = None;
+    for (position, word) in words {
+        // Tokens that followed each other are shown as they stood.
+        let follows = last.is_none_or(|last| position == last + 1);
+        text += if follows { "" } else { "|" };
+        text += &word;
+        last = Some(position);
+    }
+    (!text.is_empty()).then(|| format!("{:9} among them: {}", "", shown_line(&text, TEXT)))
 }
 
 /// Every state tensor of the state: those of one name and shape together, and the values of counters.

@@ -236,6 +236,8 @@ struct Retained {
   Rows router;
   float* window_scores;
   float* set_scores;
+  // Of the set's tokens, one more each.
+  u64* set_positions;
   u32* counts;
   // Of the tokens that leave the window `[kv_heads, chunk]`, and for each row of the set the token that took it last.
   float* leaving;
@@ -354,7 +356,10 @@ __device__ void retain(Attended a, Retained r, const u64* position, int tokens) 
         int before = t > 0 ? occupants[kept] : -1;
         (before < 0 ? gone[kept] : until[before]) = t;
         occupants[kept] = t;
-        if constexpr (policy == LEARNED) scores[kept] = score;
+        if constexpr (policy == LEARNED) {
+          scores[kept] = score;
+          r.set_positions[head * a.capacity + kept] = leaves + 1;
+        }
       }
     }
     if (policy == LEARNED && kept >= 0 && count == a.capacity && t + 1 < tokens) {

@@ -58,6 +58,7 @@ struct Retained {
     router: Rows,
     window_scores: u64,
     set_scores: u64,
+    set_positions: u64,
     counts: u64,
     leaving: u64,
     occupants: u64,
@@ -170,12 +171,14 @@ impl Attend {
                 router,
                 margin,
                 scores,
+                positions,
             } => {
                 // The router may have stored the token's score there.
                 if !launches.writes(&launches.state_bytes(scores.window)) {
                     retained.router = launches.rows(*router);
                 }
                 retained.margin = *margin as i32;
+                retained.set_positions = launches.state_address(*positions);
                 "LEARNED"
             }
             Policy::Stride(every) => {
@@ -201,10 +204,14 @@ impl Attend {
         });
         let call = self.head_call(launches, attended, retained, format!("retain<{policy}>"));
         launches.push_prefetching(call);
-        if let Policy::Learned { scores, .. } = &eviction.policy {
-            let [window, set, counts] = [scores.window, scores.set, eviction.set_counts]
-                .map(|tensor| launches.state_bytes(tensor));
-            let mut written = vec![set, counts, first..end];
+        if let Policy::Learned {
+            scores, positions, ..
+        } = &eviction.policy
+        {
+            let tensors = [scores.window, scores.set, *positions, eviction.set_counts];
+            let [window, set, positions, counts] =
+                tensors.map(|tensor| launches.state_bytes(tensor));
+            let mut written = vec![set, positions, counts, first..end];
             // What the router stores there is not what is read, the score of the token that leaves.
             if retained.router.first != 0 {
                 written.push(window);

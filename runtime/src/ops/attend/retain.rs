@@ -30,6 +30,8 @@ pub enum Policy {
         margin: usize,
         /// Where scores are kept.
         scores: ScoreTensors,
+        /// The state tensor of the retained tokens' positions, and one more each, `[kv_heads, capacity]`.
+        positions: usize,
     },
     /// Those to which the last query paid most attention, on average over the heads that share them
     /// (TOVA, arXiv 2401.06104).
@@ -51,9 +53,14 @@ impl Eviction {
     pub(super) fn access(&self, access: Access) -> Access {
         let access = access.state([self.set_keys, self.set_values, self.set_counts]);
         match &self.policy {
-            Policy::Learned { router, scores, .. } => {
-                access.reads([*router]).state([scores.window, scores.set])
-            }
+            Policy::Learned {
+                router,
+                scores,
+                positions,
+                ..
+            } => access
+                .reads([*router])
+                .state([scores.window, scores.set, *positions]),
             Policy::Attention(scores) => access.state([scores.window, scores.set]),
             Policy::Stride(_) => access,
         }
@@ -74,9 +81,12 @@ impl Eviction {
             },
         ];
         match &self.policy {
-            Policy::Learned { scores, .. } => {
+            Policy::Learned {
+                scores, positions, ..
+            } => {
                 all.push(rows(scores.window, one, 1));
                 all.push(rows(scores.set, kept, one));
+                all.push(rows(*positions, 0, one));
             }
             Policy::Attention(scores) => {
                 all.push(rows(scores.window, one, 1));
@@ -106,6 +116,7 @@ impl<E: Element> Task<'_, E> {
             router,
             margin,
             scores,
+            ..
         } = &eviction.policy
             && let Some(scored) = position.checked_sub(*margin as u64)
         {
@@ -143,6 +154,11 @@ impl<E: Element> Task<'_, E> {
         let Some(kept) = kept else {
             return;
         };
+        if let Policy::Learned { positions, .. } = &eviction.policy {
+            let row = head * self.state.rows(*positions) + kept;
+            // SAFETY: each task has its own head's positions (rules: widths, bounds).
+            unsafe { self.state.tensor::<u64>(*positions, row..row + 1)[0] = leaving + 1 };
+        }
         for (set, ring, view) in [
             (eviction.set_keys, self.attend.keys, &self.attend.k),
             (eviction.set_values, self.attend.values, &self.attend.v),
