@@ -9,7 +9,7 @@
 //! When token t enters, token `t - window` leaves: kept if its score is above zero and there is room or a strictly
 //! lower score. The reference lets prompt queries see the set of the prompt's end, which is not causal; here every
 //! query sees the set of its own time, which is what the reference does when it decodes.
-//! State: the window's keys, values and scores, the set's, the router's last inputs, and the positions of the set's tokens.
+//! State: the window's keys, values and scores, the set's and its positions, and the router's last inputs.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ use super::{Mismatch, Mixer};
 use crate::error::Result;
 use crate::lowering::Lowering;
 use crate::ops::{Policy, RouterLayer, Score};
-use crate::state::{StateDtype, StateKind, StateRange, StateTensor};
+use crate::state::{StateDtype, StateKind, StateTensor};
 use crate::weights::WeightSpec;
 
 pub use crate::ops::ScoreMap;
@@ -177,12 +177,6 @@ impl Mixer for Lte {
                 &shape,
             ));
         }
-        // One more than the position; 0 is an empty row. Nothing is computed from it: it says which tokens stayed.
-        let set = [self.attention.kv_heads, self.capacity];
-        tensors.push(
-            StateTensor::new("set_positions", StateKind::Set, StateDtype::U64, &set)
-                .within(StateRange::UpToPosition),
-        );
         tensors
     }
 
@@ -219,7 +213,6 @@ impl Mixer for Lte {
                 router: scores,
                 margin: self.margin(),
                 scores: Attention::score_tensors(layer),
-                positions: layer.state_tensor(AFTER_SET + self.router_taps.len()),
             };
             Ok(Some(Attention::eviction(layer, policy, self.sink)))
         })

@@ -22,6 +22,10 @@ const EXPLANATION: &str = "In brackets: where the change lies in 95 of 100 repet
 
 fn read(path: &Path) -> Result<Report> {
     let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+    if text.trim_ascii_start().starts_with(b"[") {
+        let reason = "several results; expected one: bench of one model with one number of threads";
+        return Err(Error::input(path, reason));
+    }
     let report: Report = serde_json::from_slice(&text).map_err(|e| {
         let reason = format!("this is not a result of one run that bench --json has written: {e}");
         Error::input(path, reason)

@@ -9,7 +9,7 @@ use super::measure::{Measured, Plan, Timed};
 use super::provenance::Provenance;
 use super::statistics::{jitter, mean, median, percentile, spread};
 use crate::machine::Machine;
-use crate::units::{self, rounded};
+use crate::units::{self, rounded, thousands};
 
 /// Everything that `--json` writes.
 #[derive(Serialize, Deserialize)]
@@ -377,7 +377,7 @@ impl Report {
                 format!(
                     "{} ms after {} tokens ({times}: {})",
                     rounded(self.time_to_first_token_ms),
-                    self.prompt,
+                    thousands(self.prompt as u64),
                     between(&self.first_token_samples_s, &|s| 1e3 * s)
                 ),
             ),
@@ -455,15 +455,14 @@ impl Report {
             "resident",
         ];
         let row = |depth: &Depth| {
-            let us = |value: f64| format!("{value:.1}");
             [
-                depth.position.to_string(),
-                us(depth.p50_us),
-                us(depth.p90_us),
-                us(depth.p99_us),
-                us(depth.max_us),
-                us(depth.jitter_us),
-                us(depth.tokens_per_s()),
+                thousands(depth.position),
+                rounded(depth.p50_us),
+                rounded(depth.p90_us),
+                rounded(depth.p99_us),
+                rounded(depth.max_us),
+                rounded(depth.jitter_us),
+                rounded(depth.tokens_per_s()),
                 depth
                     .rss_bytes
                     .map_or("unknown".into(), |n| units::bytes(n as usize)),

@@ -32,13 +32,13 @@ pub fn gauges(conversation: &Conversation) -> Result<String> {
         thousands(read)
     )];
     lines.extend(matrices(&snapshot));
-    for (rows, blocks) in windows(&snapshot) {
+    for (rows, holders) in windows(&snapshot) {
         let held = read.min(rows as u64);
         let name = match conversation.context() == Some(rows) {
             true => "context",
             false => "window",
         };
-        lines.push(gauge(name, held, rows as u64, &layers(blocks)));
+        lines.push(gauge(name, held, rows as u64, &layers(holders)));
         if held > 0 {
             let text = shown_end(&conversation.last_text(held as usize), TEXT);
             lines.push(format!("{:9} up to: {text}", ""));
@@ -77,18 +77,18 @@ fn matrices(snapshot: &Snapshot) -> Option<String> {
     let of_kind = snapshot
         .tensors()
         .filter(|(tensor, _)| tensor.kind == StateKind::Matrix);
-    let mut blocks: Vec<usize> = Vec::new();
+    let mut holders: Vec<usize> = Vec::new();
     let mut sum = 0;
     for (tensor, data) in of_kind {
-        blocks.extend(tensor.layer);
+        holders.extend(tensor.layer);
         sum += data.len();
     }
-    blocks.dedup();
+    holders.dedup();
     (sum > 0).then(|| {
         format!(
-            "matrices  {} in {}: everything that was read, faded and overwritten as the model learned to",
+            "matrices  {} in {}: all that was read, faded and overwritten",
             bytes(sum),
-            layers(blocks.len())
+            layers(holders.len())
         )
     })
 }
@@ -102,32 +102,30 @@ fn windows(snapshot: &Snapshot) -> Vec<(usize, usize)> {
     for (tensor, _) in snapshot.tensors().filter(|(tensor, _)| is_window(tensor)) {
         let rows = tensor.shape.get(1).copied().unwrap_or(0);
         match windows.iter_mut().find(|(other, _)| *other == rows) {
-            Some((_, blocks)) => *blocks += 1,
+            Some((_, holders)) => *holders += 1,
             None => windows.push((rows, 1)),
         }
     }
     windows
 }
 
-/// How full the sets of retained tokens are: the fullest, and the range over layers and heads.
+/// How full the sets of retained tokens are: the mean, and the range over layers and heads.
 fn retained(snapshot: &Snapshot) -> Option<String> {
     let mut counts: Vec<u64> = Vec::new();
-    let (mut capacity, mut blocks) = (0, 0);
+    let mut capacity = 0;
     for (tensor, data) in snapshot
         .tensors()
         .filter(|(tensor, _)| tensor.name == "set_counts")
     {
-        blocks += 1;
         counts.extend(u32s(data).map(u64::from));
-        let of_block = tensor.layer.and_then(|block| set_capacity(snapshot, block));
-        capacity = capacity.max(of_block.unwrap_or(0) as u64);
+        let of_layer = tensor.layer.and_then(|layer| set_capacity(snapshot, layer));
+        capacity = capacity.max(of_layer.unwrap_or(0) as u64);
     }
     let (least, most) = (*counts.iter().min()?, *counts.iter().max()?);
     let mean = counts.iter().sum::<u64>() / counts.len() as u64;
     let rest = format!(
-        "{} of {} heads; the emptiest head holds {least}, the fullest {most}",
-        layers(blocks),
-        counts.len() / blocks
+        "{least} to {most} in each of {} heads",
+        thousands(counts.len() as u64)
     );
     Some(gauge("retained", mean, capacity, &rest))
 }
@@ -192,13 +190,13 @@ pub fn tensors(conversation: &Conversation) -> Result<String> {
             None => groups.push((what, 1, data.len())),
         }
         let counts_members = tensor.kind == StateKind::Counter && tensor.dtype == StateDtype::U32;
-        if let Some(block) = tensor.layer.filter(|_| counts_members) {
+        if let Some(layer) = tensor.layer.filter(|_| counts_members) {
             let counts: Vec<String> = u32s(data).map(|count| count.to_string()).collect();
             let capacity =
-                set_capacity(&snapshot, block).map_or(String::new(), |n| format!(" of {n}"));
+                set_capacity(&snapshot, layer).map_or(String::new(), |n| format!(" of {n}"));
             let counts = counts.join(" ");
             counters.push(format!(
-                "layer {block:<3} {}: {counts}{capacity}",
+                "layer {layer:<3} {}: {counts}{capacity}",
                 tensor.name
             ));
         }
@@ -227,10 +225,10 @@ fn u32s(data: &[u8]) -> impl Iterator<Item = u32> {
 }
 
 /// How many members each set of a layer can have.
-fn set_capacity(snapshot: &Snapshot, block: usize) -> Option<usize> {
+fn set_capacity(snapshot: &Snapshot, layer: usize) -> Option<usize> {
     let mut tensors = snapshot.tensors().map(|(tensor, _)| tensor);
     let set =
-        tensors.find(|tensor| tensor.layer == Some(block) && tensor.kind == StateKind::Set)?;
+        tensors.find(|tensor| tensor.layer == Some(layer) && tensor.kind == StateKind::Set)?;
     set.shape.get(1).copied()
 }
 

@@ -83,6 +83,7 @@ fn retained(policy: Policy, sink: usize) -> Option<Eviction> {
         set_keys: 3,
         set_values: 4,
         set_counts: 5,
+        set_positions: 8,
     })
 }
 
@@ -108,7 +109,6 @@ fn learned_retention_is_that_of_the_cpu() {
             router: View::whole(2, shape[1]),
             margin,
             scores: SCORES,
-            positions: 8,
         };
         compare(Kv::F16, shape, retained(policy, sink));
     }

@@ -144,6 +144,7 @@ impl Attend {
         attended.set_values = launches.state_address(eviction.set_values);
         let mut retained = Retained {
             counts: launches.state_address(eviction.set_counts),
+            set_positions: launches.state_address(eviction.set_positions),
             sink: eviction.sink as i32,
             ..Retained::zeroed()
         };
@@ -171,14 +172,12 @@ impl Attend {
                 router,
                 margin,
                 scores,
-                positions,
             } => {
                 // The router may have stored the token's score there.
                 if !launches.writes(&launches.state_bytes(scores.window)) {
                     retained.router = launches.rows(*router);
                 }
                 retained.margin = *margin as i32;
-                retained.set_positions = launches.state_address(*positions);
                 "LEARNED"
             }
             Policy::Stride(every) => {
@@ -204,11 +203,13 @@ impl Attend {
         });
         let call = self.head_call(launches, attended, retained, format!("retain<{policy}>"));
         launches.push_prefetching(call);
-        if let Policy::Learned {
-            scores, positions, ..
-        } = &eviction.policy
-        {
-            let tensors = [scores.window, scores.set, *positions, eviction.set_counts];
+        if let Policy::Learned { scores, .. } = &eviction.policy {
+            let tensors = [
+                scores.window,
+                scores.set,
+                eviction.set_positions,
+                eviction.set_counts,
+            ];
             let [window, set, positions, counts] =
                 tensors.map(|tensor| launches.state_bytes(tensor));
             let mut written = vec![set, positions, counts, first..end];

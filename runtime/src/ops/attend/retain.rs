@@ -3,6 +3,7 @@
 use super::{Element, TILE, Task};
 use crate::cpu::simd;
 use crate::operands::{Access, View};
+use crate::ops::Rules;
 use crate::ops::capped_set::{CappedSet, strided_row};
 use crate::state::{StatePlan, Touched};
 
@@ -18,6 +19,9 @@ pub struct Eviction {
     pub set_values: usize,
     /// The state tensor of the number of retained tokens `[kv_heads]`.
     pub set_counts: usize,
+    /// The state tensor of one more than the position of each retained token `[kv_heads, capacity]`; 0 is an empty row. Nothing is
+    /// computed from it.
+    pub set_positions: usize,
 }
 
 /// Which tokens stay when a set is full.
@@ -30,8 +34,6 @@ pub enum Policy {
         margin: usize,
         /// Where scores are kept.
         scores: ScoreTensors,
-        /// The state tensor of the retained tokens' positions, and one more each, `[kv_heads, capacity]`.
-        positions: usize,
     },
     /// Those to which the last query paid most attention, on average over the heads that share them
     /// (TOVA, arXiv 2401.06104).
@@ -51,18 +53,30 @@ pub struct ScoreTensors {
 impl Eviction {
     /// What attention with this retention reads and writes besides.
     pub(super) fn access(&self, access: Access) -> Access {
-        let access = access.state([self.set_keys, self.set_values, self.set_counts]);
+        let access = access.state([
+            self.set_keys,
+            self.set_values,
+            self.set_counts,
+            self.set_positions,
+        ]);
         match &self.policy {
-            Policy::Learned {
-                router,
-                scores,
-                positions,
-                ..
-            } => access
-                .reads([*router])
-                .state([scores.window, scores.set, *positions]),
+            Policy::Learned { router, scores, .. } => {
+                access.reads([*router]).state([scores.window, scores.set])
+            }
             Policy::Attention(scores) => access.state([scores.window, scores.set]),
             Policy::Stride(_) => access,
+        }
+    }
+
+    /// The shapes of the state tensors.
+    pub(super) fn check(&self, rules: &mut Rules, heads: Option<usize>, dim: Option<usize>) {
+        rules.state(self.set_keys, &[heads, None, dim]);
+        rules.state(self.set_values, &[heads, None, dim]);
+        rules.state(self.set_counts, &[heads]);
+        rules.state(self.set_positions, &[heads, None]);
+        if let Policy::Learned { scores, .. } | Policy::Attention(scores) = &self.policy {
+            rules.state(scores.window, &[heads, None]);
+            rules.state(scores.set, &[heads, None]);
         }
     }
 
@@ -79,14 +93,12 @@ impl Eviction {
                 written: one * plan.tensors[self.set_counts].bytes,
                 ..Touched::whole(plan, self.set_counts)
             },
+            rows(self.set_positions, 0, one),
         ];
         match &self.policy {
-            Policy::Learned {
-                scores, positions, ..
-            } => {
+            Policy::Learned { scores, .. } => {
                 all.push(rows(scores.window, one, 1));
                 all.push(rows(scores.set, kept, one));
-                all.push(rows(*positions, 0, one));
             }
             Policy::Attention(scores) => {
                 all.push(rows(scores.window, one, 1));
@@ -116,7 +128,6 @@ impl<E: Element> Task<'_, E> {
             router,
             margin,
             scores,
-            ..
         } = &eviction.policy
             && let Some(scored) = position.checked_sub(*margin as u64)
         {
@@ -154,10 +165,11 @@ impl<E: Element> Task<'_, E> {
         let Some(kept) = kept else {
             return;
         };
-        if let Policy::Learned { positions, .. } = &eviction.policy {
-            let row = head * self.state.rows(*positions) + kept;
-            // SAFETY: each task has its own head's positions (rules: widths, bounds).
-            unsafe { self.state.tensor::<u64>(*positions, row..row + 1)[0] = leaving + 1 };
+        let entry = head * self.state.rows(eviction.set_positions) + kept;
+        // SAFETY: each task has its own head's positions (rules: widths, bounds).
+        unsafe {
+            self.state
+                .tensor::<u64>(eviction.set_positions, entry..entry + 1)[0] = leaving + 1;
         }
         for (set, ring, view) in [
             (eviction.set_keys, self.attend.keys, &self.attend.k),
@@ -271,7 +283,7 @@ impl<E: Element> Task<'_, E> {
 mod tests {
     use super::*;
     use crate::ops::Attend;
-    use crate::ops::rig::{Rig, noise, side_by_side};
+    use crate::ops::rig::{Rig, noise, plan, side_by_side};
     use crate::state::StateDtype;
 
     const DIM: usize = 5;
@@ -294,6 +306,7 @@ mod tests {
                 set_keys: 2,
                 set_values: 3,
                 set_counts: 4,
+                set_positions: 7,
             }),
             out: View::whole(1, width),
         }
@@ -320,6 +333,7 @@ mod tests {
             (StateDtype::U32, &set[..1]),
             (StateDtype::F32, &ring[..2]),
             (StateDtype::F32, &set[..2]),
+            (StateDtype::U64, &set[..2]),
         ];
         let fill = |_: usize, t: usize, row: &mut [f32]| {
             for (i, x) in row.iter_mut().enumerate() {
@@ -342,6 +356,8 @@ mod tests {
             assert!(floats(&state).iter().zip(&floats(&split_state)).all(same));
         }
 
+        let positions = &plan(&tensors).tensors[7];
+        let stored = &state[positions.offset..positions.offset + positions.bytes];
         let value = |t: usize, column: usize| f64::from(noise(t * stride + column));
         for kv_head in 0..kv_heads {
             let group = heads / kv_heads;
@@ -377,6 +393,17 @@ mod tests {
                     }
                 }
             }
+            let entries = stored
+                .as_chunks::<8>()
+                .0
+                .iter()
+                .map(|&b| u64::from_le_bytes(b));
+            let of_head = entries.skip(kv_head * capacity).take(capacity);
+            let mut found: Vec<usize> =
+                of_head.filter(|&p| p > 0).map(|p| p as usize - 1).collect();
+            found.sort_unstable();
+            kept.sort_unstable();
+            assert_eq!(found, kept, "positions of head {kv_head}");
         }
     }
 
