@@ -154,7 +154,7 @@ fn read_prompt(args: &Args) -> Result<(Option<&Path>, String)> {
     }
     match (model, &args.text) {
         (Some(word), Some(text)) if !is_like_a_model(word) && Path::new(text).exists() => {
-            let [word, text] = [&word.to_string_lossy(), text.as_str()].map(quoted);
+            let [word, text] = [&*word.to_string_lossy(), text.as_str()].map(quoted);
             Err(Error::usage(format!(
                 "the model stands before the text: waterline run {text} {word}"
             )))

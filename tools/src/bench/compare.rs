@@ -9,7 +9,7 @@ use super::report::{Depth, Report};
 use super::statistics::{mean, median, p99, ratio};
 use crate::error::{Error, Result};
 use crate::page::Page;
-use crate::units::{bytes, rounded};
+use crate::units::{bytes, rounded, thousands};
 
 /// Two results.
 pub struct Comparison {
@@ -112,7 +112,7 @@ impl Comparison {
             let Some(other) = b.depths.iter().find(same) else {
                 continue;
             };
-            let at = |what: &str| format!("{what} us at {}", depth.position);
+            let at = |what: &str| format!("{what} us at {}", thousands(depth.position));
             let interval = |of| Some(ratio(&depth.samples_us, &other.samples_us, of).1);
             row(at("p50"), [depth.p50_us, other.p50_us], interval(median));
             row(at("p99"), [depth.p99_us, other.p99_us], interval(p99));

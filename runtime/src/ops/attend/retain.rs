@@ -356,7 +356,8 @@ mod tests {
             assert!(floats(&state).iter().zip(&floats(&split_state)).all(same));
         }
 
-        let positions = &plan(&tensors).tensors[7];
+        let plan = plan(&tensors);
+        let positions = &plan.tensors[7];
         let stored = &state[positions.offset..positions.offset + positions.bytes];
         let value = |t: usize, column: usize| f64::from(noise(t * stride + column));
         for kv_head in 0..kv_heads {
