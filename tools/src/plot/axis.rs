@@ -6,7 +6,7 @@ use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 
 /// How values become places on an axis.
 #[derive(Clone, Copy, PartialEq)]
-pub enum Scale {
+pub(super) enum Scale {
     /// Evenly.
     Linear,
     /// By the logarithm; what is below `min` stands at `min`.
@@ -23,7 +23,7 @@ pub struct Axis {
     /// Last value.
     pub max: f64,
     /// Distances on it.
-    pub scale: Scale,
+    scale: Scale,
     /// Marked values and what is written there.
     pub ticks: Vec<(f64, String)>,
 }

@@ -7,7 +7,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-pub use axis::{Axis, Scale};
+pub use axis::Axis;
 
 use crate::pdf::Pdf;
 
