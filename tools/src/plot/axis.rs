@@ -6,7 +6,7 @@ use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 
 /// How values become places on an axis.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Scale {
+enum Scale {
     /// Evenly.
     Linear,
     /// By the logarithm; what is below `min` stands at `min`.
