@@ -7,6 +7,7 @@ mod measure;
 mod overview;
 mod page;
 mod phases;
+mod printed;
 mod provenance;
 mod report;
 mod statistics;

@@ -20,7 +20,6 @@ mod score;
 #[cfg(feature = "emulator")]
 mod shared;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use waterline_quant::{Activations, Bytes, Format, Matrix, Output, Rounding};
@@ -31,7 +30,7 @@ use crate::cuda::decode::kernel::DecodeKernel;
 use crate::cuda::driver::weights::Weights;
 use crate::cuda::driver::{Launch, Memory, Queue};
 use crate::cuda::schedule::source::Source;
-use crate::cuda::schedule::{Launches, Queued};
+use crate::cuda::schedule::{Launches, Queued, SessionMemory};
 use crate::state::{Kv, StatePlan};
 
 /// A device to test on; without one the test says so and ends.
@@ -146,11 +145,7 @@ impl Bench {
     }
 
     pub fn launches<'a>(&'a self, tokens: usize, scratch: &'a mut Vec<Memory>) -> Launches<'a> {
-        Launches {
-            as_steps: false,
-            row: 0,
-            position: None,
-            tokens,
+        let memory = SessionMemory {
             plan: &self.plan,
             arena: 0,
             ids: 0,
@@ -158,16 +153,10 @@ impl Bench {
             weights: &self.weights,
             queue: &*self.queue,
             kv: Kv::F32,
+        };
+        Launches {
             sms: 1,
-            tensor_cores: self.device.driver().tensor_cores(),
-            shared_memory: self.device.driver().shared_memory(),
-            shared: HashMap::new(),
-            scratch,
-            persistent: false,
-            calls: Vec::new(),
-            current: None,
-            taken_over: Vec::new(),
-            deferred: None,
+            ..Launches::new(&memory, scratch, tokens, false)
         }
     }
 

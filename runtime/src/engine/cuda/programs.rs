@@ -91,9 +91,15 @@ impl ProgramWriter<'_> {
     /// All ops but the logits.
     pub fn layers(&mut self, tokens: usize, persistent: bool) -> Result<Vec<Queued>> {
         let program = self.program;
+        // Only in one kernel ops run at the same time.
+        let sharing = match persistent {
+            true => program.concurrent(|op| op.fills_device()),
+            false => vec![1; program.ops.len()],
+        };
         self.write(tokens, persistent, |launches| {
             for (index, op) in program.ops.iter().enumerate() {
                 launches.begin(index, &op.access());
+                launches.sharing = sharing[index];
                 op.launch(launches)?;
             }
             launches.end();
