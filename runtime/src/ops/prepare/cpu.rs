@@ -8,7 +8,7 @@ use crate::operands::View;
 use crate::ops::CpuOp;
 
 impl Prepare {
-    fn run_lanes(&self, frame: &mut Frame, values: &mut [f32]) {
+    fn run_groups(&self, frame: &mut Frame, values: &mut [f32]) {
         let View { buffer, stride, .. } = self.groups[0].view;
         let values = Shared::new(values);
         // Columns that a head group reads besides its own.
@@ -101,7 +101,7 @@ impl CpuOp for Prepare {
         }
         if let Some(first) = self.groups.first() {
             let mut values = frame.buffers.take(first.view.buffer);
-            self.run_lanes(frame, &mut values);
+            self.run_groups(frame, &mut values);
             frame.buffers.put(first.view.buffer, values);
         }
         for (view, gate) in &self.gates {
