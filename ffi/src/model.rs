@@ -252,7 +252,7 @@ pub unsafe extern "C" fn wl_model_open(
             options,
         )?)
     };
-    // SAFETY: the caller's promises are passed on.
+    // SAFETY: `open` checks both pointers; the caller gives such a struct or NULL, and a place for the model.
     unsafe { open(params, model, checkpoint) }
 }
 
@@ -273,7 +273,7 @@ pub unsafe extern "C" fn wl_model_from_memory(
             options,
         )?)
     };
-    // SAFETY: the caller's promises are passed on.
+    // SAFETY: `open` checks both pointers; the caller gives such a struct or NULL, and a place for the model.
     unsafe { open(params, model, checkpoint) }
 }
 
@@ -284,7 +284,7 @@ pub unsafe extern "C" fn wl_model_builtin(
     params: *const wl_model_params,
     model: *mut *mut wl_model,
 ) -> wl_status {
-    // SAFETY: the caller's promises are passed on.
+    // SAFETY: `open` checks both pointers; the caller gives such a struct or NULL, and a place for the model.
     unsafe { open(params, model, builtin) }
 }
 

@@ -130,7 +130,7 @@ impl Generation {
     }
 
     /// As [`Generation::next`], with a hook.
-    pub fn next_with(
+    fn next_with(
         &mut self,
         session: &mut Session,
         hook: Option<&mut LogitsHook<'_>>,

@@ -90,7 +90,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// As [`render`](Self::render).
-    pub fn render_with(
+    pub(crate) fn render_with(
         &self,
         messages: &[Message],
         add_generation_prompt: bool,

@@ -14,7 +14,7 @@ use programs::Programs;
 
 use super::{Ahead, Engine, Group, Setup, StepForm};
 use crate::cuda::{
-    Address, Control, DecodeKernel, Device, HostLogits, KernelOpInfo, Memory, PhaseTime, Queue,
+    Address, Control, DecodeKernel, Device, HostLogits, KernelOpInfo, Memory, OpTime, Queue,
     Sampling,
 };
 use crate::error::{Error, Result};
@@ -59,7 +59,7 @@ pub(crate) struct CudaEngine {
 }
 
 impl CudaEngine {
-    /// What the phases of a step have to do with ops, if it is one kernel.
+    /// Which ops of the program each op of the kernel computes, if a step is one kernel.
     pub fn kernel_ops(&self) -> Option<&[KernelOpInfo]> {
         self.programs.persistent.as_ref().map(DecodeKernel::ops)
     }
@@ -272,15 +272,15 @@ impl Engine for CudaEngine {
         Some(&self.form)
     }
 
-    fn time_step(&mut self) -> Result<Option<(u32, Vec<PhaseTime>)>> {
+    fn time_step(&mut self) -> Result<Option<(u32, Vec<OpTime>)>> {
         let Some(persistent) = &self.programs.persistent else {
             return Ok(None);
         };
         self.queue()?;
         self.host_logits.forget();
         self.fresh = true;
-        let phases = persistent.time(&self.device, &*self.queue)?;
-        Ok(Some((self.chosen()?, phases)))
+        let times = persistent.time(&self.device, &*self.queue)?;
+        Ok(Some((self.chosen()?, times)))
     }
 
     fn fork(&self, setup: &Setup) -> Result<Box<dyn Engine>> {

@@ -151,7 +151,7 @@ fn persistent_blocks(
 }
 
 impl Model {
-    /// As [`Model::schedule`], and how the decode kernel of `device` keeps each dependency.
+    /// In which order the ops may run, with a state of these sizes, and how the decode kernel of `device` keeps each dependency.
     ///
     /// # Errors
     /// [`Error::Device`] if the device cannot hold a session.

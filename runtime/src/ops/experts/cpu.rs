@@ -71,7 +71,8 @@ impl Part<'_> {
                             None => activation.apply(up),
                         }
                         let start = first + (batch * BATCH + i) * width;
-                        // SAFETY: a task has its own columns of its group's rows, groups have rows of their own, and parts ranges of their own (rule: widths).
+                        // SAFETY: a task has its own columns of its group's rows; groups have rows and parts have ranges of
+                        // their own (rule: widths).
                         unsafe { inner.part(start..start + piece.len()) }.copy_from_slice(up);
                     }
                 },

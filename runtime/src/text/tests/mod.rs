@@ -4,9 +4,9 @@ mod template;
 mod tokenizer;
 mod turns;
 
+use crate::text::{ChatTemplate, Tokenizer};
 use serde_json::{Value, json};
 use std::path::Path;
-use waterline::{ChatTemplate, Tokenizer};
 
 fn data(name: &str) -> Vec<u8> {
     std::fs::read(

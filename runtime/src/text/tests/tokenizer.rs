@@ -1,7 +1,7 @@
 use super::*;
+use crate::text::Piece;
 use proptest::prelude::*;
 use std::sync::LazyLock;
-use waterline::PromptPiece as Piece;
 
 static PLAIN: LazyLock<Tokenizer> = LazyLock::new(|| tokenizer_with(&[]));
 
