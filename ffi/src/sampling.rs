@@ -39,7 +39,7 @@ pub struct wl_sampler_params {
     pub frequency_penalty: f32,
     /// Subtracted once if the token occurs in the window; 0, the default, is off.
     pub presence_penalty: f32,
-    /// How many of the last tokens the three penalties look at; 64 by default.
+    /// How many of the last tokens the three penalties count; 64 by default.
     pub penalty_window: u32,
     /// 0.
     pub reserved: u32,

@@ -72,7 +72,7 @@ impl Op for Hax {
         let mut all = vec![
             entries(self.keys, seen, taken),
             entries(self.values, seen, taken),
-            // The rows in sight are looked at also while they are empty.
+            // The positions of the rows in sight are read also while they are empty.
             entries(self.positions, self.sources.most(), taken),
             Touched::whole(plan, self.means),
         ];

@@ -71,7 +71,7 @@ impl CpuOp for Project {
     }
 }
 
-/// Rows of piece `index` of `pieces`, on borders that kernels like.
+/// Rows of piece `index` of `pieces`. Pieces begin at multiples of the rows that a kernel computes together.
 pub(in crate::ops) fn piece(rows: usize, index: usize, pieces: usize) -> std::ops::Range<usize> {
     const TILE: usize = 16;
     let tiles = rows.div_ceil(TILE);

@@ -42,8 +42,8 @@ pub struct Project {
 }
 
 /// Parts of a matrix that are left out where no token of the chunk has chosen their partition: their columns of the
-/// output stay as they are. (A GPU leaves them out of a step, and multiplies them all for a chunk, of which some token wants
-/// nearly every one.)
+/// output stay as they are. (A GPU leaves them out of a step. For a chunk it multiplies them all: nearly every
+/// partition is chosen by some token.)
 struct Parts {
     partitions: usize,
     /// What [`super::Route`] chose.

@@ -1,4 +1,4 @@
-//! Filters that look at each element of a list.
+//! Filters that visit each element of a list.
 
 use std::cmp::Ordering;
 
@@ -100,7 +100,7 @@ fn at_path(evaluator: &mut Evaluator, value: &Value, path: &Value) -> Outcome<Va
     Ok(value)
 }
 
-/// Filters that look at an attribute of each element, if one is given.
+/// Filters that read an attribute of each element, if one is given.
 pub fn by_attribute(
     evaluator: &mut Evaluator,
     name: &str,
