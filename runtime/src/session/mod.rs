@@ -153,15 +153,6 @@ impl Session {
         self.engine.device_bytes()
     }
 
-    /// Bytes of weights that the device reads in the host's memory, where the file is mapped, and has no copy of; 0 on
-    /// the CPU. See [`crate::Device::shared_bytes`].
-    pub fn shared_bytes(&self) -> usize {
-        self.options
-            .device
-            .as_ref()
-            .map_or(0, |device| device.shared_bytes())
-    }
-
     /// Logits after the last token, `[vocab]`; zeros before the first.
     /// From a device they are copied on the first call.
     ///

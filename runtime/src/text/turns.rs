@@ -204,7 +204,7 @@ impl Turns {
     /// # Errors
     /// [`Error::Invalid`] after the first turn, [`Error::Template`] if the template has no
     /// system message.
-    pub fn system(&mut self, text: &str) -> Result<()> {
+    pub(crate) fn system(&mut self, text: &str) -> Result<()> {
         if self
             .messages
             .iter()

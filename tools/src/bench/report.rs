@@ -234,6 +234,8 @@ impl Report {
         let samples = depths.iter().flat_map(|depth| &depth.samples_us);
         let samples: Vec<f64> = samples.copied().collect();
         let memory = measured.memory.into_iter();
+        let shared = session.options().device.as_ref();
+        let shared_bytes = shared.map_or(0, |device| device.shared_bytes());
         Report {
             version: env!("CARGO_PKG_VERSION").into(),
             provenance,
@@ -263,7 +265,7 @@ impl Report {
             allocations_per_token: measured.allocations as f64 / measured.counted_tokens as f64,
             peak_rss_bytes: measured.peak_bytes,
             device_bytes: session.device_bytes() as u64,
-            shared_bytes: session.shared_bytes() as u64,
+            shared_bytes: shared_bytes as u64,
             memory: memory
                 .map(|(position, rss_bytes)| Memory {
                     position,
