@@ -59,7 +59,7 @@ fn simple_commands(line: &str) -> Vec<Vec<String>> {
     let line = line.split(" # ").next().unwrap_or(line);
     let line = line.split("  #").next().unwrap_or(line);
     let parts = line.split("; ").map(str::trim);
-    let parts = parts.filter(|part| !part.starts_with("for ") && *part != "done");
+    let parts = parts.filter(|part| !part.starts_with("for ") && !["do", "done"].contains(part));
     let words = |part: &str| -> Vec<String> {
         let words = part.trim_start_matches("do ").split_whitespace();
         let is_variable = |word: &&str| word.starts_with("WATERLINE_");

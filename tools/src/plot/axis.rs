@@ -1,12 +1,13 @@
-//! Axes: how values become places, and where round numbers stand.
+//! Axes: where values lie, and which are marked.
 
 use std::ops::Range;
 
-use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
+use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
+use plotters::prelude::Ranged;
 
 /// How values become places on an axis.
 #[derive(Clone, Copy, PartialEq)]
-enum Scale {
+pub enum Scale {
     /// Evenly.
     Linear,
     /// By the logarithm; what is below `min` stands at `min`.
@@ -23,7 +24,7 @@ pub struct Axis {
     /// Last value.
     pub max: f64,
     /// Distances on it.
-    scale: Scale,
+    pub scale: Scale,
     /// Marked values and what is written there.
     pub ticks: Vec<(f64, String)>,
 }
@@ -93,4 +94,31 @@ fn round_step(step: f64) -> f64 {
         .into_iter()
         .find(|factor| factor * power >= step * (1.0 - 1e-9));
     round.unwrap_or(10.0) * power
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn linear_ticks_are_round_and_within() {
+        for (max, expected) in [
+            (1.0, "0.0 0.2 0.4 0.6 0.8 1.0"),
+            (1480.0, "0 500 1000"),
+            (0.07, "0.00 0.02 0.04 0.06"),
+        ] {
+            let ticks = Axis::linear("", max).ticks;
+            let names: Vec<String> = ticks.into_iter().map(|(_, name)| name).collect();
+            assert_eq!(names.join(" "), expected);
+        }
+    }
+
+    #[test]
+    fn logarithmic_ticks_are_the_powers_within() {
+        let axis = Axis::log("", 1.0, 1e6, 10.0, |value| value.to_string());
+        let values: Vec<f64> = axis.ticks.iter().map(|tick| tick.0.round()).collect();
+        assert_eq!(values, [1.0, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6]);
+        assert_eq!(axis.place(0.0), 0.0);
+        assert!((axis.place(1e3) - 0.5).abs() < 1e-12);
+    }
 }

@@ -3,11 +3,10 @@
 
 mod axis;
 
+pub use axis::Axis;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
-
-pub use axis::Axis;
 
 use crate::pdf::Pdf;
 
@@ -52,16 +51,24 @@ pub struct Plot {
 
 /// Width of every plot, in the units of its `svg` element.
 const WIDTH: u32 = 760;
+
 /// Height of a plot without its legend, and of a title.
 const HEIGHT: u32 = 400;
+
 const TITLE: u32 = 40;
+
 /// Height of a note below the plots.
 const NOTE: u32 = 18;
+
 const LEFT: i32 = 76;
+
 const RIGHT: i32 = 24;
+
 const BOTTOM: u32 = 52;
+
 /// Height of a line of the legend.
 const LINE: i32 = 22;
+
 const FONT: &str = "system-ui, Arial, Helvetica, DejaVu Sans, sans-serif";
 
 /// A colour on light pages and its counterpart on dark ones.
@@ -82,9 +89,13 @@ const fn ink(light: u32, dark: u32) -> Ink {
 }
 
 const CARD: Ink = ink(0xffffff, 0x1b1f23);
+
 const TEXT: Ink = ink(0x1c1f23, 0xe8eaed);
+
 const QUIET: Ink = ink(0x60676f, 0x9aa3ad);
+
 const RULE: Ink = ink(0xe3e5e8, 0x31363c);
+
 /// The colours of series, by number.
 const SERIES: [Ink; 8] = [
     ink(0x0f6cbd, 0x6cb6ff),
@@ -115,6 +126,7 @@ fn dark_style() -> String {
 
 /// A drawing in memory.
 type Area<B> = DrawingArea<B, Shift>;
+
 type Drawn<B> = Result<(), DrawingAreaErrorKind<<B as DrawingBackend>::ErrorType>>;
 
 impl Plot {
@@ -331,28 +343,6 @@ pub fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn linear_ticks_are_round_and_within() {
-        for (max, expected) in [
-            (1.0, "0.0 0.2 0.4 0.6 0.8 1.0"),
-            (1480.0, "0 500 1000"),
-            (0.07, "0.00 0.02 0.04 0.06"),
-        ] {
-            let ticks = Axis::linear("", max).ticks;
-            let names: Vec<String> = ticks.into_iter().map(|(_, name)| name).collect();
-            assert_eq!(names.join(" "), expected);
-        }
-    }
-
-    #[test]
-    fn logarithmic_ticks_are_the_powers_within() {
-        let axis = Axis::log("", 1.0, 1e6, 10.0, |value| value.to_string());
-        let values: Vec<f64> = axis.ticks.iter().map(|tick| tick.0.round()).collect();
-        assert_eq!(values, [1.0, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6]);
-        assert_eq!(axis.place(0.0), 0.0);
-        assert!((axis.place(1e3) - 0.5).abs() < 1e-12);
-    }
 
     fn plot(points: Vec<(f64, f64)>) -> Plot {
         Plot {
