@@ -221,12 +221,11 @@ fn a_thinking_switch_reaches_the_template_and_keeps_the_conversation() {
     let undecided = prompt(&mut turns);
     turns.assistant_done("Yes", true).unwrap();
     let set = |turns: &mut Turns, thinking| {
-        turns
-            .set_options(TemplateOptions {
-                thinking,
-                ..TemplateOptions::default()
-            })
-            .unwrap();
+        let options = TemplateOptions {
+            thinking,
+            ..TemplateOptions::default()
+        };
+        turns.set_options(options).unwrap();
     };
     set(&mut turns, Some(false));
     assert_eq!(turns.messages().len(), 2);
