@@ -1,5 +1,5 @@
 //! Random schedules: sessions that are fed, stepped, forked, saved, loaded, marked, rewound, cancelled and reset, in any order, by several
-//! threads at once and, with the feature `emulator`, on two devices, end bit for bit where a lone session ends that reads the
+//! threads at once and, with `WATERLINE_DEVICE=emulator` and the feature `emulator`, on two devices, end bit for bit where a lone session ends that reads the
 //! same tokens. WATERLINE_SCHEDULES is the number of calls of each thread on each model, WATERLINE_SEED the first seed.
 
 use std::path::PathBuf;
@@ -37,11 +37,20 @@ impl Random {
     }
 }
 
-/// Where sessions of a model run: the CPU, and with the feature `emulator` the kernels of a GPU.
+/// Where sessions of a model run: the CPU, and a second device if `device` returns one.
 struct Place {
     model: Arc<Model>,
     pool: Arc<Pool>,
     devices: Vec<Option<Arc<Device>>>,
+}
+
+/// The second device, if any.
+fn device() -> Option<Arc<Device>> {
+    match std::env::var("WATERLINE_DEVICE").as_deref() {
+        #[cfg(feature = "emulator")]
+        Ok("emulator") => Some(Device::emulated()),
+        _ => None,
+    }
 }
 
 impl Place {
@@ -326,16 +335,14 @@ fn any_schedule_ends_where_a_lone_run_ends() {
         let name = path.file_name().expect("a name").to_string_lossy();
         // One of each way to keep a state, where every kernel is compiled first.
         let one_of_each = ["gdn_swa", "lalte_stream_gqa", "hax_mamba_argmax_ks_stream"];
-        if cfg!(feature = "emulator") && !one_of_each.contains(&&*name) {
+        let device = device();
+        if device.is_some() && !one_of_each.contains(&&*name) {
             continue;
         }
         let place = Place {
             model: Model::open(path).expect("a model"),
             pool: Arc::new(Pool::new(3).expect("threads")),
-            #[cfg(feature = "emulator")]
-            devices: vec![None, Some(Device::emulated())],
-            #[cfg(not(feature = "emulator"))]
-            devices: vec![None],
+            devices: [None].into_iter().chain(device.map(Some)).collect(),
         };
         compared += run(&name, &place, seed, calls);
     }
