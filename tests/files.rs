@@ -99,8 +99,8 @@ fn inspect_tells_the_bytes_of_the_built_in_models_session() {
     let long = place.run(["run", "-p", &text, "-n", "1", "--json"]);
     assert_eq!(long.succeeded().json()["state_bytes"], bytes);
     let chat = outcome_of_input(&mut place.command(["chat"]), b"/state --all\n");
-    let told = format!("({bytes} bytes)");
-    assert!(chat.stderr.contains(&told), "{told}: {}", chat.stderr);
+    let shown = format!("({bytes} bytes)");
+    assert!(chat.stderr.contains(&shown), "{shown}: {}", chat.stderr);
 }
 
 #[test]
