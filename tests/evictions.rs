@@ -1,6 +1,7 @@
 //! Learnable token eviction on two backends, whose sums differ in their last bits: how often they evict different tokens although scores
 //! are rounded before they are compared (`ops/score`). The second backend is a GPU with `WATERLINE_DEVICE=cuda`, its kernels on the CPU with
-//! the feature `emulator`, and else the CPU that reads token by token. WATERLINE_TOKENS is how many tokens are read.
+//! `WATERLINE_DEVICE=emulator` and the feature `emulator`, and else the CPU that reads token by token. WATERLINE_TOKENS is how many tokens
+//! are read.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,8 +24,7 @@ fn device() -> Option<Arc<Device>> {
     match std::env::var("WATERLINE_DEVICE").as_deref() {
         Ok("cuda") => Some(Device::open(0).expect("a GPU")),
         #[cfg(feature = "emulator")]
-        _ => Some(Device::emulated()),
-        #[cfg(not(feature = "emulator"))]
+        Ok("emulator") => Some(Device::emulated()),
         _ => None,
     }
 }

@@ -81,7 +81,7 @@ impl ChatTemplate {
     /// beginning of the answer that is to come.
     ///
     /// # Errors
-    /// [`Error::Template`] if the template refuses the conversation (many want user and assistant
+    /// [`Error::Template`] if the template refuses the conversation (many require user and assistant
     /// to alternate, some have no system message), fails, or does more than a template may.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
         let (options, canceller) = (TemplateOptions::default(), Canceller::default());
@@ -92,7 +92,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// As [`render`](Self::render), and [`Error::Cancelled`].
-    pub fn render_with(
+    pub(crate) fn render_with(
         &self,
         messages: &[Message],
         add_generation_prompt: bool,

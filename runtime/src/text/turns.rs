@@ -63,7 +63,7 @@ impl Turns {
     ///
     /// # Errors
     /// As [`new`](Self::new), and [`Error::Cancelled`].
-    pub fn with_options(
+    pub(crate) fn with_options(
         template: Arc<ChatTemplate>,
         tokenizer: Arc<Tokenizer>,
         options: TemplateOptions,
@@ -93,7 +93,7 @@ impl Turns {
     }
 
     /// What the template is given besides the messages.
-    pub fn options(&self) -> &TemplateOptions {
+    pub(crate) fn options(&self) -> &TemplateOptions {
         &self.options
     }
 
@@ -101,7 +101,7 @@ impl Turns {
     ///
     /// # Errors
     /// [`Error::Template`] if the template cannot work with it.
-    pub fn set_options(&mut self, options: TemplateOptions) -> Result<()> {
+    pub(crate) fn set_options(&mut self, options: TemplateOptions) -> Result<()> {
         let (template, tokenizer) = (Arc::clone(&self.template), Arc::clone(&self.tokenizer));
         let canceller = self.canceller.clone();
         let mut turns = Self::with_options(template, tokenizer, options, canceller)?;
@@ -111,7 +111,7 @@ impl Turns {
     }
 
     /// What ends a rendering from now on, with [`Error::Cancelled`].
-    pub fn set_canceller(&mut self, canceller: Canceller) {
+    pub(crate) fn set_canceller(&mut self, canceller: Canceller) {
         self.canceller = canceller;
     }
 
@@ -141,7 +141,7 @@ impl Turns {
     ///
     /// # Errors
     /// As [`user`](Self::user).
-    pub fn answer_prefix(&self) -> Result<Option<Vec<u32>>> {
+    pub(crate) fn answer_prefix(&self) -> Result<Option<Vec<u32>>> {
         if !self.drops_thoughts {
             return Ok(None);
         }
@@ -166,7 +166,7 @@ impl Turns {
     ///
     /// # Errors
     /// As [`user`](Self::user).
-    pub fn answer_without_thought(&self) -> Result<Option<Vec<u32>>> {
+    pub(crate) fn answer_without_thought(&self) -> Result<Option<Vec<u32>>> {
         let Some((answer, question)) = self.messages.split_last() else {
             return Ok(None);
         };
@@ -208,7 +208,7 @@ impl Turns {
     ///
     /// # Errors
     /// [`Error::Template`] if the template fails.
-    pub fn opens_thought(&self) -> Result<bool> {
+    pub(crate) fn opens_thought(&self) -> Result<bool> {
         let question = [Message::new(Role::User, "question")];
         let rendered = self.render(&question, true)?;
         let last = |tag| rendered.rfind(tag);
@@ -220,7 +220,7 @@ impl Turns {
     /// # Errors
     /// [`Error::Invalid`] after the first turn, [`Error::Template`] if the template has no
     /// system message. The one before is kept then.
-    pub fn system(&mut self, text: &str) -> Result<()> {
+    pub(crate) fn system(&mut self, text: &str) -> Result<()> {
         if self
             .messages
             .iter()
@@ -301,7 +301,7 @@ impl Turns {
 
     /// Takes back the last message of the user and its answer, if any; returns the message. The
     /// session must go back to its state before that turn.
-    pub fn pop_turn(&mut self) -> Option<String> {
+    pub(crate) fn pop_turn(&mut self) -> Option<String> {
         let last = self
             .messages
             .iter()
@@ -311,12 +311,12 @@ impl Turns {
     }
 
     /// Forgets the conversation, the system message too.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.messages.clear();
     }
 
     /// The conversation, which is all that has to be saved.
-    pub fn messages(&self) -> &[Message] {
+    pub(crate) fn messages(&self) -> &[Message] {
         &self.messages
     }
 
@@ -325,7 +325,7 @@ impl Turns {
     /// # Errors
     /// [`Error::Invalid`] if the messages are not an optional system message, then user and
     /// assistant by turns.
-    pub fn restore(&mut self, messages: Vec<Message>) -> Result<()> {
+    pub(crate) fn restore(&mut self, messages: Vec<Message>) -> Result<()> {
         check_roles("saved conversation", &messages)?;
         self.messages = messages;
         Ok(())
@@ -337,7 +337,7 @@ impl Turns {
     /// # Errors
     /// [`Error::Invalid`] if they are not an optional system message, then user and assistant by turns, the last one an
     /// answer; [`Error::Template`] if the template refuses them.
-    pub fn extend(&mut self, messages: Vec<Message>) -> Result<Vec<Vec<u32>>> {
+    pub(crate) fn extend(&mut self, messages: Vec<Message>) -> Result<Vec<Vec<u32>>> {
         check_roles("messages", &messages)?;
         if messages.last().is_some_and(|last| last.role == Role::User) {
             let reason = "the last one has no answer yet; send it as the next message";
@@ -373,7 +373,7 @@ impl Turns {
     }
 
     /// What the template puts behind an answer, up to the token that closes it.
-    pub fn end(&self) -> &[u32] {
+    pub(crate) fn end(&self) -> &[u32] {
         &self.end
     }
 

@@ -1,9 +1,7 @@
-//! Tokens that leave a window and stay: which ones, and what queries see of them.
+//! Tokens that leave a window and stay: which ones.
 
-use super::{Element, TILE, Task};
-use crate::cpu::simd;
 use crate::operands::{Access, View};
-use crate::ops::capped_set::{CappedSet, strided_row};
+use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
 
 /// Retention of tokens beyond the window, in a set of capped size.
@@ -18,6 +16,9 @@ pub struct Eviction {
     pub set_values: usize,
     /// The state tensor of the number of retained tokens `[kv_heads]`.
     pub set_counts: usize,
+    /// The state tensor of one more than the position of each retained token `[kv_heads, capacity]`; 0 is an empty row. Nothing is
+    /// computed from it.
+    pub set_positions: usize,
 }
 
 /// Which tokens stay when a set is full.
@@ -49,13 +50,30 @@ pub struct ScoreTensors {
 impl Eviction {
     /// What attention with this retention reads and writes besides.
     pub(super) fn access(&self, access: Access) -> Access {
-        let access = access.state([self.set_keys, self.set_values, self.set_counts]);
+        let access = access.state([
+            self.set_keys,
+            self.set_values,
+            self.set_counts,
+            self.set_positions,
+        ]);
         match &self.policy {
             Policy::Learned { router, scores, .. } => {
                 access.reads([*router]).state([scores.window, scores.set])
             }
             Policy::Attention(scores) => access.state([scores.window, scores.set]),
             Policy::Stride(_) => access,
+        }
+    }
+
+    /// The shapes of the state tensors.
+    pub(super) fn check(&self, rules: &mut Rules, heads: Option<usize>, dim: Option<usize>) {
+        rules.state(self.set_keys, &[heads, None, dim]);
+        rules.state(self.set_values, &[heads, None, dim]);
+        rules.state(self.set_counts, &[heads]);
+        rules.state(self.set_positions, &[heads, None]);
+        if let Policy::Learned { scores, .. } | Policy::Attention(scores) = &self.policy {
+            rules.state(scores.window, &[heads, None]);
+            rules.state(scores.set, &[heads, None]);
         }
     }
 
@@ -72,6 +90,7 @@ impl Eviction {
                 written: one * plan.tensors[self.set_counts].bytes,
                 ..Touched::whole(plan, self.set_counts)
             },
+            rows(self.set_positions, 0, one),
         ];
         match &self.policy {
             Policy::Learned { scores, .. } => {
@@ -88,174 +107,11 @@ impl Eviction {
     }
 }
 
-impl<E: Element> Task<'_, E> {
-    /// Lets go of the token that the chunk's token `t` pushes out of the window, or retains it.
-    pub(super) fn retain(&self, eviction: &Eviction, t: usize) {
-        let position = self.position + t as u64;
-        let head = self.head;
-        let leaving = position.checked_sub(self.rows as u64);
-        // The evicted token's score is read first: a router without a margin writes the new token's score to the same row.
-        let leaving_score = match (&eviction.policy, leaving) {
-            (_, Some(leaving)) if leaving < eviction.sink as u64 => f32::INFINITY,
-            (Policy::Learned { scores, .. } | Policy::Attention(scores), Some(leaving)) => {
-                self.scores(scores.window)[self.row(leaving)]
-            }
-            _ => 0.0,
-        };
-        if let Policy::Learned {
-            router,
-            margin,
-            scores,
-        } = &eviction.policy
-            && let Some(scored) = position.checked_sub(*margin as u64)
-        {
-            let score = self.buffers.get(router.buffer)[t * router.stride + router.start + head];
-            self.scores(scores.window)[self.row(scored)] = score;
-        }
-        let Some(leaving) = leaving else {
-            return;
-        };
-        let row = self.row(leaving);
-        // SAFETY: each task has its own head's count (rules: widths, bounds).
-        let count = unsafe {
-            &mut self
-                .state
-                .tensor::<u32>(eviction.set_counts, head..head + 1)[0]
-        };
-        let kept = match &eviction.policy {
-            Policy::Learned { scores, .. } => CappedSet {
-                scores: self.scores(scores.set),
-                count,
-            }
-            .offer(leaving_score),
-            Policy::Attention(scores) => CappedSet {
-                scores: self.scores(scores.set),
-                count,
-            }
-            .insert(leaving_score),
-            Policy::Stride(every) => {
-                let capacity = self.state.rows(eviction.set_keys);
-                let kept = strided_row(leaving, eviction.sink, *every, capacity);
-                *count = (*count).max(kept.map_or(0, |kept| kept as u32 + 1));
-                kept
-            }
-        };
-        let Some(kept) = kept else {
-            return;
-        };
-        for (set, ring, view) in [
-            (eviction.set_keys, self.attend.keys, &self.attend.k),
-            (eviction.set_values, self.attend.values, &self.attend.v),
-        ] {
-            let place = self.cached_mut(set, kept..kept + 1);
-            match leaving.checked_sub(self.position) {
-                // A chunk longer than the window: the token never entered the segment.
-                Some(t) => E::narrow(self.projection(view, head, t as usize), place),
-                None => place.copy_from_slice(self.cached(ring, row..row + 1)),
-            }
-        }
-    }
-
-    /// This head's scores in a state tensor.
-    #[allow(clippy::mut_from_ref)]
-    fn scores(&self, tensor: usize) -> &mut [f32] {
-        let rows = self.state.rows(tensor);
-        // SAFETY: each task has its own head's scores (rules: widths, bounds).
-        unsafe {
-            self.state
-                .tensor::<f32>(tensor, self.head * rows..(self.head + 1) * rows)
-        }
-    }
-
-    /// Gives the retained tokens, and the one that leaves the window next, the attention that query `t` paid them.
-    #[inline(always)]
-    pub(super) fn weigh(
-        &self,
-        eviction: &Eviction,
-        scores: &ScoreTensors,
-        t: usize,
-        running: &[f32],
-        tile: &mut [f32],
-    ) {
-        let dim = self.attend.head_dim();
-        let group = self.attend.heads / self.attend.kv_heads;
-        let weight = |key: &[f32]| {
-            let mut sum = 0.0;
-            for g in 0..group {
-                let query = self.projection(&self.attend.q, self.head * group + g, t);
-                let score = self.attend.scale * simd::dot(query, key);
-                let entry = &running[g * (dim + 2)..];
-                sum += simd::exp(score - entry[0]) / entry[1];
-            }
-            sum / group as f32
-        };
-        let key = &mut tile[..dim];
-        let count = self.count(eviction);
-        for (row, score) in self.scores(scores.set)[..count].iter_mut().enumerate() {
-            if score.is_finite() {
-                E::widen(self.cached(eviction.set_keys, row..row + 1), key);
-                *score = weight(key);
-            }
-        }
-        let next = self.position + t as u64 + 1;
-        if let Some(leaving) = next.checked_sub(self.rows as u64) {
-            let row = self.row(leaving);
-            match leaving.checked_sub(self.position) {
-                Some(t) => {
-                    key.copy_from_slice(self.projection(&self.attend.k, self.head, t as usize))
-                }
-                None => E::widen(self.cached(self.attend.keys, row..row + 1), key),
-            }
-            self.scores(scores.window)[row] = weight(key);
-        }
-    }
-
-    /// Number of retained tokens.
-    #[inline(always)]
-    fn count(&self, eviction: &Eviction) -> usize {
-        let head = self.head;
-        // SAFETY: each task has its own head's count (rules: widths, bounds).
-        unsafe {
-            self.state
-                .tensor::<u32>(eviction.set_counts, head..head + 1)[0] as usize
-        }
-    }
-
-    /// Query `t` over the retained tokens.
-    #[inline(always)]
-    pub(super) fn attend_set(
-        &self,
-        eviction: &Eviction,
-        t: usize,
-        running: &mut [f32],
-        tile: &mut [f32],
-    ) {
-        let count = self.count(eviction);
-        let dim = self.attend.head_dim();
-        let (keys, rest) = tile.split_at_mut(TILE * dim);
-        let (values, scores) = rest.split_at_mut(TILE * dim);
-        let mut first = 0;
-        while first < count {
-            let n = (count - first).min(TILE);
-            E::widen(
-                self.cached(eviction.set_keys, first..first + n),
-                &mut keys[..n * dim],
-            );
-            E::widen(
-                self.cached(eviction.set_values, first..first + n),
-                &mut values[..n * dim],
-            );
-            self.attend_tile(t, n, keys, values, running, scores);
-            first += n;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::ops::Attend;
-    use crate::ops::rig::{Rig, noise, side_by_side};
+    use crate::ops::rig::{Rig, noise, plan, side_by_side};
     use crate::state::StateDtype;
 
     const DIM: usize = 5;
@@ -278,6 +134,7 @@ mod tests {
                 set_keys: 2,
                 set_values: 3,
                 set_counts: 4,
+                set_positions: 7,
             }),
             out: View::whole(1, width),
         }
@@ -304,6 +161,7 @@ mod tests {
             (StateDtype::U32, &set[..1]),
             (StateDtype::F32, &ring[..2]),
             (StateDtype::F32, &set[..2]),
+            (StateDtype::U64, &set[..2]),
         ];
         let fill = |_: usize, t: usize, row: &mut [f32]| {
             for (i, x) in row.iter_mut().enumerate() {
@@ -326,6 +184,9 @@ mod tests {
             assert!(floats(&state).iter().zip(&floats(&split_state)).all(same));
         }
 
+        let plan = plan(&tensors);
+        let positions = &plan.tensors[7];
+        let stored = &state[positions.offset..positions.offset + positions.bytes];
         let value = |t: usize, column: usize| f64::from(noise(t * stride + column));
         for kv_head in 0..kv_heads {
             let group = heads / kv_heads;
@@ -361,6 +222,17 @@ mod tests {
                     }
                 }
             }
+            let entries = stored
+                .as_chunks::<8>()
+                .0
+                .iter()
+                .map(|&b| u64::from_le_bytes(b));
+            let of_head = entries.skip(kv_head * capacity).take(capacity);
+            let mut found: Vec<usize> =
+                of_head.filter(|&p| p > 0).map(|p| p as usize - 1).collect();
+            found.sort_unstable();
+            kept.sort_unstable();
+            assert_eq!(found, kept, "positions of head {kv_head}");
         }
     }
 

@@ -152,7 +152,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
-    pub fn encode_pieces(&self, pieces: &[Piece], at_start: bool) -> Result<Vec<u32>> {
+    pub(crate) fn encode_pieces(&self, pieces: &[Piece], at_start: bool) -> Result<Vec<u32>> {
         let bytes = pieces.iter().map(|piece| match piece {
             Piece::Template(text) | Piece::Content(text) => text.len(),
         });

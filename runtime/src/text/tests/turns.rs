@@ -1,7 +1,7 @@
 use super::*;
+use crate::text::{Message, Role, TemplateOptions, Turns};
 use proptest::prelude::*;
 use std::sync::Arc;
-use waterline::{Message, Role, Turns};
 
 /// Special tokens of the models whose templates are tested.
 const SPECIALS: [&str; 9] = [
@@ -221,8 +221,10 @@ fn a_thinking_switch_reaches_the_template_and_keeps_the_conversation() {
     let undecided = prompt(&mut turns);
     turns.assistant_done("Yes", true).unwrap();
     let set = |turns: &mut Turns, thinking| {
-        let mut options = waterline::TemplateOptions::default();
-        options.thinking = thinking;
+        let options = TemplateOptions {
+            thinking,
+            ..TemplateOptions::default()
+        };
         turns.set_options(options).unwrap();
     };
     set(&mut turns, Some(false));
@@ -247,8 +249,10 @@ fn tools_reach_the_template() {
     let source = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}";
     let mut turns = from_source(source).unwrap();
     let tools = vec![json!({"type": "function", "function": {"name": "now"}})];
-    let mut options = waterline::TemplateOptions::default();
-    options.tools = tools;
+    let options = TemplateOptions {
+        tools,
+        ..TemplateOptions::default()
+    };
     turns.set_options(options).unwrap();
     let tokens = turns.user("Hi").unwrap();
     let text = spell(&tokenizer_with(&SPECIALS), &tokens);
@@ -265,7 +269,10 @@ fn a_template_that_repeats_a_message_without_end_is_refused() {
     turns.user("short").unwrap();
     turns.pop_turn();
     let error = turns.user(&"long".repeat(2_500)).unwrap_err();
-    assert!(error.to_string().contains("repeats the messages"), "{error}");
+    assert!(
+        error.to_string().contains("repeats the messages"),
+        "{error}"
+    );
     assert!(turns.messages().is_empty());
 }
 
