@@ -333,8 +333,8 @@ impl Evaluator {
             }
             "strftime_now" => {
                 let format = arguments.text(0, "format")?.unwrap_or_default();
-                // A field becomes ten bytes at most.
-                self.work.spend_each(format.len(), 10)?;
+                // A padded field, such as %255d, becomes 51 times as long.
+                self.work.spend_each(format.len(), 64)?;
                 Ok(Value::str(&super::super::date::now(format)))
             }
             _ => {
