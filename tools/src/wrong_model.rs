@@ -1,5 +1,6 @@
 //! Paths that are no model: what each one is, and the command that leads to the model.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use waterline_quant::gguf::Gguf;
@@ -65,10 +66,14 @@ fn about_folder(folder: &Path) -> Option<String> {
                       hf download OWNER/NAME --local-dir NAME";
         return Some(reason.into());
     }
-    files
+    let pickle = files
         .iter()
-        .find(|file| is_one_of(&extension(file), &PICKLES))
-        .map(|file| about_pickle(file, folder))
+        .find(|file| is_one_of(&extension(file), &PICKLES));
+    match pickle {
+        Some(file) => Some(about_pickle(file, folder)),
+        None if folder.join("config.json").exists() => None,
+        None => Some("no model in this folder: neither a GGUF file nor a config.json".into()),
+    }
 }
 
 fn about_file(file: &Path) -> Option<String> {
@@ -94,6 +99,12 @@ fn about_file(file: &Path) -> Option<String> {
             }
         });
     }
+    if !begins_as_gguf(file)? {
+        return Some(
+            "no model: a GGUF file begins with the letters GGUF; give such a file or a Hugging Face folder"
+                .into(),
+        );
+    }
     let gguf = Gguf::open(file).ok()?;
     if gguf.get_str("general.architecture").ok()? != "clip" {
         return None;
@@ -105,6 +116,14 @@ fn about_file(file: &Path) -> Option<String> {
         "the vision part of a model (architecture clip, a projector); give the file with the language model: \
          waterline chat {model}"
     ))
+}
+
+/// Whether a file begins with the letters of the format; none if it cannot be read.
+fn begins_as_gguf(file: &Path) -> Option<bool> {
+    let mut start = Vec::new();
+    let file = std::fs::File::open(file).ok()?;
+    file.take(4).read_to_end(&mut start).ok()?;
+    Some(start == b"GGUF")
 }
 
 fn about_pickle(file: &Path, folder: &Path) -> String {
