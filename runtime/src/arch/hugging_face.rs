@@ -142,7 +142,8 @@ fn rotary(config: &Config, head_dim: usize) -> Result<Attention> {
     let share = number("partial_rotary_factor")?;
     Ok(Attention {
         rope_theta: Some(number("rope_theta")?.unwrap_or(usual)),
-        rope_dim: share.map(|share| (head_dim as f64 * f64::from(share)) as usize),
+        // In f32, so that 0.7 of 20 is 14.
+        rope_dim: share.map(|share| (head_dim as f32 * share) as usize),
         rope_scaling: match &nested {
             Some(nested) => scaling(nested)?,
             None => None,

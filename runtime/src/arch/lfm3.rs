@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use waterline_quant::{Tensor, safetensors};
+
 use super::hugging_face::{attention_without_positions, layer_type, scaling};
 use super::{Config, Family, lfm2};
 use crate::error::Result;
@@ -14,8 +16,19 @@ use crate::model::{LayerSpec, ModelSpec};
 pub(super) const FAMILY: Family = Family {
     model_types: &["lfm3"],
     spec,
-    tensor: |_, weights, weight| Ok(weights.tensor(&tensor_name(&weight.name))?),
+    tensor: |_, weights, weight| tensor(weights, &weight.name),
 };
+
+/// Reads one of our tensors. The gates of heads have one name in files and another in transformers' own model.
+fn tensor(weights: &safetensors::Checkpoint, name: &str) -> Result<Tensor> {
+    let theirs = tensor_name(name);
+    let in_files = theirs.replace(".g_proj.", ".gate_proj.");
+    let found = match weights.contains(&in_files) {
+        true => in_files,
+        false => theirs,
+    };
+    Ok(weights.tensor(&found)?)
+}
 
 /// The name in the checkpoint of one of our tensors: those of LFM2 but for the norms and attention.
 fn tensor_name(name: &str) -> String {
@@ -138,10 +151,11 @@ fn proportional(rope: &Config, head_dim: usize) -> Result<Option<RopeScaling>> {
     if rope.f32_or("factor", 1.0)? != 1.0 {
         return Err(rope.wrong("factor", "1, or no such key"));
     }
-    let share = f64::from(rope.f32_or("partial_rotary_factor", 1.0)?);
+    let share = rope.f32_or("partial_rotary_factor", 1.0)?;
     if !(0.0..=1.0).contains(&share) {
         return Err(rope.wrong("partial_rotary_factor", "a number from 0 to 1"));
     }
-    let pairs = (share * head_dim as f64 / 2.0) as usize;
+    // In f32, so that 0.7 of 20 is 14.
+    let pairs = (share * head_dim as f32 / 2.0) as usize;
     Ok(Some(RopeScaling::Proportional { turned: 2 * pairs }))
 }
