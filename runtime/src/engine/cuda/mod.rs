@@ -6,7 +6,7 @@ mod programs;
 
 use std::cell::{Cell, OnceCell};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use columns::{DeviceAhead, DeviceGroup};
 use programs::{Calls, Programs};
@@ -14,8 +14,8 @@ use programs::{Calls, Programs};
 use super::{Ahead, Engine, Group, Setup, StepForm, StepProgram};
 use crate::cpu::Pool;
 use crate::cuda::{
-    Address, Control, DecodeKernel, Device, HostLogits, KernelOpInfo, LEAST_BYTES, Launches,
-    Memory, PhaseTime, Queue, Queued, Sampling, SessionMemory, Source,
+    Address, ChunkKey, ChunkMemory, Control, DecodeKernel, Device, HostLogits, KernelOpInfo,
+    Launches, Memory, PhaseTime, Queue, Queued, Sampling, SessionMemory, Source,
 };
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -33,8 +33,13 @@ pub(crate) struct CudaEngine {
     plan: Arc<StatePlan>,
     /// What the host has of the state: position, sampler and history.
     own: Arena,
+    /// Buffers of a step, one row each, and its working memory.
     buffers: Vec<Memory>,
     scratch: Vec<Memory>,
+    /// Those of chunks, which sessions of the model share.
+    chunks: Arc<Mutex<ChunkMemory>>,
+    /// The residual stream of the last chunk, `[tokens, hidden]`.
+    residual: Memory,
     /// Tokens of the chunk, u32.
     ids: Memory,
     /// States to return to, and what the host has of each.
@@ -77,9 +82,12 @@ impl CudaEngine {
             queue.clear(memory.address(), bytes.max(1))?;
             Ok(memory)
         };
-        let buffers = (program.widths.iter())
-            .map(|width| memory(width * chunk * size_of::<f32>()))
-            .collect::<Result<Vec<_>>>()?;
+        let rows = |rows: usize| {
+            let widths = program.widths.iter();
+            let buffers = widths.map(|width| memory(width * rows * size_of::<f32>()));
+            buffers.collect::<Result<Vec<_>>>()
+        };
+        let buffers = rows(1)?;
         let arena = memory(plan.bytes)?;
         let ids = memory(chunk * size_of::<u32>())?;
         let control = Arc::new(Control::new(driver, &*queue)?);
@@ -87,6 +95,13 @@ impl CudaEngine {
         let vocab = model.spec().vocab;
         let hidden = model.spec().hidden;
         let owner: Arc<Model> = Arc::clone(model);
+        let chunks = device.chunk_memory(ChunkKey {
+            model: Arc::as_ptr(model).addr(),
+            state: plan.bytes,
+            tokens: chunk,
+            kv: options.kv,
+        });
+        let residual = memory(chunk * hidden * size_of::<f32>())?;
         let weights = device.weights(owner);
         let session = SessionMemory {
             plan: &plan,
@@ -126,8 +141,21 @@ impl CudaEngine {
         let sample = |launches: &mut Launches| {
             launches.sample(vocab, sampling.address(), control.chosen_address())
         };
+        let of_chunk = || -> Result<Vec<Queued>> {
+            let mut chunks = chunks.lock().unwrap_or_else(PoisonError::into_inner);
+            let ChunkMemory { buffers, scratch } = &mut *chunks;
+            if buffers.is_empty() {
+                *buffers = rows(chunk)?;
+                queue.finish()?;
+            }
+            let session = SessionMemory { buffers, ..session };
+            let mut launches = Launches::new(&session, scratch, chunk, false);
+            launches.untaken = 0;
+            ops(&mut launches)?;
+            Ok(launches.into_calls())
+        };
         let mut calls = Calls {
-            chunk: lowered(chunk, false, &ops)?,
+            chunk: of_chunk()?,
             logits: lowered(1, false, &logits)?,
             sample: lowered(1, false, &sample)?,
             step: Vec::new(),
@@ -140,14 +168,14 @@ impl CudaEngine {
             step.extend(lowered(1, persistent, &logits)?);
             Ok::<_, Error>((step, choice))
         };
+        let least = driver.tuning().least_weight_bytes;
         let blocks = match options.step {
             StepProgram::Recorded => Err("it was chosen".into()),
             StepProgram::Automatic if options.ahead => {
                 Err("tokens that are read ahead have the bits of recorded steps".into())
             }
-            StepProgram::Automatic if program.weight_bytes() < LEAST_BYTES => Err(format!(
-                "one kernel is faster from {} bytes of matrices on, and the model has {}",
-                LEAST_BYTES,
+            StepProgram::Automatic if program.weight_bytes() < least => Err(format!(
+                "one kernel is faster from {least} bytes of matrices on, and the model has {}",
                 program.weight_bytes()
             )),
             _ => driver.resident_blocks(),
@@ -195,6 +223,8 @@ impl CudaEngine {
             ids,
             buffers,
             scratch,
+            chunks,
+            residual,
             hidden,
             vocab,
             control,
@@ -247,16 +277,26 @@ impl CudaEngine {
         Ok(chosen.unwrap_or_default())
     }
 
-    /// The last token's row of the residual stream becomes the first.
+    /// A row of the last chunk's residual stream becomes that which logits are made of.
     fn move_row(&self, row: usize) -> Result<()> {
         let bytes = self.hidden * size_of::<f32>();
-        let residual = self.buffers[RESIDUAL].address();
-        match row {
-            0 => Ok(()),
-            _ => self
-                .queue()?
-                .copy(residual + (row * bytes) as u64, residual, bytes),
+        let from = self.residual.address() + (row * bytes) as u64;
+        let to = self.buffers[RESIDUAL].address();
+        self.queue()?.copy(from, to, bytes)
+    }
+
+    /// Reads a chunk of several tokens, whose ids are on the device. The memory of chunks is free again when this returns.
+    fn read_chunk(&mut self, tokens: usize) -> Result<()> {
+        let chunks = Arc::clone(&self.chunks);
+        let chunks = chunks.lock().unwrap_or_else(PoisonError::into_inner);
+        for template in &mut self.programs.chunk {
+            template.fit(tokens);
+            self.queue.launch(&template.launch)?;
         }
+        let bytes = tokens * self.hidden * size_of::<f32>();
+        let residual = chunks.buffers[RESIDUAL].address();
+        self.queue.copy(residual, self.residual.address(), bytes)?;
+        self.queue.finish()
     }
 
     /// The token that the last step chose.
@@ -343,7 +383,10 @@ impl Engine for CudaEngine {
     fn work_bytes(&self) -> usize {
         let memories = self.buffers.iter().chain(&self.scratch);
         let persistent = self.programs.persistent.as_ref();
+        let chunks = self.chunks.lock().unwrap_or_else(PoisonError::into_inner);
         memories.map(Memory::bytes).sum::<usize>()
+            + chunks.bytes()
+            + self.residual.bytes()
             + self.ids.bytes()
             + persistent.map_or(0, DecodeKernel::bytes)
     }
@@ -369,11 +412,7 @@ impl Engine for CudaEngine {
             return self.programs.step.replay();
         }
         self.fresh = false;
-        for template in &mut self.programs.chunk {
-            template.fit(tokens.len());
-            self.queue.launch(&template.launch)?;
-        }
-        Ok(())
+        self.read_chunk(tokens.len())
     }
 
     fn compute_logits(&mut self, row: usize) -> Result<()> {
