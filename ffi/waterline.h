@@ -188,7 +188,7 @@ typedef struct {
   float frequency_penalty;
   // Subtracted once if the token occurs in the window; 0, the default, is off.
   float presence_penalty;
-  // How many of the last tokens the three penalties look at; 64 by default.
+  // How many of the last tokens the three penalties count; 64 by default.
   uint32_t penalty_window;
   // 0.
   uint32_t reserved;

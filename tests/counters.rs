@@ -137,3 +137,50 @@ fn counters_beyond_their_range_are_refused_and_change_nothing() {
         "{refused} refused, {read_on} read on"
     );
 }
+
+/// The bytes of a saved session with `table` as its table of state tensors, and a checksum that fits.
+fn with_table(file: &[u8], table: impl Fn(&str) -> String) -> Vec<u8> {
+    let length = u64::from_le_bytes(file[16..24].try_into().expect("eight bytes")) as usize;
+    let (head, rest) = file[..file.len() - 4].split_at(24);
+    let (old, rest) = rest.split_at(length);
+    let table = table(std::str::from_utf8(old).expect("JSON"));
+    let mut changed = head[..16].to_vec();
+    changed.extend((table.len() as u64).to_le_bytes());
+    changed.extend(table.as_bytes());
+    changed.extend(rest);
+    changed.extend(crc32fast::hash(&changed).to_le_bytes());
+    changed
+}
+
+#[test]
+fn files_of_older_versions_open_or_are_refused_by_a_sentence() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+    let model = Model::open(folder.join("gdn_swa")).expect("a fixture opens");
+    let mut here = session(&model, &None);
+    here.feed(&[5, 3, 1, 4, 1, 5, 9, 2, 6]).expect("a prompt");
+    let file = bytes(&here);
+
+    // Layers were called blocks, and the history a log.
+    let older = with_table(&file, |table| {
+        let table = table.replace("\"layer\":", "\"block\":");
+        table.replace("\"history\"", "\"log\"")
+    });
+    assert_ne!(older, file);
+    let read = |file: &[u8]| Snapshot::read(&mut &file[..], file.len() as u64, "older");
+    let mut there = session(&model, &None);
+    there
+        .restore(&read(&older).expect("a session"))
+        .expect("the same layout");
+    assert_eq!(bytes(&there), file);
+
+    // A version that describes a model otherwise has another fingerprint of it.
+    let mut other = with_table(&file, str::to_string);
+    assert_eq!(other, file);
+    other[8] ^= 1;
+    let other = with_table(&other, str::to_string);
+    let refused = there.restore(&read(&other).expect("a session"));
+    let sentence = refused.expect_err("another fingerprint").to_string();
+    assert!(sentence.contains("another model than"), "{sentence}");
+    assert!(sentence.contains("by a version that"), "{sentence}");
+    assert_eq!(bytes(&there), file);
+}

@@ -43,9 +43,9 @@ impl Inner {
         length: usize,
         params: *const wl_generate_params,
     ) -> Outcome {
-        // SAFETY: the caller's promise.
+        // SAFETY: `text` checks NULL and UTF-8; the caller gives as many bytes as it says, or a zero byte.
         let message = unsafe { text("message", message, length) }?;
-        // SAFETY: the caller's promise.
+        // SAFETY: `read` checks the size that the struct says; the caller gives such a struct or NULL.
         let options = unsafe { generate_options(params) }?;
         // What can fail without the message comes before it.
         self.chat()?;
@@ -73,9 +73,9 @@ impl Inner {
 /// Its texts end at their zero bytes.
 unsafe fn message(index: usize, message: &wl_message) -> Outcome<Message> {
     let of = |part| format!("messages[{index}].{part}");
-    // SAFETY: the caller's promise.
+    // SAFETY: `text` checks NULL and UTF-8; the caller gives as many bytes as it says, or a zero byte.
     let role = unsafe { text(&of("role"), message.role, usize::MAX) }?;
-    // SAFETY: the caller's promise.
+    // SAFETY: `text` checks NULL and UTF-8; the caller gives as many bytes as it says, or a zero byte.
     let content = unsafe { text(&of("content"), message.content, usize::MAX) }?;
     let role = [Role::System, Role::User, Role::Assistant]
         .into_iter()
@@ -150,7 +150,8 @@ pub unsafe extern "C" fn wl_chat_say(
     user: *mut c_void,
     result: *mut wl_generate_result,
 ) -> wl_status {
-    // SAFETY: the caller's promises are passed on.
+    // SAFETY: `check` and `send` check the pointers; the caller gives a text as long as it says, such structs or NULL, and a function
+    // that can be called.
     with_settled(session, |inner| unsafe {
         params::check("wl_generate_result", result)?;
         inner.send(message, length, params)?;
@@ -168,7 +169,7 @@ pub unsafe extern "C" fn wl_chat_start(
     length: usize,
     params: *const wl_generate_params,
 ) -> wl_status {
-    // SAFETY: the caller's promises are passed on.
+    // SAFETY: `send` checks the pointers; the caller gives a text as long as it says, and such a struct or NULL.
     with_settled(session, |inner| unsafe {
         inner.send(message, length, params)
     })

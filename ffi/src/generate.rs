@@ -213,7 +213,8 @@ impl Inner {
                 continue;
             };
             let length = running.piece.len() - 1;
-            // SAFETY: the caller's promise; the piece ends with a zero byte and stays during the call.
+            // SAFETY: the caller gives a function that can be called with `user`; the piece ends with a zero byte and stays
+            // during the call.
             if unsafe { on_text(running.piece.as_ptr().cast(), length, user) } != 0 {
                 self.end(wl_finish::WL_FINISH_CALLBACK)?;
             }
@@ -227,7 +228,7 @@ impl Inner {
     /// There is such a struct at `result`, or it is NULL.
     pub unsafe fn report(&self, result: *mut wl_generate_result) -> Outcome {
         match &self.running {
-            // SAFETY: the caller's promise.
+            // SAFETY: `write` checks the size that the struct says; the caller gives such a struct.
             Some(running) if !result.is_null() => unsafe {
                 params::write("wl_generate_result", result, running.result())
             },
@@ -245,15 +246,15 @@ fn no_generation() -> Failure {
 /// # Safety
 /// What is there is such a struct, with as many stops as it says.
 pub(crate) unsafe fn generate_options(from: *const wl_generate_params) -> Outcome<GenerateOptions> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `read` checks the size that the struct says; the caller gives such a struct or NULL.
     let params = unsafe { params::read("wl_generate_params", from) }?;
-    // SAFETY: the caller's promise.
+    // SAFETY: `slice` checks NULL, alignment and length; the caller gives as many values as it says.
     let stop = unsafe { slice("wl_generate_params.stop", params.stop, params.stop_count) }?;
     let stop = stop.iter().map(|&stop| {
-        // SAFETY: the caller's promise.
+        // SAFETY: `text` checks NULL and UTF-8; the caller gives as many bytes as it says, or a zero byte.
         unsafe { text("a stop text", stop, usize::MAX) }.map(str::to_string)
     });
-    // SAFETY: the caller's promise.
+    // SAFETY: `slice` checks NULL, alignment and length; the caller gives as many values as it says.
     let stop_tokens = unsafe {
         slice(
             "wl_generate_params.stop_tokens",

@@ -252,7 +252,7 @@ pub unsafe extern "C" fn wl_model_open(
             options,
         )?)
     };
-    // SAFETY: the caller's promises are passed on.
+    // SAFETY: `open` checks both pointers; the caller gives such a struct or NULL, and a place for the model.
     unsafe { open(params, model, checkpoint) }
 }
 
@@ -267,13 +267,13 @@ pub unsafe extern "C" fn wl_model_from_memory(
     let checkpoint = |options: &_| {
         // SAFETY: the caller gives so many bytes.
         let bytes = unsafe { slice("bytes", bytes.cast::<u8>(), length) }?;
-        Ok(Checkpoint::from_bytes_with(
+        Ok(Checkpoint::from_bytes(
             Bytes::copy_from(bytes).map_err(waterline::Error::from)?,
             "the model in memory",
             options,
         )?)
     };
-    // SAFETY: the caller's promises are passed on.
+    // SAFETY: `open` checks both pointers; the caller gives such a struct or NULL, and a place for the model.
     unsafe { open(params, model, checkpoint) }
 }
 
@@ -284,19 +284,23 @@ pub unsafe extern "C" fn wl_model_builtin(
     params: *const wl_model_params,
     model: *mut *mut wl_model,
 ) -> wl_status {
-    // SAFETY: the caller's promises are passed on.
+    // SAFETY: `open` checks both pointers; the caller gives such a struct or NULL, and a place for the model.
     unsafe { open(params, model, builtin) }
 }
 
 #[cfg(feature = "builtin-model")]
-fn builtin(_: &OpenOptions) -> Outcome<Checkpoint> {
+fn builtin(options: &OpenOptions) -> Outcome<Checkpoint> {
     /// Tensors in a GGUF file are aligned to 64 bytes from its start.
     #[repr(C, align(64))]
     struct Aligned<T: ?Sized>(T);
     static FILE: &Aligned<[u8]> =
         &Aligned(*include_bytes!("../../tools/model/waterline-chat.gguf"));
     let bytes = Bytes::from_static(&FILE.0);
-    Ok(Checkpoint::from_bytes(bytes, "the built-in model")?)
+    Ok(Checkpoint::from_bytes(
+        bytes,
+        "the built-in model",
+        options,
+    )?)
 }
 
 #[cfg(not(feature = "builtin-model"))]

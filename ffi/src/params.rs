@@ -39,7 +39,7 @@ pub(crate) unsafe fn read<T: Tagged>(what: &str, from: *const T) -> Outcome<T> {
     if from.is_null() {
         return Ok(params);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: it checks NULL and alignment; the caller gives a struct that begins with its size.
     let size = unsafe { size_of_theirs(what, from) }?;
     // SAFETY: the struct is so long, and bytes have no alignment.
     let theirs = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), size) };
@@ -61,7 +61,7 @@ pub(crate) unsafe fn read<T: Tagged>(what: &str, from: *const T) -> Outcome<T> {
 /// As [`read`].
 pub(crate) unsafe fn check<T: Tagged>(what: &str, to: *const T) -> Outcome {
     if !to.is_null() {
-        // SAFETY: the caller's promise.
+        // SAFETY: it checks NULL and alignment; the caller gives a struct that begins with its size.
         unsafe { size_of_theirs(what, to) }?;
     }
     Ok(())
@@ -72,7 +72,7 @@ pub(crate) unsafe fn check<T: Tagged>(what: &str, to: *const T) -> Outcome {
 /// # Safety
 /// As [`read`].
 pub(crate) unsafe fn write<T: Tagged>(what: &str, to: *mut T, value: T) -> Outcome {
-    // SAFETY: the caller's promise.
+    // SAFETY: it checks NULL and alignment; the caller gives a struct that begins with its size.
     let size = unsafe { size_of_theirs(what, to) }?;
     // SAFETY: the struct is so long.
     unsafe { write_sized(to, value, size) };
@@ -90,7 +90,7 @@ pub(crate) unsafe fn init<T: Tagged>(what: &str, to: *mut T, size: usize) -> Out
             "{what}: no struct has {size} bytes"
         )));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: `place` has checked NULL and alignment; the caller gives `size` bytes.
     unsafe { write_sized(to, T::default(), size) };
     Ok(())
 }

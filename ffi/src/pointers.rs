@@ -55,7 +55,7 @@ pub(crate) unsafe fn text<'a>(
         // SAFETY: not NULL, and the caller promises a zero byte.
         unsafe { CStr::from_ptr(pointer) }.to_bytes()
     } else {
-        // SAFETY: the caller's promise.
+        // SAFETY: `slice` checks NULL, alignment and length; the caller gives as many values as it says.
         unsafe { slice(what, pointer.cast::<u8>(), length) }?
     };
     std::str::from_utf8(bytes).map_err(|error| {
@@ -81,7 +81,7 @@ pub(crate) unsafe fn path<'a>(pointer: *const c_char) -> Outcome<&'a Path> {
     }
     #[cfg(not(unix))]
     {
-        // SAFETY: the caller's promise.
+        // SAFETY: `text` checks NULL and UTF-8; the caller gives as many bytes as it says, or a zero byte.
         Ok(Path::new(unsafe {
             text("path", pointer, ZERO_TERMINATED)
         }?))
@@ -117,7 +117,7 @@ pub(crate) fn place_if_wanted<T>(what: &str, to: *mut T) -> Outcome {
 pub(crate) unsafe fn put_if_wanted<T>(what: &str, to: *mut T, value: T) -> Outcome {
     if !to.is_null() {
         place(what, to)?;
-        // SAFETY: checked, and the caller's promise.
+        // SAFETY: `place` has checked NULL and alignment; the caller gives room for one value.
         unsafe { put(to, value) };
     }
     Ok(())
@@ -136,7 +136,7 @@ pub(crate) unsafe fn fill<T: Copy>(
     count: *mut usize,
 ) -> Outcome {
     place("the place for the length", count)?;
-    // SAFETY: checked, and the caller's promise.
+    // SAFETY: `place` has checked NULL and alignment; the caller gives room for one number.
     unsafe { put(count, values.len()) };
     if to.is_null() && room == 0 {
         return Ok(());

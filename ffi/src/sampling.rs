@@ -39,7 +39,7 @@ pub struct wl_sampler_params {
     pub frequency_penalty: f32,
     /// Subtracted once if the token occurs in the window; 0, the default, is off.
     pub presence_penalty: f32,
-    /// How many of the last tokens the three penalties look at; 64 by default.
+    /// How many of the last tokens the three penalties count; 64 by default.
     pub penalty_window: u32,
     /// 0.
     pub reserved: u32,
@@ -87,9 +87,9 @@ unsafe impl Tagged for wl_sampler_params {}
 /// # Safety
 /// What is there is such a struct, with as many biases as it says.
 pub(crate) unsafe fn sampler_params(from: *const wl_sampler_params) -> Outcome<SamplerParams> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `read` checks the size that the struct says; the caller gives such a struct or NULL.
     let params = unsafe { params::read("wl_sampler_params", from) }?;
-    // SAFETY: the caller's promise.
+    // SAFETY: `slice` checks NULL, alignment and length; the caller gives as many values as it says.
     let bias = unsafe { slice("wl_sampler_params.bias", params.bias, params.bias_count) }?;
     let mut found = SamplerParams::default();
     found.temperature = params.temperature;

@@ -129,7 +129,7 @@ fn check_finite(logits: &[f32]) -> Outcome {
 /// # Safety
 /// What is there is such a struct or NULL.
 unsafe fn session_options(from: *const wl_session_params) -> Outcome<SessionOptions> {
-    // SAFETY: the caller's promise.
+    // SAFETY: `read` checks the size that the struct says; the caller gives such a struct or NULL.
     let params = unsafe { params::read("wl_session_params", from) }?;
     const F16: u32 = wl_cache::WL_CACHE_F16 as u32;
     const F32: u32 = wl_cache::WL_CACHE_F32 as u32;
@@ -159,7 +159,7 @@ unsafe fn session_options(from: *const wl_session_params) -> Outcome<SessionOpti
         threads => threads as usize,
     };
     (options.chunk, options.marks) = (params.chunk, params.marks);
-    // SAFETY: the caller's promise.
+    // SAFETY: `read` checks the size that the struct says; the caller gives such a struct or NULL.
     options.sampler = unsafe { sampler_params(params.sampler) }?;
     Ok(options)
 }

@@ -39,7 +39,7 @@ pub enum Error {
     /// A number format that does not exist, or that this crate does not implement.
     #[error("unknown number format {found}, expected one of {expected}")]
     UnknownFormat {
-        /// The name or ggml type number that was asked for.
+        /// The name or ggml type number that was given.
         found: String,
         /// The names of the known formats.
         expected: String,
@@ -77,7 +77,7 @@ pub enum Error {
     /// Memory that the system refuses.
     #[error("{bytes} bytes of working memory cannot be allocated")]
     Memory {
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: usize,
     },
     /// A SIMD level that this CPU lacks.

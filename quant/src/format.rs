@@ -19,7 +19,7 @@ pub struct Format {
     /// Bytes in a block.
     pub block_bytes: usize,
     pub(crate) rounding: Option<Rounding>,
-    /// The bytes of a block that kernels on a GPU want elsewhere.
+    /// The bytes of a block that kernels on a GPU read elsewhere.
     pub(crate) device_apart: Range<usize>,
     pub(crate) encode: fn(&[f32], &mut [u8]),
     pub(crate) decode: fn(&[u8], &mut [f32]),

@@ -8,7 +8,7 @@ use crate::cpu::Simd;
 use crate::error::{Error, Result};
 use crate::format::Format;
 use crate::kernel::{Kernel, Product};
-use crate::storage::{Bytes, Tensor};
+use crate::storage::Bytes;
 
 /// A read-only matrix `[rows, cols]` in some number format. Cloning shares the data.
 #[derive(Clone)]
@@ -25,12 +25,6 @@ impl Matrix {
     /// A matrix over `data`, which holds `rows` rows of `cols` numbers and nothing else.
     pub fn new(format: &'static Format, rows: usize, cols: usize, data: Bytes) -> Result<Matrix> {
         Matrix::with_simd(format, rows, cols, data, Simd::detect())
-    }
-
-    /// The matrix that `tensor` holds: all dimensions but the last count rows.
-    pub fn from_tensor(tensor: &Tensor) -> Result<Matrix> {
-        let (rows, cols) = tensor.rows_cols();
-        Matrix::new(tensor.format, rows, cols, tensor.data.clone())
     }
 
     #[doc(hidden)]

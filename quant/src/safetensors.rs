@@ -119,7 +119,7 @@ impl Checkpoint {
         entries.map(|(name, _)| name.as_str())
     }
 
-    /// The bytes of tensor `name`, if there is one. To look at them is not to use the tensor.
+    /// The bytes of tensor `name`, if there is one. Reading them does not count as use of the tensor.
     pub fn bytes(&self, name: &str) -> Option<&Bytes> {
         self.entries.get(name).map(|entry| &entry.data)
     }

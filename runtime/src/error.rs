@@ -157,7 +157,7 @@ impl From<waterline_quant::Error> for Error {
 
 impl Error {
     /// A parameter `what` that cannot be used, and why.
-    pub fn invalid(what: impl Into<String>, reason: impl Into<String>) -> Self {
+    pub(crate) fn invalid(what: impl Into<String>, reason: impl Into<String>) -> Self {
         Error::Invalid {
             what: what.into(),
             reason: reason.into(),
@@ -173,7 +173,11 @@ impl Error {
     }
 
     /// An input or output error on `path`.
-    pub fn io(path: impl Into<PathBuf>, action: &'static str, source: std::io::Error) -> Self {
+    pub(crate) fn io(
+        path: impl Into<PathBuf>,
+        action: &'static str,
+        source: std::io::Error,
+    ) -> Self {
         Error::Io {
             path: path.into(),
             action,

@@ -43,13 +43,13 @@ mod text;
 mod weights;
 
 pub use cpu::{Pool, physical_cores};
-pub use cuda::{Device, PhaseTime};
-pub use engine::{StepForm, StepProgram};
+pub use cuda::{Device, OpTime};
+pub use engine::StepProgram;
 pub use error::{Error, Result};
 pub use mixers::{Retained, RetainedPolicy};
 pub use model::{Checkpoint, LayerSpec, Model, ModelSpec, OpenOptions, TextFiles};
 pub use program::Schedule;
-pub use sampler::{SamplerParams, SamplerState};
+pub use sampler::SamplerParams;
 pub use session::{
     Batch, Canceller, Chat, ContextEnd, Finish, Generate, GenerateOptions, Generation, LogitsHook,
     Piece, Session, SessionOptions, SessionPlan,
@@ -57,9 +57,7 @@ pub use session::{
 pub use state::{
     Kv, Snapshot, StateDtype, StateKind, StateOptions, StatePlan, StateTensorPlan, Touched,
 };
-pub use text::{
-    ChatTemplate, Message, Piece as PromptPiece, Role, TemplateOptions, Tokenizer, Turns,
-};
+pub use text::{ChatTemplate, Message, Role, Tokenizer, Turns};
 pub use waterline_quant::Bytes;
 pub use weights::{Precision, Tensors, WeightSpec};
 

@@ -49,7 +49,7 @@ pub(crate) fn full_name(scope: &str, name: &str) -> String {
 
 impl WeightSpec {
     /// A matrix `[rows, cols]` that may be quantized.
-    pub fn matrix(name: &str, rows: usize, cols: usize) -> Self {
+    pub(crate) fn matrix(name: &str, rows: usize, cols: usize) -> Self {
         WeightSpec {
             name: name.into(),
             shape: vec![rows, cols],
@@ -58,7 +58,7 @@ impl WeightSpec {
     }
 
     /// A tensor that always stays f32.
-    pub fn full(name: &str, shape: &[usize]) -> Self {
+    pub(crate) fn full(name: &str, shape: &[usize]) -> Self {
         WeightSpec {
             name: name.into(),
             shape: shape.to_vec(),

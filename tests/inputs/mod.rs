@@ -110,8 +110,8 @@ pub fn gguf(bytes: &[u8]) -> bool {
     let Ok(bytes) = Bytes::copy_from(bytes) else {
         return false;
     };
-    let _ = Checkpoint::from_bytes(bytes.clone(), "fuzz");
-    runs(Checkpoint::from_bytes_with(bytes, "fuzz", &options))
+    let _ = Checkpoint::from_bytes(bytes.clone(), "fuzz", &OpenOptions::default());
+    runs(Checkpoint::from_bytes(bytes, "fuzz", &options))
 }
 
 fn gguf_seeds() -> Vec<Vec<u8>> {

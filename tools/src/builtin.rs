@@ -45,7 +45,7 @@ impl OpenArgs {
                 .map_err(|error| explain(path, error.into()))?,
             None => Checkpoint {
                 name: NAME.into(),
-                ..Checkpoint::from_bytes(Bytes::from_static(bytes()?), NAME)?
+                ..Checkpoint::from_bytes(Bytes::from_static(bytes()?), NAME, &options)?
             },
         })
     }

@@ -78,6 +78,14 @@ mod tests {
         formats: FormatArgs,
     }
 
+    fn matrix(name: &str, cols: usize) -> WeightSpec {
+        WeightSpec {
+            name: name.into(),
+            shape: vec![8, cols],
+            precision: Precision::Quantized,
+        }
+    }
+
     fn choose(flags: &[&str], weight: WeightSpec) -> &'static str {
         let flags = ["test"].iter().chain(flags);
         Cli::try_parse_from(flags)
@@ -87,7 +95,7 @@ mod tests {
 
     #[test]
     fn rows_that_are_not_whole_blocks_fall_back() {
-        let matrix = |cols| WeightSpec::matrix("blk.0.ffn_up.weight", 8, cols);
+        let matrix = |cols| matrix("blk.0.ffn_up.weight", cols);
         assert_eq!(choose(&["--type", "q4_k"], matrix(512)), "Q4_K");
         assert_eq!(choose(&["--type", "q4_k"], matrix(96)), "Q8_0");
         assert_eq!(choose(&["--type", "q4_k"], matrix(40)), "F16");
@@ -96,14 +104,14 @@ mod tests {
 
     #[test]
     fn embeddings_and_rules_go_before_the_type() {
-        let embedding = || WeightSpec::matrix("token_embd.weight", 8, 256);
+        let embedding = || matrix("token_embd.weight", 256);
         assert_eq!(choose(&["--type", "q4_0"], embedding()), "Q6_K");
         assert_eq!(choose(&["--type", "q8_0"], embedding()), "Q8_0");
         assert_eq!(
             choose(&["--type", "q4_0", "--embedding-type", "f16"], embedding()),
             "F16"
         );
-        let down = || WeightSpec::matrix("blk.3.ffn_down.weight", 8, 256);
+        let down = || matrix("blk.3.ffn_down.weight", 256);
         let rules = [
             "--type",
             "q4_0",
@@ -117,7 +125,11 @@ mod tests {
 
     #[test]
     fn full_precision_is_never_quantized() {
-        let norm = || WeightSpec::full("blk.0.attn_norm.weight", &[256]);
+        let norm = || WeightSpec {
+            name: "blk.0.attn_norm.weight".into(),
+            shape: vec![256],
+            precision: Precision::Full,
+        };
         let flags = |rule| ["--type", "q4_0", "--tensor-type", rule];
         assert_eq!(choose(&flags("norm=q4_0"), norm()), "F32");
         assert_eq!(choose(&flags("norm=f16"), norm()), "F16");

@@ -73,7 +73,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 /// Prints the ops and their order.
 fn schedule(checkpoint: Checkpoint, args: &Args) -> Result<ExitCode> {
-    let device = Device::imagined(&args.arch, args.processors);
+    let device = Device::ahead(&args.arch, args.processors, None);
     let schedule = Model::bind(checkpoint)?.schedule_on(&args.state.options(), &device)?;
     let text = match args.json {
         true => json_line(&schedule),
@@ -114,13 +114,18 @@ struct Block {
 fn blocks(checkpoint: &Checkpoint, plan: &StatePlan, args: &Args) -> Result<Vec<Block>> {
     let model = Model::bind(checkpoint.clone())?;
     let touched = model.touched(plan, last_position(args));
+    let of_layer = |layer: usize| {
+        let tensors = plan.tensors.iter();
+        let own = tensors.filter(|tensor| tensor.layer == Some(layer));
+        own.map(|tensor| tensor.bytes).sum()
+    };
     let mut blocks: Vec<Block> = (0..checkpoint.spec.layers.len())
         .map(|block| {
             let own = |t: &&Touched| plan.tensors[t.tensor].layer == Some(block);
             let touched = touched.iter().filter(own);
             Block {
                 weights: 0,
-                state: plan.layer_bytes(Some(block)),
+                state: of_layer(block),
                 read: touched.clone().map(|t| t.read).sum(),
                 written: touched.map(|t| t.written).sum(),
             }

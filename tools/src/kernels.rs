@@ -42,7 +42,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let model = args.open.model(args.model.as_deref())?;
     for architecture in &args.arch {
-        let device = Device::ahead(architecture, args.processors, args.output.clone());
+        let device = Device::ahead(architecture, args.processors, Some(args.output.clone()));
         args.session.open_on(&model, Some(device))?;
     }
     Ok(ExitCode::SUCCESS)

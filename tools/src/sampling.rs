@@ -42,7 +42,7 @@ pub struct SamplingArgs {
         allow_negative_numbers = true
     )]
     presence_penalty: f32,
-    /// How many of the last tokens the penalties look at.
+    /// How many of the last tokens the penalties count.
     #[arg(long, value_name = "N", default_value_t = SamplerParams::default().penalty_window)]
     penalty_window: usize,
     /// Seed of the random numbers; a new one each time unless given.

@@ -168,7 +168,7 @@ impl LimitArgs {
     }
 }
 
-/// A number of tokens for those who want no bound.
+/// A number of tokens that stands for no bound.
 pub const MOST_TOKENS: usize = 1_000_000_000;
 
 /// The most tokens of an answer, from text.

@@ -16,7 +16,7 @@ from facts import Fact, Subject, changed, invented, named, subjects, untold, upp
 from skills import HONEST, skill, sum_
 from words import COLORS, FOODS, JOBS, NAMES, PET_NAMES, PETS, TOWNS, WORDS
 
-# More heroes, things, food, names and places for the stories of gen_synth.py: with its own few the model learns to tell about those
+# More heroes, things, food, names and places for the stories of gen_synth.py: with its own few the model learns to write about those
 # and nothing else.
 MORE = {
     "ANIM": """dragon robot princess prince king queen knight pirate wizard witch fairy giant elf unicorn mermaid dinosaur lion tiger panda penguin
@@ -179,7 +179,7 @@ PASSAGE_ACK = ["Thank you for sharing that.", "That is interesting.", "Thank you
 HELLO = ["Hello", "Hi", "Hey", "Hello there", "Good morning", "Hi there"]
 
 
-# Subjects that are asked for in the words of another.
+# Subjects with a question in the words of another.
 CONFUSED = ("favorite color", "favorite food", "secret secret code", "secret pin", "secret code word", "feel")
 
 

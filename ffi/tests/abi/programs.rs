@@ -85,7 +85,7 @@ fn a_history_is_read_at_once_and_its_seed_gives_the_same_words() {
     assert_eq!(answer(&said), answer(&run_on(&program, "")));
 }
 
-/// A program finds the library in each way that README.md tells: by rpath, by LD_LIBRARY_PATH, or not at all.
+/// A program finds the library in each way that README.md names: by rpath, by LD_LIBRARY_PATH, or not at all.
 #[test]
 fn readme_says_how_a_program_finds_the_library() {
     let readme = std::fs::read_to_string(source("README.md")).expect("README.md");

@@ -43,7 +43,7 @@ pub struct Gguf {
 pub struct TensorInfo {
     /// Its name.
     pub name: String,
-    /// ggml's number of its format, which may be one that this crate does not know.
+    /// ggml's number of its format, which may be one that this crate does not have.
     pub ggml_type: u32,
     /// Outermost dimension first.
     pub shape: Vec<usize>,
@@ -52,7 +52,7 @@ pub struct TensorInfo {
 }
 
 impl TensorInfo {
-    /// The format, if this crate knows it.
+    /// The format, if this crate has it.
     pub fn format(&self) -> Option<&'static Format> {
         Format::by_ggml_type(self.ggml_type).ok()
     }
@@ -184,7 +184,7 @@ impl Gguf {
         })
     }
 
-    /// The tensor `name`, without a copy. An error if it is missing or in a format that this crate does not know.
+    /// The tensor `name`, without a copy. An error if it is missing or in a format that this crate does not have.
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
         let &i = self.names.get(name).ok_or_else(|| Error::Missing {
             file: self.name.clone(),

@@ -26,12 +26,6 @@ impl Model {
     pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Arc<Self>> {
         Self::bind(Checkpoint::open_with(path, options)?)
     }
-
-    /// Opens a GGUF file that is part of the program; `name` stands for the file in errors. The bytes must be
-    /// aligned to 64.
-    pub fn from_static(bytes: &'static [u8], name: &str) -> Result<Arc<Self>> {
-        Self::bind(Checkpoint::from_bytes(Bytes::from_static(bytes), name)?)
-    }
 }
 
 impl Checkpoint {
@@ -55,13 +49,11 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// Opens a GGUF file in memory; `name` stands for the file in errors.
-    pub fn from_bytes(bytes: Bytes, name: &str) -> Result<Self> {
-        Self::from_bytes_with(bytes, name, &OpenOptions::default())
-    }
-
-    /// As [`Checkpoint::from_bytes`], with options.
-    pub fn from_bytes_with(bytes: Bytes, name: &str, options: &OpenOptions) -> Result<Self> {
+    /// Opens a GGUF file in memory, aligned to 64 bytes; `name` stands for the file in errors.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn from_bytes(bytes: Bytes, name: &str, options: &OpenOptions) -> Result<Self> {
         let checkpoint = Self::from_gguf(Gguf::parse(bytes, name)?, options)?;
         checkpoint.check()?;
         Ok(checkpoint)

@@ -26,7 +26,7 @@ impl Topology {
         let status = std::fs::read_to_string(root.join("proc/self/status")).ok()?;
         let mask = (status.lines()).find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
         let folder = root.join("sys/devices/system/cpu");
-        // Hybrid processors of Intel, whose clocks alone do not tell the two kinds apart.
+        // Hybrid processors of Intel, whose two kinds of cores have the same clocks.
         let performance = read_list(root.join("sys/devices/cpu_core/cpus"));
         let processors = parse_list(mask)?.into_iter().map(|cpu| {
             let own = folder.join(format!("cpu{cpu}"));

@@ -76,7 +76,7 @@ impl SharedArena<'_> {
     /// Values `range` of a state tensor, to read.
     ///
     /// # Safety
-    /// While the returned slice is in use, no other thread may hold a [`SharedArena::state tensor`] that overlaps it.
+    /// While the returned slice is in use, no other thread may hold a [`SharedArena::tensor`] that overlaps it.
     #[inline]
     pub unsafe fn read<T: Pod>(&self, tensor: usize, range: Range<usize>) -> &[T] {
         let tensor = &self.plan.tensors[tensor];

@@ -107,16 +107,10 @@ impl Device {
         Ok(())
     }
 
-    /// A device of `architecture` (such as `sm_87`) with so many SMs that only compiles: opening a session on it
-    /// compiles the session's kernels into `folder`, and nothing can run.
-    pub fn ahead(architecture: &str, sms: u32, folder: PathBuf) -> Arc<Self> {
-        Self::on(ahead::Ahead::new(architecture, sms, Some(folder)))
-    }
-
-    /// A device of `architecture` with so many SMs, on which nothing is compiled and nothing can
-    /// run: for [`crate::Model::schedule_on`].
-    pub fn imagined(architecture: &str, sms: u32) -> Arc<Self> {
-        Self::on(ahead::Ahead::new(architecture, sms, None))
+    /// A device of `architecture` (such as `sm_87`) with so many SMs, on which nothing can run. Opening a session on it
+    /// compiles the session's kernels into `folder`; without one nothing is compiled: for [`crate::Model::schedule_on`].
+    pub fn ahead(architecture: &str, sms: u32, folder: Option<PathBuf>) -> Arc<Self> {
+        Self::on(ahead::Ahead::new(architecture, sms, folder))
     }
 
     /// The emulator, on which tests run kernels without a GPU.

@@ -19,7 +19,7 @@ mod token;
 
 pub(crate) use columns::{Calls, Column, Program, Rooms};
 pub(crate) use decode::control::Control;
-pub use decode::kernel::PhaseTime;
+pub use decode::kernel::OpTime;
 pub(crate) use decode::kernel::{DecodeKernel, KernelOpInfo};
 pub(crate) use decode::mailbox::Recurrence;
 pub use device::Device;

@@ -9,11 +9,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub(crate) use cpu::Workspace;
-pub use step::{StepForm, StepProgram};
+pub(crate) use step::StepForm;
+pub use step::StepProgram;
 pub(crate) use together::Together;
 
 use crate::cpu::Pool;
-use crate::cuda::{Device, PhaseTime};
+use crate::cuda::{Device, OpTime};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::sampler::SamplerParams;
@@ -74,8 +75,8 @@ pub(crate) trait Engine: Send {
         None
     }
 
-    /// Chooses the most probable token, reads it and measures its phases, where a step is one kernel.
-    fn time_step(&mut self) -> Result<Option<(u32, Vec<PhaseTime>)>> {
+    /// Chooses the most probable token, reads it and measures the ops of the kernel, where a step is one kernel.
+    fn time_step(&mut self) -> Result<Option<(u32, Vec<OpTime>)>> {
         Ok(None)
     }
 

@@ -14,22 +14,22 @@ pub enum StepProgram {
 
 /// How the steps of a session run on its GPU, and why so.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StepForm {
+pub(crate) struct StepForm {
     /// [`StepProgram::Persistent`] or [`StepProgram::Recorded`].
-    pub program: StepProgram,
+    program: StepProgram,
     /// Of one kernel what it takes of the device, of a graph why it is one: part of a sentence.
-    pub reason: String,
+    reason: String,
 }
 
 impl StepForm {
-    pub(crate) fn persistent(takes: String) -> Self {
+    pub fn persistent(takes: String) -> Self {
         StepForm {
             program: StepProgram::Persistent,
             reason: takes,
         }
     }
 
-    pub(crate) fn recorded(reason: String) -> Self {
+    pub fn recorded(reason: String) -> Self {
         StepForm {
             program: StepProgram::Recorded,
             reason,

@@ -215,26 +215,16 @@ impl Attention {
             self.group(layer, q, "q_norm.weight")?,
             self.group(layer, k, "k_norm.weight")?,
         ];
-        self.push_prepared(layer, groups, gates);
+        let rope = self.rope_theta.map(|theta| {
+            let table = layer.buffer(self.rope_dim());
+            Rope::new(theta, self.rope_scaling, table)
+        });
+        layer.push(Prepare {
+            groups,
+            rope,
+            gates,
+        });
         Ok(())
-    }
-
-    /// Like `prepare`, but into new columns, which are returned with the values beside them: ops that run at the same time still read the raw projections as
-    /// they are.
-    fn prepare_copies(&self, layer: &mut Lowering, [q, k, v]: [View; 3]) -> Result<[View; 3]> {
-        let room = layer.buffer(q.width + k.width + v.width);
-        let (own_q, rest) = room.split(q.width);
-        let (own_k, own_v) = rest.split(k.width);
-        let mut groups = vec![
-            self.group(layer, own_q, "q_norm.weight")?,
-            self.group(layer, own_k, "k_norm.weight")?,
-            HeadGroup::of_channels(own_v, None, Vec::new()),
-        ];
-        for (group, from) in groups.iter_mut().zip([q, k, v]) {
-            group.maps.insert(0, HeadOp::Copy(from));
-        }
-        self.push_prepared(layer, groups, Vec::new());
-        Ok([own_q, own_k, own_v])
     }
 
     /// Queries or keys, with the head norm `norm` and positions if the mixer has them.
@@ -254,23 +244,6 @@ impl Attention {
         })
     }
 
-    fn push_prepared(
-        &self,
-        layer: &mut Lowering,
-        groups: Vec<HeadGroup>,
-        gates: Vec<(View, Gate)>,
-    ) {
-        let rope = self.rope_theta.map(|theta| {
-            let table = layer.buffer(self.rope_dim());
-            Rope::new(theta, self.rope_scaling, table)
-        });
-        layer.push(Prepare {
-            groups,
-            rope,
-            gates,
-        });
-    }
-
     /// The whole mixer, and between projections and positions what `before` does with unrotated keys and values.
     pub(super) fn lower_with(
         &self,
@@ -287,15 +260,7 @@ impl Attention {
             }
         }
         let eviction = before(layer, k, v)?;
-        let scored = |eviction: &Eviction| matches!(eviction.policy, Policy::Learned { .. });
-        let [q, k, v] = match eviction.as_ref().is_some_and(scored) {
-            // The router's layers read the projections, and need not be waited for.
-            true => self.prepare_copies(layer, [q, k, v])?,
-            false => {
-                self.prepare(layer, q, k, Vec::new())?;
-                [q, k, v]
-            }
-        };
+        self.prepare(layer, q, k, Vec::new())?;
         let out = layer.buffer(self.heads * self.head_dim);
         layer.push(Attend {
             heads: self.heads,

@@ -152,7 +152,6 @@ impl Mixer for DeltaNet {
             scale: (self.head_dim as f32).powf(-0.5),
             state: layer.state_tensor(0),
             out,
-            beside: 0,
         });
         let mut finish = vec![output_norm(layer, self.norm_eps)?];
         if self.gate {

@@ -185,7 +185,6 @@ impl Mixer for GatedDeltaNet {
                 scale: (self.head_dim as f32).powf(-0.5),
                 state: layer.state_tensor(i),
                 out: part(out, self.value_dim),
-                beside: self.tiles() - 1,
             });
         }
         let mut finish = vec![output_norm(layer, self.norm_eps)?];

@@ -16,7 +16,7 @@ use crate::operands::View;
 use crate::ops::{Gate, HeadGates, Prepare};
 use crate::weights::WeightSpec;
 
-/// What the gates look at.
+/// The input of the gates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HeadGateInput {

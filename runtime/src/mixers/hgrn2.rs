@@ -134,7 +134,6 @@ impl Mixer for Hgrn2 {
             scale: (self.head_dim as f32).powf(-0.5),
             state: layer.state_tensor(0),
             out,
-            beside: 0,
         });
         let norm = output_norm(layer, NORM_EPS)?;
         layer.emit(out, vec![norm], "o_proj")

@@ -165,7 +165,6 @@ impl Mixer for Kda {
             scale: (self.head_dim as f32).powf(-0.5),
             state: layer.state_tensor(0),
             out,
-            beside: 0,
         });
         let norm = output_norm(layer, self.norm_eps)?;
         let gate = OutputOp::Gate(gate, Activation::Sigmoid);

@@ -105,7 +105,6 @@ impl Mixer for LightningAttention {
             scale: 1.0,
             state: layer.state_tensor(0),
             out,
-            beside: 0,
         });
         let norm = Norm::rms(layer.vector("o_norm.weight")?, self.norm_eps);
         let finish = vec![

@@ -157,7 +157,6 @@ impl LinearAttention {
             scale: (self.head_dim as f32).powf(-0.5),
             state: layer.state_tensor(0),
             out,
-            beside: 0,
         });
         let mut finish = vec![output_norm(layer, self.norm_eps)?];
         finish.extend(

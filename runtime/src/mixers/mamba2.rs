@@ -238,7 +238,6 @@ impl Mixer for Mamba2 {
             scale: 1.0,
             state: layer.state_tensor(0),
             out,
-            beside: 0,
         });
 
         let mut finish = vec![OutputOp::Add(x, self.skip(layer)?)];

@@ -104,7 +104,6 @@ impl Mom {
             scale: (self.head_dim as f32).powf(-0.5),
             state: tensor,
             out,
-            beside: 0,
         }
     }
 

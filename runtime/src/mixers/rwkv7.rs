@@ -223,7 +223,6 @@ impl Mixer for Rwkv7 {
             scale: 1.0,
             state: layer.state_tensor(STATE),
             out,
-            beside: 0,
         });
         let norm = Norm {
             centred: true,

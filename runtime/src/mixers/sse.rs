@@ -223,7 +223,6 @@ impl Sse {
             scale: (self.head_dim as f32).powf(-0.5),
             state: tensor,
             out,
-            beside: 1,
         }
     }
 }

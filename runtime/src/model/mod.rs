@@ -100,7 +100,7 @@ impl Model {
     }
 
     /// In which order its ops may run, with a state of these sizes.
-    pub fn schedule(&self, options: &StateOptions) -> Result<Schedule> {
+    pub(crate) fn schedule(&self, options: &StateOptions) -> Result<Schedule> {
         Ok(Schedule::new(&self.program, &self.plan(options)?))
     }
 

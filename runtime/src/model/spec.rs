@@ -43,7 +43,7 @@ impl LayerSpec {
     }
 
     /// The state of the layer: its mixer's.
-    pub fn state(&self) -> Vec<StateTensor> {
+    pub(crate) fn state(&self) -> Vec<StateTensor> {
         self.mixer
             .as_ref()
             .map_or_else(Vec::new, |mixer| mixer.state())
@@ -74,7 +74,7 @@ impl LayerSpec {
     }
 
     /// Reads a layer back; `file` names it in errors.
-    pub fn from_json(file: &str, layer: &Value) -> Result<Self> {
+    pub(crate) fn from_json(file: &str, layer: &Value) -> Result<Self> {
         let config = Config::new(file, layer.clone())?;
         let mut parameters = config.object().clone();
         let mixer_sublayer = config.read_or(MIXER_SUBLAYER, Sublayer::default())?;

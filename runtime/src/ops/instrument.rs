@@ -106,12 +106,14 @@ impl super::DeviceOp for Silent<'_> {
 }
 
 impl Op for Silent<'_> {
-    fn run(&self, frame: &mut Frame) {
-        self.op.run(frame);
-    }
-
     fn access(&self) -> Access {
         self.access.clone()
+    }
+}
+
+impl super::CpuOp for Silent<'_> {
+    fn run(&self, frame: &mut Frame) {
+        self.op.run(frame);
     }
 
     fn scratch(&self, chunk: usize) -> usize {

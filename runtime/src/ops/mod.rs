@@ -69,17 +69,35 @@ pub(crate) trait DeviceOp {
     /// Writes the op's kernels.
     fn launch(&self, launches: &mut Launches) -> Result<()>;
 
+    /// Whether a step of it takes as many SMs as there are, so that several that run at once share them.
+    fn fills_device(&self) -> bool {
+        false
+    }
+
     /// Whether, where every token is to have the bits of a step, its kernels for several tokens give them.
     fn runs_as_steps(&self) -> bool {
         false
     }
 }
 
-/// One fused operation of a [`crate::program::Program`], on both backends.
-pub(crate) trait Op: DeviceOp + Send + Sync {
-    /// Runs the op on the CPU over the frame's tokens.
+/// How an op runs on a CPU.
+pub(crate) trait CpuOp {
+    /// Runs the op over the frame's tokens.
     fn run(&self, frame: &mut Frame);
 
+    /// Floats of scratch memory that one worker needs for chunks of up to `chunk` tokens.
+    fn scratch(&self, _chunk: usize) -> usize {
+        0
+    }
+
+    /// Floats of memory that all `threads` workers share.
+    fn common(&self, _threads: usize) -> usize {
+        0
+    }
+}
+
+/// One fused operation of a [`crate::program::Program`], on both backends.
+pub(crate) trait Op: CpuOp + DeviceOp + Send + Sync {
     /// All columns and state tensors that the op reads and writes, on any device.
     fn access(&self) -> Access;
 
@@ -96,16 +114,6 @@ pub(crate) trait Op: DeviceOp + Send + Sync {
     fn name(&self) -> &'static str {
         let path = std::any::type_name::<Self>();
         path.rsplit("::").next().unwrap_or(path)
-    }
-
-    /// Floats of scratch memory that one worker needs for chunks of up to `chunk` tokens.
-    fn scratch(&self, _chunk: usize) -> usize {
-        0
-    }
-
-    /// Floats of memory that all `threads` workers share.
-    fn common(&self, _threads: usize) -> usize {
-        0
     }
 
     /// Bytes of weights that one token reads.

@@ -26,6 +26,13 @@ impl<'a> Rules<'a> {
         }
     }
 
+    /// A number is this one.
+    pub fn equal(&mut self, name: &str, found: usize, expected: usize) {
+        self.holds(found == expected, || {
+            format!("{name} is {found} instead of {expected}")
+        });
+    }
+
     /// The columns have this width.
     pub fn width(&mut self, name: &str, view: View, width: usize) {
         self.holds(view.width == width, || {

@@ -32,6 +32,26 @@ impl Program {
         (op > 0).then(|| self.layer_ends.partition_point(|&end| end <= op))
     }
 
+    /// For each op, how many ops of its layer may run at the same time and are, like it, `chosen`; 1 for others.
+    pub(crate) fn concurrent(&self, chosen: impl Fn(&dyn Op) -> bool) -> Vec<usize> {
+        let mut counts = vec![1; self.ops.len()];
+        let mut first = 0;
+        for &end in &self.layer_ends {
+            let ops = &self.ops[first..end];
+            let of_layer: Vec<usize> = (0..ops.len()).filter(|&i| chosen(&*ops[i])).collect();
+            if of_layer.len() > 1 {
+                let accesses: Vec<_> = ops.iter().map(|op| op.access()).collect();
+                let accesses: Vec<_> = accesses.iter().collect();
+                let together = schedule::concurrent(&accesses, &of_layer);
+                for (op, together) in of_layer.into_iter().zip(together) {
+                    counts[first + op] = together;
+                }
+            }
+            first = end;
+        }
+        counts
+    }
+
     /// What reading the token at `position` touches of the layers' state tensors.
     pub fn touched(&self, plan: &StatePlan, position: u64) -> Vec<Touched> {
         let ops = self.ops.iter();

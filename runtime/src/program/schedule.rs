@@ -6,7 +6,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::cuda::KernelOpInfo;
-use crate::operands::{Hazard, Operand, RESIDUAL, View};
+use crate::operands::{Access, Hazard, Operand, RESIDUAL, View};
 use crate::program::Program;
 use crate::state::StatePlan;
 
@@ -72,36 +72,19 @@ impl Schedule {
         let ops = ops.map(|(index, op)| (op.name(), program.layer_of(index), op.access()));
         let logits = ("Logits", None, program.logits.access());
         let all: Vec<_> = ops.chain([logits]).collect();
+        let accesses: Vec<_> = all.iter().map(|(_, _, access)| access).collect();
         let mut dependencies = Vec::new();
-        let mut levels: Vec<usize> = Vec::with_capacity(all.len());
-        // All ops that each op comes after.
-        let mut behind: Vec<Vec<bool>> = Vec::with_capacity(all.len());
-        for (to, (_, _, later)) in all.iter().enumerate() {
-            let mut before = vec![false; to];
-            let mut level = 0;
-            for from in (0..to).rev() {
-                if before[from] {
-                    continue;
-                }
-                let Some((operand, hazard)) = all[from].2.conflict(later) else {
-                    continue;
-                };
-                before[from] = true;
-                for (before, also) in before.iter_mut().zip(&behind[from]) {
-                    *before |= also;
-                }
-                level = level.max(levels[from] + 1);
-                dependencies.push(Dependency {
-                    from,
-                    to,
-                    tensor: name(operand, plan),
-                    hazard,
-                    link: None,
-                });
-            }
-            levels.push(level);
-            behind.push(before);
-        }
+        let mut levels = vec![0; all.len()];
+        predecessors(&accesses, |from, to, operand, hazard| {
+            levels[to] = levels[to].max(levels[from] + 1);
+            dependencies.push(Dependency {
+                from,
+                to,
+                tensor: name(operand, plan),
+                hazard,
+                link: None,
+            });
+        });
         let names = |operands: &[Operand]| operands.iter().map(|&o| name(o, plan)).collect();
         let scheduled = all.iter().zip(&levels);
         Schedule {
@@ -138,6 +121,41 @@ impl Schedule {
             });
         }
     }
+}
+
+/// For each op, which of those before it come before it in every order. `edge(from, to, ..)` gets the conflicts that do not follow from
+/// others, ordered by `to`.
+fn predecessors(
+    accesses: &[&Access],
+    mut edge: impl FnMut(usize, usize, Operand, Hazard),
+) -> Vec<Vec<bool>> {
+    let mut behind: Vec<Vec<bool>> = Vec::with_capacity(accesses.len());
+    for (to, later) in accesses.iter().enumerate() {
+        let mut before = vec![false; to];
+        for from in (0..to).rev() {
+            if before[from] {
+                continue;
+            }
+            let Some((operand, hazard)) = accesses[from].conflict(later) else {
+                continue;
+            };
+            before[from] = true;
+            for (before, also) in before.iter_mut().zip(&behind[from]) {
+                *before |= also;
+            }
+            edge(from, to, operand, hazard);
+        }
+        behind.push(before);
+    }
+    behind
+}
+
+/// Of the ops with these accesses, how many of the `chosen` ones may run at the same time as each chosen one, itself included.
+pub(super) fn concurrent(accesses: &[&Access], chosen: &[usize]) -> Vec<usize> {
+    let behind = predecessors(accesses, |_, _, _, _| {});
+    let together = |a: usize, b: usize| a == b || !behind[a.max(b)][a.min(b)];
+    let count = |&a: &usize| chosen.iter().filter(|&&b| together(a, b)).count();
+    chosen.iter().map(count).collect()
 }
 
 /// What people call an operand.

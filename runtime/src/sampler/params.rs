@@ -24,7 +24,7 @@ pub struct SamplerParams {
     pub frequency_penalty: f32,
     /// Subtracted once if the token occurs in the window; 0 is off.
     pub presence_penalty: f32,
-    /// How many of the last tokens the three penalties look at; 0 turns them off.
+    /// How many of the last tokens the three penalties count; 0 turns them off.
     pub penalty_window: usize,
     /// Seed of the random numbers; a new one in each default.
     pub seed: u64,

@@ -2,7 +2,7 @@ use crate::cpu::simd::exp;
 use crate::error::{Error, Result};
 use std::cmp::Ordering;
 
-/// Logits looked at together: a block without a winner is passed over in vector instructions.
+/// Logits compared together: a block without a winner is passed over in vector instructions.
 const BLOCK: usize = 64;
 
 /// A token that may still be drawn.

@@ -130,7 +130,7 @@ impl Generation {
     }
 
     /// As [`Generation::next`], with a hook.
-    pub fn next_with(
+    fn next_with(
         &mut self,
         session: &mut Session,
         hook: Option<&mut LogitsHook<'_>>,
@@ -267,8 +267,7 @@ pub struct Generate<'s> {
 }
 
 impl<'s> Generate<'s> {
-    /// Starts generating after what the session has read. Fails if the model has no tokenizer.
-    pub fn new(session: &'s mut Session, options: GenerateOptions) -> Result<Self> {
+    fn new(session: &'s mut Session, options: GenerateOptions) -> Result<Self> {
         let mut generation = Generation::new(session.model(), options)?;
         let steps = generation.logprobs || !session.looks_ahead();
         generation.taken = (!steps).then_some(0);

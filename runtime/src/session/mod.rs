@@ -16,8 +16,8 @@ use lookup::Lookup;
 pub use options::{Canceller, ContextEnd, SessionOptions, SessionPlan};
 
 use crate::cpu::{Pool, physical_cores};
-use crate::cuda::PhaseTime;
-use crate::engine::{self, Engine, Setup, StepForm, Workspace};
+use crate::cuda::OpTime;
+use crate::engine::{self, Engine, Setup, Workspace};
 use crate::error::{Error, Result};
 use crate::model::{LayerSpec, Model};
 use crate::sampler::{Sampler, SamplerParams, SamplerState};
@@ -153,15 +153,6 @@ impl Session {
         self.engine.device_bytes()
     }
 
-    /// Bytes of weights that the device reads in the host's memory, where the file is mapped, and has no copy of; 0 on
-    /// the CPU. See [`crate::Device::shared_bytes`].
-    pub fn shared_bytes(&self) -> usize {
-        self.options
-            .device
-            .as_ref()
-            .map_or(0, |device| device.shared_bytes())
-    }
-
     /// Logits after the last token, `[vocab]`; zeros before the first.
     /// From a device they are copied on the first call.
     ///
@@ -197,13 +188,22 @@ impl Session {
         Ok(())
     }
 
-    /// The state of the random numbers.
-    pub fn random(&self) -> SamplerState {
+    /// How many random numbers were taken since the seed was set.
+    pub fn draws(&self) -> u64 {
+        self.random().draws
+    }
+
+    /// Sets how many random numbers were taken: a rewound session that keeps them chooses other tokens.
+    pub fn set_draws(&mut self, draws: u64) {
+        let seed = self.random().seed;
+        self.set_random(SamplerState { seed, draws });
+    }
+
+    fn random(&self) -> SamplerState {
         self.engine.arena().tensor::<SamplerState>(SAMPLER)[0]
     }
 
-    /// Sets the state of the random numbers: a rewound session that keeps its random numbers says something else.
-    pub fn set_random(&mut self, state: SamplerState) {
+    fn set_random(&mut self, state: SamplerState) {
         self.engine.arena_mut().tensor_mut::<SamplerState>(SAMPLER)[0] = state;
     }
 
@@ -361,7 +361,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::sample`].
-    pub fn sample_from(&mut self, logits: &[f32]) -> Result<u32> {
+    fn sample_from(&mut self, logits: &[f32]) -> Result<u32> {
         self.choose(Some(logits))
     }
 
@@ -413,22 +413,22 @@ impl Session {
         Ok(token)
     }
 
-    /// How a step runs on the session's GPU, and why so; none on the CPU.
-    pub fn step_form(&self) -> Option<&StepForm> {
-        self.engine.form()
+    /// How a step runs on the session's GPU, and why so, as a part of a sentence; none on the CPU.
+    pub fn step_form(&self) -> Option<String> {
+        self.engine.form().map(ToString::to_string)
     }
 
-    /// On a GPU whose steps are [`crate::StepProgram::Persistent`]: chooses the most probable token, reads it, and measures what its
-    /// phases took. None elsewhere; nothing is read then.
+    /// On a GPU whose steps are [`crate::StepProgram::Persistent`]: chooses the most probable token, reads it, and measures what the
+    /// ops of that kernel took. None elsewhere; nothing is read then.
     ///
     /// # Errors
     /// As [`Session::step`].
-    pub fn time_step(&mut self) -> Result<Option<Vec<PhaseTime>>> {
+    pub fn time_step(&mut self) -> Result<Option<Vec<OpTime>>> {
         self.check(&[0])?;
-        let Some((token, phases)) = self.engine.time_step()? else {
+        let Some((token, times)) = self.engine.time_step()? else {
             return Ok(None);
         };
         self.advance(&[token]);
-        Ok(Some(phases))
+        Ok(Some(times))
     }
 }

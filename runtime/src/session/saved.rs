@@ -67,7 +67,7 @@ impl Session {
         };
         if snapshot.fingerprint != self.model.fingerprint() {
             return Err(differs(format!(
-                "it was saved from another model than {}",
+                "it was saved from another model than {}, or by a version that describes this model otherwise",
                 self.model.file()
             )));
         }

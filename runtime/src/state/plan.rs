@@ -291,13 +291,4 @@ impl StatePlan {
             bytes: end.next_multiple_of(ALIGNMENT),
         }
     }
-
-    /// Bytes of the state tensors of one layer, or of the session's own for `None`.
-    pub fn layer_bytes(&self, layer: Option<usize>) -> usize {
-        self.tensors
-            .iter()
-            .filter(|tensor| tensor.layer == layer)
-            .map(|tensor| tensor.bytes)
-            .sum()
-    }
 }

@@ -47,7 +47,7 @@ impl Touched {
     }
 
     /// Bytes read and written together.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.read + self.written
     }
 }

@@ -9,6 +9,9 @@ mod template;
 mod tokenizer;
 mod turns;
 
+#[cfg(all(test, feature = "tokenizer"))]
+mod tests;
+
 pub use stop::StopStrings;
 pub use stream::TextStream;
 pub use template::{ChatTemplate, Message, Role, TemplateOptions};

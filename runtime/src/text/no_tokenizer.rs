@@ -48,7 +48,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
-    pub fn encode_pieces(&self, _: &[Piece], _: bool) -> Result<Vec<u32>> {
+    pub(crate) fn encode_pieces(&self, _: &[Piece], _: bool) -> Result<Vec<u32>> {
         match self.none {}
     }
 

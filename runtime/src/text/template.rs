@@ -80,7 +80,7 @@ impl ChatTemplate {
     /// beginning of the answer that is to come.
     ///
     /// # Errors
-    /// [`Error::Template`] if the template refuses the conversation (many want user and assistant
+    /// [`Error::Template`] if the template refuses the conversation (many require user and assistant
     /// to alternate, some have no system message), fails, or does more than a template may.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
         self.render_with(messages, add_generation_prompt, &TemplateOptions::default())
@@ -90,7 +90,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// As [`render`](Self::render).
-    pub fn render_with(
+    pub(crate) fn render_with(
         &self,
         messages: &[Message],
         add_generation_prompt: bool,

@@ -57,7 +57,7 @@ impl Turns {
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub fn with_options(
+    pub(crate) fn with_options(
         template: Arc<ChatTemplate>,
         tokenizer: Arc<Tokenizer>,
         options: TemplateOptions,
@@ -85,7 +85,7 @@ impl Turns {
     }
 
     /// What the template is given besides the messages.
-    pub fn options(&self) -> &TemplateOptions {
+    pub(crate) fn options(&self) -> &TemplateOptions {
         &self.options
     }
 
@@ -93,7 +93,7 @@ impl Turns {
     ///
     /// # Errors
     /// [`Error::Template`] if the template cannot work with it.
-    pub fn set_options(&mut self, options: TemplateOptions) -> Result<()> {
+    pub(crate) fn set_options(&mut self, options: TemplateOptions) -> Result<()> {
         let (template, tokenizer) = (Arc::clone(&self.template), Arc::clone(&self.tokenizer));
         let mut turns = Self::with_options(template, tokenizer, options)?;
         turns.messages = std::mem::take(&mut self.messages);
@@ -118,7 +118,7 @@ impl Turns {
     ///
     /// # Errors
     /// As [`user`](Self::user).
-    pub fn answer_prefix(&self) -> Result<Option<Vec<u32>>> {
+    pub(crate) fn answer_prefix(&self) -> Result<Option<Vec<u32>>> {
         if !self.drops_thoughts {
             return Ok(None);
         }
@@ -146,7 +146,7 @@ impl Turns {
     ///
     /// # Errors
     /// As [`user`](Self::user).
-    pub fn answer_without_thought(&self) -> Result<Option<Vec<u32>>> {
+    pub(crate) fn answer_without_thought(&self) -> Result<Option<Vec<u32>>> {
         let Some((answer, question)) = self.messages.split_last() else {
             return Ok(None);
         };
@@ -192,7 +192,7 @@ impl Turns {
     ///
     /// # Errors
     /// [`Error::Template`] if the template fails.
-    pub fn opens_thought(&self) -> Result<bool> {
+    pub(crate) fn opens_thought(&self) -> Result<bool> {
         let question = [Message::new(Role::User, "question")];
         let rendered = self.template.render_with(&question, true, &self.options)?;
         let last = |tag| rendered.rfind(tag);
@@ -204,7 +204,7 @@ impl Turns {
     /// # Errors
     /// [`Error::Invalid`] after the first turn, [`Error::Template`] if the template has no
     /// system message.
-    pub fn system(&mut self, text: &str) -> Result<()> {
+    pub(crate) fn system(&mut self, text: &str) -> Result<()> {
         if self
             .messages
             .iter()
@@ -285,7 +285,7 @@ impl Turns {
 
     /// Takes back the last message of the user and its answer, if any; returns the message. The
     /// session must go back to its state before that turn.
-    pub fn pop_turn(&mut self) -> Option<String> {
+    pub(crate) fn pop_turn(&mut self) -> Option<String> {
         let last = self
             .messages
             .iter()
@@ -295,12 +295,12 @@ impl Turns {
     }
 
     /// Forgets the conversation, the system message too.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.messages.clear();
     }
 
     /// The conversation, which is all that has to be saved.
-    pub fn messages(&self) -> &[Message] {
+    pub(crate) fn messages(&self) -> &[Message] {
         &self.messages
     }
 
@@ -309,7 +309,7 @@ impl Turns {
     /// # Errors
     /// [`Error::Invalid`] if the messages are not an optional system message, then user and
     /// assistant by turns.
-    pub fn restore(&mut self, messages: Vec<Message>) -> Result<()> {
+    pub(crate) fn restore(&mut self, messages: Vec<Message>) -> Result<()> {
         check_roles("saved conversation", &messages)?;
         self.messages = messages;
         Ok(())
@@ -321,7 +321,7 @@ impl Turns {
     /// # Errors
     /// [`Error::Invalid`] if they are not an optional system message, then user and assistant by turns, the last one an
     /// answer; [`Error::Template`] if the template refuses them.
-    pub fn extend(&mut self, messages: Vec<Message>) -> Result<Vec<Vec<u32>>> {
+    pub(crate) fn extend(&mut self, messages: Vec<Message>) -> Result<Vec<Vec<u32>>> {
         check_roles("messages", &messages)?;
         if messages.last().is_some_and(|last| last.role == Role::User) {
             let reason = "the last one has no answer yet; send it as the next message";
@@ -357,7 +357,7 @@ impl Turns {
     }
 
     /// What the template puts behind an answer, up to the token that closes it.
-    pub fn end(&self) -> &[u32] {
+    pub(crate) fn end(&self) -> &[u32] {
         &self.end
     }
 

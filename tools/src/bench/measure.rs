@@ -24,7 +24,7 @@ const PASSES: usize = 3;
 const LONG: f64 = 5.0;
 /// Copies of the state that are larger in all are not kept.
 const MOST_COPIED: usize = 1 << 30;
-/// Memory is looked at when the position has grown by this part since the last look.
+/// Memory is measured when the position has grown by this part since the last time.
 const STRIDE: f64 = 0.03;
 /// Seed of the tokens that are read.
 const SEED: u64 = 1;
@@ -128,7 +128,7 @@ struct Run<'a> {
 
 /// Measures a new session.
 pub fn measure(session: &mut Session, plan: &Plan, cache_bytes: Option<u64>) -> Result<Measured> {
-    // Whatever is allocated here, is so before the first look at the memory: the run itself adds nothing to it.
+    // All of this is allocated before memory is measured first: the run itself adds nothing to it.
     let interleaved =
         plan.depths.len() > 1 && plan.depths.len() * session.state_bytes() <= MOST_COPIED;
     let copies = if interleaved { plan.depths.len() } else { 0 };

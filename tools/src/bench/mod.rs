@@ -4,9 +4,10 @@ mod bandwidth;
 mod compare;
 mod energy;
 mod measure;
+mod op_times;
 mod overview;
 mod page;
-mod phases;
+mod printed;
 mod provenance;
 mod report;
 mod statistics;
@@ -61,9 +62,9 @@ pub struct Args {
     /// Positions at which to generate, by commas, such as 0,1k,1m; every token before them is read.
     #[arg(long, value_name = "LIST", default_value = "0,1024,4096", value_delimiter = ',', value_parser = depth)]
     depth: Vec<usize>,
-    /// Show the time of each phase of a step on a GPU, behind the table.
+    /// Show the time of each op of a step on a GPU, behind the table.
     #[arg(long)]
-    phases: bool,
+    ops: bool,
     #[command(flatten)]
     outputs: Outputs,
     /// Compare two results that --json has written, and measure nothing. --html makes a page of it.
@@ -129,20 +130,20 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         models.push(None);
     }
     let mut reports = Vec::new();
-    let mut phases = None;
+    let mut op_times = None;
     let interrupt = Interrupts::watch()?;
     for path in models {
         for &threads in args.session.thread_counts() {
             let session = args.session.with_threads(threads);
             let (report, table) = measure(args, path, &session, &interrupt)?;
             reports.push(report);
-            phases = table;
+            op_times = table;
         }
     }
     args.outputs.write(&reports)?;
-    if args.phases {
-        let none = "a step has no phases here: it runs on the CPU, or as a recorded graph\n";
-        print(phases.as_deref().unwrap_or(none))?;
+    if args.ops {
+        let none = "ops of a step have no times here: it runs on the CPU, or as a recorded graph\n";
+        print(op_times.as_deref().unwrap_or(none))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -173,7 +174,7 @@ impl Interrupts {
 /// Bytes of a device's memory that are read to measure its bandwidth: many times its caches.
 const DEVICE_BUFFER: usize = 1 << 30;
 
-/// The report of the model at `path`, and the table of phases if it was requested.
+/// The report of the model at `path`, and the table of op times if it was requested.
 fn measure(
     args: &Args,
     path: Option<&Path>,
@@ -223,11 +224,11 @@ fn measure(
         load_ms,
     };
     let report = Report::new(&plan, measured, measurement);
-    let phases = match report.depths.last().map(|depth| depth.p50_us) {
-        Some(step_us) if args.phases => phases::table(&mut session, step_us)?,
+    let op_times = match report.depths.last().map(|depth| depth.p50_us) {
+        Some(step_us) if args.ops => op_times::table(&mut session, step_us)?,
         _ => None,
     };
-    Ok((report, phases))
+    Ok((report, op_times))
 }
 
 impl Outputs {

@@ -62,7 +62,7 @@ impl Provenance {
         ))
     }
 
-    /// Enough digits of the hash to tell files apart.
+    /// Enough digits of the hash to distinguish files.
     pub fn short_sha256(&self) -> &str {
         self.model_sha256.get(..12).unwrap_or_default()
     }

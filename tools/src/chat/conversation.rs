@@ -206,11 +206,11 @@ impl Conversation {
 
     /// Takes back the last answer and gives another one: the random numbers are not taken back.
     pub fn say_again(&mut self, screen: &mut Screen) -> Result<Reply> {
-        let random = self.session.random();
+        let draws = self.session.draws();
         let Some(text) = self.undo()? else {
             return Err(Error::usage("nothing has been said yet"));
         };
-        self.session.set_random(random);
+        self.session.set_draws(draws);
         self.say(&text, screen)
     }
 

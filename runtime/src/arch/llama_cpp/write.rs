@@ -100,7 +100,7 @@ impl LlamaCpp {
             ("vocab_size", spec.vocab),
             ("embedding_length", spec.hidden),
             ("block_count", spec.layers.len()),
-            // Not used, but looked for.
+            // Not used, but llama.cpp requires it.
             ("feed_forward_length", 0),
             ("attention.head_count", 0),
         ];

@@ -6,12 +6,12 @@ enum { EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_GATED };
 
 // Applies a row op to a value whose output is at `address`. Not inlined, since every GEMV has such rows.
 __device__ __noinline__ float apply_row_op(const PrepareTasks& row_ops, int row_op, const float* address, float value) {
-  if (row_op >= most_lanes) {
-    const PrepareGate& gate = row_ops.gate[row_op - most_lanes];
+  if (row_op >= most_groups) {
+    const PrepareGate& gate = row_ops.gate[row_op - most_groups];
     return gate_value(gate, (int)(address - gate.columns.first), value);
   }
 #pragma unroll 1
-  for (int m = 0; m < row_ops.lane[row_op].maps; m++) value = activate(row_ops.lane[row_op].at[m].function, value);
+  for (int m = 0; m < row_ops.group[row_op].maps; m++) value = activate(row_ops.group[row_op].at[m].function, value);
   return value;
 }
 
@@ -23,7 +23,7 @@ struct EpilogueRow {
   int row;
   bool exists;
   // The convolution that the row goes through, or null.
-  const PrepareLane* convolution;
+  const HeadGroup* convolution;
   // With a convolution, each lane's past input and weight; of an added row, the output's old value.
   float held;
   float weight;
@@ -55,7 +55,7 @@ struct EpilogueRow {
   __device__ float* address(const Rows& output) const { return output.first + segment->column + row; }
 
   // This lane's tap of the convolution; the last lane's is the new value.
-  __device__ static int tap(const PrepareLane& lane) { return lane.taps - 4 + lane_index() % 4; }
+  __device__ static int tap(const HeadGroup& group) { return group.taps - 4 + lane_index() % 4; }
 
   // Loads operands that no earlier op writes.
   __device__ void load(const PrepareTasks* row_ops, const Rows& output) {
@@ -67,14 +67,14 @@ struct EpilogueRow {
       gated_multiplier = segment[1].multiplier;
       if (segment[1].bias) gated_bias = segment[1].bias[row];
     }
-    if (!row_ops || segment->row_op < 0 || segment->row_op >= most_lanes) return;
-    const PrepareLane& lane = row_ops->lane[segment->row_op];
-    if (!lane.weight) return;
-    convolution = &lane;
-    if (tap(lane) < 0) return;
-    int channels = lane.columns.width, at = tap(lane) * channels + (int)(address(output) - lane.columns.first);
-    weight = lane.weight[at];
-    if (lane_index() % 4 < 3) held = lane.past[at];
+    if (!row_ops || segment->row_op < 0 || segment->row_op >= most_groups) return;
+    const HeadGroup& group = row_ops->group[segment->row_op];
+    if (!group.weight) return;
+    convolution = &group;
+    if (tap(group) < 0) return;
+    int channels = group.columns.width, at = tap(group) * channels + (int)(address(output) - group.columns.first);
+    weight = group.weight[at];
+    if (lane_index() % 4 < 3) held = group.past[at];
   }
 
   // Loads the value that the product is added to.
@@ -112,10 +112,10 @@ struct EpilogueRow {
       value += held;
     }
     if (row_ops && convolution) {
-      const PrepareLane& lane = *convolution;
-      int channels = lane.columns.width, channel = (int)(address(output) - lane.columns.first), t = tap(lane);
-      if (t > 0) lane.past[(t - 1) * channels + channel] = j == 3 ? value : held;
-      value = part + (lane.bias ? lane.bias[channel] : 0.0f);
+      const HeadGroup& group = *convolution;
+      int channels = group.columns.width, channel = (int)(address(output) - group.columns.first), t = tap(group);
+      if (t > 0) group.past[(t - 1) * channels + channel] = j == 3 ? value : held;
+      value = part + (group.bias ? group.bias[channel] : 0.0f);
     }
     if (j != 0) return;
     if (row_ops && segment->row_op >= 0) value = apply_row_op(*row_ops, segment->row_op, address(output), value);

@@ -298,7 +298,7 @@ __device__ void streaming_gemv(const Rows& output, float eps, const Prologue& pr
   float* sums = shared_memory<float>() + sums_at / 4;
   row.load_sum(output);
   consumer_barrier();
-  // After the barrier: were the producers told at the first warp's input, the others' polls would queue behind more copies.
+  // After the barrier: were the producers released at the first warp's input, the others' polls would queue behind more copies.
   if constexpr ((mailboxes & MAILBOX_INPUT) != 0) input_is_ready();
   // Computed here, the factor of a late norm is off the path from the last sum to the output.
   const float factor = (flags & LATE_NORM) != 0 ? late_factor(cols, eps) : 1.0f;

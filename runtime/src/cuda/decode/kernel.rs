@@ -71,7 +71,7 @@ pub(crate) struct DecodeKernel {
 
 /// The time that an op of the decode kernel took on the first SM, in its clock's cycles.
 #[derive(Clone, Debug)]
-pub struct PhaseTime {
+pub struct OpTime {
     /// Its function.
     pub function: String,
     /// Until its input was complete.
@@ -317,7 +317,7 @@ impl DecodeKernel {
     }
 
     /// Runs all ops; returns how long the first block waited for the input of each, and how long it worked.
-    pub fn time(&self, device: &Device, queue: &dyn Queue) -> Result<Vec<PhaseTime>> {
+    pub fn time(&self, device: &Device, queue: &dyn Queue) -> Result<Vec<OpTime>> {
         // With a place before the first op and one after the last.
         let mut clocks = vec![[0u64; 3]; self.names.len() + 2];
         let memory = Memory::new(device.driver(), size_of_val(&*clocks))?;
@@ -325,7 +325,7 @@ impl DecodeKernel {
         queue.launch(&self.launch_with(0, memory.address()))?;
         queue.read(memory.address(), bytemuck::cast_slice_mut(&mut clocks))?;
         let times = self.names.iter().zip(&clocks[1..]);
-        let times = times.map(|(name, &[begun, ready, done])| PhaseTime {
+        let times = times.map(|(name, &[begun, ready, done])| OpTime {
             function: name.clone(),
             wait: ready.saturating_sub(begun),
             work: done.saturating_sub(ready),

@@ -150,7 +150,7 @@ struct ConsumerState {
   }
 };
 
-// True in one lane of the warp, which all lanes call together. The compiler knows that it is one: copies by several lanes become a loop
+// True in one lane of the warp, which all lanes call together. The compiler sees that it is one: copies by several lanes become a loop
 // over the lanes, at 78 cycles each.
 __device__ inline bool elect_one() {
 #if __CUDA_ARCH__ >= 900

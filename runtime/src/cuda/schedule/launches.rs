@@ -46,6 +46,8 @@ pub(crate) struct Launches<'a> {
     pub(crate) queue: &'a dyn Queue,
     pub(crate) kv: Kv,
     pub(crate) sms: usize,
+    /// How many ops that fill the device run at once with the current one, itself included.
+    pub(crate) sharing: usize,
     pub(crate) tensor_cores: TensorCores,
     pub(crate) shared_memory: usize,
     /// Workspaces that ops share, by purpose: bytes and address.
@@ -107,6 +109,7 @@ impl<'a> Launches<'a> {
             queue: memory.queue,
             kv: memory.kv,
             sms: driver.sms() as usize,
+            sharing: 1,
             tensor_cores: driver.tensor_cores(),
             shared_memory: driver.shared_memory(),
             shared: HashMap::new(),
@@ -294,6 +297,11 @@ impl Launches<'_> {
     /// Streaming multiprocessors of the device.
     pub fn sms(&self) -> usize {
         self.sms
+    }
+
+    /// The part of the SMs that the current op may take, beside those that run at once.
+    pub fn share_of_sms(&self) -> usize {
+        (self.sms / self.sharing).max(1)
     }
 
     /// The tensor cores of its SMs.

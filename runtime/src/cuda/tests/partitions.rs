@@ -59,7 +59,6 @@ fn compare(case: Case) {
             scale: 0.3,
             state: 1,
             out,
-            beside: 0,
         },
         partitions: PARTITIONS,
         route: View::whole(2, 2 * USED),

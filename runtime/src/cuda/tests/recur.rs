@@ -91,7 +91,6 @@ fn compare_chunks(
         scale: 0.3,
         state: 1,
         out,
-        beside: 0,
     };
     let slots: [(StateDtype, &[usize]); 2] = [
         (StateDtype::U64, &[1]),

@@ -1,6 +1,5 @@
 //! Runs a single op on the emulator, or on a GPU where there is one, and on the CPU, for tests.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use waterline_quant::Activations;
@@ -12,7 +11,7 @@ use crate::cuda::decode::kernel::DecodeKernel;
 use crate::cuda::driver::Memory;
 use crate::cuda::driver::weights::Weights;
 use crate::cuda::schedule::source::Source;
-use crate::cuda::schedule::{Launches, Queued};
+use crate::cuda::schedule::{Launches, Queued, SessionMemory};
 use crate::ops::Op;
 use crate::state::{Arena, Kv, StateDtype, StatePlan};
 
@@ -60,11 +59,7 @@ impl Comparison<'_> {
         queue.clear(state.address(), plan.bytes).expect("zeros");
         let weights = Weights::new(Arc::clone(driver));
         let mut scratch = Vec::new();
-        let mut launches = Launches {
-            as_steps: false,
-            row: 0,
-            position: None,
-            tokens: most,
+        let memory = SessionMemory {
             plan,
             arena: state.address(),
             ids: 0,
@@ -72,17 +67,8 @@ impl Comparison<'_> {
             weights: &weights,
             queue: &*queue,
             kv: self.kv,
-            sms: driver.sms() as usize,
-            tensor_cores: driver.tensor_cores(),
-            shared_memory: driver.shared_memory(),
-            shared: HashMap::new(),
-            scratch: &mut scratch,
-            persistent: self.persistent,
-            calls: Vec::new(),
-            current: None,
-            taken_over: Vec::new(),
-            deferred: None,
         };
+        let mut launches = Launches::new(&memory, &mut scratch, most, self.persistent);
         launches.begin(0, &op.access());
         op.launch(&mut launches).expect("launches");
         let calls = launches.calls;

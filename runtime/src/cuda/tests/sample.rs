@@ -1,13 +1,12 @@
 //! Tokens sampled by the kernels, on the emulator or on a GPU, against those that the host samples.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::cuda::Device;
 use crate::cuda::driver::weights::Weights;
-use crate::cuda::driver::{Launch, Memory, Queue, TensorCores};
+use crate::cuda::driver::{Launch, Memory, Queue};
 use crate::cuda::schedule::source::Source;
-use crate::cuda::schedule::{Launches, Queued};
+use crate::cuda::schedule::{Launches, Queued, SessionMemory};
 use crate::cuda::tests::{device, numbers};
 use crate::cuda::token::sample::Sampling;
 use crate::model::ModelSpec;
@@ -48,12 +47,7 @@ impl Bench {
         let sampling = memory(size_of::<Sampling>());
         let weights = Weights::new(Arc::clone(device.driver()));
         let mut scratch = Vec::new();
-        let mut launches = Launches {
-            as_steps: false,
-            row: 0,
-            position: None,
-            tokens: 1,
-            persistent: false,
+        let session = SessionMemory {
             plan: &plan,
             arena: arena.address(),
             ids: ids.address(),
@@ -61,16 +55,8 @@ impl Bench {
             weights: &weights,
             queue: &*queue,
             kv: Kv::F32,
-            sms: 1,
-            tensor_cores: TensorCores::None,
-            shared_memory: 0,
-            shared: HashMap::new(),
-            scratch: &mut scratch,
-            calls: Vec::new(),
-            current: None,
-            taken_over: Vec::new(),
-            deferred: None,
         };
+        let mut launches = Launches::new(&session, &mut scratch, 1, false);
         launches
             .sample(vocab, sampling.address(), chosen.address())
             .expect("launches");

@@ -9,7 +9,7 @@ use crate::state::{HEADER, HISTORY, LOGITS};
 
 const SESSION: &str = include_str!("token.cu");
 
-/// Threads of a block that looks for the largest logit, and logits of each.
+/// Threads of a block that finds the largest logit, and logits of each.
 const CHOICE_THREADS: usize = 128;
 const CHOICE_RUN: usize = 4;
 

@@ -2,6 +2,7 @@
 
 mod columns;
 mod lent;
+mod open;
 mod programs;
 
 use std::cell::{Cell, OnceCell};
@@ -9,20 +10,18 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use columns::{DeviceAhead, DeviceGroup};
-use programs::{Calls, Programs};
+use programs::Programs;
 
-use super::{Ahead, Engine, Group, Setup, StepForm, StepProgram};
-use crate::cpu::Pool;
+use super::{Ahead, Engine, Group, Setup, StepForm};
 use crate::cuda::{
-    Address, ChunkKey, ChunkMemory, Control, DecodeKernel, Device, HostLogits, KernelOpInfo,
-    Launches, Memory, PhaseTime, Queue, Queued, Sampling, SessionMemory, Source,
+    Address, ChunkMemory, Control, DecodeKernel, Device, HostLogits, KernelOpInfo, Memory, OpTime,
+    Queue, Sampling,
 };
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::operands::{RESIDUAL, View};
-use crate::program::Schedule;
+use crate::operands::RESIDUAL;
 use crate::sampler::{SamplerParams, SamplerState};
-use crate::state::{Arena, Kv, LOGITS, StateOptions, StatePlan};
+use crate::state::{Arena, Kv, LOGITS, StatePlan};
 
 /// The state and the programs of a session on a device.
 pub(crate) struct CudaEngine {
@@ -65,183 +64,7 @@ pub(crate) struct CudaEngine {
 }
 
 impl CudaEngine {
-    /// Allocates for chunks of up to `chunk` tokens and compiles what is not compiled yet.
-    pub fn new(
-        model: &Arc<Model>,
-        device: &Arc<Device>,
-        plan: Arc<StatePlan>,
-        options: &Setup,
-    ) -> Result<Self> {
-        let device = Arc::clone(device);
-        let chunk = options.chunk;
-        let driver = device.driver();
-        let queue = Arc::clone(driver).queue()?;
-        let program = model.program();
-        let memory = |bytes: usize| {
-            let memory = Memory::new(driver, bytes)?;
-            queue.clear(memory.address(), bytes.max(1))?;
-            Ok(memory)
-        };
-        let rows = |rows: usize| {
-            let widths = program.widths.iter();
-            let buffers = widths.map(|width| memory(width * rows * size_of::<f32>()));
-            buffers.collect::<Result<Vec<_>>>()
-        };
-        let buffers = rows(1)?;
-        let arena = memory(plan.bytes)?;
-        let ids = memory(chunk * size_of::<u32>())?;
-        let control = Arc::new(Control::new(driver, &*queue)?);
-        let sampling = memory(size_of::<Sampling>())?;
-        let vocab = model.spec().vocab;
-        let hidden = model.spec().hidden;
-        let owner: Arc<Model> = Arc::clone(model);
-        let chunks = device.chunk_memory(ChunkKey {
-            model: Arc::as_ptr(model).addr(),
-            state: plan.bytes,
-            tokens: chunk,
-            kv: options.kv,
-        });
-        let residual = memory(chunk * hidden * size_of::<f32>())?;
-        let weights = device.weights(owner);
-        let session = SessionMemory {
-            plan: &plan,
-            arena: arena.address(),
-            ids: ids.address(),
-            buffers: &buffers,
-            weights: &weights,
-            queue: &*queue,
-            kv: options.kv,
-        };
-        let mut scratch = Vec::new();
-        let mut lowered =
-            |tokens: usize, persistent: bool, write: &dyn Fn(&mut Launches) -> Result<()>| {
-                let mut launches = Launches::new(&session, &mut scratch, tokens, persistent);
-                write(&mut launches)?;
-                Ok::<_, Error>(launches.into_calls())
-            };
-        let ops = |launches: &mut Launches| {
-            for (index, op) in program.ops.iter().enumerate() {
-                launches.begin(index, &op.access());
-                op.launch(launches)?;
-            }
-            launches.end();
-            launches.advance();
-            Ok(())
-        };
-        let logits = |launches: &mut Launches| {
-            let residual = View::whole(RESIDUAL, hidden);
-            launches.begin(program.ops.len(), &program.logits.access());
-            let logits = launches.state_rows(LOGITS, vocab);
-            program.logits.launch(launches, residual, logits)
-        };
-        let choice = |launches: &mut Launches| {
-            let logits = launches.state_address(LOGITS);
-            launches.choose(vocab, logits, control.chosen_address())
-        };
-        let sample = |launches: &mut Launches| {
-            launches.sample(vocab, sampling.address(), control.chosen_address())
-        };
-        let of_chunk = || -> Result<Vec<Queued>> {
-            let mut chunks = chunks.lock().unwrap_or_else(PoisonError::into_inner);
-            let ChunkMemory { buffers, scratch } = &mut *chunks;
-            if buffers.is_empty() {
-                *buffers = rows(chunk)?;
-                queue.finish()?;
-            }
-            let session = SessionMemory { buffers, ..session };
-            let mut launches = Launches::new(&session, scratch, chunk, false);
-            launches.untaken = 0;
-            ops(&mut launches)?;
-            Ok(launches.into_calls())
-        };
-        let mut calls = Calls {
-            chunk: of_chunk()?,
-            logits: lowered(1, false, &logits)?,
-            sample: lowered(1, false, &sample)?,
-            step: Vec::new(),
-            choice: 0,
-        };
-        let mut step = |persistent: bool| {
-            let mut step = lowered(1, persistent, &choice)?;
-            let choice = step.len();
-            step.extend(lowered(1, persistent, &ops)?);
-            step.extend(lowered(1, persistent, &logits)?);
-            Ok::<_, Error>((step, choice))
-        };
-        let least = driver.tuning().least_weight_bytes;
-        let blocks = match options.step {
-            StepProgram::Recorded => Err("it was chosen".into()),
-            StepProgram::Automatic if options.ahead => {
-                Err("tokens that are read ahead have the bits of recorded steps".into())
-            }
-            StepProgram::Automatic if program.weight_bytes() < least => Err(format!(
-                "one kernel is faster from {least} bytes of matrices on, and the model has {}",
-                program.weight_bytes()
-            )),
-            _ => driver.resident_blocks(),
-        };
-        let persistent = match blocks {
-            Err(reason) => Err(reason),
-            Ok(blocks) => {
-                let (phases, choice) = step(true)?;
-                let phases: Vec<&Queued> = phases.iter().collect();
-                let others = Source::of(&calls.always().collect::<Vec<_>>());
-                calls.choice = choice;
-                // Compiling takes seconds, and the two units are independent. An error comes again where it belongs.
-                std::thread::scope(|scope| {
-                    scope.spawn(|| device.kernels(&others));
-                    DecodeKernel::new(&phases, blocks, &device, &*queue, &control)
-                })?
-            }
-        };
-        let (form, persistent) = match persistent {
-            Ok(persistent) => (
-                StepForm::persistent(persistent.describe()),
-                Some(persistent),
-            ),
-            Err(reason) if options.step == StepProgram::Persistent => {
-                return Err(Error::Device {
-                    device: device.name().into(),
-                    reason: format!("a step cannot run as one kernel: {reason}"),
-                });
-            }
-            Err(reason) => {
-                (calls.step, calls.choice) = step(false)?;
-                (StepForm::recorded(reason), None)
-            }
-        };
-        let programs = Programs::new(&calls, persistent, &device, &*queue)?;
-        let own = Arena::new(Arc::new(plan.own_tensors()))?;
-        let marks = (0..options.marks).map(|_| Ok((memory(plan.bytes)?, own.try_clone()?)));
-        Ok(CudaEngine {
-            model: Arc::clone(model),
-            marks: marks.collect::<Result<Vec<_>>>()?,
-            own,
-            host_logits: HostLogits::new(vocab),
-            fresh: false,
-            arena,
-            ids,
-            buffers,
-            scratch,
-            chunks,
-            residual,
-            hidden,
-            vocab,
-            control,
-            lost: OnceCell::new(),
-            sampling,
-            known: (None, None),
-            busy: Cell::new(true),
-            kv: options.kv,
-            programs: Box::new(programs),
-            form,
-            plan,
-            device,
-            queue,
-        })
-    }
-
-    /// What the phases of a step have to do with ops, if it is one kernel.
+    /// Which ops of the program each op of the kernel computes, if a step is one kernel.
     pub fn kernel_ops(&self) -> Option<&[KernelOpInfo]> {
         self.programs.persistent.as_ref().map(DecodeKernel::ops)
     }
@@ -463,15 +286,15 @@ impl Engine for CudaEngine {
         Some(&self.form)
     }
 
-    fn time_step(&mut self) -> Result<Option<(u32, Vec<PhaseTime>)>> {
+    fn time_step(&mut self) -> Result<Option<(u32, Vec<OpTime>)>> {
         let Some(persistent) = &self.programs.persistent else {
             return Ok(None);
         };
         self.queue()?;
         self.host_logits.forget();
         self.fresh = true;
-        let phases = persistent.time(&self.device, &*self.queue)?;
-        Ok(Some((self.chosen()?, phases)))
+        let times = persistent.time(&self.device, &*self.queue)?;
+        Ok(Some((self.chosen()?, times)))
     }
 
     fn fork(&self, setup: &Setup) -> Result<Box<dyn Engine>> {
@@ -526,40 +349,5 @@ impl Engine for CudaEngine {
 
     fn on_device(&mut self) -> Option<&mut CudaEngine> {
         Some(self)
-    }
-}
-
-impl Model {
-    /// As [`Model::schedule`], and how the decode kernel of `device` keeps each dependency.
-    ///
-    /// # Errors
-    /// [`Error::Device`] if the device cannot hold a session.
-    pub fn schedule_on(
-        self: &Arc<Self>,
-        options: &StateOptions,
-        device: &Arc<Device>,
-    ) -> Result<Schedule> {
-        let mut schedule = self.schedule(options)?;
-        let setup = Setup {
-            device: None,
-            pool: Arc::new(Pool::new(1)?),
-            chunk: 1,
-            marks: 0,
-            kv: options.kv,
-            step: StepProgram::Persistent,
-            ahead: false,
-        };
-        let plan = Arc::new(self.plan(options)?);
-        match CudaEngine::new(self, device, plan, &setup) {
-            Ok(engine) => {
-                schedule.gpu = Some(format!("{}: {}", device.name(), engine.form));
-                schedule.link(engine.kernel_ops().unwrap_or_default());
-            }
-            Err(Error::Device { device, reason }) => {
-                schedule.gpu = Some(format!("{device}: a graph of kernels: {reason}"));
-            }
-            Err(error) => return Err(error),
-        }
-        Ok(schedule)
     }
 }

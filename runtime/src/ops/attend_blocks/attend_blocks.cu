@@ -39,7 +39,7 @@ struct Positions {
   long long start;
   int rows;
   int dim;
-  // The oldest that may be asked for, and its row: a division for each row would cost more than all else.
+  // The oldest position in sight, and its row: a division for each row would cost more than all else.
   long long base;
   int base_row;
   __device__ Positions(const E* cached, const E* staged, long long start, int rows, int dim)

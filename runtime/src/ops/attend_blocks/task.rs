@@ -3,10 +3,13 @@
 use std::ops::Range;
 
 use super::best::Best;
-use super::{AttendBlocks, BRANCHES, TOTALS};
+use super::{AttendBlocks, BRANCHES};
 use crate::cpu::{Buffers, Shared, SharedArena, simd};
 use crate::operands::View;
 use crate::ops::softmax::{Element, Running, TILE};
+
+/// What the means of one query head leave behind: the largest score, and the sum of all relative to it.
+pub(super) const TOTALS: usize = 2;
 
 /// A query goes in three steps: the choice needs the softmax over means of all heads of its group.
 #[derive(Clone, Copy)]
@@ -143,7 +146,7 @@ impl<E: Element> Task<'_, E> {
     #[inline(always)]
     fn widen(&self, tensor: usize, head: usize, rows: Range<usize>, to: &mut [f32]) {
         let span = self.span(tensor, head, rows);
-        // SAFETY: a head's rows are written by its own task in `cache`, or before the queries begin.
+        // SAFETY: a head's rows (rules: widths, bounds) are written by its own task in `cache`, or before the queries begin.
         E::widen(
             unsafe { self.state.read(tensor, span.clone()) },
             &mut to[..span.len()],
@@ -164,7 +167,7 @@ impl<E: Element> Task<'_, E> {
         for (view, tensor, means) in pairs {
             let place = row(sight.end - 1);
             let place = self.span(tensor, head, place..place + 1);
-            // SAFETY: each task caches its own head's rows, and no query runs beside it that uses them.
+            // SAFETY: each task caches its own head's rows (rules: widths, bounds), and no query runs beside it that uses them.
             let place = unsafe { self.state.tensor(tensor, place) };
             E::narrow(self.projection(view, head, t), place);
             let block = attend.block as u64;
@@ -180,7 +183,7 @@ impl<E: Element> Task<'_, E> {
             simd::scale(1.0 / block as f32, sums);
             let mean = (sight.current % self.blocks as u64) as usize;
             let mean = self.span(means, head, mean..mean + 1);
-            // SAFETY: as above.
+            // SAFETY: a head's means are its own task's (rules: widths, bounds).
             E::narrow(sums, unsafe { self.state.tensor(means, mean) });
         }
     }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::ops::rig::{Rig, noise};
+use crate::state::StateDtype;
 
 /// Softmax attention of `query` over tokens, in f64; zero over none.
 fn softmax(

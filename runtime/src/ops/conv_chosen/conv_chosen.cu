@@ -1,7 +1,7 @@
 // Short convolutions over the tokens that chose a partition. A block takes a head of one partition for a tile of tokens, a
 // warp a token: it looks back for the tokens before it that made the same choice.
 
-struct ChosenLane {
+struct ChosenGroup {
   Rows input;
   Rows out;
   const float* weight;
@@ -13,28 +13,28 @@ struct ChosenLane {
   int unit_length;
 };
 
-constexpr int most_chosen_lanes = 4;
+constexpr int most_chosen_groups = 4;
 constexpr int most_past = 8;
 
-struct ChosenLanes {
+struct ChosenGroups {
   Rows route;
   int chosen;
-  int lanes;
-  ChosenLane at[most_chosen_lanes];
+  int groups;
+  ChosenGroup at[most_chosen_groups];
 };
 
-__device__ inline bool chooses(const ChosenLanes& lanes, int t, int partition) {
+__device__ inline bool chooses(const ChosenGroups& groups, int t, int partition) {
   bool found = false;
-  for (int rank = 0; rank < lanes.chosen; rank++) found |= (int)lanes.route.token(t)[rank] == partition;
+  for (int rank = 0; rank < groups.chosen; rank++) found |= (int)groups.route.token(t)[rank] == partition;
   return found;
 }
 
 // The last up to `past` tokens before `end` that chose the partition, latest first; one warp.
-__device__ inline int find_before(const ChosenLanes& lanes, int partition, int end, int past, int* before) {
+__device__ inline int find_before(const ChosenGroups& groups, int partition, int end, int past, int* before) {
   int found = 0;
   for (int last = end - 1; last >= 0 && found < past; last -= 32) {
     int t = last - lane_index();
-    u32 choose = __ballot_sync(all_lanes, t >= 0 && chooses(lanes, t, partition));
+    u32 choose = __ballot_sync(all_lanes, t >= 0 && chooses(groups, t, partition));
     for (; choose != 0 && found < past; choose &= choose - 1, found++) {
       if (lane_index() == 0) before[found] = last - (__ffs((int)choose) - 1);
     }
@@ -43,52 +43,52 @@ __device__ inline int find_before(const ChosenLanes& lanes, int partition, int e
   return found;
 }
 
-// The block's head: its lane, its first column in the results, in its partition and in the input.
+// The block's head: its group, its first column in the results, in its partition and in the input.
 struct ChosenHead {
-  ChosenLane lane;
+  ChosenGroup group;
   int width, past, partition, inner, input, column;
 
-  __device__ ChosenHead(const ChosenLanes& lanes, int partitions, int found)
-      : lane(lanes.at[found]), width(lane.out.width / partitions), past(lane.taps - 1) {
-    column = (blockIdx.x - lane.first) * lane.head_dim;
+  __device__ ChosenHead(const ChosenGroups& groups, int partitions, int found)
+      : group(groups.at[found]), width(group.out.width / partitions), past(group.taps - 1) {
+    column = (blockIdx.x - group.first) * group.head_dim;
     partition = column / width;
     inner = column % width;
-    input = lane.input.width == lane.out.width ? column : inner;
+    input = group.input.width == group.out.width ? column : inner;
   }
 
-  __device__ static int find(const ChosenLanes& lanes) {
+  __device__ static int find(const ChosenGroups& groups) {
     int found = 0;
-    for (int i = 1; i < lanes.lanes; i++) found = (int)blockIdx.x >= lanes.at[i].first ? i : found;
+    for (int i = 1; i < groups.groups; i++) found = (int)blockIdx.x >= groups.at[i].first ? i : found;
     return found;
   }
 
   __device__ float* kept(int row, int i) const {
-    return lane.kept + ((long long)partition * past + row) * width + inner + i;
+    return group.kept + ((long long)partition * past + row) * width + inner + i;
   }
 
   // The input j tokens of the partition before the one at hand, of which `found` are in the chunk.
   __device__ float earlier(int j, int i, int found, const int* before) const {
-    return j <= found ? lane.input.token(before[j - 1])[input + i] : *kept(past - (j - found), i);
+    return j <= found ? group.input.token(before[j - 1])[input + i] : *kept(past - (j - found), i);
   }
 };
 
 // `step`: there is one token, and the kept inputs move on at once.
 template <int partitions, int tile, bool step>
-__device__ void conv_chosen(ChosenLanes lanes, int tokens) {
+__device__ void conv_chosen(ChosenGroups groups, int tokens) {
   __shared__ int found_before[32][most_past];
-  ChosenHead head(lanes, partitions, ChosenHead::find(lanes));
-  const ChosenLane& lane = head.lane;
+  ChosenHead head(groups, partitions, ChosenHead::find(groups));
+  const ChosenGroup& group = head.group;
   int* before = found_before[warp_index()];
   int end = min((int)(blockIdx.y + 1) * tile, tokens);
   for (int t = blockIdx.y * tile + warp_index(); t < end; t += blockDim.x / 32) {
-    if (!chooses(lanes, t, head.partition)) continue;
-    int found = find_before(lanes, head.partition, t, head.past, before);
-    const float* x = lane.input.token(t) + head.input;
-    float* y = lane.out.token(t) + head.column;
+    if (!chooses(groups, t, head.partition)) continue;
+    int found = find_before(groups, head.partition, t, head.past, before);
+    const float* x = group.input.token(t) + head.input;
+    float* y = group.out.token(t) + head.column;
     float squares = 0.0f;
-    for (int i = lane_index(); i < lane.head_dim; i += 32) {
-      const float* weight = lane.weight + head.inner + i;
-      float sum = lane.bias ? lane.bias[head.inner + i] : 0.0f;
+    for (int i = lane_index(); i < group.head_dim; i += 32) {
+      const float* weight = group.weight + head.inner + i;
+      float sum = group.bias ? group.bias[head.inner + i] : 0.0f;
       for (int j = head.past; j > 0; j--) sum += weight[(head.past - j) * head.width] * head.earlier(j, i, found, before);
       y[i] = silu(sum + weight[head.past * head.width] * x[i]);
       squares += y[i] * y[i];
@@ -96,9 +96,9 @@ __device__ void conv_chosen(ChosenLanes lanes, int tokens) {
         for (int row = 0; row < head.past; row++) *head.kept(row, i) = row + 1 < head.past ? *head.kept(row + 1, i) : x[i];
       }
     }
-    if (lane.unit_length) {
+    if (group.unit_length) {
       float factor = 1.0f / sqrtf(warp_sum(squares) + 1e-6f);
-      for (int i = lane_index(); i < lane.head_dim; i += 32) y[i] *= factor;
+      for (int i = lane_index(); i < group.head_dim; i += 32) y[i] *= factor;
     }
     __syncwarp();
   }
@@ -106,17 +106,17 @@ __device__ void conv_chosen(ChosenLanes lanes, int tokens) {
 
 // Keeps the last inputs of each partition, once all tokens have read those before the chunk.
 template <int partitions>
-__device__ void keep_chosen(ChosenLanes lanes, int tokens) {
+__device__ void keep_chosen(ChosenGroups groups, int tokens) {
   __shared__ int before[most_past];
-  ChosenHead head(lanes, partitions, ChosenHead::find(lanes));
-  int found = find_before(lanes, head.partition, tokens, head.past, before);
+  ChosenHead head(groups, partitions, ChosenHead::find(groups));
+  int found = find_before(groups, head.partition, tokens, head.past, before);
   if (found == 0) return;
-  for (int i = lane_index(); i < head.lane.head_dim; i += 32) {
+  for (int i = lane_index(); i < head.group.head_dim; i += 32) {
     // A row is read before it is overwritten.
     for (int row = 0; row < head.past; row++) {
       int j = head.past - row;
       *head.kept(row, i) =
-          j <= found ? head.lane.input.token(before[j - 1])[head.input + i] : *head.kept(row + found, i);
+          j <= found ? head.group.input.token(before[j - 1])[head.input + i] : *head.kept(row + found, i);
     }
   }
 }

@@ -9,7 +9,7 @@ use crate::ops::DeviceOp;
 
 const SOURCE: &str = include_str!("conv_chosen.cu");
 
-const MOST_LANES: usize = 4;
+const MOST_GROUPS: usize = 4;
 const MOST_PAST: usize = 8;
 
 /// Tokens of a block.
@@ -18,7 +18,7 @@ const TILE: usize = 16;
 /// `ChosenGroup` in conv_chosen.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct DeviceLane {
+struct DeviceGroup {
     input: Rows,
     out: Rows,
     weight: Address,
@@ -30,45 +30,50 @@ struct DeviceLane {
     unit_length: i32,
 }
 
-/// `ChosenLanes` in conv_chosen.cu.
+/// `ChosenGroups` in conv_chosen.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct DeviceLanes {
+struct DeviceGroups {
     route: Rows,
     chosen: i32,
-    lanes: i32,
-    at: [DeviceLane; MOST_LANES],
+    groups: i32,
+    at: [DeviceGroup; MOST_GROUPS],
 }
 
 impl DeviceOp for ConvChosen {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
-        for lanes in self.groups.chunks(MOST_LANES) {
-            let mut device = DeviceLanes {
+        for groups in self.groups.chunks(MOST_GROUPS) {
+            let mut device = DeviceGroups {
                 route: launches.rows(self.route),
                 chosen: (self.route.width / 2) as i32,
-                lanes: lanes.len() as i32,
-                ..DeviceLanes::zeroed()
+                groups: groups.len() as i32,
+                ..DeviceGroups::zeroed()
             };
             let mut blocks = 0;
-            for (place, lane) in device.at.iter_mut().zip(lanes) {
-                let taps = lane.conv.weight.len() / lane.width(self.partitions);
+            for (place, group) in device.at.iter_mut().zip(groups) {
+                let taps = group.conv.weight.len() / group.width(self.partitions);
                 assert!(taps <= MOST_PAST + 1, "at most {MOST_PAST} kept inputs");
-                *place = DeviceLane {
-                    input: launches.rows(lane.input),
-                    out: launches.rows(lane.out),
-                    weight: launches.vector_address(&lane.conv.weight)?,
-                    bias: launches.optional_address(lane.conv.bias.as_ref())?,
-                    kept: launches.state_address(lane.conv.state),
+                *place = DeviceGroup {
+                    input: launches.rows(group.input),
+                    out: launches.rows(group.out),
+                    weight: launches.vector_address(&group.conv.weight)?,
+                    bias: launches.optional_address(group.conv.bias.as_ref())?,
+                    kept: launches.state_address(group.conv.state),
                     taps: taps as i32,
-                    head_dim: lane.head_dim as i32,
+                    head_dim: group.head_dim as i32,
                     first: blocks as i32,
-                    unit_length: lane.unit_length.into(),
+                    unit_length: group.unit_length.into(),
                 };
-                blocks += lane.out.width / lane.head_dim;
+                blocks += group.out.width / group.head_dim;
             }
             let (partitions, step) = (self.partitions, launches.tokens == 1);
             let (tile, warps) = if step { (1, 1) } else { (TILE, 4) };
-            let parameters = || vec![Parameter::value("ChosenLanes", device), Parameter::tokens()];
+            let parameters = || {
+                vec![
+                    Parameter::value("ChosenGroups", device),
+                    Parameter::tokens(),
+                ]
+            };
             launches.push(Call {
                 source: SOURCE,
                 kernel: format!("conv_chosen<{partitions}, {tile}, {step}>"),

@@ -56,7 +56,7 @@ __device__ void begin_experts(const Prologue& prologue, Matrices routed, Matrice
   if (r < rows_of_warp && row + r < width) inner.token(t)[column + row + r] = r == 0 ? products[0] : products[1];
 }
 
-// Makes `count` values the input of products, where a format wants it also in 8 bits; there is room for `most`.
+// Makes `count` values the input of products, also in 8 bits where a format needs that; there is room for `most`.
 template <int format, int most>
 __device__ int* load_values(const float* values, int count, float* x) {
   __syncthreads();

@@ -1,18 +1,14 @@
 //! A mixture of experts: many feed-forward networks of one shape, of which each token passes those that a router chose
 //! for it, and perhaps one that every token passes. Only what is chosen is read.
 
+mod cpu;
 mod grouped;
 mod launch;
-#[cfg(test)]
-mod tests;
 
-use waterline_quant::{Activations, Matrix};
+use waterline_quant::Matrix;
 
 use self::grouped::Grouped;
-use super::project::load;
-use super::route::Chosen;
 use super::{Access, Op};
-use crate::cpu::{Frame, Shared, simd};
 use crate::functions::{Activation, Norm};
 use crate::operands::View;
 use crate::ops::Rules;
@@ -65,21 +61,8 @@ pub struct Experts {
     pub add: bool,
 }
 
-/// Rows of the first matrices that a task takes, and rows of the last one.
-const INNER_ROWS: usize = 64;
-const OUTER_ROWS: usize = 32;
-/// Tokens that a task multiplies with at once.
-const BATCH: usize = 64;
 /// Inputs of products are padded to a multiple of this.
 const PAD: usize = 256;
-
-/// Networks of one shape and the tokens that pass them.
-struct Part<'a> {
-    expert: &'a Expert,
-    grouped: Grouped<'a>,
-    /// Where the values between its matrices begin.
-    inner: usize,
-}
 
 impl Expert {
     /// Width between the matrices.
@@ -95,91 +78,6 @@ impl Expert {
     fn bytes(&self) -> usize {
         let first: usize = self.first().map(|matrix| matrix.bytes().len()).sum();
         first + self.down.bytes().len()
-    }
-}
-
-impl Part<'_> {
-    /// Pieces that the rows of the first matrices are cut into.
-    fn pieces(&self) -> usize {
-        self.expert.width().div_ceil(INNER_ROWS)
-    }
-
-    fn tasks(&self) -> usize {
-        self.grouped.count() * self.pieces()
-    }
-
-    /// Some rows of `act(gate x) * up x` of one network for its tokens.
-    fn begin(
-        &self,
-        task: usize,
-        inputs: &Activations,
-        activation: Activation,
-        scratch: &mut [f32],
-        inner: &Shared<f32>,
-    ) {
-        let (width, pieces) = (self.expert.width(), self.pieces());
-        let ((number, places), index) = (self.grouped.group(task / pieces), task % pieces);
-        let piece = index * INNER_ROWS..width.min((index + 1) * INNER_ROWS);
-        let rows = number * width + piece.start..number * width + piece.end;
-        let (ups, gates) = scratch.split_at_mut(BATCH * INNER_ROWS);
-        let first = self.inner + places.start * width + piece.start;
-        let tokens = &self.grouped.tokens[places];
-        for (batch, tokens) in tokens.chunks(BATCH).enumerate() {
-            let multiply = |matrix: &Matrix, out: &mut [f32]| {
-                matrix.mul_picked(rows.clone(), inputs, tokens, out, INNER_ROWS);
-            };
-            multiply(&self.expert.up, ups);
-            if let Some(gate) = &self.expert.gate {
-                multiply(gate, gates);
-            }
-            simd::vectorize(
-                #[inline(always)]
-                || {
-                    for i in 0..tokens.len() {
-                        let up = &mut ups[i * INNER_ROWS..][..piece.len()];
-                        match self.expert.gate {
-                            Some(_) => activation.gate(&gates[i * INNER_ROWS..][..piece.len()], up),
-                            None => activation.apply(up),
-                        }
-                        let start = first + (batch * BATCH + i) * width;
-                        // SAFETY: tasks of a group are disjoint columns, and groups and parts have rows of their own.
-                        unsafe { inner.part(start..start + piece.len()) }.copy_from_slice(up);
-                    }
-                },
-            );
-        }
-    }
-
-    /// Adds to columns `piece` of every token's output what its networks make of the inputs, times their weights.
-    fn end(
-        &self,
-        piece: std::ops::Range<usize>,
-        inputs: &Activations,
-        scratch: &mut [f32],
-        output: View,
-        out: &Shared<f32>,
-    ) {
-        for index in 0..self.grouped.count() {
-            let (number, places) = self.grouped.group(index);
-            let first = number * output.width;
-            let rows = first + piece.start..first + piece.end;
-            let down = &self.expert.down;
-            for batch in self.grouped.places[places].chunks(BATCH) {
-                down.mul_picked(rows.clone(), inputs, batch, scratch, OUTER_ROWS);
-                for (&place, product) in batch.iter().zip(scratch.chunks_exact(OUTER_ROWS)) {
-                    let (token, weight) = (
-                        self.grouped.tokens[place as usize] as usize,
-                        self.grouped.weights[place as usize],
-                    );
-                    let start = token * output.stride + output.start + piece.start;
-                    // SAFETY: tasks are disjoint columns of the output.
-                    let sums = unsafe { out.part(start..start + piece.len()) };
-                    for (sum, x) in sums.iter_mut().zip(product) {
-                        *sum += weight * x;
-                    }
-                }
-            }
-        }
     }
 }
 
@@ -203,96 +101,9 @@ impl Experts {
     fn chosen(&self) -> usize {
         self.route.width / 2
     }
-
-    /// The sum of all parts.
-    fn sum(&self, frame: &mut Frame, parts: &[Part], inner: &mut [f32], out: &mut [f32]) {
-        let shared = Shared::new(inner);
-        let tasks = parts.iter().map(Part::tasks).sum();
-        frame.pool.each(tasks, |worker, mut task| {
-            let mut scratch = frame.scratch[worker].lock().expect("scratch");
-            for part in parts {
-                if task < part.tasks() {
-                    part.begin(task, frame.inputs, self.activation, &mut scratch, &shared);
-                    return;
-                }
-                task -= part.tasks();
-            }
-        });
-        let (rows, output) = (self.output.width, self.output);
-        if !self.add {
-            for row in out.chunks_mut(output.stride).take(frame.tokens.len()) {
-                row[output.start..][..rows].fill(0.0);
-            }
-        }
-        let out = Shared::new(out);
-        for part in parts {
-            let (count, width) = (part.grouped.tokens.len(), part.expert.width());
-            let values = &inner[part.inner..][..count * width];
-            let rounding = part.expert.down.format().rounding();
-            load(
-                frame.pool,
-                frame.inputs,
-                [count, width],
-                rounding,
-                |place, row| row.copy_from_slice(&values[place * width..][..width]),
-            );
-            frame.pool.each(rows.div_ceil(OUTER_ROWS), |worker, task| {
-                let mut scratch = frame.scratch[worker].lock().expect("scratch");
-                let piece = task * OUTER_ROWS..rows.min((task + 1) * OUTER_ROWS);
-                part.end(piece, frame.inputs, &mut scratch, output, &out);
-            });
-        }
-    }
 }
 
 impl Op for Experts {
-    fn run(&self, frame: &mut Frame) {
-        let shared = self.shared.iter().map(|shared| &shared.expert);
-        let matrices = shared.chain([&self.expert]).flat_map(Expert::first);
-        let rounding = matrices.map(|matrix| matrix.format().rounding()).max();
-        frame.load_normed(self.input, self.norm.as_ref(), rounding.flatten());
-        let tokens = frame.tokens.len();
-        let mut inner = frame.buffers.take(self.inner.buffer);
-        let mut out = frame.buffers.take(self.output.buffer);
-        let mut order = frame.buffers.take(self.order.buffer);
-        let common = std::mem::take(&mut frame.common);
-        {
-            let pairs = tokens * self.chosen();
-            let (order, weights) = order.split_at_mut(3 * pairs);
-            let route = Chosen::new(&self.route, frame.buffers.get(self.route.buffer));
-            let room = &mut common[..Grouped::common(self.experts)];
-            let grouped = Grouped::of(route, tokens, order, room);
-            let starts = [0, tokens as u32];
-            let shared = self.shared.as_ref().map(|shared| {
-                for (t, weight) in weights[..tokens].iter_mut().enumerate() {
-                    let gate = shared.gate.map_or(1.0, |gate| {
-                        let values = frame.buffers.get(gate.buffer);
-                        simd::sigmoid(values[t * gate.stride + gate.start])
-                    });
-                    *weight = shared.multiplier * gate;
-                }
-                Part {
-                    expert: &shared.expert,
-                    grouped: Grouped::whole(&starts, grouped.places, &weights[..tokens]),
-                    inner: pairs * self.expert.width(),
-                }
-            });
-            let routed = Part {
-                expert: &self.expert,
-                grouped,
-                inner: 0,
-            };
-            match shared {
-                Some(shared) => self.sum(frame, &[routed, shared], &mut inner, &mut out),
-                None => self.sum(frame, &[routed], &mut inner, &mut out),
-            }
-        }
-        frame.common = common;
-        frame.buffers.put(self.order.buffer, order);
-        frame.buffers.put(self.output.buffer, out);
-        frame.buffers.put(self.inner.buffer, inner);
-    }
-
     fn access(&self) -> Access {
         let gate = self.shared.as_ref().and_then(|shared| shared.gate);
         let access = Access::default().reads([self.route]).reads(gate);
@@ -330,17 +141,12 @@ impl Op for Experts {
         );
     }
 
-    fn scratch(&self, _chunk: usize) -> usize {
-        2 * BATCH * INNER_ROWS
-    }
-
-    fn common(&self, _threads: usize) -> usize {
-        Grouped::common(self.experts)
-    }
-
     fn weight_bytes(&self) -> usize {
         let shared = self.shared.as_ref();
         self.expert.bytes() / self.experts * self.chosen()
             + shared.map_or(0, |shared| shared.expert.bytes())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,6 @@
 //! Each source against its definition over the whole history.
 
+use super::cpu::worst;
 use super::*;
 use crate::weights::Vector;
 

@@ -1,10 +1,9 @@
 //! A matrix for each head: `y_h = x_h W_h`, behind which the last columns of a head may pass as they are.
 
-use super::{Access, DeviceOp, Op};
-use crate::cpu::simd::{self, gemm};
-use crate::cpu::{Frame, Shared};
-use crate::cuda::{Call, Grid, Launches, Parameter};
-use crate::error::Result;
+mod cpu;
+mod launch;
+
+use super::{Access, Op};
 use crate::operands::View;
 use crate::ops::Rules;
 use crate::weights::Vector;
@@ -27,54 +26,7 @@ pub struct HeadLinear {
     pub out: View,
 }
 
-/// Tokens that are multiplied at once.
-const BLOCK: usize = 16;
-
 impl Op for HeadLinear {
-    fn run(&self, frame: &mut Frame) {
-        let tokens = frame.tokens.len();
-        let (rows, cols, width) = (self.rows, self.cols, self.x.width / self.heads);
-        let mut out = frame.buffers.take(self.out.buffer);
-        {
-            let out = Shared::new(&mut out);
-            let inputs = frame.buffers.get(self.x.buffer);
-            frame.pool.each(self.heads, |worker, head| {
-                let mut scratch = frame.scratch[worker].lock().expect("scratch");
-                let weight = &self.weight[head * rows * cols..][..rows * cols];
-                let place = self.out.start + head * (cols + self.kept);
-                simd::vectorize(
-                    #[inline(always)]
-                    || {
-                        for first in (0..tokens).step_by(BLOCK) {
-                            let n = BLOCK.min(tokens - first);
-                            let x = &inputs[first * self.x.stride + self.x.start + head * width..];
-                            let product = &mut scratch[..n * cols];
-                            product.fill(0.0);
-                            gemm(
-                                [n, cols, rows],
-                                x,
-                                [self.x.stride, 1],
-                                weight,
-                                cols,
-                                product,
-                                cols,
-                            );
-                            for (t, product) in product.chunks_exact(cols).enumerate() {
-                                let start = (first + t) * self.out.stride + place;
-                                // SAFETY: each task has its own head's columns of the output (rules: widths, disjoint writes).
-                                let row = unsafe { out.part(start..start + cols + self.kept) };
-                                let (products, kept) = row.split_at_mut(cols);
-                                products.copy_from_slice(product);
-                                kept.copy_from_slice(&x[t * self.x.stride + rows..][..self.kept]);
-                            }
-                        }
-                    },
-                );
-            });
-        }
-        frame.buffers.put(self.out.buffer, out);
-    }
-
     fn access(&self) -> Access {
         Access::default().reads([self.x]).writes([self.out])
     }
@@ -84,38 +36,8 @@ impl Op for HeadLinear {
         rules.width("out", self.out, self.heads * (self.cols + self.kept));
     }
 
-    fn scratch(&self, _chunk: usize) -> usize {
-        BLOCK * self.cols
-    }
-
     fn weight_bytes(&self) -> usize {
         size_of_val(&self.weight[..])
-    }
-}
-
-/// Columns of a block of threads, and tokens of one where there are many.
-const COLUMNS: usize = 32;
-const TILE: usize = 32;
-
-impl DeviceOp for HeadLinear {
-    fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let (rows, cols, kept) = (self.rows, self.cols, self.kept);
-        let tile = if launches.tokens == 1 { 1 } else { TILE };
-        let width = self.x.width / self.heads;
-        launches.push_prefetching(Call {
-            source: include_str!("head_linear.cu"),
-            kernel: format!("head_linear<{rows}, {cols}, {kept}, {width}, {tile}>"),
-            grid: Grid::EachTile(self.heads * cols.div_ceil(COLUMNS), tile),
-            threads: 4 * COLUMNS,
-            shared: 0,
-            parameters: vec![
-                launches.view(self.x),
-                launches.vector(&self.weight)?,
-                launches.view(self.out),
-                Parameter::tokens(),
-            ],
-        });
-        Ok(())
     }
 }
 

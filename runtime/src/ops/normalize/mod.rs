@@ -1,9 +1,9 @@
 //! Norms columns in place.
 
-use super::{Access, DeviceOp, Op};
-use crate::cpu::{Frame, Shared};
-use crate::cuda::Launches;
-use crate::error::Result;
+mod cpu;
+mod launch;
+
+use super::{Access, Op};
 use crate::functions::Norm;
 use crate::operands::View;
 use crate::ops::Rules;
@@ -17,41 +17,11 @@ pub struct Normalize {
 }
 
 impl Op for Normalize {
-    fn run(&self, frame: &mut Frame) {
-        let View {
-            buffer,
-            start,
-            width,
-            stride,
-        } = self.columns;
-        let mut values = frame.buffers.take(buffer);
-        let rows = Shared::new(&mut values);
-        frame.each_token(|t| {
-            let first = t * stride + start;
-            // SAFETY: each task has its own token.
-            let row = unsafe { rows.part(first..first + width) };
-            self.norm.apply_in_place(row);
-        });
-        frame.buffers.put(buffer, values);
-    }
-
     fn access(&self) -> Access {
         Access::default().updates([self.columns])
     }
 
     fn check(&self, rules: &mut Rules) {
         rules.width("columns", self.columns, self.norm.weight.len());
-    }
-}
-
-impl DeviceOp for Normalize {
-    fn runs_as_steps(&self) -> bool {
-        true
-    }
-
-    fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let prologue = launches.prologue(self.columns, Some(&self.norm))?;
-        launches.store_prologue(prologue, self.columns);
-        Ok(())
     }
 }

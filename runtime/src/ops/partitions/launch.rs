@@ -22,6 +22,10 @@ pub(super) struct Route {
 }
 
 impl DeviceOp for Partitions {
+    fn fills_device(&self) -> bool {
+        true
+    }
+
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let (heads, width) = (self.recur.heads, self.recur.heads * self.recur.dv);
         let parts = if self.own_columns { self.partitions } else { 1 };

@@ -22,7 +22,7 @@ struct Gathered {
   int tokens[batch];
   int ranks[batch];
 
-  // One warp looks for the next tokens of the partition from `next` on, which moves behind them.
+  // One warp finds the next tokens of the partition from `next` on, which moves behind them.
   __device__ void find(const PartitionRoute& route, int partition, int& next, int tokens_of_chunk) {
     int touched = max(route.writers, route.readers), found = 0;
     while (found < batch && next < tokens_of_chunk) {

@@ -6,8 +6,8 @@ use std::ops::Range;
 use bytemuck::Zeroable;
 
 use super::launch::{
-    ACTIVATION, DeviceGate, DeviceLane, DeviceMap, L2_NORM, MOST_LANES, RUNNING_SOFTMAX, SOFTMAX,
-    Tasks,
+    ACTIVATION, DeviceGate, DeviceHeadGroup, DeviceMap, L2_NORM, MOST_GROUPS, RUNNING_SOFTMAX,
+    SOFTMAX, Tasks,
 };
 use crate::cuda::{Address, Launches, Parameter, Rows};
 
@@ -18,7 +18,7 @@ impl Tasks {
     /// What is left when the product that was appended last finishes the rows that it can.
     pub(super) fn without_finished(self, launches: &mut Launches) -> Self {
         let mut left = Tasks {
-            lanes: 0,
+            groups: 0,
             gates: 0,
             ..self
         };
@@ -31,27 +31,27 @@ impl Tasks {
             return self;
         }
         let sources: Vec<Rows> = self.sources().collect();
-        for (index, lane) in self.lanes().iter().enumerate() {
-            let own = lane.leading_activations();
-            let possible = (own > 0 || lane.weight != 0)
-                && lane.gate.first == 0
-                && lane.taps <= MOST_TAPS
-                && !sources.iter().any(|rows| overlap(*rows, lane.columns));
-            let mut rest = *lane;
-            if possible && product.finish(lane.columns, index) {
-                finished.lane[index] = DeviceLane {
+        for (index, group) in self.groups().iter().enumerate() {
+            let own = group.leading_activations();
+            let possible = (own > 0 || group.weight != 0)
+                && group.gate.first == 0
+                && group.taps <= MOST_TAPS
+                && !sources.iter().any(|rows| overlap(*rows, group.columns));
+            let mut rest = *group;
+            if possible && product.finish(group.columns, index) {
+                finished.group[index] = DeviceHeadGroup {
                     maps: own as i32,
-                    ..*lane
+                    ..*group
                 };
-                rest = lane.behind(own);
+                rest = group.behind(own);
             }
             if rest.maps > 0 || rest.weight != 0 {
-                left.lane[left.lanes as usize] = rest;
-                left.lanes += 1;
+                left.group[left.groups as usize] = rest;
+                left.groups += 1;
             }
         }
         for (index, gate) in self.gates().iter().enumerate() {
-            if gate.is_alone() && product.finish(gate.columns, MOST_LANES + index) {
+            if gate.is_alone() && product.finish(gate.columns, MOST_GROUPS + index) {
                 finished.gate[index] = *gate;
             } else {
                 left.gate[left.gates as usize] = *gate;
@@ -68,18 +68,19 @@ impl Tasks {
 
     /// The columns, if all that there is to do is to give their heads the length of one.
     pub(super) fn unit_heads(&self) -> Option<Vec<Rows>> {
-        let lanes = self.lanes();
-        let unit =
-            |lane: &DeviceLane| lane.weight == 0 && lane.maps == 1 && lane.at[0].kind == L2_NORM;
-        let only = self.gates == 0 && lanes.iter().all(unit);
-        only.then(|| lanes.iter().map(|lane| lane.columns).collect())
+        let groups = self.groups();
+        let unit = |group: &DeviceHeadGroup| {
+            group.weight == 0 && group.maps == 1 && group.at[0].kind == L2_NORM
+        };
+        let only = self.gates == 0 && groups.iter().all(unit);
+        only.then(|| groups.iter().map(|group| group.columns).collect())
     }
 
     /// What it changes in place.
     pub(super) fn written(&self) -> Vec<Range<Address>> {
-        let lanes = self.lanes().iter().map(|lane| lane.columns);
+        let groups = self.groups().iter().map(|group| group.columns);
         let gates = self.gates().iter().map(|gate| gate.columns);
-        lanes.chain(gates).map(Rows::bytes).collect()
+        groups.chain(gates).map(Rows::bytes).collect()
     }
 
     /// What it reads besides.
@@ -90,9 +91,9 @@ impl Tasks {
     /// Numbers the blocks: those of the heads, and all.
     pub(super) fn number(&mut self) -> [usize; 2] {
         let mut blocks = 0;
-        for lane in &mut self.lane[..self.lanes as usize] {
-            lane.first = blocks;
-            blocks += lane.columns.width / lane.head_dim;
+        for group in &mut self.group[..self.groups as usize] {
+            group.first = blocks;
+            blocks += group.columns.width / group.head_dim;
         }
         let heads = blocks;
         for gate in &mut self.gate[..self.gates as usize] {
@@ -102,8 +103,8 @@ impl Tasks {
         [heads, blocks].map(|blocks| blocks as usize)
     }
 
-    fn lanes(&self) -> &[DeviceLane] {
-        &self.lane[..self.lanes as usize]
+    fn groups(&self) -> &[DeviceHeadGroup] {
+        &self.group[..self.groups as usize]
     }
 
     fn gates(&self) -> &[DeviceGate] {
@@ -112,14 +113,14 @@ impl Tasks {
 
     /// Columns that maps and convolutions read.
     fn sources(&self) -> impl Iterator<Item = Rows> {
-        let maps = self.lanes().iter().flat_map(|lane| lane.maps());
-        let gates = self.lanes().iter().map(|lane| lane.gate);
+        let maps = self.groups().iter().flat_map(|group| group.maps());
+        let gates = self.groups().iter().map(|group| group.gate);
         let sources = maps.map(|map| map.source).chain(gates);
         sources.filter(|rows| rows.first != 0)
     }
 }
 
-impl DeviceLane {
+impl DeviceHeadGroup {
     fn maps(&self) -> &[DeviceMap] {
         &self.at[..self.maps as usize]
     }
@@ -131,7 +132,7 @@ impl DeviceLane {
 
     /// What is left behind the convolution and so many maps.
     fn behind(&self, maps: usize) -> Self {
-        let mut rest = DeviceLane {
+        let mut rest = DeviceHeadGroup {
             weight: 0,
             taps: 0,
             maps: self.maps - maps as i32,

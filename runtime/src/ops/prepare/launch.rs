@@ -17,7 +17,7 @@ pub(super) const SOFTMAX: i32 = 6;
 pub(super) const RUNNING_SOFTMAX: i32 = 8;
 
 pub(super) const MOST_MAPS: usize = 6;
-pub(super) const MOST_LANES: usize = 6;
+pub(super) const MOST_GROUPS: usize = 6;
 pub(super) const MOST_GATES: usize = 6;
 
 /// Tokens of a block where there are many.
@@ -39,10 +39,10 @@ pub(super) struct DeviceMap {
     pub pad: i32,
 }
 
-/// `PrepareLane` in prepare.cu.
+/// `HeadGroup` in prepare.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(super) struct DeviceLane {
+pub(super) struct DeviceHeadGroup {
     pub columns: Rows,
     pub gate: Rows,
     pub weight: Address,
@@ -76,29 +76,29 @@ pub(super) struct DeviceGate {
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Tasks {
-    pub lanes: i32,
+    pub groups: i32,
     pub gates: i32,
     pub frequencies: Address,
     pub pairs: i32,
     pub pad: i32,
-    pub lane: [DeviceLane; MOST_LANES],
+    pub group: [DeviceHeadGroup; MOST_GROUPS],
     pub gate: [DeviceGate; MOST_GATES],
 }
 
 impl DeviceOp for Prepare {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let (mut lanes, mut gates) = (&self.groups[..], &self.gates[..]);
-        // Gates of what lanes leave wait for them; else both run at once.
+        let (mut groups, mut gates) = (&self.groups[..], &self.gates[..]);
+        // Gates of what groups leave wait for them; else both run at once.
         let meet = gates.iter().any(|(gate, _)| {
-            lanes.iter().any(|lane| {
-                let view = lane.view;
+            groups.iter().any(|group| {
+                let view = group.view;
                 gate.buffer == view.buffer
                     && gate.start < view.start + view.width
                     && view.start < gate.start + gate.width
             })
         });
-        while !lanes.is_empty() || !gates.is_empty() {
-            let (some, rest) = lanes.split_at(lanes.len().min(MOST_LANES));
+        while !groups.is_empty() || !gates.is_empty() {
+            let (some, rest) = groups.split_at(groups.len().min(MOST_GROUPS));
             let most = if meet && !some.is_empty() {
                 0
             } else {
@@ -106,7 +106,7 @@ impl DeviceOp for Prepare {
             };
             let (gates_now, gates_left) = gates.split_at(gates.len().min(most));
             self.launch_some(some, gates_now, launches)?;
-            (lanes, gates) = (rest, gates_left);
+            (groups, gates) = (rest, gates_left);
         }
         Ok(())
     }
@@ -115,12 +115,12 @@ impl DeviceOp for Prepare {
 impl Prepare {
     fn launch_some(
         &self,
-        lanes: &[HeadGroup],
+        groups: &[HeadGroup],
         gates: &[(View, Gate)],
         launches: &mut Launches,
     ) -> Result<()> {
         let mut tasks = Tasks {
-            lanes: lanes.len() as i32,
+            groups: groups.len() as i32,
             gates: gates.len() as i32,
             ..Tasks::zeroed()
         };
@@ -128,8 +128,8 @@ impl Prepare {
             tasks.frequencies = launches.vector_address(&rope.frequencies)?;
             tasks.pairs = rope.frequencies.len() as i32;
         }
-        for (place, lane) in tasks.lane.iter_mut().zip(lanes) {
-            *place = lane.on_device(launches)?;
+        for (place, group) in tasks.group.iter_mut().zip(groups) {
+            *place = group.on_device(launches)?;
         }
         for (place, (view, gate)) in tasks.gate.iter_mut().zip(gates) {
             *place = gate.on_device(*view, launches)?;
@@ -143,9 +143,9 @@ impl Prepare {
         }
 
         let step = launches.tokens == 1;
-        let widest = lanes.iter().map(|lane| lane.head_dim).max().unwrap_or(0);
-        let past = |lane: &HeadGroup| lane.conv.as_ref().map_or(0, |conv| lane.past(conv));
-        let past = lanes.iter().map(past).max().unwrap_or(0);
+        let widest = groups.iter().map(|group| group.head_dim).max().unwrap_or(0);
+        let past = |group: &HeadGroup| group.conv.as_ref().map_or(0, |conv| group.past(conv));
+        let past = groups.iter().map(past).max().unwrap_or(0);
         if past > 0 && !step {
             launches.push(Call {
                 source: SOURCE,
@@ -192,12 +192,12 @@ impl HeadGroup {
         conv.weight.len() / self.view.width - 1
     }
 
-    fn on_device(&self, launches: &mut Launches) -> Result<DeviceLane> {
-        let mut lane = DeviceLane {
+    fn on_device(&self, launches: &mut Launches) -> Result<DeviceHeadGroup> {
+        let mut group = DeviceHeadGroup {
             columns: launches.rows(self.view),
             head_dim: self.head_dim as i32,
             maps: self.maps.len() as i32,
-            ..DeviceLane::zeroed()
+            ..DeviceHeadGroup::zeroed()
         };
         if let Some(conv) = &self.conv {
             let past = self.past(conv);
@@ -205,24 +205,24 @@ impl HeadGroup {
                 past <= TILE,
                 "a convolution reaches at most {TILE} tokens back"
             );
-            lane.taps = past as i32 + 1;
-            lane.weight = launches.vector_address(&conv.weight)?;
-            lane.bias = launches.optional_address(conv.bias.as_ref())?;
-            lane.past = launches.state_address(conv.state);
+            group.taps = past as i32 + 1;
+            group.weight = launches.vector_address(&conv.weight)?;
+            group.bias = launches.optional_address(conv.bias.as_ref())?;
+            group.past = launches.state_address(conv.state);
             if let Some(gate) = conv.gate {
-                lane.gate = launches.rows(gate);
+                group.gate = launches.rows(gate);
             }
             if launches.tokens > 1 {
                 let tiles = launches.tokens.div_ceil(TILE);
                 let bytes = tiles * past * self.view.width * size_of::<f32>();
-                lane.before = launches.scratch_address(bytes)?;
+                group.before = launches.scratch_address(bytes)?;
             }
         }
         assert!(self.maps.len() <= MOST_MAPS, "at most {MOST_MAPS} maps");
-        for (place, map) in lane.at.iter_mut().zip(&self.maps) {
+        for (place, map) in group.at.iter_mut().zip(&self.maps) {
             *place = map.on_device(launches)?;
         }
-        Ok(lane)
+        Ok(group)
     }
 }
 

@@ -1,4 +1,4 @@
-// Short convolutions, maps of heads, and gates, in place. A task is one head of a lane or a few columns of a gate; a block
+// Short convolutions, maps of heads, and gates, in place. A task is one head of a group or a few columns of a gate; a block
 // takes a task for a tile of tokens, a warp for one token.
 
 struct PrepareMap {
@@ -16,7 +16,7 @@ enum { MAP_ACTIVATION, MAP_L2_NORM, MAP_SUM_NORM, MAP_SOFTMAX, MAP_LINEAR, MAP_A
 
 constexpr int most_maps = 6;
 
-struct PrepareLane {
+struct HeadGroup {
   Rows columns;
   // Multiplies what the convolution reads, or null.
   Rows gate;
@@ -68,17 +68,17 @@ enum {
   GATE_CONSTANT
 };
 
-constexpr int most_lanes = 6;
+constexpr int most_groups = 6;
 constexpr int most_gates = 6;
 
 struct PrepareTasks {
-  int lanes;
+  int groups;
   int gates;
   // Angles per position of each rotated pair.
   const float* frequencies;
   int pairs;
   int pad;
-  PrepareLane lane[most_lanes];
+  HeadGroup group[most_groups];
   PrepareGate gate[most_gates];
 };
 
@@ -99,7 +99,7 @@ struct BlockTeam {
   static __device__ void wait() { __syncthreads(); }
 };
 
-// Applies one map to the head at x, whose first column in its lane is `column`. `other` is room for another head. Loops that
+// Applies one map to the head at x, whose first column in its group is `column`. `other` is room for another head. Loops that
 // are long or rare stay small in the machine code, which otherwise does not fit into the instruction caches.
 template <class Team>
 __device__ void map_head(const PrepareMap& map, const PrepareTasks& tasks, int t, const u64* position, int column,
@@ -263,11 +263,11 @@ __device__ void prepare_gate(const PrepareGate& gate, int tokens) {
 constexpr int short_past = 3;
 
 // One channel's convolution of the one token of a step; the slot moves on. What it reads is under way at once.
-__device__ inline float convolve_step(const PrepareLane& lane, int channel, float value) {
-  int channels = lane.columns.width, last = lane.taps - 1;
-  const float* weight = lane.weight + channel;
-  float* past = lane.past + channel;
-  float sum = (lane.bias ? lane.bias[channel] : 0.0f) + weight[last * channels] * value;
+__device__ inline float convolve_step(const HeadGroup& group, int channel, float value) {
+  int channels = group.columns.width, last = group.taps - 1;
+  const float* weight = group.weight + channel;
+  float* past = group.past + channel;
+  float sum = (group.bias ? group.bias[channel] : 0.0f) + weight[last * channels] * value;
   if (last <= short_past) {
     float kept[short_past], weights[short_past];
 #pragma unroll
@@ -294,17 +294,17 @@ __device__ inline float convolve_step(const PrepareLane& lane, int channel, floa
 }
 
 // The one token of a step: a thread takes a channel of the convolution, then all of them the head.
-__device__ inline void prepare_head_of_step(const PrepareLane& lane, const PrepareTasks& tasks, const u64* position,
+__device__ inline void prepare_head_of_step(const HeadGroup& group, const PrepareTasks& tasks, const u64* position,
                                             float* shared) {
-  int dim = lane.head_dim, column = (blockIdx.x - lane.first) * dim;
-  float* x = lane.columns.first + column;
+  int dim = group.head_dim, column = (blockIdx.x - group.first) * dim;
+  float* x = group.columns.first + column;
 #pragma unroll 1
   for (int i = threadIdx.x; i < dim; i += blockDim.x) {
-    shared[i] = lane.weight ? convolve_step(lane, column + i, lane.input(0, column + i)) : x[i];
+    shared[i] = group.weight ? convolve_step(group, column + i, group.input(0, column + i)) : x[i];
   }
   __syncthreads();
-  for (int m = 0; m < lane.maps; m++) {
-    map_head<BlockTeam>(lane.at[m], tasks, 0, position, column, dim, shared, shared + dim);
+  for (int m = 0; m < group.maps; m++) {
+    map_head<BlockTeam>(group.at[m], tasks, 0, position, column, dim, shared, shared + dim);
   }
 #pragma unroll 1
   for (int i = threadIdx.x; i < dim; i += blockDim.x) x[i] = shared[i];
@@ -314,15 +314,15 @@ __device__ inline void prepare_head_of_step(const PrepareLane& lane, const Prepa
 constexpr int most_taps = 4;
 
 // The convolution of a channel, or its inputs, for all tokens of a tile; `before` are the inputs before it.
-__device__ inline void convolve_tile(const PrepareLane& lane, int channel, int first, int count, const float* before, float* out) {
-  int channels = lane.columns.width, past = lane.taps - 1;
-  int dim = lane.head_dim;
-  auto input = [&](int t) { return t < 0 ? before[(past + t) * channels] : lane.input(first + t, channel); };
-  float bias = lane.bias ? lane.bias[channel] : 0.0f;
-  if (lane.taps > most_taps) {
+__device__ inline void convolve_tile(const HeadGroup& group, int channel, int first, int count, const float* before, float* out) {
+  int channels = group.columns.width, past = group.taps - 1;
+  int dim = group.head_dim;
+  auto input = [&](int t) { return t < 0 ? before[(past + t) * channels] : group.input(first + t, channel); };
+  float bias = group.bias ? group.bias[channel] : 0.0f;
+  if (group.taps > most_taps) {
     for (int t = 0; t < count; t++) {
       float sum = bias;
-      for (int j = 0; j < lane.taps; j++) sum += lane.weight[j * channels + channel] * input(t - past + j);
+      for (int j = 0; j < group.taps; j++) sum += group.weight[j * channels + channel] * input(t - past + j);
       out[t * dim] = sum;
     }
     return;
@@ -331,15 +331,15 @@ __device__ inline void convolve_tile(const PrepareLane& lane, int channel, int f
   float weights[most_taps], inputs[most_taps] = {};
 #pragma unroll
   for (int j = 0; j < most_taps; j++) {
-    int tap = j - (most_taps - lane.taps);
-    weights[j] = tap >= 0 ? lane.weight[tap * channels + channel] : 0.0f;
+    int tap = j - (most_taps - group.taps);
+    weights[j] = tap >= 0 ? group.weight[tap * channels + channel] : 0.0f;
     if (tap > 0) inputs[j] = before[(tap - 1) * channels];
   }
 #pragma unroll 8
   for (int t = 0; t < count; t++) {
 #pragma unroll
     for (int j = 0; j + 1 < most_taps; j++) inputs[j] = inputs[j + 1];
-    inputs[most_taps - 1] = lane.input(first + t, channel);
+    inputs[most_taps - 1] = group.input(first + t, channel);
     float sum = bias;
 #pragma unroll
     for (int j = 0; j < most_taps; j++) sum += weights[j] * inputs[j];
@@ -350,28 +350,28 @@ __device__ inline void convolve_tile(const PrepareLane& lane, int channel, int f
 // A tile of tokens: a thread takes a channel of the convolution, then a warp a token. All inputs are read before any is
 // overwritten.
 template <int tile>
-__device__ void prepare_heads(const PrepareLane& lane, const PrepareTasks& tasks, const u64* position, int tokens,
+__device__ void prepare_heads(const HeadGroup& group, const PrepareTasks& tasks, const u64* position, int tokens,
                               float* shared) {
-  int dim = lane.head_dim, column = (blockIdx.x - lane.first) * dim, past = lane.weight ? lane.taps - 1 : 0;
+  int dim = group.head_dim, column = (blockIdx.x - group.first) * dim, past = group.weight ? group.taps - 1 : 0;
   int first = blockIdx.y * tile, count = min(tile, tokens - first), warps = blockDim.x / 32;
   float* other = shared + warp_index() * dim;
   float* rows = shared + warps * dim;
-  if (lane.weight) {
-    const float* before = lane.before + (long long)blockIdx.y * past * lane.columns.width + column;
+  if (group.weight) {
+    const float* before = group.before + (long long)blockIdx.y * past * group.columns.width + column;
     for (int i = threadIdx.x; i < dim; i += blockDim.x) {
-      convolve_tile(lane, column + i, first, count, before + i, rows + i);
+      convolve_tile(group, column + i, first, count, before + i, rows + i);
     }
     __syncthreads();
   }
   for (int t = warp_index(); t < count; t += warps) {
-    float* row = lane.columns.token(first + t) + column;
-    float* x = rows + (lane.weight ? t : warp_index()) * dim;
-    if (!lane.weight) {
+    float* row = group.columns.token(first + t) + column;
+    float* x = rows + (group.weight ? t : warp_index()) * dim;
+    if (!group.weight) {
       for (int i = lane_index(); i < dim; i += 32) x[i] = row[i];
       __syncwarp();
     }
-    for (int m = 0; m < lane.maps; m++) {
-      map_head<WarpTeam>(lane.at[m], tasks, first + t, position, column, dim, x, other);
+    for (int m = 0; m < group.maps; m++) {
+      map_head<WarpTeam>(group.at[m], tasks, first + t, position, column, dim, x, other);
     }
     for (int i = lane_index(); i < dim; i += 32) row[i] = x[i];
     __syncwarp();
@@ -379,30 +379,30 @@ __device__ void prepare_heads(const PrepareLane& lane, const PrepareTasks& tasks
 }
 
 // Asks for what a convolution reads besides its input.
-__device__ inline void prefetch_lane(const PrepareLane& lane) {
-  int dim = lane.head_dim, channels = lane.columns.width, column = (blockIdx.x - lane.first) * dim, j = threadIdx.x;
-  if (!lane.weight || dim % 4 != 0 || channels % 4 != 0 || j >= lane.taps) return;
-  prefetch(lane.weight + j * channels + column, dim * sizeof(float));
-  if (j + 1 < lane.taps) prefetch(lane.past + j * channels + column, dim * sizeof(float));
+__device__ inline void prefetch_group(const HeadGroup& group) {
+  int dim = group.head_dim, channels = group.columns.width, column = (blockIdx.x - group.first) * dim, j = threadIdx.x;
+  if (!group.weight || dim % 4 != 0 || channels % 4 != 0 || j >= group.taps) return;
+  prefetch(group.weight + j * channels + column, dim * sizeof(float));
+  if (j + 1 < group.taps) prefetch(group.past + j * channels + column, dim * sizeof(float));
 }
 
 // `tile` is 0 for a step.
 template <int tile>
 __device__ void prepare(const PrepareTasks& tasks, const u64* position, int tokens) {
-  int gate = -1, lane = 0;
+  int gate = -1, group = 0;
 #pragma unroll 1
   for (int i = 0; i < tasks.gates; i++) gate = (int)blockIdx.x >= tasks.gate[i].first ? i : gate;
 #pragma unroll 1
-  for (int i = 1; i < tasks.lanes; i++) lane = (int)blockIdx.x >= tasks.lane[i].first ? i : lane;
-  if (tile == 0 && gate < 0) prefetch_lane(tasks.lane[lane]);
+  for (int i = 1; i < tasks.groups; i++) group = (int)blockIdx.x >= tasks.group[i].first ? i : group;
+  if (tile == 0 && gate < 0) prefetch_group(tasks.group[group]);
   wait_for_dependencies();
   launch_dependents();
   if (gate >= 0) return prepare_gate<tile == 0 ? 1 : tile>(tasks.gate[gate], tokens);
   float* shared = shared_memory<float>();
   if constexpr (tile == 0) {
-    prepare_head_of_step(tasks.lane[lane], tasks, position, shared);
+    prepare_head_of_step(tasks.group[group], tasks, position, shared);
   } else {
-    prepare_heads<tile>(tasks.lane[lane], tasks, position, tokens, shared);
+    prepare_heads<tile>(tasks.group[group], tasks, position, tokens, shared);
   }
 }
 
@@ -410,20 +410,20 @@ __device__ void prepare(const PrepareTasks& tasks, const u64* position, int toke
 template <int tile>
 __device__ void keep_inputs(PrepareTasks tasks, int tokens) {
   int found = 0;
-  for (int i = 1; i < tasks.lanes; i++) found = (int)blockIdx.x >= tasks.lane[i].first ? i : found;
-  const PrepareLane& lane = tasks.lane[found];
-  if (!lane.weight) return;
-  int start = (blockIdx.x - lane.first) * lane.head_dim, channels = lane.columns.width, past = lane.taps - 1;
-  float* before = lane.before + (long long)blockIdx.y * past * channels;
-  for (int i = start + threadIdx.x; i < start + lane.head_dim; i += blockDim.x) {
+  for (int i = 1; i < tasks.groups; i++) found = (int)blockIdx.x >= tasks.group[i].first ? i : found;
+  const HeadGroup& group = tasks.group[found];
+  if (!group.weight) return;
+  int start = (blockIdx.x - group.first) * group.head_dim, channels = group.columns.width, past = group.taps - 1;
+  float* before = group.before + (long long)blockIdx.y * past * channels;
+  for (int i = start + threadIdx.x; i < start + group.head_dim; i += blockDim.x) {
     for (int j = 0; j < past; j++) {
       before[j * channels + i] =
-          blockIdx.y == 0 ? lane.past[j * channels + i] : lane.input(blockIdx.y * tile - past + j, i);
+          blockIdx.y == 0 ? group.past[j * channels + i] : group.input(blockIdx.y * tile - past + j, i);
     }
     if (blockIdx.y != 0) continue;
     for (int j = 0; j < past; j++) {
       int t = tokens + j - past;
-      lane.past[j * channels + i] = t >= 0 ? lane.input(t, i) : before[(tokens + j) * channels + i];
+      group.past[j * channels + i] = t >= 0 ? group.input(t, i) : before[(tokens + j) * channels + i];
     }
   }
 }

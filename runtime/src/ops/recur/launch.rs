@@ -288,6 +288,10 @@ impl Inputs {
 }
 
 impl DeviceOp for Recur {
+    fn fills_device(&self) -> bool {
+        true
+    }
+
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let mut inputs = self.device_inputs(1, launches)?;
         let plan = self.plan(self.states, &inputs, launches);
@@ -295,7 +299,15 @@ impl DeviceOp for Recur {
             inputs.unit = launches.take_over(&[inputs.q.rows, inputs.k.rows]).into();
         }
         let is_step = launches.tokens == 1 && launches.persistent();
-        if is_step && step::push(&plan, self.states, inputs, self.sms(launches), launches) {
+        if is_step
+            && step::push(
+                &plan,
+                self.states,
+                inputs,
+                launches.share_of_sms(),
+                launches,
+            )
+        {
             return Ok(());
         }
         plan.launch(self.states, inputs, launches)
@@ -379,19 +391,9 @@ impl Recur {
             },
             inputs,
             launches.tokens,
-            self.sms(launches),
+            launches.share_of_sms(),
             launches.persistent(),
         )
-    }
-
-    /// How many SMs it may take: its part of a persistent program's.
-    fn sms(&self, launches: &Launches) -> usize {
-        let parts = if launches.persistent() {
-            1 + self.beside
-        } else {
-            1
-        };
-        (launches.sms() / parts).max(1)
     }
 }
 

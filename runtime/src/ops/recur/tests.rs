@@ -100,7 +100,6 @@ impl Case {
             scale: 0.3,
             state: 0,
             out: View::whole(1, self.heads * self.dv),
-            beside: 0,
         }
     }
 

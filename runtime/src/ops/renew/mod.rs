@@ -1,9 +1,9 @@
 //! The residual stream in models whose residual is the normed input.
 
-use super::{Access, DeviceOp, Op};
-use crate::cpu::{Frame, simd};
-use crate::cuda::Launches;
-use crate::error::Result;
+mod cpu;
+mod launch;
+
+use super::{Access, Op};
 use crate::functions::Norm;
 use crate::operands::{RESIDUAL, View};
 
@@ -20,31 +20,7 @@ impl Renew {
 }
 
 impl Op for Renew {
-    fn run(&self, frame: &mut Frame) {
-        let width = self.residual().width;
-        let rows = frame.buffers.get_mut(RESIDUAL).chunks_exact_mut(width);
-        simd::vectorize(
-            #[inline(always)]
-            || {
-                rows.take(frame.tokens.len())
-                    .for_each(|row| self.norm.apply_in_place(row));
-            },
-        );
-    }
-
     fn access(&self) -> Access {
         Access::default().updates([self.residual()])
-    }
-}
-
-impl DeviceOp for Renew {
-    fn runs_as_steps(&self) -> bool {
-        true
-    }
-
-    fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let prologue = launches.prologue(self.residual(), Some(&self.norm))?;
-        launches.store_prologue(prologue, self.residual());
-        Ok(())
     }
 }

@@ -175,7 +175,7 @@ struct Softmaxes {
         load(source.key(i), keys[u]);
         load(source.value(i), values[u]);
       }
-      // What tells whether a key is seen may have to be read too.
+      // Whether a key is seen may have to be read too.
       bool seen[queries][together];
 #pragma unroll
       for (int g = 0; g < queries; g++) {

@@ -1,4 +1,4 @@
-//! Filters that look at each element of a list.
+//! Filters that visit each element of a list.
 
 use std::cmp::Ordering;
 
@@ -7,7 +7,7 @@ use super::expr::Values;
 use super::filters::apply;
 use super::methods;
 use super::tests;
-use super::text::{Log2, Writer};
+use super::text::{Writer, log2};
 use super::value::Value;
 use super::work::{ELEMENT, Work};
 use super::{Failure, Outcome};
@@ -100,7 +100,7 @@ fn at_path(evaluator: &mut Evaluator, value: &Value, path: &Value) -> Outcome<Va
     Ok(value)
 }
 
-/// Filters that look at an attribute of each element, if one is given.
+/// Filters that read an attribute of each element, if one is given.
 pub fn by_attribute(
     evaluator: &mut Evaluator,
     name: &str,
@@ -255,7 +255,7 @@ pub fn dict_sort(value: &Value, arguments: &Values, work: &mut Work) -> Outcome<
         };
         keyed.push((by, Value::sequence(vec![key.clone(), value.clone()], true)?));
     }
-    work.spend_each(keyed.len(), keyed.len().ilog2_or_zero())?;
+    work.spend_each(keyed.len(), log2(keyed.len()))?;
     sort(&mut keyed, work)?;
     if arguments.flag(2, "reverse") {
         keyed.reverse();

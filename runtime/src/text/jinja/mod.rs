@@ -3,7 +3,7 @@
 //! A template comes with a model file and is a program. So nothing here trusts it: parsing and rendering run on a
 //! thread with a stack of their own, trees and values have a greatest depth, and whatever reads, writes or allocates
 //! first pays for it out of one budget of work ([`work::MAX_WORK`]). The budget bounds time and memory together, also
-//! where no clock is looked at: at one unit a byte no rendering allocates more than 256 MiB, all in all. A panic ends
+//! where no clock is read: at one unit a byte no rendering allocates more than 256 MiB, all in all. A panic ends
 //! the thread and becomes an error.
 //!
 //! The language is Jinja2's with transformers' settings: `trim_blocks`, `lstrip_blocks`, loop controls, `generation`

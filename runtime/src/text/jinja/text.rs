@@ -152,11 +152,8 @@ impl Json {
                     entries.push((key_text(key, out.work)?, value));
                 }
                 if self.sort_keys {
-                    out.work.spend(
-                        value
-                            .weight()
-                            .saturating_mul(1 + entries.len().ilog2_or_zero()),
-                    )?;
+                    out.work
+                        .spend(value.weight().saturating_mul(1 + log2(entries.len())))?;
                     entries.sort_by(|a, b| a.0.cmp(&b.0));
                 }
                 out.push("{")?;
@@ -232,12 +229,6 @@ fn key_text(key: &Value, work: &mut Work) -> Outcome<String> {
 }
 
 /// The binary logarithm, and 0 of 0.
-pub trait Log2 {
-    fn ilog2_or_zero(self) -> usize;
-}
-
-impl Log2 for usize {
-    fn ilog2_or_zero(self) -> usize {
-        self.checked_ilog2().unwrap_or(0) as usize
-    }
+pub fn log2(n: usize) -> usize {
+    n.checked_ilog2().unwrap_or(0) as usize
 }

@@ -30,7 +30,7 @@ pub(super) fn check(base64: &Value) -> Result<(), String> {
     };
     let offset = |unit: u32| ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize;
     let mut seen = vec![false; units.len()];
-    // Places whose children are to be looked at, with the offset of their unit applied.
+    // Places whose children are still to be visited, with the offset of their unit applied.
     let mut bases = vec![offset(units[0])];
     seen[0] = true;
     while let Some(base) = bases.pop() {

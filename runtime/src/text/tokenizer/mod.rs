@@ -148,7 +148,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
-    pub fn encode_pieces(&self, pieces: &[Piece], at_start: bool) -> Result<Vec<u32>> {
+    pub(crate) fn encode_pieces(&self, pieces: &[Piece], at_start: bool) -> Result<Vec<u32>> {
         let mut tokens = Vec::new();
         let mut run = String::new();
         let (mut at_start, mut border) = (at_start, at_start);

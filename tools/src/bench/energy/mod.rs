@@ -1,4 +1,4 @@
-//! The energy that a machine has used, where it tells: its processors (RAPL), the GPU that computes (NVML), or the whole
+//! The energy that a machine has used, where it has counters: its processors (RAPL), the GPU that computes (NVML), or the whole
 //! board of a Jetson (INA3221).
 
 mod jetson;
@@ -18,8 +18,8 @@ pub struct Energy {
 }
 
 impl Energy {
-    /// The counters from now on, for a run on the processor or, with its number, on a GPU; none if the machine tells
-    /// nothing. A Jetson's board includes both, so nothing is added to it.
+    /// The counters from now on, for a run on the processor or, with its number, on a GPU; none if the machine has
+    /// none. A Jetson's board includes both, so nothing is added to it.
     pub fn new(gpu: Option<usize>) -> Option<Self> {
         let mut counters: Vec<Box<dyn Counter>> = Vec::new();
         let mut sources = Vec::new();

@@ -63,7 +63,7 @@ fn bound(distance: usize) -> usize {
 #[derive(Serialize)]
 pub struct Report {
     model: String,
-    /// What the model was asked in: `text` or `tokens`.
+    /// What the questions are made of: `text` or `tokens`.
     form: &'static str,
     seed: u64,
     settings: Vec<Line>,
@@ -128,7 +128,7 @@ impl Report {
         counted: Vec<Counted>,
     ) -> Self {
         let file = Path::new(model.file());
-        // As the trainer's evaluation, which knows folders only, names its models.
+        // As the trainer's evaluation names its models: by their folders.
         let stem = if file.extension().is_some_and(|kind| kind == "gguf") {
             file.file_stem()
         } else {

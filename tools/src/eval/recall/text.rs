@@ -1,6 +1,6 @@
 //! Recall for models with a chat template: notes among sentences of stories, then questions, a turn each.
 //!
-//! Keys are things ("the red kite"), values are numbers of four or five digits, which cannot be guessed. The model is told the right
+//! Keys are things ("the red kite"), values are numbers of four or five digits, which cannot be guessed. The model reads the right
 //! answers of the questions before. Notes are worded as in the conversations that the built-in model was trained on;
 //! joint recall, which these do not have, puts the same things into several places.
 
@@ -219,7 +219,7 @@ fn notes(setting: &Setting, random: &mut SplitMix64) -> Vec<Note> {
     notes
 }
 
-/// The part that tells some notes, the first of which is number `first`.
+/// The part that states some notes, the first of which is number `first`.
 fn tell(task: Task, first: usize, notes: &[Note]) -> Text {
     let mut text = Text::default();
     for (i, note) in notes.iter().enumerate() {
@@ -250,7 +250,7 @@ fn ask(task: Task, note: &Note) -> String {
     }
 }
 
-/// A sentence that tells nothing to remember.
+/// A sentence with nothing to remember.
 fn sentence(random: &mut SplitMix64) -> String {
     let (name, animal) = (random.one_of(&NAMES), random.one_of(&ANIMALS));
     let (color, thing) = (random.one_of(&COLORS), random.one_of(&THINGS));
@@ -300,7 +300,7 @@ mod tests {
                     (1000..100_000).contains(&value.parse::<u32>().unwrap()),
                     "{value}"
                 );
-                // The last token of the value was told so far before the question's end.
+                // The last token of the value lies so far before the question's end.
                 let written = question.answer.start - 1 - question.distance;
                 assert_eq!(sequence.tokens[written], answer[answer.len() - 1]);
                 let told = text(&sequence.tokens[written + 1 - answer.len()..=written]);

@@ -9,26 +9,26 @@ use crate::error::Result;
 /// Steps to take the mean of.
 const STEPS: usize = 64;
 
-/// A table of the functions that a step's phases run: how often, and the microseconds of each on the first processor, for a
-/// step that takes `step_us` in all. None where a step has no phases.
+/// A table of the functions that the ops of a step run: how often, and the microseconds of each on the first SM, for a
+/// step that takes `step_us` in all. None where a step is not one kernel.
 pub fn table(session: &mut Session, step_us: f64) -> Result<Option<String>> {
     let mut rows: Vec<(String, usize, u64, u64)> = Vec::new();
     for _ in 0..STEPS {
-        let Some(phases) = session.time_step()? else {
+        let Some(ops) = session.time_step()? else {
             return Ok(None);
         };
-        for phase in phases {
-            let known = rows.iter().position(|row| row.0 == phase.function);
+        for op in ops {
+            let known = rows.iter().position(|row| row.0 == op.function);
             let index = known.unwrap_or_else(|| {
-                rows.push((phase.function, 0, 0, 0));
+                rows.push((op.function, 0, 0, 0));
                 rows.len() - 1
             });
             let row = &mut rows[index];
             *row = (
                 std::mem::take(&mut row.0),
                 row.1 + 1,
-                row.2 + phase.wait,
-                row.3 + phase.work,
+                row.2 + op.wait,
+                row.3 + op.work,
             );
         }
     }
@@ -36,7 +36,7 @@ pub fn table(session: &mut Session, step_us: f64) -> Result<Option<String>> {
     let us = |n: u64, times: usize| {
         n as f64 / cycles.max(1) as f64 * step_us * (STEPS as f64 / times as f64)
     };
-    let mut text = String::from("phases  wait us  work us  function\n");
+    let mut text = String::from("   ops  wait us  work us  function\n");
     for (function, times, wait, work) in rows {
         let (wait, work) = (us(wait, times), us(work, times));
         let _ = writeln!(

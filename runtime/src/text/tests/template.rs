@@ -1,6 +1,6 @@
 use super::*;
+use crate::text::{Message, Role};
 use serde::Deserialize;
-use waterline::{Message, Role};
 
 #[derive(Deserialize)]
 struct Case {

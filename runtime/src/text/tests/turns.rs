@@ -1,7 +1,7 @@
 use super::*;
+use crate::text::{Message, Role, TemplateOptions, Turns};
 use proptest::prelude::*;
 use std::sync::Arc;
-use waterline::{Message, Role, Turns};
 
 /// Special tokens of the models whose templates are tested.
 const SPECIALS: [&str; 9] = [
@@ -221,7 +221,7 @@ fn a_thinking_switch_reaches_the_template_and_keeps_the_conversation() {
     let undecided = prompt(&mut turns);
     turns.assistant_done("Yes", true).unwrap();
     let set = |turns: &mut Turns, thinking| {
-        let mut options = waterline::TemplateOptions::default();
+        let mut options = TemplateOptions::default();
         options.thinking = thinking;
         turns.set_options(options).unwrap();
     };
@@ -247,7 +247,7 @@ fn tools_reach_the_template() {
     let source = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}";
     let mut turns = from_source(source).unwrap();
     let tools = vec![json!({"type": "function", "function": {"name": "now"}})];
-    let mut options = waterline::TemplateOptions::default();
+    let mut options = TemplateOptions::default();
     options.tools = tools;
     turns.set_options(options).unwrap();
     let tokens = turns.user("Hi").unwrap();

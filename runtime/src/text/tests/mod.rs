@@ -4,9 +4,9 @@ mod template;
 mod tokenizer;
 mod turns;
 
+use crate::text::{ChatTemplate, Tokenizer};
 use serde_json::{Value, json};
 use std::path::Path;
-use waterline::{ChatTemplate, Tokenizer};
 
 fn data(name: &str) -> Vec<u8> {
     std::fs::read(
@@ -29,7 +29,7 @@ fn template(name: &str) -> ChatTemplate {
     ChatTemplate::new(&template_source(name), "<s>", "</s>").unwrap()
 }
 
-/// The byte-level tokenizer with more special tokens, flagged to strip white space as told.
+/// The byte-level tokenizer with more special tokens, each with its flag to strip white space.
 fn json_with_specials(specials: &[(&str, bool)]) -> Vec<u8> {
     let mut tokenizer: Value = serde_json::from_slice(&data("tok4096/tokenizer.json")).unwrap();
     let added = tokenizer["added_tokens"].as_array_mut().unwrap();

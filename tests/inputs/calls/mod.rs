@@ -1,130 +1,21 @@
 //! Calls of the C interface, made from bytes: which function, which handles, what the structs say. Pointers to memory that is not there
 //! cannot be tried; NULL, misaligned ones and every number can.
 
+mod arguments;
+mod interface;
+
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 
-// Links the library, whose functions are declared below as a C program sees them.
-use waterline_ffi as _;
-
-type Handle = *mut c_void;
-type Call = i32;
+use arguments::{Arguments, NUMBERS};
+use interface::*;
 
 /// Most calls of an input.
 const MOST: usize = 48;
+
 /// What each call is made from: the function, then its arguments. Zero is an argument that works.
 const WIDTH: usize = 8;
-const OK: Call = 0;
-const INTERNAL: Call = 13;
-
-unsafe extern "C" {
-    fn wl_last_error() -> *const c_char;
-    fn wl_status_name(status: i32) -> *const c_char;
-    fn wl_model_params_init(params: *mut u64, size: usize) -> Call;
-    fn wl_model_open(path: *const c_char, params: *const u64, model: *mut Handle) -> Call;
-    fn wl_model_from_memory(
-        bytes: *const u8,
-        length: usize,
-        params: *const u64,
-        model: *mut Handle,
-    ) -> Call;
-    fn wl_model_builtin(params: *const u64, model: *mut Handle) -> Call;
-    fn wl_model_free(model: Handle) -> Call;
-    fn wl_model_get_info(model: Handle, info: *mut u64) -> Call;
-    fn wl_model_name(model: Handle, name: *mut *const c_char) -> Call;
-    fn wl_tokenize(
-        model: Handle,
-        text: *const u8,
-        length: usize,
-        special: u32,
-        tokens: *mut u32,
-        room: usize,
-        count: *mut usize,
-    ) -> Call;
-    fn wl_detokenize(
-        model: Handle,
-        tokens: *const u32,
-        count: usize,
-        bytes: *mut u8,
-        room: usize,
-        length: *mut usize,
-    ) -> Call;
-    fn wl_token_bytes(model: Handle, token: u32, bytes: *mut *const u8, length: *mut usize)
-    -> Call;
-    fn wl_sampler_params_init(params: *mut u64, size: usize) -> Call;
-    fn wl_session_params_init(params: *mut u64, size: usize) -> Call;
-    fn wl_generate_params_init(params: *mut u64, size: usize) -> Call;
-    fn wl_plan_model(model: Handle, params: *const u64, plan: *mut u64) -> Call;
-    fn wl_session_new(model: Handle, params: *const u64, session: *mut Handle) -> Call;
-    fn wl_session_free(session: Handle) -> Call;
-    fn wl_session_fork(session: Handle, fork: *mut Handle) -> Call;
-    fn wl_session_reset(session: Handle) -> Call;
-    fn wl_session_get_info(session: Handle, info: *mut u64) -> Call;
-    fn wl_session_set_sampler(session: Handle, params: *const u64) -> Call;
-    fn wl_session_get_sampler(session: Handle, params: *mut u64) -> Call;
-    fn wl_feed(session: Handle, tokens: *const u32, count: usize, fed: *mut usize) -> Call;
-    fn wl_logits(session: Handle, logits: *mut *const f32, count: *mut usize) -> Call;
-    fn wl_sample(session: Handle, token: *mut u32) -> Call;
-    fn wl_step(session: Handle, token: *mut u32) -> Call;
-    fn wl_session_cancel(session: Handle) -> Call;
-    fn wl_session_clear_cancel(session: Handle) -> Call;
-    fn wl_batch_new(session: Handle, most: usize, batch: *mut Handle) -> Call;
-    fn wl_batch_free(batch: Handle) -> Call;
-    fn wl_batch_step(
-        batch: Handle,
-        sessions: *const Handle,
-        count: usize,
-        tokens: *mut u32,
-    ) -> Call;
-    fn wl_batch_feed(
-        batch: Handle,
-        sessions: *const Handle,
-        tokens: *const u32,
-        count: usize,
-    ) -> Call;
-    fn wl_generate(
-        session: Handle,
-        params: *const u64,
-        on_text: Option<unsafe extern "C" fn(*const c_char, usize, *mut c_void) -> c_int>,
-        user: *mut c_void,
-        result: *mut u64,
-    ) -> Call;
-    fn wl_generate_start(session: Handle, params: *const u64) -> Call;
-    fn wl_generate_next(
-        session: Handle,
-        text: *mut *const c_char,
-        length: *mut usize,
-        result: *mut u64,
-    ) -> Call;
-    fn wl_chat_set_messages(
-        session: Handle,
-        messages: *const [*const c_char; 2],
-        count: usize,
-    ) -> Call;
-    fn wl_chat_system(session: Handle, text: *const u8, length: usize) -> Call;
-    fn wl_chat_say(
-        session: Handle,
-        message: *const u8,
-        length: usize,
-        params: *const u64,
-        on_text: Option<unsafe extern "C" fn(*const c_char, usize, *mut c_void) -> c_int>,
-        user: *mut c_void,
-        result: *mut u64,
-    ) -> Call;
-    fn wl_chat_undo(session: Handle) -> Call;
-    fn wl_chat_messages_json(
-        session: Handle,
-        json: *mut u8,
-        room: usize,
-        length: *mut usize,
-    ) -> Call;
-    fn wl_state_size(session: Handle, bytes: *mut usize) -> Call;
-    fn wl_state_write(session: Handle, bytes: *mut u8, room: usize, length: *mut usize) -> Call;
-    fn wl_state_read(session: Handle, bytes: *const u8, length: usize) -> Call;
-    fn wl_session_mark(session: Handle) -> Call;
-    fn wl_session_rewind(session: Handle, position: u64) -> Call;
-}
 
 /// What a callback is given: the session that calls it, and what it returns.
 struct Listener {
@@ -142,61 +33,6 @@ unsafe extern "C" fn on_text(text: *const c_char, length: usize, user: *mut c_vo
     listener.answer
 }
 
-/// The numbers of a struct that are no pointers: where they lie in bytes, and how wide they are.
-type Fields = &'static [(usize, usize)];
-const MODEL: (usize, Fields) = (16, &[(0, 4), (4, 4), (8, 4), (12, 4)]);
-const SAMPLER: (usize, Fields) = (
-    64,
-    &[
-        (0, 4),
-        (4, 4),
-        (8, 8),
-        (16, 4),
-        (20, 4),
-        (24, 4),
-        (28, 4),
-        (32, 4),
-        (36, 4),
-        (40, 4),
-        (56, 8),
-    ],
-);
-const SESSION: (usize, Fields) = (
-    56,
-    &[
-        (0, 4),
-        (4, 4),
-        (8, 8),
-        (16, 8),
-        (24, 8),
-        (32, 8),
-        (40, 4),
-        (44, 4),
-    ],
-);
-const GENERATE: (usize, Fields) = (48, &[(0, 4), (4, 4), (8, 8), (24, 8), (40, 8)]);
-/// Places to be filled: their size alone matters.
-const FILLED: (usize, Fields) = (64, &[(0, 4)]);
-
-/// A struct with room for any size that is believed.
-type Struct = Box<[u64; 1024]>;
-
-/// Numbers that overflow, wrap, or are none. Small ones are in range; of those between, a caller may honestly have much memory.
-const NUMBERS: [u64; 12] = [
-    0,
-    1,
-    2,
-    3,
-    17,
-    u64::MAX,
-    u64::MAX - 1,
-    1 << 63,
-    1 << 62,
-    0x7fc0_0000_7fc0_0000,
-    0xff80_0000_ff80_0000,
-    u32::MAX as u64,
-];
-
 #[derive(Default)]
 struct Program {
     models: Vec<Handle>,
@@ -206,69 +42,6 @@ struct Program {
     state: Vec<u8>,
     refused: bool,
     made: usize,
-}
-
-/// What one call is made from.
-struct Arguments<'a>(&'a [u8]);
-
-impl Arguments<'_> {
-    fn next(&mut self) -> usize {
-        let (first, rest) = self.0.split_first().unwrap_or((&0, &[]));
-        self.0 = rest;
-        usize::from(*first)
-    }
-
-    /// One of `live`, or something that is no handle of that kind; whether it is.
-    fn handle(&mut self, live: &[Handle], program: &Program) -> (Handle, bool) {
-        let freed = program.freed.last().copied().unwrap_or(null_mut());
-        match self.next() {
-            248 => (null_mut(), false),
-            249 => (freed, false),
-            250 => (std::ptr::without_provenance_mut(0x1234_5679), false),
-            251 => ((&raw const *program).cast_mut().cast(), false),
-            n => match live.get(n % live.len().max(1)) {
-                Some(&handle) => (handle, true),
-                None => (null_mut(), false),
-            },
-        }
-    }
-
-    /// A struct with defaults, of which a number may be another.
-    fn fields(
-        &mut self,
-        kind: (usize, Fields),
-        init: Option<unsafe extern "C" fn(*mut u64, usize) -> Call>,
-    ) -> Struct {
-        let (size, fields) = kind;
-        let mut made = Box::new([0; 1024]);
-        made[0] = size as u64;
-        if let Some(init) = init {
-            // SAFETY: there is room for `size` bytes.
-            assert_eq!(unsafe { init(made.as_mut_ptr(), size) }, OK);
-        }
-        let (field, number) = (self.next(), self.next());
-        if field > 0 {
-            let (at, width) = fields[field % fields.len()];
-            let number = NUMBERS[number % NUMBERS.len()].to_le_bytes();
-            let bytes: &mut [u8] = bytes_of(&mut made);
-            bytes[at..at + width].copy_from_slice(&number[..width]);
-        }
-        made
-    }
-
-    /// A place, NULL, or one that is not aligned; whether it can be used.
-    fn place<T>(&mut self, at: *mut T) -> (*mut T, bool) {
-        match self.next() {
-            252 => (null_mut(), false),
-            253 if align_of::<T>() > 1 => (at.wrapping_byte_add(1), false),
-            _ => (at, true),
-        }
-    }
-}
-
-fn bytes_of(numbers: &mut [u64; 1024]) -> &mut [u8] {
-    // SAFETY: the bytes of numbers, all of which are values.
-    unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), 8192) }
 }
 
 const TEXTS: [&[u8]; 6] = [

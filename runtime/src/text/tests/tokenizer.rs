@@ -1,7 +1,7 @@
 use super::*;
+use crate::text::Piece;
 use proptest::prelude::*;
 use std::sync::LazyLock;
-use waterline::PromptPiece as Piece;
 
 static PLAIN: LazyLock<Tokenizer> = LazyLock::new(|| tokenizer_with(&[]));
 
@@ -18,7 +18,7 @@ fn text() -> impl Strategy<Value = String> {
     prop::collection::vec(part, 0..12).prop_map(|parts| parts.concat())
 }
 
-/// What the tokenizers crate makes of text when told to recognise special tokens.
+/// What the tokenizers crate makes of text when it recognises special tokens.
 fn reference(json: &[u8], text: &str) -> Vec<u32> {
     let tokenizer = tokenizers::Tokenizer::from_bytes(json).unwrap();
     tokenizer

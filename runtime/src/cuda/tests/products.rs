@@ -1,0 +1,349 @@
+//! Matrix products on the emulator, or on a GPU where there is one, against the CPU's.
+
+use std::sync::Arc;
+
+use waterline_quant::{Activations, FORMATS, Format, Output};
+
+use super::{Bench, device, device_rounding, matrix, numbers, persistent_device, product};
+use crate::cuda::Device;
+use crate::cuda::decode::gemv::Epilogue;
+use crate::cuda::decode::pipeline::SMALLEST;
+use crate::cuda::gemm::WeightMatrix;
+use crate::cuda::schedule::Launches;
+use crate::functions::Activation;
+use crate::operands::{INPUTS, View};
+use crate::ops::rig::plan;
+use crate::ops::{DeviceOp, Gate, Prepare};
+use crate::state::StateDtype;
+
+#[test]
+fn products_are_those_of_the_cpu() {
+    let Some(device) = device() else { return };
+    let small = |format: &Format| match format.block_len {
+        1 => 37,
+        length => 2 * length,
+    };
+    // The last case has several tiles along each side, partial ones among them.
+    let cases = [
+        (1, 1, 70),
+        (3, 3, 70),
+        (70, 70, 70),
+        (1, 70, 70),
+        (150, 200, 300),
+    ];
+    for (tokens, most, first_rows) in cases {
+        for (index, &format) in FORMATS.iter().enumerate() {
+            let cols = if first_rows > 70 { 768 } else { small(format) };
+            let rows = [first_rows, 5];
+            let width = rows[0] + rows[1];
+            let bench = Bench::new(Arc::clone(&device), [cols, cols, width, width], most);
+            let x = numbers(7, tokens * cols);
+            bench
+                .queue
+                .write(
+                    bench.buffers[INPUTS - 1].address(),
+                    bytemuck::cast_slice(&x),
+                )
+                .expect("a copy");
+            let bias: crate::weights::Vector = numbers(9, rows[1]).into();
+            let matrices = [
+                matrix(format, rows[0], cols, index as u32),
+                matrix(&waterline_quant::F32, rows[1], cols, 50),
+            ];
+            let mut scratch = Vec::new();
+            let mut launches = bench.launches(most, &mut scratch);
+            let prologue = launches
+                .prologue(View::whole(0, cols), None)
+                .expect("an input");
+            let factors = [
+                WeightMatrix::plain(&matrices[0]),
+                WeightMatrix {
+                    bias: Some(&bias),
+                    column: rows[0],
+                    ..WeightMatrix::plain(&matrices[1])
+                },
+            ];
+            let output = View::whole(3, width);
+            launches
+                .gemm(prologue, &factors, output, false)
+                .expect("launches");
+            let calls = launches.calls;
+            for launch in bench.compile(&calls, tokens) {
+                bench.queue.launch(&launch).expect("a launch");
+            }
+            let mut found = vec![0.0f32; tokens * width];
+            let place = bench.buffers[3].address();
+            bench
+                .queue
+                .read(place, bytemuck::cast_slice_mut(&mut found))
+                .expect("a copy");
+
+            let mut inputs = Activations::new(tokens, cols).expect("memory");
+            inputs.load(&x, tokens, cols, device_rounding(format));
+            let mut expected = vec![0.0f32; tokens * width];
+            let out = Output::new(&mut expected, width);
+            for WeightMatrix { matrix, column, .. } in factors {
+                // SAFETY: one thread, columns that the output has.
+                unsafe { matrix.mul_rows(0..matrix.rows(), &inputs, &out, column) };
+            }
+            for row in expected.chunks_mut(width) {
+                for (x, bias) in row[rows[0]..].iter_mut().zip(bias.iter()) {
+                    *x += bias;
+                }
+            }
+            // In tiles the inputs are not rounded to 8 bits, and on tensor cores they are bf16.
+            let tolerance = match (most >= 8, format.name == "F32") {
+                (true, false) if format.is_integer_dot() => 0.02,
+                (true, false) => 0.005,
+                _ => 1e-5,
+            } * (cols as f32).sqrt();
+            for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                assert!(
+                    (found - expected).abs() <= tolerance,
+                    "{format}, {tokens} of {most} tokens, value {i}: {found}, on the CPU {expected}"
+                );
+            }
+        }
+    }
+}
+
+/// A product of one token with two of three parts of matrices of every format.
+#[test]
+fn products_of_chosen_parts_leave_the_others_as_they_are() {
+    let Some(device) = device() else { return };
+    const PARTS: usize = 3;
+    const CHOSEN: [f32; 2] = [2.0, 0.0];
+    for (index, &format) in FORMATS.iter().enumerate() {
+        let cols = 2 * format.block_len.max(32);
+        let heights = [37, 2];
+        let rows = heights.map(|height| PARTS * height);
+        let width = rows[0] + rows[1];
+        let bench = Bench::new(Arc::clone(&device), [cols, 4, 1, width], 1);
+        let x = numbers(7, cols);
+        bench.write(0, &x);
+        bench.write(1, &CHOSEN);
+        bench.write(3, &vec![0.5; width]);
+        let bias: crate::weights::Vector = numbers(9, rows[1]).into();
+        let matrices = [
+            matrix(format, rows[0], cols, index as u32),
+            matrix(&waterline_quant::F32, rows[1], cols, 50),
+        ];
+        let mut scratch = Vec::new();
+        let mut launches = bench.launches(1, &mut scratch);
+        let prologue = launches.prologue(View::whole(0, cols), None);
+        let factors = [
+            WeightMatrix::plain(&matrices[0]),
+            WeightMatrix {
+                bias: Some(&bias),
+                column: rows[0],
+                ..WeightMatrix::plain(&matrices[1])
+            },
+        ];
+        let (route, output) = (View::whole(1, 4), View::whole(3, width));
+        launches
+            .gemv_chosen(
+                prologue.expect("an input"),
+                &factors,
+                (PARTS, route),
+                output,
+            )
+            .expect("launches");
+        let calls = launches.calls;
+        for launch in bench.compile(&calls, 1) {
+            bench.queue.launch(&launch).expect("a launch");
+        }
+        let found = bench.read(3, width);
+
+        let mut inputs = Activations::new(1, cols).expect("memory");
+        inputs.load(&x, 1, cols, device_rounding(format));
+        let mut expected = vec![0.5f32; width];
+        let out = Output::new(&mut expected, width);
+        for (WeightMatrix { matrix, column, .. }, height) in factors.iter().zip(heights) {
+            for part in CHOSEN.map(|part| part as usize) {
+                // SAFETY: one thread, columns that the output has.
+                unsafe {
+                    matrix.mul_rows(part * height..(part + 1) * height, &inputs, &out, *column)
+                };
+            }
+        }
+        for part in CHOSEN.map(|part| part as usize) {
+            let rows_of_part = part * heights[1]..(part + 1) * heights[1];
+            for (x, bias) in expected[rows[0]..][rows_of_part.clone()]
+                .iter_mut()
+                .zip(&bias[rows_of_part])
+            {
+                *x += bias;
+            }
+        }
+        for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            assert!(
+                (found - expected).abs() <= 1e-5 * (cols as f32).sqrt(),
+                "{format}, value {i}: {found}, on the CPU {expected}"
+            );
+        }
+    }
+}
+
+/// Two ops' gates on the columns of one product: it finishes the first one's, and the second one's stay an op of the kernel.
+#[test]
+fn a_product_finishes_the_rows_of_one_stage() {
+    let Some((device, blocks)) = persistent_device() else {
+        return;
+    };
+    let (cols, width) = (64, 48);
+    let mut bench = Bench::new(Arc::clone(&device), [cols, 1, width, 1], 1);
+    // The position, of which gates make no use.
+    bench.plan = plan(&[(StateDtype::U64, &[1])]);
+    let x = numbers(7, cols);
+    bench.write(0, &x);
+    let weights = matrix(&waterline_quant::F32, width, cols, 3);
+    let mut scratch = Vec::new();
+    let mut launches = bench.launches(1, &mut scratch);
+    launches.persistent = true;
+    let prologue = launches.prologue(View::whole(0, cols), None);
+    let output = View::whole(2, width);
+    let pushed = launches.gemm(
+        prologue.expect("an input"),
+        &[WeightMatrix::plain(&weights)],
+        output,
+        false,
+    );
+    pushed.expect("an op");
+    let part = |start: usize| View {
+        start,
+        width: width / 2,
+        ..output
+    };
+    for (start, scale) in [(0, 1.0), (width / 2, 2.0)] {
+        let prepare = Prepare {
+            groups: Vec::new(),
+            rope: None,
+            gates: vec![(part(start), Gate::Sigmoid { scale })],
+        };
+        prepare.launch(&mut launches).expect("an op");
+    }
+    assert_eq!(launches.calls.len(), 2, "one set of gates is finished");
+
+    bench.run_decode(&launches.calls, blocks);
+    let found = bench.read(2, width);
+    let values = numbers(3, width * cols);
+    for (row, (found, weights)) in found.iter().zip(values.chunks(cols)).enumerate() {
+        let product: f32 = x.iter().zip(weights).map(|(x, w)| x * w).sum();
+        let scale = if row < width / 2 { 1.0 } else { 2.0 };
+        let expected = scale / (1.0 + (-product).exp());
+        assert!(
+            (found - expected).abs() < 1e-5,
+            "row {row}: {found}, {expected}"
+        );
+    }
+}
+
+#[test]
+fn products_through_the_ring_are_those_of_the_cpu() {
+    if let Some((device, blocks)) = persistent_device() {
+        check_gemvs(&device, blocks, usize::MAX);
+    }
+}
+
+#[test]
+fn products_in_the_smallest_tiles_are_those_of_the_cpu() {
+    if let Some((device, blocks)) = persistent_device() {
+        SMALLEST.set(true);
+        check_gemvs(&device, blocks, usize::MAX);
+    }
+}
+
+/// Every product fits into the shared memory of an RTX card, whose wide inputs are no sums of bf16 numbers.
+#[cfg(feature = "emulator")]
+#[test]
+fn products_in_little_shared_memory_are_those_of_the_cpu() {
+    // An f32 matrix of 11,008 columns beside one in 8 bits, which no model has, does not fit.
+    check_gemvs(&Device::emulated_with_shared(99 << 10), 1, 6688);
+}
+
+/// A product of matrices of every format through the rings of a persistent program: twice, so that rows are added to what the
+/// output holds, and a gated one.
+fn check_gemvs(device: &Arc<Device>, blocks: usize, most_cols: usize) {
+    for (index, &format) in FORMATS.iter().enumerate() {
+        // A last piece that is not whole, and more pieces than warps; bf16 in whole rows and in tiles. Of what is read by twos, an
+        // odd number of entries for a row, and more of them than inputs fit into registers.
+        let widths: &[usize] = match format.block_len {
+            1 => &[1496, 6688],
+            32 => &[1536, 4352, 6656, 11008],
+            _ => &[1536, 6656],
+        };
+        for &cols in widths.iter().filter(|cols| **cols <= most_cols) {
+            // Enough for several turns, where a block has all of them; in the wider ones for less than one.
+            let rows = if cols < 2048 { [295, 5] } else { [71, 5] };
+            let width = rows[0] + rows[1];
+            let bench = Bench::new(Arc::clone(device), [cols, cols, width, width], 1);
+            let x = numbers(7, cols);
+            bench.write(0, &x);
+            bench.write(3, &vec![0.0; width]);
+            let bias: crate::weights::Vector = numbers(9, rows[1]).into();
+            let matrices = [
+                matrix(format, rows[0], cols, index as u32),
+                matrix(&waterline_quant::F32, rows[1], cols, 50),
+                matrix(format, rows[0], cols, 60),
+            ];
+            let mut scratch = Vec::new();
+            let mut launches = bench.launches(1, &mut scratch);
+            launches.persistent = true;
+            let input = |launches: &Launches| launches.prologue(View::whole(0, cols), None);
+            let prologue = input(&launches).expect("an input");
+            let factors = [
+                WeightMatrix::plain(&matrices[0]),
+                WeightMatrix {
+                    bias: Some(&bias),
+                    column: rows[0],
+                    ..WeightMatrix::plain(&matrices[1])
+                },
+            ];
+            for _ in 0..2 {
+                launches
+                    .gemm(prologue, &factors, View::whole(3, width), true)
+                    .expect("ops");
+            }
+            let gated = [&matrices[0], &matrices[2]].map(WeightMatrix::plain);
+            let inner = launches.rows(View::whole(2, width));
+            let pushed = launches.push_streaming_gemv(
+                prologue,
+                &gated,
+                inner,
+                Epilogue::Gated(Activation::Silu),
+            );
+            assert!(pushed.expect("ops"), "{format}: rows are aligned");
+
+            bench.run_decode(&launches.calls, blocks);
+
+            let mut inputs = Activations::new(1, cols).expect("memory");
+            inputs.load(&x, 1, cols, device_rounding(format));
+            let [first, second, third] = [0, 1, 2].map(|i| product(&matrices[i], &inputs));
+            let second = second.iter().zip(bias.iter()).map(|(x, bias)| x + bias);
+            let sums: Vec<f32> = first
+                .iter()
+                .copied()
+                .chain(second)
+                .map(|x| 2.0 * x)
+                .collect();
+            let gated: Vec<f32> = (first.iter().zip(&third))
+                .map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up)
+                .collect();
+            let largest = sums
+                .iter()
+                .chain(&gated)
+                .fold(0.0f32, |a, x| a.max(x.abs()));
+            for (kind, found, expected) in [
+                ("sums", bench.read(3, width), &sums),
+                ("gated", bench.read(2, width), &gated),
+            ] {
+                for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+                    assert!(
+                        (found - expected).abs() <= 1e-5 * largest,
+                        "{format}, {cols} columns, {kind} {i}: {found}, on the CPU {expected}"
+                    );
+                }
+            }
+        }
+    }
+}

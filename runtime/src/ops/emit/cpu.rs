@@ -1,0 +1,92 @@
+//! The op on a CPU, and the product that also ends a feed-forward network.
+
+use waterline_quant::Output;
+
+use super::Emit;
+use crate::cpu::{Buffers, Frame, Shared, simd};
+use crate::functions::{Norm, OutputOp};
+use crate::operands::{PRODUCT, RESIDUAL};
+use crate::ops::CpuOp;
+use crate::ops::project::{Linear, piece};
+
+impl OutputOp {
+    /// Applies it to the values of token `t`.
+    #[inline(always)]
+    fn apply(&self, buffers: &Buffers, t: usize, values: &mut [f32]) {
+        match self {
+            OutputOp::Norm(norm) => {
+                for group in values.chunks_exact_mut(norm.weight.len()) {
+                    norm.apply_in_place(group);
+                }
+            }
+            OutputOp::GroupNorm(norm, groups) => {
+                for part in values.chunks_exact_mut(norm.weight.len()) {
+                    norm.apply_in_groups(part, *groups);
+                }
+            }
+            OutputOp::Add(view, gains) => {
+                let columns = view.of_token(buffers, t).iter().zip(gains.iter());
+                for (x, (column, gain)) in values.iter_mut().zip(columns) {
+                    *x += gain * column;
+                }
+            }
+            OutputOp::Map(function) => function.apply(values),
+            OutputOp::Gate(gate, function) => function.gate(gate.of_token(buffers, t), values),
+        }
+    }
+}
+
+impl CpuOp for Emit {
+    fn run(&self, frame: &mut Frame) {
+        let rounding = self.linear.matrix.format().rounding();
+        frame.load(
+            self.input.width,
+            rounding,
+            #[inline(always)]
+            |buffers, t, row| {
+                row.copy_from_slice(self.input.of_token(buffers, t));
+                let finish = self.finish.iter();
+                finish.for_each(|finish| finish.apply(buffers, t, row));
+            },
+        );
+        frame.add_product(&self.linear, self.norm.as_ref());
+    }
+}
+
+impl Frame<'_> {
+    /// `residual += norm(multiplier matrix inputs + bias)`.
+    pub(in crate::ops) fn add_product(&mut self, linear: &Linear, norm: Option<&Norm>) {
+        let hidden = linear.matrix.rows();
+        let mut product = self.buffers.take(PRODUCT);
+        let used = self.tokens.len() * hidden;
+        let rows = Output::new(&mut product[..used], hidden);
+        let pieces = self.pool.threads() * 2;
+        self.pool.each(pieces, |_, index| {
+            let range = piece(hidden, index, pieces);
+            // SAFETY: a row is as wide as the matrix has rows, and a task has its own piece of them.
+            unsafe { linear.matrix.mul_rows(range, self.inputs, &rows, 0) };
+        });
+        {
+            let product = Shared::new(&mut product[..used]);
+            let residual = Shared::new(&mut self.buffers.get_mut(RESIDUAL)[..used]);
+            let finish = |t: usize| {
+                let place = t * hidden..(t + 1) * hidden;
+                // SAFETY: each task has its own token, a whole row of both.
+                let (row, residual) =
+                    unsafe { (product.part(place.clone()), residual.part(place)) };
+                linear.finish(row);
+                if let Some(norm) = norm {
+                    norm.apply_in_place(row);
+                }
+                simd::add(row, residual);
+            };
+            self.pool.each(self.tokens.len(), |_, t| {
+                simd::vectorize(
+                    #[inline(always)]
+                    || finish(t),
+                )
+            });
+        }
+        self.buffers.put(PRODUCT, product);
+    }
+}

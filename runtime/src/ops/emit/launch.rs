@@ -1,0 +1,45 @@
+//! The op as kernels.
+
+use super::Emit;
+use crate::cuda::{Call, Grid, Launches};
+use crate::error::Result;
+use crate::functions::Norm;
+use crate::operands::{PRODUCT, RESIDUAL, View};
+use crate::ops::DeviceOp;
+
+impl DeviceOp for Emit {
+    fn runs_as_steps(&self) -> bool {
+        true
+    }
+
+    fn launch(&self, launches: &mut Launches) -> Result<()> {
+        let prologue = launches.output_prologue(self.input, &self.finish)?;
+        let residual = View::whole(RESIDUAL, self.linear.matrix.rows());
+        let factor = [self.linear.weight()];
+        let Some(norm) = &self.norm else {
+            return launches.gemm(prologue, &factor, residual, true);
+        };
+        let product = View::whole(PRODUCT, residual.width);
+        launches.also_writes(launches.rows(product).bytes());
+        launches.gemm(prologue, &factor, product, false)?;
+        launches.add_normed(product, norm)
+    }
+}
+
+impl Launches<'_> {
+    /// `residual += norm(product)`; the product's columns are used up.
+    pub(in crate::ops) fn add_normed(&mut self, product: View, norm: &Norm) -> Result<()> {
+        let normed = self.prologue(product, Some(norm))?;
+        self.store_prologue(normed, product);
+        let residual = View::whole(RESIDUAL, product.width);
+        self.push(Call {
+            source: include_str!("emit.cu"),
+            kernel: format!("add_rows<{}>", product.width),
+            grid: Grid::Tokens,
+            threads: 256,
+            shared: 0,
+            parameters: vec![self.view(product), self.view(residual)],
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,57 @@
+//! The op on a CPU.
+
+use waterline_quant::Output;
+
+use super::Mlp;
+use crate::cpu::{Frame, Shared};
+use crate::operands::{RESIDUAL, View};
+use crate::ops::CpuOp;
+use crate::ops::project::{Linear, piece};
+
+impl CpuOp for Mlp {
+    fn run(&self, frame: &mut Frame) {
+        let hidden = self.down.matrix.rows();
+        let intermediate = self.gate.matrix.rows();
+        let residual = View::whole(RESIDUAL, hidden);
+        let inner_linears = [&self.gate, &self.up];
+        let rounding = |linear: &Linear| linear.matrix.format().rounding();
+        let inner = inner_linears.iter().map(|linear| rounding(linear)).max();
+        frame.load_normed(residual, self.norm.as_ref(), inner.flatten());
+
+        let mut inner = frame.buffers.take(self.inner.buffer);
+        let used = frame.tokens.len() * 2 * intermediate;
+        let rows = Output::new(&mut inner[..used], 2 * intermediate);
+        let pieces = frame.pool.threads() * 2;
+        frame.pool.each(pieces, |_, index| {
+            for linear in inner_linears {
+                let range = piece(intermediate, index, pieces);
+                // SAFETY: gate and up have halves of their own (rule: widths), and a task has its own piece of each.
+                unsafe {
+                    linear
+                        .matrix
+                        .mul_rows(range, frame.inputs, &rows, linear.column)
+                };
+            }
+        });
+        {
+            let inner = Shared::new(&mut inner[..used]);
+            frame.load(
+                intermediate,
+                rounding(&self.down),
+                #[inline(always)]
+                |_, t, row| {
+                    let width = 2 * intermediate;
+                    // SAFETY: each token is one task, and its row is its own.
+                    let products = unsafe { inner.part(t * width..(t + 1) * width) };
+                    let linears = inner_linears.iter();
+                    linears.for_each(|linear| linear.finish(products));
+                    let (gate, up) = products.split_at(intermediate);
+                    row.copy_from_slice(up);
+                    self.activation.gate(gate, row);
+                },
+            );
+        }
+        frame.buffers.put(self.inner.buffer, inner);
+        frame.add_product(&self.down, self.post_norm.as_ref());
+    }
+}

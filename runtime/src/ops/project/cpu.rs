@@ -1,0 +1,174 @@
+//! The op on a CPU, and what other products share with it: rows in pieces, inputs that are normed and rounded.
+
+use waterline_quant::{Activations, Output, Rounding};
+
+use super::{Linear, Parts, Project};
+use crate::cpu::{Buffers, Frame, Pool, Shared, simd};
+use crate::functions::Norm;
+use crate::operands::View;
+use crate::ops::CpuOp;
+use crate::ops::route::Chosen;
+
+impl Linear {
+    /// Multiplies the products of one token in a row of the op's output, and adds the bias.
+    #[inline(always)]
+    pub(in crate::ops) fn finish(&self, row: &mut [f32]) {
+        let products = &mut row[self.column..][..self.matrix.rows()];
+        if self.multiplier != 1.0 {
+            simd::scale(self.multiplier, products);
+        }
+        if let Some(bias) = &self.bias {
+            simd::add(bias, products);
+        }
+    }
+}
+
+impl CpuOp for Project {
+    fn run(&self, frame: &mut Frame) {
+        frame.load_normed(self.input, self.norm.as_ref(), self.rounding);
+        let mut output = frame.buffers.take(self.output.buffer);
+        {
+            let width = self.output.stride;
+            let used = frame.tokens.len() * width;
+            let rows = Output::new(&mut output[..used], width);
+            let pieces = frame.pool.threads() * 2;
+            let partitions = self.parts.as_ref().map_or(1, |parts| parts.partitions);
+            let tokens = frame.tokens.len();
+            let is_chosen = |partition: usize| {
+                self.parts.as_ref().is_none_or(|Parts { route, .. }| {
+                    let chosen = Chosen::new(route, frame.buffers.get(route.buffer));
+                    (0..tokens).any(|t| chosen.rank(t, partition).is_some())
+                })
+            };
+            let tasks = self.linears.len() * partitions * pieces;
+            frame.pool.each(tasks, |_, task| {
+                let (part, index) = (task / pieces, task % pieces);
+                let (linear, partition) = (&self.linears[part / partitions], part % partitions);
+                if !is_chosen(partition) {
+                    return;
+                }
+                let height = linear.matrix.rows() / partitions;
+                let range = piece(height, index, pieces);
+                let range = partition * height + range.start..partition * height + range.end;
+                // SAFETY: a matrix has columns of its own (rules: bounds, disjoint writes, widths), and a task has its own piece of them.
+                unsafe {
+                    linear
+                        .matrix
+                        .mul_rows(range, frame.inputs, &rows, linear.column)
+                };
+            });
+            let plain = |linear: &Linear| linear.bias.is_none() && linear.multiplier == 1.0;
+            if !self.linears.iter().all(plain) {
+                let output = Shared::new(&mut output[..used]);
+                frame.each_token(|t| {
+                    // SAFETY: each task has its own token, a whole row.
+                    let row = unsafe { output.part(t * width..(t + 1) * width) };
+                    self.linears.iter().for_each(|linear| linear.finish(row));
+                });
+            }
+        }
+        frame.buffers.put(self.output.buffer, output);
+    }
+}
+
+/// Rows of piece `index` of `pieces`. Pieces begin at multiples of the rows that a kernel computes together.
+pub(in crate::ops) fn piece(rows: usize, index: usize, pieces: usize) -> std::ops::Range<usize> {
+    const TILE: usize = 16;
+    let tiles = rows.div_ceil(TILE);
+    let border = |i: usize| (tiles * i / pieces * TILE).min(rows);
+    border(index)..border(index + 1)
+}
+
+/// Makes the inputs of a product, `size = [tokens, columns]`: `write(t, columns of token t)` for every token, on all threads.
+pub(in crate::ops) fn load(
+    pool: &Pool,
+    inputs: &mut Activations,
+    size: [usize; 2],
+    rounding: Option<Rounding>,
+    write: impl Fn(usize, &mut [f32]) + Sync,
+) {
+    let [tokens, columns] = size;
+    let loading = inputs.begin(tokens, columns, rounding);
+    pool.each(loading.parts(), |_, part| {
+        let write = |t: usize, row: &mut [f32]| {
+            simd::vectorize(
+                #[inline(always)]
+                || write(t, row),
+            )
+        };
+        // SAFETY: each task has its own part.
+        unsafe { loading.fill(part, write) };
+    });
+}
+
+impl Frame<'_> {
+    /// Makes the inputs of a product of `width` columns: `write(buffers, t, columns of token t)` for every token.
+    pub(in crate::ops) fn load(
+        &mut self,
+        width: usize,
+        rounding: Option<Rounding>,
+        write: impl Fn(&Buffers, usize, &mut [f32]) + Sync,
+    ) {
+        let (size, buffers) = ([self.tokens.len(), width], &*self.buffers);
+        let write = |t: usize, row: &mut [f32]| write(buffers, t, row);
+        load(self.pool, self.inputs, size, rounding, write);
+    }
+
+    /// Makes columns of a buffer, normed, the inputs of a product.
+    pub(in crate::ops) fn load_normed(
+        &mut self,
+        input: View,
+        norm: Option<&Norm>,
+        rounding: Option<Rounding>,
+    ) {
+        self.load(
+            input.width,
+            rounding,
+            #[inline(always)]
+            |buffers, t, row| {
+                row.copy_from_slice(input.of_token(buffers, t));
+                if let Some(norm) = norm {
+                    norm.apply_in_place(row);
+                }
+            },
+        );
+    }
+
+    /// Runs `task(t)`, compiled for this CPU's vector unit, for every token, on all threads.
+    pub(in crate::ops) fn each_token(&self, task: impl Fn(usize) + Sync) {
+        self.pool.each(self.tokens.len(), |_, t| {
+            simd::vectorize(
+                #[inline(always)]
+                || task(t),
+            )
+        });
+    }
+}
+
+impl View {
+    /// Its columns of token `t`.
+    #[inline(always)]
+    pub(in crate::ops) fn of_token<'a>(&self, buffers: &'a Buffers, t: usize) -> &'a [f32] {
+        &buffers.get(self.buffer)[t * self.stride + self.start..][..self.width]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::piece;
+
+    #[test]
+    fn pieces_tile_every_row_count() {
+        for rows in [1, 15, 16, 17, 96, 1000] {
+            for pieces in 1..9 {
+                let mut next = 0;
+                for i in 0..pieces {
+                    let range = piece(rows, i, pieces);
+                    assert_eq!(range.start, next);
+                    next = range.end;
+                }
+                assert_eq!(next, rows);
+            }
+        }
+    }
+}

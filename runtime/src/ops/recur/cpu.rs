@@ -1,0 +1,134 @@
+//! The op on a CPU: step by step, or in matrix form.
+
+use super::inputs::{Fade, Inputs, Removal, Rows};
+use super::token::step;
+use super::{Decay, Key, Recur, Write, chunk};
+use crate::cpu::{Buffers, Frame, Shared, simd};
+use crate::operands::View;
+use crate::ops::CpuOp;
+use crate::weights::Vector;
+
+/// Whether the matrix form pays for a chunk of this many tokens: below, its triangles cost more than they save.
+fn in_matrix_form(tokens: usize) -> bool {
+    tokens >= 8
+}
+
+/// Floats of scratch that [`run`] needs for chunks of up to `chunk` tokens.
+pub(in crate::ops) fn scratch(dk: usize, dv: usize, chunk: usize) -> usize {
+    if in_matrix_form(chunk) {
+        chunk::scratch(dk, dv)
+    } else {
+        2 * dk
+    }
+}
+
+/// Runs `tokens` tokens on one state; `out(t)` is the place of an output `[queries, dv]`.
+#[inline(always)]
+pub(in crate::ops) fn run<'o>(
+    inputs: &Inputs,
+    tokens: usize,
+    state: &mut [f32],
+    out: &mut impl FnMut(usize) -> &'o mut [f32],
+    scratch: &mut [f32],
+) {
+    if in_matrix_form(tokens) {
+        chunk::run(inputs, tokens, state, out, scratch);
+    } else {
+        for t in 0..tokens {
+            step(inputs, t, state, out(t), scratch);
+        }
+    }
+}
+
+impl Recur {
+    /// What the state number `state` takes from the buffers; from part `part.0` of their columns, which have `part.1`
+    /// equal ones.
+    pub(in crate::ops) fn inputs<'a>(
+        &self,
+        buffers: &'a Buffers,
+        state: usize,
+        part: (usize, usize),
+    ) -> Inputs<'a> {
+        let queries = self.heads / self.states;
+        let head = state * queries;
+        let rows = |view: &View, width: usize| {
+            let columns = view.width / part.1;
+            let sharing = self.heads / (columns / width);
+            let start = view.start + part.0 * columns + head / sharing * width;
+            Rows::new(&buffers.get(view.buffer)[start..], view.stride)
+        };
+        let own = |constants: &Vector| constants[head / (self.heads / constants.len())];
+        Inputs {
+            queries,
+            dk: self.dk,
+            dv: self.dv,
+            q: rows(&self.q, self.dk),
+            k: match &self.k {
+                Key::View(view) => Some(rows(view, self.dk)),
+                Key::Complement => None,
+            },
+            v: rows(&self.v, self.dv),
+            decay: match &self.decay {
+                Decay::None => Fade::None,
+                Decay::Fixed(g) => Fade::Fixed(own(g)),
+                Decay::Head(view) => Fade::Head(rows(view, 1)),
+                Decay::Step(view, rate) => Fade::Step(rows(view, 1), own(rate)),
+                Decay::Key(view) => Fade::Key(rows(view, self.dk)),
+            },
+            beta: match &self.write {
+                Write::Delta(view) => Some(rows(view, 1)),
+                _ => None,
+            },
+            erase: match &self.write {
+                Write::Erase { key } => Some(rows(key, self.dk)),
+                _ => None,
+            },
+            removal: match &self.write {
+                Write::Replace { key, rate } => Some(Removal {
+                    key: rows(key, self.dk),
+                    rate: rows(rate, self.dk),
+                }),
+                _ => None,
+            },
+            write_gate: self.gates.as_ref().map(|gates| rows(&gates.write, 1)),
+            read_gate: (self.gates.as_ref())
+                .and_then(|gates| gates.read.as_ref())
+                .map(|read| rows(read, 1)),
+            scale: self.scale,
+        }
+    }
+}
+
+impl CpuOp for Recur {
+    fn run(&self, frame: &mut Frame) {
+        let tokens = frame.tokens.len();
+        let mut out = frame.buffers.take(self.out.buffer);
+        let states = Shared::new(frame.arena.tensor_mut::<f32>(self.state));
+        let size = self.dk * self.dv;
+        {
+            let out = Shared::new(&mut out);
+            frame.pool.each(self.states, |worker, state| {
+                let inputs = self.inputs(frame.buffers, state, (0, 1));
+                // SAFETY: each task has its own state (rules: widths, bounds).
+                let matrix = unsafe { states.part(state * size..(state + 1) * size) };
+                let width = inputs.queries * self.dv;
+                let start = self.out.start + state * width;
+                // SAFETY: each task has its own columns of the output (rules: widths, disjoint writes).
+                let mut row = |t: usize| unsafe {
+                    let start = t * self.out.stride + start;
+                    out.part(start..start + width)
+                };
+                let mut scratch = frame.scratch[worker].lock().expect("scratch");
+                simd::vectorize(
+                    #[inline(always)]
+                    || run(&inputs, tokens, matrix, &mut row, &mut scratch),
+                );
+            });
+        }
+        frame.buffers.put(self.out.buffer, out);
+    }
+
+    fn scratch(&self, chunk: usize) -> usize {
+        scratch(self.dk, self.dv, chunk)
+    }
+}

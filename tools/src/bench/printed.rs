@@ -1,0 +1,232 @@
+//! How the result of a run is printed: for a terminal, as Markdown, as CSV.
+
+use super::report::{Depth, Report};
+use super::statistics::spread;
+use crate::units::{self, rounded};
+
+impl Report {
+    /// The columns of [`Report::csv_lines`].
+    pub const CSV_HEAD: &str = "position,p50_us,p90_us,p99_us,max_us,jitter_us,tokens_per_s,rss_bytes,\
+        model,model_sha256,formats,device,threads,commit,date,others_cores,cpu,gpu,load_before,load_after,warning,command";
+
+    /// A line for each depth.
+    pub fn csv_lines(&self) -> Vec<String> {
+        let text = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
+        let from = &self.provenance;
+        let others = from
+            .others_cores
+            .map_or(String::new(), |n| format!("{n:.3}"));
+        let load = |i: usize| from.load.map_or(String::new(), |load| load[i].to_string());
+        let run = [
+            text(self.model.title()),
+            from.model_sha256.clone(),
+            text(&from.format),
+            self.device.clone(),
+            self.threads.to_string(),
+            text(&from.commit),
+            text(&from.date),
+            others,
+            text(self.machine.cpu.as_deref().unwrap_or_default()),
+            text(from.gpu.as_deref().unwrap_or_default()),
+            load(0),
+            load(1),
+            text(&from.warning().unwrap_or_default()),
+            text(&from.command),
+        ];
+        let line = |depth: &Depth| {
+            let rss = depth.rss_bytes.map_or(String::new(), |n| n.to_string());
+            format!(
+                "{},{:.3},{:.3},{:.3},{:.3},{:.3},{:.3},{rss},{}",
+                depth.position,
+                depth.p50_us,
+                depth.p90_us,
+                depth.p99_us,
+                depth.max_us,
+                depth.jitter_us,
+                depth.tokens_per_s(),
+                run.join(",")
+            )
+        };
+        self.depths.iter().map(line).collect()
+    }
+
+    /// What was measured and where, in a line each.
+    pub fn titles(&self) -> [String; 2] {
+        let (model, machine) = (&self.model, &self.machine);
+        let threads = if self.threads == 1 { "" } else { "s" };
+        let vectors = &machine.simd;
+        [
+            format!(
+                "{}: {} parameters, {} of weights for each token, session {}",
+                model.title(),
+                units::count(model.parameters),
+                units::bytes(model.weight_bytes as usize),
+                units::bytes(model.session_bytes as usize)
+            ),
+            format!(
+                "{}, {} of {} cores, {} thread{threads}, {vectors}",
+                machine.cpu.as_deref().unwrap_or(&machine.arch),
+                self.device.to_uppercase(),
+                machine.physical_cores,
+                self.threads
+            ),
+        ]
+    }
+
+    /// Names and values of the numbers that stand for the whole run.
+    pub fn facts(&self) -> Vec<(&'static str, String)> {
+        let bytes = |n: u64| units::bytes(n as usize);
+        let cached = self.machine.cache_bytes >= Some(self.model.weight_bytes);
+        let cached = if cached {
+            " (caches can hold the weights)"
+        } else {
+            ""
+        };
+        let times = match self.prefill_samples_s.len() {
+            1 => "once".into(),
+            n => format!("{n} times"),
+        };
+        let between = |values: &[f64], scale: &dyn Fn(f64) -> f64| match values {
+            [] => String::new(),
+            _ => {
+                let [low, high] = spread(values).map(scale);
+                format!("{} to {}", rounded(low.min(high)), rounded(low.max(high)))
+            }
+        };
+        let prompt = self.prompt as f64;
+        let mut facts = vec![
+            ("load", format!("{} ms, once", rounded(self.load_ms))),
+            (
+                "time to first token",
+                format!(
+                    "{} ms after {} tokens ({times}: {})",
+                    rounded(self.time_to_first_token_ms),
+                    self.prompt,
+                    between(&self.first_token_samples_s, &|s| 1e3 * s)
+                ),
+            ),
+            (
+                "prefill",
+                format!(
+                    "{} tokens/s ({times}: {})",
+                    rounded(self.prefill_tokens_per_s),
+                    between(&self.prefill_samples_s, &|s| prompt / s)
+                ),
+            ),
+            (
+                "decode",
+                format!(
+                    "{} tokens/s (90 % of tokens: {})",
+                    rounded(self.decode_tokens_per_s),
+                    between(&self.samples_us(), &|us| 1e6 / us)
+                ),
+            ),
+            ("bytes per token", bytes(self.bytes_per_token)),
+            (
+                "share of bandwidth",
+                format!(
+                    "{:.1} % of {} GB/s ({}){cached}",
+                    100.0 * self.bandwidth_share,
+                    rounded(1e-9 * self.read_bytes_per_s),
+                    between(&self.read_samples_bytes_per_s, &|n| 1e-9 * n)
+                ),
+            ),
+            (
+                "allocations",
+                format!("{} per token", self.allocations_per_token),
+            ),
+            (
+                "most memory",
+                self.peak_rss_bytes.map_or("unknown".into(), bytes),
+            ),
+            (
+                "device memory",
+                match self.shared_bytes {
+                    0 => bytes(self.device_bytes),
+                    shared => format!(
+                        "{}, and {} of weights in the mapped file",
+                        bytes(self.device_bytes),
+                        bytes(shared)
+                    ),
+                },
+            ),
+            ("hash", self.hash.clone()),
+        ];
+        let energy = self.joules_per_token;
+        let of = self.energy_of.as_deref().unwrap_or("processor packages");
+        facts.extend(energy.map(|joules| {
+            let turns = between(&self.joules_samples, &|joules| joules);
+            let energy = format!(
+                "{} J per token (90 % of turns: {turns}): {of}",
+                rounded(joules)
+            );
+            ("energy", energy)
+        }));
+        facts.extend(self.provenance.facts());
+        facts
+    }
+
+    /// The table of depths: a head, then a line for each.
+    pub fn rows(&self) -> Vec<[String; 8]> {
+        let head = [
+            "position",
+            "p50 us",
+            "p90 us",
+            "p99 us",
+            "max us",
+            "jitter us",
+            "tokens/s",
+            "resident",
+        ];
+        let row = |depth: &Depth| {
+            let us = |value: f64| format!("{value:.1}");
+            [
+                depth.position.to_string(),
+                us(depth.p50_us),
+                us(depth.p90_us),
+                us(depth.p99_us),
+                us(depth.max_us),
+                us(depth.jitter_us),
+                us(depth.tokens_per_s()),
+                depth
+                    .rss_bytes
+                    .map_or("unknown".into(), |n| units::bytes(n as usize)),
+            ]
+        };
+        let rows = self.depths.iter().map(row);
+        std::iter::once(head.map(String::from))
+            .chain(rows)
+            .collect()
+    }
+
+    /// The tables for a terminal.
+    pub fn to_text(&self) -> String {
+        let mut lines = self.titles().to_vec();
+        lines.extend(self.provenance.warning());
+        lines.push(String::new());
+        let facts = self.facts().into_iter();
+        lines.extend(facts.map(|(name, value)| format!("{name:<20} {value}")));
+        lines.push(String::new());
+        for row in self.rows() {
+            let cells = row.iter().map(|cell| format!("{cell:>10}"));
+            lines.push(cells.collect::<Vec<_>>().join(" "));
+        }
+        lines.join("\n") + "\n"
+    }
+
+    /// The tables as Markdown.
+    pub fn to_markdown(&self) -> String {
+        let mut lines = vec![self.titles().join("; "), String::new()];
+        let warning = self.provenance.warning().into_iter();
+        lines.extend(warning.flat_map(|warning| [warning, String::new()]));
+        let rows = self.rows();
+        let line = |cells: &[String]| format!("| {} |", cells.join(" | "));
+        lines.push(line(&rows[0]));
+        lines.push(format!("|{}", "--:|".repeat(rows[0].len())));
+        lines.extend(rows[1..].iter().map(|row| line(row)));
+        lines.extend(["", "| | |", "|---|---|"].map(String::from));
+        let facts = self.facts().into_iter();
+        lines.extend(facts.map(|(name, value)| line(&[name.into(), value])));
+        lines.join("\n") + "\n"
+    }
+}
