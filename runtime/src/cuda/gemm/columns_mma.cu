@@ -83,31 +83,40 @@ __device__ void sums_of_codes(const Linear& linear, int first_row, const ColumnU
   for (int i = 0; i < 2; i++) rows[i] = (long long)min(first_row + g + 8 * i, linear.rows - 1) * units;
   float parts[lanes][tiles][4] = {};
   for (int first = warp_index(); first < units; first += 32) {
+    // All loads of four units are in flight at once; those behind the last unit are of it, and not summed.
+    u32 codes[lanes][4];
+    float scales[lanes][2];
 #pragma unroll
     for (int part = 0; part < lanes; part++) {
-      int unit = first + column_warps * part;
-      if (unit >= units) break;
-      u32 codes[4];
-      float scales[2];
+      int unit = min(first + column_warps * part, units - 1);
+#pragma unroll
       for (int i = 0; i < 2; i++) {
-        Weights::code_words(matrix, rows[i] + unit, t, codes[i], codes[2 + i]);
-        scales[i] = Weights::scale(matrix, rows[i] + unit);
+        Weights::code_words(matrix, rows[i] + unit, t, codes[part][i], codes[part][2 + i]);
+        scales[part][i] = Weights::scale(matrix, rows[i] + unit);
+      }
+    }
+#pragma unroll
+    for (int tile = 0; tile < tiles; tile++) {
+      if (tile >= used) break;
+      uint2 words[lanes];
+      uint4 pairs[lanes];
+#pragma unroll
+      for (int part = 0; part < lanes; part++) {
+        const ColumnUnit& in = inputs[tile * units + min(first + column_warps * part, units - 1)];
+        words[part] = in.codes[lane_index()], pairs[part] = in.scales[t];
       }
 #pragma unroll
-      for (int tile = 0; tile < tiles; tile++) {
-        if (tile >= used) break;
-        const ColumnUnit& in = inputs[tile * units + unit];
-        uint2 words = in.codes[lane_index()];
-        uint4 pair = in.scales[t];
-        u32 right[2] = {words.x, words.y};
-        float column_scales[2] = {__uint_as_float(pair.x), __uint_as_float(pair.y)};
-        int bases[2] = {magic - Weights::offset * (int)pair.z, magic - Weights::offset * (int)pair.w};
+      for (int part = 0; part < lanes; part++) {
+        u32 right[2] = {words[part].x, words[part].y};
+        float column_scales[2] = {__uint_as_float(pairs[part].x), __uint_as_float(pairs[part].y)};
+        int bases[2] = {magic - Weights::offset * (int)pairs[part].z, magic - Weights::offset * (int)pairs[part].w};
         int products[4] = {bases[0], bases[1], bases[0], bases[1]};
-        multiply_add_codes(products, codes, right);
+        multiply_add_codes(products, codes[part], right);
+        if (first + column_warps * part >= units) continue;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
           float product = __uint_as_float((u32)products[i]) - __uint_as_float((u32)magic);
-          parts[part][tile][i] += product * (scales[i / 2] * column_scales[i % 2]);
+          parts[part][tile][i] += product * (scales[part][i / 2] * column_scales[i % 2]);
         }
       }
     }
