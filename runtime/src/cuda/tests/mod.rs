@@ -21,6 +21,7 @@ mod sample;
 mod score;
 #[cfg(feature = "emulator")]
 mod shared;
+mod threads;
 
 use std::sync::Arc;
 
