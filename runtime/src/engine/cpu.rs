@@ -169,7 +169,7 @@ impl Workspace {
     }
 
     /// The same, with which every token has the bits of a step, however many tokens there are.
-    pub fn as_steps(mut self) -> Self {
+    pub fn in_step_order(mut self) -> Self {
         self.inputs.sum_as_alone();
         self
     }

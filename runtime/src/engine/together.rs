@@ -63,7 +63,7 @@ impl Together {
         let ops = program.ops.iter().map(|op| Step::of(&**op, keeps));
         let ops: Vec<Step> = ops.collect();
         Ok(Together {
-            workspace: Workspace::new(program, pool, most)?.as_steps(),
+            workspace: Workspace::new(program, pool, most)?.in_step_order(),
             one: Buffers::new(&widths(program), 1)?,
             kept: room(ops.iter().map(|op| op.width * most).sum())?,
             ops,
