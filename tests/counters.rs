@@ -1,6 +1,6 @@
 //! What a saved session may say: every whole number of the state beyond its declared range is refused by a sentence, the session is as it
-//! was, and with the largest and smallest numbers that are not refused it reads on. `WATERLINE_DEVICE=cuda` runs the sessions on a GPU, the
-//! feature `emulator` on its kernels on the CPU; tests/sanitize.sh does so under compute-sanitizer.
+//! was, and with the largest and smallest numbers that are not refused it reads on. `WATERLINE_DEVICE=cuda` runs the sessions on a GPU,
+//! `emulator` (a feature) on its kernels on the CPU; tests/sanitize.sh does so under compute-sanitizer.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,8 +33,7 @@ fn device() -> Option<Arc<Device>> {
     match std::env::var("WATERLINE_DEVICE").as_deref() {
         Ok("cuda") => Some(Device::open(0).expect("a GPU")),
         #[cfg(feature = "emulator")]
-        _ => Some(Device::emulated()),
-        #[cfg(not(feature = "emulator"))]
+        Ok("emulator") => Some(Device::emulated()),
         _ => None,
     }
 }

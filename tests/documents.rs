@@ -1,21 +1,32 @@
-//! Every command that the documents show is one that the program takes: subcommand, flags and values. Every file that they
-//! link or name exists. What the commands do is tested elsewhere.
+//! Every command that the documents show is one that can be typed: the program takes its subcommand, flags and values, a script has
+//! its flags, cargo its packages and targets. The commands of the C library's documents are run by `ffi/tests/abi/readme.rs`. Every
+//! file that they link or name exists. What the commands do is tested elsewhere.
 
 mod common;
+mod skipped;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use common::Workplace;
+use skipped::skipped;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
 
 /// The documents whose commands people type.
 fn documents() -> Vec<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let mut found = vec![
-        root.join("README.md"),
-        root.join("ffi/README.md"),
-        root.join("runtime/ARCHITECTURE.md"),
-        root.join("tools/train/README.md"),
+    let root = root();
+    let pages = [
+        "README.md",
+        "ffi/README.md",
+        "ffi/python/README.md",
+        "runtime/ARCHITECTURE.md",
+        "tools/train/README.md",
+        "tools/train/recall/README.md",
     ];
+    let mut found: Vec<PathBuf> = pages.iter().map(|page| root.join(page)).collect();
     for folder in ["runtime/docs", "runtime/docs/lab"] {
         let entries = std::fs::read_dir(root.join(folder)).expect("a folder of documents");
         let paths = entries.map(|entry| entry.expect("an entry").path());
@@ -24,57 +35,189 @@ fn documents() -> Vec<PathBuf> {
     found
 }
 
-/// The commands in a document: in code between backticks, and lines of its code blocks, with what continues them.
-fn commands(text: &str) -> Vec<String> {
+/// What a command begins with. A script is named by its path.
+const PROGRAMS: [&str; 11] = [
+    "waterline",
+    "cargo",
+    "python",
+    "python3",
+    "pip",
+    "cc",
+    "pkg-config",
+    "sudo",
+    "export",
+    "git",
+    "perf",
+];
+
+fn is_script(word: &str) -> bool {
+    word.ends_with(".py") || word.ends_with(".sh") || word.starts_with("ffi/") || word == "./stress"
+}
+
+/// The words of each simple command of a line: without loops, variables in front and comments.
+fn simple_commands(line: &str) -> Vec<Vec<String>> {
+    let line = line.split(" # ").next().unwrap_or(line);
+    let line = line.split("  #").next().unwrap_or(line);
+    let parts = line.split("; ").map(str::trim);
+    let parts = parts.filter(|part| !part.starts_with("for ") && !["do", "done"].contains(part));
+    let words = |part: &str| -> Vec<String> {
+        let words = part.trim_start_matches("do ").split_whitespace();
+        let is_variable = |word: &&str| word.starts_with("WATERLINE_");
+        words.skip_while(is_variable).map(String::from).collect()
+    };
+    parts.map(words).filter(|words| !words.is_empty()).collect()
+}
+
+fn is_command(words: &[String]) -> bool {
+    PROGRAMS.contains(&&*words[0]) || is_script(&words[0])
+}
+
+/// The commands in a document: in code between backticks, and all lines of code blocks that begin with one.
+fn commands(text: &str) -> Vec<Vec<String>> {
     let text = text.replace("\\\n", " ");
     let mut found = Vec::new();
     for (i, block) in text.split("\n```").enumerate() {
-        let is_code = i % 2 == 1;
-        let pieces: Vec<&str> = match is_code {
-            true => block.lines().collect(),
-            false => block.split('`').skip(1).step_by(2).collect(),
-        };
-        for piece in pieces {
-            let words = piece.split_whitespace();
-            let mut words = words.skip_while(|word| word.starts_with("WATERLINE_"));
-            if words.next() == Some("waterline") {
-                let command: Vec<&str> = words.take_while(|word| *word != "#").collect();
-                found.push(command.join(" "));
-            }
+        if i % 2 == 0 {
+            // A single word is the name of a program or a file.
+            let pieces = block.split('`').skip(1).step_by(2);
+            let pieces = pieces.flat_map(simple_commands);
+            found.extend(pieces.filter(|words| words.len() > 1 && is_command(words)));
+            continue;
+        }
+        // The first line is the block's language.
+        let lines: Vec<_> = block.lines().skip(1).flat_map(simple_commands).collect();
+        if lines.first().is_some_and(|words| is_command(words)) {
+            found.extend(lines);
         }
     }
     found
 }
 
+/// Arguments of the program, with values for the names that stand for a choice, and without the brackets around what may be left
+/// out.
+fn takes(place: &Workplace, words: &[String]) -> Result<(), String> {
+    if words.iter().any(|word| word == "emulator") && !cfg!(feature = "emulator") {
+        return Ok(());
+    }
+    let plain = words.iter().map(|word| word.replace(['[', ']'], ""));
+    let arguments = plain.map(|word| match &*word {
+        "T" | "$t" => "q8_0".into(),
+        "PRESET" => "gdn-tiny".into(),
+        "N" => "1".into(),
+        _ => word,
+    });
+    let outcome = place.run(arguments.chain(["--help".into()]));
+    match outcome.status {
+        Some(0) => Ok(()),
+        _ => Err(outcome.stderr),
+    }
+}
+
+/// A script that exists, can be parsed and has the flags. Scripts are named from their document's folder or from the top.
+fn has_flags(folder: &Path, script: &str, arguments: &[String]) -> Result<(), String> {
+    let folders = [folder.to_path_buf(), root(), root().join("tools/train")];
+    let mut places = folders.iter().map(|folder| folder.join(script));
+    let Some(path) = places.find(|path| path.is_file()) else {
+        return Err("no such script".into());
+    };
+    let text = std::fs::read_to_string(&path).expect("a script");
+    for word in arguments.iter().map(|word| word.replace(['[', ']'], "")) {
+        let has_flag = |end: &str| text.contains(&format!("{word}{end}"));
+        if word.starts_with("--") && !["\"", " ", ")", "'"].into_iter().any(has_flag) {
+            return Err(format!("{} has no {word}", path.display()));
+        }
+    }
+    let parse: (&str, &[&str]) = match script.ends_with(".py") {
+        true => (
+            "python3",
+            &["-c", "import ast, sys; ast.parse(open(sys.argv[1]).read())"],
+        ),
+        false => ("bash", &["-n"]),
+    };
+    match Command::new(parse.0).args(parse.1).arg(&path).output() {
+        Err(_) => skipped(&format!("`{}`", parse.0)),
+        Ok(output) if !output.status.success() => {
+            return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+        }
+        Ok(_) => {}
+    }
+    Ok(())
+}
+
+/// A command of cargo with flags that it has, and packages, targets and tests that exist.
+fn cargo_has(arguments: &[String]) -> Result<(), String> {
+    let cargo = || Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()));
+    let text = |command: &mut Command| {
+        let output = command.current_dir(root()).output().expect("cargo runs");
+        assert!(output.status.success(), "{command:?}");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let (command, rest) = arguments.split_first().ok_or("no command")?;
+    if command == "deny" {
+        // A program of its own.
+        let is_there = root().join("deny.toml").is_file();
+        return is_there.then_some(()).ok_or("no deny.toml".into());
+    }
+    let help = text(cargo().args([command, "--help"]));
+    let metadata = ["metadata", "--no-deps", "--offline", "--format-version=1"];
+    let metadata = text(cargo().args(metadata));
+    let mut words = rest.iter().take_while(|word| *word != "--");
+    while let Some(word) = words.next() {
+        let known = match &**word {
+            "-p" | "--test" | "--example" | "--features" => {
+                let value = words.next().ok_or("a flag without a value")?;
+                metadata.contains(&format!("\"name\":\"{value}\""))
+                    || metadata.contains(&format!("\"{value}\":["))
+            }
+            flag if flag.starts_with('-') => help.contains(flag),
+            // Of `cargo test` the name of a test; of `cargo run` the program's arguments.
+            name => {
+                command == "run"
+                    || text(Command::new("git").args(["grep", "-c", &format!("fn {name}()")]))
+                        .contains(".rs:")
+            }
+        };
+        if !known {
+            return Err(format!("{word} is unknown"));
+        }
+    }
+    Ok(())
+}
+
 #[test]
-fn every_command_in_the_documents_is_one_of_the_program() {
+fn every_command_in_the_documents_can_be_typed() {
     let place = Workplace::new();
     let mut tested = 0;
     for document in documents() {
         let text = std::fs::read_to_string(&document).expect("a document");
-        let emulated =
-            |command: &String| command.contains("emulator") && !cfg!(feature = "emulator");
-        for command in commands(&text).into_iter().filter(|c| !emulated(c)) {
-            // The names that stand for a choice, and the brackets around what may be left out.
-            let plain = command.replace(['[', ']'], "");
-            let arguments = plain.split_whitespace().map(|word| match word {
-                "T" => "q8_0",
-                "PRESET" => "gdn-tiny",
-                "N" => "1",
-                word => word,
-            });
-            let outcome = place.run(arguments.chain(["--help"]));
-            assert_eq!(
-                outcome.status,
-                Some(0),
-                "{}: waterline {command}: {}",
-                document.display(),
-                outcome.stderr
+        let folder = document.parent().expect("a folder");
+        for command in commands(&text) {
+            let (program, arguments) = command.split_first().expect("a command");
+            let possible = match &**program {
+                "waterline" => takes(&place, arguments),
+                "cargo" => cargo_has(arguments),
+                "python" | "python3" => has_flags(folder, &arguments[0], &arguments[1..]),
+                // What ffi/tests/abi/readme.rs runs.
+                "export" | "cc" | "pkg-config" | "pip" | "sudo" | "./stress" => {
+                    let here = folder.strip_prefix(root()).expect("below the top");
+                    let is_run = here.starts_with("ffi");
+                    is_run.then_some(()).ok_or("no test runs it".into())
+                }
+                // Other people's programs, beside the places where they are of use.
+                "git" | "perf" => Ok(()),
+                script => has_flags(folder, script, arguments),
+            };
+            let document = document.display();
+            assert!(
+                possible.is_ok(),
+                "{document}: {}: {}",
+                command.join(" "),
+                possible.unwrap_err()
             );
             tested += 1;
         }
     }
-    assert!(tested > 20, "{tested} commands were found");
+    assert!(tested > 60, "{tested} commands were found");
 }
 
 /// Words that look like the path of a file in the repository: in code between backticks, and in code blocks.
@@ -111,7 +254,7 @@ fn links(text: &str) -> Vec<&str> {
 
 #[test]
 fn every_file_that_the_documents_name_exists() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let root = root();
     let folders = [
         "",
         "runtime",

@@ -1,6 +1,6 @@
 //! Learnable token eviction on two backends, whose scores differ in their last bits: how often they evict different tokens, and whether a
-//! rounding of the scores before they are compared makes them agree. `WATERLINE_DEVICE=cuda` compares the CPU with a GPU, the feature
-//! `emulator` with its kernels on the CPU; without either, scores are changed by a few units in the last place. WATERLINE_TOKENS
+//! rounding of the scores before they are compared makes them agree. `WATERLINE_DEVICE=cuda` compares the CPU with a GPU, `emulator`
+//! (a feature) with its kernels on the CPU; without either, scores are changed by a few units in the last place. WATERLINE_TOKENS
 //! is how many tokens are read. Run with `--nocapture` for the table.
 
 use std::path::PathBuf;
@@ -24,8 +24,7 @@ fn device() -> Option<Arc<Device>> {
     match std::env::var("WATERLINE_DEVICE").as_deref() {
         Ok("cuda") => Some(Device::open(0).expect("a GPU")),
         #[cfg(feature = "emulator")]
-        _ => Some(Device::emulated()),
-        #[cfg(not(feature = "emulator"))]
+        Ok("emulator") => Some(Device::emulated()),
         _ => None,
     }
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use common::{Workplace, fixture};
 use skipped::skipped;
-use waterline::{Checkpoint, Model, Session};
+use waterline::{Checkpoint, Kv, Model, Session, SessionOptions};
 use waterline_quant::F32;
 use waterline_quant::gguf::{Array, NewTensor, Value, Writer};
 
@@ -128,8 +128,12 @@ fn reordered((shape, values): &(Vec<usize>, Vec<f32>), order: &[usize]) -> (Vec<
     (shape.clone(), order.iter().flat_map(row).collect())
 }
 
+/// Keys and values are kept in f32: rounded to 16 bits they move logits by 4e-4 from those of the model in f64, and a difference of 1e-6
+/// before the rounding may be one of 2e-4 behind it.
 fn logits(path: &Path) -> Vec<f32> {
-    let mut session = Session::new(Model::open(path).unwrap(), Default::default()).unwrap();
+    let mut options = SessionOptions::default();
+    options.state.kv = Kv::F32;
+    let mut session = Session::new(Model::open(path).unwrap(), options).unwrap();
     let tokens: Vec<u32> = (0..40).map(|i| i * 89 % 131).collect();
     let mut all = Vec::new();
     session
@@ -329,14 +333,13 @@ fn qwen35() -> File {
 
 #[test]
 fn gated_deltanet_is_the_same_from_value_heads_in_llama_cpps_order() {
-    // Value heads in another order are summed in another order; this is the tolerance of the recorded case.
-    const RECORDED: f32 = 1e-3;
+    // Value heads in another order are summed in another order: both sides are within 1.5e-5 of the model in f64.
     let place = Workplace::new();
     let path = place.path("qwen35.gguf");
     let mut file = qwen35();
     file.write(&path);
     let expected = logits(&fixture("hf_qwen3_5_images"));
-    assert_close(&logits(&path), &expected, RECORDED);
+    assert_close(&logits(&path), &expected, 1e-4);
 
     // The last block predicts several tokens and is not read.
     file.number("qwen35.block_count", 5);
@@ -346,7 +349,7 @@ fn gated_deltanet_is_the_same_from_value_heads_in_llama_cpps_order() {
         .insert("blk.4.attn_norm.weight".into(), norm.clone());
     file.tensors.insert("blk.4.nextn.enorm.weight".into(), norm);
     file.write(&path);
-    assert_close(&logits(&path), &expected, RECORDED);
+    assert_close(&logits(&path), &expected, 1e-4);
 }
 
 #[test]

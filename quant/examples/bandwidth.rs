@@ -5,7 +5,7 @@
 //! tokens the speed is given in GFLOP/s.
 //!
 //! ```text
-//! cargo run --release --example bandwidth [MiB per matrix] [FORMAT...]
+//! cargo run --release -p waterline-quant --example bandwidth [MiB per matrix] [FORMAT...]
 //! ```
 
 use std::hint::black_box;

@@ -4,7 +4,7 @@
 //! many short turns, so that what else the machine does matters little.
 //!
 //! ```text
-//! cargo run --release --example kernels [KiB per matrix] [FORMAT...]
+//! cargo run --release -p waterline-quant --example kernels [KiB per matrix] [FORMAT...]
 //! ```
 
 use std::time::{Duration, Instant};

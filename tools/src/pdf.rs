@@ -1,4 +1,5 @@
-//! Plots as a PDF document: one page of vectors in ASCII, with Helvetica, which every viewer has.
+//! Plots as a PDF document: one page of vectors in ASCII, with Helvetica, which every viewer has. plotters writes PDF only through
+//! cairo, a C library.
 
 use std::convert::Infallible;
 use std::fmt::Write;

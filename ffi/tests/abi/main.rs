@@ -9,5 +9,7 @@ mod programs;
 #[cfg(target_os = "linux")]
 mod python;
 #[cfg(target_os = "linux")]
+mod readme;
+#[cfg(target_os = "linux")]
 #[path = "../../../tests/skipped.rs"]
 mod skipped;

@@ -5,9 +5,17 @@ use std::process::Command;
 use crate::installed::{has, prefix, scratch, source, succeeds};
 
 /// A Python with numpy: the one that `WATERLINE_PYTHON` names, or the first on the path.
-fn python() -> Option<String> {
+pub fn python() -> Option<String> {
     let python = std::env::var("WATERLINE_PYTHON").unwrap_or_else(|_| "python3".into());
     has(&python, &["-c", "import numpy"]).then_some(python)
+}
+
+/// A command of Python that finds the package and the installed library.
+pub fn library(command: &mut Command) -> &mut Command {
+    command
+        .env("PYTHONPATH", source("python"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("WATERLINE_LIBRARY", prefix().join("lib/libwaterline.so"))
 }
 
 #[test]
@@ -16,12 +24,9 @@ fn the_package_keeps_its_promises() {
     let mut command = Command::new(python);
     command
         .arg(source("tests/programs/package.py"))
-        .arg(scratch("waterline-python"))
-        .env("PYTHONPATH", source("python"))
-        .env("PYTHONDONTWRITEBYTECODE", "1")
-        .env("WATERLINE_LIBRARY", prefix().join("lib/libwaterline.so"));
+        .arg(scratch("waterline-python"));
     assert_eq!(
-        String::from_utf8_lossy(&succeeds(&mut command).stdout),
+        String::from_utf8_lossy(&succeeds(library(&mut command)).stdout),
         "all right\n"
     );
 }
@@ -33,12 +38,8 @@ fn a_newcomer_tells_a_story_and_talks() {
         return;
     }
     let mut command = Command::new(python);
-    command
-        .arg(source("tests/programs/newcomer.py"))
-        .env("PYTHONPATH", source("python"))
-        .env("PYTHONDONTWRITEBYTECODE", "1")
-        .env("WATERLINE_LIBRARY", prefix().join("lib/libwaterline.so"));
-    let said = String::from_utf8_lossy(&succeeds(&mut command).stdout).into_owned();
+    command.arg(source("tests/programs/newcomer.py"));
+    let said = String::from_utf8_lossy(&succeeds(library(&mut command)).stdout).into_owned();
     assert!(
         said.contains("Anna") && said.ends_with("0.0 True\nWL_ERROR_IO\n"),
         "{said}"
@@ -49,7 +50,7 @@ fn a_newcomer_tells_a_story_and_talks() {
 #[test]
 fn the_wheel_needs_no_compiler() {
     let Some(python) = python() else { return };
-    let tools = "import pip, venv, setuptools.command.bdist_wheel";
+    let tools = "import setuptools.command.bdist_wheel, pip, venv";
     if !has(&python, &["-c", tools]) {
         return;
     }
@@ -94,7 +95,7 @@ fn the_wheel_needs_no_compiler() {
 #[test]
 fn the_package_installs_with_pip_alone() {
     let Some(python) = python() else { return };
-    let tools = "import pip, setuptools.command.bdist_wheel";
+    let tools = "import setuptools.command.bdist_wheel, pip";
     if !has(&python, &["-c", tools]) {
         return;
     }

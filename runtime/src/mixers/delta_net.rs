@@ -19,7 +19,7 @@ use crate::error::Result;
 use crate::functions::{Activation, OutputOp};
 use crate::lowering::Lowering;
 use crate::ops::{Decay, Gate, HeadOp, Key, Prepare, Recur, Write};
-use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::state::StateTensor;
 use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "delta_net";
@@ -97,10 +97,7 @@ impl Mixer for DeltaNet {
 
     fn state(&self) -> Vec<StateTensor> {
         let shape = [self.heads, self.head_dim, self.value_dim];
-        let state = StateTensor::new("state", StateKind::Matrix, StateDtype::F32, &shape);
-        let mut tensors = vec![state];
-        tensors.extend(short_conv::tensors(&self.branches(), self.conv));
-        tensors
+        short_conv::matrix_tensors(shape, &self.branches(), self.conv)
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {

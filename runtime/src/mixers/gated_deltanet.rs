@@ -21,7 +21,7 @@ use crate::error::Result;
 use crate::functions::{Activation, OutputOp};
 use crate::lowering::Lowering;
 use crate::operands::View;
-use crate::ops::{Decay, Gate, HeadGates, HeadOp, Key, Prepare, Recur, Write};
+use crate::ops::{Decay, Gate, HeadGates, Key, Prepare, Recur, Write};
 use crate::state::{StateDtype, StateKind, StateTensor};
 use crate::weights::WeightSpec;
 
@@ -134,14 +134,7 @@ impl Mixer for GatedDeltaNet {
         let view = |name: &str| names.iter().position(|n| *n == name).map(|i| views[i]);
         let (q, k, v, beta) = (views[0], views[1], views[2], views[3]);
 
-        let mut groups = Vec::new();
-        for (i, branch) in self.branches().iter().enumerate() {
-            let mut maps = vec![HeadOp::Activation(Activation::Silu)];
-            if i < 2 {
-                maps.push(HeadOp::L2Norm);
-            }
-            groups.push(branch.group(layer, views[i], self.tiles() + i, maps)?);
-        }
+        let groups = short_conv::unit_qkv(layer, &self.branches(), &views, self.tiles())?;
         let scale = if self.negative_eigenvalues { 2.0 } else { 1.0 };
         let mut gates = vec![(beta, Gate::Sigmoid { scale })];
         let decay = view("a_proj");

@@ -23,7 +23,7 @@ use crate::functions::{Activation, OutputOp};
 use crate::lowering::Lowering;
 use crate::operands::View;
 use crate::ops::{Decay, Gate, HeadGroup, HeadOp, Key, Prepare, Recur, Write};
-use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::state::StateTensor;
 use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "gated_deltanet2";
@@ -106,10 +106,7 @@ impl Mixer for GatedDeltaNet2 {
 
     fn state(&self) -> Vec<StateTensor> {
         let shape = [self.value_heads, self.head_dim, self.value_dim];
-        let state = StateTensor::new("state", StateKind::Matrix, StateDtype::F32, &shape);
-        let mut tensors = vec![state];
-        tensors.extend(short_conv::tensors(&self.branches(), self.conv));
-        tensors
+        short_conv::matrix_tensors(shape, &self.branches(), self.conv)
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
@@ -121,14 +118,7 @@ impl Mixer for GatedDeltaNet2 {
         let decay = layer.project_from(views[5], None, &["f_proj.1"])?[0];
         let gate = layer.project_from(views[6], None, &["g_proj.1"])?[0];
 
-        let mut groups = Vec::new();
-        for (i, branch) in self.branches().iter().enumerate() {
-            let mut maps = vec![HeadOp::Activation(Activation::Silu)];
-            if i < 2 {
-                maps.push(HeadOp::L2Norm);
-            }
-            groups.push(branch.group(layer, views[i], 1 + i, maps)?);
-        }
+        let groups = short_conv::unit_qkv(layer, &self.branches(), &views, 1)?;
         let scale = if self.negative_eigenvalues { 2.0 } else { 1.0 };
         let gates = vec![
             (decay, self.decay(layer)?),

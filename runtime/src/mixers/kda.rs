@@ -21,8 +21,8 @@ use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
 use crate::functions::{Activation, OutputOp};
 use crate::lowering::Lowering;
-use crate::ops::{Decay, Gate, HeadOp, Key, Prepare, Recur, Write};
-use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::ops::{Decay, Gate, Key, Prepare, Recur, Write};
+use crate::state::StateTensor;
 use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "kda";
@@ -111,10 +111,7 @@ impl Mixer for Kda {
 
     fn state(&self) -> Vec<StateTensor> {
         let shape = [self.value_heads, self.head_dim, self.value_dim];
-        let state = StateTensor::new("state", StateKind::Matrix, StateDtype::F32, &shape);
-        let mut tensors = vec![state];
-        tensors.extend(short_conv::tensors(&self.branches(), self.conv));
-        tensors
+        short_conv::matrix_tensors(shape, &self.branches(), self.conv)
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
@@ -126,14 +123,7 @@ impl Mixer for Kda {
         let decay = layer.project_from(views[4], None, &["f_proj.1"])?[0];
         let gate = layer.project_from(views[5], None, &["g_proj.1"])?[0];
 
-        let mut groups = Vec::new();
-        for (i, branch) in self.branches().iter().enumerate() {
-            let mut maps = vec![HeadOp::Activation(Activation::Silu)];
-            if i < 2 {
-                maps.push(HeadOp::L2Norm);
-            }
-            groups.push(branch.group(layer, views[i], 1 + i, maps)?);
-        }
+        let groups = short_conv::unit_qkv(layer, &self.branches(), &views, 1)?;
         let rates = layer.vector("A_log")?;
         let rate = rates
             .iter()

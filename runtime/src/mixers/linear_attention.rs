@@ -10,7 +10,7 @@ use crate::functions::{Activation, OutputOp};
 use crate::lowering::Lowering;
 use crate::operands::View;
 use crate::ops::{Decay, HeadGroup, HeadOp, Key, Prepare, Recur, Rope, Write};
-use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::state::StateTensor;
 use crate::weights::WeightSpec;
 
 /// Hyperparameters.
@@ -71,10 +71,7 @@ impl LinearAttention {
     /// The state tensors for that many states.
     pub(super) fn tensors(&self, states: usize) -> Vec<StateTensor> {
         let shape = [states, self.head_dim, self.value_dim];
-        let state = StateTensor::new("state", StateKind::Matrix, StateDtype::F32, &shape);
-        let mut tensors = vec![state];
-        tensors.extend(short_conv::tensors(&self.branches(), self.conv));
-        tensors
+        short_conv::matrix_tensors(shape, &self.branches(), self.conv)
     }
 
     /// The ops; `decay` makes the decay from the columns of its matrices `names`. A token writes `written` rows of

@@ -295,16 +295,10 @@ impl Mixer for Mom {
         });
         let out = layer.buffer(self.value_width());
         if let (true, Some(inputs)) = (self.shared, shared) {
-            let mut groups = Vec::new();
             let views = [q, inputs.k, inputs.v];
-            for (i, branch) in self.branches().iter().enumerate() {
-                let mut maps = vec![HeadOp::Activation(Activation::Silu)];
-                maps.extend((i < 2).then_some(HeadOp::L2Norm));
-                let tensor = AFTER_MEMORIES + 1 + i;
-                groups.push(branch.group(layer, views[i], tensor, maps)?);
-            }
+            let first = AFTER_MEMORIES + 1;
             layer.push(Prepare {
-                groups,
+                groups: short_conv::unit_qkv(layer, &self.branches(), &views, first)?,
                 rope: None,
                 gates: self.gates(layer, inputs, 1)?.into(),
             });

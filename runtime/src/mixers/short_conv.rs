@@ -2,6 +2,7 @@
 
 use super::Mismatch;
 use crate::error::Result;
+use crate::functions::Activation;
 use crate::lowering::Lowering;
 use crate::operands::View;
 use crate::ops::{Conv, HeadGroup, HeadOp};
@@ -64,6 +65,22 @@ pub(super) fn qkv(
     ]
 }
 
+/// Queries and keys of length one, and values, each behind a convolution and silu; the convolutions' state tensors are numbered from
+/// `first` on.
+pub(super) fn unit_qkv(
+    layer: &Lowering,
+    branches: &[Branch; 3],
+    views: &[View],
+    first: usize,
+) -> Result<Vec<HeadGroup>> {
+    let group = |(i, branch): (usize, &Branch)| {
+        let mut maps = vec![HeadOp::Activation(Activation::Silu)];
+        maps.extend((i < 2).then_some(HeadOp::L2Norm));
+        branch.group(layer, views[i], first + i, maps)
+    };
+    branches.iter().enumerate().map(group).collect()
+}
+
 /// Checks the number of taps.
 pub(super) fn check(taps: Option<usize>) -> Result<(), Mismatch> {
     Mismatch::unless(
@@ -104,4 +121,16 @@ pub(super) fn tensors(branches: &[Branch], taps: Option<usize>) -> Vec<StateTens
         StateTensor::new(branch.conv, StateKind::Shift, StateDtype::F32, &shape)
     };
     branches.iter().map(tensor).collect()
+}
+
+/// The states `[heads, dk, dv]` of a linear recurrence, then [`tensors`].
+pub(super) fn matrix_tensors(
+    shape: [usize; 3],
+    branches: &[Branch],
+    taps: Option<usize>,
+) -> Vec<StateTensor> {
+    let state = StateTensor::new("state", StateKind::Matrix, StateDtype::F32, &shape);
+    let mut all = vec![state];
+    all.extend(tensors(branches, taps));
+    all
 }

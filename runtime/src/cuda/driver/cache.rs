@@ -5,9 +5,11 @@
 //! machine with another NVRTC or with none; the file records it. Machine code from the cache runs on the GPU unchecked, so a
 //! folder that others may write to is not used.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
+use waterline_quant::NewFile;
 
 const MAGIC: &[u8; 8] = b"WLCUBIN3";
 const DIGEST: usize = 32;
@@ -81,10 +83,9 @@ impl Cache {
         let length = compiler.len().min(u8::MAX.into());
         let contents = [&[length as u8], &compiler.as_bytes()[..length], image].concat();
         let whole = [MAGIC.as_slice(), &digest_of(key, &contents), &contents].concat();
-        let path = self.folder.join(key);
-        let partial = path.with_extension(format!("{}.partial", std::process::id()));
-        std::fs::write(&partial, whole)?;
-        std::fs::rename(&partial, path)
+        let mut file = NewFile::create(self.folder.join(key))?;
+        file.write_all(&whole)?;
+        file.finish()
     }
 }
 

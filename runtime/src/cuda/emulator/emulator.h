@@ -7,8 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <vector>
+#include <pthread.h>
 
 #define __device__
 #define __global__
@@ -94,7 +93,7 @@ T atomicCAS(T* p, T expected, T x) {
 }
 
 namespace emulator {
-enum State { RUNNING, AT_WARP, AT_PART, AT_BLOCK, WAITING, DONE };
+enum State { RUNNING, AT_WARP, AT_SHUFFLE, AT_PART, AT_BLOCK, WAITING, DONE };
 struct Fiber {
   void* stack_pointer;
   State state;
@@ -111,8 +110,13 @@ static unsigned part;
 static unsigned members;
 // Whether any thread has come further since the last look.
 static bool moved;
-static const std::function<void()>* body;
-static uint64_t exchanged[most_threads];
+static pthread_mutex_t one_grid = PTHREAD_MUTEX_INITIALIZER;
+static void (*body)(const void*);
+static const void* body_data;
+// What each thread shows to its warp, in two buffers that alternate: between two writes to one lies a shuffle, at which the whole
+// warp has read the first.
+static uint64_t shown[2][most_threads];
+static unsigned char buffer_of[most_threads];
 alignas(128) static unsigned char shared[256 << 10];
 
 // Saves what the calling convention keeps, leaves on one stack and goes on with the other.
@@ -122,21 +126,26 @@ __attribute__((naked, noinline)) static void switch_stack(void** from, void* to)
       "pop %r15; pop %r14; pop %r13; pop %r12; pop %rbx; pop %rbp; ret");
 }
 
+// Stops the current thread. The next one of its warp runs, or after the last one the scheduler.
 static void yield(State state) {
-  unsigned self = current;
+  unsigned self = current, next = self + 1;
   fibers[self].state = state;
   moved |= state != WAITING;
-  switch_stack(&fibers[self].stack_pointer, scheduler);
+  if (next % 32 && fibers[next].state == RUNNING) {
+    current = threadIdx.x = next;
+    switch_stack(&fibers[self].stack_pointer, fibers[next].stack_pointer);
+  } else {
+    switch_stack(&fibers[self].stack_pointer, scheduler);
+  }
 }
 
 static void entry() {
-  (*body)();
+  body(body_data);
   yield(DONE);
 }
 
 static void resume(unsigned thread) {
-  current = thread;
-  threadIdx = {thread, 0, 0};
+  current = threadIdx.x = thread;
   switch_stack(&scheduler, fibers[thread].stack_pointer);
 }
 
@@ -155,6 +164,18 @@ static bool all_at(unsigned first, unsigned last, State state) {
   return any;
 }
 
+// The state in which all threads of a warp are that still run; RUNNING if they differ.
+static State state_of_warp(unsigned first, unsigned last) {
+  State all = DONE;
+  for (unsigned i = first; i < last; i++) {
+    State state = fibers[i].state;
+    if (state == DONE || state == all) continue;
+    if (all != DONE) return RUNNING;
+    all = state;
+  }
+  return all;
+}
+
 static void release(unsigned first, unsigned last, State state) {
   for (unsigned i = first; i < last; i++)
     if (fibers[i].state == state) fibers[i].state = RUNNING;
@@ -168,6 +189,7 @@ static void run_block(unsigned threads) {
     *--top = (void*)entry;
     top -= 6;
     fibers[i] = {top, RUNNING};
+    buffer_of[i] = 0;
   }
   part = 0;
   members = threads;
@@ -177,16 +199,15 @@ static void run_block(unsigned threads) {
     release(0, threads, WAITING);
     for (unsigned warp = 0; warp < threads; warp += 32) {
       unsigned last = warp + 32 < threads ? warp + 32 : threads;
+      State state;
       for (;;) {
         for (unsigned i = warp; i < last; i++)
           if (fibers[i].state == RUNNING) resume(i);
-        if (!all_at(warp, last, AT_WARP)) break;
-        release(warp, last, AT_WARP);
+        state = state_of_warp(warp, last);
+        if (state != AT_WARP && state != AT_SHUFFLE) break;
+        release(warp, last, state);
       }
-      if (!all_at(warp, last, AT_BLOCK) && !all_at(warp, last, AT_PART) && !all_at(warp, last, WAITING)) {
-        for (unsigned i = warp; i < last; i++)
-          if (fibers[i].state != DONE) fail("threads of a warp wait at different places");
-      }
+      if (state == RUNNING) fail("threads of a warp wait at different places");
     }
     if (part && all_at(0, part, AT_PART)) {
       release(0, part, AT_PART);
@@ -202,10 +223,10 @@ static void run_block(unsigned threads) {
     if (fibers[i].state != DONE) fail("threads wait for ever");
 }
 
-static void run(const unsigned* grid, unsigned threads, unsigned shared_bytes, const std::function<void()>& kernel) {
+static void run_grid(const unsigned* grid, unsigned threads, unsigned shared_bytes) {
   if (shared_bytes > sizeof(shared)) fail("too much shared memory");
   if (threads > most_threads || threads % 32) fail("bad number of threads");
-  body = &kernel;
+  threadIdx = {0, 0, 0};
   gridDim = {grid[0], grid[1], grid[2]};
   blockDim = {threads, 1, 1};
   for (unsigned z = 0; z < grid[2]; z++)
@@ -218,23 +239,37 @@ static void run(const unsigned* grid, unsigned threads, unsigned shared_bytes, c
       }
 }
 
+// Runs `kernel` as every thread of a grid. The statics here and the kernels' shared memory serve one grid at a time.
+template <class Kernel>
+static void run(const unsigned* grid, unsigned threads, unsigned shared_bytes, const Kernel& kernel) {
+  pthread_mutex_lock(&one_grid);
+  body = [](const void* kernel) { (*(const Kernel*)kernel)(); };
+  body_data = &kernel;
+  run_grid(grid, threads, shared_bytes);
+  pthread_mutex_unlock(&one_grid);
+}
+
 // A barrier of the first `threads` threads, who go on without the rest.
 static void partial_barrier(unsigned threads) {
   part = threads;
   yield(AT_PART);
 }
 
+// Shows a value to the warp, and returns what its threads show.
+template <class T>
+const uint64_t* show(T value) {
+  static_assert(sizeof(T) <= 8, "shuffles move at most 8 bytes");
+  unsigned self = current;
+  uint64_t* values = shown[buffer_of[self] ^= 1];
+  memcpy(&values[self], &value, sizeof(T));
+  yield(AT_SHUFFLE);
+  return values + self / 32 * 32;
+}
+
 template <class T>
 T exchange(T value, unsigned from) {
-  static_assert(sizeof(T) <= 8, "shuffles move at most 8 bytes");
-  unsigned warp = current / 32 * 32, self = current;
-  uint64_t bits = 0;
-  memcpy(&bits, &value, sizeof(T));
-  exchanged[self] = bits;
-  yield(AT_WARP);
   T result;
-  memcpy(&result, &exchanged[warp + from % 32], sizeof(T));
-  yield(AT_WARP);
+  memcpy(&result, &show(value)[from % 32], sizeof(T));
   return result;
 }
 }  // namespace emulator
@@ -261,9 +296,9 @@ T __shfl_up_sync(unsigned, T value, int distance, int = 32) {
   return emulator::exchange(value, from >= 0 ? from : lane);
 }
 inline unsigned __ballot_sync(unsigned, int vote) {
+  const uint64_t* votes = emulator::show<uint64_t>(vote != 0);
   unsigned bits = 0;
-  for (int lane = 0; lane < 32; lane++)
-    if (emulator::exchange(vote, lane)) bits |= 1u << lane;
+  for (int lane = 0; lane < 32; lane++) bits |= (unsigned)(votes[lane] != 0) << lane;
   return bits;
 }
 inline int __any_sync(unsigned mask, int vote) { return __ballot_sync(mask, vote) != 0; }

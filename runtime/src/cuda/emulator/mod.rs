@@ -16,7 +16,7 @@ const HEADER: &str = include_str!("emulator.h");
 
 type Entry = unsafe extern "C" fn(*const u32, u32, u32, *const *const u64);
 
-/// A device that is the CPU. Kernels keep their shared memory in static variables, so one runs at a time.
+/// A device that is the CPU. Kernels keep their shared memory in static variables of their library, which runs one at a time.
 pub(crate) struct Emulator {
     libraries: Mutex<Vec<libloading::Library>>,
     /// Operations until it is lost.
@@ -30,8 +30,6 @@ pub(crate) struct Emulator {
 
 /// Bytes of shared memory of a block, as on the largest GPUs.
 const SHARED_MEMORY: usize = 227 << 10;
-
-static RUNNING: Mutex<()> = Mutex::new(());
 
 fn error(reason: impl Into<String>) -> Error {
     Error::Device {
@@ -243,7 +241,6 @@ fn run(launch: &Launch) {
     // SAFETY: the driver made the handle from a function of this type.
     let entry =
         unsafe { std::mem::transmute::<*const c_void, Entry>(launch.kernel.0 as *const c_void) };
-    let _one = RUNNING.lock().expect("emulator");
     // SAFETY: the kernel's parameters are those that the arguments were made for.
     unsafe {
         entry(

@@ -50,7 +50,6 @@ fn a_device_that_shares_the_hosts_memory_has_no_second_copy_of_matrices() {
     assert_eq!(logits(&mut copied), logits(&mut shared));
     assert_eq!(copying.shared_bytes(), 0);
     assert!(matrix_bytes("gdn.gguf").contains(&sharing.shared_bytes()));
-    assert_eq!(shared.shared_bytes(), sharing.shared_bytes());
     // A second session adds nothing.
     let held = (sharing.weight_bytes(), sharing.shared_bytes());
     session(&model, &sharing);

@@ -221,8 +221,10 @@ fn a_thinking_switch_reaches_the_template_and_keeps_the_conversation() {
     let undecided = prompt(&mut turns);
     turns.assistant_done("Yes", true).unwrap();
     let set = |turns: &mut Turns, thinking| {
-        let mut options = TemplateOptions::default();
-        options.thinking = thinking;
+        let options = TemplateOptions {
+            thinking,
+            ..TemplateOptions::default()
+        };
         turns.set_options(options).unwrap();
     };
     set(&mut turns, Some(false));
@@ -247,8 +249,10 @@ fn tools_reach_the_template() {
     let source = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}";
     let mut turns = from_source(source).unwrap();
     let tools = vec![json!({"type": "function", "function": {"name": "now"}})];
-    let mut options = TemplateOptions::default();
-    options.tools = tools;
+    let options = TemplateOptions {
+        tools,
+        ..TemplateOptions::default()
+    };
     turns.set_options(options).unwrap();
     let tokens = turns.user("Hi").unwrap();
     let text = spell(&tokenizer_with(&SPECIALS), &tokens);
