@@ -1,5 +1,5 @@
-//! Matrix products of several columns, with the bits of a step: on tensor cores (`columns_mma.cu`) of Q8_0 and Q4_0 matrices, else on
-//! plain cores (`columns.cu`). More than eight columns meet BF16 matrices on tensor cores too, whose inputs have 16 bits of fraction.
+//! Matrix products of several columns, with the bits of a step: on plain cores (`columns.cu`), of Q8_0 and Q4_0 matrices with more than
+//! eight columns on tensor cores (`columns_mma.cu`). So many columns meet BF16 matrices there too, with inputs of 16 bits of fraction.
 
 use waterline_quant::{BF16, Format, Matrix, Q4_0, Q8_0};
 
@@ -85,8 +85,7 @@ impl Launches<'_> {
 
     /// Whether this matrix meets so many columns on tensor cores.
     fn columns_on_tensor_cores(&self, matrix: &Matrix) -> bool {
-        let least = if matrix.format() == &BF16 { COLUMNS } else { 1 };
-        self.tokens > least
+        self.tokens > COLUMNS
             && self.tensor_cores != TensorCores::None
             && TENSOR_FORMATS.contains(&matrix.format())
             && matrix.cols().is_multiple_of(32)
