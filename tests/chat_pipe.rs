@@ -152,11 +152,16 @@ fn instructions_are_shown_and_no_escape_sequence_with_them() {
 fn the_state_is_shown_as_gauges() {
     let place = Workplace::new();
     for (preset, parts) in [
-        ("lalte-tiny", &["matrices", "window", "retained"][..]),
+        (
+            "lalte-tiny",
+            &["matrices", "window", "retained", "among them: "][..],
+        ),
         ("transformer-tiny", &["context", "up to: "]),
         ("hax-mamba-tiny", &["retained", "among them: "]),
     ] {
-        let said = Talk::new(&place, preset).say("hello\n/state\n");
+        // Longer than the window.
+        let lines = format!("{}\n/state\n", "hello there ".repeat(60));
+        let said = Talk::new(&place, preset).say(&lines);
         assert_eq!(said.status, Some(0), "{}", said.stderr);
         for part in parts {
             assert!(said.stderr.contains(part), "{part}: {}", said.stderr);

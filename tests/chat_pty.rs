@@ -462,7 +462,7 @@ fn turns_can_be_taken_back_repeated_and_saved() {
     person.commands("/clear", "is empty");
     person.commands("/stats", "position 0\r\n");
     person.commands("/load /no/such/file", "cannot open");
-    person.commands("/save /no/such/folder/file", "cannot save");
+    person.commands("/save /no/such/folder/file", "there is no such folder");
     person.commands(
         &format!("/load {file}"),
         &format!("{second} tokens, 4 messages"),

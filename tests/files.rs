@@ -99,8 +99,8 @@ fn inspect_tells_the_bytes_of_the_built_in_models_session() {
     let long = place.run(["run", "-p", &text, "-n", "1", "--json"]);
     assert_eq!(long.succeeded().json()["state_bytes"], bytes);
     let chat = outcome_of_input(&mut place.command(["chat"]), b"/state --all\n");
-    let told = format!("({bytes} bytes)");
-    assert!(chat.stderr.contains(&told), "{told}: {}", chat.stderr);
+    let shown = format!("({bytes} bytes)");
+    assert!(chat.stderr.contains(&shown), "{shown}: {}", chat.stderr);
 }
 
 #[test]
@@ -246,8 +246,8 @@ fn outputs_that_cannot_be_written_leave_nothing_behind() {
     let file = place.file("file", "kept").display().to_string();
     std::fs::create_dir(place.path("folder")).unwrap();
     let quantize = |output: &str| place.run(["quantize", &model, "-o", output, "--type", "f16"]);
-    quantize(&format!("{file}/out.gguf")).failed(1, &["file"]);
-    quantize(&place.name("absent/out.gguf")).failed(1, &["absent"]);
+    quantize(&format!("{file}/out.gguf")).failed(2, &["file"]);
+    quantize(&place.name("absent/out.gguf")).failed(2, &["absent", "no such folder"]);
     quantize(&place.name("folder")).failed(2, &["folder"]);
     quantize(&model).failed(2, &["gdn-tiny.gguf", "input"]);
     place
@@ -259,7 +259,7 @@ fn outputs_that_cannot_be_written_leave_nothing_behind() {
             "-o",
             &place.name("absent/out.gguf"),
         ])
-        .failed(1, &["absent"]);
+        .failed(2, &["absent", "no such folder"]);
     let dir = place.path("dir");
     copy_fixture("gdn_swa", &dir);
     let inside = dir.join("model.safetensors").display().to_string();

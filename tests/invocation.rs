@@ -24,6 +24,18 @@ fn a_wrong_command_line_is_answered_with_the_right_one() {
             &["no such file", "waterline run 'Hello there'"],
         ),
         (
+            &["chat", "Hello"],
+            &["no such file", "waterline run Hello", "waterline chat"],
+        ),
+        (
+            &["run", "Once upon", env!("CARGO_MANIFEST_DIR")],
+            &["waterline run /", " 'Once upon'"],
+        ),
+        (
+            &["hf://fla-hub/gla-1.3B"],
+            &["hf download fla-hub/gla-1.3B --local-dir gla-1.3B,"],
+        ),
+        (
             &["chat", "m.gguf", "hi"],
             &["\"hi\"", "waterline run m.gguf hi"],
         ),
@@ -86,6 +98,18 @@ fn a_file_that_is_no_model_is_answered_with_the_one_that_is() {
     );
     let alone = place.file("alone.safetensors", "").display().to_string();
     refused(&alone, &["without its config.json", "hf download"]);
+
+    let notes = place.file("notes.txt", "Dear diary").display().to_string();
+    refused(
+        &notes,
+        &["no model", "GGUF", &format!("waterline run -f {notes}")],
+    );
+    let picture = place.file("picture", "\0PNG").display().to_string();
+    refused(&picture, &["no model", "GGUF file"]);
+    let empty = place.file("empty.gguf", "").display().to_string();
+    refused(&empty, &["empty file", "GGUF file"]);
+    std::fs::create_dir(place.path("photos")).unwrap();
+    refused(&place.name("photos"), &["no model is in this folder"]);
 
     for (name, file) in [("torch", "pytorch_model.bin"), ("rwkv", "model.pth")] {
         std::fs::create_dir(place.path(name)).unwrap();

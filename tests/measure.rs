@@ -167,8 +167,14 @@ fn a_picture_is_a_document_of_its_own() {
     let place = Workplace::new();
     let model = place.model("gdn-tiny").display().to_string();
     let document = place.name("out.pdf");
-    bench(&place, &model, &["--plot", &document]);
+    let report = bench(&place, &model, &["--plot", &document]);
     let document = std::fs::read_to_string(document).unwrap();
+    // Where it comes from is there to its end, in as many lines as that takes.
+    let from = &report["provenance"];
+    let words = format!("{} {}", from["date"], from["command"]);
+    for word in words.replace('"', "").split(' ') {
+        assert!(document.contains(word), "{word}");
+    }
     assert!(document.starts_with("%PDF-1.4") && document.ends_with("%%EOF\n"));
     assert!(document.contains("sha256 ") && document.contains("(Latency)"));
 
@@ -244,6 +250,9 @@ fn two_results_can_be_compared() {
         assert!(page.contains(part), "{part}");
     }
 
+    let several = place.file("several.json", "[{}, {}]");
+    let several = several.display().to_string();
+    compare(&several, &a).failed(2, &["several.json", "several results", "expected one"]);
     let broken = place
         .file("broken.json", "{\"hash\": 1}")
         .display()

@@ -15,7 +15,7 @@ const SESSIONS: usize = 5;
 const MARKS: usize = 2;
 /// Tokens that full attention can look back on, and that a session remembers.
 const CONTEXT: usize = 120;
-const LOG: usize = 60;
+const HISTORY: usize = 60;
 /// A session that has read so many tokens is reset, so that lone runs stay short.
 const LONG: usize = 150;
 
@@ -57,7 +57,7 @@ impl Place {
     fn session(&self, device: usize, pool: Option<&Arc<Pool>>) -> Session {
         let mut options = SessionOptions::default();
         let mut state = StateOptions::default();
-        (state.context, state.history, state.kv) = (CONTEXT, LOG, Kv::F16);
+        (state.context, state.history, state.kv) = (CONTEXT, HISTORY, Kv::F16);
         options.state = state;
         (options.chunk, options.marks, options.threads) = (8, MARKS, 1);
         (options.sampler.temperature, options.sampler.seed) = (0.9, 5);
@@ -78,14 +78,14 @@ enum Act {
 
 /// Where a session stands.
 #[derive(Clone)]
-struct Story {
+struct Record {
     acts: Vec<Act>,
     tokens: Vec<u32>,
 }
 
-impl Story {
+impl Record {
     fn new(device: usize) -> Self {
-        Story {
+        Record {
             acts: vec![Act::On(device)],
             tokens: Vec::new(),
         }
@@ -105,7 +105,7 @@ impl Story {
     }
 
     /// The state of a lone session, on one thread, that does the same.
-    fn told(&self, place: &Place) -> Vec<u8> {
+    fn replayed(&self, place: &Place) -> Vec<u8> {
         let mut lone: Option<Session> = None;
         for act in &self.acts {
             match (act, &mut lone) {
@@ -121,10 +121,10 @@ impl Story {
                 (Act::Step(token), Some(session)) => {
                     assert_eq!(session.step().expect("a step"), *token)
                 }
-                (_, None) => unreachable!("a story begins on a device"),
+                (_, None) => unreachable!("a record begins on a device"),
             }
         }
-        bytes(&lone.expect("a story begins on a device"))
+        bytes(&lone.expect("a record begins on a device"))
     }
 }
 
@@ -138,8 +138,8 @@ fn bytes(session: &Session) -> Vec<u8> {
 struct Actor {
     session: Session,
     device: usize,
-    story: Story,
-    marks: Vec<Story>,
+    record: Record,
+    marks: Vec<Record>,
 }
 
 impl Actor {
@@ -147,30 +147,30 @@ impl Actor {
         Actor {
             session: place.session(device, Some(&place.pool)),
             device,
-            story: Story::new(device),
+            record: Record::new(device),
             marks: Vec::new(),
         }
     }
 
     /// One random call; what it saves goes to `saved`.
-    fn act(&mut self, random: &mut Random, place: &Place, saved: &Mutex<Vec<(Vec<u8>, Story)>>) {
+    fn act(&mut self, random: &mut Random, place: &Place, saved: &Mutex<Vec<(Vec<u8>, Record)>>) {
         let vocab = self.session.model().spec().vocab;
-        let here = self.story.tokens.len();
+        let here = self.record.tokens.len();
         match random.below(if here > LONG { 1 } else { 12 }) {
             0 if here > LONG / 3 => {
                 self.session.reset().expect("a reset");
-                self.story = Story::new(self.device);
+                self.record = Record::new(self.device);
                 self.marks.clear();
             }
             1 => self.mark(),
             2 | 3 => self.rewind(random.below(here + 3)),
             4 => {
-                let story = self.story.clone();
+                let record = self.record.clone();
                 let file = bytes(&self.session);
                 let mut saved = saved.lock().expect("saved");
                 match saved.len() {
-                    0..4 => saved.push((file, story)),
-                    n => saved[random.below(n)] = (file, story),
+                    0..4 => saved.push((file, record)),
+                    n => saved[random.below(n)] = (file, record),
                 }
             }
             5 => {
@@ -178,11 +178,11 @@ impl Actor {
                     let saved = saved.lock().expect("saved");
                     saved.get(random.below(saved.len())).cloned()
                 };
-                if let Some((file, story)) = taken {
+                if let Some((file, record)) = taken {
                     let size = file.len() as u64;
                     let snapshot = Snapshot::read(&mut &file[..], size, "saved").expect("whole");
                     self.session.restore(&snapshot).expect("the same layout");
-                    self.story = story.moved(self.device);
+                    self.record = record.moved(self.device);
                     self.marks.clear();
                 }
             }
@@ -196,7 +196,7 @@ impl Actor {
                 let mut moved = Actor::new(place, device);
                 let snapshot = self.session.snapshot().expect("a snapshot");
                 moved.session.restore(&snapshot).expect("the same layout");
-                moved.story = self.story.moved(device);
+                moved.record = self.record.moved(device);
                 *self = moved;
             }
             8 | 9 if here > 0 => self.step(),
@@ -206,15 +206,15 @@ impl Actor {
                 self.feed(&tokens);
             }
         }
-        assert_eq!(self.session.position(), self.story.tokens.len() as u64);
+        assert_eq!(self.session.position(), self.record.tokens.len() as u64);
     }
 
     fn feed(&mut self, tokens: &[u32]) {
         match self.session.feed(tokens) {
-            Ok(()) => self.story.fed(tokens),
-            Err(Error::Cancelled { fed }) => self.story.fed(&tokens[..fed]),
+            Ok(()) => self.record.fed(tokens),
+            Err(Error::Cancelled { fed }) => self.record.fed(&tokens[..fed]),
             Err(Error::ContextFull { .. }) => {
-                assert!(self.story.tokens.len() + tokens.len() > CONTEXT)
+                assert!(self.record.tokens.len() + tokens.len() > CONTEXT)
             }
             Err(error) => panic!("{error}"),
         }
@@ -223,38 +223,38 @@ impl Actor {
     fn step(&mut self) {
         match self.session.step() {
             Ok(token) => {
-                self.story.tokens.push(token);
-                self.story.acts.push(Act::Step(token));
+                self.record.tokens.push(token);
+                self.record.acts.push(Act::Step(token));
             }
             Err(Error::Cancelled { fed: 0 }) => (),
-            Err(Error::ContextFull { .. }) => assert!(self.story.tokens.len() + 1 > CONTEXT),
+            Err(Error::ContextFull { .. }) => assert!(self.record.tokens.len() + 1 > CONTEXT),
             Err(error) => panic!("{error}"),
         }
     }
 
     fn mark(&mut self) {
         self.session.mark().expect("a mark");
-        let here = self.story.tokens.len();
+        let here = self.record.tokens.len();
         self.marks.retain(|mark| mark.tokens.len() < here);
         if self.marks.len() == MARKS {
             self.marks.remove(0);
         }
-        self.marks.push(self.story.clone());
+        self.marks.push(self.record.clone());
     }
 
     fn rewind(&mut self, position: usize) {
-        let here = self.story.tokens.len();
-        let behind = |mark: &&Story| mark.tokens.len() <= position;
+        let here = self.record.tokens.len();
+        let behind = |mark: &&Record| mark.tokens.len() <= position;
         let mark = self.marks.iter().rev().find(behind).cloned();
-        let mut to = mark.unwrap_or_else(|| Story::new(self.device));
+        let mut to = mark.unwrap_or_else(|| Record::new(self.device));
         let from = to.tokens.len();
-        let possible = position <= here && (from == position || from + LOG >= here);
+        let possible = position <= here && (from == position || from + HISTORY >= here);
         match self.session.rewind(position as u64) {
             Ok(()) if position == here => (),
             Ok(()) => {
                 assert!(possible, "{position} of {here} from {from}");
-                to.fed(&self.story.tokens[from..position]);
-                self.story = to;
+                to.fed(&self.record.tokens[from..position]);
+                self.record = to;
                 self.marks.retain(|mark| mark.tokens.len() <= position);
             }
             Err(Error::Rewind { .. }) => assert!(!possible, "{position} of {here} from {from}"),
@@ -312,7 +312,7 @@ fn run(name: &str, place: &Place, seed: u64, calls: u64) -> usize {
     });
     let actors = actors.into_inner().expect("actors");
     for (number, actor) in actors.iter().enumerate() {
-        let same = bytes(&actor.session) == actor.story.told(place);
+        let same = bytes(&actor.session) == actor.record.replayed(place);
         assert!(same, "{name}: seed {seed}, session {number}");
     }
     actors.len()

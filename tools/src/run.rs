@@ -153,6 +153,12 @@ fn read_prompt(args: &Args) -> Result<(Option<&Path>, String)> {
         return Ok((model, text));
     }
     match (model, &args.text) {
+        (Some(word), Some(text)) if !is_like_a_model(word) && Path::new(text).exists() => {
+            let [word, text] = [&*word.to_string_lossy(), text.as_str()].map(quoted);
+            Err(Error::usage(format!(
+                "the model stands before the text: waterline run {text} {word}"
+            )))
+        }
         (model, Some(text)) => Ok((model, from_text(text)?)),
         (Some(word), None) if !is_like_a_model(word) => {
             Ok((None, from_text(&word.to_string_lossy())?))

@@ -65,6 +65,24 @@ pub fn shown_line(text: &str, width: usize) -> String {
     }
 }
 
+/// A text [`shown`] in lines of at most `width` characters, which break between words; a longer word is broken too.
+pub fn lines_of(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in shown(text).split_whitespace() {
+        let letters: Vec<char> = word.chars().collect();
+        let follows = |line: &String| line.chars().count() + 1 + letters.len() <= width;
+        match lines.last_mut().filter(|line| follows(line)) {
+            Some(line) => *line += &format!(" {word}"),
+            None => lines.extend(
+                letters
+                    .chunks(width)
+                    .map(|part| part.iter().collect::<String>()),
+            ),
+        }
+    }
+    lines
+}
+
 /// The end of a text, [`shown`] on one line of at most `width` characters.
 pub fn shown_end(text: &str, width: usize) -> String {
     let line = shown_line(text, usize::MAX);
@@ -109,6 +127,10 @@ mod tests {
         assert_eq!(serde_json::from_str::<String>(&line).expect("JSON"), text);
         assert_eq!(shown_line(" one\n two  three", 9), "one two …");
         assert_eq!(shown_line("one two", 7), "one two");
+        assert_eq!(
+            lines_of("one two three\nfourfive", 7),
+            ["one two", "three", "fourfiv", "e"]
+        );
         assert_eq!(shown_end("one two three", 6), "…three");
         assert_eq!(shown_end("one", 6), "one");
     }

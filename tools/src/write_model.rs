@@ -78,7 +78,7 @@ pub fn write_model(
     .map_err(Error::Stdout)
 }
 
-/// Refuses to put the output where the input is read from, or in place of what is no file.
+/// Refuses to put the output where the input is read from, in place of what is no file, or into a folder that is not there.
 pub fn check_output(path: &Path, input: Option<&Path>) -> Result<()> {
     let output = match path.canonicalize() {
         Ok(output) => output,
@@ -86,8 +86,13 @@ pub fn check_output(path: &Path, input: Option<&Path>) -> Result<()> {
         Err(e) if path.is_symlink() && e.kind() != std::io::ErrorKind::NotFound => {
             return Err(Error::io(path, e));
         }
-        // A file that does not exist needs no removal.
-        Err(_) => return Ok(()),
+        Err(_) => {
+            let folder = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+            return match folder.is_none_or(Path::is_dir) {
+                true => Ok(()),
+                false => Err(Error::input(path, "there is no such folder")),
+            };
+        }
     };
     if !output.is_file() {
         return Err(Error::input(

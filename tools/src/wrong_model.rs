@@ -1,5 +1,6 @@
 //! Paths that are no model: what each one is, and the command that leads to the model.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use waterline_quant::gguf::Gguf;
@@ -35,17 +36,20 @@ pub fn advice(path: &Path) -> Option<String> {
     if path.is_file() {
         return about_file(path);
     }
+    if path.exists() {
+        return None;
+    }
     let text = path.to_string_lossy();
     if let Some((owner, name)) = hub_name(&text) {
         return Some(about_hub(owner, name));
     }
-    if text.contains(char::is_whitespace) {
-        return Some(format!(
+    Some(match is_like_a_model(path) {
+        true => "no such file or folder".into(),
+        false => format!(
             "no such file; to complete a text: waterline run {}; to talk: waterline chat",
             quoted(&text)
-        ));
-    }
-    (!path.exists()).then(|| "no such file or folder".into())
+        ),
+    })
 }
 
 fn about_folder(folder: &Path) -> Option<String> {
@@ -65,10 +69,17 @@ fn about_folder(folder: &Path) -> Option<String> {
                       hf download OWNER/NAME --local-dir NAME";
         return Some(reason.into());
     }
-    files
+    let mut pickles = files
         .iter()
-        .find(|file| is_one_of(&extension(file), &PICKLES))
-        .map(|file| about_pickle(file, folder))
+        .filter(|file| is_one_of(&extension(file), &PICKLES));
+    match pickles.next() {
+        Some(file) => Some(about_pickle(file, folder)),
+        None if folder.join("config.json").exists() => None,
+        None => Some(
+            "no model is in this folder; expected a GGUF file, or config.json and safetensors"
+                .into(),
+        ),
+    }
 }
 
 fn about_file(file: &Path) -> Option<String> {
@@ -94,7 +105,9 @@ fn about_file(file: &Path) -> Option<String> {
             }
         });
     }
-    let gguf = Gguf::open(file).ok()?;
+    let Ok(gguf) = Gguf::open(file) else {
+        return about_foreign(file);
+    };
     if gguf.get_str("general.architecture").ok()? != "clip" {
         return None;
     }
@@ -105,6 +118,31 @@ fn about_file(file: &Path) -> Option<String> {
         "the vision part of a model (architecture clip, a projector); give the file with the language model: \
          waterline chat {model}"
     ))
+}
+
+/// A file of another format; none for a GGUF file, or if it cannot be read.
+fn about_foreign(file: &Path) -> Option<String> {
+    const MAGIC: &[u8] = b"GGUF";
+    let mut start = Vec::new();
+    let opened = std::fs::File::open(file).ok()?;
+    opened.take(1024).read_to_end(&mut start).ok()?;
+    if start.starts_with(MAGIC) {
+        return None;
+    }
+    let expected = "no model; expected a GGUF file or a Hugging Face folder";
+    // The last character that was read may be cut.
+    let is_cut = |e: std::str::Utf8Error| e.error_len().is_none();
+    let is_text = |bytes: &[u8]| {
+        !bytes.contains(&0) && std::str::from_utf8(bytes).map_or_else(is_cut, |_| true)
+    };
+    Some(match start.as_slice() {
+        [] => "an empty file; expected a GGUF file or a Hugging Face folder".into(),
+        start if is_text(start) => format!(
+            "{expected}; to complete the text in it: waterline run -f {}",
+            quoted_path(file)
+        ),
+        _ => expected.into(),
+    })
 }
 
 fn about_pickle(file: &Path, folder: &Path) -> String {
@@ -133,7 +171,13 @@ fn about_hub(owner: &str, name: &str) -> String {
 
 /// Owner and name of a repository on the Hugging Face Hub: `owner/name`, or the address of its page.
 fn hub_name(text: &str) -> Option<(&str, &str)> {
-    const ADDRESSES: [&str; 4] = ["https://huggingface.co/", "https://hf.co/", "hf.co/", "hf:"];
+    const ADDRESSES: [&str; 5] = [
+        "https://huggingface.co/",
+        "https://hf.co/",
+        "hf.co/",
+        "hf://",
+        "hf:",
+    ];
     let mut address = ADDRESSES
         .iter()
         .filter_map(|start| text.strip_prefix(start));
@@ -215,6 +259,7 @@ mod tests {
                 Some(("fla-hub", "gla-1.3B")),
             ),
             ("hf:a/b", Some(("a", "b"))),
+            ("hf://a/b", Some(("a", "b"))),
             ("./a/b", None),
             ("../b", None),
             ("/a/b", None),

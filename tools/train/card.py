@@ -1,4 +1,4 @@
-"""Asks a model the 60 questions of card.json and marks the answers: card.py WATERLINE MODEL.gguf [--seeds N] [--out FILE.md]
+"""Asks a model the 60 questions of card.json and marks the answers: card.py WATERLINE MODEL.gguf [--card FILE.json] [--seeds N] [--out FILE.md]
 
 Each question is a conversation of one or more messages, one process of `waterline chat` each; only the last answer is marked. It must hold
 every word of `all` and at least one of `any`, none of `none` (case ignored, whole words), and have `words` words at least. Greedy once,
@@ -41,11 +41,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binary")
     parser.add_argument("model")
+    parser.add_argument("--card", type=Path, default=Path(__file__).parent / "card.json", help="the questions")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="a table of every question, its greedy answer and its marks")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="questions at a time")
     args = parser.parse_args()
-    questions = json.loads((Path(__file__).parent / "card.json").read_text())
+    questions = json.loads(args.card.read_text())
     scores, table = {}, ["| | kind | conversation | greedy answer | greedy | sampled |", "|---|---|---|---|---|---|"]
 
     def answers(q):

@@ -98,10 +98,11 @@ pub enum RetainedPolicy {
 const SET_KEYS: usize = 2;
 const SET_VALUES: usize = 3;
 const SET_COUNTS: usize = 4;
-const WINDOW_SCORES: usize = 5;
-const SET_SCORES: usize = 6;
+const SET_POSITIONS: usize = 5;
+const WINDOW_SCORES: usize = 6;
+const SET_SCORES: usize = 7;
 /// The number of the first state tensor after those of a window and a set with scores.
-pub(super) const AFTER_SET: usize = 7;
+pub(super) const AFTER_SET: usize = 8;
 
 impl Attention {
     fn kv_width(&self) -> usize {
@@ -158,7 +159,7 @@ impl Attention {
 
     /// State tensors of a retained set, which follow the ring.
     pub(super) fn set_tensors(&self, capacity: usize, scored: bool) -> Vec<StateTensor> {
-        use StateDtype::{F32, Kv, U32};
+        use StateDtype::{F32, Kv, U32, U64};
         let set = [self.kv_heads, capacity, self.head_dim];
         let window = [self.kv_heads, self.window.unwrap_or(1)];
         let mut tensors = vec![
@@ -166,6 +167,8 @@ impl Attention {
             StateTensor::new("set_values", StateKind::Set, Kv, &set),
             StateTensor::new("set_counts", StateKind::Counter, U32, &set[..1])
                 .within(StateRange::UpTo(capacity as u64)),
+            StateTensor::new("set_positions", StateKind::Set, U64, &set[..2])
+                .within(StateRange::UpToPosition),
         ];
         if scored {
             tensors.extend([
@@ -192,6 +195,7 @@ impl Attention {
             set_keys: layer.state_tensor(SET_KEYS),
             set_values: layer.state_tensor(SET_VALUES),
             set_counts: layer.state_tensor(SET_COUNTS),
+            set_positions: layer.state_tensor(SET_POSITIONS),
         }
     }
 

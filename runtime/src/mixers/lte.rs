@@ -9,7 +9,7 @@
 //! When token t enters, token `t - window` leaves: kept if its score is above zero and there is room or a strictly
 //! lower score. The reference lets prompt queries see the set of the prompt's end, which is not causal; here every
 //! query sees the set of its own time, which is what the reference does when it decodes.
-//! State: the window's keys, values and scores, the set's, and the router's last inputs.
+//! State: the window's keys, values and scores, the set's and its positions, and the router's last inputs.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

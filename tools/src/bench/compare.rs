@@ -9,7 +9,7 @@ use super::report::{Depth, Report};
 use super::statistics::{mean, median, p99, ratio};
 use crate::error::{Error, Result};
 use crate::page::Page;
-use crate::units::{bytes, rounded};
+use crate::units::{bytes, rounded, thousands};
 
 /// Two results.
 pub struct Comparison {
@@ -22,6 +22,10 @@ const EXPLANATION: &str = "In brackets: where the change lies in 95 of 100 repet
 
 fn read(path: &Path) -> Result<Report> {
     let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+    if text.trim_ascii_start().starts_with(b"[") {
+        let reason = "several results; expected one: bench of one model with one number of threads";
+        return Err(Error::input(path, reason));
+    }
     let report: Report = serde_json::from_slice(&text).map_err(|e| {
         let reason = format!("this is not a result of one run that bench --json has written: {e}");
         Error::input(path, reason)
@@ -108,7 +112,7 @@ impl Comparison {
             let Some(other) = b.depths.iter().find(same) else {
                 continue;
             };
-            let at = |what: &str| format!("{what} us at {}", depth.position);
+            let at = |what: &str| format!("{what} us at {}", thousands(depth.position));
             let interval = |of| Some(ratio(&depth.samples_us, &other.samples_us, of).1);
             row(at("p50"), [depth.p50_us, other.p50_us], interval(median));
             row(at("p99"), [depth.p99_us, other.p99_us], interval(p99));

@@ -258,10 +258,6 @@ impl Outputs {
                 continue;
             }
             check_output(path, None)?;
-            let folder = path.parent().filter(|dir| !dir.as_os_str().is_empty());
-            if folder.is_some_and(|folder| !folder.is_dir()) {
-                return Err(Error::input(path, "there is no such folder"));
-            }
         }
         Ok(())
     }

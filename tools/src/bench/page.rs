@@ -5,13 +5,13 @@ use super::provenance::{self, Provenance};
 use super::report::{Depth, Report};
 use crate::page::{Figure, Page};
 use crate::plot::{Axis, Band, Plot, Series};
-use crate::text::shown_line;
+use crate::text::lines_of;
 use crate::units;
 
 /// Points of a computed line.
 const COMPUTED: usize = 48;
-/// Characters of a note that fit below a plot.
-const NOTE: usize = 140;
+/// Characters that fit on a line below a plot.
+const NOTE: usize = 120;
 
 /// The page.
 pub fn page(reports: &[Report]) -> Page {
@@ -57,8 +57,9 @@ pub fn notes(reports: &[Report], labels: &[String]) -> Vec<String> {
     for (label, report) in labels.iter().zip(reports) {
         let from = &report.provenance;
         let machine = from.gpu.as_deref().or(report.machine.cpu.as_deref());
+        let plural = if report.threads == 1 { "" } else { "s" };
         notes.push(format!(
-            "{label}: {}, {} threads; {}; sha256 {}; commit {}, {}",
+            "{label}: {}, {} thread{plural}; {}; sha256 {}; commit {}, {}",
             machine.unwrap_or(&report.machine.arch),
             report.threads,
             from.format,
@@ -70,7 +71,7 @@ pub fn notes(reports: &[Report], labels: &[String]) -> Vec<String> {
     notes.extend(warnings(reports, labels));
     let command = reports.first().map(|report| &report.provenance.command);
     notes.extend(command.map(String::from));
-    notes.iter().map(|note| shown_line(note, NOTE)).collect()
+    notes.iter().flat_map(|note| lines_of(note, NOTE)).collect()
 }
 
 /// Latency and memory of all results, over each other, by their labels.

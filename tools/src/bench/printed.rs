@@ -2,7 +2,7 @@
 
 use super::report::{Depth, Report};
 use super::statistics::spread;
-use crate::units::{self, rounded};
+use crate::units::{self, rounded, thousands};
 
 impl Report {
     /// The columns of [`Report::csv_lines`].
@@ -101,7 +101,7 @@ impl Report {
                 format!(
                     "{} ms after {} tokens ({times}: {})",
                     rounded(self.time_to_first_token_ms),
-                    self.prompt,
+                    thousands(self.prompt as u64),
                     between(&self.first_token_samples_s, &|s| 1e3 * s)
                 ),
             ),
@@ -179,15 +179,14 @@ impl Report {
             "resident",
         ];
         let row = |depth: &Depth| {
-            let us = |value: f64| format!("{value:.1}");
             [
-                depth.position.to_string(),
-                us(depth.p50_us),
-                us(depth.p90_us),
-                us(depth.p99_us),
-                us(depth.max_us),
-                us(depth.jitter_us),
-                us(depth.tokens_per_s()),
+                thousands(depth.position),
+                rounded(depth.p50_us),
+                rounded(depth.p90_us),
+                rounded(depth.p99_us),
+                rounded(depth.max_us),
+                rounded(depth.jitter_us),
+                rounded(depth.tokens_per_s()),
                 depth
                     .rss_bytes
                     .map_or("unknown".into(), |n| units::bytes(n as usize)),

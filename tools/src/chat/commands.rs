@@ -1,11 +1,12 @@
 //! What can be typed after a slash.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use rustyline::completion::FilenameCompleter;
 use waterline::Snapshot;
 
+use super::completion;
 use super::conversation::Conversation;
+use super::forks::Forks;
 use super::screen::Screen;
 use super::sessions::{Sessions, title_of};
 use super::{gauge, settings};
@@ -15,10 +16,12 @@ use crate::units::{bytes, rounded, thousands};
 use crate::write_model::check_output;
 
 /// A command: its names, what may follow, what it does.
-struct Help {
+pub struct Help {
     /// The first is the one that is listed; the others do the same.
-    names: &'static [&'static str],
-    arguments: &'static str,
+    pub names: &'static [&'static str],
+    /// What may follow; empty if nothing may.
+    pub arguments: &'static str,
+    /// What it does.
     about: &'static str,
 }
 
@@ -34,12 +37,13 @@ const fn help(
     }
 }
 
-const COMMANDS: [Help; 15] = [
+/// Every command.
+pub const COMMANDS: [Help; 15] = [
     help(&["help", "?"], "", "this list"),
     help(
         &["system"],
         "[TEXT]",
-        "instructions ahead of the conversation; show them without TEXT, none removes them",
+        "set the instructions or show them; none removes them",
     ),
     help(&["clear", "new"], "", "begin a new conversation"),
     help(
@@ -51,31 +55,27 @@ const COMMANDS: [Help; 15] = [
     help(
         &["fork"],
         "[NAME]",
-        "go to the fork NAME, made here if it is new; list them without NAME",
+        "go to the fork NAME, made here if it is new, or list them",
     ),
     help(
         &["save"],
         "[FILE]",
-        "keep the conversation in FILE, or under its first words",
+        "keep the conversation in FILE or under its first words",
     ),
     help(&["save!"], "FILE", "the same in place of what FILE holds"),
     help(&["load"], "FILE", "go on with the conversation in FILE"),
     help(
         &["sessions"],
         "[N]",
-        "list the conversations that are kept, or go on with number N",
+        "list the kept conversations, or go on with number N",
     ),
     help(&["resume"], "", "go on with the last conversation"),
     help(
         &["state"],
         "[--all]",
-        "what the session's memory holds; every piece of it with --all",
+        "what the session's memory holds; --all: every tensor",
     ),
-    help(
-        &["set"],
-        "[KEY VALUE]",
-        "change a setting; list them without KEY",
-    ),
+    help(&["set"], "[KEY VALUE]", "change a setting, or list them"),
     help(&["stats"], "", "tokens and times so far"),
     help(&["quit", "exit", "bye"], "", "leave, as Ctrl-D"),
 ];
@@ -95,72 +95,21 @@ pub enum Action {
     Quit,
 }
 
-/// A fork as it was left.
-struct Fork {
-    name: String,
-    state: Snapshot,
-    /// Where its conversation is kept.
-    kept: Option<PathBuf>,
-}
-
-/// Commands, and the forks that they have made.
+/// Commands, and what they have made.
 pub struct Commands {
-    /// The fork that the conversation is.
-    current: String,
-    /// The others.
-    forks: Vec<Fork>,
+    /// The forks of the conversation.
+    pub forks: Forks,
     /// The conversations in the user's folder.
     pub sessions: Sessions,
-}
-
-/// Where a completion begins, and what can stand there.
-pub type Completions = (usize, Vec<String>);
-
-/// What can be typed at the end of `line`, where there are these forks.
-pub fn complete(line: &str, forks: &[String]) -> Completions {
-    let Some((command, typed)) = line.split_once(' ') else {
-        // What can be followed by something ends in a space, behind which the next Tab goes on.
-        let names = COMMANDS.iter().flat_map(|help| {
-            let space = if help.arguments.is_empty() { "" } else { " " };
-            help.names.iter().map(move |name| format!("/{name}{space}"))
-        });
-        let fits = |name: &String| !line.is_empty() && name.starts_with(line);
-        return (0, names.filter(fits).collect());
-    };
-    let of = |words: &mut dyn Iterator<Item = &str>| -> Completions {
-        let fits = words.filter(|word| word.starts_with(typed));
-        (line.len() - typed.len(), fits.map(String::from).collect())
-    };
-    match command {
-        "/set" => of(&mut settings::names()),
-        "/fork" => of(&mut forks.iter().map(String::as_str)),
-        "/state" => of(&mut ["--all"].into_iter()),
-        "/system" => of(&mut ["none"].into_iter()),
-        "/load" | "/save" | "/save!" => {
-            let found = FilenameCompleter::new().complete_path(line, line.len());
-            let (start, pairs) = found.unwrap_or_default();
-            (
-                start,
-                pairs.into_iter().map(|pair| pair.replacement).collect(),
-            )
-        }
-        _ => (line.len(), Vec::new()),
-    }
 }
 
 impl Commands {
     /// Commands of a conversation that is kept in `sessions`.
     pub fn new(sessions: Sessions) -> Self {
         Commands {
-            current: "main".into(),
-            forks: Vec::new(),
+            forks: Forks::new(),
             sessions,
         }
-    }
-
-    /// The forks that one can go to.
-    pub fn forks(&self) -> Vec<String> {
-        self.forks.iter().map(|fork| fork.name.clone()).collect()
     }
 
     /// Runs a command, given without its slash.
@@ -195,11 +144,12 @@ impl Commands {
                 Some(text) => format!("taken back: {}", first_line(&text)),
                 None => return Err(Error::usage("nothing has been said yet")),
             },
-            "fork" => self.fork(rest, conversation)?,
+            "fork" if rest.is_empty() => self.forks.list(conversation),
+            "fork" => self.forks.go_to(rest, conversation, &mut self.sessions)?,
             "save" => self.save(rest, false, conversation)?,
             "save!" => self.save(rest, true, conversation)?,
             "load" if rest.is_empty() => return Err(Error::usage("/load FILE: which file?")),
-            "load" => self.resume(Path::new(rest), conversation)?,
+            "load" => self.resume(&completion::path(rest), conversation)?,
             "sessions" => self.sessions(rest, conversation)?,
             "resume" => self.sessions("1", conversation)?,
             "state" => match rest {
@@ -215,45 +165,6 @@ impl Commands {
         Ok(Action::Done)
     }
 
-    /// Leaves the present fork as it is and goes to `name`, which begins here if it is new.
-    fn fork(&mut self, name: &str, conversation: &mut Conversation) -> Result<String> {
-        if name.is_empty() {
-            return Ok(self.list(conversation));
-        }
-        if name == self.current {
-            return Ok(format!("this is {name} already"));
-        }
-        let here = conversation.snapshot()?;
-        let there = self.forks.iter().position(|fork| fork.name == name);
-        let (said, kept) = match there {
-            Some(there) => {
-                conversation.restore(&self.forks[there].state)?;
-                let fork = self.forks.remove(there);
-                let messages = conversation.messages().len();
-                (format!("{name}, {messages} messages"), fork.kept)
-            }
-            None => {
-                let back = &self.current;
-                let said = format!("{name} goes on from here; /fork {back} leads back");
-                (said, None)
-            }
-        };
-        self.forks.push(Fork {
-            name: std::mem::replace(&mut self.current, name.into()),
-            state: here,
-            kept: self.sessions.exchange_automatic(kept),
-        });
-        Ok(said)
-    }
-
-    fn list(&self, conversation: &Conversation) -> String {
-        let read = thousands(conversation.session().position());
-        let mut lines = vec![format!("* {}, {read} tokens read", self.current)];
-        let forks = self.forks.iter();
-        lines.extend(forks.map(|fork| format!("  {}, {}", fork.name, bytes(fork.state.bytes()))));
-        lines.join("\n")
-    }
-
     /// Saves the conversation to `file`; without one to the file that it has, or else to one in the user's folder.
     fn save(&mut self, file: &str, replace: bool, conversation: &Conversation) -> Result<String> {
         let path = match (file, &self.sessions.named) {
@@ -263,7 +174,7 @@ impl Commands {
                 return Err(Error::usage("nothing has been said yet"));
             }
             ("", None) => self.sessions.free_name(conversation)?,
-            (file, _) => PathBuf::from(file),
+            (file, _) => completion::path(file),
         };
         check_output(&path, None)?;
         let own = self.sessions.named.as_ref() == Some(&path);
@@ -409,35 +320,4 @@ fn stats(conversation: &Conversation) -> String {
         format!("threads    {}", session.threads()),
     ]
     .join("\n")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn commands_and_their_arguments_are_completed() {
-        let forks = ["main".to_string(), "aside".into()];
-        let complete = |line: &str| complete(line, &forks);
-        assert_eq!(complete("/cl"), (0, vec!["/clear".into()]));
-        assert_eq!(complete("/lo"), (0, vec!["/load ".into()]));
-        assert_eq!(complete("/set te"), (5, vec!["temperature".into()]));
-        assert_eq!(complete("/fork a"), (6, vec!["aside".into()]));
-        assert_eq!(complete("/state "), (7, vec!["--all".into()]));
-        assert_eq!(complete("Hello th"), (8, vec![]));
-        assert_eq!(complete("").1.len(), 0);
-    }
-
-    #[test]
-    fn files_are_completed() {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("talk.state"), "").unwrap();
-        let line = format!("/load {}/ta", folder.path().display());
-        let (start, found) = complete(&line, &[]);
-        let whole = format!("{}{}", &line[..start], found[0]);
-        assert_eq!(
-            whole,
-            format!("/load {}/talk.state", folder.path().display())
-        );
-    }
 }

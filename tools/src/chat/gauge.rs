@@ -1,4 +1,6 @@
-//! What a session's state holds, as gauges: the window, the retained tokens, the matrices; or slot by slot.
+//! What a session's state holds, as gauges: the window, the retained tokens, the matrices; or tensor by tensor.
+
+use std::collections::BTreeMap;
 
 use waterline::Snapshot;
 use waterline::{StateDtype, StateKind, StateTensorPlan};
@@ -30,20 +32,26 @@ pub fn gauges(conversation: &Conversation) -> Result<String> {
         thousands(read)
     )];
     lines.extend(matrices(&snapshot));
-    for (rows, blocks) in windows(&snapshot) {
+    for (rows, holders) in windows(&snapshot) {
         let held = read.min(rows as u64);
         let name = match conversation.context() == Some(rows) {
             true => "context",
             false => "window",
         };
-        lines.push(gauge(name, held, rows as u64, &layers(blocks)));
+        lines.push(gauge(name, held, rows as u64, &layers(holders)));
         if held > 0 {
             let text = shown_end(&conversation.last_text(held as usize), TEXT);
             lines.push(format!("{:9} up to: {text}", ""));
         }
     }
-    lines.extend(retained(&snapshot));
-    lines.extend(retained_text(&snapshot, conversation));
+    let counted = retained(&snapshot);
+    let positions = retained_positions(&snapshot);
+    if counted.is_none() && !positions.is_empty() {
+        let (held, capacity) = (positions.len() as u64, positions_capacity(&snapshot));
+        lines.push(gauge("retained", held, capacity, "all layers together"));
+    }
+    lines.extend(counted);
+    lines.extend(retained_text(&positions, conversation));
     Ok(lines.join("\n"))
 }
 
@@ -69,18 +77,18 @@ fn matrices(snapshot: &Snapshot) -> Option<String> {
     let of_kind = snapshot
         .tensors()
         .filter(|(tensor, _)| tensor.kind == StateKind::Matrix);
-    let mut blocks: Vec<usize> = Vec::new();
+    let mut holders: Vec<usize> = Vec::new();
     let mut sum = 0;
     for (tensor, data) in of_kind {
-        blocks.extend(tensor.layer);
+        holders.extend(tensor.layer);
         sum += data.len();
     }
-    blocks.dedup();
+    holders.dedup();
     (sum > 0).then(|| {
         format!(
-            "matrices  {} in {}: everything that was read, faded and overwritten as the model learned to",
+            "matrices  {} in {}: all that was read, faded and overwritten",
             bytes(sum),
-            layers(blocks.len())
+            layers(holders.len())
         )
     })
 }
@@ -94,59 +102,79 @@ fn windows(snapshot: &Snapshot) -> Vec<(usize, usize)> {
     for (tensor, _) in snapshot.tensors().filter(|(tensor, _)| is_window(tensor)) {
         let rows = tensor.shape.get(1).copied().unwrap_or(0);
         match windows.iter_mut().find(|(other, _)| *other == rows) {
-            Some((_, blocks)) => *blocks += 1,
+            Some((_, holders)) => *holders += 1,
             None => windows.push((rows, 1)),
         }
     }
     windows
 }
 
-/// How full the sets of retained tokens are: the fullest, and the range over layers and heads.
+/// How full the sets of retained tokens are: the mean, and the range over layers and heads.
 fn retained(snapshot: &Snapshot) -> Option<String> {
     let mut counts: Vec<u64> = Vec::new();
-    let (mut capacity, mut blocks) = (0, 0);
+    let mut capacity = 0;
     for (tensor, data) in snapshot
         .tensors()
         .filter(|(tensor, _)| tensor.name == "set_counts")
     {
-        blocks += 1;
         counts.extend(u32s(data).map(u64::from));
-        let of_block = tensor.layer.and_then(|block| set_capacity(snapshot, block));
-        capacity = capacity.max(of_block.unwrap_or(0) as u64);
+        let of_layer = tensor.layer.and_then(|layer| set_capacity(snapshot, layer));
+        capacity = capacity.max(of_layer.unwrap_or(0) as u64);
     }
     let (least, most) = (*counts.iter().min()?, *counts.iter().max()?);
     let mean = counts.iter().sum::<u64>() / counts.len() as u64;
     let rest = format!(
-        "{} of {} heads; the emptiest head holds {least}, the fullest {most}",
-        layers(blocks),
-        counts.len() / blocks
+        "{least} to {most} in each of {} heads",
+        thousands(counts.len() as u64)
     );
     Some(gauge("retained", mean, capacity, &rest))
 }
 
-/// The text of the tokens that the first layer with known positions retains, as far as the history reaches.
-fn retained_text(snapshot: &Snapshot, conversation: &Conversation) -> Option<String> {
-    let (tensor, data) = snapshot
-        .tensors()
-        .find(|(tensor, _)| tensor.name.ends_with("_positions"))?;
-    // One more than the position; 0 is an empty row.
-    let stored = data
-        .as_chunks::<8>()
-        .0
+/// The state tensors that hold positions of retained tokens.
+fn position_tensors(snapshot: &Snapshot) -> impl Iterator<Item = (&StateTensorPlan, &[u8])> {
+    let tensors = snapshot.tensors();
+    tensors.filter(|(tensor, _)| tensor.name.ends_with("_positions"))
+}
+
+/// Tokens that all layers can retain.
+fn positions_capacity(snapshot: &Snapshot) -> u64 {
+    let rows = position_tensors(snapshot).map(|(tensor, _)| tensor.shape.iter().product::<usize>());
+    rows.sum::<usize>() as u64
+}
+
+/// The positions of retained tokens, and how many layers and heads hold each.
+fn retained_positions(snapshot: &Snapshot) -> BTreeMap<u64, usize> {
+    let mut holders = BTreeMap::new();
+    for (_, data) in position_tensors(snapshot) {
+        // One more than the position; 0 is an empty row.
+        let stored = data.as_chunks::<8>().0.iter();
+        let positions = stored.filter_map(|&p| u64::from_le_bytes(p).checked_sub(1));
+        for position in positions {
+            *holders.entry(position).or_default() += 1;
+        }
+    }
+    holders
+}
+
+/// The text of the retained tokens that most layers and heads hold, as far as the history reaches, in the order of the text.
+fn retained_text(holders: &BTreeMap<u64, usize>, conversation: &Conversation) -> Option<String> {
+    let mut positions: Vec<u64> = holders.keys().copied().collect();
+    positions.sort_by_key(|position| std::cmp::Reverse(holders[position]));
+    let words = positions
         .iter()
-        .map(|&p| u64::from_le_bytes(p));
-    let mut positions: Vec<u64> = stored.filter_map(|p| p.checked_sub(1)).collect();
-    positions.sort_unstable();
-    let rest = format!("the first of such layers ({})", tensor.layer.unwrap_or(0));
-    let capacity = tensor.shape.iter().product::<usize>() as u64;
-    let words: Vec<String> = positions
-        .iter()
-        .filter_map(|&position| conversation.token_text(position))
-        .take(SHOWN)
-        .collect();
-    let line = gauge("retained", positions.len() as u64, capacity, &rest);
-    let text = shown_line(&words.join("|"), TEXT);
-    Some(format!("{line}\n{:9} among them: {text}", ""))
+        .filter_map(|&position| Some((position, conversation.token_text(position)?)));
+    let mut words: Vec<(u64, String)> = words.take(SHOWN).collect();
+    words.sort_by_key(|word| word.0);
+    let mut text = String::new();
+    let mut last = None;
+    for (position, word) in words {
+        // Tokens that followed each other are shown as they stood.
+        let follows = last.is_none_or(|last| position == last + 1);
+        text += if follows { "" } else { "|" };
+        text += &word;
+        last = Some(position);
+    }
+    (!text.is_empty()).then(|| format!("{:9} among them: {}", "", shown_line(&text, TEXT)))
 }
 
 /// Every state tensor of the state: those of one name and shape together, and the values of counters.
@@ -162,13 +190,13 @@ pub fn tensors(conversation: &Conversation) -> Result<String> {
             None => groups.push((what, 1, data.len())),
         }
         let counts_members = tensor.kind == StateKind::Counter && tensor.dtype == StateDtype::U32;
-        if let Some(block) = tensor.layer.filter(|_| counts_members) {
+        if let Some(layer) = tensor.layer.filter(|_| counts_members) {
             let counts: Vec<String> = u32s(data).map(|count| count.to_string()).collect();
             let capacity =
-                set_capacity(&snapshot, block).map_or(String::new(), |n| format!(" of {n}"));
+                set_capacity(&snapshot, layer).map_or(String::new(), |n| format!(" of {n}"));
             let counts = counts.join(" ");
             counters.push(format!(
-                "layer {block:<3} {}: {counts}{capacity}",
+                "layer {layer:<3} {}: {counts}{capacity}",
                 tensor.name
             ));
         }
@@ -197,10 +225,10 @@ fn u32s(data: &[u8]) -> impl Iterator<Item = u32> {
 }
 
 /// How many members each set of a layer can have.
-fn set_capacity(snapshot: &Snapshot, block: usize) -> Option<usize> {
+fn set_capacity(snapshot: &Snapshot, layer: usize) -> Option<usize> {
     let mut tensors = snapshot.tensors().map(|(tensor, _)| tensor);
     let set =
-        tensors.find(|tensor| tensor.layer == Some(block) && tensor.kind == StateKind::Set)?;
+        tensors.find(|tensor| tensor.layer == Some(layer) && tensor.kind == StateKind::Set)?;
     set.shape.get(1).copied()
 }
 

@@ -16,7 +16,7 @@ use rustyline::{
     EventHandler, Helper, KeyCode, KeyEvent, Modifiers, RepeatCount,
 };
 
-use super::commands;
+use super::completion;
 use super::screen::Screen;
 use super::sessions::state_folder;
 use crate::error::{Error, Result};
@@ -253,7 +253,7 @@ impl Completer for Keys {
         cursor: usize,
         _: &Context,
     ) -> rustyline::Result<(usize, Vec<String>)> {
-        Ok(commands::complete(&line[..cursor], &self.forks))
+        Ok(completion::complete(&line[..cursor], &self.forks))
     }
 }
 

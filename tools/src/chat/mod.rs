@@ -1,7 +1,9 @@
 //! `waterline chat`: a conversation, on a terminal or through a pipe.
 
 mod commands;
+mod completion;
 mod conversation;
+mod forks;
 mod gauge;
 mod input;
 mod screen;
@@ -106,7 +108,7 @@ impl Talk {
         let mut failed = false;
         loop {
             self.conversation.session().canceller().clear();
-            let line = match input.next(screen, self.commands.forks())? {
+            let line = match input.next(screen, self.commands.forks.names())? {
                 Line::Text(line) => line,
                 Line::Unreadable(error) => {
                     screen.problem(&error)?;

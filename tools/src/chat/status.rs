@@ -17,24 +17,23 @@ pub fn banner(conversation: &Conversation, sessions: &Sessions) -> String {
         1 => "1 thread".into(),
         threads => format!("{threads} threads"),
     };
+    let bound = match conversation.context() {
+        Some(context) => format!("for {} tokens", thousands(context as u64)),
+        None => "that does not grow".into(),
+    };
     let mut lines = vec![
         format!(
-            "{}: {} parameters, {threads}, a state of {} that does not grow. /help lists the commands.",
+            "{}: {} parameters, {threads}, a state of {} {bound}.",
             shown_line(model.name(), 60),
             count(model.spec().parameters()),
             bytes(session.state_bytes()),
         ),
+        "/help lists the commands.".into(),
         format!(
             "Try:  {}",
             openings(builtin::is_builtin(model)).join("\n      ")
         ),
     ];
-    if let Some(context) = conversation.context() {
-        lines[0] = lines[0].replace(
-            "that does not grow",
-            &format!("for {} tokens", thousands(context as u64)),
-        );
-    }
     if let Some(last) = sessions.list().first() {
         lines.push(format!(
             "/resume goes on with \"{}\" of {}.",

@@ -12,7 +12,8 @@ use crate::state::{Kv, StateDtype, StatePlan};
 const DIM: usize = 12;
 const TOKENS: usize = 70;
 
-/// Slot 0 is the position; then keys, values, those of the set, its counts, scores of the window and of the set.
+/// State tensor 0 is the position; then keys, values, those of the set, its counts, scores of the window and of the set, and the set's
+/// positions.
 fn slots(kv: Kv, kv_heads: usize, window: usize, capacity: usize) -> StatePlan {
     let cached = if kv == Kv::F16 {
         StateDtype::F16
@@ -30,6 +31,7 @@ fn slots(kv: Kv, kv_heads: usize, window: usize, capacity: usize) -> StatePlan {
         (StateDtype::U32, &set[..1]),
         (StateDtype::F32, &ring[..2]),
         (StateDtype::F32, &set[..2]),
+        (StateDtype::U64, &set[..2]),
     ])
 }
 
@@ -81,6 +83,7 @@ fn retained(policy: Policy, sink: usize) -> Option<Eviction> {
         set_keys: 3,
         set_values: 4,
         set_counts: 5,
+        set_positions: 8,
     })
 }
 

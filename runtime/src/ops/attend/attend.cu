@@ -236,6 +236,8 @@ struct Retained {
   Rows router;
   float* window_scores;
   float* set_scores;
+  // One more than the position of each of the set's tokens.
+  u64* set_positions;
   u32* counts;
   // Of the tokens that leave the window `[kv_heads, chunk]`, and for each row of the set the token that took it last.
   float* leaving;
@@ -354,6 +356,7 @@ __device__ void retain(Attended a, Retained r, const u64* position, int tokens) 
         int before = t > 0 ? occupants[kept] : -1;
         (before < 0 ? gone[kept] : until[before]) = t;
         occupants[kept] = t;
+        r.set_positions[head * a.capacity + kept] = leaves + 1;
         if constexpr (policy == LEARNED) scores[kept] = score;
       }
     }
@@ -401,7 +404,10 @@ __device__ void attend_and_weigh(const Attended& a, const Retained& r, const u64
         *place = E(own[i]);
       }
     }
-    if (threadIdx.x == 0 && kept >= 0) scores[kept] = score;
+    if (threadIdx.x == 0 && kept >= 0) {
+      scores[kept] = score;
+      r.set_positions[kv_head * a.capacity + kept] = now - a.rows + 1;
+    }
     __syncthreads();
 
     int seen = now + 1 < a.rows ? (int)now + 1 : a.rows;

@@ -58,6 +58,7 @@ struct Retained {
     router: Rows,
     window_scores: u64,
     set_scores: u64,
+    set_positions: u64,
     counts: u64,
     leaving: u64,
     occupants: u64,
@@ -143,6 +144,7 @@ impl Attend {
         attended.set_values = launches.state_address(eviction.set_values);
         let mut retained = Retained {
             counts: launches.state_address(eviction.set_counts),
+            set_positions: launches.state_address(eviction.set_positions),
             sink: eviction.sink as i32,
             ..Retained::zeroed()
         };
@@ -202,9 +204,15 @@ impl Attend {
         let call = self.head_call(launches, attended, retained, format!("retain<{policy}>"));
         launches.push_prefetching(call);
         if let Policy::Learned { scores, .. } = &eviction.policy {
-            let [window, set, counts] = [scores.window, scores.set, eviction.set_counts]
-                .map(|tensor| launches.state_bytes(tensor));
-            let mut written = vec![set, counts, first..end];
+            let tensors = [
+                scores.window,
+                scores.set,
+                eviction.set_positions,
+                eviction.set_counts,
+            ];
+            let [window, set, positions, counts] =
+                tensors.map(|tensor| launches.state_bytes(tensor));
+            let mut written = vec![set, positions, counts, first..end];
             // What the router stores there is not what is read, the score of the token that leaves.
             if retained.router.first != 0 {
                 written.push(window);

@@ -79,9 +79,7 @@ impl Op for Attend {
         rules.state(self.keys, &[heads, None, dim]);
         rules.state(self.values, &[heads, None, dim]);
         if let Some(eviction) = &self.eviction {
-            rules.state(eviction.set_keys, &[heads, None, dim]);
-            rules.state(eviction.set_values, &[heads, None, dim]);
-            rules.state(eviction.set_counts, &[heads]);
+            eviction.check(rules, heads, dim);
         }
     }
 

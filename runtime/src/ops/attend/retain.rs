@@ -1,6 +1,7 @@
 //! Tokens that leave a window and stay: which ones.
 
 use crate::operands::{Access, View};
+use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
 
 /// Retention of tokens beyond the window, in a set of capped size.
@@ -15,6 +16,9 @@ pub struct Eviction {
     pub set_values: usize,
     /// The state tensor of the number of retained tokens `[kv_heads]`.
     pub set_counts: usize,
+    /// The state tensor of one more than the position of each retained token `[kv_heads, capacity]`; 0 is an empty row. Nothing is
+    /// computed from it.
+    pub set_positions: usize,
 }
 
 /// Which tokens stay when a set is full.
@@ -46,13 +50,30 @@ pub struct ScoreTensors {
 impl Eviction {
     /// What attention with this retention reads and writes besides.
     pub(super) fn access(&self, access: Access) -> Access {
-        let access = access.state([self.set_keys, self.set_values, self.set_counts]);
+        let access = access.state([
+            self.set_keys,
+            self.set_values,
+            self.set_counts,
+            self.set_positions,
+        ]);
         match &self.policy {
             Policy::Learned { router, scores, .. } => {
                 access.reads([*router]).state([scores.window, scores.set])
             }
             Policy::Attention(scores) => access.state([scores.window, scores.set]),
             Policy::Stride(_) => access,
+        }
+    }
+
+    /// The shapes of the state tensors.
+    pub(super) fn check(&self, rules: &mut Rules, heads: Option<usize>, dim: Option<usize>) {
+        rules.state(self.set_keys, &[heads, None, dim]);
+        rules.state(self.set_values, &[heads, None, dim]);
+        rules.state(self.set_counts, &[heads]);
+        rules.state(self.set_positions, &[heads, None]);
+        if let Policy::Learned { scores, .. } | Policy::Attention(scores) = &self.policy {
+            rules.state(scores.window, &[heads, None]);
+            rules.state(scores.set, &[heads, None]);
         }
     }
 
@@ -69,6 +90,7 @@ impl Eviction {
                 written: one * plan.tensors[self.set_counts].bytes,
                 ..Touched::whole(plan, self.set_counts)
             },
+            rows(self.set_positions, 0, one),
         ];
         match &self.policy {
             Policy::Learned { scores, .. } => {
@@ -89,7 +111,7 @@ impl Eviction {
 mod tests {
     use super::*;
     use crate::ops::Attend;
-    use crate::ops::rig::{Rig, noise, side_by_side};
+    use crate::ops::rig::{Rig, noise, plan, side_by_side};
     use crate::state::StateDtype;
 
     const DIM: usize = 5;
@@ -112,6 +134,7 @@ mod tests {
                 set_keys: 2,
                 set_values: 3,
                 set_counts: 4,
+                set_positions: 7,
             }),
             out: View::whole(1, width),
         }
@@ -138,6 +161,7 @@ mod tests {
             (StateDtype::U32, &set[..1]),
             (StateDtype::F32, &ring[..2]),
             (StateDtype::F32, &set[..2]),
+            (StateDtype::U64, &set[..2]),
         ];
         let fill = |_: usize, t: usize, row: &mut [f32]| {
             for (i, x) in row.iter_mut().enumerate() {
@@ -160,6 +184,9 @@ mod tests {
             assert!(floats(&state).iter().zip(&floats(&split_state)).all(same));
         }
 
+        let plan = plan(&tensors);
+        let positions = &plan.tensors[7];
+        let stored = &state[positions.offset..positions.offset + positions.bytes];
         let value = |t: usize, column: usize| f64::from(noise(t * stride + column));
         for kv_head in 0..kv_heads {
             let group = heads / kv_heads;
@@ -195,6 +222,17 @@ mod tests {
                     }
                 }
             }
+            let entries = stored
+                .as_chunks::<8>()
+                .0
+                .iter()
+                .map(|&b| u64::from_le_bytes(b));
+            let of_head = entries.skip(kv_head * capacity).take(capacity);
+            let mut found: Vec<usize> =
+                of_head.filter(|&p| p > 0).map(|p| p as usize - 1).collect();
+            found.sort_unstable();
+            kept.sort_unstable();
+            assert_eq!(found, kept, "positions of head {kv_head}");
         }
     }
 

@@ -213,7 +213,7 @@ __device__ inline int choose_highest(const float* numbers, int count, int most, 
       float number = __shfl_xor_sync(all_lanes, high, distance);
       take(number, __shfl_xor_sync(all_lanes, place, distance));
     }
-    // Two rows by turns: who writes one has seen all others read it.
+    // Two rows alternate. A warp that writes a row again has passed the other row's barrier, before which all warps read it.
     if (lane_index() == 0) highest[n % 2][warp_index()] = high, places[n % 2][warp_index()] = place;
     __syncthreads();
     for (int warp = 0; warp < (int)blockDim.x / 32; warp++) take(highest[n % 2][warp], places[n % 2][warp]);

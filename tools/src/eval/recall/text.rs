@@ -84,7 +84,7 @@ impl Writer {
         let notes = notes(setting, &mut random);
         let mut order: Vec<usize> = (0..notes.len()).collect();
         random.shuffle(&mut order);
-        let mut first = self.told(setting, &notes, &mut random)?;
+        let mut first = self.statement(setting, &notes, &mut random)?;
         let mut messages = Vec::with_capacity(2 * notes.len());
         for (i, &asked) in order.iter().enumerate() {
             let mut question = if i == 0 {
@@ -107,7 +107,12 @@ impl Writer {
     }
 
     /// The first message up to its question.
-    fn told(&self, setting: &Setting, notes: &[Note], random: &mut SplitMix64) -> Result<Text> {
+    fn statement(
+        &self,
+        setting: &Setting,
+        notes: &[Note],
+        random: &mut SplitMix64,
+    ) -> Result<Text> {
         let block = match setting.task {
             Task::Joint => notes.len() / JOINT_CONTEXTS,
             _ => 1,
@@ -303,8 +308,8 @@ mod tests {
                 // The last token of the value lies so far before the question's end.
                 let written = question.answer.start - 1 - question.distance;
                 assert_eq!(sequence.tokens[written], answer[answer.len() - 1]);
-                let told = text(&sequence.tokens[written + 1 - answer.len()..=written]);
-                assert_eq!(told.trim(), value);
+                let stated = text(&sequence.tokens[written + 1 - answer.len()..=written]);
+                assert_eq!(stated.trim(), value);
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Recall for models without a tokenizer: pairs of tokens, then questions.
 //!
 //! A sequence writes pairs of key and value, then questions: BOS, body, ASK, questions. The body holds the pairs and filler in
-//! random order. A question is a key (in joint recall a context and a key); the model must name the value next, and is then
-//! told it. Vocabulary:
+//! random order. A question is a key (in joint recall a context and a key); the model must name the value next, which
+//! then follows. Vocabulary:
 //!
 //! ```text
 //! 0 PAD | 1 BOS | 2 ASK | 16..32 contexts | 32..160 keys | 160..224 values | 224..256 filler

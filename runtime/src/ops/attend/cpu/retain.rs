@@ -61,6 +61,12 @@ impl<E: Element> Task<'_, E> {
         let Some(kept) = kept else {
             return;
         };
+        let entry = head * self.state.rows(eviction.set_positions) + kept;
+        // SAFETY: each task has its own head's positions (rules: widths, bounds).
+        unsafe {
+            self.state
+                .tensor::<u64>(eviction.set_positions, entry..entry + 1)[0] = leaving + 1;
+        }
         for (set, ring, view) in [
             (eviction.set_keys, self.attend.keys, &self.attend.k),
             (eviction.set_values, self.attend.values, &self.attend.v),

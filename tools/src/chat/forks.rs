@@ -1,0 +1,82 @@
+//! Forks of a conversation: states to return to, by name.
+
+use std::path::PathBuf;
+
+use waterline::Snapshot;
+
+use super::conversation::Conversation;
+use super::sessions::Sessions;
+use crate::error::Result;
+use crate::units::{bytes, thousands};
+
+/// A fork as it was left.
+struct Fork {
+    name: String,
+    state: Snapshot,
+    /// Where its conversation is kept.
+    kept: Option<PathBuf>,
+}
+
+/// The forks of a conversation.
+pub struct Forks {
+    /// The name of the one that the conversation is.
+    current: String,
+    others: Vec<Fork>,
+}
+
+impl Forks {
+    /// A conversation without forks.
+    pub fn new() -> Self {
+        Forks {
+            current: "main".into(),
+            others: Vec::new(),
+        }
+    }
+
+    /// The forks that one can go to.
+    pub fn names(&self) -> Vec<String> {
+        self.others.iter().map(|fork| fork.name.clone()).collect()
+    }
+
+    /// Leaves the present fork as it is and goes to `name`, which begins here if it is new.
+    pub fn go_to(
+        &mut self,
+        name: &str,
+        conversation: &mut Conversation,
+        sessions: &mut Sessions,
+    ) -> Result<String> {
+        if name == self.current {
+            return Ok(format!("this is {name} already"));
+        }
+        let here = conversation.snapshot()?;
+        let there = self.others.iter().position(|fork| fork.name == name);
+        let (said, kept) = match there {
+            Some(there) => {
+                conversation.restore(&self.others[there].state)?;
+                let fork = self.others.remove(there);
+                let messages = conversation.messages().len();
+                (format!("{name}, {messages} messages"), fork.kept)
+            }
+            None => {
+                let back = &self.current;
+                let said = format!("{name} goes on from here; /fork {back} leads back");
+                (said, None)
+            }
+        };
+        self.others.push(Fork {
+            name: std::mem::replace(&mut self.current, name.into()),
+            state: here,
+            kept: sessions.exchange_automatic(kept),
+        });
+        Ok(said)
+    }
+
+    /// The forks, the present one first.
+    pub fn list(&self, conversation: &Conversation) -> String {
+        let read = thousands(conversation.session().position());
+        let mut lines = vec![format!("* {}, {read} tokens read", self.current)];
+        let others = self.others.iter();
+        lines.extend(others.map(|fork| format!("  {}, {}", fork.name, bytes(fork.state.bytes()))));
+        lines.join("\n")
+    }
+}
