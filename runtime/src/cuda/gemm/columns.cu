@@ -23,12 +23,11 @@ __device__ void columns_prologue(const Prologue& prologue, float* floats, u8* co
   }
 }
 
-// The inputs of the columns that a block multiplies.
+// The inputs of the columns that a block multiplies. All columns of a tile are there, the last ones perhaps without a use: a branch
+// for each would keep its loads from overlapping with the others'.
 struct Columns {
   const float* floats;
   const u8* codes;
-  // How many there are.
-  int count;
 
   template <int cols>
   __device__ const Rounded<cols>& rounded(int c) const {
@@ -55,7 +54,6 @@ __device__ void column_products(const Linear& linear, int row, const In& in, flo
     if constexpr (Weights::integer) {
 #pragma unroll
       for (int c = 0; c < columns; c++) {
-        if (c >= in.count) break;
         Codes codes = in.template rounded<cols>(c).unit(unit);
 #pragma unroll
         for (int r = 0; r < rows; r++) sums[r * columns + c] += Weights::dot(matrix, index[r], codes);
@@ -66,7 +64,6 @@ __device__ void column_products(const Linear& linear, int row, const In& in, flo
       for (int r = 0; r < rows; r++) Weights::values(matrix, index[r], values[r]);
 #pragma unroll
       for (int c = 0; c < columns; c++) {
-        if (c >= in.count) break;
         const float* place = in.template values<cols>(c) + unit * Weights::unit;
         float x[Weights::unit];
         if constexpr (Weights::unit % 4 == 0) {
@@ -154,8 +151,8 @@ struct ColumnTile {
   __device__ int row(int tiles_before) const {
     return ((tile - tiles_before) * (int)(blockDim.x / 32) + warp_index()) * rows;
   }
-  __device__ Columns inputs(const float* floats, const u8* codes, int tokens) const {
-    return {floats + (long long)first * pitch, codes + (long long)first * codes_pitch<cols>, min(columns, tokens - first)};
+  __device__ Columns inputs(const float* floats, const u8* codes) const {
+    return {floats + (long long)first * pitch, codes + (long long)first * codes_pitch<cols>};
   }
   // The row and the token, from the tile's first ones on, of the sum that this lane has; none but for one of those with the same.
   __device__ static bool place(int& row, int& column) {
@@ -176,7 +173,7 @@ __device__ void gemm_columns(const float* floats, const u8* codes, const Linears
   wait_for_dependencies();
   launch_dependents();
   if (row >= linear.rows) return;
-  float product = columns_by_format<formats, cols, rows, columns>(linear, row, tile.inputs(floats, codes, tokens));
+  float product = columns_by_format<formats, cols, rows, columns>(linear, row, tile.inputs(floats, codes));
   bool mine = Tile::place(row, column);
   if (!mine || row >= linear.rows || tile.first + column >= tokens) return;
   product = linear.multiplier * product;
@@ -197,7 +194,7 @@ __device__ void gemm_gated_columns(const float* floats, const u8* codes, const L
   wait_for_dependencies();
   launch_dependents();
   if (row >= gate.rows) return;
-  Columns in = tile.inputs(floats, codes, tokens);
+  Columns in = tile.inputs(floats, codes);
   float gate_value = columns_by_format<formats, cols, rows, columns>(gate, row, in);
   float product = columns_by_format<formats, cols, rows, columns>(up, row, in);
   bool mine = Tile::place(row, column);

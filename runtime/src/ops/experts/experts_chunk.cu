@@ -22,8 +22,10 @@ __device__ inline PairTile listed_tile(const ExpertLists& lists, int slice, int 
   if (tile.expert < 0) return tile;
 #pragma unroll
   for (int i = 0; i < tile_pairs; i++) {
-    tile.pairs[i] = lists.pairs[place * tile_pairs + i];
-    tile.count += tile.pairs[i] >= 0;
+    int pair = lists.pairs[place * tile_pairs + i];
+    // Products of places without a pair are not used.
+    tile.pairs[i] = i == 0 || pair >= 0 ? pair : tile.pairs[0];
+    tile.count += pair >= 0;
   }
   return tile;
 }
@@ -32,7 +34,7 @@ __device__ inline PairTile listed_tile(const ExpertLists& lists, int slice, int 
 __device__ inline PairTile token_tile(int first, int end) {
   PairTile tile = {0, min(tile_pairs, end - first), {}};
 #pragma unroll
-  for (int i = 0; i < tile_pairs; i++) tile.pairs[i] = first + i;
+  for (int i = 0; i < tile_pairs; i++) tile.pairs[i] = min(first + i, end - 1);
   return tile;
 }
 
@@ -41,7 +43,6 @@ template <int share>
 struct TileInputs {
   const Staged& staged;
   const PairTile& tile;
-  int count;
 
   template <int cols>
   __device__ const Rounded<cols>& rounded(int c) const {
@@ -71,7 +72,7 @@ struct LaneProduct {
 template <int format, int cols, int rows, int share>
 __device__ float tile_product(const u8* matrix, int all, int row, const Staged& staged, const PairTile& tile) {
   Linear linear = {matrix, nullptr, all, 0, format, 0};
-  TileInputs<share> in = {staged, tile, tile.count};
+  TileInputs<share> in = {staged, tile};
   float sums[rows * tile_pairs] = {};
   column_products<format, cols, rows, tile_pairs>(linear, row, in, sums);
   sum_lanes<rows * tile_pairs>(sums);
