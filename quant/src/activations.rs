@@ -81,6 +81,8 @@ pub struct Activations {
     quantized: bool,
     max_rows: usize,
     max_cols: usize,
+    /// Rows from which on products are summed in panels.
+    panel_rows: usize,
     quantize: Quantize,
     values: Aligned,    // f32 [rows, stride]
     codes: Aligned,     // i8 [rows, stride]
@@ -149,6 +151,7 @@ impl Activations {
             quantized: false,
             max_rows,
             max_cols,
+            panel_rows: PANEL_TOKENS,
             quantize: simd::quantize(Simd::detect()),
             values: Aligned::zeroed(len * size_of::<f32>())?,
             codes: Aligned::zeroed(len)?,
@@ -225,13 +228,21 @@ impl Activations {
         }
     }
 
+    /// From now on every row's products are summed as those of a row alone, however many rows there are.
+    pub fn sum_as_alone(&mut self) {
+        self.panel_rows = usize::MAX;
+    }
+
+    /// Whether there are so many rows that products are summed in panels, if there is room for them.
+    pub(crate) fn are_many(&self) -> bool {
+        self.rows >= self.panel_rows
+    }
+
     /// Whether the 8-bit form was made for panels too: from so many rows on, where there is room. Many short rows may fit
     /// into the room of a few long ones, but not their panels.
     pub(crate) fn has_panels(&self) -> bool {
         let codes = self.rows.next_multiple_of(LANES) * self.stride;
-        self.quantized
-            && self.rows >= PANEL_TOKENS
-            && codes <= self.panel_codes.as_slice::<i8>().len()
+        self.quantized && self.are_many() && codes <= self.panel_codes.as_slice::<i8>().len()
     }
 
     /// Blocks `first..first + blocks` of the rows `16 * group..`.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::activations::{Activations, PANEL_TOKENS, Row};
+use crate::activations::{Activations, Row};
 use crate::cpu::Simd;
 use crate::panel::{self, Panels};
 #[cfg(target_arch = "aarch64")]
@@ -123,7 +123,7 @@ unsafe fn multiply_floats<K: Tile, P: float_panel::FloatPanels>(
 ) {
     // SAFETY: as the caller vouches.
     unsafe {
-        if product.picked.is_none() && product.tokens() >= PANEL_TOKENS {
+        if product.picked.is_none() && product.x.are_many() {
             float_panel::multiply::<P>(product, rows);
         } else {
             multiply::<K>(product, rows);

@@ -38,6 +38,12 @@ impl View {
         rows && self.start <= other.start && end(other) <= end(self)
     }
 
+    /// Where the columns of a row lie in the buffer.
+    pub(crate) fn columns(&self, row: usize) -> std::ops::Range<usize> {
+        let start = row * self.stride + self.start;
+        start..start + self.width
+    }
+
     /// The first `width` columns, and the others.
     pub fn split(self, width: usize) -> (Self, Self) {
         let first = View { width, ..self };
@@ -117,6 +123,20 @@ impl Access {
             self.writes.push(operand);
         }
         self
+    }
+
+    /// The columns that it reads.
+    pub fn read_columns(&self) -> impl Iterator<Item = &View> {
+        self.reads.iter().filter_map(|operand| match operand {
+            Operand::Columns(view) => Some(view),
+            Operand::State(_) => None,
+        })
+    }
+
+    /// Whether it changes a state tensor.
+    pub fn changes_state(&self) -> bool {
+        let state = |operand: &Operand| matches!(operand, Operand::State(_));
+        self.writes.iter().any(state)
     }
 
     /// The first thing by which the order of the two matters, `self` being the earlier one.

@@ -8,8 +8,8 @@ struct Operands {
 static Operands operands[32];
 
 // Adds `term(row, half, column)` to each of this lane's sums, after every lane has stored its operands.
-template <class Term>
-void sum_operands(float* sums, const u32* a, const u32* b, Term term) {
+template <class Sum, class Term>
+void sum_operands(Sum* sums, const u32* a, const u32* b, Term term) {
   Operands& own = operands[lane_index()];
   memcpy(own.a, a, sizeof(own.a));
   memcpy(own.b, b, sizeof(own.b));
@@ -115,6 +115,26 @@ __device__ inline void multiply_add(float* sums, const u32* a, const u32* b) {
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+// sums += a b in 8-bit integers, of 16 rows, 8 columns and a depth of 32. A word has four numbers of the depth: those from 4t on in the
+// first words of a row and a column, those sixteen behind them in the others.
+__device__ inline void multiply_add_codes(int* sums, const u32* a, const u32* b) {
+#ifdef WATERLINE_EMULATOR
+  sum_operands(sums, a, b, [](int g, int lower, int column) {
+    int sum = 0;
+    for (int k = 0; k < 8; k++) {
+      sum = __dp4a(operands[4 * g + k % 4].a[lower + k / 4 * 2], operands[4 * column + k % 4].b[k / 4], sum);
+    }
+    return sum;
+  });
+#else
+  asm(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #endif
 }

@@ -118,14 +118,14 @@ impl Engine for CpuEngine {
     fn group(&self, most: usize) -> Result<Box<dyn Group>> {
         Ok(Box::new(HostGroup {
             model: Arc::clone(&self.model),
-            together: Together::new(self.model.program(), Arc::clone(&self.pool), most)?,
+            together: Together::new(self.model.program(), Arc::clone(&self.pool), most, false)?,
         }))
     }
 
     fn ahead(&self, most: usize) -> Result<Box<dyn Ahead>> {
         Ok(Box::new(HostAhead {
             model: Arc::clone(&self.model),
-            together: Together::new(self.model.program(), Arc::clone(&self.pool), most)?,
+            together: Together::new(self.model.program(), Arc::clone(&self.pool), most, true)?,
             before: self.arena.try_clone()?,
             most,
         }))
@@ -166,6 +166,12 @@ impl Workspace {
             chunk,
             widest,
         })
+    }
+
+    /// The same, with which every token has the bits of a step, however many tokens there are.
+    pub fn in_step_order(mut self) -> Self {
+        self.inputs.sum_as_alone();
+        self
     }
 
     /// Bytes of working memory that [`Workspace::new`] would allocate.

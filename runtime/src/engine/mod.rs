@@ -137,18 +137,13 @@ pub(crate) trait Group: Send {
 }
 
 /// Reads several tokens into the state of the engine that it was made for, each with the bits of a step, reading each matrix once.
+/// As many of the first ones as turn out right may stand.
 pub(crate) trait Ahead: Send {
     /// Most tokens at once.
     fn most(&self) -> usize;
 
     /// Bytes of working memory besides one state.
     fn bytes(&self) -> usize;
-
-    /// Keeps the engine's state.
-    fn keep(&mut self, engine: &mut dyn Engine) -> Result<()>;
-
-    /// Returns to the state that was kept.
-    fn go_back(&mut self, engine: &mut dyn Engine) -> Result<()>;
 
     /// Reads tokens; if `choose`, the most probable ones behind each may be chosen.
     fn read(&mut self, engine: &mut dyn Engine, tokens: &[u32], choose: bool) -> Result<()>;
@@ -160,6 +155,10 @@ pub(crate) trait Ahead: Send {
 
     /// The logits `[vocab]` behind token `row` of those that were read last.
     fn logits(&mut self, row: usize) -> Result<&[f32]>;
+
+    /// Of the tokens that were read last, which are two or more, only these first ones stand. The state returns to that before
+    /// them, and only ops with a state run again, over the inputs that the reading kept: no matrix is read.
+    fn commit(&mut self, engine: &mut dyn Engine, tokens: &[u32]) -> Result<()>;
 
     /// Ends a reading: the state's logits are those behind token `row`.
     fn end(&mut self, engine: &mut dyn Engine, row: usize) -> Result<()>;

@@ -8,6 +8,7 @@ use crate::cpu::{Buffers, Pool, room};
 use crate::error::Result;
 use crate::model::Model;
 use crate::operands::{Access, Operand};
+use crate::ops::Op;
 use crate::program::Program;
 use crate::state::{Arena, HEADER, LOGITS};
 
@@ -24,6 +25,9 @@ pub(crate) struct Together {
     /// Buffers of one row.
     one: Buffers,
     ops: Vec<Step>,
+    /// What ops with a state read of each row, if it is kept: `[most, Step::width]` of each.
+    kept: Vec<f32>,
+    most: usize,
     /// Logits of all rows.
     logits: Vec<f32>,
     vocab: usize,
@@ -33,48 +37,63 @@ pub(crate) struct Together {
 struct Step {
     access: Access,
     is_tokenwise: bool,
+    /// Columns that are kept of each row: all that the op reads, if it changes a state.
+    width: usize,
+}
+
+impl Step {
+    fn of(op: &dyn Op, keeps: bool) -> Self {
+        let access = op.access();
+        let width = match keeps && access.changes_state() {
+            true => access.read_columns().map(|view| view.width).sum(),
+            false => 0,
+        };
+        Step {
+            is_tokenwise: op.is_tokenwise(),
+            access,
+            width,
+        }
+    }
 }
 
 impl Together {
-    /// Allocates for up to `most` states.
-    pub fn new(program: &Program, pool: Arc<Pool>, most: usize) -> Result<Self> {
+    /// Allocates for up to `most` states, and if it `keeps` what ops with a state read, for [`Together::repeat`].
+    pub fn new(program: &Program, pool: Arc<Pool>, most: usize, keeps: bool) -> Result<Self> {
         let vocab = program.logits.matrix.rows();
-        let ops = program.ops.iter().map(|op| Step {
-            access: op.access(),
-            is_tokenwise: op.is_tokenwise(),
-        });
+        let ops = program.ops.iter().map(|op| Step::of(&**op, keeps));
+        let ops: Vec<Step> = ops.collect();
         Ok(Together {
-            workspace: Workspace::new(program, pool, most)?,
+            workspace: Workspace::new(program, pool, most)?.in_step_order(),
             one: Buffers::new(&widths(program), 1)?,
-            ops: ops.collect(),
+            kept: room(ops.iter().map(|op| op.width * most).sum())?,
+            ops,
+            most,
             logits: room(vocab * most)?,
             vocab,
         })
     }
 
-    /// Bytes of working memory that [`Together::new`] would allocate.
+    /// Bytes of working memory that [`Together::new`] would allocate, with what it keeps.
     pub fn plan(program: &Program, threads: usize, most: usize) -> usize {
         let one = widths(program).iter().sum::<usize>();
-        let logits = program.logits.matrix.rows() * most;
-        Workspace::plan(program, threads, most) + (one + logits) * size_of::<f32>()
+        let kept = program.ops.iter().map(|op| Step::of(&**op, true).width);
+        let rows = program.logits.matrix.rows() + kept.sum::<usize>();
+        Workspace::plan(program, threads, most) + (one + rows * most) * size_of::<f32>()
     }
 
     /// Bytes of working memory.
     pub fn bytes(&self) -> usize {
-        self.workspace.bytes() + (self.one.floats() + self.logits.len()) * size_of::<f32>()
+        let floats = self.one.floats() + self.kept.len() + self.logits.len();
+        self.workspace.bytes() + floats * size_of::<f32>()
     }
 
     /// Reads token `row` of `tokens` into state `row`, for every row, and computes their logits.
     fn step(&mut self, program: &Program, states: &mut dyn States, tokens: &[u32]) {
-        for (
-            op,
-            Step {
-                access,
-                is_tokenwise,
-            },
-        ) in program.ops.iter().zip(&self.ops)
-        {
-            if *is_tokenwise {
+        let mut rest = &mut self.kept[..];
+        for (op, step) in program.ops.iter().zip(&self.ops) {
+            let kept;
+            (kept, rest) = rest.split_at_mut(step.width * self.most);
+            if step.is_tokenwise {
                 let (arena, position) = states.state(0);
                 op.run(&mut self.workspace.frame(arena, tokens, position));
                 continue;
@@ -82,15 +101,49 @@ impl Together {
             for row in 0..tokens.len() {
                 let (arena, position) = states.state(row);
                 let mut frame = self.workspace.frame(arena, &tokens[row..=row], position);
-                copy(&access.reads, (frame.buffers, row), (&mut self.one, 0));
+                copy(&step.access.reads, (frame.buffers, row), (&mut self.one, 0));
+                if step.width > 0 {
+                    let mut kept = &mut kept[row * step.width..];
+                    for view in step.access.read_columns() {
+                        let (columns, rest) = kept.split_at_mut(view.width);
+                        columns.copy_from_slice(&self.one.get(view.buffer)[view.columns(0)]);
+                        kept = rest;
+                    }
+                }
                 std::mem::swap(frame.buffers, &mut self.one);
                 op.run(&mut frame);
                 std::mem::swap(frame.buffers, &mut self.one);
-                copy(&access.writes, (&self.one, 0), (frame.buffers, row));
+                copy(&step.access.writes, (&self.one, 0), (frame.buffers, row));
             }
         }
         let logits = &mut self.logits[..tokens.len() * self.vocab];
         self.workspace.logits(program, 0..tokens.len(), logits);
+    }
+
+    /// Reads the first tokens of the last step into the states once more, by the ops that change a state alone, whose inputs were
+    /// kept. Logits stay those of the last step.
+    fn repeat(&mut self, program: &Program, states: &mut dyn States, tokens: &[u32]) {
+        let mut rest = &self.kept[..];
+        for (op, step) in program.ops.iter().zip(&self.ops) {
+            let kept;
+            (kept, rest) = rest.split_at(step.width * self.most);
+            if !step.access.changes_state() {
+                continue;
+            }
+            for row in 0..tokens.len() {
+                let mut kept = &kept[row * step.width..];
+                for view in step.access.read_columns() {
+                    let (columns, rest) = kept.split_at(view.width);
+                    self.one.get_mut(view.buffer)[view.columns(0)].copy_from_slice(columns);
+                    kept = rest;
+                }
+                let (arena, position) = states.state(row);
+                let mut frame = self.workspace.frame(arena, &tokens[row..=row], position);
+                std::mem::swap(frame.buffers, &mut self.one);
+                op.run(&mut frame);
+                std::mem::swap(frame.buffers, &mut self.one);
+            }
+        }
     }
 
     /// The logits of a row of the last step.
@@ -150,26 +203,28 @@ impl Ahead for HostAhead {
         self.together.bytes()
     }
 
-    fn keep(&mut self, engine: &mut dyn Engine) -> Result<()> {
-        self.before.copy_from(engine.arena());
-        Ok(())
-    }
-
-    fn go_back(&mut self, engine: &mut dyn Engine) -> Result<()> {
-        engine.arena_mut().copy_from(&self.before);
-        Ok(())
-    }
-
     fn read(&mut self, engine: &mut dyn Engine, tokens: &[u32], _choose: bool) -> Result<()> {
         let arena = engine.arena_mut();
-        let position = arena.tensor::<u64>(HEADER)[0];
-        let mut state = OneState { arena, position };
-        self.together.step(self.model.program(), &mut state, tokens);
+        if tokens.len() > 1 {
+            self.before.copy_from(arena);
+        }
+        let program = self.model.program();
+        self.together
+            .step(program, &mut OneState::of(arena), tokens);
         Ok(())
     }
 
     fn logits(&mut self, row: usize) -> Result<&[f32]> {
         Ok(self.together.logits(row))
+    }
+
+    fn commit(&mut self, engine: &mut dyn Engine, tokens: &[u32]) -> Result<()> {
+        let arena = engine.arena_mut();
+        arena.copy_from(&self.before);
+        let program = self.model.program();
+        self.together
+            .repeat(program, &mut OneState::of(arena), tokens);
+        Ok(())
     }
 
     fn end(&mut self, engine: &mut dyn Engine, row: usize) -> Result<()> {
@@ -183,6 +238,13 @@ impl Ahead for HostAhead {
 struct OneState<'a> {
     arena: &'a mut Arena,
     position: u64,
+}
+
+impl<'a> OneState<'a> {
+    fn of(arena: &'a mut Arena) -> Self {
+        let position = arena.tensor::<u64>(HEADER)[0];
+        OneState { arena, position }
+    }
 }
 
 impl States for OneState<'_> {
@@ -199,12 +261,8 @@ fn copy(
 ) {
     for operand in operands {
         if let Operand::Columns(view) = operand {
-            let columns = |row: usize| {
-                let start = row * view.stride + view.start;
-                start..start + view.width
-            };
-            let values = &from.get(view.buffer)[columns(source)];
-            to.get_mut(view.buffer)[columns(place)].copy_from_slice(values);
+            let values = &from.get(view.buffer)[view.columns(source)];
+            to.get_mut(view.buffer)[view.columns(place)].copy_from_slice(values);
         }
     }
 }

@@ -42,14 +42,15 @@ struct Note {
 }
 
 impl Chat {
-    /// An empty conversation in `session`. Fails if the model has no tokenizer or no usable chat template.
+    /// An empty conversation in `session`, in ChatML if the model has no chat template. Fails if the model has no tokenizer or
+    /// a template that cannot be used.
     pub fn new(session: &Session) -> Result<Self> {
         let model = session.model();
         // First: without one there is no template either, and its error says what to do.
         let tokenizer = model.tokenizer()?;
         Ok(Chat {
             turns: Turns::with_options(
-                Arc::new(model.chat_template()?),
+                Arc::new(model.chat_template_or_chatml()?),
                 tokenizer,
                 TemplateOptions::default(),
                 session.canceller(),

@@ -1,5 +1,6 @@
 //! Kernels of programs whose rows are columns: tokens of several sessions, or of one, in one pass over the weights.
 
+mod kept;
 mod table;
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use waterline_quant::{BF16, FORMATS};
+use waterline_quant::{BF16, FORMATS, Q4_0, Q8_0};
 
 use crate::cuda::Device;
 use crate::cuda::gemm::{GatedUnit, WeightMatrix};
@@ -196,9 +196,11 @@ fn columns_of_every_format_have_the_bits_of_steps() {
     let Some(device) = device() else {
         return;
     };
-    let formats = FORMATS.iter().map(|&format| (format, 11));
-    for (format, columns) in formats.chain([(&BF16, STEPS)]) {
-        let (width, rows) = (format.block_len.max(64), 37);
+    let rows = 37;
+    let formats = (FORMATS.iter()).map(|&format| (format, 11, format.block_len.max(64)));
+    // Widths of which a warp of tensor cores has units of every lane, of some and of none.
+    let widths = [(&Q4_0, 11, 1312), (&Q8_0, 9, 1312), (&Q8_0, 7, 160)];
+    for (format, columns, width) in formats.chain(widths).chain([(&BF16, STEPS, 64)]) {
         let bench = Bench::new(
             Arc::clone(&device),
             [width, width, 2 * width, rows],

@@ -47,9 +47,6 @@ pub(crate) struct OpRecord {
 
 /// The parameter of a GEMV that holds the row ops of its epilogue.
 pub(crate) const ROW_OPS: usize = 3;
-/// Bytes of weights a token from which on the decode kernel is faster than a graph. On one H200 a graph took 266 us and the kernel 416
-/// for 15 MB, 1207 and 566 for 0.7 GB.
-pub(crate) const LEAST_BYTES: usize = 256 << 20;
 
 /// The ops of a step, ready to run.
 pub(crate) struct DecodeKernel {

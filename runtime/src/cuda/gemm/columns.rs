@@ -1,7 +1,7 @@
-//! Matrix products of several columns. Up to eight have the bits of a step (`columns.cu`); of more, BF16 matrices are multiplied on
-//! tensor cores (`columns_mma.cu`), whose inputs have 16 bits of fraction.
+//! Matrix products of several columns, with the bits of a step: on plain cores (`columns.cu`), of Q8_0 and Q4_0 matrices with more than
+//! eight columns on tensor cores (`columns_mma.cu`). So many columns meet BF16 matrices there too, with inputs of 16 bits of fraction.
 
-use waterline_quant::{BF16, Matrix};
+use waterline_quant::{BF16, Format, Matrix, Q4_0, Q8_0};
 
 use super::{
     GatedUnit, MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_of, formats_of, shared_bytes,
@@ -11,7 +11,8 @@ use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::operands::{INPUTS, View};
 
-const SOURCE: &str = concat!(include_str!("columns.cu"), include_str!("columns_mma.cu"));
+/// The text that defines products of columns.
+pub(crate) const SOURCE: &str = concat!(include_str!("columns.cu"), include_str!("columns_mma.cu"));
 
 /// Columns that a warp multiplies at once.
 const COLUMNS: usize = 8;
@@ -23,6 +24,10 @@ const WARPS: usize = THREADS / 32;
 /// Rows of a block, and columns of a tile, on tensor cores.
 const TENSOR_ROWS: usize = 16;
 const TENSOR_COLUMNS: usize = 8;
+/// Formats of matrices that meet columns there.
+const TENSOR_FORMATS: [&Format; 3] = [&BF16, &Q8_0, &Q4_0];
+/// Bytes of 32 numbers of a tile: `ColumnUnit` in columns_mma.cu.
+const COLUMN_UNIT: usize = TENSOR_COLUMNS * (32 + 8);
 
 /// Inputs of several tokens.
 struct Inputs {
@@ -83,28 +88,45 @@ impl Launches<'_> {
     fn columns_on_tensor_cores(&self, matrix: &Matrix) -> bool {
         self.tokens > COLUMNS
             && self.tensor_cores != TensorCores::None
-            && matrix.format() == &BF16
+            && TENSOR_FORMATS.contains(&matrix.format())
             && matrix.cols().is_multiple_of(32)
     }
 
-    /// Makes the inputs of tensor cores; the next ones take their place.
-    fn columns_prologue_tensor(&mut self, prologue: Prologue, cols: usize) -> Result<Parameter> {
+    /// Makes the inputs of tensor cores for matrices of this format; the next ones take their place.
+    fn columns_prologue_tensor(
+        &mut self,
+        prologue: Prologue,
+        format: &Format,
+        cols: usize,
+    ) -> Result<Parameter> {
         let widest = self.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
-        let tokens = self.tokens.next_multiple_of(TENSOR_COLUMNS);
-        let bytes = tokens * widest.max(cols) * 2 * size_of::<u16>();
-        let inputs = self.shared_address("columns in bf16", bytes)?;
+        let widest = widest.max(cols);
+        let tiles = self.tokens.div_ceil(TENSOR_COLUMNS);
+        let (kernel, bytes, shared) = match format == &BF16 {
+            true => (
+                "columns_prologue_parts",
+                tiles * TENSOR_COLUMNS * widest * 2 * size_of::<u16>(),
+                cols * size_of::<f32>(),
+            ),
+            false => (
+                "columns_prologue_codes",
+                tiles * widest.div_ceil(32) * COLUMN_UNIT,
+                shared_bytes(cols),
+            ),
+        };
+        let inputs = self.shared_address(kernel, bytes)?;
         self.push(Call {
             source: SOURCE,
-            kernel: format!("columns_prologue_tensor<{cols}, {}>", prologue.flags(cols)),
+            kernel: format!("{kernel}<{cols}, {}>", prologue.flags(cols)),
             grid: Grid::EachToken(1),
             threads: THREADS,
-            shared: cols * size_of::<f32>(),
+            shared,
             parameters: vec![
                 Parameter::value("Prologue", prologue),
-                Parameter::pointer("u16", inputs),
+                Parameter::pointer("u8", inputs),
             ],
         });
-        Ok(Parameter::pointer("const u16", inputs))
+        Ok(Parameter::pointer("const u8", inputs))
     }
 
     /// Appends a product of `blocks` blocks on tensor cores, with so many matrices at once.
@@ -138,11 +160,17 @@ impl Launches<'_> {
         add: bool,
     ) -> Result<()> {
         let cols = weights[0].matrix.cols();
-        let (rounded, exact): (Vec<WeightMatrix>, Vec<WeightMatrix>) =
+        let (on_tensor_cores, weights): (Vec<WeightMatrix>, Vec<WeightMatrix>) =
             (weights.iter()).partition(|weight| self.columns_on_tensor_cores(weight.matrix));
-        if !rounded.is_empty() {
-            let inputs = self.columns_prologue_tensor(prologue, cols)?;
-            for weights in rounded.chunks(MOST_LINEARS) {
+        for format in TENSOR_FORMATS {
+            let alike = on_tensor_cores.iter().copied();
+            let alike = alike.filter(|weight| weight.matrix.format() == format);
+            let alike: Vec<WeightMatrix> = alike.collect();
+            if alike.is_empty() {
+                continue;
+            }
+            let inputs = self.columns_prologue_tensor(prologue, format, cols)?;
+            for weights in alike.chunks(MOST_LINEARS) {
                 let (linears, blocks) = self.linears(weights, TENSOR_ROWS, add)?;
                 let output = Parameter::value("Rows", output);
                 let parameters = [inputs.clone(), linears, output];
@@ -150,7 +178,6 @@ impl Launches<'_> {
                 self.push_columns_tensor("gemm_columns_tensor", "", matrix, blocks, parameters);
             }
         }
-        let weights = exact;
         if weights.is_empty() {
             return Ok(());
         }
@@ -185,9 +212,9 @@ impl Launches<'_> {
         };
         let weights = [gate, WeightMatrix { column: 0, ..up }];
         let function = format!(", {}", unit.activation as i32);
-        let rounded = |weight: &WeightMatrix| self.columns_on_tensor_cores(weight.matrix);
-        if weights.iter().all(rounded) {
-            let inputs = self.columns_prologue_tensor(prologue, gate.matrix.cols())?;
+        let format = gate.matrix.format();
+        if up.matrix.format() == format && self.columns_on_tensor_cores(gate.matrix) {
+            let inputs = self.columns_prologue_tensor(prologue, format, gate.matrix.cols())?;
             let (linears, _) = self.linears(&weights, TENSOR_ROWS, false)?;
             let blocks = gate.matrix.rows().div_ceil(TENSOR_ROWS);
             let parameters = [inputs, linears, self.view(inner)];

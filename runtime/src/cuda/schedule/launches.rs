@@ -54,6 +54,8 @@ pub(crate) struct Launches<'a> {
     pub(crate) shared: HashMap<&'static str, (usize, Address)>,
     /// Workspaces, owned by the session.
     pub(crate) scratch: &'a mut Vec<Memory>,
+    /// The first of them that ops may still take.
+    pub(crate) untaken: usize,
     /// Whether the calls become ops of the decode kernel.
     pub(crate) persistent: bool,
     pub(crate) calls: Vec<Queued>,
@@ -111,6 +113,7 @@ impl<'a> Launches<'a> {
             tensor_cores: driver.tensor_cores(),
             shared_memory: driver.shared_memory(),
             shared: HashMap::new(),
+            untaken: scratch.len(),
             scratch,
             calls: Vec::new(),
             current: None,
@@ -419,9 +422,13 @@ impl Launches<'_> {
 
     /// Address of a workspace of one op.
     pub fn scratch_address(&mut self, bytes: usize) -> Result<Address> {
-        let memory = Memory::new(self.weights.driver(), bytes)?;
-        let address = memory.address();
-        self.scratch.push(memory);
+        let left = self.scratch.get(self.untaken);
+        if left.is_none_or(|memory| memory.bytes() < bytes) {
+            let memory = Memory::new(self.weights.driver(), bytes)?;
+            self.scratch.insert(self.untaken, memory);
+        }
+        let address = self.scratch[self.untaken].address();
+        self.untaken += 1;
         if let Some(current) = &mut self.current {
             current.own.push(address..address + bytes as u64);
         }

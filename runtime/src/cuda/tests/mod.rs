@@ -3,6 +3,8 @@
 mod attend;
 mod attend_blocks;
 #[cfg(feature = "emulator")]
+mod chunks;
+#[cfg(feature = "emulator")]
 mod deadline;
 mod experts;
 mod gemv_prologue;
@@ -19,6 +21,7 @@ mod sample;
 mod score;
 #[cfg(feature = "emulator")]
 mod shared;
+mod threads;
 
 use std::sync::Arc;
 

@@ -7,15 +7,15 @@ mod programs;
 
 use std::cell::{Cell, OnceCell};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use columns::{DeviceAhead, DeviceGroup};
 use programs::Programs;
 
 use super::{Ahead, Engine, Group, Setup, StepForm};
 use crate::cuda::{
-    Address, Control, DecodeKernel, Device, HostLogits, KernelOpInfo, Memory, OpTime, Queue,
-    Sampling,
+    Address, ChunkMemory, Control, DecodeKernel, Device, HostLogits, KernelOpInfo, Memory, OpTime,
+    Queue, Sampling,
 };
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -32,8 +32,13 @@ pub(crate) struct CudaEngine {
     plan: Arc<StatePlan>,
     /// What the host has of the state: position, sampler and history.
     own: Arena,
+    /// Buffers of a step, one row each, and its working memory.
     buffers: Vec<Memory>,
     scratch: Vec<Memory>,
+    /// Those of chunks, which sessions of the model share.
+    chunks: Arc<Mutex<ChunkMemory>>,
+    /// The residual stream of the last chunk, `[tokens, hidden]`.
+    residual: Memory,
     /// Tokens of the chunk, u32.
     ids: Memory,
     /// States to return to, and what the host has of each.
@@ -95,16 +100,26 @@ impl CudaEngine {
         Ok(chosen.unwrap_or_default())
     }
 
-    /// The last token's row of the residual stream becomes the first.
+    /// A row of the last chunk's residual stream becomes that which logits are made of.
     fn move_row(&self, row: usize) -> Result<()> {
         let bytes = self.hidden * size_of::<f32>();
-        let residual = self.buffers[RESIDUAL].address();
-        match row {
-            0 => Ok(()),
-            _ => self
-                .queue()?
-                .copy(residual + (row * bytes) as u64, residual, bytes),
+        let from = self.residual.address() + (row * bytes) as u64;
+        let to = self.buffers[RESIDUAL].address();
+        self.queue()?.copy(from, to, bytes)
+    }
+
+    /// Reads a chunk of several tokens, whose ids are on the device. The memory of chunks is free again when this returns.
+    fn read_chunk(&mut self, tokens: usize) -> Result<()> {
+        let chunks = Arc::clone(&self.chunks);
+        let chunks = chunks.lock().unwrap_or_else(PoisonError::into_inner);
+        for template in &mut self.programs.chunk {
+            template.fit(tokens);
+            self.queue.launch(&template.launch)?;
         }
+        let bytes = tokens * self.hidden * size_of::<f32>();
+        let residual = chunks.buffers[RESIDUAL].address();
+        self.queue.copy(residual, self.residual.address(), bytes)?;
+        self.queue.finish()
     }
 
     /// The token that the last step chose.
@@ -191,7 +206,10 @@ impl Engine for CudaEngine {
     fn work_bytes(&self) -> usize {
         let memories = self.buffers.iter().chain(&self.scratch);
         let persistent = self.programs.persistent.as_ref();
+        let chunks = self.chunks.lock().unwrap_or_else(PoisonError::into_inner);
         memories.map(Memory::bytes).sum::<usize>()
+            + chunks.bytes()
+            + self.residual.bytes()
             + self.ids.bytes()
             + persistent.map_or(0, DecodeKernel::bytes)
     }
@@ -217,11 +235,7 @@ impl Engine for CudaEngine {
             return self.programs.step.replay();
         }
         self.fresh = false;
-        for template in &mut self.programs.chunk {
-            template.fit(tokens.len());
-            self.queue.launch(&template.launch)?;
-        }
-        Ok(())
+        self.read_chunk(tokens.len())
     }
 
     fn compute_logits(&mut self, row: usize) -> Result<()> {

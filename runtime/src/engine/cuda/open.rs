@@ -1,14 +1,14 @@
 //! Opens a session's engine on a device: allocates its memory, compiles its programs.
 
 use std::cell::{Cell, OnceCell};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use super::CudaEngine;
 use super::programs::{Calls, ProgramWriter, Programs};
 use crate::cpu::Pool;
 use crate::cuda::{
-    Control, DecodeKernel, Device, HostLogits, LEAST_BYTES, Memory, Queued, Sampling,
-    SessionMemory, Source,
+    ChunkKey, Control, DecodeKernel, Device, HostLogits, Memory, Queued, Sampling, SessionMemory,
+    Source,
 };
 use crate::engine::{Setup, StepForm, StepProgram};
 use crate::error::{Error, Result};
@@ -34,15 +34,25 @@ impl CudaEngine {
             queue.clear(memory.address(), bytes.max(1))?;
             Ok(memory)
         };
-        let buffers = (program.widths.iter())
-            .map(|width| memory(width * chunk * size_of::<f32>()))
-            .collect::<Result<Vec<_>>>()?;
+        let rows = |rows: usize| {
+            let widths = program.widths.iter();
+            let buffers = widths.map(|width| memory(width * rows * size_of::<f32>()));
+            buffers.collect::<Result<Vec<_>>>()
+        };
+        let buffers = rows(1)?;
         let arena = memory(plan.bytes)?;
         let ids = memory(chunk * size_of::<u32>())?;
         let control = Arc::new(Control::new(driver, &*queue)?);
         let sampling = memory(size_of::<Sampling>())?;
         let vocab = model.spec().vocab;
         let hidden = model.spec().hidden;
+        let residual = memory(chunk * hidden * size_of::<f32>())?;
+        let chunks = device.chunk_memory(ChunkKey {
+            model: Arc::as_ptr(model).addr(),
+            state: plan.bytes,
+            tokens: chunk,
+            kv: options.kv,
+        });
         let owner: Arc<Model> = Arc::clone(model);
         let weights = device.weights(owner);
         let mut scratch = Vec::new();
@@ -63,8 +73,16 @@ impl CudaEngine {
             hidden,
             vocab,
         };
+        let of_chunk = {
+            let mut chunks = chunks.lock().unwrap_or_else(PoisonError::into_inner);
+            if chunks.buffers.is_empty() {
+                chunks.buffers = rows(chunk)?;
+                queue.finish()?;
+            }
+            writer.chunk(chunk, &mut chunks)?
+        };
         let mut calls = Calls {
-            chunk: writer.layers(chunk, false)?,
+            chunk: of_chunk,
             logits: writer.logits(false)?,
             sample: writer.sample()?,
             step: Vec::new(),
@@ -113,6 +131,8 @@ impl CudaEngine {
             ids,
             buffers,
             scratch,
+            chunks,
+            residual,
             hidden,
             vocab,
             control,
@@ -136,14 +156,14 @@ fn persistent_blocks(
     program: &Program,
     options: &Setup,
 ) -> std::result::Result<usize, String> {
+    let least = device.driver().tuning().least_weight_bytes;
     match options.step {
         StepProgram::Recorded => Err("it was chosen".into()),
         StepProgram::Automatic if options.ahead => {
             Err("tokens that are read ahead have the bits of recorded steps".into())
         }
-        StepProgram::Automatic if program.weight_bytes() < LEAST_BYTES => Err(format!(
-            "one kernel is faster from {} bytes of matrices on, and the model has {}",
-            LEAST_BYTES,
+        StepProgram::Automatic if program.weight_bytes() < least => Err(format!(
+            "one kernel is faster from {least} bytes of matrices on, and the model has {}",
             program.weight_bytes()
         )),
         _ => device.driver().resident_blocks(),

@@ -1,8 +1,8 @@
 //! The kernels that a session launches: for a chunk, for its logits, and for a step.
 
 use crate::cuda::{
-    Address, DecodeKernel, Device, Grid, Launch, Launches, Memory, Queue, Queued, Recording,
-    SessionMemory, Source,
+    Address, ChunkMemory, DecodeKernel, Device, Grid, Launch, Launches, Memory, Queue, Queued,
+    Recording, SessionMemory, Source,
 };
 use crate::error::Result;
 use crate::operands::{RESIDUAL, View};
@@ -77,41 +77,39 @@ pub(super) struct ProgramWriter<'a> {
 }
 
 impl ProgramWriter<'_> {
+    /// The calls for one token.
     fn write(
         &mut self,
-        tokens: usize,
         persistent: bool,
         write: impl FnOnce(&mut Launches) -> Result<()>,
     ) -> Result<Vec<Queued>> {
-        let mut launches = Launches::new(&self.memory, self.scratch, tokens, persistent);
+        let mut launches = Launches::new(&self.memory, self.scratch, 1, persistent);
         write(&mut launches)?;
         Ok(launches.into_calls())
     }
 
-    /// All ops but the logits.
-    pub fn layers(&mut self, tokens: usize, persistent: bool) -> Result<Vec<Queued>> {
+    /// All ops but the logits, for one token.
+    fn layers(&mut self, persistent: bool) -> Result<Vec<Queued>> {
         let program = self.program;
-        // Only in one kernel ops run at the same time.
-        let sharing = match persistent {
-            true => program.concurrent(|op| op.fills_device()),
-            false => vec![1; program.ops.len()],
+        self.write(persistent, |launches| write_layers(program, launches))
+    }
+
+    /// All ops but the logits for chunks of so many tokens, in the memory of chunks, whose workspaces may be there already.
+    pub fn chunk(&self, tokens: usize, chunks: &mut ChunkMemory) -> Result<Vec<Queued>> {
+        let memory = SessionMemory {
+            buffers: &chunks.buffers,
+            ..self.memory
         };
-        self.write(tokens, persistent, |launches| {
-            for (index, op) in program.ops.iter().enumerate() {
-                launches.begin(index, &op.access());
-                launches.sharing = sharing[index];
-                op.launch(launches)?;
-            }
-            launches.end();
-            launches.advance();
-            Ok(())
-        })
+        let mut launches = Launches::new(&memory, &mut chunks.scratch, tokens, false);
+        launches.untaken = 0;
+        write_layers(self.program, &mut launches)?;
+        Ok(launches.into_calls())
     }
 
     /// Logits of one token.
     pub fn logits(&mut self, persistent: bool) -> Result<Vec<Queued>> {
         let (program, hidden, vocab) = (self.program, self.hidden, self.vocab);
-        self.write(1, persistent, |launches| {
+        self.write(persistent, |launches| {
             let residual = View::whole(RESIDUAL, hidden);
             launches.begin(program.ops.len(), &program.logits.access());
             let logits = launches.state_rows(LOGITS, vocab);
@@ -122,23 +120,38 @@ impl ProgramWriter<'_> {
     /// Samples a token.
     pub fn sample(&mut self) -> Result<Vec<Queued>> {
         let (vocab, sampling, chosen) = (self.vocab, self.sampling, self.chosen);
-        self.write(1, false, |launches| {
-            launches.sample(vocab, sampling, chosen)
-        })
+        self.write(false, |launches| launches.sample(vocab, sampling, chosen))
     }
 
     /// The choice of the most probable token, then a step with its logits; and how many calls choose.
     pub fn step(&mut self, persistent: bool) -> Result<(Vec<Queued>, usize)> {
         let (vocab, chosen) = (self.vocab, self.chosen);
-        let mut step = self.write(1, persistent, |launches| {
+        let mut step = self.write(persistent, |launches| {
             let logits = launches.state_address(LOGITS);
             launches.choose(vocab, logits, chosen)
         })?;
         let choice = step.len();
-        step.extend(self.layers(1, persistent)?);
+        step.extend(self.layers(persistent)?);
         step.extend(self.logits(persistent)?);
         Ok((step, choice))
     }
+}
+
+/// All ops but the logits, and the end of a chunk.
+fn write_layers(program: &Program, launches: &mut Launches) -> Result<()> {
+    // Only in one kernel ops run at the same time.
+    let sharing = match launches.persistent() {
+        true => program.concurrent(|op| op.fills_device()),
+        false => vec![1; program.ops.len()],
+    };
+    for (index, op) in program.ops.iter().enumerate() {
+        launches.begin(index, &op.access());
+        launches.sharing = sharing[index];
+        op.launch(launches)?;
+    }
+    launches.end();
+    launches.advance();
+    Ok(())
 }
 
 impl Programs {

@@ -125,23 +125,39 @@ const WARPS: usize = 4;
 /// The same in a persistent program, of which each SM runs one block at a time.
 const PERSISTENT_WARPS: usize = 16;
 
+/// What a token does to a state.
+#[derive(Clone, Copy)]
+pub(in crate::ops) struct Update {
+    pub fading: Fading,
+    /// Whether keys are one minus the fade.
+    pub complement: bool,
+    pub writing: Writing,
+}
+
+/// What a kernel runs on.
+#[derive(Clone, Copy)]
+pub(in crate::ops) struct Place {
+    /// Tokens of the largest chunk.
+    pub tokens: usize,
+    pub sms: usize,
+    /// Whether it is an op of the decode kernel.
+    pub persistent: bool,
+}
+
 impl Plan {
-    /// For `states` states and chunks of up to `tokens` tokens on a device of so many SMs.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "they are what the kernel is made of"
-    )]
+    /// For `states` states that are computed at once.
     pub fn new(
         [dk, dv, queries]: [usize; 3],
         states: usize,
-        fading: Fading,
-        complement: bool,
-        writing: Writing,
+        update: Update,
         inputs: &Inputs,
-        tokens: usize,
-        sms: usize,
-        persistent: bool,
+        place: Place,
     ) -> Self {
+        let Place {
+            tokens,
+            sms,
+            persistent,
+        } = place;
         // A chunk is bound by the instructions of one token after another: more lanes share a column.
         // The state of a step is in the registers of all its SMs' threads.
         let lanes = match (dk, tokens) {
@@ -174,10 +190,10 @@ impl Plan {
             dk,
             dv,
             queries,
-            fading,
-            complement,
-            writing,
-            aligned: four(dk) && four(dv) && inputs.aligned(fading),
+            fading: update.fading,
+            complement: update.complement,
+            writing: update.writing,
+            aligned: four(dk) && four(dv) && inputs.aligned(update.fading),
             lanes,
             columns,
             warps,
@@ -372,28 +388,29 @@ impl Recur {
 
     /// The kernel for `states` states that are computed at once.
     pub(in crate::ops) fn plan(&self, states: usize, inputs: &Inputs, launches: &Launches) -> Plan {
-        Plan::new(
-            [self.dk, self.dv, self.heads / self.states],
-            states,
-            match &self.decay {
+        let update = Update {
+            fading: match &self.decay {
                 Decay::None => Fading::None,
                 Decay::Fixed(_) => Fading::Fixed,
                 Decay::Head(_) => Fading::Head,
                 Decay::Step(..) => Fading::Step,
                 Decay::Key(_) => Fading::Rows,
             },
-            matches!(self.k, Key::Complement),
-            match &self.write {
+            complement: matches!(self.k, Key::Complement),
+            writing: match &self.write {
                 Write::Add => Writing::Add,
                 Write::Delta(_) => Writing::Delta,
                 Write::Erase { .. } => Writing::Erase,
                 Write::Replace { .. } => Writing::Replace,
             },
-            inputs,
-            launches.tokens,
-            launches.share_of_sms(),
-            launches.persistent(),
-        )
+        };
+        let place = Place {
+            tokens: launches.tokens,
+            sms: launches.share_of_sms(),
+            persistent: launches.persistent(),
+        };
+        let sizes = [self.dk, self.dv, self.heads / self.states];
+        Plan::new(sizes, states, update, inputs, place)
     }
 }
 
@@ -401,18 +418,18 @@ impl Recur {
 mod tests {
     use super::*;
 
-    fn plan([dk, dv, queries]: [usize; 3], states: usize, tokens: usize) -> Plan {
-        Plan::new(
-            [dk, dv, queries],
-            states,
-            Fading::Rows,
-            false,
-            Writing::Delta,
-            &Inputs::zeroed(),
+    fn plan(sizes: [usize; 3], states: usize, tokens: usize) -> Plan {
+        let update = Update {
+            fading: Fading::Rows,
+            complement: false,
+            writing: Writing::Delta,
+        };
+        let place = Place {
             tokens,
-            132,
-            false,
-        )
+            sms: 132,
+            persistent: false,
+        };
+        Plan::new(sizes, states, update, &Inputs::zeroed(), place)
     }
 
     #[test]

@@ -214,26 +214,26 @@ impl MatrixForm {
 mod tests {
     use bytemuck::Zeroable;
 
+    use super::super::launch::{Place, Update};
     use super::*;
 
     fn form(
-        [dk, dv, queries]: [usize; 3],
+        sizes: [usize; 3],
         (fading, writing): (Fading, Writing),
         tokens: usize,
         shared: usize,
     ) -> Option<MatrixForm> {
-        let inputs = Inputs::zeroed();
-        let plan = Plan::new(
-            [dk, dv, queries],
-            6,
+        let update = Update {
             fading,
-            false,
+            complement: false,
             writing,
-            &inputs,
+        };
+        let place = Place {
             tokens,
-            132,
-            false,
-        );
+            sms: 132,
+            persistent: false,
+        };
+        let plan = Plan::new(sizes, 6, update, &Inputs::zeroed(), place);
         MatrixForm::of(plan, 6, tokens, TensorCores::Warps, [132, shared << 10])
     }
 

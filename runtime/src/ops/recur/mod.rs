@@ -15,7 +15,9 @@ mod token;
 
 pub(super) use cpu::{run, scratch};
 pub(super) use inputs::{Fade, Inputs, Rows};
-pub(super) use launch::{Fading, Input, Inputs as DeviceInputs, Plan, SOURCE, Writing};
+pub(super) use launch::{
+    Fading, Input, Inputs as DeviceInputs, Place, Plan, SOURCE, Update, Writing,
+};
 pub(super) use matrix_form::{Lists, MatrixForm};
 
 use super::{Access, Op};

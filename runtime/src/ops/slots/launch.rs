@@ -2,7 +2,7 @@
 
 use bytemuck::Zeroable;
 
-use super::super::recur::{DeviceInputs as Inputs, Fading, Input, Plan, Writing};
+use super::super::recur::{DeviceInputs as Inputs, Fading, Input, Place, Plan, Update, Writing};
 use super::Slots;
 use crate::cuda::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
@@ -41,17 +41,17 @@ impl DeviceOp for Slots {
             ..none
         };
         let plan = |sizes, fading, inputs: &Inputs, launches: &Launches| {
-            Plan::new(
-                sizes,
-                self.kv_heads,
+            let update = Update {
                 fading,
-                false,
-                Writing::Add,
-                inputs,
-                launches.tokens,
-                launches.sms(),
-                launches.persistent(),
-            )
+                complement: false,
+                writing: Writing::Add,
+            };
+            let place = Place {
+                tokens: launches.tokens,
+                sms: launches.sms(),
+                persistent: launches.persistent(),
+            };
+            Plan::new(sizes, self.kv_heads, update, inputs, place)
         };
         plan(
             [self.dk(), slots, queries],

@@ -1,4 +1,4 @@
-//! Tokens of one session on a device that are read together, with a way back.
+//! Tokens of one session on a device that are read together, of which the first ones may stand.
 
 use super::{Columns, CudaEngine, Of};
 use crate::cuda::Memory;
@@ -58,23 +58,14 @@ impl Ahead for DeviceAhead {
         self.columns.bytes()
     }
 
-    fn keep(&mut self, engine: &mut dyn Engine) -> Result<()> {
-        let engine = on_device(engine)?;
-        let (state, bytes) = (engine.leave(None)?, engine.layout().bytes);
-        self.own.copy_from(engine.arena());
-        self.columns.queue.copy(state, self.before.address(), bytes)
-    }
-
-    fn go_back(&mut self, engine: &mut dyn Engine) -> Result<()> {
-        let engine = on_device(engine)?;
-        let (state, bytes) = (engine.leave(None)?, engine.layout().bytes);
-        engine.replaced();
-        engine.arena_mut().copy_from(&self.own);
-        self.columns.queue.copy(self.before.address(), state, bytes)
-    }
-
     fn read(&mut self, engine: &mut dyn Engine, tokens: &[u32], choose: bool) -> Result<()> {
-        on_device(engine)?.leave(None)?;
+        let engine = on_device(engine)?;
+        let (state, bytes) = (engine.leave(None)?, engine.layout().bytes);
+        if tokens.len() > 1 {
+            self.own.copy_from(engine.arena());
+            let before = self.before.address();
+            self.columns.queue.copy(state, before, bytes)?;
+        }
         self.chosen.clear();
         self.fetched = false;
         self.columns.read(tokens)?;
@@ -83,6 +74,17 @@ impl Ahead for DeviceAhead {
             self.columns.choose(&mut self.chosen)?;
         }
         Ok(())
+    }
+
+    fn commit(&mut self, engine: &mut dyn Engine, tokens: &[u32]) -> Result<()> {
+        let engine = on_device(engine)?;
+        let (state, bytes) = (engine.leave(None)?, engine.layout().bytes);
+        engine.replaced();
+        engine.arena_mut().copy_from(&self.own);
+        self.columns
+            .queue
+            .copy(self.before.address(), state, bytes)?;
+        self.columns.commit(tokens.len())
     }
 
     fn chosen(&self, row: usize) -> Option<u32> {

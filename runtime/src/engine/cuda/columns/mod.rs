@@ -42,6 +42,8 @@ struct Recorded {
     sample: Option<Box<dyn Recording>>,
     /// The columns' tokens are read.
     read: Box<dyn Recording>,
+    /// The state before a reading takes in the columns' tokens, whose inputs were kept; only tokens of one session do.
+    commit: Option<Box<dyn Recording>>,
 }
 
 /// The programs and their memory.
@@ -128,6 +130,23 @@ impl Writer<'_> {
             false => self.each(|launches, _| write(launches)),
         }
     }
+
+    /// Copies the columns that an op reads, each row's, to memory of their own. Returns the copy and the way back.
+    fn keep(&mut self, op: &dyn Op) -> Result<[Calls; 2]> {
+        let views: Vec<View> = op.access().read_columns().copied().collect();
+        let width = views.iter().map(|view| view.width).sum::<usize>();
+        let bytes = self.rooms.1.len() * width * size_of::<f32>();
+        let kept = Memory::new(self.memory.weights.driver(), bytes)?;
+        let address = kept.address();
+        self.scratch.push(kept);
+        let mut copy = |back| {
+            self.rows(|launches| {
+                launches.copy_columns(&views, address, back);
+                Ok(())
+            })
+        };
+        Ok([copy(false)?, copy(true)?])
+    }
 }
 
 impl Columns {
@@ -177,7 +196,7 @@ impl Columns {
             of,
         };
         let of_column = |column: usize| at::<f32>(&own.logits, column * vocab);
-        let mut read = Vec::new();
+        let (mut read, mut commit) = (Vec::new(), Vec::new());
         if of == Of::Tokens {
             read.push(writer.rows(|launches| {
                 launches.count_positions(own.positions.address());
@@ -185,6 +204,11 @@ impl Columns {
             })?);
         }
         for (index, op) in program.ops.iter().enumerate() {
+            if of == Of::Tokens && op.access().changes_state() {
+                let [there, back] = writer.keep(&**op)?;
+                read.push(there);
+                commit.extend([back, writer.op(index, &**op)?]);
+            }
             read.push(writer.op(index, &**op)?);
         }
         read.push(writer.rows(|launches| {
@@ -200,13 +224,16 @@ impl Columns {
             launches.advance();
             Ok(())
         };
-        read.push(match of {
-            Of::Tokens => writer.rows(advance)?,
-            Of::Sessions => writer.each(|launches, column| {
+        match of {
+            Of::Tokens => {
+                read.push(writer.rows(advance)?);
+                commit.push(writer.rows(advance)?);
+            }
+            Of::Sessions => read.push(writer.each(|launches, column| {
                 launches.keep_logits(vocab, of_column(column));
                 advance(launches)
-            })?,
-        });
+            })?),
+        }
         let choose = writer.each(|launches, column| {
             let logits = match of {
                 Of::Sessions => launches.state_address(LOGITS),
@@ -214,28 +241,30 @@ impl Columns {
             };
             launches.choose(vocab, logits, at::<u32>(&own.chosen, column))
         })?;
-        let mut programs = vec![vec![choose], read];
-        if of == Of::Sessions {
-            let sample = writer.each(|launches, column| {
+        let last = match of {
+            Of::Tokens => commit,
+            Of::Sessions => vec![writer.each(|launches, column| {
                 let sampling = at::<Sampling>(&own.sampling, column);
                 launches.sample(vocab, sampling, at::<u32>(&own.chosen, column))
-            })?;
-            programs.push(vec![sample]);
-        }
+            })?],
+        };
         let scratch = writer.scratch;
-        let program = Program::new(programs, most, device, &*queue)?;
+        let program = Program::new(vec![vec![choose], read, last], most, device, &*queue)?;
         queue.finish()?;
         let record = |number: usize, columns: usize, side_by_side: bool| {
             queue.record(&program.launches(number, columns, side_by_side))
         };
         let recorded = (1..=most).map(|columns| {
+            let last = record(2, columns, of == Of::Sessions)?;
+            let (sample, commit) = match of {
+                Of::Sessions => (Some(last), None),
+                Of::Tokens => (None, Some(last)),
+            };
             Ok(Recorded {
                 choose: record(0, columns, true)?,
                 read: record(1, columns, of == Of::Sessions)?,
-                sample: match of {
-                    Of::Sessions => Some(record(2, columns, true)?),
-                    Of::Tokens => None,
-                },
+                sample,
+                commit,
             })
         });
         let recorded = recorded.collect::<Result<_>>()?;
@@ -283,6 +312,12 @@ impl Columns {
         let ids = self.own.ids.address();
         self.queue.write(ids, bytemuck::cast_slice(tokens))?;
         self.recorded[tokens.len() - 1].read.replay()
+    }
+
+    /// The state that was there before the last reading takes in the first `count` of its tokens.
+    fn commit(&self, count: usize) -> Result<()> {
+        let commit = self.recorded[count - 1].commit.as_ref();
+        commit.map_or(Ok(()), |commit| commit.replay())
     }
 
     /// Sessions choose a token each, which they sample if `sampled`, and read it.
