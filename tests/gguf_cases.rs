@@ -332,6 +332,37 @@ fn qwen35() -> File {
 }
 
 #[test]
+fn queries_keys_and_values_may_lie_in_one_tensor() {
+    let place = Workplace::new();
+    let path = place.path("fused.gguf");
+    let mut file = llama();
+    for block in 0..3 {
+        let mut take = |part: &str| {
+            let name = format!("blk.{block}.attn_{part}.weight");
+            file.tensors.remove(&name).unwrap()
+        };
+        let parts = ["q", "k", "v"].map(&mut take);
+        let rows = parts.iter().map(|(shape, _)| shape[0]).sum();
+        let shape = vec![rows, parts[0].0[1]];
+        let values = parts.into_iter().flat_map(|(_, values)| values).collect();
+        let name = format!("blk.{block}.attn_qkv.weight");
+        file.tensors.insert(name, (shape, values));
+    }
+    // A number for each layer, as some converters write them.
+    for (key, number) in [
+        ("attention.head_count", 6),
+        ("attention.head_count_kv", 2),
+        ("feed_forward_length", 80),
+    ] {
+        let list = Value::Array(Array::U32(vec![number; 3]));
+        file.keys.insert(format!("llama.{key}"), list);
+    }
+    file.write(&path);
+    let expected = logits(&fixture("hf_llama3_scaled"));
+    assert_close(&logits(&path), &expected, 1e-4);
+}
+
+#[test]
 fn gated_deltanet_is_the_same_from_value_heads_in_llama_cpps_order() {
     // Value heads in another order are summed in another order: both sides are within 1.5e-5 of the model in f64.
     let place = Workplace::new();

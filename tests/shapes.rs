@@ -192,6 +192,17 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<Value> {
                     json!(window)
                 },
             );
+            attention["gate_per_head"] = json!(attention["gate"] == true && random.flip());
+            let turned = 2 * random.within(0, 2);
+            let scalings = [
+                json!(null),
+                json!({
+                    "kind": "yarn", "factor": 4.0, "fast": 32.0, "slow": 1.0, "trained": 16.0, "magnitude": 1.2,
+                    "whole": random.flip(),
+                }),
+                json!({ "kind": "proportional", "turned": turned }),
+            ];
+            attention["rope_scaling"] = scalings[random.below(scalings.len())].clone();
             if window > 0 && random.flip() {
                 let sink = random.within(0, 2);
                 let policy = random.of(&[None, Some(1), Some(3)]);
@@ -263,6 +274,18 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<Value> {
             };
             json!({ "parts": [part("mamba2", random), part("attention", random)] })
         }
+        "shared_block" => {
+            let mut behind = blocks("mamba2", &mut 16, random).remove(0);
+            behind.as_object_mut().expect("an object").remove("mlp");
+            let (rank, attention_rank) = (random.within(1, 9), random.within(1, 9));
+            json!({
+                // Two blocks of one number would share matrices of different shapes.
+                "number": random.below(1 << 16), "heads": heads, "kv_heads": kv_heads,
+                "head_dim": random.of(&EVEN_WIDTHS), "rope_theta": maybe(random, json!(1000.0)),
+                "intermediate": random.of(&WIDTHS), "rank": maybe(random, json!(rank)),
+                "attention_rank": maybe(random, json!(attention_rank)), "behind": behind,
+            })
+        }
         "rg_lru" => json!({
             "width": heads * dk, "heads": heads, "conv": random.within(1, 6),
         }),
@@ -314,7 +337,7 @@ fn vary(layer: &mut Value, random: &mut Random) {
     }
 }
 
-const KINDS: [&str; 25] = [
+const KINDS: [&str; 26] = [
     "abc",
     "attention",
     "delta_net",
@@ -337,6 +360,7 @@ const KINDS: [&str; 25] = [
     "rg_lru",
     "rwkv7",
     "rwkv_channel_mix",
+    "shared_block",
     "simple_gla",
     "sse",
     "sse_swa",

@@ -1,23 +1,25 @@
 #!/usr/bin/env python3
 """Writes the table of runtime/docs/models.md: every family, and what `waterline verify` shows of its recorded cases.
 
-usage: models.py WATERLINE FIXTURES GGUF [--device cuda]
+usage: models.py WATERLINE FIXTURES GGUF [--speeds FILE] [--device cuda]
 
 FIXTURES holds cases of Hugging Face directories (config.json, case.safetensors), GGUF cases of llama.cpp's files
 (model.gguf, expect.json). A cell is the largest difference of a logit, and the tolerance that the case declares.
+FILE is what speeds.py wrote: of each family's preset the tokens a second of a prompt and of a generation.
 """
+import argparse
 import json
 import subprocess
-import sys
 from pathlib import Path
 
-# Family, where people find it, cases of Hugging Face directories, cases of GGUF files.
+# Family, where people find it, cases of Hugging Face directories, cases of GGUF files; the preset of a row is in PRESETS.
 FAMILIES = [
     ("Qwen3.5 text, dense", "Qwen/Qwen3.5-0.8B to 27B", ["hf_qwen3_5_text"], ["qwen35-f16", "qwen35-q4_k_m"]),
     ("Qwen3.5 mixtures", "Qwen/Qwen3.5-35B-A3B", ["hf_qwen3_5_moe_e6k2", "hf_qwen3_5_moe_fused"], ["qwen35moe-q8_0"]),
     ("Qwen3-Next", "Qwen/Qwen3-Next-80B-A3B", ["hf_qwen3_next_dense", "hf_qwen3_next_e7k3"], ["qwen3next-q8_0"]),
     ("LFM2, LFM2.5", "LiquidAI/LFM2-350M to 2.6B", ["hf_lfm2"], ["lfm2-q8_0", "lfm2-q4_k_m"]),
     ("LFM2 mixtures", "LiquidAI/LFM2-8B-A1B", ["hf_lfm2_moe"], ["lfm2moe-q8_0"]),
+    ("LFM3", "LiquidAI/LFM3-1.7B", ["hf_lfm3", "hf_lfm3_plain"], []),
     ("Nemotron-H", "nvidia/NVIDIA-Nemotron-Nano-9B-v2", ["hf_nemotron_h"], ["nemotron_h-f16", "nemotron_h-q4_k_m"]),
     ("Nemotron-3 mixtures", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B", ["hf_nemotron_h_moe"], ["nemotron_h_moe-q8_0"]),
     ("Granite 4.0-H, dense", "ibm-granite/granite-4.0-h-350m, -1b, -micro", ["hf_granite_dense_nope"], ["granitehybrid-q8_0"]),
@@ -33,9 +35,26 @@ FAMILIES = [
     ("MiniMax-01", "MiniMaxAI/MiniMax-Text-01-hf", ["hf_minimax"], []),
     ("RecurrentGemma", "google/recurrentgemma-2b", ["hf_recurrent_gemma"], []),
     ("Gemma 3 text", "google/gemma-3-1b-it", ["hf_gemma3"], []),
-    ("Llama, Qwen3, SmolLM3", "HuggingFaceTB/SmolLM3-3B", ["hf_llama", "hf_qwen3", "hf_smollm3"], []),
+    ("Llama, Qwen2, Qwen3, SmolLM3", "HuggingFaceTB/SmolLM3-3B", ["hf_llama", "hf_qwen3", "hf_smollm3"], []),
     ("Zamba2", "Zyphra/Zamba2-1.2B", ["hf_zamba2"], []),
 ]
+
+PRESETS = {
+    "Qwen3.5 text, dense": "qwen3.5-0.8b",
+    "Qwen3.5 mixtures": "qwen3.5-moe-3b",
+    "LFM2, LFM2.5": "lfm2-1.2b",
+    "LFM3": "lfm3-1.7b",
+    "Nemotron-H": "nemotron-3-nano-4b",
+    "Granite 4.0-H, dense": "granite-4.0-h-1.5b",
+    "Falcon-H1": "falcon-h1-0.5b",
+    "Mamba, Mamba-2": "mamba2-1.3b",
+    "RWKV-7": "rwkv7-1.5b",
+    "Kimi Linear": "kimi-linear-4b",
+    "Jamba": "jamba-5b",
+    "RecurrentGemma": "recurrentgemma-2.7b",
+    "Zamba2": "zamba2-2.7b",
+    "Llama, Qwen2, Qwen3, SmolLM3": "transformer-1.3b",
+}
 
 
 def verify(waterline, case, device):
@@ -48,15 +67,31 @@ def verify(waterline, case, device):
     return text if done.returncode == 0 else f"**{text}**"
 
 
+def speed(speeds, family):
+    """The cell of a family's speeds, prompt and generation on each device."""
+    preset = PRESETS.get(family)
+    measured = speeds.get(preset, {})
+    texts = [f"{device} {prompt:.0f} / {generation:.0f}" for device, (prompt, generation) in measured.items()]
+    return "<br>".join([f"`{preset}`", *texts]) if texts else ""
+
+
 def main():
-    waterline, fixtures, gguf, *device = sys.argv[1:]
-    print("| family | such as | Hugging Face directory | GGUF file |\n|---|---|---|---|")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("waterline")
+    parser.add_argument("fixtures", type=Path)
+    parser.add_argument("gguf", type=Path)
+    parser.add_argument("--speeds", type=argparse.FileType())
+    parser.add_argument("--device")
+    args = parser.parse_args()
+    device = ["--device", args.device] if args.device else []
+    speeds = json.load(args.speeds) if args.speeds else {}
+    print("| family | such as | Hugging Face directory | GGUF file | prompt / generation, tokens/s |\n|---|---|---|---|---|")
     for family, hub, directories, files in FAMILIES:
         cells = []
-        for folder, cases in ((fixtures, directories), (gguf, files)):
-            texts = [f"`{case}` {verify(waterline, Path(folder) / case, device)}" for case in cases]
+        for folder, cases in ((args.fixtures, directories), (args.gguf, files)):
+            texts = [f"`{case}` {verify(args.waterline, folder / case, device)}" for case in cases]
             cells.append("<br>".join(texts))
-        print(f"| {family} | {hub} | {cells[0]} | {cells[1]} |", flush=True)
+        print(f"| {family} | {hub} | {cells[0]} | {cells[1]} | {speed(speeds, family)} |", flush=True)
 
 
 if __name__ == "__main__":

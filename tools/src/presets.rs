@@ -126,6 +126,13 @@ pub const PRESETS: &[Preset] = &[
     ),
     file("lfm2-350m", include_str!("../presets/lfm2-350m.json")),
     file("lfm2-1.2b", include_str!("../presets/lfm2-1.2b.json")),
+    file("lfm3-1.7b", include_str!("../presets/lfm3-1.7b.json")),
+    file("jamba-5b", include_str!("../presets/jamba-5b.json")),
+    file(
+        "kimi-linear-4b",
+        include_str!("../presets/kimi-linear-4b.json"),
+    ),
+    file("zamba2-2.7b", include_str!("../presets/zamba2-2.7b.json")),
     file(
         "falcon-h1-0.5b",
         include_str!("../presets/falcon-h1-0.5b.json"),

@@ -16,7 +16,7 @@ use crate::interrupt::Interrupt;
 use crate::samples;
 use crate::sampling::SamplingArgs;
 use crate::session::{LimitArgs, SessionArgs, feed};
-use crate::text::{json_line, shown, utf8};
+use crate::text::{NO_TEMPLATE, json_line, shown, utf8};
 use crate::wrong_model::{is_like_a_model, quoted};
 
 /// Complete a prompt and end.
@@ -183,7 +183,10 @@ fn read_prompt(args: &Args) -> Result<(Option<&Path>, String)> {
 fn encode(model: &Arc<Model>, prompt: &str, args: &Args) -> Result<(Vec<u32>, Option<u32>)> {
     let tokenizer = model.tokenizer()?;
     if args.chat {
-        let mut turns = Turns::new(Arc::new(model.chat_template()?), tokenizer)?;
+        if !model.has_chat_template() {
+            eprintln!("{NO_TEMPLATE}");
+        }
+        let mut turns = Turns::new(Arc::new(model.chat_template_or_chatml()?), tokenizer)?;
         return Ok((turns.user(prompt)?, turns.end_token()));
     }
     let bos = if args.raw { None } else { model.bos() };

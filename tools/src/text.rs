@@ -8,6 +8,10 @@ use waterline_quant::NewFile;
 
 use crate::error::{Error, Result};
 
+/// What a person reads who talks with a model without a chat template.
+pub const NO_TEMPLATE: &str =
+    "note: the model has no chat template; messages are written in ChatML";
+
 /// The text in `bytes`, which errors call `name`.
 pub fn utf8(bytes: Vec<u8>, name: impl AsRef<Path>) -> Result<String> {
     String::from_utf8(bytes).map_err(|e| {

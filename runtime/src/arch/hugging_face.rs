@@ -142,7 +142,8 @@ fn rotary(config: &Config, head_dim: usize) -> Result<Attention> {
     let share = number("partial_rotary_factor")?;
     Ok(Attention {
         rope_theta: Some(number("rope_theta")?.unwrap_or(usual)),
-        rope_dim: share.map(|share| (head_dim as f64 * f64::from(share)) as usize),
+        // In f32, so that 0.7 of 20 is 14.
+        rope_dim: share.map(|share| (head_dim as f32 * share) as usize),
         rope_scaling: match &nested {
             Some(nested) => scaling(nested)?,
             None => None,
@@ -169,8 +170,32 @@ pub(super) fn scaling(rope: &Config) -> Result<Option<RopeScaling>> {
             high: rope.f32("high_freq_factor")?,
             trained: rope.f32("original_max_position_embeddings")?,
         })),
-        _ => Err(rope.wrong(key, "default, linear or llama3")),
+        "yarn" => yarn(rope).map(Some),
+        _ => Err(rope.wrong(key, "default, linear, llama3 or yarn")),
     }
+}
+
+fn yarn(rope: &Config) -> Result<RopeScaling> {
+    let factor = rope.f32("factor")?;
+    let scale = |key: &str| -> Result<Option<f32>> {
+        Ok(rope.optional_f32(key)?.filter(|&scale| scale != 0.0))
+    };
+    let scales = (scale("mscale")?, scale("mscale_all_dim")?);
+    let magnitude = match (rope.optional_f32("attention_factor")?, scales) {
+        (Some(magnitude), _) => magnitude,
+        (None, (Some(own), Some(all))) => {
+            RopeScaling::yarn_magnitude(factor, own) / RopeScaling::yarn_magnitude(factor, all)
+        }
+        _ => RopeScaling::yarn_magnitude(factor, 1.0),
+    };
+    Ok(RopeScaling::Yarn {
+        factor,
+        fast: rope.f32_or("beta_fast", 32.0)?,
+        slow: rope.f32_or("beta_slow", 1.0)?,
+        trained: rope.f32("original_max_position_embeddings")?,
+        magnitude,
+        whole: rope.bool_or("truncate", true)?,
+    })
 }
 
 /// Whether layer `layer` has positions: of SmolLM3 not every one has.

@@ -18,6 +18,7 @@ mod jamba;
 mod kimi_linear;
 mod lfm2;
 mod lfm2_moe;
+mod lfm3;
 mod llama_cpp;
 mod llama_cpp_splits;
 mod llama_cpp_vocab;
@@ -67,6 +68,7 @@ const FAMILIES: &[Family] = &[
     kimi_linear::FAMILY,
     lfm2::FAMILY,
     lfm2_moe::FAMILY,
+    lfm3::FAMILY,
     mamba::FAMILY,
     mamba::SAMBA,
     minimax::FAMILY,

@@ -241,7 +241,7 @@ const GGUF_KEYS: &[Idle] = &[
     ),
     (
         ".context_length .vocab_size .nextn_predict_layers .rope.scaling.finetuned .rope.scaling.original_context_length \
-         .rope.dimension_sections .expert_shared_count",
+         .expert_shared_count",
         "lengths that bound nothing, and parts that are not loaded",
     ),
     (
@@ -254,6 +254,10 @@ const GGUF_KEYS: &[Idle] = &[
          nemotron_h_moe.attention.layer_norm_epsilon",
         "a kind of norm that the model does not have",
     ),
+    (
+        "kimi-linear.rope.freq_base mamba.rope.freq_base mamba2.rope.freq_base",
+        "positions, which the model does not have",
+    ),
 ];
 
 /// Keys of GGUF files that say what is done in any case, and the values at which they do.
@@ -263,6 +267,10 @@ const GGUF_KEYS_AT: &[(&str, &str)] = &[
     (".feed_forward_length", "0"),
     (".attention.causal", "true"),
     (".rope.scaling.type", "none"),
+    ("rwkv7.token_shift_count", "2"),
+    // Their routers always divide by the sum.
+    ("lfm2moe.expert_weights_norm", "true"),
+    ("kimi-linear.expert_weights_norm", "true"),
 ];
 
 /// Tensors of GGUF files without a meaning for the logits.
@@ -324,7 +332,7 @@ pub(crate) fn check_gguf(gguf: &Gguf) -> Result<()> {
             .filter(|own| own.starts_with('.'))
             .unwrap_or(key);
         let said = || gguf.get(key).map(said).unwrap_or_default();
-        let at = |(k, value): &(&str, &str)| *k == own && *value == said();
+        let at = |(k, value): &(&str, &str)| [own, key].contains(k) && *value == said();
         is_listed(GGUF_KEYS, own) || is_listed(GGUF_KEYS, key) || GGUF_KEYS_AT.iter().any(at)
     };
     let keys = unused.into_iter().filter(|key| !is_idle(key));

@@ -25,7 +25,7 @@ pub(crate) use decode::mailbox::Recurrence;
 pub use device::Device;
 pub(crate) use device::{ChunkKey, ChunkMemory};
 pub(crate) use driver::{Address, Launch, Memory, Queue, Recording, TensorCores};
-pub(crate) use gemm::{GatedUnit, WeightMatrix, format_of, shared_bytes};
+pub(crate) use gemm::{COLUMNS_SOURCE, GatedUnit, WeightMatrix, format_of, shared_bytes};
 pub(crate) use host_logits::HostLogits;
 pub(crate) use schedule::source::Source;
 pub(crate) use schedule::{Call, Grid, Launches, Parameter, Queued, Rows, SessionMemory};

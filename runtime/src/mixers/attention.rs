@@ -4,7 +4,7 @@
 //! ```text
 //! q, k, v = W_q x, W_k x, W_v x (+ biases);  q, k <- rms per head or over all heads (optional);  q, k <- rotary(position)
 //! o_t = sum_j softmax_j(scale q_t k_j) v_j    over t - window < j <= t, or over all j <= t
-//! o   <- o sigmoid(W_g x) (optional);  y = W_o o (+ bias)
+//! o   <- o sigmoid(W_g x) (optional; a gate for each value, or one for each head);  y = W_o o (+ bias)
 //! ```
 //! Tokens that leave the window may stay in a set of capped size: those that the last query paid most attention to
 //! (TOVA, arXiv 2401.06104), or every so many one. This needs no training.
@@ -54,6 +54,9 @@ pub struct Attention {
     pub out_bias: bool,
     /// Whether the output is gated.
     pub gate: bool,
+    /// Whether that gate is one value for each head.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub gate_per_head: bool,
     /// Epsilon of the norm of each head of q and k; none: no norm.
     pub head_norm_eps: Option<f32>,
     /// Multiplies the scores; none: `head_dim^-1/2`.
@@ -135,6 +138,11 @@ impl Attention {
             multipliers.iter().all(|x| x.is_finite()),
             || format!("multipliers {multipliers:?}"),
             "finite multipliers",
+        )?;
+        Mismatch::unless(
+            self.gate || !self.gate_per_head,
+            || "gate_per_head without a gate".into(),
+            "a gate",
         )?;
         Mismatch::unless(
             self.window != Some(0),
@@ -248,6 +256,20 @@ impl Attention {
         })
     }
 
+    /// Multiplies each head of `out` by the sigmoid of its column of `gate`.
+    fn gate_heads(&self, layer: &mut Lowering, out: View, gate: View) {
+        layer.push(Prepare {
+            groups: vec![HeadGroup {
+                view: out,
+                head_dim: self.head_dim,
+                conv: None,
+                maps: vec![HeadOp::Gate(gate)],
+            }],
+            rope: None,
+            gates: Vec::new(),
+        });
+    }
+
     /// The whole mixer, and between projections and positions what `before` does with unrotated keys and values.
     pub(super) fn lower_with(
         &self,
@@ -278,8 +300,15 @@ impl Attention {
             eviction,
             out,
         });
-        let finish = gate.map(|gate| OutputOp::Gate(gate, Activation::Sigmoid));
-        layer.emit(out, finish.into_iter().collect(), "o_proj")
+        let finish = match gate {
+            Some(gate) if self.gate_per_head => {
+                self.gate_heads(layer, out, gate);
+                Vec::new()
+            }
+            Some(gate) => vec![OutputOp::Gate(gate, Activation::Sigmoid)],
+            None => Vec::new(),
+        };
+        layer.emit(out, finish, "o_proj")
     }
 }
 
@@ -328,9 +357,14 @@ impl Mixer for Attention {
             }
         }
         if self.gate {
-            weights.push(WeightSpec::matrix("g_proj.weight", width, hidden));
-            if self.bias {
-                weights.push(WeightSpec::full("g_proj.bias", &[width]));
+            let gates = if self.gate_per_head {
+                self.heads
+            } else {
+                width
+            };
+            weights.push(WeightSpec::matrix("g_proj.weight", gates, hidden));
+            if self.bias && !self.gate_per_head {
+                weights.push(WeightSpec::full("g_proj.bias", &[gates]));
             }
         }
         weights.push(WeightSpec::matrix("o_proj.weight", hidden, width));

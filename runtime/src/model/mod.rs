@@ -143,6 +143,19 @@ impl Model {
         self.tokenizer.get_or_try_init(make).cloned()
     }
 
+    /// Whether the file has a chat template, be it a broken one.
+    pub fn has_chat_template(&self) -> bool {
+        self.files.chat_template.is_some()
+    }
+
+    /// The chat template for a conversation: ChatML where the file has none. Fails if the file's is broken.
+    pub fn chat_template_or_chatml(&self) -> Result<ChatTemplate> {
+        match self.has_chat_template() {
+            true => self.chat_template(),
+            false => ChatTemplate::chatml(),
+        }
+    }
+
     /// The chat template. Fails if the model has none or a broken one.
     pub fn chat_template(&self) -> Result<ChatTemplate> {
         // A missing tokenizer is reported first: without it there is no text at all.

@@ -43,12 +43,13 @@ struct Note {
 }
 
 impl Chat {
-    /// An empty conversation. Fails if the model has no tokenizer or no usable chat template.
+    /// An empty conversation, in ChatML if the model has no chat template. Fails if the model has no tokenizer or a template that
+    /// cannot be used.
     pub fn new(model: &Model) -> Result<Self> {
         // First: without one there is no template either, and its error says what to do.
         let tokenizer = model.tokenizer()?;
         Ok(Chat {
-            turns: Turns::new(Arc::new(model.chat_template()?), tokenizer)?,
+            turns: Turns::new(Arc::new(model.chat_template_or_chatml()?), tokenizer)?,
             starts: Vec::new(),
             unread: Vec::new(),
             before_answer: None,

@@ -63,7 +63,16 @@ pub struct ChatTemplate {
     eos: String,
 }
 
+/// ChatML, which most models are trained with and which serves those whose file has no template.
+const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}\
+    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
 impl ChatTemplate {
+    /// The template of models whose file has none.
+    pub(crate) fn chatml() -> Result<Self> {
+        Self::new(CHATML, "", "")
+    }
+
     /// Parses `source`; `bos` and `eos` are what it calls `bos_token` and `eos_token`.
     ///
     /// # Errors

@@ -21,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::interrupt::on_interrupt;
 use crate::sampling::SamplingArgs;
 use crate::session::{LimitArgs, SessionArgs};
+use crate::text::NO_TEMPLATE;
 use commands::{Action, Commands};
 use conversation::{Conversation, Reply};
 use input::{Input, Line};
@@ -75,6 +76,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     conversation.set_thinking(args.thinking)?;
     let mut screen = Screen::new();
+    if !model.has_chat_template() {
+        screen.notice(NO_TEMPLATE)?;
+    }
     let mut input = Input::new(args.history.clone(), args.private, &mut screen)?;
     let mut talk = Talk {
         commands: Commands::new(Sessions::of(&model)),

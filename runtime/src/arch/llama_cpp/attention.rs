@@ -14,12 +14,10 @@ pub(super) enum Pairs {
     Halves,
 }
 
-/// The attention with `kv_heads` key and value heads, with rotary positions and no norms.
-pub(super) fn attention(keys: &Keys, kv_heads: usize) -> Result<Attention> {
-    let (hidden, heads) = (
-        keys.usize("embedding_length")?,
-        keys.usize("attention.head_count")?,
-    );
+/// The attention of block `block`, with rotary positions and without norms.
+pub(super) fn attention(keys: &Keys, block: usize) -> Result<Attention> {
+    let hidden = keys.usize("embedding_length")?;
+    let heads = keys.per_layer("attention.head_count")?[block];
     let head_dim = match keys.optional_usize("attention.key_length")? {
         Some(head_dim) => head_dim,
         None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
@@ -37,13 +35,16 @@ pub(super) fn attention(keys: &Keys, kv_heads: usize) -> Result<Attention> {
         ));
     }
     let turned = keys.usize_or("rope.dimension_count", head_dim)?;
+    let has = |name: &str| keys.has_tensor(&format!("blk.{block}.{name}"));
     Ok(Attention {
         heads,
-        kv_heads,
+        kv_heads: keys.per_layer_or("attention.head_count_kv", heads)?[block],
         head_dim,
         rope_theta: Some(keys.f32_or("rope.freq_base", 10000.0)?),
         rope_dim: (turned != head_dim).then_some(turned),
         rope_scaling: scaling(keys, turned)?,
+        bias: has("attn_q.bias") || has("attn_qkv.bias"),
+        out_bias: has("attn_output.bias"),
         ..Attention::default()
     })
 }
@@ -58,13 +59,16 @@ pub(super) fn unturned(attention: Attention) -> Attention {
     }
 }
 
-/// The names of the tensors of `attention`.
-pub(super) fn names(attention: &Attention, pairs: Pairs) -> Vec<Name> {
+/// The names of the tensors of `attention` in block `block`, where queries, keys and values may lie in one tensor.
+pub(super) fn names(keys: &Keys, block: usize, attention: &Attention, pairs: Pairs) -> Vec<Name> {
     let Attention {
-        heads, head_dim, ..
+        heads,
+        kv_heads,
+        head_dim,
+        gate,
+        ..
     } = *attention;
     let mut names = as_stored(&[
-        ("mixer.v_proj", "attn_v"),
         ("mixer.o_proj", "attn_output"),
         ("mixer.q_norm", "attn_q_norm"),
         ("mixer.k_norm", "attn_k_norm"),
@@ -76,18 +80,41 @@ pub(super) fn names(attention: &Attention, pairs: Pairs) -> Vec<Name> {
         },
         _ => Take::Whole,
     };
-    names.push(Name::new("mixer.k_proj", "attn_k", rotary.clone()));
-    if attention.gate {
-        // A query head is followed by its gate.
-        let part = |part| Take::Groups { count: heads, part };
-        names.push(Name::new("mixer.q_proj", "attn_q", part(0..head_dim)));
-        names.push(Name::new(
-            "mixer.g_proj",
-            "attn_q",
-            part(head_dim..2 * head_dim),
-        ));
-    } else {
-        names.push(Name::new("mixer.q_proj", "attn_q", rotary));
+    // A query head may be followed by its gate.
+    let part = |part| Take::Groups { count: heads, part };
+    let queries = match gate {
+        true => part(0..head_dim),
+        false => rotary.clone(),
+    };
+    let mut projections = vec![
+        ("mixer.q_proj", "attn_q", queries),
+        ("mixer.k_proj", "attn_k", rotary),
+        ("mixer.v_proj", "attn_v", Take::Whole),
+    ];
+    if gate {
+        let gates = part(head_dim..2 * head_dim);
+        projections.push(("mixer.g_proj", "attn_q", gates));
+    }
+    // Where each lies in the one tensor.
+    let query_rows = heads * head_dim * if gate { 2 } else { 1 };
+    let kv_rows = kv_heads * head_dim;
+    let rows = |theirs: &str| match theirs {
+        "attn_q" => 0..query_rows,
+        "attn_k" => query_rows..query_rows + kv_rows,
+        _ => query_rows + kv_rows..query_rows + 2 * kv_rows,
+    };
+    let is_fused = |ending: &str| keys.has_tensor(&format!("blk.{block}.attn_qkv{ending}"));
+    for (ending, is_fused) in [
+        (".weight", is_fused(".weight")),
+        (".bias", is_fused(".bias")),
+    ] {
+        names.extend(projections.iter().map(|(ours, theirs, take)| {
+            let name = match is_fused {
+                true => Name::new(ours, "attn_qkv", take.clone()).in_rows(rows(theirs)),
+                false => Name::new(ours, theirs, take.clone()),
+            };
+            name.ending(ending)
+        }));
     }
     names
 }
@@ -100,18 +127,42 @@ fn scaling(keys: &Keys, turned: usize) -> Result<Option<RopeScaling>> {
         None => keys.f32_or("rope.scale_linear", 0.0)?,
     };
     let divisors = divisors(keys, turned)?;
-    match kind {
-        None | Some("linear") if factor > 0.0 && factor != 1.0 => match divisors {
-            None => Ok(Some(RopeScaling::Linear { factor })),
-            Some(_) => Err(keys.wrong(
-                "rope.scaling.factor",
-                factor,
-                "no factor beside rope_freqs.weight",
-            )),
-        },
-        None | Some("linear" | "none") => Ok(divisors),
-        Some(kind) => Err(keys.wrong("rope.scaling.type", kind, "none or linear")),
+    if divisors.is_some() && factor > 0.0 && factor != 1.0 {
+        return Err(keys.wrong(
+            "rope.scaling.factor",
+            factor,
+            "no factor beside rope_freqs.weight",
+        ));
     }
+    match kind {
+        None | Some("linear") if factor > 0.0 && factor != 1.0 => {
+            Ok(Some(RopeScaling::Linear { factor }))
+        }
+        None | Some("linear" | "none") => Ok(divisors),
+        Some("yarn") if factor > 0.0 => yarn(keys, factor).map(Some),
+        Some(kind) => Err(keys.wrong("rope.scaling.type", kind, "none, linear or yarn")),
+    }
+}
+
+fn yarn(keys: &Keys, factor: f32) -> Result<RopeScaling> {
+    let key = |name: &str| format!("rope.scaling.yarn_{name}");
+    let mixed = keys.f32_or(&key("ext_factor"), 1.0)?;
+    if mixed != 1.0 {
+        return Err(keys.wrong(&key("ext_factor"), mixed, "1"));
+    }
+    let trained = match keys.optional_usize("rope.scaling.original_context_length")? {
+        Some(trained) => trained,
+        None => keys.usize("context_length")?,
+    };
+    let magnitude = RopeScaling::yarn_magnitude(factor, 1.0);
+    Ok(RopeScaling::Yarn {
+        factor,
+        fast: keys.f32_or(&key("beta_fast"), 32.0)?,
+        slow: keys.f32_or(&key("beta_slow"), 1.0)?,
+        trained: trained as f32,
+        magnitude: magnitude * keys.f32_or("rope.scaling.attn_factor", 1.0)?,
+        whole: true,
+    })
 }
 
 /// The scaling that `rope_freqs.weight` says, the divisor of each frequency. Such files come from Llama 3.1 and its
@@ -139,7 +190,7 @@ fn divisors(keys: &Keys, turned: usize) -> Result<Option<RopeScaling>> {
     };
     let theta = keys.f32_or("rope.freq_base", 10000.0)?;
     let plain = |i: usize| f64::from(theta).powf(-2.0 * i as f64 / turned as f64);
-    let expected = (0..turned / 2).map(|i| plain(i) / scaling.apply(plain(i)));
+    let expected = (0..turned / 2).map(|i| plain(i) / scaling.frequency(theta, turned, i));
     let close =
         |(stored, expected): (&f32, f64)| (f64::from(*stored) / expected - 1.0).abs() < 1e-3;
     match stored.len() == turned / 2 && stored.iter().zip(expected).all(close) {

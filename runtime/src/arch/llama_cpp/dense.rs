@@ -19,7 +19,7 @@ const UNTURNED: usize = 4;
 
 fn read(keys: &Keys) -> Result<Description> {
     let architecture = keys.architecture();
-    if keys.usize_or("expert_count", 0)? > 0 {
+    if keys.experts()? > 1 {
         return Err(keys.unsupported("a mixture of experts in a Transformer; known are dense ones"));
     }
     let pairs = match architecture {
@@ -27,17 +27,11 @@ fn read(keys: &Keys) -> Result<Description> {
         _ => Pairs::Halves,
     };
     let eps = keys.f32("attention.layer_norm_rms_epsilon")?;
-    let heads = keys.usize("attention.head_count")?;
-    let kv_heads = keys.per_layer_or("attention.head_count_kv", heads)?;
     let intermediate = keys.per_layer("feed_forward_length")?;
-    let bias = keys.has_tensor("blk.0.attn_q.bias");
-    let out_bias = keys.has_tensor("blk.0.attn_output.bias");
     let mixer = |layer: usize| -> Result<Attention> {
         let attention = Attention {
-            bias,
-            out_bias,
             head_norm_eps: (architecture == "qwen3").then_some(eps),
-            ..attention(keys, kv_heads[layer])?
+            ..attention(keys, layer)?
         };
         let is_unturned = architecture == "smollm3" && (layer + 1).is_multiple_of(UNTURNED);
         Ok(match is_unturned {
@@ -46,10 +40,12 @@ fn read(keys: &Keys) -> Result<Description> {
         })
     };
     let mixers = (0..keys.layers()?).map(mixer).collect::<Result<Vec<_>>>()?;
-    let tables: Vec<_> = mixers.iter().map(|mixer| names(mixer, pairs)).collect();
-    let layers = mixers.into_iter().zip(intermediate);
-    let layers =
-        layers.map(|(mixer, intermediate)| layer(Arc::new(mixer), Some(dense(intermediate))));
+    let names = |(block, mixer)| names(keys, block, mixer, pairs);
+    let tables: Vec<_> = mixers.iter().enumerate().map(names).collect();
+    let layers = mixers.into_iter().zip(intermediate).enumerate();
+    let layers = layers.map(|(block, (mixer, intermediate))| {
+        layer(Arc::new(mixer), Some(dense(keys, block, intermediate)))
+    });
     let spec = model(keys, layers.collect())?;
     Ok(Description::of(spec, tables.into_iter()))
 }

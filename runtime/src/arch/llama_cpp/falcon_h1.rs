@@ -27,23 +27,18 @@ fn read(keys: &Keys) -> Result<Description> {
     let intermediate = keys.per_layer("feed_forward_length")?;
     let mut layers = Vec::new();
     let mut tables = Vec::new();
-    for (i, kv_heads) in keys
-        .per_layer("attention.head_count_kv")?
-        .into_iter()
-        .enumerate()
-    {
+    for (i, intermediate) in intermediate.into_iter().enumerate() {
         let has = |name: &str| keys.has_tensor(&format!("blk.{i}.{name}"));
-        let mamba = mamba2_mixer(keys)?;
+        let mamba = mamba2_mixer(keys, i)?;
         let mamba = Mamba2 {
             norm_groups: has("ssm_norm.weight").then_some(mamba.groups),
-            conv_bias: has("ssm_conv1d.bias"),
             ..mamba
         };
-        let attention = attention::attention(keys, kv_heads)?;
+        let attention = attention::attention(keys, i)?;
         let mut names = as_stored(&[("ffn_norm.weight", "ffn_norm")]);
         let of_mamba = mamba2_names().into_iter();
         names.extend(of_mamba.map(|name| name.within("mixer.mamba2.")));
-        let of_attention = attention::names(&attention, Pairs::Halves).into_iter();
+        let of_attention = attention::names(keys, i, &attention, Pairs::Halves).into_iter();
         names.extend(of_attention.map(|name| name.within("mixer.attention.")));
         let part = |mixer: Arc<dyn Mixer>| ParallelPart {
             mixer,
@@ -53,7 +48,7 @@ fn read(keys: &Keys) -> Result<Description> {
         let mixer = Parallel {
             parts: vec![part(Arc::new(mamba)), part(Arc::new(attention))],
         };
-        layers.push(layer(Arc::new(mixer), Some(dense(intermediate[i]))));
+        layers.push(layer(Arc::new(mixer), Some(dense(keys, i, intermediate))));
         tables.push(names);
     }
     Ok(Description::of(model(keys, layers)?, tables.into_iter()))

@@ -9,23 +9,50 @@ use crate::ops::{Groups, Router, Scoring};
 /// The value of `expert_gating_func` that means sigmoid.
 const SIGMOID: usize = 2;
 
-/// The gated network that most models have.
-pub(super) fn dense(intermediate: usize) -> FeedForward {
+/// The gated network that most models have, in block `block`.
+pub(super) fn dense(keys: &Keys, block: usize, intermediate: usize) -> FeedForward {
     FeedForward::Dense(MlpSpec {
         intermediate,
+        bias: keys.has_tensor(&format!("blk.{block}.ffn_up.bias")),
         ..MlpSpec::default()
     })
 }
 
-/// A mixture of experts with this router, but for the scale and the groups that the file says; `gate` says whether a shared
-/// expert's output is gated.
-pub(super) fn experts(keys: &Keys, router: Router, gate: bool) -> Result<ExpertsSpec> {
-    let intermediate = match keys.optional_usize("expert_feed_forward_length")? {
-        Some(intermediate) => intermediate,
-        None => keys.usize("feed_forward_length")?,
+/// What a family's mixtures of experts are, beside what the keys say.
+#[derive(Clone, Copy)]
+pub(super) struct Mixture {
+    /// The router, but for the scale and the groups.
+    pub router: Router,
+    /// Whether a shared expert's output is gated.
+    pub gate: bool,
+    /// Whether `feed_forward_length` is the width of all chosen experts together and of the shared one, where no key says
+    /// theirs; else it is that of an expert.
+    pub together: bool,
+}
+
+impl Mixture {
+    /// A mixture with this router and without gates.
+    pub fn of(router: Router) -> Self {
+        Mixture {
+            router,
+            gate: false,
+            together: false,
+        }
+    }
+}
+
+/// The mixture of experts of block `block`.
+pub(super) fn experts(keys: &Keys, block: usize, mixture: Mixture) -> Result<ExpertsSpec> {
+    let whole = keys.per_layer_or("feed_forward_length", 0)?[block];
+    let chosen = keys.per_layer("expert_used_count")?[block];
+    let usual = match mixture.together {
+        true => whole / chosen.max(1),
+        false => whole,
     };
+    let intermediate = keys.per_layer_or("expert_feed_forward_length", usual)?[block];
     let shared = match keys.optional_usize("expert_shared_feed_forward_length")? {
         Some(shared) => shared,
+        None if mixture.together => whole,
         None => keys
             .usize_or("expert_shared_count", 0)?
             .saturating_mul(intermediate),
@@ -33,16 +60,16 @@ pub(super) fn experts(keys: &Keys, router: Router, gate: bool) -> Result<Experts
     let scale = keys.f32_or("expert_weights_scale", 0.0)?;
     Ok(ExpertsSpec {
         experts: keys.usize("expert_count")?,
-        chosen: keys.usize("expert_used_count")?,
+        chosen,
         intermediate,
         router: Router {
             scale: if scale == 0.0 { 1.0 } else { scale },
             groups: groups(keys)?,
-            ..router
+            ..mixture.router
         },
         shared: (shared > 0).then_some(SharedSpec {
             intermediate: shared,
-            gate,
+            gate: mixture.gate,
         }),
         ..ExpertsSpec::default()
     })

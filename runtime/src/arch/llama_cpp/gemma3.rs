@@ -27,7 +27,6 @@ fn read(keys: &Keys) -> Result<Description> {
         keys.usize("embedding_length")?,
         keys.usize("attention.head_count")?,
     );
-    let kv_heads = keys.per_layer_or("attention.head_count_kv", heads)?;
     let intermediate = keys.per_layer("feed_forward_length")?;
     let slides = slides(keys)?;
     let part = hidden as f32 / heads.max(1) as f32;
@@ -37,11 +36,11 @@ fn read(keys: &Keys) -> Result<Description> {
     };
     let mut layers = Vec::new();
     let mut tables = Vec::new();
-    for (i, kv_heads) in kv_heads.into_iter().enumerate() {
+    for (i, intermediate) in intermediate.into_iter().enumerate() {
         let all = Attention {
             head_norm_eps: Some(keys.f32("attention.layer_norm_rms_epsilon")?),
             softmax_scale: (slides.len() == LARGEST_LAYERS).then_some(part.powf(-0.5)),
-            ..attention::attention(keys, kv_heads)?
+            ..attention::attention(keys, i)?
         };
         let window = keys.usize_or("attention.sliding_window", 0)?;
         let attention = match slides[i] && window > 0 {
@@ -53,9 +52,9 @@ fn read(keys: &Keys) -> Result<Description> {
             },
             false => all,
         };
-        tables.push(attention::names(&attention, Pairs::Halves));
+        tables.push(attention::names(keys, i, &attention, Pairs::Halves));
         let mlp = MlpSpec {
-            intermediate: intermediate[i],
+            intermediate,
             activation: Activation::Gelu,
             ..MlpSpec::default()
         };

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::attention::{self, Pairs};
-use super::feed_forward::{dense, expert_names, experts};
+use super::feed_forward::{Mixture, dense, expert_names, experts};
 use super::mamba::{mamba2_mixer, mamba2_names};
 use super::names::Name;
 use super::{Description, Family, Keys, layer, model};
@@ -21,12 +21,9 @@ pub(super) const FAMILY: Family = Family {
 };
 
 fn read(keys: &Keys) -> Result<Description> {
-    let mamba = mamba2_mixer(keys)?;
     let intermediate = keys.per_layer("feed_forward_length")?;
-    let experts = match keys.usize_or("expert_count", 0)? {
-        0 => None,
-        _ => Some(experts(keys, Router::softmax(true), false)?),
-    };
+    let mixture = Mixture::of(Router::softmax(true));
+    let has_experts = keys.experts()? > 0;
     let multiplier = |key: &str| -> Result<f32> {
         let multiplier = keys.f32_or(key, 0.0)?;
         Ok(if multiplier == 0.0 { 1.0 } else { multiplier })
@@ -43,19 +40,20 @@ fn read(keys: &Keys) -> Result<Description> {
         .enumerate()
     {
         let (mixer, mut names): (Arc<dyn Mixer>, Vec<Name>) = match kv_heads {
-            0 => (Arc::new(mamba.clone()), mamba2_names()),
+            0 => (Arc::new(mamba2_mixer(keys, i)?), mamba2_names()),
             _ => {
-                let attention = scaled_attention(keys, i, kv_heads)?;
-                let names = attention::names(&attention, Pairs::Neighbours);
+                let attention = scaled_attention(keys, i)?;
+                let names = attention::names(keys, i, &attention, Pairs::Neighbours);
                 (Arc::new(attention), names)
             }
         };
-        let ffn = match experts {
-            Some(experts) => {
+        let ffn = match has_experts {
+            true => {
+                let experts = experts(keys, i, mixture)?;
                 names.extend(expert_names(keys, i, &experts));
                 FeedForward::Experts(experts)
             }
-            None => dense(intermediate[i]),
+            false => dense(keys, i, intermediate[i]),
         };
         layers.push(LayerSpec {
             mixer_sublayer: sublayer,
@@ -73,13 +71,11 @@ fn read(keys: &Keys) -> Result<Description> {
 }
 
 /// The attention of block `block`. `rope.scaling.finetuned` says whether there are positions.
-fn scaled_attention(keys: &Keys, block: usize, kv_heads: usize) -> Result<Attention> {
+fn scaled_attention(keys: &Keys, block: usize) -> Result<Attention> {
     let scale = keys.f32_or("attention.scale", 0.0)?;
     let attention = Attention {
-        bias: keys.has_tensor(&format!("blk.{block}.attn_q.bias")),
-        out_bias: keys.has_tensor(&format!("blk.{block}.attn_output.bias")),
         softmax_scale: (scale != 0.0).then_some(scale),
-        ..attention::attention(keys, kv_heads)?
+        ..attention::attention(keys, block)?
     };
     Ok(match keys.bool_or("rope.scaling.finetuned", true)? {
         true => attention,

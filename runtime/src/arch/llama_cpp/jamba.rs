@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::attention::{self, Pairs};
-use super::feed_forward::{dense, expert_names, experts};
+use super::feed_forward::{Mixture, dense, expert_names, experts};
 use super::mamba::{MAMBA, mamba_mixer};
 use super::names::{Name, as_stored};
 use super::{Description, Family, Keys, layer, model};
@@ -25,6 +25,9 @@ fn read(keys: &Keys) -> Result<Description> {
         ..mamba_mixer(keys)?
     };
     let intermediate = keys.per_layer("feed_forward_length")?;
+    let mixture = Mixture::of(Router::softmax(false));
+    // Dense models have the keys of experts as well.
+    keys.experts()?;
     let mut layers = Vec::new();
     let mut tables = Vec::new();
     for (i, kv_heads) in keys
@@ -35,18 +38,18 @@ fn read(keys: &Keys) -> Result<Description> {
         let (mixer, mut names): (Arc<dyn Mixer>, Vec<Name>) = match kv_heads {
             0 => (Arc::new(mamba.clone()), as_stored(MAMBA)),
             _ => {
-                let attention = attention::unturned(attention::attention(keys, kv_heads)?);
-                let names = attention::names(&attention, Pairs::Halves);
+                let attention = attention::unturned(attention::attention(keys, i)?);
+                let names = attention::names(keys, i, &attention, Pairs::Halves);
                 (Arc::new(attention), names)
             }
         };
         let ffn = match keys.has_tensor(&format!("blk.{i}.ffn_gate_inp.weight")) {
             true => {
-                let experts = experts(keys, Router::softmax(false), false)?;
+                let experts = experts(keys, i, mixture)?;
                 names.extend(expert_names(keys, i, &experts));
                 FeedForward::Experts(experts)
             }
-            false => dense(intermediate[i]),
+            false => dense(keys, i, intermediate[i]),
         };
         layers.push(layer(mixer, Some(ffn)));
         tables.push(names);

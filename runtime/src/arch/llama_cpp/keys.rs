@@ -152,6 +152,22 @@ impl<'a> Keys<'a> {
         numbers[..layers].iter().map(number).collect()
     }
 
+    /// The whole numbers of a list, none where there is no such key.
+    pub fn numbers(&self, key: &str) -> Result<Vec<usize>> {
+        let Some(value) = self.get(key) else {
+            return Ok(Vec::new());
+        };
+        let numbers = value.as_array().and_then(Array::to_i64s);
+        let whole = |numbers: Vec<i64>| {
+            let numbers = numbers.into_iter().map(|n| usize::try_from(n).ok());
+            numbers.collect::<Option<Vec<_>>>()
+        };
+        let expected = "a list of whole numbers";
+        numbers
+            .and_then(whole)
+            .ok_or_else(|| self.wrong(key, "another value", expected))
+    }
+
     /// Whether `key` is a list.
     pub fn is_list(&self, key: &str) -> bool {
         self.get(key)
@@ -179,6 +195,25 @@ impl<'a> Keys<'a> {
                 format!("true or false for each of the {blocks} blocks"),
             )),
         }
+    }
+
+    /// The epsilon of the norms, where a file may say only that of layer norms.
+    pub fn norm_eps(&self) -> Result<f32> {
+        const USUAL: &str = "attention.layer_norm_rms_epsilon";
+        match self.optional_f32(USUAL)? {
+            Some(eps) => Ok(eps),
+            None => match self.optional_f32("attention.layer_norm_epsilon")? {
+                Some(eps) => Ok(eps),
+                None => self.f32(USUAL),
+            },
+        }
+    }
+
+    /// Experts of a mixture, 0 or 1 for a model without mixtures.
+    pub fn experts(&self) -> Result<usize> {
+        // Models without mixtures have the key as well.
+        self.per_layer_or("expert_used_count", 0)?;
+        self.usize_or("expert_count", 0)
     }
 
     /// The same of a key that may be missing.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::feed_forward::{dense, expert_names, experts, sigmoid};
+use super::feed_forward::{Mixture, dense, expert_names, experts, sigmoid};
 use super::names::{Name, Take, as_stored};
 use super::{Description, Family, Keys, layer, model};
 use crate::error::Result;
@@ -35,11 +35,11 @@ fn read(keys: &Keys) -> Result<Description> {
             }
         };
         let ffn = if i < dense_layers {
-            dense(intermediate)
+            dense(keys, i, intermediate)
         } else {
             let experts = ExpertsSpec {
                 bias: true,
-                ..experts(keys, sigmoid(keys, 0.0)?, false)?
+                ..experts(keys, i, Mixture::of(sigmoid(keys, 0.0)?))?
             };
             names.extend(expert_names(keys, i, &experts));
             FeedForward::Experts(experts)

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::attention::{self, Pairs};
-use super::feed_forward::{dense, expert_names, experts, sigmoid};
+use super::feed_forward::{Mixture, dense, expert_names, experts, sigmoid};
 use super::names::{Name, as_stored};
 use super::{Description, Family, Keys, layer, model};
 use crate::error::Result;
@@ -18,7 +18,7 @@ pub(super) const FAMILY: Family = Family {
 
 fn read(keys: &Keys) -> Result<Description> {
     let intermediate = keys.per_layer("feed_forward_length")?;
-    let dense_layers = match keys.usize_or("expert_count", 0)? {
+    let dense_layers = match keys.experts()? {
         0 => usize::MAX,
         _ => keys.usize_or("leading_dense_block_count", 0)?,
     };
@@ -31,11 +31,11 @@ fn read(keys: &Keys) -> Result<Description> {
     {
         let (mixer, mut names) = mixer(keys, i, kv_heads)?;
         let ffn = if i < dense_layers {
-            dense(intermediate[i])
+            dense(keys, i, intermediate[i])
         } else {
             let experts = ExpertsSpec {
                 bias: true,
-                ..experts(keys, sigmoid(keys, 1e-6)?, false)?
+                ..experts(keys, i, Mixture::of(sigmoid(keys, 1e-6)?))?
             };
             names.extend(expert_names(keys, i, &experts));
             FeedForward::Experts(experts)
@@ -68,8 +68,8 @@ fn mixer(keys: &Keys, block: usize, kv_heads: usize) -> Result<(Arc<dyn Mixer>, 
     let attention = Attention {
         head_norm_eps: Some(keys.f32("attention.layer_norm_rms_epsilon")?),
         window: (window > 0).then_some(window),
-        ..attention::attention(keys, kv_heads)?
+        ..attention::attention(keys, block)?
     };
-    let names = attention::names(&attention, Pairs::Halves);
+    let names = attention::names(keys, block, &attention, Pairs::Halves);
     Ok((Arc::new(attention), names))
 }

@@ -94,8 +94,8 @@ pub(super) fn mamba_mixer(keys: &Keys) -> Result<Mamba> {
     })
 }
 
-/// The hyperparameters of a Mamba-2 layer.
-pub(super) fn mamba2_mixer(keys: &Keys) -> Result<Mamba2> {
+/// The hyperparameters of the Mamba-2 layer of block `block`.
+pub(super) fn mamba2_mixer(keys: &Keys, block: usize) -> Result<Mamba2> {
     let (inner, heads) = (
         keys.usize("ssm.inner_size")?,
         keys.usize("ssm.time_step_rank")?,
@@ -104,12 +104,13 @@ pub(super) fn mamba2_mixer(keys: &Keys) -> Result<Mamba2> {
         let expected = format!("a number of heads that divides {inner} channels");
         return Err(keys.wrong("ssm.time_step_rank", heads, expected));
     }
-    let norm_eps = keys.f32("attention.layer_norm_rms_epsilon")?;
+    let norm_eps = keys.norm_eps()?;
     Ok(Mamba2 {
         heads,
         head_dim: inner / heads,
         state: keys.usize("ssm.state_size")?,
         conv: keys.usize("ssm.conv_kernel")?,
+        conv_bias: keys.has_tensor(&format!("blk.{block}.ssm_conv1d.bias")),
         ..mamba2(keys.usize("ssm.group_count")?, norm_eps)
     })
 }
@@ -125,7 +126,7 @@ fn read(keys: &Keys) -> Result<Description> {
             };
             (Arc::new(mixer), as_stored(MAMBA))
         }
-        _ => (Arc::new(mamba2_mixer(keys)?), mamba2_names()),
+        _ => (Arc::new(mamba2_mixer(keys, 0)?), mamba2_names()),
     };
     let layers = vec![layer(mixer, None); keys.layers()?];
     let spec = model(keys, layers)?;

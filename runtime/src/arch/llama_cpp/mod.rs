@@ -124,7 +124,7 @@ fn model(keys: &Keys, layers: Vec<LayerSpec>) -> Result<ModelSpec> {
     Ok(ModelSpec {
         vocab: embedding.shape.first().copied().unwrap_or(0),
         hidden: keys.usize("embedding_length")?,
-        norm_eps: keys.f32("attention.layer_norm_rms_epsilon")?,
+        norm_eps: keys.norm_eps()?,
         tied: !keys.has_tensor("output.weight"),
         layers,
         ..ModelSpec::default()

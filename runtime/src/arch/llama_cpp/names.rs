@@ -17,6 +17,10 @@ pub(super) struct Name {
     ours: Cow<'static, str>,
     /// Theirs after the block's number.
     theirs: &'static str,
+    /// The ending that both have, if the name is that of one tensor.
+    ending: &'static str,
+    /// The stored rows that matter; none: all.
+    rows: Option<Range<usize>>,
     take: Take,
 }
 
@@ -27,8 +31,6 @@ pub(super) enum Take {
     Whole,
     /// Its values are, in order, whatever their dimensions.
     Flat,
-    /// These of its rows.
-    Rows(Range<usize>),
     /// Each of several matrices with its rows as columns: `ours[i][c][r] = stored[i][r][c]`.
     Transposed,
     /// Of its rows in `count` groups of equal length, `part` of each.
@@ -42,8 +44,35 @@ pub(super) enum Take {
 
 impl Name {
     pub fn new(ours: &'static str, theirs: &'static str, take: Take) -> Self {
-        let ours = ours.into();
-        Name { ours, theirs, take }
+        Name {
+            ours: ours.into(),
+            theirs,
+            ending: "",
+            rows: None,
+            take,
+        }
+    }
+
+    /// The rows `rows` of a stored tensor, as they are.
+    pub fn of_rows(ours: &'static str, theirs: &'static str, rows: Range<usize>) -> Self {
+        Name::new(ours, theirs, Take::Whole).in_rows(rows)
+    }
+
+    /// The same in these of the stored rows only.
+    pub fn in_rows(self, rows: Range<usize>) -> Self {
+        Name {
+            rows: Some(rows),
+            ..self
+        }
+    }
+
+    /// The same of the tensor with this ending alone.
+    pub fn ending(self, ending: &'static str) -> Self {
+        Name {
+            ours: format!("{}{ending}", self.ours).into(),
+            ending,
+            ..self
+        }
     }
 
     /// The same of one of several mixers of a layer, whose names begin with `prefix` instead of `mixer.`.
@@ -61,7 +90,8 @@ impl Name {
 
     /// What our tensor `part` is called there, if this is the name of it.
     pub fn stored(&self, part: &str) -> Option<String> {
-        stored_name(part, &self.ours, self.theirs)
+        let name = stored_name(part, &self.ours, self.theirs)?;
+        Some(name + self.ending)
     }
 
     /// The tensor `weight` out of the stored one; `file` and `stored` name that in errors.
@@ -92,6 +122,9 @@ impl Name {
             let (rows, cols) = tensor.rows_cols();
             tensor.shape = vec![rows, cols];
         }
+        if let Some(range) = &self.rows {
+            tensor = rows(stored, &tensor, std::slice::from_ref(range))?;
+        }
         let wrong = |found: String, expected: String| Error::Tensor {
             file: String::new(),
             name: stored.into(),
@@ -108,7 +141,6 @@ impl Name {
                 let expected = format!("{} values", weight.len());
                 return Err(wrong(format!("shape {:?}", tensor.shape), expected));
             }
-            Take::Rows(range) => rows(stored, &tensor, std::slice::from_ref(range))?,
             Take::Groups { count, part } => rows_of_groups(stored, &tensor, *count, part.clone())?,
             Take::Transposed => {
                 let [count, rows, cols] = tensor.shape[..] else {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::attention::{self, Pairs};
-use super::feed_forward::{expert_names, experts, sigmoid};
+use super::feed_forward::{Mixture, expert_names, experts, sigmoid};
 use super::mamba::{mamba2_mixer, mamba2_names};
 use super::names::as_stored;
 use super::{Description, Family, Keys, layer, model};
@@ -30,10 +30,10 @@ fn read(keys: &Keys) -> Result<Description> {
         let spec = match (kv_heads, intermediate) {
             (0, 0) => {
                 names.extend(mamba2_names());
-                layer(Arc::new(mamba2_mixer(keys)?), None)
+                layer(Arc::new(mamba2_mixer(keys, i)?), None)
             }
             (0, _) if keys.has_tensor(&format!("blk.{i}.ffn_gate_inp.weight")) => {
-                let experts = squared_relu_experts(keys)?;
+                let experts = squared_relu_experts(keys, i)?;
                 names.extend(expert_names(keys, i, &experts));
                 alone(FeedForward::Experts(experts))
             }
@@ -44,9 +44,9 @@ fn read(keys: &Keys) -> Result<Description> {
                 bias: keys.has_tensor(&format!("blk.{i}.ffn_up.bias")),
                 ..MlpSpec::default()
             })),
-            (kv_heads, _) => {
-                let attention = attention::unturned(attention::attention(keys, kv_heads)?);
-                names.extend(attention::names(&attention, Pairs::Halves));
+            _ => {
+                let attention = attention::unturned(attention::attention(keys, i)?);
+                names.extend(attention::names(keys, i, &attention, Pairs::Halves));
                 layer(Arc::new(attention), None)
             }
         };
@@ -64,7 +64,7 @@ fn alone(ffn: FeedForward) -> LayerSpec {
     }
 }
 
-fn squared_relu_experts(keys: &Keys) -> Result<ExpertsSpec> {
+fn squared_relu_experts(keys: &Keys, block: usize) -> Result<ExpertsSpec> {
     let normed = keys.bool_or("expert_weights_norm", false)?;
     let latent = keys.usize_or("moe_latent_size", 0)?;
     let router = sigmoid(keys, 1e-20)?;
@@ -77,6 +77,6 @@ fn squared_relu_experts(keys: &Keys) -> Result<ExpertsSpec> {
         activation: Activation::SquaredRelu,
         bias: true,
         latent: (latent > 0).then_some(latent),
-        ..experts(keys, router, false)?
+        ..experts(keys, block, Mixture::of(router))?
     })
 }

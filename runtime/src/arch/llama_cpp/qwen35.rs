@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::attention::{self, Pairs};
-use super::feed_forward::{dense, expert_names, experts};
+use super::feed_forward::{Mixture, dense, expert_names, experts};
 use super::names::{Name, Take, as_stored};
 use super::{Description, Family, Keys, layer, model};
 use crate::error::Result;
@@ -24,12 +24,13 @@ pub(super) const FAMILY: Family = Family {
 fn read(keys: &Keys) -> Result<Description> {
     let eps = keys.f32("attention.layer_norm_rms_epsilon")?;
     let delta = gated_deltanet(keys, eps)?;
-    let kv_heads = keys.per_layer("attention.head_count_kv")?;
     let intermediate = keys.per_layer_or("feed_forward_length", 0)?;
-    let experts = match keys.usize_or("expert_count", 0)? {
-        0 => None,
-        _ => Some(experts(keys, Router::softmax(true), true)?),
+    let mixture = Mixture {
+        gate: true,
+        together: true,
+        ..Mixture::of(Router::softmax(true))
     };
+    let has_experts = keys.experts()? > 0;
     let mut layers = Vec::new();
     let mut tables = Vec::new();
     for (i, recurrent) in recurrent(keys)?.into_iter().enumerate() {
@@ -39,23 +40,44 @@ fn read(keys: &Keys) -> Result<Description> {
             let attention = Attention {
                 head_norm_eps: Some(eps),
                 gate: true,
-                ..attention::attention(keys, kv_heads[i])?
+                ..attention::attention(keys, i)?
             };
-            let names = attention::names(&attention, Pairs::Halves);
+            check_sections(keys, &attention)?;
+            let names = attention::names(keys, i, &attention, Pairs::Halves);
             (Arc::new(attention), names)
         };
         names.extend(as_stored(&[("ffn_norm", "post_attention_norm")]));
-        let ffn = match experts {
-            Some(experts) => {
+        let ffn = match has_experts {
+            true => {
+                let experts = experts(keys, i, mixture)?;
                 names.extend(expert_names(keys, i, &experts));
                 FeedForward::Experts(experts)
             }
-            None => dense(intermediate[i]),
+            false => dense(keys, i, intermediate[i]),
         };
         layers.push(layer(mixer, Some(ffn)));
         tables.push(names);
     }
     Ok(Description::of(model(keys, layers)?, tables.into_iter()))
+}
+
+/// Fails unless every angle is that of the time or of a place in an image: in a text all of these stand at the token's position.
+fn check_sections(keys: &Keys, attention: &Attention) -> Result<()> {
+    const KEY: &str = "rope.dimension_sections";
+    let sections = keys.numbers(KEY)?;
+    let pairs = attention.rope_dim.unwrap_or(attention.head_dim) / 2;
+    let placed: usize = sections
+        .iter()
+        .take(3)
+        .fold(0, |sum, &n| sum.saturating_add(n));
+    match sections.is_empty() || placed >= pairs {
+        true => Ok(()),
+        false => Err(keys.wrong(
+            KEY,
+            format!("{sections:?}"),
+            format!("three sections of {pairs} angles in all"),
+        )),
+    }
 }
 
 /// Which layers are recurrent.
@@ -106,9 +128,9 @@ fn delta_names(keys: &Keys, block: usize, delta: &GatedDeltaNet) -> Vec<Name> {
     let v = 2 * all_keys..2 * all_keys + all_values;
     let of_head = |part| Take::Groups { count: heads, part };
     let mut names = vec![
-        Name::new("mixer.q_conv1d", "ssm_conv1d", Take::Rows(q.clone())),
-        Name::new("mixer.k_conv1d", "ssm_conv1d", Take::Rows(k.clone())),
-        Name::new("mixer.v_conv1d", "ssm_conv1d", Take::Rows(v.clone())),
+        Name::of_rows("mixer.q_conv1d", "ssm_conv1d", q.clone()),
+        Name::of_rows("mixer.k_conv1d", "ssm_conv1d", k.clone()),
+        Name::of_rows("mixer.v_conv1d", "ssm_conv1d", v.clone()),
         // Stored is -exp(A_log).
         Name::new("mixer.A_log", "ssm_a", Take::Values(|a| (-a).ln())),
     ];
@@ -124,9 +146,9 @@ fn delta_names(keys: &Keys, block: usize, delta: &GatedDeltaNet) -> Vec<Name> {
         ]);
     } else {
         names.extend([
-            Name::new("mixer.q_proj", "attn_qkv", Take::Rows(q)),
-            Name::new("mixer.k_proj", "attn_qkv", Take::Rows(k)),
-            Name::new("mixer.v_proj", "attn_qkv", Take::Rows(v)),
+            Name::of_rows("mixer.q_proj", "attn_qkv", q),
+            Name::of_rows("mixer.k_proj", "attn_qkv", k),
+            Name::of_rows("mixer.v_proj", "attn_qkv", v),
             Name::new("mixer.g_proj", "attn_gate", Take::Whole),
         ]);
     }

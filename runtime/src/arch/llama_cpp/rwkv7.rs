@@ -78,7 +78,7 @@ fn read(keys: &Keys) -> Result<Description> {
         norm_eps: OUTPUT_NORM_EPS,
     };
     let mut time_names = as_stored(TIME_MIX);
-    let row = |(i, name)| Name::new(name, "time_mix_lerp_fused.weight", Take::Rows(i..i + 1));
+    let row = |(i, name)| Name::of_rows(name, "time_mix_lerp_fused.weight", i..i + 1);
     time_names.extend(SHIFTS.into_iter().enumerate().map(row));
     time_names.push(Name::new("mixer.r_k", "time_mix_r_k.weight", Take::Flat));
 

@@ -4,11 +4,14 @@
 // Bytes from one token's codes to the next.
 template <int cols>
 constexpr int codes_pitch = (cols + cols / 32 * 8 + 15) / 16 * 16;
+// Values from one token's floats to the next.
+template <int cols>
+constexpr int floats_pitch = (cols + 31) / 32 * 32;
 
 // Makes the input of token `blockIdx.y` as `gemv` does: its floats, and the same in 8 bits, as the formats need them.
 template <int formats, int cols, int flags>
 __device__ void columns_prologue(const Prologue& prologue, float* floats, u8* codes) {
-  constexpr int pitch = (cols + 31) / 32 * 32;
+  constexpr int pitch = floats_pitch<cols>;
   float* x = shared_memory<float>();
   const int* rounded = load_input<formats, cols, flags>(prologue, x);
   if constexpr ((formats & ~integer_formats) != 0) {
@@ -25,13 +28,23 @@ __device__ void columns_prologue(const Prologue& prologue, float* floats, u8* co
 struct Columns {
   const float* floats;
   const u8* codes;
+
+  template <int cols>
+  __device__ const Rounded<cols>& rounded(int c) const {
+    return *reinterpret_cast<const Rounded<cols>*>(codes + c * codes_pitch<cols>);
+  }
+  template <int cols>
+  __device__ const float* values(int c) const {
+    return floats + c * floats_pitch<cols>;
+  }
 };
 
-// The products of a warp's rows with each column, as `warp_products` makes them; a lane has its part of each sum.
-template <int format, int cols, int rows, int columns>
-__device__ void column_products(const Linear& linear, int row, const Columns& in, float (&sums)[rows * columns]) {
+// The products of a warp's rows with each column, as `warp_products` makes them; a lane has its part of each sum. `In` has the
+// inputs as `Columns` has them.
+template <int format, int cols, int rows, int columns, class In>
+__device__ void column_products(const Linear& linear, int row, const In& in, float (&sums)[rows * columns]) {
   using Weights = Format<format, cols>;
-  constexpr int units = cols / Weights::unit, pitch = (cols + 31) / 32 * 32;
+  constexpr int units = cols / Weights::unit;
   Units matrix = all_units<Weights>(linear.weights, linear.rows);
 #pragma unroll 2
   for (int unit = lane_index(); unit < units; unit += 32) {
@@ -41,7 +54,7 @@ __device__ void column_products(const Linear& linear, int row, const Columns& in
     if constexpr (Weights::integer) {
 #pragma unroll
       for (int c = 0; c < columns; c++) {
-        Codes codes = reinterpret_cast<const Rounded<cols>*>(in.codes + c * codes_pitch<cols>)->unit(unit);
+        Codes codes = in.template rounded<cols>(c).unit(unit);
 #pragma unroll
         for (int r = 0; r < rows; r++) sums[r * columns + c] += Weights::dot(matrix, index[r], codes);
       }
@@ -51,7 +64,7 @@ __device__ void column_products(const Linear& linear, int row, const Columns& in
       for (int r = 0; r < rows; r++) Weights::values(matrix, index[r], values[r]);
 #pragma unroll
       for (int c = 0; c < columns; c++) {
-        const float* place = in.floats + c * pitch + unit * Weights::unit;
+        const float* place = in.template values<cols>(c) + unit * Weights::unit;
         float x[Weights::unit];
         if constexpr (Weights::unit % 4 == 0) {
 #pragma unroll
@@ -127,7 +140,7 @@ __device__ void prefetch_row_codes(const Linear& linear, int row) {
 // Which rows and columns a warp multiplies. Blocks with the same rows follow one another, so that those are read once.
 template <int cols, int rows, int columns>
 struct ColumnTile {
-  static constexpr int pitch = (cols + 31) / 32 * 32;
+  static constexpr int pitch = floats_pitch<cols>;
   int tile;
   int first;
 

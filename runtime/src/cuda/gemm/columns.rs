@@ -11,7 +11,8 @@ use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::operands::{INPUTS, View};
 
-const SOURCE: &str = concat!(include_str!("columns.cu"), include_str!("columns_mma.cu"));
+/// The text that defines products of columns.
+pub(crate) const SOURCE: &str = concat!(include_str!("columns.cu"), include_str!("columns_mma.cu"));
 
 /// Columns that a warp multiplies at once.
 const COLUMNS: usize = 8;

@@ -7,6 +7,7 @@ mod prologue;
 mod tensor_cores;
 
 use bytemuck::{Pod, Zeroable};
+pub(crate) use columns::SOURCE as COLUMNS_SOURCE;
 pub(crate) use prologue::{ADD, GATE, Prologue};
 use waterline_quant::{FORMATS, Matrix};
 

@@ -188,6 +188,16 @@ fn mixtures_are_those_of_the_cpu() {
         shared: Some(32),
         ..plain
     });
+    // More tokens than a block sums for, and experts without any.
+    mixture(&Case {
+        format: &Q8_0,
+        experts: 40,
+        cols: 32,
+        width: 64,
+        shared: Some(32),
+        chunks: &[270, 5],
+        ..plain
+    });
     let wide = Case {
         format: &Q4_K,
         cols: 256,

@@ -57,3 +57,36 @@ fn gated_convolutions_of_a_persistent_program_are_those_of_the_cpu() {
     compare(60, 3, &[1; 9], true);
     compare(33, 6, &[1; 9], true);
 }
+
+#[test]
+fn gated_heads_are_those_of_the_cpu() {
+    const HEADS: usize = 5;
+    const HEAD_DIM: usize = 12;
+    let Some(device) = device() else { return };
+    let gates = View::whole(0, HEADS);
+    let op = Prepare {
+        groups: vec![HeadGroup {
+            view: View::whole(1, HEADS * HEAD_DIM),
+            head_dim: HEAD_DIM,
+            conv: None,
+            maps: vec![HeadOp::Gate(gates)],
+        }],
+        rope: None,
+        gates: Vec::new(),
+    };
+    for (persistent, chunks) in [(false, &[70, 1, 33][..]), (true, &[1; 5])] {
+        let comparison = Comparison {
+            device: &device,
+            op: &op,
+            plan: &Arc::new(plan(&[(StateDtype::U64, &[1])])),
+            widths: &[HEADS, HEADS * HEAD_DIM, 1],
+            output: 1,
+            kv: Kv::F32,
+            persistent,
+            tolerance: 1e-5,
+        };
+        comparison.read(chunks, |buffer, values| {
+            values.copy_from_slice(&numbers(buffer as u32 + 3, values.len()));
+        });
+    }
+}

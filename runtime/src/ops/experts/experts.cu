@@ -1,5 +1,5 @@
 // A mixture of experts, tokens one by one: the numbers of the chosen experts stand in `route`, and their rows are read where
-// they lie.
+// they lie. Behind it, what a chunk needs before its products (experts_chunk.cu).
 
 // Feed-forward networks of one shape: the formats of their matrices, -1 for none, and the width between them, 0 for none.
 template <int gate_format, int up_format, int down_format, int inner_width>
@@ -126,5 +126,84 @@ __device__ void end_experts(Matrices routed, Matrices common, Rows inner, Rows r
   if (row < rows && lane_index() == 0) {
     float* place = output.token(t) + row;
     *place = add ? *place + sum : sum;
+  }
+}
+
+// Of a chunk, tokens whose sums over experts a block holds together, and pairs of a token and an expert that a warp multiplies at once.
+constexpr int slice_tokens = 256;
+constexpr int tile_pairs = 8;
+
+// The pairs of each slice of a chunk by expert, then by token. An expert's pairs begin with a tile of their own.
+struct ExpertLists {
+  // The expert of each tile; `none` behind a slice's last one.
+  int* experts;
+  // The pairs of each tile: a token's number times those that it chooses, plus the rank; `none` where there are fewer.
+  int* pairs;
+  // Room for tiles of a slice.
+  int capacity;
+  int unused;
+
+  static constexpr int none = -1;
+};
+
+// Inputs of products: floats, and the same in 8 bits, as formats need them.
+struct Staged {
+  float* floats;
+  u8* codes;
+};
+
+// A block takes an expert of a slice.
+template <int experts, int chosen>
+__device__ void list_pairs(Rows route, ExpertLists lists, int tokens) {
+  __shared__ int counts[experts];
+  __shared__ int of_warps[32];
+  int expert = blockIdx.x, begin = blockIdx.y * slice_tokens, end = min(begin + slice_tokens, tokens);
+  for (int i = threadIdx.x; i < experts; i += blockDim.x) counts[i] = 0;
+  __syncthreads();
+  for (int i = begin * chosen + threadIdx.x; i < end * chosen; i += blockDim.x) {
+    atomicAdd(counts + (int)route.token(i / chosen)[i % chosen], 1);
+  }
+  __syncthreads();
+  auto tiles_of = [&](int number) { return (counts[number] + tile_pairs - 1) / tile_pairs; };
+  int first = 0;
+  for (int i = 0; i < expert; i++) first += tiles_of(i);
+  int behind = first + tiles_of(expert), tiles = blockIdx.y * lists.capacity;
+  int place = (tiles + first) * tile_pairs;
+  for (int i = first + threadIdx.x; i < behind; i += blockDim.x) lists.experts[tiles + i] = expert;
+  if (expert == experts - 1) {
+    for (int i = behind + threadIdx.x; i < lists.capacity; i += blockDim.x) lists.experts[tiles + i] = ExpertLists::none;
+  }
+  for (int start = begin; start < end; start += blockDim.x) {
+    int t = start + threadIdx.x, rank = -1;
+    for (int r = 0; r < chosen && t < end; r++) rank = (int)route.token(t)[r] == expert ? r : rank;
+    u32 mine = __ballot_sync(all_lanes, rank >= 0);
+    if (lane_index() == 0) of_warps[warp_index()] = __popc(mine);
+    __syncthreads();
+    int before = __popc(mine & ((1u << lane_index()) - 1)), found = 0;
+    for (int warp = 0; warp < blockDim.x / 32; warp++) {
+      before += warp < warp_index() ? of_warps[warp] : 0;
+      found += of_warps[warp];
+    }
+    if (rank >= 0) lists.pairs[place + before] = t * chosen + rank;
+    place += found;
+    // The next counts overwrite these.
+    __syncthreads();
+  }
+  for (int i = place + threadIdx.x; i < (tiles + behind) * tile_pairs; i += blockDim.x) lists.pairs[i] = ExpertLists::none;
+}
+
+// Makes a pair's inner values the input of products; `blockIdx.x` is the rank, `blockIdx.y` the token.
+template <int format, int width, int chosen>
+__device__ void stage_inner(Rows inner, Staged staged) {
+  float* x = shared_memory<float>();
+  const int* rounded = load_values<format, width>(inner.token(blockIdx.y) + blockIdx.x * width, width, x);
+  long long pair = (long long)blockIdx.y * chosen + blockIdx.x;
+  if constexpr ((integer_formats >> format & 1) != 0) {
+    constexpr int pitch = (sizeof(Rounded<width>) + 15) / 16 * 16;
+    int* to = reinterpret_cast<int*>(staged.codes + pair * pitch);
+    for (int i = threadIdx.x; i < sizeof(Rounded<width>) / 4; i += blockDim.x) to[i] = rounded[i];
+  } else {
+    constexpr int pitch = (width + 31) / 32 * 32;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) staged.floats[pair * pitch + i] = x[i];
   }
 }

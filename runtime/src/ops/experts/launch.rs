@@ -7,7 +7,10 @@ use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows, format_of, sha
 use crate::error::Result;
 use crate::ops::DeviceOp;
 
-const SOURCE: &str = include_str!("experts.cu");
+pub(super) const SOURCE: &str = include_str!("experts.cu");
+
+/// The instance of `Network` where there is none.
+pub(super) const NO_NETWORK: &str = "Network<-1, -1, -1, 0>";
 
 /// Inner values that a block has in shared memory at once, if one expert has no more.
 const INNER_VALUES: usize = 8192;
@@ -15,14 +18,14 @@ const INNER_VALUES: usize = 8192;
 /// `Matrices` in experts.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Matrices {
+pub(super) struct Matrices {
     gate: Address,
     up: Address,
     down: Address,
 }
 
 impl Matrices {
-    fn of(expert: &Expert, launches: &Launches) -> Result<Self> {
+    pub fn of(expert: &Expert, launches: &Launches) -> Result<Self> {
         let gate = expert.gate.as_ref();
         Ok(Matrices {
             gate: gate.map_or(Ok(0), |gate| launches.matrix_address(gate))?,
@@ -34,7 +37,7 @@ impl Matrices {
 
 impl Expert {
     /// Its instance of `Network` in experts.cu.
-    fn network(&self) -> String {
+    pub(super) fn network(&self) -> String {
         let gate = self.gate.as_ref().map_or(-1, |gate| format_of(gate) as i32);
         let (up, down) = (format_of(&self.up), format_of(&self.down));
         format!("Network<{gate}, {up}, {down}, {}>", self.width())
@@ -43,11 +46,14 @@ impl Expert {
 
 impl DeviceOp for Experts {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
+        if self.is_grouped(launches) {
+            return self.launch_chunk(launches);
+        }
         let (chosen, experts, cols) = (self.chosen(), self.experts, self.input.width);
         let common = self.shared.as_ref().map(|shared| &shared.expert);
         let networks = [
             self.expert.network(),
-            common.map_or("Network<-1, -1, -1, 0>".into(), Expert::network),
+            common.map_or(NO_NETWORK.into(), Expert::network),
         ]
         .join(", ");
         let matrices = [

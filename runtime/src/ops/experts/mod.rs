@@ -4,6 +4,7 @@
 mod cpu;
 mod grouped;
 mod launch;
+mod launch_chunk;
 
 use waterline_quant::Matrix;
 

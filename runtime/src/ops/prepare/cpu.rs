@@ -32,8 +32,8 @@ impl Prepare {
             .sum();
         frame.pool.each(heads, |worker, task| {
             let mut scratch = frame.scratch[worker].lock().expect("scratch");
-            let (group, head) = self.group_of(task);
-            let column = head * group.head_dim;
+            let (group, index) = self.group_of(task);
+            let column = index * group.head_dim;
             simd::vectorize(
                 #[inline(always)]
                 || {
@@ -62,9 +62,10 @@ impl Prepare {
                         let angles = angles
                             .map_or(&[][..], |(table, angles)| &table[t * angles..][..angles]);
                         for map in &group.maps {
-                            let source = map
-                                .source()
-                                .map_or(&[][..], |view| columns(view, t, column, group.head_dim));
+                            let source = map.source().map_or(&[][..], |view| {
+                                let (first, width) = map.source_columns(index, group.head_dim);
+                                columns(view, t, first, width)
+                            });
                             map.apply(angles, source, head(t), &mut scratch);
                         }
                     }

@@ -80,7 +80,7 @@ pub(super) struct Tasks {
     pub gates: i32,
     pub frequencies: Address,
     pub pairs: i32,
-    pub pad: i32,
+    pub magnitude: f32,
     pub group: [DeviceHeadGroup; MOST_GROUPS],
     pub gate: [DeviceGate; MOST_GATES],
 }
@@ -127,6 +127,7 @@ impl Prepare {
         if let Some(rope) = &self.rope {
             tasks.frequencies = launches.vector_address(&rope.frequencies)?;
             tasks.pairs = rope.frequencies.len() as i32;
+            tasks.magnitude = rope.magnitude;
         }
         for (place, group) in tasks.group.iter_mut().zip(groups) {
             *place = group.on_device(launches)?;
@@ -271,6 +272,10 @@ impl HeadOp {
             HeadOp::Multiply(view) => DeviceMap {
                 source: launches.rows(*view),
                 ..kind(11)
+            },
+            HeadOp::Gate(view) => DeviceMap {
+                source: launches.rows(*view),
+                ..kind(12)
             },
         })
     }

@@ -27,6 +27,8 @@ pub enum HeadOp {
     Add(View),
     /// The product with these columns, which no head group changes.
     Multiply(View),
+    /// The product with the sigmoid of one of these columns, which are one for each head.
+    Gate(View),
     /// These columns of another buffer instead.
     Copy(View),
     /// Root-mean-square norm.
@@ -40,9 +42,18 @@ impl HeadOp {
         match self {
             HeadOp::Add(view)
             | HeadOp::Multiply(view)
+            | HeadOp::Gate(view)
             | HeadOp::Copy(view)
             | HeadOp::Where(view) => Some(view),
             _ => None,
+        }
+    }
+
+    /// The columns of the source that head `head` of `head_dim` values reads: their first, and their number.
+    pub(super) fn source_columns(&self, head: usize, head_dim: usize) -> (usize, usize) {
+        match self {
+            HeadOp::Gate(_) => (head, 1),
+            _ => (head * head_dim, head_dim),
         }
     }
 
@@ -57,6 +68,7 @@ impl HeadOp {
         match self {
             HeadOp::Add(_) => simd::add(source, head),
             HeadOp::Multiply(_) => simd::multiply(source, head),
+            HeadOp::Gate(_) => simd::scale(simd::sigmoid(source[0]), head),
             HeadOp::Copy(_) => head.copy_from_slice(source),
             HeadOp::Softmax => softmax(head),
             HeadOp::Where(_) => {

@@ -55,11 +55,18 @@ impl HeadGroup {
 }
 
 impl HeadGroup {
-    /// Columns that the head group reads besides its own: those of its convolution's gate and of its maps.
-    fn sources(&self) -> impl Iterator<Item = View> {
+    /// Columns that the head group reads besides its own, those of its convolution's gate and of its maps, each with the width that
+    /// it must have.
+    fn sources(&self) -> impl Iterator<Item = (View, usize)> {
+        let heads = self.view.width / self.head_dim;
         let gate = self.conv.as_ref().and_then(|conv| conv.gate);
-        let maps = self.maps.iter().filter_map(|map| map.source().copied());
-        gate.into_iter().chain(maps)
+        let maps = self.maps.iter().filter_map(move |map| {
+            let (_, width) = map.source_columns(0, self.head_dim);
+            Some((*map.source()?, heads * width))
+        });
+        gate.into_iter()
+            .map(|gate| (gate, self.view.width))
+            .chain(maps)
     }
 }
 
@@ -82,8 +89,9 @@ impl Op for Prepare {
         // A gate of what head groups leave comes after them: of the two, the wider columns hold both.
         let own_gates = gates().filter(|gate| !groups().any(|group| group.contains(gate)));
         let in_gate = |group: &View| gates().any(|gate| gate != *group && gate.contains(group));
+        let sources = self.groups.iter().flat_map(HeadGroup::sources);
         Access::default()
-            .reads(self.groups.iter().flat_map(HeadGroup::sources))
+            .reads(sources.map(|(view, _)| view))
             .writes(self.rope.as_ref().map(|rope| rope.table))
             .updates(groups().filter(|group| !in_gate(group)).chain(own_gates))
             .state(self.tensors())
@@ -101,8 +109,8 @@ impl Op for Prepare {
                 let taps = conv.weight.len() / group.view.width;
                 rules.state(conv.state, &[Some(taps - 1), Some(group.view.width)]);
             }
-            for source in group.sources() {
-                rules.width("what a head group reads besides", source, group.view.width);
+            for (source, width) in group.sources() {
+                rules.width("what a head group reads besides", source, width);
                 let groups = self.groups.iter().map(|group| group.view);
                 rules.beside("what a head group reads besides", source, groups);
             }

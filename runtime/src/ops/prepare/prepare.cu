@@ -12,7 +12,7 @@ struct PrepareMap {
 };
 
 // In the order of `Map`.
-enum { MAP_ACTIVATION, MAP_L2_NORM, MAP_SUM_NORM, MAP_SOFTMAX, MAP_LINEAR, MAP_ADD, MAP_COPY, MAP_NORM, MAP_ROPE, MAP_LARGEST, MAP_WHERE, MAP_MULTIPLY };
+enum { MAP_ACTIVATION, MAP_L2_NORM, MAP_SUM_NORM, MAP_SOFTMAX, MAP_LINEAR, MAP_ADD, MAP_COPY, MAP_NORM, MAP_ROPE, MAP_LARGEST, MAP_WHERE, MAP_MULTIPLY, MAP_GATE };
 
 constexpr int most_maps = 6;
 
@@ -77,7 +77,8 @@ struct PrepareTasks {
   // Angles per position of each rotated pair.
   const float* frequencies;
   int pairs;
-  int pad;
+  // Multiplies cosines and sines.
+  float magnitude;
   HeadGroup group[most_groups];
   PrepareGate gate[most_gates];
 };
@@ -196,11 +197,18 @@ __device__ void map_head(const PrepareMap& map, const PrepareTasks& tasks, int t
 #pragma unroll 1
       for (int i = Team::first(); i < dim; i += step) x[i] *= source[i];
       break;
+    case MAP_GATE:
+      factor = sigmoid(map.source.token(t)[column / dim]);
+#pragma unroll 1
+      for (int i = Team::first(); i < dim; i += step) x[i] *= factor;
+      break;
     case MAP_ROPE:
 #pragma unroll 1
       for (int i = Team::first(); i < tasks.pairs; i += step) {
         float sine, cosine, a = x[i], b = x[i + tasks.pairs];
         sincosf((float)(*position + t) * tasks.frequencies[i], &sine, &cosine);
+        sine *= tasks.magnitude;
+        cosine *= tasks.magnitude;
         x[i] = a * cosine - b * sine;
         x[i + tasks.pairs] = b * cosine + a * sine;
       }

@@ -10,6 +10,8 @@ use crate::weights::Vector;
 pub struct Rope {
     /// Angle per position of each pair, `[table.width / 2]`.
     pub frequencies: Vector,
+    /// Multiplies cosines and sines.
+    pub magnitude: f32,
     /// Room for the cosines, then the sines, of each token: they are the same for every head.
     pub table: View,
 }
@@ -34,37 +36,110 @@ pub enum RopeScaling {
         /// The context of the first training, in tokens.
         trained: f32,
     },
+    /// YaRN (arXiv 2309.00071): as Llama 3, but the passage is linear in the number of the pair, and queries and keys grow.
+    Yarn {
+        /// The divisor.
+        factor: f32,
+        /// Pairs that turn more often than this within `trained` tokens are kept.
+        fast: f32,
+        /// Pairs that turn less often than this are divided.
+        slow: f32,
+        /// The context of the first training, in tokens.
+        trained: f32,
+        /// Multiplies the turning values of queries and keys.
+        magnitude: f32,
+        /// Whether the passage begins and ends at whole numbers of pairs.
+        whole: bool,
+    },
+    /// Of all pairs only the first turn, as many as `turned` values make.
+    Proportional {
+        /// Values that turn.
+        turned: usize,
+    },
 }
 
 impl RopeScaling {
-    /// What becomes of an angle per token.
-    pub(crate) fn apply(self, frequency: f64) -> f64 {
+    /// YaRN's magnitude for a divisor; `scale` is usually 1.
+    pub(crate) fn yarn_magnitude(factor: f32, scale: f32) -> f32 {
+        match factor > 1.0 {
+            true => 0.1 * scale * factor.ln() + 1.0,
+            false => 1.0,
+        }
+    }
+
+    /// The angle per token of pair `pair` of those in `width` values.
+    pub(crate) fn frequency(self, theta: f32, width: usize, pair: usize) -> f64 {
+        let plain = plain(theta, width, pair);
         match self {
-            RopeScaling::Linear { factor } => frequency / f64::from(factor),
+            RopeScaling::Linear { factor } => plain / f64::from(factor),
             RopeScaling::Llama3 {
                 factor,
                 low,
                 high,
                 trained,
             } => {
-                let turns = f64::from(trained) * frequency / std::f64::consts::TAU;
+                let turns = f64::from(trained) * plain / std::f64::consts::TAU;
                 let kept = (turns - f64::from(low)) / (f64::from(high) - f64::from(low));
-                let kept = kept.clamp(0.0, 1.0);
-                frequency * (kept + (1.0 - kept) / f64::from(factor))
+                mix(plain, factor, kept)
             }
+            RopeScaling::Yarn {
+                factor,
+                fast,
+                slow,
+                trained,
+                whole,
+                ..
+            } => {
+                // The pair that turns so often within the context of the training.
+                let pair_of = |turns: f32| {
+                    let length = f64::from(trained) / (f64::from(turns) * std::f64::consts::TAU);
+                    width as f64 * length.ln() / (2.0 * f64::from(theta).ln())
+                };
+                let (mut low, mut high) = (pair_of(fast), pair_of(slow));
+                if whole {
+                    (low, high) = (low.floor(), high.ceil());
+                }
+                (low, high) = (low.max(0.0), high.min(width as f64 - 1.0));
+                let divided = (pair as f64 - low) / (high - low).max(1e-3);
+                mix(plain, factor, 1.0 - divided)
+            }
+            RopeScaling::Proportional { turned } => match pair < turned / 2 {
+                true => plain,
+                false => 0.0,
+            },
         }
     }
+
+    fn magnitude(self) -> f32 {
+        match self {
+            RopeScaling::Yarn { magnitude, .. } => magnitude,
+            _ => 1.0,
+        }
+    }
+}
+
+/// The angle `theta^(-2 pair / width)`.
+fn plain(theta: f32, width: usize, pair: usize) -> f64 {
+    f64::from(theta).powf(-2.0 * pair as f64 / width as f64)
+}
+
+/// `kept` of an angle and the rest of it divided by `factor`.
+fn mix(plain: f64, factor: f32, kept: f64) -> f64 {
+    let kept = kept.clamp(0.0, 1.0);
+    plain * (kept + (1.0 - kept) / f64::from(factor))
 }
 
 impl Rope {
     /// Angles `theta^(-2 i / d)` for the d columns of `table`, scaled.
     pub fn new(theta: f32, scaling: Option<RopeScaling>, table: View) -> Self {
-        let frequency = |i| {
-            let plain = f64::from(theta).powf(-2.0 * i as f64 / table.width as f64);
-            scaling.map_or(plain, |scaling| scaling.apply(plain)) as f32
+        let width = table.width;
+        let frequency = |pair| match scaling {
+            Some(scaling) => scaling.frequency(theta, width, pair) as f32,
+            None => plain(theta, width, pair) as f32,
         };
         Rope {
-            frequencies: (0..table.width / 2).map(frequency).collect(),
+            frequencies: (0..width / 2).map(frequency).collect(),
+            magnitude: scaling.map_or(1.0, RopeScaling::magnitude),
             table,
         }
     }
@@ -73,7 +148,8 @@ impl Rope {
         let (cosines, sines) = row.split_at_mut(self.frequencies.len());
         for ((cos, sin), frequency) in cosines.iter_mut().zip(sines).zip(self.frequencies.iter()) {
             // The reference multiplies in f32; its rounding of the angle is part of its result.
-            (*sin, *cos) = (position as f32 * frequency).sin_cos();
+            let (sine, cosine) = (position as f32 * frequency).sin_cos();
+            (*sin, *cos) = (self.magnitude * sine, self.magnitude * cosine);
         }
     }
 }
@@ -85,5 +161,68 @@ pub(super) fn rotate(angles: &[f32], head: &mut [f32]) {
     let (a, b) = head.split_at_mut(cosines.len());
     for (((a, b), cos), sin) in a.iter_mut().zip(b).zip(cosines).zip(sines) {
         (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frequencies(scaling: RopeScaling) -> Vec<f32> {
+        let rope = Rope::new(1000.0, Some(scaling), View::whole(0, 20));
+        rope.frequencies.to_vec()
+    }
+
+    #[test]
+    fn yarn_is_that_of_transformers() {
+        let yarn = |fast, slow, trained, whole| RopeScaling::Yarn {
+            factor: 4.0,
+            fast,
+            slow,
+            trained,
+            magnitude: RopeScaling::yarn_magnitude(4.0, 1.0),
+            whole,
+        };
+        let close = |found: Vec<f32>, expected: [f32; 10]| {
+            for (found, expected) in found.iter().zip(expected) {
+                assert!((found / expected - 1.0).abs() < 1e-6, "{found} {expected}");
+            }
+        };
+        // transformers 5.24.0, ROPE_INIT_FUNCTIONS["yarn"], heads of 20 values.
+        let first = [
+            1.0,
+            0.4072146,
+            0.1569929,
+            0.05507798,
+            0.01577393,
+            0.007905695,
+            0.003962232,
+            0.001985821,
+            0.0009952679,
+            0.0004988157,
+        ];
+        close(frequencies(yarn(32.0, 1.0, 64.0, true)), first);
+        let second = [
+            1.0,
+            0.5011872,
+            0.2511886,
+            0.105711,
+            0.03726103,
+            0.01079611,
+            0.003962232,
+            0.001985821,
+            0.0009952679,
+            0.0004988157,
+        ];
+        close(frequencies(yarn(16.0, 2.0, 512.0, false)), second);
+        assert!((RopeScaling::yarn_magnitude(4.0, 1.0) - 1.138_629_4).abs() < 1e-6);
+        assert_eq!(RopeScaling::yarn_magnitude(0.5, 1.0), 1.0);
+    }
+
+    #[test]
+    fn proportional_positions_turn_the_first_pairs() {
+        let turned = frequencies(RopeScaling::Proportional { turned: 6 });
+        assert_eq!(turned[3..], [0.0; 7]);
+        assert!(turned[..3].iter().all(|&frequency| frequency > 0.0));
     }
 }
