@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn reading_ahead_is_stepping() {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
-        let (mut accepted, mut refused, mut long, mut cases) = (0, 0, 0, 0);
+        let (mut accepted, mut refused, mut cases) = (0, 0, 0);
         for entry in std::fs::read_dir(folder).expect("cases") {
             let path = entry.expect("an entry").path();
             if !path.join("meta.json").exists() {
@@ -251,7 +251,6 @@ mod tests {
                     ahead.step_ahead(most, &[1]).expect("tokens");
                     let read = ahead.ahead().to_vec();
                     assert!((1..=most).contains(&read.len()));
-                    long += usize::from(read.len() > 8);
                     assert!(!read[..read.len() - 1].contains(&1), "behind an end");
                     accepted += read.len() - 1;
                     refused += usize::from(read.len() == 1);
@@ -271,8 +270,8 @@ mod tests {
             }
         }
         assert!(
-            cases > 15 && accepted > cases && refused > cases && long > 0,
-            "{accepted} {refused} {long}"
+            cases > 15 && accepted > cases && refused > cases,
+            "{accepted} {refused}"
         );
     }
 

@@ -14,6 +14,17 @@ use crate::error::{Error, Result};
 
 const HEADER: &str = include_str!("emulator.h");
 
+/// Without unique symbols: the shared memory of a kernel template is a static variable of its instances, and each library has its own.
+const OPTIONS: [&str; 7] = [
+    "-std=c++17",
+    "-O1",
+    "-w",
+    "-shared",
+    "-fPIC",
+    "-ffp-contract=off",
+    "-fno-gnu-unique",
+];
+
 type Entry = unsafe extern "C" fn(*const u32, u32, u32, *const *const u64);
 
 /// A device that is the CPU. Kernels keep their shared memory in static variables of their library, which runs one at a time.
@@ -181,7 +192,7 @@ impl Driver for Emulator {
     fn compile(&self, source: &str, names: &[String]) -> Result<Vec<Kernel>> {
         let text = format!("{HEADER}\n{source}");
         let mut hasher = DefaultHasher::new();
-        text.hash(&mut hasher);
+        (OPTIONS, &text).hash(&mut hasher);
         let folder = std::env::temp_dir().join("waterline-emulator");
         std::fs::create_dir_all(&folder).map_err(|e| error(e.to_string()))?;
         let library = folder.join(format!("{:016x}.so", hasher.finish()));
@@ -195,15 +206,8 @@ impl Driver for Emulator {
             );
             std::fs::write(&input, &text).map_err(|e| error(e.to_string()))?;
             let compiled = Command::new("g++")
-                .args([
-                    "-std=c++17",
-                    "-O1",
-                    "-w",
-                    "-shared",
-                    "-fPIC",
-                    "-ffp-contract=off",
-                    "-o",
-                ])
+                .args(OPTIONS)
+                .arg("-o")
                 .args([&output, &input])
                 .output()
                 .map_err(|e| error(format!("g++: {e}")))?;

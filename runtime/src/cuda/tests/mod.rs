@@ -3,8 +3,6 @@
 mod attend;
 mod attend_blocks;
 #[cfg(feature = "emulator")]
-mod chunks;
-#[cfg(feature = "emulator")]
 mod deadline;
 mod experts;
 mod gemv_prologue;
@@ -21,7 +19,6 @@ mod sample;
 mod score;
 #[cfg(feature = "emulator")]
 mod shared;
-mod threads;
 
 use std::sync::Arc;
 

@@ -1,14 +1,14 @@
 //! Opens a session's engine on a device: allocates its memory, compiles its programs.
 
 use std::cell::{Cell, OnceCell};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::CudaEngine;
 use super::programs::{Calls, ProgramWriter, Programs};
 use crate::cpu::Pool;
 use crate::cuda::{
-    ChunkKey, Control, DecodeKernel, Device, HostLogits, Memory, Queued, Sampling, SessionMemory,
-    Source,
+    ChunkMemory, Control, DecodeKernel, Device, HostLogits, Memory, Queued, Sampling,
+    SessionMemory, Source,
 };
 use crate::engine::{Setup, StepForm, StepProgram};
 use crate::error::{Error, Result};
@@ -47,12 +47,7 @@ impl CudaEngine {
         let vocab = model.spec().vocab;
         let hidden = model.spec().hidden;
         let residual = memory(chunk * hidden * size_of::<f32>())?;
-        let chunks = device.chunk_memory(ChunkKey {
-            model: Arc::as_ptr(model).addr(),
-            state: plan.bytes,
-            tokens: chunk,
-            kv: options.kv,
-        });
+        let chunks = Arc::new(Mutex::new(ChunkMemory::default()));
         let owner: Arc<Model> = Arc::clone(model);
         let weights = device.weights(owner);
         let mut scratch = Vec::new();
