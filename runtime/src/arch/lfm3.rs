@@ -109,7 +109,7 @@ fn kind(config: &Config, layer: usize) -> Result<&'static str> {
             .find(|known| *known == kind)
             .ok_or_else(|| config.wrong("layer_types", &known.join(", "))),
         None if layer % 4 == 2 => Ok(FULL),
-        None if layer % 4 == 0 && layer > 0 => Ok(SLIDING),
+        None if layer.is_multiple_of(4) && layer > 0 => Ok(SLIDING),
         None => Ok(CONV),
     }
 }
