@@ -15,6 +15,7 @@ use super::emulator;
 use super::schedule::source::Source;
 use super::schedule::{Call, Form, Grid, Parameter, Queued};
 use crate::error::{Error, Result};
+use crate::state::Kv;
 
 /// The owner of weights: a model.
 type Owner = dyn Any + Send + Sync;
@@ -22,7 +23,21 @@ type Owner = dyn Any + Send + Sync;
 /// Kernels of a source text. A thread that needs kernels which another one compiles waits for it.
 type Compiled = Arc<OnceCell<Vec<Kernel>>>;
 
-/// Buffers and working memory of chunks.
+/// What the memory of chunks depends on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ChunkKey {
+    /// Address of the model, which its sessions keep.
+    pub model: usize,
+    /// Bytes of a state.
+    pub state: usize,
+    /// Tokens of a chunk.
+    pub tokens: usize,
+    /// Type of cached keys and values.
+    pub kv: Kv,
+}
+
+/// Buffers and working memory of chunks. Sessions of a model use them in turns: whoever holds the lock waits for the device before
+/// it lets go.
 #[derive(Default)]
 pub(crate) struct ChunkMemory {
     /// The buffers between ops.
@@ -46,6 +61,8 @@ pub struct Device {
     weights: Mutex<Vec<(Weak<Owner>, Arc<Weights>)>>,
     /// By source text.
     kernels: Mutex<HashMap<String, Compiled>>,
+    /// The memory of chunks of sessions in use.
+    chunks: Mutex<Vec<(ChunkKey, Weak<Mutex<ChunkMemory>>)>>,
 }
 
 impl Device {
@@ -131,6 +148,7 @@ impl Device {
             driver,
             weights: Mutex::default(),
             kernels: Mutex::default(),
+            chunks: Mutex::default(),
         })
     }
 
@@ -210,6 +228,19 @@ impl Device {
         let weights = Arc::new(Weights::new(Arc::clone(&self.driver)));
         all.push((Arc::downgrade(&model), Arc::clone(&weights)));
         weights
+    }
+
+    /// The memory of chunks for sessions of a model, empty for the first of them.
+    pub(crate) fn chunk_memory(&self, key: ChunkKey) -> Arc<Mutex<ChunkMemory>> {
+        let mut all = self.chunks.lock().expect("chunks");
+        all.retain(|(_, memory)| memory.strong_count() > 0);
+        let this = all.iter().find(|(known, _)| *known == key);
+        if let Some(memory) = this.and_then(|(_, memory)| memory.upgrade()) {
+            return memory;
+        }
+        let memory = Arc::default();
+        all.push((key, Arc::downgrade(&memory)));
+        memory
     }
 
     /// The kernels of a program, compiled if they are not yet.

@@ -3,6 +3,8 @@
 mod attend;
 mod attend_blocks;
 #[cfg(feature = "emulator")]
+mod chunks;
+#[cfg(feature = "emulator")]
 mod deadline;
 mod experts;
 mod gemv_prologue;

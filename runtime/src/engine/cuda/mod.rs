@@ -35,7 +35,7 @@ pub(crate) struct CudaEngine {
     /// Buffers of a step, one row each, and its working memory.
     buffers: Vec<Memory>,
     scratch: Vec<Memory>,
-    /// Those of chunks.
+    /// Those of chunks, which sessions of the model share.
     chunks: Arc<Mutex<ChunkMemory>>,
     /// The residual stream of the last chunk, `[tokens, hidden]`.
     residual: Memory,

@@ -1,14 +1,14 @@
 //! Opens a session's engine on a device: allocates its memory, compiles its programs.
 
 use std::cell::{Cell, OnceCell};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use super::CudaEngine;
 use super::programs::{Calls, ProgramWriter, Programs};
 use crate::cpu::Pool;
 use crate::cuda::{
-    ChunkMemory, Control, DecodeKernel, Device, HostLogits, Memory, Queued, Sampling,
-    SessionMemory, Source,
+    ChunkKey, Control, DecodeKernel, Device, HostLogits, Memory, Queued, Sampling, SessionMemory,
+    Source,
 };
 use crate::engine::{Setup, StepForm, StepProgram};
 use crate::error::{Error, Result};
@@ -47,7 +47,12 @@ impl CudaEngine {
         let vocab = model.spec().vocab;
         let hidden = model.spec().hidden;
         let residual = memory(chunk * hidden * size_of::<f32>())?;
-        let chunks = Arc::new(Mutex::new(ChunkMemory::default()));
+        let chunks = device.chunk_memory(ChunkKey {
+            model: Arc::as_ptr(model).addr(),
+            state: plan.bytes,
+            tokens: chunk,
+            kv: options.kv,
+        });
         let owner: Arc<Model> = Arc::clone(model);
         let weights = device.weights(owner);
         let mut scratch = Vec::new();
