@@ -227,6 +227,34 @@ impl Attention {
             self.group(layer, q, "q_norm.weight")?,
             self.group(layer, k, "k_norm.weight")?,
         ];
+        self.push_prepared(layer, groups, gates);
+        Ok(())
+    }
+
+    /// Like [`prepare`](Self::prepare), but into columns of their own, which are returned. The router reads the projections as
+    /// they are: neither op waits for the other.
+    fn prepare_apart(&self, layer: &mut Lowering, [q, k, v]: [View; 3]) -> Result<[View; 3]> {
+        let room = layer.buffer(q.width + k.width + v.width);
+        let (own_q, rest) = room.split(q.width);
+        let (own_k, own_v) = rest.split(k.width);
+        let mut groups = vec![
+            self.group(layer, own_q, "q_norm.weight")?,
+            self.group(layer, own_k, "k_norm.weight")?,
+            HeadGroup::of_channels(own_v, None, Vec::new()),
+        ];
+        for (group, from) in groups.iter_mut().zip([q, k, v]) {
+            group.maps.insert(0, HeadOp::Copy(from));
+        }
+        self.push_prepared(layer, groups, Vec::new());
+        Ok([own_q, own_k, own_v])
+    }
+
+    fn push_prepared(
+        &self,
+        layer: &mut Lowering,
+        groups: Vec<HeadGroup>,
+        gates: Vec<(View, Gate)>,
+    ) {
         let rope = self.rope_theta.map(|theta| {
             let table = layer.buffer(self.rope_dim());
             Rope::new(theta, self.rope_scaling, table)
@@ -236,7 +264,6 @@ impl Attention {
             rope,
             gates,
         });
-        Ok(())
     }
 
     /// Queries or keys, with the head norm `norm` and positions if the mixer has them.
@@ -286,7 +313,14 @@ impl Attention {
             }
         }
         let eviction = before(layer, k, v)?;
-        self.prepare(layer, q, k, Vec::new())?;
+        let learned = |eviction: &Eviction| matches!(eviction.policy, Policy::Learned { .. });
+        let [q, k, v] = match eviction.as_ref().is_some_and(learned) {
+            true => self.prepare_apart(layer, [q, k, v])?,
+            false => {
+                self.prepare(layer, q, k, Vec::new())?;
+                [q, k, v]
+            }
+        };
         let out = layer.buffer(self.heads * self.head_dim);
         layer.push(Attend {
             heads: self.heads,

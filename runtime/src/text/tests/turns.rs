@@ -264,7 +264,7 @@ fn tools_reach_the_template() {
 
 #[test]
 fn a_template_that_repeats_a_message_without_end_is_refused() {
-    let source = "{% for m in messages %}{% for i in range(2000) %}{{ m.content }}{% endfor %}<|im_end|>{% endfor %}";
+    let source = "{% for m in messages %}{% for i in range(200) %}{{ m.content }}{% endfor %}<|im_end|>{% endfor %}";
     let mut turns = from_source(source).unwrap();
     turns.user("short").unwrap();
     turns.pop_turn();
