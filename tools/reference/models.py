@@ -49,7 +49,7 @@ PRESETS = {
     "Falcon-H1": "falcon-h1-0.5b",
     "Mamba, Mamba-2": "mamba2-1.3b",
     "RWKV-7": "rwkv7-1.5b",
-    "Kimi Linear": "kimi-linear-4b",
+    "Kimi Linear": "kimi-linear-4.6b",
     "Jamba": "jamba-5b",
     "RecurrentGemma": "recurrentgemma-2.7b",
     "Zamba2": "zamba2-2.7b",

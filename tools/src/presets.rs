@@ -129,8 +129,8 @@ pub const PRESETS: &[Preset] = &[
     file("lfm3-1.7b", include_str!("../presets/lfm3-1.7b.json")),
     file("jamba-5b", include_str!("../presets/jamba-5b.json")),
     file(
-        "kimi-linear-4b",
-        include_str!("../presets/kimi-linear-4b.json"),
+        "kimi-linear-4.6b",
+        include_str!("../presets/kimi-linear-4.6b.json"),
     ),
     file("zamba2-2.7b", include_str!("../presets/zamba2-2.7b.json")),
     file(

@@ -206,9 +206,11 @@ fn main_gguf(files: &[PathBuf]) -> Option<&PathBuf> {
             .map(|name| name.to_string_lossy().to_lowercase())
     };
     let is_projector = |file: &Path| name(file).is_some_and(|name| name.contains("mmproj"));
+    // A download that was cut short at once is empty.
+    let is_empty = |file: &Path| std::fs::metadata(file).is_ok_and(|data| data.len() == 0);
     let mut ggufs = files
         .iter()
-        .filter(|file| extension(file) == "gguf" && !is_projector(file));
+        .filter(|file| extension(file) == "gguf" && !is_projector(file) && !is_empty(file));
     ggufs.next()
 }
 
