@@ -45,8 +45,9 @@ impl CpuOp for Emit {
             #[inline(always)]
             |buffers, t, row| {
                 row.copy_from_slice(self.input.of_token(buffers, t));
-                let finish = self.finish.iter();
-                finish.for_each(|finish| finish.apply(buffers, t, row));
+                for finish in &self.finish {
+                    finish.apply(buffers, t, row);
+                }
             },
         );
         frame.add_product(&self.linear, self.norm.as_ref());
@@ -69,21 +70,20 @@ impl Frame<'_> {
         {
             let product = Shared::new(&mut product[..used]);
             let residual = Shared::new(&mut self.buffers.get_mut(RESIDUAL)[..used]);
-            let finish = |t: usize| {
+            self.pool.each(self.tokens.len(), |_, t| {
                 let place = t * hidden..(t + 1) * hidden;
                 // SAFETY: each task has its own token, a whole row of both.
                 let (row, residual) =
                     unsafe { (product.part(place.clone()), residual.part(place)) };
-                linear.finish(row);
-                if let Some(norm) = norm {
-                    norm.apply_in_place(row);
-                }
-                simd::add(row, residual);
-            };
-            self.pool.each(self.tokens.len(), |_, t| {
                 simd::vectorize(
                     #[inline(always)]
-                    || finish(t),
+                    || {
+                        linear.finish(row);
+                        if let Some(norm) = norm {
+                            norm.apply_in_place(row);
+                        }
+                        simd::add(row, residual);
+                    },
                 )
             });
         }

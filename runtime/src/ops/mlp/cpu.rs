@@ -43,8 +43,9 @@ impl CpuOp for Mlp {
                     let width = 2 * intermediate;
                     // SAFETY: each token is one task, and its row is its own.
                     let products = unsafe { inner.part(t * width..(t + 1) * width) };
-                    let linears = inner_linears.iter();
-                    linears.for_each(|linear| linear.finish(products));
+                    for linear in inner_linears {
+                        linear.finish(products);
+                    }
                     let (gate, up) = products.split_at(intermediate);
                     row.copy_from_slice(up);
                     self.activation.gate(gate, row);

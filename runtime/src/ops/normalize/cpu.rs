@@ -15,12 +15,15 @@ impl CpuOp for Normalize {
         } = self.columns;
         let mut values = frame.buffers.take(buffer);
         let rows = Shared::new(&mut values);
-        frame.each_token(|t| {
-            let first = t * stride + start;
-            // SAFETY: each task has its own token's columns (rules: bounds, widths).
-            let row = unsafe { rows.part(first..first + width) };
-            self.norm.apply_in_place(row);
-        });
+        frame.each_token(
+            #[inline(always)]
+            |t| {
+                let first = t * stride + start;
+                // SAFETY: each task has its own token's columns (rules: bounds, widths).
+                let row = unsafe { rows.part(first..first + width) };
+                self.norm.apply_in_place(row);
+            },
+        );
         frame.buffers.put(buffer, values);
     }
 }

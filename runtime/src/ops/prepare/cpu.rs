@@ -118,7 +118,10 @@ impl CpuOp for Prepare {
                     let state = frame.arena.tensor_mut(*state);
                     (0..tokens).for_each(|t| gate.apply(columns(t), state));
                 }
-                _ => frame.each_token(|t| gate.apply(columns(t), &mut [])),
+                _ => frame.each_token(
+                    #[inline(always)]
+                    |t| gate.apply(columns(t), &mut []),
+                ),
             }
             frame.buffers.put(view.buffer, values);
         }

@@ -60,11 +60,16 @@ impl CpuOp for Project {
             let plain = |linear: &Linear| linear.bias.is_none() && linear.multiplier == 1.0;
             if !self.linears.iter().all(plain) {
                 let output = Shared::new(&mut output[..used]);
-                frame.each_token(|t| {
-                    // SAFETY: each task has its own token, a whole row.
-                    let row = unsafe { output.part(t * width..(t + 1) * width) };
-                    self.linears.iter().for_each(|linear| linear.finish(row));
-                });
+                frame.each_token(
+                    #[inline(always)]
+                    |t| {
+                        // SAFETY: each task has its own token, a whole row.
+                        let row = unsafe { output.part(t * width..(t + 1) * width) };
+                        for linear in &self.linears {
+                            linear.finish(row);
+                        }
+                    },
+                );
             }
         }
         frame.buffers.put(self.output.buffer, output);
@@ -102,7 +107,8 @@ pub(in crate::ops) fn load(
 }
 
 impl Frame<'_> {
-    /// Makes the inputs of a product of `width` columns: `write(buffers, t, columns of token t)` for every token.
+    /// Makes the inputs of a product of `width` columns: `write(buffers, t, columns of token t)` for every token. It is
+    /// compiled for this CPU's vector unit where it is marked `#[inline(always)]`.
     pub(in crate::ops) fn load(
         &mut self,
         width: usize,
@@ -110,8 +116,14 @@ impl Frame<'_> {
         write: impl Fn(&Buffers, usize, &mut [f32]) + Sync,
     ) {
         let (size, buffers) = ([self.tokens.len(), width], &*self.buffers);
-        let write = |t: usize, row: &mut [f32]| write(buffers, t, row);
-        load(self.pool, self.inputs, size, rounding, write);
+        load(
+            self.pool,
+            self.inputs,
+            size,
+            rounding,
+            #[inline(always)]
+            |t, row| write(buffers, t, row),
+        );
     }
 
     /// Makes columns of a buffer, normed, the inputs of a product.
@@ -134,7 +146,7 @@ impl Frame<'_> {
         );
     }
 
-    /// Runs `task(t)`, compiled for this CPU's vector unit, for every token, on all threads.
+    /// Runs `task(t)` for every token, on all threads. It is compiled for this CPU's vector unit where it is marked `#[inline(always)]`.
     pub(in crate::ops) fn each_token(&self, task: impl Fn(usize) + Sync) {
         self.pool.each(self.tokens.len(), |_, t| {
             simd::vectorize(
