@@ -55,6 +55,7 @@ fn bench_writes_what_scripts_rely_on() {
             "20,0",
             "--threads",
             "2",
+            "--ops",
             "--json",
             json,
             "--csv",
@@ -66,7 +67,14 @@ fn bench_writes_what_scripts_rely_on() {
         ])
         .succeeded()
         .text();
-    for word in ["prefill", "decode", "allocations", "p50", "hash"] {
+    for word in [
+        "prefill",
+        "decode",
+        "allocations",
+        "p50",
+        "hash",
+        "Logits, ",
+    ] {
         assert!(text.contains(word), "{text}");
     }
 

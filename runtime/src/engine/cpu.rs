@@ -2,12 +2,14 @@
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use waterline_quant::Activations;
 
 use super::together::{HostAhead, HostGroup};
 use super::{Ahead, Engine, Group, Setup, Together};
 use crate::cpu::{Buffers, Frame, Pool, room};
+use crate::cuda::OpTime;
 use crate::error::Result;
 use crate::model::Model;
 use crate::operands::INPUTS;
@@ -86,6 +88,37 @@ impl Engine for CpuEngine {
 
     fn logits(&self) -> Result<&[f32]> {
         Ok(self.arena.tensor(LOGITS))
+    }
+
+    fn time_step(&mut self) -> Result<Option<(u32, Vec<OpTime>)>> {
+        let logits = self.arena.tensor::<f32>(LOGITS);
+        let best = |best, i| if logits[i] > logits[best] { i } else { best };
+        let tokens = [(0..logits.len()).fold(0, best) as u32];
+        let position = self.arena.tensor::<u64>(HEADER)[0];
+        let model = Arc::clone(&self.model);
+        let program = model.program();
+        let mut times = Vec::with_capacity(program.ops.len() + 1);
+        let mut begun = Instant::now();
+        let mut note = |name: &str, weights: usize| {
+            let end = Instant::now();
+            times.push(OpTime {
+                function: match weights {
+                    0 => name.to_string(),
+                    _ => format!("{name}, {:.2} MB of weights", weights as f64 / 1e6),
+                },
+                wait: 0,
+                work: (end - begun).as_nanos() as u64,
+            });
+            begun = Instant::now();
+        };
+        let mut frame = self.workspace.frame(&mut self.arena, &tokens, position);
+        for op in &program.ops {
+            op.run(&mut frame);
+            note(op.name(), op.weight_bytes());
+        }
+        self.compute_logits(0)?;
+        note("Logits", program.logits.matrix.bytes().len());
+        Ok(Some((tokens[0], times)))
     }
 
     fn fork(&self, setup: &Setup) -> Result<Box<dyn Engine>> {

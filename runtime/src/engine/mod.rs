@@ -75,7 +75,8 @@ pub(crate) trait Engine: Send {
         None
     }
 
-    /// Chooses the most probable token, reads it and measures the ops of the kernel, where a step is one kernel.
+    /// Chooses the most probable token, reads it and measures its ops, where they can be told apart: not on a GPU whose step is a
+    /// recorded graph.
     fn time_step(&mut self) -> Result<Option<(u32, Vec<OpTime>)>> {
         Ok(None)
     }

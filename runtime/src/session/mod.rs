@@ -419,8 +419,8 @@ impl Session {
         self.engine.form().map(ToString::to_string)
     }
 
-    /// On a GPU whose steps are [`crate::StepProgram::Persistent`]: chooses the most probable token, reads it, and measures what the
-    /// ops of that kernel took. None elsewhere; nothing is read then.
+    /// Chooses the most probable token, reads it, and measures what the ops of that step took. None on a GPU whose steps are
+    /// [`crate::StepProgram::Recorded`]; nothing is read then.
     ///
     /// # Errors
     /// As [`Session::step`].

@@ -62,7 +62,7 @@ pub struct Args {
     /// Positions at which to generate, by commas, such as 0,1k,1m; every token before them is read.
     #[arg(long, value_name = "LIST", default_value = "0,1024,4096", value_delimiter = ',', value_parser = depth)]
     depth: Vec<usize>,
-    /// Show the time of each op of a step on a GPU, behind the table.
+    /// Show the time of each op of a step, behind the table.
     #[arg(long)]
     ops: bool,
     #[command(flatten)]
@@ -142,7 +142,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     args.outputs.write(&reports)?;
     if args.ops {
-        let none = "ops of a step have no times here: it runs on the CPU, or as a recorded graph\n";
+        let none = "ops of a step have no times here: it runs as a recorded graph\n";
         print(op_times.as_deref().unwrap_or(none))?;
     }
     Ok(ExitCode::SUCCESS)

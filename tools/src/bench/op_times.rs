@@ -1,4 +1,4 @@
-//! Where a step's time goes on a GPU.
+//! Where a step's time goes.
 
 use std::fmt::Write;
 
@@ -9,8 +9,8 @@ use crate::error::Result;
 /// Steps to take the mean of.
 const STEPS: usize = 64;
 
-/// A table of the functions that the ops of a step run: how often, and the microseconds of each on the first SM, for a
-/// step that takes `step_us` in all. None where a step is not one kernel.
+/// A table of the ops of a step: how often each runs, and the microseconds of one, on the first SM where it is a GPU's function, for a
+/// step that takes `step_us` in all. None where a step is a recorded graph.
 pub fn table(session: &mut Session, step_us: f64) -> Result<Option<String>> {
     let mut rows: Vec<(String, usize, u64, u64)> = Vec::new();
     for _ in 0..STEPS {

@@ -69,12 +69,12 @@ pub(crate) struct DecodeKernel {
     stages: [usize; 2],
 }
 
-/// The time that an op of the decode kernel took on the first SM, in its clock's cycles.
+/// The time that an op of a step took: on the first SM, in its clock's cycles, or on a CPU, in nanoseconds.
 #[derive(Clone, Debug)]
 pub struct OpTime {
-    /// Its function.
+    /// Its function on a GPU; its name and the size of its weights on a CPU.
     pub function: String,
-    /// Until its input was complete.
+    /// Until its input was complete. Zero on a CPU, where an op begins when the one before it has ended.
     pub wait: u64,
     /// From then to its end.
     pub work: u64,
