@@ -57,11 +57,7 @@ fn compare(groups: usize, taps: usize, dilation: usize, map: ScoreMap) {
             output: 1,
             kv: Kv::F32,
             persistent,
-            // A step of the rounding: two sums that differ in the last bit may lie on two sides of an edge.
-            tolerance: match map {
-                ScoreMap::Sigmoid => 0.5f32.powi(14),
-                ScoreMap::Relu => 0.5f32.powi(11),
-            },
+            tolerance: 1e-5,
         }
         .read(chunks, |buffer, values| {
             values.copy_from_slice(&numbers(buffer as u32 + 30, values.len()))

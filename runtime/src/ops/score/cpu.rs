@@ -1,6 +1,6 @@
 //! The op on a CPU: one task for each key and value head.
 
-use super::{RouterLayer, Score, ScoreMap, rounded};
+use super::{RouterLayer, Score, ScoreMap};
 use crate::cpu::{Buffers, Frame, Shared, simd};
 use crate::operands::View;
 use crate::ops::CpuOp;
@@ -92,10 +92,10 @@ impl Score {
         let last = self.weight.len() / self.bias.len();
         for (t, row) in outputs[..tokens * last].chunks_exact(last).enumerate() {
             let z = simd::dot(row, &self.weight[group * last..][..last]) + self.bias[group];
-            *score(t) = rounded(match self.map {
+            *score(t) = match self.map {
                 ScoreMap::Sigmoid => simd::sigmoid(z) - 0.5,
                 ScoreMap::Relu => z.max(0.0),
-            });
+            };
         }
     }
 }

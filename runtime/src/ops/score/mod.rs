@@ -4,12 +4,6 @@
 //! The convolutions look `margin` tokens ahead, so the score of token p is known when token `p + margin` is read,
 //! and is needed only when p leaves the window. Each layer keeps the inputs that its next output still needs: every
 //! token is scored once, at a constant cost, where the reference recomputes the whole window every so often.
-//!
-//! Backends sum in different orders, so the last bits of a score differ between them. Half of the scores of a trained
-//! model are equal to another one, and such bits would decide between equals: 799 of 119,620 evictions differ. So a score is
-//! rounded to [`MANTISSA`] bits before anything compares it, on the CPU and on a GPU alike. Equals are equal then, and the
-//! older token stays. Scores that are not equal still meet at an edge of the rounding as often as they met before; no
-//! rounding changes that. `tests/evictions.rs` counts both.
 
 mod cpu;
 mod launch;
@@ -30,19 +24,6 @@ pub enum ScoreMap {
     Sigmoid,
     /// `max(z, 0)`.
     Relu,
-}
-
-/// Bits of a score's mantissa, of 23: ten bits more than the noise of a sum, and fewer than tell equal scores apart.
-const MANTISSA: u32 = 13;
-
-/// A score as it is compared, half away from zero. As `rounded_score` in score.cu, bit for bit.
-#[inline(always)]
-fn rounded(score: f32) -> f32 {
-    const STEP: u32 = 1 << (23 - MANTISSA);
-    match score.is_finite() {
-        true => f32::from_bits((score.to_bits() + STEP / 2) & !(STEP - 1)),
-        false => score,
-    }
 }
 
 /// One convolution over time, zeros outside the sequence, then silu.
@@ -159,83 +140,5 @@ impl Op for Score {
             .iter()
             .map(|layer| Touched::whole(plan, layer.state))
             .collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{MANTISSA, rounded};
-
-    #[test]
-    fn a_rounded_score_is_the_nearest_of_its_bits() {
-        let step = 0.5f32.powi(MANTISSA as i32);
-        for sign in [1.0, -1.0] {
-            let all = [
-                (1.0, 1.0),
-                (1.0 + step / 2.0, 1.0 + step),
-                (1.0 + step / 2.1, 1.0),
-            ];
-            for (score, expected) in all {
-                assert_eq!(rounded(sign * score), sign * expected);
-                assert_eq!(rounded(sign * score / 1024.0), sign * expected / 1024.0);
-            }
-        }
-        // The mantissa's carry, zero, and what is no number.
-        assert_eq!(rounded(2.0 - step / 8.0), 2.0);
-        assert_eq!(rounded(0.0).to_bits(), 0);
-        assert_eq!(rounded(f32::from_bits(1)), 0.0);
-        assert_eq!(rounded(f32::INFINITY), f32::INFINITY);
-        assert!(rounded(f32::from_bits(u32::MAX)).is_nan());
-        assert_eq!(rounded(rounded(0.3)), rounded(0.3));
-    }
-
-    /// Half of the scores are equal to others, as where a trained router's sigmoid saturates. Noise of two units in the last place
-    /// decides between them, unless it is rounded away.
-    #[test]
-    fn noise_in_the_last_bits_seldom_changes_who_is_evicted() {
-        const TOKENS: usize = 20_000;
-        const CAPACITY: usize = 64;
-        let mut random = fastrand::Rng::with_seed(7);
-        let scores: Vec<f32> = (0..TOKENS)
-            .map(|_| match random.bool() {
-                true => 0.5 - random.u32(0..20) as f32 / 1024.0 / 3.0,
-                false => random.f32() / 2.0 + 1e-3,
-            })
-            .collect();
-        let noisy: Vec<f32> = scores
-            .iter()
-            .map(|score| f32::from_bits(score.to_bits() + random.u32(0..5) - 2))
-            .collect();
-        // Decisions of both on the sets of the first.
-        let differing = |map: fn(f32) -> f32| {
-            let (a, b) = (
-                |token: usize| map(scores[token]),
-                |token: usize| map(noisy[token]),
-            );
-            let mut set: Vec<usize> = (0..CAPACITY).collect();
-            let mut differ = 0;
-            for token in CAPACITY..TOKENS {
-                let leaves = |score: &dyn Fn(usize) -> f32| {
-                    let lowest = (0..CAPACITY).fold(0, |lowest, row| {
-                        if score(set[row]) < score(set[lowest]) {
-                            row
-                        } else {
-                            lowest
-                        }
-                    });
-                    (score(set[lowest]) < score(token)).then_some(lowest)
-                };
-                let (ours, theirs) = (leaves(&a), leaves(&b));
-                differ += usize::from(ours != theirs);
-                if let Some(row) = ours {
-                    set[row] = token;
-                }
-            }
-            differ
-        };
-        let (plain, rounding) = (differing(|score| score), differing(rounded));
-        println!("of {TOKENS} decisions {plain} differ, {rounding} with rounding");
-        assert!(plain > TOKENS / 100, "{plain}: nothing is shown");
-        assert!(rounding <= TOKENS / 1_000, "{rounding}");
     }
 }

@@ -53,13 +53,6 @@ __device__ void keep_inputs(const RouterInputs& from, int head, int tokens) {
 
 enum { SIGMOID_LESS_HALF, POSITIVE };
 
-// A score as it is compared. As `rounded` in mod.rs, bit for bit.
-__device__ inline float rounded_score(float score) {
-  constexpr u32 step = 1u << (23 - 13), exponent = 0x7f800000;
-  u32 bits = __float_as_uint(score);
-  return (bits & exponent) == exponent ? score : __uint_as_float((bits + step / 2) & ~(step - 1));
-}
-
 // From the last layer's outputs to a score.
 struct RouterEnd {
   const float* weight;
@@ -75,7 +68,7 @@ struct RouterEnd {
   __device__ void give(int head, int t, float part, float bias, u64 position) const {
     float z = warp_sum(part) + bias;
     if (lane_index() != 0) return;
-    float score = rounded_score(map == SIGMOID_LESS_HALF ? sigmoid(z) - 0.5f : fmaxf(z, 0.0f));
+    float score = map == SIGMOID_LESS_HALF ? sigmoid(z) - 0.5f : fmaxf(z, 0.0f);
     out.token(t)[head] = score;
     if (window && position >= margin) window[(long long)head * rows + (position - margin) % rows] = score;
   }
