@@ -15,23 +15,22 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// The documents whose commands people type.
+/// Every document of the repository: all Markdown files below the top, but for what builds and environments leave there.
 fn documents() -> Vec<PathBuf> {
-    let root = root();
-    let pages = [
-        "README.md",
-        "ffi/README.md",
-        "ffi/python/README.md",
-        "runtime/ARCHITECTURE.md",
-        "tools/train/README.md",
-        "tools/train/recall/README.md",
-    ];
-    let mut found: Vec<PathBuf> = pages.iter().map(|page| root.join(page)).collect();
-    for folder in ["runtime/docs", "runtime/docs/lab"] {
-        let entries = std::fs::read_dir(root.join(folder)).expect("a folder of documents");
-        let paths = entries.map(|entry| entry.expect("an entry").path());
-        found.extend(paths.filter(|path| path.extension().is_some_and(|kind| kind == "md")));
+    let (mut found, mut folders) = (Vec::new(), vec![root()]);
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let is_made = name.starts_with('.') || name == "target" || name == "dist";
+            match path.is_dir() {
+                true if !is_made && !path.is_symlink() => folders.push(path),
+                false if name.ends_with(".md") => found.push(path),
+                _ => {}
+            }
+        }
     }
+    assert!(found.len() > 20, "{found:?}");
     found
 }
 

@@ -167,7 +167,7 @@ class Model(_Closing):
 
     @property
     def spec(self):
-        """Its dimensions, block by block."""
+        """Its dimensions, layer by layer."""
         text = ctypes.c_char_p()
         check(library.wl_model_spec_json(self._value, byref(text)))
         return json.loads(text.value)
