@@ -563,7 +563,8 @@ wl_status wl_session_mark(wl_session *session);
 // Goes back to an earlier position: to the last mark at or before it, and from there by reading the tokens of the history
 // again. At a mark the state is what it was, bit for bit. WL_ERROR_REWIND if no mark and history lead there. A
 // conversation goes back by wl_chat_undo instead.
-wl_status wl_session_rewind(wl_session *session, uint64_t position);
+wl_status wl_session_rewind(wl_session *session,
+                            uint64_t position);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -71,7 +71,7 @@ const BOTTOM: u32 = 52;
 const LINE: i32 = 22;
 
 /// Characters of a label that fit into half of the legend.
-const HALF_LABEL: usize = 40;
+const HALF_LABEL: usize = 45;
 
 /// Space above the notes.
 const GAP: u32 = 14;
