@@ -15,8 +15,15 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Every document of the repository: all Markdown files below the top, but for what builds and environments leave there.
+/// Every document of the repository.
 fn documents() -> Vec<PathBuf> {
+    let found = files(".md");
+    assert!(found.len() > 20, "{found:?}");
+    found
+}
+
+/// All files below the top with this end of their names, but for what builds and environments leave there.
+fn files(end: &str) -> Vec<PathBuf> {
     let (mut found, mut folders) = (Vec::new(), vec![root()]);
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(&folder).expect("a folder") {
@@ -25,12 +32,11 @@ fn documents() -> Vec<PathBuf> {
             let is_made = name.starts_with('.') || name == "target" || name == "dist";
             match path.is_dir() {
                 true if !is_made && !path.is_symlink() => folders.push(path),
-                false if name.ends_with(".md") => found.push(path),
+                false if name.ends_with(end) => found.push(path),
                 _ => {}
             }
         }
     }
-    assert!(found.len() > 20, "{found:?}");
     found
 }
 
@@ -327,5 +333,18 @@ fn the_first_two_documents_are_short() {
             words <= most,
             "{document}: {words} words, expected {most} at most"
         );
+    }
+}
+
+/// Viewers other than browsers ignore style sheets: a colour stands in the element, and a style sheet may only override it.
+#[test]
+fn every_picture_shows_in_every_viewer() {
+    let pictures = files(".svg");
+    assert!(pictures.len() >= 2, "{pictures:?}");
+    for picture in pictures {
+        let text = std::fs::read_to_string(&picture).expect("a picture");
+        for part in ["class=", "var(", "<script", "<foreignObject"] {
+            assert!(!text.contains(part), "{}: {part}", picture.display());
+        }
     }
 }
