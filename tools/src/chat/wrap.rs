@@ -53,12 +53,18 @@ impl Wrap {
         for line in text.split_inclusive('\n') {
             let indent = " ".repeat(text_column(line).min(self.width / 2));
             for word in line.split_inclusive(' ') {
-                let width = word.trim_end().width();
-                if self.width > 0 && self.column > 0 && self.column + width > self.width {
+                let (width, is_wrapped) = (word.trim_end().width(), self.width > 0);
+                if is_wrapped && self.column > 0 && self.column + width > self.width {
                     self.new_line(&mut out);
                     out += &self.push(&indent);
                 }
-                out += &self.push(word);
+                // A space behind the last column would begin a line that is not indented.
+                let is_full = is_wrapped && self.column + width >= self.width;
+                out += &self.push(if is_full {
+                    word.trim_end_matches(' ')
+                } else {
+                    word
+                });
             }
         }
         out
@@ -184,6 +190,9 @@ mod tests {
         let expected =
             "/undo   take the last \n        message back\n   below of it, \n   indented\nplain  ";
         assert_eq!(sent, expected);
+        // A word that ends in the last column.
+        let sent = Wrap::new(Some(22)).push_whole("/undo   take the last message");
+        assert_eq!(sent, "/undo   take the last\n        message");
     }
 
     #[test]
