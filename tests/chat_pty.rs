@@ -359,6 +359,9 @@ fn ctrl_c_stops_the_answer_and_keeps_what_was_said() {
     person.commands("/set max-tokens 100000000", "max-tokens");
     person.types("Go on");
     person.sees(LINE_TAKEN);
+    // A message that is still being read would be taken back.
+    let letter = person.terminal.exp_regex("[A-Za-z]");
+    letter.expect("the beginning of the answer");
     person.presses_ctrl('c');
     person.sees("stopped ");
     let after = person.sees_position();
