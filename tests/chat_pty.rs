@@ -101,15 +101,8 @@ impl Person {
     /// Waits for the end of what was typed to be shown: before that, keys could come too early.
     #[track_caller]
     fn sees_typed(&mut self, line: &str) {
-        let end: String = line
-            .chars()
-            .rev()
-            .take(4)
-            .collect::<Vec<_>>()
-            .into_iter()
-            .rev()
-            .collect();
-        self.sees(&end);
+        let start = line.char_indices().rev().take(4).last();
+        self.sees(&line[start.map_or(0, |(at, _)| at)..]);
     }
 
     /// Says something and waits for the end of the answer; returns the position after it.
