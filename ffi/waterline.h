@@ -210,7 +210,7 @@ typedef struct {
   size_t context;
   // How many of the last tokens are remembered, for penalties and wl_session_rewind. 4096 by default.
   size_t history;
-  // Most tokens that are read at once, at most 65536; 0, the default, means what suits the device: 64 on the
+  // Most tokens that are read at once, at most 65536; 0, the default, means what suits the device: 256 on the
   // processor, 2048 on a GPU.
   size_t chunk;
   // How many states wl_session_mark keeps, each as large as the session's; 0 by default.
@@ -456,7 +456,7 @@ wl_status wl_session_set_progress(wl_session *session, wl_progress_fn function, 
 
 // Makes a batch for up to `most` sessions, 1 to 1024, on a GPU 1 to 64, of the model and the device of `session`, which compute
 // with its threads. Free it with wl_batch_free. The weights are read once for all sessions of a step. On a GPU all sessions must
-// have been opened with the context, cache type and log length of `session`.
+// have been opened with the context, cache type and history of `session`.
 wl_status wl_batch_new(const wl_session *session,
                        size_t most,
                        wl_batch **batch);
@@ -560,10 +560,11 @@ wl_status wl_state_load(wl_session *session, const char *path);
 // Without marks it does nothing.
 wl_status wl_session_mark(wl_session *session);
 
-// Goes back to an earlier position: to the last mark at or before it, and from there by reading the logged tokens
+// Goes back to an earlier position: to the last mark at or before it, and from there by reading the tokens of the history
 // again. At a mark the state is what it was, bit for bit. WL_ERROR_REWIND if no mark and history lead there. A
 // conversation goes back by wl_chat_undo instead.
-wl_status wl_session_rewind(wl_session *session, uint64_t position);
+wl_status wl_session_rewind(wl_session *session,
+                            uint64_t position);
 
 #ifdef __cplusplus
 }  // extern "C"

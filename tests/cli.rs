@@ -54,6 +54,8 @@ fn bad_usage_is_status_2() {
     place.run(["run"]).failed(2, &["no prompt"]);
     for (flags, part) in [
         (["--temperature=-1", ""], "temperature"),
+        (["--temperature", "-1"], "temperature: found -1"),
+        (["--top-p", "-1"], "top_p: found -1"),
         (["--top-p", "2"], "top_p"),
         (["--min-p", "nan"], "min_p"),
         (["--logit-bias", "99999999=1"], "99999999"),

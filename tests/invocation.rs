@@ -96,6 +96,9 @@ fn a_file_that_is_no_model_is_answered_with_the_one_that_is() {
         &format!("{folder}/config.json"),
         &["give the folder", &give],
     );
+    place
+        .run(["verify", &folder])
+        .failed(2, &["no recorded case", "case.safetensors"]);
     let alone = place.file("alone.safetensors", "").display().to_string();
     refused(&alone, &["without its config.json", "hf download"]);
 

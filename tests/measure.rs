@@ -165,6 +165,14 @@ fn several_models_and_thread_counts_are_measured_in_one_call() {
     for label in ["gdn-tiny.gguf, 1 thread", "lalte-tiny.gguf, 2 threads"] {
         assert!(svg.contains(label), "{label}");
     }
+    // What a token used, or that nothing counts it.
+    let table = place.run([
+        "bench", &models[0], "--prompt", "8", "--gen", "4", "--depth", "0",
+    ]);
+    let table = table.succeeded().text();
+    let energy = table.lines().find(|line| line.starts_with("energy "));
+    let is_told = |line: &str| line.contains("J per token") || line.contains("unknown: no counter");
+    assert!(energy.is_some_and(is_told), "{table}");
     place
         .run(["run", &models[0], "Once", "--threads", "1,2"])
         .failed(2, &["--threads"]);
@@ -244,9 +252,8 @@ fn two_results_can_be_compared() {
         assert!(line.ends_with("%]"), "{line}");
     }
     let page = place.name("compare.html");
-    place
-        .run(["bench", "--compare", &a, &b, "--html", &page])
-        .succeeded();
+    let beside = place.run(["bench", "--compare", &a, &b, "--html", &page]);
+    assert_eq!(beside.succeeded().text(), other, "the table is printed too");
     let page = std::fs::read_to_string(page).unwrap();
     for part in [
         "A: gdn-tiny.gguf",

@@ -19,7 +19,7 @@ static BATCHES: Handles<Mutex<Batch>> = Handles::new("batch");
 
 /// Makes a batch for up to `most` sessions, 1 to 1024, on a GPU 1 to 64, of the model and the device of `session`, which compute
 /// with its threads. Free it with wl_batch_free. The weights are read once for all sessions of a step. On a GPU all sessions must
-/// have been opened with the context, cache type and log length of `session`.
+/// have been opened with the context, cache type and history of `session`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wl_batch_new(
     session: *const wl_session,

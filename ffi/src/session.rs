@@ -40,7 +40,7 @@ pub struct wl_session_params {
     pub context: usize,
     /// How many of the last tokens are remembered, for penalties and wl_session_rewind. 4096 by default.
     pub history: usize,
-    /// Most tokens that are read at once, at most 65536; 0, the default, means what suits the device: 64 on the
+    /// Most tokens that are read at once, at most 65536; 0, the default, means what suits the device: 256 on the
     /// processor, 2048 on a GPU.
     pub chunk: usize,
     /// How many states wl_session_mark keeps, each as large as the session's; 0 by default.

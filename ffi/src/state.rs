@@ -110,7 +110,7 @@ pub unsafe extern "C" fn wl_session_mark(session: *mut wl_session) -> wl_status 
     with_settled(session, |inner| Ok(inner.session.mark()?))
 }
 
-/// Goes back to an earlier position: to the last mark at or before it, and from there by reading the logged tokens
+/// Goes back to an earlier position: to the last mark at or before it, and from there by reading the tokens of the history
 /// again. At a mark the state is what it was, bit for bit. WL_ERROR_REWIND if no mark and history lead there. A
 /// conversation goes back by wl_chat_undo instead.
 #[unsafe(no_mangle)]

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Types a conversation of forty turns into `waterline chat` in a terminal, and writes what the terminal shows as text and
-as a picture. Needs the package pyte, a terminal's screen in Python.
+"""Types a conversation of forty messages and two commands into `waterline chat` in a terminal, and writes what the terminal
+shows as text and as a picture. Needs the package pyte, a terminal's screen in Python.
 
     tools/reference/transcript.py target/release/waterline runtime/docs/conversation.svg
 
-The seed makes it the same conversation again. It fails if a fact that was told is not known at the end.
+Greedy answers make it the same conversation again. It fails if a fact that was told is not known at the end.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import time
 
 import pyte
 
-COLUMNS, ROWS = 110, 40
+COLUMNS, ROWS = 116, 40
 
 # What is typed. Facts come early and late, some change, and what lies between would fill a small context.
 TURNS = """\
@@ -36,11 +36,13 @@ What is 81 - 17?
 Count to five.
 Tell me a story about a red ball.
 What is my cat called?
+Can you count to seven?
 I live in Oslo and I work as a baker.
 Where do I live?
 What is 45 + 54?
 Spell cat.
 Tell me a story about a bird and a tree.
+That was a nice story.
 What is my password?
 What is my favorite color?
 /state
@@ -97,7 +99,8 @@ class Terminal:
             if not data:
                 return False
             self.asked += data.count(b"\x1b[?2004h")
-            self.stream.feed(data)
+            # pyte has no faint text: it becomes grey.
+            self.stream.feed(data.replace(b"\x1b[2m", b"\x1b[90m"))
         return True
 
     def prompts(self):

@@ -1,13 +1,15 @@
 //! `waterline kernels`: a model's kernels, built ahead of time for a device that has no NVRTC.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use waterline::Device;
 
 use crate::builtin::OpenArgs;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::session::SessionArgs;
+use crate::text::shown;
 
 /// Build a model's GPU kernels ahead of time.
 ///
@@ -44,6 +46,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for architecture in &args.arch {
         let device = Device::ahead(architecture, args.processors, Some(args.output.clone()));
         args.session.open_on(&model, Some(device))?;
+        let (folder, processors) = (args.output.display(), args.processors);
+        let line =
+            format!("{folder}: kernels for {architecture} with {processors} multiprocessors");
+        writeln!(std::io::stdout(), "{}", shown(&line)).map_err(Error::Stdout)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -9,22 +9,22 @@ use crate::error::{Error, Result};
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// Divides the logits; 0 always takes the most probable token.
-    #[arg(long, value_name = "X", default_value_t = SamplerParams::default().temperature)]
+    #[arg(long, value_name = "X", default_value_t = SamplerParams::default().temperature, allow_negative_numbers = true)]
     temperature: f32,
     /// Always take the most probable token: the same as --temperature 0.
     #[arg(long, conflicts_with = "temperature")]
     greedy: bool,
     /// Keep this many of the most probable tokens; 0 keeps all.
-    #[arg(long, value_name = "N", default_value_t = SamplerParams::default().top_k)]
+    #[arg(long, value_name = "N", default_value_t = SamplerParams::default().top_k, value_parser = whole::<usize>, allow_negative_numbers = true)]
     top_k: usize,
     /// Keep the most probable tokens up to this sum of probabilities; 1 keeps all.
-    #[arg(long, value_name = "P", default_value_t = SamplerParams::default().top_p)]
+    #[arg(long, value_name = "P", default_value_t = SamplerParams::default().top_p, allow_negative_numbers = true)]
     top_p: f32,
     /// Keep tokens at least this many times as probable as the first; 0 keeps all.
-    #[arg(long, value_name = "P", default_value_t = SamplerParams::default().min_p)]
+    #[arg(long, value_name = "P", default_value_t = SamplerParams::default().min_p, allow_negative_numbers = true)]
     min_p: f32,
     /// Factor against tokens seen lately; 1 is off.
-    #[arg(long, value_name = "X", default_value_t = SamplerParams::default().repetition_penalty)]
+    #[arg(long, value_name = "X", default_value_t = SamplerParams::default().repetition_penalty, allow_negative_numbers = true)]
     repeat_penalty: f32,
     /// Subtracted for each time a token was seen lately; 0 is off.
     #[arg(
@@ -43,10 +43,10 @@ pub struct SamplingArgs {
     )]
     presence_penalty: f32,
     /// How many of the last tokens the penalties count.
-    #[arg(long, value_name = "N", default_value_t = SamplerParams::default().penalty_window)]
+    #[arg(long, value_name = "N", default_value_t = SamplerParams::default().penalty_window, value_parser = whole::<usize>, allow_negative_numbers = true)]
     penalty_window: usize,
     /// Seed of the random numbers; a new one each time unless given.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>, allow_negative_numbers = true)]
     seed: Option<u64>,
     /// Add V to the logit of token ID; -1e9 forbids it. May be repeated.
     #[arg(long, value_name = "ID=V", value_parser = parse_bias)]
@@ -125,6 +125,12 @@ where
     value
         .parse()
         .map_err(|e| Error::usage(format!("{key}: {value:?} cannot be used: {e}")))
+}
+
+/// A whole number of a flag.
+fn whole<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+    let number = text.parse();
+    number.map_err(|_| "expected a whole number, 0 or more".into())
 }
 
 fn parse_bias(text: &str) -> Result<(u32, f32), String> {

@@ -64,7 +64,7 @@ def main():
     print(f"{'kind':24} questions greedy sampled")
     for kind, rows in [*scores.items(), ("all", [m for rows in scores.values() for m in rows])]:
         sampled = sum(sum(m[1:]) for m in rows) / max(1, args.seeds)
-        print(f"{kind:24} {len(rows):9} {sum(m[0] for m in rows):6} {sampled:7.1f}")
+        print(f"{kind:24} {len(rows):9} {sum(m[0] for m in rows):6} {f'{sampled:.1f}' if args.seeds else '-':>7}")
     if args.out:
         args.out.write_text("\n".join(table) + "\n")
 

@@ -22,7 +22,13 @@ def version():
     return library.wl_version().decode()
 
 
-class Device(enum.IntEnum):
+class _Name(enum.IntEnum):
+    """A number of the library that is printed as its name."""
+
+    __str__ = enum.Enum.__str__
+
+
+class Device(_Name):
     """Where a model computes."""
 
     AUTO = 0
@@ -30,14 +36,14 @@ class Device(enum.IntEnum):
     CUDA = 2
 
 
-class Cache(enum.IntEnum):
+class Cache(_Name):
     """How keys and values of attention are stored."""
 
     F16 = 0
     F32 = 1
 
 
-class Finish(enum.IntEnum):
+class Finish(_Name):
     """Why a generation ended."""
 
     END = 0
@@ -167,7 +173,7 @@ class Model(_Closing):
 
     @property
     def spec(self):
-        """Its dimensions, block by block."""
+        """Its dimensions, layer by layer."""
         text = ctypes.c_char_p()
         check(library.wl_model_spec_json(self._value, byref(text)))
         return json.loads(text.value)
@@ -268,7 +274,7 @@ class Session(_Closing):
         params = _generate_params(max_tokens, stop, stop_tokens, ignore_end)
         if not isinstance(message, str):
             *history, last = message
-            if last["role"] != "user":
+            if _known(last, {"role", "content"})["role"] != "user":
                 raise ValueError(f"the last message has the role {last['role']!r}, expected 'user'")
             self.set_messages(history)
             message = last["content"]

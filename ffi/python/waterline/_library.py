@@ -46,7 +46,12 @@ class Tagged(ctypes.Structure):
         self.size = ctypes.sizeof(self)
 
     def as_dict(self):
-        return {name: getattr(self, name) for name, _ in self._fields_ if name not in ("size", "reserved")}
+        def value(name, type_):
+            # A 32-bit 0.95 is 0.949999988079071 as a float of Python.
+            found = getattr(self, name)
+            return float(f"{found:.7g}") if type_ is c_float else found
+
+        return {name: value(name, type_) for name, type_ in self._fields_ if name not in ("size", "reserved")}
 
     def set(self, values):
         """Sets fields by name; None leaves the default. ctypes would cut a number that is too large for its field."""

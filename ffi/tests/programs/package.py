@@ -49,6 +49,7 @@ with Model.builtin() as model:
         raises(TypeError, "max_token", any_session.generate, max_token=1)
         raises(TypeError, "max_token", any_session.say, "Hi.", max_token=1)
         raises(TypeError, "name", any_session.set_messages, [{"role": "user", "content": "Hi.", "name": "x"}])
+        raises(TypeError, "name", any_session.say, [{"role": "user", "content": "Hi.", "name": "x"}])
         raises(ValueError, "max_tokens: found -5", any_session.say, "Hi.", max_tokens=-5)
         raises(ValueError, "threads: found -1", model.session, threads=-1)
         raises(ValueError, "7", Model.builtin, 7)
@@ -59,6 +60,8 @@ with Model.builtin() as model:
     # The sampler is read back; what is not given stays; nobody's seed is drawn.
     with model.session(top_k=3) as one, model.session() as two:
         assert one.sampler["seed"] != two.sampler["seed"]
+        # As people write it, not as 32 bits become 64.
+        assert two.sampler["top_p"] == 0.95 and str(Finish.END) == "Finish.END"
         one.set_sampler(logit_bias={5: -1.5}, seed=7)
         one.set_sampler(temperature=0.25)
         expected = {"top_k": 3, "temperature": 0.25, "seed": 7, "logit_bias": {5: -1.5}}

@@ -6,9 +6,9 @@
 //! o_t = sum_j softmax_j(scale q_t k_j) v_j    over t - window < j <= t, or over all j <= t
 //! o   <- o sigmoid(W_g x) (optional; a gate for each value, or one for each head);  y = W_o o (+ bias)
 //! ```
-//! Tokens that leave the window may stay in a set of capped size: those that the last query paid most attention to
-//! (TOVA, arXiv 2401.06104), or every so many one. This needs no training.
-//! State: a ring of keys and values, `window` tokens long, or as long as the session's context; the set.
+//! Tokens that leave the window may be retained, up to a fixed number: those with most attention from the last query
+//! (TOVA, arXiv 2401.06104), or every n-th. This needs no training.
+//! State: a ring of keys and values, `window` tokens long, or as long as the session's context; the retained set.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ pub struct Attention {
     pub window: Option<usize>,
     /// Base of the rotary positions; none: no positions.
     pub rope_theta: Option<f32>,
-    /// Leading values of each head that turn with the position; none: all.
+    /// Leading values of each head that get rotary positions; none: all.
     pub rope_dim: Option<usize>,
     /// How the rotary frequencies are stretched for long contexts; none: not at all.
     pub rope_scaling: Option<RopeScaling>,
@@ -62,13 +62,13 @@ pub struct Attention {
     /// Multiplies the scores; none: `head_dim^-1/2`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub softmax_scale: Option<f32>,
-    /// Multiplies the keys as they are projected, with their bias; none: nothing.
+    /// Multiplier of the keys after projection and bias; none: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_multiplier: Option<f32>,
-    /// Whether those norms are over all heads together, with a gain for each value.
+    /// Whether the norms of q and k are over all heads together, with a gain for each value.
     #[serde(default, skip_serializing_if = "is_false")]
     pub norm_over_heads: bool,
-    /// What stays of the tokens that leave the window; none: nothing.
+    /// Which tokens are retained as they leave the window; none: no token.
     pub retained: Option<Retained>,
 }
 

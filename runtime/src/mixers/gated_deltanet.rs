@@ -9,7 +9,8 @@
 //! S   <- a S;  S <- S + k^T beta (v - k S);  o = head_dim^-1/2 q S
 //! y    = W_o (rms(o) silu(W_g x))
 //! ```
-//! State: `S [value_heads, head_dim, value_dim]`, of tiled value heads in parts `[heads, ...]`, and the last `conv - 1` inputs of each convolution.
+//! State: `S [value_heads, head_dim, value_dim]`, split into tensors `[heads, head_dim, value_dim]` where value heads are tiled, and the
+//! last `conv - 1` inputs of each convolution.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -39,17 +40,17 @@ pub struct GatedDeltaNet {
     pub head_dim: usize,
     /// Width of a value head.
     pub value_dim: usize,
-    /// Taps of the short convolutions; none: silu only.
+    /// Taps of the short convolutions; none: no convolution, only silu.
     pub conv: Option<usize>,
     /// Whether the convolutions have a bias.
     pub conv_bias: bool,
-    /// What gates the output, if anything does.
+    /// Activation of the output gate; none: no gate.
     pub gate: Option<Activation>,
     /// Whether the write strength reaches 2.
     pub negative_eigenvalues: bool,
     /// Whether the state decays.
     pub decay: bool,
-    /// Softmax over the value heads.
+    /// Input of a softmax over the value heads (SLA); none: no such gates.
     pub head_gates: Option<HeadGateInput>,
     /// Epsilon of the output norm.
     pub norm_eps: f32,
@@ -59,8 +60,8 @@ pub struct GatedDeltaNet {
 }
 
 impl GatedDeltaNet {
-    /// Value heads that are a recurrence of their own. One in which heads share takes neighbours for those that share a key,
-    /// so tiled value heads are several recurrences side by side, each with one value head for every key head.
+    /// Value heads of one `Recur`. In it neighbouring value heads share a key head, so tiled value heads need several `Recur`s,
+    /// each with one value head per key head.
     fn tile(&self) -> usize {
         match self.tiled {
             true => self.heads,

@@ -1,15 +1,15 @@
 //! Learnable token eviction (arXiv 2510.20787; idiap hybrid-linear-sparse-attention `fla/layers/lte.py`).
 //!
-//! Sliding-window attention whose leaving tokens may stay: a router scores each token from its neighbours' keys
-//! (unrotated) and values, and a set of `capacity` tokens for each key and value head keeps the highest scores.
+//! Sliding-window attention with a retained set. A router scores each token from the keys (unrotated) and values around it;
+//! of the tokens that leave the window, each KV head retains the `capacity` tokens with the highest scores.
 //! ```text
 //! score_p = map(conv stack over [k; v] at p - margin ..= p + margin)     the first `sink` tokens: infinity
-//! o_t     = softmax attention over t - window < j <= t and the set as it stands at t
+//! o_t     = softmax attention over t - window < j <= t and the retained set at t
 //! ```
-//! When token t enters, token `t - window` leaves: kept if its score is above zero and there is room or a strictly
-//! lower score. The reference lets prompt queries see the set of the prompt's end, which is not causal; here every
-//! query sees the set of its own time, which is what the reference does when it decodes.
-//! State: the window's keys, values and scores, the set's and its positions, and the router's last inputs.
+//! When token t enters, token `t - window` leaves. It is retained if its score is above zero and the set has room or a strictly
+//! lower score. In the reference, all queries of a prompt see the retained set at the prompt's end, which is not causal; here
+//! every query sees the retained set at its own position, as in the reference's decoding.
+//! State: keys, values and scores of the window and of the retained set, the positions of the latter, and the router's last inputs.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -40,24 +40,24 @@ pub enum RouterScope {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Lte {
-    /// The attention; its window is how many tokens a query sees besides the set.
+    /// The attention; a query sees its window and the retained set.
     pub attention: Attention,
-    /// Tokens that the set of one head holds, sinks included.
+    /// Size of a KV head's retained set, sinks included.
     pub capacity: usize,
-    /// Tokens at the start that are always kept.
+    /// Tokens at the start that are always retained.
     pub sink: usize,
     /// Taps of each router convolution.
     pub router_taps: Vec<usize>,
     /// Dilation of each router convolution.
     pub router_dilations: Vec<usize>,
-    /// Whose the routers are.
+    /// One router per KV head, or one per layer.
     pub router_scope: RouterScope,
-    /// From a router's output to a score.
+    /// Maps a router's output to a score.
     pub score: ScoreMap,
 }
 
 impl Lte {
-    /// Tokens that a score waits for.
+    /// Tokens after a token that its score depends on.
     fn margin(&self) -> usize {
         self.past().map(|past| past - past / 2).sum()
     }

@@ -44,20 +44,20 @@ pub struct Mamba2 {
     pub bias: bool,
     /// Whether D has a value for each channel, not only for each head.
     pub skip_per_channel: bool,
-    /// Parts over which the output is normed; none: no norm.
+    /// Groups of channels in which the output is normed; none: no norm.
     pub norm_groups: Option<usize>,
     /// Whether the output is normed before it is gated.
     pub norm_before_gate: bool,
     /// Epsilon of the output norm.
     pub norm_eps: f32,
-    /// Smallest step.
+    /// Least step.
     pub step_min: f32,
-    /// Largest step; none: any.
+    /// Greatest step; none: no bound.
     pub step_max: Option<f32>,
-    /// Whether the projection to the residual stream has a bias, if it is not as the other one.
+    /// Whether the projection to the residual stream has a bias; none: as `bias` says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub out_bias: Option<bool>,
-    /// What multiplies z, x, b, c and the step as they are projected, with their bias; none: nothing.
+    /// Multipliers of z, x, b, c and the step after projection and bias; none: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multipliers: Option<[f32; 5]>,
     /// Sparse attention beside the scan.

@@ -1,4 +1,4 @@
-//! Mixture of memories (arXiv 2502.13685; flash-linear-attention `layers/mom.py`): Gated DeltaNet in several memories, of
+//! Mixture of memories (arXiv 2502.13685; flash-linear-attention `layers/mom.py`): several memories of Gated DeltaNet, of
 //! which every token uses a few.
 //!
 //! With x the normed input, for each memory m that x chose, and per head:

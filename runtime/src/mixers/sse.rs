@@ -10,11 +10,11 @@
 //! y   = W_o (rms(head_dim^-1/2 o) silu(W_g'' W_g' x))
 //! ```
 //! `update(S, k, v)` is `diag(a) S + k^T v`, `a = exp(ln sigmoid(W'' W' x + b) / 16)`, or Gated DeltaNet's, with q and k
-//! brought to length one last of all. The decay and write strength of S0 differ from those that all Si share. The lower
-//! partition wins a tie.
+//! normalised to unit length last. S0 has its own decay and write strength; all Si share theirs. The lower partition wins
+//! a tie.
 //!
-//! State: `S0 [value_heads, head_dim, value_dim]`, as many of each partition, the last inputs of the convolutions. A
-//! token touches S0 and its own partitions.
+//! State: `S0 [value_heads, head_dim, value_dim]`, `Si` of the same shape for each partition, the last inputs of the
+//! convolutions. A token touches S0 and its own partitions.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

@@ -2,6 +2,7 @@
 
 mod date;
 mod jinja;
+mod placeholders;
 mod stop;
 mod stream;
 mod template;

@@ -1,3 +1,4 @@
+use super::placeholders::{parts, placeholders, template_error};
 use super::{ChatTemplate, Message, Piece, Role, TemplateOptions, Tokenizer};
 use crate::cancel::Canceller;
 use crate::error::{Error, Result};
@@ -34,18 +35,9 @@ pub struct Turns {
     messages: Vec<Message>,
 }
 
-// Noncharacters of Unicode: no text meant for exchange holds them.
-const OPEN: char = '\u{fdd0}';
-const CLOSE: char = '\u{fdd1}';
 /// What models put around their thoughts.
 const THOUGHT: &str = "<think>";
 const THOUGHT_END: &str = "</think>";
-/// How often a template may repeat all messages, and how many bytes more: some show the system message in every turn.
-const MAX_COPIES: usize = 4;
-const MAX_REPEATED: usize = 1 << 20;
-/// White space around a placeholder, unlike any in a template: where it is gone from the
-/// rendering, the template trims the content.
-const PAD: char = '\u{205f}';
 
 impl Turns {
     /// An empty conversation. Rehearses two turns, so that a template that cannot work is an error
@@ -270,7 +262,7 @@ impl Turns {
             let end: &[u32] = if answered { &self.end } else { &[] };
             match tokens.strip_prefix(end) {
                 Some(tokens) => Ok(tokens.to_vec()),
-                None => Err(template(
+                None => Err(template_error(
                     "it closes an answer differently when a message follows",
                 )),
             }
@@ -356,12 +348,12 @@ impl Turns {
         for answer in (0..messages.len()).filter(is_answer) {
             let at = parts.iter().rposition(|part| part.message == Some(answer));
             let at = at.filter(|&at| at >= start);
-            let at = at.ok_or_else(|| template("it leaves out an answer"))?;
+            let at = at.ok_or_else(|| template_error("it leaves out an answer"))?;
             let pieces: Vec<Piece> = parts[start..=at].iter().map(|part| part.piece).collect();
             let tokens = self.tokenizer.encode_pieces(&pieces, start == 0)?;
             let end: &[u32] = if start == 0 { &[] } else { &self.end };
             let tokens = tokens.strip_prefix(end).ok_or_else(|| {
-                template("it closes an answer differently when a message follows")
+                template_error("it closes an answer differently when a message follows")
             })?;
             if answer >= self.messages.len() {
                 turns.push(tokens.to_vec());
@@ -406,31 +398,18 @@ impl Turns {
             .iter()
             .rposition(|message| message.role == Role::Assistant);
         let start = match answer {
-            Some(answer) => 1 + find(answer).ok_or_else(|| template("it leaves out an answer"))?,
+            Some(answer) => {
+                1 + find(answer).ok_or_else(|| template_error("it leaves out an answer"))?
+            }
             None => 0,
         };
         let last = self.messages.len() - 1;
         if answer != Some(last) && find(last).is_none_or(|part| part < start) {
-            return Err(template("it leaves out the user's message"));
+            return Err(template_error("it leaves out the user's message"));
         }
         let pieces: Vec<Piece> = parts[start..].iter().map(|part| part.piece).collect();
         self.tokenizer.encode_pieces(&pieces, start == 0)
     }
-}
-
-/// A stretch of a rendering.
-struct Part<'a> {
-    /// Index of the message whose content this is; none for the template's own text.
-    message: Option<usize>,
-    piece: Piece<'a>,
-}
-
-/// The messages with a placeholder in place of each content.
-fn placeholders(messages: &[Message]) -> Vec<Message> {
-    let placeholder = |(index, message): (usize, &Message)| {
-        Message::new(message.role, format!("{PAD}{OPEN}{index}{CLOSE}{PAD}"))
-    };
-    messages.iter().enumerate().map(placeholder).collect()
 }
 
 /// Checks that messages are an optional system message, then user and assistant by turns.
@@ -449,55 +428,6 @@ fn check_roles(what: &str, messages: &[Message]) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Splits a rendering at its placeholders and puts the contents back in, trimmed where the
-/// template has trimmed the placeholder.
-fn parts<'a>(rendered: &'a str, messages: &'a [Message]) -> Result<Vec<Part<'a>>> {
-    let said: usize = messages.iter().map(|message| message.content.len()).sum();
-    let mut room = MAX_REPEATED + MAX_COPIES * said;
-    let mut parts = Vec::new();
-    let mut rest = rendered;
-    while let Some((before, after)) = rest.split_once(OPEN) {
-        let (number, after) = after.split_once(CLOSE).unwrap_or((after, ""));
-        let message = number.parse::<usize>().ok();
-        let Some((index, message)) = message.and_then(|i| Some((i, messages.get(i)?))) else {
-            return Err(template("it takes the contents of messages apart"));
-        };
-        let mut content = message.content.as_str();
-        room = room
-            .checked_sub(content.len())
-            .ok_or_else(|| template("it repeats the messages too often"))?;
-        let before_pad = before.strip_suffix(PAD);
-        if before_pad.is_none() {
-            content = content.trim_start();
-        }
-        let after_pad = after.strip_prefix(PAD);
-        if after_pad.is_none() {
-            content = content.trim_end();
-        }
-        let before = Piece::Template(before_pad.unwrap_or(before));
-        parts.push(Part {
-            message: None,
-            piece: before,
-        });
-        parts.push(Part {
-            message: Some(index),
-            piece: Piece::Content(content),
-        });
-        rest = after_pad.unwrap_or(after);
-    }
-    parts.push(Part {
-        message: None,
-        piece: Piece::Template(rest),
-    });
-    Ok(parts)
-}
-
-fn template(reason: &str) -> Error {
-    Error::Template {
-        reason: reason.into(),
-    }
 }
 
 fn invalid(reason: &str, what: &str) -> Error {

@@ -113,13 +113,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     args.outputs.check()?;
     if let Some([a, b]) = args.compare.as_deref() {
         let comparison = compare::Comparison::read(a, b)?;
-        return match &args.outputs.html {
-            Some(path) => args
-                .outputs
-                .put(path, &comparison.to_page().write(Kind::of(path))),
-            None => print(&comparison.to_text()),
+        let html = args.outputs.html.as_deref();
+        if let Some(path) = html {
+            let page = comparison.to_page().write(Kind::of(path));
+            args.outputs.put(path, &page)?;
         }
-        .map(|()| ExitCode::SUCCESS);
+        if html != Some(Path::new("-")) {
+            print(&comparison.to_text())?;
+        }
+        return Ok(ExitCode::SUCCESS);
     }
     let mut models: Vec<Option<&Path>> = args
         .models

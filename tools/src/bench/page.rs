@@ -4,7 +4,7 @@ use super::overview;
 use super::provenance::{self, Provenance};
 use super::report::{Depth, Report};
 use crate::page::{Figure, Page};
-use crate::plot::{Axis, Band, Plot, Series};
+use crate::plot::{Axis, Band, COLORS, Plot, Series};
 use crate::text::lines_of;
 use crate::units;
 
@@ -117,12 +117,20 @@ fn cache_bytes(report: &Report, position: f64) -> f64 {
     report.model.transformer_bytes_per_token as f64 * position
 }
 
+/// The number of grey.
+const GREY: usize = 5;
+
 /// The colour of what is computed: beside a single result one of its own, beside several grey.
 fn computed_color(reports: &[Report]) -> usize {
     match reports.len() {
         1 => 1,
-        _ => 5,
+        _ => GREY,
     }
+}
+
+/// The colours of results: all but grey.
+fn colors() -> impl Iterator<Item = usize> {
+    (0..).filter(|&number| number % COLORS != GREY)
 }
 
 fn latency(reports: &[Report], labels: &[String], first: &Report) -> Figure {
@@ -151,7 +159,7 @@ fn latency(reports: &[Report], labels: &[String], first: &Report) -> Figure {
         dots: false,
     }];
     let mut bands = Vec::new();
-    for (color, (report, label)) in reports.iter().zip(labels).enumerate() {
+    for (color, (report, label)) in colors().zip(reports.iter().zip(labels)) {
         let (half, most) = (points(report, |d| d.p50_us), points(report, |d| d.p99_us));
         let pairs = half.iter().zip(&most);
         bands.push(Band {
@@ -215,15 +223,14 @@ fn memory(reports: &[Report], labels: &[String], first: &Report) -> Figure {
         .fold(cache_bytes(first, last), f64::max);
     let lowest = states.fold(cache_bytes(first, 1.0), f64::min);
     let mut series = Vec::new();
-    for (color, (report, label)) in reports.iter().zip(labels).enumerate() {
+    let single = reports.len() == 1;
+    for (color, (report, label)) in colors().zip(reports.iter().zip(labels)) {
         let state = report.model.session_bytes as f64;
-        let single = reports.len() == 1;
-        let named = |what: &str| match single {
-            true => what.to_string(),
-            false => format!("{label}, {what}"),
-        };
         series.push(Series {
-            label: named("process, measured"),
+            label: match single {
+                true => "process, measured".into(),
+                false => label.clone(),
+            },
             points: resident(report),
             color,
             dashed: false,
@@ -249,9 +256,17 @@ fn memory(reports: &[Report], labels: &[String], first: &Report) -> Figure {
     let plot = Plot {
         description: "Memory against position".into(),
         x: positions(reports),
-        y: Axis::log("memory", lowest, 1.5 * highest, 32.0, |value| {
-            round(units::bytes(value.round() as usize))
-        }),
+        y: Axis::log(
+            if single {
+                "memory"
+            } else {
+                "memory of the process"
+            },
+            lowest,
+            1.5 * highest,
+            32.0,
+            |value| round(units::bytes(value.round() as usize)),
+        ),
         bands: Vec::new(),
         series,
     };

@@ -4,6 +4,9 @@ use super::report::{Depth, Report};
 use super::statistics::spread;
 use crate::units::{self, rounded, thousands};
 
+/// What stands in place of the energy where nothing counts it.
+const NO_COUNTER: &str = "unknown: no counter can be read (RAPL, NVML, the sensors of a Jetson)";
+
 impl Report {
     /// The columns of [`Report::csv_lines`].
     pub const CSV_HEAD: &str = "position,p50_us,p90_us,p99_us,max_us,jitter_us,tokens_per_s,rss_bytes,\
@@ -116,7 +119,7 @@ impl Report {
             (
                 "decode",
                 format!(
-                    "{} tokens/s (90 % of tokens: {})",
+                    "{} tokens/s on average (90 % of tokens: {})",
                     rounded(self.decode_tokens_per_s),
                     between(&self.samples_us(), &|us| 1e6 / us)
                 ),
@@ -150,18 +153,19 @@ impl Report {
                     ),
                 },
             ),
-            ("hash", self.hash.clone()),
+            ("output hash", self.hash.clone()),
         ];
         let energy = self.joules_per_token;
         let of = self.energy_of.as_deref().unwrap_or("processor packages");
-        facts.extend(energy.map(|joules| {
-            let turns = between(&self.joules_samples, &|joules| joules);
-            let energy = format!(
-                "{} J per token (90 % of turns: {turns}): {of}",
-                rounded(joules)
-            );
-            ("energy", energy)
-        }));
+        facts.push(match energy {
+            Some(joules) => {
+                let turns = between(&self.joules_samples, &|joules| joules);
+                let joules = rounded(joules);
+                let energy = format!("{joules} J per token (90 % of turns: {turns}): {of}");
+                ("energy", energy)
+            }
+            None => ("energy", NO_COUNTER.into()),
+        });
         facts.extend(self.provenance.facts());
         facts
     }

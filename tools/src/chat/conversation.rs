@@ -157,16 +157,17 @@ impl Conversation {
     /// Sends a message and shows the answer. If the message cannot be read as a whole, it was not sent. Whatever else
     /// goes wrong, the answer as far as it came is part of the conversation.
     pub fn say(&mut self, text: &str, screen: &mut Screen) -> Result<Reply> {
+        // First: Ctrl-C may end it, and a message that is sent must be answered.
+        let thoughts = Thoughts::new(self.chat.opens_thought()?);
         let clock = Instant::now();
         self.totals.read += self.chat.send(&mut self.session, text, feed)?;
         self.totals.read_seconds += clock.elapsed().as_secs_f64();
-        self.answer(screen)
+        self.answer(thoughts, screen)
     }
 
-    fn answer(&mut self, screen: &mut Screen) -> Result<Reply> {
+    fn answer(&mut self, mut thoughts: Thoughts, screen: &mut Screen) -> Result<Reply> {
         let clock = Instant::now();
         let mut answer = String::new();
-        let mut thoughts = Thoughts::new(self.chat.opens_thought()?);
         let mut pieces = self.session.generate(self.limits.clone())?;
         let mut outcome = Ok(());
         for piece in pieces.by_ref() {

@@ -46,15 +46,26 @@ impl Wrap {
         out
     }
 
-    /// What the terminal is sent for a text that is there as a whole: no word needs to be taken back.
+    /// What the terminal is sent for a text that is there as a whole: no word needs to be taken back. Where a line is a label and
+    /// its text, with two spaces or more between them, the text goes on below itself.
     pub fn push_whole(&mut self, text: &str) -> String {
         let mut out = String::new();
-        for word in text.split_inclusive([' ', '\n']) {
-            let width = word.trim_end().width();
-            if self.width > 0 && self.column > 0 && self.column + width > self.width {
-                self.new_line(&mut out);
+        for line in text.split_inclusive('\n') {
+            let indent = " ".repeat(text_column(line).min(self.width / 2));
+            for word in line.split_inclusive(' ') {
+                let (width, is_wrapped) = (word.trim_end().width(), self.width > 0);
+                if is_wrapped && self.column > 0 && self.column + width > self.width {
+                    self.new_line(&mut out);
+                    out += &self.push(&indent);
+                }
+                // A space behind the last column would begin a line that is not indented.
+                let is_full = is_wrapped && self.column + width >= self.width;
+                out += &self.push(if is_full {
+                    word.trim_end_matches(' ')
+                } else {
+                    word
+                });
             }
-            out += &self.push(word);
         }
         out
     }
@@ -100,6 +111,20 @@ impl Wrap {
             self.word.push(c);
             self.word_width += width;
         }
+    }
+}
+
+/// The column at which the text of a line begins that has a label before it, 0 without a label.
+fn text_column(line: &str) -> usize {
+    const WIDEST_LABEL: usize = 24;
+    let label = line.trim_start().split("  ").next().unwrap_or_default();
+    let is_label = label.width() <= WIDEST_LABEL && label.len() < line.trim().len();
+    let start = line.len() - line.trim_start().len();
+    let after = &line[start..][label.len()..];
+    match (is_label, start) {
+        (true, _) => start + label.width() + after.len() - after.trim_start().len(),
+        // A line that is indented goes on as it began.
+        (false, start) => start,
     }
 }
 
@@ -156,6 +181,18 @@ mod tests {
         let sent = Wrap::new(Some(22)).push_whole(text);
         let expected = "The quick brown fox \njumps over the lazy \ndog\n  and more";
         assert_eq!(sent, expected);
+    }
+
+    #[test]
+    fn the_text_behind_a_label_goes_on_below_itself() {
+        let text = "/undo   take the last message back\n   below of it, indented\nplain  ";
+        let sent = Wrap::new(Some(24)).push_whole(text);
+        let expected =
+            "/undo   take the last \n        message back\n   below of it, \n   indented\nplain  ";
+        assert_eq!(sent, expected);
+        // A word that ends in the last column.
+        let sent = Wrap::new(Some(22)).push_whole("/undo   take the last message");
+        assert_eq!(sent, "/undo   take the last\n        message");
     }
 
     #[test]

@@ -142,9 +142,12 @@ pub fn run(args: &Args, headline: Headline) -> Result<ExitCode> {
             lines.reverse();
         }
         format!(
-            "{}\n{} documents, {} tokens, {} bytes of text, {:.0} tokens/s\n",
+            "{}\n{}, {} tokens, {} bytes of text, {:.0} tokens/s\n",
             lines.join("\n"),
-            costs.len(),
+            match costs.len() {
+                1 => "1 document".into(),
+                n => format!("{n} documents"),
+            },
             total.tokens,
             total.bytes,
             total.tokens as f64 / seconds

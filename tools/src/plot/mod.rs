@@ -7,6 +7,7 @@ pub use axis::Axis;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
+use unicode_width::UnicodeWidthStr;
 
 use crate::pdf::Pdf;
 
@@ -69,6 +70,12 @@ const BOTTOM: u32 = 52;
 /// Height of a line of the legend.
 const LINE: i32 = 22;
 
+/// Characters of a label that fit into half of the legend.
+const HALF_LABEL: usize = 45;
+
+/// Space above the notes.
+const GAP: u32 = 14;
+
 const FONT: &str = "system-ui, Arial, Helvetica, DejaVu Sans, sans-serif";
 
 /// A colour on light pages and its counterpart on dark ones.
@@ -96,8 +103,11 @@ const QUIET: Ink = ink(0x60676f, 0x9aa3ad);
 
 const RULE: Ink = ink(0xe3e5e8, 0x31363c);
 
+/// How many colours series may have.
+pub const COLORS: usize = 8;
+
 /// The colours of series, by number.
-const SERIES: [Ink; 8] = [
+const SERIES: [Ink; COLORS] = [
     ink(0x0f6cbd, 0x6cb6ff),
     ink(0xc2570c, 0xf0a35e),
     ink(0x2e7d4f, 0x6fcf97),
@@ -146,7 +156,18 @@ impl Plot {
     }
 
     fn legend_height(&self) -> u32 {
-        14 + LINE as u32 * (self.bands.len() + self.series.len()).div_ceil(2) as u32
+        let entries = self.bands.len() + self.series.len();
+        14 + LINE as u32 * entries.div_ceil(self.legend_columns()) as u32
+    }
+
+    /// Two, unless a label is too long for half of the width.
+    fn legend_columns(&self) -> usize {
+        let labels = self.series.iter().map(|series| &series.label);
+        let mut labels = labels.chain(self.bands.iter().map(|band| &band.label));
+        match labels.all(|label| label.width() <= HALF_LABEL) {
+            true => 2,
+            false => 1,
+        }
     }
 
     fn draw<B: DrawingBackend>(&self, area: &Area<B>) -> Drawn<B> {
@@ -215,7 +236,7 @@ impl Plot {
         line
     }
 
-    /// Two columns above the plot.
+    /// One or two columns above the plot.
     fn draw_legend<B: DrawingBackend>(&self, area: &Area<B>) -> Drawn<B> {
         let bands = self.bands.iter().map(|b| (&b.label, b.color, None));
         let lines = self.series.iter();
@@ -225,8 +246,9 @@ impl Plot {
             .color(&QUIET.light)
             .pos(Pos::new(HPos::Left, VPos::Center));
         for (i, (label, number, line)) in lines.chain(bands).enumerate() {
-            let column = (WIDTH as i32 - LEFT - RIGHT) / 2;
-            let (x, y) = (LEFT + column * (i as i32 % 2), LINE * (i as i32 / 2) + 10);
+            let (columns, i) = (self.legend_columns() as i32, i as i32);
+            let column = (WIDTH as i32 - LEFT - RIGHT) / columns;
+            let (x, y) = (LEFT + column * (i % columns), LINE * (i / columns) + 10);
             let color = color(number);
             match line {
                 None => {
@@ -299,7 +321,7 @@ impl Picture<'_> {
     fn notes_height(&self) -> u32 {
         match self.notes.len() as u32 {
             0 => 0,
-            lines => NOTE * lines + 12,
+            lines => GAP + NOTE * lines + 12,
         }
     }
 
@@ -321,7 +343,7 @@ impl Picture<'_> {
         }
         for (i, note) in self.notes.iter().enumerate() {
             let style = (FONT, 13).into_font().color(&QUIET.light);
-            let place = (20, (NOTE * i as u32) as i32 + 4);
+            let place = (20, (GAP + NOTE * i as u32) as i32);
             rest.draw(&Text::new(note.as_str(), place, style))?;
         }
         root.present()
@@ -390,6 +412,17 @@ mod tests {
         for part in ["Second", "commit abc", "x"] {
             assert!(svg.contains(part) && pdf.contains(part), "{part}");
         }
+    }
+
+    #[test]
+    fn long_labels_stand_one_below_the_other() {
+        let mut plot = plot(vec![(0.0, 1.0), (10.0, 3.0)]);
+        let short = plot.height();
+        plot.series[0].label = "l".repeat(HALF_LABEL);
+        assert_eq!(plot.height(), short);
+        plot.series[0].label.push('l');
+        assert_eq!(plot.height(), short + LINE as u32);
+        assert!(plot.to_svg().contains(&plot.series[0].label));
     }
 
     #[test]

@@ -110,7 +110,12 @@ impl Case {
     }
 
     fn of_directory(dir: &Path, vocab: usize) -> Result<Self> {
-        let meta: Meta = read_json(&dir.join("meta.json"))?;
+        let meta = dir.join("meta.json");
+        if !meta.is_file() {
+            let reason = "no recorded case: expected meta.json and case.safetensors beside the model, or expect.json beside model.gguf";
+            return Err(Error::input(dir, reason));
+        }
+        let meta: Meta = read_json(&meta)?;
         let case = safetensors::Checkpoint::open_file(dir.join("case.safetensors"))?;
         let tokens = read_tokens(&case)?;
         let array = |name: &String| read_array(&case, name, tokens.len(), vocab);
