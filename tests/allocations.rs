@@ -1,6 +1,7 @@
 //! Once a session is made, reading and generating allocate nothing, on any thread, at any position.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,10 +12,20 @@ struct Counting;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
+thread_local! {
+    /// Those of this thread.
+    static OWN: Cell<usize> = const { Cell::new(0) };
+}
+
+fn count() {
+    ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
+    OWN.set(OWN.get() + 1);
+}
+
 // SAFETY: everything is handed to the system's allocator; counting touches no memory that it manages.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
+        count();
         // SAFETY: the caller's contract is the system's.
         unsafe { System.alloc(layout) }
     }
@@ -25,7 +36,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
+        count();
         // SAFETY: the caller's contract is the system's.
         unsafe { System.realloc(pointer, layout, size) }
     }
@@ -81,8 +92,8 @@ fn resident() -> usize {
         << 10
 }
 
-/// A session on a recorded case reads WATERLINE_TOKENS tokens, 5,000,000 if nothing is said, in chunks and in steps. Alone in its
-/// process: the test's harness allocates too, and so does reading the status.
+/// A session on a recorded case reads WATERLINE_TOKENS tokens, 5,000,000 if nothing is said, in chunks and in steps, on this thread
+/// alone: the test's harness allocates on others, and reading the status here.
 #[cfg(target_os = "linux")]
 fn reads_on_without_allocating(case: &str) {
     let number = std::env::var("WATERLINE_TOKENS").ok();
@@ -97,7 +108,7 @@ fn reads_on_without_allocating(case: &str) {
         .collect();
     session.feed(&tokens).expect("tokens");
     let at_first = resident();
-    let allocated = ALLOCATIONS.load(Ordering::SeqCst);
+    let allocated = OWN.get();
     let mut most = 0;
     while session.position() < count {
         for _ in 0..20 {
@@ -105,10 +116,9 @@ fn reads_on_without_allocating(case: &str) {
             session.step().expect("finite logits");
             session.mark().expect("a mark");
         }
-        let before = ALLOCATIONS.load(Ordering::SeqCst);
-        assert_eq!(before, allocated, "{case} at {}", session.position());
+        assert_eq!(OWN.get(), allocated, "{case} at {}", session.position());
         most = most.max(resident());
-        ALLOCATIONS.store(allocated, Ordering::SeqCst);
+        OWN.set(allocated);
     }
     println!(
         "{case}: {} tokens, resident {at_first} bytes at first, at most {most}",
