@@ -131,7 +131,38 @@ const KEYS_OF: &[(&[&str], Idle)] = &[
     ),
     (
         &["minimax"],
-        ("block_size", "which of several equal ways computes it"),
+        (
+            "block_size full_attn_alpha_factor full_attn_beta_factor linear_attn_alpha_factor linear_attn_beta_factor",
+            "which of several equal ways computes it, and factors of a kind of layer that the model does not have",
+        ),
+    ),
+    (
+        &["bamba"],
+        (
+            "attn_rotary_emb",
+            "half of each head turns, whatever it says",
+        ),
+    ),
+    (
+        &["gemma3", "gemma3_text"],
+        (
+            "attn_logit_softcapping",
+            "the reference reads it and hands it to no layer",
+        ),
+    ),
+    (
+        &["jamba"],
+        (
+            "num_experts_per_tok",
+            "a number of experts, where no layer has any",
+        ),
+    ),
+    (
+        &["qwen3_5_moe", "qwen3_5_moe_text"],
+        (
+            "intermediate_size",
+            "the width of dense networks, of which it has none",
+        ),
     ),
     (
         &["nemotron_h"],
@@ -154,15 +185,18 @@ const KEYS_OF: &[(&[&str], Idle)] = &[
         &["kimi_linear"],
         (
             "qk_head_dim head_dim num_key_value_heads topk_group topk_method use_grouped_topk linear_attn_config.kda_layers \
-             rope_theta",
-            "they follow from other keys, or no layer reads them",
+             rope_theta num_experts num_experts_per_token num_shared_experts num_expert_group moe_* routed_scaling_factor \
+             intermediate_size kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim linear_num_heads \
+             linear_head_dim linear_conv_kernel_dim",
+            "they follow from other keys, or are sizes of a kind of layer that the model does not have",
         ),
     ),
     (
         &["qwen3_next"],
         (
-            "num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size norm_topk_prob decoder_sparse_step",
-            "numbers of experts, where no layer has any",
+            "num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size norm_topk_prob decoder_sparse_step \
+             intermediate_size",
+            "numbers of experts, where no layer has any, and the width of dense networks, where all have",
         ),
     ),
     (
@@ -226,6 +260,9 @@ const TENSORS: &[Idle] = &[
     ),
 ];
 
+/// What the names of a shared block's tensors have between the layer and the part.
+const SHARED: &str = ".shared_transformer.";
+
 /// Tensors without a meaning where a key of the configuration has this value.
 const TENSORS_AT: &[(&str, bool, &str)] = &[(
     "sla_gdn_decay",
@@ -257,6 +294,18 @@ const GGUF_KEYS: &[Idle] = &[
     (
         "kimi-linear.rope.freq_base mamba.rope.freq_base mamba2.rope.freq_base",
         "positions, which the model does not have",
+    ),
+    (
+        "kimi-linear.attention.value_length",
+        "the converter copies the configuration's head_dim, which no layer has",
+    ),
+    (
+        "granite.expert_shared_feed_forward_length granitehybrid.expert_shared_feed_forward_length",
+        "the width of the dense network, read where there are experts beside it",
+    ),
+    (
+        "granite.ssm.* granitemoe.ssm.*",
+        "sizes of recurrent layers, of which a hybrid written as a Transformer has none",
     ),
 ];
 
@@ -309,6 +358,7 @@ pub(super) fn check_tensors(
                     .is_some_and(|bytes| bytes[..] == embedding.data[..])
             })
     };
+    let unused: Vec<&str> = weights.unused().collect();
     let at = |name: &str| {
         let mut lists = TENSORS_AT.iter().filter(|(key, value, _)| {
             let found = config.object().get(*key);
@@ -316,9 +366,21 @@ pub(super) fn check_tensors(
         });
         lists.any(|(_, _, names)| is_named(names, name))
     };
-    let unused = weights.unused();
-    let unused =
-        unused.filter(|name| !is_listed(TENSORS, name) && !is_embedding(name) && !at(name));
+    let bytes = |name: &str| weights.bytes(name).map(|bytes| &bytes[..]);
+    // Some programs write the tensors of a shared block under every layer that uses it.
+    let repeats = |name: &str| {
+        let ending = name.split_once(SHARED).map(|(_, ending)| ending);
+        let same = |other: &str| {
+            other != name
+                && other.split_once(SHARED).map(|(_, ending)| ending) == ending
+                && bytes(other) == bytes(name)
+        };
+        let used = |other: &&str| !unused.contains(other);
+        ending.is_some() && weights.names().filter(used).any(same)
+    };
+    let idle =
+        |name: &str| is_listed(TENSORS, name) || is_embedding(name) || at(name) || repeats(name);
+    let unused = unused.iter().copied().filter(|name| !idle(name));
     refuse(weights.name(), TENSOR, unused)
 }
 

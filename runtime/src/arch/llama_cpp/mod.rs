@@ -6,6 +6,7 @@
 
 mod attention;
 mod dense;
+mod divisors;
 mod falcon_h1;
 mod feed_forward;
 mod gemma3;
