@@ -53,14 +53,14 @@ struct Parts {
 impl Project {
     /// An op over `linears`, whose columns lie in `output`.
     pub fn new(input: View, norm: Option<Norm>, linears: Vec<Linear>, output: View) -> Self {
-        let rounding = linears.iter().map(|l| l.matrix.format().rounding()).max();
+        let rounding = Rounding::of_all(linears.iter().map(|linear| linear.matrix.format()));
         Project {
             input,
             norm,
             linears,
             output,
             parts: None,
-            rounding: rounding.flatten(),
+            rounding,
         }
     }
 
