@@ -151,6 +151,13 @@ const KEYS_OF: &[(&[&str], Idle)] = &[
         ),
     ),
     (
+        &["lfm3", "gemma3", "gemma3_text"],
+        (
+            "sliding_window rope_parameters.sliding_attention rope_parameters.full_attention",
+            "of a kind of layer that the model does not have",
+        ),
+    ),
+    (
         &["jamba"],
         (
             "num_experts_per_tok",
