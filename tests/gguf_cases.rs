@@ -382,6 +382,21 @@ fn gated_deltanet_is_the_same_from_value_heads_in_llama_cpps_order() {
 }
 
 #[test]
+fn newer_files_list_the_recurrent_layers_beside_an_interval() {
+    let place = Workplace::new();
+    let path = place.path("qwen35.gguf");
+    let mut file = qwen35();
+    file.write(&path);
+    let expected = logits(&path);
+    let list = Array::Bool(vec![true, true, true, false]);
+    let key = "qwen35.attention.recurrent_layers";
+    file.keys.insert(key.into(), Value::Array(list));
+    file.number("qwen35.full_attention_interval", 2);
+    file.write(&path);
+    assert_eq!(logits(&path), expected);
+}
+
+#[test]
 fn keys_that_cannot_be_are_errors() {
     let place = Workplace::new();
     let path = place.path("hostile.gguf");

@@ -28,7 +28,8 @@ use case::{Best, Case};
 /// as one chunk, in ragged chunks, token by token, and with a save and restore in the middle; on a GPU token by token a
 /// second time, as a recorded graph of kernels instead of one kernel. On a GPU the tolerance is twenty times as large, but of
 /// a GGUF file at most 0.05 unless more is recorded. The most probable tokens must be the recorded ones too, unless the two
-/// best recorded logits lie closer to each other than the tolerance.
+/// best recorded logits lie closer to each other than the tolerance. The final states of the ways are compared with each other; where
+/// a state tensor's largest value exceeds one, differences are counted in that value.
 #[derive(clap::Args)]
 pub struct Args {
     /// The folder of the case.
