@@ -17,10 +17,10 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// A quantized mixture of experts whose recorded logits we do not meet: three tokens choose other experts. llama.cpp's own
-/// build without AVX2 is as far from the recording in the same tokens (0.66), which has the sums in another order; from the same
-/// weights in f32 both programs give the same logits to 1e-5. A case that comes within its tolerance must leave this list.
-const BEYOND: [&str; 1] = ["nemotron_h_moe-q8_0"];
+/// Quantized mixtures of experts whose recorded logits llama.cpp does not meet itself, and how far we may be from them: some
+/// tokens choose other experts than in the recording, whose build has its sums in another order. Two other builds of llama.cpp
+/// (AVX-512, no AVX2) are 0.67 and 0.66, 0.40 and 0.38 from it; of the same weights in f32 both programs give the same logits to 1e-5.
+const BEYOND: [(&str, f64); 2] = [("nemotron_h_moe-q8_0", 0.7), ("jamba-q4_k_m", 0.45)];
 
 /// Verifies every case in `folder`. One that lies `beside` the repository may be of an architecture that is not known yet.
 fn verify(folder: &Path, beside: bool) {
@@ -35,13 +35,11 @@ fn verify(folder: &Path, beside: bool) {
         let arguments = ["verify", "--json", "--seed", "5"].map(std::ffi::OsStr::new);
         let outcome = place.run(arguments.into_iter().chain([case.as_os_str()]));
         let name = case.file_name().unwrap().to_string_lossy();
-        let is_beyond = BEYOND.contains(&&*name);
-        if is_beyond && outcome.status == Some(1) {
-            println!(
-                "{name}: beyond its tolerance: worst {}",
-                outcome.json()["worst"]
-            );
-        } else if !is_beyond && outcome.status == Some(0) {
+        let allowed = BEYOND.iter().find(|(beyond, _)| *beyond == name);
+        let worst = || outcome.json()["worst"].as_f64().unwrap_or(f64::MAX);
+        if outcome.status == Some(1) && allowed.is_some_and(|(_, allowed)| worst() < *allowed) {
+            println!("{name}: beyond its tolerance: worst {}", worst());
+        } else if outcome.status == Some(0) {
             let result = outcome.json();
             println!(
                 "{name}: worst {} of {}",
@@ -381,6 +379,21 @@ fn gated_deltanet_is_the_same_from_value_heads_in_llama_cpps_order() {
     file.tensors.insert("blk.4.nextn.enorm.weight".into(), norm);
     file.write(&path);
     assert_close(&logits(&path), &expected, 1e-4);
+}
+
+#[test]
+fn newer_files_list_the_recurrent_layers_beside_an_interval() {
+    let place = Workplace::new();
+    let path = place.path("qwen35.gguf");
+    let mut file = qwen35();
+    file.write(&path);
+    let expected = logits(&path);
+    let list = Array::Bool(vec![true, true, true, false]);
+    let key = "qwen35.attention.recurrent_layers";
+    file.keys.insert(key.into(), Value::Array(list));
+    file.number("qwen35.full_attention_interval", 2);
+    file.write(&path);
+    assert_eq!(logits(&path), expected);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use half::f16;
 use crate::aligned::Aligned;
 use crate::cpu::Simd;
 use crate::error::Result;
+use crate::format::Format;
 use crate::panel::LANES;
 use crate::simd::{self, Quantize};
 
@@ -19,10 +20,13 @@ pub(crate) const PANEL_TOKENS: usize = 8;
 /// Rows are padded with zeros to this many numbers: the longest block of any format.
 const PAD: usize = 256;
 
-/// How inputs are rounded to 8 bits for a product, by the format of the weights as ggml rounds them: the smallest difference
-/// may turn a router's choice of experts, and then every logit differs.
+/// How inputs are rounded for a product, by the format of the weights as ggml rounds them: the smallest difference may turn a
+/// router's choice of experts, and then every logit differs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rounding {
+    /// To f16, beside weights in f16.
+    Halves,
+    // To 8 bits:
     /// One scale per 256 numbers (ggml's Q8_K).
     SuperBlocks,
     /// One scale per 32 numbers, itself rounded to f16 (ggml's Q8_0).
@@ -36,8 +40,21 @@ impl Rounding {
     pub(crate) fn blocks(self) -> usize {
         match self {
             Rounding::SuperBlocks => PAD / BLOCK,
-            Rounding::Blocks | Rounding::Device => 1,
+            Rounding::Halves | Rounding::Blocks | Rounding::Device => 1,
         }
+    }
+
+    /// Whether it is one to 8 bits.
+    pub fn is_integer(self) -> bool {
+        self != Rounding::Halves
+    }
+
+    /// The rounding of inputs that several matrices read: to 8 bits if one of them needs it, to f16 if all of them do.
+    pub fn of_all<'a>(formats: impl Iterator<Item = &'a Format>) -> Option<Rounding> {
+        let pairs = formats.map(|format| (format.rounding(), format.rounding()));
+        let extremes = pairs.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
+        let (least, most) = extremes.unwrap_or_default();
+        most.filter(|most| most.is_integer() || least.is_some())
     }
 
     /// Scale of numbers and what they are multiplied by for their codes, from the bits of the largest magnitude among them.
@@ -55,7 +72,7 @@ impl Rounding {
         let inverse = 127.0 / magnitude;
         let scale = match self {
             Rounding::SuperBlocks => 1.0 / inverse,
-            Rounding::Device => magnitude / 127.0,
+            Rounding::Halves | Rounding::Device => magnitude / 127.0,
             Rounding::Blocks => {
                 let scale = magnitude / 127.0;
                 let short = f16::from_f32(scale).to_f32();
@@ -67,7 +84,7 @@ impl Rounding {
     }
 }
 
-/// T rows of f32 inputs, and, for some formats of weights, the same rows rounded to 8 bits.
+/// T rows of f32 inputs, which may be rounded to f16, and, for some formats of weights, the same rows rounded to 8 bits.
 ///
 /// In the 8-bit form some numbers share a scale ([`Rounding`]): `x = scale * code`, `scale = max |x| / 127`, codes rounded to
 /// nearest even. Numbers that share a scale with a NaN or an infinity have a NaN for it, so every product with them is NaN.
@@ -207,7 +224,8 @@ impl Activations {
             self.max_rows,
             self.max_cols
         );
-        (self.rows, self.cols, self.quantized) = (rows, cols, rounding.is_some());
+        (self.rows, self.cols) = (rows, cols);
+        self.quantized = rounding.is_some_and(Rounding::is_integer);
         self.stride = cols.next_multiple_of(PAD);
         Loading {
             rows,
@@ -357,7 +375,9 @@ impl Loading<'_> {
             let row = unsafe { piece(self.values, t * stride, stride) };
             write(t, &mut row[..self.cols]);
             row[self.cols..].fill(0.0);
-            if let Some(rounding) = self.rounding {
+            if self.rounding == Some(Rounding::Halves) {
+                row.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32());
+            } else if let Some(rounding) = self.rounding {
                 // SAFETY: as above; the function was chosen for a level that this CPU has, and the stride is a multiple of
                 // 256.
                 unsafe {

@@ -27,7 +27,7 @@ pub struct Format {
 }
 
 pub use formats::bf16::BF16;
-pub use formats::f16::F16;
+pub use formats::f16::{F16, F16_IN_F16};
 pub use formats::f32::F32;
 pub use formats::iq4_nl::IQ4_NL;
 pub use formats::iq4_xs::IQ4_XS;
@@ -135,8 +135,7 @@ impl Format {
         );
     }
 
-    /// How inputs of products are rounded to 8 bits ([`Activations::load`](crate::Activations::load)); none: products use the
-    /// f32 inputs.
+    /// How inputs of products are rounded ([`Activations::load`](crate::Activations::load)); none: products use the f32 inputs.
     pub fn rounding(&self) -> Option<Rounding> {
         self.rounding
     }
@@ -145,7 +144,10 @@ impl Format {
     /// comparable with a kernel's.
     pub fn rounded_as_on_devices(&self) -> Format {
         Format {
-            rounding: self.rounding.map(|_| Rounding::Device),
+            rounding: self
+                .rounding
+                .filter(|r| r.is_integer())
+                .map(|_| Rounding::Device),
             device_apart: self.device_apart.clone(),
             ..*self
         }
@@ -153,7 +155,7 @@ impl Format {
 
     /// Whether products use inputs that are rounded to 8 bits.
     pub fn is_integer_dot(&self) -> bool {
-        self.rounding.is_some()
+        self.rounding.is_some_and(Rounding::is_integer)
     }
 }
 

@@ -1,6 +1,8 @@
 //! Products on every SIMD level of this CPU.
 
-use waterline_quant::{Activations, Bytes, FORMATS, Format, Matrix, Output, Rounding, Simd};
+use waterline_quant::{
+    Activations, Bytes, F16, F16_IN_F16, F32, FORMATS, Format, Matrix, Output, Q8_0, Rounding, Simd,
+};
 
 /// Numbers in -1..1 with a few large ones, the same on every run.
 fn numbers(len: usize, seed: u64) -> Vec<f32> {
@@ -197,6 +199,33 @@ fn inputs_are_rounded_as_ggml_rounds_them() {
             assert_eq!(scales[i / 32], scale, "{format}");
             assert_eq!(*rounded, scale * code, "{format}");
         }
+    }
+}
+
+#[test]
+fn inputs_beside_matrices_in_f16_are_rounded_to_f16_where_all_matrices_are() {
+    let of = |formats: &[&'static Format]| Rounding::of_all(formats.iter().copied());
+    assert_eq!(of(&[&F16_IN_F16, &F16_IN_F16]), Some(Rounding::Halves));
+    assert_eq!(of(&[&F16_IN_F16, &F32]), None);
+    assert_eq!(of(&[&F16, &F32]), None);
+    assert_eq!(of(&[&F32, &Q8_0, &F16_IN_F16]), Some(Rounding::Blocks));
+    let values = numbers(2 * 37, 3);
+    for format in [&F16, &F16_IN_F16] {
+        let matrix = matrix(format, 5, 37, Simd::detect());
+        let mut x = Activations::new(2, 37).expect("memory");
+        x.load(&values, 2, 37, format.rounding());
+        assert!(!x.is_quantized() && !format.is_integer_dot());
+        let read = |x: &f32| match format.rounding() {
+            Some(_) => half::f16::from_f32(*x).to_f32(),
+            None => *x,
+        };
+        let read: Vec<f32> = values.iter().map(read).collect();
+        assert_eq!(x.row(1), &read[37..], "{:?}", format.rounding());
+        let mut row = vec![0.0; 37];
+        matrix.decode_row(4, &mut row);
+        let exact: f32 = row.iter().zip(x.row(1)).map(|(w, x)| w * x).sum();
+        let found = product(&matrix, &x, &[0]);
+        assert!((found[5 + 4] - exact).abs() < 1e-5, "{} {exact}", found[9]);
     }
 }
 

@@ -124,6 +124,11 @@ impl Config {
         self.tensors.as_ref().is_some_and(lacks)
     }
 
+    /// Whether the checkpoint beside it is known to have a tensor of which a name ends so.
+    pub fn has_tensor(&self, ending: &str) -> bool {
+        self.tensors.is_some() && !self.lacks_tensor(ending)
+    }
+
     /// The file, for errors.
     pub fn file(&self) -> &str {
         &self.file

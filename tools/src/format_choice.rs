@@ -6,7 +6,7 @@ use waterline_quant::{BF16, F16, F32, Format, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
 /// The formats of an output file.
 #[derive(clap::Args, Clone)]
 pub struct FormatArgs {
-    /// Number format of the matrices: f32, f16, bf16, q8_0, q4_0, q4_k, q5_k or q6_k.
+    /// Number format of the matrices: f32, f16, bf16, q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1, q4_0, iq4_nl, iq4_xs, mxfp4, q3_k or q2_k.
     ///
     /// Norms, gates, decays, convolutions and routers stay f32 (a --tensor-type may make them f16 or bf16, no less). A matrix whose rows are not a whole number of blocks
     /// falls back to q8_0 or f16.

@@ -44,7 +44,14 @@ pub fn meant(error: &clap::Error, arguments: &[OsString]) -> Option<String> {
                 Some(ContextValue::Strings(names)) => names.last().cloned(),
                 _ => None,
             };
-            Some(unknown_command(&words, suggested))
+            let measure = match error.get(ContextKind::InvalidSubcommand) {
+                Some(ContextValue::String(word)) if words.first() != Some(word) => Some(word),
+                _ => None,
+            };
+            Some(match measure {
+                Some(word) => unknown_measure(word, suggested),
+                None => unknown_command(&words, suggested),
+            })
         }
         ErrorKind::UnknownArgument => match error.get(ContextKind::InvalidArg) {
             Some(ContextValue::String(argument)) => unknown_argument(argument, &words),
@@ -58,6 +65,14 @@ pub fn meant(error: &clap::Error, arguments: &[OsString]) -> Option<String> {
         },
         _ => None,
     }
+}
+
+/// What `eval` was to measure, which it cannot.
+fn unknown_measure(word: &str, suggested: Option<String>) -> String {
+    let name = suggested.unwrap_or_else(|| "ppl".into());
+    format!(
+        "eval measures bpb, ppl or recall, found {word:?}; for instance: waterline eval {name} TEXT MODEL"
+    )
 }
 
 fn unknown_command(words: &[String], suggested: Option<String>) -> String {

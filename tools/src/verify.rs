@@ -28,7 +28,8 @@ use case::{Best, Case};
 /// as one chunk, in ragged chunks, token by token, and with a save and restore in the middle; on a GPU token by token a
 /// second time, as a recorded graph of kernels instead of one kernel. On a GPU the tolerance is twenty times as large, but of
 /// a GGUF file at most 0.05 unless more is recorded. The most probable tokens must be the recorded ones too, unless the two
-/// best recorded logits lie closer to each other than the tolerance.
+/// best recorded logits lie closer to each other than the tolerance. The final states of the ways are compared with each other; where
+/// a state tensor's largest value exceeds one, differences are counted in that value.
 #[derive(clap::Args)]
 pub struct Args {
     /// The folder of the case.
@@ -48,7 +49,7 @@ pub struct Args {
     threads: usize,
 }
 
-/// Largest absolute and relative L2 difference.
+/// Largest absolute (of states: see [`compare_states`]) and relative L2 difference.
 #[derive(Clone, Copy, Default)]
 struct Difference {
     absolute: f32,
@@ -353,7 +354,8 @@ fn top_one(ours: &[f32], vocab: usize, best: &[Best], tolerance: f32) -> TopOne 
     top
 }
 
-/// Two final states, state tensor by state tensor: floats by their difference, counters must be equal.
+/// Two final states, state tensor by state tensor: counters must be equal, floats differ by their difference, which a tensor
+/// whose largest value exceeds one measures in that value: a tolerance is made for logits, of a few units.
 fn compare_states(a: &Snapshot, b: &Snapshot) -> Difference {
     let mut worst = Difference::default();
     for ((tensor, a), (_, b)) in a.tensors().zip(b.tensors()) {
@@ -373,8 +375,11 @@ fn compare_states(a: &Snapshot, b: &Snapshot) -> Difference {
             format.decode(bytes, &mut values);
             values
         };
-        let difference = compare(&decode(a), &decode(b));
-        worst.absolute = worst.absolute.max(difference.absolute);
+        let (a, b) = (decode(a), decode(b));
+        let difference = compare(&a, &b);
+        let finite = b.iter().filter(|value| value.is_finite());
+        let largest = finite.fold(1.0f32, |most, value| most.max(value.abs()));
+        worst.absolute = worst.absolute.max(difference.absolute / largest);
         worst.relative = worst.relative.max(difference.relative);
     }
     worst

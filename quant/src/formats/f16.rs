@@ -1,23 +1,31 @@
 //! F16: half precision.
 
-use crate::activations::Row;
+use crate::activations::{Rounding, Row};
 use crate::format::Format;
 use crate::formats::{Half, decode_blocks, encode_blocks};
 use crate::kernel;
 use crate::simd::scalar;
 
 /// 16-bit floats with 5 bits of exponent (IEEE 754 binary16), rounded to nearest even.
-pub static F16: Format = Format {
-    name: "F16",
-    ggml_type: 1,
-    block_len: 1,
-    block_bytes: size_of::<Half>(),
-    rounding: None,
-    device_apart: 0..0,
-    encode: |src, dst| encode_blocks(src, dst, |&[x]| Half::from_f32(x)),
-    decode: |src, dst| decode_blocks(src, dst, |number: &Half| [number.to_f32()]),
-    kernel: kernel::float::<Half>,
-};
+pub static F16: Format = with_inputs(None);
+
+/// The same with inputs of products rounded to f16, as ggml rounds them: for the matrices of a quantized file whose rows are no
+/// whole number of blocks.
+pub static F16_IN_F16: Format = with_inputs(Some(Rounding::Halves));
+
+const fn with_inputs(rounding: Option<Rounding>) -> Format {
+    Format {
+        name: "F16",
+        ggml_type: 1,
+        block_len: 1,
+        block_bytes: size_of::<Half>(),
+        rounding,
+        device_apart: 0..0,
+        encode: |src, dst| encode_blocks(src, dst, |&[x]| Half::from_f32(x)),
+        decode: |src, dst| decode_blocks(src, dst, |number: &Half| [number.to_f32()]),
+        kernel: kernel::float::<Half>,
+    }
+}
 
 const _: () = assert!(size_of::<Half>() == 2);
 

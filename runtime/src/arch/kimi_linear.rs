@@ -54,7 +54,10 @@ fn spec(config: &Config) -> Result<ModelSpec> {
             })
         })
         .collect::<Result<_>>()?;
-    model(config, layers)
+    let model = model(config, layers)?;
+    // The reference ties nothing, whatever the file says.
+    let tied = model.tied && !config.has_tensor("lm_head.weight");
+    Ok(ModelSpec { tied, ..model })
 }
 
 /// The kinds of the layers, in published files lists of their numbers, counted from one.

@@ -35,6 +35,7 @@ mod rwkv;
 mod sse;
 mod tensors;
 mod unused;
+mod unused_lists;
 mod zamba2;
 
 use std::path::Path;

@@ -1,6 +1,7 @@
 //! The attention of llama.cpp's architectures: its keys and its names.
 
 use super::Keys;
+use super::divisors::Divisors;
 use super::names::{Name, Take, as_stored};
 use crate::error::Result;
 use crate::mixers::{Attention, RopeScaling};
@@ -165,38 +166,33 @@ fn yarn(keys: &Keys, factor: f32) -> Result<RopeScaling> {
     })
 }
 
-/// The scaling that `rope_freqs.weight` says, the divisor of each frequency. Such files come from Llama 3.1 and its
-/// successors, whose divisors follow from four numbers.
+/// The scaling that `rope_freqs.weight` says, the divisor of each frequency.
 fn divisors(keys: &Keys, turned: usize) -> Result<Option<RopeScaling>> {
     const NAME: &str = "rope_freqs.weight";
     if !keys.has_tensor(NAME) {
         return Ok(None);
     }
     let stored = keys.gguf().tensor(NAME)?.to_f32();
-    let factor = stored.iter().copied().fold(1.0, f32::max);
     if stored.iter().all(|&divisor| divisor == 1.0) {
         return Ok(None);
     }
     let trained = keys.optional_f32("rope.scaling.original_context_length");
     let trained = match trained {
-        Ok(trained) => trained.unwrap_or(8192.0),
-        Err(_) => keys.usize("rope.scaling.original_context_length")? as f32,
+        Ok(trained) => trained,
+        Err(_) => Some(keys.usize("rope.scaling.original_context_length")? as f32),
     };
-    let scaling = RopeScaling::Llama3 {
-        factor,
-        low: 1.0,
-        high: 4.0,
-        trained,
+    let divisors = Divisors {
+        theta: keys.f32_or("rope.freq_base", 10000.0)?,
+        stored: &stored,
     };
-    let theta = keys.f32_or("rope.freq_base", 10000.0)?;
-    let plain = |i: usize| f64::from(theta).powf(-2.0 * i as f64 / turned as f64);
-    let expected = (0..turned / 2).map(|i| plain(i) / scaling.frequency(theta, turned, i));
-    let close =
-        |(stored, expected): (&f32, f64)| (f64::from(*stored) / expected - 1.0).abs() < 1e-3;
-    match stored.len() == turned / 2 && stored.iter().zip(expected).all(close) {
-        true => Ok(Some(scaling)),
-        false => Err(keys.unsupported(format!(
-            "{NAME}: divisors of the rotary frequencies other than those of Llama 3 with the factor {factor}"
-        ))),
-    }
+    let scaling = match stored.len() == turned / 2 {
+        true => divisors.scaling(trained),
+        false => None,
+    };
+    let what = || {
+        keys.unsupported(format!(
+            "{NAME}: divisors of the rotary frequencies other than those of Llama 3"
+        ))
+    };
+    scaling.map(Some).ok_or_else(what)
 }

@@ -1,5 +1,5 @@
-//! Granite 4 and Bamba: Mamba-2, attention, multipliers, dense or mixtures of experts (llama.cpp
-//! `src/models/granite-hybrid.cpp`; `conversion/granite.py`).
+//! Granite and Bamba: Mamba-2, attention, multipliers, dense or mixtures of experts (llama.cpp `src/models/granite-hybrid.cpp`,
+//! `granite.cpp`, `granite-moe.cpp`; `conversion/granite.py`). A hybrid all of whose layers are attention is written as a Transformer.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::model::{LayerSpec, ModelSpec};
 use crate::ops::Router;
 
 pub(super) const FAMILY: Family = Family {
-    architectures: &["granitehybrid"],
+    architectures: &["granite", "granitemoe", "granitehybrid"],
     read,
 };
 

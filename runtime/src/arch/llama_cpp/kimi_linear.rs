@@ -89,7 +89,7 @@ fn delta_names() -> Vec<Name> {
     names
 }
 
-/// Latent attention; a head's key and value are `key_length_mla` and `value_length_mla` wide, those without `_mla` describe the
+/// Latent attention; a head's key and value are `key_length_mla` and `value_length_mla` wide, and `key_length` is the width of the
 /// cached row.
 fn latent_attention(keys: &Keys, norm_eps: f32) -> Result<LatentAttention> {
     let key = keys.usize("attention.key_length_mla")?;
@@ -99,16 +99,11 @@ fn latent_attention(keys: &Keys, norm_eps: f32) -> Result<LatentAttention> {
         return Err(keys.wrong("rope.dimension_count", rope, expected));
     }
     let latent = keys.usize("attention.kv_lora_rank")?;
-    for (row, expected) in [("key_length", latent + rope), ("value_length", latent)] {
-        let key = format!("attention.{row}");
-        let found = keys.usize_or(&key, expected)?;
-        if found != expected {
-            return Err(keys.wrong(
-                &key,
-                found,
-                format!("{expected}, the width of the cached row"),
-            ));
-        }
+    let row = latent + rope;
+    let found = keys.usize_or("attention.key_length", row)?;
+    if found != row {
+        let expected = format!("{row}, the width of the cached row");
+        return Err(keys.wrong("attention.key_length", found, expected));
     }
     Ok(LatentAttention {
         heads: keys.usize("attention.head_count")?,

@@ -6,6 +6,7 @@
 
 mod attention;
 mod dense;
+mod divisors;
 mod falcon_h1;
 mod feed_forward;
 mod gemma3;
@@ -25,6 +26,7 @@ mod write;
 use std::sync::Arc;
 
 use waterline_quant::gguf::Gguf;
+use waterline_quant::{F16, F16_IN_F16};
 
 use crate::error::Result;
 use crate::feed_forward::FeedForward;
@@ -148,5 +150,18 @@ pub(crate) fn open(gguf: &Gguf) -> Result<(ModelSpec, Tensors)> {
         let tensor = name.take(gguf.name(), &stored, gguf.tensor(&stored)?, &weight)?;
         tensors.insert(weight.name, tensor);
     }
+    round_beside_quantized(&mut tensors);
     Ok((description.spec, tensors))
+}
+
+/// In a file whose products have rounded inputs, gives matrices in f16 inputs in f16, as llama.cpp does: it quantizes no rows that
+/// are no whole number of blocks. A file in f16 keeps its inputs in f32.
+fn round_beside_quantized(tensors: &mut Tensors) {
+    let is_quantized = tensors
+        .values()
+        .any(|tensor| tensor.format.is_integer_dot());
+    let halves = tensors
+        .values_mut()
+        .filter(|tensor| is_quantized && *tensor.format == F16);
+    halves.for_each(|tensor| tensor.format = &F16_IN_F16);
 }

@@ -82,10 +82,11 @@ fn check_sections(keys: &Keys, attention: &Attention) -> Result<()> {
 
 /// Which layers are recurrent.
 fn recurrent(keys: &Keys) -> Result<Vec<bool>> {
+    // Newer files have both, and the list says it alone.
+    let interval = keys.usize_or("full_attention_interval", 4)?;
     if let Some(listed) = keys.optional_flags("attention.recurrent_layers")? {
         return Ok(listed);
     }
-    let interval = keys.usize_or("full_attention_interval", 4)?;
     let layers = 1..=keys.layers()?;
     Ok(layers
         .map(|layer| !layer.is_multiple_of(interval))

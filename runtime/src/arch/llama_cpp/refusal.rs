@@ -55,7 +55,6 @@ const MISSING: &[(&str, &str, &str)] = &[
     ("qwen3vl", "sections of angles for images", "qwen3"),
     ("phi3", "fused projections and stretched angles", "llama"),
     ("mistral3", "scaled attention at long contexts", "llama"),
-    ("granite", "Granite's multipliers in a Transformer", "llama"),
     (
         "gpt-oss",
         "attention sinks and a mixture of experts",

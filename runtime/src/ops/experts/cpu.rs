@@ -1,6 +1,6 @@
 //! The op on a CPU: tokens are grouped by expert, so that each expert's matrices are read once.
 
-use waterline_quant::{Activations, Matrix};
+use waterline_quant::{Activations, Matrix, Rounding};
 
 use super::grouped::Grouped;
 use super::{Expert, Experts};
@@ -159,8 +159,8 @@ impl CpuOp for Experts {
     fn run(&self, frame: &mut Frame) {
         let shared = self.shared.iter().map(|shared| &shared.expert);
         let matrices = shared.chain([&self.expert]).flat_map(Expert::first);
-        let rounding = matrices.map(|matrix| matrix.format().rounding()).max();
-        frame.load_normed(self.input, self.norm.as_ref(), rounding.flatten());
+        let rounding = Rounding::of_all(matrices.map(|matrix| matrix.format()));
+        frame.load_normed(self.input, self.norm.as_ref(), rounding);
         let tokens = frame.tokens.len();
         let mut inner = frame.buffers.take(self.inner.buffer);
         let mut out = frame.buffers.take(self.output.buffer);

@@ -1,6 +1,6 @@
 //! The op on a CPU.
 
-use waterline_quant::Output;
+use waterline_quant::{Output, Rounding};
 
 use super::Mlp;
 use crate::cpu::{Frame, Shared};
@@ -15,8 +15,8 @@ impl CpuOp for Mlp {
         let residual = View::whole(RESIDUAL, hidden);
         let inner_linears = [&self.gate, &self.up];
         let rounding = |linear: &Linear| linear.matrix.format().rounding();
-        let inner = inner_linears.iter().map(|linear| rounding(linear)).max();
-        frame.load_normed(residual, self.norm.as_ref(), inner.flatten());
+        let inner = Rounding::of_all(inner_linears.iter().map(|linear| linear.matrix.format()));
+        frame.load_normed(residual, self.norm.as_ref(), inner);
 
         let mut inner = frame.buffers.take(self.inner.buffer);
         let used = frame.tokens.len() * 2 * intermediate;

@@ -37,8 +37,41 @@ pub struct Project {
     pub output: View,
     /// Where each matrix is made of as many equal parts as there are partitions.
     parts: Option<Parts>,
-    /// How the input is rounded: the finest way that a matrix needs.
+    /// The matrices that read the input rounded in the same way.
+    passes: Vec<Pass>,
+}
+
+/// Matrices, by their number, that read inputs rounded in the same way.
+struct Pass {
     rounding: Option<Rounding>,
+    linears: Vec<usize>,
+}
+
+/// Groups matrices by the rounding of their inputs. Those that read f32 inputs join the ones with the finest 8-bit inputs, beside
+/// which the f32 ones stand.
+fn passes(linears: &[Linear]) -> Vec<Pass> {
+    let of = |linear: &Linear| linear.matrix.format().rounding();
+    let mut roundings: Vec<_> = linears.iter().map(of).collect();
+    roundings.sort();
+    roundings.dedup();
+    let finest = roundings.last().copied().flatten();
+    let finest = finest.filter(|finest| finest.is_integer());
+    if finest.is_some() {
+        roundings.retain(Option::is_some);
+    }
+    let pass = |rounding| {
+        let reads =
+            |linear: &Linear| of(linear) == rounding || of(linear).is_none() && rounding == finest;
+        let linears = linears.iter().enumerate();
+        Pass {
+            rounding,
+            linears: linears
+                .filter(|(_, linear)| reads(linear))
+                .map(|(i, _)| i)
+                .collect(),
+        }
+    };
+    roundings.into_iter().map(pass).collect()
 }
 
 /// Parts of a matrix that are left out where no token of the chunk has chosen their partition: their columns of the
@@ -53,14 +86,13 @@ struct Parts {
 impl Project {
     /// An op over `linears`, whose columns lie in `output`.
     pub fn new(input: View, norm: Option<Norm>, linears: Vec<Linear>, output: View) -> Self {
-        let rounding = linears.iter().map(|l| l.matrix.format().rounding()).max();
         Project {
             input,
             norm,
+            passes: passes(&linears),
             linears,
             output,
             parts: None,
-            rounding: rounding.flatten(),
         }
     }
 
@@ -94,6 +126,53 @@ impl Op for Project {
         match &self.parts {
             Some(parts) => all / parts.partitions * (parts.route.width / 2),
             None => all,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::rig::{Rig, noise};
+    use waterline_quant::{Bytes, F16_IN_F16, F32, Format, Q4_K, Q8_0};
+
+    #[test]
+    fn every_matrix_meets_inputs_that_are_rounded_for_its_format() {
+        let (rows, cols, tokens) = (5, 256, 9);
+        let linear = |(i, format): (usize, &'static Format)| {
+            let values: Vec<f32> = (0..rows * cols).map(|j| noise(i * 10_000 + j)).collect();
+            let mut bytes = vec![0; format.tensor_bytes(&[rows, cols]).expect("whole blocks")];
+            format.encode(&values, &mut bytes);
+            let matrix = Matrix::new(format, rows, cols, Bytes::from_vec(bytes));
+            Linear {
+                column: i * rows,
+                bias: None,
+                multiplier: 1.0,
+                matrix: matrix.expect("a matrix"),
+            }
+        };
+        let formats: [&'static Format; 4] = [&Q8_0, &F16_IN_F16, &Q4_K, &F32];
+        let width = formats.len() * rows;
+        let read = |chosen: &[usize]| {
+            let linears = chosen.iter().map(|&i| linear((i, formats[i]))).collect();
+            let (input, output) = (View::whole(0, cols), View::whole(1, width));
+            let op = Project::new(input, None, linears, output);
+            let fill = |_: usize, t: usize, row: &mut [f32]| {
+                for (i, value) in row.iter_mut().enumerate() {
+                    *value = noise(t * 1000 + i);
+                }
+            };
+            Rig::new(&op, &[cols, width], &[])
+                .read(&[tokens], fill, output)
+                .0
+        };
+        let together = read(&[0, 1, 2, 3]);
+        for i in 0..formats.len() {
+            let alone = read(&[i]);
+            for t in 0..tokens {
+                let columns = t * width + i * rows..t * width + (i + 1) * rows;
+                assert_eq!(together[columns.clone()], alone[columns], "{}", formats[i]);
+            }
         }
     }
 }
