@@ -14,5 +14,8 @@ export ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1:${ASAN_OPTIONS:-
 for kind in "${kinds[@]}"; do
     mkdir -p "corpus/$kind"
     WATERLINE_KIND=$kind WATERLINE_SEEDS=corpus/$kind cargo fuzz run --fuzz-dir . any -- -runs=1
-    cargo fuzz run --fuzz-dir . "$kind" -- -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -max_len=1048576
+    # A C program may ask for a session of any size; here the system refuses more than a GiB.
+    options=$ASAN_OPTIONS
+    [ "$kind" != calls ] || options=$options:max_allocation_size_mb=1024
+    ASAN_OPTIONS=$options cargo fuzz run --fuzz-dir . "$kind" -- -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -malloc_limit_mb=2048 -max_len=1048576
 done

@@ -252,8 +252,9 @@ impl Pool {
             self.state.abandon();
         }
         self.close(&mut region, begin);
-        drop(region);
+        // While the region is this call's: afterwards a panic may be that of the next one.
         let theirs = self.panic().take();
+        drop(region);
         match (mine, theirs) {
             (Err(panic), other) => {
                 // Dropping a payload may panic again.
