@@ -6,6 +6,7 @@ use crate::units::{self, rounded, thousands};
 
 /// What stands in place of the energy where nothing counts it.
 const NO_COUNTER: &str = "unknown: no counter can be read (RAPL, NVML, the sensors of a Jetson)";
+const TOO_SHORT: &str = "unknown: the counter moved too seldom; a larger --gen tells it";
 
 impl Report {
     /// The columns of [`Report::csv_lines`].
@@ -164,7 +165,8 @@ impl Report {
                 let energy = format!("{joules} J per token (90 % of turns: {turns}): {of}");
                 ("energy", energy)
             }
-            None => ("energy", NO_COUNTER.into()),
+            None if self.joules_samples.is_empty() => ("energy", NO_COUNTER.into()),
+            None => ("energy", TOO_SHORT.into()),
         });
         facts.extend(self.provenance.facts());
         facts

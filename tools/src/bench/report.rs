@@ -252,8 +252,7 @@ impl Report {
             time_to_first_token_ms: 1e3 * median(&measured.first_token_s),
             first_token_samples_s: measured.first_token_s,
             read_samples_bytes_per_s: measured.read_bytes_per_s,
-            joules_per_token: (!measured.joules_per_token.is_empty())
-                .then(|| mean(&measured.joules_per_token)),
+            joules_per_token: known_energy(&measured.joules_per_token),
             joules_samples: measured.joules_per_token,
             energy_of: measured.energy_of,
             decode_tokens_per_s: 1e6 * samples.len() as f64 / samples.iter().sum::<f64>(),
@@ -280,5 +279,26 @@ impl Report {
     pub fn samples_us(&self) -> Vec<f64> {
         let samples = self.depths.iter().flat_map(|depth| &depth.samples_us);
         samples.copied().collect()
+    }
+}
+
+/// The mean energy of turns. A GPU's counter moves only some ten times a second, so that a turn often has none, and the one that meets
+/// a move has that of many: their mean says something if there were ten moves.
+fn known_energy(turns: &[f64]) -> Option<f64> {
+    let moves = turns.iter().filter(|&&joules| joules > 0.0).count();
+    let known = moves > 0 && (moves == turns.len() || moves >= 10);
+    known.then(|| mean(turns))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::known_energy;
+
+    #[test]
+    fn energy_is_unknown_where_the_counter_moved_seldom() {
+        assert_eq!(known_energy(&[0.25, 0.75]), Some(0.5));
+        assert_eq!(known_energy(&[0.0, 0.0, 1.5]), None);
+        assert_eq!(known_energy(&[0.0, 2.0].repeat(10)), Some(1.0));
+        assert_eq!(known_energy(&[]), None);
     }
 }
