@@ -17,10 +17,15 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Quantized mixtures of experts whose recorded logits llama.cpp does not meet itself, and how far we may be from them: some
-/// tokens choose other experts than in the recording, whose build has its sums in another order. Two other builds of llama.cpp
-/// (AVX-512, no AVX2) are 0.67 and 0.66, 0.40 and 0.38 from it; of the same weights in f32 both programs give the same logits to 1e-5.
-const BEYOND: [(&str, f64); 2] = [("nemotron_h_moe-q8_0", 0.7), ("jamba-q4_k_m", 0.45)];
+/// Quantized mixtures of experts of which some tokens lie near a tie of two experts, and how far we may be from the recorded logits: the
+/// last bits of sums, which differ between builds and between splits of a prompt, choose there. Of the first two, two other builds of
+/// llama.cpp (AVX-512, no AVX2) are 0.67 and 0.66, 0.40 and 0.38 from the recording. Of the last, two of twelve random splits are 0.3
+/// from it with AVX-512, all others 0.03. Of the same weights in f32 both programs give the same logits to 1e-5.
+const BEYOND: [(&str, f64); 3] = [
+    ("nemotron_h_moe-q8_0", 0.7),
+    ("jamba-q4_k_m", 0.45),
+    ("qwen3next-q8_0", 0.35),
+];
 
 /// Verifies every case in `folder`. One that lies `beside` the repository may be of an architecture that is not known yet.
 fn verify(folder: &Path, beside: bool) {
