@@ -101,6 +101,14 @@ impl File {
         }
         writer.finish().unwrap();
     }
+
+    /// The logits of the model that it is.
+    fn logits(&self) -> Vec<f32> {
+        let place = Workplace::new();
+        let path = place.path("model.gguf");
+        self.write(&path);
+        logits(&path)
+    }
 }
 
 /// The tensors of a model by our names, each with the names that llama.cpp has for the parts that all its models share.
@@ -336,8 +344,6 @@ fn qwen35() -> File {
 
 #[test]
 fn queries_keys_and_values_may_lie_in_one_tensor() {
-    let place = Workplace::new();
-    let path = place.path("fused.gguf");
     let mut file = llama();
     for block in 0..3 {
         let mut take = |part: &str| {
@@ -360,20 +366,16 @@ fn queries_keys_and_values_may_lie_in_one_tensor() {
         let list = Value::Array(Array::U32(vec![number; 3]));
         file.keys.insert(format!("llama.{key}"), list);
     }
-    file.write(&path);
     let expected = logits(&fixture("hf_llama3_scaled"));
-    assert_close(&logits(&path), &expected, 1e-4);
+    assert_close(&file.logits(), &expected, 1e-4);
 }
 
 #[test]
 fn gated_deltanet_is_the_same_from_value_heads_in_llama_cpps_order() {
     // Value heads in another order are summed in another order: both sides are within 1.5e-5 of the model in f64.
-    let place = Workplace::new();
-    let path = place.path("qwen35.gguf");
     let mut file = qwen35();
-    file.write(&path);
     let expected = logits(&fixture("hf_qwen3_5_images"));
-    assert_close(&logits(&path), &expected, 1e-4);
+    assert_close(&file.logits(), &expected, 1e-4);
 
     // The last block predicts several tokens and is not read.
     file.number("qwen35.block_count", 5);
@@ -382,23 +384,18 @@ fn gated_deltanet_is_the_same_from_value_heads_in_llama_cpps_order() {
     file.tensors
         .insert("blk.4.attn_norm.weight".into(), norm.clone());
     file.tensors.insert("blk.4.nextn.enorm.weight".into(), norm);
-    file.write(&path);
-    assert_close(&logits(&path), &expected, 1e-4);
+    assert_close(&file.logits(), &expected, 1e-4);
 }
 
 #[test]
 fn newer_files_list_the_recurrent_layers_beside_an_interval() {
-    let place = Workplace::new();
-    let path = place.path("qwen35.gguf");
     let mut file = qwen35();
-    file.write(&path);
-    let expected = logits(&path);
+    let expected = file.logits();
     let list = Array::Bool(vec![true, true, true, false]);
     let key = "qwen35.attention.recurrent_layers";
     file.keys.insert(key.into(), Value::Array(list));
     file.number("qwen35.full_attention_interval", 2);
-    file.write(&path);
-    assert_eq!(logits(&path), expected);
+    assert_eq!(file.logits(), expected);
 }
 
 #[test]

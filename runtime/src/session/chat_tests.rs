@@ -8,6 +8,10 @@ const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'user' %}<|user|>
     <|assistant|>{% if loop.last %}{{ m.content }}{% else %}{{ m.content.split('</think>')[-1].lstrip('\\n') }}\
     {% endif %}<|eos|>{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|><think>{% endif %}";
 
+/// What is read when the second message waits for its answer.
+const BEFORE_THE_SECOND: &str =
+    "<|user|>One<|eos|><|assistant|>First.<|eos|><|user|>Two<|eos|><|assistant|><think>";
+
 fn conversation() -> (Chat, Session) {
     let path = concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -27,6 +31,12 @@ fn conversation() -> (Chat, Session) {
         ..SessionOptions::default()
     };
     (chat, Session::new(model, options).expect("a session"))
+}
+
+/// The tokens of a text with special tokens.
+fn tokens_of(session: &Session, text: &str) -> Vec<u32> {
+    let tokenizer = session.model().tokenizer().expect("a tokenizer");
+    tokenizer.encode_with_special(text).expect("tokens")
 }
 
 fn history(session: &Session) -> Vec<u32> {
@@ -63,14 +73,9 @@ fn a_dropped_thought_leaves_the_session_as_if_it_had_not_been() {
         session.feed(tokens)
     });
     assert_eq!(sent.expect("sent"), read.len());
-    let tokenizer = session.model().tokenizer().expect("a tokenizer");
-    let expected =
-        "<|user|>One<|eos|><|assistant|>First.<|eos|><|user|>Two<|eos|><|assistant|><think>";
-    let expected = tokenizer.encode_with_special(expected).expect("tokens");
+    let expected = tokens_of(&session, BEFORE_THE_SECOND);
     assert_eq!(history(&session), expected);
-    let message = tokenizer
-        .encode_with_special("<|user|>One<|eos|>")
-        .expect("tokens");
+    let message = tokens_of(&session, "<|user|>One<|eos|>");
     assert_eq!(read, expected[message.len()..]);
 
     // Undone, the conversation stands where the first answer began; sent again, it is the same.
@@ -101,10 +106,9 @@ fn messages_said_elsewhere_are_read_as_if_they_had_been_said_here() {
     let (mut chat, mut session) = conversation();
     let read = chat.set_messages(&mut session, messages(&said[..2]), Session::feed);
     assert_eq!(read.expect("read"), session.position() as usize);
-    let tokenizer = session.model().tokenizer().expect("a tokenizer");
     let expected =
         "<|user|>One<|eos|><|assistant|>First.<|eos|><|user|>Two<|eos|><|assistant|>Second.";
-    let expected = tokenizer.encode_with_special(expected).expect("tokens");
+    let expected = tokens_of(&session, expected);
     assert_eq!(history(&session), expected);
 
     // Only what is new is read; a turn can be taken back.
@@ -150,13 +154,7 @@ fn a_cancelled_rendering_leaves_the_conversation_as_it_was() {
     assert!(matches!(Chat::new(&session), Err(Error::Cancelled { .. })));
     // The next call is not cancelled, and the thought is dropped still.
     chat.send(&mut session, "Two", Session::feed).expect("sent");
-    let tokenizer = session.model().tokenizer().expect("a tokenizer");
-    let expected =
-        "<|user|>One<|eos|><|assistant|>First.<|eos|><|user|>Two<|eos|><|assistant|><think>";
-    assert_eq!(
-        history(&session),
-        tokenizer.encode_with_special(expected).expect("tokens")
-    );
+    assert_eq!(history(&session), tokens_of(&session, BEFORE_THE_SECOND));
 }
 
 #[test]
@@ -176,11 +174,5 @@ fn a_message_that_cannot_be_read_takes_nothing_with_it() {
         assert_eq!(chat.messages().len(), 2);
     }
     chat.send(&mut session, "Two", Session::feed).expect("sent");
-    let tokenizer = session.model().tokenizer().expect("a tokenizer");
-    let expected =
-        "<|user|>One<|eos|><|assistant|>First.<|eos|><|user|>Two<|eos|><|assistant|><think>";
-    assert_eq!(
-        history(&session),
-        tokenizer.encode_with_special(expected).expect("tokens")
-    );
+    assert_eq!(history(&session), tokens_of(&session, BEFORE_THE_SECOND));
 }

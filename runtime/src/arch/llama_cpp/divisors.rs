@@ -18,7 +18,7 @@ pub(super) struct Divisors<'a> {
 
 impl Divisors<'_> {
     /// The scaling with these divisors, if it is Llama 3's of some context. Its numbers may all be larger by one factor without
-    /// another result, so the slowest kept share is that of one turn.
+    /// another result, so `low` is one.
     pub fn scaling(&self, trained: Option<f32>) -> Option<RopeScaling> {
         let factor = self.stored.iter().copied().fold(1.0, f32::max);
         let with = |trained: f32, high: f32| RopeScaling::Llama3 {
@@ -68,8 +68,8 @@ impl Divisors<'_> {
             }
             [only] => {
                 let high = f64::from(HIGH);
-                let turns = 1.0 + kept(only) * (high - 1.0);
-                (tau * turns / self.plain(only), high)
+                let periods = 1.0 + kept(only) * (high - 1.0);
+                (tau * periods / self.plain(only), high)
             }
             [] => {
                 // All kept up to a pair, all divided from it on.
