@@ -303,7 +303,7 @@ impl Activations {
         &self.padded_row(t).values[..self.cols]
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn padded_row(&self, t: usize) -> Row<'_> {
         debug_assert!(t < self.rows);
         let blocks = self.stride / BLOCK;

@@ -49,6 +49,18 @@ pub(crate) trait Tile {
     /// # Safety
     /// As for [`Kernel`], with rows `row..row + R` and tokens `token..token + T`.
     unsafe fn tile<const R: usize, const T: usize>(product: &Product, row: usize, token: usize);
+
+    /// Eight rows by one token, in the widest tile that the registers hold.
+    ///
+    /// # Safety
+    /// As for `tile`.
+    unsafe fn eight_rows(product: &Product, row: usize, token: usize) {
+        // SAFETY: as the caller vouches.
+        unsafe {
+            Self::tile::<4, 1>(product, row, token);
+            Self::tile::<4, 1>(product, row + 4, token);
+        }
+    }
 }
 
 /// Inputs that are used again for every tile of rows should stay in the second-level cache.
@@ -67,6 +79,13 @@ unsafe fn multiply<K: Tile>(product: &Product, rows: Range<usize>) {
     for start in (0..tokens).step_by(token_block) {
         let end = tokens.min(start + token_block);
         let mut row = rows.start;
+        if tokens == 1 {
+            while row + 8 <= rows.end {
+                // SAFETY: as below.
+                unsafe { K::eight_rows(product, row, 0) };
+                row += 8;
+            }
+        }
         while row + 4 <= rows.end {
             // SAFETY: rows and tokens are within the ranges that the caller vouches for.
             unsafe { sweep::<K, 4>(product, row, start..end) };

@@ -116,6 +116,21 @@ pub(crate) mod x86 {
         }
     }
 
+    /// The same in one register: the scales in its low half, the minima in its high half.
+    #[target_feature(enable = "avx512f,f16c")]
+    #[inline]
+    pub(crate) fn eight_lines_512(d: &Half, dmin: &Half, packed: &PackedScales) -> __m512 {
+        const HALVES: [i32; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1];
+        let (scales, mins) = packed.unpack();
+        let codes = _mm512_cvtepu8_epi32(_mm_set_epi64x(mins as i64, scales as i64));
+        let units = u32::from(d.bits()) | u32::from(dmin.bits()) << 16;
+        let units = _mm512_castps128_ps512(_mm_cvtph_ps(_mm_cvtsi32_si128(units as i32)));
+        _mm512_mul_ps(
+            _mm512_cvtepi32_ps(codes),
+            _mm512_permutexvar_ps(constant(&HALVES), units),
+        )
+    }
+
     /// Scales and minima of eight blocks of 32, from the bits of their scales and least numbers.
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
@@ -243,13 +258,20 @@ pub(crate) mod x86 {
         )
     }
 
+    /// Of eight scales, the four of a group, each in one 128-bit lane.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    pub(crate) fn spread(scales: __m512, group: usize) -> __m512 {
+        let places = _mm512_add_epi32(constant(&SPREAD), _mm512_set1_epi32(4 * group as i32));
+        _mm512_permutexvar_ps(places, scales)
+    }
+
     impl EightLines {
         /// The four scales of a group, each in one 128-bit lane.
         #[target_feature(enable = "avx512f")]
         #[inline]
         pub(crate) fn spread(self, group: usize) -> __m512 {
-            let places = _mm512_add_epi32(constant(&SPREAD), _mm512_set1_epi32(4 * group as i32));
-            _mm512_permutexvar_ps(places, _mm512_castps256_ps512(self.scales))
+            spread(_mm512_castps256_ps512(self.scales), group)
         }
 
         /// The two scales of a pair, each in one 128-bit lane.

@@ -80,6 +80,17 @@ mod x86 {
     use super::Block;
     use crate::simd::{avx2, avx512};
 
+    /// Index of the 16 bits of each lane's scale in the first 64 bytes of a chunk.
+    const SCALES: [u16; 32] = {
+        let mut at = [0; 32];
+        let mut lane = 0;
+        while lane < 16 {
+            at[lane] = (lane / 4 * size_of::<Block>() / 2) as u16;
+            lane += 1;
+        }
+        at
+    };
+
     impl avx512::Integer for Block {
         type Chunk = [Block; 4];
         type Header = ();
@@ -102,7 +113,10 @@ mod x86 {
             };
             let low = _mm512_set1_epi8(15);
             let codes = avx512::join(codes(a), codes(b), codes(c), codes(d));
-            let scale = avx512::spread_halves(a.d.bits(), b.d.bits(), c.d.bits(), d.d.bits());
+            // SAFETY: 64 bytes of the chunk's 72.
+            let start = unsafe { _mm512_loadu_si512(chunk.cast()) };
+            let scales = _mm512_permutexvar_epi16(avx512::constant(&SCALES), start);
+            let scale = _mm512_cvtph_ps(_mm512_castsi512_si256(scales));
             avx512::Group {
                 first: _mm512_and_si512(codes, low),
                 second: _mm512_and_si512(_mm512_srli_epi16::<4>(codes), low),

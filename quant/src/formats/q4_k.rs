@@ -97,33 +97,33 @@ mod x86 {
     use std::arch::x86_64::*;
 
     use super::Block;
-    use crate::formats::k_quants::x86::{EightLines, eight_lines};
+    use crate::formats::k_quants::x86::{EightLines, eight_lines, eight_lines_512, spread};
     use crate::panel::Minima;
     use crate::simd::{avx2, avx512};
 
     impl avx512::Integer for Block {
         type Chunk = Block;
-        type Header = EightLines;
+        type Header = __m512;
 
         const GROUPS: usize = 2;
         const OFFSET: i8 = 0;
         const HALF_SCALES: bool = false;
         const MINIMA: Minima = Minima::Blocks;
 
-        #[target_feature(enable = "avx2,f16c")]
+        #[target_feature(enable = "avx512f,f16c")]
         #[inline]
-        unsafe fn header(block: *const Block) -> EightLines {
+        unsafe fn header(block: *const Block) -> __m512 {
             // SAFETY: the block is valid.
-            unsafe { eight_lines(&(*block).d, &(*block).dmin, &(*block).scales) }
+            unsafe { eight_lines_512(&(*block).d, &(*block).dmin, &(*block).scales) }
         }
 
         #[target_feature(enable = "avx512f,avx512bw")]
         #[inline]
-        unsafe fn group(block: *const Block, header: EightLines, group: usize) -> avx512::Group {
+        unsafe fn group(block: *const Block, header: __m512, group: usize) -> avx512::Group {
             // SAFETY: a group's codes are 64 bytes.
             let codes = unsafe { _mm512_loadu_si512((*block).q.as_ptr().add(2 * group).cast()) };
             let (first, second) = avx512::nibbles(codes);
-            let scale = header.spread(group);
+            let scale = spread(header, group);
             avx512::Group {
                 first,
                 second,
@@ -133,8 +133,9 @@ mod x86 {
         }
 
         #[inline]
-        fn mins(header: EightLines) -> Option<__m256> {
-            Some(header.mins)
+        fn mins(header: __m512) -> Option<__m256> {
+            // SAFETY: only levels with AVX-512 ask.
+            Some(unsafe { _mm512_extractf32x8_ps::<1>(header) })
         }
     }
 

@@ -104,29 +104,31 @@ mod x86 {
     use std::arch::x86_64::*;
 
     use super::Block;
-    use crate::formats::k_quants::x86::{EightLines, eight_lines, high_bits_256, high_bits_512};
+    use crate::formats::k_quants::x86::{
+        EightLines, eight_lines, eight_lines_512, high_bits_256, high_bits_512, spread,
+    };
     use crate::panel::Minima;
     use crate::simd::{avx2, avx512};
 
     impl avx512::Integer for Block {
         type Chunk = Block;
-        type Header = EightLines;
+        type Header = __m512;
 
         const GROUPS: usize = 2;
         const OFFSET: i8 = 0;
         const HALF_SCALES: bool = false;
         const MINIMA: Minima = Minima::Blocks;
 
-        #[target_feature(enable = "avx2,f16c")]
+        #[target_feature(enable = "avx512f,f16c")]
         #[inline]
-        unsafe fn header(block: *const Block) -> EightLines {
+        unsafe fn header(block: *const Block) -> __m512 {
             // SAFETY: the block is valid.
-            unsafe { eight_lines(&(*block).d, &(*block).dmin, &(*block).scales) }
+            unsafe { eight_lines_512(&(*block).d, &(*block).dmin, &(*block).scales) }
         }
 
         #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
         #[inline]
-        unsafe fn group(block: *const Block, header: EightLines, group: usize) -> avx512::Group {
+        unsafe fn group(block: *const Block, header: __m512, group: usize) -> avx512::Group {
             // SAFETY: the block is valid; a group's low bits are 64 bytes.
             let (low, high) = unsafe {
                 let low = _mm512_loadu_si512((*block).low.as_ptr().add(2 * group).cast());
@@ -135,7 +137,7 @@ mod x86 {
             let (first, second) = avx512::nibbles(low);
             let (first_high, second_high) = high_bits_512(high, group);
             let sixteen = _mm512_set1_epi8(16);
-            let scale = header.spread(group);
+            let scale = spread(header, group);
             avx512::Group {
                 first: _mm512_mask_add_epi8(first, first_high, first, sixteen),
                 second: _mm512_mask_add_epi8(second, second_high, second, sixteen),
@@ -145,8 +147,9 @@ mod x86 {
         }
 
         #[inline]
-        fn mins(header: EightLines) -> Option<__m256> {
-            Some(header.mins)
+        fn mins(header: __m512) -> Option<__m256> {
+            // SAFETY: only levels with AVX-512 ask.
+            Some(unsafe { _mm512_extractf32x8_ps::<1>(header) })
         }
     }
 

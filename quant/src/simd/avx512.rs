@@ -157,14 +157,12 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
                 }
             }
         }
-        for r in 0..R {
-            for t in 0..T {
-                let out = product
-                    .out
-                    .wrapping_add((token + t) * product.out_stride + row + r);
-                // SAFETY: the caller vouches for this element.
-                unsafe { out.write(_mm512_reduce_add_ps(sum[r][t])) };
-            }
+        for t in 0..T {
+            let out = product
+                .out
+                .wrapping_add((token + t) * product.out_stride + row);
+            // SAFETY: the caller vouches for these R elements.
+            unsafe { write_sums(&sum.map(|sums| sums[t]), out) };
         }
     }
 }
@@ -172,6 +170,20 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
 pub(crate) struct IntegerTile<B>(PhantomData<B>);
 
 impl<B: Integer> kernel::Tile for IntegerTile<B> {
+    // What the groups of a chunk share takes a register of each row: then eight rows are too many.
+    #[inline]
+    unsafe fn eight_rows(product: &Product, row: usize, token: usize) {
+        // SAFETY: as the caller vouches.
+        unsafe {
+            if size_of::<B::Header>() == 0 {
+                Self::tile::<8, 1>(product, row, token);
+            } else {
+                Self::tile::<4, 1>(product, row, token);
+                Self::tile::<4, 1>(product, row + 4, token);
+            }
+        }
+    }
+
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
     unsafe fn tile<const R: usize, const T: usize>(product: &Product, row: usize, token: usize) {
         let chunk_bytes = size_of::<B::Chunk>();
@@ -183,11 +195,15 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
         let mut half_sums = [std::ptr::null::<f32>(); T];
         // The blocks after the last whole chunk, completed by zeros; inputs are padded already.
         let mut last = [B::Chunk::zeroed(); R];
+        let rest = product.row_bytes - whole * chunk_bytes;
+        let rows = &product.weights[row * product.row_bytes..][..R * product.row_bytes];
         for r in 0..R {
-            let bytes = &product.weights[(row + r) * product.row_bytes..][..product.row_bytes];
+            let bytes = &rows[r * product.row_bytes..][..product.row_bytes];
             weights[r] = bytes.as_ptr().cast();
-            let rest = &bytes[whole * chunk_bytes..];
-            bytemuck::bytes_of_mut(&mut last[r])[..rest.len()].copy_from_slice(rest);
+            if rest > 0 {
+                bytemuck::bytes_of_mut(&mut last[r])[..rest]
+                    .copy_from_slice(&bytes[whole * chunk_bytes..]);
+            }
         }
         for t in 0..T {
             let x = product.input(token + t);
@@ -291,15 +307,48 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
                 }
             }
         }
-        for r in 0..R {
-            for t in 0..T {
-                let out = product
-                    .out
-                    .wrapping_add((token + t) * product.out_stride + row + r);
-                // SAFETY: the caller vouches for this element.
-                unsafe { out.write(_mm512_reduce_add_ps(sum[r][t])) };
-            }
+        for t in 0..T {
+            let out = product
+                .out
+                .wrapping_add((token + t) * product.out_stride + row);
+            // SAFETY: the caller vouches for these R elements.
+            unsafe { write_sums(&sum.map(|sums| sums[t]), out) };
         }
+    }
+}
+
+/// Writes the sum of each register's lanes, which are added in the order of `_mm512_reduce_add_ps`: four registers at a time.
+///
+/// # Safety
+/// `out` is valid for R numbers.
+#[target_feature(enable = "avx512f,avx512dq")]
+#[inline]
+unsafe fn write_sums<const R: usize>(sums: &[__m512; R], out: *mut f32) {
+    let (fours, rest) = sums.as_chunks::<4>();
+    for (i, four) in fours.iter().enumerate() {
+        let [a, b, c, d] = four.map(|sum| {
+            let halves = _mm256_add_ps(
+                _mm512_castps512_ps256(sum),
+                _mm512_extractf32x8_ps::<1>(sum),
+            );
+            _mm_add_ps(
+                _mm256_castps256_ps128(halves),
+                _mm256_extractf128_ps::<1>(halves),
+            )
+        });
+        let ab = _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a));
+        let cd = _mm_add_ps(_mm_movelh_ps(c, d), _mm_movehl_ps(d, c));
+        let even = _mm_shuffle_ps::<0b10_00_10_00>(ab, cd);
+        let odd = _mm_shuffle_ps::<0b11_01_11_01>(ab, cd);
+        // SAFETY: four numbers at 4 i, as the caller vouches.
+        unsafe { _mm_storeu_ps(out.add(4 * i), _mm_add_ps(even, odd)) };
+    }
+    for (i, sum) in rest.iter().enumerate() {
+        // SAFETY: as above.
+        unsafe {
+            out.add(fours.len() * 4 + i)
+                .write(_mm512_reduce_add_ps(*sum))
+        };
     }
 }
 
