@@ -23,7 +23,7 @@ const TILE_THREADS: usize = 128;
 const TILE_DIM: usize = 256;
 /// Query heads and tokens that share the keys which a block reads.
 const QUERIES: usize = 4;
-/// Heads that are longer take half of the threads, and those of a single token are not shared out among warps.
+/// Heads that are longer take half of the threads: their softmaxes are merged in shared memory.
 const LONG_HEAD: usize = 256;
 
 /// `Attended` in attend.cu.
@@ -312,7 +312,8 @@ impl Attend {
         }
         let caches = single && !retains;
         let all = launches.prologue_threads();
-        let shares = single && dim <= LONG_HEAD && (all / 32).is_multiple_of(heads);
+        let all = if dim > LONG_HEAD { all.min(256) } else { all };
+        let shares = single && (all / 32).is_multiple_of(heads);
         let (sharing, (threads, shared)) = match shares {
             true => (heads, (all, merging_bytes(dim, all, 1))),
             false => (1, block(dim, heads * tile)),

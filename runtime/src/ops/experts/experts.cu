@@ -13,54 +13,125 @@ struct Matrices {
   const u8* down;
 };
 
+// Prefetches the codes of a row.
+template <int format, int cols>
+__device__ void prefetch_row(const u8* matrix, long long row) {
+  if constexpr (format >= 0) {
+    // Prefetches need aligned rows.
+    constexpr u32 bytes = Format<format, cols>::row_bytes;
+    if constexpr (bytes % 16 == 0) prefetch(matrix + row * bytes, bytes);
+  }
+}
+
+// A unit of a row times the same unit of x.
+template <int format, int cols>
+__device__ float unit_product(Units matrix, long long index, const float* x, const Codes& codes) {
+  using Weights = Format<format, cols>;
+  if constexpr (Weights::integer) {
+    return Weights::dot(matrix, index, codes);
+  } else {
+    float values[Weights::unit], product = 0.0f;
+    Weights::values(matrix, index, values);
+#pragma unroll
+    for (int i = 0; i < Weights::unit; i++) product += values[i] * x[i];
+    return product;
+  }
+}
+
+// A lane's parts of the products of x with rows `row` and the next of some matrices of one format; `rows` are those of all networks. The
+// loads of a unit of all of them are in flight together.
+template <int format, int cols, int matrices>
+__device__ void lane_products(
+    const u8* const* matrix, long long rows, long long row, const float* x, const int* rounded, float* products) {
+  using Weights = Format<format, cols>;
+  constexpr int units = cols / Weights::unit;
+#pragma unroll 1
+  for (int unit = lane_index(); unit < units; unit += 32) {
+    Codes codes;
+    if constexpr (Weights::integer) codes = reinterpret_cast<const Rounded<cols>*>(rounded)->unit(unit);
+#pragma unroll
+    for (int m = 0; m < matrices; m++) {
+#pragma unroll
+      for (int r = 0; r < rows_of_warp; r++) {
+        Units all = {matrix[m], matrix[m] + rows * Weights::row_bytes};
+        long long index = min(row + r, rows - 1) * units + unit;
+        products[m * rows_of_warp + r] += unit_product<format, cols>(all, index, x + unit * Weights::unit, codes);
+      }
+    }
+  }
+}
+
 // `act(gate x) * up x` for a warp's rows, without a gate `act(up x)`. `rows` are those of all networks.
 template <class Networks, int cols, int function>
-__device__ void begin_rows(const Matrices& matrices, int rows, int row, const float* x, const int* rounded, float* products) {
-  Linear linear = {matrices.up, nullptr, rows, 0, Networks::up, 0};
-  warp_products<Networks::up, cols>(linear, row, x, rounded, products);
-  float gates[rows_of_warp] = {};
-  if constexpr (Networks::gate >= 0) {
-    linear.weights = matrices.gate;
-    warp_products<Networks::gate, cols>(linear, row, x, rounded, gates);
+__device__ void begin_rows(
+    const Matrices& matrices, long long rows, long long row, const float* x, const int* rounded, float* products) {
+  constexpr bool gated = Networks::gate >= 0;
+  const u8* const matrix[2] = {matrices.up, matrices.gate};
+  float both[2 * rows_of_warp] = {};
+  if constexpr (Networks::gate == Networks::up) {
+    lane_products<Networks::up, cols, 2>(matrix, rows, row, x, rounded, both);
+  } else {
+    lane_products<Networks::up, cols, 1>(matrix, rows, row, x, rounded, both);
+    if constexpr (gated) lane_products<Networks::gate, cols, 1>(matrix + 1, rows, row, x, rounded, both + rows_of_warp);
   }
+#pragma unroll
   for (int r = 0; r < rows_of_warp; r++) {
-    products[r] = Networks::gate >= 0 ? products[r] * activate(function, gates[r]) : activate(function, products[r]);
+    products[r] = warp_sum(both[r]);
+    products[r] = gated ? products[r] * activate(function, warp_sum(both[rows_of_warp + r])) : activate(function, products[r]);
   }
 }
 
-// A block takes rows of one chosen expert, the last blocks those of the shared one.
+// The rows of the chosen networks, then of the shared one, are dealt out to the warps of all blocks, a warp's rows at a time.
 template <int formats, int cols, int flags, class Routed, class Common, int experts, int chosen, int function>
 __device__ void begin_experts(const Prologue& prologue, Matrices routed, Matrices common, Rows route, Rows inner) {
+  constexpr int parts = (Routed::width + rows_of_warp - 1) / rows_of_warp, of_routed = chosen * parts;
+  constexpr int of_common = (Common::width + rows_of_warp - 1) / rows_of_warp;
+  int t = blockIdx.y, warps = blockDim.x / 32;
+  int begin = blockIdx.x * warps + warp_index(), step = gridDim.x * warps;
+  const float* numbers = route.token(t);
+  auto row_of = [&](int part) { return (long long)(int)numbers[part / parts] * Routed::width + part % parts * rows_of_warp; };
+  for (int part = begin; part < of_routed; part += step) {
+    int r = lane_index() % rows_of_warp, which = lane_index() / rows_of_warp;
+    long long row = row_of(part) + r;
+    if (part % parts * rows_of_warp + r >= Routed::width) continue;
+    if (which == 0) prefetch_row<Routed::up, cols>(routed.up, row);
+    if (which == 1) prefetch_row<Routed::gate, cols>(routed.gate, row);
+  }
   float* x = shared_memory<float>();
   int* rounded = load_input<formats, cols, flags>(prologue, x);
-  int rows_of_block = blockDim.x / 32 * rows_of_warp, t = blockIdx.y;
-  int tiles = (Routed::width + rows_of_block - 1) / rows_of_block;
-  int tile = blockIdx.x, width = Routed::width, column = 0;
-  float products[rows_of_warp] = {};
-  bool is_routed = tile < chosen * tiles;
-  int rank = tile / tiles;
-  tile = is_routed ? tile % tiles : tile - chosen * tiles;
-  int row = tile * rows_of_block + warp_index() * rows_of_warp;
-  if (is_routed) {
-    if (row >= width) return;
-    column = rank * width;
-    int first = (int)route.token(t)[rank] * width;
-    begin_rows<Routed, cols, function>(routed, experts * width, first + row, x, rounded, products);
-  } else if constexpr (Common::width > 0) {
-    width = Common::width;
-    if (row >= width) return;
-    column = chosen * Routed::width;
-    begin_rows<Common, cols, function>(common, width, row, x, rounded, products);
+  for (int part = begin; part < of_routed + of_common; part += step) {
+    float products[rows_of_warp] = {};
+    int row = part % parts * rows_of_warp, width = Routed::width, column = part / parts * Routed::width;
+    if (part < of_routed) {
+      begin_rows<Routed, cols, function>(routed, (long long)experts * Routed::width, row_of(part), x, rounded, products);
+    } else if constexpr (Common::width > 0) {
+      row = (part - of_routed) * rows_of_warp, width = Common::width, column = chosen * Routed::width;
+      begin_rows<Common, cols, function>(common, width, row, x, rounded, products);
+    }
+    int r = lane_index();
+    if (r < rows_of_warp && row + r < width) inner.token(t)[column + row + r] = r == 0 ? products[0] : products[1];
   }
-  int r = lane_index();
-  if (r < rows_of_warp && row + r < width) inner.token(t)[column + row + r] = r == 0 ? products[0] : products[1];
 }
 
-// Makes `count` values the input of products, also in 8 bits where a format needs that; there is room for `most`.
+// Makes `count` values the input of products, also in 8 bits where a format needs it; there is room for `most`.
 template <int format, int most>
 __device__ int* load_values(const float* values, int count, float* x) {
   __syncthreads();
-  for (int i = threadIdx.x; i < most; i += blockDim.x) x[i] = i < count ? values[i] : 0.0f;
+  // Loads of one thread that are in flight together.
+  constexpr int together = 8;
+  for (int first = threadIdx.x; first < most; first += together * blockDim.x) {
+    float loaded[together];
+#pragma unroll
+    for (int i = 0; i < together; i++) {
+      int at = first + i * blockDim.x;
+      loaded[i] = at < count ? values[at] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < together; i++) {
+      int at = first + i * blockDim.x;
+      if (at < most) x[at] = loaded[i];
+    }
+  }
   __syncthreads();
   int* rounded = reinterpret_cast<int*>(x + (most + 31) / 32 * 32);
   if constexpr ((integer_formats >> format & 1) != 0) {
@@ -97,20 +168,28 @@ __device__ float lane_sum(
   return sum;
 }
 
-// The weighted sum of what the experts make of their inner values: a warp takes a row. As many experts as `together` have their
-// inputs in shared memory at once.
-template <class Routed, class Common, int experts, int chosen, int together, int rows, bool add>
+// The weighted sum of what the experts make of their inner values. Rows are dealt out to the warps of all blocks; a warp takes `turns` of
+// them at most. As many experts as `together` have their inputs in shared memory at once.
+template <class Routed, class Common, int experts, int chosen, int together, int rows, int turns, bool add>
 __device__ void end_experts(Matrices routed, Matrices common, Rows inner, Rows route, Rows gate, float multiplier, Rows output) {
   float* x = shared_memory<float>();
-  int t = blockIdx.y, row = blockIdx.x * (blockDim.x / 32) + warp_index();
+  int t = blockIdx.y, warps = blockDim.x / 32;
+  auto row_of = [&](int turn) { return (turn * (int)gridDim.x + (int)blockIdx.x) * warps + warp_index(); };
   const float *values = inner.token(t), *numbers = route.token(t), *weights = numbers + chosen;
-  float sum = 0.0f;
+  for (int i = lane_index(); i < chosen * turns; i += 32) {
+    int row = row_of(i / chosen);
+    if (row < rows) prefetch_row<Routed::down, Routed::width>(routed.down, (long long)(int)numbers[i % chosen] * rows + row);
+  }
+  float sums[turns] = {};
   for (int first = 0; first < chosen; first += together) {
     constexpr int width = Routed::width, most = together * width;
     int count = min(together, chosen - first);
     int* rounded = load_values<Routed::down, most>(values + first * width, count * width, x);
-    if (row < rows) {
-      sum += lane_sum<Routed::down, width, most>(
+#pragma unroll 1
+    for (int turn = 0; turn < turns; turn++) {
+      int row = row_of(turn);
+      if (row >= rows) break;
+      sums[turn] += lane_sum<Routed::down, width, most>(
           routed.down, experts, rows, row, count, numbers + first, weights + first, x, rounded);
     }
   }
@@ -118,14 +197,22 @@ __device__ void end_experts(Matrices routed, Matrices common, Rows inner, Rows r
     constexpr int width = Common::width;
     int* rounded = load_values<Common::down, width>(values + chosen * Routed::width, width, x);
     float number = 0.0f, weight = multiplier * (gate.first ? sigmoid(gate.token(t)[0]) : 1.0f);
-    if (row < rows) {
-      sum += lane_sum<Common::down, width, width>(common.down, 1, rows, row, 1, &number, &weight, x, rounded);
+#pragma unroll 1
+    for (int turn = 0; turn < turns; turn++) {
+      int row = row_of(turn);
+      if (row >= rows) break;
+      sums[turn] += lane_sum<Common::down, width, width>(common.down, 1, rows, row, 1, &number, &weight, x, rounded);
     }
   }
-  sum = warp_sum(sum);
-  if (row < rows && lane_index() == 0) {
-    float* place = output.token(t) + row;
-    *place = add ? *place + sum : sum;
+#pragma unroll 1
+  for (int turn = 0; turn < turns; turn++) {
+    int row = row_of(turn);
+    if (row >= rows) break;
+    float sum = warp_sum(sums[turn]);
+    if (lane_index() == 0) {
+      float* place = output.token(t) + row;
+      *place = add ? *place + sum : sum;
+    }
   }
 }
 

@@ -70,8 +70,12 @@ impl DeviceOp for Experts {
         let formats = first.fold(0, |set, matrix| set | 1usize << format_of(matrix));
         let prologue = launches.prologue(self.input, self.norm.as_ref())?;
         let threads = launches.prologue_threads();
-        let tiles = |expert: &Expert| expert.width().div_ceil(launches.block_rows());
-        let blocks = chosen * tiles(&self.expert) + common.map_or(0, tiles);
+        // A block makes its input once, whatever its rows. In the decode kernel blocks of one SM run one after another.
+        let most = launches.sms() * if launches.persistent() { 1 } else { 8 };
+        let blocks = |rows: usize, of_block: usize| rows.div_ceil(of_block).min(most);
+        let width = self.expert.width();
+        let begun = chosen * width + common.map_or(0, Expert::width);
+        let begun = blocks(begun, launches.block_rows());
         let (flags, function) = (prologue.flags(cols), self.activation as usize);
         let [input, route, inner, output] =
             [self.input, self.route, self.inner, self.output].map(|view| launches.rows(view));
@@ -81,7 +85,7 @@ impl DeviceOp for Experts {
             kernel: format!(
                 "begin_experts<{formats}, {cols}, {flags}, {networks}, {experts}, {chosen}, {function}>"
             ),
-            grid: Grid::EachToken(blocks),
+            grid: Grid::EachToken(begun),
             threads,
             shared: shared_bytes(cols),
             parameters: vec![
@@ -94,19 +98,20 @@ impl DeviceOp for Experts {
         });
         launches.narrow_accesses(&[input.bytes(), route.bytes()], &[inner.bytes()]);
 
-        let width = self.expert.width();
         let together = (INNER_VALUES / width).clamp(1, chosen);
         let values = (together * width).max(common.map_or(0, Expert::width));
         let gate = self.shared.as_ref().and_then(|shared| shared.gate);
         let gate = gate.map_or(Rows::zeroed(), |gate| launches.rows(gate));
         let multiplier = self.shared.as_ref().map_or(1.0, |shared| shared.multiplier);
         let (rows, add) = (self.output.width, self.add);
+        let ended = blocks(rows, threads / 32);
+        let turns = rows.div_ceil(ended * (threads / 32));
         launches.push(Call {
             source: SOURCE,
             kernel: format!(
-                "end_experts<{networks}, {experts}, {chosen}, {together}, {rows}, {add}>"
+                "end_experts<{networks}, {experts}, {chosen}, {together}, {rows}, {turns}, {add}>"
             ),
-            grid: Grid::EachToken(rows.div_ceil(threads / 32)),
+            grid: Grid::EachToken(ended),
             threads,
             shared: shared_bytes(values),
             parameters: vec![

@@ -96,8 +96,8 @@ struct Softmaxes {
   static constexpr int lanes = lanes_of_key(dim, unit);
   static constexpr int pieces = (dim + lanes * unit - 1) / (lanes * unit);
   static constexpr int keys_of_warp = 32 / lanes;
-  // Keys that are read together, so that their loads overlap.
-  static constexpr int together = sizeof(E) == 2 && queries <= 4 ? 4 : 2;
+  // Keys that are read together, so that their loads overlap. Long ones fill the registers alone.
+  static constexpr int together = pieces * unit > 8 ? 1 : sizeof(E) == 2 && queries <= 4 ? 4 : 2;
 
   using Key = Piece<E, unit>;
 
