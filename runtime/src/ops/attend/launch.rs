@@ -23,7 +23,7 @@ const TILE_THREADS: usize = 128;
 const TILE_DIM: usize = 256;
 /// Query heads and tokens that share the keys which a block reads.
 const QUERIES: usize = 4;
-/// Heads that are longer take half of the threads: their softmaxes are merged in shared memory.
+/// Heads that are longer take half of the threads where the queries of several tokens or heads share a warp.
 const LONG_HEAD: usize = 256;
 
 /// `Attended` in attend.cu.
@@ -282,8 +282,10 @@ impl Attend {
         let tile = if single { 1 } else { QUERIES / heads };
         let blocks = self.heads / heads;
         let keys = (attended.rows + attended.capacity) as usize;
+        // In the decode kernel blocks of one SM run one after another.
+        let blocks_of_sm = if launches.persistent() { 1 } else { 2 };
         let splits = match single && keys >= SPLIT {
-            true => (2 * launches.sms() / blocks).clamp(1, keys.div_ceil(SPLIT / 4)),
+            true => (blocks_of_sm * launches.sms() / blocks).clamp(1, keys.div_ceil(SPLIT / 4)),
             false => 1,
         };
         let mut parts = attended.out.bytes();
@@ -312,7 +314,6 @@ impl Attend {
         }
         let caches = single && !retains;
         let all = launches.prologue_threads();
-        let all = if dim > LONG_HEAD { all.min(256) } else { all };
         let shares = single && (all / 32).is_multiple_of(heads);
         let (sharing, (threads, shared)) = match shares {
             true => (heads, (all, merging_bytes(dim, all, 1))),

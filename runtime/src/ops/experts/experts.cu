@@ -45,7 +45,7 @@ __device__ void lane_products(
     const u8* const* matrix, long long rows, long long row, const float* x, const int* rounded, float* products) {
   using Weights = Format<format, cols>;
   constexpr int units = cols / Weights::unit;
-#pragma unroll 1
+#pragma unroll 4
   for (int unit = lane_index(); unit < units; unit += 32) {
     Codes codes;
     if constexpr (Weights::integer) codes = reinterpret_cast<const Rounded<cols>*>(rounded)->unit(unit);
