@@ -2,13 +2,11 @@
 
 use std::marker::PhantomData;
 
-use half::f16;
-
 use crate::aligned::Aligned;
 use crate::cpu::Simd;
 use crate::error::Result;
-use crate::format::Format;
 use crate::panel::LANES;
+use crate::rounding::{Rounding, Scale};
 use crate::simd::{self, Quantize};
 
 /// Numbers that share one 8-bit scale.
@@ -18,73 +16,9 @@ pub(crate) const GROUP: usize = 128;
 /// From so many tokens on the 8-bit form is made for panels too. Below, a panel's registers would be mostly empty.
 pub(crate) const PANEL_TOKENS: usize = 8;
 /// Rows are padded with zeros to this many numbers: the longest block of any format.
-const PAD: usize = 256;
+pub(crate) const PAD: usize = 256;
 
-/// How inputs are rounded for a product, by the format of the weights as ggml rounds them: the smallest difference may turn a
-/// router's choice of experts, and then every logit differs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Rounding {
-    /// To f16, beside weights in f16.
-    Halves,
-    // To 8 bits:
-    /// One scale per 256 numbers (ggml's Q8_K).
-    SuperBlocks,
-    /// One scale per 32 numbers, itself rounded to f16 (ggml's Q8_0).
-    Blocks,
-    /// One scale per 32 numbers, as the kernels for GPUs round for all formats.
-    Device,
-}
-
-impl Rounding {
-    /// Blocks of 32 numbers that share a scale.
-    pub(crate) fn blocks(self) -> usize {
-        match self {
-            Rounding::SuperBlocks => PAD / BLOCK,
-            Rounding::Halves | Rounding::Blocks | Rounding::Device => 1,
-        }
-    }
-
-    /// Whether it is one to 8 bits.
-    pub fn is_integer(self) -> bool {
-        self != Rounding::Halves
-    }
-
-    /// The rounding of inputs that several matrices read: to 8 bits if one of them needs it, to f16 if all of them do.
-    pub fn of_all<'a>(formats: impl Iterator<Item = &'a Format>) -> Option<Rounding> {
-        let pairs = formats.map(|format| (format.rounding(), format.rounding()));
-        let extremes = pairs.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
-        let (least, most) = extremes.unwrap_or_default();
-        most.filter(|most| most.is_integer() || least.is_some())
-    }
-
-    /// Scale of numbers and what they are multiplied by for their codes, from the bits of the largest magnitude among them.
-    ///
-    /// The magnitude is found by comparing bits as integers: NaN exceeds infinity, and neither is lost as in a float maximum.
-    pub(crate) fn scale_and_inverse(self, magnitude: u32) -> (f32, f32) {
-        let magnitude = f32::from_bits(magnitude);
-        if !magnitude.is_finite() {
-            return (f32::NAN, 0.0);
-        }
-        // Below this the reciprocal overflows; such numbers are rounded to zero.
-        if magnitude <= 1e-36 {
-            return (0.0, 0.0);
-        }
-        let inverse = 127.0 / magnitude;
-        let scale = match self {
-            Rounding::SuperBlocks => 1.0 / inverse,
-            Rounding::Halves | Rounding::Device => magnitude / 127.0,
-            Rounding::Blocks => {
-                let scale = magnitude / 127.0;
-                let short = f16::from_f32(scale).to_f32();
-                // What f16 cannot hold stays as it is.
-                if short.is_finite() { short } else { scale }
-            }
-        };
-        (scale, inverse)
-    }
-}
-
-/// T rows of f32 inputs, which may be rounded to f16, and, for some formats of weights, the same rows rounded to 8 bits.
+/// T rows of f32 inputs, which may be rounded to 16 bits, and, for some formats of weights, the same rows rounded to 8 bits.
 ///
 /// In the 8-bit form some numbers share a scale ([`Rounding`]): `x = scale * code`, `scale = max |x| / 127`, codes rounded to
 /// nearest even. Numbers that share a scale with a NaN or an infinity have a NaN for it, so every product with them is NaN.
@@ -107,9 +41,10 @@ pub struct Activations {
     sums: Aligned,      // f32 [rows, stride / 32]: scale * sum of the codes
     half_sums: Aligned, // f32 [rows, stride / 16]: the same of each half
     // The same for groups of 16 rows, one in each lane: see [`TokenPanel`].
-    panel_codes: Aligned,  // i8 [rows / 16, stride / 4, 16, 4]
-    panel_scales: Aligned, // f32 [rows / 16, stride / 32, 16]
-    panel_sums: Aligned,   // i32 [rows / 16, stride / 16, 16]
+    panel_codes: Aligned,     // i8 [rows / 16, stride / 4, 16, 4]
+    panel_scales: Aligned,    // f32 [rows / 16, stride / 32, 16]
+    panel_sums: Aligned,      // f32 [rows / 16, stride / 32, 16]
+    panel_half_sums: Aligned, // i32 [rows / 16, stride / 16, 16]: without the scale
 }
 
 /// Some columns of sixteen rows of 8-bit inputs, side by side. Rows that were not loaded are zero.
@@ -120,6 +55,8 @@ pub(crate) struct TokenPanel {
     pub(crate) codes: *const i8,
     /// `f32 [blocks, 16]`.
     pub(crate) scales: *const f32,
+    /// `f32 [blocks, 16]`: scale * sum of the codes.
+    pub(crate) sums: *const f32,
     /// `i32 [2 * blocks, 16]`: sums of the codes of half blocks.
     pub(crate) half_sums: *const i32,
 }
@@ -145,9 +82,10 @@ pub(crate) struct RowMut<'a> {
 impl RowMut<'_> {
     /// Stores the scale of a block and the sums of its codes' halves.
     #[inline]
-    pub(crate) fn set(&mut self, block: usize, scale: f32, [first, second]: [i32; 2]) {
+    pub(crate) fn set(&mut self, block: usize, scale: Scale, [first, second]: [i32; 2]) {
+        self.sums[block] = scale.times(first + second);
+        let scale = scale.times(1);
         self.scales[block] = scale;
-        self.sums[block] = scale * (first + second) as f32;
         self.half_sums[2 * block] = scale * first as f32;
         self.half_sums[2 * block + 1] = scale * second as f32;
     }
@@ -177,7 +115,8 @@ impl Activations {
             half_sums: Aligned::zeroed(2 * len / BLOCK * size_of::<f32>())?,
             panel_codes: Aligned::zeroed(panel_len)?,
             panel_scales: Aligned::zeroed(panel_len / BLOCK * size_of::<f32>())?,
-            panel_sums: Aligned::zeroed(2 * panel_len / BLOCK * size_of::<i32>())?,
+            panel_sums: Aligned::zeroed(panel_len / BLOCK * size_of::<f32>())?,
+            panel_half_sums: Aligned::zeroed(2 * panel_len / BLOCK * size_of::<i32>())?,
         })
     }
 
@@ -193,7 +132,7 @@ impl Activations {
     pub fn bytes(max_rows: usize, max_cols: usize) -> usize {
         let len = max_rows * max_cols.next_multiple_of(PAD);
         let panel_len = Activations::panel_len(max_rows, max_cols);
-        let scales_and_sums = (4 * len + 3 * panel_len) / BLOCK * size_of::<f32>();
+        let scales_and_sums = 4 * (len + panel_len) / BLOCK * size_of::<f32>();
         len * (size_of::<f32>() + 1) + panel_len + scales_and_sums
     }
 
@@ -242,6 +181,7 @@ impl Activations {
             panel_codes: self.panel_codes.as_mut_slice().as_mut_ptr(),
             panel_scales: self.panel_scales.as_mut_slice().as_mut_ptr(),
             panel_sums: self.panel_sums.as_mut_slice().as_mut_ptr(),
+            panel_half_sums: self.panel_half_sums.as_mut_slice().as_mut_ptr(),
             borrow: PhantomData,
         }
     }
@@ -274,11 +214,13 @@ impl Activations {
         let len = blocks * LANES;
         let codes = &self.panel_codes.as_slice::<i8>()[first * BLOCK..][..len * BLOCK];
         let scales = &self.panel_scales.as_slice::<f32>()[first..][..len];
-        let half_sums = &self.panel_sums.as_slice::<i32>()[2 * first..][..2 * len];
+        let sums = &self.panel_sums.as_slice::<f32>()[first..][..len];
+        let half_sums = &self.panel_half_sums.as_slice::<i32>()[2 * first..][..2 * len];
         TokenPanel {
             blocks,
             codes: codes.as_ptr(),
             scales: scales.as_ptr(),
+            sums: sums.as_ptr(),
             half_sums: half_sums.as_ptr(),
         }
     }
@@ -345,7 +287,8 @@ pub struct Loading<'a> {
     half_sums: *mut f32,
     panel_codes: *mut u32,
     panel_scales: *mut f32,
-    panel_sums: *mut i32,
+    panel_sums: *mut f32,
+    panel_half_sums: *mut i32,
     borrow: PhantomData<&'a mut Activations>,
 }
 
@@ -375,9 +318,12 @@ impl Loading<'_> {
             let row = unsafe { piece(self.values, t * stride, stride) };
             write(t, &mut row[..self.cols]);
             row[self.cols..].fill(0.0);
-            if self.rounding == Some(Rounding::Halves) {
-                row.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32());
-            } else if let Some(rounding) = self.rounding {
+            let Some(rounding) = self.rounding else {
+                continue;
+            };
+            if !rounding.is_integer() {
+                rounding.round_short(row);
+            } else {
                 // SAFETY: as above; the function was chosen for a level that this CPU has, and the stride is a multiple of
                 // 256.
                 unsafe {
@@ -405,33 +351,34 @@ impl Loading<'_> {
         let (stride, blocks) = (self.stride, self.stride / BLOCK);
         let len = stride * LANES / 4;
         // SAFETY: the caller's contract.
-        let (codes, scales, sums) = unsafe {
+        let (codes, scales, sums, half_sums) = unsafe {
+            let blocks = blocks * LANES;
             (
                 piece(self.panel_codes, part * len, len),
-                piece(self.panel_scales, part * blocks * LANES, blocks * LANES),
-                piece(
-                    self.panel_sums,
-                    part * 2 * blocks * LANES,
-                    2 * blocks * LANES,
-                ),
+                piece(self.panel_scales, part * blocks, blocks),
+                piece(self.panel_sums, part * blocks, blocks),
+                piece(self.panel_half_sums, part * 2 * blocks, 2 * blocks),
             )
         };
         let codes = codes.as_chunks_mut::<LANES>().0;
         let scales = scales.as_chunks_mut::<LANES>().0;
         let sums = sums.as_chunks_mut::<LANES>().0;
+        let half_sums = half_sums.as_chunks_mut::<LANES>().0;
         for lane in 0..LANES {
             let t = part * LANES + lane;
             if t >= self.rows {
                 codes.iter_mut().for_each(|codes| codes[lane] = 0);
                 scales.iter_mut().for_each(|scales| scales[lane] = 0.0);
-                sums.iter_mut().for_each(|sums| sums[lane] = 0);
+                sums.iter_mut().for_each(|sums| sums[lane] = 0.0);
+                half_sums.iter_mut().for_each(|sums| sums[lane] = 0);
                 continue;
             }
             // SAFETY: a row of this part, whose codes are aligned as rows of 256 are.
-            let (row, row_scales, row_sums) = unsafe {
+            let (row, row_scales, row_sums, row_half_sums) = unsafe {
                 (
                     piece(self.codes.cast::<u32>(), t * stride / 4, stride / 4),
                     piece(self.scales, t * blocks, blocks),
+                    piece(self.sums, t * blocks, blocks),
                     piece(self.half_sums, 2 * t * blocks, 2 * blocks),
                 )
             };
@@ -445,10 +392,12 @@ impl Loading<'_> {
             }
             for (b, &scale) in row_scales.iter().enumerate() {
                 scales[b][lane] = scale;
+                sums[b][lane] = row_sums[b];
                 let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
                 for half in 2 * b..2 * b + 2 {
                     // The sum is whole: what rounding has done to it is rounded away.
-                    sums[half][lane] = (row_sums[half] * inverse).round_ties_even() as i32;
+                    half_sums[half][lane] =
+                        (row_half_sums[half] * inverse).round_ties_even() as i32;
                 }
             }
         }

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use crate::activations::Rounding;
 use crate::cpu::Simd;
 use crate::error::{Error, Result};
 use crate::formats;
 use crate::kernel::Kernel;
+use crate::rounding::Rounding;
 
 /// A way of storing numbers: every row of a matrix is a sequence of equal blocks.
 pub struct Format {
@@ -26,7 +26,7 @@ pub struct Format {
     pub(crate) kernel: fn(Simd) -> Kernel,
 }
 
-pub use formats::bf16::BF16;
+pub use formats::bf16::{BF16, BF16_IN_BF16};
 pub use formats::f16::{F16, F16_IN_F16};
 pub use formats::f32::F32;
 pub use formats::iq4_nl::IQ4_NL;

@@ -20,19 +20,21 @@ mod matrix;
 mod panel;
 mod plain_read;
 mod regular_file;
+mod rounding;
 pub mod safetensors;
 mod simd;
 mod storage;
 
-pub use activations::{Activations, Loading, Rounding};
+pub use activations::{Activations, Loading};
 pub use cpu::Simd;
 pub use device::DEVICE_SOURCE;
 pub use error::{Error, Result};
 pub use format::{
-    BF16, F16, F16_IN_F16, F32, FORMATS, Format, IQ4_NL, IQ4_XS, MXFP4, Q2_K, Q3_K, Q4_0, Q4_1,
-    Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0,
+    BF16, BF16_IN_BF16, F16, F16_IN_F16, F32, FORMATS, Format, IQ4_NL, IQ4_XS, MXFP4, Q2_K, Q3_K,
+    Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0,
 };
 pub use matrix::{Matrix, Output};
 pub use plain_read::plain_read;
 pub use regular_file::{NewFile, open_file, read_file};
+pub use rounding::Rounding;
 pub use storage::{Bytes, Tensor};

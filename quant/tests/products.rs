@@ -1,7 +1,8 @@
 //! Products on every SIMD level of this CPU.
 
 use waterline_quant::{
-    Activations, Bytes, F16, F16_IN_F16, F32, FORMATS, Format, Matrix, Output, Q8_0, Rounding, Simd,
+    Activations, BF16, BF16_IN_BF16, Bytes, F16, F16_IN_F16, F32, FORMATS, Format, Matrix, Output,
+    Q8_0, Rounding, Simd,
 };
 
 /// Numbers in -1..1 with a few large ones, the same on every run.
@@ -24,9 +25,18 @@ fn matrix(format: &'static Format, rows: usize, cols: usize, simd: Simd) -> Matr
     Matrix::with_simd(format, rows, cols, Bytes::from_vec(data), simd).unwrap()
 }
 
+/// The rounding of inputs whose products are those of what they stand for: beside Q4_1 and Q5_1 ggml rounds sums of codes by
+/// themselves.
+fn plain_rounding(format: &Format) -> Option<Rounding> {
+    match format.name {
+        "Q4_1" | "Q5_1" => Some(Rounding::Device),
+        _ => format.rounding(),
+    }
+}
+
 fn inputs(format: &Format, rows: usize, cols: usize) -> Activations {
     let mut x = Activations::new(rows, cols).expect("memory");
-    x.load(&numbers(rows * cols, 2), rows, cols, format.rounding());
+    x.load(&numbers(rows * cols, 2), rows, cols, plain_rounding(format));
     x
 }
 
@@ -172,13 +182,14 @@ fn inputs_are_rounded_alike_on_every_level() {
     }
 }
 
-/// As ggml's `quantize_row_q8_0` and `quantize_row_q8_K` on x86.
+/// As ggml's `quantize_row_q8_0`, `quantize_row_q8_1` and `quantize_row_q8_K` on x86.
 #[test]
 fn inputs_are_rounded_as_ggml_rounds_them() {
     let cols = 512;
     let values = numbers(cols, 7);
     for (format, span) in [
         (&waterline_quant::Q4_0, 32),
+        (&waterline_quant::Q5_1, 32),
         (&waterline_quant::MXFP4, 32),
         (&waterline_quant::Q6_K, 256),
         (&waterline_quant::IQ4_XS, 256),
@@ -202,21 +213,59 @@ fn inputs_are_rounded_as_ggml_rounds_them() {
     }
 }
 
+/// What the minima of Q4_1 and Q5_1 meet is rounded by itself: in the rows of a product of few tokens and in its panels.
 #[test]
-fn inputs_beside_matrices_in_f16_are_rounded_to_f16_where_all_matrices_are() {
+fn sums_of_codes_are_rounded_as_ggml_rounds_them() {
+    let (rows, cols) = (3, 256);
+    for format in [&waterline_quant::Q4_1, &waterline_quant::Q5_1] {
+        // Weights that are minima alone, which f16 holds.
+        let weights = vec![-1.5; rows * cols];
+        let mut data = vec![0; format.tensor_bytes(&[rows, cols]).expect("whole blocks")];
+        format.encode(&weights, &mut data);
+        for (simd, tokens) in Simd::available().flat_map(|simd| [(simd, 1), (simd, 19)]) {
+            let values = numbers(tokens * cols, 5);
+            let data = Bytes::from_vec(data.clone());
+            let matrix = Matrix::with_simd(format, rows, cols, data, simd).expect("a matrix");
+            let mut x = Activations::new(tokens, cols).expect("memory");
+            x.force_simd(simd);
+            x.load(&values, tokens, cols, format.rounding());
+            let found = product(&matrix, &x, &[0]);
+            for t in 0..tokens {
+                let blocks = values[t * cols..][..cols].chunks_exact(32);
+                let sum = blocks.map(|block| {
+                    let largest = block.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+                    let code = |x: &f32| (x * (127.0 / largest)).round_ties_even();
+                    let sum = largest / 127.0 * block.iter().map(code).sum::<f32>();
+                    f64::from(half::f16::from_f32(sum).to_f32())
+                });
+                let expected = -1.5 * sum.sum::<f64>();
+                for found in &found[t * rows..][..rows] {
+                    let error = (f64::from(*found) - expected).abs();
+                    assert!(error < 1e-5, "{format} {simd:?}: {found} {expected}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn inputs_of_matrices_in_16_bits_are_rounded_to_these_where_all_matrices_are() {
     let of = |formats: &[&'static Format]| Rounding::of_all(formats.iter().copied());
     assert_eq!(of(&[&F16_IN_F16, &F16_IN_F16]), Some(Rounding::Halves));
     assert_eq!(of(&[&F16_IN_F16, &F32]), None);
     assert_eq!(of(&[&F16, &F32]), None);
     assert_eq!(of(&[&F32, &Q8_0, &F16_IN_F16]), Some(Rounding::Blocks));
     let values = numbers(2 * 37, 3);
-    for format in [&F16, &F16_IN_F16] {
+    assert_eq!(of(&[&BF16_IN_BF16, &F16_IN_F16]), Some(Rounding::Halves));
+    assert_eq!(of(&[&BF16_IN_BF16, &Q8_0]), Some(Rounding::Blocks));
+    for format in [&F16, &F16_IN_F16, &BF16, &BF16_IN_BF16] {
         let matrix = matrix(format, 5, 37, Simd::detect());
         let mut x = Activations::new(2, 37).expect("memory");
         x.load(&values, 2, 37, format.rounding());
         assert!(!x.is_quantized() && !format.is_integer_dot());
         let read = |x: &f32| match format.rounding() {
-            Some(_) => half::f16::from_f32(*x).to_f32(),
+            Some(Rounding::Halves) => half::f16::from_f32(*x).to_f32(),
+            Some(_) => half::bf16::from_f32(*x).to_f32(),
             None => *x,
         };
         let read: Vec<f32> = values.iter().map(read).collect();
@@ -308,7 +357,7 @@ fn picked_tokens_have_the_products_of_all() {
             matrix.mul_picked(2..7, &x, &picked, &mut some, 6);
             for (row, &t) in some.chunks(6).zip(&picked) {
                 let mut one = Activations::new(1, cols).expect("memory");
-                one.load(x.row(t as usize), 1, cols, format.rounding());
+                one.load(x.row(t as usize), 1, cols, plain_rounding(format));
                 assert_eq!(row[..5], product(&matrix, &one, &[0])[2..7], "{format}");
                 assert!(row[5].is_nan(), "a column outside was written");
             }

@@ -4,20 +4,28 @@ use crate::activations::Row;
 use crate::format::Format;
 use crate::formats::{decode_blocks, encode_blocks};
 use crate::kernel;
+use crate::rounding::Rounding;
 use crate::simd::scalar;
 
 /// 16-bit floats with 8 bits of exponent, rounded to nearest even.
-pub static BF16: Format = Format {
-    name: "BF16",
-    ggml_type: 30,
-    block_len: 1,
-    block_bytes: size_of::<Number>(),
-    rounding: None,
-    device_apart: 0..0,
-    encode: |src, dst| encode_blocks(src, dst, |&[x]| Number::from_f32(x)),
-    decode: |src, dst| decode_blocks(src, dst, |number: &Number| [number.to_f32()]),
-    kernel: kernel::float::<Number>,
-};
+pub static BF16: Format = with_inputs(None);
+
+/// The same with inputs of products rounded to bf16, as ggml rounds them: for such matrices of a quantized file.
+pub static BF16_IN_BF16: Format = with_inputs(Some(Rounding::Bf16));
+
+const fn with_inputs(rounding: Option<Rounding>) -> Format {
+    Format {
+        name: "BF16",
+        ggml_type: 30,
+        block_len: 1,
+        block_bytes: size_of::<Number>(),
+        rounding,
+        device_apart: 0..0,
+        encode: |src, dst| encode_blocks(src, dst, |&[x]| Number::from_f32(x)),
+        decode: |src, dst| decode_blocks(src, dst, |number: &Number| [number.to_f32()]),
+        kernel: kernel::float::<Number>,
+    }
+}
 
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]

@@ -1,9 +1,10 @@
 //! F16: half precision.
 
-use crate::activations::{Rounding, Row};
+use crate::activations::Row;
 use crate::format::Format;
 use crate::formats::{Half, decode_blocks, encode_blocks};
 use crate::kernel;
+use crate::rounding::Rounding;
 use crate::simd::scalar;
 
 /// 16-bit floats with 5 bits of exponent (IEEE 754 binary16), rounded to nearest even.

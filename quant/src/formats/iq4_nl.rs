@@ -3,11 +3,12 @@
 //!
 //! The low halves of the bytes are numbers 0..16, the high halves numbers 16..32.
 
-use crate::activations::{Rounding, Row};
+use crate::activations::Row;
 use crate::format::Format;
 use crate::formats::fit::{self, LANES};
 use crate::formats::{Half, decode_blocks};
 use crate::kernel;
+use crate::rounding::Rounding;
 use crate::simd::scalar;
 
 /// 4.5 bits per number: blocks of 32 with one scale, for values that lie closer near zero.

@@ -4,12 +4,13 @@
 //! Bits 0..4 of scale j are half of a byte of `scales_low`, bits 4..6 are bits `2 * j..2 * j + 2` of `scales_high`. The low
 //! halves of a sub-block's 16 bytes are its numbers 0..16, the high halves its numbers 16..32.
 
-use crate::activations::{Rounding, Row};
+use crate::activations::Row;
 use crate::format::Format;
 use crate::formats::fit::{self, nearest_int};
 use crate::formats::iq4_nl::{VALUES, nearest_codes, values};
 use crate::formats::{Half, decode_blocks, encode_blocks};
 use crate::kernel;
+use crate::rounding::Rounding;
 use crate::simd::scalar;
 
 /// 4.25 bits per number: super-blocks of 256, scale per 32, for values that lie closer near zero.

@@ -3,12 +3,13 @@
 //!
 //! The low halves of the bytes are numbers 0..16, the high halves numbers 16..32.
 
-use crate::activations::{Rounding, Row};
+use crate::activations::Row;
 use crate::format::Format;
 use crate::formats::fit::{extreme, low_byte};
 use crate::formats::iq4_nl::values;
 use crate::formats::{decode_blocks, encode_blocks};
 use crate::kernel;
+use crate::rounding::Rounding;
 use crate::simd::scalar;
 
 /// 4.25 bits per number: blocks of 32 4-bit floats with a power of two.

@@ -4,11 +4,12 @@
 //! Each half of 128 numbers is four runs of 32. Number i of run j is bits `2 * j..2 * j + 2` of byte i of the half's 32 bytes.
 //! The low halves of `scales` are the scales, the high halves the minima.
 
-use crate::activations::{Rounding, Row};
+use crate::activations::Row;
 use crate::format::Format;
 use crate::formats::fit::{self, Lanes, Spacings, nearest_int};
 use crate::formats::{Half, decode_blocks, encode_blocks};
 use crate::kernel;
+use crate::rounding::Rounding;
 use crate::simd::scalar;
 
 /// 2.63 bits per number: super-blocks of 256, scale and minimum per 16.

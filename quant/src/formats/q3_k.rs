@@ -4,11 +4,12 @@
 //! Each half of 128 numbers is four runs of 32. Number i of run j of half h has its low two bits in bits `2 * j..2 * j + 2` of
 //! byte i of the half's `low`, its third in bit `4 * h + j` of byte i of `high`.
 
-use crate::activations::{Rounding, Row};
+use crate::activations::Row;
 use crate::format::Format;
 use crate::formats::fit::{self, nearest_int};
 use crate::formats::{Half, decode_blocks, encode_blocks};
 use crate::kernel;
+use crate::rounding::Rounding;
 use crate::simd::scalar;
 
 /// 3.44 bits per number: super-blocks of 256, scale per 16.

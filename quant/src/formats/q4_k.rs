@@ -3,12 +3,13 @@
 //!
 //! Each 32 bytes hold two sub-blocks, one in the low and one in the high halves.
 
-use crate::activations::{Rounding, Row};
+use crate::activations::Row;
 use crate::format::Format;
 use crate::formats::fit::Spacings;
 use crate::formats::k_quants::{PackedScales, SUB, fit_super_block};
 use crate::formats::{Half, decode_blocks, encode_blocks};
 use crate::kernel;
+use crate::rounding::Rounding;
 use crate::simd::scalar;
 
 /// 4.5 bits per number: super-blocks of 256, scale and minimum per 32.

@@ -1,11 +1,12 @@
 //! Q5_0: blocks of 32 numbers, an f16 scale and 5-bit codes: `x = d * (q - 16)`.
 
-use crate::activations::{Rounding, Row};
+use crate::activations::Row;
 use crate::format::Format;
 use crate::formats::fit::{self, low_byte};
 use crate::formats::five_bits::FiveBits;
 use crate::formats::{Half, decode_blocks, encode_blocks};
 use crate::kernel;
+use crate::rounding::Rounding;
 use crate::simd::scalar;
 
 /// 5.5 bits per number: blocks of 32 with one scale.

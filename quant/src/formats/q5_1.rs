@@ -1,11 +1,12 @@
 //! Q5_1: blocks of 32 numbers, an f16 scale, an f16 least number and 5-bit codes: `x = d * q + m`.
 
-use crate::activations::{Rounding, Row};
+use crate::activations::Row;
 use crate::format::Format;
 use crate::formats::fit::low_byte;
 use crate::formats::five_bits::FiveBits;
 use crate::formats::{Half, decode_blocks, encode_blocks};
 use crate::kernel;
+use crate::rounding::Rounding;
 use crate::simd::scalar;
 
 /// 6 bits per number: blocks of 32 with a scale and a least number.

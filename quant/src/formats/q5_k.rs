@@ -2,12 +2,13 @@
 //!
 //! Bit j of byte i of `high` is the fifth bit of number i of sub-block j.
 
-use crate::activations::{Rounding, Row};
+use crate::activations::Row;
 use crate::format::Format;
 use crate::formats::fit::Spacings;
 use crate::formats::k_quants::{PackedScales, SUB, fit_super_block};
 use crate::formats::{Half, decode_blocks, encode_blocks};
 use crate::kernel;
+use crate::rounding::Rounding;
 use crate::simd::scalar;
 
 /// 5.5 bits per number: super-blocks of 256, scale and minimum per 32.

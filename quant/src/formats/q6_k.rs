@@ -5,11 +5,12 @@
 //! half's `low` (runs 0 and 1 in the low, 2 and 3 in the high halves of the bytes) and its high two bits in bits
 //! `2 * j..2 * j + 2` of byte i of the half's `high`.
 
-use crate::activations::{Rounding, Row};
+use crate::activations::Row;
 use crate::format::Format;
 use crate::formats::fit::{self, nearest_int};
 use crate::formats::{Half, decode_blocks, encode_blocks};
 use crate::kernel;
+use crate::rounding::Rounding;
 use crate::simd::scalar;
 
 /// 6.56 bits per number: super-blocks of 256, scale per 16.

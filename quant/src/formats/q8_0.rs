@@ -1,10 +1,11 @@
 //! Q8_0: blocks of 32 numbers, an f16 scale and 8-bit codes: `x = d * q`.
 
-use crate::activations::{Rounding, Row};
+use crate::activations::Row;
 use crate::format::Format;
 use crate::formats::fit::low_byte;
 use crate::formats::{Half, decode_blocks, encode_blocks};
 use crate::kernel;
+use crate::rounding::Rounding;
 use crate::simd::scalar;
 
 /// 8.5 bits per number: blocks of 32 with one scale.

@@ -5,9 +5,10 @@ use std::marker::PhantomData;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::activations::{BLOCK, GROUP, Rounding, RowMut};
+use crate::activations::{BLOCK, GROUP, RowMut};
 use crate::kernel::{self, Product};
 use crate::panel::Minima;
+use crate::rounding::Rounding;
 
 /// How a float format is read.
 pub(crate) trait Float: Pod {
@@ -350,8 +351,8 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
 pub(crate) unsafe fn quantize(values: &[f32], mut rounded: RowMut, rounding: Rounding) {
     let blocks = rounding.blocks();
     for (index, x) in values.chunks_exact(blocks * BLOCK).enumerate() {
-        let (scale, inverse) = rounding.scale_and_inverse(magnitude(x));
-        let inverse = _mm256_set1_ps(inverse);
+        let scale = rounding.scale(magnitude(x));
+        let inverse = _mm256_set1_ps(scale.inverse);
         for (block, x) in x.as_chunks::<BLOCK>().0.iter().enumerate() {
             let block = index * blocks + block;
             let mut whole = [_mm256_setzero_si256(); 4];

@@ -155,7 +155,7 @@ impl<B: Integer, const VNNI: bool> Panel8<B, VNNI> {
                 match B::MINIMA {
                     Minima::None => (),
                     Minima::Blocks => {
-                        let both = less(_mm256_add_epi32(first, second));
+                        let both = _mm256_loadu_ps(x.sums.add(block * LANES + lane));
                         for r in 0..TILE {
                             let min = _mm256_set1_ps(panel.mins[first_row + r][block]);
                             sum[r] = _mm256_fnmadd_ps(min, both, sum[r]);

@@ -6,9 +6,10 @@ use std::marker::PhantomData;
 use bytemuck::{Pod, Zeroable};
 
 use super::avx2::prefetch;
-use crate::activations::{BLOCK, GROUP, Rounding, RowMut};
+use crate::activations::{BLOCK, GROUP, RowMut};
 use crate::kernel::{self, Product};
 use crate::panel::Minima;
+use crate::rounding::Rounding;
 
 /// How a float format is read.
 pub(crate) trait Float: Pod {
@@ -360,8 +361,8 @@ unsafe fn write_sums<const R: usize>(sums: &[__m512; R], out: *mut f32) {
 pub(crate) unsafe fn quantize(values: &[f32], mut rounded: RowMut, rounding: Rounding) {
     let blocks = rounding.blocks();
     for (index, x) in values.chunks_exact(blocks * BLOCK).enumerate() {
-        let (scale, inverse) = rounding.scale_and_inverse(magnitude(x));
-        let inverse = _mm512_set1_ps(inverse);
+        let scale = rounding.scale(magnitude(x));
+        let inverse = _mm512_set1_ps(scale.inverse);
         for (block, x) in x.as_chunks::<BLOCK>().0.iter().enumerate() {
             let block = index * blocks + block;
             // SAFETY: x is 32 numbers.

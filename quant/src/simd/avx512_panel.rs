@@ -131,7 +131,7 @@ pub(super) unsafe fn add_block<B: Integer, const R: usize>(
         match B::MINIMA {
             Minima::None => (),
             Minima::Blocks => {
-                let both = _mm512_add_ps(x_sum(0), x_sum(1));
+                let both = _mm512_loadu_ps(x.sums.add(block * LANES));
                 for r in 0..R {
                     sum[r] = _mm512_fnmadd_ps(of_row(&panel.mins, r), both, sum[r]);
                 }

@@ -18,8 +18,9 @@ pub(crate) mod float_panel;
 pub(crate) mod neon;
 pub(crate) mod scalar;
 
-use crate::activations::{Rounding, RowMut};
+use crate::activations::RowMut;
 use crate::cpu::Simd;
+use crate::rounding::Rounding;
 
 /// Rounds one row of inputs, `[stride]` values, to 8 bits.
 ///

@@ -6,8 +6,9 @@ use std::marker::PhantomData;
 
 use bytemuck::Pod;
 
-use crate::activations::{BLOCK, GROUP, Rounding, RowMut};
+use crate::activations::{BLOCK, GROUP, RowMut};
 use crate::kernel::{self, Product};
+use crate::rounding::Rounding;
 
 /// How a float format is read.
 pub(crate) trait Float: Pod {
@@ -276,7 +277,7 @@ pub(crate) unsafe fn quantize(values: &[f32], mut rounded: RowMut, rounding: Rou
     let blocks = rounding.blocks();
     for (index, x) in values.chunks_exact(blocks * BLOCK).enumerate() {
         // SAFETY: every CPU of this architecture has NEON.
-        let (scale, inverse) = rounding.scale_and_inverse(unsafe { magnitude(x) });
+        let scale = rounding.scale(unsafe { magnitude(x) });
         for (block, x) in x.as_chunks::<BLOCK>().0.iter().enumerate() {
             let block = index * blocks + block;
             let codes = &mut rounded.codes[block / 4 * GROUP..][..GROUP];
@@ -286,8 +287,8 @@ pub(crate) unsafe fn quantize(values: &[f32], mut rounded: RowMut, rounding: Rou
                 let mut sums = [0; 2];
                 for i in 0..4 {
                     let part = |j: usize| vld1q_f32(x.as_ptr().add(8 * i + 4 * j));
-                    let low = vcvtnq_s32_f32(vmulq_n_f32(part(0), inverse));
-                    let high = vcvtnq_s32_f32(vmulq_n_f32(part(1), inverse));
+                    let low = vcvtnq_s32_f32(vmulq_n_f32(part(0), scale.inverse));
+                    let high = vcvtnq_s32_f32(vmulq_n_f32(part(1), scale.inverse));
                     whole[i] = vcombine_s16(vmovn_s32(low), vmovn_s32(high));
                     sums[i / 2] += vaddvq_s32(vaddq_s32(low, high));
                 }

@@ -2,8 +2,9 @@
 
 use std::marker::PhantomData;
 
-use crate::activations::{BLOCK, GROUP, Rounding, Row, RowMut};
+use crate::activations::{BLOCK, GROUP, Row, RowMut};
 use crate::kernel::{self, Product};
+use crate::rounding::Rounding;
 
 /// A format's dot product of one stored row with one row of inputs.
 pub(crate) trait Dot {
@@ -34,13 +35,13 @@ pub(crate) fn quantize(values: &[f32], mut rounded: RowMut, rounding: Rounding) 
             .map(|x| x.to_bits() & 0x7fff_ffff)
             .max()
             .unwrap_or(0);
-        let (scale, inverse) = rounding.scale_and_inverse(magnitude);
+        let scale = rounding.scale(magnitude);
         for (block, x) in x.chunks_exact(BLOCK).enumerate() {
             let block = index * blocks + block;
             let first = block / 4 * GROUP + block % 4 * 16;
             let mut sums = [0; 2];
             for (i, x) in x.iter().enumerate() {
-                let code = (x * inverse).round_ties_even() as i8;
+                let code = (x * scale.inverse).round_ties_even() as i8;
                 rounded.codes[first + i / 16 * 64 + i % 16] = code;
                 sums[i / 16] += i32::from(code);
             }

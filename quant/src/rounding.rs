@@ -1,0 +1,100 @@
+//! How inputs of a product are rounded.
+
+use half::{bf16, f16};
+
+use crate::activations::{BLOCK, PAD};
+use crate::format::Format;
+
+/// How inputs are rounded for a product, by the format of the weights as ggml rounds them: the smallest difference may turn a
+/// router's choice of experts, and then every logit differs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rounding {
+    /// To bf16, beside weights in bf16.
+    Bf16,
+    /// To f16, beside weights in f16.
+    Halves,
+    // To 8 bits:
+    /// One scale per 256 numbers (ggml's Q8_K).
+    SuperBlocks,
+    /// One scale per 32 numbers, itself rounded to f16, as is what minima of weights meet: the scale, not yet rounded, times the sum
+    /// of the codes (ggml's Q8_0 and Q8_1).
+    Blocks,
+    /// One scale per 32 numbers, as the kernels for GPUs round for all formats.
+    Device,
+}
+
+impl Rounding {
+    /// Blocks of 32 numbers that share a scale.
+    pub(crate) fn blocks(self) -> usize {
+        match self {
+            Rounding::SuperBlocks => PAD / BLOCK,
+            _ => 1,
+        }
+    }
+
+    /// Whether it is one to 8 bits.
+    pub fn is_integer(self) -> bool {
+        !matches!(self, Rounding::Bf16 | Rounding::Halves)
+    }
+
+    /// Rounds to 16 bits.
+    pub(crate) fn round_short(self, values: &mut [f32]) {
+        match self {
+            Rounding::Bf16 => values
+                .iter_mut()
+                .for_each(|x| *x = bf16::from_f32(*x).to_f32()),
+            _ => values
+                .iter_mut()
+                .for_each(|x| *x = f16::from_f32(*x).to_f32()),
+        }
+    }
+
+    /// The rounding of inputs that several matrices read: to 8 bits if one of them needs it, to 16 if all of them do.
+    pub fn of_all<'a>(formats: impl Iterator<Item = &'a Format>) -> Option<Rounding> {
+        let pairs = formats.map(|format| (format.rounding(), format.rounding()));
+        let extremes = pairs.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
+        let (least, most) = extremes.unwrap_or_default();
+        most.filter(|most| most.is_integer() || least.is_some())
+    }
+
+    /// The scale of numbers, from the bits of the largest magnitude among them.
+    ///
+    /// The magnitude is found by comparing bits as integers: NaN exceeds infinity, and neither is lost as in a float maximum.
+    pub(crate) fn scale(self, magnitude: u32) -> Scale {
+        let magnitude = f32::from_bits(magnitude);
+        let (exact, inverse) = match magnitude {
+            _ if !magnitude.is_finite() => (f32::NAN, 0.0),
+            // Below this the reciprocal overflows; such numbers are rounded to zero.
+            _ if magnitude <= 1e-36 => (0.0, 0.0),
+            _ if self == Rounding::SuperBlocks => (1.0 / (127.0 / magnitude), 127.0 / magnitude),
+            _ => (magnitude / 127.0, 127.0 / magnitude),
+        };
+        Scale {
+            exact,
+            inverse,
+            is_short: self == Rounding::Blocks,
+        }
+    }
+}
+
+/// The scale of numbers that are rounded to 8 bits.
+#[derive(Clone, Copy)]
+pub(crate) struct Scale {
+    exact: f32,
+    /// What the numbers are multiplied by for their codes.
+    pub(crate) inverse: f32,
+    /// Whether it, and what it multiplies, is rounded to f16.
+    is_short: bool,
+}
+
+impl Scale {
+    /// It times a sum of codes. What f16 cannot hold stays as it is.
+    pub(crate) fn times(self, sum: i32) -> f32 {
+        let product = self.exact * sum as f32;
+        if !self.is_short {
+            return product;
+        }
+        let short = f16::from_f32(product).to_f32();
+        if short.is_finite() { short } else { product }
+    }
+}
