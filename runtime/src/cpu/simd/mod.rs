@@ -88,6 +88,20 @@ fn halve<const N: usize, const HALF: usize>(x: [f32; N]) -> [f32; HALF] {
     sums
 }
 
+/// Sum of squares: each in f32, their sum in f64.
+#[inline(always)]
+pub fn square_sum(x: &[f32]) -> f64 {
+    let mut sums = [0.0f64; 16];
+    let (chunks, rest) = x.as_chunks::<16>();
+    for x in chunks {
+        for l in 0..16 {
+            sums[l] += f64::from(x[l] * x[l]);
+        }
+    }
+    let rest: f64 = rest.iter().map(|x| f64::from(x * x)).sum();
+    sums.iter().sum::<f64>() + rest
+}
+
 /// Sum of products.
 #[inline(always)]
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
