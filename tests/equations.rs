@@ -378,14 +378,20 @@ fn absorbed_latent_attention_is_attention_to_the_keys_and_values_of_each_head() 
             let (latent, shared) = projected.split_at(LATENT);
             let latent = w.rms("kv_a_norm", latent);
             let shared = turn(shared, t);
-            let product = |name: &str, i: usize, dim: usize| -> Vector {
-                let weight = w.values(&format!("{name}.weight"));
-                let rows = weight[i * dim * LATENT..][..dim * LATENT].chunks_exact(LATENT);
+            let key_weight = w.values("k_b.weight");
+            let key = |i: usize| -> Vector {
+                // A head's matrix has the latent on its left.
+                let rows = key_weight[i * LATENT * DK..][..LATENT * DK].chunks_exact(DK);
+                let column = |d: usize| rows.clone().zip(&latent).map(|(row, c)| row[d] * c).sum();
+                (0..DK).map(column).chain(shared.iter().copied()).collect()
+            };
+            let value_weight = w.values("v_b.weight");
+            let value = |i: usize| -> Vector {
+                let rows = value_weight[i * DV * LATENT..][..DV * LATENT].chunks_exact(LATENT);
                 rows.map(|row| dot(row, &latent)).collect()
             };
-            let key = |i: usize| [product("k_b", i, DK), shared.clone()].concat();
             keys.push((0..HEADS).map(key).collect());
-            values.push((0..HEADS).map(|i| product("v_b", i, DV)).collect());
+            values.push((0..HEADS).map(value).collect());
             let mut outputs = Vec::new();
             for i in 0..HEADS {
                 let (nope, rope) = head(&q, i, DK + ROPE).split_at(DK);

@@ -7,7 +7,7 @@ use waterline_quant::{Tensor, safetensors};
 
 use super::experts::{ExpertNames, layer_part};
 use super::hugging_face::{layer_type, mlp, model, norm_eps, tensor_name};
-use super::tensors::rows_of_groups;
+use super::tensors::{rows_of_groups, transposed};
 use super::{Config, Family};
 use crate::error::Result;
 use crate::feed_forward::{ExpertsSpec, FeedForward, SharedSpec};
@@ -203,10 +203,10 @@ fn tensor(
             nope..nope + value_dim
         };
         let rows = rows_of_groups(name, &of_mixer("kv_b_proj.weight")?, heads, range)?;
-        Ok(Tensor {
-            shape: weight.shape.clone(),
-            ..rows
-        })
+        match keys {
+            true => transposed(name, &rows, heads),
+            false => Ok(rows),
+        }
     };
     match part {
         "f_proj.0.weight" => of_mixer("f_a_proj.weight"),

@@ -78,6 +78,32 @@ pub(super) fn rows_of_groups(
     rows(name, tensor, &ranges)
 }
 
+/// Of `count` matrices, one after another, each with its rows as columns.
+pub(super) fn transposed(name: &str, tensor: &Tensor, count: usize) -> Result<Tensor> {
+    let (all, cols) = tensor.rows_cols();
+    if count == 0 || cols == 0 || !all.is_multiple_of(count) {
+        return Err(Error::Tensor {
+            file: "the checkpoint".into(),
+            name: name.into(),
+            found: format!("shape {:?}", tensor.shape),
+            expected: format!("{count} matrices of as many rows"),
+        });
+    }
+    let rows = all / count;
+    // Where a number of the transposed matrices is stored.
+    let at = |i: usize| (i / (rows * cols) * rows + i % rows) * cols + i / rows % cols;
+    let shape = vec![count * cols, rows];
+    if tensor.format.block_len > 1 {
+        let values = tensor.to_f32();
+        let values: Vec<f32> = (0..values.len()).map(|i| values[at(i)]).collect();
+        return from_f32(&shape, &values);
+    }
+    let size = tensor.format.block_bytes;
+    let number = |i: usize| &tensor.data[at(i) * size..][..size];
+    let data = (0..tensor.len()).flat_map(number).copied().collect();
+    Ok(Tensor::new(tensor.format, shape, Bytes::from_vec(data))?)
+}
+
 /// The gains of a norm that is stored as their distance from one.
 pub(super) fn one_plus(tensor: &Tensor) -> Result<Tensor> {
     let gains: Vec<f32> = tensor.to_f32().into_iter().map(|w| 1.0 + w).collect();
@@ -142,6 +168,18 @@ mod tests {
         assert!(rows("x", &from, from_ref(&(4..7))).is_err());
         assert!(rows_of_groups("x", &from, 1 << 40, 0..1).is_err());
         assert!(rows("x", &tensor(&[0]), from_ref(&(0..1))).is_err());
+    }
+
+    #[test]
+    fn matrices_are_transposed_one_by_one() {
+        let two = transposed("x", &tensor(&[4, 3]), 2).expect("matrices");
+        let expected = [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11].map(|x| x as f32);
+        assert_eq!(
+            (two.shape.clone(), two.to_f32()),
+            (vec![6, 2], expected.to_vec())
+        );
+        assert!(transposed("x", &tensor(&[4, 3]), 3).is_err());
+        assert!(transposed("x", &tensor(&[0, 3]), 0).is_err());
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::lowering::Lowering;
 use crate::operands::View;
 use crate::ops::{Attend, HeadGroup, HeadLinear, HeadOp, Prepare, Rope};
 use crate::state::{Size, StateDtype, StateKind, StateRange, StateTensor};
-use crate::weights::{Vector, WeightSpec};
+use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "latent_attention";
 
@@ -72,15 +72,25 @@ impl LatentAttention {
         Ok([q, views[1]])
     }
 
-    /// The values' matrices with the latent on the left, `[heads, latent, value_dim]`.
-    fn values(&self, layer: &Lowering) -> Result<Vector> {
-        let (latent, dim) = (self.latent, self.value_dim);
-        let stored = layer.vector("v_b.weight")?;
-        let at = |i: usize| {
-            let (head, row, column) = (i / (latent * dim), i / dim % latent, i % dim);
-            stored[(head * dim + column) * latent + row]
-        };
-        Ok((0..stored.len()).map(at).collect())
+    /// A matrix for each head's columns, on a CPU with its inputs rounded as its format needs it.
+    fn of_heads(
+        &self,
+        layer: &mut Lowering,
+        name: &str,
+        x: View,
+        kept: usize,
+        out: View,
+    ) -> Result<()> {
+        let matrix = layer.matrix(name)?;
+        layer.wide_inputs(HeadLinear::inputs_width(self.heads, matrix.cols()));
+        layer.push(HeadLinear {
+            heads: self.heads,
+            x,
+            matrix,
+            kept,
+            out,
+        });
+        Ok(())
     }
 }
 
@@ -122,8 +132,8 @@ impl Mixer for LatentAttention {
         weights.extend([
             WeightSpec::matrix("kv_a_proj.weight", self.row(), hidden),
             WeightSpec::full("kv_a_norm.weight", &[latent]),
-            WeightSpec::full("k_b.weight", &[heads, self.nope, latent]),
-            WeightSpec::full("v_b.weight", &[heads, dim, latent]),
+            WeightSpec::matrix("k_b.weight", heads * latent, self.nope),
+            WeightSpec::matrix("v_b.weight", heads * dim, latent),
             WeightSpec::matrix("o_proj.weight", hidden, heads * dim),
         ]);
         weights
@@ -144,15 +154,7 @@ impl Mixer for LatentAttention {
         let (c, r) = latent.split(self.latent);
         let room = layer.buffer((self.heads + 1) * self.row());
         let (q, row) = room.split(self.heads * self.row());
-        layer.push(HeadLinear {
-            heads: self.heads,
-            x: query,
-            weight: layer.vector("k_b.weight")?,
-            rows: self.nope,
-            cols: self.latent,
-            kept: self.rope,
-            out: q,
-        });
+        self.of_heads(layer, "k_b.weight", query, self.rope, q)?;
         let (own_c, own_r) = row.split(self.latent);
         let norm = Norm::rms(layer.vector("kv_a_norm.weight")?, self.norm_eps);
         let mut groups = vec![HeadGroup {
@@ -207,15 +209,7 @@ impl Mixer for LatentAttention {
             out: read,
         });
         let out = layer.buffer(self.heads * self.value_dim);
-        layer.push(HeadLinear {
-            heads: self.heads,
-            x: read,
-            weight: self.values(layer)?,
-            rows: self.latent,
-            cols: self.value_dim,
-            kept: 0,
-            out,
-        });
+        self.of_heads(layer, "v_b.weight", read, 0, out)?;
         layer.emit(out, Vec::new(), "o_proj")
     }
 }

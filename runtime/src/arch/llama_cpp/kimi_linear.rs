@@ -125,21 +125,26 @@ fn latent_names(keys: &Keys, block: usize, latent: &LatentAttention) -> Vec<Name
         ("mixer.o_proj", "attn_output"),
     ]);
     if keys.has_tensor(&format!("blk.{block}.attn_kv_b.weight")) {
-        // Older files: for each head the rows of its keys, then those of its values.
-        let of_head = |part| Take::Groups {
-            count: latent.heads,
-            part,
-        };
-        let values = latent.nope..latent.nope + latent.value_dim;
+        // Older files: for each head the rows of its keys, which the query passes the other way, then those of its values.
+        let (count, keys) = (latent.heads, latent.nope);
+        let [key, value] = [0..keys, keys..keys + latent.value_dim];
         names.extend([
-            Name::new("mixer.k_b", "attn_kv_b", of_head(0..latent.nope)),
-            Name::new("mixer.v_b", "attn_kv_b", of_head(values)),
+            Name::new(
+                "mixer.k_b",
+                "attn_kv_b",
+                Take::TransposedGroups { count, part: key },
+            ),
+            Name::new(
+                "mixer.v_b",
+                "attn_kv_b",
+                Take::Groups { count, part: value },
+            ),
         ]);
     } else {
-        names.extend([
-            Name::new("mixer.k_b", "attn_k_b", Take::Transposed),
-            Name::new("mixer.v_b", "attn_v_b", Take::Whole),
-        ]);
+        names.extend(as_stored(&[
+            ("mixer.k_b", "attn_k_b"),
+            ("mixer.v_b", "attn_v_b"),
+        ]));
     }
     names
 }

@@ -26,7 +26,7 @@ mod write;
 use std::sync::Arc;
 
 use waterline_quant::gguf::Gguf;
-use waterline_quant::{F16, F16_IN_F16};
+use waterline_quant::{BF16_IN_BF16, F16_IN_F16};
 
 use crate::error::Result;
 use crate::feed_forward::FeedForward;
@@ -154,14 +154,18 @@ pub(crate) fn open(gguf: &Gguf) -> Result<(ModelSpec, Tensors)> {
     Ok((description.spec, tensors))
 }
 
-/// In a file whose products have rounded inputs, gives matrices in f16 inputs in f16, as llama.cpp does: it quantizes no rows that
-/// are no whole number of blocks. A file in f16 keeps its inputs in f32.
+/// In a file whose products have rounded inputs, gives matrices in f16 inputs in f16, and those in bf16 such inputs, as llama.cpp
+/// does: it quantizes no rows that are no whole number of blocks. A file in f16 or bf16 keeps its inputs in f32.
 fn round_beside_quantized(tensors: &mut Tensors) {
-    let is_quantized = tensors
-        .values()
-        .any(|tensor| tensor.format.is_integer_dot());
-    let halves = tensors
-        .values_mut()
-        .filter(|tensor| is_quantized && *tensor.format == F16);
-    halves.for_each(|tensor| tensor.format = &F16_IN_F16);
+    let mut all = tensors.values();
+    if !all.any(|tensor| tensor.format.is_integer_dot()) {
+        return;
+    }
+    for tensor in tensors.values_mut() {
+        for format in [&F16_IN_F16, &BF16_IN_BF16] {
+            if tensor.format == format {
+                tensor.format = format;
+            }
+        }
+    }
 }

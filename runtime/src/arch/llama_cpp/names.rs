@@ -6,7 +6,7 @@ use std::ops::Range;
 use waterline_quant::Tensor;
 
 use crate::arch::squeezed;
-use crate::arch::tensors::{from_f32, rows, rows_of_groups};
+use crate::arch::tensors::{from_f32, rows, rows_of_groups, transposed};
 use crate::error::{Error, Result};
 use crate::weights::{Precision, WeightSpec};
 
@@ -31,10 +31,10 @@ pub(super) enum Take {
     Whole,
     /// Its values are, in order, whatever their dimensions.
     Flat,
-    /// Each of several matrices with its rows as columns: `ours[i][c][r] = stored[i][r][c]`.
-    Transposed,
     /// Of its rows in `count` groups of equal length, `part` of each.
     Groups { count: usize, part: Range<usize> },
+    /// The same, each group's part with its rows as columns.
+    TransposedGroups { count: usize, part: Range<usize> },
     /// Rows of heads whose first `turned` channels turn with the position, each next to the one that it turns with. Ours
     /// are apart by half of them: `ours[i + s turned / 2] = stored[2 i + s]`.
     Halves { head_dim: usize, turned: usize },
@@ -142,18 +142,9 @@ impl Name {
                 return Err(wrong(format!("shape {:?}", tensor.shape), expected));
             }
             Take::Groups { count, part } => rows_of_groups(stored, &tensor, *count, part.clone())?,
-            Take::Transposed => {
-                let [count, rows, cols] = tensor.shape[..] else {
-                    let found = format!("shape {:?}", tensor.shape);
-                    return Err(wrong(found, "three dimensions".into()));
-                };
-                let values = tensor.to_f32();
-                let at = |i: usize| {
-                    let (matrix, c, r) = (i / (rows * cols), i / rows % cols, i % rows);
-                    values[(matrix * rows + r) * cols + c]
-                };
-                let values: Vec<f32> = (0..values.len()).map(at).collect();
-                from_f32(&[count, cols, rows], &values)?
+            Take::TransposedGroups { count, part } => {
+                let parts = rows_of_groups(stored, &tensor, *count, part.clone())?;
+                transposed(stored, &parts, *count)?
             }
             Take::Halves { head_dim, turned } => {
                 let count = tensor.shape.first().copied().unwrap_or(0);

@@ -1,59 +1,67 @@
 //! The op on a CPU.
 
 use super::HeadLinear;
-use crate::cpu::simd::{self, gemm};
 use crate::cpu::{Frame, Shared};
 use crate::ops::CpuOp;
+use crate::ops::project::load;
 
-/// Tokens that are multiplied at once.
-const BLOCK: usize = 16;
+/// Rows of a head's matrix that a task takes.
+const ROWS: usize = 64;
+
+/// Tokens that a task multiplies with at once.
+const BATCH: usize = 64;
 
 impl CpuOp for HeadLinear {
     fn run(&self, frame: &mut Frame) {
         let tokens = frame.tokens.len();
-        let (rows, cols, width) = (self.rows, self.cols, self.x.width / self.heads);
+        let (rows, cols, width) = (self.rows(), self.matrix.cols(), self.x.width / self.heads);
         let mut out = frame.buffers.take(self.out.buffer);
+        let buffers = &*frame.buffers;
+        let of_head = |t: usize, head: usize| &self.x.of_token(buffers, t)[head * width..][..width];
+        // A head of a token is a row of the inputs.
+        load(
+            frame.pool,
+            frame.inputs,
+            [self.heads * tokens, cols],
+            self.matrix.format().rounding(),
+            |row, to| to.copy_from_slice(&of_head(row % tokens, row / tokens)[..cols]),
+        );
+        let inputs = &*frame.inputs;
         {
             let out = Shared::new(&mut out);
-            let inputs = frame.buffers.get(self.x.buffer);
-            frame.pool.each(self.heads, |worker, head| {
+            let pieces = rows.div_ceil(ROWS);
+            frame.pool.each(self.heads * pieces, |worker, task| {
                 let mut scratch = frame.scratch[worker].lock().expect("scratch");
-                let weight = &self.weight[head * rows * cols..][..rows * cols];
-                let place = self.out.start + head * (cols + self.kept);
-                simd::vectorize(
-                    #[inline(always)]
-                    || {
-                        for first in (0..tokens).step_by(BLOCK) {
-                            let n = BLOCK.min(tokens - first);
-                            let x = &inputs[first * self.x.stride + self.x.start + head * width..];
-                            let product = &mut scratch[..n * cols];
-                            product.fill(0.0);
-                            gemm(
-                                [n, cols, rows],
-                                x,
-                                [self.x.stride, 1],
-                                weight,
-                                cols,
-                                product,
-                                cols,
-                            );
-                            for (t, product) in product.chunks_exact(cols).enumerate() {
-                                let start = (first + t) * self.out.stride + place;
-                                // SAFETY: each task has its own head's columns of the output (rules: widths, disjoint writes).
-                                let row = unsafe { out.part(start..start + cols + self.kept) };
-                                let (products, kept) = row.split_at_mut(cols);
-                                products.copy_from_slice(product);
-                                kept.copy_from_slice(&x[t * self.x.stride + rows..][..self.kept]);
-                            }
+                let (head, piece) = (task / pieces, task % pieces);
+                let piece = piece * ROWS..rows.min((piece + 1) * ROWS);
+                let place = self.out.start + head * (rows + self.kept);
+                for first in (0..tokens).step_by(BATCH) {
+                    let count = BATCH.min(tokens - first);
+                    let picked: [u32; BATCH] =
+                        std::array::from_fn(|i| (head * tokens + first + i) as u32);
+                    let range = head * rows + piece.start..head * rows + piece.end;
+                    self.matrix
+                        .mul_picked(range, inputs, &picked[..count], &mut scratch, ROWS);
+                    for (i, product) in scratch.chunks_exact(ROWS).take(count).enumerate() {
+                        let start = (first + i) * self.out.stride + place;
+                        let columns = start + piece.start..start + piece.end;
+                        // SAFETY: each task has its own rows of its own head, which are columns of the output (rules: widths,
+                        // disjoint writes).
+                        unsafe { out.part(columns) }.copy_from_slice(&product[..piece.len()]);
+                        if piece.start == 0 {
+                            let kept = start + rows..start + rows + self.kept;
+                            // SAFETY: as above; one task of a head has these columns.
+                            let kept = unsafe { out.part(kept) };
+                            kept.copy_from_slice(&of_head(first + i, head)[cols..][..self.kept]);
                         }
-                    },
-                );
+                    }
+                }
             });
         }
         frame.buffers.put(self.out.buffer, out);
     }
 
     fn scratch(&self, _chunk: usize) -> usize {
-        BLOCK * self.cols
+        BATCH * ROWS
     }
 }

@@ -1,36 +1,43 @@
-// Products of heads with matrices of their own. Four threads share the rows of a column and keep them in registers for the tokens of
-// a tile.
+// Products of heads with matrices of their own. `lanes` threads share a row, which they keep in registers for the tokens of a tile.
 
-template <int rows, int cols, int kept, int width, int tile>
-__device__ void head_linear(Rows x, const float* weights, Rows out, int tokens) {
-  constexpr int warps = 4, block_columns = 8 * warps;
-  constexpr int groups = (cols + block_columns - 1) / block_columns, parts = (rows + 3) / 4;
-  int head = blockIdx.x / groups, group = blockIdx.x % groups, place = lane_index() / 8;
-  int column = group * block_columns + warp_index() * 8 + lane_index() % 8;
-  bool inside = column < cols;
-  float weight[parts];
+template <int format, int lanes, int heads, int rows, int cols, int kept, int width, int tile>
+__device__ void head_linear(Rows x, const u8* matrix, Rows out, int tokens) {
+  using Weights = Format<format, cols>;
+  constexpr int threads = 128, block_rows = threads / lanes, groups = (rows + block_rows - 1) / block_rows;
+  constexpr int units = cols / Weights::unit, parts = (units + lanes - 1) / lanes;
+  int head = blockIdx.x / groups, group = blockIdx.x % groups, place = threadIdx.x % lanes;
+  int row = group * block_rows + threadIdx.x / lanes;
+  bool inside = row < rows;
+  Units all = all_units<Weights>(matrix, heads * rows);
+  float weights[parts][Weights::unit];
 #pragma unroll
   for (int i = 0; i < parts; i++) {
-    int row = i * 4 + place;
-    weight[i] = inside && row < rows ? weights[(long long)(head * rows + row) * cols + column] : 0.0f;
+    int unit = i * lanes + place;
+    if (inside && unit < units) {
+      Weights::values(all, (long long)(head * rows + row) * units + unit, weights[i]);
+    } else {
+      for (int j = 0; j < Weights::unit; j++) weights[i][j] = 0.0f;
+    }
   }
   wait_for_dependencies();
   launch_dependents();
   int first = blockIdx.y * tile, last = min(first + tile, tokens);
   for (int t = first; t < last; t++) {
     const float* from = x.token(t) + head * width;
-    float* to = out.token(t) + head * (cols + kept);
+    float* to = out.token(t) + head * (rows + kept);
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < parts; i++) {
-      int row = i * 4 + place;
-      sum += weight[i] * (rows % 4 == 0 || row < rows ? from[row] : 0.0f);
+      // Of a unit behind the row's end the weights are zero, and no input is read.
+      int unit = min(i * lanes + place, units - 1);
+#pragma unroll
+      for (int j = 0; j < Weights::unit; j++) sum += weights[i][j] * from[unit * Weights::unit + j];
     }
-    sum += __shfl_xor_sync(all_lanes, sum, 8);
-    sum += __shfl_xor_sync(all_lanes, sum, 16);
-    if (inside && place == 0) to[column] = sum;
+#pragma unroll
+    for (int i = lanes / 2; i > 0; i /= 2) sum += __shfl_xor_sync(all_lanes, sum, i);
+    if (inside && place == 0) to[row] = sum;
     if (group == 0) {
-      for (int i = threadIdx.x; i < kept; i += blockDim.x) to[cols + i] = from[rows + i];
+      for (int i = threadIdx.x; i < kept; i += threads) to[rows + i] = from[cols + i];
     }
   }
 }

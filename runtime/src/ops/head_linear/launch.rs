@@ -1,29 +1,37 @@
 //! The op as kernels.
 
 use super::HeadLinear;
-use crate::cuda::{Call, Grid, Launches, Parameter};
+use crate::cuda::{Call, Grid, Launches, Parameter, format_of};
 use crate::error::Result;
 use crate::ops::DeviceOp;
 
-/// Columns of a block of threads, and tokens of one where there are many.
-const COLUMNS: usize = 32;
+/// Threads of a block, as in head_linear.cu.
+const THREADS: usize = 128;
 
+/// Tokens of a block of threads where there are many.
 const TILE: usize = 32;
+
+/// Numbers that a thread keeps of a row, if the row is not longer than a warp's.
+const KEPT: usize = 32;
 
 impl DeviceOp for HeadLinear {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
-        let (rows, cols, kept) = (self.rows, self.cols, self.kept);
+        let (heads, rows, cols) = (self.heads, self.rows(), self.matrix.cols());
+        let (kept, width) = (self.kept, self.x.width / heads);
         let tile = if launches.tokens == 1 { 1 } else { TILE };
-        let width = self.x.width / self.heads;
+        let lanes = cols.div_ceil(KEPT).next_power_of_two().min(32);
+        let format = format_of(&self.matrix);
         launches.push_prefetching(Call {
             source: include_str!("head_linear.cu"),
-            kernel: format!("head_linear<{rows}, {cols}, {kept}, {width}, {tile}>"),
-            grid: Grid::EachTile(self.heads * cols.div_ceil(COLUMNS), tile),
-            threads: 4 * COLUMNS,
+            kernel: format!(
+                "head_linear<{format}, {lanes}, {heads}, {rows}, {cols}, {kept}, {width}, {tile}>"
+            ),
+            grid: Grid::EachTile(heads * rows.div_ceil(THREADS / lanes), tile),
+            threads: THREADS,
             shared: 0,
             parameters: vec![
                 launches.view(self.x),
-                launches.vector(&self.weight)?,
+                Parameter::pointer("const u8", launches.matrix_address(&self.matrix)?),
                 launches.view(self.out),
                 Parameter::tokens(),
             ],

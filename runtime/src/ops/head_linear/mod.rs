@@ -1,29 +1,41 @@
-//! A matrix for each head: `y_h = x_h W_h`, behind which the last columns of a head may pass as they are.
+//! A matrix for each head: `y_h = W_h x_h`, behind which the last columns of a head may pass as they are.
 
 mod cpu;
 mod launch;
 
+use waterline_quant::Matrix;
+
 use super::{Access, Op};
 use crate::operands::View;
 use crate::ops::Rules;
-use crate::weights::Vector;
 
 /// Products of heads with matrices of their own.
 pub struct HeadLinear {
     /// Heads.
     pub heads: usize,
-    /// Inputs of equal width for each head, of which the first `rows` are multiplied.
+    /// Inputs of equal width for each head, of which the first columns are multiplied, as many as the matrices have.
     pub x: View,
-    /// `[heads, rows, cols]`; a head's input is a row vector on its left.
-    pub weight: Vector,
-    /// Columns of a head that are multiplied.
-    pub rows: usize,
-    /// Columns of a head's product.
-    pub cols: usize,
+    /// `[heads * rows, cols]`: the heads' matrices, one after another.
+    pub matrix: Matrix,
     /// Columns of a head behind those that are multiplied, which stand behind its product.
     pub kept: usize,
-    /// Results `[heads, cols + kept]`.
+    /// Results `[heads, rows + kept]`.
     pub out: View,
+}
+
+/// Inputs of products are padded to a multiple of this.
+const PAD: usize = 256;
+
+impl HeadLinear {
+    /// Width that the inputs of products need for heads with matrices of `cols` columns.
+    pub fn inputs_width(heads: usize, cols: usize) -> usize {
+        heads * cols.next_multiple_of(PAD)
+    }
+
+    /// Rows of a head's matrix.
+    fn rows(&self) -> usize {
+        self.matrix.rows() / self.heads
+    }
 }
 
 impl Op for HeadLinear {
@@ -33,53 +45,83 @@ impl Op for HeadLinear {
 
     fn check(&self, rules: &mut Rules) {
         rules.multiple("x", self.x, self.heads);
-        rules.width("out", self.out, self.heads * (self.cols + self.kept));
+        let rows = self.matrix.rows();
+        rules.equal("the matrices' rows", self.rows() * self.heads, rows);
+        let width = self.x.width / self.heads;
+        let used = self.matrix.cols() + self.kept;
+        rules.equal("a head's used columns", used.min(width), used);
+        rules.width("out", self.out, self.heads * (self.rows() + self.kept));
     }
 
     fn weight_bytes(&self) -> usize {
-        size_of_val(&self.weight[..])
+        self.matrix.bytes().len()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use waterline_quant::{Bytes, F32, Format, Q8_0};
+
     use super::*;
     use crate::ops::rig::{Rig, noise};
 
     #[test]
     fn heads_are_multiplied_by_their_own_matrices() {
-        let (heads, rows, cols, kept, tokens) = (3, 5, 7, 2, 19);
-        let width = rows + kept + 1;
-        let weight: Vec<f32> = (0..heads * rows * cols).map(noise).collect();
+        let formats: [(&'static Format, usize); 2] = [(&F32, 5), (&Q8_0, 64)];
+        for (format, cols) in formats {
+            compare(format, cols);
+        }
+    }
+
+    /// With the equations, on inputs that 8 bits hold.
+    fn compare(format: &'static Format, cols: usize) {
+        let (heads, rows, kept, tokens) = (3, 70, 2, 83);
+        let width = cols + kept + 1;
+        let values: Vec<f32> = (0..heads * rows * cols).map(noise).collect();
+        let shape = [heads * rows, cols];
+        let mut bytes = vec![0; format.tensor_bytes(&shape).expect("whole blocks")];
+        format.encode(&values, &mut bytes);
+        let matrix = Matrix::new(format, shape[0], cols, Bytes::from_vec(bytes));
         let op = HeadLinear {
             heads,
             x: View::whole(0, heads * width),
-            weight: weight.clone().into(),
-            rows,
-            cols,
+            matrix: matrix.expect("a matrix"),
             kept,
-            out: View::whole(1, heads * (cols + kept)),
+            out: View::whole(1, heads * (rows + kept)),
         };
-        let x = |t: usize, i: usize| noise(t * 100 + i);
+        let weights: Vec<Vec<f32>> = (0..heads * rows)
+            .map(|row| {
+                let mut weights = vec![0.0; cols];
+                op.matrix.decode_row(row, &mut weights);
+                weights
+            })
+            .collect();
+        // Every block of 32 has the largest code, and its scale is one that f16 holds.
+        let x = |t: usize, i: usize| match i % width % 32 {
+            0 => 127.0 / 64.0,
+            _ => (noise(t * 1000 + i) * 100.0).round() / 64.0,
+        };
         let fill = |_: usize, t: usize, row: &mut [f32]| {
             for (i, value) in row.iter_mut().enumerate() {
                 *value = x(t, i);
             }
         };
-        let widths = [heads * width, op.out.width];
+        let inputs = HeadLinear::inputs_width(heads, cols);
+        let widths = [heads * width, op.out.width, inputs];
         let mut rig = Rig::new(&op, &widths, &[]);
         for chunks in [vec![tokens], vec![1; tokens]] {
             let (found, _) = rig.read(&chunks, fill, op.out);
             for (i, found) in found.iter().enumerate() {
                 let (t, column) = (i / op.out.width, i % op.out.width);
-                let (head, column) = (column / (cols + kept), column % (cols + kept));
-                let expected = match column.checked_sub(cols) {
-                    Some(kept) => x(t, head * width + rows + kept),
-                    None => (0..rows)
-                        .map(|r| x(t, head * width + r) * weight[(head * rows + r) * cols + column])
+                let (head, column) = (column / (rows + kept), column % (rows + kept));
+                let expected: f32 = match column.checked_sub(rows) {
+                    Some(kept) => x(t, head * width + cols + kept),
+                    None => (0..cols)
+                        .map(|c| x(t, head * width + c) * weights[head * rows + column][c])
                         .sum(),
                 };
-                assert!((found - expected).abs() < 1e-5, "{i}: {found} {expected}");
+                let difference = (found - expected).abs();
+                assert!(difference < 1e-4, "{format} {i}: {found} {expected}");
             }
         }
     }
