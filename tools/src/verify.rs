@@ -375,19 +375,36 @@ fn compare_states(a: &Snapshot, b: &Snapshot) -> Difference {
             format.decode(bytes, &mut values);
             values
         };
-        let (a, b) = (decode(a), decode(b));
-        let difference = compare(&a, &b);
-        let finite = b.iter().filter(|value| value.is_finite());
-        let largest = finite.fold(1.0f32, |most, value| most.max(value.abs()));
-        worst.absolute = worst.absolute.max(difference.absolute / largest);
+        let difference = compare_state(&decode(a), &decode(b));
+        worst.absolute = worst.absolute.max(difference.absolute);
         worst.relative = worst.relative.max(difference.relative);
     }
     worst
 }
 
+/// Two state tensors of floats.
+fn compare_state(a: &[f32], b: &[f32]) -> Difference {
+    let mut difference = compare(a, b);
+    let finite = b.iter().filter(|value| value.is_finite());
+    difference.absolute /= finite.fold(1.0f32, |most, value| most.max(value.abs()));
+    difference
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn states_are_measured_in_their_largest_value_where_it_exceeds_one() {
+        let measure = |a: &[f32], b: &[f32]| compare_state(a, b).absolute;
+        assert_eq!(measure(&[0.25, 0.5], &[0.25, 0.75]), 0.25);
+        assert_eq!(measure(&[1.0, -8.0], &[2.0, -8.0]), 1.0 / 8.0);
+        let scores = [f32::NEG_INFINITY, 4.0];
+        assert_eq!(measure(&[f32::NEG_INFINITY, 3.0], &scores), 0.25);
+        assert_eq!(measure(&[0.0, 4.0], &scores), f32::INFINITY);
+        assert_eq!(measure(&[f32::NAN, 4.0], &[2.0, 4.0]), f32::INFINITY);
+        assert!((compare_state(&[3.0, 5.0], &[3.0, 4.0]).relative - 0.2).abs() < 1e-12);
+    }
 
     #[test]
     fn another_token_counts_where_the_recorded_logits_lie_apart() {
