@@ -170,6 +170,7 @@ unsafe fn open(
         let clock = Instant::now();
         let options = OpenOptions {
             allow_unused: params.allow_unused != 0,
+            ..OpenOptions::default()
         };
         let open = OpenModel::new(checkpoint(&options)?, &params)?;
         log(wl_log_level::WL_LOG_INFO, || {

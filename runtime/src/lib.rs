@@ -66,3 +66,13 @@ pub use weights::{Precision, Tensors, WeightSpec};
 #[cfg(test)]
 #[path = "../../tests/skipped.rs"]
 pub(crate) mod skipped;
+
+// Models with random weights, which the tests of the folder `tests` describe by this crate's public face.
+#[cfg(test)]
+extern crate self as waterline;
+#[cfg(test)]
+#[path = "../../tests/plain/mod.rs"]
+mod plain;
+#[cfg(test)]
+#[path = "../../tests/synthetic/mod.rs"]
+mod synthetic;

@@ -106,7 +106,10 @@ fn runs(checkpoint: waterline::Result<Checkpoint>) -> bool {
 
 /// A GGUF file, model and vocabulary.
 pub fn gguf(bytes: &[u8]) -> bool {
-    let options = OpenOptions { allow_unused: true };
+    let options = OpenOptions {
+        allow_unused: true,
+        ..OpenOptions::default()
+    };
     let Ok(bytes) = Bytes::copy_from(bytes) else {
         return false;
     };
@@ -135,7 +138,10 @@ fn folder(case: &str, name: &str, bytes: &[u8]) -> bool {
             }
         }
     }
-    let options = OpenOptions { allow_unused: true };
+    let options = OpenOptions {
+        allow_unused: true,
+        ..OpenOptions::default()
+    };
     let _ = Checkpoint::open(folder.path());
     runs(Checkpoint::open_with(folder.path(), &options))
 }

@@ -1,5 +1,7 @@
 //! Mathematics in f64 for tests that compare models with their equations.
 
+#![allow(dead_code)] // each test binary uses a part
+
 use std::collections::HashMap;
 
 /// Epsilon of the norms.

@@ -7,6 +7,7 @@ use waterline::{Checkpoint, Model, OpenOptions};
 use waterline_quant::Bytes;
 
 use crate::error::{Error, Result};
+use crate::session::SessionArgs;
 use crate::wrong_model::explain;
 
 const NAME: &str = "the built-in model";
@@ -27,9 +28,20 @@ pub struct OpenArgs {
     /// Open a model although its files hold tensors or keys that nothing here uses; it may be another model without them.
     #[arg(long)]
     allow_unused: bool,
+    /// Whether the MTP block is read, by which a session drafts.
+    #[arg(skip)]
+    mtp: bool,
 }
 
 impl OpenArgs {
+    /// The same for models on which such sessions are opened.
+    pub fn for_sessions(self, args: &SessionArgs) -> Self {
+        OpenArgs {
+            mtp: args.mtp(),
+            ..self
+        }
+    }
+
     /// Opens the model at `path`, or else the built-in one.
     pub fn model(self, path: Option<&Path>) -> Result<Arc<Model>> {
         Ok(Model::bind(self.checkpoint(path)?)?)
@@ -39,6 +51,7 @@ impl OpenArgs {
     pub fn checkpoint(self, path: Option<&Path>) -> Result<Checkpoint> {
         let options = OpenOptions {
             allow_unused: self.allow_unused,
+            mtp: self.mtp,
         };
         Ok(match path {
             Some(path) => Checkpoint::open_with(path, &options)

@@ -71,7 +71,7 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let (model, prompt) = read_prompt(args)?;
-    let model = args.open.model(model)?;
+    let model = args.open.for_sessions(&args.session).model(model)?;
     let (tokens, end) = encode(&model, &prompt, args)?;
     let mut session = args.session.open(&model, args.sampling.params(), 0)?;
     let interrupt = Interrupt::cancelling(session.canceller())?;
@@ -102,7 +102,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
                 0.0
             }
         };
-        let summary = json!({
+        let mut summary = json!({
             "text": completion.text,
             "tokens": completion.tokens,
             "prompt_tokens": tokens.len(),
@@ -115,6 +115,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             "state_bytes": session.state_bytes(),
             "seed": session.sampler().seed,
         });
+        if let (drafted @ 1.., accepted) = session.drafts() {
+            summary["drafts"] = json!({ "drafted": drafted, "accepted": accepted });
+        }
         out.write_all(json_line(&summary).as_bytes())
             .map_err(Error::Stdout)?;
     } else {

@@ -66,6 +66,10 @@ pub struct SessionArgs {
     /// tokens. A GPU drafts up to 15, and its tokens are those of recorded steps. For run and chat.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
     lookup: u32,
+    /// Draft up to N tokens at once by the model's own block for it (MTP, of Qwen3-Next and Qwen3.5), with the same tokens. On the
+    /// CPU, for run and chat.
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "lookup", value_parser = clap::value_parser!(u32).range(0..=64))]
+    mtp: u32,
 }
 
 impl SessionArgs {
@@ -77,6 +81,11 @@ impl SessionArgs {
     /// The number of the GPU where it computes, if it is one.
     pub fn gpu(&self) -> Option<usize> {
         self.device.gpu()
+    }
+
+    /// Whether sessions draft by the model's MTP block.
+    pub fn mtp(&self) -> bool {
+        self.mtp > 0
     }
 
     /// The numbers of threads, as the user gave them.
@@ -137,7 +146,7 @@ impl SessionArgs {
         }
         (options.chunk, options.threads) = (self.chunk, threads);
         (options.device, options.step) = (device, self.gpu_step);
-        options.lookup = self.lookup as usize;
+        (options.lookup, options.mtp) = (self.lookup as usize, self.mtp as usize);
         Ok(options)
     }
 }

@@ -110,7 +110,10 @@ fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkpoint> {
         let what = format!("model_type {model_type:?}; known are {}", known.join(", "));
         return Err(Error::Unsupported { file, what });
     };
-    let spec = (family.spec)(&config)?;
+    let mut spec = (family.spec)(&config)?;
+    if options.mtp {
+        spec.mtp = Some(qwen3_next::mtp(&config)?);
+    }
     spec.check(&file)?;
     let weights = weights?;
     let mut tensors = Tensors::new();
@@ -125,7 +128,7 @@ fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkpoint> {
     let text = text_files(dir, &config)?;
     if !options.allow_unused {
         unused::check_config(&config)?;
-        unused::check_tensors(&config, &weights, &tensors)?;
+        unused::check_tensors(&config, &weights, &tensors, options.mtp)?;
     }
     let name = config
         .optional_string("_name_or_path")

@@ -62,8 +62,8 @@ impl Checkpoint {
     fn from_gguf(gguf: Gguf, options: &OpenOptions) -> Result<Self> {
         let file = gguf.name().to_string();
         let (spec, tensors) = match gguf.get_str("general.architecture")? {
-            ARCHITECTURE => Self::own(&gguf)?,
-            _ => llama_cpp::open(&gguf)?,
+            ARCHITECTURE => Self::own(&gguf, options.mtp)?,
+            _ => llama_cpp::open(&gguf, options.mtp)?,
         };
         let optional = |key: &str| gguf.get(key).and_then(Value::as_str).map(str::to_string);
         let token = |key: &str| {
@@ -83,7 +83,7 @@ impl Checkpoint {
         };
         let name = optional("general.name").unwrap_or_else(|| "a model without a name".into());
         if !options.allow_unused {
-            unused::check_gguf(&gguf)?;
+            unused::check_gguf(&gguf, options.mtp)?;
         }
         Ok(Checkpoint {
             file,
@@ -95,7 +95,7 @@ impl Checkpoint {
     }
 
     /// The description and the tensors of a file of our own architecture.
-    fn own(gguf: &Gguf) -> Result<(ModelSpec, Tensors)> {
+    fn own(gguf: &Gguf, mtp: bool) -> Result<(ModelSpec, Tensors)> {
         let json: Json =
             serde_json::from_str(gguf.get_str("waterline.spec")?).map_err(|e| Error::Config {
                 file: gguf.name().into(),
@@ -103,7 +103,13 @@ impl Checkpoint {
                 found: e.to_string(),
                 expected: "JSON".into(),
             })?;
-        let spec = ModelSpec::from_json(gguf.name(), &json)?;
+        let mut spec = ModelSpec::from_json(gguf.name(), &json)?;
+        if mtp && spec.mtp.is_none() {
+            return Err(Error::Unsupported {
+                file: gguf.name().into(),
+                what: "drafts by an MTP block, of which waterline.spec says nothing".into(),
+            });
+        }
         let mut tensors = Tensors::new();
         // What is missing is named when the whole is checked.
         for weight in spec.weights() {
@@ -111,6 +117,9 @@ impl Checkpoint {
                 let tensor = gguf.tensor(&weight.name)?;
                 tensors.insert(weight.name, tensor);
             }
+        }
+        if !mtp {
+            spec.mtp = None;
         }
         Ok((spec, tensors))
     }

@@ -11,11 +11,11 @@ use super::experts::ExpertNames;
 use super::hugging_face::{attention, layer_type, mlp, model, norm_eps, tensor_name};
 use super::tensors::{one_plus, rows, rows_of_groups};
 use super::{Config, Family};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::feed_forward::{ExpertsSpec, FeedForward, SharedSpec};
 use crate::functions::Activation;
 use crate::mixers::{Attention, GatedDeltaNet, Mixer};
-use crate::model::{LayerSpec, ModelSpec};
+use crate::model::{LayerSpec, ModelSpec, MtpSpec};
 use crate::ops::Router;
 use crate::weights::WeightSpec;
 
@@ -65,10 +65,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
             };
             Ok(LayerSpec {
                 mixer: Some(mixer),
-                ffn: Some(match has_experts(config, layer)? {
-                    true => FeedForward::Experts(experts(config)?),
-                    false => FeedForward::Dense(mlp(config)?),
-                }),
+                ffn: Some(feed_forward(config, layer)?),
                 ..LayerSpec::default()
             })
         })
@@ -76,7 +73,18 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     model(config, layers)
 }
 
+fn feed_forward(config: &Config, layer: usize) -> Result<FeedForward> {
+    Ok(match has_experts(config, layer)? {
+        true => FeedForward::Experts(experts(config)?),
+        false => FeedForward::Dense(mlp(config)?),
+    })
+}
+
 fn is_attention(config: &Config, layer: usize) -> Result<bool> {
+    // Behind the last layer is the block that predicts further tokens.
+    if layer == config.layers()? {
+        return Ok(true);
+    }
     match layer_type(config, layer)? {
         Some("full_attention") => Ok(true),
         Some("linear_attention") => Ok(false),
@@ -147,7 +155,66 @@ fn gated_deltanet(config: &Config) -> Result<GatedDeltaNet> {
     })
 }
 
+/// The block that predicts the token after the next one. Its tensors' names begin with `mtp.`; whatever the configuration says,
+/// it is there if they are.
+pub(super) fn mtp(config: &Config) -> Result<MtpSpec> {
+    let model_type = config.string("model_type")?;
+    if !(FAMILY.model_types.iter().chain(WITH_IMAGES.model_types)).any(|known| *known == model_type)
+    {
+        return Err(Error::Unsupported {
+            file: config.file().into(),
+            what: format!(
+                "an MTP block of model_type {model_type:?}; known are those of Qwen3-Next and Qwen3.5"
+            ),
+        });
+    }
+    if !config.has_tensor("mtp.fc.weight") {
+        return Err(Error::Unsupported {
+            file: config.file().into(),
+            what: "drafts by an MTP block: the directory has no tensor mtp.fc.weight".into(),
+        });
+    }
+    let text = config.child("text_config")?;
+    let config = text.as_ref().unwrap_or(config);
+    let blocks = config.usize_or("mtp_num_hidden_layers", 1)?;
+    if blocks != 1 {
+        return Err(config.wrong("mtp_num_hidden_layers", "one block"));
+    }
+    if config.bool_or("mtp_use_dedicated_embeddings", false)? {
+        return Err(config.wrong("mtp_use_dedicated_embeddings", "false"));
+    }
+    let layer = config.layers()?;
+    Ok(MtpSpec {
+        layer: LayerSpec {
+            mixer: Some(Arc::new(gated_attention(config)?)),
+            ffn: Some(feed_forward(config, layer)?),
+            ..LayerSpec::default()
+        },
+        own_embedding: false,
+        own_norm: true,
+        own_head: false,
+    })
+}
+
+/// The names of the block's own tensors, ours and theirs.
+const MTP_NAMES: &[(&str, &str)] = &[
+    ("nextn.eh_proj.", "mtp.fc."),
+    ("nextn.enorm.", "mtp.pre_fc_norm_embedding."),
+    ("nextn.hnorm.", "mtp.pre_fc_norm_hidden."),
+    ("nextn.shared_head_norm.", "mtp.norm."),
+];
+
 fn tensor(config: &Config, read: Read, weight: &WeightSpec) -> Result<Tensor> {
+    let behind = format!("model.layers.{}.", config.layers()?);
+    // The layer behind the last one is the first of the block that predicts further tokens.
+    let read = |name: &str| match name.strip_prefix(&behind) {
+        None => read(name),
+        Some(part) => match MTP_NAMES.iter().find(|(ours, _)| part.starts_with(ours)) {
+            Some((ours, theirs)) => read(&part.replacen(ours, theirs, 1)),
+            None => read(&format!("mtp.layers.0.{part}")),
+        },
+    };
+    let read: Read = &read;
     let name = weight.name.as_str();
     if let Some(tensor) = ExpertNames::USUAL.tensor(weight, "model.layers", read) {
         return tensor;

@@ -10,7 +10,8 @@ use waterline_quant::safetensors;
 
 use super::Config;
 use super::unused_lists::{
-    GGUF_KEYS, GGUF_KEYS_AT, GGUF_TENSORS, Idle, KEYS, KEYS_AT, KEYS_OF, TENSORS, TENSORS_AT,
+    GGUF_KEYS, GGUF_KEYS_AT, GGUF_MTP, GGUF_TENSORS, Idle, KEYS, KEYS_AT, KEYS_OF, MTP, TENSORS,
+    TENSORS_AT,
 };
 use crate::error::{Error, Result};
 use crate::weights::Tensors;
@@ -32,11 +33,13 @@ pub(super) fn check_config(config: &Config) -> Result<()> {
     refuse(config.file(), KEY, unused.iter().map(String::as_str))
 }
 
-/// Refuses a checkpoint of which a tensor was not read that may mean something. `tensors` are those that the model has.
+/// Refuses a checkpoint of which a tensor was not read that may mean something. `tensors` are those that the model has. Those of a
+/// block that predicts further tokens do not, unless `mtp`.
 pub(super) fn check_tensors(
     config: &Config,
     weights: &safetensors::Checkpoint,
     tensors: &Tensors,
+    mtp: bool,
 ) -> Result<()> {
     // A copy of the embedding beside it is how some programs write a tied output matrix.
     let is_embedding = |name: &str| {
@@ -67,14 +70,16 @@ pub(super) fn check_tensors(
         let used = |other: &&str| !unused.contains(other);
         ending.is_some() && weights.names().filter(used).any(same)
     };
-    let idle =
-        |name: &str| is_listed(TENSORS, name) || is_embedding(name) || at(name) || repeats(name);
+    let is_further = |name: &str| !mtp && is_named(MTP, name);
+    let listed = |name: &str| is_listed(TENSORS, name) || is_further(name);
+    let idle = |name: &str| listed(name) || is_embedding(name) || at(name) || repeats(name);
     let unused = unused.iter().copied().filter(|name| !idle(name));
     refuse(weights.name(), TENSOR, unused)
 }
 
-/// Refuses a GGUF file of which a key or a tensor was not read that may mean something.
-pub(crate) fn check_gguf(gguf: &Gguf) -> Result<()> {
+/// Refuses a GGUF file of which a key or a tensor was not read that may mean something. Those of a block that predicts further tokens
+/// do not, unless `mtp`.
+pub(crate) fn check_gguf(gguf: &Gguf, mtp: bool) -> Result<()> {
     let unused: Vec<&str> = gguf.unused_keys().collect();
     let architecture = gguf.get_str("general.architecture").unwrap_or_default();
     let is_idle = |key: &str| {
@@ -101,9 +106,10 @@ pub(crate) fn check_gguf(gguf: &Gguf) -> Result<()> {
             .strip_prefix("blk.")
             .and_then(|rest| rest.split('.').next());
         let block = block.and_then(|block| block.parse::<u64>().ok());
-        block.is_some_and(|block| further.contains(&block))
+        block.is_some_and(|block| further.contains(&block)) || is_named(GGUF_MTP, name)
     };
-    let tensors = tensors.filter(|name| !is_listed(GGUF_TENSORS, name) && !is_further(name));
+    let is_idle = |name: &str| is_listed(GGUF_TENSORS, name) || !mtp && is_further(name);
+    let tensors = tensors.filter(|name| !is_idle(name));
     refuse(gguf.name(), TENSOR, tensors)
 }
 

@@ -244,11 +244,13 @@ pub(super) const TENSORS: &[Idle] = &[
         "buffers that follow from the configuration",
     ),
     (
-        "mtp.* model.mtp.* visual.* model.visual.* vision_tower.* model.vision_tower.* multi_modal_projector.* \
-         model.multi_modal_projector.*",
-        "parts beside the language model: prediction of several tokens, images",
+        "visual.* model.visual.* vision_tower.* model.vision_tower.* multi_modal_projector.* model.multi_modal_projector.*",
+        "parts beside the language model: images",
     ),
 ];
+
+/// Tensors of a block that predicts further tokens, which have no meaning where it is not read.
+pub(super) const MTP: &str = "mtp.* model.mtp.*";
 
 /// Tensors without a meaning where a key of the configuration has this value.
 pub(super) const TENSORS_AT: &[(&str, bool, &str)] = &[(
@@ -310,13 +312,10 @@ pub(super) const GGUF_KEYS_AT: &[(&str, &str)] = &[
 ];
 
 /// Tensors of GGUF files without a meaning for the logits.
-pub(super) const GGUF_TENSORS: &[Idle] = &[
-    (
-        "blk.*.nextn.*",
-        "prediction of several tokens, which is not loaded",
-    ),
-    (
-        "blk.0.time_mix_v0.weight blk.0.time_mix_v1.weight blk.0.time_mix_v2.weight",
-        "the first layer of RWKV-7 has no earlier values to mix with",
-    ),
-];
+pub(super) const GGUF_TENSORS: &[Idle] = &[(
+    "blk.0.time_mix_v0.weight blk.0.time_mix_v1.weight blk.0.time_mix_v2.weight",
+    "the first layer of RWKV-7 has no earlier values to mix with",
+)];
+
+/// Tensors of blocks that predict further tokens, which have no meaning where they are not read.
+pub(super) const GGUF_MTP: &str = "blk.*.nextn.*";

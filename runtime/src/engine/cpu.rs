@@ -6,13 +6,14 @@ use std::time::Instant;
 
 use waterline_quant::Activations;
 
-use super::together::{HostAhead, HostGroup};
-use super::{Ahead, Engine, Group, Setup, Together};
+use super::draft::HostDraft;
+use super::together::{HostAhead, HostGroup, Together};
+use super::{Ahead, Engine, Group, Setup};
 use crate::cpu::{Buffers, Frame, Pool, room};
 use crate::cuda::OpTime;
 use crate::error::Result;
 use crate::model::Model;
-use crate::operands::INPUTS;
+use crate::operands::{INPUTS, RESIDUAL, View};
 use crate::program::Program;
 use crate::state::{Arena, HEADER, LOGITS, StatePlan};
 
@@ -155,8 +156,12 @@ impl Engine for CpuEngine {
         }))
     }
 
-    fn ahead(&self, most: usize) -> Result<Box<dyn Ahead>> {
+    fn ahead(&self, most: usize, drafts: bool) -> Result<Box<dyn Ahead>> {
+        let draft = self.model.draft().filter(|_| drafts);
         Ok(Box::new(HostAhead {
+            draft: draft
+                .map(|draft| HostDraft::new(draft, &self.pool))
+                .transpose()?,
             model: Arc::clone(&self.model),
             together: Together::new(self.model.program(), Arc::clone(&self.pool), most, true)?,
             before: self.arena.try_clone()?,
@@ -263,6 +268,16 @@ impl Workspace {
             tokens,
             position,
         }
+    }
+
+    /// Columns of the first row of a buffer, to be written before a run.
+    pub fn first_row(&mut self, view: View) -> &mut [f32] {
+        &mut self.buffers.get_mut(view.buffer)[view.columns(0)]
+    }
+
+    /// The first row of the residual stream after a run.
+    pub fn residual(&self, program: &Program) -> &[f32] {
+        &self.buffers.get(RESIDUAL)[..program.logits.matrix.cols()]
     }
 
     /// Writes the logits `[rows, vocab]` after these tokens of the chunk that was run last.

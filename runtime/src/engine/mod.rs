@@ -2,6 +2,7 @@
 
 mod cpu;
 mod cuda;
+mod draft;
 mod step;
 mod together;
 
@@ -11,7 +12,7 @@ use std::sync::Arc;
 pub(crate) use cpu::Workspace;
 pub(crate) use step::StepForm;
 pub use step::StepProgram;
-pub(crate) use together::Together;
+pub(crate) use together::plan_ahead;
 
 use crate::cpu::Pool;
 use crate::cuda::{Device, OpTime};
@@ -99,8 +100,9 @@ pub(crate) trait Engine: Send {
     /// Memory to step up to `most` states like this one together.
     fn group(&self, most: usize) -> Result<Box<dyn Group>>;
 
-    /// Memory to read up to `most` tokens into this state together, or fewer where an engine has no program for so many.
-    fn ahead(&self, most: usize) -> Result<Box<dyn Ahead>>;
+    /// Memory to read up to `most` tokens into this state together, or fewer where an engine has no program for so many, and if
+    /// `drafts` for [`Ahead::draft`].
+    fn ahead(&self, most: usize, drafts: bool) -> Result<Box<dyn Ahead>>;
 
     /// The engine on a device, if it is one: what works on its state there.
     fn on_device(&mut self) -> Option<&mut cuda::CudaEngine> {
@@ -145,6 +147,11 @@ pub(crate) trait Ahead: Send {
 
     /// Bytes of working memory besides one state.
     fn bytes(&self) -> usize;
+
+    /// Appends up to `count` tokens to `tokens` that the model's MTP block predicts behind its last one, which the state has not
+    /// read. The state stays.
+    fn draft(&mut self, engine: &mut dyn Engine, tokens: &mut Vec<u32>, count: usize)
+    -> Result<()>;
 
     /// Reads tokens; if `choose`, the most probable ones behind each may be chosen.
     fn read(&mut self, engine: &mut dyn Engine, tokens: &[u32], choose: bool) -> Result<()>;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::cpu::{Workspace, widths};
+use super::draft::HostDraft;
 use super::{Ahead, Engine, Group, Members};
 use crate::cpu::{Buffers, Pool, room};
 use crate::error::Result;
@@ -20,7 +21,7 @@ trait States {
 
 /// Memory to step up to so many states at once. What touches no state runs over all rows as over a chunk; every other op
 /// runs row by row, on a copy of the columns that it names.
-pub(crate) struct Together {
+pub(super) struct Together {
     workspace: Workspace,
     /// Buffers of one row.
     one: Buffers,
@@ -189,9 +190,17 @@ impl States for Arenas<'_> {
 pub(super) struct HostAhead {
     pub model: Arc<Model>,
     pub together: Together,
-    /// The state before.
+    /// The state before; while tokens are drafted, what the MTP block reads them into.
     pub before: Arena,
+    pub draft: Option<HostDraft>,
     pub most: usize,
+}
+
+/// Bytes of working memory that [`Engine::ahead`] would allocate on the CPU, besides one state.
+pub(crate) fn plan_ahead(model: &Model, threads: usize, most: usize, drafts: bool) -> usize {
+    let draft = model.draft().filter(|_| drafts);
+    let draft = draft.map_or(0, |draft| HostDraft::plan(draft, threads));
+    Together::plan(model.program(), threads, most) + draft
 }
 
 impl Ahead for HostAhead {
@@ -200,7 +209,20 @@ impl Ahead for HostAhead {
     }
 
     fn bytes(&self) -> usize {
-        self.together.bytes()
+        self.together.bytes() + self.draft.as_ref().map_or(0, HostDraft::bytes)
+    }
+
+    fn draft(
+        &mut self,
+        engine: &mut dyn Engine,
+        tokens: &mut Vec<u32>,
+        count: usize,
+    ) -> Result<()> {
+        if let (Some(host), Some(draft)) = (&mut self.draft, self.model.draft()) {
+            let states = (engine.arena(), &mut self.before);
+            host.run(draft, states, tokens, count);
+        }
+        Ok(())
     }
 
     fn read(&mut self, engine: &mut dyn Engine, tokens: &[u32], _choose: bool) -> Result<()> {

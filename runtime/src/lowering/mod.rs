@@ -17,7 +17,7 @@ use crate::weights::{Tensors, Vector, full_name};
 pub(crate) const FIRST_FREE: usize = 3;
 
 /// The name under which the tokens' embeddings are published.
-const EMBEDDING: &str = "embedding";
+pub(crate) const EMBEDDING: &str = "embedding";
 
 /// How a part of a mixer that sums several reads the layer's input, and what becomes of its product.
 #[derive(Debug, Clone, Copy)]
@@ -67,11 +67,16 @@ impl Written {
         }
     }
 
-    /// Keeps what the residual stream holds, the tokens' embeddings, for [`Lowering::embedding`].
-    pub fn keep_embedding(&mut self, hidden: usize) {
+    /// Appends an op in front of the layers.
+    pub fn push(&mut self, op: impl Op + 'static) {
+        self.program.ops.push(Box::new(op));
+    }
+
+    /// Publishes what the residual stream holds, such as the tokens' embeddings for [`Lowering::embedding`].
+    pub fn keep_stream(&mut self, name: &'static str, hidden: usize) {
         let view = View::whole(self.program.widths.len(), hidden);
         self.program.widths.push(hidden);
-        self.published.push((EMBEDDING, view));
+        self.published.push((name, view));
         let copy = HeadOp::Copy(View::whole(RESIDUAL, hidden));
         self.program.ops.push(Box::new(Prepare {
             groups: vec![HeadGroup::of_channels(view, None, vec![copy])],

@@ -1,19 +1,18 @@
-//! Binds a description to its tensors: embedding, every layer, logits as one program.
+//! Binds a description to its tensors: embedding, every layer, logits as one program, and what drafts tokens as another.
 
-use super::ModelSpec;
+use super::{Draft, ModelSpec};
 use crate::error::Result;
-use crate::lowering::{FIRST_FREE, Lowering, Source, Written, matrix, norm};
+use crate::lowering::{EMBEDDING, FIRST_FREE, Lowering, Source, Written, matrix, norm};
 use crate::ops::{Embed, Logits};
 use crate::program::Program;
-use crate::weights::Tensors;
 
-/// Lowers a whole model: embedding, every layer, logits.
+/// Lowers a whole model: embedding, every layer, logits; and its MTP block.
 pub(super) fn lower(
-    file: &str,
+    source: &Source,
     spec: &ModelSpec,
-    tensors: &Tensors,
     first_tensor: usize,
-) -> Result<Program> {
+) -> Result<(Program, Option<Draft>)> {
+    let (file, tensors) = (source.file, source.tensors);
     let embedding = matrix(file, tensors, "token_embd.weight")?;
     let output = if spec.tied {
         embedding.clone()
@@ -31,7 +30,7 @@ pub(super) fn lower(
     };
     let program = Program {
         widths: vec![spec.hidden; FIRST_FREE],
-        ops: vec![Box::new(embed)],
+        ops: Vec::new(),
         layer_ends: Vec::new(),
         logits: Logits {
             // The output matrix, which may be quantized, stays as it is.
@@ -40,20 +39,19 @@ pub(super) fn lower(
             softcap: spec.logit_softcap,
         },
     };
-    let source = Source {
-        file,
-        tensors,
-        hidden: spec.hidden,
-        norm_eps: spec.norm_eps,
-    };
     let mut written = Written::new(program);
+    if let Some(mtp) = &spec.mtp {
+        mtp.begin(source, spec, &mut written)?;
+    }
+    written.push(embed);
     let mut mixers = spec.layers.iter().filter_map(|layer| layer.mixer.as_ref());
-    if mixers.any(|mixer| mixer.reads_embedding()) {
-        written.keep_embedding(spec.hidden);
+    let by_mtp = (spec.mtp.iter()).any(|mtp| !mtp.own_embedding);
+    if by_mtp || mixers.any(|mixer| mixer.reads_embedding()) {
+        written.keep_stream(EMBEDDING, spec.hidden);
     }
     let mut first_tensor = first_tensor;
     for (layer, layer_spec) in spec.layers.iter().enumerate() {
-        let mut lowering = Lowering::new(&source, layer, first_tensor, &mut written);
+        let mut lowering = Lowering::new(source, layer, first_tensor, &mut written);
         if let Some(mixer) = &layer_spec.mixer {
             lowering.begin("mixer.", spec.norm, &layer_spec.mixer_sublayer)?;
             mixer.lower(&mut lowering)?;
@@ -67,5 +65,11 @@ pub(super) fn lower(
         first_tensor += layer_spec.state().len();
         written.end_layer();
     }
-    Ok(written.finish())
+    let mut draft = None;
+    if let Some(mtp) = &spec.mtp {
+        mtp.lower_state(source, spec, first_tensor, &mut written)?;
+        written.end_layer();
+        draft = Some(Draft::lower(source, spec, mtp, first_tensor)?);
+    }
+    Ok((written.finish(), draft))
 }

@@ -25,6 +25,9 @@ pub struct OpenOptions {
     /// Whether tensors and keys of the file that the model does not use are passed over. Without it they are an error, but
     /// for those that are known to mean nothing: a model without them may be another one than was trained.
     pub allow_unused: bool,
+    /// Whether the block that predicts the token after the next one (MTP) is read, for [`crate::SessionOptions::mtp`]; an error
+    /// where the file has none that is known. Sessions then keep a state of it, whether they draft or not.
+    pub mtp: bool,
 }
 
 /// A model as it lies in its files. Tensors are mapped, not read.
@@ -90,12 +93,17 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// A number that differs for different models: of the description, and of each tensor's format and first bytes.
+    /// A number that differs for different models: of the description, and of each tensor's format and first bytes. With and
+    /// without its MTP block a model is the same one.
     pub fn fingerprint(&self) -> u64 {
         const SAMPLE: usize = 4096;
         let mut hash = Fnv::new();
-        hash.add(self.spec.to_json().to_string().as_bytes());
-        for weight in self.spec.weights() {
+        let spec = ModelSpec {
+            mtp: None,
+            ..self.spec.clone()
+        };
+        hash.add(spec.to_json().to_string().as_bytes());
+        for weight in spec.weights() {
             if let Some(tensor) = self.tensors.get(&weight.name) {
                 hash.add(tensor.format.name.as_bytes());
                 hash.add(&tensor.data[..tensor.data.len().min(SAMPLE)]);

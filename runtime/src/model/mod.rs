@@ -2,15 +2,18 @@
 
 mod binding;
 mod checkpoint;
+mod mtp;
 mod spec;
 
 use std::sync::Arc;
 
 pub use checkpoint::{Checkpoint, OpenOptions, TextFiles};
+pub(crate) use mtp::{Draft, MtpSpec};
 use once_cell::sync::OnceCell;
 pub use spec::{LayerSpec, ModelSpec};
 
 use crate::error::{Error, Result};
+use crate::lowering::Source;
 use crate::program::{Program, Schedule};
 use crate::state::{StateOptions, StatePlan, Touched};
 use crate::text::{ChatTemplate, Tokenizer};
@@ -21,6 +24,7 @@ pub struct Model {
     name: String,
     spec: ModelSpec,
     program: Program,
+    draft: Option<Draft>,
     fingerprint: u64,
     files: TextFiles,
     tokenizer: OnceCell<Arc<Tokenizer>>,
@@ -35,19 +39,24 @@ impl Model {
             .iter()
             .take_while(|tensor| tensor.layer.is_none());
         let first_tensor = own.count();
-        let program = binding::lower(
-            &checkpoint.file,
-            &checkpoint.spec,
-            &checkpoint.tensors,
-            first_tensor,
-        )?;
-        program.validate(&checkpoint.file, &plan)?;
+        let source = Source {
+            file: &checkpoint.file,
+            tensors: &checkpoint.tensors,
+            hidden: checkpoint.spec.hidden,
+            norm_eps: checkpoint.spec.norm_eps,
+        };
+        let (program, draft) = binding::lower(&source, &checkpoint.spec, first_tensor)?;
+        let programs = [&program].into_iter();
+        for program in programs.chain(draft.as_ref().map(|draft| &draft.program)) {
+            program.validate(&checkpoint.file, &plan)?;
+        }
         Ok(Arc::new(Model {
             fingerprint: checkpoint.fingerprint(),
             file: checkpoint.file,
             name: checkpoint.name,
             spec: checkpoint.spec,
             program,
+            draft,
             files: checkpoint.text,
             tokenizer: OnceCell::new(),
         }))
@@ -71,6 +80,11 @@ impl Model {
     /// Its ops.
     pub(crate) fn program(&self) -> &Program {
         &self.program
+    }
+
+    /// What drafts tokens, if its MTP block was read.
+    pub(crate) fn draft(&self) -> Option<&Draft> {
+        self.draft.as_ref()
     }
 
     /// Bytes of weights that reading one token touches: every matrix once, and one row of the embedding.

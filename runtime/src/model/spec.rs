@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
+use super::mtp::MtpSpec;
 use crate::config::{Config, DEEPEST, LARGEST, changed, in_short};
 use crate::error::{Error, Result};
 use crate::feed_forward::{FeedForward, MlpSpec};
@@ -101,7 +102,7 @@ impl LayerSpec {
     }
 
     /// Checks the layer, whose number is `index`, of a model that is `hidden` wide; `file` is named in the error.
-    fn check(&self, file: &str, index: usize, hidden: usize) -> Result<()> {
+    pub(super) fn check(&self, file: &str, index: usize, hidden: usize) -> Result<()> {
         let wrong = |part: &str, found: String, expected: &str| Error::Config {
             file: file.into(),
             key: format!("layers[{index}]{part}"),
@@ -184,6 +185,8 @@ pub struct ModelSpec {
     pub tied: bool,
     /// The layers, first to last.
     pub layers: Vec<LayerSpec>,
+    /// The block that predicts the token after the next one; none: it has none, or it was not read.
+    pub(crate) mtp: Option<MtpSpec>,
 }
 
 impl Default for ModelSpec {
@@ -200,6 +203,7 @@ impl Default for ModelSpec {
             logit_softcap: None,
             tied: false,
             layers: Vec::new(),
+            mtp: None,
         }
     }
 }
@@ -257,6 +261,9 @@ impl ModelSpec {
         }
         let mut layers = self.layers.iter().enumerate();
         layers.try_for_each(|(i, layer)| layer.check(file, i, self.hidden))?;
+        if let Some(mtp) = &self.mtp {
+            mtp.check(file, self)?;
+        }
         self.check_common(file)
     }
 
@@ -287,64 +294,81 @@ impl ModelSpec {
 
     /// Every tensor of the model by its full name, in the order of the file.
     pub fn weights(&self) -> Vec<WeightSpec> {
-        let norm = |name: &str| {
-            let mut parts = vec![format!("{name}.weight")];
-            if self.norm == (NormKind::Layer { bias: true }) {
-                parts.push(format!("{name}.bias"));
-            }
-            parts
-                .into_iter()
-                .map(|part| WeightSpec::full(&part, &[self.hidden]))
-        };
         let mut all = vec![WeightSpec::matrix(
             "token_embd.weight",
             self.vocab,
             self.hidden,
         )];
         if self.embedding_norm {
-            all.extend(norm("token_embd_norm"));
+            all.extend(self.norm_weights("token_embd_norm"));
         }
         let mut common = HashSet::new();
         for (i, layer) in self.layers.iter().enumerate() {
-            let mixer = layer.mixer.as_ref().map(|mixer| {
-                let weights = mixer.weights(self.hidden);
-                (true, "mixer.", layer.mixer_sublayer, weights)
-            });
-            let ffn = layer.ffn.as_ref().map(|ffn| {
-                let weights = ffn.weights(self.hidden);
-                (false, "", layer.ffn_sublayer, weights)
-            });
-            for (of_mixer, scope, sublayer, weights) in mixer.into_iter().chain(ffn) {
-                let [pre, post] = Sublayer::norms(of_mixer);
-                if sublayer.pre_norm {
-                    all.extend(norm(&format!("blk.{i}.{pre}")));
-                }
-                let scope = format!("blk.{i}.{scope}");
-                let full = weights.into_iter().map(|weight| WeightSpec {
-                    name: full_name(&scope, &weight.name),
-                    ..weight
-                });
-                let is_new = |weight: &WeightSpec| {
-                    !weight.name.starts_with(OF_MODEL) || common.insert(weight.name.clone())
-                };
-                all.extend(full.filter(is_new));
-                if sublayer.post_norm {
-                    all.extend(norm(&format!("blk.{i}.{post}")));
-                }
-            }
+            let weights = self.layer_weights(i, layer).into_iter();
+            let is_new = |weight: &WeightSpec| {
+                !weight.name.starts_with(OF_MODEL) || common.insert(weight.name.clone())
+            };
+            all.extend(weights.filter(is_new));
         }
-        all.extend(norm("output_norm"));
+        all.extend(self.norm_weights("output_norm"));
         if !self.tied {
             all.push(WeightSpec::matrix("output.weight", self.vocab, self.hidden));
         }
+        if let Some(mtp) = &self.mtp {
+            all.extend(self.layer_weights(self.layers.len(), &mtp.layer));
+            all.extend(mtp.weights(self));
+        }
         all
+    }
+
+    /// The tensors of a norm of the residual stream.
+    pub(super) fn norm_weights(&self, name: &str) -> Vec<WeightSpec> {
+        let full = |part| WeightSpec::full(&format!("{name}.{part}"), &[self.hidden]);
+        match self.norm {
+            NormKind::Layer { bias: true } => vec![full("weight"), full("bias")],
+            _ => vec![full("weight")],
+        }
+    }
+
+    /// The tensors of layer number `i`.
+    fn layer_weights(&self, i: usize, layer: &LayerSpec) -> Vec<WeightSpec> {
+        let mut all = Vec::new();
+        let mixer = layer.mixer.as_ref().map(|mixer| {
+            let weights = mixer.weights(self.hidden);
+            (true, "mixer.", layer.mixer_sublayer, weights)
+        });
+        let ffn = layer.ffn.as_ref().map(|ffn| {
+            let weights = ffn.weights(self.hidden);
+            (false, "", layer.ffn_sublayer, weights)
+        });
+        for (of_mixer, scope, sublayer, weights) in mixer.into_iter().chain(ffn) {
+            let [pre, post] = Sublayer::norms(of_mixer);
+            if sublayer.pre_norm {
+                all.extend(self.norm_weights(&format!("blk.{i}.{pre}")));
+            }
+            let scope = format!("blk.{i}.{scope}");
+            all.extend(weights.into_iter().map(|weight| WeightSpec {
+                name: full_name(&scope, &weight.name),
+                ..weight
+            }));
+            if sublayer.post_norm {
+                all.extend(self.norm_weights(&format!("blk.{i}.{post}")));
+            }
+        }
+        all
+    }
+
+    /// The name of a part of the block that predicts the token after the next one.
+    pub(super) fn mtp_name(&self, part: &str) -> String {
+        format!("blk.{}.nextn.{part}", self.layers.len())
     }
 
     /// Bounds every plain attention layer to `window` keys (none: as it is) and a retained set; the number of layers
     /// that changed.
     pub fn retain(&mut self, window: Option<usize>, retained: Retained) -> usize {
         let mut changed = 0;
-        for layer in &mut self.layers {
+        let mtp = self.mtp.as_mut().map(|mtp| &mut mtp.layer);
+        for layer in self.layers.iter_mut().chain(mtp) {
             let bounded = |mixer: &Arc<dyn Mixer>| mixer.retaining(window, retained);
             if let Some(mixer) = layer.mixer.as_ref().and_then(bounded) {
                 layer.mixer = Some(mixer);
@@ -357,7 +381,8 @@ impl ModelSpec {
     /// The state of a session on this model.
     pub fn plan(&self, options: &StateOptions) -> Result<StatePlan> {
         let layers = self.layers.iter().map(LayerSpec::state);
-        StatePlan::new(self.vocab, layers, options)
+        let mtp = self.mtp.iter().map(|mtp| mtp.state(self.hidden));
+        StatePlan::new(self.vocab, layers.chain(mtp), options)
     }
 
     /// Leaves the mixers alone, to measure them.
@@ -392,6 +417,9 @@ impl ModelSpec {
         if let Some(cap) = self.logit_softcap {
             model["logit_softcap"] = in_short(json!(cap));
         }
+        if let Some(mtp) = &self.mtp {
+            model["mtp"] = mtp.to_json();
+        }
         model
     }
 
@@ -421,6 +449,10 @@ impl ModelSpec {
             logit_softcap: config.optional_f32("logit_softcap")?,
             tied: config.bool("tied")?,
             layers,
+            mtp: match config.child("mtp")? {
+                Some(mtp) => Some(MtpSpec::from_json(file, &mtp)?),
+                None => None,
+            },
         };
         spec.check(file)?;
         Ok(spec)

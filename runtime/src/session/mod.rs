@@ -6,14 +6,15 @@ mod generate;
 mod lookup;
 mod options;
 mod saved;
+mod speculation;
 
 use std::sync::Arc;
 
 pub use batch::Batch;
 pub use chat::Chat;
 pub use generate::{Finish, Generate, GenerateOptions, Generation, LogitsHook, Piece};
-use lookup::Lookup;
 pub use options::{ContextEnd, SessionOptions, SessionPlan};
+use speculation::Speculation;
 
 use crate::cancel::Canceller;
 use crate::cpu::{Pool, physical_cores};
@@ -36,7 +37,7 @@ fn setup(options: &SessionOptions, pool: &Arc<Pool>) -> Setup {
         marks: options.marks,
         kv: options.state.kv,
         step: options.step,
-        ahead: options.lookup > 0,
+        ahead: options.lookup > 0 || options.mtp > 0,
     }
 }
 
@@ -52,13 +53,14 @@ pub struct Session {
     canceller: Canceller,
     /// Whether some attention reads the whole context.
     bounded: bool,
-    lookup: Option<Lookup>,
+    speculation: Option<Speculation>,
 }
 
 impl Session {
     /// Allocates a session on `model`.
     pub fn new(model: Arc<Model>, mut options: SessionOptions) -> Result<Self> {
         options.chunk = options.chunk_size()?;
+        Speculation::check(&model, &options)?;
         let pool = match &options.pool {
             Some(pool) => Arc::clone(pool),
             None => Arc::new(Pool::new(options.threads)?),
@@ -84,7 +86,7 @@ impl Session {
             .flat_map(LayerSpec::state)
             .any(|tensor| tensor.shape.contains(&Size::Context));
         Ok(Session {
-            lookup: Lookup::new(&*engine, &options)?,
+            speculation: Speculation::new(&model, &*engine, &options)?,
             marks: vec![None; options.marks],
             engine,
             sampler: Sampler::new(options.sampler.clone(), model.spec().vocab)?,
@@ -106,8 +108,8 @@ impl Session {
             (None, 0) => physical_cores(),
             (None, threads) => threads,
         };
-        let (lookup, states) = Lookup::plan(model, threads, options)?;
-        let work = Workspace::plan(model.program(), threads, chunk) + lookup;
+        let (ahead, states) = Speculation::plan(model, threads, options)?;
+        let work = Workspace::plan(model.program(), threads, chunk) + ahead;
         Ok(SessionPlan {
             state_bytes,
             work_bytes: work.saturating_add(state_bytes.saturating_mul(options.marks + states)),
@@ -144,9 +146,9 @@ impl Session {
     /// Bytes of working memory and marks besides the state. They never change either.
     pub fn work_bytes(&self) -> usize {
         let buffers = self.engine.work_bytes();
-        let lookup = self.lookup.as_ref();
-        let states = self.marks.len() + usize::from(lookup.is_some());
-        buffers + states * self.state_bytes() + lookup.map_or(0, Lookup::bytes)
+        let ahead = self.speculation.as_ref();
+        let states = self.marks.len() + usize::from(ahead.is_some());
+        buffers + states * self.state_bytes() + ahead.map_or(0, Speculation::bytes)
     }
 
     /// Bytes of a device's memory that hold the weights, this session's state and its working memory; 0 on the CPU.

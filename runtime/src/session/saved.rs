@@ -74,7 +74,7 @@ impl Session {
         let (ours, theirs) = (&self.engine.plan().tensors, &snapshot.arena.plan().tensors);
         if ours.len() != theirs.len() {
             return Err(differs(format!(
-                "it has {} tensors, this session {}",
+                "it has {} tensors, this session {}; a model that is opened with its MTP block has more",
                 theirs.len(),
                 ours.len()
             )));

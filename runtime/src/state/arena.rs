@@ -90,6 +90,14 @@ impl Arena {
             .expect("tensors do not overlap")
     }
 
+    /// Takes over the state tensors from number `first` on of `other`, which has the same plan.
+    pub fn copy_tensors_from(&mut self, other: &Arena, first: usize) {
+        if let Some(tensor) = self.plan.tensors.get(first) {
+            let line = tensor.offset / size_of::<Line>();
+            self.lines[line..].copy_from_slice(&other.lines[line..]);
+        }
+    }
+
     /// Takes over the state of `other`, which has the same plan.
     pub fn copy_from(&mut self, other: &Arena) {
         self.lines.copy_from_slice(&other.lines);

@@ -66,7 +66,8 @@ const MARK_BYTES: usize = 256 << 20;
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let model = args.open.model(args.model.as_deref())?;
+    let open = args.open.for_sessions(&args.session);
+    let model = open.model(args.model.as_deref())?;
     let session = args
         .session
         .open(&model, args.sampling.params(), MARK_BYTES)?;

@@ -9,11 +9,17 @@ use crate::error::{Error, Result};
 pub(super) struct Keys<'a> {
     gguf: &'a Gguf,
     architecture: &'a str,
+    /// Whether the block that predicts the token after the next one is read.
+    pub mtp: bool,
 }
 
 impl<'a> Keys<'a> {
-    pub fn new(gguf: &'a Gguf, architecture: &'a str) -> Self {
-        Keys { gguf, architecture }
+    pub fn new(gguf: &'a Gguf, architecture: &'a str, mtp: bool) -> Self {
+        Keys {
+            gguf,
+            architecture,
+            mtp,
+        }
     }
 
     /// The file.
@@ -104,7 +110,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Layers: the blocks but for the last, which predict several tokens at once and are not loaded.
+    /// Layers: the blocks but for the last, which predict further tokens.
     pub fn layers(&self) -> Result<usize> {
         let blocks = self.blocks()?;
         let further = self.usize_or("nextn_predict_layers", 0)?;
@@ -115,6 +121,17 @@ impl<'a> Keys<'a> {
                 further,
                 format!("no more than the {blocks} blocks"),
             )),
+        }
+    }
+
+    /// The number of the block that predicts the token after the next one, if it is read.
+    pub fn mtp_block(&self) -> Result<Option<usize>> {
+        const KEY: &str = "nextn_predict_layers";
+        match self.optional_usize(KEY)? {
+            _ if !self.mtp => Ok(None),
+            Some(1) => self.layers().map(Some),
+            None => Err(self.wrong(KEY, "nothing", "1, a block for drafts")),
+            Some(further) => Err(self.wrong(KEY, further, "1, a block for drafts")),
         }
     }
 
@@ -130,9 +147,14 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// One number for every layer, or a list of one for each block. The last blocks' are left out.
+    /// How many blocks are read.
+    fn read(&self) -> Result<usize> {
+        Ok(self.layers()? + usize::from(self.mtp_block()?.is_some()))
+    }
+
+    /// One number for every layer, or a list of one for each block. The last blocks' are left out, unless such a block is read.
     pub fn per_layer(&self, key: &str) -> Result<Vec<usize>> {
-        let (blocks, layers) = (self.blocks()?, self.layers()?);
+        let (blocks, layers) = (self.blocks()?, self.read()?);
         let Some(list) = self.get(key).and_then(Value::as_array) else {
             return Ok(vec![self.usize(key)?; layers]);
         };
@@ -220,7 +242,7 @@ impl<'a> Keys<'a> {
     pub fn per_layer_or(&self, key: &str, default: usize) -> Result<Vec<usize>> {
         match self.get(key) {
             Some(_) => self.per_layer(key),
-            None => Ok(vec![default; self.layers()?]),
+            None => Ok(vec![default; self.read()?]),
         }
     }
 }

@@ -45,6 +45,9 @@ struct Family {
     read: fn(&Keys) -> Result<Description>,
 }
 
+/// The architectures of which the block that predicts the token after the next one is known.
+const WITH_MTP: &[&str] = qwen35::FAMILY.architectures;
+
 const FAMILIES: &[Family] = &[
     dense::FAMILY,
     falcon_h1::FAMILY,
@@ -133,15 +136,21 @@ fn model(keys: &Keys, layers: Vec<LayerSpec>) -> Result<ModelSpec> {
     })
 }
 
-/// Reads a file of one of these architectures.
-pub(crate) fn open(gguf: &Gguf) -> Result<(ModelSpec, Tensors)> {
+/// Reads a file of one of these architectures, and if `mtp` its block that predicts the token after the next one.
+pub(crate) fn open(gguf: &Gguf, mtp: bool) -> Result<(ModelSpec, Tensors)> {
     let architecture = gguf.get_str("general.architecture")?;
     let known = |family: &&Family| family.architectures.contains(&architecture);
     let Some(family) = FAMILIES.iter().find(known) else {
         return Err(refusal::of(gguf, architecture));
     };
     refusal::of_parts(gguf)?;
-    let keys = Keys::new(gguf, architecture);
+    let keys = Keys::new(gguf, architecture, mtp);
+    if mtp && !WITH_MTP.contains(&architecture) {
+        let known = WITH_MTP.join(", ");
+        return Err(keys.unsupported(format!(
+            "an MTP block of architecture {architecture}; known are those of {known}"
+        )));
+    }
     let description = (family.read)(&keys)?;
     description.spec.check(gguf.name())?;
     let mut tensors = Tensors::new();

@@ -2,7 +2,8 @@
 //! of experts (llama.cpp `src/models/qwen35.cpp`, `qwen35moe.cpp`, `qwen3next.cpp`; `conversion/qwen.py`).
 //!
 //! Norms are stored as the gains that they are. Value heads of Qwen3.5 are stored in another order than in transformers:
-//! value head t reads key head `t % heads`.
+//! value head t reads key head `t % heads`. The block behind the last layer that predicts the token after the next one is one of
+//! attention, whatever the interval says.
 
 use std::sync::Arc;
 
@@ -14,6 +15,7 @@ use crate::error::Result;
 use crate::feed_forward::FeedForward;
 use crate::functions::Activation;
 use crate::mixers::{Attention, GatedDeltaNet, Mixer};
+use crate::model::{LayerSpec, MtpSpec};
 use crate::ops::Router;
 
 pub(super) const FAMILY: Family = Family {
@@ -31,9 +33,7 @@ fn read(keys: &Keys) -> Result<Description> {
         ..Mixture::of(Router::softmax(true))
     };
     let has_experts = keys.experts()? > 0;
-    let mut layers = Vec::new();
-    let mut tables = Vec::new();
-    for (i, recurrent) in recurrent(keys)?.into_iter().enumerate() {
+    let block = |i: usize, recurrent: bool| -> Result<(LayerSpec, Vec<Name>)> {
         let (mixer, mut names): (Arc<dyn Mixer>, Vec<Name>) = if recurrent {
             (Arc::new(delta.clone()), delta_names(keys, i, &delta))
         } else {
@@ -55,10 +55,25 @@ fn read(keys: &Keys) -> Result<Description> {
             }
             false => dense(keys, i, intermediate[i]),
         };
-        layers.push(layer(mixer, Some(ffn)));
+        Ok((layer(mixer, Some(ffn)), names))
+    };
+    let recurrent = recurrent(keys)?.into_iter().enumerate();
+    let blocks = recurrent.map(|(i, recurrent)| block(i, recurrent));
+    let (layers, mut tables): (Vec<_>, Vec<_>) =
+        blocks.collect::<Result<Vec<_>>>()?.into_iter().unzip();
+    let mut spec = model(keys, layers)?;
+    if let Some(i) = keys.mtp_block()? {
+        let (layer, names) = block(i, false)?;
         tables.push(names);
+        let has = |name: &str| keys.has_tensor(&format!("blk.{i}.nextn.{name}.weight"));
+        spec.mtp = Some(MtpSpec {
+            layer,
+            own_embedding: has("embed_tokens"),
+            own_norm: has("shared_head_norm"),
+            own_head: has("shared_head_head"),
+        });
     }
-    Ok(Description::of(model(keys, layers)?, tables.into_iter()))
+    Ok(Description::of(spec, tables.into_iter()))
 }
 
 /// Fails unless every angle is that of the time or of a place in an image: in a text all of these stand at the token's position.

@@ -343,7 +343,7 @@ impl Engine for CudaEngine {
         Ok(Box::new(DeviceGroup::new(self, most)?))
     }
 
-    fn ahead(&self, most: usize) -> Result<Box<dyn Ahead>> {
+    fn ahead(&self, most: usize, _drafts: bool) -> Result<Box<dyn Ahead>> {
         Ok(Box::new(DeviceAhead::new(self, most)?))
     }
 

@@ -26,7 +26,7 @@ pub(in crate::engine) struct DeviceAhead {
 /// The engine that it was made for.
 fn on_device(engine: &mut dyn Engine) -> Result<&mut CudaEngine> {
     let found = engine.on_device();
-    found.ok_or_else(|| Error::invalid("lookup", "the session is on another device"))
+    found.ok_or_else(|| Error::invalid("drafts", "the session is on another device"))
 }
 
 impl DeviceAhead {
@@ -56,6 +56,12 @@ impl Ahead for DeviceAhead {
 
     fn bytes(&self) -> usize {
         self.columns.bytes()
+    }
+
+    fn draft(&mut self, engine: &mut dyn Engine, _: &mut Vec<u32>, _: usize) -> Result<()> {
+        let file = on_device(engine)?.model().file().into();
+        let what = "drafts by an MTP block on a GPU; open the session on the CPU".into();
+        Err(Error::Unsupported { file, what })
     }
 
     fn read(&mut self, engine: &mut dyn Engine, tokens: &[u32], choose: bool) -> Result<()> {

@@ -1,0 +1,75 @@
+//! Drafts of a model's MTP block on the CPU.
+
+use std::sync::Arc;
+
+use super::Workspace;
+use crate::cpu::{Pool, room};
+use crate::error::Result;
+use crate::model::Draft;
+use crate::state::{Arena, HEADER};
+
+/// Memory to run the block token by token.
+pub(super) struct HostDraft {
+    workspace: Workspace,
+    /// What the block's norm gave for its last token.
+    hidden: Vec<f32>,
+    logits: Vec<f32>,
+}
+
+impl HostDraft {
+    pub fn new(draft: &Draft, pool: &Arc<Pool>) -> Result<Self> {
+        let matrix = &draft.program.logits.matrix;
+        Ok(HostDraft {
+            workspace: Workspace::new(&draft.program, Arc::clone(pool), 1)?,
+            hidden: room(matrix.cols())?,
+            logits: room(matrix.rows())?,
+        })
+    }
+
+    /// Bytes of working memory that [`HostDraft::new`] would allocate.
+    pub fn plan(draft: &Draft, threads: usize) -> usize {
+        let matrix = &draft.program.logits.matrix;
+        let floats = matrix.cols() + matrix.rows();
+        Workspace::plan(&draft.program, threads, 1) + floats * size_of::<f32>()
+    }
+
+    /// Bytes of working memory.
+    pub fn bytes(&self) -> usize {
+        let floats = self.hidden.len() + self.logits.len();
+        self.workspace.bytes() + floats * size_of::<f32>()
+    }
+
+    /// Appends `count` tokens to `tokens`, whose last one follows those that the state has read. The block reads them into `copy`, of
+    /// which its state tensors alone become those of `state`.
+    pub fn run(
+        &mut self,
+        draft: &Draft,
+        (state, copy): (&Arena, &mut Arena),
+        tokens: &mut Vec<u32>,
+        count: usize,
+    ) {
+        let Some(mut token) = tokens.last().copied().filter(|_| count > 0) else {
+            return;
+        };
+        let position = state.tensor::<u64>(HEADER)[0];
+        copy.copy_tensors_from(state, draft.first_tensor);
+        self.hidden.copy_from_slice(state.tensor(draft.last));
+        let program = &draft.program;
+        for i in 0..count {
+            let before = self.workspace.first_row(draft.before);
+            before.copy_from_slice(&self.hidden);
+            self.workspace
+                .run(program, copy, &[token], position + i as u64);
+            self.workspace.logits(program, 0..1, &mut self.logits);
+            self.hidden
+                .copy_from_slice(self.workspace.residual(program));
+            program.logits.norm.apply_in_place(&mut self.hidden);
+            let best = |best, i| match self.logits[i] > self.logits[best] {
+                true => i,
+                false => best,
+            };
+            token = (0..self.logits.len()).fold(0, best) as u32;
+            tokens.push(token);
+        }
+    }
+}

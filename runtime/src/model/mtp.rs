@@ -1,0 +1,306 @@
+//! Multi-token prediction: a block behind the last layer that predicts the token after the next one (DeepSeek-V3, arXiv
+//! 2412.19437; of Qwen3-Next and Qwen3.5: llama.cpp `src/models/qwen35.cpp`, vLLM `qwen3_next_mtp.py`).
+//!
+//! ```text
+//! u   = W_eh [enorm(embedding(x_t)); hnorm(h_{t-1})]    h_{t-1}: behind the final norm, of the token before; zero before the first
+//! h_t = head_norm(layer(u));  logits of token t + 1 = W_head h_t    a layer of full attention and a feed-forward network
+//! ```
+//! The embedding, `head_norm` and `W_head` are the block's own or the model's. For a draft of several tokens the block reads
+//! its own `h_t` and its own choice in place of the model's, as both references do. The pair of the first token and zero is
+//! llama.cpp's; vLLM begins with the second token. All else is the same in both: positions differ by one there, which rotary
+//! attention does not see.
+//!
+//! State: keys and values of the block's attention, and `h` of the last token. The model's own program writes it, in an additional
+//! layer that ends with the attention and leaves the residual stream as it is: so the state holds tokens that the model has read
+//! and no others, whichever way they were read. [`Draft`] is the program of the whole block, and runs on a copy of the state.
+
+use serde_json::{Map, Value, json};
+
+use super::spec::{LayerSpec, ModelSpec};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::lowering::{EMBEDDING, FIRST_FREE, Lowering, Source, Written, matrix, norm};
+use crate::operands::{RESIDUAL, View};
+use crate::ops::{
+    Embed, HeadGroup, HeadOp, Linear, Logits, Normalize, Prepare, Project, TokenShift,
+};
+use crate::program::Program;
+use crate::state::{StateDtype, StateKind, StateTensor};
+use crate::weights::WeightSpec;
+
+/// The name under which the rows of the block's own embedding are published.
+const OWN_EMBEDDING: &str = "embedding of the MTP block";
+
+/// The block, whose number is that behind the last layer's.
+#[derive(Debug, Clone)]
+pub struct MtpSpec {
+    /// Its layer.
+    pub(crate) layer: LayerSpec,
+    /// Whether it has an embedding of its own.
+    pub(crate) own_embedding: bool,
+    /// Whether the norm behind its layer is its own.
+    pub(crate) own_norm: bool,
+    /// Whether it has an output matrix of its own.
+    pub(crate) own_head: bool,
+}
+
+impl MtpSpec {
+    /// The block's tensors besides those of its layer, in a model of this description.
+    pub(super) fn weights(&self, spec: &ModelSpec) -> Vec<WeightSpec> {
+        let (hidden, vocab) = (spec.hidden, spec.vocab);
+        let name = |part: &str| spec.mtp_name(part);
+        let matrix = |part: &str, rows, cols| {
+            WeightSpec::matrix(&format!("{}.weight", name(part)), rows, cols)
+        };
+        let mut all = vec![matrix("eh_proj", hidden, 2 * hidden)];
+        all.extend(spec.norm_weights(&name("enorm")));
+        all.extend(spec.norm_weights(&name("hnorm")));
+        if self.own_embedding {
+            all.push(matrix("embed_tokens", vocab, hidden));
+        }
+        if self.own_norm {
+            all.extend(spec.norm_weights(&name("shared_head_norm")));
+        }
+        if self.own_head {
+            all.push(matrix("shared_head_head", vocab, hidden));
+        }
+        all
+    }
+
+    /// The state tensors: those of its layer, and what the model's final norm gave for the last token.
+    pub(crate) fn state(&self, hidden: usize) -> Vec<StateTensor> {
+        let mut tensors = self.layer.state();
+        let last = StateTensor::new("hidden", StateKind::Shift, StateDtype::F32, &[hidden]);
+        tensors.push(last);
+        tensors
+    }
+
+    /// Checks the block of a model of this description; `file` is named in the error.
+    pub(super) fn check(&self, file: &str, spec: &ModelSpec) -> Result<()> {
+        self.layer.check(file, spec.layers.len(), spec.hidden)?;
+        let wrong = |found: &str, expected: &str| {
+            Err(Error::Config {
+                file: file.into(),
+                key: "mtp".into(),
+                found: found.into(),
+                expected: expected.into(),
+            })
+        };
+        if self.layer.mixer.is_none() || self.layer.ffn.is_none() {
+            let found = "a layer without a mixer or a feed-forward network";
+            return wrong(found, "a layer with both");
+        }
+        // What multiplies the embedding or the residual stream has no defined place in the block's inputs.
+        let scales = spec.layers.iter().chain([&self.layer]);
+        let scales = scales.flat_map(|layer| [layer.mixer_sublayer, layer.ffn_sublayer]);
+        let plain = spec.embedding_multiplier == 1.0
+            && spec.logits_multiplier == 1.0
+            && scales
+                .into_iter()
+                .all(|sublayer| sublayer.normed_residual.is_none());
+        if !plain {
+            return wrong("multipliers of the model", "a model without any");
+        }
+        Ok(())
+    }
+
+    /// The block as JSON.
+    pub(super) fn to_json(&self) -> Value {
+        let mut object = Map::new();
+        object.insert("layer".into(), self.layer.to_json());
+        for (key, own) in [
+            ("own_embedding", self.own_embedding),
+            ("own_norm", self.own_norm),
+            ("own_head", self.own_head),
+        ] {
+            object.insert(key.into(), json!(own));
+        }
+        Value::Object(object)
+    }
+
+    /// Reads the block back; `file` names it in errors.
+    pub(super) fn from_json(file: &str, config: &Config) -> Result<Self> {
+        let layer = config.object().get("layer").unwrap_or(&Value::Null);
+        Ok(MtpSpec {
+            layer: LayerSpec::from_json(&format!("{file}: mtp.layer"), layer)?,
+            own_embedding: config.bool("own_embedding")?,
+            own_norm: config.bool("own_norm")?,
+            own_head: config.bool("own_head")?,
+        })
+    }
+
+    /// Begins a model's program: the rows of the embedding that the block reads are kept.
+    pub(super) fn begin(
+        &self,
+        source: &Source,
+        spec: &ModelSpec,
+        written: &mut Written,
+    ) -> Result<()> {
+        if self.own_embedding {
+            let name = format!("{}.weight", spec.mtp_name("embed_tokens"));
+            let embedding = matrix(source.file, source.tensors, &name)?;
+            written.push(Embed {
+                matrix: embedding,
+                multiplier: 1.0,
+                norm: None,
+            });
+            written.keep_stream(OWN_EMBEDDING, spec.hidden);
+        }
+        Ok(())
+    }
+
+    /// Ends a model's program with what reads every token into the block's state.
+    pub(super) fn lower_state(
+        &self,
+        source: &Source,
+        spec: &ModelSpec,
+        first_tensor: usize,
+        written: &mut Written,
+    ) -> Result<()> {
+        let hidden = spec.hidden;
+        let mut lowering = Lowering::new(source, spec.layers.len(), first_tensor, written);
+        lowering.begin("mixer.", spec.norm, &self.layer.mixer_sublayer)?;
+        let embedding = match self.own_embedding {
+            true => lowering.published(OWN_EMBEDDING, hidden)?,
+            false => lowering.published(EMBEDDING, hidden)?,
+        };
+        let pair = lowering.buffer(2 * hidden);
+        let (token, before) = pair.split(hidden);
+        lowering.push(copy(embedding, token));
+        let final_norm = norm(
+            source.file,
+            source.tensors,
+            "output_norm",
+            spec.norm,
+            spec.norm_eps,
+        )?;
+        let last = lowering.state_tensor(self.layer.state().len());
+        lowering.push(TokenShift {
+            norm: Some(final_norm),
+            mixes: vec![vec![1.0; hidden].into()],
+            state: last,
+            out: before,
+        });
+        let joined = lowering.buffer(hidden);
+        join(source, spec, &mut lowering, (pair, joined))?;
+        // Without an end its sums are left out: the residual stream stays as it is.
+        match &self.layer.mixer {
+            Some(mixer) => lowering.reading(joined, |lowering| mixer.lower(lowering)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What drafts tokens: the whole block.
+pub struct Draft {
+    /// Reads a token, whose hidden state before stands in [`Draft::before`].
+    pub program: Program,
+    /// Where the hidden state of the token before stands.
+    pub before: View,
+    /// The first of the block's state tensors, which are the plan's last ones.
+    pub first_tensor: usize,
+    /// The state tensor of the last token's hidden state.
+    pub last: usize,
+}
+
+impl Draft {
+    /// Lowers the block of a model, whose state tensors begin at number `first_tensor` of the plan.
+    pub(super) fn lower(
+        source: &Source,
+        spec: &ModelSpec,
+        mtp: &MtpSpec,
+        first_tensor: usize,
+    ) -> Result<Self> {
+        let (file, tensors, hidden) = (source.file, source.tensors, spec.hidden);
+        let own = |own: bool, part: &str, otherwise: &str| match own {
+            true => spec.mtp_name(part),
+            false => otherwise.into(),
+        };
+        let of_model = if spec.tied { "token_embd" } else { "output" };
+        let embedding = own(mtp.own_embedding, "embed_tokens", "token_embd");
+        let head = own(mtp.own_head, "shared_head_head", of_model);
+        let head_norm = own(mtp.own_norm, "shared_head_norm", "output_norm");
+        let embed = Embed {
+            matrix: matrix(file, tensors, &format!("{embedding}.weight"))?,
+            multiplier: 1.0,
+            norm: None,
+        };
+        let program = Program {
+            widths: vec![hidden; FIRST_FREE],
+            ops: vec![Box::new(embed)],
+            // Its layer has the number behind those of the model, which are empty here.
+            layer_ends: vec![1; spec.layers.len()],
+            logits: Logits {
+                norm: norm(file, tensors, &head_norm, spec.norm, spec.norm_eps)?,
+                matrix: matrix(file, tensors, &format!("{head}.weight"))?,
+                softcap: spec.logit_softcap,
+            },
+        };
+        let mut written = Written::new(program);
+        let mut lowering = Lowering::new(source, spec.layers.len(), first_tensor, &mut written);
+        lowering.begin("mixer.", spec.norm, &mtp.layer.mixer_sublayer)?;
+        let pair = lowering.buffer(2 * hidden);
+        let (token, before) = pair.split(hidden);
+        let stream = View::whole(RESIDUAL, hidden);
+        lowering.push(copy(stream, token));
+        join(source, spec, &mut lowering, (pair, stream))?;
+        if let Some(mixer) = &mtp.layer.mixer {
+            mixer.lower(&mut lowering)?;
+        }
+        lowering.end()?;
+        if let Some(ffn) = &mtp.layer.ffn {
+            lowering.begin("", spec.norm, &mtp.layer.ffn_sublayer)?;
+            ffn.lower(&mut lowering)?;
+            lowering.end()?;
+        }
+        written.end_layer();
+        Ok(Draft {
+            program: written.finish(),
+            before,
+            first_tensor,
+            last: first_tensor + mtp.layer.state().len(),
+        })
+    }
+}
+
+fn copy(from: View, to: View) -> Prepare {
+    Prepare {
+        groups: vec![HeadGroup::of_channels(to, None, vec![HeadOp::Copy(from)])],
+        rope: None,
+        gates: Vec::new(),
+    }
+}
+
+/// `to = W_eh [enorm(token); hnorm(before)]` of a pair of a token's embedding and the hidden state before.
+fn join(
+    source: &Source,
+    spec: &ModelSpec,
+    lowering: &mut Lowering,
+    (pair, to): (View, View),
+) -> Result<()> {
+    let (file, tensors) = (source.file, source.tensors);
+    let (token, before) = pair.split(spec.hidden);
+    for (columns, name) in [(token, "enorm"), (before, "hnorm")] {
+        let norm = norm(
+            file,
+            tensors,
+            &spec.mtp_name(name),
+            spec.norm,
+            spec.norm_eps,
+        )?;
+        lowering.push(Normalize { columns, norm });
+    }
+    lowering.wide_inputs(pair.width);
+    let linear = Linear {
+        column: 0,
+        bias: None,
+        multiplier: 1.0,
+        matrix: matrix(
+            file,
+            tensors,
+            &format!("{}.weight", spec.mtp_name("eh_proj")),
+        )?,
+    };
+    lowering.push(Project::new(pair, None, vec![linear], to));
+    Ok(())
+}

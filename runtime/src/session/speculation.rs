@@ -1,0 +1,238 @@
+//! Speculation: a draft of the next tokens is read in one pass over the weights, and of it as much stands as steps would have
+//! chosen one by one. Each token's ops on the state run in their order, so that tokens, logits and state are those of plain steps
+//! to the bit, whatever the sampler; on a GPU, those of recorded steps. Drafts come from [`lookup`] or from the model's MTP block.
+//!
+//! The memory is fixed: one more state, to return to where a draft went wrong, and of every draft token what the ops with a state
+//! read. Where a draft is not accepted whole, only these ops run again over the accepted tokens: a recurrence repeats its rank-one
+//! updates, and no matrix is read twice.
+
+use super::{Session, SessionOptions, lookup};
+use crate::engine::{Ahead, Engine, plan_ahead};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::sampler::SamplerState;
+
+/// Longest draft that a session can be made for.
+pub(super) const MOST_DRAFT: usize = 64;
+
+/// Where drafts come from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Lookup,
+    Mtp,
+}
+
+/// The source of the drafts of a session with such options on `model`, and how long they are; none without drafts.
+fn source(model: &Model, options: &SessionOptions) -> Result<Option<(Source, usize)>> {
+    let (source, name, draft) = match (options.lookup, options.mtp) {
+        (0, 0) => return Ok(None),
+        (draft, 0) => (Source::Lookup, "lookup", draft),
+        (0, draft) => (Source::Mtp, "mtp", draft),
+        _ => return Err(Error::invalid("lookup and mtp", "choose one of the two")),
+    };
+    if draft > MOST_DRAFT {
+        let reason = format!("must be at most {MOST_DRAFT} tokens");
+        return Err(Error::invalid(name, reason));
+    }
+    let unsupported = |what: &str| Error::Unsupported {
+        file: model.file().into(),
+        what: what.into(),
+    };
+    match source {
+        Source::Mtp if model.draft().is_none() => Err(unsupported(
+            "drafts by an MTP block of a model that was opened without one; open it with OpenOptions::mtp",
+        )),
+        Source::Mtp if options.device.is_some() => Err(unsupported(
+            "drafts by an MTP block on a GPU; open the session on the CPU",
+        )),
+        _ => Ok(Some((source, draft))),
+    }
+}
+
+/// What a session needs to read ahead.
+pub(super) struct Speculation {
+    ahead: Box<dyn Ahead>,
+    source: Source,
+    /// The tokens that were read last, and the random numbers' state after each was chosen.
+    tokens: Vec<u32>,
+    random: Vec<SamplerState>,
+    /// Longest draft.
+    draft: usize,
+    /// Tokens that were drafted so far, and how many of them stood.
+    drafted: u64,
+    accepted: u64,
+}
+
+impl Speculation {
+    /// For a session on `model` with such options; none without drafts.
+    pub fn new(
+        model: &Model,
+        engine: &dyn Engine,
+        options: &SessionOptions,
+    ) -> Result<Option<Self>> {
+        let Some((source, draft)) = source(model, options)? else {
+            return Ok(None);
+        };
+        let ahead = engine.ahead(draft + 1, source == Source::Mtp)?;
+        let most = ahead.most();
+        Ok(Some(Speculation {
+            ahead,
+            source,
+            tokens: Vec::with_capacity(most),
+            random: Vec::with_capacity(most),
+            draft: most - 1,
+            drafted: 0,
+            accepted: 0,
+        }))
+    }
+
+    /// Fails where a session with such options on `model` cannot draft.
+    pub fn check(model: &Model, options: &SessionOptions) -> Result<()> {
+        source(model, options).map(|_| ())
+    }
+
+    /// Bytes that a session with such options would allocate for it, and states besides.
+    pub fn plan(model: &Model, threads: usize, options: &SessionOptions) -> Result<(usize, usize)> {
+        Ok(match source(model, options)? {
+            None => (0, 0),
+            Some((source, draft)) => {
+                let drafts = source == Source::Mtp;
+                (plan_ahead(model, threads, draft + 1, drafts), 1)
+            }
+        })
+    }
+
+    /// Bytes besides the state.
+    pub fn bytes(&self) -> usize {
+        self.ahead.bytes()
+    }
+}
+
+impl Session {
+    /// Chooses tokens and reads them: at least one, at most `most`, and none behind one of `ends`. They are those of as many
+    /// [`Session::step`]s; [`Session::ahead`] has them.
+    ///
+    /// # Errors
+    /// As [`Session::step`].
+    pub(crate) fn step_ahead(&mut self, most: usize, ends: &[u32]) -> Result<()> {
+        let Some(mut speculation) = self.speculation.take() else {
+            return Err(Error::invalid("drafts", "the session was made without"));
+        };
+        let outcome = self.step_by(&mut speculation, most, ends);
+        match outcome.is_ok() {
+            true => speculation.accepted += speculation.tokens.len() as u64 - 1,
+            false => speculation.tokens.clear(),
+        }
+        self.speculation = Some(speculation);
+        outcome
+    }
+
+    fn step_by(&mut self, speculation: &mut Speculation, most: usize, ends: &[u32]) -> Result<()> {
+        speculation.tokens.clear();
+        let known = self
+            .engine
+            .next()
+            .filter(|_| self.sampler.params().is_greedy());
+        let first = known.map_or_else(|| self.sample(), Ok)?;
+        self.check(&[first])?;
+        speculation.random.clear();
+        speculation.random.push(self.random());
+        speculation.tokens.push(first);
+        if !ends.contains(&first) {
+            let most = speculation.draft.min(most.saturating_sub(1));
+            self.draft(speculation, most)?;
+            let end = speculation
+                .tokens
+                .iter()
+                .position(|token| ends.contains(token));
+            let tokens = &mut speculation.tokens;
+            tokens.truncate(end.map_or(usize::MAX, |end| end + 1));
+            while self.check(&speculation.tokens).is_err() {
+                speculation.tokens.pop();
+            }
+        }
+        if self.canceller.take() {
+            return Err(Error::Cancelled { fed: 0 });
+        }
+        let count = speculation.tokens.len();
+        speculation.drafted += count as u64 - 1;
+        let greedy = self.sampler.params().is_greedy();
+        let tokens = &speculation.tokens;
+        speculation.ahead.read(&mut *self.engine, tokens, greedy)?;
+        for row in 0..count {
+            self.advance(&speculation.tokens[row..=row]);
+            if row + 1 < count {
+                let chosen = match speculation.ahead.chosen(row) {
+                    Some(chosen) => Ok(chosen),
+                    None => self.choose(Some(speculation.ahead.logits(row)?)),
+                };
+                if !chosen.is_ok_and(|chosen| chosen == speculation.tokens[row + 1]) {
+                    return self.commit(speculation, row + 1);
+                }
+                speculation.random.push(self.random());
+            }
+        }
+        speculation.ahead.end(&mut *self.engine, count - 1)
+    }
+
+    /// Appends up to `most` tokens to those that are read next.
+    fn draft(&mut self, speculation: &mut Speculation, most: usize) -> Result<()> {
+        let tokens = &mut speculation.tokens;
+        match speculation.source {
+            Source::Mtp => speculation.ahead.draft(&mut *self.engine, tokens, most),
+            Source::Lookup => {
+                let (older, newer) = self.recent();
+                lookup::draft(older, newer, tokens, most);
+                Ok(())
+            }
+        }
+    }
+
+    /// How many tokens were drafted since the session was made, and how many of them stood.
+    pub fn drafts(&self) -> (u64, u64) {
+        let ahead = self.speculation.as_ref();
+        ahead.map_or((0, 0), |ahead| (ahead.drafted, ahead.accepted))
+    }
+
+    /// Of the tokens that were read ahead, which are two or more, the first `count` stand.
+    fn commit(&mut self, speculation: &mut Speculation, count: usize) -> Result<()> {
+        speculation.tokens.truncate(count);
+        speculation
+            .ahead
+            .commit(&mut *self.engine, &speculation.tokens)?;
+        self.advance(&speculation.tokens);
+        self.set_random(speculation.random[count - 1]);
+        speculation.ahead.end(&mut *self.engine, count - 1)
+    }
+
+    /// Whether [`Session::step_ahead`] can be called.
+    pub(crate) fn looks_ahead(&self) -> bool {
+        self.speculation.is_some()
+    }
+
+    /// The tokens that [`Session::step_ahead`] read last.
+    pub(crate) fn ahead(&self) -> &[u32] {
+        self.speculation.as_ref().map_or(&[], |ahead| &ahead.tokens)
+    }
+
+    /// Of the tokens that were read ahead only the first `count` stand, which are one at least.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the device was lost.
+    pub(crate) fn keep_ahead(&mut self, count: usize) -> Result<()> {
+        let Some(mut speculation) = self.speculation.take() else {
+            return Ok(());
+        };
+        let outcome = match (1..speculation.tokens.len()).contains(&count) {
+            true => self.commit(&mut speculation, count),
+            false => Ok(()),
+        };
+        speculation.tokens.clear();
+        self.speculation = Some(speculation);
+        outcome
+    }
+}
+
+#[cfg(test)]
+#[path = "speculation_tests.rs"]
+mod tests;
