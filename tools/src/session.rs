@@ -66,8 +66,8 @@ pub struct SessionArgs {
     /// tokens. A GPU drafts up to 15, and its tokens are those of recorded steps. For run and chat.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
     lookup: u32,
-    /// Draft up to N tokens at once by the model's own block for it (MTP, of Qwen3-Next and Qwen3.5), with the same tokens. On the
-    /// CPU, for run and chat.
+    /// Draft up to N tokens at once by the model's own block for it (MTP, of Qwen3-Next and Qwen3.5), with the same tokens. For
+    /// run and chat.
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "lookup", value_parser = clap::value_parser!(u32).range(0..=64))]
     mtp: u32,
 }

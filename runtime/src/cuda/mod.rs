@@ -14,7 +14,7 @@ mod gemm;
 mod host_logits;
 mod schedule;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod token;
 
 pub(crate) use columns::{Calls, Column, Program, Rooms};

@@ -344,6 +344,11 @@ impl<'a> Lowering<'a> {
         self.pre_norm.clone()
     }
 
+    /// The ops so far.
+    pub(crate) fn ops(&self) -> &[Box<dyn Op>] {
+        &self.program.ops
+    }
+
     /// Appends an op.
     pub(crate) fn push(&mut self, op: impl Op + 'static) {
         self.program.ops.push(Box::new(op));

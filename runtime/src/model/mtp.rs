@@ -20,9 +20,9 @@ use super::spec::{LayerSpec, ModelSpec};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::lowering::{EMBEDDING, FIRST_FREE, Lowering, Source, Written, matrix, norm};
-use crate::operands::{RESIDUAL, View};
+use crate::operands::{Operand, RESIDUAL, View};
 use crate::ops::{
-    Embed, HeadGroup, HeadOp, Linear, Logits, Normalize, Prepare, Project, TokenShift,
+    Embed, HeadGroup, HeadOp, Linear, Logits, Normalize, Op, Prepare, Project, TokenShift,
 };
 use crate::program::Program;
 use crate::state::{StateDtype, StateKind, StateTensor};
@@ -183,10 +183,25 @@ impl MtpSpec {
         });
         let joined = lowering.buffer(hidden);
         join(source, spec, &mut lowering, (pair, joined))?;
+        let first = lowering.ops().len();
+        if let Some(mixer) = &self.layer.mixer {
+            lowering.reading(joined, |lowering| mixer.lower(lowering))?;
+        }
         // Without an end its sums are left out: the residual stream stays as it is.
-        match &self.layer.mixer {
-            Some(mixer) => lowering.reading(joined, |lowering| mixer.lower(lowering)),
-            None => Ok(()),
+        let stream = Operand::Columns(View::whole(RESIDUAL, hidden));
+        let meets = |op: &Box<dyn Op>| {
+            let access = op.access();
+            let mut operands = access.reads.iter().chain(&access.writes);
+            operands.any(|operand| operand.overlaps(&stream))
+        };
+        match lowering.ops()[first..].iter().any(meets) {
+            true => Err(Error::Config {
+                file: source.file.into(),
+                key: "mtp.layer".into(),
+                found: "a mixer that reads or writes the residual stream by itself".into(),
+                expected: "one that reads its input alone, such as attention".into(),
+            }),
+            false => Ok(()),
         }
     }
 }

@@ -43,7 +43,7 @@ pub struct SessionOptions {
     /// recorded unless `step` is [`StepProgram::Persistent`]; its tokens are those of recorded steps.
     /// A generation that is left before its end may have read that many tokens more than it has shown.
     pub lookup: usize,
-    /// Most tokens that a generation drafts by the model's MTP block, up to 64; 0 means none. As `lookup`, in its place, on the CPU, and
+    /// Most tokens that a generation drafts by the model's MTP block, up to 64; 0 means none. As `lookup`, in its place,
     /// for models that were opened with [`crate::OpenOptions::mtp`].
     pub mtp: usize,
     /// How tokens are chosen.

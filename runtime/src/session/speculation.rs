@@ -42,9 +42,6 @@ fn source(model: &Model, options: &SessionOptions) -> Result<Option<(Source, usi
         Source::Mtp if model.draft().is_none() => Err(unsupported(
             "drafts by an MTP block of a model that was opened without one; open it with OpenOptions::mtp",
         )),
-        Source::Mtp if options.device.is_some() => Err(unsupported(
-            "drafts by an MTP block on a GPU; open the session on the CPU",
-        )),
         _ => Ok(Some((source, draft))),
     }
 }

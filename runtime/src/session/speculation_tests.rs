@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::plain::{EPS, Plain, Vector, dot, rotate, sigmoid, silu, softmax};
 use crate::synthetic::{block, described, description, model, options, tokens, weights};
-use crate::{Model, SamplerParams, Session, SessionOptions};
+use crate::{Device, Model, OpenOptions, SamplerParams, Session, SessionOptions, StepProgram};
 
 /// A session that has read text which repeats.
 fn session(model: &Arc<Model>, lookup: usize, temperature: f32) -> Session {
@@ -250,6 +250,43 @@ fn drafts_of_an_mtp_block_are_its_equations() {
     assert!(compared > 80, "{compared}");
 }
 
+/// The drafts that llama.cpp's own block has made from the same files, which `tests/llama_cpp/drafts.cpp` has recorded: a token, and how
+/// far its logit is from the next one.
+#[test]
+fn drafts_are_those_of_llama_cpp() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/llama_cpp");
+    for architecture in ["qwen35", "qwen35moe", "qwen3next"] {
+        let path = folder.join(format!("{architecture}-mtp.gguf"));
+        let with_mtp = OpenOptions {
+            mtp: true,
+            ..OpenOptions::default()
+        };
+        let model = Model::open_with(&path, &with_mtp).expect("a model");
+        let recorded = std::fs::read_to_string(path.with_extension("json")).expect("a record");
+        let recorded: Value = serde_json::from_str(&recorded).expect("JSON");
+        let text: Vec<u32> = serde_json::from_value(recorded["tokens"].clone()).expect("tokens");
+        let drafts = recorded["drafts"].as_object().expect("drafts");
+        let mut compared = 0;
+        for (length, drafts) in drafts {
+            let length: usize = length.parse().expect("a number");
+            let drafts: Vec<(u32, f64)> = serde_json::from_value(drafts.clone()).expect("pairs");
+            let mut options = options(16, 128);
+            options.mtp = drafts.len();
+            let mut session = Session::new(Arc::clone(&model), options).expect("a session");
+            session.feed(&text[..length]).expect("a text");
+            let found = draft_of(&mut session, text[length], drafts.len());
+            for ((expected, distance), found) in drafts.iter().zip(found) {
+                if *distance < 2e-3 {
+                    break;
+                }
+                assert_eq!(found, *expected, "{architecture} behind {length} tokens");
+                compared += 1;
+            }
+        }
+        assert!(compared > 40, "{architecture}: {compared}");
+    }
+}
+
 /// Weights with which the block chooses mostly what the model chooses: the next token follows from the last one alone but for the
 /// little that the layers add.
 fn alike(weights: &mut HashMap<String, Vec<f32>>, layers: usize) {
@@ -280,7 +317,18 @@ fn hybrid(layer: Value) -> Value {
 }
 
 fn drafting(model: &Arc<Model>, mtp: usize, temperature: f32) -> Session {
+    drafting_on(None, model, mtp, temperature)
+}
+
+/// A session that has read a prompt; its steps on a device are recorded.
+fn drafting_on(
+    device: Option<&Arc<Device>>,
+    model: &Arc<Model>,
+    mtp: usize,
+    temperature: f32,
+) -> Session {
     let mut options = options(8, 256);
+    (options.device, options.step) = (device.cloned(), StepProgram::Recorded);
     (options.mtp, options.marks) = (mtp, 2);
     options.sampler.temperature = temperature;
     let mut session = Session::new(Arc::clone(model), options).expect("a session");
@@ -396,4 +444,42 @@ fn drafts_go_on_after_a_restored_state_a_rewind_and_a_reset() {
         .map(|_| ())
         .expect_err("no block");
     assert!(error.to_string().contains("MTP"), "{error}");
+}
+
+#[test]
+fn a_device_drafts_as_the_cpu_does() {
+    let Some(device) = crate::cuda::tests::device() else {
+        return;
+    };
+    let set =
+        json!({ "window": 7, "retained": { "capacity": 6, "sink": 2, "policy": "attention" } });
+    for (layer, own) in [
+        (attention(json!({})), [false; 3]),
+        (attention(set), [true, true, true]),
+    ] {
+        let mut spec = hybrid(layer);
+        for (key, own) in ["own_embedding", "own_norm", "own_head"].iter().zip(own) {
+            spec["mtp"][key] = own.into();
+        }
+        let spec = described(&spec);
+        let mut weights = weights(&spec, 3);
+        alike(&mut weights, 3);
+        let model = model(&spec, &weights);
+        let mut on_cpu = drafting(&model, 5, 0.0);
+        let mut ahead = drafting_on(Some(&device), &model, 5, 0.0);
+        assert_eq!(draft_of(&mut ahead, 7, 5), draft_of(&mut on_cpu, 7, 5));
+        for temperature in [0.0, 0.4] {
+            let mut ahead = drafting_on(Some(&device), &model, 5, temperature);
+            let fixed = (ahead.device_bytes(), ahead.work_bytes());
+            let read = rounds(&mut ahead, 6, 8);
+            let (_, accepted) = ahead.drafts();
+            assert!(own[0] || accepted > 3, "{accepted} at {temperature}");
+            assert_eq!((ahead.device_bytes(), ahead.work_bytes()), fixed);
+            let mut plain = drafting_on(Some(&device), &model, 0, temperature);
+            for &token in &read {
+                assert_eq!(plain.step().expect("a token"), token);
+            }
+            assert!(bytes(&plain) == bytes(&ahead), "another state");
+        }
+    }
 }

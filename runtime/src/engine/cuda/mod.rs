@@ -343,8 +343,8 @@ impl Engine for CudaEngine {
         Ok(Box::new(DeviceGroup::new(self, most)?))
     }
 
-    fn ahead(&self, most: usize, _drafts: bool) -> Result<Box<dyn Ahead>> {
-        Ok(Box::new(DeviceAhead::new(self, most)?))
+    fn ahead(&self, most: usize, drafts: bool) -> Result<Box<dyn Ahead>> {
+        Ok(Box::new(DeviceAhead::new(self, most, drafts)?))
     }
 
     fn on_device(&mut self) -> Option<&mut CudaEngine> {

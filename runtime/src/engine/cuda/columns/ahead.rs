@@ -1,10 +1,11 @@
 //! Tokens of one session on a device that are read together, of which the first ones may stand.
 
+use super::draft::DeviceDraft;
 use super::{Columns, CudaEngine, Of};
 use crate::cuda::Memory;
 use crate::engine::{Ahead, Engine};
 use crate::error::{Error, Result};
-use crate::state::{Arena, LOGITS};
+use crate::state::{Arena, HEADER, LOGITS};
 
 /// Most tokens that are read at once: the programs of so many columns are recorded.
 pub(in crate::engine) const MOST: usize = 16;
@@ -21,6 +22,8 @@ pub(in crate::engine) struct DeviceAhead {
     logits: Vec<f32>,
     fetched: bool,
     vocab: usize,
+    /// Drafts by the model's MTP block, on the state before.
+    draft: Option<DeviceDraft>,
 }
 
 /// The engine that it was made for.
@@ -30,16 +33,22 @@ fn on_device(engine: &mut dyn Engine) -> Result<&mut CudaEngine> {
 }
 
 impl DeviceAhead {
-    /// For up to `most` tokens at once, or 16.
+    /// For up to `most` tokens at once, or 16; and if it `drafts`, for drafts by the model's MTP block.
     ///
     /// # Errors
     /// As of [`Columns::new`].
-    pub fn new(engine: &CudaEngine, most: usize) -> Result<Self> {
+    pub fn new(engine: &CudaEngine, most: usize, drafts: bool) -> Result<Self> {
         let most = most.min(MOST);
         let vocab = engine.model().spec().vocab;
+        let columns = Columns::new(engine, Of::Tokens, most)?;
+        let before = Memory::new(engine.device().driver(), engine.layout().bytes)?;
+        let draft = engine.model().draft().filter(|_| drafts);
+        let (copy, queue) = (before.address(), &*columns.queue);
+        let draft = draft.map(|draft| DeviceDraft::new(engine, draft, copy, most, queue));
         Ok(DeviceAhead {
-            columns: Columns::new(engine, Of::Tokens, most)?,
-            before: Memory::new(engine.device().driver(), engine.layout().bytes)?,
+            draft: draft.transpose()?,
+            columns,
+            before,
             own: engine.arena().try_clone()?,
             chosen: Vec::with_capacity(most),
             logits: vec![0.0; most * vocab],
@@ -55,13 +64,26 @@ impl Ahead for DeviceAhead {
     }
 
     fn bytes(&self) -> usize {
-        self.columns.bytes()
+        self.columns.bytes() + self.draft.as_ref().map_or(0, DeviceDraft::bytes)
     }
 
-    fn draft(&mut self, engine: &mut dyn Engine, _: &mut Vec<u32>, _: usize) -> Result<()> {
-        let file = on_device(engine)?.model().file().into();
-        let what = "drafts by an MTP block on a GPU; open the session on the CPU".into();
-        Err(Error::Unsupported { file, what })
+    fn draft(
+        &mut self,
+        engine: &mut dyn Engine,
+        tokens: &mut Vec<u32>,
+        count: usize,
+    ) -> Result<()> {
+        let engine = on_device(engine)?;
+        let (Some(draft), Some(&token)) = (&self.draft, tokens.last()) else {
+            return Ok(());
+        };
+        let (state, bytes) = (engine.leave(None)?, engine.layout().bytes);
+        let position = engine.arena().tensor::<u64>(HEADER)[0];
+        let read = tokens.len();
+        tokens.resize(read + count, 0);
+        let states = (state, self.before.address(), bytes);
+        let queue = &*self.columns.queue;
+        draft.run(queue, states, (token, position), &mut tokens[read..])
     }
 
     fn read(&mut self, engine: &mut dyn Engine, tokens: &[u32], choose: bool) -> Result<()> {

@@ -7,6 +7,7 @@
 //! programs of each number of columns are recorded when they are made.
 
 mod ahead;
+mod draft;
 mod group;
 
 use std::sync::Arc;
@@ -70,6 +71,17 @@ struct Own {
 }
 
 impl Own {
+    /// For so many columns.
+    fn new(device: &Device, queue: &dyn Queue, most: usize, vocab: usize) -> Result<Self> {
+        Ok(Own {
+            ids: zeros(device, queue, most * size_of::<u32>())?,
+            chosen: zeros(device, queue, most * size_of::<u32>())?,
+            sampling: zeros(device, queue, most * size_of::<Sampling>())?,
+            positions: zeros(device, queue, most * size_of::<u64>())?,
+            logits: zeros(device, queue, most * vocab * size_of::<f32>())?,
+        })
+    }
+
     fn all(&self) -> [&Memory; 5] {
         [
             &self.ids,
@@ -79,6 +91,13 @@ impl Own {
             &self.logits,
         ]
     }
+}
+
+/// Zeros of a device.
+fn zeros(device: &Device, queue: &dyn Queue, bytes: usize) -> Result<Memory> {
+    let memory = Memory::new(device.driver(), bytes)?;
+    queue.clear(memory.address(), bytes.max(1))?;
+    Ok(memory)
 }
 
 /// Address of number `index` of values of type `T`.
@@ -160,20 +179,9 @@ impl Columns {
         let queue = Arc::clone(driver).queue()?;
         let program = model.program();
         let (vocab, hidden) = (model.spec().vocab, model.spec().hidden);
-        let memory = |bytes: usize| {
-            let memory = Memory::new(driver, bytes)?;
-            queue.clear(memory.address(), bytes.max(1))?;
-            Ok(memory)
-        };
-        let own = Own {
-            ids: memory(most * size_of::<u32>())?,
-            chosen: memory(most * size_of::<u32>())?,
-            sampling: memory(most * size_of::<Sampling>())?,
-            positions: memory(most * size_of::<u64>())?,
-            logits: memory(most * vocab * size_of::<f32>())?,
-        };
+        let own = Own::new(device, &*queue, most, vocab)?;
         let buffers = (program.widths.iter())
-            .map(|width| memory(width * most * size_of::<f32>()))
+            .map(|width| zeros(device, &*queue, width * most * size_of::<f32>()))
             .collect::<Result<Vec<_>>>()?;
         let owner: Arc<Model> = Arc::clone(model);
         let weights = device.weights(owner);
