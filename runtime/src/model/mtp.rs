@@ -189,12 +189,12 @@ impl MtpSpec {
         }
         // Without an end its sums are left out: the residual stream stays as it is.
         let stream = Operand::Columns(View::whole(RESIDUAL, hidden));
-        let meets = |op: &Box<dyn Op>| {
+        let meets = |op: &dyn Op| {
             let access = op.access();
             let mut operands = access.reads.iter().chain(&access.writes);
             operands.any(|operand| operand.overlaps(&stream))
         };
-        match lowering.ops()[first..].iter().any(meets) {
+        match lowering.ops()[first..].iter().any(|op| meets(&**op)) {
             true => Err(Error::Config {
                 file: source.file.into(),
                 key: "mtp.layer".into(),

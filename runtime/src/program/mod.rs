@@ -5,6 +5,7 @@ mod validate;
 
 pub use schedule::Schedule;
 
+use crate::operands::Operand;
 use crate::ops::{Logits, Op};
 use crate::state::{StatePlan, Touched};
 
@@ -30,6 +31,27 @@ impl Program {
     /// The layer of an op; none for the embedding.
     pub(crate) fn layer_of(&self, op: usize) -> Option<usize> {
         (op > 0).then(|| self.layer_ends.partition_point(|&end| end <= op))
+    }
+
+    /// Whether at most one of the later ops of its layer reads columns that this op writes.
+    pub(crate) fn is_read_once(&self, op: usize) -> bool {
+        let written = self.ops[op].access().writes;
+        let end = self.layer_ends.iter().find(|&&end| end > op);
+        let end = end.copied().unwrap_or(self.ops.len());
+        let reads = |later: &dyn Op| {
+            let reads = later.access().reads;
+            let columns = reads
+                .iter()
+                .filter(|read| matches!(read, Operand::Columns(_)));
+            columns
+                .into_iter()
+                .any(|read| written.iter().any(|w| w.overlaps(read)))
+        };
+        self.ops[op + 1..end]
+            .iter()
+            .filter(|op| reads(&***op))
+            .count()
+            < 2
     }
 
     /// For each op, how many ops of its layer may run at the same time and are, like it, `chosen`; 1 for others.

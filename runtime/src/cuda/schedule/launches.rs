@@ -61,6 +61,8 @@ pub(crate) struct Launches<'a> {
     pub(crate) calls: Vec<Queued>,
     /// The op whose calls are appended.
     pub(crate) current: Option<OpMemory>,
+    /// Whether no two ops read what this one writes, so that the one that does may compute it: [`Launches::defer`].
+    pub(crate) read_once: bool,
     /// Ops that the next call computes too.
     pub(crate) taken_over: Vec<usize>,
     /// A call that the next one may replace, and the columns that it changes.
@@ -119,6 +121,7 @@ impl<'a> Launches<'a> {
             current: None,
             taken_over: Vec::new(),
             deferred: None,
+            read_once: false,
         }
     }
 

@@ -21,6 +21,7 @@ mod sample;
 mod score;
 #[cfg(feature = "emulator")]
 mod shared;
+mod tiled;
 
 use std::sync::Arc;
 

@@ -147,6 +147,7 @@ fn write_layers(program: &Program, launches: &mut Launches) -> Result<()> {
     for (index, op) in program.ops.iter().enumerate() {
         launches.begin(index, &op.access());
         launches.sharing = sharing[index];
+        launches.read_once = launches.persistent() && program.is_read_once(index);
         op.launch(launches)?;
     }
     launches.end();

@@ -174,7 +174,7 @@ impl Prepare {
                 Parameter::tokens(),
             ],
         };
-        if launches.persistent()
+        if launches.read_once
             && let Some(columns) = tasks.unit_heads()
         {
             launches.defer(call, columns);
