@@ -72,7 +72,7 @@ pub(crate) mod skipped;
 extern crate self as waterline;
 #[cfg(test)]
 #[path = "../../tests/plain/mod.rs"]
-mod plain;
+pub(crate) mod plain;
 #[cfg(test)]
 #[path = "../../tests/synthetic/mod.rs"]
-mod synthetic;
+pub(crate) mod synthetic;
