@@ -312,34 +312,43 @@ impl Loading<'_> {
     /// If there is no such part.
     pub unsafe fn fill(&self, part: usize, mut write: impl FnMut(usize, &mut [f32])) {
         assert!(part < self.parts(), "part {part} of {}", self.parts());
-        let (stride, blocks) = (self.stride, self.stride / BLOCK);
         for t in part * LANES..self.rows.min((part + 1) * LANES) {
             // SAFETY: row t is in the room, by the check of `begin`, and in this part.
-            let row = unsafe { piece(self.values, t * stride, stride) };
-            write(t, &mut row[..self.cols]);
-            row[self.cols..].fill(0.0);
-            let Some(rounding) = self.rounding else {
-                continue;
-            };
-            if !rounding.is_integer() {
-                rounding.round_short(row);
-            } else {
-                // SAFETY: as above; the function was chosen for a level that this CPU has, and the stride is a multiple of
-                // 256.
-                unsafe {
-                    let rounded = RowMut {
-                        codes: piece(self.codes, t * stride, stride),
-                        scales: piece(self.scales, t * blocks, blocks),
-                        sums: piece(self.sums, t * blocks, blocks),
-                        half_sums: piece(self.half_sums, 2 * t * blocks, 2 * blocks),
-                    };
-                    (self.quantize)(row, rounded, rounding);
-                }
-            }
+            let row = unsafe { piece(self.values, t * self.stride, self.cols) };
+            write(t, row);
+            // SAFETY: a row of this part.
+            unsafe { self.round(t) };
         }
         if self.has_panels {
             // SAFETY: the panels have room (`has_panels`), and the part's rows are written.
             unsafe { self.fill_panel(part) };
+        }
+    }
+
+    /// Completes row `t` behind its columns and rounds it.
+    ///
+    /// # Safety
+    /// No other thread uses the row.
+    unsafe fn round(&self, t: usize) {
+        let (stride, blocks) = (self.stride, self.stride / BLOCK);
+        // SAFETY: row t is in the room, by the check of `begin`.
+        let row = unsafe { piece(self.values, t * stride, stride) };
+        row[self.cols..].fill(0.0);
+        let Some(rounding) = self.rounding else {
+            return;
+        };
+        if !rounding.is_integer() {
+            return rounding.round_short(row);
+        }
+        // SAFETY: as above; the function was chosen for a level that this CPU has, and the stride is a multiple of 256.
+        unsafe {
+            let rounded = RowMut {
+                codes: piece(self.codes, t * stride, stride),
+                scales: piece(self.scales, t * blocks, blocks),
+                sums: piece(self.sums, t * blocks, blocks),
+                half_sums: piece(self.half_sums, 2 * t * blocks, 2 * blocks),
+            };
+            (self.quantize)(row, rounded, rounding);
         }
     }
 

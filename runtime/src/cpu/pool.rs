@@ -225,6 +225,11 @@ impl Pool {
     /// # Panics
     /// If a task panics, with its payload; tasks that have not started are dropped then.
     pub fn each(&self, count: usize, task: impl Fn(usize, usize) + Sync) {
+        self.each_of(count, &task);
+    }
+
+    /// Compiled once for all tasks.
+    fn each_of(&self, count: usize, task: &(dyn Fn(usize, usize) + Sync)) {
         let alone = || (0..count).for_each(|index| task(0, index));
         if count <= 1 || self.workers.is_empty() {
             return alone();

@@ -33,9 +33,17 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// Maps every value in place.
-    #[inline(always)]
+    /// Maps every value in place. One function, whatever the caller is compiled for: the maps of all functions are large.
+    #[inline(never)]
     pub(crate) fn apply(self, values: &mut [f32]) {
+        simd::vectorize(
+            #[inline(always)]
+            || self.map(values),
+        );
+    }
+
+    #[inline(always)]
+    fn map(self, values: &mut [f32]) {
         match self {
             Activation::Identity => (),
             Activation::Silu => map(values, simd::silu),
@@ -52,18 +60,23 @@ impl Activation {
         }
     }
 
-    /// Multiplies `values` by the mapped `gates`.
-    #[inline(always)]
+    /// Multiplies `values` by the mapped `gates`. One function as [`Activation::apply`].
+    #[inline(never)]
     pub(crate) fn gate(self, gates: &[f32], values: &mut [f32]) {
         const PIECE: usize = 64;
-        for (gates, values) in gates.chunks(PIECE).zip(values.chunks_mut(PIECE)) {
-            let mut mapped = [0.0; PIECE];
-            mapped[..gates.len()].copy_from_slice(gates);
-            self.apply(&mut mapped);
-            for (x, gate) in values.iter_mut().zip(mapped) {
-                *x *= gate;
-            }
-        }
+        simd::vectorize(
+            #[inline(always)]
+            || {
+                for (gates, values) in gates.chunks(PIECE).zip(values.chunks_mut(PIECE)) {
+                    let mut mapped = [0.0; PIECE];
+                    mapped[..gates.len()].copy_from_slice(gates);
+                    self.map(&mut mapped);
+                    for (x, gate) in values.iter_mut().zip(mapped) {
+                        *x *= gate;
+                    }
+                }
+            },
+        );
     }
 }
 

@@ -46,21 +46,29 @@ impl Norm {
     }
 
     /// Writes the normed `x` to `out`.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn apply(&self, x: &[f32], out: &mut [f32]) {
         out.copy_from_slice(x);
         self.apply_in_place(out);
     }
 
     /// Norms `x` in place.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn apply_in_place(&self, x: &mut [f32]) {
         self.apply_in_groups(x, 1);
     }
 
-    /// Norms each of `groups` equal parts of `x` in place.
-    #[inline(always)]
+    /// Norms each of `groups` equal parts of `x` in place. One function, whatever the caller is compiled for.
+    #[inline(never)]
     pub(crate) fn apply_in_groups(&self, x: &mut [f32], groups: usize) {
+        simd::vectorize(
+            #[inline(always)]
+            || self.norm(x, groups),
+        );
+    }
+
+    #[inline(always)]
+    fn norm(&self, x: &mut [f32], groups: usize) {
         let size = x.len() / groups;
         for (x, weights) in x.chunks_exact_mut(size).zip(self.weight.chunks(size)) {
             if self.centred {

@@ -3,9 +3,9 @@
 use half::f16;
 
 use super::best::Best;
-use super::task::{Notes, Step, TOTALS, Task};
+use super::task::{Notes, Step, TOTALS, Task, Work};
 use super::{AttendBlocks, BRANCHES};
-use crate::cpu::{Frame, Shared, simd};
+use crate::cpu::{Frame, Shared};
 use crate::ops::CpuOp;
 use crate::ops::softmax::{Element, TILE};
 use crate::state::StateDtype;
@@ -45,50 +45,31 @@ impl AttendBlocks {
                 // Nothing is overwritten: all tokens can be cached before the first query.
                 frame.pool.each(self.kv_heads, |worker, head| {
                     let mut scratch = frame.scratch[worker].lock().expect("scratch");
-                    simd::vectorize(
-                        #[inline(always)]
-                        || (0..tokens).for_each(|t| task.cache(head, t, &mut scratch)),
-                    );
+                    task.run(Work::Cache, head, 0..tokens, &mut scratch);
                 });
                 frame.pool.each(self.kv_heads * tokens, |worker, index| {
                     let mut scratch = frame.scratch[worker].lock().expect("scratch");
                     let (t, head) = (index / self.kv_heads, index % self.kv_heads);
-                    simd::vectorize(
-                        #[inline(always)]
-                        || task.query(head, t, &mut scratch),
-                    );
+                    task.run(Work::Query, head, t..t + 1, &mut scratch);
                 });
             } else if parts == 1 {
                 frame.pool.each(self.kv_heads, |worker, head| {
                     let mut scratch = frame.scratch[worker].lock().expect("scratch");
-                    simd::vectorize(
-                        #[inline(always)]
-                        || {
-                            for t in 0..tokens {
-                                task.cache(head, t, &mut scratch);
-                                task.query(head, t, &mut scratch);
-                            }
-                        },
-                    );
+                    task.run(Work::CacheAndQuery, head, 0..tokens, &mut scratch);
                 });
             } else {
                 let notes = Notes::new(self, parts, frame.common);
                 for t in 0..tokens {
                     frame.pool.each(self.kv_heads, |worker, head| {
                         let mut scratch = frame.scratch[worker].lock().expect("scratch");
-                        simd::vectorize(
-                            #[inline(always)]
-                            || task.cache(head, t, &mut scratch),
-                        );
+                        task.run(Work::Cache, head, t..t + 1, &mut scratch);
                     });
                     for step in Step::ALL {
                         frame.pool.each(self.kv_heads * parts, |worker, index| {
                             let mut scratch = frame.scratch[worker].lock().expect("scratch");
                             let (head, part) = (index / parts, index % parts);
-                            simd::vectorize(
-                                #[inline(always)]
-                                || task.take(step, head, t, part, &notes, &mut scratch),
-                            );
+                            let work = Work::Step(step, part, &notes);
+                            task.run(work, head, t..t + 1, &mut scratch);
                         });
                     }
                 }

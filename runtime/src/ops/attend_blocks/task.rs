@@ -26,6 +26,18 @@ impl Step {
     pub const ALL: [Step; 3] = [Step::Means, Step::Choice, Step::Tokens];
 }
 
+/// What [`Task::run`] does for each token.
+pub(super) enum Work<'a> {
+    /// Caches its key and value.
+    Cache,
+    /// All steps of its query.
+    Query,
+    /// One after the other.
+    CacheAndQuery,
+    /// A part of one step of its query.
+    Step(Step, usize, &'a Notes<'a>),
+}
+
 /// A chunk. Only its [`Task::cache`] writes to the state.
 pub(super) struct Task<'a, E> {
     pub attend: &'a AttendBlocks,
@@ -112,6 +124,41 @@ impl Tile<'_> {
 }
 
 impl<E: Element> Task<'_, E> {
+    /// Some work for a key and value head and some tokens. One function, which holds each step once: it is large, and compiled for
+    /// each vector unit.
+    #[inline(never)]
+    pub fn run(&self, work: Work, head: usize, tokens: Range<usize>, scratch: &mut [f32]) {
+        E::vectorize(
+            #[inline(always)]
+            || {
+                let (scratch, own) = scratch.split_at_mut(scratch.len() - self.attend.notes(1));
+                // One task has no other head's notes.
+                let own = Notes {
+                    of_head: 0,
+                    ..Notes::new(self.attend, 1, own)
+                };
+                let caches = matches!(work, Work::Cache | Work::CacheAndQuery);
+                let (steps, part, notes) = match work {
+                    Work::Cache => (&[][..], 0, &own),
+                    Work::Query | Work::CacheAndQuery => (&Step::ALL[..], 0, &own),
+                    Work::Step(step, part, notes) => (&[step][..], part, notes),
+                };
+                for t in tokens {
+                    if caches {
+                        self.cache(head, t, scratch);
+                    }
+                    for &step in steps {
+                        match step {
+                            Step::Means => self.means(head, t, part, notes, scratch),
+                            Step::Choice => self.choose(head, t, part, notes, scratch),
+                            Step::Tokens => self.tokens(head, t, part, notes, scratch),
+                        }
+                    }
+                }
+            },
+        );
+    }
+
     #[inline(always)]
     fn sight(&self, t: usize) -> Sight {
         let end = self.position + t as u64 + 1;
@@ -155,7 +202,7 @@ impl<E: Element> Task<'_, E> {
 
     /// Caches the key and value of token `t`, and the means of the block that it completes.
     #[inline(always)]
-    pub fn cache(&self, head: usize, t: usize, scratch: &mut [f32]) {
+    fn cache(&self, head: usize, t: usize, scratch: &mut [f32]) {
         let attend = self.attend;
         let dim = attend.head_dim();
         let sight = self.sight(t);
@@ -185,38 +232,6 @@ impl<E: Element> Task<'_, E> {
             let mean = self.span(means, head, mean..mean + 1);
             // SAFETY: a head's means are its own task's (rules: widths, bounds).
             E::narrow(sums, unsafe { self.state.tensor(means, mean) });
-        }
-    }
-
-    /// The three softmaxes of token `t` for the query heads of one key and value head.
-    #[inline(always)]
-    pub fn query(&self, head: usize, t: usize, scratch: &mut [f32]) {
-        let (scratch, notes) = scratch.split_at_mut(scratch.len() - self.attend.notes(1));
-        // One task has no other head's notes.
-        let notes = Notes {
-            of_head: 0,
-            ..Notes::new(self.attend, 1, notes)
-        };
-        for step in Step::ALL {
-            self.take(step, head, t, 0, &notes, scratch);
-        }
-    }
-
-    /// A part of one step of token `t`'s query.
-    #[inline(always)]
-    pub fn take(
-        &self,
-        step: Step,
-        head: usize,
-        t: usize,
-        part: usize,
-        notes: &Notes,
-        scratch: &mut [f32],
-    ) {
-        match step {
-            Step::Means => self.means(head, t, part, notes, scratch),
-            Step::Choice => self.choose(head, t, part, notes, scratch),
-            Step::Tokens => self.tokens(head, t, part, notes, scratch),
         }
     }
 

@@ -61,22 +61,17 @@ impl Part<'_> {
             if let Some(gate) = &self.expert.gate {
                 multiply(gate, gates);
             }
-            simd::vectorize(
-                #[inline(always)]
-                || {
-                    for i in 0..tokens.len() {
-                        let up = &mut ups[i * INNER_ROWS..][..piece.len()];
-                        match self.expert.gate {
-                            Some(_) => activation.gate(&gates[i * INNER_ROWS..][..piece.len()], up),
-                            None => activation.apply(up),
-                        }
-                        let start = first + (batch * BATCH + i) * width;
-                        // SAFETY: a task has its own columns of its group's rows; groups have rows and parts have ranges of
-                        // their own (rule: widths).
-                        unsafe { inner.part(start..start + piece.len()) }.copy_from_slice(up);
-                    }
-                },
-            );
+            for i in 0..tokens.len() {
+                let up = &mut ups[i * INNER_ROWS..][..piece.len()];
+                match self.expert.gate {
+                    Some(_) => activation.gate(&gates[i * INNER_ROWS..][..piece.len()], up),
+                    None => activation.apply(up),
+                }
+                let start = first + (batch * BATCH + i) * width;
+                // SAFETY: a task has its own columns of its group's rows; groups have rows and parts have ranges of their own
+                // (rule: widths).
+                unsafe { inner.part(start..start + piece.len()) }.copy_from_slice(up);
+            }
         }
     }
 

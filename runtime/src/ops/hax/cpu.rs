@@ -17,7 +17,7 @@ impl Hax {
     fn run_as<E: Element>(&self, frame: &mut Frame) {
         let mut plan = frame.buffers.take(self.plan.buffer);
         let mut out = frame.buffers.take(self.out.buffer);
-        simd::vectorize(
+        E::vectorize(
             #[inline(always)]
             || self.choose::<E>(frame, &mut plan),
         );
@@ -27,7 +27,7 @@ impl Hax {
             let tokens = frame.tokens.len();
             let blocks = self.v.width.div_ceil(BLOCK);
             frame.pool.each(blocks, |_, block| {
-                simd::vectorize(
+                E::vectorize(
                     #[inline(always)]
                     || {
                         self.mix::<E>(block, tokens, frame.buffers, &plan, &state, &out);

@@ -3,7 +3,7 @@
 use super::Partitions;
 use crate::cpu::{Buffers, Frame, Shared, simd};
 use crate::ops::CpuOp;
-use crate::ops::recur::{self, Fade, Inputs, Recur, Rows};
+use crate::ops::recur::{self, Fade, Inputs, Outputs, Recur, Rows};
 use crate::ops::route::Chosen;
 
 /// Gathered tokens that pass over a state together.
@@ -78,36 +78,33 @@ impl Partitions {
                 let mut scratch = frame.scratch[worker].lock().expect("scratch");
                 let room = tokens.min(PIECE);
                 let mut piece = Piece::new(self, frame.buffers, head, chosen, room, &mut scratch);
-                simd::vectorize(
-                    #[inline(always)]
-                    || match form {
-                        Form::Tokens => {
-                            for t in 0..tokens {
-                                for rank in 0..self.chosen() {
-                                    let partition = chosen.partition(t, rank);
-                                    piece.open(partition);
-                                    piece.gather(t, Some(rank));
-                                    piece.flush(state(partition), &out);
-                                }
-                            }
-                        }
-                        Form::Masked | Form::Grouped => {
-                            for partition in 0..self.partitions {
+                match form {
+                    Form::Tokens => {
+                        for t in 0..tokens {
+                            for rank in 0..self.chosen() {
+                                let partition = chosen.partition(t, rank);
                                 piece.open(partition);
-                                for t in 0..tokens {
-                                    let rank = chosen.rank(t, partition);
-                                    if rank.is_some() || form == Form::Masked {
-                                        piece.gather(t, rank);
-                                    }
-                                    if piece.len == PIECE {
-                                        piece.flush(state(partition), &out);
-                                    }
-                                }
+                                piece.gather(t, Some(rank));
                                 piece.flush(state(partition), &out);
                             }
                         }
-                    },
-                );
+                    }
+                    Form::Masked | Form::Grouped => {
+                        for partition in 0..self.partitions {
+                            piece.open(partition);
+                            for t in 0..tokens {
+                                let rank = chosen.rank(t, partition);
+                                if rank.is_some() || form == Form::Masked {
+                                    piece.gather(t, rank);
+                                }
+                                if piece.len == PIECE {
+                                    piece.flush(state(partition), &out);
+                                }
+                            }
+                            piece.flush(state(partition), &out);
+                        }
+                    }
+                }
             });
         }
         frame.buffers.put(view.buffer, out);
@@ -197,8 +194,16 @@ impl<'a> Piece<'a> {
     }
 
     /// Adds token t, to which the open partition is the one of rank `rank`, or closed.
-    #[inline(always)]
+    #[inline(never)]
     fn gather(&mut self, t: usize, rank: Option<usize>) {
+        simd::vectorize(
+            #[inline(always)]
+            || self.add(t, rank),
+        );
+    }
+
+    #[inline(always)]
+    fn add(&mut self, t: usize, rank: Option<usize>) {
         let (op, inputs, i) = (self.op, &self.inputs, self.len);
         let (dk, dv) = (op.recur.dk, op.recur.dv);
         let weight = rank.map_or(0.0, |rank| self.chosen.weight(t, rank));
@@ -233,7 +238,7 @@ impl<'a> Piece<'a> {
     }
 
     /// Runs the gathered tokens over the partition's state, and adds what they read to their outputs.
-    #[inline(always)]
+    #[inline(never)]
     fn flush<'o>(&mut self, state: &mut [f32], out: &impl Fn(usize) -> &'o mut [f32]) {
         let (dk, dv) = (self.op.recur.dk, self.op.recur.dv);
         let gathered = Inputs {
@@ -252,15 +257,19 @@ impl<'a> Piece<'a> {
             scale: 1.0,
         };
         let rows = Shared::new(self.out);
-        // SAFETY: the rows are distinct, and no other thread has them.
-        let mut row = |i: usize| unsafe { rows.part(i * dv..(i + 1) * dv) };
-        recur::run(&gathered, self.len, state, &mut row, self.scratch);
-        for (i, token) in self.tokens[..self.len].iter().enumerate() {
-            if token.reads {
-                let factor = self.inputs.read_factor(token.index, 0);
-                simd::axpy(factor, row(i), out(token.index));
-            }
-        }
+        // SAFETY: no other thread has the rows.
+        let mut rows = unsafe { Outputs::new(&rows, 0, dv, dv) };
+        recur::run(&gathered, self.len, state, &mut rows, self.scratch);
+        let tokens = self.tokens[..self.len].iter().enumerate();
+        simd::vectorize(
+            #[inline(always)]
+            || {
+                for (i, token) in tokens.filter(|(_, token)| token.reads) {
+                    let factor = self.inputs.read_factor(token.index, 0);
+                    simd::axpy(factor, rows.token(i), out(token.index));
+                }
+            },
+        );
         self.len = 0;
     }
 }

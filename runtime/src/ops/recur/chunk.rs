@@ -15,8 +15,8 @@
 //! and fade with every token, as the state would: the products of factors at most one that the recurrence itself
 //! takes, and no exponential but one for each factor.
 
-use super::{Inputs, Rows, one_fade};
-use crate::cpu::simd::{axpy, gemm, multiply, scale};
+use super::{Inputs, Outputs, Rows, one_fade};
+use crate::cpu::simd::{axpy, gemm, multiply, scale, vectorize};
 
 /// Tokens of a block, side by side in a row of the tile. A longer block passes over the state less often, but costs
 /// more for its triangles.
@@ -27,13 +27,13 @@ pub(super) fn scratch(dk: usize, dv: usize) -> usize {
     BLOCK * (7 * dk + 3 * dv + 2 * BLOCK)
 }
 
-/// Runs `tokens` tokens on one state; `out(t)` is the place of an output `[queries, dv]`.
+/// Runs `tokens` tokens on one state.
 #[inline(always)]
-pub(super) fn run<'o>(
+pub(super) fn run(
     inputs: &Inputs,
     tokens: usize,
     state: &mut [f32],
-    out: &mut impl FnMut(usize) -> &'o mut [f32],
+    out: &mut Outputs,
     scratch: &mut [f32],
 ) {
     for first in (0..tokens).step_by(BLOCK) {
@@ -46,12 +46,12 @@ pub(super) fn run<'o>(
 }
 
 #[inline(always)]
-fn block<'o>(
+fn block(
     inputs: &Inputs,
     first: usize,
     n: usize,
     state: &mut [f32],
-    out: &mut impl FnMut(usize) -> &'o mut [f32],
+    out: &mut Outputs,
     scratch: &mut [f32],
 ) {
     let (dk, dv) = (inputs.dk, inputs.dv);
@@ -164,7 +164,7 @@ fn block<'o>(
         }
         for i in 0..n {
             let factor = inputs.read_factor(first + i, query);
-            let out = &mut out(first + i)[query * dv..][..dv];
+            let out = &mut out.token(first + i)[query * dv..][..dv];
             for (out, o) in out.iter_mut().zip(&o[i * dv..][..dv]) {
                 *out = factor * o;
             }
@@ -182,9 +182,24 @@ fn block<'o>(
 }
 
 /// `weights[i, j] = probe_i . F_ij k_j` for j up to i, else 0; leaves the keys `[dk, BLOCK]` in the tile, faded to the
-/// last token.
-#[inline(always)]
+/// last token. One function, whatever the caller is compiled for: it is called five times.
+#[inline(never)]
 fn triangle(
+    n: usize,
+    probe: Rows,
+    keys: &[f32],
+    fades: &[f32],
+    tile: &mut [f32],
+    weights: &mut [f32],
+) {
+    vectorize(
+        #[inline(always)]
+        || weigh(n, probe, keys, fades, tile, weights),
+    );
+}
+
+#[inline(always)]
+fn weigh(
     n: usize,
     probe: Rows,
     keys: &[f32],

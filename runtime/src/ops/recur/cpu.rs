@@ -1,6 +1,6 @@
 //! The op on a CPU: step by step, or in matrix form.
 
-use super::inputs::{Fade, Inputs, Removal, Rows};
+use super::inputs::{Fade, Inputs, Outputs, Removal, Rows};
 use super::token::step;
 use super::{Decay, Key, Recur, Write, chunk};
 use crate::cpu::{Buffers, Frame, Shared, simd};
@@ -22,22 +22,28 @@ pub(in crate::ops) fn scratch(dk: usize, dv: usize, chunk: usize) -> usize {
     }
 }
 
-/// Runs `tokens` tokens on one state; `out(t)` is the place of an output `[queries, dv]`.
-#[inline(always)]
-pub(in crate::ops) fn run<'o>(
+/// Runs `tokens` tokens on one state. One function for all ops that hold such states: it is large, and compiled for each vector
+/// unit.
+#[inline(never)]
+pub(in crate::ops) fn run(
     inputs: &Inputs,
     tokens: usize,
     state: &mut [f32],
-    out: &mut impl FnMut(usize) -> &'o mut [f32],
+    out: &mut Outputs,
     scratch: &mut [f32],
 ) {
-    if in_matrix_form(tokens) {
-        chunk::run(inputs, tokens, state, out, scratch);
-    } else {
-        for t in 0..tokens {
-            step(inputs, t, state, out(t), scratch);
-        }
-    }
+    simd::vectorize(
+        #[inline(always)]
+        || {
+            if in_matrix_form(tokens) {
+                chunk::run(inputs, tokens, state, out, scratch);
+            } else {
+                for t in 0..tokens {
+                    step(inputs, t, state, out.token(t), scratch);
+                }
+            }
+        },
+    );
 }
 
 impl Recur {
@@ -114,15 +120,9 @@ impl CpuOp for Recur {
                 let width = inputs.queries * self.dv;
                 let start = self.out.start + state * width;
                 // SAFETY: each task has its own columns of the output (rules: widths, disjoint writes).
-                let mut row = |t: usize| unsafe {
-                    let start = t * self.out.stride + start;
-                    out.part(start..start + width)
-                };
+                let mut out = unsafe { Outputs::new(&out, start, self.out.stride, width) };
                 let mut scratch = frame.scratch[worker].lock().expect("scratch");
-                simd::vectorize(
-                    #[inline(always)]
-                    || run(&inputs, tokens, matrix, &mut row, &mut scratch),
-                );
+                run(&inputs, tokens, matrix, &mut out, &mut scratch);
             });
         }
         frame.buffers.put(self.out.buffer, out);

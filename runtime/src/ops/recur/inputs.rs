@@ -1,6 +1,6 @@
 //! What one state takes from the buffers over a chunk, on the CPU.
 
-use crate::cpu::simd;
+use crate::cpu::{Shared, simd};
 
 /// Columns of a buffer from a head's first one on.
 #[derive(Clone, Copy)]
@@ -25,6 +25,52 @@ impl<'a> Rows<'a> {
     #[inline(always)]
     pub fn get(&self, t: usize, width: usize) -> &'a [f32] {
         &self.values[t * self.stride..][..width]
+    }
+}
+
+/// Where the outputs of a state lie: columns of each token's row.
+pub(in crate::ops) struct Outputs<'a> {
+    rows: &'a Shared<'a, f32>,
+    start: usize,
+    stride: usize,
+    width: usize,
+}
+
+impl<'a> Outputs<'a> {
+    /// `width` columns from `start` on, and again after each `stride`.
+    ///
+    /// # Safety
+    /// While this exists, nothing else uses these columns of `rows`.
+    #[inline(always)]
+    pub unsafe fn new(
+        rows: &'a Shared<'a, f32>,
+        start: usize,
+        stride: usize,
+        width: usize,
+    ) -> Self {
+        Outputs {
+            rows,
+            start,
+            stride,
+            width,
+        }
+    }
+
+    /// The outputs from token t on.
+    #[inline(always)]
+    pub fn from(&mut self, t: usize) -> Outputs<'_> {
+        Outputs {
+            start: self.start + t * self.stride,
+            ..*self
+        }
+    }
+
+    /// The outputs of token t.
+    #[inline(always)]
+    pub fn token(&mut self, t: usize) -> &mut [f32] {
+        let start = self.start + t * self.stride;
+        // SAFETY: the contract of `new`, and this is borrowed while they are in use.
+        unsafe { self.rows.part(start..start + self.width) }
     }
 }
 

@@ -14,7 +14,7 @@ mod step;
 mod token;
 
 pub(super) use cpu::{run, scratch};
-pub(super) use inputs::{Fade, Inputs, Rows};
+pub(super) use inputs::{Fade, Inputs, Outputs, Rows};
 pub(super) use launch::{
     Fading, Input, Inputs as DeviceInputs, Place, Plan, SOURCE, Update, Writing,
 };

@@ -8,7 +8,7 @@
 //! ```
 
 use super::chunk::BLOCK;
-use super::{Fade, Inputs, Rows};
+use super::{Fade, Inputs, Outputs, Rows};
 use crate::cpu::simd::{axpy, gemm, scale, scaled_gemm};
 
 /// The inputs of such a recurrence.
@@ -32,12 +32,12 @@ impl<'a> Recurrence<'a> {
 
     /// Runs the tokens `first..first + n`, at most [`BLOCK`], as [`super::chunk::run`] does.
     #[inline(always)]
-    pub fn block<'o>(
+    pub fn block(
         &self,
         first: usize,
         n: usize,
         state: &mut [f32],
-        out: &mut impl FnMut(usize) -> &'o mut [f32],
+        out: &mut Outputs,
         scratch: &mut [f32],
     ) {
         let (inputs, dk, dv) = (self.inputs, self.inputs.dk, self.inputs.dv);
@@ -86,7 +86,7 @@ impl<'a> Recurrence<'a> {
             gemm([n, dv, n], weights, [BLOCK, 1], u, dv, o, dv);
             for i in 0..n {
                 let factor = inputs.read_factor(first + i, query);
-                let out = &mut out(first + i)[query * dv..][..dv];
+                let out = &mut out.token(first + i)[query * dv..][..dv];
                 for (out, o) in out.iter_mut().zip(&o[i * dv..][..dv]) {
                     *out = factor * o;
                 }

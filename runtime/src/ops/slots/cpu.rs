@@ -4,7 +4,7 @@ use super::Slots;
 use crate::cpu::{Frame, Shared, simd};
 use crate::operands::View;
 use crate::ops::CpuOp;
-use crate::ops::recur::{self, Fade, Inputs, Rows};
+use crate::ops::recur::{self, Fade, Inputs, Outputs, Rows};
 use crate::ops::softmax::softmax;
 
 /// Tokens between whose first and second pass the softmax is kept.
@@ -45,10 +45,7 @@ impl CpuOp for Slots {
                 let width = queries * self.dv();
                 let start = self.out.start + head * width;
                 // SAFETY: each task has its own columns of the output (rules: widths, disjoint writes).
-                let mut out = |t: usize| unsafe {
-                    let start = t * self.out.stride + start;
-                    out.part(start..start + width)
-                };
+                let mut out = unsafe { Outputs::new(&out, start, self.out.stride, width) };
                 let mut scratch = frame.scratch[worker].lock().expect("scratch");
                 simd::vectorize(
                     #[inline(always)]
@@ -85,12 +82,12 @@ struct Task<'a> {
 
 impl Task<'_> {
     #[inline(always)]
-    fn run<'o>(
+    fn run(
         &self,
         piece: std::ops::Range<usize>,
         keys: &mut [f32],
         values: &mut [f32],
-        out: &mut impl FnMut(usize) -> &'o mut [f32],
+        out: &mut Outputs,
         scratch: &mut [f32],
     ) {
         let (first, n) = (piece.start, piece.len());
@@ -123,7 +120,7 @@ impl Task<'_> {
             read_gate: None,
             scale: 1.0,
         };
-        recur::run(&second, n, values, &mut |i| out(first + i), scratch);
+        recur::run(&second, n, values, &mut out.from(first), scratch);
     }
 
     /// One token writes the slots' keys; `p[query] = q K`.

@@ -13,6 +13,10 @@ pub(super) const TILE: usize = 32;
 pub(super) trait Element: Pod + Sync {
     fn widen(from: &[Self], to: &mut [f32]);
     fn narrow(from: &[f32], to: &mut [Self]);
+
+    /// [`simd::vectorize`] for numbers that are cached by default. Ops over f32, for runs that are compared, have only the plain form,
+    /// which gives the same bits.
+    fn vectorize<R>(body: impl FnOnce() -> R) -> R;
 }
 
 impl Element for f32 {
@@ -25,6 +29,11 @@ impl Element for f32 {
     fn narrow(from: &[f32], to: &mut [f32]) {
         to.copy_from_slice(from);
     }
+
+    #[inline(always)]
+    fn vectorize<R>(body: impl FnOnce() -> R) -> R {
+        body()
+    }
 }
 
 impl Element for f16 {
@@ -36,6 +45,11 @@ impl Element for f16 {
     #[inline(always)]
     fn narrow(from: &[f32], to: &mut [f16]) {
         to.convert_from_f32_slice(from);
+    }
+
+    #[inline(always)]
+    fn vectorize<R>(body: impl FnOnce() -> R) -> R {
+        simd::vectorize(body)
     }
 }
 
@@ -79,9 +93,25 @@ impl<'a> Running<'a> {
         entry[0] = f32::NEG_INFINITY;
     }
 
-    /// Adds `n` keys and values.
-    #[inline(always)]
+    /// Adds `n` keys and values. One function, whatever the caller is compiled for: a tile is long enough for a call.
+    #[inline(never)]
     pub fn add(
+        self,
+        query: &[f32],
+        scale: f32,
+        n: usize,
+        keys: &[f32],
+        values: &[f32],
+        scores: &mut [f32],
+    ) {
+        simd::vectorize(
+            #[inline(always)]
+            || self.add_keys(query, scale, n, keys, values, scores),
+        );
+    }
+
+    #[inline(always)]
+    fn add_keys(
         self,
         query: &[f32],
         scale: f32,

@@ -8,7 +8,7 @@ use half::f16;
 
 use super::Attend;
 use super::retain::{Eviction, Policy};
-use crate::cpu::{Buffers, Frame, Shared, SharedArena, simd};
+use crate::cpu::{Buffers, Frame, Shared, SharedArena};
 use crate::operands::View;
 use crate::ops::CpuOp;
 use crate::ops::softmax::{Element, Running, TILE};
@@ -59,15 +59,7 @@ impl Attend {
             if parts == 1 {
                 frame.pool.each(self.kv_heads, |worker, head| {
                     let mut scratch = frame.scratch[worker].lock().expect("scratch");
-                    let task = task(head, 0..group);
-                    simd::vectorize(
-                        #[inline(always)]
-                        || {
-                            task.round();
-                            task.run(&mut scratch);
-                            task.keep();
-                        },
-                    );
+                    task(head, 0..group).run(true, &mut scratch);
                 });
             } else {
                 // Tasks of one key and value head share its keys and values, so these are read-only here.
@@ -77,11 +69,8 @@ impl Attend {
                 frame.pool.each(self.kv_heads * parts, |worker, index| {
                     let mut scratch = frame.scratch[worker].lock().expect("scratch");
                     let (head, part) = (index / parts, index % parts);
-                    let task = task(head, part * group / parts..(part + 1) * group / parts);
-                    simd::vectorize(
-                        #[inline(always)]
-                        || task.run(&mut scratch),
-                    );
+                    let members = part * group / parts..(part + 1) * group / parts;
+                    task(head, members).run(false, &mut scratch);
                 });
                 frame
                     .pool
@@ -141,8 +130,26 @@ impl<E: Element> Task<'_, E> {
         }
     }
 
+    /// Answers the queries; a task that is alone with its head's keys and values rounds and caches them too. One function: it is
+    /// large, and compiled for each vector unit.
+    #[inline(never)]
+    fn run(&self, alone: bool, scratch: &mut [f32]) {
+        E::vectorize(
+            #[inline(always)]
+            || {
+                if alone {
+                    self.round();
+                }
+                self.answer(scratch);
+                if alone {
+                    self.keep();
+                }
+            },
+        );
+    }
+
     #[inline(always)]
-    fn run(&self, scratch: &mut [f32]) {
+    fn answer(&self, scratch: &mut [f32]) {
         let (tokens, dim, group) = (self.tokens, self.attend.head_dim(), self.members.len());
         let (running, tile) = scratch.split_at_mut(QUERIES * group * (dim + 2));
         // Where a query's weights decide what the next one sees, queries pass one by one.
