@@ -4,8 +4,8 @@ use jiff::Timestamp;
 use jiff::fmt::strtime::{BrokenDownTime, Config};
 
 /// Now, in UTC, by the fields of `strftime`.
-pub(super) fn now(format: &str) -> String {
-    strftime(format, Timestamp::now())
+pub(super) fn now(format: &str) -> Option<String> {
+    Some(strftime(format, Timestamp::now()))
 }
 
 /// Fields that `strftime` does not have stay as they are.

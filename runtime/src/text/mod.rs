@@ -1,5 +1,6 @@
 //! Text in and out of the model: tokens, byte-safe streaming, stop strings, chat templates, turns.
 
+#[cfg_attr(not(feature = "tokenizer"), path = "no_date.rs")]
 mod date;
 mod jinja;
 mod placeholders;

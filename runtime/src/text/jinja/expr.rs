@@ -335,7 +335,11 @@ impl Evaluator {
                 let format = arguments.text(0, "format")?.unwrap_or_default();
                 // A padded field, such as %255d, becomes 51 times as long.
                 self.work.spend_each(format.len(), 64)?;
-                Ok(Value::str(&super::super::date::now(format)))
+                let date = super::super::date::now(format);
+                let date = date.ok_or_else(|| {
+                    Failure::new("this build tells no date; build it with the feature `tokenizer`")
+                })?;
+                Ok(Value::str(&date))
             }
             _ => {
                 let mut entries = Vec::new();
