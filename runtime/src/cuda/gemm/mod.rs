@@ -290,15 +290,29 @@ impl Launches<'_> {
         tile: usize,
         add: bool,
     ) -> Result<(Parameter, usize)> {
+        let addresses = weights
+            .iter()
+            .map(|weight| self.matrix_address(weight.matrix));
+        self.linears_at(weights, tile, add, &addresses.collect::<Result<Vec<_>>>()?)
+    }
+
+    /// As [`Launches::linears`], of matrices that lie at `addresses`.
+    fn linears_at(
+        &self,
+        weights: &[WeightMatrix],
+        tile: usize,
+        add: bool,
+        addresses: &[Address],
+    ) -> Result<(Parameter, usize)> {
         let mut linears = Linears {
             count: weights.len() as i32,
             add: add.into(),
             ..Linears::zeroed()
         };
         let mut tiles = 0;
-        for (place, weight) in linears.at.iter_mut().zip(weights) {
+        for ((place, weight), &address) in linears.at.iter_mut().zip(weights).zip(addresses) {
             *place = DeviceLinear {
-                weights: self.matrix_address(weight.matrix)?,
+                weights: address,
                 bias: self.optional_address(weight.bias)?,
                 rows: weight.matrix.rows() as i32,
                 column: weight.column as i32,

@@ -8,6 +8,8 @@ use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::operands::{INPUTS, View};
 
+/// The number of BF16 in kernels: `format_of`.
+const BF16: usize = 2;
 const MMA_SOURCE: &str = include_str!("mma.cu");
 /// Rows and tokens of a tile of `mma.cu`, and columns of a step.
 const MMA_TILE: usize = 128;
@@ -16,6 +18,10 @@ const WGMMA_SOURCE: &str = include_str!("wgmma.cu");
 /// Rows of a tile of `wgmma.cu`, threads, and bytes of shared memory: four stages and their alignment.
 const WGMMA_ROWS: usize = 256;
 const WGMMA_THREADS: usize = 384;
+/// Chunks of more tokens have their weights unpacked once, before the tiles: `many_tokens` in wgmma.cu.
+const MANY_TOKENS: usize = 512;
+/// Most bytes of unpacked weights: those of gate and up of a model of 20B.
+const MOST_UNPACKED: usize = 512 << 20;
 const WGMMA_SHARED: usize = 4 * (MMA_TILE + WGMMA_ROWS) * MMA_DEPTH * size_of::<u16>() + 1024;
 
 impl Launches<'_> {
@@ -65,39 +71,94 @@ impl Launches<'_> {
             for weights in weights.chunks(MOST_LINEARS) {
                 let inputs = Parameter::pointer("const u16", inputs);
                 let output = Parameter::value("Rows", output);
-                let call = if groups {
-                    let (linears, tiles) = self.linears(weights, WGMMA_ROWS, add)?;
-                    let tiles = Parameter::int(tiles);
-                    let parameters = vec![inputs, linears, tiles, output, Parameter::tokens()];
-                    let templates = format!("{format}, {cols}");
-                    self.wgmma_call("gemm_wgmma", &templates, parameters)
-                } else {
-                    let (linears, tiles) = self.linears(weights, MMA_TILE, add)?;
-                    Call {
-                        source: MMA_SOURCE,
-                        kernel: format!("gemm_mma<{format}, {cols}>"),
-                        grid: Grid::EachTile(tiles, MMA_TILE),
-                        threads: THREADS,
-                        shared: 4 * MMA_TILE * (MMA_DEPTH + 8) * size_of::<u16>(),
-                        parameters: vec![inputs, linears, output, Parameter::tokens()],
-                    }
-                };
-                self.push(call);
+                if groups {
+                    self.push_wgmma(weights, WGMMA_ROWS, add, |linears, tiles, templates| {
+                        let tiles = Parameter::int(tiles);
+                        let (inputs, output) = (inputs.clone(), output.clone());
+                        let parameters = vec![inputs, linears, tiles, output, Parameter::tokens()];
+                        (format!("gemm_wgmma<{templates}>"), parameters)
+                    })?;
+                    continue;
+                }
+                let (linears, tiles) = self.linears(weights, MMA_TILE, add)?;
+                self.push(Call {
+                    source: MMA_SOURCE,
+                    kernel: format!("gemm_mma<{format}, {cols}>"),
+                    grid: Grid::EachTile(tiles, MMA_TILE),
+                    threads: THREADS,
+                    shared: 4 * MMA_TILE * (MMA_DEPTH + 8) * size_of::<u16>(),
+                    parameters: vec![inputs, linears, output, Parameter::tokens()],
+                });
             }
         }
         Ok(())
     }
 
-    /// A call of `wgmma.cu`: one persistent block per SM.
-    fn wgmma_call(&self, kernel: &str, templates: &str, parameters: Vec<Parameter>) -> Call {
-        Call {
-            source: WGMMA_SOURCE,
-            kernel: format!("{kernel}<{templates}>"),
-            grid: Grid::Blocks(self.sms),
-            threads: WGMMA_THREADS,
-            shared: WGMMA_SHARED,
-            parameters,
+    /// Calls of `wgmma.cu`, one persistent block per SM, with matrices of one format: `call` makes a kernel's name and parameters of the
+    /// matrices, the number of their tiles of `tile` rows, and the first template arguments. Where a chunk may be long there are two: of
+    /// unpacked weights for many tokens, and of the weights as they are stored for few; one of them returns at once.
+    fn push_wgmma(
+        &mut self,
+        weights: &[WeightMatrix],
+        tile: usize,
+        add: bool,
+        call: impl Fn(Parameter, usize, String) -> (String, Vec<Parameter>),
+    ) -> Result<()> {
+        let (cols, format) = (weights[0].matrix.cols(), format_of(weights[0].matrix));
+        let unpacked = self.unpack_weights(weights)?;
+        let tokens = match unpacked {
+            Some(_) => ["FEW_TOKENS", "MANY_TOKENS"],
+            None => ["ANY_TOKENS"; 2],
+        };
+        let stored = self.linears(weights, tile, add)?;
+        let mut calls = vec![(format, tokens[0], stored)];
+        if let Some(addresses) = unpacked {
+            let linears = self.linears_at(weights, tile, add, &addresses)?;
+            calls.push((BF16, tokens[1], linears));
         }
+        for (format, tokens, (linears, tiles)) in calls {
+            let (kernel, parameters) = call(linears, tiles, format!("{tokens}, {format}, {cols}"));
+            self.push(Call {
+                source: WGMMA_SOURCE,
+                kernel,
+                grid: Grid::Blocks(self.sms),
+                threads: WGMMA_THREADS,
+                shared: WGMMA_SHARED,
+                parameters,
+            });
+        }
+        Ok(())
+    }
+
+    /// Unpacks matrices of one format into bf16 if many tokens follow; their addresses, or nothing where they are multiplied as they are.
+    fn unpack_weights(&mut self, weights: &[WeightMatrix]) -> Result<Option<Vec<Address>>> {
+        let (cols, format) = (weights[0].matrix.cols(), format_of(weights[0].matrix));
+        let bytes_of = |weight: &WeightMatrix| weight.matrix.rows() * cols * size_of::<u16>();
+        let bytes = weights.iter().map(bytes_of).sum();
+        let is_whole = cols.is_multiple_of(32) && format != BF16;
+        if self.tokens <= MANY_TOKENS || !is_whole || bytes > MOST_UNPACKED {
+            return Ok(None);
+        }
+        let mut address = self.shared_address("weights in bf16", bytes)?;
+        let (linears, _) = self.linears(weights, WGMMA_ROWS, false)?;
+        self.push(Call {
+            source: WGMMA_SOURCE,
+            kernel: format!("unpack_weights<{format}, {cols}>"),
+            grid: Grid::Blocks(8 * self.sms),
+            threads: THREADS,
+            shared: 0,
+            parameters: vec![
+                linears,
+                Parameter::pointer("u16", address),
+                Parameter::tokens(),
+            ],
+        });
+        let addresses = weights.iter().map(|weight| {
+            let own = address;
+            address += bytes_of(weight) as u64;
+            own
+        });
+        Ok(Some(addresses.collect()))
     }
 
     /// As [`Launches::gemm_gated`] by `wgmma.cu`: the gated product is the last matrix' input in bf16.
@@ -109,24 +170,31 @@ impl Launches<'_> {
         add: bool,
     ) -> Result<()> {
         let rows = unit.gate.matrix.rows();
-        let (cols, format) = (unit.gate.matrix.cols(), format_of(unit.gate.matrix));
+        let cols = unit.gate.matrix.cols();
         let width = rows.next_multiple_of(MMA_DEPTH);
         let inputs = self.prologue_in_bf16(prologue, cols)?;
         let inner = self.room_in_bf16("gated products in bf16", width)?;
         let tile = WGMMA_ROWS / 2;
-        let (linears, _) = self.linears(&[unit.gate, unit.up], tile, false)?;
-        let parameters = vec![
-            Parameter::pointer("const u16", inputs),
-            linears,
-            Parameter::int(rows.div_ceil(tile)),
-            Parameter::pointer("u16", inner),
-            Parameter::int(width),
-            Parameter::tokens(),
-        ];
         let function = unit.activation as i32;
-        let templates = format!("{format}, {cols}, {function}");
-        let call = self.wgmma_call("gemm_wgmma_gated", &templates, parameters);
-        self.push(call);
+        self.push_wgmma(
+            &[unit.gate, unit.up],
+            tile,
+            false,
+            |linears, _, templates| {
+                let parameters = vec![
+                    Parameter::pointer("const u16", inputs),
+                    linears,
+                    Parameter::int(rows.div_ceil(tile)),
+                    Parameter::pointer("u16", inner),
+                    Parameter::int(width),
+                    Parameter::tokens(),
+                ];
+                (
+                    format!("gemm_wgmma_gated<{templates}, {function}>"),
+                    parameters,
+                )
+            },
+        )?;
         self.gemm_bf16(inner, &[unit.down], self.rows(output), add)
     }
 }

@@ -148,6 +148,38 @@ __device__ inline void copy_inputs(u8* stage, const u16* inputs, int step) {
   for (int i = 0; i < wgmma_tokens / 16; i++) copy_or_clear(place + i * 16 * wgmma_row_bytes, source + i * 16 * pitch);
 }
 
+// More tokens than this have the weights unpacked before their tiles, which each tile of tokens would do again: `unpack_weights`. Of a
+// chunk's two kernels the one that its tokens do not suit returns at once.
+constexpr int many_tokens = 512;
+enum { ANY_TOKENS, FEW_TOKENS, MANY_TOKENS };
+
+__device__ inline bool suits(int which, int tokens) { return which == ANY_TOKENS || (tokens > many_tokens) == (which == MANY_TOKENS); }
+
+// Writes matrices in bf16, one after another, if many tokens follow.
+template <int format, int cols>
+__device__ void unpack_weights(Linears linears, u16* to, int tokens) {
+  using Weights = Format<format, cols>;
+  constexpr int unit = Weights::unit;
+  static_assert(cols % 32 == 0 && unit % 8 == 0, "whole units of sixteen bytes");
+  if (!suits(MANY_TOKENS, tokens)) return;
+  for (int m = 0; m < linears.count; m++) {
+    const Linear& linear = linears.at[m];
+    Units matrix = all_units<Weights>(linear.weights, linear.rows);
+    long long count = (long long)linear.rows * (cols / unit);
+    for (long long i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
+      float values[unit];
+      Weights::values(matrix, i, values);
+#pragma unroll
+      for (int j = 0; j < unit; j += 8) {
+        uint4 words = {pack_bf16(values[j], values[j + 1]), pack_bf16(values[j + 2], values[j + 3]),
+                       pack_bf16(values[j + 4], values[j + 5]), pack_bf16(values[j + 6], values[j + 7])};
+        *reinterpret_cast<uint4*>(to + i * unit + j) = words;
+      }
+    }
+    to += (long long)linear.rows * cols;
+  }
+}
+
 // Multiplies `row_tiles` tiles of rows with all tokens. `plan.rows(tile)` are a tile's weights, `plan.target(tile)` is its output, whose
 // `store(token, column, lower, upper)` stores the products of rows `column` and `column + 1` of both halves.
 template <int format, int cols, class Plan>
@@ -296,8 +328,9 @@ struct WgmmaPlan {
   }
 };
 
-template <int format, int cols>
+template <int which, int format, int cols>
 __device__ void gemm_wgmma(const u16* inputs, Linears linears, int row_tiles, Rows output, int tokens) {
+  if (!suits(which, tokens)) return;
   wgmma_tiles<format, cols>(inputs, row_tiles, tokens, WgmmaPlan{linears, output});
 }
 
@@ -344,7 +377,8 @@ struct GatedPlan {
 };
 
 // `output = function(gate x) * up x` of two matrices of the same shape.
-template <int format, int cols, int function>
+template <int which, int format, int cols, int function>
 __device__ void gemm_wgmma_gated(const u16* inputs, Linears linears, int row_tiles, u16* output, int pitch, int tokens) {
+  if (!suits(which, tokens)) return;
   wgmma_tiles<format, cols>(inputs, row_tiles, tokens, GatedPlan<function>{linears, output, pitch});
 }
