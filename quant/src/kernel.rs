@@ -50,16 +50,12 @@ pub(crate) trait Tile {
     /// As for [`Kernel`], with rows `row..row + R` and tokens `token..token + T`.
     unsafe fn tile<const R: usize, const T: usize>(product: &Product, row: usize, token: usize);
 
-    /// Eight rows by one token, in the widest tile that the registers hold.
+    /// Eight rows by one token, where they are a tile of their own; returns whether they were.
     ///
     /// # Safety
     /// As for `tile`.
-    unsafe fn eight_rows(product: &Product, row: usize, token: usize) {
-        // SAFETY: as the caller vouches.
-        unsafe {
-            Self::tile::<4, 1>(product, row, token);
-            Self::tile::<4, 1>(product, row + 4, token);
-        }
+    unsafe fn eight_rows(_: &Product, _row: usize, _token: usize) -> bool {
+        false
     }
 }
 
@@ -79,12 +75,9 @@ unsafe fn multiply<K: Tile>(product: &Product, rows: Range<usize>) {
     for start in (0..tokens).step_by(token_block) {
         let end = tokens.min(start + token_block);
         let mut row = rows.start;
-        if tokens == 1 {
-            while row + 8 <= rows.end {
-                // SAFETY: as below.
-                unsafe { K::eight_rows(product, row, 0) };
-                row += 8;
-            }
+        // SAFETY: rows and the only token are within the ranges that the caller vouches for.
+        while tokens == 1 && row + 8 <= rows.end && unsafe { K::eight_rows(product, row, 0) } {
+            row += 8;
         }
         while row + 4 <= rows.end {
             // SAFETY: rows and tokens are within the ranges that the caller vouches for.

@@ -174,17 +174,14 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
     // What the groups of a chunk share takes a register of each row: then eight rows are too many. So they are if they and the
     // next eight, which are prefetched, fill the nearest cache: Mamba-2 in Q8_0 loses a quarter of its speed on an EPYC.
     #[inline]
-    unsafe fn eight_rows(product: &Product, row: usize, token: usize) {
+    unsafe fn eight_rows(product: &Product, row: usize, token: usize) -> bool {
         const LONGEST: usize = 1024;
-        // SAFETY: as the caller vouches.
-        unsafe {
-            if size_of::<B::Header>() == 0 && product.row_bytes <= LONGEST {
-                Self::tile::<8, 1>(product, row, token);
-            } else {
-                Self::tile::<4, 1>(product, row, token);
-                Self::tile::<4, 1>(product, row + 4, token);
-            }
+        let fit = size_of::<B::Header>() == 0 && product.row_bytes <= LONGEST;
+        if fit {
+            // SAFETY: as the caller vouches.
+            unsafe { Self::tile::<8, 1>(product, row, token) };
         }
+        fit
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]

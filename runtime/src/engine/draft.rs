@@ -6,6 +6,7 @@ use super::Workspace;
 use crate::cpu::{Pool, room};
 use crate::error::Result;
 use crate::model::Draft;
+use crate::sampler::most_probable;
 use crate::state::{Arena, HEADER};
 
 /// Memory to run the block token by token.
@@ -64,11 +65,11 @@ impl HostDraft {
             self.hidden
                 .copy_from_slice(self.workspace.residual(program));
             program.logits.norm.apply_in_place(&mut self.hidden);
-            let best = |best, i| match self.logits[i] > self.logits[best] {
-                true => i,
-                false => best,
+            // A draft may end early; if something is wrong, the model's own logits tell.
+            let Ok(next) = most_probable(&self.logits) else {
+                return;
             };
-            token = (0..self.logits.len()).fold(0, best) as u32;
+            token = next;
             tokens.push(token);
         }
     }

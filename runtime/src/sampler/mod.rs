@@ -132,16 +132,24 @@ impl Sampler {
         } else {
             logits
         };
-        let max = select::maximum(logits)?;
         if params.temperature == 0.0 {
-            return Ok(select::first_equal(logits, max));
+            return most_probable(logits);
         }
+        let max = select::maximum(logits)?;
         let candidates = &mut self.candidates;
         select::top_k(logits, params.top_k, candidates);
         select::weigh(candidates, max, params.temperature);
         select::truncate(candidates, params.top_p, params.min_p);
         Ok(select::draw(candidates, state.draw()))
     }
+}
+
+/// The token of the largest logit, the lowest of equals.
+///
+/// # Errors
+/// [`Error::Invalid`] if a logit is NaN or +inf, or if all are -inf.
+pub(crate) fn most_probable(logits: &[f32]) -> Result<u32> {
+    Ok(select::first_equal(logits, select::maximum(logits)?))
 }
 
 /// Copies the last `count` tokens of the ring's halves, older half first, into `window`.

@@ -1,6 +1,6 @@
 //! GEMMs of chunks on tensor cores: arguments of `mma.cu` and `wgmma.cu`.
 
-use waterline_quant::{FORMATS, Matrix};
+use waterline_quant::{BF16, FORMATS, Matrix};
 
 use crate::cuda::driver::{Address, TensorCores};
 use crate::cuda::gemm::{GatedUnit, MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_of};
@@ -8,8 +8,6 @@ use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::operands::{INPUTS, View};
 
-/// The number of BF16 in kernels: `format_of`.
-const BF16: usize = 2;
 const MMA_SOURCE: &str = include_str!("mma.cu");
 /// Rows and tokens of a tile of `mma.cu`, and columns of a step.
 const MMA_TILE: usize = 128;
@@ -106,17 +104,18 @@ impl Launches<'_> {
     ) -> Result<()> {
         let (cols, format) = (weights[0].matrix.cols(), format_of(weights[0].matrix));
         let unpacked = self.unpack_weights(weights)?;
-        let tokens = match unpacked {
-            Some(_) => ["FEW_TOKENS", "MANY_TOKENS"],
-            None => ["ANY_TOKENS"; 2],
+        let (stored, format) = (self.linears(weights, tile, add)?, format.to_string());
+        let calls = match unpacked {
+            None => vec![("ANY_TOKENS", format, stored)],
+            Some(addresses) => {
+                let unpacked = self.linears_at(weights, tile, add, &addresses)?;
+                vec![
+                    ("FEW_TOKENS", format, stored),
+                    ("MANY_TOKENS", "BF16".into(), unpacked),
+                ]
+            }
         };
-        let stored = self.linears(weights, tile, add)?;
-        let mut calls = vec![(format, tokens[0], stored)];
-        if let Some(addresses) = unpacked {
-            let linears = self.linears_at(weights, tile, add, &addresses)?;
-            calls.push((BF16, tokens[1], linears));
-        }
-        for (format, tokens, (linears, tiles)) in calls {
+        for (tokens, format, (linears, tiles)) in calls {
             let (kernel, parameters) = call(linears, tiles, format!("{tokens}, {format}, {cols}"));
             self.push(Call {
                 source: WGMMA_SOURCE,
@@ -135,7 +134,7 @@ impl Launches<'_> {
         let (cols, format) = (weights[0].matrix.cols(), format_of(weights[0].matrix));
         let bytes_of = |weight: &WeightMatrix| weight.matrix.rows() * cols * size_of::<u16>();
         let bytes = weights.iter().map(bytes_of).sum();
-        let is_whole = cols.is_multiple_of(32) && format != BF16;
+        let is_whole = cols.is_multiple_of(32) && *weights[0].matrix.format() != BF16;
         if self.tokens <= MANY_TOKENS || !is_whole || bytes > MOST_UNPACKED {
             return Ok(None);
         }

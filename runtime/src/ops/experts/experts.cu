@@ -23,6 +23,20 @@ __device__ void prefetch_row(const u8* matrix, long long row) {
   }
 }
 
+// Unit `index` of a matrix times unit `unit` of the input's `inputs` values.
+template <class Weights, int inputs>
+__device__ float unit_product(Units matrix, long long index, const float* x, const int* rounded, int unit) {
+  if constexpr (Weights::integer) {
+    return Weights::dot(matrix, index, reinterpret_cast<const Rounded<inputs>*>(rounded)->unit(unit));
+  } else {
+    float values[Weights::unit], product = 0.0f;
+    Weights::values(matrix, index, values);
+#pragma unroll
+    for (int i = 0; i < Weights::unit; i++) product += values[i] * x[unit * Weights::unit + i];
+    return product;
+  }
+}
+
 // A lane's parts of a matrix' product with x, rows `row` and the next; `rows` are those of all networks. There are no branches, so that
 // many loads are in flight: one product after the other takes 19 us so, both in one loop 24 (kimi-linear-4.6b in Q4_0, H100).
 template <int format, int cols>
@@ -36,15 +50,7 @@ __device__ void lane_products(const u8* matrix, long long rows, long long row, c
 #pragma unroll
     for (int r = 0; r < rows_of_warp; r++) {
       long long index = min(row + r, rows - 1) * units + unit;
-      float product = 0.0f;
-      if constexpr (Weights::integer) {
-        product = Weights::dot(all, index, reinterpret_cast<const Rounded<cols>*>(rounded)->unit(unit));
-      } else {
-        float values[Weights::unit];
-        Weights::values(all, index, values);
-#pragma unroll
-        for (int i = 0; i < Weights::unit; i++) product += values[i] * x[unit * Weights::unit + i];
-      }
+      float product = unit_product<Weights, cols>(all, index, x, rounded, unit);
       if (own < units) products[r] += product;
     }
   }
@@ -138,15 +144,7 @@ __device__ float lane_sum(
   for (int i = lane_index(); i < count * units; i += 32) {
     int of = i / units;
     long long index = ((long long)(int)numbers[of] * rows + row) * units + i % units;
-    if constexpr (Weights::integer) {
-      sum += weights[of] * Weights::dot(all, index, reinterpret_cast<const Rounded<most>*>(rounded)->unit(i));
-    } else {
-      float values[Weights::unit], product = 0.0f;
-      Weights::values(all, index, values);
-#pragma unroll
-      for (int j = 0; j < Weights::unit; j++) product += values[j] * x[i * Weights::unit + j];
-      sum += weights[of] * product;
-    }
+    sum += weights[of] * unit_product<Weights, most>(all, index, x, rounded, i);
   }
   return sum;
 }
