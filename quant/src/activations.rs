@@ -35,15 +35,17 @@ pub struct Activations {
     /// Rows from which on products are summed in panels.
     panel_rows: usize,
     quantize: Quantize,
+    /// Columns of a row that lie side by side in a panel.
+    panel_columns: usize,
     values: Aligned,    // f32 [rows, stride]
     codes: Aligned,     // i8 [rows, stride]
     scales: Aligned,    // f32 [rows, stride / 32]
     sums: Aligned,      // f32 [rows, stride / 32]: scale * sum of the codes
     half_sums: Aligned, // f32 [rows, stride / 16]: the same of each half
     // The same for groups of 16 rows, one in each lane: see [`TokenPanel`].
-    panel_codes: Aligned,     // i8 [rows / 16, stride / 4, 16, 4]
-    panel_scales: Aligned,    // f32 [rows / 16, stride / 32, 16]
-    panel_sums: Aligned,      // f32 [rows / 16, stride / 32, 16]
+    panel_codes: Aligned, // i8 [rows / 16, stride / C, 16, C] for C = panel_columns
+    panel_scales: Aligned, // f32 [rows / 16, stride / 32, 16]
+    panel_sums: Aligned,  // f32 [rows / 16, stride / 32, 16]
     panel_half_sums: Aligned, // i32 [rows / 16, stride / 16, 16]: without the scale
 }
 
@@ -51,7 +53,7 @@ pub struct Activations {
 pub(crate) struct TokenPanel {
     /// Blocks of 32 columns.
     pub(crate) blocks: usize,
-    /// `i8 [8 * blocks, 16, 4]`: four columns of each row, in natural order.
+    /// `i8 [8 * blocks, 16, 4]`: four columns of each row, in natural order; `[4 * blocks, 16, 8]` for levels that take eight.
     pub(crate) codes: *const i8,
     /// `f32 [blocks, 16]`.
     pub(crate) scales: *const f32,
@@ -108,6 +110,7 @@ impl Activations {
             max_cols,
             panel_rows: PANEL_TOKENS,
             quantize: simd::quantize(Simd::detect()),
+            panel_columns: simd::panel_columns(Simd::detect()),
             values: Aligned::zeroed(len * size_of::<f32>())?,
             codes: Aligned::zeroed(len)?,
             scales: Aligned::zeroed(len / BLOCK * size_of::<f32>())?,
@@ -171,6 +174,7 @@ impl Activations {
             cols,
             stride: self.stride,
             quantize: self.quantize,
+            panel_columns: self.panel_columns,
             rounding,
             has_panels: self.has_panels(),
             values: self.values.as_mut_slice().as_mut_ptr(),
@@ -201,6 +205,11 @@ impl Activations {
     pub(crate) fn has_panels(&self) -> bool {
         let codes = self.rows.next_multiple_of(LANES) * self.stride;
         self.quantized && self.are_many() && codes <= self.panel_codes.as_slice::<i8>().len()
+    }
+
+    /// Columns of a row that lie side by side in a panel.
+    pub(crate) fn panel_columns(&self) -> usize {
+        self.panel_columns
     }
 
     /// Blocks `first..first + blocks` of the rows `16 * group..`.
@@ -262,6 +271,7 @@ impl Activations {
     pub fn force_simd(&mut self, simd: Simd) {
         assert!(simd.is_available(), "this CPU has no {simd:?}");
         self.quantize = simd::quantize(simd);
+        self.panel_columns = simd::panel_columns(simd);
     }
 
     #[doc(hidden)]
@@ -277,6 +287,7 @@ pub struct Loading<'a> {
     cols: usize,
     stride: usize,
     quantize: Quantize,
+    panel_columns: usize,
     rounding: Option<Rounding>,
     has_panels: bool,
     // The room of the activations, as there.
@@ -369,14 +380,16 @@ impl Loading<'_> {
                 piece(self.panel_half_sums, part * 2 * blocks, 2 * blocks),
             )
         };
-        let codes = codes.as_chunks_mut::<LANES>().0;
+        // Four columns are one number here; so many of them lie side by side.
+        let fours = self.panel_columns / 4;
+        let place = |four: usize, lane: usize| (four / fours * LANES + lane) * fours + four % fours;
         let scales = scales.as_chunks_mut::<LANES>().0;
         let sums = sums.as_chunks_mut::<LANES>().0;
         let half_sums = half_sums.as_chunks_mut::<LANES>().0;
         for lane in 0..LANES {
             let t = part * LANES + lane;
             if t >= self.rows {
-                codes.iter_mut().for_each(|codes| codes[lane] = 0);
+                (0..stride / 4).for_each(|four| codes[place(four, lane)] = 0);
                 scales.iter_mut().for_each(|scales| scales[lane] = 0.0);
                 sums.iter_mut().for_each(|sums| sums[lane] = 0.0);
                 half_sums.iter_mut().for_each(|sums| sums[lane] = 0);
@@ -392,11 +405,11 @@ impl Loading<'_> {
                 )
             };
             let quarters = row.as_chunks::<4>().0;
-            for (half, quad) in codes.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-                let (block, half) = (half / 2, half % 2);
+            for first in (0..stride / 4).step_by(4) {
+                let (block, half) = (first / 8, first / 4 % 2);
                 let quarter = &quarters[block / 4 * 8 + half * 4 + block % 4];
-                for i in 0..4 {
-                    quad[i][lane] = quarter[i];
+                for (i, &codes_of_four) in quarter.iter().enumerate() {
+                    codes[place(first + i, lane)] = codes_of_four;
                 }
             }
             for (b, &scale) in row_scales.iter().enumerate() {

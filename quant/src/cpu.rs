@@ -17,10 +17,12 @@ pub enum Simd {
     Neon,
     /// 64-bit ARM with the `dotprod` extension (8-bit dot products in hardware).
     NeonDotprod,
+    /// 64-bit ARM with the `i8mm` extension too (products of small 8-bit matrices in hardware).
+    NeonI8mm,
 }
 
 impl Simd {
-    const ALL: [Simd; 7] = [
+    const ALL: [Simd; 8] = [
         Simd::Scalar,
         Simd::Avx2,
         Simd::AvxVnni,
@@ -28,6 +30,7 @@ impl Simd {
         Simd::Amx,
         Simd::Neon,
         Simd::NeonDotprod,
+        Simd::NeonI8mm,
     ];
 
     /// The fastest level that this CPU has.
@@ -71,6 +74,10 @@ impl Simd {
             #[cfg(target_arch = "aarch64")]
             Simd::NeonDotprod => {
                 Simd::Neon.is_available() && std::arch::is_aarch64_feature_detected!("dotprod")
+            }
+            #[cfg(target_arch = "aarch64")]
+            Simd::NeonI8mm => {
+                Simd::NeonDotprod.is_available() && std::arch::is_aarch64_feature_detected!("i8mm")
             }
             #[allow(unreachable_patterns)]
             _ => false,

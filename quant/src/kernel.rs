@@ -5,11 +5,11 @@ use std::ops::Range;
 use crate::activations::{Activations, Row};
 use crate::cpu::Simd;
 use crate::panel::{self, Panels};
-#[cfg(target_arch = "aarch64")]
-use crate::simd::neon;
 use crate::simd::scalar;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{amx, avx2, avx2_panel, avx512, avx512_panel, float_panel};
+#[cfg(target_arch = "aarch64")]
+use crate::simd::{neon, neon_panel};
 
 /// A matrix, its inputs and where the results go.
 pub(crate) struct Product<'a> {
@@ -171,7 +171,7 @@ pub(crate) fn integer<B: scalar::Dot + avx2::Integer + avx512::Integer>(simd: Si
 #[cfg(target_arch = "aarch64")]
 pub(crate) fn float<B: scalar::Dot + neon::Float>(simd: Simd) -> Kernel {
     match simd {
-        Simd::Neon | Simd::NeonDotprod => multiply::<neon::FloatTile<B>>,
+        Simd::Neon | Simd::NeonDotprod | Simd::NeonI8mm => multiply::<neon::FloatTile<B>>,
         _ => multiply::<scalar::Tile<B>>,
     }
 }
@@ -180,7 +180,12 @@ pub(crate) fn float<B: scalar::Dot + neon::Float>(simd: Simd) -> Kernel {
 #[cfg(target_arch = "aarch64")]
 pub(crate) fn integer<B: scalar::Dot + neon::Integer>(simd: Simd) -> Kernel {
     match simd {
-        Simd::NeonDotprod => multiply::<neon::IntegerTile<B, true>>,
+        Simd::NeonI8mm => {
+            multiply_many::<neon::IntegerTile<B, true>, neon_panel::NeonPanel<B, true>>
+        }
+        Simd::NeonDotprod => {
+            multiply_many::<neon::IntegerTile<B, true>, neon_panel::NeonPanel<B, false>>
+        }
         Simd::Neon => multiply::<neon::IntegerTile<B, false>>,
         _ => multiply::<scalar::Tile<B>>,
     }

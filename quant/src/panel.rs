@@ -57,6 +57,9 @@ pub(crate) struct Sums(pub(crate) [[f32; LANES]; ROWS]);
 ///
 /// The value of a row and a token must not depend on the other rows and tokens.
 pub(crate) trait Panels {
+    /// Columns of a token's codes that lie side by side: see [`TokenPanel`].
+    const COLUMNS: usize = 4;
+
     /// Prepares the thread.
     ///
     /// # Safety
@@ -97,6 +100,11 @@ pub(crate) unsafe fn multiply<K: Panels>(product: &Product, rows: Range<usize>) 
     let mut sums = [Sums::zeroed(); TOKENS / LANES];
     // SAFETY: the caller vouches for the level.
     unsafe { K::begin() };
+    assert_eq!(
+        product.x.panel_columns(),
+        K::COLUMNS,
+        "inputs of another level"
+    );
     let tokens = product.x.rows();
     for first_token in (0..tokens).step_by(TOKENS) {
         let groups = (tokens - first_token).min(TOKENS).div_ceil(LANES);

@@ -34,8 +34,10 @@ fn plain_rounding(format: &Format) -> Option<Rounding> {
     }
 }
 
-fn inputs(format: &Format, rows: usize, cols: usize) -> Activations {
+/// Inputs for a matrix of a level.
+fn inputs(format: &Format, [rows, cols]: [usize; 2], simd: Simd) -> Activations {
     let mut x = Activations::new(rows, cols).expect("memory");
+    x.force_simd(simd);
     x.load(&numbers(rows * cols, 2), rows, cols, plain_rounding(format));
     x
 }
@@ -81,7 +83,7 @@ fn every_level_agrees_with_the_definition() {
                 let rows = 7;
                 let matrix = matrix(format, rows, cols, simd);
                 for tokens in [1, 2, 3, 5, 8, 33] {
-                    let x = inputs(format, tokens, cols);
+                    let x = inputs(format, [tokens, cols], simd);
                     let out = product(&matrix, &x, &[0]);
                     for t in 0..tokens {
                         let x = effective_inputs(format, &x, t);
@@ -126,6 +128,7 @@ fn values_do_not_depend_on_tokens_or_splits() {
             let matrix = matrix(format, rows, cols, simd);
             let values = numbers(tokens * cols, 2);
             let mut x = Activations::new(tokens, cols).expect("memory");
+            x.force_simd(simd);
             x.load(&values, tokens, cols, format.rounding());
             let whole = product(&matrix, &x, &[0]);
             let pieces = product(&matrix, &x, &[0, 1, 4, 6, 13, 22]);
@@ -313,7 +316,7 @@ fn loading_fewer_columns_leaves_nothing_behind() {
         let matrix = matrix(format, 3, 96, simd);
         assert_eq!(
             product(&matrix, &x, &[0]),
-            product(&matrix, &inputs(format, 2, 96), &[0])
+            product(&matrix, &inputs(format, [2, 96], simd), &[0])
         );
     }
 }
@@ -331,12 +334,12 @@ fn lengths_are_checked() {
         // SAFETY: one thread.
         std::panic::catch_unwind(|| unsafe { matrix.mul_rows(rows, x, &output, column) }).is_ok()
     };
-    let x = inputs(q4_0, 2, 64);
+    let x = inputs(q4_0, [2, 64], Simd::detect());
     assert!(attempt(&x, 0..2, 3, 1));
     assert!(!attempt(&x, 0..3, 3, 0), "rows");
     assert!(!attempt(&x, 0..2, 3, 2), "columns of the output");
     assert!(
-        !attempt(&inputs(q4_0, 2, 32), 0..2, 3, 0),
+        !attempt(&inputs(q4_0, [2, 32], Simd::detect()), 0..2, 3, 0),
         "columns of the inputs"
     );
     let mut plain = Activations::new(1, 64).expect("memory");
@@ -351,7 +354,7 @@ fn picked_tokens_have_the_products_of_all() {
             let cols = 3 * format.block_len.max(20);
             let matrix = matrix(format, 9, cols, simd);
             // So many that they are loaded in panels as well.
-            let x = inputs(format, 21, cols);
+            let x = inputs(format, [21, cols], simd);
             let picked = [6, 20, 3, 3, 1, 2];
             let mut some = vec![f32::NAN; picked.len() * 6];
             matrix.mul_picked(2..7, &x, &picked, &mut some, 6);

@@ -274,6 +274,7 @@ mod arm {
 
     use super::Block;
     use crate::formats::k_quants::arm::two_bits;
+    use crate::panel::Minima;
     use crate::simd::neon;
 
     /// Scales and minima of the sixteen sub-blocks of a super-block.
@@ -288,6 +289,7 @@ mod arm {
 
         const BLOCKS: usize = 8;
         const HALF_SCALES: bool = true;
+        const MINIMA: Minima = Minima::Halves;
 
         #[inline]
         fn header(&self) -> SixteenLines {

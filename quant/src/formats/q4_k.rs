@@ -186,6 +186,7 @@ mod arm {
 
     use super::Block;
     use crate::formats::k_quants::arm::{EightLines, eight_lines, nibbles};
+    use crate::panel::Minima;
     use crate::simd::neon;
 
     impl neon::Integer for Block {
@@ -193,6 +194,7 @@ mod arm {
 
         const BLOCKS: usize = 8;
         const HALF_SCALES: bool = false;
+        const MINIMA: Minima = Minima::Blocks;
 
         #[inline]
         fn header(&self) -> EightLines {

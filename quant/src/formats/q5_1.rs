@@ -173,6 +173,7 @@ mod arm {
     use std::arch::aarch64::*;
 
     use super::Block;
+    use crate::panel::Minima;
     use crate::simd::neon;
 
     impl neon::Integer for Block {
@@ -180,6 +181,7 @@ mod arm {
 
         const BLOCKS: usize = 1;
         const HALF_SCALES: bool = false;
+        const MINIMA: Minima = Minima::Blocks;
 
         #[inline]
         fn header(&self) -> f32 {

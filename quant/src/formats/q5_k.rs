@@ -204,6 +204,7 @@ mod arm {
 
     use super::Block;
     use crate::formats::k_quants::arm::{EightLines, eight_lines, nibbles};
+    use crate::panel::Minima;
     use crate::simd::neon;
 
     impl neon::Integer for Block {
@@ -211,6 +212,7 @@ mod arm {
 
         const BLOCKS: usize = 8;
         const HALF_SCALES: bool = false;
+        const MINIMA: Minima = Minima::Blocks;
 
         #[inline]
         fn header(&self) -> EightLines {

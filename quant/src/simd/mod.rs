@@ -16,6 +16,8 @@ pub(crate) mod avx512_panel;
 pub(crate) mod float_panel;
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod neon;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon_panel;
 pub(crate) mod scalar;
 
 use crate::activations::RowMut;
@@ -37,7 +39,15 @@ pub(crate) fn quantize(simd: Simd) -> Quantize {
         #[cfg(target_arch = "x86_64")]
         Simd::Avx2 | Simd::AvxVnni => avx2::quantize,
         #[cfg(target_arch = "aarch64")]
-        Simd::Neon | Simd::NeonDotprod => neon::quantize,
+        Simd::Neon | Simd::NeonDotprod | Simd::NeonI8mm => neon::quantize,
         _ => scalar::quantize,
+    }
+}
+
+/// Columns of a row of inputs that a level's panels have side by side.
+pub(crate) fn panel_columns(simd: Simd) -> usize {
+    match simd {
+        Simd::NeonI8mm => 8,
+        _ => 4,
     }
 }

@@ -8,6 +8,7 @@ use bytemuck::Pod;
 
 use crate::activations::{BLOCK, GROUP, RowMut};
 use crate::kernel::{self, Product};
+use crate::panel::Minima;
 use crate::rounding::Rounding;
 
 /// How a float format is read.
@@ -28,6 +29,8 @@ pub(crate) trait Integer: Pod {
     const BLOCKS: usize;
     /// Whether the two halves of each block of 32 have scales of their own.
     const HALF_SCALES: bool;
+    /// What `mins`, `half_mins` and `min` have.
+    const MINIMA: Minima = Minima::None;
 
     fn header(&self) -> Self::Header;
 
