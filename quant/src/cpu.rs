@@ -46,6 +46,17 @@ impl Simd {
         Simd::ALL.into_iter().filter(|simd| simd.is_available())
     }
 
+    /// How far ahead of a tile of one token its successors are prefetched at least, in bytes; by default one tile.
+    ///
+    /// A tile of short rows is done before memory has answered: on a Xeon (AMX) rows of 512 columns in Q4_0 took 11.5 of 19.6 GB/s
+    /// with a tile of 2.3 KB and 17.4 with 8 KiB; a Zen 4 gains nothing.
+    pub(crate) fn least_ahead(self) -> usize {
+        match self {
+            Simd::Amx => 8 << 10,
+            _ => 0,
+        }
+    }
+
     /// Whether this CPU has the level.
     pub fn is_available(self) -> bool {
         match self {

@@ -18,7 +18,8 @@ pub(crate) struct Product<'a> {
     pub(crate) cols: usize,
     pub(crate) x: &'a Activations,
     pub(crate) picked: Option<&'a [u32]>, // the rows of x that are the tokens; none for all
-    pub(crate) out: *mut f32,             // [tokens, out_stride], column 0 being row 0's
+    pub(crate) least_ahead: usize, // bytes by which weights are prefetched, or more: see [`Simd::least_ahead`]
+    pub(crate) out: *mut f32,      // [tokens, out_stride], column 0 being row 0's
     pub(crate) out_stride: usize,
 }
 

@@ -19,6 +19,7 @@ pub struct Matrix {
     row_bytes: usize,
     data: Bytes, // [rows, row_bytes]
     kernel: Kernel,
+    least_ahead: usize,
 }
 
 impl Matrix {
@@ -56,6 +57,7 @@ impl Matrix {
             row_bytes,
             data,
             kernel: (format.kernel)(simd),
+            least_ahead: simd.least_ahead(),
         })
     }
 
@@ -152,6 +154,7 @@ impl Matrix {
             return;
         }
         let product = Product {
+            least_ahead: self.least_ahead,
             weights: &self.data,
             row_bytes: self.row_bytes,
             cols: self.cols,
@@ -206,6 +209,7 @@ impl Matrix {
             return;
         }
         let product = Product {
+            least_ahead: self.least_ahead,
             weights: &self.data[rows.start * self.row_bytes..],
             row_bytes: self.row_bytes,
             cols: self.cols,

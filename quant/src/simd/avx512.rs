@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 
 use bytemuck::{Pod, Zeroable};
 
@@ -194,15 +195,15 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
         let mut sums = [std::ptr::null::<f32>(); T];
         let mut half_sums = [std::ptr::null::<f32>(); T];
         // The blocks after the last whole chunk, completed by zeros; inputs are padded already.
-        let mut last = [B::Chunk::zeroed(); R];
+        let mut last = [MaybeUninit::<B::Chunk>::uninit(); R];
         let rest = product.row_bytes - whole * chunk_bytes;
         let rows = &product.weights[row * product.row_bytes..][..R * product.row_bytes];
         for r in 0..R {
             let bytes = &rows[r * product.row_bytes..][..product.row_bytes];
             weights[r] = bytes.as_ptr().cast();
             if rest > 0 {
-                bytemuck::bytes_of_mut(&mut last[r])[..rest]
-                    .copy_from_slice(&bytes[whole * chunk_bytes..]);
+                let last = last[r].write(B::Chunk::zeroed());
+                bytemuck::bytes_of_mut(last)[..rest].copy_from_slice(&bytes[whole * chunk_bytes..]);
             }
         }
         for t in 0..T {
@@ -210,6 +211,7 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
             (codes[t], scales[t]) = (x.codes.as_ptr(), x.scales.as_ptr());
             (sums[t], half_sums[t]) = (x.sums.as_ptr(), x.half_sums.as_ptr());
         }
+        let ahead = product.least_ahead.max(R * product.row_bytes);
         let spread = constant(&SPREAD);
         let offset = _mm512_set1_epi8(B::OFFSET);
         let zero = _mm512_setzero_si512();
@@ -220,10 +222,10 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
                 chunk[r] = if step < whole {
                     weights[r].wrapping_add(step)
                 } else {
-                    &raw const last[r]
+                    last[r].as_ptr()
                 };
             }
-            // SAFETY: each chunk is within its row, or is the row's completed end.
+            // SAFETY: each chunk is within its row, or is the row's end, written above if there is one.
             let mut header = [unsafe { B::header(chunk[0]) }; R];
             for r in 1..R {
                 // SAFETY: as above.
@@ -232,12 +234,8 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
             // The next R rows, in the order of memory, while these are read from R places. With many tokens rows are read
             // again and again, and loading them is no concern.
             if T == 1 {
-                prefetch(
-                    weights[0]
-                        .wrapping_byte_add(R * product.row_bytes)
-                        .wrapping_add(step * R),
-                    R,
-                );
+                let ahead = weights[0].wrapping_byte_add(ahead);
+                prefetch(ahead.wrapping_add(step * R), R);
             }
             for g in 0..B::GROUPS {
                 // SAFETY: as above; g < GROUPS.
