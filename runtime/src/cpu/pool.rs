@@ -42,10 +42,16 @@ const PATIENCE: Duration = Duration::from_micros(50);
 /// A worker whose regions waited so much longer for it, in nanoseconds, than it saved them is left out for a while: a
 /// neighbour has its core.
 const DEBT: i64 = 300_000;
+/// A worker that has entered no region for so long although it was offered them is left out as well: it has no core of its own,
+/// and where it wakes up too late again and again it takes the caller's. An idle core is awake much sooner.
+const LATE: Duration = Duration::from_millis(1);
 /// What a worker can save up, in nanoseconds. More than a scheduler's time slice, so that one accident is forgiven.
 const CREDIT: i64 = 6_000_000;
+/// What a worker saves a region, at most: longer regions are rare, and most that seem so are those in which a neighbour had the
+/// caller's core.
+const MOST_SAVED: Duration = Duration::from_micros(500);
 /// How long a worker is left out of regions, at first and at most.
-const LEFT_OUT: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(320)];
+const LEFT_OUT: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(1280)];
 /// Most threads of a pool.
 const MAX_THREADS: usize = 1024;
 /// What a thread maps while it starts, at most: its stack, and its signal stack behind that.
@@ -135,6 +141,10 @@ struct Attendance {
     since: Instant,
     /// Whether it has taken the last offer.
     entered: bool,
+    /// Whether the last offer was withdrawn.
+    was_late: bool,
+    /// How long regions were done before it entered, since it last entered one.
+    missed: Duration,
     /// How long it is left out the next time.
     penalty: Duration,
     /// Nanoseconds that it has saved regions, less those that they waited for it.
@@ -168,6 +178,8 @@ impl Pool {
         let attendance = || Attendance {
             since: Instant::now(),
             entered: false,
+            was_late: false,
+            missed: Duration::ZERO,
             penalty: LEFT_OUT[0],
             balance: 0,
         };
@@ -300,11 +312,15 @@ impl Pool {
                 .compare_exchange(OFFERED, IDLE, success, failure)
                 .is_ok();
             worker.entered = worker.since <= begin && !withdrawn;
+            worker.was_late = withdrawn;
         }
         let done = Instant::now();
+        for worker in region.iter_mut().filter(|worker| worker.was_late) {
+            worker.came_too_late(done, done - begin);
+        }
         for (lane, worker) in lanes
             .iter()
-            .zip(region)
+            .zip(region.iter_mut())
             .filter(|(_, worker)| worker.entered)
         {
             let mut spins = 0u32;
@@ -332,20 +348,33 @@ impl Attendance {
     /// without which it had worked about as long again.
     fn left(&mut self, done: Instant, waited: Duration, own: Duration) {
         let nanos = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
-        self.balance = (self.balance + nanos(own))
+        self.balance = (self.balance + nanos(own.min(MOST_SAVED)))
             .min(CREDIT)
             .saturating_sub(nanos(waited));
-        if self.balance > -DEBT {
-            return;
+        self.missed = Duration::ZERO;
+        if self.balance <= -DEBT {
+            self.leave_out(done + waited);
         }
+    }
+
+    /// Takes note that a region of length `own` was `done` before the worker entered it.
+    fn came_too_late(&mut self, done: Instant, own: Duration) {
+        self.missed += own;
+        if self.missed >= LATE {
+            self.leave_out(done);
+        }
+    }
+
+    /// Leaves the worker out for a while, longer each time that soon follows another.
+    fn leave_out(&mut self, now: Instant) {
         let [least, most] = LEFT_OUT;
         // It has paid for long enough: the neighbour is a new one.
-        if done.saturating_duration_since(self.since) > 4 * self.penalty {
+        if now.saturating_duration_since(self.since) > 4 * self.penalty {
             self.penalty = least;
         }
-        self.since = done + waited + self.penalty;
+        self.since = now + self.penalty;
         self.penalty = (2 * self.penalty).min(most);
-        self.balance = 0;
+        (self.balance, self.missed) = (0, Duration::ZERO);
     }
 }
 

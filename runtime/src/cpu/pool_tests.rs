@@ -83,6 +83,8 @@ fn a_worker_that_costs_more_than_it_saves_is_left_out_for_longer_each_time() {
     let mut worker = Attendance {
         since: start,
         entered: true,
+        was_late: false,
+        missed: Duration::ZERO,
         penalty: least,
         balance: 0,
     };
@@ -99,7 +101,7 @@ fn a_worker_that_costs_more_than_it_saves_is_left_out_for_longer_each_time() {
         let left_out = worker.since - now;
         // The first of these pays off what was left of its credit.
         if round > 0 {
-            let expected = least * 2u32.pow((round - 1).min(6));
+            let expected = least * 2u32.pow((round - 1).min(10));
             assert_eq!(left_out, slice + expected.min(most), "{round}");
         }
     }
@@ -107,6 +109,31 @@ fn a_worker_that_costs_more_than_it_saves_is_left_out_for_longer_each_time() {
     // Much later it is forgiven.
     worker.left(worker.since + 5 * most, slice, own);
     assert_eq!(worker.penalty, 2 * least);
+}
+
+#[test]
+fn a_worker_that_always_comes_too_late_is_left_out() {
+    let start = Instant::now();
+    let mut worker = Attendance {
+        since: start,
+        entered: false,
+        was_late: true,
+        missed: Duration::ZERO,
+        penalty: LEFT_OUT[0],
+        balance: 0,
+    };
+    let own = LATE / 4;
+    for _ in 0..3 {
+        worker.came_too_late(start, own);
+    }
+    // It has entered one.
+    worker.left(start, Duration::ZERO, own);
+    for _ in 0..3 {
+        worker.came_too_late(start, own);
+        assert_eq!(worker.since, start);
+    }
+    worker.came_too_late(start, own);
+    assert_eq!(worker.since, start + LEFT_OUT[0]);
 }
 
 #[test]
