@@ -30,6 +30,8 @@ pub struct Activations {
     cols: usize,
     stride: usize,
     quantized: bool,
+    /// bf16 numbers of which a value is the sum.
+    pieces: usize,
     max_rows: usize,
     max_cols: usize,
     /// Rows from which on products are summed in panels.
@@ -106,6 +108,7 @@ impl Activations {
             cols: 0,
             stride: 0,
             quantized: false,
+            pieces: 3,
             max_rows,
             max_cols,
             panel_rows: PANEL_TOKENS,
@@ -168,6 +171,11 @@ impl Activations {
         );
         (self.rows, self.cols) = (rows, cols);
         self.quantized = rounding.is_some_and(Rounding::is_integer);
+        self.pieces = match rounding {
+            Some(Rounding::Bf16) => 1,
+            Some(Rounding::Halves) => 2,
+            _ => 3,
+        };
         self.stride = cols.next_multiple_of(PAD);
         Loading {
             rows,
@@ -198,6 +206,12 @@ impl Activations {
     /// Whether there are so many rows that products are summed in panels, if there is room for them.
     pub(crate) fn are_many(&self) -> bool {
         self.rows >= self.panel_rows
+    }
+
+    /// bf16 numbers of which a value is the sum.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub(crate) fn pieces(&self) -> usize {
+        self.pieces
     }
 
     /// Whether the 8-bit form was made for panels too: from so many rows on, where there is room. Many short rows may fit

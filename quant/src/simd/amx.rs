@@ -10,16 +10,18 @@ use super::avx512_panel::{add_block, store, unpack};
 use crate::activations::{BLOCK, TokenPanel};
 use crate::panel::{DEPTH, LANES, Panel, Panels, ROWS, Sums};
 
-/// Whether this CPU multiplies tiles of 8-bit codes, and the system lets this process do so. Asks the system once.
+/// Whether this CPU multiplies tiles of 8-bit codes and of bf16 numbers, and the system lets this process do so. Asks the system once.
 pub(crate) fn is_available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     *AVAILABLE.get_or_init(|| has_instructions() && is_permitted())
 }
 
 fn has_instructions() -> bool {
+    const AMX_BF16: u32 = 1 << 22;
     const AMX_TILE: u32 = 1 << 24;
     const AMX_INT8: u32 = 1 << 25;
-    __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & (AMX_TILE | AMX_INT8) == AMX_TILE | AMX_INT8
+    const ALL: u32 = AMX_BF16 | AMX_TILE | AMX_INT8;
+    __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & ALL == ALL
 }
 
 /// `arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA)`: the tiles' eight KiB are saved with a thread only on request.
@@ -42,7 +44,7 @@ fn is_permitted() -> bool {
 
 /// What the tile instructions read: the sizes of the eight tiles.
 #[repr(C, align(64))]
-struct Config {
+pub(super) struct Config {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
@@ -67,6 +69,17 @@ impl Config {
         (config.row_bytes[3], config.rows[3]) = (weights, ROWS as u8);
         (config.row_bytes[4], config.rows[4]) = (64, inputs);
         (config.row_bytes[5], config.rows[5]) = (64, inputs);
+        config
+    }
+
+    /// All tiles of sixteen lines of 64 bytes.
+    pub(super) const fn of_floats() -> Config {
+        let mut config = Config::new(BLOCK);
+        let mut tile = 0;
+        while tile < 8 {
+            (config.row_bytes[tile], config.rows[tile]) = (64, 16);
+            tile += 1;
+        }
         config
     }
 }

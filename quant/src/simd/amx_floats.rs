@@ -1,0 +1,284 @@
+//! 16-bit matrices times many tokens on AMX, whose tiles of bf16 are multiplied exactly and added in f32.
+//!
+//! The 24 significant bits of an f32 are three bf16 numbers, the 11 of an F16 number are two, and a BF16 number is one: a product
+//! of such pieces with each other is a product of the whole numbers, but for what an f32 sum would lose anyway.
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use bytemuck::Zeroable;
+
+use super::amx::Config;
+use super::avx512::{Float, constant};
+use super::avx512_panel::transpose;
+use crate::kernel::Product;
+
+/// Rows and tokens of a tile.
+const TILE: usize = 16;
+/// Columns of a tile.
+const COLUMNS: usize = 32;
+/// Columns that are cut into pieces at a time.
+const DEPTH: usize = 128;
+/// Steps of a tile's columns in them.
+const STEPS: usize = DEPTH / COLUMNS;
+/// Tokens whose pieces are kept meanwhile.
+const TOKENS: usize = 256;
+/// Most pieces of an input and of a weight.
+const PIECES: [usize; 2] = [3, 2];
+/// Bytes of a tile.
+const TILE_BYTES: usize = TILE * COLUMNS * 2;
+
+/// Pieces of some columns of the tokens: a line of `DEPTH` for each.
+#[repr(C, align(64))]
+struct Tokens([[[u16; DEPTH]; TOKENS]; PIECES[0]]);
+
+/// Pieces of some columns of two tiles of rows: a line for each two columns, which holds them of every row.
+#[repr(C, align(64))]
+#[derive(Zeroable, Clone, Copy)]
+struct Weights([[[[[u16; 2]; TILE]; COLUMNS / 2]; 2 * STEPS]; PIECES[1]]);
+
+/// Sums of two tiles of tokens (outer) and two of rows.
+#[repr(C, align(64))]
+struct Sums([[f32; 2 * TILE]; 2 * TILE]);
+
+/// A matrix is multiplied so if its numbers are of that many pieces.
+pub(crate) fn takes<F: Float>() -> bool {
+    (1..=PIECES[1]).contains(&F::PIECES)
+}
+
+/// Takes the next piece off 32 numbers: the upper halves of their bits.
+#[target_feature(enable = "avx512f,avx512bw")]
+#[inline]
+fn next_piece(numbers: &mut [__m512; 2]) -> __m512i {
+    /// The odd halves of 32 numbers.
+    const UPPER: [u16; 32] = {
+        let mut at = [0; 32];
+        let mut i = 0;
+        while i < 32 {
+            at[i] = 2 * i as u16 + 1;
+            i += 1;
+        }
+        at
+    };
+    let [a, b] = numbers.map(|x| _mm512_castps_si512(x));
+    let piece = _mm512_permutex2var_epi16(a, constant(&UPPER), b);
+    for x in numbers {
+        let upper = _mm512_and_si512(_mm512_castps_si512(*x), _mm512_set1_epi32(!0xffff));
+        *x = _mm512_sub_ps(*x, _mm512_castsi512_ps(upper));
+    }
+    piece
+}
+
+impl Tokens {
+    /// Cuts columns `from..from + DEPTH` of the tokens from `first` on, `count` of them, which zeros complete to whole tiles.
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn cut(&mut self, product: &Product, [first, count]: [usize; 2], from: usize, pieces: usize) {
+        for t in 0..count.next_multiple_of(2 * TILE) {
+            if t >= count {
+                self.0.iter_mut().for_each(|piece| piece[t].fill(0));
+                continue;
+            }
+            let (values, _) =
+                product.input(first + t).values[from..][..DEPTH].as_chunks::<COLUMNS>();
+            for (step, values) in values.iter().enumerate() {
+                // SAFETY: 32 numbers; 32 places of a line.
+                unsafe {
+                    let values = values.as_ptr();
+                    let mut numbers = [_mm512_loadu_ps(values), _mm512_loadu_ps(values.add(16))];
+                    for piece in &mut self.0[..pieces] {
+                        let line = piece[t][step * COLUMNS..][..COLUMNS].as_mut_ptr();
+                        _mm512_storeu_si512(line.cast(), next_piece(&mut numbers));
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Weights {
+    /// Cuts columns `from..from + DEPTH` of `rows`, at most two tiles of them, which zeros complete.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,f16c")]
+    fn cut<F: Float>(&mut self, product: &Product, rows: Range<usize>, from: usize) {
+        let bytes = size_of::<F>();
+        for step in 0..STEPS {
+            let column = from + step * COLUMNS;
+            let whole = product.cols.saturating_sub(column).min(COLUMNS);
+            for half in 0..2 {
+                let mut pieces = [[_mm512_setzero_ps(); TILE]; PIECES[1]];
+                for r in 0..TILE {
+                    let row = rows.start + half * TILE + r;
+                    if row >= rows.end || whole == 0 {
+                        continue;
+                    }
+                    let start = row * product.row_bytes + column * bytes;
+                    let stored = &product.weights[start..][..whole * bytes];
+                    let mut completed = [F::zeroed(); COLUMNS];
+                    let mut numbers = stored.as_ptr().cast::<F>();
+                    if whole < COLUMNS {
+                        bytemuck::cast_slice_mut(&mut completed)[..stored.len()]
+                            .copy_from_slice(stored);
+                        numbers = completed.as_ptr();
+                    }
+                    // SAFETY: 32 numbers.
+                    let mut numbers = unsafe { [F::load(numbers), F::load(numbers.add(16))] };
+                    for piece in &mut pieces[..F::PIECES] {
+                        piece[r] = _mm512_castsi512_ps(next_piece(&mut numbers));
+                    }
+                }
+                for (to, piece) in self.0.iter_mut().zip(pieces).take(F::PIECES) {
+                    for (line, x) in to[2 * step + half].iter_mut().zip(transpose(piece)) {
+                        // SAFETY: a line has 64 bytes.
+                        unsafe { _mm512_storeu_ps(line.as_mut_ptr().cast(), x) };
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Where the pieces that are multiplied lie, in bytes from the first: of tokens and of weights.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Step {
+    tokens: u32,
+    weights: u32,
+}
+
+/// All products of pieces that count: those of the last pieces with each other are lost in an f32 sum.
+fn steps(input_pieces: usize, weight_pieces: usize, list: &mut [Step; 24]) -> &[Step] {
+    let mut count = 0;
+    for step in 0..STEPS {
+        for w in 0..weight_pieces {
+            for x in 0..input_pieces.min(PIECES[0] - w) {
+                list[count] = Step {
+                    tokens: (x * TOKENS * DEPTH * 2 + step * COLUMNS * 2) as u32,
+                    weights: ((w * STEPS + step) * 2 * TILE_BYTES) as u32,
+                };
+                count += 1;
+            }
+        }
+    }
+    &list[..count]
+}
+
+/// Adds the products of two tiles of tokens with two tiles of rows to `sums`, whose tokens are `stride` numbers apart.
+///
+/// # Safety
+/// The tiles are configured; `tokens` and `weights` are valid for two tiles at each step's places, `sums` for 32 numbers of 32
+/// tokens; there is a step.
+#[inline(always)]
+unsafe fn multiply_tiles(
+    steps: &[Step],
+    tokens: *const u16,
+    weights: *const u16,
+    sums: *mut f32,
+    stride: usize,
+) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        asm!(
+            "tileloadd tmm0, [{sums} + {stride}]",
+            "tileloadd tmm1, [{sums} + {stride} + 64]",
+            "tileloadd tmm2, [{next_sums} + {stride}]",
+            "tileloadd tmm3, [{next_sums} + {stride} + 64]",
+            "2:",
+            "mov {x:e}, dword ptr [{steps}]",
+            "mov {w:e}, dword ptr [{steps} + 4]",
+            "add {x}, {tokens}",
+            "add {w}, {weights}",
+            "tileloadd tmm4, [{x} + {depth}]",
+            "tileloadd tmm6, [{w} + {line}]",
+            "tileloadd tmm7, [{w} + {line} + 1024]",
+            "tileloadd tmm5, [{x} + {depth} + 4096]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "add {steps}, 8",
+            "dec {count}",
+            "jnz 2b",
+            "tilestored [{sums} + {stride}], tmm0",
+            "tilestored [{sums} + {stride} + 64], tmm1",
+            "tilestored [{next_sums} + {stride}], tmm2",
+            "tilestored [{next_sums} + {stride} + 64], tmm3",
+            sums = in(reg) sums,
+            next_sums = in(reg) sums.add(TILE * stride),
+            stride = in(reg) 4 * stride,
+            steps = inout(reg) steps.as_ptr() => _,
+            count = inout(reg) steps.len() => _,
+            tokens = in(reg) tokens,
+            weights = in(reg) weights,
+            depth = in(reg) 2 * DEPTH,
+            line = in(reg) 64usize,
+            x = out(reg) _,
+            w = out(reg) _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack)
+        );
+    }
+}
+
+// The distances that the tile instructions above are written with.
+const _: () = assert!(TILE_BYTES == 1024 && TILE * DEPTH * 2 == 4096 && 4 * TILE == 64);
+
+/// # Safety
+/// As for [`Kernel`](crate::kernel::Kernel), for numbers that are taken ([`takes`]).
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,f16c")]
+pub(crate) unsafe fn multiply<F: Float>(product: &Product, rows: Range<usize>) {
+    let mut tokens = Tokens([[[0; DEPTH]; TOKENS]; PIECES[0]]);
+    let mut weights = Weights::zeroed();
+    let mut list = [Step {
+        tokens: 0,
+        weights: 0,
+    }; 24];
+    let pieces = product.x.pieces();
+    let steps = steps(pieces, F::PIECES, &mut list);
+    let line =
+        |token: usize, row: usize| product.out.wrapping_add(token * product.out_stride + row);
+    for token in 0..product.x.rows() {
+        // SAFETY: the caller vouches for these rows of every token.
+        unsafe { std::slice::from_raw_parts_mut(line(token, rows.start), rows.len()) }.fill(0.0);
+    }
+    static WHOLE: Config = Config::of_floats();
+    // SAFETY: 64 bytes of sizes that the palette allows.
+    unsafe { asm!("ldtilecfg [{}]", in(reg) &WHOLE, options(nostack, preserves_flags)) };
+    for first in (0..product.x.rows()).step_by(TOKENS) {
+        let count = (product.x.rows() - first).min(TOKENS);
+        for from in (0..product.cols).step_by(DEPTH) {
+            tokens.cut(product, [first, count], from, pieces);
+            for row in rows.clone().step_by(2 * TILE) {
+                let height = (rows.end - row).min(2 * TILE);
+                weights.cut::<F>(product, row..row + height, from);
+                let weights = weights.0.as_ptr().cast::<u16>();
+                for t in (0..count).step_by(2 * TILE) {
+                    let tokens = tokens.0[0][t].as_ptr();
+                    let here = (count - t).min(2 * TILE);
+                    let out = line(first + t, row);
+                    // SAFETY: whole tiles of tokens and weights were cut. The caller vouches for these rows of these tokens;
+                    // where they are less than whole tiles, sums of whole tiles are made elsewhere.
+                    unsafe {
+                        if height == 2 * TILE && here == 2 * TILE {
+                            multiply_tiles(steps, tokens, weights, out, product.out_stride);
+                            continue;
+                        }
+                        let mut sums = Sums([[0.0; 2 * TILE]; 2 * TILE]);
+                        for (t, sums) in sums.0[..here].iter_mut().enumerate() {
+                            let out = out.add(t * product.out_stride);
+                            std::ptr::copy_nonoverlapping(out, sums.as_mut_ptr(), height);
+                        }
+                        let place = sums.0.as_mut_ptr().cast();
+                        multiply_tiles(steps, tokens, weights, place, 2 * TILE);
+                        for (t, sums) in sums.0[..here].iter().enumerate() {
+                            let out = out.add(t * product.out_stride);
+                            std::ptr::copy_nonoverlapping(sums.as_ptr(), out, height);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    // SAFETY: tiles are not in use any more.
+    unsafe { asm!("tilerelease", options(nostack, preserves_flags)) };
+}
