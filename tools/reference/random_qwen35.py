@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Writes a model of Qwen3.5's dense architecture with random weights in F16, as llama.cpp's converter lays it out, for measurements.
 
-usage: random_qwen35.py OUTPUT.gguf [--layers 24] [--hidden 1024] [--feed-forward 3584] [--heads 16] [--vocab 248320]
+usage: random_qwen35.py OUTPUT.gguf [--layers 24] [--hidden 1024] [--feed-forward 3584] [--heads 16] [--vocab 248320] [--experts 0] [--chosen 8]
 
-The defaults are the shape of Qwen3.5-0.8B: three layers of Gated DeltaNet, then one of attention. Needs the packages gguf and numpy.
+The defaults are the shape of Qwen3.5-0.8B: three layers of Gated DeltaNet, then one of attention. With --experts every layer has so many
+feed-forward networks, of which a token takes --chosen, and one that all tokens take (architecture qwen35moe); they are copies of one.
+Needs the packages gguf and numpy.
 """
 import argparse
 
@@ -24,15 +26,19 @@ def byte_tokens():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("output")
-    for name, default in [("layers", 24), ("hidden", 1024), ("feed-forward", 3584), ("heads", 16), ("vocab", 248320)]:
+    for name, default in [("layers", 24), ("hidden", 1024), ("feed-forward", 3584), ("heads", 16), ("vocab", 248320), ("experts", 0), ("chosen", 8)]:
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
     random = np.random.default_rng(7)
-    writer = gguf.GGUFWriter(args.output, "qwen35")
+    writer = gguf.GGUFWriter(args.output, "qwen35moe" if args.experts else "qwen35")
 
     def matrix(name, rows, columns):
         values = random.standard_normal((rows, columns), dtype=np.float32) * columns**-0.5
         writer.add_tensor(name, values.astype(np.float16))
+
+    def experts(name, rows, columns):
+        values = random.standard_normal((rows, columns), dtype=np.float32) * columns**-0.5
+        writer.add_tensor(name, np.tile(values.astype(np.float16), (args.experts, 1, 1)))
 
     def vector(name, values):
         writer.add_tensor(name, np.ascontiguousarray(values, dtype=np.float32))
@@ -51,6 +57,11 @@ def main():
     writer.add_embedding_length(hidden)
     writer.add_block_count(args.layers)
     writer.add_feed_forward_length(args.feed_forward)
+    if args.experts:
+        writer.add_expert_count(args.experts)
+        writer.add_expert_used_count(args.chosen)
+        writer.add_expert_feed_forward_length(args.feed_forward)
+        writer.add_expert_shared_feed_forward_length(args.feed_forward)
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
     writer.add_key_length(ATTENTION_HEAD)
@@ -89,9 +100,16 @@ def main():
             matrix(block + "ssm_alpha.weight", args.heads, hidden)
             vector(block + "ssm_norm.weight", np.ones(HEAD))
             matrix(block + "ssm_out.weight", hidden, inner)
-        matrix(block + "ffn_gate.weight", args.feed_forward, hidden)
-        matrix(block + "ffn_up.weight", args.feed_forward, hidden)
-        matrix(block + "ffn_down.weight", hidden, args.feed_forward)
+        if args.experts:
+            vector(block + "ffn_gate_inp.weight", random.standard_normal((args.experts, hidden)) * hidden**-0.5)
+            vector(block + "ffn_gate_inp_shexp.weight", random.standard_normal(hidden) * hidden**-0.5)
+            experts(block + "ffn_gate_exps.weight", args.feed_forward, hidden)
+            experts(block + "ffn_up_exps.weight", args.feed_forward, hidden)
+            experts(block + "ffn_down_exps.weight", hidden, args.feed_forward)
+        shared = "_shexp" if args.experts else ""
+        matrix(block + f"ffn_gate{shared}.weight", args.feed_forward, hidden)
+        matrix(block + f"ffn_up{shared}.weight", args.feed_forward, hidden)
+        matrix(block + f"ffn_down{shared}.weight", hidden, args.feed_forward)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
