@@ -7,7 +7,7 @@ use crate::cpu::Simd;
 use crate::panel::{self, Panels};
 use crate::simd::scalar;
 #[cfg(target_arch = "x86_64")]
-use crate::simd::{amx, amx_floats, avx2, avx2_panel, avx512, avx512_panel, float_panel};
+use crate::simd::{amx, avx2, avx2_panel, avx512, avx512_panel, float_panel};
 #[cfg(target_arch = "aarch64")]
 use crate::simd::{neon, neon_panel};
 
@@ -144,27 +144,10 @@ unsafe fn multiply_floats<K: Tile, P: float_panel::FloatPanels>(
     }
 }
 
-/// In tiles of bf16 pieces if there are many tokens.
-///
-/// # Safety
-/// As for [`Kernel`].
-#[cfg(target_arch = "x86_64")]
-unsafe fn multiply_floats_in_pieces<B: avx512::Float>(product: &Product, rows: Range<usize>) {
-    // SAFETY: as the caller vouches.
-    unsafe {
-        if product.picked.is_none() && product.x.are_many() {
-            amx_floats::multiply::<B>(product, rows);
-        } else {
-            multiply::<avx512::FloatTile<B>>(product, rows);
-        }
-    }
-}
-
 /// The kernel of a float format for a level.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn float<B: scalar::Dot + avx2::Float + avx512::Float>(simd: Simd) -> Kernel {
     match simd {
-        Simd::Amx if amx_floats::takes::<B>() => multiply_floats_in_pieces::<B>,
         Simd::Amx | Simd::Avx512Vnni => {
             multiply_floats::<avx512::FloatTile<B>, float_panel::Avx512<B>>
         }

@@ -108,8 +108,8 @@ impl Matrix {
     /// For every token t of `x` and every row r in `rows`: `out[t][out_column + r] = dot(row r, x[t])`.
     ///
     /// The value for a row and a token does not depend on the other tokens in `x` nor on how rows are split over calls,
-    /// bit for bit; but products with at least eight tokens may be summed in another order than those with fewer, unless
-    /// [`Activations::sum_as_alone`] forbids it.
+    /// bit for bit; but products with at least eight tokens, and again with at least 32, may be summed in another order than
+    /// those with fewer, unless [`Activations::sum_as_alone`] forbids it.
     ///
     /// # Safety
     /// While this runs no other thread accesses columns `out_column + rows` of the first `x.rows()` rows of `out`.

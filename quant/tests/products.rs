@@ -154,6 +154,28 @@ fn values_do_not_depend_on_tokens_or_splits() {
     }
 }
 
+#[test]
+fn values_of_many_tokens_do_not_depend_on_their_number() {
+    for format in FORMATS {
+        for simd in Simd::available() {
+            let (rows, cols, tokens) = (39, 256 + format.block_len.min(32), 66);
+            let cols = if format.block_len == 256 { 512 } else { cols };
+            let matrix = matrix(format, rows, cols, simd);
+            let x = inputs(format, [tokens, cols], simd);
+            let whole = product(&matrix, &x, &[0]);
+            let mut parts = Vec::new();
+            for first in [0, 33] {
+                let mut part = inputs(format, [33, cols], simd);
+                let values = numbers(tokens * cols, 2);
+                let values = &values[first * cols..][..33 * cols];
+                part.load(values, 33, cols, plain_rounding(format));
+                parts.extend(product(&matrix, &part, &[0, 16, 32]));
+            }
+            assert_eq!(bits(&whole), bits(&parts), "{format} {simd:?}");
+        }
+    }
+}
+
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }

@@ -1,6 +1,7 @@
 //! BF16: the upper half of an f32.
 
 use crate::activations::Row;
+use crate::cpu::Simd;
 use crate::format::Format;
 use crate::formats::{decode_blocks, encode_blocks};
 use crate::kernel;
@@ -23,7 +24,11 @@ const fn with_inputs(rounding: Option<Rounding>) -> Format {
         device_apart: 0..0,
         encode: |src, dst| encode_blocks(src, dst, |&[x]| Number::from_f32(x)),
         decode: |src, dst| decode_blocks(src, dst, |number: &Number| [number.to_f32()]),
-        kernel: kernel::float::<Number>,
+        kernel: |simd| match simd {
+            #[cfg(target_arch = "x86_64")]
+            Simd::Amx => x86::multiply,
+            _ => kernel::float::<Number>(simd),
+        },
     }
 }
 
@@ -53,13 +58,31 @@ impl scalar::Dot for Number {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::*;
+    use std::ops::Range;
 
     use super::Number;
-    use crate::simd::{avx2, avx512};
+    use crate::cpu::Simd;
+    use crate::kernel::{self, Product};
+    use crate::simd::{amx_floats, avx2, avx512};
+
+    /// On AMX: in its tiles where they are filled, otherwise as on AVX-512.
+    ///
+    /// # Safety
+    /// As for [`Kernel`](kernel::Kernel).
+    pub(super) unsafe fn multiply(product: &Product, rows: Range<usize>) {
+        let x = product.x;
+        let is_in_tiles =
+            product.picked.is_none() && x.are_many() && x.rows() >= amx_floats::LEAST_TOKENS;
+        // SAFETY: as the caller vouches.
+        unsafe {
+            match is_in_tiles {
+                true => amx_floats::multiply(product, rows),
+                false => kernel::float::<Number>(Simd::Avx512Vnni)(product, rows),
+            }
+        }
+    }
 
     impl avx512::Float for Number {
-        const PIECES: usize = 1;
-
         #[target_feature(enable = "avx512f")]
         #[inline]
         unsafe fn load(at: *const Number) -> __m512 {

@@ -45,8 +45,6 @@ mod x86 {
     use crate::simd::{avx2, avx512};
 
     impl avx512::Float for Half {
-        const PIECES: usize = 2;
-
         #[target_feature(enable = "avx512f")]
         #[inline]
         unsafe fn load(at: *const Half) -> __m512 {

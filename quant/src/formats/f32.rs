@@ -46,8 +46,6 @@ mod x86 {
     use crate::simd::{avx2, avx512};
 
     impl avx512::Float for Number {
-        const PIECES: usize = 3;
-
         #[target_feature(enable = "avx512f")]
         #[inline]
         unsafe fn load(at: *const Number) -> __m512 {

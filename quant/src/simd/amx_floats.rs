@@ -1,7 +1,6 @@
-//! 16-bit matrices times many tokens on AMX, whose tiles of bf16 are multiplied exactly and added in f32.
+//! BF16 matrices times many tokens on AMX, whose tiles of bf16 are multiplied exactly and added in f32.
 //!
-//! The 24 significant bits of an f32 are three bf16 numbers, the 11 of an F16 number are two, and a BF16 number is one: a product
-//! of such pieces with each other is a product of the whole numbers, but for what an f32 sum would lose anyway.
+//! The 24 significant bits of an f32 input are three bf16 pieces, so the products of the pieces are exact, as those in f32 are.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -10,10 +9,12 @@ use std::ops::Range;
 use bytemuck::Zeroable;
 
 use super::amx::Config;
-use super::avx512::{Float, constant};
+use super::avx512::constant;
 use super::avx512_panel::transpose;
 use crate::kernel::Product;
 
+/// With fewer tokens AVX-512 is faster.
+pub(crate) const LEAST_TOKENS: usize = 32;
 /// Rows and tokens of a tile.
 const TILE: usize = 16;
 /// Columns of a tile.
@@ -24,28 +25,23 @@ const DEPTH: usize = 128;
 const STEPS: usize = DEPTH / COLUMNS;
 /// Tokens whose pieces are kept meanwhile.
 const TOKENS: usize = 256;
-/// Most pieces of an input and of a weight.
-const PIECES: [usize; 2] = [3, 2];
+/// Most pieces of an input.
+const PIECES: usize = 3;
 /// Bytes of a tile.
 const TILE_BYTES: usize = TILE * COLUMNS * 2;
 
 /// Pieces of some columns of the tokens: a line of `DEPTH` for each.
 #[repr(C, align(64))]
-struct Tokens([[[u16; DEPTH]; TOKENS]; PIECES[0]]);
+struct Tokens([[[u16; DEPTH]; TOKENS]; PIECES]);
 
-/// Pieces of some columns of two tiles of rows: a line for each two columns, which holds them of every row.
+/// Some columns of two tiles of rows: a line for each two columns, which holds them of every row.
 #[repr(C, align(64))]
 #[derive(Zeroable, Clone, Copy)]
-struct Weights([[[[[u16; 2]; TILE]; COLUMNS / 2]; 2 * STEPS]; PIECES[1]]);
+struct Weights([[[[u16; 2]; TILE]; COLUMNS / 2]; 2 * STEPS]);
 
 /// Sums of two tiles of tokens (outer) and two of rows.
 #[repr(C, align(64))]
 struct Sums([[f32; 2 * TILE]; 2 * TILE]);
-
-/// A matrix is multiplied so if its numbers are of that many pieces.
-pub(crate) fn takes<F: Float>() -> bool {
-    (1..=PIECES[1]).contains(&F::PIECES)
-}
 
 /// Takes the next piece off 32 numbers: the upper halves of their bits.
 #[target_feature(enable = "avx512f,avx512bw")]
@@ -97,40 +93,33 @@ impl Tokens {
 }
 
 impl Weights {
-    /// Cuts columns `from..from + DEPTH` of `rows`, at most two tiles of them, which zeros complete.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,f16c")]
-    fn cut<F: Float>(&mut self, product: &Product, rows: Range<usize>, from: usize) {
-        let bytes = size_of::<F>();
+    /// Gathers columns `from..from + DEPTH` of `rows`, at most two tiles of them, which zeros complete.
+    #[target_feature(enable = "avx512f")]
+    fn gather(&mut self, product: &Product, rows: Range<usize>, from: usize) {
+        const BYTES: usize = COLUMNS * size_of::<u16>();
         for step in 0..STEPS {
             let column = from + step * COLUMNS;
-            let whole = product.cols.saturating_sub(column).min(COLUMNS);
+            let whole = 2 * product.cols.saturating_sub(column).min(COLUMNS);
             for half in 0..2 {
-                let mut pieces = [[_mm512_setzero_ps(); TILE]; PIECES[1]];
-                for r in 0..TILE {
+                let mut x = [_mm512_setzero_ps(); TILE];
+                for (r, x) in x.iter_mut().enumerate() {
                     let row = rows.start + half * TILE + r;
                     if row >= rows.end || whole == 0 {
                         continue;
                     }
-                    let start = row * product.row_bytes + column * bytes;
-                    let stored = &product.weights[start..][..whole * bytes];
-                    let mut completed = [F::zeroed(); COLUMNS];
-                    let mut numbers = stored.as_ptr().cast::<F>();
-                    if whole < COLUMNS {
-                        bytemuck::cast_slice_mut(&mut completed)[..stored.len()]
-                            .copy_from_slice(stored);
+                    let stored = &product.weights[row * product.row_bytes + 2 * column..][..whole];
+                    let mut completed = [0; BYTES];
+                    let mut numbers = stored.as_ptr();
+                    if whole < BYTES {
+                        completed[..whole].copy_from_slice(stored);
                         numbers = completed.as_ptr();
                     }
-                    // SAFETY: 32 numbers.
-                    let mut numbers = unsafe { [F::load(numbers), F::load(numbers.add(16))] };
-                    for piece in &mut pieces[..F::PIECES] {
-                        piece[r] = _mm512_castsi512_ps(next_piece(&mut numbers));
-                    }
+                    // SAFETY: 64 bytes.
+                    *x = unsafe { _mm512_loadu_ps(numbers.cast()) };
                 }
-                for (to, piece) in self.0.iter_mut().zip(pieces).take(F::PIECES) {
-                    for (line, x) in to[2 * step + half].iter_mut().zip(transpose(piece)) {
-                        // SAFETY: a line has 64 bytes.
-                        unsafe { _mm512_storeu_ps(line.as_mut_ptr().cast(), x) };
-                    }
+                for (line, x) in self.0[2 * step + half].iter_mut().zip(transpose(x)) {
+                    // SAFETY: a line has 64 bytes.
+                    unsafe { _mm512_storeu_ps(line.as_mut_ptr().cast(), x) };
                 }
             }
         }
@@ -145,21 +134,19 @@ struct Step {
     weights: u32,
 }
 
-/// All products of pieces that count: those of the last pieces with each other are lost in an f32 sum.
-fn steps(input_pieces: usize, weight_pieces: usize, list: &mut [Step; 24]) -> &[Step] {
-    let mut count = 0;
-    for step in 0..STEPS {
-        for w in 0..weight_pieces {
-            for x in 0..input_pieces.min(PIECES[0] - w) {
-                list[count] = Step {
-                    tokens: (x * TOKENS * DEPTH * 2 + step * COLUMNS * 2) as u32,
-                    weights: ((w * STEPS + step) * 2 * TILE_BYTES) as u32,
-                };
-                count += 1;
-            }
-        }
+/// The products of all of an input's pieces.
+fn steps(pieces: usize) -> ([Step; STEPS * PIECES], usize) {
+    let mut steps = [Step {
+        tokens: 0,
+        weights: 0,
+    }; STEPS * PIECES];
+    let count = STEPS * pieces;
+    for (i, step) in steps[..count].iter_mut().enumerate() {
+        let (columns, piece) = (i / pieces, i % pieces);
+        step.tokens = (piece * TOKENS * DEPTH * 2 + columns * COLUMNS * 2) as u32;
+        step.weights = (columns * 2 * TILE_BYTES) as u32;
     }
-    &list[..count]
+    (steps, count)
 }
 
 /// Adds the products of two tiles of tokens with two tiles of rows to `sums`, whose tokens are `stride` numbers apart.
@@ -224,17 +211,14 @@ unsafe fn multiply_tiles(
 const _: () = assert!(TILE_BYTES == 1024 && TILE * DEPTH * 2 == 4096 && 4 * TILE == 64);
 
 /// # Safety
-/// As for [`Kernel`](crate::kernel::Kernel), for numbers that are taken ([`takes`]).
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,f16c")]
-pub(crate) unsafe fn multiply<F: Float>(product: &Product, rows: Range<usize>) {
-    let mut tokens = Tokens([[[0; DEPTH]; TOKENS]; PIECES[0]]);
+/// As for [`Kernel`](crate::kernel::Kernel), for weights in BF16.
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(crate) unsafe fn multiply(product: &Product, rows: Range<usize>) {
+    let mut tokens = Tokens([[[0; DEPTH]; TOKENS]; PIECES]);
     let mut weights = Weights::zeroed();
-    let mut list = [Step {
-        tokens: 0,
-        weights: 0,
-    }; 24];
     let pieces = product.x.pieces();
-    let steps = steps(pieces, F::PIECES, &mut list);
+    let (steps, count) = steps(pieces);
+    let steps = &steps[..count];
     let line =
         |token: usize, row: usize| product.out.wrapping_add(token * product.out_stride + row);
     for token in 0..product.x.rows() {
@@ -250,13 +234,13 @@ pub(crate) unsafe fn multiply<F: Float>(product: &Product, rows: Range<usize>) {
             tokens.cut(product, [first, count], from, pieces);
             for row in rows.clone().step_by(2 * TILE) {
                 let height = (rows.end - row).min(2 * TILE);
-                weights.cut::<F>(product, row..row + height, from);
+                weights.gather(product, row..row + height, from);
                 let weights = weights.0.as_ptr().cast::<u16>();
                 for t in (0..count).step_by(2 * TILE) {
                     let tokens = tokens.0[0][t].as_ptr();
                     let here = (count - t).min(2 * TILE);
                     let out = line(first + t, row);
-                    // SAFETY: whole tiles of tokens and weights were cut. The caller vouches for these rows of these tokens;
+                    // SAFETY: whole tiles of tokens and weights are there. The caller vouches for these rows of these tokens;
                     // where they are less than whole tiles, sums of whole tiles are made elsewhere.
                     unsafe {
                         if height == 2 * TILE && here == 2 * TILE {

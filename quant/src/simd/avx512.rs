@@ -14,9 +14,6 @@ use crate::rounding::Rounding;
 
 /// How a float format is read.
 pub(crate) trait Float: Pod {
-    /// bf16 numbers of which such a number is the sum.
-    const PIECES: usize;
-
     /// 16 numbers as f32.
     ///
     /// # Safety
