@@ -1,9 +1,12 @@
 //! GEMMs of chunks on tensor cores: arguments of `mma.cu` and `wgmma.cu`.
 
-use waterline_quant::{BF16, FORMATS, Matrix};
+use waterline_quant::{BF16, F16, FORMATS, Format, Matrix, Rounding};
 
 use crate::cuda::driver::{Address, TensorCores};
-use crate::cuda::gemm::{GatedUnit, MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_of};
+use crate::cuda::gemm::{
+    GatedUnit, MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_number, format_of,
+    roundings_of,
+};
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::operands::{INPUTS, View};
@@ -22,26 +25,43 @@ const MANY_TOKENS: usize = 512;
 const MOST_UNPACKED: usize = 512 << 20;
 const WGMMA_SHARED: usize = 4 * (MMA_TILE + WGMMA_ROWS) * MMA_DEPTH * size_of::<u16>() + 1024;
 
+/// The 16-bit numbers in which a matrix is multiplied there: `number_of` in instructions.cu.
+pub(super) fn number_of(matrix: &Matrix) -> &'static Format {
+    match matrix.format() == &F16 {
+        true => &F16,
+        false => &BF16,
+    }
+}
+
 impl Launches<'_> {
     /// Whether chunks are multiplied with this matrix on tensor cores.
     pub(crate) fn on_tensor_cores(&self, matrix: &Matrix) -> bool {
         self.tensor_cores != TensorCores::None && format_of(matrix) != 0
     }
 
-    /// Workspace for `width` bf16 columns of each token of a chunk.
-    fn room_in_bf16(&mut self, purpose: &'static str, width: usize) -> Result<Address> {
+    /// Workspace for `width` columns of 16 bits of each token of a chunk.
+    fn room_in_16_bits(&mut self, purpose: &'static str, width: usize) -> Result<Address> {
         let tokens = self.tokens.next_multiple_of(MMA_TILE);
         let bytes = tokens * width.next_multiple_of(MMA_DEPTH) * size_of::<u16>();
         self.shared_address(purpose, bytes)
     }
 
-    /// Computes an input in bf16; the next one overwrites it.
-    pub(crate) fn prologue_in_bf16(&mut self, prologue: Prologue, cols: usize) -> Result<Address> {
+    /// Computes an input in these 16-bit numbers, after it is rounded; the next one overwrites it.
+    pub(crate) fn prologue_in_16_bits(
+        &mut self,
+        prologue: Prologue,
+        cols: usize,
+        (number, rounding): (&Format, Option<Rounding>),
+    ) -> Result<Address> {
         let widest = self.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
-        let address = self.room_in_bf16("inputs in bf16", widest.max(cols))?;
+        let address = self.room_in_16_bits("inputs in 16 bits", widest.max(cols))?;
+        let (number, rounding) = (format_number(number), Rounding::device_number(rounding));
         self.push(Call {
             source: MMA_SOURCE,
-            kernel: format!("prologue_bf16<{cols}, {}>", prologue.flags(cols)),
+            kernel: format!(
+                "prologue_16_bits<{number}, {rounding}, {cols}, {}>",
+                prologue.flags(cols)
+            ),
             grid: Grid::Tokens,
             threads: THREADS,
             shared: cols * size_of::<f32>(),
@@ -53,8 +73,8 @@ impl Launches<'_> {
         Ok(address)
     }
 
-    /// As [`Launches::gemm_into`], of inputs in bf16.
-    pub(crate) fn gemm_bf16(
+    /// As [`Launches::gemm_into`], of inputs in the 16-bit numbers of these matrices.
+    pub(crate) fn gemm_16_bits(
         &mut self,
         inputs: Address,
         weights: &[WeightMatrix],
@@ -134,7 +154,7 @@ impl Launches<'_> {
         let (cols, format) = (weights[0].matrix.cols(), format_of(weights[0].matrix));
         let bytes_of = |weight: &WeightMatrix| weight.matrix.rows() * cols * size_of::<u16>();
         let bytes = weights.iter().map(bytes_of).sum();
-        let is_whole = cols.is_multiple_of(32) && *weights[0].matrix.format() != BF16;
+        let is_whole = cols.is_multiple_of(32) && weights[0].matrix.format().block_len > 1;
         if self.tokens <= MANY_TOKENS || !is_whole || bytes > MOST_UNPACKED {
             return Ok(None);
         }
@@ -160,7 +180,8 @@ impl Launches<'_> {
         Ok(Some(addresses.collect()))
     }
 
-    /// As [`Launches::gemm_gated`] by `wgmma.cu`: the gated product is the last matrix' input in bf16.
+    /// As [`Launches::gemm_gated`] by `wgmma.cu`: the gated product is the last matrix' input in 16-bit numbers. (It is not rounded to 8
+    /// bits before: the numbers that share a scale are those of several blocks.)
     pub(crate) fn gemm_wgmma_gated(
         &mut self,
         prologue: Prologue,
@@ -171,8 +192,13 @@ impl Launches<'_> {
         let rows = unit.gate.matrix.rows();
         let cols = unit.gate.matrix.cols();
         let width = rows.next_multiple_of(MMA_DEPTH);
-        let inputs = self.prologue_in_bf16(prologue, cols)?;
-        let inner = self.room_in_bf16("gated products in bf16", width)?;
+        let of_gate = (
+            number_of(unit.gate.matrix),
+            roundings_of(&[unit.gate, unit.up])[0],
+        );
+        let inputs = self.prologue_in_16_bits(prologue, cols, of_gate)?;
+        let inner = self.room_in_16_bits("gated products in 16 bits", width)?;
+        let number = format_number(number_of(unit.down.matrix));
         let tile = WGMMA_ROWS / 2;
         let function = unit.activation as i32;
         self.push_wgmma(
@@ -189,11 +215,11 @@ impl Launches<'_> {
                     Parameter::tokens(),
                 ];
                 (
-                    format!("gemm_wgmma_gated<{templates}, {function}>"),
+                    format!("gemm_wgmma_gated<{templates}, {function}, {number}>"),
                     parameters,
                 )
             },
         )?;
-        self.gemm_bf16(inner, &[unit.down], self.rows(output), add)
+        self.gemm_16_bits(inner, &[unit.down], self.rows(output), add)
     }
 }

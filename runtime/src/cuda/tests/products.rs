@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use waterline_quant::{Activations, FORMATS, Format, Output};
 
-use super::{Bench, device, device_rounding, matrix, numbers, persistent_device, product};
+use super::{Bench, device, matrix, numbers, persistent_device, product, slack};
 use crate::cuda::Device;
 use crate::cuda::decode::gemv::Epilogue;
 use crate::cuda::decode::pipeline::SMALLEST;
@@ -79,7 +79,7 @@ fn products_are_those_of_the_cpu() {
                 .expect("a copy");
 
             let mut inputs = Activations::new(tokens, cols).expect("memory");
-            inputs.load(&x, tokens, cols, device_rounding(format));
+            inputs.load(&x, tokens, cols, format.rounding());
             let mut expected = vec![0.0f32; tokens * width];
             let out = Output::new(&mut expected, width);
             for WeightMatrix { matrix, column, .. } in factors {
@@ -95,7 +95,7 @@ fn products_are_those_of_the_cpu() {
             let tolerance = match (most >= 8, format.name == "F32") {
                 (true, false) if format.is_integer_dot() => 0.02,
                 (true, false) => 0.005,
-                _ => 1e-5,
+                _ => 1e-5 * slack(format),
             } * (cols as f32).sqrt();
             for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
                 assert!(
@@ -155,7 +155,7 @@ fn products_of_chosen_parts_leave_the_others_as_they_are() {
         let found = bench.read(3, width);
 
         let mut inputs = Activations::new(1, cols).expect("memory");
-        inputs.load(&x, 1, cols, device_rounding(format));
+        inputs.load(&x, 1, cols, format.rounding());
         let mut expected = vec![0.5f32; width];
         let out = Output::new(&mut expected, width);
         for (WeightMatrix { matrix, column, .. }, height) in factors.iter().zip(heights) {
@@ -177,7 +177,7 @@ fn products_of_chosen_parts_leave_the_others_as_they_are() {
         }
         for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
             assert!(
-                (found - expected).abs() <= 1e-5 * (cols as f32).sqrt(),
+                (found - expected).abs() <= slack(format) * 1e-5 * (cols as f32).sqrt(),
                 "{format}, value {i}: {found}, on the CPU {expected}"
             );
         }
@@ -309,6 +309,7 @@ fn check_gemvs(device: &Arc<Device>, blocks: usize, most_cols: usize) {
             let pushed = launches.push_streaming_gemv(
                 prologue,
                 &gated,
+                format.rounding(),
                 inner,
                 Epilogue::Gated(Activation::Silu),
             );
@@ -317,7 +318,7 @@ fn check_gemvs(device: &Arc<Device>, blocks: usize, most_cols: usize) {
             bench.run_decode(&launches.calls, blocks);
 
             let mut inputs = Activations::new(1, cols).expect("memory");
-            inputs.load(&x, 1, cols, device_rounding(format));
+            inputs.load(&x, 1, cols, format.rounding());
             let [first, second, third] = [0, 1, 2].map(|i| product(&matrices[i], &inputs));
             let second = second.iter().zip(bias.iter()).map(|(x, bias)| x + bias);
             let sums: Vec<f32> = first
@@ -339,7 +340,7 @@ fn check_gemvs(device: &Arc<Device>, blocks: usize, most_cols: usize) {
             ] {
                 for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
                     assert!(
-                        (found - expected).abs() <= 1e-5 * largest,
+                        (found - expected).abs() <= slack(format) * 1e-5 * largest,
                         "{format}, {cols} columns, {kind} {i}: {found}, on the CPU {expected}"
                     );
                 }
