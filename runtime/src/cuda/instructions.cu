@@ -54,10 +54,7 @@ __device__ inline u32 pack_bf16(float low, float high) {
 #endif
 }
 
-// The 16-bit numbers in which weights of a format are multiplied on tensor cores: those of F16, else bf16, which has the range of f32.
-__device__ constexpr int number_of(int format) { return format == F16 ? F16 : BF16; }
-
-// Two numbers rounded to f16 or bf16. What f16 cannot hold becomes infinite, as in ggml.
+// Two numbers rounded to BF16 or F16. What f16 cannot hold becomes infinite, as in ggml.
 template <int number>
 __device__ inline u32 pack_numbers(float low, float high) {
   if constexpr (number == BF16) return pack_bf16(low, high);

@@ -86,9 +86,10 @@ impl Launches<'_> {
         })
     }
 
-    /// Whether this matrix meets so many columns on tensor cores.
+    /// Whether this matrix meets so many columns on tensor cores, which hold those of a batch.
     fn columns_on_tensor_cores(&self, matrix: &Matrix) -> bool {
-        self.tokens > COLUMNS
+        self.as_steps
+            && self.tokens > COLUMNS
             && self.tensor_cores != TensorCores::None
             && TENSOR_FORMATS.contains(&matrix.format())
             && matrix.cols().is_multiple_of(32)

@@ -1,6 +1,5 @@
-// GEMM of a chunk by `mma`: weights are converted to 16 bits in shared memory, inputs have 16 bits, sums are f32. F16 weights are
-// multiplied in f16, others in bf16 (`number_of`). A block computes a tile of 128 rows and 128 tokens, each of its eight warps 32 rows
-// and 64 tokens.
+// GEMM of a chunk by `mma`: weights are converted to `number`, BF16 or F16, in shared memory; inputs are such, sums f32. A block computes
+// a tile of 128 rows and 128 tokens, each of its eight warps 32 rows and 64 tokens.
 
 constexpr int mma_rows = 128;
 constexpr int mma_tokens = 128;
@@ -27,12 +26,12 @@ __device__ void prologue_16_bits(const Prologue& prologue, u16* output) {
 }
 
 // 32 weights of a row in 16-bit numbers.
-template <int format, int cols>
+template <int format, int number, int cols>
 __device__ void load_weights(const Linear& linear, int row, int first, u32* packed) {
   float values[32];
   weights_of_row<format, cols>(linear, row, first, values);
 #pragma unroll
-  for (int i = 0; i < 16; i++) packed[i] = pack_numbers<number_of(format)>(values[2 * i], values[2 * i + 1]);
+  for (int i = 0; i < 16; i++) packed[i] = pack_numbers<number>(values[2 * i], values[2 * i + 1]);
 }
 
 __device__ inline void store_weights(u16* to, const u32* packed) {
@@ -43,7 +42,7 @@ __device__ inline void store_weights(u16* to, const u32* packed) {
   }
 }
 
-template <int format, int cols>
+template <int format, int number, int cols>
 __device__ void gemm_mma(const u16* inputs, Linears linears, Rows output, int tokens) {
   constexpr int pitch = (cols + mma_depth - 1) / mma_depth * mma_depth;
   constexpr int steps = pitch / mma_depth;
@@ -56,7 +55,7 @@ __device__ void gemm_mma(const u16* inputs, Linears linears, Rows output, int to
   u16* weight_place = tiles + line * mma_pitch + part;
   u16* input_place = weight_place + 2 * mma_tile;
   u32 packed[16];
-  load_weights<format, cols>(linear, first_row + line, part, packed);
+  load_weights<format, number, cols>(linear, first_row + line, part, packed);
 #pragma unroll
   for (int i = 0; i < 4; i++) copy_or_clear(input_place + 8 * i, source + 8 * i);
   store_weights(weight_place, packed);
@@ -72,7 +71,7 @@ __device__ void gemm_mma(const u16* inputs, Linears linears, Rows output, int to
       int depth = (step + 1) * mma_depth;
 #pragma unroll
       for (int i = 0; i < 4; i++) copy_or_clear(input_place + next + 8 * i, source + depth + 8 * i);
-      load_weights<format, cols>(linear, first_row + line, depth + part, packed);
+      load_weights<format, number, cols>(linear, first_row + line, depth + part, packed);
     }
     const u16* a_rows = tiles + now + (warp_row + lane % 16) * mma_pitch + lane / 16 * 8;
     const u16* b_rows = tiles + 2 * mma_tile + now + (warp_token + lane / 16 * 8 + lane % 8) * mma_pitch +
@@ -87,7 +86,7 @@ __device__ void gemm_mma(const u16* inputs, Linears linears, Rows output, int to
 #pragma unroll
       for (int r = 0; r < 2; r++) {
 #pragma unroll
-        for (int t = 0; t < 8; t++) multiply_add<number_of(format)>(sums[r][t], a[r], b[t / 2] + t % 2 * 2);
+        for (int t = 0; t < 8; t++) multiply_add<number>(sums[r][t], a[r], b[t / 2] + t % 2 * 2);
       }
     }
     if (step + 1 < steps) store_weights(weight_place + next, packed);

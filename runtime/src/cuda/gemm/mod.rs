@@ -11,7 +11,6 @@ pub(crate) use columns::SOURCE as COLUMNS_SOURCE;
 pub(crate) use prologue::{ADD, GATE, Prologue};
 use waterline_quant::{BF16, F16, FORMATS, Format, Matrix, Rounding};
 
-use self::tensor_cores::number_of;
 use crate::cuda::decode::gemv::Epilogue;
 use crate::cuda::driver::{Address, TensorCores};
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
@@ -152,10 +151,11 @@ impl Launches<'_> {
         let is_chunk = in_tiles(self.tokens) && !self.as_steps;
         if is_chunk || roundings[0] != roundings[1] {
             let alike = format_of(gate.matrix) == format_of(up.matrix);
-            let mut all = [gate, up, down].into_iter();
-            let in_16_bits = all.all(|weight| self.on_tensor_cores(weight.matrix));
+            let all = || [gate, up, down].into_iter();
+            let in_16_bits = all().all(|weight| self.on_tensor_cores(weight.matrix));
             let groups = is_chunk && self.tensor_cores == TensorCores::WarpGroups;
-            if alike && in_16_bits && groups {
+            let exact = all().any(|weight| self.is_exact(weight.matrix.format().rounding()));
+            if alike && in_16_bits && groups && !exact {
                 return self.gemm_wgmma_gated(prologue, unit, output, add);
             }
             self.gemm(prologue, &[gate, up], unit.inner, false)?;
@@ -217,7 +217,7 @@ impl Launches<'_> {
         add: bool,
     ) -> Result<()> {
         for (rounding, weights) in by_rounding(weights) {
-            if self.as_steps {
+            if self.as_steps || in_tiles(self.tokens) && self.is_exact(rounding) {
                 self.gemm_columns(prologue, &weights, rounding, output, add)?;
             } else if in_tiles(self.tokens) {
                 self.gemm_chunk(prologue, &weights, rounding, output, add)?;
@@ -226,6 +226,12 @@ impl Launches<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether chunks of such inputs have the products of steps: those in 8 bits where the program chooses experts. There a sum that
+    /// differs in 1e-5 gives one code of a later input another value, which may turn a choice, and then all logits differ.
+    fn is_exact(&self, rounding: Option<Rounding>) -> bool {
+        self.has_choices && rounding.is_some_and(Rounding::is_integer)
     }
 
     /// As [`Launches::gemm`] of inputs that are rounded alike, token by token.
@@ -284,11 +290,12 @@ impl Launches<'_> {
         let (short, exact): (Vec<WeightMatrix>, Vec<WeightMatrix>) =
             (weights.iter()).partition(|weight| self.on_tensor_cores(weight.matrix));
         for number in [&BF16, &F16] {
-            let of_number = |weight: &&WeightMatrix| number_of(weight.matrix) == number;
+            let of_number =
+                |weight: &&WeightMatrix| self.number_of(weight.matrix, &prologue) == number;
             let short: Vec<WeightMatrix> = short.iter().filter(of_number).copied().collect();
             if !short.is_empty() {
                 let inputs = self.prologue_in_16_bits(prologue, cols, (number, rounding))?;
-                self.gemm_16_bits(inputs, &short, output, add)?;
+                self.gemm_16_bits((inputs, number), &short, output, add)?;
             }
         }
         if exact.is_empty() {

@@ -164,6 +164,13 @@ impl Prologue {
         })
     }
 
+    /// Whether its last step is a norm: values are then no larger than its gains times the root of its width.
+    pub fn ends_in_norm(&self) -> bool {
+        self.steps()
+            .last()
+            .is_some_and(|step| step.kind <= LAYER_NORM)
+    }
+
     /// Whether it has no steps.
     pub fn is_plain(&self) -> bool {
         self.steps == 0

@@ -1,5 +1,6 @@
 //! GEMMs of chunks on tensor cores: arguments of `mma.cu` and `wgmma.cu`.
 
+use bytemuck::Zeroable;
 use waterline_quant::{BF16, F16, FORMATS, Format, Matrix, Rounding};
 
 use crate::cuda::driver::{Address, TensorCores};
@@ -25,15 +26,18 @@ const MANY_TOKENS: usize = 512;
 const MOST_UNPACKED: usize = 512 << 20;
 const WGMMA_SHARED: usize = 4 * (MMA_TILE + WGMMA_ROWS) * MMA_DEPTH * size_of::<u16>() + 1024;
 
-/// The 16-bit numbers in which a matrix is multiplied there: `number_of` in instructions.cu.
-pub(super) fn number_of(matrix: &Matrix) -> &'static Format {
-    match matrix.format() == &F16 {
-        true => &F16,
-        false => &BF16,
-    }
-}
-
 impl Launches<'_> {
+    /// The format in which a matrix meets this input there. Weights of 16 bits stay as they are, and their inputs become such, as in ggml.
+    /// Of quantized weights and their inputs f16 keeps more bits than bf16; it is taken where a norm bounds the input.
+    pub(super) fn number_of(&self, matrix: &Matrix, prologue: &Prologue) -> &'static Format {
+        match matrix.format().name {
+            "F16" => &F16,
+            "BF16" => &BF16,
+            _ if prologue.ends_in_norm() => &F16,
+            _ => &BF16,
+        }
+    }
+
     /// Whether chunks are multiplied with this matrix on tensor cores.
     pub(crate) fn on_tensor_cores(&self, matrix: &Matrix) -> bool {
         self.tensor_cores != TensorCores::None && format_of(matrix) != 0
@@ -46,8 +50,8 @@ impl Launches<'_> {
         self.shared_address(purpose, bytes)
     }
 
-    /// Computes an input in these 16-bit numbers, after it is rounded; the next one overwrites it.
-    pub(crate) fn prologue_in_16_bits(
+    /// Computes an input in this format, after it is rounded; the next one overwrites it.
+    pub(super) fn prologue_in_16_bits(
         &mut self,
         prologue: Prologue,
         cols: usize,
@@ -73,10 +77,10 @@ impl Launches<'_> {
         Ok(address)
     }
 
-    /// As [`Launches::gemm_into`], of inputs in the 16-bit numbers of these matrices.
-    pub(crate) fn gemm_16_bits(
+    /// As [`Launches::gemm_into`], of inputs in this format.
+    pub(super) fn gemm_16_bits(
         &mut self,
-        inputs: Address,
+        (inputs, number): (Address, &Format),
         weights: &[WeightMatrix],
         output: Rows,
         add: bool,
@@ -90,18 +94,24 @@ impl Launches<'_> {
                 let inputs = Parameter::pointer("const u16", inputs);
                 let output = Parameter::value("Rows", output);
                 if groups {
-                    self.push_wgmma(weights, WGMMA_ROWS, add, |linears, tiles, templates| {
-                        let tiles = Parameter::int(tiles);
-                        let (inputs, output) = (inputs.clone(), output.clone());
-                        let parameters = vec![inputs, linears, tiles, output, Parameter::tokens()];
-                        (format!("gemm_wgmma<{templates}>"), parameters)
-                    })?;
+                    self.push_wgmma(
+                        (weights, number),
+                        WGMMA_ROWS,
+                        add,
+                        |linears, tiles, templates| {
+                            let tiles = Parameter::int(tiles);
+                            let (inputs, output) = (inputs.clone(), output.clone());
+                            let parameters =
+                                vec![inputs, linears, tiles, output, Parameter::tokens()];
+                            (format!("gemm_wgmma<{templates}>"), parameters)
+                        },
+                    )?;
                     continue;
                 }
                 let (linears, tiles) = self.linears(weights, MMA_TILE, add)?;
                 self.push(Call {
                     source: MMA_SOURCE,
-                    kernel: format!("gemm_mma<{format}, {cols}>"),
+                    kernel: format!("gemm_mma<{format}, {}, {cols}>", format_number(number)),
                     grid: Grid::EachTile(tiles, MMA_TILE),
                     threads: THREADS,
                     shared: 4 * MMA_TILE * (MMA_DEPTH + 8) * size_of::<u16>(),
@@ -117,13 +127,14 @@ impl Launches<'_> {
     /// unpacked weights for many tokens, and of the weights as they are stored for few; one of them returns at once.
     fn push_wgmma(
         &mut self,
-        weights: &[WeightMatrix],
+        (weights, number): (&[WeightMatrix], &Format),
         tile: usize,
         add: bool,
         call: impl Fn(Parameter, usize, String) -> (String, Vec<Parameter>),
     ) -> Result<()> {
         let (cols, format) = (weights[0].matrix.cols(), format_of(weights[0].matrix));
-        let unpacked = self.unpack_weights(weights)?;
+        let unpacked = self.unpack_weights(weights, number)?;
+        let number = format_number(number);
         let (stored, format) = (self.linears(weights, tile, add)?, format.to_string());
         let calls = match unpacked {
             None => vec![("ANY_TOKENS", format, stored)],
@@ -131,12 +142,13 @@ impl Launches<'_> {
                 let unpacked = self.linears_at(weights, tile, add, &addresses)?;
                 vec![
                     ("FEW_TOKENS", format, stored),
-                    ("MANY_TOKENS", "BF16".into(), unpacked),
+                    ("MANY_TOKENS", number.to_string(), unpacked),
                 ]
             }
         };
         for (tokens, format, (linears, tiles)) in calls {
-            let (kernel, parameters) = call(linears, tiles, format!("{tokens}, {format}, {cols}"));
+            let templates = format!("{tokens}, {format}, {number}, {cols}");
+            let (kernel, parameters) = call(linears, tiles, templates);
             self.push(Call {
                 source: WGMMA_SOURCE,
                 kernel,
@@ -149,8 +161,13 @@ impl Launches<'_> {
         Ok(())
     }
 
-    /// Unpacks matrices of one format into bf16 if many tokens follow; their addresses, or nothing where they are multiplied as they are.
-    fn unpack_weights(&mut self, weights: &[WeightMatrix]) -> Result<Option<Vec<Address>>> {
+    /// Unpacks matrices of one format into 16-bit numbers if many tokens follow; their addresses, or nothing where they are multiplied as
+    /// they are.
+    fn unpack_weights(
+        &mut self,
+        weights: &[WeightMatrix],
+        number: &Format,
+    ) -> Result<Option<Vec<Address>>> {
         let (cols, format) = (weights[0].matrix.cols(), format_of(weights[0].matrix));
         let bytes_of = |weight: &WeightMatrix| weight.matrix.rows() * cols * size_of::<u16>();
         let bytes = weights.iter().map(bytes_of).sum();
@@ -158,11 +175,14 @@ impl Launches<'_> {
         if self.tokens <= MANY_TOKENS || !is_whole || bytes > MOST_UNPACKED {
             return Ok(None);
         }
-        let mut address = self.shared_address("weights in bf16", bytes)?;
+        let mut address = self.shared_address("weights in 16 bits", bytes)?;
         let (linears, _) = self.linears(weights, WGMMA_ROWS, false)?;
         self.push(Call {
             source: WGMMA_SOURCE,
-            kernel: format!("unpack_weights<{format}, {cols}>"),
+            kernel: format!(
+                "unpack_weights<{format}, {}, {cols}>",
+                format_number(number)
+            ),
             grid: Grid::Blocks(8 * self.sms),
             threads: THREADS,
             shared: 0,
@@ -192,17 +212,15 @@ impl Launches<'_> {
         let rows = unit.gate.matrix.rows();
         let cols = unit.gate.matrix.cols();
         let width = rows.next_multiple_of(MMA_DEPTH);
-        let of_gate = (
-            number_of(unit.gate.matrix),
-            roundings_of(&[unit.gate, unit.up])[0],
-        );
+        let number = self.number_of(unit.gate.matrix, &prologue);
+        let of_gate = (number, roundings_of(&[unit.gate, unit.up])[0]);
         let inputs = self.prologue_in_16_bits(prologue, cols, of_gate)?;
         let inner = self.room_in_16_bits("gated products in 16 bits", width)?;
-        let number = format_number(number_of(unit.down.matrix));
+        let next = self.number_of(unit.down.matrix, &Prologue::zeroed());
         let tile = WGMMA_ROWS / 2;
         let function = unit.activation as i32;
         self.push_wgmma(
-            &[unit.gate, unit.up],
+            (&[unit.gate, unit.up], number),
             tile,
             false,
             |linears, _, templates| {
@@ -215,11 +233,14 @@ impl Launches<'_> {
                     Parameter::tokens(),
                 ];
                 (
-                    format!("gemm_wgmma_gated<{templates}, {function}, {number}>"),
+                    format!(
+                        "gemm_wgmma_gated<{templates}, {function}, {}>",
+                        format_number(next)
+                    ),
                     parameters,
                 )
             },
         )?;
-        self.gemm_16_bits(inner, &[unit.down], self.rows(output), add)
+        self.gemm_16_bits((inner, next), &[unit.down], self.rows(output), add)
     }
 }

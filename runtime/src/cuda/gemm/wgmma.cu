@@ -1,6 +1,6 @@
 // GEMM of a chunk by `wgmma` (Hopper): two consumer warp groups multiply tiles in shared memory, a producer warp group loads the next ones.
 // A persistent block computes tiles of 128 tokens and 256 rows, each consumer group 64 tokens. The producer converts weights to
-// 16-bit numbers (`number_of`); inputs have 16 bits, sums are f32.
+// `number`, BF16 or F16; inputs are such, sums f32.
 
 constexpr int wgmma_tokens = 128;
 constexpr int wgmma_rows = 256;
@@ -81,9 +81,9 @@ struct WgmmaRows {
 
 // A producer thread's part of a step's weights. BF16 and F16 are copied; other formats are loaded and converted in registers while the stage is
 // still in use.
-template <int format, int cols>
+template <int format, int number, int cols>
 struct StageWeights {
-  static constexpr bool copied = format == number_of(format) && cols % 8 == 0;
+  static constexpr bool copied = format == number && cols % 8 == 0;
   // Two threads load a row of every 64, 32 weights each.
   static constexpr int pieces = copied ? 1 : wgmma_rows / 64;
   u32 packed[pieces][16];
@@ -110,7 +110,7 @@ struct StageWeights {
         for (int j = 0; j < 16; j++) {
           bool inside = matrix_row < matrix_rows && first + 2 * j / unit < units;
           bool both = unit > 1 || first + 2 * j + 1 < units;
-          packed[i][j] = inside ? pack_numbers<number_of(format)>(values[2 * j], both ? values[2 * j + 1] : 0.0f) : 0;
+          packed[i][j] = inside ? pack_numbers<number>(values[2 * j], both ? values[2 * j + 1] : 0.0f) : 0;
         }
       }
     }
@@ -163,8 +163,8 @@ enum { ANY_TOKENS, FEW_TOKENS, MANY_TOKENS };
 
 __device__ inline bool suits(int which, int tokens) { return which == ANY_TOKENS || (tokens > many_tokens) == (which == MANY_TOKENS); }
 
-// Writes matrices in bf16, one after another, if many tokens follow.
-template <int format, int cols>
+// Writes matrices in 16-bit numbers, one after another, if many tokens follow.
+template <int format, int number, int cols>
 __device__ void unpack_weights(Linears linears, u16* to, int tokens) {
   using Weights = Format<format, cols>;
   constexpr int unit = Weights::unit;
@@ -179,8 +179,8 @@ __device__ void unpack_weights(Linears linears, u16* to, int tokens) {
       Weights::values(matrix, i, values);
 #pragma unroll
       for (int j = 0; j < unit; j += 8) {
-        uint4 words = {pack_bf16(values[j], values[j + 1]), pack_bf16(values[j + 2], values[j + 3]),
-                       pack_bf16(values[j + 4], values[j + 5]), pack_bf16(values[j + 6], values[j + 7])};
+        uint4 words = {pack_numbers<number>(values[j], values[j + 1]), pack_numbers<number>(values[j + 2], values[j + 3]),
+                       pack_numbers<number>(values[j + 4], values[j + 5]), pack_numbers<number>(values[j + 6], values[j + 7])};
         *reinterpret_cast<uint4*>(to + i * unit + j) = words;
       }
     }
@@ -190,7 +190,7 @@ __device__ void unpack_weights(Linears linears, u16* to, int tokens) {
 
 // Multiplies `row_tiles` tiles of rows with all tokens. `plan.rows(tile)` are a tile's weights, `plan.target(tile)` is its output, whose
 // `store(token, column, lower, upper)` stores the products of rows `column` and `column + 1` of both halves.
-template <int format, int cols, class Plan>
+template <int format, int number, int cols, class Plan>
 __device__ void wgmma_tiles(const u16* inputs, int row_tiles, int tokens, const Plan& plan) {
   constexpr int pitch = (cols + wgmma_depth - 1) / wgmma_depth * wgmma_depth;
   constexpr int steps = pitch / wgmma_depth;
@@ -207,7 +207,7 @@ __device__ void wgmma_tiles(const u16* inputs, int row_tiles, int tokens, const 
   __syncthreads();
   int token_tiles = (tokens + wgmma_tokens - 1) / wgmma_tokens;
   int tiles = row_tiles * token_tiles;
-  int number = 0;
+  int count = 0;
   if (threadIdx.x >= wgmma_consumers) {
     // Signals a stage whose copies are complete.
     auto complete = [&](int which) {
@@ -217,21 +217,21 @@ __device__ void wgmma_tiles(const u16* inputs, int row_tiles, int tokens, const 
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       WgmmaRows rows = plan.rows(tile / token_tiles);
       const u16* source = inputs + (long long)(tile % token_tiles) * wgmma_tokens * pitch;
-      for (int step = 0; step < steps; step++, number++) {
-        StageWeights<format, cols> weights;
+      for (int step = 0; step < steps; step++, count++) {
+        StageWeights<format, number, cols> weights;
         weights.fetch(rows, step);
-        mbarrier_wait(&empty[number % wgmma_stages], number / wgmma_stages % 2 ^ 1);
-        u8* stage = stages + number % wgmma_stages * wgmma_stage_bytes;
+        mbarrier_wait(&empty[count % wgmma_stages], count / wgmma_stages % 2 ^ 1);
+        u8* stage = stages + count % wgmma_stages * wgmma_stage_bytes;
         copy_inputs<pitch>(stage, source, step);
         weights.place(stage + wgmma_tokens * wgmma_row_bytes, rows, step);
         commit_copies();
         wait_for_copies<wgmma_lead>();
-        if (number >= wgmma_lead) complete(number - wgmma_lead);
+        if (count >= wgmma_lead) complete(count - wgmma_lead);
       }
     }
     wait_for_copies<0>();
     for (int i = wgmma_lead; i > 0; i--) {
-      if (number >= i) complete(number - i);
+      if (count >= i) complete(count - i);
     }
     return;
   }
@@ -241,21 +241,21 @@ __device__ void wgmma_tiles(const u16* inputs, int row_tiles, int tokens, const 
     float sums[128];
 #pragma unroll
     for (int i = 0; i < 128; i++) sums[i] = 0.0f;
-    for (int step = 0; step < steps; step++, number++) {
-      const u8* stage = stages + number % wgmma_stages * wgmma_stage_bytes;
-      mbarrier_wait(&full[number % wgmma_stages], number / wgmma_stages % 2);
+    for (int step = 0; step < steps; step++, count++) {
+      const u8* stage = stages + count % wgmma_stages * wgmma_stage_bytes;
+      mbarrier_wait(&full[count % wgmma_stages], count / wgmma_stages % 2);
       u64 left = wgmma_descriptor(stage + group * 64 * wgmma_row_bytes);
       u64 right = wgmma_descriptor(stage + wgmma_tokens * wgmma_row_bytes);
       wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < wgmma_depth / 16; k++) wgmma<number_of(format)>(sums, left + 2 * k, right + 2 * k);
+      for (int k = 0; k < wgmma_depth / 16; k++) wgmma<number>(sums, left + 2 * k, right + 2 * k);
       wgmma_commit();
       wgmma_wait<1>();
       // The products of the previous step are complete.
-      if (step > 0 && lane_index() == 0) mbarrier_arrive(&empty[(number - 1) % wgmma_stages]);
+      if (step > 0 && lane_index() == 0) mbarrier_arrive(&empty[(count - 1) % wgmma_stages]);
     }
     wgmma_wait<0>();
-    if (lane_index() == 0) mbarrier_arrive(&empty[(number - 1) % wgmma_stages]);
+    if (lane_index() == 0) mbarrier_arrive(&empty[(count - 1) % wgmma_stages]);
 #pragma unroll
     for (int i = 0; i < 128; i++) asm volatile("" : "+f"(sums[i])::"memory");
     auto target = plan.target(tile / token_tiles);
@@ -336,10 +336,10 @@ struct WgmmaPlan {
   }
 };
 
-template <int which, int format, int cols>
+template <int which, int format, int number, int cols>
 __device__ void gemm_wgmma(const u16* inputs, Linears linears, int row_tiles, Rows output, int tokens) {
   if (!suits(which, tokens)) return;
-  wgmma_tiles<format, cols>(inputs, row_tiles, tokens, WgmmaPlan{linears, output});
+  wgmma_tiles<format, number, cols>(inputs, row_tiles, tokens, WgmmaPlan{linears, output});
 }
 
 // Gated products in 16-bit numbers, with zeros up to the pitch.
@@ -385,8 +385,8 @@ struct GatedPlan {
 };
 
 // `output = function(gate x) * up x` of two matrices of the same shape, in the numbers of the next product.
-template <int which, int format, int cols, int function, int number>
+template <int which, int format, int number, int cols, int function, int next_number>
 __device__ void gemm_wgmma_gated(const u16* inputs, Linears linears, int row_tiles, u16* output, int pitch, int tokens) {
   if (!suits(which, tokens)) return;
-  wgmma_tiles<format, cols>(inputs, row_tiles, tokens, GatedPlan<function, number>{linears, output, pitch});
+  wgmma_tiles<format, number, cols>(inputs, row_tiles, tokens, GatedPlan<function, next_number>{linears, output, pitch});
 }

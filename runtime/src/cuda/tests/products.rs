@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use waterline_quant::{Activations, FORMATS, Format, Output};
+use waterline_quant::{Activations, F16, FORMATS, Format, Output, Q4_0, Q4_K, Q8_0};
 
 use super::{Bench, device, matrix, numbers, persistent_device, product, slack};
 use crate::cuda::Device;
@@ -91,10 +91,10 @@ fn products_are_those_of_the_cpu() {
                     *x += bias;
                 }
             }
-            // In tiles the inputs are not rounded to 8 bits, and on tensor cores they are bf16.
-            let tolerance = match (most >= 8, format.name == "F32") {
-                (true, false) if format.is_integer_dot() => 0.02,
-                (true, false) => 0.005,
+            // Chunks are multiplied in 16 bits: without a norm in bf16, but for F16.
+            let tolerance = match (most >= 8, format.name) {
+                (true, "F16") => 5e-4,
+                (true, name) if name != "F32" => 0.005,
                 _ => 1e-5 * slack(format),
             } * (cols as f32).sqrt();
             for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
@@ -102,6 +102,55 @@ fn products_are_those_of_the_cpu() {
                     (found - expected).abs() <= tolerance,
                     "{format}, {tokens} of {most} tokens, value {i}: {found}, on the CPU {expected}"
                 );
+            }
+        }
+    }
+}
+
+/// Where experts are chosen a chunk's products with inputs in 8 bits are those of the CPU but for the last bits, also where two matrices read
+/// inputs that are rounded in two ways. F16 weights meet inputs in f16, as in ggml.
+#[test]
+fn chunks_before_a_choice_are_those_of_the_cpu() {
+    let Some(device) = device() else { return };
+    let (tokens, rows, cols) = (21, 70, 512);
+    for (format, tolerance) in [(&Q8_0, 1e-5), (&Q4_K, 1e-5), (&F16, 5e-4)] {
+        let matrices = [matrix(format, rows, cols, 1), matrix(&Q4_0, rows, cols, 2)];
+        let bench = Bench::new(
+            Arc::clone(&device),
+            [cols, cols, 2 * rows, 2 * rows],
+            tokens,
+        );
+        let x = numbers(7, tokens * cols);
+        bench.write(0, &x);
+        let mut scratch = Vec::new();
+        let mut launches = bench.launches(tokens, &mut scratch);
+        launches.has_choices = true;
+        let prologue = launches.prologue(View::whole(0, cols), None);
+        let second = WeightMatrix {
+            column: rows,
+            ..WeightMatrix::plain(&matrices[1])
+        };
+        let factors = [WeightMatrix::plain(&matrices[0]), second];
+        let output = View::whole(3, 2 * rows);
+        let made = launches.gemm(prologue.expect("an input"), &factors, output, false);
+        made.expect("launches");
+        bench.run(&launches.calls, tokens);
+        let found = bench.read(3, tokens * 2 * rows);
+        for (part, matrix) in matrices.iter().enumerate() {
+            for t in 0..tokens {
+                let mut input = Activations::new(1, cols).expect("memory");
+                input.load(&x[t * cols..][..cols], 1, cols, matrix.format().rounding());
+                let found = &found[t * 2 * rows + part * rows..][..rows];
+                for (row, (found, expected)) in
+                    found.iter().zip(product(matrix, &input)).enumerate()
+                {
+                    let tolerance = if part == 0 { tolerance } else { 1e-5 } * (cols as f32).sqrt();
+                    assert!(
+                        (found - expected).abs() <= tolerance,
+                        "{}, token {t}, row {row}: {found}, on the CPU {expected}",
+                        matrix.format()
+                    );
+                }
             }
         }
     }
