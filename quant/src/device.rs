@@ -5,6 +5,7 @@ use crate::matrix::Matrix;
 /// The formats' part of a translation unit, after a prelude that declares the types and functions which it uses.
 pub const DEVICE_SOURCE: &str = concat!(
     include_str!("formats/formats.cu"),
+    include_str!("rounding.cu"),
     include_str!("formats/f32.cu"),
     include_str!("formats/f16.cu"),
     include_str!("formats/bf16.cu"),

@@ -140,19 +140,6 @@ impl Format {
         self.rounding
     }
 
-    /// The same format with inputs rounded as the kernels for GPUs round them ([`Rounding::Device`]): a CPU's product is then
-    /// comparable with a kernel's.
-    pub fn rounded_as_on_devices(&self) -> Format {
-        Format {
-            rounding: self
-                .rounding
-                .filter(|r| r.is_integer())
-                .map(|_| Rounding::Device),
-            device_apart: self.device_apart.clone(),
-            ..*self
-        }
-    }
-
     /// Whether products use inputs that are rounded to 8 bits.
     pub fn is_integer_dot(&self) -> bool {
         self.rounding.is_some_and(Rounding::is_integer)

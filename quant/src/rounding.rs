@@ -19,8 +19,6 @@ pub enum Rounding {
     /// One scale per 32 numbers, itself rounded to f16, as is what minima of weights meet: the scale, not yet rounded, times the sum
     /// of the codes (ggml's Q8_0 and Q8_1).
     Blocks,
-    /// One scale per 32 numbers, as the kernels for GPUs round for all formats.
-    Device,
 }
 
 impl Rounding {
@@ -49,12 +47,20 @@ impl Rounding {
         }
     }
 
-    /// The rounding of inputs that several matrices read: to 8 bits if one of them needs it, to 16 if all of them do.
-    pub fn of_all<'a>(formats: impl Iterator<Item = &'a Format>) -> Option<Rounding> {
-        let pairs = formats.map(|format| (format.rounding(), format.rounding()));
-        let extremes = pairs.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
-        let (least, most) = extremes.unwrap_or_default();
-        most.filter(|most| most.is_integer() || least.is_some())
+    /// How the inputs of a matrix of this format are rounded where matrices of the formats `all` read the same ones: f32 inputs stand
+    /// beside those in 8 bits, of which the finest are taken. Matrices with the same answer read inputs that are made once.
+    pub fn beside<'a>(
+        format: &Format,
+        all: impl IntoIterator<Item = &'a Format>,
+    ) -> Option<Rounding> {
+        let of_codes = |format: &Format| format.rounding().filter(|rounding| rounding.is_integer());
+        let finest = || all.into_iter().filter_map(of_codes).max();
+        format.rounding().or_else(finest)
+    }
+
+    /// Its number in kernels: see rounding.cu.
+    pub fn device_number(rounding: Option<Rounding>) -> i32 {
+        rounding.map_or(-1, |rounding| rounding as i32)
     }
 
     /// The scale of numbers, from the bits of the largest magnitude among them.

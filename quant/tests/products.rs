@@ -2,7 +2,7 @@
 
 use waterline_quant::{
     Activations, BF16, BF16_IN_BF16, Bytes, F16, F16_IN_F16, F32, FORMATS, Format, Matrix, Output,
-    Q8_0, Rounding, Simd,
+    Q4_K, Q8_0, Rounding, Simd,
 };
 
 /// Numbers in -1..1 with a few large ones, the same on every run.
@@ -29,7 +29,7 @@ fn matrix(format: &'static Format, rows: usize, cols: usize, simd: Simd) -> Matr
 /// themselves.
 fn plain_rounding(format: &Format) -> Option<Rounding> {
     match format.name {
-        "Q4_1" | "Q5_1" => Some(Rounding::Device),
+        "Q4_1" | "Q5_1" => Some(Rounding::SuperBlocks),
         _ => format.rounding(),
     }
 }
@@ -187,7 +187,7 @@ fn inputs_are_rounded_alike_on_every_level() {
     values[..32].fill(0.0);
     values[32..64].fill(1e-40);
     values[64] = 3e38;
-    for rounding in [Rounding::Blocks, Rounding::SuperBlocks, Rounding::Device] {
+    for rounding in [Rounding::Blocks, Rounding::SuperBlocks] {
         let rounded: Vec<_> = Simd::available()
             .map(|simd| {
                 let mut x = Activations::new(rows, cols).expect("memory");
@@ -274,15 +274,21 @@ fn sums_of_codes_are_rounded_as_ggml_rounds_them() {
 }
 
 #[test]
-fn inputs_of_matrices_in_16_bits_are_rounded_to_these_where_all_matrices_are() {
-    let of = |formats: &[&'static Format]| Rounding::of_all(formats.iter().copied());
-    assert_eq!(of(&[&F16_IN_F16, &F16_IN_F16]), Some(Rounding::Halves));
-    assert_eq!(of(&[&F16_IN_F16, &F32]), None);
-    assert_eq!(of(&[&F16, &F32]), None);
-    assert_eq!(of(&[&F32, &Q8_0, &F16_IN_F16]), Some(Rounding::Blocks));
+fn inputs_are_rounded_for_the_format_and_f32_ones_stand_beside_8_bits() {
+    let all: [&'static Format; 5] = [&F32, &Q8_0, &F16_IN_F16, &BF16_IN_BF16, &Q4_K];
+    let found = all.map(|format| Rounding::beside(format, all));
+    let expected = [
+        Rounding::Blocks,
+        Rounding::Blocks,
+        Rounding::Halves,
+        Rounding::Bf16,
+        Rounding::SuperBlocks,
+    ];
+    assert_eq!(found, expected.map(Some));
+    for format in [&F32, &F16, &BF16] {
+        assert_eq!(Rounding::beside(format, [&F16_IN_F16, format]), None);
+    }
     let values = numbers(2 * 37, 3);
-    assert_eq!(of(&[&BF16_IN_BF16, &F16_IN_F16]), Some(Rounding::Halves));
-    assert_eq!(of(&[&BF16_IN_BF16, &Q8_0]), Some(Rounding::Blocks));
     for format in [&F16, &F16_IN_F16, &BF16, &BF16_IN_BF16] {
         let matrix = matrix(format, 5, 37, Simd::detect());
         let mut x = Activations::new(2, 37).expect("memory");

@@ -54,6 +54,22 @@ __device__ inline u32 pack_bf16(float low, float high) {
 #endif
 }
 
+// Two numbers rounded to BF16 or F16. What f16 cannot hold becomes infinite, as in ggml.
+template <int number>
+__device__ inline u32 pack_numbers(float low, float high) {
+  if constexpr (number == BF16) return pack_bf16(low, high);
+#ifdef WATERLINE_EMULATOR
+  half pair[2] = {low, high};
+  u32 packed;
+  memcpy(&packed, pair, sizeof(packed));
+  return packed;
+#else
+  u32 packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+#endif
+}
+
 // Loads four 8x8 matrices of 16-bit numbers, a row from each lane's address; `across`: each transposed.
 template <bool across = false>
 __device__ inline void load_matrices(u32* out, const u16* row) {
@@ -99,23 +115,32 @@ __device__ inline void load_right(u32* b, const u16* matrix, int pitch) {
   load_matrices<across>(b, matrix + row * pitch + column);
 }
 
-// sums += a b in bf16, of 16 rows, 8 columns and a depth of 16.
+// sums += a b in bf16 or f16, of 16 rows, 8 columns and a depth of 16.
+template <int number = BF16>
 __device__ inline void multiply_add(float* sums, const u32* a, const u32* b) {
 #ifdef WATERLINE_EMULATOR
   sum_operands(sums, a, b, [](int g, int lower, int column) {
+    auto of = [](u32 pair, int k) {
+      u16 bits = pair >> k % 2 * 16;
+      return number == F16 ? half_bits(bits) : __uint_as_float((u32)bits << 16);
+    };
     float sum = 0.0f;
     for (int k = 0; k < 16; k++) {
       u32 x = operands[4 * g + k % 8 / 2].a[lower + k / 8 * 2], y = operands[4 * column + k % 8 / 2].b[k / 8];
-      sum += k % 2 == 0 ? first_of(x) * first_of(y) : second_of(x) * second_of(y);
+      sum += of(x, k) * of(y, k);
     }
     return sum;
   });
 #else
-  asm(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#define WATERLINE_MULTIPLY_ADD(type) \
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+  if constexpr (number == F16) {
+    WATERLINE_MULTIPLY_ADD("f16");
+  } else {
+    WATERLINE_MULTIPLY_ADD("bf16");
+  }
 #endif
 }
 

@@ -158,12 +158,12 @@ __device__ inline void copy_row(float* to, const float* from, int n) {
   for (int i = first + lane_index(); i < n; i += 32) copy_async<4>(to + i, from + i);
 }
 
-// The largest of numbers that are not negative, by one instruction on their bits.
-__device__ inline float warp_max_of_positive(float x) {
+// The largest number, by one instruction.
+__device__ inline u32 warp_max_of_bits(u32 x) {
 #if __CUDA_ARCH__ >= 800
-  return __uint_as_float(__reduce_max_sync(all_lanes, __float_as_uint(x)));
+  return __reduce_max_sync(all_lanes, x);
 #else
-  for (int distance = 16; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(all_lanes, x, distance));
+  for (int distance = 16; distance > 0; distance /= 2) x = max(x, __shfl_xor_sync(all_lanes, x, distance));
   return x;
 #endif
 }

@@ -107,6 +107,11 @@ pub(crate) trait Op: CpuOp + DeviceOp + Send + Sync {
         !self.access().reads.iter().any(state)
     }
 
+    /// Whether it chooses, so that the smallest difference of its input may change its output wholly.
+    fn chooses(&self) -> bool {
+        false
+    }
+
     /// Checks what the op's indexing relies on besides the rules that hold for all ops.
     fn check(&self, _rules: &mut Rules) {}
 

@@ -28,6 +28,11 @@ impl Program {
             + self.logits.matrix.bytes().len()
     }
 
+    /// Whether an op chooses experts or partitions.
+    pub(crate) fn has_choices(&self) -> bool {
+        self.ops.iter().any(|op| op.chooses())
+    }
+
     /// The layer of an op; none for the embedding.
     pub(crate) fn layer_of(&self, op: usize) -> Option<usize> {
         (op > 0).then(|| self.layer_ends.partition_point(|&end| end <= op))

@@ -34,8 +34,8 @@ __device__ void store_sums(float (&sum)[bands], float* sums, int first, int rows
 }
 
 // Partial sums of a segment, for formats without a faster form. A lane multiplies a unit of one row, or of two.
-template <int format, int cols>
-__device__ void unit_sums(const Segment& segment, const float* x, const RoundedInput& rounded, float* sums) {
+template <int format, int cols, class Rounded>
+__device__ void unit_sums(const Segment& segment, const float* x, const Rounded& rounded, float* sums) {
   using Weights = Format<format, 256>;
   using Row = Steps<cols / Weights::unit>;
   constexpr int steps = Row::count, bands = bands_of_tile(format);
@@ -145,8 +145,8 @@ struct TileUnits {
 
 // Partial sums of a segment with contiguous units. Two tiles are loaded before either is multiplied, and both are released together:
 // a tile of Q4_0 takes a warp 75 instructions so, one by one 105.
-template <int format, int cols>
-__device__ void run_sums(const Segment& segment, const RoundedInput& rounded, float* sums) {
+template <int format, int cols, class Rounded>
+__device__ void run_sums(const Segment& segment, const Rounded& rounded, float* sums) {
   using Tile = TileUnits<format>;
   using Row = Steps<cols / 32>;
   constexpr int steps = Row::count, bands = Tile::bands;
@@ -259,8 +259,8 @@ __device__ void tile_sums(const Segment& segment, const SplitInput& input, float
 }
 
 // Partial sums of a segment of one of `formats`; BF16 on tensor cores if the input is `split`.
-template <int cols, int formats, bool split, int format = 0>
-__device__ void segment_sums(const Segment& segment, const ProductInput& input, float* sums) {
+template <int cols, int formats, bool split, int format = 0, class Input>
+__device__ void segment_sums(const Segment& segment, const Input& input, float* sums) {
   if constexpr (format < format_count) {
     if constexpr ((formats >> format & 1) != 0) {
       if (segment.format == format) {
@@ -280,7 +280,7 @@ __device__ void segment_sums(const Segment& segment, const ProductInput& input, 
 // An op: prologue, this block's rows of matrices of the set `formats` with a common input, epilogue. In a gated GEMV the segments alternate
 // between the gate's rows and the same rows of the other matrix. The epilogue runs once per batch of rows, a row to four lanes;
 // partial sums of two batches alternate.
-template <int mailboxes, int epilogue, int function, int cols, int flags, int formats, int codes_at, int parts_at, int bytes>
+template <int mailboxes, int epilogue, int function, int cols, int flags, int formats, int rounding, int codes_at, int parts_at, int bytes>
 __device__ void streaming_gemv(const Rows& output, float eps, const Prologue& prologue, const PrepareTasks* row_ops,
                         const Segment* segments, int count) {
   // Loads that do not depend on earlier ops overlap their end. The first batch's are outside of the loop: moved into the loop's
@@ -293,8 +293,10 @@ __device__ void streaming_gemv(const Rows& output, float eps, const Prologue& pr
   if constexpr ((mailboxes & MAILBOX_INPUT) != 0 && parts_at > codes_at) backoff<first_poll_ns>();
   pending.prefetch(prologue);
   pending.wait(prologue);
-  const ProductInput input(shared_memory<u8>(), codes_at, parts_at, cols);
-  store_input<cols, flags, codes_at, parts_at, bytes>(prologue, pending, input);
+  // Only f16 does not commute with the factor of a late norm.
+  constexpr bool late_scales = (flags & LATE_NORM) != 0 && rounding == IN_BLOCKS;
+  ProductInput<late_scales> input(shared_memory<u8>(), codes_at, parts_at, cols);
+  store_input<rounding, cols, flags, codes_at, parts_at, bytes>(prologue, pending, input);
   float* sums = shared_memory<float>() + sums_at / 4;
   row.load_sum(output);
   consumer_barrier();
@@ -302,6 +304,7 @@ __device__ void streaming_gemv(const Rows& output, float eps, const Prologue& pr
   if constexpr ((mailboxes & MAILBOX_INPUT) != 0) input_is_ready();
   // Computed here, the factor of a late norm is off the path from the last sum to the output.
   const float factor = (flags & LATE_NORM) != 0 ? late_factor(cols, eps) : 1.0f;
+  if constexpr (late_scales) input.rounded.factor = factor, input.rounded.inverse = 1.0f / factor;
   for (int s = 0; s < count;) {
     do {
       if (segments[s].rows > 0) segment_sums<cols, formats, (bytes > parts_at)>(segments[s], input, sums);

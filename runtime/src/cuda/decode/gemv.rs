@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use waterline_quant::FORMATS;
+use waterline_quant::{FORMATS, Rounding};
 
 use crate::cuda::driver::{Address, TensorCores};
 use crate::cuda::gemm::{ADD, GATE, Prologue, WeightMatrix, format_of, formats_of};
@@ -14,6 +14,7 @@ use crate::functions::Activation;
 /// Bits beside those of `Prologue::flags`, as in gemm/prologue.cu.
 const QUADS: usize = 256;
 const LATE_NORM: usize = 512;
+const WARP_HAS_SUPER_BLOCK: usize = 128;
 const FEW_STEPS: usize = 1024;
 const SILU_GATES: usize = 2048;
 const REPEATED_GAINS: usize = 4096;
@@ -264,6 +265,7 @@ impl Launches<'_> {
         &mut self,
         prologue: Prologue,
         weights: &[WeightMatrix],
+        rounding: Option<Rounding>,
         output: Rows,
         epilogue: Epilogue,
     ) -> Result<bool> {
@@ -294,11 +296,21 @@ impl Launches<'_> {
         let cols = gemv.cols();
         let (number, function) = epilogue.numbers();
         let [codes_at, parts_at, bytes] = gemv.input_ends();
-        let norm = prologue.late_norm(cols);
+        // Without its factor a value beside a tie may have another code, and values in 16 bits are others.
+        let rounds_late = match rounding {
+            Some(rounding) => rounding.is_integer() && !self.has_choices,
+            None => true,
+        };
+        let norm = prologue.late_norm(cols).filter(|_| rounds_late);
+        let by_super_blocks = rounding == Some(Rounding::SuperBlocks);
         let parts = prologue.equal_parts(cols);
         let flags = [
             (true, prologue.flags(cols)),
             (prologue.in_quads(cols), QUADS),
+            (
+                by_super_blocks && prologue.in_octets(cols),
+                WARP_HAS_SUPER_BLOCK,
+            ),
             (norm.is_some(), LATE_NORM),
             (prologue.has_few_steps(), FEW_STEPS),
             (prologue.gates_are_silu(), SILU_GATES),
@@ -314,7 +326,8 @@ impl Launches<'_> {
         let call = Call {
             source: "",
             kernel: format!(
-                "streaming_gemv<mailboxes, {number}, {function}, {cols}, {flags}, {formats}, {codes_at}, {parts_at}, {bytes}>"
+                "streaming_gemv<mailboxes, {number}, {function}, {cols}, {flags}, {formats}, {}, {codes_at}, {parts_at}, {bytes}>",
+                Rounding::device_number(rounding)
             ),
             grid: Grid::Blocks(1),
             threads: self.prologue_threads(),

@@ -2,10 +2,15 @@
 // formats multiply with.
 
 // The input in 8 bits, in units of 32 values: the first sixteen codes of every unit, then the other sixteen, then a scale per unit.
+// `late`: scales are rounded when a unit is loaded, with the factor of a late norm.
+template <bool late>
 struct RoundedInput {
   u8* codes;
   float* scales;
   int units;
+  // The factor of a late norm and its inverse.
+  float factor;
+  float inverse;
 
   __device__ RoundedInput(u8* at, int cols)
       : codes(at), scales(reinterpret_cast<float*>(codes + cols)), units(cols / 32) {}
@@ -14,50 +19,79 @@ struct RoundedInput {
   __device__ u8* place(int column) const { return codes + (column / 16 % 2 * units + column / 32) * 16 + column % 16; }
 
   // The codes of four values.
-  __device__ static u32 pack(const float* x, float factor) {
+  template <class Scale>
+  __device__ static u32 pack(const Scale& scale, const float* x) {
     u32 packed = 0;
 #pragma unroll
-    for (int i = 0; i < 4; i++) packed |= (u32)(u8)__float2int_rn(x[i] * factor) << 8 * i;
+    for (int i = 0; i < 4; i++) packed |= (u32)(u8)scale.code(x[i]) << 8 * i;
     return packed;
-  }
-  __device__ static float largest_of(const float* x) {
-    return fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
   }
 
   // A lane holds one, four or eight consecutive values of a unit.
-  template <int cols, int flags>
+  template <int rounding, int cols, int flags>
   __device__ void store(const Fragment<cols, flags>& fragment) const {
     using Own = Fragment<cols, flags>;
-    constexpr int lanes = 32 / Own::in_a_row;
+    constexpr int lanes = 32 / Own::in_a_row, count = Own::runs / Own::together;
+    constexpr bool in_warp = Own::in_a_row == 1 || Own::in_a_row == units_of_scale(rounding);
     // A thread's runs are whole units apart.
     u8* first = place(Own::column(0));
     float* first_scale = scales + Own::column(0) / 32;
+    bool has_scale = Own::column(0) % 32 == 0;
+    u32 largest[count];
 #pragma unroll
-    for (int r = 0; r < Own::runs; r += Own::together) {
-      u8* at = first + Own::behind(r) / 32 * 16;
-      const float* x = fragment.value + Own::run * r;
-      float largest;
-      if constexpr (Own::run == 1) {
-        largest = warp_max_of_positive(fabsf(*x));
+    for (int i = 0; i < count; i++) {
+      const float* x = fragment.value + Own::in_a_row * i;
+      largest[i] = magnitude(x[0]);
+#pragma unroll
+      for (int k = 1; k < Own::in_a_row; k++) largest[i] = max(largest[i], magnitude(x[k]));
+      if constexpr (in_warp) {
+        largest[i] = warp_max_of_bits(largest[i]);
       } else {
-        largest = largest_of(x);
-        if constexpr (Own::paired) largest = fmaxf(largest, largest_of(x + 4));
 #pragma unroll
         for (int distance = lanes / 2; distance > 0; distance /= 2) {
-          largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, distance));
+          largest[i] = max(largest[i], __shfl_xor_sync(all_lanes, largest[i], distance));
         }
       }
-      if (!Own::has(r)) return;
-      float factor = largest > 0.0f ? 127.0f / largest : 0.0f;
-      if constexpr (Own::run == 1) {
-        *at = (u8)__float2int_rn(*x * factor);
-      } else if constexpr (Own::paired) {
-        *reinterpret_cast<uint2*>(at) = {pack(x, factor), pack(x + 4, factor)};
-      } else {
-        *reinterpret_cast<u32*>(at) = pack(x, factor);
-      }
-      if (Own::column(0) % 32 == 0) first_scale[Own::behind(r) / 32] = largest / 127.0f;
     }
+    if constexpr (rounding == IN_SUPER_BLOCKS && Own::in_a_row != 8) share_largest<Own>(largest);
+#pragma unroll
+    for (int i = 0; i < count; i++) {
+      if (!Own::has(i * Own::together)) return;
+      int behind = Own::behind(i * Own::together);
+      u8* at = first + behind / 32 * 16;
+      const float* x = fragment.value + Own::in_a_row * i;
+      Scale<rounding> scale(largest[i]);
+      if constexpr (Own::in_a_row == 1) {
+        *at = (u8)scale.code(*x);
+      } else if constexpr (Own::in_a_row == 8) {
+        *reinterpret_cast<uint2*>(at) = {pack(scale, x), pack(scale, x + 4)};
+      } else {
+        *reinterpret_cast<u32*>(at) = pack(scale, x);
+      }
+      if (has_scale) first_scale[behind / 32] = late ? scale.exact : scale.rounded();
+    }
+  }
+
+  // Where several warps hold the values of a common scale: the largest of all their units.
+  template <class Own>
+  __device__ void share_largest(u32* largest) const {
+    u32* all = reinterpret_cast<u32*>(scales);
+    constexpr int count = Own::runs / Own::together;
+#pragma unroll
+    for (int i = 0; i < count; i++) {
+      int column = Own::column(i * Own::together);
+      if (Own::has(i * Own::together) && column % 32 == 0) all[column / 32] = largest[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < count; i++) {
+      int column = Own::column(i * Own::together);
+      if (!Own::has(i * Own::together)) continue;
+#pragma unroll
+      for (int k = 0; k < 8; k++) largest[i] = max(largest[i], all[column / 256 * 8 + k]);
+    }
+    // Scales follow in the same memory.
+    __syncthreads();
   }
 
   __device__ Codes unit(int index) const {
@@ -65,7 +99,7 @@ struct RoundedInput {
     int4 a = reinterpret_cast<const int4*>(codes)[index], b = reinterpret_cast<const int4*>(codes)[units + index];
     read.packed[0] = a.x, read.packed[1] = a.y, read.packed[2] = a.z, read.packed[3] = a.w;
     read.packed[4] = b.x, read.packed[5] = b.y, read.packed[6] = b.z, read.packed[7] = b.w;
-    read.scale = scales[index];
+    read.scale = late ? short_scale(scales[index] * factor) * inverse : scales[index];
     // Dead code where no format uses it.
     read.sum = 0;
 #pragma unroll
@@ -111,9 +145,10 @@ struct SplitInput {
 };
 
 // The input in all three forms; `store_input` makes those in use.
+template <bool late>
 struct ProductInput {
   const float* x;
-  RoundedInput rounded;
+  RoundedInput<late> rounded;
   SplitInput split;
 
   __device__ ProductInput(u8* room, int codes_at, int parts_at, int cols)
@@ -183,8 +218,8 @@ struct PendingInput {
 
 // Stores the input in f32, in 8 bits and in bf16, each where the layout has room for it. The factor of a late RMS norm is left to the
 // epilogue, so that no warp waits for the others. Complete after a barrier.
-template <int cols, int flags, int codes_at, int parts_at, int bytes, class Pending>
-__device__ void store_input(const Prologue& prologue, Pending& pending, const ProductInput& input) {
+template <int rounding, int cols, int flags, int codes_at, int parts_at, int bytes, class Pending, class Input>
+__device__ void store_input(const Prologue& prologue, Pending& pending, const Input& input) {
   float* room = shared_memory<float>();
   Fragment<cols, flags>& fragment = pending.fragment;
   apply_steps<cols, flags>(prologue, 0, pending.operands, fragment, room);
@@ -198,7 +233,8 @@ __device__ void store_input(const Prologue& prologue, Pending& pending, const Pr
     squares = warp_sum(squares);
     if (lane_index() == 0) warp_squares()[warp_index()] = squares;
   }
+  fragment.template round_short<rounding>();
   if constexpr (codes_at > 0) fragment.store(room);
-  if constexpr (parts_at > codes_at) input.rounded.store(fragment);
+  if constexpr (parts_at > codes_at) input.rounded.template store<rounding>(fragment);
   if constexpr (bytes > parts_at) input.split.store(fragment);
 }

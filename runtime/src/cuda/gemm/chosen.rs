@@ -1,6 +1,8 @@
 //! Products with the parts of matrices that a token has chosen (mixtures of memories): arguments of `chosen.cu`.
 
-use crate::cuda::gemm::{MOST_LINEARS, Prologue, WeightMatrix, formats_of, shared_bytes};
+use waterline_quant::Rounding;
+
+use super::{MOST_LINEARS, Prologue, WeightMatrix, by_rounding, formats_of, shared_bytes};
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter};
 use crate::error::Result;
 use crate::operands::View;
@@ -16,14 +18,19 @@ impl Launches<'_> {
         output: View,
     ) -> Result<()> {
         let cols = weights[0].matrix.cols();
-        let formats = formats_of(weights);
-        for weights in weights.chunks(MOST_LINEARS) {
+        let groups = by_rounding(weights);
+        let groups = groups
+            .iter()
+            .flat_map(|(rounding, weights)| weights.chunks(MOST_LINEARS).map(|w| (*rounding, w)));
+        for (rounding, weights) in groups {
+            let formats = formats_of(weights);
+            let rounding = Rounding::device_number(rounding);
             // `parts` times a block's rows: tiles are counted as those of one part.
             let (linears, tiles) = self.linears(weights, parts * self.block_rows(), false)?;
             self.push(Call {
                 source: include_str!("chosen.cu"),
                 kernel: format!(
-                    "gemv_chosen<{formats}, {cols}, {}, {parts}>",
+                    "gemv_chosen<{formats}, {rounding}, {cols}, {}, {parts}>",
                     prologue.flags(cols)
                 ),
                 grid: Grid::EachToken(route.width / 2 * tiles),

@@ -9,15 +9,15 @@ template <int cols>
 constexpr int floats_pitch = (cols + 31) / 32 * 32;
 
 // Makes the input of token `blockIdx.y` as `gemv` does: its floats, and the same in 8 bits, as the formats need them.
-template <int formats, int cols, int flags>
+template <int formats, int rounding, int cols, int flags>
 __device__ void columns_prologue(const Prologue& prologue, float* floats, u8* codes) {
   constexpr int pitch = floats_pitch<cols>;
   float* x = shared_memory<float>();
-  const int* rounded = load_input<formats, cols, flags>(prologue, x);
+  const int* rounded = load_input<rounding, cols, flags>(prologue, blockIdx.y, x);
   if constexpr ((formats & ~integer_formats) != 0) {
     for (int i = threadIdx.x; i < cols; i += blockDim.x) floats[(long long)blockIdx.y * pitch + i] = x[i];
   }
-  if constexpr ((formats & integer_formats) != 0) {
+  if constexpr (to_codes(rounding)) {
     int* to = reinterpret_cast<int*>(codes + (long long)blockIdx.y * codes_pitch<cols>);
     for (int i = threadIdx.x; i < sizeof(Rounded<cols>) / 4; i += blockDim.x) to[i] = rounded[i];
   }

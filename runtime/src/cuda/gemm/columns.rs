@@ -1,10 +1,11 @@
 //! Matrix products of several columns, with the bits of a step: on plain cores (`columns.cu`), of Q8_0 and Q4_0 matrices with more than
 //! eight columns on tensor cores (`columns_mma.cu`). So many columns meet BF16 matrices there too, with inputs of 16 bits of fraction.
 
-use waterline_quant::{BF16, Format, Matrix, Q4_0, Q8_0};
+use waterline_quant::{BF16, Format, Matrix, Q4_0, Q8_0, Rounding};
 
 use super::{
-    GatedUnit, MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_of, formats_of, shared_bytes,
+    GatedUnit, MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_of, formats_of, roundings_of,
+    shared_bytes,
 };
 use crate::cuda::driver::TensorCores;
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
@@ -53,9 +54,10 @@ impl Launches<'_> {
     fn columns_prologue(
         &mut self,
         prologue: Prologue,
-        formats: usize,
+        (formats, rounding): (usize, Option<Rounding>),
         cols: usize,
     ) -> Result<Inputs> {
+        let rounding = Rounding::device_number(rounding);
         let widest = self.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
         let widest = widest.max(cols).next_multiple_of(32);
         let tokens = self.tokens.next_multiple_of(COLUMNS);
@@ -64,7 +66,7 @@ impl Launches<'_> {
         self.push(Call {
             source: SOURCE,
             kernel: format!(
-                "columns_prologue<{formats}, {cols}, {}>",
+                "columns_prologue<{formats}, {rounding}, {cols}, {}>",
                 prologue.flags(cols)
             ),
             grid: Grid::EachToken(1),
@@ -84,9 +86,10 @@ impl Launches<'_> {
         })
     }
 
-    /// Whether this matrix meets so many columns on tensor cores.
+    /// Whether this matrix meets so many columns on tensor cores, which hold those of a batch.
     fn columns_on_tensor_cores(&self, matrix: &Matrix) -> bool {
-        self.tokens > COLUMNS
+        self.as_steps
+            && self.tokens > COLUMNS
             && self.tensor_cores != TensorCores::None
             && TENSOR_FORMATS.contains(&matrix.format())
             && matrix.cols().is_multiple_of(32)
@@ -96,9 +99,10 @@ impl Launches<'_> {
     fn columns_prologue_tensor(
         &mut self,
         prologue: Prologue,
-        format: &Format,
+        (format, rounding): (&Format, Option<Rounding>),
         cols: usize,
     ) -> Result<Parameter> {
+        let rounding = Rounding::device_number(rounding);
         let widest = self.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
         let widest = widest.max(cols);
         let tiles = self.tokens.div_ceil(TENSOR_COLUMNS);
@@ -117,7 +121,7 @@ impl Launches<'_> {
         let inputs = self.shared_address(kernel, bytes)?;
         self.push(Call {
             source: SOURCE,
-            kernel: format!("{kernel}<{cols}, {}>", prologue.flags(cols)),
+            kernel: format!("{kernel}<{rounding}, {cols}, {}>", prologue.flags(cols)),
             grid: Grid::EachToken(1),
             threads: THREADS,
             shared,
@@ -151,11 +155,12 @@ impl Launches<'_> {
         });
     }
 
-    /// As [`Launches::gemm_into`].
+    /// As [`Launches::gemm_into`] of inputs that are rounded alike.
     pub(super) fn gemm_columns(
         &mut self,
         prologue: Prologue,
         weights: &[WeightMatrix],
+        rounding: Option<Rounding>,
         output: Rows,
         add: bool,
     ) -> Result<()> {
@@ -169,7 +174,7 @@ impl Launches<'_> {
             if alike.is_empty() {
                 continue;
             }
-            let inputs = self.columns_prologue_tensor(prologue, format, cols)?;
+            let inputs = self.columns_prologue_tensor(prologue, (format, rounding), cols)?;
             for weights in alike.chunks(MOST_LINEARS) {
                 let (linears, blocks) = self.linears(weights, TENSOR_ROWS, add)?;
                 let output = Parameter::value("Rows", output);
@@ -181,7 +186,8 @@ impl Launches<'_> {
         if weights.is_empty() {
             return Ok(());
         }
-        let inputs = self.columns_prologue(prologue, formats_of(&weights), cols)?;
+        let formats = (formats_of(&weights), rounding);
+        let inputs = self.columns_prologue(prologue, formats, cols)?;
         for weights in weights.chunks(MOST_LINEARS) {
             let rows = weights.iter().map(|weight| weight.matrix.rows()).sum();
             let rows = self.rows_of_warp(rows);
@@ -212,8 +218,9 @@ impl Launches<'_> {
         };
         let weights = [gate, WeightMatrix { column: 0, ..up }];
         let function = format!(", {}", unit.activation as i32);
-        let format = gate.matrix.format();
+        let (format, rounding) = (gate.matrix.format(), roundings_of(&weights)[0]);
         if up.matrix.format() == format && self.columns_on_tensor_cores(gate.matrix) {
+            let format = (format, rounding);
             let inputs = self.columns_prologue_tensor(prologue, format, gate.matrix.cols())?;
             let (linears, _) = self.linears(&weights, TENSOR_ROWS, false)?;
             let blocks = gate.matrix.rows().div_ceil(TENSOR_ROWS);
@@ -223,7 +230,8 @@ impl Launches<'_> {
             let prologue = self.prologue(inner, None)?;
             return self.gemm(prologue, &[down], output, add);
         }
-        let inputs = self.columns_prologue(prologue, formats_of(&weights), gate.matrix.cols())?;
+        let formats = (formats_of(&weights), rounding);
+        let inputs = self.columns_prologue(prologue, formats, gate.matrix.cols())?;
         let rows = self.rows_of_warp(gate.matrix.rows());
         let (linears, _) = self.linears(&weights, WARPS * rows, false)?;
         let tiles = gate.matrix.rows().div_ceil(WARPS * rows);

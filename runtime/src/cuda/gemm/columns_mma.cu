@@ -9,11 +9,10 @@ constexpr int column_rows = 16;
 constexpr int column_warps = 8;
 
 // Makes the input of token `blockIdx.y` in two parts, one behind the other.
-template <int cols, int flags>
+template <int rounding, int cols, int flags>
 __device__ void columns_prologue_parts(const Prologue& prologue, u8* inputs) {
   float* x = shared_memory<float>();
-  store_prologue_row<cols, flags>(prologue, blockIdx.y, x);
-  __syncthreads();
+  load_input<rounding, cols, flags>(prologue, blockIdx.y, x);
   u16* row = reinterpret_cast<u16*>(inputs) + (long long)blockIdx.y * 2 * cols;
   for (int i = 2 * threadIdx.x; i < cols; i += 2 * blockDim.x) SplitPair(x[i], x[i + 1]).store(row + i, cols);
 }
@@ -25,11 +24,11 @@ struct ColumnUnit {
 };
 
 // Makes the input of token `blockIdx.y` in 8 bits, `ColumnUnit`s of eight columns one after another.
-template <int cols, int flags>
+template <int rounding, int cols, int flags>
 __device__ void columns_prologue_codes(const Prologue& prologue, u8* inputs) {
   constexpr int units = cols / 32;
   float* x = shared_memory<float>();
-  const auto& rounded = *reinterpret_cast<const Rounded<cols>*>(load_input<integer_formats, cols, flags>(prologue, x));
+  const auto& rounded = *reinterpret_cast<const Rounded<cols>*>(load_input<rounding, cols, flags>(prologue, blockIdx.y, x));
   ColumnUnit* tile = reinterpret_cast<ColumnUnit*>(inputs) + (long long)(blockIdx.y / 8) * units;
   int column = blockIdx.y % 8;
   for (int i = threadIdx.x; i < cols / 4; i += blockDim.x) {

@@ -1,5 +1,5 @@
-// GEMM of a chunk by `mma`: weights are converted to bf16 in shared memory, inputs are bf16, sums f32. A block computes a tile of 128 rows
-// and 128 tokens, each of its eight warps 32 rows and 64 tokens.
+// GEMM of a chunk by `mma`: weights are converted to `number`, BF16 or F16, in shared memory; inputs are such, sums f32. A block computes
+// a tile of 128 rows and 128 tokens, each of its eight warps 32 rows and 64 tokens.
 
 constexpr int mma_rows = 128;
 constexpr int mma_tokens = 128;
@@ -8,27 +8,30 @@ constexpr int mma_depth = 64;
 constexpr int mma_pitch = mma_depth + 8;
 constexpr int mma_tile = 128 * mma_pitch;
 
-// Stores the input of a token in bf16, with zeros up to a multiple of the depth.
-template <int cols, int flags>
-__device__ void prologue_bf16(const Prologue& prologue, u16* output) {
+// Stores the input of a token in 16-bit numbers, with zeros up to a multiple of the depth. What a step reads in 8 bits is rounded to
+// these first.
+template <int number, int rounding, int cols, int flags>
+__device__ void prologue_16_bits(const Prologue& prologue, u16* output) {
   constexpr int pitch = (cols + mma_depth - 1) / mma_depth * mma_depth;
   float* x = shared_memory<float>();
   store_prologue_row<cols, flags>(prologue, blockIdx.x, x);
   __syncthreads();
-  u32* row = reinterpret_cast<u32*>(output + (long long)blockIdx.x * pitch);
-  for (int i = threadIdx.x; i < pitch / 2; i += blockDim.x) {
-    float low = 2 * i < cols ? x[2 * i] : 0.0f, high = 2 * i + 1 < cols ? x[2 * i + 1] : 0.0f;
-    row[i] = pack_bf16(low, high);
+  if constexpr (to_codes(rounding)) {
+    round_values<rounding, cols>(x, x);
+    __syncthreads();
   }
+  auto value = [&](int i) { return i < cols ? x[i] : 0.0f; };
+  u32* row = reinterpret_cast<u32*>(output + (long long)blockIdx.x * pitch);
+  for (int i = threadIdx.x; i < pitch / 2; i += blockDim.x) row[i] = pack_numbers<number>(value(2 * i), value(2 * i + 1));
 }
 
-// 32 weights of a row in bf16.
-template <int format, int cols>
+// 32 weights of a row in 16-bit numbers.
+template <int format, int number, int cols>
 __device__ void load_weights(const Linear& linear, int row, int first, u32* packed) {
   float values[32];
   weights_of_row<format, cols>(linear, row, first, values);
 #pragma unroll
-  for (int i = 0; i < 16; i++) packed[i] = pack_bf16(values[2 * i], values[2 * i + 1]);
+  for (int i = 0; i < 16; i++) packed[i] = pack_numbers<number>(values[2 * i], values[2 * i + 1]);
 }
 
 __device__ inline void store_weights(u16* to, const u32* packed) {
@@ -39,7 +42,7 @@ __device__ inline void store_weights(u16* to, const u32* packed) {
   }
 }
 
-template <int format, int cols>
+template <int format, int number, int cols>
 __device__ void gemm_mma(const u16* inputs, Linears linears, Rows output, int tokens) {
   constexpr int pitch = (cols + mma_depth - 1) / mma_depth * mma_depth;
   constexpr int steps = pitch / mma_depth;
@@ -52,7 +55,7 @@ __device__ void gemm_mma(const u16* inputs, Linears linears, Rows output, int to
   u16* weight_place = tiles + line * mma_pitch + part;
   u16* input_place = weight_place + 2 * mma_tile;
   u32 packed[16];
-  load_weights<format, cols>(linear, first_row + line, part, packed);
+  load_weights<format, number, cols>(linear, first_row + line, part, packed);
 #pragma unroll
   for (int i = 0; i < 4; i++) copy_or_clear(input_place + 8 * i, source + 8 * i);
   store_weights(weight_place, packed);
@@ -68,7 +71,7 @@ __device__ void gemm_mma(const u16* inputs, Linears linears, Rows output, int to
       int depth = (step + 1) * mma_depth;
 #pragma unroll
       for (int i = 0; i < 4; i++) copy_or_clear(input_place + next + 8 * i, source + depth + 8 * i);
-      load_weights<format, cols>(linear, first_row + line, depth + part, packed);
+      load_weights<format, number, cols>(linear, first_row + line, depth + part, packed);
     }
     const u16* a_rows = tiles + now + (warp_row + lane % 16) * mma_pitch + lane / 16 * 8;
     const u16* b_rows = tiles + 2 * mma_tile + now + (warp_token + lane / 16 * 8 + lane % 8) * mma_pitch +
@@ -83,7 +86,7 @@ __device__ void gemm_mma(const u16* inputs, Linears linears, Rows output, int to
 #pragma unroll
       for (int r = 0; r < 2; r++) {
 #pragma unroll
-        for (int t = 0; t < 8; t++) multiply_add(sums[r][t], a[r], b[t / 2] + t % 2 * 2);
+        for (int t = 0; t < 8; t++) multiply_add<number>(sums[r][t], a[r], b[t / 2] + t % 2 * 2);
       }
     }
     if (step + 1 < steps) store_weights(weight_place + next, packed);

@@ -9,7 +9,7 @@ mod tensor_cores;
 use bytemuck::{Pod, Zeroable};
 pub(crate) use columns::SOURCE as COLUMNS_SOURCE;
 pub(crate) use prologue::{ADD, GATE, Prologue};
-use waterline_quant::{FORMATS, Matrix};
+use waterline_quant::{BF16, F16, FORMATS, Format, Matrix, Rounding};
 
 use crate::cuda::decode::gemv::Epilogue;
 use crate::cuda::driver::{Address, TensorCores};
@@ -78,15 +78,41 @@ pub(crate) struct GatedUnit<'a> {
     pub inner: View,
 }
 
+/// A format's number in kernels.
+fn format_number(format: &Format) -> usize {
+    let known = FORMATS.iter().position(|&other| other == format);
+    known.expect("every format is in the list")
+}
+
 /// The number of a matrix' format in kernels.
 pub(crate) fn format_of(matrix: &Matrix) -> usize {
-    let known = FORMATS.iter().position(|&f| f == matrix.format());
-    known.expect("every format is in the list")
+    format_number(matrix.format())
 }
 
 /// The set of the matrices' formats, by their numbers.
 pub(crate) fn formats_of(weights: &[WeightMatrix]) -> usize {
     (weights.iter()).fold(0, |set, weight| set | 1 << format_of(weight.matrix))
+}
+
+/// How the input of each of these matrices is rounded.
+fn roundings_of(weights: &[WeightMatrix]) -> Vec<Option<Rounding>> {
+    let formats = || weights.iter().map(|weight| weight.matrix.format());
+    let rounding = |format| Rounding::beside(format, formats());
+    formats().map(rounding).collect()
+}
+
+/// Matrices with a common input, grouped by its rounding.
+pub(crate) fn by_rounding<'a>(
+    weights: &[WeightMatrix<'a>],
+) -> Vec<(Option<Rounding>, Vec<WeightMatrix<'a>>)> {
+    let mut groups: Vec<(Option<Rounding>, Vec<WeightMatrix>)> = Vec::new();
+    for (rounding, &weight) in roundings_of(weights).into_iter().zip(weights) {
+        match groups.iter_mut().find(|(known, _)| *known == rounding) {
+            Some((_, group)) => group.push(weight),
+            None => groups.push((rounding, vec![weight])),
+        }
+    }
+    groups
 }
 
 /// Threads of a block that computes tiles.
@@ -120,35 +146,40 @@ impl Launches<'_> {
     ) -> Result<()> {
         let GatedUnit { gate, up, down, .. } = *unit;
         let (halves, function) = (unit.inner.split(gate.matrix.rows()), unit.activation);
-        if self.as_steps {
-            return self.gemm_gated_columns(prologue, unit, output, add);
-        }
-        if in_tiles(self.tokens) {
+        let weights = [gate, WeightMatrix { column: 0, ..up }];
+        let roundings = roundings_of(&weights);
+        let is_chunk = in_tiles(self.tokens) && !self.as_steps;
+        if is_chunk || roundings[0] != roundings[1] {
             let alike = format_of(gate.matrix) == format_of(up.matrix);
-            let mut all = [gate, up, down].into_iter();
-            let rounded = all.all(|weight| self.on_tensor_cores(weight.matrix));
-            if alike && rounded && self.tensor_cores == TensorCores::WarpGroups {
+            let all = || [gate, up, down].into_iter();
+            let in_16_bits = all().all(|weight| self.on_tensor_cores(weight.matrix));
+            let groups = is_chunk && self.tensor_cores == TensorCores::WarpGroups;
+            let exact = all().any(|weight| self.is_exact(weight.matrix.format().rounding()));
+            if alike && in_16_bits && groups && !exact {
                 return self.gemm_wgmma_gated(prologue, unit, output, add);
             }
             self.gemm(prologue, &[gate, up], unit.inner, false)?;
             let gated = self.output_prologue(halves.1, &[OutputOp::Gate(halves.0, function)])?;
             return self.gemm(gated, &[down], output, add);
         }
+        if self.as_steps {
+            return self.gemm_gated_columns(prologue, unit, output, add);
+        }
         let cols = gate.matrix.cols();
         let inner = View {
             width: gate.matrix.rows(),
             ..unit.inner
         };
-        let weights = [gate, WeightMatrix { column: 0, ..up }];
         let formats = formats_of(&weights);
         let kind = Epilogue::Gated(function);
-        if !self.push_streaming_gemv(prologue, &weights, self.rows(inner), kind)? {
+        if !self.push_streaming_gemv(prologue, &weights, roundings[0], self.rows(inner), kind)? {
+            let rounding = Rounding::device_number(roundings[0]);
             let rows = self.block_rows();
             let (linears, _) = self.linears(&weights, rows, false)?;
             self.push_prefetching(Call {
                 source: "",
                 kernel: format!(
-                    "gemv_gated<{formats}, {cols}, {}, {}>",
+                    "gemv_gated<{formats}, {rounding}, {cols}, {}, {}>",
                     prologue.flags(cols),
                     function as i32
                 ),
@@ -185,34 +216,48 @@ impl Launches<'_> {
         output: Rows,
         add: bool,
     ) -> Result<()> {
-        if self.as_steps {
-            return self.gemm_columns(prologue, weights, output, add);
+        for (rounding, weights) in by_rounding(weights) {
+            if self.as_steps || in_tiles(self.tokens) && self.is_exact(rounding) {
+                self.gemm_columns(prologue, &weights, rounding, output, add)?;
+            } else if in_tiles(self.tokens) {
+                self.gemm_chunk(prologue, &weights, rounding, output, add)?;
+            } else {
+                self.gemv_each(prologue, &weights, rounding, output, add)?;
+            }
         }
-        if in_tiles(self.tokens) {
-            return self.gemm_chunk(prologue, weights, output, add);
-        }
-        self.gemv_each(prologue, weights, output, add)
+        Ok(())
     }
 
-    /// As [`Launches::gemm`], token by token.
+    /// Whether chunks of such inputs have the products of steps: those in 8 bits where the program chooses experts. There a sum that
+    /// differs in 1e-5 gives one code of a later input another value, which may turn a choice, and then all logits differ.
+    fn is_exact(&self, rounding: Option<Rounding>) -> bool {
+        self.has_choices && rounding.is_some_and(Rounding::is_integer)
+    }
+
+    /// As [`Launches::gemm`] of inputs that are rounded alike, token by token.
     fn gemv_each(
         &mut self,
         prologue: Prologue,
         weights: &[WeightMatrix],
+        rounding: Option<Rounding>,
         output: Rows,
         add: bool,
     ) -> Result<()> {
         let kind = if add { Epilogue::Add } else { Epilogue::Store };
-        if self.push_streaming_gemv(prologue, weights, output, kind)? {
+        if self.push_streaming_gemv(prologue, weights, rounding, output, kind)? {
             return Ok(());
         }
+        let rounding = Rounding::device_number(rounding);
         let cols = weights[0].matrix.cols();
         let formats = formats_of(weights);
         for weights in weights.chunks(MOST_LINEARS) {
             let (linears, tiles) = self.linears(weights, self.block_rows(), add)?;
             self.push_prefetching(Call {
                 source: "",
-                kernel: format!("gemv<{formats}, {cols}, {}>", prologue.flags(cols)),
+                kernel: format!(
+                    "gemv<{formats}, {rounding}, {cols}, {}>",
+                    prologue.flags(cols)
+                ),
                 grid: Grid::EachToken(tiles),
                 threads: self.prologue_threads(),
                 shared: shared_bytes(cols),
@@ -231,20 +276,27 @@ impl Launches<'_> {
         self.prologue_threads() / 32 * WARP_ROWS
     }
 
-    /// As [`Launches::gemm`], for many tokens: on tensor cores, except f32 matrices, whose products stay exact.
+    /// As [`Launches::gemm`] of inputs that are rounded alike, for many tokens: on tensor cores, except f32 matrices, whose products
+    /// stay exact.
     fn gemm_chunk(
         &mut self,
         prologue: Prologue,
         weights: &[WeightMatrix],
+        rounding: Option<Rounding>,
         output: Rows,
         add: bool,
     ) -> Result<()> {
         let cols = weights[0].matrix.cols();
-        let (rounded, exact): (Vec<WeightMatrix>, Vec<WeightMatrix>) =
+        let (short, exact): (Vec<WeightMatrix>, Vec<WeightMatrix>) =
             (weights.iter()).partition(|weight| self.on_tensor_cores(weight.matrix));
-        if !rounded.is_empty() {
-            let inputs = self.prologue_in_bf16(prologue, cols)?;
-            self.gemm_bf16(inputs, &rounded, output, add)?;
+        for number in [&BF16, &F16] {
+            let of_number =
+                |weight: &&WeightMatrix| self.number_of(weight.matrix, &prologue) == number;
+            let short: Vec<WeightMatrix> = short.iter().filter(of_number).copied().collect();
+            if !short.is_empty() {
+                let inputs = self.prologue_in_16_bits(prologue, cols, (number, rounding))?;
+                self.gemm_16_bits((inputs, number), &short, output, add)?;
+            }
         }
         if exact.is_empty() {
             return Ok(());
@@ -256,7 +308,7 @@ impl Launches<'_> {
             .sum::<usize>()
             <= FEW_ROWS
         {
-            return self.gemv_each(prologue, &exact, output, add);
+            return self.gemv_each(prologue, &exact, None, output, add);
         }
         let mut input = prologue.input;
         if !prologue.is_plain() {

@@ -28,6 +28,8 @@ enum {
   ADDED_COLUMNS = 16,
   MAPPED = 32,
   GATED_BY_COLUMNS = 64,
+  // A warp has runs of 256 values, whose common scale it finds alone.
+  WARP_HAS_SUPER_BLOCK = 128,
   // All rows begin at multiples of 16 bytes and have a multiple of four values.
   QUADS = 256,
   // The last step is the only norm, an RMS norm of the whole row without a bias: its factor may be applied to the product.
@@ -65,7 +67,8 @@ struct Fragment {
   // Whether two runs are adjacent, eight values: fewer lanes then share 32 values, or a warp has a whole part of a norm.
   static constexpr bool norms_parts = (flags & (PART_NORM | ODD_PART_NORM)) != 0;
   static constexpr bool paired =
-      run == 4 && cols % 8 == 0 && least_runs > 1 && (!norms_parts || part_size(flags) == 64 * run);
+      (flags & WARP_HAS_SUPER_BLOCK) != 0 ||
+      (run == 4 && cols % 8 == 0 && least_runs > 1 && (!norms_parts || part_size(flags) == 64 * run));
   // Adjacent runs, and their values.
   static constexpr int together = paired ? 2 : 1, in_a_row = run * together;
   static constexpr int runs = (least_runs + together - 1) / together * together;
@@ -125,6 +128,14 @@ struct Fragment {
       if (has(r) && lane_index() % (8 / run) == 0) asm volatile("prefetch.global.L1 [%0];" ::"l"(row + column(r)));
     }
 #endif
+  }
+  // Rounds to 16 bits where products read such inputs.
+  template <int rounding>
+  __device__ void round_short() {
+    if constexpr (rounding == TO_BF16 || rounding == TO_F16) {
+#pragma unroll
+      for (int k = 0; k < count; k++) value[k] = ::round_short<rounding>(value[k]);
+    }
   }
   __device__ void store(float* row) const {
 #pragma unroll
@@ -341,7 +352,7 @@ __device__ void apply_step(const PrologueStep& step, int t, StepOperands<cols, f
 // Applies all steps to token t's row, without the factor of a late norm. `x` has room for a row; it may be the token's own columns.
 template <int cols, int flags>
 __device__ void apply_steps(const Prologue& prologue, int t, StepOperands<cols, flags>& operands, Fragment<cols, flags>& fragment, float* x) {
-  constexpr int of_late_norm = WHOLE_NORM | LATE_NORM | QUADS | FEW_STEPS;
+  constexpr int of_late_norm = WHOLE_NORM | LATE_NORM | QUADS | FEW_STEPS | WARP_HAS_SUPER_BLOCK;
   constexpr bool late = (flags & LATE_NORM) != 0, has_steps = late ? (flags & ~of_late_norm) != 0 : flags != 0;
   if constexpr (has_steps) {
 #pragma unroll 1

@@ -99,6 +99,17 @@ impl Prologue {
             && self.steps().iter().all(parts)
     }
 
+    /// Whether a thread's quads may be pairs: then a warp has 256 values that follow one another, and parts of norms are whole numbers of
+    /// warps' values, or divide them.
+    pub fn in_octets(&self, cols: usize) -> bool {
+        const WARP: usize = 256;
+        let parts = |step: &PrologueStep| {
+            let size = step.size as usize;
+            step.kind > LAYER_NORM || WARP.is_multiple_of(size) || size.is_multiple_of(WARP)
+        };
+        cols.is_multiple_of(WARP) && self.in_quads(cols) && self.steps().iter().all(parts)
+    }
+
     /// Whether there is at most one norm, one addition of columns, and one gate.
     pub fn has_few_steps(&self) -> bool {
         let few = |flags: &[i32]| {
@@ -151,6 +162,13 @@ impl Prologue {
             width: cols as i32,
             ..step.columns
         })
+    }
+
+    /// Whether its last step is a norm: values are then no larger than its gains times the root of its width.
+    pub fn ends_in_norm(&self) -> bool {
+        self.steps()
+            .last()
+            .is_some_and(|step| step.kind <= LAYER_NORM)
     }
 
     /// Whether it has no steps.

@@ -28,23 +28,63 @@ __device__ inline const Linear& linear_of(const Linears& linears, int tile) {
   return linears.at[found];
 }
 
-// The input in 8 bits, 32 values with a common scale.
+// The inputs of a warp that share a scale, in 8 bits: a lane has one of each unit.
+template <int rounding>
+struct WarpCodes {
+  static constexpr int units = units_of_scale(rounding);
+  int code[units];
+  float scale;
+
+  __device__ explicit WarpCodes(const float* x) {
+    float value[units];
+    u32 largest = 0;
+#pragma unroll
+    for (int i = 0; i < units; i++) {
+      value[i] = x[32 * i + lane_index()];
+      largest = max(largest, magnitude(value[i]));
+    }
+    Scale<rounding> common(warp_max_of_bits(largest));
+#pragma unroll
+    for (int i = 0; i < units; i++) code[i] = common.code(value[i]);
+    scale = common.rounded();
+  }
+};
+
+// The values that `count` inputs have when they are rounded, by the block; `to` may be `from`. Complete after a barrier.
+template <int rounding, int count>
+__device__ void round_values(const float* from, float* to) {
+  if constexpr (to_codes(rounding)) {
+    constexpr int step = 32 * units_of_scale(rounding);
+    for (int first = warp_index() * step; first < count; first += blockDim.x / 32 * step) {
+      WarpCodes<rounding> codes(from + first);
+#pragma unroll
+      for (int i = 0; i < codes.units; i++) to[first + 32 * i + lane_index()] = codes.code[i] * codes.scale;
+    }
+  } else {
+    for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = round_short<rounding>(from[i]);
+  }
+}
+
+// The input in 8 bits, in units of 32 values.
 template <int cols>
 struct Rounded {
   int packed[cols / 4];
   float scales[cols / 32];
   int sums[cols / 32];
 
+  template <int rounding>
   __device__ void load(const float* x) {
-    for (int unit = warp_index(); unit < cols / 32; unit += blockDim.x / 32) {
-      float value = x[unit * 32 + lane_index()];
-      float largest = warp_max(fabsf(value)), scale = __fdiv_rn(largest, 127.0f);
-      int code = __float2int_rn(largest > 0.0f ? value * __fdiv_rn(127.0f, largest) : 0.0f);
-      reinterpret_cast<i8*>(packed)[unit * 32 + lane_index()] = (i8)code;
-      int sum = (int)warp_sum((float)code);
-      if (lane_index() == 0) {
-        scales[unit] = scale;
-        sums[unit] = sum;
+    constexpr int together = units_of_scale(rounding);
+    for (int first = warp_index() * together; first < cols / 32; first += blockDim.x / 32 * together) {
+      WarpCodes<rounding> codes(x + first * 32);
+#pragma unroll
+      for (int i = 0; i < together; i++) {
+        reinterpret_cast<i8*>(packed)[(first + i) * 32 + lane_index()] = (i8)codes.code[i];
+        int sum = (int)warp_sum((float)codes.code[i]);
+        if (lane_index() == 0) {
+          scales[first + i] = codes.scale;
+          sums[first + i] = sum;
+        }
       }
     }
   }
@@ -123,20 +163,27 @@ __device__ void prefetch_rows(const Linear& linear, int row) {
   }
 }
 
-// Computes the input of token `blockIdx.y` in x, and behind it, if a format needs it, the same in 8 bits.
-template <int formats, int cols, int flags>
-__device__ int* load_input(const Prologue& prologue, float* x) {
-  store_prologue_row<cols, flags>(prologue, blockIdx.y, x);
-  __syncthreads();
+// Rounds the input x of `cols` values to 8 bits, behind it. Complete after a barrier.
+template <int rounding, int cols>
+__device__ int* round_input(float* x) {
   int* rounded = reinterpret_cast<int*>(x + (cols + 31) / 32 * 32);
-  if constexpr ((formats & integer_formats) != 0) {
-    reinterpret_cast<Rounded<cols>*>(rounded)->load(x);
-    __syncthreads();
-  }
+  if constexpr (to_codes(rounding)) reinterpret_cast<Rounded<cols>*>(rounded)->template load<rounding>(x);
   return rounded;
 }
 
-template <int formats, int cols, int flags>
+// Computes the input of token t in x: rounded to 16 bits, or in f32 and, behind it, in 8 bits.
+template <int rounding, int cols, int flags>
+__device__ int* load_input(const Prologue& prologue, int t, float* x) {
+  Fragment<cols, flags> input = prologue_row<cols, flags>(prologue, t, x);
+  input.template round_short<rounding>();
+  input.store(x);
+  __syncthreads();
+  int* rounded = round_input<rounding, cols>(x);
+  if constexpr (to_codes(rounding)) __syncthreads();
+  return rounded;
+}
+
+template <int formats, int rounding, int cols, int flags>
 __device__ void gemv(const Prologue& prologue, const Linears& linears, Rows output) {
   const Linear& linear = linear_of(linears, blockIdx.x);
   int row = ((blockIdx.x - linear.first) * (blockDim.x / 32) + warp_index()) * rows_of_warp;
@@ -144,7 +191,7 @@ __device__ void gemv(const Prologue& prologue, const Linears& linears, Rows outp
   wait_for_dependencies();
   launch_dependents();
   float* x = shared_memory<float>();
-  int* rounded = load_input<formats, cols, flags>(prologue, x);
+  int* rounded = load_input<rounding, cols, flags>(prologue, blockIdx.y, x);
   if (row >= linear.rows) return;
   float products[rows_of_warp] = {};
   products_by_format<formats, cols>(linear, row, x, rounded, products);
@@ -158,7 +205,7 @@ __device__ void gemv(const Prologue& prologue, const Linears& linears, Rows outp
 }
 
 // `output = function(gate x) * up x` of two matrices of the same shape. A warp multiplies the same rows of both.
-template <int formats, int cols, int flags, int function>
+template <int formats, int rounding, int cols, int flags, int function>
 __device__ void gemv_gated(const Prologue& prologue, const Linears& linears, Rows output) {
   const Linear &gate = linears.at[0], &up = linears.at[1];
   int row = (blockIdx.x * (blockDim.x / 32) + warp_index()) * rows_of_warp;
@@ -167,7 +214,7 @@ __device__ void gemv_gated(const Prologue& prologue, const Linears& linears, Row
   wait_for_dependencies();
   launch_dependents();
   float* x = shared_memory<float>();
-  int* rounded = load_input<formats, cols, flags>(prologue, x);
+  int* rounded = load_input<rounding, cols, flags>(prologue, blockIdx.y, x);
   if (row >= gate.rows) return;
   float gates[rows_of_warp] = {}, products[rows_of_warp] = {};
   products_by_format<formats, cols>(gate, row, x, rounded, gates);

@@ -1,9 +1,13 @@
 //! GEMMs of chunks on tensor cores: arguments of `mma.cu` and `wgmma.cu`.
 
-use waterline_quant::{BF16, FORMATS, Matrix};
+use bytemuck::Zeroable;
+use waterline_quant::{BF16, F16, FORMATS, Format, Matrix, Rounding};
 
 use crate::cuda::driver::{Address, TensorCores};
-use crate::cuda::gemm::{GatedUnit, MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_of};
+use crate::cuda::gemm::{
+    GatedUnit, MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_number, format_of,
+    roundings_of,
+};
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::operands::{INPUTS, View};
@@ -23,25 +27,45 @@ const MOST_UNPACKED: usize = 512 << 20;
 const WGMMA_SHARED: usize = 4 * (MMA_TILE + WGMMA_ROWS) * MMA_DEPTH * size_of::<u16>() + 1024;
 
 impl Launches<'_> {
+    /// The format in which a matrix meets this input there. Weights of 16 bits stay as they are, and their inputs become such, as in ggml.
+    /// Of quantized weights and their inputs f16 keeps more bits than bf16; it is taken where a norm bounds the input.
+    pub(super) fn number_of(&self, matrix: &Matrix, prologue: &Prologue) -> &'static Format {
+        match matrix.format().name {
+            "F16" => &F16,
+            "BF16" => &BF16,
+            _ if prologue.ends_in_norm() => &F16,
+            _ => &BF16,
+        }
+    }
+
     /// Whether chunks are multiplied with this matrix on tensor cores.
     pub(crate) fn on_tensor_cores(&self, matrix: &Matrix) -> bool {
         self.tensor_cores != TensorCores::None && format_of(matrix) != 0
     }
 
-    /// Workspace for `width` bf16 columns of each token of a chunk.
-    fn room_in_bf16(&mut self, purpose: &'static str, width: usize) -> Result<Address> {
+    /// Workspace for `width` columns of 16 bits of each token of a chunk.
+    fn room_in_16_bits(&mut self, purpose: &'static str, width: usize) -> Result<Address> {
         let tokens = self.tokens.next_multiple_of(MMA_TILE);
         let bytes = tokens * width.next_multiple_of(MMA_DEPTH) * size_of::<u16>();
         self.shared_address(purpose, bytes)
     }
 
-    /// Computes an input in bf16; the next one overwrites it.
-    pub(crate) fn prologue_in_bf16(&mut self, prologue: Prologue, cols: usize) -> Result<Address> {
+    /// Computes an input in this format, after it is rounded; the next one overwrites it.
+    pub(super) fn prologue_in_16_bits(
+        &mut self,
+        prologue: Prologue,
+        cols: usize,
+        (number, rounding): (&Format, Option<Rounding>),
+    ) -> Result<Address> {
         let widest = self.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
-        let address = self.room_in_bf16("inputs in bf16", widest.max(cols))?;
+        let address = self.room_in_16_bits("inputs in 16 bits", widest.max(cols))?;
+        let (number, rounding) = (format_number(number), Rounding::device_number(rounding));
         self.push(Call {
             source: MMA_SOURCE,
-            kernel: format!("prologue_bf16<{cols}, {}>", prologue.flags(cols)),
+            kernel: format!(
+                "prologue_16_bits<{number}, {rounding}, {cols}, {}>",
+                prologue.flags(cols)
+            ),
             grid: Grid::Tokens,
             threads: THREADS,
             shared: cols * size_of::<f32>(),
@@ -53,10 +77,10 @@ impl Launches<'_> {
         Ok(address)
     }
 
-    /// As [`Launches::gemm_into`], of inputs in bf16.
-    pub(crate) fn gemm_bf16(
+    /// As [`Launches::gemm_into`], of inputs in this format.
+    pub(super) fn gemm_16_bits(
         &mut self,
-        inputs: Address,
+        (inputs, number): (Address, &Format),
         weights: &[WeightMatrix],
         output: Rows,
         add: bool,
@@ -70,18 +94,24 @@ impl Launches<'_> {
                 let inputs = Parameter::pointer("const u16", inputs);
                 let output = Parameter::value("Rows", output);
                 if groups {
-                    self.push_wgmma(weights, WGMMA_ROWS, add, |linears, tiles, templates| {
-                        let tiles = Parameter::int(tiles);
-                        let (inputs, output) = (inputs.clone(), output.clone());
-                        let parameters = vec![inputs, linears, tiles, output, Parameter::tokens()];
-                        (format!("gemm_wgmma<{templates}>"), parameters)
-                    })?;
+                    self.push_wgmma(
+                        (weights, number),
+                        WGMMA_ROWS,
+                        add,
+                        |linears, tiles, templates| {
+                            let tiles = Parameter::int(tiles);
+                            let (inputs, output) = (inputs.clone(), output.clone());
+                            let parameters =
+                                vec![inputs, linears, tiles, output, Parameter::tokens()];
+                            (format!("gemm_wgmma<{templates}>"), parameters)
+                        },
+                    )?;
                     continue;
                 }
                 let (linears, tiles) = self.linears(weights, MMA_TILE, add)?;
                 self.push(Call {
                     source: MMA_SOURCE,
-                    kernel: format!("gemm_mma<{format}, {cols}>"),
+                    kernel: format!("gemm_mma<{format}, {}, {cols}>", format_number(number)),
                     grid: Grid::EachTile(tiles, MMA_TILE),
                     threads: THREADS,
                     shared: 4 * MMA_TILE * (MMA_DEPTH + 8) * size_of::<u16>(),
@@ -97,13 +127,14 @@ impl Launches<'_> {
     /// unpacked weights for many tokens, and of the weights as they are stored for few; one of them returns at once.
     fn push_wgmma(
         &mut self,
-        weights: &[WeightMatrix],
+        (weights, number): (&[WeightMatrix], &Format),
         tile: usize,
         add: bool,
         call: impl Fn(Parameter, usize, String) -> (String, Vec<Parameter>),
     ) -> Result<()> {
         let (cols, format) = (weights[0].matrix.cols(), format_of(weights[0].matrix));
-        let unpacked = self.unpack_weights(weights)?;
+        let unpacked = self.unpack_weights(weights, number)?;
+        let number = format_number(number);
         let (stored, format) = (self.linears(weights, tile, add)?, format.to_string());
         let calls = match unpacked {
             None => vec![("ANY_TOKENS", format, stored)],
@@ -111,12 +142,13 @@ impl Launches<'_> {
                 let unpacked = self.linears_at(weights, tile, add, &addresses)?;
                 vec![
                     ("FEW_TOKENS", format, stored),
-                    ("MANY_TOKENS", "BF16".into(), unpacked),
+                    ("MANY_TOKENS", number.to_string(), unpacked),
                 ]
             }
         };
         for (tokens, format, (linears, tiles)) in calls {
-            let (kernel, parameters) = call(linears, tiles, format!("{tokens}, {format}, {cols}"));
+            let templates = format!("{tokens}, {format}, {number}, {cols}");
+            let (kernel, parameters) = call(linears, tiles, templates);
             self.push(Call {
                 source: WGMMA_SOURCE,
                 kernel,
@@ -129,20 +161,28 @@ impl Launches<'_> {
         Ok(())
     }
 
-    /// Unpacks matrices of one format into bf16 if many tokens follow; their addresses, or nothing where they are multiplied as they are.
-    fn unpack_weights(&mut self, weights: &[WeightMatrix]) -> Result<Option<Vec<Address>>> {
+    /// Unpacks matrices of one format into 16-bit numbers if many tokens follow; their addresses, or nothing where they are multiplied as
+    /// they are.
+    fn unpack_weights(
+        &mut self,
+        weights: &[WeightMatrix],
+        number: &Format,
+    ) -> Result<Option<Vec<Address>>> {
         let (cols, format) = (weights[0].matrix.cols(), format_of(weights[0].matrix));
         let bytes_of = |weight: &WeightMatrix| weight.matrix.rows() * cols * size_of::<u16>();
         let bytes = weights.iter().map(bytes_of).sum();
-        let is_whole = cols.is_multiple_of(32) && *weights[0].matrix.format() != BF16;
+        let is_whole = cols.is_multiple_of(32) && weights[0].matrix.format().block_len > 1;
         if self.tokens <= MANY_TOKENS || !is_whole || bytes > MOST_UNPACKED {
             return Ok(None);
         }
-        let mut address = self.shared_address("weights in bf16", bytes)?;
+        let mut address = self.shared_address("weights in 16 bits", bytes)?;
         let (linears, _) = self.linears(weights, WGMMA_ROWS, false)?;
         self.push(Call {
             source: WGMMA_SOURCE,
-            kernel: format!("unpack_weights<{format}, {cols}>"),
+            kernel: format!(
+                "unpack_weights<{format}, {}, {cols}>",
+                format_number(number)
+            ),
             grid: Grid::Blocks(8 * self.sms),
             threads: THREADS,
             shared: 0,
@@ -160,7 +200,8 @@ impl Launches<'_> {
         Ok(Some(addresses.collect()))
     }
 
-    /// As [`Launches::gemm_gated`] by `wgmma.cu`: the gated product is the last matrix' input in bf16.
+    /// As [`Launches::gemm_gated`] by `wgmma.cu`: the gated product is the last matrix' input in 16-bit numbers. (It is not rounded to 8
+    /// bits before: the numbers that share a scale are those of several blocks.)
     pub(crate) fn gemm_wgmma_gated(
         &mut self,
         prologue: Prologue,
@@ -171,12 +212,15 @@ impl Launches<'_> {
         let rows = unit.gate.matrix.rows();
         let cols = unit.gate.matrix.cols();
         let width = rows.next_multiple_of(MMA_DEPTH);
-        let inputs = self.prologue_in_bf16(prologue, cols)?;
-        let inner = self.room_in_bf16("gated products in bf16", width)?;
+        let number = self.number_of(unit.gate.matrix, &prologue);
+        let of_gate = (number, roundings_of(&[unit.gate, unit.up])[0]);
+        let inputs = self.prologue_in_16_bits(prologue, cols, of_gate)?;
+        let inner = self.room_in_16_bits("gated products in 16 bits", width)?;
+        let next = self.number_of(unit.down.matrix, &Prologue::zeroed());
         let tile = WGMMA_ROWS / 2;
         let function = unit.activation as i32;
         self.push_wgmma(
-            &[unit.gate, unit.up],
+            (&[unit.gate, unit.up], number),
             tile,
             false,
             |linears, _, templates| {
@@ -189,11 +233,14 @@ impl Launches<'_> {
                     Parameter::tokens(),
                 ];
                 (
-                    format!("gemm_wgmma_gated<{templates}, {function}>"),
+                    format!(
+                        "gemm_wgmma_gated<{templates}, {function}, {}>",
+                        format_number(next)
+                    ),
                     parameters,
                 )
             },
         )?;
-        self.gemm_bf16(inner, &[unit.down], self.rows(output), add)
+        self.gemm_16_bits((inner, next), &[unit.down], self.rows(output), add)
     }
 }

@@ -1,6 +1,6 @@
 // GEMM of a chunk by `wgmma` (Hopper): two consumer warp groups multiply tiles in shared memory, a producer warp group loads the next ones.
 // A persistent block computes tiles of 128 tokens and 256 rows, each consumer group 64 tokens. The producer converts weights to
-// bf16; inputs are bf16, sums f32.
+// `number`, BF16 or F16; inputs are such, sums f32.
 
 constexpr int wgmma_tokens = 128;
 constexpr int wgmma_rows = 256;
@@ -28,40 +28,48 @@ __device__ inline u64 wgmma_descriptor(const u8* tile) {
   return exchanged | eight_rows | 1ull << 16 | (u64)(shared_address(tile) >> 4 & 0x3fff);
 }
 
-// sums [64 tokens, 256 rows] += left right, depth 16. A thread holds two adjacent rows of every eight, for two tokens 8 apart.
-__device__ inline void wgmma(float (&sums)[128], u64 left, u64 right) {
-  asm volatile(
-      "{ .reg .pred add; setp.ne.b32 add, 1, 0;"
-      " wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-      "}, %128, %129, add, 1, 1, 0, 0; }"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]),
-        "+f"(sums[7]), "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]), "+f"(sums[12]), "+f"(sums[13]),
-        "+f"(sums[14]), "+f"(sums[15]), "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]), "+f"(sums[20]),
-        "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]), "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
-        "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]), "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]),
-        "+f"(sums[35]), "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]), "+f"(sums[40]), "+f"(sums[41]),
-        "+f"(sums[42]), "+f"(sums[43]), "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]), "+f"(sums[48]),
-        "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]), "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
-        "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]), "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]),
-        "+f"(sums[63]), "+f"(sums[64]), "+f"(sums[65]), "+f"(sums[66]), "+f"(sums[67]), "+f"(sums[68]), "+f"(sums[69]),
-        "+f"(sums[70]), "+f"(sums[71]), "+f"(sums[72]), "+f"(sums[73]), "+f"(sums[74]), "+f"(sums[75]), "+f"(sums[76]),
-        "+f"(sums[77]), "+f"(sums[78]), "+f"(sums[79]), "+f"(sums[80]), "+f"(sums[81]), "+f"(sums[82]), "+f"(sums[83]),
-        "+f"(sums[84]), "+f"(sums[85]), "+f"(sums[86]), "+f"(sums[87]), "+f"(sums[88]), "+f"(sums[89]), "+f"(sums[90]),
-        "+f"(sums[91]), "+f"(sums[92]), "+f"(sums[93]), "+f"(sums[94]), "+f"(sums[95]), "+f"(sums[96]), "+f"(sums[97]),
-        "+f"(sums[98]), "+f"(sums[99]), "+f"(sums[100]), "+f"(sums[101]), "+f"(sums[102]), "+f"(sums[103]),
-        "+f"(sums[104]), "+f"(sums[105]), "+f"(sums[106]), "+f"(sums[107]), "+f"(sums[108]), "+f"(sums[109]),
-        "+f"(sums[110]), "+f"(sums[111]), "+f"(sums[112]), "+f"(sums[113]), "+f"(sums[114]), "+f"(sums[115]),
-        "+f"(sums[116]), "+f"(sums[117]), "+f"(sums[118]), "+f"(sums[119]), "+f"(sums[120]), "+f"(sums[121]),
-        "+f"(sums[122]), "+f"(sums[123]), "+f"(sums[124]), "+f"(sums[125]), "+f"(sums[126]), "+f"(sums[127])
-      : "l"(left), "l"(right));
+// sums [64 tokens, 256 rows] += left right, depth 16, in bf16 or f16. A thread holds two adjacent rows of every eight, for two tokens 8
+// apart.
+#define WATERLINE_WGMMA(type) \
+  asm volatile( \
+      "{ .reg .pred add; setp.ne.b32 add, 1, 0;" \
+      " wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type " {" \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, " \
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127" \
+      "}, %128, %129, add, 1, 1, 0, 0; }" \
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), \
+        "+f"(sums[7]), "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]), "+f"(sums[12]), "+f"(sums[13]), \
+        "+f"(sums[14]), "+f"(sums[15]), "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]), "+f"(sums[20]), \
+        "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]), "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]), \
+        "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]), "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), \
+        "+f"(sums[35]), "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]), "+f"(sums[40]), "+f"(sums[41]), \
+        "+f"(sums[42]), "+f"(sums[43]), "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]), "+f"(sums[48]), \
+        "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]), "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]), \
+        "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]), "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), \
+        "+f"(sums[63]), "+f"(sums[64]), "+f"(sums[65]), "+f"(sums[66]), "+f"(sums[67]), "+f"(sums[68]), "+f"(sums[69]), \
+        "+f"(sums[70]), "+f"(sums[71]), "+f"(sums[72]), "+f"(sums[73]), "+f"(sums[74]), "+f"(sums[75]), "+f"(sums[76]), \
+        "+f"(sums[77]), "+f"(sums[78]), "+f"(sums[79]), "+f"(sums[80]), "+f"(sums[81]), "+f"(sums[82]), "+f"(sums[83]), \
+        "+f"(sums[84]), "+f"(sums[85]), "+f"(sums[86]), "+f"(sums[87]), "+f"(sums[88]), "+f"(sums[89]), "+f"(sums[90]), \
+        "+f"(sums[91]), "+f"(sums[92]), "+f"(sums[93]), "+f"(sums[94]), "+f"(sums[95]), "+f"(sums[96]), "+f"(sums[97]), \
+        "+f"(sums[98]), "+f"(sums[99]), "+f"(sums[100]), "+f"(sums[101]), "+f"(sums[102]), "+f"(sums[103]), \
+        "+f"(sums[104]), "+f"(sums[105]), "+f"(sums[106]), "+f"(sums[107]), "+f"(sums[108]), "+f"(sums[109]), \
+        "+f"(sums[110]), "+f"(sums[111]), "+f"(sums[112]), "+f"(sums[113]), "+f"(sums[114]), "+f"(sums[115]), \
+        "+f"(sums[116]), "+f"(sums[117]), "+f"(sums[118]), "+f"(sums[119]), "+f"(sums[120]), "+f"(sums[121]), \
+        "+f"(sums[122]), "+f"(sums[123]), "+f"(sums[124]), "+f"(sums[125]), "+f"(sums[126]), "+f"(sums[127]) \
+      : "l"(left), "l"(right))
+template <int number>
+__device__ void wgmma(float (&sums)[128], u64 left, u64 right) {
+  if constexpr (number == F16) {
+    WATERLINE_WGMMA("f16");
+  } else {
+    WATERLINE_WGMMA("bf16");
+  }
 }
 
 // The weights of a tile: two halves of 128 rows, from `first` on, of matrices of `rows` rows.
@@ -71,11 +79,11 @@ struct WgmmaRows {
   int first[2];
 };
 
-// A producer thread's part of a step's weights. BF16 is copied; other formats are loaded and converted in registers while the stage is
+// A producer thread's part of a step's weights. BF16 and F16 are copied; other formats are loaded and converted in registers while the stage is
 // still in use.
-template <int format, int cols>
+template <int format, int number, int cols>
 struct StageWeights {
-  static constexpr bool copied = format == BF16 && cols % 8 == 0;
+  static constexpr bool copied = format == number && cols % 8 == 0;
   // Two threads load a row of every 64, 32 weights each.
   static constexpr int pieces = copied ? 1 : wgmma_rows / 64;
   u32 packed[pieces][16];
@@ -102,7 +110,7 @@ struct StageWeights {
         for (int j = 0; j < 16; j++) {
           bool inside = matrix_row < matrix_rows && first + 2 * j / unit < units;
           bool both = unit > 1 || first + 2 * j + 1 < units;
-          packed[i][j] = inside ? pack_bf16(values[2 * j], both ? values[2 * j + 1] : 0.0f) : 0;
+          packed[i][j] = inside ? pack_numbers<number>(values[2 * j], both ? values[2 * j + 1] : 0.0f) : 0;
         }
       }
     }
@@ -155,8 +163,8 @@ enum { ANY_TOKENS, FEW_TOKENS, MANY_TOKENS };
 
 __device__ inline bool suits(int which, int tokens) { return which == ANY_TOKENS || (tokens > many_tokens) == (which == MANY_TOKENS); }
 
-// Writes matrices in bf16, one after another, if many tokens follow.
-template <int format, int cols>
+// Writes matrices in 16-bit numbers, one after another, if many tokens follow.
+template <int format, int number, int cols>
 __device__ void unpack_weights(Linears linears, u16* to, int tokens) {
   using Weights = Format<format, cols>;
   constexpr int unit = Weights::unit;
@@ -171,8 +179,8 @@ __device__ void unpack_weights(Linears linears, u16* to, int tokens) {
       Weights::values(matrix, i, values);
 #pragma unroll
       for (int j = 0; j < unit; j += 8) {
-        uint4 words = {pack_bf16(values[j], values[j + 1]), pack_bf16(values[j + 2], values[j + 3]),
-                       pack_bf16(values[j + 4], values[j + 5]), pack_bf16(values[j + 6], values[j + 7])};
+        uint4 words = {pack_numbers<number>(values[j], values[j + 1]), pack_numbers<number>(values[j + 2], values[j + 3]),
+                       pack_numbers<number>(values[j + 4], values[j + 5]), pack_numbers<number>(values[j + 6], values[j + 7])};
         *reinterpret_cast<uint4*>(to + i * unit + j) = words;
       }
     }
@@ -182,7 +190,7 @@ __device__ void unpack_weights(Linears linears, u16* to, int tokens) {
 
 // Multiplies `row_tiles` tiles of rows with all tokens. `plan.rows(tile)` are a tile's weights, `plan.target(tile)` is its output, whose
 // `store(token, column, lower, upper)` stores the products of rows `column` and `column + 1` of both halves.
-template <int format, int cols, class Plan>
+template <int format, int number, int cols, class Plan>
 __device__ void wgmma_tiles(const u16* inputs, int row_tiles, int tokens, const Plan& plan) {
   constexpr int pitch = (cols + wgmma_depth - 1) / wgmma_depth * wgmma_depth;
   constexpr int steps = pitch / wgmma_depth;
@@ -199,7 +207,7 @@ __device__ void wgmma_tiles(const u16* inputs, int row_tiles, int tokens, const 
   __syncthreads();
   int token_tiles = (tokens + wgmma_tokens - 1) / wgmma_tokens;
   int tiles = row_tiles * token_tiles;
-  int number = 0;
+  int count = 0;
   if (threadIdx.x >= wgmma_consumers) {
     // Signals a stage whose copies are complete.
     auto complete = [&](int which) {
@@ -209,21 +217,21 @@ __device__ void wgmma_tiles(const u16* inputs, int row_tiles, int tokens, const 
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       WgmmaRows rows = plan.rows(tile / token_tiles);
       const u16* source = inputs + (long long)(tile % token_tiles) * wgmma_tokens * pitch;
-      for (int step = 0; step < steps; step++, number++) {
-        StageWeights<format, cols> weights;
+      for (int step = 0; step < steps; step++, count++) {
+        StageWeights<format, number, cols> weights;
         weights.fetch(rows, step);
-        mbarrier_wait(&empty[number % wgmma_stages], number / wgmma_stages % 2 ^ 1);
-        u8* stage = stages + number % wgmma_stages * wgmma_stage_bytes;
+        mbarrier_wait(&empty[count % wgmma_stages], count / wgmma_stages % 2 ^ 1);
+        u8* stage = stages + count % wgmma_stages * wgmma_stage_bytes;
         copy_inputs<pitch>(stage, source, step);
         weights.place(stage + wgmma_tokens * wgmma_row_bytes, rows, step);
         commit_copies();
         wait_for_copies<wgmma_lead>();
-        if (number >= wgmma_lead) complete(number - wgmma_lead);
+        if (count >= wgmma_lead) complete(count - wgmma_lead);
       }
     }
     wait_for_copies<0>();
     for (int i = wgmma_lead; i > 0; i--) {
-      if (number >= i) complete(number - i);
+      if (count >= i) complete(count - i);
     }
     return;
   }
@@ -233,21 +241,21 @@ __device__ void wgmma_tiles(const u16* inputs, int row_tiles, int tokens, const 
     float sums[128];
 #pragma unroll
     for (int i = 0; i < 128; i++) sums[i] = 0.0f;
-    for (int step = 0; step < steps; step++, number++) {
-      const u8* stage = stages + number % wgmma_stages * wgmma_stage_bytes;
-      mbarrier_wait(&full[number % wgmma_stages], number / wgmma_stages % 2);
+    for (int step = 0; step < steps; step++, count++) {
+      const u8* stage = stages + count % wgmma_stages * wgmma_stage_bytes;
+      mbarrier_wait(&full[count % wgmma_stages], count / wgmma_stages % 2);
       u64 left = wgmma_descriptor(stage + group * 64 * wgmma_row_bytes);
       u64 right = wgmma_descriptor(stage + wgmma_tokens * wgmma_row_bytes);
       wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < wgmma_depth / 16; k++) wgmma(sums, left + 2 * k, right + 2 * k);
+      for (int k = 0; k < wgmma_depth / 16; k++) wgmma<number>(sums, left + 2 * k, right + 2 * k);
       wgmma_commit();
       wgmma_wait<1>();
       // The products of the previous step are complete.
-      if (step > 0 && lane_index() == 0) mbarrier_arrive(&empty[(number - 1) % wgmma_stages]);
+      if (step > 0 && lane_index() == 0) mbarrier_arrive(&empty[(count - 1) % wgmma_stages]);
     }
     wgmma_wait<0>();
-    if (lane_index() == 0) mbarrier_arrive(&empty[(number - 1) % wgmma_stages]);
+    if (lane_index() == 0) mbarrier_arrive(&empty[(count - 1) % wgmma_stages]);
 #pragma unroll
     for (int i = 0; i < 128; i++) asm volatile("" : "+f"(sums[i])::"memory");
     auto target = plan.target(tile / token_tiles);
@@ -328,14 +336,14 @@ struct WgmmaPlan {
   }
 };
 
-template <int which, int format, int cols>
+template <int which, int format, int number, int cols>
 __device__ void gemm_wgmma(const u16* inputs, Linears linears, int row_tiles, Rows output, int tokens) {
   if (!suits(which, tokens)) return;
-  wgmma_tiles<format, cols>(inputs, row_tiles, tokens, WgmmaPlan{linears, output});
+  wgmma_tiles<format, number, cols>(inputs, row_tiles, tokens, WgmmaPlan{linears, output});
 }
 
-// Gated products in bf16, with zeros up to the pitch.
-template <int function>
+// Gated products in 16-bit numbers, with zeros up to the pitch.
+template <int function, int number>
 struct GatedProducts {
   const Linear& gate;
   const Linear& up;
@@ -356,12 +364,12 @@ struct GatedProducts {
   }
   __device__ void store(int token, int column, const float* gate_products, const float* up_products) const {
     if (column >= columns) return;
-    u32 pair = pack_bf16(gated(column, gate_products[0], up_products[0]), gated(column + 1, gate_products[1], up_products[1]));
+    u32 pair = pack_numbers<number>(gated(column, gate_products[0], up_products[0]), gated(column + 1, gate_products[1], up_products[1]));
     *reinterpret_cast<u32*>(first + (long long)token * pitch + column) = pair;
   }
 };
 
-template <int function>
+template <int function, int number>
 struct GatedPlan {
   const Linears& linears;
   u16* output;
@@ -371,14 +379,14 @@ struct GatedPlan {
     const Linear &gate = linears.at[0], &up = linears.at[1];
     return {{gate.weights, up.weights}, {gate.rows, up.rows}, {tile * 128, tile * 128}};
   }
-  __device__ GatedProducts<function> target(int tile) const {
+  __device__ GatedProducts<function, number> target(int tile) const {
     return {linears.at[0], linears.at[1], output + tile * 128, pitch, pitch - tile * 128, tile * 128};
   }
 };
 
-// `output = function(gate x) * up x` of two matrices of the same shape.
-template <int which, int format, int cols, int function>
+// `output = function(gate x) * up x` of two matrices of the same shape, in the numbers of the next product.
+template <int which, int format, int number, int cols, int function, int next_number>
 __device__ void gemm_wgmma_gated(const u16* inputs, Linears linears, int row_tiles, u16* output, int pitch, int tokens) {
   if (!suits(which, tokens)) return;
-  wgmma_tiles<format, cols>(inputs, row_tiles, tokens, GatedPlan<function>{linears, output, pitch});
+  wgmma_tiles<format, number, cols>(inputs, row_tiles, tokens, GatedPlan<function, next_number>{linears, output, pitch});
 }

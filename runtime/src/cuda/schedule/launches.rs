@@ -56,6 +56,9 @@ pub(crate) struct Launches<'a> {
     pub(crate) scratch: &'a mut Vec<Memory>,
     /// The first of them that ops may still take.
     pub(crate) untaken: usize,
+    /// Whether the program chooses experts: then a difference in the last bit of a sum may change all that follows, and products are
+    /// those of the CPU as far as they can be.
+    pub(crate) has_choices: bool,
     /// Whether the calls become ops of the decode kernel.
     pub(crate) persistent: bool,
     pub(crate) calls: Vec<Queued>,
@@ -102,6 +105,7 @@ impl<'a> Launches<'a> {
             as_steps: false,
             row: 0,
             position: None,
+            has_choices: false,
             persistent,
             plan: memory.plan,
             arena: memory.arena,

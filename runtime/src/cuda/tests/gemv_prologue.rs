@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use waterline_quant::{Activations, Q8_0, Rounding};
+use waterline_quant::{Activations, Q8_0};
 
 use crate::cuda::gemm::WeightMatrix;
 use crate::cuda::tests::{Bench, matrix, numbers, persistent_device, product};
@@ -55,7 +55,7 @@ fn inputs_are_normed_and_gated_as_on_the_cpu() {
                 Activation::Silu.gate(&gates, &mut made);
             }
             let mut inputs = Activations::new(1, cols).expect("memory");
-            inputs.load(&made, 1, cols, Some(Rounding::Device));
+            inputs.load(&made, 1, cols, Q8_0.rounding());
             let expected = product(&weights, &inputs);
             let largest = expected.iter().fold(0.0f32, |a, x| a.max(x.abs()));
             for (row, (found, expected)) in bench.read(3, ROWS).iter().zip(&expected).enumerate() {

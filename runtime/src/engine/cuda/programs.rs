@@ -144,6 +144,7 @@ fn write_layers(program: &Program, launches: &mut Launches) -> Result<()> {
         true => program.concurrent(|op| op.fills_device()),
         false => vec![1; program.ops.len()],
     };
+    launches.has_choices = program.has_choices();
     for (index, op) in program.ops.iter().enumerate() {
         launches.begin(index, &op.access());
         launches.sharing = sharing[index];

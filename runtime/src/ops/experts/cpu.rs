@@ -1,6 +1,6 @@
 //! The op on a CPU: tokens are grouped by expert, so that each expert's matrices are read once.
 
-use waterline_quant::{Activations, Matrix, Rounding};
+use waterline_quant::{Activations, Matrix};
 
 use super::grouped::Grouped;
 use super::{Expert, Experts};
@@ -109,20 +109,28 @@ impl Part<'_> {
 }
 
 impl Experts {
-    /// The sum of all parts.
-    fn sum(&self, frame: &mut Frame, parts: &[Part], inner: &mut [f32], out: &mut [f32]) {
-        let shared = Shared::new(inner);
-        let tasks = parts.iter().map(Part::tasks).sum();
-        frame.pool.each(tasks, |worker, mut task| {
-            let mut scratch = frame.scratch[worker].lock().expect("scratch");
-            for part in parts {
-                if task < part.tasks() {
-                    part.begin(task, frame.inputs, self.activation, &mut scratch, &shared);
-                    return;
+    /// The inner values of all parts. Those whose inputs are rounded alike are made together.
+    fn make_inner(&self, frame: &mut Frame, parts: &[Part], inner: &mut [f32]) {
+        let inner = Shared::new(inner);
+        let rounding = |part: &Part| part.expert.rounding();
+        for parts in parts.chunk_by(|a, b| rounding(a) == rounding(b)) {
+            frame.load_normed(self.input, self.norm.as_ref(), rounding(&parts[0]));
+            let tasks = parts.iter().map(Part::tasks).sum();
+            frame.pool.each(tasks, |worker, mut task| {
+                let mut scratch = frame.scratch[worker].lock().expect("scratch");
+                for part in parts {
+                    if task < part.tasks() {
+                        part.begin(task, frame.inputs, self.activation, &mut scratch, &inner);
+                        return;
+                    }
+                    task -= part.tasks();
                 }
-                task -= part.tasks();
-            }
-        });
+            });
+        }
+    }
+
+    /// The sum over all parts of what they make of their inner values.
+    fn sum(&self, frame: &mut Frame, parts: &[Part], inner: &[f32], out: &mut [f32]) {
         let (rows, output) = (self.output.width, self.output);
         if !self.add {
             for row in out.chunks_mut(output.stride).take(frame.tokens.len()) {
@@ -152,13 +160,8 @@ impl Experts {
 
 impl CpuOp for Experts {
     fn run(&self, frame: &mut Frame) {
-        let shared = self.shared.iter().map(|shared| &shared.expert);
-        let matrices = shared.chain([&self.expert]).flat_map(Expert::first);
-        let rounding = Rounding::of_all(matrices.map(|matrix| matrix.format()));
-        frame.load_normed(self.input, self.norm.as_ref(), rounding);
         let tokens = frame.tokens.len();
         let mut inner = frame.buffers.take(self.inner.buffer);
-        let mut out = frame.buffers.take(self.output.buffer);
         let mut order = frame.buffers.take(self.order.buffer);
         let common = std::mem::take(&mut frame.common);
         {
@@ -187,14 +190,20 @@ impl CpuOp for Experts {
                 grouped,
                 inner: 0,
             };
+            let mut sum = |frame: &mut Frame, parts: &[Part]| {
+                self.make_inner(frame, parts, &mut inner);
+                // The input may be its columns.
+                let mut out = frame.buffers.take(self.output.buffer);
+                self.sum(frame, parts, &inner, &mut out);
+                frame.buffers.put(self.output.buffer, out);
+            };
             match shared {
-                Some(shared) => self.sum(frame, &[routed, shared], &mut inner, &mut out),
-                None => self.sum(frame, &[routed], &mut inner, &mut out),
+                Some(shared) => sum(frame, &[routed, shared]),
+                None => sum(frame, &[routed]),
             }
         }
         frame.common = common;
         frame.buffers.put(self.order.buffer, order);
-        frame.buffers.put(self.output.buffer, out);
         frame.buffers.put(self.inner.buffer, inner);
     }
 

@@ -2,9 +2,11 @@
 // they lie. Behind it, what a chunk needs before its products (experts_chunk.cu).
 
 // Feed-forward networks of one shape: the formats of their matrices, -1 for none, and the width between them, 0 for none.
-template <int gate_format, int up_format, int down_format, int inner_width>
+// How inputs are rounded: those of the first matrices, and of the last one.
+template <int gate_format, int up_format, int down_format, int inner_width, int first_rounding, int last_rounding>
 struct Network {
   static constexpr int gate = gate_format, up = up_format, down = down_format, width = inner_width;
+  static constexpr int first = first_rounding, last = last_rounding;
 };
 
 struct Matrices {
@@ -71,7 +73,7 @@ __device__ void begin_rows(
 }
 
 // The rows of the chosen networks, then of the shared one, are dealt out to the warps of all blocks, a warp's rows at a time.
-template <int formats, int cols, int flags, class Routed, class Common, int experts, int chosen, int function>
+template <int cols, int flags, class Routed, class Common, int experts, int chosen, int function>
 __device__ void begin_experts(const Prologue& prologue, Matrices routed, Matrices common, Rows route, Rows inner) {
   constexpr int parts = (Routed::width + rows_of_warp - 1) / rows_of_warp, of_routed = chosen * parts;
   constexpr int of_common = (Common::width + rows_of_warp - 1) / rows_of_warp;
@@ -87,23 +89,33 @@ __device__ void begin_experts(const Prologue& prologue, Matrices routed, Matrice
     if (which == 1) prefetch_row<Routed::gate, cols>(routed.gate, row);
   }
   float* x = shared_memory<float>();
-  int* rounded = load_input<formats, cols, flags>(prologue, x);
-  for (int part = begin; part < of_routed + of_common; part += step) {
-    float products[rows_of_warp] = {};
-    int row = part % parts * rows_of_warp, width = Routed::width, column = part / parts * Routed::width;
-    if (part < of_routed) {
-      begin_rows<Routed, cols, function>(routed, (long long)experts * Routed::width, row_of(part), x, rounded, products);
-    } else if constexpr (Common::width > 0) {
-      row = (part - of_routed) * rows_of_warp, width = Common::width, column = chosen * Routed::width;
-      begin_rows<Common, cols, function>(common, width, row, x, rounded, products);
-    }
+  int* rounded = load_input<Routed::first, cols, flags>(prologue, t, x);
+  auto store = [&](int column, int row, int width, const float* products) {
     int r = lane_index();
     if (r < rows_of_warp && row + r < width) inner.token(t)[column + row + r] = r == 0 ? products[0] : products[1];
+  };
+  int part = begin;
+  for (; part < of_routed; part += step) {
+    float products[rows_of_warp] = {};
+    begin_rows<Routed, cols, function>(routed, (long long)experts * Routed::width, row_of(part), x, rounded, products);
+    store(part / parts * Routed::width, part % parts * rows_of_warp, Routed::width, products);
+  }
+  if constexpr (Common::width > 0) {
+    if constexpr (Common::first != Routed::first) {
+      __syncthreads();
+      rounded = load_input<Common::first, cols, flags>(prologue, t, x);
+    }
+    for (; part < of_routed + of_common; part += step) {
+      float products[rows_of_warp] = {};
+      int row = (part - of_routed) * rows_of_warp;
+      begin_rows<Common, cols, function>(common, Common::width, row, x, rounded, products);
+      store(chosen * Routed::width, row, Common::width, products);
+    }
   }
 }
 
-// Makes `count` values the input of products, also in 8 bits where a format needs it; there is room for `most`.
-template <int format, int most>
+// Makes `count` values the input of products, rounded to 16 bits, or in f32 and, behind it, in 8 bits; there is room for `most`.
+template <int rounding, int most>
 __device__ int* load_values(const float* values, int count, float* x) {
   __syncthreads();
   // Loads of one thread that are in flight together.
@@ -113,7 +125,7 @@ __device__ int* load_values(const float* values, int count, float* x) {
 #pragma unroll
     for (int i = 0; i < together; i++) {
       int at = first + i * blockDim.x;
-      loaded[i] = at < count ? values[at] : 0.0f;
+      loaded[i] = at < count ? round_short<rounding>(values[at]) : 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < together; i++) {
@@ -122,11 +134,8 @@ __device__ int* load_values(const float* values, int count, float* x) {
     }
   }
   __syncthreads();
-  int* rounded = reinterpret_cast<int*>(x + (most + 31) / 32 * 32);
-  if constexpr ((integer_formats >> format & 1) != 0) {
-    reinterpret_cast<Rounded<most>*>(rounded)->load(x);
-    __syncthreads();
-  }
+  int* rounded = round_input<rounding, most>(x);
+  if constexpr (to_codes(rounding)) __syncthreads();
   return rounded;
 }
 
@@ -165,7 +174,7 @@ __device__ void end_experts(Matrices routed, Matrices common, Rows inner, Rows r
   for (int first = 0; first < chosen; first += together) {
     constexpr int width = Routed::width, most = together * width;
     int count = min(together, chosen - first);
-    int* rounded = load_values<Routed::down, most>(values + first * width, count * width, x);
+    int* rounded = load_values<Routed::last, most>(values + first * width, count * width, x);
 #pragma unroll 1
     for (int turn = 0; turn < turns; turn++) {
       int row = row_of(turn);
@@ -176,7 +185,7 @@ __device__ void end_experts(Matrices routed, Matrices common, Rows inner, Rows r
   }
   if constexpr (Common::width > 0) {
     constexpr int width = Common::width;
-    int* rounded = load_values<Common::down, width>(values + chosen * Routed::width, width, x);
+    int* rounded = load_values<Common::last, width>(values + chosen * Routed::width, width, x);
     float number = 0.0f, weight = multiplier * (gate.first ? sigmoid(gate.token(t)[0]) : 1.0f);
 #pragma unroll 1
     for (int turn = 0; turn < turns; turn++) {
@@ -261,12 +270,12 @@ __device__ void list_pairs(Rows route, ExpertLists lists, int tokens) {
 }
 
 // Makes a pair's inner values the input of products; `blockIdx.x` is the rank, `blockIdx.y` the token.
-template <int format, int width, int chosen>
+template <int rounding, int width, int chosen>
 __device__ void stage_inner(Rows inner, Staged staged) {
   float* x = shared_memory<float>();
-  const int* rounded = load_values<format, width>(inner.token(blockIdx.y) + blockIdx.x * width, width, x);
+  const int* rounded = load_values<rounding, width>(inner.token(blockIdx.y) + blockIdx.x * width, width, x);
   long long pair = (long long)blockIdx.y * chosen + blockIdx.x;
-  if constexpr ((integer_formats >> format & 1) != 0) {
+  if constexpr (to_codes(rounding)) {
     constexpr int pitch = (sizeof(Rounded<width>) + 15) / 16 * 16;
     int* to = reinterpret_cast<int*>(staged.codes + pair * pitch);
     for (int i = threadIdx.x; i < sizeof(Rounded<width>) / 4; i += blockDim.x) to[i] = rounded[i];

@@ -1,6 +1,7 @@
 //! The op as kernels: what `experts.cu` is called with.
 
 use bytemuck::{Pod, Zeroable};
+use waterline_quant::Rounding;
 
 use super::{Expert, Experts};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows, format_of, shared_bytes};
@@ -10,7 +11,7 @@ use crate::ops::DeviceOp;
 pub(super) const SOURCE: &str = include_str!("experts.cu");
 
 /// The instance of `Network` where there is none.
-pub(super) const NO_NETWORK: &str = "Network<-1, -1, -1, 0>";
+pub(super) const NO_NETWORK: &str = "Network<-1, -1, -1, 0, -1, -1>";
 
 /// Inner values that a block has in shared memory at once, if one expert has no more.
 const INNER_VALUES: usize = 8192;
@@ -40,7 +41,10 @@ impl Expert {
     pub(super) fn network(&self) -> String {
         let gate = self.gate.as_ref().map_or(-1, |gate| format_of(gate) as i32);
         let (up, down) = (format_of(&self.up), format_of(&self.down));
-        format!("Network<{gate}, {up}, {down}, {}>", self.width())
+        let roundings = [self.rounding(), self.down.format().rounding()];
+        let [first, last] = roundings.map(Rounding::device_number);
+        let width = self.width();
+        format!("Network<{gate}, {up}, {down}, {width}, {first}, {last}>")
     }
 }
 
@@ -63,11 +67,6 @@ impl DeviceOp for Experts {
             })?,
         ]
         .map(|matrices| Parameter::value("Matrices", matrices));
-        let first = self
-            .expert
-            .first()
-            .chain(common.into_iter().flat_map(Expert::first));
-        let formats = first.fold(0, |set, matrix| set | 1usize << format_of(matrix));
         let prologue = launches.prologue(self.input, self.norm.as_ref())?;
         let threads = launches.prologue_threads();
         // A block makes its input once, whatever its rows. In the decode kernel blocks of one SM run one after another.
@@ -83,7 +82,7 @@ impl DeviceOp for Experts {
         launches.push(Call {
             source: SOURCE,
             kernel: format!(
-                "begin_experts<{formats}, {cols}, {flags}, {networks}, {experts}, {chosen}, {function}>"
+                "begin_experts<{cols}, {flags}, {networks}, {experts}, {chosen}, {function}>"
             ),
             grid: Grid::EachToken(begun),
             threads,

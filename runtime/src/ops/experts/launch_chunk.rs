@@ -2,7 +2,7 @@
 //! tokens. What `experts_chunk.cu` is called with.
 
 use bytemuck::{Pod, Zeroable};
-use waterline_quant::Matrix;
+use waterline_quant::{Matrix, Rounding};
 
 use super::launch::{Matrices, NO_NETWORK, SOURCE};
 use super::{Expert, Experts};
@@ -62,11 +62,13 @@ impl Experts {
     }
 
     pub(super) fn launch_chunk(&self, launches: &mut Launches) -> Result<()> {
-        let (chosen, experts, cols) = (self.chosen(), self.experts, self.input.width);
+        let (chosen, experts) = (self.chosen(), self.experts);
         let common = self.shared.as_ref().map(|shared| &shared.expert);
-        let first = self.expert.first();
-        let first = first.chain(common.into_iter().flat_map(Expert::first));
-        let inputs = self.stage_inputs(first, cols, launches)?;
+        // Inputs that are rounded alike are made together.
+        let is_alike = |common: &&Expert| common.rounding() == self.expert.rounding();
+        let alike = common.filter(is_alike).into_iter();
+        let first = self.expert.first().chain(alike.flat_map(Expert::first));
+        let inputs = self.stage_inputs(first, self.expert.rounding(), launches)?;
         let lists = self.list_pairs(launches)?;
 
         let routed = self.inner.split(chosen * self.expert.width());
@@ -81,6 +83,10 @@ impl Experts {
         let pairs = stage_inner(&self.expert, chosen, routed.0, INNER, launches)?;
         let mut shared = Staged::zeroed();
         if let Some(common) = common {
+            let inputs = match is_alike(&common) {
+                true => inputs,
+                false => self.stage_inputs(common.first(), common.rounding(), launches)?,
+            };
             self.begin(common, (1, 1), None, inputs, routed.1, launches)?;
             shared = stage_inner(common, 1, routed.1, SHARED, launches)?;
         }
@@ -127,13 +133,14 @@ impl Experts {
         Ok(())
     }
 
-    /// Makes every token's input once.
+    /// Makes every token's input of these matrices once.
     fn stage_inputs<'a>(
         &self,
         matrices: impl Iterator<Item = &'a Matrix>,
-        cols: usize,
+        rounding: Option<Rounding>,
         launches: &mut Launches,
     ) -> Result<Staged> {
+        let (cols, rounding) = (self.input.width, Rounding::device_number(rounding));
         let matrices: Vec<&Matrix> = matrices.collect();
         let staged = staged(INPUTS, &matrices, launches.tokens, launches)?;
         let formats = matrices
@@ -143,7 +150,7 @@ impl Experts {
         launches.push(Call {
             source: COLUMNS_SOURCE,
             kernel: format!(
-                "columns_prologue<{formats}, {cols}, {}>",
+                "columns_prologue<{formats}, {rounding}, {cols}, {}>",
                 prologue.flags(cols)
             ),
             grid: Grid::EachToken(1),
@@ -233,10 +240,11 @@ fn stage_inner(
     launches: &mut Launches,
 ) -> Result<Staged> {
     let staged = staged(names, &[&expert.down], launches.tokens * chosen, launches)?;
-    let (format, width) = (format_of(&expert.down), expert.width());
+    let rounding = Rounding::device_number(expert.down.format().rounding());
+    let width = expert.width();
     launches.push(Call {
         source: SOURCE,
-        kernel: format!("stage_inner<{format}, {width}, {chosen}>"),
+        kernel: format!("stage_inner<{rounding}, {width}, {chosen}>"),
         grid: Grid::EachToken(chosen),
         threads: THREADS.min(width.next_multiple_of(32)),
         shared: shared_bytes(width),

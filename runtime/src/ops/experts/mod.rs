@@ -6,7 +6,7 @@ mod grouped;
 mod launch;
 mod launch_chunk;
 
-use waterline_quant::Matrix;
+use waterline_quant::{Matrix, Rounding};
 
 use self::grouped::Grouped;
 use super::{Access, Op};
@@ -74,6 +74,13 @@ impl Expert {
     /// The matrices but `down`.
     fn first(&self) -> impl Iterator<Item = &Matrix> {
         self.gate.iter().chain([&self.up])
+    }
+
+    /// How the input of the first matrices is rounded: of two ways the finer one.
+    fn rounding(&self) -> Option<Rounding> {
+        let formats = || self.first().map(Matrix::format);
+        let beside = |format| Rounding::beside(format, formats());
+        formats().map(beside).max().flatten()
     }
 
     fn bytes(&self) -> usize {

@@ -1,6 +1,7 @@
 // Products of heads with matrices of their own. `lanes` threads share a row, which they keep in registers for the tokens of a tile.
+// Inputs are rounded in shared memory.
 
-template <int format, int lanes, int heads, int rows, int cols, int kept, int width, int tile>
+template <int format, int rounding, int lanes, int heads, int rows, int cols, int kept, int width, int tile>
 __device__ void head_linear(Rows x, const u8* matrix, Rows out, int tokens) {
   using Weights = Format<format, cols>;
   constexpr int threads = 128, block_rows = threads / lanes, groups = (rows + block_rows - 1) / block_rows;
@@ -23,7 +24,14 @@ __device__ void head_linear(Rows x, const u8* matrix, Rows out, int tokens) {
   launch_dependents();
   int first = blockIdx.y * tile, last = min(first + tile, tokens);
   for (int t = first; t < last; t++) {
-    const float* from = x.token(t) + head * width;
+    const float *from = x.token(t) + head * width, *inputs = from;
+    if constexpr (rounding != IN_F32) {
+      float* rounded = shared_memory<float>();
+      __syncthreads();
+      round_values<rounding, cols>(from, rounded);
+      __syncthreads();
+      inputs = rounded;
+    }
     float* to = out.token(t) + head * (rows + kept);
     float sum = 0.0f;
 #pragma unroll
@@ -31,7 +39,7 @@ __device__ void head_linear(Rows x, const u8* matrix, Rows out, int tokens) {
       // Of a unit behind the row's end the weights are zero, and no input is read.
       int unit = min(i * lanes + place, units - 1);
 #pragma unroll
-      for (int j = 0; j < Weights::unit; j++) sum += weights[i][j] * from[unit * Weights::unit + j];
+      for (int j = 0; j < Weights::unit; j++) sum += weights[i][j] * inputs[unit * Weights::unit + j];
     }
 #pragma unroll
     for (int i = lanes / 2; i > 0; i /= 2) sum += __shfl_xor_sync(all_lanes, sum, i);

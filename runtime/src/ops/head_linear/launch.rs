@@ -1,5 +1,7 @@
 //! The op as kernels.
 
+use waterline_quant::Rounding;
+
 use super::HeadLinear;
 use crate::cuda::{Call, Grid, Launches, Parameter, format_of};
 use crate::error::Result;
@@ -21,14 +23,16 @@ impl DeviceOp for HeadLinear {
         let tile = if launches.tokens == 1 { 1 } else { TILE };
         let lanes = cols.div_ceil(KEPT).next_power_of_two().min(32);
         let format = format_of(&self.matrix);
+        let rounding = self.matrix.format().rounding();
         launches.push_prefetching(Call {
             source: include_str!("head_linear.cu"),
             kernel: format!(
-                "head_linear<{format}, {lanes}, {heads}, {rows}, {cols}, {kept}, {width}, {tile}>"
+                "head_linear<{format}, {}, {lanes}, {heads}, {rows}, {cols}, {kept}, {width}, {tile}>",
+                Rounding::device_number(rounding)
             ),
             grid: Grid::EachTile(heads * rows.div_ceil(THREADS / lanes), tile),
             threads: THREADS,
-            shared: 0,
+            shared: rounding.map_or(0, |_| cols * size_of::<f32>()),
             parameters: vec![
                 launches.view(self.x),
                 Parameter::pointer("const u8", launches.matrix_address(&self.matrix)?),

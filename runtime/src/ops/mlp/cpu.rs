@@ -14,30 +14,33 @@ impl CpuOp for Mlp {
         let intermediate = self.gate.matrix.rows();
         let residual = View::whole(RESIDUAL, hidden);
         let inner_linears = [&self.gate, &self.up];
-        let rounding = |linear: &Linear| linear.matrix.format().rounding();
-        let inner = Rounding::of_all(inner_linears.iter().map(|linear| linear.matrix.format()));
-        frame.load_normed(residual, self.norm.as_ref(), inner);
-
+        let rounding = |linear: &Linear| {
+            let all = inner_linears.map(|linear| linear.matrix.format());
+            Rounding::beside(linear.matrix.format(), all)
+        };
         let mut inner = frame.buffers.take(self.inner.buffer);
         let used = frame.tokens.len() * 2 * intermediate;
         let rows = Output::new(&mut inner[..used], 2 * intermediate);
         let pieces = frame.pool.threads() * 2;
-        frame.pool.each(pieces, |_, index| {
-            for linear in inner_linears {
-                let range = piece(intermediate, index, pieces);
-                // SAFETY: gate and up have halves of their own (rule: widths), and a task has its own piece of each.
-                unsafe {
-                    linear
-                        .matrix
-                        .mul_rows(range, frame.inputs, &rows, linear.column)
-                };
-            }
-        });
+        for linears in inner_linears.chunk_by(|a, b| rounding(a) == rounding(b)) {
+            frame.load_normed(residual, self.norm.as_ref(), rounding(linears[0]));
+            frame.pool.each(pieces, |_, index| {
+                for linear in linears {
+                    let range = piece(intermediate, index, pieces);
+                    // SAFETY: gate and up have halves of their own (rule: widths), and a task has its own piece of each.
+                    unsafe {
+                        linear
+                            .matrix
+                            .mul_rows(range, frame.inputs, &rows, linear.column)
+                    };
+                }
+            });
+        }
         {
             let inner = Shared::new(&mut inner[..used]);
             frame.load(
                 intermediate,
-                rounding(&self.down),
+                self.down.matrix.format().rounding(),
                 #[inline(always)]
                 |_, t, row| {
                     let width = 2 * intermediate;

@@ -47,31 +47,21 @@ struct Pass {
     linears: Vec<usize>,
 }
 
-/// Groups matrices by the rounding of their inputs. Those that read f32 inputs join the ones with the finest 8-bit inputs, beside
-/// which the f32 ones stand.
+/// Groups matrices by the rounding of their inputs.
 fn passes(linears: &[Linear]) -> Vec<Pass> {
-    let of = |linear: &Linear| linear.matrix.format().rounding();
-    let mut roundings: Vec<_> = linears.iter().map(of).collect();
-    roundings.sort();
-    roundings.dedup();
-    let finest = roundings.last().copied().flatten();
-    let finest = finest.filter(|finest| finest.is_integer());
-    if finest.is_some() {
-        roundings.retain(Option::is_some);
-    }
-    let pass = |rounding| {
-        let reads =
-            |linear: &Linear| of(linear) == rounding || of(linear).is_none() && rounding == finest;
-        let linears = linears.iter().enumerate();
-        Pass {
-            rounding,
-            linears: linears
-                .filter(|(_, linear)| reads(linear))
-                .map(|(i, _)| i)
-                .collect(),
+    let formats = || linears.iter().map(|linear| linear.matrix.format());
+    let roundings = formats().map(|format| Rounding::beside(format, formats()));
+    let mut passes: Vec<Pass> = Vec::new();
+    for (i, rounding) in roundings.enumerate() {
+        match passes.iter_mut().find(|pass| pass.rounding == rounding) {
+            Some(pass) => pass.linears.push(i),
+            None => passes.push(Pass {
+                rounding,
+                linears: vec![i],
+            }),
         }
-    };
-    roundings.into_iter().map(pass).collect()
+    }
+    passes
 }
 
 /// Parts of a matrix that are left out where no token of the chunk has chosen their partition: their columns of the

@@ -83,6 +83,10 @@ impl Op for Route {
         rules.multiple("logits", self.logits, groups);
         rules.multiple("out", self.out, 2);
     }
+
+    fn chooses(&self) -> bool {
+        true
+    }
 }
 
 /// What a router chose for the tokens of a chunk.

@@ -1,0 +1,47 @@
+// How inputs of a product are rounded: `Rounding` in rounding.rs, in its order.
+enum { IN_F32 = -1, TO_BF16, TO_F16, IN_SUPER_BLOCKS, IN_BLOCKS };
+
+// Whether it is one to 8 bits.
+__device__ constexpr bool to_codes(int rounding) { return rounding >= IN_SUPER_BLOCKS; }
+
+// Units of 32 inputs that share a scale.
+__device__ constexpr int units_of_scale(int rounding) { return rounding == IN_SUPER_BLOCKS ? 8 : 1; }
+
+// A number as the products read it, but for 8 bits.
+template <int rounding>
+__device__ float round_short(float x) {
+  if constexpr (rounding == TO_F16) return half(x);
+  if constexpr (rounding == TO_BF16) {
+    u32 bits = __float_as_uint(x);
+    return x == x ? __uint_as_float((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000) : x;
+  }
+  return x;
+}
+
+// Compared as integers NaN exceeds infinity, and neither is lost as in a float maximum.
+__device__ inline u32 magnitude(float x) { return __float_as_uint(x) & 0x7fffffff; }
+
+// A scale as f16 holds it. What f16 cannot hold stays as it is.
+__device__ inline float short_scale(float exact) {
+  float rounded = half(exact);
+  return magnitude(rounded) < 0x7f800000 ? rounded : exact;
+}
+
+// The scale of inputs that are rounded to 8 bits, from the largest magnitude among them.
+template <int rounding>
+struct Scale {
+  float exact;
+  // What the inputs are multiplied by for their codes.
+  float inverse;
+
+  __device__ explicit Scale(u32 largest) {
+    float x = __uint_as_float(largest);
+    // Below this the reciprocal overflows; such inputs are rounded to zero. Divisions are IEEE's, whatever the compiler's options.
+    bool none = x <= 1e-36f;
+    inverse = none ? 0.0f : __fdiv_rn(127.0f, x);
+    exact = none ? 0.0f : rounding == IN_SUPER_BLOCKS ? __fdiv_rn(1.0f, inverse) : __fdiv_rn(x, 127.0f);
+  }
+  __device__ int code(float x) const { return __float2int_rn(x * inverse); }
+  // The scale as products read it.
+  __device__ float rounded() const { return rounding == IN_BLOCKS ? short_scale(exact) : exact; }
+};
