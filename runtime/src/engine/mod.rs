@@ -14,10 +14,10 @@ pub(crate) use step::StepForm;
 pub use step::StepProgram;
 pub(crate) use together::plan_ahead;
 
+use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::cuda::{Device, OpTime};
 use crate::error::{Error, Result};
-use crate::model::Model;
 use crate::sampler::SamplerParams;
 use crate::state::{Arena, Kv, StatePlan};
 

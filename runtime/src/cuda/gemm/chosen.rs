@@ -1,5 +1,7 @@
 //! Products with the parts of matrices that a token has chosen (mixtures of memories): arguments of `chosen.cu`.
 
+use waterline_kernels::file;
+
 use crate::cuda::gemm::{MOST_LINEARS, Prologue, WeightMatrix, formats_of, shared_bytes};
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter};
 use crate::error::Result;
@@ -21,7 +23,7 @@ impl Launches<'_> {
             // `parts` times a block's rows: tiles are counted as those of one part.
             let (linears, tiles) = self.linears(weights, parts * self.block_rows(), false)?;
             self.push(Call {
-                source: include_str!("chosen.cu"),
+                source: const { &[file("cuda/gemm/chosen.cu")] },
                 kernel: format!(
                     "gemv_chosen<{formats}, {cols}, {}, {parts}>",
                     prologue.flags(cols)

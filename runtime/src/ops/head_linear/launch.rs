@@ -1,5 +1,7 @@
 //! The op as kernels.
 
+use waterline_kernels::file;
+
 use super::HeadLinear;
 use crate::cuda::{Call, Grid, Launches, Parameter, format_of};
 use crate::error::Result;
@@ -22,7 +24,7 @@ impl DeviceOp for HeadLinear {
         let lanes = cols.div_ceil(KEPT).next_power_of_two().min(32);
         let format = format_of(&self.matrix);
         launches.push_prefetching(Call {
-            source: include_str!("head_linear.cu"),
+            source: const { &[file("ops/head_linear/head_linear.cu")] },
             kernel: format!(
                 "head_linear<{format}, {lanes}, {heads}, {rows}, {cols}, {kept}, {width}, {tile}>"
             ),

@@ -2,9 +2,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::*;
+use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::engine::Workspace;
-use crate::model::Model;
 use crate::operands::PRODUCT;
 use crate::ops::instrument::{run_named, unnoticed};
 use crate::state::{Arena, StateOptions};
