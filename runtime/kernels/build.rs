@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 const SOURCES: &str = "../src";
-const LEVEL: u8 = 9;
+const LEVEL: u8 = 10;
 
 fn main() {
     println!("cargo::rerun-if-changed={SOURCES}");

@@ -70,24 +70,35 @@ mod text;
 mod weights;
 
 pub use bound::Model;
+#[doc(inline)]
 pub use cancel::Canceller;
+#[doc(inline)]
 pub use cpu::{Pool, physical_cores};
+#[doc(inline)]
 pub use cuda::{Device, OpTime};
 pub use engine::StepProgram;
+#[doc(inline)]
 pub use error::{Error, Result};
+#[doc(inline)]
 pub use mixers::{Retained, RetainedPolicy};
+#[doc(inline)]
 pub use model::{Checkpoint, LayerSpec, ModelSpec, OpenOptions, TextFiles};
+#[doc(inline)]
 pub use program::Schedule;
+#[doc(inline)]
 pub use sampler::SamplerParams;
 pub use session::{
     Batch, Chat, ContextEnd, Finish, Generate, GenerateOptions, Generation, LogitsHook, Piece,
     Session, SessionOptions, SessionPlan,
 };
+#[doc(inline)]
 pub use state::{
     Kv, Snapshot, StateDtype, StateKind, StateOptions, StatePlan, StateTensorPlan, Touched,
 };
+#[doc(inline)]
 pub use text::{ChatTemplate, Message, Role, Tokenizer, Turns};
 pub use waterline_quant::Bytes;
+#[doc(inline)]
 pub use weights::{Precision, Tensors, WeightSpec};
 
 #[cfg(test)]

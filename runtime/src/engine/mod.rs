@@ -9,7 +9,6 @@ mod together;
 use std::ops::Range;
 use std::sync::Arc;
 
-pub(crate) use cpu::Workspace;
 pub(crate) use step::StepForm;
 pub use step::StepProgram;
 pub(crate) use together::plan_ahead;

@@ -2,8 +2,10 @@
 
 mod schedule;
 mod validate;
+mod workspace;
 
 pub use schedule::Schedule;
+pub use workspace::{Workspace, widths};
 
 use crate::operands::Operand;
 use crate::ops::{Logits, Op};

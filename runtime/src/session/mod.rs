@@ -20,9 +20,10 @@ use crate::bound::Model;
 use crate::cancel::Canceller;
 use crate::cpu::{Pool, physical_cores};
 use crate::cuda::OpTime;
-use crate::engine::{self, Engine, Setup, Workspace};
+use crate::engine::{self, Engine, Setup};
 use crate::error::{Error, Result};
 use crate::model::LayerSpec;
+use crate::program::Workspace;
 use crate::sampler::{Sampler, SamplerParams, SamplerState};
 use crate::state::{HEADER, HISTORY, SAMPLER, Size};
 

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use super::*;
 use crate::bound::Model;
 use crate::cpu::Pool;
-use crate::engine::Workspace;
 use crate::operands::PRODUCT;
 use crate::ops::instrument::{run_named, unnoticed};
+use crate::program::Workspace;
 use crate::state::{Arena, StateOptions};
 
 /// Lengths of the chunks that are read one after another: the last ones make windows overflow.
