@@ -5,6 +5,8 @@ use std::ops::Range;
 use crate::activations::{Activations, Row};
 use crate::cpu::Simd;
 use crate::panel::{self, PanelFunctions, Panels};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::float_panel::FloatPanelFunctions;
 #[cfg(target_arch = "aarch64")]
 use crate::simd::neon;
 use crate::simd::scalar;
@@ -161,7 +163,7 @@ unsafe fn multiply_floats<K: Tile, P: float_panel::FloatPanels>(
     // SAFETY: as the caller vouches.
     unsafe {
         if product.picked.is_none() && product.x.are_many() {
-            float_panel::multiply::<P>(product, rows);
+            float_panel::multiply(const { &FloatPanelFunctions::of::<P>() }, product, rows);
         } else {
             multiply::<K>(product, rows);
         }
