@@ -35,15 +35,16 @@ fn presets() {
     fs::write(out().join("presets"), deflated).expect("the folder can be written");
 }
 
-/// Has functions with the same code share it, if a small program can be linked so: rustc's own linker can, GNU's cannot.
+/// Has functions with the same code share it, and constants with the same bytes too, if a small program can be linked so: rustc's own
+/// linker can, GNU's cannot. Nothing here compares addresses of constants.
 fn fold() {
-    const FOLD: &str = "-Wl,--icf=all";
+    const FOLD: [&str; 2] = ["-Wl,--icf=all", "-Wl,--ignore-data-address-equality"];
     let source = out().join("empty.rs");
     fs::write(&source, "fn main() {}").expect("the folder can be written");
     let variable = |name: &str| env::var(name).unwrap_or_default();
     let mut rustc = Command::new(variable("RUSTC"));
-    rustc.args(["--target", &variable("TARGET"), "-C"]);
-    rustc.arg(format!("link-arg={FOLD}"));
+    rustc.args(["--target", &variable("TARGET")]);
+    rustc.args(FOLD.map(|flag| format!("-Clink-arg={flag}")));
     if let Ok(linker) = env::var("RUSTC_LINKER") {
         rustc.arg(format!("-Clinker={linker}"));
     }
@@ -55,7 +56,9 @@ fn fold() {
         .arg(source)
         .output();
     if outcome.is_ok_and(|outcome| outcome.status.success()) {
-        println!("cargo::rustc-link-arg-bins={FOLD}");
+        for flag in FOLD {
+            println!("cargo::rustc-link-arg-bins={flag}");
+        }
     }
 }
 
