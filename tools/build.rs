@@ -1,8 +1,68 @@
-//! The commit that the program is built from, for the reports of `waterline bench`.
+//! What the program's sources do not say: the commit that it is built from, for the reports of `waterline bench`; its presets, deflated;
+//! whether its linker folds functions.
 
+use std::path::PathBuf;
 use std::process::Command;
+use std::{env, fs};
 
 fn main() {
+    commit();
+    presets();
+    fold();
+}
+
+/// Where the files go that this program makes.
+fn out() -> PathBuf {
+    PathBuf::from(env::var("OUT_DIR").expect("cargo sets it"))
+}
+
+/// Names and lengths of the presets as Rust, and their texts, one behind the other, deflated.
+fn presets() {
+    let entries = fs::read_dir("presets").expect("the folder of presets");
+    let mut files: Vec<PathBuf> = entries
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
+    files.sort();
+    let (mut table, mut texts) = (String::new(), Vec::new());
+    for file in files {
+        let text = fs::read(&file).expect("a preset");
+        let name = file.file_stem().expect("a name").to_string_lossy();
+        table += &format!("({name:?}, {}),\n", text.len());
+        texts.extend(text);
+    }
+    let deflated = miniz_oxide::deflate::compress_to_vec(&texts, 10);
+    fs::write(out().join("presets.rs"), format!("&[{table}]")).expect("the folder can be written");
+    fs::write(out().join("presets"), deflated).expect("the folder can be written");
+}
+
+/// Has functions with the same code share it, and constants with the same bytes too, if a small program can be linked so: rustc's own
+/// linker can, GNU's cannot. Nothing here compares addresses of constants.
+fn fold() {
+    const FOLD: [&str; 2] = ["-Wl,--icf=all", "-Wl,--ignore-data-address-equality"];
+    let source = out().join("empty.rs");
+    fs::write(&source, "fn main() {}").expect("the folder can be written");
+    let variable = |name: &str| env::var(name).unwrap_or_default();
+    let mut rustc = Command::new(variable("RUSTC"));
+    rustc.args(["--target", &variable("TARGET")]);
+    rustc.args(FOLD.map(|flag| format!("-Clink-arg={flag}")));
+    if let Ok(linker) = env::var("RUSTC_LINKER") {
+        rustc.arg(format!("-Clinker={linker}"));
+    }
+    let flags = variable("CARGO_ENCODED_RUSTFLAGS");
+    rustc.args(flags.split('\x1f').filter(|flag| !flag.is_empty()));
+    let outcome = rustc
+        .arg("-o")
+        .arg(out().join("empty"))
+        .arg(source)
+        .output();
+    if outcome.is_ok_and(|outcome| outcome.status.success()) {
+        for flag in FOLD {
+            println!("cargo::rustc-link-arg-bins={flag}");
+        }
+    }
+}
+
+fn commit() {
     let git = |arguments: &[&str]| {
         let output = Command::new("git").args(arguments).output().ok()?;
         let text = String::from_utf8(output.stdout).ok()?;

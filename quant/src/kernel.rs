@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use crate::activations::{Activations, Row};
 use crate::cpu::Simd;
-use crate::panel::{self, Panels};
+use crate::panel::{self, PanelFunctions, Panels};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::float_panel::FloatPanelFunctions;
 use crate::simd::scalar;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{amx, avx2, avx2_panel, avx512, avx512_panel, float_panel};
@@ -63,50 +65,75 @@ pub(crate) trait Tile {
 /// Inputs that are used again for every tile of rows should stay in the second-level cache.
 const TOKEN_BLOCK_BYTES: usize = 512 << 10;
 
-/// # Safety
-/// As for [`Kernel`].
-unsafe fn multiply<K: Tile>(product: &Product, rows: Range<usize>) {
-    let tokens = product.tokens();
-    let token_bytes = if product.x.is_quantized() {
-        product.cols
-    } else {
-        4 * product.cols
-    };
-    let token_block = (TOKEN_BLOCK_BYTES / token_bytes.max(1)).clamp(4, 64) / 4 * 4;
-    for start in (0..tokens).step_by(token_block) {
-        let end = tokens.min(start + token_block);
-        let mut row = rows.start;
-        // SAFETY: rows and the only token are within the ranges that the caller vouches for.
-        while tokens == 1 && row + 8 <= rows.end && unsafe { K::eight_rows(product, row, 0) } {
-            row += 8;
+/// A [`Tile`] as a table of functions. The loops over tiles exist once, not once for each format and level; a tile is never
+/// inlined into them, because its instructions are not those of their level.
+struct Tiles {
+    four_rows_four_tokens: unsafe fn(&Product, usize, usize),
+    four_rows: unsafe fn(&Product, usize, usize),
+    one_row: unsafe fn(&Product, usize, usize),
+    eight_rows: unsafe fn(&Product, usize, usize) -> bool,
+}
+
+impl Tiles {
+    const fn of<K: Tile>() -> Self {
+        Tiles {
+            four_rows_four_tokens: K::tile::<4, 4>,
+            four_rows: K::tile::<4, 1>,
+            one_row: K::tile::<1, 1>,
+            eight_rows: K::eight_rows,
         }
-        while row + 4 <= rows.end {
-            // SAFETY: rows and tokens are within the ranges that the caller vouches for.
-            unsafe { sweep::<K, 4>(product, row, start..end) };
-            row += 4;
-        }
-        while row < rows.end {
-            // SAFETY: as above.
-            unsafe { sweep::<K, 1>(product, row, start..end) };
-            row += 1;
+    }
+
+    /// # Safety
+    /// As for [`Kernel`].
+    unsafe fn multiply(&self, product: &Product, rows: Range<usize>) {
+        let tokens = product.tokens();
+        let token_bytes = if product.x.is_quantized() {
+            product.cols
+        } else {
+            4 * product.cols
+        };
+        let token_block = (TOKEN_BLOCK_BYTES / token_bytes.max(1)).clamp(4, 64) / 4 * 4;
+        for start in (0..tokens).step_by(token_block) {
+            let end = tokens.min(start + token_block);
+            let mut row = rows.start;
+            while tokens == 1 && row + 8 <= rows.end {
+                // SAFETY: rows and the only token are within the ranges that the caller vouches for.
+                if !unsafe { (self.eight_rows)(product, row, 0) } {
+                    break;
+                }
+                row += 8;
+            }
+            while row + 4 <= rows.end {
+                let mut token = start;
+                while token + 4 <= end {
+                    // SAFETY: rows and tokens are within the ranges that the caller vouches for.
+                    unsafe { (self.four_rows_four_tokens)(product, row, token) };
+                    token += 4;
+                }
+                while token < end {
+                    // SAFETY: as above.
+                    unsafe { (self.four_rows)(product, row, token) };
+                    token += 1;
+                }
+                row += 4;
+            }
+            // At most three rows of a thread's are left.
+            for row in row..rows.end {
+                for token in start..end {
+                    // SAFETY: as above.
+                    unsafe { (self.one_row)(product, row, token) };
+                }
+            }
         }
     }
 }
 
 /// # Safety
-/// As for [`Kernel`], with rows `row..row + R`.
-unsafe fn sweep<K: Tile, const R: usize>(product: &Product, row: usize, tokens: Range<usize>) {
-    let mut token = tokens.start;
-    while token + 4 <= tokens.end {
-        // SAFETY: the tile lies within the caller's ranges.
-        unsafe { K::tile::<R, 4>(product, row, token) };
-        token += 4;
-    }
-    while token < tokens.end {
-        // SAFETY: as above.
-        unsafe { K::tile::<R, 1>(product, row, token) };
-        token += 1;
-    }
+/// As for [`Kernel`].
+unsafe fn multiply<K: Tile>(product: &Product, rows: Range<usize>) {
+    // SAFETY: as the caller vouches.
+    unsafe { const { &Tiles::of::<K>() }.multiply(product, rows) };
 }
 
 /// In panels if there are many tokens.
@@ -118,7 +145,7 @@ unsafe fn multiply_many<K: Tile, P: Panels>(product: &Product, rows: Range<usize
     unsafe {
         // Panels hold the tokens as they were loaded.
         if product.picked.is_none() && product.x.has_panels() {
-            panel::multiply::<P>(product, rows);
+            panel::multiply(const { &PanelFunctions::of::<P>() }, product, rows);
         } else {
             multiply::<K>(product, rows);
         }
@@ -137,7 +164,7 @@ unsafe fn multiply_floats<K: Tile, P: float_panel::FloatPanels>(
     // SAFETY: as the caller vouches.
     unsafe {
         if product.picked.is_none() && product.x.are_many() {
-            float_panel::multiply::<P>(product, rows);
+            float_panel::multiply(const { &FloatPanelFunctions::of::<P>() }, product, rows);
         } else {
             multiply::<K>(product, rows);
         }
@@ -152,7 +179,7 @@ pub(crate) fn float<B: scalar::Dot + avx2::Float + avx512::Float>(simd: Simd) ->
             multiply_floats::<avx512::FloatTile<B>, float_panel::Avx512<B>>
         }
         Simd::AvxVnni | Simd::Avx2 => multiply_floats::<avx2::FloatTile<B>, float_panel::Avx2<B>>,
-        _ => multiply::<scalar::Tile<B>>,
+        _ => scalar::multiply::<B>,
     }
 }
 
@@ -164,7 +191,7 @@ pub(crate) fn integer<B: scalar::Dot + avx2::Integer + avx512::Integer>(simd: Si
         Simd::Avx512Vnni => multiply_many::<avx512::IntegerTile<B>, avx512_panel::Vnni<B>>,
         Simd::AvxVnni => multiply_many::<avx2::IntegerTile<B>, avx2_panel::Panel8<B, true>>,
         Simd::Avx2 => multiply_many::<avx2::IntegerTile<B>, avx2_panel::Panel8<B, false>>,
-        _ => multiply::<scalar::Tile<B>>,
+        _ => scalar::multiply::<B>,
     }
 }
 
@@ -173,7 +200,7 @@ pub(crate) fn integer<B: scalar::Dot + avx2::Integer + avx512::Integer>(simd: Si
 pub(crate) fn float<B: scalar::Dot + neon::Float>(simd: Simd) -> Kernel {
     match simd {
         Simd::Neon | Simd::NeonDotprod | Simd::NeonI8mm => multiply::<neon::FloatTile<B>>,
-        _ => multiply::<scalar::Tile<B>>,
+        _ => scalar::multiply::<B>,
     }
 }
 
@@ -188,18 +215,18 @@ pub(crate) fn integer<B: scalar::Dot + neon::Integer>(simd: Simd) -> Kernel {
             multiply_many::<neon::IntegerTile<B, true>, neon_panel::NeonPanel<B, false>>
         }
         Simd::Neon => multiply::<neon::IntegerTile<B, false>>,
-        _ => multiply::<scalar::Tile<B>>,
+        _ => scalar::multiply::<B>,
     }
 }
 
 /// The kernel of a float format.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) fn float<B: scalar::Dot>(_: Simd) -> Kernel {
-    multiply::<scalar::Tile<B>>
+    scalar::multiply::<B>
 }
 
 /// The kernel of an integer format.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) fn integer<B: scalar::Dot>(_: Simd) -> Kernel {
-    multiply::<scalar::Tile<B>>
+    scalar::multiply::<B>
 }

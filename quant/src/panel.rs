@@ -93,16 +93,39 @@ pub(crate) trait Panels {
     unsafe fn store(sums: &Sums, size: [usize; 2], out: *mut f32, stride: usize);
 }
 
+/// [`Panels`] as a table of functions. The loops over panels exist once, not once for each format and level.
+pub(crate) struct PanelFunctions {
+    columns: usize,
+    begin: unsafe fn(),
+    end: unsafe fn(),
+    unpack: unsafe fn(&[u8], usize, usize, &mut Panel),
+    accumulate: unsafe fn(&Panel, &TokenPanel, &mut Sums),
+    store: unsafe fn(&Sums, [usize; 2], *mut f32, usize),
+}
+
+impl PanelFunctions {
+    pub(crate) const fn of<K: Panels>() -> Self {
+        PanelFunctions {
+            columns: K::COLUMNS,
+            begin: K::begin,
+            end: K::end,
+            unpack: K::unpack,
+            accumulate: K::accumulate,
+            store: K::store,
+        }
+    }
+}
+
 /// # Safety
-/// As for [`Kernel`](crate::kernel::Kernel); the inputs have panels.
-pub(crate) unsafe fn multiply<K: Panels>(product: &Product, rows: Range<usize>) {
+/// As for [`Kernel`](crate::kernel::Kernel), for the level of `panels`; the inputs have panels.
+pub(crate) unsafe fn multiply(panels: &PanelFunctions, product: &Product, rows: Range<usize>) {
     let mut panel = Panel::zeroed();
     let mut sums = [Sums::zeroed(); TOKENS / LANES];
     // SAFETY: the caller vouches for the level.
-    unsafe { K::begin() };
+    unsafe { (panels.begin)() };
     assert_eq!(
         product.x.panel_columns(),
-        K::COLUMNS,
+        panels.columns,
         "inputs of another level"
     );
     let tokens = product.x.rows();
@@ -116,14 +139,14 @@ pub(crate) unsafe fn multiply<K: Panels>(product: &Product, rows: Range<usize>) 
                 for r in 0..height {
                     let row = &product.weights[(first + r) * product.row_bytes..];
                     // SAFETY: as above.
-                    unsafe { K::unpack(&row[..product.row_bytes], from, r, &mut panel) };
+                    unsafe { (panels.unpack)(&row[..product.row_bytes], from, r, &mut panel) };
                 }
                 let blocks = (product.cols - from).min(DEPTH) / BLOCK;
                 for (group, sums) in sums.iter_mut().enumerate() {
                     let group = first_token / LANES + group;
                     let x = product.x.token_panel(group, from / BLOCK, blocks);
                     // SAFETY: as above.
-                    unsafe { K::accumulate(&panel, &x, sums) };
+                    unsafe { (panels.accumulate)(&panel, &x, sums) };
                 }
             }
             for (group, sums) in sums.iter().enumerate() {
@@ -131,10 +154,10 @@ pub(crate) unsafe fn multiply<K: Panels>(product: &Product, rows: Range<usize>) 
                 let out = product.out.wrapping_add(token * product.out_stride + first);
                 let count = (tokens - token).min(LANES);
                 // SAFETY: the caller vouches for these elements.
-                unsafe { K::store(sums, [height, count], out, product.out_stride) };
+                unsafe { (panels.store)(sums, [height, count], out, product.out_stride) };
             }
         }
     }
     // SAFETY: as above.
-    unsafe { K::end() };
+    unsafe { (panels.end)() };
 }

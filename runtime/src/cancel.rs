@@ -22,7 +22,8 @@ impl Canceller {
         self.0.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn take(&self) -> bool {
+    #[doc(hidden)]
+    pub fn take(&self) -> bool {
         self.0.swap(false, Ordering::SeqCst)
     }
 }

@@ -157,7 +157,8 @@ impl From<waterline_quant::Error> for Error {
 
 impl Error {
     /// A parameter `what` that cannot be used, and why.
-    pub(crate) fn invalid(what: impl Into<String>, reason: impl Into<String>) -> Self {
+    #[doc(hidden)]
+    pub fn invalid(what: impl Into<String>, reason: impl Into<String>) -> Self {
         Error::Invalid {
             what: what.into(),
             reason: reason.into(),
@@ -165,7 +166,8 @@ impl Error {
     }
 
     /// Memory or a thread, `what`, that the system refused, and what to choose instead.
-    pub(crate) fn memory(what: impl Into<String>, advice: &'static str) -> Self {
+    #[doc(hidden)]
+    pub fn memory(what: impl Into<String>, advice: &'static str) -> Self {
         Error::Memory {
             what: what.into(),
             advice,
@@ -173,11 +175,8 @@ impl Error {
     }
 
     /// An input or output error on `path`.
-    pub(crate) fn io(
-        path: impl Into<PathBuf>,
-        action: &'static str,
-        source: std::io::Error,
-    ) -> Self {
+    #[doc(hidden)]
+    pub fn io(path: impl Into<PathBuf>, action: &'static str, source: std::io::Error) -> Self {
         Error::Io {
             path: path.into(),
             action,

@@ -20,47 +20,85 @@
 //! session), `engine` (runs a program over it), `cpu` and `cuda` (what ops run on), `session` (the loop), `text`
 //! (tokenizer, chat templates), `arch` (other people's files).
 
-mod arch;
-mod cancel;
-mod config;
-mod cpu;
-// Without GPUs some of what drives them is used by kernels built ahead of time alone, and some by nothing.
-#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-mod cuda;
+// Three crates hold the modules, so that several are compiled at once and those that no token waits for are built to be small:
+// `compute.rs` and `models.rs` are the roots of the lower two.
+mod bound;
 mod engine;
-mod error;
-mod feed_forward;
-mod functions;
-mod lowering;
-mod mixers;
-mod model;
-mod operands;
-mod ops;
-mod program;
-mod sampler;
 mod session;
+
+#[cfg(not(test))]
+use waterline_compute::{cpu, cuda, error, operands, ops, program, sampler, state, weights};
+#[cfg(not(test))]
+use waterline_models::{cancel, lowering, mixers, model, text};
+
+// Unit tests reach into all modules, so they have all in this crate.
+#[cfg(test)]
+mod arch;
+#[cfg(test)]
+mod cancel;
+#[cfg(test)]
+mod config;
+#[cfg(test)]
+mod cpu;
+#[cfg(test)]
+mod cuda;
+#[cfg(test)]
+mod error;
+#[cfg(test)]
+mod feed_forward;
+#[cfg(test)]
+mod functions;
+#[cfg(test)]
+mod lowering;
+#[cfg(test)]
+mod mixers;
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod operands;
+#[cfg(test)]
+mod ops;
+#[cfg(test)]
+mod program;
+#[cfg(test)]
+mod sampler;
+#[cfg(test)]
 mod state;
+#[cfg(test)]
 mod text;
+#[cfg(test)]
 mod weights;
 
+pub use bound::Model;
+#[doc(inline)]
 pub use cancel::Canceller;
+#[doc(inline)]
 pub use cpu::{Pool, physical_cores};
+#[doc(inline)]
 pub use cuda::{Device, OpTime};
 pub use engine::StepProgram;
+#[doc(inline)]
 pub use error::{Error, Result};
+#[doc(inline)]
 pub use mixers::{Retained, RetainedPolicy};
-pub use model::{Checkpoint, LayerSpec, Model, ModelSpec, OpenOptions, TextFiles};
+#[doc(inline)]
+pub use model::{Checkpoint, LayerSpec, ModelSpec, OpenOptions, TextFiles};
+#[doc(inline)]
 pub use program::Schedule;
+#[doc(inline)]
 pub use sampler::SamplerParams;
 pub use session::{
     Batch, Chat, ContextEnd, Finish, Generate, GenerateOptions, Generation, LogitsHook, Piece,
     Session, SessionOptions, SessionPlan,
 };
+#[doc(inline)]
 pub use state::{
     Kv, Snapshot, StateDtype, StateKind, StateOptions, StatePlan, StateTensorPlan, Touched,
 };
+#[doc(inline)]
 pub use text::{ChatTemplate, Message, Role, Tokenizer, Turns};
 pub use waterline_quant::Bytes;
+#[doc(inline)]
 pub use weights::{Precision, Tensors, WeightSpec};
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ impl View {
     }
 
     /// Where the columns of a row lie in the buffer.
-    pub(crate) fn columns(&self, row: usize) -> std::ops::Range<usize> {
+    pub fn columns(&self, row: usize) -> std::ops::Range<usize> {
         let start = row * self.stride + self.start;
         start..start + self.width
     }
@@ -64,7 +64,7 @@ pub const INPUTS: usize = 1;
 pub const PRODUCT: usize = 2;
 /// What one op leaves for another: columns of a buffer, or a state tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Operand {
+pub enum Operand {
     /// Columns of a buffer.
     Columns(View),
     /// A state tensor, by its number in the plan.
@@ -87,7 +87,7 @@ impl Operand {
 /// [`crate::operands::INPUTS`] and [`crate::operands::PRODUCT`] are not named: they are working memory, in which an op
 /// finds nothing and leaves nothing.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Access {
+pub struct Access {
     /// What other ops left and this one reads.
     pub reads: Vec<Operand>,
     /// What it writes.
@@ -155,7 +155,7 @@ impl Access {
 /// Why one op comes after another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Hazard {
+pub enum Hazard {
     /// The later one reads what the earlier one wrote.
     ReadAfterWrite,
     /// The later one writes over what the earlier one read.

@@ -32,15 +32,15 @@ pub enum Precision {
 }
 
 /// What the names of tensors begin with that several layers have in common.
-pub(crate) const OF_MODEL: &str = "model.";
+pub const OF_MODEL: &str = "model.";
 
 /// The name of a tensor that all layers that list it have in common, of the same shape in each.
-pub(crate) fn of_model(name: &str) -> String {
+pub fn of_model(name: &str) -> String {
     format!("{OF_MODEL}{name}")
 }
 
 /// The full name of a tensor that a part of a model calls `name` where names begin with `scope`.
-pub(crate) fn full_name(scope: &str, name: &str) -> String {
+pub fn full_name(scope: &str, name: &str) -> String {
     match name.starts_with(OF_MODEL) {
         true => name.into(),
         false => format!("{scope}{name}"),
@@ -49,7 +49,8 @@ pub(crate) fn full_name(scope: &str, name: &str) -> String {
 
 impl WeightSpec {
     /// A matrix `[rows, cols]` that may be quantized.
-    pub(crate) fn matrix(name: &str, rows: usize, cols: usize) -> Self {
+    #[doc(hidden)]
+    pub fn matrix(name: &str, rows: usize, cols: usize) -> Self {
         WeightSpec {
             name: name.into(),
             shape: vec![rows, cols],
@@ -58,7 +59,8 @@ impl WeightSpec {
     }
 
     /// A tensor that always stays f32.
-    pub(crate) fn full(name: &str, shape: &[usize]) -> Self {
+    #[doc(hidden)]
+    pub fn full(name: &str, shape: &[usize]) -> Self {
         WeightSpec {
             name: name.into(),
             shape: shape.to_vec(),

@@ -15,7 +15,6 @@ use crate::error::{Error, Result};
 pub struct Preset {
     /// What `synth` calls it: the model and its number of parameters, or `tiny`.
     pub name: &'static str,
-    text: &'static str,
 }
 
 /// What a preset is and where its shape stands.
@@ -29,179 +28,99 @@ pub struct About {
     pub table: String,
 }
 
-const fn file(name: &'static str, text: &'static str) -> Preset {
-    Preset { name, text }
+const fn preset(name: &'static str) -> Preset {
+    Preset { name }
 }
+
+/// Name and length of each file, in the order of their texts, which the program holds deflated.
+static TABLE: &[(&str, usize)] = include!(concat!(env!("OUT_DIR"), "/presets.rs"));
+static DEFLATED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/presets"));
 
 /// Every preset.
 pub const PRESETS: &[Preset] = &[
-    file("lalte-1.4b", include_str!("../presets/lalte-1.4b.json")),
-    file("lalte-0.4b", include_str!("../presets/lalte-0.4b.json")),
-    file(
-        "lalte-mlp-1.4b",
-        include_str!("../presets/lalte-mlp-1.4b.json"),
-    ),
-    file(
-        "lalte-mlp-0.4b",
-        include_str!("../presets/lalte-mlp-0.4b.json"),
-    ),
-    file("lansa-1.4b", include_str!("../presets/lansa-1.4b.json")),
-    file("gdn-swa-1.4b", include_str!("../presets/gdn-swa-1.4b.json")),
-    file(
-        "gdn-attn-1.4b",
-        include_str!("../presets/gdn-attn-1.4b.json"),
-    ),
-    file(
-        "gdn-attn-0.4b",
-        include_str!("../presets/gdn-attn-0.4b.json"),
-    ),
-    file("lte-1.3b", include_str!("../presets/lte-1.3b.json")),
-    file("nsa-1.3b", include_str!("../presets/nsa-1.3b.json")),
-    file("gdn-1.3b", include_str!("../presets/gdn-1.3b.json")),
-    file("gdn2-1.3b", include_str!("../presets/gdn2-1.3b.json")),
-    file("gdn-7b", include_str!("../presets/gdn-7b.json")),
-    file(
-        "transformer-1.3b",
-        include_str!("../presets/transformer-1.3b.json"),
-    ),
-    file("swa-1.3b", include_str!("../presets/swa-1.3b.json")),
-    file("gla-1.3b", include_str!("../presets/gla-1.3b.json")),
-    file("retnet-1.3b", include_str!("../presets/retnet-1.3b.json")),
-    file("gsa-1.3b", include_str!("../presets/gsa-1.3b.json")),
-    file("gsa-2.7b", include_str!("../presets/gsa-2.7b.json")),
-    file("sla-gla-1.3b", include_str!("../presets/sla-gla-1.3b.json")),
-    file("sla-gla-340m", include_str!("../presets/sla-gla-340m.json")),
-    file(
-        "sla-retnet-1.3b",
-        include_str!("../presets/sla-retnet-1.3b.json"),
-    ),
-    file(
-        "sla-retnet-340m",
-        include_str!("../presets/sla-retnet-340m.json"),
-    ),
-    file("sla-gdn-1.3b", include_str!("../presets/sla-gdn-1.3b.json")),
-    file("sla-gdn-340m", include_str!("../presets/sla-gdn-340m.json")),
-    file(
-        "sse-n4k1-1.3b",
-        include_str!("../presets/sse-n4k1-1.3b.json"),
-    ),
-    file(
-        "sse-n16k1-1.3b",
-        include_str!("../presets/sse-n16k1-1.3b.json"),
-    ),
-    file(
-        "sse-gdn-n4k1-1.3b",
-        include_str!("../presets/sse-gdn-n4k1-1.3b.json"),
-    ),
-    file("sse-600m", include_str!("../presets/sse-600m.json")),
-    file("sse-2b", include_str!("../presets/sse-2b.json")),
-    file("sse-h-600m", include_str!("../presets/sse-h-600m.json")),
-    file("sse-h-2b", include_str!("../presets/sse-h-2b.json")),
-    file("sse-12b", include_str!("../presets/sse-12b.json")),
-    file(
-        "mom-m4k2-1.6b",
-        include_str!("../presets/mom-m4k2-1.6b.json"),
-    ),
-    file(
-        "mom-m16k2-2.8b",
-        include_str!("../presets/mom-m16k2-2.8b.json"),
-    ),
-    file("mamba-1.4b", include_str!("../presets/mamba-1.4b.json")),
-    file("mamba2-1.3b", include_str!("../presets/mamba2-1.3b.json")),
-    file(
-        "hax-mamba-790m",
-        include_str!("../presets/hax-mamba-790m.json"),
-    ),
-    file(
-        "hax-mamba2-790m",
-        include_str!("../presets/hax-mamba2-790m.json"),
-    ),
-    file("qwen3.5-0.8b", include_str!("../presets/qwen3.5-0.8b.json")),
-    file("qwen3.5-2b", include_str!("../presets/qwen3.5-2b.json")),
-    file("qwen3.5-4b", include_str!("../presets/qwen3.5-4b.json")),
-    file("qwen3.5-9b", include_str!("../presets/qwen3.5-9b.json")),
-    file(
-        "qwen3.5-moe-3b",
-        include_str!("../presets/qwen3.5-moe-3b.json"),
-    ),
-    file("lfm2-350m", include_str!("../presets/lfm2-350m.json")),
-    file("lfm2-1.2b", include_str!("../presets/lfm2-1.2b.json")),
-    file("lfm3-1.7b", include_str!("../presets/lfm3-1.7b.json")),
-    file("jamba-5b", include_str!("../presets/jamba-5b.json")),
-    file(
-        "kimi-linear-4.6b",
-        include_str!("../presets/kimi-linear-4.6b.json"),
-    ),
-    file("zamba2-2.7b", include_str!("../presets/zamba2-2.7b.json")),
-    file(
-        "falcon-h1-0.5b",
-        include_str!("../presets/falcon-h1-0.5b.json"),
-    ),
-    file(
-        "granite-4.0-h-350m",
-        include_str!("../presets/granite-4.0-h-350m.json"),
-    ),
-    file(
-        "granite-4.0-h-1.5b",
-        include_str!("../presets/granite-4.0-h-1.5b.json"),
-    ),
-    file(
-        "nemotron-3-nano-4b",
-        include_str!("../presets/nemotron-3-nano-4b.json"),
-    ),
-    file(
-        "recurrentgemma-2.7b",
-        include_str!("../presets/recurrentgemma-2.7b.json"),
-    ),
-    file("rwkv7-0.4b", include_str!("../presets/rwkv7-0.4b.json")),
-    file("rwkv7-1.5b", include_str!("../presets/rwkv7-1.5b.json")),
-    file("lalte-tiny", include_str!("../presets/lalte-tiny.json")),
-    file("lansa-tiny", include_str!("../presets/lansa-tiny.json")),
-    file("gdn2-tiny", include_str!("../presets/gdn2-tiny.json")),
-    file("gdn-tiny", include_str!("../presets/gdn-tiny.json")),
-    file(
-        "transformer-tiny",
-        include_str!("../presets/transformer-tiny.json"),
-    ),
-    file("swa-tiny", include_str!("../presets/swa-tiny.json")),
-    file("gla-tiny", include_str!("../presets/gla-tiny.json")),
-    file("retnet-tiny", include_str!("../presets/retnet-tiny.json")),
-    file("gsa-tiny", include_str!("../presets/gsa-tiny.json")),
-    file("sla-gla-tiny", include_str!("../presets/sla-gla-tiny.json")),
-    file(
-        "sla-retnet-tiny",
-        include_str!("../presets/sla-retnet-tiny.json"),
-    ),
-    file("sla-gdn-tiny", include_str!("../presets/sla-gdn-tiny.json")),
-    file("sse-tiny", include_str!("../presets/sse-tiny.json")),
-    file("sse-gdn-tiny", include_str!("../presets/sse-gdn-tiny.json")),
-    file("sse-h-tiny", include_str!("../presets/sse-h-tiny.json")),
-    file(
-        "sse-windows-tiny",
-        include_str!("../presets/sse-windows-tiny.json"),
-    ),
-    file("mom-tiny", include_str!("../presets/mom-tiny.json")),
-    file("mamba-tiny", include_str!("../presets/mamba-tiny.json")),
-    file("mamba2-tiny", include_str!("../presets/mamba2-tiny.json")),
-    file(
-        "hax-mamba-tiny",
-        include_str!("../presets/hax-mamba-tiny.json"),
-    ),
-    file(
-        "hax-mamba2-tiny",
-        include_str!("../presets/hax-mamba2-tiny.json"),
-    ),
-    file("qwen3.5-tiny", include_str!("../presets/qwen3.5-tiny.json")),
-    file(
-        "qwen3.5-moe-tiny",
-        include_str!("../presets/qwen3.5-moe-tiny.json"),
-    ),
-    file("lfm2-tiny", include_str!("../presets/lfm2-tiny.json")),
-    file(
-        "recurrentgemma-tiny",
-        include_str!("../presets/recurrentgemma-tiny.json"),
-    ),
-    file("rwkv7-tiny", include_str!("../presets/rwkv7-tiny.json")),
+    preset("lalte-1.4b"),
+    preset("lalte-0.4b"),
+    preset("lalte-mlp-1.4b"),
+    preset("lalte-mlp-0.4b"),
+    preset("lansa-1.4b"),
+    preset("gdn-swa-1.4b"),
+    preset("gdn-attn-1.4b"),
+    preset("gdn-attn-0.4b"),
+    preset("lte-1.3b"),
+    preset("nsa-1.3b"),
+    preset("gdn-1.3b"),
+    preset("gdn2-1.3b"),
+    preset("gdn-7b"),
+    preset("transformer-1.3b"),
+    preset("swa-1.3b"),
+    preset("gla-1.3b"),
+    preset("retnet-1.3b"),
+    preset("gsa-1.3b"),
+    preset("gsa-2.7b"),
+    preset("sla-gla-1.3b"),
+    preset("sla-gla-340m"),
+    preset("sla-retnet-1.3b"),
+    preset("sla-retnet-340m"),
+    preset("sla-gdn-1.3b"),
+    preset("sla-gdn-340m"),
+    preset("sse-n4k1-1.3b"),
+    preset("sse-n16k1-1.3b"),
+    preset("sse-gdn-n4k1-1.3b"),
+    preset("sse-600m"),
+    preset("sse-2b"),
+    preset("sse-h-600m"),
+    preset("sse-h-2b"),
+    preset("sse-12b"),
+    preset("mom-m4k2-1.6b"),
+    preset("mom-m16k2-2.8b"),
+    preset("mamba-1.4b"),
+    preset("mamba2-1.3b"),
+    preset("hax-mamba-790m"),
+    preset("hax-mamba2-790m"),
+    preset("qwen3.5-0.8b"),
+    preset("qwen3.5-2b"),
+    preset("qwen3.5-4b"),
+    preset("qwen3.5-9b"),
+    preset("qwen3.5-moe-3b"),
+    preset("lfm2-350m"),
+    preset("lfm2-1.2b"),
+    preset("lfm3-1.7b"),
+    preset("jamba-5b"),
+    preset("kimi-linear-4.6b"),
+    preset("zamba2-2.7b"),
+    preset("falcon-h1-0.5b"),
+    preset("granite-4.0-h-350m"),
+    preset("granite-4.0-h-1.5b"),
+    preset("nemotron-3-nano-4b"),
+    preset("recurrentgemma-2.7b"),
+    preset("rwkv7-0.4b"),
+    preset("rwkv7-1.5b"),
+    preset("lalte-tiny"),
+    preset("lansa-tiny"),
+    preset("gdn2-tiny"),
+    preset("gdn-tiny"),
+    preset("transformer-tiny"),
+    preset("swa-tiny"),
+    preset("gla-tiny"),
+    preset("retnet-tiny"),
+    preset("gsa-tiny"),
+    preset("sla-gla-tiny"),
+    preset("sla-retnet-tiny"),
+    preset("sla-gdn-tiny"),
+    preset("sse-tiny"),
+    preset("sse-gdn-tiny"),
+    preset("sse-h-tiny"),
+    preset("sse-windows-tiny"),
+    preset("mom-tiny"),
+    preset("mamba-tiny"),
+    preset("mamba2-tiny"),
+    preset("hax-mamba-tiny"),
+    preset("hax-mamba2-tiny"),
+    preset("qwen3.5-tiny"),
+    preset("qwen3.5-moe-tiny"),
+    preset("lfm2-tiny"),
+    preset("recurrentgemma-tiny"),
+    preset("rwkv7-tiny"),
 ];
 
 /// The most layers of a model: a slip in a `repeat` is an error, not an hour.
@@ -215,13 +134,13 @@ pub fn by_name(name: &str) -> Option<Preset> {
 impl Preset {
     /// What it is.
     pub fn about(&self) -> Result<About> {
-        serde_json::from_str(self.text).map_err(|e| self.wrong(e))
+        serde_json::from_str(&self.text()?).map_err(|e| self.wrong(e))
     }
 
     /// The model's dimensions.
     pub fn spec(&self) -> Result<ModelSpec> {
         let mut fields: Map<String, Value> =
-            serde_json::from_str(self.text).map_err(|e| self.wrong(e))?;
+            serde_json::from_str(&self.text()?).map_err(|e| self.wrong(e))?;
         for key in ["about", "paper", "table"] {
             fields.remove(key);
         }
@@ -254,6 +173,17 @@ impl Preset {
             }
         }
         Ok(())
+    }
+
+    /// Its file.
+    fn text(&self) -> Result<String> {
+        let at = TABLE.iter().position(|&(name, _)| name == self.name);
+        let at = at.ok_or_else(|| self.wrong("there is no such file"))?;
+        let start: usize = TABLE[..at].iter().map(|(_, length)| length).sum();
+        let texts = miniz_oxide::inflate::decompress_to_vec(DEFLATED);
+        let mut texts = texts.map_err(|e| self.wrong(e))?;
+        let text = texts.drain(start..start + TABLE[at].1).collect();
+        String::from_utf8(text).map_err(|e| self.wrong(e))
     }
 
     fn wrong(&self, reason: impl ToString) -> Error {
@@ -306,7 +236,7 @@ mod tests {
 
     #[test]
     fn patterns_are_repeated_inside_out() {
-        let preset = file("x", "");
+        let preset = preset("x");
         let pattern =
             serde_json::json!([1, { "repeat": 2, "of": [{ "repeat": 2, "of": [2] }, 3] }]);
         let mut layers = Vec::new();

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Pod;
 
 use super::avx512_panel::transpose;
 use super::{avx2, avx2_panel, avx512};
@@ -25,7 +25,7 @@ struct Lines<const N: usize>([f32; N]);
 ///
 /// The value of a row and a token must not depend on the other rows and tokens.
 pub(crate) trait FloatPanels {
-    /// How a number is stored.
+    /// How a number is stored, in at most four bytes.
     type Number: Pod;
     /// Rows of a panel, twice as many as a register holds.
     const ROWS: usize;
@@ -35,7 +35,7 @@ pub(crate) trait FloatPanels {
     ///
     /// # Safety
     /// The CPU has the level's instructions, and all is valid; so below.
-    unsafe fn unpack(numbers: &[*const Self::Number], lines: *mut f32);
+    unsafe fn unpack(numbers: &[*const u8], lines: *mut f32);
 
     /// Adds the products of `depth` lines with as many of the tokens as have their sums in registers to `sums`, a line for each
     /// token; returns how many.
@@ -50,20 +50,43 @@ pub(crate) trait FloatPanels {
     ) -> usize;
 }
 
+/// [`FloatPanels`] as a table. The loops over panels exist once, not once for each format and level.
+pub(crate) struct FloatPanelFunctions {
+    rows: usize,
+    number_bytes: usize,
+    unpack: unsafe fn(&[*const u8], *mut f32),
+    accumulate: unsafe fn(*const f32, usize, &[*const f32], *mut f32) -> usize,
+}
+
+impl FloatPanelFunctions {
+    pub(crate) const fn of<K: FloatPanels>() -> Self {
+        FloatPanelFunctions {
+            rows: K::ROWS,
+            number_bytes: size_of::<K::Number>(),
+            unpack: K::unpack,
+            accumulate: K::accumulate,
+        }
+    }
+}
+
 /// # Safety
-/// As for [`Kernel`](crate::kernel::Kernel).
-pub(crate) unsafe fn multiply<K: FloatPanels>(product: &Product, rows: Range<usize>) {
-    let (cols, step, depth) = (product.cols, K::ROWS / 2, PANEL / K::ROWS);
+/// As for [`Kernel`](crate::kernel::Kernel), for the level of `panels`.
+pub(crate) unsafe fn multiply(panels: &FloatPanelFunctions, product: &Product, rows: Range<usize>) {
+    let FloatPanelFunctions {
+        rows: most,
+        number_bytes,
+        ..
+    } = *panels;
+    let (cols, step, depth) = (product.cols, most / 2, PANEL / most);
     let mut lines = Lines([0.0; PANEL]);
     let mut sums = Lines([0.0; TOKENS * MOST_ROWS]);
     let tokens = product.tokens();
-    let number_bytes = size_of::<K::Number>();
     for first_token in (0..tokens).step_by(TOKENS) {
         let count = (tokens - first_token).min(TOKENS);
         let mut inputs = [std::ptr::null::<f32>(); TOKENS];
-        for first in rows.clone().step_by(K::ROWS) {
-            let height = (rows.end - first).min(K::ROWS);
-            let sums = &mut sums.0[..count * K::ROWS];
+        for first in rows.clone().step_by(most) {
+            let height = (rows.end - first).min(most);
+            let sums = &mut sums.0[..count * most];
             sums.fill(0.0);
             for from in (0..cols).step_by(depth) {
                 let columns = (cols - from).min(depth);
@@ -72,26 +95,26 @@ pub(crate) unsafe fn multiply<K: FloatPanels>(product: &Product, rows: Range<usi
                     .flat_map(|half| (0..columns).step_by(step).map(move |k| (half, k)))
                 {
                     // Numbers behind the last row or column are zero.
-                    let mut completed = [[K::Number::zeroed(); MOST_ROWS / 2]; MOST_ROWS / 2];
+                    let mut completed = [[0u32; MOST_ROWS / 2]; MOST_ROWS / 2];
                     let mut numbers = [std::ptr::null(); MOST_ROWS / 2];
                     for (r, completed) in completed[..step].iter_mut().enumerate() {
                         let whole = (cols - from - k).min(step);
-                        numbers[r] = completed.as_ptr();
+                        numbers[r] = completed.as_ptr().cast();
                         if half + r < height {
                             let start = (first + half + r) * product.row_bytes;
                             let bytes = &product.weights[start + (from + k) * number_bytes..]
                                 [..whole * number_bytes];
                             if whole == step {
-                                numbers[r] = bytes.as_ptr().cast();
+                                numbers[r] = bytes.as_ptr();
                             } else {
-                                bytemuck::cast_slice_mut(completed)[..bytes.len()]
+                                bytemuck::cast_slice_mut::<u32, u8>(completed)[..bytes.len()]
                                     .copy_from_slice(bytes);
                             }
                         }
                     }
-                    let place = k * K::ROWS + half;
+                    let place = k * most + half;
                     // SAFETY: `step` numbers of each of as many rows; the caller vouches for the level.
-                    unsafe { K::unpack(&numbers[..step], lines.0[place..].as_mut_ptr()) };
+                    unsafe { (panels.unpack)(&numbers[..step], lines.0[place..].as_mut_ptr()) };
                 }
                 for (t, input) in inputs[..count].iter_mut().enumerate() {
                     let values = product.input(first_token + t).values;
@@ -99,14 +122,14 @@ pub(crate) unsafe fn multiply<K: FloatPanels>(product: &Product, rows: Range<usi
                 }
                 let mut t = 0;
                 while t < count {
-                    let sums = sums[t * K::ROWS..].as_mut_ptr();
+                    let sums = sums[t * most..].as_mut_ptr();
                     // SAFETY: each of the tokens has `columns` numbers and a line of sums.
                     t += unsafe {
-                        K::accumulate(lines.0.as_ptr(), columns, &inputs[t..count], sums)
+                        (panels.accumulate)(lines.0.as_ptr(), columns, &inputs[t..count], sums)
                     };
                 }
             }
-            for (t, sums) in sums.chunks_exact(K::ROWS).enumerate() {
+            for (t, sums) in sums.chunks_exact(most).enumerate() {
                 let out =
                     (product.out).wrapping_add((first_token + t) * product.out_stride + first);
                 // SAFETY: the caller vouches for these elements.
@@ -158,11 +181,11 @@ impl<F: avx2::Float> FloatPanels for Avx2<F> {
     const ROWS: usize = 16;
 
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn unpack(numbers: &[*const F], lines: *mut f32) {
+    unsafe fn unpack(numbers: &[*const u8], lines: *mut f32) {
         let mut x = [_mm256_setzero_ps(); 8];
         for (x, &at) in x.iter_mut().zip(numbers) {
             // SAFETY: eight numbers.
-            *x = unsafe { F::load(at) };
+            *x = unsafe { F::load(at.cast()) };
         }
         for (i, x) in avx2_panel::transpose(x).into_iter().enumerate() {
             // SAFETY: eight numbers of each line.
@@ -238,11 +261,11 @@ impl<F: avx512::Float> FloatPanels for Avx512<F> {
     const ROWS: usize = 32;
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,f16c")]
-    unsafe fn unpack(numbers: &[*const F], lines: *mut f32) {
+    unsafe fn unpack(numbers: &[*const u8], lines: *mut f32) {
         let mut x = [_mm512_setzero_ps(); 16];
         for (x, &at) in x.iter_mut().zip(numbers) {
             // SAFETY: sixteen numbers.
-            *x = unsafe { F::load(at) };
+            *x = unsafe { F::load(at.cast()) };
         }
         for (i, x) in transpose(x).into_iter().enumerate() {
             // SAFETY: sixteen numbers of each line.

@@ -1,9 +1,9 @@
 //! The reference: plain loops.
 
-use std::marker::PhantomData;
+use std::ops::Range;
 
 use crate::activations::{BLOCK, GROUP, Row, RowMut};
-use crate::kernel::{self, Product};
+use crate::kernel::Product;
 use crate::rounding::Rounding;
 
 /// A format's dot product of one stored row with one row of inputs.
@@ -11,17 +11,15 @@ pub(crate) trait Dot {
     fn dot(row: &[u8], x: Row) -> f32;
 }
 
-pub(crate) struct Tile<B>(PhantomData<B>);
-
-impl<B: Dot> kernel::Tile for Tile<B> {
-    unsafe fn tile<const R: usize, const T: usize>(product: &Product, row: usize, token: usize) {
-        for r in row..row + R {
-            let weights = &product.weights[r * product.row_bytes..][..product.row_bytes];
-            for t in token..token + T {
-                let dot = B::dot(weights, product.input(t));
-                // SAFETY: (t, r) is within the tile that the caller vouches for.
-                unsafe { product.out.add(t * product.out_stride + r).write(dot) };
-            }
+/// # Safety
+/// As for [`Kernel`](crate::kernel::Kernel).
+pub(crate) unsafe fn multiply<B: Dot>(product: &Product, rows: Range<usize>) {
+    for r in rows {
+        let weights = &product.weights[r * product.row_bytes..][..product.row_bytes];
+        for t in 0..product.tokens() {
+            let dot = B::dot(weights, product.input(t));
+            // SAFETY: (t, r) is among those that the caller vouches for.
+            unsafe { product.out.add(t * product.out_stride + r).write(dot) };
         }
     }
 }

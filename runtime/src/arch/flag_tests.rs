@@ -14,8 +14,9 @@ use serde_json::Value;
 use waterline_quant::{Bytes, F32, Tensor};
 
 use super::{Config, FAMILIES};
+use crate::bound::Model;
 use crate::error::Result;
-use crate::model::{Checkpoint, Model, ModelSpec, TextFiles};
+use crate::model::{Checkpoint, ModelSpec, TextFiles};
 use crate::session::{Session, SessionOptions};
 use crate::weights::WeightSpec;
 

@@ -1,7 +1,6 @@
 //! Opens files: a directory or a GGUF file becomes a [`Checkpoint`], and a checkpoint the metadata of a GGUF file.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use serde_json::Value as Json;
 use waterline_quant::Bytes;
@@ -10,23 +9,11 @@ use waterline_quant::gguf::{Gguf, Value};
 use super::llama_cpp::{self, LlamaCpp};
 use super::{llama_cpp_vocab, open_directory, unused};
 use crate::error::{Error, Result};
-use crate::model::{Checkpoint, Model, ModelSpec, OpenOptions, TextFiles};
+use crate::model::{Checkpoint, ModelSpec, OpenOptions, TextFiles};
 use crate::weights::{Tensors, WeightSpec};
 
 /// The value of `general.architecture` in our files.
 const ARCHITECTURE: &str = "waterline";
-
-impl Model {
-    /// Opens a GGUF file or a Hugging Face directory. The weights are mapped and read where they lie.
-    pub fn open(path: impl AsRef<Path>) -> Result<Arc<Self>> {
-        Self::bind(Checkpoint::open(path)?)
-    }
-
-    /// As [`Model::open`], with options.
-    pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Arc<Self>> {
-        Self::bind(Checkpoint::open_with(path, options)?)
-    }
-}
 
 impl Checkpoint {
     /// Opens a GGUF file or a Hugging Face directory.

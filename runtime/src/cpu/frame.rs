@@ -12,7 +12,7 @@ use crate::state::Arena;
 ///
 /// # Errors
 /// [`Error::Memory`] if the system refuses them.
-pub(crate) fn room(floats: usize) -> Result<Vec<f32>> {
+pub fn room(floats: usize) -> Result<Vec<f32>> {
     bytemuck::allocation::try_zeroed_vec(floats).map_err(|()| {
         let bytes = floats.saturating_mul(size_of::<f32>());
         let what = format!("{bytes} bytes of working memory");
@@ -22,7 +22,7 @@ pub(crate) fn room(floats: usize) -> Result<Vec<f32>> {
 
 /// The buffers between ops.
 #[cfg_attr(test, derive(Clone))]
-pub(crate) struct Buffers(Vec<Vec<f32>>);
+pub struct Buffers(Vec<Vec<f32>>);
 
 impl Buffers {
     /// Room for `tokens` rows of each width.
@@ -64,7 +64,7 @@ impl Buffers {
 }
 
 /// What an op sees: the chunk's tokens, the buffers, the state, the threads.
-pub(crate) struct Frame<'a> {
+pub struct Frame<'a> {
     pub pool: &'a Pool,
     pub buffers: &'a mut Buffers,
     pub inputs: &'a mut Activations,

@@ -7,6 +7,6 @@ mod shared;
 pub(crate) mod simd;
 
 pub use cores::physical_cores;
-pub(crate) use frame::{Buffers, Frame, room};
+pub use frame::{Buffers, Frame, room};
 pub use pool::Pool;
 pub(crate) use shared::{Shared, SharedArena};

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use once_cell::sync::OnceCell;
+use waterline_kernels::file;
 
 use super::driver::weights::Weights;
 use super::driver::{Driver, Kernel, Memory, ahead, gpu};
@@ -25,7 +26,7 @@ type Compiled = Arc<OnceCell<Vec<Kernel>>>;
 
 /// What the memory of chunks depends on.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ChunkKey {
+pub struct ChunkKey {
     /// Address of the model, which its sessions keep.
     pub model: usize,
     /// Bytes of a state.
@@ -39,7 +40,7 @@ pub(crate) struct ChunkKey {
 /// Buffers and working memory of chunks. Sessions of a model use them in turns: whoever holds the lock waits for the device before
 /// it lets go.
 #[derive(Default)]
-pub(crate) struct ChunkMemory {
+pub struct ChunkMemory {
     /// The buffers between ops.
     pub buffers: Vec<Memory>,
     /// Workspaces, in the order in which ops take them.
@@ -182,7 +183,7 @@ impl Device {
         queue.clear(memory.address(), bytes)?;
         let blocks = 8 * self.driver.sms() as usize;
         let call = Call {
-            source: include_str!("driver/read.cu"),
+            source: const { &[file("cuda/driver/read.cu")] },
             kernel: "read_all".into(),
             grid: Grid::Blocks(blocks),
             threads: 512,
@@ -211,12 +212,14 @@ impl Device {
         Ok(rates[rates.len() / 2])
     }
 
-    pub(crate) fn driver(&self) -> &Arc<dyn Driver> {
+    #[doc(hidden)]
+    pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
     }
 
     /// The model's weights, which are uploaded at first use.
-    pub(crate) fn weights(&self, model: Arc<Owner>) -> Arc<Weights> {
+    #[doc(hidden)]
+    pub fn weights(&self, model: Arc<Owner>) -> Arc<Weights> {
         let mut all = self.weights.lock().expect("weights");
         all.retain(|(model, _)| model.strong_count() > 0);
         let this = all
@@ -231,7 +234,8 @@ impl Device {
     }
 
     /// The memory of chunks for sessions of a model, empty for the first of them.
-    pub(crate) fn chunk_memory(&self, key: ChunkKey) -> Arc<Mutex<ChunkMemory>> {
+    #[doc(hidden)]
+    pub fn chunk_memory(&self, key: ChunkKey) -> Arc<Mutex<ChunkMemory>> {
         let mut all = self.chunks.lock().expect("chunks");
         all.retain(|(_, memory)| memory.strong_count() > 0);
         let this = all.iter().find(|(known, _)| *known == key);
@@ -244,7 +248,8 @@ impl Device {
     }
 
     /// The kernels of a program, compiled if they are not yet.
-    pub(crate) fn kernels(&self, source: &Source) -> Result<Vec<Kernel>> {
+    #[doc(hidden)]
+    pub fn kernels(&self, source: &Source) -> Result<Vec<Kernel>> {
         let compiled = {
             let mut kernels = self.kernels.lock().expect("kernels");
             Arc::clone(kernels.entry(source.text.clone()).or_default())

@@ -7,7 +7,7 @@ use once_cell::unsync::OnceCell;
 use crate::error::Result;
 
 /// The host's copy of the logits, made at the first read after a step, in memory that is allocated once.
-pub(crate) struct HostLogits {
+pub struct HostLogits {
     logits: OnceCell<Vec<f32>>,
     spare: Cell<Vec<f32>>,
     /// The first of the largest, if it is known.

@@ -1,20 +1,17 @@
 //! The CPU engine: the whole state in host memory, ops on a thread pool.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
-
-use waterline_quant::Activations;
 
 use super::draft::HostDraft;
 use super::together::{HostAhead, HostGroup, Together};
 use super::{Ahead, Engine, Group, Setup};
-use crate::cpu::{Buffers, Frame, Pool, room};
+use crate::bound::Model;
+use crate::cpu::Pool;
 use crate::cuda::OpTime;
 use crate::error::Result;
-use crate::model::Model;
-use crate::operands::{INPUTS, RESIDUAL, View};
-use crate::program::Program;
+use crate::program::Workspace;
 use crate::state::{Arena, HEADER, LOGITS, StatePlan};
 
 /// State and working memory of a session on the CPU.
@@ -167,123 +164,5 @@ impl Engine for CpuEngine {
             before: self.arena.try_clone()?,
             most,
         }))
-    }
-}
-
-/// The memory and threads that a session computes with.
-pub(crate) struct Workspace {
-    pool: Arc<Pool>,
-    buffers: Buffers,
-    inputs: Activations,
-    scratch: Vec<Mutex<Vec<f32>>>,
-    common: Vec<f32>,
-    chunk: usize,
-    widest: usize,
-}
-
-/// Widths of the buffers. A device gathers the inputs of products in one, which stand in [`Activations`] here.
-pub(super) fn widths(program: &Program) -> Vec<usize> {
-    let mut widths = program.widths.clone();
-    widths[INPUTS] = 0;
-    widths
-}
-
-impl Workspace {
-    /// Allocates for chunks of up to `chunk` tokens of `program`.
-    pub fn new(program: &Program, pool: Arc<Pool>, chunk: usize) -> Result<Self> {
-        let widest = program.widths.iter().copied().max().unwrap_or(0);
-        let threads = pool.threads();
-        let (scratch, common) = Self::rooms(program, threads, chunk);
-        let scratch = (0..threads).map(|_| Ok(Mutex::new(room(scratch)?)));
-        Ok(Workspace {
-            buffers: Buffers::new(&widths(program), chunk)?,
-            inputs: Activations::new(chunk, widest)?,
-            scratch: scratch.collect::<Result<_>>()?,
-            common: room(common)?,
-            pool,
-            chunk,
-            widest,
-        })
-    }
-
-    /// The same, with which every token has the bits of a step, however many tokens there are.
-    pub fn in_step_order(mut self) -> Self {
-        self.inputs.sum_as_alone();
-        self
-    }
-
-    /// Bytes of working memory that [`Workspace::new`] would allocate.
-    pub fn plan(program: &Program, threads: usize, chunk: usize) -> usize {
-        let buffers = widths(program).iter().sum::<usize>() * chunk;
-        let (scratch, common) = Self::rooms(program, threads, chunk);
-        let widest = program.widths.iter().copied().max().unwrap_or(0);
-        (buffers + scratch * threads + common) * size_of::<f32>()
-            + Activations::bytes(chunk, widest)
-    }
-
-    /// Floats of each worker's scratch memory, and of that which all workers see.
-    fn rooms(program: &Program, threads: usize, chunk: usize) -> (usize, usize) {
-        let rooms = program.ops.iter();
-        rooms.fold((0, 0), |(scratch, common), op| {
-            let more = (op.scratch(chunk), op.common(threads));
-            (scratch.max(more.0), common.max(more.1))
-        })
-    }
-
-    /// Bytes of working memory, besides the state.
-    pub fn bytes(&self) -> usize {
-        let buffers = self.buffers.floats();
-        let scratch: usize = self
-            .scratch
-            .iter()
-            .map(|s| s.lock().map_or(0, |s| s.len()))
-            .sum();
-        (buffers + scratch + self.common.len()) * size_of::<f32>()
-            + Activations::bytes(self.chunk, self.widest)
-    }
-
-    /// Reads one chunk of tokens into the state.
-    pub fn run(&mut self, program: &Program, arena: &mut Arena, tokens: &[u32], position: u64) {
-        let mut frame = self.frame(arena, tokens, position);
-        for op in &program.ops {
-            op.run(&mut frame);
-        }
-    }
-
-    /// What ops see of a chunk.
-    pub fn frame<'a>(
-        &'a mut self,
-        arena: &'a mut Arena,
-        tokens: &'a [u32],
-        position: u64,
-    ) -> Frame<'a> {
-        assert!(!tokens.is_empty() && tokens.len() <= self.chunk);
-        Frame {
-            pool: &self.pool,
-            buffers: &mut self.buffers,
-            inputs: &mut self.inputs,
-            scratch: &self.scratch,
-            common: &mut self.common,
-            arena,
-            tokens,
-            position,
-        }
-    }
-
-    /// Columns of the first row of a buffer, to be written before a run.
-    pub fn first_row(&mut self, view: View) -> &mut [f32] {
-        &mut self.buffers.get_mut(view.buffer)[view.columns(0)]
-    }
-
-    /// The first row of the residual stream after a run.
-    pub fn residual(&self, program: &Program) -> &[f32] {
-        &self.buffers.get(RESIDUAL)[..program.logits.matrix.cols()]
-    }
-
-    /// Writes the logits `[rows, vocab]` after these tokens of the chunk that was run last.
-    pub fn logits(&mut self, program: &Program, rows: Range<usize>, logits: &mut [f32]) {
-        program
-            .logits
-            .run(&self.pool, &self.buffers, &mut self.inputs, rows, logits);
     }
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::Workspace;
 use crate::cpu::{Pool, room};
 use crate::error::Result;
 use crate::model::Draft;
+use crate::program::Workspace;
 use crate::sampler::most_probable;
 use crate::state::{Arena, HEADER};
 

@@ -9,15 +9,14 @@ mod together;
 use std::ops::Range;
 use std::sync::Arc;
 
-pub(crate) use cpu::Workspace;
 pub(crate) use step::StepForm;
 pub use step::StepProgram;
 pub(crate) use together::plan_ahead;
 
+use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::cuda::{Device, OpTime};
 use crate::error::{Error, Result};
-use crate::model::Model;
 use crate::sampler::SamplerParams;
 use crate::state::{Arena, Kv, StatePlan};
 

@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use super::cpu::{Workspace, widths};
 use super::draft::HostDraft;
 use super::{Ahead, Engine, Group, Members};
+use crate::bound::Model;
 use crate::cpu::{Buffers, Pool, room};
 use crate::error::Result;
-use crate::model::Model;
 use crate::operands::{Access, Operand};
 use crate::ops::Op;
-use crate::program::Program;
+use crate::program::{Program, Workspace, widths};
 use crate::state::{Arena, HEADER, LOGITS};
 
 /// The states that step together.

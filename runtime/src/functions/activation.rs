@@ -60,23 +60,19 @@ impl Activation {
         }
     }
 
-    /// Multiplies `values` by the mapped `gates`. One function as [`Activation::apply`].
-    #[inline(never)]
+    /// Multiplies `values` by the mapped `gates`.
     pub(crate) fn gate(self, gates: &[f32], values: &mut [f32]) {
-        const PIECE: usize = 64;
-        simd::vectorize(
-            #[inline(always)]
-            || {
-                for (gates, values) in gates.chunks(PIECE).zip(values.chunks_mut(PIECE)) {
-                    let mut mapped = [0.0; PIECE];
-                    mapped[..gates.len()].copy_from_slice(gates);
-                    self.map(&mut mapped);
-                    for (x, gate) in values.iter_mut().zip(mapped) {
-                        *x *= gate;
-                    }
-                }
-            },
-        );
+        const PIECE: usize = 256;
+        let mut room = [0.0; PIECE];
+        for (gates, values) in gates.chunks(PIECE).zip(values.chunks_mut(PIECE)) {
+            let mapped = &mut room[..gates.len()];
+            mapped.copy_from_slice(gates);
+            self.apply(mapped);
+            simd::vectorize(
+                #[inline(always)]
+                || simd::multiply(mapped, values),
+            );
+        }
     }
 }
 

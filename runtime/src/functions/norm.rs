@@ -38,7 +38,7 @@ impl Norm {
     }
 
     /// The norm of `factor x`, to be applied to x: its epsilon alone differs.
-    pub(crate) fn of_divided(self, factor: f32) -> Self {
+    pub fn of_divided(self, factor: f32) -> Self {
         Norm {
             eps: self.eps / (factor * factor),
             ..self
@@ -54,7 +54,7 @@ impl Norm {
 
     /// Norms `x` in place.
     #[inline]
-    pub(crate) fn apply_in_place(&self, x: &mut [f32]) {
+    pub fn apply_in_place(&self, x: &mut [f32]) {
         self.apply_in_groups(x, 1);
     }
 

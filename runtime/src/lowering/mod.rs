@@ -37,7 +37,7 @@ pub enum Sum {
 }
 
 /// Where the weights of a model come from, and what all its layers have in common.
-pub(crate) struct Source<'a> {
+pub struct Source<'a> {
     /// The file, for errors.
     pub file: &'a str,
     /// Its tensors.

@@ -40,7 +40,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 pub use abc::Abc;
 pub use attention::{Attention, Retained, RetainedPolicy, RopeScaling};
@@ -156,7 +156,8 @@ fn output_norm(layer: &Lowering, eps: f32) -> Result<OutputOp> {
     Ok(OutputOp::Norm(Norm::rms(weight, eps)))
 }
 
-type Read = fn(Value) -> Result<Arc<dyn Mixer>, serde_json::Error>;
+/// From an object: [`Value`] would read a list too, by as much code again for each mixer.
+type Read = fn(Map<String, Value>) -> Result<Arc<dyn Mixer>, serde_json::Error>;
 
 /// Every mixer: its name in files, and how its hyperparameters are read.
 const MIXERS: &[(&str, Read)] = &[
@@ -192,9 +193,9 @@ const MIXERS: &[(&str, Read)] = &[
 ];
 
 fn read_as<M: Mixer + DeserializeOwned + 'static>(
-    value: Value,
+    hyperparameters: Map<String, Value>,
 ) -> Result<Arc<dyn Mixer>, serde_json::Error> {
-    Ok(Arc::new(serde_json::from_value::<M>(value)?))
+    Ok(Arc::new(M::deserialize(hyperparameters)?))
 }
 
 /// Reads the mixer called `kind` from its hyperparameters; `file` is named in errors.
@@ -208,10 +209,14 @@ pub fn read(file: &str, kind: &str, hyperparameters: Value) -> Result<Arc<dyn Mi
             expected: format!("one of {}", known.join(", ")),
         });
     };
-    read(hyperparameters).map_err(|e| Error::Config {
+    let wrong = |found: String| Error::Config {
         file: file.into(),
         key: kind.into(),
-        found: e.to_string(),
+        found,
         expected: "the hyperparameters of this mixer".into(),
-    })
+    };
+    match hyperparameters {
+        Value::Object(fields) => read(fields).map_err(|e| wrong(e.to_string())),
+        other => Err(wrong(other.to_string())),
+    }
 }

@@ -7,7 +7,7 @@ use crate::ops::{Embed, Logits};
 use crate::program::Program;
 
 /// Lowers a whole model: embedding, every layer, logits; and its MTP block.
-pub(super) fn lower(
+pub fn lower(
     source: &Source,
     spec: &ModelSpec,
     first_tensor: usize,

@@ -44,7 +44,8 @@ impl LayerSpec {
     }
 
     /// The state of the layer: its mixer's.
-    pub(crate) fn state(&self) -> Vec<StateTensor> {
+    #[doc(hidden)]
+    pub fn state(&self) -> Vec<StateTensor> {
         self.mixer
             .as_ref()
             .map_or_else(Vec::new, |mixer| mixer.state())
@@ -172,7 +173,8 @@ pub struct ModelSpec {
     /// The norm before every layer's parts and before the logits.
     pub(crate) norm: NormKind,
     /// Added under the square root of these norms.
-    pub(crate) norm_eps: f32,
+    #[doc(hidden)]
+    pub norm_eps: f32,
     /// Whether the embedding is normed as well.
     pub(crate) embedding_norm: bool,
     /// Multiplies the embedding's rows.

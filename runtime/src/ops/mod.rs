@@ -65,7 +65,7 @@ use crate::operands::{Access, Operand};
 use crate::state::{StatePlan, Touched};
 
 /// How an op runs on a device.
-pub(crate) trait DeviceOp {
+pub trait DeviceOp {
     /// Writes the op's kernels.
     fn launch(&self, launches: &mut Launches) -> Result<()>;
 
@@ -81,7 +81,7 @@ pub(crate) trait DeviceOp {
 }
 
 /// How an op runs on a CPU.
-pub(crate) trait CpuOp {
+pub trait CpuOp {
     /// Runs the op over the frame's tokens.
     fn run(&self, frame: &mut Frame);
 
@@ -97,7 +97,7 @@ pub(crate) trait CpuOp {
 }
 
 /// One fused operation of a [`crate::program::Program`], on both backends.
-pub(crate) trait Op: CpuOp + DeviceOp + Send + Sync {
+pub trait Op: CpuOp + DeviceOp + Send + Sync {
     /// All columns and state tensors that the op reads and writes, on any device.
     fn access(&self) -> Access;
 

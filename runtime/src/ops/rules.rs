@@ -4,7 +4,7 @@ use crate::operands::View;
 use crate::state::StatePlan;
 
 /// Collects the first rule that an op breaks.
-pub(crate) struct Rules<'a> {
+pub struct Rules<'a> {
     plan: &'a StatePlan,
     broken: Option<String>,
 }

@@ -2,8 +2,10 @@
 
 mod schedule;
 mod validate;
+mod workspace;
 
 pub use schedule::Schedule;
+pub use workspace::{Workspace, widths};
 
 use crate::operands::Operand;
 use crate::ops::{Logits, Op};
@@ -14,9 +16,9 @@ pub struct Program {
     /// Widest use of each buffer: it has room for `[tokens, width]`.
     pub widths: Vec<usize>,
     /// The ops that read tokens into the state.
-    pub(crate) ops: Vec<Box<dyn Op>>,
+    pub ops: Vec<Box<dyn Op>>,
     /// How many ops come before each layer's end.
-    pub(crate) layer_ends: Vec<usize>,
+    pub layer_ends: Vec<usize>,
     /// What turns the residual stream into logits, for the tokens whose logits are needed.
     pub logits: Logits,
 }
@@ -29,7 +31,7 @@ impl Program {
     }
 
     /// Whether an op chooses experts or partitions.
-    pub(crate) fn has_choices(&self) -> bool {
+    pub fn has_choices(&self) -> bool {
         self.ops.iter().any(|op| op.chooses())
     }
 
@@ -39,7 +41,7 @@ impl Program {
     }
 
     /// Whether at most one of the later ops of its layer reads columns that this op writes.
-    pub(crate) fn is_read_once(&self, op: usize) -> bool {
+    pub fn is_read_once(&self, op: usize) -> bool {
         let written = self.ops[op].access().writes;
         let end = self.layer_ends.iter().find(|&&end| end > op);
         let end = end.copied().unwrap_or(self.ops.len());
@@ -60,7 +62,7 @@ impl Program {
     }
 
     /// For each op, how many ops of its layer may run at the same time and are, like it, `chosen`; 1 for others.
-    pub(crate) fn concurrent(&self, chosen: impl Fn(&dyn Op) -> bool) -> Vec<usize> {
+    pub fn concurrent(&self, chosen: impl Fn(&dyn Op) -> bool) -> Vec<usize> {
         let mut counts = vec![1; self.ops.len()];
         let mut first = 0;
         for &end in &self.layer_ends {

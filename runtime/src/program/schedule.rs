@@ -20,7 +20,8 @@ pub struct Schedule {
     /// Number of levels.
     pub(crate) levels: usize,
     /// How a step runs on the GPU that the dependencies' links are of; none without a GPU.
-    pub(crate) gpu: Option<String>,
+    #[doc(hidden)]
+    pub gpu: Option<String>,
 }
 
 /// An op in the schedule.
@@ -67,7 +68,8 @@ pub(crate) enum Link {
 
 impl Schedule {
     /// The schedule of a program whose state lies as in `plan`.
-    pub(crate) fn new(program: &Program, plan: &StatePlan) -> Self {
+    #[doc(hidden)]
+    pub fn new(program: &Program, plan: &StatePlan) -> Self {
         let ops = program.ops.iter().enumerate();
         let ops = ops.map(|(index, op)| (op.name(), program.layer_of(index), op.access()));
         let logits = ("Logits", None, program.logits.access());
@@ -104,7 +106,8 @@ impl Schedule {
     }
 
     /// Says how the ops of a decode kernel keep the dependencies.
-    pub(crate) fn link(&mut self, kernel_ops: &[KernelOpInfo]) {
+    #[doc(hidden)]
+    pub fn link(&mut self, kernel_ops: &[KernelOpInfo]) {
         let of = |op: usize| {
             let kernel_ops = kernel_ops.iter().enumerate();
             kernel_ops.filter(move |(_, kernel_op)| kernel_op.ops.contains(&op))

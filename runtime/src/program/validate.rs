@@ -19,7 +19,7 @@ impl Program {
     ///
     /// # Errors
     /// [`Error::Unsupported`] with the op, its layer, and the rule that it breaks.
-    pub(crate) fn validate(&self, file: &str, plan: &StatePlan) -> Result<()> {
+    pub fn validate(&self, file: &str, plan: &StatePlan) -> Result<()> {
         for (index, op) in self.ops.iter().enumerate() {
             let layer = self.layer_of(index);
             let broken = self.broken_access(&op.access(), layer, plan);

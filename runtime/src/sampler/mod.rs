@@ -148,7 +148,7 @@ impl Sampler {
 ///
 /// # Errors
 /// [`Error::Invalid`] if a logit is NaN or +inf, or if all are -inf.
-pub(crate) fn most_probable(logits: &[f32]) -> Result<u32> {
+pub fn most_probable(logits: &[f32]) -> Result<u32> {
     Ok(select::first_equal(logits, select::maximum(logits)?))
 }
 

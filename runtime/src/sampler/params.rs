@@ -123,7 +123,8 @@ impl SamplerParams {
     }
 
     /// Whether they always take the first of the largest logits as they are.
-    pub(crate) fn is_greedy(&self) -> bool {
+    #[doc(hidden)]
+    pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0 && !self.penalizes() && self.logit_bias.is_empty()
     }
 

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::Session;
+use crate::bound::Model;
 use crate::cuda::Device;
 use crate::engine::{Group, Member, Members};
 use crate::error::{Error, Result};
-use crate::model::Model;
 use crate::state::StateOptions;
 
 /// Working memory to step up to a fixed number of sessions together, each matrix being read once for all of them. Which sessions

@@ -1,5 +1,5 @@
 use super::*;
-use crate::model::Model;
+use crate::bound::Model;
 use crate::session::SessionOptions;
 use crate::text::ChatTemplate;
 

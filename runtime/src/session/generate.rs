@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::bound::Model;
 use crate::error::{Error, Result};
-use crate::model::Model;
 use crate::session::Session;
 use crate::text::{StopStrings, TextStream, Tokenizer};
 

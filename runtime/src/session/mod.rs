@@ -16,12 +16,14 @@ pub use generate::{Finish, Generate, GenerateOptions, Generation, LogitsHook, Pi
 pub use options::{ContextEnd, SessionOptions, SessionPlan};
 use speculation::Speculation;
 
+use crate::bound::Model;
 use crate::cancel::Canceller;
 use crate::cpu::{Pool, physical_cores};
 use crate::cuda::OpTime;
-use crate::engine::{self, Engine, Setup, Workspace};
+use crate::engine::{self, Engine, Setup};
 use crate::error::{Error, Result};
-use crate::model::{LayerSpec, Model};
+use crate::model::LayerSpec;
+use crate::program::Workspace;
 use crate::sampler::{Sampler, SamplerParams, SamplerState};
 use crate::state::{HEADER, HISTORY, SAMPLER, Size};
 

@@ -7,9 +7,9 @@
 //! updates, and no matrix is read twice.
 
 use super::{Session, SessionOptions, lookup};
+use crate::bound::Model;
 use crate::engine::{Ahead, Engine, plan_ahead};
 use crate::error::{Error, Result};
-use crate::model::Model;
 use crate::sampler::SamplerState;
 
 /// Longest draft that a session can be made for.

@@ -6,7 +6,7 @@ mod snapshot;
 mod touched;
 
 pub use arena::Arena;
-pub(crate) use plan::{HEADER, HISTORY, LOGITS, SAMPLER};
+pub use plan::{HEADER, HISTORY, LOGITS, SAMPLER};
 pub use plan::{
     Kv, Size, StateDtype, StateKind, StateOptions, StatePlan, StateRange, StateTensor,
     StateTensorPlan,

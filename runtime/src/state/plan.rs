@@ -85,11 +85,13 @@ pub struct StateTensor {
     /// How it is used.
     pub kind: StateKind,
     /// Range of its counters.
+    #[doc(hidden)]
     pub range: StateRange,
 }
 
 impl StateTensor {
     /// A state tensor whose dimensions all follow from the model.
+    #[doc(hidden)]
     pub fn new(name: &'static str, kind: StateKind, dtype: StateDtype, shape: &[usize]) -> Self {
         StateTensor {
             name,
@@ -159,12 +161,14 @@ pub struct StateTensorPlan {
     pub bytes: usize,
     /// Range of its counters. It follows from the model, so no file says it.
     #[serde(skip)]
-    pub(crate) range: StateRange,
+    #[doc(hidden)]
+    pub range: StateRange,
 }
 
 impl StateTensorPlan {
     /// Whether `other`, from a file, is the same state tensor in the same place.
-    pub(crate) fn lies_like(&self, other: &Self) -> bool {
+    #[doc(hidden)]
+    pub fn lies_like(&self, other: &Self) -> bool {
         let other = StateTensorPlan {
             range: self.range,
             ..other.clone()
@@ -183,17 +187,18 @@ pub struct StatePlan {
 }
 
 /// The session's own state tensors come first: position, sampler, history, logits.
-pub(crate) const HEADER: usize = 0;
-pub(crate) const SAMPLER: usize = 1;
-pub(crate) const HISTORY: usize = 2;
-pub(crate) const LOGITS: usize = 3;
+pub const HEADER: usize = 0;
+pub const SAMPLER: usize = 1;
+pub const HISTORY: usize = 2;
+pub const LOGITS: usize = 3;
 
 const ALIGNMENT: usize = 64;
 
 impl StatePlan {
     /// Lays out the state of a session on a model with so many token ids and the state tensors of each layer. Fails if it
     /// would not fit in memory's address range.
-    pub(crate) fn new(
+    #[doc(hidden)]
+    pub fn new(
         vocab: usize,
         layers: impl IntoIterator<Item = Vec<StateTensor>>,
         options: &StateOptions,
@@ -281,7 +286,8 @@ impl StatePlan {
     }
 
     /// The session's own state tensors before the logits, which lie where they lie in the whole plan.
-    pub(crate) fn own_tensors(&self) -> Self {
+    #[doc(hidden)]
+    pub fn own_tensors(&self) -> Self {
         let tensors = self.tensors[..LOGITS].to_vec();
         let end = tensors
             .last()

@@ -20,8 +20,10 @@ const LARGEST: u64 = 1 << 28;
 /// A copy of a session.
 #[derive(Clone)]
 pub struct Snapshot {
-    pub(crate) fingerprint: u64,
-    pub(crate) arena: Arena,
+    #[doc(hidden)]
+    pub fingerprint: u64,
+    #[doc(hidden)]
+    pub arena: Arena,
     /// Kept with the state, not interpreted: a program's own notes, such as the messages of a chat.
     pub note: Vec<u8>,
 }

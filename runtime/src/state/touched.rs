@@ -47,7 +47,8 @@ impl Touched {
     }
 
     /// Bytes read and written together.
-    pub(crate) fn bytes(&self) -> usize {
+    #[doc(hidden)]
+    pub fn bytes(&self) -> usize {
         self.read + self.written
     }
 }

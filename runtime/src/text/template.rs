@@ -48,7 +48,6 @@ impl Message {
 
 /// What a rendering is given besides the messages.
 #[derive(Clone, Debug, Default, PartialEq)]
-#[non_exhaustive]
 pub struct TemplateOptions {
     /// Whether the model is to think before it answers; none leaves it to the template.
     pub thinking: Option<bool>,
@@ -70,7 +69,8 @@ const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message.role }
 
 impl ChatTemplate {
     /// The template of models whose file has none.
-    pub(crate) fn chatml() -> Result<Self> {
+    #[doc(hidden)]
+    pub fn chatml() -> Result<Self> {
         Self::new(CHATML, "", "")
     }
 

@@ -55,7 +55,8 @@ impl Turns {
     ///
     /// # Errors
     /// As [`new`](Self::new), and [`Error::Cancelled`].
-    pub(crate) fn with_options(
+    #[doc(hidden)]
+    pub fn with_options(
         template: Arc<ChatTemplate>,
         tokenizer: Arc<Tokenizer>,
         options: TemplateOptions,
@@ -85,7 +86,8 @@ impl Turns {
     }
 
     /// What the template is given besides the messages.
-    pub(crate) fn options(&self) -> &TemplateOptions {
+    #[doc(hidden)]
+    pub fn options(&self) -> &TemplateOptions {
         &self.options
     }
 
@@ -93,7 +95,8 @@ impl Turns {
     ///
     /// # Errors
     /// [`Error::Template`] if the template cannot work with it.
-    pub(crate) fn set_options(&mut self, options: TemplateOptions) -> Result<()> {
+    #[doc(hidden)]
+    pub fn set_options(&mut self, options: TemplateOptions) -> Result<()> {
         let (template, tokenizer) = (Arc::clone(&self.template), Arc::clone(&self.tokenizer));
         let canceller = self.canceller.clone();
         let mut turns = Self::with_options(template, tokenizer, options, canceller)?;
@@ -103,7 +106,8 @@ impl Turns {
     }
 
     /// What ends a rendering from now on, with [`Error::Cancelled`].
-    pub(crate) fn set_canceller(&mut self, canceller: Canceller) {
+    #[doc(hidden)]
+    pub fn set_canceller(&mut self, canceller: Canceller) {
         self.canceller = canceller;
     }
 
@@ -133,7 +137,8 @@ impl Turns {
     ///
     /// # Errors
     /// As [`user`](Self::user).
-    pub(crate) fn answer_prefix(&self) -> Result<Option<Vec<u32>>> {
+    #[doc(hidden)]
+    pub fn answer_prefix(&self) -> Result<Option<Vec<u32>>> {
         if !self.drops_thoughts {
             return Ok(None);
         }
@@ -158,7 +163,8 @@ impl Turns {
     ///
     /// # Errors
     /// As [`user`](Self::user).
-    pub(crate) fn answer_without_thought(&self) -> Result<Option<Vec<u32>>> {
+    #[doc(hidden)]
+    pub fn answer_without_thought(&self) -> Result<Option<Vec<u32>>> {
         let Some((answer, question)) = self.messages.split_last() else {
             return Ok(None);
         };
@@ -200,7 +206,8 @@ impl Turns {
     ///
     /// # Errors
     /// [`Error::Template`] if the template fails.
-    pub(crate) fn opens_thought(&self) -> Result<bool> {
+    #[doc(hidden)]
+    pub fn opens_thought(&self) -> Result<bool> {
         let question = [Message::new(Role::User, "question")];
         let rendered = self.render(&question, true)?;
         let last = |tag| rendered.rfind(tag);
@@ -212,7 +219,8 @@ impl Turns {
     /// # Errors
     /// [`Error::Invalid`] after the first turn, [`Error::Template`] if the template has no
     /// system message. The one before is kept then.
-    pub(crate) fn system(&mut self, text: &str) -> Result<()> {
+    #[doc(hidden)]
+    pub fn system(&mut self, text: &str) -> Result<()> {
         if self
             .messages
             .iter()
@@ -293,7 +301,8 @@ impl Turns {
 
     /// Takes back the last message of the user and its answer, if any; returns the message. The
     /// session must go back to its state before that turn.
-    pub(crate) fn pop_turn(&mut self) -> Option<String> {
+    #[doc(hidden)]
+    pub fn pop_turn(&mut self) -> Option<String> {
         let last = self
             .messages
             .iter()
@@ -303,12 +312,14 @@ impl Turns {
     }
 
     /// Forgets the conversation, the system message too.
-    pub(crate) fn clear(&mut self) {
+    #[doc(hidden)]
+    pub fn clear(&mut self) {
         self.messages.clear();
     }
 
     /// The conversation, which is all that has to be saved.
-    pub(crate) fn messages(&self) -> &[Message] {
+    #[doc(hidden)]
+    pub fn messages(&self) -> &[Message] {
         &self.messages
     }
 
@@ -317,7 +328,8 @@ impl Turns {
     /// # Errors
     /// [`Error::Invalid`] if the messages are not an optional system message, then user and
     /// assistant by turns.
-    pub(crate) fn restore(&mut self, messages: Vec<Message>) -> Result<()> {
+    #[doc(hidden)]
+    pub fn restore(&mut self, messages: Vec<Message>) -> Result<()> {
         check_roles("saved conversation", &messages)?;
         self.messages = messages;
         Ok(())
@@ -329,7 +341,8 @@ impl Turns {
     /// # Errors
     /// [`Error::Invalid`] if they are not an optional system message, then user and assistant by turns, the last one an
     /// answer; [`Error::Template`] if the template refuses them.
-    pub(crate) fn extend(&mut self, messages: Vec<Message>) -> Result<Vec<Vec<u32>>> {
+    #[doc(hidden)]
+    pub fn extend(&mut self, messages: Vec<Message>) -> Result<Vec<Vec<u32>>> {
         check_roles("messages", &messages)?;
         if messages.last().is_some_and(|last| last.role == Role::User) {
             let reason = "the last one has no answer yet; send it as the next message";
@@ -365,7 +378,8 @@ impl Turns {
     }
 
     /// What the template puts behind an answer, up to the token that closes it.
-    pub(crate) fn end(&self) -> &[u32] {
+    #[doc(hidden)]
+    pub fn end(&self) -> &[u32] {
         &self.end
     }
 

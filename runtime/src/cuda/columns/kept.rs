@@ -1,12 +1,13 @@
 //! What ops with a state read of each token, kept so that they can run again without the ops before them.
 
 use bytemuck::{Pod, Zeroable};
+use waterline_kernels::{File, file};
 
 use crate::cuda::driver::Address;
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
 use crate::operands::View;
 
-const SOURCE: &str = include_str!("kept.cu");
+const SOURCE: &[File] = &[file("cuda/columns/kept.cu")];
 
 /// Views of a list.
 const MOST_VIEWS: usize = 12;
@@ -26,7 +27,7 @@ struct ColumnList {
 impl Launches<'_> {
     /// Copies these columns of every token to `kept`, or `back` from there: `[tokens, width]` of up to twelve views, then of the
     /// next ones.
-    pub(crate) fn copy_columns(&mut self, views: &[View], kept: Address, back: bool) {
+    pub fn copy_columns(&mut self, views: &[View], kept: Address, back: bool) {
         let mut kept = kept;
         for views in views.chunks(MOST_VIEWS) {
             let width = views.iter().map(|view| view.width).sum::<usize>();

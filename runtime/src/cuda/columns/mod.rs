@@ -16,11 +16,11 @@ use super::{Device, Source};
 use crate::error::Result;
 
 /// Working memory that ops share, by what it is for: bytes and where it lies.
-pub(crate) type Rooms = HashMap<&'static str, (usize, Address)>;
+pub type Rooms = HashMap<&'static str, (usize, Address)>;
 
 /// Which row of the buffers calls are written for.
 #[derive(Clone, Copy)]
-pub(crate) struct Column {
+pub struct Column {
     /// The row.
     pub row: usize,
     /// Where the tokens before this one are counted, if not in the state.
@@ -28,7 +28,7 @@ pub(crate) struct Column {
 }
 
 /// Calls in their place.
-pub(crate) enum Calls {
+pub enum Calls {
     /// Over all rows at once.
     Rows(Vec<Queued>),
     /// The same calls for each column.
@@ -72,7 +72,7 @@ impl Calls {
 }
 
 /// Programs of calls, compiled, and the parameters of their columns.
-pub(crate) struct Program {
+pub struct Program {
     parts: Vec<Vec<Part>>,
     table: Table,
 }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use waterline_quant::{BF16, FORMATS, Q4_0, Q8_0};
 
+use crate::bound::Model;
 use crate::cuda::Device;
 use crate::cuda::gemm::{GatedUnit, WeightMatrix};
 use crate::cuda::tests::{Bench, device, matrix, numbers};
 use crate::engine::StepProgram;
 use crate::functions::Activation;
-use crate::model::Model;
 use crate::operands::View;
 use crate::sampler::SamplerParams;
 use crate::session::{Batch, Session, SessionOptions};

@@ -21,7 +21,7 @@ struct Words {
 
 /// A wait that passed its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Failure {
+pub struct Failure {
     /// A `Wait` in mailbox.cu.
     wait: u32,
     /// The op of its thread block.
@@ -47,7 +47,7 @@ impl Failure {
 }
 
 /// A session's words in device memory.
-pub(crate) struct Control(Memory);
+pub struct Control(Memory);
 
 impl Control {
     /// All zero, before the first token.

@@ -47,7 +47,7 @@ impl Epilogue {
 }
 
 /// A GEMV with weights from the pipeline.
-pub(crate) struct Gemv {
+pub struct Gemv {
     pub(crate) epilogue: Epilogue,
     /// Matrices of the same input.
     pub(crate) weights: Vec<StreamedMatrix>,
@@ -324,7 +324,7 @@ impl Launches<'_> {
             set | if has { epilogue } else { 0 }
         });
         let call = Call {
-            source: "",
+            source: &[],
             kernel: format!(
                 "streaming_gemv<mailboxes, {number}, {function}, {cols}, {flags}, {formats}, {}, {codes_at}, {parts_at}, {bytes}>",
                 Rounding::device_number(rounding)

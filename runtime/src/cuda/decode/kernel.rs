@@ -49,7 +49,7 @@ pub(crate) struct OpRecord {
 pub(crate) const ROW_OPS: usize = 3;
 
 /// The ops of a step, ready to run.
-pub(crate) struct DecodeKernel {
+pub struct DecodeKernel {
     table: Memory,
     /// Each block's list of ops.
     next_ops: Memory,
@@ -81,7 +81,7 @@ pub struct OpTime {
 }
 
 /// What an op of the kernel computes of the program, for the printed schedule.
-pub(crate) struct KernelOpInfo {
+pub struct KernelOpInfo {
     /// The program's ops that it computes, or a part of which.
     pub ops: Vec<usize>,
     /// The ops of the kernel whose mailboxes it reads.

@@ -11,13 +11,13 @@ use crate::cuda::schedule::levels::Accesses;
 /// `Mailbox` in mailbox.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(crate) struct MailboxPointer {
+pub struct MailboxPointer {
     first: Address,
 }
 
 /// A mailbox of an op's output, or the part of it from a column on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mailbox {
+pub struct Mailbox {
     offset: usize,
     /// The op that publishes there.
     op: usize,
@@ -41,7 +41,7 @@ impl Mailbox {
 }
 
 /// The step of a recurrence, which can read its inputs from mailboxes.
-pub(crate) struct Recurrence {
+pub struct Recurrence {
     /// The columns of each input, in the order of its parameters; none for an absent one.
     pub inputs: Vec<Option<Rows>>,
     /// Bytes of an input's parameter, which begins with its mailbox.
@@ -108,7 +108,7 @@ impl MailboxRole<'_> {
 
 /// The mailboxes of an op.
 #[derive(Clone, Default)]
-pub(crate) struct Mailboxes {
+pub struct Mailboxes {
     /// A GEMV's input columns.
     pub input: Option<Mailbox>,
     /// Columns that its prologue adds, and others by which it gates.

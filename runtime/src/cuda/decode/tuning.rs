@@ -24,7 +24,7 @@ const BYTES_PER_US: [(i32, f64); 8] = [
 
 /// Constants of the decode kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Tuning {
+pub struct Tuning {
     /// Nanoseconds before the first poll, where an op has few bytes of weights.
     pub first_poll_ns: usize,
     /// Nanoseconds between polls.

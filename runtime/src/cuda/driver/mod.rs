@@ -15,14 +15,14 @@ use crate::cuda::decode::tuning::Tuning;
 use crate::error::Result;
 
 /// An address in a device's memory.
-pub(crate) type Address = u64;
+pub type Address = u64;
 
 /// Why an old GPU has no decode kernel: 8.0 introduced asynchronous copies into shared memory.
 pub(crate) const TOO_OLD: &str = "its compute capability is less than 8.0";
 
 /// The tensor cores of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum TensorCores {
+pub enum TensorCores {
     /// Nothing but plain instructions.
     None,
     /// Warps multiply tiles that lie in their registers (`mma`).
@@ -43,7 +43,7 @@ impl TensorCores {
 }
 
 /// A device with its own memory: a GPU, or the emulator that tests run kernels on.
-pub(crate) trait Driver: Send + Sync {
+pub trait Driver: Send + Sync {
     /// Its name.
     fn name(&self) -> &str;
 
@@ -94,7 +94,7 @@ pub(crate) trait Driver: Send + Sync {
 }
 
 /// Operations that run one after another on the device.
-pub(crate) trait Queue: Send {
+pub trait Queue: Send {
     /// Copies to the device; the bytes may change as soon as it returns.
     fn write(&self, to: Address, bytes: &[u8]) -> Result<()>;
 
@@ -121,14 +121,14 @@ pub(crate) trait Queue: Send {
 }
 
 /// Launches that were recorded.
-pub(crate) trait Recording: Send {
+pub trait Recording: Send {
     /// Queues them all.
     fn replay(&self) -> Result<()>;
 }
 
 /// A compiled kernel, by the driver's handle.
 #[derive(Clone, Copy)]
-pub(crate) struct Kernel(pub usize);
+pub struct Kernel(pub usize);
 
 /// Most parameters of a kernel.
 pub(crate) const PARAMETERS: usize = 32;
@@ -136,11 +136,11 @@ pub(crate) const PARAMETERS: usize = 32;
 /// One argument's bytes, as the kernel's parameter lays them out.
 #[derive(Clone)]
 
-pub(crate) struct Argument(pub Box<[u64]>);
+pub struct Argument(pub Box<[u64]>);
 
 /// A kernel with its arguments.
 #[derive(Clone)]
-pub(crate) struct Launch {
+pub struct Launch {
     /// The kernel.
     pub kernel: Kernel,
     /// Blocks.
@@ -156,7 +156,7 @@ pub(crate) struct Launch {
 }
 
 /// Memory of a device, released when it is dropped.
-pub(crate) struct Memory {
+pub struct Memory {
     driver: Arc<dyn Driver>,
     address: Address,
     bytes: usize,

@@ -9,7 +9,7 @@ use crate::cuda::driver::{Address, Driver, Memory, Queue};
 use crate::error::Result;
 
 /// A model's weights on a device, uploaded at first use; shared by sessions.
-pub(crate) struct Weights {
+pub struct Weights {
     driver: Arc<dyn Driver>,
     loaded: Mutex<Loaded>,
 }
@@ -44,7 +44,7 @@ impl Weights {
         }
     }
 
-    pub(crate) fn driver(&self) -> &Arc<dyn Driver> {
+    pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
     }
 

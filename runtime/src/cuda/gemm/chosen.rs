@@ -1,8 +1,11 @@
 //! Products with the parts of matrices that a token has chosen (mixtures of memories): arguments of `chosen.cu`.
 
+use waterline_kernels::file;
 use waterline_quant::Rounding;
 
-use super::{MOST_LINEARS, Prologue, WeightMatrix, by_rounding, formats_of, shared_bytes};
+use crate::cuda::gemm::{
+    MOST_LINEARS, Prologue, WeightMatrix, by_rounding, formats_of, shared_bytes,
+};
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter};
 use crate::error::Result;
 use crate::operands::View;
@@ -28,7 +31,7 @@ impl Launches<'_> {
             // `parts` times a block's rows: tiles are counted as those of one part.
             let (linears, tiles) = self.linears(weights, parts * self.block_rows(), false)?;
             self.push(Call {
-                source: include_str!("chosen.cu"),
+                source: const { &[file("cuda/gemm/chosen.cu")] },
                 kernel: format!(
                     "gemv_chosen<{formats}, {rounding}, {cols}, {}, {parts}>",
                     prologue.flags(cols)

@@ -1,6 +1,7 @@
 //! Matrix products of several columns, with the bits of a step: on plain cores (`columns.cu`), of Q8_0 and Q4_0 matrices with more than
 //! eight columns on tensor cores (`columns_mma.cu`). So many columns meet BF16 matrices there too, with inputs of 16 bits of fraction.
 
+use waterline_kernels::{File, file};
 use waterline_quant::{BF16, Format, Matrix, Q4_0, Q8_0, Rounding};
 
 use super::{
@@ -13,7 +14,10 @@ use crate::error::Result;
 use crate::operands::{INPUTS, View};
 
 /// The text that defines products of columns.
-pub(crate) const SOURCE: &str = concat!(include_str!("columns.cu"), include_str!("columns_mma.cu"));
+pub(crate) const SOURCE: &[File] = &[
+    file("cuda/gemm/columns.cu"),
+    file("cuda/gemm/columns_mma.cu"),
+];
 
 /// Columns that a warp multiplies at once.
 const COLUMNS: usize = 8;

@@ -45,7 +45,7 @@ struct Linears {
 
 /// A matrix with bias and factor, and the columns of its product.
 #[derive(Clone, Copy)]
-pub(crate) struct WeightMatrix<'a> {
+pub struct WeightMatrix<'a> {
     pub matrix: &'a Matrix,
     /// Added to the scaled product.
     pub bias: Option<&'a Vector>,
@@ -68,7 +68,7 @@ impl<'a> WeightMatrix<'a> {
 }
 
 /// The three matrices of a gated unit, `down(activation(gate x) * up x)`.
-pub(crate) struct GatedUnit<'a> {
+pub struct GatedUnit<'a> {
     pub gate: WeightMatrix<'a>,
     /// Its product's columns follow the gate's.
     pub up: WeightMatrix<'a>,
@@ -177,7 +177,7 @@ impl Launches<'_> {
             let rows = self.block_rows();
             let (linears, _) = self.linears(&weights, rows, false)?;
             self.push_prefetching(Call {
-                source: "",
+                source: &[],
                 kernel: format!(
                     "gemv_gated<{formats}, {rounding}, {cols}, {}, {}>",
                     prologue.flags(cols),
@@ -253,7 +253,7 @@ impl Launches<'_> {
         for weights in weights.chunks(MOST_LINEARS) {
             let (linears, tiles) = self.linears(weights, self.block_rows(), add)?;
             self.push_prefetching(Call {
-                source: "",
+                source: &[],
                 kernel: format!(
                     "gemv<{formats}, {rounding}, {cols}, {}>",
                     prologue.flags(cols)
@@ -320,7 +320,7 @@ impl Launches<'_> {
         for weights in exact.chunks(MOST_LINEARS) {
             let (linears, tiles) = self.linears(weights, TILE, add)?;
             self.push(Call {
-                source: "",
+                source: &[],
                 kernel: format!("gemm_simt<{formats}, {cols}>"),
                 grid: Grid::EachTile(tiles, TILE),
                 threads: THREADS,

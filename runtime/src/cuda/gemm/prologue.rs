@@ -38,7 +38,7 @@ const MOST_STEPS: usize = 4;
 /// `Prologue` in prologue.cu: how an input is computed from a buffer's columns.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub(crate) struct Prologue {
+pub struct Prologue {
     pub(super) input: Rows,
     steps: i32,
     unused: i32,
@@ -250,7 +250,7 @@ impl Launches<'_> {
     pub fn store_prologue(&mut self, prologue: Prologue, output: View) {
         self.also_writes(self.rows(output).bytes());
         self.push(Call {
-            source: "",
+            source: &[],
             kernel: format!(
                 "store_prologue<{}, {}>",
                 output.width,

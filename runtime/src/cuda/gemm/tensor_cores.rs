@@ -1,6 +1,7 @@
 //! GEMMs of chunks on tensor cores: arguments of `mma.cu` and `wgmma.cu`.
 
 use bytemuck::Zeroable;
+use waterline_kernels::{File, file};
 use waterline_quant::{BF16, F16, FORMATS, Format, Matrix, Rounding};
 
 use crate::cuda::driver::{Address, TensorCores};
@@ -12,11 +13,11 @@ use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::operands::{INPUTS, View};
 
-const MMA_SOURCE: &str = include_str!("mma.cu");
+const MMA_SOURCE: &[File] = &[file("cuda/gemm/mma.cu")];
 /// Rows and tokens of a tile of `mma.cu`, and columns of a step.
 const MMA_TILE: usize = 128;
 const MMA_DEPTH: usize = 64;
-const WGMMA_SOURCE: &str = include_str!("wgmma.cu");
+const WGMMA_SOURCE: &[File] = &[file("cuda/gemm/wgmma.cu")];
 /// Rows of a tile of `wgmma.cu`, threads, and bytes of shared memory: four stages and their alignment.
 const WGMMA_ROWS: usize = 256;
 const WGMMA_THREADS: usize = 384;

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
+use waterline_kernels::File;
 
 use super::OpMemory;
 use super::levels::Accesses;
@@ -12,7 +13,7 @@ use crate::cuda::driver::{Address, Argument, Kernel, Launch};
 
 /// One parameter of a kernel: its type there, and its bytes.
 #[derive(Clone)]
-pub(crate) struct Parameter {
+pub struct Parameter {
     kind: String,
     bytes: Argument,
     tokens: bool,
@@ -53,7 +54,7 @@ impl Parameter {
 /// Columns of a buffer, as kernels see them: `Rows` in `prelude.cu`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
-pub(crate) struct Rows {
+pub struct Rows {
     /// First column of the first token.
     pub first: Address,
     /// Values from one token to the next.
@@ -76,7 +77,7 @@ impl Rows {
 
 /// Blocks of a launch.
 #[derive(Clone, Copy)]
-pub(crate) enum Grid {
+pub enum Grid {
     /// This many.
     Blocks(usize),
     /// One for every token: `blockIdx.x` is the token.
@@ -117,9 +118,9 @@ impl Grid {
 }
 
 /// A kernel to launch: a function template of a `.cu` file with its template arguments.
-pub(crate) struct Call {
-    /// The text of the file that defines it.
-    pub source: &'static str,
+pub struct Call {
+    /// The files that define it.
+    pub source: &'static [File],
     /// The function with its template arguments, such as `recur<128, 64>`.
     pub kernel: String,
     /// Blocks.
@@ -170,7 +171,7 @@ impl Call {
 }
 
 /// What a kernel does before its inputs are complete.
-pub(crate) enum Form {
+pub enum Form {
     /// Nothing.
     Waits,
     /// It prefetches weights, and calls `wait_for_dependencies` itself.
@@ -182,7 +183,7 @@ pub(crate) enum Form {
 }
 
 /// A call in the schedule.
-pub(crate) struct Queued {
+pub struct Queued {
     /// The kernel.
     pub call: Call,
     /// How it waits for its inputs.

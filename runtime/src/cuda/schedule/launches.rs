@@ -19,7 +19,7 @@ use crate::weights::Vector;
 
 /// An op, and the memory that it names: [`crate::ops::Op::access`].
 #[derive(Clone, Debug)]
-pub(crate) struct OpMemory {
+pub struct OpMemory {
     /// Its index in the program.
     pub op: usize,
     /// The named memory, and workspaces that it shares with other ops.
@@ -29,7 +29,7 @@ pub(crate) struct OpMemory {
 }
 
 /// The kernels of one session's program, in order.
-pub(crate) struct Launches<'a> {
+pub struct Launches<'a> {
     /// Tokens of the largest chunk: 1 for the decode program.
     pub tokens: usize,
     /// Whether each token of a chunk gets the bits that it gets in a step.
@@ -47,7 +47,7 @@ pub(crate) struct Launches<'a> {
     pub(crate) kv: Kv,
     pub(crate) sms: usize,
     /// How many ops that fill the device run at once with the current one, itself included.
-    pub(crate) sharing: usize,
+    pub sharing: usize,
     pub(crate) tensor_cores: TensorCores,
     pub(crate) shared_memory: usize,
     /// Workspaces that ops share, by purpose: bytes and address.
@@ -55,17 +55,17 @@ pub(crate) struct Launches<'a> {
     /// Workspaces, owned by the session.
     pub(crate) scratch: &'a mut Vec<Memory>,
     /// The first of them that ops may still take.
-    pub(crate) untaken: usize,
+    pub untaken: usize,
     /// Whether the program chooses experts: then a difference in the last bit of a sum may change all that follows, and products are
     /// those of the CPU as far as they can be.
-    pub(crate) has_choices: bool,
+    pub has_choices: bool,
     /// Whether the calls become ops of the decode kernel.
     pub(crate) persistent: bool,
     pub(crate) calls: Vec<Queued>,
     /// The op whose calls are appended.
     pub(crate) current: Option<OpMemory>,
     /// Whether no two ops read what this one writes, so that the one that does may compute it: [`Launches::defer`].
-    pub(crate) read_once: bool,
+    pub read_once: bool,
     /// Ops that the next call computes too.
     pub(crate) taken_over: Vec<usize>,
     /// A call that the next one may replace, and the columns that it changes.
@@ -74,7 +74,7 @@ pub(crate) struct Launches<'a> {
 
 /// The memory of a session that kernels read and write.
 #[derive(Clone, Copy)]
-pub(crate) struct SessionMemory<'a> {
+pub struct SessionMemory<'a> {
     /// Layout of the state.
     pub plan: &'a StatePlan,
     /// Address of the state.
@@ -93,7 +93,7 @@ pub(crate) struct SessionMemory<'a> {
 
 impl<'a> Launches<'a> {
     /// No kernels yet, for chunks of up to `tokens`; workspaces of ops are added to `scratch`.
-    pub(crate) fn new(
+    pub fn new(
         memory: &SessionMemory<'a>,
         scratch: &'a mut Vec<Memory>,
         tokens: usize,
@@ -130,7 +130,7 @@ impl<'a> Launches<'a> {
     }
 
     /// The kernels, in order.
-    pub(crate) fn into_calls(self) -> Vec<Queued> {
+    pub fn into_calls(self) -> Vec<Queued> {
         #[cfg(test)]
         assert!(!(self.persistent && self.calls.iter().any(Queued::exceeds_op)));
         self.calls
@@ -139,7 +139,7 @@ impl<'a> Launches<'a> {
 
 impl Launches<'_> {
     /// The calls that follow are those of op number `op`.
-    pub(crate) fn begin(&mut self, op: usize, access: &Access) {
+    pub fn begin(&mut self, op: usize, access: &Access) {
         let memory = |operands: &[Operand]| -> Vec<Range<Address>> {
             let memory = operands.iter().map(|operand| match *operand {
                 Operand::Columns(view) => self.rows(view).bytes(),
@@ -158,7 +158,7 @@ impl Launches<'_> {
     }
 
     /// The calls that follow belong to no op.
-    pub(crate) fn end(&mut self) {
+    pub fn end(&mut self) {
         self.current = None;
     }
 

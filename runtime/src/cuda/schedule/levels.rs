@@ -256,7 +256,7 @@ mod tests {
 
     fn queued(blocks: usize) -> Queued {
         let call = Call {
-            source: "",
+            source: &[],
             kernel: String::new(),
             grid: Grid::Blocks(blocks),
             threads: 32,

@@ -5,5 +5,5 @@ mod launches;
 pub(crate) mod levels;
 pub(crate) mod source;
 
-pub(crate) use call::{Call, Form, Grid, Parameter, Queued, Rows};
-pub(crate) use launches::{Launches, OpMemory, SessionMemory};
+pub use call::{Call, Form, Grid, Parameter, Queued, Rows};
+pub use launches::{Launches, OpMemory, SessionMemory};

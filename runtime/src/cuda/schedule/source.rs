@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use waterline_kernels::{File, file};
 use waterline_quant::DEVICE_SOURCE;
 
 use crate::cuda::decode::kernel::ROW_OPS;
@@ -9,27 +10,27 @@ use crate::cuda::decode::mailbox::Mailboxes;
 use crate::cuda::schedule::{Form, Queued};
 
 /// Common to all kernels.
-const PRELUDE: &str = include_str!("../prelude.cu");
+const PRELUDE: File = file("cuda/prelude.cu");
 /// Matrix products and their prologues.
-const PROLOGUE: &str = include_str!("../gemm/prologue.cu");
-const SIMT: &str = include_str!("../gemm/simt.cu");
+const PROLOGUE: File = file("cuda/gemm/prologue.cu");
+const SIMT: File = file("cuda/gemm/simt.cu");
 /// PTX instructions of tensor cores and barriers.
-const INSTRUCTIONS: &str = include_str!("../instructions.cu");
+const INSTRUCTIONS: File = file("cuda/instructions.cu");
 /// Softmax over keys, for all kinds of attention.
-const SOFTMAX: &str = include_str!("../../ops/softmax/softmax.cu");
+const SOFTMAX: File = file("ops/softmax/softmax.cu");
 /// The decode kernel: before the ops' files, and behind them.
-const MAILBOX: &str = include_str!("../decode/mailbox.cu");
-const CTA: &str = include_str!("../decode/cta.cu");
-const PIPELINE: &str = include_str!("../decode/pipeline.cu");
-const DECODE_PROLOGUE: &str = include_str!("../decode/prologue.cu");
-const EPILOGUE: &str = include_str!("../decode/epilogue.cu");
-const GEMV: &str = include_str!("../decode/gemv.cu");
-const KERNEL: &str = include_str!("../decode/kernel.cu");
+const MAILBOX: File = file("cuda/decode/mailbox.cu");
+const CTA: File = file("cuda/decode/cta.cu");
+const PIPELINE: File = file("cuda/decode/pipeline.cu");
+const DECODE_PROLOGUE: File = file("cuda/decode/prologue.cu");
+const EPILOGUE: File = file("cuda/decode/epilogue.cu");
+const GEMV: File = file("cuda/decode/gemv.cu");
+const KERNEL: File = file("cuda/decode/kernel.cu");
 /// Row ops of its epilogues.
-const PREPARE: &str = include_str!("../../ops/prepare/prepare.cu");
+const PREPARE: File = file("ops/prepare/prepare.cu");
 
 /// A translation unit, and the name in it of each call's kernel.
-pub(crate) struct Source {
+pub struct Source {
     /// The whole text.
     pub text: String,
     /// The kernels that it defines, each once.
@@ -72,24 +73,24 @@ impl Source {
             .collect();
         let text = [
             constants,
-            MAILBOX,
-            CTA,
+            MAILBOX.text(),
+            CTA.text(),
             &common(),
             &sources(
                 calls
                     .iter()
                     .map(|queued| queued.call.source)
-                    .chain([PREPARE]),
+                    .chain([&[PREPARE][..]]),
             ),
-            PIPELINE,
-            DECODE_PROLOGUE,
-            EPILOGUE,
-            GEMV,
+            PIPELINE.text(),
+            DECODE_PROLOGUE.text(),
+            EPILOGUE.text(),
+            GEMV.text(),
             &functions,
             "\n__device__ inline void run_op(int function) {\n",
             &branches(0..cases.len()),
             "}\n",
-            KERNEL,
+            KERNEL.text(),
         ];
         Source {
             text: text.concat(),
@@ -112,12 +113,12 @@ fn branches(functions: Range<usize>) -> String {
 
 fn common() -> String {
     [
-        PRELUDE,
+        PRELUDE.text(),
         DEVICE_SOURCE,
-        PROLOGUE,
-        SIMT,
-        INSTRUCTIONS,
-        SOFTMAX,
+        PROLOGUE.text(),
+        SIMT.text(),
+        INSTRUCTIONS.text(),
+        SOFTMAX.text(),
     ]
     .concat()
 }
@@ -136,9 +137,15 @@ fn each_once(texts: impl Iterator<Item = String>) -> (Vec<String>, Vec<usize>) {
     (found, of)
 }
 
-/// The distinct texts of files.
-fn sources(files: impl Iterator<Item = &'static str>) -> String {
-    each_once(files.map(str::to_owned)).0.concat()
+/// The texts of files, each once.
+fn sources(files: impl Iterator<Item = &'static [File]>) -> String {
+    let mut found: Vec<File> = Vec::new();
+    for file in files.flatten() {
+        if !found.contains(file) {
+            found.push(*file);
+        }
+    }
+    found.into_iter().map(File::text).collect()
 }
 
 /// The body of an op: calls a template with the parameters of its record. `mailboxes` is the first template argument of those that use

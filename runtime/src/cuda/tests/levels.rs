@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
+use crate::bound::Model;
 use crate::cuda::Device;
 use crate::cuda::schedule::levels::REVERSED;
 use crate::cuda::tests::persistent_device;
 use crate::engine::StepProgram;
-use crate::model::Model;
 use crate::session::{Session, SessionOptions};
 use crate::state::{Kv, StateOptions};
 

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use crate::bound::Model;
 use crate::cuda::Device;
 use crate::cuda::emulator::Emulator;
 use crate::error::{Error, Result};
-use crate::model::Model;
 use crate::sampler::SamplerParams;
 use crate::session::{Chat, GenerateOptions, Session, SessionOptions};
 use crate::state::{Kv, Snapshot, StateOptions};

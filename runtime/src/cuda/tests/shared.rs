@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use waterline_quant::F16;
 
+use crate::bound::Model;
 use crate::cuda::Device;
-use crate::model::{Checkpoint, Model};
+use crate::model::Checkpoint;
 use crate::session::{Session, SessionOptions};
 
 fn path(name: &str) -> String {

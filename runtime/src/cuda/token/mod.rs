@@ -2,12 +2,14 @@
 
 pub(crate) mod sample;
 
+use waterline_kernels::{File, file};
+
 use crate::cuda::driver::Address;
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter};
 use crate::error::Result;
 use crate::state::{HEADER, HISTORY, LOGITS};
 
-const SESSION: &str = include_str!("token.cu");
+const SESSION: &[File] = &[file("cuda/token/token.cu")];
 
 /// Threads of a block that finds the largest logit, and logits of each.
 const CHOICE_THREADS: usize = 128;
@@ -15,7 +17,7 @@ const CHOICE_RUN: usize = 4;
 
 impl Launches<'_> {
     /// Puts the first of the largest of the logits at `logits` where the next chunk's tokens are, and to `chosen`.
-    pub(crate) fn choose(&mut self, vocab: usize, logits: Address, chosen: Address) -> Result<()> {
+    pub fn choose(&mut self, vocab: usize, logits: Address, chosen: Address) -> Result<()> {
         let parts = vocab.div_ceil(CHOICE_THREADS * CHOICE_RUN);
         let best = self.scratch_address(parts * size_of::<u64>())?;
         self.push(Call {
@@ -45,7 +47,7 @@ impl Launches<'_> {
     }
 
     /// Ends a chunk: its tokens go to the log, the position moves on.
-    pub(crate) fn advance(&mut self) {
+    pub fn advance(&mut self) {
         let log = self.state_shape(HISTORY)[0];
         self.push(Call {
             source: SESSION,
@@ -63,7 +65,7 @@ impl Launches<'_> {
     }
 
     /// Writes the positions of the chunk's tokens to `positions`.
-    pub(crate) fn count_positions(&mut self, positions: Address) {
+    pub fn count_positions(&mut self, positions: Address) {
         self.push(Call {
             source: SESSION,
             kernel: "count_positions".into(),
@@ -79,7 +81,7 @@ impl Launches<'_> {
     }
 
     /// Copies the logits at `from` to the state's.
-    pub(crate) fn keep_logits(&mut self, vocab: usize, from: Address) {
+    pub fn keep_logits(&mut self, vocab: usize, from: Address) {
         const THREADS: usize = 256;
         self.push(Call {
             source: SESSION,

@@ -1,6 +1,7 @@
 //! Choosing a token on the device. `sample.cu` says how; the token is the one that [`crate::sampler::Sampler`] chooses.
 
 use bytemuck::{Pod, Zeroable};
+use waterline_kernels::{File, file};
 
 use crate::cuda::driver::Address;
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter};
@@ -8,12 +9,12 @@ use crate::error::Result;
 use crate::sampler::SamplerParams;
 use crate::state::{HEADER, HISTORY, LOGITS, SAMPLER};
 
-const SOURCE: &str = include_str!("sample.cu");
+const SOURCE: &[File] = &[file("cuda/token/sample.cu")];
 
 /// Parameters as the kernels read them: `Sampling` in `sample.cu`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 #[repr(C)]
-pub(crate) struct Sampling {
+pub struct Sampling {
     temperature: f32,
     top_p: f32,
     min_p: f32,
@@ -79,12 +80,7 @@ fn working_bytes(vocab: usize) -> usize {
 impl Launches<'_> {
     /// Chooses a token from the state's logits by the `Sampling` at `sampling` and puts it where the next chunk's tokens
     /// are, and to `chosen`.
-    pub(crate) fn sample(
-        &mut self,
-        vocab: usize,
-        sampling: Address,
-        chosen: Address,
-    ) -> Result<()> {
+    pub fn sample(&mut self, vocab: usize, sampling: Address, chosen: Address) -> Result<()> {
         let working = self.scratch_address(working_bytes(vocab))?;
         let working = || Parameter::pointer(&format!("Working<{vocab}>"), working);
         let sampling = || Parameter::pointer("const Sampling", sampling);

@@ -13,12 +13,12 @@ use columns::{DeviceAhead, DeviceGroup};
 use programs::Programs;
 
 use super::{Ahead, Engine, Group, Setup, StepForm};
+use crate::bound::Model;
 use crate::cuda::{
     Address, ChunkMemory, Control, DecodeKernel, Device, HostLogits, KernelOpInfo, Memory, OpTime,
     Queue, Sampling,
 };
 use crate::error::{Error, Result};
-use crate::model::Model;
 use crate::operands::RESIDUAL;
 use crate::sampler::{SamplerParams, SamplerState};
 use crate::state::{Arena, Kv, LOGITS, StatePlan};

@@ -5,6 +5,7 @@ use std::sync::{Arc, PoisonError};
 
 use super::CudaEngine;
 use super::programs::{Calls, ProgramWriter, Programs};
+use crate::bound::Model;
 use crate::cpu::Pool;
 use crate::cuda::{
     ChunkKey, Control, DecodeKernel, Device, HostLogits, Memory, Queued, Sampling, SessionMemory,
@@ -12,7 +13,6 @@ use crate::cuda::{
 };
 use crate::engine::{Setup, StepForm, StepProgram};
 use crate::error::{Error, Result};
-use crate::model::Model;
 use crate::program::{Program, Schedule};
 use crate::state::{Arena, StateOptions, StatePlan};
 

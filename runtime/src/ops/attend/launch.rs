@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
+use waterline_kernels::{File, file};
 
 use super::{Attend, Eviction, Policy};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows, TensorCores};
@@ -10,7 +11,10 @@ use crate::error::Result;
 use crate::operands::View;
 use crate::ops::DeviceOp;
 
-const SOURCE: &str = concat!(include_str!("attend.cu"), include_str!("attend_tiles.cu"));
+const SOURCE: &[File] = &[
+    file("ops/attend/attend.cu"),
+    file("ops/attend/attend_tiles.cu"),
+];
 
 /// Keys below which one block takes all of them.
 const SPLIT: usize = 512;

@@ -1,6 +1,7 @@
 //! Sparse attention as kernels: what `attend_blocks.cu` is called with.
 
 use bytemuck::{Pod, Zeroable};
+use waterline_kernels::{File, file};
 
 use super::{AttendBlocks, BRANCHES};
 use crate::cuda::{Call, Grid, Launches, Parameter, Rows, TensorCores};
@@ -8,11 +9,11 @@ use crate::error::Result;
 use crate::ops::DeviceOp;
 use crate::ops::attend::{block, heads_together, unit};
 
-const SOURCE: &str = concat!(
-    include_str!("attend_blocks.cu"),
-    include_str!("attend_chosen.cu"),
-    include_str!("attend_blocks_step.cu")
-);
+const SOURCE: &[File] = &[
+    file("ops/attend_blocks/attend_blocks.cu"),
+    file("ops/attend_blocks/attend_chosen.cu"),
+    file("ops/attend_blocks/attend_blocks_step.cu"),
+];
 
 /// Blocks of threads that a SM is given; each takes tokens and heads in turn.
 const TURNS: usize = 4;

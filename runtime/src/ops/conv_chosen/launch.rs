@@ -1,13 +1,14 @@
 //! The op as kernels: what `conv_chosen.cu` is called with.
 
 use bytemuck::{Pod, Zeroable};
+use waterline_kernels::{File, file};
 
 use super::ConvChosen;
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::ops::DeviceOp;
 
-const SOURCE: &str = include_str!("conv_chosen.cu");
+const SOURCE: &[File] = &[file("ops/conv_chosen/conv_chosen.cu")];
 
 const MOST_GROUPS: usize = 4;
 const MOST_PAST: usize = 8;

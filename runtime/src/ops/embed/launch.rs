@@ -1,5 +1,7 @@
 //! The op as kernels.
 
+use waterline_kernels::file;
+
 use super::Embed;
 use crate::cuda::{Call, Grid, Launches, Parameter, format_of};
 use crate::error::Result;
@@ -17,7 +19,7 @@ impl DeviceOp for Embed {
         let norm = launches.prologue(output, self.norm.as_ref())?;
         let matrix = launches.matrix_address(&self.matrix)?;
         launches.push(Call {
-            source: include_str!("embed.cu"),
+            source: const { &[file("ops/embed/embed.cu")] },
             kernel: format!(
                 "embed<{}, {hidden}, {}>",
                 format_of(&self.matrix),

@@ -1,5 +1,7 @@
 //! The op as kernels.
 
+use waterline_kernels::file;
+
 use super::Emit;
 use crate::cuda::{Call, Grid, Launches};
 use crate::error::Result;
@@ -33,7 +35,7 @@ impl Launches<'_> {
         self.store_prologue(normed, product);
         let residual = View::whole(RESIDUAL, product.width);
         self.push(Call {
-            source: include_str!("emit.cu"),
+            source: const { &[file("ops/emit/emit.cu")] },
             kernel: format!("add_rows<{}>", product.width),
             grid: Grid::Tokens,
             threads: 256,

@@ -1,6 +1,7 @@
 //! The op as kernels: what `experts.cu` is called with.
 
 use bytemuck::{Pod, Zeroable};
+use waterline_kernels::{File, file};
 use waterline_quant::Rounding;
 
 use super::{Expert, Experts};
@@ -8,7 +9,7 @@ use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows, format_of, sha
 use crate::error::Result;
 use crate::ops::DeviceOp;
 
-pub(super) const SOURCE: &str = include_str!("experts.cu");
+pub(super) const SOURCE: &[File] = &[file("ops/experts/experts.cu")];
 
 /// The instance of `Network` where there is none.
 pub(super) const NO_NETWORK: &str = "Network<-1, -1, -1, 0, -1, -1>";

@@ -2,6 +2,7 @@
 //! tokens. What `experts_chunk.cu` is called with.
 
 use bytemuck::{Pod, Zeroable};
+use waterline_kernels::{File, file};
 use waterline_quant::{Matrix, Rounding};
 
 use super::launch::{Matrices, NO_NETWORK, SOURCE};
@@ -12,7 +13,7 @@ use crate::cuda::{
 use crate::error::Result;
 use crate::operands::View;
 
-const CHUNK_SOURCE: &str = include_str!("experts_chunk.cu");
+const CHUNK_SOURCE: &[File] = &[file("ops/experts/experts_chunk.cu")];
 
 /// `slice_tokens` and `tile_pairs` in experts.cu.
 const SLICE: usize = 256;

@@ -1,6 +1,7 @@
 //! Sparse attention beside a state-space model as kernels: what `hax.cu` is called with.
 
 use bytemuck::{Pod, Zeroable};
+use waterline_kernels::{File, file};
 
 use super::Hax;
 use crate::cuda::{Call, Grid, Launches, Parameter, Rows};
@@ -8,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::ops::DeviceOp;
 use crate::ops::hax_sources::{Pattern, Source};
 
-const SOURCE: &str = include_str!("hax.cu");
+const SOURCE: &[File] = &[file("ops/hax/hax.cu")];
 
 /// `HaxSource` in hax.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]

@@ -1,5 +1,6 @@
 //! The op as kernels.
 
+use waterline_kernels::file;
 use waterline_quant::Rounding;
 
 use super::HeadLinear;
@@ -25,7 +26,7 @@ impl DeviceOp for HeadLinear {
         let format = format_of(&self.matrix);
         let rounding = self.matrix.format().rounding();
         launches.push_prefetching(Call {
-            source: include_str!("head_linear.cu"),
+            source: const { &[file("ops/head_linear/head_linear.cu")] },
             kernel: format!(
                 "head_linear<{format}, {}, {lanes}, {heads}, {rows}, {cols}, {kept}, {width}, {tile}>",
                 Rounding::device_number(rounding)

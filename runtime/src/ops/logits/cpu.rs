@@ -12,7 +12,7 @@ use crate::ops::project::{load, piece};
 
 impl Logits {
     /// Writes the logits `[rows, vocab]` after these tokens of the chunk, in one pass over the output matrix.
-    pub(crate) fn run(
+    pub fn run(
         &self,
         pool: &Pool,
         buffers: &Buffers,

@@ -1,5 +1,7 @@
 //! The op as kernels.
 
+use waterline_kernels::file;
+
 use super::Logits;
 use crate::cuda::{Call, Grid, Launches, Parameter, Rows, WeightMatrix};
 use crate::error::Result;
@@ -7,12 +9,7 @@ use crate::operands::View;
 
 impl Logits {
     /// The logits after each token in `residual`.
-    pub(crate) fn launch(
-        &self,
-        launches: &mut Launches,
-        residual: View,
-        logits: Rows,
-    ) -> Result<()> {
+    pub fn launch(&self, launches: &mut Launches, residual: View, logits: Rows) -> Result<()> {
         let prologue = launches.prologue(residual, Some(&self.norm))?;
         launches.gemm_into(
             prologue,
@@ -23,7 +20,7 @@ impl Logits {
         if let Some(cap) = self.softcap {
             const THREADS: usize = 256;
             launches.push(Call {
-                source: include_str!("logits.cu"),
+                source: const { &[file("ops/logits/logits.cu")] },
                 kernel: "cap_logits".into(),
                 grid: Grid::EachToken(self.matrix.rows().div_ceil(THREADS)),
                 threads: THREADS,

@@ -22,7 +22,7 @@ pub struct Logits {
 
 impl Logits {
     /// What it reads and writes.
-    pub(crate) fn access(&self) -> Access {
+    pub fn access(&self) -> Access {
         Access {
             writes: vec![Operand::State(LOGITS)],
             ..Access::default().reads([View::whole(RESIDUAL, self.matrix.cols())])

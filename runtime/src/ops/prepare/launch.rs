@@ -1,6 +1,7 @@
 //! The op as kernels: what `prepare.cu` is called with.
 
 use bytemuck::{Pod, Zeroable};
+use waterline_kernels::{File, file};
 
 use super::{Conv, Gate, HeadGroup, HeadOp, Prepare};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
@@ -8,7 +9,7 @@ use crate::error::Result;
 use crate::operands::View;
 use crate::ops::DeviceOp;
 
-const SOURCE: &str = include_str!("prepare.cu");
+const SOURCE: &[File] = &[file("ops/prepare/prepare.cu")];
 
 /// Kinds of head ops and gates that this file distinguishes; the numbers are those of prepare.cu.
 pub(super) const ACTIVATION: i32 = 0;

@@ -60,7 +60,7 @@ pub enum RopeScaling {
 
 impl RopeScaling {
     /// YaRN's magnitude for a divisor; `scale` is usually 1.
-    pub(crate) fn yarn_magnitude(factor: f32, scale: f32) -> f32 {
+    pub fn yarn_magnitude(factor: f32, scale: f32) -> f32 {
         match factor > 1.0 {
             true => 0.1 * scale * factor.ln() + 1.0,
             false => 1.0,
@@ -68,7 +68,7 @@ impl RopeScaling {
     }
 
     /// The angle per token of pair `pair` of those in `width` values.
-    pub(crate) fn frequency(self, theta: f32, width: usize, pair: usize) -> f64 {
+    pub fn frequency(self, theta: f32, width: usize, pair: usize) -> f64 {
         let plain = plain(theta, width, pair);
         match self {
             RopeScaling::Linear { factor } => plain / f64::from(factor),

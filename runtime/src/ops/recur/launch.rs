@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
+use waterline_kernels::{File, file};
 
 use super::matrix_form::MatrixForm;
 use super::step;
@@ -13,18 +14,18 @@ use crate::operands::View;
 use crate::ops::DeviceOp;
 
 /// The recurrence, and the ops that are built on it.
-pub(in crate::ops) const SOURCE: &str = concat!(
-    include_str!("recur.cu"),
-    include_str!("recur_step.cu"),
-    include_str!("recur_block.cu"),
-    include_str!("recur_levels.cu"),
-    include_str!("recur_columns.cu"),
-    include_str!("recur_chunk.cu"),
-    include_str!("recur_rows.cu"),
-    include_str!("recur_states.cu"),
-    include_str!("../partitions/partitions.cu"),
-    include_str!("../partitions/partitions_chunk.cu")
-);
+pub(in crate::ops) const SOURCE: &[File] = &[
+    file("ops/recur/recur.cu"),
+    file("ops/recur/recur_step.cu"),
+    file("ops/recur/recur_block.cu"),
+    file("ops/recur/recur_levels.cu"),
+    file("ops/recur/recur_columns.cu"),
+    file("ops/recur/recur_chunk.cu"),
+    file("ops/recur/recur_rows.cu"),
+    file("ops/recur/recur_states.cu"),
+    file("ops/partitions/partitions.cu"),
+    file("ops/partitions/partitions_chunk.cu"),
+];
 
 /// `RecurInput` in recur.cu: where a head's columns of an input lie.
 #[derive(Clone, Copy, Pod, Zeroable)]

@@ -1,6 +1,7 @@
 //! The op as kernels.
 
 use bytemuck::{Pod, Zeroable};
+use waterline_kernels::file;
 
 use super::{FirstValues, Replace};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
@@ -50,7 +51,7 @@ impl DeviceOp for Replace {
         let (heads, warps) = (self.heads, 2);
         let (dk, dv) = (self.k.width / heads, self.v.width / heads);
         launches.push(Call {
-            source: include_str!("replace.cu"),
+            source: const { &[file("ops/replace/replace.cu")] },
             kernel: format!("replace<{heads}, {dk}, {dv}, {keep}>"),
             grid: Grid::EachToken(heads.div_ceil(warps)),
             threads: 32 * warps,

@@ -1,5 +1,7 @@
 //! The op as kernels.
 
+use waterline_kernels::file;
+
 use super::RgLru;
 use crate::cuda::{Call, Grid, Launches, Parameter};
 use crate::error::Result;
@@ -12,7 +14,7 @@ impl DeviceOp for RgLru {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         let dim = self.head_dim();
         launches.push_prefetching(Call {
-            source: include_str!("rg_lru.cu"),
+            source: const { &[file("ops/rg_lru/rg_lru.cu")] },
             kernel: format!("rg_lru<{dim}>"),
             grid: Grid::Blocks(self.heads * dim.div_ceil(CHANNELS)),
             threads: 4 * CHANNELS,

@@ -1,5 +1,7 @@
 //! The op as kernels: what `route.cu` is called with.
 
+use waterline_kernels::file;
+
 use super::Route;
 use crate::cuda::{Call, Grid, Launches, Parameter};
 use crate::error::Result;
@@ -14,7 +16,7 @@ impl DeviceOp for Route {
         let normalize = router.normalize.is_some();
         let warps = 4;
         launches.push(Call {
-            source: include_str!("route.cu"),
+            source: const { &[file("ops/route/route.cu")] },
             kernel: format!(
                 "route<{partitions}, {chosen}, {scoring}, {normalize}, {groups}, {kept}>"
             ),

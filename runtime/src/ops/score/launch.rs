@@ -3,13 +3,14 @@
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
+use waterline_kernels::{File, file};
 
 use super::{RouterLayer, Score, ScoreMap};
 use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::ops::DeviceOp;
 
-const SOURCE: &str = include_str!("score.cu");
+const SOURCE: &[File] = &[file("ops/score/score.cu")];
 
 /// `RouterInputs` in score.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]

@@ -1,6 +1,7 @@
 //! The op as kernels: two recurrences with a softmax between.
 
 use bytemuck::Zeroable;
+use waterline_kernels::file;
 
 use super::super::recur::{DeviceInputs as Inputs, Fading, Input, Place, Plan, Update, Writing};
 use super::Slots;
@@ -63,7 +64,7 @@ impl DeviceOp for Slots {
 
         let warps = 4;
         launches.push(Call {
-            source: include_str!("slots.cu"),
+            source: const { &[file("ops/slots/slots.cu")] },
             kernel: format!("softmax_slots<{heads}, {slots}>"),
             grid: Grid::EachToken(heads.div_ceil(warps)),
             threads: 32 * warps,

@@ -1,12 +1,14 @@
 //! The op as kernels.
 
+use waterline_kernels::{File, file};
+
 use super::TokenShift;
 use crate::cuda::{Address, Call, Grid, Launches, Parameter};
 use crate::error::Result;
 use crate::operands::{RESIDUAL, View};
 use crate::ops::DeviceOp;
 
-const SOURCE: &str = include_str!("token_shift.cu");
+const SOURCE: &[File] = &[file("ops/token_shift/token_shift.cu")];
 
 const MOST_MIXES: usize = 8;
 

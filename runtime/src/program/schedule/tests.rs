@@ -2,11 +2,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::*;
+use crate::bound::Model;
 use crate::cpu::Pool;
-use crate::engine::Workspace;
-use crate::model::Model;
 use crate::operands::PRODUCT;
 use crate::ops::instrument::{run_named, unnoticed};
+use crate::program::Workspace;
 use crate::state::{Arena, StateOptions};
 
 /// Lengths of the chunks that are read one after another: the last ones make windows overflow.

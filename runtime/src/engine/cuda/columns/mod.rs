@@ -16,12 +16,12 @@ pub(super) use ahead::DeviceAhead;
 pub(super) use group::DeviceGroup;
 
 use super::CudaEngine;
+use crate::bound::Model;
 use crate::cuda::{
     Address, Calls, Column, Device, Launches, Memory, Program, Queue, Queued, Recording, Rooms,
     Rows, Sampling, SessionMemory,
 };
 use crate::error::{Error, Result};
-use crate::model::Model;
 use crate::operands::{RESIDUAL, View};
 use crate::ops::Op;
 use crate::state::LOGITS;

@@ -1,0 +1,198 @@
+//! A model bound to its weights: read-only, shared by any number of sessions.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use once_cell::sync::OnceCell;
+
+use crate::error::{Error, Result};
+use crate::lowering::Source;
+use crate::model::{Checkpoint, Draft, ModelSpec, OpenOptions, TextFiles, lower};
+use crate::program::{Program, Schedule};
+use crate::state::{StateOptions, StatePlan, Touched};
+use crate::text::{ChatTemplate, Tokenizer};
+
+/// Weights and description, ready to run.
+pub struct Model {
+    file: String,
+    name: String,
+    spec: ModelSpec,
+    program: Program,
+    draft: Option<Draft>,
+    fingerprint: u64,
+    files: TextFiles,
+    tokenizer: OnceCell<Arc<Tokenizer>>,
+}
+
+impl Model {
+    /// Opens a GGUF file or a Hugging Face directory. The weights are mapped and read where they lie.
+    pub fn open(path: impl AsRef<Path>) -> Result<Arc<Self>> {
+        Self::bind(Checkpoint::open(path)?)
+    }
+
+    /// As [`Model::open`], with options.
+    pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Arc<Self>> {
+        Self::bind(Checkpoint::open_with(path, options)?)
+    }
+
+    /// Binds an opened checkpoint.
+    pub fn bind(checkpoint: Checkpoint) -> Result<Arc<Self>> {
+        let plan = checkpoint.spec.plan(&StateOptions::default())?;
+        let own = plan
+            .tensors
+            .iter()
+            .take_while(|tensor| tensor.layer.is_none());
+        let first_tensor = own.count();
+        let source = Source {
+            file: &checkpoint.file,
+            tensors: &checkpoint.tensors,
+            hidden: checkpoint.spec.hidden,
+            norm_eps: checkpoint.spec.norm_eps,
+        };
+        let (program, draft) = lower(&source, &checkpoint.spec, first_tensor)?;
+        let programs = [&program].into_iter();
+        for program in programs.chain(draft.as_ref().map(|draft| &draft.program)) {
+            program.validate(&checkpoint.file, &plan)?;
+        }
+        Ok(Arc::new(Model {
+            fingerprint: checkpoint.fingerprint(),
+            file: checkpoint.file,
+            name: checkpoint.name,
+            spec: checkpoint.spec,
+            program,
+            draft,
+            files: checkpoint.text,
+            tokenizer: OnceCell::new(),
+        }))
+    }
+
+    /// The file or directory it came from.
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its dimensions.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// Its ops.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// What drafts tokens, if its MTP block was read.
+    pub fn draft(&self) -> Option<&Draft> {
+        self.draft.as_ref()
+    }
+
+    /// Bytes of weights that reading one token touches: every matrix once, and one row of the embedding.
+    pub fn weight_bytes(&self) -> usize {
+        self.program.weight_bytes()
+    }
+
+    /// What reading the token at `position` touches of the layers' state tensors.
+    pub fn touched(&self, plan: &StatePlan, position: u64) -> Vec<Touched> {
+        self.program.touched(plan, position)
+    }
+
+    /// Bytes of the layers' state tensors that reading the token at `position` touches, those read and those written.
+    pub fn state_bytes(&self, plan: &StatePlan, position: u64) -> usize {
+        let touched = self.touched(plan, position);
+        touched.iter().map(Touched::bytes).sum()
+    }
+
+    /// Differs for different models.
+    pub fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    /// The state of a session on this model, before one is made.
+    pub fn plan(&self, options: &StateOptions) -> Result<StatePlan> {
+        self.spec.plan(options)
+    }
+
+    /// In which order its ops may run, with a state of these sizes.
+    pub fn schedule(&self, options: &StateOptions) -> Result<Schedule> {
+        Ok(Schedule::new(&self.program, &self.plan(options)?))
+    }
+
+    /// The token that begins every sequence, if there is one.
+    pub fn bos(&self) -> Option<u32> {
+        self.files.bos.filter(|_| !self.files.omits_bos)
+    }
+
+    /// The token that ends an answer, if there is one.
+    pub fn eos(&self) -> Option<u32> {
+        self.files.eos
+    }
+
+    /// Whether the file has a tokenizer, be it a broken one.
+    pub fn has_tokenizer(&self) -> bool {
+        self.files.tokenizer.is_some()
+    }
+
+    /// The tokenizer, made on first use. Fails if the model has none, a broken one, or one with more tokens than the
+    /// model.
+    pub fn tokenizer(&self) -> Result<Arc<Tokenizer>> {
+        let make = || -> Result<Arc<Tokenizer>> {
+            let error = |reason: String| Error::Tokenizer {
+                source_name: self.file.clone(),
+                reason,
+            };
+            let json = self.files.tokenizer.as_ref().ok_or_else(|| {
+                error(
+                    "the model has none; add tokenizer.json to its directory and convert it again"
+                        .into(),
+                )
+            })?;
+            let tokenizer = Tokenizer::from_json(json, &self.file)?;
+            if tokenizer.vocab_size() > self.spec.vocab {
+                let (tokens, vocab) = (tokenizer.vocab_size(), self.spec.vocab);
+                return Err(error(format!("it has {tokens} tokens, the model {vocab}")));
+            }
+            Ok(Arc::new(tokenizer))
+        };
+        self.tokenizer.get_or_try_init(make).cloned()
+    }
+
+    /// Whether the file has a chat template, be it a broken one.
+    pub fn has_chat_template(&self) -> bool {
+        self.files.chat_template.is_some()
+    }
+
+    /// The chat template for a conversation: ChatML where the file has none. Fails if the file's is broken.
+    pub fn chat_template_or_chatml(&self) -> Result<ChatTemplate> {
+        match self.has_chat_template() {
+            true => self.chat_template(),
+            false => ChatTemplate::chatml(),
+        }
+    }
+
+    /// The chat template. Fails if the model has none or a broken one.
+    pub fn chat_template(&self) -> Result<ChatTemplate> {
+        // A missing tokenizer is reported first: without it there is no text at all.
+        let tokenizer = self.tokenizer()?;
+        let source = self
+            .files
+            .chat_template
+            .as_ref()
+            .ok_or_else(|| Error::Template {
+                reason: format!(
+                    "{} has none: it can complete text (run), but not chat",
+                    self.file
+                ),
+            })?;
+        let text = |id: Option<u32>| {
+            id.map_or_else(String::new, |id| {
+                String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned()
+            })
+        };
+        ChatTemplate::new(source, &text(self.files.bos), &text(self.eos()))
+    }
+}
