@@ -36,7 +36,7 @@ fn compare(op: &dyn Op, slot: &[usize], widths: [usize; 3], kv: Kv) {
             persistent,
             tolerance: 1e-4,
         };
-        comparison.read(chunks, &fill);
+        comparison.read(chunks, fill);
     }
 }
 
