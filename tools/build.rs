@@ -38,7 +38,11 @@ fn presets() {
 /// Has functions with the same code share it, and constants with the same bytes too, if a small program can be linked so: rustc's own
 /// linker can, GNU's cannot. Nothing here compares addresses of constants.
 fn fold() {
-    const FOLD: [&str; 2] = ["-Wl,--icf=all", "-Wl,--ignore-data-address-equality"];
+    const FOLD: [&str; 3] = [
+        "-Wl,--icf=all",
+        "-Wl,--ignore-data-address-equality",
+        "-Wl,-O2",
+    ];
     let source = out().join("empty.rs");
     fs::write(&source, "fn main() {}").expect("the folder can be written");
     let variable = |name: &str| env::var(name).unwrap_or_default();
