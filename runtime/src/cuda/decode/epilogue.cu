@@ -17,7 +17,7 @@ __device__ __noinline__ float apply_row_op(const PrepareTasks& row_ops, int row_
 
 // One row of a batch, which four lanes finish together. They load all operands before the sums exist. Where no row has a row op,
 // `row_ops` is null at compile time, and costs nothing.
-template <int mailboxes, int epilogue, int function>
+template <int mailboxes, int epilogue, int function, int cols>
 struct EpilogueRow {
   const Segment* segment;
   int row;
@@ -87,8 +87,11 @@ struct EpilogueRow {
   __device__ static float product(const Segment& segment, const float* sums, int row) {
     const float* parts = sums + segment.sums + row * sums_pitch + lane_index() % 4;
     float sum = parts[0];
-#pragma unroll
-    for (int i = 4; i < consumer_warps; i += 4) sum += parts[i];
+    // Only the warps of the row's group have sums of it. No unit has more than 32 columns.
+    constexpr bool grouped = groups_of_tile(cols / 32) > 1;
+    int warps = grouped ? consumer_warps / segment.row_groups : consumer_warps;
+#pragma unroll(grouped ? 1 : consumer_warps / 4)
+    for (int i = 4; i < warps; i += 4) sum += parts[i];
     sum += __shfl_xor_sync(all_lanes, sum, 2);
     return sum + __shfl_xor_sync(all_lanes, sum, 1);
   }

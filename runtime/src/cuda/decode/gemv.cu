@@ -5,17 +5,23 @@
 constexpr int most_held = 48;
 constexpr int most_held_parts = 24;
 
-// A lane's first unit of a row; it multiplies one unit per step.
-__device__ inline int first_unit() { return 4 * warp_index() + lane_index() % 4; }
-
-// The steps in which the warps multiply a row's units.
+// The steps in which the warps multiply a row's units. The warps of a row group share its rows.
 template <int units>
 struct Steps {
   static constexpr int count = (units + step_units - 1) / step_units;
+  static constexpr int groups = groups_of_tile(units);
+  static constexpr int warps = consumer_warps / groups;
+
+  // The warp's number among those of its group.
+  __device__ static int warp() { return groups == 1 ? warp_index() : warp_index() % warps; }
+  // A lane's first unit of a row; it multiplies one unit per step.
+  __device__ static int first_unit() { return 4 * warp() + lane_index() % 4; }
+  // A lane's first row of a tile.
+  __device__ static int row(int bands) { return lane_index() / 4 + (groups == 1 ? 0 : warp_index() / warps * 8 * bands); }
 
   // Whether this lane has a unit in a step: the last one may be short.
   __device__ static bool has(int step) {
-    return units % step_units == 0 || step < count - 1 || first_unit() + step * step_units < units;
+    return units * groups % step_units == 0 || step < count - 1 || first_unit() + step * step_units < units;
   }
 };
 
@@ -42,15 +48,16 @@ __device__ void unit_sums(const Segment& segment, const float* x, const Rounded&
   constexpr int scale_step = Format<format, step_units * Weights::unit>::scale_row_bytes;
   constexpr int of_step = Weights::integer ? sizeof(Codes) / 4 : Weights::unit;
   constexpr bool held = steps * of_step <= most_held, holds_codes = held && Weights::integer, holds_numbers = held && !Weights::integer;
-  int row = lane_index() / 4, rows = segment.rows - row;
+  int row = Row::row(bands), rows = segment.rows - row;
   u32 code_pitch = segment.code_pitch, scale_pitch = segment.scale_pitch;
   // Where a tile has the scales of whole rows, a step's are further on.
   int next_scales = segment.tile_scale_bytes == 0 ? scale_step : 0;
+  int first_unit = Row::first_unit();
   Codes codes[holds_codes ? steps : 1];
   float4 numbers[holds_numbers ? steps * Weights::unit / 4 : 1];
 #pragma unroll
   for (int i = 0; i < (held ? steps : 0); i++) {
-    int unit = Row::has(i) ? first_unit() + i * step_units : 0;
+    int unit = Row::has(i) ? first_unit + i * step_units : 0;
     if constexpr (holds_codes) codes[i] = rounded.unit(unit);
     if constexpr (holds_numbers) {
 #pragma unroll
@@ -60,24 +67,25 @@ __device__ void unit_sums(const Segment& segment, const float* x, const Rounded&
     }
   }
   ConsumerState next(StageIndex(segment.tile));
-  sums += segment.sums + row * sums_pitch + warp_index();
+  sums += segment.sums + row * sums_pitch + Row::warp();
 #pragma unroll 1
-  for (int first = 0; first < segment.rows; first += 8 * bands) {
+  for (int first = 0; first < segment.rows; first += Row::groups * 8 * bands) {
     float sum[bands] = {};
 #pragma unroll(held ? steps : 2)
     for (int i = 0; i < steps; i++, next.advance()) {
       const u8* tile = next.consumer_wait();
       if (Row::has(i)) {
-        const u8 *of_codes = tile + row * code_pitch, *of_scales = tile + 8 * bands * code_pitch + row * scale_pitch + i * next_scales;
+        const u8* of_codes = tile + row * code_pitch;
+        const u8* of_scales = tile + Row::groups * 8 * bands * code_pitch + row * scale_pitch + i * next_scales;
 #pragma unroll
         for (int band = 0; band < bands; band++) {
           Units weights = {of_codes + 8 * band * code_pitch, of_scales + 8 * band * scale_pitch};
           if constexpr (Weights::integer) {
-            sum[band] += Weights::dot(weights, first_unit(), held ? codes[i] : rounded.unit(first_unit() + i * step_units));
+            sum[band] += Weights::dot(weights, first_unit, held ? codes[i] : rounded.unit(first_unit + i * step_units));
           } else {
             float values[Weights::unit];
-            Weights::values(weights, first_unit(), values);
-            const float* inputs = x + (first_unit() + i * step_units) * Weights::unit;
+            Weights::values(weights, first_unit, values);
+            const float* inputs = x + (first_unit + i * step_units) * Weights::unit;
 #pragma unroll
             for (int j = 0; j < Weights::unit; j += 4) {
               float4 four = held ? numbers[(i * Weights::unit + j) / 4] : *reinterpret_cast<const float4*>(inputs + j);
@@ -154,17 +162,18 @@ __device__ void run_sums(const Segment& segment, const Rounded& rounded, float* 
   constexpr bool pairs = stage_count >= 4;
   constexpr bool held = steps * (int)(sizeof(Codes) / 4) <= most_held;
   constexpr int scale_step = Format<format, step_units * 32>::scale_row_bytes;
-  int row = lane_index() / 4, rows = segment.rows - row, all_rows = segment.rows;
+  int row = Row::row(bands), rows = segment.rows - row, all_rows = segment.rows;
   // Lanes without a unit load the first one.
-  int unit = Row::has(0) ? first_unit() : 0;
+  int unit = Row::has(0) ? Row::first_unit() : 0;
   u32 code_pitch = segment.code_pitch, scale_pitch = segment.scale_pitch;
-  u32 code_at = row * code_pitch + unit * Tile::unit_bytes, scale_at = 8 * bands * code_pitch + row * scale_pitch + unit * Tile::scale_bytes;
+  u32 code_at = row * code_pitch + unit * Tile::unit_bytes;
+  u32 scale_at = Row::groups * 8 * bands * code_pitch + row * scale_pitch + unit * Tile::scale_bytes;
   // Where a tile has the scales of whole rows, a step's are further on.
   int next_scales = segment.tile_scale_bytes == 0 ? scale_step : 0;
   Codes codes[held ? steps : 1];
   if constexpr (held) {
 #pragma unroll
-    for (int i = 0; i < steps; i++) codes[i] = rounded.unit(Row::has(i) ? first_unit() + i * step_units : 0);
+    for (int i = 0; i < steps; i++) codes[i] = rounded.unit(Row::has(i) ? Row::first_unit() + i * step_units : 0);
   }
   auto load = [&](const u8* tile, int step) {
     const u8* scale = tile + scale_at + (Row::has(step) ? step : 0) * next_scales;
@@ -173,14 +182,14 @@ __device__ void run_sums(const Segment& segment, const Rounded& rounded, float* 
   float sum[bands];
   auto multiply = [&](const Tile& tile, int step) {
     if (!Row::has(step)) return;
-    const Codes x = held ? codes[held ? step : 0] : rounded.unit(first_unit() + step * step_units);
+    const Codes x = held ? codes[held ? step : 0] : rounded.unit(Row::first_unit() + step * step_units);
 #pragma unroll
     for (int band = 0; band < bands; band++) sum[band] += tile.dot(band, x);
   };
   ConsumerState next(StageIndex(segment.tile));
-  sums += segment.sums + row * sums_pitch + warp_index();
+  sums += segment.sums + row * sums_pitch + Row::warp();
 #pragma unroll 1
-  for (int first = 0; first < all_rows; first += 8 * bands) {
+  for (int first = 0; first < all_rows; first += Row::groups * 8 * bands) {
 #pragma unroll
     for (int band = 0; band < bands; band++) sum[band] = 0.0f;
 #pragma unroll(held ? steps : 1)
@@ -216,9 +225,9 @@ __device__ void tile_sums(const Segment& segment, const SplitInput& input, float
   constexpr int steps = Row::count;
   constexpr bool held = steps * 4 <= most_held_parts;
   constexpr int bands = bands_of_tile(BF16);
-  int lane = lane_index(), row = lane / 4, first_bytes = 16 * first_unit(), rows = segment.rows - row;
+  int lane = lane_index(), row = Row::row(bands), first_bytes = 16 * Row::first_unit(), rows = segment.rows - row;
   u32 pitch = segment.code_pitch;
-  const u8* parts = reinterpret_cast<const u8*>(input.first + min(row, 2) * input.pitch) + first_bytes;
+  const u8* parts = reinterpret_cast<const u8*>(input.first + min(lane / 4, 2) * input.pitch) + first_bytes;
   auto part = [&](int step) { return *reinterpret_cast<const uint4*>(parts + (Row::has(step) ? step * 64 * consumer_warps : 0)); };
   uint4 x[held ? steps : 1];
   if constexpr (held) {
@@ -226,9 +235,9 @@ __device__ void tile_sums(const Segment& segment, const SplitInput& input, float
     for (int i = 0; i < steps; i++) x[i] = part(i);
   }
   ConsumerState next(StageIndex(segment.tile));
-  sums += segment.sums + row * sums_pitch + warp_index();
+  sums += segment.sums + row * sums_pitch + Row::warp();
 #pragma unroll 1
-  for (int first = 0; first < rows + row; first += 8 * bands) {
+  for (int first = 0; first < rows + row; first += Row::groups * 8 * bands) {
     float even[4] = {}, odd[4] = {};
 #pragma unroll(held ? steps : 2)
     for (int i = 0; i < steps; i++, next.advance()) {
@@ -286,7 +295,7 @@ __device__ void streaming_gemv(const Rows& output, float eps, const Prologue& pr
   // Loads that do not depend on earlier ops overlap their end. The first batch's are outside of the loop: moved into the loop's
   // registers they would be waited for.
   PendingInput<mailboxes, cols, flags> pending;
-  EpilogueRow<mailboxes, epilogue, function> row(segments, count);
+  EpilogueRow<mailboxes, epilogue, function, cols> row(segments, count);
   row.load(row_ops, output);
   // Ops with few bytes of weights follow one another so fast that the first poll would mostly come too early. With this backoff GDN 1.3B
   // in Q4_0 takes 476 us a token on an H200 instead of 493; in BF16 it would take 1 % longer.
@@ -313,7 +322,7 @@ __device__ void streaming_gemv(const Rows& output, float eps, const Prologue& pr
     consumer_barrier();
     row.store(output, factor, row_ops, sums);
     if (s == count) break;
-    row = EpilogueRow<mailboxes, epilogue, function>(segments + s, count - s);
+    row = EpilogueRow<mailboxes, epilogue, function, cols>(segments + s, count - s);
     row.load(row_ops, output);
     row.load_sum(output);
   }

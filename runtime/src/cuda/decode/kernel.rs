@@ -116,7 +116,7 @@ impl WeightPlan {
     ) -> std::result::Result<Self, String> {
         let mut least = usize::MAX;
         for stages in [2 * PRODUCER_WARPS, PRODUCER_WARPS] {
-            for &tiling in Tiling::all() {
+            for tiling in Tiling::all(blocks) {
                 let (lists, segments, sums) = Self::in_tiles(ops, blocks, tiling);
                 let calls = ops.iter().map(|op| op.queued);
                 let list = lists[0].len() * size_of::<Segment>();

@@ -156,6 +156,7 @@ impl Layout {
             ("poll_ns", tuning.poll_ns),
             ("tiles_in_flight", in_flight),
             ("deadline", control::deadline()),
+            ("most_row_groups", needs.tiling.row_groups),
         ];
         let line = |(name, value)| format!("constexpr int {name} = {value};\n");
         // See cta.cu.

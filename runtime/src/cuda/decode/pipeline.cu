@@ -1,8 +1,8 @@
 // The weight pipeline: stages of shared memory in a ring. Producer warps fill them with tiles of the block's weights in the order of their
 // use, as far ahead as there are free stages. They depend on no op, so that DRAM is never idle. Consumer warps multiply.
 //
-// A tile is a part of the columns of eight or sixteen rows: their codes, then their scales. Rows are padded so that lanes which read two
-// of them at once meet all banks.
+// A tile is a part of the columns of eight or sixteen rows, or all columns of several such row groups: their codes, then their scales.
+// Rows are padded so that lanes which read two of them at once meet all banks.
 
 // Rows of one matrix that a block multiplies. A negative number of rows is padding; zero ends a list.
 struct __align__(16) Segment {
@@ -25,7 +25,9 @@ struct __align__(16) Segment {
   u16 code_pitch;
   u16 tile_scale_bytes;
   u16 scale_pitch;
-  u16 format;
+  u8 format;
+  // Row groups of its tiles.
+  u8 row_groups;
   // Tiles that a row is cut into.
   u16 tiles_per_row;
   // Index of its rows' first partial sum.
@@ -46,9 +48,16 @@ __device__ inline const Segment* op_segments() {
   return (segments_bytes > 0 ? shared_segments() : cta().list) + this_op().segment;
 }
 
-// Rows of a tile, in bands of eight.
+// Rows of a row group, in bands of eight.
 __device__ constexpr int bands_of_tile(int format) { return (sixteen_row_formats >> format & 1) + 1; }
-__device__ constexpr int rows_of_tile(int format) { return 8 * bands_of_tile(format); }
+__device__ constexpr int rows_of_group(int format) { return 8 * bands_of_tile(format); }
+// Row groups of a tile of rows with so many units. A row of few units occupies some of the warps; the others multiply more rows.
+__device__ constexpr int groups_of_tile(int units) {
+  int groups = 1;
+  while (groups < most_row_groups && 2 * groups * units <= step_units) groups *= 2;
+  return groups;
+}
+__device__ inline int rows_of_tile(const Segment& segment) { return rows_of_group(segment.format) * segment.row_groups; }
 
 // An mbarrier in shared memory. Its phases are counted modulo 2.
 struct Mbarrier {
@@ -204,8 +213,8 @@ static_assert(stage_count % producer_warps == 0 && stage_count > 0, "a stage bel
 
 // By one warp: begins to load tile `number` of a segment into its stage.
 __device__ inline void load_tile(const Segment& segment, int number) {
-  int row_group = number / segment.tiles_per_row, part = number - row_group * segment.tiles_per_row, first = row_group * rows_of_tile(segment.format);
-  u32 rows = min(rows_of_tile(segment.format), segment.rows - first);
+  int row_group = number / segment.tiles_per_row, part = number - row_group * segment.tiles_per_row, first = row_group * rows_of_tile(segment);
+  u32 rows = min(rows_of_tile(segment), segment.rows - first);
   u32 code = part * segment.tile_code_bytes, scale = part * segment.tile_scale_bytes;
   RowCopies codes = {segment.codes + (u64)first * segment.code_row + code, segment.code_row, segment.code_pitch,
                 min((u32)segment.tile_code_bytes, segment.code_row - code)};
@@ -222,7 +231,7 @@ __device__ inline void load_tile(const Segment& segment, int number) {
   if (large && tile >= most) pipeline.wait_full(StageIndex(tile - most));
   StageIndex at(tile);
   u8* to = pipeline.producer_acquire(at);
-  u8* to_scales = to + rows_of_tile(segment.format) * segment.code_pitch;
+  u8* to_scales = to + rows_of_tile(segment) * segment.code_pitch;
   Mbarrier& full = pipeline.full[at.stage];
   __syncwarp();
 #if __CUDA_ARCH__ >= 900 || defined(WATERLINE_EMULATOR)
@@ -256,7 +265,7 @@ __device__ inline void stream_weights(const Segment* list) {
   for (; list->rows != 0; list++) {
     const Segment segment = *list;
     if (segment.rows < 0) continue;
-    int rows = rows_of_tile(segment.format), tiles = (segment.rows + rows - 1) / rows * segment.tiles_per_row;
+    int rows = rows_of_tile(segment), tiles = (segment.rows + rows - 1) / rows * segment.tiles_per_row;
     for (; tile < tiles; tile += producer_warps) load_tile(segment, tile);
     tile -= tiles;
   }

@@ -7,6 +7,7 @@ use crate::cuda::decode::gemv::{Gemv, StreamedMatrix};
 use crate::cuda::decode::kernel::THREADS;
 use crate::cuda::decode::mailbox::Recurrence;
 use crate::cuda::decode::split::{Demand, Matrix, Part, split_rows};
+use crate::cuda::decode::tuning::most_row_groups;
 use crate::cuda::driver::Address;
 
 /// `Segment` in pipeline.cu: rows of one matrix that a block multiplies.
@@ -26,7 +27,8 @@ pub(crate) struct Segment {
     code_pitch: u16,
     tile_scale_bytes: u16,
     scale_pitch: u16,
-    format: u16,
+    format: u8,
+    row_groups: u8,
     tiles_per_row: u16,
     sums: u16,
     row_op: i8,
@@ -40,6 +42,8 @@ pub(crate) struct Tiling {
     sixteen_rows: usize,
     /// Rows of a batch: at most one for every four threads.
     pub batch: usize,
+    /// Most row groups of a tile.
+    pub row_groups: usize,
 }
 
 impl Tiling {
@@ -56,19 +60,39 @@ impl Tiling {
         Tiling {
             sixteen_rows,
             batch,
+            row_groups: 1,
         }
     }
 
-    /// The candidates, the largest first.
-    pub fn all() -> &'static [Tiling] {
+    /// The candidates for so many blocks, the largest first.
+    pub fn all(blocks: usize) -> impl Iterator<Item = Tiling> {
+        #[cfg(not(test))]
+        let (first, row_groups) = (0, most_row_groups(blocks));
         #[cfg(test)]
-        if SMALLEST.get() {
-            return &Self::ALL[Self::ALL.len() - 1..];
-        }
-        &Self::ALL
+        let (first, row_groups) = (
+            if SMALLEST.get() {
+                Self::ALL.len() - 1
+            } else {
+                0
+            },
+            ROW_GROUPS.get().unwrap_or(most_row_groups(blocks)),
+        );
+        Self::ALL[first..].iter().map(move |tiling| Tiling {
+            row_groups,
+            ..*tiling
+        })
     }
 
-    /// Rows of a tile: eight or sixteen.
+    /// Row groups of a tile of rows with so many units, as in pipeline.cu.
+    fn groups(self, units: usize) -> usize {
+        let mut groups = 1;
+        while groups < self.row_groups && 2 * groups * units <= STEP_UNITS {
+            groups *= 2;
+        }
+        groups
+    }
+
+    /// Rows of a row group: eight or sixteen.
     pub fn rows(self, format: usize) -> usize {
         let format = FORMATS[format];
         // A unit is 16 bytes of floats, or 32 quantized numbers.
@@ -90,6 +114,8 @@ pub(crate) const SUMS_PITCH: usize = THREADS / 32 + 1;
 thread_local! {
     /// Whether programs that this thread lays out have the smallest tiles and batches, for tests.
     pub(crate) static SMALLEST: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    /// Their row groups, if not by the number of blocks.
+    pub(crate) static ROW_GROUPS: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
 }
 
 /// Appends a GEMV's rows to the blocks' lists, the same number of segments to each; returns the floats that a block needs for partial
@@ -149,7 +175,8 @@ pub(crate) fn distribute(
                     code_pitch: tile.code_pitch as u16,
                     tile_scale_bytes: tile.tile_scale_bytes as u16,
                     scale_pitch: tile.scale_pitch as u16,
-                    format: weight.format as u16,
+                    format: weight.format as u8,
+                    row_groups: tile.row_groups as u8,
                     tiles_per_row: tile.tiles_per_row as u16,
                     row_op: weight.row_op.map_or(-1, |row_op| row_op as i8),
                     new_batch: (new_batch && twin == 0).into(),
@@ -167,7 +194,7 @@ pub(crate) fn distribute(
 impl Segment {
     /// Its number of tiles.
     pub fn tiles(&self, tiling: Tiling) -> u32 {
-        let rows = tiling.rows(self.format.into()) as u32;
+        let rows = tiling.rows(self.format.into()) as u32 * u32::from(self.row_groups);
         (self.rows as u32).div_ceil(rows) * u32::from(self.tiles_per_row)
     }
 
@@ -180,19 +207,22 @@ impl Segment {
     }
 }
 
-/// The shape of a matrix' tiles: eight or sixteen rows of the columns of one step.
+/// The shape of a matrix' tiles: row groups of eight or sixteen rows of the columns of one step.
 pub(crate) struct Tile {
     tile_code_bytes: usize,
     code_pitch: usize,
     tile_scale_bytes: usize,
     scale_pitch: usize,
     tiles_per_row: usize,
+    row_groups: usize,
     pub bytes: usize,
 }
 
 impl Tile {
     pub fn of(weight: &StreamedMatrix, tiling: Tiling) -> Self {
-        let (units, rows) = (weight.units(), tiling.rows(weight.format));
+        let units = weight.units();
+        let row_groups = tiling.groups(units);
+        let rows = tiling.rows(weight.format) * row_groups;
         let part = |row: usize| (STEP_UNITS * row / units).min(row);
         let tile_code_bytes = part(weight.code_row);
         // Two rows that lanes read at once lie in different banks.
@@ -201,11 +231,11 @@ impl Tile {
         } else {
             64
         };
-        let code_pitch = tile_code_bytes.next_multiple_of(128) + gap;
+        let code_pitch = tile_code_bytes.saturating_sub(gap).next_multiple_of(128) + gap;
         let (tile_scale_bytes, scale_pitch, scales) = match weight.scale_row {
             0 => (0, 0, 0),
             row if row.is_multiple_of(16) => {
-                let pitch = part(row).next_multiple_of(128) + 16;
+                let pitch = part(row).next_multiple_of(32) + 16;
                 (part(row), pitch, rows * pitch)
             }
             row => (0, row, (rows * row).next_multiple_of(16)),
@@ -216,6 +246,7 @@ impl Tile {
             tile_scale_bytes,
             scale_pitch,
             tiles_per_row: weight.code_row.div_ceil(tile_code_bytes),
+            row_groups,
             bytes: rows * code_pitch + scales,
         }
     }

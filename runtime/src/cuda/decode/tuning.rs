@@ -1,4 +1,5 @@
-//! Constants of the decode kernel that depend on the GPU, by its compute capability, so that kernels built ahead of time have the same.
+//! Constants of the decode kernel that depend on the GPU, by its compute capability or its SMs, so that kernels built ahead of time have
+//! the same.
 //!
 //! Two are latencies of mailboxes. The first poll must not come before the values: a second one queues behind weight copies. One bounds
 //! the weight tiles in flight, which hide DRAM's latency and delay mailbox loads. All were measured on an H200, and an H100 runs with
@@ -21,6 +22,14 @@ const BYTES_PER_US: [(i32, f64); 8] = [
     (120, 1.79e6 / 170.0), // RTX 5090
     (121, 0.273e6 / 48.0), // GB10
 ];
+
+/// Most row groups of a tile for a kernel of so many blocks, one to an SM. A row of few units gives work to some of a block's warps;
+/// with several row groups to a tile the others multiply more rows. With many blocks a block has too few rows to fill such tiles:
+/// built-in model, us per token on SMs of an H100, with one group and with four: 132 SMs 180 and 178, 64: 178 and 181, 32: 197 and
+/// 197, 16: 251 and 229, 8: 335 and 285.
+pub(crate) fn most_row_groups(blocks: usize) -> usize {
+    if blocks <= 16 { 4 } else { 1 }
+}
 
 /// Constants of the decode kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]

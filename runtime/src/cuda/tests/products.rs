@@ -7,7 +7,7 @@ use waterline_quant::{Activations, F16, FORMATS, Format, Output, Q4_0, Q4_K, Q8_
 use super::{Bench, device, matrix, numbers, persistent_device, product, slack};
 use crate::cuda::Device;
 use crate::cuda::decode::gemv::Epilogue;
-use crate::cuda::decode::pipeline::SMALLEST;
+use crate::cuda::decode::pipeline::{ROW_GROUPS, SMALLEST};
 use crate::cuda::gemm::WeightMatrix;
 use crate::cuda::schedule::Launches;
 use crate::functions::Activation;
@@ -302,6 +302,24 @@ fn products_in_the_smallest_tiles_are_those_of_the_cpu() {
     }
 }
 
+/// Short rows, of which a tile has several groups: the last tile is not full, and some of its groups are empty.
+#[test]
+fn products_in_row_groups_are_those_of_the_cpu() {
+    if let Some((device, blocks)) = persistent_device() {
+        for groups in [4, 1] {
+            ROW_GROUPS.set(Some(groups));
+            check_gemvs_of(&device, blocks, |format| match format.block_len {
+                1 => &[56, 64, 120, 256],
+                // The scales of eight rows, a byte each, are a multiple of 16 bytes.
+                32 if format.name == "MXFP4" => &[64, 512, 704, 960],
+                32 => &[32, 512, 736, 992],
+                _ => &[512, 768],
+            });
+        }
+        ROW_GROUPS.set(None);
+    }
+}
+
 /// Every product fits into the shared memory of an RTX card, whose wide inputs are no sums of bf16 numbers.
 #[cfg(feature = "emulator")]
 #[test]
@@ -313,15 +331,26 @@ fn products_in_little_shared_memory_are_those_of_the_cpu() {
 /// A product of matrices of every format through the rings of a persistent program: twice, so that rows are added to what the
 /// output holds, and a gated one.
 fn check_gemvs(device: &Arc<Device>, blocks: usize, most_cols: usize) {
-    for (index, &format) in FORMATS.iter().enumerate() {
-        // A last piece that is not whole, and more pieces than warps; bf16 in whole rows and in tiles. Of what is read by twos, an
-        // odd number of entries for a row, and more of them than inputs fit into registers.
+    // A last piece that is not whole, and more pieces than warps; bf16 in whole rows and in tiles. Of what is read by twos, an
+    // odd number of entries for a row, and more of them than inputs fit into registers.
+    check_gemvs_of(device, blocks, |format| {
         let widths: &[usize] = match format.block_len {
             1 => &[1496, 6688],
             32 => &[1536, 4352, 6656, 11008],
             _ => &[1536, 6656],
         };
-        for &cols in widths.iter().filter(|cols| **cols <= most_cols) {
+        &widths[..widths.partition_point(|cols| *cols <= most_cols)]
+    });
+}
+
+/// The same for rows of the given lengths.
+fn check_gemvs_of(
+    device: &Arc<Device>,
+    blocks: usize,
+    widths: impl Fn(&Format) -> &'static [usize],
+) {
+    for (index, &format) in FORMATS.iter().enumerate() {
+        for &cols in widths(format) {
             // Enough for several turns, where a block has all of them; in the wider ones for less than one.
             let rows = if cols < 2048 { [295, 5] } else { [71, 5] };
             let width = rows[0] + rows[1];

@@ -325,7 +325,12 @@ constexpr int most_taps = 4;
 __device__ inline void convolve_tile(const HeadGroup& group, int channel, int first, int count, const float* before, float* out) {
   int channels = group.columns.width, past = group.taps - 1;
   int dim = group.head_dim;
-  auto input = [&](int t) { return t < 0 ? before[(past + t) * channels] : group.input(first + t, channel); };
+  // As `group.input`, whose pointers the compiler would load again for every token.
+  const float* columns = group.columns.token(first) + channel;
+  const float* gates = group.gate.first ? group.gate.token(first) + channel : nullptr;
+  long long stride = group.columns.stride, gate_stride = group.gate.stride;
+  auto input_at = [&](int t) { return gates ? columns[t * stride] * gates[t * gate_stride] : columns[t * stride]; };
+  auto input = [&](int t) { return t < 0 ? before[(past + t) * channels] : input_at(t); };
   float bias = group.bias ? group.bias[channel] : 0.0f;
   if (group.taps > most_taps) {
     for (int t = 0; t < count; t++) {
@@ -347,7 +352,7 @@ __device__ inline void convolve_tile(const HeadGroup& group, int channel, int fi
   for (int t = 0; t < count; t++) {
 #pragma unroll
     for (int j = 0; j + 1 < most_taps; j++) inputs[j] = inputs[j + 1];
-    inputs[most_taps - 1] = group.input(first + t, channel);
+    inputs[most_taps - 1] = input_at(t);
     float sum = bias;
 #pragma unroll
     for (int j = 0; j < most_taps; j++) sum += weights[j] * inputs[j];
