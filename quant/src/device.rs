@@ -2,28 +2,29 @@
 
 use crate::matrix::Matrix;
 
-/// The formats' part of a translation unit, after a prelude that declares the types and functions which it uses.
-pub const DEVICE_SOURCE: &str = concat!(
-    include_str!("formats/formats.cu"),
-    include_str!("rounding.cu"),
-    include_str!("formats/f32.cu"),
-    include_str!("formats/f16.cu"),
-    include_str!("formats/bf16.cu"),
-    include_str!("formats/q8_0.cu"),
-    include_str!("formats/q4_0.cu"),
-    include_str!("formats/q5_0.cu"),
-    include_str!("formats/iq4_nl.cu"),
-    include_str!("formats/iq4_xs.cu"),
-    include_str!("formats/mxfp4.cu"),
-    include_str!("formats/k_quants.cu"),
-    include_str!("formats/q4_1.cu"),
-    include_str!("formats/q5_1.cu"),
-    include_str!("formats/q2_k.cu"),
-    include_str!("formats/q3_k.cu"),
-    include_str!("formats/q4_k.cu"),
-    include_str!("formats/q5_k.cu"),
-    include_str!("formats/q6_k.cu"),
-);
+/// The CUDA files of number formats in `src`, in the order in which a translation unit has them, after a prelude that declares the types
+/// and functions which they use.
+pub const DEVICE_FILES: [&str; 19] = [
+    "formats/formats.cu",
+    "rounding.cu",
+    "formats/f32.cu",
+    "formats/f16.cu",
+    "formats/bf16.cu",
+    "formats/q8_0.cu",
+    "formats/q4_0.cu",
+    "formats/q5_0.cu",
+    "formats/iq4_nl.cu",
+    "formats/iq4_xs.cu",
+    "formats/mxfp4.cu",
+    "formats/k_quants.cu",
+    "formats/q4_1.cu",
+    "formats/q5_1.cu",
+    "formats/q2_k.cu",
+    "formats/q3_k.cu",
+    "formats/q4_k.cu",
+    "formats/q5_k.cu",
+    "formats/q6_k.cu",
+];
 
 impl Matrix {
     /// The bytes in the order in which kernels read them, where that is not the stored one: blocks whose length would

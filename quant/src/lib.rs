@@ -27,7 +27,7 @@ mod storage;
 
 pub use activations::{Activations, Loading};
 pub use cpu::Simd;
-pub use device::DEVICE_SOURCE;
+pub use device::DEVICE_FILES;
 pub use error::{Error, Result};
 pub use format::{
     BF16, BF16_IN_BF16, F16, F16_IN_F16, F32, FORMATS, Format, IQ4_NL, IQ4_XS, MXFP4, Q2_K, Q3_K,

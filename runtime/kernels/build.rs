@@ -1,23 +1,28 @@
-//! Collects the runtime's `.cu` files: their paths and lengths as Rust, and their texts, one behind the other, deflated.
+//! Collects `.cu` files: their paths and lengths as Rust, and their texts without comments, one behind the other,
+//! deflated.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const SOURCES: &str = "../src";
+/// The runtime's and those of number formats.
+const FOLDERS: [&str; 2] = ["../src", "../../quant/src"];
 const LEVEL: u8 = 10;
 
 fn main() {
-    println!("cargo::rerun-if-changed={SOURCES}");
-    let mut files = Vec::new();
-    collect(Path::new(SOURCES), &mut files);
-    files.sort();
     let (mut table, mut texts) = (String::new(), Vec::new());
-    for file in &files {
-        let text = fs::read(file).expect("a file that was listed");
-        let path = file.strip_prefix(SOURCES).expect("a file of the folder");
-        let parts: Vec<_> = path.iter().map(|part| part.to_string_lossy()).collect();
-        table += &format!("({:?}, {}),\n", parts.join("/"), text.len());
-        texts.extend(text);
+    for folder in FOLDERS {
+        println!("cargo::rerun-if-changed={folder}");
+        let mut files = Vec::new();
+        collect(Path::new(folder), &mut files);
+        files.sort();
+        for file in &files {
+            let text = fs::read_to_string(file).expect("a file that was listed");
+            let text = without_comments_and_indentation(&text).into_bytes();
+            let path = file.strip_prefix(folder).expect("a file of the folder");
+            let parts: Vec<_> = path.iter().map(|part| part.to_string_lossy()).collect();
+            table += &format!("({:?}, {}),\n", parts.join("/"), text.len());
+            texts.extend(text);
+        }
     }
     let out = PathBuf::from(std::env::var("OUT_DIR").expect("cargo sets it"));
     let write = |name: &str, bytes: &[u8]| {
@@ -28,6 +33,15 @@ fn main() {
         "texts",
         &miniz_oxide::deflate::compress_to_vec(&texts, LEVEL),
     );
+}
+
+/// Lines stay where they are, so that a compiler's messages name the right ones. No string of a kernel has two slashes.
+fn without_comments_and_indentation(text: &str) -> String {
+    let code = |line: &str| {
+        let code = line.split("//").next().unwrap_or_default();
+        code.trim().to_string() + "\n"
+    };
+    text.lines().map(code).collect()
 }
 
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) {

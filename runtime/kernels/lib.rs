@@ -1,4 +1,5 @@
-//! An internal part of the crate `waterline`, without a stable interface: the texts of its CUDA files. They are 400 kB, which
+//! An internal part of the crate `waterline`, without a stable interface: the texts of its CUDA files and of those
+//! of number formats. They are 400 kB, which
 //! sessions on a CPU never read, so a program holds them deflated and inflates all of them when a first kernel is written.
 
 use std::sync::LazyLock;
@@ -16,7 +17,7 @@ static TEXTS: LazyLock<String> = LazyLock::new(|| {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct File(usize);
 
-/// The file of this path in `runtime/src`, its parts separated by `/`. For constants: there a wrong path does not compile.
+/// The file of this path in `runtime/src` or `quant/src`, its parts separated by `/`. For constants: there a wrong path does not compile.
 ///
 /// # Panics
 /// If there is none.
@@ -53,11 +54,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_text_is_its_file() {
+    fn every_text_is_its_file_without_comments_and_indentation() {
         for &(path, _) in TABLE {
-            let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../src/");
-            let text = std::fs::read_to_string(format!("{folder}{path}")).expect("a file");
-            assert_eq!(file(path).text(), text, "{path}");
+            let folders = ["/../src/", "/../../quant/src/"];
+            let places =
+                folders.map(|folder| format!("{}{folder}{path}", env!("CARGO_MANIFEST_DIR")));
+            let mut texts = places
+                .iter()
+                .filter_map(|place| std::fs::read_to_string(place).ok());
+            let text = texts.next().expect("a file");
+            assert!(texts.next().is_none(), "{path} is in both folders");
+            assert_eq!(file(path).text().lines().count(), text.lines().count());
+            for (found, line) in file(path).text().lines().zip(text.lines()) {
+                let rest = line
+                    .trim_start()
+                    .strip_prefix(found)
+                    .expect("the beginning of the line");
+                assert!(rest.trim_start().is_empty() || rest.trim_start().starts_with("//"));
+            }
         }
         assert!(TABLE.len() > 30);
     }

@@ -1,8 +1,8 @@
 //! Plots as a PDF document: one page of vectors in ASCII, with Helvetica, which every viewer has. plotters writes PDF only through
 //! cairo, a C library.
 
-use std::convert::Infallible;
 use std::fmt::Write;
+use std::io::Error;
 
 use plotters_backend::text_anchor::{HPos, VPos};
 use plotters_backend::{
@@ -133,10 +133,10 @@ fn literal(text: &str) -> String {
     text.chars().map(escaped).collect()
 }
 
-type Drawn = Result<(), DrawingErrorKind<Infallible>>;
+type Drawn = Result<(), DrawingErrorKind<Error>>;
 
 impl DrawingBackend for Pdf<'_> {
-    type ErrorType = Infallible;
+    type ErrorType = Error;
 
     fn get_size(&self) -> (u32, u32) {
         self.size

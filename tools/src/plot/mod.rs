@@ -2,8 +2,10 @@
 //! overrides them where a viewer knows style sheets and the reader prefers dark pages.
 
 mod axis;
+mod canvas;
 
 pub use axis::Axis;
+use canvas::Canvas;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
@@ -135,9 +137,9 @@ fn dark_style() -> String {
 }
 
 /// A drawing in memory.
-type Area<B> = DrawingArea<B, Shift>;
+type Area<'a> = DrawingArea<Canvas<'a>, Shift>;
 
-type Drawn<B> = Result<(), DrawingAreaErrorKind<<B as DrawingBackend>::ErrorType>>;
+type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
 impl Plot {
     /// The plot as an `svg` element of a page.
@@ -170,7 +172,7 @@ impl Plot {
         }
     }
 
-    fn draw<B: DrawingBackend>(&self, area: &Area<B>) -> Drawn<B> {
+    fn draw(&self, area: &Area) -> Drawn {
         let (legend, plot) = area.split_vertically(self.legend_height());
         self.draw_legend(&legend)?;
         let name = |axis: &Axis, value: &f64| {
@@ -237,7 +239,7 @@ impl Plot {
     }
 
     /// One or two columns above the plot.
-    fn draw_legend<B: DrawingBackend>(&self, area: &Area<B>) -> Drawn<B> {
+    fn draw_legend(&self, area: &Area) -> Drawn {
         let bands = self.bands.iter().map(|b| (&b.label, b.color, None));
         let lines = self.series.iter();
         let lines = lines.map(|s| (&s.label, s.color, Some(s.dashed)));
@@ -289,7 +291,7 @@ impl Picture<'_> {
     /// The picture as a PDF document.
     pub fn to_pdf(&self) -> String {
         let mut document = String::new();
-        let page = Pdf::with_string(&mut document, (WIDTH, self.height()));
+        let page = Canvas::Pdf(Pdf::with_string(&mut document, (WIDTH, self.height())));
         match self.draw(page.into_drawing_area()) {
             Ok(()) => document,
             Err(error) => error.to_string(),
@@ -300,7 +302,7 @@ impl Picture<'_> {
     fn to_svg(&self, attributes: &str) -> String {
         let height = self.height();
         let mut drawn = String::new();
-        let page = SVGBackend::with_string(&mut drawn, (WIDTH, height));
+        let page = Canvas::Svg(SVGBackend::with_string(&mut drawn, (WIDTH, height)));
         // Writing to a string does not fail.
         if let Err(error) = self.draw(page.into_drawing_area()) {
             return format!("<!-- {} -->\n", escape(&error.to_string()));
@@ -325,7 +327,7 @@ impl Picture<'_> {
         }
     }
 
-    fn draw<B: DrawingBackend>(&self, root: Area<B>) -> Drawn<B> {
+    fn draw(&self, root: Area) -> Drawn {
         root.fill(&CARD.light)?;
         let mut rest = root.clone();
         for (title, plot) in self.plots {

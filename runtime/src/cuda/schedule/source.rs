@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use waterline_kernels::{File, file};
-use waterline_quant::DEVICE_SOURCE;
+use waterline_quant::DEVICE_FILES;
 
 use crate::cuda::decode::kernel::ROW_OPS;
 use crate::cuda::decode::mailbox::Mailboxes;
@@ -112,9 +112,10 @@ fn branches(functions: Range<usize>) -> String {
 }
 
 fn common() -> String {
+    let formats = DEVICE_FILES.map(|path| file(path).text()).concat();
     [
         PRELUDE.text(),
-        DEVICE_SOURCE,
+        &formats,
         PROLOGUE.text(),
         SIMT.text(),
         INSTRUCTIONS.text(),
