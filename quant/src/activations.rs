@@ -29,16 +29,12 @@ pub struct Activations {
     rows: usize,
     cols: usize,
     stride: usize,
-    quantized: bool,
-    /// bf16 numbers of which a value is the sum.
-    pieces: usize,
+    rounding: Option<Rounding>,
     max_rows: usize,
     max_cols: usize,
     /// Rows from which on products are summed in panels.
     panel_rows: usize,
-    quantize: Quantize,
-    /// Columns of a row that lie side by side in a panel.
-    panel_columns: usize,
+    simd: Simd,
     values: Aligned,    // f32 [rows, stride]
     codes: Aligned,     // i8 [rows, stride]
     scales: Aligned,    // f32 [rows, stride / 32]
@@ -107,13 +103,11 @@ impl Activations {
             rows: 0,
             cols: 0,
             stride: 0,
-            quantized: false,
-            pieces: 3,
+            rounding: None,
             max_rows,
             max_cols,
             panel_rows: PANEL_TOKENS,
-            quantize: simd::quantize(Simd::detect()),
-            panel_columns: simd::panel_columns(Simd::detect()),
+            simd: Simd::detect(),
             values: Aligned::zeroed(len * size_of::<f32>())?,
             codes: Aligned::zeroed(len)?,
             scales: Aligned::zeroed(len / BLOCK * size_of::<f32>())?,
@@ -170,19 +164,14 @@ impl Activations {
             self.max_cols
         );
         (self.rows, self.cols) = (rows, cols);
-        self.quantized = rounding.is_some_and(Rounding::is_integer);
-        self.pieces = match rounding {
-            Some(Rounding::Bf16) => 1,
-            Some(Rounding::Halves) => 2,
-            _ => 3,
-        };
+        self.rounding = rounding;
         self.stride = cols.next_multiple_of(PAD);
         Loading {
             rows,
             cols,
             stride: self.stride,
-            quantize: self.quantize,
-            panel_columns: self.panel_columns,
+            quantize: simd::quantize(self.simd),
+            panel_columns: self.panel_columns(),
             rounding,
             has_panels: self.has_panels(),
             values: self.values.as_mut_slice().as_mut_ptr(),
@@ -209,21 +198,25 @@ impl Activations {
     }
 
     /// bf16 numbers of which a value is the sum.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn pieces(&self) -> usize {
-        self.pieces
+        match self.rounding {
+            Some(Rounding::Bf16) => 1,
+            Some(Rounding::Halves) => 2,
+            _ => 3,
+        }
     }
 
     /// Whether the 8-bit form was made for panels too: from so many rows on, where there is room. Many short rows may fit
     /// into the room of a few long ones, but not their panels.
     pub(crate) fn has_panels(&self) -> bool {
         let codes = self.rows.next_multiple_of(LANES) * self.stride;
-        self.quantized && self.are_many() && codes <= self.panel_codes.as_slice::<i8>().len()
+        self.is_quantized() && self.are_many() && codes <= self.panel_codes.as_slice::<i8>().len()
     }
 
     /// Columns of a row that lie side by side in a panel.
     pub(crate) fn panel_columns(&self) -> usize {
-        self.panel_columns
+        simd::panel_columns(self.simd)
     }
 
     /// Blocks `first..first + blocks` of the rows `16 * group..`.
@@ -260,7 +253,7 @@ impl Activations {
 
     /// Whether the 8-bit form was made.
     pub fn is_quantized(&self) -> bool {
-        self.quantized
+        self.rounding.is_some_and(Rounding::is_integer)
     }
 
     /// Row `t` as it was loaded.
@@ -284,8 +277,7 @@ impl Activations {
     #[doc(hidden)]
     pub fn force_simd(&mut self, simd: Simd) {
         assert!(simd.is_available(), "this CPU has no {simd:?}");
-        self.quantize = simd::quantize(simd);
-        self.panel_columns = simd::panel_columns(simd);
+        self.simd = simd;
     }
 
     #[doc(hidden)]

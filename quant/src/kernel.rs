@@ -5,8 +5,6 @@ use std::ops::Range;
 use crate::activations::{Activations, Row};
 use crate::cpu::Simd;
 use crate::panel::{self, PanelFunctions, Panels};
-#[cfg(target_arch = "x86_64")]
-use crate::simd::float_panel::FloatPanelFunctions;
 use crate::simd::scalar;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{amx, avx2, avx2_panel, avx512, avx512_panel, float_panel};
@@ -20,8 +18,9 @@ pub(crate) struct Product<'a> {
     pub(crate) cols: usize,
     pub(crate) x: &'a Activations,
     pub(crate) picked: Option<&'a [u32]>, // the rows of x that are the tokens; none for all
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub(crate) least_ahead: usize, // bytes by which weights are prefetched, or more: see [`Simd::least_ahead`]
-    pub(crate) out: *mut f32,      // [tokens, out_stride], column 0 being row 0's
+    pub(crate) out: *mut f32, // [tokens, out_stride], column 0 being row 0's
     pub(crate) out_stride: usize,
 }
 
@@ -164,7 +163,11 @@ unsafe fn multiply_floats<K: Tile, P: float_panel::FloatPanels>(
     // SAFETY: as the caller vouches.
     unsafe {
         if product.picked.is_none() && product.x.are_many() {
-            float_panel::multiply(const { &FloatPanelFunctions::of::<P>() }, product, rows);
+            float_panel::multiply(
+                const { &float_panel::FloatPanelFunctions::of::<P>() },
+                product,
+                rows,
+            );
         } else {
             multiply::<K>(product, rows);
         }

@@ -119,15 +119,15 @@ impl PanelFunctions {
 /// # Safety
 /// As for [`Kernel`](crate::kernel::Kernel), for the level of `panels`; the inputs have panels.
 pub(crate) unsafe fn multiply(panels: &PanelFunctions, product: &Product, rows: Range<usize>) {
-    let mut panel = Panel::zeroed();
-    let mut sums = [Sums::zeroed(); TOKENS / LANES];
-    // SAFETY: the caller vouches for the level.
-    unsafe { (panels.begin)() };
     assert_eq!(
         product.x.panel_columns(),
         panels.columns,
         "inputs of another level"
     );
+    let mut panel = Panel::zeroed();
+    let mut sums = [Sums::zeroed(); TOKENS / LANES];
+    // SAFETY: the caller vouches for the level.
+    unsafe { (panels.begin)() };
     let tokens = product.x.rows();
     for first_token in (0..tokens).step_by(TOKENS) {
         let groups = (tokens - first_token).min(TOKENS).div_ceil(LANES);

@@ -1,6 +1,6 @@
-//! An internal part of the crate `waterline`, without a stable interface: the texts of its CUDA files and of those
-//! of number formats. They are 400 kB, which
-//! sessions on a CPU never read, so a program holds them deflated and inflates all of them when a first kernel is written.
+//! An internal part of the crate `waterline`, without a stable interface: the texts of its CUDA files and of those of number formats.
+//! They are 400 kB, which sessions on a CPU never read, so a program holds them deflated and inflates all of them when a first kernel is
+//! written.
 
 use std::sync::LazyLock;
 

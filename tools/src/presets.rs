@@ -4,6 +4,8 @@
 //! [`ModelSpec`]'s own JSON. Layers that come again are written once: `{ "repeat": 6, "of": [..] }` stands for
 //! six times the layers in the list, which may hold repeats themselves.
 
+use std::sync::LazyLock;
+
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use waterline::ModelSpec;
@@ -35,6 +37,11 @@ const fn preset(name: &'static str) -> Preset {
 /// Name and length of each file, in the order of their texts, which the program holds deflated.
 static TABLE: &[(&str, usize)] = include!(concat!(env!("OUT_DIR"), "/presets.rs"));
 static DEFLATED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/presets"));
+
+static TEXTS: LazyLock<String> = LazyLock::new(|| {
+    let bytes = miniz_oxide::inflate::decompress_to_vec(DEFLATED).expect("what the build wrote");
+    String::from_utf8(bytes).expect("presets are text")
+});
 
 /// Every preset.
 pub const PRESETS: &[Preset] = &[
@@ -134,13 +141,13 @@ pub fn by_name(name: &str) -> Option<Preset> {
 impl Preset {
     /// What it is.
     pub fn about(&self) -> Result<About> {
-        serde_json::from_str(&self.text()?).map_err(|e| self.wrong(e))
+        serde_json::from_str(self.text()?).map_err(|e| self.wrong(e))
     }
 
     /// The model's dimensions.
     pub fn spec(&self) -> Result<ModelSpec> {
         let mut fields: Map<String, Value> =
-            serde_json::from_str(&self.text()?).map_err(|e| self.wrong(e))?;
+            serde_json::from_str(self.text()?).map_err(|e| self.wrong(e))?;
         for key in ["about", "paper", "table"] {
             fields.remove(key);
         }
@@ -176,14 +183,11 @@ impl Preset {
     }
 
     /// Its file.
-    fn text(&self) -> Result<String> {
+    fn text(&self) -> Result<&'static str> {
         let at = TABLE.iter().position(|&(name, _)| name == self.name);
         let at = at.ok_or_else(|| self.wrong("there is no such file"))?;
         let start: usize = TABLE[..at].iter().map(|(_, length)| length).sum();
-        let texts = miniz_oxide::inflate::decompress_to_vec(DEFLATED);
-        let mut texts = texts.map_err(|e| self.wrong(e))?;
-        let text = texts.drain(start..start + TABLE[at].1).collect();
-        String::from_utf8(text).map_err(|e| self.wrong(e))
+        Ok(&TEXTS[start..][..TABLE[at].1])
     }
 
     fn wrong(&self, reason: impl ToString) -> Error {

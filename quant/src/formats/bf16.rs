@@ -1,6 +1,7 @@
 //! BF16: the upper half of an f32.
 
 use crate::activations::Row;
+#[cfg(target_arch = "x86_64")]
 use crate::cpu::Simd;
 use crate::format::Format;
 use crate::formats::{decode_blocks, encode_blocks};

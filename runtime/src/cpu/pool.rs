@@ -141,8 +141,6 @@ struct Attendance {
     since: Instant,
     /// Whether it has taken the last offer.
     entered: bool,
-    /// Whether the last offer was withdrawn.
-    was_late: bool,
     /// How long regions were done before it entered, since it last entered one.
     missed: Duration,
     /// How long it is left out the next time.
@@ -178,7 +176,6 @@ impl Pool {
         let attendance = || Attendance {
             since: Instant::now(),
             entered: false,
-            was_late: false,
             missed: Duration::ZERO,
             penalty: LEFT_OUT[0],
             balance: 0,
@@ -305,6 +302,7 @@ impl Pool {
     /// Withdraws the offers that no worker has taken and waits for those who did.
     fn close(&self, region: &mut [Attendance], begin: Instant) {
         let lanes = &self.state.lanes[1..];
+        let done = Instant::now();
         for (lane, worker) in lanes.iter().zip(region.iter_mut()) {
             let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
             let withdrawn = lane
@@ -312,15 +310,13 @@ impl Pool {
                 .compare_exchange(OFFERED, IDLE, success, failure)
                 .is_ok();
             worker.entered = worker.since <= begin && !withdrawn;
-            worker.was_late = withdrawn;
-        }
-        let done = Instant::now();
-        for worker in region.iter_mut().filter(|worker| worker.was_late) {
-            worker.came_too_late(done, done - begin);
+            if withdrawn {
+                worker.came_too_late(done, done - begin);
+            }
         }
         for (lane, worker) in lanes
             .iter()
-            .zip(region.iter_mut())
+            .zip(region)
             .filter(|(_, worker)| worker.entered)
         {
             let mut spins = 0u32;

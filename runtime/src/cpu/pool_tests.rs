@@ -83,7 +83,6 @@ fn a_worker_that_costs_more_than_it_saves_is_left_out_for_longer_each_time() {
     let mut worker = Attendance {
         since: start,
         entered: true,
-        was_late: false,
         missed: Duration::ZERO,
         penalty: least,
         balance: 0,
@@ -117,7 +116,6 @@ fn a_worker_that_always_comes_too_late_is_left_out() {
     let mut worker = Attendance {
         since: start,
         entered: false,
-        was_late: true,
         missed: Duration::ZERO,
         penalty: LEFT_OUT[0],
         balance: 0,
