@@ -5,30 +5,36 @@ The programs take turns, so that what else the machine does meets all of them al
 in brackets, the least and the most. Each turn is a process of its own: a prompt, then a generation.
 
     python3 tools/reference/compare.py --llama-bench build/bin/llama-bench [--ik-llama-bench ik/bin/llama-bench] \\
-        [--waterline target/release/waterline] [--threads 1,2,8] [--rounds 5] [--prompt 256] [--gen 48] MODEL.gguf...
+        [--waterline target/release/waterline] [--device cpu] [--threads 1,2,8] [--rounds 5] [--prompt 256] [--gen 48] MODEL.gguf...
+
+With --device cuda all of a model lies on the GPU; otherwise a llama-bench built for CUDA sees no GPU either. tools/reference/random_gguf.py writes
+models of many families to compare with.
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 
 
-def waterline(program, model, threads, prompt, gen):
+def waterline(program, device, model, threads, prompt, gen):
     """Tokens a second of a prompt and of a generation."""
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
-        command = [program, "bench", model, "--threads", threads, "--prompt", prompt, "--gen", gen, "--depth", "0"]
+        command = [program, "bench", model, "--device", device, "--threads", threads, "--prompt", prompt, "--gen", gen, "--depth", "0"]
         subprocess.run([*command, "--json", out.name], check=True, stdout=subprocess.DEVNULL)
         result = json.load(open(out.name))
     return result["prefill_tokens_per_s"], result["decode_tokens_per_s"]
 
 
-def llama_bench(program, model, threads, prompt, gen, *options):
-    """The same of a llama-bench."""
-    command = [program, "-m", model, "-t", threads, "-p", prompt, "-n", gen, "-r", "1", "-o", "json", *options]
-    result = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+def llama_bench(program, device, model, threads, prompt, gen, *options):
+    """The same of a llama-bench. On a GPU a turn is short beside its start, so there it repeats each test."""
+    command = [program, "-m", model, "-t", threads, "-p", prompt, "-n", gen, "-o", "json", *options]
+    command += ["-r", "1"] if device == "cpu" else ["-r", "3", "-ngl", "99"]
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+    result = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **hidden}).stdout
     speed = {row["n_gen"] > 0: row["avg_ts"] for row in json.loads(result)}
     return speed[False], speed[True]
 
@@ -45,18 +51,19 @@ def main():
     parser.add_argument("--waterline", default="target/release/waterline")
     parser.add_argument("--llama-bench", required=True)
     parser.add_argument("--ik-llama-bench", help="measured with run-time repacking (-rtr 1)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", default="2")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompt", default="256")
     parser.add_argument("--gen", default="48")
     args = parser.parse_args()
-    programs = {"waterline": lambda *case: waterline(args.waterline, *case)}
-    programs["llama.cpp"] = lambda *case: llama_bench(args.llama_bench, *case)
+    programs = {"waterline": lambda *case: waterline(args.waterline, args.device, *case)}
+    programs["llama.cpp"] = lambda *case: llama_bench(args.llama_bench, args.device, *case)
     if args.ik_llama_bench:
-        programs["ik_llama.cpp"] = lambda *case: llama_bench(args.ik_llama_bench, *case, "-rtr", "1")
+        programs["ik_llama.cpp"] = lambda *case: llama_bench(args.ik_llama_bench, args.device, *case, "-rtr", "1")
     names = list(programs)
     heads = [f"{name}, {what}" for what in ("prompt", "generation") for name in names]
-    print(f"Prompts of {args.prompt} and generations of {args.gen} tokens, tokens/s: median of {args.rounds} rounds (least to most).\n")
+    print(f"Prompts of {args.prompt} and generations of {args.gen} tokens on {args.device}, tokens/s: median of {args.rounds} rounds (least to most).\n")
     print("| model | threads |", " | ".join(heads), "| of the fastest peer |")
     print("|" + "---|" * (len(heads) + 3))
     for model in args.models:
