@@ -1,5 +1,6 @@
 //! What kernels on a GPU need of the number formats: their source text and the layout in which they read a matrix.
 
+use crate::format::Format;
 use crate::matrix::Matrix;
 
 /// The CUDA files of number formats in `src`, in the order in which a translation unit has them, after a prelude that declares the types
@@ -27,15 +28,29 @@ pub const DEVICE_FILES: [&str; 19] = [
 ];
 
 impl Matrix {
+    /// The format in which kernels read it.
+    pub fn device_format(&self) -> &'static Format {
+        let format = self.format();
+        format
+            .reordered
+            .as_ref()
+            .map_or(format, |reordered| reordered.of)
+    }
+
     /// The bytes in the order in which kernels read them, where that is not the stored one: blocks whose length would
     /// leave their codes unaligned lose their scales, and the scales of the whole matrix follow.
     pub fn device_layout(&self) -> Option<Vec<u8>> {
-        let format = self.format();
+        let format = self.device_format();
         let apart = format.device_apart.clone();
+        let restored = self
+            .format()
+            .reordered
+            .as_ref()
+            .map(|reordered| (reordered.restore)(self.bytes()));
         if apart.is_empty() {
-            return None;
+            return restored;
         }
-        let bytes = self.bytes();
+        let bytes = restored.as_deref().unwrap_or(self.bytes());
         let mut packed = Vec::with_capacity(bytes.len());
         for block in bytes.chunks_exact(format.block_bytes) {
             packed.extend_from_slice(&block[..apart.start]);

@@ -21,9 +21,18 @@ pub struct Format {
     pub(crate) rounding: Option<Rounding>,
     /// The bytes of a block that kernels on a GPU read elsewhere.
     pub(crate) device_apart: Range<usize>,
+    /// For a format that is another one in an order of its own.
+    pub(crate) reordered: Option<Reordered>,
     pub(crate) encode: fn(&[f32], &mut [u8]),
     pub(crate) decode: fn(&[u8], &mut [f32]),
     pub(crate) kernel: fn(Simd) -> Kernel,
+}
+
+/// The format whose numbers these are, bit for bit, and both ways between them.
+pub(crate) struct Reordered {
+    pub(crate) of: &'static Format,
+    pub(crate) order: fn(&[u8]) -> Vec<u8>,
+    pub(crate) restore: fn(&[u8]) -> Vec<u8>,
 }
 
 pub use formats::bf16::{BF16, BF16_IN_BF16};
@@ -35,6 +44,7 @@ pub use formats::mxfp4::MXFP4;
 pub use formats::q2_k::Q2_K;
 pub use formats::q3_k::Q3_K;
 pub use formats::q4_0::Q4_0;
+pub use formats::q4_0x16::Q4_0X16;
 pub use formats::q4_1::Q4_1;
 pub use formats::q4_k::Q4_K;
 pub use formats::q5_0::Q5_0;
@@ -43,7 +53,10 @@ pub use formats::q5_k::Q5_K;
 pub use formats::q6_k::Q6_K;
 pub use formats::q8_0::Q8_0;
 
-/// Every format, most precise first.
+/// Formats that are others in an order of their own, for CPUs; no other program reads them.
+pub static REORDERED: [&Format; 1] = [&Q4_0X16];
+
+/// Every other format, most precise first.
 pub static FORMATS: [&Format; 16] = [
     &F32, &F16, &BF16, &Q8_0, &Q6_K, &Q5_1, &Q5_K, &Q5_0, &Q4_1, &Q4_K, &IQ4_NL, &IQ4_XS, &Q4_0,
     &MXFP4, &Q3_K, &Q2_K,
@@ -57,18 +70,33 @@ impl Format {
 
     /// The format called `name`, in any case.
     pub fn by_name(name: &str) -> Result<&'static Format> {
-        FORMATS
-            .into_iter()
+        known()
             .find(|format| format.name.eq_ignore_ascii_case(name))
             .ok_or_else(|| unknown(format!("'{name}'")))
     }
 
     /// The format with ggml's number `ggml_type`.
     pub fn by_ggml_type(ggml_type: u32) -> Result<&'static Format> {
-        FORMATS
-            .into_iter()
+        known()
             .find(|format| format.ggml_type == ggml_type)
             .ok_or_else(|| unknown(format!("with ggml type {ggml_type}")))
+    }
+
+    /// The format whose numbers these are in another order: its own for all but [`REORDERED`].
+    pub fn plain(&'static self) -> &'static Format {
+        self.reordered
+            .as_ref()
+            .map_or(self, |reordered| reordered.of)
+    }
+
+    /// `stored` in this format if it takes no more than another order, in which nothing is rounded.
+    pub fn reorder(&'static self, stored: &[u8], format: &'static Format) -> Option<Vec<u8>> {
+        match (&format.reordered, &self.reordered) {
+            _ if self == format => Some(stored.to_vec()),
+            (Some(from), None) if from.of == self => Some((from.restore)(stored)),
+            (None, Some(to)) if to.of == format => Some((to.order)(stored)),
+            _ => None,
+        }
     }
 
     /// Bytes of a row of `cols` numbers. An error if that is not a whole number of blocks.
@@ -146,10 +174,17 @@ impl Format {
     }
 }
 
+fn known() -> impl Iterator<Item = &'static Format> {
+    FORMATS.into_iter().chain(REORDERED)
+}
+
 fn unknown(found: String) -> Error {
     Error::UnknownFormat {
         found,
-        expected: FORMATS.map(|format| format.name).join(", "),
+        expected: known()
+            .map(|format| format.name)
+            .collect::<Vec<_>>()
+            .join(", "),
     }
 }
 

@@ -7,7 +7,7 @@ use crate::cpu::Simd;
 use crate::panel::{self, PanelFunctions, Panels};
 use crate::simd::scalar;
 #[cfg(target_arch = "x86_64")]
-use crate::simd::{amx, avx2, avx2_panel, avx512, avx512_panel, float_panel};
+use crate::simd::{amx, avx2, avx2_panel, avx512, avx512_lanes, avx512_panel, float_panel};
 #[cfg(target_arch = "aarch64")]
 use crate::simd::{neon, neon_panel};
 
@@ -198,6 +198,18 @@ pub(crate) fn integer<B: scalar::Dot + avx2::Integer + avx512::Integer>(simd: Si
     }
 }
 
+/// The kernel of a format in lanes for a level.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn wide<B: scalar::Dot + avx2::Integer + avx512::Integer + avx512_lanes::Lanes>(
+    simd: Simd,
+) -> Kernel {
+    match simd {
+        Simd::Amx => multiply_many::<avx512_lanes::LaneTile<B>, amx::Amx<B>>,
+        Simd::Avx512Vnni => multiply_many::<avx512_lanes::LaneTile<B>, avx512_panel::Vnni<B>>,
+        _ => integer::<B>(simd),
+    }
+}
+
 /// The kernel of a float format for a level.
 #[cfg(target_arch = "aarch64")]
 pub(crate) fn float<B: scalar::Dot + neon::Float>(simd: Simd) -> Kernel {
@@ -221,6 +233,9 @@ pub(crate) fn integer<B: scalar::Dot + neon::Integer>(simd: Simd) -> Kernel {
         _ => scalar::multiply::<B>,
     }
 }
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) use integer as wide;
 
 /// The kernel of a float format.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]

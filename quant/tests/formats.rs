@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use waterline_quant::{BF16, F16, F32, FORMATS, Format, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
+use waterline_quant::{
+    BF16, Bytes, F16, F32, FORMATS, Format, Matrix, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, REORDERED,
+};
 
 fn data(name: &str) -> Vec<u8> {
     std::fs::read(
@@ -192,4 +194,24 @@ fn formats_are_found_by_name_and_number() {
     );
     assert!(F32.tensor_bytes(&[usize::MAX, usize::MAX]).is_err());
     assert_eq!(F32.tensor_bytes(&[]).unwrap(), 4);
+}
+
+#[test]
+fn another_order_has_the_same_numbers() {
+    let values = gaussian(4 * 1024);
+    for format in REORDERED {
+        let plain = format.plain();
+        let stored = encode(plain, &values);
+        let ordered = format.reorder(&stored, plain).expect("an order of it");
+        assert_ne!(ordered, stored, "{format}");
+        assert_eq!(ordered, encode(format, &values), "{format}");
+        assert_eq!(decode(format, &ordered), decode(plain, &stored), "{format}");
+        assert_eq!(plain.reorder(&ordered, format).as_ref(), Some(&stored));
+        assert_eq!(format.reorder(&stored, &Q8_0), None);
+        // A row of two blocks.
+        let matrix = Matrix::new(format, 4, 1024, Bytes::from_vec(ordered)).expect("matrix");
+        let rows = Matrix::new(plain, 4, 1024, Bytes::from_vec(stored)).expect("matrix");
+        let layouts = [&matrix, &rows].map(|m| m.device_layout().unwrap_or(m.bytes().to_vec()));
+        assert_eq!(layouts[0], layouts[1], "{format}: on a device");
+    }
 }

@@ -2,7 +2,7 @@
 
 use waterline_quant::{
     Activations, BF16, BF16_IN_BF16, Bytes, F16, F16_IN_F16, F32, FORMATS, Format, Matrix, Output,
-    Q4_K, Q8_0, Rounding, Simd,
+    Q4_K, Q8_0, REORDERED, Rounding, Simd,
 };
 
 /// Numbers in -1..1 with a few large ones, the same on every run.
@@ -77,7 +77,7 @@ fn widths(format: &Format) -> Vec<usize> {
 #[test]
 fn every_level_agrees_with_the_definition() {
     // The definition, in f64, on the numbers that the blocks and the rounded inputs stand for.
-    for format in FORMATS {
+    for format in FORMATS.into_iter().chain(REORDERED) {
         for cols in widths(format) {
             for simd in Simd::available() {
                 let rows = 7;
@@ -121,10 +121,14 @@ fn effective_inputs(format: &Format, x: &Activations, t: usize) -> Vec<f32> {
 
 #[test]
 fn values_do_not_depend_on_tokens_or_splits() {
-    for format in FORMATS {
+    for format in FORMATS.into_iter().chain(REORDERED) {
         for simd in Simd::available() {
             let (rows, cols, tokens) = (23, 1024 + format.block_len.min(32), 24);
-            let cols = if format.block_len == 256 { 1280 } else { cols };
+            let cols = match format.block_len {
+                256 => 1280,
+                512 => 1536,
+                _ => cols,
+            };
             let matrix = matrix(format, rows, cols, simd);
             let values = numbers(tokens * cols, 2);
             let mut x = Activations::new(tokens, cols).expect("memory");
@@ -156,10 +160,13 @@ fn values_do_not_depend_on_tokens_or_splits() {
 
 #[test]
 fn values_of_many_tokens_do_not_depend_on_their_number() {
-    for format in FORMATS {
+    for format in FORMATS.into_iter().chain(REORDERED) {
         for simd in Simd::available() {
             let (rows, cols, tokens) = (39, 256 + format.block_len.min(32), 66);
-            let cols = if format.block_len == 256 { 512 } else { cols };
+            let cols = match format.block_len {
+                256 | 512 => 512,
+                _ => cols,
+            };
             let matrix = matrix(format, rows, cols, simd);
             let x = inputs(format, [tokens, cols], simd);
             let whole = product(&matrix, &x, &[0]);
@@ -311,7 +318,7 @@ fn inputs_are_rounded_for_the_format_and_f32_ones_stand_beside_8_bits() {
 
 #[test]
 fn a_poisoned_input_poisons_its_token_only() {
-    for format in FORMATS {
+    for format in FORMATS.into_iter().chain(REORDERED) {
         for simd in Simd::available() {
             let (rows, cols) = (5, 512);
             let matrix = matrix(format, rows, cols, simd);
@@ -378,7 +385,7 @@ fn lengths_are_checked() {
 #[test]
 fn picked_tokens_have_the_products_of_all() {
     for simd in Simd::available() {
-        for format in FORMATS {
+        for format in FORMATS.into_iter().chain(REORDERED) {
             let cols = 3 * format.block_len.max(20);
             let matrix = matrix(format, 9, cols, simd);
             // So many that they are loaded in panels as well.

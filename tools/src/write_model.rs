@@ -195,8 +195,8 @@ fn encode(
         Values::Stored(tensor) => {
             let row_bytes = tensor.format.row_bytes(cols)?;
             let stored = &tensor.data[rows.start * row_bytes..rows.end * row_bytes];
-            if tensor.format == format {
-                return Ok(stored.to_vec());
+            if let Some(same) = format.reorder(stored, tensor.format) {
+                return Ok(same);
             }
             tensor.format.decode(stored, &mut decoded);
         }

@@ -19,6 +19,7 @@ pub static IQ4_NL: Format = Format {
     block_bytes: size_of::<Block>(),
     rounding: Some(Rounding::Blocks),
     device_apart: 0..2,
+    reordered: None,
     encode,
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,

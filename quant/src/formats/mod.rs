@@ -12,6 +12,7 @@ pub(crate) mod mxfp4;
 pub(crate) mod q2_k;
 pub(crate) mod q3_k;
 pub(crate) mod q4_0;
+pub(crate) mod q4_0x16;
 pub(crate) mod q4_1;
 pub(crate) mod q4_k;
 pub(crate) mod q5_0;

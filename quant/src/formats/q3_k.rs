@@ -20,6 +20,7 @@ pub static Q3_K: Format = Format {
     block_bytes: size_of::<Block>(),
     rounding: Some(Rounding::SuperBlocks),
     device_apart: 96..110,
+    reordered: None,
     encode: |src, dst| encode_blocks(src, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,

@@ -18,6 +18,7 @@ pub static Q4_0: Format = Format {
     block_bytes: size_of::<Block>(),
     rounding: Some(Rounding::Blocks),
     device_apart: 0..2,
+    reordered: None,
     encode: |src, dst| encode_blocks(src, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,
@@ -26,14 +27,14 @@ pub static Q4_0: Format = Format {
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(crate) struct Block {
-    d: Half,
-    q: [u8; 16],
+    pub(super) d: Half,
+    pub(super) q: [u8; 16],
 }
 
 const _: () = assert!(size_of::<Block>() == 18);
 
 impl Block {
-    fn encode(x: &[f32; 32]) -> Block {
+    pub(super) fn encode(x: &[f32; 32]) -> Block {
         // The number of largest magnitude (the first of equals) becomes code 0, that is -8, exactly.
         let extreme = fit::extreme(x);
         let d = extreme / -8.0;
@@ -58,18 +59,21 @@ impl Block {
         codes
     }
 
-    fn decode(&self) -> [f32; 32] {
+    pub(super) fn decode(&self) -> [f32; 32] {
         let d = self.d.to_f32();
         self.codes().map(|q| d * f32::from(q))
+    }
+
+    /// The product with block `b` of the inputs.
+    pub(super) fn dot(&self, b: usize, x: Row) -> f32 {
+        scalar::dot_codes(&self.codes(), &x.block(b)) as f32 * (self.d.to_f32() * x.scales[b])
     }
 }
 
 impl scalar::Dot for Block {
     fn dot(row: &[u8], x: Row) -> f32 {
         let blocks: &[Block] = bytemuck::cast_slice(row);
-        let dot = |(b, block): (usize, &Block)| {
-            scalar::dot_codes(&block.codes(), &x.block(b)) as f32 * (block.d.to_f32() * x.scales[b])
-        };
+        let dot = |(b, block): (usize, &Block)| block.dot(b, x);
         blocks.iter().enumerate().map(dot).sum()
     }
 }

@@ -17,6 +17,7 @@ pub static Q5_1: Format = Format {
     block_bytes: size_of::<Block>(),
     rounding: Some(Rounding::Blocks),
     device_apart: 0..8,
+    reordered: None,
     encode: |src, dst| encode_blocks(src, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,

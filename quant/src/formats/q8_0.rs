@@ -16,6 +16,7 @@ pub static Q8_0: Format = Format {
     block_bytes: size_of::<Block>(),
     rounding: Some(Rounding::Blocks),
     device_apart: 0..2,
+    reordered: None,
     encode: |src, dst| encode_blocks(src, dst, Block::encode),
     decode: |src, dst| decode_blocks(src, dst, Block::decode),
     kernel: kernel::integer::<Block>,

@@ -15,6 +15,8 @@ use crate::kernel::Product;
 const PANEL: usize = 4096;
 /// Tokens whose sums are kept while a panel is in use.
 const TOKENS: usize = 256;
+/// Panels that meet the same columns of the tokens one after another: these stay in the second-level cache, where all columns would not.
+const PANELS: usize = 4;
 /// Most rows of a panel.
 const MOST_ROWS: usize = 32;
 
@@ -69,71 +71,96 @@ impl FloatPanelFunctions {
     }
 }
 
+/// Some columns of some rows, `[height, width]` numbers from the first byte on.
+struct Part<'a> {
+    bytes: &'a [u8],
+    row_bytes: usize,
+    size: [usize; 2],
+}
+
+impl FloatPanelFunctions {
+    /// Widens a part of at most as many rows as a panel has. Lanes behind the last row are zero.
+    ///
+    /// # Safety
+    /// The CPU has the level's instructions.
+    unsafe fn widen(&self, part: &Part, lines: &mut [f32; PANEL]) {
+        let step = self.rows / 2;
+        let [height, width] = part.size;
+        for half in [0, step] {
+            for k in (0..width).step_by(step) {
+                let whole = (width - k).min(step) * self.number_bytes;
+                // Numbers behind the last row or column are zero.
+                let mut completed = [[0u32; MOST_ROWS / 2]; MOST_ROWS / 2];
+                let mut numbers = [std::ptr::null(); MOST_ROWS / 2];
+                for (r, completed) in completed[..step].iter_mut().enumerate() {
+                    numbers[r] = completed.as_ptr().cast();
+                    if half + r < height {
+                        let start = (half + r) * part.row_bytes + k * self.number_bytes;
+                        let bytes = &part.bytes[start..][..whole];
+                        if width - k >= step {
+                            numbers[r] = bytes.as_ptr();
+                        } else {
+                            bytemuck::cast_slice_mut::<u32, u8>(completed)[..whole]
+                                .copy_from_slice(bytes);
+                        }
+                    }
+                }
+                let place = k * self.rows + half;
+                // SAFETY: `step` numbers of each of as many rows; the caller vouches for the level.
+                unsafe { (self.unpack)(&numbers[..step], lines[place..].as_mut_ptr()) };
+            }
+        }
+    }
+}
+
 /// # Safety
 /// As for [`Kernel`](crate::kernel::Kernel), for the level of `panels`.
 pub(crate) unsafe fn multiply(panels: &FloatPanelFunctions, product: &Product, rows: Range<usize>) {
-    let FloatPanelFunctions {
-        rows: most,
-        number_bytes,
-        ..
-    } = *panels;
-    let (cols, step, depth) = (product.cols, most / 2, PANEL / most);
+    let most = panels.rows;
+    let (cols, depth) = (product.cols, PANEL / most);
     let mut lines = Lines([0.0; PANEL]);
-    let mut sums = Lines([0.0; TOKENS * MOST_ROWS]);
+    let mut sums = Lines([0.0; PANELS * TOKENS * MOST_ROWS]);
     let tokens = product.tokens();
     for first_token in (0..tokens).step_by(TOKENS) {
         let count = (tokens - first_token).min(TOKENS);
         let mut inputs = [std::ptr::null::<f32>(); TOKENS];
-        for first in rows.clone().step_by(most) {
-            let height = (rows.end - first).min(most);
-            let sums = &mut sums.0[..count * most];
+        for first in rows.clone().step_by(PANELS * most) {
+            let height = (rows.end - first).min(PANELS * most);
+            let sums = &mut sums.0[..height.div_ceil(most) * count * most];
             sums.fill(0.0);
             for from in (0..cols).step_by(depth) {
                 let columns = (cols - from).min(depth);
-                for (half, k) in [0, step]
-                    .into_iter()
-                    .flat_map(|half| (0..columns).step_by(step).map(move |k| (half, k)))
-                {
-                    // Numbers behind the last row or column are zero.
-                    let mut completed = [[0u32; MOST_ROWS / 2]; MOST_ROWS / 2];
-                    let mut numbers = [std::ptr::null(); MOST_ROWS / 2];
-                    for (r, completed) in completed[..step].iter_mut().enumerate() {
-                        let whole = (cols - from - k).min(step);
-                        numbers[r] = completed.as_ptr().cast();
-                        if half + r < height {
-                            let start = (first + half + r) * product.row_bytes;
-                            let bytes = &product.weights[start + (from + k) * number_bytes..]
-                                [..whole * number_bytes];
-                            if whole == step {
-                                numbers[r] = bytes.as_ptr();
-                            } else {
-                                bytemuck::cast_slice_mut::<u32, u8>(completed)[..bytes.len()]
-                                    .copy_from_slice(bytes);
-                            }
-                        }
-                    }
-                    let place = k * most + half;
-                    // SAFETY: `step` numbers of each of as many rows; the caller vouches for the level.
-                    unsafe { (panels.unpack)(&numbers[..step], lines.0[place..].as_mut_ptr()) };
-                }
                 for (t, input) in inputs[..count].iter_mut().enumerate() {
                     let values = product.input(first_token + t).values;
                     *input = values[from..][..columns].as_ptr();
                 }
-                let mut t = 0;
-                while t < count {
-                    let sums = sums[t * most..].as_mut_ptr();
-                    // SAFETY: each of the tokens has `columns` numbers and a line of sums.
-                    t += unsafe {
-                        (panels.accumulate)(lines.0.as_ptr(), columns, &inputs[t..count], sums)
+                for (panel, sums) in sums.chunks_exact_mut(count * most).enumerate() {
+                    let start = (first + panel * most) * product.row_bytes;
+                    let part = Part {
+                        bytes: &product.weights[start + from * panels.number_bytes..],
+                        row_bytes: product.row_bytes,
+                        size: [(height - panel * most).min(most), columns],
                     };
+                    // SAFETY: the caller vouches for the level.
+                    unsafe { panels.widen(&part, &mut lines.0) };
+                    let mut t = 0;
+                    while t < count {
+                        let sums = sums[t * most..].as_mut_ptr();
+                        // SAFETY: each of the tokens has `columns` numbers and a line of sums.
+                        t += unsafe {
+                            (panels.accumulate)(lines.0.as_ptr(), columns, &inputs[t..count], sums)
+                        };
+                    }
                 }
             }
-            for (t, sums) in sums.chunks_exact(most).enumerate() {
-                let out =
-                    (product.out).wrapping_add((first_token + t) * product.out_stride + first);
-                // SAFETY: the caller vouches for these elements.
-                unsafe { std::ptr::copy_nonoverlapping(sums.as_ptr(), out, height) };
+            for (panel, sums) in sums.chunks_exact(count * most).enumerate() {
+                let (row, height) = (first + panel * most, (height - panel * most).min(most));
+                for (t, sums) in sums.chunks_exact(most).enumerate() {
+                    let out =
+                        (product.out).wrapping_add((first_token + t) * product.out_stride + row);
+                    // SAFETY: the caller vouches for these elements.
+                    unsafe { std::ptr::copy_nonoverlapping(sums.as_ptr(), out, height) };
+                }
             }
         }
     }

@@ -13,6 +13,8 @@ pub(crate) mod avx2_panel;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512_lanes;
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512_panel;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod float_panel;
