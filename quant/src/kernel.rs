@@ -198,14 +198,35 @@ pub(crate) fn integer<B: scalar::Dot + avx2::Integer + avx512::Integer>(simd: Si
     }
 }
 
+/// One row after another, or in panels if there are many tokens.
+///
+/// # Safety
+/// As for [`Kernel`].
+#[cfg(target_arch = "x86_64")]
+unsafe fn multiply_lanes<B: avx512_lanes::Lanes + avx512::Integer, P: Panels>(
+    product: &Product,
+    rows: Range<usize>,
+) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        if product.picked.is_none() && product.x.has_panels() {
+            panel::multiply(const { &PanelFunctions::of::<P>() }, product, rows);
+        } else if product.row_bytes <= avx512_lanes::LONGEST * size_of::<B>() {
+            avx512_lanes::multiply::<B>(product, rows);
+        } else {
+            multiply::<avx512::IntegerTile<B>>(product, rows);
+        }
+    }
+}
+
 /// The kernel of a format in lanes for a level.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn wide<B: scalar::Dot + avx2::Integer + avx512::Integer + avx512_lanes::Lanes>(
     simd: Simd,
 ) -> Kernel {
     match simd {
-        Simd::Amx => multiply_many::<avx512_lanes::LaneTile<B>, amx::Amx<B>>,
-        Simd::Avx512Vnni => multiply_many::<avx512_lanes::LaneTile<B>, avx512_panel::Vnni<B>>,
+        Simd::Amx => multiply_lanes::<B, amx::Amx<B>>,
+        Simd::Avx512Vnni => multiply_lanes::<B, avx512_panel::Vnni<B>>,
         _ => integer::<B>(simd),
     }
 }

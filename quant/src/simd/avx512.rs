@@ -321,7 +321,7 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
 /// `out` is valid for R numbers.
 #[target_feature(enable = "avx512f,avx512dq")]
 #[inline]
-pub(super) unsafe fn write_sums<const R: usize>(sums: &[__m512; R], out: *mut f32) {
+unsafe fn write_sums<const R: usize>(sums: &[__m512; R], out: *mut f32) {
     let (fours, rest) = sums.as_chunks::<4>();
     for (i, four) in fours.iter().enumerate() {
         let [a, b, c, d] = four.map(|sum| {

@@ -2,15 +2,18 @@
 //! and minima are multiplied for sixteen blocks at once.
 
 use std::arch::x86_64::*;
-use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use bytemuck::Pod;
 
 use super::avx2::prefetch;
-use super::avx512::{constant, write_sums};
+use super::avx512::constant;
 use crate::activations::GROUP;
-use crate::kernel::{self, Product};
+use crate::kernel::Product;
 
+/// Bytes by which weights are prefetched.
+const AHEAD: usize = 8 << 10;
 /// Blocks in a register.
 const LANES: usize = 16;
 
@@ -65,80 +68,93 @@ unsafe fn in_lanes(codes: *const i8) -> [[__m512i; 4]; 2] {
     })
 }
 
-pub(crate) struct LaneTile<B>(PhantomData<B>);
+/// Most blocks of lanes in a row that is multiplied here.
+pub(crate) const LONGEST: usize = 32;
+/// Tokens that meet a row while it is in the nearest cache.
+const TOKENS: usize = 4;
 
-impl<B: Lanes> kernel::Tile for LaneTile<B> {
-    // Inputs are brought into lanes once for eight rows.
-    #[inline]
-    unsafe fn eight_rows(product: &Product, row: usize, token: usize) -> bool {
-        // As for other formats, eight rows and the next eight must fit in the nearest cache.
-        const LONGEST: usize = 1200;
-        let fit = product.row_bytes <= LONGEST;
-        if fit {
-            // SAFETY: as the caller vouches.
-            unsafe { Self::tile::<8, 1>(product, row, token) };
-        }
-        fit
-    }
+/// A token's input in lanes.
+#[derive(Clone, Copy)]
+struct Input {
+    codes: [[[__m512i; 4]; 2]; LONGEST],
+    /// The share of the codes' offset in every row's products.
+    starts: [__m512i; LONGEST],
+}
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
-    unsafe fn tile<const R: usize, const T: usize>(product: &Product, row: usize, token: usize) {
-        let rows = &product.weights[row * product.row_bytes..][..R * product.row_bytes];
-        let weights: [*const B; R] =
-            std::array::from_fn(|r| rows[r * product.row_bytes..].as_ptr().cast());
-        let x: [_; T] = std::array::from_fn(|t| product.input(token + t));
-        let ahead = product.least_ahead.max(R * product.row_bytes);
-        let low = _mm512_set1_epi8(15);
-        let mut sum = [[_mm512_setzero_ps(); T]; R];
-        for step in 0..product.row_bytes / size_of::<B>() {
-            if T == 1 {
-                let ahead = weights[0].wrapping_byte_add(ahead);
-                prefetch(ahead.wrapping_add(step * R), R);
-            }
-            for t in 0..T {
-                // SAFETY: rows of inputs are padded to a multiple of 256, and those of this format have a multiple of 512.
-                let (codes, scales, sums) = unsafe {
-                    (
-                        in_lanes(x[t].codes.as_ptr().add(step * 32 * LANES)),
-                        _mm512_loadu_ps(x[t].scales.as_ptr().add(step * LANES)),
-                        _mm512_loadu_ps(x[t].sums.as_ptr().add(step * LANES)),
-                    )
-                };
-                // The offset's share of every row's products.
-                let mut start = _mm512_setzero_si512();
-                if B::OFFSET != 0 {
-                    let offset = _mm512_set1_epi8(B::OFFSET);
-                    let all = codes.as_flattened().iter();
-                    let below = all.fold(start, |sum, x| _mm512_dpbusd_epi32(sum, offset, *x));
-                    start = _mm512_sub_epi32(start, below);
-                }
-                for r in 0..R {
-                    let wide = weights[r].wrapping_add(step);
-                    // SAFETY: the block is within its row.
-                    let (scale, min) = unsafe { B::spacing(wide) };
-                    let mut dots = [start, _mm512_setzero_si512()];
-                    for j in 0..4 {
-                        // SAFETY: as above.
-                        let q = unsafe { _mm512_loadu_si512(B::codes(wide).add(j).cast()) };
-                        let first = _mm512_and_si512(q, low);
-                        let second = _mm512_and_si512(_mm512_srli_epi16::<4>(q), low);
-                        dots[0] = _mm512_dpbusd_epi32(dots[0], first, codes[0][j]);
-                        dots[1] = _mm512_dpbusd_epi32(dots[1], second, codes[1][j]);
-                    }
-                    let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(dots[0], dots[1]));
-                    sum[r][t] = _mm512_fmadd_ps(dot, _mm512_mul_ps(scale, scales), sum[r][t]);
-                    if let Some(min) = min {
-                        sum[r][t] = _mm512_fnmadd_ps(min, sums, sum[r][t]);
-                    }
+/// One row after another, in the order of memory, each with up to four tokens.
+///
+/// # Safety
+/// As for [`Kernel`](crate::kernel::Kernel).
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
+pub(crate) unsafe fn multiply<B: Lanes>(product: &Product, rows: Range<usize>) {
+    let steps = product.row_bytes / size_of::<B>();
+    assert!(steps <= LONGEST, "a row of {steps} blocks");
+    let mut inputs = [const { MaybeUninit::<Input>::uninit() }; TOKENS];
+    let tokens = product.tokens();
+    for first in (0..tokens).step_by(TOKENS) {
+        let count = (tokens - first).min(TOKENS);
+        for (t, input) in inputs[..count].iter_mut().enumerate() {
+            let x = product.input(first + t);
+            let input = input.as_mut_ptr();
+            for step in 0..steps {
+                // SAFETY: the codes of a block: a row of inputs has as many as a row of weights.
+                let codes = unsafe { in_lanes(x.codes.as_ptr().add(step * 32 * LANES)) };
+                let offset = _mm512_set1_epi8(B::OFFSET);
+                let zero = _mm512_setzero_si512();
+                let below = (codes.as_flattened().iter())
+                    .fold(zero, |sum, &x| _mm512_dpbusd_epi32(sum, offset, x));
+                // SAFETY: step < LONGEST; no reference to what is not written is made.
+                unsafe {
+                    (&raw mut (*input).codes[step]).write(codes);
+                    (&raw mut (*input).starts[step]).write(_mm512_sub_epi32(zero, below));
                 }
             }
         }
-        for t in 0..T {
-            let out = product
-                .out
-                .wrapping_add((token + t) * product.out_stride + row);
-            // SAFETY: the caller vouches for these R elements.
-            unsafe { write_sums(&sum.map(|sums| sums[t]), out) };
+        for row in rows.clone() {
+            let weights = product.weights[row * product.row_bytes..][..product.row_bytes].as_ptr();
+            for (t, input) in inputs[..count].iter().enumerate() {
+                let x = product.input(first + t);
+                let mut sum = _mm512_setzero_ps();
+                for step in 0..steps {
+                    let wide = weights.cast::<B>().wrapping_add(step);
+                    if t == 0 {
+                        prefetch(wide.wrapping_byte_add(AHEAD), 1);
+                    }
+                    // SAFETY: the block is within its row; the input's first `steps` blocks were written above, and its row has a scale and a
+                    // sum for each 32 numbers.
+                    unsafe {
+                        let input = input.as_ptr();
+                        let (scale, min) = B::spacing(wide);
+                        let mut dots = [(*input).starts[step], _mm512_setzero_si512()];
+                        let [firsts, seconds] = &(*input).codes[step];
+                        for j in 0..4 {
+                            let q = _mm512_loadu_si512(B::codes(wide).add(j).cast());
+                            let first = _mm512_and_si512(q, low());
+                            let second = _mm512_and_si512(_mm512_srli_epi16::<4>(q), low());
+                            dots[0] = _mm512_dpbusd_epi32(dots[0], first, firsts[j]);
+                            dots[1] = _mm512_dpbusd_epi32(dots[1], second, seconds[j]);
+                        }
+                        let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(dots[0], dots[1]));
+                        let scales = _mm512_loadu_ps(x.scales.as_ptr().add(step * LANES));
+                        sum = _mm512_fmadd_ps(dot, _mm512_mul_ps(scale, scales), sum);
+                        if let Some(min) = min {
+                            let sums = _mm512_loadu_ps(x.sums.as_ptr().add(step * LANES));
+                            sum = _mm512_fnmadd_ps(min, sums, sum);
+                        }
+                    }
+                }
+                let out = product
+                    .out
+                    .wrapping_add((first + t) * product.out_stride + row);
+                // SAFETY: the caller vouches for this element.
+                unsafe { out.write(_mm512_reduce_add_ps(sum)) };
+            }
         }
     }
+}
+
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn low() -> __m512i {
+    _mm512_set1_epi8(15)
 }
