@@ -221,8 +221,7 @@ impl Mixer for Mamba2 {
             gates: vec![(step, gate)],
         });
 
-        // The recurrence makes D x and the gate where it can: the output projection would do so in every thread block.
-        let gate = (z, Activation::Silu);
+        // Before a norm the recurrence gates its own columns: the output projection does so in every thread block of a GPU.
         let gates_first = self.hax.is_none() && !self.norm_before_gate;
         let rate = layer.vector("A")?;
         let out = layer.buffer(self.inner());
@@ -243,7 +242,7 @@ impl Mixer for Mamba2 {
             scale: 1.0,
             finish: Finish {
                 skip: Some(self.skip(layer)?),
-                gate: gates_first.then_some(gate),
+                gate: gates_first.then_some((z, Activation::Silu)),
             },
             state: layer.state_tensor(0),
             out,
@@ -253,7 +252,7 @@ impl Mixer for Mamba2 {
         if let Some(hax) = &self.hax {
             finish.push(hax.lower(layer, x, self.state, 2)?);
         }
-        let gate = (!gates_first).then_some(OutputOp::Gate(gate.0, gate.1));
+        let gate = (!gates_first).then_some(OutputOp::Gate(z, Activation::Silu));
         let norm = match self.norm_groups {
             Some(groups) => Some(OutputOp::GroupNorm(
                 Norm::rms(layer.vector("norm.weight")?, self.norm_eps),

@@ -402,6 +402,16 @@ mod tests {
     }
 
     #[test]
+    fn sums_of_a_recurrence_need_all_inputs_but_the_last() {
+        let recurrence = Recurrence {
+            of_sums: 2,
+            ..recurrence([Some(rows(X, 64)), None, Some(rows(INNER, 64))])
+        };
+        assert!(recurrence.sums(rows(X, 8)) && !recurrence.sums(rows(INNER, 64)));
+        assert_eq!(recurrence.accesses().reads.len(), 2);
+    }
+
+    #[test]
     fn a_recurrence_waits_if_not_all_of_its_inputs_are_passed() {
         let first = gemv(Epilogue::Store, None, rows(INNER, 64));
         let recurrence = recurrence([Some(rows(INNER, 64)), Some(rows(X, 64)), None]);
