@@ -18,7 +18,7 @@ use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
 use crate::functions::{Activation, OutputOp};
 use crate::lowering::Lowering;
-use crate::ops::{Decay, Gate, HeadOp, Key, Prepare, Recur, Write};
+use crate::ops::{Decay, Finish, Gate, HeadOp, Key, Prepare, Recur, Write};
 use crate::state::StateTensor;
 use crate::weights::WeightSpec;
 
@@ -147,6 +147,7 @@ impl Mixer for DeltaNet {
             write: Write::Delta(beta),
             gates: None,
             scale: (self.head_dim as f32).powf(-0.5),
+            finish: Finish::default(),
             state: layer.state_tensor(0),
             out,
         });

@@ -22,7 +22,7 @@ use crate::error::Result;
 use crate::functions::{Activation, OutputOp};
 use crate::lowering::Lowering;
 use crate::operands::View;
-use crate::ops::{Decay, Gate, HeadGates, Key, Prepare, Recur, Write};
+use crate::ops::{Decay, Finish, Gate, HeadGates, Key, Prepare, Recur, Write};
 use crate::state::{StateDtype, StateKind, StateTensor};
 use crate::weights::WeightSpec;
 
@@ -177,6 +177,7 @@ impl Mixer for GatedDeltaNet {
                     read: gates.read.map(|read| part(read, 1)),
                 }),
                 scale: (self.head_dim as f32).powf(-0.5),
+                finish: Finish::default(),
                 state: layer.state_tensor(i),
                 out: part(out, self.value_dim),
             });

@@ -22,7 +22,7 @@ use crate::error::Result;
 use crate::functions::{Activation, OutputOp};
 use crate::lowering::Lowering;
 use crate::operands::View;
-use crate::ops::{Decay, Gate, HeadGroup, HeadOp, Key, Prepare, Recur, Write};
+use crate::ops::{Decay, Finish, Gate, HeadGroup, HeadOp, Key, Prepare, Recur, Write};
 use crate::state::StateTensor;
 use crate::weights::WeightSpec;
 
@@ -157,6 +157,7 @@ impl Mixer for GatedDeltaNet2 {
             write: Write::Erase { key: erase },
             gates: None,
             scale: (self.head_dim as f32).powf(-0.5),
+            finish: Finish::default(),
             state: layer.state_tensor(0),
             out,
         });

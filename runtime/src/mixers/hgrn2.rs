@@ -17,7 +17,7 @@ use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
 use crate::functions::Activation;
 use crate::lowering::Lowering;
-use crate::ops::{Decay, Gate, HeadOp, Key, Prepare, Recur, Write};
+use crate::ops::{Decay, Finish, Gate, HeadOp, Key, Prepare, Recur, Write};
 use crate::state::StateTensor;
 use crate::weights::WeightSpec;
 
@@ -129,6 +129,7 @@ impl Mixer for Hgrn2 {
             write: Write::Add,
             gates: None,
             scale: (self.head_dim as f32).powf(-0.5),
+            finish: Finish::default(),
             state: layer.state_tensor(0),
             out,
         });

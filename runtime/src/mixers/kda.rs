@@ -21,7 +21,7 @@ use super::{Mismatch, Mixer, output_norm};
 use crate::error::Result;
 use crate::functions::{Activation, OutputOp};
 use crate::lowering::Lowering;
-use crate::ops::{Decay, Gate, Key, Prepare, Recur, Write};
+use crate::ops::{Decay, Finish, Gate, Key, Prepare, Recur, Write};
 use crate::state::StateTensor;
 use crate::weights::WeightSpec;
 
@@ -153,6 +153,7 @@ impl Mixer for Kda {
             write: Write::Delta(beta),
             gates: None,
             scale: (self.head_dim as f32).powf(-0.5),
+            finish: Finish::default(),
             state: layer.state_tensor(0),
             out,
         });

@@ -16,7 +16,7 @@ use super::{Mismatch, Mixer};
 use crate::error::Result;
 use crate::functions::{Activation, Norm, OutputOp};
 use crate::lowering::Lowering;
-use crate::ops::{Decay, HeadGroup, HeadOp, Key, Prepare, Recur, Write};
+use crate::ops::{Decay, Finish, HeadGroup, HeadOp, Key, Prepare, Recur, Write};
 use crate::state::{StateDtype, StateKind, StateTensor};
 use crate::weights::WeightSpec;
 
@@ -103,6 +103,7 @@ impl Mixer for LightningAttention {
             write: Write::Add,
             gates: None,
             scale: 1.0,
+            finish: Finish::default(),
             state: layer.state_tensor(0),
             out,
         });

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::functions::{Activation, OutputOp};
 use crate::lowering::Lowering;
 use crate::operands::View;
-use crate::ops::{Decay, HeadGroup, HeadOp, Key, Prepare, Recur, Rope, Write};
+use crate::ops::{Decay, Finish, HeadGroup, HeadOp, Key, Prepare, Recur, Rope, Write};
 use crate::state::StateTensor;
 use crate::weights::WeightSpec;
 
@@ -152,6 +152,7 @@ impl LinearAttention {
             write: Write::Add,
             gates,
             scale: (self.head_dim as f32).powf(-0.5),
+            finish: Finish::default(),
             state: layer.state_tensor(0),
             out,
         });

@@ -18,7 +18,9 @@ use crate::error::Result;
 use crate::functions::{Activation, Norm, OutputOp};
 use crate::lowering::Lowering;
 use crate::operands::View;
-use crate::ops::{Conv, Decay, Gate, HeadGates, HeadGroup, HeadOp, Key, Prepare, Recur, Write};
+use crate::ops::{
+    Conv, Decay, Finish, Gate, HeadGates, HeadGroup, HeadOp, Key, Prepare, Recur, Write,
+};
 use crate::state::{StateDtype, StateKind, StateTensor};
 use crate::weights::{Vector, WeightSpec};
 
@@ -219,6 +221,8 @@ impl Mixer for Mamba2 {
             gates: vec![(step, gate)],
         });
 
+        // Before a norm the recurrence gates its own columns: the output projection does so in every thread block of a GPU.
+        let gates_first = self.hax.is_none() && !self.norm_before_gate;
         let rate = layer.vector("A")?;
         let out = layer.buffer(self.inner());
         layer.push(Recur {
@@ -236,15 +240,19 @@ impl Mixer for Mamba2 {
                 read: None,
             }),
             scale: 1.0,
+            finish: Finish {
+                skip: Some(self.skip(layer)?),
+                gate: gates_first.then_some((z, Activation::Silu)),
+            },
             state: layer.state_tensor(0),
             out,
         });
 
-        let mut finish = vec![OutputOp::Add(x, self.skip(layer)?)];
+        let mut finish = Vec::new();
         if let Some(hax) = &self.hax {
             finish.push(hax.lower(layer, x, self.state, 2)?);
         }
-        let gate = OutputOp::Gate(z, Activation::Silu);
+        let gate = (!gates_first).then_some(OutputOp::Gate(z, Activation::Silu));
         let norm = match self.norm_groups {
             Some(groups) => Some(OutputOp::GroupNorm(
                 Norm::rms(layer.vector("norm.weight")?, self.norm_eps),
@@ -253,9 +261,9 @@ impl Mixer for Mamba2 {
             None => None,
         };
         if self.norm_before_gate {
-            finish.extend(norm.into_iter().chain([gate]));
+            finish.extend(norm.into_iter().chain(gate));
         } else {
-            finish.extend([gate].into_iter().chain(norm));
+            finish.extend(gate.into_iter().chain(norm));
         }
         layer.emit(out, finish, "out_proj")
     }

@@ -25,8 +25,8 @@ use crate::functions::{Activation, OutputOp};
 use crate::lowering::Lowering;
 use crate::operands::View;
 use crate::ops::{
-    ChosenGroup, Conv, ConvChosen, Decay, Gate, HeadGroup, HeadOp, Key, Partitions, Prepare, Recur,
-    Route, Router, Write,
+    ChosenGroup, Conv, ConvChosen, Decay, Finish, Gate, HeadGroup, HeadOp, Key, Partitions,
+    Prepare, Recur, Route, Router, Write,
 };
 use crate::state::{StateDtype, StateKind, StateTensor};
 use crate::weights::{Vector, WeightSpec};
@@ -102,6 +102,7 @@ impl Mom {
             write: Write::Delta(inputs.beta),
             gates: None,
             scale: (self.head_dim as f32).powf(-0.5),
+            finish: Finish::default(),
             state: tensor,
             out,
         }

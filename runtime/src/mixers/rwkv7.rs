@@ -22,7 +22,7 @@ use crate::functions::{Activation, Norm, OutputOp};
 use crate::lowering::Lowering;
 use crate::operands::View;
 use crate::ops::{
-    Decay, FirstValues, Gate, HeadGroup, HeadOp, Key, Prepare, Recur, Replace, Write,
+    Decay, Finish, FirstValues, Gate, HeadGroup, HeadOp, Key, Prepare, Recur, Replace, Write,
 };
 use crate::state::{StateDtype, StateKind, StateTensor};
 use crate::weights::WeightSpec;
@@ -221,6 +221,7 @@ impl Mixer for Rwkv7 {
             write: Write::Replace { key: removal, rate },
             gates: None,
             scale: 1.0,
+            finish: Finish::default(),
             state: layer.state_tensor(STATE),
             out,
         });

@@ -26,7 +26,7 @@ use crate::functions::{Activation, OutputOp};
 use crate::lowering::Lowering;
 use crate::operands::View;
 use crate::ops::{
-    Decay, Gate, HeadGroup, HeadOp, Key, Partitions, Prepare, Recur, Route, Router, Write,
+    Decay, Finish, Gate, HeadGroup, HeadOp, Key, Partitions, Prepare, Recur, Route, Router, Write,
 };
 use crate::state::{StateDtype, StateKind, StateTensor};
 use crate::weights::WeightSpec;
@@ -221,6 +221,7 @@ impl Sse {
             write: update.beta.map_or(Write::Add, Write::Delta),
             gates: None,
             scale: (self.head_dim as f32).powf(-0.5),
+            finish: Finish::default(),
             state: tensor,
             out,
         }

@@ -47,7 +47,7 @@ pub use normalize::Normalize;
 pub use partitions::Partitions;
 pub use prepare::{Conv, Gate, HeadGroup, HeadOp, Prepare, Rope, RopeScaling};
 pub use project::{Linear, Project};
-pub use recur::{Decay, HeadGates, Key, Recur, Write};
+pub use recur::{Decay, Finish, HeadGates, Key, Recur, Write};
 pub use renew::Renew;
 pub use replace::{FirstValues, Replace};
 pub use rg_lru::{HeadMatrices, RgLru};

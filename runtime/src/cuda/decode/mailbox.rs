@@ -44,6 +44,8 @@ impl Mailbox {
 pub struct Recurrence {
     /// The columns of each input, in the order of its parameters; none for an absent one.
     pub inputs: Vec<Option<Rows>>,
+    /// How many of them its sums over the state need; it reads the others after these sums.
+    pub of_sums: usize,
     /// Bytes of an input's parameter, which begins with its mailbox.
     pub input_bytes: usize,
     /// The outputs of all heads.
@@ -62,9 +64,9 @@ impl Recurrence {
         }
     }
 
-    /// Whether it reads any of these columns.
-    pub fn takes(&self, columns: Rows) -> bool {
-        let mut inputs = self.inputs.iter().flatten();
+    /// Whether its sums need any of these columns.
+    pub fn sums(&self, columns: Rows) -> bool {
+        let mut inputs = self.inputs[..self.of_sums].iter().flatten();
         inputs.any(|&input| overlap(input, columns))
     }
 }
@@ -368,6 +370,7 @@ mod tests {
     fn recurrence(inputs: [Option<Rows>; 3]) -> Recurrence {
         Recurrence {
             inputs: inputs.to_vec(),
+            of_sums: inputs.len(),
             input_bytes: 0,
             output: rows(HEADS, 64),
             blocks: 1,
@@ -396,6 +399,16 @@ mod tests {
         assert_eq!(mailboxes[2].gates, mailbox(128, 0));
         assert_eq!(mailboxes[2].output, None);
         assert_eq!(room, 256);
+    }
+
+    #[test]
+    fn sums_of_a_recurrence_need_all_inputs_but_the_last() {
+        let recurrence = Recurrence {
+            of_sums: 2,
+            ..recurrence([Some(rows(X, 64)), None, Some(rows(INNER, 64))])
+        };
+        assert!(recurrence.sums(rows(X, 8)) && !recurrence.sums(rows(INNER, 64)));
+        assert_eq!(recurrence.accesses().reads.len(), 2);
     }
 
     #[test]

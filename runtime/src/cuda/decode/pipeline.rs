@@ -135,7 +135,7 @@ pub(crate) fn distribute(
         .collect();
     let demand = next.map(|next| Demand {
         matrices: (owners.iter())
-            .map(|weight| next.takes(gemv.output_of(weight)))
+            .map(|weight| next.sums(gemv.output_of(weight)))
             .collect(),
         blocks: next.blocks,
     });

@@ -22,9 +22,9 @@ pub(crate) struct Matrix {
     tile_rows: usize,
 }
 
-/// The part of a GEMV's output that the next op, a recurrence, reads.
+/// The part of a GEMV's output without which the next op, a recurrence, has no sums.
 pub(crate) struct Demand {
-    /// Whether it reads any row, for each matrix.
+    /// Whether they need any row, for each matrix.
     pub matrices: Vec<bool>,
     /// Blocks that have a part of its states.
     pub blocks: usize,
@@ -78,7 +78,7 @@ impl Matrix {
 /// Splits matrices among `blocks`, so that all have about as many bytes; returns each block's parts in order. A batch has at most
 /// `batch` rows.
 ///
-/// Where the recurrence does not read many of the bytes, the rows that it reads come first, and the others while those are in flight. The
+/// Where the recurrence's sums do not need many of the bytes, the rows that they need come first, and the others while those are in flight. The
 /// recurrence divides its states' columns among blocks in order, and so are those rows, so that a block waits only for blocks of
 /// its head.
 pub(crate) fn split_rows(

@@ -7,7 +7,7 @@ use crate::cuda::tests::rig::Comparison;
 use crate::cuda::tests::{device, numbers};
 use crate::operands::View;
 use crate::ops::rig::{plan, side_by_side};
-use crate::ops::{Decay, Key, Partitions, Recur, Write};
+use crate::ops::{Decay, Finish, Key, Partitions, Recur, Write};
 use crate::state::{Kv, StateDtype};
 
 const HEADS: usize = 2;
@@ -57,6 +57,7 @@ fn compare(case: Case) {
             },
             gates: None,
             scale: 0.3,
+            finish: Finish::default(),
             state: 1,
             out,
         },

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use crate::cuda::tests::rig::Comparison;
 use crate::cuda::tests::{device, numbers};
+use crate::functions::Activation;
 use crate::operands::View;
 use crate::ops::rig::{noise, plan, side_by_side};
-use crate::ops::{Decay, HeadGates, Key, Recur, Slots, Write};
+use crate::ops::{Decay, Finish, HeadGates, Key, Recur, Slots, Write};
 use crate::state::{Kv, StateDtype};
 
 /// How states fade.
@@ -29,7 +30,7 @@ enum Writes {
 }
 
 /// Reads chunks of several blocks, of a part of one and of one token: `heads` that share `states`, keys of `dk` and values of `dv`
-/// columns.
+/// columns. `gates`: of heads and of outputs, to which values are added.
 fn compare(shape: [usize; 4], fades: Fades, writes: Writes, gates: bool) {
     compare_chunks(shape, fades, writes, gates, Some(&[150, 7, 64, 1]));
 }
@@ -58,8 +59,9 @@ fn compare_chunks(
         heads,
         states * dk,
         states * dk,
+        heads * dv,
     ];
-    let [q, k, v, decay, beta, write, read, removal, rate] = side_by_side(widths);
+    let [q, k, v, decay, beta, write, read, removal, rate, gate] = side_by_side(widths);
     let stride = q.stride;
     let out = View::whole(1, heads * dv);
     let op = Recur {
@@ -89,6 +91,13 @@ fn compare_chunks(
             read: Some(read),
         }),
         scale: 0.3,
+        finish: match gates {
+            true => Finish {
+                skip: Some((0..heads * dv).map(noise).collect()),
+                gate: Some((gate, Activation::Silu)),
+            },
+            false => Finish::default(),
+        },
         state: 1,
         out,
     };
@@ -132,7 +141,7 @@ fn compare_chunks(
                     17 => -3000.0,
                     _ => -0.2 * x.abs(),
                 };
-            } else if column >= beta.start {
+            } else if (beta.start..gate.start).contains(&column) {
                 *x = 0.5 + 0.5 * *x;
             }
         }

@@ -14,7 +14,7 @@ mod cpu;
 mod launch;
 mod matrix_form;
 
-use super::recur::Recur;
+use super::recur::{Finish, Recur};
 use super::{Access, Op};
 use crate::operands::View;
 use crate::ops::Rules;
@@ -68,6 +68,9 @@ impl Op for Partitions {
         rules.width("out", self.recur.out, heads * dv);
         let shape = [self.partitions, heads, dk, dv].map(Some);
         rules.state(self.recur.state, &shape);
+        let Finish { skip, gate } = &self.recur.finish;
+        let finishes = usize::from(skip.is_some()) + usize::from(gate.is_some());
+        rules.equal("number of changes to outputs", finishes, 0);
     }
 
     fn touched(&self, plan: &StatePlan, _position: u64) -> Vec<Touched> {

@@ -2,7 +2,7 @@
 
 use super::inputs::{Fade, Inputs, Outputs, Removal, Rows};
 use super::token::step;
-use super::{Decay, Key, Recur, Write, chunk};
+use super::{Decay, Finish, Key, Recur, Write, chunk};
 use crate::cpu::{Buffers, Frame, Shared, simd};
 use crate::operands::View;
 use crate::ops::CpuOp;
@@ -105,6 +105,32 @@ impl Recur {
     }
 }
 
+impl Finish {
+    /// Applies it to a state's `outputs` of token `t`, which begin at `column` of the row.
+    #[inline(always)]
+    fn apply(
+        &self,
+        inputs: &Inputs,
+        buffers: &Buffers,
+        [t, column]: [usize; 2],
+        outputs: &mut [f32],
+    ) {
+        if let Some(gains) = &self.skip {
+            let gains = gains[column..].chunks_exact(inputs.dv);
+            for (outputs, gains) in outputs.chunks_exact_mut(inputs.dv).zip(gains) {
+                let values = inputs.v.get(t, inputs.dv);
+                for ((out, gain), value) in outputs.iter_mut().zip(gains).zip(values) {
+                    *out += gain * value;
+                }
+            }
+        }
+        if let Some((gate, function)) = &self.gate {
+            let gates = &gate.of_token(buffers, t)[column..][..outputs.len()];
+            function.gate(gates, outputs);
+        }
+    }
+}
+
 impl CpuOp for Recur {
     fn run(&self, frame: &mut Frame) {
         let tokens = frame.tokens.len();
@@ -123,6 +149,15 @@ impl CpuOp for Recur {
                 let mut out = unsafe { Outputs::new(&out, start, self.out.stride, width) };
                 let mut scratch = frame.scratch[worker].lock().expect("scratch");
                 run(&inputs, tokens, matrix, &mut out, &mut scratch);
+                simd::vectorize(
+                    #[inline(always)]
+                    || {
+                        for t in 0..tokens {
+                            let place = [t, state * width];
+                            (self.finish).apply(&inputs, frame.buffers, place, out.token(t));
+                        }
+                    },
+                );
             });
         }
         frame.buffers.put(self.out.buffer, out);

@@ -52,13 +52,17 @@ pub(in crate::ops) struct Inputs {
     pub write_gate: Input,
     pub read_gate: Input,
     pub out: Rows,
+    /// By which outputs are multiplied, and the gains of values that are added to them.
+    pub gates: Rows,
+    pub gains: Address,
     pub constants: Address,
     pub states: Address,
     pub scale: f32,
     pub constant_sharing: i32,
     /// Whether a step gives queries and keys the length of one.
     pub unit: i32,
-    pub pad: i32,
+    /// Of gates.
+    pub function: i32,
 }
 
 /// How a state fades, by its number in recur.cu.
@@ -104,6 +108,8 @@ pub(in crate::ops) struct Plan {
     /// Whether keys are one minus the fade.
     pub complement: bool,
     pub writing: Writing,
+    /// What becomes of an output, by its number in recur.cu.
+    pub finish: i32,
     /// Whether every input begins at a multiple of four floats.
     pub aligned: bool,
     /// Threads that share the rows of a column.
@@ -194,6 +200,7 @@ impl Plan {
             fading: update.fading,
             complement: update.complement,
             writing: update.writing,
+            finish: inputs.finish(),
             aligned: four(dk) && four(dv) && inputs.aligned(update.fading),
             lanes,
             columns,
@@ -243,7 +250,7 @@ impl Plan {
     /// The template arguments.
     pub fn arguments(&self) -> String {
         format!(
-            "{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}",
+            "{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}",
             self.dk,
             self.dv,
             self.lanes,
@@ -253,6 +260,7 @@ impl Plan {
             self.fading as i32,
             self.complement,
             self.writing as i32,
+            self.finish,
             self.batch,
             self.aligned
         )
@@ -292,8 +300,19 @@ impl Inputs {
             self.write_gate,
             self.read_gate,
         ];
-        let given = inputs.into_iter().filter(|input| input.rows.width > 0);
-        given.map(|input| input.rows.bytes()).collect()
+        let rows = inputs.map(|input| input.rows).into_iter();
+        let given = rows.chain([self.gates]).filter(|rows| rows.width > 0);
+        given.map(Rows::bytes).collect()
+    }
+
+    /// The template argument `finish`.
+    fn finish(&self) -> i32 {
+        let function = if self.gates.width > 0 {
+            1 + self.function
+        } else {
+            0
+        };
+        2 * function + i32::from(self.gains != 0)
     }
 
     /// Whether rows begin at multiples of 16 bytes.
@@ -383,6 +402,13 @@ impl Recur {
             if let Some(read) = &gates.read {
                 inputs.read_gate = input(read, 1);
             }
+        }
+        if let Some(gains) = &self.finish.skip {
+            inputs.gains = launches.vector_address(gains)?;
+        }
+        if let Some((gate, function)) = self.finish.gate {
+            inputs.gates = launches.rows(gate);
+            inputs.function = function as i32;
         }
         Ok(inputs)
     }

@@ -160,6 +160,7 @@ impl MatrixForm {
             fading,
             complement,
             writing,
+            finish,
             aligned,
             ..
         } = self.plan;
@@ -193,7 +194,7 @@ impl MatrixForm {
         launches.push(Call {
             source: SOURCE,
             kernel: format!(
-                "recur_states<{dk}, {dv}, {queries}, {fade}, {write}, {columns}, {slots}>"
+                "recur_states<{dk}, {dv}, {queries}, {fade}, {write}, {columns}, {slots}, {finish}>"
             ),
             grid: Grid::Blocks(states * dv.div_ceil(columns)),
             threads: THREADS,

@@ -21,6 +21,7 @@ pub(super) use launch::{
 pub(super) use matrix_form::{Lists, MatrixForm};
 
 use super::{Access, Op};
+use crate::functions::Activation;
 use crate::operands::View;
 use crate::ops::Rules;
 use crate::state::{StatePlan, Touched};
@@ -76,6 +77,15 @@ pub struct HeadGates {
     pub read: Option<View>,
 }
 
+/// What becomes of an output o of a value v: `(o + skip v) * function(gate)`.
+#[derive(Default)]
+pub struct Finish {
+    /// Gains of the values `[heads, dv]` that are added.
+    pub skip: Option<Vector>,
+    /// Columns `[heads, dv]`, and the function of them by which outputs are multiplied.
+    pub gate: Option<(View, Activation)>,
+}
+
 /// A recurrence over heads.
 pub struct Recur {
     /// Heads of the output.
@@ -100,6 +110,8 @@ pub struct Recur {
     pub gates: Option<HeadGates>,
     /// Multiplies the output.
     pub scale: f32,
+    /// What becomes of the output then.
+    pub finish: Finish,
     /// The state tensor of the states `[states, dk, dv]`.
     pub state: usize,
     /// Outputs `[heads, dv]`.
@@ -128,6 +140,7 @@ impl Recur {
             columns.push(gates.write);
             columns.extend(gates.read);
         }
+        columns.extend(self.finish.gate.map(|(gate, _)| gate));
         columns
     }
 }
@@ -142,7 +155,14 @@ impl Op for Recur {
 
     fn check(&self, rules: &mut Rules) {
         let [states, dk, dv] = [self.states, self.dk, self.dv].map(Some);
-        rules.width("out", self.out, self.heads * self.dv);
+        let width = self.heads * self.dv;
+        rules.width("out", self.out, width);
+        if let Some((gate, _)) = self.finish.gate {
+            rules.width("gate", gate, width);
+        }
+        if let Some(gains) = &self.finish.skip {
+            rules.equal("gains of the values", gains.len(), width);
+        }
         rules.state(self.state, &[states, dk, dv]);
     }
 

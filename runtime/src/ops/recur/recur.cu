@@ -18,6 +18,9 @@ struct RecurInput {
 struct RecurInputs {
   RecurInput q, k, v, decay, beta, removal, rate, write_gate, read_gate;
   Rows out;
+  // By which outputs are multiplied, and the gains of values that are added to them; null for none.
+  Rows gates;
+  const float* gains;
   // The decay's constants for each `constant_sharing` heads.
   const float* constants;
   float* states;
@@ -25,7 +28,8 @@ struct RecurInputs {
   int constant_sharing;
   // Whether a step of the delta rule gives queries and keys the length of one.
   int unit;
-  int pad;
+  // Of gates.
+  int function;
 };
 
 // A state fades by nothing, by exp of a constant, of a value for each head, of their product, of a value for each row, or by
@@ -33,9 +37,20 @@ struct RecurInputs {
 enum { FADE_NONE, FADE_FIXED, FADE_HEAD, FADE_STEP, FADE_ROWS, FADE_BY_KEY, FADE_BY_VALUE };
 enum { WRITE_ADD, WRITE_DELTA, WRITE_REPLACE, WRITE_ERASE };
 
+// `finish`, what becomes of an output: 1 if its value times a gain is added, and from 2 on twice the number, from 1 on, of the function
+// of a gate by which it is multiplied.
+__device__ constexpr bool has_skip(int finish) { return finish % 2 != 0; }
+__device__ constexpr bool has_gate(int finish) { return finish >= 2; }
+template <int finish>
+__device__ float finished(float out, float gain, float value, float gate) {
+  if constexpr (has_skip(finish)) out += gain * value;
+  if constexpr (has_gate(finish)) out *= activate(finish / 2 - 1, gate);
+  return out;
+}
+
 // `complement`: keys are one minus the fade of their row.
-template <int dk, int dv, int lanes, int columns, int warps, int queries, int fade, bool complement, int write, int batch,
-          bool aligned>
+template <int dk, int dv, int lanes, int columns, int warps, int queries, int fade, bool complement, int write, int finish,
+          int batch, bool aligned>
 struct Recurrence {
   // Rows of a thread: four at a time, so that keys are read four at a time. Those past dk are zero.
   static constexpr int rows = (dk + 4 * lanes - 1) / (4 * lanes) * 4;
@@ -292,24 +307,29 @@ struct Recurrence {
   // As MAP_L2_NORM does it.
   __device__ static float unit_factor(float squares) { return 1.0f / sqrtf(squares + 1e-6f); }
 
-  // Writes a token's outputs; `row` is the place of the state's first query.
-  __device__ void emit(const float* x, const float (&out)[queries][columns], float* row) const {
+  // Writes the outputs of a token, the `t`th if they are finished; `row` is the place of the state's first query.
+  __device__ void emit(const float* x, const float (&out)[queries][columns], float* row, int t = 0) const {
 #pragma unroll
     for (int query = 0; query < queries; query++) {
       if (place != query % lanes) continue;
       float factor = read_factor(x, query);
 #pragma unroll
       for (int c = 0; c < columns; c++) {
-        if (column + c < dv) row[query * dv + column + c] = factor * out[query][c];
+        if (column + c >= dv) continue;
+        int at = (head + query) * dv + column + c;
+        float gain = has_skip(finish) ? in.gains[at] : 0.0f, gate = has_gate(finish) ? in.gates.token(t)[at] : 0.0f;
+        // Not fused with the sum: every form of the op rounds here.
+        float scaled = __fmul_rn(factor, out[query][c]);
+        row[query * dv + column + c] = finished<finish>(scaled, gain, x[v_at + column - first_column + c], gate);
       }
     }
   }
 };
 
-template <int dk, int dv, int lanes, int columns, int warps, int queries, int fade, bool complement, int write, int batch,
-          bool aligned>
+template <int dk, int dv, int lanes, int columns, int warps, int queries, int fade, bool complement, int write, int finish,
+          int batch, bool aligned>
 __device__ void recur(const RecurInputs& in, int tokens) {
-  using State = Recurrence<dk, dv, lanes, columns, warps, queries, fade, complement, write, batch, aligned>;
+  using State = Recurrence<dk, dv, lanes, columns, warps, queries, fade, complement, write, finish, batch, aligned>;
   constexpr int buffers = batch == 1 ? 1 : 2;
   float* room = shared_memory<float>();
   int index = blockIdx.x / State::groups;
@@ -346,7 +366,7 @@ __device__ void recur(const RecurInputs& in, int tokens) {
       float out[queries][columns];
       const float* x = now + i * State::token_floats;
       state.step(x, out);
-      state.emit(x, out, in.out.token(first + i) + state.head * dv);
+      state.emit(x, out, in.out.token(first + i) + state.head * dv, first + i);
     }
     // The next copies overwrite this batch.
     __syncthreads();

@@ -46,7 +46,7 @@ struct ChunkRing {
 // products with what comes through the ring. A warp takes 16 of 64 rows, and half of the columns if there are 32, else half of
 // the panels and of the slices. Where `heads` states are in partitions, `firsts` are the first blocks of each partition, and the
 // end of the last one's.
-template <int dk, int dv, int queries, int fade, int write, int columns, int slots>
+template <int dk, int dv, int queries, int fade, int write, int columns, int slots, int finish>
 __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int* firsts, int heads) {
   using Block = ChunkBlock<dk, dv, queries, fade, write>;
   constexpr int writes = Block::writes, key_images = writes * Block::slices;
@@ -99,7 +99,7 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int
     Block block = block_at(n);
     int first = n * chunk_block, count = min(chunk_block, tokens - first);
     // These come while the products are computed.
-    float2 values[writes][2][2], reach[2][2], outs[own_panels][2][2];
+    float2 values[writes][2][2], reach[2][2], outs[own_panels][2][2], skips[own_panels][2][2], gates[own_panels][2][2];
     float row_fades[own_slices][2], column_fades[2][2];
 #pragma unroll
     for (int i = 0; i < own_slices; i++) {
@@ -122,7 +122,12 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int
         int query = own(i) - Block::solves;
         bool reads = query >= 0 && query < queries && t < count;
         const float* from = out + (long long)t * in.out.stride + query * dv + column;
-        outs[i][tile][j / 2] = {reads && column < dv ? from[0] : 0.0f, reads && column + 1 < dv ? from[1] : 0.0f};
+        auto pair = [&](const float* from) -> float2 {
+          return {reads && column < dv ? from[0] : 0.0f, reads && column + 1 < dv ? from[1] : 0.0f};
+        };
+        outs[i][tile][j / 2] = pair(from);
+        if constexpr (has_skip(finish)) skips[i][tile][j / 2] = pair(in.v.at(first + t, head * queries, dv, 0) + column);
+        if constexpr (has_gate(finish)) gates[i][tile][j / 2] = pair(in.gates.token(first + t) + (head * queries + query) * dv + column);
       }
     });
 
@@ -161,8 +166,14 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int
         float* to = out + (long long)t * in.out.stride + query * dv + first_column + column;
         float2 before = outs[i][tile][j / 2], sum = {sums[i][tile][j], sums[i][tile][j + 1]};
         if (Block::column_fades) sum = times(sum, reach[tile][j / 2]);
-        if (first_column + column < dv) to[0] = before.x + sum.x;
-        if (first_column + column + 1 < dv) to[1] = before.y + sum.y;
+        float2 value = skips[i][tile][j / 2], gate = gates[i][tile][j / 2];
+        int at = (head * queries + query) * dv + first_column + column;
+        auto put = [&](int k, float x, float value, float gate) {
+          if (first_column + column + k >= dv) return;
+          to[k] = finished<finish>(x, has_skip(finish) ? in.gains[at + k] : 0.0f, value, gate);
+        };
+        put(0, before.x + sum.x, value.x, gate.x);
+        put(1, before.y + sum.y, value.y, gate.y);
       }
     });
     __syncthreads();

@@ -17,11 +17,13 @@ struct StepInput {
   __device__ int column(int number) const { return (int)(number * shares >> 16) * width; }
 };
 
-enum { STEP_Q, STEP_K, STEP_V, STEP_DECAYS, STEP_BETAS, STEP_REMOVAL, STEP_RATE, STEP_WRITE_GATES, STEP_READS, STEP_INPUTS };
+enum { STEP_Q, STEP_K, STEP_V, STEP_DECAYS, STEP_BETAS, STEP_REMOVAL, STEP_RATE, STEP_WRITE_GATES, STEP_READS, STEP_GATES, STEP_INPUTS };
 
 struct RecurStep {
   StepInput input[STEP_INPUTS];
   float* out;
+  // Of the values that are added to outputs.
+  const float* gains;
   // The decay's constants, and 65536 divided by the number of heads that share one, rounded up.
   const float* constants;
   float* states;
@@ -38,7 +40,7 @@ enum { STEP_BETA, STEP_DECAY, STEP_WRITE_GATE, STEP_READ_GATES };
 // With the state S before the token, its decay d, the key k and the written value w, the query reads
 // q (d S + k^T w) = d (q S) + (q k) w. Where d is one number per head, the sums over the rows of S need only q, k and S. Values and the
 // head's scalars are loaded once per block, into shared memory. Two barriers: after the sums of each warp, and after those of all.
-template <int mailboxes, int dk, int dv, int columns, int queries, int fade, bool complement, int write>
+template <int mailboxes, int dk, int dv, int columns, int queries, int fade, bool complement, int write, int finish>
 struct RecurrenceStep {
   // Columns of a thread, threads side by side, and a warp's rows of as many threads.
   static constexpr int own = dv % 2 == 0 ? 2 : 1;
@@ -82,6 +84,9 @@ struct RecurrenceStep {
   float fades[rows];
   float removal[rows];
   float rate[rows];
+  // Of the outputs that this thread writes. Gates may be a GEMV's last rows: they are awaited where they are used.
+  float gain[own];
+  float gate[own];
 
   __device__ RecurrenceStep(const RecurStep& in, int index, int group)
       : in(in), room(shared_memory<float>()), head(index * queries), first_column(group * columns) {
@@ -145,6 +150,32 @@ struct RecurrenceStep {
     }
     __device__ bool is_ready(const float* value) const { return !from_mailbox || !exists || Mailbox::is_ready<1>(value); }
   };
+
+  // Whether this thread writes outputs: those of its warp's query.
+  __device__ bool writes_outputs() const { return warp_index() < queries && place == 0 && column() < dv; }
+
+  __device__ void load_gains() {
+#pragma unroll
+    for (int c = 0; c < own; c++) gain[c] = writes_outputs() ? in.gains[(head + warp_index()) * dv + column() + c] : 0.0f;
+  }
+
+  // Begins to load the gates.
+  __device__ void try_load_gates() {
+    constexpr bool from_mailbox = (mailboxes & MAILBOX_INPUT) != 0;
+#pragma unroll
+    for (int c = 0; c < own; c++) {
+      gate[c] = 0.0f;
+      Source<from_mailbox>(in.input[STEP_GATES], head + warp_index(), column() + c, writes_outputs()).try_load(gate + c);
+    }
+  }
+  __device__ void await_gates() {
+    if constexpr ((mailboxes & MAILBOX_INPUT) != 0) {
+      while (!Mailbox::is_ready<own>(gate) && !deadline_passed(WAIT_MAILBOX)) {
+        backoff();
+        try_load_gates();
+      }
+    }
+  }
 
   // The input of a vector after the queries, among those that the step has.
   __device__ static int vector_input(int vector) {
@@ -275,7 +306,7 @@ struct RecurrenceStep {
   }
 
   // The outputs, and the new state.
-  __device__ void finish() {
+  __device__ void emit_and_update() {
     const float* weights = room + weights_at;
     float fading = scalar(), read[own] = {}, written[own];
 #pragma unroll
@@ -304,31 +335,35 @@ struct RecurrenceStep {
   }
 
   // The outputs of a query: the warp of its number writes them.
-  __device__ void emit(int number, float fading, const float (&read)[own], const float (&written)[own]) const {
+  __device__ void emit(int number, float fading, const float (&read)[own], const float (&written)[own]) {
     if (warp_index() != number) return;
     float factor = in.scale * room[weights_at + STEP_READ_GATES + number];
     if (measures && in.unit) factor *= unit_factor(total(squares_at + 1 + number));
     float overlap = total(overlap_at + number);
     float removed = write == WRITE_REPLACE ? total(removed_at + number) : 0.0f;
+    if constexpr (has_gate(finish)) await_gates();
 #pragma unroll
     for (int c = 0; c < own; c++) {
       float out = fading * total(out_at + number * own + c) + overlap * written[c] - removed * read[c];
       int at = (head + number) * dv + column() + c;
       if (place != 0 || column() >= dv) continue;
-      if constexpr ((mailboxes & MAILBOX_OUTPUT) != 0) this_op().output.publish(at, factor * out);
-      if (this_op().stores) in.out[at] = factor * out;
+      // Not fused with the sum: every form of the op rounds here.
+      out = finished<finish>(__fmul_rn(factor, out), gain[c], room[values_at + pair * own + c], gate[c]);
+      if constexpr ((mailboxes & MAILBOX_OUTPUT) != 0) this_op().output.publish(at, out);
+      if (this_op().stores) in.out[at] = out;
     }
   }
 };
 
-template <int mailboxes, int dk, int dv, int columns, int queries, int fade, bool complement, int write>
+template <int mailboxes, int dk, int dv, int columns, int queries, int fade, bool complement, int write, int finish>
 __device__ void recur_step(const RecurStep& in) {
-  using Step = RecurrenceStep<mailboxes, dk, dv, columns, queries, fade, complement, write>;
+  using Step = RecurrenceStep<mailboxes, dk, dv, columns, queries, fade, complement, write, finish>;
   int index = blockIdx.x / Step::groups;
   Step step(in, index, blockIdx.x % Step::groups);
   float* matrix = in.states + (long long)index * dk * dv;
   // Written by the token before: needs no wait.
   step.load_state(matrix);
+  if constexpr (has_skip(finish)) step.load_gains();
   if constexpr ((mailboxes & MAILBOX_INPUT) != 0) {
     // Rows of the GEMV before end at different times. With this backoff GDN 1.3B in Q4_0 takes 419 us a token on an H200 instead of 424,
     // 7B 1414 instead of 1421, BF16 the same.
@@ -339,11 +374,12 @@ __device__ void recur_step(const RecurStep& in) {
     wait_for_dependencies();
     step.template load_inputs<false>();
   }
+  if constexpr (has_gate(finish)) step.try_load_gates();
   step.sum_rows();
   __syncthreads();
   step.sum_warps();
   __syncthreads();
-  step.finish();
+  step.emit_and_update();
   if constexpr ((mailboxes & MAILBOX_OUTPUT) == 0) {
     __syncthreads();
     arrive_early();

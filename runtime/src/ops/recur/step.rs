@@ -19,8 +19,9 @@ struct StepInput {
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct RecurStep {
-    input: [StepInput; 9],
+    input: [StepInput; INPUTS],
     out: Address,
+    gains: Address,
     constants: Address,
     states: Address,
     scale: f32,
@@ -29,6 +30,9 @@ struct RecurStep {
     pad: i32,
 }
 
+/// Inputs, and those of them without which there are no sums: all but the gates.
+const INPUTS: usize = 10;
+const OF_SUMS: usize = INPUTS - 1;
 /// Columns of a state that a block may take.
 const COLUMNS: [usize; 3] = [16, 32, 64];
 /// Most numbers of the state and the inputs in a thread's registers.
@@ -46,8 +50,13 @@ pub(super) fn push(
 ) -> bool {
     let rows = plan.fading == Fading::Rows;
     let decay_width = if rows { plan.dk } else { 1 };
+    let gates = Input {
+        rows: inputs.gates,
+        sharing: 1,
+        part: 0,
+    };
     // In the order of the numbers in recur_step.cu.
-    let given = [
+    let given: [_; INPUTS] = [
         (inputs.q, plan.dk),
         (inputs.k, plan.dk),
         (inputs.v, plan.dv),
@@ -57,6 +66,7 @@ pub(super) fn push(
         (inputs.rate, plan.dk),
         (inputs.write_gate, 1),
         (inputs.read_gate, 1),
+        (gates, plan.dv),
     ];
     let threads = launches.prologue_threads();
     let columns = columns_of_block(plan, states, sms, threads);
@@ -72,6 +82,7 @@ pub(super) fn push(
         inputs: given
             .map(|(input, _)| (input.rows.width > 0).then_some(input.rows))
             .to_vec(),
+        of_sums: OF_SUMS,
         input_bytes: size_of::<StepInput>(),
         output: inputs.out,
         blocks,
@@ -79,6 +90,7 @@ pub(super) fn push(
     let step = RecurStep {
         input: given.map(|(input, width)| StepInput::of(input, width)),
         out: inputs.out.first,
+        gains: inputs.gains,
         constants: inputs.constants,
         states: inputs.states,
         scale: inputs.scale,
@@ -89,13 +101,14 @@ pub(super) fn push(
     let call = Call {
         source: SOURCE,
         kernel: format!(
-            "recur_step<mailboxes, {}, {}, {columns}, {}, {}, {}, {}>",
+            "recur_step<mailboxes, {}, {}, {columns}, {}, {}, {}, {}, {}>",
             plan.dk,
             plan.dv,
             plan.queries,
             plan.fading as i32,
             plan.complement,
-            plan.writing as i32
+            plan.writing as i32,
+            plan.finish
         ),
         grid: Grid::Blocks(blocks),
         threads,

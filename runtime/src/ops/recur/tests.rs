@@ -1,11 +1,13 @@
 //! The recurrence, whole, in chunks and token by token, against its equations in f64.
 
-use super::{Decay, HeadGates, Key, Recur, Write};
+use super::{Decay, Finish, HeadGates, Key, Recur, Write};
+use crate::functions::Activation;
 use crate::operands::View;
 use crate::ops::rig::{Rig, noise, side_by_side};
 use crate::state::StateDtype;
 
 /// A case: the numbers of heads, and what the recurrence does.
+#[derive(Clone, Copy)]
 struct Case {
     heads: usize,
     states: usize,
@@ -21,13 +23,15 @@ struct Case {
     replace: bool,
     erase: bool,
     gates: bool,
+    /// Whether values are added to outputs, and these gated.
+    finish: bool,
 }
 
 const TOKENS: usize = 61;
 
 impl Case {
-    /// Columns of q, k, v, decay, beta, write gate, read gate, removed key and its rate.
-    fn columns(&self) -> [View; 9] {
+    /// Columns of q, k, v, decay, beta, write gate, read gate, removed key, its rate, and gates of outputs.
+    fn columns(&self) -> [View; 10] {
         let (decay_heads, per_head) = self.decay.unwrap_or((1, 1));
         let widths = [
             self.q_heads * self.dk,
@@ -39,12 +43,13 @@ impl Case {
             self.heads,
             self.states * self.dk,
             self.states * self.dk,
+            self.heads * self.dv,
         ];
         side_by_side(widths)
     }
 
     fn input(&self, t: usize, column: usize) -> f32 {
-        let [_, k, v, decay, beta, _, _, removed, rate] = self.columns();
+        let [_, k, v, decay, beta, _, _, removed, rate, gate] = self.columns();
         let x = noise(t * 1000 + column);
         match column {
             _ if column < k.start => x,
@@ -62,12 +67,17 @@ impl Case {
                 (0.5 + 0.5 * x) * self.input(t, k.start + column - removed.start)
             }
             _ if (removed.start..rate.start).contains(&column) => x / (self.dk as f32).sqrt(),
+            _ if column >= gate.start => x,
             _ => 0.5 + 0.5 * x,
         }
     }
 
+    fn gain(column: usize) -> f32 {
+        noise(7 * column)
+    }
+
     fn op(&self, fixed: bool) -> Recur {
-        let [q, k, v, decay, beta, write, read, removed, rate] = self.columns();
+        let [q, k, v, decay, beta, write, read, removed, rate, gate] = self.columns();
         Recur {
             heads: self.heads,
             states: self.states,
@@ -98,6 +108,13 @@ impl Case {
                 read: Some(read),
             }),
             scale: 0.3,
+            finish: match self.finish {
+                true => Finish {
+                    skip: Some((0..gate.width).map(Case::gain).collect()),
+                    gate: Some((gate, Activation::Silu)),
+                },
+                false => Finish::default(),
+            },
             state: 0,
             out: View::whole(1, self.heads * self.dv),
         }
@@ -105,7 +122,7 @@ impl Case {
 
     /// Outputs of every token and the states at the end, by the equations in f64.
     fn plain(&self, fixed: bool) -> (Vec<f64>, Vec<f64>) {
-        let [q, k, v, decay, beta, write, read, removed, rate] = self.columns();
+        let [q, k, v, decay, beta, write, read, removed, rate, gate] = self.columns();
         let x = |t: usize, column: usize| f64::from(self.input(t, column));
         let (dk, dv) = (self.dk, self.dv);
         let mut out = vec![0.0; TOKENS * self.heads * dv];
@@ -161,7 +178,14 @@ impl Case {
                     if self.gates {
                         sum *= x(t, read.start + h);
                     }
-                    out[(t * self.heads + h) * dv + d] = 0.3 * sum;
+                    sum *= 0.3;
+                    if self.finish {
+                        let z = x(t, gate.start + h * dv + d);
+                        let value = x(t, v.start + of(self.v_heads) * dv + d);
+                        sum += f64::from(Case::gain(h * dv + d)) * value;
+                        sum *= z / (1.0 + (-z).exp());
+                    }
+                    out[(t * self.heads + h) * dv + d] = sum;
                 }
             }
             states[of(self.states) * dk * dv..][..dk * dv].copy_from_slice(&state);
@@ -218,6 +242,7 @@ const PLAIN: Case = Case {
     replace: false,
     erase: false,
     gates: false,
+    finish: false,
 };
 
 #[test]
@@ -303,6 +328,28 @@ fn heads_share_queries_keys_values_and_states() {
         ..shared
     }
     .check(true);
+}
+
+#[test]
+fn values_are_added_to_outputs_which_are_gated() {
+    let case = Case {
+        decay: Some((3, 1)),
+        finish: true,
+        ..PLAIN
+    };
+    case.check(false);
+    // Heads that share values, and those that share states too.
+    for states in [3, 6] {
+        Case {
+            heads: 6,
+            q_heads: 6,
+            states,
+            gates: true,
+            dv: 7,
+            ..case
+        }
+        .check(false);
+    }
 }
 
 #[test]
