@@ -117,7 +117,7 @@ impl SessionArgs {
     ) -> Result<Session> {
         let marks = match mark_bytes {
             0 => 0,
-            bytes => (bytes / model.plan(&self.state.options())?.bytes.max(1)).clamp(2, 16),
+            bytes => (bytes / model.plan(&self.state.options())?.bytes().max(1)).clamp(2, 16),
         };
         let mut options = self.options(self.device.open()?)?;
         (options.marks, options.sampler) = (marks, sampler);
