@@ -183,3 +183,41 @@ fn files_of_older_versions_open_or_are_refused_by_a_sentence() {
     assert!(sentence.contains("by a version that"), "{sentence}");
     assert_eq!(bytes(&there), file);
 }
+
+/// The bytes of a saved session with 64 more in its arena, and a checksum that fits.
+fn with_longer_arena(file: &[u8]) -> Vec<u8> {
+    let number = |at: usize| u64::from_le_bytes(file[at..at + 8].try_into().expect("eight bytes"));
+    let at = 24 + number(16) as usize;
+    let end = at + 8 + number(at) as usize;
+    let mut changed = file[..at].to_vec();
+    changed.extend((number(at) + 64).to_le_bytes());
+    changed.extend(&file[at + 8..end]);
+    changed.extend([0; 64]);
+    changed.extend(&file[end..file.len() - 4]);
+    changed.extend(crc32fast::hash(&changed).to_le_bytes());
+    changed
+}
+
+#[test]
+fn tables_that_no_plan_lays_out_are_refused() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+    let model = Model::open(folder.join("gdn_swa")).expect("a fixture opens");
+    let file = bytes(&session(&model, &None));
+    let replaced = |from: &str, to: &str| {
+        let changed = with_table(&file, |table| table.replacen(from, to, 1));
+        assert_ne!(changed, file, "{from}");
+        changed
+    };
+    let all = [
+        with_longer_arena(&file),
+        // Two tensors in one place, one behind the arena, one whose bytes are not those of its shape.
+        replaced("\"offset\":64,", "\"offset\":0,"),
+        replaced("\"offset\":64,", "\"offset\":18446744073709551552,"),
+        replaced("\"shape\":[1],", "\"shape\":[2],"),
+    ];
+    for changed in all {
+        let read = Snapshot::read(&mut &changed[..], changed.len() as u64, "changed");
+        let sentence = read.err().expect("a refusal").to_string();
+        assert!(sentence.contains("do not fit together"), "{sentence}");
+    }
+}

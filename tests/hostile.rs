@@ -255,9 +255,9 @@ fn survives(what: &str, opened: waterline::Result<ModelSpec>) {
     assert!(weights > 0, "{what}");
     if let Ok(plan) = plan {
         assert!(
-            plan.tensors
+            plan.tensors()
                 .iter()
-                .all(|tensor| tensor.offset + tensor.bytes <= plan.bytes),
+                .all(|tensor| tensor.offset + tensor.bytes <= plan.bytes()),
             "{what}"
         );
     }

@@ -47,6 +47,14 @@ fn a_wrong_command_line_is_answered_with_the_right_one() {
         ),
         (&["-m", "m.gguf", "-p", "x"], &["waterline run m.gguf -p x"]),
         (
+            &["bench", "--mtp", "3"],
+            &["--mtp: bench drafts no tokens", "--json --mtp 3"],
+        ),
+        (
+            &["eval", "ppl", "a.txt", "--lookup", "3"],
+            &["--lookup: eval drafts no tokens", "--json --lookup 3"],
+        ),
+        (
             &["run", "x", "-n", "-5"],
             &["-n -5", "1 or more", "waterline run x -n 1000000000"],
         ),

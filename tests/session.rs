@@ -385,14 +385,14 @@ fn the_state_is_as_large_as_the_plan_says_and_stays_so() {
         let mut session = Session::new(Arc::clone(&model), options).expect("a session");
         let work = session.work_bytes();
         session.feed(&text(&model, 200)).expect("a prompt");
-        assert_eq!(session.state_bytes(), plan.bytes, "{name}");
+        assert_eq!(session.state_bytes(), plan.bytes(), "{name}");
         assert_eq!(session.work_bytes(), work, "{name}");
         let tensors: usize = plan
-            .tensors
+            .tensors()
             .iter()
             .map(|tensor| tensor.bytes.next_multiple_of(64))
             .sum();
-        assert_eq!(plan.bytes, tensors, "{name}: tensors tile the arena");
+        assert_eq!(plan.bytes(), tensors, "{name}: tensors tile the arena");
     }
 }
 

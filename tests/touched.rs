@@ -218,7 +218,7 @@ fn measured(model: &Arc<Model>, before: &Snapshot, token: u32) -> Vec<(usize, us
     );
     let old: Vec<Vec<u8>> = before.tensors().map(|(_, bytes)| bytes.to_vec()).collect();
     let mut found = Vec::new();
-    for (index, tensor) in plan.tensors.iter().enumerate() {
+    for (index, tensor) in plan.tensors().iter().enumerate() {
         if !is_float(tensor) {
             found.push((0, 0));
             continue;
@@ -241,7 +241,7 @@ fn measured(model: &Arc<Model>, before: &Snapshot, token: u32) -> Vec<(usize, us
                 .zip(&after)
                 .enumerate()
                 .any(|(other, (now, then))| {
-                    if plan.tensors[other].layer.is_none() {
+                    if plan.tensors()[other].layer.is_none() {
                         return false;
                     }
                     let own = row * length..(row + 1) * length;
@@ -277,14 +277,14 @@ fn measured(model: &Arc<Model>, before: &Snapshot, token: u32) -> Vec<(usize, us
 /// The count of each state tensor, in the order of the plan.
 fn counted(model: &Arc<Model>, position: u64) -> Vec<(usize, usize)> {
     let plan = model.plan(&options(8, CONTEXT).state).expect("a plan");
-    let mut all = vec![(0, 0); plan.tensors.len()];
+    let mut all = vec![(0, 0); plan.tensors().len()];
     for Touched {
         tensor,
         read,
         written,
     } in model.touched(&plan, position)
     {
-        if is_float(&plan.tensors[tensor]) {
+        if is_float(&plan.tensors()[tensor]) {
             all[tensor].0 += read;
             all[tensor].1 += written;
         }
@@ -296,7 +296,7 @@ fn counted(model: &Arc<Model>, position: u64) -> Vec<(usize, usize)> {
 fn check(kind: &str, model: &Arc<Model>) {
     let plan = model.plan(&options(8, CONTEXT).state).expect("a plan");
     let text = tokens(model.spec().vocab, 40, 9);
-    let mut most = vec![(0, 0); plan.tensors.len()];
+    let mut most = vec![(0, 0); plan.tensors().len()];
     let mut session = session(model);
     for position in [30, 33, 35, 38] {
         session.reset().expect("a reset");
@@ -305,7 +305,7 @@ fn check(kind: &str, model: &Arc<Model>) {
         let found = measured(model, &before, text[position]);
         let counted = counted(model, position as u64);
         for (index, (found, counted)) in found.iter().zip(&counted).enumerate() {
-            let name = &plan.tensors[index].name;
+            let name = &plan.tensors()[index].name;
             assert!(
                 found.0 <= counted.0 && found.1 <= counted.1,
                 "{kind} {name} at {position}: {found:?} read and written, {counted:?} counted"
@@ -323,13 +323,13 @@ fn check(kind: &str, model: &Arc<Model>) {
     }
     let counted = counted(model, 38);
     for (index, (most, counted)) in most.iter().zip(&counted).enumerate() {
-        let name = &plan.tensors[index].name;
+        let name = &plan.tensors()[index].name;
         // Where tokens decide, a few steps need not do all that some step may do.
         let decided =
             name.contains("set") || name.contains("hax") || name.contains("window_scores");
         let decided = decided
             || plan
-                .tensors
+                .tensors()
                 .iter()
                 .any(|tensor| tensor.name.contains("set"));
         assert!(
@@ -360,7 +360,10 @@ fn sparse_expansion_touches_the_same_bytes_whatever_the_number_of_partitions() {
             let model = one_block("sse", sse(partitions, 1, update.clone()));
             check("sse", &model);
             let plan = model.plan(&options(8, CONTEXT).state).expect("a plan");
-            let of_layer = plan.tensors.iter().filter(|tensor| tensor.layer == Some(0));
+            let of_layer = plan
+                .tensors()
+                .iter()
+                .filter(|tensor| tensor.layer == Some(0));
             let bytes: usize = of_layer.map(|tensor| tensor.bytes).sum();
             (bytes, model.state_bytes(&plan, 30))
         };

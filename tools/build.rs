@@ -1,6 +1,9 @@
 //! What the program's sources do not say: the commit that it is built from, for the reports of `waterline bench`; its presets, deflated;
 //! whether its linker folds functions.
 
+#[path = "../runtime/kernels/deflated.rs"]
+mod deflated;
+
 use std::path::PathBuf;
 use std::process::Command;
 use std::{env, fs};
@@ -16,23 +19,18 @@ fn out() -> PathBuf {
     PathBuf::from(env::var("OUT_DIR").expect("cargo sets it"))
 }
 
-/// Names and lengths of the presets as Rust, and their texts, one behind the other, deflated.
 fn presets() {
     let entries = fs::read_dir("presets").expect("the folder of presets");
     let mut files: Vec<PathBuf> = entries
         .map(|entry| entry.expect("an entry").path())
         .collect();
     files.sort();
-    let (mut table, mut texts) = (String::new(), Vec::new());
-    for file in files {
-        let text = fs::read(&file).expect("a preset");
+    let texts = files.iter().map(|file| {
         let name = file.file_stem().expect("a name").to_string_lossy();
-        table += &format!("({name:?}, {}),\n", text.len());
-        texts.extend(text);
-    }
-    let deflated = miniz_oxide::deflate::compress_to_vec(&texts, 10);
-    fs::write(out().join("presets.rs"), format!("&[{table}]")).expect("the folder can be written");
-    fs::write(out().join("presets"), deflated).expect("the folder can be written");
+        let text = fs::read_to_string(file).expect("a preset");
+        (name.into_owned(), text)
+    });
+    deflated::write("presets", texts);
 }
 
 /// Has functions with the same code share it, and constants with the same bytes too, if a small program can be linked so: rustc's own

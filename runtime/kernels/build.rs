@@ -1,15 +1,15 @@
-//! Collects `.cu` files: their paths and lengths as Rust, and their texts without comments, one behind the other,
-//! deflated.
+//! Collects `.cu` files: their texts without comments, deflated.
+
+mod deflated;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The runtime's and those of number formats.
 const FOLDERS: [&str; 2] = ["../src", "../../quant/src"];
-const LEVEL: u8 = 10;
 
 fn main() {
-    let (mut table, mut texts) = (String::new(), Vec::new());
+    let mut texts = Vec::new();
     for folder in FOLDERS {
         println!("cargo::rerun-if-changed={folder}");
         let mut files = Vec::new();
@@ -17,22 +17,13 @@ fn main() {
         files.sort();
         for file in &files {
             let text = fs::read_to_string(file).expect("a file that was listed");
-            let text = without_comments_and_indentation(&text).into_bytes();
+            let text = without_comments_and_indentation(&text);
             let path = file.strip_prefix(folder).expect("a file of the folder");
             let parts: Vec<_> = path.iter().map(|part| part.to_string_lossy()).collect();
-            table += &format!("({:?}, {}),\n", parts.join("/"), text.len());
-            texts.extend(text);
+            texts.push((parts.join("/"), text));
         }
     }
-    let out = PathBuf::from(std::env::var("OUT_DIR").expect("cargo sets it"));
-    let write = |name: &str, bytes: &[u8]| {
-        fs::write(out.join(name), bytes).expect("the folder can be written");
-    };
-    write("table.rs", format!("&[{table}]").as_bytes());
-    write(
-        "texts",
-        &miniz_oxide::deflate::compress_to_vec(&texts, LEVEL),
-    );
+    deflated::write("texts", texts);
 }
 
 /// Lines stay where they are, so that a compiler's messages name the right ones. No string of a kernel has two slashes.

@@ -5,7 +5,7 @@
 use std::sync::LazyLock;
 
 /// Path and length of each file, in the order of their texts.
-static TABLE: &[(&str, usize)] = include!(concat!(env!("OUT_DIR"), "/table.rs"));
+static TABLE: &[(&str, usize)] = include!(concat!(env!("OUT_DIR"), "/texts.rs"));
 static DEFLATED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/texts"));
 
 static TEXTS: LazyLock<String> = LazyLock::new(|| {

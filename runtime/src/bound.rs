@@ -39,7 +39,7 @@ impl Model {
     pub fn bind(checkpoint: Checkpoint) -> Result<Arc<Self>> {
         let plan = checkpoint.spec.plan(&StateOptions::default())?;
         let own = plan
-            .tensors
+            .tensors()
             .iter()
             .take_while(|tensor| tensor.layer.is_none());
         let first_tensor = own.count();
@@ -47,7 +47,7 @@ impl Model {
             file: &checkpoint.file,
             tensors: &checkpoint.tensors,
             hidden: checkpoint.spec.hidden,
-            norm_eps: checkpoint.spec.norm_eps,
+            norm_eps: checkpoint.spec.norm_eps(),
         };
         let (program, draft) = lower(&source, &checkpoint.spec, first_tensor)?;
         let programs = [&program].into_iter();
@@ -82,12 +82,12 @@ impl Model {
     }
 
     /// Its ops.
-    pub fn program(&self) -> &Program {
+    pub(crate) fn program(&self) -> &Program {
         &self.program
     }
 
     /// What drafts tokens, if its MTP block was read.
-    pub fn draft(&self) -> Option<&Draft> {
+    pub(crate) fn draft(&self) -> Option<&Draft> {
         self.draft.as_ref()
     }
 

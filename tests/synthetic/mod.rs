@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use waterline::TextFiles;
-use waterline::{Checkpoint, Model, ModelSpec, SessionOptions, WeightSpec};
+use waterline::{Checkpoint, Model, ModelSpec, Session, SessionOptions, WeightSpec};
 use waterline_quant::{Bytes, F32, Tensor};
 
 /// A repeatable sequence of numbers.
@@ -136,4 +136,22 @@ pub fn options(chunk: usize, context: usize) -> SessionOptions {
     options.state.kv = waterline::Kv::F32;
     (options.chunk, options.threads) = (chunk, 1);
     options
+}
+
+/// A session that has read text which repeats, another one for each `shift`.
+pub fn repeating(model: &Arc<Model>, options: SessionOptions, shift: usize) -> Session {
+    let mut session = Session::new(Arc::clone(model), options).expect("a session");
+    let vocab = model.spec().vocab;
+    let token = |i| ((i % 8 * 5 + shift) % vocab) as u32;
+    let prompt: Vec<u32> = (0..24 + shift).map(token).collect();
+    session.feed(&prompt).expect("a prompt");
+    session
+}
+
+/// All of a session's state.
+pub fn state_of(session: &Session) -> Vec<u8> {
+    let mut state = Vec::new();
+    let snapshot = session.snapshot().expect("a snapshot");
+    snapshot.write(&mut state).expect("memory");
+    state
 }

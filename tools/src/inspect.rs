@@ -115,13 +115,13 @@ fn blocks(checkpoint: &Checkpoint, plan: &StatePlan, args: &Args) -> Result<Vec<
     let model = Model::bind(checkpoint.clone())?;
     let touched = model.touched(plan, last_position(args));
     let of_layer = |layer: usize| {
-        let tensors = plan.tensors.iter();
+        let tensors = plan.tensors().iter();
         let own = tensors.filter(|tensor| tensor.layer == Some(layer));
         own.map(|tensor| tensor.bytes).sum()
     };
     let mut blocks: Vec<Block> = (0..checkpoint.spec.layers.len())
         .map(|block| {
-            let own = |t: &&Touched| plan.tensors[t.tensor].layer == Some(block);
+            let own = |t: &&Touched| plan.tensors()[t.tensor].layer == Some(block);
             let touched = touched.iter().filter(own);
             Block {
                 weights: 0,
@@ -176,10 +176,10 @@ fn to_json(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block], args: &A
             "context": options.context,
             "kv": options.kv,
             "history": options.history,
-            "bytes": plan.bytes,
+            "bytes": plan.bytes(),
             "touched_at": last_position(args),
             "layers": checkpoint.spec.layers.iter().zip(blocks).enumerate().map(block).collect::<Vec<_>>(),
-            "tensors": plan.tensors,
+            "tensors": plan.tensors(),
         },
     })
 }
@@ -284,13 +284,13 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
     };
     lines.extend(table(
         ["layer", "tensor", "kind", "type", "shape"],
-        plan.tensors.iter().map(row).collect(),
+        plan.tensors().iter().map(row).collect(),
         true,
     ));
     lines.push(format!(
         "session {} ({} bytes), whatever is read or written",
-        units::bytes(plan.bytes),
-        plan.bytes
+        units::bytes(plan.bytes()),
+        plan.bytes()
     ));
     lines.push(String::new());
     lines.join("\n")

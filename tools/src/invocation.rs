@@ -128,6 +128,10 @@ fn unknown_argument(argument: &str, words: &[String]) -> Option<String> {
             "{argument}: the model stands without a flag: {}",
             command(if prompted { "run" } else { name }, &without(at))
         )),
+        "--lookup" | "--mtp" => Some(format!(
+            "{argument}: {name} drafts no tokens, as run and chat do; to see how fast drafts are: \
+             waterline run MODEL --prompt TEXT --json {argument} 3"
+        )),
         _ if name == "chat" && PROMPT.contains(&argument) => Some(format!(
             "{argument}: chat takes messages line by line; to complete a text: {}",
             command("run", rest)

@@ -8,7 +8,7 @@ use waterline::Device;
 
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
-use crate::session::SessionArgs;
+use crate::session::{DraftArgs, SessionArgs};
 use crate::text::shown;
 
 /// Build a model's GPU kernels ahead of time.
@@ -38,14 +38,18 @@ pub struct Args {
     output: PathBuf,
     #[command(flatten)]
     session: SessionArgs,
+    #[command(flatten)]
+    drafts: DraftArgs,
 }
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let model = args.open.model(args.model.as_deref())?;
+    let session = args.session.with_drafts(args.drafts);
+    let open = args.open.for_sessions(&session);
+    let model = open.model(args.model.as_deref())?;
     for architecture in &args.arch {
         let device = Device::ahead(architecture, args.processors, Some(args.output.clone()));
-        args.session.open_on(&model, Some(device))?;
+        session.open_on(&model, Some(device))?;
         let (folder, processors) = (args.output.display(), args.processors);
         let line =
             format!("{folder}: kernels for {architecture} with {processors} multiprocessors");

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::interrupt::Interrupt;
 use crate::samples;
 use crate::sampling::SamplingArgs;
-use crate::session::{LimitArgs, SessionArgs, feed};
+use crate::session::{DraftArgs, LimitArgs, SessionArgs, feed};
 use crate::text::{NO_TEMPLATE, json_line, shown, utf8};
 use crate::wrong_model::{is_like_a_model, quoted};
 
@@ -66,14 +66,17 @@ pub struct Args {
     sampling: SamplingArgs,
     #[command(flatten)]
     session: SessionArgs,
+    #[command(flatten)]
+    drafts: DraftArgs,
 }
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let (model, prompt) = read_prompt(args)?;
-    let model = args.open.for_sessions(&args.session).model(model)?;
+    let session = args.session.with_drafts(args.drafts);
+    let model = args.open.for_sessions(&session).model(model)?;
     let (tokens, end) = encode(&model, &prompt, args)?;
-    let mut session = args.session.open(&model, args.sampling.params(), 0)?;
+    let mut session = session.open(&model, args.sampling.params(), 0)?;
     let interrupt = Interrupt::cancelling(session.canceller())?;
 
     let start = Instant::now();

@@ -62,12 +62,19 @@ pub struct SessionArgs {
             _ => StepProgram::Automatic,
         }))]
     gpu_step: StepProgram,
+    #[arg(skip)]
+    drafts: DraftArgs,
+}
+
+/// How a generation drafts tokens. Only commands that generate from a prompt have it: bench measures single steps, eval reads.
+#[derive(clap::Args, Clone, Copy, Default)]
+#[command(next_help_heading = "Session")]
+pub struct DraftArgs {
     /// Draft up to N tokens at once by looking up what followed the last ones before: faster where text repeats, with the same
-    /// tokens. A GPU drafts up to 15, and its tokens are those of recorded steps. For run and chat.
+    /// tokens. A GPU drafts up to 15, and its tokens are those of recorded steps.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
     lookup: u32,
-    /// Draft up to N tokens at once by the model's own block for it (MTP, of Qwen3-Next and Qwen3.5), with the same tokens. For
-    /// run and chat.
+    /// Draft up to N tokens at once by the model's own block for it (MTP, of Qwen3-Next and Qwen3.5), with the same tokens.
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "lookup", value_parser = clap::value_parser!(u32).range(0..=64))]
     mtp: u32,
 }
@@ -85,7 +92,7 @@ impl SessionArgs {
 
     /// Whether sessions draft by the model's MTP block.
     pub fn mtp(&self) -> bool {
-        self.mtp > 0
+        self.drafts.mtp > 0
     }
 
     /// The numbers of threads, as the user gave them.
@@ -97,6 +104,14 @@ impl SessionArgs {
     pub fn with_threads(&self, threads: usize) -> Self {
         SessionArgs {
             threads: vec![threads],
+            ..self.clone()
+        }
+    }
+
+    /// The same with drafts.
+    pub fn with_drafts(&self, drafts: DraftArgs) -> Self {
+        SessionArgs {
+            drafts,
             ..self.clone()
         }
     }
@@ -117,7 +132,7 @@ impl SessionArgs {
     ) -> Result<Session> {
         let marks = match mark_bytes {
             0 => 0,
-            bytes => (bytes / model.plan(&self.state.options())?.bytes.max(1)).clamp(2, 16),
+            bytes => (bytes / model.plan(&self.state.options())?.bytes().max(1)).clamp(2, 16),
         };
         let mut options = self.options(self.device.open()?)?;
         (options.marks, options.sampler) = (marks, sampler);
@@ -146,7 +161,8 @@ impl SessionArgs {
         }
         (options.chunk, options.threads) = (self.chunk, threads);
         (options.device, options.step) = (device, self.gpu_step);
-        (options.lookup, options.mtp) = (self.lookup as usize, self.mtp as usize);
+        let DraftArgs { lookup, mtp } = self.drafts;
+        (options.lookup, options.mtp) = (lookup as usize, mtp as usize);
         Ok(options)
     }
 }

@@ -64,7 +64,7 @@ impl SharedArena<'_> {
     #[allow(clippy::mut_from_ref)]
     #[inline]
     pub unsafe fn tensor<T: Pod>(&self, tensor: usize, range: Range<usize>) -> &mut [T] {
-        let tensor = &self.plan.tensors[tensor];
+        let tensor = &self.plan.tensors()[tensor];
         let (start, end) = (range.start * size_of::<T>(), range.end * size_of::<T>());
         assert!(end <= tensor.bytes);
         // SAFETY: the caller's contract.
@@ -79,7 +79,7 @@ impl SharedArena<'_> {
     /// While the returned slice is in use, no other thread may hold a [`SharedArena::tensor`] that overlaps it.
     #[inline]
     pub unsafe fn read<T: Pod>(&self, tensor: usize, range: Range<usize>) -> &[T] {
-        let tensor = &self.plan.tensors[tensor];
+        let tensor = &self.plan.tensors()[tensor];
         let (start, end) = (range.start * size_of::<T>(), range.end * size_of::<T>());
         assert!(end <= tensor.bytes);
         // SAFETY: the caller's contract.
@@ -88,7 +88,7 @@ impl SharedArena<'_> {
 
     /// The second dimension of a state tensor: rows of each head.
     pub fn rows(&self, tensor: usize) -> usize {
-        self.plan.tensors[tensor].shape[1]
+        self.plan.tensors()[tensor].shape[1]
     }
 }
 

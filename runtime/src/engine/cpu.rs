@@ -126,13 +126,13 @@ impl Engine for CpuEngine {
         Ok(Box::new(fork))
     }
 
-    fn download(&self, arena: &mut Arena) -> Result<()> {
-        arena.copy_from(&self.arena);
+    fn download(&self, state: &mut [u8]) -> Result<()> {
+        state.copy_from_slice(self.arena.bytes());
         Ok(())
     }
 
-    fn upload(&mut self, arena: &Arena) -> Result<()> {
-        self.arena.copy_from(arena);
+    fn upload(&mut self, state: &[u8]) -> Result<()> {
+        self.arena.bytes_mut().copy_from_slice(state);
         Ok(())
     }
 

@@ -84,11 +84,11 @@ pub(crate) trait Engine: Send {
     /// A second engine with a copy of the state.
     fn fork(&self, setup: &Setup) -> Result<Box<dyn Engine>>;
 
-    /// Writes the whole state to `arena`, which has the same plan.
-    fn download(&self, arena: &mut Arena) -> Result<()>;
+    /// Writes the whole state to `state`, an arena of the same plan.
+    fn download(&self, state: &mut [u8]) -> Result<()>;
 
-    /// Replaces the whole state by `arena`, which has the same plan.
-    fn upload(&mut self, arena: &Arena) -> Result<()>;
+    /// Replaces the whole state by `state`, an arena of the same plan.
+    fn upload(&mut self, state: &[u8]) -> Result<()>;
 
     /// Copies the state to mark number `mark`.
     fn save_mark(&mut self, mark: usize) -> Result<()>;
@@ -196,7 +196,7 @@ pub(crate) fn new(
     setup: &Setup,
 ) -> Result<Box<dyn Engine>> {
     // Before anything is touched: a state and marks that can never fit.
-    let bytes = plan.bytes.saturating_mul(setup.marks.saturating_add(1));
+    let bytes = plan.bytes().saturating_mul(setup.marks.saturating_add(1));
     if Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
         let what = format!("a session of {bytes} bytes");
         return Err(Error::memory(

@@ -410,14 +410,8 @@ impl Mixer for Attention {
 
     fn state(&self) -> Vec<StateTensor> {
         let rows = self.window.map_or(Size::Context, Size::Fixed);
-        let shape = vec![Size::Fixed(self.kv_heads), rows, Size::Fixed(self.head_dim)];
-        let ring = |name| StateTensor {
-            name,
-            shape: shape.clone(),
-            dtype: StateDtype::Kv,
-            kind: StateKind::Ring,
-            range: StateRange::Any,
-        };
+        let shape = [Size::Fixed(self.kv_heads), rows, Size::Fixed(self.head_dim)];
+        let ring = |name| StateTensor::cached(name, shape);
         let mut tensors = vec![ring("keys"), ring("values")];
         if let Some(Retained {
             capacity, policy, ..

@@ -22,7 +22,7 @@ use crate::functions::Norm;
 use crate::lowering::Lowering;
 use crate::operands::View;
 use crate::ops::{Attend, HeadGroup, HeadLinear, HeadOp, Prepare, Rope};
-use crate::state::{Size, StateDtype, StateKind, StateRange, StateTensor};
+use crate::state::{Size, StateTensor};
 use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "latent_attention";
@@ -140,13 +140,8 @@ impl Mixer for LatentAttention {
     }
 
     fn state(&self) -> Vec<StateTensor> {
-        vec![StateTensor {
-            name: "rows",
-            shape: vec![Size::Fixed(1), Size::Context, Size::Fixed(self.row())],
-            dtype: StateDtype::Kv,
-            kind: StateKind::Ring,
-            range: StateRange::Any,
-        }]
+        let shape = [Size::Fixed(1), Size::Context, Size::Fixed(self.row())];
+        vec![StateTensor::cached("rows", shape)]
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {

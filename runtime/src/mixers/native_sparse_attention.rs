@@ -19,7 +19,7 @@ use super::{Mismatch, Mixer};
 use crate::error::Result;
 use crate::lowering::Lowering;
 use crate::ops::{AttendBlocks, Gate};
-use crate::state::{Size, StateDtype, StateKind, StateRange, StateTensor};
+use crate::state::{Size, StateTensor};
 use crate::weights::WeightSpec;
 
 pub(super) const KIND: &str = "native_sparse_attention";
@@ -74,17 +74,9 @@ impl Mixer for NativeSparseAttention {
             kv_heads, head_dim, ..
         } = self.attention;
         let mut tensors = self.attention.state();
-        tensors.extend(["mean_keys", "mean_values"].map(|name| StateTensor {
-            name,
-            shape: vec![
-                Size::Fixed(kv_heads),
-                Size::ContextBlocks(self.block_size),
-                Size::Fixed(head_dim),
-            ],
-            dtype: StateDtype::Kv,
-            kind: StateKind::Ring,
-            range: StateRange::Any,
-        }));
+        let blocks = Size::ContextBlocks(self.block_size);
+        let shape = [Size::Fixed(kv_heads), blocks, Size::Fixed(head_dim)];
+        tensors.extend(["mean_keys", "mean_values"].map(|name| StateTensor::cached(name, shape)));
         tensors
     }
 

@@ -173,8 +173,7 @@ pub struct ModelSpec {
     /// The norm before every layer's parts and before the logits.
     pub(crate) norm: NormKind,
     /// Added under the square root of these norms.
-    #[doc(hidden)]
-    pub norm_eps: f32,
+    pub(crate) norm_eps: f32,
     /// Whether the embedding is normed as well.
     pub(crate) embedding_norm: bool,
     /// Multiplies the embedding's rows.
@@ -378,6 +377,12 @@ impl ModelSpec {
             }
         }
         changed
+    }
+
+    /// What is added under the square root of the norms before every layer's parts.
+    #[doc(hidden)]
+    pub fn norm_eps(&self) -> f32 {
+        self.norm_eps
     }
 
     /// The state of a session on this model.

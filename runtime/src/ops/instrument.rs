@@ -24,7 +24,7 @@ pub(crate) fn run_named(op: &dyn Op, frame: &mut Frame, working: &[usize]) -> Re
     }
     let plan = frame.arena.plan().clone();
     let named = |list: &[Operand], tensor| list.contains(&Operand::State(tensor));
-    for (tensor, place) in plan.tensors.iter().enumerate() {
+    for (tensor, place) in plan.tensors().iter().enumerate() {
         if !named(&access.reads, tensor) {
             let bytes = &mut frame.arena.bytes_mut()[place.offset..][..place.bytes];
             match place.dtype {
@@ -47,7 +47,7 @@ pub(crate) fn run_named(op: &dyn Op, frame: &mut Frame, working: &[usize]) -> Re
     *frame.buffers = before.clone();
     frame.arena.bytes_mut().copy_from_slice(&state);
     op.run(frame);
-    for (tensor, place) in plan.tensors.iter().enumerate() {
+    for (tensor, place) in plan.tensors().iter().enumerate() {
         let of = |bytes: &[u8]| bytes[place.offset..][..place.bytes].to_vec();
         let (now, found) = (of(frame.arena.bytes()), of(&found_state));
         let untouched = now == of(&state) && found == of(&poisoned_state);

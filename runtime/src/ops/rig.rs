@@ -8,27 +8,15 @@ use super::Op;
 use super::instrument::run_named;
 use crate::cpu::{Buffers, Frame, Pool};
 use crate::operands::View;
-use crate::state::{Arena, StateDtype, StateKind, StatePlan, StateTensorPlan};
+use crate::state::{Arena, StateDtype, StateKind, StateOptions, StatePlan, StateTensor};
 
 /// State tensors of these types and shapes, numbered from zero.
 pub(crate) fn plan(tensors: &[(StateDtype, &[usize])]) -> StatePlan {
-    let mut plan = StatePlan {
-        tensors: Vec::new(),
-        bytes: 0,
-    };
+    let mut plan = StatePlan::default();
     for (dtype, shape) in tensors {
-        let bytes = shape.iter().product::<usize>() * dtype.bytes();
-        plan.tensors.push(StateTensorPlan {
-            layer: Some(0),
-            name: "tensor".into(),
-            kind: StateKind::Matrix,
-            dtype: *dtype,
-            shape: shape.to_vec(),
-            offset: plan.bytes,
-            bytes,
-            range: Default::default(),
-        });
-        plan.bytes = (plan.bytes + bytes).next_multiple_of(64);
+        let tensor = StateTensor::new("tensor", StateKind::Matrix, *dtype, shape);
+        let added = plan.add(Some(0), &tensor, &StateOptions::default());
+        added.expect("a small tensor");
     }
     plan
 }

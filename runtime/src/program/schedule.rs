@@ -20,8 +20,7 @@ pub struct Schedule {
     /// Number of levels.
     pub(crate) levels: usize,
     /// How a step runs on the GPU that the dependencies' links are of; none without a GPU.
-    #[doc(hidden)]
-    pub gpu: Option<String>,
+    pub(crate) gpu: Option<String>,
 }
 
 /// An op in the schedule.
@@ -105,6 +104,12 @@ impl Schedule {
         }
     }
 
+    /// Says how a step runs on a GPU.
+    #[doc(hidden)]
+    pub fn set_gpu(&mut self, gpu: String) {
+        self.gpu = Some(gpu);
+    }
+
     /// Says how the ops of a decode kernel keep the dependencies.
     #[doc(hidden)]
     pub fn link(&mut self, kernel_ops: &[KernelOpInfo]) {
@@ -165,7 +170,7 @@ pub(super) fn concurrent(accesses: &[&Access], chosen: &[usize]) -> Vec<usize> {
 fn name(operand: Operand, plan: &StatePlan) -> String {
     match operand {
         Operand::State(tensor) => {
-            let tensor = &plan.tensors[tensor];
+            let tensor = &plan.tensors()[tensor];
             match tensor.layer {
                 Some(layer) => format!("state {layer}.{}", tensor.name),
                 None => format!("state {}", tensor.name),

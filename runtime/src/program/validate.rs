@@ -52,7 +52,7 @@ impl Program {
                     }
                 }
                 Operand::State(tensor) => {
-                    let owner = plan.tensors.get(tensor).and_then(|tensor| tensor.layer);
+                    let owner = plan.tensors().get(tensor).and_then(|tensor| tensor.layer);
                     if owner.is_none() || owner != layer {
                         return Some(format!("state tensor {tensor} is another layer's"));
                     }

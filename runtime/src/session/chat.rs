@@ -79,17 +79,16 @@ impl Chat {
     /// Sets, from the next message on, whether the template requests a thought before the answer. Templates without such a switch
     /// ignore it.
     pub fn set_thinking(&mut self, thinking: Option<bool>) -> Result<()> {
-        let options = self.turns.options().clone();
-        self.turns.set_options(TemplateOptions {
-            thinking,
-            ..options
-        })
+        let mut options = self.turns.options().clone();
+        options.thinking = thinking;
+        self.turns.set_options(options)
     }
 
     /// Names the functions that the model may call, as JSON schemas, from the next message on.
     pub fn set_tools(&mut self, tools: Vec<serde_json::Value>) -> Result<()> {
-        let options = self.turns.options().clone();
-        self.turns.set_options(TemplateOptions { tools, ..options })
+        let mut options = self.turns.options().clone();
+        options.tools = tools;
+        self.turns.set_options(options)
     }
 
     /// Whether the template begins an answer inside of a thought, so that only its end is generated.
@@ -291,11 +290,9 @@ impl Chat {
         })?;
         let mut turns = self.turns.clone();
         turns.set_canceller(session.canceller());
-        let options = turns.options().clone();
-        turns.set_options(TemplateOptions {
-            thinking: note.thinking,
-            ..options
-        })?;
+        let mut options = turns.options().clone();
+        options.thinking = note.thinking;
+        turns.set_options(options)?;
         turns.restore(note.messages)?;
         let (params, random) = (session.sampler().clone(), session.random());
         // First, since the state that is restored has its own random numbers.

@@ -104,7 +104,7 @@ impl Session {
     /// afterwards.
     pub fn plan(model: &Model, options: &SessionOptions) -> Result<SessionPlan> {
         let chunk = options.chunk_size()?;
-        let state_bytes = model.plan(&options.state)?.bytes;
+        let state_bytes = model.plan(&options.state)?.bytes();
         let threads = match (&options.pool, options.threads) {
             (Some(pool), _) => pool.threads(),
             (None, 0) => physical_cores(),
@@ -142,7 +142,7 @@ impl Session {
 
     /// Bytes of the state. They never change.
     pub fn state_bytes(&self) -> usize {
-        self.engine.plan().bytes
+        self.engine.plan().bytes()
     }
 
     /// Bytes of working memory and marks besides the state. They never change either.

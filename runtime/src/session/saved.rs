@@ -30,12 +30,8 @@ impl Session {
     /// on the CPU.
     pub fn snapshot(&self) -> Result<Snapshot> {
         let mut arena = Arena::new(Arc::clone(self.engine.plan()))?;
-        self.engine.download(&mut arena)?;
-        Ok(Snapshot {
-            fingerprint: self.model.fingerprint(),
-            arena,
-            note: Vec::new(),
-        })
+        self.engine.download(arena.bytes_mut())?;
+        Ok(Snapshot::new(self.model.fingerprint(), arena))
     }
 
     /// Returns to a copied state. To go on from there is, bit for bit, to go on from where it was taken.
@@ -46,7 +42,7 @@ impl Session {
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
         self.check_layout(snapshot)?;
         self.check_numbers(snapshot)?;
-        self.engine.upload(&snapshot.arena)?;
+        self.engine.upload(snapshot.arena().bytes())?;
         self.forget_marks(0);
         Ok(())
     }
@@ -57,7 +53,7 @@ impl Session {
     /// [`Error::Snapshot`] if it is of another model or another layout; the copy is as it was.
     pub fn snapshot_into(&self, snapshot: &mut Snapshot) -> Result<()> {
         self.check_layout(snapshot)?;
-        self.engine.download(&mut snapshot.arena)
+        self.engine.download(snapshot.bytes_mut())
     }
 
     fn check_layout(&self, snapshot: &Snapshot) -> Result<()> {
@@ -65,13 +61,16 @@ impl Session {
             file: "state".into(),
             reason,
         };
-        if snapshot.fingerprint != self.model.fingerprint() {
+        if snapshot.fingerprint() != self.model.fingerprint() {
             return Err(differs(format!(
                 "it was saved from another model than {}, or by a version that describes this model otherwise",
                 self.model.file()
             )));
         }
-        let (ours, theirs) = (&self.engine.plan().tensors, &snapshot.arena.plan().tensors);
+        let (ours, theirs) = (
+            self.engine.plan().tensors(),
+            snapshot.arena().plan().tensors(),
+        );
         if ours.len() != theirs.len() {
             return Err(differs(format!(
                 "it has {} tensors, this session {}; a model that is opened with its MTP block has more",
@@ -96,10 +95,10 @@ impl Session {
     /// Every whole number of the state must be within the range that its state tensor declares: what follows uses them as indices
     /// and counts, on the CPU and on a device.
     fn check_numbers(&self, snapshot: &Snapshot) -> Result<()> {
-        let arena = &snapshot.arena;
+        let arena = snapshot.arena();
         let position = arena.tensor::<u64>(HEADER)[0];
-        for (i, tensor) in self.engine.plan().tensors.iter().enumerate() {
-            let most = match tensor.range {
+        for (i, tensor) in self.engine.plan().tensors().iter().enumerate() {
+            let most = match tensor.range() {
                 StateRange::Any => continue,
                 StateRange::UpTo(most) => most,
                 StateRange::UpToPosition => position,

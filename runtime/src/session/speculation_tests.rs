@@ -7,7 +7,9 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::plain::{EPS, Plain, Vector, dot, rotate, sigmoid, silu, softmax};
-use crate::synthetic::{block, described, description, model, options, tokens, weights};
+use crate::synthetic::{
+    block, described, description, model, options, repeating, state_of, tokens, weights,
+};
 use crate::{Device, Model, OpenOptions, SamplerParams, Session, SessionOptions, StepProgram};
 
 /// A session that has read text which repeats.
@@ -23,18 +25,7 @@ fn session(model: &Arc<Model>, lookup: usize, temperature: f32) -> Session {
         },
         ..SessionOptions::default()
     };
-    let mut session = Session::new(Arc::clone(model), options).expect("a session");
-    let vocab = model.spec().vocab;
-    let prompt: Vec<u32> = (0..24).map(|i| (i % 8 * 5 % vocab) as u32).collect();
-    session.feed(&prompt).expect("a prompt");
-    session
-}
-
-fn bytes(session: &Session) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let snapshot = session.snapshot().expect("a snapshot");
-    snapshot.write(&mut bytes).expect("bytes");
-    bytes
+    repeating(model, options, 0)
 }
 
 /// Whatever is accepted, refused or taken back: the same tokens and, to the bit, the same state as step by step.
@@ -73,7 +64,7 @@ fn reading_ahead_is_stepping() {
             for token in tokens {
                 assert_eq!(plain.step().expect("a token"), token, "{}", path.display());
             }
-            assert!(bytes(&plain) == bytes(&ahead), "{}", path.display());
+            assert!(state_of(&plain) == state_of(&ahead), "{}", path.display());
         }
     }
     assert!(
@@ -231,9 +222,9 @@ fn drafts_of_an_mtp_block_are_its_equations() {
             options.mtp = 6;
             let mut session = Session::new(Arc::clone(&model), options).expect("a session");
             session.feed(&text[..length]).expect("a text");
-            let before = bytes(&session);
+            let before = state_of(&session);
             let found = draft_of(&mut session, text[length], 6);
-            assert!(bytes(&session) == before, "a draft changed the state");
+            assert!(state_of(&session) == before, "a draft changed the state");
             for ((expected, distance), found) in drafted(&plain, own, &text, 6).iter().zip(&found) {
                 // What follows a token that rounding chose is another draft.
                 if *distance < 1e-3 {
@@ -386,7 +377,7 @@ fn drafts_of_an_mtp_block_change_no_token_and_no_bit_of_the_state() {
                 for &token in &read {
                     assert_eq!(plain.step().expect("a token"), token);
                 }
-                assert!(!same_layout || bytes(&plain) == bytes(&ahead));
+                assert!(!same_layout || state_of(&plain) == state_of(&ahead));
                 assert_eq!(
                     plain.logits().expect("logits"),
                     ahead.logits().expect("logits")
@@ -421,7 +412,7 @@ fn drafts_go_on_after_a_restored_state_a_rewind_and_a_reset() {
     let mut other = Session::new(Arc::clone(&model), options).expect("a session");
     other.restore(&middle).expect("a state");
     assert_eq!(rounds(&mut other, 5, 5), rest);
-    assert!(bytes(&other) == bytes(&session));
+    assert!(state_of(&other) == state_of(&session));
     let mut fork = session.fork().expect("a fork");
     assert_eq!(rounds(&mut fork, 5, 3), rounds(&mut other, 5, 3));
 
@@ -479,7 +470,7 @@ fn a_device_drafts_as_the_cpu_does() {
             for &token in &read {
                 assert_eq!(plain.step().expect("a token"), token);
             }
-            assert!(bytes(&plain) == bytes(&ahead), "another state");
+            assert!(state_of(&plain) == state_of(&ahead), "another state");
         }
     }
 }

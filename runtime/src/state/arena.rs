@@ -26,8 +26,8 @@ impl Arena {
     /// # Errors
     /// [`Error::Memory`] if the system refuses the memory.
     pub fn new(plan: Arc<StatePlan>) -> Result<Self> {
-        let lines = try_zeroed_vec(plan.bytes / size_of::<Line>()).map_err(|()| {
-            let what = format!("a state of {} bytes", plan.bytes);
+        let lines = try_zeroed_vec(plan.bytes() / size_of::<Line>()).map_err(|()| {
+            let what = format!("a state of {} bytes", plan.bytes());
             Error::memory(what, "choose a smaller context")
         })?;
         let mut arena = Arena { lines, plan };
@@ -69,7 +69,7 @@ impl Arena {
 
     /// The values of one state tensor.
     pub fn tensor<T: Pod>(&self, tensor: usize) -> &[T] {
-        let tensor = &self.plan.tensors[tensor];
+        let tensor = &self.plan.tensors()[tensor];
         bytemuck::cast_slice(&self.bytes()[tensor.offset..tensor.offset + tensor.bytes])
     }
 
@@ -82,7 +82,7 @@ impl Arena {
     /// The bytes of several state tensors at once. Panics if one is named twice, which a program never does.
     pub fn tensors_mut<const N: usize>(&mut self, tensors: [usize; N]) -> [&mut [u8]; N] {
         let ranges = tensors.map(|tensor| {
-            let tensor = &self.plan.tensors[tensor];
+            let tensor = &self.plan.tensors()[tensor];
             tensor.offset..tensor.offset + tensor.bytes
         });
         bytemuck::cast_slice_mut(&mut self.lines)
@@ -92,7 +92,7 @@ impl Arena {
 
     /// Takes over the state tensors from number `first` on of `other`, which has the same plan.
     pub fn copy_tensors_from(&mut self, other: &Arena, first: usize) {
-        if let Some(tensor) = self.plan.tensors.get(first) {
+        if let Some(tensor) = self.plan.tensors().get(first) {
             let line = tensor.offset / size_of::<Line>();
             self.lines[line..].copy_from_slice(&other.lines[line..]);
         }

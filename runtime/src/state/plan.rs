@@ -84,9 +84,7 @@ pub struct StateTensor {
     pub dtype: StateDtype,
     /// How it is used.
     pub kind: StateKind,
-    /// Range of its counters.
-    #[doc(hidden)]
-    pub range: StateRange,
+    range: StateRange,
 }
 
 impl StateTensor {
@@ -99,6 +97,15 @@ impl StateTensor {
             dtype,
             kind,
             range: StateRange::Any,
+        }
+    }
+
+    /// Cached keys or values: `[heads, rows, width]`.
+    #[doc(hidden)]
+    pub fn cached(name: &'static str, shape: [Size; 3]) -> Self {
+        StateTensor {
+            shape: shape.to_vec(),
+            ..StateTensor::new(name, StateKind::Ring, StateDtype::Kv, &[])
         }
     }
 
@@ -161,11 +168,16 @@ pub struct StateTensorPlan {
     pub bytes: usize,
     /// Range of its counters. It follows from the model, so no file says it.
     #[serde(skip)]
-    #[doc(hidden)]
-    pub range: StateRange,
+    range: StateRange,
 }
 
 impl StateTensorPlan {
+    /// The range of its counters.
+    #[doc(hidden)]
+    pub fn range(&self) -> StateRange {
+        self.range
+    }
+
     /// Whether `other`, from a file, is the same state tensor in the same place.
     #[doc(hidden)]
     pub fn lies_like(&self, other: &Self) -> bool {
@@ -177,13 +189,12 @@ impl StateTensorPlan {
     }
 }
 
-/// Every state tensor of a session, in the order in which they lie.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Every state tensor of a session, in the order in which they lie. Ops rely on it that they lie inside of the arena, one behind
+/// the other, so a plan is only made by what lays them out.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StatePlan {
-    /// The state tensors.
-    pub tensors: Vec<StateTensorPlan>,
-    /// Size of the arena in bytes.
-    pub bytes: usize,
+    tensors: Vec<StateTensorPlan>,
+    bytes: usize,
 }
 
 /// The session's own state tensors come first: position, sampler, history, logits.
@@ -209,10 +220,7 @@ impl StatePlan {
                 "must be at least one token",
             ));
         }
-        let mut plan = StatePlan {
-            tensors: Vec::new(),
-            bytes: 0,
-        };
+        let mut plan = StatePlan::default();
         let counter = |name, dtype, n| StateTensor::new(name, StateKind::Counter, dtype, &[n]);
         let position = counter("position", StateDtype::U64, 1);
         let position = position.within(StateRange::UpTo(MOST_TOKENS));
@@ -238,7 +246,32 @@ impl StatePlan {
         Ok(plan)
     }
 
-    fn add(
+    /// The plan in which these state tensors, from a file, lie where they say; none if no plan lays them out so.
+    pub(super) fn of_placed(tensors: Vec<StateTensorPlan>) -> Option<Self> {
+        let mut bytes = 0usize;
+        for tensor in &tensors {
+            let mut sizes = tensor.shape.iter();
+            let used = sizes.try_fold(tensor.dtype.bytes(), |n, &d| n.checked_mul(d));
+            if tensor.offset != bytes || used != Some(tensor.bytes) {
+                return None;
+            }
+            let end = bytes.checked_add(tensor.bytes)?;
+            bytes = end.checked_next_multiple_of(ALIGNMENT)?;
+        }
+        Some(StatePlan { tensors, bytes })
+    }
+
+    /// The state tensors.
+    pub fn tensors(&self) -> &[StateTensorPlan] {
+        &self.tensors
+    }
+
+    /// Size of the arena in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn add(
         &mut self,
         layer: Option<usize>,
         tensor: &StateTensor,

@@ -20,15 +20,41 @@ const LARGEST: u64 = 1 << 28;
 /// A copy of a session.
 #[derive(Clone)]
 pub struct Snapshot {
-    #[doc(hidden)]
-    pub fingerprint: u64,
-    #[doc(hidden)]
-    pub arena: Arena,
+    fingerprint: u64,
+    arena: Arena,
     /// Kept with the state, not interpreted: a program's own notes, such as the messages of a chat.
     pub note: Vec<u8>,
 }
 
 impl Snapshot {
+    /// A state of the model with this fingerprint.
+    #[doc(hidden)]
+    pub fn new(fingerprint: u64, arena: Arena) -> Self {
+        Snapshot {
+            fingerprint,
+            arena,
+            note: Vec::new(),
+        }
+    }
+
+    /// What differs for different models.
+    #[doc(hidden)]
+    pub fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    /// The state.
+    #[doc(hidden)]
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// The state's bytes, to overwrite. Where a session takes them over, it checks its counters.
+    #[doc(hidden)]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.arena.bytes_mut()
+    }
+
     /// Bytes of the state.
     pub fn bytes(&self) -> usize {
         self.arena.bytes().len()
@@ -39,7 +65,7 @@ impl Snapshot {
         let bytes = self.arena.bytes();
         self.arena
             .plan()
-            .tensors
+            .tensors()
             .iter()
             .map(move |tensor| (tensor, &bytes[tensor.offset..tensor.offset + tensor.bytes]))
     }
@@ -60,7 +86,7 @@ impl Snapshot {
 
     /// Writes the snapshot to `out`.
     pub fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
-        let tensors = serde_json::to_vec(&self.arena.plan().tensors)?;
+        let tensors = serde_json::to_vec(self.arena.plan().tensors())?;
         let mut out = Checked {
             inner: out,
             hash: crc32fast::Hasher::new(),
@@ -128,20 +154,11 @@ impl Snapshot {
             tensor.name = "history".into();
         }
         let length = next(&mut input)?;
-        let fits = |tensor: &StateTensorPlan| {
-            tensor.offset.is_multiple_of(64)
-                && tensor
-                    .offset
-                    .checked_add(tensor.bytes)
-                    .is_some_and(|end| end as u64 <= length)
-        };
-        if length > size || !length.is_multiple_of(64) || !tensors.iter().all(fits) {
+        let plan = StatePlan::of_placed(tensors).filter(|plan| plan.bytes() as u64 == length);
+        let Some(plan) = plan.filter(|_| length <= size) else {
             return Err(bad("its tensor table and its state do not fit together"));
-        }
-        let mut arena = Arena::new(Arc::new(StatePlan {
-            tensors,
-            bytes: length as usize,
-        }))?;
+        };
+        let mut arena = Arena::new(Arc::new(plan))?;
         input.read_exact(arena.bytes_mut()).map_err(cut)?;
         let length = next(&mut input)?;
         if length > LARGEST.min(size) {

@@ -17,7 +17,7 @@ pub struct Touched {
 impl Touched {
     /// All of a state tensor is read, and written anew.
     pub(crate) fn whole(plan: &StatePlan, tensor: usize) -> Self {
-        let bytes = plan.tensors[tensor].bytes;
+        let bytes = plan.tensors()[tensor].bytes;
         Touched {
             tensor,
             read: bytes,
@@ -27,17 +27,27 @@ impl Touched {
 
     /// So many rows of every head of a state tensor `[heads, rows, ..]` are read and written.
     pub(crate) fn rows(plan: &StatePlan, tensor: usize, read: usize, written: usize) -> Self {
-        Self::some(plan, tensor, plan.tensors[tensor].shape[1], [read, written])
+        Self::some(
+            plan,
+            tensor,
+            plan.tensors()[tensor].shape[1],
+            [read, written],
+        )
     }
 
     /// So many entries of a state tensor `[entries, ..]` are read and written.
     pub(crate) fn entries(plan: &StatePlan, tensor: usize, read: usize, written: usize) -> Self {
-        Self::some(plan, tensor, plan.tensors[tensor].shape[0], [read, written])
+        Self::some(
+            plan,
+            tensor,
+            plan.tensors()[tensor].shape[0],
+            [read, written],
+        )
     }
 
     /// Of a state tensor in so many equal parts, some or all are touched.
     fn some(plan: &StatePlan, tensor: usize, parts: usize, touched: [usize; 2]) -> Self {
-        let bytes = plan.tensors[tensor].bytes / parts.max(1);
+        let bytes = plan.tensors()[tensor].bytes / parts.max(1);
         let [read, written] = touched.map(|n| n.min(parts) * bytes);
         Touched {
             tensor,

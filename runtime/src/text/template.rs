@@ -48,6 +48,7 @@ impl Message {
 
 /// What a rendering is given besides the messages.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct TemplateOptions {
     /// Whether the model is to think before it answers; none leaves it to the template.
     pub thinking: Option<bool>,

@@ -239,7 +239,7 @@ fn context(session: &Session) -> Result<Option<usize>> {
     let model = session.model();
     // A plan that is too large to lay out is one that grows.
     let grows = match model.plan(&larger) {
-        Ok(larger) => larger.bytes != model.plan(&state)?.bytes,
+        Ok(larger) => larger.bytes() != model.plan(&state)?.bytes(),
         Err(_) => true,
     };
     Ok(grows.then_some(state.context))

@@ -20,7 +20,7 @@ use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::interrupt::on_interrupt;
 use crate::sampling::SamplingArgs;
-use crate::session::{LimitArgs, SessionArgs};
+use crate::session::{DraftArgs, LimitArgs, SessionArgs};
 use crate::text::NO_TEMPLATE;
 use commands::{Action, Commands};
 use conversation::{Conversation, Reply};
@@ -59,6 +59,8 @@ pub struct Args {
     sampling: SamplingArgs,
     #[command(flatten)]
     session: SessionArgs,
+    #[command(flatten)]
+    drafts: DraftArgs,
 }
 
 /// Memory for the states that /undo and /regen return to.
@@ -66,11 +68,10 @@ const MARK_BYTES: usize = 256 << 20;
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let open = args.open.for_sessions(&args.session);
+    let session = args.session.with_drafts(args.drafts);
+    let open = args.open.for_sessions(&session);
     let model = open.model(args.model.as_deref())?;
-    let session = args
-        .session
-        .open(&model, args.sampling.params(), MARK_BYTES)?;
+    let session = session.open(&model, args.sampling.params(), MARK_BYTES)?;
     let mut conversation = Conversation::new(session, &args.limits)?;
     if let Some(system) = &args.system {
         conversation.set_system(system)?;

@@ -15,6 +15,7 @@ use crate::operands::View;
 use crate::sampler::SamplerParams;
 use crate::session::{Batch, Session, SessionOptions};
 use crate::state::StateOptions;
+use crate::synthetic::{repeating, state_of};
 
 /// Models whose ops are of every kind: those whose blocks pass nothing on, those with several kernels, with experts, with chosen
 /// parts of matrices, and with kept inputs.
@@ -55,20 +56,7 @@ fn session(model: &Arc<Model>, device: &Arc<Device>, number: usize, lookup: usiz
         device: Some(Arc::clone(device)),
         ..SessionOptions::default()
     };
-    let mut session = Session::new(Arc::clone(model), options).expect("a session");
-    let vocab = model.spec().vocab;
-    let prompt: Vec<u32> = (0..20 + number)
-        .map(|i| ((i % 8 * 5 + number) % vocab) as u32)
-        .collect();
-    session.feed(&prompt).expect("a prompt");
-    session
-}
-
-fn bytes(session: &Session) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let snapshot = session.snapshot().expect("a snapshot");
-    snapshot.write(&mut bytes).expect("bytes");
-    bytes
+    repeating(model, options, number)
 }
 
 /// The sessions of each step: the second one joins late and leaves early, the third one leaves earlier. So the host chooses, then
@@ -123,7 +111,7 @@ fn sessions_of_a_batch_give_what_they_give_alone() {
         }
         assert_eq!(batch.work_bytes(), room);
         for (one, other) in alone.iter().zip(&batched) {
-            assert!(bytes(one) == bytes(other), "{name}: another state");
+            assert!(state_of(one) == state_of(other), "{name}: another state");
         }
     }
 }
@@ -152,7 +140,10 @@ fn reading_ahead_is_stepping() {
             for token in tokens {
                 assert_eq!(plain.step().expect("a token"), token, "{name}");
             }
-            assert!(bytes(&plain) == bytes(&ahead), "{name}: another state");
+            assert!(
+                state_of(&plain) == state_of(&ahead),
+                "{name}: another state"
+            );
         }
     }
     assert!(accepted > 4 && refused > 4, "{accepted} {refused}");

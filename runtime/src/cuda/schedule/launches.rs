@@ -339,18 +339,18 @@ impl Launches<'_> {
 
     /// Address of a state tensor.
     pub fn state_address(&self, slot: usize) -> Address {
-        self.arena + self.plan.tensors[slot].offset as u64
+        self.arena + self.plan.tensors()[slot].offset as u64
     }
 
     /// The memory of a state tensor.
     pub fn state_bytes(&self, slot: usize) -> Range<Address> {
         let first = self.state_address(slot);
-        first..first + self.plan.tensors[slot].bytes as u64
+        first..first + self.plan.tensors()[slot].bytes as u64
     }
 
     /// The shape of a state tensor.
     pub fn state_shape(&self, slot: usize) -> &[usize] {
-        &self.plan.tensors[slot].shape
+        &self.plan.tensors()[slot].shape
     }
 
     /// A state tensor as one row of `width` values.

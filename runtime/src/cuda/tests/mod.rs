@@ -112,10 +112,7 @@ impl Bench {
         Bench {
             buffers: widths.iter().map(|w| memory(w).expect("memory")).collect(),
             weights: Weights::new(Arc::clone(device.driver())),
-            plan: StatePlan {
-                tensors: Vec::new(),
-                bytes: 0,
-            },
+            plan: StatePlan::default(),
             queue,
             device,
         }

@@ -55,8 +55,8 @@ impl Comparison<'_> {
         let rooms = widths.iter();
         let rooms = rooms.map(|width| memory(width * most * size_of::<f32>()));
         let buffers: Vec<Memory> = rooms.collect();
-        let state = memory(plan.bytes);
-        queue.clear(state.address(), plan.bytes).expect("zeros");
+        let state = memory(plan.bytes());
+        queue.clear(state.address(), plan.bytes()).expect("zeros");
         let weights = Weights::new(Arc::clone(driver));
         let mut scratch = Vec::new();
         let memory = SessionMemory {
@@ -152,9 +152,9 @@ impl Comparison<'_> {
             }
             position += chunk;
         }
-        let mut found = vec![0; plan.bytes];
+        let mut found = vec![0; plan.bytes()];
         queue.read(state.address(), &mut found).expect("a copy");
-        for (number, slot) in plan.tensors.iter().enumerate() {
+        for (number, slot) in plan.tensors().iter().enumerate() {
             let bytes = slot.offset..slot.offset + slot.bytes;
             let (found, expected) = (&found[bytes.clone()], &arena.bytes()[bytes]);
             if slot.dtype != StateDtype::F32 {

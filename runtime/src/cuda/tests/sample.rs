@@ -43,7 +43,7 @@ impl Bench {
         let plan = spec.plan(&options).expect("a plan");
         let memory = |bytes| Memory::new(device.driver(), bytes).expect("memory");
         let queue = Arc::clone(device.driver()).queue().expect("a queue");
-        let (arena, ids, chosen) = (memory(plan.bytes), memory(4), memory(4));
+        let (arena, ids, chosen) = (memory(plan.bytes()), memory(4), memory(4));
         let sampling = memory(size_of::<Sampling>());
         let weights = Weights::new(Arc::clone(device.driver()));
         let mut scratch = Vec::new();
@@ -77,7 +77,7 @@ impl Bench {
     }
 
     fn write<T: bytemuck::Pod>(&self, slot: usize, values: &[T]) {
-        let at = self.arena.address() + self.plan.tensors[slot].offset as u64;
+        let at = self.arena.address() + self.plan.tensors()[slot].offset as u64;
         let bytes = bytemuck::cast_slice(values);
         self.queue.write(at, bytes).expect("a copy");
     }
@@ -112,7 +112,7 @@ impl Bench {
             .read(self.chosen.address(), bytes)
             .expect("a copy");
         let mut after = [state];
-        let at = self.arena.address() + self.plan.tensors[SAMPLER].offset as u64;
+        let at = self.arena.address() + self.plan.tensors()[SAMPLER].offset as u64;
         let bytes = bytemuck::cast_slice_mut(&mut after);
         self.queue.read(at, bytes).expect("a copy");
         let [chosen] = chosen;

@@ -136,7 +136,7 @@ impl CudaEngine {
 
     /// Where a tensor of the state lies.
     pub(super) fn tensor(&self, tensor: usize) -> Address {
-        self.arena.address() + self.plan.tensors[tensor].offset as u64
+        self.arena.address() + self.plan.tensors()[tensor].offset as u64
     }
 
     /// Another state takes the place of this one.
@@ -185,7 +185,7 @@ impl CudaEngine {
         }
         other.queue()?.finish()?;
         let (from, to) = (other.arena.address(), self.arena.address());
-        self.queue()?.copy(from, to, self.plan.bytes)?;
+        self.queue()?.copy(from, to, self.plan.bytes())?;
         self.queue()?.finish()
     }
 }
@@ -221,7 +221,8 @@ impl Engine for CudaEngine {
 
     fn reset(&mut self) -> Result<()> {
         self.replaced();
-        self.queue()?.clear(self.arena.address(), self.plan.bytes)?;
+        self.queue()?
+            .clear(self.arena.address(), self.plan.bytes())?;
         self.own.reset();
         Ok(())
     }
@@ -305,28 +306,30 @@ impl Engine for CudaEngine {
         Ok(Box::new(fork))
     }
 
-    fn download(&self, arena: &mut Arena) -> Result<()> {
+    fn download(&self, state: &mut [u8]) -> Result<()> {
+        assert_eq!(state.len(), self.plan.bytes());
         if self.programs.persistent.is_some() {
             self.settle()?;
         }
-        self.queue()?
-            .read(self.arena.address(), arena.bytes_mut())?;
+        self.queue()?.read(self.arena.address(), state)?;
         let own = self.own.bytes();
-        arena.bytes_mut()[..own.len()].copy_from_slice(own);
+        state[..own.len()].copy_from_slice(own);
         Ok(())
     }
 
-    fn upload(&mut self, arena: &Arena) -> Result<()> {
+    fn upload(&mut self, state: &[u8]) -> Result<()> {
+        // The driver copies as much as it is given.
+        assert_eq!(state.len(), self.plan.bytes());
         self.replaced();
-        self.queue()?.write(self.arena.address(), arena.bytes())?;
+        self.queue()?.write(self.arena.address(), state)?;
         let own = self.own.bytes().len();
-        self.own.bytes_mut().copy_from_slice(&arena.bytes()[..own]);
+        self.own.bytes_mut().copy_from_slice(&state[..own]);
         Ok(())
     }
 
     fn save_mark(&mut self, mark: usize) -> Result<()> {
         let (from, to) = (self.arena.address(), self.marks[mark].0.address());
-        self.queue()?.copy(from, to, self.plan.bytes)?;
+        self.queue()?.copy(from, to, self.plan.bytes())?;
         self.marks[mark].1.copy_from(&self.own);
         Ok(())
     }
@@ -334,7 +337,7 @@ impl Engine for CudaEngine {
     fn load_mark(&mut self, mark: usize) -> Result<()> {
         self.replaced();
         let (from, to) = (self.marks[mark].0.address(), self.arena.address());
-        self.queue()?.copy(from, to, self.plan.bytes)?;
+        self.queue()?.copy(from, to, self.plan.bytes())?;
         self.own.copy_from(&self.marks[mark].1);
         Ok(())
     }

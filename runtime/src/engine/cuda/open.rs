@@ -40,7 +40,7 @@ impl CudaEngine {
             buffers.collect::<Result<Vec<_>>>()
         };
         let buffers = rows(1)?;
-        let arena = memory(plan.bytes)?;
+        let arena = memory(plan.bytes())?;
         let ids = memory(chunk * size_of::<u32>())?;
         let control = Arc::new(Control::new(driver, &*queue)?);
         let sampling = memory(size_of::<Sampling>())?;
@@ -49,7 +49,7 @@ impl CudaEngine {
         let residual = memory(chunk * hidden * size_of::<f32>())?;
         let chunks = device.chunk_memory(ChunkKey {
             model: Arc::as_ptr(model).addr(),
-            state: plan.bytes,
+            state: plan.bytes(),
             tokens: chunk,
             kv: options.kv,
         });
@@ -120,7 +120,7 @@ impl CudaEngine {
         };
         let programs = Programs::new(&calls, persistent, &device, &*queue)?;
         let own = Arena::new(Arc::new(plan.own_tensors()))?;
-        let marks = (0..options.marks).map(|_| Ok((memory(plan.bytes)?, own.try_clone()?)));
+        let marks = (0..options.marks).map(|_| Ok((memory(plan.bytes())?, own.try_clone()?)));
         Ok(CudaEngine {
             model: Arc::clone(model),
             marks: marks.collect::<Result<Vec<_>>>()?,
@@ -193,11 +193,11 @@ impl Model {
         let plan = Arc::new(self.plan(options)?);
         match CudaEngine::new(self, device, plan, &setup) {
             Ok(engine) => {
-                schedule.gpu = Some(format!("{}: {}", device.name(), engine.form));
+                schedule.set_gpu(format!("{}: {}", device.name(), engine.form));
                 schedule.link(engine.kernel_ops().unwrap_or_default());
             }
             Err(Error::Device { device, reason }) => {
-                schedule.gpu = Some(format!("{device}: a graph of kernels: {reason}"));
+                schedule.set_gpu(format!("{device}: a graph of kernels: {reason}"));
             }
             Err(error) => return Err(error),
         }

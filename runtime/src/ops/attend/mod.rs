@@ -84,7 +84,7 @@ impl Op for Attend {
     }
 
     fn touched(&self, plan: &StatePlan, position: u64) -> Vec<Touched> {
-        let window = plan.tensors[self.keys].shape[1] as u64;
+        let window = plan.tensors()[self.keys].shape[1] as u64;
         // The oldest row in the segment makes room for the token, and is read if it may stay.
         let cached = match self.eviction {
             Some(_) => position.min(window),

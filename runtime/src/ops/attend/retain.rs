@@ -79,7 +79,7 @@ impl Eviction {
 
     /// What the token that pushes the one at `leaving` out of the window touches of the set.
     pub(super) fn touched(&self, plan: &StatePlan, leaving: Option<u64>) -> Vec<Touched> {
-        let capacity = plan.tensors[self.set_keys].shape[1];
+        let capacity = plan.tensors()[self.set_keys].shape[1];
         let kept = leaving.map_or(0, |left| left.min(capacity as u64) as usize);
         let one = usize::from(leaving.is_some());
         let rows = |tensor, read, written| Touched::rows(plan, tensor, read, written);
@@ -87,7 +87,7 @@ impl Eviction {
             rows(self.set_keys, kept, one),
             rows(self.set_values, kept, one),
             Touched {
-                written: one * plan.tensors[self.set_counts].bytes,
+                written: one * plan.tensors()[self.set_counts].bytes,
                 ..Touched::whole(plan, self.set_counts)
             },
             rows(self.set_positions, 0, one),
@@ -185,7 +185,7 @@ mod tests {
         }
 
         let plan = plan(&tensors);
-        let positions = &plan.tensors[7];
+        let positions = &plan.tensors()[7];
         let stored = &state[positions.offset..positions.offset + positions.bytes];
         let value = |t: usize, column: usize| f64::from(noise(t * stride + column));
         for kv_head in 0..kv_heads {

@@ -81,7 +81,7 @@ impl AttendBlocks {
 
 impl CpuOp for AttendBlocks {
     fn run(&self, frame: &mut Frame) {
-        match frame.arena.plan().tensors[self.keys].dtype {
+        match frame.arena.plan().tensors()[self.keys].dtype {
             StateDtype::F16 => self.run_as::<f16>(frame),
             _ => self.run_as::<f32>(frame),
         }

@@ -85,7 +85,7 @@ impl Op for AttendBlocks {
 
     fn touched(&self, plan: &StatePlan, position: u64) -> Vec<Touched> {
         let block = self.block as u64;
-        let oldest = (position + 1).saturating_sub(plan.tensors[self.keys].shape[1] as u64);
+        let oldest = (position + 1).saturating_sub(plan.tensors()[self.keys].shape[1] as u64);
         let current = position / block;
         let first = oldest.div_ceil(block).min(current);
         // The window and the last two blocks lie together, the other chosen blocks may lie anywhere.

@@ -120,7 +120,7 @@ impl Hax {
 
 impl CpuOp for Hax {
     fn run(&self, frame: &mut Frame) {
-        match frame.arena.plan().tensors[self.keys].dtype {
+        match frame.arena.plan().tensors()[self.keys].dtype {
             StateDtype::F16 => self.run_as::<f16>(frame),
             _ => self.run_as::<f32>(frame),
         }

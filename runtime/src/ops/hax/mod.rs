@@ -78,7 +78,7 @@ impl Op for Hax {
         ];
         all.extend(self.cursors.map(|tensor| entries(tensor, 1, 1)));
         all.extend(self.scores.map(|tensor| {
-            let full = position >= plan.tensors[tensor].shape[0] as u64;
+            let full = position >= plan.tensors()[tensor].shape[0] as u64;
             entries(tensor, if full { usize::MAX } else { 0 }, 1)
         }));
         all

@@ -68,10 +68,11 @@ impl DeviceOp for Score {
             ..RouterEnd::zeroed()
         };
         // A single token's score is made by the last layer, if a block has all of that, and goes to its place in the window at once: of
-        // a chunk, tokens may have to leave the window before.
+        // a chunk, and of columns that are tokens of one state, tokens may have to leave the window before.
         let last = self.weight.len() / self.bias.len();
         let ends = launches.tokens == 1 && last <= WIDTH;
-        let window = self.window.filter(|_| ends && margin > 0);
+        let stores = ends && margin > 0 && launches.position.is_none();
+        let window = self.window.filter(|_| stores);
         if let Some(tensor) = window {
             end.window = launches.state_address(tensor);
             end.rows = launches.state_shape(tensor)[1] as i32;

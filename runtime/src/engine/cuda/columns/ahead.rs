@@ -41,7 +41,7 @@ impl DeviceAhead {
         let most = most.min(MOST);
         let vocab = engine.model().spec().vocab;
         let columns = Columns::new(engine, Of::Tokens, most)?;
-        let before = Memory::new(engine.device().driver(), engine.layout().bytes)?;
+        let before = Memory::new(engine.device().driver(), engine.layout().bytes())?;
         let draft = engine.model().draft().filter(|_| drafts);
         let (copy, queue) = (before.address(), &*columns.queue);
         let draft = draft.map(|draft| DeviceDraft::new(engine, draft, copy, most, queue));
@@ -77,7 +77,7 @@ impl Ahead for DeviceAhead {
         let (Some(draft), Some(&token)) = (&self.draft, tokens.last()) else {
             return Ok(());
         };
-        let (state, bytes) = (engine.leave(None)?, engine.layout().bytes);
+        let (state, bytes) = (engine.leave(None)?, engine.layout().bytes());
         let position = engine.arena().tensor::<u64>(HEADER)[0];
         let read = tokens.len();
         tokens.resize(read + count, 0);
@@ -88,7 +88,7 @@ impl Ahead for DeviceAhead {
 
     fn read(&mut self, engine: &mut dyn Engine, tokens: &[u32], choose: bool) -> Result<()> {
         let engine = on_device(engine)?;
-        let (state, bytes) = (engine.leave(None)?, engine.layout().bytes);
+        let (state, bytes) = (engine.leave(None)?, engine.layout().bytes());
         if tokens.len() > 1 {
             self.own.copy_from(engine.arena());
             let before = self.before.address();
@@ -106,7 +106,7 @@ impl Ahead for DeviceAhead {
 
     fn commit(&mut self, engine: &mut dyn Engine, tokens: &[u32]) -> Result<()> {
         let engine = on_device(engine)?;
-        let (state, bytes) = (engine.leave(None)?, engine.layout().bytes);
+        let (state, bytes) = (engine.leave(None)?, engine.layout().bytes());
         engine.replaced();
         engine.arena_mut().copy_from(&self.own);
         self.columns

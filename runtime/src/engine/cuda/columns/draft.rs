@@ -83,7 +83,7 @@ impl DeviceDraft {
         queue.finish()?;
         let first_column = draft.before.start * size_of::<f32>();
         let before = buffers[draft.before.buffer].address() + first_column as u64;
-        let offset = |tensor: usize| engine.layout().tensors[tensor].offset;
+        let offset = |tensor: usize| engine.layout().tensors()[tensor].offset;
         Ok(DeviceDraft {
             step: queue.record(&program.launches(0, 1, false))?,
             program,

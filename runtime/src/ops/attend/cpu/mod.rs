@@ -34,7 +34,7 @@ impl Attend {
         // Keys and values share the projections' buffer with the queries: tasks write their own heads' columns.
         let mut projected = frame.buffers.take(self.k.buffer);
         let width = self.k.stride;
-        let rows = frame.arena.plan().tensors[self.keys].shape[1];
+        let rows = frame.arena.plan().tensors()[self.keys].shape[1];
         {
             let out = Shared::new(&mut out);
             let projected = Shared::new(&mut projected);
@@ -84,7 +84,7 @@ impl Attend {
 
 impl CpuOp for Attend {
     fn run(&self, frame: &mut Frame) {
-        match frame.arena.plan().tensors[self.keys].dtype {
+        match frame.arena.plan().tensors()[self.keys].dtype {
             StateDtype::F16 => self.run_as::<f16>(frame),
             _ => self.run_as::<f32>(frame),
         }
