@@ -114,6 +114,20 @@ pub(crate) fn nibbles(runs: __m512i) -> (__m512i, __m512i) {
 pub(crate) struct FloatTile<F>(PhantomData<F>);
 
 impl<F: Float> kernel::Tile for FloatTile<F> {
+    // Four long rows and the next four, which are prefetched, do not fit in the nearest cache.
+    #[inline]
+    unsafe fn eight_rows(product: &Product, row: usize, token: usize) -> bool {
+        const LONG: usize = 2048;
+        let is_long = product.row_bytes >= LONG;
+        if is_long {
+            for pair in (0..8).step_by(2) {
+                // SAFETY: as the caller vouches.
+                unsafe { Self::tile::<2, 1>(product, row + pair, token) };
+            }
+        }
+        is_long
+    }
+
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
     unsafe fn tile<const R: usize, const T: usize>(product: &Product, row: usize, token: usize) {
         const STEP: usize = 16;
@@ -137,7 +151,7 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
         for step in 0..product.cols.div_ceil(STEP) {
             if T == 1 {
                 // As for integer formats, below.
-                let ahead = weights[0].wrapping_byte_add(R * product.row_bytes);
+                let ahead = weights[0].wrapping_byte_add(product.least_ahead.max(R * product.row_bytes));
                 prefetch(ahead.wrapping_add(step * R * STEP), R * STEP);
             }
             let mut w = [_mm512_setzero_ps(); R];
