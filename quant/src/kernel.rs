@@ -211,10 +211,8 @@ unsafe fn multiply_lanes<B: avx512_lanes::Lanes + avx512::Integer, P: Panels>(
     unsafe {
         if product.picked.is_none() && product.x.has_panels() {
             panel::multiply(const { &PanelFunctions::of::<P>() }, product, rows);
-        } else if product.row_bytes <= avx512_lanes::LONGEST * size_of::<B>() {
-            avx512_lanes::multiply::<B>(product, rows);
         } else {
-            multiply::<avx512::IntegerTile<B>>(product, rows);
+            avx512_lanes::multiply::<B>(product, rows);
         }
     }
 }
@@ -227,7 +225,9 @@ pub(crate) fn wide<B: scalar::Dot + avx2::Integer + avx512::Integer + avx512_lan
     match simd {
         Simd::Amx => multiply_lanes::<B, amx::Amx<B>>,
         Simd::Avx512Vnni => multiply_lanes::<B, avx512_panel::Vnni<B>>,
-        _ => integer::<B>(simd),
+        Simd::AvxVnni => multiply_many::<avx2::IntegerTile<B>, avx2_panel::Panel8<B, true>>,
+        Simd::Avx2 => multiply_many::<avx2::IntegerTile<B>, avx2_panel::Panel8<B, false>>,
+        _ => scalar::multiply::<B>,
     }
 }
 

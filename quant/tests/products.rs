@@ -70,6 +70,7 @@ fn widths(format: &Format) -> Vec<usize> {
         32 => [1, 2, 3, 4, 5, 7, 8, 9, 31, 33]
             .map(|blocks| blocks * 32)
             .to_vec(),
+        512 => [1, 2, 5, 33].map(|blocks| blocks * 512).to_vec(),
         len => [1, 2, 5, 9].map(|blocks| blocks * len).to_vec(),
     }
 }

@@ -151,7 +151,8 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
         for step in 0..product.cols.div_ceil(STEP) {
             if T == 1 {
                 // As for integer formats, below.
-                let ahead = weights[0].wrapping_byte_add(product.least_ahead.max(R * product.row_bytes));
+                let ahead =
+                    weights[0].wrapping_byte_add(product.least_ahead.max(R * product.row_bytes));
                 prefetch(ahead.wrapping_add(step * R * STEP), R * STEP);
             }
             let mut w = [_mm512_setzero_ps(); R];

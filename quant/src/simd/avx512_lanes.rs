@@ -68,17 +68,16 @@ unsafe fn in_lanes(codes: *const i8) -> [[__m512i; 4]; 2] {
     })
 }
 
-/// Most blocks of lanes in a row that is multiplied here.
-pub(crate) const LONGEST: usize = 32;
+/// Blocks of inputs that are in lanes at once.
+const PART: usize = 32;
 /// Tokens that meet a row while it is in the nearest cache.
 const TOKENS: usize = 4;
 
-/// A token's input in lanes.
-#[derive(Clone, Copy)]
-struct Input {
-    codes: [[[__m512i; 4]; 2]; LONGEST],
+/// A part of a token's input in lanes.
+struct Part {
+    codes: [[[__m512i; 4]; 2]; PART],
     /// The share of the codes' offset in every row's products.
-    starts: [__m512i; LONGEST],
+    starts: [__m512i; PART],
 }
 
 /// One row after another, in the order of memory, each with up to four tokens.
@@ -87,74 +86,101 @@ struct Input {
 /// As for [`Kernel`](crate::kernel::Kernel).
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
 pub(crate) unsafe fn multiply<B: Lanes>(product: &Product, rows: Range<usize>) {
-    let steps = product.row_bytes / size_of::<B>();
-    assert!(steps <= LONGEST, "a row of {steps} blocks");
-    let mut inputs = [const { MaybeUninit::<Input>::uninit() }; TOKENS];
-    let tokens = product.tokens();
-    for first in (0..tokens).step_by(TOKENS) {
-        let count = (tokens - first).min(TOKENS);
-        for (t, input) in inputs[..count].iter_mut().enumerate() {
-            let x = product.input(first + t);
-            let input = input.as_mut_ptr();
-            for step in 0..steps {
-                // SAFETY: the codes of a block: a row of inputs has as many as a row of weights.
-                let codes = unsafe { in_lanes(x.codes.as_ptr().add(step * 32 * LANES)) };
-                let offset = _mm512_set1_epi8(B::OFFSET);
-                let zero = _mm512_setzero_si512();
-                let below = (codes.as_flattened().iter())
-                    .fold(zero, |sum, &x| _mm512_dpbusd_epi32(sum, offset, x));
-                // SAFETY: step < LONGEST; no reference to what is not written is made.
-                unsafe {
-                    (&raw mut (*input).codes[step]).write(codes);
-                    (&raw mut (*input).starts[step]).write(_mm512_sub_epi32(zero, below));
-                }
+    let mut parts = [const { MaybeUninit::<Part>::uninit() }; TOKENS];
+    let blocks = product.row_bytes / size_of::<B>();
+    for first in (0..product.tokens()).step_by(TOKENS) {
+        let parts = &mut parts[..(product.tokens() - first).min(TOKENS)];
+        for from in (0..blocks).step_by(PART) {
+            let steps = (blocks - from).min(PART);
+            for (t, part) in parts.iter_mut().enumerate() {
+                let codes = &product.input(first + t).codes[from * 32 * LANES..];
+                // SAFETY: the caller vouches for the level.
+                unsafe { prepare(&codes[..steps * 32 * LANES], B::OFFSET, part) };
             }
-        }
-        for row in rows.clone() {
-            let weights = product.weights[row * product.row_bytes..][..product.row_bytes].as_ptr();
-            for (t, input) in inputs[..count].iter().enumerate() {
-                let x = product.input(first + t);
-                let mut sum = _mm512_setzero_ps();
-                for step in 0..steps {
-                    let wide = weights.cast::<B>().wrapping_add(step);
-                    if t == 0 {
-                        prefetch(wide.wrapping_byte_add(AHEAD), 1);
-                    }
-                    // SAFETY: the block is within its row; the input's first `steps` blocks were written above, and its row has a scale and a
-                    // sum for each 32 numbers.
+            for row in rows.clone() {
+                let row_bytes = &product.weights[row * product.row_bytes..][..product.row_bytes];
+                let weights = &row_bytes[from * size_of::<B>()..][..steps * size_of::<B>()];
+                for (t, part) in parts.iter().enumerate() {
+                    let x = product.input(first + t);
+                    let (scales, sums) = (&x.scales[from * LANES..], &x.sums[from * LANES..]);
+                    let out = product
+                        .out
+                        .wrapping_add((first + t) * product.out_stride + row);
+                    // SAFETY: `prepare` wrote the part's first `steps` blocks, and the caller vouches for this element.
                     unsafe {
-                        let input = input.as_ptr();
-                        let (scale, min) = B::spacing(wide);
-                        let mut dots = [(*input).starts[step], _mm512_setzero_si512()];
-                        let [firsts, seconds] = &(*input).codes[step];
-                        for j in 0..4 {
-                            let q = _mm512_loadu_si512(B::codes(wide).add(j).cast());
-                            let first = _mm512_and_si512(q, low());
-                            let second = _mm512_and_si512(_mm512_srli_epi16::<4>(q), low());
-                            dots[0] = _mm512_dpbusd_epi32(dots[0], first, firsts[j]);
-                            dots[1] = _mm512_dpbusd_epi32(dots[1], second, seconds[j]);
-                        }
-                        let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(dots[0], dots[1]));
-                        let scales = _mm512_loadu_ps(x.scales.as_ptr().add(step * LANES));
-                        sum = _mm512_fmadd_ps(dot, _mm512_mul_ps(scale, scales), sum);
-                        if let Some(min) = min {
-                            let sums = _mm512_loadu_ps(x.sums.as_ptr().add(step * LANES));
-                            sum = _mm512_fnmadd_ps(min, sums, sum);
-                        }
+                        let dot = dot::<B>(weights, part, [scales, sums], t == 0);
+                        out.write(if from == 0 { dot } else { out.read() + dot });
                     }
                 }
-                let out = product
-                    .out
-                    .wrapping_add((first + t) * product.out_stride + row);
-                // SAFETY: the caller vouches for this element.
-                unsafe { out.write(_mm512_reduce_add_ps(sum)) };
             }
         }
     }
 }
 
-#[target_feature(enable = "avx512f")]
+/// Brings codes of inputs into lanes.
+///
+/// # Safety
+/// The CPU has AVX-512 with VNNI.
+#[target_feature(enable = "avx512f,avx512vnni")]
+unsafe fn prepare(codes: &[i8], offset: i8, part: &mut MaybeUninit<Part>) {
+    let part = part.as_mut_ptr();
+    let (zero, offset) = (_mm512_setzero_si512(), _mm512_set1_epi8(offset));
+    let (blocks, _) = codes.as_chunks::<{ 32 * LANES }>();
+    for (step, codes) in blocks[..blocks.len().min(PART)].iter().enumerate() {
+        // SAFETY: the codes of a block.
+        let codes = unsafe { in_lanes(codes.as_ptr()) };
+        let below =
+            (codes.as_flattened().iter()).fold(zero, |sum, &x| _mm512_dpbusd_epi32(sum, offset, x));
+        // SAFETY: step < PART; no reference to what is not written is made.
+        unsafe {
+            (&raw mut (*part).codes[step]).write(codes);
+            (&raw mut (*part).starts[step]).write(_mm512_sub_epi32(zero, below));
+        }
+    }
+}
+
+/// The product of a part of a row with that of a token, whose blocks have these scales and sums.
+///
+/// # Safety
+/// The CPU has AVX-512 with VNNI, and as many blocks of the part as `weights` has are written.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
 #[inline]
-fn low() -> __m512i {
-    _mm512_set1_epi8(15)
+unsafe fn dot<B: Lanes>(
+    weights: &[u8],
+    part: &MaybeUninit<Part>,
+    [scales, sums]: [&[f32]; 2],
+    is_first: bool,
+) -> f32 {
+    let steps = weights.len() / size_of::<B>();
+    assert!(steps <= PART && steps * LANES <= scales.len().min(sums.len()));
+    let low = _mm512_set1_epi8(15);
+    let mut sum = _mm512_setzero_ps();
+    for step in 0..steps {
+        let wide = weights.as_ptr().cast::<B>().wrapping_add(step);
+        if is_first {
+            prefetch(wide.wrapping_byte_add(AHEAD), 1);
+        }
+        // SAFETY: block `step` of the weights and of the part, whose numbers were compared above.
+        unsafe {
+            let part = part.as_ptr();
+            let (scale, min) = B::spacing(wide);
+            let mut dots = [(*part).starts[step], _mm512_setzero_si512()];
+            let [firsts, seconds] = &(*part).codes[step];
+            for j in 0..4 {
+                let q = _mm512_loadu_si512(B::codes(wide).add(j).cast());
+                let first = _mm512_and_si512(q, low);
+                let second = _mm512_and_si512(_mm512_srli_epi16::<4>(q), low);
+                dots[0] = _mm512_dpbusd_epi32(dots[0], first, firsts[j]);
+                dots[1] = _mm512_dpbusd_epi32(dots[1], second, seconds[j]);
+            }
+            let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(dots[0], dots[1]));
+            let scales = _mm512_loadu_ps(scales.as_ptr().add(step * LANES));
+            sum = _mm512_fmadd_ps(dot, _mm512_mul_ps(scale, scales), sum);
+            if let Some(min) = min {
+                let sums = _mm512_loadu_ps(sums.as_ptr().add(step * LANES));
+                sum = _mm512_fnmadd_ps(min, sums, sum);
+            }
+        }
+    }
+    _mm512_reduce_add_ps(sum)
 }

@@ -321,18 +321,14 @@ __device__ inline void prepare_head_of_step(const HeadGroup& group, const Prepar
 // What a channel's convolution of at most `most_taps` taps has of its inputs, the newest last.
 constexpr int most_taps = 4;
 
-// The convolution of a channel, or its inputs, for all tokens of a tile; `before` are the inputs before it.
-__device__ inline void convolve_tile(const HeadGroup& group, int channel, int first, int count, const float* before, float* out) {
+// The convolution of a channel for all tokens of a tile; `before` are the inputs before it, `input_at(t)` those of the tile.
+template <class Input>
+__device__ inline void convolve_inputs(const HeadGroup& group, int channel, int count, const float* before, float* out, Input input_at) {
   int channels = group.columns.width, past = group.taps - 1;
   int dim = group.head_dim;
-  // As `group.input`, whose pointers the compiler would load again for every token.
-  const float* columns = group.columns.token(first) + channel;
-  const float* gates = group.gate.first ? group.gate.token(first) + channel : nullptr;
-  long long stride = group.columns.stride, gate_stride = group.gate.stride;
-  auto input_at = [&](int t) { return gates ? columns[t * stride] * gates[t * gate_stride] : columns[t * stride]; };
-  auto input = [&](int t) { return t < 0 ? before[(past + t) * channels] : input_at(t); };
   float bias = group.bias ? group.bias[channel] : 0.0f;
   if (group.taps > most_taps) {
+    auto input = [&](int t) { return t < 0 ? before[(past + t) * channels] : input_at(t); };
     for (int t = 0; t < count; t++) {
       float sum = bias;
       for (int j = 0; j < group.taps; j++) sum += group.weight[j * channels + channel] * input(t - past + j);
@@ -358,6 +354,20 @@ __device__ inline void convolve_tile(const HeadGroup& group, int channel, int fi
     for (int j = 0; j < most_taps; j++) sum += weights[j] * inputs[j];
     out[t * dim] = sum;
   }
+}
+
+__device__ inline void convolve_tile(const HeadGroup& group, int channel, int first, int count, const float* before, float* out) {
+  // As `group.input`, whose pointers the compiler would load again for every token, and whose gate it would ask for.
+  const float* columns = group.columns.token(first) + channel;
+  int stride = group.columns.stride;
+  if (!group.gate.first) {
+    convolve_inputs(group, channel, count, before, out, [&](int t) { return columns[(long long)t * stride]; });
+    return;
+  }
+  const float* gates = group.gate.token(first) + channel;
+  int gate_stride = group.gate.stride;
+  convolve_inputs(group, channel, count, before, out,
+                  [&](int t) { return columns[(long long)t * stride] * gates[(long long)t * gate_stride]; });
 }
 
 // A tile of tokens: a thread takes a channel of the convolution, then a warp a token. All inputs are read before any is
