@@ -46,7 +46,7 @@ impl Matrix {
             .format()
             .reordered
             .as_ref()
-            .map(|reordered| (reordered.restore)(self.bytes()));
+            .map(|reordered| reordered.restored(self.bytes()));
         if apart.is_empty() {
             return restored;
         }

@@ -32,7 +32,16 @@ pub struct Format {
 pub(crate) struct Reordered {
     pub(crate) of: &'static Format,
     pub(crate) order: fn(&[u8]) -> Vec<u8>,
-    pub(crate) restore: fn(&[u8]) -> Vec<u8>,
+    pub(crate) restore: fn(&[u8], &mut [u8]),
+}
+
+impl Reordered {
+    /// The bytes in that format.
+    pub(crate) fn restored(&self, stored: &[u8]) -> Vec<u8> {
+        let mut restored = vec![0; stored.len()];
+        (self.restore)(stored, &mut restored);
+        restored
+    }
 }
 
 pub use formats::bf16::{BF16, BF16_IN_BF16};
@@ -93,7 +102,7 @@ impl Format {
     pub fn reorder(&'static self, stored: &[u8], format: &'static Format) -> Option<Vec<u8>> {
         match (&format.reordered, &self.reordered) {
             _ if self == format => Some(stored.to_vec()),
-            (Some(from), None) if from.of == self => Some((from.restore)(stored)),
+            (Some(from), None) if from.of == self => Some(from.restored(stored)),
             (None, Some(to)) if to.of == format => Some((to.order)(stored)),
             _ => None,
         }

@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use crate::activations::{Activations, Row};
 use crate::cpu::Simd;
+use crate::format::Format;
+use crate::formats::Lanes;
 use crate::panel::{self, PanelFunctions, Panels};
 use crate::simd::scalar;
 #[cfg(target_arch = "x86_64")]
@@ -12,15 +14,16 @@ use crate::simd::{amx, avx2, avx2_panel, avx512, avx512_lanes, avx512_panel, flo
 use crate::simd::{neon, neon_panel};
 
 /// A matrix, its inputs and where the results go.
+#[derive(Clone, Copy)]
 pub(crate) struct Product<'a> {
+    pub(crate) format: &'static Format,
     pub(crate) weights: &'a [u8], // [rows, row_bytes]
     pub(crate) row_bytes: usize,
     pub(crate) cols: usize,
     pub(crate) x: &'a Activations,
     pub(crate) picked: Option<&'a [u32]>, // the rows of x that are the tokens; none for all
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-    pub(crate) least_ahead: usize, // bytes by which weights are prefetched, or more: see [`Simd::least_ahead`]
-    pub(crate) out: *mut f32, // [tokens, out_stride], column 0 being row 0's
+    pub(crate) simd: Simd,                // the level of the kernel
+    pub(crate) out: *mut f32,             // [tokens, out_stride], column 0 being row 0's
     pub(crate) out_stride: usize,
 }
 
@@ -198,36 +201,63 @@ pub(crate) fn integer<B: scalar::Dot + avx2::Integer + avx512::Integer>(simd: Si
     }
 }
 
-/// One row after another, or in panels if there are many tokens.
+/// The kernel of a format that is another one in an order of its own, for a level.
+pub(crate) fn reordered<B: Lanes>(simd: Simd) -> Kernel {
+    match simd {
+        #[cfg(target_arch = "x86_64")]
+        Simd::Amx | Simd::Avx512Vnni => multiply_lanes::<B>,
+        _ => multiply_restored,
+    }
+}
+
+/// In lanes, or, if there are many tokens, as the other format.
 ///
 /// # Safety
 /// As for [`Kernel`].
 #[cfg(target_arch = "x86_64")]
-unsafe fn multiply_lanes<B: avx512_lanes::Lanes + avx512::Integer, P: Panels>(
-    product: &Product,
-    rows: Range<usize>,
-) {
+unsafe fn multiply_lanes<B: Lanes>(product: &Product, rows: Range<usize>) {
     // SAFETY: as the caller vouches.
     unsafe {
         if product.picked.is_none() && product.x.has_panels() {
-            panel::multiply(const { &PanelFunctions::of::<P>() }, product, rows);
+            multiply_restored(product, rows);
         } else {
             avx512_lanes::multiply::<B>(product, rows);
         }
     }
 }
 
-/// The kernel of a format in lanes for a level.
-#[cfg(target_arch = "x86_64")]
-pub(crate) fn wide<B: scalar::Dot + avx2::Integer + avx512::Integer + avx512_lanes::Lanes>(
-    simd: Simd,
-) -> Kernel {
-    match simd {
-        Simd::Amx => multiply_lanes::<B, amx::Amx<B>>,
-        Simd::Avx512Vnni => multiply_lanes::<B, avx512_panel::Vnni<B>>,
-        Simd::AvxVnni => multiply_many::<avx2::IntegerTile<B>, avx2_panel::Panel8<B, true>>,
-        Simd::Avx2 => multiply_many::<avx2::IntegerTile<B>, avx2_panel::Panel8<B, false>>,
-        _ => scalar::multiply::<B>,
+/// Restores rows, and multiplies these by the other format's kernel.
+///
+/// # Safety
+/// As for [`Kernel`].
+unsafe fn multiply_restored(product: &Product, rows: Range<usize>) {
+    /// Bytes of rows that are restored at once; they stay in the second-level cache.
+    const ROOM: usize = 64 << 10;
+    let reordered = (product.format.reordered.as_ref()).expect("a format that is another one");
+    let kernel = (reordered.of.kernel)(product.simd);
+    let row_bytes = product.row_bytes;
+    let mut short = [0; ROOM];
+    let mut long = Vec::new();
+    let room = if row_bytes <= ROOM {
+        &mut short[..]
+    } else {
+        // No model has such rows.
+        long.resize(row_bytes, 0);
+        &mut long[..]
+    };
+    let most = (room.len() / row_bytes).min(panel::ROWS);
+    for first in rows.clone().step_by(most) {
+        let count = (rows.end - first).min(most);
+        let room = &mut room[..count * row_bytes];
+        (reordered.restore)(&product.weights[first * row_bytes..][..room.len()], room);
+        let product = Product {
+            weights: room,
+            format: reordered.of,
+            out: product.out.wrapping_add(first),
+            ..*product
+        };
+        // SAFETY: the caller vouches for these rows and for the level.
+        unsafe { kernel(&product, 0..count) };
     }
 }
 
@@ -254,9 +284,6 @@ pub(crate) fn integer<B: scalar::Dot + neon::Integer>(simd: Simd) -> Kernel {
         _ => scalar::multiply::<B>,
     }
 }
-
-#[cfg(not(target_arch = "x86_64"))]
-pub(crate) use integer as wide;
 
 /// The kernel of a float format.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]

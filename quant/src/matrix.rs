@@ -19,7 +19,7 @@ pub struct Matrix {
     row_bytes: usize,
     data: Bytes, // [rows, row_bytes]
     kernel: Kernel,
-    least_ahead: usize,
+    simd: Simd,
 }
 
 impl Matrix {
@@ -57,7 +57,7 @@ impl Matrix {
             row_bytes,
             data,
             kernel: (format.kernel)(simd),
-            least_ahead: simd.least_ahead(),
+            simd,
         })
     }
 
@@ -154,7 +154,8 @@ impl Matrix {
             return;
         }
         let product = Product {
-            least_ahead: self.least_ahead,
+            format: self.format,
+            simd: self.simd,
             weights: &self.data,
             row_bytes: self.row_bytes,
             cols: self.cols,
@@ -209,7 +210,8 @@ impl Matrix {
             return;
         }
         let product = Product {
-            least_ahead: self.least_ahead,
+            format: self.format,
+            simd: self.simd,
             weights: &self.data[rows.start * self.row_bytes..],
             row_bytes: self.row_bytes,
             cols: self.cols,

@@ -3,13 +3,11 @@
 //! A register of codes meets the inputs without being put together, and one conversion and two multiply-adds serve 512 numbers instead of 128. No other
 //! program reads it.
 
-use crate::activations::Row;
 use crate::format::{Format, Reordered};
 use crate::formats::q4_0::{Block, Q4_0};
-use crate::formats::{Half, decode_blocks, encode_blocks};
+use crate::formats::{Half, encode_blocks};
 use crate::kernel;
 use crate::rounding::Rounding;
-use crate::simd::scalar;
 
 /// 4.5 bits per number: [`Q4_0`] in blocks of 512, for CPUs with AVX-512.
 pub static Q4_0X16: Format = Format {
@@ -26,15 +24,23 @@ pub static Q4_0X16: Format = Format {
             let wides: Vec<Wide> = blocks.iter().map(Wide::of).collect();
             bytemuck::cast_slice(&wides).to_vec()
         },
-        restore: |bytes| {
-            let wides: &[Wide] = bytemuck::cast_slice(bytes);
-            let blocks: Vec<Block> = wides.iter().flat_map(Wide::blocks).collect();
-            bytemuck::cast_slice(&blocks).to_vec()
+        restore: |bytes, restored| {
+            let (blocks, _) = bytemuck::cast_slice_mut::<u8, Block>(restored).as_chunks_mut();
+            let wides = bytemuck::cast_slice::<u8, Wide>(bytes);
+            for (wide, blocks) in wides.iter().zip(blocks) {
+                wide.restore(blocks);
+            }
         },
     }),
     encode: |src, dst| encode_blocks(src, dst, Wide::encode),
-    decode: |src, dst| decode_blocks(src, dst, Wide::decode),
-    kernel: kernel::wide::<Wide>,
+    decode: |src, dst| {
+        let wides = bytemuck::cast_slice::<u8, Wide>(src).iter();
+        let blocks = wides.flat_map(|wide| (0..16).map(|b| wide.block(b)));
+        for (block, values) in blocks.zip(dst.as_chunks_mut().0) {
+            *values = block.decode();
+        }
+    },
+    kernel: kernel::reordered::<Wide>,
 };
 
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -68,24 +74,15 @@ impl Wide {
     fn block(&self, b: usize) -> Block {
         Block {
             d: self.d[b],
-            q: bytemuck::cast(self.q.map(|bytes| bytes[b])),
+            q: bytemuck::cast([0, 1, 2, 3].map(|j| self.q[j][b])),
         }
     }
 
-    fn blocks(&self) -> [Block; 16] {
-        std::array::from_fn(|b| self.block(b))
-    }
-
-    fn decode(&self) -> [f32; 512] {
-        bytemuck::cast(self.blocks().map(|block| block.decode()))
-    }
-}
-
-impl scalar::Dot for Wide {
-    fn dot(row: &[u8], x: Row) -> f32 {
-        let wides: &[Wide] = bytemuck::cast_slice(row);
-        let blocks = wides.iter().flat_map(Wide::blocks);
-        blocks.enumerate().map(|(b, block)| block.dot(b, x)).sum()
+    #[inline]
+    fn restore(&self, blocks: &mut [Block; 16]) {
+        for (b, block) in blocks.iter_mut().enumerate() {
+            *block = self.block(b);
+        }
     }
 }
 
@@ -94,7 +91,7 @@ mod x86 {
     use std::arch::x86_64::*;
 
     use super::Wide;
-    use crate::simd::{avx2, avx512, avx512_lanes};
+    use crate::simd::avx512_lanes;
 
     impl avx512_lanes::Lanes for Wide {
         const OFFSET: i8 = 8;
@@ -111,122 +108,6 @@ mod x86 {
         fn codes(wide: *const Wide) -> *const [u8; 64] {
             // SAFETY: no reference is made, and the field is within the block.
             unsafe { (&raw const (*wide).q).cast() }
-        }
-    }
-
-    impl avx512::Integer for Wide {
-        type Chunk = Wide;
-        type Header = ();
-
-        const GROUPS: usize = 4;
-        const OFFSET: i8 = 8;
-        const HALF_SCALES: bool = false;
-
-        #[inline]
-        unsafe fn header(_: *const Wide) {}
-
-        #[target_feature(enable = "avx512f,avx512bw,f16c")]
-        #[inline]
-        unsafe fn group(wide: *const Wide, _: (), group: usize) -> avx512::Group {
-            // SAFETY: the block is valid.
-            let wide = unsafe { &*wide };
-            let quarter = |j: usize| {
-                let at = wide.q[j][4 * group..][..4].as_ptr();
-                // SAFETY: four times four bytes.
-                unsafe { _mm_loadu_si128(at.cast()) }
-            };
-            let codes = avx512::join(quarter(0), quarter(1), quarter(2), quarter(3));
-            let codes =
-                _mm512_permutexvar_epi32(avx512::constant(&avx512_lanes::TRANSPOSED), codes);
-            let low = _mm512_set1_epi8(15);
-            let d = [0, 1, 2, 3].map(|b| wide.d[4 * group + b].bits());
-            let scale = avx512::spread_halves(d[0], d[1], d[2], d[3]);
-            avx512::Group {
-                first: _mm512_and_si512(codes, low),
-                second: _mm512_and_si512(_mm512_srli_epi16::<4>(codes), low),
-                scale,
-                second_scale: scale,
-            }
-        }
-
-        #[inline]
-        fn mins(_: ()) -> Option<__m256> {
-            None
-        }
-    }
-
-    impl avx2::Integer for Wide {
-        type Chunk = Wide;
-        type Header = ();
-
-        const PAIRS: usize = 8;
-        const OFFSET: i8 = 8;
-        const LARGEST: u8 = 15;
-        const SIGNED: bool = false;
-        const HALF_SCALES: bool = false;
-
-        #[inline]
-        unsafe fn header(_: *const Wide) {}
-
-        #[target_feature(enable = "avx2,f16c")]
-        #[inline]
-        unsafe fn pair(wide: *const Wide, _: (), pair: usize) -> avx2::Pair {
-            // SAFETY: the block is valid.
-            let wide = unsafe { &*wide };
-            // Quarter j of both blocks.
-            let quarters = |j: usize| {
-                let at = wide.q[j][2 * pair..][..2].as_ptr();
-                // SAFETY: twice four bytes.
-                unsafe { _mm_castsi128_ps(_mm_loadl_epi64(at.cast())) }
-            };
-            let start = _mm_movelh_ps(quarters(0), quarters(1));
-            let end = _mm_movelh_ps(quarters(2), quarters(3));
-            let codes = _mm256_castps_si256(_mm256_set_m128(
-                _mm_shuffle_ps::<0b11_01_11_01>(start, end),
-                _mm_shuffle_ps::<0b10_00_10_00>(start, end),
-            ));
-            let low = _mm256_set1_epi8(15);
-            let d = [0, 1].map(|b| avx2::half(wide.d[2 * pair + b].bits()));
-            let scale = avx2::lanes(d[0], d[1]);
-            avx2::Pair {
-                first: _mm256_and_si256(codes, low),
-                second: _mm256_and_si256(_mm256_srli_epi16::<4>(codes), low),
-                scale,
-                second_scale: scale,
-            }
-        }
-
-        #[inline]
-        fn mins(_: ()) -> Option<__m256> {
-            None
-        }
-    }
-}
-
-#[cfg(target_arch = "aarch64")]
-mod arm {
-    use std::arch::aarch64::*;
-
-    use super::Wide;
-    use crate::simd::neon;
-
-    impl neon::Integer for Wide {
-        type Header = ();
-
-        const BLOCKS: usize = 16;
-        const HALF_SCALES: bool = false;
-
-        #[inline]
-        fn header(&self) {}
-
-        #[inline]
-        fn unpack(&self, _: (), block: usize) -> neon::Block {
-            neon::Integer::unpack(&self.block(block), (), 0)
-        }
-
-        #[inline]
-        fn mins(_: ()) -> Option<[float32x4_t; 2]> {
-            None
         }
     }
 }

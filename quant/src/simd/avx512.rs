@@ -114,11 +114,11 @@ pub(crate) fn nibbles(runs: __m512i) -> (__m512i, __m512i) {
 pub(crate) struct FloatTile<F>(PhantomData<F>);
 
 impl<F: Float> kernel::Tile for FloatTile<F> {
-    // Four long rows and the next four, which are prefetched, do not fit in the nearest cache.
+    // Four long rows of 16-bit numbers and the next four, which are prefetched, do not fit in the nearest cache.
     #[inline]
     unsafe fn eight_rows(product: &Product, row: usize, token: usize) -> bool {
         const LONG: usize = 2048;
-        let is_long = product.row_bytes >= LONG;
+        let is_long = size_of::<F>() == 2 && product.row_bytes >= LONG;
         if is_long {
             for pair in (0..8).step_by(2) {
                 // SAFETY: as the caller vouches.
@@ -151,8 +151,8 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
         for step in 0..product.cols.div_ceil(STEP) {
             if T == 1 {
                 // As for integer formats, below.
-                let ahead =
-                    weights[0].wrapping_byte_add(product.least_ahead.max(R * product.row_bytes));
+                let ahead = weights[0]
+                    .wrapping_byte_add(product.simd.least_ahead().max(R * product.row_bytes));
                 prefetch(ahead.wrapping_add(step * R * STEP), R * STEP);
             }
             let mut w = [_mm512_setzero_ps(); R];
@@ -226,7 +226,7 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
             (codes[t], scales[t]) = (x.codes.as_ptr(), x.scales.as_ptr());
             (sums[t], half_sums[t]) = (x.sums.as_ptr(), x.half_sums.as_ptr());
         }
-        let ahead = product.least_ahead.max(R * product.row_bytes);
+        let ahead = product.simd.least_ahead().max(R * product.row_bytes);
         let spread = constant(&SPREAD);
         let offset = _mm512_set1_epi8(B::OFFSET);
         let zero = _mm512_setzero_si512();

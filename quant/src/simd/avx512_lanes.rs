@@ -34,7 +34,7 @@ pub(crate) trait Lanes: Pod {
 }
 
 /// Dword j of lane b becomes dword b of lane j.
-pub(crate) const TRANSPOSED: [i32; 16] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15];
+const TRANSPOSED: [i32; 16] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15];
 
 /// The codes of sixteen blocks of inputs, from the order of [`Activations`](crate::Activations) into lanes: register j of each half has
 /// codes 4 j to 4 j + 3.

@@ -107,7 +107,6 @@ impl Recur {
 
 impl Finish {
     /// Applies it to a state's `outputs` of token `t`, which begin at `column` of the row.
-    #[inline(always)]
     fn apply(
         &self,
         inputs: &Inputs,
@@ -149,15 +148,10 @@ impl CpuOp for Recur {
                 let mut out = unsafe { Outputs::new(&out, start, self.out.stride, width) };
                 let mut scratch = frame.scratch[worker].lock().expect("scratch");
                 run(&inputs, tokens, matrix, &mut out, &mut scratch);
-                simd::vectorize(
-                    #[inline(always)]
-                    || {
-                        for t in 0..tokens {
-                            let place = [t, state * width];
-                            (self.finish).apply(&inputs, frame.buffers, place, out.token(t));
-                        }
-                    },
-                );
+                for t in 0..tokens {
+                    let place = [t, state * width];
+                    (self.finish).apply(&inputs, frame.buffers, place, out.token(t));
+                }
             });
         }
         frame.buffers.put(self.out.buffer, out);
