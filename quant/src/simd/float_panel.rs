@@ -16,7 +16,7 @@ const PANEL: usize = 4096;
 /// Tokens whose sums are kept while a panel is in use.
 const TOKENS: usize = 256;
 /// Panels that meet the same columns of the tokens one after another: these stay in the second-level cache, where all columns would not.
-const PANELS: usize = 8;
+const PANELS: usize = 4;
 /// Most rows of a panel.
 const MOST_ROWS: usize = 32;
 
