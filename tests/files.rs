@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{Workplace, copy_fixture, fixture, interrupt, outcome, outcome_of_input};
-use waterline::Checkpoint;
+use waterline::internal::Checkpoint;
 
 #[test]
 fn inspect_says_what_a_session_takes() {
@@ -165,11 +165,13 @@ fn only_matrices_are_quantized() {
             .succeeded();
         let expected = spec.weights().into_iter().map(|weight| {
             let format = match weight.precision {
-                waterline::Precision::Full => "F32",
-                waterline::Precision::Quantized if weight.name.starts_with("token_embd") => {
+                waterline::internal::Precision::Full => "F32",
+                waterline::internal::Precision::Quantized
+                    if weight.name.starts_with("token_embd") =>
+                {
                     embedding
                 }
-                waterline::Precision::Quantized => matrices,
+                waterline::internal::Precision::Quantized => matrices,
             };
             (weight.name, format.to_string())
         });

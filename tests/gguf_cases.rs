@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 use common::{Workplace, fixture};
 use skipped::skipped;
-use waterline::{Checkpoint, Kv, Model, Session, SessionOptions};
+use waterline::internal::Checkpoint;
+use waterline::{Kv, Model, Session, SessionOptions};
 use waterline_quant::F32;
 use waterline_quant::gguf::{Array, NewTensor, Value, Writer};
 

@@ -5,7 +5,8 @@ mod common;
 use std::path::Path;
 
 use common::{Workplace, copy_fixture, outcome_of_input};
-use waterline::{Checkpoint, ModelSpec, StateOptions};
+use waterline::internal::Checkpoint;
+use waterline::{ModelSpec, StateOptions};
 use waterline_quant::gguf::{NewTensor, Value, Writer};
 
 #[test]

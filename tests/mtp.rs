@@ -12,9 +12,8 @@ use std::sync::Arc;
 use common::{Workplace, fixture};
 use models::{KINDS, Tensors, VOCAB, write_gguf, write_own};
 use serde_json::json;
-use waterline::{
-    Checkpoint, GenerateOptions, Kv, Model, OpenOptions, Piece, Session, SessionOptions,
-};
+use waterline::internal::Checkpoint;
+use waterline::{GenerateOptions, Kv, Model, OpenOptions, Piece, Session, SessionOptions};
 use waterline_quant::gguf::Value as Key;
 
 fn with_mtp() -> OpenOptions {

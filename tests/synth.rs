@@ -5,7 +5,8 @@ mod common;
 use std::sync::Arc;
 
 use common::Workplace;
-use waterline::{Checkpoint, Kv, Model, Session, SessionOptions};
+use waterline::internal::Checkpoint;
+use waterline::{Kv, Model, Session, SessionOptions};
 
 /// The presets that `synth --help` lists.
 fn presets(place: &Workplace) -> Vec<String> {

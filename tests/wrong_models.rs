@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
-use waterline::{Checkpoint, Model, Session, SessionOptions};
+use waterline::internal::Checkpoint;
+use waterline::{Model, Session, SessionOptions};
 use waterline_quant::gguf::{self, Gguf, NewTensor, Writer};
 
 fn tests() -> PathBuf {

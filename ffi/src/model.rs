@@ -5,7 +5,8 @@ use std::ffi::{CString, c_char, c_void};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
-use waterline::{Bytes, Checkpoint, Device, Model, OpenOptions, Pool};
+use waterline::internal::{Bytes, Checkpoint};
+use waterline::{Device, Model, OpenOptions, Pool};
 
 use crate::handles::Handles;
 use crate::log::{log, wl_log_level};

@@ -202,7 +202,7 @@ pub unsafe extern "C" fn wl_plan_file(
             device: wl_device::WL_DEVICE_CPU as u32,
             ..Default::default()
         };
-        let model = OpenModel::new(waterline::Checkpoint::open(path)?, &on_cpu)?;
+        let model = OpenModel::new(waterline::internal::Checkpoint::open(path)?, &on_cpu)?;
         // SAFETY: the caller gives a struct of the size that it says.
         unsafe { params::write("wl_plan", plan, plan_of(&model, &options)?) }
     })

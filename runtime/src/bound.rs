@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use once_cell::sync::OnceCell;
+use waterline_quant::Bytes;
 
 use crate::error::{Error, Result};
 use crate::lowering::Source;
@@ -35,7 +36,14 @@ impl Model {
         Self::bind(Checkpoint::open_with(path, options)?)
     }
 
+    /// As [`Model::open_with`], from a copy of the bytes of a GGUF file, which errors call `name`.
+    pub fn from_bytes(bytes: &[u8], name: &str, options: &OpenOptions) -> Result<Arc<Self>> {
+        let bytes = Bytes::copy_from(bytes)?;
+        Self::bind(Checkpoint::from_bytes(bytes, name, options)?)
+    }
+
     /// Binds an opened checkpoint.
+    #[doc(hidden)]
     pub fn bind(checkpoint: Checkpoint) -> Result<Arc<Self>> {
         let plan = checkpoint.spec.plan(&StateOptions::default())?;
         let own = plan
@@ -118,7 +126,7 @@ impl Model {
     }
 
     /// In which order its ops may run, with a state of these sizes.
-    pub fn schedule(&self, options: &StateOptions) -> Result<Schedule> {
+    pub(crate) fn schedule(&self, options: &StateOptions) -> Result<Schedule> {
         Ok(Schedule::new(&self.program, &self.plan(options)?))
     }
 

@@ -82,7 +82,7 @@ pub use error::{Error, Result};
 #[doc(inline)]
 pub use mixers::{Retained, RetainedPolicy};
 #[doc(inline)]
-pub use model::{Checkpoint, LayerSpec, ModelSpec, OpenOptions, TextFiles};
+pub use model::{ModelSpec, OpenOptions};
 #[doc(inline)]
 pub use program::Schedule;
 #[doc(inline)]
@@ -97,9 +97,14 @@ pub use state::{
 };
 #[doc(inline)]
 pub use text::{ChatTemplate, Message, Role, Tokenizer, Turns};
-pub use waterline_quant::Bytes;
-#[doc(inline)]
-pub use weights::{Precision, Tensors, WeightSpec};
+
+/// What the programs of this repository take besides, to write and to check model files. It has no stable interface.
+#[doc(hidden)]
+pub mod internal {
+    pub use crate::model::{Checkpoint, LayerSpec, TextFiles};
+    pub use crate::weights::{Precision, Tensors, WeightSpec};
+    pub use waterline_quant::Bytes;
+}
 
 #[cfg(test)]
 #[path = "../../tests/skipped.rs"]

@@ -6,9 +6,9 @@ mod calls;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use waterline::internal::{Bytes, Checkpoint};
 use waterline::{
-    Bytes, ChatTemplate, Checkpoint, Message, Model, OpenOptions, Role, Session, SessionOptions,
-    Snapshot, Tokenizer,
+    ChatTemplate, Message, Model, OpenOptions, Role, Session, SessionOptions, Snapshot, Tokenizer,
 };
 
 /// A kind of file.

@@ -6,8 +6,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use waterline::TextFiles;
-use waterline::{Checkpoint, Model, ModelSpec, Session, SessionOptions, WeightSpec};
+use waterline::internal::TextFiles;
+use waterline::internal::{Checkpoint, WeightSpec};
+use waterline::{Model, ModelSpec, Session, SessionOptions};
 use waterline_quant::{Bytes, F32, Tensor};
 
 /// A repeatable sequence of numbers.

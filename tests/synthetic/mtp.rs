@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use waterline::Checkpoint;
+use waterline::internal::Checkpoint;
 use waterline_quant::F32;
 use waterline_quant::gguf::{NewTensor, Value as Key, Writer};
 
@@ -371,7 +371,7 @@ pub fn write_gguf(path: &Path, keys: &BTreeMap<String, Key>, tensors: &Tensors) 
 /// Writes a model opened with its block as a file of our own architecture.
 pub fn write_own(path: &Path, checkpoint: &Checkpoint) {
     let stored = checkpoint.stored();
-    let new = |stored: &waterline::WeightSpec| NewTensor {
+    let new = |stored: &waterline::internal::WeightSpec| NewTensor {
         name: stored.name.clone(),
         format: &F32,
         shape: stored.shape.clone(),

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use waterline::{Checkpoint, Model, OpenOptions};
+use waterline::internal::Checkpoint;
+use waterline::{Model, OpenOptions};
 use waterline_quant::Bytes;
 
 use crate::error::{Error, Result};

@@ -4,7 +4,8 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use indicatif::ProgressBar;
-use waterline::{Checkpoint, Model, Session, SessionOptions};
+use waterline::internal::Checkpoint;
+use waterline::{Model, Session, SessionOptions};
 use waterline_quant::Tensor;
 
 use crate::error::{Error, Result};

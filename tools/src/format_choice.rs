@@ -1,6 +1,6 @@
 //! Which number format each tensor of an output file gets.
 
-use waterline::{Precision, WeightSpec};
+use waterline::internal::{Precision, WeightSpec};
 use waterline_quant::{BF16, F16, F32, Format, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
 
 /// The formats of an output file.

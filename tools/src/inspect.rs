@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
-use waterline::{Checkpoint, Device, LayerSpec, Model, StatePlan, Touched};
+use waterline::internal::{Checkpoint, LayerSpec};
+use waterline::{Device, Model, StatePlan, Touched};
 use waterline_quant::Tensor;
 
 use crate::builtin::OpenArgs;

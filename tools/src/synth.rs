@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use waterline::Tensors;
-use waterline::TextFiles;
+use waterline::ModelSpec;
 use waterline::Tokenizer;
-use waterline::{Checkpoint, ModelSpec, WeightSpec};
+use waterline::internal::Tensors;
+use waterline::internal::TextFiles;
+use waterline::internal::{Checkpoint, WeightSpec};
 
 use crate::error::{Error, Result};
 use crate::format_choice::FormatArgs;

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use serde_json::json;
 use waterline::StateDtype;
-use waterline::{Checkpoint, Device, Kv, Model, Session, SessionOptions, Snapshot, StepProgram};
+use waterline::internal::Checkpoint;
+use waterline::{Device, Kv, Model, Session, SessionOptions, Snapshot, StepProgram};
 use waterline_quant::{F16, F32, Tensor};
 
 use crate::builtin::OpenArgs;

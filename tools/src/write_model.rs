@@ -5,7 +5,8 @@ use std::ops::Range;
 use std::path::Path;
 
 use indicatif::ProgressBar;
-use waterline::{Checkpoint, WeightSpec, physical_cores};
+use waterline::internal::{Checkpoint, WeightSpec};
+use waterline::physical_cores;
 use waterline_quant::gguf::{NewTensor, Value, Writer};
 use waterline_quant::{Format, Tensor};
 

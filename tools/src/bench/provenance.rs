@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use waterline::Checkpoint;
+use waterline::internal::Checkpoint;
 
 use crate::builtin;
 use crate::error::{Error, Result};
