@@ -3,11 +3,13 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{Workplace, copy_fixture, fixture, interrupt, outcome, outcome_of_input};
 use waterline::internal::Checkpoint;
+use waterline::{Model, OpenOptions};
 
 #[test]
 fn inspect_says_what_a_session_takes() {
@@ -391,7 +393,7 @@ fn what_nothing_uses_is_named_and_passed_over_only_on_demand() {
 #[test]
 fn a_gguf_file_is_read_as_strictly() {
     let place = Workplace::new();
-    let model = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/models/gdn.gguf");
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/models/gdn.gguf");
     let gguf = waterline_quant::gguf::Gguf::open(&model).unwrap();
     let more = place.path("more.gguf");
     let write = |key: &str, tensor: Option<&str>| {
@@ -467,4 +469,21 @@ fn a_folder_of_pipes_and_devices_is_refused_at_once() {
     place
         .run(["inspect".as_ref(), sharded.as_os_str()])
         .failed(2, &["index.json", "more than the"]);
+}
+
+#[test]
+fn bytes_are_the_model_that_their_file_is() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/models/gdn.gguf");
+    let bytes = std::fs::read(&path).expect("a model of the repository");
+    let options = OpenOptions::default();
+    let (file, copy) = (
+        Model::open(&path),
+        Model::from_bytes(&bytes, "gdn", &options),
+    );
+    let (file, copy) = (file.expect("a model"), copy.expect("the same model"));
+    assert_eq!(copy.fingerprint(), file.fingerprint());
+    let cut = &bytes[..bytes.len() - 1];
+    let error = Model::from_bytes(cut, "a cut file", &options).err();
+    let error = error.expect("a tensor without its end").to_string();
+    assert!(error.contains("a cut file"), "{error}");
 }
