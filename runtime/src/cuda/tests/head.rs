@@ -20,9 +20,9 @@ fn compare(op: &dyn Op, slot: &[usize], widths: [usize; 3], kv: Kv) {
         values.copy_from_slice(&numbers(buffer as u32 + 3, values.len()));
     };
     let Some(device) = device() else { return };
-    let dtype = match slot.len() {
-        3 => StateDtype::Kv,
-        _ => StateDtype::F32,
+    let dtype = match kv {
+        Kv::F16 => StateDtype::F16,
+        Kv::F32 => StateDtype::F32,
     };
     let slots: [(StateDtype, &[usize]); 2] = [(StateDtype::U64, &[1]), (dtype, slot)];
     for (chunks, persistent) in CHUNKS.iter().zip([false, true]) {
