@@ -50,6 +50,7 @@ impl Simd {
     ///
     /// A tile of short rows is done before memory has answered: on a Xeon (AMX) rows of 512 columns in Q4_0 took 11.5 of 19.6 GB/s
     /// with a tile of 2.3 KB and 17.4 with 8 KiB; a Zen 4 gains nothing.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn least_ahead(self) -> usize {
         match self {
             Simd::Amx => 8 << 10,

@@ -1,6 +1,5 @@
 //! What kernels on a GPU need of the number formats: their source text and the layout in which they read a matrix.
 
-use crate::format::Format;
 use crate::matrix::Matrix;
 
 /// The CUDA files of number formats in `src`, in the order in which a translation unit has them, after a prelude that declares the types
@@ -28,25 +27,19 @@ pub const DEVICE_FILES: [&str; 19] = [
 ];
 
 impl Matrix {
-    /// The format in which kernels read it.
-    pub fn device_format(&self) -> &'static Format {
-        let format = self.format();
-        format
-            .reordered
-            .as_ref()
-            .map_or(format, |reordered| reordered.of)
+    /// Whether kernels read the stored bytes.
+    pub fn has_device_layout(&self) -> bool {
+        self.format().reordered.is_none() && self.format().device_apart.is_empty()
     }
 
-    /// The bytes in the order in which kernels read them, where that is not the stored one: blocks whose length would
-    /// leave their codes unaligned lose their scales, and the scales of the whole matrix follow.
+    /// The bytes in the order in which kernels read them, where that is not the stored one: those of
+    /// [`Format::plain`](crate::Format::plain), of which blocks whose length would leave their codes unaligned lose their scales, and
+    /// the scales of the whole matrix follow.
     pub fn device_layout(&self) -> Option<Vec<u8>> {
-        let format = self.device_format();
+        let reordered = self.format().reordered.as_ref();
+        let restored = reordered.map(|reordered| reordered.restored(self.bytes()));
+        let format = self.format().plain();
         let apart = format.device_apart.clone();
-        let restored = self
-            .format()
-            .reordered
-            .as_ref()
-            .map(|reordered| reordered.restored(self.bytes()));
         if apart.is_empty() {
             return restored;
         }

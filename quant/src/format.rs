@@ -187,13 +187,16 @@ fn known() -> impl Iterator<Item = &'static Format> {
     FORMATS.into_iter().chain(REORDERED)
 }
 
+/// The names of all, for messages.
+pub(crate) fn names() -> String {
+    let names: Vec<_> = known().map(|format| format.name).collect();
+    names.join(", ")
+}
+
 fn unknown(found: String) -> Error {
     Error::UnknownFormat {
         found,
-        expected: known()
-            .map(|format| format.name)
-            .collect::<Vec<_>>()
-            .join(", "),
+        expected: names(),
     }
 }
 

@@ -5,7 +5,6 @@ use std::ops::Range;
 use crate::activations::{Activations, Row};
 use crate::cpu::Simd;
 use crate::format::Format;
-use crate::formats::Lanes;
 use crate::panel::{self, PanelFunctions, Panels};
 use crate::simd::scalar;
 #[cfg(target_arch = "x86_64")]
@@ -202,10 +201,10 @@ pub(crate) fn integer<B: scalar::Dot + avx2::Integer + avx512::Integer>(simd: Si
 }
 
 /// The kernel of a format that is another one in an order of its own, for a level.
-pub(crate) fn reordered<B: Lanes>(simd: Simd) -> Kernel {
+pub(crate) fn reordered(simd: Simd) -> Kernel {
     match simd {
         #[cfg(target_arch = "x86_64")]
-        Simd::Amx | Simd::Avx512Vnni => multiply_lanes::<B>,
+        Simd::Amx | Simd::Avx512Vnni => multiply_lanes,
         _ => multiply_restored,
     }
 }
@@ -215,13 +214,13 @@ pub(crate) fn reordered<B: Lanes>(simd: Simd) -> Kernel {
 /// # Safety
 /// As for [`Kernel`].
 #[cfg(target_arch = "x86_64")]
-unsafe fn multiply_lanes<B: Lanes>(product: &Product, rows: Range<usize>) {
+unsafe fn multiply_lanes(product: &Product, rows: Range<usize>) {
     // SAFETY: as the caller vouches.
     unsafe {
         if product.picked.is_none() && product.x.has_panels() {
             multiply_restored(product, rows);
         } else {
-            avx512_lanes::multiply::<B>(product, rows);
+            avx512_lanes::multiply(product, rows);
         }
     }
 }

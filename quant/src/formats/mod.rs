@@ -44,12 +44,6 @@ impl Half {
     }
 }
 
-/// What formats for registers of lanes have; only x86 has their kernel.
-#[cfg(target_arch = "x86_64")]
-pub(crate) use crate::simd::avx512_lanes::Lanes;
-#[cfg(not(target_arch = "x86_64"))]
-pub(crate) use bytemuck::Pod as Lanes;
-
 /// Encodes block by block. Lengths were checked by [`Format`](crate::Format).
 fn encode_blocks<B: NoUninit + AnyBitPattern, const N: usize>(
     src: &[f32],

@@ -40,15 +40,15 @@ pub static Q4_0X16: Format = Format {
             *values = block.decode();
         }
     },
-    kernel: kernel::reordered::<Wide>,
+    kernel: kernel::reordered,
 };
 
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(crate) struct Wide {
-    d: [Half; 16],
+    pub(crate) d: [Half; 16],
     /// Bytes 4 j to 4 j + 3 of block b are `q[j][b]`.
-    q: [[[u8; 4]; 16]; 4],
+    pub(crate) q: [[[u8; 4]; 16]; 4],
 }
 
 const _: () = assert!(size_of::<Wide>() == 16 * size_of::<Block>());
@@ -82,32 +82,6 @@ impl Wide {
     fn restore(&self, blocks: &mut [Block; 16]) {
         for (b, block) in blocks.iter_mut().enumerate() {
             *block = self.block(b);
-        }
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use std::arch::x86_64::*;
-
-    use super::Wide;
-    use crate::simd::avx512_lanes;
-
-    impl avx512_lanes::Lanes for Wide {
-        const OFFSET: i8 = 8;
-
-        #[target_feature(enable = "avx512f,f16c")]
-        #[inline]
-        unsafe fn spacing(wide: *const Wide) -> (__m512, Option<__m512>) {
-            // SAFETY: sixteen halves.
-            let d = unsafe { _mm256_loadu_si256((&raw const (*wide).d).cast()) };
-            (_mm512_cvtph_ps(d), None)
-        }
-
-        #[inline]
-        fn codes(wide: *const Wide) -> *const [u8; 64] {
-            // SAFETY: no reference is made, and the field is within the block.
-            unsafe { (&raw const (*wide).q).cast() }
         }
     }
 }

@@ -197,10 +197,7 @@ impl Gguf {
                 &self.name,
                 format!("tensor '{name}'"),
                 format!("ggml type {}", info.ggml_type),
-                format!(
-                    "one of {}",
-                    crate::FORMATS.map(|format| format.name).join(", ")
-                ),
+                format!("one of {}", crate::format::names()),
             ));
         };
         let start = self.data.start + info.offset;

@@ -1,37 +1,22 @@
-//! Products of few tokens with formats whose blocks of 32 numbers lie in the 32-bit lanes of a register: no code is moved between lanes, and scales
-//! and minima are multiplied for sixteen blocks at once.
+//! Products of few tokens with Q4_0x16, whose blocks of 32 numbers lie in the 32-bit lanes of a register: no code is moved between lanes, and the
+//! scales of sixteen blocks are multiplied at once.
 
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use bytemuck::Pod;
-
 use super::avx2::prefetch;
 use super::avx512::constant;
 use crate::activations::GROUP;
+use crate::formats::q4_0x16::Wide;
 use crate::kernel::Product;
 
 /// Bytes by which weights are prefetched.
 const AHEAD: usize = 8 << 10;
+/// What is subtracted from each code.
+const OFFSET: i8 = 8;
 /// Blocks in a register.
 const LANES: usize = 16;
-
-/// Sixteen blocks of 32 4-bit codes: `x = scale * (code - OFFSET) - min`.
-pub(crate) trait Lanes: Pod {
-    /// What is subtracted from each code.
-    const OFFSET: i8;
-
-    /// Scale of each block, and minimum if the format has any.
-    ///
-    /// # Safety
-    /// `wide` is valid for reading, of any alignment.
-    unsafe fn spacing(wide: *const Self) -> (__m512, Option<__m512>);
-
-    /// Four times 64 bytes: lane b of the j-th has codes 4 j to 4 j + 3 of block b in its low halves, and those sixteen further on in its
-    /// high halves.
-    fn codes(wide: *const Self) -> *const [u8; 64];
-}
 
 /// Dword j of lane b becomes dword b of lane j.
 const TRANSPOSED: [i32; 16] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15];
@@ -85,9 +70,9 @@ struct Part {
 /// # Safety
 /// As for [`Kernel`](crate::kernel::Kernel).
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
-pub(crate) unsafe fn multiply<B: Lanes>(product: &Product, rows: Range<usize>) {
+pub(crate) unsafe fn multiply(product: &Product, rows: Range<usize>) {
     let mut parts = [const { MaybeUninit::<Part>::uninit() }; TOKENS];
-    let blocks = product.row_bytes / size_of::<B>();
+    let blocks = product.row_bytes / size_of::<Wide>();
     for first in (0..product.tokens()).step_by(TOKENS) {
         let parts = &mut parts[..(product.tokens() - first).min(TOKENS)];
         for from in (0..blocks).step_by(PART) {
@@ -95,20 +80,20 @@ pub(crate) unsafe fn multiply<B: Lanes>(product: &Product, rows: Range<usize>) {
             for (t, part) in parts.iter_mut().enumerate() {
                 let codes = &product.input(first + t).codes[from * 32 * LANES..];
                 // SAFETY: the caller vouches for the level.
-                unsafe { prepare(&codes[..steps * 32 * LANES], B::OFFSET, part) };
+                unsafe { prepare(&codes[..steps * 32 * LANES], part) };
             }
             for row in rows.clone() {
                 let row_bytes = &product.weights[row * product.row_bytes..][..product.row_bytes];
-                let weights = &row_bytes[from * size_of::<B>()..][..steps * size_of::<B>()];
+                let weights = &row_bytes[from * size_of::<Wide>()..][..steps * size_of::<Wide>()];
                 for (t, part) in parts.iter().enumerate() {
                     let x = product.input(first + t);
-                    let (scales, sums) = (&x.scales[from * LANES..], &x.sums[from * LANES..]);
+                    let scales = &x.scales[from * LANES..];
                     let out = product
                         .out
                         .wrapping_add((first + t) * product.out_stride + row);
                     // SAFETY: `prepare` wrote the part's first `steps` blocks, and the caller vouches for this element.
                     unsafe {
-                        let dot = dot::<B>(weights, part, [scales, sums], t == 0);
+                        let dot = dot(weights, part, scales, t == 0);
                         out.write(if from == 0 { dot } else { out.read() + dot });
                     }
                 }
@@ -122,9 +107,9 @@ pub(crate) unsafe fn multiply<B: Lanes>(product: &Product, rows: Range<usize>) {
 /// # Safety
 /// The CPU has AVX-512 with VNNI.
 #[target_feature(enable = "avx512f,avx512vnni")]
-unsafe fn prepare(codes: &[i8], offset: i8, part: &mut MaybeUninit<Part>) {
+unsafe fn prepare(codes: &[i8], part: &mut MaybeUninit<Part>) {
     let part = part.as_mut_ptr();
-    let (zero, offset) = (_mm512_setzero_si512(), _mm512_set1_epi8(offset));
+    let (zero, offset) = (_mm512_setzero_si512(), _mm512_set1_epi8(OFFSET));
     let (blocks, _) = codes.as_chunks::<{ 32 * LANES }>();
     for (step, codes) in blocks[..blocks.len().min(PART)].iter().enumerate() {
         // SAFETY: the codes of a block.
@@ -139,35 +124,30 @@ unsafe fn prepare(codes: &[i8], offset: i8, part: &mut MaybeUninit<Part>) {
     }
 }
 
-/// The product of a part of a row with that of a token, whose blocks have these scales and sums.
+/// The product of a part of a row with that of a token, whose blocks have these scales.
 ///
 /// # Safety
 /// The CPU has AVX-512 with VNNI, and as many blocks of the part as `weights` has are written.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
 #[inline]
-unsafe fn dot<B: Lanes>(
-    weights: &[u8],
-    part: &MaybeUninit<Part>,
-    [scales, sums]: [&[f32]; 2],
-    is_first: bool,
-) -> f32 {
-    let steps = weights.len() / size_of::<B>();
-    assert!(steps <= PART && steps * LANES <= scales.len().min(sums.len()));
+unsafe fn dot(weights: &[u8], part: &MaybeUninit<Part>, scales: &[f32], is_first: bool) -> f32 {
+    let steps = weights.len() / size_of::<Wide>();
+    assert!(steps <= PART && steps * LANES <= scales.len());
     let low = _mm512_set1_epi8(15);
     let mut sum = _mm512_setzero_ps();
     for step in 0..steps {
-        let wide = weights.as_ptr().cast::<B>().wrapping_add(step);
+        let wide = weights.as_ptr().cast::<Wide>().wrapping_add(step);
         if is_first {
             prefetch(wide.wrapping_byte_add(AHEAD), 1);
         }
         // SAFETY: block `step` of the weights and of the part, whose numbers were compared above.
         unsafe {
             let part = part.as_ptr();
-            let (scale, min) = B::spacing(wide);
+            let scale = _mm512_cvtph_ps(_mm256_loadu_si256((&raw const (*wide).d).cast()));
             let mut dots = [(*part).starts[step], _mm512_setzero_si512()];
             let [firsts, seconds] = &(*part).codes[step];
             for j in 0..4 {
-                let q = _mm512_loadu_si512(B::codes(wide).add(j).cast());
+                let q = _mm512_loadu_si512((&raw const (*wide).q[j]).cast());
                 let first = _mm512_and_si512(q, low);
                 let second = _mm512_and_si512(_mm512_srli_epi16::<4>(q), low);
                 dots[0] = _mm512_dpbusd_epi32(dots[0], first, firsts[j]);
@@ -176,10 +156,6 @@ unsafe fn dot<B: Lanes>(
             let dot = _mm512_cvtepi32_ps(_mm512_add_epi32(dots[0], dots[1]));
             let scales = _mm512_loadu_ps(scales.as_ptr().add(step * LANES));
             sum = _mm512_fmadd_ps(dot, _mm512_mul_ps(scale, scales), sum);
-            if let Some(min) = min {
-                let sums = _mm512_loadu_ps(sums.as_ptr().add(step * LANES));
-                sum = _mm512_fnmadd_ps(min, sums, sum);
-            }
         }
     }
     _mm512_reduce_add_ps(sum)

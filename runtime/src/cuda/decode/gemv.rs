@@ -346,7 +346,7 @@ impl Launches<'_> {
     /// A matrix as the pipeline reads it; none if its rows are not aligned.
     fn streamed_matrix(&self, weight: &WeightMatrix) -> Result<Option<StreamedMatrix>> {
         let matrix = weight.matrix;
-        let format = matrix.device_format();
+        let format = matrix.format().plain();
         let blocks = matrix.cols() / format.block_len;
         let scales = format.device_apart_bytes();
         let weight = StreamedMatrix {

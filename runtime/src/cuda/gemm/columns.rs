@@ -95,7 +95,7 @@ impl Launches<'_> {
         self.as_steps
             && self.tokens > COLUMNS
             && self.tensor_cores != TensorCores::None
-            && TENSOR_FORMATS.contains(&matrix.device_format())
+            && TENSOR_FORMATS.contains(&matrix.format().plain())
             && matrix.cols().is_multiple_of(32)
     }
 
@@ -173,7 +173,7 @@ impl Launches<'_> {
             (weights.iter()).partition(|weight| self.columns_on_tensor_cores(weight.matrix));
         for format in TENSOR_FORMATS {
             let alike = on_tensor_cores.iter().copied();
-            let alike = alike.filter(|weight| weight.matrix.device_format() == format);
+            let alike = alike.filter(|weight| weight.matrix.format().plain() == format);
             let alike: Vec<WeightMatrix> = alike.collect();
             if alike.is_empty() {
                 continue;
@@ -222,8 +222,8 @@ impl Launches<'_> {
         };
         let weights = [gate, WeightMatrix { column: 0, ..up }];
         let function = format!(", {}", unit.activation as i32);
-        let (format, rounding) = (gate.matrix.device_format(), roundings_of(&weights)[0]);
-        if up.matrix.device_format() == format && self.columns_on_tensor_cores(gate.matrix) {
+        let (format, rounding) = (gate.matrix.format().plain(), roundings_of(&weights)[0]);
+        if up.matrix.format().plain() == format && self.columns_on_tensor_cores(gate.matrix) {
             let format = (format, rounding);
             let inputs = self.columns_prologue_tensor(prologue, format, gate.matrix.cols())?;
             let (linears, _) = self.linears(&weights, TENSOR_ROWS, false)?;

@@ -86,7 +86,7 @@ fn format_number(format: &Format) -> usize {
 
 /// The number of a matrix' format in kernels.
 pub(crate) fn format_of(matrix: &Matrix) -> usize {
-    format_number(matrix.device_format())
+    format_number(matrix.format().plain())
 }
 
 /// The set of the matrices' formats, by their numbers.
@@ -96,7 +96,7 @@ pub(crate) fn formats_of(weights: &[WeightMatrix]) -> usize {
 
 /// How the input of each of these matrices is rounded.
 fn roundings_of(weights: &[WeightMatrix]) -> Vec<Option<Rounding>> {
-    let formats = || weights.iter().map(|weight| weight.matrix.device_format());
+    let formats = || weights.iter().map(|weight| weight.matrix.format().plain());
     let rounding = |format| Rounding::beside(format, formats());
     formats().map(rounding).collect()
 }
@@ -154,7 +154,8 @@ impl Launches<'_> {
             let all = || [gate, up, down].into_iter();
             let in_16_bits = all().all(|weight| self.on_tensor_cores(weight.matrix));
             let groups = is_chunk && self.tensor_cores == TensorCores::WarpGroups;
-            let exact = all().any(|weight| self.is_exact(weight.matrix.device_format().rounding()));
+            let exact =
+                all().any(|weight| self.is_exact(weight.matrix.format().plain().rounding()));
             if alike && in_16_bits && groups && !exact {
                 return self.gemm_wgmma_gated(prologue, unit, output, add);
             }

@@ -31,7 +31,7 @@ impl Launches<'_> {
     /// The format in which a matrix meets this input there. Weights of 16 bits stay as they are, and their inputs become such, as in ggml.
     /// Of quantized weights and their inputs f16 keeps more bits than bf16; it is taken where a norm bounds the input.
     pub(super) fn number_of(&self, matrix: &Matrix, prologue: &Prologue) -> &'static Format {
-        match matrix.device_format().name {
+        match matrix.format().plain().name {
             "F16" => &F16,
             "BF16" => &BF16,
             _ if prologue.ends_in_norm() => &F16,
@@ -172,7 +172,7 @@ impl Launches<'_> {
         let (cols, format) = (weights[0].matrix.cols(), format_of(weights[0].matrix));
         let bytes_of = |weight: &WeightMatrix| weight.matrix.rows() * cols * size_of::<u16>();
         let bytes = weights.iter().map(bytes_of).sum();
-        let is_whole = cols.is_multiple_of(32) && weights[0].matrix.device_format().block_len > 1;
+        let is_whole = cols.is_multiple_of(32) && weights[0].matrix.format().plain().block_len > 1;
         if self.tokens <= MANY_TOKENS || !is_whole || bytes > MOST_UNPACKED {
             return Ok(None);
         }

@@ -404,9 +404,9 @@ impl Launches<'_> {
     /// Address of a matrix in the layout that kernels read: in the host's memory where the device reads it there, else of a copy.
     pub fn matrix_address(&self, matrix: &Matrix) -> Result<Address> {
         let bytes = matrix.bytes();
-        let is_stored_so =
-            matrix.format() == matrix.device_format() && matrix.format().device_apart_bytes() == 0;
-        if is_stored_so && let Some(address) = self.weights.share(bytes)? {
+        if matrix.has_device_layout()
+            && let Some(address) = self.weights.share(bytes)?
+        {
             return Ok(address);
         }
         let pack = || matrix.device_layout();

@@ -357,7 +357,7 @@ __device__ inline void convolve_inputs(const HeadGroup& group, int channel, int 
 }
 
 __device__ inline void convolve_tile(const HeadGroup& group, int channel, int first, int count, const float* before, float* out) {
-  // As `group.input`, whose pointers the compiler would load again for every token, and whose gate it would ask for.
+  // As `group.input`, but the pointers and the test for a gate stay outside of the loop over tokens.
   const float* columns = group.columns.token(first) + channel;
   int stride = group.columns.stride;
   if (!group.gate.first) {
