@@ -24,6 +24,22 @@ struct Format<Q4_0, cols> {
     u32 word = __ldg(reinterpret_cast<const u32*>(matrix.codes + index * 16) + t);
     low = word & 0x0f0f0f0f, high = word >> 4 & 0x0f0f0f0f;
   }
+  // For tiles: a unit as it is stored, and its codes, less 8.
+  struct Stored {
+    uint4 words;
+    u16 scale;
+  };
+  static __device__ Stored load(Units matrix, long long index) {
+    return {reinterpret_cast<const uint4*>(matrix.codes)[index], reinterpret_cast<const u16*>(matrix.scales)[index]};
+  }
+  static __device__ float unpack(const Stored& unit, uint4 (&codes)[2]) {
+    // Less 128 is the sign's bit, and nothing is carried from byte to byte.
+    auto less_8 = [](u32 four) { return (four & 0x0f0f0f0f) + 0x78787878 ^ 0x80808080; };
+    const uint4& words = unit.words;
+    codes[0] = {less_8(words.x), less_8(words.y), less_8(words.z), less_8(words.w)};
+    codes[1] = {less_8(words.x >> 4), less_8(words.y >> 4), less_8(words.z >> 4), less_8(words.w >> 4)};
+    return half_bits(unit.scale);
+  }
   static __device__ void values(Units matrix, long long index, float* out) {
     int packed[8];
     codes(matrix, index, packed);

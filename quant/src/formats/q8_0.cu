@@ -19,6 +19,19 @@ struct Format<Q8_0, cols> {
     const u32* words = reinterpret_cast<const u32*>(matrix.codes + index * 32);
     low = __ldg(words + t), high = __ldg(words + 4 + t);
   }
+  // For tiles: a unit as it is stored, and its codes.
+  struct Stored {
+    uint4 words[2];
+    u16 scale;
+  };
+  static __device__ Stored load(Units matrix, long long index) {
+    const uint4* words = reinterpret_cast<const uint4*>(matrix.codes) + index * 2;
+    return {{words[0], words[1]}, reinterpret_cast<const u16*>(matrix.scales)[index]};
+  }
+  static __device__ float unpack(const Stored& unit, uint4 (&codes)[2]) {
+    codes[0] = unit.words[0], codes[1] = unit.words[1];
+    return half_bits(unit.scale);
+  }
   static __device__ void values(Units matrix, long long index, float* out) {
     int packed[8];
     codes(matrix, index, packed);

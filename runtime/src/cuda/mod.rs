@@ -25,7 +25,9 @@ pub(crate) use decode::mailbox::Recurrence;
 pub use device::Device;
 pub use device::{ChunkKey, ChunkMemory};
 pub use driver::{Address, Launch, Memory, Queue, Recording, TensorCores};
-pub(crate) use gemm::{COLUMNS_SOURCE, GatedUnit, WeightMatrix, format_of, shared_bytes};
+pub(crate) use gemm::{
+    CODE_ROWS, CODES_SHARED, COLUMNS_SOURCE, GatedUnit, WeightMatrix, format_of, shared_bytes,
+};
 pub use host_logits::HostLogits;
 pub use schedule::source::Source;
 pub use schedule::{Call, Grid, Launches, Parameter, Queued, Rows, SessionMemory};

@@ -1,12 +1,13 @@
 //! Matrix products of several columns, with the bits of a step: on plain cores (`columns.cu`), of Q8_0 and Q4_0 matrices with more than
 //! eight columns on tensor cores (`columns_mma.cu`). So many columns meet BF16 matrices there too, with inputs of 16 bits of fraction.
+//! Chunks of codes meet Q8_0 and Q4_0 in larger tiles (`codes_mma.cu`), with the bits of a step but for the order of f32 sums.
 
 use waterline_kernels::{File, file};
 use waterline_quant::{BF16, Format, Matrix, Q4_0, Q8_0, Rounding};
 
 use super::{
-    GatedUnit, MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_of, formats_of, roundings_of,
-    shared_bytes,
+    GatedUnit, MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_number, format_of, formats_of,
+    roundings_of, shared_bytes,
 };
 use crate::cuda::driver::TensorCores;
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
@@ -17,6 +18,7 @@ use crate::operands::{INPUTS, View};
 pub(crate) const SOURCE: &[File] = &[
     file("cuda/gemm/columns.cu"),
     file("cuda/gemm/columns_mma.cu"),
+    file("cuda/gemm/codes_mma.cu"),
 ];
 
 /// Columns that a warp multiplies at once.
@@ -33,6 +35,14 @@ const TENSOR_COLUMNS: usize = 8;
 const TENSOR_FORMATS: [&Format; 3] = [&BF16, &Q8_0, &Q4_0];
 /// Bytes of 32 numbers of a tile: `ColumnUnit` in columns_mma.cu.
 const COLUMN_UNIT: usize = TENSOR_COLUMNS * (32 + 8);
+
+/// Formats of matrices whose chunks are multiplied in tiles of codes there, the rows and columns of a tile, and bytes of shared memory:
+/// two of `CodeStage` in codes_mma.cu.
+const CODE_FORMATS: [&Format; 2] = [&Q8_0, &Q4_0];
+pub(crate) const CODE_ROWS: usize = 128;
+const CODE_COLUMNS: usize = 64;
+pub(crate) const CODES_SHARED: usize =
+    2 * (CODE_ROWS + CODE_COLUMNS) * (2 * (32 + size_of::<f32>()) + 16);
 
 /// Inputs of several tokens.
 struct Inputs {
@@ -97,6 +107,11 @@ impl Launches<'_> {
             && self.tensor_cores != TensorCores::None
             && TENSOR_FORMATS.contains(&matrix.format().plain())
             && matrix.cols().is_multiple_of(32)
+    }
+
+    /// Whether chunks of inputs in 8 bits meet this matrix in tiles on tensor cores.
+    pub(crate) fn in_code_tiles(&self, matrix: &Matrix) -> bool {
+        self.tensor_cores != TensorCores::None && CODE_FORMATS.contains(&matrix.format().plain())
     }
 
     /// Makes the inputs of tensor cores for matrices of this format; the next ones take their place.
@@ -192,6 +207,24 @@ impl Launches<'_> {
         }
         let formats = (formats_of(&weights), rounding);
         let inputs = self.columns_prologue(prologue, formats, cols)?;
+        let (in_tiles, weights): (Vec<WeightMatrix>, Vec<WeightMatrix>) = (weights.iter())
+            .partition(|weight| !self.as_steps && self.in_code_tiles(weight.matrix));
+        for format in CODE_FORMATS {
+            let alike = |weight: &&WeightMatrix| weight.matrix.format().plain() == format;
+            let alike: Vec<WeightMatrix> = in_tiles.iter().filter(alike).copied().collect();
+            for weights in alike.chunks(MOST_LINEARS) {
+                let (linears, tiles) = self.linears(weights, CODE_ROWS, add)?;
+                let output = Parameter::value("Rows", output);
+                self.push(Call {
+                    source: SOURCE,
+                    kernel: format!("gemm_codes<{}, {cols}>", format_number(format)),
+                    grid: Grid::EachTile(tiles, CODE_COLUMNS),
+                    threads: THREADS,
+                    shared: CODES_SHARED,
+                    parameters: vec![inputs.codes.clone(), linears, output, Parameter::tokens()],
+                });
+            }
+        }
         for weights in weights.chunks(MOST_LINEARS) {
             let rows = weights.iter().map(|weight| weight.matrix.rows()).sum();
             let rows = self.rows_of_warp(rows);

@@ -7,7 +7,7 @@ mod prologue;
 mod tensor_cores;
 
 use bytemuck::{Pod, Zeroable};
-pub(crate) use columns::SOURCE as COLUMNS_SOURCE;
+pub(crate) use columns::{CODE_ROWS, CODES_SHARED, SOURCE as COLUMNS_SOURCE};
 pub(crate) use prologue::{ADD, GATE, Prologue};
 use waterline_quant::{BF16, F16, FORMATS, Format, Matrix, Rounding};
 
@@ -229,7 +229,7 @@ impl Launches<'_> {
         Ok(())
     }
 
-    /// Whether chunks of such inputs have the products of steps: those in 8 bits where the program chooses experts. There a sum that
+    /// Whether chunks of such inputs are multiplied in integers, as in steps: those in 8 bits where the program chooses experts. There a sum that
     /// differs in 1e-5 gives one code of a later input another value, which may turn a choice, and then all logits differ.
     fn is_exact(&self, rounding: Option<Rounding>) -> bool {
         self.has_choices && rounding.is_some_and(Rounding::is_integer)

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use waterline_quant::{BF16, F32, Format, Q4_K, Q8_0};
+use waterline_quant::{BF16, F32, Format, Q4_0, Q4_K, Q8_0};
 
 use crate::cuda::tests::rig::Comparison;
 use crate::cuda::tests::{device, matrix, numbers};
@@ -188,7 +188,7 @@ fn mixtures_are_those_of_the_cpu() {
         shared: Some(32),
         ..plain
     });
-    // More tokens than a block sums for, and experts without any.
+    // Experts without tokens.
     mixture(&Case {
         format: &Q8_0,
         experts: 40,
@@ -196,6 +196,16 @@ fn mixtures_are_those_of_the_cpu() {
         width: 64,
         shared: Some(32),
         chunks: &[270, 5],
+        ..plain
+    });
+    // Several tiles of an expert's pairs and of its rows, an odd number of units, and sums of more than one part.
+    mixture(&Case {
+        format: &Q4_0,
+        experts: 3,
+        cols: 160,
+        width: 192,
+        shared: Some(64),
+        chunks: &[270, 9],
         ..plain
     });
     let wide = Case {

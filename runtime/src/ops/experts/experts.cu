@@ -206,19 +206,15 @@ __device__ void end_experts(Matrices routed, Matrices common, Rows inner, Rows r
   }
 }
 
-// Of a chunk, tokens whose sums over experts a block holds together, and pairs of a token and an expert that a warp multiplies at once.
-constexpr int slice_tokens = 256;
-constexpr int tile_pairs = 8;
+// Pairs of a token and an expert in a tile of the lists.
+constexpr int tile_pairs = 64;
 
-// The pairs of each slice of a chunk by expert, then by token. An expert's pairs begin with a tile of their own.
+// The pairs of a chunk by expert, then by token. An expert's pairs begin with a tile of their own.
 struct ExpertLists {
-  // The expert of each tile; `none` behind a slice's last one.
+  // The expert of each tile; `none` behind the last one.
   int* experts;
   // The pairs of each tile: a token's number times those that it chooses, plus the rank; `none` where there are fewer.
   int* pairs;
-  // Room for tiles of a slice.
-  int capacity;
-  int unused;
 
   static constexpr int none = -1;
 };
@@ -229,30 +225,29 @@ struct Staged {
   u8* codes;
 };
 
-// A block takes an expert of a slice.
+// A block takes an expert.
 template <int experts, int chosen>
 __device__ void list_pairs(Rows route, ExpertLists lists, int tokens) {
   __shared__ int counts[experts];
   __shared__ int of_warps[32];
-  int expert = blockIdx.x, begin = blockIdx.y * slice_tokens, end = min(begin + slice_tokens, tokens);
+  int expert = blockIdx.x;
   for (int i = threadIdx.x; i < experts; i += blockDim.x) counts[i] = 0;
   __syncthreads();
-  for (int i = begin * chosen + threadIdx.x; i < end * chosen; i += blockDim.x) {
+  for (int i = threadIdx.x; i < tokens * chosen; i += blockDim.x) {
     atomicAdd(counts + (int)route.token(i / chosen)[i % chosen], 1);
   }
   __syncthreads();
   auto tiles_of = [&](int number) { return (counts[number] + tile_pairs - 1) / tile_pairs; };
   int first = 0;
   for (int i = 0; i < expert; i++) first += tiles_of(i);
-  int behind = first + tiles_of(expert), tiles = blockIdx.y * lists.capacity;
-  int place = (tiles + first) * tile_pairs;
-  for (int i = first + threadIdx.x; i < behind; i += blockDim.x) lists.experts[tiles + i] = expert;
+  int behind = first + tiles_of(expert), place = first * tile_pairs;
+  for (int i = first + threadIdx.x; i < behind; i += blockDim.x) lists.experts[i] = expert;
   if (expert == experts - 1) {
-    for (int i = behind + threadIdx.x; i < lists.capacity; i += blockDim.x) lists.experts[tiles + i] = ExpertLists::none;
+    for (int i = behind + threadIdx.x; i < tokens * chosen / tile_pairs + experts; i += blockDim.x) lists.experts[i] = ExpertLists::none;
   }
-  for (int start = begin; start < end; start += blockDim.x) {
+  for (int start = 0; start < tokens; start += blockDim.x) {
     int t = start + threadIdx.x, rank = -1;
-    for (int r = 0; r < chosen && t < end; r++) rank = (int)route.token(t)[r] == expert ? r : rank;
+    for (int r = 0; r < chosen && t < tokens; r++) rank = (int)route.token(t)[r] == expert ? r : rank;
     u32 mine = __ballot_sync(all_lanes, rank >= 0);
     if (lane_index() == 0) of_warps[warp_index()] = __popc(mine);
     __syncthreads();
@@ -266,7 +261,7 @@ __device__ void list_pairs(Rows route, ExpertLists lists, int tokens) {
     // The next counts overwrite these.
     __syncthreads();
   }
-  for (int i = place + threadIdx.x; i < (tiles + behind) * tile_pairs; i += blockDim.x) lists.pairs[i] = ExpertLists::none;
+  for (int i = place + threadIdx.x; i < behind * tile_pairs; i += blockDim.x) lists.pairs[i] = ExpertLists::none;
 }
 
 // Makes a pair's inner values the input of products; `blockIdx.x` is the rank, `blockIdx.y` the token.

@@ -1,145 +1,140 @@
-// Products of a chunk of a mixture of experts: a warp multiplies its rows of a matrix with the inputs of a tile of pairs, so that a row is
-// read once for up to `tile_pairs` tokens. Sums over experts have one order, whatever the schedule.
+// Products of a chunk of a mixture of experts. A block multiplies rows of one expert with the inputs of a tile of its pairs, so that they are
+// read once for all of these.
 
-// Pairs of tokens with one expert.
+// Which products: of experts of `expert_rows` rows; the input of a pair is number pair / `sharing`. Pairs are those of the lists, of
+// `per_token` for each token, or the tokens, which all pass one network. `act(gate x) * up x`, without a gate `act(up x)`.
+template <int gate_format, int up_format, int inputs, int expert_rows, int networks, int per_token, int sharing, bool in_lists, int act>
+struct PairProduct {
+  static constexpr int gate = gate_format, up = up_format, cols = inputs, rows = expert_rows, all = networks * expert_rows;
+  static constexpr int chosen = per_token, share = sharing, function = act;
+  static constexpr bool listed = in_lists;
+};
+
+// The pairs of a block: of tile `blockIdx.y`, from number `from` on.
+template <class Product>
 struct PairTile {
-  int expert;
-  int count;
-  int pairs[tile_pairs];
+  int expert = 0;
+  int first;
+  const int* listed;
+  int tokens;
 
+  __device__ PairTile(const ExpertLists& lists, int from, int all_tokens)
+      : first(blockIdx.y * tile_pairs + from), listed(lists.pairs + first), tokens(all_tokens) {
+    if constexpr (Product::listed) expert = lists.experts[blockIdx.y];
+  }
+  // A pair; less than 0 behind the last one.
   __device__ int pair(int index) const {
-    int found = pairs[0];
-#pragma unroll
-    for (int i = 1; i < tile_pairs; i++) found = index == i ? pairs[i] : found;
-    return found;
+    if constexpr (Product::listed) return listed[index];
+    return first + index < tokens ? first + index : ExpertLists::none;
+  }
+  // Whether there is nothing to do.
+  __device__ bool is_empty() const { return expert < 0 || pair(0) < 0; }
+  __device__ static float* place(Rows output, int pair, int part) {
+    return output.token(pair / Product::chosen) + pair % Product::chosen * part;
   }
 };
 
-// A tile of the lists; without an expert behind the last one.
-__device__ inline PairTile listed_tile(const ExpertLists& lists, int slice, int index) {
-  long long place = (long long)slice * lists.capacity + index;
-  PairTile tile = {lists.experts[place], 0, {}};
-  if (tile.expert < 0) return tile;
-#pragma unroll
-  for (int i = 0; i < tile_pairs; i++) {
-    int pair = lists.pairs[place * tile_pairs + i];
-    // Products of places without a pair are not used.
-    tile.pairs[i] = i == 0 || pair >= 0 ? pair : tile.pairs[0];
-    tile.count += pair >= 0;
-  }
-  return tile;
-}
+// Pairs that a warp multiplies at once on plain cores, and its rows.
+constexpr int plain_pairs = 8;
+constexpr int plain_rows = 4;
 
-// Tokens that follow one another, for the network that all of them pass.
-__device__ inline PairTile token_tile(int first, int end) {
-  PairTile tile = {0, min(tile_pairs, end - first), {}};
-#pragma unroll
-  for (int i = 0; i < tile_pairs; i++) tile.pairs[i] = min(first + i, end - 1);
-  return tile;
-}
-
-// The inputs of a tile, as `Columns` has them; one for every `share` pairs.
-template <int share>
-struct TileInputs {
+// The inputs of some pairs, as `Columns` has them.
+template <class Product>
+struct PairInputs {
   const Staged& staged;
-  const PairTile& tile;
+  int number[plain_pairs];
 
+  __device__ PairInputs(const Staged& all, const PairTile<Product>& tile) : staged(all) {
+#pragma unroll
+    for (int i = 0; i < plain_pairs; i++) {
+      int pair = tile.pair(i);
+      // Products of places without a pair are not used.
+      number[i] = i == 0 || pair >= 0 ? pair / Product::share : number[0];
+    }
+  }
   template <int cols>
   __device__ const Rounded<cols>& rounded(int c) const {
-    return *reinterpret_cast<const Rounded<cols>*>(staged.codes + (long long)(tile.pairs[c] / share) * codes_pitch<cols>);
+    return *reinterpret_cast<const Rounded<cols>*>(staged.codes + (long long)number[c] * codes_pitch<cols>);
   }
   template <int cols>
   __device__ const float* values(int c) const {
-    return staged.floats + (long long)(tile.pairs[c] / share) * floats_pitch<cols>;
+    return staged.floats + (long long)number[c] * floats_pitch<cols>;
   }
 };
 
-// Which product of a warp's rows with a tile a lane has; none but for one of the lanes with the same.
-template <int rows>
-struct LaneProduct {
-  int row;
-  int index;
-  bool mine;
-
-  __device__ LaneProduct() {
-    constexpr int lanes = 32 / (rows * tile_pairs);
-    int sum = lane_index() / lanes;
-    row = sum / tile_pairs, index = sum % tile_pairs, mine = lane_index() % lanes == 0;
-  }
-};
-
-// The products of rows from `row` on, of `all` in the matrix, with a tile's inputs: a lane has the one that `LaneProduct` says.
-template <int format, int cols, int rows, int share>
-__device__ float tile_product(const u8* matrix, int all, int row, const Staged& staged, const PairTile& tile) {
-  Linear linear = {matrix, nullptr, all, 0, format, 0};
-  TileInputs<share> in = {staged, tile};
-  float sums[rows * tile_pairs] = {};
-  column_products<format, cols, rows, tile_pairs>(linear, row, in, sums);
-  sum_lanes<rows * tile_pairs>(sums);
+// The products of a warp's rows, from `row` on, with the inputs; lane 32 / (rows * pairs) * (pairs * r + i) has that of row r and pair i.
+template <int format, class Product>
+__device__ float plain_product(const u8* matrix, int row, const PairInputs<Product>& in) {
+  constexpr int count = plain_rows * plain_pairs;
+  Linear linear = {matrix, nullptr, Product::all, 0, format, 0};
+  float sums[count] = {};
+  column_products<format, Product::cols, plain_rows, plain_pairs>(linear, row, in, sums);
+  sum_lanes<count>(sums);
   return sums[0];
 }
 
-// `act(gate x) * up x` of a tile, without a gate `act(up x)`. Tiles are those of the lists, or of all tokens for the one shared network.
-template <int cols, int rows, class Networks, int networks, int chosen, bool listed, int function>
-__device__ void begin_tiles(Matrices matrices, ExpertLists lists, Staged inputs, Rows inner, int tokens) {
-  int warps = blockDim.x / 32, row_tiles = (Networks::width + warps * rows - 1) / (warps * rows);
-  int row = ((int)blockIdx.x % row_tiles * warps + warp_index()) * rows;
-  PairTile tile = listed ? listed_tile(lists, blockIdx.y, blockIdx.x / row_tiles) : token_tile(blockIdx.y * tile_pairs, tokens);
-  if (tile.expert < 0 || row >= Networks::width) return;
-  int all = networks * Networks::width, first = tile.expert * Networks::width + row;
-  float product = tile_product<Networks::up, cols, rows, chosen>(matrices.up, all, first, inputs, tile);
-  if constexpr (Networks::gate >= 0) {
-    float gate = tile_product<Networks::gate, cols, rows, chosen>(matrices.gate, all, first, inputs, tile);
-    product *= activate(function, gate);
-  } else {
-    product = activate(function, product);
+// On plain cores. The first values of each pair in the output are those of rows from `begin` on, `part` for a pair.
+template <class Product>
+__device__ void pair_products(
+    const u8* gate, const u8* up, ExpertLists lists, Staged inputs, Rows output, int begin, int part, int tokens) {
+  static_assert(plain_rows * plain_pairs == 32);
+  int tiles = (part + 8 * plain_rows - 1) / (8 * plain_rows), row = ((int)blockIdx.x % tiles * 8 + warp_index()) * plain_rows;
+  PairTile<Product> tile(lists, blockIdx.x / tiles * plain_pairs, tokens);
+  int end = min(part, Product::rows - begin);
+  if (tile.is_empty() || row >= end) return;
+  PairInputs<Product> in(inputs, tile);
+  int first = tile.expert * Product::rows + begin + row;
+  float product = plain_product<Product::up, Product>(up, first, in), factor = 1.0f;
+  if constexpr (Product::gate >= 0) {
+    factor = product, product = plain_product<Product::gate, Product>(gate, first, in);
   }
-  LaneProduct<rows> lane;
-  if (!lane.mine || lane.index >= tile.count || row + lane.row >= Networks::width) return;
-  int pair = tile.pair(lane.index);
-  inner.token(pair / chosen)[pair % chosen * Networks::width + row + lane.row] = product;
+  row += lane_index() / plain_pairs;
+  int pair = tile.pair(lane_index() % plain_pairs);
+  if (pair >= 0 && row < end) tile.place(output, pair, part)[row] = activate(Product::function, product) * factor;
 }
 
-// The weighted sum of what the experts make of their inner values, and of what the shared one makes. A warp has its rows' sums for all
-// tokens of a slice in shared memory.
-template <int rows, class Routed, class Common, int experts, int chosen, int width, bool add>
-__device__ void end_tiles(Matrices routed, Matrices common, ExpertLists lists, Staged pairs, Staged shared, Rows route, Rows gate,
-                          float multiplier, Rows output, int tokens) {
-  float* sums = shared_memory<float>() + warp_index() * rows * slice_tokens;
-  int begin = blockIdx.y * slice_tokens, end = min(begin + slice_tokens, tokens);
-  int row = (blockIdx.x * (blockDim.x / 32) + warp_index()) * rows;
-  if (row >= width) return;
-  for (int i = lane_index(); i < rows * slice_tokens; i += 32) sums[i] = 0.0f;
-  __syncwarp();
-  LaneProduct<rows> lane;
-  for (int i = 0; i < lists.capacity; i++) {
-    PairTile tile = listed_tile(lists, blockIdx.y, i);
-    if (tile.expert < 0) break;
-    int first = tile.expert * width + row;
-    float product = tile_product<Routed::down, Routed::width, rows, 1>(routed.down, experts * width, first, pairs, tile);
-    if (lane.mine && lane.index < tile.count) {
-      int pair = tile.pair(lane.index), t = pair / chosen;
-      sums[lane.row * slice_tokens + t - begin] += route.token(t)[chosen + pair % chosen] * product;
-    }
-    __syncwarp();
-  }
-  if constexpr (Common::width > 0) {
-    for (int first = begin; first < end; first += tile_pairs) {
-      PairTile tile = token_tile(first, end);
-      float product = tile_product<Common::down, Common::width, rows, 1>(common.down, width, row, shared, tile);
-      if (lane.mine && lane.index < tile.count) {
-        int t = first + lane.index;
-        float weight = multiplier * (gate.first ? sigmoid(gate.token(t)[0]) : 1.0f);
-        sums[lane.row * slice_tokens + t - begin] += weight * product;
-      }
-      __syncwarp();
+// The same of codes on tensor cores.
+template <class Product>
+__device__ void pair_codes(
+    const u8* gate, const u8* up, ExpertLists lists, Staged inputs, Rows output, int begin, int part, int tokens) {
+  constexpr int cols = Product::cols;
+  static_assert(tile_pairs == code_columns);
+  PairTile<Product> tile(lists, 0, tokens);
+  if (tile.is_empty()) return;
+  int columns = 0, own = tile.pair(threadIdx.x / 4), row = blockIdx.x * code_rows;
+  for (int i = 0; i < tile_pairs; i += 8) columns += tile.pair(i) >= 0 ? 8 : 0;
+  const u8* input = inputs.codes + (long long)(own / Product::share) * codes_pitch<cols>;
+  const auto* rounded = own >= 0 ? reinterpret_cast<const Rounded<cols>*>(input) : nullptr;
+  int first = tile.expert * Product::rows + begin + row, end = min(part, Product::rows - begin);
+  float sums[code_columns / 8][4], gates[code_columns / 8][4];
+  if constexpr (Product::gate >= 0) code_products<Product::gate, cols>(gate, Product::all, first, rounded, columns, gates);
+  code_products<Product::up, cols>(up, Product::all, first, rounded, columns, sums);
+#pragma unroll
+  for (int n = 0; n < code_columns / 8; n++) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      bool gated = Product::gate >= 0;
+      sums[n][i] = gated ? activate(Product::function, gates[n][i]) * sums[n][i] : activate(Product::function, sums[n][i]);
     }
   }
-  for (int i = lane_index(); i < rows * (end - begin); i += 32) {
-    int t = i / rows, r = i % rows;
-    if (row + r >= width) continue;
-    float* place = output.token(begin + t) + row + r;
-    float sum = sums[r * slice_tokens + t];
-    *place = add ? *place + sum : sum;
-  }
+  each_product(sums, [&](int place, int column, float product) {
+    place += row;
+    int pair = tile.pair(column);
+    if (pair >= 0 && place < end) tile.place(output, pair, part)[place] = product;
+  });
+}
+
+// The weighted sum of what the experts of a token made, in the order in which it chose them, then of what the shared one made; of each there
+// are `part` values.
+template <int chosen, bool shared, bool add>
+__device__ void sum_experts(Rows products, int part, Rows route, Rows gate, float multiplier, Rows output) {
+  int t = blockIdx.y, i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= output.width) return;
+  const float *values = products.token(t) + i, *weights = route.token(t) + chosen;
+  float sum = 0.0f;
+#pragma unroll
+  for (int rank = 0; rank < chosen; rank++) sum += weights[rank] * values[rank * part];
+  if constexpr (shared) sum += multiplier * (gate.first ? sigmoid(gate.token(t)[0]) : 1.0f) * values[chosen * part];
+  float* place = output.token(t) + i;
+  *place = add ? *place + sum : sum;
 }

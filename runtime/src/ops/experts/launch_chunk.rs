@@ -5,24 +5,26 @@ use bytemuck::{Pod, Zeroable};
 use waterline_kernels::{File, file};
 use waterline_quant::{Matrix, Rounding};
 
-use super::launch::{Matrices, NO_NETWORK, SOURCE};
+use super::launch::SOURCE;
 use super::{Expert, Experts};
 use crate::cuda::{
-    Address, COLUMNS_SOURCE, Call, Grid, Launches, Parameter, Rows, format_of, shared_bytes,
+    Address, CODE_ROWS, CODES_SHARED, COLUMNS_SOURCE, Call, Grid, Launches, Parameter, Rows,
+    format_of, shared_bytes,
 };
 use crate::error::Result;
+use crate::functions::Activation;
 use crate::operands::View;
 
 const CHUNK_SOURCE: &[File] = &[file("ops/experts/experts_chunk.cu")];
 
-/// `slice_tokens` and `tile_pairs` in experts.cu.
-const SLICE: usize = 256;
-const TILE: usize = 8;
+/// `tile_pairs` in experts.cu.
+const TILE: usize = 64;
+/// Pairs and rows that a warp multiplies at once on plain cores: `plain_pairs` and `plain_rows` in experts_chunk.cu.
+const PLAIN_PAIRS: usize = 8;
+const PLAIN_ROWS: usize = 4;
 const THREADS: usize = 256;
-const WARPS: usize = THREADS / 32;
-/// Rows of a warp; fewer of the last matrices where the blocks would be fewer than the SMs.
-const ROWS: usize = 4;
-const FEWER_ROWS: usize = 2;
+/// Most bytes of what the experts of a chunk's tokens make, before it is summed: all of it remains in L2.
+const MOST_PRODUCTS: usize = if cfg!(test) { 1 << 18 } else { 32 << 20 };
 
 /// `ExpertLists` in experts.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -30,8 +32,6 @@ const FEWER_ROWS: usize = 2;
 struct Lists {
     experts: Address,
     pairs: Address,
-    capacity: i32,
-    unused: i32,
 }
 
 /// `Staged` in experts.cu.
@@ -50,87 +50,115 @@ const SHARED: [&str; 2] = [
     "codes of shared inner values",
 ];
 
-/// Most tiles of a slice of `tokens` tokens: whole ones, and for each expert that has any the rest.
-fn capacity(tokens: usize, chosen: usize, experts: usize) -> usize {
-    let pairs = tokens.min(SLICE) * chosen;
-    pairs / TILE + experts.min(pairs)
+/// Experts that tokens pass: the chosen ones of the lists, or one that all pass.
+#[derive(Clone, Copy)]
+struct Passed<'a> {
+    expert: &'a Expert,
+    networks: usize,
+    /// Those of a token.
+    count: usize,
+    lists: Option<Lists>,
+}
+
+/// Rows of matrices: from which on, how many, and where their products stand.
+struct Part {
+    begin: usize,
+    count: usize,
+    output: Rows,
 }
 
 impl Experts {
     /// Whether chunks of so many tokens are grouped by expert: there a step has other sums.
     pub(super) fn is_grouped(&self, launches: &Launches) -> bool {
-        launches.tokens >= TILE && !launches.as_steps
+        launches.tokens >= PLAIN_PAIRS && !launches.as_steps
     }
 
     pub(super) fn launch_chunk(&self, launches: &mut Launches) -> Result<()> {
-        let (chosen, experts) = (self.chosen(), self.experts);
-        let common = self.shared.as_ref().map(|shared| &shared.expert);
+        let chosen = self.chosen();
+        let routed = Passed {
+            expert: &self.expert,
+            networks: self.experts,
+            count: chosen,
+            lists: Some(self.list_pairs(launches)?),
+        };
+        let common = self.shared.as_ref().map(|shared| Passed {
+            expert: &shared.expert,
+            networks: 1,
+            count: 1,
+            lists: None,
+        });
         // Inputs that are rounded alike are made together.
-        let is_alike = |common: &&Expert| common.rounding() == self.expert.rounding();
-        let alike = common.filter(is_alike).into_iter();
-        let first = self.expert.first().chain(alike.flat_map(Expert::first));
-        let inputs = self.stage_inputs(first, self.expert.rounding(), launches)?;
-        let lists = self.list_pairs(launches)?;
-
-        let routed = self.inner.split(chosen * self.expert.width());
-        self.begin(
-            &self.expert,
-            (experts, chosen),
-            Some(lists),
-            inputs,
-            routed.0,
-            launches,
-        )?;
-        let pairs = stage_inner(&self.expert, chosen, routed.0, INNER, launches)?;
-        let mut shared = Staged::zeroed();
+        let is_alike = |common: &&Passed| common.expert.rounding() == self.expert.rounding();
+        let alike = common.iter().filter(is_alike);
+        let first = self
+            .expert
+            .first()
+            .chain(alike.flat_map(|passed| passed.expert.first()));
+        let mut inputs = self.stage_inputs(first, self.expert.rounding(), launches)?;
+        let inner = self.inner.split(chosen * self.expert.width());
+        routed.begin(self.activation, inputs, inner.0, launches)?;
+        let mut ends = vec![(routed, routed.stage_inner(inner.0, INNER, launches)?)];
         if let Some(common) = common {
-            let inputs = match is_alike(&common) {
-                true => inputs,
-                false => self.stage_inputs(common.first(), common.rounding(), launches)?,
-            };
-            self.begin(common, (1, 1), None, inputs, routed.1, launches)?;
-            shared = stage_inner(common, 1, routed.1, SHARED, launches)?;
+            if !is_alike(&&common) {
+                let expert = common.expert;
+                inputs = self.stage_inputs(expert.first(), expert.rounding(), launches)?;
+            }
+            common.begin(self.activation, inputs, inner.1, launches)?;
+            ends.push((common, common.stage_inner(inner.1, SHARED, launches)?));
         }
+        self.end(&ends, launches)
+    }
 
-        let slices = launches.tokens.div_ceil(SLICE);
-        let fills = self.output.width / (WARPS * ROWS) * slices >= launches.sms;
-        let rows = if fills { ROWS } else { FEWER_ROWS };
-        let networks = [
-            self.expert.network(),
-            common.map_or(NO_NETWORK.into(), Expert::network),
-        ]
-        .join(", ");
-        let matrices = [
-            Matrices::of(&self.expert, launches)?,
-            common.map_or(Ok(Matrices::zeroed()), |expert| {
-                Matrices::of(expert, launches)
-            })?,
-        ]
-        .map(|matrices| Parameter::value("Matrices", matrices));
-        let [routed, common] = matrices;
+    /// The weighted sums of what experts make of their inner values, some rows of their last matrices after others.
+    fn end(&self, ends: &[(Passed, Staged)], launches: &mut Launches) -> Result<()> {
+        let (chosen, width, tokens) = (self.chosen(), self.output.width, launches.tokens);
+        let made = ends.iter().map(|(passed, _)| passed.count).sum::<usize>();
+        let row_bytes = tokens * made * size_of::<f32>();
+        let most = MOST_PRODUCTS / row_bytes / CODE_ROWS * CODE_ROWS;
+        let most = most.max(CODE_ROWS).min(width);
+        let first = launches.shared_address("products of experts", row_bytes * most)?;
         let gate = self.shared.as_ref().and_then(|shared| shared.gate);
         let gate = gate.map_or(Rows::zeroed(), |gate| launches.rows(gate));
         let multiplier = self.shared.as_ref().map_or(1.0, |shared| shared.multiplier);
-        let (width, add) = (self.output.width, self.add);
-        launches.push(Call {
-            source: CHUNK_SOURCE,
-            kernel: format!("end_tiles<{rows}, {networks}, {experts}, {chosen}, {width}, {add}>"),
-            grid: Grid::EachTile(width.div_ceil(WARPS * rows), SLICE),
-            threads: THREADS,
-            shared: WARPS * rows * SLICE * size_of::<f32>(),
-            parameters: vec![
-                routed,
-                common,
-                Parameter::value("ExpertLists", lists),
-                Parameter::value("Staged", pairs),
-                Parameter::value("Staged", shared),
-                launches.view(self.route),
-                Parameter::value("Rows", gate),
-                Parameter::value("float", multiplier),
-                launches.view(self.output),
-                Parameter::tokens(),
-            ],
-        });
+        for begin in (0..width).step_by(most) {
+            let count = most.min(width - begin);
+            let mut output = Rows {
+                first,
+                stride: (made * count) as i32,
+                width: (made * count) as i32,
+            };
+            for (passed, staged) in ends {
+                let part = Part {
+                    begin,
+                    count,
+                    output,
+                };
+                let matrices = (None, &passed.expert.down);
+                passed.multiply(matrices, Activation::Identity, *staged, part, launches)?;
+                output.first += (passed.count * count * size_of::<f32>()) as u64;
+            }
+            let (shared, add) = (ends.len() > 1, self.add);
+            let sums = View {
+                start: self.output.start + begin,
+                width: count,
+                ..self.output
+            };
+            launches.push(Call {
+                source: CHUNK_SOURCE,
+                kernel: format!("sum_experts<{chosen}, {shared}, {add}>"),
+                grid: Grid::EachToken(count.div_ceil(THREADS)),
+                threads: THREADS,
+                shared: 0,
+                parameters: vec![
+                    Parameter::value("Rows", Rows { first, ..output }),
+                    Parameter::int(count),
+                    launches.view(self.route),
+                    Parameter::value("Rows", gate),
+                    Parameter::value("float", multiplier),
+                    launches.view(sums),
+                ],
+            });
+        }
         Ok(())
     }
 
@@ -166,21 +194,19 @@ impl Experts {
         Ok(staged)
     }
 
-    /// Lists the pairs of each slice by expert.
+    /// Lists the pairs by expert.
     fn list_pairs(&self, launches: &mut Launches) -> Result<Lists> {
         let (chosen, experts) = (self.chosen(), self.experts);
-        let capacity = capacity(launches.tokens, chosen, experts);
-        let tiles = launches.tokens.div_ceil(SLICE) * capacity;
+        // Whole tiles, and for each expert the rest.
+        let tiles = launches.tokens * chosen / TILE + experts;
         let lists = Lists {
             experts: launches.shared_address("experts of tiles", tiles * size_of::<u32>())?,
             pairs: launches.shared_address("pairs of tiles", tiles * TILE * size_of::<u32>())?,
-            capacity: capacity as i32,
-            unused: 0,
         };
         launches.push(Call {
             source: SOURCE,
             kernel: format!("list_pairs<{experts}, {chosen}>"),
-            grid: Grid::EachTile(experts, SLICE),
+            grid: Grid::Blocks(experts),
             threads: THREADS,
             shared: 0,
             parameters: vec![
@@ -191,67 +217,111 @@ impl Experts {
         });
         Ok(lists)
     }
+}
 
-    /// The inner values of one kind of expert: of the pairs in `lists`, or of every token. `count` is the number of networks, and of those
-    /// that a token passes.
+impl Passed<'_> {
+    /// The values between the matrices.
     fn begin(
         &self,
-        expert: &Expert,
-        (networks, chosen): (usize, usize),
-        lists: Option<Lists>,
+        activation: Activation,
         inputs: Staged,
         inner: View,
         launches: &mut Launches,
     ) -> Result<()> {
-        let (cols, function) = (self.input.width, self.activation as usize);
-        let row_tiles = expert.width().div_ceil(WARPS * ROWS);
-        let grid = match lists {
-            Some(lists) => Grid::EachTile(row_tiles * lists.capacity as usize, SLICE),
-            None => Grid::EachTile(row_tiles, TILE),
+        let Expert { gate, up, .. } = self.expert;
+        let part = Part {
+            begin: 0,
+            count: self.expert.width(),
+            output: launches.rows(inner),
         };
-        let listed = lists.is_some();
-        let matrices = Matrices::of(expert, launches)?;
+        self.multiply((gate.as_ref(), up), activation, inputs, part, launches)
+    }
+
+    /// `act(gate x) * up x` of each pair, without a gate `act(up x)`, for a part of the rows. Inputs are those of tokens or of pairs, as
+    /// the matrices are the first or the last ones.
+    fn multiply(
+        &self,
+        (gate, up): (Option<&Matrix>, &Matrix),
+        activation: Activation,
+        inputs: Staged,
+        part: Part,
+        launches: &mut Launches,
+    ) -> Result<()> {
+        let (chosen, listed) = (self.count, self.lists.is_some());
+        let share = if std::ptr::eq(up, &self.expert.down) {
+            1
+        } else {
+            chosen
+        };
+        let codes = gate
+            .iter()
+            .chain([&up])
+            .all(|matrix| launches.in_code_tiles(matrix));
+        let (kernel, blocks, shared) = match codes {
+            true => ("pair_codes", part.count.div_ceil(CODE_ROWS), CODES_SHARED),
+            false => {
+                let tiles = part.count.div_ceil(THREADS / 32 * PLAIN_ROWS);
+                ("pair_products", tiles * (TILE / PLAIN_PAIRS), 0)
+            }
+        };
+        let grid = match listed {
+            true => Grid::EachListedTile {
+                blocks,
+                tile: TILE,
+                lists: self.networks,
+                used: chosen,
+            },
+            false => Grid::EachTile(blocks, TILE),
+        };
+        let address = |matrix| launches.matrix_address(matrix);
+        let matrices = [gate.map_or(Ok(0), address)?, address(up)?];
+        let [gate_at, up_at] = matrices.map(|at| Parameter::pointer("const u8", at));
+        let gate = gate.map_or(-1, |gate| format_of(gate) as i32);
+        let (networks, cols, rows) = (self.networks, up.cols(), up.rows() / self.networks);
+        let (up, function) = (format_of(up), activation as usize);
         launches.push(Call {
             source: CHUNK_SOURCE,
             kernel: format!(
-                "begin_tiles<{cols}, {ROWS}, {}, {networks}, {chosen}, {listed}, {function}>",
-                expert.network()
+                "{kernel}<PairProduct<{gate}, {up}, {cols}, {rows}, {networks}, {chosen}, {share}, {listed}, {function}>>"
             ),
             grid,
             threads: THREADS,
-            shared: 0,
+            shared,
             parameters: vec![
-                Parameter::value("Matrices", matrices),
-                Parameter::value("ExpertLists", lists.unwrap_or(Lists::zeroed())),
+                gate_at,
+                up_at,
+                Parameter::value("ExpertLists", self.lists.unwrap_or(Lists::zeroed())),
                 Parameter::value("Staged", inputs),
-                launches.view(inner),
+                Parameter::value("Rows", part.output),
+                Parameter::int(part.begin),
+                Parameter::int(part.count),
                 Parameter::tokens(),
             ],
         });
         Ok(())
     }
-}
 
-/// Makes the inner values of `chosen` networks for each token the inputs of their last matrices.
-fn stage_inner(
-    expert: &Expert,
-    chosen: usize,
-    inner: View,
-    names: [&'static str; 2],
-    launches: &mut Launches,
-) -> Result<Staged> {
-    let staged = staged(names, &[&expert.down], launches.tokens * chosen, launches)?;
-    let rounding = Rounding::device_number(expert.down.format().rounding());
-    let width = expert.width();
-    launches.push(Call {
-        source: SOURCE,
-        kernel: format!("stage_inner<{rounding}, {width}, {chosen}>"),
-        grid: Grid::EachToken(chosen),
-        threads: THREADS.min(width.next_multiple_of(32)),
-        shared: shared_bytes(width),
-        parameters: vec![launches.view(inner), Parameter::value("Staged", staged)],
-    });
-    Ok(staged)
+    /// Makes the inner values of each pair the input of the last matrix.
+    fn stage_inner(
+        &self,
+        inner: View,
+        names: [&'static str; 2],
+        launches: &mut Launches,
+    ) -> Result<Staged> {
+        let (down, chosen) = (&self.expert.down, self.count);
+        let staged = staged(names, &[down], launches.tokens * chosen, launches)?;
+        let rounding = Rounding::device_number(down.format().rounding());
+        let width = down.cols();
+        launches.push(Call {
+            source: SOURCE,
+            kernel: format!("stage_inner<{rounding}, {width}, {chosen}>"),
+            grid: Grid::EachToken(chosen),
+            threads: THREADS.min(width.next_multiple_of(32)),
+            shared: shared_bytes(width),
+            parameters: vec![launches.view(inner), Parameter::value("Staged", staged)],
+        });
+        Ok(staged)
+    }
 }
 
 /// Room for so many inputs of these matrices, which have as many columns.
@@ -274,23 +344,4 @@ fn staged(
         floats: launches.shared_address(floats, used(exact, float_bytes))?,
         codes: launches.shared_address(codes, used(rounded, code_bytes))?,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_list_has_room() {
-        // Every token chooses the same experts, or all experts alike, or each its own.
-        for (tokens, chosen, experts) in [(8, 1, 8), (300, 8, 256), (2048, 2, 3), (31, 3, 7)] {
-            let room = capacity(tokens, chosen, experts);
-            for spread in 1..=experts {
-                let of = tokens.min(SLICE) * chosen;
-                let counts = (0..spread).map(|e| of / spread + usize::from(e < of % spread));
-                let tiles: usize = counts.map(|count| count.div_ceil(TILE)).sum();
-                assert!(tiles <= room, "{tokens} {chosen} {experts} {spread}");
-            }
-        }
-    }
 }
