@@ -13,6 +13,21 @@ struct Codes {
   int sum;
 };
 
+// A scale, and what is taken from each number.
+struct Affine {
+  float scale, min;
+};
+
+// What else the products of a unit's codes in tiles on tensor cores need: a scale, also a minimum, or a second scale in its place, that of
+// the second half. There a format has `load`, which begins to read a unit, and `unpack`, which makes codes with a sign of it.
+enum { PLAIN_TILES, AFFINE_TILES, HALVED_TILES };
+
+// Four bytes less `offset`, a power of two, if they are less than twice that: nothing is carried from one to the next.
+template <u32 offset>
+__device__ u32 less(u32 bytes) {
+  return bytes + 0x01010101 * (128 - offset) ^ 0x80808080;
+}
+
 // The products of four bytes without a sign with four that have one, and `sum`, in all.
 __device__ inline int dot_unsigned(u32 bytes, int codes, int sum) {
 #if defined(WATERLINE_EMULATOR)

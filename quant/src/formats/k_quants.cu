@@ -1,9 +1,5 @@
 // What formats of sub-blocks on a line share, and of Q4_K and Q5_K the 6-bit scale and minimum of sub-block `sub` of a super-block that begins with d, dmin and
 // the twelve packed bytes.
-struct Affine {
-  float scale, min;
-};
-
 __device__ inline Affine affine(const u8* block, int sub) {
   uint4 head = load_once(block);
   u32 low = head.y, middle = head.z, high = head.w;
@@ -35,6 +31,21 @@ struct Affines {
   static constexpr int row_bytes = cols / SubBlock::block * SubBlock::block_bytes;
   static constexpr int scale_row_bytes = cols / SubBlock::block * SubBlock::scale_bytes;
   static constexpr int unit = 32;
+  static constexpr int tiles = AFFINE_TILES;
+  struct Stored {
+    u32 packed[8];
+    Affine line;
+  };
+  static __device__ Stored load(Units matrix, long long index) {
+    Stored unit;
+    unit.line = SubBlock::codes(matrix, index, reinterpret_cast<int*>(unit.packed));
+    return unit;
+  }
+  static __device__ Affine unpack(const Stored& unit, u32* codes) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) codes[i] = unit.packed[i];
+    return unit.line;
+  }
   static __device__ void values(Units matrix, long long index, float* out) {
     int packed[8];
     Affine line = SubBlock::codes(matrix, index, packed);

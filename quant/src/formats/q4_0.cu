@@ -24,7 +24,7 @@ struct Format<Q4_0, cols> {
     u32 word = __ldg(reinterpret_cast<const u32*>(matrix.codes + index * 16) + t);
     low = word & 0x0f0f0f0f, high = word >> 4 & 0x0f0f0f0f;
   }
-  // For tiles: a unit as it is stored, and its codes, less 8.
+  static constexpr int tiles = PLAIN_TILES;
   struct Stored {
     uint4 words;
     u16 scale;
@@ -32,13 +32,14 @@ struct Format<Q4_0, cols> {
   static __device__ Stored load(Units matrix, long long index) {
     return {reinterpret_cast<const uint4*>(matrix.codes)[index], reinterpret_cast<const u16*>(matrix.scales)[index]};
   }
-  static __device__ float unpack(const Stored& unit, uint4 (&codes)[2]) {
-    // Less 128 is the sign's bit, and nothing is carried from byte to byte.
-    auto less_8 = [](u32 four) { return (four & 0x0f0f0f0f) + 0x78787878 ^ 0x80808080; };
-    const uint4& words = unit.words;
-    codes[0] = {less_8(words.x), less_8(words.y), less_8(words.z), less_8(words.w)};
-    codes[1] = {less_8(words.x >> 4), less_8(words.y >> 4), less_8(words.z >> 4), less_8(words.w >> 4)};
-    return half_bits(unit.scale);
+  static __device__ Affine unpack(const Stored& unit, u32* codes) {
+    u32 word[4] = {unit.words.x, unit.words.y, unit.words.z, unit.words.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      codes[i] = less<8>(word[i] & 0x0f0f0f0f);
+      codes[i + 4] = less<8>(word[i] >> 4 & 0x0f0f0f0f);
+    }
+    return {half_bits(unit.scale), 0.0f};
   }
   static __device__ void values(Units matrix, long long index, float* out) {
     int packed[8];

@@ -19,7 +19,7 @@ struct Format<Q8_0, cols> {
     const u32* words = reinterpret_cast<const u32*>(matrix.codes + index * 32);
     low = __ldg(words + t), high = __ldg(words + 4 + t);
   }
-  // For tiles: a unit as it is stored, and its codes.
+  static constexpr int tiles = PLAIN_TILES;
   struct Stored {
     uint4 words[2];
     u16 scale;
@@ -28,9 +28,11 @@ struct Format<Q8_0, cols> {
     const uint4* words = reinterpret_cast<const uint4*>(matrix.codes) + index * 2;
     return {{words[0], words[1]}, reinterpret_cast<const u16*>(matrix.scales)[index]};
   }
-  static __device__ float unpack(const Stored& unit, uint4 (&codes)[2]) {
-    codes[0] = unit.words[0], codes[1] = unit.words[1];
-    return half_bits(unit.scale);
+  static __device__ Affine unpack(const Stored& unit, u32* codes) {
+    const uint4 &a = unit.words[0], &b = unit.words[1];
+    codes[0] = a.x, codes[1] = a.y, codes[2] = a.z, codes[3] = a.w;
+    codes[4] = b.x, codes[5] = b.y, codes[6] = b.z, codes[7] = b.w;
+    return {half_bits(unit.scale), 0.0f};
   }
   static __device__ void values(Units matrix, long long index, float* out) {
     int packed[8];

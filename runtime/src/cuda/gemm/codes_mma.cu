@@ -10,33 +10,41 @@ struct CodeStage {
   static constexpr int units = 2, pitch = 32 * units + 16;
   i8 weights[code_rows * pitch];
   i8 inputs[code_columns * pitch];
-  float scales[units][code_rows];
+  Affine lines[units][code_rows];
   float input_scales[units][code_columns];
+  int input_sums[units][code_columns];
 
-  // Adds the products of a warp's 16 rows with the columns, sixteen at a time.
+  // Adds the products of a warp's 16 rows with the columns, sixteen at a time; `tiles` is that of the format.
+  template <int tiles>
   __device__ void multiply(int columns, float (&sums)[code_columns / 8][4]) const {
-    // 1.5 * 2^23: as a float, with an integer below 2^22 added to its bits, it is the larger by that integer.
-    constexpr int magic = 0x4b400000;
     int g = lane_index() / 4, t = lane_index() % 4, row = 16 * warp_index();
-    // Both units at once would not fit in the registers that ptxas allows itself.
-#pragma unroll 1
+#pragma unroll
     for (int unit = 0; unit < units; unit++) {
       u32 left[4], right[4];
       load_left(left, reinterpret_cast<const u16*>(weights + row * pitch + 32 * unit), pitch / 2);
-      float of_rows[2] = {scales[unit][row + g], scales[unit][row + g + 8]};
+      u32 lower[4] = {left[0], left[1], 0, 0}, upper[4] = {0, 0, left[2], left[3]};
+      Affine of_rows[2] = {lines[unit][row + g], lines[unit][row + g + 8]};
 #pragma unroll
       for (int n = 0; n < code_columns / 8; n++) {
         if (n % 2 == 0) {
           if (8 * n >= columns) break;
           load_right(right, reinterpret_cast<const u16*>(inputs + 8 * n * pitch + 32 * unit), pitch / 2);
         }
-        float2 of_columns = *reinterpret_cast<const float2*>(&input_scales[unit][8 * n + 2 * t]);
-        int products[4] = {magic, magic, magic, magic};
-        multiply_add_codes(products, left, right + n % 2 * 2);
+        int column = 8 * n + 2 * t;
+        float2 pair = *reinterpret_cast<const float2*>(&input_scales[unit][column]);
+        int products[4] = {}, others[4] = {};
+        multiply_add_codes(products, tiles == HALVED_TILES ? lower : left, right + n % 2 * 2);
+        if constexpr (tiles == HALVED_TILES) multiply_add_codes(others, upper, right + n % 2 * 2);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-          float product = __uint_as_float((u32)products[i]) - __uint_as_float((u32)magic);
-          sums[n][i] += product * (of_rows[i / 2] * (i % 2 ? of_columns.y : of_columns.x));
+          float product = products[i], scale = i % 2 ? pair.y : pair.x;
+          const auto& line = of_rows[i / 2];
+          if constexpr (tiles == PLAIN_TILES) {
+            sums[n][i] += product * (line.scale * scale);
+          } else {
+            float other = tiles == HALVED_TILES ? others[i] : -input_sums[unit][column + i % 2];
+            sums[n][i] += scale * (line.scale * product + line.min * other);
+          }
         }
       }
     }
@@ -62,7 +70,11 @@ __device__ void code_products(
     int unit = min(first + piece / 2, units - 1);
     if (input) {
       copy_async<16>(stage.inputs + column * Stage::pitch + 16 * piece, input->packed + 8 * unit + 4 * (piece % 2));
-      if (piece % 2 == 0) copy_async<4>(&stage.input_scales[piece / 2][column], input->scales + unit);
+      if (piece % 2 == 0) {
+        copy_async<4>(&stage.input_scales[piece / 2][column], input->scales + unit);
+      } else if constexpr (Weights::tiles == AFFINE_TILES) {
+        copy_async<4>(&stage.input_sums[piece / 2][column], input->sums + unit);
+      }
     }
     commit_copies();
   };
@@ -76,11 +88,11 @@ __device__ void code_products(
   copy_input(0, stages[0]);
   for (int first = 0, at = 0; first < units; first += Stage::units, at ^= 1) {
     Stage& stage = stages[at];
-    uint4 codes[2];
-    float scale = Weights::unpack(stored, codes);
+    u32 codes[8];
+    Affine line = Weights::unpack(stored, codes);
     uint4* place = reinterpret_cast<uint4*>(stage.weights + row * Stage::pitch + 32 * part);
-    place[0] = codes[0], place[1] = codes[1];
-    stage.scales[part][row] = first + part < units ? scale : 0.0f;
+    place[0] = {codes[0], codes[1], codes[2], codes[3]}, place[1] = {codes[4], codes[5], codes[6], codes[7]};
+    stage.lines[part][row] = first + part < units ? line : Affine{0.0f, 0.0f};
     wait_for_copies<0>();
     __syncthreads();
     // The next stage comes while this one is multiplied.
@@ -88,7 +100,7 @@ __device__ void code_products(
       stored = load_weights(first + Stage::units);
       copy_input(first + Stage::units, stages[at ^ 1]);
     }
-    stage.multiply(columns, sums);
+    stage.template multiply<Weights::tiles>(columns, sums);
   }
 }
 

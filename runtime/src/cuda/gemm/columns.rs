@@ -1,9 +1,9 @@
 //! Matrix products of several columns, with the bits of a step: on plain cores (`columns.cu`), of Q8_0 and Q4_0 matrices with more than
 //! eight columns on tensor cores (`columns_mma.cu`). So many columns meet BF16 matrices there too, with inputs of 16 bits of fraction.
-//! Chunks of codes meet Q8_0 and Q4_0 in larger tiles (`codes_mma.cu`), with the bits of a step but for the order of f32 sums.
+//! Chunks of codes meet some formats in larger tiles (`codes_mma.cu`), with the bits of a step but for the order of f32 sums.
 
 use waterline_kernels::{File, file};
-use waterline_quant::{BF16, Format, Matrix, Q4_0, Q8_0, Rounding};
+use waterline_quant::{BF16, Format, Matrix, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, Rounding};
 
 use super::{
     GatedUnit, MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_number, format_of, formats_of,
@@ -38,11 +38,11 @@ const COLUMN_UNIT: usize = TENSOR_COLUMNS * (32 + 8);
 
 /// Formats of matrices whose chunks are multiplied in tiles of codes there, the rows and columns of a tile, and bytes of shared memory:
 /// two of `CodeStage` in codes_mma.cu.
-const CODE_FORMATS: [&Format; 2] = [&Q8_0, &Q4_0];
+const CODE_FORMATS: [&Format; 7] = [&Q8_0, &Q6_K, &Q5_1, &Q5_K, &Q4_1, &Q4_K, &Q4_0];
 pub(crate) const CODE_ROWS: usize = 128;
 const CODE_COLUMNS: usize = 64;
 pub(crate) const CODES_SHARED: usize =
-    2 * (CODE_ROWS + CODE_COLUMNS) * (2 * (32 + size_of::<f32>()) + 16);
+    2 * (CODE_ROWS + CODE_COLUMNS) * (2 * (32 + 2 * size_of::<f32>()) + 16);
 
 /// Inputs of several tokens.
 struct Inputs {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use waterline_quant::{BF16, F32, Format, Q4_0, Q4_K, Q8_0};
+use waterline_quant::{BF16, F32, Format, Q4_0, Q4_K, Q6_K, Q8_0};
 
 use crate::cuda::tests::rig::Comparison;
 use crate::cuda::tests::{device, matrix, numbers};
@@ -222,4 +222,14 @@ fn mixtures_are_those_of_the_cpu() {
         chunks: &[1],
         ..wide
     });
+    for format in [&Q4_K, &Q6_K] {
+        mixture(&Case {
+            format,
+            width: 256,
+            chosen: 3,
+            shared: Some(256),
+            chunks: &[20],
+            ..wide
+        });
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use waterline_quant::{Activations, F16, FORMATS, Format, Output, Q4_0, Q4_K, Q8_0};
+use waterline_quant::{Activations, F16, FORMATS, Format, Output, Q4_0, Q4_K, Q5_1, Q6_K, Q8_0};
 
 use super::{Bench, device, matrix, numbers, persistent_device, product, slack};
 use crate::cuda::Device;
@@ -117,10 +117,16 @@ fn chunks_before_a_choice_are_those_of_the_cpu() {
         (&Q4_0, 130, 200, 96),
         (&Q8_0, 64, 128, 32),
         (&Q4_K, 21, 70, 512),
+        (&Q6_K, 70, 130, 256),
+        (&Q5_1, 12, 70, 96),
         (&F16, 21, 70, 512),
     ];
     for (format, tokens, rows, cols) in cases {
-        let tolerance = if format == &F16 { 5e-4 } else { 1e-5 };
+        let tolerance = if format == &F16 {
+            5e-4
+        } else {
+            1e-5 * slack(format)
+        };
         let matrices = [matrix(format, rows, cols, 1), matrix(&Q4_0, rows, cols, 2)];
         let bench = Bench::new(
             Arc::clone(&device),
