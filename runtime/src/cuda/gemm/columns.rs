@@ -6,8 +6,8 @@ use waterline_kernels::{File, file};
 use waterline_quant::{BF16, Format, Matrix, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, Rounding};
 
 use super::{
-    GatedUnit, MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_number, format_of, formats_of,
-    roundings_of, shared_bytes,
+    GatedUnit, MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_of, formats_of, roundings_of,
+    shared_bytes,
 };
 use crate::cuda::driver::TensorCores;
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
@@ -207,35 +207,39 @@ impl Launches<'_> {
         }
         let formats = (formats_of(&weights), rounding);
         let inputs = self.columns_prologue(prologue, formats, cols)?;
-        let (in_tiles, weights): (Vec<WeightMatrix>, Vec<WeightMatrix>) = (weights.iter())
-            .partition(|weight| !self.as_steps && self.in_code_tiles(weight.matrix));
-        for format in CODE_FORMATS {
-            let alike = |weight: &&WeightMatrix| weight.matrix.format().plain() == format;
-            let alike: Vec<WeightMatrix> = in_tiles.iter().filter(alike).copied().collect();
-            for weights in alike.chunks(MOST_LINEARS) {
-                let (linears, tiles) = self.linears(weights, CODE_ROWS, add)?;
-                let output = Parameter::value("Rows", output);
-                self.push(Call {
-                    source: SOURCE,
-                    kernel: format!("gemm_codes<{}, {cols}>", format_number(format)),
-                    grid: Grid::EachTile(tiles, CODE_COLUMNS),
-                    threads: THREADS,
-                    shared: CODES_SHARED,
-                    parameters: vec![inputs.codes.clone(), linears, output, Parameter::tokens()],
-                });
+        // Those in tiles format by format, the others together.
+        let tiles_of = |weight: &WeightMatrix| {
+            let in_tiles = !self.as_steps && self.in_code_tiles(weight.matrix);
+            in_tiles.then(|| format_of(weight.matrix))
+        };
+        let formats: Vec<Option<usize>> = weights.iter().map(tiles_of).collect();
+        for (first, &format) in formats.iter().enumerate() {
+            if formats[..first].contains(&format) {
+                continue;
             }
-        }
-        for weights in weights.chunks(MOST_LINEARS) {
-            let rows = weights.iter().map(|weight| weight.matrix.rows()).sum();
-            let rows = self.rows_of_warp(rows);
-            let (linears, tiles) = self.linears(weights, WARPS * rows, add)?;
-            self.push_columns(
-                "gemm_columns",
-                "",
-                &inputs,
-                (rows, tiles),
-                [linears, Parameter::value("Rows", output)],
-            );
+            let alike = weights.iter().zip(&formats).filter(|of| *of.1 == format);
+            let alike: Vec<WeightMatrix> = alike.map(|of| *of.0).collect();
+            for weights in alike.chunks(MOST_LINEARS) {
+                let output = Parameter::value("Rows", output);
+                if let Some(format) = format {
+                    let (linears, tiles) = self.linears(weights, CODE_ROWS, add)?;
+                    let codes = inputs.codes.clone();
+                    self.push(Call {
+                        source: SOURCE,
+                        kernel: format!("gemm_codes<{format}, {cols}>"),
+                        grid: Grid::EachTile(tiles, CODE_COLUMNS),
+                        threads: THREADS,
+                        shared: CODES_SHARED,
+                        parameters: vec![codes, linears, output, Parameter::tokens()],
+                    });
+                    continue;
+                }
+                let rows = weights.iter().map(|weight| weight.matrix.rows()).sum();
+                let rows = self.rows_of_warp(rows);
+                let (linears, tiles) = self.linears(weights, WARPS * rows, add)?;
+                let tiles = (rows, tiles);
+                self.push_columns("gemm_columns", "", &inputs, tiles, [linears, output]);
+            }
         }
         Ok(())
     }

@@ -58,6 +58,9 @@ struct Passed<'a> {
     /// Those of a token.
     count: usize,
     lists: Option<Lists>,
+    /// What stands between their matrices, and names of the workspaces for the inputs of the last one.
+    inner: View,
+    names: [&'static str; 2],
 }
 
 /// Rows of matrices: from which on, how many, and where their products stand.
@@ -75,36 +78,39 @@ impl Experts {
 
     pub(super) fn launch_chunk(&self, launches: &mut Launches) -> Result<()> {
         let chosen = self.chosen();
-        let routed = Passed {
+        let inner = self.inner.split(chosen * self.expert.width());
+        let mut all = vec![Passed {
             expert: &self.expert,
             networks: self.experts,
             count: chosen,
             lists: Some(self.list_pairs(launches)?),
-        };
-        let common = self.shared.as_ref().map(|shared| Passed {
+            inner: inner.0,
+            names: INNER,
+        }];
+        all.extend(self.shared.as_ref().map(|shared| Passed {
             expert: &shared.expert,
             networks: 1,
             count: 1,
             lists: None,
-        });
+            inner: inner.1,
+            names: SHARED,
+        }));
+        let mut ends = Vec::new();
         // Inputs that are rounded alike are made together.
-        let is_alike = |common: &&Passed| common.expert.rounding() == self.expert.rounding();
-        let alike = common.iter().filter(is_alike);
-        let first = self
-            .expert
-            .first()
-            .chain(alike.flat_map(|passed| passed.expert.first()));
-        let mut inputs = self.stage_inputs(first, self.expert.rounding(), launches)?;
-        let inner = self.inner.split(chosen * self.expert.width());
-        routed.begin(self.activation, inputs, inner.0, launches)?;
-        let mut ends = vec![(routed, routed.stage_inner(inner.0, INNER, launches)?)];
-        if let Some(common) = common {
-            if !is_alike(&&common) {
-                let expert = common.expert;
-                inputs = self.stage_inputs(expert.first(), expert.rounding(), launches)?;
+        for alike in all.chunk_by(|a, b| a.expert.rounding() == b.expert.rounding()) {
+            let first: Vec<&Matrix> = alike.iter().flat_map(|of| of.expert.first()).collect();
+            let inputs = self.stage_inputs(&first, alike[0].expert.rounding(), launches)?;
+            for passed in alike {
+                let Expert { gate, up, .. } = passed.expert;
+                let part = Part {
+                    begin: 0,
+                    count: passed.expert.width(),
+                    output: launches.rows(passed.inner),
+                };
+                let matrices = (gate.as_ref(), up);
+                passed.multiply(matrices, self.activation, inputs, part, launches)?;
+                ends.push((*passed, passed.stage_inner(launches)?));
             }
-            common.begin(self.activation, inputs, inner.1, launches)?;
-            ends.push((common, common.stage_inner(inner.1, SHARED, launches)?));
         }
         self.end(&ends, launches)
     }
@@ -163,15 +169,14 @@ impl Experts {
     }
 
     /// Makes every token's input of these matrices once.
-    fn stage_inputs<'a>(
+    fn stage_inputs(
         &self,
-        matrices: impl Iterator<Item = &'a Matrix>,
+        matrices: &[&Matrix],
         rounding: Option<Rounding>,
         launches: &mut Launches,
     ) -> Result<Staged> {
         let (cols, rounding) = (self.input.width, Rounding::device_number(rounding));
-        let matrices: Vec<&Matrix> = matrices.collect();
-        let staged = staged(INPUTS, &matrices, launches.tokens, launches)?;
+        let staged = staged(INPUTS, matrices, launches.tokens, launches)?;
         let formats = matrices
             .iter()
             .fold(0, |set, matrix| set | 1usize << format_of(matrix));
@@ -220,23 +225,6 @@ impl Experts {
 }
 
 impl Passed<'_> {
-    /// The values between the matrices.
-    fn begin(
-        &self,
-        activation: Activation,
-        inputs: Staged,
-        inner: View,
-        launches: &mut Launches,
-    ) -> Result<()> {
-        let Expert { gate, up, .. } = self.expert;
-        let part = Part {
-            begin: 0,
-            count: self.expert.width(),
-            output: launches.rows(inner),
-        };
-        self.multiply((gate.as_ref(), up), activation, inputs, part, launches)
-    }
-
     /// `act(gate x) * up x` of each pair, without a gate `act(up x)`, for a part of the rows. Inputs are those of tokens or of pairs, as
     /// the matrices are the first or the last ones.
     fn multiply(
@@ -302,14 +290,9 @@ impl Passed<'_> {
     }
 
     /// Makes the inner values of each pair the input of the last matrix.
-    fn stage_inner(
-        &self,
-        inner: View,
-        names: [&'static str; 2],
-        launches: &mut Launches,
-    ) -> Result<Staged> {
+    fn stage_inner(&self, launches: &mut Launches) -> Result<Staged> {
         let (down, chosen) = (&self.expert.down, self.count);
-        let staged = staged(names, &[down], launches.tokens * chosen, launches)?;
+        let staged = staged(self.names, &[down], launches.tokens * chosen, launches)?;
         let rounding = Rounding::device_number(down.format().rounding());
         let width = down.cols();
         launches.push(Call {
@@ -318,7 +301,10 @@ impl Passed<'_> {
             grid: Grid::EachToken(chosen),
             threads: THREADS.min(width.next_multiple_of(32)),
             shared: shared_bytes(width),
-            parameters: vec![launches.view(inner), Parameter::value("Staged", staged)],
+            parameters: vec![
+                launches.view(self.inner),
+                Parameter::value("Staged", staged),
+            ],
         });
         Ok(staged)
     }
