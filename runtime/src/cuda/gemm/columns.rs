@@ -71,12 +71,18 @@ impl Launches<'_> {
         (formats, rounding): (usize, Option<Rounding>),
         cols: usize,
     ) -> Result<Inputs> {
-        let rounding = Rounding::device_number(rounding);
         let widest = self.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
         let widest = widest.max(cols).next_multiple_of(32);
         let tokens = self.tokens.next_multiple_of(COLUMNS);
         let floats = self.shared_address("floats of columns", tokens * widest * 4)?;
-        let codes = self.shared_address("codes of columns", tokens * (widest + widest / 4 + 16))?;
+        let has_codes = rounding.is_some_and(Rounding::is_integer);
+        let of_token = if has_codes {
+            widest + widest / 4 + 16
+        } else {
+            0
+        };
+        let codes = self.shared_address("codes of columns", (tokens * of_token).max(16))?;
+        let rounding = Rounding::device_number(rounding);
         self.push(Call {
             source: SOURCE,
             kernel: format!(

@@ -120,8 +120,6 @@ pub(crate) const THREADS: usize = 256;
 /// Rows of a warp in `gemv`.
 const WARP_ROWS: usize = 2;
 
-/// Most rows of f32 matrices for which a chunk goes token by token.
-const FEW_ROWS: usize = 64;
 /// Rows and tokens of a tile of `gemm_simt`.
 const TILE: usize = 64;
 
@@ -302,14 +300,10 @@ impl Launches<'_> {
         if exact.is_empty() {
             return Ok(());
         }
-        // Few rows, such as those of gates, would leave most of a tile empty.
-        if exact
-            .iter()
-            .map(|weight| weight.matrix.rows())
-            .sum::<usize>()
-            <= FEW_ROWS
-        {
-            return self.gemv_each(prologue, &exact, None, output, add);
+        // Tiles of few rows, such as those of gates and routers, would leave SMs idle.
+        let rows: usize = exact.iter().map(|weight| weight.matrix.rows()).sum();
+        if rows.div_ceil(TILE) * self.tokens.div_ceil(TILE) <= self.sms {
+            return self.gemm_columns(prologue, &exact, None, output, add);
         }
         let mut input = prologue.input;
         if !prologue.is_plain() {
