@@ -138,6 +138,15 @@ pub(crate) fn prefetch<T>(at: *const T, count: usize) {
     }
 }
 
+/// As [`prefetch`], into the second-level cache.
+#[inline(always)]
+pub(crate) fn prefetch_far<T>(at: *const T, count: usize) {
+    for i in (0..count * size_of::<T>()).step_by(64) {
+        // SAFETY: any address may be prefetched.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast::<i8>().wrapping_add(i)) };
+    }
+}
+
 pub(crate) struct FloatTile<F>(PhantomData<F>);
 
 impl<F: Float> kernel::Tile for FloatTile<F> {

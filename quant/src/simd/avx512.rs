@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::avx2::prefetch;
+use super::avx2::{prefetch, prefetch_far};
 use crate::activations::{BLOCK, GROUP, RowMut};
 use crate::kernel::{self, Product};
 use crate::panel::Minima;
@@ -111,13 +111,18 @@ pub(crate) fn nibbles(runs: __m512i) -> (__m512i, __m512i) {
     )
 }
 
+/// Bytes of a long row: few of them fit in the nearest cache.
+const LONG: usize = 2048;
+/// Bytes by which the numbers of long rows are prefetched, into the second cache.
+const FAR_AHEAD: usize = 16 << 10;
+
 pub(crate) struct FloatTile<F>(PhantomData<F>);
 
 impl<F: Float> kernel::Tile for FloatTile<F> {
-    // Four long rows of 16-bit numbers and the next four, which are prefetched, do not fit in the nearest cache.
+    // Four long rows of 16-bit numbers and the next four, which are prefetched, do not fit in the nearest cache. A pair's successors
+    // go to the second one: 18 of 18.6 GB/s on a Xeon, where 16 to 17 came with those 8 KiB ahead in the nearest; as fast on a Zen 5.
     #[inline]
     unsafe fn eight_rows(product: &Product, row: usize, token: usize) -> bool {
-        const LONG: usize = 2048;
         let is_long = size_of::<F>() == 2 && product.row_bytes >= LONG;
         if is_long {
             for pair in (0..8).step_by(2) {
@@ -149,11 +154,14 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
         }
         let mut sum = [[_mm512_setzero_ps(); T]; R];
         for step in 0..product.cols.div_ceil(STEP) {
-            if T == 1 {
+            let ahead = weights[0].wrapping_add(step * R * STEP);
+            if T == 1 && R == 2 {
+                prefetch_far(ahead.wrapping_byte_add(FAR_AHEAD), R * STEP);
+            } else if T == 1 {
                 // As for integer formats, below.
-                let ahead = weights[0]
-                    .wrapping_byte_add(product.simd.least_ahead().max(R * product.row_bytes));
-                prefetch(ahead.wrapping_add(step * R * STEP), R * STEP);
+                let least = product.simd.least_ahead();
+                let ahead = ahead.wrapping_byte_add(least.max(R * product.row_bytes));
+                prefetch(ahead, R * STEP);
             }
             let mut w = [_mm512_setzero_ps(); R];
             for r in 0..R {
@@ -193,11 +201,17 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
     unsafe fn eight_rows(product: &Product, row: usize, token: usize) -> bool {
         const LONGEST: usize = 1024;
         let fit = size_of::<B::Header>() == 0 && product.row_bytes <= LONGEST;
+        let in_turn = product.row_bytes >= LONG && product.simd.reads_rows_in_turn();
         if fit {
             // SAFETY: as the caller vouches.
             unsafe { Self::tile::<8, 1>(product, row, token) };
+        } else if in_turn {
+            for row in row..row + 8 {
+                // SAFETY: as above.
+                unsafe { Self::tile::<1, 1>(product, row, token) };
+            }
         }
-        fit
+        fit || in_turn
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
