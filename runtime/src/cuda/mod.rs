@@ -30,5 +30,7 @@ pub(crate) use gemm::{
 };
 pub use host_logits::HostLogits;
 pub use schedule::source::Source;
-pub use schedule::{Call, Grid, Launches, Parameter, Queued, Rows, SessionMemory};
+pub use schedule::{
+    Call, Deferred, Grid, Launches, Parameter, Queued, Rotation, Rows, SessionMemory, Unturned,
+};
 pub use token::sample::Sampling;

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use bytemuck::{Pod, Zeroable};
 use waterline_quant::Matrix;
 
 use super::levels::Accesses;
@@ -64,12 +65,46 @@ pub struct Launches<'a> {
     pub(crate) calls: Vec<Queued>,
     /// The op whose calls are appended.
     pub(crate) current: Option<OpMemory>,
-    /// Whether no two ops read what this one writes, so that the one that does may compute it: [`Launches::defer`].
+    /// Whether no two ops read what this one writes, so that the one that does may compute it: [`Deferred`].
     pub read_once: bool,
-    /// Ops that the next call computes too.
-    pub(crate) taken_over: Vec<usize>,
-    /// A call that the next one may replace, and the columns that it changes.
-    pub(crate) deferred: Option<(Queued, Vec<Rows>)>,
+    /// An op that the next call computes too.
+    pub(crate) taken_over: Option<usize>,
+    /// What the last call does, if it does nothing else and the next op may do it instead.
+    pub(crate) deferred: Option<Deferred>,
+}
+
+/// What a call does that the next op may do itself.
+#[derive(Clone, Copy)]
+pub enum Deferred {
+    /// It gives the heads of queries and keys, of these columns, the length of one.
+    UnitHeads([Rows; 2]),
+    /// It turns heads.
+    Rotation(Rotation),
+}
+
+/// Queries, keys and values in columns of their own, the first two turned by their position.
+#[derive(Clone, Copy)]
+pub struct Rotation {
+    /// Where they are written.
+    pub columns: [Rows; 3],
+    /// Values of a query's or key's head.
+    pub head_dim: i32,
+    /// What they are made of.
+    pub from: Unturned,
+}
+
+/// What turned queries and keys, and their values, are made of: `Unturned` in attend.cu.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct Unturned {
+    /// Queries, keys and values.
+    pub columns: [Rows; 3],
+    /// Angles per position of the pairs of values that turn.
+    pub frequencies: Address,
+    /// The number of pairs.
+    pub pairs: i32,
+    /// Multiplies cosines and sines.
+    pub magnitude: f32,
 }
 
 /// The memory of a session that kernels read and write.
@@ -123,7 +158,7 @@ impl<'a> Launches<'a> {
             scratch,
             calls: Vec::new(),
             current: None,
-            taken_over: Vec::new(),
+            taken_over: None,
             deferred: None,
             read_once: false,
         }
@@ -218,24 +253,15 @@ impl Launches<'_> {
             .any(|written| written == memory)
     }
 
-    /// Appends a kernel that changes nothing but these columns, unless the next call takes it over.
-    pub fn defer(&mut self, call: Call, columns: Vec<Rows>) {
-        let queued = Queued {
-            of: self.current.clone(),
-            ..Queued::new(call, Form::Prefetches)
-        };
-        self.deferred = Some((queued, columns));
-    }
-
-    /// Whether the deferred call changes exactly these columns; if so it is dropped, and the caller must compute it.
-    pub fn take_over(&mut self, columns: &[Rows]) -> bool {
-        let same = |(_, deferred): &(Queued, Vec<Rows>)| {
-            deferred.len() == columns.len() && columns.iter().all(|rows| deferred.contains(rows))
-        };
-        let dropped = self.deferred.take_if(|call| same(call));
-        let of = dropped.as_ref().and_then(|(queued, _)| queued.of.as_ref());
-        self.taken_over.extend(of.map(|of| of.op));
-        dropped.is_some()
+    /// Drops the last call, which was deferred: the current op computes it too, by its next call.
+    pub fn take_over(&mut self) {
+        self.deferred = None;
+        let of = self.calls.pop().and_then(|queued| queued.of);
+        if let (Some(of), Some(current)) = (of, &mut self.current) {
+            self.taken_over = Some(of.op);
+            current.accesses.reads.extend(of.accesses.reads);
+            current.accesses.writes.extend(of.accesses.writes);
+        }
     }
 
     /// The last call computes a part of the current op too.
@@ -247,9 +273,6 @@ impl Launches<'_> {
 
     /// The last call, if it is a streaming GEMV.
     pub fn last_gemv(&mut self) -> Option<(&mut Call, &mut Gemv)> {
-        if self.deferred.is_some() {
-            return None;
-        }
         match self.calls.last_mut()? {
             Queued {
                 call,
@@ -261,12 +284,10 @@ impl Launches<'_> {
     }
 
     fn queue_call(&mut self, call: Call, form: Form) {
-        if let Some((queued, _)) = self.deferred.take() {
-            self.calls.push(queued);
-        }
+        self.deferred = None;
         self.calls.push(Queued {
             of: self.current.clone(),
-            also: std::mem::take(&mut self.taken_over),
+            also: self.taken_over.take().into_iter().collect(),
             ..Queued::new(call, form)
         });
     }

@@ -2,11 +2,16 @@
 
 use std::sync::Arc;
 
+use crate::cpu::Frame;
+use crate::cuda::Launches;
 use crate::cuda::tests::rig::Comparison;
 use crate::cuda::tests::{device, numbers};
-use crate::operands::View;
+use crate::error::Result;
+use crate::operands::{Access, View};
 use crate::ops::rig::{plan, side_by_side};
-use crate::ops::{Attend, Eviction, Policy, ScoreTensors};
+use crate::ops::{
+    Attend, CpuOp, DeviceOp, Eviction, HeadGroup, HeadOp, Op, Policy, Prepare, Rope, ScoreTensors,
+};
 use crate::state::{Kv, StateDtype, StatePlan};
 
 const DIM: usize = 12;
@@ -132,4 +137,116 @@ fn retention_by_attention_is_that_of_the_cpu() {
 fn retention_by_stride_is_that_of_the_cpu() {
     compare(Kv::F16, [4, 2, 6, 5], retained(Policy::Stride(3), 2));
     compare(Kv::F32, [2, 2, 33, 4], retained(Policy::Stride(2), 4));
+}
+
+/// Attention behind what copies and turns its columns.
+struct Turned {
+    prepare: Prepare,
+    attend: Attend,
+}
+
+impl CpuOp for Turned {
+    fn run(&self, frame: &mut Frame) {
+        self.prepare.run(frame);
+        self.attend.run(frame);
+    }
+
+    fn scratch(&self, chunk: usize) -> usize {
+        self.prepare.scratch(chunk).max(self.attend.scratch(chunk))
+    }
+
+    fn common(&self, threads: usize) -> usize {
+        self.prepare
+            .common(threads)
+            .max(self.attend.common(threads))
+    }
+}
+
+impl DeviceOp for Turned {
+    fn launch(&self, launches: &mut Launches) -> Result<()> {
+        launches.begin(0, &self.prepare.access());
+        launches.read_once = launches.persistent();
+        self.prepare.launch(launches)?;
+        launches.begin(1, &self.attend.access());
+        self.attend.launch(launches)?;
+        let mut calls = launches.calls.iter();
+        assert_eq!(
+            calls.any(|queued| queued.call.kernel.starts_with("prepare")),
+            !launches.persistent()
+        );
+        Ok(())
+    }
+}
+
+impl Op for Turned {
+    fn access(&self) -> Access {
+        self.attend.access()
+    }
+}
+
+#[test]
+fn a_step_turns_what_it_attends_to() {
+    let Some(device) = device() else { return };
+    // The second has as many keys as are worth being split; not all of a head's values turn.
+    for ([heads, kv_heads, window, capacity], turned) in
+        [([4, 2, 6, 5], DIM), ([4, 1, 6, 600], DIM - 4)]
+    {
+        let widths = [heads * DIM, kv_heads * DIM, kv_heads * DIM];
+        let raw = side_by_side(widths);
+        let columns = raw.map(|view| View { buffer: 3, ..view });
+        let [q, k, v] = columns;
+        let maps = |source, turns: bool| {
+            let turn = turns.then_some(HeadOp::Rope);
+            [HeadOp::Copy(source)].into_iter().chain(turn).collect()
+        };
+        let group = |place: usize| HeadGroup {
+            view: columns[place],
+            head_dim: DIM,
+            conv: None,
+            maps: maps(raw[place], place < 2),
+        };
+        let scores = SCORES;
+        let op = Turned {
+            prepare: Prepare {
+                groups: (0..3).map(group).collect(),
+                rope: Some(Rope::new(100.0, None, View::whole(4, turned))),
+                gates: Vec::new(),
+            },
+            attend: Attend {
+                heads,
+                kv_heads,
+                q,
+                k,
+                v,
+                scale: 1.5,
+                keys: 1,
+                values: 2,
+                eviction: retained(
+                    Policy::Learned {
+                        router: View::whole(2, kv_heads),
+                        margin: 3,
+                        scores,
+                    },
+                    2,
+                ),
+                out: View::whole(1, heads * DIM),
+            },
+        };
+        let stride = q.stride;
+        for persistent in [false, true] {
+            Comparison {
+                device: &device,
+                op: &op,
+                plan: &Arc::new(slots(Kv::F32, kv_heads, window, capacity)),
+                widths: &[stride, heads * DIM, kv_heads, stride, turned],
+                output: 1,
+                kv: Kv::F32,
+                persistent,
+                tolerance: 1e-5,
+            }
+            .read(&[1; TOKENS], |buffer, values| {
+                values.copy_from_slice(&numbers(buffer as u32, values.len()))
+            });
+        }
+    }
 }

@@ -2,8 +2,20 @@
 // read in three steps: `retain` decides which tokens enter and leave the set, and when; `attend` computes all queries
 // side by side, with each key hidden from the queries that come after it has gone; `cache` writes the state.
 
+// What a single token's queries, key and value are made of.
+struct Unturned {
+  Rows q, k, v;
+  // Angles per position of the pairs of values that turn, in queries and the key.
+  const float* frequencies;
+  int pairs;
+  // Multiplies cosines and sines.
+  float magnitude;
+};
+
 struct Attended {
   Rows q, k, v, out;
+  // Where a set is attended to by a single token. `k` and `v` are other columns if pairs turn, else the same.
+  Unturned from;
   void* keys;
   void* values;
   void* set_keys;
@@ -118,8 +130,17 @@ __device__ void attend(const Attended& a, const u64* position, int tokens) {
   });
 }
 
+// Value i of the head at x, turned; `angles` are sines, then cosines.
+__device__ inline float turned(const float* x, int i, const float* angles, int pairs) {
+  if (i >= 2 * pairs) return x[i];
+  int pair = i < pairs ? i : i - pairs;
+  float a = x[pair], b = x[pair + pairs], sine = angles[pair], cosine = angles[pair + pairs];
+  return i < pairs ? a * cosine - b * sine : b * cosine + a * sine;
+}
+
 // A single token, and a set. What the token may see lies in the same rows whatever the set retains: tiles of them come to shared memory,
-// the first while earlier kernels end.
+// the first while earlier kernels end. Queries and keys turn on the way; the block that sees the token's own key leaves it and its value
+// for `cache`.
 template <class E, int dim, int unit, int heads, int splits, int sharing, int tile>
 __device__ void attend_retained(const Attended& a, const u64* position) {
   constexpr int pieces = dim / unit;
@@ -139,9 +160,17 @@ __device__ void attend_retained(const Attended& a, const u64* position) {
 
   E *keys = shared_memory<E>(), *values = keys + tile * dim;
   int* seen = reinterpret_cast<int*>(values + tile * dim);
+  float *queries = reinterpret_cast<float*>(seen + tile), *angles = queries + heads * dim;
   using Queries = Softmaxes<E, dim, unit, heads / sharing, sharing>;
   Queries softmaxes;
   softmaxes.clear();
+  int pairs = a.from.pairs;
+  for (int i = threadIdx.x; i < pairs; i += blockDim.x) {
+    float sine, cosine;
+    sincosf((float)start * a.from.frequencies[i], &sine, &cosine);
+    angles[i] = sine * a.from.magnitude;
+    angles[i + pairs] = cosine * a.from.magnitude;
+  }
   // Behind what is cached stands the token's own key.
   int span = all / splits + 1, low = split * span, high = min(low + span, all + 1), count = 0;
   bool stays = false;
@@ -163,9 +192,8 @@ __device__ void attend_retained(const Attended& a, const u64* position) {
     if (first == low) {
       wait_for_dependencies();
       launch_dependents();
-#pragma unroll
-      for (int own = 0; own < heads / sharing; own++) {
-        softmaxes.load_query(own, a.q.first + (first_head + Queries::first_query() + own) * dim);
+      for (int i = threadIdx.x; i < heads * dim; i += blockDim.x) {
+        queries[i] = turned(a.from.q.first + (first_head + i / dim) * dim, i % dim, angles, pairs);
       }
       count = a.counts[kv_head];
       stays = a.until[kv_head] > 0;
@@ -177,11 +205,23 @@ __device__ void attend_retained(const Attended& a, const u64* position) {
     }
     if (of_cache < n) {
       for (int i = threadIdx.x; i < dim; i += blockDim.x) {
-        keys[of_cache * dim + i] = E(a.k.first[kv_head * dim + i]);
-        values[of_cache * dim + i] = E(a.v.first[kv_head * dim + i]);
+        int column = kv_head * dim + i;
+        float key = turned(a.from.k.first + column - i, i, angles, pairs), value = a.from.v.first[column];
+        keys[of_cache * dim + i] = E(key);
+        values[of_cache * dim + i] = E(value);
+        if (pairs > 0 && part == 0) {
+          a.k.first[column] = key;
+          a.v.first[column] = value;
+        }
       }
     }
     __syncthreads();
+    if (first == low) {
+#pragma unroll
+      for (int own = 0; own < heads / sharing; own++) {
+        softmaxes.load_query(own, queries + (Queries::first_query() + own) * dim);
+      }
+    }
     CachedRows<E> near = {keys, values, dim, tile, 0};
     softmaxes.template add<2>(0, n, near, a.scale, [&](int i, int) { return seen[i] != 0; });
   }

@@ -6,7 +6,9 @@ use bytemuck::{Pod, Zeroable};
 use waterline_kernels::{File, file};
 
 use super::{Attend, Eviction, Policy};
-use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows, TensorCores};
+use crate::cuda::{
+    Address, Call, Deferred, Grid, Launches, Parameter, Rotation, Rows, TensorCores, Unturned,
+};
 use crate::error::Result;
 use crate::operands::View;
 use crate::ops::DeviceOp;
@@ -38,6 +40,7 @@ struct Attended {
     k: Rows,
     v: Rows,
     out: Rows,
+    from: Unturned,
     keys: u64,
     values: u64,
     set_keys: u64,
@@ -113,10 +116,15 @@ fn in_tiles(dim: usize, tokens: usize, cores: TensorCores, shared: usize) -> boo
 
 impl DeviceOp for Attend {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
+        let [q, k, v] = [self.q, self.k, self.v].map(|view| launches.rows(view));
         let attended = Attended {
-            q: launches.rows(self.q),
-            k: launches.rows(self.k),
-            v: launches.rows(self.v),
+            q,
+            k,
+            v,
+            from: Unturned {
+                columns: [q, k, v],
+                ..Unturned::zeroed()
+            },
             out: launches.rows(self.out),
             keys: launches.state_address(self.keys),
             values: launches.state_address(self.values),
@@ -190,10 +198,12 @@ impl Attend {
             }
         };
         let chunk = launches.tokens;
-        let lengths = [capacity, chunk, chunk, 1, chunk, capacity];
+        let dim = self.head_dim();
+        let lengths = [capacity, chunk, chunk, 1, chunk, capacity, dim, dim];
         let bytes = lengths.map(|length| (self.kv_heads * length * size_of::<i32>()) as u64);
         let first = launches.scratch_address(bytes.iter().sum::<u64>() as usize)?;
         let mut end = first;
+        let [k, v];
         [
             attended.gone,
             attended.until,
@@ -201,12 +211,18 @@ impl Attend {
             attended.counts,
             retained.leaving,
             retained.occupants,
+            k,
+            v,
         ] = bytes.map(|bytes| {
             end += bytes;
             end - bytes
         });
+        self.take_rotation(launches, &mut attended, [k, v]);
         let call = self.head_call(launches, attended, retained, format!("retain<{policy}>"));
+        // This kernel computes nothing of it.
+        let taken_over = launches.taken_over.take();
         launches.push_prefetching(call);
+        launches.taken_over = taken_over;
         if let Policy::Learned { scores, .. } = &eviction.policy {
             let tensors = [
                 scores.window,
@@ -224,6 +240,27 @@ impl Attend {
             launches.narrow_accesses(&[retained.router.bytes()], &written);
         }
         self.launch_attention(launches, attended, first..end)
+    }
+
+    /// Has a single token's queries and key turned where they are attended to. Its key and value stay at `k` and `v` until they are
+    /// cached, which may be in a later layer.
+    fn take_rotation(
+        &self,
+        launches: &mut Launches,
+        attended: &mut Attended,
+        [k, v]: [Address; 2],
+    ) {
+        let same = |rotation: &Rotation| {
+            rotation.columns == attended.from.columns
+                && rotation.head_dim as usize == self.head_dim()
+        };
+        let from = match &launches.deferred {
+            Some(Deferred::Rotation(rotation)) if same(rotation) => rotation.from,
+            _ => return,
+        };
+        launches.take_over();
+        attended.from = from;
+        (attended.k.first, attended.v.first) = (k, v);
     }
 
     /// A kernel in which a block takes a key head through the chunk's tokens.
@@ -249,7 +286,7 @@ impl Attend {
         }
     }
 
-    /// All queries, then what is cached. `marks` is what `retain` found.
+    /// All queries, then what is cached. `marks` is what `retain` found, and a turned key with its value.
     fn launch_attention(
         &self,
         launches: &mut Launches,
@@ -263,13 +300,13 @@ impl Attend {
     }
 
     /// The memory of what is cached.
-    fn cached(&self, launches: &Launches) -> Vec<Range<Address>> {
-        let set = self.eviction.as_ref();
-        let set = set.map(|eviction| [eviction.set_keys, eviction.set_values]);
-        let tensors = [self.keys, self.values]
-            .into_iter()
-            .chain(set.into_iter().flatten());
-        tensors.map(|tensor| launches.state_bytes(tensor)).collect()
+    fn cached(&self, launches: &Launches) -> [Range<Address>; 4] {
+        let [set_keys, set_values] = match &self.eviction {
+            Some(eviction) => [eviction.set_keys, eviction.set_values],
+            None => [self.keys, self.values],
+        };
+        let tensors = [self.keys, self.values, set_keys, set_values];
+        tensors.map(|tensor| launches.state_bytes(tensor))
     }
 
     /// Whether the last kernel caches the token too.
@@ -337,7 +374,8 @@ impl Attend {
             call.kernel = format!(
                 "attend_retained<{kv}, {dim}, {unit}, {heads}, {splits}, {sharing}, {near}>"
             );
-            call.shared = shared.max(near * (row_bytes + size_of::<i32>()));
+            let own = (heads * dim + 2 * attended.from.pairs as usize) * size_of::<f32>();
+            call.shared = shared.max(near * (row_bytes + size_of::<i32>()) + own);
             launches.push_prefetching(call);
         } else {
             call.kernel = format!(
@@ -347,14 +385,13 @@ impl Attend {
             launches.push(call);
         }
         let cached = self.cached(launches);
-        let new = [attended.k.bytes(), attended.v.bytes()];
-        let mut read = vec![attended.q.bytes(), marks.clone()];
-        read.extend(new.iter().chain(&cached).cloned());
-        let mut written = vec![parts.clone()];
+        let [q, k, v] = attended.from.columns.map(Rows::bytes);
+        let read = [[q, k, v, marks.clone()], cached.clone()];
+        let mut written = vec![parts.clone(), marks.clone()];
         if caches {
             written.extend_from_slice(&cached);
         }
-        launches.narrow_accesses(&read, &written);
+        launches.narrow_accesses(read.as_flattened(), &written);
         if splits > 1 {
             launches.push(Call {
                 source: SOURCE,
@@ -368,10 +405,10 @@ impl Attend {
                     Parameter::tokens(),
                 ],
             });
-            let [k, v] = new;
+            let [k, v] = [attended.k, attended.v].map(Rows::bytes);
             let mut written = vec![attended.out.bytes()];
             if retains {
-                written.extend(cached);
+                written.extend_from_slice(&cached);
             }
             launches.narrow_accesses(&[parts, k, v, marks.clone()], &written);
         }

@@ -1,15 +1,15 @@
 //! In a decode kernel the GEMV that makes a value applies the parts of `prepare` that need no other value, and the recurrence that reads
-//! keys and queries normalizes them: every op less saves a synchronization.
+//! keys and queries normalizes them, or attention turns them: every op less saves a synchronization.
 
 use std::ops::Range;
 
 use bytemuck::Zeroable;
 
 use super::launch::{
-    ACTIVATION, DeviceGate, DeviceHeadGroup, DeviceMap, L2_NORM, MOST_GROUPS, RUNNING_SOFTMAX,
-    SOFTMAX, Tasks,
+    ACTIVATION, COPY, DeviceGate, DeviceHeadGroup, DeviceMap, L2_NORM, MOST_GROUPS, ROPE,
+    RUNNING_SOFTMAX, SOFTMAX, Tasks,
 };
-use crate::cuda::{Address, Launches, Parameter, Rows};
+use crate::cuda::{Address, Deferred, Launches, Parameter, Rotation, Rows, Unturned};
 
 /// Most taps of a convolution that a product does: one for each of the lanes that share a row.
 const MOST_TAPS: i32 = 4;
@@ -66,14 +66,37 @@ impl Tasks {
         left
     }
 
-    /// The columns, if all that there is to do is to give their heads the length of one.
-    pub(super) fn unit_heads(&self) -> Option<Vec<Rows>> {
-        let groups = self.groups();
-        let unit = |group: &DeviceHeadGroup| {
-            group.weight == 0 && group.maps == 1 && group.at[0].kind == L2_NORM
+    /// What there is to do, if the op behind may do it.
+    pub(super) fn deferred(&self) -> Option<Deferred> {
+        if self.gates > 0 || self.groups().iter().any(|group| group.weight != 0) {
+            return None;
+        }
+        let unit =
+            |group: &DeviceHeadGroup| matches!(group.maps(), [DeviceMap { kind: L2_NORM, .. }]);
+        let copied =
+            |group: &DeviceHeadGroup| matches!(group.maps(), [DeviceMap { kind: COPY, .. }]);
+        let turned = |group: &DeviceHeadGroup| {
+            let [copy, rope] = group.maps() else {
+                return false;
+            };
+            (copy.kind, rope.kind) == (COPY, ROPE)
         };
-        let only = self.gates == 0 && groups.iter().all(unit);
-        only.then(|| groups.iter().map(|group| group.columns).collect())
+        match self.groups() {
+            [q, k] if unit(q) && unit(k) => Some(Deferred::UnitHeads([q.columns, k.columns])),
+            [q, k, v] if turned(q) && turned(k) && copied(v) && q.head_dim == k.head_dim => {
+                Some(Deferred::Rotation(Rotation {
+                    columns: [q, k, v].map(|group| group.columns),
+                    head_dim: q.head_dim,
+                    from: Unturned {
+                        columns: [q, k, v].map(|group| group.at[0].source),
+                        frequencies: self.frequencies,
+                        pairs: self.pairs,
+                        magnitude: self.magnitude,
+                    },
+                }))
+            }
+            _ => None,
+        }
     }
 
     /// What it changes in place.

@@ -14,6 +14,8 @@ const SOURCE: &[File] = &[file("ops/prepare/prepare.cu")];
 /// Kinds of head ops and gates that this file distinguishes; the numbers are those of prepare.cu.
 pub(super) const ACTIVATION: i32 = 0;
 pub(super) const L2_NORM: i32 = 1;
+pub(super) const COPY: i32 = 6;
+pub(super) const ROPE: i32 = 8;
 pub(super) const SOFTMAX: i32 = 6;
 pub(super) const RUNNING_SOFTMAX: i32 = 8;
 
@@ -175,15 +177,10 @@ impl Prepare {
                 Parameter::tokens(),
             ],
         };
-        if launches.read_once
-            && let Some(columns) = tasks.unit_heads()
-        {
-            launches.defer(call, columns);
-        } else {
-            launches.push_prefetching(call);
-            launches.narrow_accesses(&tasks.read(), &tasks.written());
-            launches.is_block_local();
-        }
+        launches.push_prefetching(call);
+        launches.narrow_accesses(&tasks.read(), &tasks.written());
+        launches.is_block_local();
+        launches.deferred = tasks.deferred().filter(|_| launches.read_once);
         Ok(())
     }
 }
@@ -252,7 +249,7 @@ impl HeadOp {
             },
             HeadOp::Copy(view) => DeviceMap {
                 source: launches.rows(*view),
-                ..kind(6)
+                ..kind(COPY)
             },
             HeadOp::Rms(norm) => DeviceMap {
                 weight: launches.vector_address(&norm.weight)?,
@@ -261,7 +258,7 @@ impl HeadOp {
                 function: norm.centred.into(),
                 ..kind(7)
             },
-            HeadOp::Rope => kind(8),
+            HeadOp::Rope => kind(ROPE),
             HeadOp::Largest(count) => DeviceMap {
                 function: i32::try_from(*count).expect("a count within a head"),
                 ..kind(9)

@@ -8,7 +8,7 @@ use waterline_kernels::{File, file};
 use super::matrix_form::MatrixForm;
 use super::step;
 use super::{Decay, Key, Recur, Write};
-use crate::cuda::{Address, Call, Grid, Launches, Parameter, Rows};
+use crate::cuda::{Address, Call, Deferred, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::operands::View;
 use crate::ops::DeviceOp;
@@ -332,7 +332,11 @@ impl DeviceOp for Recur {
         let mut inputs = self.device_inputs(1, launches)?;
         let plan = self.plan(self.states, &inputs, launches);
         if plan.writing == Writing::Delta && launches.tokens == 1 {
-            inputs.unit = launches.take_over(&[inputs.q.rows, inputs.k.rows]).into();
+            let read = [inputs.q.rows, inputs.k.rows];
+            if matches!(launches.deferred, Some(Deferred::UnitHeads(columns)) if columns == read) {
+                launches.take_over();
+                inputs.unit = 1;
+            }
         }
         let is_step = launches.tokens == 1 && launches.persistent();
         if is_step
