@@ -20,6 +20,7 @@ struct RouterInputs {
     v: Rows,
     outputs: Address,
     kept: Address,
+    copy: Address,
     inputs: i32,
     past: i32,
     chunk: i32,
@@ -51,9 +52,21 @@ struct Placed<'a> {
     /// How far it and those before it look ahead together.
     ahead: usize,
     /// The memory of its inputs, of those that it keeps, and of its outputs.
-    inputs: Vec<Range<Address>>,
+    inputs: [Range<Address>; 2],
     kept: Range<Address>,
     outputs: Range<Address>,
+    /// Where the layer behind finds a single token's inputs, if not where this one does.
+    copy: Range<Address>,
+}
+
+impl Placed<'_> {
+    /// Where the layer behind finds a single token's inputs.
+    fn found(&self) -> &Range<Address> {
+        match self.from.copy {
+            0 => &self.inputs[0],
+            _ => &self.copy,
+        }
+    }
 }
 
 impl DeviceOp for Score {
@@ -76,16 +89,21 @@ impl DeviceOp for Score {
         if let Some(tensor) = window {
             end.window = launches.state_address(tensor);
             end.rows = launches.state_shape(tensor)[1] as i32;
+            // In a decode kernel attention finds it there, and a later layer may already use these columns.
+            if launches.persistent() {
+                end.out = Rows::zeroed();
+            }
         }
         for (index, layer) in placed.iter().enumerate() {
             let before = index.checked_sub(1).map(|before| &placed[before]);
             let before = before.filter(|_| ends);
             let is_end = ends && index + 1 == placed.len();
             self.launch_layer(launches, layer, before, is_end, end)?;
-            let (mut reads, mut writes) = (layer.inputs.clone(), vec![layer.outputs.clone()]);
-            reads.push(layer.kept.clone());
+            let [k, v] = layer.inputs.clone();
+            let mut reads = vec![k, v, layer.kept.clone()];
+            let mut writes = vec![layer.outputs.clone(), layer.copy.clone()];
             if let Some(before) = before {
-                reads.extend(before.inputs.iter().cloned());
+                reads.push(before.found().clone());
                 writes.push(before.kept.clone());
             }
             if is_end {
@@ -108,19 +126,27 @@ impl Score {
         let mut placed: Vec<Placed> = Vec::new();
         for layer in &self.layers {
             let before = placed.last();
+            let mut copy = 0..0;
+            // In a decode kernel the columns may be overwritten before the second layer keeps them.
+            if before.is_none() && chunk == 1 {
+                let bytes = self.kv_heads * layer.inputs * size_of::<f32>();
+                copy.start = launches.scratch_address(bytes)?;
+                copy.end = copy.start + bytes as u64;
+            }
             let from = RouterInputs {
                 k,
                 v,
                 outputs: before.map_or(0, |before| before.out),
                 kept: launches.state_address(layer.state),
+                copy: copy.start,
                 inputs: layer.inputs as i32,
                 past: layer.past() as i32,
                 chunk: chunk as i32,
                 pad: 0,
             };
             let inputs = match before {
-                Some(before) => vec![before.outputs.clone()],
-                None => vec![k.bytes(), v.bytes()],
+                Some(before) => [before.outputs.clone(), 0..0],
+                None => [k.bytes(), v.bytes()],
             };
             let ahead = before.map_or(0, |before| before.ahead) + layer.ahead();
             let bytes = self.kv_heads * chunk * layer.outputs * size_of::<f32>();
@@ -133,6 +159,7 @@ impl Score {
                 inputs,
                 kept: launches.state_bytes(layer.state),
                 outputs: out..out + bytes as u64,
+                copy,
             });
         }
         Ok(placed)
@@ -175,7 +202,10 @@ impl Score {
                 Parameter::value("RouterInputs", placed.from),
                 Parameter::value(
                     "RouterInputs",
-                    before.map_or(RouterInputs::zeroed(), |before| before.from),
+                    before.map_or(RouterInputs::zeroed(), |before| RouterInputs {
+                        outputs: before.found().start,
+                        ..before.from
+                    }),
                 ),
                 launches.vector(&layer.weight)?,
                 launches.vector(&layer.bias)?,

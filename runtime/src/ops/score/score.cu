@@ -8,6 +8,9 @@ struct RouterInputs {
   Rows v;
   float* outputs;
   float* kept;
+  // Where the layer copies a single token's inputs, in rows as of `outputs`, or null: what they are read from may be overwritten before
+  // the next layer keeps them.
+  float* copy;
   int inputs;
   int past;
   int chunk;
@@ -58,7 +61,8 @@ struct RouterEnd {
   const float* weight;
   const float* bias;
   Rows out;
-  // The scores of a head's window, `rows` of them, where that of the token `margin` before a single one goes at once, or null.
+  // The scores of a head's window, `rows` of them, where that of the token `margin` before a single one goes at once, or null. In a decode
+  // kernel it goes nowhere else: `out` is null.
   float* window;
   int rows;
   int margin;
@@ -69,7 +73,7 @@ struct RouterEnd {
     float z = warp_sum(part) + bias;
     if (lane_index() != 0) return;
     float score = map == SIGMOID_LESS_HALF ? sigmoid(z) - 0.5f : fmaxf(z, 0.0f);
-    out.token(t)[head] = score;
+    if (out.first) out.token(t)[head] = score;
     if (window && position >= margin) window[(long long)head * rows + (position - margin) % rows] = score;
   }
 };
@@ -129,6 +133,9 @@ __device__ void score_layer(const RouterInputs& from, const RouterInputs& before
         sums[i] += w * from.at(head, t, row % inputs);
       }
     }
+  }
+  if (tile == 1 && from.copy && blockIdx.x % columns == 0) {
+    for (int i = threadIdx.x; i < inputs; i += blockDim.x) from.copy[head * inputs + i] = from.at(head, 0, i);
   }
   float own_bias = bias[group * outputs + min(column, outputs - 1)];
   float end_weight = ends && column < outputs ? end.weight[group * outputs + column] : 0.0f;
