@@ -213,6 +213,12 @@ impl Queued {
         }
     }
 
+    /// Blocks of a step.
+    pub(crate) fn blocks(&self) -> usize {
+        let [x, y, _] = self.call.grid.blocks(1);
+        (x * y) as usize
+    }
+
     /// The streaming GEMV, if it is one.
     pub(crate) fn gemv(&self) -> Option<&Gemv> {
         match &self.form {

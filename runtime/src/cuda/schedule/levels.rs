@@ -1,5 +1,5 @@
-//! Dependency levels of kernel calls: level = 1 + the highest level of the calls that it depends on. Calls of a level run concurrently in
-//! the decode kernel, on blocks of their own as far as there are enough.
+//! Dependency levels of kernel calls: a call is above those that it depends on. Calls of a level run concurrently in the decode kernel, on
+//! blocks of their own as far as there are enough. A call with slack goes where it delays no other.
 
 use std::ops::Range;
 
@@ -54,16 +54,24 @@ pub(crate) fn by_levels<'a>(calls: &[&'a Queued], blocks: usize) -> Vec<KernelOp
         .iter()
         .map(|queued| Known {
             accesses: queued.accesses(),
-            uses_mailbox: !matches!(queued.mailbox_role(), MailboxRole::Barrier),
+            blocks: match queued.mailbox_role() {
+                MailboxRole::Barrier => queued.blocks().min(blocks) as i64,
+                _ => ALONE,
+            },
         })
         .collect();
-    let levels = levels(&known);
+    let levels = levels(&known, blocks);
     let mut order: Vec<usize> = (0..calls.len()).collect();
+    // What streams weights runs last, since it waits for the level before anyway.
+    let places: Vec<usize> = (known.iter().zip(&levels))
+        .map(|(call, level)| 2 * level + usize::from(call.blocks == ALONE))
+        .collect();
+    order.sort_by_key(|&call| places[call]);
     #[cfg(test)]
     if REVERSED.get() {
         order.reverse();
+        order.sort_by_key(|&call| levels[call]);
     }
-    order.sort_by_key(|&call| levels[call]);
     let together = order.chunk_by(|&a, &b| levels[a] == levels[b]);
     let ops = together.flat_map(|level| {
         let index = levels[level[0]];
@@ -121,40 +129,72 @@ thread_local! {
 
 struct Known {
     accesses: Option<Accesses>,
-    /// Whether it can use mailboxes: then it keeps a level for itself.
-    uses_mailbox: bool,
+    /// Blocks that it needs for itself.
+    blocks: i64,
 }
 
-fn levels(calls: &[Known]) -> Vec<usize> {
-    let conflicts_with = |a: &Known, b: &Known| match (&a.accesses, &b.accesses) {
-        (Some(a), Some(b)) => a.conflicts_with(b),
-        _ => true,
-    };
-    let mut levels: Vec<usize> = Vec::with_capacity(calls.len());
-    for call in calls {
-        let before = calls.iter().zip(&levels);
-        let below = before.filter(|(other, _)| conflicts_with(other, call));
-        levels.push(below.map(|(_, level)| level + 1).max().unwrap_or(0));
+/// The blocks of a call that can use mailboxes: then it keeps a level for itself.
+const ALONE: i64 = 1 << 32;
+
+impl Known {
+    /// Whether the order of the two matters.
+    fn conflicts_with(&self, other: &Self) -> bool {
+        match (&self.accesses, &other.accesses) {
+            (Some(own), Some(other)) => own.conflicts_with(other),
+            _ => true,
+        }
     }
-    // A call whose output is read later moves up, so that it does not delay the others of its level.
+}
+
+/// The lowest level of the call behind those with these `levels`.
+fn lowest(calls: &[Known], levels: &[usize]) -> usize {
+    let mut lowest = 0;
+    for (other, &level) in calls.iter().zip(levels) {
+        if level >= lowest && other.conflicts_with(&calls[levels.len()]) {
+            lowest = level + 1;
+        }
+    }
+    lowest
+}
+
+/// The levels of calls that share `blocks` blocks, by list scheduling. A call without slack, or with mailboxes, has the lowest level that
+/// it can have. The others follow in their order: each takes the level that lacks the fewest blocks for it, and the first of several. Where
+/// mailboxes are used, all blocks are lacking.
+fn levels(calls: &[Known], blocks: usize) -> Vec<usize> {
+    let mut levels = Vec::with_capacity(calls.len());
+    while levels.len() < calls.len() {
+        levels.push(lowest(calls, &levels));
+    }
+    let count = levels.iter().max().map_or(0, |last| last + 1);
+    // The level below which each call has to be.
+    let mut ends = vec![count; calls.len()];
+    let mut left = vec![blocks as i64; count];
     for index in (0..calls.len()).rev() {
-        let behind = calls.iter().zip(&levels).skip(index + 1);
-        let above = behind.filter(|(other, _)| conflicts_with(&calls[index], other));
-        let Some((next, &first)) = above.min_by_key(|(_, level)| **level) else {
-            continue;
-        };
-        if calls[index].uses_mailbox || next.accesses.is_none() {
+        let call = &calls[index];
+        let mut end = ends[index];
+        if call.blocks == ALONE {
+            end = levels[index] + 1;
+        }
+        for (earlier, other) in ends.iter_mut().zip(&calls[..index]) {
+            if *earlier >= end && other.conflicts_with(call) {
+                *earlier = end - 1;
+            }
+        }
+        if levels[index] + 1 == end {
+            left[end - 1] -= call.blocks;
+        }
+        ends[index] = end;
+    }
+    for index in 0..calls.len() {
+        let (start, end, needed) = (levels[index], ends[index], calls[index].blocks);
+        if start + 1 == end {
             continue;
         }
-        let is_free = |level: &usize| {
-            let mut there = calls
-                .iter()
-                .zip(&levels)
-                .filter(|(_, other)| *other == level);
-            there.all(|(other, _)| !other.uses_mailbox)
-        };
-        let later = (levels[index] + 1..first).rev().find(is_free);
-        levels[index] = later.unwrap_or(levels[index]);
+        let lowest = lowest(calls, &levels[..index]);
+        let lacking = |&level: &usize| (needed - left[level]).clamp(0, ALONE / 2);
+        let level = (lowest..end).min_by_key(lacking).unwrap_or(lowest);
+        left[level] -= needed;
+        levels[index] = level;
     }
     levels
 }
@@ -185,8 +225,7 @@ fn blocks_of(level: &[&Queued], blocks: usize) -> Vec<Range<usize>> {
             first..end
         }
         None => {
-            let [x, y, _] = queued.call.grid.blocks(1);
-            let (first, count) = (taken, (x * y) as usize);
+            let (first, count) = (taken, queued.blocks());
             taken = (first + count) % blocks;
             first..first + count.min(blocks)
         }
@@ -207,20 +246,20 @@ mod tests {
                 reads: ranges(reads),
                 writes: ranges(writes),
             }),
-            uses_mailbox: false,
+            blocks: 1,
         }
     }
 
     fn gemv(reads: [Address; 2], writes: [Address; 2]) -> Known {
         Known {
-            uses_mailbox: true,
+            blocks: ALONE,
             ..call(&[reads], &[writes])
         }
     }
 
     const UNKNOWN: Known = Known {
         accesses: None,
-        uses_mailbox: false,
+        blocks: 1,
     };
 
     #[test]
@@ -238,20 +277,46 @@ mod tests {
             call(&[[400, 404]], &[]),
             call(&[[400, 404]], &[]),
         ];
-        assert_eq!(levels(&calls), [0, 1, 2, 2, 0, 3, 4, 4]);
+        assert_eq!(levels(&calls, 8), [0, 1, 2, 2, 0, 3, 4, 4]);
     }
 
     #[test]
-    fn a_call_whose_output_is_read_later_moves_up() {
+    fn a_call_with_slack_shares_a_level_without_mailboxes() {
         let calls = [
             gemv([0, 4], [10, 20]),
             // It reads nothing of this token, and the last call reads its output.
             call(&[], &[[50, 60]]),
             call(&[[10, 20]], &[[20, 30]]),
             gemv([20, 30], [30, 40]),
-            call(&[[30, 40], [50, 60]], &[[60, 70]]),
+            gemv([30, 40], [40, 45]),
+            // Where it could be all levels have mailboxes.
+            call(&[[30, 40]], &[[60, 70]]),
+            gemv([40, 45], [45, 50]),
+            call(&[[45, 70]], &[[70, 80]]),
         ];
-        assert_eq!(levels(&calls), [0, 1, 1, 2, 3]);
+        assert_eq!(levels(&calls, 8), [0, 1, 1, 2, 3, 3, 4, 5]);
+    }
+
+    #[test]
+    fn a_chain_with_slack_goes_where_blocks_are_idle() {
+        // A product, an op of three blocks that the next layer reads, and a chain of two and four blocks that nothing reads.
+        let layer = |x: Address| {
+            let call = |read: Address, written: Address, blocks| Known {
+                blocks,
+                ..call(&[[read, read + 1]], &[[written, written + 1]])
+            };
+            [
+                gemv([x, x + 1], [x + 1, x + 2]),
+                call(x + 1, x + 10, 3),
+                call(x + 1, x + 2, 2),
+                call(x + 2, x + 3, 4),
+            ]
+        };
+        let calls: Vec<Known> = [0, 10, 20].into_iter().flat_map(layer).collect();
+        let with = |blocks| levels(&calls, blocks);
+        assert_eq!(with(9), [0, 1, 1, 3, 2, 3, 3, 5, 4, 5, 5, 6]);
+        // The second layer's chain has to wait for the third layer.
+        assert_eq!(with(8), [0, 1, 1, 3, 2, 3, 5, 6, 4, 5, 5, 6]);
     }
 
     fn queued(blocks: usize) -> Queued {
