@@ -52,6 +52,8 @@ const CREDIT: i64 = 6_000_000;
 const MOST_SAVED: Duration = Duration::from_micros(500);
 /// How long a worker is left out of regions, at first and at most.
 const LEFT_OUT: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(1280)];
+/// How much longer it is left out each time that soon follows another.
+const LONGER: u32 = 4;
 /// Most threads of a pool.
 const MAX_THREADS: usize = 1024;
 /// What a thread maps while it starts, at most: its stack, and its signal stack behind that.
@@ -369,7 +371,7 @@ impl Attendance {
             self.penalty = least;
         }
         self.since = now + self.penalty;
-        self.penalty = (2 * self.penalty).min(most);
+        self.penalty = (LONGER * self.penalty).min(most);
         (self.balance, self.missed) = (0, Duration::ZERO);
     }
 }

@@ -100,14 +100,14 @@ fn a_worker_that_costs_more_than_it_saves_is_left_out_for_longer_each_time() {
         let left_out = worker.since - now;
         // The first of these pays off what was left of its credit.
         if round > 0 {
-            let expected = least * 2u32.pow((round - 1).min(10));
+            let expected = least * LONGER.pow((round - 1).min(5));
             assert_eq!(left_out, slice + expected.min(most), "{round}");
         }
     }
     assert_eq!(worker.penalty, most);
     // Much later it is forgiven.
     worker.left(worker.since + 5 * most, slice, own);
-    assert_eq!(worker.penalty, 2 * least);
+    assert_eq!(worker.penalty, LONGER * least);
 }
 
 #[test]
