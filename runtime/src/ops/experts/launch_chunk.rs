@@ -23,7 +23,8 @@ const TILE: usize = 64;
 const PLAIN_PAIRS: usize = 8;
 const PLAIN_ROWS: usize = 4;
 const THREADS: usize = 256;
-/// Most bytes of what the experts of a chunk's tokens make, before it is summed: all of it remains in L2.
+/// Most bytes of what the experts of a chunk's tokens make, before it is summed: all of it remains in L2. Few in tests, whose small
+/// matrices then have several parts.
 const MOST_PRODUCTS: usize = if cfg!(test) { 1 << 18 } else { 32 << 20 };
 
 /// `ExpertLists` in experts.cu.
@@ -68,6 +69,8 @@ struct Part {
     begin: usize,
     count: usize,
     output: Rows,
+    /// Pairs that have one input.
+    share: usize,
 }
 
 impl Experts {
@@ -106,6 +109,7 @@ impl Experts {
                     begin: 0,
                     count: passed.expert.width(),
                     output: launches.rows(passed.inner),
+                    share: passed.count,
                 };
                 let matrices = (gate.as_ref(), up);
                 passed.multiply(matrices, self.activation, inputs, part, launches)?;
@@ -138,6 +142,7 @@ impl Experts {
                     begin,
                     count,
                     output,
+                    share: 1,
                 };
                 let matrices = (None, &passed.expert.down);
                 passed.multiply(matrices, Activation::Identity, *staged, part, launches)?;
@@ -235,12 +240,7 @@ impl Passed<'_> {
         part: Part,
         launches: &mut Launches,
     ) -> Result<()> {
-        let (chosen, listed) = (self.count, self.lists.is_some());
-        let share = if std::ptr::eq(up, &self.expert.down) {
-            1
-        } else {
-            chosen
-        };
+        let (chosen, share, listed) = (self.count, part.share, self.lists.is_some());
         let codes = gate
             .iter()
             .chain([&up])
