@@ -19,10 +19,9 @@ fn root() -> PathBuf {
 }
 
 /// Quantized mixtures of experts of which some tokens lie near a tie of two experts, and how far we may be from the recorded logits: the
-/// last bits of sums, which differ between builds and between splits of a prompt, choose there. The first is as far from the recording
-/// by llama.cpp's builds for AVX-512 (0.67) and without AVX2 (0.66), the second by these (0.40, 0.38) and by the build that recorded it,
-/// without repacked weights (0.41). Of the last, three of twelve random splits are 0.3 from it with AVX-512, all others 0.02. Of the
-/// same weights in f32 both programs give the same logits to 1e-5.
+/// last bits of sums choose there. The first is as far from the recording by llama.cpp's builds for AVX-512 (0.67) and without AVX2 (0.66),
+/// the second by these (0.40, 0.38) and by the build that recorded it, without repacked weights (0.41). Of the last, three of twelve random
+/// splits are 0.3 from it with AVX-512, all others 0.02. Of the same weights in f32 both programs give the same logits to 1e-5.
 const BEYOND: [(&str, f64); 3] = [
     ("nemotron_h_moe-q8_0", 0.7),
     ("jamba-q4_k_m", 0.45),

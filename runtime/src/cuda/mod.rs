@@ -31,6 +31,6 @@ pub(crate) use gemm::{
 pub use host_logits::HostLogits;
 pub use schedule::source::Source;
 pub use schedule::{
-    Call, Deferred, Grid, Launches, Parameter, Queued, Rotation, Rows, SessionMemory, Unturned,
+    Call, Deferred, Grid, Launches, Parameter, Queued, RotaryInputs, Rotation, Rows, SessionMemory,
 };
 pub use token::sample::Sampling;

@@ -78,11 +78,11 @@ pub struct Launches<'a> {
 pub enum Deferred {
     /// It gives the heads of queries and keys, of these columns, the length of one.
     UnitHeads([Rows; 2]),
-    /// It turns heads.
+    /// It rotates heads by their position.
     Rotation(Rotation),
 }
 
-/// Queries, keys and values in columns of their own, the first two turned by their position.
+/// Queries, keys and values in columns of their own, the first two rotated by their position.
 #[derive(Clone, Copy)]
 pub struct Rotation {
     /// Where they are written.
@@ -90,16 +90,16 @@ pub struct Rotation {
     /// Values of a query's or key's head.
     pub head_dim: i32,
     /// What they are made of.
-    pub from: Unturned,
+    pub from: RotaryInputs,
 }
 
-/// What turned queries and keys, and their values, are made of: `Unturned` in attend.cu.
+/// The inputs of rotated queries and keys, and of their values: `RotaryInputs` in attend.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-pub struct Unturned {
+pub struct RotaryInputs {
     /// Queries, keys and values.
     pub columns: [Rows; 3],
-    /// Angles per position of the pairs of values that turn.
+    /// Angles per position of the rotated pairs of values.
     pub frequencies: Address,
     /// The number of pairs.
     pub pairs: i32,

@@ -6,4 +6,4 @@ pub(crate) mod levels;
 pub(crate) mod source;
 
 pub use call::{Call, Form, Grid, Parameter, Queued, Rows};
-pub use launches::{Deferred, Launches, OpMemory, Rotation, SessionMemory, Unturned};
+pub use launches::{Deferred, Launches, OpMemory, RotaryInputs, Rotation, SessionMemory};

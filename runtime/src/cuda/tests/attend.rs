@@ -139,13 +139,13 @@ fn retention_by_stride_is_that_of_the_cpu() {
     compare(Kv::F32, [2, 2, 33, 4], retained(Policy::Stride(2), 4));
 }
 
-/// Attention behind what copies and turns its columns.
-struct Turned {
+/// Attention behind what copies and rotates its columns.
+struct Rotated {
     prepare: Prepare,
     attend: Attend,
 }
 
-impl CpuOp for Turned {
+impl CpuOp for Rotated {
     fn run(&self, frame: &mut Frame) {
         self.prepare.run(frame);
         self.attend.run(frame);
@@ -162,7 +162,7 @@ impl CpuOp for Turned {
     }
 }
 
-impl DeviceOp for Turned {
+impl DeviceOp for Rotated {
     fn launch(&self, launches: &mut Launches) -> Result<()> {
         launches.begin(0, &self.prepare.access());
         launches.read_once = launches.persistent();
@@ -178,26 +178,26 @@ impl DeviceOp for Turned {
     }
 }
 
-impl Op for Turned {
+impl Op for Rotated {
     fn access(&self) -> Access {
         self.attend.access()
     }
 }
 
 #[test]
-fn a_step_turns_what_it_attends_to() {
+fn a_step_rotates_its_queries_and_key() {
     let Some(device) = device() else { return };
-    // The second has as many keys as are worth being split; not all of a head's values turn.
-    for ([heads, kv_heads, window, capacity], turned) in
+    // The second has as many keys as are worth being split; not all of a head's values are rotated.
+    for ([heads, kv_heads, window, capacity], rotated) in
         [([4, 2, 6, 5], DIM), ([4, 1, 6, 600], DIM - 4)]
     {
         let widths = [heads * DIM, kv_heads * DIM, kv_heads * DIM];
         let raw = side_by_side(widths);
         let columns = raw.map(|view| View { buffer: 3, ..view });
         let [q, k, v] = columns;
-        let maps = |source, turns: bool| {
-            let turn = turns.then_some(HeadOp::Rope);
-            [HeadOp::Copy(source)].into_iter().chain(turn).collect()
+        let maps = |source, rotates: bool| {
+            let rope = rotates.then_some(HeadOp::Rope);
+            [HeadOp::Copy(source)].into_iter().chain(rope).collect()
         };
         let group = |place: usize| HeadGroup {
             view: columns[place],
@@ -206,10 +206,10 @@ fn a_step_turns_what_it_attends_to() {
             maps: maps(raw[place], place < 2),
         };
         let scores = SCORES;
-        let op = Turned {
+        let op = Rotated {
             prepare: Prepare {
                 groups: (0..3).map(group).collect(),
-                rope: Some(Rope::new(100.0, None, View::whole(4, turned))),
+                rope: Some(Rope::new(100.0, None, View::whole(4, rotated))),
                 gates: Vec::new(),
             },
             attend: Attend {
@@ -238,7 +238,7 @@ fn a_step_turns_what_it_attends_to() {
                 device: &device,
                 op: &op,
                 plan: &Arc::new(slots(Kv::F32, kv_heads, window, capacity)),
-                widths: &[stride, heads * DIM, kv_heads, stride, turned],
+                widths: &[stride, heads * DIM, kv_heads, stride, rotated],
                 output: 1,
                 kv: Kv::F32,
                 persistent,

@@ -3,9 +3,9 @@
 // side by side, with each key hidden from the queries that come after it has gone; `cache` writes the state.
 
 // What a single token's queries, key and value are made of.
-struct Unturned {
+struct RotaryInputs {
   Rows q, k, v;
-  // Angles per position of the pairs of values that turn, in queries and the key.
+  // Angles per position of the rotated pairs of values, in queries and the key.
   const float* frequencies;
   int pairs;
   // Multiplies cosines and sines.
@@ -14,8 +14,8 @@ struct Unturned {
 
 struct Attended {
   Rows q, k, v, out;
-  // Where a set is attended to by a single token. `k` and `v` are other columns if pairs turn, else the same.
-  Unturned from;
+  // Where a set is attended to by a single token. `k` and `v` are other columns if pairs are rotated, else the same.
+  RotaryInputs from;
   void* keys;
   void* values;
   void* set_keys;
@@ -130,8 +130,8 @@ __device__ void attend(const Attended& a, const u64* position, int tokens) {
   });
 }
 
-// Value i of the head at x, turned; `angles` are sines, then cosines.
-__device__ inline float turned(const float* x, int i, const float* angles, int pairs) {
+// Value i of the head at x, rotated; `angles` are sines, then cosines.
+__device__ inline float rotated(const float* x, int i, const float* angles, int pairs) {
   if (i >= 2 * pairs) return x[i];
   int pair = i < pairs ? i : i - pairs;
   float a = x[pair], b = x[pair + pairs], sine = angles[pair], cosine = angles[pair + pairs];
@@ -139,7 +139,7 @@ __device__ inline float turned(const float* x, int i, const float* angles, int p
 }
 
 // A single token, and a set. What the token may see lies in the same rows whatever the set retains: tiles of them come to shared memory,
-// the first while earlier kernels end. Queries and keys turn on the way; the block that sees the token's own key leaves it and its value
+// the first while earlier kernels end. Queries and keys are rotated on the way; the block that sees the token's own key leaves it and its value
 // for `cache`.
 template <class E, int dim, int unit, int heads, int splits, int sharing, int tile>
 __device__ void attend_retained(const Attended& a, const u64* position) {
@@ -193,7 +193,7 @@ __device__ void attend_retained(const Attended& a, const u64* position) {
       wait_for_dependencies();
       launch_dependents();
       for (int i = threadIdx.x; i < heads * dim; i += blockDim.x) {
-        queries[i] = turned(a.from.q.first + (first_head + i / dim) * dim, i % dim, angles, pairs);
+        queries[i] = rotated(a.from.q.first + (first_head + i / dim) * dim, i % dim, angles, pairs);
       }
       count = a.counts[kv_head];
       stays = a.until[kv_head] > 0;
@@ -206,7 +206,7 @@ __device__ void attend_retained(const Attended& a, const u64* position) {
     if (of_cache < n) {
       for (int i = threadIdx.x; i < dim; i += blockDim.x) {
         int column = kv_head * dim + i;
-        float key = turned(a.from.k.first + column - i, i, angles, pairs), value = a.from.v.first[column];
+        float key = rotated(a.from.k.first + column - i, i, angles, pairs), value = a.from.v.first[column];
         keys[of_cache * dim + i] = E(key);
         values[of_cache * dim + i] = E(value);
         if (pairs > 0 && part == 0) {

@@ -7,7 +7,7 @@ use waterline_kernels::{File, file};
 
 use super::{Attend, Eviction, Policy};
 use crate::cuda::{
-    Address, Call, Deferred, Grid, Launches, Parameter, Rotation, Rows, TensorCores, Unturned,
+    Address, Call, Deferred, Grid, Launches, Parameter, RotaryInputs, Rotation, Rows, TensorCores,
 };
 use crate::error::Result;
 use crate::operands::View;
@@ -40,7 +40,7 @@ struct Attended {
     k: Rows,
     v: Rows,
     out: Rows,
-    from: Unturned,
+    from: RotaryInputs,
     keys: u64,
     values: u64,
     set_keys: u64,
@@ -121,9 +121,9 @@ impl DeviceOp for Attend {
             q,
             k,
             v,
-            from: Unturned {
+            from: RotaryInputs {
                 columns: [q, k, v],
-                ..Unturned::zeroed()
+                ..RotaryInputs::zeroed()
             },
             out: launches.rows(self.out),
             keys: launches.state_address(self.keys),
@@ -242,7 +242,7 @@ impl Attend {
         self.launch_attention(launches, attended, first..end)
     }
 
-    /// Has a single token's queries and key turned where they are attended to. Its key and value stay at `k` and `v` until they are
+    /// Has a single token's queries and key rotated where they are attended to. Its key and value stay at `k` and `v` until they are
     /// cached, which may be in a later layer.
     fn take_rotation(
         &self,
@@ -286,7 +286,7 @@ impl Attend {
         }
     }
 
-    /// All queries, then what is cached. `marks` is what `retain` found, and a turned key with its value.
+    /// All queries, then what is cached. `marks` is what `retain` found, and a rotated key with its value.
     fn launch_attention(
         &self,
         launches: &mut Launches,

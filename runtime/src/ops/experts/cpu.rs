@@ -19,7 +19,7 @@ const OUTER_ROWS: usize = 32;
 /// Tokens that a task multiplies with at once.
 const BATCH: usize = 64;
 
-/// Networks of one shape and the tokens that pass them.
+/// Networks of one shape and their tokens.
 struct Part<'a> {
     expert: &'a Expert,
     grouped: Grouped<'a>,

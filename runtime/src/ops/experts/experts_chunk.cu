@@ -2,7 +2,7 @@
 // read once for all of these.
 
 // Which products: of experts of `expert_rows` rows; the input of a pair is number pair / `sharing`. Pairs are those of the lists, of
-// `per_token` for each token, or the tokens, which all pass one network. `act(gate x) * up x`, without a gate `act(up x)`.
+// `per_token` for each token, or the tokens, which all have one network. `act(gate x) * up x`, without a gate `act(up x)`.
 template <int gate_format, int up_format, int inputs, int expert_rows, int networks, int per_token, int sharing, bool in_lists, int act>
 struct PairProduct {
   static constexpr int gate = gate_format, up = up_format, cols = inputs, rows = expert_rows, all = networks * expert_rows;

@@ -51,9 +51,9 @@ const SHARED: [&str; 2] = [
     "codes of shared inner values",
 ];
 
-/// Experts that tokens pass: the chosen ones of the lists, or one that all pass.
+/// Experts of one shape: those that tokens choose, by their lists, or the shared one of all tokens.
 #[derive(Clone, Copy)]
-struct Passed<'a> {
+struct ExpertGroup<'a> {
     expert: &'a Expert,
     networks: usize,
     /// Those of a token.
@@ -82,7 +82,7 @@ impl Experts {
     pub(super) fn launch_chunk(&self, launches: &mut Launches) -> Result<()> {
         let chosen = self.chosen();
         let inner = self.inner.split(chosen * self.expert.width());
-        let mut all = vec![Passed {
+        let mut all = vec![ExpertGroup {
             expert: &self.expert,
             networks: self.experts,
             count: chosen,
@@ -90,7 +90,7 @@ impl Experts {
             inner: inner.0,
             names: INNER,
         }];
-        all.extend(self.shared.as_ref().map(|shared| Passed {
+        all.extend(self.shared.as_ref().map(|shared| ExpertGroup {
             expert: &shared.expert,
             networks: 1,
             count: 1,
@@ -103,26 +103,26 @@ impl Experts {
         for alike in all.chunk_by(|a, b| a.expert.rounding() == b.expert.rounding()) {
             let first: Vec<&Matrix> = alike.iter().flat_map(|of| of.expert.first()).collect();
             let inputs = self.stage_inputs(&first, alike[0].expert.rounding(), launches)?;
-            for passed in alike {
-                let Expert { gate, up, .. } = passed.expert;
+            for group in alike {
+                let Expert { gate, up, .. } = group.expert;
                 let part = Part {
                     begin: 0,
-                    count: passed.expert.width(),
-                    output: launches.rows(passed.inner),
-                    share: passed.count,
+                    count: group.expert.width(),
+                    output: launches.rows(group.inner),
+                    share: group.count,
                 };
                 let matrices = (gate.as_ref(), up);
-                passed.multiply(matrices, self.activation, inputs, part, launches)?;
-                ends.push((*passed, passed.stage_inner(launches)?));
+                group.multiply(matrices, self.activation, inputs, part, launches)?;
+                ends.push((*group, group.stage_inner(launches)?));
             }
         }
         self.end(&ends, launches)
     }
 
     /// The weighted sums of what experts make of their inner values, some rows of their last matrices after others.
-    fn end(&self, ends: &[(Passed, Staged)], launches: &mut Launches) -> Result<()> {
+    fn end(&self, ends: &[(ExpertGroup, Staged)], launches: &mut Launches) -> Result<()> {
         let (chosen, width, tokens) = (self.chosen(), self.output.width, launches.tokens);
-        let made = ends.iter().map(|(passed, _)| passed.count).sum::<usize>();
+        let made = ends.iter().map(|(group, _)| group.count).sum::<usize>();
         let row_bytes = tokens * made * size_of::<f32>();
         let most = MOST_PRODUCTS / row_bytes / CODE_ROWS * CODE_ROWS;
         let most = most.max(CODE_ROWS).min(width);
@@ -137,16 +137,16 @@ impl Experts {
                 stride: (made * count) as i32,
                 width: (made * count) as i32,
             };
-            for (passed, staged) in ends {
+            for (group, staged) in ends {
                 let part = Part {
                     begin,
                     count,
                     output,
                     share: 1,
                 };
-                let matrices = (None, &passed.expert.down);
-                passed.multiply(matrices, Activation::Identity, *staged, part, launches)?;
-                output.first += (passed.count * count * size_of::<f32>()) as u64;
+                let matrices = (None, &group.expert.down);
+                group.multiply(matrices, Activation::Identity, *staged, part, launches)?;
+                output.first += (group.count * count * size_of::<f32>()) as u64;
             }
             let (shared, add) = (ends.len() > 1, self.add);
             let sums = View {
@@ -229,7 +229,7 @@ impl Experts {
     }
 }
 
-impl Passed<'_> {
+impl ExpertGroup<'_> {
     /// `act(gate x) * up x` of each pair, without a gate `act(up x)`, for a part of the rows. Inputs are those of tokens or of pairs, as
     /// the matrices are the first or the last ones.
     fn multiply(

@@ -1,5 +1,5 @@
 //! In a decode kernel the GEMV that makes a value applies the parts of `prepare` that need no other value, and the recurrence that reads
-//! keys and queries normalizes them, or attention turns them: every op less saves a synchronization.
+//! keys and queries normalizes them, or attention rotates them: every op less saves a synchronization.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use super::launch::{
     ACTIVATION, COPY, DeviceGate, DeviceHeadGroup, DeviceMap, L2_NORM, MOST_GROUPS, ROPE,
     RUNNING_SOFTMAX, SOFTMAX, Tasks,
 };
-use crate::cuda::{Address, Deferred, Launches, Parameter, Rotation, Rows, Unturned};
+use crate::cuda::{Address, Deferred, Launches, Parameter, RotaryInputs, Rotation, Rows};
 
 /// Most taps of a convolution that a product does: one for each of the lanes that share a row.
 const MOST_TAPS: i32 = 4;
@@ -75,7 +75,7 @@ impl Tasks {
             |group: &DeviceHeadGroup| matches!(group.maps(), [DeviceMap { kind: L2_NORM, .. }]);
         let copied =
             |group: &DeviceHeadGroup| matches!(group.maps(), [DeviceMap { kind: COPY, .. }]);
-        let turned = |group: &DeviceHeadGroup| {
+        let rotated = |group: &DeviceHeadGroup| {
             let [copy, rope] = group.maps() else {
                 return false;
             };
@@ -83,11 +83,11 @@ impl Tasks {
         };
         match self.groups() {
             [q, k] if unit(q) && unit(k) => Some(Deferred::UnitHeads([q.columns, k.columns])),
-            [q, k, v] if turned(q) && turned(k) && copied(v) && q.head_dim == k.head_dim => {
+            [q, k, v] if rotated(q) && rotated(k) && copied(v) && q.head_dim == k.head_dim => {
                 Some(Deferred::Rotation(Rotation {
                     columns: [q, k, v].map(|group| group.columns),
                     head_dim: q.head_dim,
-                    from: Unturned {
+                    from: RotaryInputs {
                         columns: [q, k, v].map(|group| group.at[0].source),
                         frequencies: self.frequencies,
                         pairs: self.pairs,
