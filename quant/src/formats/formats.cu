@@ -18,6 +18,12 @@ struct Affine {
   float scale, min;
 };
 
+// A unit whose codes are put together as it is read.
+struct JoinedUnit {
+  u32 packed[8];
+  Affine line;
+};
+
 // What else the products of a unit's codes in tiles on tensor cores need: a scale, also a minimum, or a second scale in its place, that of
 // the second half. There a format has `load`, which begins to read a unit, and `unpack`, which makes codes with a sign of it.
 enum { PLAIN_TILES, AFFINE_TILES, HALVED_TILES };

@@ -32,16 +32,12 @@ struct Affines {
   static constexpr int scale_row_bytes = cols / SubBlock::block * SubBlock::scale_bytes;
   static constexpr int unit = 32;
   static constexpr int tiles = AFFINE_TILES;
-  struct Stored {
-    u32 packed[8];
-    Affine line;
-  };
-  static __device__ Stored load(Units matrix, long long index) {
-    Stored unit;
+  static __device__ JoinedUnit load(Units matrix, long long index) {
+    JoinedUnit unit;
     unit.line = SubBlock::codes(matrix, index, reinterpret_cast<int*>(unit.packed));
     return unit;
   }
-  static __device__ Affine unpack(const Stored& unit, u32* codes) {
+  static __device__ Affine unpack(const JoinedUnit& unit, u32* codes) {
 #pragma unroll
     for (int i = 0; i < 8; i++) codes[i] = unit.packed[i];
     return unit.line;

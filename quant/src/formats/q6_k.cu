@@ -27,18 +27,14 @@ struct Format<Q6_K, cols> {
     return half_bits(reinterpret_cast<const u16*>(matrix.scales)[index / 8]);
   }
   static constexpr int tiles = HALVED_TILES;
-  struct Stored {
-    u32 packed[8];
-    Affine line;
-  };
-  static __device__ Stored load(Units matrix, long long index) {
-    Stored unit;
+  static __device__ JoinedUnit load(Units matrix, long long index) {
+    JoinedUnit unit;
     const i8* scales = codes(matrix, index, reinterpret_cast<int*>(unit.packed));
     float d = scale(matrix, index);
     unit.line = {d * scales[0], d * scales[1]};
     return unit;
   }
-  static __device__ Affine unpack(const Stored& unit, u32* codes) {
+  static __device__ Affine unpack(const JoinedUnit& unit, u32* codes) {
 #pragma unroll
     for (int i = 0; i < 8; i++) codes[i] = less<32>(unit.packed[i]);
     return unit.line;
