@@ -61,7 +61,7 @@ impl Simd {
     /// Whether long rows of weights are read one after another, in the order of memory, not several at once. A Zen 5 then reads Q8_0
     /// at 40 of 43 GB/s, not at 34; a Xeon (AMX) loses 3 %.
     #[cfg(target_arch = "x86_64")]
-    pub(crate) fn reads_rows_in_turn(self) -> bool {
+    pub(crate) fn reads_rows_one_by_one(self) -> bool {
         self != Simd::Amx
     }
 

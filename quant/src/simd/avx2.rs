@@ -132,18 +132,15 @@ fn dot<const SIGNED: bool>(w: __m256i, x: __m256i) -> __m256i {
 /// nothing where they come from memory.)
 #[inline(always)]
 pub(crate) fn prefetch<T>(at: *const T, count: usize) {
-    for i in (0..count * size_of::<T>()).step_by(64) {
-        // SAFETY: any address may be prefetched.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>().wrapping_add(i)) };
-    }
+    prefetch_into::<_MM_HINT_T0, T>(at, count);
 }
 
-/// As [`prefetch`], into the second-level cache.
+/// As [`prefetch`], into the cache of a hint.
 #[inline(always)]
-pub(crate) fn prefetch_far<T>(at: *const T, count: usize) {
+pub(crate) fn prefetch_into<const HINT: i32, T>(at: *const T, count: usize) {
     for i in (0..count * size_of::<T>()).step_by(64) {
         // SAFETY: any address may be prefetched.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast::<i8>().wrapping_add(i)) };
+        unsafe { _mm_prefetch::<HINT>(at.cast::<i8>().wrapping_add(i)) };
     }
 }
 

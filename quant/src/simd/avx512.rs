@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::avx2::{prefetch, prefetch_far};
+use super::avx2::{prefetch, prefetch_into};
 use crate::activations::{BLOCK, GROUP, RowMut};
 use crate::kernel::{self, Product};
 use crate::panel::Minima;
@@ -113,14 +113,14 @@ pub(crate) fn nibbles(runs: __m512i) -> (__m512i, __m512i) {
 
 /// Bytes of a long row: few of them fit in the nearest cache.
 const LONG: usize = 2048;
-/// Bytes by which the numbers of long rows are prefetched, into the second cache.
+/// Bytes by which the numbers of long rows are prefetched, into L2.
 const FAR_AHEAD: usize = 16 << 10;
 
 pub(crate) struct FloatTile<F>(PhantomData<F>);
 
 impl<F: Float> kernel::Tile for FloatTile<F> {
     // Four long rows of 16-bit numbers and the next four, which are prefetched, do not fit in the nearest cache. A pair's successors
-    // go to the second one: 18 of 18.6 GB/s on a Xeon, where 16 to 17 came with those 8 KiB ahead in the nearest; as fast on a Zen 5.
+    // go to L2: 18 of 18.6 GB/s on a Xeon, and 16 to 17 with those 8 KiB ahead in L1; as fast on a Zen 5.
     #[inline]
     unsafe fn eight_rows(product: &Product, row: usize, token: usize) -> bool {
         let is_long = size_of::<F>() == 2 && product.row_bytes >= LONG;
@@ -156,7 +156,7 @@ impl<F: Float> kernel::Tile for FloatTile<F> {
         for step in 0..product.cols.div_ceil(STEP) {
             let ahead = weights[0].wrapping_add(step * R * STEP);
             if T == 1 && R == 2 {
-                prefetch_far(ahead.wrapping_byte_add(FAR_AHEAD), R * STEP);
+                prefetch_into::<_MM_HINT_T1, F>(ahead.wrapping_byte_add(FAR_AHEAD), R * STEP);
             } else if T == 1 {
                 // As for integer formats, below.
                 let least = product.simd.least_ahead();
@@ -201,17 +201,17 @@ impl<B: Integer> kernel::Tile for IntegerTile<B> {
     unsafe fn eight_rows(product: &Product, row: usize, token: usize) -> bool {
         const LONGEST: usize = 1024;
         let fit = size_of::<B::Header>() == 0 && product.row_bytes <= LONGEST;
-        let in_turn = product.row_bytes >= LONG && product.simd.reads_rows_in_turn();
+        let one_by_one = product.row_bytes >= LONG && product.simd.reads_rows_one_by_one();
         if fit {
             // SAFETY: as the caller vouches.
             unsafe { Self::tile::<8, 1>(product, row, token) };
-        } else if in_turn {
+        } else if one_by_one {
             for row in row..row + 8 {
                 // SAFETY: as above.
                 unsafe { Self::tile::<1, 1>(product, row, token) };
             }
         }
-        fit || in_turn
+        fit || one_by_one
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
