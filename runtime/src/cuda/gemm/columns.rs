@@ -81,6 +81,7 @@ impl Launches<'_> {
         } else {
             0
         };
+        // A pointer to nothing would not be aligned.
         let codes = self.shared_address("codes of columns", (tokens * of_token).max(16))?;
         let rounding = Rounding::device_number(rounding);
         self.push(Call {
