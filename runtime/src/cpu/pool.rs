@@ -12,8 +12,9 @@
 //! | `IDLE`, `ASLEEP` | `OFFERED` | owner of the region | the job may be entered; a sleeper is unparked |
 //! | `OFFERED` | `BUSY` | worker | it has entered: the region waits for it now |
 //! | `OFFERED` | `IDLE` | owner | withdrawn: the worker can no longer enter |
-//! | `BUSY` | `IDLE` | worker | it has left and does not read the job again |
-//! | any but `BUSY` | `STOP` | the pool's drop | the thread ends |
+//! | `BUSY` | `AWAITED` | owner | it has spun for [`PATIENCE`] and parks |
+//! | `BUSY`, `AWAITED` | `IDLE` | worker | it has left and does not read the job again; an owner that waits is unparked |
+//! | any but `BUSY`, `AWAITED` | `STOP` | the pool's drop | the thread ends |
 //!
 //! The job is a borrowed closure whose lifetime is erased. It is read only between `BUSY` and the `IDLE` after it, and
 //! `OFFERED` goes either to `BUSY` or to `IDLE`, never to both, since both are compare-and-swap on one word. The owner
@@ -37,14 +38,16 @@ use crate::error::{Error, Result};
 
 /// How long an idle worker spins before it sleeps: longer than the serial part between two regions.
 const SPIN: Duration = Duration::from_micros(200);
-/// How long the owner of a region spins for a worker before it lets other programs run meanwhile.
-const PATIENCE: Duration = Duration::from_micros(50);
-/// A worker whose regions waited so much longer for it, in nanoseconds, than it saved them is left out for a while: a
-/// neighbour has its core.
-const DEBT: i64 = 300_000;
-/// A worker that has entered no region for so long although it was offered them is left out as well: it has no core of its own,
-/// and where it wakes up too late again and again it takes the caller's. An idle core is awake much sooner.
-const LATE: Duration = Duration::from_millis(1);
+/// How long the owner of a region spins for a worker before it parks. Asleep it keeps its share of a core that another program uses too,
+/// and has it as soon as the worker is done, so that both come to run at the same time.
+const PATIENCE: Duration = Duration::from_micros(200);
+/// A worker is left out for a while once other threads have waited so much longer for it, in nanoseconds of all of them, than it saved
+/// them: a neighbour has its core. With a few threads that is more than a scheduler's time slice, so that those that run at the same time
+/// anyway stay together.
+const DEBT: i64 = 5_000_000;
+/// A worker that has entered no region for so long, in time of all other threads, although it was offered them is left out as well: it
+/// has no core of its own, and where it wakes up too late again and again it takes the caller's. An idle core is awake much sooner.
+const LATE: Duration = Duration::from_millis(5);
 /// What a worker can save up, in nanoseconds. More than a scheduler's time slice, so that one accident is forgiven.
 const CREDIT: i64 = 6_000_000;
 /// What a worker saves a region, at most: longer regions are rare, and most that seem so are those in which a neighbour had the
@@ -64,7 +67,8 @@ const IDLE: u32 = 1;
 const ASLEEP: u32 = 2;
 const OFFERED: u32 = 3;
 const BUSY: u32 = 4;
-const STOP: u32 = 5;
+const AWAITED: u32 = 5;
+const STOP: u32 = 6;
 
 type Job = *const (dyn Fn(usize) + Sync);
 type Panic = Box<dyn Any + Send>;
@@ -113,6 +117,8 @@ struct State {
     job: UnsafeCell<Option<Job>>,
     /// The first panic of a worker in this region.
     panic: Mutex<Option<Panic>>,
+    /// Whom the worker of an `AWAITED` word unparks.
+    owner: Mutex<Option<Thread>>,
 }
 
 // SAFETY: `job` is written and read only as the protocol above says, which orders every write before every read.
@@ -131,6 +137,10 @@ impl State {
         })
     }
 
+    fn owner(&self) -> std::sync::MutexGuard<'_, Option<Thread>> {
+        self.owner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Drops the tasks that nobody has claimed.
     fn abandon(&self) {
         self.lanes.iter().for_each(|lane| lane.deal(0, 0));
@@ -143,7 +153,7 @@ struct Attendance {
     since: Instant,
     /// Whether it has taken the last offer.
     entered: bool,
-    /// How long regions were done before it entered, since it last entered one.
+    /// Time of all other threads in regions that it did not enter, since it last entered one.
     missed: Duration,
     /// How long it is left out the next time.
     penalty: Duration,
@@ -187,6 +197,7 @@ impl Pool {
                 lanes: (0..threads).map(|_| lane()).collect(),
                 job: UnsafeCell::new(None),
                 panic: Mutex::new(None),
+                owner: Mutex::new(None),
             }),
             workers: Vec::with_capacity(threads - 1),
             region: Mutex::new((1..threads).map(|_| attendance()).collect()),
@@ -304,6 +315,8 @@ impl Pool {
     /// Withdraws the offers that no worker has taken and waits for those who did.
     fn close(&self, region: &mut [Attendance], begin: Instant) {
         let lanes = &self.state.lanes[1..];
+        // Threads that wait while one does.
+        let others = self.workers.len() as u32;
         let done = Instant::now();
         for (lane, worker) in lanes.iter().zip(region.iter_mut()) {
             let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
@@ -313,7 +326,7 @@ impl Pool {
                 .is_ok();
             worker.entered = worker.since <= begin && !withdrawn;
             if withdrawn {
-                worker.came_too_late(done, done - begin);
+                worker.came_too_late(done, (done - begin) * others);
             }
         }
         for (lane, worker) in lanes
@@ -326,7 +339,7 @@ impl Pool {
             while lane.word.load(Ordering::Acquire) == BUSY {
                 spins += 1;
                 if spins.is_multiple_of(64) && done.elapsed() > PATIENCE {
-                    std::thread::yield_now();
+                    self.sleep_until_idle(&lane.word);
                 } else {
                     std::hint::spin_loop();
                 }
@@ -336,28 +349,39 @@ impl Pool {
             } else {
                 done.elapsed()
             };
-            worker.left(done, waited, done - begin);
+            worker.left(done + waited, waited * others, done - begin);
+        }
+    }
+
+    /// Parks until the worker of `word`, which was `BUSY`, has left.
+    fn sleep_until_idle(&self, word: &AtomicU32) {
+        *self.state.owner() = Some(std::thread::current());
+        let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
+        if (word.compare_exchange(BUSY, AWAITED, success, failure)).is_ok() {
+            while word.load(Ordering::Acquire) == AWAITED {
+                std::thread::park();
+            }
         }
     }
 }
 
 impl Attendance {
-    /// Takes note that the caller had worked `own` in a region when it was `done`, and then `waited` for the worker,
-    /// without which it had worked about as long again.
-    fn left(&mut self, done: Instant, waited: Duration, own: Duration) {
+    /// Takes note `now` that the caller worked `own` in a region, about what the worker saved all threads together, and that these
+    /// `waited` for it in all.
+    fn left(&mut self, now: Instant, waited: Duration, own: Duration) {
         let nanos = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
         self.balance = (self.balance + nanos(own.min(MOST_SAVED)))
             .min(CREDIT)
             .saturating_sub(nanos(waited));
         self.missed = Duration::ZERO;
         if self.balance <= -DEBT {
-            self.leave_out(done + waited);
+            self.leave_out(now);
         }
     }
 
-    /// Takes note that a region of length `own` was `done` before the worker entered it.
-    fn came_too_late(&mut self, done: Instant, own: Duration) {
-        self.missed += own;
+    /// Takes note that a region was `done` before the worker entered it, after so much `time` of all other threads.
+    fn came_too_late(&mut self, done: Instant, time: Duration) {
+        self.missed += time;
         if self.missed >= LATE {
             self.leave_out(done);
         }
@@ -413,7 +437,12 @@ fn work(state: &State, index: usize) {
                 Some(_) => std::mem::forget(payload),
             }
         }
-        word.store(IDLE, Ordering::Release);
+        let (success, failure) = (Ordering::Release, Ordering::Relaxed);
+        if (word.compare_exchange(BUSY, IDLE, success, failure)).is_err() {
+            let owner = state.owner().take();
+            word.store(IDLE, Ordering::Release);
+            owner.expect("who waits says so").unpark();
+        }
     }
 }
 

@@ -87,7 +87,7 @@ fn a_worker_that_costs_more_than_it_saves_is_left_out_for_longer_each_time() {
         penalty: least,
         balance: 0,
     };
-    let (own, slice) = (Duration::from_micros(100), Duration::from_millis(3));
+    let (own, slice) = (Duration::from_micros(100), Duration::from_millis(7));
     for _ in 0..100 {
         worker.left(start, Duration::ZERO, own);
     }
@@ -98,11 +98,8 @@ fn a_worker_that_costs_more_than_it_saves_is_left_out_for_longer_each_time() {
         worker.left(now, own, own);
         worker.left(now, slice, own);
         let left_out = worker.since - now;
-        // The first of these pays off what was left of its credit.
-        if round > 0 {
-            let expected = least * LONGER.pow((round - 1).min(5));
-            assert_eq!(left_out, slice + expected.min(most), "{round}");
-        }
+        let expected = least * LONGER.pow(round.min(5));
+        assert_eq!(left_out, expected.min(most), "{round}");
     }
     assert_eq!(worker.penalty, most);
     // Much later it is forgiven.
@@ -132,6 +129,21 @@ fn a_worker_that_always_comes_too_late_is_left_out() {
     }
     worker.came_too_late(start, own);
     assert_eq!(worker.since, start + LEFT_OUT[0]);
+}
+
+#[test]
+fn a_caller_sleeps_until_slow_workers_are_done() {
+    let pool = Pool::new(3).unwrap();
+    for _ in 0..20 {
+        let done = AtomicUsize::new(0);
+        pool.each(3, |worker, _| {
+            if worker > 0 {
+                std::thread::sleep(40 * PATIENCE);
+            }
+            done.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(done.into_inner(), 3);
+    }
 }
 
 #[test]
