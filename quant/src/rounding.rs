@@ -104,3 +104,26 @@ impl Scale {
         if short.is_finite() { short } else { product }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    /// `quotient` in rounding.cu.
+    fn quotient(a: f32, b: f32, reciprocal: f32) -> f32 {
+        let q = a * reciprocal;
+        (-b).mul_add(q, a).mul_add(reciprocal, q)
+    }
+
+    #[test]
+    fn kernels_scale_as_ieee_divides_whatever_the_mantissa() {
+        for mantissa in 0..1 << 23 {
+            let x = f32::from_bits(1f32.to_bits() | mantissa);
+            assert_eq!(quotient(x, 127.0, 1.0 / 127.0), x / 127.0, "{x}");
+            // A GPU's reciprocal may be one unit off in the last place, before a step that improves it.
+            for off in [u32::MAX, 0, 1] {
+                let y = f32::from_bits((1.0 / x).to_bits().wrapping_add(off));
+                let y = (-x).mul_add(y, 1.0).mul_add(y, y);
+                assert_eq!(quotient(127.0, x, y), 127.0 / x, "{x}");
+            }
+        }
+    }
+}
