@@ -1,5 +1,5 @@
 //! Another GPU's program on this one: `WATERLINE_GPU_AS=compute_89,sms=128,shared=99` lays out and compiles what an RTX 4090 runs,
-//! for tests on a larger part. Any of them may be left out. `first-poll=NS` is for measurements.
+//! for tests on a larger part. Any of them may be left out. `first-poll=NS` and `poll=NS` are for measurements.
 
 use crate::cuda::decode::tuning::Tuning;
 use crate::error::{Error, Result};
@@ -18,6 +18,8 @@ pub(crate) struct Overrides {
     pub shared_memory: Option<usize>,
     /// Nanoseconds before the first poll of a mailbox.
     pub first_poll_ns: Option<usize>,
+    /// Nanoseconds between polls.
+    pub poll_ns: Option<usize>,
 }
 
 impl Overrides {
@@ -52,7 +54,11 @@ impl Overrides {
                 Some(("first-poll", value)) => {
                     overrides.first_poll_ns = Some(number(value, 10_000)? as usize);
                 }
-                Some(_) => return Err(refused("compute_NN, sms=N, shared=KIB or first-poll=NS")),
+                Some(("poll", value)) => overrides.poll_ns = Some(number(value, 10_000)? as usize),
+                Some(_) => {
+                    let expected = "compute_NN, sms=N, shared=KIB, first-poll=NS or poll=NS";
+                    return Err(refused(expected));
+                }
             }
         }
         Ok(overrides)
@@ -62,6 +68,7 @@ impl Overrides {
     pub fn tuning(&self, device: Tuning) -> Tuning {
         Tuning {
             first_poll_ns: self.first_poll_ns.unwrap_or(device.first_poll_ns),
+            poll_ns: self.poll_ns.unwrap_or(device.poll_ns),
             ..device
         }
     }
@@ -73,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_gpu_in_the_words_of_the_environment() {
-        let parsed = Overrides::parse("compute_89,sms=128,shared=99").expect("a GPU");
+        let parsed = Overrides::parse("compute_89,sms=128,shared=99,poll=80").expect("a GPU");
         assert_eq!(
             parsed,
             Overrides {
@@ -81,6 +88,7 @@ mod tests {
                 sms: Some(128),
                 shared_memory: Some(99 << 10),
                 first_poll_ns: None,
+                poll_ns: Some(80),
             }
         );
         assert_eq!(Overrides::parse("").expect("nothing"), Overrides::default());

@@ -54,17 +54,15 @@ pub(crate) fn by_levels<'a>(calls: &[&'a Queued], blocks: usize) -> Vec<KernelOp
         .iter()
         .map(|queued| Known {
             accesses: queued.accesses(),
-            blocks: match queued.mailbox_role() {
-                MailboxRole::Barrier => queued.blocks().min(blocks) as i64,
-                _ => ALONE,
-            },
+            blocks: queued.blocks().min(blocks) as i64,
+            has_mailboxes: !matches!(queued.mailbox_role(), MailboxRole::Barrier),
         })
         .collect();
     let levels = levels(&known, blocks);
     let mut order: Vec<usize> = (0..calls.len()).collect();
     // What streams weights runs last, since it waits for the level before anyway.
     let places: Vec<usize> = (known.iter().zip(&levels))
-        .map(|(call, level)| 2 * level + usize::from(call.blocks == ALONE))
+        .map(|(call, level)| 2 * level + usize::from(call.has_mailboxes))
         .collect();
     order.sort_by_key(|&call| places[call]);
     #[cfg(test)]
@@ -131,10 +129,9 @@ struct Known {
     accesses: Option<Accesses>,
     /// Blocks that it needs for itself.
     blocks: i64,
+    /// Whether it can use mailboxes: then it keeps a level for itself.
+    has_mailboxes: bool,
 }
-
-/// The blocks of a call that can use mailboxes: then it keeps a level for itself.
-const ALONE: i64 = 1 << 32;
 
 impl Known {
     /// Whether the order of the two matters.
@@ -168,12 +165,14 @@ fn levels(calls: &[Known], blocks: usize) -> Vec<usize> {
     let count = levels.iter().max().map_or(0, |last| last + 1);
     // The level below which each call has to be.
     let mut ends = vec![count; calls.len()];
+    // The blocks that each level has left.
     let mut left = vec![blocks as i64; count];
     for index in (0..calls.len()).rev() {
         let call = &calls[index];
         let mut end = ends[index];
-        if call.blocks == ALONE {
+        if call.has_mailboxes {
             end = levels[index] + 1;
+            left[levels[index]] = i64::MIN;
         }
         for (earlier, other) in ends.iter_mut().zip(&calls[..index]) {
             if *earlier >= end && other.conflicts_with(call) {
@@ -181,7 +180,7 @@ fn levels(calls: &[Known], blocks: usize) -> Vec<usize> {
             }
         }
         if levels[index] + 1 == end {
-            left[end - 1] -= call.blocks;
+            left[end - 1] = left[end - 1].saturating_sub(call.blocks);
         }
         ends[index] = end;
     }
@@ -191,9 +190,9 @@ fn levels(calls: &[Known], blocks: usize) -> Vec<usize> {
             continue;
         }
         let lowest = lowest(calls, &levels[..index]);
-        let lacking = |&level: &usize| (needed - left[level]).clamp(0, ALONE / 2);
+        let lacking = |&level: &usize| needed.saturating_sub(left[level]).max(0);
         let level = (lowest..end).min_by_key(lacking).unwrap_or(lowest);
-        left[level] -= needed;
+        left[level] = left[level].saturating_sub(needed);
         levels[index] = level;
     }
     levels
@@ -247,12 +246,13 @@ mod tests {
                 writes: ranges(writes),
             }),
             blocks: 1,
+            has_mailboxes: false,
         }
     }
 
     fn gemv(reads: [Address; 2], writes: [Address; 2]) -> Known {
         Known {
-            blocks: ALONE,
+            has_mailboxes: true,
             ..call(&[reads], &[writes])
         }
     }
@@ -260,6 +260,7 @@ mod tests {
     const UNKNOWN: Known = Known {
         accesses: None,
         blocks: 1,
+        has_mailboxes: false,
     };
 
     #[test]
