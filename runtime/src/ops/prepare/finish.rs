@@ -6,8 +6,7 @@ use std::ops::Range;
 use bytemuck::Zeroable;
 
 use super::launch::{
-    ACTIVATION, COPY, DeviceGate, DeviceHeadGroup, DeviceMap, L2_NORM, MOST_GROUPS, ROPE,
-    RUNNING_SOFTMAX, SOFTMAX, Tasks,
+    DeviceGate, DeviceHeadGroup, DeviceMap, MOST_GROUPS, Tasks, gate_kind, map_kind,
 };
 use crate::cuda::{Address, Deferred, Launches, Parameter, RotaryInputs, Rotation, Rows};
 
@@ -71,15 +70,15 @@ impl Tasks {
         if self.gates > 0 || self.groups().iter().any(|group| group.weight != 0) {
             return None;
         }
-        let unit =
-            |group: &DeviceHeadGroup| matches!(group.maps(), [DeviceMap { kind: L2_NORM, .. }]);
-        let copied =
-            |group: &DeviceHeadGroup| matches!(group.maps(), [DeviceMap { kind: COPY, .. }]);
+        let is_only =
+            |group: &DeviceHeadGroup, kind| matches!(group.maps(), [map] if map.kind == kind);
+        let unit = |group| is_only(group, map_kind::L2_NORM);
+        let copied = |group| is_only(group, map_kind::COPY);
         let rotated = |group: &DeviceHeadGroup| {
             let [copy, rope] = group.maps() else {
                 return false;
             };
-            (copy.kind, rope.kind) == (COPY, ROPE)
+            (copy.kind, rope.kind) == (map_kind::COPY, map_kind::ROPE)
         };
         match self.groups() {
             [q, k] if unit(q) && unit(k) => Some(Deferred::UnitHeads([q.columns, k.columns])),
@@ -150,7 +149,8 @@ impl DeviceHeadGroup {
 
     fn leading_activations(&self) -> usize {
         let maps = self.maps().iter();
-        maps.take_while(|map| map.kind == ACTIVATION).count()
+        maps.take_while(|map| map.kind == map_kind::ACTIVATION)
+            .count()
     }
 
     /// What is left behind the convolution and so many maps.
@@ -169,7 +169,7 @@ impl DeviceHeadGroup {
 impl DeviceGate {
     /// Whether a value meets no other.
     fn is_alone(&self) -> bool {
-        self.kind != SOFTMAX && self.kind != RUNNING_SOFTMAX
+        self.kind != gate_kind::SOFTMAX && self.kind != gate_kind::RUNNING_SOFTMAX
     }
 }
 

@@ -11,13 +11,36 @@ use crate::ops::DeviceOp;
 
 const SOURCE: &[File] = &[file("ops/prepare/prepare.cu")];
 
-/// Kinds of head ops and gates that this file distinguishes; the numbers are those of prepare.cu.
-pub(super) const ACTIVATION: i32 = 0;
-pub(super) const L2_NORM: i32 = 1;
-pub(super) const COPY: i32 = 6;
-pub(super) const ROPE: i32 = 8;
-pub(super) const SOFTMAX: i32 = 6;
-pub(super) const RUNNING_SOFTMAX: i32 = 8;
+/// Kinds of head ops, `MAP_…` in prepare.cu.
+pub(super) mod map_kind {
+    pub const ACTIVATION: i32 = 0;
+    pub const L2_NORM: i32 = 1;
+    pub const SUM_NORM: i32 = 2;
+    pub const SOFTMAX: i32 = 3;
+    pub const LINEAR: i32 = 4;
+    pub const ADD: i32 = 5;
+    pub const COPY: i32 = 6;
+    pub const NORM: i32 = 7;
+    pub const ROPE: i32 = 8;
+    pub const LARGEST: i32 = 9;
+    pub const WHERE: i32 = 10;
+    pub const MULTIPLY: i32 = 11;
+    pub const GATE: i32 = 12;
+}
+
+/// Kinds of gates, `GATE_…` in prepare.cu.
+pub(super) mod gate_kind {
+    pub const DECAY: i32 = 0;
+    pub const BOUNDED_DECAY: i32 = 1;
+    pub const LOG_SIGMOID: i32 = 2;
+    pub const LOWER_BOUND: i32 = 3;
+    pub const SIGMOID: i32 = 4;
+    pub const STEP: i32 = 5;
+    pub const SOFTMAX: i32 = 6;
+    pub const FORGET: i32 = 7;
+    pub const RUNNING_SOFTMAX: i32 = 8;
+    pub const CONSTANT: i32 = 9;
+}
 
 pub(super) const MOST_MAPS: usize = 6;
 pub(super) const MOST_GROUPS: usize = 6;
@@ -234,46 +257,46 @@ impl HeadOp {
         Ok(match self {
             HeadOp::Activation(function) => DeviceMap {
                 function: *function as i32,
-                ..kind(ACTIVATION)
+                ..kind(map_kind::ACTIVATION)
             },
-            HeadOp::L2Norm => kind(L2_NORM),
-            HeadOp::SumNorm => kind(2),
-            HeadOp::Softmax => kind(3),
+            HeadOp::L2Norm => kind(map_kind::L2_NORM),
+            HeadOp::SumNorm => kind(map_kind::SUM_NORM),
+            HeadOp::Softmax => kind(map_kind::SOFTMAX),
             HeadOp::Linear(matrix) => DeviceMap {
                 weight: launches.vector_address(matrix)?,
-                ..kind(4)
+                ..kind(map_kind::LINEAR)
             },
             HeadOp::Add(view) => DeviceMap {
                 source: launches.rows(*view),
-                ..kind(5)
+                ..kind(map_kind::ADD)
             },
             HeadOp::Copy(view) => DeviceMap {
                 source: launches.rows(*view),
-                ..kind(COPY)
+                ..kind(map_kind::COPY)
             },
             HeadOp::Rms(norm) => DeviceMap {
                 weight: launches.vector_address(&norm.weight)?,
                 bias: launches.optional_address(norm.bias.as_ref())?,
                 eps: norm.eps,
                 function: norm.centred.into(),
-                ..kind(7)
+                ..kind(map_kind::NORM)
             },
-            HeadOp::Rope => kind(ROPE),
+            HeadOp::Rope => kind(map_kind::ROPE),
             HeadOp::Largest(count) => DeviceMap {
                 function: i32::try_from(*count).expect("a count within a head"),
-                ..kind(9)
+                ..kind(map_kind::LARGEST)
             },
             HeadOp::Where(view) => DeviceMap {
                 source: launches.rows(*view),
-                ..kind(10)
+                ..kind(map_kind::WHERE)
             },
             HeadOp::Multiply(view) => DeviceMap {
                 source: launches.rows(*view),
-                ..kind(11)
+                ..kind(map_kind::MULTIPLY)
             },
             HeadOp::Gate(view) => DeviceMap {
                 source: launches.rows(*view),
-                ..kind(12)
+                ..kind(map_kind::GATE)
             },
         })
     }
@@ -288,48 +311,48 @@ impl Gate {
         };
         match self {
             Gate::Decay { rate, bias } => {
-                gate.kind = 0;
+                gate.kind = gate_kind::DECAY;
                 gate.rate = launches.vector_address(rate)?;
                 gate.bias = launches.vector_address(bias)?;
             }
             Gate::BoundedDecay { rate, bias, bound } => {
-                gate.kind = 1;
+                gate.kind = gate_kind::BOUNDED_DECAY;
                 gate.rate = launches.vector_address(rate)?;
                 gate.bias = launches.vector_address(bias)?;
                 gate.low = *bound;
             }
             Gate::LogSigmoid { scale, min } => {
-                gate.kind = 2;
+                gate.kind = gate_kind::LOG_SIGMOID;
                 (gate.scale, gate.low) = (*scale, *min);
             }
             Gate::LowerBound(bounds) => {
-                gate.kind = 3;
+                gate.kind = gate_kind::LOWER_BOUND;
                 gate.bias = launches.vector_address(bounds)?;
             }
             Gate::Sigmoid { scale } => {
-                gate.kind = 4;
+                gate.kind = gate_kind::SIGMOID;
                 gate.scale = *scale;
             }
             Gate::Step { bias, min, max } => {
-                gate.kind = 5;
+                gate.kind = gate_kind::STEP;
                 gate.bias = launches.vector_address(bias)?;
                 (gate.low, gate.high) = (*min, *max);
             }
             Gate::Softmax => {
-                gate.kind = SOFTMAX;
+                gate.kind = gate_kind::SOFTMAX;
                 gate.span = view.width as i32;
             }
             Gate::Forget { scale } => {
-                gate.kind = 7;
+                gate.kind = gate_kind::FORGET;
                 gate.scale = *scale;
             }
             Gate::RunningSoftmax { clamp, state } => {
-                gate.kind = RUNNING_SOFTMAX;
+                gate.kind = gate_kind::RUNNING_SOFTMAX;
                 [gate.low, gate.high] = *clamp;
                 gate.state = launches.state_address(*state);
             }
             Gate::Constant(value) => {
-                gate.kind = 9;
+                gate.kind = gate_kind::CONSTANT;
                 gate.scale = *value;
             }
         }
