@@ -18,9 +18,9 @@
 //!
 //! The job is a borrowed closure whose lifetime is erased. It is read only between `BUSY` and the `IDLE` after it, and
 //! `OFFERED` goes either to `BUSY` or to `IDLE`, never to both, since both are compare-and-swap on one word. The owner
-//! returns only when each word that it offered is neither `OFFERED` nor `BUSY`. So no worker, however late, reads the
-//! closure after its region. The cell that holds the job is written only by the owner of the region lock, before its
-//! offers, when no word is `OFFERED` or `BUSY`.
+//! returns only when each word that it offered is none of `OFFERED`, `BUSY` and `AWAITED`. So no worker, however late, reads
+//! the closure after its region. The cell that holds the job is written only by the owner of the region lock, before its
+//! offers, when no word is one of these.
 //!
 //! In a child made by fork(2) there are no workers: offers are withdrawn, or, where a region was open in the parent, the
 //! region lock stays taken. In both cases the calling thread does all tasks.
@@ -29,7 +29,7 @@ use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
@@ -137,7 +137,11 @@ impl State {
         })
     }
 
-    fn owner(&self) -> std::sync::MutexGuard<'_, Option<Thread>> {
+    fn panic(&self) -> MutexGuard<'_, Option<Panic>> {
+        self.panic.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn owner(&self) -> MutexGuard<'_, Option<Thread>> {
         self.owner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -280,7 +284,7 @@ impl Pool {
         }
         self.close(&mut region, begin);
         // While the region is this call's: afterwards a panic may be that of the next one.
-        let theirs = self.panic().take();
+        let theirs = self.state.panic().take();
         drop(region);
         match (mine, theirs) {
             (Err(panic), other) => {
@@ -293,16 +297,11 @@ impl Pool {
         }
     }
 
-    fn panic(&self) -> std::sync::MutexGuard<'_, Option<Panic>> {
-        let lock = self.state.panic.lock();
-        lock.unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Lets the workers that attend enter `job`. [`Pool::close`] must follow before `job` ends.
     fn offer(&self, job: &(dyn Fn(usize) + Sync), region: &[Attendance], now: Instant) {
         // SAFETY: only the lifetime is erased; `close` ends every use of the pointer.
         let job: Job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job) };
-        // SAFETY: the region lock is held and no word is `OFFERED` or `BUSY`, so nobody reads the cell now.
+        // SAFETY: the region lock is held and no word is `OFFERED`, `BUSY` or `AWAITED`, so nobody reads the cell now.
         unsafe { *self.state.job.get() = Some(job) };
         let lanes = &self.state.lanes[1..];
         for ((lane, (_, thread)), worker) in lanes.iter().zip(&self.workers).zip(region) {
@@ -422,15 +421,14 @@ fn work(state: &State, index: usize) {
         if (word.compare_exchange(OFFERED, BUSY, success, failure)).is_err() {
             continue;
         }
-        // SAFETY: the word is `BUSY`, so the owner of the region keeps the job alive and does not write the cell.
+        // SAFETY: the word is `BUSY` or `AWAITED`, so the owner of the region keeps the job alive and does not write the cell.
         let outcome = unsafe {
             let job = (*state.job.get()).expect("a region has a job");
             catch_unwind(AssertUnwindSafe(|| (*job)(index)))
         };
         if let Err(payload) = outcome {
             state.abandon();
-            let lock = state.panic.lock();
-            let mut first = lock.unwrap_or_else(PoisonError::into_inner);
+            let mut first = state.panic();
             // Dropping a payload may panic again.
             match *first {
                 None => *first = Some(payload),
