@@ -27,6 +27,29 @@ __device__ inline u32 shared_address(const void* pointer) {
 #endif
 }
 
+// The same address of shared memory, in a register. Else the compiler computes it anew at every use, from a special register that is
+// slow to read.
+template <class T>
+__device__ T* held_pointer(T* pointer) {
+#ifndef WATERLINE_EMULATOR
+  u32 address = shared_address(pointer);
+  asm volatile("mov.u32 %0, %0;" : "+r"(address));
+  pointer = static_cast<T*>(__cvta_shared_to_generic(address));
+#endif
+  return pointer;
+}
+
+// 1 / sqrt(x) of a number that is not denormal, to two units in the last place.
+__device__ inline float inverse_root(float x) {
+#ifdef WATERLINE_EMULATOR
+  return 1.0f / sqrtf(x);
+#else
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
+
 // The numbers of a pair in bf16.
 __device__ inline float first_of(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ inline float second_of(u32 pair) { return __uint_as_float(pair & 0xffff0000); }

@@ -220,8 +220,8 @@ __device__ inline u64 key_of(float logit, u32 token) {
   return (u64)bits << 32 | (u32)~token;
 }
 
-__device__ inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-__device__ inline float silu(float x) { return x / (1.0f + expf(-x)); }
+__device__ inline float sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
+__device__ inline float silu(float x) { return __fdividef(x, 1.0f + expf(-x)); }
 __device__ inline float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 __device__ inline float log_sigmoid(float x) { return -softplus(-x); }
 

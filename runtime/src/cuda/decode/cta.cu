@@ -204,7 +204,7 @@ __device__ inline void report_failure() {
 }
 
 // Every poll of another block's work ends at the token's deadline, so that no kernel hangs. The host reads the failure, and the session
-// is lost. The rest of the token computes garbage and ends: every later poll gives up at its first try. Waits inside a block depend
+// is lost. The rest of the token computes garbage and ends: every later wait gives up as soon as it asks. Waits inside a block depend
 // on these polls only. The emulator runs one block, which waits for nobody.
 __device__ inline bool deadline_passed(Wait wait) {
 #if defined(WATERLINE_RACECHECK)
@@ -215,6 +215,14 @@ __device__ inline bool deadline_passed(Wait wait) {
   note_failure(wait);
   return true;
 }
+
+// The polls of one wait. The clock is slow to read: it is read once in 64 polls.
+struct Polls {
+  u32 count = 0;
+
+  // Counts a poll; whether the wait has to end.
+  __device__ bool give_up(Wait wait) { return ++count % 64 == 0 && deadline_passed(wait); }
+};
 
 __device__ inline void Mailbox::publish(int column, float value) const {
   u32 at = cta().mailbox_offset, bits = __float_as_uint(value);
@@ -233,11 +241,11 @@ __device__ inline void Mailbox::publish(int column, float value) const {
   entry[mailbox_floats - at] = mailbox_empty;
 }
 
-// The op's input is complete.
-__device__ inline void input_is_ready() {
+// The op's input is complete. `clocks` is that of the state, read before the wait.
+__device__ inline void input_is_ready(u64* clocks) {
   if (threadIdx.x != 0) return;
   set_waiting(false);
-  if (cta().clocks) cta().clocks[1] = clock64();
+  if (clocks) clocks[1] = clock64();
 }
 
 // By thread 0: waits until every block has arrived after the level before; acquires what it wrote.
@@ -248,15 +256,14 @@ __device__ inline void grid_barrier_wait() {
     return;
   }
 #ifndef WATERLINE_EMULATOR
-  // The clock is slow to read: once in 64 polls.
-  u32 seen, polls = 0;
+  u32 seen;
+  Polls polls;
   do {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(&now.control->arrivals) : "memory");
-    polls++;
-  } while (seen < now.arrivals && (polls % 64 != 0 || !deadline_passed(WAIT_BARRIER)));
+  } while (seen < now.arrivals && !polls.give_up(WAIT_BARRIER));
 #endif
   now.arrivals_seen = now.arrivals;
-  input_is_ready();
+  input_is_ready(now.clocks);
 }
 
 // By thread 0 after a barrier of the op's threads: releases what the block wrote.

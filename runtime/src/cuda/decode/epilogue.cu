@@ -19,6 +19,9 @@ __device__ __noinline__ float apply_row_op(const PrepareTasks& row_ops, int row_
 // `row_ops` is null at compile time, and costs nothing.
 template <int mailboxes, int epilogue, int function, int cols>
 struct EpilogueRow {
+  // The gated row's segment follows the gate's.
+  static constexpr int products = epilogue == EPILOGUE_GATED ? 2 : 1;
+
   const Segment* segment;
   int row;
   bool exists;
@@ -37,15 +40,13 @@ struct EpilogueRow {
   // This thread's row of the first batch of the segments.
   __device__ EpilogueRow(const Segment* segments, int count)
       : held(0.0f), weight(0.0f), multiplier(1.0f), bias(0.0f), gated_multiplier(1.0f), gated_bias(0.0f) {
-    // In a gated GEMV every second segment repeats the rows.
-    constexpr int step = epilogue == EPILOGUE_GATED ? 2 : 1;
     int s = 0;
     row = warp_index() * 8 + lane_index() / 4;
     exists = true;
 #pragma unroll 1
     while (exists && row >= max(segments[s].rows, 0)) {
       row -= max(segments[s].rows, 0);
-      s += step;
+      s += products;
       exists = s < count && !segments[s].new_batch;
     }
     segment = segments + (exists ? s : 0);
@@ -83,27 +84,37 @@ struct EpilogueRow {
     held = (mailboxes & MAILBOX_SUM) != 0 ? this_op().sum.load(segment->column + row) : *address(output);
   }
 
-  // Adds the partial sums of a row of a segment, by four lanes together.
-  __device__ static float product(const Segment& segment, const float* sums, int row) {
-    const float* parts = sums + segment.sums + row * sums_pitch + lane_index() % 4;
-    float sum = parts[0];
+  // Adds the partial sums of the row, and of the gated row: four lanes together, both sums at once.
+  __device__ void add_parts(const float* sums, float (&sum)[products]) const {
     // Only the warps of the row's group have sums of it. No unit has more than 32 columns.
     constexpr bool grouped = groups_of_tile(cols / 32) > 1;
-    int warps = grouped ? consumer_warps / segment.row_groups : consumer_warps;
+    int warps = grouped ? consumer_warps / segment->row_groups : consumer_warps;
+    const float* parts[products];
+#pragma unroll
+    for (int p = 0; p < products; p++) {
+      parts[p] = sums + segment[p].sums + row * sums_pitch + lane_index() % 4;
+      sum[p] = parts[p][0];
+    }
 #pragma unroll(grouped ? 1 : consumer_warps / 4)
-    for (int i = 4; i < warps; i += 4) sum += parts[i];
-    sum += __shfl_xor_sync(all_lanes, sum, 2);
-    return sum + __shfl_xor_sync(all_lanes, sum, 1);
+    for (int i = 4; i < warps; i += 4) {
+#pragma unroll
+      for (int p = 0; p < products; p++) sum[p] += parts[p][i];
+    }
+#pragma unroll
+    for (int distance = 2; distance > 0; distance /= 2) {
+#pragma unroll
+      for (int p = 0; p < products; p++) sum[p] += __shfl_xor_sync(all_lanes, sum[p], distance);
+    }
   }
 
   // Finishes the row. `factor` is that of a late norm, or 1. All lanes of a warp call it.
   __device__ void store(const Rows& output, float factor, const PrepareTasks* row_ops, const float* sums) const {
     if (!__any_sync(all_lanes, exists)) return;
     int j = lane_index() % 4;
-    float value = factor * multiplier * product(*segment, sums, row) + bias;
-    if constexpr (epilogue == EPILOGUE_GATED) {
-      value = activate(function, value) * (factor * gated_multiplier * product(segment[1], sums, row) + gated_bias);
-    }
+    float sum[products];
+    add_parts(sums, sum);
+    float value = factor * multiplier * sum[0] + bias;
+    if constexpr (products == 2) value = activate(function, value) * (factor * gated_multiplier * sum[1] + gated_bias);
     float part = weight * (j == 3 ? value : held);
     if (row_ops) {
       part += __shfl_xor_sync(all_lanes, part, 2);

@@ -272,7 +272,7 @@ template <int cols, int formats, bool split, int format = 0, class Input>
 __device__ void segment_sums(const Segment& segment, const Input& input, float* sums) {
   if constexpr (format < format_count) {
     if constexpr ((formats >> format & 1) != 0) {
-      if (segment.format == format) {
+      if (formats == 1 << format || segment.format == format) {
         if constexpr (format == BF16 && split) {
           return tile_sums<cols>(segment, input.split, sums);
         } else if constexpr (in_runs(format)) {
@@ -294,6 +294,9 @@ __device__ void streaming_gemv(const Rows& output, float eps, const Prologue& pr
                         const Segment* segments, int count) {
   // Loads that do not depend on earlier ops overlap their end. The first batch's are outside of the loop: moved into the loop's
   // registers they would be waited for.
+  u64* const clocks = cta().clocks;
+  constexpr bool late = (flags & LATE_NORM) != 0;
+  const float4* squares = late ? held_pointer(reinterpret_cast<const float4*>(warp_squares()) + lane_index() % 4) : nullptr;
   PendingInput<mailboxes, cols, flags> pending;
   EpilogueRow<mailboxes, epilogue, function, cols> row(segments, count);
   row.load(row_ops, output);
@@ -303,24 +306,24 @@ __device__ void streaming_gemv(const Rows& output, float eps, const Prologue& pr
   pending.prefetch(prologue);
   pending.wait(prologue);
   // Only f16 does not commute with the factor of a late norm.
-  constexpr bool late_scales = (flags & LATE_NORM) != 0 && rounding == IN_BLOCKS;
+  constexpr bool late_scales = late && rounding == IN_BLOCKS;
   ProductInput<late_scales> input(shared_memory<u8>(), codes_at, parts_at, cols);
   store_input<rounding, cols, flags, codes_at, parts_at, bytes>(prologue, pending, input);
   float* sums = shared_memory<float>() + sums_at / 4;
   row.load_sum(output);
   consumer_barrier();
   // After the barrier: were the producers released at the first warp's input, the others' polls would queue behind more copies.
-  if constexpr ((mailboxes & MAILBOX_INPUT) != 0) input_is_ready();
+  if constexpr ((mailboxes & MAILBOX_INPUT) != 0) input_is_ready(clocks);
   // Computed here, the factor of a late norm is off the path from the last sum to the output.
-  const float factor = (flags & LATE_NORM) != 0 ? late_factor(cols, eps) : 1.0f;
-  if constexpr (late_scales) input.rounded.factor = factor, input.rounded.inverse = 1.0f / factor;
+  const LateNorm norm = late ? LateNorm(squares, cols, eps) : LateNorm();
+  if constexpr (late_scales) input.rounded.norm = norm;
   for (int s = 0; s < count;) {
     do {
       if (segments[s].rows > 0) segment_sums<cols, formats, (bytes > parts_at)>(segments[s], input, sums);
       s++;
     } while (s < count && !segments[s].new_batch);
     consumer_barrier();
-    row.store(output, factor, row_ops, sums);
+    row.store(output, norm.factor, row_ops, sums);
     if (s == count) break;
     row = EpilogueRow<mailboxes, epilogue, function, cols>(segments + s, count - s);
     row.load(row_ops, output);

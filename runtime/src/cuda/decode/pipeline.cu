@@ -133,14 +133,7 @@ struct ConsumerState {
   // Parity of the round.
   u32 parity;
 
-  __device__ explicit ConsumerState(StageIndex at) : memory(cta_shared_memory()), stage(at.stage), parity(at.round & 1) {
-#ifndef WATERLINE_EMULATOR
-    // Else the compiler computes this address anew for every tile, from a special register that is slow to read.
-    u32 address = shared_address(memory);
-    asm volatile("mov.u32 %0, %0;" : "+r"(address));
-    memory = static_cast<u8*>(__cvta_shared_to_generic(address));
-#endif
-  }
+  __device__ explicit ConsumerState(StageIndex at) : memory(held_pointer(cta_shared_memory())), stage(at.stage), parity(at.round & 1) {}
   __device__ Pipeline& pipeline() const { return *reinterpret_cast<Pipeline*>(memory + barriers_at); }
 
   // The tile, once it has arrived.

@@ -1,6 +1,30 @@
 // Prologue of a streaming GEMV: every block computes the whole input vector into its shared memory, in the forms that the weights'
 // formats multiply with.
 
+// Each warp's sum of squares of the input.
+__device__ inline float* warp_squares() {
+  __shared__ __align__(16) float squares[consumer_warps];
+  return squares;
+}
+
+// The factor of a late RMS norm and its inverse, in all lanes.
+struct LateNorm {
+  float factor = 1.0f;
+  float inverse = 1.0f;
+
+  LateNorm() = default;
+  // Four adjacent lanes add the warps' sums together; `own` are a lane's four.
+  __device__ LateNorm(const float4* own, int cols, float eps) {
+    float4 four = *own;
+    float squares = four.x + four.y + four.z + four.w;
+    squares += __shfl_xor_sync(all_lanes, squares, 2);
+    squares += __shfl_xor_sync(all_lanes, squares, 1);
+    float mean = squares / cols + eps;
+    factor = inverse_root(mean);
+    inverse = mean * factor;
+  }
+};
+
 // The input in 8 bits, in units of 32 values: the first sixteen codes of every unit, then the other sixteen, then a scale per unit.
 // `late`: scales are rounded when a unit is loaded, with the factor of a late norm.
 template <bool late>
@@ -8,9 +32,7 @@ struct RoundedInput {
   u8* codes;
   float* scales;
   int units;
-  // The factor of a late norm and its inverse.
-  float factor;
-  float inverse;
+  LateNorm norm;
 
   __device__ RoundedInput(u8* at, int cols)
       : codes(at), scales(reinterpret_cast<float*>(codes + cols)), units(cols / 32) {}
@@ -99,7 +121,7 @@ struct RoundedInput {
     int4 a = reinterpret_cast<const int4*>(codes)[index], b = reinterpret_cast<const int4*>(codes)[units + index];
     read.packed[0] = a.x, read.packed[1] = a.y, read.packed[2] = a.z, read.packed[3] = a.w;
     read.packed[4] = b.x, read.packed[5] = b.y, read.packed[6] = b.z, read.packed[7] = b.w;
-    read.scale = late ? short_scale(scales[index] * factor) * inverse : scales[index];
+    read.scale = late ? short_scale(scales[index] * norm.factor) * norm.inverse : scales[index];
     // Dead code where no format uses it.
     read.sum = 0;
 #pragma unroll
@@ -155,21 +177,6 @@ struct ProductInput {
       : x(reinterpret_cast<const float*>(room)), rounded(room + codes_at, cols), split(room + parts_at, cols) {}
 };
 
-// Each warp's sum of squares of the input.
-__device__ inline float* warp_squares() {
-  __shared__ __align__(16) float squares[consumer_warps];
-  return squares;
-}
-
-// The factor of a late RMS norm, in all lanes; four adjacent lanes compute it together.
-__device__ inline float late_factor(int cols, float eps) {
-  float4 four = reinterpret_cast<const float4*>(warp_squares())[lane_index() % 4];
-  float squares = four.x + four.y + four.z + four.w;
-  squares += __shfl_xor_sync(all_lanes, squares, 2);
-  squares += __shfl_xor_sync(all_lanes, squares, 1);
-  return 1.0f / sqrtf(squares / cols + eps);
-}
-
 // The columns from which the input is made, and the operands of its steps, on their way into registers.
 template <int mailboxes, int cols, int flags>
 struct PendingInput {
@@ -201,12 +208,13 @@ struct PendingInput {
   __device__ void wait(const Prologue& prologue) {
     if constexpr ((mailboxes & MAILBOX_INPUT) != 0) {
       // The first poll is not one of the loop's, which would be shorter: GDN 1.3B in Q8_0 takes 546 us on an H200 so, else 562.
+      Polls polls;
       try_load_all();
       while (!(fragment.is_ready() & (!added_by_mailbox || operands.added.is_ready()) & (!gates_by_mailbox || operands.gates.is_ready()))) {
         backoff();
         try_load_all();
         // The clock is read while the loads are in flight.
-        if (deadline_passed(WAIT_MAILBOX)) break;
+        if (polls.give_up(WAIT_MAILBOX)) break;
       }
     } else {
       wait_for_dependencies();

@@ -51,7 +51,7 @@ impl Tuning {
             .iter()
             .find(|(listed, _)| *listed == capability);
         Tuning {
-            first_poll_ns: 400,
+            first_poll_ns: 200,
             poll_ns: 100,
             bytes_in_flight: listed.map_or(48.0 * 1024.0, |(_, bytes)| bytes * LOADED_LATENCY_US),
             least_weight_bytes: 0,
