@@ -138,7 +138,6 @@ pub(crate) mod x86 {
 
         const GROUPS: usize = 1;
         const OFFSET: i8 = -128;
-        const HALF_SCALES: bool = false;
 
         #[inline]
         unsafe fn header(_: *const [Block; 4]) {}
@@ -155,12 +154,7 @@ pub(crate) mod x86 {
             let codes = avx512::join(codes(a), codes(b), codes(c), codes(d));
             let (first, second) = look_up_512(&UNSIGNED, codes);
             let scale = avx512::spread_halves(a.d.bits(), b.d.bits(), c.d.bits(), d.d.bits());
-            avx512::Group {
-                first,
-                second,
-                scale,
-                second_scale: scale,
-            }
+            avx512::Group::new(first, second, scale)
         }
 
         #[inline]
@@ -174,9 +168,7 @@ pub(crate) mod x86 {
         type Header = ();
 
         const PAIRS: usize = 1;
-        const OFFSET: i8 = 0;
         const SIGNED: bool = true;
-        const HALF_SCALES: bool = false;
 
         #[inline]
         unsafe fn header(_: *const [Block; 2]) {}
@@ -192,12 +184,7 @@ pub(crate) mod x86 {
             };
             let (first, second) = look_up_256(&VALUES, codes);
             let scale = avx2::lanes(avx2::half(a.d.bits()), avx2::half(b.d.bits()));
-            avx2::Pair {
-                first,
-                second,
-                scale,
-                second_scale: scale,
-            }
+            avx2::Pair::new(first, second, scale)
         }
 
         #[inline]
@@ -232,7 +219,6 @@ pub(crate) mod arm {
         type Header = ();
 
         const BLOCKS: usize = 1;
-        const HALF_SCALES: bool = false;
 
         #[inline]
         fn header(&self) {}
@@ -241,12 +227,7 @@ pub(crate) mod arm {
         fn unpack(&self, _: (), _: usize) -> neon::Block {
             let (first, second) = look_up(&VALUES, &self.q);
             let scale = neon::half(self.d.bits());
-            neon::Block {
-                first,
-                second,
-                scale,
-                second_scale: scale,
-            }
+            neon::Block::new(first, second, scale)
         }
 
         #[inline]

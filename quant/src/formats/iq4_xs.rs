@@ -121,7 +121,6 @@ mod x86 {
 
         const GROUPS: usize = 2;
         const OFFSET: i8 = -128;
-        const HALF_SCALES: bool = false;
 
         #[target_feature(enable = "avx2,f16c")]
         #[inline]
@@ -137,17 +136,7 @@ mod x86 {
             let codes = unsafe { _mm512_loadu_si512((*block).q.as_ptr().add(4 * group).cast()) };
             let (first, second) = look_up_512(&UNSIGNED, codes);
             let scale = header.spread(group);
-            avx512::Group {
-                first,
-                second,
-                scale,
-                second_scale: scale,
-            }
-        }
-
-        #[inline]
-        fn mins(_: EightLines) -> Option<__m256> {
-            None
+            avx512::Group::new(first, second, scale)
         }
     }
 
@@ -156,9 +145,7 @@ mod x86 {
         type Header = EightLines;
 
         const PAIRS: usize = 4;
-        const OFFSET: i8 = 0;
         const SIGNED: bool = true;
-        const HALF_SCALES: bool = false;
 
         #[target_feature(enable = "avx2,f16c")]
         #[inline]
@@ -174,25 +161,13 @@ mod x86 {
             let codes = unsafe { _mm256_loadu_si256((*block).q.as_ptr().add(2 * pair).cast()) };
             let (first, second) = look_up_256(&VALUES, codes);
             let scale = header.spread_pair(pair);
-            avx2::Pair {
-                first,
-                second,
-                scale,
-                second_scale: scale,
-            }
-        }
-
-        #[inline]
-        fn mins(_: EightLines) -> Option<__m256> {
-            None
+            avx2::Pair::new(first, second, scale)
         }
     }
 }
 
 #[cfg(target_arch = "aarch64")]
 mod arm {
-    use std::arch::aarch64::*;
-
     use super::{Block, VALUES};
     use crate::formats::iq4_nl::arm::look_up;
     use crate::simd::neon;
@@ -201,7 +176,6 @@ mod arm {
         type Header = f32;
 
         const BLOCKS: usize = 8;
-        const HALF_SCALES: bool = false;
 
         #[inline]
         fn header(&self) -> f32 {
@@ -212,17 +186,7 @@ mod arm {
         fn unpack(&self, d: f32, block: usize) -> neon::Block {
             let (first, second) = look_up(&VALUES, &self.q[block]);
             let scale = d * f32::from(self.scale(block));
-            neon::Block {
-                first,
-                second,
-                scale,
-                second_scale: scale,
-            }
-        }
-
-        #[inline]
-        fn mins(_: f32) -> Option<[float32x4_t; 2]> {
-            None
+            neon::Block::new(first, second, scale)
         }
     }
 }

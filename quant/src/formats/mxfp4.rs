@@ -128,7 +128,6 @@ mod x86 {
 
         const GROUPS: usize = 1;
         const OFFSET: i8 = LARGEST;
-        const HALF_SCALES: bool = false;
 
         #[inline]
         unsafe fn header(_: *const [Block; 4]) {}
@@ -146,12 +145,7 @@ mod x86 {
             let (first, second) = look_up_512(&UNSIGNED, codes);
             let scales = _mm512_castps128_ps512(scales([a.e, b.e, c.e, d.e]));
             let scale = _mm512_permutexvar_ps(constant(&SPREAD), scales);
-            avx512::Group {
-                first,
-                second,
-                scale,
-                second_scale: scale,
-            }
+            avx512::Group::new(first, second, scale)
         }
 
         #[inline]
@@ -166,8 +160,6 @@ mod x86 {
 
         const PAIRS: usize = 1;
         const OFFSET: i8 = LARGEST;
-        const SIGNED: bool = false;
-        const HALF_SCALES: bool = false;
 
         #[inline]
         unsafe fn header(_: *const [Block; 2]) {}
@@ -184,12 +176,7 @@ mod x86 {
             let (first, second) = look_up_256(&UNSIGNED, codes);
             let scales = _mm256_castps128_ps256(scales([a.e, b.e, 0, 0]));
             let scale = _mm256_permutevar8x32_ps(scales, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
-            avx2::Pair {
-                first,
-                second,
-                scale,
-                second_scale: scale,
-            }
+            avx2::Pair::new(first, second, scale)
         }
 
         #[inline]
@@ -211,7 +198,6 @@ mod arm {
         type Header = ();
 
         const BLOCKS: usize = 1;
-        const HALF_SCALES: bool = false;
 
         #[inline]
         fn header(&self) {}
@@ -220,12 +206,7 @@ mod arm {
         fn unpack(&self, _: (), _: usize) -> neon::Block {
             let (first, second) = look_up(&VALUES, &self.q);
             let scale = self.scale();
-            neon::Block {
-                first,
-                second,
-                scale,
-                second_scale: scale,
-            }
+            neon::Block::new(first, second, scale)
         }
 
         #[inline]

@@ -155,7 +155,6 @@ mod x86 {
         type Header = SixteenLines<__m512>;
 
         const GROUPS: usize = 2;
-        const OFFSET: i8 = 0;
         const HALF_SCALES: bool = true;
         const MINIMA: Minima = Minima::Halves;
 
@@ -196,11 +195,6 @@ mod x86 {
         }
 
         #[inline]
-        fn mins(_: SixteenLines<__m512>) -> Option<__m256> {
-            None
-        }
-
-        #[inline]
         fn half_mins(header: SixteenLines<__m512>) -> Option<__m512> {
             Some(header.mins)
         }
@@ -211,9 +205,7 @@ mod x86 {
         type Header = SixteenLines<[__m256; 2]>;
 
         const PAIRS: usize = 4;
-        const OFFSET: i8 = 0;
         const LARGEST: u8 = 3;
-        const SIGNED: bool = false;
         const HALF_SCALES: bool = true;
         const MINIMA: Minima = Minima::Halves;
 
@@ -255,11 +247,6 @@ mod x86 {
                 scale,
                 second_scale,
             }
-        }
-
-        #[inline]
-        fn mins(_: SixteenLines<[__m256; 2]>) -> Option<__m256> {
-            None
         }
 
         #[inline]
@@ -315,11 +302,6 @@ mod arm {
                     second_scale: header.scales[2 * block + 1],
                 }
             }
-        }
-
-        #[inline]
-        fn mins(_: SixteenLines) -> Option<[float32x4_t; 2]> {
-            None
         }
 
         #[inline]

@@ -205,11 +205,6 @@ mod x86 {
                 second_scale,
             }
         }
-
-        #[inline]
-        fn mins(_: __m512) -> Option<__m256> {
-            None
-        }
     }
 
     impl avx2::Integer for Block {
@@ -219,7 +214,6 @@ mod x86 {
         const PAIRS: usize = 4;
         const OFFSET: i8 = 4;
         const LARGEST: u8 = 7;
-        const SIGNED: bool = false;
         const HALF_SCALES: bool = true;
 
         #[target_feature(enable = "avx2,f16c")]
@@ -248,11 +242,6 @@ mod x86 {
                 scale,
                 second_scale,
             }
-        }
-
-        #[inline]
-        fn mins(_: [__m256; 2]) -> Option<__m256> {
-            None
         }
     }
 }
@@ -296,11 +285,6 @@ mod arm {
                     second_scale: header[2 * block + 1],
                 }
             }
-        }
-
-        #[inline]
-        fn mins(_: [f32; 16]) -> Option<[float32x4_t; 2]> {
-            None
         }
     }
 }

@@ -102,7 +102,6 @@ mod x86 {
 
         const GROUPS: usize = 1;
         const OFFSET: i8 = 8;
-        const HALF_SCALES: bool = false;
 
         #[inline]
         unsafe fn header(_: *const [Block; 4]) {}
@@ -122,12 +121,11 @@ mod x86 {
             let start = unsafe { _mm512_loadu_si512(chunk.cast()) };
             let scales = _mm512_permutexvar_epi16(avx512::constant(&SCALES), start);
             let scale = _mm512_cvtph_ps(_mm512_castsi512_si256(scales));
-            avx512::Group {
-                first: _mm512_and_si512(codes, low),
-                second: _mm512_and_si512(_mm512_srli_epi16::<4>(codes), low),
+            avx512::Group::new(
+                _mm512_and_si512(codes, low),
+                _mm512_and_si512(_mm512_srli_epi16::<4>(codes), low),
                 scale,
-                second_scale: scale,
-            }
+            )
         }
 
         #[inline]
@@ -143,8 +141,6 @@ mod x86 {
         const PAIRS: usize = 1;
         const OFFSET: i8 = 8;
         const LARGEST: u8 = 15;
-        const SIGNED: bool = false;
-        const HALF_SCALES: bool = false;
 
         #[inline]
         unsafe fn header(_: *const [Block; 2]) {}
@@ -160,12 +156,11 @@ mod x86 {
             };
             let low = _mm256_set1_epi8(15);
             let scale = avx2::lanes(avx2::half(d[0]), avx2::half(d[1]));
-            avx2::Pair {
-                first: _mm256_and_si256(codes, low),
-                second: _mm256_and_si256(_mm256_srli_epi16::<4>(codes), low),
+            avx2::Pair::new(
+                _mm256_and_si256(codes, low),
+                _mm256_and_si256(_mm256_srli_epi16::<4>(codes), low),
                 scale,
-                second_scale: scale,
-            }
+            )
         }
 
         #[inline]
@@ -186,7 +181,6 @@ mod arm {
         type Header = ();
 
         const BLOCKS: usize = 1;
-        const HALF_SCALES: bool = false;
 
         #[inline]
         fn header(&self) {}
@@ -198,12 +192,11 @@ mod arm {
             // SAFETY: NEON is part of the architecture.
             unsafe {
                 let signed = |codes| vsubq_s8(vreinterpretq_s8_u8(codes), vdupq_n_s8(8));
-                neon::Block {
-                    first: signed(vandq_u8(codes, vdupq_n_u8(15))),
-                    second: signed(vshrq_n_u8::<4>(codes)),
+                neon::Block::new(
+                    signed(vandq_u8(codes, vdupq_n_u8(15))),
+                    signed(vshrq_n_u8::<4>(codes)),
                     scale,
-                    second_scale: scale,
-                }
+                )
             }
         }
 

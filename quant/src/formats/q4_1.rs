@@ -102,8 +102,6 @@ mod x86 {
         type Header = EightLines;
 
         const GROUPS: usize = 2;
-        const OFFSET: i8 = 0;
-        const HALF_SCALES: bool = false;
         const MINIMA: Minima = Minima::Blocks;
 
         #[target_feature(enable = "avx2,f16c")]
@@ -131,12 +129,7 @@ mod x86 {
             let first = _mm512_and_si512(codes, low);
             let second = _mm512_and_si512(_mm512_srli_epi16::<4>(codes), low);
             let scale = header.spread(group);
-            avx512::Group {
-                first,
-                second,
-                scale,
-                second_scale: scale,
-            }
+            avx512::Group::new(first, second, scale)
         }
 
         #[inline]
@@ -150,10 +143,7 @@ mod x86 {
         type Header = EightLines;
 
         const PAIRS: usize = 4;
-        const OFFSET: i8 = 0;
         const LARGEST: u8 = 15;
-        const SIGNED: bool = false;
-        const HALF_SCALES: bool = false;
         const MINIMA: Minima = Minima::Blocks;
 
         #[target_feature(enable = "avx2,f16c")]
@@ -174,12 +164,7 @@ mod x86 {
             let first = _mm256_and_si256(codes, low);
             let second = _mm256_and_si256(_mm256_srli_epi16::<4>(codes), low);
             let scale = header.spread_pair(pair);
-            avx2::Pair {
-                first,
-                second,
-                scale,
-                second_scale: scale,
-            }
+            avx2::Pair::new(first, second, scale)
         }
 
         #[inline]
@@ -201,7 +186,6 @@ mod arm {
         type Header = f32;
 
         const BLOCKS: usize = 1;
-        const HALF_SCALES: bool = false;
         const MINIMA: Minima = Minima::Blocks;
 
         #[inline]
@@ -220,17 +204,7 @@ mod arm {
                     vreinterpretq_s8_u8(vshrq_n_u8::<4>(codes)),
                 )
             };
-            neon::Block {
-                first,
-                second,
-                scale,
-                second_scale: scale,
-            }
-        }
-
-        #[inline]
-        fn mins(_: f32) -> Option<[float32x4_t; 2]> {
-            None
+            neon::Block::new(first, second, scale)
         }
 
         #[inline]

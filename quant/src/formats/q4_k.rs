@@ -108,8 +108,6 @@ mod x86 {
         type Header = __m512;
 
         const GROUPS: usize = 2;
-        const OFFSET: i8 = 0;
-        const HALF_SCALES: bool = false;
         const MINIMA: Minima = Minima::Blocks;
 
         #[target_feature(enable = "avx512f,f16c")]
@@ -126,12 +124,7 @@ mod x86 {
             let codes = unsafe { _mm512_loadu_si512((*block).q.as_ptr().add(2 * group).cast()) };
             let (first, second) = avx512::nibbles(codes);
             let scale = spread(header, group);
-            avx512::Group {
-                first,
-                second,
-                scale,
-                second_scale: scale,
-            }
+            avx512::Group::new(first, second, scale)
         }
 
         #[inline]
@@ -146,10 +139,7 @@ mod x86 {
         type Header = EightLines;
 
         const PAIRS: usize = 4;
-        const OFFSET: i8 = 0;
         const LARGEST: u8 = 15;
-        const SIGNED: bool = false;
-        const HALF_SCALES: bool = false;
         const MINIMA: Minima = Minima::Blocks;
 
         #[target_feature(enable = "avx2,f16c")]
@@ -166,12 +156,7 @@ mod x86 {
             let codes = unsafe { _mm256_loadu_si256((*block).q.as_ptr().add(pair).cast()) };
             let (first, second) = avx2::nibbles(codes);
             let scale = header.spread_pair(pair);
-            avx2::Pair {
-                first,
-                second,
-                scale,
-                second_scale: scale,
-            }
+            avx2::Pair::new(first, second, scale)
         }
 
         #[inline]
@@ -194,7 +179,6 @@ mod arm {
         type Header = EightLines;
 
         const BLOCKS: usize = 8;
-        const HALF_SCALES: bool = false;
         const MINIMA: Minima = Minima::Blocks;
 
         #[inline]
@@ -209,12 +193,7 @@ mod arm {
             // SAFETY: NEON is part of the architecture.
             let (first, second) =
                 unsafe { (vreinterpretq_s8_u8(first), vreinterpretq_s8_u8(second)) };
-            neon::Block {
-                first,
-                second,
-                scale,
-                second_scale: scale,
-            }
+            neon::Block::new(first, second, scale)
         }
 
         #[inline]

@@ -74,7 +74,6 @@ mod x86 {
 
         const GROUPS: usize = 1;
         const OFFSET: i8 = 16;
-        const HALF_SCALES: bool = false;
 
         #[inline]
         unsafe fn header(_: *const [Block; 4]) {}
@@ -86,12 +85,7 @@ mod x86 {
             let [a, b, c, d] = unsafe { &*chunk };
             let (first, second) = four_blocks([&a.q, &b.q, &c.q, &d.q]);
             let scale = avx512::spread_halves(a.d.bits(), b.d.bits(), c.d.bits(), d.d.bits());
-            avx512::Group {
-                first,
-                second,
-                scale,
-                second_scale: scale,
-            }
+            avx512::Group::new(first, second, scale)
         }
 
         #[inline]
@@ -107,8 +101,6 @@ mod x86 {
         const PAIRS: usize = 1;
         const OFFSET: i8 = 16;
         const LARGEST: u8 = 31;
-        const SIGNED: bool = false;
-        const HALF_SCALES: bool = false;
 
         #[inline]
         unsafe fn header(_: *const [Block; 2]) {}
@@ -120,12 +112,7 @@ mod x86 {
             let [a, b] = unsafe { &*chunk };
             let (first, second) = two_blocks([&a.q, &b.q]);
             let scale = avx2::lanes(avx2::half(a.d.bits()), avx2::half(b.d.bits()));
-            avx2::Pair {
-                first,
-                second,
-                scale,
-                second_scale: scale,
-            }
+            avx2::Pair::new(first, second, scale)
         }
 
         #[inline]
@@ -146,7 +133,6 @@ mod arm {
         type Header = ();
 
         const BLOCKS: usize = 1;
-        const HALF_SCALES: bool = false;
 
         #[inline]
         fn header(&self) {}
@@ -157,12 +143,11 @@ mod arm {
             let scale = neon::half(self.d.bits());
             // SAFETY: NEON is part of the architecture.
             unsafe {
-                neon::Block {
-                    first: vsubq_s8(first, vdupq_n_s8(16)),
-                    second: vsubq_s8(second, vdupq_n_s8(16)),
+                neon::Block::new(
+                    vsubq_s8(first, vdupq_n_s8(16)),
+                    vsubq_s8(second, vdupq_n_s8(16)),
                     scale,
-                    second_scale: scale,
-                }
+                )
             }
         }
 

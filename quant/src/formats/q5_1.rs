@@ -93,8 +93,6 @@ mod x86 {
         type Header = EightLines;
 
         const GROUPS: usize = 2;
-        const OFFSET: i8 = 0;
-        const HALF_SCALES: bool = false;
         const MINIMA: Minima = Minima::Blocks;
 
         #[target_feature(enable = "avx2,f16c")]
@@ -115,12 +113,7 @@ mod x86 {
             let [a, b, c, d] = unsafe { &(*chunk).as_chunks::<4>().0[group] };
             let (first, second) = four_blocks([&a.q, &b.q, &c.q, &d.q]);
             let scale = header.spread(group);
-            avx512::Group {
-                first,
-                second,
-                scale,
-                second_scale: scale,
-            }
+            avx512::Group::new(first, second, scale)
         }
 
         #[inline]
@@ -134,10 +127,7 @@ mod x86 {
         type Header = EightLines;
 
         const PAIRS: usize = 4;
-        const OFFSET: i8 = 0;
         const LARGEST: u8 = 31;
-        const SIGNED: bool = false;
-        const HALF_SCALES: bool = false;
         const MINIMA: Minima = Minima::Blocks;
 
         #[target_feature(enable = "avx2,f16c")]
@@ -154,12 +144,7 @@ mod x86 {
             let [a, b] = unsafe { &(*chunk).as_chunks::<2>().0[pair] };
             let (first, second) = two_blocks([&a.q, &b.q]);
             let scale = header.spread_pair(pair);
-            avx2::Pair {
-                first,
-                second,
-                scale,
-                second_scale: scale,
-            }
+            avx2::Pair::new(first, second, scale)
         }
 
         #[inline]
@@ -171,8 +156,6 @@ mod x86 {
 
 #[cfg(target_arch = "aarch64")]
 mod arm {
-    use std::arch::aarch64::*;
-
     use super::Block;
     use crate::panel::Minima;
     use crate::simd::neon;
@@ -181,7 +164,6 @@ mod arm {
         type Header = f32;
 
         const BLOCKS: usize = 1;
-        const HALF_SCALES: bool = false;
         const MINIMA: Minima = Minima::Blocks;
 
         #[inline]
@@ -193,17 +175,7 @@ mod arm {
         fn unpack(&self, _: f32, _: usize) -> neon::Block {
             let scale = neon::half(self.d.bits());
             let (first, second) = self.q.unpack();
-            neon::Block {
-                first,
-                second,
-                scale,
-                second_scale: scale,
-            }
-        }
-
-        #[inline]
-        fn mins(_: f32) -> Option<[float32x4_t; 2]> {
-            None
+            neon::Block::new(first, second, scale)
         }
 
         #[inline]

@@ -117,8 +117,6 @@ mod x86 {
         type Header = __m512;
 
         const GROUPS: usize = 2;
-        const OFFSET: i8 = 0;
-        const HALF_SCALES: bool = false;
         const MINIMA: Minima = Minima::Blocks;
 
         #[target_feature(enable = "avx512f,f16c")]
@@ -140,12 +138,11 @@ mod x86 {
             let (first_high, second_high) = high_bits_512(high, group);
             let sixteen = _mm512_set1_epi8(16);
             let scale = spread(header, group);
-            avx512::Group {
-                first: _mm512_mask_add_epi8(first, first_high, first, sixteen),
-                second: _mm512_mask_add_epi8(second, second_high, second, sixteen),
+            avx512::Group::new(
+                _mm512_mask_add_epi8(first, first_high, first, sixteen),
+                _mm512_mask_add_epi8(second, second_high, second, sixteen),
                 scale,
-                second_scale: scale,
-            }
+            )
         }
 
         #[inline]
@@ -160,10 +157,7 @@ mod x86 {
         type Header = EightLines;
 
         const PAIRS: usize = 4;
-        const OFFSET: i8 = 0;
         const LARGEST: u8 = 31;
-        const SIGNED: bool = false;
-        const HALF_SCALES: bool = false;
         const MINIMA: Minima = Minima::Blocks;
 
         #[target_feature(enable = "avx2,f16c")]
@@ -184,12 +178,11 @@ mod x86 {
             let (first, second) = avx2::nibbles(low);
             let (first_high, second_high) = high_bits_256(high, pair, 16);
             let scale = header.spread_pair(pair);
-            avx2::Pair {
-                first: _mm256_or_si256(first, first_high),
-                second: _mm256_or_si256(second, second_high),
+            avx2::Pair::new(
+                _mm256_or_si256(first, first_high),
+                _mm256_or_si256(second, second_high),
                 scale,
-                second_scale: scale,
-            }
+            )
         }
 
         #[inline]
@@ -212,7 +205,6 @@ mod arm {
         type Header = EightLines;
 
         const BLOCKS: usize = 8;
-        const HALF_SCALES: bool = false;
         const MINIMA: Minima = Minima::Blocks;
 
         #[inline]
@@ -231,12 +223,7 @@ mod arm {
                     let set = vtstq_u8(neon::load(&self.high, half), bit);
                     vreinterpretq_s8_u8(vorrq_u8(low, vandq_u8(set, vdupq_n_u8(16))))
                 };
-                neon::Block {
-                    first: with(first, 0),
-                    second: with(second, 1),
-                    scale,
-                    second_scale: scale,
-                }
+                neon::Block::new(with(first, 0), with(second, 1), scale)
             }
         }
 

@@ -185,11 +185,6 @@ mod x86 {
                 second_scale,
             }
         }
-
-        #[inline]
-        fn mins(_: __m512) -> Option<__m256> {
-            None
-        }
     }
 
     impl avx2::Integer for Block {
@@ -198,7 +193,6 @@ mod x86 {
 
         const PAIRS: usize = 4;
         const OFFSET: i8 = 32;
-        const SIGNED: bool = false;
         const HALF_SCALES: bool = true;
 
         #[target_feature(enable = "avx2,f16c")]
@@ -249,11 +243,6 @@ mod x86 {
                 second_scale,
             }
         }
-
-        #[inline]
-        fn mins(_: [__m256; 2]) -> Option<__m256> {
-            None
-        }
     }
 }
 
@@ -297,11 +286,6 @@ mod arm {
                     second_scale: scale(1),
                 }
             }
-        }
-
-        #[inline]
-        fn mins(_: f32) -> Option<[float32x4_t; 2]> {
-            None
         }
     }
 }

@@ -71,7 +71,6 @@ mod x86 {
         const GROUPS: usize = 1;
         // Codes are made unsigned by adding 128: the sign bit is flipped.
         const OFFSET: i8 = -128;
-        const HALF_SCALES: bool = false;
 
         #[inline]
         unsafe fn header(_: *const [Block; 4]) {}
@@ -90,12 +89,11 @@ mod x86 {
             let first = avx512::join(half(a, 0), half(b, 0), half(c, 0), half(d, 0));
             let second = avx512::join(half(a, 1), half(b, 1), half(c, 1), half(d, 1));
             let scale = avx512::spread_halves(a.d.bits(), b.d.bits(), c.d.bits(), d.d.bits());
-            avx512::Group {
-                first: _mm512_xor_si512(first, sign),
-                second: _mm512_xor_si512(second, sign),
+            avx512::Group::new(
+                _mm512_xor_si512(first, sign),
+                _mm512_xor_si512(second, sign),
                 scale,
-                second_scale: scale,
-            }
+            )
         }
 
         #[inline]
@@ -109,9 +107,7 @@ mod x86 {
         type Header = ();
 
         const PAIRS: usize = 1;
-        const OFFSET: i8 = 0;
         const SIGNED: bool = true;
-        const HALF_SCALES: bool = false;
 
         #[inline]
         unsafe fn header(_: *const [Block; 2]) {}
@@ -127,12 +123,11 @@ mod x86 {
                     b.q.as_ptr().cast::<__m128i>(),
                 );
                 let scale = avx2::lanes(avx2::half(a.d.bits()), avx2::half(b.d.bits()));
-                avx2::Pair {
-                    first: _mm256_loadu2_m128i(qb, qa),
-                    second: _mm256_loadu2_m128i(qb.add(1), qa.add(1)),
+                avx2::Pair::new(
+                    _mm256_loadu2_m128i(qb, qa),
+                    _mm256_loadu2_m128i(qb.add(1), qa.add(1)),
                     scale,
-                    second_scale: scale,
-                }
+                )
             }
         }
 
@@ -154,7 +149,6 @@ mod arm {
         type Header = ();
 
         const BLOCKS: usize = 1;
-        const HALF_SCALES: bool = false;
 
         #[inline]
         fn header(&self) {}
@@ -165,12 +159,7 @@ mod arm {
             // SAFETY: 32 codes.
             let (first, second) =
                 unsafe { (vld1q_s8(self.q.as_ptr()), vld1q_s8(self.q.as_ptr().add(16))) };
-            neon::Block {
-                first,
-                second,
-                scale,
-                second_scale: scale,
-            }
+            neon::Block::new(first, second, scale)
         }
 
         #[inline]

@@ -29,13 +29,13 @@ pub(crate) trait Integer {
     /// Pairs of blocks in a chunk.
     const PAIRS: usize;
     /// What has to be subtracted from each unpacked code; codes are unsigned and below 64.
-    const OFFSET: i8;
+    const OFFSET: i8 = 0;
     /// The largest unpacked code, unless they are signed.
     const LARGEST: u8 = 63;
     /// Whether unpacked codes are signed instead.
-    const SIGNED: bool;
+    const SIGNED: bool = false;
     /// Whether the two halves of each block of 32 have scales of their own.
-    const HALF_SCALES: bool;
+    const HALF_SCALES: bool = false;
     /// What `mins` and `half_mins` have.
     const MINIMA: Minima = Minima::None;
 
@@ -48,7 +48,9 @@ pub(crate) trait Integer {
     unsafe fn pair(chunk: *const Self::Chunk, header: Self::Header, pair: usize) -> Pair;
 
     /// What is subtracted from every number of the chunk's eight blocks, for formats that have such minima.
-    fn mins(header: Self::Header) -> Option<__m256>;
+    fn mins(_: Self::Header) -> Option<__m256> {
+        None
+    }
 
     /// The same where each half of the eight blocks has its own.
     fn half_mins(_: Self::Header) -> Option<[__m256; 2]> {
@@ -67,6 +69,19 @@ pub(crate) struct Pair {
     pub(crate) scale: __m256,
     /// Scale of each lane of `second`.
     pub(crate) second_scale: __m256,
+}
+
+impl Pair {
+    /// One whose halves have the same scales.
+    #[inline(always)]
+    pub(crate) fn new(first: __m256i, second: __m256i, scale: __m256) -> Self {
+        Pair {
+            first,
+            second,
+            scale,
+            second_scale: scale,
+        }
+    }
 }
 
 /// Two f32, each in one 128-bit lane.

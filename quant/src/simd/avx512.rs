@@ -31,9 +31,9 @@ pub(crate) trait Integer {
     /// Groups in a chunk.
     const GROUPS: usize;
     /// What has to be subtracted from each unpacked code.
-    const OFFSET: i8;
+    const OFFSET: i8 = 0;
     /// Whether the two halves of each block of 32 have scales of their own.
-    const HALF_SCALES: bool;
+    const HALF_SCALES: bool = false;
     /// What `mins` and `half_mins` have.
     const MINIMA: Minima = Minima::None;
 
@@ -46,7 +46,9 @@ pub(crate) trait Integer {
     unsafe fn group(chunk: *const Self::Chunk, header: Self::Header, group: usize) -> Group;
 
     /// What is subtracted from every number of the chunk's eight blocks, for formats that have such minima.
-    fn mins(header: Self::Header) -> Option<__m256>;
+    fn mins(_: Self::Header) -> Option<__m256> {
+        None
+    }
 
     /// The same where each half of the eight blocks has its own.
     fn half_mins(_: Self::Header) -> Option<__m512> {
@@ -65,6 +67,19 @@ pub(crate) struct Group {
     pub(crate) scale: __m512,
     /// Scale of each lane of `second`.
     pub(crate) second_scale: __m512,
+}
+
+impl Group {
+    /// One whose halves have the same scales.
+    #[inline(always)]
+    pub(crate) fn new(first: __m512i, second: __m512i, scale: __m512) -> Self {
+        Group {
+            first,
+            second,
+            scale,
+            second_scale: scale,
+        }
+    }
 }
 
 /// Index of the f32 that each f32 lane takes when four consecutive ones are spread over 128-bit lanes.

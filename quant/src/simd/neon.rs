@@ -28,7 +28,7 @@ pub(crate) trait Integer: Pod {
     /// Blocks of 32 in a stored block.
     const BLOCKS: usize;
     /// Whether the two halves of each block of 32 have scales of their own.
-    const HALF_SCALES: bool;
+    const HALF_SCALES: bool = false;
     /// What `mins`, `half_mins` and `min` have.
     const MINIMA: Minima = Minima::None;
 
@@ -38,7 +38,9 @@ pub(crate) trait Integer: Pod {
     fn unpack(&self, header: Self::Header, block: usize) -> Block;
 
     /// What is subtracted from every number of the eight blocks, for formats that have such minima.
-    fn mins(header: Self::Header) -> Option<[float32x4_t; 2]>;
+    fn mins(_: Self::Header) -> Option<[float32x4_t; 2]> {
+        None
+    }
 
     /// The same where each half of the eight blocks has its own.
     fn half_mins(_: Self::Header) -> Option<[float32x4_t; 4]> {
@@ -62,6 +64,19 @@ pub(crate) struct Block {
     pub(crate) scale: f32,
     /// Scale of `second`.
     pub(crate) second_scale: f32,
+}
+
+impl Block {
+    /// One whose halves have the same scale.
+    #[inline(always)]
+    pub(crate) fn new(first: int8x16_t, second: int8x16_t, scale: f32) -> Self {
+        Block {
+            first,
+            second,
+            scale,
+            second_scale: scale,
+        }
+    }
 }
 
 /// The 16 bytes at `bytes[16 * index..]`.
