@@ -170,8 +170,7 @@ struct RecurrenceStep {
   }
   __device__ void await_gates() {
     if constexpr ((mailboxes & MAILBOX_INPUT) != 0) {
-      Polls polls;
-      while (!Mailbox::is_ready<own>(gate) && !polls.give_up(WAIT_MAILBOX)) {
+      while (!Mailbox::is_ready<own>(gate) && !deadline_passed(WAIT_MAILBOX)) {
         backoff();
         try_load_gates();
       }
@@ -217,14 +216,13 @@ struct RecurrenceStep {
 #pragma unroll
     for (int l = 0; l < loads; l++) source[l] = own_source(l);
     bool all, again = false, late = false;
-    Polls polls;
     do {
       if (again) backoff();
       other.try_load(&others);
 #pragma unroll
       for (int l = 0; l < loads; l++) source[l].try_load(numbers + l);
       // The clock is read while the loads are in flight.
-      if (again) late = polls.give_up(WAIT_MAILBOX);
+      if (again) late = deadline_passed(WAIT_MAILBOX);
       all = other.is_ready(&others);
 #pragma unroll
       for (int l = 0; l < loads; l++) all &= source[l].is_ready(numbers + l);
