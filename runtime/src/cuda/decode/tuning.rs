@@ -1,7 +1,7 @@
 //! Constants of the decode kernel that depend on the GPU, by its compute capability or its SMs, so that kernels built ahead of time have
 //! the same.
 //!
-//! Two are latencies of mailboxes. The first poll must not come before the values: a second one queues behind weight copies. One bounds
+//! Two are latencies of mailboxes. The first poll should not come before the values: a second one queues behind weight copies. One bounds
 //! the weight tiles in flight, which hide DRAM's latency and delay mailbox loads. All were measured on an H200, and an H100 runs with
 //! the same. For other GPUs the tiles follow from the memory bandwidth of an SM by the data sheets; they have not been measured there.
 //!
@@ -34,7 +34,8 @@ pub(crate) fn most_row_groups(blocks: usize) -> usize {
 /// Constants of the decode kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tuning {
-    /// Nanoseconds before the first poll, where an op has few bytes of weights.
+    /// Nanoseconds before the first poll, where an op has few bytes of weights. Sleeps come in powers of two: on an H200 GDN 1.3B in Q4_0
+    /// decodes 2,383 tokens/s with 100 or 200, 2,326 with 300 to 480.
     pub first_poll_ns: usize,
     /// Nanoseconds between polls.
     pub poll_ns: usize,
