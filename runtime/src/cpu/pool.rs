@@ -117,7 +117,7 @@ struct State {
     job: UnsafeCell<Option<Job>>,
     /// The first panic of a worker in this region.
     panic: Mutex<Option<Panic>>,
-    /// Whom the worker of an `AWAITED` word unparks.
+    /// The thread that the worker of an `AWAITED` word unparks.
     owner: Mutex<Option<Thread>>,
 }
 
@@ -439,7 +439,7 @@ fn work(state: &State, index: usize) {
         if (word.compare_exchange(BUSY, IDLE, success, failure)).is_err() {
             let owner = state.owner().take();
             word.store(IDLE, Ordering::Release);
-            owner.expect("who waits says so").unpark();
+            owner.expect("an `AWAITED` word has an owner").unpark();
         }
     }
 }

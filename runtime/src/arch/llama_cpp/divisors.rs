@@ -1,11 +1,11 @@
 //! `rope_freqs.weight`: the divisors of the rotary frequencies, which llama.cpp's converter works out from Llama 3's scaling and
-//! stores instead of its numbers.
+//! stores instead of its parameters.
 
 use crate::mixers::RopeScaling;
 
 /// How far a stored divisor may lie from the scaling's, as a share of it: f32 numbers out of f32 numbers.
 const CLOSE: f64 = 1e-3;
-/// Llama 3's own numbers.
+/// The parameters of Llama 3 itself.
 const TRAINED: f32 = 8192.0;
 const HIGH: f32 = 4.0;
 
@@ -17,7 +17,7 @@ pub(super) struct Divisors<'a> {
 }
 
 impl Divisors<'_> {
-    /// The scaling with these divisors, if it is Llama 3's of some context. Its numbers may all be larger by one factor without
+    /// The scaling with these divisors, if it is Llama 3's of some context. Its parameters may all be larger by one factor without
     /// another result, so `low` is one.
     pub fn scaling(&self, trained: Option<f32>) -> Option<RopeScaling> {
         let factor = self.stored.iter().copied().fold(1.0, f32::max);

@@ -204,7 +204,7 @@ __device__ inline void report_failure() {
 }
 
 // Every poll of another block's work ends at the token's deadline, so that no kernel hangs. The host reads the failure, and the session
-// is lost. The rest of the token computes garbage and ends: every later wait gives up as soon as it asks. Waits inside a block depend
+// is lost. The rest of the token computes garbage and ends: every later wait ends when it next reads the clock. Waits inside a block depend
 // on these polls only. The emulator runs one block, which waits for nobody.
 __device__ inline bool deadline_passed(Wait wait) {
 #if defined(WATERLINE_RACECHECK)
@@ -216,7 +216,7 @@ __device__ inline bool deadline_passed(Wait wait) {
   return true;
 }
 
-// The polls of one wait. The clock is slow to read: it is read once in 64 polls.
+// The polls of one wait. The clock is slow to read: it is read once in 64 polls. A recurrence reads it at every poll, as it was measured.
 struct Polls {
   u32 count = 0;
 

@@ -292,11 +292,11 @@ __device__ void segment_sums(const Segment& segment, const Input& input, float* 
 template <int mailboxes, int epilogue, int function, int cols, int flags, int formats, int rounding, int codes_at, int parts_at, int bytes>
 __device__ void streaming_gemv(const Rows& output, float eps, const Prologue& prologue, const PrepareTasks* row_ops,
                         const Segment* segments, int count) {
+  constexpr bool late = (flags & LATE_NORM) != 0;
+  u64* const clocks = cta().clocks;
+  const float4* squares = late ? held_pointer(reinterpret_cast<const float4*>(warp_squares()) + lane_index() % 4) : nullptr;
   // Loads that do not depend on earlier ops overlap their end. The first batch's are outside of the loop: moved into the loop's
   // registers they would be waited for.
-  u64* const clocks = cta().clocks;
-  constexpr bool late = (flags & LATE_NORM) != 0;
-  const float4* squares = late ? held_pointer(reinterpret_cast<const float4*>(warp_squares()) + lane_index() % 4) : nullptr;
   PendingInput<mailboxes, cols, flags> pending;
   EpilogueRow<mailboxes, epilogue, function, cols> row(segments, count);
   row.load(row_ops, output);
@@ -316,7 +316,7 @@ __device__ void streaming_gemv(const Rows& output, float eps, const Prologue& pr
   if constexpr ((mailboxes & MAILBOX_INPUT) != 0) input_is_ready(clocks);
   // Computed here, the factor of a late norm is off the path from the last sum to the output.
   const LateNorm norm = late ? LateNorm(squares, cols, eps) : LateNorm();
-  if constexpr (late_scales) input.rounded.norm = norm;
+  input.rounded.norm = norm;
   for (int s = 0; s < count;) {
     do {
       if (segments[s].rows > 0) segment_sums<cols, formats, (bytes > parts_at)>(segments[s], input, sums);
