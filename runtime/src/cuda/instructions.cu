@@ -187,68 +187,83 @@ __device__ inline void multiply_add_codes(int* sums, const u32* a, const u32* b)
 #endif
 }
 
-// Two f32 numbers as sums of two in bf16 each: 16 bits of fraction.
+// Two f32 numbers as sums of `parts` in bf16 each: two parts hold 16 bits of a fraction, three all 24.
+template <int parts>
 struct SplitPair {
-  u32 high = 0, low = 0;
+  u32 part[parts] = {};
   SplitPair() = default;
-  __device__ SplitPair(float x, float y)
-      : high(pack_bf16(x, y)), low(pack_bf16(x - first_of(high), y - second_of(high))) {}
+  __device__ SplitPair(float x, float y) {
+#pragma unroll
+    for (int i = 0; i < parts; i++) {
+      part[i] = pack_bf16(x, y);
+      x -= first_of(part[i]), y -= second_of(part[i]);
+    }
+  }
 
-  __device__ float2 sum() const { return {first_of(high) + first_of(low), second_of(high) + second_of(low)}; }
-  // From and to memory, where the second parts stand `distance` after the first.
+  __device__ float2 sum() const {
+    float2 x = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = parts - 1; i >= 0; i--) x = {x.x + first_of(part[i]), x.y + second_of(part[i])};
+    return x;
+  }
+  // From and to memory, where each part stands `distance` after the one before.
   __device__ void load(const u16* place, int distance) {
-    high = *reinterpret_cast<const u32*>(place);
-    low = *reinterpret_cast<const u32*>(place + distance);
+#pragma unroll
+    for (int i = 0; i < parts; i++) part[i] = *reinterpret_cast<const u32*>(place + i * distance);
   }
   __device__ void store(u16* place, int distance) const {
-    *reinterpret_cast<u32*>(place) = high;
-    *reinterpret_cast<u32*>(place + distance) = low;
+#pragma unroll
+    for (int i = 0; i < parts; i++) *reinterpret_cast<u32*>(place + i * distance) = part[i];
   }
 };
 
-// A matrix in shared memory of numbers that are sums of two in bf16; the second ones stand `low` after the first.
+// A matrix in shared memory of numbers that are sums of `parts` in bf16; each part of it stands `distance` after the one before.
+template <int parts>
 struct SplitTile {
-  u16* high;
-  int low;
+  u16* first;
+  int distance;
   int pitch;
 
-  __device__ SplitTile at(int row, int column) const { return {high + row * pitch + column, low, pitch}; }
-  __device__ void store(int row, int column, SplitPair x) const {
-    x.store(high + row * pitch + column, low);
-  }
+  __device__ SplitTile at(int row, int column) const { return {first + row * pitch + column, distance, pitch}; }
+  __device__ void store(int row, int column, SplitPair<parts> x) const { x.store(first + row * pitch + column, distance); }
   __device__ void store(int row, int column, float x) const {
-    SplitPair pair(x, 0.0f);
-    u16* place = high + row * pitch + column;
-    place[0] = (u16)pair.high;
-    place[low] = (u16)pair.low;
+    SplitPair<parts> pair(x, 0.0f);
+    u16* place = first + row * pitch + column;
+#pragma unroll
+    for (int i = 0; i < parts; i++) place[i * distance] = (u16)pair.part[i];
   }
 };
 
-// Operands of numbers that are sums of two.
+// Operands of numbers that are sums.
+template <int parts>
 struct SplitOperand {
-  u32 high[4], low[4];
+  u32 part[parts][4];
 };
 
-template <bool across>
-__device__ inline void load_left(SplitOperand& a, const SplitTile& tile) {
-  load_left<across>(a.high, tile.high, tile.pitch);
-  load_left<across>(a.low, tile.high + tile.low, tile.pitch);
+template <bool across, int parts>
+__device__ inline void load_left(SplitOperand<parts>& a, const SplitTile<parts>& tile) {
+#pragma unroll
+  for (int i = 0; i < parts; i++) load_left<across>(a.part[i], tile.first + i * tile.distance, tile.pitch);
 }
 
-template <bool across>
-__device__ inline void load_right(SplitOperand& b, const SplitTile& tile) {
-  load_right<across>(b.high, tile.high, tile.pitch);
-  load_right<across>(b.low, tile.high + tile.low, tile.pitch);
+template <bool across, int parts>
+__device__ inline void load_right(SplitOperand<parts>& b, const SplitTile<parts>& tile) {
+#pragma unroll
+  for (int i = 0; i < parts; i++) load_right<across>(b.part[i], tile.first + i * tile.distance, tile.pitch);
 }
 
-// sums += a b of 16 rows, twice 8 columns and a depth of 16, but for what is below a rounding of f32 numbers to 16 bits.
-__device__ inline void multiply_add(float (*sums)[4], const SplitOperand& a, const SplitOperand& b) {
+// sums += a b of 16 rows, twice 8 columns and a depth of 16, but for what is below the last part of a number. The smallest products
+// come first.
+template <int parts>
+__device__ inline void multiply_add(float (*sums)[4], const SplitOperand<parts>& a, const SplitOperand<parts>& b) {
 #pragma unroll
-  for (int n = 0; n < 2; n++) multiply_add(sums[n], a.low, b.high + 2 * n);
+  for (int order = parts - 1; order >= 0; order--) {
 #pragma unroll
-  for (int n = 0; n < 2; n++) multiply_add(sums[n], a.high, b.low + 2 * n);
+    for (int i = order; i >= 0; i--) {
 #pragma unroll
-  for (int n = 0; n < 2; n++) multiply_add(sums[n], a.high, b.high + 2 * n);
+      for (int n = 0; n < 2; n++) multiply_add(sums[n], a.part[i], b.part[order - i] + 2 * n);
+    }
+  }
 }
 
 #ifndef WATERLINE_EMULATOR

@@ -30,7 +30,7 @@ impl Program {
             + self.logits.matrix.bytes().len()
     }
 
-    /// Whether an op chooses experts or partitions.
+    /// Whether an op chooses experts.
     pub fn has_choices(&self) -> bool {
         self.ops.iter().any(|op| op.chooses())
     }

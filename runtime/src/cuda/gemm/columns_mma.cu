@@ -14,7 +14,7 @@ __device__ void columns_prologue_parts(const Prologue& prologue, u8* inputs) {
   float* x = shared_memory<float>();
   load_input<rounding, cols, flags>(prologue, blockIdx.y, x);
   u16* row = reinterpret_cast<u16*>(inputs) + (long long)blockIdx.y * 2 * cols;
-  for (int i = 2 * threadIdx.x; i < cols; i += 2 * blockDim.x) SplitPair(x[i], x[i + 1]).store(row + i, cols);
+  for (int i = 2 * threadIdx.x; i < cols; i += 2 * blockDim.x) SplitPair<2>(x[i], x[i + 1]).store(row + i, cols);
 }
 
 // A unit of eight columns: two words of codes for each lane, then of each pair of columns both scales and both sums of codes.

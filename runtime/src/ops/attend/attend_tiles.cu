@@ -57,7 +57,7 @@ __device__ void attend_tiles(Attended a, const u64* position, int tokens) {
   constexpr int depth = (dim + 15) / 16 * 16, pitch = depth + 8, part = tile_keys * pitch;
   __shared__ int seen_from[tile_keys], seen_until[tile_keys];
   u16* room = shared_memory<u16>();
-  SplitTile queries = {room, part, pitch}, keys = {room + 2 * part, part, pitch}, values = {room + 4 * part, part, pitch};
+  SplitTile<2> queries = {room, part, pitch}, keys = {room + 2 * part, part, pitch}, values = {room + 4 * part, part, pitch};
   int head = blockIdx.x, kv_head = head / (a.heads / a.kv_heads);
   int first_token = blockIdx.y * tile_queries, last_token = min(first_token + tile_queries, tokens) - 1;
   long long start = *position;
@@ -71,11 +71,11 @@ __device__ void attend_tiles(Attended a, const u64* position, int tokens) {
 
   // Of eight columns of a row of a tile.
   constexpr int pieces = tile_keys * depth / 8;
-  auto store = [](const SplitTile& tile, int row, int column, const float (&x)[8]) {
-    SplitPair p(x[0], x[1]), q(x[2], x[3]), r(x[4], x[5]), s(x[6], x[7]);
-    u16* place = tile.high + row * tile.pitch + column;
-    *reinterpret_cast<uint4*>(place) = {p.high, q.high, r.high, s.high};
-    *reinterpret_cast<uint4*>(place + tile.low) = {p.low, q.low, r.low, s.low};
+  auto store = [](const SplitTile<2>& tile, int row, int column, const float (&x)[8]) {
+    SplitPair<2> p(x[0], x[1]), q(x[2], x[3]), r(x[4], x[5]), s(x[6], x[7]);
+    u16* place = tile.first + row * tile.pitch + column;
+    *reinterpret_cast<uint4*>(place) = {p.part[0], q.part[0], r.part[0], s.part[0]};
+    *reinterpret_cast<uint4*>(place + tile.distance) = {p.part[1], q.part[1], r.part[1], s.part[1]};
   };
   for (int i = threadIdx.x; i < pieces; i += blockDim.x) {
     int row = i / (depth / 8), column = i % (depth / 8) * 8, t = first_token + row;
@@ -106,7 +106,7 @@ __device__ void attend_tiles(Attended a, const u64* position, int tokens) {
     float scores[tile_keys / 8][4] = {};
 #pragma unroll 1
     for (int k = 0; k < depth; k += 16) {
-      SplitOperand q, b;
+      SplitOperand<2> q, b;
       load_left<false>(q, queries.at(warp_row, k));
 #pragma unroll
       for (int n = 0; n < tile_keys / 16; n++) {
@@ -129,16 +129,16 @@ __device__ void attend_tiles(Attended a, const u64* position, int tokens) {
 #pragma unroll
     for (int k = 0; k < tile_keys / 16; k++) {
       // The sums of two tiles are laid out as a left operand is.
-      SplitOperand weights, b;
+      SplitOperand<2> weights, b;
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         float* x = scores[2 * k + i / 2] + i % 2 * 2;
         x[0] = expf(x[0] - largest[i % 2]);
         x[1] = expf(x[1] - largest[i % 2]);
         sum[i % 2] += x[0] + x[1];
-        SplitPair pair(x[0], x[1]);
-        weights.high[i] = pair.high;
-        weights.low[i] = pair.low;
+        SplitPair<2> pair(x[0], x[1]);
+        weights.part[0][i] = pair.part[0];
+        weights.part[1][i] = pair.part[1];
       }
 #pragma unroll
       for (int n = 0; n < depth / 16; n++) {

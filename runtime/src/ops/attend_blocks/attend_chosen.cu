@@ -6,8 +6,8 @@
 constexpr int chosen_warps = 4;
 
 // A left operand [16, 16] times a right one [16, 8], but for what is below a rounding of f32 numbers to 16 bits.
-__device__ inline void multiply_add_split(float* sums, const u32* high, const u32* low, SplitPair first, SplitPair second) {
-  u32 b_high[2] = {first.high, second.high}, b_low[2] = {first.low, second.low};
+__device__ inline void multiply_add_split(float* sums, const u32* high, const u32* low, SplitPair<2> first, SplitPair<2> second) {
+  u32 b_high[2] = {first.part[0], second.part[0]}, b_low[2] = {first.part[1], second.part[1]};
   multiply_add(sums, low, b_high);
   multiply_add(sums, high, b_low);
   multiply_add(sums, high, b_high);
@@ -34,9 +34,9 @@ struct GroupSoftmax {
       const float* from = heads + head * dim + t() * of_key;
 #pragma unroll
       for (int i = 0; i < 2 * steps; i++) {
-        SplitPair pair(head < count ? from[2 * i] : 0.0f, head < count ? from[2 * i + 1] : 0.0f);
-        query_high[i / 2][row + i % 2 * 2] = pair.high;
-        query_low[i / 2][row + i % 2 * 2] = pair.low;
+        SplitPair<2> pair(head < count ? from[2 * i] : 0.0f, head < count ? from[2 * i + 1] : 0.0f);
+        query_high[i / 2][row + i % 2 * 2] = pair.part[0];
+        query_low[i / 2][row + i % 2 * 2] = pair.part[1];
       }
     }
   }
@@ -63,8 +63,8 @@ struct GroupSoftmax {
 #pragma unroll
       for (int s = 0; s < steps; s++) {
         const E* x = keys[i].values + 4 * s;
-        multiply_add_split(scores[i], query_high[s], query_low[s], SplitPair(float_of(x[0]), float_of(x[1])),
-                           SplitPair(float_of(x[2]), float_of(x[3])));
+        multiply_add_split(scores[i], query_high[s], query_low[s], SplitPair<2>(float_of(x[0]), float_of(x[1])),
+                           SplitPair<2>(float_of(x[2]), float_of(x[3])));
       }
     }
     float highest[2] = {largest[0], largest[1]};
@@ -83,13 +83,13 @@ struct GroupSoftmax {
       x[0] = expf(x[0] - largest[i % 2]);
       x[1] = expf(x[1] - largest[i % 2]);
       sum[i % 2] += x[0] + x[1];
-      SplitPair pair(x[0], x[1]);
-      high[i] = pair.high, low[i] = pair.low;
+      SplitPair<2> pair(x[0], x[1]);
+      high[i] = pair.part[0], low[i] = pair.part[1];
     }
 #pragma unroll
     for (int i = 0; i < of_value; i++) {
       auto value = [&](int key) { return float_of(values[key].values[i]); };
-      multiply_add_split(weighted[i], high, low, SplitPair(value(0), value(1)), SplitPair(value(2), value(3)));
+      multiply_add_split(weighted[i], high, low, SplitPair<2>(value(0), value(1)), SplitPair<2>(value(2), value(3)));
     }
   }
 

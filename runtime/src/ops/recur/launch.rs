@@ -120,6 +120,9 @@ pub(in crate::ops) struct Plan {
     warps: usize,
     /// Tokens that are in shared memory at once, twice where there are many.
     batch: usize,
+    /// bf16 numbers whose sum is an operand of the matrix form. Two are within 4e-6 of a number; where a model chooses experts that
+    /// is enough to change a choice, and three are used, which is an f32 number exactly.
+    pub parts: usize,
 }
 
 /// Most tokens of a batch, and most bytes of shared memory for them.
@@ -149,6 +152,8 @@ pub(in crate::ops) struct Place {
     pub sms: usize,
     /// Whether it is an op of the decode kernel.
     pub persistent: bool,
+    /// Whether the model chooses experts.
+    pub has_choices: bool,
 }
 
 impl Plan {
@@ -164,6 +169,7 @@ impl Plan {
             tokens,
             sms,
             persistent,
+            has_choices,
         } = place;
         // A chunk is bound by the instructions of one token after another: more lanes share a column.
         // The state of a step is in the registers of all its SMs' threads.
@@ -206,6 +212,7 @@ impl Plan {
             columns,
             warps,
             batch: 1,
+            parts: if has_choices { 3 } else { 2 },
         };
         if tokens > 1 {
             let fits = |batch: &usize| {
@@ -439,6 +446,7 @@ impl Recur {
             tokens: launches.tokens,
             sms: launches.share_of_sms(),
             persistent: launches.persistent(),
+            has_choices: launches.has_choices,
         };
         let sizes = [self.dk, self.dv, self.heads / self.states];
         Plan::new(sizes, states, update, inputs, place)
@@ -459,6 +467,7 @@ mod tests {
             tokens,
             sms: 132,
             persistent: false,
+            has_choices: false,
         };
         Plan::new(sizes, states, update, &Inputs::zeroed(), place)
     }

@@ -8,11 +8,7 @@ use crate::error::Result;
 /// Tokens of a block, and threads.
 const BLOCK: usize = 64;
 const THREADS: usize = 256;
-/// Bytes of a matrix [64, 64] whose numbers are split in two of 16 bits: on its way, and in shared memory with gaps.
-const IMAGE: usize = 4 * BLOCK * BLOCK;
-const TILE: usize = 4 * BLOCK * (BLOCK + 8);
-/// Bytes of what recur_levels.cu takes: the operands of all levels, and the factors of each group.
-const LEVELS: usize = 3 * TILE;
+/// Bytes of the factors of each group in recur_levels.cu.
 const GROUPS: usize = 8 * BLOCK * size_of::<f32>();
 /// Most slices of a block that are in shared memory at once.
 const SLOTS: usize = 8;
@@ -97,6 +93,16 @@ impl MatrixForm {
         self.plan.fading == Fading::ByValue
     }
 
+    /// Bytes of a matrix [64, 64] whose numbers are sums of some in 16 bits, on its way.
+    fn image(&self) -> usize {
+        self.plan.parts * 2 * BLOCK * BLOCK
+    }
+
+    /// The same in shared memory, with gaps.
+    fn tile(&self) -> usize {
+        self.plan.parts * 2 * BLOCK * (BLOCK + 8)
+    }
+
     fn panels(&self) -> usize {
         self.plan.queries + usize::from(self.plan.writing != Writing::Add)
     }
@@ -114,16 +120,18 @@ impl MatrixForm {
     fn blocks_shared(&self) -> usize {
         let vector = BLOCK * size_of::<f32>();
         let own = match self.row_fades() || self.column_fades() {
-            true => LEVELS + GROUPS,
-            false => 2 * TILE + 3 * vector,
+            // The operands of all levels.
+            true => 3 * self.tile() + GROUPS,
+            false => 2 * self.tile() + 3 * vector,
         };
-        own + self.panels() * self.writes() * TILE + (2 + self.plan.queries) * vector
+        own + self.panels() * self.writes() * self.tile() + (2 + self.plan.queries) * vector
     }
 
     /// Bytes of shared memory of `recur_states`, with a barrier for each slot.
     fn states_shared(&self) -> usize {
         let rows = (self.slices() + self.writes()) * BLOCK;
-        self.slots * (self.panels() * IMAGE + size_of::<u64>()) + rows * 4 * (self.columns + 8)
+        let copy = rows * self.plan.parts * 2 * (self.columns + 8);
+        self.slots * (self.panels() * self.image() + size_of::<u64>()) + copy
     }
 
     /// Bytes that is left of a block: `ChunkBlock` in recur_block.cu.
@@ -136,7 +144,7 @@ impl MatrixForm {
             _ => 4,
         };
         let images = self.slices() * (self.panels() + self.writes());
-        images * IMAGE + (self.writes() * values + fades) * size_of::<f32>()
+        images * self.image() + (self.writes() * values + fades) * size_of::<f32>()
     }
 
     /// The recurrence.
@@ -162,6 +170,7 @@ impl MatrixForm {
             writing,
             finish,
             aligned,
+            parts,
             ..
         } = self.plan;
         let (fade, write) = (fading as i32, writing as i32);
@@ -179,8 +188,8 @@ impl MatrixForm {
         launches.push(Call {
             source: SOURCE,
             kernel: match self.row_fades() {
-                true => format!("recur_row_blocks<{dk}, {dv}, {queries}, {fade}, {complement}, {write}, {aligned}>"),
-                false => format!("recur_blocks<{dk}, {dv}, {queries}, {fade}, {write}, {aligned}>"),
+                true => format!("recur_row_blocks<{dk}, {dv}, {queries}, {fade}, {complement}, {write}, {aligned}, {parts}>"),
+                false => format!("recur_blocks<{dk}, {dv}, {queries}, {fade}, {write}, {aligned}, {parts}>"),
             },
             grid,
             threads: THREADS,
@@ -194,7 +203,7 @@ impl MatrixForm {
         launches.push(Call {
             source: SOURCE,
             kernel: format!(
-                "recur_states<{dk}, {dv}, {queries}, {fade}, {write}, {columns}, {slots}, {finish}>"
+                "recur_states<{dk}, {dv}, {queries}, {fade}, {write}, {columns}, {slots}, {finish}, {parts}>"
             ),
             grid: Grid::Blocks(states * dv.div_ceil(columns)),
             threads: THREADS,
@@ -233,6 +242,7 @@ mod tests {
             tokens,
             sms: 132,
             persistent: false,
+            has_choices: false,
         };
         let plan = Plan::new(sizes, 6, update, &Inputs::zeroed(), place);
         MatrixForm::of(plan, 6, tokens, TensorCores::Warps, [132, shared << 10])

@@ -14,44 +14,44 @@
 // beta one, P that of r and k, B that of q and c, R* in place of K* and M = B T, so that W = -T P V - (T R*) S and
 // O = (A - M P) V + (Q* - M R*) S. All that does not depend on S is
 // computed for all blocks at once: by `recur_blocks`, in recur_chunk.cu, where states fade as a whole, or each column by itself; by
-// `recur_row_blocks`, in recur_rows.cu, where each row does. `recur_states`, in recur_states.cu, passes the states through the blocks. Operands are split into two
-// bf16 numbers each; sums, states and the inverse are f32.
+// `recur_row_blocks`, in recur_rows.cu, where each row does. `recur_states`, in recur_states.cu, passes the states through the blocks. Operands
+// are sums of `parts` bf16 numbers, of as many as `Plan` in launch.rs says; sums, states and the inverse are f32.
 
 constexpr int chunk_block = 64;
 constexpr int chunk_warps = 8;
 // Numbers from one row to the next in shared memory: eight rows that one instruction reads lie in different banks.
 constexpr int block_pitch = chunk_block + 8;
-// Numbers of a split matrix [64, 64] in shared memory, and the pitch of an f32 one in the same place.
-constexpr int chunk_tile = 2 * chunk_block * block_pitch;
+// Numbers of a part of a split matrix [64, 64] in shared memory, and the pitch of an f32 one in the place of two.
+constexpr int tile_part = chunk_block * block_pitch;
 constexpr int square_pitch = chunk_block + 4;
 // Numbers of such a matrix on its way between the kernels: without gaps, so that it is copied as it is, pieces of eight numbers
 // exchanged by number of the row modulo 8 instead.
 constexpr int image_part = chunk_block * chunk_block;
-constexpr int image_size = 2 * image_part;
 
 __device__ inline int image_place(int row, int column) {
   return row * chunk_block + ((column / 8 ^ row % 8) * 8) + column % 8;
 }
 
-template <bool across>
-__device__ inline void load_left_of_image(SplitOperand& a, const u16* image, int row, int column) {
+template <bool across, int parts>
+__device__ inline void load_left_of_image(SplitOperand<parts>& a, const u16* image, int row, int column) {
   int lane = lane_index();
   row += across ? lane % 8 + lane / 16 * 8 : lane % 16;
   column += across ? lane / 8 % 2 * 8 : lane / 16 * 8;
   const u16* place = image + image_place(row, column);
-  load_matrices<across>(a.high, place);
-  load_matrices<across>(a.low, place + image_part);
+#pragma unroll
+  for (int i = 0; i < parts; i++) load_matrices<across>(a.part[i], place + i * image_part);
 }
 
 // Two numbers of a row, side by side.
+template <int parts>
 __device__ inline void store_pair(u16* image, int row, int column, float2 x) {
-  SplitPair(x.x, x.y).store(image + image_place(row, column), image_part);
+  SplitPair<parts>(x.x, x.y).store(image + image_place(row, column), image_part);
 }
 
 // What is left of a block, in 16-bit numbers: of each 64 rows of a state what meets them, [panels] images (first of -T K* or -T R*,
 // then of each query), and for each write images of its keys, faded to the block's end; what each writes without a state, f32 [64,
 // width]; the block's fade, or that of each row or column, and where columns fade, how far up to each token, f32 [64, width].
-template <int dk, int dv, int queries, int fade_kind, int write>
+template <int dk, int dv, int queries, int fade_kind, int write, int parts>
 struct ChunkBlock {
   // Whether what is written depends on the state, and the writes of a token.
   static constexpr bool solves = write != WRITE_ADD;
@@ -61,6 +61,7 @@ struct ChunkBlock {
   static constexpr int slices = (dk + 63) / 64;
   static constexpr int width = (dv + 63) / 64 * 64;
   static constexpr int panels = queries + solves;
+  static constexpr int image_size = parts * image_part;
   static constexpr int keys_at = slices * panels * image_size;
   static constexpr int values_at = keys_at + writes * slices * image_size;
   static constexpr int reach_at = values_at + writes * chunk_block * width * 2;
@@ -95,24 +96,26 @@ __device__ inline float4 scaled(float4 x, float factor) {
   return make_float4(factor * x.x, factor * x.y, factor * x.z, factor * x.w);
 }
 
-// Four numbers, split; the second parts stand `low` after the first.
-__device__ inline void store_split(u16* to, int low, float4 x) {
-  SplitPair first(x.x, x.y), second(x.z, x.w);
-  *reinterpret_cast<uint2*>(to) = {first.high, second.high};
-  *reinterpret_cast<uint2*>(to + low) = {first.low, second.low};
+// Four numbers, split; each part stands `distance` after the one before.
+template <int parts>
+__device__ inline void store_split(u16* to, int distance, float4 x) {
+  SplitPair<parts> first(x.x, x.y), second(x.z, x.w);
+#pragma unroll
+  for (int i = 0; i < parts; i++) *reinterpret_cast<uint2*>(to + i * distance) = {first.part[i], second.part[i]};
 }
 
-__device__ inline void store_split(const SplitTile& tile, int row, int column, float4 x) {
-  store_split(tile.high + row * tile.pitch + column, tile.low, x);
+template <int parts>
+__device__ inline void store_split(const SplitTile<parts>& tile, int row, int column, float4 x) {
+  store_split<parts>(tile.first + row * tile.pitch + column, tile.distance, x);
 }
 
 // sums += left right of 16 rows, `pairs` times 16 columns and `depth`. The right one's rows run along the depth; `across`: its
 // columns do.
-template <int pairs, bool across>
-__device__ inline void multiply_tiles(float (*sums)[4], const SplitTile& left, const SplitTile& right, int depth) {
+template <int pairs, bool across, int parts>
+__device__ inline void multiply_tiles(float (*sums)[4], const SplitTile<parts>& left, const SplitTile<parts>& right, int depth) {
 #pragma unroll 1
   for (int k = 0; k < depth; k += 16) {
-    SplitOperand a, b;
+    SplitOperand<parts> a, b;
     load_left<false>(a, left.at(0, k));
 #pragma unroll
     for (int n = 0; n < pairs; n++) {
@@ -143,19 +146,20 @@ struct ChunkShare {
 };
 
 // This thread's part of an image, on its way into a split matrix in shared memory: pieces of eight numbers.
+template <int parts>
 struct ImageShare {
-  static constexpr int count = image_size / 8 / (32 * chunk_warps);
+  static constexpr int count = parts * image_part / 8 / (32 * chunk_warps);
   uint4 x[count];
 
   __device__ void load(const u16* image) {
 #pragma unroll
     for (int i = 0; i < count; i++) x[i] = reinterpret_cast<const uint4*>(image)[i * 32 * chunk_warps + threadIdx.x];
   }
-  __device__ void store(const SplitTile& tile) const {
+  __device__ void store(const SplitTile<parts>& tile) const {
 #pragma unroll
     for (int i = 0; i < count; i++) {
       int piece = i * 32 * chunk_warps + threadIdx.x, part = piece / (image_part / 8), row = piece / 8 % chunk_block;
-      u16* to = tile.at(row, (piece % 8 ^ row % 8) * 8).high + part * tile.low;
+      u16* to = tile.at(row, (piece % 8 ^ row % 8) * 8).first + part * tile.distance;
       *reinterpret_cast<uint4*>(to) = x[i];
     }
   }
@@ -173,9 +177,10 @@ __device__ inline void each_pair(int row, int column, Task task) {
 
 // Replaces L, whose column i stands in row i of f32 numbers, by the inverse of I + L times diag(factors), split. A thread solves a
 // column of one of the two halves on the diagonal; what is below follows from them. `room` is for 96 rows of 32 numbers.
-__device__ inline void invert_triangle(const SplitTile& tile, float* room, const float* factors) {
+template <int parts>
+__device__ inline void invert_triangle(const SplitTile<parts>& tile, float* room, const float* factors) {
   constexpr int half_block = chunk_block / 2;
-  const float* transposed = reinterpret_cast<const float*>(tile.high);
+  const float* transposed = reinterpret_cast<const float*>(tile.first);
   float *diagonal = room, *product = room + chunk_block * half_block;
   int across = threadIdx.x % half_block, down = threadIdx.x / half_block;
   if (threadIdx.x < chunk_block) {
@@ -226,13 +231,15 @@ __device__ inline void invert_triangle(const SplitTile& tile, float* room, const
 }
 
 // Makes a block of one state: what is the same however it fades.
-template <int dk, int dv, int queries, int fade, int write, bool aligned>
+template <int dk, int dv, int queries, int fade, int write, bool aligned, int parts>
 struct ChunkMaker {
-  using Block = ChunkBlock<dk, dv, queries, fade, write>;
+  using Block = ChunkBlock<dk, dv, queries, fade, write, parts>;
+  using Tile = SplitTile<parts>;
+  static constexpr int tile_size = parts * tile_part;
   // Of what is written last, which a state has to be known for.
   static constexpr int last = Block::writes - 1;
   // Numbers of shared memory for what the triangles are made of, later for what their weights are multiplied with.
-  static constexpr int operands = (Block::row_fades || Block::column_fades ? 3 : 2) * chunk_tile;
+  static constexpr int operands = (Block::row_fades || Block::column_fades ? 3 : 2) * tile_size;
   const RecurInputs& in;
   int head, first, count;
   Block block;
@@ -251,19 +258,19 @@ struct ChunkMaker {
         room(shared_memory<u16>()),
         warp_row(warp_index() % 4 * 16),
         half_of(warp_index() / 4) {
-    betas = reinterpret_cast<float*>(room + operands + Block::panels * Block::writes * chunk_tile);
+    betas = reinterpret_cast<float*>(room + operands + Block::panels * Block::writes * tile_size);
     gates = betas + chunk_block;
     factors = gates + chunk_block;
     rest = factors + queries * chunk_block;
   }
 
   // What a panel reads of each write: the first one the inverse, and -T P; each query what is up to its own token.
-  __device__ SplitTile weights(int panel, int number) const {
-    return {room + operands + (panel * Block::writes + number) * chunk_tile, chunk_tile / 2, block_pitch};
+  __device__ Tile weights(int panel, int number) const {
+    return {room + operands + (panel * Block::writes + number) * tile_size, tile_part, block_pitch};
   }
 
   // Where L is before it is inverted.
-  __device__ float* transposed() const { return reinterpret_cast<float*>(weights(0, last).high); }
+  __device__ float* transposed() const { return reinterpret_cast<float*>(weights(0, last).first); }
 
   __device__ void load_gates() const {
     if (threadIdx.x >= chunk_block) return;
@@ -280,16 +287,16 @@ struct ChunkMaker {
   }
 
   // to = factor left right, or is added to that, of triangles.
-  __device__ void multiply_weights(const SplitTile& to, const SplitTile& left, const SplitTile& right, float factor, bool adds) const {
+  __device__ void multiply_weights(const Tile& to, const Tile& left, const Tile& right, float factor, bool adds) const {
     float sums[4][4] = {};
     __syncthreads();
     multiply_tiles<2, true>(sums, left.at(warp_row, 0), right.at(0, 32 * half_of), warp_row + 16);
     __syncthreads();
     each_pair<4>(warp_row, 32 * half_of, [&](int n, int i, int row, int column) {
-      SplitPair before;
-      if (adds) before.load(to.at(row, column).high, to.low);
+      SplitPair<parts> before;
+      if (adds) before.load(to.at(row, column).first, to.distance);
       float2 x = before.sum();
-      to.store(row, column, SplitPair(x.x + factor * sums[n][i], x.y + factor * sums[n][i + 1]));
+      to.store(row, column, SplitPair<parts>(x.x + factor * sums[n][i], x.y + factor * sums[n][i + 1]));
     });
   }
 
@@ -297,11 +304,11 @@ struct ChunkMaker {
   __device__ void finish() const {
     __syncthreads();
     if constexpr (Block::solves) {
-      SplitTile inverse = weights(0, last);
+      Tile inverse = weights(0, last);
       invert_triangle(inverse, reinterpret_cast<float*>(room), betas);
       if constexpr (last > 0) multiply_weights(weights(0, 0), inverse, weights(0, 0), -1.0f, false);
       for (int panel = 1; panel < Block::panels; panel++) {
-        SplitTile own = weights(panel, last);
+        Tile own = weights(panel, last);
         if constexpr (last > 0) multiply_weights(weights(panel, 0), own, weights(0, 0), 1.0f, true);
         multiply_weights(own, own, inverse, 1.0f, false);
       }
@@ -309,9 +316,9 @@ struct ChunkMaker {
 
     // The slices of K* or R*, then the values'.
     constexpr int key_slices = Block::solves ? Block::slices : 0, slices = key_slices + Block::width / chunk_block;
-    SplitTile right = {room, chunk_tile / 2, block_pitch};
+    Tile right = {room, tile_part, block_pitch};
     const float* value_rows = in.v.at(first, head, dv, 0);
-    ImageShare keys_ahead;
+    ImageShare<parts> keys_ahead;
     ChunkShare ahead;
     auto load = [&](int slice) {
       if (slice < key_slices) {
@@ -345,21 +352,21 @@ struct ChunkMaker {
         bool written = Block::solves && panel == 0;
         int query = panel - Block::solves;
         // Q*, which comes while the products are computed.
-        SplitPair own[4][2] = {};
+        SplitPair<parts> own[4][2] = {};
         if (of_keys && !written) {
           each_pair<4>(warp_row, half_column, [&](int n, int i, int t, int column) {
             own[n][i / 2].load(block.panel(slice, panel) + image_place(t, column), image_part);
           });
         }
         float sums[4][4] = {};
-        SplitTile own_weights = weights(panel, of_keys ? last : 0);
+        Tile own_weights = weights(panel, of_keys ? last : 0);
         multiply_tiles<2, true>(sums, own_weights.at(warp_row, 0), right.at(0, half_column), warp_row + 16);
         each_pair<4>(warp_row, half_column, [&](int n, int i, int t, int column) {
           const float* x = sums[n] + i;
           float factor = written ? 1.0f : factors[query * chunk_block + t];
           if (of_keys) {
             float2 q = own[n][i / 2].sum();
-            store_pair(block.panel(slice, panel), t, column, {q.x - factor * x[0], q.y - factor * x[1]});
+            store_pair<parts>(block.panel(slice, panel), t, column, {q.x - factor * x[0], q.y - factor * x[1]});
           } else if (written) {
             *reinterpret_cast<float2*>(block.values(last, t) + first_column + column) = {x[0], x[1]};
           } else if (t < count) {

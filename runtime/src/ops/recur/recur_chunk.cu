@@ -1,17 +1,17 @@
 // Blocks of recurrences whose states fade as a whole: the fades stand outside the products of the triangles. Where each column fades by
 // itself, the triangles have no fades.
 
-template <int dk, int dv, int queries, int fade, int write, bool aligned>
+template <int dk, int dv, int queries, int fade, int write, bool aligned, int parts>
 __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
   static_assert(write == WRITE_ADD || write == WRITE_DELTA, "removals are for rows that fade by themselves");
   constexpr bool delta = write == WRITE_DELTA;
-  using Maker = ChunkMaker<dk, dv, queries, fade, write, aligned>;
+  using Maker = ChunkMaker<dk, dv, queries, fade, write, aligned, parts>;
   using Block = typename Maker::Block;
   Maker maker(in, scratch, tokens);
   Block block = maker.block;
   int head = maker.head, first = maker.first, count = maker.count, warp_row = maker.warp_row, half_of = maker.half_of;
   // Of slices of the queries, and of the keys.
-  SplitTile left = {maker.room, chunk_tile / 2, block_pitch}, right = {maker.room + chunk_tile, chunk_tile / 2, block_pitch};
+  SplitTile<parts> left = {maker.room, tile_part, block_pitch}, right = {maker.room + Maker::tile_size, tile_part, block_pitch};
   // By token: the sum of the logarithms, its exponential, and what is left of it at the end.
   float *sums_of_logs = maker.rest, *reach = sums_of_logs + chunk_block, *to_end = reach + chunk_block;
 
@@ -57,9 +57,9 @@ __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
         int t = ChunkShare::token(i), c = ChunkShare::column(), place = image_place(t, c);
         store_split(right, t, c, ahead.x[i]);
         store_split(left, t, c, asked.x[i]);
-        if (query == 0) store_split(block.keys(0, slice) + place, image_part, scaled(ahead.x[i], to_end[t]));
-        if (keys_too) store_split(block.panel(slice, 0) + place, image_part, scaled(ahead.x[i], reach[t]));
-        store_split(block.panel(slice, query + delta) + place, image_part, scaled(asked.x[i], factors[t] * reach[t]));
+        if (query == 0) store_split<parts>(block.keys(0, slice) + place, image_part, scaled(ahead.x[i], to_end[t]));
+        if (keys_too) store_split<parts>(block.panel(slice, 0) + place, image_part, scaled(ahead.x[i], reach[t]));
+        store_split<parts>(block.panel(slice, query + delta) + place, image_part, scaled(asked.x[i], factors[t] * reach[t]));
       }
       if (slice + 1 < Block::slices) {
         ahead.load<aligned>(key_rows, in.k.rows.stride, count, (slice + 1) * chunk_block, dk);
@@ -82,7 +82,7 @@ __device__ void recur_blocks(RecurInputs in, u16* scratch, int tokens) {
           maker.transposed()[(column + j) * square_pitch + row] = weight;
         }
       }
-      maker.weights(query + delta, 0).store(row, column, SplitPair(faded[0], faded[1]));
+      maker.weights(query + delta, 0).store(row, column, SplitPair<parts>(faded[0], faded[1]));
     });
   }
   if constexpr (fade == FADE_BY_VALUE) finish_columns(maker);

@@ -2,14 +2,14 @@
 // recur_levels.cu: with A_ij = q_i . k_j up to the diagonal, o_i = F_i0 q_i S + sum_j A_ij F_ij v_j for each column.
 
 // The weights are A of each query, the panels Q, and the keys' images are whole.
-template <int dk, int dv, int queries, bool aligned>
-__device__ void finish_columns(const ChunkMaker<dk, dv, queries, FADE_BY_VALUE, WRITE_ADD, aligned>& maker) {
-  using Block = ChunkBlock<dk, dv, queries, FADE_BY_VALUE, WRITE_ADD>;
+template <int dk, int dv, int queries, bool aligned, int parts>
+__device__ void finish_columns(const ChunkMaker<dk, dv, queries, FADE_BY_VALUE, WRITE_ADD, aligned, parts>& maker) {
+  using Block = ChunkBlock<dk, dv, queries, FADE_BY_VALUE, WRITE_ADD, parts>;
   Block block = maker.block;
   int first = maker.first, count = maker.count, group = warp_index();
   // What is read at all levels, and what the tokens behind the borders read of it.
-  SplitTile read = {maker.room, level_part, block_pitch};
-  float* sums_room = reinterpret_cast<float*>(maker.room + 2 * level_part);
+  SplitTile<parts> read = {maker.room, level_part, block_pitch};
+  float* sums_room = reinterpret_cast<float*>(maker.room + parts * level_part);
   float2* totals = reinterpret_cast<float2*>(maker.rest);
   // What this warp multiplies: the weights of 16 tokens for the `depth` before their border, of this level.
   int level = group < 2 ? 2 : group < 4 ? 1 : 0, part = group < 4 ? group % 2 : group - 4;
@@ -54,7 +54,7 @@ __device__ void finish_columns(const ChunkMaker<dk, dv, queries, FADE_BY_VALUE, 
 #pragma unroll
       for (int i = 0; i < chunk_group; i++) {
         float2 x = times(left[i], back);
-        read.store(row + i, GroupShare::column(), SplitPair(x.x, x.y));
+        read.store(row + i, GroupShare::column(), SplitPair<parts>(x.x, x.y));
       }
     });
     int own = column + GroupShare::column();
@@ -68,12 +68,15 @@ __device__ void finish_columns(const ChunkMaker<dk, dv, queries, FADE_BY_VALUE, 
 #pragma unroll 1
     for (int query = 0; query < queries; query++) {
       __syncthreads();
-      SplitTile weights = maker.weights(query, 0);
+      SplitTile<parts> weights = maker.weights(query, 0);
       float sums[8][4] = {};
       for (int k = 0; k < depth; k += 16) {
-        SplitOperand a, b;
+        SplitOperand<parts> a, b;
         load_left<false>(a, weights.at(own_row, own_column + k));
-        if (level == 0) a.high[2] = a.high[3] = a.low[2] = a.low[3] = 0;
+#pragma unroll
+        for (int n = 0; n < parts; n++) {
+          if (level == 0) a.part[n][2] = a.part[n][3] = 0;
+        }
 #pragma unroll
         for (int n = 0; n < 4; n++) {
           load_right<true>(b, read.at(first_read + k, 16 * n));
@@ -85,7 +88,7 @@ __device__ void finish_columns(const ChunkMaker<dk, dv, queries, FADE_BY_VALUE, 
         *reinterpret_cast<float2*>(sums_room + (first_sum + row) * block_pitch + column) = {sums[n][i], sums[n][i + 1]};
       });
       __syncthreads();
-      const u16* own_weights = weights.at(group * chunk_group, group * chunk_group).high;
+      const u16* own_weights = weights.at(group * chunk_group, group * chunk_group).first;
       float2 out[chunk_group] = {};
 #pragma unroll
       for (int j = 0; j < chunk_group; j++) {
@@ -95,7 +98,9 @@ __device__ void finish_columns(const ChunkMaker<dk, dv, queries, FADE_BY_VALUE, 
           if (i < j) continue;
           if (i > j) x = times(x, faded[i]);
           const u16* place = own_weights + i * block_pitch + j;
-          float weight = first_of(place[0]) + first_of(place[weights.low]);
+          float weight = 0.0f;
+#pragma unroll
+          for (int n = parts - 1; n >= 0; n--) weight += first_of(place[n * weights.distance]);
           out[i] = {out[i].x + weight * x.x, out[i].y + weight * x.y};
         }
       }

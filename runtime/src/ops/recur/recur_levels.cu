@@ -10,7 +10,7 @@ constexpr int chunk_levels = 3;
 constexpr int level_rows = chunk_block / 2;
 constexpr int level_part = chunk_levels * level_rows * block_pitch;
 static_assert(chunk_group << chunk_levels == chunk_block, "levels join groups to a block");
-static_assert(4 * level_part == 3 * chunk_tile, "two matrices of all levels have room");
+static_assert(2 * level_part == 3 * tile_part, "two matrices of all levels have room");
 
 // The token at row `row` of what stands before a level's borders, or behind them.
 __device__ inline int token_of_level(int level, int row, bool behind) {

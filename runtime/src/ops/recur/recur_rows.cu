@@ -18,15 +18,15 @@ __device__ inline float spread_sums(float (&x)[32]) {
 }
 
 // `complement`: keys are one minus the fade of their row.
-template <int dk, int dv, int queries, int fade, bool complement, int write, bool aligned>
+template <int dk, int dv, int queries, int fade, bool complement, int write, bool aligned, int parts>
 __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
-  using Maker = ChunkMaker<dk, dv, queries, fade, write, aligned>;
+  using Maker = ChunkMaker<dk, dv, queries, fade, write, aligned, parts>;
   using Block = typename Maker::Block;
   Maker maker(in, scratch, tokens);
   Block block = maker.block;
   int head = maker.head, first = maker.first, count = maker.count, group = warp_index();
   // Of all levels: what reads, and the keys.
-  SplitTile readers = {maker.room, level_part, block_pitch}, read = {maker.room + 2 * level_part, level_part, block_pitch};
+  SplitTile<parts> readers = {maker.room, level_part, block_pitch}, read = {maker.room + parts * level_part, level_part, block_pitch};
   // By which the rows fade over each group.
   float2* totals = reinterpret_cast<float2*>(maker.rest);
   // What this warp multiplies: 16 rows of each, of this level.
@@ -42,8 +42,8 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
     bool removed = write == WRITE_REPLACE && number == 1;
     int shift = write == WRITE_REPLACE && solving ? 1 : 0;
     const float* factors = maker.factors + query * chunk_block + group * chunk_group;
-    SplitTile weights = maker.weights(panel, number);
-    for (int i = threadIdx.x; i < chunk_tile / 8; i += blockDim.x) reinterpret_cast<uint4*>(weights.high)[i] = {0, 0, 0, 0};
+    SplitTile<parts> weights = maker.weights(panel, number);
+    for (int i = threadIdx.x; i < Maker::tile_size / 8; i += blockDim.x) reinterpret_cast<uint4*>(weights.first)[i] = {0, 0, 0, 0};
     GroupShare keys = {}, rates = {}, fades = {}, asked = {};
     auto load = [&](int slice) {
       auto fill = [&](GroupShare& share, const RecurInput& input, int head, int shift) {
@@ -100,12 +100,12 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
       __syncthreads();
       float2 front, back;
       each_level(totals, front, back, [&](int, int row, bool behind, float2 front, float2 back) {
-        SplitTile tile = readers;
+        SplitTile<parts> tile = readers;
         if (!behind) tile = read;
 #pragma unroll
         for (int i = 0; i < chunk_group; i++) {
           float2 x = behind ? times(reader[i], front) : times(key[i], back);
-          tile.store(row + i, column, SplitPair(x.x, x.y));
+          tile.store(row + i, column, SplitPair<parts>(x.x, x.y));
         }
       });
 #pragma unroll
@@ -114,16 +114,16 @@ __device__ void recur_row_blocks(RecurInputs in, u16* scratch, int tokens) {
         float factor = solving ? 1.0f : factors[i];
         float2 reach = {factor * front.x, factor * front.y};
         if (number == 0 && t + shift < chunk_block) {
-          store_pair(block.panel(slice, panel), t + shift, column, times(reader[i], reach));
+          store_pair<parts>(block.panel(slice, panel), t + shift, column, times(reader[i], reach));
         }
-        if (panel == 0) store_pair(block.keys(number, slice), t, column, times(key[i], back));
+        if (panel == 0) store_pair<parts>(block.keys(number, slice), t, column, times(key[i], back));
       }
       if (group == 0 && pass == 0) {
         *reinterpret_cast<float2*>(&block.fade(slice * chunk_block + column)) = times(total, back);
         if (write == WRITE_REPLACE) {
           const float* r = in.removal.at(first, head, dk, 0);
           int c = slice * chunk_block + column;
-          store_pair(block.panel(slice, 0), 0, column, {c < dk ? r[c] : 0.0f, c + 1 < dk ? r[c + 1] : 0.0f});
+          store_pair<parts>(block.panel(slice, 0), 0, column, {c < dk ? r[c] : 0.0f, c + 1 < dk ? r[c + 1] : 0.0f});
         }
       }
       __syncthreads();

@@ -46,9 +46,10 @@ struct ChunkRing {
 // products with what comes through the ring. A warp takes 16 of 64 rows, and half of the columns if there are 32, else half of
 // the panels and of the slices. Where `heads` states are in partitions, `firsts` are the first blocks of each partition, and the
 // end of the last one's.
-template <int dk, int dv, int queries, int fade, int write, int columns, int slots, int finish>
+template <int dk, int dv, int queries, int fade, int write, int columns, int slots, int finish, int parts>
 __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int* firsts, int heads) {
-  using Block = ChunkBlock<dk, dv, queries, fade, write>;
+  using Block = ChunkBlock<dk, dv, queries, fade, write, parts>;
+  constexpr int image_size = Block::image_size;
   constexpr int writes = Block::writes, key_images = writes * Block::slices;
   constexpr bool wide = columns == 32;
   constexpr int groups = (dv + columns - 1) / columns, panels = Block::panels, state_pitch = columns + 8;
@@ -58,10 +59,10 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int
   __shared__ u64 arrived[slots];
   u16* room = shared_memory<u16>();
   ChunkRing<slots> ring = {room, panels * image_size, arrived, 0};
-  SplitTile copy = {room + slots * panels * image_size, Block::slices * chunk_block * state_pitch, state_pitch};
+  SplitTile<parts> copy = {room + slots * panels * image_size, Block::slices * chunk_block * state_pitch, state_pitch};
   auto written = [&](int number) {
     constexpr int part = chunk_block * state_pitch;
-    return SplitTile{copy.high + 2 * copy.low + number * 2 * part, part, state_pitch};
+    return SplitTile<parts>{copy.first + parts * (copy.distance + number * part), part, state_pitch};
   };
 
   int index = blockIdx.x / groups, first_column = blockIdx.x % groups * columns, head = index % heads;
@@ -91,7 +92,7 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int
       float* x = state[i][tile] + j;
       x[0] = row < dk && first_column + column < dv ? from[0] : 0.0f;
       x[1] = row < dk && first_column + column + 1 < dv ? from[1] : 0.0f;
-      copy.store(row, column, SplitPair(x[0], x[1]));
+      copy.store(row, column, SplitPair<parts>(x[0], x[1]));
     });
   }
 
@@ -138,7 +139,7 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int
       const u16* slot = ring.next(load);
 #pragma unroll
       for (int k = 0; k < chunk_block; k += 16) {
-        SplitOperand a, b;
+        SplitOperand<parts> a, b;
         load_right<true>(b, copy.at(slice * chunk_block + k, warp_column));
 #pragma unroll
         for (int i = 0; i < own_panels; i++) {
@@ -157,7 +158,7 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int
       for (int i = 0; i < writes; i++) {
         float2 x = values[i][tile][j / 2];
         if (Block::solves && i == writes - 1) x = {x.x + sums[0][tile][j], x.y + sums[0][tile][j + 1]};
-        if (wide || half_of == 0) written(i).store(t, column, SplitPair(x.x, x.y));
+        if (wide || half_of == 0) written(i).store(t, column, SplitPair<parts>(x.x, x.y));
       }
 #pragma unroll
       for (int i = 0; i < own_panels; i++) {
@@ -177,7 +178,7 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int
       }
     });
     __syncthreads();
-    SplitOperand b[writes][chunk_block / 16];
+    SplitOperand<parts> b[writes][chunk_block / 16];
 #pragma unroll
     for (int i = 0; i < writes; i++) {
 #pragma unroll
@@ -199,13 +200,13 @@ __device__ void recur_states(RecurInputs in, u16* scratch, int tokens, const int
         }
 #pragma unroll
         for (int k = 0; k < chunk_block / 16; k++) {
-          SplitOperand a;
+          SplitOperand<parts> a;
           load_left_of_image<true>(a, slot + number * image_size, 16 * k, warp_row);
           multiply_add(part, a, b[of][k]);
         }
         if (of < writes - 1) continue;
         each_pair<2>(slice * chunk_block + warp_row, warp_column, [&](int tile, int j, int row, int column) {
-          copy.store(row, column, SplitPair(part[tile][j], part[tile][j + 1]));
+          copy.store(row, column, SplitPair<parts>(part[tile][j], part[tile][j + 1]));
         });
       }
     }

@@ -51,6 +51,7 @@ impl DeviceOp for Slots {
                 tokens: launches.tokens,
                 sms: launches.sms(),
                 persistent: launches.persistent(),
+                has_choices: launches.has_choices,
             };
             Plan::new(sizes, self.kv_heads, update, inputs, place)
         };
