@@ -27,14 +27,19 @@ __device__ inline u32 shared_address(const void* pointer) {
 #endif
 }
 
-// The same address of shared memory, in a register. Else the compiler computes it anew at every use, from a special register that is
-// slow to read.
+// The same number, in a register. Else the compiler computes it anew at every use, often from a special register that is slow to read.
+__device__ inline u32 in_register(u32 x) {
+#ifndef WATERLINE_EMULATOR
+  asm volatile("mov.u32 %0, %0;" : "+r"(x));
+#endif
+  return x;
+}
+
+// The same address of shared memory, in a register.
 template <class T>
 __device__ T* held_pointer(T* pointer) {
 #ifndef WATERLINE_EMULATOR
-  u32 address = shared_address(pointer);
-  asm volatile("mov.u32 %0, %0;" : "+r"(address));
-  pointer = static_cast<T*>(__cvta_shared_to_generic(address));
+  pointer = static_cast<T*>(__cvta_shared_to_generic(in_register(shared_address(pointer))));
 #endif
   return pointer;
 }
@@ -290,6 +295,15 @@ __device__ inline void mbarrier_wait(u64* barrier, int parity) {
       " add.u32 tries, tries, 1; setp.gt.u32 hangs, tries, 67108864; @hangs trap; bra again; end: }" ::"r"(shared_address(barrier)),
       "r"(parity)
       : "memory");
+}
+
+// The same without an end, for a loop whose instructions count and whose end another warp waits for: tries that are not counted are
+// compiled out of the loop, and the instructions around them overlap.
+__device__ inline void mbarrier_spin(u64* barrier, int parity) {
+  asm volatile("{ .reg .pred done; again: " WATERLINE_TRY ".parity.shared.b64 done, [%0], %1; @done bra end; bra again; end: }" ::"r"(
+                   shared_address(barrier)),
+               "r"(parity)
+               : "memory");
 }
 
 // Makes this thread's writes to shared memory visible to the async proxy (wgmma, bulk copies).

@@ -51,7 +51,7 @@ __device__ void unit_sums(const Segment& segment, const float* x, const Rounded&
   int row = Row::row(bands), rows = segment.rows - row;
   u32 code_pitch = segment.code_pitch, scale_pitch = segment.scale_pitch;
   // Where a tile has the scales of whole rows, a step's are further on.
-  int next_scales = segment.tile_scale_bytes == 0 ? scale_step : 0;
+  int next_scales = in_register(segment.tile_scale_bytes == 0 ? scale_step : 0);
   int first_unit = Row::first_unit();
   Codes codes[holds_codes ? steps : 1];
   float4 numbers[holds_numbers ? steps * Weights::unit / 4 : 1];
@@ -67,7 +67,7 @@ __device__ void unit_sums(const Segment& segment, const float* x, const Rounded&
     }
   }
   ConsumerState next(StageIndex(segment.tile));
-  sums += segment.sums + row * sums_pitch + Row::warp();
+  sums = held_pointer(sums + segment.sums + row * sums_pitch + Row::warp());
 #pragma unroll 1
   for (int first = 0; first < segment.rows; first += Row::groups * 8 * bands) {
     float sum[bands] = {};
@@ -169,7 +169,7 @@ __device__ void run_sums(const Segment& segment, const Rounded& rounded, float* 
   u32 code_at = row * code_pitch + unit * Tile::unit_bytes;
   u32 scale_at = Row::groups * 8 * bands * code_pitch + row * scale_pitch + unit * Tile::scale_bytes;
   // Where a tile has the scales of whole rows, a step's are further on.
-  int next_scales = segment.tile_scale_bytes == 0 ? scale_step : 0;
+  int next_scales = in_register(segment.tile_scale_bytes == 0 ? scale_step : 0);
   Codes codes[held ? steps : 1];
   if constexpr (held) {
 #pragma unroll
@@ -187,7 +187,7 @@ __device__ void run_sums(const Segment& segment, const Rounded& rounded, float* 
     for (int band = 0; band < bands; band++) sum[band] += tile.dot(band, x);
   };
   ConsumerState next(StageIndex(segment.tile));
-  sums += segment.sums + row * sums_pitch + Row::warp();
+  sums = held_pointer(sums + segment.sums + row * sums_pitch + Row::warp());
 #pragma unroll 1
   for (int first = 0; first < all_rows; first += Row::groups * 8 * bands) {
 #pragma unroll
@@ -235,7 +235,7 @@ __device__ void tile_sums(const Segment& segment, const SplitInput& input, float
     for (int i = 0; i < steps; i++) x[i] = part(i);
   }
   ConsumerState next(StageIndex(segment.tile));
-  sums += segment.sums + row * sums_pitch + Row::warp();
+  sums = held_pointer(sums + segment.sums + row * sums_pitch + Row::warp());
 #pragma unroll 1
   for (int first = 0; first < rows + row; first += Row::groups * 8 * bands) {
     float even[4] = {}, odd[4] = {};

@@ -39,7 +39,7 @@ __device__ void run_ops(const u8* table, const u32* next_ops, const Segment* lis
     now.control->arrivals = 0;
     now.control->token++;
   }
-  if (threadIdx.x == 0) report_failure();
+  if (threadIdx.x == 0) report_failure(), Pipeline::get().finished.arrive();
 }
 
 // Every block has a row of `next_ops`, count + 1 entries, and a row of `lists`, `stride` segments, which an empty one ends. The ops from
@@ -63,6 +63,7 @@ __device__ void decode_step(const u8* table, const u32* next_ops, const Segment*
   cta_barrier();
   if (threadIdx.x >= consumer_threads) {
     stream_weights(list);
+    Pipeline::get().finished.wait(0);
   } else {
     run_ops(table, next_ops + (long long)cta_index() * (count + 1), list, first, count, clocks);
   }

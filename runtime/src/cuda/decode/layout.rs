@@ -14,6 +14,8 @@ use crate::cuda::schedule::Queued;
 const STAGE_ALIGNMENT: usize = 128;
 /// Bytes of the two barriers of a stage.
 const STAGE_BARRIERS: usize = 2 * size_of::<u64>();
+/// And of that of the ops' end, with a gap.
+const END_BARRIER: usize = 2 * size_of::<u64>();
 /// Most bytes of shared memory that the ops of a model declare statically.
 const STATIC_SHARED: usize = 3 << 10;
 /// Bytes of `CtaState` in cta.cu.
@@ -103,6 +105,7 @@ impl Layout {
         STATIC_SHARED
             + CTA_STATE
             + 2 * self.needs.parameters
+            + END_BARRIER
             + self.list
             + self.needs.work
             + STAGE_ALIGNMENT
@@ -110,7 +113,8 @@ impl Layout {
 
     /// Offset of the first stage.
     fn stages_at(&self) -> usize {
-        let before = CTA_STATE + 2 * self.needs.parameters + self.stages * STAGE_BARRIERS;
+        let barriers = self.stages * STAGE_BARRIERS + END_BARRIER;
+        let before = CTA_STATE + 2 * self.needs.parameters + barriers;
         (before + self.list + self.needs.work).next_multiple_of(STAGE_ALIGNMENT)
     }
 
@@ -148,7 +152,7 @@ impl Layout {
             ("sums_at", needs.sums_at),
             ("cta_state_bytes", CTA_STATE),
             ("segment_bytes", size_of::<Segment>()),
-            ("barrier_bytes", self.stages * STAGE_BARRIERS),
+            ("barrier_bytes", self.stages * STAGE_BARRIERS + END_BARRIER),
             ("stage_bytes", needs.stage),
             ("stage_count", self.stages),
             ("mailbox_floats", mailbox_floats),

@@ -71,6 +71,7 @@ struct Mbarrier {
   void wait(u32 parity) {
     while ((phase & 1) == parity) emulator::yield(emulator::WAITING);
   }
+  void spin(u32 parity) { wait(parity); }
 #else
   u64 bits;
 
@@ -78,6 +79,7 @@ struct Mbarrier {
   __device__ void arrive() { mbarrier_arrive(&bits); }
   // Waits for the end of the phase of this parity.
   __device__ void wait(u32 parity) { mbarrier_wait(&bits, parity); }
+  __device__ void spin(u32 parity) { mbarrier_spin(&bits, parity); }
 #endif
 };
 
@@ -95,11 +97,14 @@ struct StageIndex {
 struct Pipeline {
   Mbarrier full[stage_count];
   Mbarrier empty[stage_count];
+  // Consumers spin for tiles without an end. Producer warps wait here, with one, until the ops are finished.
+  Mbarrier finished, unused;
 
   __device__ static Pipeline& get() { return *reinterpret_cast<Pipeline*>(cta_shared_memory() + barriers_at); }
 
   // By one thread.
   __device__ void init() {
+    finished.init(1);
     for (int i = 0; i < stage_count; i++) {
 #if __CUDA_ARCH__ >= 900 || defined(WATERLINE_EMULATOR)
       full[i].init(1);
@@ -132,18 +137,20 @@ struct ConsumerState {
   u32 stage;
   // Parity of the round.
   u32 parity;
+  u32 lane;
 
-  __device__ explicit ConsumerState(StageIndex at) : memory(held_pointer(cta_shared_memory())), stage(at.stage), parity(at.round & 1) {}
+  __device__ explicit ConsumerState(StageIndex at)
+      : memory(held_pointer(cta_shared_memory())), stage(at.stage), parity(at.round & 1), lane(in_register(lane_index())) {}
   __device__ Pipeline& pipeline() const { return *reinterpret_cast<Pipeline*>(memory + barriers_at); }
 
   // The tile, once it has arrived.
   __device__ const u8* consumer_wait() const {
-    pipeline().full[stage].wait(parity);
+    pipeline().full[stage].spin(parity);
     return memory + stages_at + stage * stage_bytes;
   }
   // By all lanes, after the whole warp has read the tile.
   __device__ void consumer_release() const {
-    if (all_lanes_release || lane_index() == 0) pipeline().empty[stage].arrive();
+    if (all_lanes_release || lane == 0) pipeline().empty[stage].arrive();
   }
   __device__ void advance() {
     bool last = stage == stage_count - 1;
