@@ -281,29 +281,36 @@ __device__ inline void mbarrier_arrive(u64* barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Waits until the phase of this parity is complete. All arrivals come from the same block: after 2^26 tries, more than a second, the
-// kernel traps.
-__device__ inline void mbarrier_wait(u64* barrier, int parity) {
+// Whether the phase of this parity is complete. Waits for it for a while.
+__device__ inline bool mbarrier_try(u64* barrier, int parity) {
+  u32 done;
+  asm volatile("{ .reg .pred done; "
 #if __CUDA_ARCH__ >= 900
-#define WATERLINE_TRY "mbarrier.try_wait"
+               "mbarrier.try_wait"
 #else
-#define WATERLINE_TRY "mbarrier.test_wait"
+               "mbarrier.test_wait"
 #endif
-  asm volatile(
-      "{ .reg .pred done, hangs; .reg .u32 tries; mov.u32 tries, 0;"
-      " again: " WATERLINE_TRY ".parity.shared.b64 done, [%0], %1; @done bra end;"
-      " add.u32 tries, tries, 1; setp.gt.u32 hangs, tries, 67108864; @hangs trap; bra again; end: }" ::"r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
+               ".parity.shared.b64 done, [%1], %2; selp.u32 %0, 1, 0, done; }"
+               : "=r"(done)
+               : "r"(shared_address(barrier)), "r"(parity)
+               : "memory");
+  return done != 0;
 }
 
-// The same without an end, for a loop whose instructions count and whose end another warp waits for: tries that are not counted are
-// compiled out of the loop, and the instructions around them overlap.
+// Waits until the phase of this parity is complete. All arrivals come from the same block: after half a minute the kernel traps.
+__device__ inline void mbarrier_wait(u64* barrier, int parity) {
+  if (mbarrier_try(barrier, parity)) return;
+  u32 start = coarse_time();
+  while (!mbarrier_try(barrier, parity)) {
+    if (coarse_time() - start > 8) asm volatile("trap;");
+  }
+}
+
+// The same without an end, for a loop whose instructions count and whose own end another warp waits for: the compiler moves such tries
+// out of the loop, and the instructions around them overlap.
 __device__ inline void mbarrier_spin(u64* barrier, int parity) {
-  asm volatile("{ .reg .pred done; again: " WATERLINE_TRY ".parity.shared.b64 done, [%0], %1; @done bra end; bra again; end: }" ::"r"(
-                   shared_address(barrier)),
-               "r"(parity)
-               : "memory");
+  while (!mbarrier_try(barrier, parity)) {
+  }
 }
 
 // Makes this thread's writes to shared memory visible to the async proxy (wgmma, bulk copies).

@@ -21,7 +21,7 @@ const WGMMA_SOURCE: &[File] = &[file("cuda/gemm/wgmma.cu")];
 /// Rows of a tile of `wgmma.cu`, threads, and bytes of shared memory: four stages and their alignment.
 const WGMMA_ROWS: usize = 256;
 const WGMMA_THREADS: usize = 384;
-/// Chunks of more tokens have their weights unpacked once, before the tiles: `many_tokens` in wgmma.cu.
+/// Chunks of more tokens have their weights unpacked once, before the tiles.
 const MANY_TOKENS: usize = 512;
 /// Most bytes of unpacked weights: those of gate and up of a model of 20B.
 const MOST_UNPACKED: usize = 512 << 20;
@@ -125,7 +125,7 @@ impl Launches<'_> {
 
     /// Calls of `wgmma.cu`, one persistent block per SM, with matrices of one format: `call` makes a kernel's name and parameters of the
     /// matrices, the number of their tiles of `tile` rows, and the first template arguments. Where a chunk may be long there are two: of
-    /// unpacked weights for many tokens, and of the weights as they are stored for few; one of them returns at once.
+    /// unpacked weights for many tokens, and of the weights as they are stored for few.
     fn push_wgmma(
         &mut self,
         (weights, number): (&[WeightMatrix], &Format),
@@ -138,17 +138,17 @@ impl Launches<'_> {
         let number = format_number(number);
         let (stored, format) = (self.linears(weights, tile, add)?, format.to_string());
         let calls = match unpacked {
-            None => vec![("ANY_TOKENS", format, stored)],
+            None => vec![(0..=usize::MAX, format, stored)],
             Some(addresses) => {
                 let unpacked = self.linears_at(weights, tile, add, &addresses)?;
                 vec![
-                    ("FEW_TOKENS", format, stored),
-                    ("MANY_TOKENS", number.to_string(), unpacked),
+                    (0..=MANY_TOKENS, format, stored),
+                    (MANY_TOKENS + 1..=usize::MAX, number.to_string(), unpacked),
                 ]
             }
         };
         for (tokens, format, (linears, tiles)) in calls {
-            let templates = format!("{tokens}, {format}, {number}, {cols}");
+            let templates = format!("{format}, {number}, {cols}");
             let (kernel, parameters) = call(linears, tiles, templates);
             self.push(Call {
                 source: WGMMA_SOURCE,
@@ -158,6 +158,7 @@ impl Launches<'_> {
                 shared: WGMMA_SHARED,
                 parameters,
             });
+            self.only_for(tokens);
         }
         Ok(())
     }
@@ -187,12 +188,9 @@ impl Launches<'_> {
             grid: Grid::Blocks(8 * self.sms),
             threads: THREADS,
             shared: 0,
-            parameters: vec![
-                linears,
-                Parameter::pointer("u16", address),
-                Parameter::tokens(),
-            ],
+            parameters: vec![linears, Parameter::pointer("u16", address)],
         });
+        self.only_for(MANY_TOKENS + 1..=usize::MAX);
         let addresses = weights.iter().map(|weight| {
             let own = address;
             address += bytes_of(weight) as u64;

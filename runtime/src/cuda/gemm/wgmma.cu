@@ -156,20 +156,12 @@ __device__ inline void copy_inputs(u8* stage, const u16* inputs, int step) {
   for (int i = 0; i < wgmma_tokens / 16; i++) copy_or_clear(place + i * 16 * wgmma_row_bytes, source + i * 16 * pitch);
 }
 
-// More tokens than this have the weights unpacked before their tiles, which each tile of tokens would do again: `unpack_weights`. Of a
-// chunk's two kernels the one that its tokens do not suit returns at once.
-constexpr int many_tokens = 512;
-enum { ANY_TOKENS, FEW_TOKENS, MANY_TOKENS };
-
-__device__ inline bool suits(int which, int tokens) { return which == ANY_TOKENS || (tokens > many_tokens) == (which == MANY_TOKENS); }
-
-// Writes matrices in 16-bit numbers, one after another, if many tokens follow.
+// Writes matrices in 16-bit numbers, one after another: before the tiles of many tokens, each of which would unpack them again.
 template <int format, int number, int cols>
-__device__ void unpack_weights(Linears linears, u16* to, int tokens) {
+__device__ void unpack_weights(Linears linears, u16* to) {
   using Weights = Format<format, cols>;
   constexpr int unit = Weights::unit;
   static_assert(cols % 32 == 0 && unit % 8 == 0, "whole units of sixteen bytes");
-  if (!suits(MANY_TOKENS, tokens)) return;
   for (int m = 0; m < linears.count; m++) {
     const Linear& linear = linears.at[m];
     Units matrix = all_units<Weights>(linear.weights, linear.rows);
@@ -336,9 +328,8 @@ struct WgmmaPlan {
   }
 };
 
-template <int which, int format, int number, int cols>
+template <int format, int number, int cols>
 __device__ void gemm_wgmma(const u16* inputs, Linears linears, int row_tiles, Rows output, int tokens) {
-  if (!suits(which, tokens)) return;
   wgmma_tiles<format, number, cols>(inputs, row_tiles, tokens, WgmmaPlan{linears, output});
 }
 
@@ -385,8 +376,7 @@ struct GatedPlan {
 };
 
 // `output = function(gate x) * up x` of two matrices of the same shape, in the numbers of the next product.
-template <int which, int format, int number, int cols, int function, int next_number>
+template <int format, int number, int cols, int function, int next_number>
 __device__ void gemm_wgmma_gated(const u16* inputs, Linears linears, int row_tiles, u16* output, int pitch, int tokens) {
-  if (!suits(which, tokens)) return;
   wgmma_tiles<format, number, cols>(inputs, row_tiles, tokens, GatedPlan<function, next_number>{linears, output, pitch});
 }

@@ -98,6 +98,7 @@ impl Comparison<'_> {
             None => {
                 let launches = calls.iter().zip(&kernels);
                 launches
+                    .filter(|(queued, _)| queued.for_tokens.contains(&chunk))
                     .map(|(queued, &kernel)| queued.launch(kernel, chunk))
                     .collect()
             }
