@@ -12,7 +12,7 @@ pub(crate) use prologue::{ADD, GATE, Prologue};
 use waterline_quant::{BF16, F16, FORMATS, Format, Matrix, Rounding};
 
 use crate::cuda::decode::gemv::Epilogue;
-use crate::cuda::driver::{Address, TensorCores};
+use crate::cuda::driver::Address;
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::functions::{Activation, OutputOp};
@@ -151,7 +151,8 @@ impl Launches<'_> {
             let alike = format_of(gate.matrix) == format_of(up.matrix);
             let all = || [gate, up, down].into_iter();
             let in_16_bits = all().all(|weight| self.on_tensor_cores(weight.matrix));
-            let groups = is_chunk && self.tensor_cores == TensorCores::WarpGroups;
+            let number = self.number_of(gate.matrix, &prologue);
+            let groups = is_chunk && self.by_warp_groups(&[gate, up], number);
             let exact =
                 all().any(|weight| self.is_exact(weight.matrix.format().plain().rounding()));
             if alike && in_16_bits && groups && !exact {

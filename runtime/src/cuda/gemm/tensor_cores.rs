@@ -21,11 +21,14 @@ const WGMMA_SOURCE: &[File] = &[file("cuda/gemm/wgmma.cu")];
 /// Rows of a tile of `wgmma.cu`, threads, and bytes of shared memory: four stages and their alignment.
 const WGMMA_ROWS: usize = 256;
 const WGMMA_THREADS: usize = 384;
-/// Chunks of more tokens have their weights unpacked once, before the tiles.
-const MANY_TOKENS: usize = 512;
-/// Most bytes of unpacked weights: those of gate and up of a model of 20B.
+/// Most bytes of unpacked weights: those of gate and up of a model of 20B. Larger matrices go to `mma.cu`.
 const MOST_UNPACKED: usize = 512 << 20;
 const WGMMA_SHARED: usize = 4 * (MMA_TILE + WGMMA_ROWS) * MMA_DEPTH * size_of::<u16>() + 1024;
+
+/// Bytes of a matrix in 16-bit numbers.
+fn unpacked_bytes(weight: &WeightMatrix) -> usize {
+    weight.matrix.rows() * weight.matrix.cols() * size_of::<u16>()
+}
 
 impl Launches<'_> {
     /// The format in which a matrix meets this input there. Weights of 16 bits stay as they are, and their inputs become such, as in ggml.
@@ -87,14 +90,13 @@ impl Launches<'_> {
         add: bool,
     ) -> Result<()> {
         let cols = weights[0].matrix.cols();
-        let groups = self.tensor_cores == TensorCores::WarpGroups;
         for format in 1..FORMATS.len() {
             let of_format = |weight: &&WeightMatrix| format_of(weight.matrix) == format;
             let weights: Vec<WeightMatrix> = weights.iter().filter(of_format).copied().collect();
             for weights in weights.chunks(MOST_LINEARS) {
                 let inputs = Parameter::pointer("const u16", inputs);
                 let output = Parameter::value("Rows", output);
-                if groups {
+                if self.by_warp_groups(weights, number) {
                     self.push_wgmma(
                         (weights, number),
                         WGMMA_ROWS,
@@ -123,9 +125,17 @@ impl Launches<'_> {
         Ok(())
     }
 
-    /// Calls of `wgmma.cu`, one persistent block per SM, with matrices of one format: `call` makes a kernel's name and parameters of the
-    /// matrices, the number of their tiles of `tile` rows, and the first template arguments. Where a chunk may be long there are two: of
-    /// unpacked weights for many tokens, and of the weights as they are stored for few.
+    /// Whether chunks meet matrices of one format by `wgmma.cu`, where weights have 16 bits or are unpacked before.
+    pub(super) fn by_warp_groups(&self, weights: &[WeightMatrix], number: &Format) -> bool {
+        let cols = weights[0].matrix.cols();
+        self.tensor_cores == TensorCores::WarpGroups
+            && cols.is_multiple_of(8)
+            && (format_of(weights[0].matrix) == format_number(number)
+                || weights.iter().map(unpacked_bytes).sum::<usize>() <= MOST_UNPACKED)
+    }
+
+    /// A call of `wgmma.cu`, one persistent block per SM, with matrices of one format: `call` makes a kernel's name and parameters of the
+    /// matrices, the number of their tiles of `tile` rows, and the first template arguments.
     fn push_wgmma(
         &mut self,
         (weights, number): (&[WeightMatrix], &Format),
@@ -133,50 +143,35 @@ impl Launches<'_> {
         add: bool,
         call: impl Fn(Parameter, usize, String) -> (String, Vec<Parameter>),
     ) -> Result<()> {
-        let (cols, format) = (weights[0].matrix.cols(), format_of(weights[0].matrix));
-        let unpacked = self.unpack_weights(weights, number)?;
-        let number = format_number(number);
-        let (stored, format) = (self.linears(weights, tile, add)?, format.to_string());
-        let calls = match unpacked {
-            None => vec![(0..=usize::MAX, format, stored)],
-            Some(addresses) => {
-                let unpacked = self.linears_at(weights, tile, add, &addresses)?;
-                vec![
-                    (0..=MANY_TOKENS, format, stored),
-                    (MANY_TOKENS + 1..=usize::MAX, number.to_string(), unpacked),
-                ]
+        let cols = weights[0].matrix.cols();
+        let (linears, tiles) = match format_of(weights[0].matrix) == format_number(number) {
+            true => self.linears(weights, tile, add)?,
+            false => {
+                let addresses = self.unpack_weights(weights, number)?;
+                self.linears_at(weights, tile, add, &addresses)?
             }
         };
-        for (tokens, format, (linears, tiles)) in calls {
-            let templates = format!("{format}, {number}, {cols}");
-            let (kernel, parameters) = call(linears, tiles, templates);
-            self.push(Call {
-                source: WGMMA_SOURCE,
-                kernel,
-                grid: Grid::Blocks(self.sms),
-                threads: WGMMA_THREADS,
-                shared: WGMMA_SHARED,
-                parameters,
-            });
-            self.only_for(tokens);
-        }
+        let (kernel, parameters) =
+            call(linears, tiles, format!("{}, {cols}", format_number(number)));
+        self.push(Call {
+            source: WGMMA_SOURCE,
+            kernel,
+            grid: Grid::Blocks(self.sms),
+            threads: WGMMA_THREADS,
+            shared: WGMMA_SHARED,
+            parameters,
+        });
         Ok(())
     }
 
-    /// Unpacks matrices of one format into 16-bit numbers if many tokens follow; their addresses, or nothing where they are multiplied as
-    /// they are.
+    /// Unpacks matrices of one format into 16-bit numbers; their addresses.
     fn unpack_weights(
         &mut self,
         weights: &[WeightMatrix],
         number: &Format,
-    ) -> Result<Option<Vec<Address>>> {
+    ) -> Result<Vec<Address>> {
         let (cols, format) = (weights[0].matrix.cols(), format_of(weights[0].matrix));
-        let bytes_of = |weight: &WeightMatrix| weight.matrix.rows() * cols * size_of::<u16>();
-        let bytes = weights.iter().map(bytes_of).sum();
-        let is_whole = cols.is_multiple_of(32) && weights[0].matrix.format().plain().block_len > 1;
-        if self.tokens <= MANY_TOKENS || !is_whole || bytes > MOST_UNPACKED {
-            return Ok(None);
-        }
+        let bytes = weights.iter().map(unpacked_bytes).sum();
         let mut address = self.shared_address("weights in 16 bits", bytes)?;
         let (linears, _) = self.linears(weights, WGMMA_ROWS, false)?;
         self.push(Call {
@@ -190,13 +185,12 @@ impl Launches<'_> {
             shared: 0,
             parameters: vec![linears, Parameter::pointer("u16", address)],
         });
-        self.only_for(MANY_TOKENS + 1..=usize::MAX);
         let addresses = weights.iter().map(|weight| {
             let own = address;
-            address += bytes_of(weight) as u64;
+            address += unpacked_bytes(weight) as u64;
             own
         });
-        Ok(Some(addresses.collect()))
+        Ok(addresses.collect())
     }
 
     /// As [`Launches::gemm_gated`] by `wgmma.cu`: the gated product is the last matrix' input in 16-bit numbers. (It is not rounded to 8

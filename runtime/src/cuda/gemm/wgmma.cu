@@ -1,6 +1,6 @@
 // GEMM of a chunk by `wgmma` (Hopper): two consumer warp groups multiply tiles in shared memory, a producer warp group loads the next ones.
-// A persistent block computes tiles of 128 tokens and 256 rows, each consumer group 64 tokens. The producer converts weights to
-// `number`, BF16 or F16; inputs are such, sums f32.
+// A persistent block computes tiles of 128 tokens and 256 rows, each consumer group 64 tokens. Weights and inputs are `number`, BF16 or
+// F16, sums f32; other weights are unpacked before.
 
 constexpr int wgmma_tokens = 128;
 constexpr int wgmma_rows = 256;
@@ -74,79 +74,30 @@ __device__ void wgmma(float (&sums)[128], u64 left, u64 right) {
 
 // The weights of a tile: two halves of 128 rows, from `first` on, of matrices of `rows` rows.
 struct WgmmaRows {
-  const u8* weights[2];
+  const u16* weights[2];
   int rows[2];
   int first[2];
 };
 
-// A producer thread's part of a step's weights. BF16 and F16 are copied; other formats are loaded and converted in registers while the stage is
-// still in use.
-template <int format, int number, int cols>
-struct StageWeights {
-  static constexpr bool copied = format == number && cols % 8 == 0;
-  // Two threads load a row of every 64, 32 weights each.
-  static constexpr int pieces = copied ? 1 : wgmma_rows / 64;
-  u32 packed[pieces][16];
-
-  __device__ static int row(int i) { return threadIdx.x % wgmma_producers / 2 + i % 2 * 64; }
-
-  // Without branches, so that all loads are in flight at once: beyond the matrix the edge is loaded and cleared.
-  __device__ void fetch(const WgmmaRows& rows, int step) {
-    if constexpr (!copied) {
-      using Weights = Format<format, cols>;
-      constexpr int unit = Weights::unit, units = cols / unit;
+// A producer thread's part of a step's weights, into the stage at `weights`: eight threads copy a row.
+template <int cols>
+__device__ inline void copy_weights(u8* weights, const WgmmaRows& rows, int step) {
+  static_assert(cols % 8 == 0, "rows of whole pieces of sixteen bytes");
+  int line = threadIdx.x % wgmma_producers / 8, piece = threadIdx.x % 8, column = step * wgmma_depth + piece * 8;
+  u8* to = weights + line * wgmma_row_bytes + (piece ^ line % 8) * 16;
 #pragma unroll
-      for (int i = 0; i < pieces; i++) {
-        int matrix_row = rows.first[i / 2] + row(i), matrix_rows = rows.rows[i / 2];
-        int first = (step * wgmma_depth + threadIdx.x % 2 * 32) / unit;
-        Units matrix = all_units<Weights>(rows.weights[i / 2], matrix_rows);
-        long long row_units = (long long)min(matrix_row, matrix_rows - 1) * units;
-        float values[32];
+  for (int part = 0; part < 2; part++) {
+    int first = rows.first[part] + line, last = cols % wgmma_depth == 0 || column < cols ? rows.rows[part] : 0;
+    const u16* from = rows.weights[part] + (long long)first * cols + column;
 #pragma unroll
-        for (int j = 0; j < 32 / unit; j++) {
-          Weights::values(matrix, row_units + min(first + j, units - 1), values + j * unit);
-        }
-#pragma unroll
-        for (int j = 0; j < 16; j++) {
-          bool inside = matrix_row < matrix_rows && first + 2 * j / unit < units;
-          bool both = unit > 1 || first + 2 * j + 1 < units;
-          packed[i][j] = inside ? pack_numbers<number>(values[2 * j], both ? values[2 * j + 1] : 0.0f) : 0;
-        }
-      }
+    for (int i = 0; i < 8; i++) {
+      u8* place = to + (part * 8 + i) * 16 * wgmma_row_bytes;
+      copy_or_clear(place, from + (long long)i * 16 * cols, first + i * 16 < last);
     }
   }
+}
 
-  // Stores them in the stage at `weights`.
-  __device__ void place(u8* weights, const WgmmaRows& rows, int step) const {
-    if constexpr (copied) {
-      // Eight threads copy a row.
-      int line = threadIdx.x % wgmma_producers / 8, piece = threadIdx.x % 8, column = step * wgmma_depth + piece * 8;
-      u8* to = weights + line * wgmma_row_bytes + (piece ^ line % 8) * 16;
-#pragma unroll
-      for (int part = 0; part < 2; part++) {
-        int first = rows.first[part] + line, last = cols % wgmma_depth == 0 || column < cols ? rows.rows[part] : 0;
-        const u8* from = rows.weights[part] + (long long)first * cols * 2 + column * 2;
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-          u8* place = to + (part * 8 + i) * 16 * wgmma_row_bytes;
-          copy_or_clear(place, from + (long long)i * 16 * cols * 2, first + i * 16 < last);
-        }
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < pieces; i++) {
-        u8* to = weights + (i / 2 * 128 + row(i)) * wgmma_row_bytes;
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-          uint4 words = {packed[i][4 * j], packed[i][4 * j + 1], packed[i][4 * j + 2], packed[i][4 * j + 3]};
-          *reinterpret_cast<uint4*>(to + ((threadIdx.x % 2 * 4 + j) ^ row(i) % 8) * 16) = words;
-        }
-      }
-    }
-  }
-};
-
-// A producer thread's part of a step's inputs: eight threads copy a row.
+// The same of a step's inputs.
 template <int pitch>
 __device__ inline void copy_inputs(u8* stage, const u16* inputs, int step) {
   int line = threadIdx.x % wgmma_producers / 8, piece = threadIdx.x % 8;
@@ -156,7 +107,7 @@ __device__ inline void copy_inputs(u8* stage, const u16* inputs, int step) {
   for (int i = 0; i < wgmma_tokens / 16; i++) copy_or_clear(place + i * 16 * wgmma_row_bytes, source + i * 16 * pitch);
 }
 
-// Writes matrices in 16-bit numbers, one after another: before the tiles of many tokens, each of which would unpack them again.
+// Writes matrices in 16-bit numbers, one after another: each tile of tokens would unpack them again, and a tile's few threads slowly.
 template <int format, int number, int cols>
 __device__ void unpack_weights(Linears linears, u16* to) {
   using Weights = Format<format, cols>;
@@ -182,7 +133,7 @@ __device__ void unpack_weights(Linears linears, u16* to) {
 
 // Multiplies `row_tiles` tiles of rows with all tokens. `plan.rows(tile)` are a tile's weights, `plan.target(tile)` is its output, whose
 // `store(token, column, lower, upper)` stores the products of rows `column` and `column + 1` of both halves.
-template <int format, int number, int cols, class Plan>
+template <int number, int cols, class Plan>
 __device__ void wgmma_tiles(const u16* inputs, int row_tiles, int tokens, const Plan& plan) {
   constexpr int pitch = (cols + wgmma_depth - 1) / wgmma_depth * wgmma_depth;
   constexpr int steps = pitch / wgmma_depth;
@@ -210,12 +161,10 @@ __device__ void wgmma_tiles(const u16* inputs, int row_tiles, int tokens, const 
       WgmmaRows rows = plan.rows(tile / token_tiles);
       const u16* source = inputs + (long long)(tile % token_tiles) * wgmma_tokens * pitch;
       for (int step = 0; step < steps; step++, count++) {
-        StageWeights<format, number, cols> weights;
-        weights.fetch(rows, step);
         mbarrier_wait(&empty[count % wgmma_stages], count / wgmma_stages % 2 ^ 1);
         u8* stage = stages + count % wgmma_stages * wgmma_stage_bytes;
         copy_inputs<pitch>(stage, source, step);
-        weights.place(stage + wgmma_tokens * wgmma_row_bytes, rows, step);
+        copy_weights<cols>(stage + wgmma_tokens * wgmma_row_bytes, rows, step);
         commit_copies();
         wait_for_copies<wgmma_lead>();
         if (count >= wgmma_lead) complete(count - wgmma_lead);
@@ -315,7 +264,8 @@ struct WgmmaPlan {
   __device__ WgmmaRows rows(int tile) const {
     const Linear& linear = linear_of(linears, tile);
     int first = (tile - linear.first) * wgmma_rows;
-    return {{linear.weights, linear.weights}, {linear.rows, linear.rows}, {first, first + 128}};
+    const u16* weights = reinterpret_cast<const u16*>(linear.weights);
+    return {{weights, weights}, {linear.rows, linear.rows}, {first, first + 128}};
   }
   __device__ WgmmaOutput target(int tile) const {
     const Linear& linear = linear_of(linears, tile);
@@ -328,9 +278,9 @@ struct WgmmaPlan {
   }
 };
 
-template <int format, int number, int cols>
+template <int number, int cols>
 __device__ void gemm_wgmma(const u16* inputs, Linears linears, int row_tiles, Rows output, int tokens) {
-  wgmma_tiles<format, number, cols>(inputs, row_tiles, tokens, WgmmaPlan{linears, output});
+  wgmma_tiles<number, cols>(inputs, row_tiles, tokens, WgmmaPlan{linears, output});
 }
 
 // Gated products in 16-bit numbers, with zeros up to the pitch.
@@ -368,7 +318,8 @@ struct GatedPlan {
 
   __device__ WgmmaRows rows(int tile) const {
     const Linear &gate = linears.at[0], &up = linears.at[1];
-    return {{gate.weights, up.weights}, {gate.rows, up.rows}, {tile * 128, tile * 128}};
+    const u16 *of_gate = reinterpret_cast<const u16*>(gate.weights), *of_up = reinterpret_cast<const u16*>(up.weights);
+    return {{of_gate, of_up}, {gate.rows, up.rows}, {tile * 128, tile * 128}};
   }
   __device__ GatedProducts<function, number> target(int tile) const {
     return {linears.at[0], linears.at[1], output + tile * 128, pitch, pitch - tile * 128, tile * 128};
@@ -376,7 +327,7 @@ struct GatedPlan {
 };
 
 // `output = function(gate x) * up x` of two matrices of the same shape, in the numbers of the next product.
-template <int format, int number, int cols, int function, int next_number>
+template <int number, int cols, int function, int next_number>
 __device__ void gemm_wgmma_gated(const u16* inputs, Linears linears, int row_tiles, u16* output, int pitch, int tokens) {
-  wgmma_tiles<format, number, cols>(inputs, row_tiles, tokens, GatedPlan<function, next_number>{linears, output, pitch});
+  wgmma_tiles<number, cols>(inputs, row_tiles, tokens, GatedPlan<function, next_number>{linears, output, pitch});
 }

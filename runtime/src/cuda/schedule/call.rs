@@ -1,6 +1,6 @@
 //! A kernel call: its parameters, grid and form, and the memory that it touches.
 
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 use waterline_kernels::File;
@@ -198,8 +198,6 @@ pub struct Queued {
     pub(crate) block_local: bool,
     /// Whether its parameters come from a table, which has them for each column of a program: `blockIdx.z` is the column.
     pub(crate) by_column: bool,
-    /// The numbers of tokens for which it runs at all.
-    pub for_tokens: RangeInclusive<usize>,
 }
 
 impl Queued {
@@ -212,7 +210,6 @@ impl Queued {
             also: Vec::new(),
             block_local: false,
             by_column: false,
-            for_tokens: 0..=usize::MAX,
         }
     }
 

@@ -1,7 +1,7 @@
 //! The list of kernel calls to which ops append theirs, with addresses of buffers, state tensors and weights.
 
 use std::collections::HashMap;
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 use waterline_quant::Matrix;
@@ -239,13 +239,6 @@ impl Launches<'_> {
     pub fn is_block_local(&mut self) {
         if let Some(queued) = self.calls.last_mut() {
             queued.block_local = true;
-        }
-    }
-
-    /// Runs the last call only for chunks of so many tokens.
-    pub fn only_for(&mut self, tokens: RangeInclusive<usize>) {
-        if let Some(queued) = self.calls.last_mut() {
-            queued.for_tokens = tokens;
         }
     }
 

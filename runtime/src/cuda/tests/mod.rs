@@ -174,7 +174,6 @@ impl Bench {
         let kernels = self.device.kernels(&source).expect("kernels");
         let launches = calls.iter().zip(&source.of_call);
         launches
-            .filter(|(queued, _)| queued.for_tokens.contains(&tokens))
             .map(|(queued, &kernel)| queued.launch(kernels[kernel], tokens))
             .collect()
     }

@@ -98,7 +98,6 @@ impl Comparison<'_> {
             None => {
                 let launches = calls.iter().zip(&kernels);
                 launches
-                    .filter(|(queued, _)| queued.for_tokens.contains(&chunk))
                     .map(|(queued, &kernel)| queued.launch(kernel, chunk))
                     .collect()
             }

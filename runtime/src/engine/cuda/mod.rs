@@ -113,9 +113,8 @@ impl CudaEngine {
         let chunks = Arc::clone(&self.chunks);
         let chunks = chunks.lock().unwrap_or_else(PoisonError::into_inner);
         for template in &mut self.programs.chunk {
-            if let Some(launch) = template.fit(tokens) {
-                self.queue.launch(launch)?;
-            }
+            template.fit(tokens);
+            self.queue.launch(&template.launch)?;
         }
         let bytes = tokens * self.hidden * size_of::<f32>();
         let residual = chunks.buffers[RESIDUAL].address();

@@ -1,7 +1,5 @@
 //! The kernels that a session launches: for a chunk, for its logits, and for a step.
 
-use std::ops::RangeInclusive;
-
 use crate::cuda::{
     Address, ChunkMemory, DecodeKernel, Device, Grid, Launch, Launches, Memory, Queue, Queued,
     Recording, SessionMemory, Source,
@@ -17,17 +15,14 @@ pub(super) struct Template {
     grid: Grid,
     /// Arguments that are the number of tokens.
     tokens: Vec<usize>,
-    for_tokens: RangeInclusive<usize>,
 }
 
 impl Template {
-    /// The launch for so many tokens; none where it is for chunks of other sizes.
-    pub fn fit(&mut self, tokens: usize) -> Option<&Launch> {
+    pub fn fit(&mut self, tokens: usize) {
         self.launch.grid = self.grid.blocks(tokens);
         for &argument in &self.tokens {
             self.launch.arguments[argument].0[0] = tokens as u64;
         }
-        self.for_tokens.contains(&tokens).then_some(&self.launch)
     }
 }
 
@@ -180,7 +175,6 @@ impl Programs {
             launch: queued.launch(kernels[kernel], 1),
             grid: queued.call.grid,
             tokens: queued.call.arguments().1,
-            for_tokens: queued.for_tokens.clone(),
         };
         let mut chunk: Vec<Template> = all.iter().zip(&source.of_call).map(template).collect();
         let mut logits = chunk.split_off(calls.chunk.len());
