@@ -297,11 +297,13 @@ __device__ inline bool mbarrier_try(u64* barrier, int parity) {
   return done != 0;
 }
 
-// Waits until the phase of this parity is complete. All arrivals come from the same block: after half a minute the kernel traps.
+// Waits until the phase of this parity is complete. All arrivals come from the same block: after half a minute the kernel traps. The clock
+// is slow to read: once in 256 tries.
 __device__ inline void mbarrier_wait(u64* barrier, int parity) {
-  if (mbarrier_try(barrier, parity)) return;
-  u32 start = coarse_time();
-  while (!mbarrier_try(barrier, parity)) {
+  u32 start = 0;
+  for (u32 tries = 1; !mbarrier_try(barrier, parity); tries++) {
+    if (tries % 256 != 0) continue;
+    if (tries == 256) start = coarse_time();
     if (coarse_time() - start > 8) asm volatile("trap;");
   }
 }

@@ -81,6 +81,49 @@ fn compare(kv: Kv, [heads, kv_heads, window, capacity]: [usize; 4], eviction: Op
     }
 }
 
+/// Reads chunks of heads that are longer than `attend_tiles` takes, and whose keys are their values.
+#[test]
+fn long_latent_heads_are_those_of_the_cpu() {
+    let Some(device) = device() else { return };
+    let (heads, dim, stride) = (3, 288, 4 * 288);
+    let [q, k] = side_by_side([heads * dim, dim]);
+    for (kv, window) in [(Kv::F16, 600), (Kv::F32, 50)] {
+        let op = Attend {
+            heads,
+            kv_heads: 1,
+            q,
+            k,
+            v: k,
+            scale: 0.1,
+            keys: 1,
+            values: 1,
+            eviction: None,
+            out: View::whole(1, heads * dim),
+        };
+        let cached = match kv {
+            Kv::F16 => StateDtype::F16,
+            _ => StateDtype::F32,
+        };
+        let plan = Arc::new(plan(&[
+            (StateDtype::U64, &[1]),
+            (cached, &[1, window, dim]),
+        ]));
+        Comparison {
+            device: &device,
+            op: &op,
+            plan: &plan,
+            widths: &[stride, heads * dim],
+            output: 1,
+            kv,
+            persistent: false,
+            tolerance: 1e-4,
+        }
+        .read(&[3, 40, 1, 90], |buffer, values| {
+            values.copy_from_slice(&numbers(buffer as u32, values.len()))
+        });
+    }
+}
+
 fn retained(policy: Policy, sink: usize) -> Option<Eviction> {
     Some(Eviction {
         policy,

@@ -15,6 +15,17 @@ struct SeenKeys {
   int cached;
   int first_own;
   int first_row;
+  int total;
+
+  // For the chunk's tokens from `first_token` to `last_token`.
+  __device__ SeenKeys(const Attended& a, u64 start, int tokens, int kv_head, int first_token, int last_token)
+      : a(a), kv_head(kv_head), tokens(tokens), count(retains ? a.counts[kv_head] : 0) {
+    cached = max(0, a.rows - (retains ? 0 : first_token + 1));
+    if (cached > start) cached = (int)start;
+    first_own = retains ? 0 : max(0, first_token + 1 - a.rows);
+    first_row = (int)((start - cached) % a.rows);
+    total = count + cached + last_token + 1 - first_own;
+  }
 
   // The chunk's tokens that see number i are those from here on, up to, and without, `until`.
   __device__ int from(int i) const { return i < count + cached ? 0 : i - count - cached + first_own; }
@@ -52,54 +63,72 @@ struct SeenKeys {
   }
 };
 
+// Stores eight columns of a row.
+__device__ inline void store_eight(const SplitTile<2>& tile, int row, int column, const float (&x)[8]) {
+  SplitPair<2> p(x[0], x[1]), q(x[2], x[3]), r(x[4], x[5]), s(x[6], x[7]);
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    u16* place = tile.first + i * tile.distance + row * tile.pitch + column;
+    *reinterpret_cast<uint4*>(place) = {p.part[i], q.part[i], r.part[i], s.part[i]};
+  }
+}
+
+// Stores a head's queries of `rows` tokens; zeros beyond `last_token` and beyond `dim`.
+template <int dim, int depth, int rows>
+__device__ inline void store_queries(const SplitTile<2>& tile, const Attended& a, int head, int first_token, int last_token) {
+  for (int i = threadIdx.x; i < rows * depth / 8; i += blockDim.x) {
+    int row = i / (depth / 8), column = i % (depth / 8) * 8, t = first_token + row;
+    float x[8];
+#pragma unroll
+    for (int j = 0; j < 8; j++) x[j] = t <= last_token && column + j < dim ? a.q.token(t)[head * dim + column + j] : 0.0f;
+    store_eight(tile, row, column, x);
+  }
+}
+
+// Weights of 16 keys, as a left operand: of the scores of two tiles of eight keys, which are laid out as it is.
+__device__ inline SplitOperand<2> softmax_weights(float (*scores)[4], const float (&largest)[2], float (&sum)[2]) {
+  SplitOperand<2> weights;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    float* x = scores[i / 2] + i % 2 * 2;
+    x[0] = expf(x[0] - largest[i % 2]);
+    x[1] = expf(x[1] - largest[i % 2]);
+    sum[i % 2] += x[0] + x[1];
+    SplitPair<2> pair(x[0], x[1]);
+    weights.part[0][i] = pair.part[0];
+    weights.part[1][i] = pair.part[1];
+  }
+  return weights;
+}
+
 template <class E, int dim, bool retains, bool aligned>
 __device__ void attend_tiles(Attended a, const u64* position, int tokens) {
   constexpr int depth = (dim + 15) / 16 * 16, pitch = depth + 8, part = tile_keys * pitch;
+  // Of eight columns of a row of a tile.
+  constexpr int pieces = tile_keys * depth / 8;
   __shared__ int seen_from[tile_keys], seen_until[tile_keys];
   u16* room = shared_memory<u16>();
   SplitTile<2> queries = {room, part, pitch}, keys = {room + 2 * part, part, pitch}, values = {room + 4 * part, part, pitch};
   int head = blockIdx.x, kv_head = head / (a.heads / a.kv_heads);
   int first_token = blockIdx.y * tile_queries, last_token = min(first_token + tile_queries, tokens) - 1;
-  long long start = *position;
-  int cached = max(0, a.rows - (retains ? 0 : first_token + 1));
-  if (cached > start) cached = (int)start;
-  int first_own = retains ? 0 : max(0, first_token + 1 - a.rows);
-  int count = retains ? a.counts[kv_head] : 0;
-  SeenKeys<E, dim, retains, aligned> seen = {
-      a, kv_head, tokens, count, cached, first_own, (int)((u64)(start - cached) % a.rows)};
-  int total = count + cached + last_token + 1 - first_own;
-
-  // Of eight columns of a row of a tile.
-  constexpr int pieces = tile_keys * depth / 8;
-  auto store = [](const SplitTile<2>& tile, int row, int column, const float (&x)[8]) {
-    SplitPair<2> p(x[0], x[1]), q(x[2], x[3]), r(x[4], x[5]), s(x[6], x[7]);
-    u16* place = tile.first + row * tile.pitch + column;
-    *reinterpret_cast<uint4*>(place) = {p.part[0], q.part[0], r.part[0], s.part[0]};
-    *reinterpret_cast<uint4*>(place + tile.distance) = {p.part[1], q.part[1], r.part[1], s.part[1]};
-  };
-  for (int i = threadIdx.x; i < pieces; i += blockDim.x) {
-    int row = i / (depth / 8), column = i % (depth / 8) * 8, t = first_token + row;
-    float x[8];
-#pragma unroll
-    for (int j = 0; j < 8; j++) x[j] = t <= last_token && column + j < dim ? a.q.token(t)[head * dim + column + j] : 0.0f;
-    store(queries, row, column, x);
-  }
+  SeenKeys<E, dim, retains, aligned> seen(a, *position, tokens, kv_head, first_token, last_token);
+  store_queries<dim, depth, tile_queries>(queries, a, head, first_token, last_token);
 
   int warp_row = warp_index() * 16, token = first_token + warp_row + lane_index() / 4;
   float weighted[depth / 8][4] = {}, largest[2] = {no_score, no_score}, sum[2] = {};
-  for (int first = 0; first < total; first += tile_keys) {
+  for (int first = 0; first < seen.total; first += tile_keys) {
     __syncthreads();
     if (threadIdx.x < tile_keys) {
       int i = first + threadIdx.x;
-      seen_from[threadIdx.x] = i < total ? seen.from(i) : never;
-      seen_until[threadIdx.x] = i < total ? seen.until(i) : 0;
+      seen_from[threadIdx.x] = i < seen.total ? seen.from(i) : never;
+      seen_until[threadIdx.x] = i < seen.total ? seen.until(i) : 0;
     }
 #pragma unroll 4
     for (int i = threadIdx.x; i < 2 * pieces; i += blockDim.x) {
       int which = i / pieces, row = i % pieces / (depth / 8), column = i % (depth / 8) * 8;
       float x[8] = {};
-      if (first + row < total) seen.load(which, first + row, column, x);
-      store(which == 0 ? keys : values, row, column, x);
+      if (first + row < seen.total) seen.load(which, first + row, column, x);
+      store_eight(which == 0 ? keys : values, row, column, x);
     }
     __syncthreads();
 
@@ -128,18 +157,7 @@ __device__ void attend_tiles(Attended a, const u64* position, int tokens) {
     raise_largest(largest, highest, sum, weighted);
 #pragma unroll
     for (int k = 0; k < tile_keys / 16; k++) {
-      // The sums of two tiles are laid out as a left operand is.
-      SplitOperand<2> weights, b;
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        float* x = scores[2 * k + i / 2] + i % 2 * 2;
-        x[0] = expf(x[0] - largest[i % 2]);
-        x[1] = expf(x[1] - largest[i % 2]);
-        sum[i % 2] += x[0] + x[1];
-        SplitPair<2> pair(x[0], x[1]);
-        weights.part[0][i] = pair.part[0];
-        weights.part[1][i] = pair.part[1];
-      }
+      SplitOperand<2> b, weights = softmax_weights(scores + 2 * k, largest, sum);
 #pragma unroll
       for (int n = 0; n < depth / 16; n++) {
         load_right<true>(b, values.at(16 * k, 16 * n));

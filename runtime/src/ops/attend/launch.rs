@@ -16,6 +16,7 @@ use crate::ops::DeviceOp;
 const SOURCE: &[File] = &[
     file("ops/attend/attend.cu"),
     file("ops/attend/attend_tiles.cu"),
+    file("ops/attend/attend_wide.cu"),
 ];
 
 /// Keys below which one block takes all of them.
@@ -25,6 +26,9 @@ const NEAR: usize = 32 << 10;
 /// Tokens and keys of a tile on tensor cores, and threads.
 const TILE: usize = 64;
 const TILE_THREADS: usize = 128;
+/// Those of attend_wide.cu.
+const WIDE_TILE: usize = 32;
+const WIDE_THREADS: usize = 256;
 /// Longest heads whose sums a thread's registers hold their part of.
 const TILE_DIM: usize = 256;
 /// Query heads and tokens that share the keys which a block reads.
@@ -108,10 +112,18 @@ fn tiles_shared(dim: usize) -> usize {
     3 * TILE * (dim.next_multiple_of(16) + 8) * 4 + 2 * TILE * size_of::<i32>()
 }
 
-/// Whether chunks of up to `tokens` tokens are attended to in tiles on tensor cores.
-fn in_tiles(dim: usize, tokens: usize, cores: TensorCores, shared: usize) -> bool {
-    let fits = dim <= TILE_DIM && tiles_shared(dim) <= shared;
-    fits && tokens >= 16 && cores != TensorCores::None
+/// The same where keys are values too and longer than that, in attend_wide.cu: queries, keys, and scores of both halves of the depth.
+fn wide_shared(dim: usize) -> usize {
+    let scores = 2 * WIDE_TILE * (WIDE_TILE + 4) * size_of::<f32>();
+    2 * WIDE_TILE * (dim + 8) * 4 + scores + 2 * WIDE_TILE * size_of::<i32>()
+}
+
+/// Whether heads of this length are attended to in tiles on tensor cores, by `attend_tiles` or, where keys are values too, `attend_wide`.
+fn in_tiles(dim: usize, keys_only: bool, shared: usize) -> bool {
+    match dim <= TILE_DIM {
+        true => tiles_shared(dim) <= shared,
+        false => keys_only && dim.is_multiple_of(32) && wide_shared(dim) <= shared,
+    }
 }
 
 impl DeviceOp for Attend {
@@ -337,14 +349,26 @@ impl Attend {
         }
         let retains = self.eviction.is_some();
         let (cores, room) = (launches.tensor_cores(), launches.shared_memory());
-        if in_tiles(dim, launches.tokens, cores, room) {
+        let keys_only = !retains && !self.has_own_values();
+        let many = launches.tokens >= 16 && cores != TensorCores::None;
+        if many && in_tiles(dim, keys_only, room) {
             let aligned = unit == 8;
+            let (kernel, tile, threads, shared) = match dim <= TILE_DIM {
+                true => {
+                    let kernel = format!("attend_tiles<{kv}, {dim}, {retains}, {aligned}>");
+                    (kernel, TILE, TILE_THREADS, tiles_shared(dim))
+                }
+                false => {
+                    let kernel = format!("attend_wide<{kv}, {dim}, {aligned}>");
+                    (kernel, WIDE_TILE, WIDE_THREADS, wide_shared(dim))
+                }
+            };
             launches.push(Call {
                 source: SOURCE,
-                kernel: format!("attend_tiles<{kv}, {dim}, {retains}, {aligned}>"),
-                grid: Grid::EachTile(self.heads, TILE),
-                threads: TILE_THREADS,
-                shared: tiles_shared(dim),
+                kernel,
+                grid: Grid::EachTile(self.heads, tile),
+                threads,
+                shared,
                 parameters: vec![
                     Parameter::value("Attended", attended),
                     launches.position(),
@@ -439,12 +463,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_chunks_are_attended_to_in_tiles_where_they_fit() {
-        let on = |dim, tokens, kilobytes: usize| {
-            in_tiles(dim, tokens, TensorCores::Warps, kilobytes << 10)
-        };
-        assert!(on(128, 2048, 163) && on(256, 16, 227) && on(64, 2048, 99));
-        assert!(!on(128, 1, 163) && !on(128, 2048, 99) && !on(512, 2048, 227));
-        assert!(!in_tiles(64, 2048, TensorCores::None, 227 << 10));
+    fn heads_are_attended_to_in_tiles_where_they_fit() {
+        let on = |dim, keys_only, kilobytes: usize| in_tiles(dim, keys_only, kilobytes << 10);
+        assert!(on(128, false, 163) && on(256, true, 227) && on(64, false, 99));
+        assert!(!on(128, false, 99) && !on(512, false, 227));
+        assert!(on(576, true, 163) && !on(576, true, 99) && !on(300, true, 227));
     }
 }
