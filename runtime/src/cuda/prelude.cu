@@ -138,17 +138,6 @@ constexpr u32 all_lanes = 0xffffffff;
 __device__ inline int lane_index() { return threadIdx.x % 32; }
 __device__ inline int warp_index() { return threadIdx.x / 32; }
 
-// A clock common to all SMs, in units of 2^32 ns: one instruction reads one register.
-__device__ inline u32 coarse_time() {
-#ifdef WATERLINE_EMULATOR
-  return 0;
-#else
-  u32 time;
-  asm volatile("mov.u32 %0, %globaltimer_hi;" : "=r"(time));
-  return time;
-#endif
-}
-
 // Parameters from global into shared memory, by the block; `bytes` is a multiple of 16.
 __device__ inline void copy_parameters(u8* to, const u8* from, int bytes) {
   __syncthreads();

@@ -181,6 +181,17 @@ __device__ inline void op_barrier() {
 #endif
 }
 
+// A clock common to all SMs, in units of 2^32 ns: one instruction reads one register.
+__device__ inline u32 coarse_time() {
+#ifdef WATERLINE_EMULATOR
+  return 0;
+#else
+  u32 time;
+  asm volatile("mov.u32 %0, %globaltimer_hi;" : "=r"(time));
+  return time;
+#endif
+}
+
 // By any thread. `advance` keeps the first failure's op, and `report_failure` reports it: a report at every poll would slow polling.
 __device__ inline void note_failure(Wait wait) { *const_cast<volatile u32*>(&cta().failure) = wait; }
 
@@ -191,9 +202,6 @@ __device__ inline void report_failure() {
   now.control->op = now.failed_op == no_op ? now.header.op : now.failed_op;
   now.control->block = cta_index();
 }
-
-// Defined in prelude.cu.
-__device__ inline u32 coarse_time();
 
 // Every poll of another block's work ends at the token's deadline, so that no kernel hangs. The host reads the failure, and the session
 // is lost. The rest of the token computes garbage and ends: every later wait ends when it next reads the clock. Waits inside a block depend
