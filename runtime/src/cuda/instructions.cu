@@ -281,31 +281,37 @@ __device__ inline void mbarrier_arrive(u64* barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Tries that wait for a while by themselves, of which 2^24 take more than a quarter of a minute, or that do not, 2^28 of which take seconds.
 #if __CUDA_ARCH__ >= 900
-#define WATERLINE_TRY "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;"
-#define WATERLINE_TRIES "16777216"
+#define WATERLINE_TRY(at, parity) "mbarrier.try_wait.parity.shared.b64 done, [" at "], " parity ";"
 #else
-#define WATERLINE_TRY "mbarrier.test_wait.parity.shared.b64 done, [%0], %1;"
-#define WATERLINE_TRIES "268435456"
+#define WATERLINE_TRY(at, parity) "mbarrier.test_wait.parity.shared.b64 done, [" at "], " parity ";"
 #endif
 
-// Waits until the phase of this parity is complete. All arrivals come from the same block: after so many tries the kernel traps. Looks at the
-// clock, or tries in C++, cost chunks in BF16 and steps in Q8_0 1.5 %.
+// Waits until the phase of this parity is complete. All arrivals come from the same block: after 2^26 tries, a second where a try does not wait
+// by itself and a minute where it does, the kernel traps. Looks at the clock, or tries in C++, cost chunks in BF16 and steps in Q8_0 1.5 %.
 __device__ inline void mbarrier_wait(u64* barrier, int parity) {
   asm volatile(
       "{ .reg .pred done, hangs; .reg .u32 tries; mov.u32 tries, 0;"
-      " again: " WATERLINE_TRY " @done bra end;"
-      " add.u32 tries, tries, 1; setp.gt.u32 hangs, tries, " WATERLINE_TRIES "; @hangs trap; bra again; end: }" ::"r"(
-          shared_address(barrier)),
+      " again: " WATERLINE_TRY("%0", "%1") " @done bra end;"
+      " add.u32 tries, tries, 1; setp.gt.u32 hangs, tries, 67108864; @hangs trap; bra again; end: }" ::"r"(shared_address(barrier)),
       "r"(parity)
       : "memory");
+}
+
+// Whether it is complete, perhaps after a short wait.
+__device__ inline bool mbarrier_try(u64* barrier, int parity) {
+  u32 is;
+  asm volatile("{ .reg .pred done; " WATERLINE_TRY("%1", "%2") " selp.u32 %0, 1, 0, done; }"
+               : "=r"(is)
+               : "r"(shared_address(barrier)), "r"(parity)
+               : "memory");
+  return is != 0;
 }
 
 // The same without an end, for a loop whose instructions count and whose own end another warp waits for: the compiler moves tries that are
 // not counted out of the loop, and the instructions around them overlap.
 __device__ inline void mbarrier_spin(u64* barrier, int parity) {
-  asm volatile("{ .reg .pred done; again: " WATERLINE_TRY " @done bra end; bra again; end: }" ::"r"(shared_address(barrier)), "r"(parity)
+  asm volatile("{ .reg .pred done; again: " WATERLINE_TRY("%0", "%1") " @done bra end; bra again; end: }" ::"r"(shared_address(barrier)), "r"(parity)
                : "memory");
 }
 

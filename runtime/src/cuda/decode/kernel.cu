@@ -8,6 +8,19 @@ __device__ inline void prefetch_record(const u8* from, const u32* next_op) {
   commit_copies();
 }
 
+// By a producer warp after its last tile: waits until the block's ops are finished. Consumers spin for tiles without an end, so this ends for
+// them: some seconds after all other waits have ended with a report, the kernel traps.
+__device__ inline void wait_until_finished() {
+  Mbarrier& finished = Pipeline::get().finished;
+#if defined(WATERLINE_EMULATOR) || defined(WATERLINE_RACECHECK)
+  finished.wait(0);
+#else
+  for (u32 tries = 1; !mbarrier_try(&finished.bits, 0); tries++) {
+    if (tries % 256 == 0 && coarse_time() - cta().start_time > deadline + 2) asm volatile("trap;");
+  }
+#endif
+}
+
 // By the consumer threads: runs the ops that this block has a part of, from op `first` of the `count` ones of `table` on. If `clocks` is not
 // null, block 0 writes three clocks of every op, of one before the first and of one after the last.
 __device__ void run_ops(const u8* table, const u32* next_ops, const Segment* list, u32 first, u32 count, u64* clocks) {
@@ -63,7 +76,7 @@ __device__ void decode_step(const u8* table, const u32* next_ops, const Segment*
   cta_barrier();
   if (threadIdx.x >= consumer_threads) {
     stream_weights(list);
-    Pipeline::get().finished.wait(0);
+    wait_until_finished();
   } else {
     run_ops(table, next_ops + (long long)cta_index() * (count + 1), list, first, count, clocks);
   }

@@ -97,7 +97,7 @@ struct StageIndex {
 struct Pipeline {
   Mbarrier full[stage_count];
   Mbarrier empty[stage_count];
-  // Consumers spin for tiles without an end. Producer warps wait here, with one, until the ops are finished.
+  // Of the block's ops: `wait_until_finished`.
   Mbarrier finished, unused;
 
   __device__ static Pipeline& get() { return *reinterpret_cast<Pipeline*>(cta_shared_memory() + barriers_at); }

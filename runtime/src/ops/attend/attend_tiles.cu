@@ -37,6 +37,14 @@ struct SeenKeys {
     return leaves;
   }
 
+  // Stores of `keys` numbers from `first` on which tokens see them.
+  __device__ void store_seeing(int first, int keys, int* from_token, int* until_token) const {
+    int i = first + threadIdx.x;
+    if (threadIdx.x >= keys) return;
+    from_token[threadIdx.x] = i < total ? from(i) : never;
+    until_token[threadIdx.x] = i < total ? until(i) : 0;
+  }
+
   // Eight columns of a row from `column` on, as they are cached; zeros beyond.
   template <class T>
   __device__ static void load(const T* row, int column, float (&x)[8]) {
@@ -85,22 +93,6 @@ __device__ inline void store_queries(const SplitTile<2>& tile, const Attended& a
   }
 }
 
-// Weights of 16 keys, as a left operand: of the scores of two tiles of eight keys, which are laid out as it is.
-__device__ inline SplitOperand<2> softmax_weights(float (*scores)[4], const float (&largest)[2], float (&sum)[2]) {
-  SplitOperand<2> weights;
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    float* x = scores[i / 2] + i % 2 * 2;
-    x[0] = expf(x[0] - largest[i % 2]);
-    x[1] = expf(x[1] - largest[i % 2]);
-    sum[i % 2] += x[0] + x[1];
-    SplitPair<2> pair(x[0], x[1]);
-    weights.part[0][i] = pair.part[0];
-    weights.part[1][i] = pair.part[1];
-  }
-  return weights;
-}
-
 template <class E, int dim, bool retains, bool aligned>
 __device__ void attend_tiles(Attended a, const u64* position, int tokens) {
   constexpr int depth = (dim + 15) / 16 * 16, pitch = depth + 8, part = tile_keys * pitch;
@@ -118,11 +110,7 @@ __device__ void attend_tiles(Attended a, const u64* position, int tokens) {
   float weighted[depth / 8][4] = {}, largest[2] = {no_score, no_score}, sum[2] = {};
   for (int first = 0; first < seen.total; first += tile_keys) {
     __syncthreads();
-    if (threadIdx.x < tile_keys) {
-      int i = first + threadIdx.x;
-      seen_from[threadIdx.x] = i < seen.total ? seen.from(i) : never;
-      seen_until[threadIdx.x] = i < seen.total ? seen.until(i) : 0;
-    }
+    seen.store_seeing(first, tile_keys, seen_from, seen_until);
 #pragma unroll 4
     for (int i = threadIdx.x; i < 2 * pieces; i += blockDim.x) {
       int which = i / pieces, row = i % pieces / (depth / 8), column = i % (depth / 8) * 8;

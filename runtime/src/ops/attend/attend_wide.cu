@@ -28,11 +28,7 @@ __device__ void attend_wide(Attended a, const u64* position, int tokens) {
   float weighted[2][2 * own_tiles][4] = {}, largest[2][2] = {{no_score, no_score}, {no_score, no_score}}, sum[2][2] = {};
   for (int first = 0; first < seen.total; first += wide_rows) {
     __syncthreads();
-    if (threadIdx.x < wide_rows) {
-      int i = first + threadIdx.x;
-      seen_from[threadIdx.x] = i < seen.total ? seen.from(i) : never;
-      seen_until[threadIdx.x] = i < seen.total ? seen.until(i) : 0;
-    }
+    seen.store_seeing(first, wide_rows, seen_from, seen_until);
 #pragma unroll 3
     for (int i = threadIdx.x; i < pieces; i += blockDim.x) {
       int key = i / (dim / 8), column = i % (dim / 8) * 8;

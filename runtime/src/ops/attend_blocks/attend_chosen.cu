@@ -75,21 +75,11 @@ struct GroupSoftmax {
       highest[i % 4 / 2] = fmaxf(highest[i % 4 / 2], score);
     }
     raise_largest(largest, highest, sum, weighted);
-    // The sums of both halves are laid out as a left operand is.
-    u32 high[4], low[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      float* x = scores[i / 2] + i % 2 * 2;
-      x[0] = expf(x[0] - largest[i % 2]);
-      x[1] = expf(x[1] - largest[i % 2]);
-      sum[i % 2] += x[0] + x[1];
-      SplitPair<2> pair(x[0], x[1]);
-      high[i] = pair.part[0], low[i] = pair.part[1];
-    }
+    SplitOperand<2> weights = softmax_weights(scores, largest, sum);
 #pragma unroll
     for (int i = 0; i < of_value; i++) {
       auto value = [&](int key) { return float_of(values[key].values[i]); };
-      multiply_add_split(weighted[i], high, low, SplitPair<2>(value(0), value(1)), SplitPair<2>(value(2), value(3)));
+      multiply_add_split(weighted[i], weights.part[0], weights.part[1], SplitPair<2>(value(0), value(1)), SplitPair<2>(value(2), value(3)));
     }
   }
 

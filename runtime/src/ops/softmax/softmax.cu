@@ -19,6 +19,22 @@ __device__ inline void raise_largest(float (&largest)[2], float (&highest)[2], f
   }
 }
 
+// Weights of 16 keys, as a left operand: of the scores of two tiles of eight keys, which are laid out as it is.
+__device__ inline SplitOperand<2> softmax_weights(float (*scores)[4], const float (&largest)[2], float (&sum)[2]) {
+  SplitOperand<2> weights;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    float* x = scores[i / 2] + i % 2 * 2;
+    x[0] = expf(x[0] - largest[i % 2]);
+    x[1] = expf(x[1] - largest[i % 2]);
+    sum[i % 2] += x[0] + x[1];
+    SplitPair<2> pair(x[0], x[1]);
+    weights.part[0][i] = pair.part[0];
+    weights.part[1][i] = pair.part[1];
+  }
+  return weights;
+}
+
 // Consecutive values of a cached key or value, as they were read.
 template <class E, int unit>
 struct Piece {
