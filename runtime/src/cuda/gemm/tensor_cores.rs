@@ -97,18 +97,13 @@ impl Launches<'_> {
                 let inputs = Parameter::pointer("const u16", inputs);
                 let output = Parameter::value("Rows", output);
                 if self.by_warp_groups(weights, number) {
+                    let (linears, tiles) =
+                        self.wgmma_linears((weights, number), WGMMA_ROWS, add)?;
+                    let tiles = Parameter::int(tiles);
                     self.push_wgmma(
-                        (weights, number),
-                        WGMMA_ROWS,
-                        add,
-                        |linears, tiles, templates| {
-                            let tiles = Parameter::int(tiles);
-                            let (inputs, output) = (inputs.clone(), output.clone());
-                            let parameters =
-                                vec![inputs, linears, tiles, output, Parameter::tokens()];
-                            (format!("gemm_wgmma<{templates}>"), parameters)
-                        },
-                    )?;
+                        format!("gemm_wgmma<{}, {cols}>", format_number(number)),
+                        vec![inputs, linears, tiles, output, Parameter::tokens()],
+                    );
                     continue;
                 }
                 let (linears, tiles) = self.linears(weights, MMA_TILE, add)?;
@@ -134,25 +129,22 @@ impl Launches<'_> {
                 || weights.iter().map(unpacked_bytes).sum::<usize>() <= MOST_UNPACKED)
     }
 
-    /// A call of `wgmma.cu`, one persistent block per SM, with matrices of one format: `call` makes a kernel's name and parameters of the
-    /// matrices, the number of their tiles of `tile` rows, and the first template arguments.
-    fn push_wgmma(
+    /// Matrices of one format in the numbers of their inputs, for a kernel of `wgmma.cu`, and how many tiles of `tile` rows they have.
+    fn wgmma_linears(
         &mut self,
         (weights, number): (&[WeightMatrix], &Format),
         tile: usize,
         add: bool,
-        call: impl Fn(Parameter, usize, String) -> (String, Vec<Parameter>),
-    ) -> Result<()> {
-        let cols = weights[0].matrix.cols();
-        let (linears, tiles) = match format_of(weights[0].matrix) == format_number(number) {
-            true => self.linears(weights, tile, add)?,
-            false => {
-                let addresses = self.unpack_weights(weights, number)?;
-                self.linears_at(weights, tile, add, &addresses)?
-            }
-        };
-        let (kernel, parameters) =
-            call(linears, tiles, format!("{}, {cols}", format_number(number)));
+    ) -> Result<(Parameter, usize)> {
+        if format_of(weights[0].matrix) == format_number(number) {
+            return self.linears(weights, tile, add);
+        }
+        let addresses = self.unpack_weights(weights, number)?;
+        self.linears_at(weights, tile, add, &addresses)
+    }
+
+    /// A call of `wgmma.cu`: one persistent block per SM.
+    fn push_wgmma(&mut self, kernel: String, parameters: Vec<Parameter>) {
         self.push(Call {
             source: WGMMA_SOURCE,
             kernel,
@@ -161,7 +153,6 @@ impl Launches<'_> {
             shared: WGMMA_SHARED,
             parameters,
         });
-        Ok(())
     }
 
     /// Unpacks matrices of one format into 16-bit numbers; their addresses.
@@ -212,28 +203,19 @@ impl Launches<'_> {
         let next = self.number_of(unit.down.matrix, &Prologue::zeroed());
         let tile = WGMMA_ROWS / 2;
         let function = unit.activation as i32;
+        let (linears, _) = self.wgmma_linears((&[unit.gate, unit.up], number), tile, false)?;
+        let (number, next_number) = (format_number(number), format_number(next));
         self.push_wgmma(
-            (&[unit.gate, unit.up], number),
-            tile,
-            false,
-            |linears, _, templates| {
-                let parameters = vec![
-                    Parameter::pointer("const u16", inputs),
-                    linears,
-                    Parameter::int(rows.div_ceil(tile)),
-                    Parameter::pointer("u16", inner),
-                    Parameter::int(width),
-                    Parameter::tokens(),
-                ];
-                (
-                    format!(
-                        "gemm_wgmma_gated<{templates}, {function}, {}>",
-                        format_number(next)
-                    ),
-                    parameters,
-                )
-            },
-        )?;
+            format!("gemm_wgmma_gated<{number}, {cols}, {function}, {next_number}>"),
+            vec![
+                Parameter::pointer("const u16", inputs),
+                linears,
+                Parameter::int(rows.div_ceil(tile)),
+                Parameter::pointer("u16", inner),
+                Parameter::int(width),
+                Parameter::tokens(),
+            ],
+        );
         self.gemm_16_bits((inner, next), &[unit.down], self.rows(output), add)
     }
 }

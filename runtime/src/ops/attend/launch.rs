@@ -118,12 +118,14 @@ fn wide_shared(dim: usize) -> usize {
     2 * WIDE_TILE * (dim + 8) * 4 + scores + 2 * WIDE_TILE * size_of::<i32>()
 }
 
-/// Whether heads of this length are attended to in tiles on tensor cores, by `attend_tiles` or, where keys are values too, `attend_wide`.
-fn in_tiles(dim: usize, keys_only: bool, shared: usize) -> bool {
-    match dim <= TILE_DIM {
+/// Whether chunks of up to `tokens` tokens are attended to in tiles on tensor cores: by `attend_tiles` or, where heads are longer and keys
+/// are values too, by `attend_wide`.
+fn in_tiles(dim: usize, keys_only: bool, tokens: usize, cores: TensorCores, shared: usize) -> bool {
+    let fits = match dim <= TILE_DIM {
         true => tiles_shared(dim) <= shared,
         false => keys_only && dim.is_multiple_of(32) && wide_shared(dim) <= shared,
-    }
+    };
+    fits && tokens >= 16 && cores != TensorCores::None
 }
 
 impl DeviceOp for Attend {
@@ -350,8 +352,7 @@ impl Attend {
         let retains = self.eviction.is_some();
         let (cores, room) = (launches.tensor_cores(), launches.shared_memory());
         let keys_only = !retains && !self.has_own_values();
-        let many = launches.tokens >= 16 && cores != TensorCores::None;
-        if many && in_tiles(dim, keys_only, room) {
+        if in_tiles(dim, keys_only, launches.tokens, cores, room) {
             let aligned = unit == 8;
             let (kernel, tile, threads, shared) = match dim <= TILE_DIM {
                 true => {
@@ -463,10 +464,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn heads_are_attended_to_in_tiles_where_they_fit() {
-        let on = |dim, keys_only, kilobytes: usize| in_tiles(dim, keys_only, kilobytes << 10);
-        assert!(on(128, false, 163) && on(256, true, 227) && on(64, false, 99));
-        assert!(!on(128, false, 99) && !on(512, false, 227));
-        assert!(on(576, true, 163) && !on(576, true, 99) && !on(300, true, 227));
+    fn long_chunks_are_attended_to_in_tiles_where_they_fit() {
+        let on = |dim, tokens, kilobytes: usize| {
+            in_tiles(dim, false, tokens, TensorCores::Warps, kilobytes << 10)
+        };
+        assert!(on(128, 2048, 163) && on(256, 16, 227) && on(64, 2048, 99));
+        assert!(!on(128, 1, 163) && !on(128, 2048, 99) && !on(512, 2048, 227));
+        assert!(!in_tiles(64, false, 2048, TensorCores::None, 227 << 10));
+        let latent =
+            |dim, kilobytes: usize| in_tiles(dim, true, 2048, TensorCores::Warps, kilobytes << 10);
+        assert!(latent(576, 163) && !latent(576, 99) && !latent(300, 227));
     }
 }
