@@ -282,18 +282,21 @@ __device__ inline void mbarrier_arrive(u64* barrier) {
 }
 
 #if __CUDA_ARCH__ >= 900
+// Waits up to 4 us by itself (H100).
 #define WATERLINE_TRY(at, parity) "mbarrier.try_wait.parity.shared.b64 done, [" at "], " parity ";"
+#define WATERLINE_MOST_TRIES "8388608"
 #else
 #define WATERLINE_TRY(at, parity) "mbarrier.test_wait.parity.shared.b64 done, [" at "], " parity ";"
+#define WATERLINE_MOST_TRIES "268435456"
 #endif
 
-// Waits until the phase of this parity is complete. All arrivals come from the same block: after 2^26 tries, a second where a try does not wait
-// by itself and a minute where it does, the kernel traps. Looks at the clock, or tries in C++, cost chunks in BF16 and steps in Q8_0 1.5 %.
+// Waits until the phase of this parity is complete. All arrivals come from the same block: after half a minute of tries the kernel traps,
+// later than waits for other blocks end. Looks at the clock, or tries in C++, cost chunks in BF16 and steps in Q8_0 1.5 %.
 __device__ inline void mbarrier_wait(u64* barrier, int parity) {
   asm volatile(
       "{ .reg .pred done, hangs; .reg .u32 tries; mov.u32 tries, 0;"
       " again: " WATERLINE_TRY("%0", "%1") " @done bra end;"
-      " add.u32 tries, tries, 1; setp.gt.u32 hangs, tries, 67108864; @hangs trap; bra again; end: }" ::"r"(shared_address(barrier)),
+      " add.u32 tries, tries, 1; setp.gt.u32 hangs, tries, " WATERLINE_MOST_TRIES "; @hangs trap; bra again; end: }" ::"r"(shared_address(barrier)),
       "r"(parity)
       : "memory");
 }
@@ -335,4 +338,29 @@ __device__ inline void bulk_copy(void* to, const void* from, int bytes, u64* bar
                : "memory");
 #endif
 }
+
+#if __CUDA_ARCH__ >= 900
+// Blocks of this block's cluster; they follow one another.
+__device__ inline int cluster_blocks() {
+  u32 blocks;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+  return (int)blocks;
+}
+
+// Waits for all threads of the cluster, and for what they wrote to shared memory.
+__device__ inline void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Where a place in shared memory lies in another block of the cluster.
+__device__ inline u32 address_in_cluster(const void* place, int block) {
+  u32 address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(place)), "r"(block));
+  return address;
+}
+
+__device__ inline void store_in_cluster(u32 to, float4 x) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
+}
+#endif
 #endif

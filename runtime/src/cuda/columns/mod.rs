@@ -175,6 +175,7 @@ impl Part {
                     value(stride as u64),
                     value(tokens),
                 ],
+                cluster: 1,
                 together: false,
             }
         };

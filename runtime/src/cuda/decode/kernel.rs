@@ -355,6 +355,7 @@ impl DecodeKernel {
                 value(self.control.address()),
                 value(clocks),
             ],
+            cluster: 1,
             together: true,
         }
     }

@@ -320,25 +320,35 @@ impl Stream {
         for (place, argument) in arguments.iter_mut().zip(&launch.arguments) {
             *place = pointer(argument);
         }
-        let (id, value) = if launch.together {
-            (
-                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
-                sys::CUlaunchAttributeValue { cooperative: 1 },
-            )
-        } else {
-            // Where kernels may overlap, each waits for the one before by itself (`wait_for_dependencies`).
-            (
-                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                sys::CUlaunchAttributeValue {
-                    programmaticStreamSerializationAllowed: 1,
-                },
-            )
-        };
-        let mut attribute = sys::CUlaunchAttribute {
+        let attribute = |id, value| sys::CUlaunchAttribute {
             id,
             pad: [0; 4],
             value,
         };
+        let mut attributes = Vec::with_capacity(2);
+        if launch.together {
+            attributes.push(attribute(
+                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+                sys::CUlaunchAttributeValue { cooperative: 1 },
+            ));
+        } else if self.gpu.overlaps {
+            // Where kernels may overlap, each waits for the one before by itself (`wait_for_dependencies`).
+            attributes.push(attribute(
+                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                sys::CUlaunchAttributeValue {
+                    programmaticStreamSerializationAllowed: 1,
+                },
+            ));
+        }
+        if launch.cluster > 1 {
+            let (x, y, z) = (launch.cluster, 1, 1);
+            attributes.push(attribute(
+                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                sys::CUlaunchAttributeValue {
+                    clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z },
+                },
+            ));
+        }
         let [x, y, z] = launch.grid;
         let config = sys::CUlaunchConfig {
             gridDimX: x,
@@ -349,8 +359,8 @@ impl Stream {
             blockDimZ: 1,
             sharedMemBytes: launch.shared,
             hStream: self.stream.cu_stream(),
-            attrs: &mut attribute,
-            numAttrs: (launch.together || self.gpu.overlaps).into(),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
         };
         // SAFETY: the kernel's parameters are those that the arguments were made for: one text declares both.
         unsafe {

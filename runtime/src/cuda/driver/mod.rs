@@ -145,6 +145,8 @@ pub struct Launch {
     pub kernel: Kernel,
     /// Blocks.
     pub grid: [u32; 3],
+    /// Blocks along x that form a cluster; 1 where they need not.
+    pub cluster: u32,
     /// Threads of a block.
     pub threads: u32,
     /// Bytes of dynamic shared memory.

@@ -9,7 +9,7 @@ use super::{
     GatedUnit, MOST_LINEARS, Prologue, THREADS, WeightMatrix, format_of, formats_of, roundings_of,
     shared_bytes,
 };
-use crate::cuda::driver::TensorCores;
+use crate::cuda::driver::{Address, TensorCores};
 use crate::cuda::schedule::{Call, Grid, Launches, Parameter, Rows};
 use crate::error::Result;
 use crate::operands::{INPUTS, View};
@@ -64,18 +64,12 @@ impl Launches<'_> {
         *ROWS.iter().find(fills).unwrap_or(&ROWS[1])
     }
 
-    /// Makes the inputs of matrices of these formats; the next ones take their place.
-    fn columns_prologue(
-        &mut self,
-        prologue: Prologue,
-        (formats, rounding): (usize, Option<Rounding>),
-        cols: usize,
-    ) -> Result<Inputs> {
+    /// Room for the inputs of several tokens: in f32, and in 8 bits where they have such; the next ones take their place.
+    fn columns_room(&mut self, cols: usize, has_codes: bool) -> Result<[Address; 2]> {
         let widest = self.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
         let widest = widest.max(cols).next_multiple_of(32);
         let tokens = self.tokens.next_multiple_of(COLUMNS);
         let floats = self.shared_address("floats of columns", tokens * widest * 4)?;
-        let has_codes = rounding.is_some_and(Rounding::is_integer);
         let of_token = if has_codes {
             widest + widest / 4 + 16
         } else {
@@ -83,6 +77,49 @@ impl Launches<'_> {
         };
         // A pointer to nothing would not be aligned.
         let codes = self.shared_address("codes of columns", (tokens * of_token).max(16))?;
+        Ok([floats, codes])
+    }
+
+    /// Where another kernel stores the inputs of f32 matrices, as [`Launches::gemm_stored_columns`] reads them.
+    pub(super) fn stored_columns(&mut self, cols: usize) -> Result<Rows> {
+        let [first, _] = self.columns_room(cols, false)?;
+        Ok(Rows {
+            first,
+            stride: cols.next_multiple_of(32) as i32,
+            width: cols as i32,
+        })
+    }
+
+    /// As [`Launches::gemm_columns`] of f32 matrices whose inputs are stored.
+    pub(super) fn gemm_stored_columns(
+        &mut self,
+        weights: &[WeightMatrix],
+        output: Rows,
+        add: bool,
+    ) -> Result<()> {
+        let cols = weights[0].matrix.cols();
+        let [floats, codes] = self.columns_room(cols, false)?;
+        let inputs = Inputs {
+            floats: Parameter::pointer("const float", floats),
+            codes: Parameter::pointer("const u8", codes),
+            formats: formats_of(weights),
+            cols,
+        };
+        for weights in weights.chunks(MOST_LINEARS) {
+            self.gemm_plain_columns(&inputs, weights, output, add)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the inputs of matrices of these formats.
+    fn columns_prologue(
+        &mut self,
+        prologue: Prologue,
+        (formats, rounding): (usize, Option<Rounding>),
+        cols: usize,
+    ) -> Result<Inputs> {
+        let has_codes = rounding.is_some_and(Rounding::is_integer);
+        let [floats, codes] = self.columns_room(cols, has_codes)?;
         let rounding = Rounding::device_number(rounding);
         self.push(Call {
             source: SOURCE,
@@ -227,8 +264,8 @@ impl Launches<'_> {
             let alike = weights.iter().zip(&formats).filter(|of| *of.1 == format);
             let alike: Vec<WeightMatrix> = alike.map(|of| *of.0).collect();
             for weights in alike.chunks(MOST_LINEARS) {
-                let output = Parameter::value("Rows", output);
                 if let Some(format) = format {
+                    let output = Parameter::value("Rows", output);
                     let (linears, tiles) = self.linears(weights, CODE_ROWS, add)?;
                     let codes = inputs.codes.clone();
                     self.push(Call {
@@ -241,13 +278,25 @@ impl Launches<'_> {
                     });
                     continue;
                 }
-                let rows = weights.iter().map(|weight| weight.matrix.rows()).sum();
-                let rows = self.rows_of_warp(rows);
-                let (linears, tiles) = self.linears(weights, WARPS * rows, add)?;
-                let tiles = (rows, tiles);
-                self.push_columns("gemm_columns", "", &inputs, tiles, [linears, output]);
+                self.gemm_plain_columns(&inputs, weights, output, add)?;
             }
         }
+        Ok(())
+    }
+
+    /// Products of a few matrices on plain cores.
+    fn gemm_plain_columns(
+        &mut self,
+        inputs: &Inputs,
+        weights: &[WeightMatrix],
+        output: Rows,
+        add: bool,
+    ) -> Result<()> {
+        let rows = weights.iter().map(|weight| weight.matrix.rows()).sum();
+        let rows = self.rows_of_warp(rows);
+        let (linears, tiles) = self.linears(weights, WARPS * rows, add)?;
+        let parameters = [linears, Parameter::value("Rows", output)];
+        self.push_columns("gemm_columns", "", inputs, (rows, tiles), parameters);
         Ok(())
     }
 

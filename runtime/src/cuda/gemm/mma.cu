@@ -9,14 +9,19 @@ constexpr int mma_pitch = mma_depth + 8;
 constexpr int mma_tile = 128 * mma_pitch;
 
 // Stores the input of a token in 16-bit numbers, with zeros up to a multiple of the depth. What a step reads in 8 bits is rounded to
-// these first.
-template <int number, int rounding, int cols, int flags>
-__device__ void prologue_16_bits(const Prologue& prologue, u16* output) {
+// these first; products of f32 weights read `floats`, which are not rounded.
+template <int number, int rounding, int cols, int flags, bool stores_floats>
+__device__ void prologue_16_bits(const Prologue& prologue, u16* output, const Rows& floats) {
   constexpr int pitch = (cols + mma_depth - 1) / mma_depth * mma_depth;
   float* x = shared_memory<float>();
   store_prologue_row<cols, flags>(prologue, blockIdx.x, x);
   __syncthreads();
+  if constexpr (stores_floats) {
+    float* row = floats.token(blockIdx.x);
+    for (int i = threadIdx.x; i < cols; i += blockDim.x) row[i] = x[i];
+  }
   if constexpr (to_codes(rounding)) {
+    if constexpr (stores_floats) __syncthreads();
     round_values<rounding, cols>(x, x);
     __syncthreads();
   }

@@ -289,22 +289,33 @@ impl Launches<'_> {
         let cols = weights[0].matrix.cols();
         let (short, exact): (Vec<WeightMatrix>, Vec<WeightMatrix>) =
             (weights.iter()).partition(|weight| self.on_tensor_cores(weight.matrix));
+        // Tiles of few rows, such as those of gates and routers, would leave SMs idle. They read inputs that are stored beside the others',
+        // and come next: what is read once more is still in L2.
+        let rows: usize = exact.iter().map(|weight| weight.matrix.rows()).sum();
+        let in_columns = rows.div_ceil(TILE) * self.tokens.div_ceil(TILE) <= self.sms;
+        let mut unread = in_columns && !exact.is_empty();
         for number in [&BF16, &F16] {
             let of_number =
                 |weight: &&WeightMatrix| self.number_of(weight.matrix, &prologue) == number;
             let short: Vec<WeightMatrix> = short.iter().filter(of_number).copied().collect();
-            if !short.is_empty() {
-                let inputs = self.prologue_in_16_bits(prologue, cols, (number, rounding))?;
-                self.gemm_16_bits((inputs, number), &short, output, add)?;
+            if short.is_empty() {
+                continue;
             }
+            let stored = match unread {
+                true => Some(self.stored_columns(cols)?),
+                false => None,
+            };
+            let inputs = self.prologue_in_16_bits(prologue, cols, (number, rounding), stored)?;
+            if std::mem::take(&mut unread) {
+                self.gemm_stored_columns(&exact, output, add)?;
+            }
+            self.gemm_16_bits((inputs, number), &short, output, add)?;
         }
-        if exact.is_empty() {
-            return Ok(());
-        }
-        // Tiles of few rows, such as those of gates and routers, would leave SMs idle.
-        let rows: usize = exact.iter().map(|weight| weight.matrix.rows()).sum();
-        if rows.div_ceil(TILE) * self.tokens.div_ceil(TILE) <= self.sms {
+        if unread {
             return self.gemm_columns(prologue, &exact, None, output, add);
+        }
+        if in_columns {
+            return Ok(());
         }
         let mut input = prologue.input;
         if !prologue.is_plain() {

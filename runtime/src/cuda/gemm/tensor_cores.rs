@@ -54,12 +54,13 @@ impl Launches<'_> {
         self.shared_address(purpose, bytes)
     }
 
-    /// Computes an input in this format, after it is rounded; the next one overwrites it.
+    /// Computes an input in this format, after it is rounded; the next one overwrites it. In f32 it is stored too, if `floats` says where.
     pub(super) fn prologue_in_16_bits(
         &mut self,
         prologue: Prologue,
         cols: usize,
         (number, rounding): (&Format, Option<Rounding>),
+        floats: Option<Rows>,
     ) -> Result<Address> {
         let widest = self.buffers[INPUTS].bytes() / size_of::<f32>() / self.tokens;
         let address = self.room_in_16_bits("inputs in 16 bits", widest.max(cols))?;
@@ -67,8 +68,9 @@ impl Launches<'_> {
         self.push(Call {
             source: MMA_SOURCE,
             kernel: format!(
-                "prologue_16_bits<{number}, {rounding}, {cols}, {}>",
-                prologue.flags(cols)
+                "prologue_16_bits<{number}, {rounding}, {cols}, {}, {}>",
+                prologue.flags(cols),
+                floats.is_some()
             ),
             grid: Grid::Tokens,
             threads: THREADS,
@@ -76,6 +78,7 @@ impl Launches<'_> {
             parameters: vec![
                 Parameter::value("Prologue", prologue),
                 Parameter::pointer("u16", address),
+                Parameter::value("Rows", floats.unwrap_or(prologue.input)),
             ],
         });
         Ok(address)
@@ -99,10 +102,16 @@ impl Launches<'_> {
                 if self.by_warp_groups(weights, number) {
                     let (linears, tiles) =
                         self.wgmma_linears((weights, number), WGMMA_ROWS, add)?;
-                    let tiles = Parameter::int(tiles);
                     self.push_wgmma(
                         format!("gemm_wgmma<{}, {cols}>", format_number(number)),
-                        vec![inputs, linears, tiles, output, Parameter::tokens()],
+                        (tiles, cols),
+                        vec![
+                            inputs,
+                            linears,
+                            Parameter::int(tiles),
+                            output,
+                            Parameter::tokens(),
+                        ],
                     );
                     continue;
                 }
@@ -143,12 +152,22 @@ impl Launches<'_> {
         self.linears_at(weights, tile, add, &addresses)
     }
 
-    /// A call of `wgmma.cu`: one persistent block per SM.
-    fn push_wgmma(&mut self, kernel: String, parameters: Vec<Parameter>) {
+    /// A call of `wgmma.cu`, of so many tiles of rows of `cols` columns: one persistent block per SM.
+    fn push_wgmma(
+        &mut self,
+        kernel: String,
+        (row_tiles, cols): (usize, usize),
+        parameters: Vec<Parameter>,
+    ) {
         self.push(Call {
             source: WGMMA_SOURCE,
             kernel,
-            grid: Grid::Blocks(self.sms),
+            grid: Grid::SplitTiles {
+                blocks: self.sms,
+                row_tiles,
+                tile: MMA_TILE,
+                steps: cols.div_ceil(MMA_DEPTH),
+            },
             threads: WGMMA_THREADS,
             shared: WGMMA_SHARED,
             parameters,
@@ -198,15 +217,17 @@ impl Launches<'_> {
         let width = rows.next_multiple_of(MMA_DEPTH);
         let number = self.number_of(unit.gate.matrix, &prologue);
         let of_gate = (number, roundings_of(&[unit.gate, unit.up])[0]);
-        let inputs = self.prologue_in_16_bits(prologue, cols, of_gate)?;
+        let inputs = self.prologue_in_16_bits(prologue, cols, of_gate, None)?;
         let inner = self.room_in_16_bits("gated products in 16 bits", width)?;
         let next = self.number_of(unit.down.matrix, &Prologue::zeroed());
         let tile = WGMMA_ROWS / 2;
         let function = unit.activation as i32;
+        let has_bias = unit.gate.bias.is_some() || unit.up.bias.is_some();
         let (linears, _) = self.wgmma_linears((&[unit.gate, unit.up], number), tile, false)?;
         let (number, next_number) = (format_number(number), format_number(next));
         self.push_wgmma(
-            format!("gemm_wgmma_gated<{number}, {cols}, {function}, {next_number}>"),
+            format!("gemm_wgmma_gated<{number}, {cols}, {function}, {next_number}, {has_bias}>"),
+            (rows.div_ceil(tile), cols),
             vec![
                 Parameter::pointer("const u16", inputs),
                 linears,

@@ -1,6 +1,7 @@
 // GEMM of a chunk by `wgmma` (Hopper): two consumer warp groups multiply tiles in shared memory, a producer warp group loads the next ones.
 // A persistent block computes tiles of 128 tokens and 256 rows, each consumer group 64 tokens. Weights and inputs are `number`, BF16 or
-// F16, sums f32; other weights are unpacked before.
+// F16, sums f32; other weights are unpacked before. Where a chunk has fewer tiles than the device has SMs, the blocks of a cluster share
+// the depth of a tile (split K).
 
 constexpr int wgmma_tokens = 128;
 constexpr int wgmma_rows = 256;
@@ -79,6 +80,67 @@ struct WgmmaRows {
   int first[2];
 };
 
+// Eight sums of eight rows by eight tokens of each thread are a slice of a tile; a cluster of blocks that share its depth shares its
+// slices too.
+constexpr int wgmma_slices = 8;
+constexpr int wgmma_slice_quads = 128 / wgmma_slices / 4;
+
+// Sums of the blocks of a cluster on their way to the block that adds them: in each block's shared memory, in the place of the stages.
+struct ClusterSums {
+  u8* room;
+  int blocks;
+  int rank;
+
+  // Where this thread's quads of a slice lie that a block has made: from one quad to the next 16 bytes of each consumer thread.
+  __device__ u8* place(int local_slice, int from) const {
+    return room + ((local_slice * blocks + from) * wgmma_slice_quads * wgmma_consumers + threadIdx.x) * 16;
+  }
+  // Sends this block's part of all slices, each to the block that adds it.
+  __device__ void send(const float (&sums)[128]) const {
+    int owned = wgmma_slices / blocks;
+#pragma unroll
+    for (int slice = 0; slice < wgmma_slices; slice++) {
+      u32 to = address_in_cluster(place(slice % owned, rank), slice / owned);
+#pragma unroll
+      for (int quad = 0; quad < wgmma_slice_quads; quad++) {
+        const float* lower = sums + 8 * slice + 2 * quad;
+        store_in_cluster(to + quad * wgmma_consumers * 16, {lower[0], lower[1], lower[64], lower[65]});
+      }
+    }
+  }
+  // A quad of one of this block's slices, the sum of what all blocks have sent, in their order.
+  __device__ float4 sum(int local_slice, int quad) const {
+    float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (int from = 0; from < blocks; from++) {
+      float4 part = *reinterpret_cast<const float4*>(place(local_slice, from) + quad * wgmma_consumers * 16);
+      sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+    }
+    return sum;
+  }
+  // By the consumers: adds the sums of all blocks, and stores those of this block's slices. `used` says whether the warp group has a token.
+  template <class Target>
+  __device__ void add_and_store(const float (&sums)[128], bool used, int first_token, int column, int tokens, const Target& target) const {
+    // No block reads its stages any more.
+    cluster_barrier();
+    if (used) send(sums);
+    cluster_barrier();
+    int owned = wgmma_slices / blocks;
+    for (int i = 0; used && i < owned * wgmma_slice_quads; i++) {
+      float4 total = sum(i / wgmma_slice_quads, i % wgmma_slice_quads);
+      float lower[] = {total.x, total.y}, upper[] = {total.z, total.w};
+      int n = (rank * owned * wgmma_slice_quads + i) / 2, token = first_token + i % 2 * 8;
+      if (token < tokens) target.store(token, 8 * n + column, lower, upper);
+    }
+    __syncthreads();
+  }
+  // By the producers: waits until the stages are free again.
+  __device__ void wait() const {
+    cluster_barrier();
+    cluster_barrier();
+    __syncthreads();
+  }
+};
+
 // A producer thread's part of a step's weights, into the stage at `weights`: eight threads copy a row.
 template <int cols>
 __device__ inline void copy_weights(u8* weights, const WgmmaRows& rows, int step) {
@@ -97,14 +159,16 @@ __device__ inline void copy_weights(u8* weights, const WgmmaRows& rows, int step
   }
 }
 
-// The same of a step's inputs.
+// The same of a step's inputs, of which `tokens` are used.
 template <int pitch>
-__device__ inline void copy_inputs(u8* stage, const u16* inputs, int step) {
+__device__ inline void copy_inputs(u8* stage, const u16* inputs, int step, int tokens) {
   int line = threadIdx.x % wgmma_producers / 8, piece = threadIdx.x % 8;
   u8* place = stage + line * wgmma_row_bytes + (piece ^ line % 8) * 16;
   const u16* source = inputs + line * pitch + step * wgmma_depth + piece * 8;
 #pragma unroll
-  for (int i = 0; i < wgmma_tokens / 16; i++) copy_or_clear(place + i * 16 * wgmma_row_bytes, source + i * 16 * pitch);
+  for (int i = 0; i < wgmma_tokens / 16; i++) {
+    copy_or_clear(place + i * 16 * wgmma_row_bytes, source + i * 16 * pitch, line + i * 16 < tokens);
+  }
 }
 
 // Writes matrices in 16-bit numbers, one after another: each tile of tokens would unpack them again, and a tile's few threads slowly.
@@ -150,39 +214,46 @@ __device__ void wgmma_tiles(const u16* inputs, int row_tiles, int tokens, const 
   __syncthreads();
   int token_tiles = (tokens + wgmma_tokens - 1) / wgmma_tokens;
   int tiles = row_tiles * token_tiles;
+  int blocks = cluster_blocks(), rank = blockIdx.x % blocks;
+  int first_step = rank * steps / blocks, last_step = (rank + 1) * steps / blocks;
+  ClusterSums exchange = {stages, blocks, rank};
   int count = 0;
   if (threadIdx.x >= wgmma_consumers) {
-    // Signals a stage whose copies are complete.
-    auto complete = [&](int which) {
+    // Signals that the copies of all stages before this one are complete.
+    int signalled = 0;
+    auto complete = [&](int before) {
       fence_async_proxy();
-      mbarrier_arrive(&full[which % wgmma_stages]);
+      for (; signalled < before; signalled++) mbarrier_arrive(&full[signalled % wgmma_stages]);
     };
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    for (int tile = blockIdx.x / blocks; tile < tiles; tile += gridDim.x / blocks) {
       WgmmaRows rows = plan.rows(tile / token_tiles);
-      const u16* source = inputs + (long long)(tile % token_tiles) * wgmma_tokens * pitch;
-      for (int step = 0; step < steps; step++, count++) {
+      int first_token = tile % token_tiles * wgmma_tokens;
+      const u16* source = inputs + (long long)first_token * pitch;
+      for (int step = first_step; step < last_step; step++) {
         mbarrier_wait(&empty[count % wgmma_stages], count / wgmma_stages % 2 ^ 1);
         u8* stage = stages + count % wgmma_stages * wgmma_stage_bytes;
-        copy_inputs<pitch>(stage, source, step);
+        copy_inputs<pitch>(stage, source, step, tokens - first_token);
         copy_weights<cols>(stage + wgmma_tokens * wgmma_row_bytes, rows, step);
         commit_copies();
         wait_for_copies<wgmma_lead>();
-        if (count >= wgmma_lead) complete(count - wgmma_lead);
+        complete(++count - wgmma_lead);
       }
+      if (blocks == 1) continue;
+      wait_for_copies<0>();
+      complete(count);
+      exchange.wait();
     }
     wait_for_copies<0>();
-    for (int i = wgmma_lead; i > 0; i--) {
-      if (count >= i) complete(count - i);
-    }
+    complete(count);
     return;
   }
 
   int group = warp_index() / 4;
-  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+  for (int tile = blockIdx.x / blocks; tile < tiles; tile += gridDim.x / blocks) {
     float sums[128];
 #pragma unroll
     for (int i = 0; i < 128; i++) sums[i] = 0.0f;
-    for (int step = 0; step < steps; step++, count++) {
+    for (int step = first_step; step < last_step; step++, count++) {
       const u8* stage = stages + count % wgmma_stages * wgmma_stage_bytes;
       mbarrier_wait(&full[count % wgmma_stages], count / wgmma_stages % 2);
       u64 left = wgmma_descriptor(stage + group * 64 * wgmma_row_bytes);
@@ -193,7 +264,7 @@ __device__ void wgmma_tiles(const u16* inputs, int row_tiles, int tokens, const 
       wgmma_commit();
       wgmma_wait<1>();
       // The products of the previous step are complete.
-      if (step > 0 && lane_index() == 0) mbarrier_arrive(&empty[(count - 1) % wgmma_stages]);
+      if (step > first_step && lane_index() == 0) mbarrier_arrive(&empty[(count - 1) % wgmma_stages]);
     }
     wgmma_wait<0>();
     if (lane_index() == 0) mbarrier_arrive(&empty[(count - 1) % wgmma_stages]);
@@ -201,13 +272,19 @@ __device__ void wgmma_tiles(const u16* inputs, int row_tiles, int tokens, const 
     for (int i = 0; i < 128; i++) asm volatile("" : "+f"(sums[i])::"memory");
     auto target = plan.target(tile / token_tiles);
     int first_token = tile % token_tiles * wgmma_tokens + group * 64 + warp_index() % 4 * 16 + lane_index() / 4;
+    int column = lane_index() % 4 * 2;
+    if (blocks > 1) {
+      bool used = tile % token_tiles * wgmma_tokens + group * 64 < tokens;
+      exchange.add_and_store(sums, used, first_token, column, tokens, target);
+      continue;
+    }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       if (first_token + 8 * i >= tokens) continue;
 #pragma unroll
       for (int n = 0; n < 16; n++) {
         int at = 4 * n + 2 * i;
-        target.store(first_token + 8 * i, 8 * n + lane_index() % 4 * 2, sums + at, sums + 64 + at);
+        target.store(first_token + 8 * i, 8 * n + column, sums + at, sums + 64 + at);
       }
     }
   }
@@ -279,38 +356,41 @@ struct WgmmaPlan {
 };
 
 template <int number, int cols>
-__device__ void gemm_wgmma(const u16* inputs, Linears linears, int row_tiles, Rows output, int tokens) {
+__device__ void gemm_wgmma(const u16* inputs, const Linears& linears, int row_tiles, Rows output, int tokens) {
   wgmma_tiles<number, cols>(inputs, row_tiles, tokens, WgmmaPlan{linears, output});
 }
 
 // Gated products in 16-bit numbers, with zeros up to the pitch.
-template <int function, int number>
+template <int function, int number, bool has_bias>
 struct GatedProducts {
-  const Linear& gate;
-  const Linear& up;
   u16* first;
   int pitch;
   int columns;
-  // Row of the tile's first column.
-  int row;
+  float gate_multiplier;
+  float up_multiplier;
+  // Biases of the tile's rows or null, and how many rows have such.
+  const float* gate_bias;
+  const float* up_bias;
+  int rows;
 
-  __device__ float value(const Linear& linear, int column, float product) const {
-    int r = row + column;
-    return linear.multiplier * product + (linear.bias && r < linear.rows ? linear.bias[r] : 0.0f);
+  __device__ float gated(int column, float gate, float up) const {
+    gate *= gate_multiplier, up *= up_multiplier;
+    if constexpr (has_bias) {
+      // Zero past the last row, where biases must not count.
+      if (column >= rows) return 0.0f;
+      if (gate_bias) gate += gate_bias[column];
+      if (up_bias) up += up_bias[column];
+    }
+    return activate(function, gate) * up;
   }
-  __device__ float gated(int column, float gate_product, float up_product) const {
-    // Zero past the last row, where biases must not count.
-    if (row + column >= gate.rows) return 0.0f;
-    return activate(function, value(gate, column, gate_product)) * value(up, column, up_product);
-  }
-  __device__ void store(int token, int column, const float* gate_products, const float* up_products) const {
+  __device__ void store(int token, int column, const float* gate, const float* up) const {
     if (column >= columns) return;
-    u32 pair = pack_numbers<number>(gated(column, gate_products[0], up_products[0]), gated(column + 1, gate_products[1], up_products[1]));
+    u32 pair = pack_numbers<number>(gated(column, gate[0], up[0]), gated(column + 1, gate[1], up[1]));
     *reinterpret_cast<u32*>(first + (long long)token * pitch + column) = pair;
   }
 };
 
-template <int function, int number>
+template <int function, int number, bool has_bias>
 struct GatedPlan {
   const Linears& linears;
   u16* output;
@@ -321,13 +401,16 @@ struct GatedPlan {
     const u16 *of_gate = reinterpret_cast<const u16*>(gate.weights), *of_up = reinterpret_cast<const u16*>(up.weights);
     return {{of_gate, of_up}, {gate.rows, up.rows}, {tile * 128, tile * 128}};
   }
-  __device__ GatedProducts<function, number> target(int tile) const {
-    return {linears.at[0], linears.at[1], output + tile * 128, pitch, pitch - tile * 128, tile * 128};
+  __device__ GatedProducts<function, number, has_bias> target(int tile) const {
+    const Linear &gate = linears.at[0], &up = linears.at[1];
+    int first = tile * 128;
+    const float *gate_bias = gate.bias ? gate.bias + first : nullptr, *up_bias = up.bias ? up.bias + first : nullptr;
+    return {output + first, pitch, pitch - first, gate.multiplier, up.multiplier, gate_bias, up_bias, gate.rows - first};
   }
 };
 
 // `output = function(gate x) * up x` of two matrices of the same shape, in the numbers of the next product.
-template <int number, int cols, int function, int next_number>
-__device__ void gemm_wgmma_gated(const u16* inputs, Linears linears, int row_tiles, u16* output, int pitch, int tokens) {
-  wgmma_tiles<number, cols>(inputs, row_tiles, tokens, GatedPlan<function, next_number>{linears, output, pitch});
+template <int number, int cols, int function, int next_number, bool has_bias>
+__device__ void gemm_wgmma_gated(const u16* inputs, const Linears& linears, int row_tiles, u16* output, int pitch, int tokens) {
+  wgmma_tiles<number, cols>(inputs, row_tiles, tokens, GatedPlan<function, next_number, has_bias>{linears, output, pitch});
 }

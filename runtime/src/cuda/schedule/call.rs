@@ -96,7 +96,25 @@ pub enum Grid {
         /// Lists in which each token stands.
         used: usize,
     },
+    /// As many as run at once, which go through all tiles of rows and tokens. Where there are fewer tiles than blocks, several of them, a
+    /// cluster, share the depth of a tile.
+    SplitTiles {
+        /// Blocks that run at once.
+        blocks: usize,
+        /// Tiles of rows.
+        row_tiles: usize,
+        /// Tokens of a tile.
+        tile: usize,
+        /// Steps that a tile takes one block.
+        steps: usize,
+    },
 }
+
+/// Most blocks of a cluster.
+const MOST_IN_CLUSTER: usize = 8;
+/// What a tile takes beside its steps, in steps, for a block alone and in a cluster, whose blocks wait for each other and exchange sums.
+const TILE_ALONE: usize = 2;
+const TILE_IN_CLUSTER: usize = 7;
 
 impl Grid {
     /// Blocks along x and y for a chunk.
@@ -112,8 +130,37 @@ impl Grid {
                 lists,
                 used,
             } => (blocks, tokens * used / tile + lists),
+            Grid::SplitTiles { blocks, .. } => {
+                let cluster = self.cluster(tokens);
+                (blocks / cluster * cluster, 1)
+            }
         };
         [x as u32, y as u32, 1]
+    }
+
+    /// Blocks of a cluster for a chunk.
+    pub fn cluster(self, tokens: usize) -> usize {
+        let Grid::SplitTiles {
+            blocks,
+            row_tiles,
+            tile,
+            steps,
+        } = self
+        else {
+            return 1;
+        };
+        let tiles = row_tiles * tokens.div_ceil(tile);
+        let time = |cluster: &usize| {
+            let each = if *cluster > 1 {
+                TILE_IN_CLUSTER
+            } else {
+                TILE_ALONE
+            };
+            tiles.div_ceil(blocks / cluster) * (steps.div_ceil(*cluster) + each)
+        };
+        let sizes = (0..).map(|power| 1 << power);
+        let sizes = sizes.take_while(|&size| size <= MOST_IN_CLUSTER.min(blocks).min(steps));
+        sizes.min_by_key(time).unwrap_or(1)
     }
 }
 
@@ -287,10 +334,40 @@ impl Queued {
         Launch {
             kernel,
             grid: self.call.grid.blocks(tokens),
+            cluster: self.call.grid.cluster(tokens) as u32,
             threads: self.call.threads as u32,
             shared: self.call.shared as u32,
             arguments,
             together: false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Grid;
+
+    #[test]
+    fn blocks_share_the_depth_of_tiles_that_are_fewer_than_they() {
+        let clusters = |row_tiles, steps, blocks| {
+            [64, 512, 2048, 8192].map(|tokens| {
+                let grid = Grid::SplitTiles {
+                    blocks,
+                    row_tiles,
+                    tile: 128,
+                    steps,
+                };
+                let [x, y, z] = grid.blocks(tokens);
+                let cluster = grid.cluster(tokens);
+                assert!(x as usize <= blocks && (x as usize).is_multiple_of(cluster));
+                assert_eq!((y, z), (1, 1));
+                cluster
+            })
+        };
+        // A long product of few rows, one of many rows, one of a single step, and a device with few SMs.
+        assert_eq!(clusters(8, 88, 132), [8, 4, 1, 1]);
+        assert_eq!(clusters(24, 32, 132), [4, 1, 1, 1]);
+        assert_eq!(clusters(8, 1, 132), [1, 1, 1, 1]);
+        assert_eq!(clusters(8, 88, 4), [1, 1, 1, 1]);
     }
 }

@@ -20,6 +20,7 @@ pub(super) struct Template {
 impl Template {
     pub fn fit(&mut self, tokens: usize) {
         self.launch.grid = self.grid.blocks(tokens);
+        self.launch.cluster = self.grid.cluster(tokens) as u32;
         for &argument in &self.tokens {
             self.launch.arguments[argument].0[0] = tokens as u64;
         }
