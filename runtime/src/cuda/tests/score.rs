@@ -42,12 +42,12 @@ fn compare(groups: usize, taps: usize, dilation: usize, map: ScoreMap) {
         (StateDtype::F32, &[HEADS, past, channels[1]]),
     ]));
     let steps = &[1; TOKENS][..];
-    // The lengths of the second row are read token by token, those of the third in tiles.
+    // Steps in both forms, and chunks, one of them of several tiles.
     for (chunks, persistent) in [
         (steps, false),
         (steps, true),
         (&[5, 1, 7, 2], false),
-        (&[3, 17, 1, 9], false),
+        (&[3, 70, 1, 9], false),
     ] {
         Comparison {
             device: &device,

@@ -40,9 +40,13 @@ struct RouterEnd {
 }
 
 const MOST_LAYERS: usize = 8;
-/// Outputs of a block: more blocks of fewer read more of the weights at once, where a few tokens read them once.
+/// Most outputs of a block, one for each lane. For a single token more blocks of fewer read more of the weights at once.
 const WIDTH: usize = 32;
 const STEP_WIDTH: usize = 8;
+/// Threads of a block of a chunk, the most tokens of its tile, and the most bytes of their inputs.
+const THREADS: usize = 256;
+const TILE: usize = 64;
+const TILE_BYTES: usize = 48 << 10;
 
 /// A layer with what it is called with.
 struct Placed<'a> {
@@ -174,19 +178,20 @@ impl Score {
         is_end: bool,
         end: RouterEnd,
     ) -> Result<()> {
+        if launches.tokens > 1 {
+            return self.launch_tiles(launches, placed);
+        }
         let layer = placed.layer;
         let threads = launches.prologue_threads();
-        let tile = if launches.tokens == 1 { 1 } else { 8 };
-        let width = match (is_end, tile) {
-            (true, _) => layer.outputs.next_power_of_two(),
-            (false, 1) => STEP_WIDTH,
-            (false, _) => WIDTH,
+        let width = match is_end {
+            true => layer.outputs.next_power_of_two(),
+            false => STEP_WIDTH,
         };
         let blocks = layer.outputs.div_ceil(width) + usize::from(before.is_some());
         launches.push_prefetching(Call {
             source: SOURCE,
             kernel: format!(
-                "score_layer<{}, {}, {}, {}, {tile}, {width}, {threads}, {}, {}, {}>",
+                "score_layer<{}, {}, {}, {}, {width}, {threads}, {}, {}, {}>",
                 layer.inputs,
                 layer.outputs,
                 layer.taps,
@@ -195,9 +200,9 @@ impl Score {
                 self.kv_heads,
                 if is_end { self.map_name() } else { "-1" },
             ),
-            grid: Grid::EachTile(self.kv_heads * blocks, tile),
+            grid: Grid::Blocks(self.kv_heads * blocks),
             threads,
-            shared: threads / 32 * width * tile * size_of::<f32>(),
+            shared: threads / 32 * width * size_of::<f32>(),
             parameters: vec![
                 Parameter::value("RouterInputs", placed.from),
                 Parameter::value(
@@ -211,6 +216,40 @@ impl Score {
                 launches.vector(&layer.bias)?,
                 Parameter::pointer("float", placed.out),
                 Parameter::value("RouterEnd", end),
+                launches.position(),
+                Parameter::int(placed.ahead),
+                Parameter::tokens(),
+            ],
+        });
+        Ok(())
+    }
+
+    /// One layer of a chunk.
+    fn launch_tiles(&self, launches: &mut Launches, placed: &Placed) -> Result<()> {
+        let layer = placed.layer;
+        let width = layer.outputs.next_power_of_two().min(WIDTH);
+        let bytes = |tile: usize| (tile + layer.past()) * layer.inputs * size_of::<f32>();
+        let fits = |tile: &usize| *tile == 1 || bytes(*tile) <= TILE_BYTES;
+        let tiles = std::iter::successors(Some(TILE), |tile| Some(tile / 2));
+        let tile = tiles.into_iter().find(fits).unwrap_or(1);
+        launches.push_prefetching(Call {
+            source: SOURCE,
+            kernel: format!(
+                "score_tile<{}, {}, {}, {}, {tile}, {width}, {}>",
+                layer.inputs,
+                layer.outputs,
+                layer.taps,
+                layer.dilation,
+                self.is_shared(),
+            ),
+            grid: Grid::EachTile(self.kv_heads * layer.outputs.div_ceil(width), tile),
+            threads: THREADS,
+            shared: bytes(tile),
+            parameters: vec![
+                Parameter::value("RouterInputs", placed.from),
+                launches.vector(&layer.weight)?,
+                launches.vector(&layer.bias)?,
+                Parameter::pointer("float", placed.out),
                 launches.position(),
                 Parameter::int(placed.ahead),
                 Parameter::tokens(),
@@ -235,8 +274,8 @@ impl Score {
                 self.map_name(),
                 self.is_shared(),
             ),
-            grid: Grid::EachToken(placed.len() * self.kv_heads),
-            threads: 128,
+            grid: Grid::EachTile(placed.len() * self.kv_heads, THREADS / 32),
+            threads: THREADS,
             shared: 0,
             parameters: vec![
                 Parameter::value("RouterLayers", layers),

@@ -81,24 +81,24 @@ struct RouterEnd {
 // Most rows of weights that a lane holds while it waits for its inputs.
 constexpr int most_held_rows = 24;
 
-// One layer: a block takes `width` outputs, one a lane, of `tile` tokens of a head; its warps, and the lanes of the same output,
-// share the taps and inputs. The output of token t stands at position + t - ahead; before the sequence begins it is zero, the
-// next layer's padding. For a single token, weights and what was kept come while earlier kernels end; more blocks keep the inputs
-// of the layer `before`, if there is one, and where a block has all outputs of a head, it makes the score of them.
-template <int inputs, int outputs, int taps, int dilation, int tile, int width, int threads, bool shared_by_heads, int heads, int map>
+// One layer of a single token: a block takes `width` outputs of a head, one a lane; its warps, and the lanes of the same output, share the
+// taps and inputs. The output of token t stands at position + t - ahead; before the sequence begins it is zero, the next layer's padding.
+// Weights and what was kept come while earlier kernels end; more blocks keep the inputs of the layer `before`, if there is one, and where a
+// block has all outputs of a head, it makes the score of them.
+template <int inputs, int outputs, int taps, int dilation, int width, int threads, bool shared_by_heads, int heads, int map>
 __device__ void score_layer(const RouterInputs& from, const RouterInputs& before, const float* weight, const float* bias, float* out,
                             const RouterEnd& end, const u64* position, int ahead, int tokens) {
   constexpr int columns = (outputs + width - 1) / width, together = 32 / width, warps = threads / 32;
   constexpr int rows = taps * inputs, step = warps * together, own_rows = (rows + step - 1) / step;
   constexpr bool ends = map >= 0;
-  static_assert(!ends || tile == 1 && columns == 1, "a block has all outputs of a token's head");
+  static_assert(!ends || columns == 1, "a block has all outputs of a head");
   int head = blockIdx.x / columns, group = shared_by_heads ? 0 : head;
   int column = blockIdx.x % columns * width + lane_index() % width;
-  int start = blockIdx.y * tile, first_row = warp_index() * together + lane_index() / width;
-  float sums[tile] = {};
+  int first_row = warp_index() * together + lane_index() / width;
+  float sum = 0.0f;
   bool only_keeps = (int)blockIdx.x >= heads * columns;
   const float* own = weight + (long long)group * rows * outputs + min(column, outputs - 1);
-  if constexpr (tile == 1 && own_rows <= most_held_rows) {
+  if constexpr (own_rows <= most_held_rows) {
     // The last tap's inputs are the token's, those of the others were kept.
     constexpr int kept_rows = rows - inputs;
     const float* kept = from.kept + (long long)head * (taps - 1) * dilation * inputs;
@@ -119,22 +119,17 @@ __device__ void score_layer(const RouterInputs& from, const RouterInputs& before
       if (row >= kept_rows && row < rows) x[r] = from.at(head, 0, row - kept_rows);
     }
 #pragma unroll
-    for (int r = 0; r < own_rows; r++) sums[0] += w[r] * x[r];
+    for (int r = 0; r < own_rows; r++) sum += w[r] * x[r];
   } else {
     wait_for_dependencies();
     launch_dependents();
     if (only_keeps) return keep_inputs(before, blockIdx.x - heads * columns, tokens);
 #pragma unroll 8
     for (int row = first_row; row < rows; row += step) {
-      float w = own[(long long)row * outputs];
-#pragma unroll
-      for (int i = 0; i < tile; i++) {
-        int t = min(start + i, tokens - 1) - from.past + row / inputs * dilation;
-        sums[i] += w * from.at(head, t, row % inputs);
-      }
+      sum += own[(long long)row * outputs] * from.at(head, row / inputs * dilation - from.past, row % inputs);
     }
   }
-  if (tile == 1 && from.copy && blockIdx.x % columns == 0) {
+  if (from.copy && blockIdx.x % columns == 0) {
     for (int i = threadIdx.x; i < inputs; i += blockDim.x) from.copy[head * inputs + i] = from.at(head, 0, i);
   }
   float own_bias = bias[group * outputs + min(column, outputs - 1)];
@@ -143,25 +138,70 @@ __device__ void score_layer(const RouterInputs& from, const RouterInputs& before
   long long first = (long long)*position;
   float* parts = shared_memory<float>();
 #pragma unroll
-  for (int i = 0; i < tile; i++) {
-#pragma unroll
-    for (int distance = width; distance < 32; distance *= 2) sums[i] += __shfl_xor_sync(all_lanes, sums[i], distance);
-    if (lane_index() < width) parts[(warp_index() * tile + i) * width + lane_index()] = sums[i];
-  }
+  for (int distance = width; distance < 32; distance *= 2) sum += __shfl_xor_sync(all_lanes, sum, distance);
+  if (lane_index() < width) parts[warp_index() * width + lane_index()] = sum;
   __syncthreads();
   if constexpr (ends) keep_inputs(from, head, tokens);
-  for (int i = warp_index(); i < tile; i += warps) {
-    float sum = own_bias;
+  if (warp_index() > 0) return;
+  sum = own_bias;
 #pragma unroll 8
-    for (int warp = 0; warp < warps; warp++) sum += parts[(warp * tile + i) * width + lane_index() % width];
-    int t = start + i;
-    float value = first + t < ahead ? 0.0f : silu(sum);
-    bool own = t < tokens && column < outputs && lane_index() < width;
-    if constexpr (ends) {
-      end.template give<map>(head, t, own ? value * end_weight : 0.0f, end_bias, first);
-    } else if (own) {
-      out[((long long)head * from.chunk + t) * outputs + column] = value;
+  for (int warp = 0; warp < warps; warp++) sum += parts[warp * width + lane_index() % width];
+  float value = first < ahead ? 0.0f : silu(sum);
+  bool is_own = column < outputs && lane_index() < width;
+  if constexpr (ends) {
+    end.template give<map>(head, 0, is_own ? value * end_weight : 0.0f, end_bias, first);
+  } else if (is_own) {
+    out[(long long)head * from.chunk * outputs + column] = value;
+  }
+}
+
+constexpr int tile_warps = 8;
+
+// The same of a chunk: a block takes `width` outputs of a head, one a lane, of `tile` tokens. Their inputs are in shared memory, which lanes
+// of several tokens share where there are fewer outputs than lanes.
+template <int inputs, int outputs, int taps, int dilation, int tile, int width, bool shared_by_heads>
+__device__ void score_tile(const RouterInputs& from, const float* weight, const float* bias, float* out, const u64* position, int ahead,
+                           int tokens) {
+  constexpr int columns = (outputs + width - 1) / width, teams = tile_warps * (32 / width), own = (tile + teams - 1) / teams;
+  constexpr int past = (taps - 1) * dilation, quad = inputs % 4 == 0 ? 4 : 1;
+  wait_for_dependencies();
+  launch_dependents();
+  int head = blockIdx.x / columns, group = shared_by_heads ? 0 : head, start = blockIdx.y * tile;
+  int column = blockIdx.x % columns * width + lane_index() % width;
+  float* rows = shared_memory<float>();
+  int count = min(tile, tokens - start) + past;
+  for (int i = threadIdx.x; i < count * inputs; i += blockDim.x) rows[i] = from.at(head, start - past + i / inputs, i % inputs);
+  __syncthreads();
+  int first = (warp_index() * (32 / width) + lane_index() / width) * own;
+  if (first >= tile || column >= outputs) return;
+  const float* w = weight + (long long)group * taps * inputs * outputs + column;
+  float sums[own];
+#pragma unroll
+  for (int i = 0; i < own; i++) sums[i] = bias[group * outputs + column];
+  for (int tap = 0; tap < taps; tap++) {
+    const float* x = rows + (first + tap * dilation) * inputs;
+#pragma unroll 4
+    for (int channel = 0; channel < inputs; channel += quad, w += quad * outputs) {
+      float weights[quad];
+#pragma unroll
+      for (int j = 0; j < quad; j++) weights[j] = w[j * outputs];
+#pragma unroll
+      for (int i = 0; i < own; i++) {
+        const float* values = x + i * inputs + channel;
+        if constexpr (quad == 4) {
+          float4 four = *reinterpret_cast<const float4*>(values);
+          sums[i] += weights[0] * four.x + weights[1] * four.y + weights[2] * four.z + weights[3] * four.w;
+        } else {
+          sums[i] += weights[0] * values[0];
+        }
+      }
     }
+  }
+#pragma unroll
+  for (int i = 0; i < own; i++) {
+    int t = start + first + i;
+    if (t >= tokens) return;
+    out[((long long)head * from.chunk + t) * outputs + column] = (long long)*position + t < ahead ? 0.0f : silu(sums[i]);
   }
 }
 
@@ -171,14 +211,14 @@ struct RouterLayers {
   RouterInputs at[most_layers];
 };
 
-// The scores from the last layer's outputs, a block for each head of a token, and what is kept of all layers' inputs. The blocks
-// of a token are as many as the heads of all layers.
+// The scores from the last layer's outputs, a warp for each token of a head, and what is kept of all layers' inputs: there are as many
+// blocks of the same tokens as heads of all layers.
 template <int inputs, int heads, int map, bool shared_by_heads>
 __device__ void finish_scores(const RouterLayers& layers, const float* from, const RouterEnd& end, int chunk, int tokens) {
-  int t = blockIdx.y, head = blockIdx.x % heads;
-  if (t == 0) keep_inputs(layers.at[blockIdx.x / heads], head, tokens);
-  if ((int)blockIdx.x >= heads || warp_index() > 0) return;
-  int group = shared_by_heads ? 0 : head;
+  int head = blockIdx.x % heads;
+  if (blockIdx.y == 0) keep_inputs(layers.at[blockIdx.x / heads], head, tokens);
+  int group = shared_by_heads ? 0 : head, t = blockIdx.y * (blockDim.x / 32) + warp_index();
+  if ((int)blockIdx.x >= heads || t >= tokens) return;
   float part = 0.0f;
   for (int i = lane_index(); i < inputs; i += 32) {
     part += from[((long long)head * chunk + t) * inputs + i] * end.weight[group * inputs + i];
