@@ -88,6 +88,8 @@ constexpr int wgmma_slice_quads = 128 / wgmma_slices / 4;
 // Sums of the blocks of a cluster on their way to the block that adds them: in each block's shared memory, in the place of the stages.
 struct ClusterSums {
   u8* room;
+  // Of this block: its slices are stored, so that the stages are free again.
+  u64* stored;
   int blocks;
   int rank;
 
@@ -131,13 +133,14 @@ struct ClusterSums {
       int n = (rank * owned * wgmma_slice_quads + i) / 2, token = first_token + i % 2 * 8;
       if (token < tokens) target.store(token, 8 * n + column, lower, upper);
     }
-    __syncthreads();
+    __syncwarp();
+    if (lane_index() == 0) mbarrier_arrive(stored);
   }
-  // By the producers: waits until the stages are free again.
-  __device__ void wait() const {
+  // By the producers: waits until the stages are free again after this block's tile of this number.
+  __device__ void wait(int number) const {
     cluster_barrier();
     cluster_barrier();
-    __syncthreads();
+    mbarrier_wait(stored, number % 2);
   }
 };
 
@@ -204,19 +207,20 @@ __device__ void wgmma_tiles(const u16* inputs, int row_tiles, int tokens, const 
   u8* room = shared_memory<u8>();
   // The swizzle pattern repeats every 1024 bytes.
   u8* stages = room + (1024 - shared_address(room) % 1024) % 1024;
-  __shared__ u64 full[wgmma_stages], empty[wgmma_stages];
+  __shared__ u64 full[wgmma_stages], empty[wgmma_stages], stored;
   if (threadIdx.x == 0) {
     for (int i = 0; i < wgmma_stages; i++) {
       mbarrier_init(&full[i], wgmma_producers);
       mbarrier_init(&empty[i], wgmma_consumers / 32);
     }
+    mbarrier_init(&stored, wgmma_consumers / 32);
   }
   __syncthreads();
   int token_tiles = (tokens + wgmma_tokens - 1) / wgmma_tokens;
   int tiles = row_tiles * token_tiles;
   int blocks = cluster_blocks(), rank = blockIdx.x % blocks;
   int first_step = rank * steps / blocks, last_step = (rank + 1) * steps / blocks;
-  ClusterSums exchange = {stages, blocks, rank};
+  ClusterSums exchange = {stages, &stored, blocks, rank};
   int count = 0;
   if (threadIdx.x >= wgmma_consumers) {
     // Signals that the copies of all stages before this one are complete.
@@ -225,7 +229,7 @@ __device__ void wgmma_tiles(const u16* inputs, int row_tiles, int tokens, const 
       fence_async_proxy();
       for (; signalled < before; signalled++) mbarrier_arrive(&full[signalled % wgmma_stages]);
     };
-    for (int tile = blockIdx.x / blocks; tile < tiles; tile += gridDim.x / blocks) {
+    for (int tile = blockIdx.x / blocks, number = 0; tile < tiles; tile += gridDim.x / blocks, number++) {
       WgmmaRows rows = plan.rows(tile / token_tiles);
       int first_token = tile % token_tiles * wgmma_tokens;
       const u16* source = inputs + (long long)first_token * pitch;
@@ -241,7 +245,7 @@ __device__ void wgmma_tiles(const u16* inputs, int row_tiles, int tokens, const 
       if (blocks == 1) continue;
       wait_for_copies<0>();
       complete(count);
-      exchange.wait();
+      exchange.wait(number);
     }
     wait_for_copies<0>();
     complete(count);
