@@ -313,42 +313,49 @@ struct Stream {
 }
 
 impl Stream {
-    /// Starts a kernel; the context is current.
-    fn start(&self, launch: &Launch) -> Result<(), DriverError> {
+    /// Starts a kernel in clusters of so many blocks; the context is current.
+    fn start(&self, launch: &Launch, cluster: u32) -> Result<(), DriverError> {
         let pointer = |argument: &Argument| argument.0.as_ptr() as *mut c_void;
         let mut arguments = [std::ptr::null_mut(); crate::cuda::driver::PARAMETERS];
         for (place, argument) in arguments.iter_mut().zip(&launch.arguments) {
             *place = pointer(argument);
         }
-        let attribute = |id, value| sys::CUlaunchAttribute {
-            id,
+        use sys::CUlaunchAttributeID as Id;
+        let attribute = |is_set, id, value| sys::CUlaunchAttribute {
+            id: if is_set {
+                id
+            } else {
+                Id::CU_LAUNCH_ATTRIBUTE_IGNORE
+            },
             pad: [0; 4],
             value,
         };
-        let mut attributes = Vec::with_capacity(2);
-        if launch.together {
-            attributes.push(attribute(
-                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+        let mut attributes = [
+            attribute(
+                launch.together,
+                Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
                 sys::CUlaunchAttributeValue { cooperative: 1 },
-            ));
-        } else if self.gpu.overlaps {
+            ),
             // Where kernels may overlap, each waits for the one before by itself (`wait_for_dependencies`).
-            attributes.push(attribute(
-                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            attribute(
+                self.gpu.overlaps && !launch.together,
+                Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
                 sys::CUlaunchAttributeValue {
                     programmaticStreamSerializationAllowed: 1,
                 },
-            ));
-        }
-        if launch.cluster > 1 {
-            let (x, y, z) = (launch.cluster, 1, 1);
-            attributes.push(attribute(
-                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+            ),
+            attribute(
+                cluster > 1,
+                Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
                 sys::CUlaunchAttributeValue {
-                    clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z },
+                    clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
+                        x: cluster,
+                        y: 1,
+                        z: 1,
+                    },
                 },
-            ));
-        }
+            ),
+        ];
         let [x, y, z] = launch.grid;
         let config = sys::CUlaunchConfig {
             gridDimX: x,
@@ -407,8 +414,16 @@ impl Queue for Stream {
     }
 
     fn launch(&self, launch: &Launch) -> Result<()> {
+        use sys::cudaError_enum as Code;
         self.gpu.bind()?;
-        self.gpu.check(self.start(launch))
+        let started = match self.start(launch, launch.cluster) {
+            // Other processes may hold too many SMs of each part of the device; blocks of such kernels can do without the others.
+            Err(DriverError(
+                Code::CUDA_ERROR_INVALID_CLUSTER_SIZE | Code::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+            )) if launch.cluster > 1 => self.start(launch, 1),
+            started => started,
+        };
+        self.gpu.check(started)
     }
 
     fn admits(&self, launch: &Launch) -> Result<Option<String>> {
@@ -435,7 +450,7 @@ impl Queue for Stream {
             )));
         }
         // Only a launch finds out what other processes hold (MPS, reserved SMs).
-        match self.start(launch) {
+        match self.start(launch, launch.cluster) {
             Err(DriverError(
                 code @ (Code::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
                 | Code::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES

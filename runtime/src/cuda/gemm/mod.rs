@@ -289,8 +289,8 @@ impl Launches<'_> {
         let cols = weights[0].matrix.cols();
         let (short, exact): (Vec<WeightMatrix>, Vec<WeightMatrix>) =
             (weights.iter()).partition(|weight| self.on_tensor_cores(weight.matrix));
-        // Tiles of few rows, such as those of gates and routers, would leave SMs idle. They read inputs that are stored beside the others',
-        // and come next: what is read once more is still in L2.
+        // Tiles of few rows, such as those of gates and routers, would leave SMs idle. The kernel that makes the others' inputs stores
+        // theirs too, and they come before the others: their inputs are still in L2.
         let rows: usize = exact.iter().map(|weight| weight.matrix.rows()).sum();
         let in_columns = rows.div_ceil(TILE) * self.tokens.div_ceil(TILE) <= self.sms;
         let mut unread = in_columns && !exact.is_empty();
