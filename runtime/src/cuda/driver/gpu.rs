@@ -320,7 +320,7 @@ impl Stream {
         for (place, argument) in arguments.iter_mut().zip(&launch.arguments) {
             *place = pointer(argument);
         }
-        use sys::CUlaunchAttributeID as Id;
+        use sys::{CUlaunchAttributeID as Id, CUlaunchAttributeValue as Value};
         let attribute = |is_set, id, value| sys::CUlaunchAttribute {
             id: if is_set {
                 id
@@ -334,20 +334,20 @@ impl Stream {
             attribute(
                 launch.together,
                 Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
-                sys::CUlaunchAttributeValue { cooperative: 1 },
+                Value { cooperative: 1 },
             ),
             // Where kernels may overlap, each waits for the one before by itself (`wait_for_dependencies`).
             attribute(
                 self.gpu.overlaps && !launch.together,
                 Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                sys::CUlaunchAttributeValue {
+                Value {
                     programmaticStreamSerializationAllowed: 1,
                 },
             ),
             attribute(
                 cluster > 1,
                 Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-                sys::CUlaunchAttributeValue {
+                Value {
                     clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
                         x: cluster,
                         y: 1,
