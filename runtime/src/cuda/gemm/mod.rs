@@ -301,10 +301,7 @@ impl Launches<'_> {
             if short.is_empty() {
                 continue;
             }
-            let stored = match unread {
-                true => Some(self.stored_columns(cols)?),
-                false => None,
-            };
+            let stored = unread.then(|| self.stored_columns(cols)).transpose()?;
             let inputs = self.prologue_in_16_bits(prologue, cols, (number, rounding), stored)?;
             if std::mem::take(&mut unread) {
                 self.gemm_stored_columns(&exact, output, add)?;

@@ -80,8 +80,8 @@ struct WgmmaRows {
   int first[2];
 };
 
-// Eight sums of eight rows by eight tokens of each thread are a slice of a tile; a cluster of blocks that share its depth shares its
-// slices too.
+// A slice is an eighth of a tile's sums, 16 of each thread, four quads. The blocks of a cluster, which share the depth of a tile, share out its
+// slices: each adds what all have made of its own.
 constexpr int wgmma_slices = 8;
 constexpr int wgmma_slice_quads = 128 / wgmma_slices / 4;
 

@@ -102,7 +102,10 @@ impl DeviceOp for Score {
             let before = index.checked_sub(1).map(|before| &placed[before]);
             let before = before.filter(|_| ends);
             let is_end = ends && index + 1 == placed.len();
-            self.launch_layer(launches, layer, before, is_end, end)?;
+            match launches.tokens {
+                1 => self.launch_layer(launches, layer, before, is_end, end)?,
+                _ => self.launch_tiles(launches, layer)?,
+            }
             let [k, v] = layer.inputs.clone();
             let mut reads = vec![k, v, layer.kept.clone()];
             let mut writes = vec![layer.outputs.clone(), layer.copy.clone()];
@@ -169,7 +172,7 @@ impl Score {
         Ok(placed)
     }
 
-    /// One layer, which keeps the inputs of the one `before`, and as the last one of a step makes the score.
+    /// One layer of a single token, which keeps the inputs of the one `before`, and as the last one makes the score.
     fn launch_layer(
         &self,
         launches: &mut Launches,
@@ -178,9 +181,6 @@ impl Score {
         is_end: bool,
         end: RouterEnd,
     ) -> Result<()> {
-        if launches.tokens > 1 {
-            return self.launch_tiles(launches, placed);
-        }
         let layer = placed.layer;
         let threads = launches.prologue_threads();
         let width = match is_end {
@@ -229,9 +229,9 @@ impl Score {
         let layer = placed.layer;
         let width = layer.outputs.next_power_of_two().min(WIDTH);
         let bytes = |tile: usize| (tile + layer.past()) * layer.inputs * size_of::<f32>();
-        let fits = |tile: &usize| *tile == 1 || bytes(*tile) <= TILE_BYTES;
-        let tiles = std::iter::successors(Some(TILE), |tile| Some(tile / 2));
-        let tile = tiles.into_iter().find(fits).unwrap_or(1);
+        let halves = (0..TILE.ilog2()).map(|times| TILE >> times);
+        let mut fitting = halves.filter(|&tile| bytes(tile) <= TILE_BYTES);
+        let tile = fitting.next().unwrap_or(1);
         launches.push_prefetching(Call {
             source: SOURCE,
             kernel: format!(
