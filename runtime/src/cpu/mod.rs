@@ -3,6 +3,7 @@
 mod cores;
 mod frame;
 mod pool;
+mod processor;
 mod shared;
 pub(crate) mod simd;
 

@@ -28,12 +28,13 @@
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use super::cores::physical_cores;
+use super::processor;
 use crate::error::{Error, Result};
 
 /// How long an idle worker spins before it sleeps: longer than the serial part between two regions.
@@ -61,6 +62,9 @@ const LONGER: u32 = 4;
 const MAX_THREADS: usize = 1024;
 /// What a thread maps while it starts, at most: its stack, and its signal stack behind that.
 const THREAD_BYTES: usize = 4 << 20;
+
+/// Stands for no processor.
+const NOWHERE: usize = usize::MAX;
 
 const STARTING: u32 = 0;
 const IDLE: u32 = 1;
@@ -119,6 +123,8 @@ struct State {
     panic: Mutex<Option<Panic>>,
     /// The thread that the worker of an `AWAITED` word unparks.
     owner: Mutex<Option<Thread>>,
+    /// The processor of the owner when it last woke a worker; `NOWHERE` where the system does not say.
+    owner_processor: AtomicUsize,
 }
 
 // SAFETY: `job` is written and read only as the protocol above says, which orders every write before every read.
@@ -202,6 +208,7 @@ impl Pool {
                 job: UnsafeCell::new(None),
                 panic: Mutex::new(None),
                 owner: Mutex::new(None),
+                owner_processor: AtomicUsize::new(NOWHERE),
             }),
             workers: Vec::with_capacity(threads - 1),
             region: Mutex::new((1..threads).map(|_| attendance()).collect()),
@@ -306,6 +313,8 @@ impl Pool {
         let lanes = &self.state.lanes[1..];
         for ((lane, (_, thread)), worker) in lanes.iter().zip(&self.workers).zip(region) {
             if worker.since <= now && lane.word.swap(OFFERED, Ordering::AcqRel) == ASLEEP {
+                let here = processor::current().unwrap_or(NOWHERE);
+                (self.state.owner_processor).store(here, Ordering::Relaxed);
                 thread.unpark();
             }
         }
@@ -416,7 +425,7 @@ impl Drop for Pool {
 
 fn work(state: &State, index: usize) {
     let word = &state.lanes[index].word;
-    while wait(word) == OFFERED {
+    while wait(state, word) == OFFERED {
         let (success, failure) = (Ordering::Acquire, Ordering::Relaxed);
         if (word.compare_exchange(OFFERED, BUSY, success, failure)).is_err() {
             continue;
@@ -445,7 +454,7 @@ fn work(state: &State, index: usize) {
 }
 
 /// Waits until the word is `OFFERED` or `STOP` and returns which.
-fn wait(word: &AtomicU32) -> u32 {
+fn wait(state: &State, word: &AtomicU32) -> u32 {
     let mut since = Instant::now();
     loop {
         for _ in 0..256 {
@@ -460,9 +469,19 @@ fn wait(word: &AtomicU32) -> u32 {
                 while word.load(Ordering::Relaxed) == ASLEEP {
                     std::thread::park();
                 }
+                leave_the_owner(state);
                 since = Instant::now();
             }
         }
+    }
+}
+
+/// Moves a worker that was woken on its owner's processor to another one: it would run instead of the owner. A scheduler leaves both where
+/// they are for as long as other programs keep all other processors as busy.
+fn leave_the_owner(state: &State) {
+    let owner = state.owner_processor.load(Ordering::Relaxed);
+    if processor::current() == Some(owner) {
+        processor::leave(owner);
     }
 }
 

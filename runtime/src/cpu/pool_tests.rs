@@ -202,34 +202,26 @@ fn more_threads_than_can_be_are_an_error() {
 mod forked {
     use super::*;
 
-    unsafe extern "C" {
-        fn fork() -> i32;
-        fn waitpid(process: i32, status: *mut i32, options: i32) -> i32;
-        fn kill(process: i32, signal: i32) -> i32;
-        fn _exit(status: i32) -> !;
-    }
-
     /// Runs `body` in a child made by fork(2). Its exit status, or none if it had to be killed after a minute.
     fn in_child(body: impl FnOnce() -> bool) -> Option<i32> {
-        const DO_NOT_WAIT: i32 = 1;
         // SAFETY: the child calls nothing but `body`, which this test supplies, and ends itself.
-        let child = unsafe { fork() };
+        let child = unsafe { libc::fork() };
         if child == 0 {
             let good = catch_unwind(AssertUnwindSafe(body)).unwrap_or(false);
             // SAFETY: ends this process.
-            unsafe { _exit(if good { 7 } else { 1 }) }
+            unsafe { libc::_exit(if good { 7 } else { 1 }) }
         }
         assert!(child > 0, "no child");
         let mut status = 0;
         for _ in 0..6000 {
             // SAFETY: the child is this process's.
-            if unsafe { waitpid(child, &mut status, DO_NOT_WAIT) } == child {
+            if unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == child {
                 return Some(status >> 8);
             }
             std::thread::sleep(Duration::from_millis(10));
         }
         // SAFETY: as above.
-        unsafe { kill(child, 9) };
+        unsafe { libc::kill(child, libc::SIGKILL) };
         None
     }
 
