@@ -55,9 +55,15 @@ __device__ inline float inverse_root(float x) {
 #endif
 }
 
-// The numbers of a pair in bf16.
-__device__ inline float first_of(u32 pair) { return __uint_as_float(pair << 16); }
-__device__ inline float second_of(u32 pair) { return __uint_as_float(pair & 0xffff0000); }
+// The numbers of a pair in bf16 or f16.
+template <int number = BF16>
+__device__ inline float first_of(u32 pair) {
+  return number == F16 ? half_bits((u16)pair) : __uint_as_float(pair << 16);
+}
+template <int number = BF16>
+__device__ inline float second_of(u32 pair) {
+  return number == F16 ? half_bits((u16)(pair >> 16)) : __uint_as_float(pair & 0xffff0000);
+}
 
 // Begins to copy 16 aligned bytes from global into shared memory, bypassing L1; or clears them.
 __device__ inline void copy_or_clear(void* to, const void* from, bool copies = true) {
@@ -192,23 +198,24 @@ __device__ inline void multiply_add_codes(int* sums, const u32* a, const u32* b)
 #endif
 }
 
-// Two f32 numbers as sums of `parts` in bf16 each: two parts hold 16 bits of a fraction, three all 24.
-template <int parts>
+// Two f32 numbers as sums of `parts` in bf16 or f16 each: two parts in bf16 hold 16 bits of a fraction, three all 24, and two in f16 hold 22
+// of numbers that are neither too large nor too small for it.
+template <int parts, int number = BF16>
 struct SplitPair {
   u32 part[parts] = {};
   SplitPair() = default;
   __device__ SplitPair(float x, float y) {
 #pragma unroll
     for (int i = 0; i < parts; i++) {
-      part[i] = pack_bf16(x, y);
-      x -= first_of(part[i]), y -= second_of(part[i]);
+      part[i] = pack_numbers<number>(x, y);
+      x -= first_of<number>(part[i]), y -= second_of<number>(part[i]);
     }
   }
 
   __device__ float2 sum() const {
     float2 x = {0.0f, 0.0f};
 #pragma unroll
-    for (int i = parts - 1; i >= 0; i--) x = {x.x + first_of(part[i]), x.y + second_of(part[i])};
+    for (int i = parts - 1; i >= 0; i--) x = {x.x + first_of<number>(part[i]), x.y + second_of<number>(part[i])};
     return x;
   }
   // From and to memory, where each part stands `distance` after the one before.
@@ -222,7 +229,7 @@ struct SplitPair {
   }
 };
 
-// A matrix in shared memory of numbers that are sums of `parts` in bf16; each part of it stands `distance` after the one before.
+// A matrix in shared memory of numbers that are sums of `parts`; each part of it stands `distance` after the one before.
 template <int parts>
 struct SplitTile {
   u16* first;
@@ -259,14 +266,14 @@ __device__ inline void load_right(SplitOperand<parts>& b, const SplitTile<parts>
 
 // sums += a b of 16 rows, twice 8 columns and a depth of 16, but for what is below the last part of a number. The smallest products
 // come first.
-template <int parts>
-__device__ inline void multiply_add(float (*sums)[4], const SplitOperand<parts>& a, const SplitOperand<parts>& b) {
+template <int number = BF16, int parts, int right_parts>
+__device__ inline void multiply_add(float (*sums)[4], const SplitOperand<parts>& a, const SplitOperand<right_parts>& b) {
 #pragma unroll
   for (int order = parts - 1; order >= 0; order--) {
 #pragma unroll
-    for (int i = order; i >= 0; i--) {
+    for (int i = order; i >= 0 && order - i < right_parts; i--) {
 #pragma unroll
-      for (int n = 0; n < 2; n++) multiply_add(sums[n], a.part[i], b.part[order - i] + 2 * n);
+      for (int n = 0; n < 2; n++) multiply_add<number>(sums[n], a.part[i], b.part[order - i] + 2 * n);
     }
   }
 }

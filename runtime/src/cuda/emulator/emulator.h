@@ -53,6 +53,7 @@ T __ldg(const T* p) {
 }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
+inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 inline float __uint_as_float(unsigned x) {
   float f;
   memcpy(&f, &x, 4);

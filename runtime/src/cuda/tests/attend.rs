@@ -146,11 +146,12 @@ fn windows_are_those_of_the_cpu() {
 
 #[test]
 fn learned_retention_is_that_of_the_cpu() {
-    // The last one has as many keys as are worth being split.
+    // The last one has as many keys as are worth being split, and the one before a full set of more rows than a warp has lanes.
     for (shape, sink, margin) in [
         ([4, 2, 6, 5], 2, 3),
         ([3, 1, 33, 9], 0, 10),
         ([4, 2, 6, 5], 2, 0),
+        ([3, 1, 6, 37], 22, 3),
         ([4, 1, 6, 600], 2, 3),
     ] {
         let policy = Policy::Learned {

@@ -1,6 +1,6 @@
 // Attention of chunks in tiles: a block takes one query head of 64 tokens through the retained tokens, the cached segment and the
-// chunk, 64 keys at a time; each warp has 16 of the tokens. Operands are split into two bf16 numbers each, scores and sums are
-// f32.
+// chunk, 64 keys at a time; each warp has 16 of the tokens. Scores and sums are f32. Keys and values that are cached in f16 are operands as
+// they are, beside queries and weights that are sums of two f16 numbers; of those in f32 all operands are sums of two bf16 numbers.
 
 constexpr int tile_keys = 64;
 constexpr int tile_queries = 64;
@@ -57,17 +57,83 @@ struct SeenKeys {
       x[i] = column + i < dim ? float_of(E(float_of(piece.values[aligned ? i : 0]))) : 0.0f;
     }
   }
+  // The row of a cached key or value.
+  __device__ const E* cached_row(int which, int i) const {
+    bool in_set = retains && i < count;
+    int row = in_set ? i : first_row + i - count;
+    if (!in_set && row >= a.rows) row -= a.rows;
+    const void* cache = in_set ? (which == 0 ? a.set_keys : a.set_values) : (which == 0 ? a.keys : a.values);
+    long long head_rows = (long long)kv_head * (in_set ? a.capacity : a.rows);
+    return reinterpret_cast<const E*>(cache) + (head_rows + row) * dim;
+  }
   __device__ void load(int which, int i, int column, float (&x)[8]) const {
     if (i < count + cached) {
-      bool in_set = retains && i < count;
-      int row = in_set ? i : first_row + i - count;
-      if (!in_set && row >= a.rows) row -= a.rows;
-      const void* cache = in_set ? (which == 0 ? a.set_keys : a.set_values) : (which == 0 ? a.keys : a.values);
-      long long head_rows = (long long)kv_head * (in_set ? a.capacity : a.rows);
-      load(reinterpret_cast<const E*>(cache) + (head_rows + row) * dim, column, x);
+      load(cached_row(which, i), column, x);
     } else {
       load((which == 0 ? a.k : a.v).token(from(i)) + kv_head * dim, column, x);
     }
+  }
+  // The same in f16.
+  __device__ uint4 load_halves(int which, int i, int column) const {
+    if (aligned && i < count + cached) {
+      if (column < dim) return *reinterpret_cast<const uint4*>(cached_row(which, i) + column);
+      return {};
+    }
+    float x[8];
+    load(which, i, column, x);
+    return {pack_numbers<F16>(x[0], x[1]), pack_numbers<F16>(x[2], x[3]), pack_numbers<F16>(x[4], x[5]), pack_numbers<F16>(x[6], x[7])};
+  }
+};
+
+// Numbers of the keys that a token of a tile sees, in order: behind a set most keys have left the window and were not retained. Of
+// all of a block's threads.
+struct SeenQueue {
+  // More than a tile's keys and a block's threads. Small enough for four blocks to share an SM.
+  static constexpr int room = 256;
+  static constexpr int warps = tile_queries / 16;
+  int next = 0;
+  int first = 0;
+  int waiting = 0;
+
+  __device__ static int* numbers() {
+    __shared__ int numbers[room];
+    return numbers;
+  }
+  // How many of the tile's tokens come before a key is gone.
+  __device__ static u16* untils() {
+    __shared__ u16 untils[room];
+    return untils;
+  }
+  __device__ int number(int i) const { return numbers()[(first + i) % room]; }
+  __device__ int until(int i) const { return untils()[(first + i) % room]; }
+
+  // Puts keys in the queue until `wanted` of them wait, or there are no more.
+  template <class Keys>
+  __device__ void fill(const Keys& seen, int first_token, int last_token, int wanted) {
+    __shared__ int of_warps[warps];
+    while (waiting < wanted && next < seen.total) {
+      int i = next + threadIdx.x, until = i < seen.total ? seen.until(i) : 0;
+      bool sees = until > first_token && seen.from(i) <= last_token;
+      u32 votes = __ballot_sync(all_lanes, sees);
+      if (lane_index() == 0) of_warps[warp_index()] = __popc(votes);
+      __syncthreads();
+      int place = first + waiting + __popc(votes & ((1u << lane_index()) - 1));
+      for (int warp = 0; warp < warps; warp++) {
+        if (warp < warp_index()) place += of_warps[warp];
+        waiting += of_warps[warp];
+      }
+      if (sees) {
+        numbers()[place % room] = i;
+        untils()[place % room] = (u16)min(until - first_token, tile_queries);
+      }
+      next += blockDim.x;
+      __syncthreads();
+    }
+  }
+
+  __device__ void drop(int count) {
+    first = (first + count) % room;
+    waiting -= count;
   }
 };
 
@@ -93,63 +159,128 @@ __device__ inline void store_queries(const SplitTile<2>& tile, const Attended& a
   }
 }
 
+// The same as sums of two f16 numbers, each row times a power of two that brings its largest one near the end of their range; `factors`
+// undo this, and scale.
+template <int dim, int depth, int rows>
+__device__ inline void store_queries_in_f16(const SplitTile<2>& tile, float* factors, const Attended& a, int head, int first_token, int last_token) {
+  constexpr int pairs = (depth / 2 + 31) / 32;
+  for (int row = warp_index(); row < rows; row += blockDim.x / 32) {
+    int t = first_token + row;
+    float x[2 * pairs], largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2 * pairs; i++) {
+      int column = 2 * (lane_index() + i / 2 * 32) + i % 2;
+      x[i] = t <= last_token && column < dim ? a.q.token(t)[head * dim + column] : 0.0f;
+      largest = fmaxf(largest, fabsf(x[i]));
+    }
+    // From 2^14 on, below 2^15. The power is one of f32, too.
+    int exponent = max((int)(__float_as_uint(warp_max(largest)) >> 23) - 127, -100);
+    float raise = __uint_as_float((u32)(127 + 14 - exponent) << 23);
+#pragma unroll
+    for (int i = 0; i < pairs; i++) {
+      int column = 2 * (lane_index() + i * 32);
+      if (column < depth) SplitPair<2, F16>(raise * x[2 * i], raise * x[2 * i + 1]).store(tile.at(row, column).first, tile.distance);
+    }
+    if (lane_index() == 0) factors[row] = a.scale * __uint_as_float((u32)(127 - 14 + exponent) << 23);
+  }
+}
+
 template <class E, int dim, bool retains, bool aligned>
 __device__ void attend_tiles(Attended a, const u64* position, int tokens) {
   constexpr int depth = (dim + 15) / 16 * 16, pitch = depth + 8, part = tile_keys * pitch;
   // Of eight columns of a row of a tile.
   constexpr int pieces = tile_keys * depth / 8;
+  constexpr bool in_f16 = sizeof(E) == 2;
+  constexpr int number = in_f16 ? F16 : BF16, parts = in_f16 ? 1 : 2;
   __shared__ int seen_from[tile_keys], seen_until[tile_keys];
+  __shared__ float factors[tile_queries];
   u16* room = shared_memory<u16>();
-  SplitTile<2> queries = {room, part, pitch}, keys = {room + 2 * part, part, pitch}, values = {room + 4 * part, part, pitch};
+  SplitTile<2> queries = {room, part, pitch};
+  SplitTile<parts> keys = {room + 2 * part, part, pitch}, values = {room + (2 + parts) * part, part, pitch};
   int head = blockIdx.x, kv_head = head / (a.heads / a.kv_heads);
   int first_token = blockIdx.y * tile_queries, last_token = min(first_token + tile_queries, tokens) - 1;
   SeenKeys<E, dim, retains, aligned> seen(a, *position, tokens, kv_head, first_token, last_token);
-  store_queries<dim, depth, tile_queries>(queries, a, head, first_token, last_token);
+  if constexpr (in_f16) {
+    store_queries_in_f16<dim, depth, tile_queries>(queries, factors, a, head, first_token, last_token);
+  } else {
+    store_queries<dim, depth, tile_queries>(queries, a, head, first_token, last_token);
+  }
 
   int warp_row = warp_index() * 16, token = first_token + warp_row + lane_index() / 4;
   float weighted[depth / 8][4] = {}, largest[2] = {no_score, no_score}, sum[2] = {};
-  for (int first = 0; first < seen.total; first += tile_keys) {
+  SeenQueue queue;
+  for (int first = 0;; first += tile_keys) {
     __syncthreads();
-    seen.store_seeing(first, tile_keys, seen_from, seen_until);
+    int count = min(tile_keys, seen.total - first);
+    // Whether all tokens see all of the keys.
+    bool all = false;
+    if constexpr (retains) {
+      queue.fill(seen, first_token, last_token, tile_keys);
+      count = min(tile_keys, queue.waiting);
+      if (threadIdx.x < tile_keys) {
+        seen_from[threadIdx.x] = threadIdx.x < count ? seen.from(queue.number(threadIdx.x)) : never;
+        seen_until[threadIdx.x] = first_token + queue.until(threadIdx.x);
+      }
+    } else if (count > 0) {
+      all = count == tile_keys && seen.from(first + tile_keys - 1) <= first_token && seen.until(first) > last_token;
+      if (!all) seen.store_seeing(first, tile_keys, seen_from, seen_until);
+    }
+    if (count <= 0) break;
 #pragma unroll 4
     for (int i = threadIdx.x; i < 2 * pieces; i += blockDim.x) {
       int which = i / pieces, row = i % pieces / (depth / 8), column = i % (depth / 8) * 8;
-      float x[8] = {};
-      if (first + row < seen.total) seen.load(which, first + row, column, x);
-      store_eight(which == 0 ? keys : values, row, column, x);
+      int key = retains ? queue.number(row) : first + row;
+      if constexpr (in_f16) {
+        uint4 x = {};
+        if (row < count) x = seen.load_halves(which, key, column);
+        *reinterpret_cast<uint4*>((which == 0 ? keys : values).at(row, column).first) = x;
+      } else {
+        float x[8] = {};
+        if (row < count) seen.load(which, key, column, x);
+        store_eight(which == 0 ? keys : values, row, column, x);
+      }
     }
     __syncthreads();
 
     float scores[tile_keys / 8][4] = {};
 #pragma unroll 1
     for (int k = 0; k < depth; k += 16) {
-      SplitOperand<2> q, b;
+      SplitOperand<2> q;
+      SplitOperand<parts> b;
       load_left<false>(q, queries.at(warp_row, k));
 #pragma unroll
       for (int n = 0; n < tile_keys / 16; n++) {
         load_right<false>(b, keys.at(16 * n, k));
-        multiply_add(scores + 2 * n, q, b);
+        multiply_add<number>(scores + 2 * n, q, b);
       }
     }
-    float highest[2] = {largest[0], largest[1]};
+    float highest[2] = {largest[0], largest[1]}, factor[2] = {a.scale, a.scale};
+    if constexpr (in_f16) {
+      factor[0] = factors[warp_row + lane_index() / 4];
+      factor[1] = factors[warp_row + lane_index() / 4 + 8];
+    }
 #pragma unroll
     for (int n = 0; n < tile_keys / 8; n++) {
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        int key = 8 * n + lane_index() % 4 * 2 + i % 2, t = token + i / 2 * 8;
-        bool sees = seen_from[key] <= t && t < seen_until[key];
-        scores[n][i] = sees ? a.scale * scores[n][i] : -infinity;
+        scores[n][i] *= factor[i / 2];
+        if (!all) {
+          int key = 8 * n + lane_index() % 4 * 2 + i % 2, t = token + i / 2 * 8;
+          if (t < seen_from[key] || t >= seen_until[key]) scores[n][i] = -infinity;
+        }
         highest[i / 2] = fmaxf(highest[i / 2], scores[n][i]);
       }
     }
+    queue.drop(count);
     raise_largest(largest, highest, sum, weighted);
 #pragma unroll
     for (int k = 0; k < tile_keys / 16; k++) {
-      SplitOperand<2> b, weights = softmax_weights(scores + 2 * k, largest, sum);
+      SplitOperand<2> weights = softmax_weights<number>(scores + 2 * k, largest, sum);
+      SplitOperand<parts> b;
 #pragma unroll
       for (int n = 0; n < depth / 16; n++) {
         load_right<true>(b, values.at(16 * k, 16 * n));
-        multiply_add(weighted + 2 * n, weights, b);
+        multiply_add<number>(weighted + 2 * n, weights, b);
       }
     }
   }

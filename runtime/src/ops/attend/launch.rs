@@ -15,6 +15,7 @@ use crate::ops::DeviceOp;
 
 const SOURCE: &[File] = &[
     file("ops/attend/attend.cu"),
+    file("ops/attend/retain.cu"),
     file("ops/attend/attend_tiles.cu"),
     file("ops/attend/attend_wide.cu"),
 ];
@@ -26,6 +27,8 @@ const NEAR: usize = 32 << 10;
 /// Tokens and keys of a tile on tensor cores, and threads.
 const TILE: usize = 64;
 const TILE_THREADS: usize = 128;
+/// Bytes of static shared memory in attend_tiles.cu: the queue of keys, what sees each of a tile, and factors.
+const TILES_STATIC: usize = 256 * (4 + 2) + TILE_THREADS / 32 * 4 + 3 * TILE * 4;
 /// Those of attend_wide.cu.
 const WIDE_TILE: usize = 32;
 const WIDE_THREADS: usize = 256;
@@ -106,10 +109,10 @@ pub(in crate::ops) fn heads_together(group: usize) -> usize {
     (1..=QUERIES).rev().find(divides).unwrap_or(1)
 }
 
-/// Bytes of shared memory where heads of `dim` columns are attended to in tiles: queries, keys and values, split in two of 16
-/// bits, and from when until when each key is seen.
-fn tiles_shared(dim: usize) -> usize {
-    3 * TILE * (dim.next_multiple_of(16) + 8) * 4 + 2 * TILE * size_of::<i32>()
+/// Bytes of shared memory where heads of `dim` columns are attended to in tiles, keys and values cached in `kv_bytes` each: queries in two
+/// parts of 16 bits, keys and values in one or two. What is static in attend_tiles.cu comes on top.
+fn tiles_shared(dim: usize, kv_bytes: usize) -> usize {
+    (2 + kv_bytes) * TILE * (dim.next_multiple_of(16) + 8) * size_of::<u16>()
 }
 
 /// The same where keys are values too and longer than that, in attend_wide.cu: queries, keys, and scores of both halves of the depth.
@@ -120,9 +123,15 @@ fn wide_shared(dim: usize) -> usize {
 
 /// Whether chunks of up to `tokens` tokens are attended to in tiles on tensor cores: by `attend_tiles` or, where heads are longer and keys
 /// are values too, by `attend_wide`.
-fn in_tiles(dim: usize, keys_only: bool, tokens: usize, cores: TensorCores, shared: usize) -> bool {
+fn in_tiles(
+    (dim, kv_bytes): (usize, usize),
+    keys_only: bool,
+    tokens: usize,
+    cores: TensorCores,
+    shared: usize,
+) -> bool {
     let fits = match dim <= TILE_DIM {
-        true => tiles_shared(dim) <= shared,
+        true => tiles_shared(dim, kv_bytes) + TILES_STATIC <= shared,
         false => keys_only && dim.is_multiple_of(32) && wide_shared(dim) <= shared,
     };
     fits && tokens >= 16 && cores != TensorCores::None
@@ -178,7 +187,7 @@ impl Attend {
             retained.window_scores = launches.state_address(scores.window);
             retained.set_scores = launches.state_address(scores.set);
         }
-        let policy = match &eviction.policy {
+        let kernel = match &eviction.policy {
             Policy::Attention(_) => {
                 let heads = heads_together(self.heads / self.kv_heads);
                 let (threads, shared) = block(self.head_dim(), heads);
@@ -204,11 +213,14 @@ impl Attend {
                     retained.router = launches.rows(*router);
                 }
                 retained.margin = *margin as i32;
-                "LEARNED"
+                match launches.tokens {
+                    1 => "retain<LEARNED>",
+                    _ => "retain_chunk",
+                }
             }
             Policy::Stride(every) => {
                 retained.every = *every as i32;
-                "STRIDE"
+                "retain<STRIDE>"
             }
         };
         let chunk = launches.tokens;
@@ -232,7 +244,7 @@ impl Attend {
             end - bytes
         });
         self.take_rotation(launches, &mut attended, [k, v]);
-        let call = self.head_call(launches, attended, retained, format!("retain<{policy}>"));
+        let call = self.head_call(launches, attended, retained, kernel.into());
         // This kernel computes nothing of it.
         let taken_over = launches.taken_over.take();
         launches.push_prefetching(call);
@@ -352,12 +364,18 @@ impl Attend {
         let retains = self.eviction.is_some();
         let (cores, room) = (launches.tensor_cores(), launches.shared_memory());
         let keys_only = !retains && !self.has_own_values();
-        if in_tiles(dim, keys_only, launches.tokens, cores, room) {
+        let size = (dim, launches.kv_bytes());
+        if in_tiles(size, keys_only, launches.tokens, cores, room) {
             let aligned = unit == 8;
             let (kernel, tile, threads, shared) = match dim <= TILE_DIM {
                 true => {
                     let kernel = format!("attend_tiles<{kv}, {dim}, {retains}, {aligned}>");
-                    (kernel, TILE, TILE_THREADS, tiles_shared(dim))
+                    (
+                        kernel,
+                        TILE,
+                        TILE_THREADS,
+                        tiles_shared(dim, launches.kv_bytes()),
+                    )
                 }
                 false => {
                     let kernel = format!("attend_wide<{kv}, {dim}, {aligned}>");
@@ -465,14 +483,22 @@ mod tests {
 
     #[test]
     fn long_chunks_are_attended_to_in_tiles_where_they_fit() {
-        let on = |dim, tokens, kilobytes: usize| {
-            in_tiles(dim, false, tokens, TensorCores::Warps, kilobytes << 10)
+        let fits = |size, keys_only, tokens, kilobytes: usize| {
+            in_tiles(size, keys_only, tokens, TensorCores::Warps, kilobytes << 10)
         };
-        assert!(on(128, 2048, 163) && on(256, 16, 227) && on(64, 2048, 99));
-        assert!(!on(128, 1, 163) && !on(128, 2048, 99) && !on(512, 2048, 227));
-        assert!(!in_tiles(64, false, 2048, TensorCores::None, 227 << 10));
-        let latent =
-            |dim, kilobytes: usize| in_tiles(dim, true, 2048, TensorCores::Warps, kilobytes << 10);
+        let on = |dim, tokens, kilobytes| fits((dim, 2), false, tokens, kilobytes);
+        assert!(on(128, 2048, 99) && on(256, 16, 163) && on(64, 2048, 99));
+        assert!(!on(128, 1, 163) && !on(256, 2048, 99) && !on(512, 2048, 227));
+        let in_f32 = |dim, kilobytes| fits((dim, 4), false, 2048, kilobytes);
+        assert!(in_f32(128, 163) && in_f32(256, 227) && !in_f32(128, 99));
+        assert!(!in_tiles(
+            (64, 2),
+            false,
+            2048,
+            TensorCores::None,
+            227 << 10
+        ));
+        let latent = |dim, kilobytes| fits((dim, 2), true, 2048, kilobytes);
         assert!(latent(576, 163) && !latent(576, 99) && !latent(300, 227));
     }
 }
