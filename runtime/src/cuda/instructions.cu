@@ -55,6 +55,17 @@ __device__ inline float inverse_root(float x) {
 #endif
 }
 
+// 2^x, to two units in the last place.
+__device__ inline float power_of_two(float x) {
+#ifdef WATERLINE_EMULATOR
+  return exp2f(x);
+#else
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
+
 // The numbers of a pair in bf16 or f16.
 template <int number = BF16>
 __device__ inline float first_of(u32 pair) {

@@ -160,7 +160,7 @@ __device__ inline void store_queries(const SplitTile<2>& tile, const Attended& a
 }
 
 // The same as sums of two f16 numbers, each row times a power of two that brings its largest one near the end of their range; `factors`
-// undo this, and scale.
+// undo this, and make scores to the base of two of products.
 template <int dim, int depth, int rows>
 __device__ inline void store_queries_in_f16(const SplitTile<2>& tile, float* factors, const Attended& a, int head, int first_token, int last_token) {
   constexpr int pairs = (depth / 2 + 31) / 32;
@@ -181,7 +181,7 @@ __device__ inline void store_queries_in_f16(const SplitTile<2>& tile, float* fac
       int column = 2 * (lane_index() + i * 32);
       if (column < depth) SplitPair<2, F16>(raise * x[2 * i], raise * x[2 * i + 1]).store(tile.at(row, column).first, tile.distance);
     }
-    if (lane_index() == 0) factors[row] = a.scale * __uint_as_float((u32)(127 - 14 + exponent) << 23);
+    if (lane_index() == 0) factors[row] = log2_e * a.scale * __uint_as_float((u32)(127 - 14 + exponent) << 23);
   }
 }
 
@@ -254,7 +254,7 @@ __device__ void attend_tiles(Attended a, const u64* position, int tokens) {
         multiply_add<number>(scores + 2 * n, q, b);
       }
     }
-    float highest[2] = {largest[0], largest[1]}, factor[2] = {a.scale, a.scale};
+    float highest[2] = {largest[0], largest[1]}, factor[2] = {log2_e * a.scale, log2_e * a.scale};
     if constexpr (in_f16) {
       factor[0] = factors[warp_row + lane_index() / 4];
       factor[1] = factors[warp_row + lane_index() / 4 + 8];

@@ -67,7 +67,7 @@ __device__ void attend_wide(Attended a, const u64* position, int tokens) {
           int key = 8 * n + pair + i % 2, of = 16 * m + row + i / 2 * 8, t = first_token + of;
           const float* half = half_scores + of * wide_pitch + key;
           bool sees = seen_from[key] <= t && t < seen_until[key];
-          scores[m][n][i] = sees ? a.scale * (half[0] + half[wide_rows * wide_pitch]) : -infinity;
+          scores[m][n][i] = sees ? log2_e * a.scale * (half[0] + half[wide_rows * wide_pitch]) : -infinity;
           highest[i / 2] = fmaxf(highest[i / 2], scores[m][n][i]);
         }
       }

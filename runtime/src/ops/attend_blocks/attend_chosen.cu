@@ -71,7 +71,7 @@ struct GroupSoftmax {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
       float& score = scores[i / 4][i % 4];
-      score = sees(i / 4 * 8 + 2 * t() + i % 2) ? scale * score : -infinity;
+      score = sees(i / 4 * 8 + 2 * t() + i % 2) ? log2_e * scale * score : -infinity;
       highest[i % 4 / 2] = fmaxf(highest[i % 4 / 2], score);
     }
     raise_largest(largest, highest, sum, weighted);
@@ -89,7 +89,7 @@ struct GroupSoftmax {
     for (int row = 0; row < 2; row++) {
       for (int distance = 1; distance < 4; distance *= 2) sum[row] += __shfl_xor_sync(all_lanes, sum[row], distance);
       float* entry = entries + (g() + 8 * row) * (dim + 2);
-      if (t() == 0) entry[0] = largest[row], entry[1] = sum[row];
+      if (t() == 0) entry[0] = largest[row] / log2_e, entry[1] = sum[row];
 #pragma unroll
       for (int i = 0; i < of_value; i++) {
         entry[2 + 2 * t() * of_value + i] = weighted[i][2 * row];

@@ -2,7 +2,10 @@
 // goes on with a softmax of its own; `merge` makes one of them. Several queries share each key that is read: those of a warp, or
 // for one token, whose code would be long for all of its heads, one query in each of some warps that follow one another.
 
-// On tensor cores four lanes share two rows of scores, laid out as in tensor.cu: raises the rows' largest scores so far to the
+// Scores times this are scores to the base of two.
+constexpr float log2_e = 1.44269504f;
+
+// On tensor cores four lanes share two rows of scores to the base of two, laid out as in instructions.cu: raises the rows' largest scores so far to the
 // highest of all four lanes, and shrinks sums and weighted values accordingly.
 template <int count>
 __device__ inline void raise_largest(float (&largest)[2], float (&highest)[2], float (&sum)[2], float (&weighted)[count][4]) {
@@ -11,7 +14,7 @@ __device__ inline void raise_largest(float (&largest)[2], float (&highest)[2], f
     for (int distance = 1; distance < 4; distance *= 2) {
       highest[row] = fmaxf(highest[row], __shfl_xor_sync(all_lanes, highest[row], distance));
     }
-    float shrink = expf(largest[row] - highest[row]);
+    float shrink = power_of_two(largest[row] - highest[row]);
     largest[row] = highest[row];
     sum[row] *= shrink;
 #pragma unroll
@@ -26,8 +29,8 @@ __device__ inline SplitOperand<2> softmax_weights(float (*scores)[4], const floa
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float* x = scores[i / 2] + i % 2 * 2;
-    x[0] = expf(x[0] - largest[i % 2]);
-    x[1] = expf(x[1] - largest[i % 2]);
+    x[0] = power_of_two(x[0] - largest[i % 2]);
+    x[1] = power_of_two(x[1] - largest[i % 2]);
     sum[i % 2] += x[0] + x[1];
     SplitPair<2, number> pair(x[0], x[1]);
     weights.part[0][i] = pair.part[0];
