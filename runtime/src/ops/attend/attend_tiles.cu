@@ -164,24 +164,35 @@ __device__ inline void store_queries(const SplitTile<2>& tile, const Attended& a
 template <int dim, int depth, int rows>
 __device__ inline void store_queries_in_f16(const SplitTile<2>& tile, float* factors, const Attended& a, int head, int first_token, int last_token) {
   constexpr int pairs = (depth / 2 + 31) / 32;
-  for (int row = warp_index(); row < rows; row += blockDim.x / 32) {
-    int t = first_token + row;
-    float x[2 * pairs], largest = 0.0f;
+  // Rows whose loads are on their way at once.
+  constexpr int together = 4;
+  for (int first = warp_index() * together; first < rows; first += blockDim.x / 32 * together) {
+    float x[together][2 * pairs];
 #pragma unroll
-    for (int i = 0; i < 2 * pairs; i++) {
-      int column = 2 * (lane_index() + i / 2 * 32) + i % 2;
-      x[i] = t <= last_token && column < dim ? a.q.token(t)[head * dim + column] : 0.0f;
-      largest = fmaxf(largest, fabsf(x[i]));
-    }
-    // From 2^14 on, below 2^15. The power is one of f32, too.
-    int exponent = max((int)(__float_as_uint(warp_max(largest)) >> 23) - 127, -100);
-    float raise = __uint_as_float((u32)(127 + 14 - exponent) << 23);
+    for (int r = 0; r < together; r++) {
+      int t = first_token + first + r;
 #pragma unroll
-    for (int i = 0; i < pairs; i++) {
-      int column = 2 * (lane_index() + i * 32);
-      if (column < depth) SplitPair<2, F16>(raise * x[2 * i], raise * x[2 * i + 1]).store(tile.at(row, column).first, tile.distance);
+      for (int i = 0; i < 2 * pairs; i++) {
+        int column = 2 * (lane_index() + i / 2 * 32) + i % 2;
+        x[r][i] = t <= last_token && column < dim ? a.q.token(t)[head * dim + column] : 0.0f;
+      }
     }
-    if (lane_index() == 0) factors[row] = log2_e * a.scale * __uint_as_float((u32)(127 - 14 + exponent) << 23);
+#pragma unroll
+    for (int r = 0; r < together; r++) {
+      float largest = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 2 * pairs; i++) largest = fmaxf(largest, fabsf(x[r][i]));
+      // From 2^14 on, below 2^15. The power is one of f32, too.
+      int exponent = max((int)(__float_as_uint(warp_max(largest)) >> 23) - 127, -100);
+      float raise = __uint_as_float((u32)(127 + 14 - exponent) << 23);
+#pragma unroll
+      for (int i = 0; i < pairs; i++) {
+        int column = 2 * (lane_index() + i * 32);
+        SplitPair<2, F16> pair(raise * x[r][2 * i], raise * x[r][2 * i + 1]);
+        if (column < depth) pair.store(tile.at(first + r, column).first, tile.distance);
+      }
+      if (lane_index() == 0) factors[first + r] = log2_e * a.scale * __uint_as_float((u32)(127 - 14 + exponent) << 23);
+    }
   }
 }
 
