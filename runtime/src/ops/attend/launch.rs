@@ -65,7 +65,7 @@ struct Attended {
     chunk: i32,
 }
 
-/// `Retained` in attend.cu.
+/// `Retained` in retain.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Retained {
