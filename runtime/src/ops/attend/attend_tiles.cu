@@ -85,8 +85,8 @@ struct SeenKeys {
   }
 };
 
-// Numbers of the keys that a token of a tile sees, in order: behind a set most keys have left the window and were not retained. Of
-// all of a block's threads.
+// Numbers of the keys that a token of a tile sees, in order: behind a set most keys have left the window and were not retained.
+// All threads of a block take part.
 struct SeenQueue {
   // More than a tile's keys and a block's threads. Small enough for four blocks to share an SM.
   static constexpr int room = 256;
@@ -159,8 +159,8 @@ __device__ inline void store_queries(const SplitTile<2>& tile, const Attended& a
   }
 }
 
-// The same as sums of two f16 numbers, each row times a power of two that brings its largest one near the end of their range; `factors`
-// undo this, and make scores to the base of two of products.
+// The same as sums of two f16 numbers, each row times a power of two that brings its largest one near the end of their range; a row's
+// factor, times a product, undoes this and makes it a score to the base of two.
 template <int dim, int depth, int rows>
 __device__ inline void store_queries_in_f16(const SplitTile<2>& tile, float* factors, const Attended& a, int head, int first_token, int last_token) {
   constexpr int pairs = (depth / 2 + 31) / 32;
@@ -182,7 +182,7 @@ __device__ inline void store_queries_in_f16(const SplitTile<2>& tile, float* fac
       float largest = 0.0f;
 #pragma unroll
       for (int i = 0; i < 2 * pairs; i++) largest = fmaxf(largest, fabsf(x[r][i]));
-      // From 2^14 on, below 2^15. The power is one of f32, too.
+      // From 2^14 on, below 2^15; less where the power would not be a normal f32.
       int exponent = max((int)(__float_as_uint(warp_max(largest)) >> 23) - 127, -100);
       float raise = __uint_as_float((u32)(127 + 14 - exponent) << 23);
 #pragma unroll

@@ -5,9 +5,10 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable};
 use waterline_kernels::{File, file};
 
+use super::tiles::Tiles;
 use super::{Attend, Eviction, Policy};
 use crate::cuda::{
-    Address, Call, Deferred, Grid, Launches, Parameter, RotaryInputs, Rotation, Rows, TensorCores,
+    Address, Call, Deferred, Grid, Launches, Parameter, RotaryInputs, Rotation, Rows,
 };
 use crate::error::Result;
 use crate::operands::View;
@@ -24,16 +25,6 @@ const SOURCE: &[File] = &[
 const SPLIT: usize = 512;
 /// Bytes of keys and values that attention to a set has in shared memory at once, about as many as products need there.
 const NEAR: usize = 32 << 10;
-/// Tokens and keys of a tile on tensor cores, and threads.
-const TILE: usize = 64;
-const TILE_THREADS: usize = 128;
-/// Bytes of static shared memory in attend_tiles.cu: the queue of keys, what sees each of a tile, and factors.
-const TILES_STATIC: usize = 256 * (4 + 2) + TILE_THREADS / 32 * 4 + 3 * TILE * 4;
-/// Those of attend_wide.cu.
-const WIDE_TILE: usize = 32;
-const WIDE_THREADS: usize = 256;
-/// Longest heads whose sums a thread's registers hold their part of.
-const TILE_DIM: usize = 256;
 /// Query heads and tokens that share the keys which a block reads.
 const QUERIES: usize = 4;
 /// Heads that are longer take half of the threads where the queries of several tokens or heads share a warp.
@@ -107,34 +98,6 @@ fn merging_bytes(dim: usize, threads: usize, queries: usize) -> usize {
 pub(in crate::ops) fn heads_together(group: usize) -> usize {
     let divides = |n: &usize| group.is_multiple_of(*n);
     (1..=QUERIES).rev().find(divides).unwrap_or(1)
-}
-
-/// Bytes of shared memory where heads of `dim` columns are attended to in tiles, keys and values cached in `kv_bytes` each: queries in two
-/// parts of 16 bits, keys and values in one or two. What is static in attend_tiles.cu comes on top.
-fn tiles_shared(dim: usize, kv_bytes: usize) -> usize {
-    (2 + kv_bytes) * TILE * (dim.next_multiple_of(16) + 8) * size_of::<u16>()
-}
-
-/// The same where keys are values too and longer than that, in attend_wide.cu: queries, keys, and scores of both halves of the depth.
-fn wide_shared(dim: usize) -> usize {
-    let scores = 2 * WIDE_TILE * (WIDE_TILE + 4) * size_of::<f32>();
-    2 * WIDE_TILE * (dim + 8) * 4 + scores + 2 * WIDE_TILE * size_of::<i32>()
-}
-
-/// Whether chunks of up to `tokens` tokens are attended to in tiles on tensor cores: by `attend_tiles` or, where heads are longer and keys
-/// are values too, by `attend_wide`.
-fn in_tiles(
-    (dim, kv_bytes): (usize, usize),
-    keys_only: bool,
-    tokens: usize,
-    cores: TensorCores,
-    shared: usize,
-) -> bool {
-    let fits = match dim <= TILE_DIM {
-        true => tiles_shared(dim, kv_bytes) + TILES_STATIC <= shared,
-        false => keys_only && dim.is_multiple_of(32) && wide_shared(dim) <= shared,
-    };
-    fits && tokens >= 16 && cores != TensorCores::None
 }
 
 impl DeviceOp for Attend {
@@ -365,29 +328,18 @@ impl Attend {
         let (cores, room) = (launches.tensor_cores(), launches.shared_memory());
         let keys_only = !retains && !self.has_own_values();
         let size = (dim, launches.kv_bytes());
-        if in_tiles(size, keys_only, launches.tokens, cores, room) {
+        if let Some(tiles) = Tiles::of(size, keys_only, launches.tokens, cores, room) {
             let aligned = unit == 8;
-            let (kernel, tile, threads, shared) = match dim <= TILE_DIM {
-                true => {
-                    let kernel = format!("attend_tiles<{kv}, {dim}, {retains}, {aligned}>");
-                    (
-                        kernel,
-                        TILE,
-                        TILE_THREADS,
-                        tiles_shared(dim, launches.kv_bytes()),
-                    )
-                }
-                false => {
-                    let kernel = format!("attend_wide<{kv}, {dim}, {aligned}>");
-                    (kernel, WIDE_TILE, WIDE_THREADS, wide_shared(dim))
-                }
+            let kernel = match tiles.wide {
+                true => format!("attend_wide<{kv}, {dim}, {aligned}>"),
+                false => format!("attend_tiles<{kv}, {dim}, {retains}, {aligned}>"),
             };
             launches.push(Call {
                 source: SOURCE,
                 kernel,
-                grid: Grid::EachTile(self.heads, tile),
-                threads,
-                shared,
+                grid: Grid::EachTile(self.heads, tiles.tokens),
+                threads: tiles.threads,
+                shared: tiles.shared,
                 parameters: vec![
                     Parameter::value("Attended", attended),
                     launches.position(),
@@ -474,31 +426,5 @@ impl Attend {
         });
         let read = [attended.k.bytes(), attended.v.bytes(), marks.clone()];
         launches.narrow_accesses(&read, &self.cached(launches));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn long_chunks_are_attended_to_in_tiles_where_they_fit() {
-        let fits = |size, keys_only, tokens, kilobytes: usize| {
-            in_tiles(size, keys_only, tokens, TensorCores::Warps, kilobytes << 10)
-        };
-        let on = |dim, tokens, kilobytes| fits((dim, 2), false, tokens, kilobytes);
-        assert!(on(128, 2048, 99) && on(256, 16, 163) && on(64, 2048, 99));
-        assert!(!on(128, 1, 163) && !on(256, 2048, 99) && !on(512, 2048, 227));
-        let in_f32 = |dim, kilobytes| fits((dim, 4), false, 2048, kilobytes);
-        assert!(in_f32(128, 163) && in_f32(256, 227) && !in_f32(128, 99));
-        assert!(!in_tiles(
-            (64, 2),
-            false,
-            2048,
-            TensorCores::None,
-            227 << 10
-        ));
-        let latent = |dim, kilobytes| fits((dim, 2), true, 2048, kilobytes);
-        assert!(latent(576, 163) && !latent(576, 99) && !latent(300, 227));
     }
 }

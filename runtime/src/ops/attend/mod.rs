@@ -8,6 +8,7 @@
 mod cpu;
 mod launch;
 mod retain;
+mod tiles;
 
 pub(super) use launch::{block, heads_together, unit};
 pub use retain::{Eviction, Policy, ScoreTensors};

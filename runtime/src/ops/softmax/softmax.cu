@@ -5,8 +5,8 @@
 // Scores times this are scores to the base of two.
 constexpr float log2_e = 1.44269504f;
 
-// On tensor cores four lanes share two rows of scores to the base of two, laid out as in instructions.cu: raises the rows' largest scores so far to the
-// highest of all four lanes, and shrinks sums and weighted values accordingly.
+// On tensor cores four lanes share two rows of scores to the base of two, laid out as in instructions.cu: raises the rows' largest
+// scores so far to the highest of all four lanes, and shrinks sums and weighted values accordingly.
 template <int count>
 __device__ inline void raise_largest(float (&largest)[2], float (&highest)[2], float (&sum)[2], float (&weighted)[count][4]) {
 #pragma unroll

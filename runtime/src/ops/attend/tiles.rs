@@ -1,0 +1,89 @@
+//! Which chunks are attended to in tiles on tensor cores: a pure function of dimensions and device.
+
+use crate::cuda::TensorCores;
+
+/// Tokens and keys of a tile, and threads, in attend_tiles.cu.
+const TILE: usize = 64;
+const THREADS: usize = 128;
+/// Bytes of its static shared memory: the queue of keys, what sees each of a tile, and factors.
+const STATIC: usize = 256 * (4 + 2) + THREADS / 32 * 4 + 3 * TILE * 4;
+/// Longest heads whose sums a thread's registers hold their part of.
+const LONGEST: usize = 256;
+/// Those of attend_wide.cu.
+const WIDE_TILE: usize = 32;
+const WIDE_THREADS: usize = 256;
+
+/// How a chunk is attended to in tiles.
+pub(super) struct Tiles {
+    /// By `attend_wide`, where heads are long and keys are values too, else by `attend_tiles`.
+    pub wide: bool,
+    /// Tokens of a tile.
+    pub tokens: usize,
+    /// Threads of a block.
+    pub threads: usize,
+    /// Bytes of its dynamic shared memory.
+    pub shared: usize,
+}
+
+impl Tiles {
+    /// Those of chunks of up to `tokens` tokens and heads of `dim` columns, whose keys and values are cached in `kv_bytes` each, on a
+    /// device with so many bytes of `room` in shared memory; none where chunks are read otherwise.
+    pub(super) fn of(
+        (dim, kv_bytes): (usize, usize),
+        keys_only: bool,
+        tokens: usize,
+        cores: TensorCores,
+        room: usize,
+    ) -> Option<Tiles> {
+        let wide = dim > LONGEST;
+        let (tiles, fits) = match wide {
+            false => {
+                // Queries in two parts of 16 bits, keys and values in one or two.
+                let rows = (2 + kv_bytes) * TILE;
+                let tiles = Tiles {
+                    wide,
+                    tokens: TILE,
+                    threads: THREADS,
+                    shared: rows * (dim.next_multiple_of(16) + 8) * size_of::<u16>(),
+                };
+                let fits = tiles.shared + STATIC <= room;
+                (tiles, fits)
+            }
+            true => {
+                // Queries, keys, and scores of both halves of the depth.
+                let scores = 2 * WIDE_TILE * (WIDE_TILE + 4) * size_of::<f32>();
+                let seen = 2 * WIDE_TILE * size_of::<i32>();
+                let tiles = Tiles {
+                    wide,
+                    tokens: WIDE_TILE,
+                    threads: WIDE_THREADS,
+                    shared: 2 * WIDE_TILE * (dim + 8) * 4 + scores + seen,
+                };
+                let fits = keys_only && dim.is_multiple_of(32) && tiles.shared <= room;
+                (tiles, fits)
+            }
+        };
+        (fits && tokens >= 16 && cores != TensorCores::None).then_some(tiles)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_chunks_are_attended_to_in_tiles_where_they_fit() {
+        let fits = |size, keys_only, tokens, kilobytes: usize| {
+            let room = kilobytes << 10;
+            Tiles::of(size, keys_only, tokens, TensorCores::Warps, room).is_some()
+        };
+        let on = |dim, tokens, kilobytes| fits((dim, 2), false, tokens, kilobytes);
+        assert!(on(128, 2048, 99) && on(256, 16, 163) && on(64, 2048, 99));
+        assert!(!on(128, 1, 163) && !on(256, 2048, 99) && !on(512, 2048, 227));
+        let in_f32 = |dim, kilobytes| fits((dim, 4), false, 2048, kilobytes);
+        assert!(in_f32(128, 163) && in_f32(256, 227) && !in_f32(128, 99));
+        assert!(Tiles::of((64, 2), false, 2048, TensorCores::None, 227 << 10).is_none());
+        let latent = |dim, kilobytes| fits((dim, 2), true, 2048, kilobytes);
+        assert!(latent(576, 163) && !latent(576, 99) && !latent(300, 227));
+    }
+}
