@@ -42,22 +42,6 @@ const SPIN: Duration = Duration::from_micros(200);
 /// How long the owner of a region spins for a worker before it parks. Asleep it keeps its share of a core that another program uses too,
 /// and has it as soon as the worker is done, so that both come to run at the same time.
 const PATIENCE: Duration = Duration::from_micros(200);
-/// A worker is left out for a while once other threads have waited so much longer for it, in nanoseconds of all of them, than it saved
-/// them: a neighbour has its core. With a few threads that is more than a scheduler's time slice, so that those that run at the same time
-/// anyway stay together.
-const DEBT: i64 = 5_000_000;
-/// A worker that has entered no region for so long, in time of all other threads, although it was offered them is left out as well: it
-/// has no core of its own, and where it wakes up too late again and again it takes the caller's. An idle core is awake much sooner.
-const LATE: Duration = Duration::from_millis(5);
-/// What a worker can save up, in nanoseconds. More than a scheduler's time slice, so that one accident is forgiven.
-const CREDIT: i64 = 6_000_000;
-/// What a worker saves a region, at most: longer regions are rare, and most that seem so are those in which a neighbour had the
-/// caller's core.
-const MOST_SAVED: Duration = Duration::from_micros(500);
-/// How long a worker is left out of regions, at first and at most.
-const LEFT_OUT: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(1280)];
-/// How much longer it is left out each time that soon follows another.
-const LONGER: u32 = 4;
 /// Most threads of a pool.
 const MAX_THREADS: usize = 1024;
 /// What a thread maps while it starts, at most: its stack, and its signal stack behind that.
@@ -157,26 +141,13 @@ impl State {
     }
 }
 
-/// Whether a worker takes part in regions.
-struct Attendance {
-    /// Left out before this time.
-    since: Instant,
-    /// Whether it has taken the last offer.
-    entered: bool,
-    /// Time of all other threads in regions that it did not enter, since it last entered one.
-    missed: Duration,
-    /// How long it is left out the next time.
-    penalty: Duration,
-    /// Nanoseconds that it has saved regions, less those that they waited for it.
-    balance: i64,
-}
-
 /// Threads for parallel regions. Shared by all sessions of a model. While one of them has a region, regions of the
 /// others run on their own threads.
 pub struct Pool {
     state: Arc<State>,
     workers: Vec<(JoinHandle<()>, Thread)>,
-    region: Mutex<Vec<Attendance>>,
+    /// Held while a region is open.
+    region: Mutex<()>,
     process: u32,
 }
 
@@ -195,13 +166,6 @@ impl Pool {
             word: AtomicU32::new(STARTING),
             tasks: AtomicU64::new(0),
         };
-        let attendance = || Attendance {
-            since: Instant::now(),
-            entered: false,
-            missed: Duration::ZERO,
-            penalty: LEFT_OUT[0],
-            balance: 0,
-        };
         let mut pool = Pool {
             state: Arc::new(State {
                 lanes: (0..threads).map(|_| lane()).collect(),
@@ -211,7 +175,7 @@ impl Pool {
                 owner_processor: AtomicUsize::new(NOWHERE),
             }),
             workers: Vec::with_capacity(threads - 1),
-            region: Mutex::new((1..threads).map(|_| attendance()).collect()),
+            region: Mutex::new(()),
             process: std::process::id(),
         };
         for index in 1..threads {
@@ -267,7 +231,7 @@ impl Pool {
         if count <= 1 || self.workers.is_empty() {
             return alone();
         }
-        let mut region = match self.region.try_lock() {
+        let region = match self.region.try_lock() {
             Ok(region) => region,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             // Another session's region: this thread would only wait.
@@ -283,13 +247,12 @@ impl Pool {
                 task(worker, index);
             }
         };
-        let begin = Instant::now();
-        self.offer(&job, &region, begin);
+        self.offer(&job);
         let mine = catch_unwind(AssertUnwindSafe(|| job(0)));
         if mine.is_err() {
             self.state.abandon();
         }
-        self.close(&mut region, begin);
+        self.close();
         // While the region is this call's: afterwards a panic may be that of the next one.
         let theirs = self.state.panic().take();
         drop(region);
@@ -304,15 +267,14 @@ impl Pool {
         }
     }
 
-    /// Lets the workers that attend enter `job`. [`Pool::close`] must follow before `job` ends.
-    fn offer(&self, job: &(dyn Fn(usize) + Sync), region: &[Attendance], now: Instant) {
+    /// Lets the workers enter `job`. [`Pool::close`] must follow before `job` ends.
+    fn offer(&self, job: &(dyn Fn(usize) + Sync)) {
         // SAFETY: only the lifetime is erased; `close` ends every use of the pointer.
         let job: Job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(job) };
         // SAFETY: the region lock is held and no word is `OFFERED`, `BUSY` or `AWAITED`, so nobody reads the cell now.
         unsafe { *self.state.job.get() = Some(job) };
-        let lanes = &self.state.lanes[1..];
-        for ((lane, (_, thread)), worker) in lanes.iter().zip(&self.workers).zip(region) {
-            if worker.since <= now && lane.word.swap(OFFERED, Ordering::AcqRel) == ASLEEP {
+        for (lane, (_, thread)) in self.state.lanes[1..].iter().zip(&self.workers) {
+            if lane.word.swap(OFFERED, Ordering::AcqRel) == ASLEEP {
                 let here = processor::current().unwrap_or(NOWHERE);
                 (self.state.owner_processor).store(here, Ordering::Relaxed);
                 thread.unpark();
@@ -320,44 +282,26 @@ impl Pool {
         }
     }
 
-    /// Withdraws the offers that no worker has taken and waits for those who did.
-    fn close(&self, region: &mut [Attendance], begin: Instant) {
-        let lanes = &self.state.lanes[1..];
-        // Threads that wait while one does.
-        let others = self.workers.len() as u32;
-        let done = Instant::now();
-        for (lane, worker) in lanes.iter().zip(region.iter_mut()) {
+    /// Withdraws the offers that no worker has taken and waits for the workers that took theirs.
+    fn close(&self) {
+        let workers = &self.state.lanes[1..];
+        for lane in workers {
             let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
-            let withdrawn = lane
-                .word
-                .compare_exchange(OFFERED, IDLE, success, failure)
-                .is_ok();
-            worker.entered = worker.since <= begin && !withdrawn;
-            if withdrawn {
-                worker.came_too_late(done, (done - begin) * others);
-            }
+            // It fails if the worker has entered, and then the loop below waits for it.
+            let _ = (lane.word).compare_exchange(OFFERED, IDLE, success, failure);
         }
-        for (lane, worker) in lanes
-            .iter()
-            .zip(region)
-            .filter(|(_, worker)| worker.entered)
-        {
+        let begin = Instant::now();
+        for lane in workers {
             let mut spins = 0u32;
             // Acquire: what the worker wrote in the region is visible once it has left.
             while lane.word.load(Ordering::Acquire) == BUSY {
                 spins += 1;
-                if spins.is_multiple_of(64) && done.elapsed() > PATIENCE {
+                if spins.is_multiple_of(64) && begin.elapsed() > PATIENCE {
                     self.sleep_until_idle(&lane.word);
                 } else {
                     std::hint::spin_loop();
                 }
             }
-            let waited = if spins < 64 {
-                Duration::ZERO
-            } else {
-                done.elapsed()
-            };
-            worker.left(done + waited, waited * others, done - begin);
         }
     }
 
@@ -370,41 +314,6 @@ impl Pool {
                 std::thread::park();
             }
         }
-    }
-}
-
-impl Attendance {
-    /// Takes note `now` that the caller worked `own` in a region, about what the worker saved all threads together, and that these
-    /// `waited` for it in all.
-    fn left(&mut self, now: Instant, waited: Duration, own: Duration) {
-        let nanos = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
-        self.balance = (self.balance + nanos(own.min(MOST_SAVED)))
-            .min(CREDIT)
-            .saturating_sub(nanos(waited));
-        self.missed = Duration::ZERO;
-        if self.balance <= -DEBT {
-            self.leave_out(now);
-        }
-    }
-
-    /// Takes note that a region was `done` before the worker entered it, after so much `time` of all other threads.
-    fn came_too_late(&mut self, done: Instant, time: Duration) {
-        self.missed += time;
-        if self.missed >= LATE {
-            self.leave_out(done);
-        }
-    }
-
-    /// Leaves the worker out for a while, longer each time that soon follows another.
-    fn leave_out(&mut self, now: Instant) {
-        let [least, most] = LEFT_OUT;
-        // It has paid for long enough: the neighbour is a new one.
-        if now.saturating_duration_since(self.since) > 4 * self.penalty {
-            self.penalty = least;
-        }
-        self.since = now + self.penalty;
-        self.penalty = (LONGER * self.penalty).min(most);
-        (self.balance, self.missed) = (0, Duration::ZERO);
     }
 }
 
