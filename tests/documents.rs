@@ -299,8 +299,11 @@ fn every_file_that_the_documents_name_exists() {
         "",
         "runtime",
         "runtime/src",
-        "runtime/src/cuda",
-        "runtime/src/ops",
+        "runtime/compute/src",
+        "runtime/compute/src/cuda",
+        "runtime/compute/src/ops",
+        "runtime/models/src",
+        "runtime/text/src",
         "tools/src",
     ];
     let (mut seen, mut missing) = (0, Vec::new());

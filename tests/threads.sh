@@ -12,13 +12,13 @@ trap 'rm -rf "$reports"' EXIT
 export RUSTC_BOOTSTRAP=1
 export RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer"
 export TSAN_OPTIONS="exitcode=0 log_path=$reports/race ${TSAN_OPTIONS:-}"
-cargo test --release --target "$target" -p waterline --lib -- cpu::pool --skip forked
+cargo test --release --target "$target" -p waterline-compute --lib -- cpu::pool --skip forked
 cat "$reports"/* 2>/dev/null | awk '
   /^WARNING: ThreadSanitizer/ { report = ""; ours = 0; all++ }
   { report = report "\n" $0 }
   /^  (Read|Write|Atomic|Previous)/ { first = 1; next }
   # Of copies, whoever made them.
   first && /#[0-9]+ (__tsan_)?mem[a-z]+ / { next }
-  first { first = 0; ours += $2 ~ /^<?waterline(_quant)?::/ }
+  first { first = 0; ours += $2 ~ /^<?waterline(_[a-z]+)?::/ }
   /^SUMMARY/ && ours == 2 { print report; races++ }
   END { printf "%d races, and %d reports of the standard library\n", races, all - races; exit races > 0 }'

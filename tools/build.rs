@@ -83,7 +83,10 @@ fn commit() {
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
         println!("cargo::rerun-if-changed={log}");
     }
-    for sources in ["src", "presets", "../runtime/src", "../quant/src"] {
+    let runtime = ["", "compute/", "error/", "kernels/", "models/", "text/"];
+    let runtime = runtime.map(|folder| format!("../runtime/{folder}src"));
+    let others = ["src", "presets", "../quant/src"].map(String::from);
+    for sources in runtime.iter().chain(&others) {
         println!("cargo::rerun-if-changed={sources}");
     }
 }

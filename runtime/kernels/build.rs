@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The runtime's and those of number formats.
-const FOLDERS: [&str; 2] = ["../src", "../../quant/src"];
+const FOLDERS: [&str; 2] = ["../compute/src", "../../quant/src"];
 
 fn main() {
     let mut texts = Vec::new();

@@ -20,54 +20,15 @@
 //! session), `engine` (runs a program over it), `cpu` and `cuda` (what ops run on), `session` (the loop), `text`
 //! (tokenizer, chat templates), `arch` (other people's files).
 
-// Three crates hold the modules, so that several are compiled at once and those that no token waits for are built to be small:
-// `compute.rs` and `models.rs` are the roots of the lower two.
+// The crates below hold the other modules, so that several are compiled at once and those that no token waits for are built to be small.
 mod bound;
 mod engine;
 mod session;
 
-#[cfg(not(test))]
-use waterline_compute::{cpu, cuda, error, operands, ops, program, sampler, state, weights};
-#[cfg(not(test))]
-use waterline_models::{cancel, lowering, mixers, model, text};
-
-// Unit tests reach into all modules, so they have all in this crate.
-#[cfg(test)]
-mod arch;
-#[cfg(test)]
-mod cancel;
-#[cfg(test)]
-mod config;
-#[cfg(test)]
-mod cpu;
-#[cfg(test)]
-mod cuda;
-#[cfg(test)]
-mod error;
-#[cfg(test)]
-mod feed_forward;
-#[cfg(test)]
-mod functions;
-#[cfg(test)]
-mod lowering;
-#[cfg(test)]
-mod mixers;
-#[cfg(test)]
-mod model;
-#[cfg(test)]
-mod operands;
-#[cfg(test)]
-mod ops;
-#[cfg(test)]
-mod program;
-#[cfg(test)]
-mod sampler;
-#[cfg(test)]
-mod state;
-#[cfg(test)]
-mod text;
-#[cfg(test)]
-mod weights;
+use waterline_compute::{cpu, cuda, operands, ops, program, sampler, state, weights};
+use waterline_error::{self as error, cancel};
+use waterline_models::{lowering, mixers, model};
+use waterline_text as text;
 
 pub use bound::Model;
 #[doc(inline)]
@@ -106,6 +67,15 @@ pub mod internal {
     pub use waterline_quant::Bytes;
 }
 
+#[cfg(test)]
+mod schedule_tests;
+
+#[cfg(test)]
+#[path = "../../tests/devices.rs"]
+pub(crate) mod devices;
+#[cfg(test)]
+#[path = "../../tests/instrument.rs"]
+pub(crate) mod instrument;
 #[cfg(test)]
 #[path = "../../tests/skipped.rs"]
 pub(crate) mod skipped;

@@ -171,7 +171,7 @@ fn root() -> &'static Path {
 
 /// A tokenizer with 4096 tokens and a chat template.
 pub fn tokenizer_folder() -> PathBuf {
-    root().join("runtime/tests/data/tok4096")
+    root().join("runtime/text/tests/data/tok4096")
 }
 
 /// The folder of the cases in the repository.

@@ -246,7 +246,7 @@ pub fn template(bytes: &[u8]) -> bool {
 }
 
 fn template_seeds() -> Vec<Vec<u8>> {
-    let folder = tests().join("../runtime/tests/data/templates");
+    let folder = tests().join("../runtime/text/tests/data/templates");
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder)
         .expect("the templates")
         .map(|entry| entry.expect("an entry").path())

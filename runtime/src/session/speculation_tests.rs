@@ -10,21 +10,17 @@ use crate::plain::{EPS, Plain, Vector, dot, rotate, sigmoid, silu, softmax};
 use crate::synthetic::{
     block, described, description, model, options, repeating, state_of, tokens, weights,
 };
-use crate::{Device, Model, OpenOptions, SamplerParams, Session, SessionOptions, StepProgram};
+use crate::{Device, Model, OpenOptions, Session, SessionOptions, StepProgram};
 
 /// A session that has read text which repeats.
 fn session(model: &Arc<Model>, lookup: usize, temperature: f32) -> Session {
-    let options = SessionOptions {
+    let mut options = SessionOptions {
         threads: 2,
         chunk: 16,
         lookup,
-        sampler: SamplerParams {
-            temperature,
-            seed: 3,
-            ..SamplerParams::default()
-        },
         ..SessionOptions::default()
     };
+    (options.sampler.temperature, options.sampler.seed) = (temperature, 3);
     repeating(model, options, 0)
 }
 
@@ -439,7 +435,7 @@ fn drafts_go_on_after_a_restored_state_a_rewind_and_a_reset() {
 
 #[test]
 fn a_device_drafts_as_the_cpu_does() {
-    let Some(device) = crate::cuda::tests::device() else {
+    let Some(device) = crate::devices::device() else {
         return;
     };
     let set =

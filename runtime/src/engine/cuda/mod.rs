@@ -4,6 +4,8 @@ mod columns;
 mod lent;
 mod open;
 mod programs;
+#[cfg(test)]
+mod tests;
 
 use std::cell::{Cell, OnceCell};
 use std::ops::Range;

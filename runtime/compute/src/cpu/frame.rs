@@ -1,0 +1,78 @@
+//! What an op sees while it runs.
+
+use std::sync::Mutex;
+
+use waterline_quant::Activations;
+
+use super::Pool;
+use crate::error::{Error, Result};
+use crate::state::Arena;
+
+/// Zeros that are allocated while a session is made.
+///
+/// # Errors
+/// [`Error::Memory`] if the system refuses them.
+pub fn room(floats: usize) -> Result<Vec<f32>> {
+    bytemuck::allocation::try_zeroed_vec(floats).map_err(|()| {
+        let bytes = floats.saturating_mul(size_of::<f32>());
+        let what = format!("{bytes} bytes of working memory");
+        Error::memory(what, "choose a smaller chunk or fewer threads")
+    })
+}
+
+/// The buffers between ops.
+#[derive(Clone)]
+pub struct Buffers(Vec<Vec<f32>>);
+
+impl Buffers {
+    /// Room for `tokens` rows of each width.
+    pub fn new(widths: &[usize], tokens: usize) -> Result<Self> {
+        let buffers = widths.iter().map(|width| room(width * tokens));
+        Ok(Buffers(buffers.collect::<Result<_>>()?))
+    }
+
+    /// Values of all buffers.
+    pub fn floats(&self) -> usize {
+        self.0.iter().map(Vec::len).sum()
+    }
+
+    /// Number of buffers.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Values of a buffer, row by row.
+    pub fn get(&self, buffer: usize) -> &[f32] {
+        &self.0[buffer]
+    }
+
+    /// Values of a buffer, to change.
+    pub fn get_mut(&mut self, buffer: usize) -> &mut [f32] {
+        &mut self.0[buffer]
+    }
+
+    /// Takes a buffer out, so that it can be written while others are read; [`Buffers::put`] it back.
+    pub fn take(&mut self, buffer: usize) -> Vec<f32> {
+        std::mem::take(&mut self.0[buffer])
+    }
+
+    /// Puts a buffer back.
+    pub fn put(&mut self, buffer: usize, values: Vec<f32>) {
+        self.0[buffer] = values;
+    }
+}
+
+/// What an op sees: the chunk's tokens, the buffers, the state, the threads.
+pub struct Frame<'a> {
+    pub pool: &'a Pool,
+    pub buffers: &'a mut Buffers,
+    pub inputs: &'a mut Activations,
+    /// Room for each worker.
+    pub scratch: &'a [Mutex<Vec<f32>>],
+    /// Room that all workers see.
+    pub common: &'a mut [f32],
+    pub arena: &'a mut Arena,
+    pub tokens: &'a [u32],
+    /// Tokens read before the chunk.
+    pub position: u64,
+}

@@ -1,0 +1,112 @@
+//! Words that a session's kernels and the host share: the grid barrier, the chosen token, and the report of a wait past its deadline.
+
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::cuda::driver::{Address, Driver, Memory, Queue};
+use crate::error::Result;
+
+/// `Control` in cta.cu.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+struct Words {
+    arrivals: u32,
+    token: u32,
+    failure: u32,
+    op: u32,
+    block: u32,
+    chosen: u32,
+}
+
+/// A wait that passed its deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// A `Wait` in mailbox.cu.
+    wait: u32,
+    /// The op of its thread block.
+    pub op: u32,
+    block: u32,
+}
+
+impl Failure {
+    /// In words; `name` is the op's function.
+    pub fn describe(&self, name: &str) -> String {
+        let wait = match self.wait {
+            1 => "the grid barrier",
+            _ => "a value in a mailbox",
+        };
+        format!(
+            "thread block {} waited more than {} s for {wait} in op {} ({name}); the session is lost: open a new one and restore the \
+             last snapshot",
+            self.block,
+            ((deadline() as u64) << 32) / 1_000_000_000,
+            self.op
+        )
+    }
+}
+
+/// A session's words in device memory.
+pub struct Control(Memory);
+
+impl Control {
+    /// All zero, before the first token.
+    pub fn new(driver: &Arc<dyn Driver>, queue: &dyn Queue) -> Result<Self> {
+        let memory = Memory::new(driver, size_of::<Words>())?;
+        let words = Words {
+            token: 1,
+            ..Words::default()
+        };
+        queue.write(memory.address(), bytemuck::bytes_of(&words))?;
+        Ok(Control(memory))
+    }
+
+    /// Their address.
+    pub fn address(&self) -> Address {
+        self.0.address()
+    }
+
+    /// Address of the chosen token, a u32.
+    pub fn chosen_address(&self) -> Address {
+        self.0.address() + std::mem::offset_of!(Words, chosen) as u64
+    }
+
+    /// Waits until the device is idle; the chosen token, or the failure of the step.
+    pub fn read(&self, queue: &dyn Queue) -> Result<std::result::Result<u32, Failure>> {
+        let mut words = Words::zeroed();
+        queue.read(self.address(), bytemuck::bytes_of_mut(&mut words))?;
+        Ok(match words.failure {
+            0 => Ok(words.chosen),
+            wait => Err(Failure {
+                wait,
+                op: words.op,
+                block: words.block,
+            }),
+        })
+    }
+}
+
+/// How long the spins of a token may take, in units of 2^32 ns, 4.3 s: they end between so many units and one more. On a GPU that
+/// reads weights from a file, the first token reads the whole file. `WATERLINE_DEADLINE` is another number of units.
+pub(crate) fn deadline() -> usize {
+    let named = std::env::var("WATERLINE_DEADLINE").ok();
+    let named = named.and_then(|text| text.parse().ok());
+    named
+        .filter(|units| (1..=1000).contains(units))
+        .unwrap_or(3)
+}
+
+/// The op that loses a value or an arrival, for tests of deadlines: `WATERLINE_FAULT` in the environment.
+pub(crate) fn fault() -> Option<u32> {
+    #[cfg(feature = "emulator")]
+    if let Some(op) = FAULT.get() {
+        return Some(op);
+    }
+    std::env::var("WATERLINE_FAULT").ok()?.parse().ok()
+}
+
+#[cfg(feature = "emulator")]
+thread_local! {
+    /// The same for programs that this thread lays out.
+    pub static FAULT: std::cell::Cell<Option<u32>> = const { std::cell::Cell::new(None) };
+}

@@ -1,0 +1,261 @@
+//! A device that sessions run on: its driver, and the weights and kernels that it holds.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
+
+use once_cell::sync::OnceCell;
+use waterline_kernels::file;
+
+use super::driver::weights::Weights;
+use super::driver::{Driver, Kernel, Memory, ahead, gpu};
+#[cfg(feature = "emulator")]
+use super::emulator;
+use super::schedule::source::Source;
+use super::schedule::{Call, Form, Grid, Parameter, Queued};
+use crate::error::{Error, Result};
+use crate::state::Kv;
+
+/// The owner of weights: a model.
+type Owner = dyn Any + Send + Sync;
+
+/// Kernels of a source text. A thread that needs kernels which another one compiles waits for it.
+type Compiled = Arc<OnceCell<Vec<Kernel>>>;
+
+/// What the memory of chunks depends on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct ChunkKey {
+    /// Address of the model, which its sessions keep.
+    pub model: usize,
+    /// Bytes of a state.
+    pub state: usize,
+    /// Tokens of a chunk.
+    pub tokens: usize,
+    /// Type of cached keys and values.
+    pub kv: Kv,
+}
+
+/// Buffers and working memory of chunks. Sessions of a model use them in turns: whoever holds the lock waits for the device before
+/// it lets go.
+#[derive(Default)]
+pub struct ChunkMemory {
+    /// The buffers between ops.
+    pub buffers: Vec<Memory>,
+    /// Workspaces, in the order in which ops take them.
+    pub scratch: Vec<Memory>,
+}
+
+impl ChunkMemory {
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        let memories = self.buffers.iter().chain(&self.scratch);
+        memories.map(Memory::bytes).sum()
+    }
+}
+
+/// A device that sessions can run on, with the weights and kernels that it holds. Cloning the `Arc` shares them.
+pub struct Device {
+    driver: Arc<dyn Driver>,
+    /// Of every model in use, by its address.
+    weights: Mutex<Vec<(Weak<Owner>, Arc<Weights>)>>,
+    /// By source text.
+    kernels: Mutex<HashMap<String, Compiled>>,
+    /// The memory of chunks of sessions in use.
+    chunks: Mutex<Vec<(ChunkKey, Weak<Mutex<ChunkMemory>>)>>,
+}
+
+impl Device {
+    /// Opens GPU number `ordinal`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`] without a driver, with one that is too old, or if there is no such GPU.
+    pub fn open(ordinal: usize) -> Result<Arc<Self>> {
+        Ok(Self::on(gpu::Gpu::open(ordinal)?))
+    }
+
+    /// GPU number 0, if it can serve sessions on a model with so many bytes of weights: it has room for a quarter more than
+    /// that, and NVRTC is there to compile kernels.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`] with the reason why the CPU serves better.
+    pub fn automatic(weights: usize) -> Result<Arc<Self>> {
+        let device = Self::open(0)?;
+        device.suits(weights)?;
+        Ok(device)
+    }
+
+    pub(crate) fn suits(&self, weights: usize) -> Result<()> {
+        let not = |reason: String| {
+            Err(Error::Device {
+                device: self.name().into(),
+                reason,
+            })
+        };
+        if !self.driver.compiles() {
+            return not("NVRTC (libnvrtc), which compiles its kernels, is not installed".into());
+        }
+        let (free, needed) = (
+            self.driver.free_bytes()?,
+            weights.saturating_add(weights / 4),
+        );
+        if free < needed {
+            return not(format!(
+                "{free} bytes of its memory are free; a model of {weights} bytes should have {needed}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// A device of `architecture` (such as `sm_87`) with so many SMs, on which nothing can run. Opening a session on it
+    /// compiles the session's kernels into `folder`; without one nothing is compiled: for [`crate::Model::schedule_on`].
+    pub fn ahead(architecture: &str, sms: u32, folder: Option<PathBuf>) -> Arc<Self> {
+        Self::on(ahead::Ahead::new(architecture, sms, folder))
+    }
+
+    /// The emulator, on which tests run kernels without a GPU.
+    #[cfg(feature = "emulator")]
+    pub fn emulated() -> Arc<Self> {
+        Self::on(emulator::Emulator::open())
+    }
+
+    /// An emulator whose blocks have so many bytes of shared memory.
+    #[cfg(all(test, feature = "emulator"))]
+    pub(crate) fn emulated_with_shared(bytes: usize) -> Arc<Self> {
+        Self::on(emulator::Emulator::with_shared_memory(bytes))
+    }
+
+    /// An emulator that is lost after so many operations.
+    #[cfg(feature = "emulator")]
+    pub fn emulated_until(operations: usize) -> Arc<Self> {
+        Self::on(emulator::Emulator::within(operations, usize::MAX))
+    }
+
+    /// An emulator that reads mapped weights where they lie.
+    #[cfg(feature = "emulator")]
+    pub fn emulated_sharing() -> Arc<Self> {
+        Self::on(emulator::Emulator::sharing())
+    }
+
+    /// An emulator with so many bytes of memory.
+    #[cfg(feature = "emulator")]
+    pub fn emulated_with(bytes: usize) -> Arc<Self> {
+        Self::on(emulator::Emulator::within(usize::MAX, bytes))
+    }
+
+    #[doc(hidden)]
+    pub fn on(driver: Arc<dyn Driver>) -> Arc<Self> {
+        Arc::new(Device {
+            driver,
+            weights: Mutex::default(),
+            kernels: Mutex::default(),
+            chunks: Mutex::default(),
+        })
+    }
+
+    /// The device's name.
+    pub fn name(&self) -> &str {
+        self.driver.name()
+    }
+
+    /// Bytes of its memory that hold weights.
+    pub fn weight_bytes(&self) -> usize {
+        let weights = self.weights.lock().expect("weights");
+        weights.iter().map(|(_, weights)| weights.bytes()).sum()
+    }
+
+    /// Bytes of weights that it reads in the host's memory, where the file is mapped: on a device that shares that memory,
+    /// or with `WATERLINE_MAPPED=1` in the environment. Formats that kernels read in another order than the file's (Q8_0,
+    /// Q4_0, Q6_K) are copied even so.
+    pub fn shared_bytes(&self) -> usize {
+        let weights = self.weights.lock().expect("weights");
+        let shared = weights.iter().map(|(_, weights)| weights.shared_bytes());
+        shared.sum()
+    }
+
+    /// Bytes a second that a plain read of `bytes` reaches, the median of several.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`] if the memory cannot be had.
+    pub fn read_bandwidth(&self, bytes: usize) -> Result<f64> {
+        let memory = Memory::new(&self.driver, bytes)?;
+        let queue = Arc::clone(&self.driver).queue()?;
+        queue.clear(memory.address(), bytes)?;
+        let blocks = 8 * self.driver.sms() as usize;
+        let call = Call {
+            source: const { &[file("cuda/driver/read.cu")] },
+            kernel: "read_all".into(),
+            grid: Grid::Blocks(blocks),
+            threads: 512,
+            shared: 0,
+            parameters: vec![
+                Parameter::pointer("const u8", memory.address()),
+                Parameter::value("u64", bytes as u64 / 16),
+                Parameter::pointer("u32", memory.address()),
+            ],
+        };
+        let queued = Queued::new(call, Form::Waits);
+        let kernels = self.kernels(&Source::of(&[&queued]))?;
+        let launch = queued.launch(kernels[0], 1);
+        let pass = || -> Result<f64> {
+            const TIMES: usize = 8;
+            queue.finish()?;
+            let start = Instant::now();
+            for _ in 0..TIMES {
+                queue.launch(&launch)?;
+            }
+            queue.finish()?;
+            Ok((TIMES * bytes) as f64 / start.elapsed().as_secs_f64())
+        };
+        let mut rates = (0..9).map(|_| pass()).collect::<Result<Vec<_>>>()?;
+        rates.sort_by(f64::total_cmp);
+        Ok(rates[rates.len() / 2])
+    }
+
+    #[doc(hidden)]
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+
+    /// The model's weights, which are uploaded at first use.
+    #[doc(hidden)]
+    pub fn weights(&self, model: Arc<Owner>) -> Arc<Weights> {
+        let mut all = self.weights.lock().expect("weights");
+        all.retain(|(model, _)| model.strong_count() > 0);
+        let this = all
+            .iter()
+            .find(|(known, _)| std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(&model)));
+        if let Some((_, weights)) = this {
+            return Arc::clone(weights);
+        }
+        let weights = Arc::new(Weights::new(Arc::clone(&self.driver)));
+        all.push((Arc::downgrade(&model), Arc::clone(&weights)));
+        weights
+    }
+
+    /// The memory of chunks for sessions of a model, empty for the first of them.
+    #[doc(hidden)]
+    pub fn chunk_memory(&self, key: ChunkKey) -> Arc<Mutex<ChunkMemory>> {
+        let mut all = self.chunks.lock().expect("chunks");
+        all.retain(|(_, memory)| memory.strong_count() > 0);
+        let this = all.iter().find(|(known, _)| *known == key);
+        if let Some(memory) = this.and_then(|(_, memory)| memory.upgrade()) {
+            return memory;
+        }
+        let memory = Arc::default();
+        all.push((key, Arc::downgrade(&memory)));
+        memory
+    }
+
+    /// The kernels of a program, compiled if they are not yet.
+    #[doc(hidden)]
+    pub fn kernels(&self, source: &Source) -> Result<Vec<Kernel>> {
+        let compiled = {
+            let mut kernels = self.kernels.lock().expect("kernels");
+            Arc::clone(kernels.entry(source.text.clone()).or_default())
+        };
+        let compile = || self.driver.compile(&source.text, &source.kernels);
+        compiled.get_or_try_init(compile).cloned()
+    }
+}

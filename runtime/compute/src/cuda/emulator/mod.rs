@@ -1,0 +1,318 @@
+//! Runs kernels on the CPU, compiled by g++ behind `emulator.h`: for tests on machines without a GPU.
+
+use std::ffi::{CString, c_void};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::cuda::decode::tuning::Tuning;
+use crate::cuda::driver::overrides::Overrides;
+use crate::cuda::driver::shares_memory;
+use crate::cuda::driver::{Address, Driver, Kernel, Launch, Queue, Recording, TensorCores};
+use crate::error::{Error, Result};
+
+const HEADER: &str = include_str!("emulator.h");
+
+/// Without unique symbols: the shared memory of a kernel template is a static variable of its instances, and each library has its own.
+const OPTIONS: [&str; 7] = [
+    "-std=c++17",
+    "-O1",
+    "-w",
+    "-shared",
+    "-fPIC",
+    "-ffp-contract=off",
+    "-fno-gnu-unique",
+];
+
+type Entry = unsafe extern "C" fn(*const u32, u32, u32, *const *const u64);
+
+/// A device that is the CPU. Kernels keep their shared memory in static variables of their library, which runs one at a time.
+pub struct Emulator {
+    libraries: Mutex<Vec<libloading::Library>>,
+    /// Operations until it is lost.
+    operations: AtomicUsize,
+    /// Bytes that can still be allocated.
+    free: AtomicUsize,
+    /// Whether it reads mapped weights where they lie.
+    shares: bool,
+    shared_memory: usize,
+}
+
+/// Bytes of shared memory of a block, as on the largest GPUs.
+const SHARED_MEMORY: usize = 227 << 10;
+
+fn error(reason: impl Into<String>) -> Error {
+    Error::Device {
+        device: "emulator".into(),
+        reason: reason.into(),
+    }
+}
+
+impl Emulator {
+    /// A device without kernels.
+    pub fn open() -> Arc<Self> {
+        Self::within(usize::MAX, usize::MAX)
+    }
+
+    /// A device that is lost after so many operations and has so many bytes of memory.
+    pub fn within(operations: usize, bytes: usize) -> Arc<Self> {
+        let overrides = Overrides::of_environment().unwrap_or_default();
+        Arc::new(Emulator {
+            libraries: Mutex::default(),
+            operations: operations.into(),
+            free: bytes.into(),
+            shares: shares_memory().unwrap_or(false),
+            shared_memory: overrides.shared_memory.unwrap_or(SHARED_MEMORY),
+        })
+    }
+
+    /// A device whose blocks have so many bytes of shared memory.
+    #[cfg(test)]
+    pub fn with_shared_memory(bytes: usize) -> Arc<Self> {
+        Arc::new(Emulator {
+            libraries: Mutex::default(),
+            operations: usize::MAX.into(),
+            free: usize::MAX.into(),
+            shares: false,
+            shared_memory: bytes,
+        })
+    }
+
+    /// A device that reads mapped weights where they lie.
+    pub fn sharing() -> Arc<Self> {
+        Arc::new(Emulator {
+            libraries: Mutex::default(),
+            operations: usize::MAX.into(),
+            free: usize::MAX.into(),
+            shares: true,
+            shared_memory: SHARED_MEMORY,
+        })
+    }
+
+    /// Operations until it is lost.
+    pub fn operations_left(&self) -> usize {
+        self.operations.load(Ordering::Relaxed)
+    }
+
+    /// Counts an operation.
+    fn operate(&self) -> Result<()> {
+        let one_less = |left: usize| left.checked_sub(1);
+        let order = Ordering::Relaxed;
+        match self.operations.fetch_update(order, order, one_less) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(error("the device was lost")),
+        }
+    }
+}
+
+impl Driver for Emulator {
+    fn name(&self) -> &str {
+        "emulator"
+    }
+
+    fn sms(&self) -> u32 {
+        4
+    }
+
+    fn tensor_cores(&self) -> TensorCores {
+        TensorCores::Warps
+    }
+
+    fn tuning(&self) -> Tuning {
+        // Here a graph is faster: the blocks of one kernel run by turns.
+        Tuning {
+            least_weight_bytes: 256 << 20,
+            ..Tuning::of(90)
+        }
+    }
+
+    fn shared_memory(&self) -> usize {
+        self.shared_memory
+    }
+
+    /// One block after another: a block that waits for others would wait for ever, so that there is one.
+    fn resident_blocks(&self) -> std::result::Result<usize, String> {
+        Ok(1)
+    }
+
+    fn free_bytes(&self) -> Result<usize> {
+        self.operate()?;
+        Ok(self.free.load(Ordering::Relaxed))
+    }
+
+    fn compiles(&self) -> bool {
+        true
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Address> {
+        self.operate()?;
+        let whole = 256 + bytes.next_multiple_of(256);
+        let less = |free: usize| free.checked_sub(whole);
+        let order = Ordering::Relaxed;
+        if self.free.fetch_update(order, order, less).is_err() {
+            return Err(error(
+                "its memory is full; choose a smaller model, context or chunk",
+            ));
+        }
+        let layout =
+            std::alloc::Layout::from_size_align(whole, 256).map_err(|e| error(e.to_string()))?;
+        // SAFETY: the layout is not empty. Its size is stored in front, for `release`.
+        unsafe {
+            let start = std::alloc::alloc(layout);
+            if start.is_null() {
+                return Err(error("its memory is full"));
+            }
+            start.cast::<usize>().write(whole);
+            // NaN, so that reading what was never written is noticed.
+            start.add(256).write_bytes(0xff, whole - 256);
+            Ok(start.add(256) as Address)
+        }
+    }
+
+    fn release(&self, address: Address) {
+        // SAFETY: `allocate` made this block and wrote its size in front.
+        unsafe {
+            let start = (address as *mut u8).sub(256);
+            let whole = start.cast::<usize>().read();
+            let layout = std::alloc::Layout::from_size_align_unchecked(whole, 256);
+            std::alloc::dealloc(start, layout);
+            self.free.fetch_add(whole, Ordering::Relaxed);
+        }
+    }
+
+    fn share(&self, host: &[u8]) -> Result<Option<Address>> {
+        self.operate()?;
+        Ok(self.shares.then_some(host.as_ptr() as Address))
+    }
+
+    fn forget(&self, _host: &[u8]) {}
+
+    fn compile(&self, source: &str, names: &[String]) -> Result<Vec<Kernel>> {
+        let text = format!("{HEADER}\n{source}");
+        let mut hasher = DefaultHasher::new();
+        (OPTIONS, &text).hash(&mut hasher);
+        let folder = std::env::temp_dir().join("waterline-emulator");
+        std::fs::create_dir_all(&folder).map_err(|e| error(e.to_string()))?;
+        let library = folder.join(format!("{:016x}.so", hasher.finish()));
+        if !library.exists() {
+            // Another thread may be about to compile the same text.
+            let (process, thread) = (std::process::id(), std::thread::current().id());
+            let stem = folder.join(format!("{:016x}-{process}-{thread:?}", hasher.finish()));
+            let (input, output) = (
+                stem.with_extension("cpp"),
+                stem.with_extension("so.partial"),
+            );
+            std::fs::write(&input, &text).map_err(|e| error(e.to_string()))?;
+            let compiled = Command::new("g++")
+                .args(OPTIONS)
+                .arg("-o")
+                .args([&output, &input])
+                .output()
+                .map_err(|e| error(format!("g++: {e}")))?;
+            if !compiled.status.success() {
+                let log = String::from_utf8_lossy(&compiled.stderr).into_owned();
+                return Err(error(format!("{}: {log}", input.display())));
+            }
+            std::fs::rename(&output, &library).map_err(|e| error(e.to_string()))?;
+        }
+        // SAFETY: the library is ours and has no initialisers.
+        let library = unsafe { libloading::Library::new(&library) };
+        let library = library.map_err(|e| error(e.to_string()))?;
+        let mut kernels = Vec::new();
+        for name in names {
+            let name = CString::new(name.as_str()).expect("a name without zeros");
+            // SAFETY: wrappers have this signature.
+            let entry = unsafe { library.get::<Entry>(name.as_bytes_with_nul()) };
+            kernels.push(Kernel(*entry.map_err(|e| error(e.to_string()))? as usize));
+        }
+        self.libraries.lock().expect("libraries").push(library);
+        Ok(kernels)
+    }
+
+    fn queue(self: Arc<Self>) -> Result<Box<dyn Queue>> {
+        self.operate()?;
+        Ok(Box::new(Immediate(self)))
+    }
+}
+
+/// Runs everything at once.
+struct Immediate(Arc<Emulator>);
+
+fn run(launch: &Launch) {
+    let arguments: Vec<*const u64> = launch.arguments.iter().map(|a| a.0.as_ptr()).collect();
+    // SAFETY: the driver made the handle from a function of this type.
+    let entry =
+        unsafe { std::mem::transmute::<*const c_void, Entry>(launch.kernel.0 as *const c_void) };
+    // SAFETY: the kernel's parameters are those that the arguments were made for.
+    unsafe {
+        entry(
+            launch.grid.as_ptr(),
+            launch.threads,
+            launch.shared,
+            arguments.as_ptr(),
+        )
+    };
+}
+
+impl Queue for Immediate {
+    fn write(&self, to: Address, bytes: &[u8]) -> Result<()> {
+        self.0.operate()?;
+        // SAFETY: callers write within their own memory.
+        unsafe { std::ptr::copy(bytes.as_ptr(), to as *mut u8, bytes.len()) };
+        Ok(())
+    }
+
+    fn read(&self, from: Address, bytes: &mut [u8]) -> Result<()> {
+        self.0.operate()?;
+        // SAFETY: callers read within their own memory.
+        unsafe { std::ptr::copy(from as *const u8, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn copy(&self, from: Address, to: Address, bytes: usize) -> Result<()> {
+        self.0.operate()?;
+        // SAFETY: callers copy within their own memory.
+        unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
+        Ok(())
+    }
+
+    fn clear(&self, at: Address, bytes: usize) -> Result<()> {
+        self.0.operate()?;
+        // SAFETY: callers clear within their own memory.
+        unsafe { std::ptr::write_bytes(at as *mut u8, 0, bytes) };
+        Ok(())
+    }
+
+    fn launch(&self, launch: &Launch) -> Result<()> {
+        self.0.operate()?;
+        run(launch);
+        Ok(())
+    }
+
+    fn admits(&self, _launch: &Launch) -> Result<Option<String>> {
+        self.0.operate()?;
+        Ok(None)
+    }
+
+    fn record(&self, launches: &[Launch]) -> Result<Box<dyn Recording>> {
+        self.0.operate()?;
+        let emulator = Arc::clone(&self.0);
+        Ok(Box::new(Replay(emulator, launches.to_vec())))
+    }
+
+    fn finish(&self) -> Result<()> {
+        self.0.operate()?;
+        Ok(())
+    }
+}
+
+struct Replay(Arc<Emulator>, Vec<Launch>);
+
+impl Recording for Replay {
+    fn replay(&self) -> Result<()> {
+        self.0.operate()?;
+        self.1.iter().for_each(run);
+        Ok(())
+    }
+}

@@ -1,0 +1,131 @@
+//! The fused operations that programs are made of. Each takes one or more tokens; a step is a chunk of one.
+
+mod attend;
+mod attend_blocks;
+mod capped_set;
+mod conv_chosen;
+mod embed;
+mod emit;
+pub(crate) mod experts;
+mod hax;
+mod hax_sources;
+mod head_linear;
+mod logits;
+mod mlp;
+mod normalize;
+mod partitions;
+mod prepare;
+mod project;
+mod recur;
+mod renew;
+mod replace;
+mod rg_lru;
+#[cfg(test)]
+pub(crate) mod rig;
+mod route;
+mod rules;
+mod scan;
+mod score;
+mod slots;
+mod softmax;
+mod token_shift;
+
+pub use attend::{Attend, Eviction, Policy, ScoreTensors};
+pub use attend_blocks::AttendBlocks;
+pub use conv_chosen::{ChosenGroup, ConvChosen};
+pub use embed::Embed;
+pub use emit::Emit;
+pub use experts::{Expert, Experts, SharedExpert};
+pub use hax::Hax;
+pub use hax_sources::{Hash, Pattern, Scorer, Sources};
+pub use head_linear::HeadLinear;
+pub use logits::Logits;
+pub use mlp::Mlp;
+pub use normalize::Normalize;
+pub use partitions::Partitions;
+pub use prepare::{Conv, Gate, HeadGroup, HeadOp, Prepare, Rope, RopeScaling};
+pub use project::{Linear, Project};
+pub use recur::{Decay, Finish, HeadGates, Key, Recur, Write};
+pub use renew::Renew;
+pub use replace::{FirstValues, Replace};
+pub use rg_lru::{HeadMatrices, RgLru};
+pub use route::{Groups, Route, Router, Scoring};
+pub(crate) use rules::Rules;
+pub use scan::Scan;
+pub use score::{RouterLayer, Score, ScoreMap};
+pub use slots::Slots;
+pub use token_shift::TokenShift;
+
+use crate::cpu::Frame;
+use crate::cuda::Launches;
+use crate::error::Result;
+use crate::operands::{Access, Operand};
+use crate::state::{StatePlan, Touched};
+
+/// How an op runs on a device.
+pub trait DeviceOp {
+    /// Writes the op's kernels.
+    fn launch(&self, launches: &mut Launches) -> Result<()>;
+
+    /// Whether a step of it takes as many SMs as there are, so that several that run at once share them.
+    fn fills_device(&self) -> bool {
+        false
+    }
+
+    /// Whether, where every token is to have the bits of a step, its kernels for several tokens give them.
+    fn runs_as_steps(&self) -> bool {
+        false
+    }
+}
+
+/// How an op runs on a CPU.
+pub trait CpuOp {
+    /// Runs the op over the frame's tokens.
+    fn run(&self, frame: &mut Frame);
+
+    /// Floats of scratch memory that one worker needs for chunks of up to `chunk` tokens.
+    fn scratch(&self, _chunk: usize) -> usize {
+        0
+    }
+
+    /// Floats of memory that all `threads` workers share.
+    fn common(&self, _threads: usize) -> usize {
+        0
+    }
+}
+
+/// One fused operation of a [`crate::program::Program`], on both backends.
+pub trait Op: CpuOp + DeviceOp + Send + Sync {
+    /// All columns and state tensors that the op reads and writes, on any device.
+    fn access(&self) -> Access;
+
+    /// Whether it treats every token alike, whatever came before it and wherever it stands.
+    fn is_tokenwise(&self) -> bool {
+        let state = |operand: &Operand| matches!(operand, Operand::State(_));
+        !self.access().reads.iter().any(state)
+    }
+
+    /// Whether it chooses, so that the smallest difference of its input may change its output wholly.
+    fn chooses(&self) -> bool {
+        false
+    }
+
+    /// Checks what the op's indexing relies on besides the rules that hold for all ops.
+    fn check(&self, _rules: &mut Rules) {}
+
+    /// The op's name, for people.
+    fn name(&self) -> &'static str {
+        let path = std::any::type_name::<Self>();
+        path.rsplit("::").next().unwrap_or(path)
+    }
+
+    /// Bytes of weights that one token reads.
+    fn weight_bytes(&self) -> usize {
+        0
+    }
+
+    /// What the token at `position` reads and writes of the state tensors of `plan`.
+    fn touched(&self, _plan: &StatePlan, _position: u64) -> Vec<Touched> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,89 @@
+//! A model as a list of ops over buffers: what both backends run.
+
+mod schedule;
+mod validate;
+mod workspace;
+
+pub use schedule::{Link, Schedule, name as operand_name};
+pub use workspace::{Workspace, widths};
+
+use crate::operands::Operand;
+use crate::ops::{Logits, Op};
+use crate::state::{StatePlan, Touched};
+
+/// A bound model: ops in order, and the buffers between them.
+pub struct Program {
+    /// Widest use of each buffer: it has room for `[tokens, width]`.
+    pub widths: Vec<usize>,
+    /// The ops that read tokens into the state.
+    pub ops: Vec<Box<dyn Op>>,
+    /// How many ops come before each layer's end.
+    pub layer_ends: Vec<usize>,
+    /// What turns the residual stream into logits, for the tokens whose logits are needed.
+    pub logits: Logits,
+}
+
+impl Program {
+    /// Bytes of weights that reading one token touches: every matrix once, and one row of the embedding.
+    pub fn weight_bytes(&self) -> usize {
+        self.ops.iter().map(|op| op.weight_bytes()).sum::<usize>()
+            + self.logits.matrix.bytes().len()
+    }
+
+    /// Whether an op chooses experts.
+    pub fn has_choices(&self) -> bool {
+        self.ops.iter().any(|op| op.chooses())
+    }
+
+    /// The layer of an op; none for the embedding.
+    pub(crate) fn layer_of(&self, op: usize) -> Option<usize> {
+        (op > 0).then(|| self.layer_ends.partition_point(|&end| end <= op))
+    }
+
+    /// Whether at most one of the later ops of its layer reads columns that this op writes.
+    pub fn is_read_once(&self, op: usize) -> bool {
+        let written = self.ops[op].access().writes;
+        let end = self.layer_ends.iter().find(|&&end| end > op);
+        let end = end.copied().unwrap_or(self.ops.len());
+        let reads = |later: &dyn Op| {
+            let reads = later.access().reads;
+            let columns = reads
+                .iter()
+                .filter(|read| matches!(read, Operand::Columns(_)));
+            columns
+                .into_iter()
+                .any(|read| written.iter().any(|w| w.overlaps(read)))
+        };
+        self.ops[op + 1..end]
+            .iter()
+            .filter(|op| reads(&***op))
+            .count()
+            < 2
+    }
+
+    /// For each op, how many ops of its layer may run at the same time and are, like it, `chosen`; 1 for others.
+    pub fn concurrent(&self, chosen: impl Fn(&dyn Op) -> bool) -> Vec<usize> {
+        let mut counts = vec![1; self.ops.len()];
+        let mut first = 0;
+        for &end in &self.layer_ends {
+            let ops = &self.ops[first..end];
+            let of_layer: Vec<usize> = (0..ops.len()).filter(|&i| chosen(&*ops[i])).collect();
+            if of_layer.len() > 1 {
+                let accesses: Vec<_> = ops.iter().map(|op| op.access()).collect();
+                let accesses: Vec<_> = accesses.iter().collect();
+                let together = schedule::concurrent(&accesses, &of_layer);
+                for (op, together) in of_layer.into_iter().zip(together) {
+                    counts[first + op] = together;
+                }
+            }
+            first = end;
+        }
+        counts
+    }
+
+    /// What reading the token at `position` touches of the layers' state tensors.
+    pub fn touched(&self, plan: &StatePlan, position: u64) -> Vec<Touched> {
+        let ops = self.ops.iter();
+        ops.flat_map(|op| op.touched(plan, position)).collect()
+    }
+}

@@ -1,0 +1,227 @@
+//! In which order ops may run: a value that follows from what they name ([`crate::ops::Op::access`]), the same for every
+//! device. Any order that keeps the dependencies gives the same bits on the CPU; a GPU runs ops of a level together.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::cuda::KernelOpInfo;
+use crate::operands::{Access, Hazard, Operand, RESIDUAL, View};
+use crate::program::Program;
+use crate::state::StatePlan;
+
+/// The ops of a model, what each waits for, and their levels.
+#[derive(Debug, Clone, Serialize)]
+pub struct Schedule {
+    /// The ops in the order in which a model lists them; the logits come last.
+    #[doc(hidden)]
+    pub ops: Vec<Scheduled>,
+    /// Which op waits for which, without those that follow from others.
+    #[doc(hidden)]
+    pub dependencies: Vec<Dependency>,
+    /// Number of levels.
+    #[doc(hidden)]
+    pub levels: usize,
+    /// How a step runs on the GPU that the dependencies' links are of; none without a GPU.
+    #[doc(hidden)]
+    pub gpu: Option<String>,
+}
+
+/// An op in the schedule.
+#[derive(Debug, Clone, Serialize)]
+pub struct Scheduled {
+    /// What it is called.
+    pub op: String,
+    /// Its layer; none for embedding and logits.
+    pub layer: Option<usize>,
+    /// What it reads.
+    pub reads: Vec<String>,
+    /// What it writes.
+    pub writes: Vec<String>,
+    /// One more than the highest level of those that it waits for.
+    pub level: usize,
+}
+
+/// One op waits for another.
+#[derive(Debug, Clone, Serialize)]
+pub struct Dependency {
+    /// The earlier op, by its place in [`Schedule::ops`].
+    pub from: usize,
+    /// The later one.
+    pub to: usize,
+    /// What it waits for.
+    pub tensor: String,
+    /// Why.
+    pub hazard: Hazard,
+    /// How the decode kernel of a GPU keeps it; none without a GPU, or where a step is a graph of kernels.
+    pub link: Option<Link>,
+}
+
+/// How one kernel that runs a whole step keeps a dependency.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Link {
+    /// All thread blocks wait for each other.
+    Barrier,
+    /// Thread blocks poll the values that they need.
+    Mailbox,
+    /// One op of the kernel computes both: a thread block finishes its own values.
+    Fused,
+}
+
+impl Schedule {
+    /// The schedule of a program whose state lies as in `plan`.
+    #[doc(hidden)]
+    pub fn new(program: &Program, plan: &StatePlan) -> Self {
+        let ops = program.ops.iter().enumerate();
+        let ops = ops.map(|(index, op)| (op.name(), program.layer_of(index), op.access()));
+        let logits = ("Logits", None, program.logits.access());
+        let all: Vec<_> = ops.chain([logits]).collect();
+        let accesses: Vec<_> = all.iter().map(|(_, _, access)| access).collect();
+        let mut dependencies = Vec::new();
+        let mut levels = vec![0; all.len()];
+        predecessors(&accesses, |from, to, operand, hazard| {
+            levels[to] = levels[to].max(levels[from] + 1);
+            dependencies.push(Dependency {
+                from,
+                to,
+                tensor: name(operand, plan),
+                hazard,
+                link: None,
+            });
+        });
+        let names = |operands: &[Operand]| operands.iter().map(|&o| name(o, plan)).collect();
+        let scheduled = all.iter().zip(&levels);
+        Schedule {
+            levels: levels.iter().max().map_or(0, |level| level + 1),
+            ops: scheduled
+                .map(|((op, layer, access), &level)| Scheduled {
+                    op: (*op).into(),
+                    layer: *layer,
+                    reads: names(&access.reads),
+                    writes: names(&access.writes),
+                    level,
+                })
+                .collect(),
+            dependencies,
+            gpu: None,
+        }
+    }
+
+    /// Says how a step runs on a GPU.
+    #[doc(hidden)]
+    pub fn set_gpu(&mut self, gpu: String) {
+        self.gpu = Some(gpu);
+    }
+
+    /// Says how the ops of a decode kernel keep the dependencies.
+    #[doc(hidden)]
+    pub fn link(&mut self, kernel_ops: &[KernelOpInfo]) {
+        let of = |op: usize| {
+            let kernel_ops = kernel_ops.iter().enumerate();
+            kernel_ops.filter(move |(_, kernel_op)| kernel_op.ops.contains(&op))
+        };
+        for edge in &mut self.dependencies {
+            let is_from = |kernel_op: usize| kernel_ops[kernel_op].ops.contains(&edge.from);
+            let by_mailbox =
+                of(edge.to).any(|(_, kernel_op)| kernel_op.sources.iter().any(|&s| is_from(s)));
+            let in_one = of(edge.to).any(|(kernel_op, _)| is_from(kernel_op));
+            edge.link = Some(match (by_mailbox, in_one) {
+                (true, _) => Link::Mailbox,
+                (false, true) => Link::Fused,
+                (false, false) => Link::Barrier,
+            });
+        }
+    }
+}
+
+/// For each op, which of those before it come before it in every order. `edge(from, to, ..)` gets the conflicts that do not follow from
+/// others, ordered by `to`.
+fn predecessors(
+    accesses: &[&Access],
+    mut edge: impl FnMut(usize, usize, Operand, Hazard),
+) -> Vec<Vec<bool>> {
+    let mut behind: Vec<Vec<bool>> = Vec::with_capacity(accesses.len());
+    for (to, later) in accesses.iter().enumerate() {
+        let mut before = vec![false; to];
+        for from in (0..to).rev() {
+            if before[from] {
+                continue;
+            }
+            let Some((operand, hazard)) = accesses[from].conflict(later) else {
+                continue;
+            };
+            before[from] = true;
+            for (before, also) in before.iter_mut().zip(&behind[from]) {
+                *before |= also;
+            }
+            edge(from, to, operand, hazard);
+        }
+        behind.push(before);
+    }
+    behind
+}
+
+/// Of the ops with these accesses, how many of the `chosen` ones may run at the same time as each chosen one, itself included.
+pub(super) fn concurrent(accesses: &[&Access], chosen: &[usize]) -> Vec<usize> {
+    let behind = predecessors(accesses, |_, _, _, _| {});
+    let together = |a: usize, b: usize| a == b || !behind[a.max(b)][a.min(b)];
+    let count = |&a: &usize| chosen.iter().filter(|&&b| together(a, b)).count();
+    chosen.iter().map(count).collect()
+}
+
+/// What people call an operand.
+pub fn name(operand: Operand, plan: &StatePlan) -> String {
+    match operand {
+        Operand::State(tensor) => {
+            let tensor = &plan.tensors()[tensor];
+            match tensor.layer {
+                Some(layer) => format!("state {layer}.{}", tensor.name),
+                None => format!("state {}", tensor.name),
+            }
+        }
+        Operand::Columns(View {
+            buffer: RESIDUAL, ..
+        }) => "residual".into(),
+        Operand::Columns(view) => {
+            let end = view.start + view.width;
+            format!("buffer {}[{}..{end}]", view.buffer, view.start)
+        }
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ops = self.ops.len();
+        writeln!(f, "{ops} ops in {} levels", self.levels)?;
+        if let Some(gpu) = &self.gpu {
+            writeln!(f, "{gpu}")?;
+        }
+        writeln!(f, "{:>4}  {:>5}  {:>5}  op", "op", "layer", "level")?;
+        let mut dependencies = self.dependencies.iter().peekable();
+        for (index, op) in self.ops.iter().enumerate() {
+            let layer = op
+                .layer
+                .map_or_else(|| "-".into(), |layer| layer.to_string());
+            writeln!(f, "{index:>4}  {layer:>5}  {:>5}  {}", op.level, op.op)?;
+            writeln!(f, "{:>20}reads {}", "", op.reads.join(", "))?;
+            writeln!(f, "{:>20}writes {}", "", op.writes.join(", "))?;
+            while let Some(edge) = dependencies.next_if(|edge| edge.to == index) {
+                let why = match edge.hazard {
+                    Hazard::ReadAfterWrite => "reads what it wrote",
+                    Hazard::WriteAfterRead => "writes over what it read",
+                    Hazard::WriteAfterWrite => "writes over what it wrote",
+                };
+                let (from, tensor) = (edge.from, &edge.tensor);
+                let link = match edge.link {
+                    None => "",
+                    Some(Link::Barrier) => ", grid barrier",
+                    Some(Link::Mailbox) => ", mailbox",
+                    Some(Link::Fused) => ", fused",
+                };
+                writeln!(f, "{:>20}after op {from}: {why}, {tensor}{link}", "")?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,334 @@
+//! Where every state tensor of a session lies in its one buffer. Pure arithmetic: `inspect` prints it from a file's header.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// How a state tensor is used; for reports and for code that walks state tensors of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StateKind {
+    /// A recurrent matrix.
+    Matrix,
+    /// The last inputs of a convolution, oldest first.
+    Shift,
+    /// A circular segment: position `p` lies in row `p % rows`.
+    Ring,
+    /// A retained set: entries up to a fixed number.
+    Set,
+    /// Counters and small values.
+    Counter,
+}
+
+/// The type of a state tensor's values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StateDtype {
+    /// 32-bit float.
+    F32,
+    /// 32-bit unsigned integer.
+    U32,
+    /// 64-bit unsigned integer.
+    U64,
+    /// A cached key or value: what [`StateOptions::kv`] says.
+    Kv,
+    /// 16-bit float: a cached key or value in a plan.
+    F16,
+}
+
+impl StateDtype {
+    #[doc(hidden)]
+    pub fn bytes(self) -> usize {
+        match self {
+            StateDtype::F16 => 2,
+            StateDtype::F32 | StateDtype::U32 | StateDtype::Kv => 4,
+            StateDtype::U64 => 8,
+        }
+    }
+}
+
+/// The valid range of a state tensor's counters. A state that comes from outside is checked against it before anything uses it
+/// as an index or a count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum StateRange {
+    /// Anything: no index or count is made of them.
+    #[default]
+    Any,
+    /// At most so many.
+    UpTo(u64),
+    /// At most the number of tokens that were read.
+    UpToPosition,
+}
+
+/// Most tokens that a session is believed to have read: a thousand years of them.
+const MOST_TOKENS: u64 = 1 << 48;
+
+/// A dimension of a state tensor: known from the model, or chosen when the session is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Size {
+    /// Known from the model.
+    Fixed(usize),
+    /// The session's context, in tokens.
+    Context,
+    /// Blocks of so many tokens that the session's context touches.
+    ContextBlocks(usize),
+}
+
+/// A state tensor of a mixer.
+#[derive(Debug, Clone)]
+pub struct StateTensor {
+    /// Name within the layer.
+    pub name: &'static str,
+    /// Shape, outermost dimension first.
+    pub shape: Vec<Size>,
+    /// Type of the values.
+    pub dtype: StateDtype,
+    /// How it is used.
+    pub kind: StateKind,
+    range: StateRange,
+}
+
+impl StateTensor {
+    /// A state tensor whose dimensions all follow from the model.
+    #[doc(hidden)]
+    pub fn new(name: &'static str, kind: StateKind, dtype: StateDtype, shape: &[usize]) -> Self {
+        StateTensor {
+            name,
+            shape: shape.iter().map(|&n| Size::Fixed(n)).collect(),
+            dtype,
+            kind,
+            range: StateRange::Any,
+        }
+    }
+
+    /// Cached keys or values: `[heads, rows, width]`.
+    #[doc(hidden)]
+    pub fn cached(name: &'static str, shape: [Size; 3]) -> Self {
+        StateTensor {
+            shape: shape.to_vec(),
+            ..StateTensor::new(name, StateKind::Ring, StateDtype::Kv, &[])
+        }
+    }
+
+    /// The state tensor with a range of its counters.
+    pub fn within(self, range: StateRange) -> Self {
+        StateTensor { range, ..self }
+    }
+}
+
+/// The type of cached keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kv {
+    /// 16-bit floats.
+    #[default]
+    F16,
+    /// 32-bit floats, for comparisons with recorded logits.
+    F32,
+}
+
+/// What a user chooses about a session's state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StateOptions {
+    /// Tokens that full attention can look back on.
+    pub context: usize,
+    /// Type of cached keys and values.
+    pub kv: Kv,
+    /// How many of the last tokens are remembered, for penalties and for reading them again after a rewind.
+    pub history: usize,
+}
+
+impl Default for StateOptions {
+    fn default() -> Self {
+        StateOptions {
+            context: 4096,
+            kv: Kv::F16,
+            history: 4096,
+        }
+    }
+}
+
+/// One state tensor with its place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateTensorPlan {
+    /// The layer it belongs to; none for the session's own state tensors.
+    #[serde(alias = "block")]
+    pub layer: Option<usize>,
+    /// Name within the layer or the session.
+    pub name: String,
+    /// How it is used.
+    pub kind: StateKind,
+    /// Type of the values.
+    pub dtype: StateDtype,
+    /// Shape, outermost dimension first.
+    pub shape: Vec<usize>,
+    /// First byte in the arena; a multiple of 64.
+    pub offset: usize,
+    /// Bytes used.
+    pub bytes: usize,
+    /// Range of its counters. It follows from the model, so no file says it.
+    #[serde(skip)]
+    range: StateRange,
+}
+
+impl StateTensorPlan {
+    /// The range of its counters.
+    #[doc(hidden)]
+    pub fn range(&self) -> StateRange {
+        self.range
+    }
+
+    /// Whether `other`, from a file, is the same state tensor in the same place.
+    #[doc(hidden)]
+    pub fn lies_like(&self, other: &Self) -> bool {
+        let other = StateTensorPlan {
+            range: self.range,
+            ..other.clone()
+        };
+        *self == other
+    }
+}
+
+/// Every state tensor of a session, in the order in which they lie. Ops rely on it that they lie inside of the arena, one behind
+/// the other, so a plan is only made by what lays them out.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct StatePlan {
+    tensors: Vec<StateTensorPlan>,
+    bytes: usize,
+}
+
+/// The session's own state tensors come first: position, sampler, history, logits.
+pub const HEADER: usize = 0;
+pub const SAMPLER: usize = 1;
+pub const HISTORY: usize = 2;
+pub const LOGITS: usize = 3;
+
+const ALIGNMENT: usize = 64;
+
+impl StatePlan {
+    /// Lays out the state of a session on a model with so many token ids and the state tensors of each layer. Fails if it
+    /// would not fit in memory's address range.
+    #[doc(hidden)]
+    pub fn new(
+        vocab: usize,
+        layers: impl IntoIterator<Item = Vec<StateTensor>>,
+        options: &StateOptions,
+    ) -> Result<Self> {
+        if options.context == 0 || options.history == 0 {
+            return Err(Error::invalid(
+                "context and history",
+                "must be at least one token",
+            ));
+        }
+        let mut plan = StatePlan::default();
+        let counter = |name, dtype, n| StateTensor::new(name, StateKind::Counter, dtype, &[n]);
+        let position = counter("position", StateDtype::U64, 1);
+        let position = position.within(StateRange::UpTo(MOST_TOKENS));
+        plan.add(None, &position, options)?;
+        plan.add(None, &counter("sampler", StateDtype::U64, 2), options)?;
+        plan.add(
+            None,
+            &StateTensor::new(
+                "history",
+                StateKind::Ring,
+                StateDtype::U32,
+                &[options.history],
+            )
+            .within(StateRange::UpTo(vocab as u64 - 1)),
+            options,
+        )?;
+        plan.add(None, &counter("logits", StateDtype::F32, vocab), options)?;
+        for (i, tensors) in layers.into_iter().enumerate() {
+            for tensor in tensors {
+                plan.add(Some(i), &tensor, options)?;
+            }
+        }
+        Ok(plan)
+    }
+
+    /// The plan in which these state tensors, from a file, lie where they say; none if no plan lays them out so.
+    pub(super) fn of_placed(tensors: Vec<StateTensorPlan>) -> Option<Self> {
+        let mut bytes = 0usize;
+        for tensor in &tensors {
+            let mut sizes = tensor.shape.iter();
+            let used = sizes.try_fold(tensor.dtype.bytes(), |n, &d| n.checked_mul(d));
+            if tensor.offset != bytes || used != Some(tensor.bytes) {
+                return None;
+            }
+            let end = bytes.checked_add(tensor.bytes)?;
+            bytes = end.checked_next_multiple_of(ALIGNMENT)?;
+        }
+        Some(StatePlan { tensors, bytes })
+    }
+
+    /// The state tensors.
+    pub fn tensors(&self) -> &[StateTensorPlan] {
+        &self.tensors
+    }
+
+    /// Size of the arena in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn add(
+        &mut self,
+        layer: Option<usize>,
+        tensor: &StateTensor,
+        options: &StateOptions,
+    ) -> Result<()> {
+        let shape: Vec<usize> = tensor
+            .shape
+            .iter()
+            .map(|size| match size {
+                Size::Fixed(n) => *n,
+                Size::Context => options.context,
+                Size::ContextBlocks(tokens) => options.context.div_ceil(*tokens),
+            })
+            .collect();
+        let dtype = match (tensor.dtype, options.kv) {
+            (StateDtype::Kv, Kv::F16) => StateDtype::F16,
+            (StateDtype::Kv, Kv::F32) => StateDtype::F32,
+            (dtype, _) => dtype,
+        };
+        let bytes = shape
+            .iter()
+            .try_fold(dtype.bytes(), |n, &d| n.checked_mul(d));
+        let end = bytes
+            .and_then(|b| self.bytes.checked_add(b))
+            .filter(|&n| n < isize::MAX as usize - ALIGNMENT);
+        let (Some(bytes), Some(end)) = (bytes, end) else {
+            return Err(Error::invalid(
+                format!("tensor {}", tensor.name),
+                format!("shape {shape:?} is larger than any memory; choose a smaller context"),
+            ));
+        };
+        let offset = self.bytes;
+        self.tensors.push(StateTensorPlan {
+            layer,
+            name: tensor.name.into(),
+            kind: tensor.kind,
+            dtype,
+            shape,
+            offset,
+            bytes,
+            range: tensor.range,
+        });
+        self.bytes = end.next_multiple_of(ALIGNMENT);
+        Ok(())
+    }
+
+    /// The session's own state tensors before the logits, which lie where they lie in the whole plan.
+    #[doc(hidden)]
+    pub fn own_tensors(&self) -> Self {
+        let tensors = self.tensors[..LOGITS].to_vec();
+        let end = tensors
+            .last()
+            .map_or(0, |tensor| tensor.offset + tensor.bytes);
+        StatePlan {
+            tensors,
+            bytes: end.next_multiple_of(ALIGNMENT),
+        }
+    }
+}

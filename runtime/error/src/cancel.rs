@@ -1,0 +1,30 @@
+//! How a call is ended from outside.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Stops a session that is reading, generating or rendering, from another thread or a signal handler.
+#[derive(Clone, Default)]
+pub struct Canceller(Arc<AtomicBool>);
+
+impl Canceller {
+    /// The call in progress, or else the next one, ends with [`crate::Error::Cancelled`] at a whole token.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    /// Forgets a cancellation that no call has seen.
+    pub fn clear(&self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+
+    #[doc(hidden)]
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    #[doc(hidden)]
+    pub fn take(&self) -> bool {
+        self.0.swap(false, Ordering::SeqCst)
+    }
+}

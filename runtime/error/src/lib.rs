@@ -1,0 +1,188 @@
+//! The one error type of the library. Every message names the file, the key or tensor, what was found and what
+//! was expected.
+
+pub mod cancel;
+
+use std::path::PathBuf;
+
+/// What the library's calls return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong, as a sentence a user can act on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A number format, GGUF or safetensors problem.
+    #[error(transparent)]
+    Quant(waterline_quant::Error),
+    /// The operating system refused a file operation.
+    #[error("{}: {action}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was being done, such as "cannot write".
+        action: &'static str,
+        /// The system's own reason.
+        source: std::io::Error,
+    },
+    /// A configuration or metadata key has a value that cannot be used.
+    #[error("{file}: {key}: found {found}, expected {expected}")]
+    Config {
+        /// The file that holds the key.
+        file: String,
+        /// The key.
+        key: String,
+        /// What it says.
+        found: String,
+        /// What it should say.
+        expected: String,
+    },
+    /// A tensor is absent or has another shape or type than the description says.
+    #[error("{file}: tensor {name}: found {found}, expected {expected}")]
+    Tensor {
+        /// The file that holds, or should hold, the tensor.
+        file: String,
+        /// The tensor's name in that file.
+        name: String,
+        /// What was found.
+        found: String,
+        /// What was expected.
+        expected: String,
+    },
+    /// The model is well formed, but this library cannot run it.
+    #[error("{file}: not supported: {what}")]
+    Unsupported {
+        /// The file that needs it.
+        file: String,
+        /// What the file needs, and what is supported instead.
+        what: String,
+    },
+    /// The file has keys or tensors that the model does not use: without them it may be another model.
+    #[error(
+        "{file}: nothing uses {what}: {names}; the model may be another one without them; open it with allow-unused to pass \
+         over them"
+    )]
+    Unused {
+        /// The file or folder.
+        file: String,
+        /// "the key", "the keys", "the tensor" or "the tensors".
+        what: &'static str,
+        /// Their names, the first of them if there are many.
+        names: String,
+    },
+    /// The tokenizer is absent, malformed or refused a text.
+    #[error("{source_name}: tokenizer: {reason}")]
+    Tokenizer {
+        /// Where the tokenizer came from.
+        source_name: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The chat template is absent, malformed or cannot render the conversation.
+    #[error("chat template: {reason}")]
+    Template {
+        /// What is wrong.
+        reason: String,
+    },
+    /// A parameter is outside what it may be.
+    #[error("{what}: {reason}")]
+    Invalid {
+        /// The parameter.
+        what: String,
+        /// Why it cannot be used.
+        reason: String,
+    },
+    /// The session's declared context cannot hold the tokens.
+    #[error(
+        "the context is full: {position} of {context} tokens are used and {requested} more were given; \
+         open the session with a larger context or let the oldest tokens drop out"
+    )]
+    ContextFull {
+        /// The bound that the session was opened with, in tokens.
+        context: usize,
+        /// Tokens already read.
+        position: u64,
+        /// Tokens that were to be read.
+        requested: usize,
+    },
+    /// A snapshot cannot be restored into this session.
+    #[error("{file}: snapshot: {reason}")]
+    Snapshot {
+        /// The snapshot's file, or "memory".
+        file: String,
+        /// What differs.
+        reason: String,
+    },
+    /// The position cannot be reached again.
+    #[error("cannot rewind to position {position}: {reason}")]
+    Rewind {
+        /// The position to return to.
+        position: u64,
+        /// What is missing.
+        reason: String,
+    },
+    /// The system refused memory or a thread. Nothing else changed.
+    #[error("{what} cannot be allocated: {advice}")]
+    Memory {
+        /// What was to be allocated, and how much.
+        what: String,
+        /// What to choose instead.
+        advice: &'static str,
+    },
+    /// A device is missing, full, too old or lost, or its kernels cannot be made.
+    #[error("{device}: {reason}")]
+    Device {
+        /// The device.
+        device: String,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+    /// Reading was cancelled; the session stands at a whole token and can go on.
+    #[error("cancelled after {fed} tokens")]
+    Cancelled {
+        /// Tokens of the call that were read before it stopped.
+        fed: usize,
+    },
+}
+
+impl From<waterline_quant::Error> for Error {
+    fn from(error: waterline_quant::Error) -> Self {
+        match error {
+            waterline_quant::Error::Memory { bytes } => {
+                let what = format!("{bytes} bytes of working memory");
+                Error::memory(what, "choose a smaller chunk or a smaller model")
+            }
+            other => Error::Quant(other),
+        }
+    }
+}
+
+impl Error {
+    /// A parameter `what` that cannot be used, and why.
+    #[doc(hidden)]
+    pub fn invalid(what: impl Into<String>, reason: impl Into<String>) -> Self {
+        Error::Invalid {
+            what: what.into(),
+            reason: reason.into(),
+        }
+    }
+
+    /// Memory or a thread, `what`, that the system refused, and what to choose instead.
+    #[doc(hidden)]
+    pub fn memory(what: impl Into<String>, advice: &'static str) -> Self {
+        Error::Memory {
+            what: what.into(),
+            advice,
+        }
+    }
+
+    /// An input or output error on `path`.
+    #[doc(hidden)]
+    pub fn io(path: impl Into<PathBuf>, action: &'static str, source: std::io::Error) -> Self {
+        Error::Io {
+            path: path.into(),
+            action,
+            source,
+        }
+    }
+}

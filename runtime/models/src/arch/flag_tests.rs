@@ -1,0 +1,219 @@
+//! Every key that a frontend reads, changed by itself: `flags.txt` says of each what it changes in the model, or that it
+//! is refused by a sentence that names it. A key that is read and not in the list fails the test, so that no flag of a
+//! checkpoint passes unnoticed.
+//!
+//! A section of the list begins with `# GROUP: NAME` and a configuration; a key must be tried in one section of its group. Each
+//! line is `KEY = VALUE: EFFECT`, the effect a list of numbers that change and of tensors that come (`+`) or go (`-`),
+//! `nothing`, `refused` by a sentence that names the key, or `refused` with a sentence. What is not of the first block
+//! has `model.` or the number of its block before it. Every model that comes out reads a few tokens.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde_json::Value;
+use waterline_quant::{Bytes, F32, Tensor};
+
+use super::{Config, FAMILIES};
+use crate::error::Result;
+use crate::lowering::Source;
+use crate::model::{ModelSpec, lower};
+use crate::program::Workspace;
+use crate::state::{Arena, StateOptions};
+use crate::weights::WeightSpec;
+use waterline_compute::cpu::Pool;
+
+const LIST: &str = include_str!("flags.txt");
+
+/// Keys of every model, without which no other test would pass.
+const COMMON: &[&str] = &[
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+];
+
+/// A configuration, and the keys that were read on the way.
+fn read(config: &Value) -> (Result<ModelSpec>, Vec<String>) {
+    let config = Config::new("config.json", config.clone()).expect("an object");
+    let model_type = config.string("model_type").expect("a model type");
+    let family = FAMILIES
+        .iter()
+        .find(|f| f.model_types.contains(&model_type));
+    let spec = (family.expect("a known model type").spec)(&config).and_then(|spec| {
+        spec.check("config.json")?;
+        Ok(spec)
+    });
+    (spec, config.used())
+}
+
+/// The configuration with another value at a key, which may lie in an object: `attn.layers`.
+fn with(config: &Value, key: &str, value: &Value) -> Value {
+    let mut changed = config.clone();
+    let mut at = &mut changed;
+    for part in key.split('.') {
+        if at.is_null() {
+            *at = Value::Object(Default::default());
+        }
+        at = &mut at[part];
+    }
+    *at = value.clone();
+    changed
+}
+
+/// Numbers by their path, under `path`.
+fn flatten(path: &str, value: &Value, facts: &mut BTreeMap<String, String>) {
+    match value {
+        Value::Object(object) => {
+            for (key, value) in object {
+                flatten(&format!("{path}.{key}"), value, facts);
+            }
+        }
+        Value::Number(number) if number.is_f64() => {
+            let number = number.as_f64().expect("a number") as f32;
+            facts.insert(path.into(), number.to_string());
+        }
+        _ => {
+            facts.insert(path.into(), value.to_string());
+        }
+    }
+}
+
+/// Every number of a model by its path, `model.` or the number of the block first, and every tensor after a `+`.
+fn facts(spec: &ModelSpec) -> BTreeMap<String, String> {
+    let mut facts = BTreeMap::new();
+    let mut model = spec.to_json();
+    let layers = model["layers"].take();
+    flatten("model", &model, &mut facts);
+    for (i, layer) in layers.as_array().expect("layers").iter().enumerate() {
+        flatten(&i.to_string(), layer, &mut facts);
+    }
+    let tensors = spec.weights();
+    facts.extend(tensors.into_iter().map(|weight| {
+        let name = weight.name.strip_prefix("blk.").unwrap_or(&weight.name);
+        (format!("+{name}"), String::new())
+    }));
+    facts
+}
+
+/// How the second model differs from the first. Of a block with another mixer only this is said.
+fn difference(before: &ModelSpec, after: &ModelSpec) -> String {
+    let (before, after) = (facts(before), facts(after));
+    let mixer = |path: &str| {
+        let block = path.trim_start_matches('+').split('.').next();
+        format!("{}.mixer", block.expect("a path"))
+    };
+    let other_mixer = |path: &str| {
+        let mixer = mixer(path);
+        path != mixer && before.get(&mixer) != after.get(&mixer)
+    };
+    let shown = |path: &str| {
+        let path = path.replacen("+0.", "+", 1);
+        path.strip_prefix("0.").unwrap_or(&path).to_string()
+    };
+    let mut found = Vec::new();
+    for (path, value) in after.iter().filter(|(path, _)| !other_mixer(path)) {
+        if before.get(path) != Some(value) {
+            found.push(format!("{} {value}", shown(path)).trim().to_string());
+        }
+    }
+    let gone = |path: &&String| !after.contains_key(*path) && !other_mixer(path);
+    for path in before.keys().filter(gone) {
+        found.push(match path.starts_with('+') {
+            true => shown(path).replacen('+', "-", 1),
+            false => format!("{} gone", shown(path)),
+        });
+    }
+    match found.is_empty() {
+        true => "nothing".into(),
+        false => found.join(", "),
+    }
+}
+
+/// A model of this description reads some tokens.
+fn runs(spec: &ModelSpec) {
+    let tensor = |weight: WeightSpec| {
+        let value = |i: usize| (0.2 * (i as f32 * 0.7).sin()).to_le_bytes();
+        let bytes = (0..weight.len()).flat_map(value).collect();
+        let tensor = Tensor::new(&F32, weight.shape, Bytes::from_vec(bytes)).expect("a tensor");
+        (weight.name, tensor)
+    };
+    let plan = spec.plan(&StateOptions::default()).expect("a plan");
+    let own = plan.tensors().iter();
+    let first_tensor = own.take_while(|tensor| tensor.layer.is_none()).count();
+    let source = Source {
+        file: "test",
+        tensors: &spec.weights().into_iter().map(tensor).collect(),
+        hidden: spec.hidden,
+        norm_eps: spec.norm_eps(),
+    };
+    let (program, _) = lower(&source, spec, first_tensor).expect("a model");
+    program.validate("test", &plan).expect("a sound program");
+    let pool = Arc::new(Pool::new(1).expect("no thread"));
+    let mut workspace = Workspace::new(&program, pool, 3).expect("memory");
+    let mut arena = Arena::new(Arc::new(plan)).expect("memory");
+    workspace.run(&program, &mut arena, &[1, 2, 3], 0);
+    let mut logits = vec![f32::NAN; spec.vocab];
+    workspace.logits(&program, 2..3, &mut logits);
+    assert!(logits.iter().all(|logit| logit.is_finite()));
+}
+
+/// What becomes of the model, as the list has it.
+fn effect(before: &ModelSpec, key: &str, after: Result<ModelSpec>) -> String {
+    match after {
+        Ok(after) => {
+            runs(&after);
+            difference(before, &after)
+        }
+        Err(error) => {
+            let said = error.to_string();
+            let named = said.contains(key.rsplit('.').next().expect("a key"));
+            if named {
+                "refused".into()
+            } else {
+                format!("refused: {said}")
+            }
+        }
+    }
+}
+
+#[test]
+fn every_key_that_is_read_does_what_the_list_says() {
+    let mut wrong = Vec::new();
+    // By group: the keys that were read, those that were tried.
+    let mut groups: BTreeMap<&str, (BTreeSet<String>, BTreeSet<&str>)> = BTreeMap::new();
+    for section in LIST.split("\n# ").skip(1) {
+        let mut lines = section.lines();
+        let name = lines.next().expect("a name");
+        let (group, _) = name.split_once(": ").expect("GROUP: NAME");
+        let (asked, tried) = groups.entry(group).or_default();
+        let base: Value = serde_json::from_str(lines.next().expect("a configuration"))
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
+        let (spec, keys) = read(&base);
+        let spec = spec.unwrap_or_else(|error| panic!("{name}: {error}"));
+        runs(&spec);
+        asked.extend(keys);
+        for line in lines.filter(|line| !line.is_empty()) {
+            let (key, rest) = line.split_once(" = ").expect("KEY = VALUE: EFFECT");
+            let (value, expected) = rest.split_once(": ").expect("VALUE: EFFECT");
+            let value = serde_json::from_str(value).unwrap_or_else(|e| panic!("{line}: {e}"));
+            let (changed, keys) = read(&with(&base, key, &value));
+            // An object that only this line has is tried in a section of its own.
+            let inside = format!("{key}.");
+            asked.extend(keys.into_iter().filter(|key| !key.starts_with(&inside)));
+            tried.insert(key);
+            let found = effect(&spec, key, changed);
+            if found != expected {
+                wrong.push(format!("{name}: {key} = {value}: {found}"));
+            }
+        }
+    }
+    for (group, (asked, tried)) in groups {
+        for key in &asked {
+            let key = key.strip_prefix("text_config.").unwrap_or(key);
+            if !COMMON.contains(&key) && !tried.contains(key) {
+                wrong.push(format!("{group}: {key} is read and not in the list"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -1,0 +1,166 @@
+//! Batches and drafts on the emulator, or on a GPU where there is one: the bits of recorded steps.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::bound::Model;
+use crate::cuda::Device;
+use crate::devices::device;
+use crate::engine::StepProgram;
+use crate::session::{Batch, Session, SessionOptions};
+use crate::synthetic::{repeating, state_of};
+
+/// Models whose ops are of every kind: those whose blocks pass nothing on, those with several kernels, with experts, with chosen
+/// parts of matrices, and with kept inputs.
+const MODELS: [&str; 6] = [
+    "fixtures/gdn_swa",
+    "fixtures/fla_mamba_rank3",
+    "fixtures/mom_k2",
+    "fixtures/hf_qwen3_5_moe_fused",
+    "fixtures/rwkv7_plain",
+    "fixtures/lalte_stream_gqa",
+];
+
+fn models() -> impl Iterator<Item = (&'static str, Arc<Model>)> {
+    let tests = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests");
+    let open = move |name: &'static str| (name, Model::open(tests.join(name)).expect("a model"));
+    MODELS.into_iter().map(open)
+}
+
+/// A session whose steps are recorded, which has read a prompt of its own.
+fn session(model: &Arc<Model>, device: &Arc<Device>, number: usize, lookup: usize) -> Session {
+    let mut options = SessionOptions {
+        chunk: 16,
+        threads: 1,
+        lookup,
+        step: StepProgram::Recorded,
+        device: Some(Arc::clone(device)),
+        ..SessionOptions::default()
+    };
+    (options.state.context, options.state.history) = (128, 64);
+    options.sampler.temperature = [0.0, 0.8, 0.4][number];
+    // Some sessions choose on the host, and repeat a token until noise is larger.
+    options.sampler.logit_bias = vec![(3, 6.0); usize::from(number == 2)];
+    options.sampler.seed = number as u64;
+    repeating(model, options, number)
+}
+
+/// The sessions of each step: the second one joins late and leaves early, the third one leaves earlier. So the host chooses, then
+/// the device samples, then it chooses the most probable token.
+fn is_in(number: usize, step: usize) -> bool {
+    [true, (2..5).contains(&step), step < 4][number]
+}
+
+#[test]
+fn sessions_of_a_batch_give_what_they_give_alone() {
+    let Some(device) = device() else {
+        return;
+    };
+    for (name, model) in models() {
+        let sessions =
+            || -> Vec<Session> { (0..3).map(|n| session(&model, &device, n, 0)).collect() };
+        let (mut alone, mut batched) = (sessions(), sessions());
+        let mut batch = Batch::new(&alone[0], 3).expect("a batch");
+        let room = batch.work_bytes();
+        for step in 0..6 {
+            let members = batched.iter_mut().enumerate();
+            let members = members.filter(|(n, _)| is_in(*n, step));
+            let (numbers, mut members): (Vec<usize>, Vec<&mut Session>) = members.unzip();
+            let tokens = match step {
+                3 => {
+                    let tokens: Vec<u32> = (0..members.len() as u32).collect();
+                    batch.feed(&mut members, &tokens).expect("tokens");
+                    tokens
+                }
+                _ => batch.step(&mut members).expect("a step").to_vec(),
+            };
+            for (number, token) in numbers.into_iter().zip(tokens) {
+                let (one, other) = (&mut alone[number], &mut batched[number]);
+                match step {
+                    3 => one.feed(&[token]).expect("a token"),
+                    _ => assert_eq!(
+                        one.step().expect("a step"),
+                        token,
+                        "{name}: {number}, {step}"
+                    ),
+                }
+                assert_eq!(
+                    one.logits().expect("logits"),
+                    other.logits().expect("logits"),
+                    "{name}: session {number}, step {step}"
+                );
+                if step == 4 {
+                    // A step alone, between those of the batch.
+                    assert_eq!(one.step().expect("a step"), other.step().expect("a step"));
+                }
+            }
+        }
+        assert_eq!(batch.work_bytes(), room);
+        for (one, other) in alone.iter().zip(&batched) {
+            assert!(state_of(one) == state_of(other), "{name}: another state");
+        }
+    }
+}
+
+/// Whatever is accepted, refused or taken back: the same tokens and, to the bit, the same state as step by step.
+#[test]
+fn reading_ahead_is_stepping() {
+    let Some(device) = device() else {
+        return;
+    };
+    let (mut accepted, mut refused) = (0, 0);
+    for (name, model) in models() {
+        for number in [0, 2] {
+            let mut plain = session(&model, &device, number, 0);
+            let mut ahead = session(&model, &device, number, 5);
+            let mut tokens = Vec::new();
+            for round in 0..6 {
+                ahead.step_ahead(5, &[1]).expect("tokens");
+                let read = ahead.ahead().to_vec();
+                accepted += read.len() - 1;
+                refused += usize::from(read.len() == 1);
+                let kept = if round % 3 == 2 { 1 } else { read.len() };
+                ahead.keep_ahead(kept).expect("a state");
+                tokens.extend_from_slice(&read[..kept]);
+            }
+            for token in tokens {
+                assert_eq!(plain.step().expect("a token"), token, "{name}");
+            }
+            assert!(
+                state_of(&plain) == state_of(&ahead),
+                "{name}: another state"
+            );
+        }
+    }
+    assert!(accepted > 4 && refused > 4, "{accepted} {refused}");
+}
+
+#[test]
+fn what_a_batch_cannot_step_is_refused() {
+    let Some(device) = device() else {
+        return;
+    };
+    let (_, model) = models().next().expect("a model");
+    let mut one = session(&model, &device, 0, 0);
+    let mut other = Session::new(
+        Arc::clone(&model),
+        SessionOptions {
+            device: Some(Arc::clone(&device)),
+            chunk: 16,
+            ..SessionOptions::default()
+        },
+    )
+    .expect("a session");
+    let mut on_cpu = Session::new(Arc::clone(&model), SessionOptions::default()).expect("one");
+    let mut batch = Batch::new(&one, 2).expect("a batch");
+    for (session, reason) in [
+        (&mut other, "another context"),
+        (&mut on_cpu, "another device"),
+    ] {
+        let refused = batch.feed(&mut [&mut one, session], &[1, 2]);
+        let error = refused.expect_err("a refusal").to_string();
+        assert!(error.contains(reason), "{error}");
+    }
+    assert!(Batch::new(&one, 65).is_err());
+    assert!(batch.step(&mut []).expect("nobody").is_empty());
+}

@@ -1,0 +1,23 @@
+//! An internal part of the crate `waterline`, without a stable interface: text in and out of the model. Tokens, byte-safe streaming, stop strings, chat templates, turns.
+
+#[cfg_attr(not(feature = "tokenizer"), path = "no_date.rs")]
+mod date;
+mod jinja;
+mod placeholders;
+mod stop;
+mod stream;
+mod template;
+#[cfg_attr(not(feature = "tokenizer"), path = "no_tokenizer.rs")]
+mod tokenizer;
+mod turns;
+
+#[cfg(all(test, feature = "tokenizer"))]
+mod tests;
+
+pub use stop::StopStrings;
+pub use stream::TextStream;
+pub use template::{ChatTemplate, Message, Role, TemplateOptions};
+pub use tokenizer::{Piece, Tokenizer};
+pub use turns::Turns;
+
+use waterline_error::{self as error, cancel};

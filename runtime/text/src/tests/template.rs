@@ -1,0 +1,68 @@
+use super::*;
+use crate::{Message, Role};
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Case {
+    template: String,
+    messages: Vec<Message>,
+    add_generation_prompt: bool,
+    rendered: Option<String>,
+    refused: Option<String>,
+}
+
+#[test]
+fn templates_render_as_jinja2_renders_them() {
+    let cases: Vec<Case> = serde_json::from_slice(&data("templates/rendered.json")).unwrap();
+    assert_eq!(cases.len(), 21);
+    for case in cases {
+        let result = template(&case.template).render(&case.messages, case.add_generation_prompt);
+        match case.refused {
+            None => assert_eq!(result.unwrap(), case.rendered.unwrap(), "{}", case.template),
+            Some(reason) => assert!(result.unwrap_err().to_string().contains(&reason)),
+        }
+    }
+}
+
+#[test]
+fn errors_say_where() {
+    let error = ChatTemplate::new("a\n{% for %}", "", "")
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(error.contains("line 2"), "{error}");
+    let hello = [Message::new(Role::User, "hello")];
+    let render = |source| {
+        ChatTemplate::new(source, "", "")
+            .unwrap()
+            .render(&hello, true)
+    };
+    let error = render("{{ messages[0].nothing.more }}")
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("line 1"), "{error}");
+    render("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}").unwrap_err();
+}
+
+#[test]
+fn contents_are_data() {
+    let hello = [Message::new(Role::User, "{{ bos_token }}<b>&'\"")];
+    let source = "{{ messages[0]['content'] }}";
+    let rendered = ChatTemplate::new(source, "<s>", "")
+        .unwrap()
+        .render(&hello, true)
+        .unwrap();
+    assert_eq!(rendered, hello[0].content);
+}
+
+#[test]
+fn the_date_is_known() {
+    let render = |source| {
+        ChatTemplate::new(source, "", "")
+            .unwrap()
+            .render(&[], false)
+            .unwrap()
+    };
+    let year: u32 = render("{{ strftime_now('%Y') }}").parse().unwrap();
+    assert!(year >= 2025);
+}

@@ -1,0 +1,322 @@
+use super::*;
+use crate::{Message, Role, TemplateOptions, Turns};
+use proptest::prelude::*;
+use std::sync::Arc;
+
+/// Special tokens of the models whose templates are tested.
+const SPECIALS: [&str; 9] = [
+    "<s>",
+    "</s>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+];
+const TEMPLATES: [&str; 7] = [
+    "chatml", "gemma", "llama2", "llama3", "qwen3", "tok4096", "zephyr",
+];
+
+fn turns(name: &str) -> (Turns, Arc<Tokenizer>) {
+    let tokenizer = Arc::new(tokenizer_with(&SPECIALS));
+    (
+        Turns::new(Arc::new(template(name)), tokenizer.clone()).unwrap(),
+        tokenizer,
+    )
+}
+
+fn from_source(source: &str) -> Result<Turns, String> {
+    let template = ChatTemplate::new(source, "<s>", "</s>").unwrap();
+    let tokenizer = Arc::new(tokenizer_with(&SPECIALS));
+    Turns::new(Arc::new(template), tokenizer).map_err(|error| error.to_string())
+}
+
+/// What a session has been fed after these turns, answers included.
+fn fed(
+    turns: &mut Turns,
+    tokenizer: &Tokenizer,
+    exchange: &[(&str, &str)],
+    ended: bool,
+) -> Vec<u32> {
+    let mut fed = Vec::new();
+    for (question, answer) in exchange {
+        fed.extend(turns.user(question).unwrap());
+        if answer.is_empty() {
+            break;
+        }
+        fed.extend(tokenizer.encode(answer).unwrap());
+        if ended {
+            fed.extend(turns.end_token());
+        }
+        fed.extend(turns.assistant_done(answer, ended).unwrap());
+    }
+    fed
+}
+
+#[test]
+fn what_is_fed_is_the_rendering_of_the_whole_conversation() {
+    let exchange = [
+        ("Hello there", "Hi."),
+        ("What is 12?", "A number"),
+        ("Really?", ""),
+    ];
+    let mut messages = Vec::new();
+    for (question, answer) in exchange {
+        messages.push(Message::new(Role::User, question));
+        if !answer.is_empty() {
+            messages.push(Message::new(Role::Assistant, answer));
+        }
+    }
+    for name in TEMPLATES {
+        // Llama 2 puts a space around answers, which a generated answer brings or leaves out.
+        if name == "llama2" {
+            continue;
+        }
+        let (mut turns, tokenizer) = turns(name);
+        let rendered = template(name).render(&messages, true).unwrap();
+        let expected = tokenizer.encode_with_special(&rendered).unwrap();
+        for ended in [true, false] {
+            let tokens = fed(&mut turns, &tokenizer, &exchange, ended);
+            assert_eq!(spell(&tokenizer, &tokens), rendered, "{name}");
+            assert_eq!(tokens, expected, "{name}");
+            turns.clear();
+        }
+    }
+}
+
+#[test]
+fn a_system_message_leads_the_first_turn_only() {
+    for name in TEMPLATES {
+        let (mut turns, tokenizer) = turns(name);
+        if name == "gemma" {
+            assert!(
+                turns
+                    .system("Be brief.")
+                    .unwrap_err()
+                    .to_string()
+                    .contains("not supported")
+            );
+            assert!(turns.messages().is_empty());
+            continue;
+        }
+        turns.system("Be long.").unwrap();
+        turns.system("Be brief.").unwrap();
+        let messages = [
+            Message::new(Role::System, "Be brief."),
+            Message::new(Role::User, "Hi"),
+        ];
+        let rendered = template(name).render(&messages, true).unwrap();
+        let tokens = turns.user("Hi").unwrap();
+        assert_eq!(spell(&tokenizer, &tokens), rendered);
+        assert!(turns.system("Too late").is_err());
+        turns.assistant_done("Yes", true).unwrap();
+        let next = spell(&tokenizer, &turns.user("So?").unwrap());
+        assert!(
+            next.contains("So?") && !next.contains("brief") && !next.contains("Yes"),
+            "{next}"
+        );
+    }
+}
+
+#[test]
+fn only_the_end_token_depends_on_how_an_answer_stopped() {
+    let ends = [
+        "<|im_end|>",
+        "<end_of_turn>",
+        "</s>",
+        "<|eot_id|>",
+        "<|im_end|>",
+        "</s>",
+        "</s>",
+    ];
+    for (name, end) in TEMPLATES.into_iter().zip(ends) {
+        let (mut turns, tokenizer) = turns(name);
+        assert_eq!(turns.end_token(), tokenizer.token_id(end), "{name}");
+        turns.user("One").unwrap();
+        let mut stopped = turns.clone();
+        assert_eq!(turns.assistant_done("Two", true).unwrap(), [0u32; 0]);
+        let closing = stopped.assistant_done("Two", false).unwrap();
+        assert_eq!(closing.last().copied(), turns.end_token());
+        let expected = if name == "llama2" { " </s>" } else { end };
+        assert_eq!(spell(&tokenizer, &closing), expected);
+        assert_eq!(turns.user("Three").unwrap(), stopped.user("Three").unwrap());
+    }
+}
+
+#[test]
+fn a_template_without_an_end_token_feeds_its_closing_with_the_next_turn() {
+    let source = "{% for m in messages %}{% if m.role == 'user' %}Q: {{ m.content }}\n{% else %}A: \
+        {{ m.content }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}A:{% endif %}";
+    let mut turns = from_source(source).unwrap();
+    let tokenizer = tokenizer_with(&SPECIALS);
+    assert_eq!(turns.end_token(), None);
+    assert_eq!(spell(&tokenizer, &turns.user("x").unwrap()), "Q: x\nA:");
+    for ended in [false, true] {
+        assert_eq!(turns.assistant_done(" y", ended).unwrap(), [0u32; 0]);
+        assert_eq!(spell(&tokenizer, &turns.user("z").unwrap()), "\nQ: z\nA:");
+    }
+}
+
+#[test]
+fn contents_are_trimmed_where_the_template_trims() {
+    for (name, expected) in [
+        ("chatml", "\n  a b \n<|im_end|>"),
+        ("llama3", "\n\na b<|eot_id|>"),
+    ] {
+        let (mut turns, tokenizer) = turns(name);
+        let tokens = turns.user("  a b \n").unwrap();
+        assert!(spell(&tokenizer, &tokens).contains(expected));
+    }
+    // Llama 2 joins system and user message and trims the whole.
+    let (mut turns, tokenizer) = turns("llama2");
+    turns.system(" s ").unwrap();
+    let text = spell(&tokenizer, &turns.user(" u ").unwrap());
+    assert_eq!(text, "<s>[INST] <<SYS>>\n s \n<</SYS>>\n\n u [/INST]");
+}
+
+#[test]
+fn undo_and_restore_continue_alike() {
+    let (mut turns, _) = turns("qwen3");
+    turns.system("Be brief.").unwrap();
+    turns.user("One").unwrap();
+    turns
+        .assistant_done("<think>\nhm\n</think>\n\n1", true)
+        .unwrap();
+    let second = turns.user("Two").unwrap();
+    assert!(turns.user("Three").is_err());
+    assert_eq!(turns.pop_turn().as_deref(), Some("Two"));
+    assert_eq!(turns.user("Two").unwrap(), second);
+    turns.assistant_done("2", false).unwrap();
+    assert_eq!(turns.pop_turn().as_deref(), Some("Two"));
+
+    let saved = serde_json::to_string(turns.messages()).unwrap();
+    assert!(saved.starts_with(r#"[{"role":"system","content":"Be brief."},{"role":"user""#));
+    let mut restored = self::turns("qwen3").0;
+    restored
+        .restore(serde_json::from_str(&saved).unwrap())
+        .unwrap();
+    assert_eq!(restored.user("Two").unwrap(), second);
+
+    restored.pop_turn();
+    restored.pop_turn();
+    assert_eq!(restored.pop_turn(), None);
+    assert_eq!(restored.messages().len(), 1);
+    assert!(restored.assistant_done("answer to nothing", true).is_err());
+    let twice = vec![Message::new(Role::User, "a"), Message::new(Role::User, "b")];
+    assert!(
+        restored
+            .restore(twice)
+            .unwrap_err()
+            .to_string()
+            .contains("message 1")
+    );
+}
+
+#[test]
+fn a_thinking_switch_reaches_the_template_and_keeps_the_conversation() {
+    let (mut turns, tokenizer) = turns("qwen3");
+    let prompt = |turns: &mut Turns| spell(&tokenizer, &turns.user("Hi").unwrap());
+    let undecided = prompt(&mut turns);
+    turns.assistant_done("Yes", true).unwrap();
+    let set = |turns: &mut Turns, thinking| {
+        let options = TemplateOptions {
+            thinking,
+            ..TemplateOptions::default()
+        };
+        turns.set_options(options).unwrap();
+    };
+    set(&mut turns, Some(false));
+    assert_eq!(turns.messages().len(), 2);
+    let off = prompt(&mut turns);
+    assert!(off.ends_with("<think>\n\n</think>\n\n"), "{off}");
+    assert!(!undecided.contains("<think>") && !turns.opens_thought().unwrap());
+    turns.pop_turn();
+    set(&mut turns, Some(true));
+    assert!(!prompt(&mut turns).contains("<think>"));
+
+    let opening = "{% for m in messages %}{{ m.role }}:{{ m.content }}<|im_end|>{% endfor %}\
+        {% if add_generation_prompt %}{{ '<think>' if enable_thinking else '' }}{% endif %}";
+    let mut turns = from_source(opening).unwrap();
+    assert!(!turns.opens_thought().unwrap());
+    set(&mut turns, Some(true));
+    assert!(turns.opens_thought().unwrap());
+}
+
+#[test]
+fn tools_reach_the_template() {
+    let source = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}";
+    let mut turns = from_source(source).unwrap();
+    let tools = vec![json!({"type": "function", "function": {"name": "now"}})];
+    let options = TemplateOptions {
+        tools,
+        ..TemplateOptions::default()
+    };
+    turns.set_options(options).unwrap();
+    let tokens = turns.user("Hi").unwrap();
+    let text = spell(&tokenizer_with(&SPECIALS), &tokens);
+    assert!(
+        text.starts_with(r#"[{"type": "function", "function": {"name": "now"}}]Hi"#),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_template_that_repeats_a_message_without_end_is_refused() {
+    let source = "{% for m in messages %}{% for i in range(200) %}{{ m.content }}{% endfor %}<|im_end|>{% endfor %}";
+    let mut turns = from_source(source).unwrap();
+    turns.user("short").unwrap();
+    turns.pop_turn();
+    let error = turns.user(&"long".repeat(2_500)).unwrap_err();
+    assert!(
+        error.to_string().contains("repeats the messages"),
+        "{error}"
+    );
+    assert!(turns.messages().is_empty());
+}
+
+#[test]
+fn templates_that_cannot_work_are_refused_at_once() {
+    let refused = |source: &str, reason: &str| {
+        let error = from_source(source).err().unwrap();
+        assert!(error.contains(reason), "{error}");
+    };
+    refused("{{ raise_exception('no') }}", "no");
+    refused("{{ messages[0].content }}", "leaves out");
+    refused(
+        "{% for m in messages %}{{ m.content | length }}{% endfor %}",
+        "leaves out",
+    );
+    refused(
+        "{% for m in messages %}{{ m.content | list }}{% endfor %}",
+        "apart",
+    );
+    refused(
+        "{% for m in messages %}{{ m.content }}{{ '</s>' if loop.last else '<s>' }}{% endfor %}",
+        "closes an answer differently",
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    #[test]
+    fn a_user_cannot_write_a_control_token(
+        parts in prop::collection::vec(
+            prop_oneof![prop::sample::select(SPECIALS.to_vec()).prop_map(str::to_string), ".{0,3}"],
+            1..6,
+        ),
+        name in prop::sample::select(TEMPLATES.to_vec()),
+    ) {
+        let (mut turns, tokenizer) = turns(name);
+        let control = |tokens: Vec<u32>| -> Vec<u32> {
+            tokens.into_iter().filter(|&token| tokenizer.is_special(token)).collect()
+        };
+        let harmless = control(turns.user("text").unwrap());
+        turns.clear();
+        let hostile = format!("a{}b", parts.concat());
+        let tokens = turns.user(&hostile).unwrap();
+        prop_assert!(spell(&tokenizer, &tokens).contains(&hostile));
+        prop_assert_eq!(control(tokens), harmless);
+    }
+}

@@ -1,0 +1,33 @@
+//! Devices for the unit tests of several crates.
+
+#![allow(dead_code)] // each uses a part
+
+use std::sync::Arc;
+
+use crate::cuda::Device;
+
+/// A device to test on; without one the test says so and ends.
+pub(crate) fn device() -> Option<Arc<Device>> {
+    if let Ok(device) = Device::open(0) {
+        return Some(device);
+    }
+    #[cfg(feature = "emulator")]
+    return Some(Device::emulated());
+    #[cfg(not(feature = "emulator"))]
+    {
+        crate::skipped::skipped("GPU or emulator");
+        None
+    }
+}
+
+/// A device that runs persistent programs, and how many blocks of one it holds.
+pub(crate) fn persistent_device() -> Option<(Arc<Device>, usize)> {
+    let device = device()?;
+    match device.driver().resident_blocks() {
+        Ok(blocks) => Some((device, blocks)),
+        Err(reason) => {
+            crate::skipped::skipped(&format!("persistent programs, {reason}"));
+            None
+        }
+    }
+}
