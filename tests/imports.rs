@@ -47,7 +47,7 @@ const LAYERED: [&str; 3] = [".", "models", "compute"];
 const FROM_BELOW: [&str; 3] = ["text", "cancel", "error"];
 
 /// Files and folders that are compiled for tests alone.
-const TEST_FILES: &[&str] = &["tests", "instrument", "rig", "op_rig"];
+const TEST_FILES: &[&str] = &["tests", "rig"];
 
 fn crate_folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)

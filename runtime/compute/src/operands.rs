@@ -1,4 +1,4 @@
-//! What an op reads and writes, by name. Order between ops follows from these names alone (`crate::schedule`), on every
+//! What an op reads and writes, by name. Order between ops follows from these names alone (`crate::program`), on every
 //! device: an op that touches what it does not name fails a test (tests/instrument.rs).
 
 /// Columns of a buffer: `width` values of each token from column `start` on.
