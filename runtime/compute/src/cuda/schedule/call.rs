@@ -293,7 +293,7 @@ impl Queued {
     }
 
     /// Whether it accesses memory that its op does not name.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "emulator"))]
     pub(crate) fn exceeds_op(&self) -> bool {
         let (Some(accesses), Some(of)) = (self.accesses(), &self.of) else {
             return false;
