@@ -105,5 +105,5 @@ def running_best(score, n):
     T = score.shape[-1]
     older = torch.ones(T, T, dtype=torch.bool, device=score.device).triu(1)  # [i, j]: i < j
     i, j = score[..., :, None], score[..., None, :]
-    beaten = ((i > j) | ((i == j) & older)).to(torch.int32).cumsum(-2)
+    beaten = ((i > j) | ((i == j) & older)).cumsum(-2, dtype=torch.int32)
     return (beaten < n) & (j > -torch.inf)

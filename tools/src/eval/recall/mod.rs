@@ -1,5 +1,6 @@
 //! `waterline eval recall`: recall of facts at a distance.
 
+mod ablation;
 mod report;
 mod text;
 mod tokens;
@@ -22,7 +23,8 @@ use crate::page::Kind;
 use crate::progress;
 use crate::session::SessionArgs;
 use crate::write_model::check_output;
-use report::{Counted, Report};
+use ablation::{Mechanism, ablate};
+use report::{About, Counted, Report};
 
 /// A sequence holds keys and their values, in random order among filler, then a question for each of them. The
 /// values are random, so they cannot be guessed. The right answers are fed on, whatever the model said; an answer is right if
@@ -60,6 +62,9 @@ pub struct Args {
     /// Seed of the first sequence; the next one has the next seed.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
+    /// Switch mechanisms off in the trained model first, by commas: a gain that remains is not theirs.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    without: Vec<Mechanism>,
     /// Print one JSON object, with accuracy by distance.
     #[arg(long)]
     json: bool,
@@ -142,6 +147,14 @@ impl Generator {
         Ok(Generator::Tokens)
     }
 
+    /// What questions are made of: `text` or `tokens`.
+    fn form(&self) -> &'static str {
+        match self {
+            Generator::Tokens => "tokens",
+            Generator::Text(_) => "text",
+        }
+    }
+
     fn most_keys(&self) -> usize {
         match self {
             Generator::Tokens => tokens::MOST_KEYS,
@@ -162,7 +175,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for path in [&args.csv, &args.html].into_iter().flatten() {
         check_output(path, None)?;
     }
-    let model = args.open.model(args.model.as_deref())?;
+    let mut checkpoint = args.open.checkpoint(args.model.as_deref())?;
+    let hash = checkpoint.fingerprint();
+    for &mechanism in &args.without {
+        ablate(&mut checkpoint, mechanism)?;
+    }
+    let model = Model::bind(checkpoint)?;
     let generator = Generator::of(&model)?;
     let settings = settings(args, generator.most_keys())?;
     let mut session = args.session.open(&model, SamplerParams::default(), 0)?;
@@ -189,7 +207,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     bar.finish_and_clear();
 
-    let report = Report::new(&model, &generator, args.seed, counted);
+    let about = About {
+        hash,
+        without: args.without.clone(),
+        form: generator.form(),
+        seed: args.seed,
+    };
+    let report = Report::new(model.file(), about, counted);
     if let Some(path) = &args.csv {
         crate::text::write(path, &report.to_csv())?;
     }
