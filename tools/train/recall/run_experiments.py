@@ -51,21 +51,21 @@ def worker(jobs, done, gate, out, log, args):
     torch.set_float32_matmul_precision("high")
     torch.set_num_threads(1)
     while True:
-        experiment, arm = jobs.get()
+        experiment, arm, compiled = jobs.get()
         begun = time.time()
         try:
-            run = Run(experiment, EXPERIMENTS[experiment], arm, args.seeds or SEEDS, args.scale, log)
-            run.prepare(args.compile)
+            run = Run(experiment, EXPERIMENTS[experiment], arm, args.seeds or SEEDS, args.smoke, log)
+            run.prepare(compiled)
             ready = time.time()
             with gate:
                 waited = time.time()
                 run.train(out)
             now = time.time()
             log.say(f"{experiment}/{arm}: done; prepared {ready - begun:.0f} s, waited {waited - ready:.0f} s, trained {now - waited:.0f} s")
-            done.put((experiment, arm, now - waited, True))
+            done.put((ready - begun, now - waited))
         except BaseException:
             log.say(f"{experiment}/{arm}: failed\n{traceback.format_exc()}")
-            done.put((experiment, arm, 0.0, False))
+            done.put(None)
 
 
 def pack(out, names):
@@ -97,7 +97,7 @@ def main():
     parser.add_argument("--work", type=Path, help="where models lie until they are packed; DIR if not given")
     parser.add_argument("--workers", type=int, default=WORKERS)
     parser.add_argument("--seeds", type=int, nargs="*")
-    parser.add_argument("--scale", type=float, default=1.0, help="of the number of steps")
+    parser.add_argument("--smoke", action="store_true", help="few steps of few rows, to try the script")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     args = parser.parse_args()
     work = args.work or args.out
@@ -110,31 +110,32 @@ def main():
     os.environ.update(TORCHINDUCTOR_COMPILE_THREADS="2", OMP_NUM_THREADS="1", TORCHINDUCTOR_FX_GRAPH_CACHE="1")
     context = processes.get_context("spawn")
     jobs, done, gate = context.Queue(), context.Queue(), context.Semaphore(TRAINING)
-    team = [context.Process(target=worker, args=(jobs, done, gate, work, log, args), daemon=True) for _ in range(min(args.workers, len(todo)))]
+    team = [context.Process(target=worker, args=(jobs, done, gate, work, log, args)) for _ in range(min(args.workers, len(todo)))]
     for process in team:
         process.start()
     end = start + args.seconds - PACKING
     given, finished, times = 0, 0, []
     while finished < len(todo) and time.time() < end:
-        # A run ends about TRAINING trainings after the runs before it.
-        ahead = (given - finished) / TRAINING
-        expected = statistics.mean(times) * (1 + ahead) if times else 0.0
+        # A run trains when it is prepared and the runs ahead of it have trained.
+        prepared, trained = (statistics.mean(x) for x in zip(*times)) if times else (0.0, 0.0)
+        expected = max(prepared, trained * (given - finished) / TRAINING) + trained
         if given < len(todo) and given - finished < len(team) and time.time() + expected < end:
-            jobs.put(todo[given])
+            # The first runs train without compiling, while the others compile.
+            jobs.put((*todo[given], args.compile and given >= TRAINING))
             given += 1
             continue
         if given == finished and given < len(todo):
             log.say(f"{len(todo) - given} runs do not fit")
             break
         try:
-            experiment, arm, seconds, ok = done.get(timeout=max(0.1, min(5.0, end - time.time())))
+            result = done.get(timeout=max(0.1, min(5.0, end - time.time())))
         except queue.Empty:
             if not any(process.is_alive() for process in team):
                 break
             continue
         finished += 1
-        if ok:
-            times.append(seconds)
+        if result:
+            times.append(result)
     for process in team:
         if process.is_alive():
             os.kill(process.pid, signal.SIGKILL)

@@ -17,8 +17,8 @@ ALIGN = 8  # parameters begin at multiples of it, for vector loads
 class Stacked:
     """`forward` maps tokens [seeds, B, T] to logits [seeds, B, T, V] and penalties [seeds]; `flat` [seeds, parameters] is what is trained."""
 
-    def __init__(self, config, prepare, seeds, device, compiled=False):
-        """`prepare(model)` changes initial values."""
+    def __init__(self, config, prepare, seeds, device, compiled=None):
+        """`prepare(model)` changes initial values; `compiled` is a backend of torch.compile, or none."""
         self.config, self.seeds, self.device = config, len(seeds), device
         models = []
         for seed in seeds:
@@ -56,7 +56,9 @@ class Stacked:
                 return y, x.new_zeros(()) if penalty is None else penalty
 
             stacked = torch.vmap(call, in_dims=(0, 0, None, None))
-            self.calls[kind] = torch.compile(stacked, dynamic=False) if self.compiled else stacked
+            # The triangular solve of Gated DeltaNet has other strides than the compiler expects.
+            compiles = self.compiled and kind != "GatedDeltaNet"
+            self.calls[kind] = torch.compile(stacked, dynamic=False, backend=self.compiled) if compiles else stacked
         return self.calls[kind]
 
     def forward(self, tokens, open_rows):

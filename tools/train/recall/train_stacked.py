@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from draw import draw
+from experiments import Stage
 from export import export, round_matrices
 from stacked import AdamW, Stacked
 from train import BLOCK, OPEN, rate
@@ -17,10 +18,10 @@ LR = 3e-3
 
 
 class Run:
-    def __init__(self, experiment, setup, arm, seeds, scale, log):
+    def __init__(self, experiment, setup, arm, seeds, smoke, log):
         self.name, self.setup, self.arm, self.seeds, self.log = f"{experiment}.{arm}", setup, setup.arms[arm], seeds, log
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.steps = [max(BLOCK, round(stage.steps * scale / BLOCK) * BLOCK) for stage in setup.stages]
+        self.stages = [Stage(BLOCK, 2, s.length, s.most) for s in setup.stages] if smoke else setup.stages
 
     def stack(self, compiled):
         torch._dynamo.reset()
@@ -29,15 +30,15 @@ class Run:
 
     def prepare(self, compiled):
         """Compiles the layers for the shapes of every stage; if that fails the run goes on without."""
-        self.stack(compiled)
+        self.stack("inductor" if compiled is True else compiled)
         if not compiled:
             return
         try:
-            for stage in self.setup.stages:
+            for stage in self.stages:
                 self.warm_up(stage)
         except Exception as error:  # the compiler's own errors are of many kinds
             self.log.say(f"{self.name}: not compiled: {type(error).__name__}: {str(error)[:2000]}")
-            self.stack(False)
+            self.stack(None)
 
     def warm_up(self, stage):
         """A pass forward and backward over rows without questions, which changes nothing."""
@@ -99,14 +100,14 @@ class Run:
         self.at = torch.zeros((), dtype=torch.long, device=self.device)
         self.lr = torch.zeros((), device=self.device)
         self.sums = torch.zeros(len(self.seeds), len(self.setup.tasks), 3, device=self.device)
-        total, done, lines = sum(self.steps), 0, []
-        for stage, steps in zip(self.setup.stages, self.steps):
+        total, done, lines = sum(stage.steps for stage in self.stages), 0, []
+        for stage in self.stages:
             begun = time.time()
             self.pool = self.draw(stage, generators)
             self.open_rows = self.open(stage, 0.0)
             self.at.zero_()
             advance = self.recorded(stage)
-            for first in range(0, steps, BLOCK):
+            for first in range(0, stage.steps, BLOCK):
                 progress = (done + first) / total
                 if first and first % POOL == 0:
                     for to, new in zip(self.pool, self.draw(stage, generators)):
@@ -115,9 +116,9 @@ class Run:
                     lines += self.line(done + first)
                 self.lr.fill_(LR * rate(progress))
                 self.open_rows.copy_(self.open(stage, progress))
-                for _ in range(min(BLOCK, steps - first)):
+                for _ in range(BLOCK):
                     advance()
-            done += steps
+            done += stage.steps
             last = self.line(done)
             lines += last
             del advance
