@@ -133,7 +133,7 @@ class Run:
 
     def line(self, step):
         """Loss of a question and accuracy by task since the last line, for every seed. A loss that is not finite ends the run."""
-        sums = self.sums.cpu()
+        sums = self.sums.cpu().clone()
         self.sums.zero_()
         lines = []
         for seed, counts in zip(self.seeds, sums):
