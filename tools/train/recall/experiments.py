@@ -84,7 +84,7 @@ def mamba2(sources=None, hidden=64):
 
 
 def hybrid(**attention):
-    """Gated DeltaNet of one head of 16, then attention. LTE retains 32 tokens besides a window of 16."""
+    """Gated DeltaNet of one head of 16, then attention. LTE has a window of 16 and retains 32 older tokens."""
     base = {"layers": [1], "num_heads": 4, "num_kv_heads": 4, "qkv_bias": False, "rope_theta": 1e6}
     return gdn(heads=1, attn=base | attention)
 

@@ -70,7 +70,7 @@ def sequence(task, keys, length, seed):
     """One sequence of `task` (mqar, needle, needles, marked or joint) with `keys` pairs, filled up to `length` tokens (0: no filler).
 
     mqar, needle and needles differ only in their usual numbers: many pairs without filler, one pair in filler, several pairs in filler.
-    marked: pairs behind a mark, with values of several tokens, among plain pairs of other keys, which are not asked for.
+    marked: pairs after a mark, with values of several tokens, among plain pairs of other keys, which are not asked for.
     joint: the pairs are the entries of a table of JOINT_CONTEXTS contexts by keys / JOINT_CONTEXTS keys; the body's items are whole contexts.
     """
     if task == "marked":

@@ -1,6 +1,7 @@
 //! `waterline eval recall`: recall of facts at a distance.
 
 mod ablation;
+mod marked;
 mod report;
 mod text;
 mod tokens;
@@ -31,6 +32,7 @@ use report::{About, Counted, Report};
 /// each of its tokens has the largest of all logits.
 ///
 /// mqar: many pairs. needle: one pair in filler. needles: several pairs in filler. joint: the same keys in four contexts.
+/// marked (not asked unless named): pairs after a mark, with values of four tokens, among plain pairs.
 ///
 /// A model with a tokenizer reads text, as a chat. One without reads the 256 tokens of tools/train/recall, whose
 /// evaluation draws the same sequences from the same seeds.
@@ -94,6 +96,8 @@ pub enum Task {
     Needles,
     /// The same keys in several contexts.
     Joint,
+    /// Marked pairs with long values among many plain pairs; for models without a tokenizer.
+    Marked,
 }
 
 /// Contexts of joint recall.
@@ -164,6 +168,9 @@ impl Generator {
 
     fn sequence(&self, setting: &Setting, seed: u64) -> Result<Sequence> {
         match self {
+            Generator::Tokens if setting.task == Task::Marked => {
+                Ok(marked::sequence(setting, seed))
+            }
             Generator::Tokens => Ok(tokens::sequence(setting, seed)),
             Generator::Text(writer) => writer.sequence(setting, seed),
         }
@@ -182,6 +189,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     let model = Model::bind(checkpoint)?;
     let generator = Generator::of(&model)?;
+    if args.task.contains(&Task::Marked) && generator.form() == "text" {
+        return Err(Error::usage(
+            "--task marked is for models without a tokenizer",
+        ));
+    }
     let settings = settings(args, generator.most_keys())?;
     let mut session = args.session.open(&model, SamplerParams::default(), 0)?;
     let canceller = session.canceller();
@@ -239,6 +251,7 @@ fn settings(args: &Args, most_keys: usize) -> Result<Vec<Setting>> {
             Task::Needle => (&[1], &[256, 512, 1024, 2048]),
             Task::Needles => (&[8], &[256, 512, 1024, 2048]),
             Task::Joint => (&[16, 32, 64], &[0]),
+            Task::Marked => (&[4], &[256, 512, 1024]),
         };
         let chosen = |chosen: &Vec<usize>, usual: &[usize]| match chosen.is_empty() {
             true => usual.to_vec(),
@@ -250,6 +263,8 @@ fn settings(args: &Args, most_keys: usize) -> Result<Vec<Setting>> {
             1
         };
         for keys in chosen(&args.keys, keys) {
+            // Plain pairs need a key that is not marked.
+            let most_keys = most_keys - usize::from(task == Task::Marked);
             if !keys.is_multiple_of(contexts) || keys / contexts > most_keys {
                 let most = most_keys * contexts;
                 return Err(Error::usage(format!(
