@@ -358,7 +358,7 @@ fn recall_counts_questions_by_task_and_distance() {
     }
     let csv = std::fs::read_to_string(csv).unwrap();
     assert!(csv.starts_with(
-        "model,task,keys,length,sequences,questions,right,accuracy\ngdn_plain,mqar,8,0,2,16,"
+        "model,task,keys,length,sequences,questions,right,accuracy,stderr,without,hash\ngdn_plain,mqar,8,0,2,16,"
     ));
     assert_eq!(csv.lines().count(), 16);
     let page = std::fs::read_to_string(html).unwrap();

@@ -13,10 +13,7 @@ type Setting = (String, usize, usize);
 fn accuracies(csv: &str, model: &str) -> Vec<(Setting, usize, f64)> {
     let mut lines = csv.lines();
     let header = lines.next().expect("a header");
-    assert_eq!(
-        header,
-        "model,task,keys,length,sequences,questions,right,accuracy"
-    );
+    assert!(header.starts_with("model,task,keys,length,sequences,questions,right,accuracy"));
     lines
         .map(|line| line.split(',').collect::<Vec<_>>())
         .filter(|fields| fields[0] == model)

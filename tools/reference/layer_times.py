@@ -198,7 +198,7 @@ def references():
         "mamba-1.4b": mamba,
         "mamba2-1.3b": mamba2,
         "swa-1.3b": lambda: Stack(Attention, 2048, 8, 1024),
-        "transformer-1.3b": lambda: Stack(Attention, 2048, 32),
+        "transformer-1.3b": lambda: Stack(Attention, 2048, 8),
     }
 
 

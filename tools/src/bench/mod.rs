@@ -11,6 +11,7 @@ mod printed;
 mod provenance;
 mod report;
 mod statistics;
+mod transformer;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -31,8 +32,8 @@ use crate::units::parse_count;
 use crate::write_model::check_output;
 use measure::Plan;
 use provenance::{Others, Provenance};
-pub use report::transformer_bytes_per_token;
 use report::{Measurement, Report};
+pub use transformer::TransformerCache;
 
 /// Measure latency, speed and memory.
 ///

@@ -3,6 +3,7 @@
 use super::overview;
 use super::provenance::{self, Provenance};
 use super::report::{Depth, Report};
+use super::transformer::TransformerCache;
 use crate::page::{Figure, Page};
 use crate::plot::{Axis, Band, COLORS, Plot, Series};
 use crate::text::lines_of;
@@ -113,8 +114,8 @@ fn computed(last: f64, value: impl Fn(f64) -> f64) -> Vec<(f64, f64)> {
     (0..=COMPUTED).map(|i| (at(i), value(at(i)))).collect()
 }
 
-fn cache_bytes(report: &Report, position: f64) -> f64 {
-    report.model.transformer_bytes_per_token as f64 * position
+fn cache_bytes(cache: &TransformerCache, position: f64) -> f64 {
+    cache.bytes_per_token as f64 * position
 }
 
 /// The number of grey.
@@ -149,15 +150,19 @@ fn latency(reports: &[Report], labels: &[String], first: &Report) -> Figure {
         .depths
         .first()
         .map_or(0.0, |depth| scale * depth.p50_us);
-    let with_cache =
-        |position| base + 1e6 * scale * cache_bytes(first, position) / first.read_bytes_per_s;
-    let mut series = vec![Series {
-        label: "with a Transformer's KV cache, computed".into(),
-        points: computed(last(reports), with_cache),
-        color: computed_color(reports),
-        dashed: true,
-        dots: false,
-    }];
+    let transformer = first.model.transformer;
+    let with_cache = transformer.map(|cache| {
+        let time =
+            |position| base + 1e6 * scale * cache_bytes(&cache, position) / first.read_bytes_per_s;
+        Series {
+            label: "with a Transformer's KV cache, computed".into(),
+            points: computed(last(reports), time),
+            color: computed_color(reports),
+            dashed: true,
+            dots: false,
+        }
+    });
+    let mut series: Vec<Series> = with_cache.into_iter().collect();
     let mut bands = Vec::new();
     for (color, (report, label)) in colors().zip(reports.iter().zip(labels)) {
         let (half, most) = (points(report, |d| d.p50_us), points(report, |d| d.p99_us));
@@ -192,16 +197,20 @@ fn latency(reports: &[Report], labels: &[String], first: &Report) -> Figure {
         true => "the depths took turns, 16 tokens each",
         false => "timed when the depth was reached",
     };
+    let mut caption = format!("{} tokens at each depth, {turns}.", first.r#gen);
+    if let Some(cache) = transformer {
+        caption += &format!(
+            " The dashed line adds to the first point what it takes at {:.1} GB/s, the plain-read bandwidth measured in the same \
+             run, to read a KV cache of {} a token ({}).",
+            1e-9 * first.read_bytes_per_s,
+            units::bytes(cache.bytes_per_token as usize),
+            cache.heads()
+        );
+    }
     Figure {
         title: "Latency".into(),
         plot,
-        caption: format!(
-            "{} tokens at each depth, {turns}. The dashed line adds to the first point what it takes at {:.1} GB/s, the plain-read \
-             bandwidth measured in the same run, to read a KV cache of {} a token.",
-            first.r#gen,
-            1e-9 * first.read_bytes_per_s,
-            units::bytes(first.model.transformer_bytes_per_token as usize)
-        ),
+        caption,
     }
 }
 
@@ -213,6 +222,7 @@ fn memory(reports: &[Report], labels: &[String], first: &Report) -> Figure {
             .map(|memory| (memory.position.max(1) as f64, memory.rss_bytes as f64))
             .collect()
     };
+    let transformer = first.model.transformer;
     let states = reports
         .iter()
         .map(|report| report.model.session_bytes as f64);
@@ -220,8 +230,11 @@ fn memory(reports: &[Report], labels: &[String], first: &Report) -> Figure {
     let highest = values
         .map(|memory| memory.rss_bytes as f64)
         .chain(states.clone())
-        .fold(cache_bytes(first, last), f64::max);
-    let lowest = states.fold(cache_bytes(first, 1.0), f64::min);
+        .chain(transformer.map(|cache| cache_bytes(&cache, last)))
+        .fold(0.0, f64::max);
+    let lowest = states
+        .chain(transformer.map(|cache| cache_bytes(&cache, 1.0)))
+        .fold(f64::INFINITY, f64::min);
     let mut series = Vec::new();
     let single = reports.len() == 1;
     for (color, (report, label)) in colors().zip(reports.iter().zip(labels)) {
@@ -246,13 +259,13 @@ fn memory(reports: &[Report], labels: &[String], first: &Report) -> Figure {
             });
         }
     }
-    series.push(Series {
+    series.extend(transformer.map(|cache| Series {
         label: "KV cache of a Transformer, computed".into(),
-        points: computed(last, |position| cache_bytes(first, position)),
+        points: computed(last, |position| cache_bytes(&cache, position)),
         color: computed_color(reports),
         dashed: true,
         dots: false,
-    });
+    }));
     let plot = Plot {
         description: "Memory against position".into(),
         x: positions(reports),
@@ -270,11 +283,17 @@ fn memory(reports: &[Report], labels: &[String], first: &Report) -> Figure {
         bands: Vec::new(),
         series,
     };
+    let mut caption = "Resident memory of the whole process, its weights included, without the buffer of the bandwidth measurement.".to_string();
+    if let Some(cache) = transformer {
+        caption += &format!(
+            " The dashed line is the cache of a Transformer with as many layers ({}): a key and a value for each token and layer, \
+             16 bits a number.",
+            cache.heads()
+        );
+    }
     Figure {
         title: "Memory".into(),
         plot,
-        caption: "Resident memory of the whole process, its weights included, without the buffer of the bandwidth measurement. The dashed line is \
-                  the cache of a Transformer with as many layers of the same width: a key and a value for each token and layer, 16 bits a number."
-            .into(),
+        caption,
     }
 }

@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use waterline::{ModelSpec, Session, StatePlan};
+use waterline::{Session, StatePlan};
 
 use super::measure::{Measured, Plan, Timed};
 use super::provenance::Provenance;
 use super::statistics::{jitter, mean, median, percentile};
+use super::transformer::TransformerCache;
 use crate::machine::Machine;
 
 /// Everything that `--json` writes.
@@ -95,9 +96,9 @@ pub struct ModelInfo {
     pub weight_bytes: u64,
     /// Bytes of a session's state.
     pub session_bytes: u64,
-    /// What every token adds to the cache of a Transformer with as many blocks of this width: a key and a value for each
-    /// block, 16 bits a number.
-    pub transformer_bytes_per_token: u64,
+    /// The cache of a Transformer of this size; none if the model is one.
+    #[serde(default)]
+    pub transformer: Option<TransformerCache>,
 }
 
 /// The time of a token at one depth.
@@ -151,15 +152,9 @@ impl ModelInfo {
             parameters: spec.parameters(),
             weight_bytes: model.weight_bytes() as u64,
             session_bytes: session.state_bytes() as u64,
-            transformer_bytes_per_token: transformer_bytes_per_token(spec) as u64,
+            transformer: TransformerCache::of(spec),
         }
     }
-}
-
-/// What every token adds to the cache of a Transformer with as many layers of this width: a key and a value for each layer,
-/// 16 bits a number.
-pub fn transformer_bytes_per_token(spec: &ModelSpec) -> usize {
-    2 * 2 * spec.hidden * spec.layers.len()
 }
 
 /// Bytes that the token at `position` must move: every weight once, and what it reads and writes of the state.

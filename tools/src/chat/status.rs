@@ -2,6 +2,7 @@
 
 use super::conversation::{Conversation, Reply};
 use super::sessions::Sessions;
+use crate::bench::TransformerCache;
 use crate::builtin;
 use crate::text::shown_line;
 use crate::units::{bytes, count, rounded, thousands};
@@ -68,10 +69,16 @@ pub fn after(conversation: &Conversation, reply: &Reply) -> String {
     let memory = match conversation.context() {
         Some(context) => format!("state {state} for {} tokens", thousands(context as u64)),
         None => {
-            let per_token = crate::bench::transformer_bytes_per_token(session.model().spec());
+            let compared = TransformerCache::of(session.model().spec()).map(|cache| {
+                let (size, heads) = (bytes(cache.bytes(read) as usize), cache.heads());
+                match cache.own_kv_heads {
+                    true => format!(" (a Transformer of this size: {size})"),
+                    false => format!(" (a Transformer of this size, {heads}: {size})"),
+                }
+            });
             format!(
-                "state {state}, as at the first token (a Transformer of this size: {})",
-                bytes(per_token.saturating_mul(read as usize))
+                "state {state}, as at the first token{}",
+                compared.unwrap_or_default()
             )
         }
     };

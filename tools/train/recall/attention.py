@@ -11,12 +11,12 @@ PRICE = 0.1  # of a score above zero, so that what is never read is let go
 
 
 class Attention(nn.Module):
-    """Causal softmax attention over the last `window_size` keys, the current one included."""
+    """Causal softmax attention over the last `window_size` keys, the current one included, or over all."""
 
     def __init__(self, c):
         super().__init__()
         a, D = c["attn"], c["hidden_size"]
-        self.heads, self.kv_heads, self.theta, self.keys = a["num_heads"], a["num_kv_heads"], a["rope_theta"], a["window_size"]
+        self.heads, self.kv_heads, self.theta, self.keys = a["num_heads"], a["num_kv_heads"], a["rope_theta"], a.get("window_size") or 1 << 20
         self.d = D // self.heads
         self.q_proj, self.o_proj = linear(D, D), linear(D, D)
         self.k_proj, self.v_proj = (linear(D, self.kv_heads * self.d) for _ in range(2))

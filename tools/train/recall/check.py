@@ -1,4 +1,5 @@
-"""Proves the training forms: check.py DIR... compares recorded logits with ours; check.py --write DIR writes a case of every model.
+"""Proves the training forms: check.py DIR... compares recorded logits with ours; check.py --write DIR writes a case of every
+model and every arm of the experiments.
 
 A case of `--write` has random weights and our logits, for `waterline verify`. A DIR holds config.json, model.safetensors and
 case.safetensors (input_ids [T], logits [T, V]).
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from export import export, round_matrices
+from experiments import EXPERIMENTS
 from models import CONFIGS, Model
 from tasks import sequence
 
@@ -30,7 +32,8 @@ def compare(folder):
 
 
 def write(folder):
-    for seed, (name, config) in enumerate(CONFIGS.items()):
+    arms = {f"{experiment}.{name}": arm.config for experiment, setup in EXPERIMENTS.items() for name, arm in setup.arms.items()}
+    for seed, (name, config) in enumerate((CONFIGS | arms).items()):
         torch.manual_seed(seed)
         model = Model(config).eval()
         with torch.no_grad():  # so that the logits tell the inputs apart, and scores lie on both sides of zero

@@ -5,7 +5,7 @@ The random numbers are PyTorch's, so a row is none of those that the evaluation 
 
 import torch
 
-from tasks import ASK, BOS, CONTEXTS, FILLER, JOINT_CONTEXTS, KEYS, VALUES
+from tasks import ASK, BOS, CONTEXTS, FILLER, JOINT_CONTEXTS, KEYS, MARK, MARKED_VALUES, VALUES, shortest
 
 TASKS = ("mqar", "needles", "joint")
 NEEDLES = 8  # most pairs in a row of needles
@@ -101,15 +101,50 @@ def tables(generator, count, length, keys, filler):
     return rows.result()
 
 
-def draw(generator, count, length, most):
+def marked(generator, count, length, keys, plain):
+    """Rows of `keys` [count] marked pairs among `plain` [count] others, which are not asked for."""
+    rows, device = Rows(count, length, generator.device), generator.device
+    most, others = int(keys.max()), max(1, int(plain.max()))
+    present = torch.cat([torch.arange(n, device=device) < number[:, None] for n, number in ((most, keys), (others, plain))], 1)
+    named = distinct(generator, KEYS, count, len(KEYS))
+    names = named[:, :most]
+    values = VALUES.start + below(generator, len(VALUES), count, most, MARKED_VALUES)
+    size = torch.tensor([2 + MARKED_VALUES] * most + [2] * others, device=device).expand(count, -1)
+    start, _, _, end = lay_out(generator, size, present, torch.zeros_like(keys))
+    at, here = start[:, :most], present[:, :most]
+    rows.put(at, torch.full_like(at, MARK), here)
+    rows.put(at + 1, names, here)
+    question = end + 1 + (1 + MARKED_VALUES) * ranks(generator, here)
+    rows.tokens.scatter_(1, end, ASK)
+    rows.put(question, names, here)
+    for i in range(MARKED_VALUES):
+        rows.put(at + 2 + i, values[..., i], here)
+        rows.put(question + 1 + i, values[..., i], here)
+        rows.asked.scatter_(1, torch.where(here, question + i, length), True)
+    rows.asked[:, -1] = False
+    at, there = start[:, most:], present[:, most:]
+    rows.put(at, named.gather(1, most + below(generator, len(KEYS) - most, count, others)), there)
+    rows.put(at + 1, VALUES.start + below(generator, len(VALUES), count, others), there)
+    return rows.result()
+
+
+def draw(generator, count, length, most, tasks=TASKS):
     """`count` rows of up to `length` tokens and `most` pairs: tokens [count, length], asked [count, length], task [count], shuffled.
 
     A quarter of the rows of mqar and joint recall has filler, of needles all have.
     """
     device = generator.device
     parts, task = [], []
-    for i, name in enumerate(TASKS):
-        n = (count + i) // len(TASKS)
+    for i, name in enumerate(tasks):
+        n = (count + i) // len(tasks)
+        task.append(torch.full((n,), i, device=device))
+        if name == "marked":
+            keys = 1 + below(generator, most, n)
+            room = length - shortest(name, keys)
+            # Half of the rows are full, the others of any length.
+            plain = torch.where(below(generator, 2, n) == 0, room, below(generator, room + 1, n)) // 2
+            parts.append(marked(generator, n, length, keys, plain))
+            continue
         if name == "joint":
             keys = 1 + below(generator, max(1, min(most, (length - 6) // 5) // JOINT_CONTEXTS), n)
             room = length - (2 + JOINT_CONTEXTS + 5 * JOINT_CONTEXTS * keys)
@@ -119,7 +154,6 @@ def draw(generator, count, length, most):
         filled = below(generator, 4, n) == 0 if name != "needles" else torch.ones(n, dtype=torch.bool, device=device)
         filler = below(generator, room + 1, n) * filled
         parts.append((tables if name == "joint" else pairs)(generator, n, length, keys, filler))
-        task.append(torch.full((n,), i, device=device))
     order = torch.randperm(count, generator=generator, device=device)
     tokens, asked = (torch.cat(x)[order] for x in zip(*parts))
     return tokens, asked, torch.cat(task)[order]

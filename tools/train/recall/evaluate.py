@@ -38,7 +38,7 @@ def evaluate(model, task, keys, length, count, seed, device):
                     bound *= 2
                 entry = by_distance.setdefault(bound, [0, 0])
                 entry[0] += 1
-                entry[1] += int(guess[row, p] == s.tokens[p + 1])
+                entry[1] += int(all(guess[row, p + i] == s.tokens[p + i + 1] for i in range(s.answer)))
     return by_distance
 
 

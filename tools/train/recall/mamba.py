@@ -28,13 +28,15 @@ class Mamba2(nn.Module):
         self.D = nn.Parameter(torch.ones(self.heads))
         self.norm = Weight(self.inner)
         self.out_proj = linear(self.inner, D)
-        self.sparse = c.get("sparse_arch")
+        self.sparse = c["sparse_arch"].split("+") if c.get("sparse_arch") else []
         if self.sparse:
-            assert self.sparse == "sign_bin_lsh+key_selection"
-            self.keys, N = c["sparse_keys"] // 2, self.state
+            self.keys, N = c["sparse_keys"] // len(self.sparse), self.state
+            self.every = c.get("data_max_length", 2048) // self.keys
             self.xx_proj = linear(self.inner, 2 * N)
             self.E = nn.Parameter(torch.ones(self.inner))
+        if "sign_bin_lsh" in self.sparse:
             self.lsh_hash = nn.Parameter(torch.randn(N, c["num_hash"]), requires_grad=False)
+        if "key_selection" in self.sparse:
             self.dx_proj_1, self.dx_proj_2, self.dx_proj_3 = (linear(2 * N, n, bias=True) for n in (2 * N, 2 * N, 1))
 
     def forward(self, u, row):
@@ -51,28 +53,42 @@ class Mamba2(nn.Module):
         return self.out_proj(rms(o * F.silu(z), self.norm.weight, self.eps)), None
 
     def attention(self, x):
-        """Each query sees the last keys in its bin and the keys that score highest so far; x [B, T, inner]."""
+        """Each query sees what its sources have: x [B, T, inner]."""
         k, q = self.xx_proj(x).chunk(2, -1)
         k = k * self.state**-0.5
         T = x.shape[1]
-        count = torch.arange(1, T + 1, device=x.device)[:, None]
+        at = torch.arange(T, device=x.device)
+        count = at[:, None] + 1
         mean_q = q.cumsum(1) / count
-        direction = F.normalize(mean_q, dim=-1)
-        h = F.relu(self.dx_proj_1(torch.cat([k, direction], -1)))
-        score = self.dx_proj_3(F.relu(self.dx_proj_2(h)))[..., 0]
-        best = running_best(score.detach(), self.keys)
-        near = self.same_bin(q - mean_q, k - k.cumsum(1) / count)
-        seen = (near | best) & torch.ones(T, T, dtype=torch.bool, device=x.device).tril()
-        # Straight through: the selection is not weighed, but a selected key's score learns what its weight would.
-        learn = torch.where(best, (score - score.detach())[:, None], 0.0)
-        return (q @ k.transpose(1, 2) + learn).masked_fill(~seen, -torch.inf).softmax(-1) @ x
+        seen, learn = torch.zeros(T, T, dtype=torch.bool, device=x.device), 0.0
+        if "sliding_window" in self.sparse:
+            seen = seen | (at[:, None] - at < self.keys)
+        if "sink" in self.sparse:
+            seen = seen | (at < self.keys)
+        if "dilated" in self.sparse:
+            number = count // self.every  # of this source's tokens so far
+            seen = seen | ((at + 1) % self.every == 0) & (number - (at + 1) // self.every < self.keys)
+        if "key_selection" in self.sparse:
+            direction = F.normalize(mean_q, dim=-1)
+            h = F.relu(self.dx_proj_1(torch.cat([k, direction], -1)))
+            score = self.dx_proj_3(F.relu(self.dx_proj_2(h)))[..., 0]
+            best = running_best(score.detach(), self.keys)
+            seen = seen | best
+            # Straight through: the selection is not weighed, but a selected key's score learns what its weight would.
+            learn = torch.where(best, (score - score.detach())[:, None], 0.0)
+        if "sign_bin_lsh" in self.sparse:
+            seen = seen | self.same_bin(q - mean_q, k - k.cumsum(1) / count)
+        seen = seen & (at[:, None] >= at)
+        # A finite mask, so that a query that sees nothing has no NaN; its sum is made zero.
+        weights = (q @ k.transpose(1, 2) + learn).masked_fill(~seen, -1e9).softmax(-1)
+        return (weights * seen) @ x
 
     @torch.no_grad()
     def same_bin(self, q, k):
         """[B, query, key]: the last `keys` keys in the query's bin, whose number is made of signs."""
         power = 2 ** torch.arange(self.lsh_hash.shape[1], device=q.device)
         bin_q, bin_k = (((y @ self.lsh_hash > 0) * power).sum(-1) for y in (q, k))
-        number = F.one_hot(bin_k, 2 ** len(power)).cumsum(1)  # [B, T, bins]: keys so far in each bin
+        number = (bin_k[..., None] == torch.arange(2 ** len(power), device=q.device)).int().cumsum(1)  # [B, T, bins]: keys so far in each bin
         so_far = number.gather(2, bin_q[..., None])  # in the query's bin
         own = number.gather(2, bin_k[..., None]).transpose(1, 2)
         return (bin_q[..., None] == bin_k[:, None]) & (so_far - own < self.keys)

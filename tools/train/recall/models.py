@@ -10,8 +10,8 @@ from torch import nn
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 from attention import LTE, Attention  # noqa: E402
 from mamba import Mamba2  # noqa: E402
-from mixers import GLA, GSA, SSE, linear  # noqa: E402
-from model import MLP, GatedDeltaNet, Weight, rms  # noqa: E402
+from mixers import GLA, GSA, SSE, GatedDeltaNet, RetNet, linear  # noqa: E402
+from model import MLP, Weight, rms  # noqa: E402
 from tasks import VOCAB  # noqa: E402
 
 HIDDEN = 128
@@ -43,14 +43,11 @@ CONFIGS = {
 
 
 def mixer(c, layer):
-    kind = c["model_type"]
+    kind = c["model_type"].removeprefix("softmax_")
     if c.get("attn") and layer in c["attn"].get("layers", []):
         return LTE(c) if c["attn"].get("attn_type") == "lte" else Attention(c)
-    if kind in ("gla", "softmax_gla"):
-        return GLA(c)
-    if kind == "gsa":
-        return GSA(c)
-    return SSE(c) if kind == "sse_swa_moba" else GatedDeltaNet(SimpleNamespace(**c))
+    known = {"gla": GLA, "gsa": GSA, "retnet": RetNet, "sse_swa_moba": SSE}
+    return known.get(kind, GatedDeltaNet)(c)
 
 
 class Block(nn.Module):

@@ -39,12 +39,47 @@ def linear_scan(q, k, v, gk=None, gv=None):
     return o.flatten(2, 3)[:, :, :T]
 
 
-def passed_on(written, end):
-    """The state before each chunk: written [B, H, N, d, e] (as if before the chunk's first decay), end [B, H, N, d] the chunk's log decay."""
+def grouped_scan(q, k, v, gk, group):
+    """`linear_scan` with a state for each group: a token of `group` [B, T] decays, writes and reads the state of its group alone.
+
+    Tokens are sorted by group, so that the cost does not depend on the number of groups. A chunk then passes on the state of
+    its last token's group, and only tokens of that group in later chunks read it.
+    """
+    B, H, T, _ = q.shape
+    order = group.sort(dim=-1, stable=True).indices  # [B, T]
+    back = order.argsort(-1)
+
+    def chosen(x, order):
+        return x.gather(2, order[:, None, :, None].expand(-1, H, -1, x.shape[-1]))
+
+    def chunks(x):
+        return F.pad(x, (0, 0, 0, -T % CHUNK)).unflatten(2, (-1, CHUNK))
+
+    q, k, v, g = (chunks(chosen(x, order)) for x in (q, k, v, gk.clamp(min=LEAST)))
+    n = F.pad(group.gather(1, order), (0, -T % CHUNK), value=-1).unflatten(1, (-1, CHUNK))  # [B, N, CHUNK]; padding is no group
+    G = g.cumsum(3)
+    q, k, end = q * G.exp(), k * (-G).exp(), G[..., -1, :]
+    last = n[..., -1]  # [B, N]
+    writes, reads = n == last[..., None], n == F.pad(last[:, :-1], (1, 0), value=-2)[..., None]
+    written = (k * writes[:, None, ..., None]).transpose(-1, -2) @ v
+    passed = F.pad(last[:, :-1], (1, 0), value=-2)[:, :, None] == last[:, None]  # chunk n begins in the group in which chunk m ends
+    before = passed_on(written, end, passed)
+    within = (q @ k.transpose(-1, -2)).tril() * (n[..., :, None] == n[..., None, :])[:, None]
+    o = within @ v + (q * reads[:, None, ..., None]) @ before
+    return chosen(o.flatten(2, 3)[:, :, :T], back)
+
+
+def passed_on(written, end, passed=None):
+    """The state before each chunk: written [B, H, N, d, e] (as if before the chunk's first decay), end [B, H, N, d] the chunk's log decay.
+
+    Where `passed` [B, N, N] is given, only where it holds does what chunk m wrote reach chunk n.
+    """
     total = end.cumsum(2).transpose(2, 3)  # [B, H, d, N]
     before = total - end.transpose(2, 3)
     N = end.shape[2]
     earlier = torch.ones(N, N, dtype=torch.bool, device=end.device).tril(-1)
+    if passed is not None:
+        earlier = (earlier & passed)[:, None, None]
     # What chunk m wrote decays until the end of chunk n - 1.
     share = (before[..., :, None] - before[..., None, :]).masked_fill(~earlier, -torch.inf).exp()
     return (share @ written.transpose(2, 3)).transpose(2, 3)
@@ -70,5 +105,5 @@ def running_best(score, n):
     T = score.shape[-1]
     older = torch.ones(T, T, dtype=torch.bool, device=score.device).triu(1)  # [i, j]: i < j
     i, j = score[..., :, None], score[..., None, :]
-    beaten = ((i > j) | ((i == j) & older)).to(torch.int32).cumsum(-2)
+    beaten = ((i > j) | ((i == j) & older)).cumsum(-2, dtype=torch.int32)
     return (beaten < n) & (j > -torch.inf)

@@ -3,17 +3,18 @@
 A sequence writes pairs of key and value, then asks for them: BOS, body, ASK, questions. The body holds the pairs and filler in random order.
 A question is a key (in joint recall a context and a key); the model must name the value next, and is then told it. Vocabulary:
 
-    0 PAD | 1 BOS | 2 ASK | 16..32 contexts | 32..160 keys | 160..224 values | 224..256 filler
+    0 PAD | 1 BOS | 2 ASK | 3 MARK | 16..32 contexts | 32..160 keys | 160..224 values | 224..256 filler
 
 `waterline eval recall` draws the very same sequences: every random number comes from SplitMix64, in the order of the code below.
 """
 
 from dataclasses import dataclass, field
 
-PAD, BOS, ASK = 0, 1, 2
+PAD, BOS, ASK, MARK = 0, 1, 2, 3
 VOCAB = 256
 CONTEXTS, KEYS, VALUES, FILLER = range(16, 32), range(32, 160), range(160, 224), range(224, 256)
 JOINT_CONTEXTS = 4  # contexts of a joint recall table
+MARKED_VALUES = 4  # tokens of a marked pair's value
 
 
 class SplitMix64:
@@ -55,19 +56,25 @@ class SplitMix64:
 class Sequence:
     tokens: list = field(default_factory=list)
     questions: list = field(default_factory=list)  # (position of the question's last token, position of the value in the body)
+    answer: int = 1  # tokens of a value
 
 
 def shortest(task, keys):
     """Tokens of a sequence without filler."""
+    if task == "marked":
+        return 2 + (3 + 2 * MARKED_VALUES) * keys
     return 2 + JOINT_CONTEXTS + 5 * keys if task == "joint" else 2 + 4 * keys
 
 
 def sequence(task, keys, length, seed):
-    """One sequence of `task` (mqar, needle, needles or joint) with `keys` pairs, filled up to `length` tokens (0: no filler).
+    """One sequence of `task` (mqar, needle, needles, marked or joint) with `keys` pairs, filled up to `length` tokens (0: no filler).
 
     mqar, needle and needles differ only in their usual numbers: many pairs without filler, one pair in filler, several pairs in filler.
+    marked: pairs after a mark, with values of several tokens, among plain pairs of other keys, which are not asked for.
     joint: the pairs are the entries of a table of JOINT_CONTEXTS contexts by keys / JOINT_CONTEXTS keys; the body's items are whole contexts.
     """
+    if task == "marked":
+        return marked(keys, length, SplitMix64(seed))
     rng = SplitMix64(seed)
     filler = max(0, length - shortest(task, keys))
     if task == "joint":
@@ -104,4 +111,29 @@ def sequence(task, keys, length, seed):
     for i in order:
         s.tokens += cues[i] + [values[i]]
         s.questions.append((len(s.tokens) - 2, written[i]))
+    return s
+
+
+def marked(keys, length, rng):
+    names = rng.distinct(KEYS, keys)
+    others = [key for key in KEYS if key not in names]
+    values = [[rng.one_of(VALUES) for _ in range(MARKED_VALUES)] for _ in names]
+    items = list(range(keys)) + [None] * (max(0, length - shortest("marked", keys)) // 2)
+    rng.shuffle(items)
+    s = Sequence([BOS], answer=MARKED_VALUES)
+    written = {}
+    for item in items:
+        if item is None:
+            s.tokens += [rng.one_of(others), rng.one_of(VALUES)]
+            continue
+        s.tokens += [MARK, names[item]]
+        written[item] = len(s.tokens)
+        s.tokens += values[item]
+    s.tokens.append(ASK)
+    order = list(range(keys))
+    rng.shuffle(order)
+    for i in order:
+        s.tokens.append(names[i])
+        s.questions.append((len(s.tokens) - 1, written[i]))
+        s.tokens += values[i]
     return s

@@ -1,5 +1,7 @@
 //! `waterline eval recall`: recall of facts at a distance.
 
+mod ablation;
+mod marked;
 mod report;
 mod text;
 mod tokens;
@@ -22,13 +24,15 @@ use crate::page::Kind;
 use crate::progress;
 use crate::session::SessionArgs;
 use crate::write_model::check_output;
-use report::{Counted, Report};
+use ablation::{Mechanism, ablate};
+use report::{About, Counted, Report};
 
 /// A sequence holds keys and their values, in random order among filler, then a question for each of them. The
 /// values are random, so they cannot be guessed. The right answers are fed on, whatever the model said; an answer is right if
 /// each of its tokens has the largest of all logits.
 ///
 /// mqar: many pairs. needle: one pair in filler. needles: several pairs in filler. joint: the same keys in four contexts.
+/// marked (not asked unless named): pairs after a mark, with values of four tokens, among plain pairs.
 ///
 /// A model with a tokenizer reads text, as a chat. One without reads the 256 tokens of tools/train/recall, whose
 /// evaluation draws the same sequences from the same seeds.
@@ -60,6 +64,9 @@ pub struct Args {
     /// Seed of the first sequence; the next one has the next seed.
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
+    /// Switch mechanisms off in the trained model first, by commas: a gain that remains is not theirs.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    without: Vec<Mechanism>,
     /// Print one JSON object, with accuracy by distance.
     #[arg(long)]
     json: bool,
@@ -89,6 +96,8 @@ pub enum Task {
     Needles,
     /// The same keys in several contexts.
     Joint,
+    /// Marked pairs with long values among many plain pairs; for models without a tokenizer.
+    Marked,
 }
 
 /// Contexts of joint recall.
@@ -142,6 +151,14 @@ impl Generator {
         Ok(Generator::Tokens)
     }
 
+    /// What questions are made of: `text` or `tokens`.
+    fn form(&self) -> &'static str {
+        match self {
+            Generator::Tokens => "tokens",
+            Generator::Text(_) => "text",
+        }
+    }
+
     fn most_keys(&self) -> usize {
         match self {
             Generator::Tokens => tokens::MOST_KEYS,
@@ -151,6 +168,9 @@ impl Generator {
 
     fn sequence(&self, setting: &Setting, seed: u64) -> Result<Sequence> {
         match self {
+            Generator::Tokens if setting.task == Task::Marked => {
+                Ok(marked::sequence(setting, seed))
+            }
             Generator::Tokens => Ok(tokens::sequence(setting, seed)),
             Generator::Text(writer) => writer.sequence(setting, seed),
         }
@@ -162,8 +182,18 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for path in [&args.csv, &args.html].into_iter().flatten() {
         check_output(path, None)?;
     }
-    let model = args.open.model(args.model.as_deref())?;
+    let mut checkpoint = args.open.checkpoint(args.model.as_deref())?;
+    let hash = checkpoint.fingerprint();
+    for &mechanism in &args.without {
+        ablate(&mut checkpoint, mechanism)?;
+    }
+    let model = Model::bind(checkpoint)?;
     let generator = Generator::of(&model)?;
+    if args.task.contains(&Task::Marked) && generator.form() == "text" {
+        return Err(Error::usage(
+            "--task marked is for models without a tokenizer",
+        ));
+    }
     let settings = settings(args, generator.most_keys())?;
     let mut session = args.session.open(&model, SamplerParams::default(), 0)?;
     let canceller = session.canceller();
@@ -189,7 +219,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     bar.finish_and_clear();
 
-    let report = Report::new(&model, &generator, args.seed, counted);
+    let about = About {
+        hash,
+        without: args.without.clone(),
+        form: generator.form(),
+        seed: args.seed,
+    };
+    let report = Report::new(model.file(), about, counted);
     if let Some(path) = &args.csv {
         crate::text::write(path, &report.to_csv())?;
     }
@@ -215,6 +251,7 @@ fn settings(args: &Args, most_keys: usize) -> Result<Vec<Setting>> {
             Task::Needle => (&[1], &[256, 512, 1024, 2048]),
             Task::Needles => (&[8], &[256, 512, 1024, 2048]),
             Task::Joint => (&[16, 32, 64], &[0]),
+            Task::Marked => (&[4], &[256, 512, 1024]),
         };
         let chosen = |chosen: &Vec<usize>, usual: &[usize]| match chosen.is_empty() {
             true => usual.to_vec(),
@@ -226,6 +263,8 @@ fn settings(args: &Args, most_keys: usize) -> Result<Vec<Setting>> {
             1
         };
         for keys in chosen(&args.keys, keys) {
+            // Plain pairs need a key that is not marked.
+            let most_keys = most_keys - usize::from(task == Task::Marked);
             if !keys.is_multiple_of(contexts) || keys / contexts > most_keys {
                 let most = most_keys * contexts;
                 return Err(Error::usage(format!(

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use clap::ValueEnum;
-use serde::Serialize;
-use waterline::Model;
+use serde::{Serialize, Serializer};
 
-use super::{Generator, Question, Setting, Task};
+use super::ablation::Mechanism;
+use super::{Question, Setting, Task};
 use crate::eval::ratio::Ratio;
 use crate::page::{Figure, Page};
 use crate::plot::{Axis, Plot, Series};
@@ -59,13 +59,42 @@ fn bound(distance: usize) -> usize {
     distance.next_power_of_two().max(NEAREST)
 }
 
+/// How the questions were asked.
+#[derive(Serialize)]
+pub struct About {
+    /// The model's hash, before the ablation.
+    #[serde(serialize_with = "as_hex")]
+    pub hash: u64,
+    /// The mechanisms that were switched off.
+    pub without: Vec<Mechanism>,
+    /// What the questions are made of: `text` or `tokens`.
+    pub form: &'static str,
+    /// The first sequence's seed.
+    pub seed: u64,
+}
+
+fn as_hex<S: Serializer>(hash: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&hex(*hash))
+}
+
+fn hex(hash: u64) -> String {
+    format!("{hash:016x}")
+}
+
+impl About {
+    /// The switched-off mechanisms, with `+` between them.
+    fn without(&self) -> String {
+        let names = self.without.iter().map(|mechanism| mechanism.name());
+        names.collect::<Vec<_>>().join("+")
+    }
+}
+
 /// Everything that `--json` prints.
 #[derive(Serialize)]
 pub struct Report {
     model: String,
-    /// What the questions are made of: `text` or `tokens`.
-    form: &'static str,
-    seed: u64,
+    #[serde(flatten)]
+    about: About,
     settings: Vec<Line>,
 }
 
@@ -121,13 +150,9 @@ fn name(task: Task) -> String {
 }
 
 impl Report {
-    pub(super) fn new(
-        model: &Model,
-        generator: &Generator,
-        seed: u64,
-        counted: Vec<Counted>,
-    ) -> Self {
-        let file = Path::new(model.file());
+    /// The report on the model in `file`.
+    pub(super) fn new(file: &str, about: About, counted: Vec<Counted>) -> Self {
+        let file = Path::new(file);
         // As the trainer's evaluation names its models: by their folders.
         let stem = if file.extension().is_some_and(|kind| kind == "gguf") {
             file.file_stem()
@@ -135,12 +160,8 @@ impl Report {
             file.file_name()
         };
         Report {
-            model: stem.map_or(model.file().into(), |stem| stem.to_string_lossy().into()),
-            form: match generator {
-                Generator::Tokens => "tokens",
-                Generator::Text(_) => "text",
-            },
-            seed,
+            model: stem.unwrap_or(file.as_os_str()).to_string_lossy().into(),
+            about,
             settings: counted.into_iter().map(Line::new).collect(),
         }
     }
@@ -157,24 +178,37 @@ impl Report {
         } else {
             self.model.clone()
         };
-        let mut text = "model,task,keys,length,sequences,questions,right,accuracy\n".to_string();
+        let mut text =
+            "model,task,keys,length,sequences,questions,right,accuracy,stderr,without,hash\n"
+                .to_string();
+        let (without, hash) = (self.about.without(), hex(self.about.hash));
         for line in &self.settings {
             text += &format!(
-                "{model},{},{},{},{},{},{},{:.6}\n",
+                "{model},{},{},{},{},{},{},{:.6},{},{without},{hash}\n",
                 name(line.task),
                 line.keys,
                 line.length,
                 line.sequences,
                 line.questions,
                 line.right,
-                line.accuracy
+                line.accuracy,
+                line.accuracy_stderr
+                    .map_or(String::new(), |error| format!("{error:.6}"))
             );
         }
         text
     }
 
     fn rows(&self) -> Vec<Vec<String>> {
-        let head = ["task", "keys", "length", "questions", "accuracy", "error"];
+        let head = [
+            "task",
+            "keys",
+            "length",
+            "questions",
+            "right",
+            "accuracy",
+            "error",
+        ];
         let mut rows = vec![head.map(String::from).to_vec()];
         for line in &self.settings {
             let percent = |share: f64| format!("{:.1} %", 100.0 * share);
@@ -183,6 +217,7 @@ impl Report {
                 line.keys.to_string(),
                 line.length.to_string(),
                 line.questions.to_string(),
+                line.right.to_string(),
                 percent(line.accuracy),
                 line.accuracy_stderr.map_or(String::new(), percent),
             ]);
@@ -190,9 +225,18 @@ impl Report {
         rows
     }
 
+    /// The model, its hash and what it goes without.
+    fn title(&self) -> String {
+        let without = match self.about.without.is_empty() {
+            true => String::new(),
+            false => format!(", without {}", self.about.without()),
+        };
+        format!("{} ({}){without}", self.model, hex(self.about.hash))
+    }
+
     /// The table for a terminal.
     pub fn to_text(&self) -> String {
-        let mut text = format!("{}, asked in {}\n", self.model, self.form);
+        let mut text = format!("{}, asked in {}\n", self.title(), self.about.form);
         for row in self.rows() {
             let cells: Vec<String> = row.iter().map(|cell| format!("{cell:>9}")).collect();
             text += &format!("{}\n", cells.join(" ").trim_end());
@@ -204,9 +248,9 @@ impl Report {
     pub fn to_page(&self) -> Page {
         let lines = vec![format!(
             "Asked in {}, for values that cannot be guessed; sequences from seed {} on",
-            self.form, self.seed
+            self.about.form, self.about.seed
         )];
-        let about = format!("{}, waterline {}", self.model, env!("CARGO_PKG_VERSION"));
+        let about = format!("{}, waterline {}", self.title(), env!("CARGO_PKG_VERSION"));
         Page {
             title: format!("{}: recall", self.model),
             notes: [

@@ -16,11 +16,11 @@ use std::ops::Range;
 use super::{JOINT_CONTEXTS, Question, Sequence, Setting, Task};
 use crate::splitmix::SplitMix64;
 
-const BOS: u32 = 1;
-const ASK: u32 = 2;
+pub(super) const BOS: u32 = 1;
+pub(super) const ASK: u32 = 2;
 const CONTEXTS: Range<u32> = 16..32;
-const KEYS: Range<u32> = 32..160;
-const VALUES: Range<u32> = 160..224;
+pub(super) const KEYS: Range<u32> = 32..160;
+pub(super) const VALUES: Range<u32> = 160..224;
 const FILLER: Range<u32> = 224..256;
 
 /// Tokens that a model must know.

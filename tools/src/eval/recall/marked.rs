@@ -1,0 +1,91 @@
+//! Marked recall for models without a tokenizer: a few pairs follow a mark, with values of several tokens, among plain pairs of
+//! other keys, which no question is about. The vocabulary is that of [`super::tokens`], with 3 for the mark; `tasks.py` of
+//! `tools/train/recall` draws the same sequences.
+
+use super::tokens::{ASK, BOS, KEYS, VALUES};
+use super::{Question, Sequence, Setting};
+use crate::splitmix::SplitMix64;
+
+const MARK: u32 = 3;
+/// Tokens of a marked value.
+const VALUE: usize = 4;
+
+/// Tokens of a sequence without plain pairs.
+fn shortest(setting: &Setting) -> usize {
+    2 + (3 + 2 * VALUE) * setting.keys
+}
+
+/// The sequence of `seed`. There must be a key that is not marked.
+pub fn sequence(setting: &Setting, seed: u64) -> Sequence {
+    let mut random = SplitMix64(seed);
+    let names = random.distinct(KEYS.collect(), setting.keys);
+    let others: Vec<u32> = KEYS.filter(|key| !names.contains(key)).collect();
+    let known: Vec<u32> = VALUES.collect();
+    let mut value = |_: &u32| -> Vec<u32> { (0..VALUE).map(|_| random.one_of(&known)).collect() };
+    let values: Vec<Vec<u32>> = names.iter().map(&mut value).collect();
+
+    let plain = setting.length.saturating_sub(shortest(setting)) / 2;
+    let mut items: Vec<Option<usize>> = (0..setting.keys).map(Some).collect();
+    items.resize(setting.keys + plain, None);
+    random.shuffle(&mut items);
+    let mut tokens = vec![BOS];
+    let mut written = vec![0; setting.keys];
+    for item in items {
+        match item {
+            None => tokens.extend([random.one_of(&others), random.one_of(&known)]),
+            Some(pair) => {
+                tokens.extend([MARK, names[pair]]);
+                written[pair] = tokens.len();
+                tokens.extend(&values[pair]);
+            }
+        }
+    }
+    tokens.push(ASK);
+    let mut order: Vec<usize> = (0..setting.keys).collect();
+    random.shuffle(&mut order);
+    let mut questions = Vec::with_capacity(setting.keys);
+    for pair in order {
+        tokens.push(names[pair]);
+        let first = tokens.len();
+        tokens.extend(&values[pair]);
+        questions.push(Question {
+            distance: first - 1 - written[pair],
+            answer: first..tokens.len(),
+        });
+    }
+    Sequence { tokens, questions }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Task;
+    use super::*;
+
+    /// Drawn by `tools/train/recall/tasks.py`: the position of each question and of its value.
+    #[test]
+    fn the_trainer_draws_the_same_sequences() {
+        let setting = Setting {
+            task: Task::Marked,
+            keys: 2,
+            length: 40,
+        };
+        let sequence = sequence(&setting, 5);
+        let expected = [
+            1, 152, 185, 123, 192, 3, 122, 167, 165, 165, 164, 120, 195, 98, 182, 85, 191, 70, 183,
+            77, 223, 54, 175, 3, 93, 193, 203, 200, 195, 2, 122, 167, 165, 165, 164, 93, 193, 203,
+            200, 195,
+        ];
+        assert_eq!(sequence.tokens, expected);
+        let questions = sequence.questions.iter();
+        let found: Vec<_> = questions
+            .map(|q| {
+                (
+                    q.answer.start - 1,
+                    q.answer.start - 1 - q.distance,
+                    q.answer.len(),
+                )
+            })
+            .collect();
+        assert_eq!(found, [(30, 7, VALUE), (35, 25, VALUE)]);
+    }
+}

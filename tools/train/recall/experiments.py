@@ -1,0 +1,193 @@
+"""The experiments: for each paper the models that are compared, their initial values, their rows, and what they are asked.
+
+An arm is one model of an experiment. Its configuration is what config.json holds; `prepare` changes initial values that no
+configuration has. All arms of an experiment see the same rows in the same order.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+from models import SHARED
+
+SEEDS = (1, 2, 3)
+
+
+@dataclass
+class Stage:
+    steps: int
+    rows: int  # of each seed in a step
+    length: int  # tokens of a row
+    most: int  # pairs
+
+
+@dataclass
+class Arm:
+    config: dict
+    prepare: object = field(default=lambda model: None)  # changes a model's initial values
+    without: tuple = ()  # switches of `waterline eval recall` that the table has
+
+
+@dataclass
+class Experiment:
+    arms: dict
+    stages: tuple
+    tasks: tuple  # that training rows are drawn from
+    asked: tuple  # (task, keys, length) of the table
+
+
+SMALL = SHARED | {"hidden_size": 64}
+FLA = SMALL | {"num_hidden_layers": 2, "intermediate_size": 128, "hidden_act": "swish", "norm_eps": 1e-6, "attn": None,
+    "use_short_conv": True, "conv_size": 4}
+
+
+def gla(heads=4, expand_k=1.0, expand_v=1.0, gates=None):
+    """With `gates` softmax linear attention, whose gates look at `hidden` or at each `head`."""
+    config = FLA | {"model_type": "gla", "num_heads": heads, "expand_k": expand_k, "expand_v": expand_v, "use_output_gate": True}
+    return config if gates is None else config | {"model_type": "softmax_gla", "sla_gate_input": gates}
+
+
+def retnet(gates=None):
+    config = FLA | {"model_type": "retnet", "num_heads": 4, "expand_k": 1.0, "expand_v": 1.0}
+    del config["use_short_conv"], config["conv_size"]
+    return config if gates is None else config | {"model_type": "softmax_retnet", "sla_gate_input": gates}
+
+
+def gdn(heads=4, head_dim=16, gates=None, **more):
+    config = FLA | {"model_type": "gated_deltanet", "num_heads": heads, "head_dim": head_dim, "expand_v": 1.0, "use_gate": True} | more
+    return config if gates is None else config | {"model_type": "softmax_gated_deltanet", "sla_gate_input": gates}
+
+
+def gsa(slots, normalizer=64):
+    return FLA | {"model_type": "gsa", "num_heads": 4, "expand_k": 1, "expand_v": 1, "num_slots": slots, "feature_map": "swish",
+        "gate_logit_normalizer": normalizer}
+
+
+def sse(partitions, softmax_keys=True, read=True, write=True):
+    """Two heads of 16, one partition used by each token."""
+    return FLA | {"model_type": "sse_swa_moba", "sse_layer": "pure", "num_heads": 2, "head_dim": 16, "expand_v": 1.0,
+        "linear_attn_type": "gla", "num_sparse_partition": partitions, "num_writer": 1, "num_reader": 1, "sse_lora": True,
+        "use_output_gate": True, "sse_layer_defaults": {"emulk": write, "emulq": read, "gate_logit_normalizer": 16,
+            "gate_low_rank_dim": 16, "use_k_softmax": softmax_keys, "use_q_softmax": False}}
+
+
+def mamba2(sources=None, hidden=64):
+    """`sources` of HAX see 32 tokens in all, of rows of up to 334."""
+    config = SHARED | {"hidden_size": hidden, "model_type": "mamba2", "num_hidden_layers": 2, "state_size": 32, "expand": 2,
+        "num_heads": hidden // 16, "head_dim": 32, "n_groups": 1, "conv_kernel": 4, "use_conv_bias": True, "use_bias": False,
+        "hidden_act": "silu", "layer_norm_epsilon": 1e-5}
+    if sources is None:
+        return config
+    return config | {"model_type": "hax_mamba2", "sparse_arch": sources, "sparse_keys": 32, "num_hash": 6, "data_max_length": 352,
+        "hax_stats": "running"}
+
+
+def hybrid(**attention):
+    """Gated DeltaNet of one head of 16, then attention. LTE has a window of 16 and retains 32 older tokens."""
+    base = {"layers": [1], "num_heads": 4, "num_kv_heads": 4, "qkv_bias": False, "rope_theta": 1e6}
+    return gdn(heads=1, attn=base | attention)
+
+
+def lte(taps):
+    layers = len(taps)
+    config = hybrid(attn_type="lte", window_size=15, buffer_size=32, sink_size=1, conv_size=list(taps), conv_dilation=[2] * layers,
+        receptive_margin=sum(t - 1 for t in taps), routing_shared="head", routing_method="sigmoid")
+    return config | {"model_type": "hybrid_gated_deltanet"}
+
+
+def memory(tokens):
+    """GLA's channels begin with this memory, all of them."""
+    share = math.exp(-16 / tokens)
+
+    def prepare(model):
+        with torch.no_grad():
+            for layer in model.model.layers:
+                layer.attn.gk_proj[1].bias.fill_(math.log(share / (1 - share)))
+
+    return prepare
+
+
+OF_SSE = ("partitions", "shared")
+OF_GATES = ("read-gate", "write-gate", "read-gate,write-gate")
+# Of GSA's slots with normalizer 64 and 8: sigmoid(0)^(1/64) and sigmoid(0)^(1/8) a token.
+LONG, SHORT = 64 / math.log(2), 8 / math.log(2)
+
+FIRST = (Stage(1500, 128, 32, 6), Stage(600, 64, 96, 22), Stage(500, 48, 224, 54))
+
+EXPERIMENTS = {
+    "sse": Experiment(
+        {
+            "gla": Arm(gla(2, 0.5, 0.5)),
+            "gla-bytes-of-n4": Arm(gla(2, 1.0, 1.25)),
+            "n2": Arm(sse(2), without=OF_SSE),
+            "n4": Arm(sse(4), without=OF_SSE),
+            "n8": Arm(sse(8), without=OF_SSE),
+            "n16": Arm(sse(16), without=OF_SSE),
+            "n4-silu-keys": Arm(sse(4, softmax_keys=False), without=OF_SSE),
+            "n4-no-gate": Arm(sse(4, read=False, write=False), without=OF_SSE),
+            "n4-read-gate": Arm(sse(4, write=False), without=OF_SSE),
+            "n4-write-gate": Arm(sse(4, read=False), without=OF_SSE),
+        },
+        FIRST + (Stage(1500, 32, 512, 126),), ("mqar", "joint"),
+        (("mqar", 32, 0), ("mqar", 64, 0), ("mqar", 128, 0), ("joint", 32, 0), ("joint", 64, 0), ("joint", 96, 0))),
+    "hax": Experiment(
+        {
+            "mamba2": Arm(mamba2()),
+            "double-width": Arm(mamba2(hidden=128)),
+            "window": Arm(mamba2("sliding_window"), without=("attention",)),
+            "sink-window": Arm(mamba2("sink+sliding_window"), without=("attention",)),
+            "dilated": Arm(mamba2("dilated"), without=("attention",)),
+            "lsh": Arm(mamba2("sign_bin_lsh"), without=("attention",)),
+            "key-selection": Arm(mamba2("key_selection"), without=("attention",)),
+            "hax": Arm(mamba2("sign_bin_lsh+key_selection"), without=("attention",)),
+        },
+        FIRST + (Stage(1200, 32, 336, 64),), ("joint",), (("joint", 16, 0), ("joint", 32, 0), ("joint", 64, 0))),
+    "sla": Experiment(
+        {
+            "gla": Arm(gla()),
+            "gla-hidden": Arm(gla(gates="hidden"), without=OF_GATES),
+            "gla-head": Arm(gla(gates="head"), without=OF_GATES),
+            "gdn": Arm(gdn()),
+            "gdn-hidden": Arm(gdn(gates="hidden"), without=OF_GATES),
+            "gla-8-heads": Arm(gla(8)),
+            "gla-8-heads-hidden": Arm(gla(8, gates="hidden"), without=OF_GATES),
+            "gla-16-heads": Arm(gla(16)),
+            "gla-16-heads-hidden": Arm(gla(16, gates="hidden"), without=OF_GATES),
+            "retnet": Arm(retnet()),
+            "retnet-hidden": Arm(retnet("hidden"), without=OF_GATES),
+        },
+        FIRST + (Stage(1200, 32, 384, 64),), ("mqar", "needles", "joint"),
+        (("mqar", 32, 0), ("mqar", 64, 0), ("joint", 32, 0), ("joint", 64, 0), ("needles", 8, 512))),
+    "gsa": Experiment(
+        {
+            "gla": Arm(gla(), memory(LONG)),
+            "gla-twice-the-bytes": Arm(gla(expand_k=2.0), memory(LONG)),
+            "gsa-half-the-bytes": Arm(gsa(4)),
+            "gsa": Arm(gsa(8)),
+            "gsa-twice-the-bytes": Arm(gsa(16)),
+            "gla-normalizer-8": Arm(gla(), memory(SHORT)),
+            "gsa-normalizer-8": Arm(gsa(8, 8)),
+        },
+        FIRST + (Stage(2000, 32, 512, 64),), ("mqar", "needles", "joint"),
+        (("mqar", 16, 0), ("mqar", 32, 0), ("mqar", 64, 0), ("mqar", 64, 512), ("joint", 32, 0), ("needles", 8, 512))),
+    "lalte": Experiment(
+        {
+            "gdn": Arm(gdn(heads=1)),
+            "gdn-swa": Arm(hybrid(window_size=16), without=("attention",)),
+            "lalte": Arm(lte((3, 3, 3)), without=("set", "attention")),
+            "lalte-mlp": Arm(lte((1, 1)), without=("set", "attention")),
+            "gdn-attn": Arm(hybrid(), without=("attention",)),
+        },
+        (Stage(1500, 128, 48, 2), Stage(600, 64, 128, 3), Stage(600, 32, 320, 4), Stage(1400, 12, 1024, 4)), ("marked",),
+        (("marked", 4, 256), ("marked", 4, 512), ("marked", 4, 1024))),
+}
+
+
+def runs(names):
+    """(experiment, arm) for names such as `sse` or `sse/n4`, in their order."""
+    for name in names:
+        experiment, _, arm = name.partition("/")
+        for found in EXPERIMENTS[experiment].arms:
+            if arm in ("", found):
+                yield experiment, found

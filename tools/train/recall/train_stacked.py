@@ -1,0 +1,144 @@
+"""The training of one run: an arm of an experiment, all seeds at once."""
+
+import csv
+import math
+import time
+
+import torch
+import torch.nn.functional as F
+
+from draw import draw
+from experiments import Stage
+from export import export, round_matrices
+from stacked import AdamW, Stacked
+from train import BLOCK, OPEN, rate
+
+POOL = 100  # steps for which rows are drawn at once
+LR = 3e-3
+
+
+class Run:
+    def __init__(self, experiment, setup, arm, seeds, smoke, log):
+        self.name, self.setup, self.arm, self.seeds, self.log = f"{experiment}.{arm}", setup, setup.arms[arm], seeds, log
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.stages = [Stage(BLOCK, 2, s.length, s.most) for s in setup.stages] if smoke else setup.stages
+
+    def stack(self, compiled):
+        torch._dynamo.reset()
+        torch._dynamo.config.recompile_limit = 64
+        self.model = Stacked(self.arm.config, self.arm.prepare, self.seeds, self.device, compiled)
+
+    def prepare(self, compiled):
+        """Compiles the layers for the shapes of every stage; if that fails the run goes on without."""
+        self.stack("inductor" if compiled is True else compiled)
+        if not compiled:
+            return
+        try:
+            for stage in self.stages:
+                self.warm_up(stage)
+        except Exception as error:  # the compiler's own errors are of many kinds
+            self.log.say(f"{self.name}: not compiled: {type(error).__name__}: {str(error)[:2000]}")
+            self.stack(None)
+
+    def warm_up(self, stage):
+        """A pass forward and backward over rows without questions, which changes nothing."""
+        shape = len(self.seeds), stage.rows, stage.length
+        tokens = torch.ones(shape, dtype=torch.long, device=self.device)
+        loss, _ = self.loss(tokens, torch.zeros(shape, device=self.device), self.open(stage, 0.0))
+        torch.autograd.grad(loss, self.model.flat)
+
+    def open(self, stage, progress):
+        """Rows in which LTE keeps all tokens."""
+        share = next(share for until, share in OPEN if progress < until)
+        return torch.arange(stage.rows, device=self.device) < share * stage.rows
+
+    def loss(self, tokens, asked, open_rows):
+        """The sum over seeds, which share no parameter; and for each row loss, right answers, questions [seeds, rows, 3]."""
+        logits, penalties = self.model.forward(tokens, open_rows)
+        target = tokens.roll(-1, 2)
+        loss = F.cross_entropy(logits.flatten(0, 2), target.flatten(), reduction="none").view_as(target) * asked
+        # Rows count alike, whatever the number of their questions.
+        mean = (loss.sum(2) / asked.sum(2).clamp(min=1)).mean(1)
+        right = (logits.detach().argmax(-1) == target) * asked
+        return (mean + penalties).sum(), torch.stack([loss.detach().sum(2), right.sum(2), asked.sum(2)], 2)
+
+    def draw(self, stage, generators):
+        """A pool of rows of every seed: tokens, asked [seeds, POOL rows, length], task [seeds, POOL rows]."""
+        drawn = [draw(g, POOL * stage.rows, stage.length, stage.most, self.setup.tasks) for g in generators]
+        return [torch.stack(parts) for parts in zip(*drawn)]
+
+    def step(self, stage):
+        rows = self.at * stage.rows + torch.arange(stage.rows, device=self.device)
+        tokens, asked, task = (part.index_select(1, rows) for part in self.pool)
+        self.at += 1
+        loss, counts = self.loss(tokens.long(), asked.float(), self.open_rows)
+        self.optimizer.step(loss, self.lr)
+        for i in range(len(self.setup.tasks)):
+            self.sums[:, i] += (counts * (task == i)[..., None]).sum(1)
+
+    def recorded(self, stage):
+        """A function that makes a step: on a GPU a CUDA graph."""
+        if self.device == "cpu":
+            return lambda: self.step(stage)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self.warm_up(stage)
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.step(stage)
+        torch.cuda.synchronize()
+        return graph.replay
+
+    def train(self, out):
+        """Trains, and writes the models and the log of losses."""
+        self.optimizer = AdamW(self.model)
+        generators = [torch.Generator(self.device).manual_seed(seed) for seed in self.seeds]
+        self.at = torch.zeros((), dtype=torch.long, device=self.device)
+        self.lr = torch.zeros((), device=self.device)
+        self.sums = torch.zeros(len(self.seeds), len(self.setup.tasks), 3, device=self.device)
+        total, done, lines = sum(stage.steps for stage in self.stages), 0, []
+        for stage in self.stages:
+            begun = time.time()
+            self.pool = self.draw(stage, generators)
+            self.open_rows = self.open(stage, 0.0)
+            self.at.zero_()
+            advance = self.recorded(stage)
+            for first in range(0, stage.steps, BLOCK):
+                progress = (done + first) / total
+                if first and first % POOL == 0:
+                    for to, new in zip(self.pool, self.draw(stage, generators)):
+                        to.copy_(new)
+                    self.at.zero_()
+                    lines += self.line(done + first)
+                self.lr.fill_(LR * rate(progress))
+                self.open_rows.copy_(self.open(stage, progress))
+                for _ in range(BLOCK):
+                    advance()
+            done += stage.steps
+            last = self.line(done)
+            lines += last
+            del advance
+            right = "; ".join(" ".join(f"{task} {x:.2f}" for task, x in zip(self.setup.tasks, line[3:])) for line in last)
+            self.log.say(f"{self.name}: stage of {stage.length} tokens, {time.time() - begun:.1f} s: {right}")
+        with open(out / f"{self.name}.csv", "w", newline="") as file:
+            csv.writer(file).writerows([["step", "seed", "loss"] + [f"accuracy_{task}" for task in self.setup.tasks]] + lines)
+        for index, seed in enumerate(self.seeds):
+            model = self.model.one(index)
+            round_matrices(model)
+            export(model, out / f"{self.name}.{seed}")
+
+    def line(self, step):
+        """Loss of a question and accuracy by task since the last line, for every seed. A loss that is not finite ends the run."""
+        sums = self.sums.cpu().clone()
+        self.sums.zero_()
+        lines = []
+        for seed, counts in zip(self.seeds, sums):
+            loss = (counts[:, 0].sum() / counts[:, 2].sum().clamp(min=1)).item()
+            if not math.isfinite(loss):
+                raise ValueError(f"seed {seed}: the loss of step {step} is {loss}")
+            lines.append([step, seed, f"{loss:.4f}"] + (counts[:, 1] / counts[:, 2].clamp(min=1)).tolist())
+        return lines
