@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Compares waterline with llama.cpp, and with ik_llama.cpp, on the same GGUF files, and prints one table in Markdown.
 
-The programs take turns, so that what else the machine does meets all of them alike; a cell holds the median of the rounds and,
-in brackets, the least and the most. Each turn is a process of its own: a prompt, then a generation.
+The programs alternate, so that what else the machine does meets all of them alike; a cell holds the median of the rounds and,
+in brackets, the least and the most. Each measurement is a process: a prompt, then a generation. On a CPU both peers are measured with and
+without their repacking of weights, and a cell holds the faster of the two medians.
 
     python3 tools/reference/compare.py --llama-bench build/bin/llama-bench [--ik-llama-bench ik/bin/llama-bench] \\
         [--waterline target/release/waterline] [--device cpu] [--threads 1,2,8] [--rounds 5] [--prompt 256] [--gen 48] MODEL.gguf...
@@ -39,10 +40,21 @@ def llama_bench(program, device, model, threads, prompt, gen, *options):
     return speed[False], speed[True]
 
 
+def peer(program, device, options):
+    """A llama-bench with these options."""
+    return lambda *case: llama_bench(program, device, *case, *options)
+
+
 def cell(samples):
     """Median (least to most)."""
     digits = 0 if statistics.median(samples) >= 100 else 1
     return f"{statistics.median(samples):.{digits}f} ({min(samples):.{digits}f} to {max(samples):.{digits}f})"
+
+
+def best(variants, part):
+    """Samples of the variant whose median is the greatest."""
+    measured = [[speed[part] for speed in samples] for samples in variants if samples]
+    return max(measured, key=statistics.median, default=[])
 
 
 def main():
@@ -50,17 +62,20 @@ def main():
     parser.add_argument("models", nargs="+", metavar="MODEL.gguf")
     parser.add_argument("--waterline", default="target/release/waterline")
     parser.add_argument("--llama-bench", required=True)
-    parser.add_argument("--ik-llama-bench", help="measured with run-time repacking (-rtr 1)")
+    parser.add_argument("--ik-llama-bench")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", default="2")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompt", default="256")
     parser.add_argument("--gen", default="48")
     args = parser.parse_args()
-    programs = {"waterline": lambda *case: waterline(args.waterline, args.device, *case)}
-    programs["llama.cpp"] = lambda *case: llama_bench(args.llama_bench, args.device, *case)
+    cpu = args.device == "cpu"
+    programs = {"waterline": [lambda *case: waterline(args.waterline, args.device, *case)]}
+    repacking = [["--repack", "1"], ["--repack", "0"]] if cpu else [[]]
+    programs["llama.cpp"] = [peer(args.llama_bench, args.device, options) for options in repacking]
     if args.ik_llama_bench:
-        programs["ik_llama.cpp"] = lambda *case: llama_bench(args.ik_llama_bench, args.device, *case, "-rtr", "1")
+        repacking = [["-rtr", "1"], ["-rtr", "0"]] if cpu else [[]]
+        programs["ik_llama.cpp"] = [peer(args.ik_llama_bench, args.device, options) for options in repacking]
     names = list(programs)
     heads = [f"{name}, {what}" for what in ("prompt", "generation") for name in names]
     print(f"Prompts of {args.prompt} and generations of {args.gen} tokens on {args.device}, tokens/s: median of {args.rounds} rounds (least to most).\n")
@@ -68,24 +83,22 @@ def main():
     print("|" + "---|" * (len(heads) + 3))
     for model in args.models:
         for threads in args.threads.split(","):
-            samples = {name: [] for name in names}
+            samples = {name: [[] for _ in programs[name]] for name in names}
             for _ in range(args.rounds):
                 for name in names:
-                    try:
-                        samples[name].append(programs[name](model, threads, args.prompt, args.gen))
-                    except (subprocess.CalledProcessError, KeyError) as error:
-                        detail = getattr(error, "stderr", "") or ""
-                        print(f"{name} {model}: {error} {detail[-300:]}", file=sys.stderr)
+                    for variant, measure in enumerate(programs[name]):
+                        try:
+                            samples[name][variant].append(measure(model, threads, args.prompt, args.gen))
+                        except (subprocess.CalledProcessError, KeyError) as error:
+                            detail = getattr(error, "stderr", "") or ""
+                            print(f"{name} {model}: {error} {detail[-300:]}", file=sys.stderr)
             cells, shares = [], []
             for part in (0, 1):
-                medians = {}
-                for name in names:
-                    speeds = [speed[part] for speed in samples[name]]
-                    cells.append(cell(speeds) if speeds else "-")
-                    if speeds:
-                        medians[name] = statistics.median(speeds)
-                own = medians.pop("waterline", None)
-                shares.append(f"{own / max(medians.values()):.2f}" if own and medians else "-")
+                speeds = {name: best(samples[name], part) for name in names}
+                cells += [cell(found) if found else "-" for found in speeds.values()]
+                own = speeds.pop("waterline")
+                peers = [statistics.median(found) for found in speeds.values() if found]
+                shares.append(f"{statistics.median(own) / max(peers):.2f}" if own and peers else "-")
             name = model.rsplit("/", 1)[-1].removesuffix(".gguf")
             print(f"| {name} | {threads} |", " | ".join(cells), "|", " / ".join(shares), "|", flush=True)
 
