@@ -169,9 +169,13 @@ fn to_json(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block], args: &A
         "weight_bytes": weight_bytes(checkpoint),
         "spec": checkpoint.spec.to_json(),
         "tokenizer": checkpoint.text.tokenizer.is_some(),
-        "chat_template": checkpoint.text.chat_template,
+        "chat_template": checkpoint.text.chat_template(),
+        "chat_templates": checkpoint.text.templates.keys().collect::<Vec<_>>(),
         "bos": checkpoint.text.bos,
+        "adds_bos": checkpoint.text.adds_bos,
         "eos": checkpoint.text.eos,
+        "ends": checkpoint.text.ends,
+        "notes": checkpoint.notes,
         "tensors": tensors(checkpoint).map(tensor).collect::<Vec<_>>(),
         "session": {
             "context": options.context,
@@ -215,9 +219,17 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
         format!(
             "tokenizer    {}, chat template {}",
             yes(text.tokenizer.is_some()),
-            yes(text.chat_template.is_some())
+            yes(!text.templates.is_empty())
         ),
     ];
+    if !text.ends.is_empty() {
+        let ends: Vec<String> = text.ends.iter().map(u32::to_string).collect();
+        let begin = match text.begin() {
+            Some(id) => format!("{id} before plain text"),
+            None => "none before plain text".into(),
+        };
+        lines.push(format!("tokens       {begin}, ends {}", ends.join(" ")));
+    }
 
     lines.push(String::new());
     let describe = |block: &LayerSpec| {

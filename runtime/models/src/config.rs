@@ -139,6 +139,11 @@ impl Config {
         &self.object
     }
 
+    /// The keys and values, taken out.
+    pub fn into_object(self) -> Map<String, Value> {
+        self.object
+    }
+
     /// The value at a key.
     fn get(&self, key: &str) -> Option<&Value> {
         self.used.note(key, Depth::Whole);

@@ -4,9 +4,12 @@
 //! scores, and RWKV's trie. Written is byte-level BPE that splits text as GPT-2 does, which GPT-NeoX and so Mamba have; in
 //! other cases llama.cpp gets no vocabulary rather than one that makes other tokens, and runs the file on token ids.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value as Json, json};
 use waterline_quant::gguf::{Array, Gguf, Value};
 
+use super::end_tokens::{self, Known};
 use super::llama_cpp_splits::splits;
 
 // Types of tokens.
@@ -69,10 +72,13 @@ fn bpe_keys(json: &Json, size: usize) -> Option<Vec<(&'static str, Value)>> {
     ])
 }
 
-/// A `tokenizer.json` for the vocabulary of a file, if it has one. What cannot be read becomes a model that no tokenizer
-/// knows, and whose name says why.
-pub(crate) fn from_gguf(gguf: &Gguf) -> Option<Vec<u8>> {
-    let vocabulary = Vocabulary { gguf };
+/// A `tokenizer.json` for the vocabulary of a file, if it has one, in which the tokens of `control` are control tokens whatever
+/// their type. What cannot be read becomes a model that no tokenizer knows, and whose name says why.
+pub(crate) fn from_gguf(gguf: &Gguf, control: &BTreeSet<u32>) -> Option<Vec<u8>> {
+    let vocabulary = Vocabulary {
+        control: Some(control),
+        ..Vocabulary::of(gguf)
+    };
     let model = match vocabulary.text("model")? {
         "none" | "no_vocab" => return None,
         "gpt2" => vocabulary.byte_level(),
@@ -86,7 +92,7 @@ pub(crate) fn from_gguf(gguf: &Gguf) -> Option<Vec<u8>> {
 
 /// Whether a token begins every sequence: what the file says, or what its kind of vocabulary means.
 pub(crate) fn adds_bos(gguf: &Gguf) -> bool {
-    let vocabulary = Vocabulary { gguf };
+    let vocabulary = Vocabulary::of(gguf);
     let said = vocabulary.get("add_bos_token").and_then(Value::as_bool);
     said.unwrap_or_else(|| match vocabulary.text("model") {
         Some("gpt2") => splits(vocabulary.pre()).is_none_or(|splits| splits.add_bos),
@@ -96,11 +102,44 @@ pub(crate) fn adds_bos(gguf: &Gguf) -> bool {
 }
 
 /// The keys under `tokenizer.ggml` of a file.
-struct Vocabulary<'g> {
+pub(super) struct Vocabulary<'g> {
     gguf: &'g Gguf,
+    /// The tokens that are control tokens whatever their type.
+    control: Option<&'g BTreeSet<u32>>,
 }
 
-impl Vocabulary<'_> {
+impl<'g> Vocabulary<'g> {
+    pub fn of(gguf: &'g Gguf) -> Self {
+        let control = None;
+        Vocabulary { gguf, control }
+    }
+
+    /// Whether it is one of SentencePiece with scores.
+    pub fn is_sentencepiece(&self) -> bool {
+        self.text("model") == Some("llama")
+    }
+
+    /// The tokens whose texts say what they are for.
+    pub fn by_text(&self) -> Known {
+        let tokens = self.strings("tokens").unwrap_or_default();
+        let tokens = (0..).zip(tokens.iter().map(String::as_str));
+        let named = |key: &str| self.get(key)?.as_u64()?.try_into().ok();
+        end_tokens::by_text(tokens, named)
+    }
+
+    /// A sentence on those tokens of `control` that the file gives another type.
+    pub fn note_on_types(&self, control: &BTreeSet<u32>) -> Option<String> {
+        let tokens = self.strings("tokens").ok()?;
+        let types = self.types(tokens.len()).ok()?;
+        let other = |id: &&u32| types.get(**id as usize).is_some_and(|&kind| kind != CONTROL);
+        let names = control.iter().filter(other);
+        let names: Vec<&str> = names.map(|&id| tokens[id as usize].as_str()).collect();
+        let shown = names.join(" ");
+        (!names.is_empty()).then(|| {
+            format!("tokenizer.ggml.token_type says that {shown} are text; they are read as control tokens")
+        })
+    }
+
     fn get(&self, key: &str) -> Option<&Value> {
         self.gguf.get(&format!("tokenizer.ggml.{key}"))
     }
@@ -125,23 +164,21 @@ impl Vocabulary<'_> {
 
     /// The type of each of `count` tokens.
     fn types(&self, count: usize) -> Result<Vec<i32>, String> {
-        let Some(types) = self
-            .get("token_type")
-            .and_then(Value::as_array)
-            .and_then(Array::to_i64s)
-        else {
-            return Ok(vec![NORMAL; count]);
-        };
-        match types.len() == count {
-            true => Ok(types
-                .into_iter()
-                .map(|kind| i32::try_from(kind).unwrap_or(NORMAL))
-                .collect()),
-            false => Err(format!(
+        let said = self.get("token_type").and_then(Value::as_array);
+        let types = said.and_then(Array::to_i64s);
+        let types = types.unwrap_or_else(|| vec![i64::from(NORMAL); count]);
+        if types.len() != count {
+            return Err(format!(
                 "tokenizer.ggml.token_type: found {}, expected {count}",
                 types.len()
-            )),
+            ));
         }
+        let types = types.into_iter().map(|kind| i32::try_from(kind).unwrap_or(NORMAL));
+        let mut types: Vec<i32> = types.collect();
+        for &id in self.control.into_iter().flatten() {
+            types[id as usize] = CONTROL;
+        }
+        Ok(types)
     }
 
     /// Tokens that are found in text before it is tokenized.

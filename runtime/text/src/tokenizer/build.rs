@@ -11,6 +11,7 @@ use tokenizers::{AddedToken, AddedVocabulary, ModelWrapper};
 use super::pattern::deadline;
 use super::rwkv::{Rwkv, unescape};
 use super::sentencepiece::SentencePiece;
+use super::surplus;
 use super::steps::{self, NormalizerStep, Normalizing, SplitStep};
 use super::token_bytes::{MAX_VOCAB, Spelling};
 use super::words::Words;
@@ -42,11 +43,11 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// The parts of a tokenizer; the error is a reason.
-    pub fn new(json: &Value) -> Result<Self, Reason> {
+    /// The parts of a tokenizer, without its tokens from the id `rows` on; the error is a reason.
+    pub fn new(json: &Value, rows: usize) -> Result<Self, Reason> {
         let model = &json["model"];
         let kind = kind(model)?;
-        let tokens = match kind {
+        let mut tokens = match kind {
             "Unigram" => scored(model)?
                 .into_iter()
                 .map(|(token, _)| token)
@@ -56,6 +57,7 @@ impl Parts {
             _ => mapped(model)?,
         };
         check_ids(&tokens)?;
+        surplus::remove(kind, model, &mut tokens, rows)?;
         let find = |token: &str| {
             tokens
                 .iter()
@@ -95,12 +97,12 @@ impl Parts {
                 let registry = registry.map_err(|error| error.to_string())?;
                 (
                     words,
-                    registered(added, &ModelWrapper::WordLevel(registry), &normalizer)?,
+                    surplus::registered(added, &ModelWrapper::WordLevel(registry), &normalizer, rows)?,
                 )
             }
             _ => {
                 let built = crate_model(kind, model, &tokens)?;
-                let added = registered(added, &built, &normalizer)?;
+                let added = surplus::registered(added, &built, &normalizer, rows)?;
                 (Words::Crate(Box::new(built)), added)
             }
         };
@@ -346,7 +348,7 @@ fn added_tokens(json: &Value) -> Result<Vec<AddedToken>, Reason> {
     Ok(added)
 }
 
-fn registered(
+pub(super) fn registered(
     tokens: Vec<AddedToken>,
     model: &ModelWrapper,
     normalizer: &[NormalizerStep],

@@ -1,0 +1,234 @@
+//! The text files of a Hugging Face directory, each read once: `tokenizer.json`, `tokenizer_config.json`,
+//! `special_tokens_map.json`, `added_tokens.json`, `generation_config.json`, chat templates, and the ids of `config.json`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use serde_json::{Map, Value};
+use waterline_quant::read_file;
+
+use super::end_tokens;
+use super::token_table::{TokenTable, id};
+use super::{Config, LARGEST_TEXT};
+use crate::error::{Error, Result};
+use crate::model::{DEFAULT_TEMPLATE, TextFiles, TokenNames};
+
+/// The keys of `config.json` under which the configuration of the language model may lie.
+const INNER: [&str; 2] = ["text_config", "llm_config"];
+/// The keys under which tokens that end a generation have their names.
+const END_NAMES: [&str; 3] = ["eos_token", "eot_token", "eom_token"];
+/// Templates of other names, one file each.
+const MORE_TEMPLATES: &str = "additional_chat_templates";
+/// Most of those files that are read.
+const MOST_TEMPLATES: usize = 64;
+
+/// The text files in `dir` of a model with `vocab` token ids, and sentences on what is odd in them.
+pub(super) fn read(dir: &Path, config: &Config, vocab: usize) -> Result<(TextFiles, Vec<String>)> {
+    let files = Files::read(dir, config)?;
+    let mut tokens = TokenTable::new(bytes(dir, "tokenizer.json")?);
+    files.add_tokens(&mut tokens);
+    let mut notes = Vec::new();
+    let mut known = |file: &str, ids: Vec<u32>| -> Vec<u32> {
+        let (known, beyond) = ids.into_iter().partition(|&id| (id as usize) < vocab);
+        note_beyond(&mut notes, file, beyond, vocab);
+        known
+    };
+    let mut ends = known("config.json", files.ids("eos_token_id"));
+    let generation = ids(files.generation.get("eos_token_id"));
+    ends.extend(known("generation_config.json", generation));
+    let named = END_NAMES.iter().filter_map(|key| files.name(key));
+    let named = named.filter_map(|name| tokens.id(&name)).collect();
+    ends.extend(known("tokenizer_config.json", named));
+    for &end in &ends {
+        tokens.make_special(end);
+    }
+    let eos = ends.first().copied();
+    let mut ends: BTreeSet<u32> = ends.into_iter().collect();
+    let by_text = end_tokens::by_text(tokens.added(), |_| None).ends;
+    ends.extend(by_text.into_iter().filter(|&id| (id as usize) < vocab));
+
+    let said = files.name("bos_token").and_then(|name| tokens.id(&name));
+    let said = said.or_else(|| files.ids("bos_token_id").first().copied());
+    // A tokenizer.json decides by itself; the switch is for tokenizers that have none.
+    let switched = files.tokenizer.get("add_bos_token") == Some(&Value::Bool(true));
+    let (bos, adds_bos) = match tokens.begin() {
+        Some(begin) => (Some(begin), true),
+        None => (said, !tokens.exists() && switched),
+    };
+    let beyond = bos.filter(|&id| id as usize >= vocab && !adds_bos);
+    note_beyond(&mut notes, "config.json", beyond.into_iter().collect(), vocab);
+    let text = TextFiles {
+        templates: files.templates(dir)?,
+        bos: bos.filter(|_| beyond.is_none()),
+        adds_bos: adds_bos && bos.is_some(),
+        eos,
+        ends,
+        names: TokenNames {
+            bos: files.name_or_none("bos_token"),
+            eos: files.name_or_none("eos_token"),
+            pad: files.name_or_none("pad_token"),
+        },
+        tokenizer: tokens.into_json(),
+    };
+    Ok((text, notes))
+}
+
+fn note_beyond(notes: &mut Vec<String>, file: &str, ids: Vec<u32>, vocab: usize) {
+    if let Some(id) = ids.first() {
+        notes.push(format!(
+            "{file} names the token {id}, but the model has {vocab}: it is passed over"
+        ));
+    }
+}
+
+/// The JSON files of a directory.
+struct Files<'a> {
+    config: &'a Map<String, Value>,
+    generation: Map<String, Value>,
+    /// `tokenizer_config.json`
+    tokenizer: Map<String, Value>,
+    /// `special_tokens_map.json`
+    special: Map<String, Value>,
+    /// `added_tokens.json`
+    added: Map<String, Value>,
+}
+
+impl<'a> Files<'a> {
+    fn read(dir: &Path, config: &'a Config) -> Result<Self> {
+        Ok(Files {
+            config: config.object(),
+            generation: object(dir, "generation_config.json")?,
+            tokenizer: object(dir, "tokenizer_config.json")?,
+            special: object(dir, "special_tokens_map.json")?,
+            added: object(dir, "added_tokens.json")?,
+        })
+    }
+
+    /// The token ids at a key of `config.json`, those of the language model inside of it too.
+    fn ids(&self, key: &str) -> Vec<u32> {
+        let inner = INNER.iter().filter_map(|inner| self.config.get(*inner));
+        let inner = inner.filter_map(|config| config.get(key));
+        let all = self.config.get(key).into_iter().chain(inner);
+        all.flat_map(|value| ids(Some(value))).collect()
+    }
+
+    /// What a file says of a special token: its text, or that there is none (null); nothing if no file has the key.
+    fn said(&self, key: &str) -> Option<&Value> {
+        self.tokenizer.get(key).or_else(|| self.special.get(key))
+    }
+
+    /// The text of a special token.
+    fn name(&self, key: &str) -> Option<String> {
+        text_of(self.said(key)?).map(str::to_string)
+    }
+
+    /// As [`Files::name`], empty where a file says that there is none.
+    fn name_or_none(&self, key: &str) -> Option<String> {
+        let said = self.said(key)?;
+        Some(text_of(said).unwrap_or_default().to_string())
+    }
+
+    /// Adds the tokens that a `tokenizer.json` may lack: those of `added_tokens_decoder` and `added_tokens.json`, and special
+    /// ones that are part of the vocabulary alone.
+    fn add_tokens(&self, tokens: &mut TokenTable) {
+        let decoder = self.tokenizer.get("added_tokens_decoder");
+        for (number, token) in decoder.and_then(Value::as_object).into_iter().flatten() {
+            let special = token["special"].as_bool().unwrap_or(false);
+            if let (Ok(number), Some(content)) = (number.parse(), token["content"].as_str()) {
+                tokens.add(number, content, special);
+            }
+        }
+        for (content, number) in &self.added {
+            if let Some(number) = id(number) {
+                tokens.add(number, content, false);
+            }
+        }
+        for name in END_NAMES.iter().chain(&["bos_token"]).filter_map(|key| self.name(key)) {
+            if let Some(number) = tokens.id(&name) {
+                tokens.add(number, &name, true);
+            }
+        }
+    }
+
+    /// The chat templates: files of their own, else those of `tokenizer_config.json`, else of `chat_template.json`.
+    fn templates(&self, dir: &Path) -> Result<BTreeMap<String, String>> {
+        let mut templates = BTreeMap::new();
+        if let Some(template) = jinja(dir, "chat_template.jinja")? {
+            templates.insert(DEFAULT_TEMPLATE.to_string(), template);
+        }
+        let more = std::fs::read_dir(dir.join(MORE_TEMPLATES));
+        for entry in more.into_iter().flatten().flatten().take(MOST_TEMPLATES) {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let Some(kind) = name.strip_suffix(".jinja") else {
+                continue;
+            };
+            if let Some(template) = jinja(dir, &format!("{MORE_TEMPLATES}/{name}"))? {
+                templates.insert(kind.into(), template);
+            }
+        }
+        if templates.is_empty() {
+            templates = self.tokenizer.get("chat_template").map(named).unwrap_or_default();
+        }
+        if templates.is_empty() {
+            let processor = object(dir, "chat_template.json")?;
+            templates = processor.get("chat_template").map(named).unwrap_or_default();
+        }
+        Ok(templates)
+    }
+}
+
+/// A template or several: a text, a list of objects with a name and a template, or an object of templates by name.
+fn named(value: &Value) -> BTreeMap<String, String> {
+    let of = |name: &str, template: &Value| Some((name.to_string(), template.as_str()?.to_string()));
+    match value {
+        Value::Array(list) => {
+            let entry = |entry: &Value| of(entry["name"].as_str()?, &entry["template"]);
+            list.iter().filter_map(entry).collect()
+        }
+        Value::Object(object) => object.iter().filter_map(|(name, t)| of(name, t)).collect(),
+        text => of(DEFAULT_TEMPLATE, text).into_iter().collect(),
+    }
+}
+
+/// The text of a special token, which may be an object with flags.
+fn text_of(token: &Value) -> Option<&str> {
+    token.as_str().or_else(|| token["content"].as_str())
+}
+
+/// One id or a list of them.
+fn ids(value: Option<&Value>) -> Vec<u32> {
+    match value {
+        Some(Value::Array(list)) => list.iter().filter_map(id).collect(),
+        value => value.and_then(id).into_iter().collect(),
+    }
+}
+
+/// The bytes of a file, if it is there.
+fn bytes(dir: &Path, name: &str) -> Result<Option<Vec<u8>>> {
+    let path = dir.join(name);
+    match read_file(&path, LARGEST_TEXT) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(Error::io(path, "cannot read", e)),
+    }
+}
+
+/// The object in a file; an empty one if the file is not there.
+fn object(dir: &Path, name: &str) -> Result<Map<String, Value>> {
+    let Some(bytes) = bytes(dir, name)? else {
+        return Ok(Map::new());
+    };
+    let file = dir.join(name).display().to_string();
+    Ok(Config::parse(&file, &bytes)?.into_object())
+}
+
+/// The template in a file, if it is there.
+fn jinja(dir: &Path, name: &str) -> Result<Option<String>> {
+    let Some(bytes) = bytes(dir, name)? else {
+        return Ok(None);
+    };
+    let text = String::from_utf8(bytes).map_err(|e| Error::Template {
+        reason: format!("{}: {e}", dir.join(name).display()),
+    })?;
+    Ok(Some(text))
+}
