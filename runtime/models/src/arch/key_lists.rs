@@ -152,6 +152,16 @@ pub(super) const KEYS_OF: &[(&[&str], Idle)] = &[
         ),
     ),
     (
+        &[
+            "qwen3_next",
+            "qwen3_5",
+            "qwen3_5_text",
+            "qwen3_5_moe",
+            "qwen3_5_moe_text",
+        ],
+        ("partial_rotary_factor", "rope_parameters says it"),
+    ),
+    (
         &["qwen3_5_moe", "qwen3_5_moe_text"],
         (
             "intermediate_size",
