@@ -93,6 +93,7 @@ pub(crate) struct OpenModel {
     info: wl_model_info,
     name: CString,
     spec: CString,
+    notes: CString,
     /// Where its sessions compute, as a sentence.
     place: CString,
     /// Threads by their number, while some session uses them.
@@ -129,6 +130,7 @@ impl OpenModel {
             device,
             place: c_string(&place),
             name: c_string(model.name()),
+            notes: c_string(&model.notes().join("\n")),
             spec: c_string(&spec.to_json().to_string()),
             pools: Mutex::default(),
             model,
@@ -384,6 +386,22 @@ pub unsafe extern "C" fn wl_model_spec_json(
         place("the place for the description", json)?;
         // SAFETY: checked.
         unsafe { put(json, model.spec.as_ptr()) };
+        Ok(())
+    })
+}
+
+/// Gives what a person should know of the model's files, a sentence a line: keys that nothing reads, ids without a token. It
+/// is valid until the model is freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_model_notes(
+    model: *const wl_model,
+    notes: *mut *const c_char,
+) -> wl_status {
+    border(|| {
+        let model = MODELS.get(model)?;
+        place("the place for the notes", notes)?;
+        // SAFETY: checked.
+        unsafe { put(notes, model.notes.as_ptr()) };
         Ok(())
     })
 }

@@ -178,6 +178,13 @@ class Model(_Closing):
         check(library.wl_model_spec_json(self._value, byref(text)))
         return json.loads(text.value)
 
+    @property
+    def notes(self):
+        """What a person should know of its files, each a sentence."""
+        text = ctypes.c_char_p()
+        check(library.wl_model_notes(self._value, byref(text)))
+        return text.value.decode().splitlines()
+
     def plan(self, **params):
         """The memory of a session with these parameters, in bytes."""
         result = lib.Plan()
