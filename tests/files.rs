@@ -435,7 +435,13 @@ fn a_gguf_file_is_read_as_strictly() {
     write("waterline.gate", None);
     let noted = inspect(&[]);
     assert_eq!(noted.status, Some(0), "{}", noted.stderr);
-    assert!(noted.stderr.contains("note: nothing reads the key waterline.gate"), "{}", noted.stderr);
+    assert!(
+        noted
+            .stderr
+            .contains("note: nothing reads the key waterline.gate"),
+        "{}",
+        noted.stderr
+    );
     write("general.note", Some("blk.0.mixer.gate_q_proj.weight"));
     inspect(&[]).failed(2, &["the tensor: blk.0.mixer.gate_q_proj.weight;"]);
     inspect(&["--allow-unused"]).succeeded();

@@ -109,25 +109,72 @@ fn weights(path: &Path, end: u32) {
     let ones = || vec![1.0f32; ROWS];
     let layer = "model.layers.0";
     let tensors = [
-        ("model.embed_tokens.weight".to_string(), vec![ROWS, ROWS], square(&|i| i * ROWS + i)),
-        ("lm_head.weight".into(), vec![ROWS, ROWS], square(&|i| follows[i] as usize * ROWS + i)),
+        (
+            "model.embed_tokens.weight".to_string(),
+            vec![ROWS, ROWS],
+            square(&|i| i * ROWS + i),
+        ),
+        (
+            "lm_head.weight".into(),
+            vec![ROWS, ROWS],
+            square(&|i| follows[i] as usize * ROWS + i),
+        ),
         ("model.norm.weight".into(), vec![ROWS], ones()),
-        (format!("{layer}.input_layernorm.weight"), vec![ROWS], ones()),
-        (format!("{layer}.post_attention_layernorm.weight"), vec![ROWS], ones()),
-        (format!("{layer}.self_attn.q_proj.weight"), vec![4, ROWS], zeros(4 * ROWS)),
-        (format!("{layer}.self_attn.k_proj.weight"), vec![4, ROWS], zeros(4 * ROWS)),
-        (format!("{layer}.self_attn.v_proj.weight"), vec![4, ROWS], zeros(4 * ROWS)),
-        (format!("{layer}.self_attn.o_proj.weight"), vec![ROWS, 4], zeros(4 * ROWS)),
-        (format!("{layer}.mlp.gate_proj.weight"), vec![4, ROWS], zeros(4 * ROWS)),
-        (format!("{layer}.mlp.up_proj.weight"), vec![4, ROWS], zeros(4 * ROWS)),
-        (format!("{layer}.mlp.down_proj.weight"), vec![ROWS, 4], zeros(4 * ROWS)),
+        (
+            format!("{layer}.input_layernorm.weight"),
+            vec![ROWS],
+            ones(),
+        ),
+        (
+            format!("{layer}.post_attention_layernorm.weight"),
+            vec![ROWS],
+            ones(),
+        ),
+        (
+            format!("{layer}.self_attn.q_proj.weight"),
+            vec![4, ROWS],
+            zeros(4 * ROWS),
+        ),
+        (
+            format!("{layer}.self_attn.k_proj.weight"),
+            vec![4, ROWS],
+            zeros(4 * ROWS),
+        ),
+        (
+            format!("{layer}.self_attn.v_proj.weight"),
+            vec![4, ROWS],
+            zeros(4 * ROWS),
+        ),
+        (
+            format!("{layer}.self_attn.o_proj.weight"),
+            vec![ROWS, 4],
+            zeros(4 * ROWS),
+        ),
+        (
+            format!("{layer}.mlp.gate_proj.weight"),
+            vec![4, ROWS],
+            zeros(4 * ROWS),
+        ),
+        (
+            format!("{layer}.mlp.up_proj.weight"),
+            vec![4, ROWS],
+            zeros(4 * ROWS),
+        ),
+        (
+            format!("{layer}.mlp.down_proj.weight"),
+            vec![ROWS, 4],
+            zeros(4 * ROWS),
+        ),
     ];
     let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
     for (name, shape, values) in tensors {
         let start = data.len();
         data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
         let offsets = [start, data.len()];
-        header.insert(name, json!({ "dtype": "F32", "shape": shape, "data_offsets": offsets }));
+        header.insert(
+            name,
+            json!({ "dtype": "F32", "shape": shape, "data_offsets": offsets }),
+        );
     }
     let header = Value::Object(header).to_string().into_bytes();
     let length = (header.len() as u64).to_le_bytes();
@@ -184,22 +231,55 @@ fn kinds() -> Vec<Kind> {
         filler
     });
     let more: Vec<Value> = fillers.chain([image.clone()]).collect();
-    surplus["added_tokens"].as_array_mut().expect("tokens").extend(more);
+    surplus["added_tokens"]
+        .as_array_mut()
+        .expect("tokens")
+        .extend(more);
     vec![
-        Kind::of("a number", vec![config_file(json!({ "eos_token_id": STOP }))]),
-        Kind::of("a list", vec![config_file(json!({ "eos_token_id": [FIRST, STOP] }))]),
+        Kind::of(
+            "a number",
+            vec![config_file(json!({ "eos_token_id": STOP }))],
+        ),
+        Kind::of(
+            "a list",
+            vec![config_file(json!({ "eos_token_id": [FIRST, STOP] }))],
+        ),
         Kind::of(
             "a list of the generation",
             vec![
                 config_file(json!({ "eos_token_id": FIRST })),
-                ("generation_config.json", json!({ "eos_token_id": [FIRST, STOP] })),
+                (
+                    "generation_config.json",
+                    json!({ "eos_token_id": [FIRST, STOP] }),
+                ),
             ],
         ),
-        Kind::of("an inner configuration", vec![config_file(json!({ "text_config": { "eos_token_id": STOP } }))]),
-        Kind::of("another inner configuration", vec![config_file(json!({ "llm_config": { "eos_token_id": [STOP] } }))]),
-        Kind::of("a name", vec![tokenizer_config(json!({ "eos_token": stop }))]),
-        Kind::of("a name with flags", vec![tokenizer_config(json!({ "eos_token": { "content": stop, "special": true } }))]),
-        Kind::of("a map of names", vec![("special_tokens_map.json", json!({ "eos_token": stop }))]),
+        Kind::of(
+            "an inner configuration",
+            vec![config_file(
+                json!({ "text_config": { "eos_token_id": STOP } }),
+            )],
+        ),
+        Kind::of(
+            "another inner configuration",
+            vec![config_file(
+                json!({ "llm_config": { "eos_token_id": [STOP] } }),
+            )],
+        ),
+        Kind::of(
+            "a name",
+            vec![tokenizer_config(json!({ "eos_token": stop }))],
+        ),
+        Kind::of(
+            "a name with flags",
+            vec![tokenizer_config(
+                json!({ "eos_token": { "content": stop, "special": true } }),
+            )],
+        ),
+        Kind::of(
+            "a map of names",
+            vec![("special_tokens_map.json", json!({ "eos_token": stop }))],
+        ),
         Kind {
             end: 260,
             ..Kind::of(
@@ -236,29 +316,47 @@ fn kinds() -> Vec<Kind> {
             note: "nothing reads the keys a_new_key, is_new",
             ..Kind::of(
                 "keys that nobody knows",
-                vec![config_file(json!({ "eos_token_id": STOP, "a_new_key": { "a": 1 }, "is_new": true }))],
+                vec![config_file(
+                    json!({ "eos_token_id": STOP, "a_new_key": { "a": 1 }, "is_new": true }),
+                )],
             )
         },
         Kind {
             note: "config.json names the token 300, but the model has 264",
-            ..Kind::of("an end beyond the model", vec![config_file(json!({ "eos_token_id": [300, STOP] }))])
+            ..Kind::of(
+                "an end beyond the model",
+                vec![config_file(json!({ "eos_token_id": [300, STOP] }))],
+            )
         },
         Kind::of(
             "a token without a row",
-            vec![("tokenizer.json", surplus), config_file(json!({ "eos_token_id": STOP }))],
+            vec![
+                ("tokenizer.json", surplus),
+                config_file(json!({ "eos_token_id": STOP })),
+            ],
         ),
-        Kind::of("a template", vec![tokenizer_config(named.clone()), config_file(json!({ "eos_token_id": STOP }))]),
+        Kind::of(
+            "a template",
+            vec![
+                tokenizer_config(named.clone()),
+                config_file(json!({ "eos_token_id": STOP })),
+            ],
+        ),
         Kind::of("a template alone", vec![tokenizer_config(named.clone())]),
         Kind {
             end: EOT,
             ..Kind::of(
                 "a template that ends with a token that is not special",
-                vec![tokenizer_config(json!({ "chat_template": template(SPECIAL[3].0) }))],
+                vec![tokenizer_config(
+                    json!({ "chat_template": template(SPECIAL[3].0) }),
+                )],
             )
         },
         Kind::of(
             "a template that ends with the name of the end",
-            vec![tokenizer_config(json!({ "chat_template": template("{{ eos_token }}"), "eos_token": stop }))],
+            vec![tokenizer_config(
+                json!({ "chat_template": template("{{ eos_token }}"), "eos_token": stop }),
+            )],
         ),
         Kind::of(
             "a list of templates",
@@ -269,15 +367,23 @@ fn kinds() -> Vec<Kind> {
         ),
         Kind::of(
             "an object of templates",
-            vec![tokenizer_config(json!({ "chat_template": { "rag": "none", "default": template(stop) } }))],
+            vec![tokenizer_config(
+                json!({ "chat_template": { "rag": "none", "default": template(stop) } }),
+            )],
         ),
-        Kind::of("a processor's template", vec![("chat_template.json", named)]),
+        Kind::of(
+            "a processor's template",
+            vec![("chat_template.json", named)],
+        ),
         Kind::of(
             "templates in files",
             vec![
                 tokenizer_config(json!({ "chat_template": "another" })),
                 ("chat_template.jinja", json!(template(stop))),
-                ("additional_chat_templates/tool_use.jinja", json!("{{ tools }}")),
+                (
+                    "additional_chat_templates/tool_use.jinja",
+                    json!("{{ tools }}"),
+                ),
             ],
         ),
     ]
@@ -285,12 +391,14 @@ fn kinds() -> Vec<Kind> {
 
 /// What is wrong with a model of a kind.
 fn wrong(place: &Workplace, model: &str, kind: &Kind) -> Vec<String> {
-    let has_template = kind.files.iter().any(|(name, file)| {
-        name.contains("template") || file.get("chat_template").is_some()
-    });
-    let ends_alone = !kind.name.starts_with("a template alone") && kind.files.iter().any(|(name, file)| {
-        *name != "tokenizer.json" && file.to_string().contains("eos_token")
-    });
+    let has_template = kind
+        .files
+        .iter()
+        .any(|(name, file)| name.contains("template") || file.get("chat_template").is_some());
+    let ends_alone = !kind.name.starts_with("a template alone")
+        && kind.files.iter().any(|(name, file)| {
+            *name != "tokenizer.json" && file.to_string().contains("eos_token")
+        });
     let mut wrong = Vec::new();
     let mut run = |arguments: &[&str], text: &str, prompt: Option<usize>| {
         let command = ["run", model, "--greedy", "--json", "-n", "6"];
@@ -326,7 +434,9 @@ fn each_kind_of_directory_and_its_gguf_file_begin_and_end_as_its_files_say() {
         weights(&dir.join("model.safetensors"), kind.end);
         let plain = [("config.json", config()), ("tokenizer.json", tokenizer())];
         for (name, content) in plain.iter().chain(&kind.files) {
-            let text = content.as_str().map_or_else(|| content.to_string(), str::to_string);
+            let text = content
+                .as_str()
+                .map_or_else(|| content.to_string(), str::to_string);
             std::fs::write(dir.join(name), text).expect("a file");
         }
         let (dir, gguf) = (place.name("model"), place.name("model.gguf"));
@@ -341,7 +451,11 @@ fn each_kind_of_directory_and_its_gguf_file_begin_and_end_as_its_files_say() {
         }
         for model in [&dir, &gguf] {
             let found = wrong(&place, model, &kind);
-            failures.extend(found.into_iter().map(|found| format!("{}: {found}", kind.name)));
+            failures.extend(
+                found
+                    .into_iter()
+                    .map(|found| format!("{}: {found}", kind.name)),
+            );
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));

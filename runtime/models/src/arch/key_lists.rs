@@ -37,7 +37,7 @@ pub(super) const KEYS: &[Idle] = &[
     ),
     (
         "attention_dropout hidden_dropout *_dropout *_pdrop dropout *dropout_prob router_aux_loss_coef router_z_loss_coef \
-         router_jitter_noise input_jitter_noise z_loss_coefficient aux_loss_* l1_lambda* routing_grad \
+         router_jitter_noise input_jitter_noise z_loss_coefficient aux_loss_* l1_* routing_grad routing_freeze_steps \
          use_layer_wise_balance use_l2warp fuse_cross_entropy fuse_linear_cross_entropy gradient_checkpointing",
         "how a model is trained",
     ),
@@ -233,6 +233,7 @@ const ON: &[&str] = &["true"];
 pub(super) const SWITCHES: &[Switch] = &[
     // Positions.
     ("rope_type", &["\"default\""]),
+    ("rope_interleaved", OFF),
     ("rope_scaling", &[]),
     ("partial_rotary_factor", ONE),
     ("alibi", OFF),

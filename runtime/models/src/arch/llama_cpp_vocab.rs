@@ -131,7 +131,11 @@ impl<'g> Vocabulary<'g> {
     pub fn note_on_types(&self, control: &BTreeSet<u32>) -> Option<String> {
         let tokens = self.strings("tokens").ok()?;
         let types = self.types(tokens.len()).ok()?;
-        let other = |id: &&u32| types.get(**id as usize).is_some_and(|&kind| kind != CONTROL);
+        let other = |id: &&u32| {
+            types
+                .get(**id as usize)
+                .is_some_and(|&kind| kind != CONTROL)
+        };
         let names = control.iter().filter(other);
         let names: Vec<&str> = names.map(|&id| tokens[id as usize].as_str()).collect();
         let shown = names.join(" ");
@@ -173,7 +177,9 @@ impl<'g> Vocabulary<'g> {
                 types.len()
             ));
         }
-        let types = types.into_iter().map(|kind| i32::try_from(kind).unwrap_or(NORMAL));
+        let types = types
+            .into_iter()
+            .map(|kind| i32::try_from(kind).unwrap_or(NORMAL));
         let mut types: Vec<i32> = types.collect();
         for &id in self.control.into_iter().flatten() {
             types[id as usize] = CONTROL;

@@ -44,7 +44,11 @@ impl Checkpoint {
     /// The checkpoint, if it is sound, with what its mixers have to say.
     fn checked(mut self) -> Result<Self> {
         self.check()?;
-        let mixers = self.spec.layers.iter().filter_map(|layer| layer.mixer.as_ref());
+        let mixers = self
+            .spec
+            .layers
+            .iter()
+            .filter_map(|layer| layer.mixer.as_ref());
         for note in mixers.filter_map(|mixer| mixer.note()) {
             if !self.notes.contains(&note) {
                 self.notes.push(note);

@@ -72,7 +72,11 @@ fn tensor_name(name: &str) -> String {
 fn is_attention(config: &Config, layer: usize) -> Result<bool> {
     let published = "_block_types";
     let has_published = config.object().contains_key(published);
-    let key = if has_published { published } else { "block_types" };
+    let key = if has_published {
+        published
+    } else {
+        "block_types"
+    };
     let kinds = match config.object().contains_key(key) {
         true => config
             .array(key)?

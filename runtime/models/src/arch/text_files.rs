@@ -17,6 +17,13 @@ use crate::model::{DEFAULT_TEMPLATE, TextFiles, TokenNames};
 const INNER: [&str; 2] = ["text_config", "llm_config"];
 /// The keys under which tokens that end a generation have their names.
 const END_NAMES: [&str; 3] = ["eos_token", "eot_token", "eom_token"];
+/// The classes of tokenizers that put a token before plain text unless a switch says otherwise.
+const BEGINNING: [&str; 4] = [
+    "CodeLlamaTokenizer",
+    "GemmaTokenizer",
+    "LlamaTokenizer",
+    "LlamaTokenizerFast",
+];
 /// Templates of other names, one file each.
 const MORE_TEMPLATES: &str = "additional_chat_templates";
 /// Most of those files that are read.
@@ -25,42 +32,27 @@ const MOST_TEMPLATES: usize = 64;
 /// The text files in `dir` of a model with `vocab` token ids, and sentences on what is odd in them.
 pub(super) fn read(dir: &Path, config: &Config, vocab: usize) -> Result<(TextFiles, Vec<String>)> {
     let files = Files::read(dir, config)?;
-    let mut tokens = TokenTable::new(bytes(dir, "tokenizer.json")?);
+    let json = bytes(dir, "tokenizer.json")?;
+    let has_json = json.is_some();
+    let mut tokens = TokenTable::new(json);
     files.add_tokens(&mut tokens);
-    let mut notes = Vec::new();
-    let mut known = |file: &str, ids: Vec<u32>| -> Vec<u32> {
-        let (known, beyond) = ids.into_iter().partition(|&id| (id as usize) < vocab);
-        note_beyond(&mut notes, file, beyond, vocab);
-        known
+    let mut ids = Ids {
+        vocab,
+        notes: Vec::new(),
     };
-    let mut ends = known("config.json", files.ids("eos_token_id"));
-    let generation = ids(files.generation.get("eos_token_id"));
-    ends.extend(known("generation_config.json", generation));
-    let named = END_NAMES.iter().filter_map(|key| files.name(key));
-    let named = named.filter_map(|name| tokens.id(&name)).collect();
-    ends.extend(known("tokenizer_config.json", named));
-    for &end in &ends {
+    let named = files.ends(&tokens, &mut ids);
+    for &end in &named {
         tokens.make_special(end);
     }
-    let eos = ends.first().copied();
-    let mut ends: BTreeSet<u32> = ends.into_iter().collect();
+    let eos = named.first().copied();
+    let mut ends: BTreeSet<u32> = named.into_iter().collect();
     let by_text = end_tokens::by_text(tokens.added(), |_| None).ends;
-    ends.extend(by_text.into_iter().filter(|&id| (id as usize) < vocab));
-
-    let said = files.name("bos_token").and_then(|name| tokens.id(&name));
-    let said = said.or_else(|| files.ids("bos_token_id").first().copied());
-    // A tokenizer.json decides by itself; the switch is for tokenizers that have none.
-    let switched = files.tokenizer.get("add_bos_token") == Some(&Value::Bool(true));
-    let (bos, adds_bos) = match tokens.begin() {
-        Some(begin) => (Some(begin), true),
-        None => (said, !tokens.exists() && switched),
-    };
-    let beyond = bos.filter(|&id| id as usize >= vocab && !adds_bos);
-    note_beyond(&mut notes, "config.json", beyond.into_iter().collect(), vocab);
+    ends.extend(by_text.into_iter().filter(|&id| ids.has(id)));
+    let (bos, adds_bos) = files.begin(&tokens, has_json, &mut ids);
     let text = TextFiles {
         templates: files.templates(dir)?,
-        bos: bos.filter(|_| beyond.is_none()),
-        adds_bos: adds_bos && bos.is_some(),
+        bos,
+        adds_bos,
         eos,
         ends,
         names: TokenNames {
@@ -70,14 +62,31 @@ pub(super) fn read(dir: &Path, config: &Config, vocab: usize) -> Result<(TextFil
         },
         tokenizer: tokens.into_json(),
     };
-    Ok((text, notes))
+    Ok((text, ids.notes))
 }
 
-fn note_beyond(notes: &mut Vec<String>, file: &str, ids: Vec<u32>, vocab: usize) {
-    if let Some(id) = ids.first() {
-        notes.push(format!(
-            "{file} names the token {id}, but the model has {vocab}: it is passed over"
-        ));
+/// The token ids of a model, and notes on those that it does not have.
+struct Ids {
+    vocab: usize,
+    notes: Vec<String>,
+}
+
+impl Ids {
+    fn has(&self, id: u32) -> bool {
+        (id as usize) < self.vocab
+    }
+
+    /// Those of `ids`, which `file` names, that the model has.
+    fn known(&mut self, file: &str, ids: Vec<u32>) -> Vec<u32> {
+        let (known, beyond): (Vec<u32>, Vec<u32>) = ids.into_iter().partition(|&id| self.has(id));
+        if let Some(id) = beyond.first() {
+            let vocab = self.vocab;
+            let note = format!(
+                "{file} names the token {id}, but the model has {vocab}: it is passed over"
+            );
+            self.notes.push(note);
+        }
+        known
     }
 }
 
@@ -112,6 +121,36 @@ impl<'a> Files<'a> {
         all.flat_map(|value| ids(Some(value))).collect()
     }
 
+    /// The tokens that end a generation, as the files name them; the first one ends a document.
+    fn ends(&self, tokens: &TokenTable, all: &mut Ids) -> Vec<u32> {
+        let mut ends = all.known("config.json", self.ids("eos_token_id"));
+        let generation = ids(self.generation.get("eos_token_id"));
+        ends.extend(all.known("generation_config.json", generation));
+        let named = END_NAMES.iter().filter_map(|key| self.name(key));
+        let named = named.filter_map(|name| tokens.id(&name)).collect();
+        ends.extend(all.known("tokenizer_config.json", named));
+        ends
+    }
+
+    /// The token of the beginning, and whether it comes before plain text. A `tokenizer.json` says so by itself; other tokenizers
+    /// have a switch, which some classes set.
+    fn begin(&self, tokens: &TokenTable, has_json: bool, all: &mut Ids) -> (Option<u32>, bool) {
+        if let Some(begin) = tokens.begin() {
+            return (Some(begin), true);
+        }
+        let named = self.name("bos_token").and_then(|name| tokens.id(&name));
+        let named = named.or_else(|| self.ids("bos_token_id").first().copied());
+        let known = all.known("config.json", named.into_iter().collect());
+        let bos = known.first().copied();
+        let class = self
+            .tokenizer
+            .get("tokenizer_class")
+            .and_then(Value::as_str);
+        let usual = class.is_some_and(|class| BEGINNING.contains(&class));
+        let switch = self.tokenizer.get("add_bos_token").and_then(Value::as_bool);
+        (bos, bos.is_some() && !has_json && switch.unwrap_or(usual))
+    }
+
     /// What a file says of a special token: its text, or that there is none (null); nothing if no file has the key.
     fn said(&self, key: &str) -> Option<&Value> {
         self.tokenizer.get(key).or_else(|| self.special.get(key))
@@ -143,7 +182,11 @@ impl<'a> Files<'a> {
                 tokens.add(number, content, false);
             }
         }
-        for name in END_NAMES.iter().chain(&["bos_token"]).filter_map(|key| self.name(key)) {
+        for name in END_NAMES
+            .iter()
+            .chain(&["bos_token"])
+            .filter_map(|key| self.name(key))
+        {
             if let Some(number) = tokens.id(&name) {
                 tokens.add(number, &name, true);
             }
@@ -167,11 +210,18 @@ impl<'a> Files<'a> {
             }
         }
         if templates.is_empty() {
-            templates = self.tokenizer.get("chat_template").map(named).unwrap_or_default();
+            templates = self
+                .tokenizer
+                .get("chat_template")
+                .map(named)
+                .unwrap_or_default();
         }
         if templates.is_empty() {
             let processor = object(dir, "chat_template.json")?;
-            templates = processor.get("chat_template").map(named).unwrap_or_default();
+            templates = processor
+                .get("chat_template")
+                .map(named)
+                .unwrap_or_default();
         }
         Ok(templates)
     }
@@ -179,7 +229,8 @@ impl<'a> Files<'a> {
 
 /// A template or several: a text, a list of objects with a name and a template, or an object of templates by name.
 fn named(value: &Value) -> BTreeMap<String, String> {
-    let of = |name: &str, template: &Value| Some((name.to_string(), template.as_str()?.to_string()));
+    let of =
+        |name: &str, template: &Value| Some((name.to_string(), template.as_str()?.to_string()));
     match value {
         Value::Array(list) => {
             let entry = |entry: &Value| of(entry["name"].as_str()?, &entry["template"]);

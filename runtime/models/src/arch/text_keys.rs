@@ -23,7 +23,10 @@ const MORE_ENDS: [&str; 2] = ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom
 /// All ends.
 const ENDS: &str = "tokenizer.ggml.eog_token_ids";
 /// Other names of that key.
-const ENDS_TOO: [&str; 2] = ["tokenizer.ggml.eog_token_id", "tokenizer.ggml.eos_token_ids"];
+const ENDS_TOO: [&str; 2] = [
+    "tokenizer.ggml.eog_token_id",
+    "tokenizer.ggml.eos_token_ids",
+];
 /// The texts of special tokens in templates, where they are not those of the ids.
 const NAMES: [&str; 3] = [
     "tokenizer.huggingface.bos_token",
@@ -36,8 +39,9 @@ pub(super) fn from_gguf(gguf: &Gguf, vocab: usize) -> (TextFiles, Vec<String>) {
     let mut notes = Vec::new();
     let string = |key: &str| gguf.get(key).and_then(Value::as_str).map(str::to_string);
     let mut known = |key: &str| -> Vec<u32> {
-        let (known, beyond): (Vec<u32>, Vec<u32>) =
-            ids(gguf, key).into_iter().partition(|&id| (id as usize) < vocab);
+        let (known, beyond): (Vec<u32>, Vec<u32>) = ids(gguf, key)
+            .into_iter()
+            .partition(|&id| (id as usize) < vocab);
         if let Some(id) = beyond.first() {
             notes.push(format!(
                 "{key} is the token {id}, but the model has {vocab}: it is passed over"
@@ -118,7 +122,10 @@ fn ids(gguf: &Gguf, key: &str) -> Vec<u32> {
     let list = value.as_array().and_then(Array::to_i64s);
     let numbers = list.unwrap_or_else(|| value.as_i64().into_iter().collect());
     // An id of -1 stands for none.
-    numbers.into_iter().filter_map(|id| u32::try_from(id).ok()).collect()
+    numbers
+        .into_iter()
+        .filter_map(|id| u32::try_from(id).ok())
+        .collect()
 }
 
 /// The keys for the text files of a model.
@@ -129,7 +136,10 @@ pub(super) fn to_gguf(text: &TextFiles) -> Vec<(String, Value)> {
         keys.extend(value.map(|value| (key.to_string(), value)));
     };
     let json = text.tokenizer.as_ref();
-    add(TOKENIZER, json.map(|json| string(&String::from_utf8_lossy(json))));
+    add(
+        TOKENIZER,
+        json.map(|json| string(&String::from_utf8_lossy(json))),
+    );
     let mut others = Vec::new();
     for (name, template) in &text.templates {
         match name.as_str() {
@@ -157,4 +167,132 @@ pub(super) fn to_gguf(text: &TextFiles) -> Vec<(String, Value)> {
         add(key, name.as_deref().map(string));
     }
     keys
+}
+
+#[cfg(test)]
+mod tests {
+    use waterline_quant::gguf::Writer;
+
+    use super::*;
+    use crate::text::Tokenizer;
+
+    const VOCAB: usize = 8;
+
+    /// A file with these keys.
+    fn file(keys: &[(String, Value)]) -> Gguf {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("keys.gguf");
+        let writer = Writer::create(&path, keys, &[]).expect("a file");
+        writer.finish().expect("a whole file");
+        Gguf::open(&path).expect("the file")
+    }
+
+    /// A vocabulary of llama.cpp, in which every token is of type `kind`, and more keys.
+    fn vocabulary(kind: i32, more: &[(&str, Value)]) -> Gguf {
+        let tokens = [
+            "a",
+            "b",
+            "<|im_end|>",
+            "<|x|>",
+            "<|y|>",
+            "<|z|>",
+            "<|fim_pad|>",
+            "c",
+        ];
+        let tokens: Vec<String> = tokens.map(String::from).to_vec();
+        let types = Array::I32(vec![kind; tokens.len()]);
+        let mut keys = vec![
+            ("tokenizer.ggml.model".to_string(), Value::from("gpt2")),
+            ("tokenizer.ggml.tokens".into(), Value::from(tokens)),
+            (
+                "tokenizer.ggml.merges".into(),
+                Value::from(Vec::<String>::new()),
+            ),
+            ("tokenizer.ggml.token_type".into(), Value::Array(types)),
+        ];
+        let full = |(key, value): &(&str, Value)| (format!("tokenizer.ggml.{key}"), value.clone());
+        keys.extend(more.iter().map(full));
+        file(&keys)
+    }
+
+    #[test]
+    fn text_files_come_back() {
+        let text = TextFiles {
+            tokenizer: Some(b"{}".to_vec()),
+            templates: [("default", "a"), ("tool_use", "b"), ("rag", "c")]
+                .map(|(name, template)| (name.to_string(), template.to_string()))
+                .into(),
+            bos: Some(1),
+            adds_bos: false,
+            eos: Some(5),
+            ends: [2, 3, 4, 5].into(),
+            names: TokenNames {
+                bos: Some(String::new()),
+                eos: Some("<|eot|>".into()),
+                pad: None,
+            },
+        };
+        assert_eq!(from_gguf(&file(&to_gguf(&text)), VOCAB), (text, Vec::new()));
+    }
+
+    #[test]
+    fn each_key_names_an_end_and_so_do_texts() {
+        let list = Value::Array(Array::I32(vec![3, 4]));
+        for (more, expected) in [
+            (&[][..], &[2, 6][..]),
+            (&[("eos_token_id", Value::U32(3))], &[2, 3, 6]),
+            (&[("eos_token_id", list.clone())], &[2, 3, 4, 6]),
+            (&[("eot_token_id", Value::U32(3))], &[2, 3, 6]),
+            (&[("eom_token_id", Value::I32(4))], &[2, 4, 6]),
+            (&[("eom_token_id", Value::I32(-1))], &[2, 6]),
+            (&[("eog_token_id", Value::U32(5))], &[2, 5, 6]),
+            (&[("eog_token_ids", list.clone())], &[2, 3, 4, 6]),
+            (&[("eos_token_ids", list)], &[2, 3, 4, 6]),
+            (&[("fim_pad_token_id", Value::U32(7))], &[2, 7]),
+        ] {
+            let (text, notes) = from_gguf(&vocabulary(3, more), VOCAB);
+            let ends: Vec<u32> = text.ends.into_iter().collect();
+            assert_eq!((&ends[..], notes), (expected, Vec::new()), "{more:?}");
+        }
+        let (text, notes) = from_gguf(&vocabulary(3, &[("eot_token_id", Value::U32(9))]), VOCAB);
+        assert!(
+            text.eos.is_none() && notes[0].contains("the token 9, but the model has 8"),
+            "{notes:?}"
+        );
+    }
+
+    #[test]
+    fn tokens_that_look_like_control_tokens_are_control_tokens() {
+        let (text, notes) = from_gguf(&vocabulary(1, &[]), VOCAB);
+        assert!(
+            notes[0].contains("<|im_end|> <|fim_pad|> are text"),
+            "{notes:?}"
+        );
+        let json = text.tokenizer.expect("a vocabulary");
+        let tokenizer = Tokenizer::from_json(&json, "test").expect("a tokenizer");
+        let special = (0..8).filter(|&id| tokenizer.is_special(id));
+        assert_eq!(special.collect::<Vec<_>>(), [2, 6]);
+        assert_eq!(
+            tokenizer
+                .encode_with_special("a<|im_end|>")
+                .expect("tokens"),
+            [0, 2]
+        );
+    }
+
+    #[test]
+    fn sentencepiece_has_usual_places() {
+        let keys = [
+            ("tokenizer.ggml.model".to_string(), Value::from("llama")),
+            (
+                "tokenizer.ggml.tokens".into(),
+                Value::from(["<unk>", "<s>", "</s>"].map(String::from).to_vec()),
+            ),
+        ];
+        let (text, _) = from_gguf(&file(&keys), VOCAB);
+        assert_eq!(
+            (text.begin(), text.eos, text.ends),
+            (Some(1), Some(2), [2].into())
+        );
+    }
 }

@@ -50,7 +50,10 @@ impl TokenTable {
         let head = head.and_then(Result::ok).unwrap_or_default();
         let added = head.added_tokens.iter().filter_map(|token| {
             let special = token["special"].as_bool().unwrap_or(false);
-            Some((id(&token["id"])?, added(token["content"].as_str()?, special)))
+            Some((
+                id(&token["id"])?,
+                added(token["content"].as_str()?, special),
+            ))
         });
         let added: BTreeMap<u32, Added> = added.collect();
         let name = |(&id, token): (&u32, &Added)| (token.content.clone(), id);
@@ -62,11 +65,6 @@ impl TokenTable {
             changed: Vec::new(),
             vocab: OnceCell::new(),
         }
-    }
-
-    /// Whether there is a tokenizer.
-    pub fn exists(&self) -> bool {
-        self.json.is_some()
     }
 
     /// The token that the tokenizer puts before plain text.
@@ -103,7 +101,9 @@ impl TokenTable {
                 // Unigram has pairs of a token and its score.
                 let name = |token: &Value| token.as_str().or(token[0].as_str()).map(str::to_string);
                 let tokens = vocab.iter().zip(0..);
-                tokens.filter_map(|(token, id)| Some((name(token)?, id))).collect()
+                tokens
+                    .filter_map(|(token, id)| Some((name(token)?, id)))
+                    .collect()
             }
             _ => HashMap::new(),
         }
@@ -138,7 +138,8 @@ impl TokenTable {
         let Ok(mut json) = serde_json::from_slice::<Value>(&bytes) else {
             return Some(bytes);
         };
-        if !json.is_object() || !(json["added_tokens"].is_array() || json["added_tokens"].is_null()) {
+        if !json.is_object() || !(json["added_tokens"].is_array() || json["added_tokens"].is_null())
+        {
             return Some(bytes);
         }
         let vocab = json["model"]["vocab"].take();
@@ -151,8 +152,11 @@ impl TokenTable {
         let Some(tokens) = json["added_tokens"].as_array_mut() else {
             return Some(bytes);
         };
-        let mut changed: BTreeMap<u32, &Added> =
-            self.changed.iter().map(|id| (*id, &self.added[id])).collect();
+        let mut changed: BTreeMap<u32, &Added> = self
+            .changed
+            .iter()
+            .map(|id| (*id, &self.added[id]))
+            .collect();
         for token in tokens.iter_mut() {
             if let Some(change) = id(&token["id"]).and_then(|id| changed.remove(&id)) {
                 token["special"] = json!(change.special);
@@ -244,14 +248,24 @@ mod tests {
     #[test]
     fn tokens_are_found_added_and_made_special() {
         let mut table = table(&tokenizer());
-        assert_eq!(["a", "<s>", "<|im_end|>", "b"].map(|name| table.id(name)), [Some(0), Some(1), Some(3), None]);
+        assert_eq!(
+            ["a", "<s>", "<|im_end|>", "b"].map(|name| table.id(name)),
+            [Some(0), Some(1), Some(3), None]
+        );
         table.add(3, "other", true);
         table.add(4, "<pad>", true);
         table.make_special(3);
-        let json: Value = serde_json::from_slice(&table.into_json().expect("a file")).expect("JSON");
+        let json: Value =
+            serde_json::from_slice(&table.into_json().expect("a file")).expect("JSON");
         let added = |i: usize, key: &str| json["added_tokens"][i][key].clone();
-        assert_eq!([added(0, "content"), added(0, "special")], [json!("<|im_end|>"), json!(true)]);
-        assert_eq!([added(1, "content"), added(1, "id")], [json!("<pad>"), json!(4)]);
+        assert_eq!(
+            [added(0, "content"), added(0, "special")],
+            [json!("<|im_end|>"), json!(true)]
+        );
+        assert_eq!(
+            [added(1, "content"), added(1, "id")],
+            [json!("<pad>"), json!(4)]
+        );
     }
 
     #[test]

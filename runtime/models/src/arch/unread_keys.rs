@@ -33,7 +33,8 @@ impl Names {
 
     fn has(&self, name: &str) -> bool {
         let is = |(start, end): &(&str, &str)| {
-            name.strip_prefix(start).is_some_and(|rest| rest.ends_with(end))
+            name.strip_prefix(start)
+                .is_some_and(|rest| rest.ends_with(end))
         };
         self.whole.contains(name) || self.patterns.iter().any(is)
     }
@@ -42,7 +43,9 @@ impl Names {
 /// A sentence on the keys of a configuration that nothing read, if there are any.
 pub(super) fn of_config(config: &Config) -> Result<Option<String>> {
     let model_type = config.optional_string("model_type").unwrap_or_default();
-    let of_family = KEYS_OF.iter().filter(|(families, _)| families.contains(&model_type));
+    let of_family = KEYS_OF
+        .iter()
+        .filter(|(families, _)| families.contains(&model_type));
     let names = KEYS.iter().chain(of_family.map(|(_, idle)| idle));
     let idle = Names::new(names.map(|(names, _)| *names));
     let switches: HashMap<&str, &[&str]> = SWITCHES.iter().copied().collect();
@@ -58,7 +61,12 @@ pub(super) fn of_config(config: &Config) -> Result<Option<String>> {
             None if inner == "layer_types" => {
                 let kinds = value.as_array().map_or(&[][..], Vec::as_slice);
                 if kinds.iter().any(|kind| kind != "full_attention") {
-                    check(config.file(), &key, &value.to_string(), &["\"full_attention\" for each"])?;
+                    check(
+                        config.file(),
+                        &key,
+                        &value.to_string(),
+                        &["\"full_attention\" for each"],
+                    )?;
                 }
             }
             None => unknown.push(key),
@@ -160,7 +168,10 @@ mod tests {
         config["quantization_config"] = serde_json::json!({ "bits": 4 });
         config["attn"]["gate"] = true.into();
         let note = read(config).expect("no error");
-        assert_eq!(note.as_deref(), Some("nothing reads the keys attn.gate, quantization_config"));
+        assert_eq!(
+            note.as_deref(),
+            Some("nothing reads the keys attn.gate, quantization_config")
+        );
     }
 
     #[test]
@@ -191,7 +202,11 @@ mod tests {
             for key in keys {
                 config[key] = serde_json::json!(3);
             }
-            assert_eq!(read(config.clone()).expect("no error"), None, "{model_type}");
+            assert_eq!(
+                read(config.clone()).expect("no error"),
+                None,
+                "{model_type}"
+            );
             config["model_type"] = serde_json::json!("gla");
             assert!(!matches!(read(config), Ok(None)), "{keys:?}");
         }

@@ -11,8 +11,8 @@ use tokenizers::{AddedToken, AddedVocabulary, ModelWrapper};
 use super::pattern::deadline;
 use super::rwkv::{Rwkv, unescape};
 use super::sentencepiece::SentencePiece;
-use super::surplus;
 use super::steps::{self, NormalizerStep, Normalizing, SplitStep};
+use super::surplus;
 use super::token_bytes::{MAX_VOCAB, Spelling};
 use super::words::Words;
 
@@ -97,7 +97,12 @@ impl Parts {
                 let registry = registry.map_err(|error| error.to_string())?;
                 (
                     words,
-                    surplus::registered(added, &ModelWrapper::WordLevel(registry), &normalizer, rows)?,
+                    surplus::registered(
+                        added,
+                        &ModelWrapper::WordLevel(registry),
+                        &normalizer,
+                        rows,
+                    )?,
                 )
             }
             _ => {

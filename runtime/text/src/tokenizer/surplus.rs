@@ -70,10 +70,14 @@ pub(super) fn registered(
     let fewer = build::registered(tokens, model, normalizer)?;
     let numbers = all.get_added_tokens_decoder();
     let same = |(id, token): (&u32, &AddedToken)| {
-        numbers.get(id).is_some_and(|other| other.content == token.content)
+        numbers
+            .get(id)
+            .is_some_and(|other| other.content == token.content)
     };
     match fewer.get_added_tokens_decoder().iter().all(same) {
         true => Ok(fewer),
-        false => Err(format!("added_tokens: those from the id {rows} on are not the last ones")),
+        false => Err(format!(
+            "added_tokens: those from the id {rows} on are not the last ones"
+        )),
     }
 }
