@@ -339,7 +339,8 @@ mod tests {
         let path = folder.path().join("vocab.gguf");
         let writer = waterline_quant::gguf::Writer::create(&path, &keys, &[]).expect("a file");
         writer.finish().expect("a whole file");
-        let back = from_gguf(&Gguf::open(&path).expect("the file")).expect("a vocabulary");
+        let gguf = Gguf::open(&path).expect("the file");
+        let back = from_gguf(&gguf, &BTreeSet::new()).expect("a vocabulary");
         let text = "abc ab<|end|>ca";
         let encode = |json: &[u8]| {
             let tokenizer = Tokenizer::from_json(json, "test").expect("a tokenizer");

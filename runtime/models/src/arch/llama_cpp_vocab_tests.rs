@@ -1,6 +1,8 @@
 //! Vocabularies of GGUF files against llama.cpp's tokens, and against the `tokenizers` package where llama.cpp comes only
 //! near the model's own expression (gpt-4o, tekken, kimi-k2, superbpe).
 
+use std::collections::BTreeSet;
+
 use serde_json::Value as Json;
 use waterline_quant::gguf::{Array, Gguf, Value, Writer};
 
@@ -74,7 +76,11 @@ fn sentencepiece(recorded: &Json, prefix: Option<bool>) -> Gguf {
 }
 
 fn tokenizer(gguf: &Gguf) -> Tokenizer {
-    Tokenizer::from_json(&from_gguf(gguf).expect("a vocabulary"), "test").expect("a tokenizer")
+    Tokenizer::from_json(
+        &from_gguf(gguf, &BTreeSet::new()).expect("a vocabulary"),
+        "test",
+    )
+    .expect("a tokenizer")
 }
 
 /// The 1,000 lines, as the recorded checksums of ten each.
@@ -190,7 +196,7 @@ fn what_begins_text_is_what_the_file_says_or_its_kind_means() {
 fn what_is_not_known_is_named() {
     let recorded = recorded();
     let reason = |gguf: &Gguf| {
-        let json = from_gguf(gguf).expect("a vocabulary");
+        let json = from_gguf(gguf, &BTreeSet::new()).expect("a vocabulary");
         Tokenizer::from_json(&json, "test")
             .err()
             .expect("a reason")
@@ -205,6 +211,6 @@ fn what_is_not_known_is_named() {
     let mut keys = vocabulary(&recorded["rwkv"], "rwkv");
     keys[2].1 = Value::Array(Array::I32(vec![1]));
     assert!(reason(&file(keys)).contains("token_type: found 1, expected 1201"));
-    assert!(from_gguf(&file(vec![("model", text("none"))])).is_none());
-    assert!(from_gguf(&file(Vec::new())).is_none());
+    assert!(from_gguf(&file(vec![("model", text("none"))]), &BTreeSet::new()).is_none());
+    assert!(from_gguf(&file(Vec::new()), &BTreeSet::new()).is_none());
 }

@@ -17,13 +17,6 @@ use crate::model::{DEFAULT_TEMPLATE, TextFiles, TokenNames};
 const INNER: [&str; 2] = ["text_config", "llm_config"];
 /// The keys under which tokens that end a generation have their names.
 const END_NAMES: [&str; 3] = ["eos_token", "eot_token", "eom_token"];
-/// The classes of tokenizers that put a token before plain text unless a switch says otherwise.
-const BEGINNING: [&str; 4] = [
-    "CodeLlamaTokenizer",
-    "GemmaTokenizer",
-    "LlamaTokenizer",
-    "LlamaTokenizerFast",
-];
 /// Templates of other names, one file each.
 const MORE_TEMPLATES: &str = "additional_chat_templates";
 /// Most of those files that are read.
@@ -132,8 +125,8 @@ impl<'a> Files<'a> {
         ends
     }
 
-    /// The token of the beginning, and whether it comes before plain text. A `tokenizer.json` says so by itself; other tokenizers
-    /// have a switch, which some classes set.
+    /// The token of the beginning, and whether it comes before plain text. A `tokenizer.json` says so by itself; other
+    /// tokenizers have a switch.
     fn begin(&self, tokens: &TokenTable, has_json: bool, all: &mut Ids) -> (Option<u32>, bool) {
         if let Some(begin) = tokens.begin() {
             return (Some(begin), true);
@@ -142,13 +135,8 @@ impl<'a> Files<'a> {
         let named = named.or_else(|| self.ids("bos_token_id").first().copied());
         let known = all.known("config.json", named.into_iter().collect());
         let bos = known.first().copied();
-        let class = self
-            .tokenizer
-            .get("tokenizer_class")
-            .and_then(Value::as_str);
-        let usual = class.is_some_and(|class| BEGINNING.contains(&class));
-        let switch = self.tokenizer.get("add_bos_token").and_then(Value::as_bool);
-        (bos, bos.is_some() && !has_json && switch.unwrap_or(usual))
+        let switch = self.tokenizer.get("add_bos_token") == Some(&Value::Bool(true));
+        (bos, bos.is_some() && !has_json && switch)
     }
 
     /// What a file says of a special token: its text, or that there is none (null); nothing if no file has the key.
