@@ -213,6 +213,23 @@ impl Turns {
         Ok(last(THOUGHT) > last(THOUGHT_END))
     }
 
+    /// What the template puts before the first message of the user, where there is no system message.
+    ///
+    /// # Errors
+    /// [`Error::Template`] if the template fails.
+    #[doc(hidden)]
+    pub fn beginning(&self) -> Result<String> {
+        let question = [Message::new(Role::User, "question")];
+        let rendered = self.render(&placeholders(&question), true)?;
+        let parts = parts(&rendered, &question)?;
+        let before = parts.iter().take_while(|part| part.message.is_none());
+        let text = before.filter_map(|part| match part.piece {
+            Piece::Template(text) => Some(text),
+            Piece::Content(_) => None,
+        });
+        Ok(text.collect())
+    }
+
     /// Sets the system message, which the first turn feeds; an empty text removes it.
     ///
     /// # Errors

@@ -15,10 +15,12 @@ mod wrap;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
-use crate::interrupt::on_interrupt;
+use crate::interrupt::{INTERRUPTED, on_interrupt};
 use crate::sampling::SamplingArgs;
 use crate::session::{DraftArgs, LimitArgs, SessionArgs};
 use crate::text::NO_TEMPLATE;
@@ -85,11 +87,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut talk = Talk {
         commands: Commands::new(Sessions::of(&model)),
         keeps: screen.interactive() && !args.private,
+        ends_at_signal: Arc::new(AtomicBool::new(true)),
         conversation,
     };
+    // While a line is read Ctrl-C is a key, so what arrives is SIGTERM or SIGHUP; through a pipe each of them ends the program.
+    let ends = talk.ends_at_signal.clone();
+    let canceller = talk.conversation.session().canceller();
+    on_interrupt(move || match ends.load(Ordering::SeqCst) {
+        true => std::process::exit(INTERRUPTED.into()),
+        false => canceller.cancel(),
+    })?;
     if screen.interactive() {
-        let canceller = talk.conversation.session().canceller();
-        on_interrupt(move || canceller.cancel())?;
         screen.notice(&status::banner(&talk.conversation, &talk.commands.sessions))?;
     }
     if args.resume {
@@ -106,6 +114,8 @@ struct Talk {
     commands: Commands,
     /// Whether the conversation is kept after each answer.
     keeps: bool,
+    /// Whether a signal ends the program rather than an answer.
+    ends_at_signal: Arc<AtomicBool>,
 }
 
 impl Talk {
@@ -114,7 +124,11 @@ impl Talk {
         let mut failed = false;
         loop {
             self.conversation.session().canceller().clear();
-            let line = match input.next(screen, self.commands.forks.names())? {
+            self.ends_at_signal.store(true, Ordering::SeqCst);
+            let line = input.next(screen, self.commands.forks.names())?;
+            let answers = screen.interactive();
+            self.ends_at_signal.store(!answers, Ordering::SeqCst);
+            let line = match line {
                 Line::Text(line) => line,
                 Line::Unreadable(error) => {
                     screen.problem(&error)?;
