@@ -1,6 +1,8 @@
 //! The one error type of the library. Every message names the file, the key or tensor, what was found and what
 //! was expected.
 
+pub mod alphabet;
+pub mod base64;
 pub mod cancel;
 
 use std::path::PathBuf;

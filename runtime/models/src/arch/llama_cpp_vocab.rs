@@ -11,6 +11,8 @@ use waterline_quant::gguf::{Array, Gguf, Value};
 
 use super::end_tokens::{self, Known};
 use super::llama_cpp_splits::splits;
+use super::vocab_files::{self, byte_level, byte_level_splits};
+use waterline_error::alphabet::Alphabet;
 
 // Types of tokens.
 const NORMAL: i32 = 1;
@@ -18,6 +20,9 @@ const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
+
+/// Values of `tokenizer.ggml.pre` of byte pairs over the text of whole lines, in which U+2581 is a space.
+const LINES: [&str; 2] = ["gemma4", "granite-embed-multi-311m"];
 
 /// The keys under `tokenizer.ggml` for a `tokenizer.json` and a model with `size` token ids.
 pub(super) fn to_gguf(tokenizer: Option<&[u8]>, size: usize) -> Vec<(String, Value)> {
@@ -73,7 +78,7 @@ fn bpe_keys(json: &Json, size: usize) -> Option<Vec<(&'static str, Value)>> {
 }
 
 /// A `tokenizer.json` for the vocabulary of a file, if it has one, in which the tokens of `control` are control tokens whatever
-/// their type. What cannot be read becomes a model that no tokenizer knows, and whose name says why.
+/// their type. What cannot be read becomes a description that holds the reason.
 pub(crate) fn from_gguf(gguf: &Gguf, control: &BTreeSet<u32>) -> Option<Vec<u8>> {
     let vocabulary = Vocabulary {
         control: Some(control),
@@ -81,21 +86,25 @@ pub(crate) fn from_gguf(gguf: &Gguf, control: &BTreeSet<u32>) -> Option<Vec<u8>>
     };
     let model = match vocabulary.text("model")? {
         "none" | "no_vocab" => return None,
-        "gpt2" => vocabulary.byte_level(),
+        "gpt2" if !LINES.contains(&vocabulary.pre()) => vocabulary.byte_level(),
+        "gpt2" | "gemma4" => vocabulary.lines(),
         "llama" => vocabulary.sentencepiece(),
         "rwkv" => vocabulary.rwkv(),
         other => Err(format!("{other:?} of tokenizer.ggml.model")),
     };
-    let json = model.unwrap_or_else(|reason| json!({ "model": { "type": reason } }));
+    let json = model.unwrap_or_else(|reason| json!({ "unreadable": reason }));
     Some(json.to_string().into_bytes())
 }
 
 /// Whether a token begins every sequence: what the file says, or what its kind of vocabulary means.
 pub(crate) fn adds_bos(gguf: &Gguf) -> bool {
     let vocabulary = Vocabulary::of(gguf);
+    let is_gemma4 = vocabulary.text("model") == Some("gemma4") || LINES.contains(&vocabulary.pre());
     let said = vocabulary.get("add_bos_token").and_then(Value::as_bool);
+    // Files of Gemma 4 say false, against its makers.
+    let said = said.filter(|_| !is_gemma4);
     said.unwrap_or_else(|| match vocabulary.text("model") {
-        Some("gpt2") => splits(vocabulary.pre()).is_none_or(|splits| splits.add_bos),
+        Some("gpt2") if !is_gemma4 => splits(vocabulary.pre()).is_none_or(|splits| splits.add_bos),
         Some("rwkv") => false,
         _ => true,
     })
@@ -216,40 +225,55 @@ impl<'g> Vocabulary<'g> {
         let splits = splits(pre).ok_or_else(|| format!("{pre:?} of tokenizer.ggml.pre"))?;
         let tokens = self.strings("tokens")?;
         let types = self.types(tokens.len())?;
-        let mut vocab = Map::new();
-        for (id, content) in tokens.iter().enumerate() {
-            if types[id] != UNUSED {
-                vocab.insert(content.clone(), json!(id));
-            }
-        }
-        let split = |pattern: &&str| {
-            json!({
-                "type": "Split",
-                "pattern": { "Regex": pattern },
-                "behavior": "Isolated",
-                "invert": false,
-            })
-        };
-        let mut steps: Vec<Json> = splits.patterns.iter().map(split).collect();
-        let byte_level = json!({
-            "type": "ByteLevel",
-            "add_prefix_space": false,
-            "trim_offsets": true,
-            "use_regex": false,
-        });
-        steps.push(byte_level.clone());
         Ok(json!({
             "version": "1.0",
             "added_tokens": self.added(tokens, &types),
-            "pre_tokenizer": { "type": "Sequence", "pretokenizers": steps },
-            "decoder": byte_level,
+            "pre_tokenizer": byte_level_splits(splits.patterns),
+            "decoder": byte_level(false),
             "model": {
                 "type": "BPE",
-                "vocab": vocab,
-                "merges": self.strings("merges")?,
+                "vocab": vocab(tokens, &types),
+                "merges": self.merges(tokens, &types)?,
                 "ignore_merges": splits.ignore_merges,
             },
         }))
+    }
+
+    /// Gemma 4's byte pairs.
+    fn lines(&self) -> Result<Json, String> {
+        let tokens = self.strings("tokens")?;
+        let types = self.types(tokens.len())?;
+        Ok(json!({
+            "version": "1.0",
+            "added_tokens": self.added(tokens, &types),
+            "normalizer": { "type": "Replace", "pattern": { "String": " " }, "content": "\u{2581}" },
+            "pre_tokenizer": {
+                "type": "Split",
+                "pattern": { "Regex": r"[^\n]+|\n+" },
+                "behavior": "Isolated",
+                "invert": false,
+            },
+            "model": {
+                "type": "BPE",
+                "vocab": vocab(tokens, &types),
+                "merges": self.strings("merges")?,
+                "byte_fallback": true,
+                "line_breaks_are_whole": true,
+            },
+        }))
+    }
+
+    /// The merges of a byte-level vocabulary. A file without them has the order of its ids: the tokens were numbered as they
+    /// were merged.
+    fn merges(&self, tokens: &[String], types: &[i32]) -> Result<Json, String> {
+        if self.get("merges").is_some() {
+            return Ok(json!(self.strings("merges")?));
+        }
+        let alphabet = Alphabet::new();
+        let normal = tokens.iter().zip(types).zip(0u64..);
+        let normal = normal.filter(|((_, kind), _)| **kind == NORMAL);
+        let ranks = normal.map(|((token, _), id)| (alphabet.decode(token), id));
+        Ok(json!(vocab_files::merges_by_rank(&ranks.collect())))
     }
 
     fn sentencepiece(&self) -> Result<Json, String> {
@@ -293,6 +317,14 @@ impl<'g> Vocabulary<'g> {
             "model": { "type": "RWKV", "vocab": tokens, "unk_id": unknown },
         }))
     }
+}
+
+/// The ids of all tokens that text can become.
+fn vocab(tokens: &[String], types: &[i32]) -> Map<String, Json> {
+    let used = tokens.iter().zip(types).enumerate();
+    let used = used.filter(|(_, (_, kind))| **kind != UNUSED);
+    used.map(|(id, (token, _))| (token.clone(), json!(id)))
+        .collect()
 }
 
 #[cfg(test)]

@@ -31,6 +31,7 @@ mod minimax;
 mod nemotron_h;
 mod olmo_hybrid;
 mod open;
+mod quantization;
 mod qwen3_next;
 mod recurrent_gemma;
 mod rwkv;
@@ -42,6 +43,7 @@ mod token_table;
 mod unread_keys;
 mod unused;
 mod unused_lists;
+mod vocab_files;
 mod zamba2;
 
 use std::path::Path;
@@ -103,6 +105,7 @@ fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkpoint> {
         Ok(weights) => config.beside(weights.names()),
         Err(_) => config,
     };
+    quantization::check(dir, &config, weights.as_ref().ok())?;
     let model_type = config.string("model_type")?;
     let Some(family) = FAMILIES
         .iter()

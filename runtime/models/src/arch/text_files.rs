@@ -9,7 +9,7 @@ use waterline_quant::read_file;
 
 use super::end_tokens;
 use super::token_table::{TokenTable, id};
-use super::{Config, LARGEST_TEXT};
+use super::{Config, LARGEST_TEXT, vocab_files};
 use crate::error::{Error, Result};
 use crate::model::{DEFAULT_TEMPLATE, TextFiles, TokenNames};
 
@@ -27,6 +27,10 @@ pub(super) fn read(dir: &Path, config: &Config, vocab: usize) -> Result<(TextFil
     let files = Files::read(dir, config)?;
     let json = bytes(dir, "tokenizer.json")?;
     let has_json = json.is_some();
+    let json = match json {
+        None => vocab_files::read(&|name| bytes(dir, name))?,
+        json => json,
+    };
     let mut tokens = TokenTable::new(json);
     files.add_tokens(&mut tokens);
     let mut ids = Ids {
