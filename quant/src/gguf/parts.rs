@@ -2,6 +2,7 @@
 //! has some of the tensors, and says which part it is of how many.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 use super::{Gguf, Value, read};
 use crate::error::{Error, Result};
@@ -72,6 +73,34 @@ pub(super) fn open(path: &Path) -> Result<Gguf> {
             invalid(TENSORS, found, tensors.to_string())
         }
         _ => Ok(whole),
+    }
+}
+
+impl Gguf {
+    /// The same with a block of another file: its tensors whose names begin with `tensors`, and its keys that begin with `keys` in
+    /// place of those here.
+    pub fn with_block(mut self, other: Gguf, keys: &str, tensors: &str) -> Result<Gguf> {
+        for (key, value) in other.metadata {
+            match self.keys.get(&key) {
+                _ if !key.starts_with(keys) => {}
+                Some(&place) => self.metadata[place].1 = value,
+                None => {
+                    self.keys.insert(key.clone(), self.metadata.len());
+                    self.metadata.push((key, value));
+                    self.used_keys.push(AtomicBool::default());
+                }
+            }
+        }
+        let (mut rest, mut before) = (other.tensors.into_iter(), 0);
+        for part in other.files {
+            let own = rest.by_ref().take(part.tensors_end - before);
+            let block = own
+                .filter(|tensor| tensor.name.starts_with(tensors))
+                .collect();
+            self.add(part.bytes, part.data, block)?;
+            before = part.tensors_end;
+        }
+        Ok(self)
     }
 }
 

@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::model::LayerSpec;
 use crate::program::Workspace;
 use crate::sampler::{Sampler, SamplerParams, SamplerState};
-use crate::state::{HEADER, HISTORY, SAMPLER, Size};
+use crate::state::{HEADER, HISTORY, SAMPLER, Size, StateDtype};
 
 /// Tokens whose logits [`Session::feed_each`] computes in one pass over the output matrix.
 const LOGIT_ROWS: usize = 16;
@@ -389,9 +389,25 @@ impl Session {
             Some(logits) => logits,
             None => self.engine.logits()?,
         };
-        let token = self.sampler.sample(logits, recent, &mut state)?;
+        let token = self.sampler.sample(logits, recent, &mut state);
+        let token = token.map_err(|error| self.about_cache(error))?;
         self.engine.arena_mut().tensor_mut::<SamplerState>(SAMPLER)[0] = state;
         Ok(token)
+    }
+
+    /// An error of logits, with what may be the cause where keys and values are kept in 16 bits.
+    fn about_cache(&self, mut error: Error) -> Error {
+        let kept = self.engine.arena().plan().tensors();
+        let is_f16 = kept.iter().any(|tensor| tensor.dtype == StateDtype::F16);
+        if let Error::Invalid { what, reason } = &mut error
+            && is_f16
+            && what == "logits"
+        {
+            reason.push_str(
+                "; keys and values beyond 65504 do not fit a cache of f16: --kv f32 keeps them",
+            );
+        }
+        error
     }
 
     /// Chooses a token and reads it.
@@ -404,7 +420,8 @@ impl Session {
             if self.canceller.take() {
                 return Err(Error::Cancelled { fed: 0 });
             }
-            let token = self.engine.step(self.sampler.params())?;
+            let token = self.engine.step(self.sampler.params());
+            let token = token.map_err(|error| self.about_cache(error))?;
             self.advance(&[token]);
             return Ok(token);
         }

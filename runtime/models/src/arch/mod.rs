@@ -2,6 +2,7 @@
 //! file per family of configurations; one for the GGUF files that llama.cpp has of the same models.
 
 mod bamba;
+mod companion;
 mod end_tokens;
 mod experts;
 mod falcon_h1;
@@ -34,6 +35,7 @@ mod open;
 mod quantization;
 mod qwen3_next;
 mod recurrent_gemma;
+mod rotary;
 mod rwkv;
 mod sse;
 mod tensors;

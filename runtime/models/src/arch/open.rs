@@ -7,7 +7,7 @@ use waterline_quant::Bytes;
 use waterline_quant::gguf::{Gguf, Value};
 
 use super::llama_cpp::{self, LlamaCpp};
-use super::{open_directory, text_keys, unread_keys, unused};
+use super::{companion, open_directory, text_keys, unread_keys, unused};
 use crate::error::{Error, Result};
 use crate::model::{Checkpoint, ModelSpec, OpenOptions};
 use crate::weights::{Tensors, WeightSpec};
@@ -27,10 +27,15 @@ impl Checkpoint {
     /// As [`Checkpoint::open`], with options.
     pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
         let path = path.as_ref();
-        match path.is_dir() {
-            true => open_directory(path, options)?.checked(),
-            false => Self::from_gguf(Gguf::open(path)?, options)?.checked(),
+        if path.is_dir() {
+            return open_directory(path, options)?.checked();
         }
+        let gguf = Gguf::open(path)?;
+        let gguf = match options.mtp {
+            true => companion::with_mtp_block(gguf, path)?,
+            false => gguf,
+        };
+        Self::from_gguf(gguf, options)?.checked()
     }
 
     /// Opens a GGUF file in memory, aligned to 64 bytes; `name` stands for the file in errors.
@@ -64,6 +69,7 @@ impl Checkpoint {
             _ => llama_cpp::open(&gguf, options.mtp)?,
         };
         let (text, mut notes) = text_keys::from_gguf(&gguf, spec.vocab);
+        notes.extend(gguf.notes().iter().cloned());
         notes.extend(unread_keys::of_gguf(&gguf)?);
         if !options.allow_unused {
             unused::check_gguf(&gguf, options.mtp)?;
