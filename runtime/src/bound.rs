@@ -8,9 +8,11 @@ use waterline_quant::Bytes;
 
 use crate::error::{Error, Result};
 use crate::lowering::Source;
-use crate::model::{Checkpoint, DEFAULT_TEMPLATE, Draft, ModelSpec, OpenOptions, TextFiles, lower};
+use crate::model::{
+    Checkpoint, DEFAULT_TEMPLATE, Draft, LayerSpec, ModelSpec, OpenOptions, TextFiles, lower,
+};
 use crate::program::{Program, Schedule};
-use crate::state::{StateOptions, StatePlan, Touched};
+use crate::state::{Size, StateOptions, StatePlan, Touched};
 use crate::text::{ChatTemplate, Tokenizer};
 
 /// Weights and description, ready to run.
@@ -22,6 +24,7 @@ pub struct Model {
     draft: Option<Draft>,
     fingerprint: u64,
     files: TextFiles,
+    trained_context: Option<usize>,
     notes: Vec<String>,
     tokenizer: OnceCell<Arc<Tokenizer>>,
 }
@@ -71,6 +74,7 @@ impl Model {
             program,
             draft,
             files: checkpoint.text,
+            trained_context: checkpoint.trained_context,
             notes: checkpoint.notes,
             tokenizer: OnceCell::new(),
         }))
@@ -145,6 +149,18 @@ impl Model {
     /// The tokens that end a generation, [`Model::eos`] among them.
     pub fn ends(&self) -> impl Iterator<Item = u32> {
         self.files.ends.iter().copied()
+    }
+
+    /// Tokens of the longest texts that it was trained on, where its files say so and attention reads the whole text: beyond them its
+    /// answers are not to be trusted.
+    pub fn trained_context(&self) -> Option<usize> {
+        self.trained_context.filter(|_| self.reads_context())
+    }
+
+    /// Whether some attention reads the whole context.
+    pub(crate) fn reads_context(&self) -> bool {
+        let mut tensors = self.spec.layers.iter().flat_map(LayerSpec::state);
+        tensors.any(|tensor| tensor.shape.contains(&Size::Context))
     }
 
     /// What a person should know of the files, each a sentence.

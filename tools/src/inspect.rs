@@ -175,6 +175,7 @@ fn to_json(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block], args: &A
         "adds_bos": checkpoint.text.adds_bos,
         "eos": checkpoint.text.eos,
         "ends": checkpoint.text.ends,
+        "trained_context": checkpoint.trained_context,
         "notes": checkpoint.notes,
         "tensors": tensors(checkpoint).map(tensor).collect::<Vec<_>>(),
         "session": {
@@ -222,6 +223,9 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
             yes(!text.templates.is_empty())
         ),
     ];
+    if let Some(context) = checkpoint.trained_context {
+        lines.push(format!("trained on   texts of up to {context} tokens"));
+    }
     if !text.ends.is_empty() {
         let ends: Vec<String> = text.ends.iter().map(u32::to_string).collect();
         let begin = match text.begin() {

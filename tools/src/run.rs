@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use serde_json::json;
-use waterline::{Finish, Session};
+use waterline::{Finish, Model, Session};
 
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
@@ -13,7 +13,7 @@ use crate::interrupt::Interrupt;
 use crate::prompt::{EncodingArgs, Prompt, PromptArgs, rendered};
 use crate::samples;
 use crate::sampling::SamplingArgs;
-use crate::session::{DraftArgs, LimitArgs, SessionArgs, feed};
+use crate::session::{DraftArgs, LimitArgs, SessionArgs, beyond_training, feed};
 use crate::text::{json_line, shown};
 
 /// Complete a prompt and end.
@@ -59,6 +59,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if args.show_prompt {
         eprintln!("{}", shown(&rendered(&*model.tokenizer()?, &tokens)));
     }
+    let warned = warn_beyond_training(&model, tokens.len() as u64);
     let mut session = session.open(&model, args.sampling.params(), 0)?;
     let interrupt = Interrupt::cancelling(session.canceller())?;
 
@@ -78,6 +79,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         error: None,
     };
     completion.generate(&mut session, args, end)?;
+    if !warned {
+        warn_beyond_training(&model, session.position());
+    }
 
     let mut out = std::io::stdout();
     if args.json || args.json_stream {
@@ -114,6 +118,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         (None, Some(Finish::Cancelled)) => Err(Error::Interrupted),
         _ => Ok(ExitCode::SUCCESS),
     }
+}
+
+/// Warns if so many tokens are more than the model was trained on; returns whether they are.
+fn warn_beyond_training(model: &Model, tokens: u64) -> bool {
+    let warning = beyond_training(model, tokens);
+    if let Some(warning) = &warning {
+        eprintln!("{warning}");
+    }
+    warning.is_some()
 }
 
 /// What came out of a prompt.

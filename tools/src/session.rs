@@ -209,6 +209,17 @@ pub fn max_tokens(text: &str) -> Result<usize, String> {
 /// How long a prompt is read before a bar appears.
 const PATIENCE: Duration = Duration::from_millis(500);
 
+/// A warning if a text of so many tokens is longer than those that the model was trained on.
+pub fn beyond_training(model: &Model, tokens: u64) -> Option<String> {
+    let trained = model.trained_context()?;
+    (tokens > trained as u64).then(|| {
+        format!(
+            "warning: {tokens} tokens are read, and the model was trained on texts of up to {trained}: what follows is not to \
+             be trusted"
+        )
+    })
+}
+
 /// Reads a prompt; a long one shows its progress on a terminal.
 pub fn feed(session: &mut Session, tokens: &[u32]) -> waterline::Result<()> {
     let style = ProgressStyle::with_template("reading {bar:30} {pos}/{len} tokens {per_sec}");

@@ -76,6 +76,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         spec,
         tensors: Tensors::new(),
         text,
+        trained_context: None,
         notes: Vec::new(),
     };
     let sources: Vec<Source> = checkpoint

@@ -22,10 +22,9 @@ use crate::cpu::{Pool, physical_cores};
 use crate::cuda::OpTime;
 use crate::engine::{self, Engine, Setup};
 use crate::error::{Error, Result};
-use crate::model::LayerSpec;
 use crate::program::Workspace;
 use crate::sampler::{Sampler, SamplerParams, SamplerState};
-use crate::state::{HEADER, HISTORY, SAMPLER, Size, StateDtype};
+use crate::state::{HEADER, HISTORY, SAMPLER, StateDtype};
 
 /// Tokens whose logits [`Session::feed_each`] computes in one pass over the output matrix.
 const LOGIT_ROWS: usize = 16;
@@ -81,22 +80,16 @@ impl Session {
         pool: Arc<Pool>,
         engine: Box<dyn Engine>,
     ) -> Result<Self> {
-        let bounded = model
-            .spec()
-            .layers
-            .iter()
-            .flat_map(LayerSpec::state)
-            .any(|tensor| tensor.shape.contains(&Size::Context));
         Ok(Session {
             speculation: Speculation::new(&model, &*engine, &options)?,
             marks: vec![None; options.marks],
             engine,
             sampler: Sampler::new(options.sampler.clone(), model.spec().vocab)?,
             canceller: Canceller::default(),
+            bounded: model.reads_context(),
             model,
             options,
             pool,
-            bounded,
         })
     }
 

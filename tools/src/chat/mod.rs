@@ -22,7 +22,7 @@ use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::interrupt::{INTERRUPTED, on_interrupt};
 use crate::sampling::SamplingArgs;
-use crate::session::{DraftArgs, LimitArgs, SessionArgs};
+use crate::session::{DraftArgs, LimitArgs, SessionArgs, beyond_training};
 use crate::text::NO_TEMPLATE;
 use commands::{Action, Commands};
 use conversation::{Conversation, Reply};
@@ -88,6 +88,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         commands: Commands::new(Sessions::of(&model)),
         keeps: screen.interactive() && !args.private,
         ends_at_signal: Arc::new(AtomicBool::new(true)),
+        warned: false,
         conversation,
     };
     // While a line is read Ctrl-C is a key, so what arrives is SIGTERM or SIGHUP; through a pipe each of them ends the program.
@@ -114,6 +115,8 @@ struct Talk {
     commands: Commands,
     /// Whether the conversation is kept after each answer.
     keeps: bool,
+    /// Whether it was said that the conversation is longer than the model's training.
+    warned: bool,
     /// Whether a signal ends the program rather than an answer.
     ends_at_signal: Arc<AtomicBool>,
 }
@@ -179,11 +182,15 @@ impl Talk {
     }
 
     /// What stands below an answer.
-    fn show_reply(&self, reply: &Reply, screen: &mut Screen) -> Result<()> {
+    fn show_reply(&mut self, reply: &Reply, screen: &mut Screen) -> Result<()> {
         screen.notice(&status::after(&self.conversation, reply))?;
-        match status::nearly_full(&self.conversation) {
-            Some(warning) => screen.notice(&warning),
-            None => Ok(()),
+        if let Some(warning) = status::nearly_full(&self.conversation) {
+            screen.notice(&warning)?;
+        }
+        let session = self.conversation.session();
+        match beyond_training(session.model(), session.position()) {
+            Some(warning) if !std::mem::replace(&mut self.warned, true) => screen.notice(&warning),
+            _ => Ok(()),
         }
     }
 

@@ -12,6 +12,8 @@ use crate::error::{Error, Result};
 use crate::model::{Checkpoint, ModelSpec, OpenOptions};
 use crate::weights::{Tensors, WeightSpec};
 
+/// The key, after the architecture, of the longest texts of the training.
+const CONTEXT_LENGTH: &str = "context_length";
 /// The value of `general.architecture` in our files.
 const ARCHITECTURE: &str = "waterline";
 
@@ -68,6 +70,9 @@ impl Checkpoint {
             ARCHITECTURE => Self::own(&gguf, options.mtp)?,
             _ => llama_cpp::open(&gguf, options.mtp)?,
         };
+        let architecture = gguf.get_str("general.architecture")?;
+        let trained = gguf.get(&format!("{architecture}.{CONTEXT_LENGTH}"));
+        let trained = trained.and_then(Value::as_u64).and_then(|length| usize::try_from(length).ok());
         let (text, mut notes) = text_keys::from_gguf(&gguf, spec.vocab);
         notes.extend(gguf.notes().iter().cloned());
         notes.extend(unread_keys::of_gguf(&gguf)?);
@@ -81,6 +86,7 @@ impl Checkpoint {
             spec,
             tensors,
             text,
+            trained_context: trained,
             notes,
         })
     }
@@ -130,6 +136,11 @@ impl Checkpoint {
             ("general.name".to_string(), string(&self.name)),
         ];
         metadata.extend(description);
+        if let Some(length) = self.trained_context.and_then(|length| u32::try_from(length).ok()) {
+            let key = format!("{architecture}.{CONTEXT_LENGTH}");
+            metadata.retain(|(name, _)| *name != key);
+            metadata.push((key, Value::U32(length)));
+        }
         metadata.extend(text_keys::to_gguf(&self.text));
         metadata
     }

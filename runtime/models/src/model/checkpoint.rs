@@ -28,6 +28,8 @@ pub struct Checkpoint {
     pub tensors: Tensors,
     /// Its tokenizer, its chat templates, and the tokens that begin and end a text.
     pub text: TextFiles,
+    /// Tokens of the longest texts that it was trained on, where its files say so.
+    pub trained_context: Option<usize>,
     /// What a person should know of the files, each a sentence: keys that nothing reads, ids without a token.
     pub notes: Vec<String>,
 }

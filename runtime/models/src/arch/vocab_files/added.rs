@@ -62,6 +62,17 @@ pub(super) fn named(file: ReadFile, name: &str) -> Result<Option<String>, String
     Ok(None)
 }
 
+/// What puts the token `id` before a text, as a `tokenizer.json` says it.
+pub(super) fn begins_with(id: u64, content: &str) -> Value {
+    let of_text = json!({ "Sequence": { "id": "A", "type_id": 0 } });
+    json!({
+        "type": "TemplateProcessing",
+        "single": [{ "SpecialToken": { "id": content, "type_id": 0 } }, of_text],
+        "pair": [],
+        "special_tokens": { content: { "id": content, "ids": [id], "tokens": [content] } },
+    })
+}
+
 /// The texts that files name as special tokens.
 fn specials<'j>(files: [&'j Value; 2]) -> HashSet<&'j str> {
     let named = files.into_iter().filter_map(Value::as_object).flatten();

@@ -38,7 +38,9 @@ pub(super) fn parse(bytes: &[u8], file: ReadFile) -> Result<Value, String> {
     let mut added = added::read(file)?;
     if tokens.first().is_some_and(String::is_empty) && !added.contains_key(&0) {
         let name = added::named(file, "eos_token")?;
-        added.insert(0, added::token(0, name.as_deref().unwrap_or(END), true));
+        let name = name.unwrap_or_else(|| END.into());
+        added.insert(0, added::token(0, &name, true));
+        tokens[0] = name;
     }
     Ok(json!({
         "version": "1.0",

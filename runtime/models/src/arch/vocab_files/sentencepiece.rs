@@ -84,12 +84,19 @@ pub(super) fn parse(bytes: &[u8], file: ReadFile) -> Result<Value, String> {
         steps.push(json!({ "type": "Replace", "pattern": { "Regex": " {2,}" }, "content": " " }));
     }
     let normalizer = json!({ "type": "Sequence", "normalizers": steps });
+    // sentencepiece's tokenizers begin a text with a token unless they are told not to.
+    let config = added::json_of(file, "tokenizer_config.json")?;
+    let begins = config["add_bos_token"] != false;
+    let name = added::named(file, "bos_token")?.unwrap_or_else(|| "<s>".into());
+    let begin = added.iter().find(|(_, token)| begins && token["content"] == name.as_str());
+    let post_processor = begin.map(|(&id, _)| added::begins_with(id, &name));
     let added: Vec<Value> = added.into_values().collect();
     match kind_of_model {
         BYTE_PAIRS => Ok(json!({
             "version": "1.0",
             "added_tokens": added,
             "normalizer": normalizer,
+            "post_processor": post_processor,
             "model": {
                 "type": "SentencePiece",
                 "vocab": tokens,
@@ -109,6 +116,7 @@ pub(super) fn parse(bytes: &[u8], file: ReadFile) -> Result<Value, String> {
                 "version": "1.0",
                 "added_tokens": added,
                 "normalizer": normalizer,
+            "post_processor": post_processor,
                 "pre_tokenizer": space,
                 "decoder": space,
                 "model": {
