@@ -13,8 +13,12 @@ use crate::interrupt::Interrupt;
 use crate::prompt::{EncodingArgs, Prompt, PromptArgs, rendered};
 use crate::samples;
 use crate::sampling::SamplingArgs;
-use crate::session::{DraftArgs, LimitArgs, SessionArgs, beyond_training, feed};
+use crate::session::{DraftArgs, LimitArgs, SessionArgs, beyond_training, feed, overflows_cache};
 use crate::text::{json_line, shown};
+
+/// What a person reads whose prompt is read a second time.
+const OVERFLOW: &str = "note: keys or values of this prompt are beyond 65504, the most that a cache of f16 holds; it is read \
+                        again with --kv f32";
 
 /// Complete a prompt and end.
 ///
@@ -60,11 +64,19 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         eprintln!("{}", shown(&rendered(&*model.tokenizer()?, &tokens)));
     }
     let warned = warn_beyond_training(&model, tokens.len() as u64);
-    let mut session = session.open(&model, args.sampling.params(), 0)?;
+    let options = session;
+    let mut session = options.open(&model, args.sampling.params(), 0)?;
     let interrupt = Interrupt::cancelling(session.canceller())?;
 
     let start = Instant::now();
     feed(&mut session, &tokens)?;
+    if overflows_cache(&session)? {
+        eprintln!("{OVERFLOW}");
+        drop(session);
+        session = options.with_f32_cache().open(&model, args.sampling.params(), 0)?;
+        interrupt.follow(session.canceller())?;
+        feed(&mut session, &tokens)?;
+    }
     let prefill = start.elapsed().as_secs_f64();
     if args.samples > 1 {
         let options = args.limits.options(end);
