@@ -138,6 +138,13 @@ pub(super) const KEYS_OF: &[(&[&str], Idle)] = &[
         ),
     ),
     (
+        &["lfm3"],
+        (
+            "partial_rotary_factor",
+            "read where it scales positions; other kinds turn each head whole",
+        ),
+    ),
+    (
         &["lfm3", "gemma3", "gemma3_text"],
         (
             "sliding_window rope_parameters.sliding_attention rope_parameters.full_attention",
