@@ -28,7 +28,10 @@ struct Folder {
 }
 
 fn floats(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+    values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect()
 }
 
 /// The letters by which byte-level tokenizers write bytes.
@@ -83,15 +86,32 @@ impl Folder {
         let matrix = |name: &str, rows: usize, cols: usize, bytes: Vec<u8>| -> Stored {
             (name.into(), "F32", vec![rows, cols], bytes)
         };
-        let ones = |name: &str| -> Stored { (name.into(), "F32", vec![ROWS], floats(&[1.0; ROWS])) };
+        let ones =
+            |name: &str| -> Stored { (name.into(), "F32", vec![ROWS], floats(&[1.0; ROWS])) };
         let mut tensors = vec![
-            matrix("model.embed_tokens.weight", ROWS, ROWS, square(&|i| i * ROWS + i)),
-            matrix("lm_head.weight", ROWS, ROWS, square(&|i| follows[i] * ROWS + i)),
+            matrix(
+                "model.embed_tokens.weight",
+                ROWS,
+                ROWS,
+                square(&|i| i * ROWS + i),
+            ),
+            matrix(
+                "lm_head.weight",
+                ROWS,
+                ROWS,
+                square(&|i| follows[i] * ROWS + i),
+            ),
             ones("model.norm.weight"),
             ones("model.layers.0.input_layernorm.weight"),
             ones("model.layers.0.post_attention_layernorm.weight"),
         ];
-        for part in ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"] {
+        for part in [
+            "self_attn.q_proj",
+            "self_attn.k_proj",
+            "self_attn.v_proj",
+            "mlp.gate_proj",
+            "mlp.up_proj",
+        ] {
             let name = format!("model.layers.0.{part}.weight");
             tensors.push(matrix(&name, 4, ROWS, vec![0; 16 * ROWS]));
         }
@@ -144,7 +164,10 @@ impl Folder {
         for (name, dtype, shape, bytes) in &self.tensors {
             let offsets = [data.len(), data.len() + bytes.len()];
             data.extend(bytes);
-            header.insert(name.clone(), json!({ "dtype": dtype, "shape": shape, "data_offsets": offsets }));
+            header.insert(
+                name.clone(),
+                json!({ "dtype": dtype, "shape": shape, "data_offsets": offsets }),
+            );
         }
         let header = Value::Object(header).to_string().into_bytes();
         let length = (header.len() as u64).to_le_bytes();
@@ -168,7 +191,12 @@ fn answer(place: &Workplace, model: &std::path::Path) -> Value {
 
 fn says_ok(place: &Workplace, model: &std::path::Path) {
     let answer = answer(place, model);
-    assert_eq!((&answer["text"], &answer["finish"]), (&json!("ok"), &json!("end")), "{}", model.display());
+    assert_eq!(
+        (&answer["text"], &answer["finish"]),
+        (&json!("ok"), &json!("end")),
+        "{}",
+        model.display()
+    );
 }
 
 #[test]
@@ -177,15 +205,24 @@ fn wrapped_and_headless_names_open() {
     let headless = |name: &str| name.strip_prefix("model.").unwrap_or(name).to_string();
     for (kind, folder) in [
         ("plain", Folder::new()),
-        ("compiled", Folder::new().renamed(|name| format!("_orig_mod.{name}"))),
-        ("parallel", Folder::new().renamed(|name| format!("module.{name}"))),
+        (
+            "compiled",
+            Folder::new().renamed(|name| format!("_orig_mod.{name}")),
+        ),
+        (
+            "parallel",
+            Folder::new().renamed(|name| format!("module.{name}")),
+        ),
         ("headless", Folder::new().renamed(headless)),
     ] {
         says_ok(&place, &folder.write(&place, kind));
     }
     let folder = Folder::new();
     let marked = format!("\u{feff}{}", folder.config);
-    says_ok(&place, &folder.with("config.json", marked).write(&place, "marked"));
+    says_ok(
+        &place,
+        &folder.with("config.json", marked).write(&place, "marked"),
+    );
 }
 
 #[test]
@@ -197,24 +234,51 @@ fn quantized_directories_are_read_or_named() {
         json!({ "quant_method": "fp8", "weight_block_size": [128, 128] }),
     );
     let head = &mut fp8.tensors[1];
-    let codes = head.3.chunks(4).map(|number| if number == [0; 4] { 0 } else { 0x38 }).collect();
+    let codes = head
+        .3
+        .chunks(4)
+        .map(|number| if number == [0; 4] { 0 } else { 0x38 })
+        .collect();
     (head.1, head.3) = ("F8_E4M3", codes);
-    fp8.tensors.push(("lm_head.weight_scale_inv".into(), "F32", vec![3, 3], floats(&[2.0; 9])));
+    fp8.tensors.push((
+        "lm_head.weight_scale_inv".into(),
+        "F32",
+        vec![3, 3],
+        floats(&[2.0; 9]),
+    ));
     let folder = fp8.write(&place, "fp8");
     says_ok(&place, &folder);
     let file = place.path("fp8.gguf");
     let names = [&folder, &file].map(|path| path.display().to_string());
-    place.run(["convert", &names[0], "-o", &names[1], "--type", "f16"]).succeeded();
+    place
+        .run(["convert", &names[0], "-o", &names[1], "--type", "f16"])
+        .succeeded();
     says_ok(&place, &file);
 
-    for (method, tensor) in [("awq", ".qweight"), ("gptq", ".qweight"), ("bitsandbytes", ".weight.absmax")] {
-        let mut folder = Folder::new().set("quantization_config", json!({ "quant_method": method }));
-        folder.tensors.retain(|tensor| tensor.0 != "model.layers.0.mlp.up_proj.weight");
-        folder.tensors.push((format!("model.layers.0.mlp.up_proj{tensor}"), "I32", vec![1], vec![0; 4]));
+    for (method, tensor) in [
+        ("awq", ".qweight"),
+        ("gptq", ".qweight"),
+        ("bitsandbytes", ".weight.absmax"),
+    ] {
+        let mut folder =
+            Folder::new().set("quantization_config", json!({ "quant_method": method }));
+        folder
+            .tensors
+            .retain(|tensor| tensor.0 != "model.layers.0.mlp.up_proj.weight");
+        folder.tensors.push((
+            format!("model.layers.0.mlp.up_proj{tensor}"),
+            "I32",
+            vec![1],
+            vec![0; 4],
+        ));
         let name = folder.write(&place, method).display().to_string();
         let run = place.run(["run", &name, "-p", "Q"]);
         assert_eq!(run.status, Some(2), "{}", run.stderr);
-        assert!(run.stderr.to_lowercase().contains(method) && run.stderr.contains("GGUF"), "{}", run.stderr);
+        assert!(
+            run.stderr.to_lowercase().contains(method) && run.stderr.contains("GGUF"),
+            "{}",
+            run.stderr
+        );
     }
 }
 
@@ -225,15 +289,30 @@ fn what_a_failed_download_left_is_named() {
     for (kind, file, text, said) in [
         ("weights", "model.safetensors", pointer, "git-lfs pointer"),
         ("configuration", "config.json", pointer, "git-lfs pointer"),
-        ("page", "model.safetensors", "<!DOCTYPE html><html></html>", "page of HTML"),
+        (
+            "page",
+            "model.safetensors",
+            "<!DOCTYPE html><html></html>",
+            "page of HTML",
+        ),
     ] {
-        let name = Folder::new().with(file, text).write(&place, kind).display().to_string();
+        let name = Folder::new()
+            .with(file, text)
+            .write(&place, kind)
+            .display()
+            .to_string();
         let run = place.run(["run", &name, "-p", "Q"]);
         assert_eq!(run.status, Some(2), "{}", run.stderr);
-        assert!(run.stderr.contains(said) && run.stderr.contains(file), "{}", run.stderr);
+        assert!(
+            run.stderr.contains(said) && run.stderr.contains(file),
+            "{}",
+            run.stderr
+        );
     }
     let file = place.file("model.gguf", pointer).display().to_string();
-    place.run(["run", &file, "-p", "Q"]).failed(2, &["model.gguf", "git-lfs pointer"]);
+    place
+        .run(["run", &file, "-p", "Q"])
+        .failed(2, &["model.gguf", "git-lfs pointer"]);
 }
 
 #[test]
@@ -245,7 +324,9 @@ fn vocabularies_of_other_files_make_tokens_and_convert() {
     };
     let bare = || Folder::new().without("tokenizer.json");
     // Byte b is token b, but for token 0, which ends a text.
-    let world: String = (1..=255u8).map(|byte| format!("{byte} b'\\x{byte:02x}' 1\n")).collect();
+    let world: String = (1..=255u8)
+        .map(|byte| format!("{byte} b'\\x{byte:02x}' 1\n"))
+        .collect();
     let vocab: Map<String, Value> = letters()
         .into_iter()
         .zip(0..)
@@ -261,19 +342,35 @@ fn vocabularies_of_other_files_make_tokens_and_convert() {
         let folder = folder.write(&place, kind);
         let file = place.path(&format!("{kind}.gguf"));
         let names = [&folder, &file].map(|path| path.display().to_string());
-        place.run(["convert", &names[0], "-o", &names[1], "--type", "f16"]).succeeded();
+        place
+            .run(["convert", &names[0], "-o", &names[1], "--type", "f16"])
+            .succeeded();
         for model in [&folder, &file] {
             let answer = answer(&place, model);
-            assert_eq!((&answer["text"], &answer["prompt_tokens"]), (&json!("ok"), &json!(1)), "{kind}");
+            assert_eq!(
+                (&answer["text"], &answer["prompt_tokens"]),
+                (&json!("ok"), &json!(1)),
+                "{kind}"
+            );
         }
     }
     // These have more tokens than the table: what they make is compared in unit tests.
     let wide = bare().with("tokenizer.model", data("bpe.model"));
     let name = wide.write(&place, "wide").display().to_string();
     let run = place.run(["run", &name, "-p", "Q"]);
-    assert!(run.status == Some(2) && run.stderr.contains("tokens"), "{}", run.stderr);
-    let broken = bare().with("tiktoken.model", "????").write(&place, "broken").display().to_string();
-    place.run(["run", &broken, "-p", "Q"]).failed(2, &["tiktoken.model", "line 1"]);
+    assert!(
+        run.status == Some(2) && run.stderr.contains("tokens"),
+        "{}",
+        run.stderr
+    );
+    let broken = bare()
+        .with("tiktoken.model", "????")
+        .write(&place, "broken")
+        .display()
+        .to_string();
+    place
+        .run(["run", &broken, "-p", "Q"])
+        .failed(2, &["tiktoken.model", "line 1"]);
 }
 
 #[test]
@@ -285,13 +382,19 @@ fn longer_texts_than_the_training_are_warned_of() {
     for text in ["Q".repeat(100), "Q".repeat(63)] {
         let long = run(&text);
         assert_eq!(long.status, Some(0));
-        assert!(long.stderr.starts_with("warning: ") && long.stderr.contains("up to 64"), "{}", long.stderr);
+        assert!(
+            long.stderr.starts_with("warning: ") && long.stderr.contains("up to 64"),
+            "{}",
+            long.stderr
+        );
         assert_eq!(long.stderr.lines().count(), 1);
     }
     let shown = place.run(["inspect", &folder]).succeeded().text();
     assert!(shown.contains("texts of up to 64 tokens"), "{shown}");
     let file = place.name("short.gguf");
-    place.run(["convert", &folder, "-o", &file, "--type", "f16"]).succeeded();
+    place
+        .run(["convert", &folder, "-o", &file, "--type", "f16"])
+        .succeeded();
     let json = place.run(["inspect", &file, "--json"]).succeeded().json();
     assert_eq!(json["trained_context"], json!(64));
 }
@@ -299,20 +402,35 @@ fn longer_texts_than_the_training_are_warned_of() {
 #[test]
 fn a_prompt_is_shown_as_the_model_sees_it() {
     let place = Workplace::new();
-    let folder = Folder::new().with("chat_template.jinja", TEMPLATE).write(&place, "model");
+    let folder = Folder::new()
+        .with("chat_template.jinja", TEMPLATE)
+        .write(&place, "model");
     let folder = folder.display().to_string();
     let run = |flags: &[&str]| {
-        let first = ["run", &folder, "--greedy", "-n", "4", "--json", "--show-prompt"];
+        let first = [
+            "run",
+            &folder,
+            "--greedy",
+            "-n",
+            "4",
+            "--json",
+            "--show-prompt",
+        ];
         place.run(first.iter().chain(flags))
     };
     let check = |flags: &[&str], prompt: &str, tokens: usize| {
         let run = run(flags);
-        assert_eq!((run.status, run.stderr.trim_end()), (Some(0), prompt), "{flags:?}");
+        assert_eq!(
+            (run.status, run.stderr.trim_end()),
+            (Some(0), prompt),
+            "{flags:?}"
+        );
         assert_eq!(run.json()["prompt_tokens"], json!(tokens), "{flags:?}");
     };
     check(&["-p", "<|stop|>Q"], "<|stop|>Q", 9);
     check(&["-p", "<|stop|>Q", "--special"], "<|stop|>Q", 2);
-    let begin = "<|im_start|>system:be kind<|stop|><|im_start|>user:a<|stop|><|im_start|>assistant:Q";
+    let begin =
+        "<|im_start|>system:be kind<|stop|><|im_start|>user:a<|stop|><|im_start|>assistant:Q";
     check(&["-p", "a", "--chat"], begin, 38);
     let told = begin.replace("be kind", "b");
     check(&["-p", "a", "--system", "b"], &told, 32);
@@ -323,10 +441,16 @@ fn a_prompt_is_shown_as_the_model_sees_it() {
         let first = ["tokenize", &folder];
         place.run(first.iter().chain(flags)).succeeded()
     };
-    assert_eq!(tokens(&["-p", "a\n"]).text(), "     97  \"a\"\n     10  \"\\n\"\n");
+    assert_eq!(
+        tokens(&["-p", "a\n"]).text(),
+        "     97  \"a\"\n     10  \"\\n\"\n"
+    );
     let json = tokens(&["-p", "\u{e9}<|stop|>", "--special", "--json"]).json();
     assert_eq!(json["tokens"], json!([0xc3, 0xa9, STOP]));
-    assert_eq!((&json["pieces"][2], &json["count"]), (&json!("<|stop|>"), &json!(3)));
+    assert_eq!(
+        (&json["pieces"][2], &json["count"]),
+        (&json!("<|stop|>"), &json!(3))
+    );
     assert!(tokens(&["-p", "\u{e9}"]).text().contains("\"\\xc3\""));
     let marked = place.file("marked.txt", "\u{feff}Q").display().to_string();
     assert_eq!(tokens(&["-f", &marked, "--json"]).json()["count"], json!(1));
@@ -336,7 +460,17 @@ fn a_prompt_is_shown_as_the_model_sees_it() {
     let said = common::outcome_of_input(&mut chat, lines.as_bytes());
     let both = said.stderr.clone() + &said.text();
     let beginning = "<|im_start|>system:be kind<|stop|><|im_start|>user:";
-    assert!(both.contains(&format!("no instructions; the template begins with:\n{beginning}\n")), "{both}");
-    assert!(both.contains(&format!("nothing yet; the template begins with:\n{beginning}\n")), "{both}");
+    assert!(
+        both.contains(&format!(
+            "no instructions; the template begins with:\n{beginning}\n"
+        )),
+        "{both}"
+    );
+    assert!(
+        both.contains(&format!(
+            "nothing yet; the template begins with:\n{beginning}\n"
+        )),
+        "{both}"
+    );
     assert!(both.contains(&format!("{begin}ok")), "{both}");
 }

@@ -73,7 +73,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if overflows_cache(&session)? {
         eprintln!("{OVERFLOW}");
         drop(session);
-        session = options.with_f32_cache().open(&model, args.sampling.params(), 0)?;
+        session = options
+            .with_f32_cache()
+            .open(&model, args.sampling.params(), 0)?;
         interrupt.follow(session.canceller())?;
         feed(&mut session, &tokens)?;
     }

@@ -230,7 +230,10 @@ pub fn beyond_training(model: &Model, tokens: u64) -> Option<String> {
 /// Whether a prompt's keys or values were beyond what a cache of f16 holds: the logits after it are no numbers.
 pub fn overflows_cache(session: &Session) -> Result<bool> {
     let plan = session.model().plan(&session.options().state)?;
-    let is_f16 = plan.tensors().iter().any(|tensor| tensor.dtype == StateDtype::F16);
+    let is_f16 = plan
+        .tensors()
+        .iter()
+        .any(|tensor| tensor.dtype == StateDtype::F16);
     Ok(is_f16 && session.logits()?.iter().any(|logit| logit.is_nan()))
 }
 

@@ -154,19 +154,9 @@ pub(super) const KEYS_OF: &[(&[&str], Idle)] = &[
     (
         &["jamba"],
         (
-            "num_experts_per_tok",
-            "a number of experts, where no layer has any",
+            "num_experts_per_tok rope_theta rope_scaling",
+            "numbers of experts and of positions, where no layer has any",
         ),
-    ),
-    (
-        &[
-            "qwen3_next",
-            "qwen3_5",
-            "qwen3_5_text",
-            "qwen3_5_moe",
-            "qwen3_5_moe_text",
-        ],
-        ("partial_rotary_factor", "rope_parameters says it"),
     ),
     (
         &["qwen3_5_moe", "qwen3_5_moe_text"],
@@ -181,7 +171,7 @@ pub(super) const KEYS_OF: &[(&[&str], Idle)] = &[
             "expand mamba_proj_bias moe_intermediate_size moe_latent_size moe_shared_expert_intermediate_size \
              moe_shared_expert_overlap n_group topk_group n_routed_experts n_shared_experts norm_topk_prob \
              routed_scaling_factor num_experts_per_tok num_hidden_layers intermediate_size tie_word_embeddings \
-             attention_bias rope_theta partial_rotary_factor",
+             attention_bias rope_theta rope_scaling partial_rotary_factor sliding_window",
             "numbers of experts, where no layer has any, and keys that the reference reads nowhere",
         ),
     ),
@@ -196,7 +186,7 @@ pub(super) const KEYS_OF: &[(&[&str], Idle)] = &[
         &["kimi_linear"],
         (
             "qk_head_dim head_dim num_key_value_heads topk_group topk_method use_grouped_topk linear_attn_config.kda_layers \
-             rope_theta num_experts num_experts_per_token num_shared_experts num_expert_group moe_* routed_scaling_factor \
+             rope_theta rope_scaling num_experts num_experts_per_token num_shared_experts num_expert_group moe_* routed_scaling_factor \
              intermediate_size kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim linear_num_heads \
              linear_head_dim linear_conv_kernel_dim",
             "they follow from other keys, or are sizes of a kind of layer that the model does not have",

@@ -166,7 +166,11 @@ fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkpoint> {
 
 /// Tokens of the longest texts that a configuration says the model was trained on.
 fn trained_context(config: &Config) -> Option<usize> {
-    const KEYS: [&str; 3] = ["max_position_embeddings", "n_positions", "max_sequence_length"];
+    const KEYS: [&str; 3] = [
+        "max_position_embeddings",
+        "n_positions",
+        "max_sequence_length",
+    ];
     // What lies beyond the first training has LongRoPE's other divisors.
     const ORIGINAL: &str = "original_max_position_embeddings";
     const INNER: [&str; 2] = ["text_config", "llm_config"];
@@ -175,11 +179,15 @@ fn trained_context(config: &Config) -> Option<usize> {
     let mut objects = std::iter::once(whole).chain(inner);
     let length = |value: &serde_json::Value| usize::try_from(value.as_u64()?).ok();
     objects.find_map(|object| {
-        let rope = ["rope_parameters", "rope_scaling"].iter().find_map(|key| object.get(*key)?.as_object());
+        let rope = ["rope_parameters", "rope_scaling"]
+            .iter()
+            .find_map(|key| object.get(*key)?.as_object());
         let is_long = rope.is_some_and(|rope| rope.contains_key("long_factor"));
         let original = || object.get(ORIGINAL).or_else(|| rope?.get(ORIGINAL));
         let original = is_long.then(original).flatten();
-        original.or_else(|| KEYS.iter().find_map(|key| object.get(*key))).and_then(length)
+        original
+            .or_else(|| KEYS.iter().find_map(|key| object.get(*key)))
+            .and_then(length)
     })
 }
 

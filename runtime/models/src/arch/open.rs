@@ -72,7 +72,9 @@ impl Checkpoint {
         };
         let architecture = gguf.get_str("general.architecture")?;
         let trained = gguf.get(&format!("{architecture}.{CONTEXT_LENGTH}"));
-        let trained = trained.and_then(Value::as_u64).and_then(|length| usize::try_from(length).ok());
+        let trained = trained
+            .and_then(Value::as_u64)
+            .and_then(|length| usize::try_from(length).ok());
         let (text, mut notes) = text_keys::from_gguf(&gguf, spec.vocab);
         notes.extend(gguf.notes().iter().cloned());
         notes.extend(unread_keys::of_gguf(&gguf)?);
@@ -136,7 +138,10 @@ impl Checkpoint {
             ("general.name".to_string(), string(&self.name)),
         ];
         metadata.extend(description);
-        if let Some(length) = self.trained_context.and_then(|length| u32::try_from(length).ok()) {
+        if let Some(length) = self
+            .trained_context
+            .and_then(|length| u32::try_from(length).ok())
+        {
             let key = format!("{architecture}.{CONTEXT_LENGTH}");
             metadata.retain(|(name, _)| *name != key);
             metadata.push((key, Value::U32(length)));

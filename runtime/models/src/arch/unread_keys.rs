@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use serde_json::Value;
 use waterline_quant::gguf::{Gguf, Value as GgufValue};
 
 use super::Config;
@@ -52,7 +53,7 @@ pub(super) fn of_config(config: &Config) -> Result<Option<String>> {
     let mut unknown = Vec::new();
     for (key, value) in config.unused() {
         let inner = key.rsplit('.').next().unwrap_or(&key);
-        if idle.has(&key) || idle.has(inner) {
+        if idle.has(&key) || idle.has(inner) || is_settled(config, &key) {
             continue;
         }
         match switches.get(inner) {
@@ -73,6 +74,24 @@ pub(super) fn of_config(config: &Config) -> Result<Option<String>> {
         }
     }
     Ok(note(&unknown))
+}
+
+/// Whether another key in the same object takes the place of this one.
+fn is_settled(config: &Config, key: &str) -> bool {
+    let mut path: Vec<&str> = key.split('.').collect();
+    let inner = path.pop().unwrap_or_default();
+    let mut object = Some(config.object());
+    for part in path {
+        object = object.and_then(|object| object.get(part)?.as_object());
+    }
+    let other = |name: &str| object.and_then(|object| object.get(name));
+    match inner {
+        "sliding_window" => other("use_sliding_window") == Some(&Value::Bool(false)),
+        "partial_rotary_factor" => {
+            other("rope_parameters").is_some_and(|rope| !rope["partial_rotary_factor"].is_null())
+        }
+        _ => false,
+    }
 }
 
 /// A sentence on the keys of a GGUF file that nothing read, if there are any. Only those of its architecture mean anything: other
@@ -139,8 +158,6 @@ fn note(names: &[impl AsRef<str>]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::*;
 
     fn read(config: Value) -> Result<Option<String>> {
@@ -187,6 +204,19 @@ mod tests {
             let said = read(config).expect_err(key).to_string();
             assert!(said.contains(&format!("not supported: {key} = ")), "{said}");
         }
+    }
+
+    #[test]
+    fn a_key_that_another_one_settles_is_passed_over() {
+        let mut config = plain();
+        config["sliding_window"] = 4096.into();
+        config["partial_rotary_factor"] = 0.25.into();
+        assert!(read(config.clone()).is_err());
+        config["use_sliding_window"] = false.into();
+        assert!(read(config.clone()).is_err());
+        config["rope_parameters"] = serde_json::json!({ "partial_rotary_factor": 0.25 });
+        let note = read(config).expect("no error").expect("a note");
+        assert_eq!(note, "nothing reads the key rope_parameters");
     }
 
     #[test]

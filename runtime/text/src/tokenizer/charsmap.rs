@@ -63,8 +63,8 @@ pub(super) fn check(base64: &Value) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use waterline_error::base64::encode;
     use serde_json::json;
+    use waterline_error::base64::encode;
 
     #[test]
     fn maps_that_lead_outside_are_refused() {

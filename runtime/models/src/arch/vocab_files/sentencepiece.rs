@@ -88,7 +88,9 @@ pub(super) fn parse(bytes: &[u8], file: ReadFile) -> Result<Value, String> {
     let config = added::json_of(file, "tokenizer_config.json")?;
     let begins = config["add_bos_token"] != false;
     let name = added::named(file, "bos_token")?.unwrap_or_else(|| "<s>".into());
-    let begin = added.iter().find(|(_, token)| begins && token["content"] == name.as_str());
+    let begin = added
+        .iter()
+        .find(|(_, token)| begins && token["content"] == name.as_str());
     let post_processor = begin.map(|(&id, _)| added::begins_with(id, &name));
     let added: Vec<Value> = added.into_values().collect();
     match kind_of_model {

@@ -34,7 +34,10 @@ pub(super) fn parse(bytes: &[u8], file: ReadFile) -> Result<Value, String> {
     let mut added = added::read(file)?;
     let last = ranks.values().max().copied().unwrap_or(0);
     if last + 1 != ranks.len() as u64 {
-        return Err(format!("found {} tokens, the last of rank {last}", ranks.len()));
+        return Err(format!(
+            "found {} tokens, the last of rank {last}",
+            ranks.len()
+        ));
     }
     for id in last + 1..=last.saturating_add(RESERVED) {
         let reserved = || added::token(id, &format!("<|reserved_token_{id}|>"), true);
