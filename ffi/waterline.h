@@ -134,8 +134,8 @@ typedef struct {
   uint32_t device;
   // Which GPU, for WL_DEVICE_CUDA; 0, the first, by default.
   uint32_t gpu;
-  // 1 opens a model although its files hold tensors or keys that the library does not use; it may be another model without
-  // them. 0 by default.
+  // 1 opens a model although its files hold tensors that the library does not use; it may be another model without them. 0 by
+  // default.
   uint32_t allow_unused;
 } wl_model_params;
 
@@ -149,9 +149,9 @@ typedef struct {
   uint64_t parameters;
   // Bytes of the weights, which are mapped from the file and shared by all sessions.
   uint64_t weight_bytes;
-  // The token that begins every sequence, or -1.
+  // The token that the tokenizer puts before plain text, or -1.
   int64_t bos;
-  // The token that ends an answer, or -1.
+  // The token that ends a document, or -1. A generation ends at others too, such as the end of a turn.
   int64_t eos;
   // Whether the model has a tokenizer: 1 or 0.
   uint32_t has_tokenizer;
@@ -358,6 +358,10 @@ wl_status wl_model_device(const wl_model *model,
 // until the model is freed.
 wl_status wl_model_spec_json(const wl_model *model,
                              const char **json);
+
+// Gives what a person should know of the model's files, a sentence a line: keys that nothing reads, ids without a token. It
+// is valid until the model is freed.
+wl_status wl_model_notes(const wl_model *model, const char **notes);
 
 // Writes the tokens of `text`, `length` bytes of UTF-8, to `tokens`, which has room for `room`, and their number to
 // `count`. WL_ERROR_ROOM if they do not fit; with `tokens` NULL and `room` 0 only the number is written. Nothing is put

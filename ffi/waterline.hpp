@@ -111,6 +111,14 @@ public:
         return json;
     }
 
+    // What a person should know of its files, a sentence a line.
+    std::string notes() const
+    {
+        const char *notes = nullptr;
+        check(wl_model_notes(get(), &notes));
+        return notes;
+    }
+
     wl_plan plan(const SessionParams &params = {}) const
     {
         auto plan = with_size<wl_plan>();

@@ -5,7 +5,7 @@ mod common;
 use std::io::Read;
 use std::process::Stdio;
 
-use common::{Workplace, interrupt, outcome_of_input};
+use common::{Workplace, outcome_of_input, send};
 
 const COMMANDS: [&str; 9] = [
     "chat", "run", "inspect", "convert", "quantize", "verify", "synth", "eval", "bench",
@@ -446,6 +446,13 @@ fn a_reader_may_leave() {
 #[cfg(unix)]
 #[test]
 fn ctrl_c_ends_a_run_and_keeps_its_output() {
+    for signal in ["INT", "TERM", "HUP"] {
+        ends_a_run(signal);
+    }
+}
+
+#[cfg(unix)]
+fn ends_a_run(signal: &str) {
     let place = Workplace::new();
     let mut child = place
         .command([
@@ -464,7 +471,7 @@ fn ctrl_c_ends_a_run_and_keeps_its_output() {
     let mut stdout = child.stdout.take().unwrap();
     let mut printed = vec![0];
     stdout.read_exact(&mut printed).unwrap();
-    interrupt(&child);
+    send(&child, signal);
     stdout.read_to_end(&mut printed).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use common::{Workplace, fixture};
-use models::{KINDS, Tensors, VOCAB, write_gguf, write_own};
+use models::{KINDS, LAYERS, Tensors, VOCAB, write_gguf, write_own};
 use serde_json::json;
 use waterline::internal::Checkpoint;
 use waterline::{GenerateOptions, Kv, Model, OpenOptions, Piece, Session, SessionOptions};
@@ -165,6 +165,56 @@ fn a_block_that_is_missing_or_not_known_is_an_error_where_it_is_read_alone() {
         &refused(&path, &with_mtp()),
         &["a.gguf", "MTP", "waterline.spec"],
     );
+}
+
+#[test]
+fn a_block_in_a_file_next_to_the_model_drafts_as_one_inside() {
+    let place = Workplace::new();
+    let kind = KINDS[0];
+    let (whole, model) = (place.path("whole.gguf"), place.path("model-q.gguf"));
+    write_gguf(&whole, &kind.keys(), &kind.stored());
+    let block = format!("blk.{LAYERS}.");
+    let is_of_block = |name: &String| name.starts_with(&block);
+    let (mut keys, mut tensors) = (kind.keys(), kind.stored());
+    keys.remove("qwen35.nextn_predict_layers");
+    keys.insert(kind.key("block_count"), Key::U32(LAYERS as u32));
+    tensors.retain(|name, _| !is_of_block(name));
+    write_gguf(&model, &keys, &tensors);
+    let of_block = || {
+        let mut tensors = kind.stored();
+        tensors.retain(|name, _| {
+            is_of_block(name)
+                || ["token_embd.weight", "output_norm.weight"].contains(&name.as_str())
+        });
+        tensors
+    };
+    assert_names(
+        &refused(&model, &with_mtp()),
+        &["model-q.gguf", "mtp-*.gguf"],
+    );
+    // One of another width does not fit.
+    let mut other = kind.keys();
+    other.insert(kind.key("embedding_length"), Key::U32(64));
+    write_gguf(&place.path("mtp-model-q.gguf"), &other, &of_block());
+    assert_names(
+        &refused(&model, &with_mtp()),
+        &["model-q.gguf", "mtp-*.gguf"],
+    );
+    write_gguf(&place.path("mtp-model.gguf"), &kind.keys(), &of_block());
+    let open = |path: &Path| Model::open_with(path, &with_mtp()).expect("a model with its block");
+    let (inside, beside) = (open(&whole), open(&model));
+    assert_eq!(inside.spec().to_json(), beside.spec().to_json());
+    let text = |model: &Arc<Model>| {
+        let mut session = prompted(model, 3, 0.0);
+        (generate(&mut session, 24), session.drafts())
+    };
+    assert_eq!(text(&inside), text(&beside));
+    // Without drafts the file alone is the model.
+    Model::open(&model).expect("a model");
+    let block = place.path("mtp-model.gguf").display().to_string();
+    place
+        .run(["run", &block, "-p", "one"])
+        .failed(2, &["MTP block", "waterline chat"]);
 }
 
 #[test]

@@ -41,8 +41,8 @@ pub struct wl_model_params {
     pub device: u32,
     /// Which GPU, for WL_DEVICE_CUDA; 0, the first, by default.
     pub gpu: u32,
-    /// 1 opens a model although its files hold tensors or keys that the library does not use; it may be another model without
-    /// them. 0 by default.
+    /// 1 opens a model although its files hold tensors that the library does not use; it may be another model without them. 0 by
+    /// default.
     pub allow_unused: u32,
 }
 
@@ -58,9 +58,9 @@ pub struct wl_model_info {
     pub parameters: u64,
     /// Bytes of the weights, which are mapped from the file and shared by all sessions.
     pub weight_bytes: u64,
-    /// The token that begins every sequence, or -1.
+    /// The token that the tokenizer puts before plain text, or -1.
     pub bos: i64,
-    /// The token that ends an answer, or -1.
+    /// The token that ends a document, or -1. A generation ends at others too, such as the end of a turn.
     pub eos: i64,
     /// Whether the model has a tokenizer: 1 or 0.
     pub has_tokenizer: u32,
@@ -93,6 +93,7 @@ pub(crate) struct OpenModel {
     info: wl_model_info,
     name: CString,
     spec: CString,
+    notes: CString,
     /// Where its sessions compute, as a sentence.
     place: CString,
     /// Threads by their number, while some session uses them.
@@ -110,7 +111,7 @@ impl OpenModel {
         let weight_bytes = bytes.sum();
         let (device, place) = choose_device(params, weight_bytes)?;
         let has_tokenizer = checkpoint.text.tokenizer.is_some();
-        let has_chat_template = checkpoint.text.chat_template.is_some();
+        let has_chat_template = !checkpoint.text.templates.is_empty();
         let model = Model::bind(checkpoint)?;
         let spec = model.spec();
         let id = |token: Option<u32>| token.map_or(-1, i64::from);
@@ -129,6 +130,7 @@ impl OpenModel {
             device,
             place: c_string(&place),
             name: c_string(model.name()),
+            notes: c_string(&model.notes().join("\n")),
             spec: c_string(&spec.to_json().to_string()),
             pools: Mutex::default(),
             model,
@@ -184,6 +186,9 @@ unsafe fn open(
                 open.place.to_string_lossy()
             )
         });
+        for note in open.model.notes() {
+            log(wl_log_level::WL_LOG_INFO, || note.clone());
+        }
         // SAFETY: checked above.
         unsafe { put(model, MODELS.add(open)) };
         Ok(())
@@ -381,6 +386,22 @@ pub unsafe extern "C" fn wl_model_spec_json(
         place("the place for the description", json)?;
         // SAFETY: checked.
         unsafe { put(json, model.spec.as_ptr()) };
+        Ok(())
+    })
+}
+
+/// Gives what a person should know of the model's files, a sentence a line: keys that nothing reads, ids without a token. It
+/// is valid until the model is freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wl_model_notes(
+    model: *const wl_model,
+    notes: *mut *const c_char,
+) -> wl_status {
+    border(|| {
+        let model = MODELS.get(model)?;
+        place("the place for the notes", notes)?;
+        // SAFETY: checked.
+        unsafe { put(notes, model.notes.as_ptr()) };
         Ok(())
     })
 }

@@ -102,7 +102,7 @@ fn product(matrix: &Matrix, x: &Activations, threads: usize, rows: usize) -> f64
         );
         for row in (start..end).step_by(CHUNK) {
             // SAFETY: threads take different rows.
-            unsafe { matrix.mul_rows(row..row + CHUNK, x, &output, 0) };
+            unsafe { matrix.mul_rows(row..row + CHUNK, 0, x, &output, 0) };
         }
     })
 }

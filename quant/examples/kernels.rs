@@ -55,7 +55,7 @@ fn main() {
                 let seconds = best(|| {
                     let out = Output::new(&mut out, rows);
                     // SAFETY: one thread.
-                    unsafe { matrix.mul_rows(0..rows, &x, &out, 0) };
+                    unsafe { matrix.mul_rows(0..rows, 0, &x, &out, 0) };
                 });
                 let work = match tokens {
                     1 => matrix.bytes().len(),

@@ -1,10 +1,12 @@
 //! Inputs of a product, prepared once for every matrix that they meet.
 
 use std::marker::PhantomData;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::aligned::Aligned;
 use crate::cpu::Simd;
 use crate::error::Result;
+use crate::kernel;
 use crate::panel::LANES;
 use crate::rounding::{Rounding, Scale};
 use crate::simd::{self, Quantize};
@@ -45,6 +47,8 @@ pub struct Activations {
     panel_scales: Aligned, // f32 [rows / 16, stride / 32, 16]
     panel_sums: Aligned,  // f32 [rows / 16, stride / 32, 16]
     panel_half_sums: Aligned, // i32 [rows / 16, stride / 16, 16]: without the scale
+    /// Working memory of a product, for each worker: more than a caller's stack may hold.
+    rooms: Vec<Mutex<Aligned>>,
 }
 
 /// Some columns of sixteen rows of 8-bit inputs, side by side. Rows that were not loaded are zero.
@@ -99,7 +103,7 @@ impl Activations {
     pub fn new(max_rows: usize, max_cols: usize) -> Result<Activations> {
         let len = max_rows * max_cols.next_multiple_of(PAD);
         let panel_len = Activations::panel_len(max_rows, max_cols);
-        Ok(Activations {
+        Activations {
             rows: 0,
             cols: 0,
             stride: 0,
@@ -117,7 +121,33 @@ impl Activations {
             panel_scales: Aligned::zeroed(panel_len / BLOCK * size_of::<f32>())?,
             panel_sums: Aligned::zeroed(panel_len / BLOCK * size_of::<f32>())?,
             panel_half_sums: Aligned::zeroed(2 * panel_len / BLOCK * size_of::<i32>())?,
-        })
+            rooms: Vec::new(),
+        }
+        .for_workers(1)
+    }
+
+    /// The same for so many workers that multiply at a time.
+    ///
+    /// # Errors
+    /// As [`Activations::new`].
+    pub fn for_workers(mut self, workers: usize) -> Result<Activations> {
+        let room = || Aligned::zeroed(Activations::room_bytes(self.max_rows)).map(Mutex::new);
+        self.rooms = (0..workers.max(1)).map(|_| room()).collect::<Result<_>>()?;
+        Ok(self)
+    }
+
+    /// Bytes of a worker's working memory.
+    fn room_bytes(max_rows: usize) -> usize {
+        match max_rows >= PANEL_TOKENS {
+            true => kernel::ROOM,
+            false => 0,
+        }
+    }
+
+    /// The working memory of a worker.
+    pub(crate) fn room(&self, worker: usize) -> MutexGuard<'_, Aligned> {
+        let room = &self.rooms[worker % self.rooms.len()];
+        room.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Codes in panels for so many rows and columns.
@@ -128,12 +158,13 @@ impl Activations {
         }
     }
 
-    /// Bytes that [`Activations::new`] allocates for the same arguments.
-    pub fn bytes(max_rows: usize, max_cols: usize) -> usize {
+    /// Bytes that [`Activations::new`] and [`Activations::for_workers`] allocate for the same arguments.
+    pub fn bytes(max_rows: usize, max_cols: usize, workers: usize) -> usize {
         let len = max_rows * max_cols.next_multiple_of(PAD);
         let panel_len = Activations::panel_len(max_rows, max_cols);
         let scales_and_sums = 4 * (len + panel_len) / BLOCK * size_of::<f32>();
-        len * (size_of::<f32>() + 1) + panel_len + scales_and_sums
+        let rooms = workers.max(1) * Activations::room_bytes(max_rows);
+        len * (size_of::<f32>() + 1) + panel_len + scales_and_sums + rooms
     }
 
     /// Replaces the contents by `x`, `rows` rows of `cols` numbers, and makes the 8-bit form as well that matrices of a format

@@ -8,7 +8,9 @@ use crate::format::Format;
 use crate::panel::{self, PanelFunctions, Panels};
 use crate::simd::scalar;
 #[cfg(target_arch = "x86_64")]
-use crate::simd::{amx, avx2, avx2_panel, avx512, avx512_lanes, avx512_panel, float_panel};
+use crate::simd::{
+    amx, amx_floats, avx2, avx2_panel, avx512, avx512_lanes, avx512_panel, float_panel,
+};
 #[cfg(target_arch = "aarch64")]
 use crate::simd::{neon, neon_panel};
 
@@ -22,6 +24,7 @@ pub(crate) struct Product<'a> {
     pub(crate) x: &'a Activations,
     pub(crate) picked: Option<&'a [u32]>, // the rows of x that are the tokens; none for all
     pub(crate) simd: Simd,                // the level of the kernel
+    pub(crate) worker: usize,             // whose working memory the kernel has
     pub(crate) out: *mut f32,             // [tokens, out_stride], column 0 being row 0's
     pub(crate) out_stride: usize,
 }
@@ -39,6 +42,15 @@ impl Product<'_> {
             .padded_row(self.picked.map_or(t, |picked| picked[t] as usize))
     }
 }
+
+/// Bytes of working memory that a kernel may need besides 16 KiB of the stack.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const ROOM: usize = match float_panel::ROOM > amx_floats::ROOM {
+    true => float_panel::ROOM,
+    false => amx_floats::ROOM,
+};
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) const ROOM: usize = 0;
 
 /// Computes `out[token][row]` for the given rows and all tokens.
 ///

@@ -24,6 +24,7 @@ mod rounding;
 pub mod safetensors;
 mod simd;
 mod storage;
+mod stray;
 
 pub use activations::{Activations, Loading};
 pub use cpu::Simd;
@@ -38,3 +39,4 @@ pub use plain_read::plain_read;
 pub use regular_file::{NewFile, open_file, read_file};
 pub use rounding::Rounding;
 pub use storage::{Bytes, Tensor};
+pub use stray::stray;

@@ -105,7 +105,8 @@ impl Matrix {
             .decode(&self.data[row * self.row_bytes..][..self.row_bytes], out);
     }
 
-    /// For every token t of `x` and every row r in `rows`: `out[t][out_column + r] = dot(row r, x[t])`.
+    /// For every token t of `x` and every row r in `rows`: `out[t][out_column + r] = dot(row r, x[t])`. `worker` says whose
+    /// working memory in `x` is used; another call that has the same waits.
     ///
     /// The value for a row and a token does not depend on the other tokens in `x` nor on how rows are split over calls,
     /// bit for bit; but products with at least eight tokens, and again with at least 32, may be summed in another order than
@@ -120,6 +121,7 @@ impl Matrix {
     pub unsafe fn mul_rows(
         &self,
         rows: Range<usize>,
+        worker: usize,
         x: &Activations,
         out: &Output,
         out_column: usize,
@@ -156,6 +158,7 @@ impl Matrix {
         let product = Product {
             format: self.format,
             simd: self.simd,
+            worker,
             weights: &self.data,
             row_bytes: self.row_bytes,
             cols: self.cols,
@@ -212,6 +215,7 @@ impl Matrix {
         let product = Product {
             format: self.format,
             simd: self.simd,
+            worker: 0,
             weights: &self.data[rows.start * self.row_bytes..],
             row_bytes: self.row_bytes,
             cols: self.cols,

@@ -50,7 +50,7 @@ fn product(matrix: &Matrix, x: &Activations, starts: &[usize]) -> Vec<f32> {
     for (i, &start) in starts.iter().enumerate() {
         let end = starts.get(i + 1).copied().unwrap_or(matrix.rows());
         // SAFETY: one thread.
-        unsafe { matrix.mul_rows(start..end, x, &output, 1) };
+        unsafe { matrix.mul_rows(start..end, 0, x, &output, 1) };
     }
     for row in out.chunks(width) {
         assert!(
@@ -368,7 +368,7 @@ fn lengths_are_checked() {
         let mut out = vec![0.0; x.rows() * width];
         let output = Output::new(&mut out, width);
         // SAFETY: one thread.
-        std::panic::catch_unwind(|| unsafe { matrix.mul_rows(rows, x, &output, column) }).is_ok()
+        std::panic::catch_unwind(|| unsafe { matrix.mul_rows(rows, 0, x, &output, column) }).is_ok()
     };
     let x = inputs(q4_0, [2, 64], Simd::detect());
     assert!(attempt(&x, 0..2, 3, 1));

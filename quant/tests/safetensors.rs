@@ -132,3 +132,245 @@ fn damaged_files_are_refused() {
         }
     }
 }
+
+/// Opens a file with these tensors: name, type, shape, bytes.
+fn open(tensors: &[(&str, &str, &[usize], Vec<u8>)]) -> Result<Checkpoint, waterline_quant::Error> {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut header, mut data) = (Vec::new(), Vec::new());
+    for (name, dtype, shape, bytes) in tensors {
+        let range = [data.len(), data.len() + bytes.len()];
+        header.push(format!(
+            r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":{range:?}}}"#
+        ));
+        data.extend(bytes);
+    }
+    let path = folder.path().join("model.safetensors");
+    write(&path, &format!("{{{}}}", header.join(",")), 0, &data);
+    Checkpoint::open(folder.path())
+}
+
+fn values(checkpoint: &Checkpoint, name: &str) -> (Vec<usize>, Vec<f32>) {
+    let tensor = checkpoint.tensor(name).unwrap();
+    (tensor.shape.clone(), tensor.to_f32())
+}
+
+#[test]
+fn fp8_is_multiplied_by_the_scales_of_its_blocks() {
+    // 130 rows of 3: blocks of 128 rows.
+    let checkpoint = open(&[
+        (
+            "a.weight",
+            "F8_E4M3",
+            &[130, 3],
+            [[0x38, 0xb8, 0x40]; 130].concat(),
+        ),
+        ("a.weight_scale_inv", "F32", &[2, 1], floats(&[2.0, 0.5])),
+        ("a.input_scale", "F32", &[], floats(&[3.0])),
+        ("b.weight", "F8_E4M3", &[2, 2], vec![0x38; 4]),
+        (
+            "b.weight_scale",
+            "BF16",
+            &[2, 1],
+            vec![0x80, 0x3f, 0x00, 0x40],
+        ),
+        ("c.weight", "I8", &[1, 2], vec![3, 0xff]),
+        ("c.weight_scale", "F32", &[1], floats(&[1e6])),
+        ("d.weight", "F8_E5M2", &[1], vec![0x3c]),
+        ("e.weight", "F8_E4M3", &[2, 1, 2], vec![0x38; 4]),
+        ("e.weight_scale", "F32", &[2], floats(&[1.0, 4.0])),
+    ])
+    .unwrap();
+    let (shape, found) = values(&checkpoint, "a.weight");
+    assert_eq!(shape, [130, 3]);
+    assert_eq!(
+        (&found[..3], &found[127 * 3..][..6]),
+        (&[2.0, -2.0, 4.0][..], &[2.0, -2.0, 4.0, 0.5, -0.5, 1.0][..])
+    );
+    assert_eq!(values(&checkpoint, "b.weight").1, [1.0, 1.0, 2.0, 2.0]);
+    // Too large for f16.
+    assert_eq!(values(&checkpoint, "c.weight").1, [3e6, -1e6]);
+    assert_eq!(values(&checkpoint, "d.weight").1, [1.0]);
+    assert_eq!(values(&checkpoint, "e.weight").1, [1.0, 1.0, 4.0, 4.0]);
+    let names: Vec<_> = checkpoint.names().collect();
+    assert_eq!(
+        names,
+        ["a.weight", "b.weight", "c.weight", "d.weight", "e.weight"]
+    );
+}
+
+#[test]
+fn four_bits_are_unpacked() {
+    // 16 numbers of a group: the codes 0 to 15.
+    let codes = || vec![0x10, 0x32, 0x54, 0x76, 0x98, 0xba, 0xdc, 0xfe];
+    let halves = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let fp4: Vec<f32> = halves
+        .into_iter()
+        .chain(halves.map(|value| -value))
+        .collect();
+    let checkpoint = open(&[
+        ("a.weight", "U8", &[1, 8], codes()),
+        ("a.weight_scale", "F8_E4M3", &[1, 1], vec![0x40]),
+        ("a.weight_scale_2", "F32", &[], floats(&[0.25])),
+        ("b.weight_packed", "U8", &[1, 8], codes()),
+        ("b.weight_scale", "F8_E4M3", &[1, 1], vec![0x40]),
+        ("b.weight_global_scale", "F32", &[1], floats(&[4.0])),
+        ("b.input_global_scale", "F32", &[1], floats(&[4.0])),
+        (
+            "c.weight_packed",
+            "I32",
+            &[8, 1],
+            [[0x10, 0x32, 0x54, 0x76]; 8].concat(),
+        ),
+        (
+            "c.weight_scale",
+            "F32",
+            &[8, 2],
+            floats(&[1.0, 10.0].repeat(8)),
+        ),
+        (
+            "c.weight_shape",
+            "I64",
+            &[2],
+            [8i64, 8].iter().flat_map(|n| n.to_le_bytes()).collect(),
+        ),
+        (
+            "d.weight_packed",
+            "I32",
+            &[1, 1],
+            vec![0x10, 0x32, 0x54, 0x76],
+        ),
+        ("d.weight_scale", "F32", &[1, 1], floats(&[1.0])),
+        ("d.weight_zero_point", "I32", &[1, 1], vec![0x03, 0, 0, 0]),
+        (
+            "d.weight_shape",
+            "I64",
+            &[2],
+            [1i64, 7].iter().flat_map(|n| n.to_le_bytes()).collect(),
+        ),
+        (
+            "e.weight_packed",
+            "U8",
+            &[1, 16],
+            [codes(), codes()].concat(),
+        ),
+        ("e.weight_scale", "U8", &[1, 1], vec![128]),
+    ])
+    .unwrap();
+    let half: Vec<f32> = fp4.iter().map(|value| 0.5 * value).collect();
+    assert_eq!(values(&checkpoint, "a.weight"), (vec![1, 16], half.clone()));
+    assert_eq!(values(&checkpoint, "b.weight"), (vec![1, 16], half));
+    let (shape, found) = values(&checkpoint, "c.weight");
+    assert_eq!(shape, [8, 8]);
+    assert_eq!(
+        found[..8],
+        [-8.0, -7.0, -6.0, -5.0, -40.0, -30.0, -20.0, -10.0]
+    );
+    assert_eq!(
+        values(&checkpoint, "d.weight").1,
+        [-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0]
+    );
+    let twice: Vec<f32> = fp4.iter().chain(&fp4).map(|value| 2.0 * value).collect();
+    assert_eq!(values(&checkpoint, "e.weight").1, twice);
+    assert_eq!(checkpoint.unused().count(), 0);
+}
+
+#[test]
+fn scales_that_fit_no_blocks_are_refused() {
+    let said = |tensors: &[(&str, &str, &[usize], Vec<u8>)]| {
+        let tensor = open(tensors).and_then(|checkpoint| checkpoint.tensor("a.weight"));
+        tensor.err().expect("a reason").to_string()
+    };
+    let weight = |shape: &'static [usize]| ("a.weight", "F8_E4M3", shape, vec![0x38; 12]);
+    for (shape, scales) in [
+        (&[4usize, 3][..], &[3usize, 3][..]),
+        (&[4, 3], &[5, 1]),
+        (&[4, 3], &[3]),
+        (&[2, 2, 3], &[3, 1, 1]),
+        (&[12], &[0, 4]),
+        (&[3, 2, 2], &[6, 1]),
+    ] {
+        let count = scales.iter().product();
+        let error = said(&[
+            weight(shape),
+            ("a.weight_scale", "F32", scales, floats(&vec![1.0; count])),
+        ]);
+        assert!(
+            error.contains("tensor 'a.weight'") && error.contains("a scale for each block"),
+            "{shape:?} {scales:?}: {error}"
+        );
+    }
+    let words = |shape: &[i64]| {
+        let shape = shape
+            .iter()
+            .flat_map(|n| n.to_le_bytes())
+            .collect::<Vec<_>>();
+        said(&[
+            ("a.weight_packed", "I32", &[1, 1], vec![0; 4]),
+            ("a.weight_scale", "F32", &[1, 1], floats(&[1.0])),
+            ("a.weight_shape", "I64", &[shape.len() / 8], shape),
+        ])
+    };
+    for shape in [
+        &[1i64, -1][..],
+        &[1],
+        &[2, 8],
+        &[1, 17],
+        &[i64::MAX, i64::MAX],
+        &[1, 0],
+    ] {
+        let error = words(shape);
+        assert!(
+            error.contains("tensor 'a.weight_packed'"),
+            "{shape:?}: {error}"
+        );
+    }
+}
+
+#[test]
+fn other_quantizations_are_named() {
+    let shown = |name: &str, dtype: &str| {
+        let checkpoint = open(&[
+            (name, dtype, &[1], vec![0; 4]),
+            ("x.scales", "F32", &[1], vec![0; 4]),
+        ]);
+        checkpoint.unwrap().foreign_quantization()
+    };
+    assert_eq!(shown("x.qweight", "I32"), Some("GPTQ or AWQ"));
+    assert_eq!(shown("x.weight.absmax", "F32"), Some("bitsandbytes"));
+    assert_eq!(shown("x.weight", "U32"), Some("MLX"));
+    assert_eq!(shown("y.weight", "U32"), None);
+}
+
+#[test]
+fn wrapped_and_headless_names_are_found() {
+    let one = || vec![0; 4];
+    let wrapped = open(&[
+        ("_orig_mod.model.norm.weight", "F32", &[1], one()),
+        ("module.lm_head.weight", "F32", &[1], one()),
+    ])
+    .unwrap();
+    assert!(wrapped.contains("model.norm.weight") && wrapped.contains("lm_head.weight"));
+    let headless = open(&[("norm.weight", "F32", &[1], one())]).unwrap();
+    assert!(headless.contains("model.norm.weight") && !headless.contains("lm_head.weight"));
+    headless.tensor("model.norm.weight").unwrap();
+    assert_eq!(headless.unused().count(), 0);
+}
+
+#[test]
+fn what_a_failed_download_left_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    for (text, name) in [
+        (
+            "version https://git-lfs.github.com/spec/v1\noid sha256:00\n",
+            "git-lfs pointer",
+        ),
+        ("<!doctype html><html></html>", "a page of HTML"),
+    ] {
+        std::fs::write(folder.path().join("model.safetensors"), text).unwrap();
+        let error = Checkpoint::open(folder.path()).err().unwrap().to_string();
+        assert!(
+            error.contains(name) && error.contains("model.safetensors"),
+            "{error}"
+        );
+    }
+}

@@ -8,9 +8,11 @@ use waterline_quant::Bytes;
 
 use crate::error::{Error, Result};
 use crate::lowering::Source;
-use crate::model::{Checkpoint, Draft, ModelSpec, OpenOptions, TextFiles, lower};
+use crate::model::{
+    Checkpoint, DEFAULT_TEMPLATE, Draft, LayerSpec, ModelSpec, OpenOptions, TextFiles, lower,
+};
 use crate::program::{Program, Schedule};
-use crate::state::{StateOptions, StatePlan, Touched};
+use crate::state::{Size, StateOptions, StatePlan, Touched};
 use crate::text::{ChatTemplate, Tokenizer};
 
 /// Weights and description, ready to run.
@@ -22,6 +24,8 @@ pub struct Model {
     draft: Option<Draft>,
     fingerprint: u64,
     files: TextFiles,
+    trained_context: Option<usize>,
+    notes: Vec<String>,
     tokenizer: OnceCell<Arc<Tokenizer>>,
 }
 
@@ -70,6 +74,8 @@ impl Model {
             program,
             draft,
             files: checkpoint.text,
+            trained_context: checkpoint.trained_context,
+            notes: checkpoint.notes,
             tokenizer: OnceCell::new(),
         }))
     }
@@ -130,14 +136,36 @@ impl Model {
         Ok(Schedule::new(&self.program, &self.plan(options)?))
     }
 
-    /// The token that begins every sequence, if there is one.
+    /// The token that the tokenizer puts before plain text, if there is one.
     pub fn bos(&self) -> Option<u32> {
-        self.files.bos.filter(|_| !self.files.omits_bos)
+        self.files.begin()
     }
 
-    /// The token that ends an answer, if there is one.
+    /// The token that ends a document, if there is one.
     pub fn eos(&self) -> Option<u32> {
         self.files.eos
+    }
+
+    /// The tokens that end a generation, [`Model::eos`] among them.
+    pub fn ends(&self) -> impl Iterator<Item = u32> {
+        self.files.ends.iter().copied()
+    }
+
+    /// Tokens of the longest texts that it was trained on, where its files say so and attention reads the whole text: beyond them its
+    /// answers are not to be trusted.
+    pub fn trained_context(&self) -> Option<usize> {
+        self.trained_context.filter(|_| self.reads_context())
+    }
+
+    /// Whether some attention reads the whole context.
+    pub(crate) fn reads_context(&self) -> bool {
+        let mut tensors = self.spec.layers.iter().flat_map(LayerSpec::state);
+        tensors.any(|tensor| tensor.shape.contains(&Size::Context))
+    }
+
+    /// What a person should know of the files, each a sentence.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// Whether the file has a tokenizer, be it a broken one.
@@ -145,8 +173,8 @@ impl Model {
         self.files.tokenizer.is_some()
     }
 
-    /// The tokenizer, made on first use. Fails if the model has none, a broken one, or one with more tokens than the
-    /// model.
+    /// The tokenizer, made on first use. Fails if the model has none, a broken one, or one whose tokens for some text are more than
+    /// the model's.
     pub fn tokenizer(&self) -> Result<Arc<Tokenizer>> {
         let make = || -> Result<Arc<Tokenizer>> {
             let error = |reason: String| Error::Tokenizer {
@@ -159,11 +187,7 @@ impl Model {
                         .into(),
                 )
             })?;
-            let tokenizer = Tokenizer::from_json(json, &self.file)?;
-            if tokenizer.vocab_size() > self.spec.vocab {
-                let (tokens, vocab) = (tokenizer.vocab_size(), self.spec.vocab);
-                return Err(error(format!("it has {tokens} tokens, the model {vocab}")));
-            }
+            let tokenizer = Tokenizer::for_rows(json, &self.file, self.spec.vocab)?;
             Ok(Arc::new(tokenizer))
         };
         self.tokenizer.get_or_try_init(make).cloned()
@@ -171,7 +195,7 @@ impl Model {
 
     /// Whether the file has a chat template, be it a broken one.
     pub fn has_chat_template(&self) -> bool {
-        self.files.chat_template.is_some()
+        !self.files.templates.is_empty()
     }
 
     /// The chat template for a conversation: ChatML where the file has none. Fails if the file's is broken.
@@ -182,25 +206,41 @@ impl Model {
         }
     }
 
-    /// The chat template. Fails if the model has none or a broken one.
+    /// The chat template, and the one for conversations with tools if the file has one. Fails if the model has none or a broken one.
     pub fn chat_template(&self) -> Result<ChatTemplate> {
         // A missing tokenizer is reported first: without it there is no text at all.
         let tokenizer = self.tokenizer()?;
-        let source = self
-            .files
-            .chat_template
-            .as_ref()
-            .ok_or_else(|| Error::Template {
-                reason: format!(
-                    "{} has none: it can complete text (run), but not chat",
-                    self.file
-                ),
-            })?;
-        let text = |id: Option<u32>| {
-            id.map_or_else(String::new, |id| {
-                String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned()
-            })
+        let source = self.files.chat_template().ok_or_else(|| {
+            let names: Vec<&str> = self.files.templates.keys().map(String::as_str).collect();
+            Error::Template {
+                reason: match names.is_empty() {
+                    true => format!(
+                        "{} has none: it can complete text (run), but not chat",
+                        self.file
+                    ),
+                    false => format!(
+                        "{} has several, {}, and none is called {DEFAULT_TEMPLATE}",
+                        self.file,
+                        names.join(", ")
+                    ),
+                },
+            }
+        })?;
+        let text = |name: &Option<String>, id: Option<u32>| match (name, id) {
+            (Some(name), _) => name.clone(),
+            (None, Some(id)) => String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned(),
+            (None, None) => String::new(),
         };
-        ChatTemplate::new(source, &text(self.files.bos), &text(self.eos()))
+        let names = &self.files.names;
+        let names = [
+            text(&names.bos, self.files.bos),
+            text(&names.eos, self.files.eos),
+            text(&names.pad, None),
+        ];
+        let template = ChatTemplate::with_names(source, names)?;
+        match self.files.templates.get("tool_use") {
+            Some(source) => template.with_tool_use(source),
+            None => Ok(template),
+        }
     }
 }

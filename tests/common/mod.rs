@@ -200,8 +200,14 @@ pub fn copy_fixture(case: &str, to: &Path) {
 /// Ctrl-C, for a program without a terminal.
 #[cfg(unix)]
 pub fn interrupt(child: &Child) {
+    send(child, "INT");
+}
+
+/// Sends a signal.
+#[cfg(unix)]
+pub fn send(child: &Child, signal: &str) {
     let kill = Command::new("kill")
-        .args(["-INT", &child.id().to_string()])
+        .args([&format!("-{signal}"), &child.id().to_string()])
         .status()
         .unwrap();
     assert!(kill.success());

@@ -125,6 +125,8 @@ pub fn model(spec: &ModelSpec, weights: &HashMap<String, Vec<f32>>) -> Arc<Model
         spec: spec.clone(),
         tensors: spec.weights().into_iter().map(tensor).collect(),
         text: TextFiles::default(),
+        trained_context: None,
+        notes: Vec::new(),
     };
     Model::bind(checkpoint).unwrap_or_else(|error| panic!("{error}: {}", spec.to_json()))
 }

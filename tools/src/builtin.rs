@@ -9,6 +9,7 @@ use waterline_quant::Bytes;
 
 use crate::error::{Error, Result};
 use crate::session::SessionArgs;
+use crate::text::shown;
 use crate::wrong_model::explain;
 
 const NAME: &str = "the built-in model";
@@ -26,7 +27,7 @@ static FILE: Option<&Aligned<[u8]>> = None;
 /// How a model is opened.
 #[derive(Clone, Copy, Default, clap::Args)]
 pub struct OpenArgs {
-    /// Open a model although its files hold tensors or keys that nothing here uses; it may be another model without them.
+    /// Open a model although its files hold tensors that nothing here uses; it may be another model without them.
     #[arg(long)]
     allow_unused: bool,
     /// Whether the MTP block is read, by which a session drafts.
@@ -54,14 +55,18 @@ impl OpenArgs {
             allow_unused: self.allow_unused,
             mtp: self.mtp,
         };
-        Ok(match path {
+        let checkpoint = match path {
             Some(path) => Checkpoint::open_with(path, &options)
                 .map_err(|error| explain(path, error.into()))?,
             None => Checkpoint {
                 name: NAME.into(),
                 ..Checkpoint::from_bytes(Bytes::from_static(bytes()?), NAME, &options)?
             },
-        })
+        };
+        for note in &checkpoint.notes {
+            eprintln!("note: {}", shown(note));
+        }
+        Ok(checkpoint)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::interrupt::INTERRUPTED;
 use crate::text::shown;
 
 /// What the commands return.
@@ -98,7 +99,7 @@ impl Error {
     fn status(&self) -> u8 {
         use waterline::Error as Library;
         match self {
-            Error::Interrupted | Error::Library(Library::Cancelled { .. }) => 130,
+            Error::Interrupted | Error::Library(Library::Cancelled { .. }) => INTERRUPTED,
             Error::Library(
                 Library::ContextFull { .. } | Library::Snapshot { .. } | Library::Rewind { .. },
             ) => 1,

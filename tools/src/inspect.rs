@@ -169,9 +169,14 @@ fn to_json(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block], args: &A
         "weight_bytes": weight_bytes(checkpoint),
         "spec": checkpoint.spec.to_json(),
         "tokenizer": checkpoint.text.tokenizer.is_some(),
-        "chat_template": checkpoint.text.chat_template,
+        "chat_template": checkpoint.text.chat_template(),
+        "chat_templates": checkpoint.text.templates.keys().collect::<Vec<_>>(),
         "bos": checkpoint.text.bos,
+        "adds_bos": checkpoint.text.adds_bos,
         "eos": checkpoint.text.eos,
+        "ends": checkpoint.text.ends,
+        "trained_context": checkpoint.trained_context,
+        "notes": checkpoint.notes,
         "tensors": tensors(checkpoint).map(tensor).collect::<Vec<_>>(),
         "session": {
             "context": options.context,
@@ -215,9 +220,20 @@ fn to_text(checkpoint: &Checkpoint, plan: &StatePlan, blocks: &[Block]) -> Strin
         format!(
             "tokenizer    {}, chat template {}",
             yes(text.tokenizer.is_some()),
-            yes(text.chat_template.is_some())
+            yes(!text.templates.is_empty())
         ),
     ];
+    if let Some(context) = checkpoint.trained_context {
+        lines.push(format!("trained on   texts of up to {context} tokens"));
+    }
+    if !text.ends.is_empty() {
+        let ends: Vec<String> = text.ends.iter().map(u32::to_string).collect();
+        let begin = match text.begin() {
+            Some(id) => format!("{id} before plain text"),
+            None => "none before plain text".into(),
+        };
+        lines.push(format!("tokens       {begin}, ends {}", ends.join(" ")));
+    }
 
     lines.push(String::new());
     let describe = |block: &LayerSpec| {

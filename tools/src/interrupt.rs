@@ -1,47 +1,74 @@
-//! Ctrl-C.
+//! Ctrl-C and SIGTERM, which arrive as one.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use waterline::Canceller;
 
 use crate::error::{Error, Result};
 
-/// Calls `handler` at each Ctrl-C instead of ending the program.
+/// The status of a program that was interrupted.
+pub const INTERRUPTED: u8 = 130;
+
+/// Calls `handler` at each Ctrl-C, SIGTERM and SIGHUP instead of ending the program.
 pub fn on_interrupt(handler: impl FnMut() + Send + 'static) -> Result<()> {
     ctrlc::set_handler(handler).map_err(|e| Error::usage(format!("cannot watch for Ctrl-C: {e}")))
 }
 
+/// Calls `handler` at the first of them; the second ends the program at once.
+pub fn on_first_interrupt(mut handler: impl FnMut() + Send + 'static) -> Result<()> {
+    let mut is_first = true;
+    on_interrupt(move || match std::mem::take(&mut is_first) {
+        true => handler(),
+        false => std::process::exit(INTERRUPTED.into()),
+    })
+}
+
 /// Remembers a Ctrl-C for work that goes on in pieces.
-pub struct Interrupt(Arc<AtomicBool>);
+pub struct Interrupt {
+    seen: Arc<AtomicBool>,
+    session: Arc<Mutex<Option<Canceller>>>,
+}
 
 impl Interrupt {
     /// Watches from now on.
     pub fn watch() -> Result<Self> {
-        Self::watch_and(|| ())
-    }
-
-    /// Watches from now on, and ends what a session is doing at a Ctrl-C.
-    pub fn cancelling(canceller: Canceller) -> Result<Self> {
-        Self::watch_and(move || canceller.cancel())
-    }
-
-    fn watch_and(handler: impl Fn() + Send + 'static) -> Result<Self> {
-        let seen = Arc::new(AtomicBool::new(false));
-        let interrupt = Interrupt(Arc::clone(&seen));
-        on_interrupt(move || {
+        let interrupt = Interrupt {
+            seen: Arc::default(),
+            session: Arc::default(),
+        };
+        let (seen, session) = (Arc::clone(&interrupt.seen), Arc::clone(&interrupt.session));
+        on_first_interrupt(move || {
             seen.store(true, Ordering::SeqCst);
-            handler();
+            if let Ok(session) = session.lock()
+                && let Some(canceller) = &*session
+            {
+                canceller.cancel();
+            }
         })?;
         Ok(interrupt)
     }
 
+    /// Watches from now on, and ends what a session is doing at a Ctrl-C.
+    pub fn cancelling(canceller: Canceller) -> Result<Self> {
+        let interrupt = Self::watch()?;
+        interrupt.follow(canceller)?;
+        Ok(interrupt)
+    }
+
+    /// Ends what another session is doing from now on.
+    pub fn follow(&self, canceller: Canceller) -> Result<()> {
+        if let Ok(mut session) = self.session.lock() {
+            *session = Some(canceller);
+        }
+        self.check()
+    }
+
     /// An error once Ctrl-C was pressed.
     pub fn check(&self) -> Result<()> {
-        if self.0.load(Ordering::SeqCst) {
-            Err(Error::Interrupted)
-        } else {
-            Ok(())
+        match self.seen.load(Ordering::SeqCst) {
+            true => Err(Error::Interrupted),
+            false => Ok(()),
         }
     }
 }

@@ -20,6 +20,7 @@ mod pdf;
 mod plot;
 mod presets;
 mod progress;
+mod prompt;
 mod quantize;
 mod random;
 mod retain;
@@ -30,6 +31,7 @@ mod session;
 mod splitmix;
 mod synth;
 mod text;
+mod tokenize;
 mod units;
 mod verify;
 mod write_model;
@@ -47,7 +49,7 @@ Exit status:
   0    done
   1    the task failed: the context was full, a result could not be written, verify found a difference
   2    bad usage, or a file that cannot be read or used
-  130  interrupted by Ctrl-C
+  130  interrupted by Ctrl-C, or ended by SIGTERM or SIGHUP
 
 A model is a GGUF file or a Hugging Face directory. Without one, the built-in model is used.";
 
@@ -73,6 +75,7 @@ enum Command {
     Eval(eval::Args),
     Bench(bench::Args),
     Kernels(kernels::Args),
+    Tokenize(tokenize::Args),
 }
 
 /// The command line; ends the program where it is refused.
@@ -105,6 +108,7 @@ fn main() -> ExitCode {
         Command::Eval(args) => eval::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Kernels(args) => kernels::run(&args),
+        Command::Tokenize(args) => tokenize::run(&args),
     };
     match result {
         Ok(status) => status,

@@ -1,23 +1,24 @@
 //! `waterline run`: a prompt in, its completion out.
 
-use std::io::{IsTerminal, Read, Write};
-use std::path::{Path, PathBuf};
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::json;
-use waterline::Turns;
 use waterline::{Finish, Model, Session};
 
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
 use crate::interrupt::Interrupt;
+use crate::prompt::{EncodingArgs, Prompt, PromptArgs, rendered};
 use crate::samples;
 use crate::sampling::SamplingArgs;
-use crate::session::{DraftArgs, LimitArgs, SessionArgs, feed};
-use crate::text::{NO_TEMPLATE, json_line, shown, utf8};
-use crate::wrong_model::{is_like_a_model, quoted};
+use crate::session::{DraftArgs, LimitArgs, SessionArgs, beyond_training, feed, overflows_cache};
+use crate::text::{json_line, shown};
+
+/// What a person reads whose prompt is read a second time.
+const OVERFLOW: &str = "note: keys or values of this prompt are beyond 65504, the most that a cache of f16 holds; it is read \
+                        again with --kv f32";
 
 /// Complete a prompt and end.
 ///
@@ -25,34 +26,17 @@ use crate::wrong_model::{is_like_a_model, quoted};
 /// there and the status is 1.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A GGUF file or a Hugging Face directory; without one the built-in model, and the first word is TEXT.
-    #[arg(value_name = "MODEL")]
-    first: Option<PathBuf>,
+    #[command(flatten)]
+    prompt: PromptArgs,
     #[command(flatten)]
     open: OpenArgs,
-    /// The prompt; - reads it from standard input.
-    #[arg(value_name = "TEXT", conflicts_with = "source")]
-    text: Option<String>,
-    /// The prompt.
-    #[arg(
-        short,
-        long,
-        value_name = "TEXT",
-        group = "source",
-        allow_hyphen_values = true
-    )]
-    prompt: Option<String>,
-    /// A file with the prompt; - is standard input.
-    #[arg(short, long, value_name = "FILE", group = "source")]
-    file: Option<PathBuf>,
     #[command(flatten)]
     limits: LimitArgs,
-    /// Do not put the token that begins a text before the prompt.
+    #[command(flatten)]
+    encoding: EncodingArgs,
+    /// Show the prompt as the model sees it, with the names of control tokens, on standard error.
     #[arg(long)]
-    raw: bool,
-    /// Make the prompt a user's message, by the model's chat template.
-    #[arg(long, conflicts_with = "raw")]
-    chat: bool,
+    show_prompt: bool,
     /// Print one JSON object at the end instead of the text.
     #[arg(long)]
     json: bool,
@@ -72,15 +56,29 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let (model, prompt) = read_prompt(args)?;
+    let (model, prompt) = args.prompt.read("run", &args.open)?;
     let session = args.session.with_drafts(args.drafts);
     let model = args.open.for_sessions(&session).model(model)?;
-    let (tokens, end) = encode(&model, &prompt, args)?;
-    let mut session = session.open(&model, args.sampling.params(), 0)?;
+    let Prompt { tokens, end } = args.encoding.encode(&model, &prompt)?;
+    if args.show_prompt {
+        eprintln!("{}", shown(&rendered(&*model.tokenizer()?, &tokens)));
+    }
+    let warned = warn_beyond_training(&model, tokens.len() as u64);
+    let options = session;
+    let mut session = options.open(&model, args.sampling.params(), 0)?;
     let interrupt = Interrupt::cancelling(session.canceller())?;
 
     let start = Instant::now();
     feed(&mut session, &tokens)?;
+    if overflows_cache(&session)? {
+        eprintln!("{OVERFLOW}");
+        drop(session);
+        session = options
+            .with_f32_cache()
+            .open(&model, args.sampling.params(), 0)?;
+        interrupt.follow(session.canceller())?;
+        feed(&mut session, &tokens)?;
+    }
     let prefill = start.elapsed().as_secs_f64();
     if args.samples > 1 {
         let options = args.limits.options(end);
@@ -95,6 +93,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         error: None,
     };
     completion.generate(&mut session, args, end)?;
+    if !warned {
+        warn_beyond_training(&model, session.position());
+    }
 
     let mut out = std::io::stdout();
     if args.json || args.json_stream {
@@ -133,76 +134,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
 }
 
-/// Which model, and the prompt's text.
-fn read_prompt(args: &Args) -> Result<(Option<&Path>, String)> {
-    const STDIN: &str = "-";
-    let from_stdin = || {
-        let mut bytes = Vec::new();
-        std::io::stdin()
-            .read_to_end(&mut bytes)
-            .map_err(|e| Error::io("standard input", e))?;
-        utf8(bytes, "standard input")
-    };
-    let from_text = |text: &str| match text {
-        STDIN => from_stdin(),
-        _ => Ok(text.to_string()),
-    };
-    let model = args.first.as_deref();
-    if let Some(text) = &args.prompt {
-        return Ok((model, text.clone()));
+/// Warns if so many tokens are more than the model was trained on; returns whether they are.
+fn warn_beyond_training(model: &Model, tokens: u64) -> bool {
+    let warning = beyond_training(model, tokens);
+    if let Some(warning) = &warning {
+        eprintln!("{warning}");
     }
-    if let Some(path) = &args.file {
-        let text = match path.as_os_str() == STDIN {
-            true => from_stdin()?,
-            false => utf8(std::fs::read(path).map_err(|e| Error::io(path, e))?, path)?,
-        };
-        return Ok((model, text));
-    }
-    match (model, &args.text) {
-        (Some(word), Some(text)) if !is_like_a_model(word) && Path::new(text).exists() => {
-            let [word, text] = [&*word.to_string_lossy(), text.as_str()].map(quoted);
-            Err(Error::usage(format!(
-                "the model stands before the text: waterline run {text} {word}"
-            )))
-        }
-        (model, Some(text)) => Ok((model, from_text(text)?)),
-        (Some(word), None) if !is_like_a_model(word) => {
-            Ok((None, from_text(&word.to_string_lossy())?))
-        }
-        (Some(path), None) => {
-            // A path that is no model is the first thing to say.
-            args.open.checkpoint(Some(path))?;
-            let path = quoted(&path.display().to_string());
-            Err(Error::usage(format!(
-                "no prompt: waterline run {path} \"Once upon a time\", or -f FILE, or - for standard input; \
-                 to talk: waterline chat {path}"
-            )))
-        }
-        (None, None) => Err(Error::usage(
-            "no prompt: waterline run \"Once upon a time\", or -f FILE, or - for standard input; \
-             to talk: waterline chat",
-        )),
-    }
-}
-
-/// The prompt's tokens, and the token that ends an answer besides the model's own.
-fn encode(model: &Arc<Model>, prompt: &str, args: &Args) -> Result<(Vec<u32>, Option<u32>)> {
-    let tokenizer = model.tokenizer()?;
-    if args.chat {
-        if !model.has_chat_template() {
-            eprintln!("{NO_TEMPLATE}");
-        }
-        let mut turns = Turns::new(Arc::new(model.chat_template_or_chatml()?), tokenizer)?;
-        return Ok((turns.user(prompt)?, turns.end_token()));
-    }
-    let bos = if args.raw { None } else { model.bos() };
-    let tokens: Vec<u32> = bos.into_iter().chain(tokenizer.encode(prompt)?).collect();
-    if tokens.is_empty() {
-        return Err(Error::usage(
-            "the prompt is empty, and nothing can follow nothing",
-        ));
-    }
-    Ok((tokens, None))
+    warning.is_some()
 }
 
 /// What came out of a prompt.

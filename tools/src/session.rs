@@ -8,7 +8,7 @@ use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use waterline::{
     ContextEnd, Device, GenerateOptions, Kv, Model, SamplerParams, Session, SessionOptions,
-    StateOptions, StepProgram,
+    StateDtype, StateOptions, StepProgram,
 };
 
 use crate::device::DeviceArgs;
@@ -143,6 +143,13 @@ impl SessionArgs {
         Ok(session)
     }
 
+    /// The same with keys and values in f32.
+    pub fn with_f32_cache(&self) -> Self {
+        let mut wider = self.clone();
+        wider.state.kv = Kv::F32;
+        wider
+    }
+
     /// Opens a session without marks on a device.
     pub fn open_on(&self, model: &Arc<Model>, device: Option<Arc<Device>>) -> Result<Session> {
         Ok(Session::new(Arc::clone(model), self.options(device)?)?)
@@ -208,6 +215,27 @@ pub fn max_tokens(text: &str) -> Result<usize, String> {
 
 /// How long a prompt is read before a bar appears.
 const PATIENCE: Duration = Duration::from_millis(500);
+
+/// A warning if a text of so many tokens is longer than those that the model was trained on.
+pub fn beyond_training(model: &Model, tokens: u64) -> Option<String> {
+    let trained = model.trained_context()?;
+    (tokens > trained as u64).then(|| {
+        format!(
+            "warning: {tokens} tokens are read, and the model was trained on texts of up to {trained}: what follows is not to \
+             be trusted"
+        )
+    })
+}
+
+/// Whether a prompt's keys or values were beyond what a cache of f16 holds: the logits after it are no numbers.
+pub fn overflows_cache(session: &Session) -> Result<bool> {
+    let plan = session.model().plan(&session.options().state)?;
+    let is_f16 = plan
+        .tensors()
+        .iter()
+        .any(|tensor| tensor.dtype == StateDtype::F16);
+    Ok(is_f16 && session.logits()?.iter().any(|logit| logit.is_nan()))
+}
 
 /// Reads a prompt; a long one shows its progress on a terminal.
 pub fn feed(session: &mut Session, tokens: &[u32]) -> waterline::Result<()> {

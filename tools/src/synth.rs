@@ -76,6 +76,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         spec,
         tensors: Tensors::new(),
         text,
+        trained_context: None,
+        notes: Vec::new(),
     };
     let sources: Vec<Source> = checkpoint
         .stored()
@@ -173,10 +175,15 @@ fn text_files(dir: &Path, spec: &ModelSpec) -> Result<TextFiles> {
             id => Ok(id),
         },
     };
+    let template = config["chat_template"].as_str();
+    let template = template.map(|template| ("default".to_string(), template.to_string()));
+    let (bos, eos) = (token("bos_token")?, token("eos_token")?);
     Ok(TextFiles {
-        bos: token("bos_token")?,
-        eos: token("eos_token")?,
-        chat_template: config["chat_template"].as_str().map(str::to_string),
+        bos,
+        adds_bos: bos.is_some(),
+        eos,
+        ends: eos.into_iter().collect(),
+        templates: template.into_iter().collect(),
         tokenizer: Some(json),
         ..TextFiles::default()
     })

@@ -12,8 +12,12 @@ use crate::error::{Error, Result};
 pub const NO_TEMPLATE: &str =
     "note: the model has no chat template; messages are written in ChatML";
 
-/// The text in `bytes`, which errors call `name`.
-pub fn utf8(bytes: Vec<u8>, name: impl AsRef<Path>) -> Result<String> {
+/// The text in `bytes`, which errors call `name`, without the byte order mark that it may begin with.
+pub fn utf8(mut bytes: Vec<u8>, name: impl AsRef<Path>) -> Result<String> {
+    const MARK: &[u8] = b"\xef\xbb\xbf";
+    if bytes.starts_with(MARK) {
+        bytes.drain(..MARK.len());
+    }
     String::from_utf8(bytes).map_err(|e| {
         let offset = e.utf8_error().valid_up_to();
         Error::input(
@@ -118,6 +122,14 @@ pub fn write(path: &Path, text: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_byte_order_mark_is_no_text() {
+        let text = |bytes: &[u8]| utf8(bytes.to_vec(), "a file").expect("text");
+        assert_eq!(text(b"\xef\xbb\xbfa"), "a");
+        assert_eq!(text(b"a\xef\xbb\xbf"), "a\u{feff}");
+        assert_eq!(text(b""), "");
+    }
 
     #[test]
     fn no_escape_sequence_reaches_a_terminal() {

@@ -108,15 +108,19 @@ fn about_file(file: &Path) -> Option<String> {
     let Ok(gguf) = Gguf::open(file) else {
         return about_foreign(file);
     };
-    if gguf.get_str("general.architecture").ok()? != "clip" {
-        return None;
-    }
+    let mut names = gguf.tensors().iter().map(|tensor| tensor.name.as_str());
+    let is_drafts = names.clone().any(|name| name.contains(".nextn."))
+        && !names.any(|name| name.starts_with("blk.0."));
+    let part = match gguf.get_str("general.architecture").ok()? {
+        "clip" => "the vision part of a model (architecture clip, a projector)",
+        _ if is_drafts => "the MTP block of a model, which drafts for it (--mtp)",
+        _ => return None,
+    };
     let mut others = files(folder);
     others.retain(|other| other.file_name() != file.file_name());
     let model = main_gguf(&others).map_or("MODEL.gguf".into(), |file| quoted_path(file));
     Some(format!(
-        "the vision part of a model (architecture clip, a projector); give the file with the language model: \
-         waterline chat {model}"
+        "{part}; give the file with the language model: waterline chat {model}"
     ))
 }
 
@@ -128,6 +132,9 @@ fn about_foreign(file: &Path) -> Option<String> {
     opened.take(1024).read_to_end(&mut start).ok()?;
     if start.starts_with(MAGIC) {
         return None;
+    }
+    if let Some((found, expected)) = waterline_quant::stray(&start) {
+        return Some(format!("{found}; expected {expected}"));
     }
     let expected = "no model; expected a GGUF file or a Hugging Face folder";
     // The last character that was read may be cut.

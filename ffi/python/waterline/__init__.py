@@ -8,7 +8,6 @@ import ctypes
 import enum
 import json
 import os
-import sys
 from ctypes import byref, c_size_t, c_uint32, c_void_p
 
 from . import _library as lib
@@ -178,6 +177,13 @@ class Model(_Closing):
         check(library.wl_model_spec_json(self._value, byref(text)))
         return json.loads(text.value)
 
+    @property
+    def notes(self):
+        """What a person should know of its files, each a sentence."""
+        text = ctypes.c_char_p()
+        check(library.wl_model_notes(self._value, byref(text)))
+        return text.value.decode().splitlines()
+
     def plan(self, **params):
         """The memory of a session with these parameters, in bytes."""
         result = lib.Plan()
@@ -211,11 +217,37 @@ class Model(_Closing):
         return Session(lib.make(library.wl_session_free, library.wl_session_new, self._value, byref(_session_params(params))))
 
 
+class _Watch:
+    """Is called after every chunk of a prompt, so that Python's signal handlers run in between. What is raised here cannot
+    pass through C: it cancels the call, and is raised again when the call returns."""
+
+    def __init__(self):
+        self.function = self.raised = None
+
+    def __call__(self, read, total, _):
+        try:
+            return self.function is not None and self.function(read, total) is False
+        except BaseException as raised:
+            self.raised = raised
+            return True
+
+    def check(self, status):
+        """Raises what was raised meanwhile, or what a status other than WL_OK means."""
+        raised, self.raised = self.raised, None
+        if raised is not None:
+            raise raised
+        check(status)
+
+
 class Session(_Closing):
-    """A conversation or a text, with the state that has read it. One call at a time, but for `cancel`."""
+    """A conversation or a text, with the state that has read it. One call at a time, but for `cancel`. Ctrl-C ends the
+    reading of a prompt after its current chunk, with KeyboardInterrupt; what was read until then stays read."""
 
     def __init__(self, handle):
         self._handle = handle
+        self._watch = _Watch()
+        self._progress = lib.PROGRESS(self._watch)
+        check(library.wl_session_set_progress(self._value, self._progress, None))
 
     @property
     def info(self):
@@ -232,7 +264,7 @@ class Session(_Closing):
     def feed(self, tokens):
         """Reads tokens."""
         tokens = list(tokens)
-        check(library.wl_feed(self._value, (c_uint32 * len(tokens))(*tokens), len(tokens), None))
+        self._watch.check(library.wl_feed(self._value, (c_uint32 * len(tokens))(*tokens), len(tokens), None))
 
     def sample(self):
         """Chooses a token without reading it."""
@@ -279,7 +311,7 @@ class Session(_Closing):
             self.set_messages(history)
             message = last["content"]
         message = message.encode()
-        check(library.wl_chat_start(self._value, message, len(message), byref(params)))
+        self._watch.check(library.wl_chat_start(self._value, message, len(message), byref(params)))
         return Generation(self)
 
     def set_messages(self, messages):
@@ -292,21 +324,12 @@ class Session(_Closing):
             if b"\0" in texts[-1][1]:
                 raise ValueError("the content of a message has a zero byte")
         array = (lib.Message * len(texts))(*(lib.Message(*pair) for pair in texts))
-        check(library.wl_chat_set_messages(self._value, array, len(texts)))
+        self._watch.check(library.wl_chat_set_messages(self._value, array, len(texts)))
 
     def on_progress(self, function):
         """Calls `function(read, total)` while a prompt is read, after every chunk; None ends it. If it returns False the
-        call is cancelled; if it raises, too, and the exception is shown by sys.excepthook."""
-        def call(read, total, _):
-            try:
-                return function(read, total) is False
-            except BaseException:
-                sys.excepthook(*sys.exc_info())
-                return True
-
-        callback = lib.PROGRESS(call) if function is not None else lib.PROGRESS()
-        check(library.wl_session_set_progress(self._value, callback, None))
-        self._progress = callback
+        call is cancelled; if it raises, the call is cancelled and raises the same."""
+        self._watch.function = function
 
     def system(self, text):
         """Sets the instructions ahead of the conversation."""

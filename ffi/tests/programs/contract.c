@@ -144,6 +144,7 @@ static void null_pointers(wl_model *model)
     REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_model_name(model, NULL));
     REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_model_spec_json(model, NULL));
     REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_model_device(model, NULL));
+    REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_model_notes(model, NULL));
     REFUSED(WL_ERROR_ARGUMENT, "NULL", wl_plan_model(model, NULL, NULL));
     REFUSED(WL_ERROR_ARGUMENT, "text is NULL", wl_tokenize(model, NULL, 3, 0, tokens, 4, &n));
     REFUSED(WL_ERROR_ARGUMENT, "text is NULL", wl_tokenize(model, NULL, WL_ZERO_TERMINATED, 0, tokens, 4, &n));
@@ -829,10 +830,12 @@ int main(int argc, char **argv)
     versions_and_names();
     wl_model *model = NULL;
     OK(wl_model_builtin(NULL, &model));
-    const char *name, *json, *device;
+    const char *name, *json, *device, *notes;
     OK(wl_model_name(model, &name));
     OK(wl_model_spec_json(model, &json));
     OK(wl_model_device(model, &device));
+    OK(wl_model_notes(model, &notes));
+    CHECK(notes[0] == '\0');
     CHECK(strstr(device, "CPU (no GPU: ") == device);
     CHECK(strlen(name) > 0 && json[0] == '{' && strstr(json, "\"layers\""));
     handles(model);

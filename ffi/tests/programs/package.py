@@ -1,6 +1,7 @@
 """What the Python package says of itself, held against it. The argument is a folder to write to."""
 
 import gc
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -75,6 +76,16 @@ with Model.builtin() as model:
         assert seen == [(4, 10), (8, 10), (10, 10)]
         slow.on_progress(lambda read, total: False)
         refused("WL_CANCELLED", slow.feed, range(10))
+        slow.on_progress(None)
+        slow.feed([1])
+
+        # Ctrl-C, and what a progress raises, end the reading after its chunk.
+        slow.reset()
+        slow.on_progress(lambda read, total: signal.raise_signal(signal.SIGINT))
+        raises(KeyboardInterrupt, "", slow.feed, range(1, 11))
+        assert slow.position == 4
+        slow.on_progress(lambda read, total: 1 // 0)
+        raises(ZeroDivisionError, "zero", slow.feed, range(10))
         slow.on_progress(None)
         slow.feed([1])
 

@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! "GGUF", version u32, tensor count u64, metadata count u64
-//! metadata:  key string, type u32, value                      (strings: length u64, UTF-8)
+//! metadata:  key string, type u32, value                      (strings: length u64, UTF-8 or what is replaced by it)
 //! tensors:   name string, dimensions u32, sizes u64 innermost first, type u32, offset u64
 //! data:      from the next multiple of general.alignment (32 unless stated); offsets count from here
 //! ```
 //!
 //! Everything is little-endian. Version 3 is read and written, version 2 is read.
 
+mod parts;
 mod read;
 mod value;
 mod write;
@@ -28,14 +29,22 @@ use crate::storage::{Bytes, Tensor};
 /// An opened GGUF file. Nothing of the tensors is read until they are used.
 pub struct Gguf {
     name: String,
-    bytes: Bytes,
+    /// The files that it lies in: one, or the parts of a split one.
+    files: Vec<Part>,
     metadata: Vec<(String, Value)>,
     keys: HashMap<String, usize>,
     tensors: Vec<TensorInfo>,
     names: HashMap<String, usize>,
-    data: Range<usize>,
+    notes: Vec<String>,
     used_keys: Vec<AtomicBool>,
     used_tensors: Vec<AtomicBool>,
+}
+
+/// A file, and how many of all tensors lie in it and those before it.
+struct Part {
+    bytes: Bytes,
+    data: Range<usize>,
+    tensors_end: usize,
 }
 
 /// What a GGUF file says about one tensor.
@@ -47,7 +56,7 @@ pub struct TensorInfo {
     pub ggml_type: u32,
     /// Outermost dimension first.
     pub shape: Vec<usize>,
-    /// Where its data starts, from the start of the data section.
+    /// Where its data starts, from the start of the data section of its file.
     pub offset: usize,
 }
 
@@ -59,36 +68,79 @@ impl TensorInfo {
 }
 
 impl Gguf {
-    /// Maps and checks a file.
+    /// Maps and checks a file, or all parts of a split one by any of them.
     pub fn open(path: impl AsRef<Path>) -> Result<Gguf> {
-        let path = path.as_ref();
-        Gguf::parse(Bytes::map_file(path)?, path.display().to_string())
+        parts::open(path.as_ref())
     }
 
     /// Checks a file that is in memory; error messages call it `name`.
     ///
     /// Header, metadata and the place of every tensor are validated here: what this accepts can be used without further checks.
     pub fn parse(bytes: Bytes, name: impl Into<String>) -> Result<Gguf> {
-        let name = name.into();
-        let (metadata, tensors, data) = read::parse(&bytes, &name)?;
-        let keys = index(&name, "key", metadata.iter().map(|(key, _)| key))?;
-        let names = index(&name, "tensor", tensors.iter().map(|tensor| &tensor.name))?;
-        Ok(Gguf {
-            name,
+        let mut gguf = Gguf {
+            name: name.into(),
+            files: Vec::new(),
+            metadata: Vec::new(),
+            keys: HashMap::new(),
+            tensors: Vec::new(),
+            names: HashMap::new(),
+            notes: Vec::new(),
+            used_keys: Vec::new(),
+            used_tensors: Vec::new(),
+        };
+        let read = read::parse(&bytes, &gguf.name)?;
+        for (i, (key, _)) in read.metadata.iter().enumerate() {
+            if gguf.keys.insert(key.clone(), i).is_some() {
+                let item = format!("key '{key}'");
+                return Err(Error::invalid(
+                    &gguf.name,
+                    item,
+                    "it twice",
+                    "each name once",
+                ));
+            }
+        }
+        gguf.used_keys
+            .resize_with(read.metadata.len(), AtomicBool::default);
+        gguf.metadata = read.metadata;
+        gguf.notes = read.notes;
+        gguf.add(bytes, read.data, read.tensors)?;
+        Ok(gguf)
+    }
+
+    /// Adds a file's tensors to those that are there.
+    fn add(&mut self, bytes: Bytes, data: Range<usize>, tensors: Vec<TensorInfo>) -> Result<()> {
+        for tensor in tensors {
+            let name = tensor.name.clone();
+            if self.names.insert(name, self.tensors.len()).is_some() {
+                let item = format!("tensor '{}'", tensor.name);
+                return Err(Error::invalid(
+                    &self.name,
+                    item,
+                    "it twice",
+                    "each name once",
+                ));
+            }
+            self.tensors.push(tensor);
+        }
+        self.used_tensors
+            .resize_with(self.tensors.len(), AtomicBool::default);
+        self.files.push(Part {
             bytes,
-            used_keys: unused(metadata.len()),
-            used_tensors: unused(tensors.len()),
-            metadata,
-            keys,
-            tensors,
-            names,
             data,
-        })
+            tensors_end: self.tensors.len(),
+        });
+        Ok(())
     }
 
     /// What error messages call this file.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What was not read as the file has it, a sentence each.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// The metadata in the file's order.
@@ -200,31 +252,17 @@ impl Gguf {
                 format!("one of {}", crate::format::names()),
             ));
         };
-        let start = self.data.start + info.offset;
+        let part = self.files.iter().find(|part| i < part.tensors_end);
+        let part = part.ok_or_else(|| Error::Missing {
+            file: self.name.clone(),
+            item: format!("the part with tensor '{name}'"),
+        })?;
+        let start = part.data.start + info.offset;
         let len = format.tensor_bytes(&info.shape)?;
         Tensor::new(
             format,
             info.shape.clone(),
-            self.bytes.slice(start..start + len),
+            part.bytes.slice(start..start + len),
         )
     }
-}
-
-fn unused(count: usize) -> Vec<AtomicBool> {
-    (0..count).map(|_| AtomicBool::new(false)).collect()
-}
-
-fn index<'a>(
-    file: &str,
-    kind: &str,
-    names: impl Iterator<Item = &'a String>,
-) -> Result<HashMap<String, usize>> {
-    let mut index = HashMap::new();
-    for (i, name) in names.enumerate() {
-        if index.insert(name.clone(), i).is_some() {
-            let item = format!("{kind} '{name}'");
-            return Err(Error::invalid(file, item, "it twice", "each name once"));
-        }
-    }
-    Ok(index)
 }

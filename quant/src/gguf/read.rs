@@ -6,6 +6,7 @@ use std::ops::Range;
 use super::value::{ARRAY, STRING};
 use super::{Array, TensorInfo, Value};
 use crate::error::{Error, Result};
+use crate::stray::stray;
 
 /// ggml's limit.
 const MAX_DIMS: u32 = 4;
@@ -13,15 +14,30 @@ const MAX_DIMS: u32 = 4;
 const MAX_DEPTH: usize = 8;
 const DEFAULT_ALIGNMENT: u64 = 32;
 
-type Parsed = (Vec<(String, Value)>, Vec<TensorInfo>, Range<usize>);
+/// Most notes that are kept.
+const MAX_NOTES: usize = 16;
 
-/// Metadata, tensors, and where the data section is.
+/// What a file holds.
+pub(super) struct Parsed {
+    pub metadata: Vec<(String, Value)>,
+    pub tensors: Vec<TensorInfo>,
+    /// Where the data section is.
+    pub data: Range<usize>,
+    /// What was not read as it is written.
+    pub notes: Vec<String>,
+}
+
+/// Reads the header: everything but the tensors' data.
 pub(super) fn parse(bytes: &[u8], file: &str) -> Result<Parsed> {
     let mut cursor = Cursor {
         bytes,
         position: 0,
         file,
+        notes: Vec::new(),
     };
+    if let Some((found, expected)) = stray(bytes) {
+        return Err(Error::invalid(file, "the file", found, expected));
+    }
     if !bytes.starts_with(b"GGUF") {
         let found = format!("{:02x?}", &bytes[..bytes.len().min(4)]);
         return Err(Error::invalid(
@@ -52,7 +68,7 @@ pub(super) fn parse(bytes: &[u8], file: &str) -> Result<Parsed> {
 
     let mut metadata = Vec::with_capacity(metadata_count);
     for i in 0..metadata_count {
-        let key = cursor.string(&format!("key {i}"))?;
+        let key = cursor.name(&format!("key {i}"))?;
         let item = format!("key '{key}'");
         let kind = cursor.u32(&item)?;
         let value = cursor.value(kind, &item)?;
@@ -68,7 +84,12 @@ pub(super) fn parse(bytes: &[u8], file: &str) -> Result<Parsed> {
     // A file without tensors may end before its padding does.
     let data = start.min(bytes.len())..bytes.len();
     check_places(&tensors, alignment, data.len(), file)?;
-    Ok((metadata, tensors, data))
+    Ok(Parsed {
+        metadata,
+        tensors,
+        data,
+        notes: cursor.notes,
+    })
 }
 
 fn alignment(metadata: &[(String, Value)], file: &str) -> Result<u64> {
@@ -143,6 +164,7 @@ struct Cursor<'a> {
     bytes: &'a [u8],
     position: usize,
     file: &'a str,
+    notes: Vec<String>,
 }
 
 impl<'a> Cursor<'a> {
@@ -197,17 +219,36 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    fn string(&mut self, item: &str) -> Result<String> {
+    /// The name of a key or a tensor.
+    fn name(&mut self, item: &str) -> Result<String> {
         let len = self.count(item, 1)?;
         let bytes = self.take(len, item)?;
         match std::str::from_utf8(bytes) {
-            Ok(string) => Ok(string.to_string()),
+            Ok(name) => Ok(name.to_string()),
             Err(e) => Err(self.invalid(
                 item,
                 format!("bytes that are not UTF-8 ({e})"),
                 "a UTF-8 string",
             )),
         }
+    }
+
+    /// A value. Bytes that are not UTF-8 are replaced, which is noted, and zeros at the end are C's, not the text's.
+    fn string(&mut self, item: &str) -> Result<String> {
+        let len = self.count(item, 1)?;
+        let bytes = self.take(len, item)?;
+        let end = bytes
+            .iter()
+            .rposition(|&byte| byte != 0)
+            .map_or(0, |last| last + 1);
+        let text = String::from_utf8_lossy(&bytes[..end]);
+        if matches!(text, std::borrow::Cow::Owned(_)) {
+            let note = format!("{item}: bytes that are not UTF-8 were replaced");
+            if self.notes.len() < MAX_NOTES && self.notes.last() != Some(&note) {
+                self.notes.push(note);
+            }
+        }
+        Ok(text.into_owned())
     }
 
     fn bool(&mut self, item: &str) -> Result<bool> {
@@ -306,7 +347,7 @@ impl<'a> Cursor<'a> {
     }
 
     fn tensor(&mut self, index: usize) -> Result<TensorInfo> {
-        let name = self.string(&format!("name of tensor {index}"))?;
+        let name = self.name(&format!("name of tensor {index}"))?;
         let item = format!("tensor '{name}'");
         let dims = self.u32(&item)?;
         if dims > MAX_DIMS {

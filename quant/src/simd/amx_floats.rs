@@ -6,7 +6,7 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use bytemuck::Zeroable;
+use bytemuck::{Pod, Zeroable};
 
 use super::amx::Config;
 use super::avx512::constant;
@@ -30,8 +30,12 @@ const PIECES: usize = 3;
 /// Bytes of a tile.
 const TILE_BYTES: usize = TILE * COLUMNS * 2;
 
+/// Bytes of working memory.
+pub(crate) const ROOM: usize = size_of::<Tokens>();
+
 /// Pieces of some columns of the tokens: a line of `DEPTH` for each.
 #[repr(C, align(64))]
+#[derive(Pod, Zeroable, Clone, Copy)]
 struct Tokens([[[u16; DEPTH]; TOKENS]; PIECES]);
 
 /// Some columns of two tiles of rows: a line for each two columns, which holds them of every row.
@@ -214,7 +218,8 @@ const _: () = assert!(TILE_BYTES == 1024 && TILE * DEPTH * 2 == 4096 && 4 * TILE
 /// As for [`Kernel`](crate::kernel::Kernel), for weights in BF16.
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(crate) unsafe fn multiply(product: &Product, rows: Range<usize>) {
-    let mut tokens = Tokens([[[0; DEPTH]; TOKENS]; PIECES]);
+    let mut room = product.x.room(product.worker);
+    let tokens: &mut Tokens = bytemuck::from_bytes_mut(&mut room.as_mut_slice::<u8>()[..ROOM]);
     let mut weights = Weights::zeroed();
     let pieces = product.x.pieces();
     let (steps, count) = steps(pieces);

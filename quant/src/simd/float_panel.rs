@@ -20,8 +20,10 @@ const PANELS: usize = 4;
 /// Most rows of a panel.
 const MOST_ROWS: usize = 32;
 
-#[repr(align(64))]
-struct Lines<const N: usize>([f32; N]);
+/// Numbers of the sums.
+const SUMS: usize = PANELS * TOKENS * MOST_ROWS;
+/// Bytes of working memory: a panel and the sums.
+pub(crate) const ROOM: usize = (PANEL + SUMS) * size_of::<f32>();
 
 /// What a level does with such panels: two registers of rows.
 ///
@@ -118,15 +120,16 @@ impl FloatPanelFunctions {
 pub(crate) unsafe fn multiply(panels: &FloatPanelFunctions, product: &Product, rows: Range<usize>) {
     let most = panels.rows;
     let (cols, depth) = (product.cols, PANEL / most);
-    let mut lines = Lines([0.0; PANEL]);
-    let mut sums = Lines([0.0; PANELS * TOKENS * MOST_ROWS]);
+    let mut room = product.x.room(product.worker);
+    let (lines, sums) = room.as_mut_slice::<f32>().split_at_mut(PANEL);
+    let lines: &mut [f32; PANEL] = lines.try_into().expect("a panel");
     let tokens = product.tokens();
     for first_token in (0..tokens).step_by(TOKENS) {
         let count = (tokens - first_token).min(TOKENS);
         let mut inputs = [std::ptr::null::<f32>(); TOKENS];
         for first in rows.clone().step_by(PANELS * most) {
             let height = (rows.end - first).min(PANELS * most);
-            let sums = &mut sums.0[..height.div_ceil(most) * count * most];
+            let sums = &mut sums[..height.div_ceil(most) * count * most];
             sums.fill(0.0);
             for from in (0..cols).step_by(depth) {
                 let columns = (cols - from).min(depth);
@@ -142,13 +145,13 @@ pub(crate) unsafe fn multiply(panels: &FloatPanelFunctions, product: &Product, r
                         size: [(height - panel * most).min(most), columns],
                     };
                     // SAFETY: the caller vouches for the level.
-                    unsafe { panels.widen(&part, &mut lines.0) };
+                    unsafe { panels.widen(&part, lines) };
                     let mut t = 0;
                     while t < count {
                         let sums = sums[t * most..].as_mut_ptr();
                         // SAFETY: each of the tokens has `columns` numbers and a line of sums.
                         t += unsafe {
-                            (panels.accumulate)(lines.0.as_ptr(), columns, &inputs[t..count], sums)
+                            (panels.accumulate)(lines.as_ptr(), columns, &inputs[t..count], sums)
                         };
                     }
                 }

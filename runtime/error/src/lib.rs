@@ -1,6 +1,8 @@
 //! The one error type of the library. Every message names the file, the key or tensor, what was found and what
 //! was expected.
 
+pub mod alphabet;
+pub mod base64;
 pub mod cancel;
 
 use std::path::PathBuf;
@@ -57,7 +59,7 @@ pub enum Error {
         /// What the file needs, and what is supported instead.
         what: String,
     },
-    /// The file has keys or tensors that the model does not use: without them it may be another model.
+    /// The file has tensors that the model does not use: without them it may be another model.
     #[error(
         "{file}: nothing uses {what}: {names}; the model may be another one without them; open it with allow-unused to pass \
          over them"
@@ -65,7 +67,7 @@ pub enum Error {
     Unused {
         /// The file or folder.
         file: String,
-        /// "the key", "the keys", "the tensor" or "the tensors".
+        /// "the tensor" or "the tensors".
         what: &'static str,
         /// Their names, the first of them if there are many.
         names: String,

@@ -98,8 +98,17 @@ impl Config {
     }
 
     /// From the text of a file, as Python writes it: JSON, but for bare `Infinity` and `NaN`. They are read as
-    /// newer versions of transformers write them, as `{"__float__": "Infinity"}`.
+    /// newer versions of transformers write them, as `{"__float__": "Infinity"}`. A byte order mark is passed over.
     pub fn parse(file: &str, text: &[u8]) -> Result<Self> {
+        if let Some((found, expected)) = waterline_quant::stray(text) {
+            return Err(Error::Config {
+                file: file.into(),
+                key: "the file".into(),
+                found: found.into(),
+                expected: expected.into(),
+            });
+        }
+        let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
         let json = serde_json::from_slice(&quote_non_finite(text));
         let value = json.map_err(|e| Error::Config {
             file: file.into(),
@@ -137,6 +146,11 @@ impl Config {
     /// The keys and values.
     pub fn object(&self) -> &Map<String, Value> {
         &self.object
+    }
+
+    /// The keys and values, taken out.
+    pub fn into_object(self) -> Map<String, Value> {
+        self.object
     }
 
     /// The value at a key.
@@ -180,6 +194,12 @@ impl Config {
             found: self.object.get(key).map_or("nothing".into(), short),
             expected: expected.into(),
         }
+    }
+
+    /// The object at the first of these keys that holds one; all of each counts as read.
+    pub fn first_object<const N: usize>(&self, keys: [&str; N]) -> Option<&Value> {
+        let values = keys.map(|key| self.get(key));
+        values.into_iter().flatten().find(|value| value.is_object())
     }
 
     fn optional<'a, T>(

@@ -68,7 +68,8 @@ impl Batch {
             return Ok(&self.tokens);
         }
         self.tokens.resize(sessions.len(), 0);
-        let there = self.group.step(&mut Sessions(sessions), &mut self.tokens)?;
+        let there = self.group.step(&mut Sessions(sessions), &mut self.tokens);
+        let there = there.map_err(|error| sessions[0].about_cache(error))?;
         if !there {
             for (session, token) in sessions.iter_mut().zip(&mut self.tokens) {
                 *token = session.sample()?;

@@ -96,6 +96,11 @@ impl Chat {
         self.turns.opens_thought()
     }
 
+    /// What the template puts before the first message of the user, where there are no instructions.
+    pub fn beginning(&self) -> Result<String> {
+        self.turns.beginning()
+    }
+
     /// Sets the instructions ahead of the conversation, before its first message.
     pub fn set_system(&mut self, text: &str) -> Result<()> {
         self.turns.system(text)

@@ -15,9 +15,9 @@ pub struct GenerateOptions {
     pub max_tokens: usize,
     /// Texts that end the generation; they are not part of it.
     pub stop: Vec<String>,
-    /// Whether the token that ends an answer ends the generation.
+    /// Whether the model's end tokens ([`Model::ends`]) end the generation.
     pub stop_at_eos: bool,
-    /// Tokens that end the generation besides it, such as a chat template's end of turn.
+    /// Tokens that end the generation besides them, such as a chat template's end of turn.
     pub stop_tokens: Vec<u32>,
     /// Whether each piece has the log-probability of its token. A GPU then sends all logits of every token.
     pub logprobs: bool,
@@ -96,7 +96,9 @@ impl Generation {
     /// A generation that has not begun. Fails if the model has no tokenizer.
     pub fn new(model: &Model, options: GenerateOptions) -> Result<Self> {
         let mut ends = options.stop_tokens;
-        ends.extend(model.eos().filter(|_| options.stop_at_eos));
+        if options.stop_at_eos {
+            ends.extend(model.ends());
+        }
         Ok(Generation {
             tokenizer: model.tokenizer()?,
             stream: TextStream::new(),

@@ -22,10 +22,9 @@ use crate::cpu::{Pool, physical_cores};
 use crate::cuda::OpTime;
 use crate::engine::{self, Engine, Setup};
 use crate::error::{Error, Result};
-use crate::model::LayerSpec;
 use crate::program::Workspace;
 use crate::sampler::{Sampler, SamplerParams, SamplerState};
-use crate::state::{HEADER, HISTORY, SAMPLER, Size};
+use crate::state::{HEADER, HISTORY, SAMPLER, StateDtype};
 
 /// Tokens whose logits [`Session::feed_each`] computes in one pass over the output matrix.
 const LOGIT_ROWS: usize = 16;
@@ -81,22 +80,16 @@ impl Session {
         pool: Arc<Pool>,
         engine: Box<dyn Engine>,
     ) -> Result<Self> {
-        let bounded = model
-            .spec()
-            .layers
-            .iter()
-            .flat_map(LayerSpec::state)
-            .any(|tensor| tensor.shape.contains(&Size::Context));
         Ok(Session {
             speculation: Speculation::new(&model, &*engine, &options)?,
             marks: vec![None; options.marks],
             engine,
             sampler: Sampler::new(options.sampler.clone(), model.spec().vocab)?,
             canceller: Canceller::default(),
+            bounded: model.reads_context(),
             model,
             options,
             pool,
-            bounded,
         })
     }
 
@@ -389,9 +382,25 @@ impl Session {
             Some(logits) => logits,
             None => self.engine.logits()?,
         };
-        let token = self.sampler.sample(logits, recent, &mut state)?;
+        let token = self.sampler.sample(logits, recent, &mut state);
+        let token = token.map_err(|error| self.about_cache(error))?;
         self.engine.arena_mut().tensor_mut::<SamplerState>(SAMPLER)[0] = state;
         Ok(token)
+    }
+
+    /// An error of logits, with what may be the cause where keys and values are kept in 16 bits.
+    fn about_cache(&self, mut error: Error) -> Error {
+        let kept = self.engine.arena().plan().tensors();
+        let is_f16 = kept.iter().any(|tensor| tensor.dtype == StateDtype::F16);
+        if let Error::Invalid { what, reason } = &mut error
+            && is_f16
+            && what == "logits"
+        {
+            reason.push_str(
+                "; keys and values beyond 65504 do not fit a cache of f16: --kv f32 keeps them",
+            );
+        }
+        error
     }
 
     /// Chooses a token and reads it.
@@ -404,7 +413,8 @@ impl Session {
             if self.canceller.take() {
                 return Err(Error::Cancelled { fed: 0 });
             }
-            let token = self.engine.step(self.sampler.params())?;
+            let token = self.engine.step(self.sampler.params());
+            let token = token.map_err(|error| self.about_cache(error))?;
             self.advance(&[token]);
             return Ok(token);
         }

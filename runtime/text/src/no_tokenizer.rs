@@ -28,6 +28,15 @@ impl Tokenizer {
         })
     }
 
+    /// As [`from_json`](Self::from_json).
+    ///
+    /// # Errors
+    /// Always [`Error::Tokenizer`].
+    #[doc(hidden)]
+    pub fn for_rows(bytes: &[u8], source_name: &str, _: usize) -> Result<Self> {
+        Self::from_json(bytes, source_name)
+    }
+
     /// Tokens of plain text.
     ///
     /// # Errors
@@ -64,6 +73,11 @@ impl Tokenizer {
 
     /// The id of a token.
     pub fn token_id(&self, _: &str) -> Option<u32> {
+        match self.none {}
+    }
+
+    /// Whether a token has a name in text.
+    pub(crate) fn is_mark(&self, _: u32) -> bool {
         match self.none {}
     }
 

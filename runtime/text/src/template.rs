@@ -60,8 +60,10 @@ pub struct TemplateOptions {
 /// gives it. It comes from a stranger: what it may do, and for how long, is bounded.
 pub struct ChatTemplate {
     template: Template,
-    bos: String,
-    eos: String,
+    /// The template of conversations with tools, if it is another one.
+    tool_use: Option<Template>,
+    /// The texts of `bos_token`, `eos_token` and `pad_token`.
+    names: [String; 3],
 }
 
 /// ChatML, which most models are trained with and which serves those whose file has no template.
@@ -80,10 +82,25 @@ impl ChatTemplate {
     /// # Errors
     /// [`Error::Template`] with the place of a syntax error.
     pub fn new(source: &str, bos: &str, eos: &str) -> Result<Self> {
+        Self::with_names(source, [bos.into(), eos.into(), String::new()])
+    }
+
+    /// As [`new`](Self::new), with what it calls `bos_token`, `eos_token` and `pad_token`.
+    #[doc(hidden)]
+    pub fn with_names(source: &str, names: [String; 3]) -> Result<Self> {
         Ok(Self {
             template: Template::new(source).map_err(error)?,
-            bos: bos.into(),
-            eos: eos.into(),
+            tool_use: None,
+            names,
+        })
+    }
+
+    /// The template with another one for conversations with tools.
+    #[doc(hidden)]
+    pub fn with_tool_use(self, source: &str) -> Result<Self> {
+        Ok(Self {
+            tool_use: Some(Template::new(source).map_err(error)?),
+            ..self
         })
     }
 
@@ -116,14 +133,16 @@ impl ChatTemplate {
             true => Value::Null,
             false => Value::Array(options.tools.clone()),
         };
+        let [bos, eos, pad] = &self.names;
         let mut variables = vec![
             (
                 "messages",
                 Value::Array(messages.iter().map(message).collect()),
             ),
             ("add_generation_prompt", json!(add_generation_prompt)),
-            ("bos_token", json!(self.bos)),
-            ("eos_token", json!(self.eos)),
+            ("bos_token", json!(bos)),
+            ("eos_token", json!(eos)),
+            ("pad_token", json!(pad)),
             ("tools", tools),
             ("documents", Value::Null),
         ];
@@ -131,7 +150,9 @@ impl ChatTemplate {
             variables.push(("enable_thinking", json!(thinking)));
             variables.push(("thinking", json!(thinking)));
         }
-        let rendered = self.template.render(&variables, canceller);
+        let for_tools = self.tool_use.as_ref().filter(|_| !options.tools.is_empty());
+        let template = for_tools.unwrap_or(&self.template);
+        let rendered = template.render(&variables, canceller);
         rendered.map_err(|failure| match canceller.take() {
             true => Error::Cancelled { fed: 0 },
             false => error(failure),

@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// never pass through the template: a user who types the name of a control token gets its
 /// letters.
 ///
-/// The end-of-turn token (the special token with which the template closes an answer, if any) is
+/// The end-of-turn token (the added token with which the template closes an answer, if any) is
 /// the border: whatever stops an answer, it has been fed when
 /// [`assistant_done`](Self::assistant_done)'s tokens have been, and everything after it belongs to
 /// the next turn. The messages are therefore the whole of what has to be saved.
@@ -28,7 +28,7 @@ pub struct Turns {
     options: TemplateOptions,
     canceller: Canceller,
     /// What the template puts between an answer and its end-of-turn token, and this token; empty
-    /// if no special token closes an answer.
+    /// if no added token closes an answer.
     end: Vec<u32>,
     /// Whether the template leaves out the thought of an answer once another message follows.
     drops_thoughts: bool,
@@ -75,10 +75,9 @@ impl Turns {
         turns.user("question")?;
         turns.messages.push(Message::new(Role::Assistant, "answer"));
         let mut end = turns.tokens_after_answer(false)?;
-        let special = end
-            .iter()
-            .position(|&token| turns.tokenizer.is_special(token));
-        end.truncate(special.map_or(0, |position| position + 1));
+        let closes = |&token: &u32| turns.tokenizer.is_mark(token);
+        let closing = end.iter().position(closes);
+        end.truncate(closing.map_or(0, |position| position + 1));
         turns.end = end;
         turns.user("question")?;
         turns.clear();
@@ -212,6 +211,23 @@ impl Turns {
         let rendered = self.render(&question, true)?;
         let last = |tag| rendered.rfind(tag);
         Ok(last(THOUGHT) > last(THOUGHT_END))
+    }
+
+    /// What the template puts before the first message of the user, where there is no system message.
+    ///
+    /// # Errors
+    /// [`Error::Template`] if the template fails.
+    #[doc(hidden)]
+    pub fn beginning(&self) -> Result<String> {
+        let question = [Message::new(Role::User, "question")];
+        let rendered = self.render(&placeholders(&question), true)?;
+        let parts = parts(&rendered, &question)?;
+        let before = parts.iter().take_while(|part| part.message.is_none());
+        let text = before.filter_map(|part| match part.piece {
+            Piece::Template(text) => Some(text),
+            Piece::Content(_) => None,
+        });
+        Ok(text.collect())
     }
 
     /// Sets the system message, which the first turn feeds; an empty text removes it.
@@ -395,7 +411,7 @@ impl Turns {
         self.tokenizer.encode_pieces(&pieces, true)
     }
 
-    /// The special token with which the template closes an answer: generation should stop there.
+    /// The added token with which the template closes an answer: generation should stop there.
     pub fn end_token(&self) -> Option<u32> {
         self.end.last().copied()
     }

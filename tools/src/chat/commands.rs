@@ -38,12 +38,17 @@ const fn help(
 }
 
 /// Every command.
-pub const COMMANDS: [Help; 15] = [
+pub const COMMANDS: [Help; 16] = [
     help(&["help", "?"], "", "this list"),
     help(
         &["system"],
         "[TEXT]",
         "set the instructions or show them; none removes them",
+    ),
+    help(
+        &["prompt"],
+        "",
+        "show what the model has read, with what the template adds",
     ),
     help(&["clear", "new"], "", "begin a new conversation"),
     help(
@@ -134,6 +139,7 @@ impl Commands {
         let said = match known.names[0] {
             "help" => list_commands(),
             "system" => system(rest, conversation)?,
+            "prompt" => prompt(conversation)?,
             "clear" => {
                 conversation.clear()?;
                 self.sessions.begin();
@@ -251,6 +257,24 @@ impl Commands {
     }
 }
 
+/// The text that the model has read, or that it will read first.
+fn prompt(conversation: &Conversation) -> Result<String> {
+    let read = conversation.last_text(usize::MAX);
+    match read.is_empty() {
+        true => Ok(format!("nothing yet; {}", beginning(conversation)?)),
+        false => Ok(read),
+    }
+}
+
+/// What the template puts before the first message.
+fn beginning(conversation: &Conversation) -> Result<String> {
+    let text = conversation.beginning()?;
+    Ok(match text.is_empty() {
+        true => "the template adds nothing before the first message".into(),
+        false => format!("the template begins with:\n{text}"),
+    })
+}
+
 /// Shows, sets or removes the instructions.
 fn system(text: &str, conversation: &mut Conversation) -> Result<String> {
     if !text.is_empty() && conversation.first_message().is_some() {
@@ -261,7 +285,7 @@ fn system(text: &str, conversation: &mut Conversation) -> Result<String> {
     Ok(match text {
         "" => match conversation.system() {
             Some(text) => text.to_string(),
-            None => "no instructions".into(),
+            None => format!("no instructions; {}", beginning(conversation)?),
         },
         "none" => {
             conversation.set_system("")?;

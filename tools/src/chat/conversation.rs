@@ -9,6 +9,7 @@ use waterline::{
 use super::screen::Screen;
 use super::thoughts::Thoughts;
 use crate::error::{Error, Result};
+use crate::prompt::rendered;
 use crate::session::{LimitArgs, feed};
 
 /// A conversation with a model.
@@ -114,11 +115,8 @@ impl Conversation {
     }
 
     fn text(&self, tokens: &[u32]) -> String {
-        let Ok(tokenizer) = self.session.model().tokenizer() else {
-            return String::new();
-        };
-        let bytes = tokens.iter().map(|&token| tokenizer.token_bytes(token));
-        String::from_utf8_lossy(&bytes.collect::<Vec<_>>().concat()).into_owned()
+        let tokenizer = self.session.model().tokenizer();
+        tokenizer.map_or_else(|_| String::new(), |tokenizer| rendered(&tokenizer, tokens))
     }
 
     /// Sums over all turns so far, those that were taken back included.
@@ -134,6 +132,11 @@ impl Conversation {
     /// Changes how tokens are chosen.
     pub fn set_sampler(&mut self, params: SamplerParams) -> Result<()> {
         Ok(self.session.set_sampler(params)?)
+    }
+
+    /// What the template puts before the first message of the user, where there are no instructions.
+    pub fn beginning(&self) -> Result<String> {
+        Ok(self.chat.beginning()?)
     }
 
     /// Sets the instructions ahead of the conversation, before its first message.

@@ -15,12 +15,14 @@ mod wrap;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
-use crate::interrupt::on_interrupt;
+use crate::interrupt::{INTERRUPTED, on_interrupt};
 use crate::sampling::SamplingArgs;
-use crate::session::{DraftArgs, LimitArgs, SessionArgs};
+use crate::session::{DraftArgs, LimitArgs, SessionArgs, beyond_training};
 use crate::text::NO_TEMPLATE;
 use commands::{Action, Commands};
 use conversation::{Conversation, Reply};
@@ -85,11 +87,18 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let mut talk = Talk {
         commands: Commands::new(Sessions::of(&model)),
         keeps: screen.interactive() && !args.private,
+        ends_at_signal: Arc::new(AtomicBool::new(true)),
+        warned: false,
         conversation,
     };
+    // While a line is read Ctrl-C is a key, so what arrives is SIGTERM or SIGHUP; through a pipe each of them ends the program.
+    let ends = talk.ends_at_signal.clone();
+    let canceller = talk.conversation.session().canceller();
+    on_interrupt(move || match ends.load(Ordering::SeqCst) {
+        true => std::process::exit(INTERRUPTED.into()),
+        false => canceller.cancel(),
+    })?;
     if screen.interactive() {
-        let canceller = talk.conversation.session().canceller();
-        on_interrupt(move || canceller.cancel())?;
         screen.notice(&status::banner(&talk.conversation, &talk.commands.sessions))?;
     }
     if args.resume {
@@ -106,6 +115,10 @@ struct Talk {
     commands: Commands,
     /// Whether the conversation is kept after each answer.
     keeps: bool,
+    /// Whether it was said that the conversation is longer than the model's training.
+    warned: bool,
+    /// Whether a signal ends the program rather than an answer.
+    ends_at_signal: Arc<AtomicBool>,
 }
 
 impl Talk {
@@ -114,7 +127,11 @@ impl Talk {
         let mut failed = false;
         loop {
             self.conversation.session().canceller().clear();
-            let line = match input.next(screen, self.commands.forks.names())? {
+            self.ends_at_signal.store(true, Ordering::SeqCst);
+            let line = input.next(screen, self.commands.forks.names())?;
+            let answers = screen.interactive();
+            self.ends_at_signal.store(!answers, Ordering::SeqCst);
+            let line = match line {
                 Line::Text(line) => line,
                 Line::Unreadable(error) => {
                     screen.problem(&error)?;
@@ -165,11 +182,15 @@ impl Talk {
     }
 
     /// What stands below an answer.
-    fn show_reply(&self, reply: &Reply, screen: &mut Screen) -> Result<()> {
+    fn show_reply(&mut self, reply: &Reply, screen: &mut Screen) -> Result<()> {
         screen.notice(&status::after(&self.conversation, reply))?;
-        match status::nearly_full(&self.conversation) {
-            Some(warning) => screen.notice(&warning),
-            None => Ok(()),
+        if let Some(warning) = status::nearly_full(&self.conversation) {
+            screen.notice(&warning)?;
+        }
+        let session = self.conversation.session();
+        match beyond_training(session.model(), session.position()) {
+            Some(warning) if !std::mem::replace(&mut self.warned, true) => screen.notice(&warning),
+            _ => Ok(()),
         }
     }
 

@@ -13,7 +13,7 @@ use super::documents::{self, Encoder};
 use super::ratio::Ratio;
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
-use crate::interrupt::on_interrupt;
+use crate::interrupt::on_first_interrupt;
 use crate::progress;
 use crate::session::SessionArgs;
 use crate::text::json_line;
@@ -75,7 +75,7 @@ pub fn run(args: &Args, headline: Headline) -> Result<ExitCode> {
     }
     let mut session = args.session.open(&model, SamplerParams::default(), 0)?;
     let canceller = session.canceller();
-    on_interrupt(move || canceller.cancel())?;
+    on_first_interrupt(move || canceller.cancel())?;
 
     let bar = progress::bar(encoded.iter().map(Vec::len).sum());
     let start = Instant::now();

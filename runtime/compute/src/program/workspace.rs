@@ -38,7 +38,7 @@ impl Workspace {
         let scratch = (0..threads).map(|_| Ok(Mutex::new(room(scratch)?)));
         Ok(Workspace {
             buffers: Buffers::new(&widths(program), chunk)?,
-            inputs: Activations::new(chunk, widest)?,
+            inputs: Activations::new(chunk, widest)?.for_workers(threads)?,
             scratch: scratch.collect::<Result<_>>()?,
             common: room(common)?,
             pool,
@@ -59,7 +59,7 @@ impl Workspace {
         let (scratch, common) = Self::rooms(program, threads, chunk);
         let widest = program.widths.iter().copied().max().unwrap_or(0);
         (buffers + scratch * threads + common) * size_of::<f32>()
-            + Activations::bytes(chunk, widest)
+            + Activations::bytes(chunk, widest, threads)
     }
 
     /// Floats of each worker's scratch memory, and of that which all workers see.
@@ -80,7 +80,7 @@ impl Workspace {
             .map(|s| s.lock().map_or(0, |s| s.len()))
             .sum();
         (buffers + scratch + self.common.len()) * size_of::<f32>()
-            + Activations::bytes(self.chunk, self.widest)
+            + Activations::bytes(self.chunk, self.widest, self.pool.threads())
     }
 
     /// Reads one chunk of tokens into the state.

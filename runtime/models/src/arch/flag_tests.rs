@@ -1,6 +1,6 @@
 //! Every key that a frontend reads, changed by itself: `flags.txt` says of each what it changes in the model, or that it
-//! is refused by a sentence that names it. A key that is read and not in the list fails the test, so that no flag of a
-//! checkpoint passes unnoticed.
+//! is refused by a sentence that names it; and the keys that nothing reads and that are refused all the same. A key that is read and not
+//! in the list fails the test, so that no flag of a checkpoint passes unnoticed.
 //!
 //! A section of the list begins with `# GROUP: NAME` and a configuration; a key must be tried in one section of its group. Each
 //! line is `KEY = VALUE: EFFECT`, the effect a list of numbers that change and of tensors that come (`+`) or go (`-`),
@@ -13,7 +13,8 @@ use std::sync::Arc;
 use serde_json::Value;
 use waterline_quant::{Bytes, F32, Tensor};
 
-use super::{Config, FAMILIES};
+use super::key_lists::SWITCHES;
+use super::{Config, FAMILIES, unread_keys};
 use crate::error::Result;
 use crate::lowering::Source;
 use crate::model::{ModelSpec, lower};
@@ -41,6 +42,7 @@ fn read(config: &Value) -> (Result<ModelSpec>, Vec<String>) {
         .find(|f| f.model_types.contains(&model_type));
     let spec = (family.expect("a known model type").spec)(&config).and_then(|spec| {
         spec.check("config.json")?;
+        unread_keys::of_config(&config)?;
         Ok(spec)
     });
     (spec, config.used())
@@ -216,4 +218,17 @@ fn every_key_that_is_read_does_what_the_list_says() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_switch_that_nothing_reads_is_in_the_list() {
+    for (key, neutral) in SWITCHES {
+        let refused =
+            |line: &str| line.starts_with(&format!("{key} = ")) && line.ends_with(": refused");
+        assert!(LIST.lines().any(refused), "{key} is nowhere refused");
+        for value in *neutral {
+            let line = format!("{key} = {value}: nothing");
+            assert!(LIST.lines().any(|other| other == line), "expected {line}");
+        }
+    }
 }

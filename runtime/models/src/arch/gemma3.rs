@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use waterline_quant::{Tensor, safetensors};
 
-use super::hugging_face::{layer_type, scaling, tensor_name};
+use super::hugging_face::{layer_type, tensor_name};
 use super::recurrent_gemma::GELU;
 use super::tensors::one_plus;
-use super::{Config, Family};
+use super::{Config, Family, rotary};
 use crate::error::Result;
 use crate::feed_forward::MlpSpec;
 use crate::functions::Activation;
@@ -172,7 +172,7 @@ fn full_attention(config: &Config, norm_eps: f32) -> Result<Attention> {
             None => config.f32_or("rope_theta", 1e6)?,
         }),
         rope_scaling: match &rope {
-            Some(rope) => scaling(rope)?,
+            Some(rope) => rotary::scaling(rope, config)?,
             None => None,
         },
         bias,

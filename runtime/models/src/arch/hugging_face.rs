@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{Config, Family};
+use super::{Config, Family, rotary};
 use crate::error::Result;
 use crate::feed_forward::MlpSpec;
-use crate::mixers::{Attention, RopeScaling};
+use crate::mixers::Attention;
 use crate::model::{LayerSpec, ModelSpec};
 
 pub(super) const FAMILY: Family = Family {
@@ -145,56 +145,10 @@ fn rotary(config: &Config, head_dim: usize) -> Result<Attention> {
         // In f32, so that 0.7 of 20 is 14.
         rope_dim: share.map(|share| (head_dim as f32 * share) as usize),
         rope_scaling: match &nested {
-            Some(nested) => scaling(nested)?,
+            Some(nested) => rotary::scaling(nested, config)?,
             None => None,
         },
         ..Attention::default()
-    })
-}
-
-pub(super) fn scaling(rope: &Config) -> Result<Option<RopeScaling>> {
-    let key = if rope.object().contains_key("rope_type") {
-        "rope_type"
-    } else {
-        "type"
-    };
-    match rope.optional_string(key).unwrap_or("default") {
-        // Sections of the angles belong to image axes, which all stand at the token's position in a text.
-        "default" | "mrope" => Ok(None),
-        "linear" => Ok(Some(RopeScaling::Linear {
-            factor: rope.f32("factor")?,
-        })),
-        "llama3" => Ok(Some(RopeScaling::Llama3 {
-            factor: rope.f32("factor")?,
-            low: rope.f32("low_freq_factor")?,
-            high: rope.f32("high_freq_factor")?,
-            trained: rope.f32("original_max_position_embeddings")?,
-        })),
-        "yarn" => yarn(rope).map(Some),
-        _ => Err(rope.wrong(key, "default, linear, llama3 or yarn")),
-    }
-}
-
-fn yarn(rope: &Config) -> Result<RopeScaling> {
-    let factor = rope.f32("factor")?;
-    let scale = |key: &str| -> Result<Option<f32>> {
-        Ok(rope.optional_f32(key)?.filter(|&scale| scale != 0.0))
-    };
-    let scales = (scale("mscale")?, scale("mscale_all_dim")?);
-    let magnitude = match (rope.optional_f32("attention_factor")?, scales) {
-        (Some(magnitude), _) => magnitude,
-        (None, (Some(own), Some(all))) => {
-            RopeScaling::yarn_magnitude(factor, own) / RopeScaling::yarn_magnitude(factor, all)
-        }
-        _ => RopeScaling::yarn_magnitude(factor, 1.0),
-    };
-    Ok(RopeScaling::Yarn {
-        factor,
-        fast: rope.f32_or("beta_fast", 32.0)?,
-        slow: rope.f32_or("beta_slow", 1.0)?,
-        trained: rope.f32("original_max_position_embeddings")?,
-        magnitude,
-        whole: rope.bool_or("truncate", true)?,
     })
 }
 

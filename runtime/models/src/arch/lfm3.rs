@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use waterline_quant::{Tensor, safetensors};
 
-use super::hugging_face::{attention_without_positions, layer_type, scaling};
-use super::{Config, Family, lfm2};
+use super::hugging_face::{attention_without_positions, layer_type};
+use super::{Config, Family, lfm2, rotary};
 use crate::error::Result;
 use crate::feed_forward::MlpSpec;
 use crate::lowering::Sublayer;
@@ -130,7 +130,7 @@ fn with_positions(config: &Config, attention: &Attention, kind: &str) -> Result<
     let (theta, scaling) = match &own {
         Some(own) => (
             own.f32_or("rope_theta", 1e6)?,
-            proportional(own, attention.head_dim)?,
+            proportional(own, config, attention.head_dim)?,
         ),
         None if kind == SLIDING => (1e4, None),
         None => (1e6, Some(half)),
@@ -144,9 +144,9 @@ fn with_positions(config: &Config, attention: &Attention, kind: &str) -> Result<
 }
 
 /// How the rotary positions are scaled: as elsewhere, or by a share of the pairs that turn.
-fn proportional(rope: &Config, head_dim: usize) -> Result<Option<RopeScaling>> {
+fn proportional(rope: &Config, config: &Config, head_dim: usize) -> Result<Option<RopeScaling>> {
     if rope.optional_string("rope_type") != Some("proportional") {
-        return scaling(rope);
+        return rotary::scaling(rope, config);
     }
     if rope.f32_or("factor", 1.0)? != 1.0 {
         return Err(rope.wrong("factor", "1, or no such key"));

@@ -4,10 +4,15 @@
 //! scores, and RWKV's trie. Written is byte-level BPE that splits text as GPT-2 does, which GPT-NeoX and so Mamba have; in
 //! other cases llama.cpp gets no vocabulary rather than one that makes other tokens, and runs the file on token ids.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value as Json, json};
 use waterline_quant::gguf::{Array, Gguf, Value};
 
+use super::end_tokens::{self, Known};
 use super::llama_cpp_splits::splits;
+use super::vocab_files::{self, byte_level, byte_level_splits};
+use waterline_error::alphabet::Alphabet;
 
 // Types of tokens.
 const NORMAL: i32 = 1;
@@ -15,6 +20,9 @@ const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
+
+/// Values of `tokenizer.ggml.pre` of byte pairs over the text of whole lines, in which U+2581 is a space.
+const LINES: [&str; 2] = ["gemma4", "granite-embed-multi-311m"];
 
 /// The keys under `tokenizer.ggml` for a `tokenizer.json` and a model with `size` token ids.
 pub(super) fn to_gguf(tokenizer: Option<&[u8]>, size: usize) -> Vec<(String, Value)> {
@@ -69,38 +77,82 @@ fn bpe_keys(json: &Json, size: usize) -> Option<Vec<(&'static str, Value)>> {
     ])
 }
 
-/// A `tokenizer.json` for the vocabulary of a file, if it has one. What cannot be read becomes a model that no tokenizer
-/// knows, and whose name says why.
-pub(crate) fn from_gguf(gguf: &Gguf) -> Option<Vec<u8>> {
-    let vocabulary = Vocabulary { gguf };
+/// A `tokenizer.json` for the vocabulary of a file, if it has one, in which the tokens of `control` are control tokens whatever
+/// their type. What cannot be read becomes a description that holds the reason.
+pub(crate) fn from_gguf(gguf: &Gguf, control: &BTreeSet<u32>) -> Option<Vec<u8>> {
+    let vocabulary = Vocabulary {
+        control: Some(control),
+        ..Vocabulary::of(gguf)
+    };
     let model = match vocabulary.text("model")? {
         "none" | "no_vocab" => return None,
-        "gpt2" => vocabulary.byte_level(),
+        "gpt2" if !LINES.contains(&vocabulary.pre()) => vocabulary.byte_level(),
+        "gpt2" | "gemma4" => vocabulary.lines(),
         "llama" => vocabulary.sentencepiece(),
         "rwkv" => vocabulary.rwkv(),
         other => Err(format!("{other:?} of tokenizer.ggml.model")),
     };
-    let json = model.unwrap_or_else(|reason| json!({ "model": { "type": reason } }));
+    let json = model.unwrap_or_else(|reason| json!({ "unreadable": reason }));
     Some(json.to_string().into_bytes())
 }
 
 /// Whether a token begins every sequence: what the file says, or what its kind of vocabulary means.
 pub(crate) fn adds_bos(gguf: &Gguf) -> bool {
-    let vocabulary = Vocabulary { gguf };
+    let vocabulary = Vocabulary::of(gguf);
+    let is_gemma4 = vocabulary.text("model") == Some("gemma4") || LINES.contains(&vocabulary.pre());
     let said = vocabulary.get("add_bos_token").and_then(Value::as_bool);
+    // Files of Gemma 4 say false, against its makers.
+    let said = said.filter(|_| !is_gemma4);
     said.unwrap_or_else(|| match vocabulary.text("model") {
-        Some("gpt2") => splits(vocabulary.pre()).is_none_or(|splits| splits.add_bos),
+        Some("gpt2") if !is_gemma4 => splits(vocabulary.pre()).is_none_or(|splits| splits.add_bos),
         Some("rwkv") => false,
         _ => true,
     })
 }
 
 /// The keys under `tokenizer.ggml` of a file.
-struct Vocabulary<'g> {
+pub(super) struct Vocabulary<'g> {
     gguf: &'g Gguf,
+    /// The tokens that are control tokens whatever their type.
+    control: Option<&'g BTreeSet<u32>>,
 }
 
-impl Vocabulary<'_> {
+impl<'g> Vocabulary<'g> {
+    pub fn of(gguf: &'g Gguf) -> Self {
+        let control = None;
+        Vocabulary { gguf, control }
+    }
+
+    /// Whether it is one of SentencePiece with scores.
+    pub fn is_sentencepiece(&self) -> bool {
+        self.text("model") == Some("llama")
+    }
+
+    /// The tokens whose texts say what they are for.
+    pub fn by_text(&self) -> Known {
+        let tokens = self.strings("tokens").unwrap_or_default();
+        let tokens = (0..).zip(tokens.iter().map(String::as_str));
+        let named = |key: &str| self.get(key)?.as_u64()?.try_into().ok();
+        end_tokens::by_text(tokens, named)
+    }
+
+    /// A sentence on those tokens of `control` that the file gives another type.
+    pub fn note_on_types(&self, control: &BTreeSet<u32>) -> Option<String> {
+        let tokens = self.strings("tokens").ok()?;
+        let types = self.types(tokens.len()).ok()?;
+        let other = |id: &&u32| {
+            types
+                .get(**id as usize)
+                .is_some_and(|&kind| kind != CONTROL)
+        };
+        let names = control.iter().filter(other);
+        let names: Vec<&str> = names.map(|&id| tokens[id as usize].as_str()).collect();
+        let shown = names.join(" ");
+        (!names.is_empty()).then(|| {
+            format!("tokenizer.ggml.token_type says that {shown} are text; they are read as control tokens")
+        })
+    }
+
     fn get(&self, key: &str) -> Option<&Value> {
         self.gguf.get(&format!("tokenizer.ggml.{key}"))
     }
@@ -125,23 +177,23 @@ impl Vocabulary<'_> {
 
     /// The type of each of `count` tokens.
     fn types(&self, count: usize) -> Result<Vec<i32>, String> {
-        let Some(types) = self
-            .get("token_type")
-            .and_then(Value::as_array)
-            .and_then(Array::to_i64s)
-        else {
-            return Ok(vec![NORMAL; count]);
-        };
-        match types.len() == count {
-            true => Ok(types
-                .into_iter()
-                .map(|kind| i32::try_from(kind).unwrap_or(NORMAL))
-                .collect()),
-            false => Err(format!(
+        let said = self.get("token_type").and_then(Value::as_array);
+        let types = said.and_then(Array::to_i64s);
+        let types = types.unwrap_or_else(|| vec![i64::from(NORMAL); count]);
+        if types.len() != count {
+            return Err(format!(
                 "tokenizer.ggml.token_type: found {}, expected {count}",
                 types.len()
-            )),
+            ));
         }
+        let types = types
+            .into_iter()
+            .map(|kind| i32::try_from(kind).unwrap_or(NORMAL));
+        let mut types: Vec<i32> = types.collect();
+        for &id in self.control.into_iter().flatten() {
+            types[id as usize] = CONTROL;
+        }
+        Ok(types)
     }
 
     /// Tokens that are found in text before it is tokenized.
@@ -173,40 +225,55 @@ impl Vocabulary<'_> {
         let splits = splits(pre).ok_or_else(|| format!("{pre:?} of tokenizer.ggml.pre"))?;
         let tokens = self.strings("tokens")?;
         let types = self.types(tokens.len())?;
-        let mut vocab = Map::new();
-        for (id, content) in tokens.iter().enumerate() {
-            if types[id] != UNUSED {
-                vocab.insert(content.clone(), json!(id));
-            }
-        }
-        let split = |pattern: &&str| {
-            json!({
-                "type": "Split",
-                "pattern": { "Regex": pattern },
-                "behavior": "Isolated",
-                "invert": false,
-            })
-        };
-        let mut steps: Vec<Json> = splits.patterns.iter().map(split).collect();
-        let byte_level = json!({
-            "type": "ByteLevel",
-            "add_prefix_space": false,
-            "trim_offsets": true,
-            "use_regex": false,
-        });
-        steps.push(byte_level.clone());
         Ok(json!({
             "version": "1.0",
             "added_tokens": self.added(tokens, &types),
-            "pre_tokenizer": { "type": "Sequence", "pretokenizers": steps },
-            "decoder": byte_level,
+            "pre_tokenizer": byte_level_splits(splits.patterns),
+            "decoder": byte_level(false),
             "model": {
                 "type": "BPE",
-                "vocab": vocab,
-                "merges": self.strings("merges")?,
+                "vocab": vocab(tokens, &types),
+                "merges": self.merges(tokens, &types)?,
                 "ignore_merges": splits.ignore_merges,
             },
         }))
+    }
+
+    /// Gemma 4's byte pairs.
+    fn lines(&self) -> Result<Json, String> {
+        let tokens = self.strings("tokens")?;
+        let types = self.types(tokens.len())?;
+        Ok(json!({
+            "version": "1.0",
+            "added_tokens": self.added(tokens, &types),
+            "normalizer": { "type": "Replace", "pattern": { "String": " " }, "content": "\u{2581}" },
+            "pre_tokenizer": {
+                "type": "Split",
+                "pattern": { "Regex": r"[^\n]+|\n+" },
+                "behavior": "Isolated",
+                "invert": false,
+            },
+            "model": {
+                "type": "BPE",
+                "vocab": vocab(tokens, &types),
+                "merges": self.strings("merges")?,
+                "byte_fallback": true,
+                "line_breaks_are_whole": true,
+            },
+        }))
+    }
+
+    /// The merges of a byte-level vocabulary. A file without them has the order of its ids: the tokens were numbered as they
+    /// were merged.
+    fn merges(&self, tokens: &[String], types: &[i32]) -> Result<Json, String> {
+        if self.get("merges").is_some() {
+            return Ok(json!(self.strings("merges")?));
+        }
+        let alphabet = Alphabet::new();
+        let normal = tokens.iter().zip(types).zip(0u64..);
+        let normal = normal.filter(|((_, kind), _)| **kind == NORMAL);
+        let ranks = normal.map(|((token, _), id)| (alphabet.decode(token), id));
+        Ok(json!(vocab_files::merges_by_rank(&ranks.collect())))
     }
 
     fn sentencepiece(&self) -> Result<Json, String> {
@@ -250,6 +317,14 @@ impl Vocabulary<'_> {
             "model": { "type": "RWKV", "vocab": tokens, "unk_id": unknown },
         }))
     }
+}
+
+/// The ids of all tokens that text can become.
+fn vocab(tokens: &[String], types: &[i32]) -> Map<String, Json> {
+    let used = tokens.iter().zip(types).enumerate();
+    let used = used.filter(|(_, (_, kind))| **kind != UNUSED);
+    used.map(|(id, (token, _))| (token.clone(), json!(id)))
+        .collect()
 }
 
 #[cfg(test)]
@@ -296,7 +371,8 @@ mod tests {
         let path = folder.path().join("vocab.gguf");
         let writer = waterline_quant::gguf::Writer::create(&path, &keys, &[]).expect("a file");
         writer.finish().expect("a whole file");
-        let back = from_gguf(&Gguf::open(&path).expect("the file")).expect("a vocabulary");
+        let gguf = Gguf::open(&path).expect("the file");
+        let back = from_gguf(&gguf, &BTreeSet::new()).expect("a vocabulary");
         let text = "abc ab<|end|>ca";
         let encode = |json: &[u8]| {
             let tokenizer = Tokenizer::from_json(json, "test").expect("a tokenizer");

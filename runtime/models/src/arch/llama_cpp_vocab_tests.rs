@@ -1,6 +1,8 @@
 //! Vocabularies of GGUF files against llama.cpp's tokens, and against the `tokenizers` package where llama.cpp comes only
 //! near the model's own expression (gpt-4o, tekken, kimi-k2, superbpe).
 
+use std::collections::BTreeSet;
+
 use serde_json::Value as Json;
 use waterline_quant::gguf::{Array, Gguf, Value, Writer};
 
@@ -74,7 +76,11 @@ fn sentencepiece(recorded: &Json, prefix: Option<bool>) -> Gguf {
 }
 
 fn tokenizer(gguf: &Gguf) -> Tokenizer {
-    Tokenizer::from_json(&from_gguf(gguf).expect("a vocabulary"), "test").expect("a tokenizer")
+    Tokenizer::from_json(
+        &from_gguf(gguf, &BTreeSet::new()).expect("a vocabulary"),
+        "test",
+    )
+    .expect("a tokenizer")
 }
 
 /// The 1,000 lines, as the recorded checksums of ten each.
@@ -190,7 +196,7 @@ fn what_begins_text_is_what_the_file_says_or_its_kind_means() {
 fn what_is_not_known_is_named() {
     let recorded = recorded();
     let reason = |gguf: &Gguf| {
-        let json = from_gguf(gguf).expect("a vocabulary");
+        let json = from_gguf(gguf, &BTreeSet::new()).expect("a vocabulary");
         Tokenizer::from_json(&json, "test")
             .err()
             .expect("a reason")
@@ -205,6 +211,106 @@ fn what_is_not_known_is_named() {
     let mut keys = vocabulary(&recorded["rwkv"], "rwkv");
     keys[2].1 = Value::Array(Array::I32(vec![1]));
     assert!(reason(&file(keys)).contains("token_type: found 1, expected 1201"));
-    assert!(from_gguf(&file(vec![("model", text("none"))])).is_none());
-    assert!(from_gguf(&file(Vec::new())).is_none());
+    assert!(from_gguf(&file(vec![("model", text("none"))]), &BTreeSet::new()).is_none());
+    assert!(from_gguf(&file(Vec::new()), &BTreeSet::new()).is_none());
+}
+
+/// A byte-level vocabulary of the letters and these tokens.
+fn letters(more: &[&str]) -> Vec<(&'static str, Value)> {
+    let letters = ('a'..='z')
+        .chain(['\u{120}', '\u{10a}', '1', '2'])
+        .map(String::from);
+    let tokens = letters.chain(more.iter().map(|token| token.to_string()));
+    vec![
+        ("model", text("gpt2")),
+        ("pre", text("gpt-2")),
+        ("tokens", Value::Array(Array::String(tokens.collect()))),
+    ]
+}
+
+fn merges(pairs: &[&str]) -> (&'static str, Value) {
+    let pairs = pairs.iter().map(|pair| pair.to_string());
+    ("merges", Value::Array(Array::String(pairs.collect())))
+}
+
+#[test]
+fn merges_of_what_is_no_token_are_left_out() {
+    let mut keys = letters(&["th", "the"]);
+    keys.push(merges(&["x1 y", "t h", "q u", "th e", "\u{e9} a"]));
+    let tokenizer = tokenizer(&file(keys));
+    assert_eq!(
+        tokenizer.encode("the qu").expect("tokens"),
+        [31, 26, 16, 20]
+    );
+}
+
+#[test]
+fn a_vocabulary_without_merges_merges_in_the_order_of_its_ids() {
+    let with = |more: &[&str]| tokenizer(&file(letters(more)));
+    let tokens = |tokenizer: &Tokenizer| tokenizer.encode("then").expect("tokens");
+    assert_eq!(tokens(&with(&["th", "the", "en"])), [31, 13]);
+    assert_eq!(tokens(&with(&["en", "th", "the"])), [31, 30]);
+}
+
+#[test]
+fn deepseek_vocabularies_split_text_as_llama_cpp_does() {
+    // Each merge would cross a border of llama.cpp's expressions in one of the kinds.
+    let mut keys = letters(&["12", "a1", "\u{120}a", "\u{10a}\u{10a}"]);
+    keys.push(merges(&["1 2", "a 1", "\u{120} a", "\u{10a} \u{10a}"]));
+    let encode = |pre: &str| {
+        let mut keys = keys.clone();
+        keys[1].1 = text(pre);
+        tokenizer(&file(keys)).encode("a12 a\n\n").expect("tokens")
+    };
+    assert_eq!(encode("deepseek-llm"), [0, 30, 32, 27, 27]);
+    assert_eq!(encode("deepseek-coder"), [0, 28, 29, 32, 27, 27]);
+    assert_eq!(encode("gpt-2"), [0, 30, 32, 33]);
+}
+
+#[test]
+fn gemma_4_merges_whole_lines_of_text() {
+    let tokens = [
+        "<bos>",
+        "a",
+        "b",
+        "\u{2581}",
+        "a\u{2581}",
+        "a\u{2581}b",
+        "\n",
+        "\n\n",
+        "<0xC3>",
+        "<0xA9>",
+        "\n\n\n",
+    ];
+    let kinds = vec![3, 1, 1, 1, 1, 1, 1, 1, 6, 6, 1];
+    let keys = |model: &str, pre: &str| {
+        vec![
+            ("model", text(model)),
+            ("pre", text(pre)),
+            (
+                "tokens",
+                Value::Array(Array::String(tokens.map(String::from).to_vec())),
+            ),
+            ("token_type", Value::Array(Array::I32(kinds.clone()))),
+            ("add_bos_token", Value::Bool(false)),
+            merges(&["a \u{2581}", "a\u{2581} b", "\n \n"]),
+        ]
+    };
+    for (model, pre) in [
+        ("gemma4", "gemma4"),
+        ("gpt2", "gemma4"),
+        ("gemma4", "default"),
+    ] {
+        let file = file(keys(model, pre));
+        assert!(adds_bos(&file));
+        let tokenizer = tokenizer(&file);
+        let tokens = tokenizer.encode("a b\n\n\na \u{e9}\n\n").expect("tokens");
+        // Three line breaks are one token though no merge makes it.
+        assert_eq!(tokens, [5, 10, 4, 8, 9, 7]);
+        let bytes = tokens
+            .iter()
+            .flat_map(|&token| tokenizer.token_bytes(token));
+        let bytes: Vec<u8> = bytes.copied().collect();
+        assert_eq!(String::from_utf8_lossy(&bytes), "a b\n\n\na \u{e9}\n\n");
+    }
 }

@@ -2,6 +2,8 @@
 //! file per family of configurations; one for the GGUF files that llama.cpp has of the same models.
 
 mod bamba;
+mod companion;
+mod end_tokens;
 mod experts;
 mod falcon_h1;
 mod fla;
@@ -15,6 +17,7 @@ mod granite;
 mod hugging_face;
 mod hybrid;
 mod jamba;
+mod key_lists;
 mod kimi_linear;
 mod lfm2;
 mod lfm2_moe;
@@ -29,13 +32,20 @@ mod minimax;
 mod nemotron_h;
 mod olmo_hybrid;
 mod open;
+mod quantization;
 mod qwen3_next;
 mod recurrent_gemma;
+mod rotary;
 mod rwkv;
 mod sse;
 mod tensors;
+mod text_files;
+mod text_keys;
+mod token_table;
+mod unread_keys;
 mod unused;
 mod unused_lists;
+mod vocab_files;
 mod zamba2;
 
 use std::path::Path;
@@ -44,7 +54,7 @@ use waterline_quant::{Tensor, read_file, safetensors};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::model::{Checkpoint, ModelSpec, OpenOptions, TextFiles};
+use crate::model::{Checkpoint, ModelSpec, OpenOptions};
 use crate::weights::{Tensors, WeightSpec};
 
 /// A family of configurations.
@@ -97,6 +107,7 @@ fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkpoint> {
         Ok(weights) => config.beside(weights.names()),
         Err(_) => config,
     };
+    quantization::check(dir, &config, weights.as_ref().ok())?;
     let model_type = config.string("model_type")?;
     let Some(family) = FAMILIES
         .iter()
@@ -125,9 +136,9 @@ fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkpoint> {
         }
         tensors.insert(weight.name, tensor);
     }
-    let text = text_files(dir, &config)?;
+    let (text, mut notes) = text_files::read(dir, &config, spec.vocab)?;
+    notes.extend(unread_keys::of_config(&config)?);
     if !options.allow_unused {
-        unused::check_config(&config)?;
         unused::check_tensors(&config, &weights, &tensors, options.mtp)?;
     }
     let name = config
@@ -148,52 +159,39 @@ fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkpoint> {
         spec,
         tensors,
         text,
+        trained_context: trained_context(&config),
+        notes,
+    })
+}
+
+/// Tokens of the longest texts that a configuration says the model was trained on.
+fn trained_context(config: &Config) -> Option<usize> {
+    const KEYS: [&str; 3] = [
+        "max_position_embeddings",
+        "n_positions",
+        "max_sequence_length",
+    ];
+    // What lies beyond the first training has LongRoPE's other divisors.
+    const ORIGINAL: &str = "original_max_position_embeddings";
+    const INNER: [&str; 2] = ["text_config", "llm_config"];
+    let whole = config.object();
+    let inner = INNER.iter().filter_map(|key| whole.get(*key)?.as_object());
+    let mut objects = std::iter::once(whole).chain(inner);
+    let length = |value: &serde_json::Value| usize::try_from(value.as_u64()?).ok();
+    objects.find_map(|object| {
+        let rope = ["rope_parameters", "rope_scaling"]
+            .iter()
+            .find_map(|key| object.get(*key)?.as_object());
+        let is_long = rope.is_some_and(|rope| rope.contains_key("long_factor"));
+        let original = || object.get(ORIGINAL).or_else(|| rope?.get(ORIGINAL));
+        let original = is_long.then(original).flatten();
+        original
+            .or_else(|| KEYS.iter().find_map(|key| object.get(*key)))
+            .and_then(length)
     })
 }
 
 /// A shape without its dimensions of one.
 fn squeezed(shape: &[usize]) -> Vec<usize> {
     shape.iter().copied().filter(|&n| n != 1).collect()
-}
-
-/// The tokenizer's files beside a checkpoint: `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`.
-fn text_files(dir: &Path, config: &Config) -> Result<TextFiles> {
-    let read = |name: &str| -> Result<Option<Vec<u8>>> {
-        let path = dir.join(name);
-        match read_file(&path, LARGEST_TEXT) {
-            Ok(bytes) => Ok(Some(bytes)),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(Error::io(path, "cannot read", e)),
-        }
-    };
-    let mut text = TextFiles {
-        tokenizer: read("tokenizer.json")?,
-        ..TextFiles::default()
-    };
-    text.bos = config.optional_usize("bos_token_id")?.map(|id| id as u32);
-    text.eos = config
-        .optional_usize("eos_token_id")
-        .ok()
-        .flatten()
-        .map(|id| id as u32);
-    if let Some(bytes) = read("tokenizer_config.json")? {
-        let file = dir.join("tokenizer_config.json").display().to_string();
-        let json: serde_json::Value =
-            serde_json::from_slice(&bytes).map_err(|e| Error::Config {
-                file: file.clone(),
-                key: "the file".into(),
-                found: e.to_string(),
-                expected: "JSON".into(),
-            })?;
-        text.chat_template = json
-            .get("chat_template")
-            .and_then(|v| v.as_str())
-            .map(str::to_string);
-    }
-    if let Some(bytes) = read("chat_template.jinja")? {
-        text.chat_template = Some(String::from_utf8(bytes).map_err(|e| Error::Template {
-            reason: e.to_string(),
-        })?);
-    }
-    Ok(text)
 }

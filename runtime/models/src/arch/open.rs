@@ -7,11 +7,13 @@ use waterline_quant::Bytes;
 use waterline_quant::gguf::{Gguf, Value};
 
 use super::llama_cpp::{self, LlamaCpp};
-use super::{llama_cpp_vocab, open_directory, unused};
+use super::{companion, open_directory, text_keys, unread_keys, unused};
 use crate::error::{Error, Result};
-use crate::model::{Checkpoint, ModelSpec, OpenOptions, TextFiles};
+use crate::model::{Checkpoint, ModelSpec, OpenOptions};
 use crate::weights::{Tensors, WeightSpec};
 
+/// The key, after the architecture, of the longest texts of the training.
+const CONTEXT_LENGTH: &str = "context_length";
 /// The value of `general.architecture` in our files.
 const ARCHITECTURE: &str = "waterline";
 
@@ -19,7 +21,7 @@ impl Checkpoint {
     /// Opens a GGUF file or a Hugging Face directory.
     ///
     /// # Errors
-    /// Among others [`Error::Unused`] if the file has a tensor or a key that the model does not use.
+    /// Among others [`Error::Unused`] if the file has a tensor that the model does not use.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::open_with(path, &OpenOptions::default())
     }
@@ -27,13 +29,15 @@ impl Checkpoint {
     /// As [`Checkpoint::open`], with options.
     pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
         let path = path.as_ref();
-        let checkpoint = if path.is_dir() {
-            open_directory(path, options)?
-        } else {
-            Self::from_gguf(Gguf::open(path)?, options)?
+        if path.is_dir() {
+            return open_directory(path, options)?.checked();
+        }
+        let gguf = Gguf::open(path)?;
+        let gguf = match options.mtp {
+            true => companion::with_mtp_block(gguf, path)?,
+            false => gguf,
         };
-        checkpoint.check()?;
-        Ok(checkpoint)
+        Self::from_gguf(gguf, options)?.checked()
     }
 
     /// Opens a GGUF file in memory, aligned to 64 bytes; `name` stands for the file in errors.
@@ -41,9 +45,23 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::open`].
     pub fn from_bytes(bytes: Bytes, name: &str, options: &OpenOptions) -> Result<Self> {
-        let checkpoint = Self::from_gguf(Gguf::parse(bytes, name)?, options)?;
-        checkpoint.check()?;
-        Ok(checkpoint)
+        Self::from_gguf(Gguf::parse(bytes, name)?, options)?.checked()
+    }
+
+    /// The checkpoint, if it is sound, with what its mixers have to say.
+    fn checked(mut self) -> Result<Self> {
+        self.check()?;
+        let mixers = self
+            .spec
+            .layers
+            .iter()
+            .filter_map(|layer| layer.mixer.as_ref());
+        for note in mixers.filter_map(|mixer| mixer.note()) {
+            if !self.notes.contains(&note) {
+                self.notes.push(note);
+            }
+        }
+        Ok(self)
     }
 
     fn from_gguf(gguf: Gguf, options: &OpenOptions) -> Result<Self> {
@@ -52,32 +70,26 @@ impl Checkpoint {
             ARCHITECTURE => Self::own(&gguf, options.mtp)?,
             _ => llama_cpp::open(&gguf, options.mtp)?,
         };
-        let optional = |key: &str| gguf.get(key).and_then(Value::as_str).map(str::to_string);
-        let token = |key: &str| {
-            gguf.get(key)
-                .and_then(Value::as_u64)
-                .and_then(|id| u32::try_from(id).ok())
-        };
-        let text = TextFiles {
-            tokenizer: optional("tokenizer.huggingface.json")
-                .map(String::into_bytes)
-                .or_else(|| llama_cpp_vocab::from_gguf(&gguf)),
-            chat_template: optional("tokenizer.chat_template"),
-            bos: token("tokenizer.ggml.bos_token_id"),
-            omits_bos: gguf.get("tokenizer.huggingface.json").is_none()
-                && !llama_cpp_vocab::adds_bos(&gguf),
-            eos: token("tokenizer.ggml.eos_token_id"),
-        };
-        let name = optional("general.name").unwrap_or_else(|| "a model without a name".into());
+        let architecture = gguf.get_str("general.architecture")?;
+        let trained = gguf.get(&format!("{architecture}.{CONTEXT_LENGTH}"));
+        let trained = trained
+            .and_then(Value::as_u64)
+            .and_then(|length| usize::try_from(length).ok());
+        let (text, mut notes) = text_keys::from_gguf(&gguf, spec.vocab);
+        notes.extend(gguf.notes().iter().cloned());
+        notes.extend(unread_keys::of_gguf(&gguf)?);
         if !options.allow_unused {
             unused::check_gguf(&gguf, options.mtp)?;
         }
+        let name = gguf.get("general.name").and_then(Value::as_str);
         Ok(Checkpoint {
+            name: name.unwrap_or("a model without a name").into(),
             file,
-            name,
             spec,
             tensors,
             text,
+            trained_context: trained,
+            notes,
         })
     }
 
@@ -126,21 +138,15 @@ impl Checkpoint {
             ("general.name".to_string(), string(&self.name)),
         ];
         metadata.extend(description);
-        let mut text = |key: &str, value: Option<Value>| {
-            metadata.extend(value.map(|value| (key.to_string(), value)))
-        };
-        let tokenizer = self
-            .text
-            .tokenizer
-            .as_ref()
-            .map(|json| String::from_utf8_lossy(json).into_owned());
-        text("tokenizer.huggingface.json", tokenizer.map(Value::String));
-        text(
-            "tokenizer.chat_template",
-            self.text.chat_template.clone().map(Value::String),
-        );
-        text("tokenizer.ggml.bos_token_id", self.text.bos.map(Value::U32));
-        text("tokenizer.ggml.eos_token_id", self.text.eos.map(Value::U32));
+        if let Some(length) = self
+            .trained_context
+            .and_then(|length| u32::try_from(length).ok())
+        {
+            let key = format!("{architecture}.{CONTEXT_LENGTH}");
+            metadata.retain(|(name, _)| *name != key);
+            metadata.push((key, Value::U32(length)));
+        }
+        metadata.extend(text_keys::to_gguf(&self.text));
         metadata
     }
 

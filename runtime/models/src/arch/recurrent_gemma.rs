@@ -68,9 +68,15 @@ fn tensor_name(name: &str) -> String {
     }
 }
 
-/// The kind of block of layer `layer`: `block_types` stands for all layers in turn.
+/// The kind of block of layer `layer`: a list that stands for all layers in turn, under one of two spellings.
 fn is_attention(config: &Config, layer: usize) -> Result<bool> {
-    let key = "block_types";
+    let published = "_block_types";
+    let has_published = config.object().contains_key(published);
+    let key = if has_published {
+        published
+    } else {
+        "block_types"
+    };
     let kinds = match config.object().contains_key(key) {
         true => config
             .array(key)?

@@ -133,6 +133,15 @@ impl Attention {
             || format!("rotary positions on {rope_dim} values of {}", self.head_dim),
             "an even number of values, no more than a head has",
         )?;
+        let misfit = self
+            .rope_scaling
+            .as_ref()
+            .and_then(|scaling| scaling.misfit(rope_dim / 2));
+        Mismatch::unless(
+            misfit.is_none(),
+            || misfit.clone().unwrap_or_default(),
+            "a divisor of each rotary frequency",
+        )?;
         let multipliers = [self.scale(), self.key_multiplier.unwrap_or(1.0)];
         Mismatch::unless(
             multipliers.iter().all(|x| x.is_finite()),
@@ -257,7 +266,7 @@ impl Attention {
     ) {
         let rope = self.rope_theta.map(|theta| {
             let table = layer.buffer(self.rope_dim());
-            Rope::new(theta, self.rope_scaling, table)
+            Rope::new(theta, self.rope_scaling.as_ref(), table)
         });
         layer.push(Prepare {
             groups,

@@ -81,6 +81,18 @@ impl Hax {
         self.sources.iter().find_map(Source::hash)
     }
 
+    /// A sentence on how its scores differ from the released code's, where they do.
+    pub(super) fn note(&self) -> Option<String> {
+        let means = "HAX: the means of keys and queries run along the sequence";
+        let seed = self.hash_seed.filter(|_| self.hash().is_some());
+        match seed {
+            Some(seed) => Some(format!(
+                "{means}, and the hash matrices, which the file lacks, are drawn here from the seed {seed}"
+            )),
+            None => (self.hash().is_some() || self.selects()).then(|| means.into()),
+        }
+    }
+
     fn selects(&self) -> bool {
         self.sources.contains(&Source::Best)
     }

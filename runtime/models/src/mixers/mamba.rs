@@ -149,6 +149,10 @@ impl Mixer for Mamba {
         tensors
     }
 
+    fn note(&self) -> Option<String> {
+        self.hax.as_ref()?.note()
+    }
+
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
         let Mamba {
             inner, state, rank, ..

@@ -176,6 +176,10 @@ impl Mixer for Mamba2 {
         tensors
     }
 
+    fn note(&self) -> Option<String> {
+        self.hax.as_ref()?.note()
+    }
+
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
         let shared = self.groups * self.state;
         let first = match self.multipliers {

@@ -106,6 +106,11 @@ pub trait Mixer: Debug + Send + Sync {
         false
     }
 
+    /// A sentence for those who open the model, where it differs from the released code; none for most.
+    fn note(&self) -> Option<String> {
+        None
+    }
+
     /// Writes the mixer as ops: from the layer's input to the sum into the residual stream.
     fn lower(&self, layer: &mut Lowering) -> Result<()>;
 }

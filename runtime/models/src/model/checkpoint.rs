@@ -1,29 +1,14 @@
-//! A model's files, whatever their format: description, tensors by our names, tokenizer.
+//! A model's files, whatever their format: description, tensors by our names, text files.
 
-use super::ModelSpec;
+use super::{ModelSpec, TextFiles};
 use crate::error::{Error, Result};
 use crate::weights::{Precision, Tensors};
-
-/// What a tokenizer is made from.
-#[derive(Debug, Clone, Default)]
-pub struct TextFiles {
-    /// A Hugging Face `tokenizer.json`.
-    pub tokenizer: Option<Vec<u8>>,
-    /// A chat template in Jinja.
-    pub chat_template: Option<String>,
-    /// The token that begins every sequence.
-    pub bos: Option<u32>,
-    /// Whether plain text begins without it all the same.
-    pub omits_bos: bool,
-    /// The token that ends an answer.
-    pub eos: Option<u32>,
-}
 
 /// How a model is opened.
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
-    /// Whether tensors and keys of the file that the model does not use are passed over. Without it they are an error, but
-    /// for those that are known to mean nothing: a model without them may be another one than was trained.
+    /// Whether tensors of the file that the model does not use are passed over. Without it they are an error, but for those
+    /// that are known to mean nothing: a model without them may be another one than was trained.
     pub allow_unused: bool,
     /// Whether the block that predicts the token after the next one (MTP) is read, for [`crate::SessionOptions::mtp`]; an error
     /// where the file has none that is known. Sessions then keep a state of it, whether they draft or not.
@@ -41,8 +26,12 @@ pub struct Checkpoint {
     pub spec: ModelSpec,
     /// Its tensors.
     pub tensors: Tensors,
-    /// Its tokenizer.
+    /// Its tokenizer, its chat templates, and the tokens that begin and end a text.
     pub text: TextFiles,
+    /// Tokens of the longest texts that it was trained on, where its files say so.
+    pub trained_context: Option<usize>,
+    /// What a person should know of the files, each a sentence: keys that nothing reads, ids without a token.
+    pub notes: Vec<String>,
 }
 
 impl Checkpoint {
@@ -77,18 +66,17 @@ impl Checkpoint {
                 ));
             }
         }
-        for (key, token) in [
-            ("bos_token_id", self.text.bos),
-            ("eos_token_id", self.text.eos),
-        ] {
-            if let Some(id) = token.filter(|&id| id as usize >= self.spec.vocab) {
-                return Err(Error::Config {
-                    file: self.file.clone(),
-                    key: key.into(),
-                    found: id.to_string(),
-                    expected: format!("a token below the vocabulary's {}", self.spec.vocab),
-                });
-            }
+        let vocab = self.spec.vocab;
+        let beyond = |id: &u32| *id as usize >= vocab;
+        let begin = self.text.begin().map(|id| ("bos_token_id", id));
+        let ends = self.text.ends.iter().map(|&id| ("eos_token_id", id));
+        if let Some((key, id)) = begin.into_iter().chain(ends).find(|(_, id)| beyond(id)) {
+            return Err(Error::Config {
+                file: self.file.clone(),
+                key: key.into(),
+                found: id.to_string(),
+                expected: format!("a token below the vocabulary's {vocab}"),
+            });
         }
         Ok(())
     }

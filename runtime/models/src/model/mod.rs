@@ -4,8 +4,10 @@ mod binding;
 mod checkpoint;
 mod mtp;
 mod spec;
+mod text_files;
 
 pub use binding::lower;
-pub use checkpoint::{Checkpoint, OpenOptions, TextFiles};
+pub use checkpoint::{Checkpoint, OpenOptions};
 pub use mtp::{Draft, MtpSpec};
 pub use spec::{LayerSpec, ModelSpec};
+pub use text_files::{DEFAULT_TEMPLATE, TextFiles, TokenNames};

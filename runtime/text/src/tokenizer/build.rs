@@ -1,6 +1,8 @@
 //! A `tokenizer.json` to the parts of a tokenizer. The file comes from a stranger: each component is checked before it is
 //! built, and what encoding does not need (decoder, post-processor, truncation, padding) is not built at all.
 
+use std::collections::{HashMap, HashSet};
+
 use serde_json::Value;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::models::unigram::Unigram;
@@ -12,6 +14,7 @@ use super::pattern::deadline;
 use super::rwkv::{Rwkv, unescape};
 use super::sentencepiece::SentencePiece;
 use super::steps::{self, NormalizerStep, Normalizing, SplitStep};
+use super::surplus;
 use super::token_bytes::{MAX_VOCAB, Spelling};
 use super::words::Words;
 
@@ -42,11 +45,14 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// The parts of a tokenizer; the error is a reason.
-    pub fn new(json: &Value) -> Result<Self, Reason> {
+    /// The parts of a tokenizer, without its tokens from the id `rows` on; the error is a reason.
+    pub fn new(json: &Value, rows: usize) -> Result<Self, Reason> {
+        if let Some(reason) = json["unreadable"].as_str() {
+            return Err(reason.into());
+        }
         let model = &json["model"];
         let kind = kind(model)?;
-        let tokens = match kind {
+        let mut tokens = match kind {
             "Unigram" => scored(model)?
                 .into_iter()
                 .map(|(token, _)| token)
@@ -56,6 +62,7 @@ impl Parts {
             _ => mapped(model)?,
         };
         check_ids(&tokens)?;
+        surplus::remove(kind, model, &mut tokens, rows)?;
         let find = |token: &str| {
             tokens
                 .iter()
@@ -95,13 +102,23 @@ impl Parts {
                 let registry = registry.map_err(|error| error.to_string())?;
                 (
                     words,
-                    registered(added, &ModelWrapper::WordLevel(registry), &normalizer)?,
+                    surplus::registered(
+                        added,
+                        &ModelWrapper::WordLevel(registry),
+                        &normalizer,
+                        rows,
+                    )?,
                 )
             }
             _ => {
                 let built = crate_model(kind, model, &tokens)?;
-                let added = registered(added, &built, &normalizer)?;
-                (Words::Crate(Box::new(built)), added)
+                let added = surplus::registered(added, &built, &normalizer, rows)?;
+                let built = Box::new(built);
+                let words = match model["line_breaks_are_whole"] == true {
+                    true => Words::Lines(built, line_breaks(&tokens)),
+                    false => Words::Crate(built),
+                };
+                (words, added)
             }
         };
         Ok(Parts {
@@ -233,6 +250,14 @@ fn check_trie(lengths: impl Iterator<Item = usize>) -> Result<(), Reason> {
     }
 }
 
+/// The tokens that are line breaks and nothing else.
+fn line_breaks(tokens: &[(String, u32)]) -> HashMap<String, u32> {
+    let breaks = tokens
+        .iter()
+        .filter(|(token, _)| token.bytes().all(|byte| byte == b'\n'));
+    breaks.cloned().collect()
+}
+
 fn vocab(tokens: &[(String, u32)]) -> Vocab {
     tokens.iter().cloned().collect()
 }
@@ -301,13 +326,10 @@ fn crate_model(
     built.map_err(|error| error.to_string())
 }
 
-/// Merges, which older files write "a b" in place of ["a", "b"].
+/// Merges, which older files write "a b" in place of ["a", "b"]. Merges of what is no token are left out.
 fn merges(model: &Value, tokens: &[(String, u32)]) -> Result<Vec<(String, String)>, Reason> {
-    let longest = tokens
-        .iter()
-        .map(|(token, _)| token.len())
-        .max()
-        .unwrap_or(0);
+    let ids: HashSet<&str> = tokens.iter().map(|(token, _)| token.as_str()).collect();
+    let longest = ids.iter().map(|token| token.len()).max().unwrap_or(0);
     let merges = model["merges"].as_array().map_or(&[][..], Vec::as_slice);
     let merge = |merge: &Value| {
         let pair = match merge.as_str() {
@@ -318,12 +340,16 @@ fn merges(model: &Value, tokens: &[(String, u32)]) -> Result<Vec<(String, String
         };
         let (first, second) =
             pair.ok_or_else(|| format!("model: merges: {merge:.60} is no pair"))?;
-        if first.len() + second.len() > longest {
-            return Err(format!("model: merges: {merge:.60} makes no token"));
-        }
-        Ok((first.to_string(), second.to_string()))
+        // A merge of or to what is no token never applies.
+        let known = [first, second].iter().all(|part| ids.contains(part))
+            && first.len() + second.len() <= longest
+            && ids.contains(&*format!("{first}{second}"));
+        Ok(known.then(|| (first.to_string(), second.to_string())))
     };
-    merges.iter().map(merge).collect()
+    merges
+        .iter()
+        .filter_map(|pair| merge(pair).transpose())
+        .collect()
 }
 
 fn added_tokens(json: &Value) -> Result<Vec<AddedToken>, Reason> {
@@ -346,7 +372,7 @@ fn added_tokens(json: &Value) -> Result<Vec<AddedToken>, Reason> {
     Ok(added)
 }
 
-fn registered(
+pub(super) fn registered(
     tokens: Vec<AddedToken>,
     model: &ModelWrapper,
     normalizer: &[NormalizerStep],

@@ -8,6 +8,7 @@ mod pattern;
 mod rwkv;
 mod sentencepiece;
 mod steps;
+mod surplus;
 mod token_bytes;
 mod words;
 
@@ -79,9 +80,18 @@ impl Tokenizer {
     /// [`Error::Tokenizer`] if it is not JSON, not a tokenizer, empty, or holds a component that no text could be
     /// given: an empty pattern, a map that leads outside of itself, ids beyond all measure.
     pub fn from_json(bytes: &[u8], source_name: &str) -> Result<Self> {
+        Self::for_rows(bytes, source_name, usize::MAX)
+    }
+
+    /// As [`from_json`](Self::from_json), without the tokens from the id `rows` on, of which the model's matrices have no rows.
+    ///
+    /// # Errors
+    /// Also if a text may become such a token.
+    #[doc(hidden)]
+    pub fn for_rows(bytes: &[u8], source_name: &str, rows: usize) -> Result<Self> {
         let build = || -> std::result::Result<Self, String> {
             let json: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-            Self::from_parts(Parts::new(&json)?, source_name)
+            Self::from_parts(Parts::new(&json, rows)?, source_name)
         };
         let built = catch_unwind(build).unwrap_or_else(|_| Err(PANICKED.into()));
         built.map_err(|reason| Error::Tokenizer {
@@ -211,6 +221,13 @@ impl Tokenizer {
     /// Whether the token is a control token, which a user's text never becomes.
     pub fn is_special(&self, id: u32) -> bool {
         self.is_special.get(id as usize).copied().unwrap_or(false)
+    }
+
+    /// Whether the token has a name of its own in text that is more than white space: a control token, or one that the file adds to
+    /// the vocabulary.
+    pub(crate) fn is_mark(&self, id: u32) -> bool {
+        let added = self.added.get_added_tokens_decoder().get(&id);
+        added.is_some_and(|token| !token.content.trim().is_empty())
     }
 
     /// The first special token in `text`, the longest if several begin there.

@@ -1,5 +1,7 @@
-use super::rwkv::unescape;
 use tokenizers::AddedVocabulary;
+
+use super::rwkv::unescape;
+use waterline_error::alphabet::Alphabet;
 
 /// Tokens accepted, far above any real vocabulary: a hostile file may number one 2^32 - 1.
 pub(super) const MAX_VOCAB: usize = 1 << 24;
@@ -100,54 +102,9 @@ fn fallback_byte(token: &str) -> Option<u8> {
     u8::from_str_radix(digits, 16).ok()
 }
 
-/// GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the others for the characters
-/// from U+0100 on.
-struct Alphabet {
-    byte_of: [Option<u8>; 0x144],
-}
-
-impl Alphabet {
-    fn new() -> Self {
-        let mut byte_of = [None; 0x144];
-        let mut next = 0x100;
-        for byte in 0..=255u8 {
-            if matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff) {
-                byte_of[byte as usize] = Some(byte);
-            } else {
-                byte_of[next] = Some(byte);
-                next += 1;
-            }
-        }
-        Self { byte_of }
-    }
-
-    /// Characters outside the alphabet stand for themselves.
-    fn decode(&self, token: &str) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(token.len());
-        for character in token.chars() {
-            match self.byte_of.get(character as usize).copied().flatten() {
-                Some(byte) => bytes.push(byte),
-                None => bytes.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes()),
-            }
-        }
-        bytes
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_alphabet_holds_every_byte_once() {
-        let alphabet = Alphabet::new();
-        let mut bytes: Vec<u8> = alphabet.byte_of.iter().flatten().copied().collect();
-        bytes.sort();
-        assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
-        assert_eq!(alphabet.decode("ĠHiĊ"), b" Hi\n");
-        assert_eq!(alphabet.decode("Ã©"), "é".as_bytes());
-        assert_eq!(alphabet.decode("日"), "日".as_bytes());
-    }
 
     #[test]
     fn fallback_bytes_are_two_hexadecimal_digits() {

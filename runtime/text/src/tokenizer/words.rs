@@ -1,3 +1,5 @@
+use std::collections::HashMap;
+
 use tokenizers::{Model, ModelWrapper};
 
 use super::rwkv::Rwkv;
@@ -6,6 +8,8 @@ use super::sentencepiece::SentencePiece;
 /// What makes tokens of a word.
 pub(super) enum Words {
     Crate(Box<ModelWrapper>),
+    /// As `Crate`, but line breaks that are a token as a whole are not merged.
+    Lines(Box<ModelWrapper>, HashMap<String, u32>),
     SentencePiece(SentencePiece),
     Rwkv(Rwkv),
 }
@@ -14,7 +18,8 @@ impl Words {
     /// Tokens of a word, each with the place in bytes where it begins; the error is a reason.
     pub fn tokenize(&self, word: &str) -> Result<Vec<(u32, usize)>, String> {
         match self {
-            Words::Crate(model) => {
+            Words::Lines(_, breaks) if breaks.contains_key(word) => Ok(vec![(breaks[word], 0)]),
+            Words::Crate(model) | Words::Lines(model, _) => {
                 let tokens = model.tokenize(word).map_err(|error| error.to_string())?;
                 Ok(tokens
                     .into_iter()

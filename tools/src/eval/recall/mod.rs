@@ -19,7 +19,7 @@ use waterline::{Model, SamplerParams, Session};
 
 use crate::builtin::OpenArgs;
 use crate::error::{Error, Result};
-use crate::interrupt::on_interrupt;
+use crate::interrupt::on_first_interrupt;
 use crate::page::Kind;
 use crate::progress;
 use crate::session::SessionArgs;
@@ -197,7 +197,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let settings = settings(args, generator.most_keys())?;
     let mut session = args.session.open(&model, SamplerParams::default(), 0)?;
     let canceller = session.canceller();
-    on_interrupt(move || canceller.cancel())?;
+    on_first_interrupt(move || canceller.cancel())?;
 
     let sequences = |setting: &Setting| match setting.task {
         Task::Needle => 4 * args.sequences,

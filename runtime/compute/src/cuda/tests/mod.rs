@@ -60,7 +60,7 @@ pub(crate) fn product(matrix: &Matrix, inputs: &Activations) -> Vec<f32> {
     let mut product = vec![0.0f32; matrix.rows()];
     let out = Output::new(&mut product, matrix.rows());
     // SAFETY: one thread, columns that the output has.
-    unsafe { matrix.mul_rows(0..matrix.rows(), inputs, &out, 0) };
+    unsafe { matrix.mul_rows(0..matrix.rows(), 0, inputs, &out, 0) };
     product
 }
 

@@ -84,7 +84,7 @@ fn products_are_those_of_the_cpu() {
             let out = Output::new(&mut expected, width);
             for WeightMatrix { matrix, column, .. } in factors {
                 // SAFETY: one thread, columns that the output has.
-                unsafe { matrix.mul_rows(0..matrix.rows(), &inputs, &out, column) };
+                unsafe { matrix.mul_rows(0..matrix.rows(), 0, &inputs, &out, column) };
             }
             for row in expected.chunks_mut(width) {
                 for (x, bias) in row[rows[0]..].iter_mut().zip(bias.iter()) {
@@ -224,7 +224,13 @@ fn products_of_chosen_parts_leave_the_others_as_they_are() {
             for part in CHOSEN.map(|part| part as usize) {
                 // SAFETY: one thread, columns that the output has.
                 unsafe {
-                    matrix.mul_rows(part * height..(part + 1) * height, &inputs, &out, *column)
+                    matrix.mul_rows(
+                        part * height..(part + 1) * height,
+                        0,
+                        &inputs,
+                        &out,
+                        *column,
+                    )
                 };
             }
         }

@@ -62,10 +62,10 @@ impl Frame<'_> {
         let used = self.tokens.len() * hidden;
         let rows = Output::new(&mut product[..used], hidden);
         let pieces = self.pool.threads() * 2;
-        self.pool.each(pieces, |_, index| {
+        self.pool.each(pieces, |worker, index| {
             let range = piece(hidden, index, pieces);
             // SAFETY: a row is as wide as the matrix has rows, and a task has its own piece of them.
-            unsafe { linear.matrix.mul_rows(range, self.inputs, &rows, 0) };
+            unsafe { linear.matrix.mul_rows(range, worker, self.inputs, &rows, 0) };
         });
         {
             let product = Shared::new(&mut product[..used]);

@@ -35,11 +35,11 @@ impl Logits {
         let vocab = self.matrix.rows();
         let out = Output::new(logits, vocab);
         let pieces = pool.threads() * 4;
-        pool.each(pieces, |_, index| {
+        pool.each(pieces, |worker, index| {
             // SAFETY: a row is as wide as the matrix has rows, and a task has its own piece of them.
             unsafe {
                 self.matrix
-                    .mul_rows(piece(vocab, index, pieces), inputs, &out, 0)
+                    .mul_rows(piece(vocab, index, pieces), worker, inputs, &out, 0)
             };
         });
         if let Some(cap) = self.softcap {

@@ -24,14 +24,14 @@ impl CpuOp for Mlp {
         let pieces = frame.pool.threads() * 2;
         for linears in inner_linears.chunk_by(|a, b| rounding(a) == rounding(b)) {
             frame.load_normed(residual, self.norm.as_ref(), rounding(linears[0]));
-            frame.pool.each(pieces, |_, index| {
+            frame.pool.each(pieces, |worker, index| {
                 for linear in linears {
                     let range = piece(intermediate, index, pieces);
                     // SAFETY: gate and up have halves of their own (rule: widths), and a task has its own piece of each.
                     unsafe {
                         linear
                             .matrix
-                            .mul_rows(range, frame.inputs, &rows, linear.column)
+                            .mul_rows(range, worker, frame.inputs, &rows, linear.column)
                     };
                 }
             });

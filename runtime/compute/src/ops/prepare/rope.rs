@@ -17,7 +17,7 @@ pub struct Rope {
 }
 
 /// How rotary frequencies are stretched so that a model reaches further than it was first trained to.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 pub enum RopeScaling {
     /// All angles divided by `factor`.
@@ -56,6 +56,13 @@ pub enum RopeScaling {
         /// Values that turn.
         turned: usize,
     },
+    /// LongRoPE (arXiv 2402.13753): each angle divided by its own number, and queries and keys grow.
+    Divided {
+        /// The divisor of each pair.
+        divisors: Vec<f32>,
+        /// Multiplies the turning values of queries and keys.
+        magnitude: f32,
+    },
 }
 
 impl RopeScaling {
@@ -68,9 +75,9 @@ impl RopeScaling {
     }
 
     /// The angle per token of pair `pair` of those in `width` values.
-    pub fn frequency(self, theta: f32, width: usize, pair: usize) -> f64 {
+    pub fn frequency(&self, theta: f32, width: usize, pair: usize) -> f64 {
         let plain = plain(theta, width, pair);
-        match self {
+        match *self {
             RopeScaling::Linear { factor } => plain / f64::from(factor),
             RopeScaling::Llama3 {
                 factor,
@@ -107,12 +114,35 @@ impl RopeScaling {
                 true => plain,
                 false => 0.0,
             },
+            RopeScaling::Divided { ref divisors, .. } => {
+                plain
+                    / divisors
+                        .get(pair)
+                        .map_or(1.0, |&divisor| f64::from(divisor))
+            }
         }
     }
 
-    fn magnitude(self) -> f32 {
-        match self {
-            RopeScaling::Yarn { magnitude, .. } => magnitude,
+    /// Why it cannot be that of `pairs` pairs of values, if so.
+    pub fn misfit(&self, pairs: usize) -> Option<String> {
+        let RopeScaling::Divided { divisors, .. } = self else {
+            return None;
+        };
+        let is_sound = |divisor: &f32| divisor.is_finite() && *divisor > 0.0;
+        match divisors.len() == pairs && divisors.iter().all(is_sound) {
+            true => None,
+            false => Some(format!(
+                "{} divisors for {pairs} pairs, each above zero",
+                divisors.len()
+            )),
+        }
+    }
+
+    fn magnitude(&self) -> f32 {
+        match *self {
+            RopeScaling::Yarn { magnitude, .. } | RopeScaling::Divided { magnitude, .. } => {
+                magnitude
+            }
             _ => 1.0,
         }
     }
@@ -131,7 +161,7 @@ fn mix(plain: f64, factor: f32, kept: f64) -> f64 {
 
 impl Rope {
     /// Angles `theta^(-2 i / d)` for the d columns of `table`, scaled.
-    pub fn new(theta: f32, scaling: Option<RopeScaling>, table: View) -> Self {
+    pub fn new(theta: f32, scaling: Option<&RopeScaling>, table: View) -> Self {
         let width = table.width;
         let frequency = |pair| match scaling {
             Some(scaling) => scaling.frequency(theta, width, pair) as f32,
@@ -169,7 +199,7 @@ mod tests {
     use super::*;
 
     fn frequencies(scaling: RopeScaling) -> Vec<f32> {
-        let rope = Rope::new(1000.0, Some(scaling), View::whole(0, 20));
+        let rope = Rope::new(1000.0, Some(&scaling), View::whole(0, 20));
         rope.frequencies.to_vec()
     }
 
@@ -217,6 +247,25 @@ mod tests {
         close(frequencies(yarn(16.0, 2.0, 512.0, false)), second);
         assert!((RopeScaling::yarn_magnitude(4.0, 1.0) - 1.138_629_4).abs() < 1e-6);
         assert_eq!(RopeScaling::yarn_magnitude(0.5, 1.0), 1.0);
+    }
+
+    #[test]
+    fn divided_angles_have_a_divisor_each() {
+        let divided = |divisors: Vec<f32>| RopeScaling::Divided {
+            divisors,
+            magnitude: 1.5,
+        };
+        let plain = frequencies(RopeScaling::Linear { factor: 1.0 });
+        let divisors: Vec<f32> = (1..=10).map(|n| n as f32).collect();
+        let found = frequencies(divided(divisors.clone()));
+        for ((found, plain), divisor) in found.iter().zip(&plain).zip(&divisors) {
+            assert!((found * divisor / plain - 1.0).abs() < 1e-6);
+        }
+        assert_eq!(divided(divisors.clone()).magnitude(), 1.5);
+        assert_eq!(divided(divisors.clone()).misfit(10), None);
+        assert!(divided(divisors).misfit(9).is_some());
+        assert!(divided(vec![0.0; 10]).misfit(10).is_some());
+        assert!(divided(vec![f32::NAN; 10]).misfit(10).is_some());
     }
 
     #[test]

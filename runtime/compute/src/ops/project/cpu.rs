@@ -69,7 +69,7 @@ impl Project {
             })
         };
         let tasks = pass.linears.len() * partitions * pieces;
-        frame.pool.each(tasks, |_, task| {
+        frame.pool.each(tasks, |worker, task| {
             let (part, index) = (task / pieces, task % pieces);
             let linear = &self.linears[pass.linears[part / partitions]];
             let partition = part % partitions;
@@ -83,7 +83,7 @@ impl Project {
             unsafe {
                 linear
                     .matrix
-                    .mul_rows(range, frame.inputs, &rows, linear.column)
+                    .mul_rows(range, worker, frame.inputs, &rows, linear.column)
             };
         });
     }

@@ -32,7 +32,7 @@ impl Divisors<'_> {
         std::iter::once_with(|| Some(usual))
             .chain(std::iter::once_with(fitted))
             .flatten()
-            .find(|&scaling| self.is(scaling))
+            .find(|scaling| self.is(scaling))
     }
 
     fn plain(&self, pair: usize) -> f64 {
@@ -40,7 +40,7 @@ impl Divisors<'_> {
         f64::from(self.theta).powf(-2.0 * pair as f64 / width)
     }
 
-    fn is(&self, scaling: RopeScaling) -> bool {
+    fn is(&self, scaling: &RopeScaling) -> bool {
         let width = 2 * self.stored.len();
         let is_close = |(pair, &stored): (usize, &f32)| {
             let expected = self.plain(pair) / scaling.frequency(self.theta, width, pair);

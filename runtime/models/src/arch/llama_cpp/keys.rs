@@ -130,7 +130,11 @@ impl<'a> Keys<'a> {
         match self.optional_usize(KEY)? {
             _ if !self.mtp => Ok(None),
             Some(1) => self.layers().map(Some),
-            None => Err(self.wrong(KEY, "nothing", "1, a block for drafts")),
+            None => Err(self.wrong(
+                KEY,
+                "nothing",
+                "1, a block for drafts, here or in an mtp-*.gguf next to the file",
+            )),
             Some(further) => Err(self.wrong(KEY, further, "1, a block for drafts")),
         }
     }

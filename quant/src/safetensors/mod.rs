@@ -1,5 +1,9 @@
 //! Checkpoints in the safetensors format: one file, or several with an index, as model hubs store them.
 
+mod foreign;
+mod names;
+mod quantized;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +14,8 @@ use crate::error::{Error, Result};
 use crate::format::{BF16, F16, F32, Format};
 use crate::regular_file::read_file;
 use crate::storage::{Bytes, Tensor};
+use crate::stray::stray;
+use quantized::Packing;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -27,6 +33,8 @@ struct Entry {
     dtype: Dtype,
     shape: Vec<usize>,
     data: Bytes,
+    /// How its numbers are stored, if they are quantized.
+    packing: Option<Packing>,
     /// Whether its values were read.
     used: AtomicBool,
 }
@@ -42,13 +50,13 @@ impl Checkpoint {
         let index = folder.join(INDEX);
         if folder.join(SINGLE).is_file() || !index.is_file() {
             checkpoint.add_file(&folder.join(SINGLE), |_| true)?;
-            return Ok(checkpoint);
+            return checkpoint.complete();
         }
         let shards = read_index(&index)?;
         for (shard, tensors) in &shards {
             checkpoint.add_file(&folder.join(shard), |name| tensors.contains(name))?;
             for tensor in tensors {
-                if !checkpoint.entries.contains_key(tensor) {
+                if !checkpoint.entries.contains_key(&names::unwrapped(tensor)) {
                     let file = folder.join(shard).display().to_string();
                     return Err(Error::Missing {
                         file,
@@ -57,7 +65,7 @@ impl Checkpoint {
                 }
             }
         }
-        Ok(checkpoint)
+        checkpoint.complete()
     }
 
     /// Opens a single file.
@@ -68,12 +76,21 @@ impl Checkpoint {
             entries: BTreeMap::new(),
         };
         checkpoint.add_file(path, |_| true)?;
-        Ok(checkpoint)
+        checkpoint.complete()
+    }
+
+    /// Finds the quantized tensors among those of all files.
+    fn complete(mut self) -> Result<Checkpoint> {
+        quantized::attach(&mut self.entries)?;
+        Ok(self)
     }
 
     fn add_file(&mut self, path: &Path, wanted: impl Fn(&str) -> bool) -> Result<()> {
         let file = path.display().to_string();
         let bytes = Bytes::map_file(path)?;
+        if let Some((found, expected)) = stray(&bytes) {
+            return Err(Error::invalid(&file, "the file", found, expected));
+        }
         let (header, metadata): (usize, Metadata) =
             SafeTensors::read_metadata(&bytes).map_err(|e| {
                 Error::invalid(
@@ -88,12 +105,13 @@ impl Checkpoint {
             if wanted(&name) {
                 let (from, to) = info.data_offsets;
                 self.entries.insert(
-                    name,
+                    names::unwrapped(&name),
                     Entry {
                         file: file.clone(),
                         dtype: info.dtype,
                         shape: info.shape.clone(),
                         data: bytes.slice(start + from..start + to),
+                        packing: None,
                         used: AtomicBool::new(false),
                     },
                 );
@@ -121,22 +139,30 @@ impl Checkpoint {
 
     /// The bytes of tensor `name`, if there is one. Reading them does not count as use of the tensor.
     pub fn bytes(&self, name: &str) -> Option<&Bytes> {
-        self.entries.get(name).map(|entry| &entry.data)
+        self.find(name).map(|entry| &entry.data)
     }
 
     /// Whether there is a tensor `name`.
     pub fn contains(&self, name: &str) -> bool {
-        self.entries.contains_key(name)
+        self.find(name).is_some()
+    }
+
+    fn find(&self, name: &str) -> Option<&Entry> {
+        let own = self.entries.get(name);
+        own.or_else(|| self.entries.get(names::headless(name, &self.entries)?))
     }
 
     /// The shape of tensor `name`, outermost dimension first, if there is one.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
-        self.entries.get(name).map(|entry| &entry.shape[..])
+        self.find(name).map(|entry| &entry.shape[..])
     }
 
-    /// The float tensor `name`. Without a copy if it lies in the file on a multiple of its number's size.
+    /// The tensor `name` as floats, decoded if it is quantized. Without a copy if it lies in the file on a multiple of its number's size.
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
         let entry = self.entry(name)?;
+        if let Some(packing) = &entry.packing {
+            return packing.decode(name, entry);
+        }
         let format: &'static Format = match entry.dtype {
             Dtype::F32 => &F32,
             Dtype::F16 => &F16,
@@ -177,7 +203,7 @@ impl Checkpoint {
 
     /// The entry of a tensor that is used from now on.
     fn entry(&self, name: &str) -> Result<&Entry> {
-        let entry = self.entries.get(name).ok_or_else(|| Error::Missing {
+        let entry = self.find(name).ok_or_else(|| Error::Missing {
             file: self.name.clone(),
             item: format!("tensor '{name}'"),
         })?;

@@ -1,0 +1,132 @@
+//! GGUF files in several parts, as `gguf-split` names them: `model-00001-of-00003.gguf`. The first has the metadata; each
+//! has some of the tensors, and says which part it is of how many.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use super::{Gguf, Value, read};
+use crate::error::{Error, Result};
+use crate::storage::Bytes;
+
+const COUNT: &str = "split.count";
+const NUMBER: &str = "split.no";
+const TENSORS: &str = "split.tensors.count";
+/// Most parts: their numbers have five digits.
+const MAX_PARTS: u64 = 99_999;
+
+/// Opens a file, or all parts of a split one.
+pub(super) fn open(path: &Path) -> Result<Gguf> {
+    let gguf = map(path)?;
+    let number = |gguf: &Gguf, key: &str| gguf.get(key).and_then(Value::as_u64);
+    let count = number(&gguf, COUNT).unwrap_or(1);
+    if count <= 1 {
+        return Ok(gguf);
+    }
+    let invalid = |item: &str, found: String, expected: String| {
+        Err(Error::invalid(
+            &path.display().to_string(),
+            item,
+            found,
+            expected,
+        ))
+    };
+    let own = number(&gguf, NUMBER).unwrap_or(0);
+    if count > MAX_PARTS || own >= count {
+        let found = format!("part {own} of {count}");
+        return invalid("split.no", found, format!("fewer than {MAX_PARTS} parts"));
+    }
+    let Some(names) = PartNames::of(path, own, count) else {
+        let expected = format!(
+            "NAME-{:05}-of-{count:05}.gguf, as the parts of a file are named",
+            own + 1
+        );
+        return invalid("the name", "another".into(), expected);
+    };
+    let mut whole = match own {
+        0 => gguf,
+        _ => map(&names.of_part(0))?,
+    };
+    let tensors = number(&whole, TENSORS);
+    for part in 1..count {
+        let path = names.of_part(part);
+        let bytes = Bytes::map_file(&path)?;
+        let file = path.display().to_string();
+        let found = read::parse(&bytes, &file)?;
+        let said = |key: &str| {
+            let value = found.metadata.iter().find(|(name, _)| name == key);
+            value.and_then(|(_, value)| value.as_u64())
+        };
+        if (said(NUMBER), said(COUNT)) != (Some(part), Some(count)) {
+            let found = format!("part {:?} of {:?}", said(NUMBER), said(COUNT));
+            return Err(Error::invalid(
+                &file,
+                "split.no",
+                found,
+                format!("part {part} of {count}"),
+            ));
+        }
+        whole.add(bytes, found.data, found.tensors)?;
+    }
+    match tensors {
+        Some(tensors) if tensors != whole.tensors.len() as u64 => {
+            let found = format!("{} in {count} parts", whole.tensors.len());
+            invalid(TENSORS, found, tensors.to_string())
+        }
+        _ => Ok(whole),
+    }
+}
+
+impl Gguf {
+    /// The same with a block of another file: its tensors whose names begin with `tensors`, and its keys that begin with `keys` in
+    /// place of those here.
+    pub fn with_block(mut self, other: Gguf, keys: &str, tensors: &str) -> Result<Gguf> {
+        for (key, value) in other.metadata {
+            match self.keys.get(&key) {
+                _ if !key.starts_with(keys) => {}
+                Some(&place) => self.metadata[place].1 = value,
+                None => {
+                    self.keys.insert(key.clone(), self.metadata.len());
+                    self.metadata.push((key, value));
+                    self.used_keys.push(AtomicBool::default());
+                }
+            }
+        }
+        let (mut rest, mut before) = (other.tensors.into_iter(), 0);
+        for part in other.files {
+            let own = rest.by_ref().take(part.tensors_end - before);
+            let block = own
+                .filter(|tensor| tensor.name.starts_with(tensors))
+                .collect();
+            self.add(part.bytes, part.data, block)?;
+            before = part.tensors_end;
+        }
+        Ok(self)
+    }
+}
+
+fn map(path: &Path) -> Result<Gguf> {
+    Gguf::parse(Bytes::map_file(path)?, path.display().to_string())
+}
+
+/// The names of the parts of a file.
+struct PartNames {
+    /// What comes before the number.
+    start: PathBuf,
+    count: u64,
+}
+
+impl PartNames {
+    /// Those of the file whose part `number` lies at `path`.
+    fn of(path: &Path, number: u64, count: u64) -> Option<PartNames> {
+        let name = path.file_name()?.to_str()?;
+        let end = format!("-{:05}-of-{count:05}.gguf", number + 1);
+        let start = path.with_file_name(name.strip_suffix(&end)?);
+        Some(PartNames { start, count })
+    }
+
+    fn of_part(&self, number: u64) -> PathBuf {
+        let mut path = self.start.clone().into_os_string();
+        path.push(format!("-{:05}-of-{:05}.gguf", number + 1, self.count));
+        path.into()
+    }
+}

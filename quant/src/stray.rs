@@ -1,0 +1,49 @@
+//! Texts that lie where a file of another kind should: what a download leaves when it fails.
+
+/// What a file is that begins so, and how to get the one that was meant; none if nothing is known of it.
+pub fn stray(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
+    let start = bytes[..bytes.len().min(256)].trim_ascii_start();
+    let begins = |text: &str| {
+        let start = start.get(..text.len());
+        start.is_some_and(|start| start.eq_ignore_ascii_case(text.as_bytes()))
+    };
+    if begins("version https://git-lfs.github.com/spec/") {
+        let fetch = "the file that it points to: `git lfs pull` in its folder, or another download";
+        return Some(("a git-lfs pointer", fetch));
+    }
+    let page = begins("<!doctype html") || begins("<html");
+    let refusal = [
+        "Entry not found",
+        "Invalid username or password",
+        "Access to model",
+    ];
+    if page || refusal.into_iter().any(begins) {
+        let found = match page {
+            true => "a page of HTML",
+            false => "a server's refusal",
+        };
+        return Some((
+            found,
+            "the file itself: the download did not reach it (a login, a wrong link)",
+        ));
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::stray;
+
+    #[test]
+    fn what_failed_downloads_leave_is_known() {
+        let found = |text: &str| stray(text.as_bytes()).map(|(found, _)| found);
+        let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4\n";
+        assert_eq!(found(pointer), Some("a git-lfs pointer"));
+        assert_eq!(found("\n <!DOCTYPE html>"), Some("a page of HTML"));
+        assert_eq!(found("<HTML><body>"), Some("a page of HTML"));
+        assert_eq!(found("Entry not found"), Some("a server's refusal"));
+        for other in ["", "GGUF", "{}", "<h", "version 2"] {
+            assert_eq!(found(other), None, "{other}");
+        }
+    }
+}

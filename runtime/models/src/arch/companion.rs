@@ -1,0 +1,87 @@
+//! A GGUF file whose MTP block lies in another file next to it, `mtp-*.gguf`, as llama.cpp writes both.
+
+use std::path::{Path, PathBuf};
+
+use waterline_quant::gguf::{Gguf, Value};
+
+use crate::error::Result;
+
+/// Most files of a folder that are tried.
+const MOST: usize = 64;
+
+/// The file with the MTP block of the file next to it, if it has none and there is one that fits.
+pub(super) fn with_mtp_block(gguf: Gguf, path: &Path) -> Result<Gguf> {
+    let Some(model) = Shape::of(&gguf).filter(|shape| shape.further == 0) else {
+        return Ok(gguf);
+    };
+    for candidate in candidates(path) {
+        let Ok(other) = Gguf::open(candidate) else {
+            continue;
+        };
+        let fits = Shape::of(&other).is_some_and(|other| {
+            other.further > 0
+                && other.blocks.checked_sub(other.further) == Some(model.blocks)
+                && (&other.architecture, other.width) == (&model.architecture, model.width)
+        });
+        if fits {
+            let keys = format!("{}.", model.architecture);
+            return Ok(gguf.with_block(other, &keys, &format!("blk.{}.", model.blocks))?);
+        }
+    }
+    Ok(gguf)
+}
+
+/// What the two files must agree on.
+struct Shape {
+    architecture: String,
+    blocks: u64,
+    /// Blocks that predict further tokens.
+    further: u64,
+    width: u64,
+}
+
+impl Shape {
+    fn of(gguf: &Gguf) -> Option<Shape> {
+        let text = |key: &str| gguf.get(key).and_then(Value::as_str).map(str::to_string);
+        let architecture = text("general.architecture")?;
+        let number = |key: &str| {
+            gguf.get(&format!("{architecture}.{key}"))
+                .and_then(Value::as_u64)
+        };
+        Some(Shape {
+            blocks: number("block_count")?,
+            further: number("nextn_predict_layers").unwrap_or(0),
+            width: number("embedding_length")?,
+            architecture,
+        })
+    }
+}
+
+/// The files that may hold the block, those named most like the model first.
+fn candidates(path: &Path) -> Vec<PathBuf> {
+    let name = |path: &Path| {
+        let name = path.file_name().unwrap_or_default();
+        name.to_string_lossy().to_lowercase()
+    };
+    let of_model = name(path);
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    let Ok(entries) = std::fs::read_dir(folder.unwrap_or(Path::new("."))) else {
+        return Vec::new();
+    };
+    let files = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
+    let mut found: Vec<(usize, PathBuf)> = files
+        .filter_map(|file| {
+            let name = name(&file);
+            let rest = name
+                .strip_prefix("mtp-")
+                .filter(|rest| rest.ends_with(".gguf"))?;
+            let alike = rest.bytes().zip(of_model.bytes());
+            Some((alike.take_while(|(a, b)| a == b).count(), file))
+        })
+        .collect();
+    found.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
+    found.truncate(MOST);
+    found.into_iter().map(|(_, file)| file).collect()
+}

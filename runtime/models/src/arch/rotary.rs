@@ -1,0 +1,135 @@
+//! How configurations stretch rotary frequencies.
+
+use super::Config;
+use crate::error::Result;
+use crate::mixers::RopeScaling;
+
+/// The scaling that `rope` describes, an object of the configuration `config`.
+///
+/// Dynamic scaling begins after the trained context and LongRoPE has other divisors from there on: what is read here is theirs
+/// within it.
+pub(super) fn scaling(rope: &Config, config: &Config) -> Result<Option<RopeScaling>> {
+    let key = if rope.object().contains_key("rope_type") {
+        "rope_type"
+    } else {
+        "type"
+    };
+    match rope.optional_string(key).unwrap_or("default") {
+        // Sections of the angles belong to image axes, which all stand at the token's position in a text.
+        "default" | "mrope" => Ok(None),
+        "linear" => Ok(Some(RopeScaling::Linear {
+            factor: rope.f32("factor")?,
+        })),
+        "llama3" => Ok(Some(RopeScaling::Llama3 {
+            factor: rope.f32("factor")?,
+            low: rope.f32("low_freq_factor")?,
+            high: rope.f32("high_freq_factor")?,
+            trained: rope.f32("original_max_position_embeddings")?,
+        })),
+        "yarn" => yarn(rope).map(Some),
+        "dynamic" => {
+            rope.optional_f32("factor")?;
+            Ok(None)
+        }
+        "longrope" | "su" => long(rope, config).map(Some),
+        _ => Err(rope.wrong(key, "default, linear, llama3, yarn, dynamic or longrope")),
+    }
+}
+
+fn yarn(rope: &Config) -> Result<RopeScaling> {
+    let factor = rope.f32("factor")?;
+    let scale = |key: &str| -> Result<Option<f32>> {
+        Ok(rope.optional_f32(key)?.filter(|&scale| scale != 0.0))
+    };
+    let scales = (scale("mscale")?, scale("mscale_all_dim")?);
+    let magnitude = match (rope.optional_f32("attention_factor")?, scales) {
+        (Some(magnitude), _) => magnitude,
+        (None, (Some(own), Some(all))) => {
+            RopeScaling::yarn_magnitude(factor, own) / RopeScaling::yarn_magnitude(factor, all)
+        }
+        _ => RopeScaling::yarn_magnitude(factor, 1.0),
+    };
+    Ok(RopeScaling::Yarn {
+        factor,
+        fast: rope.f32_or("beta_fast", 32.0)?,
+        slow: rope.f32_or("beta_slow", 1.0)?,
+        trained: rope.f32("original_max_position_embeddings")?,
+        magnitude,
+        whole: rope.bool_or("truncate", true)?,
+    })
+}
+
+/// LongRoPE's divisors of short texts.
+fn long(rope: &Config, config: &Config) -> Result<RopeScaling> {
+    const ORIGINAL: &str = "original_max_position_embeddings";
+    const LONGEST: &str = "max_position_embeddings";
+    let divisors: Vec<f32> = rope.read_or("short_factor", Vec::new())?;
+    rope.read_or("long_factor", Vec::<f32>::new())?;
+    let number = |key: &str| -> Result<Option<f32>> {
+        Ok(match rope.optional_f32(key)? {
+            Some(number) => Some(number),
+            None => config.optional_f32(key)?,
+        })
+    };
+    let longest = number(LONGEST)?;
+    let Some(original) = number(ORIGINAL)?.or(longest).filter(|length| *length > 1.0) else {
+        return Err(rope.wrong(ORIGINAL, "the context of the first training"));
+    };
+    let factor = rope.optional_f32("factor")?;
+    let factor = factor.unwrap_or(longest.unwrap_or(original) / original);
+    let usual = || match factor > 1.0 {
+        true => (1.0 + factor.ln() / original.ln()).sqrt(),
+        false => 1.0,
+    };
+    let magnitude = rope.optional_f32("attention_factor")?.unwrap_or_else(usual);
+    Ok(RopeScaling::Divided {
+        divisors,
+        magnitude,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(rope: serde_json::Value) -> Result<Option<RopeScaling>> {
+        let config = |value| Config::new("config.json", value).expect("an object");
+        let outer =
+            json!({"max_position_embeddings": 131072, "original_max_position_embeddings": 4096});
+        scaling(&config(rope), &config(outer))
+    }
+
+    #[test]
+    fn dynamic_scaling_is_none_within_the_trained_context() {
+        let dynamic = json!({"rope_type": "dynamic", "factor": 2.0});
+        assert_eq!(read(dynamic).expect("a scaling"), None);
+        assert!(read(json!({"rope_type": "another"})).is_err());
+    }
+
+    #[test]
+    fn longrope_has_the_divisors_of_short_texts() {
+        let long = |more: serde_json::Value| {
+            let mut rope =
+                json!({"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 8.0]});
+            for (key, value) in more.as_object().expect("an object") {
+                rope[key] = value.clone();
+            }
+            match read(rope).expect("a scaling") {
+                Some(RopeScaling::Divided {
+                    divisors,
+                    magnitude,
+                }) => {
+                    assert_eq!(divisors, [1.0, 1.5]);
+                    magnitude
+                }
+                other => panic!("{other:?}"),
+            }
+        };
+        // transformers: sqrt(1 + ln(32) / ln(4096)).
+        assert!((long(json!({})) - 1.190_238_1).abs() < 1e-6);
+        assert!((long(json!({"factor": 1.0})) - 1.0).abs() < 1e-6);
+        assert_eq!(long(json!({"attention_factor": 1.25})), 1.25);
+    }
+}

@@ -1,0 +1,104 @@
+//! The added tokens of a directory: `added_tokens_decoder` of `tokenizer_config.json`, and `added_tokens.json`.
+
+use std::collections::{BTreeMap, HashSet};
+
+use serde_json::{Value, json};
+
+use super::ReadFile;
+
+/// The added tokens by id, as a `tokenizer.json` lists them.
+pub(super) type Added = BTreeMap<u64, Value>;
+
+/// An added token.
+pub(super) fn token(id: u64, content: &str, special: bool) -> Value {
+    json!({
+        "id": id,
+        "content": content,
+        "single_word": false,
+        "lstrip": false,
+        "rstrip": false,
+        "normalized": false,
+        "special": special,
+    })
+}
+
+/// The added tokens that the directory names; the error is a reason.
+pub(super) fn read(file: ReadFile) -> Result<Added, String> {
+    let config = json_of(file, "tokenizer_config.json")?;
+    let map = json_of(file, "special_tokens_map.json")?;
+    let special = specials([&config, &map]);
+    let mut added = Added::new();
+    let plain = json_of(file, "added_tokens.json")?;
+    for (content, id) in plain.as_object().into_iter().flatten() {
+        let id = id.as_u64().ok_or("added_tokens.json: an id is no number")?;
+        added.insert(id, token(id, content, special.contains(content.as_str())));
+    }
+    for (id, entry) in config["added_tokens_decoder"]
+        .as_object()
+        .into_iter()
+        .flatten()
+    {
+        let wrong = || "tokenizer_config.json: added_tokens_decoder: expected tokens by id";
+        let id: u64 = id.parse().map_err(|_| wrong())?;
+        let content = entry["content"].as_str().ok_or_else(wrong)?;
+        let mut described = token(id, content, false);
+        for flag in ["single_word", "lstrip", "rstrip", "normalized", "special"] {
+            if let Some(value) = entry[flag].as_bool() {
+                described[flag] = value.into();
+            }
+        }
+        added.insert(id, described);
+    }
+    Ok(added)
+}
+
+/// The named special token of the directory, such as `eos_token`.
+pub(super) fn named(file: ReadFile, name: &str) -> Result<Option<String>, String> {
+    for source in ["tokenizer_config.json", "special_tokens_map.json"] {
+        if let Some(text) = content(&json_of(file, source)?[name]) {
+            return Ok(Some(text.to_string()));
+        }
+    }
+    Ok(None)
+}
+
+/// What puts the token `id` before a text, as a `tokenizer.json` says it.
+pub(super) fn begins_with(id: u64, content: &str) -> Value {
+    let of_text = json!({ "Sequence": { "id": "A", "type_id": 0 } });
+    json!({
+        "type": "TemplateProcessing",
+        "single": [{ "SpecialToken": { "id": content, "type_id": 0 } }, of_text],
+        "pair": [],
+        "special_tokens": { content: { "id": content, "ids": [id], "tokens": [content] } },
+    })
+}
+
+/// The texts that files name as special tokens.
+fn specials<'j>(files: [&'j Value; 2]) -> HashSet<&'j str> {
+    let named = files.into_iter().filter_map(Value::as_object).flatten();
+    let named =
+        named.filter(|(key, _)| key.ends_with("_token") || *key == "additional_special_tokens");
+    named
+        .flat_map(|(_, value)| match value {
+            Value::Array(list) => &list[..],
+            one => std::slice::from_ref(one),
+        })
+        .filter_map(content)
+        .collect()
+}
+
+/// A token that is written as a text or as an object with its flags.
+fn content(token: &Value) -> Option<&str> {
+    token.as_str().or_else(|| token["content"].as_str())
+}
+
+/// A file as JSON; null if it is missing.
+pub(super) fn json_of(file: ReadFile, name: &str) -> Result<Value, String> {
+    match file(name).map_err(|error| error.to_string())? {
+        Some(bytes) => {
+            let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
+            serde_json::from_slice(text).map_err(|error| format!("{name}: {error}"))
+        }
+        None => Ok(Value::Null),
+    }
+}

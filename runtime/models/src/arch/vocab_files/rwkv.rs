@@ -1,0 +1,72 @@
+//! RWKV's vocabulary file: a line for each token, with its id, its bytes as a literal of Python, and their number.
+
+use serde_json::{Value, json};
+
+use super::{ReadFile, added, python};
+
+/// The name of token 0, which ends a text, where no file names it.
+const END: &str = "<|rwkv_tokenizer_end_of_text|>";
+/// Ids may skip so many numbers.
+const MAX_GAPS: usize = 1 << 16;
+
+/// Reads the file; the error is a reason.
+pub(super) fn parse(bytes: &[u8], file: ReadFile) -> Result<Value, String> {
+    let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
+    let text = text.trim_start_matches('\u{feff}');
+    let most = text.lines().count() + MAX_GAPS;
+    let mut tokens: Vec<String> = Vec::new();
+    for (number, line) in text
+        .lines()
+        .enumerate()
+        .filter(|(_, line)| !line.is_empty())
+    {
+        let wrong = |what: &str| format!("line {}: {what}", number + 1);
+        let (id, bytes) = token(line).ok_or_else(|| {
+            wrong("expected an id, a literal of Python and the number of its bytes")
+        })?;
+        if id >= most {
+            return Err(wrong(&format!("the id {id} is too large")));
+        }
+        if id >= tokens.len() {
+            tokens.resize(id + 1, String::new());
+        }
+        if !tokens[id].is_empty() {
+            return Err(wrong(&format!("the id {id} is another token's")));
+        }
+        tokens[id] = escaped(&bytes);
+    }
+    let mut added = added::read(file)?;
+    if tokens.first().is_some_and(String::is_empty) && !added.contains_key(&0) {
+        let name = added::named(file, "eos_token")?;
+        let name = name.unwrap_or_else(|| END.into());
+        added.insert(0, added::token(0, &name, true));
+        tokens[0] = name;
+    }
+    Ok(json!({
+        "version": "1.0",
+        "added_tokens": added.into_values().collect::<Vec<_>>(),
+        "model": { "type": "RWKV", "vocab": tokens, "unk_id": null },
+    }))
+}
+
+/// The id and the bytes of a line.
+fn token(line: &str) -> Option<(usize, Vec<u8>)> {
+    let (id, rest) = line.trim_end().split_once(' ')?;
+    let (source, length) = rest.rsplit_once(' ')?;
+    let bytes = python::literal(source)?;
+    let length: usize = length.parse().ok()?;
+    (length == bytes.len() && length > 0).then_some((id.parse().ok()?, bytes))
+}
+
+/// Bytes as the tokenizer's description spells them.
+fn escaped(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for &byte in bytes {
+        match byte {
+            b'\\' => text.push_str("\\\\"),
+            b' '..=b'~' => text.push(byte.into()),
+            _ => text.push_str(&format!("\\x{byte:02x}")),
+        }
+    }
+    text
+}

@@ -1,0 +1,83 @@
+//! Tokens of which a model's matrices have no rows. They are left out where no text becomes one: control tokens for images or sound
+//! that a text model's files keep.
+
+use std::collections::HashSet;
+
+use serde_json::Value;
+use tokenizers::{AddedToken, AddedVocabulary, ModelWrapper};
+
+use super::build;
+use super::steps::NormalizerStep;
+
+/// Removes a model's own tokens from the id `rows` on. The error is that a text may become one of them.
+pub(super) fn remove(
+    kind: &str,
+    model: &Value,
+    tokens: &mut Vec<(String, u32)>,
+    rows: usize,
+) -> Result<(), String> {
+    let is_surplus = |(_, id): &(String, u32)| *id as usize >= rows;
+    let Some(last) = tokens.iter().map(|&(_, id)| id).max() else {
+        return Ok(());
+    };
+    if (last as usize) < rows {
+        return Ok(());
+    }
+    let merged = merged(model);
+    // Pieces longer than a character come of merges alone.
+    let never = |token: &str| {
+        kind == "BPE"
+            && model["ignore_merges"] != true
+            && token.chars().count() > 1
+            && !merged.contains(token)
+    };
+    let mut surplus = tokens.iter().filter(|token| is_surplus(token));
+    if let Some((token, id)) = surplus.find(|(token, _)| !never(token)) {
+        return Err(format!(
+            "it has {} tokens, the model {rows}, and a text may become the token {id}, {token:.40?}",
+            u64::from(last) + 1
+        ));
+    }
+    tokens.retain(|token| !is_surplus(token));
+    Ok(())
+}
+
+/// The tokens that merges make.
+fn merged(model: &Value) -> HashSet<String> {
+    let merges = model["merges"].as_array().map_or(&[][..], Vec::as_slice);
+    let token = |merge: &Value| match merge.as_str() {
+        Some(text) => Some(text.replacen(' ', "", 1)),
+        None => Some(merge[0].as_str()?.to_string() + merge[1].as_str()?),
+    };
+    merges.iter().filter_map(token).collect()
+}
+
+/// The added tokens as the crate numbers them, without those from the id `rows` on.
+pub(super) fn registered(
+    mut tokens: Vec<AddedToken>,
+    model: &ModelWrapper,
+    normalizer: &[NormalizerStep],
+    rows: usize,
+) -> Result<AddedVocabulary, String> {
+    let all = build::registered(tokens.clone(), model, normalizer)?;
+    let numbered = all.get_added_tokens_decoder().iter();
+    let surplus = numbered.filter(|(id, _)| **id as usize >= rows);
+    let surplus: HashSet<&str> = surplus.map(|(_, token)| token.content.as_str()).collect();
+    if surplus.is_empty() {
+        return Ok(all);
+    }
+    tokens.retain(|token| !surplus.contains(token.content.as_str()));
+    let fewer = build::registered(tokens, model, normalizer)?;
+    let numbers = all.get_added_tokens_decoder();
+    let same = |(id, token): (&u32, &AddedToken)| {
+        numbers
+            .get(id)
+            .is_some_and(|other| other.content == token.content)
+    };
+    match fewer.get_added_tokens_decoder().iter().all(same) {
+        true => Ok(fewer),
+        false => Err(format!(
+            "added_tokens: those from the id {rows} on are not the last ones"
+        )),
+    }
+}

