@@ -13,6 +13,9 @@
  *
  * Text is UTF-8, given as a pointer and a length in bytes. WL_ZERO_TERMINATED as the length means: up to the zero byte.
  *
+ * Stack. Reading tokens, generating and sampling need no more than 64 KiB of the caller's stack, whatever the model, so a
+ * thread of 128 KiB is enough. Opening a model, tokenizing text and applying a chat template need a system's usual stack.
+ *
  * Threads. A call on a model may be made from any thread at any time. A session serves one call at a time: a second
  * one that comes meanwhile from another thread, or from a callback of the first, returns WL_ERROR_BUSY at once and
  * changes nothing. Exceptions are wl_session_cancel, wl_session_clear_cancel and wl_session_free, which may come at any

@@ -31,7 +31,10 @@ pub(super) fn scaling(rope: &Config, config: &Config) -> Result<Option<RopeScali
             rope.optional_f32("factor")?;
             Ok(None)
         }
-        "longrope" | "su" => long(rope, config).map(Some),
+        "longrope" | "su" if rope.object().contains_key("short_factor") => {
+            long(rope, config).map(Some)
+        }
+        "longrope" | "su" => Err(rope.wrong(key, "short_factor with it, a divisor of each frequency")),
         _ => Err(rope.wrong(key, "default, linear, llama3, yarn, dynamic or longrope")),
     }
 }
@@ -106,6 +109,7 @@ mod tests {
         let dynamic = json!({"rope_type": "dynamic", "factor": 2.0});
         assert_eq!(read(dynamic).expect("a scaling"), None);
         assert!(read(json!({"rope_type": "another"})).is_err());
+        assert!(read(json!({"rope_type": "longrope"})).is_err());
     }
 
     #[test]
