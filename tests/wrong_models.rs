@@ -212,7 +212,7 @@ const NO_EFFECT_IN_GGUF: &[(&str, &str)] = &[
     (
         "nemotron_h.attention.layer_norm_epsilon nemotron_h_moe.attention.layer_norm_epsilon \
          rwkv7.attention.layer_norm_rms_epsilon *.rope.dimension_count *.rope.freq_base *.rope.dimension_sections \
-         *.feed_forward_length *.expert_shared_count",
+         *.feed_forward_length *.expert_shared_count mamba.attention.head_count mamba2.attention.head_count",
         "parts that the file does not have: another kind of norm, positions, dense networks",
     ),
 ];
