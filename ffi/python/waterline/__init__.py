@@ -230,7 +230,9 @@ class _Watch:
     def __call__(self, read, total, _):
         try:
             self._handle()
-            return self.function is not None and self.function(read, total) is False
+            stops = self.function is not None and self.function(read, total) is False
+            self._handle()
+            return stops
         except BaseException as raised:
             self.raised = raised
             return True
