@@ -431,9 +431,9 @@ fn a_prompt_is_shown_as_the_model_sees_it() {
     check(&["-p", "<|stop|>Q", "--special"], "<|stop|>Q", 2);
     let begin =
         "<|im_start|>system:be kind<|stop|><|im_start|>user:a<|stop|><|im_start|>assistant:Q";
-    check(&["-p", "a", "--chat"], begin, 38);
+    check(&["-p", "a", "--chat"], begin, 36);
     let told = begin.replace("be kind", "b");
-    check(&["-p", "a", "--system", "b"], &told, 32);
+    check(&["-p", "a", "--system", "b"], &told, 30);
     let refused = run(&["-p", "a", "--chat", "--special"]);
     assert_eq!(refused.status, Some(2));
 
