@@ -131,7 +131,7 @@ impl Folder {
         }
     }
 
-    /// The same with other names of tensors.
+    /// Renames its tensors.
     fn renamed(mut self, name: impl Fn(&str) -> String) -> Self {
         for tensor in &mut self.tensors {
             tensor.0 = name(&tensor.0);
@@ -139,7 +139,7 @@ impl Folder {
         self
     }
 
-    /// The same with another file, in place of one of that name.
+    /// Adds a file, in place of one of that name.
     fn with(mut self, name: &'static str, content: impl AsRef<[u8]>) -> Self {
         self.files.retain(|(other, _)| *other != name);
         self.files.push((name, content.as_ref().to_vec()));
@@ -181,7 +181,7 @@ impl Folder {
     }
 }
 
-/// What a model makes of "Q".
+/// The answer of a model to "Q".
 fn answer(place: &Workplace, model: &std::path::Path) -> Value {
     let model = model.display().to_string();
     let run = place.run(["run", &model, "-p", "Q", "--greedy", "-n", "8", "--json"]);
@@ -319,7 +319,8 @@ fn what_a_failed_download_left_is_named() {
 fn vocabularies_of_other_files_make_tokens_and_convert() {
     let place = Workplace::new();
     let data = |name: &str| {
-        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../runtime/models/tests/data/vocab");
+        let folder =
+            PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../runtime/models/tests/data/vocab");
         std::fs::read(folder.join(name)).expect("recorded data")
     };
     let bare = || Folder::new().without("tokenizer.json");
@@ -431,9 +432,9 @@ fn a_prompt_is_shown_as_the_model_sees_it() {
     check(&["-p", "<|stop|>Q", "--special"], "<|stop|>Q", 2);
     let begin =
         "<|im_start|>system:be kind<|stop|><|im_start|>user:a<|stop|><|im_start|>assistant:Q";
-    check(&["-p", "a", "--chat"], begin, 38);
+    check(&["-p", "a", "--chat"], begin, 36);
     let told = begin.replace("be kind", "b");
-    check(&["-p", "a", "--system", "b"], &told, 32);
+    check(&["-p", "a", "--system", "b"], &told, 30);
     let refused = run(&["-p", "a", "--chat", "--special"]);
     assert_eq!(refused.status, Some(2));
 

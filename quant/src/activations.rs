@@ -126,7 +126,7 @@ impl Activations {
         .for_workers(1)
     }
 
-    /// The same for so many workers that multiply at a time.
+    /// Working memory for `workers` that multiply at a time.
     ///
     /// # Errors
     /// As [`Activations::new`].

@@ -1,6 +1,6 @@
 //! Texts that lie where a file of another kind should: what a download leaves when it fails.
 
-/// What a file is that begins so, and how to get the one that was meant; none if nothing is known of it.
+/// The kind of a text that begins so, and how to get the file that was meant; none if the kind is not known.
 pub fn stray(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
     let start = bytes[..bytes.len().min(256)].trim_ascii_start();
     let begins = |text: &str| {

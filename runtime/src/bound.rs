@@ -157,7 +157,7 @@ impl Model {
         self.trained_context.filter(|_| self.reads_context())
     }
 
-    /// Whether some attention reads the whole context.
+    /// True if some attention reads the whole context.
     pub(crate) fn reads_context(&self) -> bool {
         let mut tensors = self.spec.layers.iter().flat_map(LayerSpec::state);
         tensors.any(|tensor| tensor.shape.contains(&Size::Context))

@@ -16,7 +16,7 @@ use crate::sampling::SamplingArgs;
 use crate::session::{DraftArgs, LimitArgs, SessionArgs, beyond_training, feed, overflows_cache};
 use crate::text::{json_line, shown};
 
-/// What a person reads whose prompt is read a second time.
+/// Shown when a prompt is read a second time.
 const OVERFLOW: &str = "note: keys or values of this prompt are beyond 65504, the most that a cache of f16 holds; it is read \
                         again with --kv f32";
 
@@ -134,7 +134,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
 }
 
-/// Warns if so many tokens are more than the model was trained on; returns whether they are.
+/// Warns if `tokens` are more than the model was trained on; returns true if they are.
 fn warn_beyond_training(model: &Model, tokens: u64) -> bool {
     let warning = beyond_training(model, tokens);
     if let Some(warning) = &warning {

@@ -143,7 +143,7 @@ impl SessionArgs {
         Ok(session)
     }
 
-    /// The same with keys and values in f32.
+    /// These arguments with keys and values in f32.
     pub fn with_f32_cache(&self) -> Self {
         let mut wider = self.clone();
         wider.state.kv = Kv::F32;
@@ -216,7 +216,7 @@ pub fn max_tokens(text: &str) -> Result<usize, String> {
 /// How long a prompt is read before a bar appears.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// A warning if a text of so many tokens is longer than those that the model was trained on.
+/// A warning if a text of `tokens` tokens is longer than those of the model's training.
 pub fn beyond_training(model: &Model, tokens: u64) -> Option<String> {
     let trained = model.trained_context()?;
     (tokens > trained as u64).then(|| {
@@ -227,7 +227,7 @@ pub fn beyond_training(model: &Model, tokens: u64) -> Option<String> {
     })
 }
 
-/// Whether a prompt's keys or values were beyond what a cache of f16 holds: the logits after it are no numbers.
+/// True if a prompt's keys or values were beyond the range of a cache of f16: the logits after it are no numbers.
 pub fn overflows_cache(session: &Session) -> Result<bool> {
     let plan = session.model().plan(&session.options().state)?;
     let is_f16 = plan

@@ -8,6 +8,8 @@ import ctypes
 import enum
 import json
 import os
+import signal
+import threading
 from ctypes import byref, c_size_t, c_uint32, c_void_p
 
 from . import _library as lib
@@ -218,25 +220,48 @@ class Model(_Closing):
 
 
 class _Watch:
-    """Is called after every chunk of a prompt, so that Python's signal handlers run in between. What is raised here cannot
-    pass through C: it cancels the call, and is raised again when the call returns."""
+    """Is called after every chunk of a prompt. Exceptions cannot pass through C: one that is raised here cancels the call, and
+    is raised again when the call returns. Meanwhile Ctrl-C is noted, so that its handler runs here and not where an exception
+    would be lost."""
 
     def __init__(self):
-        self.function = self.raised = None
+        self.function = self.raised = self.interrupt = self.handler = None
 
     def __call__(self, read, total, _):
         try:
-            return self.function is not None and self.function(read, total) is False
+            self._handle()
+            stops = self.function is not None and self.function(read, total) is False
+            self._handle()
+            return stops
         except BaseException as raised:
             self.raised = raised
             return True
 
-    def check(self, status):
-        """Raises what was raised meanwhile, or what a status other than WL_OK means."""
+    def call(self, function, *arguments):
+        """Calls a function that reads; raises what was raised meanwhile, or what a status other than WL_OK means."""
+        handler = signal.getsignal(signal.SIGINT)
+        notes = callable(handler) and threading.current_thread() is threading.main_thread()
+        if notes:
+            self.handler = handler
+            signal.signal(signal.SIGINT, self._note)
+        try:
+            status = function(*arguments)
+        finally:
+            if notes:
+                signal.signal(signal.SIGINT, handler)
         raised, self.raised = self.raised, None
         if raised is not None:
             raise raised
+        self._handle()
         check(status)
+
+    def _note(self, number, frame):
+        self.interrupt = number, frame
+
+    def _handle(self):
+        interrupt, self.interrupt = self.interrupt, None
+        if interrupt is not None:
+            self.handler(*interrupt)
 
 
 class Session(_Closing):
@@ -264,7 +289,7 @@ class Session(_Closing):
     def feed(self, tokens):
         """Reads tokens."""
         tokens = list(tokens)
-        self._watch.check(library.wl_feed(self._value, (c_uint32 * len(tokens))(*tokens), len(tokens), None))
+        self._watch.call(library.wl_feed, self._value, (c_uint32 * len(tokens))(*tokens), len(tokens), None)
 
     def sample(self):
         """Chooses a token without reading it."""
@@ -311,7 +336,7 @@ class Session(_Closing):
             self.set_messages(history)
             message = last["content"]
         message = message.encode()
-        self._watch.check(library.wl_chat_start(self._value, message, len(message), byref(params)))
+        self._watch.call(library.wl_chat_start, self._value, message, len(message), byref(params))
         return Generation(self)
 
     def set_messages(self, messages):
@@ -324,7 +349,7 @@ class Session(_Closing):
             if b"\0" in texts[-1][1]:
                 raise ValueError("the content of a message has a zero byte")
         array = (lib.Message * len(texts))(*(lib.Message(*pair) for pair in texts))
-        self._watch.check(library.wl_chat_set_messages(self._value, array, len(texts)))
+        self._watch.call(library.wl_chat_set_messages, self._value, array, len(texts))
 
     def on_progress(self, function):
         """Calls `function(read, total)` while a prompt is read, after every chunk; None ends it. If it returns False the

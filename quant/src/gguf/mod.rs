@@ -138,7 +138,7 @@ impl Gguf {
         &self.name
     }
 
-    /// What was not read as the file has it, a sentence each.
+    /// Differences between the file and the values that were read, a sentence each.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }

@@ -77,7 +77,7 @@ pub(super) fn open(path: &Path) -> Result<Gguf> {
 }
 
 impl Gguf {
-    /// The same with a block of another file: its tensors whose names begin with `tensors`, and its keys that begin with `keys` in
+    /// Adds a block of another file: its tensors whose names begin with `tensors`, and its keys that begin with `keys` in
     /// place of those here.
     pub fn with_block(mut self, other: Gguf, keys: &str, tensors: &str) -> Result<Gguf> {
         for (key, value) in other.metadata {
@@ -110,7 +110,7 @@ fn map(path: &Path) -> Result<Gguf> {
 
 /// The names of the parts of a file.
 struct PartNames {
-    /// What comes before the number.
+    /// The path up to the number.
     start: PathBuf,
     count: u64,
 }

@@ -17,13 +17,13 @@ const DEFAULT_ALIGNMENT: u64 = 32;
 /// Most notes that are kept.
 const MAX_NOTES: usize = 16;
 
-/// What a file holds.
+/// The content of a file's header.
 pub(super) struct Parsed {
     pub metadata: Vec<(String, Value)>,
     pub tensors: Vec<TensorInfo>,
     /// Where the data section is.
     pub data: Range<usize>,
-    /// What was not read as it is written.
+    /// Differences between the file and the values that were read.
     pub notes: Vec<String>,
 }
 

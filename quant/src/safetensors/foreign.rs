@@ -29,7 +29,7 @@ impl Checkpoint {
         marked.or_else(|| self.has_words().then_some("MLX"))
     }
 
-    /// Whether matrices are words of 32 bits with scales next to them, as MLX stores them.
+    /// True if matrices are words of 32 bits with scales next to them, as MLX stores them.
     fn has_words(&self) -> bool {
         self.entries.iter().any(|(name, entry)| {
             let base = name.strip_suffix(".weight");

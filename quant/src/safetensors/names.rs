@@ -8,9 +8,9 @@ const WRAPPERS: [&str; 3] = [
     "_fsdp_wrapped_module",
     "_checkpoint_wrapped_module",
 ];
-/// What a module of several processes puts before every name.
+/// First part of every name in a module of several processes.
 const PARALLEL: &str = "module.";
-/// What names of a model without its head lack.
+/// First parts that the names of a model without its head lack.
 const MODELS: [&str; 3] = ["model.", "backbone.", "transformer."];
 
 /// The name without what wraps it.

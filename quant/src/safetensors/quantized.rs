@@ -36,7 +36,7 @@ const OF_ACTIVATIONS: [&str; 9] = [
 /// Numbers of a block of FP4.
 const FP4: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
-/// What a quantized tensor's numbers mean.
+/// The meaning of a quantized tensor's numbers.
 pub(super) struct Packing {
     numbers: Numbers,
     /// Factors of the blocks: shape and values.
@@ -54,7 +54,7 @@ enum Numbers {
     Byte(fn(u8) -> f32),
     /// Two of four bits in each byte.
     Fp4,
-    /// Whole numbers of so many bits in words of 32, counted from the middle.
+    /// Whole numbers of this many bits in words of 32, counted from the middle.
     Words(u32),
 }
 

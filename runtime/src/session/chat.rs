@@ -96,7 +96,7 @@ impl Chat {
         self.turns.opens_thought()
     }
 
-    /// What the template puts before the first message of the user, where there are no instructions.
+    /// The template's text before the first message of the user, where there are no instructions.
     pub fn beginning(&self) -> Result<String> {
         self.turns.beginning()
     }

@@ -52,7 +52,7 @@ pub struct Session {
     marks: Vec<Option<u64>>,
     sampler: Sampler,
     canceller: Canceller,
-    /// Whether some attention reads the whole context.
+    /// True if some attention reads the whole context.
     bounded: bool,
     speculation: Option<Speculation>,
 }

@@ -213,7 +213,7 @@ impl Turns {
         Ok(last(THOUGHT) > last(THOUGHT_END))
     }
 
-    /// What the template puts before the first message of the user, where there is no system message.
+    /// The template's text before the first message of the user, where there is no system message.
     ///
     /// # Errors
     /// [`Error::Template`] if the template fails.

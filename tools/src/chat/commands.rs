@@ -266,7 +266,7 @@ fn prompt(conversation: &Conversation) -> Result<String> {
     }
 }
 
-/// What the template puts before the first message.
+/// The template's text before the first message.
 fn beginning(conversation: &Conversation) -> Result<String> {
     let text = conversation.beginning()?;
     Ok(match text.is_empty() {

@@ -134,7 +134,7 @@ impl Conversation {
         Ok(self.session.set_sampler(params)?)
     }
 
-    /// What the template puts before the first message of the user, where there are no instructions.
+    /// The template's text before the first message of the user, where there are no instructions.
     pub fn beginning(&self) -> Result<String> {
         Ok(self.chat.beginning()?)
     }

@@ -115,9 +115,9 @@ struct Talk {
     commands: Commands,
     /// Whether the conversation is kept after each answer.
     keeps: bool,
-    /// Whether it was said that the conversation is longer than the model's training.
+    /// Set when the warning about the model's training was shown.
     warned: bool,
-    /// Whether a signal ends the program rather than an answer.
+    /// Set while a signal ends the program rather than an answer.
     ends_at_signal: Arc<AtomicBool>,
 }
 

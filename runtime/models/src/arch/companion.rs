@@ -31,7 +31,7 @@ pub(super) fn with_mtp_block(gguf: Gguf, path: &Path) -> Result<Gguf> {
     Ok(gguf)
 }
 
-/// What the two files must agree on.
+/// Numbers on which the two files must agree.
 struct Shape {
     architecture: String,
     blocks: u64,

@@ -171,7 +171,7 @@ fn trained_context(config: &Config) -> Option<usize> {
         "n_positions",
         "max_sequence_length",
     ];
-    // What lies beyond the first training has LongRoPE's other divisors.
+    // Positions beyond the first training have LongRoPE's other divisors.
     const ORIGINAL: &str = "original_max_position_embeddings";
     const INNER: [&str; 2] = ["text_config", "llm_config"];
     let whole = config.object();

@@ -38,7 +38,7 @@ pub(super) fn check(dir: &Path, config: &Config, weights: Option<&Checkpoint>) -
     })
 }
 
-/// What a quantization calls itself; MLX's has no name.
+/// The name of a quantization; MLX's has none.
 fn method(quantization: &serde_json::Value) -> String {
     let method = quantization["quant_method"].as_str();
     let method = method.or(quantization["quant_algo"].as_str());

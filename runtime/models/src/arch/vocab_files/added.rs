@@ -62,7 +62,7 @@ pub(super) fn named(file: ReadFile, name: &str) -> Result<Option<String>, String
     Ok(None)
 }
 
-/// What puts the token `id` before a text, as a `tokenizer.json` says it.
+/// The post-processor of a `tokenizer.json` that puts the token `id` before a text.
 pub(super) fn begins_with(id: u64, content: &str) -> Value {
     let of_text = json!({ "Sequence": { "id": "A", "type_id": 0 } });
     json!({

@@ -6,7 +6,7 @@ use super::{ReadFile, added, python};
 
 /// The name of token 0, which ends a text, where no file names it.
 const END: &str = "<|rwkv_tokenizer_end_of_text|>";
-/// Ids may skip so many numbers.
+/// Most ids that may be missing.
 const MAX_GAPS: usize = 1 << 16;
 
 /// Reads the file; the error is a reason.

@@ -202,7 +202,7 @@ fn field<'b>(bytes: &mut &'b [u8]) -> Option<(u64, Field<'b>)> {
     Some((key >> 3, value))
 }
 
-/// Takes so many bytes off the front.
+/// Takes `count` bytes off the front.
 fn take<'b>(bytes: &mut &'b [u8], count: u64) -> Option<&'b [u8]> {
     let (taken, rest) = bytes.split_at_checked(usize::try_from(count).ok()?)?;
     *bytes = rest;
