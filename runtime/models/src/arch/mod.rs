@@ -1,6 +1,7 @@
 //! Frontends: from a Hugging Face configuration to a [`ModelSpec`] and the names that its tensors have there. One
 //! file per family of configurations; one for the GGUF files that llama.cpp has of the same models.
 
+mod bailing_hybrid;
 mod bamba;
 mod companion;
 mod end_tokens;
@@ -68,6 +69,7 @@ struct Family {
 }
 
 const FAMILIES: &[Family] = &[
+    bailing_hybrid::FAMILY,
     bamba::FAMILY,
     falcon_h1::FAMILY,
     fla::FAMILY,

@@ -5,6 +5,7 @@
 //! Face directory.
 
 mod attention;
+mod bailing_moe3;
 mod dense;
 mod divisors;
 mod falcon_h1;
@@ -49,6 +50,7 @@ struct Family {
 const WITH_MTP: &[&str] = qwen35::FAMILY.architectures;
 
 const FAMILIES: &[Family] = &[
+    bailing_moe3::FAMILY,
     dense::FAMILY,
     falcon_h1::FAMILY,
     gemma3::FAMILY,
