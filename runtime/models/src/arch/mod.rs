@@ -20,6 +20,7 @@ mod hybrid;
 mod jamba;
 mod key_lists;
 mod kimi_linear;
+mod lara_mini;
 mod lfm2;
 mod lfm2_moe;
 mod lfm3;
@@ -79,6 +80,7 @@ const FAMILIES: &[Family] = &[
     hugging_face::FAMILY,
     jamba::FAMILY,
     kimi_linear::FAMILY,
+    lara_mini::FAMILY,
     lfm2::FAMILY,
     lfm2_moe::FAMILY,
     lfm3::FAMILY,
