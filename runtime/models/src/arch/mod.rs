@@ -76,6 +76,7 @@ const FAMILIES: &[Family] = &[
     fla::FAMILY,
     gemma3::FAMILY,
     gemma3::WITH_IMAGES,
+    granite::DENSE,
     granite::FAMILY,
     hugging_face::FAMILY,
     jamba::FAMILY,
