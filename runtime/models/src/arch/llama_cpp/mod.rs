@@ -17,6 +17,7 @@ mod keys;
 mod kimi_linear;
 mod lfm2;
 mod mamba;
+mod minimax;
 mod names;
 mod nemotron_h;
 mod qwen35;
@@ -59,6 +60,7 @@ const FAMILIES: &[Family] = &[
     kimi_linear::FAMILY,
     lfm2::FAMILY,
     mamba::FAMILY,
+    minimax::FAMILY,
     nemotron_h::FAMILY,
     qwen35::FAMILY,
     rwkv7::FAMILY,
