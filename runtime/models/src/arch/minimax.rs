@@ -109,6 +109,7 @@ pub(super) fn lightning_of_depth(
         head_dim,
         slope: (1.0 - depth + 1e-5) as f32,
         norm_eps: OUTPUT_EPS,
+        unmapped: None,
     }
 }
 

@@ -30,6 +30,7 @@ mod llama_cpp_vocab;
 #[cfg(test)]
 mod llama_cpp_vocab_tests;
 mod mamba;
+mod minicpm_sala;
 mod minimax;
 mod nemotron_h;
 mod olmo_hybrid;
@@ -87,6 +88,7 @@ const FAMILIES: &[Family] = &[
     lfm3::FAMILY,
     mamba::FAMILY,
     mamba::SAMBA,
+    minicpm_sala::FAMILY,
     minimax::FAMILY,
     nemotron_h::FAMILY,
     olmo_hybrid::FAMILY,

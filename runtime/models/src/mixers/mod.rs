@@ -55,7 +55,7 @@ pub use head_gates::HeadGateInput;
 pub use hgrn2::Hgrn2;
 pub use kda::Kda;
 pub use latent_attention::LatentAttention;
-pub use lightning_attention::LightningAttention;
+pub use lightning_attention::{LightningAttention, Unmapped};
 pub use linear_attention::LinearAttention;
 pub use lte::{Lte, RouterScope, ScoreMap};
 pub use mamba::Mamba;
