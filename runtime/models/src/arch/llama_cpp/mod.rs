@@ -4,6 +4,7 @@
 //! tensors lie and how the stored ones become ours. The specifications are those that the same model has as a Hugging
 //! Face directory.
 
+mod arwkv7;
 mod attention;
 mod bailing_moe3;
 mod dense;
@@ -51,6 +52,7 @@ struct Family {
 const WITH_MTP: &[&str] = qwen35::FAMILY.architectures;
 
 const FAMILIES: &[Family] = &[
+    arwkv7::FAMILY,
     bailing_moe3::FAMILY,
     dense::FAMILY,
     falcon_h1::FAMILY,
