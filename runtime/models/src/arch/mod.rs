@@ -40,6 +40,7 @@ mod qwen3_next;
 mod recurrent_gemma;
 mod rotary;
 mod rwkv;
+mod rwkv6;
 mod sse;
 mod tensors;
 mod text_files;
@@ -96,6 +97,7 @@ const FAMILIES: &[Family] = &[
     qwen3_next::WITH_IMAGES,
     recurrent_gemma::FAMILY,
     rwkv::FAMILY,
+    rwkv6::FAMILY,
     sse::FAMILY,
     zamba2::FAMILY,
 ];

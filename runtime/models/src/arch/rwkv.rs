@@ -140,5 +140,6 @@ fn channel_mix(config: &Config, hidden: usize) -> Result<RwkvChannelMix> {
         hidden,
         intermediate,
         activation: config.one_of("hidden_act", Activation::SquaredRelu, &known)?,
+        receptance: false,
     })
 }

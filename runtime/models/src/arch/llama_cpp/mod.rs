@@ -23,6 +23,7 @@ mod names;
 mod nemotron_h;
 mod qwen35;
 mod refusal;
+mod rwkv6;
 mod rwkv7;
 mod write;
 
@@ -65,6 +66,7 @@ const FAMILIES: &[Family] = &[
     minimax::FAMILY,
     nemotron_h::FAMILY,
     qwen35::FAMILY,
+    rwkv6::FAMILY,
     rwkv7::FAMILY,
 ];
 

@@ -109,6 +109,7 @@ fn read(keys: &Keys) -> Result<Description> {
             hidden,
             intermediate,
             activation: Activation::SquaredRelu,
+            receptance: false,
         });
         let names = [time_names.clone(), as_stored(CHANNEL_MIX)];
         layers.extend([time_mix, channel_mix].map(|mixer| layer(mixer, None)));
