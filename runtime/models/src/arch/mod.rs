@@ -117,6 +117,10 @@ fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkpoint> {
         Err(_) => config,
     };
     quantization::check(dir, &config, weights.as_ref().ok())?;
+    let config = match mamba::of_authors(&config)? {
+        Some(translated) => translated,
+        None => config,
+    };
     let model_type = config.string("model_type")?;
     let Some(family) = FAMILIES
         .iter()
