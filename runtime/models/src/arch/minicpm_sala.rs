@@ -89,7 +89,11 @@ fn lightning_attention(config: &Config) -> Result<LightningAttention> {
     let norm_eps = norm_eps(config)?;
     let head_dim = config.usize_or("lightning_head_dim", attention.head_dim)?;
     let root = (head_dim as f32).sqrt().recip();
-    let scales = [("1/sqrt(d)", root), ("1/d", root * root), ("1", 1.0)];
+    let scales = [
+        ("1/sqrt(d)", root),
+        ("1/d", (head_dim as f32).recip()),
+        ("1", 1.0),
+    ];
     Ok(LightningAttention {
         heads: config.usize_or("lightning_nh", attention.heads)?,
         head_dim,
