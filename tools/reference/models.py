@@ -12,6 +12,8 @@ import json
 import subprocess
 from pathlib import Path
 
+TESTS = Path(__file__).parent.parent.parent / "tests"
+
 # Family, where people find it, cases of Hugging Face directories, cases of GGUF files; the preset of a row is in PRESETS.
 FAMILIES = [
     ("Qwen3.5 text, dense", "Qwen/Qwen3.5-0.8B to 27B", ["hf_qwen3_5_text"], ["qwen35-f16", "qwen35-q4_k_m"]),
@@ -95,8 +97,11 @@ def main():
     print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|")
     for family, hub, directories, files in FAMILIES:
         cells = []
-        for folder, cases in ((args.fixtures, directories), (args.gguf, files)):
-            texts = [f"`{case}` {verify(args.waterline, folder / case, device)}" for case in cases]
+        for folder, own, cases in ((args.fixtures, "fixtures", directories), (args.gguf, "gguf", files)):
+            # Cases of the repository need not be in the folders.
+            places = [(case, folder / case) for case in cases]
+            places = [(case, place if place.exists() else TESTS / own / case) for case, place in places]
+            texts = [f"`{case}` {verify(args.waterline, place, device)}" for case, place in places]
             cells.append("<br>".join(texts))
         if speeds:
             cells.append(speed(speeds, family))
