@@ -16,6 +16,12 @@ pub(super) const FAMILY: Family = Family {
 };
 
 fn read(keys: &Keys) -> Result<Description> {
+    // Only time mixing reads the token before.
+    const SHIFTS: &str = "token_shift_count";
+    match keys.usize_or(SHIFTS, 1)? {
+        1 => (),
+        other => return Err(keys.wrong(SHIFTS, other, "1")),
+    }
     let gate_rank = match keys.has_tensor("blk.0.time_mix_g1.weight") {
         true => Some(keys.usize("attention.gate_lora_rank")?),
         false => None,
