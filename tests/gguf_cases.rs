@@ -62,7 +62,8 @@ fn verify(folder: &Path, beside: bool) {
 }
 
 #[test]
-fn the_cases_beside_the_repository() {
+fn recorded_cases() {
+    verify(&root().join("tests/gguf"), false);
     let folder = root().join("../shared/gguf");
     if folder.is_dir() {
         verify(&folder, true);
@@ -404,6 +405,7 @@ fn keys_that_cannot_be_are_errors() {
     let place = Workplace::new();
     let path = place.path("hostile.gguf");
     let list = |numbers: &[u32]| Value::Array(Array::U32(numbers.to_vec()));
+    let inspect = ["inspect", &path.display().to_string()];
     for (key, value, expected) in [
         ("block_count", Value::U32(1 << 20), "qwen35.block_count"),
         ("block_count", Value::U32(0), "layers"),
@@ -473,17 +475,15 @@ fn keys_that_cannot_be_are_errors() {
         let mut file = qwen35();
         file.keys.insert(format!("qwen35.{key}"), value);
         file.write(&path);
-        let inspect = ["inspect", &path.display().to_string()];
         place.run(inspect).failed(2, &["hostile.gguf", expected]);
     }
     let mut file = qwen35();
     file.tensors.get_mut("blk.0.ssm_a").unwrap().1[2] = 1.0;
     file.write(&path);
-    let inspect = ["inspect", &path.display().to_string()];
     place.run(inspect).failed(2, &["blk.0.ssm_a", "positive"]);
 
     for (architecture, parts) in [
-        ("rwkv6", ["missing", "rwkv7"]),
+        ("plamo2", ["missing", "mamba2"]),
         ("clip", ["vision part", "language model"]),
         ("another", ["known are", "qwen35"]),
     ] {

@@ -99,8 +99,8 @@ fn sse(random: &mut Random, value_heads: usize) -> Value {
 fn rwkv7(random: &mut Random, heads: usize, head_dim: usize, first: bool) -> Value {
     json!({
         "heads": heads, "head_dim": head_dim, "value_dim": 9, "first": first, "decay_rank": random.within(1, 5),
-        "rate_rank": random.within(1, 5), "value_rank": random.within(1, 5), "gate_rank": random.within(1, 5),
-        "key_eps": 1e-12, "norm_eps": 1e-5,
+        "rate_rank": random.within(1, 5), "value_rank": random.within(1, 5),
+        "gate_rank": random.of(&[None, Some(1), Some(4)]), "key_eps": 1e-12, "norm_eps": random.of(&[None, Some(1e-5)]),
     })
 }
 
@@ -151,7 +151,11 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<Value> {
             let bias = random.flip() && !delta["conv"].is_null();
             with(&delta, json!({ "conv_bias": bias }))
         }
-        "kda" => with(&delta, json!({ "decay_bound": maybe(random, json!(-5.0)) })),
+        "kda" => {
+            let bound = maybe(random, json!(-5.0));
+            let more = json!({ "decay_bound": bound, "full_rank": dk > dv });
+            with(&delta, more)
+        }
         "gated_conv" => json!({
             "channels": *hidden, "conv": random.within(1, 6), "bias": random.flip(),
         }),
@@ -222,7 +226,7 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<Value> {
             let rank = random.within(1, 9);
             json!({
                 "heads": heads, "latent": dk, "nope": dv, "rope": rope, "value_dim": random.of(&WIDTHS),
-                "query_rank": maybe(random, json!(rank)),
+                "query_rank": maybe(random, json!(rank)), "head_gate": random.flip(),
                 "rope_theta": if rope > 0 { maybe(random, json!(1000.0)) } else { json!(null) }, "norm_eps": 1e-5,
             })
         }
@@ -250,7 +254,9 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<Value> {
             })
         }
         "lightning_attention" => json!({
-            "heads": heads, "head_dim": dk, "slope": random.of(&[0.0, 0.3, 1.0]), "norm_eps": 1e-5,
+            "heads": heads, "head_dim": 2 * dk, "slope": 0.3, "norm_eps": 1e-5, "unmapped": random.flip().then(|| json!({
+                "kv_heads": kv_heads, "head_norm_eps": 1e-5, "rope_theta": maybe(random, json!(1000.0)), "scale": 0.5,
+            })),
         }),
         "mamba" => json!({
             "inner": random.of(&[1, 13, 64, 67]), "state": random.within(1, 9), "rank": random.within(1, 9),
@@ -287,12 +293,15 @@ fn blocks(kind: &str, hidden: &mut usize, random: &mut Random) -> Vec<Value> {
                 "number": random.below(1 << 16), "heads": heads, "kv_heads": kv_heads,
                 "head_dim": random.of(&EVEN_WIDTHS), "rope_theta": maybe(random, json!(1000.0)),
                 "intermediate": random.of(&WIDTHS), "rank": maybe(random, json!(rank)),
-                "attention_rank": maybe(random, json!(attention_rank)), "behind": behind,
+                "attention_rank": maybe(random, json!(attention_rank)), "bias": random.flip(), "behind": behind,
             })
         }
-        "rg_lru" => json!({
-            "width": heads * dk, "heads": heads, "conv": random.within(1, 6),
-        }),
+        "rg_lru" => json!({ "width": heads * dk, "heads": heads, "conv": random.within(1, 6) }),
+        "rwkv6" => {
+            *hidden = heads * dk;
+            let [mix, decay] = [(); 2].map(|()| random.within(1, 5));
+            json!({ "heads": heads, "head_dim": dk, "mix_rank": mix, "decay_rank": decay, "norm_eps": 1e-5 })
+        }
         "rwkv7" => {
             *hidden = heads * dk;
             let first = rwkv7(random, heads, dk, true);
@@ -341,7 +350,7 @@ fn vary(layer: &mut Value, random: &mut Random) {
     }
 }
 
-const KINDS: [&str; 26] = [
+const KINDS: [&str; 27] = [
     "abc",
     "attention",
     "delta_net",
@@ -362,6 +371,7 @@ const KINDS: [&str; 26] = [
     "parallel",
     "retnet",
     "rg_lru",
+    "rwkv6",
     "rwkv7",
     "rwkv_channel_mix",
     "shared_block",
@@ -375,7 +385,7 @@ fn random_model(kind: &str, seed: u64) -> (String, Arc<Model>) {
     random.below(1);
     let mut hidden = random.of(&[1, 5, 16, 33]);
     let mut all = blocks(kind, &mut hidden, &mut random);
-    if kind != "rwkv7" && random.flip() {
+    if !matches!(kind, "rwkv6" | "rwkv7") && random.flip() {
         all.extend(blocks(kind, &mut hidden, &mut random));
     }
     // Every second description has layers as they were until there were others.

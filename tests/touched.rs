@@ -153,6 +153,10 @@ fn constant() -> Vec<(&'static str, Value)> {
         ),
         ("rg_lru", json!({ "width": 24, "heads": 2, "conv": 4 })),
         (
+            "rwkv6",
+            json!({ "heads": 2, "head_dim": 8, "mix_rank": 4, "decay_rank": 4, "norm_eps": 1e-5 }),
+        ),
+        (
             "rwkv7",
             json!({
                 "heads": 2, "head_dim": 8, "value_dim": 8, "first": true, "decay_rank": 4, "rate_rank": 4,
@@ -161,7 +165,7 @@ fn constant() -> Vec<(&'static str, Value)> {
         ),
         (
             "rwkv_channel_mix",
-            json!({ "hidden": 16, "intermediate": 9, "activation": "silu" }),
+            json!({ "hidden": 16, "intermediate": 9, "activation": "silu", "receptance": true }),
         ),
     ]
 }

@@ -12,6 +12,8 @@ import json
 import subprocess
 from pathlib import Path
 
+TESTS = Path(__file__).parent.parent.parent / "tests"
+
 # Family, where people find it, cases of Hugging Face directories, cases of GGUF files; the preset of a row is in PRESETS.
 FAMILIES = [
     ("Qwen3.5 text, dense", "Qwen/Qwen3.5-0.8B to 27B", ["hf_qwen3_5_text"], ["qwen35-f16", "qwen35-q4_k_m"]),
@@ -22,21 +24,27 @@ FAMILIES = [
     ("LFM3", "LiquidAI/LFM3-1.7B", ["hf_lfm3"], []),
     ("Nemotron-H", "nvidia/NVIDIA-Nemotron-Nano-9B-v2", ["hf_nemotron_h"], ["nemotron_h-f16", "nemotron_h-q4_k_m"]),
     ("Nemotron-3 mixtures", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B", ["hf_nemotron_h_moe"], ["nemotron_h_moe-q8_0"]),
+    ("Granite, dense", "ibm-granite/granite-3.3-8b-instruct", ["hf_granite"], []),
     ("Granite 4.0-H, dense", "ibm-granite/granite-4.0-h-350m, -1b, -micro", ["hf_granite_dense_nope"], ["granitehybrid-q8_0"]),
     ("Granite 4.0-H mixtures", "ibm-granite/granite-4.0-h-tiny, -small", ["hf_granite_moe_rope"], ["granitehybrid-moe-q4_k_m"]),
     ("Bamba", "ibm-ai-platform/Bamba-9B", ["hf_bamba"], []),
     ("Falcon-H1", "tiiuae/Falcon-H1-0.5B to 34B", ["hf_falcon_h1_plain", "hf_falcon_h1_norm_first"], ["falcon-h1-f16"]),
     ("Falcon-Mamba", "tiiuae/falcon-mamba-7b", ["hf_falcon_mamba"], []),
     ("Mamba, Mamba-2", "state-spaces/mamba-130m-hf, mistralai/Mamba-Codestral-7B", ["hf_mamba", "hf_mamba2", "hf_mamba2_g8"], ["mamba-f16"]),
+    ("RWKV-6", "RWKV/rwkv-6-world-1b6", ["rwkv6"], ["rwkv6-f32"]),
     ("RWKV-7", "fla-hub/rwkv7-0.4B-world", ["rwkv7_plain"], ["rwkv7-f16"]),
+    ("ARWKV", "RWKV-Red-Team/ARWKV-7B-Preview-0.1", [], ["arwkv7-f32"]),
     ("Kimi Linear", "moonshotai/Kimi-Linear-48B-A3B", ["hf_kimi_linear"], ["kimi-linear-f16"]),
+    ("Ling 3.0", "inclusionAI/Ling-3.0-tiny", ["hf_bailing_hybrid"], ["bailingmoe3-f32"]),
+    ("Lara 4", "translated/Lara-4-Mini-Base", ["hf_lara_mini"], []),
+    ("MiniCPM-SALA", "openbmb/MiniCPM-SALA", ["minicpm_sala"], []),
     ("OLMo hybrid", "allenai/Olmo-Hybrid-7B", ["hf_olmo_hybrid"], []),
     ("Jamba", "ai21labs/AI21-Jamba-Reasoning-3B", ["hf_jamba_moe"], ["jamba-q4_k_m"]),
-    ("MiniMax-01", "MiniMaxAI/MiniMax-Text-01-hf", ["hf_minimax"], []),
+    ("MiniMax-01", "MiniMaxAI/MiniMax-Text-01-hf", ["hf_minimax"], ["minimax-01-f32"]),
     ("RecurrentGemma", "google/recurrentgemma-2b", ["hf_recurrent_gemma"], []),
     ("Gemma 3 text", "google/gemma-3-1b-it", ["hf_gemma3"], []),
     ("Llama, Qwen2, Qwen3, SmolLM3", "HuggingFaceTB/SmolLM3-3B", ["hf_llama", "hf_qwen3", "hf_smollm3"], []),
-    ("Zamba2", "Zyphra/Zamba2-1.2B", ["hf_zamba2"], []),
+    ("Zamba2", "Zyphra/Zamba2-1.2B", ["hf_zamba2", "hf_zamba2_bias"], []),
 ]
 
 PRESETS = {
@@ -89,8 +97,11 @@ def main():
     print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|")
     for family, hub, directories, files in FAMILIES:
         cells = []
-        for folder, cases in ((args.fixtures, directories), (args.gguf, files)):
-            texts = [f"`{case}` {verify(args.waterline, folder / case, device)}" for case in cases]
+        for folder, own, cases in ((args.fixtures, "fixtures", directories), (args.gguf, "gguf", files)):
+            # Cases of the repository need not be in the folders.
+            places = [(case, folder / case) for case in cases]
+            places = [(case, place if place.exists() else TESTS / own / case) for case, place in places]
+            texts = [f"`{case}` {verify(args.waterline, place, device)}" for case, place in places]
             cells.append("<br>".join(texts))
         if speeds:
             cells.append(speed(speeds, family))

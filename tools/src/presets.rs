@@ -100,6 +100,7 @@ pub const PRESETS: &[Preset] = &[
     preset("granite-4.0-h-1.5b"),
     preset("nemotron-3-nano-4b"),
     preset("recurrentgemma-2.7b"),
+    preset("rwkv6-1.6b"),
     preset("rwkv7-0.4b"),
     preset("rwkv7-1.5b"),
     preset("lalte-tiny"),

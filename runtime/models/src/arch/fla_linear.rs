@@ -227,6 +227,7 @@ pub(super) fn kda(config: &Config) -> Result<Kda> {
         conv: taps(config, true)?,
         negative_eigenvalues: config.bool_or("allow_neg_eigval", false)?,
         decay_bound: config.optional_f32("lower_bound")?,
+        full_rank: false,
         gate_bias: true,
         norm_eps: config.f32_or("norm_eps", 1e-6)?,
     })

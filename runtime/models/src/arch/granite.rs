@@ -1,12 +1,14 @@
-//! Granite 4 hybrids (transformers `granitemoehybrid`): layers of Mamba-2 or of attention with a scale of its own, mostly
-//! without positions, every sum into the residual stream multiplied; in some a mixture of experts beside the shared network.
+//! Granite's Transformers (transformers `granite`) and Granite 4 hybrids (`granitemoehybrid`): layers of Mamba-2 or of
+//! attention with its own scale, in hybrids mostly without positions, every sum into the residual stream multiplied; in some a mixture of experts beside the shared network.
 
 use std::sync::Arc;
 
 use waterline_quant::{Tensor, safetensors};
 
 use super::experts::part_of_fused;
-use super::hugging_face::{attention, attention_without_positions, model, norm_eps};
+use super::hugging_face::{
+    attention, attention_without_positions, mlp, model, norm_eps, tensor_name,
+};
 use super::hybrid::{self, Kind};
 use super::{Config, Family, mamba, tensors};
 use crate::error::Result;
@@ -22,6 +24,46 @@ pub(super) const FAMILY: Family = Family {
     spec,
     tensor: |_, weights, weight| tensor(weights, weight),
 };
+
+/// Granite's Transformers: the same multipliers around attention and a dense network.
+pub(super) const DENSE: Family = Family {
+    model_types: &["granite"],
+    spec: |config| {
+        let attention = Attention {
+            softmax_scale: Some(config.f32_or("attention_multiplier", 1.0)?),
+            ..attention(config)?
+        };
+        let sublayer = sublayer(config)?;
+        let layer = LayerSpec {
+            mixer_sublayer: sublayer,
+            ffn_sublayer: sublayer,
+            ..LayerSpec::of(Arc::new(attention), Some(mlp(config)?))
+        };
+        multiplied(config, vec![layer; config.layers()?])
+    },
+    tensor: |_, weights, weight| Ok(weights.tensor(&tensor_name(&weight.name, "self_attn"))?),
+};
+
+/// Multiplies every sum into the residual stream.
+fn sublayer(config: &Config) -> Result<Sublayer> {
+    Ok(Sublayer {
+        multiplier: config.f32_or("residual_multiplier", 1.0)?,
+        ..Sublayer::default()
+    })
+}
+
+/// The model of these layers, its embeddings and logits multiplied.
+fn multiplied(config: &Config, layers: Vec<LayerSpec>) -> Result<ModelSpec> {
+    let divisor = config.f32_or("logits_scaling", 1.0)?;
+    if divisor == 0.0 {
+        return Err(config.wrong("logits_scaling", "a number that divides the logits"));
+    }
+    Ok(ModelSpec {
+        embedding_multiplier: config.f32_or("embedding_multiplier", 1.0)?,
+        logits_multiplier: 1.0 / divisor,
+        ..model(config, layers)?
+    })
+}
 
 fn spec(config: &Config) -> Result<ModelSpec> {
     let scaled: Arc<dyn Mixer> = Arc::new(Attention {
@@ -53,10 +95,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
             ..ExpertsSpec::default()
         }),
     };
-    let sublayer = Sublayer {
-        multiplier: config.f32_or("residual_multiplier", 1.0)?,
-        ..Sublayer::default()
-    };
+    let sublayer = sublayer(config)?;
     let keys = ["layer_types", "layers_block_type"];
     let layers = hybrid::mixer_kinds(config, &keys, |_| Kind::Mamba)?
         .into_iter()
@@ -70,15 +109,7 @@ fn spec(config: &Config) -> Result<ModelSpec> {
             }
         })
         .collect();
-    let divisor = config.f32_or("logits_scaling", 1.0)?;
-    if divisor == 0.0 {
-        return Err(config.wrong("logits_scaling", "a number that divides the logits"));
-    }
-    Ok(ModelSpec {
-        embedding_multiplier: config.f32_or("embedding_multiplier", 1.0)?,
-        logits_multiplier: 1.0 / divisor,
-        ..model(config, layers)?
-    })
+    multiplied(config, layers)
 }
 
 fn tensor(weights: &safetensors::Checkpoint, weight: &WeightSpec) -> Result<Tensor> {

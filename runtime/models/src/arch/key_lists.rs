@@ -88,6 +88,28 @@ pub(super) const KEYS_OF: &[(&[&str], Idle)] = &[
         ("num_heads", "the width of a head says it"),
     ),
     (
+        &["rwkv6"],
+        (
+            "rescale_every context_length",
+            "sums divided for numbers of few bits, which norms undo",
+        ),
+    ),
+    (
+        &["minicpm_sala"],
+        (
+            "mup_denominator sparse_config",
+            "softmax attention is over all tokens, and sums are divided by the number of layers",
+        ),
+    ),
+    (
+        &["bailing_hybrid"],
+        (
+            "use_qk_norm qk_head_dim num_key_value_heads rotary_type *_loss_scaling_factor head_dim linear_conv_kernel_dim \
+             layer_group_size first_k_dense_replace rope_interleave",
+            "KDA's queries and keys are unit vectors, all heads share one latent, and newer files list the kinds of layers",
+        ),
+    ),
+    (
         &["mamba2", "hax_mamba2"],
         ("time_step_rank", "a head has one step, whatever the rank"),
     ),

@@ -23,9 +23,9 @@ pub(super) const FAMILY: Family = Family {
 };
 
 /// The reference's epsilon of the norms inside latent attention.
-const LATENT_EPS: f32 = 1e-6;
+pub(super) const LATENT_EPS: f32 = 1e-6;
 /// What the reference adds to the sum of the chosen experts' scores.
-const SCORE_EPS: f32 = 1e-20;
+pub(super) const SCORE_EPS: f32 = 1e-20;
 
 const EXPERTS: ExpertNames = ExpertNames {
     block: "block_sparse_moe",
@@ -115,6 +115,7 @@ fn delta_attention(config: &Config) -> Result<Kda> {
         negative_eigenvalues: false,
         decay_bound: None,
         gate_bias: false,
+        full_rank: false,
         norm_eps: norm_eps(config)?,
     })
 }
@@ -132,6 +133,7 @@ fn latent_attention(config: &Config) -> Result<LatentAttention> {
         query_rank: config.optional_usize("q_lora_rank")?,
         rope_theta: None,
         norm_eps: LATENT_EPS,
+        head_gate: false,
     })
 }
 
@@ -189,24 +191,9 @@ fn tensor(
         };
     };
     let of_mixer = |name: &str| of_layer(&format!("self_attn.{name}"));
-    // Keys and values of a head, one after the other.
-    let of_heads = |keys: bool| {
-        let LatentAttention {
-            heads,
-            nope,
-            value_dim,
-            ..
-        } = latent_attention(config)?;
-        let range = if keys {
-            0..nope
-        } else {
-            nope..nope + value_dim
-        };
-        let rows = rows_of_groups(name, &of_mixer("kv_b_proj.weight")?, heads, range)?;
-        match keys {
-            true => transposed(name, &rows, heads),
-            false => Ok(rows),
-        }
+    let of_heads = |part: Part| {
+        let latent = latent_attention(config)?;
+        part_of_heads(name, &of_mixer("kv_b_proj.weight")?, &latent, part)
     };
     match part {
         "f_proj.0.weight" => of_mixer("f_a_proj.weight"),
@@ -216,8 +203,31 @@ fn tensor(
         "kv_a_proj.weight" => of_mixer("kv_a_proj_with_mqa.weight"),
         "kv_a_norm.weight" => of_mixer("kv_a_layernorm.weight"),
         "q_a_norm.weight" => of_mixer("q_a_layernorm.weight"),
-        "k_b.weight" => of_heads(true),
-        "v_b.weight" => of_heads(false),
+        "k_b.weight" => of_heads(Part::Keys),
+        "v_b.weight" => of_heads(Part::Values),
         _ => of_mixer(part),
+    }
+}
+
+/// A part of the matrix from the latent to keys and values.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Part {
+    /// The keys' rows, which the queries pass the other way.
+    Keys,
+    /// The values' rows.
+    Values,
+}
+
+/// Keys or values out of a matrix that has both for each head, one after the other.
+pub(super) fn part_of_heads(
+    name: &str,
+    both: &Tensor,
+    latent: &LatentAttention,
+    part: Part,
+) -> Result<Tensor> {
+    let (heads, nope) = (latent.heads, latent.nope);
+    match part {
+        Part::Keys => transposed(name, &rows_of_groups(name, both, heads, 0..nope)?, heads),
+        Part::Values => rows_of_groups(name, both, heads, nope..nope + latent.value_dim),
     }
 }

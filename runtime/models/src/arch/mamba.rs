@@ -16,7 +16,15 @@ pub(super) const FAMILY: Family = Family {
     spec,
     tensor: |_, weights, weight| match drawn(weights, weight) {
         Some(hash) => hash,
-        None => tensor(weights, tensor_name(&weight.name)),
+        None => {
+            let name = tensor_name(&weight.name);
+            // The authors' program has the name in the singular.
+            let singular = name.replacen(".embeddings.", ".embedding.", 1);
+            match weights.contains(&singular) {
+                true => tensor(weights, singular),
+                false => tensor(weights, name),
+            }
+        }
     },
 };
 
@@ -32,6 +40,65 @@ fn drawn(weights: &safetensors::Checkpoint, weight: &WeightSpec) -> Option<Resul
     let layer = weight.name.split('.').find_map(|part| part.parse().ok());
     let seed = u64::from(HASH_SEED) << 32 | layer.unwrap_or(0u64);
     is_missing.then(|| tensors::normal(&weight.shape, seed))
+}
+
+/// The configuration of a checkpoint of the authors' own program (state-spaces/mamba `mamba_ssm/models/config_mamba.py`), which
+/// names no model type, under the keys of transformers; none if it is of another kind.
+pub(super) fn of_authors(config: &Config) -> Result<Option<Config>> {
+    let has = |key: &str| config.object().contains_key(key);
+    if has("model_type") || !has("d_model") || !has("n_layer") {
+        return Ok(None);
+    }
+    let empty = || Config::new(config.file(), serde_json::json!({}));
+    let ssm = match config.child("ssm_cfg")? {
+        Some(ssm) => ssm,
+        None => empty()?,
+    };
+    let second = ssm.one_of("layer", false, &[("Mamba1", false), ("Mamba2", true)])?;
+    for key in ["attn_layer_idx", "d_intermediate"] {
+        let is_none = |value: &serde_json::Value| {
+            value.as_u64() == Some(0) || value.as_array().is_some_and(Vec::is_empty)
+        };
+        if !config.object().get(key).is_none_or(is_none) {
+            return Err(config.wrong(key, "layers of Mamba alone"));
+        }
+    }
+    if !config.bool_or("rms_norm", true)? {
+        return Err(config.wrong("rms_norm", "true"));
+    }
+    let multiple = config.usize_or("pad_vocab_size_multiple", 8)?.max(1);
+    let vocab = config.usize("vocab_size")?;
+    let mut keys = serde_json::json!({
+        "model_type": if second { "mamba2" } else { "mamba" },
+        "hidden_size": config.usize("d_model")?,
+        "num_hidden_layers": config.usize("n_layer")?,
+        "vocab_size": vocab.div_ceil(multiple).saturating_mul(multiple),
+        "tie_word_embeddings": config.bool_or("tie_embeddings", true)?,
+        "layer_norm_epsilon": 1e-5,
+    });
+    let mut names = vec![
+        ("d_state", "state_size"),
+        ("d_conv", "conv_kernel"),
+        ("expand", "expand"),
+        ("bias", "use_bias"),
+        ("conv_bias", "use_conv_bias"),
+    ];
+    if second {
+        keys["n_groups"] = 1.into();
+        names.extend([
+            ("ngroups", "n_groups"),
+            ("headdim", "head_dim"),
+            ("rmsnorm", "rmsnorm"),
+        ]);
+    } else {
+        names.push(("dt_rank", "time_step_rank"));
+    }
+    for (theirs, ours) in names {
+        if let Some(value) = ssm.object().get(theirs) {
+            keys[ours] = value.clone();
+        }
+    }
+    Config::new(config.file(), keys).map(Some)
 }
 
 /// Reads the tensor called `name`, but for A, of which a checkpoint has the logarithm of what it is below zero.

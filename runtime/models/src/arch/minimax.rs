@@ -52,11 +52,16 @@ fn spec(config: &Config) -> Result<ModelSpec> {
     model(config, layers)
 }
 
-/// `x = alpha n + beta f(n)`.
+/// `x = alpha n + beta f(n)`; the authors' own files spell the factors' names out.
 fn sublayer(config: &Config, kind: &str) -> Result<Sublayer> {
+    let spelt = kind.replace("attn", "attention");
+    let factor = |name: &str| match config.optional_f32(&format!("layernorm_{spelt}_{name}"))? {
+        Some(factor) => Ok(factor),
+        None => config.f32_or(&format!("{kind}_{name}_factor"), 1.0),
+    };
     Ok(Sublayer {
-        normed_residual: Some(config.f32_or(&format!("{kind}_alpha_factor"), 1.0)?),
-        multiplier: config.f32_or(&format!("{kind}_beta_factor"), 1.0)?,
+        normed_residual: Some(factor("alpha")?),
+        multiplier: factor("beta")?,
         ..Sublayer::default()
     })
 }
@@ -85,18 +90,34 @@ fn softmax_attention(config: &Config) -> Result<Attention> {
 }
 
 fn lightning_attention(config: &Config, layer: usize, layers: usize) -> Result<LightningAttention> {
-    let attention = attention(config)?;
+    let Attention {
+        heads, head_dim, ..
+    } = attention(config)?;
+    Ok(lightning_of_depth(heads, head_dim, layer, layers))
+}
+
+/// Lightning attention in layer `layer` of `layers`: heads of deeper layers fade more slowly.
+pub(super) fn lightning_of_depth(
+    heads: usize,
+    head_dim: usize,
+    layer: usize,
+    layers: usize,
+) -> LightningAttention {
     let depth = layer as f64 / (layers as f64 - 1.0 + 1e-5);
-    Ok(LightningAttention {
-        heads: attention.heads,
-        head_dim: attention.head_dim,
+    LightningAttention {
+        heads,
+        head_dim,
         slope: (1.0 - depth + 1e-5) as f32,
         norm_eps: OUTPUT_EPS,
-    })
+        unmapped: None,
+    }
 }
 
 fn experts(config: &Config) -> Result<ExpertsSpec> {
     config.one_of("hidden_act", (), &[("silu", ()), ("swish", ())])?;
+    if !config.bool_or("postnorm", true)? {
+        return Err(config.wrong("postnorm", "true: the residual is the normed input"));
+    }
     Ok(ExpertsSpec {
         experts: config.usize("num_local_experts")?,
         chosen: config.usize_or("num_experts_per_tok", 2)?,

@@ -1,6 +1,7 @@
 //! Frontends: from a Hugging Face configuration to a [`ModelSpec`] and the names that its tensors have there. One
 //! file per family of configurations; one for the GGUF files that llama.cpp has of the same models.
 
+mod bailing_hybrid;
 mod bamba;
 mod companion;
 mod end_tokens;
@@ -19,6 +20,7 @@ mod hybrid;
 mod jamba;
 mod key_lists;
 mod kimi_linear;
+mod lara_mini;
 mod lfm2;
 mod lfm2_moe;
 mod lfm3;
@@ -28,6 +30,7 @@ mod llama_cpp_vocab;
 #[cfg(test)]
 mod llama_cpp_vocab_tests;
 mod mamba;
+mod minicpm_sala;
 mod minimax;
 mod nemotron_h;
 mod olmo_hybrid;
@@ -37,6 +40,7 @@ mod qwen3_next;
 mod recurrent_gemma;
 mod rotary;
 mod rwkv;
+mod rwkv6;
 mod sse;
 mod tensors;
 mod text_files;
@@ -68,20 +72,24 @@ struct Family {
 }
 
 const FAMILIES: &[Family] = &[
+    bailing_hybrid::FAMILY,
     bamba::FAMILY,
     falcon_h1::FAMILY,
     fla::FAMILY,
     gemma3::FAMILY,
     gemma3::WITH_IMAGES,
+    granite::DENSE,
     granite::FAMILY,
     hugging_face::FAMILY,
     jamba::FAMILY,
     kimi_linear::FAMILY,
+    lara_mini::FAMILY,
     lfm2::FAMILY,
     lfm2_moe::FAMILY,
     lfm3::FAMILY,
     mamba::FAMILY,
     mamba::SAMBA,
+    minicpm_sala::FAMILY,
     minimax::FAMILY,
     nemotron_h::FAMILY,
     olmo_hybrid::FAMILY,
@@ -89,6 +97,7 @@ const FAMILIES: &[Family] = &[
     qwen3_next::WITH_IMAGES,
     recurrent_gemma::FAMILY,
     rwkv::FAMILY,
+    rwkv6::FAMILY,
     sse::FAMILY,
     zamba2::FAMILY,
 ];
@@ -108,6 +117,10 @@ fn open_directory(dir: &Path, options: &OpenOptions) -> Result<Checkpoint> {
         Err(_) => config,
     };
     quantization::check(dir, &config, weights.as_ref().ok())?;
+    let config = match mamba::of_authors(&config)? {
+        Some(translated) => translated,
+        None => config,
+    };
     let model_type = config.string("model_type")?;
     let Some(family) = FAMILIES
         .iter()

@@ -114,9 +114,9 @@ fn time_mix(config: &Config, hidden: usize, norm_eps: f32, layer: usize) -> Resu
         decay_rank: rank("decay_low_rank_dim", 2.5, true)?,
         rate_rank: rank("a_low_rank_dim", 2.5, true)?,
         value_rank: rank("v_low_rank_dim", 1.7, true)?,
-        gate_rank: rank("gate_low_rank_dim", 5.0, false)?,
+        gate_rank: Some(rank("gate_low_rank_dim", 5.0, false)?),
         key_eps: if fused { 1e-6 } else { 1e-24 },
-        norm_eps: head_dim as f32 * norm_eps,
+        norm_eps: Some(head_dim as f32 * norm_eps),
     })
 }
 
@@ -140,5 +140,6 @@ fn channel_mix(config: &Config, hidden: usize) -> Result<RwkvChannelMix> {
         hidden,
         intermediate,
         activation: config.one_of("hidden_act", Activation::SquaredRelu, &known)?,
+        receptance: false,
     })
 }

@@ -1,6 +1,10 @@
 //! Sparse state expansion as `sse_swa_moba` models have it: layers of SSE, alone (`sse_layer` is `pure`) or beside
 //! sliding-window attention, and layers of attention. Other orders of layers are read from `layer_types`, a list of
 //! `sse`, `sse_swa`, `sliding_attention` and `full_attention`.
+//!
+//! Layers of MoBA (arXiv 2502.13189), which the reference repository's `attn.layers` has beside `attn.full_layers`, attend to all
+//! tokens here. So does the reference when it decodes, and in prompts of up to `moba_topk` chunks of `moba_chunk_size` tokens (2,048
+//! as published); in longer prompts its queries see only chunks that they choose.
 
 use std::sync::Arc;
 
@@ -8,7 +12,7 @@ use waterline_quant::{Tensor, safetensors};
 
 use super::fla::{mlp, scaled, taps, tensor_name};
 use super::{Config, Family};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::mixers::{Attention, HeadMap, Mixer, Sse, SseSwa, StateUpdate};
 use crate::model::{LayerSpec, ModelSpec};
 use crate::weights::WeightSpec;
@@ -76,23 +80,9 @@ fn layer_of(config: &Config, layer: usize) -> Result<Layer> {
         };
     }
     if let Some(attn) = config.child("attn")? {
-        let listed = |key: &str| -> Result<bool> {
-            match attn.object().get(key) {
-                None => Ok(false),
-                Some(_) => Ok(attn.usizes(key)?.contains(&layer)),
-            }
-        };
-        match (listed("layers")?, listed("full_layers")?) {
-            (false, _) => {}
-            (true, true) => return Ok(Layer::Full),
-            (true, false) => {
-                return Err(Error::Unsupported {
-                    file: config.file().into(),
-                    what: format!(
-                        "layer {layer} is a mixture of block attention; known are the attention layers in full_layers"
-                    ),
-                });
-            }
+        let is_there = attn.object().contains_key("layers");
+        if is_there && attn.usizes("layers")?.contains(&layer) {
+            return Ok(Layer::Full);
         }
     }
     let known = [("pure", Layer::Sse), ("sse+swa fused", Layer::SseSwa)];

@@ -78,6 +78,37 @@ pub(super) fn rows_of_groups(
     rows(name, tensor, &ranges)
 }
 
+/// Rows of heads whose channels `turned` turn with the position, each next to the one that it turns with, in an order in which
+/// these two are apart by half of the turned: `ours[i + s turned / 2] = stored[2 i + s]`.
+pub(super) fn halves(
+    name: &str,
+    tensor: &Tensor,
+    head_dim: usize,
+    turned: Range<usize>,
+) -> Result<Tensor> {
+    let count = tensor.shape.first().copied().unwrap_or(0);
+    if head_dim == 0 || !count.is_multiple_of(head_dim) || turned.end > head_dim {
+        return Err(Error::Tensor {
+            file: "the checkpoint".into(),
+            name: name.into(),
+            found: format!("shape {:?}", tensor.shape),
+            expected: format!("rows of heads of {head_dim}"),
+        });
+    }
+    let half = turned.len() / 2;
+    let stored = |row: usize| {
+        let (head, channel) = (row / head_dim, row % head_dim);
+        let from = match channel.checked_sub(turned.start) {
+            Some(i) if i < half => turned.start + 2 * i,
+            Some(i) if i < 2 * half => turned.start + 2 * (i - half) + 1,
+            _ => channel,
+        };
+        head * head_dim + from
+    };
+    let order: Vec<_> = (0..count).map(stored).map(|row| row..row + 1).collect();
+    rows(name, tensor, &order)
+}
+
 /// Of `count` matrices, one after another, each with its rows as columns.
 pub(super) fn transposed(name: &str, tensor: &Tensor, count: usize) -> Result<Tensor> {
     let (all, cols) = tensor.rows_cols();
@@ -168,6 +199,15 @@ mod tests {
         assert!(rows("x", &from, from_ref(&(4..7))).is_err());
         assert!(rows_of_groups("x", &from, 1 << 40, 0..1).is_err());
         assert!(rows("x", &tensor(&[0]), from_ref(&(0..1))).is_err());
+    }
+
+    #[test]
+    fn pairs_that_turn_come_apart_by_half() {
+        let heads = halves("x", &tensor(&[10, 1]), 5, 1..5).expect("rows");
+        let expected = [0, 1, 3, 2, 4, 5, 6, 8, 7, 9].map(|x| x as f32);
+        assert_eq!(heads.to_f32(), expected);
+        assert!(halves("x", &tensor(&[10, 1]), 4, 0..4).is_err());
+        assert!(halves("x", &tensor(&[10, 1]), 5, 0..6).is_err());
     }
 
     #[test]

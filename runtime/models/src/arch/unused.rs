@@ -54,7 +54,23 @@ pub(super) fn check_tensors(
         let used = |other: &&str| !unused.contains(other);
         ending.is_some() && weights.names().filter(used).any(same)
     };
-    let is_further = |name: &str| !mtp && is_named(MTP, name);
+    // Layers after the last one predict further tokens.
+    let number = |key: &str| {
+        config
+            .object()
+            .get(key)
+            .and_then(Value::as_u64)
+            .unwrap_or(0)
+    };
+    let first = number("num_hidden_layers");
+    let further = first..first + number("num_nextn_predict_layers").min(first);
+    let after_last = |name: &str| {
+        let layer = name
+            .strip_prefix("model.layers.")
+            .and_then(|rest| rest.split('.').next()?.parse().ok());
+        layer.is_some_and(|layer| further.contains(&layer))
+    };
+    let is_further = |name: &str| !mtp && (is_named(MTP, name) || after_last(name));
     let listed = |name: &str| is_listed(TENSORS, name) || is_further(name);
     let idle = |name: &str| listed(name) || is_embedding(name) || at(name) || repeats(name);
     let unused = unused.iter().copied().filter(|name| !idle(name));

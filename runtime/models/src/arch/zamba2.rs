@@ -99,6 +99,7 @@ fn block(config: &Config, uses: usize) -> Result<SharedBlockSpec> {
         intermediate: config.usize("intermediate_size")?,
         rank: Some(rank),
         attention_rank: corrected.then_some(rank),
+        bias: config.bool_or("add_bias_linear", false)?,
     })
 }
 
@@ -146,7 +147,7 @@ fn uses(config: &Config) -> Result<Vec<usize>> {
 }
 
 /// What the parts of a shared block are called in the checkpoint.
-const BLOCK: [(&str, &str); 7] = [
+const BLOCK: [(&str, &str); 8] = [
     ("attn_norm.weight", "input_layernorm.weight"),
     ("q_proj.weight", "self_attn.q_proj.weight"),
     ("k_proj.weight", "self_attn.k_proj.weight"),
@@ -154,6 +155,7 @@ const BLOCK: [(&str, &str); 7] = [
     ("o_proj.weight", "self_attn.o_proj.weight"),
     ("ffn_norm.weight", "pre_ff_layernorm.weight"),
     ("ffn_down.weight", "feed_forward.down_proj.weight"),
+    ("ffn_down.bias", "feed_forward.down_proj.bias"),
 ];
 
 fn tensor(
@@ -179,8 +181,13 @@ fn tensor(
         return match BLOCK.iter().find(|(ours, _)| *ours == part) {
             Some((_, theirs)) => of_block(number, theirs),
             None => {
-                let both = of_block(number, "feed_forward.gate_up_proj.weight")?;
-                half(both, part == "ffn_gate.weight")
+                let end = if part.ends_with(".bias") {
+                    "bias"
+                } else {
+                    "weight"
+                };
+                let both = of_block(number, &format!("feed_forward.gate_up_proj.{end}"))?;
+                half(both, part.starts_with("ffn_gate."))
             }
         };
     }

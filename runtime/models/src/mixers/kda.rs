@@ -6,11 +6,12 @@
 //! q, k = l2(silu(conv(W_q x))), l2(silu(conv(W_k x)))    [head_dim]
 //! v    = silu(conv(W_v x))                                [value_dim]
 //! beta = sigmoid(W_b x), twice that where negative eigenvalues are allowed
-//! z    = W_f2 W_f1 x + dt_bias                            [head_dim]
+//! z    = W_f2 W_f1 x + dt_bias, or W_f x + dt_bias        [head_dim]
 //! a    = exp(-exp(A_log) softplus(z)), or exp(bound sigmoid(exp(A_log) z)) where the decay is bounded
 //! S   <- diag(a) S;  S <- S + k^T beta (v - k S);  o = head_dim^-1/2 q S
-//! y    = W_o (rms(o) sigmoid(W_g2 W_g1 x + b))
+//! y    = W_o (rms(o) sigmoid(W_g2 W_g1 x + b)), or with W_g x
 //! ```
+//! Ling 3.0 (transformers `models/bailing_hybrid`) has the matrices of full rank and the bounded decay.
 //! State: `S [value_heads, head_dim, value_dim]` and the last `conv - 1` inputs of each convolution.
 
 use serde::{Deserialize, Serialize};
@@ -48,6 +49,9 @@ pub struct Kda {
     /// Whether the output gate has a bias b.
     #[serde(default = "yes", skip_serializing_if = "is_true")]
     pub gate_bias: bool,
+    /// Whether the decay and the output gate have one matrix each instead of two of low rank.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub full_rank: bool,
     /// Epsilon of the output norm.
     pub norm_eps: f32,
 }
@@ -58,6 +62,10 @@ fn yes() -> bool {
 
 fn is_true(value: &bool) -> bool {
     *value
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 impl Kda {
@@ -94,17 +102,26 @@ impl Mixer for Kda {
         let width = self.value_heads * self.value_dim;
         weights.extend([
             WeightSpec::full("b_proj.weight", &[self.value_heads, hidden]),
-            WeightSpec::full("f_proj.0.weight", &[rank, hidden]),
-            WeightSpec::full("f_proj.1.weight", &[decays, rank]),
             WeightSpec::full("A_log", &[self.value_heads]),
             WeightSpec::full("dt_bias", &[decays]),
-            WeightSpec::matrix("g_proj.0.weight", rank, hidden),
-            WeightSpec::matrix("g_proj.1.weight", width, rank),
             WeightSpec::full("o_norm.weight", &[self.value_dim]),
             WeightSpec::matrix("o_proj.weight", hidden, width),
         ]);
+        let gate = if self.full_rank {
+            weights.push(WeightSpec::matrix("f_proj.weight", decays, hidden));
+            weights.push(WeightSpec::matrix("g_proj.weight", width, hidden));
+            "g_proj"
+        } else {
+            weights.extend([
+                WeightSpec::full("f_proj.0.weight", &[rank, hidden]),
+                WeightSpec::full("f_proj.1.weight", &[decays, rank]),
+                WeightSpec::matrix("g_proj.0.weight", rank, hidden),
+                WeightSpec::matrix("g_proj.1.weight", width, rank),
+            ]);
+            "g_proj.1"
+        };
         if self.gate_bias {
-            weights.push(WeightSpec::full("g_proj.1.bias", &[width]));
+            weights.push(WeightSpec::full(&format!("{gate}.bias"), &[width]));
         }
         weights
     }
@@ -115,13 +132,16 @@ impl Mixer for Kda {
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
-        let names = [
-            "q_proj", "k_proj", "v_proj", "b_proj", "f_proj.0", "g_proj.0",
-        ];
-        let views = layer.project(&names)?;
-        let beta = views[3];
-        let decay = layer.project_from(views[4], None, &["f_proj.1"])?[0];
-        let gate = layer.project_from(views[5], None, &["g_proj.1"])?[0];
+        let [f, g] = match self.full_rank {
+            true => ["f_proj", "g_proj"],
+            false => ["f_proj.0", "g_proj.0"],
+        };
+        let views = layer.project(&["q_proj", "k_proj", "v_proj", "b_proj", f, g])?;
+        let (beta, mut decay, mut gate) = (views[3], views[4], views[5]);
+        if !self.full_rank {
+            decay = layer.project_from(decay, None, &["f_proj.1"])?[0];
+            gate = layer.project_from(gate, None, &["g_proj.1"])?[0];
+        }
 
         let groups = short_conv::unit_qkv(layer, &self.branches(), &views, 1)?;
         let rates = layer.vector("A_log")?;

@@ -8,7 +8,8 @@
 //! k, v   = c W_uk^T, c W_uv                 [nope], [value_dim]: never made; the heads' queries and outputs pass the
 //!                                           matrices instead
 //! p_j    = softmax_j((nope + rope)^-1/2 ((q W_uk) c_j + q_r r_j))
-//! y      = W_o (sum_j p_j c_j) W_uv
+//! o      = (sum_j p_j c_j) W_uv;  o <- sigmoid(w_g x) o, one gate for each head (optional)
+//! y      = W_o o
 //! ```
 //! q_r and r turn with the position where the model has rotary positions.
 //! State: a ring of rows `[c, r]`, `window` tokens long, or as long as the session's context.
@@ -47,6 +48,13 @@ pub struct LatentAttention {
     pub rope_theta: Option<f32>,
     /// Epsilon of the norms of the latent and of the low-rank query.
     pub norm_eps: f32,
+    /// Whether a gate multiplies each head's output.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub head_gate: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 impl LatentAttention {
@@ -55,13 +63,16 @@ impl LatentAttention {
         self.latent + self.rope
     }
 
-    fn query(&self, layer: &mut Lowering) -> Result<[View; 2]> {
+    /// The queries, the row to cache as it is projected, and the gates of the heads.
+    fn project(&self, layer: &mut Lowering) -> Result<(View, View, Option<View>)> {
         let first = if self.query_rank.is_some() {
             "q_a_proj"
         } else {
             "q_proj"
         };
-        let views = layer.project(&[first, "kv_a_proj"])?;
+        let mut names = vec![first, "kv_a_proj"];
+        names.extend(self.head_gate.then_some("g_proj"));
+        let views = layer.project(&names)?;
         let q = match self.query_rank {
             None => views[0],
             Some(_) => {
@@ -69,7 +80,7 @@ impl LatentAttention {
                 layer.project_from(views[0], Some(norm), &["q_b_proj"])?[0]
             }
         };
-        Ok([q, views[1]])
+        Ok((q, views[1], views.get(2).copied()))
     }
 
     /// A matrix for each head's columns, on a CPU with its inputs rounded as its format needs it.
@@ -136,6 +147,9 @@ impl Mixer for LatentAttention {
             WeightSpec::matrix("v_b.weight", heads * dim, latent),
             WeightSpec::matrix("o_proj.weight", hidden, heads * dim),
         ]);
+        if self.head_gate {
+            weights.push(WeightSpec::matrix("g_proj.weight", heads, hidden));
+        }
         weights
     }
 
@@ -145,7 +159,7 @@ impl Mixer for LatentAttention {
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
-        let [query, latent] = self.query(layer)?;
+        let (query, latent, gate) = self.project(layer)?;
         let (c, r) = latent.split(self.latent);
         let room = layer.buffer((self.heads + 1) * self.row());
         let (q, row) = room.split(self.heads * self.row());
@@ -205,6 +219,18 @@ impl Mixer for LatentAttention {
         });
         let out = layer.buffer(self.heads * self.value_dim);
         self.of_heads(layer, "v_b.weight", read, 0, out)?;
+        if let Some(gate) = gate {
+            layer.push(Prepare {
+                groups: vec![HeadGroup {
+                    view: out,
+                    head_dim: self.value_dim,
+                    conv: None,
+                    maps: vec![HeadOp::Gate(gate)],
+                }],
+                rope: None,
+                gates: Vec::new(),
+            });
+        }
         layer.emit(out, Vec::new(), "o_proj")
     }
 }

@@ -27,6 +27,7 @@ mod native_sparse_attention;
 mod parallel;
 mod retnet;
 mod rg_lru;
+mod rwkv6;
 mod rwkv7;
 mod rwkv_channel_mix;
 mod shared_block;
@@ -55,7 +56,7 @@ pub use head_gates::HeadGateInput;
 pub use hgrn2::Hgrn2;
 pub use kda::Kda;
 pub use latent_attention::LatentAttention;
-pub use lightning_attention::LightningAttention;
+pub use lightning_attention::{LightningAttention, Unmapped};
 pub use linear_attention::LinearAttention;
 pub use lte::{Lte, RouterScope, ScoreMap};
 pub use mamba::Mamba;
@@ -66,6 +67,7 @@ pub use parallel::{Parallel, ParallelPart};
 pub use retnet::RetNet;
 pub use rg_lru::RgLru;
 pub use rwkv_channel_mix::RwkvChannelMix;
+pub use rwkv6::Rwkv6;
 pub use rwkv7::Rwkv7;
 pub use shared_block::{SharedBlock, SharedBlockSpec};
 pub use simple_gla::SimpleGla;
@@ -190,6 +192,7 @@ const MIXERS: &[(&str, Read)] = &[
     (retnet::KIND, read_as::<RetNet>),
     (rg_lru::KIND, read_as::<RgLru>),
     (rwkv_channel_mix::KIND, read_as::<RwkvChannelMix>),
+    (rwkv6::KIND, read_as::<Rwkv6>),
     (rwkv7::KIND, read_as::<Rwkv7>),
     (shared_block::KIND, read_as::<SharedBlock>),
     (simple_gla::KIND, read_as::<SimpleGla>),

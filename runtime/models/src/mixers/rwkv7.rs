@@ -9,7 +9,8 @@
 //! S      <- diag(decay) S - (a n)^T (n S) + k^T v;  o = r S
 //! y       = W_o (g (group_norm(o) + (sum r k r_k) v))
 //! ```
-//! A lora is two matrices, with tanh (w), sigmoid (g) or nothing (a, v) between them.
+//! A lora is two matrices, with tanh (w), sigmoid (g) or nothing (a, v) between them. ARWKV (arXiv 2501.15570) may lack the norm
+//! of o and the gate g.
 //! State: `S [heads, head_dim, value_dim]` and the last h.
 
 use serde::{Deserialize, Serialize};
@@ -47,12 +48,12 @@ pub struct Rwkv7 {
     pub rate_rank: usize,
     /// Rank of the value mix's; not used by the first layer.
     pub value_rank: usize,
-    /// Rank of the gate's.
-    pub gate_rank: usize,
+    /// Rank of the gate's; none: no gate.
+    pub gate_rank: Option<usize>,
     /// Epsilon of the removed key's norm.
     pub key_eps: f32,
-    /// Epsilon of the output norm.
-    pub norm_eps: f32,
+    /// Epsilon of the output norm; none: no norm.
+    pub norm_eps: Option<f32>,
 }
 
 const STATE: usize = 0;
@@ -67,14 +68,21 @@ impl Rwkv7 {
         self.heads * self.value_dim
     }
 
+    /// What mixes a token with the one before, for each matrix.
+    fn shifts(&self) -> Vec<&'static str> {
+        let mut shifts = vec!["x_r", "x_w", "x_k", "x_v", "x_a"];
+        shifts.extend(self.gate_rank.map(|_| "x_g"));
+        shifts
+    }
+
     /// The small matrices: name, rank, outputs, whether there is a bias.
     fn loras(&self) -> Vec<(&'static str, usize, usize, bool)> {
         let (keys, values) = (self.heads * self.head_dim, self.value_width());
         let mut loras = vec![
             ("w_lora", self.decay_rank, keys, true),
             ("a_lora", self.rate_rank, keys, true),
-            ("g_lora", self.gate_rank, values, false),
         ];
+        loras.extend(self.gate_rank.map(|rank| ("g_lora", rank, values, false)));
         if !self.first {
             loras.push(("v_lora", self.value_rank, values, true));
         }
@@ -131,7 +139,7 @@ impl Mixer for Rwkv7 {
             WeightSpec::matrix("v_proj.weight", values, hidden),
             WeightSpec::matrix("o_proj.weight", hidden, values),
         ];
-        for name in ["x_r", "x_w", "x_k", "x_v", "x_a", "x_g", "k_k", "k_a"] {
+        for name in self.shifts().into_iter().chain(["k_k", "k_a"]) {
             weights.push(WeightSpec::full(name, &[hidden]));
         }
         weights.push(WeightSpec::full("r_k", &[self.heads, self.head_dim]));
@@ -144,8 +152,10 @@ impl Mixer for Rwkv7 {
                 weights.push(WeightSpec::full(&format!("{name}.lora.2.bias"), &[outputs]));
             }
         }
-        for name in ["g_norm.weight", "g_norm.bias"] {
-            weights.push(WeightSpec::full(name, &[values]));
+        if self.norm_eps.is_some() {
+            for name in ["g_norm.weight", "g_norm.bias"] {
+                weights.push(WeightSpec::full(name, &[values]));
+            }
         }
         weights
     }
@@ -162,16 +172,20 @@ impl Mixer for Rwkv7 {
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
-        let names = ["x_r", "x_w", "x_k", "x_v", "x_a", "x_g"];
-        let mixed = token_shift(layer, &names, SHIFT)?;
+        let mixed = token_shift(layer, &self.shifts(), SHIFT)?;
         let r = layer.project_from(mixed[0], None, &["r_proj"])?[0];
         let decay = layer.project_from(mixed[1], None, &["w_lora.lora.0"])?[0];
         let decay = lora(layer, "w_lora", decay, Some(Activation::Tanh))?;
         let k = layer.project_from(mixed[2], None, &["k_proj"])?[0];
         let rate = layer.project_from(mixed[4], None, &["a_lora.lora.0"])?[0];
         let rate = lora(layer, "a_lora", rate, None)?;
-        let gate = layer.project_from(mixed[5], None, &["g_lora.lora.0"])?[0];
-        let gate = lora(layer, "g_lora", gate, Some(Activation::Sigmoid))?;
+        let gate = match mixed.get(5) {
+            Some(&mixed) => {
+                let gate = layer.project_from(mixed, None, &["g_lora.lora.0"])?[0];
+                Some(lora(layer, "g_lora", gate, Some(Activation::Sigmoid))?)
+            }
+            None => None,
+        };
         let mut gates = vec![
             (decay, Gate::Sigmoid { scale: FASTEST }),
             (rate, Gate::Sigmoid { scale: 1.0 }),
@@ -225,16 +239,17 @@ impl Mixer for Rwkv7 {
             state: layer.state_tensor(STATE),
             out,
         });
-        let norm = Norm {
-            centred: true,
-            bias: Some(layer.vector("g_norm.bias")?),
-            ..Norm::rms(layer.vector("g_norm.weight")?, self.norm_eps)
-        };
-        let finish = vec![
-            OutputOp::GroupNorm(norm, self.heads),
-            OutputOp::Add(bonus, vec![1.0; self.value_width()].into()),
-            OutputOp::Gate(gate, Activation::Identity),
-        ];
+        let mut finish = Vec::new();
+        if let Some(eps) = self.norm_eps {
+            let norm = Norm {
+                centred: true,
+                bias: Some(layer.vector("g_norm.bias")?),
+                ..Norm::rms(layer.vector("g_norm.weight")?, eps)
+            };
+            finish.push(OutputOp::GroupNorm(norm, self.heads));
+        }
+        finish.push(OutputOp::Add(bonus, vec![1.0; self.value_width()].into()));
+        finish.extend(gate.map(|gate| OutputOp::Gate(gate, Activation::Identity)));
         layer.emit(out, finish, "o_proj")
     }
 }

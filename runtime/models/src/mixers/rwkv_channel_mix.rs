@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! y = W_v f(W_k (h + m (h_before - h)))     h: the normed input
+//! y = sigmoid(W_r (h + m_r (h_before - h))) W_v f(...)     with a receptance, as RWKV-6 has it
 //! ```
 //! State: the last h.
 
@@ -14,6 +15,8 @@ use super::{Mismatch, Mixer};
 use crate::error::Result;
 use crate::functions::{Activation, OutputOp};
 use crate::lowering::Lowering;
+use crate::operands::{RESIDUAL, View};
+use crate::ops::{HeadGroup, HeadOp, Prepare, Project};
 use crate::state::{StateDtype, StateKind, StateTensor};
 use crate::weights::WeightSpec;
 
@@ -29,6 +32,40 @@ pub struct RwkvChannelMix {
     pub intermediate: usize,
     /// The function between them.
     pub activation: Activation,
+    /// Whether a receptance gates the output.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub receptance: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+impl RwkvChannelMix {
+    /// Adds what the matrix of the values makes of `inner`, gated by the receptance of `mixed`, to the residual stream.
+    fn gated(&self, layer: &mut Lowering, inner: View, mixed: View) -> Result<()> {
+        let maps = |view, maps| Prepare {
+            groups: vec![HeadGroup::of_channels(view, None, maps)],
+            rope: None,
+            gates: Vec::new(),
+        };
+        let activated = vec![HeadOp::Activation(self.activation)];
+        layer.push(maps(inner, activated));
+        let linear = layer.linear("value", layer.plain_multiplier()?, 0)?;
+        layer.wide_inputs(inner.width);
+        let value = layer.buffer(layer.hidden());
+        layer.push(Project::new(inner, None, vec![linear], value));
+        let receptance = layer.project_from(mixed, None, &["receptance"])?[0];
+        let sigmoid = vec![HeadOp::Activation(Activation::Sigmoid)];
+        let share = vec![HeadOp::Multiply(value)];
+        layer.push(maps(
+            receptance,
+            [sigmoid, share].into_iter().flatten().collect(),
+        ));
+        let residual = View::whole(RESIDUAL, layer.hidden());
+        layer.push(maps(residual, vec![HeadOp::Add(receptance)]));
+        Ok(())
+    }
 }
 
 impl Mixer for RwkvChannelMix {
@@ -49,11 +86,16 @@ impl Mixer for RwkvChannelMix {
     }
 
     fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
-        vec![
+        let mut weights = vec![
             WeightSpec::full("x_k", &[hidden]),
             WeightSpec::matrix("key.weight", self.intermediate, hidden),
             WeightSpec::matrix("value.weight", hidden, self.intermediate),
-        ]
+        ];
+        if self.receptance {
+            weights.push(WeightSpec::full("x_r", &[hidden]));
+            weights.push(WeightSpec::matrix("receptance.weight", hidden, hidden));
+        }
+        weights
     }
 
     fn state(&self) -> Vec<StateTensor> {
@@ -62,8 +104,15 @@ impl Mixer for RwkvChannelMix {
     }
 
     fn lower(&self, layer: &mut Lowering) -> Result<()> {
-        let mixed = token_shift(layer, &["x_k"], 0)?;
+        let names: &[&str] = match self.receptance {
+            true => &["x_k", "x_r"],
+            false => &["x_k"],
+        };
+        let mixed = token_shift(layer, names, 0)?;
         let inner = layer.project_from(mixed[0], None, &["key"])?[0];
+        if let Some(&mixed) = mixed.get(1) {
+            return self.gated(layer, inner, mixed);
+        }
         layer.emit(inner, vec![OutputOp::Map(self.activation)], "value")
     }
 }

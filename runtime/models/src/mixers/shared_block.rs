@@ -11,7 +11,7 @@
 //! t       = W_t W_down (gelu(W_gate' n) * W_up' n)
 //! y       = mixer(rms(x + t))
 //! ```
-//! The block adds nothing to the residual stream itself. Its tensors are stored once, whichever layers use it.
+//! The three matrices of the feed-forward network may have biases. The block adds nothing to the residual stream itself. Its tensors are stored once, whichever layers use it.
 //! State: keys and values of this use, as long as the session's context; the mixer's.
 
 use std::sync::Arc;
@@ -60,6 +60,13 @@ pub struct SharedBlockSpec {
     pub rank: Option<usize>,
     /// The same of the matrices of q, k and v.
     pub attention_rank: Option<usize>,
+    /// Whether the feed-forward network's matrices have biases.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub bias: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// The key of the mixer behind the block.
@@ -96,8 +103,8 @@ impl SharedBlockSpec {
     fn weights(&self, hidden: usize) -> Vec<WeightSpec> {
         let inner = self.intermediate;
         let common = |part: &str, rows, cols| WeightSpec::matrix(&self.name(part), rows, cols);
-        let norm = |part: &str, width| WeightSpec::full(&self.name(part), &[width]);
-        let mut weights = vec![norm("attn_norm.weight", 2 * hidden)];
+        let vector = |part: &str, width| WeightSpec::full(&self.name(part), &[width]);
+        let mut weights = vec![vector("attn_norm.weight", 2 * hidden)];
         for (name, rows) in self.projections() {
             weights.push(common(&format!("{name}_proj.weight"), rows, 2 * hidden));
             if let Some(rank) = self.attention_rank {
@@ -108,12 +115,16 @@ impl SharedBlockSpec {
         }
         weights.extend([
             common("o_proj.weight", hidden, self.heads * self.head_dim),
-            norm("ffn_norm.weight", hidden),
+            vector("ffn_norm.weight", hidden),
             common("ffn_gate.weight", inner, hidden),
             common("ffn_up.weight", inner, hidden),
             common("ffn_down.weight", hidden, inner),
             WeightSpec::matrix("block_out.weight", hidden, hidden),
         ]);
+        if self.bias {
+            let biases = [("gate", inner), ("up", inner), ("down", hidden)];
+            weights.extend(biases.map(|(part, width)| vector(&format!("ffn_{part}.bias"), width)));
+        }
         if let Some(rank) = self.rank {
             weights.extend([
                 WeightSpec::matrix("ffn_a.weight", rank, hidden),

@@ -32,6 +32,8 @@ pub enum Gate {
     },
     /// The logarithm of a decay of at least L, `ln(L + (1 - L) sigmoid(x))`.
     LowerBound(Vector),
+    /// The logarithm of a decay, `-e^x`.
+    Exponential,
     /// `scale sigmoid(x)`.
     Sigmoid {
         /// 1, or 2 where negative eigenvalues are allowed.
@@ -100,6 +102,7 @@ impl Gate {
                     *x = (bound + (1.0 - bound) * simd::sigmoid(*x)).ln();
                 }
             }
+            Gate::Exponential => values.iter_mut().for_each(|x| *x = -simd::exp(*x)),
             Gate::Sigmoid { scale } => values
                 .iter_mut()
                 .for_each(|x| *x = scale * simd::sigmoid(*x)),

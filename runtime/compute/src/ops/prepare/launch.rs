@@ -40,6 +40,7 @@ pub(super) mod gate_kind {
     pub const FORGET: i32 = 7;
     pub const RUNNING_SOFTMAX: i32 = 8;
     pub const CONSTANT: i32 = 9;
+    pub const EXPONENTIAL: i32 = 10;
 }
 
 pub(super) const MOST_MAPS: usize = 6;
@@ -329,6 +330,7 @@ impl Gate {
                 gate.kind = gate_kind::LOWER_BOUND;
                 gate.bias = launches.vector_address(bounds)?;
             }
+            Gate::Exponential => gate.kind = gate_kind::EXPONENTIAL,
             Gate::Sigmoid { scale } => {
                 gate.kind = gate_kind::SIGMOID;
                 gate.scale = *scale;

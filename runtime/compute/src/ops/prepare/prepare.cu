@@ -65,7 +65,8 @@ enum {
   GATE_SOFTMAX,
   GATE_FORGET,
   GATE_RUNNING_SOFTMAX,
-  GATE_CONSTANT
+  GATE_CONSTANT,
+  GATE_EXPONENTIAL
 };
 
 constexpr int most_groups = 6;
@@ -225,6 +226,7 @@ __device__ inline float gate_value(const PrepareGate& gate, int i, float x) {
     case GATE_LOWER_BOUND: return logf(gate.bias[i] + (1.0f - gate.bias[i]) * sigmoid(x));
     case GATE_SIGMOID: return gate.scale * sigmoid(x);
     case GATE_STEP: return fminf(fmaxf(softplus(x + gate.bias[i]), gate.low), gate.high);
+    case GATE_EXPONENTIAL: return -expf(x);
     case GATE_FORGET: return 1.0f - expf(gate.scale * log_sigmoid(x));
     default: return gate.scale;
   }

@@ -77,7 +77,7 @@ pub(super) fn names(keys: &Keys, block: usize, attention: &Attention, pairs: Pai
     let rotary = match (pairs, attention.rope_theta) {
         (Pairs::Neighbours, Some(_)) => Take::Halves {
             head_dim,
-            turned: attention.rope_dim.unwrap_or(head_dim),
+            turned: 0..attention.rope_dim.unwrap_or(head_dim),
         },
         _ => Take::Whole,
     };

@@ -45,6 +45,11 @@ impl<'a> Keys<'a> {
         self.gguf.get(&self.full(key))
     }
 
+    /// The value at a key, if it is there.
+    pub fn value(&self, key: &str) -> Option<&Value> {
+        self.get(key)
+    }
+
     /// The error that `key` does not say what it should.
     pub fn wrong(&self, key: &str, found: impl ToString, expected: impl Into<String>) -> Error {
         Error::Config {

@@ -50,7 +50,7 @@ fn read(keys: &Keys) -> Result<Description> {
     Ok(Description::of(model(keys, layers)?, tables.into_iter()))
 }
 
-fn delta_attention(keys: &Keys, norm_eps: f32) -> Result<Kda> {
+pub(super) fn delta_attention(keys: &Keys, norm_eps: f32) -> Result<Kda> {
     let heads = keys.usize("attention.head_count")?;
     let head_dim = keys.usize("kda.head_dim")?;
     Ok(Kda {
@@ -62,11 +62,12 @@ fn delta_attention(keys: &Keys, norm_eps: f32) -> Result<Kda> {
         negative_eigenvalues: false,
         decay_bound: None,
         gate_bias: false,
+        full_rank: false,
         norm_eps,
     })
 }
 
-fn delta_names() -> Vec<Name> {
+pub(super) fn delta_names() -> Vec<Name> {
     let mut names = as_stored(&[
         ("mixer.q_proj", "attn_q"),
         ("mixer.k_proj", "attn_k"),
@@ -91,7 +92,7 @@ fn delta_names() -> Vec<Name> {
 
 /// Latent attention; a head's key and value are `key_length_mla` and `value_length_mla` wide, and `key_length` is the width of the
 /// cached row.
-fn latent_attention(keys: &Keys, norm_eps: f32) -> Result<LatentAttention> {
+pub(super) fn latent_attention(keys: &Keys, norm_eps: f32) -> Result<LatentAttention> {
     let key = keys.usize("attention.key_length_mla")?;
     let rope = keys.usize("rope.dimension_count")?;
     if rope >= key {
@@ -114,10 +115,11 @@ fn latent_attention(keys: &Keys, norm_eps: f32) -> Result<LatentAttention> {
         query_rank: None,
         rope_theta: None,
         norm_eps,
+        head_gate: false,
     })
 }
 
-fn latent_names(keys: &Keys, block: usize, latent: &LatentAttention) -> Vec<Name> {
+pub(super) fn latent_names(keys: &Keys, block: usize, latent: &LatentAttention) -> Vec<Name> {
     let mut names = as_stored(&[
         ("mixer.q_proj", "attn_q"),
         ("mixer.kv_a_proj", "attn_kv_a_mqa"),

@@ -4,7 +4,9 @@
 //! tensors lie and how the stored ones become ours. The specifications are those that the same model has as a Hugging
 //! Face directory.
 
+mod arwkv7;
 mod attention;
+mod bailing_moe3;
 mod dense;
 mod divisors;
 mod falcon_h1;
@@ -16,10 +18,12 @@ mod keys;
 mod kimi_linear;
 mod lfm2;
 mod mamba;
+mod minimax;
 mod names;
 mod nemotron_h;
 mod qwen35;
 mod refusal;
+mod rwkv6;
 mod rwkv7;
 mod write;
 
@@ -49,6 +53,8 @@ struct Family {
 const WITH_MTP: &[&str] = qwen35::FAMILY.architectures;
 
 const FAMILIES: &[Family] = &[
+    arwkv7::FAMILY,
+    bailing_moe3::FAMILY,
     dense::FAMILY,
     falcon_h1::FAMILY,
     gemma3::FAMILY,
@@ -57,8 +63,10 @@ const FAMILIES: &[Family] = &[
     kimi_linear::FAMILY,
     lfm2::FAMILY,
     mamba::FAMILY,
+    minimax::FAMILY,
     nemotron_h::FAMILY,
     qwen35::FAMILY,
+    rwkv6::FAMILY,
     rwkv7::FAMILY,
 ];
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 use waterline_quant::Tensor;
 
 use crate::arch::squeezed;
-use crate::arch::tensors::{from_f32, rows, rows_of_groups, transposed};
+use crate::arch::tensors::{from_f32, halves, rows, rows_of_groups, transposed};
 use crate::error::{Error, Result};
 use crate::weights::{Precision, WeightSpec};
 
@@ -35,9 +35,12 @@ pub(super) enum Take {
     Groups { count: usize, part: Range<usize> },
     /// The same, each group's part with its rows as columns.
     TransposedGroups { count: usize, part: Range<usize> },
-    /// Rows of heads whose first `turned` channels turn with the position, each next to the one that it turns with. Ours
-    /// are apart by half of them: `ours[i + s turned / 2] = stored[2 i + s]`.
-    Halves { head_dim: usize, turned: usize },
+    /// Rows of heads whose channels `turned` turn with the position, each next to the one that it turns with. Ours are apart
+    /// by half of them.
+    Halves {
+        head_dim: usize,
+        turned: Range<usize>,
+    },
     /// A function of each value. What it has no number for is an error.
     Values(fn(f32) -> f32),
 }
@@ -147,14 +150,7 @@ impl Name {
                 transposed(stored, &parts, *count)?
             }
             Take::Halves { head_dim, turned } => {
-                let count = tensor.shape.first().copied().unwrap_or(0);
-                if *head_dim == 0 || !count.is_multiple_of(*head_dim) || turned > head_dim {
-                    let expected = format!("rows of heads of {head_dim}");
-                    return Err(wrong(format!("shape {:?}", tensor.shape), expected));
-                }
-                let order = (0..count).map(|row| halves(row, *head_dim, *turned));
-                let order: Vec<_> = order.map(|row| row..row + 1).collect();
-                rows(stored, &tensor, &order)?
+                halves(stored, &tensor, *head_dim, turned.clone())?
             }
             Take::Values(function) => {
                 let values: Vec<f32> = tensor.to_f32().into_iter().map(function).collect();
@@ -195,15 +191,4 @@ pub(super) fn stored_name(part: &str, ours: &str, theirs: &str) -> Option<String
         ending @ ("" | ".weight" | ".bias") => Some(format!("{theirs}{ending}")),
         _ => None,
     }
-}
-
-/// The row that is stored where ours has number `row`.
-fn halves(row: usize, head_dim: usize, turned: usize) -> usize {
-    let (head, channel, half) = (row / head_dim, row % head_dim, turned / 2);
-    let stored = match channel {
-        _ if channel >= 2 * half => channel,
-        _ if channel < half => 2 * channel,
-        _ => 2 * (channel - half) + 1,
-    };
-    head * head_dim + stored
 }

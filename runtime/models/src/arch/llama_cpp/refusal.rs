@@ -8,18 +8,8 @@ use crate::error::{Error, Result};
 /// Architectures that cannot be run: the name, what is missing, the nearest that can.
 const MISSING: &[(&str, &str, &str)] = &[
     (
-        "rwkv6",
-        "RWKV-6's token shift and decay by matrices of low rank",
-        "rwkv7",
-    ),
-    (
         "rwkv6qwen2",
         "RWKV-6's recurrence beside Qwen2's feed-forward network",
-        "rwkv7",
-    ),
-    (
-        "arwkv7",
-        "RWKV-7's recurrence beside Qwen2's feed-forward network",
         "rwkv7",
     ),
     (
@@ -32,18 +22,8 @@ const MISSING: &[(&str, &str, &str)] = &[
         "several residual streams and attention to chosen blocks",
         "qwen35",
     ),
-    (
-        "bailingmoe3",
-        "KDA with a bounded gate and latent attention with positions",
-        "qwen35",
-    ),
     ("kimi-k3", "KDA with several residual streams", "qwen35"),
     ("glm5-next", "KDA with sparse latent attention", "qwen35"),
-    (
-        "minimax-01",
-        "lightning attention with a residual behind its norm",
-        "llama",
-    ),
     ("gemma", "Gemma's scaled embedding and GELU", "llama"),
     (
         "gemma2",

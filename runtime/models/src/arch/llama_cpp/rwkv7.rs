@@ -57,7 +57,8 @@ const SHIFTS: [&str; 6] = [
     "mixer.x_g",
 ];
 
-fn read(keys: &Keys) -> Result<Description> {
+/// Time mixing, but for what differs in the first block.
+pub(super) fn time_mix(keys: &Keys, gate_rank: Option<usize>, norm: bool) -> Result<Rwkv7> {
     let hidden = keys.usize("embedding_length")?;
     let head_dim = keys.usize("wkv.head_size")?;
     if head_dim == 0 || !hidden.is_multiple_of(head_dim) {
@@ -65,7 +66,7 @@ fn read(keys: &Keys) -> Result<Description> {
         return Err(keys.wrong("wkv.head_size", head_dim, expected));
     }
     let rank = |name: &str| keys.usize(&format!("attention.{name}_lora_rank"));
-    let time_mix = Rwkv7 {
+    Ok(Rwkv7 {
         heads: hidden / head_dim,
         head_dim,
         value_dim: head_dim,
@@ -73,15 +74,26 @@ fn read(keys: &Keys) -> Result<Description> {
         decay_rank: rank("decay")?,
         rate_rank: rank("iclr")?,
         value_rank: rank("value_residual_mix")?,
-        gate_rank: rank("gate")?,
+        gate_rank,
         key_eps: 1e-24,
-        norm_eps: OUTPUT_NORM_EPS,
-    };
-    let mut time_names = as_stored(TIME_MIX);
-    let row = |(i, name)| Name::of_rows(name, "time_mix_lerp_fused.weight", i..i + 1);
-    time_names.extend(SHIFTS.into_iter().enumerate().map(row));
-    time_names.push(Name::new("mixer.r_k", "time_mix_r_k.weight", Take::Flat));
+        norm_eps: norm.then_some(OUTPUT_NORM_EPS),
+    })
+}
 
+/// The names of its tensors.
+pub(super) fn time_mix_names() -> Vec<Name> {
+    let mut names = as_stored(TIME_MIX);
+    let row = |(i, name)| Name::of_rows(name, "time_mix_lerp_fused.weight", i..i + 1);
+    names.extend(SHIFTS.into_iter().enumerate().map(row));
+    names.push(Name::new("mixer.r_k", "time_mix_r_k.weight", Take::Flat));
+    names
+}
+
+fn read(keys: &Keys) -> Result<Description> {
+    let hidden = keys.usize("embedding_length")?;
+    let gate_rank = keys.usize("attention.gate_lora_rank")?;
+    let time_mix = time_mix(keys, Some(gate_rank), true)?;
+    let time_names = time_mix_names();
     let mut layers = Vec::new();
     let mut places = Vec::new();
     for (block, intermediate) in keys
@@ -97,6 +109,7 @@ fn read(keys: &Keys) -> Result<Description> {
             hidden,
             intermediate,
             activation: Activation::SquaredRelu,
+            receptance: false,
         });
         let names = [time_names.clone(), as_stored(CHANNEL_MIX)];
         layers.extend([time_mix, channel_mix].map(|mixer| layer(mixer, None)));
