@@ -374,7 +374,6 @@ fn what_a_failed_download_left_is_named() {
         );
     }
 }
-}
 
 /// The refusal of a file that has this header.
 fn refused(header: &str) -> String {
